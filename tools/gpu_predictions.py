@@ -40,8 +40,10 @@ need Triton, `pip install 'mtmd[gpu]'`, all else does not). Times are estimates,
 
 `--save` writes what the model launches on that architecture: a manifest (versions of mtmd and Triton, target, model, size and SHA-256 of each file) and two
 files for each program, 10 to 100 programs of a model. `--kernels` (`load(kernels=...)` in Python) compares them and puts them into Triton's cache on that
-machine (`TRITON_CACHE_DIR`, `~/.triton/cache`), where a launch looks. Another target, another Triton or build of it, kernels of another mtmd, and files that are
-not as they were saved are refused with a line that says which. A digest is no signature: take kernels from whom you would take a program.
+machine (`TRITON_CACHE_DIR`, `~/.triton/cache`), where a launch looks. Another target, another Triton or build of it, other tools (NVIDIA's `ptxas`) or Triton variables, kernels
+of another mtmd, and files that are not as they were saved are refused with a line that says which. The warm-up says how many of the programs that it foresees were
+among them, and warns where none was: they are of another model. A digest is no signature: take kernels from whom you would take a program. `MTMD_KERNELS` may be set
+for a whole machine: on its CPU, and for CLIP and SigLIP, it is noted and not used. A save that fails leaves the programs of the one before.
 
 Programs are compiled for what a launch looks at: types, sizes that are constants, whether numbers are multiples of 16, where tensors begin, how much memory they span.
 Both ways ask Triton's own code for that, and a test compares the keys of every launch of every kernel's cases. What is foreseen: every number of answers at once,

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from itertools import count, islice
 from typing import BinaryIO
 
 import numpy as np
@@ -23,6 +23,7 @@ SHORTEST_S, USUAL_S = 0.011, 0.1
 """A frame shown for less than the first is shown for the second, as browsers do."""
 MOST_FRAMES = 10_000  # each is drawn over the one before
 MOST_BYTES = 256 << 20
+MOST_BLOCKS = 1 << 19  # twice as many as 64 MiB of a GIF have, of its usual 255 bytes each
 """Read into memory whole."""
 _READERS: dict[str, Callable[[BinaryIO], ImageFile.ImageFile]] = {
     "GIF": GifImagePlugin.GifImageFile,
@@ -125,7 +126,7 @@ def timing(data: bytes, kind: str) -> list[float]:
     """Seconds that each frame of a file is shown for; of a damaged file, of those that come before
     the damage; one, of any length, for a picture that does not move.
     """
-    found = {"GIF": _gif, "WEBP": _webp, "PNG": _png}[kind](data)
+    found = _TIMES[kind](data, count())
     result = []
     for seconds in found:
         result.append(seconds if seconds >= SHORTEST_S else USUAL_S)
@@ -135,8 +136,13 @@ def timing(data: bytes, kind: str) -> list[float]:
 
 
 def moves(data: bytes, kind: str | None) -> bool:
-    """Whether a picture file of format `kind` has several frames."""
-    return kind in _READERS and len(timing(data, str(kind))) > 1
+    """Whether a picture file of format `kind` has several frames, the second within the first
+    `MOST_BLOCKS` blocks.
+    """
+    if kind not in _READERS:
+        return False
+    found = _TIMES[str(kind)](data, iter(range(MOST_BLOCKS)))
+    return len(list(islice(found, 2))) > 1
 
 
 def canvas(data: bytes, kind: str) -> tuple[int, int]:
@@ -146,7 +152,7 @@ def canvas(data: bytes, kind: str) -> tuple[int, int]:
     try:
         if kind == "GIF":
             width, height = struct.unpack_from("<HH", data, 6)
-            for _, right, below in islice(_gif_frames(data), MOST_FRAMES + 1):
+            for _, right, below in islice(_gif_frames(data, count()), MOST_FRAMES + 1):
                 width, height = max(width, right), max(height, below)
             return width, height
         if kind == "PNG":
@@ -158,13 +164,14 @@ def canvas(data: bytes, kind: str) -> tuple[int, int]:
     return 1 + int.from_bytes(data[24:27], "little"), 1 + int.from_bytes(data[27:30], "little")
 
 
-def _gif(data: bytes) -> Iterator[float]:
-    return (seconds for seconds, _, _ in _gif_frames(data))
+def _gif(data: bytes, blocks: Iterator[int]) -> Iterator[float]:
+    return (seconds for seconds, _, _ in _gif_frames(data, blocks))
 
 
-def _gif_frames(data: bytes) -> Iterator[tuple[float, int, int]]:
+def _gif_frames(data: bytes, blocks: Iterator[int]) -> Iterator[tuple[float, int, int]]:
     """Time of each frame, and where it ends to the right and below. GIF89a: blocks one after
-    another; a frame's time stands in the extension before it.
+    another, of which as many are looked at as `blocks` yields; a frame's time stands in the
+    extension before it.
     """
     at, delay = 13, 0.0
     if len(data) > 10 and data[10] & 0x80:
@@ -174,7 +181,7 @@ def _gif_frames(data: bytes) -> Iterator[tuple[float, int, int]]:
         if mark == 0x21:
             if label == 0xF9 and at + 6 < len(data):
                 delay = int.from_bytes(data[at + 4 : at + 6], "little") / 100
-            at = _after_blocks(data, at + 2)
+            at = _after_blocks(data, at + 2, blocks)
         elif mark == 0x2C:
             if at + 9 >= len(data):
                 yield delay, 0, 0
@@ -182,33 +189,37 @@ def _gif_frames(data: bytes) -> Iterator[tuple[float, int, int]]:
             left, top, width, height = struct.unpack_from("<HHHH", data, at + 1)
             yield delay, left + width, top + height
             colours = 3 << ((data[at + 9] & 7) + 1) if data[at + 9] & 0x80 else 0
-            at, delay = _after_blocks(data, at + 11 + colours), 0.0
+            at, delay = _after_blocks(data, at + 11 + colours, blocks), 0.0
         else:
             return
 
 
-def _after_blocks(data: bytes, at: int) -> int:
-    while at < len(data) and data[at]:
+def _after_blocks(data: bytes, at: int, blocks: Iterator[int]) -> int:
+    for _ in blocks:
+        if at >= len(data) or not data[at]:
+            return at + 1
         at += data[at] + 1
-    return at + 1
+    return len(data)
 
 
-def _webp(data: bytes) -> Iterator[float]:
+def _webp(data: bytes, blocks: Iterator[int]) -> Iterator[float]:
     """RFC 9649: ANMF chunks, with the time in milliseconds."""
     at = 12
-    while at + 8 <= len(data):
+    for _ in blocks:
+        if at + 8 > len(data):
+            return
         size = int.from_bytes(data[at + 4 : at + 8], "little")
         if data[at : at + 4] == b"ANMF" and at + 24 <= len(data):
             yield int.from_bytes(data[at + 20 : at + 23], "little") / 1000
         at += 8 + size + size % 2
 
 
-def _png(data: bytes) -> Iterator[float]:
+def _png(data: bytes, blocks: Iterator[int]) -> Iterator[float]:
     """PNG, third edition: fcTL chunks, with the time as a fraction; as many as acTL says, which
     stands before the first picture.
     """
     left = 0
-    for at, size, kind in _chunks(data):
+    for at, size, kind in _chunks(data, blocks):
         if kind == b"acTL":
             if left or size != 8 or at + 12 > len(data):
                 return
@@ -223,13 +234,18 @@ def _png(data: bytes) -> Iterator[float]:
 
 def _begins_with_a_still(data: bytes) -> bool:
     """Whether the first picture is for readers that know no animation, and no part of it."""
-    kinds = (kind for _, _, kind in _chunks(data))
+    kinds = (kind for _, _, kind in _chunks(data, count()))
     return next((k for k in kinds if k in (b"fcTL", b"IDAT")), b"") == b"IDAT"
 
 
-def _chunks(data: bytes) -> Iterator[tuple[int, int, bytes]]:
+def _chunks(data: bytes, blocks: Iterator[int]) -> Iterator[tuple[int, int, bytes]]:
     at = 8
-    while at + 8 <= len(data):
+    for _ in blocks:
+        if at + 8 > len(data):
+            return
         size = int.from_bytes(data[at : at + 4], "big")
         yield at, size, data[at + 4 : at + 8]
         at += 12 + size
+
+
+_TIMES = {"GIF": _gif, "WEBP": _webp, "PNG": _png}

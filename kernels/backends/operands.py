@@ -4,7 +4,7 @@ within its tables, spread out so that a wrong one shows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,23 +13,70 @@ from torch import Tensor
 from mtmd.kernels.graph import Type
 
 MOST_ROWS, MOST_KEYS, MOST_OUTPUTS = 64, 256, 256  # of attention, and of a weight
+MOST_PAGES = 16
+SPARE_STATES, SPARE_PAGES = 2, 3  # that no sequence of the batch has
+# What each row of the result takes of its own rows of operands alone.
+BY_ROWS = (
+    *("add", "mul", "scale", "clamp", "cast", "gelu", "silu", "relu", "sigmoid", "softplus"),
+    *("gelu_mul", "silu_mul", "softcap", "rms_norm", "layer_norm", "l2_norm", "add_norm"),
+    *("matmul", "matmul_gelu"),
+)
 Named = Mapping[str, "Type | None"]
+Sizes = Sequence[int]
 
 
-def smaller(op: str, named: Named) -> dict[str, Type | None]:
-    """The same with fewer rows where an op takes any number of them: of a weight or a table, and of
-    attention's queries and keys.
+def smaller(op: str, named: Named, options: Mapping[str, Any]) -> dict[str, Type | None]:
+    """The same with fewer rows where an op takes any number of them: of a weight or a table, of
+    attention's queries and keys, and of what sequences keep.
     """
+    found = _cut(named, {name: most for name, most in _most(op).items() if name in named})
+    return _cut(found, _kept(found, options))
+
+
+def fewer_rows(op: str, named: Named) -> dict[str, Type | None]:
+    """The same with at most `MOST_ROWS` along each dimension but the last, where that changes
+    nothing of what is computed for each row.
+    """
+    if op == "rope":  # x [..., T, H, K], table [T, 2, R]
+        return _cut(
+            named,
+            {"x": lambda t: (*(0,) * (len(t.shape) - 3), MOST_ROWS, 0, 0)}
+            | {"table": lambda _: (MOST_ROWS, 0, 0)},
+        )
+    if op not in BY_ROWS:
+        return dict(named)
+    rows = [name for name in named if name not in ("w", "bias")]
+    return _cut(named, {n: lambda t: (*(MOST_ROWS,) * (len(t.shape) - 1), 0) for n in rows})
+
+
+def _cut(named: Named, most: Mapping[str, Callable[[Type], Sizes]]) -> dict[str, Type | None]:
+    """With dimensions of some operands of at most so much, 0 for as it is."""
     found = dict(named)
-    for name, most in _most(op).items():
+    for name, of in most.items():
         kind = found.get(name)
         if kind is not None and kind.is_contiguous:
-            shape = tuple(min(s, m or s) for s, m in zip(kind.shape, most(kind), strict=True))
+            shape = tuple(min(s, m or s) for s, m in zip(kind.shape, of(kind), strict=True))
             found[name] = Type.contiguous(shape, kind.dtype)
     return found
 
 
-def _most(op: str) -> dict[str, Any]:
+def _kept(named: Named, options: Mapping[str, Any]) -> dict[str, Callable[[Type], Sizes]]:
+    """Of a cache [2, S, G, K], or a pool of states [N, ...], what the places that are named need,
+    and some more.
+    """
+    if (slots := named.get("slots")) is not None:
+        count = slots.count + (MOST_ROWS if named.get("cache") is not None else SPARE_STATES)
+    elif (pages := named.get("pages")) is not None:
+        count = (pages.count + SPARE_PAGES) * int(options["size"])
+    else:
+        return {}
+    return {
+        "cache": lambda t: (0, count, *(0,) * (len(t.shape) - 2)),
+        "state": lambda t: (count, *(0,) * (len(t.shape) - 1)),
+    }
+
+
+def _most(op: str) -> dict[str, Callable[[Type], Sizes]]:
     if op in ("matmul", "matmul_gelu"):
         return {
             "w": lambda t: (MOST_OUTPUTS, *(0,) * (len(t.shape) - 1)),
@@ -43,6 +90,15 @@ def _most(op: str) -> dict[str, Any]:
             "q": lambda _: (0, MOST_ROWS, 0, 0),
             "mask": lambda t: (*(0,) * (len(t.shape) - 2), MOST_ROWS, MOST_KEYS),
             "bounds": lambda t: (*(0,) * (len(t.shape) - 2), MOST_ROWS, 0),
+        }
+    if op == "gather_pages":
+        return {"pages": lambda _: (MOST_PAGES,)}
+    if op == "paged_attention":
+        return {
+            "q": lambda _: (0, MOST_ROWS, 0, 0),
+            "pages": lambda _: (MOST_PAGES,),
+            "bounds": lambda _: (MOST_ROWS, 0),
+            "table": lambda _: (MOST_ROWS, 0, 0),
         }
     return {}
 

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mtmd.kernels.backends.backend import Run
-from mtmd.kernels.backends.operands import operands, smaller
+from mtmd.kernels.backends.operands import fewer_rows, operands, smaller
 from mtmd.kernels.backends.reference import lower_reference, reference_workspace
 from mtmd.kernels.backends.side_stream import SideStream
 from mtmd.kernels.dtype import name_of
@@ -44,6 +44,8 @@ class TorchDevice:
         self.name = self.space = name
         self.device = device or torch.device(name)
         self._known: dict[Any, str | None] = {}
+        self.untried: dict[str, int] = {}
+        """Ops that were taken without being tried, with the bytes of the largest operands."""
 
     def rejects(self, node: Node) -> str | None:
         if OPS[node.op].is_view:
@@ -76,10 +78,15 @@ class TorchDevice:
     def _ask(
         self, op: str, types: tuple[Type | None, ...], attrs: tuple[tuple[str, Any], ...]
     ) -> str | None:
-        """None where the device runs the op and the result is right. Raises _NoRoomError."""
+        """None where the device runs the op and the result is right, and where operands are too
+        large for it to be tried. Raises _NoRoomError.
+        """
         options = dict(attrs)
-        named = smaller(op, dict(zip(OPS[op].operands, types, strict=False)))
-        if sum(t.bytes for t in named.values() if t is not None) > ASKED_BYTES:
+        named = smaller(op, dict(zip(OPS[op].operands, types, strict=False)), options)
+        if _bytes(named) > ASKED_BYTES:
+            named = fewer_rows(op, named)
+        if (size := _bytes(named)) > ASKED_BYTES:
+            self.untried[op] = max(size, self.untried.get(op, 0))
             return None
         run: Run = attention if _by_torch(op, options) else OPS[op].reference
         inputs = operands(op, named, options)
@@ -101,6 +108,10 @@ class TorchDevice:
             f"torch on {self.name} gives a wrong result in {name_of(found.dtype)}: NMSE "
             f"{distance:.1e} from the reference, expected at most {limit:.0e}"
         )
+
+
+def _bytes(named: Mapping[str, Type | None]) -> int:
+    return sum(kind.bytes for kind in named.values() if kind is not None)
 
 
 class _NoRoomError(Exception):

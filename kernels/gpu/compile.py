@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import subprocess
 import tempfile
@@ -17,9 +18,11 @@ from typing import Any
 import torch
 import triton
 from triton import knobs
+from triton._C.libtriton import get_cache_invalidating_env_vars
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.compiler.compiler import make_backend
+from triton.runtime.cache import get_cache_key
 from triton.runtime.jit import create_function_from_signature
 
 from mtmd.kernels.errors import PlacementError
@@ -88,6 +91,15 @@ def cache_key(target: str, program: Program) -> tuple[str, str]:
     """
     source, options = specialised(target, program)
     return source.hash(), options.hash()
+
+
+def disk_key(target: str, program: Program) -> str:
+    """The folder of Triton's cache that a launch of the program looks into, with the tools and
+    variables that are here.
+    """
+    source, options = specialised(target, program)
+    backend, variables = make_backend(parse_target(target)), get_cache_invalidating_env_vars()
+    return hashlib.sha256(get_cache_key(source, backend, options, variables).encode()).hexdigest()
 
 
 @dataclass(frozen=True)

@@ -213,6 +213,11 @@ class LayoutFacts:
         return self.reason is None and all(m.fits for m in self.memories)
 
     @property
+    def unknown(self) -> list[MemoryFacts]:
+        """Memories that are needed, and of which nobody knows how large they are."""
+        return [m for m in self.memories if m.available is None]
+
+    @property
     def shortest(self) -> MemoryFacts | None:
         """The memory that lacks most."""
         lacking = [m for m in self.memories if not m.fits]
@@ -221,10 +226,14 @@ class LayoutFacts:
 
 @dataclass(frozen=True)
 class FitFacts:
-    """The layouts that were looked at, in order of preference, and which of them was `chosen`."""
+    """The layouts that were looked at, in order of preference, and which of them was `chosen`.
+    `one_cache`: memories in which the cache of one answer of several is counted, as others wait
+    for room there.
+    """
 
     layouts: tuple[LayoutFacts, ...]
     chosen: str | None
+    one_cache: tuple[str, ...] = ()
 
     @property
     def cache_on_host(self) -> bool:
@@ -319,15 +328,29 @@ class SpeculationFacts:
 
 
 @dataclass(frozen=True)
+class GivenPrograms:
+    """So many `programs` of a folder that was given, saved for `model`, of which so many `used` are
+    among those that are foreseen.
+    """
+
+    folder: str
+    model: str
+    programs: int
+    used: int
+
+
+@dataclass(frozen=True)
 class ProgramFacts:
     """GPU programs made ready for `target`: so many that batches and pictures of foreseen sizes
     need, of which so many were compiled now. `compile_ms` of all of them, one after another.
+    `given`: those that were to be taken from a folder.
     """
 
     target: str
     needed: int
     compiled: int
     compile_ms: float
+    given: GivenPrograms | None = None
 
 
 @dataclass(frozen=True)
@@ -361,7 +384,10 @@ class PreprocessingFacts:
 
 @dataclass(frozen=True)
 class WarmupFacts:
-    """All that `mtmd warmup` reports. `checks` is empty where nothing was run."""
+    """All that `mtmd warmup` reports. `checks` is empty where nothing was run. `untried` are ops
+    that a device of which only torch knows what it can do takes without having been tried, with
+    the bytes of their largest operands.
+    """
 
     model: str
     device: str
@@ -379,6 +405,7 @@ class WarmupFacts:
     programs: ProgramFacts | None = None
     vision_attention: VisionAttentionFacts | None = None
     preprocessing: PreprocessingFacts | None = None
+    untried: tuple[tuple[str, int], ...] = ()
 
     @property
     def devices(self) -> tuple[str, ...]:

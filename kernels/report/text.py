@@ -29,7 +29,7 @@ def render(report: WarmupFacts, columns: int | None = None) -> str:
     wide = columns is None or columns >= NARROW
     parts = (
         *(_head, _result, _fit, _layers, _flash, _vision_attention, _preprocessing),
-        *(_speculation, _warnings, _ranks, _programs, _dequantized, _graphs),
+        *(_speculation, _warnings, _untried, _ranks, _programs, _dequantized, _graphs),
     )
     lines = [line.rstrip() for part in parts for line in part(report)]
     lines += [line.rstrip() for line in _checks(report, wide)]
@@ -189,11 +189,21 @@ def _warnings(report: WarmupFacts) -> Iterator[str]:
     yield ""
 
 
+def _untried(report: WarmupFacts) -> Iterator[str]:
+    if report.untried:
+        ops = ", ".join(f"{op} ({mib(size)})" for op, size in report.untried)
+        yield f"not tried on {report.device}, as operands are too large for that: {ops}"
+        yield ""
+
+
 def _fit(report: WarmupFacts) -> Iterator[str]:
     """What was looked at before the model was laid out so."""
     if report.fit is None:
         return
     yield f"fit: {report.fit.chosen}"
+    if report.fit.one_cache:
+        spaces = ", ".join(report.fit.one_cache)
+        yield f"  of caches on {spaces} that of one answer is counted, others wait for room"
     for layout in report.fit.layouts:
         if layout.reason is not None:
             yield f"  refused: {layout.name}: {layout.reason}"
@@ -228,6 +238,13 @@ def _programs(report: WarmupFacts) -> Iterator[str]:
         f"GPU programs for {facts.target}: {facts.needed} foreseen, {facts.compiled} compiled now"
         + (f" ({facts.compile_ms / 1e3:.1f} s of compiling)" if facts.compiled else "")
     )
+    if (given := facts.given) is not None:
+        yield f"    {given.used} of them among the {given.programs} of {given.folder}"
+        if not given.used:
+            yield (
+                f"WARNING: {given.folder}: of its {given.programs} programs, of {given.model}, "
+                "none is of use to this model"
+            )
     yield ""
 
 

@@ -22,6 +22,7 @@ from mtmd.clip.family import VisionFamily, vision_family
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights
 from mtmd.kernels.checkpoint.settings import Settings, read_json
 from mtmd.kernels.errors import ModelError, OptionError
+from mtmd.kernels.options import refuse
 from mtmd.llm.family import text_family
 from mtmd.llm.tokenizer.tokenizer import Tokenizer
 
@@ -79,6 +80,8 @@ def shape_names() -> list[str]:
 
 def read_shape(shape: str) -> tuple[str, Settings, Settings]:
     """A name for people, the configuration and the image processor's settings."""
+    if not isinstance(shape, str) or not shape:
+        refuse("random_weights", shape, "a config.json, or a name")
     known = _table()
     if shape in known:
         result = known[shape]

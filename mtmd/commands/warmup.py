@@ -92,10 +92,10 @@ def run(args: argparse.Namespace) -> int:
 
         print("\n".join(shape_names()))
         return 0
-    if args.target:
+    if args.target is not None:
         return _predict(args)
     for name in ("memory", "random_weights", "weights", "parallel", "save", "no_compile"):
-        if getattr(args, name):
+        if getattr(args, name) not in (None, False):
             option = "--" + name.replace("_", "-")
             raise OptionError(f"{option} is for a GPU that is not here; give it with --target")
     del args.parallel  # `load` keeps its own default
@@ -126,7 +126,9 @@ def _predict(args: argparse.Namespace) -> int:
     if shared and len(names) > 1:
         raise OptionError(f"tp: found {len(names)} targets, expected one, of which there are N")
     given = {name: getattr(args, name) for name in PREDICTED}
-    if args.save and (len(names) > 1 or args.no_compile or args.memory or args.strict or shared):
+    saves = args.save is not None
+    predicted = args.no_compile or args.memory is not None or args.strict or shared
+    if saves and (len(names) > 1 or predicted):
         raise OptionError(
             "--save: expected one --target, and none of --memory, --strict, --no-compile and --tp, "
             "which are for predictions"
@@ -136,7 +138,7 @@ def _predict(args: argparse.Namespace) -> int:
     chosen = {name: value for name, value in given.items() if value not in (None, "auto", [])}
     if shared:
         chosen |= {"tp": args.tp, "tensor_split": args.tensor_split}
-    if args.save:
+    if saves:
         return _save(args, names[0], chosen)
     reports = [
         predict(

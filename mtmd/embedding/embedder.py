@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from mtmd.clip.dual.text_encoder import TextEncoder
 from mtmd.clip.encoder import BATCH, TowerEncoder
 from mtmd.clip.image.decode import Picture
 from mtmd.clip.warmup import check_encoder, encoder_graphs, encoder_placement
-from mtmd.config import LoadOptions, options
+from mtmd.config import LoadOptions, kernels_from_environment, options
 from mtmd.embedding.dual_checkpoint import DualCheckpoint, is_dual_folder, open_dual
 from mtmd.embedding.receipt import EmbeddingReceipt, TextReceipt
 from mtmd.kernels.backends import Backend, backends_for
@@ -35,6 +36,8 @@ from mtmd.loaded.device_and_dtype import choose_dtype, device_name
 from mtmd.loaded.report import attention_kernels, refusal_warnings
 from mtmd.prompt.load_image import ImageSource, load_image
 from mtmd.receipt import ImageReceipt
+
+log = logging.getLogger("mtmd.kernels")
 
 Vectors = NDArray[np.float32]
 # Characters of a text: its end is cut at the model's context, some hundred tokens, anyway.
@@ -68,6 +71,8 @@ class Embedder:
         if chosen.threads:
             ask_threads(chosen.threads)
         self.backends = list(backends) if backends else backends_for(chosen.device, chosen.refuse)
+        if kernels_from_environment() is not None:
+            log.warning("MTMD_KERNELS is not used: programs are saved for models that answer")
         self.dtype = choose_dtype(chosen.dtype, self.backends[0], checkpoint.weight_bytes)
         overrides = [Override.parse(o) for o in chosen.override_tensor]
         placed: dict[str, Any] = {

@@ -21,10 +21,10 @@ from mtmd.kernels.plan.scheduler import Plan
 from mtmd.kernels.report.facts import CompiledKernel, WarmupFacts
 from mtmd.llm.batch import BatchShape
 from mtmd.loaded.fitting.needed_memory import (
-    CHUNK,
     MOST_ANSWERS,
     SPARE,
     NeededMemory,
+    longest_that_fits,
     most_that_fit,
 )
 from mtmd.model import Model
@@ -190,15 +190,12 @@ class Needs:
         return tuple(self._length(context) for context in sorted(wanted))
 
     def longest_context(self) -> int | None:
-        """In steps of `CHUNK` tokens, or the model's own limit."""
+        """As `longest_that_fits` looks for it, up to the model's own limit."""
         usable = usable_bytes(self.card.memory_bytes)
         if usable is None:
             return None
         most = self.model.checkpoint.text.context
-        found = most_that_fit(
-            lambda chunks: usable - self._worst(min(chunks * CHUNK, most)), -(-most // CHUNK)
-        )
-        return min(found * CHUNK, most)
+        return longest_that_fits(lambda context: usable - self._worst(context), most)
 
     def weight_bytes(self) -> int:
         parts = self.needed.weights, self.needed.tower

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from os import PathLike
@@ -56,8 +57,10 @@ def save_kernels(
             f"save: kernels are compiled by Triton, which is not installed; {INSTALL}"
         )
     from mtmd.kernels.gpu.ahead.compiling import compile_all
-    from mtmd.kernels.gpu.ahead.saved import check_folder, save
+    from mtmd.kernels.gpu.ahead.saved import check_folder, make_folder, save
 
+    if not os.fspath(folder):
+        raise OptionError("save: found '', expected a folder")
     where = Path(folder).expanduser()
     check_folder(where)
     subject = subject_of(target, model, random_weights, weights, **chosen)
@@ -66,6 +69,7 @@ def save_kernels(
     programs = foreseen_programs(subject.encoder, subject.runner, subject.loaded.limits)
     if not programs:
         raise OptionError(f"save: no kernel of {subject.name} runs on {device.name}; see --target")
+    make_folder(where)
     compiled = compile_all(device.name, programs, progress)
     written = save(where, device.name, subject.name, __version__, compiled)
     return SavedKernels(device.name, subject.name, str(where), **written)

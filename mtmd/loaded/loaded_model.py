@@ -18,7 +18,7 @@ from mtmd.clip.encoder import Encoder
 from mtmd.clip.image.isolated import start as start_picture_workers
 from mtmd.clip.token_budget import Budget
 from mtmd.clip.warmup import encoder_placement
-from mtmd.config import AnswerOptions, LoadOptions, kernels_from_environment, launcher, options
+from mtmd.config import AnswerOptions, LoadOptions, launcher, options
 from mtmd.kernels.backends import Backend, backends_for, several_backends
 from mtmd.kernels.backends.side_stream import SideStream
 from mtmd.kernels.dtype import name_of
@@ -38,10 +38,10 @@ from mtmd.loaded.device_and_dtype import choose_dtype, own_threads
 from mtmd.loaded.device_thread import DeviceThread
 from mtmd.loaded.fitting.choose import Ways, choose, chosen_by, layers_facts
 from mtmd.loaded.fitting.layouts import Layout, are_ranks, devices_of, make_graphs
-from mtmd.loaded.fitting.needed_memory import CACHE_BYTES, HOST
+from mtmd.loaded.fitting.needed_memory import CACHE_BYTES, lazy_memories
 from mtmd.loaded.fitting.needed_memory import limits as memory_limits
 from mtmd.loaded.memory_admission import Admission
-from mtmd.loaded.programs import use_saved
+from mtmd.loaded.programs import saved_programs
 from mtmd.loaded.vision_attention import ask_for
 
 if TYPE_CHECKING:  # torch.distributed takes its time to load
@@ -79,8 +79,7 @@ class LoadedModel:
             device = f"cuda:{group.rank}"
         find = several_backends if chosen.fit or chosen.split == "layer" else backends_for
         self.backends = list(backends) if backends else find(device, chosen.refuse)
-        if not backends and (kernels := chosen.kernels or kernels_from_environment()):
-            use_saved(kernels, self.backends[0])
+        self.programs = None if backends else saved_programs(chosen.kernels, self.backends[0])
         ask_for(chosen.vision_attention, self.backends)
         if not self.backends[0].blocks:
             self.checkpoint = checkpoint = checkpoint.without_blocks()
@@ -140,7 +139,7 @@ class LoadedModel:
             backends,
             memory_limits(backends, backends, limit),
             may_share=are_ranks(backends),
-            lazy=() if limit else (HOST,),
+            lazy=lazy_memories(limit),
         )
         if chosen.split == "layer":
             devices = devices_of(backends, chosen.device)

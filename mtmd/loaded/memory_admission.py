@@ -25,7 +25,14 @@ from mtmd.kernels.graph import Shape
 from mtmd.kernels.plan.free_memory import free_bytes
 from mtmd.kernels.plan.scheduler import Plan
 from mtmd.llm.engine.runner import Runner
-from mtmd.loaded.fitting.needed_memory import CACHE_PART, Bytes, NeededMemory, limits, with_margin
+from mtmd.loaded.fitting.needed_memory import (
+    CACHE_PART,
+    Bytes,
+    NeededMemory,
+    lazy_memories,
+    limits,
+    with_margin,
+)
 
 FINENESS = 64  # a picture is made smaller by steps of such a part of its tokens
 # a picture in fewer shows too little to be asked about, or in fewer than a quarter of its own
@@ -47,7 +54,7 @@ class Admission:
         self._asked, self._cache_bytes = limit, cache_bytes
         self.limits = limits(self.backends, runner.devices, limit)
         """Bytes by memory space; those of which nobody knows are not in it."""
-        self.needed = NeededMemory(encoder, runner, {"cpu"} if limit is None else ())
+        self.needed = NeededMemory(encoder, runner, lazy_memories(limit))
         self._keeps = (encoder or runner).backends[0].space
         """Where encoded pictures are kept."""
         self.encoding: Plan | None = None

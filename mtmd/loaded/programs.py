@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from mtmd.clip.encoder import Encoder
 from mtmd.clip.foreseen import foreseen_tiles
 from mtmd.clip.token_budget import Budget
+from mtmd.config import kernels_from_environment
 from mtmd.kernels.backends import Backend
 from mtmd.kernels.backends.gpu import Gpu
 from mtmd.kernels.errors import OptionError
 from mtmd.kernels.gpu.ahead.compilations import compilations
 from mtmd.kernels.gpu.triton_kernel import Program
-from mtmd.kernels.report.facts import ProgramFacts
+from mtmd.kernels.report.facts import GivenPrograms, ProgramFacts
 from mtmd.kernels.report.programs import Programs, device_of
 from mtmd.llm.engine.runner import Runner
 from mtmd.llm.foreseen import foreseen_batches
 
+log = logging.getLogger("mtmd.kernels")
 Progress = Callable[[int, int], None]
 
 
@@ -31,39 +35,90 @@ def foreseen_programs(encoder: Encoder | None, runner: Runner, budget: Budget) -
     return list(found.found.values())
 
 
+@dataclass(frozen=True)
+class SavedPrograms:
+    """Of a folder that was read: the model they were saved for, and Triton's keys."""
+
+    folder: str
+    model: str
+    keys: frozenset[str]
+
+
 def make_programs(
-    encoder: Encoder | None, runner: Runner, budget: Budget, progress: Progress | None = None
+    encoder: Encoder | None,
+    runner: Runner,
+    budget: Budget,
+    progress: Progress | None = None,
+    given: SavedPrograms | None = None,
 ) -> ProgramFacts | None:
     """Compile what is not in Triton's cache, for the device that the model is on; None where that
-    is no GPU, or has no Triton. Raises PlacementError where the compiler refuses.
+    is no GPU, or has no Triton. Of those `given` it is told how many are of use. Raises
+    PlacementError where the compiler refuses.
     """
-    device = device_of(runner.backends[0])
-    if not isinstance(device, Gpu) or not device.compiles:
+    device = _compiling(runner.backends[0])
+    if device is None:
         return None
     from mtmd.kernels.gpu.ahead.compiling import compile_all
+    from mtmd.kernels.gpu.compile import disk_key
 
     programs, before = foreseen_programs(encoder, runner, budget), compilations()
     compile_all(device.target, programs, progress)
-    now = compilations()
+    now, of_use = compilations(), None
+    if given is not None:
+        used = sum(disk_key(device.target, program) in given.keys for program in programs)
+        of_use = GivenPrograms(given.folder, given.model, len(given.keys), used)
+        if not used:
+            log.warning(
+                "kernels %s: of %d programs, of %s, none is of use to this model",
+                *(given.folder, len(given.keys), given.model),
+            )
     return ProgramFacts(
         device.target,
         len(programs),
         now.compiled - before.compiled,
         now.compile_ms - before.compile_ms,
+        of_use,
     )
 
 
-def use_saved(folder: str, backend: Backend) -> None:
+def saved_programs(asked: str | None, backend: Backend) -> SavedPrograms | None:
+    """What was asked for, or what MTMD_KERNELS names, put where the device finds it; None without
+    either, and where the variable is set and the device has no use for it, which is noted.
+
+    Raises OptionError as `use_saved`.
+    """
+    if asked:
+        return use_saved(asked, backend)
+    named = kernels_from_environment()
+    if named is None:
+        return None
+    if _compiling(backend) is None:
+        log.warning("MTMD_KERNELS is not used: %s has no compiled kernels", backend.name)
+        return None
+    try:
+        return use_saved(named, backend)
+    except OptionError as error:
+        raise OptionError(f"MTMD_KERNELS: {error}") from error
+
+
+def use_saved(folder: str, backend: Backend) -> SavedPrograms:
     """Have the device find the programs of a folder that `mtmd warmup --save` wrote.
 
     Raises OptionError where the device is no GPU, or the folder is not for it.
     """
-    device = device_of(backend)
-    if not isinstance(device, Gpu) or not device.compiles:
+    device = _compiling(backend)
+    if device is None:
         raise OptionError(
             f"kernels {folder}: found the device {backend.name}, expected a GPU with Triton, which "
             "compiled kernels are for; leave the option out"
         )
     from mtmd.kernels.gpu.ahead.saved import install, read_saved
 
-    install(read_saved(Path(folder).expanduser(), device.target))
+    saved = read_saved(Path(folder).expanduser(), device.target)
+    install(saved)
+    return SavedPrograms(folder, saved.model, frozenset(saved.programs))
+
+
+def _compiling(backend: Backend) -> Gpu | None:
+    device = device_of(backend)
+    return device if isinstance(device, Gpu) and device.compiles else None

@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mtmd.clip.warmup import check_encoder, encoder_graphs, preprocessing_facts
+from mtmd.kernels.backends import Limited
+from mtmd.kernels.backends.torch_device import TorchDevice
 from mtmd.kernels.dtype import mib, name_of
 from mtmd.kernels.gpu.ahead.compilations import ahead
 from mtmd.kernels.report.facts import (
@@ -39,7 +41,7 @@ def warmup_report(
     checks: list[Check] = []
     programs = None
     if check:
-        programs = make_programs(encoder, runner, loaded.limits, progress)
+        programs = make_programs(encoder, runner, loaded.limits, progress, loaded.programs)
     preprocessing = preprocessing_facts(encoder, check) if encoder else None
     with ahead():
         attention = vision_attention(encoder, loaded.limits, check)
@@ -64,6 +66,7 @@ def warmup_report(
         programs=programs,
         vision_attention=attention,
         preprocessing=preprocessing,
+        untried=_untried(loaded),
     )
 
 
@@ -74,6 +77,12 @@ def run_checks(loaded: LoadedModel) -> list[Check]:
     if loaded.options.speculate == "auto":
         measure_rows(runner)
     return checks
+
+
+def _untried(loaded: LoadedModel) -> tuple[tuple[str, int], ...]:
+    device = loaded.backends[0]
+    device = device.inner if isinstance(device, Limited) else device
+    return tuple(device.untried.items()) if isinstance(device, TorchDevice) else ()
 
 
 def _speculation(loaded: LoadedModel) -> SpeculationFacts:

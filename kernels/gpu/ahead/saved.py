@@ -17,23 +17,29 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import triton
+from triton._C.libtriton import get_cache_invalidating_env_vars
+from triton.compiler.compiler import make_backend
 from triton.runtime.cache import get_cache_manager, triton_key
 
 from mtmd.kernels.errors import OptionError
 from mtmd.kernels.files import open_regular
+from mtmd.kernels.gpu.compile import parse_target
 
-MANIFEST, FORMAT = "manifest.json", 1
+MANIFEST, FORMAT = "manifest.json", 2
+ASIDE = ".part"  # in the folder: what is being written
 BINARIES = (".cubin", ".hsaco")
 MANIFEST_BYTES_MAX, FILE_BYTES_MAX, PROGRAMS_MAX = 32 << 20, 64 << 20, 20_000
 BYTES_MAX = (
     1 << 30
 )  # of all programs, which are held while they are checked; a model's are a few MiB
+MADE_WITH = ("triton", "triton_build", "sources", "tools", "variables")
 KEY = re.compile(r"[0-9a-f]{64}", re.ASCII)
 NAME = re.compile(r"[A-Za-z0-9_]{1,150}\.(json|cubin|hsaco)", re.ASCII)
 
@@ -46,10 +52,23 @@ class Saved:
     programs: dict[str, dict[str, bytes]]
 
 
-def made_with() -> dict[str, str]:
-    """What compiled programs depend on beside their target."""
+def made_with(target: str) -> dict[str, str]:
+    """What compiled programs for a target depend on: all that Triton's own key for them has.
+
+    Raises OptionError where Triton does not find its tools for the target.
+    """
     build = hashlib.sha256(triton_key().encode()).hexdigest()
-    return {"triton": triton.__version__, "triton_build": build, "sources": _sources()}
+    try:
+        tools = make_backend(parse_target(target)).hash()
+    except Exception as error:  # backends' own errors share no base class
+        raise OptionError(f"kernels for {target}: Triton's tools are not here ({error})") from error
+    return {
+        "triton": triton.__version__,
+        "triton_build": build,
+        "sources": _sources(),
+        "tools": _digest(tools.encode()),
+        "variables": json.dumps(get_cache_invalidating_env_vars(), sort_keys=True),
+    }
 
 
 @functools.lru_cache(maxsize=1)
@@ -63,18 +82,28 @@ def _sources() -> str:
 
 
 def check_folder(folder: Path) -> None:
-    """Whether programs can be saved there. Raises OptionError for what is neither empty nor of an
-    earlier time.
+    """Whether programs may be saved there. Raises OptionError for a folder with anything else in
+    it, unless programs were saved there before.
     """
     try:
         there = list(folder.iterdir()) if folder.exists() else []
     except OSError as error:
         raise OptionError(f"save {folder}: cannot be read ({error.strerror})") from error
-    if there and not (folder / MANIFEST).is_file():
+    others = [one.name for one in there if one.name != ASIDE and not KEY.fullmatch(one.name)]
+    if others and not (folder / MANIFEST).is_file():
         raise OptionError(
-            f"save {folder}: found {there[0].name} and no {MANIFEST}, expected an empty folder or "
-            "one that kernels were saved to before"
+            f"save {folder}: found {others[0]} and no {MANIFEST}, expected an empty folder or one "
+            "that kernels were saved to before"
         )
+
+
+def make_folder(folder: Path) -> None:
+    """`check_folder`, and that it can be written to, before anything is compiled for it. Raises
+    OptionError.
+    """
+    check_folder(folder)
+    with _writing(folder):
+        pass
 
 
 def save(
@@ -87,37 +116,62 @@ def save(
     """
     check_folder(folder)
     entries, total = {}, 0
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / MANIFEST).unlink(missing_ok=True)
-        for old in folder.iterdir():
-            if KEY.fullmatch(old.name):
-                shutil.rmtree(old)
+    with _writing(folder) as aside:
         for one in compiled:
             files = {}
             for name, path in one.metadata_group.items():
                 if NAME.fullmatch(name):
                     content = Path(path).read_bytes()
-                    (folder / one.hash).mkdir(exist_ok=True)
-                    (folder / one.hash / name).write_bytes(content)
+                    (aside / one.hash).mkdir(exist_ok=True)
+                    (aside / one.hash / name).write_bytes(content)
                     files[name] = {"bytes": len(content), "sha256": _digest(content)}
                     total += len(content)
             entries[one.hash] = {"kernel": one.name, "files": files}
         head = {"format": FORMAT, "target": target, "model": model, "mtmd": version}
-        text = json.dumps({**head, **made_with(), "programs": entries}, indent=1)
-        aside = folder / f"{MANIFEST}.part"
-        aside.write_text(text + "\n")
-        aside.replace(folder / MANIFEST)
+        text = json.dumps({**head, **made_with(target), "programs": entries}, indent=1)
+        (aside / MANIFEST).write_text(text + "\n")
+        for key, entry in entries.items():
+            if not _holds(folder / key, entry["files"]):
+                if (folder / key).exists():
+                    (folder / key).rename(aside / f"{key}.before")
+                (aside / key).rename(folder / key)
+        (aside / MANIFEST).replace(folder / MANIFEST)  # up to here the programs of before are used
+        for old in folder.iterdir():
+            if KEY.fullmatch(old.name) and old.name not in entries:
+                shutil.rmtree(old)
+    return {"programs": len(entries), "bytes": total}
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[Path]:
+    """A folder for what is being written, in the one that is to have it, and gone afterwards."""
+    aside = folder / ASIDE
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(aside, ignore_errors=True)  # of one that was killed
+        aside.mkdir()
+        yield aside
     except OSError as error:
         raise OptionError(f"save {folder}: cannot be written ({error.strerror})") from error
-    return {"programs": len(entries), "bytes": total}
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _holds(folder: Path, files: dict[str, dict[str, Any]]) -> bool:
+    try:
+        return all(
+            _digest((folder / name).read_bytes()) == facts["sha256"]
+            for name, facts in files.items()
+        )
+    except OSError:
+        return False
 
 
 def read_saved(folder: Path, target: str) -> Saved:
     """What was saved for such a device, every file compared with the manifest.
 
     Raises OptionError for what is missing, damaged, or made for another target, by another version
-    of Triton, or from other kernels.
+    of Triton or of its tools, with other settings of theirs, or from other kernels.
     """
     manifest = _manifest(folder)
     if manifest["target"] != target:
@@ -125,7 +179,7 @@ def read_saved(folder: Path, target: str) -> Saved:
             f"kernels {folder}: made for {manifest['target']!r:.40}, found the device {target}; "
             f"make them by 'mtmd warmup --target {target} --save DIR'"
         )
-    here = made_with()
+    here = made_with(target)
     if manifest["triton"] != here["triton"]:
         raise OptionError(
             f"kernels {folder}: made by Triton {manifest['triton']!r:.40}, found "
@@ -141,6 +195,18 @@ def read_saved(folder: Path, target: str) -> Saved:
             f"kernels {folder}: made from the kernels of another mtmd, {manifest['mtmd']!r:.40}; "
             "make them anew"
         )
+    if manifest["variables"] != here["variables"]:
+        raise OptionError(
+            f"kernels {folder}: made with Triton's variables {manifest['variables']!r:.200}, found "
+            f"{here['variables']:.200} here; set the same"
+        )
+    if manifest["tools"] != here["tools"]:
+        raise OptionError(
+            f"kernels {folder}: made by another version of the tools that Triton calls for "
+            f"{target} (NVIDIA's ptxas, TRITON_PTXAS_PATH); make them with the one that is here"
+        )
+    if not manifest["programs"]:
+        raise OptionError(f"kernels {folder}: holds no programs; make them anew")
     left = BYTES_MAX
     for files in manifest["programs"].values():
         left -= sum(_size(folder, name, facts) for name, facts in files.items())
@@ -206,7 +272,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
             f"kernels {folder}: {MANIFEST} is not of format {FORMAT}, which this mtmd reads; make "
             "them anew by 'mtmd warmup --target GPU --save DIR'"
         )
-    texts = ("target", "model", "mtmd", "triton", "triton_build", "sources")
+    texts = ("target", "model", "mtmd", *MADE_WITH)
     programs = found.get("programs")
     if not all(isinstance(found.get(name), str) for name in texts) or not (
         isinstance(programs, dict) and len(programs) <= PROGRAMS_MAX

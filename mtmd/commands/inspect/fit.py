@@ -45,7 +45,8 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     where.add_argument(
         "--host-memory",
         metavar="SIZE",
-        help="of the machine; alone, of one without a GPU (default: as much as is needed)",
+        help="of the machine; alone, of one without a GPU (default: unknown, and what needs it "
+        "counts as not fitting)",
     )
     what = sub.add_argument_group("what is asked of it")
     what.add_argument(

@@ -13,20 +13,24 @@ SCHEMA = 1  # of `FitFacts.asdict`: raised when a field is renamed, removed or m
 @dataclass(frozen=True)
 class FitDevice:
     """One memory: `memory_bytes` of it, of which a model may take `usable_bytes`, None where that
-    is not known.
+    is not known. Keys and values of so many answers are `counted` there; where these are fewer than
+    are computed at once, the system hands memory out as it is written, and others wait for room.
     """
 
     name: str
     what: str
     memory_bytes: int | None
     usable_bytes: int | None
+    counted: int
 
 
 @dataclass(frozen=True)
 class FitFacts:
-    """`layouts` in order of preference, of which `chosen` is the first that fits, None where none
-    does; `advice` says then what would. `picture_tokens` of the largest picture, 0 where the model
-    takes none. `longest_context` of a layout holds for as many `answers` at once.
+    """`layouts` in order of preference, of which `chosen` is the first that fits into memories of a
+    known size, None where none does; `advice` says then what would. A layout in `undecided` fits
+    as far as sizes are known, and needs a memory of which none is. `picture_tokens` of the largest
+    picture, 0 where the model takes none. `longest_context` of a layout holds for as many `answers`
+    at once, as far as they are `counted`.
     """
 
     model: str
@@ -45,13 +49,19 @@ class FitFacts:
     def fits(self) -> bool:
         return self.chosen is not None
 
+    @property
+    def undecided(self) -> tuple[LayoutFacts, ...]:
+        return tuple(one for one in self.layouts if one.fits and one.unknown)
+
     def asdict(self) -> dict[str, Any]:
         layouts = [
             asdict(layout)
             | {
-                "fits": layout.fits,
+                "fits": layout.fits and not layout.unknown,
                 "memories": [
-                    asdict(m) | {"needed": m.needed, "fits": m.fits} for m in layout.memories
+                    asdict(m)
+                    | {"needed": m.needed, "fits": None if m.available is None else m.fits}
+                    for m in layout.memories
                 ],
             }
             for layout in self.layouts

@@ -5,6 +5,7 @@ Nothing is run and no weight is read: configuration, the headers of weight files
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,7 +29,7 @@ from mtmd.kernels.estimate.cards import find_card
 from mtmd.kernels.options import refuse, size_or_none
 from mtmd.loaded.device_and_dtype import choose_dtype
 from mtmd.loaded.fitting.choose import Ways, what_would_fit
-from mtmd.loaded.fitting.needed_memory import HOST, SPARE, limits
+from mtmd.loaded.fitting.needed_memory import HOST, SPARE, lazy_memories, limits
 from mtmd.loaded.loaded_model import DEFAULT_CONTEXT
 from mtmd.loading import find_checkpoint
 
@@ -48,8 +49,8 @@ class FitReport(FitFacts):
 def fit(
     model: str | PathLike[str] | None = None,
     *,
-    memory: Sequence[int | str] = (),
-    target: Sequence[str] = (),
+    memory: int | str | Sequence[int | str] | None = None,
+    target: str | Sequence[str] | None = None,
     host_memory: int | str | None = None,
     image: tuple[int, int] | None = None,
     random_weights: str | None = None,
@@ -58,8 +59,9 @@ def fit(
 ) -> FitReport:
     """How `model` would lie in these memories, of GPUs that need not be here: each of `memory`, in
     bytes or as "24GiB", or those of cards by name (`target`), or on architectures such as cuda:90
-    with a `memory` each; `host_memory` beside them, any amount where it is not given. Without any
-    of these, in what is free on this machine.
+    with a `memory` each; `host_memory` beside them. Without any of these, in what is free on this
+    machine. Where `host_memory` is not given beside GPUs, ways that need it are told with what they
+    need, and count as none that fits.
 
     `image` is the size (width, height) of the pictures, None for the largest that is taken. With
     `random_weights`, a config.json or a name such as gemma-3-4b, no files are needed, and `weights`
@@ -73,7 +75,12 @@ def fit(
     if settings.override_tensor or settings.tensor_split or settings.no_kv_offload:
         raise OptionError("override_tensor, tensor_split, no_kv_offload: leave them out for `fit`")
     image = _image(image)
-    devices, backends = _devices(memory, target, host_memory)
+    devices, backends, lazy = _devices(
+        [size_or_none("memory", size) for size in _several("memory", memory, Integral, str)],
+        _several("target", target, str),
+        size_or_none("host_memory", host_memory),
+        settings.parallel,
+    )
     checkpoint, name = _checkpoint(model, random_weights, weights, settings)
     context = settings.context or min(DEFAULT_CONTEXT, checkpoint.text.context)
     if context > checkpoint.text.context:
@@ -83,12 +90,13 @@ def fit(
         )
     dtype = choose_dtype(_dtype(settings, backends), backends[0], checkpoint.weight_bytes)
     available = {d.name: d.usable_bytes for d in devices if d.usable_bytes is not None}
-    ways = Ways(checkpoint, settings, context, dtype, backends, available, image)
+    ways = Ways(checkpoint, settings, context, dtype, backends, available, image, lazy=lazy)
     if image is not None and checkpoint.vision is None:
         raise OptionError(f"image: {name} takes no pictures; leave it out")
     every = list(ways.each())
     facts = [way.facts(checkpoint.text.context) for way in every]
-    chosen_name = next((f.name for f in facts if f.fits), None)
+    chosen_name = next((f.name for f in facts if f.fits and not f.unknown), None)
+    known = [way for way, f in zip(every, facts, strict=True) if not f.unknown]
     return FitReport(
         name,
         name_of(dtype),
@@ -100,7 +108,7 @@ def fit(
         tuple(devices),
         (*facts, *ways.refused),
         chosen_name,
-        () if chosen_name else tuple(what_would_fit(ways, every)),
+        () if chosen_name else tuple(what_would_fit(ways, known)),
     )
 
 
@@ -116,14 +124,25 @@ def _image(value: object) -> tuple[int, int] | None:
     return value[0], value[1]
 
 
+def _several(name: str, value: object, *kinds: type) -> list[Any]:
+    """One of these kinds, or a list of them."""
+    if value is None:
+        return []
+    found = list(value) if isinstance(value, (list, tuple)) else [value]
+    if not all(isinstance(one, kinds) and not isinstance(one, bool) for one in found):
+        what = "bytes, as numbers or texts" if Integral in kinds else "names"
+        refuse(name, value, f"{what}: one, or a list of them")
+    return found
+
+
 def _devices(
-    memory: Sequence[int | str], target: Sequence[str], host_memory: int | str | None
-) -> tuple[list[FitDevice], list[Backend]]:
-    """What was asked for, or what is here."""
-    host = size_or_none("host_memory", host_memory)
-    sizes = [size_or_none("memory", size) for size in memory]
+    sizes: Sequence[int | None], target: Sequence[str], host: int | None, answers: int
+) -> tuple[list[FitDevice], list[Backend], tuple[str, ...]]:
+    """What was asked for, or what is here; and the memories in which one answer's cache counts."""
     if not sizes and not target:
-        return _here() if host is None else ([_host(host)], [Cpu(), Reference()])
+        if host is None:
+            return _here(answers)
+        return [_host(host, answers)], [Cpu(), Reference()], ()
     count = max(len(sizes), len(target))
     if len({1, len(sizes), len(target)} - {0, 1}) > 1 or count > MOST_DEVICES:
         raise OptionError(
@@ -139,21 +158,25 @@ def _devices(
         what = card.name if target else "any GPU"
         name = f"gpu{number}"
         usable = usable_bytes(card.memory_bytes)
-        devices.append(FitDevice(name, what, card.memory_bytes, usable))
+        devices.append(FitDevice(name, what, card.memory_bytes, usable, answers))
         backends.append(Target(card.target, name))
-    return [*devices, _host(host)], [*backends, Cpu(), Reference()]
+    return [*devices, _host(host, answers)], [*backends, Cpu(), Reference()], ()
 
 
-def _host(size: int | None) -> FitDevice:
-    return FitDevice(HOST, "the host", size, None if size is None else size - size // SPARE)
+def _host(size: int | None, answers: int) -> FitDevice:
+    usable = None if size is None else size - size // SPARE
+    return FitDevice(HOST, "the host", size, usable, answers)
 
 
-def _here() -> tuple[list[FitDevice], list[Backend]]:
-    """What is free on this machine."""
-    backends = several_backends()
+def _here(answers: int) -> tuple[list[FitDevice], list[Backend], tuple[str, ...]]:
+    """What is free on this machine, as `LoadOptions.fit` looks at it."""
+    backends, lazy = several_backends(), lazy_memories(None)
     free = limits(backends, backends, None)
-    spaces = dict.fromkeys(b.space for b in backends)
-    return [FitDevice(s, "free here", None, free.get(s)) for s in spaces], backends
+    devices = [
+        FitDevice(space, "free here", None, free.get(space), 1 if space in lazy else answers)
+        for space in dict.fromkeys(b.space for b in backends)
+    ]
+    return devices, backends, lazy
 
 
 def _checkpoint(
@@ -166,7 +189,8 @@ def _checkpoint(
     if weights is not None and shape is None:
         raise OptionError("weights is the type of random weights; give it with random_weights")
     if shape is None:
-        if model is not None and not is_demo(model) and not check_name(model):
+        given = isinstance(model, (str, PathLike)) and not is_demo(model)
+        if given and not check_name(str(model)):
             return _from_hub(str(model), settings), str(model)
         checkpoint, name = find_checkpoint(model, settings)
         return checkpoint, name or checkpoint.folder.resolve().name

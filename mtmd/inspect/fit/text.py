@@ -29,8 +29,11 @@ def _head(report: FitFacts) -> Iterator[str]:
         elif device.usable_bytes is not None:
             size = f"{_size(report, device.usable_bytes)} usable"
         else:
-            size = "as much as it takes (give --host-memory)"
-        yield from _wrapped(f"  {device.name}: {device.what}, {size}")
+            size = "of unknown size (give --host-memory)"
+        counted = ""
+        if device.counted < report.answers:
+            counted = f"; keys and values of {device.counted} are counted, others wait for room"
+        yield from _wrapped(f"  {device.name}: {device.what}, {size}{counted}")
     yield NOT_RUN
 
 
@@ -57,6 +60,8 @@ def _layout(report: FitFacts, layout: LayoutFacts) -> Iterator[str]:
         yield from _wrapped(f"CANNOT BE   {layout.name}: {layout.reason}")
         return
     verdict = "FITS" if layout.fits else "DOES NOT FIT"
+    if layout.fits and layout.unknown:
+        verdict = "UNKNOWN"
     chosen = " (chosen)" if layout.name == report.chosen else ""
     yield from _wrapped(f"{verdict:<12}  {layout.name}{chosen}")
     runs = {part.device: part for part in layout.layers}
@@ -86,9 +91,15 @@ def _result(report: FitFacts) -> Iterator[str]:
         yield from _wrapped(f"result: fits {report.chosen}")
         return
     advice = "; ".join(report.advice)
-    yield from _wrapped(
-        "result: fits nowhere; " + (f"what would fit: {advice}" if advice else NOTHING)
-    )
+    if not report.undecided:
+        yield from _wrapped(
+            "result: fits nowhere; " + (f"what would fit: {advice}" if advice else NOTHING)
+        )
+        return
+    first = report.undecided[0]
+    needs = " and ".join(f"{_size(report, m.needed)} usable of {m.space}" for m in first.unknown)
+    told = f"result: fits into no memory of a known size; with {needs}: {first.name}"
+    yield from _wrapped(told + (f"; what would fit without: {advice}" if advice else ""))
 
 
 def _unit(report: FitFacts) -> tuple[int, str]:

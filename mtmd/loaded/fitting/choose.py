@@ -16,24 +16,24 @@ from mtmd.clip.token_budget import Budget
 from mtmd.config import LoadOptions
 from mtmd.kernels.backends import Backend
 from mtmd.kernels.dtype import mib
-from mtmd.kernels.errors import DeviceMemoryError, ImageError, MtmdError, OptionError
+from mtmd.kernels.errors import DeviceMemoryError, MtmdError, OptionError
 from mtmd.kernels.parallel.shard import Seat
 from mtmd.kernels.quantization.blocks import BLOCKS, row_bytes
 from mtmd.kernels.report.facts import FitFacts, LayersFacts, LayoutFacts, MemoryFacts
 from mtmd.llm.engine.runner import Runner
 from mtmd.loaded.fitting.layouts import Layout, make_graphs, over_layers
 from mtmd.loaded.fitting.needed_memory import (
-    CHUNK,
     HOST,
     MOST_ANSWERS,
     Bytes,
     LargestPicture,
     NeededMemory,
     Parts,
-    largest_picture,
+    longest_that_fits,
     most_that_fit,
     smaller_picture,
 )
+from mtmd.loaded.fitting.pictures import Pictures
 
 SMALLER = (2048, 1024, 512, 256, 128, 64)  # tokens of a picture, where the largest does not fit
 QUANTIZED = ("Q8_0", "Q4_K")
@@ -47,7 +47,7 @@ class Way:
     layout: Layout
     seats: Sequence[NeededMemory]
     available: Bytes
-    picture: LargestPicture | None
+    pictures: Pictures
 
     def parts(
         self,
@@ -55,8 +55,9 @@ class Way:
         answers: int | None = None,
         picture: LargestPicture | None = None,
     ) -> dict[str, Parts]:
-        """By memory, beside the largest picture or another one."""
-        picture, total = picture or self.picture, dict[str, Parts]()
+        """By memory, beside the largest picture that the context holds, or another one."""
+        picture = picture or self.pictures.at(context or self.pictures.context)
+        total = dict[str, Parts]()
         for seat in self.seats:
             encode = seat.encode(picture.tiles) if picture else None
             for space, parts in seat.parts(context, answers, encode).items():
@@ -91,16 +92,14 @@ class Way:
         return self.slack() >= 0
 
     def longest_context(self, most: int) -> int:
-        """In steps of `CHUNK` tokens, or `most`, the model's own limit."""
+        """Up to `most`, the model's own limit, as `longest_that_fits` looks for it."""
         own = self.seats[0].runner.context
 
-        def slack(chunks: int) -> int:
-            context = min(chunks * CHUNK, most)
+        def slack(context: int) -> int:
             least = self._least_slack(context) if context > own else 0
             return self.slack(context) if least >= 0 else least
 
-        found = most_that_fit(slack, -(-most // CHUNK), own // CHUNK or 1)
-        return min(found * CHUNK, most)
+        return longest_that_fits(slack, most, own, self.pictures.least_context)
 
     def _least_slack(self, context: int) -> int:
         """At most what `slack` is for a longer context than the one asked for, without a plan:
@@ -119,7 +118,10 @@ class Way:
         return min(left, default=0)
 
     def most_answers(self) -> int:
-        return most_that_fit(lambda count: self.slack(None, count), MOST_ANSWERS)
+        """With room for the cache of each, also where memory is handed out as it is written."""
+        seats = [NeededMemory(seat.encoder, seat.runner) for seat in self.seats]
+        whole = replace(self, seats=seats)
+        return most_that_fit(lambda count: whole.slack(None, count), MOST_ANSWERS)
 
     def facts(self, most_context: int | None = None) -> LayoutFacts:
         """With the longest context, and the most answers, where `most_context` is given."""
@@ -203,7 +205,7 @@ class Ways:
         """On one device."""
         layout, needed = self._on_one
         name = f"on {self.roomiest.name} alone"
-        return Way(name, layout, [needed], self.available, self.picture)
+        return Way(name, layout, [needed], self.available, self.pictures)
 
     @cached_property
     def _on_one(self) -> tuple[Layout, NeededMemory]:
@@ -222,18 +224,13 @@ class Ways:
         return self._on_one[1].encoder
 
     @cached_property
+    def pictures(self) -> Pictures:
+        return Pictures(self.encoder, self.budget, self.context, self.size)
+
+    @property
     def picture(self) -> LargestPicture | None:
-        """None where the model takes none, or none that its context holds. Raises ImageError and
-        OptionError for a size that was asked for and is not taken.
-        """
-        if self.encoder is None:
-            return None
-        try:
-            return largest_picture(self.encoder, self.budget, self.context, self.size)
-        except (ImageError, OptionError):
-            if self.size is not None:
-                raise
-            return None
+        """As `Pictures.own`."""
+        return self.pictures.own
 
     def _graphs(self, layout: Layout, seat: Seat | None = None) -> tuple[Encoder | None, Runner]:
         return make_graphs(self.checkpoint, self.chosen, self.context, self.dtype, layout, seat)
@@ -241,7 +238,7 @@ class Ways:
     def _way(self, name: str, layout: Layout, seats: Sequence[NeededMemory] = ()) -> Way:
         if not seats:
             seats = [NeededMemory(*self._graphs(layout), self.lazy)]
-        return Way(name, layout, seats, self.available, self.picture)
+        return Way(name, layout, seats, self.available, self.pictures)
 
     def each(self) -> Iterator[Way]:
         """In order of preference; each is made when it is asked for. Of those with a part on the
@@ -315,7 +312,9 @@ def choose(ways: Ways) -> tuple[Way, FitFacts]:
     for way in ways.each():
         tried.append(way)
         if way.fits:
-            return way, FitFacts((*(t.facts() for t in tried), *ways.refused), way.name)
+            layouts = (*(t.facts() for t in tried), *ways.refused)
+            one_cache = tuple(ways.lazy) if ways.chosen.parallel > 1 else ()
+            return way, FitFacts(layouts, way.name, one_cache)
     raise DeviceMemoryError(nothing_fits(ways, tried))
 
 
@@ -343,9 +342,9 @@ def what_would_fit(ways: Ways, tried: Sequence[Way]) -> list[str]:
     alone would do.
     """
     advice = []
-    if longest := max(way.longest_context(ways.context) for way in tried):
+    if longest := max((way.longest_context(ways.context) for way in tried), default=0):
         advice.append(f"a context of {longest}")
-    if fewest := max(way.most_answers() for way in tried):
+    if fewest := max((way.most_answers() for way in tried), default=0):
         advice.append(f"{fewest} at once (--parallel)")
     encoder = ways.encoder
     if encoder is not None and ways.picture is not None:

@@ -22,13 +22,15 @@ from mtmd.kernels.plan.free_memory import free_bytes
 from mtmd.kernels.plan.scheduler import Plan
 from mtmd.llm.batch import BatchShape
 from mtmd.llm.engine.runner import Runner
+from mtmd.llm.state import PAGE
 
 CACHE_BYTES = 256 << 20  # the most that encoded pictures are kept in, where there is memory for it
 SPARE = 16  # a part in so many of what is free at the start is left to others
 MARGIN = 8  # and a part in so many is added to a prediction
 # the part of what is there to compute with that the cache of encoded pictures may take
 CACHE_PART = 8
-CHUNK = 1024  # tokens: how finely the longest context is looked for
+# tokens: how finely the longest context is looked for, and below the first of them
+CHUNK, FINE = 1024, PAGE
 MOST_ANSWERS = 1024
 LARGE = (3840, 2160)  # pixels of a picture that is shown in as many tokens as it may be
 HOST = "cpu"
@@ -59,9 +61,16 @@ class Parts:
         )
 
 
+def lazy_memories(limit: int | None) -> tuple[str, ...]:
+    """The host's, which the system hands out as it is written; none where there is a limit to keep,
+    within which all has to lie.
+    """
+    return (HOST,) if limit is None else ()
+
+
 class NeededMemory:
-    """Of one process with these two; `lazy` are memories that the system hands out as they are
-    written, where one sequence's share of the cache is counted, and more wait when there is none.
+    """Of one process with these two; in `lazy` memories (`lazy_memories`) one sequence's share of
+    the cache is counted, and more wait when there is no more.
     """
 
     def __init__(self, encoder: Encoder | None, runner: Runner, lazy: Iterable[str] = ()):
@@ -179,6 +188,33 @@ def most_that_fit(slack: Callable[[int], int], most: int, start: int = 1) -> int
         else:
             high, last = middle, left
     return low
+
+
+def longest_that_fits(
+    slack: Callable[[int], int], most: int, own: int = CHUNK, least: int = 1
+) -> int:
+    """The largest context from `least` to `most` with a slack that is not negative: in steps of
+    `CHUNK` tokens, of `FINE` ones where not even one such step fits, or `most`; 0 where there is
+    none. `own`: a context that is worth being tried first.
+    """
+    first = -(-least // CHUNK) * CHUNK
+    return _in_steps(CHUNK, slack, most, own, least) or _in_steps(
+        FINE, slack, min(most, first), own, least
+    )
+
+
+def _in_steps(step: int, slack: Callable[[int], int], most: int, own: int, least: int) -> int:
+    first = -(-least // step)
+    count = -(-most // step) - first + 1
+
+    def context(number: int) -> int:
+        return min((first + number - 1) * step, most)
+
+    if count < 1:
+        return 0
+    start = max(own // step - first + 1, 1)
+    found = most_that_fit(lambda number: slack(context(number)), count, start)
+    return context(found) if found else 0
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from fractions import Fraction
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from clips import animation, number_of, numbered, video
 from PIL import Image
 
+from mtmd.clip.video import animation as animations
 from mtmd.clip.video.animation import moves
 from mtmd.clip.video.decode import open_video
 from mtmd.clip.video.limits import VideoLimits
@@ -267,3 +269,49 @@ def test_without_timestamps_frames_are_counted(monkeypatch):
         "timestamps missing: taken from the frame rate" in open_video(io.BytesIO(data)).facts.notes
     )
     assert sampled(data, [0, 6, 23]) == [(0, 0.0, 0), (6, 0.5, 6), (23, 1.92, 23)]
+
+
+class Looked(bytes):
+    """Counts how often somebody looks into it."""
+
+    times = 0
+
+    def __getitem__(self, at: Any) -> Any:
+        Looked.times += 1
+        return super().__getitem__(at)
+
+
+HEADS = {
+    "GIF": b"GIF89a" + bytes([1, 0, 1, 0, 0, 0, 0]),
+    "WEBP": b"RIFF\0\0\0\0WEBP",
+    "PNG": b"\x89PNG\r\n\x1a\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "block"),
+    [
+        ("GIF", b"\x21\xfe\x00"),  # an empty comment
+        ("GIF", b"\x21\xfe" + b"\x01a" * 300 + b"\x00"),
+        ("WEBP", b"ABCD\0\0\0\0"),
+        ("PNG", b"\0\0\0\0abcdCRC!"),
+    ],
+)
+def test_tiny_blocks_are_not_looked_through_for_a_second_frame(
+    kind: str, block: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is asked in the process that answers, under the interpreter's lock."""
+    monkeypatch.setattr(animations, "MOST_BLOCKS", 100)
+    Looked.times = 0
+    assert not moves(Looked(HEADS[kind] + block * 2000), kind)
+    assert Looked.times <= 600
+
+
+def test_a_second_frame_is_found_within_so_many_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = io.BytesIO()
+    frames = [Image.effect_noise((200, 200), 80 + i) for i in range(3)]
+    frames[0].save(file, "GIF", save_all=True, append_images=frames[1:])
+    data = file.getvalue()
+    assert moves(data, "GIF") and len(data) > 64 * 255
+    monkeypatch.setattr(animations, "MOST_BLOCKS", 20)
+    assert not moves(data, "GIF"), "the first has more"

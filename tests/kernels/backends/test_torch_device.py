@@ -161,6 +161,75 @@ def test_large_weights_are_tried_with_fewer_rows(
     assert device.rejects(node) is None and seen == [(256, 4096), (256, 4096)]
 
 
+def input_node(name: str, *shape: int, dtype: torch.dtype = torch.bfloat16) -> Node:
+    return Node("input", (), Type.contiguous(shape, dtype), {}, name)
+
+
+def of_real_size(op: str) -> Node:
+    """On caches and states of more than 64 MiB: as of Gemma 3 4B with four answers of 8,192 tokens,
+    of 64 states of Qwen3-Next, and of a picture of 16,384 patches.
+    """
+    places = [input_node(name, 4, dtype=torch.int64) for name in ("slots", "starts", "pages")]
+    slots, starts, pages = places
+    rows = [input_node(name, 4, 4, 256) for name in ("k", "v")]
+    cache, angles = input_node("cache", 2, 32800, 4, 256), input_node("table", 4, 2, 128)
+    state = input_node("state", 65, 128, 32, 128, dtype=torch.float32)
+    bounds = input_node("bounds", 4, 2, dtype=torch.int32)
+    patches = [input_node(name, 1, 16384, 1280, dtype=torch.float32) for name in "ab"]
+    long = input_node("pages", 4096, dtype=torch.int64)
+    problems: dict[str, tuple[list[Node | None], dict[str, Any]]] = {
+        "kv_store": ([cache, *rows, slots], {}),
+        "rope_store": ([cache, *rows, slots, angles], {}),
+        "gather_pages": ([cache, pages], {"which": 1, "size": 32}),
+        "paged_attention": (
+            [input_node("q", 1, 4, 8, 256), input_node("cache", 2, 131104, 4, 256), long, bounds,
+             starts],
+            {"size": 32, "scale": 0.0625},
+        ),
+        "state_store": ([state, input_node("rows", 512, 32, 128, dtype=torch.float32), slots], {}),
+        "add": (list(patches), {}),
+        "rms_norm": ([patches[0], input_node("w", 1280, dtype=torch.float32)], {"eps": 1e-6}),
+        "rope": (
+            [input_node("x", 1, 16384, 16, 80, dtype=torch.float32),
+             input_node("table", 16384, 2, 40, dtype=torch.float32)],
+            {},
+        ),
+    }  # fmt: skip
+    inputs, attrs = problems[op]
+    node = OPS[op](*inputs, name=op, **attrs)
+    assert sum(one.type.bytes for one in node.operands) > 64 << 20
+    return node
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        *("kv_store", "rope_store", "gather_pages", "paged_attention"),
+        *("state_store", "add", "rms_norm", "rope"),
+    ],
+)
+def test_what_is_large_is_tried_with_less_of_it(
+    op: str, device: TorchDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = of_real_size(op)
+    assert device.rejects(node) is None and not device.untried
+    on_the_device(monkeypatch, op, not_there)
+    told = TorchDevice("mps", torch.device("cpu")).rejects(node)
+    assert told is not None and "is not implemented for the device" in told
+
+
+def test_experts_are_not_tried_and_that_is_kept(device: TorchDevice) -> None:
+    leaves = [
+        input_node("x", 4, 2048),
+        input_node("router", 4, 64),
+        *(input_node(name, 64, 1024, 2048) for name in ("gate", "up")),
+        input_node("down", 64, 2048, 1024),
+    ]
+    node = OPS["moe"](*leaves, name="experts", top_k=8, normalize=True)
+    assert device.rejects(node) is None and list(device.untried) == ["moe"]
+    assert device.untried["moe"] > 3 * 64 * 1024 * 2048 * 2
+
+
 def test_no_memory_to_try_with_says_nothing_of_the_op(
     device: TorchDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:

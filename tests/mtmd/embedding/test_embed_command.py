@@ -51,6 +51,14 @@ def test_vectors_and_names_go_to_a_file_and_are_searched_there(
     assert lines[0] == "a red circle" and [line.split()[2] for line in lines[1:]] == [names[i] for i in best]  # fmt: skip
 
 
+def test_programs_of_a_whole_machine_are_not_used_and_that_is_noted(
+    model_folder, monkeypatch, caplog
+):
+    monkeypatch.setenv("MTMD_KERNELS", "/nowhere")
+    load_embedder(model_folder)
+    assert "MTMD_KERNELS is not used" in caplog.text
+
+
 def test_labels(mtmd, model_folder, photos):
     args = ("embed", str(photos / "a.png"), "-m", model_folder, "--labels", "a cat, a dog")
     (row,) = json.loads(mtmd(*args, "--json").out)["labels"]

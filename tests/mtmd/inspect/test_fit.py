@@ -9,13 +9,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from mtmd import OptionError, predict
+from mtmd import MtmdError, OptionError, predict
+from mtmd.checkpoint.open import open_checkpoint
+from mtmd.config import LoadOptions
 from mtmd.inspect.fit import fit as module
 from mtmd.inspect.fit.fit import FitReport, fit
 from mtmd.kernels.backends import Reference
+from mtmd.kernels.plan import free_memory
 from mtmd.kernels.report.facts import LayoutFacts
+from mtmd.llm.state import PAGE
+from mtmd.loading import DEMO_MODEL
+from mtmd.model import Model
 
 GOLDEN = Path(__file__).parent / "golden" / "demo_fit.txt"
 TWO = ("545MiB", "545MiB")  # of which the driver leaves 33 MiB each
@@ -95,6 +102,84 @@ def test_where_nothing_fits_it_says_what_would(mtmd: Any) -> None:
     assert mtmd(*fewer).code == 0
     none = mtmd("fit", "--host-memory", "1MiB")
     assert none.code == 3 and "alone would not fit either" in " ".join(none.out.split())
+
+
+def test_what_is_told_of_this_machine_is_what_fit_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of caches on the host one is counted, as a loaded model is let work; and it is told."""
+    monkeypatch.setattr(free_memory, "system_bytes", lambda *_: 50 << 20)
+    free_memory.look_again()
+    told = fit()
+    with Model(open_checkpoint(DEMO_MODEL), LoadOptions(fit=True)) as model:
+        taken, report = model.loaded.fit, str(model.warmup_report)
+    free_memory.look_again()
+    assert taken is not None and taken.chosen == told.chosen == "on cpu alone"
+    assert taken.layouts[0].memories == told.layouts[0].memories
+    assert "of caches on cpu that of one answer is counted, others wait for room" in report
+    given = fit(host_memory="50MiB")
+    assert not given.fits, "a given amount is one to keep: every cache counts"
+    assert [d.counted for d in (*told.devices, *given.devices)] == [1, 4]
+    assert told.layouts[0].most_answers == given.layouts[0].most_answers == 2
+    assert "keys and values of 1 are counted" in str(told) and "counted" not in str(given)
+
+
+def test_a_context_that_is_advised_fits(mtmd: Any) -> None:
+    """Also one below 1,024 tokens; and one page more does not."""
+    asked = ("fit", "--host-memory", "32MiB", "--dtype", "fp32", "--parallel", "1")
+    advised = int(mtmd(*asked).out.split("what would fit: a context of ")[1].split(";")[0])
+    assert 512 < advised < 1024
+    assert mtmd(*asked, "--context", str(advised)).code == 0
+    assert mtmd(*asked, "--context", str(advised + PAGE)).code == 3
+
+
+def test_a_host_of_unknown_size_makes_nothing_fit(mtmd: Any) -> None:
+    """A script learns from the exit code whether the GPU is enough."""
+    ran = mtmd("fit", "--memory", "545MiB", "--json")
+    found = json.loads(ran.out)
+    assert ran.code == 3 and found["chosen"] is None and not found["fits"]
+    assert found["advice"][0] == "a context of 1024", "of the GPU alone"
+    host = next(one for one in found["layouts"] if one["name"] == "on the host alone")
+    assert not host["fits"] and host["memories"][0]["fits"] is None
+    text = " ".join(mtmd("fit", "--memory", "545MiB").out.split())
+    assert "UNKNOWN on the host alone" in text
+    assert "usable of cpu: layers over gpu0 and the host; what would fit without: a cont" in text
+    assert mtmd("fit", "--memory", "545MiB", "--host-memory", "1GiB").code == 0
+    tiny = " ".join(mtmd("fit", "--memory", "10").out.split())
+    assert tiny.endswith("usable of cpu: on the host alone")
+
+
+@pytest.mark.parametrize(
+    "given", [{"memory": "8GiB"}, {"memory": 8 << 30}, {"memory": np.int64(8 << 30)}]
+)
+def test_one_memory_needs_no_list(given: dict[str, Any]) -> None:
+    report = fit(host_memory=None, **given, context=64)
+    assert [d.name for d in report.devices] == ["gpu0", "cpu"]
+    assert report.devices[0].memory_bytes == 8 << 30
+
+
+def test_one_card_and_none_need_no_list() -> None:
+    assert fit(target="rtx4090", context=64).devices[0].what == "rtx4090"
+    assert [d.name for d in fit(memory=None, target=None, context=64).devices] == ["cpu"]
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"memory": 2.5}, "memory: found 2.5, expected bytes"),
+        ({"memory": [None]}, r"memory: found \[None\], expected bytes"),
+        ({"memory": True}, "memory: found True"),
+        ({"memory": {"8GiB": 1}}, "memory: found {"),
+        ({"target": [3]}, r"target: found \[3\], expected names"),
+        ({"target": b"rtx4090"}, "target: found b'rtx4090'"),
+        ({"host_memory": [1]}, r"host_memory: found \[1\]"),
+        ({"model": 3}, "model is an object of type int"),
+        ({"random_weights": 3}, "random_weights"),
+        ({"random_weights": "gemma-3-4b", "weights": 3}, "weights"),
+    ],
+    ids=str,
+)
+def test_arguments_of_other_kinds(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(MtmdError, match=told):
+        fit(**given)
 
 
 def test_for_programs(mtmd: Any) -> None:

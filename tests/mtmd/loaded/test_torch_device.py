@@ -28,7 +28,11 @@ def test_a_model_answers_as_on_the_cpu(demo: Model, device: TorchDevice) -> None
     answer = ours.answer(SHAPES, "How many shapes are there?")
     assert answer.text == demo.answer(SHAPES, "How many shapes are there?").text
     text = str(ours.warmup_report)
-    assert "on mps" in text and "WARNING" not in text
+    assert "on mps" in text and "WARNING" not in text and "not tried" not in text
+    device.untried["moe"] = 400 << 20
+    assert "not tried on mps, as operands are too large for that: moe (400.00 MiB)" in str(
+        ours.warmup_report
+    )
     assert text.count("flash attention, ") == text.count(": ON") == 2
 
 

@@ -15,17 +15,18 @@ import pytest
 from mtmd.kernels.gpu.table import KERNELS
 
 SCRIPT = """
-import json, logging, sys
+import json, logging, os, sys
 from pathlib import Path
 from types import SimpleNamespace
 import torch, triton
+from triton.backends.nvidia.compiler import get_ptxas_version
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 from mtmd.inspect import save_kernels as saving
 from mtmd.kernels.gpu.ahead import saved
 from mtmd.kernels.gpu.ahead.compilations import compilations
 from mtmd.kernels.gpu.ahead.compiling import compile_all
-from mtmd.kernels.gpu.compile import cache_key, parse_target
+from mtmd.kernels.gpu.compile import cache_key, disk_key, parse_target
 from mtmd.kernels.gpu.table import KERNELS
 from mtmd.kernels.gpu.triton_kernel import Placed
 from mtmd.kernels.graph import Type
@@ -104,12 +105,23 @@ triton.knobs.cache.dir = str(other)
 out["installed"] = [saved.install(saved.read_saved(kept, "cuda:90")) for _ in "12"]
 before = compilations().from_cache
 found = launch()
+out["keys"] = [disk_key("cuda:90", program)] == list(saved.read_saved(kept, "cuda:90").programs)
 out["launched"] = [found[0], found[1], found[2] - before]
 next(other.glob("*/*.cubin")).write_bytes(b"torn")
 out["mended"] = saved.install(saved.read_saved(kept, "cuda:90"))
 triton.knobs.cache.dir = str(Path(sys.argv[1]) / "empty")
 logging.basicConfig(stream=sys.stderr)
 out["late"] = launch()[:2]
+out["refused"] = []
+for setting in ({"DISABLE_LLVM_OPT": "1"}, {"TRITON_MOCK_PTX_VERSION": "another"}):
+    os.environ.update(setting)
+    get_ptxas_version.cache_clear()  # of this process
+    try:
+        saved.read_saved(kept, "cuda:90")
+    except saved.OptionError as error:
+        out["refused"].append(str(error))
+    for name in setting:
+        del os.environ[name]
 print(json.dumps(out))
 """
 
@@ -147,7 +159,14 @@ def test_programs_are_compiled_once_with_their_launchers_and_saved(told: dict) -
 def test_a_launch_finds_what_was_saved_elsewhere(told: dict) -> None:
     assert told["installed"] == [1, 0], "the second time it is there"
     assert told["launched"] == [told["again"][1], 0, 1], "nothing compiled, one read"
-    assert told["mended"] == 1
+    assert told["mended"] == 1 and told["keys"], "the name on disk is foreseen, too"
+
+
+def test_other_tools_and_variables_are_refused(told: dict) -> None:
+    """With them no launch would look where the programs lie."""
+    variables, tools = told["refused"]
+    assert "DISABLE_LLVM_OPT" in variables and "set the same" in variables
+    assert "another version of the tools" in tools
 
 
 def test_what_is_compiled_as_it_is_launched_is_counted_and_told(told: dict) -> None:

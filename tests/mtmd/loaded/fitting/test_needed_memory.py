@@ -11,7 +11,13 @@ from mtmd.clip.token_budget import Budget
 from mtmd.kernels.backends import Reference
 from mtmd.kernels.backends.target import Target
 from mtmd.kernels.errors import ImageError
-from mtmd.loaded.fitting.needed_memory import largest_picture, most_that_fit, smaller_picture
+from mtmd.loaded.fitting.needed_memory import (
+    largest_picture,
+    longest_that_fits,
+    most_that_fit,
+    smaller_picture,
+)
+from mtmd.loaded.fitting.pictures import Pictures
 
 
 @pytest.fixture(scope="module")
@@ -59,3 +65,44 @@ def test_the_most_that_fits_is_found_in_few_steps() -> None:
 
         assert most_that_fit(slack, 1000, 8) == limit
         assert len(asked) <= 12, asked
+
+
+@pytest.mark.parametrize(
+    ("limit", "most", "least", "expected"),
+    [
+        (5000, 8192, 1, 4096),
+        (9000, 8000, 1, 8000),  # the model's own, no multiple of a step
+        (8191, 8192, 1, 7168),
+        (1000, 8192, 1, 992),
+        (64, 8192, 1, 64),
+        (31, 8192, 1, 0),
+        (699, 700, 1, 672),
+        (700, 700, 1, 700),
+        (1500, 8192, 1100, 1472),  # a picture that 1,024 do not hold
+        (1090, 8192, 1100, 0),
+        (5, 20, 1, 0),
+    ],
+)
+def test_the_longest_context_is_looked_for_more_closely_where_little_fits(
+    limit: int, most: int, least: int, expected: int
+) -> None:
+    for own in (16, 1024, 2048, 1 << 20):
+        asked: list[int] = []
+
+        def slack(context: int, asked: list[int] = asked) -> int:
+            asked.append(context)
+            return (limit - context) * 1000
+
+        assert longest_that_fits(slack, most, own, least) == expected
+        assert all(least <= context <= most for context in asked)
+
+
+def test_a_shorter_context_holds_smaller_pictures(encoder: Encoder) -> None:
+    pictures = Pictures(encoder, Budget(), 8192, None)
+    assert pictures.own is not None and pictures.least_context == 64
+    tokens = [found.tokens for n in (64, 1024, 8192, 20000, 30000) if (found := pictures.at(n))]
+    assert tokens == sorted(tokens) and tokens[1] < 1024 < tokens[2] == pictures.own.tokens
+    assert tokens[-2:] == [16384, 16384]
+    asked = Pictures(encoder, Budget(), 8192, (640, 480))
+    assert asked.own == asked.at(400) and asked.least_context == 301
+    assert Pictures(None, Budget(), 8192, None).least_context == 1
