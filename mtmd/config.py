@@ -65,9 +65,10 @@ class LoadOptions:
     runs there. `fit`: which of all that is done is chosen, by predicted memory. `kernels` is a
     folder of programs that `mtmd warmup --save` compiled for the GPU, None for that which
     MTMD_KERNELS names, if any and where the device is a GPU. `vision_attention`: the kernel of the
-    encoder's attention on a GPU, "triton" for ours, "torch" for the fastest of torch's own where they take a node, "auto" for
-    what the warm-up has measured to be faster. `preprocess`: "host" has pictures resized and
-    normalised by the CPU, "auto" on a GPU where that gives the same to the bit.
+    encoder's attention on a GPU, "triton" for ours, "torch" for the fastest of torch's own where
+    they take a node, "auto" for what the warm-up has measured to be faster. `preprocess`: "host"
+    has pictures resized and normalised by the CPU, "auto" on a GPU where that gives the same to the
+    bit.
     """
 
     device: str = "auto"
