@@ -262,16 +262,21 @@ def test_closing_a_stream_early(demo: Model, one: Path, monkeypatch: pytest.Monk
     steps: list[int] = []
     forward = demo.runner.forward
     monkeypatch.setattr(demo.runner, "forward", lambda *a: steps.append(1) or forward(*a))
+    described = demo.describe(one, "Describe the image.")
+    whole = len(steps)
+    steps.clear()
     stream = demo.stream([user_message(one, "Describe the image.")])
     assert isinstance(stream, Iterator)
     for event in stream:
         if isinstance(event, TextPiece):
             break
     stream.close()  # type: ignore[attr-defined]
-    assert len(steps) < 5 and next(stream, None) is None
+    assert event.text != described and next(stream, None) is None
+    ended = len(steps)  # some more than were read, as the device does not wait for the reader
+    assert 0 < ended < whole / 2
     unstarted = demo.stream([user_message("no such.png", "x")])
     unstarted.close()  # type: ignore[attr-defined]
-    assert demo.describe(one, COUNT) == "One."
+    assert len(steps) == ended and demo.describe(one, COUNT) == "One."
 
 
 def run_together(calls: list[Any]) -> None:

@@ -24,7 +24,7 @@ _PICTURES = {
 }  # fmt: skip
 _TEXTS = {"content", "input", "instructions", "prompt", "prompt_string", "system", "text"}
 _SYSTEM = {"developer", "system"}
-_KEPT = re.compile(r"(?:file|resp_req)-([a-z0-9]+)-[0-9a-f]{16,64}")
+_KEPT = re.compile(r"(?:file|resp_req)-([a-z0-9]{1,32})-[0-9a-f]{16,64}")
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import re
 import secrets
 import signal
 import sys
@@ -165,8 +164,8 @@ def _reason(serve: Any) -> str:
     """What the replica that could not start has said; "" where none has."""
     application = serve.status().applications.get(APP)
     messages = [] if application is None else [d.message for d in application.deployments.values()]
-    found = re.search(rf"{re.escape(NOT_STARTED)}([^\n]+)", "\n".join(messages))
-    return found[1].strip() if found else ""
+    _, _, why = "\n".join(messages).partition(NOT_STARTED)
+    return why.partition("\n")[0].strip()
 
 
 def _watch(

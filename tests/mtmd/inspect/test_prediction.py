@@ -144,6 +144,7 @@ def test_memory_of_the_card_is_read_as_sizes_are() -> None:
 FIELDS = {
     "schema", "ran_on_a_gpu", "model", "device", "device_name", "dtype", "flash", "refused",
     "graphs", "checks", "dequantized", "speculation", "ranks", "layers", "fit", "programs", "untried",
+    "vision_attention", "preprocessing",
     "fully_accelerated", "card", "sequences",
     "context", "context_most", "usable_bytes", "weight_bytes", "longest_context", "most_answers",
     "lengths", "pictures", "work", "links", "compiled", "not_compiled", "needed_bytes", "fits",
