@@ -24,7 +24,9 @@ _PICTURES = {
 }  # fmt: skip
 _TEXTS = {"content", "input", "instructions", "prompt", "prompt_string", "system", "text"}
 _SYSTEM = {"developer", "system"}
-_KEPT = re.compile(r"(?:file|resp_req)-([a-z0-9]{1,32})-[0-9a-f]{16,64}")
+_KEPT = {"file", "resp_req"}  # what ids of things that a replica keeps begin with
+_NUMBER = re.compile(r"[0-9a-f]{16,64}")
+_NO_ID = re.compile(r"[^a-z0-9_-]+")
 
 
 @dataclass(frozen=True)
@@ -66,8 +68,12 @@ def common(body: bytes, tenant: str, limits: JsonLimits) -> Common:
 
 def named_in(text: str) -> str:
     """The replica in the id of a file or response; "" where there is none."""
-    found = _KEPT.search(text[:NAMED_CHARS])
-    return found[1] if found else ""
+    for word in _NO_ID.split(text[:NAMED_CHARS]):
+        kind, _, rest = word.partition("-")
+        name, _, number = rest.partition("-")
+        if kind in _KEPT and name.isalnum() and _NUMBER.fullmatch(number):
+            return name
+    return ""
 
 
 def _parts(value: Any, under: str = "", role: str = "") -> Iterator[tuple[str, str]]:
