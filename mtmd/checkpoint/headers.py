@@ -87,7 +87,7 @@ def _reader(
 ) -> Callable[[int, int], bytes]:
     """Reads the bytes of a file from one place to another. Raises ModelError."""
     from huggingface_hub import hf_hub_url
-    from huggingface_hub.utils import build_hf_headers
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
     url = hf_hub_url(repo, file, revision=commit, endpoint=endpoint)
 
