@@ -115,6 +115,7 @@ most to do. A collective takes the device, after the model by which NCCL chooses
     low    = (3.6 us + steps x low wait) x late + handed / (rate x el x part)
     time   = min(simple, low)
 
+`rate` is the link's; of a mesh, where every two cards have a link of their own, that of N - 1 of them.
 `part` is 1/4 of an all_reduce, 1/3 of an all_gather, as the low-latency protocol sends a flag with every word. By torch.distributed a collective costs the
 host {host} us (slow, middle, fast), `el` is {el}, `late` {late}: assumptions, as above. A plan with collectives is not recorded as a CUDA graph, so on fast cards the host's
 launches are the bound. **Not run on several GPUs.**
@@ -177,8 +178,9 @@ def link_rows() -> Iterator[str]:
     for link in LINKS.values():
         cards = ", ".join(f"`{name}`" for name, links in OF_CARD.items() if link.name in links)
         most = "any" if link.most == ANY else str(link.most)
+        rate = f"{link.bandwidth / 1e9:,.4g}" + " x (N - 1)" * link.is_mesh
         yield (
-            f"| {link.title} | {link.bandwidth / 1e9:,.4g} | {link.wait * 1e6:g}, "
+            f"| {link.title} | {rate} | {link.wait * 1e6:g}, "
             f"{link.low_wait * 1e6:g} | {most} | {cards} | {link.source} |"
         )
 

@@ -2,6 +2,7 @@
 
     steps   = 2 (N - 1) of an all_reduce, N - 1 of an all_gather, on N cards in a ring
     handed  = bytes x steps / N                             sent by each card, and received
+    rate    = a link's; in a mesh, N - 1 times that of one
     simple  = (8.4 us + steps x wait) x late + handed / (rate x el)
     low     = (3.6 us + steps x low wait) x late + handed / (rate x el x part)
     time    = min(simple, low)
@@ -26,8 +27,9 @@ ANY = 64
 
 @dataclass(frozen=True)
 class Link:
-    """`bandwidth`: bytes a second that a card sends, and as many that it receives. `wait` and
-    `low_wait`: seconds of a step by either protocol. `most` cards are tied together so.
+    """`bandwidth`: bytes a second that a card sends, and as many that it receives; in a mesh, where
+    every two cards have a link of their own, over each of these. `wait` and `low_wait`: seconds of
+    a step by either protocol. `most` cards are tied together so.
     """
 
     name: str
@@ -37,10 +39,17 @@ class Link:
     low_wait: float
     most: int
     source: str
+    is_mesh: bool = False
+
+    def rate(self, ranks: int) -> int:
+        """Bytes a second that each of so many cards sends to all others together."""
+        return self.bandwidth * (ranks - 1) if self.is_mesh else self.bandwidth
 
 
-def _direct(name: str, title: str, gb_per_s: float, most: int, source: str) -> Link:
-    return Link(name, title, round(gb_per_s * GIGA), 3.4 * US, 0.47 * US, most, source)
+def _direct(
+    name: str, title: str, gb_per_s: float, most: int, source: str, is_mesh: bool = False
+) -> Link:
+    return Link(name, title, round(gb_per_s * GIGA), 3.4 * US, 0.47 * US, most, source, is_mesh)
 
 
 def _pcie(name: str, title: str, transfers: int) -> Link:
@@ -60,8 +69,8 @@ LINKS = {
         _direct("nvlink4-bridge", "NVLink 4 bridge, PCIe cards", 300, 2,
                 "NVIDIA H100 datasheet, PCIe: 600 GB/s both ways"),
         _direct("nvlink5", "NVLink 5", 900, 8, "NVIDIA DGX B200 datasheet: 1.8 TB/s both ways"),
-        _direct("infinity", "Infinity Fabric", 448, 8,
-                "AMD Instinct MI300X data sheet: 7 links, 128 GB/s both ways each"),
+        _direct("infinity", "Infinity Fabric", 64, 8,
+                "AMD Instinct MI300X data sheet: 7 links, 128 GB/s both ways each", is_mesh=True),
         _pcie("pcie4", "PCI Express 4.0 x16", 16),
         _pcie("pcie5", "PCI Express 5.0 x16", 32),
     )
@@ -104,7 +113,7 @@ def links_of(card: Card, ranks: int) -> tuple[Link, ...]:
 def exchange_s(op: str, size: int, ranks: int, link: Link, reached: Reached) -> float:
     """Seconds of one collective, of values that are `size` bytes when they are whole."""
     steps = 2 * (ranks - 1) if op == "all_reduce" else ranks - 1
-    moving = size * steps / ranks / (link.bandwidth * reached.part)
+    moving = size * steps / ranks / (link.rate(ranks) * reached.part)
     simple = SIMPLE_S + steps * link.wait
     low = LOW_S + steps * link.low_wait
     return min(simple * reached.late + moving, low * reached.late + moving / PARTS[op])

@@ -79,7 +79,9 @@ class Cuts:
         """By how much the fullest rank has more than its share, as a part of that."""
         wanted = [end - start for start, end in pairwise((Fraction(0), *self._ends))]
         parts = [stop - start for start, stop in pairwise(edges)]
-        return float(max(part / share for part, share in zip(parts, wanted, strict=True)) - 1)
+        # a share so small that it is 0 here gets the least there is
+        each = zip(parts, wanted, strict=True)
+        return float(max(part / share for part, share in each if share) - 1)
 
     def _heads(self, units: int, groups: Dim, heads: Sequence[Dim]) -> tuple[Fraction, ...]:
         """A rank's heads are whole groups or lie in one: then its heads and groups fit together as

@@ -41,8 +41,13 @@ def new_memory(size: int) -> int | None:
     return memory
 
 
+def _header_bytes(size: int) -> int:
+    """Whole pages for a counter of each rank, and for whether one is lost."""
+    return -(-(size + 1) * LINE // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
 def _bytes(size: int) -> int:
-    return mmap.PAGESIZE + 2 * size * PLACE
+    return _header_bytes(size) + 2 * size * PLACE
 
 
 class SharedMemory:
@@ -50,13 +55,14 @@ class SharedMemory:
 
     def __init__(self, memory: int, rank: int, size: int):
         self.rank, self.size, self._number = rank, size, 0
-        mapped = mmap.mmap(memory, _bytes(size))
-        os.close(memory)
-        self._counters = memoryview(mapped)[: mmap.PAGESIZE].cast("Q")
-        self._places = torch.frombuffer(mapped, dtype=torch.uint8)[mmap.PAGESIZE :]
+        try:
+            mapped = mmap.mmap(memory, _bytes(size))
+        finally:
+            os.close(memory)
+        self._counters = memoryview(mapped)[: _header_bytes(size)].cast("Q")
+        self._places = torch.frombuffer(mapped, dtype=torch.uint8)[_header_bytes(size) :]
         self._lost_at = size * LINE // 8
         self._parent = os.getppid() if rank else None
-        assert self._lost_at < len(self._counters)
 
     def takes(self, size: int) -> bool:
         """Whether values of so many bytes go this way."""

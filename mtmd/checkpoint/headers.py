@@ -6,6 +6,7 @@ a length and takes no room, so that it is opened as any other and must not be re
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -25,6 +26,7 @@ from mtmd.kernels.errors import ModelError
 FIRST_BYTES = 4 << 20  # of a GGUF, whose header's length is not told; most have more
 MOST_BYTES = 128 << 20  # of one header
 PIECE_BYTES = 1 << 16  # of a response, read at once
+PAUSES_S = (1.0, 2.0, 4.0, 8.0)  # before a part that broke off is asked for again
 LENGTH = 8  # bytes that say how long the header of a safetensors file is
 
 
@@ -85,7 +87,7 @@ def _reader(
 ) -> Callable[[int, int], bytes]:
     """Reads the bytes of a file from one place to another. Raises ModelError."""
     from huggingface_hub import hf_hub_url
-    from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
     url = hf_hub_url(repo, file, revision=commit, endpoint=endpoint)
 
@@ -95,22 +97,42 @@ def _reader(
             "Range": f"bytes={start}-{stop - 1}",
             "Accept-Encoding": "identity",
         }
-        data = bytearray()
-        with _streamed(url, headers) as (response, pieces):
-            hf_raise_for_status(response)
-            for piece in pieces:
-                data += piece
-                if len(data) > stop - start:  # a mirror that gives no parts, and sends it whole
-                    break
+        data, broken = _body(url, headers, stop - start)
+        for pause in PAUSES_S:
+            if broken is None:
+                break
+            time.sleep(pause)
+            data, broken = _body(url, headers, stop - start)
+        if broken is not None:
+            raise broken
         if len(data) != stop - start:
             more = "more" if len(data) > stop - start else f"{len(data)}"
             raise ModelError(
                 f"model {model!r}: asked for {stop - start} bytes of {file}, found {more}; "
                 "fetch it whole with 'mtmd pull'"
             )
-        return bytes(data)
+        return data
 
     return read
+
+
+def _body(url: str, headers: dict[str, Any], count: int) -> tuple[bytes, Exception | None]:
+    """What has come, and why no more. That is not raised while the response is open:
+    huggingface_hub would take it for an error of its own request, and ask once more.
+    """
+    from huggingface_hub.utils import hf_raise_for_status  # type: ignore[attr-defined]
+
+    data, broken = bytearray(), None
+    with _streamed(url, headers) as (response, pieces):
+        hf_raise_for_status(response)
+        try:
+            for piece in pieces:
+                data += piece
+                if len(data) > count:  # a mirror that gives no parts, and sends it whole
+                    break
+        except Exception as error:  # each HTTP library has its own
+            broken = error
+    return bytes(data), broken
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from mtmd.cluster.places import (
 from mtmd.kernels.errors import MtmdError
 
 WRITING = "_writing-"
+TRIES = 4  # of one file: another command that ends sweeps what is being written
 NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
@@ -68,13 +69,19 @@ class Folder:
     def write(self, name: str, data: bytes) -> bool:
         """Whole, or not at all. Whether it was written: not where the name is taken."""
         with self._told():
-            if self._remote is None:
-                return _write_here(Path(self.name) / name, data)
-            fs, path = self._remote
-            place = f"{path.rstrip('/')}/{name}"
-            if self.name.partition("://")[0] in WHOLE_OBJECTS or not renames(fs):
-                return _create(fs, place, data)
-            return _write_beside(fs, f"{path.rstrip('/')}/{_new_name(name)}", place, data)
+            for _ in range(TRIES - 1):
+                with suppress(FileNotFoundError):
+                    return self._write(name, data)
+            return self._write(name, data)
+
+    def _write(self, name: str, data: bytes) -> bool:
+        if self._remote is None:
+            return _write_here(Path(self.name) / name, data)
+        fs, path = self._remote
+        place = f"{path.rstrip('/')}/{name}"
+        if self.name.partition("://")[0] in WHOLE_OBJECTS or not renames(fs):
+            return _create(fs, place, data)
+        return _write_beside(fs, f"{path.rstrip('/')}/{_new_name(name)}", place, data)
 
     def remove(self, name: str) -> None:
         """Raises nothing where it is gone, or stays."""
@@ -92,7 +99,9 @@ class Folder:
                 Path(self.name).rmdir()
 
     def sweep(self) -> None:
-        """Take away what processes left that were killed while they wrote. Nobody writes now."""
+        """Take away what processes left that were killed while they wrote. Who writes now, for
+        another command, does it once more.
+        """
         for name in self.names():
             if name.startswith(WRITING):
                 self.remove(name)

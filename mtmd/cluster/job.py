@@ -113,7 +113,7 @@ class Batches:
                 f"out {job.out}: found the ending {job.ending!r}, expected one of "
                 f"{', '.join(ENDINGS)}: with --ray it is a folder of files of that form"
             )
-        self._wrote_job = False
+        self._wrote_job = self._has_begun = False
         try:
             names = {n for n in self.folder.names() if not n.startswith(WRITING)}
             if names and not resume:
@@ -175,7 +175,7 @@ class Batches:
         slots = int(self.job.loading.get("parallel", 1))
         try:
             self.folder.make()
-            self._wrote_job = self.folder.write(JOB, json.dumps(self._asked(), indent=1).encode())
+            self._wrote_job = self._write_job()
             self._check()
             listed, count = list[Listed](), len(found.files)
             shards = [(source, self.plan.stamps.get(source, "")) for source in found.shards]
@@ -201,19 +201,38 @@ class Batches:
             )
 
     def leave(self) -> None:
-        """At the end of a run, however it ended: where it began a folder, and nobody wrote a row
-        there, nothing is left of it.
+        """At the end of a run, however it ended: where it began a folder, no actor of it has had a
+        unit, whose rows it may be writing still, and nobody else put anything there, nothing is
+        left of it.
         """
-        if not self._wrote_job:
+        if not self._wrote_job or self._has_begun:
             return
         with suppress(OSError):
             names = self.folder.names()
-            if next(done_in(names, self.job.ending), None) is None:
-                mine = {JOB, *self.plan.written}
+            if names <= {JOB, *self.plan.written}:
                 for name in names:
-                    if name in mine or name.startswith(WRITING):
-                        self.folder.remove(name)
+                    self.folder.remove(name)
                 self.folder.remove_empty()
+
+    def keep(self) -> None:
+        """Before rows are written, and when the first are there: what says what they are is there
+        as well, where the command that began the folder has left it. Raises DeviceError, and
+        OptionError where somebody asks something else there by now.
+        """
+        self._has_begun = True
+        try:
+            self.folder.make()
+            names = self.folder.names()
+            if JOB not in names:
+                self._write_job()
+            self._check()
+            self.plan.keep(names)
+        except OSError as error:
+            raise DeviceError(not_written(self.job.out, error)) from error
+
+    def _write_job(self) -> bool:
+        """Raises OSError."""
+        return self.folder.write(JOB, json.dumps(self._asked(), indent=1).encode())
 
     def count_before(self, progress: Progress) -> None:
         """Rows of earlier runs, read and counted. Raises OptionError where some are missing, and
@@ -284,6 +303,7 @@ class _Run:
         self._ready: set[int] = set()
         self._ends, self._host_bytes, self._has_answered = Ends(), 0, False
         self._slow_rows: dict[int, dict[int, Row]] = {}
+        self._has_given = False
 
     def until_done(self, actors: int, tell: Callable[[Progress], None]) -> None:
         waits_since = time.monotonic()
@@ -329,6 +349,9 @@ class _Run:
             self._ends.started(actor)
 
     def _give(self, actor: int, task: Task) -> None:
+        if not self._has_given:
+            self._batches.keep()
+            self._has_given = True
         unit = self._batches.plan.unit(task.unit)
         rows = self._slow(unit) if task.write else []
         self._crew.give(actor, task, unit, rows)
@@ -364,6 +387,8 @@ class _Run:
             assert event.task.row is not None
             self._slow_rows.setdefault(event.task.unit, {})[event.task.row] = event.result
             return
+        if not self._progress.written:
+            self._batches.keep()
         self._slow_rows.pop(event.task.unit, None)
         self._batches.done.add(event.task.unit)
         self._progress.written += event.result.rows

@@ -67,6 +67,7 @@ class Plan:
         """Of tar files and tables, as they were when their items were numbered."""
         self.written: list[str] = []
         """Names of the files that this one has added."""
+        self._names: list[str] = []
         names = sorted(n for n in folder.names() if n.startswith(PLAN) and n.endswith(".parquet"))
         for name in names:
             self._take(name)
@@ -116,6 +117,12 @@ class Plan:
             self.written.append(name)
         return is_ours
 
+    def keep(self, names: set[str]) -> None:
+        """Write again what is not among `names`, those of the folder. Raises OSError."""
+        for name, table in zip(self._names, self._tables, strict=True):
+            if name not in names:
+                self.folder.write(name, _bytes_of(table))
+
     def _take(self, name: str) -> None:
         import pyarrow as pa
 
@@ -140,6 +147,7 @@ class Plan:
                 "was, or name another folder"
             ) from error
         self._tables.append(table)
+        self._names.append(name)
         self._starts += starts
         self.count += table.num_rows
 

@@ -66,36 +66,27 @@ class Ranks:
         self.on_loss: list[Callable[[DeviceError], None]] = []
         self.fault: DeviceError | None = None
         self._closing = False
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._dropped: deque[dict[str, int]] = deque()
         self._known: OrderedDict[str, None] = OrderedDict()
         self._caches = self._snapshots = 0
         self._numbers: weakref.WeakKeyDictionary[Snapshot, int] = weakref.WeakKeyDictionary()
-        key = secrets.token_bytes(32)
-        address = (launched.address if launched else LOCALHOST, 0)
-        with Listener(address, backlog=self.size, authkey=key) as listener:
-            store = launcher_store(launched) if launched else new_store(self.size)
-            gloo = transport(chosen.device) == "gloo"
-            memory = new_memory(self.size) if gloo and launched is None else None
-            place = {
-                "address": list(listener.address),
-                "key": key.hex(),
-                "store": [LOCALHOST, store.port] if launched is None else None,
-                "size": self.size,
-                "memory": memory,
-            }
-            processes = {} if launched else self._start(place)
-            if launched:
-                store.set(KEY, json.dumps(place))
-            try:
-                self.followers = self._accept(listener, processes)
-            except BaseException:
-                for process in processes.values():
+        gloo = transport(chosen.device) == "gloo"
+        memory = new_memory(self.size) if gloo and launched is None else None
+        try:
+            store = self._meet(launched, memory)
+            self._tell("load", options=dataclasses.asdict(chosen), opened_from=opened_from)
+            mine = None if memory is None else os.dup(memory)
+            self.group = DistributedGroup(store, 0, self.size, transport(chosen.device), mine)
+        except BaseException:
+            for process in self._processes.values():
+                with suppress(BrokenPipeError), process:  # what it has not read
                     process.kill()
-                if memory is not None:
-                    os.close(memory)
-                raise
-        self._tell("load", options=dataclasses.asdict(chosen), opened_from=opened_from)
-        self.group = DistributedGroup(store, 0, self.size, transport(chosen.device), memory)
+            raise
+        finally:
+            if memory is not None:
+                os.close(memory)
+        self.on_loss.append(lambda _: self.group.give_up())
         atexit.register(self.close)
         for follower in self.followers:
             threading.Thread(
@@ -106,23 +97,39 @@ class Ranks:
             ).start()
         self._wait("ready", START_S * 5)
 
-    def _start(self, place: dict[str, Any]) -> dict[int, subprocess.Popen[bytes]]:
-        processes = {}
+    def _meet(self, launched: Launched | None, memory: int | None) -> Any:
+        """All ranks have begun, and wait for what they are to load. Their store."""
+        key = secrets.token_bytes(32)
+        address = (launched.address if launched else LOCALHOST, 0)
+        with Listener(address, backlog=self.size, authkey=key) as listener:
+            store = launcher_store(launched) if launched else new_store(self.size)
+            place = {
+                "address": list(listener.address),
+                "key": key.hex(),
+                "store": [LOCALHOST, store.port] if launched is None else None,
+                "size": self.size,
+                "memory": memory,
+            }
+            if launched:
+                store.set(KEY, json.dumps(place))
+            else:
+                self._start(place)
+            self.followers = self._accept(listener)
+        return store
+
+    def _start(self, place: dict[str, Any]) -> None:
         for rank in range(1, self.size):
             process = subprocess.Popen(
                 [sys.executable, "-m", "mtmd.follower"],
                 stdin=subprocess.PIPE,
                 pass_fds=() if place["memory"] is None else (place["memory"],),
             )
+            self._processes[rank] = process
             assert process.stdin is not None
             process.stdin.write(json.dumps(place | {"rank": rank}).encode() + b"\n")
             process.stdin.flush()
-            processes[rank] = process
-        return processes
 
-    def _accept(
-        self, listener: Listener, processes: dict[int, subprocess.Popen[bytes]]
-    ) -> list[Follower]:
+    def _accept(self, listener: Listener) -> list[Follower]:
         """Of every other rank its connection; each says which it is."""
         found: dict[int, Follower] = {}
         accepted: deque[Connection] = deque()
@@ -142,8 +149,9 @@ class Ranks:
                     wire = Wire(accepted.popleft())
                     head, _ = wire.receive()
                     rank = int(head["rank"])
-                    found[rank] = Follower(rank, wire, processes.get(rank))
-                dead = [(r, p.returncode) for r, p in processes.items() if p.poll() is not None]
+                    found[rank] = Follower(rank, wire, self._processes.get(rank))
+                ended = ((r, p.poll()) for r, p in self._processes.items())
+                dead = [(rank, code) for rank, code in ended if code is not None]
                 if dead or time.monotonic() > end:
                     why = (
                         f"rank {dead[0][0]} {_ended(dead[0][1])}"
@@ -183,7 +191,6 @@ class Ranks:
             f"rank {follower.rank} of {self.size} {why}; start the process again"
         )
         log.error("%s", self.fault)
-        self.group.give_up()
         for tell in self.on_loss:
             tell(self.fault)
 

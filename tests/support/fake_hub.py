@@ -134,6 +134,10 @@ class FakeHub(BaseHTTPRequestHandler):
             data, status = whole[start : last + 1], 206
             headers["Content-Range"] = f"bytes {start}-{last}/{len(whole)}"
             self.server.ranges.append((name, len(data)))
+            if self.server.breaks and name.endswith((".safetensors", ".gguf")):
+                self.server.breaks -= 1
+                headers["Content-Length"] = str(len(data))
+                data = data[: len(data) // 2]
         self.answer(data, status, headers)
 
     def answer(self, data: bytes, status: int = 200, headers: dict[str, str] | None = None) -> None:
@@ -158,6 +162,7 @@ class FakeHub(BaseHTTPRequestHandler):
 def running_hub() -> Iterator[ThreadingHTTPServer]:
     with ThreadingHTTPServer(("127.0.0.1", 0), FakeHub) as server:
         server.asked, server.ranges, server.ignores_ranges, server.sent = [], [], False, 0
+        server.breaks = 0  # of the next parts, only a half comes
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         yield server

@@ -66,8 +66,13 @@ class Reader:
         return item.name, _file(item.source, item.name, take)
 
     def _cell(self, item: Item, take: Callable[[int], None]) -> tuple[str, bytes]:
+        def ask(count: int) -> None:
+            """Whoever waits with a large row in memory keeps others from reading theirs."""
+            if count > PICTURE_MOST:
+                take(count)
+
         with self._lock:
-            row = self._rows.read(item.source, item.position)
+            row = self._rows.read(item.source, item.position, ask)
         value, name = row[self._columns.picture], item.name
         if isinstance(value, dict):  # as Hugging Face's datasets keep pictures
             path = value.get("path")
@@ -81,7 +86,6 @@ class Reader:
         if isinstance(value, bytes):
             if len(value) > PICTURE_MOST:
                 _check_size(name, len(value), value[:HEAD_BYTES])
-                take(len(value))
             return name, value
         if isinstance(value, str) and value:
             return name, _file(named_by(item.source, value, self._columns.anywhere), name, take)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import OrderedDict
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import accumulate
 from typing import Any
@@ -19,6 +20,8 @@ from mtmd.kernels.errors import ImageError, MtmdError, OptionError
 GROUP_MOST = 4 << 30  # bytes of a row group that are decoded to get at one of its rows
 CURSORS = 4  # places at which tables are read: an actor has two units
 KEPT_MOST = 64 << 20  # bytes of rows at each that were passed over
+Ask = Callable[[int], None]
+"""Called with how many bytes a picture in a row has, before they are handed over: it may wait."""
 
 
 def count_rows(source: str, file: Any, columns: Columns) -> int:
@@ -53,7 +56,7 @@ class Rows:
         self._starts: OrderedDict[str, list[int]] = OrderedDict()
         self._cursors: OrderedDict[_Cursor, None] = OrderedDict()
 
-    def read(self, source: str, number: int) -> dict[str, Any]:
+    def read(self, source: str, number: int, ask: Ask = lambda _: None) -> dict[str, Any]:
         """Raises ImageError."""
         try:
             starts = self._starts_of(source)
@@ -63,7 +66,7 @@ class Rows:
                     f"{number:,}; it has been written anew since it was listed"
                 )
             group = bisect_right(starts, number) - 1
-            return self._take(source, group, number - starts[group])
+            return self._take(source, group, number - starts[group], ask)
         except MtmdError:
             raise
         except ImportError as error:
@@ -86,7 +89,7 @@ class Rows:
                 self._starts.popitem(last=False)
         return self._starts[source]
 
-    def _take(self, source: str, group: int, at: int) -> dict[str, Any]:
+    def _take(self, source: str, group: int, at: int, ask: Ask) -> dict[str, Any]:
         here = [c for c in self._cursors if (c.source, c.group) == (source, group)]
         cursor = next((c for c in here if at in c.kept), None)
         if cursor is None:
@@ -99,7 +102,7 @@ class Rows:
             self._cursors[cursor] = None
         self._cursors.move_to_end(cursor)
         try:
-            return cursor.take(at)
+            return cursor.take(at, ask)
         except ImageError:
             raise
         except BaseException:
@@ -118,14 +121,14 @@ class _Cursor:
 
         self.source, self.group, self.next = source, group, 0
         self.kept: OrderedDict[int, Any] = OrderedDict()
-        self._bytes = self._kept_bytes = 0
+        self._picture, self._bytes, self._kept_bytes = names[0], 0, 0
         file = open_seekable(source)
         self._finalizer = finalize(self, file.close)
         table = pq.ParquetFile(file, buffer_size=LOOKED_AT, pre_buffer=False)
         self._count = table.metadata.row_group(group).num_rows
         self._rows = table.iter_batches(1, [group], names, use_threads=False)
 
-    def take(self, at: int) -> dict[str, Any]:
+    def take(self, at: int, ask: Ask) -> dict[str, Any]:
         while self.next <= at:
             if self._bytes > GROUP_MOST:
                 raise ImageError(
@@ -144,9 +147,22 @@ class _Cursor:
             self.close()
         row = self.kept.pop(at)
         self._kept_bytes -= row.nbytes
+        ask(_picture_bytes(row.column(self._picture)[0]))
         found: dict[str, Any] = row.to_pylist()[0]
         return found
 
     def close(self) -> None:
         with suppress(Exception):  # each file system has its own
             self._finalizer()
+
+
+def _picture_bytes(cell: Any) -> int:
+    """Of a picture that is in the table itself."""
+    import pyarrow as pa
+
+    if isinstance(cell, pa.StructScalar):
+        cell = dict(cell).get("bytes") if cell.is_valid else None
+    if isinstance(cell, pa.DictionaryScalar):
+        cell = cell.value
+    is_binary = isinstance(cell, pa.BinaryScalar) and not isinstance(cell, pa.StringScalar)
+    return cell.as_buffer().size if is_binary and cell.is_valid else 0

@@ -11,7 +11,7 @@ from mtmd.kernels.estimate.roofline import Estimate
 class LinkFacts:
     """Estimates of the rank that has most to do, at the context asked for: `prefill` of
     `prefill_tokens`, `decode` of one token, `encode` of a picture of the warm-up's size.
-    `gb_per_s` is as published, each way; `source` says where.
+    `gb_per_s` is as published, of a card to all others, each way; `source` says where.
     """
 
     link: str

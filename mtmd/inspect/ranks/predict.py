@@ -31,7 +31,7 @@ def shared_out(
             LinkFacts(
                 link.name,
                 link.title,
-                link.bandwidth / 1e9,
+                link.rate(len(shares)) / 1e9,
                 link.source,
                 sizes["prefill"].tokens,
                 times["decoder", "prefill"],

@@ -47,6 +47,16 @@ def test_published_rates() -> None:
     assert set(OF_CARD) == set(CARDS) and all(link.source for link in LINKS.values())
 
 
+@pytest.mark.parametrize(("ranks", "rate"), [(2, 64e3), (4, 192e3), (8, 448e3)])
+def test_a_mesh_has_a_link_for_every_two_cards(ranks: int, rate: float) -> None:
+    """Of MI300X, two share one link of their seven."""
+    (link, _), size = links_of(CARDS["mi300x"], ranks), 64 << 20
+    assert link.rate(ranks) == rate * 1e6
+    found = exchange_s("all_gather", size, ranks, link, MIDDLE_OF)
+    expected = 8.4 + (ranks - 1) * 3.4 + size * (ranks - 1) / ranks / (rate * 0.7)
+    assert found == pytest.approx(expected * US, rel=1e-6)
+
+
 def test_which_links_tie_so_many_cards() -> None:
     names = [link.name for link in links_of(CARDS["rtx3090"], 2)]
     assert names == ["nvlink-bridge", "pcie4"]

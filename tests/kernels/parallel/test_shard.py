@@ -5,6 +5,7 @@ decoders with random shares.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from random import Random
 
 import torch
@@ -20,11 +21,14 @@ CASES = 100  # `python tests/kernels/parallel/test_shard.py 10000` for more
 STEPS = 2  # a second step reads the states that the first has left
 
 
-def check(seed: int) -> Counter[str]:
-    """One random graph on random ranks; ops that ran on parts of values."""
+def check(seed: int, given: Sequence[float] = ()) -> Counter[str]:
+    """One random graph on ranks of `given` shares or random ones; ops that ran on parts of
+    values.
+    """
     made, rng = Maker(seed), Random(seed + 1)
-    size = rng.choice((2, 2, 3, 4))
-    shares = [rng.choice((1, 1, 1, 2, 3)) for _ in range(size)] if rng.random() < 0.5 else None
+    size = len(given) or rng.choice((2, 2, 3, 4))
+    some = [rng.choice((1, 1, 1, 2, 3)) for _ in range(size)] if rng.random() < 0.5 else None
+    shares = given or some
     shardings = [Sharding(Seat(rank, size), shares) for rank in range(size)]
     graphs = [sharding.rewrite(made.outputs) for sharding in shardings]
     whole: list[dict[str, torch.Tensor]] = [{}]
@@ -58,6 +62,10 @@ ON_WHOLE = {"add_rows", "cast", "concat", "embed", "kv_half", "layer_norm", "pla
 def test_random_graphs_compute_what_the_whole_computes() -> None:
     seen = sum((check(seed) for seed in range(CASES)), Counter[str]())
     assert set(RULES) - set(seen) <= ON_WHOLE
+
+
+def test_a_rank_with_next_to_no_share_has_the_least_there_is() -> None:
+    assert check(0, (0.1, 999_999.0))["matmul"]
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from typing import TypeVar
 import pytest
 import torch
 
+from mtmd.config import MOST_RANKS
 from mtmd.kernels.parallel import shared_memory
 from mtmd.kernels.parallel.shared_memory import SharedMemory, new_memory
 
@@ -55,6 +56,20 @@ def test_many_collectives_one_after_another(size: int) -> None:
             assert total is given and torch.equal(total, expected)
 
     on_ranks(size, work)
+
+
+def test_as_many_ranks_as_there_may_be() -> None:
+    """Whose counters, and the one for a loss, take more than a page."""
+    memory = new_memory(MOST_RANKS)
+    assert memory is not None
+    ranks = [SharedMemory(os.dup(memory), rank, MOST_RANKS) for rank in range(MOST_RANKS)]
+    os.close(memory)
+    with ThreadPoolExecutor(MOST_RANKS) as pool:
+        totals = [*pool.map(lambda r: r.sum(torch.tensor([r.rank + 1.0]), 60).item(), ranks)]
+    assert set(totals) == {MOST_RANKS * (MOST_RANKS + 1) / 2}
+    ranks[-1].give_up()
+    with pytest.raises(ConnectionError, match="another rank is gone"):
+        ranks[0].sum(torch.ones(1), 60)
 
 
 def test_a_rank_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:

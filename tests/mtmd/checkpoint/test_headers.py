@@ -96,6 +96,20 @@ def test_a_hub_that_gives_no_parts_is_not_read_to_the_end(
     assert hub.sent < 32 << 20, "what both ends of a connection hold"  # type: ignore[attr-defined]
 
 
+def test_a_body_that_breaks_off_is_asked_for_again(
+    hub: ThreadingHTTPServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PAUSES_S", (0.0, 0.0))
+    hub.breaks = 2  # type: ignore[attr-defined]
+    found = fetch_headers("org/demo", tmp_path, endpoint=address(hub))
+    assert open_checkpoint(found.path).text == open_checkpoint(DEMO_MODEL).text
+    assert len(hub.ranges) == 4  # type: ignore[attr-defined]
+    hub.breaks = 3  # type: ignore[attr-defined]
+    with pytest.raises(ModelError, match=r"fetched .* \((RemoteProtocol|\w*Read)\w*Error\); check"):
+        fetch_headers("org/demo", tmp_path, endpoint=address(hub))
+    assert len(hub.ranges) == 7  # type: ignore[attr-defined]
+
+
 def test_before_huggingface_hub_1(
     hub: ThreadingHTTPServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

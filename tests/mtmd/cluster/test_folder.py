@@ -55,6 +55,25 @@ def test_file_systems_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert (folder.names(), folder.read("a")) == ({"a"}, b"one")
 
 
+@pytest.mark.parametrize("has_links", (True, False))
+def test_what_another_command_sweeps_away_is_written_again(
+    has_links: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, swept, link = Folder(str(tmp_path)), list[int](), folders.os.link
+
+    def late(made: Path, place: Path) -> None:
+        if len(swept) < 2:
+            swept.append(1)
+            Folder(str(tmp_path)).sweep()
+        if not has_links:
+            raise PermissionError(1, "Operation not permitted")
+        link(made, place)
+
+    monkeypatch.setattr(folders.os, "link", late)
+    assert folder.write("a", b"one") and len(swept) == 2
+    assert (folder.names(), folder.read("a")) == ({"a"}, b"one")
+
+
 class Store:
     """Objects, written by several at once. `words`: what it says of one that is there."""
 

@@ -429,6 +429,43 @@ def test_a_second_command_takes_nothing_of_the_first(tmp_path: Path) -> None:
     assert first.folder.names() == there | {"part-000000.jsonl"}
 
 
+def test_one_that_goes_on_keeps_the_plan_of_one_that_leaves(tmp_path: Path) -> None:
+    """The first began the folder, and ends before any row is there; the second has read its plan,
+    and has given nothing to do yet.
+    """
+    job = job_in(tmp_path)
+    first = Batches(job, False)
+    first.prepare(found(*items(8)), list_shards, 2, 2)
+    second = Batches(job, True)
+    second.prepare(found(*items(8)), list_shards, 2, 2)
+    first.leave()
+    assert not Path(job.out).exists()
+    with pytest.raises(Killed):
+        second.run(Crew(job, random.Random(1), never), 1, Progress(), stop_at(2))
+    second.leave()
+    third = Batches(job, True)
+    third.prepare(found(*items(8)), list_shards, 2, 2)
+    assert third.plan.count == 8 and len(third.done) == 1
+
+
+def test_one_whose_actors_may_be_writing_leaves_what_they_need(tmp_path: Path) -> None:
+    class Stopped(Crew):
+        def give(self, actor: int, task: Task, unit: Unit, rows: Sequence[Row]) -> None:
+            self.late.append(lambda: self.worker.write(unit, [*map(row_of, unit.items)]))
+            super().give(actor, task, unit, rows)
+            raise Killed
+
+    job = job_in(tmp_path)
+    batches = Batches(job, False)
+    batches.prepare(found(*items(8)), list_shards, 2, 2)
+    crew = Stopped(job, random.Random(1), never)
+    with pytest.raises(Killed):
+        run(batches, crew)
+    batches.leave()
+    crew.late.pop()()
+    assert len(ids_in(job)) == 2
+
+
 class Late(Folder):
     """Another command writes just before this one does."""
 

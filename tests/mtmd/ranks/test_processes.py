@@ -220,6 +220,37 @@ def test_a_rank_of_a_launcher_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> N
     assert ended == [0]
 
 
+def memories() -> int:
+    """Descriptors that this process has of memory for ranks."""
+    count = 0
+    for entry in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # of the listing itself
+            count += "mtmd-ranks" in str(entry.readlink())
+    return count
+
+
+class GoneWire:
+    def send(self, *_: object, **__: object) -> None:
+        raise BrokenPipeError
+
+
+@pytest.mark.parametrize("where", ["_start", "_accept"])
+def test_a_rank_that_is_gone_before_it_loads(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Told as such, and the memory for all of them is closed."""
+
+    def start(*_: object) -> None:
+        if where == "_start":
+            raise DeviceError("rank 1 of 2 cannot be started")
+
+    gone: Any = GoneWire()
+    monkeypatch.setattr(leader.Ranks, "_start", start)
+    monkeypatch.setattr(leader.Ranks, "_accept", lambda *_: [leader.Follower(1, gone, None)])
+    before = memories()
+    with pytest.raises(DeviceError, match="rank 1 of 2 cannot be"):
+        leader.Ranks(LoadOptions(tp=2), (), None)
+    assert memories() == before
+
+
 @pytest.mark.parametrize("chosen", [{"tp": 0}, {"tp": 65}, {"tp": 2, "tensor_split": (1,)}])
 def test_wrong_options(chosen: dict[str, object]) -> None:
     with pytest.raises(OptionError):

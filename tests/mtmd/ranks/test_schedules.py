@@ -56,7 +56,8 @@ class ThreadRanks(leader.Ranks):
 
     def __init__(self, name: str, size: int, pages: int):
         self.size, self._lock = size, threading.RLock()
-        self.on_loss, self.fault, self._closing = [], None, False
+        self.on_loss = [lambda _: self.group.give_up()]
+        self.fault, self._closing = None, False
         self._dropped, self._known = deque(), OrderedDict()
         self._caches = self._snapshots = 0
         self._numbers = WeakKeyDictionary()

@@ -129,6 +129,39 @@ def test_what_is_a_video_its_first_bytes_say(
         Reader(Columns()).read(member)
 
 
+@pytest.mark.parametrize("kind", ("binary", "struct", "dictionary"))
+def test_nobody_reads_a_row_while_a_large_one_waits_for_room(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else each thread would have one in memory."""
+    monkeypatch.setattr(readers, "PICTURE_MOST", 100)
+    monkeypatch.setattr(readers, "VIDEO_MOST", 1000)
+    films, place = [MP4 + bytes([n]) * 900 for n in range(3)], tmp_path / "t.parquet"
+    cells = pa.array([{"bytes": f, "path": None} for f in films] if kind == "struct" else films)
+    cells = cells.dictionary_encode() if kind == "dictionary" else cells
+    pq.write_table(pa.table({"key": ["a", "b", "c"], "image": cells}), place)
+    columns = Columns("image", "key")
+    items, reader = [*list_shard((str(place), ""), columns)], Reader(columns)
+    found = dict[int, bytes]()
+    with reader.holding() as read:
+        assert read(items[0])[1] == films[0]
+        threads = [
+            threading.Thread(target=lambda n=n: found.update({n: reader.read(items[n])[1]}))
+            for n in (1, 2)
+        ]
+        for thread in threads:
+            thread.start()
+        while not reader._room._changed._waiters:  # type: ignore[attr-defined]
+            assert threads[0].is_alive()
+            time.sleep(0.001)
+        if is_free := reader._lock.acquire(timeout=0.2):
+            reader._lock.release()
+        assert not is_free and not found
+    for thread in threads:
+        thread.join(60)
+    assert found == {1: films[1], 2: films[2]}
+
+
 def test_large_videos_are_held_one_after_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
