@@ -5,11 +5,13 @@ what is remembered, and what becomes of a kernel that fails later.
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
 
 from mtmd.kernels.backends.vision_attention import choice as module
+from mtmd.kernels.backends.vision_attention import kept as kept_module
 from mtmd.kernels.backends.vision_attention.choice import OURS, AttentionChoice, class_of
 from mtmd.kernels.backends.vision_attention.kept import BYTES_MAX, Kept
 from mtmd.kernels.backends.vision_attention.measure import measure
@@ -269,6 +271,17 @@ def test_a_shortage_is_not_kept(tmp_path):
     choice = AttentionChoice(Kept(lambda: CARD, tmp_path), clock.kernels(a=short))
     learn(choice, clock, [node()])
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("file", ["candidates.py", "measure.py", "tiles.py"])
+def test_what_decides_how_kernels_are_called_and_measured_is_part_of_what_it_holds_for(
+    file, monkeypatch
+):
+    before, read = kept_module._source(), Path.read_bytes
+    monkeypatch.setattr(
+        Path, "read_bytes", lambda self: read(self) + b"# changed" * (self.name == file)
+    )
+    assert kept_module._source() != before
 
 
 def test_without_a_card_or_a_folder_nothing_is_kept(monkeypatch):
