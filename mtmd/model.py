@@ -354,7 +354,11 @@ class Model:
         it all even if it is known.
         """
         prepared = self.prompts.prepare(messages, anew=encoder is not None)
-        return self.exclusively(lambda: self.prompts.encode(prepared, encoder))
+        encoded = self.exclusively(lambda: self.prompts.encode(prepared, encoder))
+        side = self.loaded.encoder.side if self.loaded.encoder else None
+        for embeddings in encoded.embeddings if side else ():
+            side.hand_over(embeddings)
+        return encoded
 
     def observe(self, messages: Sequence[Message], encoder: Observer, decoder: Observer) -> None:
         """Encode and prefill a conversation, every node shown to an observer."""

@@ -189,8 +189,19 @@ class LoadedModel:
             self.encoder.lead = ranks.encode
 
     def exclusively(self, work: Callable[[], T]) -> T:
-        """Use the device while nobody else does. Raises what `work` raises."""
-        return self.device_thread.exclusively(work)
+        """Use the device while nobody else does; what comes of it is there when this returns.
+        Raises what `work` raises.
+        """
+        side = self.encoder.side if self.encoder else None
+        if side is None:
+            return self.device_thread.exclusively(work)
+
+        def all_of_it() -> T:  # the thread has a queue of its own there
+            value = work()
+            side.wait_for_caller()
+            return value
+
+        return self.device_thread.exclusively(all_of_it)
 
     def answer_options(self, values: Mapping[str, Any]) -> AnswerOptions:
         """From the fields of `AnswerOptions` by name; a schema is checked where this model's
