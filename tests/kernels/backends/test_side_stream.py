@@ -24,6 +24,7 @@ class Driver:
         self.calls, self.device, self.made = [], 1, 0
         self.now, self.after = "default", 2  # polls until an event is over
         self.handles, self.turns = {}, {}
+        self.slept, self.launched = 0, -1  # of the device and the host, in the device's cycles
 
     def handle(self, priority):
         turn = self.turns[priority] = self.turns.get(priority, -1) + 1
@@ -52,6 +53,7 @@ class Driver:
 
             def record(self):
                 driver.calls.append(f"event in {driver.now}")
+                self.left = 2 if driver.launched < driver.slept else 0
 
             def query(self):
                 self.left -= 1
@@ -94,6 +96,8 @@ def driver(monkeypatch):
     monkeypatch.setattr(cuda, "current_device", lambda: made.device)
     monkeypatch.setattr(cuda, "set_device", lambda number: setattr(made, "device", number))
     monkeypatch.setattr(cuda, "is_available", lambda: True)
+    monkeypatch.setattr(cuda, "synchronize", lambda *_: made.calls.append("device is done"))
+    monkeypatch.setattr(cuda, "_sleep", lambda cycles: setattr(made, "slept", cycles))
     return made
 
 
@@ -123,7 +127,19 @@ def test_the_card_s_own_clock(driver, monkeypatch):
     monkeypatch.setattr(measure, "FLUSHED_BYTES", 1 << 10)
     probe, runs = CudaProbe(torch.device("cpu")), []
     assert probe.seconds(lambda: runs.append(1)) == 0.002
-    assert len(runs) == 3 + 20 and driver.calls == ["event in default"] * 2 * 20
+    assert len(runs) == 3 + 20
+    assert driver.calls == ["device is done"] + ["event in default"] * 2 * 20
+
+
+@pytest.mark.parametrize(("host", "discarded"), [(1 << 20, 2), (1 << 30, 4)])
+def test_what_the_host_took_to_launch_a_run_is_not_counted(driver, monkeypatch, host, discarded):
+    """The device is kept busy for longer, until it is there when the run is; a run that waits for
+    the device takes its time whatever is done.
+    """
+    monkeypatch.setattr(measure, "FLUSHED_BYTES", 1 << 10)
+    driver.launched, runs = host, []
+    CudaProbe(torch.device("cpu")).seconds(lambda: runs.append(1))
+    assert len(runs) == 3 + discarded + 20
 
 
 def test_memory_beyond_the_result(monkeypatch, driver):  # noqa: ARG001
