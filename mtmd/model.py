@@ -356,8 +356,9 @@ class Model:
         prepared = self.prompts.prepare(messages, anew=encoder is not None)
         encoded = self.exclusively(lambda: self.prompts.encode(prepared, encoder))
         side = self.loaded.encoder.side if self.loaded.encoder else None
-        for embeddings in encoded.embeddings if side else ():
-            side.hand_over(embeddings)
+        if side is not None:
+            for embeddings in encoded.embeddings:
+                side.hand_over(embeddings)
         return encoded
 
     def observe(self, messages: Sequence[Message], encoder: Observer, decoder: Observer) -> None:
@@ -366,7 +367,10 @@ class Model:
         self.exclusively(lambda: runner.prefill(spans, runner.new_cache(), observe=decoder))
 
     def exclusively(self, work: Callable[[], T]) -> T:
-        """Do something with the device while no answer does. Raises what `work` raises."""
+        """Do something with the device while no answer does. What it gives back has been computed;
+        on a GPU tensors among it were made on another stream than the caller's
+        (`Tensor.record_stream`). Raises what `work` raises.
+        """
         return self.loaded.exclusively(work)
 
 

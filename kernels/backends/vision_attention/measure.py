@@ -59,7 +59,7 @@ class CudaProbe:
             while len(found) < RUNS and sum(found) < MOST_S:
                 start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
                 flushed.zero_()
-                torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
+                torch.cuda._sleep(cycles)
                 start.record()
                 run()
                 end.record()

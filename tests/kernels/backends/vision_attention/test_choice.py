@@ -193,7 +193,8 @@ def test_memory_that_another_took_meanwhile_is_not_counted():
     clock = Clock(triton=1.0, a=0.5)
     choice = AttentionChoice(candidates=clock.kernels(a=right))
     clock.first_bytes = 1 << 30
-    assert learn(choice, clock, [node()]).classes[0].chosen == "a"
+    trials = learn(choice, clock, [node()]).classes[0].measured.trials
+    assert [trial.refused for trial in trials] == [None, None]
 
 
 def test_a_fault_of_the_device_ends_it():
