@@ -24,6 +24,7 @@ from mtmd.kernels.plan.flash_choice import AttentionForm, FlashChoice, choose
 from mtmd.kernels.plan.scheduler import Override, Plan, make_plan
 
 BATCH = 4  # tiles encoded at once
+TABLES = 16  # ways of normalising that are kept; a model has two
 
 
 class TowerEncoder:
@@ -55,6 +56,7 @@ class TowerEncoder:
             None if sharding else backends[0].side_stream(use) for use in ("encode", "resize")
         )
         self.preprocessing = Preprocessing(family.resolution, resizing, preprocess)
+        self._tables: dict[Normalize, Tensor] = {}
         self.family: Tower = family
         self.weights, self.backends, self.overrides = weights, backends, tuple(overrides)
         self.dtype = dtype
@@ -166,7 +168,11 @@ class TowerEncoder:
     ) -> Tensor:
         """Bytes are normalised there."""
         known = [way for way in ways if way is not None]
-        if len(known) < len(tiles) or any(tile.dtype != np.uint8 for tile in tiles):
+        if (
+            self.preprocessing.why_host is not None
+            or len(known) < len(tiles)
+            or any(tile.dtype != np.uint8 for tile in tiles)
+        ):
             return self._on_host(tiles, ways)
 
         def fill(host: Tensor) -> None:
@@ -174,7 +180,15 @@ class TowerEncoder:
                 place.numpy()[:] = tile
 
         pixels = side.upload((len(tiles), *tiles[0].shape), fill)
-        return normalized(pixels, tables(known, self.dtype).to(side.device))
+        return normalized(pixels, torch.stack([self._table(side, way) for way in known]))
+
+    def _table(self, side: SideStream, way: Normalize) -> Tensor:
+        """[3, 256] on the device, where it stays: sending it would wait for all before it."""
+        if way not in self._tables:
+            while len(self._tables) >= TABLES:
+                self._tables.pop(next(iter(self._tables)))
+            self._tables[way] = tables([way], self.dtype)[0].to(side.device)
+        return self._tables[way]
 
     def numbers(self, plan: ImagePlan) -> list[np.ndarray]:
         """A picture's tiles as the tower would be given them, in fp32, normalised where that is

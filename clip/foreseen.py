@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mtmd.clip.encoder import BATCH, Encoder
+from mtmd.clip.encoder import BATCH, TowerEncoder
 from mtmd.clip.token_budget import Budget
 from mtmd.kernels.errors import ImageError, OptionError
 from mtmd.kernels.graph import Shape
@@ -12,7 +12,7 @@ from mtmd.kernels.graph import Shape
 USUAL = ((224, 224), (512, 384), (640, 480), (480, 640), (1024, 768), (1280, 720), (1920, 1080))
 
 
-def foreseen_tiles(encoder: Encoder, budget: Budget) -> list[tuple[int, Shape]]:
+def foreseen_tiles(encoder: TowerEncoder, budget: Budget) -> list[tuple[int, Shape]]:
     """(tiles at once, shape of a tile): those of a family with one size are all there are; of
     others, those of the warm-up, of the largest picture and of `USUAL` ones, (width, height) in
     pixels.

@@ -4,7 +4,8 @@ there as Pillow would and left as bytes, to be normalised there when it is encod
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from mtmd.clip.image.device.resizer import DeviceResizer
@@ -32,6 +33,15 @@ class Preprocessing:
             self.why_host = "pictures among several are normalised in another way"
         self._resizer = DeviceResizer(side) if side is not None else None
         self.resized_there = 0
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Whoever wants a picture resized on the device waits meanwhile."""
+        if self._resizer is None:
+            yield
+            return
+        with self._resizer.paused():
+            yield
 
     def prepare(self, make: Callable[[], ImagePlan]) -> ImagePlan:
         """What `make`, which calls the resolution's `prepare`, makes of a picture: the same tiles,

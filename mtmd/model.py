@@ -354,7 +354,12 @@ class Model:
         it all even if it is known.
         """
         prepared = self.prompts.prepare(messages, anew=encoder is not None)
-        return self.exclusively(lambda: self.prompts.encode(prepared, encoder))
+        encoded = self.exclusively(lambda: self.prompts.encode(prepared, encoder))
+        side = self.loaded.encoder.side if self.loaded.encoder else None
+        if side is not None:
+            for embeddings in encoded.embeddings:
+                side.hand_over(embeddings)
+        return encoded
 
     def observe(self, messages: Sequence[Message], encoder: Observer, decoder: Observer) -> None:
         """Encode and prefill a conversation, every node shown to an observer."""
@@ -362,7 +367,10 @@ class Model:
         self.exclusively(lambda: runner.prefill(spans, runner.new_cache(), observe=decoder))
 
     def exclusively(self, work: Callable[[], T]) -> T:
-        """Do something with the device while no answer does. Raises what `work` raises."""
+        """Do something with the device while no answer does. What it gives back has been computed;
+        on a GPU tensors among it were made on another stream than the caller's
+        (`Tensor.record_stream`). Raises what `work` raises.
+        """
         return self.loaded.exclusively(work)
 
 

@@ -15,7 +15,7 @@ from mtmd.kernels.backends.reference import lower_reference, reference_workspace
 from mtmd.kernels.backends.side_stream import CudaSideStream, SideStream
 from mtmd.kernels.backends.vision_attention.choice import AttentionChoice
 from mtmd.kernels.backends.vision_attention.kept import Kept, machine
-from mtmd.kernels.errors import PlacementError
+from mtmd.kernels.errors import DeviceError, PlacementError
 from mtmd.kernels.extras import install_command
 from mtmd.kernels.gpu.table import Choice, choose
 from mtmd.kernels.graph import Node
@@ -64,7 +64,10 @@ class Gpu:
         if not torch.cuda.is_available():
             return None
         if use not in self._sides:
-            self._sides[use] = CudaSideStream(self.device)
+            try:
+                self._sides[use] = CudaSideStream(self.device)
+            except RuntimeError as error:  # of too many models, or the driver's
+                raise DeviceError(f"{self.name} has no stream for pictures: {error}") from error
         return self._sides[use]
 
     def synchronize(self) -> None:

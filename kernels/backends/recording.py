@@ -14,6 +14,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from mtmd.kernels.backends.side_stream import host_bytes, own_stream
+
 
 @dataclass(frozen=True)
 class Recording:
@@ -53,7 +55,7 @@ class PinnedStaging:
     """Memory that the device copies from by itself."""
 
     def __init__(self, size: int, device: torch.device):
-        self.host = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        self.host = host_bytes((size,))
         self.device = torch.empty(size, dtype=torch.uint8, device=device)
         self._copied = torch.cuda.Event()
 
@@ -68,12 +70,14 @@ class PinnedStaging:
 
 class CudaGraphs:
     """CUDA's graphs, and HIP's. Values on the way lie in one pool of memory for each stream, which
-    is as large as the largest of its runs needs.
+    is as large as the largest of its runs needs: all of them are captured on one stream, as torch
+    gives memory of a pool again only where it was allocated.
     """
 
     def __init__(self, device: torch.device):
         self._device = device
-        self._pools: dict[int, Any] = {}  # torch's names of them, by stream
+        # torch's names of them, each with the stream of its captures, by stream
+        self._pools: dict[int, tuple[Any, torch.cuda.Stream]] = {}
 
     def staging(self, size: int) -> Staging:
         return PinnedStaging(size, self._device)
@@ -83,16 +87,14 @@ class CudaGraphs:
         with torch.cuda.device(self._device):
             own = torch.cuda.current_stream()
             if own.cuda_stream not in self._pools:
-                self._pools[own.cuda_stream] = torch.cuda.graph_pool_handle()
-            # What is recorded keeps the priority of the stream on which it was
-            stream = torch.cuda.Stream(priority=own.priority)
+                # What is recorded keeps the priority of the stream on which it was
+                made = own_stream(self._device, own.priority)
+                self._pools[own.cuda_stream] = torch.cuda.graph_pool_handle(), made
+            pool, stream = self._pools[own.cuda_stream]
             stream.wait_stream(own)
             # Other threads go on with what they do, allocations included.
             with torch.cuda.graph(
-                graph,
-                pool=self._pools[own.cuda_stream],
-                stream=stream,
-                capture_error_mode="thread_local",
+                graph, pool=pool, stream=stream, capture_error_mode="thread_local"
             ):
                 outputs = run()
 

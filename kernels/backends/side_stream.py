@@ -4,7 +4,10 @@ keeps nobody waiting, and memory that the host and the device share brings it it
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -12,7 +15,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from mtmd.kernels.text import one_line
+
 POLL_S = 0.0002
+STREAMS = 32  # of each priority, which torch gives out in turn, one to several
+log = logging.getLogger("mtmd.kernels")
+_holding = threading.Lock()
+_held: weakref.WeakSet[torch.cuda.Stream] = weakref.WeakSet()
 
 
 class Mark(Protocol):
@@ -52,9 +61,42 @@ class SideStream(Protocol):
         """Behind all that has been asked of it. Entered."""
 
     def hand_over(self, value: Tensor) -> None:
-        """It was made there, and is used by the caller's queue from now on, once a mark behind it
-        is reached.
+        """It was made in another queue, and is used by the caller's from now on, once a mark behind
+        it is reached, or all has been waited for.
         """
+
+    def wait_for_caller(self) -> None:
+        """Until what this thread has asked of the device outside of it is done."""
+
+
+def own_stream(device: torch.device, priority: int = 0) -> torch.cuda.Stream:
+    """One that nobody else holds who has asked here. torch's may be somebody's already: what is
+    launched on a stream while another thread captures there becomes part of the graph. Raises
+    RuntimeError where all are held.
+    """
+    with _holding:
+        for _ in range(STREAMS):
+            stream = torch.cuda.Stream(device, priority=priority)
+            if all(stream.cuda_stream != held.cuda_stream for held in list(_held)):
+                _held.add(stream)
+                return stream
+    raise RuntimeError(
+        f"all {STREAMS} streams of priority {priority} of {device} are in use; load fewer models "
+        "in this process"
+    )
+
+
+def host_bytes(shape: tuple[int, ...]) -> Tensor:
+    """uint8, page-locked where there is such memory left: a lack of it is no fault of the device,
+    which copies from other memory more slowly.
+    """
+    try:
+        return torch.empty(shape, dtype=torch.uint8, pin_memory=True)
+    except torch.AcceleratorError as error:
+        log.warning(
+            "no page-locked memory (%s); the device copies from other memory", one_line(error, 200)
+        )
+        return torch.empty(shape, dtype=torch.uint8)
 
 
 class CudaMark:
@@ -78,8 +120,8 @@ class CudaSideStream:
 
     def __init__(self, device: torch.device, priority: int = 0):
         self.device = device
-        self._stream = torch.cuda.Stream(device, priority=priority)
-        self._first = torch.cuda.Stream(device, priority=priority - 1)
+        self._stream = own_stream(device, priority)
+        self._first = own_stream(device, priority - 1)
 
     @contextmanager
     def entered(self) -> Iterator[None]:
@@ -97,7 +139,7 @@ class CudaSideStream:
 
     def upload(self, shape: tuple[int, ...], fill: Callable[[Tensor], None]) -> Tensor:
         # torch keeps such memory, and gives it out again once it has been copied from
-        host = torch.empty(shape, dtype=torch.uint8, pin_memory=True)
+        host = host_bytes(shape)
         fill(host)
         return host.to(self.device, non_blocking=True)
 
@@ -106,4 +148,9 @@ class CudaSideStream:
 
     def hand_over(self, value: Tensor) -> None:
         # Its memory is not given to others before what uses it now has been done
-        value.record_stream(torch.cuda.current_stream(self.device))
+        if value.is_cuda:
+            value.record_stream(torch.cuda.current_stream(self.device))
+
+    def wait_for_caller(self) -> None:
+        # Not for the whole device, which may not be asked while another thread captures
+        torch.cuda.current_stream(self.device).synchronize()

@@ -356,13 +356,15 @@ class ProgramFacts:
 @dataclass(frozen=True)
 class VisionAttentionFacts:
     """By which kernel attention of the encoder runs: `setting` as asked for, `machine` what the
-    measurements hold for, and the file, where they are kept, None where they are not.
+    measurements hold for, and the file, where they are kept, None where they are not; `left_out`,
+    kernels that are not asked at all, each with the reason.
     """
 
     setting: str
     machine: dict[str, str]
     file: str | None
     found: Learned
+    left_out: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -81,6 +81,8 @@ def _vision_attention(report: WarmupFacts) -> Iterator[str]:
         for trial in one.measured.trials:
             if trial.refused is not None:
                 yield f"    {trial.name:<16} refused: {trial.refused}"
+    for name, reason in facts.left_out:
+        yield f"  {name} is left out: {reason}"
     for reason, count in facts.found.unasked:
         nodes = f"{count} node{'s' if count > 1 else ''}"
         yield f"  {nodes} by triton as it comes, not measured: {reason}"

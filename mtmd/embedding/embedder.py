@@ -20,6 +20,7 @@ from mtmd.clip.dual.text_encoder import BATCH as TEXTS_AT_ONCE
 from mtmd.clip.dual.text_encoder import TextEncoder
 from mtmd.clip.encoder import BATCH, TowerEncoder
 from mtmd.clip.image.decode import Picture
+from mtmd.clip.token_budget import Budget
 from mtmd.clip.warmup import check_encoder, encoder_graphs, encoder_placement
 from mtmd.config import LoadOptions, kernels_from_environment, options
 from mtmd.embedding.dual_checkpoint import DualCheckpoint, is_dual_folder, open_dual
@@ -30,10 +31,12 @@ from mtmd.kernels.errors import DeviceMemoryError, ModelError, OptionError, Prom
 from mtmd.kernels.plan.executor import Residency
 from mtmd.kernels.plan.free_memory import free_bytes
 from mtmd.kernels.plan.scheduler import Override
+from mtmd.kernels.report.facts import Placement
 from mtmd.kernels.report.warmup_report import WarmupReport
 from mtmd.kernels.resources.threads import ask_threads
 from mtmd.loaded.device_and_dtype import choose_dtype, device_name
 from mtmd.loaded.report import attention_kernels, refusal_warnings
+from mtmd.loaded.vision_attention import ours_only, told, vision_attention
 from mtmd.prompt.load_image import ImageSource, load_image
 from mtmd.receipt import ImageReceipt
 
@@ -71,6 +74,7 @@ class Embedder:
         if chosen.threads:
             ask_threads(chosen.threads)
         self.backends = list(backends) if backends else backends_for(chosen.device, chosen.refuse)
+        ours_only(self.backends)
         if kernels_from_environment() is not None:
             log.warning("MTMD_KERNELS is not used: programs are saved for models that answer")
         self.dtype = choose_dtype(chosen.dtype, self.backends[0], checkpoint.weight_bytes)
@@ -226,9 +230,14 @@ class Embedder:
             watch.encode.ms,
             self.backends[0].name,
             name_of(self.dtype),
-            attention_kernels(placements),
+            self._attention(placements),
             (*refusal_warnings(placements), *warnings),
         )
+
+    def _attention(self, placements: tuple[Placement, Placement]) -> dict[str, str]:
+        found, by = attention_kernels(placements), told(self.images)
+        graph = placements[0].flash.graph
+        return {**found, graph: f"{found[graph]}, by {by}"} if by else found
 
     def _report(self, check: bool) -> WarmupReport:
         checks = (check_encoder(self.images), self.texts.check()) if check else ()
@@ -242,6 +251,7 @@ class Embedder:
             tuple(r for p in placements for r in p.refused),
             (*encoder_graphs(self.images), *self.texts.graphs()),
             checks=checks,
+            vision_attention=vision_attention(self.images, Budget(), False),
         )
 
     def _score_terms(self) -> tuple[float, float]:

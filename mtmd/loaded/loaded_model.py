@@ -42,7 +42,7 @@ from mtmd.loaded.fitting.needed_memory import CACHE_BYTES, lazy_memories
 from mtmd.loaded.fitting.needed_memory import limits as memory_limits
 from mtmd.loaded.memory_admission import Admission
 from mtmd.loaded.programs import saved_programs
-from mtmd.loaded.vision_attention import ask_for
+from mtmd.loaded.vision_attention import ask_for, know_shapes
 
 if TYPE_CHECKING:  # torch.distributed takes its time to load
     from mtmd.kernels.parallel.distributed import DistributedGroup
@@ -102,6 +102,7 @@ class LoadedModel:
         )
         if self.encoder:
             _check_fit(self.encoder, checkpoint)
+            know_shapes(self.encoder)
         assert not isinstance(chosen.memory_limit, str)  # the options made it a number
         self.admission = Admission(self.encoder, self.runner, chosen.memory_limit, CACHE_BYTES)
         self.grammars = (IsolatedGrammars if chosen.isolate else Grammars)(checkpoint.tokenizer)
@@ -189,8 +190,19 @@ class LoadedModel:
             self.encoder.lead = ranks.encode
 
     def exclusively(self, work: Callable[[], T]) -> T:
-        """Use the device while nobody else does. Raises what `work` raises."""
-        return self.device_thread.exclusively(work)
+        """Use the device while nobody else does; what comes of it is there when this returns.
+        Raises what `work` raises.
+        """
+        side = self.encoder.side if self.encoder else None
+        if side is None:
+            return self.device_thread.exclusively(work)
+
+        def all_of_it() -> T:  # the thread has a queue of its own there
+            value = work()
+            side.wait_for_caller()
+            return value
+
+        return self.device_thread.exclusively(all_of_it)
 
     def answer_options(self, values: Mapping[str, Any]) -> AnswerOptions:
         """From the fields of `AnswerOptions` by name; a schema is checked where this model's

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from mtmd.clip.encoder import Encoder
+from mtmd.clip.encoder import TowerEncoder
 from mtmd.clip.foreseen import foreseen_tiles
 from mtmd.clip.token_budget import Budget
 from mtmd.kernels.backends import Backend
@@ -31,11 +31,26 @@ def ask_for(setting: str, backends: Sequence[Backend]) -> None:
         gpu.attention.setting = setting
 
 
+def ours_only(backends: Sequence[Backend]) -> None:
+    """Have every GPU run Triton's kernel, for those who measure nothing."""
+    for device in map(device_of, backends):
+        if isinstance(device, Gpu):
+            device.attention.setting = "triton"
+
+
+def know_shapes(encoder: TowerEncoder) -> None:
+    """Tell the GPU of an encoder whether all its tiles have one shape: some kernels plan each."""
+    gpu = device_of(encoder.backends[0])
+    if isinstance(gpu, Gpu):
+        gpu.attention.one_shape = len({t.shape for _, t in encoder.sizes().values()}) == 1
+
+
 def vision_attention(
-    encoder: Encoder | None, budget: Budget, measure: bool, probe: Probe | None = None
+    encoder: TowerEncoder | None, budget: Budget, measure: bool, probe: Probe | None = None
 ) -> VisionAttentionFacts | None:
     """What is known of every shape that is foreseen; with `measure`, which needs the device, what
-    was not is measured (by `probe`, the card's own clock). None where there is no choice.
+    was not is measured (by `probe`, the card's own clock), while nothing is resized there. None
+    where there is no choice.
     """
     gpu = None if encoder is None else device_of(encoder.backends[0])
     if encoder is None or not isinstance(gpu, Gpu) or not (probe or gpu.compiles):
@@ -43,13 +58,14 @@ def vision_attention(
     choice = gpu.attention
     if measure:
         kernel = KERNELS["attention"][0].load()
-        choice.learn(
-            _attention_nodes(encoder, budget),
-            probe or CudaProbe(gpu.device),
-            kernel,
-            lambda result, inputs, options: kernel.error("attention", result, inputs, options),
-            kernel.limits,
-        )
+        with encoder.preprocessing.paused():
+            choice.learn(
+                _attention_nodes(encoder, budget),
+                probe or CudaProbe(gpu.device),
+                kernel,
+                lambda result, inputs, options: kernel.error("attention", result, inputs, options),
+                kernel.limits,
+            )
         encoder.forget_runs()  # in which nodes have the kernels of before
     kept = choice.kept
     return VisionAttentionFacts(
@@ -57,10 +73,11 @@ def vision_attention(
         kept.machine if kept and kept.file else {},
         str(kept.file) if kept and kept.file else None,
         choice.learned,
+        tuple(choice.left_out().items()),
     )
 
 
-def told(encoder: Encoder | None) -> str:
+def told(encoder: TowerEncoder | None) -> str:
     """By which kernels the pictures of this process were attended to, for a receipt; "" where
     there was no choice.
     """
@@ -72,7 +89,7 @@ def told(encoder: Encoder | None) -> str:
     return ", ".join(f"{n} ({count} of {total} kinds of shapes)" for n, count in used.most_common())
 
 
-def _attention_nodes(encoder: Encoder, budget: Budget) -> Iterator[Node]:
+def _attention_nodes(encoder: TowerEncoder, budget: Budget) -> Iterator[Node]:
     for batch, shape in foreseen_tiles(encoder, budget):
         if batch & (batch - 1) == 0:  # others are measured with the next power of two
             yield from _on_gpu(encoder.new_plan(batch, shape))

@@ -239,6 +239,9 @@ class StandInStream:
     def hand_over(self, value: Tensor) -> None:  # noqa: ARG002
         self._note("handed over", inside=False)
 
+    def wait_for_caller(self) -> None:
+        self._note("waited for the caller", inside=False)
+
     def _note(self, event: str, inside: bool) -> None:
         assert self.inside == inside, event
         self.events.append(event)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -50,6 +51,12 @@ class DeviceResizer:
         self._lock = threading.Lock()
         self._weights: OrderedDict[tuple[int, int, str], DeviceWeights] = OrderedDict()
         self._checked: dict[str, str | None] = {}
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """None is served meanwhile, and none is left there."""
+        with self._lock:
+            yield
 
     def why_not(self, resample: str) -> str | None:
         """None where the device resizes by a filter as Pillow does here. Raises what torch raises

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -105,6 +106,12 @@ def _cudnn(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Tenso
     return result
 
 
+def _rejects_without_cudnn(*types: Any, **options: Any) -> str | None:
+    if torch.version.hip is not None:
+        return "there is no cuDNN for AMD's cards"
+    return _rejects(*types, **options, dtypes=SHORT, most=256)
+
+
 def _flash(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Tensor:
     found = torch.ops.aten._scaled_dot_product_flash_attention(
         q, k, v, 0.0, causal, False, scale=scale
@@ -146,10 +153,10 @@ def _other_tile(rows: int, keys: int, warps: int, stages: int) -> Kernel:
     return Kernel(run=run, rejects=rejects)
 
 
-# By the name that reports have. A candidate that is not there (cuDNN on AMD's cards, flash on old
-# ones) says so when it is tried.
+# By the name that reports have. A candidate that a build of torch does not have says so when it is
+# tried.
 TORCHS: Mapping[str, Kernel] = {
-    "torch cuDNN": _kernel(_cudnn, SHORT, 256),
+    "torch cuDNN": replace(_kernel(_cudnn, SHORT, 256), rejects=_rejects_without_cudnn),
     "torch flash": _kernel(_flash, SHORT, 256),
     "torch efficient": _kernel(_efficient, (*SHORT, torch.float32), 512),
 }
@@ -162,3 +169,10 @@ TILES: Mapping[str, Kernel] = {
     "triton 128 x 128": _other_tile(128, 128, 8, 2),
 }
 CANDIDATES: Mapping[str, Kernel] = {**TORCHS, **TILES}
+PLANNED: Mapping[str, str] = {
+    "torch cuDNN": (
+        "it plans each shape anew, for up to some 0.1 s and in memory that is kept, and tiles of "
+        "this encoder have many shapes; --vision-attention torch has it all the same"
+    )
+}
+"""Candidates that are fast only where few shapes come, and why."""

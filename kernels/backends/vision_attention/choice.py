@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mtmd.kernels.backends.backend import Run
-from mtmd.kernels.backends.vision_attention.candidates import CANDIDATES
+from mtmd.kernels.backends.vision_attention.candidates import CANDIDATES, PLANNED
 from mtmd.kernels.backends.vision_attention.kept import Kept
 from mtmd.kernels.backends.vision_attention.measure import Error, Measured, Probe, measure
 from mtmd.kernels.dtype import name_of
@@ -107,6 +107,8 @@ class AttentionChoice:
     kept: Kept | None = None
     candidates: Mapping[str, Kernel] = field(default_factory=lambda: CANDIDATES)
     setting: str = "auto"
+    one_shape: bool = False
+    """Whether all tiles of the encoder have one shape."""
     failed: dict[tuple[ShapeClass, str], str] = field(default_factory=dict)
     """Kernels that were chosen and refused when they were launched, with their words."""
     used: dict[ShapeClass, str] = field(default_factory=dict)
@@ -165,7 +167,9 @@ class AttentionChoice:
         error: Error,
         limits: Mapping[torch.dtype, float],
     ) -> Learned:
-        """Measure each class of the nodes that is not known, by its largest. Raises DeviceError."""
+        """Measure each class of the nodes that is not known, or of which a kernel was refused for
+        what may have passed, by its largest. Raises DeviceError.
+        """
         largest: dict[ShapeClass, Node] = {}
         unasked: dict[str, int] = {}
         for node in nodes:
@@ -179,13 +183,13 @@ class AttentionChoice:
         found = []
         for shape, node in largest.items():
             measured = self._measured(shape)
-            kept = measured is not None
-            if measured is None:
+            kept = measured is not None and measured.lasting
+            if measured is None or not measured.lasting:
                 kernels = {OURS: ours, **self._asked()}
                 measured = measure(node, kernels, probe, error, limits[node.dtype])
                 measured = _beside(measured, self._found(shape))
                 self._known[shape] = measured
-                if self.kept and measured.lasting:
+                if self.kept:
                     self.kept.add(str(shape), measured)
             found.append(ClassFacts(str(shape), self.way(node).name, kept, measured))
         self.learned = Learned(tuple(found), tuple(unasked.items()))
@@ -216,8 +220,15 @@ class AttentionChoice:
         return {
             name: kernel
             for name, kernel in self.candidates.items()
-            if self.setting == "auto" or name.startswith(self.setting)
+            if (self.setting == "auto" and name not in self.left_out())
+            or name.startswith(self.setting)
         }
+
+    def left_out(self) -> dict[str, str]:
+        """Candidates that "auto" never asks, and why."""
+        if self.one_shape or self.setting != "auto":
+            return {}
+        return {name: why for name, why in PLANNED.items() if name in self.candidates}
 
     def _takers(self, node: Node) -> dict[str, str | None]:
         """Of each candidate, None or why it does not take the node."""

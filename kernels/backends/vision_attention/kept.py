@@ -21,7 +21,7 @@ import torch
 from mtmd.kernels.backends.vision_attention.measure import Measured, Trial
 from mtmd.kernels.files import cache_folder, open_regular, write_aside
 
-FORMAT = 1
+FORMAT = 2
 BYTES_MAX = 1 << 20
 SHAPES_MAX = 512
 TEXT_MAX = 400
@@ -50,11 +50,12 @@ def _version(package: str) -> str:
 
 
 def _source() -> str:
-    """A digest of our kernel's text."""
-    folder = Path(__file__).parents[2] / "gpu" / "flash_attention"
+    """A digest of our kernel's text, and of how kernels are called and measured."""
+    here = Path(__file__).parent
     digest = hashlib.sha256()
-    for file in sorted(folder.glob("*.py")):
-        digest.update(file.name.encode() + b"\0" + file.read_bytes())
+    for folder in (here.parents[1] / "gpu" / "flash_attention", here):
+        for file in sorted(folder.glob("*.py")):
+            digest.update(file.name.encode() + b"\0" + file.read_bytes())
     return digest.hexdigest()[:16]
 
 
@@ -96,7 +97,10 @@ class Kept:
             del shapes[next(iter(shapes))]
         self.__dict__["_shapes"] = shapes
         entries = {
-            name: {"node": m.node, "trials": [[t.name, t.ms, t.refused] for t in m.trials]}
+            name: {
+                "node": m.node,
+                "trials": [[t.name, t.ms, t.refused, t.lasting] for t in m.trials],
+            }
             for name, m in shapes.items()
         }
         text = json.dumps({"format": FORMAT, "machine": self.machine, "shapes": entries}, indent=1)
@@ -128,12 +132,14 @@ def _measured(entry: Any) -> Measured:
     return Measured(_text(entry["node"]), trials)
 
 
-def _trial(name: Any, ms: Any, refused: Any) -> Trial:
+def _trial(name: Any, ms: Any, refused: Any, lasting: Any) -> Trial:
+    if type(lasting) is not bool:
+        raise ValueError("neither lasting nor not")
     if (ms is None) == (refused is None):
         raise ValueError("a trial without an outcome")
     if ms is not None and not (type(ms) is float and math.isfinite(ms) and ms > 0):
         raise ValueError("a time that is none")
-    return Trial(_text(name), ms, None if refused is None else _text(refused))
+    return Trial(_text(name), ms, None if refused is None else _text(refused), lasting)
 
 
 def _text(value: Any) -> str:

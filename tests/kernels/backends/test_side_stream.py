@@ -10,24 +10,33 @@ import pytest
 import torch
 
 from mtmd.kernels.backends.gpu import Gpu
-from mtmd.kernels.backends.side_stream import CudaSideStream
+from mtmd.kernels.backends.side_stream import STREAMS, CudaSideStream, host_bytes, own_stream
 from mtmd.kernels.backends.vision_attention import measure
 from mtmd.kernels.backends.vision_attention.measure import CudaProbe
 
 
 class Driver:
-    """Streams by name; device 1 is current, and streams are of device 0."""
+    """Streams by name; device 1 is current, and streams are of device 0. Of each priority there
+    are 32, which are given out in turn.
+    """
 
     def __init__(self):
         self.calls, self.device, self.made = [], 1, 0
         self.now, self.after = "default", 2  # polls until an event is over
+        self.handles, self.turns = {}, {}
+        self.slept, self.launched = 0, -1  # of the device and the host, in the device's cycles
+
+    def handle(self, priority):
+        turn = self.turns[priority] = self.turns.get(priority, -1) + 1
+        return self.handles.setdefault((priority, turn % 32), object())
 
     def stream_class(self):
         driver = self
 
         class Stream:
-            def __init__(self, device, priority=0):
+            def __init__(self, device=None, priority=0):
                 driver.made += 1
+                self.cuda_stream = driver.handle(priority)
                 self.name, self.priority, self.device = f"s{driver.made}", priority, device
 
             def wait_stream(self, other):
@@ -44,6 +53,7 @@ class Driver:
 
             def record(self):
                 driver.calls.append(f"event in {driver.now}")
+                self.left = 2 if driver.launched < driver.slept else 0
 
             def query(self):
                 self.left -= 1
@@ -86,6 +96,8 @@ def driver(monkeypatch):
     monkeypatch.setattr(cuda, "current_device", lambda: made.device)
     monkeypatch.setattr(cuda, "set_device", lambda number: setattr(made, "device", number))
     monkeypatch.setattr(cuda, "is_available", lambda: True)
+    monkeypatch.setattr(cuda, "synchronize", lambda *_: made.calls.append("device is done"))
+    monkeypatch.setattr(cuda, "_sleep", lambda cycles: setattr(made, "slept", cycles))
     return made
 
 
@@ -115,7 +127,19 @@ def test_the_card_s_own_clock(driver, monkeypatch):
     monkeypatch.setattr(measure, "FLUSHED_BYTES", 1 << 10)
     probe, runs = CudaProbe(torch.device("cpu")), []
     assert probe.seconds(lambda: runs.append(1)) == 0.002
-    assert len(runs) == 3 + 20 and driver.calls == ["event in default"] * 2 * 20
+    assert len(runs) == 3 + 20
+    assert driver.calls == ["device is done"] + ["event in default"] * 2 * 20
+
+
+@pytest.mark.parametrize(("host", "discarded"), [(1 << 20, 2), (1 << 30, 4)])
+def test_what_the_host_took_to_launch_a_run_is_not_counted(driver, monkeypatch, host, discarded):
+    """The device is kept busy for longer, until it is there when the run is; a run that waits for
+    the device takes its time whatever is done.
+    """
+    monkeypatch.setattr(measure, "FLUSHED_BYTES", 1 << 10)
+    driver.launched, runs = host, []
+    CudaProbe(torch.device("cpu")).seconds(lambda: runs.append(1))
+    assert len(runs) == 3 + discarded + 20
 
 
 def test_memory_beyond_the_result(monkeypatch, driver):  # noqa: ARG001
@@ -124,3 +148,87 @@ def test_memory_beyond_the_result(monkeypatch, driver):  # noqa: ARG001
     for name in ("synchronize", "reset_peak_memory_stats"):
         monkeypatch.setattr(torch.cuda, name, lambda _: None)
     assert CudaProbe(torch.device("cpu")).extra_bytes(lambda: torch.zeros(4)) == 64 - 16
+
+
+class Graphs:
+    """What CudaGraphs asks of torch, noted: on which stream each run was captured, in what pool."""
+
+    def __init__(self, monkeypatch):
+        self.captures, self.pools = [], 0
+
+        @contextmanager
+        def graph(_, pool, stream, capture_error_mode):
+            assert capture_error_mode == "thread_local"
+            self.captures.append((stream.cuda_stream, stream.priority, pool))
+            yield
+
+        def pool():
+            self.pools += 1
+            return self.pools
+
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+        monkeypatch.setattr(torch.cuda, "graph", graph)
+        monkeypatch.setattr(torch.cuda, "graph_pool_handle", pool)
+
+
+def test_each_queue_has_a_pool_and_a_stream_of_captures_that_is_nobody_elses(driver, monkeypatch):
+    """Memory of a pool is given again only on the stream of its allocation."""
+    graphs, card = Graphs(monkeypatch), Gpu("cuda:0")
+    sides = [card.side_stream(use) for use in ("encode", "resize")]
+    queues = [sides[0]._stream, sides[0]._first]
+    for _ in range(2 * STREAMS):
+        for own in queues:
+            monkeypatch.setattr(torch.cuda, "current_stream", lambda *_, own=own: own)
+            assert card.recorder.record(lambda: ["result"]).outputs == ["result"]
+    encode, decode = graphs.captures[:2]
+    assert graphs.captures == [encode, decode] * 2 * STREAMS and graphs.pools == 2
+    assert encode[0] is not decode[0] and encode[1:] == (0, 1) and decode[1:] == (-1, 2)
+    others = {id(s.cuda_stream) for side in sides for s in (side._stream, side._first)}
+    assert len(others) == 4 and not others & {id(encode[0]), id(decode[0])}
+    assert len(driver.calls) == 4 * STREAMS  # each capture waits for what was asked before
+
+
+@pytest.mark.usefixtures("driver")
+def test_a_stream_is_held_by_one_until_it_is_let_go():
+    card = torch.device("cuda:0")
+    held = [own_stream(card) for _ in range(STREAMS)]
+    assert len({id(stream.cuda_stream) for stream in held}) == STREAMS
+    with pytest.raises(RuntimeError, match="all 32 streams of priority 0 of cuda:0 are in use"):
+        own_stream(card)
+    assert own_stream(card, -1).priority == -1
+    free = held.pop(7).cuda_stream
+    assert own_stream(card).cuda_stream is free
+
+
+@pytest.mark.usefixtures("driver")
+def test_without_page_locked_memory_pictures_go_up_from_other_memory(monkeypatch, caplog):
+    made = torch.empty
+
+    def empty(*args, pin_memory=False, **options):
+        if pin_memory:
+            raise torch.AcceleratorError("CUDA error: out of memory")
+        return made(*args, **options)
+
+    monkeypatch.setattr(torch, "empty", empty)
+    side = CudaSideStream(torch.device("cuda:0"))
+    side.device = torch.device("cpu")
+    assert side.upload((2, 3), lambda host: host.fill_(7)).tolist() == [[7] * 3] * 2
+    assert "no page-locked memory (CUDA error: out of memory)" in caplog.text
+    assert host_bytes((4,)).shape == (4,)
+
+
+def test_what_is_left_to_the_caller_is_waited_for_on_its_own_queue(driver, monkeypatch):
+    side, recorded = CudaSideStream(torch.device("cuda:0")), []
+
+    class Queue:
+        synchronize = staticmethod(lambda: driver.calls.append("own queue is done"))
+
+    class Value:
+        is_cuda, record_stream = True, staticmethod(recorded.append)
+
+    queue = Queue()
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: queue)
+    side.wait_for_caller()
+    side.hand_over(Value())
+    assert driver.calls == ["own queue is done"] and recorded == [queue]
+    side.hand_over(torch.zeros(1))  # a tensor of the host is everybody's

@@ -26,6 +26,7 @@ from mtmd.kernels.backends import Cpu, Reference
 from mtmd.kernels.report.warmup_report import WarmupReport
 from mtmd.model import Model
 from mtmd.prompt.bridge import Prepared
+from mtmd.prompt.conversation import user_message
 from mtmd.receipt import ImageReceipt
 from mtmd.service.encode_queue import EncodeQueue
 
@@ -187,6 +188,43 @@ def test_a_batch_may_mix_ways(demo):
     assert torch.equal(alone, there) and BATCH > 1
     for rows in found:
         torch.testing.assert_close(rows, alone, rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_to_be_done_on_the_host_is_done_there_whatever_comes(demo):
+    """Frames of videos are bytes always, and a picture may be from before the warm-up found out."""
+    model, side = beside(demo)
+    encoder, plan = model.encoder, prepared(model)
+    (expected,) = encoder.encode(plan.tiles[:1], way=plan.normalize)
+    assert "uploaded" in side.events
+    encoder.preprocessing.why_host = "the device's tiles are not the host's"
+    side.events.clear()
+    (found,) = encoder.encode(plan.tiles[:1], way=plan.normalize)
+    assert "uploaded" not in side.events and torch.equal(found, expected)
+
+
+def test_the_tables_of_a_way_are_sent_once(demo, monkeypatch):
+    made = []
+    monkeypatch.setattr(
+        "mtmd.clip.encoder.tables", lambda ways, dtype: made.append(ways) or tables(ways, dtype)
+    )
+    model, _ = beside(demo)
+    plan = prepared(model)
+    for _ in range(3):
+        model.encoder.encode(plan.tiles[:1] * BATCH, way=plan.normalize)
+    assert made == [[plan.normalize]]
+
+
+def test_what_leaves_the_devices_thread_is_done_and_is_handed_over(demo):
+    """The thread has a queue of its own there, the caller's thread another."""
+    model, side = beside(demo)
+    handed = []
+    side.hand_over = lambda value: (side._note("handed over", inside=False), handed.append(value))
+    with model:
+        found = model.prompt([user_message(picture(120, 90), "what is it?")])
+        assert side.events[-2:] == ["waited for the caller", "handed over"]
+        assert [id(value) for value in handed[-1:]] == [id(found.embeddings[0])]
+        side.events.clear()
+        assert model.exclusively(lambda: 5) == 5 and side.events[-1] == "waited for the caller"
 
 
 def test_an_encode_that_is_given_up_leaves_its_queue(demo):

@@ -9,13 +9,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from dual_encoders import clip
+from stand_in import StandInStream
 
 from mtmd.clip.blocks import VitParams
 from mtmd.clip.encoder import BATCH, Encoder
 from mtmd.clip.families.gemma3 import Gemma3Vision
 from mtmd.clip.image.pixels import Normalize
+from mtmd.clip.preprocessing import Preprocessing
 from mtmd.clip.resolution.fixed_square import FixedSquare
 from mtmd.clip.token_budget import Budget
+from mtmd.config import LoadOptions
+from mtmd.embedding.dual_checkpoint import open_dual
+from mtmd.embedding.embedder import Embedder, _Watch
 from mtmd.kernels.backends import Cpu, Limited, Reference
 from mtmd.kernels.backends.gpu import Gpu
 from mtmd.kernels.backends.vision_attention import choice as module
@@ -27,7 +33,7 @@ from mtmd.kernels.kernel import Kernel
 from mtmd.kernels.ops import attention
 from mtmd.kernels.report.warmup_report import WarmupReport
 from mtmd.loaded import report
-from mtmd.loaded.vision_attention import ask_for, told, vision_attention
+from mtmd.loaded.vision_attention import ask_for, know_shapes, told, vision_attention
 
 FAMILY = Gemma3Vision(
     vit=VitParams(layers=2, width=48, ffn=64, heads=2, eps=1e-6, gelu="tanh"),
@@ -41,6 +47,9 @@ FAMILY = Gemma3Vision(
         edge=56,
     ),
 )
+
+
+SOME = module.ShapeClass("bf16", 16, 72, 1, 4096, 4096, False, True)
 
 
 class Noise:
@@ -165,6 +174,54 @@ def test_asked_for(tmp_path):
     assert {c.chosen for c in facts.found.classes} == {"triton fast"} and len(calls) == 2
 
 
+@pytest.mark.usefixtures("every_size")
+def test_a_kernel_that_plans_each_shape_is_left_out_where_tiles_have_many(tmp_path):
+    card = Card(tmp_path, **{"torch cuDNN": runs([]), "torch flash": runs([])})
+    subject = encoder(card)
+    facts = vision_attention(subject, Budget(), True, probe=Clock())
+    assert facts is not None and {c.chosen for c in facts.found.classes} == {"torch flash"}
+    text = str(WarmupReport("tiny", "a", "b", "fp32", (), (), (), vision_attention=facts))
+    assert "  torch cuDNN is left out: it plans each shape anew" in text
+    know_shapes(subject)
+    facts = vision_attention(subject, Budget(), True, probe=Clock())
+    assert facts is not None and not facts.left_out and card.attention.one_shape
+    sizes = {"warm-up": (1, Type.contiguous((3, 56, 56), torch.float32))}
+    sizes["largest"] = (1, Type.contiguous((3, 84, 56), torch.float32))
+    subject.sizes = lambda: sizes
+    know_shapes(subject)
+    assert not card.attention.one_shape
+
+
+@pytest.mark.usefixtures("every_size")
+def test_nothing_is_resized_on_the_device_while_it_is_measured(tmp_path):
+    card, busy = Card(tmp_path, fast=runs([])), []
+    subject = Encoder(FAMILY, Noise(), [card, Cpu(), Reference()], dtype=torch.float32)
+    subject.preprocessing = Preprocessing(FAMILY.resolution, StandInStream())
+    lock = subject.preprocessing._resizer._lock
+
+    class Watching(Clock):
+        def seconds(self, run):
+            busy.append(lock.locked())
+            return super().seconds(run)
+
+    vision_attention(subject, Budget(), True, probe=Watching())
+    assert busy and all(busy) and not lock.locked()
+
+
+def test_an_embedder_measures_nothing_so_ours_runs_whatever_others_have_measured(tmp_path):
+    clip(tmp_path)
+    card = Card(tmp_path, **{"torch fast": runs([]), "triton fast": runs([])})
+    chosen = LoadOptions(dtype="fp32")
+    subject = Embedder(open_dual(tmp_path), chosen, [card, Cpu(), Reference()], name="tiny")
+    assert card.attention.setting == "triton"
+    report_now = subject.warmup_report
+    assert "attention of the encoder: asked for triton (card a card" in str(report_now)
+    card.attention.used = {SOME: "triton fast"}
+    found = subject._receipt([], [], _Watch()).attention
+    (images,) = [by for by in found.values() if by.endswith(", by triton fast")]
+    assert images.startswith("flash") and len(found) == 2
+
+
 def test_a_device_without_a_choice(demo, mtmd, one):
     ask_for("auto", [Cpu()])
     with pytest.raises(OptionError, match="vision_attention torch: found the device cpu"):
@@ -186,6 +243,5 @@ def test_the_receipt_tells(demo, monkeypatch):
 def test_several_kernels_are_told_apart(tmp_path):
     card = Card(tmp_path)
     subject = encoder(card)
-    first = module.ShapeClass("bf16", 16, 72, 1, 4096, 4096, False, True)
-    card.attention.used = {first: "a", replace(first, batch=2): "a", replace(first, batch=4): "b"}
+    card.attention.used = {SOME: "a", replace(SOME, batch=2): "a", replace(SOME, batch=4): "b"}
     assert told(subject) == "a (2 of 3 kinds of shapes), b (1 of 3 kinds of shapes)"

@@ -120,7 +120,9 @@ def test_the_report_tells_what_was_measured_and_where_pictures_go():
     service = FakeService()
     service.warmup_report = replace(
         GOOD,
-        vision_attention=VisionAttentionFacts("auto", {}, None, Learned((shape,), ())),
+        vision_attention=VisionAttentionFacts(
+            "auto", {}, None, Learned((shape,), ()), (("another", "it plans"),)
+        ),
         preprocessing=PreprocessingFacts("cuda:0", "auto", None, notes=("resized on the host",)),
     )
     text = client_for(service).get("/api/report").get_data(as_text=True)
@@ -129,6 +131,7 @@ def test_the_report_tells_what_was_measured_and_where_pictures_go():
         "torch cuDNN; triton 1.020 ms; torch cuDNN 0.800 ms; torch flash refused: no &lt;b&gt;"
         in text
     )
+    assert "not by another</dt><dd>it plans" in text
     assert "prepared on cuda:0; resized on the host" in text
 
 

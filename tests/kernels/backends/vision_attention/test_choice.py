@@ -5,11 +5,13 @@ what is remembered, and what becomes of a kernel that fails later.
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
 
 from mtmd.kernels.backends.vision_attention import choice as module
+from mtmd.kernels.backends.vision_attention import kept as kept_module
 from mtmd.kernels.backends.vision_attention.choice import OURS, AttentionChoice, class_of
 from mtmd.kernels.backends.vision_attention.kept import BYTES_MAX, Kept
 from mtmd.kernels.backends.vision_attention.measure import measure
@@ -45,7 +47,7 @@ class Clock:
 
     def __init__(self, **ms):
         self.ms, self.asked = {k.replace("_", " "): v for k, v in ms.items()}, []
-        self.bytes = 0
+        self.bytes, self.first_bytes = 0, None
 
     def kernels(self, **runs):
         def timed(name, run):
@@ -68,7 +70,8 @@ class Clock:
 
     def extra_bytes(self, run):
         run()
-        return self.bytes
+        found, self.first_bytes = self.first_bytes or self.bytes, None
+        return found
 
 
 def error(result, inputs, options):
@@ -185,6 +188,15 @@ def test_more_memory_than_the_plan_has_for_it_is_refused():
     assert trial.refused == "it takes 4.00 MiB beside its result, expected at most 0.00 MiB"
 
 
+@pytest.mark.usefixtures("every_size")
+def test_memory_that_another_took_meanwhile_is_not_counted():
+    clock = Clock(triton=1.0, a=0.5)
+    choice = AttentionChoice(candidates=clock.kernels(a=right))
+    clock.first_bytes = 1 << 30
+    trials = learn(choice, clock, [node()]).classes[0].measured.trials
+    assert [trial.refused for trial in trials] == [None, None]
+
+
 def test_a_fault_of_the_device_ends_it():
     def faults(*inputs, **options):  # noqa: ARG001
         raise torch.AcceleratorError("an illegal memory access")
@@ -248,9 +260,9 @@ def test_one_that_fails_when_it_is_launched_is_not_asked_again(caplog):
 @pytest.mark.usefixtures("every_size")
 def test_what_was_measured_is_kept_for_the_same_card_and_versions(tmp_path):
     clock = Clock(triton=2.0, a=1.0)
-    first = AttentionChoice(Kept(lambda: CARD, tmp_path), clock.kernels(a=right, b=fails))
+    first = AttentionChoice(Kept(lambda: CARD, tmp_path), clock.kernels(a=right, b=wrong))
     learn(first, clock, [node()])
-    again = AttentionChoice(Kept(lambda: CARD, tmp_path), clock.kernels(a=right, b=fails))
+    again = AttentionChoice(Kept(lambda: CARD, tmp_path), clock.kernels(a=right, b=wrong))
     assert again.way(node()).name == "a"  # before any warm-up
     clock.asked.clear()
     found = learn(again, clock, [node(), node(rows=20)])
@@ -264,11 +276,58 @@ def test_what_was_measured_is_kept_for_the_same_card_and_versions(tmp_path):
 
 
 @pytest.mark.usefixtures("every_size")
-def test_a_shortage_is_not_kept(tmp_path):
-    clock = Clock(triton=2.0)
-    choice = AttentionChoice(Kept(lambda: CARD, tmp_path), clock.kernels(a=short))
+@pytest.mark.parametrize(
+    ("run", "is_lasting"), [(short, False), (fails, False), (wrong, True), (turned, True)]
+)
+def test_only_what_lasts_is_kept_for_good(run, is_lasting, tmp_path):
+    """The next warm-up tries again what was refused for a shortage, or by a library's words."""
+    clock = Clock(triton=2.0, a=1.0)
+    first = AttentionChoice(Kept(lambda: CARD, tmp_path), clock.kernels(a=run))
+    learn(first, clock, [node()])
+    again = AttentionChoice(Kept(lambda: CARD, tmp_path), clock.kernels(a=right))
+    assert again.way(node())[::2] == (OURS, "the others were refused when they were measured")
+    (found,) = learn(again, clock, [node()]).classes
+    assert (found.kept, found.chosen) == ((True, OURS) if is_lasting else (False, "a"))
+    third = AttentionChoice(Kept(lambda: CARD, tmp_path), clock.kernels(a=right))
+    assert third.way(node()).name == found.chosen
+
+
+@pytest.mark.usefixtures("every_size")
+def test_too_much_memory_is_tried_again(tmp_path):
+    clock = Clock(triton=2.0, a=1.0)
+    clock.bytes = 1 << 30
+    learn(AttentionChoice(Kept(lambda: CARD, tmp_path), clock.kernels(a=right)), clock, [node()])
+    clock.bytes = 0
+    again = AttentionChoice(Kept(lambda: CARD, tmp_path), clock.kernels(a=right))
+    assert learn(again, clock, [node()]).classes[0].chosen == "a"
+
+
+@pytest.mark.usefixtures("every_size")
+def test_what_plans_each_shape_is_asked_only_where_there_is_one_or_it_was_asked_for():
+    clock = Clock(triton=2.0, torch_cuDNN=0.5, torch_flash=1.0)
+    candidates = clock.kernels(torch_cuDNN=right, torch_flash=right)
+    choice = AttentionChoice(candidates=candidates)
     learn(choice, clock, [node()])
-    assert not list(tmp_path.iterdir())
+    assert choice.way(node()).name == "torch flash" and "torch cuDNN" not in clock.asked
+    assert "plans each shape anew" in choice.left_out()["torch cuDNN"]
+    choice.one_shape = True
+    assert learn(choice, clock, [node()]).classes[0].chosen == "torch cuDNN"
+    assert not choice.left_out()
+    choice.one_shape = False  # a time that is kept from another model says nothing of this one
+    assert choice.way(node()).name == "torch flash"
+    choice.setting = "torch"
+    assert choice.way(node()).name == "torch cuDNN" and not choice.left_out()
+
+
+@pytest.mark.parametrize("file", ["candidates.py", "measure.py", "tiles.py"])
+def test_what_decides_how_kernels_are_called_and_measured_is_part_of_what_it_holds_for(
+    file, monkeypatch
+):
+    before, read = kept_module._source(), Path.read_bytes
+    monkeypatch.setattr(
+        Path, "read_bytes", lambda self: read(self) + b"# changed" * (self.name == file)
+    )
+    assert kept_module._source() != before
 
 
 def test_without_a_card_or_a_folder_nothing_is_kept(monkeypatch):
@@ -284,7 +343,7 @@ def test_without_a_card_or_a_folder_nothing_is_kept(monkeypatch):
 
 DAMAGED = {
     "cut off": lambda text: text[: len(text) // 2],
-    "another format": lambda text: text.replace('"format": 1', '"format": 2'),
+    "another format": lambda text: text.replace('"format": 2', '"format": 1'),
     "another card": lambda text: text.replace("a card", "b card"),
     "no list": lambda text: json.dumps({**json.loads(text), "shapes": [1, 2]}),
     "no outcome": lambda text: text.replace("2.0,", "null,"),
