@@ -52,8 +52,8 @@ class LoadOptions:
     checkpoint was made for, at most 8192. `override_tensor` are "REGEX=DEVICE" on node and weight
     names; `refuse` are rules of ops the device is to be taken not to support; `threads` holds for
     the whole process. `memory_limit`: the most of the device's memory, of each of several
-    accelerators, to take for weights, caches and all, in bytes or as "8GiB", None for what is free
-    when the model is loaded. `isolate`: picture files are decoded, and JSON schemas followed, in
+    accelerators, to take for weights, caches and all but some 120 MiB in which pictures are resized
+    (`preprocess`), in bytes or as "8GiB", None for what is free when the model is loaded. `isolate`: picture files are decoded, and JSON schemas followed, in
     worker processes with limits of memory and time; for what others send. `speculate`: how many
     tokens of an answer to propose at once from what stands in prompt and answer, "auto" for as many
     as pay, by measurement, or "off"; answers are the same. `tp`: so many processes share every

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from mtmd.clip.image.device.pillow import (
     FILTERS,
+    STRIP_BYTES,
     DeviceWeights,
     resize_columns,
     resize_rows,
@@ -29,7 +30,10 @@ from mtmd.kernels.backends.side_stream import SideStream
 from mtmd.kernels.errors import DeviceError
 from mtmd.kernels.text import one_line
 
-MOST_BYTES = 48 << 20  # of a picture before and after: so much memory is taken beside the model's
+MOST_BYTES = 48 << 20  # of a picture before, between and after the passes
+# Of the device's memory at once, beside weights of sides: what goes into a pass and what comes of
+# it, and the sums of a strip, what is added to them and the bytes that this is made of.
+TAKEN_BYTES = 2 * MOST_BYTES + 3 * STRIP_BYTES
 KEPT = 32  # weights of so many pairs of sides
 # (width, height) before and after: of odd sides, smaller, larger and both, in both orders of passes
 CHECKED = (

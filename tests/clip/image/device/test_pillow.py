@@ -14,6 +14,7 @@ from mtmd.clip.image.device import pillow, resizer
 from mtmd.clip.image.device.pillow import FILTERS, vertical_first
 from mtmd.clip.image.device.resizer import DeviceResizer
 from mtmd.clip.image.resize import resize
+from mtmd.kernels.backends.reference import _Allocations as Allocations
 from mtmd.kernels.errors import DeviceError
 
 
@@ -86,6 +87,24 @@ def test_strips_are_joined(monkeypatch):
         pixels = picture(rng, 61, 47)
         found = device.resize(pixels, *wanted, "bicubic")
         assert np.array_equal(found, resize(pixels, *wanted, "bicubic"))
+
+
+@pytest.mark.parametrize("wanted", [(3990, 4000), (500, 400)], ids=str)
+def test_what_a_large_picture_takes_is_what_is_told(wanted):
+    """Counted on meta tensors: nothing is computed."""
+
+    def along(given, length):
+        found = pillow.weights(given, length, "bicubic")
+        first, values = (torch.from_numpy(v).to("meta") for v in (found.first, found.values))
+        return pillow.DeviceWeights(given, first, values)
+
+    seen = Allocations()
+    passes = (pillow.resize_rows, wanted[0]), (pillow.resize_columns, wanted[1])
+    with seen:
+        value = torch.empty((4000, 4000, 3), dtype=torch.uint8, device="meta")
+        for one, length in passes:
+            value = one(value, along(4000, length))
+    assert 2 * value.nbytes < seen.peak <= resizer.TAKEN_BYTES <= 128 << 20
 
 
 def test_both_orders_are_checked():
