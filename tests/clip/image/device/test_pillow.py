@@ -123,9 +123,12 @@ def test_what_stays_on_the_host(monkeypatch):
     device = DeviceResizer(HostStream())
     pixels = np.zeros((4, 4, 3), np.uint8)
     assert device.resize(pixels, 2, 2, "nearest") == "the filter nearest has no form for devices"
+    for long, wanted in (((1, 2571, 3), (10, 1)), ((2571, 1, 3), (1, 10))):
+        reason = device.resize(np.zeros(long, np.uint8), *wanted, "box")
+        assert reason == "a side becomes more than 256 times shorter"
     monkeypatch.setattr(resizer, "MOST_BYTES", 3 << 20)
     large = np.zeros((2048, 600, 3), np.uint8)
-    assert device.resize(large, 2, 2, "box") == "3 MiB, of which 3 are resized on the device"
+    assert device.resize(large, 8, 8, "box") == "3 MiB, of which 3 are resized on the device"
     assert isinstance(device.resize(pixels, 2, 2, "box"), np.ndarray)
 
 
