@@ -50,17 +50,24 @@ class Preprocessing:
         """
         if self.why_host is not None or self._resizer is None:
             return make()
-        resizer, reasons = self._resizer, dict[str, None]()
+        resizer, reasons, there = self._resizer, dict[str, None](), False
 
         def resize(pixels: Pixels, width: int, height: int, resample: str) -> Pixels:
+            nonlocal there
             found = resizer.resize(pixels, width, height, resample)
             if isinstance(found, str):
                 reasons[found] = None
                 return by_pillow(pixels, width, height, resample)
+            there = True
             self.resized_there += 1
             return found
 
         with left_as_bytes(), resized_by(resize):
             plan = make()
         notes = tuple(f"resized on the host: {reason}" for reason in reasons)
-        return replace(plan, normalize=self.resolution.normalize, notes=(*plan.notes, *notes))
+        return replace(
+            plan,
+            normalize=self.resolution.normalize,
+            notes=(*plan.notes, *notes),
+            resized_there=there and not reasons,
+        )

@@ -52,23 +52,23 @@ class LoadOptions:
     checkpoint was made for, at most 8192. `override_tensor` are "REGEX=DEVICE" on node and weight
     names; `refuse` are rules of ops the device is to be taken not to support; `threads` holds for
     the whole process. `memory_limit`: the most of the device's memory, of each of several
-    accelerators, to take for weights, caches and all, in bytes or as "8GiB", None for what is free
-    when the model is loaded. `isolate`: picture files are decoded, and JSON schemas followed, in
-    worker processes with limits of memory and time; for what others send. `speculate`: how many
-    tokens of an answer to propose at once from what stands in prompt and answer, "auto" for as many
-    as pay, by measurement, or "off"; answers are the same. `tp`: so many processes share every
-    layer out among themselves (tensor parallelism), each with a device of its own where there are
-    several; `split` "layer" has one process with a run of layers on each of its devices, which
-    `device` may then name between commas; `tensor_split` are the ranks' or the devices' shares,
-    such as (3, 1), where there are none equal ones for ranks, for devices what their free memory
-    allows. `no_kv_offload`: keys and values lie in the host's memory, and attention of the decoder
-    runs there. `fit`: which of all that is done is chosen, by predicted memory. `kernels` is a
-    folder of programs that `mtmd warmup --save` compiled for the GPU, None for that which
-    MTMD_KERNELS names, if any and where the device is a GPU. `vision_attention`: the kernel of the
-    encoder's attention on a GPU, "triton" for ours, "torch" for the fastest of torch's own where
-    they take a node, "auto" for what the warm-up has measured to be faster. `preprocess`: "host"
-    has pictures resized and normalised by the CPU, "auto" on a GPU where that gives the same to the
-    bit.
+    accelerators, to take for weights, caches and all but some 120 MiB in which pictures are resized
+    (`preprocess`), in bytes or as "8GiB", None for what is free when the model is loaded.
+    `isolate`: picture files are decoded, and JSON schemas followed, in worker processes with limits
+    of memory and time; for what others send. `speculate`: how many tokens of an answer to propose
+    at once from what stands in prompt and answer, "auto" for as many as pay, by measurement, or
+    "off"; answers are the same. `tp`: so many processes share every layer out among themselves
+    (tensor parallelism), each with a device of its own where there are several; `split` "layer" has
+    one process with a run of layers on each of its devices, which `device` may then name between
+    commas; `tensor_split` are the ranks' or the devices' shares, such as (3, 1), where there are
+    none equal ones for ranks, for devices what their free memory allows. `no_kv_offload`: keys and
+    values lie in the host's memory, and attention of the decoder runs there. `fit`: which of all
+    that is done is chosen, by predicted memory. `kernels` is a folder of programs that `mtmd warmup
+    --save` compiled for the GPU, None for that which MTMD_KERNELS names, if any and where the
+    device is a GPU. `vision_attention`: the kernel of the encoder's attention on a GPU, "triton"
+    for ours, "torch" for the fastest of torch's own where they take a node, "auto" for what the
+    warm-up has measured to be faster. `preprocess`: "host" has pictures resized and normalised by
+    the CPU, "auto" on a GPU where that gives the same to the bit.
     """
 
     device: str = "auto"

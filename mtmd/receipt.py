@@ -81,9 +81,9 @@ class Receipt:
     `threads` of the CPU decoded last, where machine code decodes, else None. `attention` tells by
     which kernel it runs, for each graph; `warnings` what was refused. `ranks` processes shared the
     model; `layout` says which layers each of several devices has, and what `fit` chose, "" where
-    there was nothing to choose. `preprocessed` says where pictures were resized and normalised, ""
-    where that was the host. Frames of `videos` are not among the `images`, their tokens among
-    the `image_tokens`."""
+    there was nothing to choose. `preprocessed` says where pictures and frames that were not known
+    from before were resized and normalised, "" where that was the host. Frames of `videos` are not
+    among the `images`, their tokens among the `image_tokens`."""
 
     model: str
     images: tuple[ImageReceipt, ...]

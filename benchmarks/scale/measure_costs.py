@@ -90,9 +90,9 @@ class Clocks:
         load_image: Any = Service.__dict__["load_image"]
         rows, spent = [0, 0], [0.0]
 
-        def encoded(queue: Any, seconds: float | None) -> Any:
+        def encoded(queue: Any, *given: Any) -> Any:
             before, start = (queue.batches, queue.tiles), time.perf_counter()
-            found = encode(queue, seconds)
+            found = encode(queue, *given)
             spent[0] += time.perf_counter() - start
             if queue.batches > before[0]:
                 self.batches.append((spent[0], queue.tiles - before[1]))

@@ -253,7 +253,10 @@ class Worker:
         self.engine_s += seconds
 
     def _engine(self) -> Process:
-        """Turns of a slice of encoding and a step of the decoder, as the service takes them."""
+        """Turns of a slice of encoding and a step of the decoder, as the service takes them on a
+        CPU. On a GPU it encodes beside the decoder, in a stream of its own; that is counted here as
+        turns, too, each as long as if it had the card to itself.
+        """
         step_s = 0.0
         while True:
             if not (self.encoding or self._batch[0] or self.reading or self.writing):

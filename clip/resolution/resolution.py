@@ -33,6 +33,7 @@ class ImagePlan:
     `notes` say for the receipt what was done to the picture that its owner may not expect.
     `shrunk_from`: the tokens it would take if there were more memory, None where there is enough.
     `normalize`: how tiles that are bytes become numbers; they are what was cut, not normalised yet.
+    `resized_there`: a device resized the picture, and the host did none of it.
     """
 
     tiles: tuple[np.ndarray, ...]
@@ -45,6 +46,7 @@ class ImagePlan:
     notes: tuple[str, ...] = field(default=())
     shrunk_from: int | None = None
     normalize: Normalize | None = None
+    resized_there: bool = False
 
     def numbers(self) -> list[np.ndarray]:
         """The tiles as an encoder reads them, fp32."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count, islice
-from typing import BinaryIO
+from typing import BinaryIO, TypeAlias
 
 import numpy as np
 from PIL import GifImagePlugin, Image, ImageFile, PngImagePlugin, WebPImagePlugin
@@ -23,8 +23,11 @@ SHORTEST_S, USUAL_S = 0.011, 0.1
 """A frame shown for less than the first is shown for the second, as browsers do."""
 MOST_FRAMES = 10_000  # each is drawn over the one before
 MOST_BYTES = 256 << 20
-MOST_BLOCKS = 1 << 19  # twice as many as 64 MiB of a GIF have, of its usual 255 bytes each
 """Read into memory whole."""
+# Twice as many as 64 MiB of a GIF have, of its usual 255 bytes each: as many as are looked at to
+# see whether a picture moves. And twice as many as `MOST_BYTES` have, for one that does.
+MOST_BLOCKS, MOST_BLOCKS_READ = 1 << 19, 1 << 21
+Frame: TypeAlias = tuple[float, int, int]  # seconds, and where it ends to the right and below
 _READERS: dict[str, Callable[[BinaryIO], ImageFile.ImageFile]] = {
     "GIF": GifImagePlugin.GifImageFile,
     "WEBP": WebPImagePlugin.WebPImageFile,
@@ -33,8 +36,8 @@ _READERS: dict[str, Callable[[BinaryIO], ImageFile.ImageFile]] = {
 
 
 class Animation:
-    """Made of an open file of format `kind`. Raises VideoError for one of a single frame, and for
-    what is damaged.
+    """Made of an open file of format `kind`. Raises VideoError for one of a single frame, for what
+    is damaged, and for what is longer than any such file has to be.
     """
 
     def __init__(
@@ -52,7 +55,13 @@ class Animation:
                 "smaller one; encode it as MP4"
             )
         file.seek(0)
-        seconds = timing(data, kind)
+        try:
+            seconds, (width, height) = timing_and_canvas(data, kind)
+        except _BlocksError as error:
+            raise VideoError(
+                f"{name}: found a {NAMES[kind]} of more than {MOST_BLOCKS_READ:,} blocks, expected "
+                "fewer; encode it as MP4"
+            ) from error
         self._file, self._kind, self._name = file, kind, name
         self._seconds = seconds
         if len(seconds) < 2:
@@ -65,7 +74,6 @@ class Animation:
                 f"{name}: found a {NAMES[kind]} of more than {MOST_FRAMES:,} frames, expected "
                 "fewer; encode it as MP4"
             )
-        width, height = canvas(data, kind)
         check_size(width, height, limits, name)
         admit(width * height)
         starts = np.cumsum([0.0, *seconds])
@@ -122,17 +130,28 @@ class Animation:
         return np.asarray(shown)
 
 
-def timing(data: bytes, kind: str) -> list[float]:
+class _BlocksError(Exception):
+    """There are more blocks than are looked at."""
+
+
+def _at_most(blocks: int) -> Iterator[int]:
+    yield from range(blocks)
+    raise _BlocksError
+
+
+def timing_and_canvas(data: bytes, kind: str) -> tuple[list[float], tuple[int, int]]:
     """Seconds that each frame of a file is shown for; of a damaged file, of those that come before
-    the damage; one, of any length, for a picture that does not move.
+    the damage; one, of any length, for a picture that does not move. And (width, height) that the
+    header tells, of a GIF those that hold all its frames; (0, 0) where the header is not there.
+    Raises _BlocksError.
     """
-    found = _TIMES[kind](data, count())
-    result = []
-    for seconds in found:
-        result.append(seconds if seconds >= SHORTEST_S else USUAL_S)
-        if len(result) > MOST_FRAMES:
-            break
-    return result or [USUAL_S]
+    width, height = _canvas(data, kind)
+    seconds = []
+    frames = _FRAMES[kind](data, _at_most(MOST_BLOCKS_READ))
+    for shown, right, below in islice(frames, MOST_FRAMES + 1):
+        seconds.append(shown if shown >= SHORTEST_S else USUAL_S)
+        width, height = max(width, right), max(height, below)
+    return seconds or [USUAL_S], (width, height)
 
 
 def moves(data: bytes, kind: str | None) -> bool:
@@ -141,20 +160,14 @@ def moves(data: bytes, kind: str | None) -> bool:
     """
     if kind not in _READERS:
         return False
-    found = _TIMES[str(kind)](data, iter(range(MOST_BLOCKS)))
+    found = _FRAMES[str(kind)](data, iter(range(MOST_BLOCKS)))
     return len(list(islice(found, 2))) > 1
 
 
-def canvas(data: bytes, kind: str) -> tuple[int, int]:
-    """(width, height) that the header tells, of a GIF those that hold all its frames; (0, 0) where
-    the header is not there.
-    """
+def _canvas(data: bytes, kind: str) -> tuple[int, int]:
     try:
         if kind == "GIF":
-            width, height = struct.unpack_from("<HH", data, 6)
-            for _, right, below in islice(_gif_frames(data, count()), MOST_FRAMES + 1):
-                width, height = max(width, right), max(height, below)
-            return width, height
+            return struct.unpack_from("<HH", data, 6)
         if kind == "PNG":
             return struct.unpack_from(">II", data, 16)
     except struct.error:
@@ -164,14 +177,9 @@ def canvas(data: bytes, kind: str) -> tuple[int, int]:
     return 1 + int.from_bytes(data[24:27], "little"), 1 + int.from_bytes(data[27:30], "little")
 
 
-def _gif(data: bytes, blocks: Iterator[int]) -> Iterator[float]:
-    return (seconds for seconds, _, _ in _gif_frames(data, blocks))
-
-
-def _gif_frames(data: bytes, blocks: Iterator[int]) -> Iterator[tuple[float, int, int]]:
-    """Time of each frame, and where it ends to the right and below. GIF89a: blocks one after
-    another, of which as many are looked at as `blocks` yields; a frame's time stands in the
-    extension before it.
+def _gif(data: bytes, blocks: Iterator[int]) -> Iterator[Frame]:
+    """GIF89a: blocks one after another, of which as many are looked at as `blocks` yields; a
+    frame's time stands in the extension before it.
     """
     at, delay = 13, 0.0
     if len(data) > 10 and data[10] & 0x80:
@@ -202,21 +210,21 @@ def _after_blocks(data: bytes, at: int, blocks: Iterator[int]) -> int:
     return len(data)
 
 
-def _webp(data: bytes, blocks: Iterator[int]) -> Iterator[float]:
-    """RFC 9649: ANMF chunks, with the time in milliseconds."""
+def _webp(data: bytes, blocks: Iterator[int]) -> Iterator[Frame]:
+    """RFC 9649: ANMF chunks, with the time in milliseconds, within the canvas."""
     at = 12
     for _ in blocks:
         if at + 8 > len(data):
             return
         size = int.from_bytes(data[at + 4 : at + 8], "little")
         if data[at : at + 4] == b"ANMF" and at + 24 <= len(data):
-            yield int.from_bytes(data[at + 20 : at + 23], "little") / 1000
+            yield int.from_bytes(data[at + 20 : at + 23], "little") / 1000, 0, 0
         at += 8 + size + size % 2
 
 
-def _png(data: bytes, blocks: Iterator[int]) -> Iterator[float]:
-    """PNG, third edition: fcTL chunks, with the time as a fraction; as many as acTL says, which
-    stands before the first picture.
+def _png(data: bytes, blocks: Iterator[int]) -> Iterator[Frame]:
+    """PNG, third edition: fcTL chunks, with the time as a fraction, within the canvas; as many as
+    acTL says, which stands before the first picture.
     """
     left = 0
     for at, size, kind in _chunks(data, blocks):
@@ -229,11 +237,12 @@ def _png(data: bytes, blocks: Iterator[int]) -> Iterator[float]:
         elif kind == b"fcTL" and left and size == 26 and at + 34 <= len(data):
             above, below = struct.unpack_from(">HH", data, at + 28)
             left -= 1
-            yield above / (below or 100)
+            yield above / (below or 100), 0, 0
 
 
 def _begins_with_a_still(data: bytes) -> bool:
     """Whether the first picture is for readers that know no animation, and no part of it."""
+    # one of them comes within MOST_BLOCKS_READ, as there are frames
     kinds = (kind for _, _, kind in _chunks(data, count()))
     return next((k for k in kinds if k in (b"fcTL", b"IDAT")), b"") == b"IDAT"
 
@@ -248,4 +257,4 @@ def _chunks(data: bytes, blocks: Iterator[int]) -> Iterator[tuple[int, int, byte
         at += 12 + size
 
 
-_TIMES = {"GIF": _gif, "WEBP": _webp, "PNG": _png}
+_FRAMES = {"GIF": _gif, "WEBP": _webp, "PNG": _png}

@@ -22,7 +22,7 @@ _BOXES = frozenset([b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip", b"pnot
 def video_format(head: bytes) -> str | None:
     """The format as a key of `NAMES` that the first bytes of a file, `HEAD_BYTES` at least, are
     those of, None where it is no video. Pictures of a format that can move are told apart by
-    `animation.timing`.
+    `animation.moves`.
     """
     if head[:4] == b"\x1aE\xdf\xa3":
         return "MKV"

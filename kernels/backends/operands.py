@@ -50,11 +50,13 @@ def fewer_rows(op: str, named: Named) -> dict[str, Type | None]:
 
 
 def _cut(named: Named, most: Mapping[str, Callable[[Type], Sizes]]) -> dict[str, Type | None]:
-    """With dimensions of some operands of at most so much, 0 for as it is."""
+    """With dimensions of some operands of at most so much, 0 for as it is; strides are not kept, as
+    `operands` makes all contiguous.
+    """
     found = dict(named)
     for name, of in most.items():
         kind = found.get(name)
-        if kind is not None and kind.is_contiguous:
+        if kind is not None:
             shape = tuple(min(s, m or s) for s, m in zip(kind.shape, of(kind), strict=True))
             found[name] = Type.contiguous(shape, kind.dtype)
     return found
@@ -104,7 +106,7 @@ def _most(op: str) -> dict[str, Callable[[Type], Sizes]]:
 
 
 def operands(op: str, named: Named, options: Mapping[str, Any]) -> list[Tensor | None]:
-    """In the order of `named`; on the CPU."""
+    """In the order of `named`; on the CPU, contiguous."""
     generator = torch.Generator().manual_seed(0)
     found: list[Tensor | None] = []
     for name, kind in named.items():

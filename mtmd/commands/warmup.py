@@ -22,13 +22,17 @@ mtmd warmup -m org/name --target cuda:90 --save kernels     # its programs, comp
 mtmd serve -m org/name --kernels kernels    # and used there"""
 
 MOST_TARGETS = 32
-DEVICE = ("device", "refuse", "threads", "memory_limit", "kernels", "vision_attention")
+DEVICE = (
+    *("device", "refuse", "threads", "memory_limit"),
+    *("kernels", "vision_attention", "preprocess"),
+)
 PREDICTED = (  # what of the options of loading is taken into account where nothing is loaded
     "mmproj",
     "chat_template",
     "dtype",
     "flash_attn",
     "override_tensor",
+    "no_kv_offload",
     "context",
     "parallel",
     "image_min_tokens",

@@ -26,6 +26,11 @@ from mtmd.kernels.report.compiled import compiled_kernels
 from mtmd.loading import find_checkpoint
 from mtmd.model import Model
 
+NO_USE = (  # of a device that is here
+    *("device", "refuse", "threads", "memory_limit", "isolate"),
+    *("kernels", "vision_attention", "preprocess"),
+)
+
 
 class PredictionReport(Prediction):
     """What `predict` finds out, and `str()` of it as text for a terminal."""
@@ -106,11 +111,7 @@ def subject_of(
     """The model as it would be placed on the target, whose weights are not read. Raises MtmdError,
     OptionError for options of a device that is here.
     """
-    if useless := [
-        name
-        for name in ("device", "refuse", "threads", "memory_limit", "kernels", "vision_attention")
-        if name in chosen
-    ]:
+    if useless := [name for name in NO_USE if name in chosen]:
         hint = "give memory" if useless[0] == "memory_limit" else "leave it out"
         raise OptionError(
             f"{useless[0]}: has no meaning for the target {target!r:.60}, a GPU that is not here; "

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.clip.warmup import check_encoder, encoder_graphs, preprocessing_facts
 from mtmd.kernels.backends import Limited
 from mtmd.kernels.backends.torch_device import TorchDevice
@@ -148,14 +149,23 @@ def _attention(flash: FlashFacts) -> str:
     )
 
 
-def preprocessed_where(loaded: LoadedModel, pictures: Sequence[object]) -> str:
-    """Of pictures that are encoded, "" for the host."""
+def preprocessed_where(loaded: LoadedModel, plans: Sequence[ImagePlan]) -> str:
+    """Of pictures and groups of frames that are prepared and encoded, "" for the host."""
     encoder = loaded.encoder
-    if encoder is None or encoder.side is None or not pictures:
+    if encoder is None or encoder.side is None or not plans:
         return ""
-    name = encoder.backends[0].name
-    why = encoder.preprocessing.why_host
-    return f"on {name}" if why is None else f"on the host: {why}"
+    if (why := encoder.preprocessing.why_host) is not None:
+        return f"on the host: {why}"
+    name, every = encoder.backends[0].name, len(plans)
+    resized = sum(plan.resized_there for plan in plans)
+    normalised = sum(plan.normalize is not None for plan in plans)
+    if not normalised:
+        return ""
+    if resized == every:
+        return f"on {name}"
+    told = f"{resized} of {every} resized, " if resized else ""
+    told += "normalised" if normalised == every else f"{normalised} of {every} normalised"
+    return f"{told} on {name}"
 
 
 def _dequantized(loaded: LoadedModel) -> tuple[DequantizedTensor, ...]:

@@ -48,7 +48,9 @@ def make_receipt(loaded: LoadedModel, request: Request, finish: str, speculation
         ranks=loaded.options.tp,
         layout=layout_text(loaded),
         videos=prompt.videos,
-        preprocessed=preprocessed_where(loaded, prompt.pictures),
+        preprocessed=preprocessed_where(
+            loaded, [p.plan for p in prompt.pictures if not p.receipt.cached]
+        ),
     )
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 Numbers: TypeAlias = NDArray[np.float64]
 
 BITS = 22  # of a weight behind the point: 32 less 8 of a pixel and 2 for sums beyond its range
-STRIP_BYTES = 32 << 20  # of the sums of so many rows as are computed at once
+STRIP_BYTES = 8 << 20  # of the sums of so many rows as are computed at once
 FLOAT_54, FLOAT_46 = (float(np.float32(v)) for v in (0.54, 0.46))  # as they are written there
 
 

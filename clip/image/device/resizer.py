@@ -18,6 +18,7 @@ from torch import Tensor
 
 from mtmd.clip.image.device.pillow import (
     FILTERS,
+    STRIP_BYTES,
     DeviceWeights,
     resize_columns,
     resize_rows,
@@ -30,7 +31,11 @@ from mtmd.kernels.backends.side_stream import SideStream
 from mtmd.kernels.errors import DeviceError
 from mtmd.kernels.text import one_line
 
-MOST_BYTES = 48 << 20  # of a picture before and after: so much memory is taken beside the model's
+MOST_BYTES = 48 << 20  # of a picture before, between and after the passes
+# Of the device's memory at once, beside weights of sides: what goes into a pass and what comes of
+# it, and the sums of a strip, what is added to them and the bytes that this is made of.
+TAKEN_BYTES = 2 * MOST_BYTES + 3 * STRIP_BYTES
+MOST_TIMES = 256  # that a side is shrunk: a pixel has so many neighbours, each a launch or more
 KEPT = 32  # weights of so many pairs of sides
 # (width, height) before and after: of odd sides, smaller, larger and both, in both orders of passes
 CHECKED = (
@@ -74,6 +79,8 @@ class DeviceResizer:
         size = max(pixels.nbytes, 3 * width * height, 3 * width * len(pixels))
         if size > MOST_BYTES:
             return f"{size >> 20} MiB, of which {MOST_BYTES >> 20} are resized on the device"
+        if len(pixels) > MOST_TIMES * height or pixels.shape[1] > MOST_TIMES * width:
+            return f"a side becomes more than {MOST_TIMES} times shorter"
         try:
             reason = self.why_not(resample)
             if reason is not None:

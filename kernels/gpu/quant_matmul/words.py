@@ -32,7 +32,7 @@ UNIT_VALUES = {
     "Q6_K": 128,
 }
 # Rows of x up to which this takes fewer instructions than tiles do, as compiled for cuda:90
-# (benchmarks/gpu_kernels/instructions.py): 13 to 27 for a weight.
+# (benchmarks/gpu_kernels/instructions.py): 10 to 27 for a weight.
 MOST_ROWS = {"Q4_0": 4, "Q4_1": 2, "Q5_0": 4, "Q5_1": 4, "Q8_0": 2, "Q4_K": 2, "Q5_K": 2, "Q6_K": 4}
 UNROLLED = 8  # over lanes of a unit: steps of the loop that are one
 

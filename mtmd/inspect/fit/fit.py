@@ -36,7 +36,10 @@ from mtmd.loading import find_checkpoint
 USUAL = "cuda:80"  # the architecture of memories of which nothing else is said
 MOST_DEVICES = 16
 MOST_SIDE = 1 << 14  # pixels
-NO_USE = ("device", "refuse", "threads", "memory_limit", "isolate", "fit", "split", "tp")
+NO_USE = (
+    *("device", "refuse", "threads", "memory_limit", "isolate", "fit", "split", "tp"),
+    *("kernels", "vision_attention", "preprocess"),
+)
 
 
 class FitReport(FitFacts):

@@ -315,3 +315,27 @@ def test_a_second_frame_is_found_within_so_many_blocks(monkeypatch: pytest.Monke
     assert moves(data, "GIF") and len(data) > 64 * 255
     monkeypatch.setattr(animations, "MOST_BLOCKS", 20)
     assert not moves(data, "GIF"), "the first has more"
+
+
+@pytest.mark.parametrize(
+    ("kind", "block"),
+    [
+        ("GIF", b"\x21\xfe\x00"),
+        ("GIF", b"\x21\xfe" + b"\x01a" * 300 + b"\x00"),
+        ("WEBP", b"ABCD\0\0\0\0"),
+        ("PNG", b"\0\0\0\0tEXt\0\0\0\0"),
+    ],
+    ids=["GIF, many", "GIF, long", "WEBP", "PNG"],
+)
+def test_a_video_of_tiny_blocks_is_refused_before_all_are_looked_at(
+    kind: str, block: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(animations, "MOST_BLOCKS_READ", 100)
+    data = animation(kind, 4).removesuffix(b";")
+    assert moves(data, kind) and open_video(io.BytesIO(data)).facts.frames == 4
+    Looked.times = 0
+    file = io.BytesIO(data + block * 2000)
+    monkeypatch.setattr(file, "read", lambda *_: Looked(file.getvalue()), raising=False)
+    with pytest.raises(VideoError, match=r"of more than 100 blocks, expected fewer; encode it"):
+        animations.Animation(file, kind, VideoLimits(), "a")
+    assert Looked.times <= 900

@@ -218,6 +218,32 @@ def test_what_is_large_is_tried_with_less_of_it(
     assert told is not None and "is not implemented for the device" in told
 
 
+def cut_from(name: str, kind: Type) -> Node:
+    """As views are that are cut from a wider value: rows three times as far apart."""
+    strides = (*(3 * step for step in kind.strides[:-1]), 1)
+    return Node("input", (), Type.strided(kind.shape, kind.dtype, strides), {}, name)
+
+
+@pytest.mark.parametrize(("op", "cut"), [("add", "b"), ("rope", "x")])
+def test_views_are_tried_with_less_of_them_as_what_goes_with_them_is(
+    op: str, cut: str, device: TorchDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = of_real_size(op)
+    inputs = [cut_from(cut, n.type) if n and n.name == cut else n for n in whole.inputs]
+    node = OPS[op](*inputs, name=op, **whole.attrs)
+    assert device.rejects(node) is None and not device.untried
+    on_the_device(monkeypatch, op, not_there)
+    told = TorchDevice("mps", torch.device("cpu")).rejects(node)
+    assert told is not None and "is not implemented for the device" in told
+
+
+def test_attention_of_views_is_tried_with_fewer_rows(device: TorchDevice) -> None:
+    q, k, v = (cut_from(name, Type.contiguous((1, 400, 2, 8), torch.float32)) for name in "qkv")
+    mask = input_node("mask", 400, 400, dtype=torch.float32)
+    node = OPS["attention"](q, k, v, mask, name="attention", scale=0.3)
+    assert device.rejects(node) is None and not device.untried
+
+
 def test_experts_are_not_tried_and_that_is_kept(device: TorchDevice) -> None:
     leaves = [
         input_node("x", 4, 2048),

@@ -233,7 +233,14 @@ def test_refusals(arguments: tuple[str, ...], told: str, mtmd: Any) -> None:
     assert told in mtmd("fit", *arguments).refused()
 
 
-@pytest.mark.parametrize("chosen", [{"tp": 2}, {"split": "layer"}, {"override_tensor": "x=cpu"}])
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        *({"tp": 2}, {"split": "layer"}, {"override_tensor": "x=cpu"}, {"kernels": "there"}),
+        *({"vision_attention": "torch"}, {"preprocess": "host"}),
+    ],
+    ids=str,
+)
 def test_options_that_would_do_nothing_are_refused(chosen: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match="leave"):
         fit(memory=TWO, **chosen)

@@ -8,11 +8,15 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import fields
 from typing import Any
 
 import pytest
 
 from mtmd import OptionError, predict
+from mtmd.commands import warmup as command
+from mtmd.config import LoadOptions
+from mtmd.inspect.predict_target import NO_USE
 
 pytest.importorskip(
     "triton", reason="ahead-of-time compilation needs Triton, which has no build for this platform"
@@ -60,11 +64,30 @@ def test_kernels_are_really_compiled(hopper: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "chosen", [{"device": "cpu"}, {"refuse": ["gelu"]}, {"threads": 2}], ids=str
+    "chosen",
+    [
+        *({"device": "cpu"}, {"refuse": ["gelu"]}, {"threads": 2}, {"isolate": True}),
+        *({"kernels": "there"}, {"vision_attention": "torch"}, {"preprocess": "host"}),
+    ],
+    ids=str,
 )
 def test_options_that_would_do_nothing_are_refused(chosen: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match=next(iter(chosen))):
         predict("cuda:90", **chosen)
+
+
+def test_the_command_drops_no_option_of_loading() -> None:
+    told = {"tp", "tensor_split", "split", "fit"}  # shares of several, and what is refused
+    every = {field.name for field in fields(LoadOptions)} - {"isolate"}
+    assert {*command.PREDICTED, *command.DEVICE, *told} == every
+    assert set(command.DEVICE) <= set(NO_USE)
+
+
+def test_keys_and_values_may_lie_on_the_host(mtmd: Any) -> None:
+    given = ("--target", "cuda:90", "--no-compile", "--json")
+    there, here = (mtmd("warmup", *given, *more) for more in ((), ("--no-kv-offload",)))
+    sizes = [json.loads(one.out)["graphs"][-1]["cache_bytes"] for one in (there, here)]
+    assert "cpu" not in sizes[0] and sizes[1]["cpu"] > 0
 
 
 def test_an_old_gpu_gets_explicit_attention_and_the_reason() -> None:

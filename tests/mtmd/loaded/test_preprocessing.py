@@ -4,6 +4,8 @@ answers to the bit, nothing between two queues out of order, and where it was do
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -24,6 +26,7 @@ from mtmd.clip.warmup import preprocessing_facts
 from mtmd.config import LoadOptions
 from mtmd.kernels.backends import Cpu, Reference
 from mtmd.kernels.report.warmup_report import WarmupReport
+from mtmd.loaded.report import preprocessed_where
 from mtmd.model import Model
 from mtmd.prompt.bridge import Prepared
 from mtmd.prompt.conversation import user_message
@@ -124,7 +127,7 @@ def test_an_answer_is_the_same_and_says_where(demo, one):
         assert " ms (on stand-in), encode " in str(found.receipt)
         assert expected.receipt.preprocessed == ""
         again = model.answer(one, max_tokens=1).receipt
-        assert again.images[0].cached
+        assert again.images[0].cached and again.preprocessed == ""
         assert "uploaded" in model.runner.backends[0].sides["resize"].events
     events = list(dict.fromkeys(side.events))
     assert events == [
@@ -139,6 +142,30 @@ def test_an_answer_is_the_same_and_says_where(demo, one):
     host, _ = beside(demo, preprocess="host")
     with host:
         assert host.answer(one, max_tokens=1).receipt.preprocessed == "on the host: asked for"
+
+
+def test_a_receipt_tells_what_the_device_did_not_do(demo, monkeypatch):
+    model, _ = beside(demo)
+    first, second = picture(120, 90, 1), picture(90, 120, 2)
+    monkeypatch.setattr(module, "MOST_BYTES", 3 * 120 * 120 - 1)
+    with model:
+        told = model.answer([picture(130, 120), first, second], max_tokens=1).receipt
+        assert told.preprocessed == "2 of 3 resized, normalised on stand-in"
+        monkeypatch.setattr(module, "MOST_BYTES", 0)
+        told = model.answer([first, picture(80, 70)], max_tokens=1).receipt
+        assert [one.cached for one in told.images] == [True, False]
+        assert told.preprocessed == "normalised on stand-in"
+
+
+def test_of_frames_only_the_last_is_done_on_the_device(demo):
+    model, _ = beside(demo)
+    plan = prepared(model)
+    frames = replace(plan, resized_there=False)
+    assert preprocessed_where(model.loaded, [frames]) == "normalised on stand-in"
+    numbers = model.encoder.family.resolution.prepare(picture(120, 90))
+    assert preprocessed_where(model.loaded, [numbers]) == ""
+    expected = "1 of 3 resized, 2 of 3 normalised on stand-in"
+    assert preprocessed_where(model.loaded, [plan, frames, numbers]) == expected
 
 
 def test_what_is_left_to_wait_for_is_told(demo):

@@ -14,6 +14,7 @@ from mtmd.clip.image.device import pillow, resizer
 from mtmd.clip.image.device.pillow import FILTERS, vertical_first
 from mtmd.clip.image.device.resizer import DeviceResizer
 from mtmd.clip.image.resize import resize
+from mtmd.kernels.backends.reference import _Allocations as Allocations
 from mtmd.kernels.errors import DeviceError
 
 
@@ -88,6 +89,24 @@ def test_strips_are_joined(monkeypatch):
         assert np.array_equal(found, resize(pixels, *wanted, "bicubic"))
 
 
+@pytest.mark.parametrize("wanted", [(3990, 4000), (500, 400)], ids=str)
+def test_what_a_large_picture_takes_is_what_is_told(wanted):
+    """Counted on meta tensors: nothing is computed."""
+
+    def along(given, length):
+        found = pillow.weights(given, length, "bicubic")
+        first, values = (torch.from_numpy(v).to("meta") for v in (found.first, found.values))
+        return pillow.DeviceWeights(given, first, values)
+
+    seen = Allocations()
+    passes = (pillow.resize_rows, wanted[0]), (pillow.resize_columns, wanted[1])
+    with seen:
+        value = torch.empty((4000, 4000, 3), dtype=torch.uint8, device="meta")
+        for one, length in passes:
+            value = one(value, along(4000, length))
+    assert 2 * value.nbytes < seen.peak <= resizer.TAKEN_BYTES <= 128 << 20
+
+
 def test_both_orders_are_checked():
     assert {vertical_first(given, wanted) for given, wanted in resizer.CHECKED} == {True, False}
 
@@ -104,9 +123,12 @@ def test_what_stays_on_the_host(monkeypatch):
     device = DeviceResizer(HostStream())
     pixels = np.zeros((4, 4, 3), np.uint8)
     assert device.resize(pixels, 2, 2, "nearest") == "the filter nearest has no form for devices"
+    for long, wanted in (((1, 2571, 3), (10, 1)), ((2571, 1, 3), (1, 10))):
+        reason = device.resize(np.zeros(long, np.uint8), *wanted, "box")
+        assert reason == "a side becomes more than 256 times shorter"
     monkeypatch.setattr(resizer, "MOST_BYTES", 3 << 20)
     large = np.zeros((2048, 600, 3), np.uint8)
-    assert device.resize(large, 2, 2, "box") == "3 MiB, of which 3 are resized on the device"
+    assert device.resize(large, 8, 8, "box") == "3 MiB, of which 3 are resized on the device"
     assert isinstance(device.resize(pixels, 2, 2, "box"), np.ndarray)
 
 
