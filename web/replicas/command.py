@@ -35,6 +35,7 @@ from mtmd.web.settings import ServerSettings
 APP = "mtmd"
 LOOK_S = 1.0  # between two looks at how it goes
 ANSWER_S = 10.0
+EVERYWHERE, SERVE_PORT = "0.0.0.0", 8000  # what Ray Serve's files mean where they say nothing
 FILES = ("model", "mmproj", "chat_template", "kernels", "api_key_file", "media_path")
 EXITED = "the application has ended: it was deleted, or Ray Serve was shut down"
 
@@ -74,10 +75,14 @@ def run(args: argparse.Namespace, settings_of: SettingsOf, serving: Serving) -> 
 
 
 def application_of(args: argparse.Namespace, settings_of: SettingsOf, serving: Serving) -> Any:
-    """For a cluster that deploys it by itself, in a process that belongs to it."""
-    settings = settings_of(args)
+    """For a cluster that deploys it by itself, in a process that belongs to it. Where Ray Serve
+    listens decides who can reach it: `args.host` and `args.port` become that, and are None or the
+    same before. Raises OptionError.
+    """
     _check_loading(args)
     ray = import_ray(args.ray)
+    args.host, args.port = _as_served(args.host, args.port)
+    settings = settings_of(args)
     return _application(args, nodes(ray), settings, settings_of, serving)
 
 
@@ -138,7 +143,7 @@ def _deploy(serve: Any, asked: Any, settings: ServerSettings) -> None:
     """
     was_there = APP in serve.status().applications
     there = _http_options()
-    if there != (settings.host, settings.port):
+    if there is not None and there != (settings.host, settings.port):
         raise OptionError(
             f"port: Ray Serve runs on this cluster already, at {there[0]}:{there[1]}; give that "
             "with --host and --port, or run `serve shutdown` there first"
@@ -152,11 +157,33 @@ def _deploy(serve: Any, asked: Any, settings: ServerSettings) -> None:
         raise OptionError(reason) from error
 
 
-def _http_options() -> tuple[str, int]:
-    """Where Ray Serve listens: not what was asked for where it ran before."""
-    from ray.serve.context import _get_global_client
+def _as_served(host: str | None, port: int | None) -> tuple[str, int]:
+    """Where Ray Serve listens; everywhere, for all that is known, where it does not run yet. Raises
+    OptionError where another address is asked for.
+    """
+    there = _http_options()
+    if there is None:
+        return EVERYWHERE, port or SERVE_PORT
+    for name, asked, found in (("host", host, there[0]), ("port", port, there[1])):
+        if asked is not None and asked != found:
+            raise OptionError(
+                f"{name}: found {asked} in `command`, but Ray Serve listens at "
+                f"{there[0]}:{there[1]}; leave it out, and set it in `http_options`"
+            )
+    return there
 
-    found = _get_global_client().http_config
+
+def _http_options() -> tuple[str, int] | None:
+    """Where Ray Serve listens: not what was asked for where it ran before. None where it does not
+    run.
+    """
+    from ray.serve.context import _get_global_client
+    from ray.serve.exceptions import RayServeException
+
+    try:
+        found = _get_global_client().http_config
+    except RayServeException:
+        return None
     return str(found.host), int(found.port)
 
 
