@@ -62,9 +62,9 @@ def test_a_file_of_ray_serves_own_has_the_address_of_ray_serve(from_a_file, monk
     args, settings = from_a_file({"command": "--host 0.0.0.0"})
     assert (args.host, args.port) == (settings.host, settings.port) == ("0.0.0.0", 8000)
     assert settings.needs_key and settings.answers_to("mtmd-serve-svc")
-    with pytest.raises(OptionError, match="^host: found 127.0.0.1 in `command`, but Ray Serve"):
+    with pytest.raises(OptionError, match=r"^host: found 127.0.0.1 in `command`, but Ray Serve"):
         from_a_file({"command": "--host 127.0.0.1"})
-    with pytest.raises(OptionError, match="^port: found 9000 in `command`, but Ray Serve"):
+    with pytest.raises(OptionError, match=r"^port: found 9000 in `command`, but Ray Serve"):
         from_a_file({"command": "--port 9000"})
 
 
@@ -82,5 +82,5 @@ def test_who_is_not_reached_by_others_or_says_so_needs_no_keys(from_a_file):
     ids=["option", "value", "quotes", "name", "list"],
 )  # fmt: skip
 def test_what_is_wrong_in_a_file_is_told_and_ends_no_process(from_a_file, options):
-    with pytest.raises(OptionError, match="^(command|args): "):
+    with pytest.raises(OptionError, match=r"^(command|args): "):
         from_a_file(options)
