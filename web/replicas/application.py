@@ -18,7 +18,7 @@ from mtmd.cluster.connect import Seats
 from mtmd.web.replicas import ready
 from mtmd.web.replicas.choice import Route
 from mtmd.web.replicas.forwarded import Forwarded, Full, Head, Lost, Serving, SettingsOf
-from mtmd.web.replicas.front import Front
+from mtmd.web.replicas.front import OF_ONE_FRONT, Front
 from mtmd.web.replicas.replica import Replica
 from mtmd.web.replicas.router import AffinityRouter
 from mtmd.web.settings import ServerSettings
@@ -27,7 +27,6 @@ REPLICAS = "Replica"
 BATCHES = 2  # of answers that one replica has at once: one that is computed, and the next
 SLACK = 4  # the part of a batch by which one replica may be busier than another for its caches
 SPARE = 16  # requests to a replica beside those: metrics, and what only it can answer
-OF_ONE_FRONT = 8  # replicas
 FRONT_REQUESTS = 100_000  # Ray's limit for a front, which has its own
 STARTS = 3  # of the first replicas, where nobody waits to hear of it
 HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 5.0, 30.0
@@ -57,6 +56,7 @@ class Handles:
 
     async def answer(self, request: Forwarded, route: Route) -> AsyncGenerator[Head | bytes, None]:
         response = self._handle.answer.remote(request, route)
+        del request  # Ray has it
         try:
             async for part in response:
                 yield part
@@ -76,9 +76,11 @@ class Fronts:
         options: Mapping[str, Any],
         settings_of: SettingsOf,
         affinity: bool,
+        fronts: int,
         command: str,
     ) -> None:
-        self._front = Front(Handles(replicas), settings_of(Namespace(**options)), affinity)
+        settings = settings_of(Namespace(**options))
+        self._front = Front(Handles(replicas), settings, affinity, fronts)
         self._command = command
 
     async def command(self) -> str:
@@ -131,9 +133,10 @@ def application(
         ),
         **count,
     )
+    several = 1 if settings.rate_limit else math.ceil(wanted.most / OF_ONE_FRONT)
     fronts = serve.deployment(Fronts).options(
         name="Front",
-        num_replicas=1 if settings.rate_limit else math.ceil(wanted.most / OF_ONE_FRONT),
+        num_replicas=several,
         max_ongoing_requests=FRONT_REQUESTS,
         ray_actor_options={"num_cpus": 0},
         graceful_shutdown_timeout_s=settings.drain_s + LEAVING_S,
@@ -141,7 +144,7 @@ def application(
         logging_config=quiet,
     )
     bound = replicas.bind(options, settings_of, serving, settings.needs_key, replica_name)
-    return fronts.bind(bound, options, settings_of, wanted.affinity, command)
+    return fronts.bind(bound, options, settings_of, wanted.affinity, several, command)
 
 
 def replica_name() -> str:
