@@ -17,7 +17,7 @@ from ray.serve.schema import LoggingConfig
 from mtmd.cluster.connect import Seats
 from mtmd.web.replicas import ready
 from mtmd.web.replicas.choice import Route
-from mtmd.web.replicas.forwarded import Forwarded, Full, Head, Lost, Serving, SettingsOf
+from mtmd.web.replicas.forwarded import LEAVING_S, Forwarded, Full, Head, Lost, Serving, SettingsOf
 from mtmd.web.replicas.front import OF_ONE_FRONT, Front
 from mtmd.web.replicas.replica import Replica
 from mtmd.web.replicas.router import AffinityRouter
@@ -30,7 +30,6 @@ SPARE = 16  # requests to a replica beside those: metrics, and what only it can 
 FRONT_REQUESTS = 100_000  # Ray's limit for a front, which has its own
 STARTS = 3  # of the first replicas, where nobody waits to hear of it
 HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 5.0, 30.0
-LEAVING_S = 5.0  # beside the time for answers
 
 
 @dataclass(frozen=True)

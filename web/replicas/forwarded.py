@@ -18,6 +18,7 @@ Serving: TypeAlias = Callable[
     [Namespace, ServerSettings, socket.socket, Callable[[Any, Any], None]], None
 ]
 NOT_STARTED = "a replica cannot start: "  # begins what Ray tells of it
+LEAVING_S = 5.0  # for a replica to end, beside the time for answers
 OF_A_CONNECTION = {
     "connection", "content-length", "expect", "keep-alive", "proxy-authenticate",
     "proxy-authorization", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade",
