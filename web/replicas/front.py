@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
 from contextvars import Context
 from dataclasses import replace
 from typing import Any, TypeAlias
+from urllib.parse import quote_from_bytes
 
 from mtmd.web.auth import RateLimit
 from mtmd.web.connections.body_budget import BodyBudget
@@ -36,6 +37,7 @@ OPEN = ("/docs", "/openapi.json", "/version")  # without a key, from a replica
 STRANGERS = 16  # who read that at once
 FILES = "/files"
 OLLAMA = {"chat", "generate", "ps", "show", "tags", "version"}
+_ASCII = "".join(map(chr, range(0x21, 0x7F)))
 LOST = "the replica that was answering has ended, and the one that was asked next too; try again"
 
 
@@ -91,7 +93,7 @@ class Front:
                 "`mtmd serve` without --ray has them",
                 code="not_with_ray",
             )
-        given = [(n.decode("latin-1"), v.decode("latin-1")) for n, v in scope["headers"]]
+        given = _decoded(scope["headers"])
         caller = self._caller(given)
         origin = _header(given, "origin")
         if scope["method"] == "OPTIONS" and origin and self._settings.allows_origin(origin):
@@ -125,7 +127,7 @@ class Front:
             scope["scheme"],
             self._settings.trusted_proxies,
         )
-        target = (raw + (b"?" + query if query else b"")).decode("latin-1")
+        target = quote_from_bytes(raw + (b"?" + query if query else b""), _ASCII)
         request = Forwarded(scope["method"], target, headers)
         if not let_in:  # whoever has no key takes no place of those who have one
             if self._strangers >= STRANGERS:
@@ -334,6 +336,14 @@ def _is_page(path: str) -> bool:
     if path.startswith("/api/"):
         return path.split("/")[2] not in OLLAMA
     return path in ("/", "/favicon.ico", "/diagnostics") or path.startswith(("/c/", "/static/"))
+
+
+def _decoded(headers: list[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
+    """As they can be written again. Raises ApiError."""
+    try:
+        return [(n.decode("ascii"), v.decode()) for n, v in headers]
+    except UnicodeDecodeError as error:
+        raise ApiError(400, "found a header that is no UTF-8", code="bad_header") from error
 
 
 def _header(headers: list[tuple[str, str]], name: str) -> str:

@@ -118,6 +118,34 @@ def test_what_a_trusted_proxy_says_goes_on():
     assert said == {"x-forwarded-proto": "https", "X-Forwarded-For": "1.2.3.4, 10.1.2.3"}
 
 
+def test_what_is_for_the_connection_alone_goes_no_further():
+    crew = Crew([Head(200, [("Connection", "close, X-Hop"), ("x-hop", "1"), ("X-Kept", "2")], "a")])
+    headers = [("Connection", "keep-alive, X-Hop"), ("X-Hop", "1"), ("X-Kept", "2")]
+    told, _ = ask(crew, headers=headers)
+    names = {name for name, _ in crew.calls[0][0].headers}
+    assert "x-kept" in names and names.isdisjoint({"x-hop", "connection"})
+    assert told.headers == {"x-kept": "2", "x-mtmd-replica": "a"}
+
+
+def test_other_characters_than_ascii_are_not_changed_on_the_way():
+    crew = Crew(WHOLE)
+    ask(crew, path="/v1/models/ü%20", method="GET", headers=[("X-Name", "ü")])
+    request = crew.calls[0][0]
+    assert request.target == "/v1/models/%C3%BC%20?x=1"
+    assert dict(request.headers)["x-name"].encode() == b"\xc3\xbc", "as aiohttp writes it"
+    sent = []
+    scope = {
+        "type": "http", "method": "GET", "path": CHAT, "scheme": "http", "client": ("10.1.2.3", 1),
+        "headers": [(b"x-name", b"\xfc")],
+    }  # fmt: skip
+
+    async def send(message):
+        sent.append(message)
+
+    asyncio.run(Front(crew, PLAIN)(scope, None, send))
+    assert Told(sent).status == 400
+
+
 @pytest.mark.parametrize("lost", [[Lost("a")], [WHOLE[0], Lost("a")]], ids=["at once", "after the head"])  # fmt: skip
 def test_another_replica_answers_where_one_was_lost_and_nothing_was_sent(lost):
     crew = Crew(lost, WHOLE)
