@@ -7,7 +7,8 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, MutableMapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from contextvars import Context
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -21,6 +22,7 @@ from mtmd.web.keys import ANYBODY, Caller, authorization
 from mtmd.web.replicas.affinity import common, named_in
 from mtmd.web.replicas.choice import Route
 from mtmd.web.replicas.forwarded import REPLICA, Crew, Forwarded, Full, Head, Lost, backward, onward
+from mtmd.web.replicas.places import Places
 from mtmd.web.replicas.together import files_of, metrics_of
 from mtmd.web.settings import ServerSettings
 
@@ -34,7 +36,8 @@ IN_A_THREAD = 64 << 10  # bytes of a body that takes a while to read
 GATHERED_S = 10.0  # for a replica to say what all are asked
 PROBES = ("/health", "/ready")
 OPEN = ("/docs", "/openapi.json", "/version")  # without a key, from a replica
-STRANGERS = 16  # who read that at once
+LIGHT = ("DELETE", "GET", "HEAD", "OPTIONS")
+STRANGERS = 4  # who read that at once
 FILES = "/files"
 OLLAMA = {"chat", "generate", "ps", "show", "tags", "version"}
 _ASCII = "".join(map(chr, range(0x21, 0x7F)))
@@ -42,10 +45,14 @@ LOST = "the replica that was answering has ended, and the one that was asked nex
 
 
 class _Asked:
-    """A request, until something of its answer is there; `bodies`: where its body counts."""
+    """A request, until something of its answer is there; `bodies`: where its body counts;
+    `is_light`: nothing is computed for it.
+    """
 
-    def __init__(self, request: Forwarded, bodies: BodyBudget | None = None) -> None:
-        self.request, self._bodies = request, bodies
+    def __init__(
+        self, request: Forwarded, is_light: bool, bodies: BodyBudget | None = None
+    ) -> None:
+        self.request, self.is_light, self._bodies = request, is_light, bodies
 
     def end(self) -> None:
         """Its body is not needed any more. Does nothing the second time."""
@@ -57,16 +64,23 @@ class _Asked:
 class Front:
     """`settings` as of one server. Without `affinity` requests go to the replica that is least
     busy, whatever others know already. `fronts`: how many there are.
+    `each`: answers that a replica has at once.
     """
 
     def __init__(
-        self, crew: Crew, settings: ServerSettings, affinity: bool = True, fronts: int = 1
+        self,
+        crew: Crew,
+        settings: ServerSettings,
+        affinity: bool = True,
+        fronts: int = 1,
+        each: int = 32,
     ) -> None:
         self._crew, self._settings, self._affinity = crew, settings, affinity
         self._keys = settings.make_keys()
         self._rate = RateLimit(settings.rate_limit)
         self._bodies = BodyBudget(settings.connections.body_bytes)
         self._fronts, self._strangers = fronts, 0
+        self._places = Places(lambda: crew.names, each, fronts, settings.queue)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -134,17 +148,19 @@ class Front:
                 raise _busy()
             self._strangers += 1
             try:
-                await self._forward(_Asked(request), Route(), receive, send)
+                await self._forward(_Asked(request, True), Route(), receive, send)
             finally:
                 self._strangers -= 1
             return
         body = await self._body(given, receive)
-        asked = _Asked(replace(request, body=body), self._bodies)
+        is_light = request.method in LIGHT or path == FILES
+        asked = _Asked(replace(request, body=body), is_light, self._bodies)
         del request, body  # `asked` ends what it holds
         try:
             owner = caller.owner if caller else ANYBODY
             if scope["method"] == "GET" and path in ("/metrics", FILES):
-                await self._gather(asked.request, path, send)
+                async with self._place(asked, Route()):
+                    await self._gather(asked.request, path, send)
                 return
             route = await self._route(asked.request, path, owner)
             await self._forward(asked, route, receive, send)
@@ -236,7 +252,25 @@ class Front:
                 task.cancel()
             await asyncio.gather(sending, leaving, return_exceptions=True)
 
+    @asynccontextmanager
+    async def _place(self, asked: _Asked, route: Route) -> AsyncIterator[None]:
+        """Among what this front has with replicas. Raises ApiError."""
+        places = self._places
+        place = (
+            places.of_what_computes_nothing() if asked.is_light else places.of_an_answer(route.only)
+        )
+        async with AsyncExitStack() as stack:
+            try:
+                await stack.enter_async_context(place)
+            except Full:
+                raise _busy() from None
+            yield
+
     async def _hand_on(self, asked: _Asked, route: Route, send: Send) -> None:
+        async with self._place(asked, route):
+            await self._hand_on_placed(asked, route, send)
+
+    async def _hand_on_placed(self, asked: _Asked, route: Route, send: Send) -> None:
         answer, head, first = await self._begin(asked.request, route)
         asked.end()  # no other replica is asked from here on
         try:

@@ -177,6 +177,42 @@ def test_where_too_many_wait_it_is_said():
     assert (told.status, told.code, told.headers["retry-after"]) == (429, "server_busy", "1")
 
 
+def test_answers_that_fill_all_replicas_hold_up_no_list():
+    crew = Crew(*[[*WHOLE, None]] * 2, WHOLE)
+    front, told = Front(crew, replace(PLAIN, queue=1), each=1), []
+
+    async def ask_for(method, path):
+        async def receive():
+            if path in came:
+                await asyncio.Event().wait()
+            came.add(path)
+            return {"type": "http.request", "body": b"{}"}
+
+        async def send(message):
+            told.append((path, message.get("status")))
+
+        came = set()
+        scope = {
+            "type": "http", "method": method, "path": path, "scheme": "http", "headers": [],
+            "client": ("10.1.2.3", 1),
+        }  # fmt: skip
+        await front(scope, receive, send)
+
+    async def run():
+        tasks = [asyncio.ensure_future(ask_for("POST", CHAT)) for _ in range(4)]
+        while len([1 for _, status in told if status]) < 3:
+            await asyncio.sleep(0)
+        await ask_for("GET", "/v1/models")
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(asyncio.wait_for(run(), 10))
+    statuses = [status for path, status in told if path == CHAT and status]
+    assert sorted(statuses) == [200, 200, 429], "one waits, and one is too many"
+    assert ("/v1/models", 200) in told and len(crew.calls) == 3
+
+
 def test_a_client_that_leaves_ends_its_answer():
     crew = Crew([*WHOLE, None])
     told, broke = ask(crew, leaves=True)
