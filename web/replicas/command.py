@@ -29,7 +29,6 @@ from mtmd.cluster.crew import nodes
 from mtmd.commands.ray_options import replicas
 from mtmd.commands.shared import chosen_load_options
 from mtmd.config import LoadOptions, options
-from mtmd.kernels.text import one_line
 from mtmd.web.replicas.forwarded import LEAVING_S, NOT_STARTED, Serving, SettingsOf
 from mtmd.web.server import bind
 from mtmd.web.settings import ServerSettings
@@ -292,7 +291,7 @@ def _errors_told() -> Iterator[None]:
         yield
     except (RayError, RayServeException, TimeoutError) as error:
         why = getattr(error, "cause", None) or error  # Ray's own text is a traceback
-        told = one_line(why, 300) or "no answer in time"
+        told = " ".join(str(why).split())[:300] or "no answer in time"
         raise DeviceError(f"ray: {told}") from error
 
 
