@@ -68,12 +68,28 @@ def _allow_origin(response: Response, settings: ServerSettings) -> None:
     if origin is None or not settings.allows_origin(origin):
         headers["Cross-Origin-Resource-Policy"] = "same-origin"
         return
-    headers["Access-Control-Allow-Origin"] = "*" if "*" in settings.cors_origins else origin
-    headers["Access-Control-Expose-Headers"] = "X-Request-Id, Retry-After"
-    headers.add("Vary", "Origin")
+    headers.extend(allowing(origin, settings))
     if request.method == "OPTIONS":
-        headers["Access-Control-Allow-Methods"] = "GET, POST, PATCH, DELETE"
-        headers["Access-Control-Allow-Headers"] = "Authorization, *"
-        headers["Access-Control-Max-Age"] = "600"
-        if request.headers.get("Access-Control-Request-Private-Network") == "true":
-            headers["Access-Control-Allow-Private-Network"] = "true"
+        private = request.headers.get("Access-Control-Request-Private-Network") == "true"
+        headers.extend(preflight(private))
+
+
+def allowing(origin: str, settings: ServerSettings) -> dict[str, str]:
+    """For an answer to a page of another origin that is allowed."""
+    return {
+        "Access-Control-Allow-Origin": "*" if "*" in settings.cors_origins else origin,
+        "Access-Control-Expose-Headers": "X-Request-Id, Retry-After",
+        "Vary": "Origin",
+    }
+
+
+def preflight(private: bool) -> dict[str, str]:
+    """What a browser is told, beside those, before it sends the request itself. `private`: it asks
+    whether a page from elsewhere may reach this network.
+    """
+    return {
+        "Access-Control-Allow-Methods": "GET, POST, PATCH, DELETE",
+        "Access-Control-Allow-Headers": "Authorization, *",
+        "Access-Control-Max-Age": "600",
+        **({"Access-Control-Allow-Private-Network": "true"} if private else {}),
+    }

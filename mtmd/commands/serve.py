@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from mtmd.commands.completion import offers_models
 from mtmd.commands.ray_options import add_ray_arguments, check_ray_options
@@ -26,6 +26,7 @@ from mtmd.commands.shared import (
     load_from,
     warmed_up,
 )
+from mtmd.kernels.errors import OptionError
 from mtmd.kernels.text import for_terminal
 
 ENDING_S = 20.0  # for the step that the device is in
@@ -350,15 +351,32 @@ def _serve_in_replica(
     _serve(args, settings, None, sock, begin)
 
 
+class _OptionParser(argparse.ArgumentParser):
+    """For options that come from a file: wrong ones end no process."""
+
+    def error(self, message: str) -> NoReturn:
+        raise OptionError(f"command: {message}")
+
+
 def ray_application(options: dict[str, str]) -> Any:
     """For `import_path` of Ray Serve's own files: the application of `mtmd serve --ray` with the
     options in `options["command"]`, as they would be written there. Raises OptionError.
     """
     from mtmd.web.replicas.command import application_of
 
-    parser = argparse.ArgumentParser(prog="mtmd serve", add_help=False)
+    if unknown := sorted(set(options) - {"command"}):
+        raise OptionError(f"args: found {unknown[0]!r:.40}, expected `command` alone")
+    command = options.get("command", "")
+    if not isinstance(command, str):
+        raise OptionError(f"command: found {type(command).__name__}, expected options as one text")
+    parser = _OptionParser(prog="mtmd serve", add_help=False)
     add_arguments(parser)
-    args = parser.parse_args(["--ray", "auto", *shlex.split(options.get("command", ""))])
+    parser.set_defaults(host=None, port=None)  # Ray Serve's own
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise OptionError(f"command: {error}") from error
+    args = parser.parse_args(["--ray", "auto", *words])
     check_ray_options(args)
     return application_of(args, _settings, _serve_in_replica)
 

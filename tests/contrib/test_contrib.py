@@ -119,7 +119,9 @@ def test_the_service_of_a_ray_cluster_is_a_command_that_there_is():
     (workers,) = spec["rayClusterConfig"]["workerGroupSpecs"]
     assert check_ray_options(args)
     assert replicas(args.replicas) == (workers["minReplicas"], workers["maxReplicas"])
-    assert args.host == config["http_options"]["host"] and args.threads <= 8
+    assert args.threads <= 8
+    assert "--host" not in application["args"]["command"], "http_options says it"
+    assert spec["rayClusterDeletionDelaySeconds"] > args.drain
     pod = workers["template"]["spec"]
     assert pod["terminationGracePeriodSeconds"] > args.drain
     head = spec["rayClusterConfig"]["headGroupSpec"]

@@ -17,8 +17,9 @@ from ray.serve.schema import LoggingConfig
 from mtmd.cluster.connect import Seats
 from mtmd.web.replicas import ready
 from mtmd.web.replicas.choice import Route
-from mtmd.web.replicas.forwarded import Forwarded, Full, Head, Lost, Serving, SettingsOf
-from mtmd.web.replicas.front import Front
+from mtmd.web.replicas.forwarded import LEAVING_S, Forwarded, Full, Head, Lost, Serving, SettingsOf
+from mtmd.web.replicas.front import OF_ONE_FRONT, Front
+from mtmd.web.replicas.places import SPARE
 from mtmd.web.replicas.replica import Replica
 from mtmd.web.replicas.router import AffinityRouter
 from mtmd.web.settings import ServerSettings
@@ -26,12 +27,9 @@ from mtmd.web.settings import ServerSettings
 REPLICAS = "Replica"
 BATCHES = 2  # of answers that one replica has at once: one that is computed, and the next
 SLACK = 4  # the part of a batch by which one replica may be busier than another for its caches
-SPARE = 16  # requests to a replica beside those: metrics, and what only it can answer
-OF_ONE_FRONT = 8  # replicas
 FRONT_REQUESTS = 100_000  # Ray's limit for a front, which has its own
 STARTS = 3  # of the first replicas, where nobody waits to hear of it
 HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 5.0, 30.0
-LEAVING_S = 5.0  # beside the time for answers
 
 
 @dataclass(frozen=True)
@@ -57,6 +55,7 @@ class Handles:
 
     async def answer(self, request: Forwarded, route: Route) -> AsyncGenerator[Head | bytes, None]:
         response = self._handle.answer.remote(request, route)
+        del request  # Ray has it
         try:
             async for part in response:
                 yield part
@@ -76,9 +75,12 @@ class Fronts:
         options: Mapping[str, Any],
         settings_of: SettingsOf,
         affinity: bool,
+        fronts: int,
+        each: int,
         command: str,
     ) -> None:
-        self._front = Front(Handles(replicas), settings_of(Namespace(**options)), affinity)
+        settings = settings_of(Namespace(**options))
+        self._front = Front(Handles(replicas), settings, affinity, fronts, each)
         self._command = command
 
     async def command(self) -> str:
@@ -115,8 +117,8 @@ def application(
     actor = {"num_cpus": seats.cpus, **({"num_gpus": seats.gpus} if seats.gpus else {})}
     replicas = serve.deployment(Replica).options(
         name=REPLICAS,
-        max_ongoing_requests=each + SPARE,
-        max_queued_requests=settings.queue,
+        max_ongoing_requests=2 * (each + SPARE),  # with what it alone can answer
+        max_queued_requests=-1,  # they wait in fronts
         ray_actor_options=actor,
         health_check_period_s=HEALTH_PERIOD_S,
         health_check_timeout_s=HEALTH_TIMEOUT_S,
@@ -126,14 +128,15 @@ def application(
         logging_config=quiet,
         request_router_config=RequestRouterConfig(
             request_router_class=AffinityRouter,
-            request_router_kwargs={"slack": max(1, wanted.parallel // SLACK), "most": each},
+            request_router_kwargs={"slack": max(1, wanted.parallel // SLACK), "most": each + SPARE},
             max_backoff_s=0.1,
         ),
         **count,
     )
+    several = 1 if settings.rate_limit else math.ceil(wanted.most / OF_ONE_FRONT)
     fronts = serve.deployment(Fronts).options(
         name="Front",
-        num_replicas=1 if settings.rate_limit else math.ceil(wanted.most / OF_ONE_FRONT),
+        num_replicas=several,
         max_ongoing_requests=FRONT_REQUESTS,
         ray_actor_options={"num_cpus": 0},
         graceful_shutdown_timeout_s=settings.drain_s + LEAVING_S,
@@ -141,7 +144,7 @@ def application(
         logging_config=quiet,
     )
     bound = replicas.bind(options, settings_of, serving, settings.needs_key, replica_name)
-    return fronts.bind(bound, options, settings_of, wanted.affinity, command)
+    return fronts.bind(bound, options, settings_of, wanted.affinity, several, each, command)
 
 
 def replica_name() -> str:

@@ -8,7 +8,8 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,14 +29,20 @@ from mtmd.cluster.crew import nodes
 from mtmd.commands.ray_options import replicas
 from mtmd.commands.shared import chosen_load_options
 from mtmd.config import LoadOptions, options
-from mtmd.web.replicas.forwarded import NOT_STARTED, Serving, SettingsOf
+from mtmd.web.replicas.forwarded import LEAVING_S, NOT_STARTED, Serving, SettingsOf
 from mtmd.web.server import bind
 from mtmd.web.settings import ServerSettings
 
 APP = "mtmd"
 LOOK_S = 1.0  # between two looks at how it goes
 ANSWER_S = 10.0
+EVERYWHERE, SERVE_PORT = "0.0.0.0", 8000  # what Ray Serve's files mean where they say nothing
 FILES = ("model", "mmproj", "chat_template", "kernels", "api_key_file", "media_path")
+ENDING_S = 30.0  # beside the time for answers
+TAKING_OVER = (
+    "not waited for: Ray Serve goes on replacing the application; the same command watches it, "
+    "`serve shutdown` ends it"
+)
 EXITED = "the application has ended: it was deleted, or Ray Serve was shut down"
 
 
@@ -54,7 +61,7 @@ def run(args: argparse.Namespace, settings_of: SettingsOf, serving: Serving) -> 
     elif not settings.port:
         raise OptionError("port: found 0 beside a cluster, expected a port, the same everywhere")
     print("loading", flush=True)
-    with connected(args.ray) as ray:
+    with connected(args.ray) as ray, _errors_told():
         mine = secrets.token_hex(8)
         asked = _application(args, nodes(ray), settings, settings_of, serving, mine)
         serve.start(
@@ -63,21 +70,30 @@ def run(args: argparse.Namespace, settings_of: SettingsOf, serving: Serving) -> 
             logging_config={"enable_access_log": False, "log_level": "WARNING"},
         )
         with _Stopping() as stopping:
+            was_there = APP in serve.status().applications
             try:
-                _deploy(serve, asked, settings)
-                return _watch(serve, settings, mine, args.ray == LOCAL, stopping)
+                _deploy(serve, asked, settings, was_there)
+                return _watch(serve, settings, mine, was_there, args.ray == LOCAL, stopping)
             except KeyboardInterrupt:
-                if args.ray != LOCAL:  # where Ray itself ends with this command
-                    _take_away(serve, mine)
-                print("stopped", flush=True)
+                if args.ray == LOCAL:  # Ray itself ends with this command
+                    print("stopped", flush=True)
+                elif was_there and not stopping.serving:
+                    print(TAKING_OVER, flush=True)
+                else:
+                    wait = None if stopping.drain else settings.drain_s  # asked a second time
+                    print(_take_away(serve, mine, was_there, wait), flush=True)
                 return 0
 
 
 def application_of(args: argparse.Namespace, settings_of: SettingsOf, serving: Serving) -> Any:
-    """For a cluster that deploys it by itself, in a process that belongs to it."""
-    settings = settings_of(args)
+    """For a cluster that deploys it by itself, in a process that belongs to it. Where Ray Serve
+    listens decides who can reach it: `args.host` and `args.port` become that, and are None or the
+    same before. Raises OptionError.
+    """
     _check_loading(args)
     ray = import_ray(args.ray)
+    args.host, args.port = _as_served(args.host, args.port)
+    settings = settings_of(args)
     return _application(args, nodes(ray), settings, settings_of, serving)
 
 
@@ -131,14 +147,13 @@ def _full(name: Any) -> Any:
     return str(path.resolve()) if path is not None and path.exists() else name
 
 
-def _deploy(serve: Any, asked: Any, settings: ServerSettings) -> None:
+def _deploy(serve: Any, asked: Any, settings: ServerSettings, was_there: bool) -> None:
     """Returns when every replica of the least number can answer. Raises OptionError with what a
     replica says of why it cannot start. What another command has deployed stays as far as it can
     still answer.
     """
-    was_there = APP in serve.status().applications
     there = _http_options()
-    if there != (settings.host, settings.port):
+    if there is not None and there != (settings.host, settings.port):
         raise OptionError(
             f"port: Ray Serve runs on this cluster already, at {there[0]}:{there[1]}; give that "
             "with --host and --port, or run `serve shutdown` there first"
@@ -148,15 +163,37 @@ def _deploy(serve: Any, asked: Any, settings: ServerSettings) -> None:
     except RuntimeError as error:
         reason = _reason(serve) or " ".join(str(error).split())[:300]
         if not was_there:
-            serve.delete(APP)
+            serve.delete(APP, _blocking=False)
         raise OptionError(reason) from error
 
 
-def _http_options() -> tuple[str, int]:
-    """Where Ray Serve listens: not what was asked for where it ran before."""
-    from ray.serve.context import _get_global_client
+def _as_served(host: str | None, port: int | None) -> tuple[str, int]:
+    """Where Ray Serve listens; everywhere, for all that is known, where it does not run yet. Raises
+    OptionError where another address is asked for.
+    """
+    there = _http_options()
+    if there is None:
+        return EVERYWHERE, port or SERVE_PORT
+    for name, asked, found in (("host", host, there[0]), ("port", port, there[1])):
+        if asked is not None and asked != found:
+            raise OptionError(
+                f"{name}: found {asked} in `command`, but Ray Serve listens at "
+                f"{there[0]}:{there[1]}; leave it out, and set it in `http_options`"
+            )
+    return there
 
-    found = _get_global_client().http_config
+
+def _http_options() -> tuple[str, int] | None:
+    """Where Ray Serve listens: not what was asked for where it ran before. None where it does not
+    run.
+    """
+    from ray.serve.context import _get_global_client
+    from ray.serve.exceptions import RayServeException
+
+    try:
+        found = _get_global_client().http_config
+    except RayServeException:
+        return None
     return str(found.host), int(found.port)
 
 
@@ -169,7 +206,12 @@ def _reason(serve: Any) -> str:
 
 
 def _watch(
-    serve: Any, settings: ServerSettings, mine: str, alone: bool, stopping: _Stopping
+    serve: Any,
+    settings: ServerSettings,
+    mine: str,
+    was_there: bool,
+    alone: bool,
+    stopping: _Stopping,
 ) -> int:
     """Tells how many replicas there are as it changes. `mine`: what this command calls itself."""
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
@@ -182,27 +224,27 @@ def _watch(
             print(f"{ready} replica{'s' * (ready != 1)} ready", flush=True)
         if stopping.drain:
             print("asked to end: what is under way is answered first", flush=True)
-            _take_away(serve, mine)
-            print("stopped", flush=True)
+            print(_take_away(serve, mine, was_there, settings.drain_s), flush=True)
             return 0
         if not alone and APP not in serve.status().applications:
             raise DeviceError(f"ray: {EXITED}")
-        if not alone and not _is_mine(serve, mine):
+        if not alone and _whose(serve) not in (mine, None):
             print("another command has taken the application over, which goes on", flush=True)
             return 0
         time.sleep(LOOK_S)
 
 
-def _is_mine(serve: Any, mine: str) -> bool:
-    """Whether no other command has deployed the application since."""
+def _whose(serve: Any) -> str | None:
+    """What the command that has deployed the application calls itself; None where no front is
+    there just now to say it.
+    """
     from ray.exceptions import RayError
     from ray.serve.exceptions import RayServeException
 
     try:
-        found = serve.get_app_handle(APP).command.remote().result(timeout_s=ANSWER_S)
-    except (RayError, RayServeException, TimeoutError):  # no front is there just now
-        return True
-    return bool(found == mine)
+        return str(serve.get_app_handle(APP).command.remote().result(timeout_s=ANSWER_S))
+    except (RayError, RayServeException, TimeoutError):
+        return None
 
 
 def _ready(serve: Any) -> int:
@@ -215,10 +257,42 @@ def _ready(serve: Any) -> int:
     return next((n for state, n in states.items() if str(state).endswith("RUNNING")), 0)
 
 
-def _take_away(serve: Any, mine: str) -> None:
-    """Answers under way are written first."""
-    if APP in serve.status().applications and _is_mine(serve, mine):
-        serve.delete(APP)
+def _take_away(serve: Any, mine: str, was_there: bool, drain_s: float | None) -> str:
+    """Answers under way are written first, for which it waits, unless `drain_s` is None. What there
+    is to tell of it. `was_there`: another command had deployed the application before.
+    """
+    if (there := serve.status().applications.get(APP)) is None:
+        return "stopped"
+    if not str(there.status).endswith("DELETING"):
+        whose = _whose(serve)
+        if whose is None and was_there:
+            return (
+                "stopped; no front says whose application Ray Serve runs, which goes on: "
+                "`serve shutdown` ends it"
+            )
+        if whose not in (None, mine):
+            return "stopped; the application of another command goes on"
+        serve.delete(APP, _blocking=False)  # Ray would wait for a minute, and then raise
+    end = time.monotonic() + (drain_s or 0.0) + LEAVING_S + ENDING_S
+    while APP in serve.status().applications:
+        if drain_s is None or time.monotonic() > end:
+            return "stopped; Ray Serve is still ending replicas"
+        time.sleep(LOOK_S)
+    return "stopped"
+
+
+@contextmanager
+def _errors_told() -> Iterator[None]:
+    """Raises DeviceError for what goes wrong in the cluster or in Ray Serve."""
+    from ray.exceptions import RayError
+    from ray.serve.exceptions import RayServeException
+
+    try:
+        yield
+    except (RayError, RayServeException, TimeoutError) as error:
+        why = getattr(error, "cause", None) or error  # Ray's own text is a traceback
+        told = " ".join(str(why).split())[:300] or "no answer in time"
+        raise DeviceError(f"ray: {told}") from error
 
 
 class _Stopping:

@@ -18,6 +18,7 @@ Serving: TypeAlias = Callable[
     [Namespace, ServerSettings, socket.socket, Callable[[Any, Any], None]], None
 ]
 NOT_STARTED = "a replica cannot start: "  # begins what Ray tells of it
+LEAVING_S = 5.0  # for a replica to end, beside the time for answers
 OF_A_CONNECTION = {
     "connection", "content-length", "expect", "keep-alive", "proxy-authenticate",
     "proxy-authorization", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade",
@@ -28,7 +29,7 @@ REPLICA = "X-Mtmd-Replica"
 
 @dataclass(frozen=True)
 class Forwarded:
-    """`target`: path and query as they came, in Latin-1."""
+    """`target`: path and query, in ASCII."""
 
     method: str
     target: str
@@ -76,7 +77,9 @@ def onward(
     """What a replica is told: all that concerns the request, and who has sent it. What `peer` says
     of others goes on where it is a proxy that is `trusted`.
     """
-    headers = [(n, v) for n, v in headers if n.lower() not in OF_A_CONNECTION]
+    headers = list(headers)
+    dropped = OF_A_CONNECTION | _named_by_connection(headers)
+    headers = [(n, v) for n, v in headers if n.lower() not in dropped]
     forwarded = [v for n, v in headers if n.lower() == "x-forwarded-for"]
     believed = is_trusted(peer, trusted)
     if not believed:
@@ -94,5 +97,13 @@ def is_forwarding(name: str) -> bool:
 
 def backward(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     """What a client is told of a replica's headers. The length stays: it is the body's."""
-    dropped = (OF_A_CONNECTION | BY_SERVE) - {"content-length"}
+    headers = list(headers)
+    dropped = OF_A_CONNECTION | BY_SERVE | _named_by_connection(headers)
+    dropped -= {"content-length"}
     return [(n, v) for n, v in headers if n.lower() not in dropped]
+
+
+def _named_by_connection(headers: Headers) -> set[str]:
+    """Fields that are for the next hop alone (RFC 9110, 7.6.1)."""
+    named = ",".join(v for n, v in headers if n.lower() == "connection")
+    return {name.strip().lower() for name in named.split(",")}

@@ -7,18 +7,22 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, MutableMapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from contextvars import Context
 from dataclasses import replace
 from typing import Any, TypeAlias
+from urllib.parse import quote_from_bytes
 
 from mtmd.web.auth import RateLimit
 from mtmd.web.connections.body_budget import BodyBudget
 from mtmd.web.errors import ApiError, in_form_of
+from mtmd.web.headers import allowing, preflight
 from mtmd.web.keys import ANYBODY, Caller, authorization
 from mtmd.web.replicas.affinity import common, named_in
 from mtmd.web.replicas.choice import Route
 from mtmd.web.replicas.forwarded import REPLICA, Crew, Forwarded, Full, Head, Lost, backward, onward
+from mtmd.web.replicas.places import Places
 from mtmd.web.replicas.together import files_of, metrics_of
 from mtmd.web.settings import ServerSettings
 
@@ -26,25 +30,57 @@ Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 
+OF_ONE_FRONT = 8  # replicas
 TRIED_ON = 2  # replicas at most: a request that ends one may end the next
 IN_A_THREAD = 64 << 10  # bytes of a body that takes a while to read
 GATHERED_S = 10.0  # for a replica to say what all are asked
 PROBES = ("/health", "/ready")
+OPEN = ("/docs", "/openapi.json", "/version")  # without a key, from a replica
+LIGHT = ("DELETE", "GET", "HEAD", "OPTIONS")
+STRANGERS = 4  # who read that at once
 FILES = "/files"
 OLLAMA = {"chat", "generate", "ps", "show", "tags", "version"}
+_ASCII = "".join(map(chr, range(0x21, 0x7F)))
 LOST = "the replica that was answering has ended, and the one that was asked next too; try again"
+
+
+class _Asked:
+    """A request, until something of its answer is there; `bodies`: where its body counts;
+    `is_light`: nothing is computed for it.
+    """
+
+    def __init__(
+        self, request: Forwarded, is_light: bool, bodies: BodyBudget | None = None
+    ) -> None:
+        self.request, self.is_light, self._bodies = request, is_light, bodies
+
+    def end(self) -> None:
+        """Its body is not needed any more. Does nothing the second time."""
+        body, self.request = self.request.body, replace(self.request, body=b"")
+        if self._bodies is not None:
+            self._bodies.give_back(len(body))
 
 
 class Front:
     """`settings` as of one server. Without `affinity` requests go to the replica that is least
-    busy, whatever others know already.
+    busy, whatever others know already. `fronts`: how many there are.
+    `each`: answers that a replica has at once.
     """
 
-    def __init__(self, crew: Crew, settings: ServerSettings, affinity: bool = True) -> None:
+    def __init__(
+        self,
+        crew: Crew,
+        settings: ServerSettings,
+        affinity: bool = True,
+        fronts: int = 1,
+        each: int = 32,
+    ) -> None:
         self._crew, self._settings, self._affinity = crew, settings, affinity
         self._keys = settings.make_keys()
         self._rate = RateLimit(settings.rate_limit)
         self._bodies = BodyBudget(settings.connections.body_bytes)
+        self._fronts, self._strangers = fronts, 0
+        self._places = Places(lambda: crew.names, each, fronts, settings.queue)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -71,9 +107,23 @@ class Front:
                 "`mtmd serve` without --ray has them",
                 code="not_with_ray",
             )
-        given = [(n.decode("latin-1"), v.decode("latin-1")) for n, v in scope["headers"]]
+        given = _decoded(scope["headers"])
         caller = self._caller(given)
+        origin = _header(given, "origin")
+        if scope["method"] == "OPTIONS" and origin and self._settings.allows_origin(origin):
+            private = _header(given, "access-control-request-private-network") == "true"
+            told = allowing(origin, self._settings) | preflight(private)
+            await _send(send, 204, list(told.items()), b"")
+            return
         let_in = caller is not None or not self._settings.needs_key
+        is_open = scope["method"] in ("GET", "HEAD") and path in OPEN
+        if not let_in and not is_open:
+            raise ApiError(
+                401,
+                "expected the header 'Authorization: Bearer KEY' with a key of this server",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
         if caller is not None and (wait := self._rate.take(caller.owner)):
             raise ApiError(
                 429,
@@ -91,22 +141,35 @@ class Front:
             scope["scheme"],
             self._settings.trusted_proxies,
         )
-        target = (raw + (b"?" + query if query else b"")).decode("latin-1")
+        target = quote_from_bytes(raw + (b"?" + query if query else b""), _ASCII)
         request = Forwarded(scope["method"], target, headers)
-        if not let_in:  # a replica says so in the form of the interface, or answers what is open
-            await self._forward(request, Route(), receive, send)
+        if not let_in:  # whoever has no key takes no place of those who have one
+            if self._strangers >= STRANGERS:
+                raise _busy()
+            self._strangers += 1
+            try:
+                await self._forward(_Asked(request, True), Route(), receive, send)
+            finally:
+                self._strangers -= 1
             return
         body = await self._body(given, receive)
+        is_light = request.method in LIGHT or path == FILES
+        asked = _Asked(replace(request, body=body), is_light, self._bodies)
+        del request, body  # `asked` ends what it holds
         try:
-            request = replace(request, body=body)
             owner = caller.owner if caller else ANYBODY
-            if request.method == "GET" and path in ("/metrics", FILES):
-                await self._gather(request, path, send)
+            if scope["method"] == "GET" and path in ("/metrics", FILES):
+                async with self._place(asked, Route()):
+                    await self._gather(asked.request, path, send)
                 return
-            route = await self._route(request, path, owner)
-            await self._forward(request, route, receive, send)
+            route = await self._route(asked.request, path, owner)
+            await self._forward(asked, route, receive, send)
         finally:
-            self._bodies.give_back(len(body))
+            asked.end()
+
+    def _share(self) -> int:
+        """Replicas that this front asks for its part."""
+        return min(max(1, math.ceil(len(self._crew.names) / self._fronts)), OF_ONE_FRONT)
 
     def _path(self, path: str) -> str:
         """Without what a proxy has put before it, and without /v1."""
@@ -115,9 +178,8 @@ class Front:
         return path.removeprefix("/v1") if path.startswith("/v1/") else path
 
     def _caller(self, headers: list[tuple[str, str]]) -> Caller | None:
-        found = {n.lower(): v for n, v in headers}
         return self._keys.find(
-            authorization(found.get("authorization", ""), found.get("x-api-key", ""))
+            authorization(_header(headers, "authorization"), _header(headers, "x-api-key"))
         )
 
     async def _body(self, headers: list[tuple[str, str]], receive: Receive) -> bytes:
@@ -145,6 +207,7 @@ class Front:
                 piece = message.get("body", b"")
                 if held + len(piece) > most:
                     raise _too_long(most)
+                self._bodies.most = limits.body_bytes * self._share()
                 if not self._bodies.take(len(piece)):
                     raise ApiError(
                         503,
@@ -173,14 +236,12 @@ class Front:
             found = common(request.body, tenant, self._settings.json)
         return Route(found.key if self._affinity else "", only=found.named)
 
-    async def _forward(
-        self, request: Forwarded, route: Route, receive: Receive, send: Send
-    ) -> None:
+    async def _forward(self, asked: _Asked, route: Route, receive: Receive, send: Send) -> None:
         """Until the answer is sent, or its client has left. Raises ApiError where nothing has been
         sent. Where something has, an error of the replica ends the connection, which tells the
         client that this is not all.
         """
-        sending = asyncio.create_task(self._hand_on(request, route, send))
+        sending = asyncio.create_task(self._hand_on(asked, route, send))
         leaving = asyncio.create_task(_left(receive))
         try:
             await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
@@ -191,8 +252,27 @@ class Front:
                 task.cancel()
             await asyncio.gather(sending, leaving, return_exceptions=True)
 
-    async def _hand_on(self, request: Forwarded, route: Route, send: Send) -> None:
-        answer, head, first = await self._begin(request, route)
+    @asynccontextmanager
+    async def _place(self, asked: _Asked, route: Route) -> AsyncIterator[None]:
+        """Among what this front has with replicas. Raises ApiError."""
+        places = self._places
+        place = (
+            places.of_what_computes_nothing() if asked.is_light else places.of_an_answer(route.only)
+        )
+        async with AsyncExitStack() as stack:
+            try:
+                await stack.enter_async_context(place)
+            except Full:
+                raise _busy() from None
+            yield
+
+    async def _hand_on(self, asked: _Asked, route: Route, send: Send) -> None:
+        async with self._place(asked, route):
+            await self._hand_on_placed(asked, route, send)
+
+    async def _hand_on_placed(self, asked: _Asked, route: Route, send: Send) -> None:
+        answer, head, first = await self._begin(asked.request, route)
+        asked.end()  # no other replica is asked from here on
         try:
             headers = [*backward(head.headers), (REPLICA, head.replica)]
             await send(
@@ -229,12 +309,7 @@ class Front:
                 route = replace(route, avoid=(*route.avoid, lost.replica))
             except Full:
                 await answer.aclose()
-                raise ApiError(
-                    429,
-                    "every replica is busy, and as many requests wait as may; try again later",
-                    code="server_busy",
-                    headers={"Retry-After": "1"},
-                ) from None
+                raise _busy() from None
             except BaseException:
                 await answer.aclose()
                 raise
@@ -248,6 +323,8 @@ class Front:
             try:
                 head, *pieces = await asyncio.wait_for(_all_of(answer), GATHERED_S)
                 assert isinstance(head, Head)
+                if head.replica != name:  # it has gone since, and another one was asked for it
+                    return name, None, b""
                 return name, head, b"".join(piece for piece in pieces if isinstance(piece, bytes))
             except (Lost, Full, asyncio.TimeoutError):
                 return name, None, b""
@@ -295,6 +372,28 @@ def _is_page(path: str) -> bool:
     return path in ("/", "/favicon.ico", "/diagnostics") or path.startswith(("/c/", "/static/"))
 
 
+def _decoded(headers: list[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
+    """As they can be written again. Raises ApiError."""
+    try:
+        return [(n.decode("ascii"), v.decode()) for n, v in headers]
+    except UnicodeDecodeError as error:
+        raise ApiError(400, "found a header that is no UTF-8", code="bad_header") from error
+
+
+def _header(headers: list[tuple[str, str]], name: str) -> str:
+    """The last of this name, "" where there is none."""
+    return next((v for n, v in reversed(headers) if n.lower() == name), "")
+
+
+def _busy() -> ApiError:
+    return ApiError(
+        429,
+        "every replica is busy, and as many requests wait as may; try again later",
+        code="server_busy",
+        headers={"Retry-After": "1"},
+    )
+
+
 def _too_long(most: int) -> ApiError:
     return ApiError(
         413, f"the body has more than {most:,} bytes, the most there may be", code="body_too_large"
@@ -304,7 +403,8 @@ def _too_long(most: int) -> ApiError:
 async def _send(send: Send, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
     headers = [(n, v) for n, v in headers if n.lower() != "content-length"]
     lines = [(n.encode("latin-1"), v.encode("latin-1")) for n, v in headers]
-    lines.append((b"Content-Length", str(len(body)).encode()))
+    if status != 204:
+        lines.append((b"Content-Length", str(len(body)).encode()))
     await send({"type": "http.response.start", "status": status, "headers": lines})
     await send({"type": "http.response.body", "body": body})
 

@@ -22,6 +22,9 @@ from mtmd.web.settings import ServerSettings
 HERE = "127.0.0.1"
 ALIVE_S = 10.0  # for the server to say that it is well, which it does without the device
 ENDING_S = 30.0
+AT_ONCE = (
+    8 << 20
+)  # bytes of an answer that is handed on in one piece, so that it can be asked again
 
 
 class NotStarted(Exception):
@@ -87,9 +90,13 @@ class Replica:
                     (n.decode("latin-1"), v.decode("latin-1")) for n, v in response.raw_headers
                 ]
                 yield Head(response.status, headers, self.name)
-                begun = True
-                async for piece in response.content.iter_any():
-                    yield piece
+                if (response.content_length or 0) > AT_ONCE or response.content_length is None:
+                    async for piece in response.content.iter_any():
+                        begun = True
+                        yield piece
+                elif whole := await response.read():
+                    begun = True
+                    yield whole
         except aiohttp.ClientError as error:
             if begun:
                 raise RuntimeError("an answer ended before its end") from error

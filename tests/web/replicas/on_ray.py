@@ -390,7 +390,8 @@ def test_another_command_takes_over_and_no_answer_ends_early(
         assert len(said) > 10
         for one in said:
             assert one.status == 200 and one.json["choices"][0]["message"]["content"] == word
-        assert {one.replica for one in said} > before, "old and new ones"
+        answered = {one.replica for one in said}  # whether by both old ones, their names decide
+        assert answered & before and answered - before, "old and new ones"
         named = asking(url, model="second")
         assert second.ask("POST", "/v1/chat/completions", named).json["model"] == "second"
         second.process.terminate()

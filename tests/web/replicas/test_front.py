@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from mtmd.web.keys import NamedKey
 from mtmd.web.replicas.forwarded import Full, Head, Lost
-from mtmd.web.replicas.front import Front
+from mtmd.web.replicas.front import STRANGERS, Front
 from mtmd.web.settings import ConnectionLimits, MediaBudget, ServerSettings
 
 KEY = "k" * 20
@@ -118,6 +118,34 @@ def test_what_a_trusted_proxy_says_goes_on():
     assert said == {"x-forwarded-proto": "https", "X-Forwarded-For": "1.2.3.4, 10.1.2.3"}
 
 
+def test_what_is_for_the_connection_alone_goes_no_further():
+    crew = Crew([Head(200, [("Connection", "close, X-Hop"), ("x-hop", "1"), ("X-Kept", "2")], "a")])
+    headers = [("Connection", "keep-alive, X-Hop"), ("X-Hop", "1"), ("X-Kept", "2")]
+    told, _ = ask(crew, headers=headers)
+    names = {name for name, _ in crew.calls[0][0].headers}
+    assert "x-kept" in names and names.isdisjoint({"x-hop", "connection"})
+    assert told.headers == {"x-kept": "2", "x-mtmd-replica": "a"}
+
+
+def test_other_characters_than_ascii_are_not_changed_on_the_way():
+    crew = Crew(WHOLE)
+    ask(crew, path="/v1/models/ü%20", method="GET", headers=[("X-Name", "ü")])
+    request = crew.calls[0][0]
+    assert request.target == "/v1/models/%C3%BC%20?x=1"
+    assert dict(request.headers)["x-name"].encode() == b"\xc3\xbc", "as aiohttp writes it"
+    sent = []
+    scope = {
+        "type": "http", "method": "GET", "path": CHAT, "scheme": "http", "client": ("10.1.2.3", 1),
+        "headers": [(b"x-name", b"\xfc")],
+    }  # fmt: skip
+
+    async def send(message):
+        sent.append(message)
+
+    asyncio.run(Front(crew, PLAIN)(scope, None, send))
+    assert Told(sent).status == 400
+
+
 @pytest.mark.parametrize("lost", [[Lost("a")], [WHOLE[0], Lost("a")]], ids=["at once", "after the head"])  # fmt: skip
 def test_another_replica_answers_where_one_was_lost_and_nothing_was_sent(lost):
     crew = Crew(lost, WHOLE)
@@ -149,19 +177,103 @@ def test_where_too_many_wait_it_is_said():
     assert (told.status, told.code, told.headers["retry-after"]) == (429, "server_busy", "1")
 
 
+def test_answers_that_fill_all_replicas_hold_up_no_list():
+    crew = Crew(*[[*WHOLE, None]] * 2, WHOLE)
+    front, told = Front(crew, replace(PLAIN, queue=1), each=1), []
+
+    async def ask_for(method, path):
+        async def receive():
+            if path in came:
+                await asyncio.Event().wait()
+            came.add(path)
+            return {"type": "http.request", "body": b"{}"}
+
+        async def send(message):
+            told.append((path, message.get("status")))
+
+        came = set()
+        scope = {
+            "type": "http", "method": method, "path": path, "scheme": "http", "headers": [],
+            "client": ("10.1.2.3", 1),
+        }  # fmt: skip
+        await front(scope, receive, send)
+
+    async def run():
+        tasks = [asyncio.ensure_future(ask_for("POST", CHAT)) for _ in range(4)]
+        while len([1 for _, status in told if status]) < 3:
+            await asyncio.sleep(0)
+        await ask_for("GET", "/v1/models")
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(asyncio.wait_for(run(), 10))
+    statuses = [status for path, status in told if path == CHAT and status]
+    assert sorted(statuses) == [200, 200, 429], "one waits, and one is too many"
+    assert ("/v1/models", 200) in told and len(crew.calls) == 3
+
+
 def test_a_client_that_leaves_ends_its_answer():
     crew = Crew([*WHOLE, None])
     told, broke = ask(crew, leaves=True)
     assert not told.ended and broke is None and crew.closed == 1
 
 
-def test_without_a_key_no_body_is_read_and_a_replica_refuses():
-    crew = Crew([Head(401, [], "a"), b"no"])
-    told, _ = ask(crew, KEYED, body=b"x" * 100, headers=with_key("wrong" * 5))
-    assert told.status == 401 and crew.calls[0][0].body == b""
+@pytest.mark.parametrize("headers", [(), with_key("wrong" * 5)], ids=["none", "wrong"])
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/metrics", "/v1/files"])
+def test_without_a_key_no_body_is_read_and_no_replica_asked(path, headers):
     crew = Crew(WHOLE)
-    told, _ = ask(crew, KEYED, body=b"x" * 100, headers=with_key())
-    assert told.status == 200 and crew.calls[0][0].body == b"x" * 100
+    told, _ = ask(crew, KEYED, path, body=b"x" * 100, headers=headers)
+    assert (told.status, told.headers["www-authenticate"], crew.calls) == (401, "Bearer", [])
+    error = json.loads(told.body)["error"]
+    assert error["type"] == "authentication_error"
+    assert path == "/v1/messages" or error["code"] == "invalid_api_key"
+    told, _ = ask(Crew(WHOLE), KEYED, CHAT, body=b"x" * 100, headers=with_key())
+    assert told.status == 200
+
+
+def test_who_has_no_key_reads_what_is_open_but_takes_few_places():
+    crew = Crew(*[[*WHOLE, None]] * 2 * STRANGERS)
+    front, told = Front(crew, KEYED), []
+
+    def scope(path):
+        return {
+            "type": "http", "method": "GET", "path": path, "scheme": "http", "headers": [],
+            "client": ("10.1.2.3", 1),
+        }  # fmt: skip
+
+    async def send(message):
+        told.append(message.get("status"))
+
+    async def run():
+        waits = [front(scope("/docs"), asyncio.Event().wait, send) for _ in range(STRANGERS + 3)]
+        tasks = [asyncio.ensure_future(wait) for wait in waits]
+        while sum(status is not None for status in told) < len(tasks):
+            await asyncio.sleep(0)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(run())
+    assert told.count(429) == 3 and told.count(200) == len(crew.calls) == STRANGERS
+    assert front._strangers == 0
+
+
+def test_browsers_are_told_beforehand_without_a_replica():
+    """As one server tells them: the headers are those of tests/web/test_auth.py."""
+    settings = replace(KEYED, cors_origins=("https://one.example",))
+    headers = [
+        ("Origin", "https://one.example"),
+        ("Access-Control-Request-Private-Network", "true"),
+    ]
+    crew = Crew(WHOLE)
+    told, _ = ask(crew, settings, method="OPTIONS", headers=headers)
+    assert (told.status, told.body, crew.calls) == (204, b"", [])
+    assert told.headers["access-control-allow-origin"] == "https://one.example"
+    assert told.headers["access-control-allow-headers"] == "Authorization, *"
+    assert told.headers["access-control-allow-private-network"] == "true"
+    headers[0] = ("Origin", "https://other.example")
+    assert ask(crew, settings, method="OPTIONS", headers=headers)[0].status == 401
 
 
 def test_the_rate_of_a_key_is_counted_before_replicas():
@@ -223,8 +335,47 @@ def test_limits_hold_for_bodies(body, headers, status, code):
 
 def test_bodies_of_all_clients_have_a_limit_together():
     settings = replace(SMALL, connections=ConnectionLimits(body_bytes=1000))
-    told, _ = ask(Crew(WHOLE), settings, body=b"x" * 2000)
+    told, _ = ask(Crew(WHOLE), settings, body=b"x" * 2500)
     assert (told.status, told.code) == (503, "server_busy")
+
+
+def test_a_body_counts_until_something_of_its_answer_is_there():
+    settings = replace(SMALL, connections=ConnectionLimits(body_bytes=2000))
+    crew = Crew([*WHOLE, None], names=("a",))
+    front = Front(crew, settings)
+
+    async def run():
+        seen, began = [], asyncio.Event()
+        coming = [{"type": "http.request", "body": b"x" * 2000}]
+
+        async def receive():
+            return coming.pop() if coming else await asyncio.Event().wait()
+
+        async def send(message):
+            seen.append(front._bodies.held)
+            if message["type"] == "http.response.body":
+                began.set()
+
+        scope = {
+            "type": "http", "method": "POST", "path": CHAT, "scheme": "http", "headers": [],
+            "client": ("10.1.2.3", 1),
+        }  # fmt: skip
+        task = asyncio.ensure_future(front(scope, receive, send))
+        await began.wait()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return seen
+
+    assert set(asyncio.run(run())) == {0} and front._bodies.held == 0
+    assert len(crew.calls[0][0].body) == 2000
+
+
+def test_bodies_have_more_room_where_more_replicas_answer():
+    settings = replace(SMALL, connections=ConnectionLimits(body_bytes=1000))
+    told, _ = ask(Crew(WHOLE), settings, body=b"x" * 1500)
+    assert told.status == 200
+    told, _ = ask(Crew(WHOLE, names=("a",)), settings, body=b"x" * 1500)
+    assert told.status == 503
 
 
 def test_probes_say_whether_any_replica_is_ready():
@@ -292,6 +443,21 @@ def test_the_metrics_of_all_replicas_are_one_text():
         ("mtmd_replica_up", "a"): 1, ("mtmd_replica_up", "b"): 1, ("mtmd_replica_up", "c"): 0,
     }  # fmt: skip
     assert [route.only for _, route in crew.calls] == ["a", "b", "c"]
+
+
+def test_what_another_replica_says_is_not_told_as_of_one_that_has_gone():
+    """Where the name is not there any more, Ray's router asks any other."""
+    text = b"# HELP n_total Things.\n# TYPE n_total counter\nn_total 3.0\n"
+    said = [Head(200, [("Content-Type", "text/plain")], "b"), text]
+    told, _ = ask(Crew(said, said, names=("gone", "b")), path="/metrics", method="GET", body=b"")
+    found = {
+        (sample.name, sample.labels["replica"]): sample.value
+        for family in text_string_to_metric_families(told.body.decode())
+        for sample in family.samples
+    }
+    assert found == {
+        ("n_total", "b"): 3, ("mtmd_replica_up", "b"): 1, ("mtmd_replica_up", "gone"): 0,
+    }  # fmt: skip
 
 
 def test_uploads_are_listed_from_everywhere_or_not_at_all():

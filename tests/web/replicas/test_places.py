@@ -1,0 +1,109 @@
+"""That a request which cannot be placed keeps no other from its place."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import pytest
+
+from mtmd.web.replicas import places
+from mtmd.web.replicas.forwarded import Full
+from mtmd.web.replicas.places import SPARE, Places
+
+
+async def settle():
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def held(place):
+    """As long as the task lives."""
+    async with place:
+        await asyncio.Event().wait()
+
+
+async def end(*tasks):
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def test_answers_wait_in_their_order_and_beyond_the_queue_it_is_full():
+    async def run():
+        here = Places(lambda: ["a", "b"], each=2, fronts=1, queue=2)
+        first = [asyncio.ensure_future(held(here.of_an_answer(""))) for _ in range(4)]
+        await settle()
+        came = []
+
+        async def wait(number):
+            async with here.of_an_answer(""):
+                came.append(number)
+                await asyncio.Event().wait()
+
+        waiting = [asyncio.ensure_future(wait(number)) for number in range(2)]
+        await settle()
+        assert came == []
+        with pytest.raises(Full):
+            async with here.of_an_answer(""):
+                pass
+        await end(first[0])
+        await settle()
+        assert came == [0]
+        await end(waiting[1])  # whose client has left
+        await end(*first)
+        async with here.of_an_answer(""):
+            pass
+        await end(*waiting)
+
+    asyncio.run(run())
+
+
+def test_metrics_and_lists_need_not_wait_for_answers():
+    async def run():
+        here = Places(lambda: ["a"], each=1, fronts=1, queue=100)
+        answers = [asyncio.ensure_future(held(here.of_an_answer(""))) for _ in range(50)]
+        await settle()
+        async with AsyncExitStack() as stack:
+            for _ in range(SPARE):
+                await asyncio.wait_for(
+                    stack.enter_async_context(here.of_what_computes_nothing()), 5
+                )
+        await end(*answers)
+
+    asyncio.run(run())
+
+
+def test_a_replica_that_alone_can_answer_and_is_busy_holds_up_nothing_else(monkeypatch):
+    monkeypatch.setattr(places, "PINNED_S", 0.01)
+
+    async def run():
+        here = Places(lambda: ["a", "b"], each=2, fronts=1, queue=100)
+        pinned = [asyncio.ensure_future(held(here.of_an_answer("a"))) for _ in range(10)]
+        await settle()
+        async with here.of_an_answer("b"), here.of_an_answer(""):
+            pass
+        with pytest.raises(Full):
+            async with here.of_an_answer("a"):
+                pass
+        await end(*pinned)
+        async with here.of_an_answer("a"):
+            pass
+        assert len(here._pinned) == 1
+
+    asyncio.run(run())
+
+
+def test_where_a_replica_comes_what_waits_is_let_on(monkeypatch):
+    monkeypatch.setattr(places, "LOOK_S", 0.01)
+
+    async def run():
+        names = []
+        here = Places(lambda: names, each=1, fronts=1, queue=1)
+        task = asyncio.ensure_future(here.of_an_answer("").__aenter__())
+        await settle()
+        assert not task.done()
+        names.append("a")
+        await asyncio.wait_for(task, 5)
+
+    asyncio.run(run())

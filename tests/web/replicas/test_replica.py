@@ -1,0 +1,71 @@
+"""What an actor says of a server that ends in the midst of an answer. Without Ray."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("aiohttp")
+
+from mtmd.web.replicas.choice import Route
+from mtmd.web.replicas.forwarded import Forwarded, Head, Lost
+from mtmd.web.replicas.replica import AT_ONCE, Replica
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n"
+
+
+def told_of(said):
+    """The parts of an answer by a server that says so much and closes, and how it ended."""
+
+    async def run():
+        async def answer(reader, writer):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(said)
+            await writer.drain()
+            writer.close()
+
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        replica = object.__new__(Replica)
+        replica.name, replica._service, replica._session = "a", SimpleNamespace(fault=None), None
+        replica._server = SimpleNamespace(
+            effective_port=server.sockets[0].getsockname()[1], stop=lambda: None
+        )
+        replica._thread = SimpleNamespace(join=lambda _: None)
+        parts, ended = [], None
+        try:
+            async for part in replica.answer(Forwarded("GET", "/", []), Route()):
+                parts.append(part)
+        except Exception as error:
+            ended = error
+        await replica._session.close()
+        server.close()
+        return parts, ended
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        HEAD + b"Content-Length: 10\r\n\r\n",
+        HEAD + b"Content-Length: 10\r\n\r\nhello",
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\n",
+        HEAD + b"Content-Length: %d\r\n\r\n" % (AT_ONCE + 1),
+    ],
+    ids=["nothing", "half", "nothing of a stream", "nothing of a long one"],
+)
+def test_an_answer_that_ends_before_its_first_piece_can_be_asked_again(said):
+    (head,), ended = told_of(said)
+    assert isinstance(head, Head) and isinstance(ended, Lost) and ended.replica == "a"
+
+
+def test_a_stream_of_which_something_came_cannot():
+    (_, piece), ended = told_of(HEAD + b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n")
+    assert piece == b"hello" and isinstance(ended, RuntimeError)
+
+
+def test_whole_answers_come_whole():
+    assert told_of(HEAD + b"Content-Length: 5\r\n\r\nhello")[0][1:] == [b"hello"]
+    assert told_of(HEAD + b"Content-Length: 0\r\n\r\n")[0][1:] == []

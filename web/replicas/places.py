@@ -1,0 +1,107 @@
+"""How many requests of one front are with replicas at once: so few that Ray's router finds a place
+for each. It works on two for every replica at a time, and one that it cannot place holds up all
+that come after it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from mtmd.web.replicas.forwarded import Full
+
+SPARE = 16  # places of each replica for what computes nothing: metrics, lists, uploads
+LOOK_S = 1.0  # between two looks whether there are more replicas
+PINNED_S = 10.0  # for an answer that one replica alone can give, before that one is said to be busy
+
+
+class Room:
+    """Places, given in the order in which they are asked for. `most`: how many, asked each time;
+    `queue`: how many may wait.
+    """
+
+    def __init__(self, most: Callable[[], int], queue: int) -> None:
+        self._most, self._queue, self._held = most, queue, 0
+        self._line = deque[asyncio.Future[None]]()
+
+    @asynccontextmanager
+    async def place(self, within_s: float = math.inf) -> AsyncIterator[None]:
+        """Raises Full where too many wait, or where it takes longer."""
+        self._let_in()
+        if self._held < self._most():
+            self._held += 1
+        else:
+            await self._wait(within_s)
+        try:
+            yield
+        finally:
+            self._leave()
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self._held or self._line)
+
+    async def _wait(self, within_s: float) -> None:
+        if len(self._line) >= self._queue:
+            raise Full
+        loop = asyncio.get_running_loop()
+        mine, end = loop.create_future(), loop.time() + within_s
+        self._line.append(mine)
+        try:
+            while not mine.done():
+                if (left := end - loop.time()) <= 0:
+                    raise Full
+                await asyncio.wait((mine,), timeout=min(left, LOOK_S))
+                self._let_in()
+        except BaseException:
+            if mine.done():
+                self._leave()
+            else:
+                self._line.remove(mine)
+            raise
+
+    def _leave(self) -> None:
+        self._held -= 1
+        self._let_in()
+
+    def _let_in(self) -> None:
+        while self._line and self._held < self._most():
+            self._held += 1
+            self._line.popleft().set_result(None)
+
+
+class Places:
+    """Of one of `fronts`. `names`: the replicas that are ready, of which each has `each` answers at
+    once, and as many more that only it can give.
+    """
+
+    def __init__(
+        self, names: Callable[[], Sequence[str]], each: int, fronts: int, queue: int
+    ) -> None:
+        self._names, self._queue = names, queue
+        self._only = max(1, each // fronts)
+        self._answers = Room(lambda: -(-each * len(names()) // fronts), queue)
+        self._light = Room(lambda: max(1, SPARE // fronts), queue)
+        self._pinned: dict[str, Room] = {}
+
+    @asynccontextmanager
+    async def of_an_answer(self, only: str) -> AsyncIterator[None]:
+        """`only`: the replica that alone can give it, "" for any. Raises Full."""
+        async with AsyncExitStack() as stack:
+            if only in self._names():
+                await stack.enter_async_context(self._room_of(only).place(PINNED_S))
+            await stack.enter_async_context(self._answers.place())
+            yield
+
+    @asynccontextmanager
+    async def of_what_computes_nothing(self) -> AsyncIterator[None]:
+        """Raises Full."""
+        async with self._light.place():
+            yield
+
+    def _room_of(self, name: str) -> Room:
+        self._pinned = {n: room for n, room in self._pinned.items() if not room.is_empty}
+        return self._pinned.setdefault(name, Room(lambda: self._only, self._queue))
