@@ -20,7 +20,7 @@ test: $(VENV)/tested-with
 
 # `mtmd batch --ray` and `mtmd serve --ray` on a Ray that is started here, which takes longer to install and to start than other tests to run.
 ray: $(VENV)/tested-with $(VENV)/with-ray
-	$(BIN)/python -m pytest -q tests/mtmd/cluster/on_ray.py tests/web/replicas/on_ray.py
+	$(BIN)/python -m pytest -q tests/web/replicas/on_aiohttp.py tests/mtmd/cluster/on_ray.py tests/web/replicas/on_ray.py
 
 # What to run before each commit: under a minute on two cores. mypy, one process, runs beside the tests.
 check: $(VENV)/tested-with

@@ -7,8 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 
-pytest.importorskip("aiohttp")
-
 from mtmd.web.replicas.choice import Route
 from mtmd.web.replicas.forwarded import Forwarded, Head, Lost
 from mtmd.web.replicas.replica import AT_ONCE, Replica
