@@ -78,6 +78,7 @@ def test_a_model_is_chosen_loaded_with_its_progress_and_asked(browser, registry,
         assert row("far").locator(".button").inner_text() == "Fetch"
         loader.hub.clear()
         row("far").locator(".model-pick").click()
+        page.wait_for_selector("#models:not([open])", state="attached")
         person.expects = ("503",)  # until it is here
         person.say("hello again", wait=False)
         page.wait_for_selector(".message.user .progress:has-text('fetching it')")
