@@ -201,6 +201,10 @@ def register(app: Flask) -> None:
 
     @app.errorhandler(Exception)
     def _answer(error: Exception) -> Response | tuple[str, int]:
+        if error is request.routing_exception:
+            # the request keeps it, and its frames the request: both, and the body, would wait for
+            # the garbage collector
+            error.__traceback__ = error.__context__ = None
         if isinstance(error, NotFound) and _is_for_a_person():
             return render_template("missing.html"), 404
         return response(as_api_error(error, g.get("request_id", "req")))

@@ -8,7 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 SWITCH_S = 0.00005
-FULL_EVERY = 200  # collections of what is not new, of 7,000 objects each, for one of all there is
+FULL_EVERY = 20  # collections of what is not new, of 7,000 objects each, for one of all there is
+# Objects to look through take 0.2 us each on a core of their own, and several times that on one
+# that is shared: so many stop every thread for about as long as a step of decoding takes.
+MOST = 50_000
+THOROUGH_EVERY = 16  # times that what is left has been left out, for one look at that, too
 
 
 @contextmanager
@@ -17,19 +21,43 @@ def shared_out_promptly() -> Iterator[None]:
 
     A thread that computes in Python gives way to others after a twentieth of a millisecond, not
     after 5: the thread of the device asks for the interpreter many times a token, and each time
-    waits that long for everyone who computes. What has been made so far is left out of garbage
-    collection: to look through all of it stops every thread for a tenth of a second. So does a
-    collection of all that has been made since, plans above all, which the interpreter would do
-    whenever a large request comes in; it is done after a million objects more.
+    waits that long for everyone who computes. And garbage is collected in short pauses (`Pauses`).
     """
     before, thresholds = sys.getswitchinterval(), gc.get_threshold()
     sys.setswitchinterval(SWITCH_S)
     gc.collect()
     gc.freeze()
     gc.set_threshold(*thresholds[:2], FULL_EVERY)
+    pauses = Pauses()
+    gc.callbacks.append(pauses)
     try:
         yield
     finally:
+        gc.callbacks.remove(pauses)
         gc.set_threshold(*thresholds)
         gc.unfreeze()  # else libraries find at the end what nobody has let go, and say so
         sys.setswitchinterval(before)
+
+
+class Pauses:
+    """A callback of the garbage collector that keeps its full collections short: every thread stands
+    still in them.
+
+    What one has found in use is left out of the next where it is much: plans above all, which live
+    long and are in no cycle, so that they are free as soon as nobody holds them. What was left out
+    and has become garbage in cycles since is found by a thorough collection, which is rare.
+    """
+
+    def __init__(self) -> None:
+        self.left_out = 0  # times since the last thorough one
+
+    def __call__(self, phase: str, info: dict[str, int]) -> None:
+        if info["generation"] < 2:
+            return
+        if phase == "start":
+            if self.left_out >= THOROUGH_EVERY:
+                self.left_out = 0
+                gc.unfreeze()
+        elif len(gc.get_objects(2)) > MOST:
+            self.left_out += 1
+            gc.freeze()

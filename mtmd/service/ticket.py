@@ -54,6 +54,8 @@ class Ticket:
             if isinstance(event, (Finished, BaseException)):
                 self._cancel = None  # who keeps the ticket does not keep the model by it
             self._put(event)
+            if self._cancel is None:
+                self._put = self._events.put  # nor it and who waited for it each other
 
     def redirect(self, put: Callable[[Event | BaseException], None]) -> None:
         """Hand all events, those that wait here first, to `put` in place of who iterates."""

@@ -26,11 +26,14 @@ class Waits:
     response: Response | None = None
     _wake: Callable[[], None] | None = None
 
-    def on_news(self, wake: Callable[[], None]) -> None:
-        """Who sends is to ask for pieces after this: what came before wakes nobody."""
+    def on_news(self, wake: Callable[[], None] | None) -> None:
+        """Who sends is to ask for pieces after this: what came before wakes nobody. None: nothing
+        more is sent.
+        """
         self._wake = wake
 
     def news(self) -> None:
         """There may be another piece. From any thread; costs little."""
-        if self._wake is not None:
-            self._wake()
+        wake = self._wake
+        if wake is not None:
+            wake()

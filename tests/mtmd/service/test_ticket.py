@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 
 import pytest
@@ -34,3 +35,27 @@ def test_one_that_is_over_holds_on_to_no_model(end):
     del model
     assert gone() is None
     ticket.cancel()
+
+
+@pytest.mark.parametrize(
+    "end", [Finished(None), MtmdError("it failed")], ids=["answered", "failed"]
+)
+def test_one_that_is_over_holds_on_to_nobody_who_waited_for_it(end):
+    """Who holds the ticket: the two would be kept until a garbage collection."""
+
+    class Waiting:
+        def __init__(self, ticket):
+            self.ticket, self.events = ticket, []
+            ticket.redirect(lambda event: self.events.append(event))
+
+    ticket = Ticket(lambda _: None)
+    waiting = Waiting(ticket)
+    gone = weakref.ref(waiting)
+    ticket.put(end)
+    assert waiting.events == [end]
+    gc.disable()
+    try:
+        del waiting
+        assert gone() is None
+    finally:
+        gc.enable()
