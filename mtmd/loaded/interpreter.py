@@ -40,7 +40,7 @@ def shared_out_promptly() -> Iterator[None]:
 
 
 class Pauses:
-    """A callback of the garbage collector that keeps its full collections short: every thread stands
+    """A callback of the garbage collector that keeps its full collections short: all threads stand
     still in them.
 
     What one has found in use is left out of the next where it is much: plans above all, which live
