@@ -12,7 +12,7 @@ FULL_EVERY = 20  # collections of what is not new, of 7,000 objects each, for on
 # Objects to look through take 0.2 us each on a core of their own, and several times that on one
 # that is shared: so many stop every thread for about as long as a step of decoding takes.
 MOST = 50_000
-THOROUGH_EVERY = 16  # times that what is left has been left out, for one look at that, too
+GROWN = 1_000_000  # objects by which what is left out may grow: some 100 MiB, or a large model
 
 
 @contextmanager
@@ -45,19 +45,21 @@ class Pauses:
 
     What one has found in use is left out of the next where it is much: plans above all, which live
     long and are in no cycle, so that they are free as soon as nobody holds them. What was left out
-    and has become garbage in cycles since is found by a thorough collection, which is rare.
+    and has become garbage in cycles since waits until all that is left out has grown by `GROWN`.
     """
 
     def __init__(self) -> None:
-        self.left_out = 0  # times since the last thorough one
+        self.most, self.thorough = gc.get_freeze_count() + GROWN, False
 
     def __call__(self, phase: str, info: dict[str, int]) -> None:
         if info["generation"] < 2:
             return
         if phase == "start":
-            if self.left_out >= THOROUGH_EVERY:
-                self.left_out = 0
+            self.thorough = gc.get_freeze_count() > self.most
+            if self.thorough:
                 gc.unfreeze()
-        elif len(gc.get_objects(2)) > MOST:
-            self.left_out += 1
+            return
+        if len(gc.get_objects(2)) > MOST:
             gc.freeze()
+        if self.thorough:
+            self.most = gc.get_freeze_count() + GROWN

@@ -62,7 +62,8 @@ class Ticket:
         with self._lock:
             while not self._events.empty():
                 put(self._events.get())
-            self._put = put
+            if self._cancel is not None:  # more is to come
+                self._put = put
 
 
 def gather(tickets: Sequence[Ticket]) -> Iterator[tuple[int, Event]]:

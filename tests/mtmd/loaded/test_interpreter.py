@@ -5,7 +5,10 @@ import sys
 
 PROGRAM = """
 import gc, sys, weakref
-from mtmd.loaded.interpreter import MOST, THOROUGH_EVERY, shared_out_promptly
+from mtmd.loaded import interpreter
+from mtmd.loaded.interpreter import MOST, shared_out_promptly
+
+interpreter.GROWN = 4 * MOST
 
 loaded, thresholds = len(gc.get_objects()), gc.get_threshold()
 with shared_out_promptly():
@@ -31,10 +34,9 @@ with shared_out_promptly():
     del plan
     print(plan_gone() is None)  # left out of collections, and free when nobody holds it
     del cycle
-    for turn in range(THOROUGH_EVERY - 1):
-        gc.collect()
+    for turn in range(3):
         many.append([[] for _ in range(MOST + 100)])
-    gc.collect()
+        gc.collect()
     print(gone() is not None)
     gc.collect()
     print(gone() is None, len(gc.get_objects()) < loaded / 10)
