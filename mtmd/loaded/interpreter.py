@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import gc
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 SWITCH_S = 0.00005
-FULL_EVERY = 20  # collections of what is not new, of 7,000 objects each, for one of all there is
-# Objects to look through take 0.2 us each on a core of their own, and several times that on one
-# that is shared: so many stop every thread for about as long as a step of decoding takes.
-MOST = 50_000
+NEVER = 2**30  # by the interpreter itself
+LOOK_S = 0.25
+FULL_EVERY = 5  # collections of what is not new, of 7,000 objects each, for one of all there is
+MOST = 20_000  # objects; to look through so many stops every thread for some 3 ms
+COUNT_EVERY = 16  # times that objects were left out, as to count them takes long, too
 GROWN = 1_000_000  # objects by which what is left out may grow: some 100 MiB, or a large model
 
 
@@ -27,39 +29,50 @@ def shared_out_promptly() -> Iterator[None]:
     sys.setswitchinterval(SWITCH_S)
     gc.collect()
     gc.freeze()
-    gc.set_threshold(*thresholds[:2], FULL_EVERY)
-    pauses = Pauses()
-    gc.callbacks.append(pauses)
+    gc.set_threshold(*thresholds[:2], NEVER)
+    pauses, over = Pauses(), threading.Event()
+    thread = threading.Thread(target=pauses.keep, args=(over,), name="mtmd garbage", daemon=True)
+    thread.start()
     try:
         yield
     finally:
-        gc.callbacks.remove(pauses)
+        over.set()
+        thread.join()
         gc.set_threshold(*thresholds)
         gc.unfreeze()  # else libraries find at the end what nobody has let go, and say so
         sys.setswitchinterval(before)
 
 
 class Pauses:
-    """A callback of the garbage collector that keeps its full collections short: all threads stand
-    still in them.
+    """Full garbage collections that are short, as all threads stand still in them.
 
     What one has found in use is left out of the next where it is much: plans above all, which live
     long and are in no cycle, so that they are free as soon as nobody holds them. What was left out
     and has become garbage in cycles since waits until all that is left out has grown by `GROWN`.
+
+    They have a thread of their own. Whichever thread made the last of many objects would do it for
+    the interpreter, and may be one that has stepped back behind others (`kernels.resources.priority`):
+    all would wait until it gets a core.
     """
 
     def __init__(self) -> None:
-        self.most, self.thorough = gc.get_freeze_count() + GROWN, False
+        self._left_out, self._most = 0, gc.get_freeze_count() + GROWN
 
-    def __call__(self, phase: str, info: dict[str, int]) -> None:
-        if info["generation"] < 2:
-            return
-        if phase == "start":
-            self.thorough = gc.get_freeze_count() > self.most
-            if self.thorough:
-                gc.unfreeze()
-            return
+    def keep(self, over: threading.Event) -> None:
+        while not over.wait(LOOK_S):
+            if gc.get_count()[2] >= FULL_EVERY:
+                self.collect()
+
+    def collect(self) -> None:
+        counted = self._left_out == COUNT_EVERY
+        thorough = counted and gc.get_freeze_count() > self._most
+        if thorough:
+            gc.unfreeze()
+        gc.collect()
+        if counted:
+            self._left_out = 0
         if len(gc.get_objects(2)) > MOST:
+            self._left_out += 1
             gc.freeze()
-        if self.thorough:
-            self.most = gc.get_freeze_count() + GROWN
+        if thorough:
+            self._most = gc.get_freeze_count() + GROWN

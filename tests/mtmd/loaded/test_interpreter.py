@@ -4,45 +4,51 @@ import subprocess
 import sys
 
 PROGRAM = """
-import gc, sys, weakref
+import gc, sys, threading, weakref
 from mtmd.loaded import interpreter
-from mtmd.loaded.interpreter import MOST, shared_out_promptly
+from mtmd.loaded.interpreter import COUNT_EVERY, MOST, Pauses, shared_out_promptly
 
-interpreter.GROWN = 4 * MOST
-
+interpreter.LOOK_S, interpreter.GROWN = 0.01, COUNT_EVERY * MOST
 loaded, thresholds = len(gc.get_objects()), gc.get_threshold()
+
+class Cycle:
+    def __init__(self):
+        self.itself = self
+
 with shared_out_promptly():
     print(sys.getswitchinterval() < 0.001, gc.get_freeze_count() > loaded / 2)
     print(len(gc.get_objects()) < loaded / 10)
-    print(gc.get_threshold()[2] > thresholds[2])
-    gc.disable()  # what comes is ours
-    frozen = gc.get_freeze_count()
-    few = [[] for _ in range(MOST // 2)]
-    gc.collect()
-    print(gc.get_freeze_count() == frozen)
-
-    class Cycle:
-        pass
-
-    cycle = Cycle()
-    cycle.itself, gone = cycle, weakref.ref(cycle)
-    plan = Cycle()
-    plan_gone = weakref.ref(plan)
-    many = [[] for _ in range(MOST)]
-    gc.collect()
-    print(gc.get_freeze_count() > frozen + MOST, len(gc.get_objects()) < loaded / 10)
-    del plan
-    print(plan_gone() is None)  # left out of collections, and free when nobody holds it
+    cycle, kept, gone = Cycle(), [], threading.Event()
+    weakref.finalize(cycle, gone.set)
     del cycle
-    for turn in range(3):
-        many.append([[] for _ in range(MOST + 100)])
-        gc.collect()
-    print(gone() is not None)
-    gc.collect()
-    print(gone() is None, len(gc.get_objects()) < loaded / 10)
-    gc.enable()
-print(gc.get_threshold() == thresholds, not gc.callbacks)
-print(sys.getswitchinterval() > 0.001, gc.get_freeze_count() == 0)
+    while not gone.wait(0.001) and len(kept) < 10_000:
+        kept.append([[] for _ in range(1000)])
+    print(gone.is_set())  # by the thread: the interpreter would not have
+
+kept, pauses = [], Pauses()
+gc.collect()
+gc.freeze()
+gc.disable()  # what comes is ours
+frozen = gc.get_freeze_count()
+few = [[] for _ in range(MOST // 2)]
+pauses.collect()
+print(gc.get_freeze_count() == frozen)
+cycle, plan = Cycle(), Cycle()
+gone, plan_gone, plan.itself = weakref.ref(cycle), weakref.ref(plan), None
+kept.append([[] for _ in range(MOST)])
+pauses.collect()
+print(gc.get_freeze_count() > frozen + MOST, len(gc.get_objects()) < loaded / 10)
+del cycle, plan
+print(plan_gone() is None)  # left out, in no cycle, and free when nobody holds it
+for turn in range(COUNT_EVERY - 1):
+    kept.append([[] for _ in range(MOST + 100)])
+    pauses.collect()
+print(gone() is not None)
+pauses.collect()
+print(gone() is None, len(gc.get_objects()) < loaded / 10)
+gc.unfreeze()
+print(gc.get_threshold() == thresholds, threading.active_count() == 1)
+print(sys.getswitchinterval() > 0.001)
 """
 
 
@@ -50,4 +56,4 @@ def test_threads_give_way_soon_and_collections_look_through_little():
     result = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
     )
-    assert result.stdout.split() == ["True"] * 15
+    assert result.stdout.split() == ["True"] * 14
