@@ -50,8 +50,8 @@ class Pauses:
     long and are in no cycle, so that they are free as soon as nobody holds them. What was left out
     and has become garbage in cycles since waits until all that is left out has grown by `GROWN`.
 
-    They have a thread of their own. Whichever thread made the last of many objects would do it for
-    the interpreter, and may be one that has stepped back behind others (`kernels.resources.priority`):
+    They have a thread of their own. For the interpreter, whichever thread made the last of many
+    objects would do it, and may have stepped back behind others (`kernels.resources.priority`):
     all would wait until it gets a core.
     """
 
