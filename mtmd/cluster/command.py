@@ -14,6 +14,7 @@ from mtmd.kernels.errors import DeviceError, OptionError
 from mtmd.kernels.text import for_terminal, one_line
 
 OWN = ("actors", "unit", "column", "name_column", "trust_tables")  # options that only it has
+MOST = {"actors": 100_000, "unit": 1_000_000}
 FILES = ("mmproj", "chat_template", "kernels")
 SOME_FAILED = 4  # not 1, which is also the code of a program that breaks
 
@@ -78,7 +79,7 @@ def check(args: argparse.Namespace) -> None:
             "--split layer: found beside --ray, whose actors have a GPU each, expected none; "
             "--tp N gives each N GPUs"
         )
-    for name, most in (("actors", 100_000), ("unit", 1_000_000)):
+    for name, most in MOST.items():
         value = getattr(args, name)
         if value is not None and not 1 <= value <= most:
             raise OptionError(f"{name}: found {value:,}, expected 1 to {most:,}")
