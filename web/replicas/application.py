@@ -17,7 +17,16 @@ from ray.serve.schema import LoggingConfig
 from mtmd.cluster.connect import Seats
 from mtmd.web.replicas import ready
 from mtmd.web.replicas.choice import Route
-from mtmd.web.replicas.forwarded import LEAVING_S, Forwarded, Full, Head, Lost, Serving, SettingsOf
+from mtmd.web.replicas.forwarded import (
+    LEAVING_S,
+    Forwarded,
+    Full,
+    Lost,
+    Part,
+    Serving,
+    SettingsOf,
+    Taken,
+)
 from mtmd.web.replicas.front import OF_ONE_FRONT, Front
 from mtmd.web.replicas.places import SPARE
 from mtmd.web.replicas.replica import Replica
@@ -53,16 +62,18 @@ class Handles:
     def names(self) -> Sequence[str]:
         return ready.names
 
-    async def answer(self, request: Forwarded, route: Route) -> AsyncGenerator[Head | bytes, None]:
-        response = self._handle.answer.remote(request, route)
+    async def answer(self, request: Forwarded, route: Route) -> AsyncGenerator[Part, None]:
+        response, replica = self._handle.answer.remote(request, route), ""
         del request  # Ray has it
         try:
             async for part in response:
+                if isinstance(part, Taken):
+                    replica = part.replica
                 yield part
         except BackPressureError as error:
             raise Full from error
         except RayActorError as error:
-            raise Lost from error
+            raise Lost(replica) from error
         finally:
             response.cancel()
 

@@ -434,7 +434,7 @@ def test_a_client_that_leaves_and_a_device_that_fails() -> None:
 
     from mtmd import DeviceError
     from mtmd.web.replicas.choice import Route
-    from mtmd.web.replicas.forwarded import Forwarded, Head, Lost
+    from mtmd.web.replicas.forwarded import Forwarded, Head, Lost, Taken
     from mtmd.web.replicas.replica import Replica
     from mtmd.web.settings import ServerSettings
 
@@ -447,6 +447,9 @@ def test_a_client_that_leaves_and_a_device_that_fails() -> None:
             begin(server, service)
             end.wait(LONG_S)
 
+    async def whole(answer: Any) -> list[Any]:
+        return [part async for part in answer]
+
     async def walk() -> None:
         def settings_of(_: Any) -> ServerSettings:
             return ServerSettings(rate_limit=5)
@@ -457,6 +460,7 @@ def test_a_client_that_leaves_and_a_device_that_fails() -> None:
         body = json.dumps({"messages": [{"role": "user", "content": "a b " * 200}], "stream": True})
         request = Forwarded("POST", "/v1/chat/completions", headers, body.encode())
         answer = replica.answer(request, Route())
+        assert await anext(answer) == Taken("name")
         head = await anext(answer)
         assert isinstance(head, Head) and (head.status, head.replica) == (200, "name")
         assert await anext(answer)
@@ -467,11 +471,11 @@ def test_a_client_that_leaves_and_a_device_that_fails() -> None:
         with pytest.raises(RuntimeError, match="found 503 at /health"):
             await replica.check_health()
         with pytest.raises(Lost):
-            await anext(replica.answer(request, Route()))
+            await whole(replica.answer(request, Route()))
         end.set()
         replica._thread.join(LONG_S)
         with pytest.raises(Lost) as lost:
-            await anext(replica.answer(request, Route()))
+            await whole(replica.answer(request, Route()))
         assert lost.value.replica == "name"
         assert replica._session is not None
         await replica._session.close()
