@@ -1,6 +1,6 @@
-"""How many requests of one front are with replicas at once: so few that Ray's router finds a place
-for each. It works on two for every replica at a time, and one that it cannot place holds up all
-that come after it.
+"""How many replicas there are, and how many requests of one front are with them at once: so few
+that Ray's router finds a place for each. It works on two for every replica at a time, and one that
+it cannot place holds up all that come after it.
 """
 
 from __future__ import annotations
@@ -11,13 +11,36 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
 
 from mtmd.web.replicas.forwarded import Full
 
+MORE_AFTER_S, FEWER_AFTER_S = 30.0, 600.0  # so long more, or fewer, have to be wanted
+LOOKED_BACK_S = 30.0  # over which requests are averaged
 SPARE = 16  # places of each replica for what computes nothing: metrics, lists, uploads
 LOOK_S = 1.0  # between two looks whether there are more replicas
 LOST_S = 30.0  # as long as Ray waits for one that does not answer
 PINNED_S = 10.0  # for an answer that one replica alone can give, before that one is said to be busy
+
+
+def scaling(least: int, most: int, parallel: int) -> dict[str, Any]:
+    """What Ray Serve is told of how many replicas there are to be, of which each computes
+    `parallel` answers at once. What waits in fronts Ray does not see; they give each replica more
+    than it computes, though, so that more are wanted where all are busy.
+    """
+    if least == most:
+        return {"num_replicas": least}
+    return {
+        "autoscaling_config": {
+            "min_replicas": least,
+            "max_replicas": most,
+            "target_ongoing_requests": parallel,
+            "upscale_delay_s": MORE_AFTER_S,
+            "downscale_delay_s": FEWER_AFTER_S,
+            "look_back_period_s": LOOKED_BACK_S,
+            "metrics_interval_s": min(10.0, LOOKED_BACK_S),
+        }
+    }
 
 
 class Room:

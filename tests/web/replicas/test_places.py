@@ -9,7 +9,7 @@ import pytest
 
 from mtmd.web.replicas import places
 from mtmd.web.replicas.forwarded import Full
-from mtmd.web.replicas.places import LOST_S, SPARE, Places
+from mtmd.web.replicas.places import LOST_S, SPARE, Places, scaling
 
 
 async def settle():
@@ -156,3 +156,32 @@ def test_nothing_goes_to_rays_router_while_there_is_no_replica(monkeypatch):
         await end(*tasks)
 
     asyncio.run(run())
+
+
+def test_so_many_replicas_as_are_wanted_between_two_numbers():
+    assert scaling(3, 3, 16) == {"num_replicas": 3}
+    found = scaling(2, 8, 16)["autoscaling_config"]
+    assert (found["min_replicas"], found["max_replicas"]) == (2, 8)
+    assert found["target_ongoing_requests"] == 16, "as docs/replicas.md says of --parallel"
+    assert (found["upscale_delay_s"], found["downscale_delay_s"]) == (30, 600), "half a minute, ten"
+
+
+def test_where_all_are_busy_more_replicas_are_wanted():
+    """A front gives Ray enough to see: its own queue Ray does not count."""
+    parallel, each = 16, 2 * 16
+
+    async def run():
+        names = ["a"]
+        here = Places(lambda: names, each, fronts=1, queue=1000)
+        tasks = [asyncio.ensure_future(held(here.of_an_answer(""))) for _ in range(100)]
+        await settle()
+        target = scaling(1, 8, parallel)["autoscaling_config"]["target_ongoing_requests"]
+        seen = []
+        for _ in range(3):
+            here._answers._let_in()
+            seen.append(here._answers._held)
+            names[:] = [f"{n}" for n in range(seen[-1] // target)]
+        await end(*tasks)
+        return seen, len(names)
+
+    assert asyncio.run(run()) == ([32, 64, 100], 6)
