@@ -103,7 +103,7 @@ def draw(logits: Tensor, wishes: Sequence[Wish], head: int | None = HEAD) -> lis
 
 
 def _head(wishes: Sequence[Wish], size: int, head: int | None) -> int:
-    """How many of the largest are put in order: `head` for `top_p`, and the `top_k` of every row."""
+    """How many of the largest are put in order: `head` for `top_p`, the `top_k` of every row."""
     if head is None:
         return size
     most = max((w.sampling.top_k for w in wishes if w.sampling.top_k < size), default=0)
