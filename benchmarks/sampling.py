@@ -3,10 +3,14 @@ for each sequence that is answered.
 
     python benchmarks/sampling.py
     python benchmarks/sampling.py --vocabulary 262144 --rows 1 64
+    python benchmarks/sampling.py --together cpu        # or cuda
+
+`--together` measures how tokens of several rows are chosen on a device in one go, with the largest
+of each row in order, and with whole rows in order, in turns.
 
 Microseconds of processor time of this thread, the least of some rounds: another process on the
-machine changes them little. Logits are random, with some hundred tokens that are more likely than
-all others; the last setting makes all about as likely.
+machine changes them little; on a GPU of the clock. Logits are random, with some hundred tokens that
+are more likely than all others; the last setting makes all about as likely.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from typing import Any
 import torch
 
 from mtmd.llm.sampling.sampler import Sampler, Sampling
+from mtmd.llm.sampling.together import HEAD, Wish, draw
 
 ROUNDS = 12
 SEEN = 2000  # tokens of a prompt that a repetition penalty counts
@@ -56,13 +61,43 @@ def least_us(settings: dict[str, Any], values: torch.Tensor, rows: int) -> float
     return min(times) * 1e6
 
 
+def least_us_together(
+    settings: dict[str, Any], values: torch.Tensor, rows: int
+) -> tuple[float, float]:
+    """By the largest of each row, and by whole rows."""
+    samplers = [Sampler(Sampling(seed=row, **settings)) for row in range(rows)]
+    seen = torch.randint(0, values.shape[1], (SEEN,)).tolist()
+    wishes = [
+        Wish(s.sampling, seen, point=s.points(1)[0] if s.sampling.temperature else 0.0)
+        for s in samplers
+    ]
+    clock = time.thread_time if values.device.type == "cpu" else time.perf_counter
+    times: dict[int | None, list[float]] = {HEAD: [], None: []}
+    for _ in range(ROUNDS):
+        for head, found in times.items():
+            start = clock()
+            draw(values[:rows], wishes, head)
+            found.append(clock() - start)
+    return min(times[HEAD]) * 1e6, min(times[None]) * 1e6
+
+
+def measured(settings: dict[str, Any], values: torch.Tensor, rows: int, device: str | None) -> str:
+    if device is None:
+        return f"{least_us(settings, values, rows):,.0f}"
+    largest, whole = least_us_together(settings, values.to(device), rows)
+    return f"{largest:,.0f}, whole {whole:,.0f}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--vocabulary", type=int, nargs="+", default=[50_000, 150_000])
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 16])
+    parser.add_argument("--together", metavar="DEVICE", help="rows in one go, there")
     args = parser.parse_args()
+    if args.together == "cpu":
+        torch.set_num_threads(1)
     columns = " | ".join(f"{rows} row{'s' if rows > 1 else ''}" for rows in args.rows)
     for vocabulary in args.vocabulary:
         for dtype in (torch.float32, torch.bfloat16):
@@ -72,7 +107,7 @@ def main() -> None:
             )
             values = logits(max(args.rows), vocabulary, dtype)
             for name, settings in SETTINGS.items():
-                found = (f"{least_us(settings, values, rows):,.0f}" for rows in args.rows)
+                found = (measured(settings, values, rows, args.together) for rows in args.rows)
                 print(f"| {name} | {' | '.join(found)} |", flush=True)
 
 

@@ -3,6 +3,10 @@ one read-back of what is chosen, whatever the number of sequences.
 
 The formulas, their order and the random numbers are those of `sampler.py`, which chooses one token
 on the host: an answer is the same either way, but for the last bits of sums.
+
+No row is sorted as a whole: what `top_k` and `top_p` keep is found among the `HEAD` largest, and
+how much the others have follows from the sum of all. Where that is not enough, as in a row in which
+thousands are about as likely, the row is sorted after all, which takes a second read-back.
 """
 
 from __future__ import annotations
@@ -18,6 +22,8 @@ from torch import Tensor
 from mtmd.kernels.errors import MtmdError
 from mtmd.llm.sampling.options import Sampling
 from mtmd.llm.sampling.sampler import check_peak
+
+HEAD = 1024  # of the largest of a row, which are put in order
 
 
 @dataclass(frozen=True)
@@ -51,8 +57,10 @@ class Drawn:
     error: MtmdError | None = None
 
 
-def draw(logits: Tensor, wishes: Sequence[Wish]) -> list[Drawn]:
-    """For each row of `logits` [N, V], any float type, any device, what its wish asks for."""
+def draw(logits: Tensor, wishes: Sequence[Wish], head: int | None = HEAD) -> list[Drawn]:
+    """For each row of `logits` [N, V], any float type, any device, what its wish asks for. `head`:
+    how many of the largest are put in order at first, None for all; the result is the same.
+    """
     size = logits.shape[1]
     errors = [_unknown(wish, size) for wish in wishes]
     values = logits.float()
@@ -69,10 +77,13 @@ def draw(logits: Tensor, wishes: Sequence[Wish]) -> list[Drawn]:
     values = asked.applied(values)
     peak, tokens = values.max(1)
     random = [w.sampling.temperature > 0 for w in wishes]
+    enough = torch.ones_like(tokens, dtype=torch.bool)
     if any(random):
-        drawn = asked.drawn(values, peak)
-        tokens = torch.where(asked.column(random, bool, values.device)[:, 0], drawn, tokens)
-    found = [tokens[:, None].double(), peak[:, None].double()]
+        drawn, enough = asked.drawn(values, peak, _head(wishes, size, head))
+        is_random = asked.column(random, bool, values.device)[:, 0]
+        tokens = torch.where(is_random, drawn, tokens)
+        enough = enough | ~is_random | ~peak.isfinite()
+    found = [enough[:, None].double(), tokens[:, None].double(), peak[:, None].double()]
     most = max((w.alternatives for w in wishes if w.alternatives is not None), default=None)
     if most is not None:
         # Probabilities are the model's own, before what a constraint allows.
@@ -80,10 +91,24 @@ def draw(logits: Tensor, wishes: Sequence[Wish]) -> list[Drawn]:
         best = logprobs.topk(min(most, size), 1)
         found += [logprobs.gather(1, tokens[:, None]), best.indices, best.values]
     rows = torch.cat([part.double() for part in found], 1).cpu().tolist()
-    return [
-        _drawn(row, wish, error, logits[i])
+    result = [
+        _drawn(row[1:], wish, error, logits[i])
         for i, (row, wish, error) in enumerate(zip(rows, wishes, errors, strict=True))
     ]
+    if short := [i for i, row in enumerate(rows) if not row[0]]:
+        again = draw(logits[short], [wishes[i] for i in short], None)
+        for i, one in zip(short, again, strict=True):
+            result[i] = one
+    return result
+
+
+def _head(wishes: Sequence[Wish], size: int, head: int | None) -> int:
+    """How many of the largest are put in order: `head` for `top_p`, the `top_k` of every row."""
+    if head is None:
+        return size
+    most = max((w.sampling.top_k for w in wishes if w.sampling.top_k < size), default=0)
+    least = head if any(w.sampling.top_p < 1 for w in wishes) else 1
+    return min(max(least, most), size)
 
 
 def _unknown(wish: Wish, size: int) -> MtmdError | None:
@@ -177,8 +202,10 @@ class _Asked:
         """[N, 1]"""
         return torch.from_numpy(np.array(numbers, dtype)[:, None]).to(device)
 
-    def drawn(self, values: Tensor, peak: Tensor) -> Tensor:
-        """[N], drawn by each row's random number; of greedy rows anything."""
+    def drawn(self, values: Tensor, peak: Tensor, head: int) -> tuple[Tensor, Tensor]:
+        """[N], drawn by each row's random number, and whether the `head` largest were enough for
+        that; of greedy rows anything.
+        """
         options = [w.sampling for w in self.wishes]
         size = values.shape[1]
         packed = self.column(
@@ -198,22 +225,46 @@ class _Asked:
         ).view(len(options), 5)
         temperature, top_k, top_p, min_p, point = (packed[:, i : i + 1] for i in range(5))
         scores = (values - peak[:, None]) / temperature.float()
+        enough = torch.ones(len(options), dtype=torch.bool, device=values.device)
         if any(0 < s.top_k < size or s.top_p < 1 for s in options):
-            ordered, places = scores.sort(dim=1, descending=True, stable=True)
-            kth = ordered.gather(1, top_k.long() - 1)
-            ordered = ordered.masked_fill(ordered < kth, -torch.inf)
+            ordered = scores.topk(head, 1).values if head < size else scores.sort(1, True).values
+            some = top_k < size
+            kth = ordered.gather(1, torch.where(some, top_k.long() - 1, 0))
+            kth = torch.where(some, kth, -torch.inf)
+            scores = scores.masked_fill(scores < kth, -torch.inf)
             if any(s.top_p < 1 for s in options):
-                below = ordered.flip(1).softmax(1).cumsum(1).flip(1)
-                dropped = (below <= (1 - top_p).float()) & (top_p < 1)
-                dropped[:, 0] = False
-                ordered = ordered.masked_fill(dropped, -torch.inf)
-            scores = torch.empty_like(scores).scatter_(1, places, ordered)
+                ordered = ordered.masked_fill(ordered < kth, -torch.inf)
+                kept, enough = _nucleus(scores, ordered, top_p)
+                scores = scores.masked_fill(~kept, -torch.inf)
         if any(s.min_p > 0 for s in options):
             parts = scores.softmax(1)
             scores = scores.masked_fill(
                 parts < min_p.float() * parts.amax(1, keepdim=True), -torch.inf
             )
         edges = scores.softmax(1).double().cumsum(1)
-        return torch.searchsorted(edges, point * edges[:, -1:], right=True)[:, 0].clamp_(
-            max=size - 1
-        )
+        found = torch.searchsorted(edges, point * edges[:, -1:], right=True)[:, 0]
+        return found.clamp_(max=size - 1), enough
+
+
+def _nucleus(scores: Tensor, ordered: Tensor, top_p: Tensor) -> tuple[Tensor, Tensor]:
+    """Which of `scores` [N, V], 0 the largest, are among the fewest that have `top_p` [N, 1] of
+    all, of equals the first; and whether the largest of them, `ordered` [N, K] from the largest on,
+    were enough to tell [N].
+
+    From the largest on, in double precision, so that what comes behind changes nothing.
+    """
+    total = scores.exp().sum(1, keepdim=True, dtype=torch.float64)
+    sums = ordered.exp().cumsum(1, dtype=torch.float64)
+    above = torch.cat([torch.zeros_like(total), sums[:, :-1]], 1)
+    # What each has together with all that come behind it.
+    gone = ((total - above) / total).float() <= (1 - top_p).float()
+    gone[:, 0] = False
+    count = (~gone).sum(1, keepdim=True)
+    least = ordered.gather(1, count - 1)
+    equal = scores == least
+    first = equal.cumsum(1, dtype=torch.int32) <= count - (ordered > least).sum(1, keepdim=True)
+    is_all = top_p >= 1
+    kept = (scores > least) | (equal & first) | is_all
+    is_whole = ordered.shape[1] == scores.shape[1]
+    enough = gone[:, -1:] | ordered[:, -1:].isneginf() | is_all
+    return kept, enough[:, 0] | is_whole

@@ -14,6 +14,7 @@ from mtmd.kernels.errors import DeviceError, OptionError
 from mtmd.kernels.text import for_terminal, one_line
 
 OWN = ("actors", "unit", "column", "name_column", "trust_tables")  # options that only it has
+MOST = {"actors": 100_000, "unit": 1_000_000}
 FILES = ("mmproj", "chat_template", "kernels")
 SOME_FAILED = 4  # not 1, which is also the code of a program that breaks
 
@@ -78,7 +79,7 @@ def check(args: argparse.Namespace) -> None:
             "--split layer: found beside --ray, whose actors have a GPU each, expected none; "
             "--tp N gives each N GPUs"
         )
-    for name, most in (("actors", 100_000), ("unit", 1_000_000)):
+    for name, most in MOST.items():
         value = getattr(args, name)
         if value is not None and not 1 <= value <= most:
             raise OptionError(f"{name}: found {value:,}, expected 1 to {most:,}")
@@ -103,6 +104,7 @@ def run(
     from mtmd.batch.inputs import told_of
     from mtmd.cluster.crew import RayCrew, listing, nodes
     from mtmd.cluster.job import Batches, Progress
+    from mtmd.cluster.out.lease import Lease
     from mtmd.cluster.places import full_name
     from mtmd.cluster.sources.find import Columns, find
     from mtmd.cluster.telling import Teller
@@ -130,16 +132,22 @@ def run(
             there = nodes(ray)
             chosen = seats(there, loading.get("device", "auto"), args.tp, args.actors, args.threads)
             asked = replace(job, loading={**job.loading, "device": chosen.device})
-            batches.prepare(
-                found,
-                lambda shards, columns: listing(ray, shards, columns),
-                args.unit,
-                chosen.actors,
-            )
-            batches.count_before(progress)
-            start = time.perf_counter()
-            with Teller() as teller:
-                batches.run(RayCrew(ray, asked, chosen), chosen.actors, progress, teller.tell)
+            with Lease(batches.folder, _tell) as lease:
+                try:
+                    batches.look(args.resume)
+                    batches.prepare(
+                        found,
+                        lambda shards, columns: listing(ray, shards, columns),
+                        args.unit,
+                        chosen.actors,
+                    )
+                    batches.count_before(progress)
+                    start = time.perf_counter()
+                    with Teller() as teller:
+                        crew = RayCrew(ray, asked, chosen)
+                        batches.run(crew, chosen.actors, progress, teller.tell, lease.check)
+                finally:
+                    batches.leave()  # while nobody else may begin there
     except ray_errors.RayError as error:
         raise DeviceError(
             f"ray: the cluster has failed ({one_line(error, 300)}); rows that are there stay, "
@@ -152,6 +160,10 @@ def run(
                 for_terminal(_summary(out, progress, time.perf_counter() - start)), file=sys.stderr
             )
     return exit_code(progress)
+
+
+def _tell(line: str) -> None:
+    print(for_terminal(line), file=sys.stderr, flush=True)
 
 
 def exit_code(progress: Any) -> int:

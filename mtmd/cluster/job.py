@@ -19,8 +19,9 @@ from typing import Any, Protocol
 
 from mtmd.batch.output import Row
 from mtmd.cluster.ends import Ends
-from mtmd.cluster.folder import WRITING, Folder
-from mtmd.cluster.parts import ENDINGS, decode
+from mtmd.cluster.out.folder import WRITING, Folder
+from mtmd.cluster.out.lease import LEASE
+from mtmd.cluster.out.parts import ENDINGS, decode
 from mtmd.cluster.places import told_reason, without_secrets
 from mtmd.cluster.schedule import ENDS_MOST, Schedule, Task
 from mtmd.cluster.sources.find import Found
@@ -114,8 +115,13 @@ class Batches:
                 f"{', '.join(ENDINGS)}: with --ray it is a folder of files of that form"
             )
         self._wrote_job = self._has_begun = False
+        self.look(resume)
+
+    def look(self, resume: bool) -> None:
+        """What is there by now. Raises as for a new one."""
+        job = self.job
         try:
-            names = {n for n in self.folder.names() if not n.startswith(WRITING)}
+            names = {n for n in self.folder.names() if not n.startswith((WRITING, LEASE))}
             if names and not resume:
                 raise OptionError(
                     f"out {job.out}: found files there already; --resume goes on with them, or "
@@ -208,7 +214,7 @@ class Batches:
         if not self._wrote_job or self._has_begun:
             return
         with suppress(OSError):
-            names = self.folder.names()
+            names = {n for n in self.folder.names() if not n.startswith(LEASE)}
             if names <= {JOB, *self.plan.written}:
                 for name in names:
                     self.folder.remove(name)
@@ -217,7 +223,7 @@ class Batches:
     def keep(self) -> None:
         """Before rows are written, and when the first are there: what says what they are is there
         as well, where the command that began the folder has left it. Raises DeviceError, and
-        OptionError where somebody asks something else there by now.
+        OptionError where somebody asks something else, or has numbered pictures anew, there by now.
         """
         self._has_begun = True
         try:
@@ -272,13 +278,19 @@ class Batches:
             progress.failed_before = sum(pool.map(failed, sorted(self.done)))
 
     def run(
-        self, crew: Crew, actors: int, progress: Progress, tell: Callable[[Progress], None]
+        self,
+        crew: Crew,
+        actors: int,
+        progress: Progress,
+        tell: Callable[[Progress], None],
+        check: Callable[[], None] = lambda: None,
     ) -> None:
-        """Until every row is there. `tell` is called now and then. Raises OptionError for what
-        would fail for every picture, DeviceError where it cannot go on.
+        """Until every row is there. `tell` and `check` are called now and then; `check` raises
+        where this command may not go on. Raises OptionError for what would fail for every picture,
+        DeviceError where it cannot go on.
         """
         left = [(n, self.plan.size(n)) for n in range(self.plan.units) if n not in self.done]
-        _Run(self, crew, Schedule(left), progress).until_done(actors, tell)
+        _Run(self, crew, Schedule(left), progress).until_done(actors, tell, check)
         with suppress(OSError):  # the rows are there
             self.folder.sweep()
 
@@ -305,9 +317,12 @@ class _Run:
         self._slow_rows: dict[int, dict[int, Row]] = {}
         self._has_given = False
 
-    def until_done(self, actors: int, tell: Callable[[Progress], None]) -> None:
+    def until_done(
+        self, actors: int, tell: Callable[[Progress], None], check: Callable[[], None]
+    ) -> None:
         waits_since = time.monotonic()
         while not self._schedule.finished:
+            check()
             self._staff(actors)
             for event in self._crew.wait(TICK_S):
                 if isinstance(event, Ended):

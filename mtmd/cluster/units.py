@@ -8,9 +8,10 @@ import io
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
+from hashlib import sha256
 from typing import Any
 
-from mtmd.cluster.folder import Folder
+from mtmd.cluster.out.folder import Folder
 from mtmd.kernels.errors import OptionError
 from mtmd.kernels.text import one_line
 
@@ -68,6 +69,7 @@ class Plan:
         self.written: list[str] = []
         """Names of the files that this one has added."""
         self._names: list[str] = []
+        self._digests: list[bytes] = []
         names = sorted(n for n in folder.names() if n.startswith(PLAN) and n.endswith(".parquet"))
         for name in names:
             self._take(name)
@@ -118,10 +120,26 @@ class Plan:
         return is_ours
 
     def keep(self, names: set[str]) -> None:
-        """Write again what is not among `names`, those of the folder. Raises OSError."""
-        for name, table in zip(self._names, self._tables, strict=True):
+        """Write again what is not among `names`, those of the folder. Raises OSError, and
+        OptionError where it has other numbers there than this one: files of rows would mix them.
+        """
+        for name, table, digest in zip(self._names, self._tables, self._digests, strict=True):
             if name not in names:
                 self.folder.write(name, _bytes_of(table))
+            data = self.folder.read(name)
+            if sha256(data).digest() != digest and not self._has(data, table):
+                raise OptionError(
+                    f"out {self.folder.name}: found in {name} other pictures than this command has "
+                    "numbered, expected the same: another command began anew there meanwhile; "
+                    "--resume goes on with its numbers"
+                )
+
+    def _has(self, data: bytes, table: Any) -> bool:
+        """The same, written at another time."""
+        try:
+            return bool(_parquet_of(data).equals(table))
+        except Exception:  # pyarrow has many, for what is damaged
+            return False
 
     def _take(self, name: str) -> None:
         import pyarrow as pa
@@ -148,6 +166,7 @@ class Plan:
             ) from error
         self._tables.append(table)
         self._names.append(name)
+        self._digests.append(sha256(data).digest())
         self._starts += starts
         self.count += table.num_rows
 

@@ -15,8 +15,8 @@ from typing import Any
 from mtmd.batch.answering import Batch
 from mtmd.batch.inputs import Input
 from mtmd.batch.output import Row
-from mtmd.cluster.folder import Folder
-from mtmd.cluster.parts import encode
+from mtmd.cluster.out.folder import Folder
+from mtmd.cluster.out.parts import encode
 from mtmd.cluster.places import told_reason
 from mtmd.cluster.sources.find import Columns
 from mtmd.cluster.sources.reader import Reader, path_of

@@ -65,13 +65,18 @@ class Picture:
     encode: Estimate | None
     refused: str | None = None
 
+    def is_held_by(self, context: int) -> bool:
+        """Whether a sequence of so many tokens can have it, and one token of an answer."""
+        return self.refused is None and self.tokens < context
+
 
 @dataclass(frozen=True)
 class Length:
     """Sequences of `context` tokens. `cache_bytes` are of as many as are answered at once; `bytes`
     is what all takes without a picture, and `picture_bytes` beside each of the pictures, None for
-    one that is refused. Times are of a step when a sequence is as long as that: `prefill` of
-    `prefill_tokens` more, `decode` of one, `decode_all` of one of each of the sequences.
+    one that is refused, or that a sequence does not hold. Times are of a step when a sequence is as
+    long as that: `prefill` of `prefill_tokens` more, `decode` of one, `decode_all` of one of each
+    of the sequences.
     """
 
     context: int
@@ -100,9 +105,9 @@ class Prediction(WarmupFacts):
 
     usable_bytes: of the card's memory, less what the driver takes and what is left to others; None
     where the memory is not known. sequences: answers computed at once. longest_context: tokens of
-    each with which all fits, beside the largest picture; 0 where none does, None without a card's
-    memory. links: what may tie the cards together where several ranks share the model (`ranks`);
-    all else is of one card. not_compiled: why kernels were not.
+    each with which all fits, beside the largest picture that they hold; 0 where none does, None
+    without a card's memory. links: what may tie the cards together where several ranks share the
+    model (`ranks`); all else is of one card. not_compiled: why kernels were not.
     """
 
     card: CardFacts | None = None
@@ -190,19 +195,25 @@ class Needs:
         return tuple(self._length(context) for context in sorted(wanted))
 
     def longest_context(self) -> int | None:
-        """As `longest_that_fits` looks for it, up to the model's own limit."""
+        """As `longest_that_fits` looks for it, up to the model's own limit, from the shortest that
+        holds one of the pictures.
+        """
         usable = usable_bytes(self.card.memory_bytes)
         if usable is None:
             return None
         most = self.model.checkpoint.text.context
-        return longest_that_fits(lambda context: usable - self._worst(context), most)
+        held = [p.tokens + 1 for p in self.pictures if p.is_held_by(most)]
+        least = min(held, default=1)
+        return longest_that_fits(lambda context: usable - self._worst(context), most, least=least)
 
     def weight_bytes(self) -> int:
         parts = self.needed.weights, self.needed.tower
         return sum(part.get(self.space, 0) for part in parts)
 
     def most_answers(self) -> int | None:
-        """At once, of the context asked for, beside the largest picture; up to `MOST_ANSWERS`."""
+        """At once, of the context asked for, beside the largest picture that it holds; up to
+        `MOST_ANSWERS`.
+        """
         usable, context = usable_bytes(self.card.memory_bytes), self.model.runner.context
         if usable is None:
             return None
@@ -221,7 +232,7 @@ class Needs:
     def _worst(self, context: int, answers: int | None = None) -> int:
         return max(
             self.bytes(context, picture, answers)
-            for picture in (None, *(p for p in self.pictures if p.refused is None))
+            for picture in (None, *(p for p in self.pictures if p.is_held_by(context)))
         )
 
     def _compute(self, plan: Plan) -> int:
@@ -236,7 +247,7 @@ class Needs:
             context,
             runner.cache_bytes(context).get(self.space, 0),
             self.bytes(context),
-            tuple(None if p.refused else self.bytes(context, p) for p in self.pictures),
+            tuple(self.bytes(context, p) if p.is_held_by(context) else None for p in self.pictures),
             min(runner.sizes()["prefill"].tokens, context),
             self.estimate(prefill),
             self.estimate(step),

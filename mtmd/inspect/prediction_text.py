@@ -51,6 +51,7 @@ def _fit(report: Prediction) -> Iterator[str]:
     yield from _wrapped(
         f"{verdict}: {_gib(needed)} of {_gib(report.usable_bytes)} GiB usable, for {what}"
         + (" and any picture of those below" if report.pictures else "")
+        + (" that they hold" if _too_long(report, asked.context) else "")
     )
     yield from _wrapped(f"  longest context that fits: {_longest(report)}")
     more = " or more" if report.most_answers == MOST_ANSWERS else ""
@@ -162,6 +163,13 @@ def _memory(report: Prediction) -> Iterator[str]:
         yield f"  {length.context:>9,}{_gib(length.cache_bytes):>9}{text}"
     if any(report.fits(b) is False for row in report.lengths for b in _all(row)):
         yield "  * does not fit"
+    if any(_too_long(report, length.context) for length in report.lengths):
+        yield "  - the picture has more tokens than the context"
+
+
+def _too_long(report: Prediction, context: int) -> bool:
+    """Whether there is a picture that is taken, but not by so short a sequence."""
+    return any(p.refused is None and not p.is_held_by(context) for p in report.pictures)
 
 
 def _all(length: Length) -> tuple[int | None, ...]:

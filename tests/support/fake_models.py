@@ -19,8 +19,8 @@ GIB = 1 << 30
 class FakeModelService(FakeService):
     """Its answers say which model gave them. `under_way`: something for each that is."""
 
-    def __init__(self, name):
-        super().__init__()
+    def __init__(self, name, pace_s):
+        super().__init__(pace_s)
         self.name, self.closed, self.under_way = name, False, []
 
     @property
@@ -46,7 +46,7 @@ class FakeLoader:
         self.gate.set()
         self.hub = threading.Event()
         self.hub.set()
-        self.read = (0, 100)
+        self.read, self.pace_s = (0, 100), 0.0
         self.taken = {}
 
     def free(self):
@@ -83,7 +83,7 @@ class FakeOpened:
         assert loader.gate.wait(20)
         if self.name in loader.fails:
             raise loader.fails[self.name]
-        self.service = FakeModelService(self.name)
+        self.service = FakeModelService(self.name, loader.pace_s)
         return ServedModel(self.service, None, aliases, system=preset.system, preset=preset.answer)
 
     def close(self):

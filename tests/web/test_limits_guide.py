@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import re
+from argparse import ArgumentParser
 from pathlib import Path
 
 import pytest
 
+from mtmd.batch.inputs import PARTS_MAX
+from mtmd.clip.image.decode import DEFAULT_LIMITS
+from mtmd.clip.video.limits import DEFAULT_LIMITS as VIDEO_LIMITS
+from mtmd.cluster import command, ends, job, schedule, units
+from mtmd.cluster.out import lease
+from mtmd.cluster.sources import reader, tables, tar
+from mtmd.commands import batch
+from mtmd.config import LoadOptions
+from mtmd.kernels.errors import OptionError
 from mtmd.kernels.isolation import places
+from mtmd.service import many
 from mtmd.web import server
 from mtmd.web.api import embedding_requests as vectors
 from mtmd.web.connections.parser import SHORT_BODY
@@ -23,6 +34,19 @@ GUIDE = (Path(__file__).parents[2] / "docs" / "limits.md").read_text()
 S = ServerSettings()
 C, M, J = S.connections, S.media, S.json
 MIB, KIB = 1 << 20, 1 << 10
+
+
+def default_of(option):
+    parser = ArgumentParser()
+    batch.add_arguments(parser)
+    return parser.get_default(option)
+
+
+def most_of(option):
+    """As it is refused."""
+    with pytest.raises(OptionError, match="expected") as refused:
+        LoadOptions(**{option: 1 << 40})
+    return int(re.findall(r"\d+", str(refused.value).replace(",", ""))[-1])
 
 
 @pytest.mark.parametrize(
@@ -73,7 +97,56 @@ MIB, KIB = 1 << 20, 1 << 10
     ],
 )
 def test_limits_are_as_documented(row, facts):
-    (line,) = re.findall(rf"^\| {row}.*$", GUIDE, re.M)
+    (line,) = re.findall(rf"^\| {row}.*$", GUIDE.partition("## Many pictures")[0], re.M)
+    assert all(str(fact) in line for fact in facts), line
+
+
+P, V = DEFAULT_LIMITS, VIDEO_LIMITS
+
+
+@pytest.mark.parametrize(
+    "row, facts",
+    [
+        ("one picture", [f"{P.max_bytes // MIB} MiB", f"{P.max_pixels // 10**6} million"]),
+        (
+            "one video",
+            [
+                f"{V.max_bytes >> 30} GiB",
+                f"{V.max_seconds / 3600:g} hours",
+                f"{V.max_pixels // 10**6} million pixels",
+                f"{V.max_frames:,} frames",
+                f"{V.cpu_s:g} s of a core",
+            ],
+        ),
+        ("parts of one", [f"{PARTS_MAX:,}"]),
+        ("answered at once", [f"{most_of('parallel'):,} ({default_of('parallel')} unless"]),
+        ("read ahead", [f"{many.AHEAD} more", f"{many.WAITING} times"]),
+        ("pictures of one `--out`", [f"{units.ITEMS_MOST:,}"]),
+        ("rows of a file", [f"{command.MOST['unit']:,} (at most {units.UNIT_MOST} unless"]),
+        ("actors \\(", [f"{command.MOST['actors']:,}"]),
+        ("units of one", [f"| {schedule.AT_ONCE} |"]),
+        ("a picture in a tar", [f"{reader.PICTURE_MOST // MIB} MiB"]),
+        ("a video there", [f"{reader.VIDEO_MOST >> 30} GiB"]),
+        (
+            "videos of more",
+            [f"{reader.PICTURE_MOST // MIB} MiB", f"{reader.VIDEO_MOST >> 30} GiB together"],
+        ),
+        ("a row group", [f"{tables.GROUP_MOST >> 30} GiB"]),
+        ("headers before", [f"{tar.HEADERS_MOST // MIB} MiB"]),
+        ("processes that ended", [f"{schedule.ENDS_MOST}, then", f"{schedule.ENDS_MOST} more"]),
+        ("rows given up", [f"| {job.LOST_MOST} |"]),
+        (
+            "actors that end",
+            [f"{ends.ENDS_MOST}, or twice", f"{ends.GONE_MOST} where", "twenty times"],
+        ),
+        ("an actor that waits", [f"{job.START_S:g} s"]),
+        ("an actor that loads", [f"{job.LOAD_S / 3600:g} hours"]),
+        ("a command without", [f"every {lease.BEAT_S:g} s", f"| {lease.LEASE_S:g} s |"]),
+    ],
+)
+def test_limits_of_many_pictures_are_as_documented(row, facts):
+    many_pictures = GUIDE.partition("## Many pictures")[2]
+    (line,) = re.findall(rf"^\| {row}.*$", many_pictures, re.M)
     assert all(str(fact) in line for fact in facts), line
 
 

@@ -12,9 +12,9 @@ from flask import Blueprint, Response, g
 from mtmd import Answer, Event, Finished, Progress, Receipt, TextPiece, ToolCallPiece
 from mtmd.web import sse
 from mtmd.web.adapters.anthropic_requests import CountRequest, MessagesRequest
-from mtmd.web.adapters.door import Door, error_response
+from mtmd.web.adapters.door import Door, ModelDoor, error_response
 from mtmd.web.adapters.tools import arguments_of
-from mtmd.web.errors import in_anthropics_form
+from mtmd.web.errors import ApiError, in_anthropics_form
 from mtmd.web.intake.body import json_body
 from mtmd.web.intake.gate import Body, Work, takes
 
@@ -31,25 +31,27 @@ def blueprint(door: Door) -> Blueprint:
         body = json_body(MessagesRequest)
         door.check_fields(body)
         said = body.asked()
-        asked = door.of(body.model)
-        answering = asked.begin(said)
         request_id = g.request_id
-        head = {
-            "id": f"msg_{request_id}",
-            "type": "message",
-            "role": "assistant",
-            "model": asked.model.called(body.model),
-        }
-        if body.stream:
-            return answering.streamed(
-                lambda events: _written(events, head),
-                lambda error: _event(in_anthropics_form(error, request_id)),
-                sse.MIMETYPE,
+
+        def failed(error: ApiError) -> str:
+            return _event(in_anthropics_form(error, request_id))
+
+        def begin(asked: ModelDoor) -> Response:
+            answering = asked.begin(said)
+            head = {
+                "id": f"msg_{request_id}",
+                "type": "message",
+                "role": "assistant",
+                "model": asked.model.called(body.model),
+            }
+            if body.stream:
+                return answering.streamed(lambda events: _written(events, head), failed)
+            return answering.whole(
+                lambda answer: head | _content(answer) | {"usage": _usage(answer.receipt)},
+                lambda error: in_anthropics_form(error, request_id),
             )
-        return answering.whole(
-            lambda answer: head | _content(answer) | {"usage": _usage(answer.receipt)},
-            lambda error: in_anthropics_form(error, request_id),
-        )
+
+        return door.answered(body, begin, failed)
 
     @routes.post("/v1/messages/count_tokens")
     @takes(Body.JSON_WITH_PICTURES, Work.ANSWER)

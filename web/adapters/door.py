@@ -23,8 +23,9 @@ from mtmd import (
     TokenInfo,
     ToolCall,
 )
+from mtmd.web import sse
 from mtmd.web.adapters.fields import Request
-from mtmd.web.api.routes import Api, ModelApi, unknown_field
+from mtmd.web.api.routes import Api, Asking, ModelApi, unknown_field
 from mtmd.web.api.stream import SHUTTING_DOWN
 from mtmd.web.auth import owner
 from mtmd.web.errors import ApiError, as_api_error
@@ -101,6 +102,19 @@ class Door:
         here.
         """
         return ModelDoor(self.api.of(name))
+
+    def answered(
+        self,
+        body: Asking,
+        begin: Callable[[ModelDoor], Response],
+        failed: Callable[[ApiError], str],
+        beat: Callable[[], str] | None = None,
+        mimetype: str = sse.MIMETYPE,
+    ) -> Response:
+        """As `Api.answered`."""
+        return self.api.answered(
+            body, lambda model: begin(ModelDoor(model)), failed, beat, mimetype
+        )
 
     def check_fields(self, body: Request) -> None:
         """Fields that nobody knows are named in a header of the answer, or refused. Raises ApiError
@@ -228,10 +242,11 @@ class Answering:
         self,
         write: Callable[[Iterator[Event | None]], Iterator[str]],
         failed: Callable[[ApiError], str],
-        mimetype: str,
+        **form: Any,
     ) -> Response:
         """`write`: what is sent for the events, for None an empty piece; `failed`: for an error,
-        whose status cannot be sent any more.
+        whose status cannot be sent any more. `form`: `mimetype` and `beat`, as
+        `web.waiting.responses.streamed`.
         """
 
         def pieces() -> Iterator[str]:
@@ -240,7 +255,7 @@ class Answering:
             except Exception as error:
                 yield failed(self._incoming.as_error(error))
 
-        return streamed(self._incoming, pieces(), mimetype)
+        return streamed(self._incoming, pieces(), **form)
 
     def _events(self) -> Iterator[Event | None]:
         """As the ticket has them, None where there is nothing now; an answer that the server

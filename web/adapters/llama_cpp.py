@@ -245,16 +245,24 @@ def _completed(door: Door, body: Completion) -> Response:
         raise ApiError(
             400, "stream: found beside several prompts, expected one of them", param="stream"
         )
-    chosen, asked = body.options(), _of(door, body)
-    options = asked.model.usual("auto") | chosen
-    answering = asked.begin_raw([_raw(asked, prompt) for prompt in prompts], options)
-    if body.stream:
-        form = _Form(asked, body, prompts[0], 0)
-        return answering.streamed(form.events, lambda e: sse.event(e.body()), sse.MIMETYPE)
-    return answering.whole_of_all(
-        lambda i, answer, tokens: _Form(asked, body, prompts[i], i).whole(answer, tokens),
-        ApiError.body,
-    )
+    chosen = body.options()
+
+    def failed(error: ApiError) -> str:
+        return sse.event(error.body())
+
+    def begin(asked: ModelDoor) -> Response:
+        options = asked.model.usual("auto") | chosen
+        answering = asked.begin_raw([_raw(asked, prompt) for prompt in prompts], options)
+        if body.stream:
+            return answering.streamed(_Form(asked, body, prompts[0], 0).events, failed)
+        return answering.whole_of_all(
+            lambda i, answer, tokens: _Form(asked, body, prompts[i], i).whole(answer, tokens),
+            ApiError.body,
+        )
+
+    if not door.models.many:
+        return begin(_of(door, body))
+    return door.answered(body, begin, failed)
 
 
 def _of(door: Door, body: Tokenize | Detokenize | Completion) -> ModelDoor:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from time import perf_counter_ns
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 from flask import Blueprint, Response, jsonify
 
 from mtmd import Answer, Event, Finished, TextPiece, ToolCall, __version__
-from mtmd.web.adapters.door import Door, error_response
+from mtmd.web.adapters.door import Door, ModelDoor, error_response
 from mtmd.web.adapters.ollama_requests import ChatRequest, GenerateRequest, ShowRequest
 from mtmd.web.adapters.tools import CallReader, arguments_of
 from mtmd.web.errors import ApiError, in_ollamas_form
@@ -134,11 +135,22 @@ def _answered(
     name, said = _known(door, body.model), body.asked() if says else None
     if said is None and body.unloads and door.models.unload(name):
         return jsonify(_line(body.model, part("", ())) | {"done_reason": "unload", "done": True})
-    asked = door.of(name)
-    if said is None:
-        return jsonify(_line(body.model, part("", ())) | {"done_reason": "load", "done": True})
-    answering = asked.begin(said)
-    if not body.streams:
+
+    def beat() -> str:
+        """Lines of JSON have no comments, and clients read an empty line as broken JSON; a piece
+        without text is what Ollama itself sends now and then.
+        """
+        return _dumped(_line(body.model, part("", ())) | {"done": False})
+
+    def failed(error: ApiError) -> str:
+        return _dumped(in_ollamas_form(error))
+
+    def begin(asked: ModelDoor) -> Response:
+        if said is None:
+            return jsonify(_line(body.model, part("", ())) | {"done_reason": "load", "done": True})
+        answering = asked.begin(said)
+        if body.streams:
+            return answering.streamed(lines, failed, mimetype=LINES, beat=beat)
         return answering.whole(
             lambda a: _line(body.model, part(a.text, a.tool_calls)) | _end(a, began),
             in_ollamas_form,
@@ -157,7 +169,15 @@ def _answered(
             elif isinstance(event, Finished):
                 yield _dumped(_line(body.model, part("", ())) | _end(event.answer, began))
 
-    return answering.streamed(lines, lambda error: _dumped(in_ollamas_form(error)), LINES)
+    return door.answered(_Named(name, body.streams), begin, failed, beat, LINES)
+
+
+@dataclass(frozen=True)
+class _Named:
+    """A request, with the model's name as it is known here."""
+
+    model: str
+    stream: bool
 
 
 def _message(text: str, calls: Sequence[ToolCall]) -> dict[str, Any]:

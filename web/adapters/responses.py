@@ -13,7 +13,7 @@ from flask import Blueprint, Response, g
 
 from mtmd import Answer, Event, Finished, Receipt, TextPiece, ToolCall, ToolCallPiece
 from mtmd.web import sse
-from mtmd.web.adapters.door import Asked, Door, Turn
+from mtmd.web.adapters.door import Asked, Door, ModelDoor, Turn
 from mtmd.web.adapters.kept_responses import KeptResponses
 from mtmd.web.adapters.responses_requests import ResponsesRequest
 from mtmd.web.auth import owner
@@ -34,12 +34,15 @@ def blueprint(door: Door, kept: KeptResponses) -> Blueprint:
         turns = (*_before(body, kept), *body.turns())
         instructions = [Turn("system", (body.instructions,))] if body.instructions else []
         said = Asked([*instructions, *turns], body.chosen(), body.details(), body.tool_options())
-        asked = door.of(body.model)
-        writing = _Writing(asked.model.called(body.model), kept, body, turns)
-        answering = asked.begin(said)
-        if body.stream:
-            return answering.streamed(writing.events, writing.failed, sse.MIMETYPE)
-        return answering.whole(writing.finished, ApiError.body)
+
+        def begin(asked: ModelDoor) -> Response:
+            writing = _Writing(asked.model.called(body.model), kept, body, turns)
+            answering = asked.begin(said)
+            if body.stream:
+                return answering.streamed(writing.events, writing.failed)
+            return answering.whole(writing.finished, ApiError.body)
+
+        return door.answered(body, begin, _Writing(body.model or "", kept, body, turns).failed)
 
     @routes.get("/v1/responses/<id_>")
     @takes(Body.NOTHING)

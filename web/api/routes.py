@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from flask import Blueprint, Response, g, render_template
 
@@ -22,6 +22,7 @@ from mtmd import (
     Ticket,
     TokenInfo,
 )
+from mtmd.web import sse
 from mtmd.web.api import openapi
 from mtmd.web.api.reference import operations
 from mtmd.web.api.replies import Reply, together
@@ -34,7 +35,8 @@ from mtmd.web.api.requests import (
     MessageCall,
     TextPart,
 )
-from mtmd.web.api.stream import CHAT, PLAIN, SHUTTING_DOWN, Form, stream
+from mtmd.web.api.stream import CHAT, PLAIN, SHUTTING_DOWN, Form, failure, stream
+from mtmd.web.api.until_loaded import until_loaded
 from mtmd.web.auth import owner, without_key
 from mtmd.web.errors import ApiError, response
 from mtmd.web.intake.body import json_body
@@ -53,6 +55,16 @@ CHARS_PER_TOKEN = 64
 _DETAILS = ("low", "auto", "high")
 
 
+class Asking(Protocol):
+    """A request for an answer, in any interface's form."""
+
+    @property
+    def model(self) -> str | None: ...
+
+    @property
+    def stream(self) -> bool | None: ...
+
+
 @dataclass(frozen=True)
 class Api:
     """What the routes work with, before they know which model is asked for."""
@@ -66,6 +78,26 @@ class Api:
         answer in its name would deceive.
         """
         return ModelApi(self.models.choose(name), self.media)
+
+    def answered(
+        self,
+        body: Asking,
+        begin: Callable[[ModelApi], Response],
+        failed: Callable[[ApiError], str],
+        beat: Callable[[], str] | None = None,
+        mimetype: str = sse.MIMETYPE,
+    ) -> Response:
+        """What `begin` makes of the model that `body` names; of a stream as `until_loaded`."""
+        if not body.stream:
+            return begin(self.of(body.model))
+        return until_loaded(
+            self.models,
+            body.model,
+            lambda model: begin(ModelApi(model, self.media)),
+            failed,
+            beat,
+            mimetype,
+        )
 
     def warnings(self, body: Generation) -> tuple[str, ...]:
         """Raises ApiError for fields that nobody knows, where those are to be refused."""
@@ -128,14 +160,17 @@ def blueprint(api: Api) -> Blueprint:
     def chat() -> Response:
         body = json_body(ChatRequest)
         warnings, options = api.warnings(body), body.options()
-        asked = api.of(body.model)
-        with ExitStack() as stack:
-            messages = stack.enter_context(asked.messages(body))
-            usual = asked.model.usual(_detail(body))
-            name = asked.model.called(body.model)
-            tickets = asked.submit(messages, body.n or 1, usual | options)
-            reply = Reply(f"chatcmpl-{g.request_id}", name, bool(body.logprobs), warnings)
-            return _answer(Answering(tickets, reply, CHAT, Reply.chat), body, stack)
+
+        def begin(asked: ModelApi) -> Response:
+            with ExitStack() as stack:
+                messages = stack.enter_context(asked.messages(body))
+                usual = asked.model.usual(_detail(body))
+                name = asked.model.called(body.model)
+                tickets = asked.submit(messages, body.n or 1, usual | options)
+                reply = Reply(f"chatcmpl-{g.request_id}", name, bool(body.logprobs), warnings)
+                return _answer(Answering(tickets, reply, CHAT, Reply.chat), body, stack)
+
+        return api.answered(body, begin, failure)
 
     @routes.post("/v1/completions")
     @takes(Body.JSON, Work.ANSWER)
@@ -144,28 +179,31 @@ def blueprint(api: Api) -> Blueprint:
         warnings, number, chosen = api.warnings(body), body.n or 1, body.options()
         if number * len(body.prompt) > MOST_CHOICES:
             raise ApiError(400, f"n: expected at most {MOST_CHOICES} answers in all", param="n")
-        asked = api.of(body.model)
-        asked.check_length("prompt", sum(map(len, body.prompt)))
-        with ExitStack() as stack:
-            options = asked.model.usual("auto") | chosen
-            tickets: list[Ticket] = []
-            with ExitStack() as begun:
-                for text in body.prompt:
-                    prompt = RawPrompt(text if isinstance(text, str) else tuple(text))
-                    tickets += asked.submit(prompt, number, options)
-                    begun.callback(_give_up_all, tickets)
-                begun.pop_all()
-            reply = Reply(
-                f"cmpl-{g.request_id}",
-                asked.model.called(body.model),
-                body.logprobs is not None,
-                warnings,
-            )
-            texts = [asked.echo(text) for text in body.prompt for _ in range(number)]
-            answering = Answering(
-                tickets, reply, PLAIN, Reply.plain, number, texts if body.echo else []
-            )
-            return _answer(answering, body, stack)
+
+        def begin(asked: ModelApi) -> Response:
+            asked.check_length("prompt", sum(map(len, body.prompt)))
+            with ExitStack() as stack:
+                options = asked.model.usual("auto") | chosen
+                tickets: list[Ticket] = []
+                with ExitStack() as begun:
+                    for text in body.prompt:
+                        prompt = RawPrompt(text if isinstance(text, str) else tuple(text))
+                        tickets += asked.submit(prompt, number, options)
+                        begun.callback(_give_up_all, tickets)
+                    begun.pop_all()
+                reply = Reply(
+                    f"cmpl-{g.request_id}",
+                    asked.model.called(body.model),
+                    body.logprobs is not None,
+                    warnings,
+                )
+                texts = [asked.echo(text) for text in body.prompt for _ in range(number)]
+                answering = Answering(
+                    tickets, reply, PLAIN, Reply.plain, number, texts if body.echo else []
+                )
+                return _answer(answering, body, stack)
+
+        return api.answered(body, begin, failure)
 
     @routes.post("/v1/chat/completions/input_tokens")
     @takes(Body.JSON_WITH_PICTURES, Work.ANSWER)

@@ -46,6 +46,11 @@ PLAIN = Form(
 )
 
 
+def failure(error: ApiError) -> str:
+    """The end of a stream that comes to nothing."""
+    return event(error.body()) + DONE
+
+
 def stream(
     events: Iterable[tuple[int, Event] | None],
     replies: Sequence[Reply],

@@ -185,8 +185,18 @@ class Gate:
             g.give_back = self._places[what.work].take(client)
         wanted_unless(request.environ.get("waitress.client_disconnected"))
         if what is None or what.work is not Work.AT_ONCE:
-            work_for(client)
-            sit_down(self._desk)
+            self._sit_down(client)
+
+    def resume(self) -> None:
+        """This thread works on for the request at hand, which has entered before and whose place is
+        taken.
+        """
+        wanted_unless(request.environ.get("waitress.client_disconnected"))
+        self._sit_down(self._client())
+
+    def _sit_down(self, client: str) -> None:
+        work_for(client)
+        sit_down(self._desk)
 
     def _leave_with(self, response: Response) -> Response:
         """The place of what is made while it is sent, or may have to wait for its client, is free

@@ -48,6 +48,27 @@ class Listed:
     preset: Mapping[str, Any] = field(default_factory=dict)
 
 
+class Claim(Protocol):
+    """On a model, by one request: once it is in memory it stays there until `give_back`."""
+
+    @property
+    def how_far(self) -> float | None:
+        """It is loaded, from 0 to 1; None where that has not begun."""
+
+    def wait(self, seconds: float = ...) -> bool:
+        """For so long at most; whether it is in memory. Raises ApiError where it cannot be loaded,
+        LeftError where nobody wants it any more.
+        """
+
+    def chosen(self) -> ServedModel:
+        """Once it is in memory: for the request that is being answered, with which the claim ends.
+        Raises ApiError.
+        """
+
+    def give_back(self) -> None:
+        """Where it is not chosen; a second call does nothing."""
+
+
 class Models(Protocol):
     """`many`: whether there may be several."""
 
@@ -58,6 +79,9 @@ class Models(Protocol):
         """For the request that is being answered; where it is not in memory, once it is. Raises
         ApiError for a name that is not here, and where it cannot be loaded.
         """
+
+    def claim(self, name: str | None) -> Claim:
+        """Without waiting. Raises as `choose`."""
 
     def at_hand(self, name: str | None = None) -> ServedModel | None:
         """Without waiting: None where it is not in memory; without a name the one of those in
@@ -99,6 +123,24 @@ class Models(Protocol):
         """As `Service.processed`, of whichever has it."""
 
 
+class _Granted:
+    """On a model that is always there."""
+
+    how_far = None
+
+    def __init__(self, model: ServedModel) -> None:
+        self._model = model
+
+    def wait(self, seconds: float = 0.0) -> bool:  # noqa: ARG002
+        return True
+
+    def chosen(self) -> ServedModel:
+        return self._model
+
+    def give_back(self) -> None:
+        """It stays all the same."""
+
+
 class OneModel:
     """A server with one model, which is there from the start."""
 
@@ -116,6 +158,9 @@ class OneModel:
                 code="model_not_found",
             )
         return self.model
+
+    def claim(self, name: str | None) -> Claim:
+        return _Granted(self.choose(name))
 
     def at_hand(self, name: str | None = None) -> ServedModel | None:
         return self.choose(name)

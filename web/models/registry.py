@@ -6,6 +6,7 @@ it is loaded.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,7 +23,16 @@ from mtmd.checkpoint.hub import NotInCacheError
 from mtmd.service.turns import LeftError, aside, check_wanted, for_whom
 from mtmd.tracebacks import traceback_text
 from mtmd.web.intake.places import Places
-from mtmd.web.models.choice import FAILED, FETCHING, LOADED, LOADING, UNLOADED, UNLOADING, Listed
+from mtmd.web.models.choice import (
+    FAILED,
+    FETCHING,
+    LOADED,
+    LOADING,
+    UNLOADED,
+    UNLOADING,
+    Claim,
+    Listed,
+)
 from mtmd.web.models.entry import Entry, Facts, Loader, Opened, Waiter
 from mtmd.web.models.fetching import Fetches
 from mtmd.web.models.progress import WAITS, Loading
@@ -67,6 +77,58 @@ AGAIN_S = 1.0  # after an error that nobody has foreseen
 SPARE = 16  # a part in so many of what is free at the start is left to others
 _CHOSEN = "chosen_models"
 log = logging.getLogger("mtmd.models")
+
+
+class _Claim:
+    """`waiter`: until it is over the claim has a place among those who wait, which `leave` gives
+    up.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        entry: Entry,
+        waiter: Waiter,
+        leave: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.entry = entry
+        self._registry, self._waiter, self._leave = registry, waiter, leave
+        self._last = time.monotonic() + LONGEST_WAIT_S
+        self._given_back = False
+
+    @property
+    def how_far(self) -> float | None:
+        progress = self.entry.progress
+        return None if progress is None else progress.progress
+
+    def wait(self, seconds: float = math.inf) -> bool:
+        waiter = self._waiter
+        if not waiter.is_over:
+            until = time.monotonic() + seconds
+            with aside():
+                if not self._registry.wait(self.entry, waiter, until, self._last):
+                    return False
+        self._leave()
+        if waiter.error is not None:
+            raise waiter.error
+        return True
+
+    def chosen(self) -> ServedModel:
+        g.setdefault(_CHOSEN, []).append(self.entry)
+        self._given_back = True
+        served = self.entry.served
+        if served is None:  # the server has ended meanwhile
+            raise ending()
+        return served
+
+    def give_back(self) -> None:
+        if self._given_back:
+            return
+        self._given_back = True
+        self._registry.forget(self.entry, self._waiter)
+        self._leave()
+        if self._waiter.let_in:
+            self._registry.give_back(self.entry)
 
 
 class Registry:
@@ -127,17 +189,27 @@ class Registry:
         """For the request that is being answered: it stays in memory until that is done. Raises
         ApiError, BusyError, DeviceError, LeftError.
         """
-        entry = self.take(name, for_whom())
-        g.setdefault(_CHOSEN, []).append(entry)
-        served = entry.served
-        if served is None:  # the server has ended meanwhile
-            raise ending()
-        return served
+        return self._waited_for(name, for_whom()).chosen()
 
     def take(self, name: str | None, client: str = "") -> Entry:
         """A model that is in memory, and stays there until `give_back`. `client`: for whom; places
         to wait are shared out among clients. Raises ApiError, BusyError, DeviceError, LeftError.
         """
+        return self._waited_for(name, client).entry
+
+    def _waited_for(self, name: str | None, client: str) -> _Claim:
+        claim = self._claim(name, client)
+        try:
+            claim.wait()
+        except BaseException:
+            claim.give_back()
+            raise
+        return claim
+
+    def claim(self, name: str | None) -> Claim:
+        return self._claim(name, for_whom())
+
+    def _claim(self, name: str | None, client: str) -> _Claim:
         with self._changed:
             if self.fault is not None:
                 raise DeviceError(str(self.fault))
@@ -147,7 +219,7 @@ class Registry:
             if entry.state == LOADED:
                 entry.let_in(client, now)
                 entry.to_unload = False
-                return entry
+                return _Claim(self, entry, Waiter(now, client, let_in=True))
             self._check_failed(entry, now)
             if not entry.source.is_here:
                 self._fetch(entry, client)
@@ -157,32 +229,32 @@ class Registry:
             waiter = Waiter(now, client)
             entry.waiters.append(waiter)
             self._changed.notify_all()
-        try:
-            with aside():
-                self._wait(entry, waiter)
-        finally:
-            leave()
-            with self._changed:
-                if waiter in entry.waiters:
-                    entry.waiters.remove(waiter)
-        if waiter.error is not None:
-            raise waiter.error
-        return entry
+        return _Claim(self, entry, waiter, leave)
 
-    def _wait(self, entry: Entry, waiter: Waiter) -> None:
-        end = time.monotonic() + LONGEST_WAIT_S
+    def wait(self, entry: Entry, waiter: Waiter, until: float, last: float) -> bool:
+        """Whether it is over before `until`; at `last` it is. Both by `time.monotonic`."""
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: waiter.is_over, GONE_EVERY_S)
+                left_s = max(0.0, min(GONE_EVERY_S, until - time.monotonic()))
+                self._changed.wait_for(lambda: waiter.is_over, left_s)
                 if waiter.is_over:
-                    return
+                    return True
                 try:
                     check_wanted()
                 except LeftError as left:
                     waiter.error = left
-                    return
-                if time.monotonic() > end:
+                    return True
+                now = time.monotonic()
+                if now > last:
                     waiter.error = busy(entry)
+                    return True
+                if now >= until:
+                    return False
+
+    def forget(self, entry: Entry, waiter: Waiter) -> None:
+        with self._changed:
+            if waiter in entry.waiters:
+                entry.waiters.remove(waiter)
 
     def give_back(self, entry: Entry) -> None:
         with self._changed:

@@ -10,16 +10,25 @@ from typing import Any
 
 from ray import serve
 from ray.exceptions import RayActorError
-from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+from ray.serve.config import RequestRouterConfig
 from ray.serve.exceptions import BackPressureError
 from ray.serve.schema import LoggingConfig
 
 from mtmd.cluster.connect import Seats
 from mtmd.web.replicas import ready
 from mtmd.web.replicas.choice import Route
-from mtmd.web.replicas.forwarded import LEAVING_S, Forwarded, Full, Head, Lost, Serving, SettingsOf
+from mtmd.web.replicas.forwarded import (
+    LEAVING_S,
+    Forwarded,
+    Full,
+    Lost,
+    Part,
+    Serving,
+    SettingsOf,
+    Taken,
+)
 from mtmd.web.replicas.front import OF_ONE_FRONT, Front
-from mtmd.web.replicas.places import SPARE
+from mtmd.web.replicas.places import SPARE, scaling
 from mtmd.web.replicas.replica import Replica
 from mtmd.web.replicas.router import AffinityRouter
 from mtmd.web.settings import ServerSettings
@@ -53,16 +62,18 @@ class Handles:
     def names(self) -> Sequence[str]:
         return ready.names
 
-    async def answer(self, request: Forwarded, route: Route) -> AsyncGenerator[Head | bytes, None]:
-        response = self._handle.answer.remote(request, route)
+    async def answer(self, request: Forwarded, route: Route) -> AsyncGenerator[Part, None]:
+        response, replica = self._handle.answer.remote(request, route), ""
         del request  # Ray has it
         try:
             async for part in response:
+                if isinstance(part, Taken):
+                    replica = part.replica
                 yield part
         except BackPressureError as error:
             raise Full from error
         except RayActorError as error:
-            raise Lost from error
+            raise Lost(replica) from error
         finally:
             response.cancel()
 
@@ -104,15 +115,6 @@ def application(
     """
     each = BATCHES * wanted.parallel
     seats = wanted.seats
-    count: dict[str, Any] = {"num_replicas": wanted.least}
-    if wanted.most > wanted.least:
-        count = {
-            "autoscaling_config": AutoscalingConfig(
-                min_replicas=wanted.least,
-                max_replicas=wanted.most,
-                target_ongoing_requests=wanted.parallel,
-            )
-        }
     quiet = LoggingConfig(enable_access_log=False, log_level="WARNING")
     actor = {"num_cpus": seats.cpus, **({"num_gpus": seats.gpus} if seats.gpus else {})}
     replicas = serve.deployment(Replica).options(
@@ -131,7 +133,7 @@ def application(
             request_router_kwargs={"slack": max(1, wanted.parallel // SLACK), "most": each + SPARE},
             max_backoff_s=0.1,
         ),
-        **count,
+        **scaling(wanted.least, wanted.most, wanted.parallel),
     )
     several = 1 if settings.rate_limit else math.ceil(wanted.most / OF_ONE_FRONT)
     fronts = serve.deployment(Fronts).options(

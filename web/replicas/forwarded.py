@@ -46,6 +46,16 @@ class Head:
     replica: str
 
 
+@dataclass(frozen=True)
+class Taken:
+    """A replica has the request: the first that it says."""
+
+    replica: str
+
+
+Part: TypeAlias = Taken | Head | bytes
+
+
 class Lost(Exception):
     """A replica has ended, or cannot answer any more: its name, "" where it is not known."""
 
@@ -58,6 +68,10 @@ class Full(Exception):
     """As many requests wait as may."""
 
 
+class Late(Exception):
+    """Ray's router has found no replica in time."""
+
+
 class Crew(Protocol):
     """The replicas, as the front sees them."""
 
@@ -65,9 +79,9 @@ class Crew(Protocol):
     def names(self) -> Sequence[str]:
         """Of those that are ready."""
 
-    def answer(self, request: Forwarded, route: Route) -> AsyncGenerator[Head | bytes, None]:
-        """The head of the answer, then its body. Raises Lost and Full. Closed, the replica is told
-        that nobody waits any more.
+    def answer(self, request: Forwarded, route: Route) -> AsyncGenerator[Part, None]:
+        """`Taken`, the head of the answer, then its body. Raises Lost and Full. Closed, the replica
+        is told that nobody waits any more.
         """
 
 

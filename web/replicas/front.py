@@ -20,8 +20,21 @@ from mtmd.web.errors import ApiError, in_form_of
 from mtmd.web.headers import allowing, preflight
 from mtmd.web.keys import ANYBODY, Caller, authorization
 from mtmd.web.replicas.affinity import common, named_in
+from mtmd.web.replicas.bodies import Bodies, too_long
 from mtmd.web.replicas.choice import Route
-from mtmd.web.replicas.forwarded import REPLICA, Crew, Forwarded, Full, Head, Lost, backward, onward
+from mtmd.web.replicas.forwarded import (
+    REPLICA,
+    Crew,
+    Forwarded,
+    Full,
+    Head,
+    Late,
+    Lost,
+    Part,
+    Taken,
+    backward,
+    onward,
+)
 from mtmd.web.replicas.places import Places
 from mtmd.web.replicas.together import files_of, metrics_of
 from mtmd.web.settings import ServerSettings
@@ -32,6 +45,9 @@ Send: TypeAlias = Callable[[Message], Awaitable[None]]
 
 OF_ONE_FRONT = 8  # replicas
 TRIED_ON = 2  # replicas at most: a request that ends one may end the next
+AGAIN_S = 0.1  # before another one is asked: until Ray's router knows which one has gone
+TAKEN_S = 10.0  # for Ray's router to find a replica; what it cannot place holds up the next ones
+LATE_MOST = 3  # times that it may find none
 IN_A_THREAD = 64 << 10  # bytes of a body that takes a while to read
 GATHERED_S = 10.0  # for a replica to say what all are asked
 PROBES = ("/health", "/ready")
@@ -78,7 +94,7 @@ class Front:
         self._crew, self._settings, self._affinity = crew, settings, affinity
         self._keys = settings.make_keys()
         self._rate = RateLimit(settings.rate_limit)
-        self._bodies = BodyBudget(settings.connections.body_bytes)
+        self._bodies = Bodies(settings.connections)
         self._fronts, self._strangers = fronts, 0
         self._places = Places(lambda: crew.names, each, fronts, settings.queue)
 
@@ -154,7 +170,7 @@ class Front:
             return
         body = await self._body(given, receive)
         is_light = request.method in LIGHT or path == FILES
-        asked = _Asked(replace(request, body=body), is_light, self._bodies)
+        asked = _Asked(replace(request, body=body), is_light, self._bodies.budget)
         del request, body  # `asked` ends what it holds
         try:
             owner = caller.owner if caller else ANYBODY
@@ -183,45 +199,13 @@ class Front:
         )
 
     async def _body(self, headers: list[tuple[str, str]], receive: Receive) -> bytes:
-        """Raises ApiError for one that is too long or too slow."""
-        most, limits = self._settings.body_bytes, self._settings.connections
+        """Raises ApiError for one that is too long or too slow, or for which there is no room."""
+        most = self._settings.body_bytes
         length = next((v for n, v in headers if n.lower() == "content-length"), "0")
         if length.isdecimal() and int(length) > most:
-            raise _too_long(most)
-        loop = asyncio.get_running_loop()
-        pieces, held, began = list[bytes](), 0, loop.time()
-        try:
-            while True:
-                left = began + limits.body_s + held / limits.body_rate
-                try:
-                    message = await asyncio.wait_for(receive(), left - loop.time())
-                except asyncio.TimeoutError:
-                    raise ApiError(
-                        408,
-                        f"a body may take {limits.body_s:g} s, and one more for every "
-                        f"{limits.body_rate:,} bytes that have come",
-                        code="too_slow",
-                    ) from None
-                if message["type"] == "http.disconnect":
-                    raise asyncio.CancelledError
-                piece = message.get("body", b"")
-                if held + len(piece) > most:
-                    raise _too_long(most)
-                self._bodies.most = limits.body_bytes * self._share()
-                if not self._bodies.take(len(piece)):
-                    raise ApiError(
-                        503,
-                        "room was needed for other requests; try again later",
-                        code="server_busy",
-                        headers={"Retry-After": "1"},
-                    )
-                held += len(piece)
-                pieces.append(piece)
-                if not message.get("more_body"):
-                    return b"".join(pieces)
-        except BaseException:
-            self._bodies.give_back(held)
-            raise
+            raise too_long(most)
+        self._bodies.budget.most = self._settings.connections.body_bytes * self._share()
+        return await self._bodies.read(receive, most)
 
     async def _route(self, request: Forwarded, path: str, owner: str) -> Route:
         """What is kept by one replica is asked for there."""
@@ -253,11 +237,15 @@ class Front:
             await asyncio.gather(sending, leaving, return_exceptions=True)
 
     @asynccontextmanager
-    async def _place(self, asked: _Asked, route: Route) -> AsyncIterator[None]:
-        """Among what this front has with replicas. Raises ApiError."""
+    async def _place(self, asked: _Asked, route: Route, again: bool = False) -> AsyncIterator[None]:
+        """Among what this front has with replicas. `again`: it had one before, and goes first.
+        Raises ApiError.
+        """
         places = self._places
         place = (
-            places.of_what_computes_nothing() if asked.is_light else places.of_an_answer(route.only)
+            places.of_what_computes_nothing(again)
+            if asked.is_light
+            else places.of_an_answer(route.only, again)
         )
         async with AsyncExitStack() as stack:
             try:
@@ -267,53 +255,51 @@ class Front:
             yield
 
     async def _hand_on(self, asked: _Asked, route: Route, send: Send) -> None:
-        async with self._place(asked, route):
-            await self._hand_on_placed(asked, route, send)
-
-    async def _hand_on_placed(self, asked: _Asked, route: Route, send: Send) -> None:
-        answer, head, first = await self._begin(asked.request, route)
-        asked.end()  # no other replica is asked from here on
-        try:
-            headers = [*backward(head.headers), (REPLICA, head.replica)]
-            await send(
-                {
-                    "type": "http.response.start",
-                    "status": head.status,
-                    "headers": [(n.encode("latin-1"), v.encode("latin-1")) for n, v in headers],
-                }
-            )
-            await send({"type": "http.response.body", "body": first, "more_body": True})
-            async for piece in answer:
-                assert isinstance(piece, bytes)
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
-            await send({"type": "http.response.body", "body": b""})
-        finally:
-            await answer.aclose()
+        """Where a replica is lost before something of its answer is there, another one is asked: no
+        client knows of it. Each time the request waits for a place like others, but before them:
+        fewer replicas have fewer places, and Ray's router is to be given no more than these take.
+        """
+        lost, late = 0, 0
+        while True:
+            async with self._place(asked, route, again=bool(lost or late)):
+                try:
+                    answer, head, first = await self._begin(asked.request, route)
+                except Lost as error:
+                    lost += 1
+                    if lost == TRIED_ON:
+                        raise _lost() from None
+                    self._places.lost(error.replica)
+                    route = replace(route, avoid=(*route.avoid, error.replica))
+                except Late:
+                    late += 1
+                    if late == LATE_MOST:
+                        raise _busy() from None
+                except Full:
+                    raise _busy() from None
+                else:
+                    asked.end()  # no other replica is asked from here on
+                    await _send_on(answer, head, first, send)
+                    return
+            await asyncio.sleep(AGAIN_S)
 
     async def _begin(
         self, request: Forwarded, route: Route
-    ) -> tuple[AsyncGenerator[Head | bytes, None], Head, bytes]:
-        """An answer of which something is there. Where a replica is lost before, another one is
-        asked: no client knows of it.
-        """
-        for _ in range(TRIED_ON):
-            answer = self._crew.answer(request, route)
+    ) -> tuple[AsyncGenerator[Part, None], Head, bytes]:
+        """An answer of which something is there. Raises Lost, Late and Full."""
+        answer = self._crew.answer(request, route)
+        try:
             try:
-                head = await anext(answer)
-                assert isinstance(head, Head)
-                first = await anext(answer, b"")
-                assert isinstance(first, bytes)
-                return answer, head, first
-            except Lost as lost:
-                await answer.aclose()
-                route = replace(route, avoid=(*route.avoid, lost.replica))
-            except Full:
-                await answer.aclose()
-                raise _busy() from None
-            except BaseException:
-                await answer.aclose()
-                raise
-        raise ApiError(503, LOST, code="replica_lost", headers={"Retry-After": "1"})
+                part = await asyncio.wait_for(anext(answer), TAKEN_S)
+            except asyncio.TimeoutError:
+                raise Late from None
+            head = await anext(answer) if isinstance(part, Taken) else part
+            assert isinstance(head, Head)
+            first = await anext(answer, b"")
+            assert isinstance(first, bytes)
+        except BaseException:
+            await answer.aclose()
+            raise
+        return answer, head, first
 
     async def _gather(self, request: Forwarded, path: str, send: Send) -> None:
         """What all replicas say, as one answer; the first refusal, if any refuses."""
@@ -321,7 +307,8 @@ class Front:
         async def ask(name: str) -> tuple[str, Head | None, bytes]:
             answer = self._crew.answer(request, Route(only=name))
             try:
-                head, *pieces = await asyncio.wait_for(_all_of(answer), GATHERED_S)
+                parts = await asyncio.wait_for(_all_of(answer), GATHERED_S)
+                head, *pieces = [part for part in parts if not isinstance(part, Taken)]
                 assert isinstance(head, Head)
                 if head.replica != name:  # it has gone since, and another one was asked for it
                     return name, None, b""
@@ -341,7 +328,7 @@ class Front:
         answered = {name: body for name, head, body in said if head is not None}
         silent = [name for name, head, _ in said if head is None]
         if not answered or (silent and path == FILES):
-            raise ApiError(503, LOST, code="replica_lost", headers={"Retry-After": "1"})
+            raise _lost()
         put_together = metrics_of(answered, silent) if path == "/metrics" else files_of(answered)
         kept = next(backward(head.headers) for _, head, _ in said if head is not None)
         headers = [(n, v) for n, v in kept if n.lower() != "content-length"]
@@ -394,10 +381,29 @@ def _busy() -> ApiError:
     )
 
 
-def _too_long(most: int) -> ApiError:
-    return ApiError(
-        413, f"the body has more than {most:,} bytes, the most there may be", code="body_too_large"
-    )
+def _lost() -> ApiError:
+    return ApiError(503, LOST, code="replica_lost", headers={"Retry-After": "1"})
+
+
+async def _send_on(
+    answer: AsyncGenerator[Part, None], head: Head, first: bytes, send: Send
+) -> None:
+    try:
+        headers = [*backward(head.headers), (REPLICA, head.replica)]
+        await send(
+            {
+                "type": "http.response.start",
+                "status": head.status,
+                "headers": [(n.encode("latin-1"), v.encode("latin-1")) for n, v in headers],
+            }
+        )
+        await send({"type": "http.response.body", "body": first, "more_body": True})
+        async for piece in answer:
+            assert isinstance(piece, bytes)
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+    finally:
+        await answer.aclose()
 
 
 async def _send(send: Send, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
@@ -409,7 +415,7 @@ async def _send(send: Send, status: int, headers: list[tuple[str, str]], body: b
     await send({"type": "http.response.body", "body": body})
 
 
-async def _all_of(answer: AsyncGenerator[Head | bytes, None]) -> list[Head | bytes]:
+async def _all_of(answer: AsyncGenerator[Part, None]) -> list[Part]:
     return [part async for part in answer]
 
 

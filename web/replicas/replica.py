@@ -15,7 +15,16 @@ from yarl import URL
 
 from mtmd import MtmdError
 from mtmd.web.replicas.choice import Route
-from mtmd.web.replicas.forwarded import NOT_STARTED, Forwarded, Head, Lost, Serving, SettingsOf
+from mtmd.web.replicas.forwarded import (
+    NOT_STARTED,
+    Forwarded,
+    Head,
+    Lost,
+    Part,
+    Serving,
+    SettingsOf,
+    Taken,
+)
 from mtmd.web.server import Server, bind
 from mtmd.web.settings import ServerSettings
 
@@ -79,8 +88,11 @@ class Replica:
             told = str(failed) if isinstance(failed, (MtmdError, NotStarted)) else repr(failed)
             raise NotStarted(NOT_STARTED + " ".join(told.split())) from None
 
-    async def answer(self, request: Forwarded, _: Route) -> AsyncGenerator[Head | bytes, None]:
-        """The head, then the body as it comes. Raises Lost where there is no answer to be had."""
+    async def answer(self, request: Forwarded, _: Route) -> AsyncGenerator[Part, None]:
+        """`Taken`, the head, then the body as it comes. Raises Lost where there is no answer to be
+        had.
+        """
+        yield Taken(self.name)
         begun = False
         try:
             async with self._asked(request) as response:

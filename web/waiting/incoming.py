@@ -29,7 +29,7 @@ class Incoming:
         self._request_id = g.get("request_id", "req")
         self.waits: Waits | None = None
         if request.environ.get(CAN_WAIT):
-            self.waits = request.environ[WAITS] = Waits()
+            self.waits = request.environ.setdefault(WAITS, Waits())
         for index, ticket in enumerate(tickets):
             ticket.redirect(self._sink(index))
 

@@ -16,13 +16,21 @@ from mtmd.web.waiting.incoming import Incoming
 from mtmd.web.waiting.waits import BEAT_S
 
 
-def streamed(incoming: Incoming, pieces: Iterator[str], mimetype: str = sse.MIMETYPE) -> Response:
-    """`pieces`: made of the events of `incoming`, empty where there is nothing to send now. Of
-    server-sent events there is one every BEAT_S, a comment if nothing else: proxies and clients
-    give up what is silent.
+def _still_there() -> str:
+    return sse.comment("still there")
+
+
+def streamed(
+    incoming: Incoming,
+    pieces: Iterator[str],
+    mimetype: str = sse.MIMETYPE,
+    beat: Callable[[], str] = _still_there,
+) -> Response:
+    """`pieces`: made of the events of `incoming`, empty where there is nothing to send now. There
+    is one every BEAT_S, what `beat` makes if nothing else, a comment where server-sent events are
+    sent: proxies and clients give up what is silent.
     """
-    if mimetype == sse.MIMETYPE:
-        pieces = _with_beats(pieces)
+    pieces = _with_beats(pieces, beat)
     headers = {"Cache-Control": "no-cache", **sse.UNBUFFERED}
     response = Response(pieces, mimetype=mimetype, headers=headers)
     response.call_on_close(incoming.close)
@@ -72,12 +80,12 @@ def _made(
     return Response(json.dumps(body), mimetype="application/json")
 
 
-def _with_beats(pieces: Iterator[str]) -> Iterator[str]:
+def _with_beats(pieces: Iterator[str], beat: Callable[[], str]) -> Iterator[str]:
     sent = time.monotonic()
     for piece in pieces:
         now = time.monotonic()
         if piece or now - sent >= BEAT_S:
             sent = now
-            yield piece or sse.comment("still there")
+            yield piece or beat()
         else:
             yield ""

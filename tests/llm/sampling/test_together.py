@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mtmd.kernels.errors import MtmdError
 from mtmd.llm.engine.engine import _with_probabilities, _without
+from mtmd.llm.sampling.candidates import candidates, pick
 from mtmd.llm.sampling.sampler import Sampler, Sampling
 from mtmd.llm.sampling.together import Wish, draw
 
@@ -104,3 +105,78 @@ def test_what_comes_back_comes_at_once() -> None:
     with Waits():
         draw(torch.randn(17, VOCABULARY), wishes)
     assert Waits.count == 0  # and one copy of all that was found
+
+
+TOP_P = (1.0, 0.9987, 0.8977, 0.5113, 1.1e-3, 1e-9)  # not where one of equals just goes or stays
+
+
+def ties(size: int, rng: torch.Generator) -> torch.Tensor:
+    """Rows that a few of the largest tell little about."""
+    noise = torch.randn(size, generator=rng)
+    rows = [
+        noise * 3,
+        torch.zeros(size),
+        noise * 1e-7,
+        (noise * 2).round(),  # many of each value
+        torch.where(noise > 2, 0.0, -torch.inf),
+        torch.where(torch.arange(size) == 5, 50.0, noise),
+        torch.arange(size) / size,
+        -torch.arange(size) / 4.0,
+        torch.cat([torch.full((3,), 2.0), torch.ones(size - 3)]),
+        torch.cat([torch.ones(size - 3), torch.full((3,), 2.0)]),
+        torch.where(torch.arange(size) % 3 == 0, 1.0, -200.0),
+        torch.full((size,), -torch.inf).index_fill(0, torch.tensor([size - 1]), 0.0),
+    ]
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("head", [1, 8, 64])
+def test_the_largest_tell_what_all_of_them_in_order_do(head: int) -> None:
+    size, rng = 300, Random(head)
+    for round_ in range(8):
+        logits = ties(size, torch.Generator().manual_seed(round_))
+        wishes = [
+            Wish(
+                Sampling(
+                    temperature=rng.choice((0.5, 1.0, 2.0)),
+                    top_k=rng.choice((0, 0, 3, 8, 9, 100, size)),
+                    top_p=rng.choice(TOP_P),
+                    min_p=rng.choice((0.0, 0.0, 0.05)),
+                    seed=round_,
+                ),
+                point=rng.random(),
+                alternatives=2,
+            )
+            for _ in logits
+        ]
+        assert draw(logits, wishes, head) == draw(logits, wishes, None)
+        one_by_one = []
+        for row, wish in zip(logits, wishes, strict=True):
+            tokens, weights = candidates(row.numpy().copy(), wish.sampling)
+            index = pick(weights, wish.point)
+            one_by_one.append(index if tokens is None else int(tokens[index]))
+        found = [d.token for d in draw(logits, wishes, head)]
+        # Logits of the third row differ, but not how likely they are in single precision, by which
+        # the host puts them in order.
+        assert found[:2] + found[3:] == one_by_one[:2] + one_by_one[3:]
+
+
+def test_a_row_as_models_give_it_is_not_sorted_and_one_that_is_flat_once_more() -> None:
+    sorted_rows = []
+
+    class Sorts(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            if func._schema.name == "aten::sort":
+                sorted_rows.append(tuple(args[0].shape))
+            return func(*args, **(kwargs or {}))
+
+    logits = torch.randn(3, 5000, generator=torch.Generator().manual_seed(1)) * 2.5
+    logits[:, :30] += 12
+    wishes = [Wish(Sampling(temperature=0.7, top_p=0.9), point=0.5)] * 2
+    wishes.append(Wish(Sampling(temperature=0.7, top_k=40), point=0.5))
+    with Sorts():
+        draw(logits, wishes, 64)
+        assert sorted_rows == []
+        logits[1] = 0
+        draw(logits, wishes, 64)
+    assert sorted_rows == [(1, 5000)]

@@ -17,8 +17,9 @@ import pytest
 
 from mtmd.batch.output import Row
 from mtmd.cluster import job as jobs
-from mtmd.cluster.folder import Folder
 from mtmd.cluster.job import Batches, Ended, Given, Progress
+from mtmd.cluster.out.folder import Folder
+from mtmd.cluster.out.lease import Lease
 from mtmd.cluster.schedule import Task
 from mtmd.cluster.sources.find import Columns, Found
 from mtmd.cluster.sources.listing import Listed, Shard, list_shard, list_shards
@@ -309,7 +310,7 @@ def test_a_full_disk_ends_the_job_and_leaves_no_part(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("mtmd.cluster.folder.os.fsync", full)
+        patched.setattr("mtmd.cluster.out.folder.os.fsync", full)
         with pytest.raises(MtmdError, match="found a full disk; make room and run the command"):
             run(batches, Crew(job, random.Random(1), never))
         with pytest.raises(MtmdError, match="found a full disk"):
@@ -684,3 +685,55 @@ def test_shards_without_a_picture(tmp_path: Path) -> None:
     batches = Batches(job_in(tmp_path), False)
     with pytest.raises(OptionError, match=r"found no picture in .*s\.tar"):
         batches.prepare(Found((), (f"{tmp_path}/s.tar",), Counter()), list_shards, 2, 2)
+
+
+def test_rows_of_two_plans_are_not_mixed(tmp_path: Path) -> None:
+    """A third command begins anew after the first has left, before the second has had an answer."""
+    job = job_in(tmp_path)
+    first = Batches(job, False)
+    first.prepare(found(*items(8)), list_shards, 2, 2)
+    second = Batches(job, True)
+    second.prepare(found(*items(8)), list_shards, 2, 2)
+    first.leave()
+    third = Batches(job, False)
+    third.prepare(found(*items(8, 4)), list_shards, 2, 2)
+    with pytest.raises(OptionError, match=r"found in _plan-000000\.parquet other pictures"):
+        run(second, Crew(job, random.Random(1), never))
+    second.leave()
+    assert run(third, Crew(job, random.Random(1), never)).written == 8
+    assert ids_in(job) == [item.id for item in items(8, 4)]
+
+
+def test_what_another_command_has_left_is_seen_before_it_begins(tmp_path: Path) -> None:
+    job = job_in(tmp_path)
+    mine = Batches(job, False)
+    other = Batches(replace(job, prompt="!"), False)
+    other.prepare(found(*items(2)), list_shards, 2, 2)
+    with pytest.raises(OptionError, match="found files there already"):
+        mine.look(False)
+    with pytest.raises(OptionError, match=r"rows with prompt '!', now it is '\?'"):
+        mine.look(True)
+
+
+def test_a_command_that_lost_its_place_gives_nothing_more_to_do(tmp_path: Path) -> None:
+    job = job_in(tmp_path)
+    batches = Batches(job, False)
+    with Lease(batches.folder) as lease:
+        batches.look(False)
+        batches.prepare(found(*items(8)), list_shards, 2, 2)
+        Lease(batches.folder, lives=lambda _: False).take()
+        lease.beat()
+        crew = Crew(job, random.Random(1), never)
+        with pytest.raises(DeviceError, match="another command goes on there"):
+            batches.run(crew, 2, Progress(), lambda _: None, lease.check)
+        assert not crew.count
+
+
+def test_nothing_is_left_where_nothing_was_answered(tmp_path: Path) -> None:
+    job = job_in(tmp_path)
+    batches = Batches(job, False)
+    with Lease(batches.folder):
+        batches.prepare(found(*items(8)), list_shards, 2, 2)
+        batches.leave()
+    batches.leave()
+    assert not Path(job.out).exists()

@@ -41,11 +41,13 @@ def small() -> Prediction:
     return predict("rtx4090", random_weights="smolvlm-256m", compile=False)
 
 
+TARGETS = [Target("cuda:89"), Cpu(), Reference()]
+
+
 def on_target(limit: int | None = None) -> Model:
     """The model of `small` as if it were loaded on such a card."""
     options = LoadOptions(memory_limit=limit)
-    backends = [Target("cuda:89"), Cpu(), Reference()]
-    return Model(random_checkpoint("smolvlm-256m", "BF16"), options, backends)
+    return Model(random_checkpoint("smolvlm-256m", "BF16"), options, TARGETS)
 
 
 def test_the_report_for_people(demo_h100: Prediction) -> None:
@@ -104,7 +106,8 @@ def test_the_longest_context_and_the_most_answers_fit_and_more_do_not() -> None:
     assert usable and longest and answers
 
     def fits(context: int, answers: int) -> bool:
-        return all(needs.bytes(context, p, answers) <= usable for p in (None, *needs.pictures))
+        held = (p for p in needs.pictures if p.tokens < context)
+        return all(needs.bytes(context, p, answers) <= usable for p in (None, *held))
 
     most = needs.model.checkpoint.text.context
     assert longest == most == 8192 and fits(longest, 4)
@@ -113,6 +116,31 @@ def test_the_longest_context_and_the_most_answers_fit_and_more_do_not() -> None:
     usable, longest = usable_bytes(GIB + GIB // 2), tight.longest_context()
     assert usable and longest and 0 < longest < most and longest % 1024 == 0
     assert fits(longest, 4) and not fits(longest + 1024, 4)
+
+
+def test_a_context_is_reckoned_with_the_pictures_that_it_holds() -> None:
+    """Qwen's pictures grow with their size: the largest of them here has thousands of tokens."""
+    model = Model(random_checkpoint("qwen3-vl-2b", "BF16"), LoadOptions(), TARGETS)
+    needs = Needs(model, Target("cuda:89"), find_card("rtx4090", 24 * GIB))
+    smallest, *_, largest = sorted(needs.pictures, key=lambda p: p.tokens)
+    assert smallest.tokens < 1024 < largest.tokens
+    short = needs._length(1024)
+    held = [p.tokens < 1024 for p in needs.pictures]
+    assert [b is not None for b in short.picture_bytes] == held and not all(held)
+    here = max(b for b in short.picture_bytes if b is not None)
+    assert needs._worst(1024) == here < needs.bytes(1024, largest)
+
+    # A card with room for the short one, but not beside a picture that it cannot have.
+    memory = next(
+        m for m in range(GIB, 64 * GIB, GIB // 64) if (usable_bytes(m) or 0) >= here
+    )  # of a card
+    tight = Needs(model, Target("cuda:89"), find_card("rtx4090", memory))
+    assert tight.bytes(1024, largest) > (usable_bytes(memory) or 0)
+    longest = tight.longest_context()
+    assert longest is not None and 1024 <= longest < largest.tokens
+
+    none = Needs(model, Target("cuda:89"), find_card("rtx4090", GIB))
+    assert none.longest_context() == 0
 
 
 def test_more_costs_more(small: Prediction) -> None:

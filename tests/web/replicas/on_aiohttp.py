@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from mtmd.web.replicas.choice import Route
-from mtmd.web.replicas.forwarded import Forwarded, Head, Lost
+from mtmd.web.replicas.forwarded import Forwarded, Head, Lost, Taken
 from mtmd.web.replicas.replica import AT_ONCE, Replica
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n"
@@ -39,6 +39,7 @@ def told_of(said):
             ended = error
         await replica._session.close()
         server.close()
+        assert parts.pop(0) == Taken("a")
         return parts, ended
 
     return asyncio.run(run())

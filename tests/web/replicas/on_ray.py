@@ -59,16 +59,27 @@ class Running:
 
     key = ""
 
-    def __init__(self, told: Path, *words: str, ray: str = "local", port: int = 0) -> None:
-        command = [sys.executable, "-m", "mtmd.cli", "serve", "--ray", ray, "--port", str(port)]
+    def __init__(
+        self,
+        told: Path,
+        *words: str,
+        ray: str = "local",
+        port: int = 0,
+        replicas: str = "2",
+        program: tuple[str, ...] = ("-m", "mtmd.cli"),
+    ) -> None:
+        command = [sys.executable, *program, "serve", "--ray", ray, "--port", str(port)]
         self.told = told
         with told.open("wb") as file:
             self.process = subprocess.Popen(
-                [*command, "--replicas", "2", "--threads", "1", *words], stdout=file, stderr=file
+                [*command, "--replicas", replicas, "--threads", "1", *words],
+                stdout=file,
+                stderr=file,
             )
         found = self.wait_for(lambda: re.search(r"serving at http://127\S+?:(\d+),", self.text))
         self.port = int(found[1])
-        self.wait_for(lambda: "2 replicas ready" in self.text)
+        least = int(replicas.partition(":")[0])
+        self.wait_for(lambda: f"{least} replica{'s' * (least > 1)} ready" in self.text)
 
     @classmethod
     def there(cls, process: subprocess.Popen[bytes], told: Path, port: int) -> Running:
@@ -133,8 +144,8 @@ class Running:
 
 
 @contextmanager
-def running(told: Path, *words: str) -> Iterator[Running]:
-    server = Running(told, *words)
+def running(told: Path, *words: str, **chosen: Any) -> Iterator[Running]:
+    server = Running(told, *words, **chosen)
     started = descendants(server.process.pid)
     try:
         yield server
@@ -322,6 +333,43 @@ def ends_what_it_has_begun(server: Running, url: str) -> None:
     assert server.text.endswith("stopped\n")
 
 
+QUICKER = """
+import sys
+from mtmd.web.replicas import places
+places.MORE_AFTER_S, places.FEWER_AFTER_S, places.LOOKED_BACK_S = 1.0, 4.0, 3.0
+from mtmd.cli import main
+sys.exit(main())
+"""
+
+
+def test_more_replicas_come_when_they_are_wanted_and_go_when_they_are_not(
+    pictures: list[tuple[str, str]], tmp_path: Path
+) -> None:
+    words = ("--parallel", "2", "--no-affinity")
+    quicker = {"replicas": "1:2", "program": ("-c", QUICKER)}
+    with running(tmp_path / "told", *words, **quicker) as server:
+        done, said = threading.Event(), list[Said]()
+
+        def ask() -> None:
+            while not done.is_set():
+                body = asking(pictures[0][0], max_tokens=100, ignore_eos=True)
+                said.append(server.ask("POST", "/v1/chat/completions", body))
+
+        with ThreadPoolExecutor(8) as pool:
+            clients = [pool.submit(ask) for _ in range(8)]
+            try:
+                server.wait_for(lambda: "2 replicas ready" in server.text)
+                server.wait_for(lambda: len({one.replica for one in said[-16:]}) == 2)
+            finally:
+                done.set()
+            for client in clients:
+                client.result()
+        server.wait_for(lambda: server.text.endswith("1 replica ready\n"))
+        said.append(server.ask("POST", "/v1/chat/completions", asking(pictures[0][0])))
+        assert {one.status for one in said} == {200} and all(one.whole for one in said)
+        assert said[-1].json["choices"][0]["message"]["content"] == pictures[0][1]
+
+
 @contextmanager
 def cluster(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A cluster of this machine, to which `auto` leads."""
@@ -434,7 +482,7 @@ def test_a_client_that_leaves_and_a_device_that_fails() -> None:
 
     from mtmd import DeviceError
     from mtmd.web.replicas.choice import Route
-    from mtmd.web.replicas.forwarded import Forwarded, Head, Lost
+    from mtmd.web.replicas.forwarded import Forwarded, Head, Lost, Taken
     from mtmd.web.replicas.replica import Replica
     from mtmd.web.settings import ServerSettings
 
@@ -447,6 +495,9 @@ def test_a_client_that_leaves_and_a_device_that_fails() -> None:
             begin(server, service)
             end.wait(LONG_S)
 
+    async def whole(answer: Any) -> list[Any]:
+        return [part async for part in answer]
+
     async def walk() -> None:
         def settings_of(_: Any) -> ServerSettings:
             return ServerSettings(rate_limit=5)
@@ -457,6 +508,7 @@ def test_a_client_that_leaves_and_a_device_that_fails() -> None:
         body = json.dumps({"messages": [{"role": "user", "content": "a b " * 200}], "stream": True})
         request = Forwarded("POST", "/v1/chat/completions", headers, body.encode())
         answer = replica.answer(request, Route())
+        assert await anext(answer) == Taken("name")
         head = await anext(answer)
         assert isinstance(head, Head) and (head.status, head.replica) == (200, "name")
         assert await anext(answer)
@@ -467,11 +519,11 @@ def test_a_client_that_leaves_and_a_device_that_fails() -> None:
         with pytest.raises(RuntimeError, match="found 503 at /health"):
             await replica.check_health()
         with pytest.raises(Lost):
-            await anext(replica.answer(request, Route()))
+            await whole(replica.answer(request, Route()))
         end.set()
         replica._thread.join(LONG_S)
         with pytest.raises(Lost) as lost:
-            await anext(replica.answer(request, Route()))
+            await whole(replica.answer(request, Route()))
         assert lost.value.replica == "name"
         assert replica._session is not None
         await replica._session.close()

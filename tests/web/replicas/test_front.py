@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from mtmd.web.keys import NamedKey
-from mtmd.web.replicas.forwarded import Full, Head, Lost
+from mtmd.web.replicas.forwarded import Full, Head, Lost, Taken
 from mtmd.web.replicas.front import STRANGERS, Front
 from mtmd.web.settings import ConnectionLimits, MediaBudget, ServerSettings
 
@@ -172,6 +172,77 @@ def test_a_request_that_two_replicas_were_lost_with_is_given_up():
     assert len(crew.calls) == 2
 
 
+class Busy(Crew):
+    """Answers take until `go`; `a` ends with all that it has once `killed`."""
+
+    def __init__(self):
+        super().__init__()
+        self.go, self.killed, self.now, self.most = asyncio.Event(), asyncio.Event(), 0, 0
+
+    async def answer(self, request, route):
+        self.calls.append((request, route))
+        name = "b" if "a" in route.avoid else "ab"[len(self.calls) % 2]
+        yield Taken(name)
+        if name == "b":
+            self.now += 1
+            self.most = max(self.most, self.now)
+            await self.go.wait()
+            self.now -= 1
+            yield Head(200, [], "b")
+            yield b"x"
+        else:
+            await self.killed.wait()
+            raise Lost("a")
+
+
+def test_what_a_lost_replica_had_waits_for_places_of_the_others_and_goes_first():
+    """Ray's router, which cannot place what is too much, would hold up all the rest."""
+
+    async def run():
+        crew = Busy()
+        front = Front(crew, PLAIN, each=4)
+        done = []
+
+        async def one(number):
+            coming = [{"type": "http.request", "body": b"{}"}]
+
+            async def receive():
+                return coming.pop() if coming else await asyncio.Event().wait()
+
+            async def send(message):
+                if "status" in message:
+                    done.append((number, message["status"]))
+
+            scope = {
+                "type": "http", "method": "POST", "path": CHAT, "scheme": "http", "headers": [],
+                "client": ("10.1.2.3", 1),
+            }  # fmt: skip
+            await front(scope, receive, send)
+
+        tasks = [asyncio.ensure_future(one(number)) for number in range(12)]
+        while len(crew.calls) < 8:
+            await asyncio.sleep(0)
+        crew.killed.set()
+        while len(front._places._answers._line) < 8:  # those that were lost, and who waited
+            await asyncio.sleep(0)
+        assert len(crew.calls) == 8 and crew.most == 4
+        crew.go.set()
+        await asyncio.gather(*tasks)
+        return [number for number, _ in done], {status for _, status in done}, crew.most
+
+    order, statuses, most = asyncio.run(run())
+    assert statuses == {200} and most == 4
+    assert set(order[:8]) == set(range(8)) and set(order[8:]) == set(range(8, 12))
+
+
+@pytest.mark.parametrize("placed", [True, False])
+def test_what_rays_router_cannot_place_is_taken_back_and_tried_again(placed, monkeypatch):
+    monkeypatch.setattr("mtmd.web.replicas.front.TAKEN_S", 0.01)
+    crew = Crew([None], [None], [Taken("a"), *WHOLE] if placed else [None])
+    told, _ = ask(crew)
+    assert told.status == (200 if placed else 429) and len(crew.calls) == crew.closed == 3
+
+
 def test_where_too_many_wait_it_is_said():
     told, _ = ask(Crew([Full()]))
     assert (told.status, told.code, told.headers["retry-after"]) == (429, "server_busy", "1")
@@ -286,10 +357,10 @@ def test_the_rate_of_a_key_is_counted_before_replicas():
     async def status():
         sent = []
 
+        coming = [{"type": "http.request", "body": b"{}"}]
+
         async def receive():
-            if sent:
-                await asyncio.Event().wait()
-            return {"type": "http.request", "body": b"{}"}
+            return coming.pop() if coming else await asyncio.Event().wait()
 
         async def send(message):
             sent.append(message)
@@ -352,7 +423,7 @@ def test_a_body_counts_until_something_of_its_answer_is_there():
             return coming.pop() if coming else await asyncio.Event().wait()
 
         async def send(message):
-            seen.append(front._bodies.held)
+            seen.append(front._bodies.budget.held)
             if message["type"] == "http.response.body":
                 began.set()
 
@@ -366,7 +437,7 @@ def test_a_body_counts_until_something_of_its_answer_is_there():
         await asyncio.gather(task, return_exceptions=True)
         return seen
 
-    assert set(asyncio.run(run())) == {0} and front._bodies.held == 0
+    assert set(asyncio.run(run())) == {0} and front._bodies.budget.held == 0
     assert len(crew.calls[0][0].body) == 2000
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from mtmd.web.replicas import places
 from mtmd.web.replicas.forwarded import Full
-from mtmd.web.replicas.places import SPARE, Places
+from mtmd.web.replicas.places import LOST_S, SPARE, Places, scaling
 
 
 async def settle():
@@ -107,3 +107,81 @@ def test_where_a_replica_comes_what_waits_is_let_on(monkeypatch):
         await asyncio.wait_for(task, 5)
 
     asyncio.run(run())
+
+
+def test_a_replica_that_was_lost_has_no_places_though_it_is_still_named():
+    async def run():
+        names, now = ["a", "b"], 0.0
+        here = Places(lambda: names, each=2, fronts=1, queue=1, clock=lambda: now)
+        here.lost("a")
+        tasks = [asyncio.ensure_future(held(here.of_an_answer(""))) for _ in range(3)]
+        await settle()
+        assert here._answers._held == 2
+        again = asyncio.ensure_future(held(here.of_an_answer("", again=True)))
+        await settle()
+        assert len(here._answers._line) == 2, "beyond the queue: it had a place before"
+        await end(tasks[0])
+        await settle()
+        assert len(here._answers._line) == 1 and here._answers._held == 2
+        await end(again)
+        await settle()
+        assert not here._answers._line, "it went first, and now the other one"
+        now = LOST_S
+        assert here._answers._most() == 4, "it was a mistake"
+        here.lost("a")
+        here.lost("b")
+        assert here._answers._most() == 4, "of all, that is not known"
+        here.lost("")
+        names.remove("a")
+        assert here._answers._most() == 2
+        await end(*tasks)
+
+    asyncio.run(run())
+
+
+def test_nothing_goes_to_rays_router_while_there_is_no_replica(monkeypatch):
+    """It would wait there, for as long as a model loads, before all that comes later."""
+    monkeypatch.setattr(places, "LOOK_S", 0.001)
+
+    async def run():
+        names = []
+        here = Places(lambda: names, each=2, fronts=1, queue=8)
+        kinds = (here.of_an_answer(""), here.of_what_computes_nothing())
+        tasks = [asyncio.ensure_future(held(place)) for place in kinds]
+        await settle()
+        assert not here._answers._held and not here._light._held
+        names.append("a")
+        while not (here._answers._held and here._light._held):
+            await asyncio.sleep(0.001)
+        await end(*tasks)
+
+    asyncio.run(run())
+
+
+def test_so_many_replicas_as_are_wanted_between_two_numbers():
+    assert scaling(3, 3, 16) == {"num_replicas": 3}
+    found = scaling(2, 8, 16)["autoscaling_config"]
+    assert (found["min_replicas"], found["max_replicas"]) == (2, 8)
+    assert found["target_ongoing_requests"] == 16, "as docs/replicas.md says of --parallel"
+    assert (found["upscale_delay_s"], found["downscale_delay_s"]) == (30, 600), "half a minute, ten"
+
+
+def test_where_all_are_busy_more_replicas_are_wanted():
+    """A front gives Ray enough to see: its own queue Ray does not count."""
+    parallel, each = 16, 2 * 16
+
+    async def run():
+        names = ["a"]
+        here = Places(lambda: names, each, fronts=1, queue=1000)
+        tasks = [asyncio.ensure_future(held(here.of_an_answer(""))) for _ in range(100)]
+        await settle()
+        target = scaling(1, 8, parallel)["autoscaling_config"]["target_ongoing_requests"]
+        seen = []
+        for _ in range(3):
+            here._answers._let_in()
+            seen.append(here._answers._held)
+            names[:] = [f"{n}" for n in range(seen[-1] // target)]
+        await end(*tasks)
+        return seen, len(names)
+
+    assert asyncio.run(run()) == ([32, 64, 100], 6)

@@ -9,8 +9,8 @@ from typing import Any
 import fsspec
 import pytest
 
-from mtmd.cluster import folder as folders
-from mtmd.cluster.folder import Folder
+from mtmd.cluster.out import folder as folders
+from mtmd.cluster.out.folder import Folder
 
 
 @pytest.fixture

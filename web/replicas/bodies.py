@@ -1,0 +1,136 @@
+"""Bodies of requests, as a front reads them: within limits of length and time, and of bytes for all
+of them together. Where those are taken, the slowest that are still coming make room, as on one
+server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from mtmd.web.connections.body_budget import BodyBudget
+from mtmd.web.errors import ApiError
+from mtmd.web.settings import ConnectionLimits
+
+JUST_BEGUN_S = 1.0  # a body that has come for less counts as if it had come for so long
+SPARE = 8  # a part in so many is made room for at once, for the next pieces
+
+
+class _Coming:
+    """A body of which more is to come. `given_up`: done where others had to have its room."""
+
+    def __init__(self, began: float) -> None:
+        self.began, self.pieces, self.held = began, list[bytes](), 0
+        self.given_up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def rate(self, now: float, more: int = 0) -> float:
+        """Bytes a second so far."""
+        return (self.held + more) / max(now - self.began, JUST_BEGUN_S)
+
+
+class Bodies:
+    """Of one front. `budget.most` is set by whoever knows how many there may be."""
+
+    def __init__(self, limits: ConnectionLimits) -> None:
+        self._limits, self.budget = limits, BodyBudget(limits.body_bytes)
+        self._coming = set[_Coming]()
+
+    async def read(
+        self, receive: Callable[[], Awaitable[MutableMapping[str, Any]]], most: int
+    ) -> bytes:
+        """At most `most` bytes, which count until they are given back to `budget`. Raises ApiError
+        for one that is too long or too slow, or for which there is no room.
+        """
+        mine = _Coming(asyncio.get_running_loop().time())
+        self._coming.add(mine)
+        try:
+            while True:
+                message = await self._next(mine, receive)
+                piece = message.get("body", b"")
+                if mine.held + len(piece) > most:
+                    raise too_long(most)
+                if not (self.budget.take(len(piece)) or self._make_room(mine, len(piece))):
+                    raise no_room()
+                mine.held += len(piece)
+                mine.pieces.append(piece)
+                if not message.get("more_body"):
+                    return b"".join(mine.pieces)
+        except BaseException:
+            self._give_back(mine)
+            raise
+        finally:
+            self._coming.discard(mine)
+            mine.given_up.cancel()
+
+    async def _next(
+        self, mine: _Coming, receive: Callable[[], Awaitable[MutableMapping[str, Any]]]
+    ) -> MutableMapping[str, Any]:
+        limits, loop = self._limits, asyncio.get_running_loop()
+        end = mine.began + limits.body_s + mine.held / limits.body_rate
+        coming = asyncio.ensure_future(receive())
+        try:
+            await asyncio.wait(
+                (coming, mine.given_up),
+                timeout=end - loop.time(),
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            if mine.given_up.done():
+                raise no_room()
+            if not coming.done():
+                raise ApiError(
+                    408,
+                    f"a body may take {limits.body_s:g} s, and one more for every "
+                    f"{limits.body_rate:,} bytes that have come",
+                    code="too_slow",
+                )
+            message = coming.result()
+        finally:
+            coming.cancel()
+        if message["type"] == "http.disconnect":
+            raise asyncio.CancelledError
+        return message
+
+    def _make_room(self, mine: _Coming, count: int) -> bool:
+        """Bodies that come more slowly than this one are given up for it, the slowest first, and as
+        many as leave some room for the next. Whether `count` bytes are taken then.
+        """
+        now = asyncio.get_running_loop().time()
+        rate = mine.rate(now, count)
+        slower = sorted(
+            (one for one in self._coming if one is not mine and one.held and one.rate(now) < rate),
+            key=lambda one: one.rate(now),
+        )
+        budget = self.budget
+        wanted = budget.held + count - budget.most
+        if wanted > sum(one.held for one in slower):
+            return False  # in vain
+        wanted += budget.most // SPARE
+        for one in slower:
+            if wanted <= 0:
+                break
+            wanted -= one.held
+            self._give_back(one)
+            one.given_up.set_result(None)
+            self._coming.discard(one)
+        return budget.take(count)
+
+    def _give_back(self, one: _Coming) -> None:
+        self.budget.give_back(one.held)
+        one.held = 0
+        one.pieces.clear()
+
+
+def too_long(most: int) -> ApiError:
+    return ApiError(
+        413, f"the body has more than {most:,} bytes, the most there may be", code="body_too_large"
+    )
+
+
+def no_room() -> ApiError:
+    return ApiError(
+        503,
+        "room was needed for other requests; try again later",
+        code="server_busy",
+        headers={"Retry-After": "1"},
+    )
