@@ -15,10 +15,11 @@ from torch import Tensor
 
 from mtmd.kernels.errors import DeviceError
 from mtmd.kernels.parallel.shared_memory import SharedMemory
+from mtmd.kernels.resources.heartbeat import waiting
 
 WAIT_S = 8.0  # for the other ranks at a sum; all have the same work
 T = TypeVar("T")
-FIRST_WAIT_S = 600.0  # in the first run of a plan, which reads weights and compiles
+FIRST_WAIT_S = 600.0  # in the first run of a plan, where others may still compile
 
 
 def check_unused() -> None:
@@ -106,7 +107,8 @@ class DistributedGroup:
         if self._now is None:
             raise DeviceError(f"{self} has left the others; load the model again")
         try:
-            return collective(self._now)
+            with waiting():
+                return collective(self._now)
         except (RuntimeError, ValueError, OSError) as error:  # ValueError: left meanwhile
             raise self._lost(error) from error.with_traceback(None)
 
