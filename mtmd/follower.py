@@ -130,6 +130,7 @@ def follow(place: dict[str, Any], rank: int, store: Any = None) -> int:
             chosen = LoadOptions(**head["options"])
             host, port = place["store"] or ("", 0)
             store = store or join_store(host, port, place["size"])
+            wire.send("here")
             with waiting():
                 group = DistributedGroup(
                     store, rank, place["size"], transport(chosen.device), place["memory"]

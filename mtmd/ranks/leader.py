@@ -92,6 +92,7 @@ class Ranks:
             self._tell("load", options=dataclasses.asdict(chosen), opened_from=opened_from)
             self._listen_to_all()
             with self._watch.work():
+                self._wait("here")
                 mine = None if memory is None else os.dup(memory)
                 self.group = group = self._met(
                     lambda: DistributedGroup(store, 0, self.size, transport(chosen.device), mine)
@@ -132,8 +133,8 @@ class Ranks:
         self._watch.start()
 
     def _met(self, meet: Callable[[], DistributedGroup]) -> DistributedGroup:
-        """The group. torch waits for long for a rank that is lost before it has met the others:
-        another thread calls it.
+        """The group. torch waits for long for a rank that is lost while they meet: another
+        thread calls it.
         """
         made: Future[DistributedGroup] = Future()
 

@@ -12,6 +12,7 @@ import pytest
 from test_engine_schedules import alone, request
 from thread_ranks import ThreadRanks, runner_of
 
+from mtmd.kernels.errors import DeviceError
 from mtmd.kernels.resources.heartbeat import Heartbeat, waiting
 from mtmd.llm.batch import BatchShape
 from mtmd.llm.engine.engine import Engine
@@ -150,6 +151,19 @@ def test_what_a_rank_tells_and_when_it_ends_by_itself(monkeypatch: pytest.Monkey
     Signs(there, heart, gone)
     here.close()
     assert ended.wait(60) and why[1:] == [None]
+
+
+def test_nobody_waits_in_torch_for_a_rank_that_is_lost_while_ranks_meet() -> None:
+    ranks, never = ThreadRanks("windows, blocks", 2, 9), threading.Event()
+
+    def meet() -> Any:
+        threading.Thread(target=ranks._miss, args=(1, "is stopped")).start()
+        never.wait()
+
+    with pytest.raises(DeviceError, match="rank 1 of 2 is stopped"):
+        ranks._met(meet)
+    never.set()
+    ranks.end()
 
 
 def test_a_first_run_that_takes_long_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
