@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict, deque
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from multiprocessing import Pipe
 from types import SimpleNamespace
 from typing import Any
@@ -89,6 +89,8 @@ class ThreadRanks(leader.Ranks):
             while (message := led.wire.receive())[0]["kind"] != "end":
                 with torch.inference_mode():
                     led.follow(*message)
+        except EOFError:  # it was cut off
+            pass
         except BaseException as error:
             led.wire.send("error", text=repr(error))
             self.meeting.barrier.abort()
@@ -97,7 +99,8 @@ class ThreadRanks(leader.Ranks):
     def end(self) -> None:
         self._closing = True
         for follower in self.followers:
-            follower.wire.send("end")
+            with suppress(OSError):
+                follower.wire.send("end")
         for thread in self.threads:
             thread.join(10)
             assert not thread.is_alive()
