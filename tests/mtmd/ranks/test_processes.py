@@ -16,6 +16,7 @@ from contextlib import suppress
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client
 from pathlib import Path
+from queue import SimpleQueue
 from random import Random
 from typing import Any
 
@@ -127,12 +128,12 @@ def test_a_rank_that_is_killed_ends_what_waits(shared: Model) -> None:
 
 def test_a_rank_that_is_killed_between_requests_is_a_fault(shared: Model) -> None:
     shared.describe(SHAPES)
-    told: list[DeviceError] = []
-    shared.service.on_fault(told.append)
+    told: SimpleQueue[DeviceError] = SimpleQueue()
+    shared.service.on_fault(told.put)
     os.kill(processes(shared)[0], signal.SIGKILL)
     with pytest.raises(DeviceError, match="signal 9"):
         shared.describe(SHAPES)
-    assert told and "rank 1 of 2" in str(told[0])
+    assert "rank 1 of 2" in str(told.get(timeout=60))  # after those who wait
 
 
 def test_a_rank_that_is_slow_is_waited_for_and_one_that_hangs_is_not(
@@ -163,13 +164,13 @@ def test_a_rank_that_is_stopped_before_it_is_ready(
 ) -> None:
     """In the first run of a plan, in which ranks read weights and compile."""
     monkeypatch.setattr(signs, "SILENT_S", 2.0)
-    told: list[DeviceError] = []
-    shared.service.on_fault(told.append)
+    told: SimpleQueue[DeviceError] = SimpleQueue()
+    shared.service.on_fault(told.put)
     (pid,) = pids = processes(shared)
     os.kill(pid, signal.SIGSTOP)
     with pytest.raises(DeviceError, match="rank 1 of 2 has not been heard of for 2 s"):
         shared.describe(SHAPES)
-    assert told and "rank 1 of 2" in str(told[0])
+    assert "rank 1 of 2" in str(told.get(timeout=60))  # after those who wait
     until_gone(pid)
     assert shared.loaded.ranks
     shared.close()
