@@ -7,6 +7,7 @@ until that ends.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import sys
@@ -24,17 +25,22 @@ from mtmd.checkpoint.open import open_checkpoint
 from mtmd.config import Launched, LoadOptions
 from mtmd.kernels.errors import MtmdError
 from mtmd.kernels.parallel.distributed import DistributedGroup
+from mtmd.kernels.resources.heartbeat import Heartbeat, beat, waiting
 from mtmd.llm.batch import Batch
 from mtmd.llm.state import Cache, Snapshot
 from mtmd.loaded.loaded_model import LoadedModel
 from mtmd.loaded.report import run_checks
 from mtmd.ranks.meeting import KEY, join_store, launcher_store, transport
+from mtmd.ranks.signs import Signs
 from mtmd.ranks.wire import Head, Wire
+
+DOING = {"forward": "running a batch", "encode": "encoding", "check": "checking the model"}
+log = logging.getLogger("mtmd.ranks")
 
 
 class Follower:
-    def __init__(self, loaded: LoadedModel, group: DistributedGroup, wire: Wire):
-        self.loaded, self.group, self.wire = loaded, group, wire
+    def __init__(self, loaded: LoadedModel, group: DistributedGroup, wire: Wire, signs: Signs):
+        self.loaded, self.group, self.wire, self.signs = loaded, group, wire, signs
         self.caches: dict[int, Cache] = {}
         self.snapshots: dict[int, Snapshot] = {}
 
@@ -42,7 +48,13 @@ class Follower:
         for drop in head["drop"]:
             self.caches.pop(drop.get("cache"), None)
             self.snapshots.pop(drop.get("snapshot"), None)
-        getattr(self, f"do_{head['kind']}")(head, tensors)
+        with self.signs.work(DOING.get(head["kind"], "keeping its part of the cache")):
+            getattr(self, f"do_{head['kind']}")(head, tensors)
+
+    def _prepared(self, what: str) -> None:
+        """For the first run of a plan, which all begin together."""
+        self.wire.send("ready")
+        self.signs.doing = f"running {what} for the first time"
 
     def do_cache(self, head: Head, tensors: list[Tensor]) -> None:  # noqa: ARG002
         self.caches[head["number"]] = self.loaded.runner.new_cache()
@@ -64,8 +76,10 @@ class Follower:
         if not head["first"]:
             runner.forward(batch)
             return
+        what = f"a batch of {batch.shape.tokens} tokens"
+        self.signs.doing = f"preparing {what}"
         runner.prepare(batch.shape)
-        self.wire.send("ready")
+        self._prepared(what)
         with self.group.first_run():
             runner.forward(batch)
 
@@ -79,8 +93,10 @@ class Follower:
         if not head["first"]:
             encoder.run(pixels)
             return
+        what = f"tiles {list(pixels.shape)}"
+        self.signs.doing = f"preparing {what}"
         encoder.prepare(pixels)
-        self.wire.send("ready")
+        self._prepared(what)
         with self.group.first_run():
             encoder.run(pixels)
 
@@ -101,20 +117,29 @@ def follow(place: dict[str, Any], rank: int, store: Any = None) -> int:
     """
     # Ctrl-C reaches all processes of a terminal: the first rank says when to end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    host, port = place["address"]
-    wire = Wire(Client((host, port), authkey=bytes.fromhex(place["key"])))
-    wire.send("here", rank=rank)
+    (host, port), key = place["address"], bytes.fromhex(place["key"])
+    wires = {kind: Wire(Client((host, port), authkey=key)) for kind in ("orders", "signs")}
+    for kind, wire in wires.items():
+        wire.send(kind, rank=rank)
+    wire, heart = wires["orders"], Heartbeat()
+    heart.count_this_thread()
+    signs = Signs(wires["signs"], heart, lambda why: _leave(rank, why))
     try:
         head, _ = wire.receive()
-        chosen = LoadOptions(**head["options"])
-        host, port = place["store"] or ("", 0)
-        store = store or join_store(host, port, place["size"])
-        group = DistributedGroup(
-            store, rank, place["size"], transport(chosen.device), place["memory"]
-        )
-        checkpoint = _open_again(*head["opened_from"])
-        follower = Follower(LoadedModel(checkpoint, chosen, group=group), group, wire)
-        wire.send("ready")
+        with signs.work("loading the model"):
+            chosen = LoadOptions(**head["options"])
+            host, port = place["store"] or ("", 0)
+            store = store or join_store(host, port, place["size"])
+            wire.send("here")
+            with waiting():
+                group = DistributedGroup(
+                    store, rank, place["size"], transport(chosen.device), place["memory"]
+                )
+            checkpoint = _open_again(*head["opened_from"])
+            beat("its graphs")
+            loaded = LoadedModel(checkpoint, chosen, group=group)
+            follower = Follower(loaded, group, wire, signs)
+            wire.send("ready")
         while True:
             head, tensors = wire.receive()
             if head["kind"] == "end":
@@ -130,6 +155,13 @@ def follow(place: dict[str, Any], rank: int, store: Any = None) -> int:
         except OSError:
             return 0
         return 1
+
+
+def _leave(rank: int, why: str | None) -> None:
+    """Also in the midst of something that does not end."""
+    if why is not None:
+        log.error("rank %d %s; it ends", rank, why)
+    _end(0 if why is None else 1)
 
 
 def join(launched: Launched) -> NoReturn:

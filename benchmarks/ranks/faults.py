@@ -1,5 +1,5 @@
-"""What becomes of an answer whose second rank is killed, hangs or is slow: how long until the
-error, or the answer; whether a process is left.
+"""What becomes of an answer whose second rank is killed, hangs or is slow, in its midst or before
+the first run of a plan: how long until the error, or the answer; whether a process is left.
 
     python benchmarks/ranks/faults.py
 """
@@ -28,14 +28,18 @@ def second(model: Model) -> int:
     return follower.process.pid
 
 
-def told(kind: str, number: int, expected: str) -> None:
-    """`number` is the signal that the second rank gets in the midst of an answer."""
+def told(kind: str, number: int, expected: str, known: bool = True) -> None:
+    """`number` is the signal that the second rank gets in the midst of an answer; without `known`,
+    before a model's first one, for which weights are read.
+    """
     model = load(tp=2, speculate="off")
     pid, words = second(model), list[object]()
     try:
-        model.describe(PICTURE)
+        if known:
+            model.describe(PICTURE)
         events = model.stream(MESSAGES, temperature=0)
-        words.append(next(events))
+        if known:
+            words.append(next(events))
         os.kill(pid, number)
         if kind == "slow":
             threading.Timer(SLOW_S, os.kill, (pid, signal.SIGCONT)).start()
@@ -51,7 +55,8 @@ def told(kind: str, number: int, expected: str) -> None:
     ask_threads(None)
     ended = not Path(f"/proc/{pid}").exists()
     outcome = error or f"answered, {'as' if said(words) == expected else 'NOT AS'} by one process"
-    print(f"{kind:<8}{seconds:6.2f} s  {outcome}; process left: {'no' if ended else 'YES'}")
+    when = "" if known else ", first run"
+    print(f"{kind + when:<20}{seconds:6.2f} s  {outcome}; process left: {'no' if ended else 'YES'}")
 
 
 def said(events: list[object]) -> str:
@@ -67,6 +72,8 @@ def main() -> None:
         ("hung", signal.SIGSTOP),
     ):
         told(kind, number, expected)
+    for kind, number in (("killed", signal.SIGKILL), ("hung", signal.SIGSTOP)):
+        told(kind, number, expected, known=False)
 
 
 if __name__ == "__main__":

@@ -64,11 +64,20 @@ LINKS = {
     for link in (
         _direct("nvlink-bridge", "NVLink bridge, GeForce", 56.25, 2,
                 "NVIDIA Ampere GA102 GPU Architecture whitepaper: four links"),
-        _direct("nvlink3", "NVLink 3", 300, 8, "NVIDIA A100 datasheet: 600 GB/s both ways"),
-        _direct("nvlink4", "NVLink 4", 450, 8, "NVIDIA H100 datasheet: 900 GB/s both ways"),
+        _direct("nvlink3", "NVLink 3, switched", 300, 8,
+                "NVIDIA A100 datasheet: 600 GB/s both ways"),
+        _direct("nvlink3-mesh", "NVLink 3, board of four", 100, 4,
+                "NERSC, Perlmutter: 4 of a card's 12 links to each other one, 25 GB/s each way",
+                is_mesh=True),
+        _direct("nvlink4", "NVLink 4, switched", 450, 8,
+                "NVIDIA H100 datasheet: 900 GB/s both ways"),
+        _direct("nvlink4-mesh", "NVLink 4, board of four", 150, 4,
+                "a third of a card's 18 links of 25 GB/s; so in JUPITER, between four GH200",
+                is_mesh=True),
         _direct("nvlink4-bridge", "NVLink 4 bridge, PCIe cards", 300, 2,
                 "NVIDIA H100 datasheet, PCIe: 600 GB/s both ways"),
-        _direct("nvlink5", "NVLink 5", 900, 8, "NVIDIA DGX B200 datasheet: 1.8 TB/s both ways"),
+        _direct("nvlink5", "NVLink 5, switched", 900, 8,
+                "NVIDIA DGX B200 datasheet: 1.8 TB/s both ways"),
         _direct("infinity", "Infinity Fabric", 64, 8,
                 "AMD Instinct MI300X data sheet: 7 links, 128 GB/s both ways each", is_mesh=True),
         _pcie("pcie4", "PCI Express 4.0 x16", 16),
@@ -78,8 +87,9 @@ LINKS = {
 OF_CARD = {
     "rtx3060": ("pcie4",), "rtx3090": ("nvlink-bridge", "pcie4"), "rtx4090": ("pcie4",),
     "rtx5090": ("pcie5",), "a10": ("pcie4",), "l4": ("pcie4",), "l40s": ("pcie4",),
-    "a100-40g": ("nvlink3", "pcie4"), "a100-80g": ("nvlink3", "pcie4"),
-    "h100": ("nvlink4", "pcie5"), "h100-pcie": ("nvlink4-bridge", "pcie5"),
+    "a100-40g": ("nvlink3", "nvlink3-mesh", "pcie4"),
+    "a100-80g": ("nvlink3", "nvlink3-mesh", "pcie4"),
+    "h100": ("nvlink4", "nvlink4-mesh", "pcie5"), "h100-pcie": ("nvlink4-bridge", "pcie5"),
     "h200": ("nvlink4", "pcie5"), "b200": ("nvlink5", "pcie5"), "mi300x": ("infinity", "pcie5"),
     "rx7900xtx": ("pcie4",),
 }  # fmt: skip
@@ -104,8 +114,8 @@ REACHED = {
 
 
 def links_of(card: Card, ranks: int) -> tuple[Link, ...]:
-    """What may tie so many of these cards together, the fastest first; nothing for an architecture,
-    which many cards have.
+    """What may tie so many of these cards together, the fastest first: the same card comes on
+    boards with a switch and without. Nothing for an architecture, which many cards have.
     """
     return tuple(LINKS[name] for name in OF_CARD.get(card.name, ()) if LINKS[name].most >= ranks)
 

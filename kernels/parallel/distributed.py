@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -15,14 +16,28 @@ from torch import Tensor
 
 from mtmd.kernels.errors import DeviceError
 from mtmd.kernels.parallel.shared_memory import SharedMemory
+from mtmd.kernels.resources.heartbeat import waiting
 
 WAIT_S = 8.0  # for the other ranks at a sum; all have the same work
 T = TypeVar("T")
-FIRST_WAIT_S = 600.0  # in the first run of a plan, which reads weights and compiles
+FIRST_WAIT_S = 600.0  # in the first run of a plan, where others may still compile
+
+
+@dataclass
+class _Process:
+    meets: bool = False  # or did, in vain: torch counts its groups by then
+
+
+_process = _Process()
 
 
 def check_unused() -> None:
-    """Raises DeviceError where this process is one of several already."""
+    """Raises DeviceError where this process is one of several already, or was to be."""
+    if _process.meets:
+        raise DeviceError(
+            "this process was to be one of several ranks, of which one was lost while they met: "
+            "start another process"
+        )
     if dist.is_initialized():
         raise DeviceError(
             "this process is one of several ranks already, of which torch.distributed has one set "
@@ -39,6 +54,7 @@ class DistributedGroup:
     def __init__(self, store: Any, rank: int, size: int, backend: str, memory: int | None = None):
         self.rank, self.size = rank, size
         self._memory = None if memory is None else SharedMemory(memory, rank, size)
+        _process.meets = True
         try:
             dist.init_process_group(
                 backend,
@@ -51,6 +67,7 @@ class DistributedGroup:
             self._strict: Any = dist.new_group(timeout=timedelta(seconds=WAIT_S))
         except RuntimeError as error:
             raise DeviceError(f"the {size} ranks did not meet: {_reason(error)}") from error
+        _process.meets = False
         self._now = self._patient
         self.bytes = 0
         """Handed to collectives so far, by this rank."""
@@ -106,7 +123,8 @@ class DistributedGroup:
         if self._now is None:
             raise DeviceError(f"{self} has left the others; load the model again")
         try:
-            return collective(self._now)
+            with waiting():
+                return collective(self._now)
         except (RuntimeError, ValueError, OSError) as error:  # ValueError: left meanwhile
             raise self._lost(error) from error.with_traceback(None)
 

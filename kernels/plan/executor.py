@@ -18,10 +18,10 @@ from mtmd.kernels.dtype import mib
 from mtmd.kernels.errors import DeviceMemoryError, PlacementError
 from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.ops import OPS
-from mtmd.kernels.plan.heartbeat import beat, patience
 from mtmd.kernels.plan.replay import Replay, why_not
 from mtmd.kernels.plan.row_blocks import Chain
 from mtmd.kernels.plan.scheduler import Plan
+from mtmd.kernels.resources.heartbeat import beat, heart_here, patience
 from mtmd.kernels.resources.result_memory import ResultMemory, new_result
 
 if TYPE_CHECKING:
@@ -102,6 +102,7 @@ class Residency:
 
     @staticmethod
     def _read(node: Node) -> Tensor:
+        beat(node.name)
         value: Tensor = node.attrs["source"].read(node.name, node.dtype)
         beat()
         return value
@@ -139,6 +140,7 @@ class Executor:
         nothing = len(self._template)  # the slot of an absent input, always None
         self._template.append(None)
         for step in plan.steps:
+            beat(step.node.name)
             slots[step.node] = len(self._template)
             self._template.append(None)
             reads = tuple(
@@ -228,6 +230,7 @@ class Executor:
             values[slot] = _placed(node, filled[node], device, is_written)
         chains = self._chains if observe is None else {}
         inside = 0  # a chain, before the step of this number
+        heart = heart_here()
         for number, (kernel, reads, result, frees, node) in enumerate(self._program):
             if number < inside:
                 continue
@@ -236,6 +239,8 @@ class Executor:
                 inside = chains[number].chain.stop
                 continue
             inputs = [values[i] for i in reads]
+            if heart is not None:
+                heart.at = node.name
             with memory.in_use():
                 if node in self._long:
                     with patience(self._long[node]):

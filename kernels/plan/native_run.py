@@ -17,6 +17,7 @@ from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.ops import OPS
 from mtmd.kernels.plan.lower import ARENA, Lowered, Lowering, StepFacts, worth
 from mtmd.kernels.plan.thread_choice import ThreadChoice
+from mtmd.kernels.resources.heartbeat import heart_here
 from mtmd.kernels.resources.threads import asked_threads
 
 if TYPE_CHECKING:
@@ -68,6 +69,10 @@ class NativePlan:
         self._ends: dict[int, list[int]] = {}
         for root in lowered.made.values():
             self._ends.setdefault(lowered.last.get(root, 0), []).append(root)
+        self._names = [
+            f"program {number}" if isinstance(part, Program) else calls[part][2].name
+            for number, part in enumerate(lowered.parts)
+        ]
         self._kept = {
             place.root
             for place in (lowered.places[o] for o in outputs)
@@ -101,8 +106,11 @@ class NativePlan:
         for root, kind in results.results.items():
             result = tensors[root] = torch.empty(kind.shape, dtype=kind.dtype)
             roots[root] = result.data_ptr()
+        heart = heart_here()
         threads, seconds, undisturbed = choice.next(), 0.0, True
         for number, part in enumerate(results.parts):
+            if heart is not None:
+                heart.at = self._names[number]
             if isinstance(part, Program):
                 frame = memory.frames[number]
                 # what is held must outlive every thread that is in the frame

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from mtmd.kernels.errors import DeviceError, MtmdError
-from mtmd.kernels.plan.heartbeat import Heartbeat
+from mtmd.kernels.resources.heartbeat import Heartbeat
 from mtmd.kernels.resources.priority import ahead
 from mtmd.kernels.resources.turns import aside
 from mtmd.tracebacks import stack_text, traceback_text
@@ -244,8 +244,8 @@ class DeviceUser:
     called on the thread. `given_up` is called in place of `ended` after a fault, on any thread: the
     device's may hang in `turn`.
 
-    `hang_s`: a turn without a beat (`kernels.plan.heartbeat`) for so long is taken for a hang; None
-    for any time.
+    `hang_s`: a turn without a beat (`kernels.resources.heartbeat`) for so long is taken for a hang;
+    None for any time.
     """
 
     def __init__(

@@ -17,6 +17,7 @@ import time
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, Listener
@@ -28,10 +29,12 @@ from mtmd.config import Launched, LoadOptions
 from mtmd.kernels.errors import DeviceError
 from mtmd.kernels.parallel.distributed import DistributedGroup, check_unused
 from mtmd.kernels.parallel.shared_memory import new_memory
+from mtmd.kernels.resources.heartbeat import waiting
 from mtmd.llm.batch import Batch
 from mtmd.llm.engine.runner import PLANS
 from mtmd.llm.state import Snapshot
 from mtmd.ranks.meeting import KEY, LOCALHOST, launcher_store, new_store, transport
+from mtmd.ranks.signs import Watch
 from mtmd.ranks.wire import Head, Wire
 
 START_S = 120.0  # for a process that imports torch, perhaps on a busy machine
@@ -47,11 +50,20 @@ BATCH = tuple(
 class Follower:
     """One of the other ranks, as the first one sees it."""
 
-    def __init__(self, rank: int, wire: Wire, process: subprocess.Popen[bytes] | None):
-        self.rank, self.wire, self.process = rank, wire, process
+    def __init__(self, rank: int, wire: Wire, signs: Wire, process: subprocess.Popen[bytes] | None):
+        """`wire` for orders and answers, `signs` for signs of life."""
+        self.rank, self.wire, self.signs, self.process = rank, wire, signs, process
         self.answers: deque[Head] = deque()
         self.answered = threading.Condition()
         self.gone: str | None = None
+
+    def cut_off(self) -> None:
+        """Whoever waits for it, in a collective or to send to it, is told at once that it has gone:
+        of one that hangs, nobody would be.
+        """
+        self.wire.shut()
+        if self.process is not None:
+            self.process.kill()
 
 
 class Ranks:
@@ -65,7 +77,8 @@ class Ranks:
         self.size, self._lock = chosen.tp, threading.RLock()
         self.on_loss: list[Callable[[DeviceError], None]] = []
         self.fault: DeviceError | None = None
-        self._closing = False
+        self._closing, self._loss = False, threading.Event()
+        self._watch = Watch({}, lambda *_: None)
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._dropped: deque[dict[str, int]] = deque()
         self._known: OrderedDict[str, None] = OrderedDict()
@@ -73,21 +86,39 @@ class Ranks:
         self._numbers: weakref.WeakKeyDictionary[Snapshot, int] = weakref.WeakKeyDictionary()
         gloo = transport(chosen.device) == "gloo"
         memory = new_memory(self.size) if gloo and launched is None else None
+        group: DistributedGroup | None = None
         try:
             store = self._meet(launched, memory)
             self._tell("load", options=dataclasses.asdict(chosen), opened_from=opened_from)
-            mine = None if memory is None else os.dup(memory)
-            self.group = DistributedGroup(store, 0, self.size, transport(chosen.device), mine)
+            self._listen_to_all()
+            with self._watch.work():
+                self._wait("here")
+                mine = None if memory is None else os.dup(memory)
+                self.group = group = self._met(
+                    lambda: DistributedGroup(store, 0, self.size, transport(chosen.device), mine)
+                )
+                self.on_loss.append(lambda _: self.group.give_up())
+                self._wait("ready")
         except BaseException:
-            for process in self._processes.values():
-                with suppress(BrokenPipeError), process:  # what it has not read
-                    process.kill()
+            self._abandon(group)
             raise
         finally:
             if memory is not None:
                 os.close(memory)
-        self.on_loss.append(lambda _: self.group.give_up())
         atexit.register(self.close)
+
+    def _abandon(self, group: DistributedGroup | None) -> None:
+        """What has been started of ranks that do not come to be."""
+        self._closing = True
+        self._watch.close()
+        for process in self._processes.values():
+            with suppress(BrokenPipeError), process:  # what it has not read
+                process.kill()
+        if group is not None:
+            group.leave()
+
+    def _listen_to_all(self) -> None:
+        by_rank = {f.rank: f for f in self.followers}
         for follower in self.followers:
             threading.Thread(
                 target=self._listen,
@@ -95,7 +126,30 @@ class Ranks:
                 name=f"mtmd rank {follower.rank}",
                 daemon=True,
             ).start()
-        self._wait("ready", START_S * 5)
+        self._watch = Watch(
+            {rank: f.signs for rank, f in by_rank.items()},
+            lambda rank, why: self._lost(by_rank[rank], why),
+        )
+        self._watch.start()
+
+    def _met(self, meet: Callable[[], DistributedGroup]) -> DistributedGroup:
+        """The group. torch waits for long for a rank that is lost while they meet: another
+        thread calls it.
+        """
+        made: Future[DistributedGroup] = Future()
+
+        def run() -> None:
+            try:
+                made.set_result(meet())
+            except BaseException as error:  # it is raised again where it is waited for
+                made.set_exception(error)
+            self._loss.set()
+
+        threading.Thread(target=run, name="mtmd ranks meet", daemon=True).start()
+        self._loss.wait()
+        if made.done():
+            return made.result()
+        raise DeviceError(str(self.fault))
 
     def _meet(self, launched: Launched | None, memory: int | None) -> Any:
         """All ranks have begun, and wait for what they are to load. Their store."""
@@ -131,7 +185,7 @@ class Ranks:
 
     def _accept(self, listener: Listener) -> list[Follower]:
         """Of every other rank its connection; each says which it is."""
-        found: dict[int, Follower] = {}
+        found: dict[tuple[int, str], Wire] = {}
         accepted: deque[Connection] = deque()
         done = threading.Event()
 
@@ -144,12 +198,11 @@ class Ranks:
         threading.Thread(target=accept, name="mtmd ranks", daemon=True).start()
         end = time.monotonic() + START_S
         try:
-            while len(found) < self.size - 1:
+            while len(found) < 2 * (self.size - 1):
                 while accepted:
                     wire = Wire(accepted.popleft())
                     head, _ = wire.receive()
-                    rank = int(head["rank"])
-                    found[rank] = Follower(rank, wire, self._processes.get(rank))
+                    found[int(head["rank"]), str(head["kind"])] = wire
                 ended = ((r, p.poll()) for r, p in self._processes.items())
                 dead = [(rank, code) for rank, code in ended if code is not None]
                 if dead or time.monotonic() > end:
@@ -158,11 +211,15 @@ class Ranks:
                         if dead
                         else f"{START_S:g} s passed"
                     )
-                    raise DeviceError(f"of {self.size} ranks, {1 + len(found)} have started: {why}")
+                    started = 1 + len({rank for rank, _ in found})
+                    raise DeviceError(f"of {self.size} ranks, {started} have started: {why}")
                 time.sleep(0.01)
         finally:
             done.set()
-        return [found[rank] for rank in sorted(found)]
+        return [
+            Follower(rank, found[rank, "orders"], found[rank, "signs"], self._processes.get(rank))
+            for rank in range(1, self.size)
+        ]
 
     def _listen(self, follower: Follower) -> None:
         """Until the follower is gone."""
@@ -191,6 +248,8 @@ class Ranks:
             f"rank {follower.rank} of {self.size} {why}; start the process again"
         )
         log.error("%s", self.fault)
+        follower.cut_off()
+        self._loss.set()
         for tell in self.on_loss:
             tell(self.fault)
 
@@ -207,17 +266,11 @@ class Ranks:
             if self.fault is not None:
                 raise DeviceError(str(self.fault))
 
-    def _wait(self, kind: str, seconds: float) -> None:
-        """For an answer of every follower."""
-        end = time.monotonic() + seconds
+    def _wait(self, kind: str) -> None:
+        """For an answer of every follower, while they give signs that their work goes on."""
         for follower in self.followers:
-            with follower.answered:
-                while not follower.answers and follower.gone is None:
-                    if not follower.answered.wait(end - time.monotonic()):
-                        raise DeviceError(
-                            f"rank {follower.rank} of {self.size} has not answered for "
-                            f"{seconds:.0f} s; start the process again"
-                        )
+            with follower.answered, waiting():
+                follower.answered.wait_for(lambda f=follower: f.answers or f.gone is not None)  # type: ignore[misc]
                 if follower.gone is not None and not follower.answers:
                     raise DeviceError(f"rank {follower.rank} of {self.size} {follower.gone}")
                 answer = follower.answers.popleft()
@@ -237,14 +290,15 @@ class Ranks:
             self._known.move_to_end(key)
             while len(self._known) > PLANS:
                 self._known.popitem(last=False)
-            self._tell(kind, tensors, first=first, **head)
             try:
-                if not first:
-                    yield
-                    return
-                self._wait("ready", START_S * 5)
-                with self.group.first_run():
-                    yield
+                with self._watch.work():
+                    self._tell(kind, tensors, first=first, **head)
+                    if not first:
+                        yield
+                        return
+                    self._wait("ready")
+                    with self.group.first_run():
+                        yield
             except DeviceError as error:
                 raise self._cause(error) from error
 
@@ -253,7 +307,9 @@ class Ranks:
         end = time.monotonic() + 1.0
         while self.fault is None and time.monotonic() < end:
             time.sleep(0.01)
-        return DeviceError(str(self.fault)) if self.fault is not None else error
+        if self.fault is not None:
+            return DeviceError(str(self.fault))
+        return DeviceError(f"{error} ({self._watch.told()})")
 
     def forward(self, batch: Batch, cache: int) -> Any:
         names = [*BATCH, *(("images", "image_at") if batch.images is not None else ())]
@@ -273,7 +329,7 @@ class Ranks:
     @contextmanager
     def checks(self) -> Iterator[None]:
         """Every rank runs the checks of a warm-up."""
-        with self._lock, self.group.first_run():
+        with self._lock, self.group.first_run(), self._watch.work():
             self._tell("check")
             try:
                 yield
@@ -303,13 +359,18 @@ class Ranks:
 
     def close(self) -> None:
         """End the others: at once where they do not end by themselves."""
-        with self._lock:
+        # what waits for a rank that is lost may hold it yet
+        held = self._lock.acquire(timeout=-1 if self.fault is None else END_S)
+        try:
             if self._closing:
                 return
             self._closing = True
             for follower in self.followers:
                 with suppress(OSError, ValueError):
                     follower.wire.send("end")
+        finally:
+            if held:
+                self._lock.release()
         atexit.unregister(self.close)
         for follower in self.followers:
             if follower.process is not None:
@@ -323,6 +384,7 @@ class Ranks:
             with follower.answered:
                 follower.answered.wait_for(lambda f=follower: f.gone is not None, END_S)  # type: ignore[misc]
             follower.wire.close()
+        self._watch.close()
         self.group.leave()
 
 

@@ -5,7 +5,10 @@ that is received is run.
 from __future__ import annotations
 
 import json
+import os
+import socket
 from collections.abc import Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -24,27 +27,36 @@ class Wire:
     """
 
     def __init__(self, connection: Connection):
-        self._connection = connection
+        self.connection = connection
 
     def send(self, kind: str, tensors: Sequence[Tensor] = (), **head: Any) -> None:
         parts = [t.detach().cpu() for t in tensors]
         layout = [[name_of(p.dtype), list(p.shape)] for p in parts]
-        self._connection.send_bytes(json.dumps({"kind": kind, "tensors": layout, **head}).encode())
+        self.connection.send_bytes(json.dumps({"kind": kind, "tensors": layout, **head}).encode())
         for part in parts:
             if part.numel():
                 values = torch.empty(part.numel(), dtype=part.dtype).copy_(part.reshape(-1))
-                self._connection.send_bytes(values.view(torch.uint8).numpy().tobytes())
+                self.connection.send_bytes(values.view(torch.uint8).numpy().tobytes())
 
     def receive(self) -> tuple[Head, list[Tensor]]:
-        head = json.loads(self._connection.recv_bytes())
+        head = json.loads(self.connection.recv_bytes())
         tensors = []
         for kind, shape in head.pop("tensors"):
             value = torch.empty(shape, dtype=DTYPES[kind])
             if value.numel():
-                data = np.frombuffer(self._connection.recv_bytes(), np.uint8)
+                data = np.frombuffer(self.connection.recv_bytes(), np.uint8)
                 value.view(-1).view(torch.uint8).numpy()[:] = data
             tensors.append(value)
         return head, tensors
 
+    def comes(self, seconds: float) -> bool:
+        """Whether there is something to receive, or the other's end, within so many seconds."""
+        return self.connection.poll(seconds)
+
+    def shut(self) -> None:
+        """As if the other had gone, also for a thread of this process that sends or receives."""
+        with suppress(OSError), socket.socket(fileno=os.dup(self.connection.fileno())) as end:
+            end.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
-        self._connection.close()
+        self.connection.close()

@@ -21,7 +21,7 @@ from mtmd.clip.encoder import BATCH
 from mtmd.kernels.backends.side_stream import Mark
 from mtmd.kernels.errors import DeviceError, MtmdError
 from mtmd.kernels.graph import Shape
-from mtmd.kernels.plan.heartbeat import beat
+from mtmd.kernels.resources.heartbeat import beat
 from mtmd.kernels.resources.turns import Shares
 from mtmd.prompt.bridge import Bridge, Prepared
 from mtmd.prompt.embedding_cache import Key

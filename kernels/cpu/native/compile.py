@@ -25,6 +25,7 @@ from llvmlite import ir
 
 from mtmd.kernels.cpu.native.emit import I64, PTR, Emitter
 from mtmd.kernels.files import cache_folder, write_aside
+from mtmd.kernels.resources.heartbeat import beat
 
 KERNEL = (PTR, I64, I64, PTR)
 SOURCES = ("cpu/native", "cpu/tiled", "quantization")  # whose text decides what a kernel is
@@ -96,6 +97,7 @@ class Compiler:
     def _make(
         self, emit: Callable[..., None], params: tuple[Any, ...], signature: Sequence[ir.Type]
     ) -> int:
+        beat(f"kernel {emit.__name__}")
         known = emit.__module__.startswith("mtmd.kernels.")
         text = [emit.__module__, emit.__qualname__, repr(params), self.cpu.name, self.cpu.features]
         digest = hashlib.sha256("\0".join((*text, llvmlite.__version__)).encode())
@@ -119,6 +121,7 @@ class Compiler:
         assert address, name
         self.stats.kernels += 1
         self.stats.load_ms += (time.perf_counter() - start) * 1e3
+        beat()
         return address
 
     def _compile(

@@ -57,6 +57,19 @@ def test_a_mesh_has_a_link_for_every_two_cards(ranks: int, rate: float) -> None:
     assert found == pytest.approx(expected * US, rel=1e-6)
 
 
+@pytest.mark.parametrize(("card", "rate"), [("a100-80g", 100e9), ("h100", 150e9)])
+def test_a_board_of_four_has_no_switch(card: str, rate: float) -> None:
+    """Two of its cards share a third of their links; four have as much as with a switch."""
+    for ranks in (2, 3, 4):
+        switched, mesh, _ = links_of(CARDS[card], ranks)
+        assert mesh.is_mesh and not switched.is_mesh
+        assert mesh.rate(ranks) == rate * (ranks - 1)
+        assert mesh.rate(ranks) <= switched.rate(ranks) == 3 * rate
+        times = [exchange_s("all_reduce", 8 << 20, ranks, x, MIDDLE_OF) for x in (switched, mesh)]
+        assert times[0] < times[1] if ranks < 4 else times[0] == times[1]
+    assert not any(link.is_mesh for link in links_of(CARDS[card], 8))
+
+
 def test_which_links_tie_so_many_cards() -> None:
     names = [link.name for link in links_of(CARDS["rtx3090"], 2)]
     assert names == ["nvlink-bridge", "pcie4"]

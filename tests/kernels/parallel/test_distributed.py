@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from mtmd.kernels.errors import DeviceError
-from mtmd.kernels.parallel.distributed import DistributedGroup
+from mtmd.kernels.parallel import distributed
+from mtmd.kernels.parallel.distributed import DistributedGroup, check_unused
 from mtmd.ranks.meeting import new_store
 
 
@@ -32,6 +33,23 @@ def test_no_thread_of_gloo_outlives_a_group_that_is_left() -> None:
     with pytest.raises(DeviceError, match="has left the others"):
         group.sum(x)
     group.leave()
+
+
+def test_a_process_that_has_not_met_the_others_meets_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """torch would have it wait for a group that the others do not know by this name."""
+
+    def lost(*_: object, **__: object) -> None:
+        raise RuntimeError("Timed out after 1 s waiting for clients")
+
+    monkeypatch.setattr(distributed, "_process", distributed._Process())
+    monkeypatch.setattr(torch.distributed, "init_process_group", lost)
+    check_unused()
+    with pytest.raises(DeviceError, match="did not meet"):
+        DistributedGroup(None, 0, 2, "gloo")
+    with pytest.raises(DeviceError, match="lost while they met: start another process"):
+        check_unused()
 
 
 def test_an_error_does_not_hold_the_group(monkeypatch: pytest.MonkeyPatch) -> None:

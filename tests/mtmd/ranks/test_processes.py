@@ -16,6 +16,7 @@ from contextlib import suppress
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client
 from pathlib import Path
+from queue import SimpleQueue
 from random import Random
 from typing import Any
 
@@ -32,7 +33,7 @@ from mtmd.kernels.resources.threads import ask_threads
 from mtmd.llm.engine.engine import Engine, Prompt
 from mtmd.llm.sampling.sampler import Sampler, Sampling
 from mtmd.model import Model
-from mtmd.ranks import leader
+from mtmd.ranks import leader, signs
 from mtmd.ranks.meeting import KEY
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -127,12 +128,12 @@ def test_a_rank_that_is_killed_ends_what_waits(shared: Model) -> None:
 
 def test_a_rank_that_is_killed_between_requests_is_a_fault(shared: Model) -> None:
     shared.describe(SHAPES)
-    told: list[DeviceError] = []
-    shared.service.on_fault(told.append)
+    told: SimpleQueue[DeviceError] = SimpleQueue()
+    shared.service.on_fault(told.put)
     os.kill(processes(shared)[0], signal.SIGKILL)
     with pytest.raises(DeviceError, match="signal 9"):
         shared.describe(SHAPES)
-    assert told and "rank 1 of 2" in str(told[0])
+    assert "rank 1 of 2" in str(told.get(timeout=60))  # after those who wait
 
 
 def test_a_rank_that_is_slow_is_waited_for_and_one_that_hangs_is_not(
@@ -154,6 +155,69 @@ def test_a_rank_that_is_slow_is_waited_for_and_one_that_hangs_is_not(
         model.close()
         model.loaded.ranks.close()
         assert gone([pid])
+    finally:
+        ask_threads(None)
+
+
+def test_a_rank_that_is_stopped_before_it_is_ready(
+    shared: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the first run of a plan, in which ranks read weights and compile."""
+    monkeypatch.setattr(signs, "SILENT_S", 2.0)
+    told: SimpleQueue[DeviceError] = SimpleQueue()
+    shared.service.on_fault(told.put)
+    (pid,) = pids = processes(shared)
+    os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(DeviceError, match="rank 1 of 2 has not been heard of for 2 s"):
+        shared.describe(SHAPES)
+    assert "rank 1 of 2" in str(told.get(timeout=60))  # after those who wait
+    until_gone(pid)
+    assert shared.loaded.ranks
+    shared.close()
+    shared.loaded.ranks.close()
+    assert gone(pids)
+
+
+def test_a_rank_that_is_stopped_in_the_first_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the first waits in gloo, which would wait ten minutes."""
+    monkeypatch.setattr(leader, "new_memory", lambda _: None)
+    wait = leader.Ranks._wait
+    model = load(tp=2, speculate="off")
+    (pid,) = processes(model)
+
+    def stopped(self: leader.Ranks, kind: str) -> None:
+        wait(self, kind)
+        os.kill(pid, signal.SIGSTOP)
+
+    monkeypatch.setattr(signs, "SILENT_S", 2.0)
+    monkeypatch.setattr(leader.Ranks, "_wait", stopped)
+    try:
+        with pytest.raises(DeviceError, match="rank 1 of 2 has not been heard of for 2 s, last"):
+            model.describe(SHAPES)
+        assert model.loaded.ranks
+        model.close()
+        model.loaded.ranks.close()
+        assert gone([pid])
+    finally:
+        ask_threads(None)
+
+
+def test_a_rank_that_is_stopped_before_it_has_met_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(signs, "SILENT_S", 2.0)
+    tell, started = leader.Ranks._tell, list[int]()
+
+    def stopped(self: leader.Ranks, kind: str, *args: Any, **head: Any) -> None:
+        started.extend(process.pid for process in self._processes.values())
+        os.kill(started[0], signal.SIGSTOP)
+        tell(self, kind, *args, **head)
+
+    monkeypatch.setattr(leader.Ranks, "_tell", stopped)
+    try:
+        with pytest.raises(DeviceError, match="rank 1 of 2 has not been heard of for 2 s"):
+            load(tp=2, speculate="off")
+        assert started and gone(started)
     finally:
         ask_threads(None)
 
@@ -233,6 +297,9 @@ class GoneWire:
     def send(self, *_: object, **__: object) -> None:
         raise BrokenPipeError
 
+    def shut(self) -> None:
+        pass
+
 
 @pytest.mark.parametrize("where", ["_start", "_accept"])
 def test_a_rank_that_is_gone_before_it_loads(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,7 +311,7 @@ def test_a_rank_that_is_gone_before_it_loads(where: str, monkeypatch: pytest.Mon
 
     gone: Any = GoneWire()
     monkeypatch.setattr(leader.Ranks, "_start", start)
-    monkeypatch.setattr(leader.Ranks, "_accept", lambda *_: [leader.Follower(1, gone, None)])
+    monkeypatch.setattr(leader.Ranks, "_accept", lambda *_: [leader.Follower(1, gone, gone, None)])
     before = memories()
     with pytest.raises(DeviceError, match="rank 1 of 2 cannot be"):
         leader.Ranks(LoadOptions(tp=2), (), None)

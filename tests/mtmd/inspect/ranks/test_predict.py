@@ -33,7 +33,7 @@ def test_the_report_for_people(shared: PredictionReport) -> None:
 def test_a_rank_takes_its_part_and_says_what_it_exchanges(shared: PredictionReport) -> None:
     assert shared.ranks is not None and len(shared.ranks.ranks) == 2
     assert all(r.weight_bytes < 0.55 * shared.weight_bytes for r in shared.ranks.ranks)
-    assert [link.link for link in shared.links] == ["nvlink4", "pcie5"]
+    assert [link.link for link in shared.links] == ["nvlink4", "nvlink4-mesh", "pcie5"]
     for fast, slow in pairwise(shared.links):
         assert fast.decode and slow.decode and fast.encode and slow.encode
         assert 0 < fast.decode.exchange_ms < slow.decode.exchange_ms < slow.decode.device_ms

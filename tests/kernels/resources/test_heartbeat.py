@@ -16,8 +16,8 @@ from mtmd.kernels.graph import Node
 from mtmd.kernels.ops import OPS
 from mtmd.kernels.plan import executor
 from mtmd.kernels.plan.executor import Executor, Residency
-from mtmd.kernels.plan.heartbeat import Heartbeat, beat, patience
 from mtmd.kernels.plan.scheduler import make_plan
+from mtmd.kernels.resources.heartbeat import Heartbeat, beat, patience
 
 
 class Listening(Cpu):
