@@ -26,13 +26,17 @@ from mtmd.kernels.dtype import name_of
 from mtmd.kernels.errors import PlacementError
 from mtmd.kernels.gpu.jit import tl, triton
 from mtmd.kernels.gpu.launch import Call, power_of_two, run_call
+from mtmd.kernels.gpu.quant_matmul import operands
 from mtmd.kernels.gpu.quant_matmul.blocks import decode
 from mtmd.kernels.gpu.quant_matmul.cases import CASES, NMSE, USES, product_error
+from mtmd.kernels.gpu.quant_matmul.operands import add_product
 from mtmd.kernels.gpu.quant_matmul.words import MOST_ROWS, UNIT_VALUES, UNROLLED, dot
 from mtmd.kernels.gpu.triton_kernel import Program, TritonKernel, fresh
 from mtmd.kernels.graph import Type
 from mtmd.kernels.quantization.blocks import BLOCKS, NATIVE
 
+MOST_EIGHTS = 2
+MANY_ROWS = 8192  # of w
 GROUP = 32  # values that are decoded together: no block is smaller
 
 
@@ -160,6 +164,51 @@ def word_kernel(
     tl.store(out + at, result.to(out.dtype.element_ty), mask=(m < M)[:, None] & (n < N)[None, :])
 
 
+@triton.jit
+def operand_kernel(
+    x,
+    w,
+    bias,
+    out,
+    M,
+    N,
+    K,
+    row_bytes,
+    units,
+    QUANT: tl.constexpr,
+    BIAS: tl.constexpr,
+    WHOLE: tl.constexpr,
+    EIGHTS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    COUNT: tl.constexpr,
+):
+    """At most 8 EIGHTS rows of x by rows of w of so many units (`operands`). Warps share out the
+    units of a row.
+    """
+    R: tl.constexpr = COLUMNS // 8
+    eight = tl.arange(0, 8)[None, None, :, None]
+    n = tl.program_id(0) * COLUMNS + tl.arange(0, R)[:, None, None, None] * 8 + eight
+    m = tl.arange(0, EIGHTS)[:, None, None, None] * 8 + eight
+    w_row = w + tl.minimum(n, N - 1).to(tl.int64) * row_bytes  # surplus rows repeat the last one
+    x_row = x + tl.minimum(m, M - 1).to(tl.int64) * K
+    total = tl.zeros([R, COUNT, 8, 4, EIGHTS, 2], tl.float32)
+    for start in range(0, units, COUNT):
+        unit = (start + tl.arange(0, COUNT))[None, :, None, None]
+        real = unit < units
+        if not WHOLE:
+            unit = tl.where(real, unit, 0)  # which is there, times zeros
+        total = add_product(total, x_row, w_row, unit, real, R, QUANT, WHOLE)
+    result = tl.sum(total, 1)  # [R, 8, 4, EIGHTS, 2]
+    n = tl.reshape(n, [R, 8, 1, 1, 1])
+    m = tl.arange(0, EIGHTS)[:, None] * 8 + tl.arange(0, 2)[None, :]
+    m = tl.arange(0, 4)[:, None, None] * 2 + m[None, :, :]
+    m = m[None, None, :, :, :]
+    if BIAS:
+        result += tl.load(bias + n, mask=n < N, other=0).to(tl.float32)
+    at = m.to(tl.int64) * N + n
+    tl.store(out + at, result.to(out.dtype.element_ty), mask=(m < M) & (n < N))
+
+
 def rejects(x: Type, w: Type, bias: Type | None = None, *, quant: str) -> str | None:
     """None if a kernel multiplies tensors of these types, else why not. Sizes of M, N and K never
     matter short of the limits of a grid and of 32-bit numbers, which are named.
@@ -186,6 +235,13 @@ def plan_call(x: Type, w: Type, bias: Type | None = None, *, quant: str) -> Call
     rows, groups = x.count // width, width // GROUP
     scalars: dict[str, int | float] = {"N": outer, "K": width, "row_bytes": w.shape[1]}
     constants: dict[str, int | bool | str] = {"QUANT": quant, "BIAS": bias is not None}
+    if x.dtype != torch.float32 and rows <= 8 * MOST_EIGHTS:
+        eights = power_of_two(-(-rows // 8))
+        units, (columns, count, warps) = _operand_tile(width, outer, quant)
+        constants |= {"WHOLE": units % count == 0, "EIGHTS": eights}
+        constants |= {"COLUMNS": columns, "COUNT": count}
+        scalars |= {"M": rows, "units": units}
+        return Call(scalars, constants, -(-outer // columns), warps, 1)
     if rows <= MOST_ROWS.get(quant, 0):
         few = power_of_two(rows)
         units, (columns, count, lanes, warps) = _word_tile(width, quant)
@@ -219,6 +275,17 @@ def _word_tile(width: int, quant: str) -> tuple[int, tuple[int, int, int, int]]:
     return units, (columns, warps * 32 // threads, lanes, warps)
 
 
+def _operand_tile(width: int, outer: int, quant: str) -> tuple[int, tuple[int, int, int]]:
+    """Units of a row; and rows of w, units at a time, warps: as many units as eight warps take, or
+    fewer where more than a quarter of all would be past the end.
+    """
+    units = width // operands.UNIT_VALUES[quant]
+    columns, warps = 32 if outer >= MANY_ROWS else 16, 8
+    while warps > 1 and -units % warps * 4 > units:
+        warps //= 2
+    return units, (columns, warps, warps)
+
+
 def _tile(rows: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
     """Rows of x, rows of w, groups of 32 values, warps."""
     if dtype == torch.float32:
@@ -233,6 +300,8 @@ def kernel_of(call: Call) -> object:
     """The kernel that a call is for."""
     if "LANES" in call.constants:
         return word_kernel
+    if "EIGHTS" in call.constants:
+        return operand_kernel
     return tile_kernel if "ROWS" in call.constants else row_kernel
 
 
