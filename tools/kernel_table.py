@@ -23,7 +23,7 @@ from mtmd.kernels.gpu.quant_matmul.cases import USES as PRODUCTS
 from mtmd.kernels.gpu.quant_matmul.cases import Case as Product
 from mtmd.kernels.gpu.quant_matmul.kernel import GROUP
 from mtmd.kernels.gpu.quant_matmul.kernel import program as product_program
-from mtmd.kernels.gpu.quant_matmul.words import UNIT_VALUES
+from mtmd.kernels.gpu.quant_matmul.operands import UNIT_VALUES
 from mtmd.kernels.gpu.table import KERNELS
 from mtmd.kernels.gpu.triton_kernel import Case, Program, TritonKernel
 from mtmd.kernels.graph import Type
@@ -207,7 +207,7 @@ def product_row(case: Product) -> list[str]:
     compiled = product_program(*types_of(case), **case.options)  # type: ignore[arg-type]
     sizes = compiled.call.constants
     rows = sizes.get("ROWS", sizes.get("FEW", 1))
-    values = UNIT_VALUES[case.quant] if "FEW" in sizes else GROUP
+    values = UNIT_VALUES[case.quant] if "EIGHTS" in sizes else GROUP
     tile = f"{rows} x {sizes['COLUMNS']} x {values * int(sizes['COUNT'])}, {compiled.call.warps}"
     return [case.quant, str(case.rows), tile, *cells_of(compiled)]
 

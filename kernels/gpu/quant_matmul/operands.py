@@ -40,6 +40,9 @@ UNIT_VALUES = {
 }
 
 
+VALUES = tl.constexpr(tuple(float(value) for value in IQ4_VALUES))
+
+
 @triton.jit
 def add_product(total, x, w, unit, real, R: tl.constexpr, QUANT: tl.constexpr, WHOLE: tl.constexpr):
     """`x` are pointers to the first values of rows of x, [MT, 1, 8, 1], `w` to the first bytes of
@@ -85,6 +88,12 @@ def _half(at):
 
 
 @triton.jit
+def _float(word):
+    """The half in the lower 16 bits of a word."""
+    return word.to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
+
+
+@triton.jit
 def _word(at, ALIGNED: tl.constexpr):
     """32 bits, of blocks that begin at multiples of four bytes by one load, of others by two."""
     if ALIGNED:
@@ -96,48 +105,79 @@ def _word(at, ALIGNED: tl.constexpr):
 
 
 @triton.jit
-def _lane_words(at, WORDS: tl.constexpr, ALIGNED: tl.constexpr):
-    """WORDS words for each lane, which all follow each other: [R, G, 8, 4, WORDS]."""
-    return _word((at + _lane() * (4 * WORDS))[:, :, :, :, None] + tl.arange(0, WORDS) * 4, ALIGNED)
+def _lane_word(at, ALIGNED: tl.constexpr):
+    """A word for each lane, which follow each other: [R, G, 8, 4]."""
+    return _word(at + _lane() * 4, ALIGNED)
 
 
 @triton.jit
-def _x(x, at, real, WORDS: tl.constexpr, WHOLE: tl.constexpr):
-    """16 WORDS values of each row of x, in the order of `_codes`: [G, 16 WORDS, 8 MT]."""
-    place = (x + at + _lane() * (4 * WORDS))[:, :, :, :, None] + tl.arange(0, 4 * WORDS)
-    value = tl.load(place) if WHOLE else tl.load(place, mask=real[:, :, :, :, None], other=0)
-    MT: tl.constexpr = place.shape[0]
-    G: tl.constexpr = place.shape[1]
-    value = tl.reshape(value, [MT, G, 8, 4, WORDS, 2, 2])
-    return tl.reshape(tl.permute(value, (1, 4, 6, 3, 5, 0, 2)), [G, 16 * WORDS, 8 * MT])
+def _lane_pair(at):
+    """Two words for each lane, which all follow each other: [R, G, 8, 4] each."""
+    words = (at + _lane() * 8).to(tl.pointer_type(tl.uint32))[:, :, :, :, None]
+    return tl.split(tl.load(words + tl.arange(0, 2)))
+
+
+@triton.jit
+def _four_words(at):
+    """Four words that follow each other, at a multiple of 16 bytes: for each lane, which reads what
+    it needs itself.
+    """
+    words = _lanes_of(at).to(tl.pointer_type(tl.uint32))[:, :, :, :, None] + tl.arange(0, 4)
+    even, odd = tl.split(tl.reshape(tl.load(words), [at.shape[0], at.shape[1], 8, 4, 2, 2]))
+    first, third = tl.split(even)
+    second, fourth = tl.split(odd)
+    return first, second, third, fourth
+
+
+@triton.jit
+def _load(at, real, WHOLE: tl.constexpr):
+    if WHOLE:
+        value = tl.load(at)
+    else:
+        value = tl.load(at, mask=real[:, :, :, :, None], other=0)
+    return value
+
+
+@triton.jit
+def _x(x, at, real, WHOLE: tl.constexpr):
+    """16 values of each row of x that follow each other, for words of `_lane_word`, as an operand:
+    [G, 16, 8 MT].
+    """
+    places = (x + at + _lane() * 4)[:, :, :, :, None] + tl.arange(0, 4)
+    return _operand_of_x(_load(places, real, WHOLE))
+
+
+@triton.jit
+def _x_pair(x, at, real, WHOLE: tl.constexpr):
+    """32 values of each row of x that follow each other, for words of `_lane_pair`, as two operands
+    of 16.
+    """
+    places = (x + at + _lane() * 8)[:, :, :, :, None] + tl.arange(0, 8)
+    MT: tl.constexpr = places.shape[0]
+    G: tl.constexpr = places.shape[1]
+    value = tl.reshape(_load(places, real, WHOLE), [MT, G, 8, 4, 2, 4])
+    first, second = tl.split(tl.permute(value, (0, 1, 2, 3, 5, 4)))
+    return _operand_of_x(first), _operand_of_x(second)
+
+
+@triton.jit
+def _operand_of_x(value):
+    """Four values of each lane, [MT, G, 8, 4, 4], in the order of `_codes`."""
+    MT: tl.constexpr = value.shape[0]
+    G: tl.constexpr = value.shape[1]
+    value = tl.permute(tl.reshape(value, [MT, G, 8, 4, 2, 2]), (1, 5, 3, 4, 0, 2))
+    return tl.reshape(value, [G, 16, 8 * MT])
 
 
 @triton.jit
 def _codes(even, odd, TYPE: tl.constexpr):
-    """Words of pairs of numbers of TYPE, of bytes 0 and 2 and of bytes 1 and 3 of words,
-    [R, G, 8, 4, WORDS] each, as an operand: [G, 8 R, 16 WORDS].
+    """Words of pairs of numbers of TYPE, [R, G, 8, 4] each, which are of bytes 0 and 2 and of bytes
+    1 and 3 of words, as an operand: [G, 8 R, 16].
     """
-    R: tl.constexpr = even.shape[0]
-    G: tl.constexpr = even.shape[1]
-    WORDS: tl.constexpr = even.shape[4]
     both = tl.join(even, odd)
     value = tl.join(both.to(tl.uint16), (both >> 16).to(tl.uint16))
-    value = tl.permute(value, (1, 0, 2, 4, 5, 3, 6))
-    return tl.reshape(value, [G, 8 * R, 16 * WORDS]).to(TYPE, bitcast=True)
-
-
-@triton.jit
-def _ones(BITS: tl.constexpr, TYPE: tl.constexpr):
-    """The bit of TYPE's mantissa that counts ones in a number between 2^BITS and twice that."""
-    mantissa: tl.constexpr = 10 if TYPE == tl.float16 else 7
-    return mantissa - BITS
-
-
-@triton.jit
-def _power(BITS: tl.constexpr, TYPE: tl.constexpr):
-    """2^BITS, twice in a word."""
-    bits: tl.constexpr = (15 + BITS) << 10 if TYPE == tl.float16 else (127 + BITS) << 7
-    return bits * 0x10001
+    value = tl.permute(value, (1, 0, 2, 4, 3, 5))
+    return tl.reshape(value, [even.shape[1], 8 * even.shape[0], 16]).to(TYPE, bitcast=True)
 
 
 @triton.jit
@@ -152,13 +192,15 @@ def _numbers(
     """The BITS bits from bit FROM on of each half of a word, xor FLIP, as numbers
     2^TIMES (2^BITS + bits).
     """
-    to: tl.constexpr = _ones(BITS, TYPE)
+    mantissa: tl.constexpr = 10 if TYPE == tl.float16 else 7
+    bias: tl.constexpr = 15 if TYPE == tl.float16 else 127
+    to: tl.constexpr = mantissa - BITS  # the bit that counts ones
     if to > FROM:
         word = word << (to - FROM)
     if to < FROM:
         word = word >> (FROM - to)
     mask: tl.constexpr = (((1 << BITS) - 1) << to) * 0x10001
-    power: tl.constexpr = _power(BITS + TIMES, TYPE) | (FLIP << to) * 0x10001
+    power: tl.constexpr = (((bias + BITS + TIMES) << mantissa) | (FLIP << to)) * 0x10001
     return word & mask ^ power
 
 
@@ -234,15 +276,15 @@ def _nibbles(
     head: tl.constexpr = 4 if MINIMUM else 2
     aligned: tl.constexpr = SIZE % 4 == 0
     bits: tl.constexpr = 5 if FIFTHS else 4
-    word = _lane_words(at + (head + 4 if FIFTHS else head), 1, aligned)
-    first = _x(x, unit * 32, real, 1, WHOLE)
-    second = _x(x, unit * 32 + 16, real, 1, WHOLE)
+    word = _lane_word(at + (head + 4 if FIFTHS else head), aligned)
+    first = _x(x, unit * 32, real, WHOLE)
+    second = _x(x, unit * 32 + 16, real, WHOLE)
     less: tl.constexpr = -(1 << bits) - OFFSET
     below = _for_rows(_sums_of_x(second, less, _sums_of_x(first, less)), R)
     if FIFTHS:
         fifth = _word(_lanes_of(at + head), aligned) >> (_lane() * 4).to(tl.uint32)
-        low = word & 0x0F0F0F0F | _spread(fifth & 15)[:, :, :, :, None]
-        high = word >> 4 & 0x0F0F0F0F | _spread(fifth >> 16 & 15)[:, :, :, :, None]
+        low = word & 0x0F0F0F0F | _spread(fifth & 15)
+        high = word >> 4 & 0x0F0F0F0F | _spread(fifth >> 16 & 15)
         sums = tl.dot(_codes_of(low, 0, 5, TYPE), first, below)
         sums = tl.dot(_codes_of(high, 0, 5, TYPE), second, sums)
     else:
@@ -274,11 +316,11 @@ def _bytes_dot(word, x, sums):
 def _q8_0(total, x, w, unit, real, R: tl.constexpr, WHOLE: tl.constexpr):
     less: tl.constexpr = -384 if x.dtype.element_ty == tl.float16 else -400
     at = w + unit * 34
-    first = _x(x, unit * 32, real, 1, WHOLE)
-    second = _x(x, unit * 32 + 16, real, 1, WHOLE)
+    first = _x(x, unit * 32, real, WHOLE)
+    second = _x(x, unit * 32 + 16, real, WHOLE)
     sums = _for_rows(_sums_of_x(second, less, _sums_of_x(first, less)), R)
-    sums = _bytes_dot(_lane_words(at + 2, 1, False), first, sums)
-    sums = _bytes_dot(_lane_words(at + 18, 1, False), second, sums)
+    sums = _bytes_dot(_lane_word(at + 2, False), first, sums)
+    sums = _bytes_dot(_lane_word(at + 18, False), second, sums)
     return total + _parts(sums) * _for_x(_half(_lanes_of(at)))
 
 
@@ -300,25 +342,33 @@ def _pairs_of_groups(
     TYPE: tl.constexpr = x.dtype.element_ty
     quarter = unit % 4
     at = w + unit // 4 * SIZE
-    word = _lane_words(at + (48 if FIFTHS else 16) + quarter * 32, 2, True)
-    first = _x(x, unit * 64, real, 2, WHOLE)
-    second = _x(x, unit * 64 + 32, real, 2, WHOLE)
     bits: tl.constexpr = 5 if FIFTHS else 4
-    below = _for_rows(_sums_of_x(first, -(1 << bits)), R)
-    below_second = _for_rows(_sums_of_x(second, -(1 << bits)), R)
+    word, other = _lane_pair(at + (48 if FIFTHS else 16) + quarter * 32)
+    first, third = _x_pair(x, unit * 64, real, WHOLE)
+    second, fourth = _x_pair(x, unit * 64 + 32, real, WHOLE)
+    less: tl.constexpr = -(1 << bits)
+    below = _for_rows(_sums_of_x(third, less, _sums_of_x(first, less)), R)
+    below_second = _for_rows(_sums_of_x(fourth, less, _sums_of_x(second, less)), R)
     if FIFTHS:
-        fifth = _lane_words(at + 16, 2, True) >> (quarter * 2).to(tl.uint32)[:, :, :, :, None]
+        fifth, other_fifth = _lane_pair(at + 16)
+        shift = (quarter * 2).to(tl.uint32)
+        fifth, other_fifth = fifth >> shift, other_fifth >> shift
         low = word & 0x0F0F0F0F | (fifth & 0x01010101) << 4
         high = word >> 4 & 0x0F0F0F0F | (fifth & 0x02020202) << 3
         one = tl.dot(_codes_of(low, 0, 5, TYPE), first, below)
         two = tl.dot(_codes_of(high, 0, 5, TYPE), second, below_second)
+        low = other & 0x0F0F0F0F | (other_fifth & 0x01010101) << 4
+        high = other >> 4 & 0x0F0F0F0F | (other_fifth & 0x02020202) << 3
+        one = tl.dot(_codes_of(low, 0, 5, TYPE), third, one)
+        two = tl.dot(_codes_of(high, 0, 5, TYPE), fourth, two)
     else:
         one = tl.dot(_codes_of(word, 0, 4, TYPE), first, below)
         two = tl.dot(_codes_of(word, 4, 4, TYPE), second, below_second)
+        one = tl.dot(_codes_of(other, 0, 4, TYPE), third, one)
+        two = tl.dot(_codes_of(other, 4, 4, TYPE), fourth, two)
     # Factors of groups 0 to 3 are the lower six bits of bytes; of 4 to 7, four bits of the last
     # bytes and the upper two of those.
-    head = _lanes_of(at)
-    scales, minimums, last = _word(head + 4, True), _word(head + 8, True), _word(head + 12, True)
+    halves, scales, minimums, last = _four_words(at)
     early, shift = quarter < 2, (quarter % 2 * 16).to(tl.uint32)
     scales = (
         tl.where(early, scales & 0x3F3F3F3F, last & 0x0F0F0F0F | scales >> 2 & 0x30303030) >> shift
@@ -327,7 +377,7 @@ def _pairs_of_groups(
         tl.where(early, minimums & 0x3F3F3F3F, last >> 4 & 0x0F0F0F0F | minimums >> 2 & 0x30303030)
         >> shift
     )
-    scale, minimum = _half(head), _half(head + 2) * (1.0 / (1 << bits))
+    scale, minimum = _float(halves), _float(halves >> 16) * (1.0 / (1 << bits))
     total += _parts(one) * _for_x(scale * _number(scales & 0xFF, 0))
     total += _parts(two) * _for_x(scale * (_number(scales & 0xFF00, 0) * 0.00390625))
     total += _parts(below) * _for_x(minimum * _number(minimums & 0xFF, 0))
@@ -353,14 +403,14 @@ def _q6_k(total, x, w, unit, real, R: tl.constexpr, WHOLE: tl.constexpr):
     scale = _half(head + 208)
     factors = (head + half * 8 + 192).to(tl.pointer_type(tl.uint16))
     for i in tl.static_range(2):
-        one = _lane_words(at + half * 64 + 16 * i, 1, False)
-        two = _lane_words(at + half * 64 + (32 + 16 * i), 1, False)
-        upper = _lane_words(at + half * 32 + (128 + 16 * i), 1, False)
+        one = _lane_word(at + half * 64 + 16 * i, False)
+        two = _lane_word(at + half * 64 + (32 + 16 * i), False)
+        upper = _lane_word(at + half * 32 + (128 + 16 * i), False)
         for j in tl.static_range(4):
             lower = (one if j % 2 == 0 else two) >> (j // 2 * 4)
             bits = upper << (4 - 2 * j) if j < 3 else upper >> 2
             code = lower & 0x0F0F0F0F | bits & 0x30303030
-            part = _x(x, unit * 128 + (32 * j + 16 * i), real, 1, WHOLE)
+            part = _x(x, unit * 128 + (32 * j + 16 * i), real, WHOLE)
             sums = _for_rows(_sums_of_x(part, -96), R)
             sums = tl.dot(_codes_of(code, 0, 6, TYPE), part, sums)
             factor = _byte(tl.load(factors + j).to(tl.uint32), i) ^ 128
@@ -385,11 +435,11 @@ def _q3_k(total, x, w, unit, real, R: tl.constexpr, WHOLE: tl.constexpr):
     early = _word(head + 96, False) >> shift & 0x0F0F0F0F | (upper & 0x03030303) << 4
     late = _word(head + 100, False) >> shift & 0x0F0F0F0F | (upper & 0x0C0C0C0C) << 2
     for i in tl.static_range(2):
-        third = _lane_words(at + 16 * i, 1, False) >> shift[:, :, :, :, None]
-        word = _lane_words(at + half * 32 + (32 + 16 * i), 1, False)
+        third = _lane_word(at + 16 * i, False) >> shift
+        word = _lane_word(at + half * 32 + (32 + 16 * i), False)
         for j in tl.static_range(4):
             code = word >> (2 * j) & 0x03030303 | (third >> j & 0x01010101) << 2
-            part = _x(x, unit * 128 + (32 * j + 16 * i), real, 1, WHOLE)
+            part = _x(x, unit * 128 + (32 * j + 16 * i), real, WHOLE)
             sums = _for_rows(_sums_of_x(part, -12), R)
             sums = tl.dot(_codes_of(code, 0, 3, TYPE), part, sums)
             factor = _byte(early if j < 2 else late, j % 2 * 2 + i)
@@ -408,26 +458,28 @@ def _q2_k(total, x, w, unit, real, R: tl.constexpr, WHOLE: tl.constexpr):
     half = unit % 2
     at = w + unit // 2 * 84
     head = _lanes_of(at)
-    times: tl.constexpr = 1 << _ones(6, TYPE)
-    power: tl.constexpr = _power(6, TYPE)
-    twice: tl.constexpr = (1 << _ones(4, TYPE)) * 0x10001
-    low_power: tl.constexpr = _power(4, TYPE)
+    half_type: tl.constexpr = TYPE == tl.float16
+    # 2^6 and 2^4 twice in a word, and a one of the numbers from there on.
+    sixty_four: tl.constexpr = (0x5400 if half_type else 0x4280) * 0x10001
+    times: tl.constexpr = 16 if half_type else 2
+    sixteen: tl.constexpr = (0x4C00 if half_type else 0x4180) * 0x10001
+    twice: tl.constexpr = (64 if half_type else 8) * 0x10001
     M: tl.constexpr = 8 * x.shape[0]
     G: tl.constexpr = unit.shape[1]
     sums = tl.zeros([G, 8 * R, M], tl.float32)
     minimums, below = sums, tl.zeros([G, 16, M], tl.float32)
     ones = tl.full([G, 16, 16], -16, TYPE)
     for i in tl.static_range(2):
-        word = _lane_words(at + half * 32 + (16 + 16 * i), 1, True)
+        word = _lane_word(at + half * 32 + (16 + 16 * i), True)
         for j in tl.static_range(4):
-            part = _x(x, unit * 128 + (32 * j + 16 * i), real, 1, WHOLE)
+            part = _x(x, unit * 128 + (32 * j + 16 * i), real, WHOLE)
             below = tl.dot(ones, part, below)
             factors = _word(head + half * 8 + j // 2 * 4, True) >> (j % 2 * 16 + i * 8)
-            factor = ((factors & 15) * times)[:, :, :, :, None]
-            even = (word >> (2 * j) & 0x00030003) * factor + power
-            odd = (word >> (2 * j + 8) & 0x00030003) * factor + power
+            factor = (factors & 15) * times
+            even = (word >> (2 * j) & 0x00030003) * factor + sixty_four
+            odd = (word >> (2 * j + 8) & 0x00030003) * factor + sixty_four
             sums = tl.dot(_codes(even, odd, TYPE), part, sums)
-            least = ((factors >> 4 & 15) * twice + low_power)[:, :, :, :, None]
+            least = (factors >> 4 & 15) * twice + sixteen
             minimums = tl.dot(_codes(least, least, TYPE), part, minimums)
     below = _parts(_for_rows(below, R))
     total += (_parts(sums) + 4 * below) * _for_x(_half(head + 80))
@@ -441,38 +493,36 @@ def _iq4_table(TYPE: tl.constexpr):
     value = tl.zeros([16], tl.float32)
     for i in tl.static_range(16):
         value = tl.where(code == i, VALUES[i], value)
-    return value.to(TYPE).to(tl.uint16, bitcast=True)
-
-
-VALUES = tl.constexpr(tuple(float(v) for v in IQ4_VALUES))
+    return value.to(TYPE)
 
 
 @triton.jit
-def _looked_up(table, word, FROM: tl.constexpr, TYPE: tl.constexpr):
-    """The values of codes from bit FROM on of each byte of words, as an operand."""
-    R: tl.constexpr = word.shape[0]
-    G: tl.constexpr = word.shape[1]
-    both = tl.join(word >> FROM, word >> (FROM + 8))
-    code = tl.join(both, both >> 16) & 15
-    value = tl.gather(table, tl.reshape(code, [R * G * 128]).to(tl.int32), 0)
-    value = tl.permute(tl.reshape(value, [R, G, 8, 4, 1, 2, 2]), (1, 0, 2, 4, 5, 3, 6))
-    return tl.reshape(value, [G, 8 * R, 16]).to(TYPE, bitcast=True)
+def _looked_up(word, TYPE: tl.constexpr):
+    """The values of the codes of words [R, G, 8, 4, WORDS], as words of pairs of numbers of TYPE
+    are: of the lower four bits of bytes and of the upper, [R, G, 8, 4, WORDS, 2, 2] each.
+    """
+    code = tl.join(word, word >> 8)
+    code = tl.join(code, code >> 16)
+    code = tl.join(code, code >> 4) & 15
+    value = tl.gather(_iq4_table(TYPE), tl.ravel(code).to(tl.int32), 0)
+    return tl.split(tl.reshape(value, code.shape))
 
 
 @triton.jit
-def _iq4_dot(x, at, place, real, WHOLE: tl.constexpr, ALIGNED: tl.constexpr):
-    """32 codes of 4 bits in 16 bytes."""
-    TYPE: tl.constexpr = x.dtype.element_ty
-    table = _iq4_table(TYPE)
-    word = _lane_words(at, 1, ALIGNED)
-    sums = tl.dot(_looked_up(table, word, 0, TYPE), _x(x, place, real, 1, WHOLE))
-    return tl.dot(_looked_up(table, word, 4, TYPE), _x(x, place + 16, real, 1, WHOLE), sums)
+def _operand_of_values(value):
+    """[R, G, 8, 4, 2, 2], two values of a pair last, as an operand: [G, 8 R, 16]."""
+    R: tl.constexpr = value.shape[0]
+    G: tl.constexpr = value.shape[1]
+    return tl.reshape(tl.permute(value, (1, 0, 2, 4, 3, 5)), [G, 8 * R, 16])
 
 
 @triton.jit
 def _iq4_nl(total, x, w, unit, real, WHOLE: tl.constexpr):
+    """Blocks of 32: a scale, 16 bytes with two codes each."""
     at = w + unit * 18
-    sums = _iq4_dot(x, at + 2, unit * 32, real, WHOLE, False)
+    low, high = _looked_up(_lane_word(at + 2, False), x.dtype.element_ty)
+    sums = tl.dot(_operand_of_values(low), _x(x, unit * 32, real, WHOLE))
+    sums = tl.dot(_operand_of_values(high), _x(x, unit * 32 + 16, real, WHOLE), sums)
     return total + _parts(sums) * _for_x(_half(_lanes_of(at)))
 
 
@@ -484,11 +534,17 @@ def _iq4_xs(total, x, w, unit, real, WHOLE: tl.constexpr):
     quarter = unit % 4
     at = w + unit // 4 * 136
     head = _lanes_of(at)
-    upper = tl.load((head + 2).to(tl.pointer_type(tl.uint16))) >> (quarter * 4).to(tl.uint16)
-    lower = tl.load(head + 4 + quarter).to(tl.uint32)
-    upper = upper.to(tl.uint32)
-    scale = _half(head)
-    one = _iq4_dot(x, at + 8 + quarter * 32, unit * 64, real, WHOLE, True)
-    two = _iq4_dot(x, at + 24 + quarter * 32, unit * 64 + 32, real, WHOLE, True)
+    halves, lower = _word(head, True), _word(head + 4, True) >> (quarter * 8).to(tl.uint32)
+    upper = halves >> (quarter * 4 + 16).to(tl.uint32)
+    scale = _float(halves)
+    word = _lane_word(at + 8 + quarter * 32, True)
+    word = tl.join(word, _lane_word(at + 24 + quarter * 32, True))
+    low, high = _looked_up(word, x.dtype.element_ty)
+    low, other_low = tl.split(tl.permute(low, (0, 1, 2, 3, 5, 6, 4)))
+    high, other_high = tl.split(tl.permute(high, (0, 1, 2, 3, 5, 6, 4)))
+    one = tl.dot(_operand_of_values(low), _x(x, unit * 64, real, WHOLE))
+    one = tl.dot(_operand_of_values(high), _x(x, unit * 64 + 16, real, WHOLE), one)
+    two = tl.dot(_operand_of_values(other_low), _x(x, unit * 64 + 32, real, WHOLE))
+    two = tl.dot(_operand_of_values(other_high), _x(x, unit * 64 + 48, real, WHOLE), two)
     total += _parts(one) * _for_x(scale * _number(lower & 15 | (upper & 3) << 4, 32))
-    return total + _parts(two) * _for_x(scale * _number(lower >> 4 | (upper & 12) << 2, 32))
+    return total + _parts(two) * _for_x(scale * _number(lower >> 4 & 15 | (upper & 12) << 2, 32))
