@@ -81,8 +81,8 @@ QUANTIZED = """
 ## Products with quantized weights
 
 `kernels/gpu/quant_matmul/kernel.py`, x in bf16, 4096 x 4096 weights of each type that stays quantized in memory. `tile` is rows of x x rows of w x
-values of a row at a time, and warps. Few rows of x (one to four, by type) take a kernel without
-matrix instructions; `python benchmarks/gpu_kernels/instructions.py` counts what it takes for a weight.
+values of a row at a time, and warps. Up to 32 rows of x take a kernel that makes operands of packed
+codes; `python benchmarks/gpu_kernels/instructions.py` counts what it takes for a weight.
 """
 
 TARGETS = [f"`{target}`" for target in SHARED_LIMIT]
@@ -206,7 +206,7 @@ def types_of(case: Case) -> list[Type | None]:
 def product_row(case: Product) -> list[str]:
     compiled = product_program(*types_of(case), **case.options)  # type: ignore[arg-type]
     sizes = compiled.call.constants
-    rows = sizes.get("ROWS", sizes.get("FEW", 1))
+    rows = sizes["ROWS"] if "ROWS" in sizes else 8 * int(sizes["EIGHTS"])
     values = UNIT_VALUES[case.quant] if "EIGHTS" in sizes else GROUP
     tile = f"{rows} x {sizes['COLUMNS']} x {values * int(sizes['COUNT'])}, {compiled.call.warps}"
     return [case.quant, str(case.rows), tile, *cells_of(compiled)]

@@ -3,10 +3,10 @@ makes for an NVIDIA GPU; no GPU is needed.
 
     python benchmarks/gpu_kernels/instructions.py [--target cuda:90] [--clock 1.755] [KIND ...]
 
-Prints a table: instructions of a thread for each weight, in the loop over a row of 4,096; cycles that
-a part of a multiprocessor needs for a warp's at least, where some kinds take more than one; and what
-that allows of memory traffic at most, if no other bound is lower. Reads machine code with nvdisasm,
-which Triton brings.
+Prints a table: instructions of a thread for each weight, in the loop over a row of 4,096; cycles
+that a part of a multiprocessor needs for a warp's at least, where some kinds take more than one;
+and what that allows of memory traffic at most, if no other bound is lower. Reads machine code with
+nvdisasm, which Triton brings.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ CODE = re.compile(r"\s*/\*[0-9a-f]+\*/\s+(.*?);")
 JUMP = re.compile(r"\bBRA\b.*?`\((\.L_\w+)\)")
 PARTS = 4  # of a multiprocessor, with a warp's instruction a cycle each
 WARP = 32
-# Kinds of which a part takes one only every so many cycles (CUDA C++ Programming Guide, throughput of
-# native arithmetic instructions, compute capability 9.0: 64 and 32 results a cycle).
+# Kinds of which a part takes one only every so many cycles (CUDA C++ Programming Guide, throughput
+# of native arithmetic instructions, compute capability 9.0: 64, 32 and 16 results a cycle).
 SLOW = {
     "LOP3 SHF PRMT IADD3 VIADD LEA SEL ISETP IMNMX SGXT BMSK FSEL FSETP FMNMX PLOP3": 2,
     "IMAD": 2,

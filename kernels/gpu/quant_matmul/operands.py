@@ -131,11 +131,7 @@ def _four_words(at):
 
 @triton.jit
 def _load(at, real, WHOLE: tl.constexpr):
-    if WHOLE:
-        value = tl.load(at)
-    else:
-        value = tl.load(at, mask=real[:, :, :, :, None], other=0)
-    return value
+    return tl.load(at) if WHOLE else tl.load(at, mask=real[:, :, :, :, None], other=0)
 
 
 @triton.jit
@@ -192,8 +188,8 @@ def _numbers(
     """The BITS bits from bit FROM on of each half of a word, xor FLIP, as numbers
     2^TIMES (2^BITS + bits).
     """
-    mantissa: tl.constexpr = 10 if TYPE == tl.float16 else 7
-    bias: tl.constexpr = 15 if TYPE == tl.float16 else 127
+    mantissa: tl.constexpr = 10 if TYPE.is_fp16() else 7
+    bias: tl.constexpr = 15 if TYPE.is_fp16() else 127
     to: tl.constexpr = mantissa - BITS  # the bit that counts ones
     if to > FROM:
         word = word << (to - FROM)
@@ -302,7 +298,7 @@ def _bytes_dot(word, x, sums):
     parts, 400.
     """
     TYPE: tl.constexpr = x.dtype
-    if TYPE == tl.float16:
+    if TYPE.is_fp16():
         even = _numbers(word, 0, 8, TYPE, 0, 128)
         sums = tl.dot(_codes(even, _numbers(word, 8, 8, TYPE, 0, 128), TYPE), x, sums)
     else:
@@ -314,7 +310,7 @@ def _bytes_dot(word, x, sums):
 
 @triton.jit
 def _q8_0(total, x, w, unit, real, R: tl.constexpr, WHOLE: tl.constexpr):
-    less: tl.constexpr = -384 if x.dtype.element_ty == tl.float16 else -400
+    less: tl.constexpr = -384 if x.dtype.element_ty.is_fp16() else -400
     at = w + unit * 34
     first = _x(x, unit * 32, real, WHOLE)
     second = _x(x, unit * 32 + 16, real, WHOLE)
@@ -458,7 +454,7 @@ def _q2_k(total, x, w, unit, real, R: tl.constexpr, WHOLE: tl.constexpr):
     half = unit % 2
     at = w + unit // 2 * 84
     head = _lanes_of(at)
-    half_type: tl.constexpr = TYPE == tl.float16
+    half_type: tl.constexpr = TYPE.is_fp16()
     # 2^6 and 2^4 twice in a word, and a one of the numbers from there on.
     sixty_four: tl.constexpr = (0x5400 if half_type else 0x4280) * 0x10001
     times: tl.constexpr = 16 if half_type else 2

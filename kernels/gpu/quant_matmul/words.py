@@ -1,11 +1,11 @@
 """Products of a few rows of x in fp32 with GGUF blocks, four codes at a time.
 
-Decoding few sequences takes instructions as much as bytes, value by value (`blocks`) 10 to 30 for a
-weight; and matrix instructions would round x (in 16 bits they do not: `operands`). So codes stay packed, four to a 32-bit word with one in each byte, until
-they are multiplied. A byte becomes an fp32 number by one `or` and one subtraction: the bits of 2^23
-are 0x4B000000, and its lower 16 count ones. The second byte of a half word counts as 256 times its
-code, which x has been divided by. Scales and minimums apply to sums of products. Nothing is
-rounded but sums.
+Value by value (`blocks`) a weight takes 10 to 30 instructions, and matrix instructions would round
+x (in 16 bits they do not: `operands`). So codes stay packed, four to a 32-bit word with one in each
+byte, until they are multiplied. A byte becomes an fp32 number by one `or` and one subtraction: the
+bits of 2^23 are 0x4B000000, and its lower 16 count ones. The second byte of a half word counts as
+256 times its code, which x has been divided by. Scales and minimums apply to sums of products.
+Nothing is rounded but sums.
 
 `dot` gives fp32 [M, ROWS, COUNT, LANES], parts of the products of M rows of x with ROWS rows of w
 over COUNT *units* of UNIT_VALUES. A unit is what shares bytes: a block of 32, a quarter of a block
