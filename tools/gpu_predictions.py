@@ -88,7 +88,7 @@ a shape on.
 They are assumptions, to be replaced by measurements of `benchmarks/gpu.py`; the range is meant to hold the truth, and nobody has checked it.
 
 - eb, fast: a copy on an H200 reaches about 4.3 of its 4.8 TB/s, 0.90. Products of one row reach less; 0.75 is in the middle of what is commonly reported.
-- eb of quantized rows: read off the kernel, which loads two bytes at a time and is not pipelined; 15 to 35 %.
+- eb of quantized rows: at most what the kernel's instructions allow a four-bit weight on an H200 (Q4_K: 2.8 of 4.8 TB/s; `benchmarks/results/2026-11-22-quantized-rows.md`); less is assumed, as latency is unknown.
 - ef of products, fast: a bf16 product of 8192 x 8192 matrices by cuBLAS on an H200 reaches about 790 of 989 TFLOP/s, 0.80. On an MI300X about 620 of 1,307 are reported, 0.47.
 - ef of attention: 280 to 350 of 989 TFLOP/s from the order of instructions in the compiled kernel (head 72); 0.46 is Triton's published 459 TFLOP/s at head 128 on an H100 (the FlashAttention-3 paper).
 - t: the host's time for an op of torch, some microseconds on any machine. u: planning and binding took 51 us for attention and 16 us for a quantized product on a two-core machine, launch left out; norms have less to plan.

@@ -23,7 +23,7 @@ from mtmd.kernels.gpu.quant_matmul.cases import USES as PRODUCTS
 from mtmd.kernels.gpu.quant_matmul.cases import Case as Product
 from mtmd.kernels.gpu.quant_matmul.kernel import GROUP
 from mtmd.kernels.gpu.quant_matmul.kernel import program as product_program
-from mtmd.kernels.gpu.quant_matmul.words import UNIT_VALUES
+from mtmd.kernels.gpu.quant_matmul.operands import UNIT_VALUES
 from mtmd.kernels.gpu.table import KERNELS
 from mtmd.kernels.gpu.triton_kernel import Case, Program, TritonKernel
 from mtmd.kernels.graph import Type
@@ -81,8 +81,8 @@ QUANTIZED = """
 ## Products with quantized weights
 
 `kernels/gpu/quant_matmul/kernel.py`, x in bf16, 4096 x 4096 weights of each type that stays quantized in memory. `tile` is rows of x x rows of w x
-values of a row at a time, and warps. Few rows of x (one to four, by type) take a kernel without
-matrix instructions; `python benchmarks/gpu_kernels/instructions.py` counts what it takes for a weight.
+values of a row at a time, and warps. Up to 32 rows of x take a kernel that makes operands of packed
+codes; `python benchmarks/gpu_kernels/instructions.py` counts what it takes for a weight.
 """
 
 TARGETS = [f"`{target}`" for target in SHARED_LIMIT]
@@ -206,8 +206,8 @@ def types_of(case: Case) -> list[Type | None]:
 def product_row(case: Product) -> list[str]:
     compiled = product_program(*types_of(case), **case.options)  # type: ignore[arg-type]
     sizes = compiled.call.constants
-    rows = sizes.get("ROWS", sizes.get("FEW", 1))
-    values = UNIT_VALUES[case.quant] if "FEW" in sizes else GROUP
+    rows = sizes["ROWS"] if "ROWS" in sizes else 8 * int(sizes["EIGHTS"])
+    values = UNIT_VALUES[case.quant] if "EIGHTS" in sizes else GROUP
     tile = f"{rows} x {sizes['COLUMNS']} x {values * int(sizes['COUNT'])}, {compiled.call.warps}"
     return [case.quant, str(case.rows), tile, *cells_of(compiled)]
 

@@ -3,9 +3,10 @@ makes for an NVIDIA GPU; no GPU is needed.
 
     python benchmarks/gpu_kernels/instructions.py [--target cuda:90] [--clock 1.755] [KIND ...]
 
-Prints a table: instructions of a thread for each weight, in the loop over a row of 4,096; and what
-that allows of memory traffic at most, if every part of every multiprocessor issued one in every
-cycle, as far as no other bound is lower. Reads machine code with nvdisasm, which Triton brings.
+Prints a table: instructions of a thread for each weight, in the loop over a row of 4,096; cycles
+that a part of a multiprocessor needs for a warp's at least, where some kinds take more than one;
+and what that allows of memory traffic at most, if no other bound is lower. Reads machine code with
+nvdisasm, which Triton brings.
 """
 
 from __future__ import annotations
@@ -26,13 +27,23 @@ CODE = re.compile(r"\s*/\*[0-9a-f]+\*/\s+(.*?);")
 JUMP = re.compile(r"\bBRA\b.*?`\((\.L_\w+)\)")
 PARTS = 4  # of a multiprocessor, with a warp's instruction a cycle each
 WARP = 32
+# Kinds of which a part takes one only every so many cycles (CUDA C++ Programming Guide, throughput
+# of native arithmetic instructions, compute capability 9.0: 64, 32 and 16 results a cycle).
+SLOW = {
+    "LOP3 SHF PRMT IADD3 VIADD LEA SEL ISETP IMNMX SGXT BMSK FSEL FSETP FMNMX PLOP3": 2,
+    "IMAD": 2,
+    "LDG LDS STS STG LDSM STSM SHFL": 4,
+    "I2F I2FP F2I": 8,
+}
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("kinds", nargs="*", metavar="KIND", help="block types (default: all)")
     parser.add_argument("--target", default="cuda:90", help="which GPU (%(default)s)")
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8], help="of x (1 2 4 8)")
+    parser.add_argument(
+        "--rows", type=int, nargs="+", default=[1, 4, 8, 16], help="of x (1 4 8 16)"
+    )
     parser.add_argument("--clock", type=float, default=1.755, help="GHz (%(default)s)")
     parser.add_argument("--multiprocessors", type=int, default=132, help="(%(default)s: H200)")
     parser.add_argument("--json", action="store_true", help="a line of JSON for each")
@@ -42,17 +53,19 @@ def main(arguments: list[str] | None = None) -> int:
     if wrong := [kind for kind in options.kinds if kind not in KINDS]:
         print(f"{wrong[0]}: expected one of {', '.join(KINDS)}", file=sys.stderr)
         return 2
-    rate = options.clock * options.multiprocessors * PARTS * WARP  # instructions a nanosecond
+    rate = options.clock * options.multiprocessors * PARTS * WARP  # threads' cycles in a nanosecond
     if not options.json:
-        print("| weight | rows of x | instructions a weight | TB/s at most |\n|---|---|---|---|")
+        print("| weight | rows of x | instructions a weight | cycles | TB/s at most |")
+        print("|---|---|---|---|---|")
     for kind in options.kinds or KINDS:
         for found in counted(kind, options.rows, options.target):
             each = found["instructions"] / found["weights"]
-            rest = rate / each * found["bytes_per_weight"] / 1000
+            cycles = found["cycles"] / found["weights"]
+            rest = rate / cycles * found["bytes_per_weight"] / 1000
             print(
                 json.dumps(found)
                 if options.json
-                else f"| {kind} | {found['rows']} | {each:.1f} | {rest:.1f} |",
+                else f"| {kind} | {found['rows']} | {each:.1f} | {cycles:.1f} | {rest:.1f} |",
                 flush=True,
             )
     return 0
@@ -64,7 +77,7 @@ def counted(kind: str, rows: list[int], target: str) -> Iterator[dict[str, Any]]
 
     from mtmd.kernels.gpu.compile import compiled_for
     from mtmd.kernels.gpu.quant_matmul.kernel import program
-    from mtmd.kernels.gpu.quant_matmul.words import UNIT_VALUES
+    from mtmd.kernels.gpu.quant_matmul.operands import UNIT_VALUES
     from mtmd.kernels.graph import Type
     from mtmd.kernels.quantization.blocks import row_bytes
 
@@ -74,17 +87,23 @@ def counted(kind: str, rows: list[int], target: str) -> Iterator[dict[str, Any]]
         made = program(x, Type.contiguous((OUTER, size), torch.uint8), quant=kind)
         body = longest_loop(disassembled(compiled_for(target, made).asm["cubin"]))
         chosen = made.call.constants
-        values, times = 32, 1
-        if "LANES" in chosen:
-            values, times = UNIT_VALUES[kind], int(chosen["STEPS"])
-        weights = int(chosen["COLUMNS"]) * int(chosen["COUNT"]) * values * times
+        values = UNIT_VALUES[kind] if "EIGHTS" in chosen else 32
+        weights = int(chosen["COLUMNS"]) * int(chosen["COUNT"]) * values
         yield {
             "kind": kind,
             "rows": count,
             "instructions": len(body),
+            "cycles": cycles(body),
             "weights": weights / (made.call.warps * WARP),
             "bytes_per_weight": size / WIDTH,
         }
+
+
+def cycles(body: list[str]) -> int:
+    """That a part of a multiprocessor needs for a warp at least: of all, or of one kind."""
+    names = [code.split()[code.startswith("@")].partition(".")[0] for code in body]
+    slow = (each * sum(n in kind.split() for n in names) for kind, each in SLOW.items())
+    return max(len(body), *slow)
 
 
 def disassembled(cubin: bytes) -> str:

@@ -10,7 +10,7 @@ from gpu_kernels.measure import judged, milliseconds, table
 
 KINDS = ("Q4_0", "Q4_K", "Q6_K", "Q8_0")
 WEIGHTS = ((4096, 4096), (14336, 4096))  # rows, columns; the second is the FFN of Mistral 7B
-ROWS = (1, 8, 64, 512, 4096)
+ROWS = (1, 8, 16, 64, 512, 4096)
 FEW = 64  # rows up to which reading weights takes the time, and its rate is shown
 
 

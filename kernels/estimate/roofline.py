@@ -56,9 +56,9 @@ US = 1e-6
 MIDDLE, SLOW, FAST = "middle", "slow", "fast"
 # Sources: docs/gpu.md, "Where the factors come from".
 NVIDIA = {
-    SLOW: Factors(0.55, 0.15, 0.40, 0.20, 8 * US, 60 * US, 3 * US, 0.5 * US, 150 * US),
-    MIDDLE: Factors(0.75, 0.25, 0.60, 0.32, 5 * US, 25 * US, 2 * US, 0.33 * US, 60 * US),
-    FAST: Factors(0.90, 0.35, 0.80, 0.46, 3 * US, 10 * US, 1.5 * US, 0.2 * US, 30 * US),
+    SLOW: Factors(0.55, 0.20, 0.40, 0.20, 8 * US, 60 * US, 3 * US, 0.5 * US, 150 * US),
+    MIDDLE: Factors(0.75, 0.35, 0.60, 0.32, 5 * US, 25 * US, 2 * US, 0.33 * US, 60 * US),
+    FAST: Factors(0.90, 0.55, 0.80, 0.46, 3 * US, 10 * US, 1.5 * US, 0.2 * US, 30 * US),
 }
 AMD = {
     SLOW: Factors(0.45, 0.10, 0.25, 0.08, 12 * US, 70 * US, 5 * US, 0.5 * US, 200 * US),

@@ -48,3 +48,15 @@ tl: Any = (
     if has_triton()
     else SimpleNamespace(constexpr=lambda value: value)
 )
+
+
+def on_amd(_semantic: Any = None) -> Any:
+    """In a kernel: whether it is being compiled for an AMD GPU, here or ahead of time. False where
+    it is interpreted.
+    """
+    return tl.constexpr(_semantic is not None and _semantic.builder.options.backend_name == "hip")
+
+
+# As triton.language.core.builtin marks the functions that it hands the compiler's state, which none
+# does in the interpreter.
+on_amd.__triton_builtin__ = True  # type: ignore[attr-defined]

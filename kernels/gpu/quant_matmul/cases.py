@@ -121,7 +121,7 @@ def _cases() -> list[Case]:
             Case(kind, 17, 35, 3, bias=True),
             Case(kind, 2, 5, 40 if small else 5, torch.bfloat16),
             Case(kind, 4, 9, 33 if small else 6, torch.float16, bias=True),
-            Case(kind, 5, 17, 5 if small else 1, torch.bfloat16),
+            Case(kind, 9, 17, 5 if small else 1, torch.bfloat16),
             Case(kind, 17, 65, 3 if small else 1, torch.float16),
         ]
     return [
@@ -129,6 +129,9 @@ def _cases() -> list[Case]:
         Case("Q8_0", 1, 1),
         Case("Q4_K", 1, 5, 2, torch.bfloat16, True),
         Case("Q8_0", 130, 70, 5, torch.bfloat16, True),
+        Case("Q4_K", 40, 33, 2, torch.float16),
+        Case("Q5_0", 32, 9, 16, torch.bfloat16, True),
+        Case("Q8_0", 1, 8, 16, torch.float16),
         Case("Q6_K", 1, 8, 1, torch.float16),
     ]
 
@@ -140,5 +143,5 @@ USES = {
         kind, rows, 4096, 4096 // BLOCKS[kind].values, torch.bfloat16
     )
     for kind in KINDS
-    for rows in (1, 4, 8, 512)
+    for rows in (1, 16, 32, 512)
 }

@@ -2,14 +2,16 @@
 values of w [N, row bytes].
 
 Weights stay as they are in memory; each program decodes the blocks it needs in registers, with
-fp32 sums. Three forms:
+fp32 sums. The forms:
 
-* **Tiles** (`tile_kernel`): ROWS rows of x by COLUMNS rows of w, COUNT groups of 32 values at a
-  time (`blocks`), rounded to x's type and multiplied by matrix instructions.
-* **Few rows** (`word_kernel`), for decoding two sequences, of some types four: the time goes to
-  reading weights, so nothing is rounded and no matrix instruction is fed; packed codes are
-  multiplied four at a time (`words`), of the types that models mostly have.
-* **One row** of the other types (`row_kernel`), value by value.
+* **Few rows** (`operand_kernel`), for decoding up to 32 sequences in 16 bits: the time goes to
+  reading weights, so operands of matrix instructions are made of packed codes, two at once, which
+  nothing rounds (`operands`).
+* **Tiles** (`tile_kernel`), of more rows: ROWS rows of x by COLUMNS rows of w, COUNT groups of 32
+  values at a time (`blocks`), rounded to x's type and multiplied by matrix instructions.
+* **Few rows in fp32**, whose products matrix instructions would round: packed codes four at a time
+  (`word_kernel`, `words`); one row of the types that it does not have value by value
+  (`row_kernel`).
 """
 
 # Triton's language is not Python's: its functions carry no types.
@@ -24,15 +26,19 @@ from torch import Tensor
 
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.errors import PlacementError
-from mtmd.kernels.gpu.jit import tl, triton
+from mtmd.kernels.gpu.jit import on_amd, tl, triton
 from mtmd.kernels.gpu.launch import Call, power_of_two, run_call
 from mtmd.kernels.gpu.quant_matmul.blocks import decode
 from mtmd.kernels.gpu.quant_matmul.cases import CASES, NMSE, USES, product_error
+from mtmd.kernels.gpu.quant_matmul.operands import UNIT_VALUES as OPERAND_UNITS
+from mtmd.kernels.gpu.quant_matmul.operands import add_product
 from mtmd.kernels.gpu.quant_matmul.words import MOST_ROWS, UNIT_VALUES, UNROLLED, dot
 from mtmd.kernels.gpu.triton_kernel import Program, TritonKernel, fresh
 from mtmd.kernels.graph import Type
 from mtmd.kernels.quantization.blocks import BLOCKS, NATIVE
 
+MOST_EIGHTS = 4  # of rows of x by operands of packed codes
+MANY_COLUMNS = 8192  # rows of w from which twice as many go to a program
 GROUP = 32  # values that are decoded together: no block is smaller
 
 
@@ -160,6 +166,52 @@ def word_kernel(
     tl.store(out + at, result.to(out.dtype.element_ty), mask=(m < M)[:, None] & (n < N)[None, :])
 
 
+@triton.jit
+def operand_kernel(
+    x,
+    w,
+    bias,
+    out,
+    M,
+    N,
+    K,
+    row_bytes,
+    units,
+    QUANT: tl.constexpr,
+    BIAS: tl.constexpr,
+    WHOLE: tl.constexpr,
+    EIGHTS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    COUNT: tl.constexpr,
+):
+    """At most 8 EIGHTS rows of x by rows of w of so many units (`operands`). Warps share out the
+    units of a row.
+    """
+    R: tl.constexpr = COLUMNS // 8
+    # AMD's instructions take no fewer than 16 rows of x.
+    MT: tl.constexpr = 2 if EIGHTS == 1 and on_amd() else EIGHTS
+    eight = tl.arange(0, 8)[None, None, :, None]
+    n = tl.program_id(0) * COLUMNS + tl.arange(0, R)[:, None, None, None] * 8 + eight
+    m = tl.arange(0, MT)[:, None, None, None] * 8 + eight
+    w_row = w + tl.minimum(n, N - 1).to(tl.int64) * row_bytes  # surplus rows repeat the last one
+    x_row = x + tl.minimum(m, M - 1).to(tl.int64) * K
+    total = tl.zeros([R, COUNT, 8, 4, MT, 2], tl.float32)
+    for start in range(0, units, COUNT):
+        unit = (start + tl.arange(0, COUNT))[None, :, None, None]
+        real = unit < units
+        if not WHOLE:
+            unit = tl.where(real, unit, 0)  # which is there, times zeros
+        total = add_product(total, x_row, w_row, unit, real, R, QUANT, WHOLE)
+    result = tl.sum(total, 1)  # [R, 8, 4, MT, 2]
+    n = tl.reshape(n, [R, 8, 1, 1, 1])
+    m = tl.arange(0, MT)[:, None] * 8 + tl.arange(0, 2)[None, :]
+    m = (tl.arange(0, 4)[:, None, None] * 2 + m[None, :, :])[None, None, :, :, :]
+    if BIAS:
+        result += tl.load(bias + n, mask=n < N, other=0).to(tl.float32)
+    at = m.to(tl.int64) * N + n
+    tl.store(out + at, result.to(out.dtype.element_ty), mask=(m < M) & (n < N))
+
+
 def rejects(x: Type, w: Type, bias: Type | None = None, *, quant: str) -> str | None:
     """None if a kernel multiplies tensors of these types, else why not. Sizes of M, N and K never
     matter short of the limits of a grid and of 32-bit numbers, which are named.
@@ -186,6 +238,13 @@ def plan_call(x: Type, w: Type, bias: Type | None = None, *, quant: str) -> Call
     rows, groups = x.count // width, width // GROUP
     scalars: dict[str, int | float] = {"N": outer, "K": width, "row_bytes": w.shape[1]}
     constants: dict[str, int | bool | str] = {"QUANT": quant, "BIAS": bias is not None}
+    if x.dtype != torch.float32 and rows <= 8 * MOST_EIGHTS:
+        eights = power_of_two(-(-rows // 8))
+        units, (columns, count, warps) = _operand_tile(width, outer, eights, quant)
+        constants |= {"WHOLE": units % count == 0, "EIGHTS": eights}
+        constants |= {"COLUMNS": columns, "COUNT": count}
+        scalars |= {"M": rows, "units": units}
+        return Call(scalars, constants, -(-outer // columns), warps, 1)
     if rows <= MOST_ROWS.get(quant, 0):
         few = power_of_two(rows)
         units, (columns, count, lanes, warps) = _word_tile(width, quant)
@@ -219,6 +278,22 @@ def _word_tile(width: int, quant: str) -> tuple[int, tuple[int, int, int, int]]:
     return units, (columns, warps * 32 // threads, lanes, warps)
 
 
+def _operand_tile(
+    width: int, outer: int, eights: int, quant: str
+) -> tuple[int, tuple[int, int, int]]:
+    """Units of a row; and rows of w, units at a time, warps: of small units two for a warp, so that
+    more bytes are under way, or fewer and fewer warps where more than a quarter of all would be
+    past the end.
+    """
+    units = width // OPERAND_UNITS[quant]
+    # Rows of x are read again for every so many of w; with few, there are more programs.
+    columns = 16 if eights == 1 and outer < MANY_COLUMNS else 32
+    warps, each = 8, 2 if OPERAND_UNITS[quant] == 32 else 1
+    while warps * each > 1 and -units % (warps * each) * 4 > units:
+        warps, each = (warps, 1) if each == 2 else (warps // 2, 1)
+    return units, (columns, warps * each, warps)
+
+
 def _tile(rows: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
     """Rows of x, rows of w, groups of 32 values, warps."""
     if dtype == torch.float32:
@@ -233,6 +308,8 @@ def kernel_of(call: Call) -> object:
     """The kernel that a call is for."""
     if "LANES" in call.constants:
         return word_kernel
+    if "EIGHTS" in call.constants:
+        return operand_kernel
     return tile_kernel if "ROWS" in call.constants else row_kernel
 
 

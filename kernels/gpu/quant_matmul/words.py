@@ -1,12 +1,11 @@
-"""Products of a few rows of x with GGUF blocks, four codes at a time.
+"""Products of a few rows of x in fp32 with GGUF blocks, four codes at a time.
 
-Decoding few sequences takes instructions as much as bytes: to keep up with the memory of an H200 a
-multiprocessor may spend about seven on a weight of four bits, and decoding value by value
-(`blocks`) takes 10 to 30. So codes stay packed, four to a 32-bit word with one in each byte, until
-they are multiplied. A byte becomes an fp32 number by one `or` and one subtraction: the bits of 2^23
-are 0x4B000000, and its lower 16 count ones. The second byte of a half word counts as 256 times its
-code, which x has been divided by. Scales and minimums apply to sums of products. Nothing is
-rounded but sums.
+Value by value (`blocks`) a weight takes 10 to 30 instructions, and matrix instructions would round
+x (in 16 bits they do not: `operands`). So codes stay packed, four to a 32-bit word with one in each
+byte, until they are multiplied. A byte becomes an fp32 number by one `or` and one subtraction: the
+bits of 2^23 are 0x4B000000, and its lower 16 count ones. The second byte of a half word counts as
+256 times its code, which x has been divided by. Scales and minimums apply to sums of products.
+Nothing is rounded but sums.
 
 `dot` gives fp32 [M, ROWS, COUNT, LANES], parts of the products of M rows of x with ROWS rows of w
 over COUNT *units* of UNIT_VALUES. A unit is what shares bytes: a block of 32, a quarter of a block
@@ -31,8 +30,8 @@ UNIT_VALUES = {
     "Q5_K": 64,
     "Q6_K": 128,
 }
-# Rows of x up to which this takes fewer instructions than tiles do, as compiled for cuda:90
-# (benchmarks/gpu_kernels/instructions.py): 10 to 27 for a weight.
+# Rows of x up to which this is used: as many as take fewer instructions than decoding value by
+# value, as counted in what is compiled for cuda:90.
 MOST_ROWS = {"Q4_0": 4, "Q4_1": 2, "Q5_0": 4, "Q5_1": 4, "Q8_0": 2, "Q4_K": 2, "Q5_K": 2, "Q6_K": 4}
 UNROLLED = 8  # over lanes of a unit: steps of the loop that are one
 

@@ -1,0 +1,546 @@
+"""Products of a few rows of x, in 16 bits, with GGUF blocks by matrix instructions whose operands
+are made of packed codes, two to a 32-bit word.
+
+With up to 16 rows of x a product is to take as long as its weights are read: that leaves a thread
+of an H200 some seven instructions for a weight of four bits. A code becomes a number by a shift, a
+mask and an `or`: at the upper end of the mantissa of 2^BITS it counts ones. Codes that are 16 bits
+apart in a word become two numbers at once, and x is read in their order. What is so added to each
+code is subtracted by the sum of x, which a matrix instruction makes with an operand that is
+constant; scales and minimums apply to fp32 sums of products. Nothing is rounded but sums: codes
+have at most as many bits as bf16's mantissa, and those of eight (`Q8_0`) go in two parts.
+
+`product` gives fp32 [R, G, 8, 4, MT, 2]: parts of the products of 8 R rows of w with 8 MT rows of x
+over G *units* of UNIT_VALUES, which share bytes. Tensors are laid out as the operands of NVIDIA's
+16 x 8 x 16 instructions are (PTX, mma.m16n8k16): a warp for a unit, in it eight rows of w or x by
+four *lanes*, each with a word of four bytes or two. So nothing moves between threads. On other
+GPUs the compiler moves it.
+"""
+
+# Triton's language is not Python's: its functions carry no types.
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+
+from __future__ import annotations
+
+from mtmd.kernels.gpu.jit import tl, triton
+from mtmd.kernels.quantization.blocks_of_32 import IQ4_VALUES
+
+UNIT_VALUES = {
+    "Q4_0": 32,
+    "Q4_1": 32,
+    "Q5_0": 32,
+    "Q5_1": 32,
+    "Q8_0": 32,
+    "IQ4_NL": 32,
+    "Q4_K": 64,
+    "Q5_K": 64,
+    "IQ4_XS": 64,
+    "Q2_K": 128,
+    "Q3_K": 128,
+    "Q6_K": 128,
+}
+
+
+VALUES = tl.constexpr(tuple(float(value) for value in IQ4_VALUES))
+
+
+@triton.jit
+def add_product(total, x, w, unit, real, R: tl.constexpr, QUANT: tl.constexpr, WHOLE: tl.constexpr):
+    """`x` are pointers to the first values of rows of x, [MT, 1, 8, 1], `w` to the first bytes of
+    rows of w, [R, 1, 8, 1]; `unit` the numbers of units in them, [1, G, 1, 1]. Where one is not
+    `real`, x counts as zero; WHOLE: all are.
+    """
+    if QUANT == "Q4_0":
+        total = _nibbles(total, x, w, unit, real, R, 18, 8, False, False, WHOLE)
+    elif QUANT == "Q4_1":
+        total = _nibbles(total, x, w, unit, real, R, 20, 0, False, True, WHOLE)
+    elif QUANT == "Q5_0":
+        total = _nibbles(total, x, w, unit, real, R, 22, 16, True, False, WHOLE)
+    elif QUANT == "Q5_1":
+        total = _nibbles(total, x, w, unit, real, R, 24, 0, True, True, WHOLE)
+    elif QUANT == "Q8_0":
+        total = _q8_0(total, x, w, unit, real, R, WHOLE)
+    elif QUANT == "IQ4_NL":
+        total = _iq4_nl(total, x, w, unit, real, WHOLE)
+    elif QUANT == "IQ4_XS":
+        total = _iq4_xs(total, x, w, unit, real, WHOLE)
+    elif QUANT == "Q4_K":
+        total = _pairs_of_groups(total, x, w, unit, real, R, 144, False, WHOLE)
+    elif QUANT == "Q5_K":
+        total = _pairs_of_groups(total, x, w, unit, real, R, 176, True, WHOLE)
+    elif QUANT == "Q6_K":
+        total = _q6_k(total, x, w, unit, real, R, WHOLE)
+    elif QUANT == "Q3_K":
+        total = _q3_k(total, x, w, unit, real, R, WHOLE)
+    else:
+        tl.static_assert(QUANT == "Q2_K")
+        total = _q2_k(total, x, w, unit, real, R, WHOLE)
+    return total
+
+
+@triton.jit
+def _lane():
+    return tl.arange(0, 4)
+
+
+@triton.jit
+def _half(at):
+    return tl.load(at.to(tl.pointer_type(tl.float16))).to(tl.float32)
+
+
+@triton.jit
+def _float(word):
+    """The half in the lower 16 bits of a word."""
+    return word.to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def _word(at, ALIGNED: tl.constexpr):
+    """32 bits, of blocks that begin at multiples of four bytes by one load, of others by two."""
+    if ALIGNED:
+        word = tl.load(at.to(tl.pointer_type(tl.uint32)))
+    else:
+        halves = at.to(tl.pointer_type(tl.uint16))
+        word = tl.load(halves).to(tl.uint32) | tl.load(halves + 1).to(tl.uint32) << 16
+    return word
+
+
+@triton.jit
+def _lane_word(at, ALIGNED: tl.constexpr):
+    """A word for each lane, which follow each other: [R, G, 8, 4]."""
+    return _word(at + _lane() * 4, ALIGNED)
+
+
+@triton.jit
+def _lane_pair(at):
+    """Two words for each lane, which all follow each other: [R, G, 8, 4] each."""
+    words = (at + _lane() * 8).to(tl.pointer_type(tl.uint32))[:, :, :, :, None]
+    return tl.split(tl.load(words + tl.arange(0, 2)))
+
+
+@triton.jit
+def _four_words(at):
+    """Four words that follow each other, at a multiple of 16 bytes: for each lane, which reads what
+    it needs itself.
+    """
+    words = _lanes_of(at).to(tl.pointer_type(tl.uint32))[:, :, :, :, None] + tl.arange(0, 4)
+    even, odd = tl.split(tl.reshape(tl.load(words), [at.shape[0], at.shape[1], 8, 4, 2, 2]))
+    first, third = tl.split(even)
+    second, fourth = tl.split(odd)
+    return first, second, third, fourth
+
+
+@triton.jit
+def _load(at, real, WHOLE: tl.constexpr):
+    return tl.load(at) if WHOLE else tl.load(at, mask=real[:, :, :, :, None], other=0)
+
+
+@triton.jit
+def _x(x, at, real, WHOLE: tl.constexpr):
+    """16 values of each row of x that follow each other, for words of `_lane_word`, as an operand:
+    [G, 16, 8 MT].
+    """
+    places = (x + at + _lane() * 4)[:, :, :, :, None] + tl.arange(0, 4)
+    return _operand_of_x(_load(places, real, WHOLE))
+
+
+@triton.jit
+def _x_pair(x, at, real, WHOLE: tl.constexpr):
+    """32 values of each row of x that follow each other, for words of `_lane_pair`, as two operands
+    of 16.
+    """
+    places = (x + at + _lane() * 8)[:, :, :, :, None] + tl.arange(0, 8)
+    MT: tl.constexpr = places.shape[0]
+    G: tl.constexpr = places.shape[1]
+    value = tl.reshape(_load(places, real, WHOLE), [MT, G, 8, 4, 2, 4])
+    first, second = tl.split(tl.permute(value, (0, 1, 2, 3, 5, 4)))
+    return _operand_of_x(first), _operand_of_x(second)
+
+
+@triton.jit
+def _operand_of_x(value):
+    """Four values of each lane, [MT, G, 8, 4, 4], in the order of `_codes`."""
+    MT: tl.constexpr = value.shape[0]
+    G: tl.constexpr = value.shape[1]
+    value = tl.permute(tl.reshape(value, [MT, G, 8, 4, 2, 2]), (1, 5, 3, 4, 0, 2))
+    return tl.reshape(value, [G, 16, 8 * MT])
+
+
+@triton.jit
+def _codes(even, odd, TYPE: tl.constexpr):
+    """Words of pairs of numbers of TYPE, [R, G, 8, 4] each, which are of bytes 0 and 2 and of bytes
+    1 and 3 of words, as an operand: [G, 8 R, 16].
+    """
+    both = tl.join(even, odd)
+    value = tl.join(both.to(tl.uint16), (both >> 16).to(tl.uint16))
+    value = tl.permute(value, (1, 0, 2, 4, 3, 5))
+    return tl.reshape(value, [even.shape[1], 8 * even.shape[0], 16]).to(TYPE, bitcast=True)
+
+
+@triton.jit
+def _numbers(
+    word,
+    FROM: tl.constexpr,
+    BITS: tl.constexpr,
+    TYPE: tl.constexpr,
+    TIMES: tl.constexpr = 0,
+    FLIP: tl.constexpr = 0,
+):
+    """The BITS bits from bit FROM on of each half of a word, xor FLIP, as numbers
+    2^TIMES (2^BITS + bits).
+    """
+    mantissa: tl.constexpr = 10 if TYPE.is_fp16() else 7
+    bias: tl.constexpr = 15 if TYPE.is_fp16() else 127
+    to: tl.constexpr = mantissa - BITS  # the bit that counts ones
+    if to > FROM:
+        word = word << (to - FROM)
+    if to < FROM:
+        word = word >> (FROM - to)
+    mask: tl.constexpr = (((1 << BITS) - 1) << to) * 0x10001
+    power: tl.constexpr = (((bias + BITS + TIMES) << mantissa) | (FLIP << to)) * 0x10001
+    return word & mask ^ power
+
+
+@triton.jit
+def _codes_of(word, FROM: tl.constexpr, BITS: tl.constexpr, TYPE: tl.constexpr):
+    """The BITS bits from bit FROM on of each byte of words as an operand, 2^BITS more each."""
+    return _codes(_numbers(word, FROM, BITS, TYPE), _numbers(word, FROM + 8, BITS, TYPE), TYPE)
+
+
+@triton.jit
+def _sums_of_x(x, TIMES: tl.constexpr, sums=None):
+    """TIMES the sums of columns of an operand `_x`, in each row: [G, 16, 8 MT]."""
+    return tl.dot(tl.full([x.shape[0], 16, x.shape[1]], TIMES, x.dtype), x, sums)
+
+
+@triton.jit
+def _for_rows(sums, R: tl.constexpr):
+    """[G, 16, 8 MT] for each 16 rows of w: [G, 8 R, 8 MT]."""
+    G: tl.constexpr = sums.shape[0]
+    M: tl.constexpr = sums.shape[2]
+    many = tl.broadcast_to(tl.reshape(sums, [G, 1, 16, M]), [G, R // 2, 16, M])
+    return tl.reshape(many, [G, 8 * R, M])
+
+
+@triton.jit
+def _parts(sums):
+    """[G, 8 R, 8 MT] as `product` gives it: [R, G, 8, 4, MT, 2]."""
+    R: tl.constexpr = sums.shape[1] // 8
+    MT: tl.constexpr = sums.shape[2] // 8
+    return tl.permute(tl.reshape(sums, [sums.shape[0], R, 8, MT, 4, 2]), (1, 0, 2, 4, 3, 5))
+
+
+@triton.jit
+def _for_x(scale):
+    return scale[:, :, :, :, None, None]
+
+
+@triton.jit
+def _number(bits, OFFSET: tl.constexpr):
+    """The lower bits of a word, at most 23, no others being set, less OFFSET: fp32."""
+    return (bits | 0x4B000000).to(tl.float32, bitcast=True) - (8388608.0 + OFFSET)
+
+
+@triton.jit
+def _lanes_of(at):
+    """Addresses for each lane, which reads what it needs itself."""
+    return at + tl.zeros([4], tl.int32)
+
+
+@triton.jit
+def _spread(bits):
+    """Four bits, each to bit 4 of a byte."""
+    return bits * 0x2040810 & 0x10101010
+
+
+@triton.jit
+def _nibbles(
+    total,
+    x,
+    w,
+    unit,
+    real,
+    R: tl.constexpr,
+    SIZE: tl.constexpr,
+    OFFSET: tl.constexpr,
+    FIFTHS: tl.constexpr,
+    MINIMUM: tl.constexpr,
+    WHOLE: tl.constexpr,
+):
+    """Blocks of 32: a scale, a minimum if any, fifth bits if any, 16 bytes with two codes each."""
+    TYPE: tl.constexpr = x.dtype.element_ty
+    at = w + unit * SIZE
+    head: tl.constexpr = 4 if MINIMUM else 2
+    aligned: tl.constexpr = SIZE % 4 == 0
+    bits: tl.constexpr = 5 if FIFTHS else 4
+    word = _lane_word(at + (head + 4 if FIFTHS else head), aligned)
+    first = _x(x, unit * 32, real, WHOLE)
+    second = _x(x, unit * 32 + 16, real, WHOLE)
+    less: tl.constexpr = -(1 << bits) - OFFSET
+    below = _for_rows(_sums_of_x(second, less, _sums_of_x(first, less)), R)
+    if FIFTHS:
+        fifth = _word(_lanes_of(at + head), aligned) >> (_lane() * 4).to(tl.uint32)
+        low = word & 0x0F0F0F0F | _spread(fifth & 15)
+        high = word >> 4 & 0x0F0F0F0F | _spread(fifth >> 16 & 15)
+        sums = tl.dot(_codes_of(low, 0, 5, TYPE), first, below)
+        sums = tl.dot(_codes_of(high, 0, 5, TYPE), second, sums)
+    else:
+        sums = tl.dot(_codes_of(word, 0, 4, TYPE), first, below)
+        sums = tl.dot(_codes_of(word, 4, 4, TYPE), second, sums)
+    total += _parts(sums) * _for_x(_half(_lanes_of(at)))
+    if MINIMUM:
+        total += _parts(below) * _for_x(_half(_lanes_of(at + 2)) * (1.0 / less))
+    return total
+
+
+@triton.jit
+def _bytes_dot(word, x, sums):
+    """Codes of eight bits with a sign times x: with 384 more each in fp16, and in bf16, in two
+    parts, 400.
+    """
+    TYPE: tl.constexpr = x.dtype
+    if TYPE.is_fp16():
+        even = _numbers(word, 0, 8, TYPE, 0, 128)
+        sums = tl.dot(_codes(even, _numbers(word, 8, 8, TYPE, 0, 128), TYPE), x, sums)
+    else:
+        even = _numbers(word, 4, 4, TYPE, 4, 8)
+        sums = tl.dot(_codes(even, _numbers(word, 12, 4, TYPE, 4, 8), TYPE), x, sums)
+        sums = tl.dot(_codes_of(word, 0, 4, TYPE), x, sums)
+    return sums
+
+
+@triton.jit
+def _q8_0(total, x, w, unit, real, R: tl.constexpr, WHOLE: tl.constexpr):
+    less: tl.constexpr = -384 if x.dtype.element_ty.is_fp16() else -400
+    at = w + unit * 34
+    first = _x(x, unit * 32, real, WHOLE)
+    second = _x(x, unit * 32 + 16, real, WHOLE)
+    sums = _for_rows(_sums_of_x(second, less, _sums_of_x(first, less)), R)
+    sums = _bytes_dot(_lane_word(at + 2, False), first, sums)
+    sums = _bytes_dot(_lane_word(at + 18, False), second, sums)
+    return total + _parts(sums) * _for_x(_half(_lanes_of(at)))
+
+
+@triton.jit
+def _pairs_of_groups(
+    total,
+    x,
+    w,
+    unit,
+    real,
+    R: tl.constexpr,
+    SIZE: tl.constexpr,
+    FIFTHS: tl.constexpr,
+    WHOLE: tl.constexpr,
+):
+    """Blocks of 256 in eight groups: scale and smallest factor, 12 bytes with factors of 6 bits,
+    fifth bits if any, and 32 bytes with the codes of each two groups.
+    """
+    TYPE: tl.constexpr = x.dtype.element_ty
+    quarter = unit % 4
+    at = w + unit // 4 * SIZE
+    bits: tl.constexpr = 5 if FIFTHS else 4
+    word, other = _lane_pair(at + (48 if FIFTHS else 16) + quarter * 32)
+    first, third = _x_pair(x, unit * 64, real, WHOLE)
+    second, fourth = _x_pair(x, unit * 64 + 32, real, WHOLE)
+    less: tl.constexpr = -(1 << bits)
+    below = _for_rows(_sums_of_x(third, less, _sums_of_x(first, less)), R)
+    below_second = _for_rows(_sums_of_x(fourth, less, _sums_of_x(second, less)), R)
+    if FIFTHS:
+        fifth, other_fifth = _lane_pair(at + 16)
+        shift = (quarter * 2).to(tl.uint32)
+        fifth, other_fifth = fifth >> shift, other_fifth >> shift
+        low = word & 0x0F0F0F0F | (fifth & 0x01010101) << 4
+        high = word >> 4 & 0x0F0F0F0F | (fifth & 0x02020202) << 3
+        one = tl.dot(_codes_of(low, 0, 5, TYPE), first, below)
+        two = tl.dot(_codes_of(high, 0, 5, TYPE), second, below_second)
+        low = other & 0x0F0F0F0F | (other_fifth & 0x01010101) << 4
+        high = other >> 4 & 0x0F0F0F0F | (other_fifth & 0x02020202) << 3
+        one = tl.dot(_codes_of(low, 0, 5, TYPE), third, one)
+        two = tl.dot(_codes_of(high, 0, 5, TYPE), fourth, two)
+    else:
+        one = tl.dot(_codes_of(word, 0, 4, TYPE), first, below)
+        two = tl.dot(_codes_of(word, 4, 4, TYPE), second, below_second)
+        one = tl.dot(_codes_of(other, 0, 4, TYPE), third, one)
+        two = tl.dot(_codes_of(other, 4, 4, TYPE), fourth, two)
+    # Factors of groups 0 to 3 are the lower six bits of bytes; of 4 to 7, four bits of the last
+    # bytes and the upper two of those.
+    halves, scales, minimums, last = _four_words(at)
+    early, shift = quarter < 2, (quarter % 2 * 16).to(tl.uint32)
+    scales = (
+        tl.where(early, scales & 0x3F3F3F3F, last & 0x0F0F0F0F | scales >> 2 & 0x30303030) >> shift
+    )
+    minimums = (
+        tl.where(early, minimums & 0x3F3F3F3F, last >> 4 & 0x0F0F0F0F | minimums >> 2 & 0x30303030)
+        >> shift
+    )
+    scale, minimum = _float(halves), _float(halves >> 16) * (1.0 / (1 << bits))
+    total += _parts(one) * _for_x(scale * _number(scales & 0xFF, 0))
+    total += _parts(two) * _for_x(scale * (_number(scales & 0xFF00, 0) * 0.00390625))
+    total += _parts(below) * _for_x(minimum * _number(minimums & 0xFF, 0))
+    minimum *= 0.00390625
+    return total + _parts(below_second) * _for_x(minimum * _number(minimums & 0xFF00, 0))
+
+
+@triton.jit
+def _byte(word, BYTE: tl.constexpr):
+    """A byte of words, no others being set."""
+    return word >> (8 * BYTE) & 255
+
+
+@triton.jit
+def _q6_k(total, x, w, unit, real, R: tl.constexpr, WHOLE: tl.constexpr):
+    """Blocks of 256 in two halves: 128 bytes with the lower four bits, 64 with the upper two of
+    four codes each, 16 scales, a scale for all.
+    """
+    TYPE: tl.constexpr = x.dtype.element_ty
+    half = unit % 2
+    at = w + unit // 2 * 210
+    head = _lanes_of(at)
+    scale = _half(head + 208)
+    factors = (head + half * 8 + 192).to(tl.pointer_type(tl.uint16))
+    for i in tl.static_range(2):
+        one = _lane_word(at + half * 64 + 16 * i, False)
+        two = _lane_word(at + half * 64 + (32 + 16 * i), False)
+        upper = _lane_word(at + half * 32 + (128 + 16 * i), False)
+        for j in tl.static_range(4):
+            lower = (one if j % 2 == 0 else two) >> (j // 2 * 4)
+            bits = upper << (4 - 2 * j) if j < 3 else upper >> 2
+            code = lower & 0x0F0F0F0F | bits & 0x30303030
+            part = _x(x, unit * 128 + (32 * j + 16 * i), real, WHOLE)
+            sums = _for_rows(_sums_of_x(part, -96), R)
+            sums = tl.dot(_codes_of(code, 0, 6, TYPE), part, sums)
+            factor = _byte(tl.load(factors + j).to(tl.uint32), i) ^ 128
+            total += _parts(sums) * _for_x(scale * _number(factor, 128))
+    return total
+
+
+@triton.jit
+def _q3_k(total, x, w, unit, real, R: tl.constexpr, WHOLE: tl.constexpr):
+    """Blocks of 256 in two halves: 32 bytes with the third bits of eight codes each, 64 with the
+    lower two of four, 12 with factors of 6 bits of 16 codes, a scale.
+    """
+    TYPE: tl.constexpr = x.dtype.element_ty
+    half = unit % 2
+    shift = (half * 4).to(tl.uint32)
+    at = w + unit // 2 * 110
+    head = _lanes_of(at)
+    scale = _half(head + 108)
+    # Factors of 16 codes i of groups j of the half: lower 4 bits in bytes 2 j + i, upper 2 of
+    # groups 0 and 1 below those of 2 and 3.
+    upper = _word(head + 104, False) >> shift
+    early = _word(head + 96, False) >> shift & 0x0F0F0F0F | (upper & 0x03030303) << 4
+    late = _word(head + 100, False) >> shift & 0x0F0F0F0F | (upper & 0x0C0C0C0C) << 2
+    for i in tl.static_range(2):
+        third = _lane_word(at + 16 * i, False) >> shift
+        word = _lane_word(at + half * 32 + (32 + 16 * i), False)
+        for j in tl.static_range(4):
+            code = word >> (2 * j) & 0x03030303 | (third >> j & 0x01010101) << 2
+            part = _x(x, unit * 128 + (32 * j + 16 * i), real, WHOLE)
+            sums = _for_rows(_sums_of_x(part, -12), R)
+            sums = tl.dot(_codes_of(code, 0, 3, TYPE), part, sums)
+            factor = _byte(early if j < 2 else late, j % 2 * 2 + i)
+            total += _parts(sums) * _for_x(scale * _number(factor, 32))
+    return total
+
+
+@triton.jit
+def _q2_k(total, x, w, unit, real, R: tl.constexpr, WHOLE: tl.constexpr):
+    """Blocks of 256 in two halves: 16 bytes with a factor and a smallest factor of 4 bits for 16
+    codes each, 64 with four codes of 2 bits, scale and smallest factor.
+
+    A code times its factor, at most 45, is a number of six bits: it is summed over all the half.
+    """
+    TYPE: tl.constexpr = x.dtype.element_ty
+    half = unit % 2
+    at = w + unit // 2 * 84
+    head = _lanes_of(at)
+    half_type: tl.constexpr = TYPE.is_fp16()
+    # 2^6 and 2^4 twice in a word, and a one of the numbers from there on.
+    sixty_four: tl.constexpr = (0x5400 if half_type else 0x4280) * 0x10001
+    times: tl.constexpr = 16 if half_type else 2
+    sixteen: tl.constexpr = (0x4C00 if half_type else 0x4180) * 0x10001
+    twice: tl.constexpr = (64 if half_type else 8) * 0x10001
+    M: tl.constexpr = 8 * x.shape[0]
+    G: tl.constexpr = unit.shape[1]
+    sums = tl.zeros([G, 8 * R, M], tl.float32)
+    minimums, below = sums, tl.zeros([G, 16, M], tl.float32)
+    ones = tl.full([G, 16, 16], -16, TYPE)
+    for i in tl.static_range(2):
+        word = _lane_word(at + half * 32 + (16 + 16 * i), True)
+        for j in tl.static_range(4):
+            part = _x(x, unit * 128 + (32 * j + 16 * i), real, WHOLE)
+            below = tl.dot(ones, part, below)
+            factors = _word(head + half * 8 + j // 2 * 4, True) >> (j % 2 * 16 + i * 8)
+            factor = (factors & 15) * times
+            even = (word >> (2 * j) & 0x00030003) * factor + sixty_four
+            odd = (word >> (2 * j + 8) & 0x00030003) * factor + sixty_four
+            sums = tl.dot(_codes(even, odd, TYPE), part, sums)
+            least = (factors >> 4 & 15) * twice + sixteen
+            minimums = tl.dot(_codes(least, least, TYPE), part, minimums)
+    below = _parts(_for_rows(below, R))
+    total += (_parts(sums) + 4 * below) * _for_x(_half(head + 80))
+    return total - (_parts(minimums) + below) * _for_x(_half(head + 82))
+
+
+@triton.jit
+def _iq4_table(TYPE: tl.constexpr):
+    """The 16 values of IQ4 codes."""
+    code = tl.arange(0, 16)
+    value = tl.zeros([16], tl.float32)
+    for i in tl.static_range(16):
+        value = tl.where(code == i, VALUES[i], value)
+    return value.to(TYPE)
+
+
+@triton.jit
+def _looked_up(word, TYPE: tl.constexpr):
+    """The values of the codes of words [R, G, 8, 4, WORDS], as words of pairs of numbers of TYPE
+    are: of the lower four bits of bytes and of the upper, [R, G, 8, 4, WORDS, 2, 2] each.
+    """
+    code = tl.join(word, word >> 8)
+    code = tl.join(code, code >> 16)
+    code = tl.join(code, code >> 4) & 15
+    value = tl.gather(_iq4_table(TYPE), tl.ravel(code).to(tl.int32), 0)
+    return tl.split(tl.reshape(value, code.shape))
+
+
+@triton.jit
+def _operand_of_values(value):
+    """[R, G, 8, 4, 2, 2], two values of a pair last, as an operand: [G, 8 R, 16]."""
+    R: tl.constexpr = value.shape[0]
+    G: tl.constexpr = value.shape[1]
+    return tl.reshape(tl.permute(value, (1, 0, 2, 4, 3, 5)), [G, 8 * R, 16])
+
+
+@triton.jit
+def _iq4_nl(total, x, w, unit, real, WHOLE: tl.constexpr):
+    """Blocks of 32: a scale, 16 bytes with two codes each."""
+    at = w + unit * 18
+    low, high = _looked_up(_lane_word(at + 2, False), x.dtype.element_ty)
+    sums = tl.dot(_operand_of_values(low), _x(x, unit * 32, real, WHOLE))
+    sums = tl.dot(_operand_of_values(high), _x(x, unit * 32 + 16, real, WHOLE), sums)
+    return total + _parts(sums) * _for_x(_half(_lanes_of(at)))
+
+
+@triton.jit
+def _iq4_xs(total, x, w, unit, real, WHOLE: tl.constexpr):
+    """Blocks of 256 in eight groups: a scale, 2 bytes with the upper two bits of the groups'
+    factors, 4 with the lower four, 128 with codes.
+    """
+    quarter = unit % 4
+    at = w + unit // 4 * 136
+    head = _lanes_of(at)
+    halves, lower = _word(head, True), _word(head + 4, True) >> (quarter * 8).to(tl.uint32)
+    upper = halves >> (quarter * 4 + 16).to(tl.uint32)
+    scale = _float(halves)
+    word = _lane_word(at + 8 + quarter * 32, True)
+    word = tl.join(word, _lane_word(at + 24 + quarter * 32, True))
+    low, high = _looked_up(word, x.dtype.element_ty)
+    low, other_low = tl.split(tl.permute(low, (0, 1, 2, 3, 5, 6, 4)))
+    high, other_high = tl.split(tl.permute(high, (0, 1, 2, 3, 5, 6, 4)))
+    one = tl.dot(_operand_of_values(low), _x(x, unit * 64, real, WHOLE))
+    one = tl.dot(_operand_of_values(high), _x(x, unit * 64 + 16, real, WHOLE), one)
+    two = tl.dot(_operand_of_values(other_low), _x(x, unit * 64 + 32, real, WHOLE))
+    two = tl.dot(_operand_of_values(other_high), _x(x, unit * 64 + 48, real, WHOLE), two)
+    total += _parts(one) * _for_x(scale * _number(lower & 15 | (upper & 3) << 4, 32))
+    return total + _parts(two) * _for_x(scale * _number(lower >> 4 & 15 | (upper & 12) << 2, 32))
