@@ -31,7 +31,8 @@ Written by `python tools/gpu_predictions.py > docs/gpu.md`. Do not edit by hand.
 
 **Nothing here was run on a GPU.** Memory is what the plans say, by the rule that a loaded model lets work in (`mtmd/loaded/memory_admission.py`).
 Which op runs by which kernel is asked of the same table that a GPU uses; registers, shared memory and spills are the compiler's (they
-need Triton, `pip install 'mtmd[gpu]'`, all else does not). Times are estimates, each with a range.
+need Triton, `pip install 'mtmd[gpu]'`, all else does not). Times are estimates, each with a range. On a machine with a GPU `pytest --device cuda`
+runs every kernel's cases, the families' tiny models and the demo model on it, and `python benchmarks/gpu.py` the same cases with times.
 
 ## Compiled ahead: `--save`, `--kernels`
 
