@@ -189,6 +189,25 @@ def add_system_argument(sub: argparse.ArgumentParser) -> None:
     )
 
 
+def add_ahead_argument(sub: argparse.ArgumentParser) -> None:
+    """Of what asks about many pictures."""
+    ahead = sub.add_argument(
+        "--prepare-ahead",
+        metavar="N",
+        help="pictures read and prepared beside those being answered, 1 to 64; auto: as many as "
+        "keep the device from waiting, within cores and memory (default: auto)",
+    )
+    offers(ahead, ("auto",))
+
+
+def chosen_ahead(args: argparse.Namespace) -> int | None:
+    """None for auto. Raises OptionError."""
+    from mtmd.service.measures.prepare_ahead import prepare_ahead
+
+    word = args.prepare_ahead or "auto"
+    return prepare_ahead(int(word) if word.isdecimal() and len(word) < 9 else word)
+
+
 def add_answer_arguments(sub: argparse.ArgumentParser) -> None:
     """All of `AnswerOptions` that concern one answer."""
     answer = sub.add_argument_group("answer", argument_default=argparse.SUPPRESS)
