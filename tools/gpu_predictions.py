@@ -57,12 +57,12 @@ On a GPU that is here `mtmd warmup`, and `mtmd serve` before it answers, compile
 
 ## Memory
 
-    needed = weights + cache of all answers + kept
+    needed = weights + cache of all answers + kept + resizing
     compute = max(prefill x 9/8, (decode + encode) x 9/8)
     kept = min(compute x 8/7, compute + 256 MiB)        compute, and the cache of encoded pictures
     usable = (memory - {driver} MiB) x 15/16
 
-`prefill`, `decode` and `encode` are the predicted peaks of those plans. {driver} MiB stand for the driver's context and the libraries' workspaces,
+`prefill`, `decode` and `encode` are the predicted peaks of those plans; `resizing` are 120 MiB where the card resizes pictures (`--preprocess`). {driver} MiB stand for the driver's context and the libraries' workspaces,
 an assumption: it differs by card and version.
 
 ## Times

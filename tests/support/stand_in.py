@@ -259,6 +259,7 @@ class StandIn(Reference):
         self.fuses = fuses
         self.recorder = StandInRecorder() if records else None  # type: ignore[assignment]
         self.sides = {"encode": side} if side else {}
+        self.side_streams = side is not None
 
     def side_stream(self, use: str) -> StandInStream | None:  # type: ignore[override]
         return self.sides.setdefault(use, StandInStream()) if self.sides else None

@@ -26,6 +26,7 @@ from mtmd.clip.warmup import preprocessing_facts
 from mtmd.config import LoadOptions
 from mtmd.kernels.backends import Cpu, Reference
 from mtmd.kernels.report.warmup_report import WarmupReport
+from mtmd.loaded.predicted_memory import predicted_bytes
 from mtmd.loaded.report import preprocessed_where
 from mtmd.model import Model
 from mtmd.prompt.bridge import Prepared
@@ -142,6 +143,22 @@ def test_an_answer_is_the_same_and_says_where(demo, one):
     host, _ = beside(demo, preprocess="host")
     with host:
         assert host.answer(one, max_tokens=1).receipt.preprocessed == "on the host: asked for"
+
+
+def test_what_pictures_are_resized_in_is_kept_from_all_else(demo, monkeypatch):
+    """Of a limit, and of what is free at any time."""
+    monkeypatch.setattr("mtmd.loaded.memory_admission.free_bytes", lambda _: 1 << 30)
+    left, free = [], []
+    for setting in ("auto", "host"):
+        model, _ = beside(demo, memory_limit=1 << 30, preprocess=setting)
+        with model:
+            admission = model.loaded.admission
+            left.append(admission.room["stand-in"] + admission.embedding_cache_bytes)
+            free.append(admission.free_now()["stand-in"])
+            assert predicted_bytes(model.loaded)["stand-in"] > module.TAKEN_BYTES * (
+                setting == "auto"
+            )
+    assert left[1] - left[0] == free[1] - free[0] == module.TAKEN_BYTES
 
 
 def test_a_receipt_tells_what_the_device_did_not_do(demo, monkeypatch):
