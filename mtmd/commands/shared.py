@@ -68,6 +68,18 @@ def add_device_arguments(group: argparse._ArgumentGroup) -> None:
     )
 
 
+def add_preprocess_argument(group: argparse._ArgumentGroup) -> None:
+    """Of what sees pictures."""
+    where = group.add_argument(
+        "--preprocess",
+        metavar="WHERE",
+        default="auto",
+        help="resize and normalise pictures on the host, or auto: on a GPU where that gives the "
+        "same to the bit (default: auto)",
+    )
+    offers(where, ("auto", "host"))
+
+
 def add_model_arguments(
     sub: argparse.ArgumentParser, model: bool = True, isolate: bool = False
 ) -> None:
@@ -153,14 +165,7 @@ def add_model_arguments(
         "node) or auto, what the warm-up has measured to be faster (default: auto)",
     )
     offers(vision, ("auto", "triton", "torch"))
-    where = group.add_argument(
-        "--preprocess",
-        metavar="WHERE",
-        default="auto",
-        help="resize and normalise pictures on the host, or auto: on a GPU where that gives the "
-        "same to the bit (default: auto)",
-    )
-    offers(where, ("auto", "host"))
+    add_preprocess_argument(group)
     group.add_argument(
         "--speculate",
         metavar="HOW",

@@ -178,11 +178,11 @@ def test_of_frames_only_the_last_is_done_on_the_device(demo):
     model, _ = beside(demo)
     plan = prepared(model)
     frames = replace(plan, resized_there=False)
-    assert preprocessed_where(model.loaded, [frames]) == "normalised on stand-in"
+    assert preprocessed_where(model.loaded.encoder, [frames]) == "normalised on stand-in"
     numbers = model.encoder.family.resolution.prepare(picture(120, 90))
-    assert preprocessed_where(model.loaded, [numbers]) == ""
+    assert preprocessed_where(model.loaded.encoder, [numbers]) == ""
     expected = "1 of 3 resized, 2 of 3 normalised on stand-in"
-    assert preprocessed_where(model.loaded, [plan, frames, numbers]) == expected
+    assert preprocessed_where(model.loaded.encoder, [plan, frames, numbers]) == expected
 
 
 def test_what_is_left_to_wait_for_is_told(demo):
