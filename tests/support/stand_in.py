@@ -39,6 +39,7 @@ ALLOWED = frozenset(
         "clone",
         "contiguous",
         "cos",
+        "detach",
         "div_",
         "embedding",
         "empty",
