@@ -55,7 +55,8 @@ class TowerEncoder:
         self.side, resizing = (
             None if sharding else backends[0].side_stream(use) for use in ("encode", "resize")
         )
-        self.preprocessing = Preprocessing(family.resolution, resizing, preprocess)
+        foreseen = sharding is None and resizing is None and backends[0].side_streams
+        self.preprocessing = Preprocessing(family.resolution, resizing, preprocess, foreseen)
         self._tables: dict[Normalize, Tensor] = {}
         self.family: Tower = family
         self.weights, self.backends, self.overrides = weights, backends, tuple(overrides)

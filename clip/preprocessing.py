@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from mtmd.clip.image.device.resizer import DeviceResizer
+from mtmd.clip.image.device.resizer import TAKEN_BYTES, DeviceResizer
 from mtmd.clip.image.pixels import Pixels, left_as_bytes
 from mtmd.clip.image.resize import by_pillow, resized_by
+from mtmd.clip.resolution.adaptive import AdaptiveTiling
 from mtmd.clip.resolution.resolution import AmongSeveral, ImagePlan, Resolution
 from mtmd.kernels.backends.side_stream import SideStream
 
@@ -18,14 +19,22 @@ SETTINGS = ("auto", "host")
 
 
 class Preprocessing:
-    """Of one encoder. `why_host` says why everything is done on the host, None where it is not."""
+    """Of one encoder. `why_host` says why everything is done on the host, None where it is not.
+    `foreseen`: the device is not here, and would have a side stream.
+    """
 
-    def __init__(self, resolution: Resolution, side: SideStream | None, setting: str = "auto"):
+    def __init__(
+        self,
+        resolution: Resolution,
+        side: SideStream | None,
+        setting: str = "auto",
+        foreseen: bool = False,
+    ):
         self.resolution, self.setting = resolution, setting
         self.why_host: str | None = None
         if setting == "host":
             self.why_host = "asked for"
-        elif side is None:
+        elif side is None and not foreseen:
             self.why_host = "the device has no queue beside that of the decoder"
         elif isinstance(resolution, AmongSeveral) and (
             resolution.among.normalize != resolution.normalize
@@ -33,6 +42,15 @@ class Preprocessing:
             self.why_host = "pictures among several are normalised in another way"
         self._resizer = DeviceResizer(side) if side is not None else None
         self.resized_there = 0
+
+    @property
+    def device_bytes(self) -> int:
+        """The most of the device's memory in which pictures are resized, beside the weights of some
+        sides. None where torchvision resizes: its way stays on the host.
+        """
+        if self.why_host is not None or isinstance(self.resolution, AdaptiveTiling):
+            return 0
+        return TAKEN_BYTES
 
     @contextmanager
     def paused(self) -> Iterator[None]:

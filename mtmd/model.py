@@ -33,7 +33,9 @@ from mtmd.prompt.conversation import DEFAULT_PROMPT, Images, Message, messages_o
 from mtmd.prompt.load_image import ImageSource
 from mtmd.prompt.prompts import EncodedPrompt, Prompts
 from mtmd.service.asynchronous import AsyncTickets
-from mtmd.service.many import AHEAD, Many
+from mtmd.service.many import Many
+from mtmd.service.measures.prepare_ahead import LEAST, PrepareAhead
+from mtmd.service.measures.prepare_ahead import prepare_ahead as checked_ahead
 from mtmd.service.service import Service
 from mtmd.service.ticket import Ticket
 
@@ -190,6 +192,7 @@ class Model:
         *,
         system: str | None = None,
         parallel: int | None = None,
+        prepare_ahead: int | Literal["auto"] = "auto",
         progress: bool = False,
         on_error: Literal["raise"] = "raise",
         **chosen: Unpack[AnswerKeywords],
@@ -203,6 +206,7 @@ class Model:
         *,
         system: str | None = None,
         parallel: int | None = None,
+        prepare_ahead: int | Literal["auto"] = "auto",
         progress: bool = False,
         on_error: Literal["return"],
         **chosen: Unpack[AnswerKeywords],
@@ -215,6 +219,7 @@ class Model:
         *,
         system: str | None = None,
         parallel: int | None = None,
+        prepare_ahead: int | Literal["auto"] = "auto",
         progress: bool = False,
         on_error: Literal["raise", "return"] = "raise",
         **chosen: Unpack[AnswerKeywords],
@@ -223,15 +228,19 @@ class Model:
 
         images: each as `describe` takes it, a list being several images of one question; taken from
         the iterable as they are needed. prompt: one for all, or a list with one for each. parallel:
-        questions answered at once, None for as many as the model was loaded for. progress: a bar on
-        stderr. on_error: "raise" ends it with the first error, "return" gives the MtmdError in the
-        answer's place. Options are checked at once. Leaving the loop gives up what is under way.
+        questions answered at once, None for as many as the model was loaded for. prepare_ahead:
+        questions whose pictures are prepared beside those, 1 to 64, or auto, as many as keep the
+        device from waiting, within cores and memory. progress: a bar on stderr. on_error: "raise"
+        ends it with the first error, "return" gives the MtmdError in the answer's place. Options
+        are checked at once. Leaving the loop gives up what is under way.
         """
         settings = self.loaded.answer_options(chosen)
         if on_error not in ("raise", "return"):
             refuse("on_error", on_error, "one of raise, return")
         parallel = self.options.parallel if parallel is None else parallel
-        many = Many(integer("parallel", parallel, 1, 64))
+        parallel = integer("parallel", parallel, 1, 64)
+        ahead = PrepareAhead(parallel, checked_ahead(prepare_ahead))
+        many = Many(parallel, ahead, self.service.capacity)
 
         def one(question: tuple[Images | None, str | None]) -> Answer | MtmdError:
             try:
@@ -324,7 +333,7 @@ class Model:
         with self._lock:
             if self._async is None:
                 sequences = self.runner.sequences
-                self._async = AsyncTickets(2 * sequences, sequences + AHEAD)
+                self._async = AsyncTickets(2 * sequences, sequences + LEAST)
             return self._async
 
     def _taken(self, messages: Sequence[Message]) -> tuple[Sequence[Message], AnswerView]:

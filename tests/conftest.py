@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 
+import asked_device as devices
 import pytest
 
 os.environ["TRITON_INTERPRET"] = "1"  # GPU kernels run in Triton's interpreter
@@ -21,6 +22,29 @@ sys.dont_write_bytecode = False
 # it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 gc.disable()
+
+
+DEVICE = pytest.StashKey[devices.AskedDevice]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    devices.add_option(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[DEVICE] = devices.configure(config.getoption("device"))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("device") is not None:
+        items[:], others = devices.choose(items)
+        config.hook.pytest_deselected(items=others)
+
+
+@pytest.fixture(scope="session")
+def asked_device(pytestconfig: pytest.Config) -> devices.AskedDevice:
+    """What `pytest --device` asks for; the CPU without it."""
+    return pytestconfig.stash[DEVICE]
 
 
 @pytest.hookimpl(trylast=True)

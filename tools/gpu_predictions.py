@@ -31,7 +31,8 @@ Written by `python tools/gpu_predictions.py > docs/gpu.md`. Do not edit by hand.
 
 **Nothing here was run on a GPU.** Memory is what the plans say, by the rule that a loaded model lets work in (`mtmd/loaded/memory_admission.py`).
 Which op runs by which kernel is asked of the same table that a GPU uses; registers, shared memory and spills are the compiler's (they
-need Triton, `pip install 'mtmd[gpu]'`, all else does not). Times are estimates, each with a range.
+need Triton, `pip install 'mtmd[gpu]'`, all else does not). Times are estimates, each with a range. On a machine with a GPU `pytest --device cuda`
+runs every kernel's cases, the families' tiny models and the demo model on it, and `python benchmarks/gpu.py` the same cases with times.
 
 ## Compiled ahead: `--save`, `--kernels`
 
@@ -56,12 +57,12 @@ On a GPU that is here `mtmd warmup`, and `mtmd serve` before it answers, compile
 
 ## Memory
 
-    needed = weights + cache of all answers + kept
+    needed = weights + cache of all answers + kept + resizing
     compute = max(prefill x 9/8, (decode + encode) x 9/8)
     kept = min(compute x 8/7, compute + 256 MiB)        compute, and the cache of encoded pictures
     usable = (memory - {driver} MiB) x 15/16
 
-`prefill`, `decode` and `encode` are the predicted peaks of those plans. {driver} MiB stand for the driver's context and the libraries' workspaces,
+`prefill`, `decode` and `encode` are the predicted peaks of those plans; `resizing` are 120 MiB where the card resizes pictures (`--preprocess`). {driver} MiB stand for the driver's context and the libraries' workspaces,
 an assumption: it differs by card and version.
 
 ## Times
@@ -117,8 +118,8 @@ most to do. A collective takes the device, after the model by which NCCL chooses
 
 `rate` is the link's; of a mesh, where every two cards have a link of their own, that of N - 1 of them.
 `part` is 1/4 of an all_reduce, 1/3 of an all_gather, as the low-latency protocol sends a flag with every word. By torch.distributed a collective costs the
-host {host} us (slow, middle, fast), `el` is {el}, `late` {late}: assumptions, as above. A plan with collectives is not recorded as a CUDA graph, so on fast cards the host's
-launches are the bound. **Not run on several GPUs.**
+host {host} us (slow, middle, fast), `el` is {el}, `late` {late}: assumptions, as above. A plan whose collectives are NCCL's is recorded as others
+are, and then one replay for the host. **Not run on several GPUs.**
 
 {links}
 

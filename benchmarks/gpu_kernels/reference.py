@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from gpu_kernels.measure import judged, milliseconds, table
+from gpu_kernels.measure import milliseconds, table
 
 
 def kernels(op: str) -> Iterator[Any]:
@@ -24,9 +24,7 @@ def checks(device: str, op: str, exact: bool = False) -> Iterator[str | None]:
     for kernel in kernels(op):
         cases = [(str(c), c) for c in kernel.cases if not exact or c.dtype == torch.float32]
         for label, case in [*cases, *({} if exact else kernel.uses).items()]:
-            inputs = case.inputs(device)
-            error = kernel.error(op, kernel.run(*inputs, **case.options), inputs, case.options)
-            yield judged(f"{op} {label}", error, kernel.limits[case.dtype])
+            yield kernel.failure(op, case, device, label)
 
 
 def report(device: str, op: str) -> list[str]:

@@ -22,7 +22,7 @@ ROUGH = 8
 
 
 class Reference:
-    fuses = native = False
+    fuses = native = side_streams = False
     blocks = True
     recorder = None
 

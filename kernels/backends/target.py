@@ -24,7 +24,7 @@ class Target:
     OptionError for anything else. `name` tells several of them apart.
     """
 
-    fuses, native, blocks = True, False, True
+    fuses, native, blocks, side_streams = True, False, True, True
     recorder = None
 
     def __init__(self, target: str, name: str | None = None):

@@ -117,8 +117,30 @@ class TritonKernel(Kernel):
         )
         return [program for program in found if program.call.programs]
 
+    def failure(
+        self, op: str, case: Case, device: str | torch.device = "cpu", label: str | None = None
+    ) -> str | None:
+        """None where a case is taken and its result, computed on a device, is right; else what is
+        wrong. `label`: what the case is called.
+        """
+        inputs = case.inputs(device)
+        node, name = _node(op, case, inputs), f"{op} {label or case}"
+        if reason := self.rejects(*(i and i.type for i in node.inputs), **node.attrs):
+            return f"{name}: not taken: {reason}"
+        result = self.run(*inputs, **case.options)
+        if (found := Type.of(result)) != node.type:
+            return f"{name}: result {found}, expected {node.type}"
+        error, allowed = self.error(op, result, inputs, case.options), self.limits[case.dtype]
+        if error <= allowed:  # not so of NaN
+            return None
+        return f"{name}: error {error:.3g}, expected at most {allowed:.3g}"
+
 
 def node_of(op: str, case: Case) -> Node:
     """The node that a case is a run of."""
-    leaves = [t if t is None else Node("input", (), Type.of(t)) for t in case.inputs()]
+    return _node(op, case, case.inputs())
+
+
+def _node(op: str, case: Case, inputs: Sequence[Tensor | None]) -> Node:
+    leaves = [t if t is None else Node("input", (), Type.of(t)) for t in inputs]
     return OPS[op](*leaves, name=str(case), **case.options)

@@ -58,9 +58,15 @@ def rope_table(positions: Tensor, divisors: Tensor | None = None, *, rotary: Rot
     frequencies, axes = _constants(rotary, positions.device)
     if divisors is not None:
         frequencies = frequencies / divisors
-    angles = positions.float().index_select(0, axes).t() * frequencies
-    table = torch.stack((angles.cos(), angles.sin()), 1)
-    return table if rotary.scale == 1.0 else table * rotary.scale
+    # Few launches: they are converted where they are multiplied, and written where they belong
+    one_axis = not any(rotary.axes)
+    angles = (
+        positions[0, :, None] if one_axis else positions.index_select(0, axes).t()
+    ) * frequencies
+    table = torch.empty(angles.shape[0], 2, angles.shape[1], device=angles.device)
+    torch.cos(angles, out=table[:, 0])
+    torch.sin(angles, out=table[:, 1])
+    return table if rotary.scale == 1.0 else table.mul_(rotary.scale)
 
 
 def _shape(x: Type, table: Type, *, pairs: str = "half", parts: int = 1) -> Type:

@@ -21,6 +21,7 @@ from mtmd.kernels.dtype import mib
 from mtmd.kernels.errors import DeviceError
 from mtmd.kernels.graph import Node
 from mtmd.kernels.ops import OPS
+from mtmd.kernels.ops.collective import Group
 from mtmd.kernels.plan.scheduler import Plan
 
 # Runs before one is recorded: a shape that does not come again is not worth it, and kernels are
@@ -45,7 +46,7 @@ def why_not(plan: Plan, by_torch: Callable[[Node], bool]) -> str | None:
     if len(spaces) != 1 or plan.copies:
         return f"it runs in several memories: {', '.join(sorted(spaces))}"
     nodes = (step.node for step in plan.steps)
-    waiting = [node for node in nodes if OPS[node.op].waits and by_torch(node)]
+    waiting = [n for n in nodes if OPS[n.op].waits and by_torch(n) and not _is_launched(n)]
     if waiting:
         return (
             f"{waiting[0].name} ({waiting[0].op}) and {len(waiting) - 1} others wait for the device"
@@ -53,6 +54,12 @@ def why_not(plan: Plan, by_torch: Callable[[Node], bool]) -> str | None:
     if (taken := sum(plan.compute_bytes.values())) > MOST_BYTES:
         return f"its values take {mib(taken)}, of which up to {mib(MOST_BYTES)} are kept"
     return None
+
+
+def _is_launched(node: Node) -> bool:
+    """A collective that waits for nothing."""
+    group: Group | None = node.attrs.get("group")
+    return group is not None and group.capturable
 
 
 class Replay:

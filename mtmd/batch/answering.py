@@ -15,6 +15,7 @@ from mtmd.prompt.conversation import messages_of
 from mtmd.prompt.load_image import read_picture
 from mtmd.prompt.video_input import FrameRequest, VideoInput, is_video
 from mtmd.service.many import Many
+from mtmd.service.measures.prepare_ahead import PrepareAhead
 from mtmd.service.service import Service
 
 
@@ -31,10 +32,11 @@ class Batch:
         parallel: int,
         system: str = "",
         frames: FrameRequest | None = None,
+        ahead: PrepareAhead | None = None,
     ):
-        """`frames`: which are seen of videos."""
+        """`frames`: which are seen of videos. `ahead`: how many are prepared meanwhile."""
         self.service, self.prompt, self.settings = service, prompt, settings
-        self.system, self.many = system, Many(parallel)
+        self.system, self.many = system, Many(parallel, ahead, service.capacity)
         self.frames = frames or FrameRequest()
 
     def rows(self, inputs: Iterable[Input], ordered: bool = True) -> Generator[Row, None, None]:

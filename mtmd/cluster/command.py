@@ -90,9 +90,11 @@ def run(
     loading: Mapping[str, Any],
     answering: Mapping[str, Any],
     frames: Mapping[str, Any],
+    ahead: int | None = None,
 ) -> int:
     """`loading`, `answering`, `frames`: what was chosen of `LoadOptions`, `AnswerOptions` and
-    `FrameRequest`. 0 where every picture has its answer, `SOME_FAILED` where not. Raises MtmdError.
+    `FrameRequest`; `ahead`: of `Job`. 0 where every picture has its answer, `SOME_FAILED` where
+    not. Raises MtmdError.
     """
     from mtmd.cluster.connect import check_address, connected, import_ray, seats
     from mtmd.config import AnswerOptions, LoadOptions, options
@@ -121,6 +123,7 @@ def run(
         dict(answering),
         dict(frames),
         Columns(args.column or "image", args.name_column or "", bool(args.trust_tables)),
+        ahead,
     )
     batches = Batches(job, args.resume)
     found = find(args.images, args.list, job.out)

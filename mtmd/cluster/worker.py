@@ -26,6 +26,7 @@ from mtmd.kernels.errors import DeviceError, MtmdError, OptionError
 from mtmd.loaded.predicted_memory import predicted_bytes
 from mtmd.loading import load
 from mtmd.prompt.video_input import FrameRequest
+from mtmd.service.measures.prepare_ahead import PrepareAhead
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -46,6 +47,8 @@ class Job:
     answering: Mapping[str, Any] = field(default_factory=dict)
     frames: Mapping[str, Any] = field(default_factory=dict)
     columns: Columns = field(default_factory=Columns)
+    ahead: int | None = None
+    """Pictures prepared beside those being answered; None for as many as it takes."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,7 @@ class Worker:
         self.job = job
         self._threads = threads
         self._model: Any = None
+        self._ahead: PrepareAhead | None = None  # what it has learned holds for the next unit
         self._reader = Reader(job.columns)
 
     def begin(self) -> Placed:
@@ -149,14 +153,16 @@ class Worker:
             self._model.close()
 
     def _rows(self, items: Sequence[Item]) -> list[Row]:
-        service = self._model.service
+        service, parallel = self._model.service, self._model.options.parallel
+        self._ahead = self._ahead or PrepareAhead(parallel, self.job.ahead)
         batch = Batch(
             service,
             self.job.prompt,
             options(AnswerOptions, self.job.answering),
-            self._model.options.parallel,
+            parallel,
             self.job.system,
             FrameRequest(**self.job.frames),
+            self._ahead,
         )
 
         def row(item: Item) -> Row:

@@ -12,11 +12,13 @@ from typing import Any
 
 from mtmd.cluster import command as cluster
 from mtmd.commands.shared import (
+    add_ahead_argument,
     add_answer_arguments,
     add_model_arguments,
     add_system_argument,
     add_video_arguments,
     answer_options,
+    chosen_ahead,
     chosen_load_options,
     frame_request,
     load_from,
@@ -83,6 +85,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         metavar="N",
         help="images answered at once (default: %(default)s)",
     )
+    add_ahead_argument(sub)
     add_video_arguments(sub).add_argument(
         "--every",
         type=seconds,
@@ -106,10 +109,12 @@ def run(args: argparse.Namespace) -> int:
     cluster.check(args)
     if args.ray is not None:
         frames = vars(frame_request(args))
-        return cluster.run(args, chosen_load_options(args), answer_options(args), frames)
+        return cluster.run(
+            args, chosen_load_options(args), answer_options(args), frames, chosen_ahead(args)
+        )
     if isinstance(args.out, str):
         raise OptionError(f"out {args.out}: found an address, expected a file without --ray")
-    settings = options(AnswerOptions, answer_options(args))
+    settings, ahead = options(AnswerOptions, answer_options(args)), chosen_ahead(args)
     found = find_inputs(args.images, args.list)
     inputs = list(found.inputs)
     output = open_output(args.out, args.resume)
@@ -131,11 +136,18 @@ def run(args: argparse.Namespace) -> int:
     from tqdm import tqdm
 
     from mtmd.batch.answering import Batch
+    from mtmd.service.measures.prepare_ahead import PrepareAhead
 
     text.start = time.perf_counter()
-    rows = Batch(model.service, args.prompt, settings, args.parallel, args.system, frames).rows(
-        left, not args.unordered
-    )
+    rows = Batch(
+        model.service,
+        args.prompt,
+        settings,
+        args.parallel,
+        args.system,
+        frames,
+        PrepareAhead(args.parallel, ahead),
+    ).rows(left, not args.unordered)
     # disable=None: only where stderr is a terminal
     bar = tqdm(
         total=len(inputs),

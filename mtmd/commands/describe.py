@@ -11,11 +11,13 @@ import sys
 from typing import Any
 
 from mtmd.commands.shared import (
+    add_ahead_argument,
     add_answer_arguments,
     add_model_arguments,
     add_system_argument,
     add_video_arguments,
     answer_options,
+    chosen_ahead,
     frame_request,
     load_from,
     pictures_named,
@@ -53,6 +55,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         help="ask about each picture by itself, and print a table with a row for each; folders "
         "and patterns are taken, too (many pictures, resumable: mtmd batch)",
     )
+    add_ahead_argument(sub)
     sub.add_argument(
         "--json",
         action="store_true",
@@ -69,6 +72,8 @@ def run(args: argparse.Namespace) -> int:
     chosen = answer_options(args)  # a wrong one is told before a model is loaded for it
     if args.each:
         return _each(args, chosen)
+    if args.prepare_ahead is not None:
+        raise OptionError("--prepare-ahead: found without --each, expected beside it")
     images = with_frames_chosen(pictures_named(args.images), args)
     model, status, in_line = load_from(args), Status(), False
     from mtmd.events import Finished, Progress, TextPiece
@@ -106,15 +111,25 @@ def _each(args: argparse.Namespace, chosen: dict[str, Any]) -> int:
 
     if "-" in args.images:
         raise OptionError("--each: found -, expected files; standard input holds one picture")
+    ahead = chosen_ahead(args)
     found = find_inputs(args.images)
     check_paths(one.path for one in found.inputs)
     frames = frame_request(args)
     model = load_from(args)
     from mtmd.batch.answering import Batch
+    from mtmd.service.measures.prepare_ahead import PrepareAhead
     from mtmd.terminal.table import Table
 
-    settings = options(AnswerOptions, chosen)
-    batch = Batch(model.service, args.prompt, settings, model.options.parallel, args.system, frames)
+    settings, parallel = options(AnswerOptions, chosen), model.options.parallel
+    batch = Batch(
+        model.service,
+        args.prompt,
+        settings,
+        parallel,
+        args.system,
+        frames,
+        PrepareAhead(parallel, ahead),
+    )
     rows = batch.rows(found.inputs)
     table, failed, status = Table(("image", "answer"), [i.name for i in found.inputs]), 0, Status()
     try:

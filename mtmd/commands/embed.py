@@ -13,7 +13,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from mtmd.commands.shared import add_device_arguments, loading, settle_threads
+from mtmd.commands.shared import (
+    add_device_arguments,
+    add_preprocess_argument,
+    loading,
+    settle_threads,
+)
 from mtmd.kernels.text import for_terminal, one_line
 
 HELP = "Turn images and texts into vectors of one space, find images by a text, label them."
@@ -82,7 +87,9 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     )
     sub.add_argument("--json", action="store_true", help="print one JSON object")
     sub.add_argument("--quiet", action="store_true", help="no receipt on stderr")
-    add_device_arguments(sub.add_argument_group("model and device"))
+    group = sub.add_argument_group("model and device")
+    add_device_arguments(group)
+    add_preprocess_argument(group)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -96,11 +103,11 @@ def run(args: argparse.Namespace) -> int:
         vectors_file.check_path(args.out)
     given = args.images or args.list
     inputs = [one.path for one in find_inputs(args.images, args.list).inputs] if given else []
-    from mtmd.embedding.embedder import load_embedder
+    from mtmd.embedding.embedder import EMBEDDER_OPTIONS, load_embedder
 
     chosen = {
         name: getattr(args, name)
-        for name in ("device", "dtype", "flash_attn", "override_tensor", "refuse", "threads")
+        for name in EMBEDDER_OPTIONS
         if getattr(args, name) not in (None, [])
     }
     with loading(args.model) as status:

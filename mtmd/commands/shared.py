@@ -68,6 +68,18 @@ def add_device_arguments(group: argparse._ArgumentGroup) -> None:
     )
 
 
+def add_preprocess_argument(group: argparse._ArgumentGroup) -> None:
+    """Of what sees pictures."""
+    where = group.add_argument(
+        "--preprocess",
+        metavar="WHERE",
+        default="auto",
+        help="resize and normalise pictures on the host, or auto: on a GPU where that gives the "
+        "same to the bit (default: auto)",
+    )
+    offers(where, ("auto", "host"))
+
+
 def add_model_arguments(
     sub: argparse.ArgumentParser, model: bool = True, isolate: bool = False
 ) -> None:
@@ -153,14 +165,7 @@ def add_model_arguments(
         "node) or auto, what the warm-up has measured to be faster (default: auto)",
     )
     offers(vision, ("auto", "triton", "torch"))
-    where = group.add_argument(
-        "--preprocess",
-        metavar="WHERE",
-        default="auto",
-        help="resize and normalise pictures on the host, or auto: on a GPU where that gives the "
-        "same to the bit (default: auto)",
-    )
-    offers(where, ("auto", "host"))
+    add_preprocess_argument(group)
     group.add_argument(
         "--speculate",
         metavar="HOW",
@@ -187,6 +192,25 @@ def add_system_argument(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--system", default="", metavar="TEXT", help="what the model is told before all else"
     )
+
+
+def add_ahead_argument(sub: argparse.ArgumentParser) -> None:
+    """Of what asks about many pictures."""
+    ahead = sub.add_argument(
+        "--prepare-ahead",
+        metavar="N",
+        help="pictures read and prepared beside those being answered, 1 to 64; auto: as many as "
+        "keep the device from waiting, within cores and memory (default: auto)",
+    )
+    offers(ahead, ("auto",))
+
+
+def chosen_ahead(args: argparse.Namespace) -> int | None:
+    """None for auto. Raises OptionError."""
+    from mtmd.service.measures.prepare_ahead import prepare_ahead
+
+    word = args.prepare_ahead or "auto"
+    return prepare_ahead(int(word) if word.isdecimal() and len(word) < 9 else word)
 
 
 def add_answer_arguments(sub: argparse.ArgumentParser) -> None:

@@ -22,10 +22,7 @@ mtmd warmup -m org/name --target cuda:90 --save kernels     # its programs, comp
 mtmd serve -m org/name --kernels kernels    # and used there"""
 
 MOST_TARGETS = 32
-DEVICE = (
-    *("device", "refuse", "threads", "memory_limit"),
-    *("kernels", "vision_attention", "preprocess"),
-)
+DEVICE = (*("device", "refuse", "threads", "memory_limit"), *("kernels", "vision_attention"))
 PREDICTED = (  # what of the options of loading is taken into account where nothing is loaded
     "mmproj",
     "chat_template",
@@ -38,6 +35,7 @@ PREDICTED = (  # what of the options of loading is taken into account where noth
     "image_min_tokens",
     "image_max_tokens",
     "speculate",
+    "preprocess",
 )
 
 

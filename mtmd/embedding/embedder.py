@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from os import PathLike
 from threading import Lock
 from typing import Any
@@ -20,8 +21,9 @@ from mtmd.clip.dual.text_encoder import BATCH as TEXTS_AT_ONCE
 from mtmd.clip.dual.text_encoder import TextEncoder
 from mtmd.clip.encoder import BATCH, TowerEncoder
 from mtmd.clip.image.decode import Picture
+from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.clip.token_budget import Budget
-from mtmd.clip.warmup import check_encoder, encoder_graphs, encoder_placement
+from mtmd.clip.warmup import check_encoder, encoder_graphs, encoder_placement, preprocessing_facts
 from mtmd.config import LoadOptions, kernels_from_environment, options
 from mtmd.embedding.dual_checkpoint import DualCheckpoint, is_dual_folder, open_dual
 from mtmd.embedding.receipt import EmbeddingReceipt, TextReceipt
@@ -35,7 +37,7 @@ from mtmd.kernels.report.facts import Placement
 from mtmd.kernels.report.warmup_report import WarmupReport
 from mtmd.kernels.resources.threads import ask_threads
 from mtmd.loaded.device_and_dtype import choose_dtype, device_name
-from mtmd.loaded.report import attention_kernels, refusal_warnings
+from mtmd.loaded.report import attention_kernels, preprocessed_where, refusal_warnings
 from mtmd.loaded.vision_attention import ours_only, told, vision_attention
 from mtmd.prompt.load_image import ImageSource, load_image
 from mtmd.receipt import ImageReceipt
@@ -86,7 +88,9 @@ class Embedder:
             "residency": Residency(),
         }
         family, weights = checkpoint.family, checkpoint.weights
-        self.images = TowerEncoder(family.image, weights, self.backends, **placed)
+        self.images = TowerEncoder(
+            family.image, weights, self.backends, preprocess=chosen.preprocess, **placed
+        )
         self.texts = TextEncoder(family.text, weights, self.backends, **placed)
         self._scale, self._bias = self._score_terms()
         self._lock = Lock()
@@ -127,9 +131,10 @@ class Embedder:
         """As `embed`, with a receipt."""
         watch = _Watch()
         seen: list[ImageReceipt] = []
+        plans: list[ImagePlan] = []
         read: list[TextReceipt] = []
         vectors = [
-            *self._image_vectors(_pictures(images), seen, watch),
+            *self._image_vectors(_pictures(images), seen, plans, watch),
             *self._text_vectors(_texts(texts), read, watch),
         ]
         if not vectors:
@@ -137,7 +142,7 @@ class Embedder:
         stacked = torch.stack(vectors)
         if normalize:
             stacked = torch.nn.functional.normalize(stacked, dim=-1)
-        return Embeddings(stacked.numpy(), self._receipt(seen, read, watch))
+        return Embeddings(stacked.numpy(), self._receipt(seen, plans, read, watch))
 
     def similarity(
         self, images: ImageSource | Sequence[ImageSource], texts: str | Sequence[str]
@@ -174,8 +179,14 @@ class Embedder:
             return self._report(check=True)
 
     def _image_vectors(
-        self, sources: Sequence[ImageSource | Picture], seen: list[ImageReceipt], watch: _Watch
+        self,
+        sources: Sequence[ImageSource | Picture],
+        seen: list[ImageReceipt],
+        plans: list[ImagePlan],
+        watch: _Watch,
     ) -> Iterator[Tensor]:
+        """`plans` get what was made of the pictures, less their tiles."""
+        resolution, ways = self.checkpoint.family.image.resolution, self.images.preprocessing
         for start in range(0, len(sources), BATCH):
             with watch.preprocess:
                 tiles: list[np.ndarray] = []
@@ -185,8 +196,9 @@ class Embedder:
                         if isinstance(source, Picture)
                         else load_image(source, unnamed=f"image {number}")
                     )
-                    plan = self.checkpoint.family.image.resolution.prepare(picture.pixels)
+                    plan = ways.prepare(partial(resolution.prepare, picture.pixels))
                     tiles += plan.tiles
+                    plans.append(replace(plan, tiles=()))
                     seen.append(
                         ImageReceipt(
                             picture.size,
@@ -199,7 +211,7 @@ class Embedder:
                         )
                     )
             with watch.encode, self._lock:
-                vectors = self.images.encode(tiles)
+                vectors = self.images.encode(tiles, way=resolution.normalize)
             yield from (v.float().cpu() for v in vectors)
 
     def _text_vectors(
@@ -217,7 +229,11 @@ class Embedder:
             yield from vectors.float().cpu().unbind(0)
 
     def _receipt(
-        self, seen: list[ImageReceipt], read: list[TextReceipt], watch: _Watch
+        self,
+        seen: list[ImageReceipt],
+        plans: list[ImagePlan],
+        read: list[TextReceipt],
+        watch: _Watch,
     ) -> EmbeddingReceipt:
         placements = encoder_placement(self.images), self.texts.placement()
         cut = [f"text {i}" for i, text in enumerate(read, 1) if text.cut]
@@ -232,6 +248,7 @@ class Embedder:
             name_of(self.dtype),
             self._attention(placements),
             (*refusal_warnings(placements), *warnings),
+            preprocessed_where(self.images, plans),
         )
 
     def _attention(self, placements: tuple[Placement, Placement]) -> dict[str, str]:
@@ -252,6 +269,7 @@ class Embedder:
             (*encoder_graphs(self.images), *self.texts.graphs()),
             checks=checks,
             vision_attention=vision_attention(self.images, Budget(), False),
+            preprocessing=preprocessing_facts(self.images, check),
         )
 
     def _score_terms(self) -> tuple[float, float]:
@@ -279,6 +297,7 @@ class Embedder:
         towers = {g.graph: g.weight_bytes.get(space, 0) for g in graphs}
         self._weight_bytes = sum(towers.values())
         needed = self._weight_bytes + max(g.compute_bytes.get(space, 0) for g in graphs)
+        needed += self.images.preprocessing.device_bytes
         if free is not None and needed > free:
             raise DeviceMemoryError(
                 f"{self.name} needs {mib(needed)} on {preferred.name}, which has {mib(free)} free; "
@@ -290,7 +309,8 @@ def load_embedder(model: str | PathLike[str], *, progress: bool = False, **chose
     """A dual encoder (CLIP, SigLIP, SigLIP 2) from a checkpoint folder or, as org/name, from the
     Hugging Face hub.
 
-    `chosen`: device, dtype, flash_attn, override_tensor, refuse and threads of `LoadOptions`.
+    `chosen`: device, dtype, flash_attn, override_tensor, refuse, threads and preprocess of
+    `LoadOptions`.
     Raises MtmdError: ModelError for the checkpoint, OptionError for an option.
     """
     settings = options(LoadOptions, chosen)
@@ -312,7 +332,10 @@ def load_embedder(model: str | PathLike[str], *, progress: bool = False, **chose
     return Embedder(open_dual(found.path), settings, name=None if local else str(model))
 
 
-EMBEDDER_OPTIONS = ("device", "dtype", "flash_attn", "override_tensor", "refuse", "threads")
+EMBEDDER_OPTIONS = (
+    *("device", "dtype", "flash_attn", "override_tensor", "refuse", "threads"),
+    "preprocess",
+)
 
 
 class _Clock:

@@ -19,7 +19,8 @@ class TextReceipt:
 @dataclass(frozen=True)
 class EmbeddingReceipt:
     """Times are wall time in milliseconds. `attention` tells by which kernel it runs, for each
-    graph; `warnings` what was refused or cut.
+    graph; `warnings` what was refused or cut; `preprocessed` where pictures were resized and
+    normalised, as in `Receipt`, "" where there was no choice.
     """
 
     model: str
@@ -31,6 +32,7 @@ class EmbeddingReceipt:
     dtype: str
     attention: dict[str, str]
     warnings: tuple[str, ...]
+    preprocessed: str = ""
 
     def asdict(self) -> dict[str, Any]:
         return asdict(self)
@@ -47,8 +49,9 @@ class EmbeddingReceipt:
             parts.append(f"{_count(len(self.texts), 'text')} of {tokens} tokens")
         each = (self.preprocess_ms + self.encode_ms) / max(len(self.images) + len(self.texts), 1)
         where = "; ".join(f"{part}: {kernel} attention" for part, kernel in self.attention.items())
+        place = f" ({self.preprocessed})" if self.preprocessed else ""
         lines = [
-            f"{', '.join(parts)}; preprocess {self.preprocess_ms:.0f} ms, encode "
+            f"{', '.join(parts)}; preprocess {self.preprocess_ms:.0f} ms{place}, encode "
             f"{self.encode_ms:.0f} ms, {each:.0f} ms each",
             f"{self.model} on {self.device}, {self.dtype}; {where}",
         ]

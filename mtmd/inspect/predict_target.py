@@ -28,7 +28,7 @@ from mtmd.model import Model
 
 NO_USE = (  # of a device that is here
     *("device", "refuse", "threads", "memory_limit", "isolate"),
-    *("kernels", "vision_attention", "preprocess"),
+    *("kernels", "vision_attention"),
 )
 
 

@@ -101,9 +101,12 @@ class Admission:
 
     @cached_property
     def _beside_weights(self) -> Bytes:
-        """Limits less weights and what is counted of caches."""
+        """Limits less weights, what is counted of caches, and what pictures are resized in."""
         return {
-            space: limit - self._weights[space] - self.counted_caches.get(space, 0)
+            space: limit
+            - self._weights[space]
+            - self.counted_caches.get(space, 0)
+            - self.needed.resizing.get(space, 0)
             for space, limit in self.limits.items()
         }
 
@@ -255,14 +258,16 @@ class Admission:
         )
 
     def free_now(self) -> Bytes:
-        """What is free, by memory space, less the weights that are yet to be read."""
+        """What is free, by memory space, less the weights that are yet to be read, and what
+        pictures are resized in, at any time.
+        """
         result = {}
         for backend in self.backends:
             free = free_bytes(backend)
             if free is not None and backend.space in self.limits:
-                result[backend.space] = free - max(
-                    self._weights[backend.space] - self.runner.residency.bytes[backend.space], 0
-                )
+                to_come = self._weights[backend.space] - self.runner.residency.bytes[backend.space]
+                resizing = self.needed.resizing.get(backend.space, 0)
+                result[backend.space] = free - max(to_come, 0) - resizing
         return result
 
     @staticmethod

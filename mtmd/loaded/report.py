@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mtmd.clip.encoder import TowerEncoder
 from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.clip.warmup import check_encoder, encoder_graphs, preprocessing_facts
 from mtmd.kernels.backends import Limited
@@ -149,9 +150,8 @@ def _attention(flash: FlashFacts) -> str:
     )
 
 
-def preprocessed_where(loaded: LoadedModel, plans: Sequence[ImagePlan]) -> str:
+def preprocessed_where(encoder: TowerEncoder | None, plans: Sequence[ImagePlan]) -> str:
     """Of pictures and groups of frames that are prepared and encoded, "" for the host."""
-    encoder = loaded.encoder
     if encoder is None or encoder.side is None or not plans:
         return ""
     if (why := encoder.preprocessing.why_host) is not None:

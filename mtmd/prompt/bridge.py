@@ -49,6 +49,12 @@ class Prepared:
         """What its embeddings show, in a few bytes."""
         return sha256(repr(self.key).encode()).digest()[:16]
 
+    @property
+    def held(self) -> int:
+        """Bytes of its tiles, and of the picture that they are of."""
+        width, height = self.receipt.original_size
+        return 3 * width * height + sum(tile.nbytes for tile in self.plan.tiles)
+
 
 @dataclass(frozen=True, eq=False)
 class PreparedVideo:

@@ -49,7 +49,7 @@ def make_receipt(loaded: LoadedModel, request: Request, finish: str, speculation
         layout=layout_text(loaded),
         videos=prompt.videos,
         preprocessed=preprocessed_where(
-            loaded, [p.plan for p in prompt.pictures if not p.receipt.cached]
+            loaded.encoder, [p.plan for p in prompt.pictures if not p.receipt.cached]
         ),
     )
 

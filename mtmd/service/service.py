@@ -133,6 +133,11 @@ class Service:
         return self._loaded.runner.context
 
     @property
+    def capacity(self) -> int:
+        """The most requests that are answered or wait."""
+        return self._most
+
+    @property
     def sees(self) -> bool:
         """Whether it takes pictures."""
         return self._loaded.encoder is not None
@@ -281,7 +286,7 @@ class Service:
         )
         constraint, warnings = self._constraint(settings, plan, stop)
         return Request(
-            Ticket(self._give_up),
+            Ticket(self._give_up, sum(one.held for one in prompt.pictures)),
             prompt,
             settings,
             Sampler(settings),

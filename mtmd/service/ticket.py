@@ -16,8 +16,10 @@ class Ticket:
 
     _ids = itertools.count(1)
 
-    def __init__(self, cancel: Callable[[Ticket], None]):
+    def __init__(self, cancel: Callable[[Ticket], None], held: int = 0):
+        """`held`: bytes of what was prepared for it."""
         self.id = f"request-{next(self._ids)}"
+        self.held = held
         self._cancel: Callable[[Ticket], None] | None = cancel
         self._events: queue.SimpleQueue[Event | BaseException] = queue.SimpleQueue()
         self._over = False

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from asked_device import AskedDevice
 from common import Oracle, picture
 from table import CASES, ROWS
 
@@ -190,9 +191,10 @@ def test_logits(subject: Subject, flash: str) -> None:
 
 @every_variant
 @pytest.mark.parametrize("flash", [s for s in SETTINGS if s != "auto"])
-def test_greedy_tokens(subject: Subject, flash: str) -> None:
+def test_greedy_tokens(subject: Subject, flash: str, asked_device: AskedDevice) -> None:
     model = Model(
-        subject.model.checkpoint, LoadOptions(device="cpu", dtype="fp32", flash_attn=flash)
+        subject.model.checkpoint,
+        LoadOptions(device=asked_device.name, dtype="fp32", flash_attn=flash),
     )
     *_, last = model.stream(subject.conversations[0], max_tokens=TOKENS, ignore_eos=True)
     assert isinstance(last, Finished)

@@ -686,9 +686,13 @@ def node_of(op: str, inputs: list[Tensor | None], attrs: dict[str, Any]) -> Node
     return OPS[op](*leaves, name=f"{op}.case", **attrs)
 
 
-def copies(inputs: list[Tensor | None]) -> list[Tensor | None]:
-    """The operands again, with the same strides, in memory of their own."""
+def copies(inputs: list[Tensor | None], device: str | None = None) -> list[Tensor | None]:
+    """The operands again, with the same strides, in memory of their own, there or on a device."""
     return [
-        None if t is None else torch.empty_strided(t.shape, t.stride(), dtype=t.dtype).copy_(t)
+        None
+        if t is None
+        else torch.empty_strided(
+            t.shape, t.stride(), dtype=t.dtype, device=device or t.device
+        ).copy_(t)
         for t in inputs
     ]

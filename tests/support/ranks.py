@@ -28,8 +28,9 @@ class Meeting:
 
 
 class ThreadGroup:
-    def __init__(self, meeting: Meeting, rank: int):
+    def __init__(self, meeting: Meeting, rank: int, capturable: bool = False):
         self._meeting, self.rank, self.size = meeting, rank, meeting.size
+        self.capturable = capturable
         self.handed: list[int] = []
         """Bytes, by collective."""
 
@@ -55,13 +56,13 @@ class ThreadGroup:
         return torch.cat(parts, axis)
 
 
-def run_ranks(size: int, work: Callable[[ThreadGroup], T]) -> list[T]:
+def run_ranks(size: int, work: Callable[[ThreadGroup], T], capturable: bool = False) -> list[T]:
     """`work(group)` of every rank, at once; the ranks' results."""
     meeting = Meeting(size)
 
     def one(rank: int) -> T:
         try:
-            return work(ThreadGroup(meeting, rank))
+            return work(ThreadGroup(meeting, rank, capturable))
         except BaseException:
             meeting.barrier.abort()
             raise
@@ -77,6 +78,8 @@ def run_ranks(size: int, work: Callable[[ThreadGroup], T]) -> list[T]:
 
 class Seat:
     """A rank whose collectives `lockstep` does."""
+
+    capturable = False
 
     def __init__(self, rank: int, size: int):
         self.rank, self.size = rank, size

@@ -27,30 +27,37 @@ from mtmd.kernels.graph import Node
 # inference mode those that torch makes of others come as they are called.
 ALLOWED = frozenset(
     {
+        "__and__",
         "_addmm_activation",
         "_upsample_bilinear2d_aa",
         "add",
         "add_",
+        "bitwise_not",
         "bmm",
         "cat",
         "clamp",
         "clone",
         "contiguous",
         "cos",
+        "detach",
         "div_",
         "embedding",
         "empty",
         "expand",
         "flatten",
+        "ge",
         "gelu",
         "gelu_",
         "index_copy_",
         "index_select",
         "layer_norm",
         "linear",
+        "lt",
+        "masked_fill",
         "mean",
         "mul",
         "mul_",
+        "narrow",
         "permute",
         "reshape",
         "rms_norm",
@@ -259,13 +266,15 @@ class StandIn(Reference):
         self.fuses = fuses
         self.recorder = StandInRecorder() if records else None  # type: ignore[assignment]
         self.sides = {"encode": side} if side else {}
+        self.side_streams = side is not None
 
     def side_stream(self, use: str) -> StandInStream | None:  # type: ignore[override]
         return self.sides.setdefault(use, StandInStream()) if self.sides else None
 
     def lower(self, node: Node, in_place: bool = False) -> Run:
         kernel = super().lower(node, in_place)
-        if choose(node, lambda _: None).kernel is None:
+        collective = "group" in node.attrs
+        if choose(node, lambda _: None).kernel is None and not collective:
             return kernel
         writes = node.alias
 
@@ -273,4 +282,6 @@ class StandIn(Reference):
             recorder = self.recorder and self.recorder.active
             return recorder.call(kernel, inputs, writes) if recorder else kernel(*inputs)
 
+        if collective:  # no kernel of ours, though one call: whether it may be recorded is asked
+            run.func = getattr(kernel, "func", kernel)  # type: ignore[attr-defined]
         return run

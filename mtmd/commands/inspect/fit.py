@@ -20,7 +20,15 @@ mtmd fit --random-weights config.json --weights Q4_K_M --memory 12GiB
 mtmd fit                                    # the demo model in what is free here"""
 
 NOWHERE = 3  # the exit code where no way fits
-NAMES = ("context", "parallel", "dtype", "mmproj", "image_min_tokens", "image_max_tokens")
+NAMES = (
+    "context",
+    "parallel",
+    "dtype",
+    "mmproj",
+    "preprocess",
+    "image_min_tokens",
+    "image_max_tokens",
+)
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
@@ -78,6 +86,12 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--mmproj", metavar="FILE", help="the projector of a GGUF (default: the one beside it)"
     )
+    where_resized = what.add_argument(
+        "--preprocess",
+        metavar="WHERE",
+        help="host: no GPU resizes pictures, which takes 120 MiB of it (default: auto)",
+    )
+    offers(where_resized, ("auto", "host"))
     what.add_argument(
         "--random-weights",
         metavar="CONFIG",

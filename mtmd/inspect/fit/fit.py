@@ -38,7 +38,7 @@ MOST_DEVICES = 16
 MOST_SIDE = 1 << 14  # pixels
 NO_USE = (
     *("device", "refuse", "threads", "memory_limit", "isolate", "fit", "split", "tp"),
-    *("kernels", "vision_attention", "preprocess"),
+    *("kernels", "vision_attention"),
 )
 
 

@@ -161,11 +161,13 @@ def over_layers(
     if any(d.space not in available for d in devices if d.space != HOST):
         room = [float(sum(sizes))] * count
     tower, pictures = sum(whole.tower.values()), with_margin(max(encode.values(), default=0))
+    resizing = max(whole.resizing.values(), default=0)
     step, prefill = (max(p.compute_bytes.values()) for p in whole.plans(runner.context))
 
     def beside(place: int) -> list[int]:
         """What each device holds beside layers, the encoder at `place`."""
         with_tower = with_pictures(max(with_margin(prefill), with_margin(step) + pictures)) + tower
+        with_tower += resizing if devices[place].side_streams else 0
         return [with_tower if i == place else with_margin(prefill) for i in range(count)]
 
     def fullest(device_of: Sequence[int], place: int) -> float:

@@ -40,7 +40,7 @@ Bytes = Mapping[str, int]
 @dataclass(frozen=True)
 class Parts:
     """Bytes of one memory: weights of the decoder, those of the encoder, the cache of all
-    sequences, and what is computed with, pictures that are kept encoded among it.
+    sequences, and what is computed with, pictures that are resized, or kept encoded, among it.
     """
 
     weights: int = 0
@@ -88,6 +88,12 @@ class NeededMemory:
         tile = self.encoder.family.resolution.tile_type()
         return self.encoder.plan(1, tile.shape).weight_bytes
 
+    @cached_property
+    def resizing(self) -> Bytes:
+        """In which the encoder's device resizes pictures, beside whatever else it does."""
+        size = self.encoder.preprocessing.device_bytes if self.encoder else 0
+        return {self.encoder.backends[0].space: size} if self.encoder and size else {}
+
     def cache(self, context: int | None = None, answers: int | None = None) -> Bytes:
         sequences = answers or self.runner.sequences
         return {
@@ -128,6 +134,7 @@ class NeededMemory:
             )
             if space == keeps:
                 compute = with_pictures(compute)
+            compute += self.resizing.get(space, 0)
             found[space] = Parts(
                 self.weights.get(space, 0), self.tower.get(space, 0), cache.get(space, 0), compute
             )

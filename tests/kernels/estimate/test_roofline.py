@@ -10,6 +10,7 @@ import torch
 from mtmd.kernels import ops
 from mtmd.kernels.backends import Cpu, Reference
 from mtmd.kernels.backends.target import Target
+from mtmd.kernels.checkpoint.rotary import Rotary
 from mtmd.kernels.estimate.cards import CARDS, find_card
 from mtmd.kernels.estimate.launches import cost
 from mtmd.kernels.estimate.roofline import (
@@ -147,3 +148,16 @@ def test_experts_are_few_launches() -> None:
     inputs = [value(f"x{i}", *shape) for i, shape in enumerate(shapes)]
     plan, device = planned(ops.moe(*inputs, top_k=2, normalize=True))
     assert cost(plan.steps[-1], device)[:2] == (0, 5)
+
+
+@pytest.mark.parametrize(
+    ("axes", "scale", "launches"), [((), 1.0, 3), ((0, 1, 2, 1), 1.0, 4), ((), 1.3, 4)]
+)
+def test_a_table_of_angles_is_few_launches(
+    axes: tuple[int, ...], scale: float, launches: int
+) -> None:
+    """A product, cosines and sines; each step has one or two such tables, for all layers."""
+    kind = Rotary((1.0, 0.5, 0.25, 0.125), axes, scale)
+    positions = value("positions", 3, 5, dtype=torch.int64)
+    plan, device = planned(ops.rope_table(positions, rotary=kind))
+    assert cost(plan.steps[-1], device)[:2] == (launches, 0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,10 @@ import torch
 from op_cases import copies, draw
 from op_cases import node_of as node_on
 
-from mtmd.kernels.backends import gpu
+from mtmd.kernels.backends import backends_for, gpu
 from mtmd.kernels.backends.gpu import Gpu
 from mtmd.kernels.backends.target import Target
+from mtmd.kernels.backends.torch_device import LIMITS, TorchDevice
 from mtmd.kernels.extras import install_command
 from mtmd.kernels.gpu import table
 from mtmd.kernels.gpu.compile import SHARED_LIMIT
@@ -50,20 +52,46 @@ def ampere(monkeypatch):
 
 
 @pytest.mark.parametrize(("op", "entry", "case"), CASES)
-def test_a_case_is_taken_and_right(op, entry, case):
-    kernel, node, inputs = entry.load(), node_of(op, case), case.inputs()
-    assert entry.applies(node)
-    assert kernel.rejects(*types_of(node), **node.attrs) is None
-    result = kernel.run(*inputs, **case.options)
-    assert Type.of(result) == node.type
-    error = kernel.error(op, result, inputs, case.options)
-    assert error <= kernel.limits[case.dtype], f"error {error:.1e}"
+def test_a_case_is_taken_and_right(op, entry, case, asked_device):
+    kernel = entry.load()
+    if asked_device.has_kernels:
+        assert entry.applies(node_of(op, case))
+        assert kernel.failure(op, case, asked_device.name) is None
+    else:
+        right_by_torch(backends_for(asked_device.name)[0], kernel, op, case)
+
+
+def right_by_torch(device, kernel, op, case):
+    """On a device without kernels, which may lack an operator: then the node runs on the CPU."""
+    if reason := device.rejects(node_of(op, case)):
+        pytest.skip(f"not taken: {reason}")
+    run, limit = device.lower(node_of(op, case)), max(LIMITS[case.dtype], kernel.limits[case.dtype])
+    by_torch = replace(
+        kernel,
+        run=lambda *i, **_: run(*i),
+        rejects=lambda *_, **__: None,
+        limits={case.dtype: limit},
+    )
+    assert by_torch.failure(op, case, device.device) is None
+
+
+@pytest.mark.parametrize("op", KERNELS)
+def test_a_case_where_each_op_is_torchs(op):
+    kernel = KERNELS[op][0].load()
+    device = TorchDevice("mps", torch.device("cpu"))
+    right_by_torch(device, kernel, op, kernel.cases[0])
+    wrong = TorchDevice("mps", torch.device("cpu"))
+    wrong.lower = lambda node: lambda *i: device.lower(node)(*i) * 1.05
+    with pytest.raises(AssertionError, match="expected at most"):
+        right_by_torch(wrong, kernel, op, kernel.cases[0])
 
 
 @pytest.mark.parametrize("strided", [False, True])
 @pytest.mark.parametrize(("op", "entry"), ENTRIES)
-def test_whatever_is_let_through_is_right(op, entry, strided):
+def test_whatever_is_let_through_is_right(op, entry, strided, asked_device):
     """On the random problems of the op, most of which no case has."""
+    if not asked_device.has_kernels:
+        pytest.skip(f"no kernels on {asked_device.name}")
     kernel, taken = entry.load(), 0
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         for seed in range(4):
@@ -72,6 +100,7 @@ def test_whatever_is_let_through_is_right(op, entry, strided):
             if not entry.applies(node) or kernel.rejects(*types_of(node), **node.attrs):
                 continue
             taken += 1
+            inputs = copies(inputs, asked_device.name)
             result = kernel.run(*copies(inputs), **attrs)
             assert Type.of(result) == node.type
             error = kernel.error(op, result, inputs, attrs)

@@ -253,6 +253,7 @@ def test_every_option_of_describe_is_tried_here() -> None:
         "--preprocess",  # tests/mtmd/loaded/test_preprocessing.py
         *VIDEOS,
         "--each",  # tests/mtmd/commands/test_new_user.py
+        "--prepare-ahead",  # tests/mtmd/service/test_many.py
     }
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from mtmd import MtmdError, OptionError, predict
 from mtmd.checkpoint.open import open_checkpoint
+from mtmd.clip.image.device.resizer import TAKEN_BYTES
 from mtmd.config import LoadOptions
 from mtmd.inspect.fit import fit as module
 from mtmd.inspect.fit.fit import FitReport, fit
@@ -26,6 +27,7 @@ from mtmd.model import Model
 
 GOLDEN = Path(__file__).parent / "golden" / "demo_fit.txt"
 TWO = ("545MiB", "545MiB")  # of which the driver leaves 33 MiB each
+BY_HOST = ("--preprocess", "host")  # a GPU that resizes pictures takes 120 MiB for it
 
 
 class Host(Reference):
@@ -40,7 +42,7 @@ class Host(Reference):
 def two() -> FitReport:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "Cpu", Host)
-        return fit(memory=TWO, host_memory="20MiB")
+        return fit(memory=TWO, host_memory="20MiB", preprocess="host")
 
 
 def named(report: FitReport, start: str) -> LayoutFacts:
@@ -80,7 +82,7 @@ def test_every_way_is_there_and_the_first_that_fits_is_chosen(two: FitReport) ->
 
 def test_one_device_needs_what_is_predicted_of_a_card(two: FitReport) -> None:
     """And the most answers at once fit, where one more does not."""
-    card = predict("cuda:80", memory=TWO[0], compile=False)
+    card = predict("cuda:80", memory=TWO[0], preprocess="host", compile=False)
     alone = named(two, "on gpu0 alone")
     assert (alone.memories[0].needed, alone.memories[0].available) == (
         card.needed_bytes,
@@ -89,7 +91,9 @@ def test_one_device_needs_what_is_predicted_of_a_card(two: FitReport) -> None:
     assert (alone.most_answers, alone.longest_context) == (card.most_answers, card.longest_context)
     assert alone.most_answers == 2
     for answers, expected in ((2, True), (3, False)):
-        found = predict("cuda:80", memory=TWO[0], compile=False, parallel=answers)
+        found = predict(
+            "cuda:80", memory=TWO[0], preprocess="host", compile=False, parallel=answers
+        )
         assert found.fits(found.needed_bytes) is expected
 
 
@@ -133,18 +137,30 @@ def test_a_context_that_is_advised_fits(mtmd: Any) -> None:
 
 def test_a_host_of_unknown_size_makes_nothing_fit(mtmd: Any) -> None:
     """A script learns from the exit code whether the GPU is enough."""
-    ran = mtmd("fit", "--memory", "545MiB", "--json")
+    ran = mtmd("fit", "--memory", "545MiB", *BY_HOST, "--json")
     found = json.loads(ran.out)
     assert ran.code == 3 and found["chosen"] is None and not found["fits"]
     assert found["advice"][0] == "a context of 1024", "of the GPU alone"
     host = next(one for one in found["layouts"] if one["name"] == "on the host alone")
     assert not host["fits"] and host["memories"][0]["fits"] is None
-    text = " ".join(mtmd("fit", "--memory", "545MiB").out.split())
+    text = " ".join(mtmd("fit", "--memory", "545MiB", *BY_HOST).out.split())
     assert "UNKNOWN on the host alone" in text
     assert "usable of cpu: layers over gpu0 and the host; what would fit without: a cont" in text
-    assert mtmd("fit", "--memory", "545MiB", "--host-memory", "1GiB").code == 0
+    assert mtmd("fit", "--memory", "545MiB", *BY_HOST, "--host-memory", "1GiB").code == 0
     tiny = " ".join(mtmd("fit", "--memory", "10").out.split())
     assert tiny.endswith("usable of cpu: on the host alone")
+
+
+def test_a_gpu_that_resizes_pictures_needs_memory_for_that(two: FitReport) -> None:
+    """Once, where the encoder is, and none where ranks share it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "Cpu", Host)
+        resizes = fit(memory=("673MiB", "545MiB"), host_memory="20MiB")
+    for start, more in (("on gpu0 alone", [TAKEN_BYTES]), ("tensor", [0, 0])):
+        both = zip(named(resizes, start).memories, named(two, start).memories, strict=True)
+        assert [found.needed - without.needed for found, without in both] == more, start
+    shared = [m.needed for m in named(resizes, "layers over gpu0, gpu1").memories]
+    assert max(shared) > TAKEN_BYTES > min(shared)
 
 
 @pytest.mark.parametrize(
@@ -237,7 +253,7 @@ def test_refusals(arguments: tuple[str, ...], told: str, mtmd: Any) -> None:
     "chosen",
     [
         *({"tp": 2}, {"split": "layer"}, {"override_tensor": "x=cpu"}, {"kernels": "there"}),
-        *({"vision_attention": "torch"}, {"preprocess": "host"}),
+        {"vision_attention": "torch"},
     ],
     ids=str,
 )

@@ -67,7 +67,7 @@ def test_kernels_are_really_compiled(hopper: dict[str, Any]) -> None:
     "chosen",
     [
         *({"device": "cpu"}, {"refuse": ["gelu"]}, {"threads": 2}, {"isolate": True}),
-        *({"kernels": "there"}, {"vision_attention": "torch"}, {"preprocess": "host"}),
+        *({"kernels": "there"}, {"vision_attention": "torch"}),
     ],
     ids=str,
 )

@@ -16,6 +16,7 @@ import pytest
 
 from mtmd import OptionError, predict
 from mtmd.bench.shapes import random_checkpoint
+from mtmd.clip.image.device.resizer import TAKEN_BYTES
 from mtmd.clip.token_budget import Budget
 from mtmd.config import LoadOptions
 from mtmd.inspect.prediction import SIZES, Needs, Prediction, usable_bytes
@@ -86,8 +87,23 @@ def test_memory_is_what_the_plans_say(small: Prediction) -> None:
     picture = next(p for p in small.pictures if p.compute_bytes == encode)
     compute = max(prefill + prefill // 8, step + step // 8 + encode + encode // 8)
     told = at.picture_bytes[small.pictures.index(picture)]
-    assert told == weights + at.cache_bytes + -(-compute * 8 // 7)
+    assert told == weights + at.cache_bytes + -(-compute * 8 // 7) + TAKEN_BYTES
     assert runner.plan(BatchShape(1, pages=256)).compute_bytes["cuda:89"] == step
+
+
+def test_what_pictures_are_resized_in_is_part_of_all_that_is_asked(small: Prediction) -> None:
+    """As far as pictures are resized there: not by the host, and not as torchvision does it."""
+    at, shape = small.asked, {"random_weights": "smolvlm-256m", "compile": False}
+    by_host = predict("rtx4090", preprocess="host", **shape).asked
+    assert {a - b for a, b in zip(at.picture_bytes, by_host.picture_bytes, strict=True)} == {
+        TAKEN_BYTES
+    }
+    assert on_target().loaded.admission.needed.resizing == {"cuda:89": TAKEN_BYTES}
+    shapes = ("lfm2-vl-1.6b", "qwen3-8b")
+    for model in shapes:
+        options, backends = LoadOptions(), [Target("cuda:89"), Cpu(), Reference()]
+        loaded = Model(random_checkpoint(model, "BF16"), options, backends).loaded
+        assert loaded.admission.needed.resizing == {}, model
 
 
 def test_what_is_told_to_fit_is_let_in_by_a_loaded_model_and_less_is_not(small: Prediction) -> None:

@@ -54,7 +54,6 @@ def test_calls_that_contradict_themselves(mtmd: Any, tmp_path: Path) -> None:
         "none of --memory": ("--target", "h100", "--memory", "8GiB", "--save", tmp_path),
         "found thesis.txt and no manifest.json": ("--target", "h100", "--save", tmp_path),
         "kernels: has no meaning for the target": ("--target", "h100", "--kernels", tmp_path),
-        "preprocess: has no meaning for the target": ("--target", "h100", "--preprocess", "host"),
     }.items():
         assert words in mtmd("warmup", *arguments).refused()
 

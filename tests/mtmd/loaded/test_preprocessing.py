@@ -26,6 +26,7 @@ from mtmd.clip.warmup import preprocessing_facts
 from mtmd.config import LoadOptions
 from mtmd.kernels.backends import Cpu, Reference
 from mtmd.kernels.report.warmup_report import WarmupReport
+from mtmd.loaded.predicted_memory import predicted_bytes
 from mtmd.loaded.report import preprocessed_where
 from mtmd.model import Model
 from mtmd.prompt.bridge import Prepared
@@ -144,6 +145,22 @@ def test_an_answer_is_the_same_and_says_where(demo, one):
         assert host.answer(one, max_tokens=1).receipt.preprocessed == "on the host: asked for"
 
 
+def test_what_pictures_are_resized_in_is_kept_from_all_else(demo, monkeypatch):
+    """Of a limit, and of what is free at any time."""
+    monkeypatch.setattr("mtmd.loaded.memory_admission.free_bytes", lambda _: 1 << 30)
+    left, free = [], []
+    for setting in ("auto", "host"):
+        model, _ = beside(demo, memory_limit=1 << 30, preprocess=setting)
+        with model:
+            admission = model.loaded.admission
+            left.append(admission.room["stand-in"] + admission.embedding_cache_bytes)
+            free.append(admission.free_now()["stand-in"])
+            assert predicted_bytes(model.loaded)["stand-in"] > module.TAKEN_BYTES * (
+                setting == "auto"
+            )
+    assert left[1] - left[0] == free[1] - free[0] == module.TAKEN_BYTES
+
+
 def test_a_receipt_tells_what_the_device_did_not_do(demo, monkeypatch):
     model, _ = beside(demo)
     first, second = picture(120, 90, 1), picture(90, 120, 2)
@@ -161,11 +178,11 @@ def test_of_frames_only_the_last_is_done_on_the_device(demo):
     model, _ = beside(demo)
     plan = prepared(model)
     frames = replace(plan, resized_there=False)
-    assert preprocessed_where(model.loaded, [frames]) == "normalised on stand-in"
+    assert preprocessed_where(model.loaded.encoder, [frames]) == "normalised on stand-in"
     numbers = model.encoder.family.resolution.prepare(picture(120, 90))
-    assert preprocessed_where(model.loaded, [numbers]) == ""
+    assert preprocessed_where(model.loaded.encoder, [numbers]) == ""
     expected = "1 of 3 resized, 2 of 3 normalised on stand-in"
-    assert preprocessed_where(model.loaded, [plan, frames, numbers]) == expected
+    assert preprocessed_where(model.loaded.encoder, [plan, frames, numbers]) == expected
 
 
 def test_what_is_left_to_wait_for_is_told(demo):

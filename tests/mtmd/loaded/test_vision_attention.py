@@ -217,7 +217,7 @@ def test_an_embedder_measures_nothing_so_ours_runs_whatever_others_have_measured
     report_now = subject.warmup_report
     assert "attention of the encoder: asked for triton (card a card" in str(report_now)
     card.attention.used = {SOME: "triton fast"}
-    found = subject._receipt([], [], _Watch()).attention
+    found = subject._receipt([], [], [], _Watch()).attention
     (images,) = [by for by in found.values() if by.endswith(", by triton fast")]
     assert images.startswith("flash") and len(found) == 2
 

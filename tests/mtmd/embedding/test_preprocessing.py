@@ -1,0 +1,103 @@
+"""Pictures of a dual encoder prepared on a device, here a stand-in: the host's vectors, and where it
+was done, told.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from dual_encoders import clip
+from PIL import Image
+from stand_in import StandIn, StandInStream
+
+from mtmd.clip.image.device.resizer import TAKEN_BYTES
+from mtmd.config import LoadOptions
+from mtmd.embedding import embedder as module
+from mtmd.embedding.dual_checkpoint import open_dual
+from mtmd.embedding.embedder import Embedder
+from mtmd.kernels.backends import Cpu, Reference
+from mtmd.kernels.errors import DeviceMemoryError, OptionError
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("clip")
+    clip(made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def pictures() -> list[Image.Image]:
+    rng = np.random.default_rng(0)
+    return [
+        Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8))
+        for width, height in ((50, 30), (32, 32), (41, 90), (64, 20), (33, 33))
+    ]
+
+
+def beside(folder: Path, **options: Any) -> tuple[Embedder, StandIn]:
+    device = StandIn(records=False, fuses=False, side=StandInStream())
+    chosen = LoadOptions(dtype="fp32", **options)
+    return Embedder(open_dual(folder), chosen, [device, Cpu(), Reference()]), device
+
+
+def test_vectors_are_those_of_the_host_and_the_receipt_says_where(
+    folder: Path, pictures: list[Image.Image]
+) -> None:
+    there, device = beside(folder)
+    found, receipt = vars(there.embeddings(pictures, "a cat")).values()
+    host, other = beside(folder, preprocess="host")
+    expected, told = vars(host.embeddings(pictures, "a cat")).values()
+    assert np.array_equal(found, expected)
+    assert (
+        receipt.preprocessed == "4 of 5 resized, normalised on stand-in"
+    )  # one is as it should be
+    assert " ms (4 of 5 resized, normalised on stand-in), encode " in str(receipt)
+    assert receipt.asdict()["preprocessed"] == receipt.preprocessed
+    assert told.preprocessed == "on the host: asked for"
+    assert (
+        "uploaded" in device.sides["resize"].events and "uploaded" in device.sides["encode"].events
+    )
+    assert "uploaded" not in other.sides["resize"].events
+    texts = there.embeddings(texts="a cat").receipt
+    assert texts.preprocessed == "" and "encode" in str(texts)
+
+
+def test_the_report_compares_both_ways(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, _ = beside(folder)
+    assert "preprocessing: on stand-in (asked for auto" in str(model.warmup_report)
+    facts = model.warm_up().preprocessing
+    assert facts is not None and facts.why_host is None and facts.device_ms is not None
+    monkeypatch.setattr(model.images, "numbers", lambda plan: [t * 0 for t in plan.numbers()])
+    text = str(model.warm_up())
+    assert "preprocessing: on the HOST" in text and "the device's tiles are not the host's" in text
+    plain = Embedder(open_dual(folder), LoadOptions(dtype="fp32"), [Reference()])
+    assert plain.warmup_report.preprocessing is None
+    picture = Image.new("RGB", (40, 30))
+    assert torch.equal(*(torch.from_numpy(m.embed(picture)) for m in (model, plain)))
+
+
+def test_what_pictures_are_resized_in_is_part_of_what_is_needed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "free_bytes", lambda _: TAKEN_BYTES)
+    beside(folder, preprocess="host")
+    with pytest.raises(DeviceMemoryError, match=r"has 120\.00 MiB free"):
+        beside(folder)
+
+
+def test_the_command_hands_it_on(mtmd: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def made(_: object, chosen: LoadOptions, **__: object) -> None:
+        asked.append(chosen.preprocess)
+        raise OptionError("enough")
+
+    monkeypatch.setattr(module, "Embedder", made)
+    for more in ((), ("--preprocess", "host")):
+        assert "enough" in mtmd("embed", "--query", "a cat", "a.png", "-m", folder, *more).refused()
+    assert asked == ["auto", "host"]

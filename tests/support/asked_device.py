@@ -1,0 +1,79 @@
+"""`pytest --device cuda`: the tests that can be run on a device, and no others, on that one.
+
+A test takes the fixture `asked_device`; without the option it is the CPU, where Triton's kernels
+run in its interpreter. On cuda and hip (torch's name of which is cuda) they are the card's, on mps
+and xpu, which have none, each op is torch's.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+NAMES = "cpu, cuda, cuda:N, hip, hip:N, mps, xpu or xpu:N"
+
+
+@dataclass(frozen=True)
+class AskedDevice:
+    """`name` as torch, and mtmd's `device`, have it."""
+
+    name: str = "cpu"
+
+    @property
+    def has_kernels(self) -> bool:
+        """Triton's: compiled, or in the interpreter."""
+        return self.name.startswith(("cpu", "cuda"))
+
+
+def add_option(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--device",
+        help=f"run the tests that can be run on a device, on this one: {NAMES}; default: all, on "
+        "the CPU",
+    )
+
+
+def configure(name: str | None) -> AskedDevice:
+    """Before anything is collected: kernels are made for the interpreter, or for a card, when their
+    files are read. Raises UsageError for a device that is not here.
+    """
+    if name is None:
+        return AskedDevice()
+    if not re.fullmatch(r"cpu|mps|(cuda|hip|xpu)(:[0-9]{1,4})?", name):
+        raise pytest.UsageError(f"--device {name}: expected {NAMES}")
+    if name == "cpu":
+        return AskedDevice()
+
+    import torch
+
+    from mtmd.kernels.backends import backends_for
+    from mtmd.kernels.errors import OptionError
+
+    found = name.replace("hip", "cuda")
+    if name != found and torch.version.hip is None:
+        raise pytest.UsageError(
+            f"--device {name}: this torch ({torch.__version__}) is no ROCm build; install one from "
+            "pytorch.org"
+        )
+    os.environ.pop("TRITON_INTERPRET", None)
+    try:
+        backends_for(found)
+    except OptionError as error:
+        raise pytest.UsageError(f"--{error}".replace("'", "").replace(" or auto", "")) from None
+    if found.startswith("cuda"):
+        torch.cuda.set_device(f"cuda:{found.partition(':')[2] or 0}")
+    return AskedDevice(found)
+
+
+def choose(items: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Tests that can be run on a device, and the others."""
+    chosen: list[Any] = []
+    others: list[Any] = []
+    for item in items:
+        (chosen if "asked_device" in getattr(item, "fixturenames", ()) else others).append(item)
+    return chosen, others
