@@ -37,6 +37,10 @@ IMAGE_SUFFIXES = (
     *(".gif", ".bmp", ".tif", ".tiff", ".pdf"),
 )
 VIDEO_SUFFIXES = (".mp4", ".m4v", ".mov", ".webm", ".mkv", ".avi")
+ELSEWHERE = {  # options of other libraries, and what takes their place
+    "stream": "load().stream(image, prompt) gives an answer word by word",
+    "do_sample": "an answer is drawn where temperature is above 0",
+}
 STOPS_MAX = 16
 STOP_CHARS_MAX = 256
 STOP_IDS_MAX = 256
@@ -302,6 +306,8 @@ def _advice(name: str, names: Sequence[str]) -> str:
     for kind, place in ((AnswerOptions, "an answer"), (LoadOptions, "`load`")):
         if name in {f.name for f in dataclasses.fields(kind)}:
             return f" here; expected one of {', '.join(names)}: give it to {place}"
+    if name in ELSEWHERE:
+        return f"; {ELSEWHERE[name]}"
     return did_you_mean(str(name), names) or f"; expected one of {', '.join(names)}"
 
 

@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from mtmd.clip.image.decode import Picture
 from mtmd.clip.video.footage import Footage
@@ -22,6 +22,7 @@ from mtmd.tools.tool import NAME
 Image: TypeAlias = "ImageSource | Picture | VideoInput"
 Images: TypeAlias = "Image | Sequence[Image]"
 Message: TypeAlias = Mapping[str, Any]
+Asked: TypeAlias = "Images | Sequence[Message]"
 DEFAULT_PROMPT = "Describe the image."
 ID_CHARS_MAX = 256
 CALLS_MAX = 256  # of one message
@@ -89,6 +90,38 @@ def messages_of(
     return [*told, {"role": "user", "content": prompt}]
 
 
+def asked(
+    image: Asked | None,
+    prompt: str | None,
+    messages: Sequence[Message] | None = None,
+    system: str | None = None,
+) -> list[Message]:
+    """The conversation that a call asks for, by a question (`image`, `prompt`) or by `messages`,
+    which may stand in the place of `image`, too. Raises PromptError where there are both, or
+    neither, and what `messages_of` and `with_system` do.
+    """
+    if messages is None and is_conversation(image):
+        image, messages = None, cast(Sequence[Message], image)
+    if messages is None:
+        return messages_of(cast("Images | None", image), prompt, system)
+    check_list(messages)
+    if prompt is not None:
+        raise PromptError(
+            "prompt: found beside messages, expected one of them; say it in the last message"
+        )
+    if image is not None:
+        raise PromptError(
+            "image: found beside messages, expected one of them; show it in a message, as "
+            '{"type": "image", "image": SOURCE}'
+        )
+    return with_system(messages, system)
+
+
+def is_conversation(value: object) -> bool:
+    """Whether it is messages, and no pictures: those are no mappings."""
+    return isinstance(value, (list, tuple)) and bool(value) and isinstance(value[0], Mapping)
+
+
 def with_system(messages: Sequence[Message], system: str | None) -> list[Message]:
     """The conversation, with `system` before it. Raises PromptError where it has a beginning of
     that kind already, and for what is no text.
@@ -120,6 +153,19 @@ def read_conversation(
     result of the call "tool_call_id". Raises PromptError for anything else and for a conversation
     in which the user says and shows nothing, ImageError for a picture, VideoError for a video.
     """
+    check_list(messages)
+    images: list[ImageSource | Picture] = []
+    videos: list[Mapping[str, Any]] = []
+    messages, notes = _without_system_pictures(messages)
+    plain = tuple(_message(m, i, seal, images, videos) for i, m in enumerate(messages, 1))
+    if not any(_says_something(m["content"]) for m in plain if m["role"] in ("user", "tool")):
+        raise PromptError("the prompt is empty; say what you want to know")
+    footage = _open(videos, load_footage)
+    return Conversation(plain, _load(images, load), notes, footage)
+
+
+def check_list(messages: object) -> None:
+    """Raises PromptError for what is no conversation by its outer form."""
     if (
         isinstance(messages, (str, bytes, Mapping))
         or not isinstance(messages, Sequence)
@@ -129,14 +175,6 @@ def read_conversation(
             f"messages: found {type(messages).__name__}, expected a list of at least one "
             f"{{'role': ..., 'content': ...}}"
         )
-    images: list[ImageSource | Picture] = []
-    videos: list[Mapping[str, Any]] = []
-    messages, notes = _without_system_pictures(messages)
-    plain = tuple(_message(m, i, seal, images, videos) for i, m in enumerate(messages, 1))
-    if not any(_says_something(m["content"]) for m in plain if m["role"] in ("user", "tool")):
-        raise PromptError("the prompt is empty; say what you want to know")
-    footage = _open(videos, load_footage)
-    return Conversation(plain, _load(images, load), notes, footage)
 
 
 def _open(videos: Sequence[Mapping[str, Any]], load: Callable[..., Footage]) -> tuple[Wanted, ...]:

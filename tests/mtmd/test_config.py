@@ -238,3 +238,12 @@ def test_options_can_be_keys() -> None:
     assert (
         len({LoadOptions(refuse=["a"]), LoadOptions(refuse=("a",)), LoadOptions(refuse="a")}) == 1
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("stream", r"load\(\)\.stream\(image, prompt\)"), ("do_sample", "temperature")],
+)
+def test_options_of_other_libraries_are_told_what_takes_their_place(name: str, told: str) -> None:
+    with pytest.raises(OptionError, match=f"option '{name}' is not known; .*{told}"):
+        split_options({name: True})
