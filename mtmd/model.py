@@ -164,7 +164,9 @@ class Model:
         A path, bytes or file of a video are one; `VideoInput` says which of its frames are seen,
         and takes frames that are given.
         messages: a conversation in place of both: {"role": "user", "content": "..."}, or content as
-        a list of {"type": "text", "text": ...} and {"type": "image", "image": source}.
+        a list of {"type": "text", "text": ...} and {"type": "image", "image": source}, also as
+        OpenAI's interface ("image_url") and transformers ("url", "path") have it; the pictures of
+        {"type": "image"} without a source are those of `image`.
         system: what the model is told before all else. `chosen` are the fields of `AnswerOptions`.
         Raises MtmdError.
         """
@@ -396,7 +398,7 @@ class Model:
         """As `spans`, with the images; every node of the encoding is shown to `encoder`, which sees
         it all even if it is known.
         """
-        prepared = self.prompts.prepare(messages, anew=encoder is not None)
+        prepared = self.prompts.prepare(asked(None, None, messages), anew=encoder is not None)
         encoded = self.exclusively(lambda: self.prompts.encode(prepared, encoder))
         side = self.loaded.encoder.side if self.loaded.encoder else None
         if side is not None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
@@ -15,6 +15,7 @@ from mtmd.clip.video.footage import Footage
 from mtmd.kernels.errors import ImageError, PromptError
 from mtmd.llm.tokenizer.control_tokens import SEAL
 from mtmd.prompt.load_image import ImageSource, load_image
+from mtmd.prompt.message_forms import filled, in_own_form
 from mtmd.prompt.video_input import VideoInput, Wanted, is_video, load_video, request_of
 from mtmd.tools.history import sealed
 from mtmd.tools.tool import NAME
@@ -27,6 +28,7 @@ DEFAULT_PROMPT = "Describe the image."
 ID_CHARS_MAX = 256
 CALLS_MAX = 256  # of one message
 _SHOWN = ("image", "video")
+CLOSER = ("low", "auto", "high")  # each is a closer look than those before it
 SYSTEM_PICTURES = "pictures of the system message are shown in the first turn after it"
 
 
@@ -34,13 +36,14 @@ SYSTEM_PICTURES = "pictures of the system message are shown in the first turn af
 class Conversation:
     """`messages` as the chat template takes them, an {"type": "image"} where each of the `pictures`
     belongs, and a {"type": "video"} where each of the `videos` does, in order. `notes` say what had
-    to be moved.
+    to be moved; `detail` is the closest look that a picture asks for, "auto" where none does.
     """
 
     messages: tuple[dict[str, Any], ...]
     pictures: tuple[Picture, ...]
     notes: tuple[str, ...] = ()
     videos: tuple[Wanted, ...] = ()
+    detail: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -97,8 +100,9 @@ def asked(
     system: str | None = None,
 ) -> list[Message]:
     """The conversation that a call asks for, by a question (`image`, `prompt`) or by `messages`,
-    which may stand in the place of `image`, too. Raises PromptError where there are both, or
-    neither, and what `messages_of` and `with_system` do.
+    which may stand in the place of `image`, too; pictures beside them are for the places that they
+    have for pictures. Raises PromptError where there is neither, or a prompt beside messages, and
+    what `messages_of`, `filled` and `with_system` do.
     """
     if messages is None and is_conversation(image):
         image, messages = None, cast(Sequence[Message], image)
@@ -109,11 +113,9 @@ def asked(
         raise PromptError(
             "prompt: found beside messages, expected one of them; say it in the last message"
         )
+    messages = in_own_form(messages)
     if image is not None:
-        raise PromptError(
-            "image: found beside messages, expected one of them; show it in a message, as "
-            '{"type": "image", "image": SOURCE}'
-        )
+        messages = filled(messages, image if isinstance(image, (list, tuple)) else [image])
     return with_system(messages, system)
 
 
@@ -156,12 +158,13 @@ def read_conversation(
     check_list(messages)
     images: list[ImageSource | Picture] = []
     videos: list[Mapping[str, Any]] = []
+    detail = max(_details(messages), key=CLOSER.index, default="auto")
     messages, notes = _without_system_pictures(messages)
     plain = tuple(_message(m, i, seal, images, videos) for i, m in enumerate(messages, 1))
     if not any(_says_something(m["content"]) for m in plain if m["role"] in ("user", "tool")):
         raise PromptError("the prompt is empty; say what you want to know")
     footage = _open(videos, load_footage)
-    return Conversation(plain, _load(images, load), notes, footage)
+    return Conversation(plain, _load(images, load), notes, footage, detail)
 
 
 def check_list(messages: object) -> None:
@@ -175,6 +178,22 @@ def check_list(messages: object) -> None:
             f"messages: found {type(messages).__name__}, expected a list of at least one "
             f"{{'role': ..., 'content': ...}}"
         )
+
+
+def _details(messages: Sequence[Any]) -> Iterator[str]:
+    """What stands beside pictures, as in OpenAI's interface."""
+    for number, message in enumerate(messages, 1):
+        content = message.get("content") if isinstance(message, Mapping) else None
+        for part in content if isinstance(content, (list, tuple)) else ():
+            if not isinstance(part, Mapping) or part.get("type") != "image":
+                continue
+            detail = part.get("detail")
+            if detail is not None and detail not in CLOSER:
+                raise PromptError(
+                    f"message {number}: found the detail {detail!r:.60}, expected one of "
+                    f"{', '.join(CLOSER)}"
+                )
+            yield "auto" if detail is None else detail
 
 
 def _open(videos: Sequence[Mapping[str, Any]], load: Callable[..., Footage]) -> tuple[Wanted, ...]:
@@ -345,8 +364,17 @@ def _part(
     if kind == "video" and "video" in part:
         videos.append(part)
         return {"type": "video"}
-    expected = "a part of type 'text', 'image' or 'video', with its 'text', 'image' or 'video'"
-    raise PromptError(f"{where}: found a part of type {kind!r:.60}, expected {expected}")
+    if isinstance(kind, str) and kind in ("text", *_SHOWN):
+        value = "TEXT" if kind == "text" else "SOURCE"
+        raise PromptError(
+            f"{where}: a part of type {kind!r} has no {kind!r}; write "
+            f'{{"type": "{kind}", "{kind}": {value}}}'
+            + (", or give what belongs there beside the messages" if kind != "text" else "")
+        )
+    raise PromptError(
+        f"{where}: found a part of type {kind!r:.60}, expected one of type 'text', 'image' or "
+        "'video'"
+    )
 
 
 def _says_something(content: str | list[dict[str, str]]) -> bool:

@@ -129,15 +129,17 @@ class Prompts:
         counting: bool = False,
     ) -> PreparedPrompt:
         """A conversation ready for the device; nothing of it needs the device yet. `anew`: also
-        pictures in the cache are to be encoded; `salt`: pictures of another are not found there;
-        `box`: tools that the answer may call; `open_end`: the answer goes on from the last message;
-        `reserve`: tokens of the answer that videos are to leave room for, a quarter of the context
-        at most; `counting`: it is not encoded afterwards, and however long. Raises what `read` and
-        `Bridge.prepare_media` do, VideoError, and ContextError for more messages than may fit.
+        pictures in the cache are to be encoded; `detail` "auto": as the messages have it; `salt`:
+        pictures of another are not found there; `box`: tools that the answer may call; `open_end`:
+        the answer goes on from the last message; `reserve`: tokens of the answer that videos are to
+        leave room for, a quarter of the context at most; `counting`: it is not encoded afterwards,
+        and however long. Raises what `read` and `Bridge.prepare_media` do, VideoError, and
+        ContextError for more messages than may fit.
         """
         if not counting:
             _check_number(messages, self._loaded.runner.context)
         conversation = self.read(messages)
+        detail = conversation.detail if detail == "auto" else detail
         budget = replace(self._loaded.limits, detail=detail)
         encoder = self._loaded.encoder
         images = self.bridge.prepare(conversation.pictures, budget, anew, salt) if encoder else []

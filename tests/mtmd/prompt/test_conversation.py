@@ -128,7 +128,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "a text that is missing": (
         [{"role": "user", "content": [{"type": "text"}]}],
-        "found a part of type 'text', expected",
+        "a part of type 'text' has no 'text'; write",
     ),
     "an empty role": ([{"role": "", "content": "x"}], "messages[0] has role ''; expected a word"),
     "a role that spells a control token": (
@@ -140,9 +140,9 @@ REFUSED: dict[str, tuple[Any, str]] = {
         [{"role": "user", "content": [{"type": "text", "text": 5}]}],
         "message 1: the text is of type int, expected a str",
     ),
-    "an address": (
-        [{"role": "user", "content": [{"type": "image", "url": "x"}]}],
-        "found a part of type 'image', expected",
+    "a detail that is none": (
+        [{"role": "user", "content": [{"type": "image", "image": RED, "detail": "much"}]}],
+        "message 1: found the detail 'much', expected one of low, auto, high",
     ),
     "an unknown part": (
         [{"role": "user", "content": [{"type": "audio", "audio": "a.mp3"}]}],
@@ -150,7 +150,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "an image without one": (
         [{"role": "user", "content": [{"type": "image"}]}],
-        "found a part of type 'image', expected",
+        """a part of type 'image' has no 'image'; write {"type": "image", "image": SOURCE}""",
     ),
 }
 
