@@ -72,7 +72,8 @@ class LoadOptions:
     device is a GPU. `vision_attention`: the kernel of the encoder's attention on a GPU, "triton"
     for ours, "torch" for the fastest of torch's own where they take a node, "auto" for what the
     warm-up has measured to be faster. `preprocess`: "host" has pictures resized and normalised by
-    the CPU, "auto" on a GPU where that gives the same to the bit.
+    the CPU, "auto" on a GPU where that gives the same to the bit. `allow_remote_media`: pictures
+    and videos may be http(s) addresses, which are fetched where they are public.
     """
 
     device: str = "auto"
@@ -98,6 +99,7 @@ class LoadOptions:
     kernels: str | None = None
     vision_attention: str = "auto"
     preprocess: str = "auto"
+    allow_remote_media: bool = False
 
     def __post_init__(self) -> None:
         for name in ("mmproj", "chat_template", "kernels"):
@@ -117,7 +119,7 @@ class LoadOptions:
         _among("split", self.split, SPLITS)
         _among("vision_attention", self.vision_attention, VISION_ATTENTION)
         _among("preprocess", self.preprocess, PREPROCESS)
-        for name in ("isolate", "no_kv_offload", "fit"):
+        for name in ("isolate", "no_kv_offload", "fit", "allow_remote_media"):
             if type(getattr(self, name)) is not bool:
                 refuse(name, getattr(self, name), "true or false")
         object.__setattr__(self, "speculate", _speculate(self.speculate))

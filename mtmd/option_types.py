@@ -39,6 +39,7 @@ class LoadKeywords(TypedDict, total=False):
     kernels: str | PathLike[str] | None
     vision_attention: Literal["auto", "triton", "torch"]
     preprocess: Literal["auto", "host"]
+    allow_remote_media: bool
 
 
 class AnswerKeywords(TypedDict, total=False):

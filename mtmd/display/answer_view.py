@@ -17,6 +17,7 @@ from mtmd.events import Answer
 from mtmd.kernels.errors import MtmdError
 from mtmd.prompt.conversation import Message
 from mtmd.prompt.load_image import load_image, preview
+from mtmd.prompt.urls.kinds import is_url
 from mtmd.receipt import ImageReceipt
 
 EDGE = 512  # pixels of a preview's longer side
@@ -86,7 +87,7 @@ def with_pictures_loaded(
             if any(part is image for image in images):
                 number += 1
                 source = part["image"]
-                if not isinstance(source, (str, os.PathLike, Picture)):
+                if is_url(source) or not isinstance(source, (str, os.PathLike, Picture)):
                     name = f"image {number}" if several else "image"
                     part = {**part, "image": load(source, unnamed=name)}
             parts.append(part)

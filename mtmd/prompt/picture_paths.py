@@ -10,6 +10,7 @@ from pathlib import Path
 from mtmd.kernels.errors import ImageError
 from mtmd.kernels.spelling import nearest_path
 from mtmd.kernels.text import printable
+from mtmd.prompt.urls.kinds import is_address, is_data_url, url_name
 
 _KINDS = (
     (stat.S_ISDIR, "a folder", "give the picture files in it"),
@@ -26,6 +27,13 @@ def check_paths(paths: Iterable[str]) -> None:
         check_path(path)
 
 
+def check_sources(sources: Iterable[str], remote: bool) -> None:
+    """As `check_paths`, of what may be data URLs, too, and addresses with `remote`."""
+    for source in sources:
+        if not (is_data_url(source) or (remote and is_address(source))):
+            check_path(source)
+
+
 def check_path(path: str, name: str = "") -> os.stat_result:
     """What the system says of a regular file at `path`, which messages call `name`. Raises
     ImageError for anything else, with the path that may have been meant.
@@ -35,7 +43,7 @@ def check_path(path: str, name: str = "") -> os.stat_result:
         raise ImageError(
             f"{name}: found an empty path, expected that of a picture; check how it is made"
         )
-    _refuse_address(path, name)
+    _refuse_url(path)
     try:
         result = Path(path).stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -68,15 +76,14 @@ def not_opened(name: str, error: Exception) -> ImageError:
     )
 
 
-def _refuse_address(path: str, name: str) -> None:
-    scheme = path[:8].lower()
-    if scheme.startswith(("http://", "https://")):
+def _refuse_url(path: str) -> None:
+    if is_address(path):
         raise ImageError(
-            f"{name}: found a web address, expected a file; addresses are not fetched: download "
-            "the picture and give its path"
+            f"{url_name(path)}: found a web address, expected a file; have addresses fetched "
+            "(allow_remote_media=True of `load`, --allow-remote-media of 'mtmd describe'), or "
+            "download the picture"
         )
-    if scheme.startswith("data:"):
+    if is_data_url(path):
         raise ImageError(
-            f"{printable(path[:32])}...: found a data URL, expected a file; decode it and give "
-            "the bytes"
+            f"{printable(path[:32])}...: found a data URL, expected a file; save it as one"
         )
