@@ -29,6 +29,7 @@ from mtmd.clip.image.pixels import Pixels
 from mtmd.clip.image.signatures import picture_format
 from mtmd.kernels.errors import ImageError
 from mtmd.kernels.isolation.limits import available as can_isolate
+from mtmd.kernels.text import shortened
 from mtmd.prompt.picture_paths import check_path, not_opened, not_readable
 from mtmd.prompt.urls.data_url import URL_BYTES_MAX, read_data_url
 from mtmd.prompt.urls.fetch import RemoteMedia
@@ -102,11 +103,11 @@ def _read(
         return remote(source, min(limits.max_bytes, URL_BYTES_MAX)), url_name(source)
     if isinstance(source, (str, os.PathLike)):
         path = os.fspath(source)
-        name = one_line(str(path)) if path else unnamed
+        name = shortened(one_line(str(path))) if path else unnamed
         return _read_path(path, limits, name), name
     if hasattr(source, "read") and not isinstance(source, (bytes, bytearray, memoryview)):
         own_name = getattr(source, "name", None)
-        name = one_line(own_name) if isinstance(own_name, str) and own_name else unnamed
+        name = shortened(one_line(own_name)) if isinstance(own_name, str) and own_name else unnamed
         return _read_file(cast(BinaryIO, source), limits, name), name
     if _is_tensor(source):
         return _array_of(source, unnamed), unnamed
@@ -148,7 +149,7 @@ def _array_of(tensor: Tensor, name: str) -> NDArray[Any]:
 
 def read_picture(path: str | os.PathLike[str], limits: ImageLimits = DEFAULT_LIMITS) -> bytes:
     """The bytes of a picture file, not looked into yet. Raises ImageError."""
-    return _read_path(os.fspath(path), limits, one_line(os.fspath(path)))
+    return _read_path(os.fspath(path), limits, shortened(one_line(os.fspath(path))))
 
 
 def _read_path(path: str | bytes, limits: ImageLimits, name: str) -> bytes:

@@ -26,8 +26,8 @@ _KINDS = {
 def in_own_form(messages: Sequence[Any]) -> list[Any]:
     """The messages with every picture and video where this package has it. Takes image_url,
     video_url and the types of OpenAI's Responses, and beside the types "image" and "video" the
-    source as "url" or "path", as transformers has it. What is no such message or part stays, for
-    whoever checks them.
+    source as "url", "path" or "base64", as transformers has it. What is no such message or part
+    stays, for whoever checks them.
     """
     return [_with_parts(message, _in_own_form) for message in messages]
 
@@ -81,6 +81,9 @@ def _in_own_form(part: Any) -> Any:
     kind = _KINDS.get(given)
     if kind is None or part.get(kind) is not None:
         return part if kind is None else {**part, "type": kind}
+    if isinstance(part.get("base64"), str):
+        rest = {k: v for k, v in part.items() if k not in ("base64", kind)}
+        return {**rest, "type": kind, kind: f"data:;base64,{part['base64']}"}
     for name in (f"{kind}_url", "url", "path"):
         value = part.get(name)
         # OpenAI's has {"url": ..., "detail": ...} in it

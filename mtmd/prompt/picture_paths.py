@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Iterable
 from pathlib import Path
 
 from mtmd.kernels.errors import ImageError
 from mtmd.kernels.spelling import nearest_path
-from mtmd.kernels.text import printable
+from mtmd.kernels.text import printable, shortened
 from mtmd.prompt.urls.kinds import is_address, is_data_url, url_name
 
+BASE64_CHARS = 200  # fewer may be a name
+_BASE64 = re.compile(r"[A-Za-z0-9+/_-]+={0,2}")
 _KINDS = (
     (stat.S_ISDIR, "a folder", "give the picture files in it"),
     (stat.S_ISFIFO, "a pipe", "save its content to a file first"),
@@ -38,7 +41,7 @@ def check_path(path: str, name: str = "") -> os.stat_result:
     """What the system says of a regular file at `path`, which messages call `name`. Raises
     ImageError for anything else, with the path that may have been meant.
     """
-    name = name or printable(path) or "image"
+    name = name or shortened(printable(path)) or "image"
     if not path:
         raise ImageError(
             f"{name}: found an empty path, expected that of a picture; check how it is made"
@@ -47,12 +50,14 @@ def check_path(path: str, name: str = "") -> os.stat_result:
     try:
         result = Path(path).stat()
     except (FileNotFoundError, NotADirectoryError):
+        _refuse_base64(path, name)
         near = nearest_path(path)
         advice = f"did you mean {printable(near)!r}?" if near else "check the path"
         raise ImageError(f"{name}: found no such file, expected a picture; {advice}") from None
     except PermissionError:
         raise not_readable(name) from None
     except (OSError, ValueError) as error:
+        _refuse_base64(path, name)
         raise not_opened(name, error) from error
     for is_kind, words, advice in _KINDS:
         if is_kind(result.st_mode):
@@ -86,4 +91,13 @@ def _refuse_url(path: str) -> None:
     if is_data_url(path):
         raise ImageError(
             f"{printable(path[:32])}...: found a data URL, expected a file; save it as one"
+        )
+
+
+def _refuse_base64(path: str, name: str) -> None:
+    """What cannot be opened may be a picture itself."""
+    if len(path) >= BASE64_CHARS and _BASE64.fullmatch("".join(path.split())):
+        raise ImageError(
+            f"{name[:16]}...: found {len(path):,} characters of base64, expected a path; give "
+            'the bytes, base64.b64decode(...), or a data URL, "data:image/png;base64,..."'
         )

@@ -24,6 +24,7 @@ from mtmd.clip.video.video import FrameRequest, VideoFacts
 from mtmd.config import VIDEO_SUFFIXES
 from mtmd.kernels.errors import OptionError, VideoError
 from mtmd.kernels.isolation.limits import available as can_isolate
+from mtmd.kernels.text import shortened
 from mtmd.prompt.load_image import ImageSource, load_image
 from mtmd.prompt.picture_paths import check_path
 from mtmd.prompt.urls.data_url import URL_BYTES_MAX, base64_of, decoded, read_data_url
@@ -191,7 +192,7 @@ def load_video(
         source = remote(source, min(limits.max_bytes, URL_BYTES_MAX), video=True)
     if isinstance(source, (str, os.PathLike)):
         path = os.fsdecode(os.fspath(source))
-        name = one_line(path) if path else unnamed
+        name = shortened(one_line(path)) if path else unnamed
         try:
             check_path(path, name)
             return VideoFile(path, limits, name, isolate)
@@ -215,7 +216,7 @@ def load_video(
     if hasattr(source, "read"):
         file = cast(BinaryIO, source)
         own = getattr(file, "name", None)
-        name = one_line(own) if isinstance(own, str) and own else unnamed
+        name = shortened(one_line(own)) if isinstance(own, str) and own else unnamed
         return VideoFile(_read(file, limits, name), limits, name, isolate)
     if hasattr(source, "opened"):
         return cast(Footage, source)

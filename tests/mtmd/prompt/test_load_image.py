@@ -104,6 +104,20 @@ def test_data_urls_are_refused_without_repeating_them(png):
     assert "a data URL of some" in refusal(url, few) and "at most 1,000;" in refusal(url, few)
 
 
+@pytest.mark.parametrize("first", ["iVBORw0KGgo", "/9j/4AAQSkZJRg"], ids=["PNG", "JPEG"])
+def test_base64_given_for_a_path_is_told_in_few_words(first):
+    message = refusal(first + "A" * 1_000_000)
+    assert f"found {len(first) + 1_000_000:,} characters of base64, expected a path" in message
+    assert "base64.b64decode(...)" in message and len(message) < 250
+    assert refusal((first + "A" * 70 + "\n") * 10).startswith(first[:8])
+
+
+def test_a_name_is_told_without_its_middle():
+    message = refusal("x" * 1_000_000 + ".png")
+    assert len(message) < 350 and "xxx...xxx" in message and ".png: found" in message
+    assert "no-such-folder/a.png: found no such file" in refusal("no-such-folder/a.png")
+
+
 def test_paths_that_lead_nowhere(png, tmp_path):
     assert "nowhere.png: found no such file" in refusal(tmp_path / "nowhere.png")
     assert "found no such file" in refusal(png / "inside.png")

@@ -32,6 +32,7 @@ def text(said: str) -> dict[str, str]:
         ({"type": "input_image", "image_url": "a.png"}, ("image", "a.png")),
         ({"type": "image", "url": "a.png"}, ("image", "a.png")),
         ({"type": "image", "path": "a.png"}, ("image", "a.png")),
+        ({"type": "image", "base64": "iVBO"}, ("image", "data:;base64,iVBO")),
         ({"type": "image", "image": None, "url": "a.png"}, ("image", "a.png")),
         ({"type": "video", "url": "a.mp4"}, ("video", "a.mp4")),
         ({"type": "video_url", "video_url": {"url": "a.mp4"}}, ("video", "a.mp4")),
