@@ -150,6 +150,21 @@ def test_refused_with_found_and_expected(name: str, value: Any, expected: str) -
     assert message.isprintable() and len(message) < 250
 
 
+@pytest.mark.parametrize(
+    ("value", "meant"), [("24", "24GiB"), ("0.5", "0.5GiB"), ("8192", "8192MiB")]
+)
+def test_a_size_that_is_too_small_for_bytes_wants_a_unit(value: str, meant: str) -> None:
+    with pytest.raises(
+        OptionError, match=rf"memory_limit: found {value}, .*did you mean {meant}\?"
+    ):
+        options(LoadOptions, {"memory_limit": value})
+
+
+@pytest.mark.parametrize(("value", "count"), [("1048576", 1 << 20), ("24B", 24), (24, 24)])
+def test_bytes_that_are_meant_are_taken(value: Any, count: int) -> None:
+    assert options(LoadOptions, {"memory_limit": value}).memory_limit == count
+
+
 @pytest.mark.parametrize("kind", [LoadOptions, AnswerOptions])
 def test_an_unknown_option_is_told_with_those_there_are(kind: type) -> None:
     with pytest.raises(
