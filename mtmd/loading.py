@@ -34,8 +34,8 @@ def load(
     org/name:Q4_K_M for a GGUF of that type; None, or "demo", is the demo model that comes with the
     package.
 
-    `chosen` are the fields of `LoadOptions`. Raises MtmdError: ModelError for the checkpoint,
-    OptionError for an option.
+    `chosen` are the fields of `LoadOptions` by name, most of all device, dtype, context, parallel
+    and memory_limit. Raises MtmdError: ModelError for the checkpoint, OptionError for an option.
     """
     settings = options(LoadOptions, chosen)
     checkpoint, name = find_checkpoint(model, settings, progress)
@@ -81,7 +81,8 @@ def describe(
     for the next.
 
     `image`, `prompt`, `messages`, `system` as `Model.describe` takes them; `chosen` are the fields
-    of `LoadOptions` and `AnswerOptions`, of the latter alone where `model` is a loaded one. Raises
+    of `LoadOptions` (device, context, ...) and `AnswerOptions` (max_tokens, temperature, stop,
+    json_schema, detail, ...) by name, of the latter alone where `model` is a loaded one. Raises
     MtmdError.
     """
     for_loading, for_answer = split_options(chosen)

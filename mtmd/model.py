@@ -167,7 +167,11 @@ class Model:
         a list of {"type": "text", "text": ...} and {"type": "image", "image": source}, also as
         OpenAI's interface ("image_url") and transformers ("url", "path") have it; the pictures of
         {"type": "image"} without a source are those of `image`.
-        system: what the model is told before all else. `chosen` are the fields of `AnswerOptions`.
+        system: what the model is told before all else.
+        chosen: the fields of `AnswerOptions` by name, most of all max_tokens (256), temperature (0,
+        the most probable tokens; seed, top_k and top_p where some are drawn), stop (texts that end
+        the answer), json_schema (a mapping or a Pydantic model that it follows), detail ("low",
+        "auto", "high").
         Raises MtmdError.
         """
         return self.answer(image, prompt, messages=messages, system=system, **chosen).text
@@ -181,7 +185,9 @@ class Model:
         system: str | None = None,
         **chosen: Unpack[AnswerKeywords],
     ) -> Answer:
-        """As `describe`, with token ids and receipt."""
+        """As `describe`, by the same arguments, with token ids and receipt. `chosen` are options by
+        name, most of all max_tokens, temperature, stop, json_schema and detail.
+        """
         settings = self.loaded.answer_options(chosen)
         taken = self._taken(asked(image, prompt, messages, system))
         *_, last = self.service.submit_checked(taken, settings)

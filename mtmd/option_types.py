@@ -59,7 +59,7 @@ class AnswerKeywords(TypedDict, total=False):
     stop: str | Sequence[str]
     detail: Detail
     logprobs: int | None
-    json_schema: Mapping[str, Any] | str | bool | None
+    json_schema: Mapping[str, Any] | str | bool | type[Any] | None
     grammar: Mapping[str, Any] | str | None
     min_tokens: int
     stop_token_ids: Sequence[int]

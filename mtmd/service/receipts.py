@@ -64,8 +64,8 @@ def _without_effect(settings: AnswerOptions) -> tuple[str, ...]:
     if not names:
         return ()
     return (
-        f"{', '.join(names)}: no effect at temperature 0, which takes the most probable token; give "
-        "a temperature above 0",
+        f"{', '.join(names)}: no effect at temperature 0, which takes the most probable token; "
+        "give a temperature above 0",
     )
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import BaseModel
 
 from mtmd.config import AnswerOptions, LoadOptions, options, split_options
 from mtmd.kernels.errors import OptionError
@@ -262,3 +265,42 @@ def test_options_can_be_keys() -> None:
 def test_options_of_other_libraries_are_told_what_takes_their_place(name: str, told: str) -> None:
     with pytest.raises(OptionError, match=f"option '{name}' is not known; .*{told}"):
         split_options({name: True})
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "meant"),
+    [
+        (AnswerOptions, "images", "image"),
+        (AnswerOptions, "message", "messages"),
+        (AnswerOptions, "sytem", "system"),
+        (LoadOptions, "progess", "progress"),
+    ],
+    ids=str,
+)
+def test_what_stands_beside_options_may_have_been_meant(kind: type, name: str, meant: str) -> None:
+    with pytest.raises(OptionError, match=f"'{name}' is not known; did you mean '{meant}'"):
+        options(kind, {name: 1})
+
+
+def test_a_pydantic_model_is_its_schema() -> None:
+    class Count(BaseModel):
+        number: int
+
+    text = AnswerOptions(json_schema=Count).json_schema
+    assert json.loads(str(text)) == Count.model_json_schema()
+
+
+def test_a_class_that_is_no_schema() -> None:
+    class Plain:
+        pass
+
+    class Unfit(BaseModel):
+        call: Callable[[], int]
+
+    told = {
+        Plain: "found the class Plain, expected a Pydantic model, or a JSON schema",
+        Unfit: "found the class Unfit, of which no schema can be made",
+    }
+    for kind, words in told.items():
+        with pytest.raises(OptionError, match=f"json_schema: {words}"):
+            AnswerOptions(json_schema=kind)
