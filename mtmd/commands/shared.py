@@ -245,7 +245,7 @@ def add_answer_arguments(sub: argparse.ArgumentParser) -> None:
     answer.add_argument(
         "--json-schema",
         metavar="FILE",
-        help="a JSON schema that the answer follows; {} is any JSON",
+        help="a JSON schema that the answer follows, in a file or as it is; {} is any JSON",
     )
 
 
@@ -328,6 +328,9 @@ def answer_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _read_schema(path: str) -> str:
+    """The text of a schema: of the file, or what stands in its place."""
+    if path.lstrip().startswith("{"):
+        return path
     from mtmd.kernels.errors import OptionError
     from mtmd.llm.sampling.json_schema import SCHEMA_BYTES_MAX
 

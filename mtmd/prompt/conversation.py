@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, TypeAlias, cast
 
 from mtmd.clip.image.decode import Picture
@@ -27,6 +28,7 @@ Asked: TypeAlias = "Images | Sequence[Message]"
 DEFAULT_PROMPT = "Describe the image."
 ID_CHARS_MAX = 256
 CALLS_MAX = 256  # of one message
+IMAGES_MAX = 1024
 _SHOWN = ("image", "video")
 CLOSER = ("low", "auto", "high")  # each is a closer look than those before it
 SYSTEM_PICTURES = "pictures of the system message are shown in the first turn after it"
@@ -59,7 +61,7 @@ def user_message(image: Images, prompt: str) -> Message:
     """One user turn: the images, and videos among them, then the prompt. Raises ImageError for an
     empty list: a turn of text alone needs no such message.
     """
-    images: Sequence[Any] = image if isinstance(image, (list, tuple)) else [image]
+    images = pictures_of(image)
     if not images:
         raise ImageError(
             "images: found an empty list, expected at least one; give a path, bytes, a Pillow "
@@ -71,6 +73,23 @@ def user_message(image: Images, prompt: str) -> Message:
         "role": "user",
         "content": [*(_shown(source) for source in images), {"type": "text", "text": prompt}],
     }
+
+
+def pictures_of(image: Any) -> Sequence[Any]:
+    """The images of a question: one, those of a list, or what an iterator gives. Raises ImageError
+    for one of more than any context holds.
+    """
+    if isinstance(image, (list, tuple)):
+        return image
+    if not isinstance(image, Iterator) or hasattr(image, "read"):  # an open file is one, too
+        return [image]
+    images = list(islice(image, IMAGES_MAX + 1))
+    if len(images) > IMAGES_MAX:
+        raise ImageError(
+            f"images: found an iterator of more than {IMAGES_MAX:,}, expected the pictures of one "
+            "question; `answers` takes any number, one after another"
+        )
+    return images
 
 
 def _shown(source: Any) -> dict[str, Any]:
@@ -115,7 +134,7 @@ def asked(
         )
     messages = in_own_form(messages)
     if image is not None:
-        messages = filled(messages, image if isinstance(image, (list, tuple)) else [image])
+        messages = filled(messages, pictures_of(image))
     return with_system(messages, system)
 
 

@@ -30,7 +30,7 @@ from mtmd.clip.image.signatures import picture_format
 from mtmd.kernels.errors import ImageError
 from mtmd.kernels.isolation.limits import available as can_isolate
 from mtmd.kernels.text import shortened
-from mtmd.prompt.picture_paths import check_path, not_opened, not_readable
+from mtmd.prompt.picture_paths import check_path, not_opened, not_readable, user_path
 from mtmd.prompt.urls.data_url import URL_BYTES_MAX, read_data_url
 from mtmd.prompt.urls.fetch import RemoteMedia
 from mtmd.prompt.urls.kinds import is_address, is_data_url, url_name
@@ -158,6 +158,7 @@ def _read_path(path: str | bytes, limits: ImageLimits, name: str) -> bytes:
     """
     if isinstance(path, bytes):
         path = os.fsdecode(path)
+    path = user_path(path)
     try:
         check_bytes(check_path(path, name).st_size, limits, name)
         with Path(path).open("rb") as file:

@@ -37,6 +37,13 @@ def check_sources(sources: Iterable[str], remote: bool) -> None:
             check_path(source)
 
 
+def user_path(path: str) -> str:
+    """With "~" as a shell has it, unless a file is called so."""
+    if not path.startswith("~") or os.path.lexists(path):
+        return path
+    return os.path.expanduser(path)  # noqa: PTH111  # Path raises for a user who is not there
+
+
 def check_path(path: str, name: str = "") -> os.stat_result:
     """What the system says of a regular file at `path`, which messages call `name`. Raises
     ImageError for anything else, with the path that may have been meant.
@@ -48,7 +55,7 @@ def check_path(path: str, name: str = "") -> os.stat_result:
         )
     _refuse_url(path)
     try:
-        result = Path(path).stat()
+        result = Path(user_path(path)).stat()
     except (FileNotFoundError, NotADirectoryError):
         _refuse_base64(path, name)
         near = nearest_path(path)

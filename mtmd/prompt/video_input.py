@@ -26,7 +26,7 @@ from mtmd.kernels.errors import OptionError, VideoError
 from mtmd.kernels.isolation.limits import available as can_isolate
 from mtmd.kernels.text import shortened
 from mtmd.prompt.load_image import ImageSource, load_image
-from mtmd.prompt.picture_paths import check_path
+from mtmd.prompt.picture_paths import check_path, user_path
 from mtmd.prompt.urls.data_url import URL_BYTES_MAX, base64_of, decoded, read_data_url
 from mtmd.prompt.urls.fetch import RemoteMedia
 from mtmd.prompt.urls.kinds import is_address, is_data_url, url_name
@@ -139,7 +139,7 @@ def is_video(source: object) -> bool:
         except ValueError:  # whoever opens it has words for that
             return False
     if isinstance(source, (str, os.PathLike)):
-        return _is_video_file(os.fsdecode(os.fspath(source)))
+        return _is_video_file(user_path(os.fsdecode(os.fspath(source))))
     if isinstance(source, (bytes, bytearray, memoryview)):
         kind = video_format(bytes(source[:HEAD_BYTES]))
         return is_container(kind) or (len(source) <= MOVING_BYTES and moves(bytes(source), kind))
@@ -191,7 +191,7 @@ def load_video(
         unnamed = url_name(source)
         source = remote(source, min(limits.max_bytes, URL_BYTES_MAX), video=True)
     if isinstance(source, (str, os.PathLike)):
-        path = os.fsdecode(os.fspath(source))
+        path = user_path(os.fsdecode(os.fspath(source)))
         name = shortened(one_line(path)) if path else unnamed
         try:
             check_path(path, name)

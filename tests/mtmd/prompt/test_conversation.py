@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -67,6 +69,15 @@ def test_user_message(image: Any, count: int) -> None:
     found = read(user_message(image, "what?"))
     assert len(found.pictures) == count
     assert [p["type"] for p in found.messages[0]["content"]] == ["image"] * count + ["text"]
+
+
+def test_pictures_may_come_from_a_generator(tmp_path: Path) -> None:
+    assert len(read(user_message((x for x in (RED, BLUE)), "what?")).pictures) == 2  # type: ignore[arg-type]
+    BLUE.save(tmp_path / "a.png")
+    with (tmp_path / "a.png").open("rb") as file:
+        assert len(read(user_message(file, "what?")).pictures) == 1, "a file is an iterator, too"
+    with pytest.raises(ImageError, match="an iterator of more than 1,024, expected the pictures"):
+        user_message(itertools.repeat(RED), "what?")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("none", [[], ()], ids=str)

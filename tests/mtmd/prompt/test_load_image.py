@@ -118,6 +118,15 @@ def test_a_name_is_told_without_its_middle():
     assert "no-such-folder/a.png: found no such file" in refusal("no-such-folder/a.png")
 
 
+def test_a_home_folder_may_be_written_as_in_a_shell(png, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert load_image("~/a picture.png").size == load_image(Path("~/a picture.png")).size == (7, 5)
+    (tmp_path / "~x.png").write_bytes(png.read_bytes())
+    assert load_image("~x.png").size == (7, 5), "a file may be called so"
+    assert "~nobody/x.png: found no such file" in refusal("~nobody/x.png")
+
+
 def test_paths_that_lead_nowhere(png, tmp_path):
     assert "nowhere.png: found no such file" in refusal(tmp_path / "nowhere.png")
     assert "found no such file" in refusal(png / "inside.png")
