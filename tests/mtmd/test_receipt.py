@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from dataclasses import fields
 from pathlib import Path
@@ -217,3 +218,9 @@ def test_json_that_was_cut_is_told(demo: Model, one: Path) -> None:
     # All of it is there, though there was no room for a token that ends it
     exact = demo.answer(one, json_schema=schema, max_tokens=whole.receipt.output_tokens)
     assert exact.receipt.finish == "length" and exact.receipt.warnings == ()
+
+
+def test_no_library_is_loaded_in_the_first_answers_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mtmd.kernels.plan.native_run", None)  # importing it fails
+    with pytest.raises(ImportError, match="native_run"):
+        load()
