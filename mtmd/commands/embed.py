@@ -1,4 +1,4 @@
-"""`mtmd embed`: vectors of pictures and texts, from dual encoders."""
+"""`mtmd embed`: vectors of pictures and texts, from dual encoders: CLIP, SigLIP, SigLIP 2."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         "--model",
         required=True,
         metavar="MODEL",
-        help="a dual encoder (CLIP, SigLIP, SigLIP 2): folder, or org/name on the Hugging Face hub",
+        help="a dual encoder: folder, or org/name on the Hugging Face hub",
     )
     sub.add_argument(
         "--list",
