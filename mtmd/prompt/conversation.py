@@ -140,7 +140,7 @@ def asked(
 
 def is_conversation(value: object) -> bool:
     """Whether it is messages, and no pictures: those are no mappings."""
-    return isinstance(value, (list, tuple)) and bool(value) and isinstance(value[0], Mapping)
+    return isinstance(value, Sequence) and len(value) > 0 and isinstance(value[0], Mapping)
 
 
 def with_system(messages: Sequence[Message], system: str | None) -> list[Message]:
