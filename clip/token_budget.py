@@ -97,11 +97,13 @@ class Budget:
         if (self.min_tokens or 0) > tokens or (
             self.max_tokens is not None and self.max_tokens < tokens
         ):
+            given = {"image_min_tokens": self.min_tokens, "image_max_tokens": self.max_tokens}
+            told = ", ".join(
+                f"{name} {value}" for name, value in given.items() if value is not None
+            )
             raise OptionError(
-                f"every picture takes {tokens} tokens with this model, and image_min_tokens "
-                f"{self.min_tokens}, "
-                f"image_max_tokens {self.max_tokens} do not allow that; leave them out or use "
-                "another model"
+                f"{told}: every picture takes {tokens} tokens with this model, expected a range "
+                f"with {tokens} in it; leave it out or use another model"
             )
 
 

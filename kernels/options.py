@@ -27,6 +27,7 @@ def integer_or_none(name: str, value: object, least: int, most: int) -> int | No
     return None if value is None else integer(name, value, least, most)
 
 
+LEAST_BYTES = 1 << 20  # nobody gives less memory than that, but "24" for GiB
 UNITS = {
     "": 1,
     "k": 10**3,
@@ -42,19 +43,23 @@ UNITS = {
 
 def size_or_none(name: str, value: object) -> int | None:
     """Bytes as a whole number, or as a text with a unit: "8GiB", "500 MB". Raises OptionError for
-    anything else.
+    anything else, and for a text without a unit that is too small to be meant as bytes.
     """
     if value is None:
         return None
     if isinstance(value, str):
+        text = value.strip()
         match = re.fullmatch(
-            r"([0-9]{1,15}(?:\.[0-9]{1,6})?) ?([kmgt]i?)?b?",
-            value.strip(),
-            re.ASCII | re.IGNORECASE,
+            r"([0-9]{1,15}(?:\.[0-9]{1,6})?) ?([kmgt]i?)?b?", text, re.ASCII | re.IGNORECASE
         )
         if match is None:
             refuse(name, value, "bytes, as a number or like 8GiB or 500MB")
         value = int(float(match[1]) * UNITS[(match[2] or "").lower()])
+        if 0 < float(match[1]) < LEAST_BYTES and text[-1].isdigit():
+            unit = "GiB" if value < 1 << 10 else "MiB"
+            raise OptionError(
+                f"{name}: found {text}, which is bytes, expected a unit; did you mean {text}{unit}?"
+            )
     return integer(name, value, 1, 1 << 50)
 
 

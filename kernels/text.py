@@ -25,6 +25,12 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else "?" for char in text)
 
 
+def shortened(text: str, most: int = 200) -> str:
+    """`text` without its middle where it has more than `most` characters."""
+    half = (most - 3) // 2
+    return text if len(text) <= most else f"{text[:half]}...{text[-half:]}"
+
+
 def for_terminal(text: str) -> str:
     """`text` without what a terminal would obey: what models, files and their names say may hold
     escape sequences, or turn round the order in which it is read. Each such character becomes

@@ -29,11 +29,11 @@ class Answers(Protocol):
     def load_picture(self, source: ImageSource) -> Picture: ...
 
     def stream(
-        self, messages: Sequence[Message], **chosen: Unpack[AnswerKeywords]
+        self, messages: Sequence[Message], /, **chosen: Unpack[AnswerKeywords]
     ) -> Iterator[Event]: ...
 
     def astream(
-        self, messages: Sequence[Message], **chosen: Unpack[AnswerKeywords]
+        self, messages: Sequence[Message], /, **chosen: Unpack[AnswerKeywords]
     ) -> AsyncGenerator[Event, None]: ...
 
 

@@ -17,7 +17,7 @@ from mtmd import __version__
 from mtmd.commands import batch, bench, chat, completion, describe, embed, history, serve, warmup
 from mtmd.commands.inspect import compare, dump, fit, info
 from mtmd.commands.models import listing, pull, remove
-from mtmd.commands.parser import Parser, terminal_line
+from mtmd.commands.parser import Parser, by_option, terminal_line
 from mtmd.kernels.errors import MtmdError
 from mtmd.kernels.spelling import did_you_mean
 
@@ -92,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except MtmdError as error:
-        return _refuse(args.verb, str(error))
+        return _refuse(args.verb, by_option(top, args, str(error)))
     except KeyboardInterrupt:
         print(f"mtmd {args.verb}: interrupted", file=sys.stderr)
         return 130

@@ -37,6 +37,10 @@ IMAGE_SUFFIXES = (
     *(".gif", ".bmp", ".tif", ".tiff", ".pdf"),
 )
 VIDEO_SUFFIXES = (".mp4", ".m4v", ".mov", ".webm", ".mkv", ".avi")
+ELSEWHERE = {  # options of other libraries, and what takes their place
+    "stream": "load().stream(image, prompt) gives an answer word by word",
+    "do_sample": "an answer is drawn where temperature is above 0",
+}
 STOPS_MAX = 16
 STOP_CHARS_MAX = 256
 STOP_IDS_MAX = 256
@@ -68,7 +72,8 @@ class LoadOptions:
     device is a GPU. `vision_attention`: the kernel of the encoder's attention on a GPU, "triton"
     for ours, "torch" for the fastest of torch's own where they take a node, "auto" for what the
     warm-up has measured to be faster. `preprocess`: "host" has pictures resized and normalised by
-    the CPU, "auto" on a GPU where that gives the same to the bit.
+    the CPU, "auto" on a GPU where that gives the same to the bit. `allow_remote_media`: pictures
+    and videos may be http(s) addresses, which are fetched where they are public.
     """
 
     device: str = "auto"
@@ -94,6 +99,7 @@ class LoadOptions:
     kernels: str | None = None
     vision_attention: str = "auto"
     preprocess: str = "auto"
+    allow_remote_media: bool = False
 
     def __post_init__(self) -> None:
         for name in ("mmproj", "chat_template", "kernels"):
@@ -113,7 +119,7 @@ class LoadOptions:
         _among("split", self.split, SPLITS)
         _among("vision_attention", self.vision_attention, VISION_ATTENTION)
         _among("preprocess", self.preprocess, PREPROCESS)
-        for name in ("isolate", "no_kv_offload", "fit"):
+        for name in ("isolate", "no_kv_offload", "fit", "allow_remote_media"):
             if type(getattr(self, name)) is not bool:
                 refuse(name, getattr(self, name), "true or false")
         object.__setattr__(self, "speculate", _speculate(self.speculate))
@@ -132,9 +138,9 @@ class LoadOptions:
 class AnswerOptions(Sampling):
     """How an answer is generated: how its tokens are chosen, and when it ends. `detail` is how
     closely pictures are looked at; `stop` are texts before which it ends, 16 of 256 characters at
-    most; `logprobs` asks for the probability of each token, and of so
-    many others at its place; `json_schema`, a mapping, JSON text or True for any object, is what an
-    answer that ends by itself follows. It is kept as JSON text. `grammar` is what it follows in
+    most; `logprobs` asks for the probability of each token, and of so many others at its place;
+    `json_schema`, a mapping, JSON text, a Pydantic model or True for any object, is what an answer
+    that ends by itself follows. It is kept as JSON text. `grammar` is what it follows in
     another notation: {"regex": ...}, {"choice": [...]}, {"lark": ...} or {"gbnf": ...}, or a text
     in one of the last two; kept in Lark notation. `min_tokens`: none that ends the answer comes
     before; `stop_token_ids` end it as well. `continue_final_message`: the last message is the
@@ -148,7 +154,7 @@ class AnswerOptions(Sampling):
     stop: tuple[str, ...] = ()
     detail: str = "auto"
     logprobs: int | None = None
-    json_schema: Mapping[str, Any] | str | bool | None = None
+    json_schema: Mapping[str, Any] | str | bool | type[Any] | None = None
     grammar: Mapping[str, Any] | str | None = None
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
@@ -188,6 +194,12 @@ def _ids(value: object) -> tuple[int, ...]:
     if not isinstance(value, (list, tuple)) or len(value) > STOP_IDS_MAX:
         refuse("stop_token_ids", value, f"a list of at most {STOP_IDS_MAX} ids of tokens")
     return tuple(integer("stop_token_ids", item, 0, (1 << 31) - 1) for item in value)
+
+
+BESIDE: dict[Any, tuple[str, ...]] = {  # what calls that take options have beside them
+    LoadOptions: ("model", "progress"),
+    AnswerOptions: ("image", "prompt", "messages", "system"),
+}
 
 
 def data_folder() -> Path:
@@ -293,15 +305,21 @@ def _known(values: Mapping[str, Any], *kinds: Any) -> Mapping[str, Any]:
     names = [f.name for kind in kinds for f in dataclasses.fields(kind)]
     for name in values:
         if name not in names:
-            raise OptionError(f"option {name!r:.60} is not known{_advice(name, names)}")
+            beside = [other for kind in kinds for other in BESIDE[kind] if other != name]
+            raise OptionError(f"option {name!r:.60} is not known{_advice(name, names, beside)}")
     return values
 
 
-def _advice(name: str, names: Sequence[str]) -> str:
-    """What to do about an option that is not among `names`."""
+def _advice(name: str, names: Sequence[str], beside: Sequence[str]) -> str:
+    """What to do about an option that is not among `names`; `beside` is what else is taken by
+    name.
+    """
     for kind, place in ((AnswerOptions, "an answer"), (LoadOptions, "`load`")):
         if name in {f.name for f in dataclasses.fields(kind)}:
             return f" here; expected one of {', '.join(names)}: give it to {place}"
+    if name in ELSEWHERE:
+        return f"; {ELSEWHERE[name]}"
+    names = [*beside, *names]
     return did_you_mean(str(name), names) or f"; expected one of {', '.join(names)}"
 
 

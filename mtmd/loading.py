@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -14,7 +14,7 @@ from mtmd.config import LoadOptions, options, split_options
 from mtmd.kernels.errors import ModelError, OptionError
 from mtmd.model import Model
 from mtmd.option_types import AnswerKeywords, DescribeKeywords, LoadKeywords
-from mtmd.prompt.conversation import Images
+from mtmd.prompt.conversation import Images, Message
 
 if TYPE_CHECKING:  # not in typing before Python 3.11
     from typing_extensions import Unpack
@@ -34,8 +34,8 @@ def load(
     org/name:Q4_K_M for a GGUF of that type; None, or "demo", is the demo model that comes with the
     package.
 
-    `chosen` are the fields of `LoadOptions`. Raises MtmdError: ModelError for the checkpoint,
-    OptionError for an option.
+    `chosen` are the fields of `LoadOptions` by name, most of all device, dtype, context, parallel
+    and memory_limit. Raises MtmdError: ModelError for the checkpoint, OptionError for an option.
     """
     settings = options(LoadOptions, chosen)
     checkpoint, name = find_checkpoint(model, settings, progress)
@@ -72,6 +72,7 @@ def describe(
     image: Images | None = None,
     prompt: str | None = None,
     *,
+    messages: Sequence[Message] | None = None,
     model: str | PathLike[str] | Model | None = None,
     system: str | None = None,
     **chosen: Unpack[DescribeKeywords],
@@ -79,8 +80,9 @@ def describe(
     """The answer to a prompt about one or several images, in one call. The last model used is kept
     for the next.
 
-    `image`, `prompt`, `system` as `Model.describe` takes them; `chosen` are the fields of
-    `LoadOptions` and `AnswerOptions`, of the latter alone where `model` is a loaded one. Raises
+    `image`, `prompt`, `messages`, `system` as `Model.describe` takes them; `chosen` are the fields
+    of `LoadOptions` (device, context, ...) and `AnswerOptions` (max_tokens, temperature, stop,
+    json_schema, detail, ...) by name, of the latter alone where `model` is a loaded one. Raises
     MtmdError.
     """
     for_loading, for_answer = split_options(chosen)
@@ -97,9 +99,9 @@ def describe(
                 f"{next(iter(load_options))}: the model given is already loaded; give the option "
                 "to `load`"
             )
-        return model.describe(image, prompt, system=system, **answer_options)
+        return model.describe(image, prompt, messages=messages, system=system, **answer_options)
     global _last
     key, last = (None if model is None else str(model), for_loading), _last
     if last is None or last[0] != key:
         _last = last = (key, load(model, **load_options))
-    return last[1].describe(image, prompt, system=system, **answer_options)
+    return last[1].describe(image, prompt, messages=messages, system=system, **answer_options)

@@ -16,7 +16,7 @@ from mtmd.checkpoint.checkpoint import Checkpoint
 from mtmd.clip.encoder import Encoder
 from mtmd.clip.image.decode import Picture
 from mtmd.config import AnswerOptions, LoadOptions
-from mtmd.display.answer_view import AnswerView, take_pictures, view_of
+from mtmd.display.answer_view import view_of, with_pictures_loaded
 from mtmd.events import Answer, Event, Finished
 from mtmd.kernels.backends import Backend
 from mtmd.kernels.dtype import name_of
@@ -29,7 +29,7 @@ from mtmd.llm.engine.spans import Span
 from mtmd.loaded.loaded_model import LoadedModel
 from mtmd.loaded.report import attention_kernels, warmup_report
 from mtmd.option_types import AnswerKeywords
-from mtmd.prompt.conversation import DEFAULT_PROMPT, Images, Message, messages_of, with_system
+from mtmd.prompt.conversation import DEFAULT_PROMPT, Asked, Images, Message, asked
 from mtmd.prompt.load_image import ImageSource
 from mtmd.prompt.prompts import EncodedPrompt, Prompts
 from mtmd.service.asynchronous import AsyncTickets
@@ -154,6 +154,7 @@ class Model:
         image: Images | None = None,
         prompt: str | None = None,
         *,
+        messages: Sequence[Message] | None = None,
         system: str | None = None,
         **chosen: Unpack[AnswerKeywords],
     ) -> str:
@@ -164,25 +165,36 @@ class Model:
         (uint8, or float from 0 to 1), a tensor [C, H, W] or [H, W] of the same, or a list of them.
         A path, bytes or file of a video are one; `VideoInput` says which of its frames are seen,
         and takes frames that are given.
-        system: what the model is told before all else. `chosen` are the fields of `AnswerOptions`.
+        messages: a conversation in place of both: {"role": "user", "content": "..."}, or content as
+        a list of {"type": "text", "text": ...} and {"type": "image", "image": source}, also as
+        OpenAI's interface ("image_url") and transformers ("url", "path") have it; the pictures of
+        {"type": "image"} without a source are those of `image`.
+        system: what the model is told before all else.
+        chosen: the fields of `AnswerOptions` by name, most of all max_tokens (256), temperature (0,
+        the most probable tokens; seed, top_k and top_p where some are drawn), stop (texts that end
+        the answer), json_schema (a mapping or a Pydantic model that it follows), detail ("low",
+        "auto", "high").
         Raises MtmdError.
         """
-        return self.answer(image, prompt, system=system, **chosen).text
+        return self.answer(image, prompt, messages=messages, system=system, **chosen).text
 
     def answer(
         self,
         image: Images | None = None,
         prompt: str | None = None,
         *,
+        messages: Sequence[Message] | None = None,
         system: str | None = None,
         **chosen: Unpack[AnswerKeywords],
     ) -> Answer:
-        """As `describe`, with token ids and receipt."""
+        """As `describe`, by the same arguments, with token ids and receipt. `chosen` are options by
+        name, most of all max_tokens, temperature, stop, json_schema and detail.
+        """
         settings = self.loaded.answer_options(chosen)
-        messages, view = self._taken(messages_of(image, prompt, system))
-        *_, last = self.service.submit_checked(messages, settings)
+        taken = self._taken(asked(image, prompt, messages, system))
+        *_, last = self.service.submit_checked(taken, settings)
         assert isinstance(last, Finished)
-        return replace(last.answer, view=view)
+        return _with_view(last.answer, taken)
 
     @overload
     def answers(
@@ -244,9 +256,8 @@ class Model:
 
         def one(question: tuple[Images | None, str | None]) -> Answer | MtmdError:
             try:
-                messages, view = self._taken(messages_of(*question, system))
-                ticket = self.service.submit_checked(messages, settings)
-                return replace(many.finish(ticket), view=view)
+                taken = self._taken(asked(*question, system=system))
+                return _with_view(many.finish(self.service.submit_checked(taken, settings)), taken)
             except MtmdError as error:
                 if on_error == "raise":
                     raise
@@ -257,77 +268,117 @@ class Model:
         total = len(images) if isinstance(images, Sized) else None
         return _with_bar(results, total) if progress else results
 
+    @overload
+    def stream(
+        self,
+        image: Images | None = None,
+        prompt: str | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        system: str | None = None,
+        **chosen: Unpack[AnswerKeywords],
+    ) -> Iterator[Event]: ...
+
+    @overload
     def stream(
         self,
         messages: Sequence[Message],
+        /,
         *,
         system: str | None = None,
         **chosen: Unpack[AnswerKeywords],
-    ) -> Iterator[Event]:
-        """Events of the answer to a conversation, the last one `Finished`. Stop early by closing
-        the iterator.
+    ) -> Iterator[Event]: ...
 
-        messages: {"role": "user", "content": "..."} or content as a list of {"type": "text",
-        "text": ...} and {"type": "image", "image": source}. Options are checked at once, before the
-        first event is asked for.
+    def stream(
+        self,
+        image: Asked | None = None,
+        prompt: str | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        system: str | None = None,
+        **chosen: Unpack[AnswerKeywords],
+    ) -> Iterator[Event]:
+        """As `answer`, event by event, the last one `Finished`. Stop early by closing the iterator.
+        `messages` may stand in the place of `image`. What is wrong with options and messages is
+        raised at once, before the first event is asked for.
         """
         settings = self.loaded.answer_options(chosen)
-        return self._stream(messages, settings, system)
+        return self._stream(asked(image, prompt, messages, system), settings)
 
-    def _stream(
-        self, messages: Sequence[Message], settings: AnswerOptions, system: str | None
-    ) -> Iterator[Event]:
-        told = with_system(messages, system) if system else messages
-        for event in self.service.submit_checked(told, settings):
-            yield _viewed(event, told)
+    def _stream(self, messages: Sequence[Message], settings: AnswerOptions) -> Iterator[Event]:
+        taken = self._taken(messages)
+        for event in self.service.submit_checked(taken, settings):
+            yield _viewed(event, taken)
 
     async def aanswer(
         self,
         image: Images | None = None,
         prompt: str | None = None,
         *,
+        messages: Sequence[Message] | None = None,
         system: str | None = None,
         **chosen: Unpack[AnswerKeywords],
     ) -> Answer:
         """As `answer`, for asyncio: any number may be awaited together, and share batches.
         Cancelling it gives the request up.
         """
-        settings, views = self.loaded.answer_options(chosen), list[AnswerView]()
-        question = messages_of(image, prompt, system)
-
-        def submit() -> Ticket:
-            messages, view = self._taken(question)
-            views.append(view)
-            return self.service.submit_checked(messages, settings)
-
-        async with aclosing(self._async_tickets().events(submit)) as events:
+        settings = self.loaded.answer_options(chosen)
+        events = self._astream(lambda: asked(image, prompt, messages, system), settings)
+        async with aclosing(events):
             async for event in events:
                 if isinstance(event, Finished):
-                    return replace(event.answer, view=views[0])
+                    return event.answer
         raise AssertionError("a ticket ends with Finished, or raises")
 
+    @overload
+    def astream(
+        self,
+        image: Images | None = None,
+        prompt: str | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        system: str | None = None,
+        **chosen: Unpack[AnswerKeywords],
+    ) -> AsyncGenerator[Event, None]: ...
+
+    @overload
     def astream(
         self,
         messages: Sequence[Message],
+        /,
         *,
+        system: str | None = None,
+        **chosen: Unpack[AnswerKeywords],
+    ) -> AsyncGenerator[Event, None]: ...
+
+    def astream(
+        self,
+        image: Asked | None = None,
+        prompt: str | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
         system: str | None = None,
         **chosen: Unpack[AnswerKeywords],
     ) -> AsyncGenerator[Event, None]:
         """As `stream`, for `async for`. Options are checked at once. Who stops early closes it
         (`contextlib.aclosing`), or cancels the task.
         """
-        return self._astream(messages, self.loaded.answer_options(chosen), system)
+        settings = self.loaded.answer_options(chosen)
+        return self._astream(lambda: asked(image, prompt, messages, system), settings)
 
     async def _astream(
-        self, messages: Sequence[Message], settings: AnswerOptions, system: str | None
+        self, question: Callable[[], Sequence[Message]], settings: AnswerOptions
     ) -> AsyncGenerator[Event, None]:
-        told = with_system(messages, system) if system else messages
-        tickets = self._async_tickets()
-        async with aclosing(
-            tickets.events(lambda: self.service.submit_checked(told, settings))
-        ) as events:
+        taken: list[Message] = []
+
+        def submit() -> Ticket:
+            """On a thread of its own: files are read."""
+            taken.extend(self._taken(question()))
+            return self.service.submit_checked(taken, settings)
+
+        async with aclosing(self._async_tickets().events(submit)) as events:
             async for event in events:
-                yield _viewed(event, told)
+                yield _viewed(event, taken)
 
     def _async_tickets(self) -> AsyncTickets:
         with self._lock:
@@ -336,9 +387,9 @@ class Model:
                 self._async = AsyncTickets(2 * sequences, sequences + LEAST)
             return self._async
 
-    def _taken(self, messages: Sequence[Message]) -> tuple[Sequence[Message], AnswerView]:
-        """The messages, and how an answer to them is shown."""
-        return take_pictures(messages, self.prompts.load_image)
+    def _taken(self, messages: Sequence[Message]) -> list[Message]:
+        """The messages, from which an answer to them can be shown later."""
+        return with_pictures_loaded(messages, self.prompts.load_image)
 
     def check(self, chosen: AnswerKeywords) -> None:
         """Raises OptionError for options that no answer of this model could have."""
@@ -362,7 +413,7 @@ class Model:
         """As `spans`, with the images; every node of the encoding is shown to `encoder`, which sees
         it all even if it is known.
         """
-        prepared = self.prompts.prepare(messages, anew=encoder is not None)
+        prepared = self.prompts.prepare(asked(None, None, messages), anew=encoder is not None)
         encoded = self.exclusively(lambda: self.prompts.encode(prepared, encoder))
         side = self.loaded.encoder.side if self.loaded.encoder else None
         if side is not None:
@@ -384,9 +435,11 @@ class Model:
 
 
 def _viewed(event: Event, messages: Sequence[Message]) -> Event:
-    if not isinstance(event, Finished):
-        return event
-    return Finished(replace(event.answer, view=view_of(messages)))
+    return Finished(_with_view(event.answer, messages)) if isinstance(event, Finished) else event
+
+
+def _with_view(answer: Answer, messages: Sequence[Message]) -> Answer:
+    return replace(answer, view=view_of(messages))
 
 
 def _questions(

@@ -39,6 +39,7 @@ class LoadKeywords(TypedDict, total=False):
     kernels: str | PathLike[str] | None
     vision_attention: Literal["auto", "triton", "torch"]
     preprocess: Literal["auto", "host"]
+    allow_remote_media: bool
 
 
 class AnswerKeywords(TypedDict, total=False):
@@ -58,7 +59,7 @@ class AnswerKeywords(TypedDict, total=False):
     stop: str | Sequence[str]
     detail: Detail
     logprobs: int | None
-    json_schema: Mapping[str, Any] | str | bool | None
+    json_schema: Mapping[str, Any] | str | bool | type[Any] | None
     grammar: Mapping[str, Any] | str | None
     min_tokens: int
     stop_token_ids: Sequence[int]

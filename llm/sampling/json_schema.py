@@ -50,8 +50,8 @@ class CheckedSchema(str):
 
 
 def schema_text(value: object, check: Callable[[str], object] | None = None) -> str | None:
-    """A schema as JSON text: of a mapping, of JSON text, or of True, which stands for any object.
-    None stays None. `check` is called with it, None for `grammar_text`.
+    """A schema as JSON text: of a mapping, of JSON text, of a Pydantic model, or of True, which
+    stands for any object. None stays None. `check` is called with it, None for `grammar_text`.
 
     Raises OptionError for what is no schema, is larger than 64 KiB, or asks for what cannot be
     promised.
@@ -174,6 +174,8 @@ def _subschemas(schema: Any) -> Iterator[dict[str, Any]]:
 
 
 def _read(value: object) -> object:
+    if isinstance(value, type):
+        return _of_class(value)
     if not isinstance(value, (str, bytes)):
         return value
     if len(value) > SCHEMA_BYTES_MAX:
@@ -182,6 +184,21 @@ def _read(value: object) -> object:
         return json.loads(value)
     except (ValueError, RecursionError) as error:
         raise _wrong(f"text that is not JSON ({_short(error)})", "a JSON schema") from error
+
+
+def _of_class(value: type) -> object:
+    make = getattr(value, "model_json_schema", None)  # as Pydantic's models have it
+    if not callable(make):
+        raise _wrong(
+            f"the class {value.__name__:.60}", "a Pydantic model, or a JSON schema as an object"
+        )
+    try:
+        return make()
+    except Exception as error:
+        raise _wrong(
+            f"the class {value.__name__:.60}, of which no schema can be made ({_short(error)})",
+            "one of fields that JSON can hold",
+        ) from error
 
 
 def _short(value: object) -> str:

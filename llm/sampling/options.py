@@ -62,6 +62,14 @@ class Sampling:
         for name, value in checked.items():
             object.__setattr__(self, name, value)
 
+    @property
+    def without_effect(self) -> tuple[str, ...]:
+        """The options that were given for drawing tokens, where none are drawn."""
+        if self.temperature:
+            return ()
+        off = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": None}
+        return tuple(name for name, value in off.items() if getattr(self, name) != value)
+
 
 def _temperature(value: object) -> float:
     result = as_float(value)

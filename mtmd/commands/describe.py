@@ -34,6 +34,7 @@ mtmd describe photo.jpg -p "What does the sign say?" -m org/name
 mtmd describe before.jpg after.jpg -p "What has changed?"
 mtmd describe --each photos/ -p "How many people are there?"
 mtmd describe clip.mp4 -p "What happens?" --from 0:10 --to 0:25 --fps 2
+mtmd describe --allow-remote-media https://example.com/photo.jpg
 curl -s https://example.com/photo.jpg | mtmd describe -"""
 
 
@@ -42,8 +43,13 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         "images",
         nargs="+",
         metavar="IMAGE",
-        help="picture and video files, in the order in which the model sees them; - reads one from "
-        "standard input",
+        help="picture and video files, or data URLs, in the order in which the model sees them; - "
+        "reads one from standard input",
+    )
+    sub.add_argument(
+        "--allow-remote-media",
+        action="store_true",
+        help="IMAGE may be an http(s) address, too: what lies at public ones is fetched",
     )
     sub.add_argument(
         "-p", "--prompt", default="Describe the image.", help="what to ask (default: %(default)s)"
@@ -74,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
         return _each(args, chosen)
     if args.prepare_ahead is not None:
         raise OptionError("--prepare-ahead: found without --each, expected beside it")
-    images = with_frames_chosen(pictures_named(args.images), args)
+    images = with_frames_chosen(pictures_named(args.images, args.allow_remote_media), args)
     model, status, in_line = load_from(args), Status(), False
     from mtmd.events import Finished, Progress, TextPiece
     from mtmd.prompt.conversation import messages_of
@@ -109,6 +115,8 @@ def _each(args: argparse.Namespace, chosen: dict[str, Any]) -> int:
     from mtmd.config import AnswerOptions, options
     from mtmd.prompt.picture_paths import check_paths
 
+    if args.allow_remote_media:
+        raise OptionError("--allow-remote-media: found beside --each, which takes files")
     if "-" in args.images:
         raise OptionError("--each: found -, expected files; standard input holds one picture")
     ahead = chosen_ahead(args)

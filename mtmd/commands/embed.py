@@ -1,9 +1,4 @@
-"""Vectors come from dual encoders: CLIP, SigLIP, SigLIP 2. Examples:
-
-mtmd embed photos/ -m openai/clip-vit-base-patch32 --out photos.npz
-mtmd embed --index photos.npz -m openai/clip-vit-base-patch32 --query "a dog on a beach"
-mtmd embed cat.jpg -m google/siglip-base-patch16-224 --labels "a cat,a dog,a bird"
-"""
+"""`mtmd embed`: vectors of pictures and texts, from dual encoders: CLIP, SigLIP, SigLIP 2."""
 
 from __future__ import annotations
 
@@ -31,7 +26,6 @@ READ_AT_ONCE = 16  # pictures, so that progress shows and a bad one is known by 
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
-    sub.epilog, sub.formatter_class = __doc__, argparse.RawDescriptionHelpFormatter
     sub.add_argument(
         "images",
         nargs="*",

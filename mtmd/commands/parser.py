@@ -58,6 +58,17 @@ class Parser(argparse.ArgumentParser):
         return "\n\n".join(parts) + "\n"
 
 
+def by_option(top: Parser, args: argparse.Namespace, message: str) -> str:
+    """A message about an option, which begins by its name in Python, by the name that was given."""
+    name, colon, rest = message.partition(": ")
+    verbs = next(a for a in top._actions if isinstance(a, argparse._SubParsersAction))
+    for action in verbs.choices[args.verb]._actions:
+        given = getattr(args, action.dest, action.default) != action.default
+        if colon and action.dest == name and action.option_strings and given:
+            return f"{action.option_strings[-1]}: {rest}"
+    return message
+
+
 def _told(groups: dict[str, dict[str, str]], width: int) -> Iterator[str]:
     """A paragraph for each group of commands."""
     longest = max((len(name) for names in groups.values() for name in names), default=0)

@@ -220,6 +220,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     )
     access.add_argument(
         "--allow-remote-media",
+        dest="fetches",  # by the server itself: the model has no use for addresses
         action="store_true",
         help="fetch pictures from public web addresses in requests",
     )
@@ -571,7 +572,7 @@ def _settings(args: argparse.Namespace) -> Any:
         share_cache=args.share_cache,
         insecure_no_auth=args.insecure_no_auth,
         rate_limit=args.rate_limit,
-        allow_remote_media=args.allow_remote_media,
+        allow_remote_media=args.fetches,
         media_path=Path(args.media_path) if args.media_path else None,
         cors_origins=tuple(args.cors_origin),
         allowed_hosts=tuple(args.allowed_host),

@@ -269,7 +269,7 @@ def add_answer_arguments(sub: argparse.ArgumentParser) -> None:
     answer.add_argument(
         "--json-schema",
         metavar="FILE",
-        help="a JSON schema that the answer follows; {} is any JSON",
+        help="a JSON schema that the answer follows, in a file or as it is; {} is any JSON",
     )
 
 
@@ -352,6 +352,9 @@ def answer_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _read_schema(path: str) -> str:
+    """The text of a schema: of the file, or what stands in its place."""
+    if path.lstrip().startswith("{"):
+        return path
     from mtmd.kernels.errors import OptionError
     from mtmd.llm.sampling.json_schema import SCHEMA_BYTES_MAX
 
@@ -365,16 +368,17 @@ def _read_schema(path: str) -> str:
         ) from error
 
 
-def pictures_named(words: Sequence[str]) -> list[Any]:
-    """Each of the paths, which are of files that are there; what comes from a pipe in place of
-    STDIN, as bytes. Nothing heavy is imported for it. Raises ImageError.
+def pictures_named(words: Sequence[str], remote: bool = False) -> list[Any]:
+    """Each of the paths, which are of files that are there, of the data URLs, and, with `remote`,
+    of the addresses; what comes from a pipe in place of STDIN, as bytes. Nothing heavy is imported
+    for it, nothing fetched. Raises ImageError.
     """
     from mtmd.kernels.errors import ImageError
-    from mtmd.prompt.picture_paths import check_paths
+    from mtmd.prompt.picture_paths import check_sources
 
     if words.count(STDIN) > 1:
         raise ImageError(f"{STDIN}: found twice, expected once: standard input is read once")
-    check_paths(word for word in words if word != STDIN)
+    check_sources((word for word in words if word != STDIN), remote)
     return [_from_stdin() if word == STDIN else word for word in words]
 
 

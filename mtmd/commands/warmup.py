@@ -9,7 +9,14 @@ import shutil
 import sys
 from typing import Any
 
-from mtmd.commands.shared import add_model_arguments, load_from, settle_threads, warmed_up
+from mtmd.commands.shared import (
+    add_model_arguments,
+    chosen_load_options,
+    load_from,
+    loading,
+    settle_threads,
+    warmed_up,
+)
 from mtmd.kernels.errors import OptionError
 from mtmd.kernels.text import for_terminal
 
@@ -48,6 +55,14 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         help="exit with 3 if anything is not fully on the accelerated path",
     )
     sub.add_argument("--no-run", action="store_true", help="ask and predict only, run nothing")
+    sub.add_argument(
+        "--random-weights",
+        metavar="CONFIG",
+        help="a model's shape in place of a model: a config.json, or a name; list shows all names",
+    )
+    sub.add_argument(
+        "--weights", metavar="TYPE", help="the type of random weights, like Q4_K_M (default: BF16)"
+    )
     group = sub.add_argument_group("a GPU that is not here (nothing is run)")
     group.add_argument(
         "--target",
@@ -58,14 +73,6 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--memory", metavar="SIZE", help="the GPU's memory, like 24GiB (default: the card's)"
-    )
-    group.add_argument(
-        "--random-weights",
-        metavar="CONFIG",
-        help="a model's shape in place of a model: a config.json, or a name; list shows all names",
-    )
-    group.add_argument(
-        "--weights", metavar="TYPE", help="the type of random weights, like Q4_K_M (default: BF16)"
     )
     group.add_argument(
         "--parallel",
@@ -96,12 +103,12 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if args.target is not None:
         return _predict(args)
-    for name in ("memory", "random_weights", "weights", "parallel", "save", "no_compile"):
+    for name in ("memory", "parallel", "save", "no_compile"):
         if getattr(args, name) not in (None, False):
             option = "--" + name.replace("_", "-")
             raise OptionError(f"{option} is for a GPU that is not here; give it with --target")
     del args.parallel  # `load` keeps its own default
-    model = _dual_encoder(args) or load_from(args)
+    model = _random(args) or _dual_encoder(args) or load_from(args)
     report = model.warmup_report if args.no_run else warmed_up(model)
     if args.json:
         print(json.dumps(report.asdict()))
@@ -201,6 +208,32 @@ def _list_cards() -> int:
             f"{card.flops_32 / 1e12:>6.0f}  {card.title}"
         )
     return 0
+
+
+def _random(args: argparse.Namespace) -> Any:
+    """The model of random weights that was asked for, if one was."""
+    if args.random_weights is None:
+        if args.weights is not None:
+            raise OptionError(
+                "--weights is the type of random weights; give it with --random-weights"
+            )
+        return None
+    if args.model is not None:
+        raise OptionError(
+            f"found both the model {args.model!r:.60} and --random-weights; expected one of them"
+        )
+    from mtmd.config import LoadOptions, options
+
+    chosen = options(LoadOptions, chosen_load_options(args))
+    with loading(args.random_weights):
+        from mtmd.bench.shapes import random_checkpoint
+        from mtmd.model import Model
+
+        weights = args.weights or "BF16"
+        checkpoint = random_checkpoint(args.random_weights, weights)
+        model = Model(checkpoint, chosen, name=f"{checkpoint.folder.name}, random {weights}")
+    settle_threads(args.threads, [model])
+    return model
 
 
 def _dual_encoder(args: argparse.Namespace) -> Any:

@@ -17,6 +17,7 @@ from mtmd.events import Answer
 from mtmd.kernels.errors import MtmdError
 from mtmd.prompt.conversation import Message
 from mtmd.prompt.load_image import load_image, preview
+from mtmd.prompt.urls.kinds import is_url
 from mtmd.receipt import ImageReceipt
 
 EDGE = 512  # pixels of a preview's longer side
@@ -69,15 +70,13 @@ def view_of(messages: Sequence[Message]) -> AnswerView:
     )
 
 
-def take_pictures(
+def with_pictures_loaded(
     messages: Sequence[Message], load: Callable[..., Picture]
-) -> tuple[list[Message], AnswerView]:
-    """The conversation with pictures that are no files loaded, and what shows them all later.
-    Raises ImageError.
+) -> list[Message]:
+    """The conversation with pictures that are no files loaded: as they are now, they can be shown
+    later (`view_of`). Raises ImageError.
     """
-    sources = [part for message in messages for part in _images(message)]
-    several, shown, made = len(sources) > 1, [], []
-    number = 0
+    several, made, number = sum(map(len, map(_images, messages))) > 1, [], 0
     for message in messages:
         images = _images(message)
         if not images:
@@ -85,17 +84,15 @@ def take_pictures(
             continue
         parts: list[Any] = []
         for part in message["content"]:
-            if not any(part is image for image in images):
-                parts.append(part)
-                continue
-            number += 1
-            source = part["image"]
-            if not isinstance(source, (str, os.PathLike, Picture)):
-                source = load(source, unnamed=f"image {number}" if several else "image")
-            shown.append(_shown(source))
-            parts.append({**part, "image": source})
+            if any(part is image for image in images):
+                number += 1
+                source = part["image"]
+                if is_url(source) or not isinstance(source, (str, os.PathLike, Picture)):
+                    name = f"image {number}" if several else "image"
+                    part = {**part, "image": load(source, unnamed=name)}
+            parts.append(part)
         made.append({**message, "content": parts})
-    return made, AnswerView(tuple(shown))
+    return made
 
 
 def _shown(source: str | os.PathLike[str] | Picture) -> Shown:

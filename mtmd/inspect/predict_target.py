@@ -27,7 +27,7 @@ from mtmd.loading import find_checkpoint
 from mtmd.model import Model
 
 NO_USE = (  # of a device that is here
-    *("device", "refuse", "threads", "memory_limit", "isolate"),
+    *("device", "refuse", "threads", "memory_limit", "isolate", "allow_remote_media"),
     *("kernels", "vision_attention"),
 )
 

@@ -93,6 +93,7 @@ class LoadedModel:
         self.limits = Budget(chosen.image_min_tokens, chosen.image_max_tokens)
         self.fit: FitFacts | None = None
         """What was looked at before the layout was chosen; None where it was asked for."""
+        _import_native(self.backends)
         self.layout, made = self._lay_out(context)
         chosen, self.backends = self.options, list(self.layout.backends)
         self.ranks = self._start_ranks(context) if chosen.tp > 1 and group is None else None
@@ -267,6 +268,12 @@ class LoadedModel:
                     f"override {override.pattern.pattern!r} matches no node or weight; `mtmd dump` "
                     "lists the names"
                 )
+
+
+def _import_native(backends: Sequence[Backend]) -> None:
+    """What writes machine code is loaded here, and not counted as the first answer's."""
+    if any(backend.native for backend in backends):
+        import mtmd.kernels.plan.native_run  # noqa: F401
 
 
 def _begin(threads: int, side: SideStream | None) -> None:

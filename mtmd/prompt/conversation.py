@@ -6,15 +6,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from itertools import islice
+from typing import Any, TypeAlias, cast
 
 from mtmd.clip.image.decode import Picture
 from mtmd.clip.video.footage import Footage
 from mtmd.kernels.errors import ImageError, PromptError
 from mtmd.llm.tokenizer.control_tokens import SEAL
 from mtmd.prompt.load_image import ImageSource, load_image
+from mtmd.prompt.message_forms import filled, in_own_form
 from mtmd.prompt.video_input import VideoInput, Wanted, is_video, load_video, request_of
 from mtmd.tools.history import sealed
 from mtmd.tools.tool import NAME
@@ -22,10 +24,13 @@ from mtmd.tools.tool import NAME
 Image: TypeAlias = "ImageSource | Picture | VideoInput"
 Images: TypeAlias = "Image | Sequence[Image]"
 Message: TypeAlias = Mapping[str, Any]
+Asked: TypeAlias = "Images | Sequence[Message]"
 DEFAULT_PROMPT = "Describe the image."
 ID_CHARS_MAX = 256
 CALLS_MAX = 256  # of one message
+IMAGES_MAX = 1024
 _SHOWN = ("image", "video")
+CLOSER = ("low", "auto", "high")  # each is a closer look than those before it
 SYSTEM_PICTURES = "pictures of the system message are shown in the first turn after it"
 
 
@@ -33,13 +38,14 @@ SYSTEM_PICTURES = "pictures of the system message are shown in the first turn af
 class Conversation:
     """`messages` as the chat template takes them, an {"type": "image"} where each of the `pictures`
     belongs, and a {"type": "video"} where each of the `videos` does, in order. `notes` say what had
-    to be moved.
+    to be moved; `detail` is the closest look that a picture asks for, "auto" where none does.
     """
 
     messages: tuple[dict[str, Any], ...]
     pictures: tuple[Picture, ...]
     notes: tuple[str, ...] = ()
     videos: tuple[Wanted, ...] = ()
+    detail: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -55,7 +61,7 @@ def user_message(image: Images, prompt: str) -> Message:
     """One user turn: the images, and videos among them, then the prompt. Raises ImageError for an
     empty list: a turn of text alone needs no such message.
     """
-    images: Sequence[Any] = image if isinstance(image, (list, tuple)) else [image]
+    images = pictures_of(image)
     if not images:
         raise ImageError(
             "images: found an empty list, expected at least one; give a path, bytes, a Pillow "
@@ -67,6 +73,23 @@ def user_message(image: Images, prompt: str) -> Message:
         "role": "user",
         "content": [*(_shown(source) for source in images), {"type": "text", "text": prompt}],
     }
+
+
+def pictures_of(image: Any) -> Sequence[Any]:
+    """The images of a question: one, those of a list, or what an iterator gives. Raises ImageError
+    for one of more than any context holds.
+    """
+    if isinstance(image, (list, tuple)):
+        return image
+    if not isinstance(image, Iterator) or hasattr(image, "read"):  # an open file is one, too
+        return [image]
+    images = list(islice(image, IMAGES_MAX + 1))
+    if len(images) > IMAGES_MAX:
+        raise ImageError(
+            f"images: found an iterator of more than {IMAGES_MAX:,}, expected the pictures of one "
+            "question; `answers` takes any number, one after another"
+        )
+    return images
 
 
 def _shown(source: Any) -> dict[str, Any]:
@@ -87,6 +110,37 @@ def messages_of(
     if prompt is None:
         raise PromptError("found neither picture nor prompt, expected at least one of them")
     return [*told, {"role": "user", "content": prompt}]
+
+
+def asked(
+    image: Asked | None,
+    prompt: str | None,
+    messages: Sequence[Message] | None = None,
+    system: str | None = None,
+) -> list[Message]:
+    """The conversation that a call asks for, by a question (`image`, `prompt`) or by `messages`,
+    which may stand in the place of `image`, too; pictures beside them are for the places that they
+    have for pictures. Raises PromptError where there is neither, or a prompt beside messages, and
+    what `messages_of`, `filled` and `with_system` do.
+    """
+    if messages is None and is_conversation(image):
+        image, messages = None, cast(Sequence[Message], image)
+    if messages is None:
+        return messages_of(cast("Images | None", image), prompt, system)
+    check_list(messages)
+    if prompt is not None:
+        raise PromptError(
+            "prompt: found beside messages, expected one of them; say it in the last message"
+        )
+    messages = in_own_form(messages)
+    if image is not None:
+        messages = filled(messages, pictures_of(image))
+    return with_system(messages, system)
+
+
+def is_conversation(value: object) -> bool:
+    """Whether it is messages, and no pictures: those are no mappings."""
+    return isinstance(value, Sequence) and len(value) > 0 and isinstance(value[0], Mapping)
 
 
 def with_system(messages: Sequence[Message], system: str | None) -> list[Message]:
@@ -120,6 +174,20 @@ def read_conversation(
     result of the call "tool_call_id". Raises PromptError for anything else and for a conversation
     in which the user says and shows nothing, ImageError for a picture, VideoError for a video.
     """
+    check_list(messages)
+    images: list[ImageSource | Picture] = []
+    videos: list[Mapping[str, Any]] = []
+    detail = max(_details(messages), key=CLOSER.index, default="auto")
+    messages, notes = _without_system_pictures(messages)
+    plain = tuple(_message(m, i, seal, images, videos) for i, m in enumerate(messages, 1))
+    if not any(_says_something(m["content"]) for m in plain if m["role"] in ("user", "tool")):
+        raise PromptError("the prompt is empty; say what you want to know")
+    footage = _open(videos, load_footage)
+    return Conversation(plain, _load(images, load), notes, footage, detail)
+
+
+def check_list(messages: object) -> None:
+    """Raises PromptError for what is no conversation by its outer form."""
     if (
         isinstance(messages, (str, bytes, Mapping))
         or not isinstance(messages, Sequence)
@@ -129,14 +197,22 @@ def read_conversation(
             f"messages: found {type(messages).__name__}, expected a list of at least one "
             f"{{'role': ..., 'content': ...}}"
         )
-    images: list[ImageSource | Picture] = []
-    videos: list[Mapping[str, Any]] = []
-    messages, notes = _without_system_pictures(messages)
-    plain = tuple(_message(m, i, seal, images, videos) for i, m in enumerate(messages, 1))
-    if not any(_says_something(m["content"]) for m in plain if m["role"] in ("user", "tool")):
-        raise PromptError("the prompt is empty; say what you want to know")
-    footage = _open(videos, load_footage)
-    return Conversation(plain, _load(images, load), notes, footage)
+
+
+def _details(messages: Sequence[Any]) -> Iterator[str]:
+    """What stands beside pictures, as in OpenAI's interface."""
+    for number, message in enumerate(messages, 1):
+        content = message.get("content") if isinstance(message, Mapping) else None
+        for part in content if isinstance(content, (list, tuple)) else ():
+            if not isinstance(part, Mapping) or part.get("type") != "image":
+                continue
+            detail = part.get("detail")
+            if detail is not None and detail not in CLOSER:
+                raise PromptError(
+                    f"message {number}: found the detail {detail!r:.60}, expected one of "
+                    f"{', '.join(CLOSER)}"
+                )
+            yield "auto" if detail is None else detail
 
 
 def _open(videos: Sequence[Mapping[str, Any]], load: Callable[..., Footage]) -> tuple[Wanted, ...]:
@@ -307,8 +383,17 @@ def _part(
     if kind == "video" and "video" in part:
         videos.append(part)
         return {"type": "video"}
-    expected = "a part of type 'text', 'image' or 'video', with its 'text', 'image' or 'video'"
-    raise PromptError(f"{where}: found a part of type {kind!r:.60}, expected {expected}")
+    if isinstance(kind, str) and kind in ("text", *_SHOWN):
+        value = "TEXT" if kind == "text" else "SOURCE"
+        raise PromptError(
+            f"{where}: a part of type {kind!r} has no {kind!r}; write "
+            f'{{"type": "{kind}", "{kind}": {value}}}'
+            + (", or give what belongs there beside the messages" if kind != "text" else "")
+        )
+    raise PromptError(
+        f"{where}: found a part of type {kind!r:.60}, expected one of type 'text', 'image' or "
+        "'video'"
+    )
 
 
 def _says_something(content: str | list[dict[str, str]]) -> bool:

@@ -29,7 +29,11 @@ from mtmd.clip.image.pixels import Pixels
 from mtmd.clip.image.signatures import picture_format
 from mtmd.kernels.errors import ImageError
 from mtmd.kernels.isolation.limits import available as can_isolate
-from mtmd.prompt.picture_paths import check_path, not_opened, not_readable
+from mtmd.kernels.text import shortened
+from mtmd.prompt.picture_paths import check_path, not_opened, not_readable, user_path
+from mtmd.prompt.urls.data_url import URL_BYTES_MAX, read_data_url
+from mtmd.prompt.urls.fetch import RemoteMedia
+from mtmd.prompt.urls.kinds import is_address, is_data_url, url_name
 
 __all__ = [
     "DEFAULT_LIMITS",
@@ -54,41 +58,56 @@ CHANNELS = (1, 3, 4)
 
 
 def load_image(
-    source: ImageSource, limits: ImageLimits = DEFAULT_LIMITS, unnamed: str = "image", page: int = 0
+    source: ImageSource,
+    limits: ImageLimits = DEFAULT_LIMITS,
+    unnamed: str = "image",
+    page: int = 0,
+    remote: RemoteMedia | None = None,
 ) -> Picture:
-    """One picture from a path, the bytes of a file, a file open for reading bytes, a Pillow image,
-    an array [H, W(, 1|3|4)] or a tensor [(1|3|4,) H, W], of uint8 or of floats from 0 to 1; a
-    tensor's channels may stand last, too. It is decoded in this process: right for one's own.
+    """One picture from a path, a data URL, the bytes of a file, a file open for reading bytes, a
+    Pillow image, an array [H, W(, 1|3|4)] or a tensor [(1|3|4,) H, W], of uint8 or of floats from 0
+    to 1; a tensor's channels may stand last, too; with `remote` from an http(s) address, too. It is
+    decoded in this process: right for one's own.
 
     An open file is read from where it stands, and left open. `unnamed`: what messages call a
     picture without a path or name. `page` of a PDF, from 0 on. Raises ImageError.
     """
-    data, name = _read(source, limits, unnamed)
+    data, name = _read(source, limits, unnamed, remote)
     return open_picture(data, limits, name, page)
 
 
 def load_isolated(
-    source: ImageSource, limits: ImageLimits = DEFAULT_LIMITS, unnamed: str = "image", page: int = 0
+    source: ImageSource,
+    limits: ImageLimits = DEFAULT_LIMITS,
+    unnamed: str = "image",
+    page: int = 0,
+    remote: RemoteMedia | None = None,
 ) -> Picture:
     """As `load_image`, with files decoded in a worker process, where a hostile one takes nothing
     else along; in this one where the system cannot limit processes. `page` of a PDF, from 0 on.
     Raises BusyError, too.
     """
-    data, name = _read(source, limits, unnamed)
+    data, name = _read(source, limits, unnamed, remote)
     if isinstance(data, (Image.Image, np.ndarray)) or not can_isolate():
         return open_picture(data, limits, name, page)
     return open_isolated(bytes(data), limits, name, page)
 
 
-def _read(source: ImageSource, limits: ImageLimits, unnamed: str) -> tuple[Source, str]:
+def _read(
+    source: ImageSource, limits: ImageLimits, unnamed: str, remote: RemoteMedia | None
+) -> tuple[Source, str]:
     """What `open_picture` takes, and its name."""
+    if isinstance(source, str) and is_data_url(source):
+        return read_data_url(source, min(limits.max_bytes, URL_BYTES_MAX), unnamed), unnamed
+    if isinstance(source, str) and is_address(source) and remote is not None:
+        return remote(source, min(limits.max_bytes, URL_BYTES_MAX)), url_name(source)
     if isinstance(source, (str, os.PathLike)):
         path = os.fspath(source)
-        name = one_line(str(path)) if path else unnamed
+        name = shortened(one_line(str(path))) if path else unnamed
         return _read_path(path, limits, name), name
     if hasattr(source, "read") and not isinstance(source, (bytes, bytearray, memoryview)):
         own_name = getattr(source, "name", None)
-        name = one_line(own_name) if isinstance(own_name, str) and own_name else unnamed
+        name = shortened(one_line(own_name)) if isinstance(own_name, str) and own_name else unnamed
         return _read_file(cast(BinaryIO, source), limits, name), name
     if _is_tensor(source):
         return _array_of(source, unnamed), unnamed
@@ -130,7 +149,7 @@ def _array_of(tensor: Tensor, name: str) -> NDArray[Any]:
 
 def read_picture(path: str | os.PathLike[str], limits: ImageLimits = DEFAULT_LIMITS) -> bytes:
     """The bytes of a picture file, not looked into yet. Raises ImageError."""
-    return _read_path(os.fspath(path), limits, one_line(os.fspath(path)))
+    return _read_path(os.fspath(path), limits, shortened(one_line(os.fspath(path))))
 
 
 def _read_path(path: str | bytes, limits: ImageLimits, name: str) -> bytes:
@@ -139,6 +158,7 @@ def _read_path(path: str | bytes, limits: ImageLimits, name: str) -> bytes:
     """
     if isinstance(path, bytes):
         path = os.fsdecode(path)
+    path = user_path(path)
     try:
         check_bytes(check_path(path, name).st_size, limits, name)
         with Path(path).open("rb") as file:

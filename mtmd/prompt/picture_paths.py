@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Iterable
 from pathlib import Path
 
 from mtmd.kernels.errors import ImageError
 from mtmd.kernels.spelling import nearest_path
-from mtmd.kernels.text import printable
+from mtmd.kernels.text import printable, shortened
+from mtmd.prompt.urls.kinds import is_address, is_data_url, url_name
 
+BASE64_CHARS = 200  # fewer may be a name
+_BASE64 = re.compile(r"[A-Za-z0-9+/_-]+={0,2}")
 _KINDS = (
     (stat.S_ISDIR, "a folder", "give the picture files in it"),
     (stat.S_ISFIFO, "a pipe", "save its content to a file first"),
@@ -26,25 +30,41 @@ def check_paths(paths: Iterable[str]) -> None:
         check_path(path)
 
 
+def check_sources(sources: Iterable[str], remote: bool) -> None:
+    """As `check_paths`, of what may be data URLs, too, and addresses with `remote`."""
+    for source in sources:
+        if not (is_data_url(source) or (remote and is_address(source))):
+            check_path(source)
+
+
+def user_path(path: str) -> str:
+    """With "~" as a shell has it, unless a file is called so."""
+    if not path.startswith("~") or os.path.lexists(path):
+        return path
+    return os.path.expanduser(path)  # noqa: PTH111  # Path raises for a user who is not there
+
+
 def check_path(path: str, name: str = "") -> os.stat_result:
     """What the system says of a regular file at `path`, which messages call `name`. Raises
     ImageError for anything else, with the path that may have been meant.
     """
-    name = name or printable(path) or "image"
+    name = name or shortened(printable(path)) or "image"
     if not path:
         raise ImageError(
             f"{name}: found an empty path, expected that of a picture; check how it is made"
         )
-    _refuse_address(path, name)
+    _refuse_url(path)
     try:
-        result = Path(path).stat()
+        result = Path(user_path(path)).stat()
     except (FileNotFoundError, NotADirectoryError):
+        _refuse_base64(path, name)
         near = nearest_path(path)
         advice = f"did you mean {printable(near)!r}?" if near else "check the path"
         raise ImageError(f"{name}: found no such file, expected a picture; {advice}") from None
     except PermissionError:
         raise not_readable(name) from None
     except (OSError, ValueError) as error:
+        _refuse_base64(path, name)
         raise not_opened(name, error) from error
     for is_kind, words, advice in _KINDS:
         if is_kind(result.st_mode):
@@ -68,15 +88,23 @@ def not_opened(name: str, error: Exception) -> ImageError:
     )
 
 
-def _refuse_address(path: str, name: str) -> None:
-    scheme = path[:8].lower()
-    if scheme.startswith(("http://", "https://")):
+def _refuse_url(path: str) -> None:
+    if is_address(path):
         raise ImageError(
-            f"{name}: found a web address, expected a file; addresses are not fetched: download "
-            "the picture and give its path"
+            f"{url_name(path)}: found a web address, expected a file; have addresses fetched "
+            "(allow_remote_media=True of `load`, --allow-remote-media of 'mtmd describe'), or "
+            "download the picture"
         )
-    if scheme.startswith("data:"):
+    if is_data_url(path):
         raise ImageError(
-            f"{printable(path[:32])}...: found a data URL, expected a file; decode it and give "
-            "the bytes"
+            f"{printable(path[:32])}...: found a data URL, expected a file; save it as one"
+        )
+
+
+def _refuse_base64(path: str, name: str) -> None:
+    """What cannot be opened may be a picture itself."""
+    if len(path) >= BASE64_CHARS and _BASE64.fullmatch("".join(path.split())):
+        raise ImageError(
+            f"{name[:16]}...: found {len(path):,} characters of base64, expected a path; give "
+            'the bytes, base64.b64decode(...), or a data URL, "data:image/png;base64,..."'
         )

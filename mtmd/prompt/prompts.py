@@ -22,6 +22,7 @@ from mtmd.prompt.conversation import Conversation, Message, RawPrompt, read_conv
 from mtmd.prompt.leniency import open_ended, system_moved
 from mtmd.prompt.load_image import load_image, load_isolated
 from mtmd.prompt.pieces import Piece
+from mtmd.prompt.urls.fetch import RemoteMedia
 from mtmd.prompt.video_input import load_video
 from mtmd.prompt.videos import NOT_SHOWN, ShownVideo, Videos, in_place_of_videos
 from mtmd.receipt import VideoReceipt
@@ -77,23 +78,25 @@ class Prompts:
 
     @property
     def load_image(self) -> Callable[..., Picture]:
-        """How files become pictures: in this process, or, for a model that isolates, in others."""
-        return load_isolated if self._loaded.options.isolate else load_image
+        """How files become pictures: in this process, or, for a model that isolates, in others. All
+        that one has to fetch shares a deadline.
+        """
+        return self._loaders[0]
 
     @property
-    def load_video(self) -> Callable[..., Footage]:
-        """The same of videos."""
+    def _loaders(self) -> tuple[Callable[..., Picture], Callable[..., Footage]]:
+        """As `load_image`, of pictures and of videos."""
         options = self._loaded.options
-        return partial(load_video, isolate=options.isolate, load=self.load_image)
+        remote = RemoteMedia() if options.allow_remote_media else None
+        load = partial(load_isolated if options.isolate else load_image, remote=remote)
+        return load, partial(load_video, isolate=options.isolate, load=load, remote=remote)
 
     def read(self, messages: Sequence[Message]) -> Conversation:
         """Pictures loaded, texts sealed. Raises PromptError, also for images that the model cannot
         see, and ImageError.
         """
         loaded = self._loaded
-        conversation = read_conversation(
-            messages, loaded.checkpoint.tokenizer.seal, self.load_image, self.load_video
-        )
+        conversation = read_conversation(messages, loaded.checkpoint.tokenizer.seal, *self._loaders)
         count, shown = len(conversation.pictures), "images"
         if conversation.videos:
             count, shown = count + len(conversation.videos), "images and videos"
@@ -129,15 +132,17 @@ class Prompts:
         counting: bool = False,
     ) -> PreparedPrompt:
         """A conversation ready for the device; nothing of it needs the device yet. `anew`: also
-        pictures in the cache are to be encoded; `salt`: pictures of another are not found there;
-        `box`: tools that the answer may call; `open_end`: the answer goes on from the last message;
-        `reserve`: tokens of the answer that videos are to leave room for, a quarter of the context
-        at most; `counting`: it is not encoded afterwards, and however long. Raises what `read` and
-        `Bridge.prepare_media` do, VideoError, and ContextError for more messages than may fit.
+        pictures in the cache are to be encoded; `detail` "auto": as the messages have it; `salt`:
+        pictures of another are not found there; `box`: tools that the answer may call; `open_end`:
+        the answer goes on from the last message; `reserve`: tokens of the answer that videos are to
+        leave room for, a quarter of the context at most; `counting`: it is not encoded afterwards,
+        and however long. Raises what `read` and `Bridge.prepare_media` do, VideoError, and
+        ContextError for more messages than may fit.
         """
         if not counting:
             _check_number(messages, self._loaded.runner.context)
         conversation = self.read(messages)
+        detail = conversation.detail if detail == "auto" else detail
         budget = replace(self._loaded.limits, detail=detail)
         encoder = self._loaded.encoder
         images = self.bridge.prepare(conversation.pictures, budget, anew, salt) if encoder else []

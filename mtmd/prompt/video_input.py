@@ -21,10 +21,15 @@ from mtmd.clip.video.footage import Footage, GivenFrames, VideoFile, frames_of
 from mtmd.clip.video.limits import DEFAULT_LIMITS, VideoLimits
 from mtmd.clip.video.signatures import HEAD_BYTES, is_container, video_format
 from mtmd.clip.video.video import FrameRequest, VideoFacts
+from mtmd.config import VIDEO_SUFFIXES
 from mtmd.kernels.errors import OptionError, VideoError
 from mtmd.kernels.isolation.limits import available as can_isolate
+from mtmd.kernels.text import shortened
 from mtmd.prompt.load_image import ImageSource, load_image
-from mtmd.prompt.picture_paths import check_path
+from mtmd.prompt.picture_paths import check_path, user_path
+from mtmd.prompt.urls.data_url import URL_BYTES_MAX, base64_of, decoded, read_data_url
+from mtmd.prompt.urls.fetch import RemoteMedia
+from mtmd.prompt.urls.kinds import is_address, is_data_url, url_name
 
 __all__ = [
     "Footage",
@@ -122,12 +127,19 @@ def _number(name: str, value: object) -> float:
 
 def is_video(source: object) -> bool:
     """Whether a source of `describe` is a video and no picture: by what is in the file, not by its
-    name. Pictures that move are.
+    name. Pictures that move are. Of an address by its name: nothing is fetched for it.
     """
     if isinstance(source, VideoInput):
         return True
+    if isinstance(source, str) and is_address(source):
+        return url_name(source).lower().endswith(VIDEO_SUFFIXES)
+    if isinstance(source, str) and is_data_url(source):
+        try:
+            source = decoded(base64_of(source)) if len(source) <= 2 * URL_BYTES_MAX else b""
+        except ValueError:  # whoever opens it has words for that
+            return False
     if isinstance(source, (str, os.PathLike)):
-        return _is_video_file(os.fsdecode(os.fspath(source)))
+        return _is_video_file(user_path(os.fsdecode(os.fspath(source))))
     if isinstance(source, (bytes, bytearray, memoryview)):
         kind = video_format(bytes(source[:HEAD_BYTES]))
         return is_container(kind) or (len(source) <= MOVING_BYTES and moves(bytes(source), kind))
@@ -163,17 +175,24 @@ def load_video(
     unnamed: str = "video",
     isolate: bool = False,
     load: Callable[..., Picture] = load_image,
+    remote: RemoteMedia | None = None,
 ) -> Footage:
     """Footage of any source; nothing is decoded yet but pictures of a list, by `load`. `unnamed`:
-    what messages call a video without a path or name. Raises VideoError and ImageError.
+    what messages call a video without a path or name. `remote`: addresses are fetched by it. Raises
+    VideoError and ImageError.
     """
     if isinstance(source, VideoInput):
         rate, times, source = source.rate, source.times, source.source
     else:
         rate = times = None
+    if isinstance(source, str) and is_data_url(source):
+        source = read_data_url(source, min(limits.max_bytes, URL_BYTES_MAX), unnamed)
+    elif isinstance(source, str) and is_address(source) and remote is not None:
+        unnamed = url_name(source)
+        source = remote(source, min(limits.max_bytes, URL_BYTES_MAX), video=True)
     if isinstance(source, (str, os.PathLike)):
-        path = os.fsdecode(os.fspath(source))
-        name = one_line(path) if path else unnamed
+        path = user_path(os.fsdecode(os.fspath(source)))
+        name = shortened(one_line(path)) if path else unnamed
         try:
             check_path(path, name)
             return VideoFile(path, limits, name, isolate)
@@ -197,7 +216,7 @@ def load_video(
     if hasattr(source, "read"):
         file = cast(BinaryIO, source)
         own = getattr(file, "name", None)
-        name = one_line(own) if isinstance(own, str) and own else unnamed
+        name = shortened(one_line(own)) if isinstance(own, str) and own else unnamed
         return VideoFile(_read(file, limits, name), limits, name, isolate)
     if hasattr(source, "opened"):
         return cast(Footage, source)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+
+from mtmd.config import AnswerOptions
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.gpu.ahead.compilations import Compilations, compilations
 from mtmd.loaded.loaded_model import LoadedModel
@@ -42,6 +45,8 @@ def make_receipt(loaded: LoadedModel, request: Request, finish: str, speculation
             *ranks_warnings(loaded),
             *request.prompt.notes,
             *request.warnings,
+            *_without_effect(request.settings),
+            *_cut(request, finish),
             *_compiled_meanwhile(request.compiled_before),
         ),
         threads=loaded.runner.threads,
@@ -52,6 +57,35 @@ def make_receipt(loaded: LoadedModel, request: Request, finish: str, speculation
             loaded.encoder, [p.plan for p in prompt.pictures if not p.receipt.cached]
         ),
     )
+
+
+def _without_effect(settings: AnswerOptions) -> tuple[str, ...]:
+    names = settings.without_effect
+    if not names:
+        return ()
+    return (
+        f"{', '.join(names)}: no effect at temperature 0, which takes the most probable token; "
+        "give a temperature above 0",
+    )
+
+
+def _cut(request: Request, finish: str) -> tuple[str, ...]:
+    """Of an answer that was to be JSON and is the beginning of some."""
+    if request.settings.json_schema is None or finish not in ("length", "stop"):
+        return ()
+    if _is_json("".join(request.texts)):
+        return ()
+    if finish == "stop":
+        return ("a stop text cut the answer before its JSON ended",)
+    return ("the answer was cut before its JSON ended; give more max_tokens",)
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _compiled_meanwhile(before: Compilations) -> tuple[str, ...]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import BaseModel
 
 from mtmd.config import AnswerOptions, LoadOptions, options, split_options
 from mtmd.kernels.errors import OptionError
@@ -150,6 +153,21 @@ def test_refused_with_found_and_expected(name: str, value: Any, expected: str) -
     assert message.isprintable() and len(message) < 250
 
 
+@pytest.mark.parametrize(
+    ("value", "meant"), [("24", "24GiB"), ("0.5", "0.5GiB"), ("8192", "8192MiB")]
+)
+def test_a_size_that_is_too_small_for_bytes_wants_a_unit(value: str, meant: str) -> None:
+    with pytest.raises(
+        OptionError, match=rf"memory_limit: found {value}, .*did you mean {meant}\?"
+    ):
+        options(LoadOptions, {"memory_limit": value})
+
+
+@pytest.mark.parametrize(("value", "count"), [("1048576", 1 << 20), ("24B", 24), (24, 24)])
+def test_bytes_that_are_meant_are_taken(value: Any, count: int) -> None:
+    assert options(LoadOptions, {"memory_limit": value}).memory_limit == count
+
+
 @pytest.mark.parametrize("kind", [LoadOptions, AnswerOptions])
 def test_an_unknown_option_is_told_with_those_there_are(kind: type) -> None:
     with pytest.raises(
@@ -238,3 +256,51 @@ def test_options_can_be_keys() -> None:
     assert (
         len({LoadOptions(refuse=["a"]), LoadOptions(refuse=("a",)), LoadOptions(refuse="a")}) == 1
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("stream", r"load\(\)\.stream\(image, prompt\)"), ("do_sample", "temperature")],
+)
+def test_options_of_other_libraries_are_told_what_takes_their_place(name: str, told: str) -> None:
+    with pytest.raises(OptionError, match=f"option '{name}' is not known; .*{told}"):
+        split_options({name: True})
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "meant"),
+    [
+        (AnswerOptions, "images", "image"),
+        (AnswerOptions, "message", "messages"),
+        (AnswerOptions, "sytem", "system"),
+        (LoadOptions, "progess", "progress"),
+    ],
+    ids=str,
+)
+def test_what_stands_beside_options_may_have_been_meant(kind: type, name: str, meant: str) -> None:
+    with pytest.raises(OptionError, match=f"'{name}' is not known; did you mean '{meant}'"):
+        options(kind, {name: 1})
+
+
+def test_a_pydantic_model_is_its_schema() -> None:
+    class Count(BaseModel):
+        number: int
+
+    text = AnswerOptions(json_schema=Count).json_schema
+    assert json.loads(str(text)) == Count.model_json_schema()
+
+
+def test_a_class_that_is_no_schema() -> None:
+    class Plain:
+        pass
+
+    class Unfit(BaseModel):
+        call: Callable[[], int]
+
+    told = {
+        Plain: "found the class Plain, expected a Pydantic model, or a JSON schema",
+        Unfit: "found the class Unfit, of which no schema can be made",
+    }
+    for kind, words in told.items():
+        with pytest.raises(OptionError, match=f"json_schema: {words}"):
+            AnswerOptions(json_schema=kind)

@@ -152,6 +152,59 @@ def test_who_stops_awaiting_gives_the_request_up(demo: Model, one: Path) -> None
         assert asyncio.run(demo.aanswer(one, COUNT)).text == "One.", "its place is free again"
 
 
+# word by word
+
+
+def test_what_is_answered_may_be_streamed(demo: Model, one: Path) -> None:
+    """By the same arguments: a question, or a conversation."""
+    messages = [
+        {
+            "role": "user",
+            "content": [{"type": "image", "image": one}, {"type": "text", "text": COUNT}],
+        }
+    ]
+    calls: list[dict[str, Any]] = [
+        {"image": one, "prompt": COUNT},
+        {"image": messages},
+        {"messages": messages},
+    ]
+    for call in calls:
+        *_, last = demo.stream(**call, max_tokens=8)
+        assert isinstance(last, Finished)
+        assert last.answer.text == demo.describe(**call, max_tokens=8) == "One."
+        assert "<img" in last.answer._repr_html_()
+    *_, last = demo.stream(np.asarray(Image.open(one)), COUNT)
+    assert isinstance(last, Finished) and "<img" in last.answer._repr_html_()
+    *_, last = demo.stream(prompt="hello", max_tokens=2)
+    assert isinstance(last, Finished) and last.answer.receipt.images == ()
+
+
+def test_what_is_awaited_may_be_streamed(demo: Model, one: Path) -> None:
+    async def read() -> list[Any]:
+        return [event async for event in demo.astream(one, COUNT)]
+
+    assert asyncio.run(read())[-1].answer.text == "One."
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        ({"messages": [{"role": "user", "content": "x"}], "prompt": "y"}, "prompt: found beside"),
+        ({"image": [{"role": "user", "content": "x"}], "prompt": "y"}, "prompt: found beside"),
+        ({"messages": "hello"}, "messages: found str, expected a list"),
+        ({"messages": []}, "messages: found list, expected a list of at least one"),
+        ({}, "found neither picture nor prompt"),
+    ],
+    ids=["a prompt", "a prompt, by place", "a text", "no message", "nothing"],
+)
+def test_a_question_and_a_conversation_at_once(
+    demo: Model, call: dict[str, Any], told: str
+) -> None:
+    for ask in (demo.stream, demo.answer):
+        with pytest.raises(PromptError, match=told):
+            ask(**call)
+
+
 # text alone, system, leaving
 
 

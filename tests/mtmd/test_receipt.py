@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from dataclasses import fields
 from pathlib import Path
@@ -182,3 +183,44 @@ def test_attention_that_runs_elsewhere_is_told(one: Path) -> None:
         "encoder": "explicit",
         "decoder": "explicit",
     }
+
+
+@pytest.mark.parametrize(
+    ("chosen", "names"),
+    [
+        ({"top_k": 5, "top_p": 0.5, "seed": 4}, "top_k, top_p, seed"),
+        ({"min_p": 0.1}, "min_p"),
+        ({"top_k": 0, "top_p": 1}, None),
+        ({"temperature": 1.0, "top_k": 5, "seed": 4}, None),
+        ({"repetition_penalty": 1.2}, None),
+    ],
+    ids=str,
+)
+def test_options_that_do_nothing_at_temperature_0_are_told(
+    demo: Model, chosen: dict[str, Any], names: str | None
+) -> None:
+    warnings = demo.answer(prompt="x", max_tokens=1, **chosen).receipt.warnings
+    told = f"{names}: no effect at temperature 0, which takes the most probable token; give a "
+    assert warnings == (() if names is None else (f"{told}temperature above 0",))
+
+
+def test_json_that_was_cut_is_told(demo: Model, one: Path) -> None:
+    schema = {"const": {"number": 1}}
+    cut = demo.answer(one, json_schema=schema, max_tokens=3)
+    assert cut.receipt.finish == "length"
+    assert cut.receipt.warnings == (
+        "the answer was cut before its JSON ended; give more max_tokens",
+    )
+    stopped = demo.answer(one, json_schema=schema, stop="number")
+    assert stopped.receipt.warnings == ("a stop text cut the answer before its JSON ended",)
+    whole = demo.answer(one, json_schema=schema)
+    assert json.loads(whole.text) == {"number": 1} and whole.receipt.warnings == ()
+    # All of it is there, though there was no room for a token that ends it
+    exact = demo.answer(one, json_schema=schema, max_tokens=whole.receipt.output_tokens)
+    assert exact.receipt.finish == "length" and exact.receipt.warnings == ()
+
+
+def test_no_library_is_loaded_in_the_first_answers_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mtmd.kernels.plan.native_run", None)  # importing it fails
+    with pytest.raises(ImportError, match="native_run"):
+        load()

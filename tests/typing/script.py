@@ -21,9 +21,14 @@ with load(device="cpu", override_tensor=["a=cpu"]) as model:
     messages: list[Message] = [{"role": "user", "content": "Hello"}]
     chat: Chat = model.chat(system="Be brief.", max_tokens=4)
     said: str = chat.ask("What is this?", image="a.png").text
+    model.stream("a.png", "?", max_tokens=4)
+    model.stream(messages, temperature=1)
+    model.stream(messages=messages, max_token=4)  # type: ignore[call-overload]
     load(max_tokens=4)  # type: ignore[call-arg]
 
     async def ask() -> list[Answer]:
         async for event in model.astream(messages, top_p=0.9):
+            print(event)
+        async for event in model.astream("a.png", "?"):
             print(event)
         return list(await asyncio.gather(model.aanswer("a.png"), model.aanswer("b.png")))

@@ -18,12 +18,13 @@ from mtmd.commands import batch
 from mtmd.config import LoadOptions
 from mtmd.kernels.errors import OptionError
 from mtmd.kernels.isolation import places
+from mtmd.prompt.urls.fetch import MOST_REDIRECTS
 from mtmd.service import many
 from mtmd.web import server
 from mtmd.web.api import embedding_requests as vectors
 from mtmd.web.connections.parser import SHORT_BODY
 from mtmd.web.intake import gate
-from mtmd.web.intake.fetch import MOST_REDIRECTS, Fetcher
+from mtmd.web.intake.fetch import Fetcher
 from mtmd.web.intake.uploads import RECORD_BYTES
 from mtmd.web.models import registry
 from mtmd.web.page import chat, pictures

@@ -8,8 +8,6 @@ files) is measured before anything is fetched.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import os
 import stat
 import time
@@ -21,6 +19,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from mtmd import ImageError, Picture, VideoError
+from mtmd.prompt.urls.data_url import base64_of, byte_count, decoded
 from mtmd.prompt.video_input import Footage, is_video_data, sent_video
 from mtmd.service.turns import aside
 from mtmd.web.errors import ApiError
@@ -259,28 +258,27 @@ def _is_video(reference: Reference, data: bytes) -> bool:
 
 
 def _data_url(reference: Reference) -> _Source:
-    """RFC 2397, base64 only. The media type it claims does not matter: the first bytes decide."""
-    url, place = reference.url, reference.place
-    head, comma, encoded = url.partition(",")
-    if not comma or not head[-7:].lower() == ";base64":
+    place = reference.place
+    try:
+        encoded = base64_of(reference.url)
+    except ValueError:
         raise ApiError(
             400,
             f"{place}: expected a data URL of the form "
             f"data:{'video/mp4' if reference.video else 'image/png'};base64,...",
             param=place,
             code=reference.code,
-        )
+        ) from None
 
     def read(*_: float) -> bytes:
         try:
-            plain = encoded.translate({10: None, 13: None}) if "\n" in encoded else encoded
-            return base64.b64decode(plain, validate=True)
-        except (binascii.Error, ValueError):
+            return decoded(encoded)
+        except ValueError:
             raise ApiError(
                 400, f"{place}: found data that is not base64", param=place, code=reference.code
             ) from None
 
-    return _Source(reference, len(encoded) * 3 // 4, read)
+    return _Source(reference, byte_count(encoded), read)
 
 
 def _read_file(path: Path, most: int, refusal: ApiError) -> bytes:

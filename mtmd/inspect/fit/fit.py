@@ -37,7 +37,17 @@ USUAL = "cuda:80"  # the architecture of memories of which nothing else is said
 MOST_DEVICES = 16
 MOST_SIDE = 1 << 14  # pixels
 NO_USE = (
-    *("device", "refuse", "threads", "memory_limit", "isolate", "fit", "split", "tp"),
+    *(
+        "device",
+        "refuse",
+        "threads",
+        "memory_limit",
+        "isolate",
+        "allow_remote_media",
+        "fit",
+        "split",
+        "tp",
+    ),
     *("kernels", "vision_attention"),
 )
 

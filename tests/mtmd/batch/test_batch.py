@@ -234,7 +234,7 @@ def test_mistakes(one: Path, mtmd: Any, tmp_path: Path) -> None:
     for arguments, told in (
         (["--out", tmp_path / "a.txt"], "found the ending '.txt'"),
         (["--out", tmp_path / "no" / "a.csv"], "found no folder"),
-        (["--out", table, "--top-p", "2"], "top_p"),
+        (["--out", table, "--top-p", "2"], "--top-p: found 2"),
         (["--out", table, "--parallel", "0"], "parallel"),
         (["--out", table, "--json-schema", tmp_path / "none"], "cannot be read"),
         ([], "--out"),

@@ -89,3 +89,8 @@ def test_what_is_not_known_is_refused_with_the_choices(shape):
         random_checkpoint(str(shape), "BF16")
     assert {"BF16", "Q4_0", "Q4_K_M"} < set(KINDS)
     assert RandomFile({}, plain_kinds("BF16")).bytes == 0
+
+
+def test_the_warm_up_takes_a_shape_in_place_of_a_model(shape, mtmd):
+    ran = mtmd("warmup", "--random-weights", shape, "--weights", "Q4_0", "--no-run")
+    assert ran.code == 0 and "random Q4_0" in ran.out and "decoder" in ran.out, ran

@@ -33,7 +33,7 @@ def test_mistakes(one: Path, mtmd: Any, tmp_path: Path) -> None:
         ([*ray, "--split", "layer"], "--split layer: found beside --ray"),
         ([*ray, "--actors", "0"], "actors: found 0"),
         ([*ray, "--unit", "0"], "unit: found 0"),
-        ([*ray, "--top-p", "2"], "top_p"),
+        ([*ray, "--top-p", "2"], "--top-p: found 2"),
         ([*ray, "--parallel", "0"], "parallel"),
         (["--out", out, "--ray", "ray://host:10001"], "expected HOST:PORT"),
         (["--out", out, "--ray", "host"], "expected local, auto, or HOST:PORT"),

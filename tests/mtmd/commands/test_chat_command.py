@@ -517,6 +517,6 @@ def test_no_history(terminal: Any, tmp_path: Path) -> None:
 
 def test_a_wrong_option_or_image_ends_it_at_once(mtmd: Any, one: Path) -> None:
     assert (
-        "top_p" in mtmd("chat", "--top-p", 2).refused()
+        "--top-p: found 2" in mtmd("chat", "--top-p", 2).refused()
         and "no such file" in mtmd("chat", one, "none.png").refused()
     )

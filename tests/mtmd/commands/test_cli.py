@@ -254,6 +254,7 @@ def test_every_option_of_describe_is_tried_here() -> None:
         *VIDEOS,
         "--each",  # tests/mtmd/commands/test_new_user.py
         "--prepare-ahead",  # tests/mtmd/service/test_many.py
+        "--allow-remote-media",  # tests/mtmd/prompt/urls/test_remote_media.py
     }
 
 
@@ -289,10 +290,23 @@ def test_seed(one: Path, mtmd: Any) -> None:
     assert [d["receipt"]["seed"] for d in drawn] == [3, 3, 4]
 
 
+def test_an_option_is_called_as_it_was_given(one: Path, mtmd: Any) -> None:
+    assert (
+        mtmd("describe", one, "--memory-limit", "20")
+        .refused()
+        .startswith("mtmd describe: --memory-limit: found 20, which is bytes, expected a unit")
+    )
+    assert (
+        "image_min_tokens is 9"
+        in mtmd(*("describe", one, "--image-min-tokens", 9, "--image-max-tokens", 3)).refused()
+    ), "of two options at once, the names in Python"
+
+
 def test_json_schema(one: Path, mtmd: Any, tmp_path: Path) -> None:
     file = tmp_path / "schema.json"
     file.write_text('{"enum": ["yes", "no"]}', encoding="utf-8-sig")
     assert answer(mtmd, one, "--json-schema", file)["text"] in ('"yes"', '"no"')
+    assert answer(mtmd, one, "--json-schema", ' {"enum": ["no"]}')["text"] == '"no"'
     assert (
         "cannot be read (No such file or directory)"
         in mtmd("describe", one, "--json-schema", tmp_path / "none").refused()
@@ -475,7 +489,7 @@ CALLS: dict[str, tuple[tuple[object, ...], str]] = {
     "an option without its value": (("describe", "IMAGE", "-p"), "argument -p"),
     "max-tokens -3": (
         ("describe", "IMAGE", "--max-tokens", -3),
-        "max_tokens: found -3, expected an integer from 0 to",
+        "--max-tokens: found -3, expected an integer from 0 to",
     ),
     "max-tokens abc": (
         ("describe", "IMAGE", "--max-tokens", "abc"),
@@ -484,7 +498,7 @@ CALLS: dict[str, tuple[tuple[object, ...], str]] = {
     "max-tokens 1.5": (("describe", "IMAGE", "--max-tokens", "1.5"), "invalid int value"),
     "max-tokens too big": (
         ("describe", "IMAGE", "--max-tokens", 10**30),
-        "max_tokens: found 1000000000",
+        "--max-tokens: found 1000000000",
     ),
     "max-tokens of 5000 digits": (
         ("describe", "IMAGE", "--max-tokens", "9" * 5000),
@@ -499,12 +513,15 @@ CALLS: dict[str, tuple[tuple[object, ...], str]] = {
         "temperature: found -1.0, expected a number from 1e-05",
     ),
     "temperature inf": (("describe", "IMAGE", "--temperature", "inf"), "temperature: found inf"),
-    "top-p 2": (("describe", "IMAGE", "--top-p", 2), "top_p: found 2.0, expected a number from 0"),
-    "top-k -1": (("describe", "IMAGE", "--top-k", "-1"), "top_k: found -1"),
-    "min-p 7": (("describe", "IMAGE", "--min-p", 7), "min_p: found 7.0"),
+    "top-p 2": (
+        ("describe", "IMAGE", "--top-p", 2),
+        "--top-p: found 2.0, expected a number from 0",
+    ),
+    "top-k -1": (("describe", "IMAGE", "--top-k", "-1"), "--top-k: found -1"),
+    "min-p 7": (("describe", "IMAGE", "--min-p", 7), "--min-p: found 7.0"),
     "a penalty of 0": (
         ("describe", "IMAGE", "--repetition-penalty", 0),
-        "repetition_penalty: found 0.0",
+        "--repetition-penalty: found 0.0",
     ),
     "seed -1": (("describe", "IMAGE", "--seed", "-1"), "seed: found -1"),
     "an empty stop": (("describe", "IMAGE", "--stop", ""), "stop: found ''"),
@@ -525,7 +542,7 @@ CALLS: dict[str, tuple[tuple[object, ...], str]] = {
     ),
     "flash-attn perhaps": (
         ("dump", "IMAGE", "--flash-attn", "perhaps"),
-        "flash_attn: found 'perhaps', expected one of auto, on, off",
+        "--flash-attn: found 'perhaps', expected one of auto, on, off",
     ),
     "an unknown target": (
         ("warmup", "--override-tensor", "v.blk=tpu"),

@@ -37,6 +37,7 @@ def test_help_of_everything_has_examples_that_are_right(mtmd: Any) -> None:
         assert shown == mtmd(verb, "--help") and shown.code == 0
         examples = shown.out.partition("\nexamples:\n")[2].splitlines()
         assert examples, verb
+        assert shown.out.lower().count("examples:") == 1, verb
         for line in examples:
             for command in line.split("|"):
                 words = shlex.split(command, comments=True)

@@ -78,7 +78,7 @@ def test_options_that_would_do_nothing_are_refused(chosen: dict[str, Any]) -> No
 
 def test_the_command_drops_no_option_of_loading() -> None:
     told = {"tp", "tensor_split", "split", "fit"}  # shares of several, and what is refused
-    every = {field.name for field in fields(LoadOptions)} - {"isolate"}
+    every = {field.name for field in fields(LoadOptions)} - {"isolate", "allow_remote_media"}
     assert {*command.PREDICTED, *command.DEVICE, *told} == every
     assert set(command.DEVICE) <= set(NO_USE)
 

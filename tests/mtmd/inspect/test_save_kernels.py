@@ -49,7 +49,7 @@ def test_calls_that_contradict_themselves(mtmd: Any, tmp_path: Path) -> None:
         "--save is for": ("--save", ""),
         "target '': expected a card": ("--target", "", "--save", tmp_path),
         "memory: found ''": ("--target", "h100", "--memory", "", "--no-compile"),
-        "random_weights: found ''": ("--target", "h100", "--random-weights", ""),
+        "--random-weights: found ''": ("--target", "h100", "--random-weights", ""),
         "expected one --target": ("--target", "h100,a10", "--save", tmp_path),
         "none of --memory": ("--target", "h100", "--memory", "8GiB", "--save", tmp_path),
         "found thesis.txt and no manifest.json": ("--target", "h100", "--save", tmp_path),

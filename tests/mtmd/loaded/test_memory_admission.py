@@ -122,7 +122,7 @@ def queued(model: Model, *pictures: Picture) -> tuple[EncodeQueue, list[Job]]:
     ("given", "size"),
     [
         (1000, 1000),
-        ("1000", 1000),
+        ("1000B", 1000),
         ("8GiB", 8 << 30),
         ("8 gib", 8 << 30),
         ("500MB", 500_000_000),
@@ -268,7 +268,7 @@ def test_a_picture_of_fixed_size_is_refused(demo: Model, one: Path, mtmd: Any) -
     assert short.encoder and not short.runner.residency.bytes, "nothing was read for it"
     line = mtmd("describe", one, "--device", "cpu", "--memory-limit", "2MiB").refused()
     assert re.search(
-        r"memory_limit: found 2\.00 MiB, expected at least [\d.]+ MiB for the weights, a full cache and a step",
+        r"--memory-limit: found 2\.00 MiB, expected at least [\d.]+ MiB for the weights, a full cache and a step",
         line,
     )
 

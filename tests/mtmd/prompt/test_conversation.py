@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -69,6 +71,15 @@ def test_user_message(image: Any, count: int) -> None:
     assert [p["type"] for p in found.messages[0]["content"]] == ["image"] * count + ["text"]
 
 
+def test_pictures_may_come_from_a_generator(tmp_path: Path) -> None:
+    assert len(read(user_message((x for x in (RED, BLUE)), "what?")).pictures) == 2  # type: ignore[arg-type]
+    BLUE.save(tmp_path / "a.png")
+    with (tmp_path / "a.png").open("rb") as file:
+        assert len(read(user_message(file, "what?")).pictures) == 1, "a file is an iterator, too"
+    with pytest.raises(ImageError, match="an iterator of more than 1,024, expected the pictures"):
+        user_message(itertools.repeat(RED), "what?")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("none", [[], ()], ids=str)
 def test_an_empty_list_is_no_picture(none: Any) -> None:
     with pytest.raises(
@@ -128,7 +139,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "a text that is missing": (
         [{"role": "user", "content": [{"type": "text"}]}],
-        "found a part of type 'text', expected",
+        "a part of type 'text' has no 'text'; write",
     ),
     "an empty role": ([{"role": "", "content": "x"}], "messages[0] has role ''; expected a word"),
     "a role that spells a control token": (
@@ -140,9 +151,9 @@ REFUSED: dict[str, tuple[Any, str]] = {
         [{"role": "user", "content": [{"type": "text", "text": 5}]}],
         "message 1: the text is of type int, expected a str",
     ),
-    "an address": (
-        [{"role": "user", "content": [{"type": "image", "url": "x"}]}],
-        "found a part of type 'image', expected",
+    "a detail that is none": (
+        [{"role": "user", "content": [{"type": "image", "image": RED, "detail": "much"}]}],
+        "message 1: found the detail 'much', expected one of low, auto, high",
     ),
     "an unknown part": (
         [{"role": "user", "content": [{"type": "audio", "audio": "a.mp3"}]}],
@@ -150,7 +161,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "an image without one": (
         [{"role": "user", "content": [{"type": "image"}]}],
-        "found a part of type 'image', expected",
+        """a part of type 'image' has no 'image'; write {"type": "image", "image": SOURCE}""",
     ),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import os
 import socket
@@ -65,18 +66,65 @@ def test_an_open_file_is_read_from_where_it_stands(png):
     assert load_image(file).size == (7, 5)
 
 
-@pytest.mark.parametrize("address", ["http://a.example/b.png", "HTTPS://a.example/b.png"])
-def test_web_addresses_are_refused(address):
+@pytest.mark.parametrize(
+    "address", ["http://me:secret@a.example/b.png?key=1", "HTTPS://a.example/b.png"]
+)
+def test_web_addresses_are_refused_unless_they_may_be_fetched(address):
+    message = refusal(address)
     assert (
-        "found a web address, expected a file; addresses are not fetched: download the picture"
-        in refusal(address)
+        "a.example/b.png: found a web address, expected a file; have addresses fetched (" in message
     )
+    assert "secret" not in message and "key" not in message
 
 
-def test_data_urls_are_refused_without_repeating_them():
-    message = refusal("data:image/png;base64," + "A" * 5000)
-    assert "found a data URL" in message
-    assert len(message) < 150
+def data_url(data: bytes) -> str:
+    return "data:image/png;base64," + base64.b64encode(data).decode()
+
+
+def test_a_data_url_is_the_picture_that_it_holds(png):
+    url = data_url(png.read_bytes())
+    wrapped = url[:60] + "\n" + url[60:]
+    for source in (url, wrapped, url.replace("image/png", "text/plain")):
+        assert np.array_equal(load_image(source).pixels, PIXELS)
+
+
+def test_data_urls_are_refused_without_repeating_them(png):
+    url = data_url(png.read_bytes() * 100)
+    many = {
+        url[:-9] + "-": "not base64",
+        url.replace(";base64", ""): "not of the form data:TYPE;base64,...",
+        data_url(b"no picture"): "found plain text",
+        "data:": "not of the form",
+    }
+    for wrong, told in many.items():
+        message = refusal(wrong, unnamed="image 2")
+        assert message.startswith("image 2: found") and told in message
+        assert len(message) < 200
+    few = ImageLimits(max_bytes=1000)
+    assert "a data URL of some" in refusal(url, few) and "at most 1,000;" in refusal(url, few)
+
+
+@pytest.mark.parametrize("first", ["iVBORw0KGgo", "/9j/4AAQSkZJRg"], ids=["PNG", "JPEG"])
+def test_base64_given_for_a_path_is_told_in_few_words(first):
+    message = refusal(first + "A" * 1_000_000)
+    assert f"found {len(first) + 1_000_000:,} characters of base64, expected a path" in message
+    assert "base64.b64decode(...)" in message and len(message) < 250
+    assert refusal((first + "A" * 70 + "\n") * 10).startswith(first[:8])
+
+
+def test_a_name_is_told_without_its_middle():
+    message = refusal("x" * 1_000_000 + ".png")
+    assert len(message) < 350 and "xxx...xxx" in message and ".png: found" in message
+    assert "no-such-folder/a.png: found no such file" in refusal("no-such-folder/a.png")
+
+
+def test_a_home_folder_may_be_written_as_in_a_shell(png, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert load_image("~/a picture.png").size == load_image(Path("~/a picture.png")).size == (7, 5)
+    (tmp_path / "~x.png").write_bytes(png.read_bytes())
+    assert load_image("~x.png").size == (7, 5), "a file may be called so"
+    assert "~nobody/x.png: found no such file" in refusal("~nobody/x.png")
 
 
 def test_paths_that_lead_nowhere(png, tmp_path):

@@ -180,7 +180,7 @@ def test_a_video_alone_is_a_question_and_a_part_needs_its_source(demo: Model, cl
     *_, last = demo.service.submit(alone, max_tokens=2)
     assert [f.index for f in last.answer.receipt.videos[0].frames] == [0, 12, 24, 36]
     assert written(demo, last.answer).count("Frame at") == 4
-    with pytest.raises(PromptError, match="found a part of type 'video'"):
+    with pytest.raises(PromptError, match="a part of type 'video' has no 'video'"):
         demo.service.submit([{"role": "user", "content": [{"type": "video"}]}])
 
 

@@ -10,9 +10,10 @@ import pytest
 from fake_service import FakeService
 from serving import client_for, image_part, png, post_chat
 
+from mtmd.prompt.urls import fetch
+from mtmd.prompt.urls.fetch import check_url, is_public
 from mtmd.web.errors import ApiError
-from mtmd.web.intake import fetch
-from mtmd.web.intake.fetch import Fetcher, check_url, is_public
+from mtmd.web.intake.fetch import Fetcher
 
 PICTURE = png(30, 20)
 PRIVATE = [

@@ -1,0 +1,94 @@
+"""Messages as other libraries and OpenAI's interface write them, in this package's own form: a
+picture as {"type": "image", "image": source}, a video as {"type": "video", "video": source}.
+
+Of the Python API's callers alone, who may name files; nothing that a server is sent comes here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mtmd.kernels.errors import PromptError
+from mtmd.prompt.video_input import is_video
+
+_TEXT = ("text", "input_text", "output_text")  # the last two: OpenAI's Responses
+_KINDS = {
+    "image": "image",
+    "image_url": "image",
+    "input_image": "image",
+    "video": "video",
+    "video_url": "video",
+    "input_video": "video",
+}
+
+
+def in_own_form(messages: Sequence[Any]) -> list[Any]:
+    """The messages with every picture and video where this package has it. Takes image_url,
+    video_url and the types of OpenAI's Responses, and beside the types "image" and "video" the
+    source as "url", "path" or "base64", as transformers has it. What is no such message or part
+    stays, for whoever checks them.
+    """
+    return [_with_parts(message, _in_own_form) for message in messages]
+
+
+def filled(messages: Sequence[Any], images: Sequence[Any]) -> list[Any]:
+    """The messages, in own form, with `images` in the places of {"type": "image"} without a source
+    (and of {"type": "video"}), in order. Raises PromptError for another number of them.
+    """
+    places = sum(
+        _is_place(part)
+        for message in messages
+        if isinstance(message, Mapping) and isinstance(message.get("content"), (list, tuple))
+        for part in message["content"]
+    )
+    if places != len(images):
+        raise PromptError(
+            f"image: found {len(images)} beside messages with {places or 'no'} "
+            f"{'place' if places == 1 else 'places'} for them, expected as many; write "
+            '{"type": "image"} where each belongs'
+        )
+    left = iter(images)
+
+    def fill(part: Any) -> Any:
+        if not _is_place(part):
+            return part
+        source = next(left)
+        kind = "video" if is_video(source) else "image"
+        return {**part, "type": kind, kind: source}
+
+    return [_with_parts(message, fill) for message in messages]
+
+
+def _with_parts(message: Any, change: Any) -> Any:
+    content = message.get("content") if isinstance(message, Mapping) else None
+    if not isinstance(content, (list, tuple)):
+        return message
+    return {**message, "content": [change(part) for part in content]}
+
+
+def _is_place(part: Any) -> bool:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    return isinstance(kind, str) and kind in ("image", "video") and kind not in part
+
+
+def _in_own_form(part: Any) -> Any:
+    given = part.get("type") if isinstance(part, Mapping) else None
+    if not isinstance(given, str):
+        return part
+    if given in _TEXT:
+        return {**part, "type": "text"}
+    kind = _KINDS.get(given)
+    if kind is None or part.get(kind) is not None:
+        return part if kind is None else {**part, "type": kind}
+    if isinstance(part.get("base64"), str):
+        rest = {k: v for k, v in part.items() if k not in ("base64", kind)}
+        return {**rest, "type": kind, kind: f"data:;base64,{part['base64']}"}
+    for name in (f"{kind}_url", "url", "path"):
+        value = part.get(name)
+        # OpenAI's has {"url": ..., "detail": ...} in it
+        inner = value if isinstance(value, Mapping) else {"url": value}
+        if inner.get("url") is not None:
+            rest = {k: v for k, v in {**part, **inner}.items() if k not in (name, "url", kind)}
+            return {**rest, "type": kind, kind: inner["url"]}
+    return part

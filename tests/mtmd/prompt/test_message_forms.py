@@ -1,0 +1,99 @@
+"""Messages that run with other libraries run here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mtmd.kernels.errors import PromptError
+from mtmd.prompt.conversation import asked, read_conversation
+from mtmd.prompt.message_forms import in_own_form
+
+RED = np.full((4, 6, 3), (255, 0, 0), np.uint8)
+BLUE = np.full((2, 3, 3), (0, 0, 255), np.uint8)
+HOLE = {"type": "image"}
+
+
+def user(*content: Any) -> list[Any]:
+    return [{"role": "user", "content": [*content]}]
+
+
+def text(said: str) -> dict[str, str]:
+    return {"type": "text", "text": said}
+
+
+@pytest.mark.parametrize(
+    ("part", "own"),
+    [
+        ({"type": "image_url", "image_url": {"url": "a.png"}}, ("image", "a.png")),
+        ({"type": "image_url", "image_url": "a.png"}, ("image", "a.png")),
+        ({"type": "input_image", "image_url": "a.png"}, ("image", "a.png")),
+        ({"type": "image", "url": "a.png"}, ("image", "a.png")),
+        ({"type": "image", "path": "a.png"}, ("image", "a.png")),
+        ({"type": "image", "base64": "iVBO"}, ("image", "data:;base64,iVBO")),
+        ({"type": "image", "image": None, "url": "a.png"}, ("image", "a.png")),
+        ({"type": "video", "url": "a.mp4"}, ("video", "a.mp4")),
+        ({"type": "video_url", "video_url": {"url": "a.mp4"}}, ("video", "a.mp4")),
+        ({"type": "input_text", "text": "x"}, ("text", "x")),
+    ],
+    ids=lambda value: str(value),
+)
+def test_parts_as_others_write_them(part: dict[str, Any], own: tuple[str, str]) -> None:
+    assert in_own_form(user(part)) == user({"type": own[0], own[0]: own[1]})
+
+
+def test_what_stands_beside_a_source_stays() -> None:
+    seen = {"type": "image_url", "image_url": {"url": "a.png", "detail": "low"}}
+    clip = {"type": "video", "path": "a.mp4", "fps": 2}
+    assert in_own_form(user(seen, clip)) == user(
+        {"type": "image", "image": "a.png", "detail": "low"},
+        {"type": "video", "video": "a.mp4", "fps": 2},
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked_for", "closest"),
+    [((), "auto"), (("low",), "low"), (("low", None), "auto"), (("low", "high"), "high")],
+    ids=str,
+)
+def test_the_closest_look_is_asked_for(asked_for: tuple[Any, ...], closest: str) -> None:
+    parts = [{"type": "image", "image": RED, "detail": detail} for detail in asked_for]
+    assert read_conversation(user(text("x"), *parts), str).detail == closest
+
+
+@pytest.mark.parametrize(
+    "strange",
+    [3, None, "x", {"role": "user"}, {"role": "user", "content": [3, {"type": []}]}],
+    ids=str,
+)
+def test_what_is_no_message_is_left_to_who_checks_it(strange: Any) -> None:
+    assert in_own_form([strange]) == [strange]
+
+
+def test_pictures_beside_messages_take_their_places() -> None:
+    messages = [
+        *user(HOLE, text("a")),
+        {"role": "assistant", "content": "b"},
+        *user(text("c"), HOLE),
+    ]
+    found = read_conversation(asked([RED, BLUE], None, messages), str)
+    assert [picture.size for picture in found.pictures] == [(6, 4), (3, 2)]
+    assert [p["type"] for p in found.messages[2]["content"]] == ["text", "image"]
+    assert asked(RED, None, user(HOLE))[0]["content"][0]["image"] is RED
+    assert messages[0]["content"][0] == HOLE, "what was given is left as it is"
+
+
+@pytest.mark.parametrize(
+    ("images", "holes", "told"),
+    [
+        ([RED, BLUE], [HOLE], "found 2 beside messages with 1 place for them, expected as many"),
+        (RED, [], "found 1 beside messages with no places for them"),
+        ([RED], [HOLE, HOLE], "found 1 beside messages with 2 places"),
+    ],
+    ids=["too many", "no place", "too few"],
+)
+def test_another_number_of_pictures_than_places(images: Any, holes: list[Any], told: str) -> None:
+    with pytest.raises(PromptError, match=told):
+        asked(images, None, user(*holes, text("x")))
