@@ -64,10 +64,12 @@ class Sampling:
 
     @property
     def without_effect(self) -> tuple[str, ...]:
-        """The options that were given for drawing tokens, where none are drawn."""
+        """The options that were given for drawing tokens, where none are drawn. A seed is not one:
+        who gives it wants the same answer again, and gets it.
+        """
         if self.temperature:
             return ()
-        off = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": None}
+        off = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
         return tuple(name for name, value in off.items() if getattr(self, name) != value)
 
 
