@@ -20,6 +20,7 @@ from mtmd.kernels.errors import OptionError
 from mtmd.kernels.isolation import places
 from mtmd.prompt.urls.fetch import MOST_REDIRECTS
 from mtmd.service import many
+from mtmd.service.measures import prepare_ahead
 from mtmd.web import server
 from mtmd.web.api import embedding_requests as vectors
 from mtmd.web.connections.parser import SHORT_BODY
@@ -121,7 +122,14 @@ P, V = DEFAULT_LIMITS, VIDEO_LIMITS
         ),
         ("parts of one", [f"{PARTS_MAX:,}"]),
         ("answered at once", [f"{most_of('parallel'):,} ({default_of('parallel')} unless"]),
-        ("read ahead", [f"{many.AHEAD} more", f"{many.WAITING} times"]),
+        (
+            "prepared ahead",
+            [
+                f"{prepare_ahead.LEAST} to {prepare_ahead.MOST} more",
+                f"{prepare_ahead.MOST_BYTES >> 30} GiB",
+                f"{many.WAITING} times",
+            ],
+        ),
         ("pictures of one `--out`", [f"{units.ITEMS_MOST:,}"]),
         ("rows of a file", [f"{command.MOST['unit']:,} (at most {units.UNIT_MOST} unless"]),
         ("actors \\(", [f"{command.MOST['actors']:,}"]),
