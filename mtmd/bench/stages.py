@@ -16,11 +16,11 @@ from typing import Any
 import torch
 
 from mtmd import __version__
-from mtmd.bench.ceilings import RUNS, Ceilings
 from mtmd.bench.measure import Sample, busy, resident_bytes
 from mtmd.bench.report import AXES, Machine, OpRow, Point, PredictedMemory, Report, Stage
 from mtmd.bench.subject import OpCost, Prefilled, Subject, Work
 from mtmd.config import LoadOptions
+from mtmd.kernels.report.ceilings import RUNS, Ceilings
 from mtmd.kernels.resources.threads import asked_threads
 from mtmd.model import Model
 

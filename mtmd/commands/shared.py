@@ -471,4 +471,4 @@ def settle_threads(asked: int | None, models: Sequence[Any]) -> None:
     from mtmd.kernels.resources.threads import ask_threads
 
     if asked is None and all(model.checkpoint.weight_bytes < SMALL_BYTES for model in models):
-        ask_threads(1)
+        ask_threads(1, "as the model is very small")

@@ -9,7 +9,7 @@ from typing import Any
 
 from mtmd import WarmupReport
 from mtmd.loading import DEMO_NAME
-from mtmd.service.measures.decode_speed import DecodeSpeed
+from mtmd.service.measures.decode_speed import DecodeSpeed, hindrances
 
 FAST, SLOWER, WRONG = "fast", "slower", "wrong"
 WORDS = {
@@ -58,6 +58,10 @@ def verdict(report: WarmupReport, fault: str | None, speed: DecodeSpeed | None =
         *_refused(report),
         *_moved(report),
         *_dequantized(report),
+        *(
+            Finding(f"{what.capitalize()}.", f"{do.capitalize()}.")
+            for what, do in hindrances(report)
+        ),
     ]
     state = WRONG if wrong else SLOWER if slower else FAST
     title = WORDS[state] if report.checks or state != FAST else UNMEASURED

@@ -11,7 +11,7 @@ QUICK = ("--rounds", 1, "--decode", 2, "--context", "8", "--threads", "1")
 @pytest.fixture(autouse=True)
 def small_ceilings(monkeypatch):
     """Measuring what the machine can do takes longer than the model."""
-    from mtmd.bench import ceilings
+    from mtmd.kernels.report import ceilings
 
     monkeypatch.setattr(ceilings, "READ_BYTES", {"cpu": 1 << 20})
     monkeypatch.setattr(ceilings, "SIDE", {"cpu": 64})
