@@ -60,8 +60,8 @@ def _ways_out(report: Prediction) -> Iterator[str]:
         yield f"--parallel {report.most_answers}: so many answers at once fit"
     if not report.longest_context and not report.most_answers:
         yield (
-            "a file of fewer bits a weight, Q4_K_M (with --random-weights: --weights Q4_K_M), if it "
-            "is none yet"
+            "a file of fewer bits a weight, Q4_K_M (with --random-weights: --weights Q4_K_M), if "
+            "it is none yet"
         )
     yield "`mtmd fit` says in which other ways it would: several cards, the CPU's memory beside"
 
@@ -284,7 +284,7 @@ def _resources(k: CompiledKernel) -> tuple[object, ...]:
     return k.kernel, k.head, k.registers, k.shared_bytes, k.spill_bytes, k.instruction
 
 
-def _notes(report: Prediction) -> Iterator[str]:
+def _notes(_: Prediction) -> Iterator[str]:
     yield from _wrapped(
         "Times are the larger of the device's (bytes, FLOPs and launches of the plan over the "
         "published rates) and the host's (one launch after another), with parts of those rates "
