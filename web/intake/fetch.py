@@ -26,6 +26,7 @@ from mtmd import ImageError
 from mtmd.prompt.load_image import picture_format
 from mtmd.prompt.video_input import video_format
 from mtmd.web.errors import ApiError
+from mtmd.web.intake.fetch_log import tell_operator
 
 Address: TypeAlias = "ipaddress.IPv4Address | ipaddress.IPv6Address"
 
@@ -104,6 +105,7 @@ class Fetcher:
             code = "invalid_video" if video else "invalid_image"
             raise ApiError(400, f"{place}: {error}", param=place, code=code) from error
         except (_Denied, OSError, http.client.HTTPException, ValueError) as error:
+            tell_operator(place, url, error)
             raise ApiError(
                 400,
                 f"{place}: the {what} could not be fetched: only public http and https addresses "
