@@ -95,6 +95,7 @@ class _Series:
     ms: list[float] = field(default_factory=list)
     peaks: list[tuple[int, int]] = field(default_factory=list)
     patches: int = 0
+    tiles: int = 0
     added: int | None = None
 
 
@@ -181,6 +182,7 @@ class _Bench:
                 continue
             plans = subject.prepare(point.resolution, point.images)
             series.patches = subject.patches(plans)
+            series.tiles = sum(len(plan.tiles) for plan in plans)
             if (point.threads, point.load) == (base.threads, base.load):
                 peaks: list[tuple[int, int]] = []
                 subject.give_back()
@@ -285,6 +287,7 @@ class _Bench:
                 max((most for most, _ in s.peaks), default=None),
                 s.added,
                 s.patches,
+                s.tiles,
             )
             for (name, point), s in self.series.items()
         )
