@@ -30,7 +30,7 @@ from mtmd.llm.tokenizer.tokenizer import Tokenizer
 TABLE = Path(__file__).parent / "shapes.json"
 END = "<|end|>"
 SAME_SHAPE = frozenset(  # parts of names on the hub that make no other shape
-    ("it", "pt", "instruct", "thinking", "base", "chat", "hf", "ov", "qwen2")
+    ("it", "pt", "instruct", "thinking", "base", "chat", "hf", "ov")
 )
 LEAST_VOCABULARY = 512  # the stand-in's bytes and control tokens
 LOOKED_AT = 1024  # pixels a side of the picture whose text tells the control tokens
@@ -87,7 +87,7 @@ def read_shape(shape: str) -> tuple[str, Settings, Settings]:
     if not isinstance(shape, str) or not shape:
         refuse("random_weights", shape, "a config.json, or a name")
     known, path = _table(), Path(shape).expanduser()
-    name = shape if shape in known or path.exists() else _short_name(shape)
+    name = shape if shape in known or path.exists() else _short_name(shape, known)
     if name in known:
         result = known[name]
         return (
@@ -106,10 +106,11 @@ def read_shape(shape: str) -> tuple[str, Settings, Settings]:
     return name, Settings(read_json(file), file.name), _image_settings(file.parent)
 
 
-def _short_name(name: str) -> str:
+def _short_name(name: str, known: Mapping[str, Mapping[str, Any]]) -> str:
     """Of a model as the hub calls it: google/gemma-3-4b-it is gemma-3-4b."""
     parts = name.rpartition("/")[2].lower().split("-")
-    return "-".join(part for part in parts if part not in SAME_SHAPE)
+    short = "-".join(part for part in parts if part not in SAME_SHAPE)
+    return next((name for name, shape in known.items() if shape.get("hub") == short), short)
 
 
 def _image_settings(folder: Path) -> Settings:
