@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from mtmd.kernels.report.ceilings import read_rate_of as read_rate_of
 from mtmd.kernels.report.warmup_report import WarmupReport
-from mtmd.kernels.report.why_slow import hindrances as hindrances
 from mtmd.kernels.report.why_slow import step_bytes as step_bytes
 
 
