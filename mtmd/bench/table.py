@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from mtmd.bench.report import AXIS_MEANING, STAGE_MEANING, Report, Stage, growths, many
 from mtmd.kernels.dtype import mib
@@ -86,9 +86,15 @@ def render_table(report: Report) -> str:
                 ],
             ),
         ]
-    if shares := [row.share for row in (*report.at_base(), *report.ops) if row.share]:
+    shares = [share for share in _shares(report) if share]
+    if shares:
         parts += ["", f"of roofline: {ROOFLINE}" + (f"; {CACHES}" if max(shares) > 1 else "")]
     return "\n".join(parts)
+
+
+def _shares(report: Report) -> Iterator[float | None]:
+    yield from (stage.share for stage in report.at_base())
+    yield from (row.share for row in report.ops)
 
 
 def _seen(report: Report) -> str:

@@ -75,8 +75,8 @@ def read_sources(
             empty.append(error)
     if not sources and empty:
         raise empty[0]
-    for error in empty:
-        tell(str(error))
+    for nothing in empty:
+        tell(str(nothing))
     sources = list({source.model: source for source in sources}.values())
     if len(sources) > MOST:
         raise _too_many("")
