@@ -7,7 +7,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +112,6 @@ def run(args: argparse.Namespace) -> int:
     from mtmd.batch.resuming import what_is_left
     from mtmd.config import AnswerOptions, LoadOptions, options
     from mtmd.kernels.errors import DeviceError, OptionError
-    from mtmd.prompt.picture_paths import check_paths
 
     cluster.check(args)
     if args.ray is not None:
@@ -123,8 +122,10 @@ def run(args: argparse.Namespace) -> int:
     settings = options(AnswerOptions, answer_options(args))
     found = find_inputs(args.images, args.list)
     inputs = list(found.inputs)
-    frames = frame_request(args)
     output = open_output(args.out, args.resume or args.retry_failed)
+    if not output.known:
+        _check_any(inputs)
+    frames = frame_request(args)
     before = AskedBefore(
         args.out,
         asked(
@@ -149,8 +150,7 @@ def run(args: argparse.Namespace) -> int:
     if not left:
         text.tell(args.out)
         return text.code
-    if not any(Path(one.path).exists() for one in left):
-        check_paths(one.path for one in left)
+    _check_any(left)
     model = load_from(args)
     from tqdm import tqdm
 
@@ -187,6 +187,14 @@ def run(args: argparse.Namespace) -> int:
         output.close()
         text.tell(args.out)
     return text.code
+
+
+def _check_any(inputs: Sequence[Any]) -> None:
+    """Raises ImageError where there is none of them."""
+    from mtmd.prompt.picture_paths import check_paths
+
+    if not any(Path(one.path).exists() for one in inputs):
+        check_paths(one.path for one in inputs)
 
 
 def _in_parts(inputs: list[Any], args: argparse.Namespace) -> list[Any]:
