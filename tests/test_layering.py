@@ -89,7 +89,7 @@ ORDER = {
         ("__main__",),
     ),
     "web": (
-        ("keys",),
+        ("keys", "mistakes"),
         ("errors", "settings", "sse", "store", "served_model", "telemetry"),
         ("waiting",),  # answers, and connections, without a thread
         ("auth", "headers", "intake", "connections"),  # what may come in

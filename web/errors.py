@@ -27,6 +27,7 @@ from mtmd import (
 )
 from mtmd.service.turns import LeftError
 from mtmd.tracebacks import traceback_text
+from mtmd.web.mistakes import words
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
@@ -180,11 +181,11 @@ def invalid(error: ValidationError) -> ApiError:
     """
     if (count := error.error_count()) > MOST_MISTAKES:  # each would be built to tell the first
         return ApiError(400, f"found {count:,} fields that are wrong or not known here")
-    first = error.errors(include_url=False, include_input=False)[0]
+    first = error.errors(include_url=False)[0]
     context = first.get("ctx", {})
     param = context.get("param") or _place(first["loc"])
     message = (
-        first["msg"]
+        words(first, re.split(r"[.\[]", param)[-1])
         if first["type"] != "json_invalid"
         else f"the body is not JSON: {context.get('error', 'it cannot be read')}"
     )
@@ -207,7 +208,13 @@ def register(app: Flask) -> None:
             error.__traceback__ = error.__context__ = None
         if isinstance(error, NotFound) and _is_for_a_person():
             return render_template("missing.html"), 404
-        return response(as_api_error(error, g.get("request_id", "req")))
+        refused = as_api_error(error, g.get("request_id", "req"))
+        if request.url_rule is None and request.path.startswith(
+            "/api/"
+        ):  # of Ollama's, or nobody's
+            body = json.dumps(in_ollamas_form(refused))
+            return Response(body, refused.status, refused.headers, mimetype="application/json")
+        return response(refused)
 
 
 def _is_for_a_person() -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mtmd import WarmupReport
+from mtmd.checkpoint.hub import DEMO_NAMES
 
 if TYPE_CHECKING:
     from mtmd import Service
@@ -42,11 +43,16 @@ class ServedModel:
 
     def answers_to(self, name: str | None) -> bool:
         """Whether a request may call it so; None for one that names no model."""
-        return name is None or self._any_name or name in self.names
+        return name is None or self._any_name or name in self.names or self._is_demo(name)
 
     def called(self, name: str | None) -> str:
         """The name in an answer: the one of its names that was asked for, or its own."""
-        return name if name is not None and name in self.names else self.name
+        is_known = name is not None and (name in self.names or self._is_demo(name))
+        return name if is_known and name is not None else self.name
+
+    def _is_demo(self, name: str) -> bool:
+        """The demo model has two names, of which either is as good."""
+        return {name, self.name} <= DEMO_NAMES
 
     @property
     def context(self) -> int:

@@ -11,7 +11,6 @@ picture beyond decoding here, and a process, so who decodes his own pictures doe
 from __future__ import annotations
 
 import json
-import os
 from functools import lru_cache, partial
 from typing import Any
 
@@ -33,8 +32,9 @@ from mtmd.kernels.errors import ImageError
 from mtmd.kernels.isolation.channel import Channel
 from mtmd.kernels.isolation.fork_server import ForkServer, Worker, WorkerFailed
 from mtmd.kernels.isolation.limits import Limits
+from mtmd.kernels.resources.cores import usable_cores
 
-AT_ONCE = max(2, os.cpu_count() or 1)
+AT_ONCE = max(2, usable_cores().usable)
 CPU_S, CPU_S_A_PIXEL = 2.0, 20 / 128e6
 MEMORY_BYTES, MEMORY_BYTES_A_PIXEL = 96 << 20, 20
 PAGE_CPU_S, PAGE_MEMORY_BYTES = 8.0, 512 << 20

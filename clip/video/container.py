@@ -34,6 +34,7 @@ from mtmd.clip.video.signatures import NAMES
 from mtmd.clip.video.video import Part, VideoFacts
 from mtmd.kernels.errors import VideoError
 from mtmd.kernels.extras import install_command
+from mtmd.kernels.resources.cores import usable_cores
 
 if TYPE_CHECKING:
     from av.container import InputContainer
@@ -57,7 +58,7 @@ SCAN_BYTES = 1 << 30
 AHEAD = 8  # frames that are decoded sooner than a key frame is looked for
 UNKNOWN_AHEAD_S = 10.0  # the same where nobody knows where key frames are
 BAD_PACKETS = 256  # in a row, after which a stream is given up
-THREADS = min(4, os.cpu_count() or 1)
+THREADS = min(4, usable_cores().usable)
 DEFAULT_FPS = 25.0
 _PLACE = np.dtype([("stamp", np.float64), ("key", np.bool_)])
 """Of a frame in a file."""

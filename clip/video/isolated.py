@@ -33,8 +33,9 @@ from mtmd.kernels.errors import OptionError, VideoError
 from mtmd.kernels.isolation.channel import Channel
 from mtmd.kernels.isolation.fork_server import ForkServer, Worker, WorkerFailed
 from mtmd.kernels.isolation.limits import Limits, address_space, allow_memory
+from mtmd.kernels.resources.cores import usable_cores
 
-AT_ONCE = max(2, (os.cpu_count() or 1) // 2)
+AT_ONCE = max(2, usable_cores().usable // 2)
 MEMORY_BYTES = (256 << 20) + THREADS * (160 << 20)  # threads set room aside that they do not use
 MEMORY_BYTES_A_PIXEL = 80  # 16 frames of reference and one for each thread, of up to 3 bytes
 _MESSAGE_BYTES = 1 << 16

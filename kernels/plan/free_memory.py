@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 
 from mtmd.kernels.backends.backend import Backend
+from mtmd.kernels.resources.control_groups import CGROUP, PROC, groups, text_of
 
 KEPT_S = 0.05  # an answer may be this old: it is asked for with every batch
-PROC, CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
 _known: dict[torch.device, tuple[float, int | None]] = {}
 
 
@@ -61,41 +61,28 @@ def system_bytes(proc: Path, cgroup: Path) -> int | None:
 
 
 def _group_bytes(proc: Path, cgroup: Path, enough: int) -> Iterator[int]:
-    """What each control group that this process is in has left (cgroups(7), versions 1 and 2),
-    where that is less than `enough`.
-    """
-    for line in _text(proc / "self" / "cgroup").splitlines():
-        number, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if number == "0":
-            root, most, used, total = cgroup, "memory.max", "memory.current", ""
-        elif "memory" in controllers.split(","):
-            root, most, used, total = (
-                cgroup / "memory",
-                "memory.limit_in_bytes",
-                "memory.usage_in_bytes",
-                "total_",
+    """What each control group that this process is in has left, if less than `enough`."""
+    for version, folder in groups(proc, cgroup, "memory"):
+        most, used, total = (
+            ("memory.max", "memory.current", "")
+            if version == 2
+            else ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
+        )
+        limit, taken = _number(folder / most), _number(folder / used)
+        if limit is not None and taken is not None and limit - taken < enough:
+            # The files that the group has in memory can be dropped.
+            dropped = (
+                _number(folder / "memory.stat", f"{total}{kind}") or 0
+                for kind in ("inactive_file", "active_file")
             )
-        else:
-            continue
-        inner = Path(path.lstrip("/"))
-        # A limit further up holds too; inside a container, "/" is its own.
-        for folder in (root / part for part in (inner, *inner.parents)):
-            limit, taken = _number(folder / most), _number(folder / used)
-            if limit is not None and taken is not None and limit - taken < enough:
-                # The files that the group has in memory can be dropped.
-                dropped = (
-                    _number(folder / "memory.stat", f"{total}{kind}") or 0
-                    for kind in ("inactive_file", "active_file")
-                )
-                yield limit - taken + sum(dropped)
+            yield limit - taken + sum(dropped)
 
 
 def _number(file: Path, key: str = "") -> int | None:
     """The number after `key` in the first line that begins with it, without a key the file's only
     one; None where there is none.
     """
-    for line in _text(file).splitlines():
+    for line in text_of(file).splitlines():
         words = line.split()
         if key and words[:1] == [key]:
             words = words[1:]
@@ -103,10 +90,3 @@ def _number(file: Path, key: str = "") -> int | None:
             continue
         return int(words[0]) if words and words[0].isdigit() else None
     return None
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text()
-    except OSError:
-        return ""

@@ -15,6 +15,7 @@ from mtmd.kernels.ops import OPS
 from mtmd.kernels.plan.executor import Executor, Residency
 from mtmd.kernels.plan.scheduler import Plan
 from mtmd.kernels.report.facts import Check, NativeRun, op_times
+from mtmd.kernels.resources.threads import why_threads
 
 LIMITS = {
     torch.float32: 1e-9,
@@ -95,6 +96,7 @@ def _native(executor: Executor, batch: Any, dtype: torch.dtype) -> NativeRun:
         stats.folder,
         choice.best,
         tuple((count, seconds * 1e3) for count, seconds in choice.seconds.items()),
+        why_threads() or ("all there are" if choice.best == choice.counts[0] else ""),
     )
 
 

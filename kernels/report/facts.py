@@ -18,6 +18,7 @@ from mtmd.kernels.ops import OPS
 from mtmd.kernels.plan.flash_choice import FlashChoice
 from mtmd.kernels.plan.scheduler import Plan, Refusal
 from mtmd.kernels.plan.steps import NativeFacts
+from mtmd.kernels.report.machine import MachineFacts
 
 FLASH = ("attention", "paged_attention")
 OPERANDS = {"attention": ("q", "k", "v", "mask", "bounds")}
@@ -61,7 +62,8 @@ class CopyFact:
 class NativeRun:
     """A run as programs beside one node by node: NMSE of the results, and what was made ready in
     this process up to now. `folder`, where machine code is kept, is None where none can be. It
-    runs with so many `threads`; `tried` are (threads, ms) of those that were measured to choose.
+    runs with so many `threads`; `tried` are (threads, ms) of those that were measured to choose,
+    and `why` says why where nothing was to be chosen.
     """
 
     error: float
@@ -73,6 +75,7 @@ class NativeRun:
     folder: str | None
     threads: int
     tried: tuple[tuple[int, float], ...]
+    why: str = ""
 
 
 @dataclass(frozen=True)
@@ -268,6 +271,12 @@ class Check:
     native: NativeRun | None = None
 
     @property
+    def best_ms(self) -> float:
+        """With the number of threads that was found to be the best."""
+        tried = self.native.tried if self.native else ()
+        return min([self.steady_ms, *(ms for _, ms in tried)])
+
+    @property
     def failed(self) -> tuple[str, ...]:
         """What is wrong with the results, empty if nothing."""
         bad = [
@@ -408,6 +417,7 @@ class WarmupFacts:
     vision_attention: VisionAttentionFacts | None = None
     preprocessing: PreprocessingFacts | None = None
     untried: tuple[tuple[str, int], ...] = ()
+    machine: MachineFacts | None = None
 
     @property
     def devices(self) -> tuple[str, ...]:

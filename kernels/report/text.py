@@ -15,6 +15,7 @@ from mtmd.kernels.report.facts import (
     RefusedOp,
     WarmupFacts,
 )
+from mtmd.kernels.report.why_slow import hindrances, reached
 
 RULE = "*" * 100
 SHOWN = 12  # copies of one graph that are listed by name
@@ -377,6 +378,11 @@ def _checks(report: WarmupFacts, wide: bool) -> Iterator[str]:
             f"{check.graph}: {check.what}: first run {check.first_ms:.1f} ms, steady "
             f"{check.steady_ms:.1f} ms"
         )
+        if check.native is not None and check.ops:
+            yield (
+                "    op by op, each by itself, as it is checked; as machine code the step takes "
+                f"{check.steady_ms:.1f} ms in all:"
+            )
         yield from _times(check) if wide else _few_times(check)
         yield (
             f"    against the reference in fp32, op by op (NMSE, at most {check.limit:.0e} "
@@ -391,9 +397,10 @@ def _checks(report: WarmupFacts, wide: bool) -> Iterator[str]:
                 f"others compiled in {native.compile_ms:.0f} ms"
             )
             tried = ", ".join(f"{count}: {ms:.2f} ms" for count, ms in native.tried)
+            why = f"measured: {tried}" if tried else native.why
             yield (
                 f"    decodes with {native.threads} thread{'s' if native.threads != 1 else ''}"
-                + (f", measured: {tried}" if tried else ", as asked")
+                + (f", {why}" if why else "")
             )
         for problem in check.failed:
             yield f"WARNING: {problem}"
@@ -420,12 +427,15 @@ def _few_times(check: Check) -> Iterator[str]:
 def _result(report: WarmupFacts) -> Iterator[str]:
     """What matters most: whether all is as it should be, how fast it is, and what would help."""
     yield from _verdict(report)
+    limits = reached(report)
     for check in report.checks:
         speed = f", {1e3 / check.steady_ms:,.0f} a second" if check.steady_ms else ""
-        yield f"  {check.graph}: {check.what} in {check.steady_ms:.1f} ms{speed}"
+        share = f"; {limits[check.graph]}" if check.graph in limits else ""
+        yield f"  {check.graph}: {check.what} in {check.steady_ms:.1f} ms{speed}{share}"
     if report.checks and not any(check.failed for check in report.checks):
         yield "  the results agree with the reference"
     yield from (f"  to do: {advice}" for advice in _advice(report))
+    yield from (f"  to do: {advice}" for _, advice in hindrances(report))
     yield ""
 
 
@@ -447,7 +457,11 @@ def _advice(report: WarmupFacts) -> Iterator[str]:
 
 def _verdict(report: WarmupFacts) -> Iterator[str]:
     if report.fully_accelerated:
-        yield f"result: everything runs on {', '.join(report.devices)} as intended"
+        slow = "; ".join(what for what, _ in hindrances(report))
+        yield (
+            f"result: everything runs on {', '.join(report.devices)} as intended"
+            + (f", and slower than it could: {slow}" if slow else "")
+        )
         return
     wrong = sum(r.count for r in report.refused)
     parts = [f"{wrong} node{'s' if wrong > 1 else ''} refused"] if wrong else []

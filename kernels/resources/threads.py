@@ -8,24 +8,45 @@ from dataclasses import dataclass
 
 import torch
 
+from mtmd.kernels.resources.cores import Cores, usable_cores
+
 
 @dataclass
 class _Asked:
     threads: int | None = None
     before: int | None = None  # torch's, before anybody asked
+    why: str = ""
 
 
 _asked = _Asked()
 
 
-def ask_threads(count: int | None) -> None:
+def ask_threads(count: int | None, why: str = "as asked") -> None:
     """So many, for the whole process: torch in this thread and those that begin with it from now
-    on, and machine code, which else finds out by itself how many are best. None: as before.
+    on, and machine code, which else finds out by itself how many are best. None: as before. `why`
+    is for people.
     """
     if _asked.before is None:
         _asked.before = torch.get_num_threads()
     torch.set_num_threads(count or _asked.before)
-    _asked.threads = count
+    _asked.threads, _asked.why = count, why if count else ""
+
+
+def settle_cores() -> Cores:
+    """Before a model is loaded. Where nobody asked for a number, there are no more threads than
+    have cores: torch knows which ones this process may run on, and not how much of their time it is
+    given.
+    """
+    cores = usable_cores()
+    if _asked.threads is None and torch.get_num_threads() > cores.usable:
+        torch.set_num_threads(cores.usable)
+        _asked.before = None  # whatever it was, it is more
+    return cores
+
+
+def why_threads() -> str:
+    """Why there are so many, "" where nobody has asked for a number."""
+    return _asked.why
 
 
 def asked_threads() -> int | None:

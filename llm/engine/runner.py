@@ -325,10 +325,16 @@ class Runner:
                 self.context,
             )
         if total >= self.context:
+            most = self.family.context
+            longer = (
+                f", or load the model with a longer context (--context, up to {most})"
+                if self.context < most
+                else ", which is all that the model was made for"
+            )
             raise ContextError(
                 f"the prompt takes {total} tokens, images included, and the context holds "
                 f"{self.context}, answer included; "
-                "shorten the prompt, use fewer images or raise the context",
+                f"shorten the prompt or use fewer images{longer}",
                 total,
                 self.context,
             )

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from mtmd.kernels.errors import OptionError
 
@@ -50,10 +50,20 @@ class Row:
 COLUMNS = tuple(f.name for f in fields(Row))
 
 
-class Output(Protocol):
-    """`known` are the pictures that have a row already, and whether that is an error."""
+class Before(NamedTuple):
+    """A row that is there: its digest, and its error if it is one."""
 
-    known: dict[str, bool]
+    sha256: bytes | None
+    error: str | None
+
+
+class Output(Protocol):
+    """`known` are the pictures that have a row already."""
+
+    known: dict[str, Before]
+
+    def forget(self, names: frozenset[str]) -> None:
+        """Rows that go when the first new one is written."""
 
     def append(self, row: Row) -> None:
         """Keep a row. It is on its way to the disk when this returns."""
@@ -153,23 +163,29 @@ class Appended:
     """A file of rows one after another."""
 
     def __init__(self, path: Path, resume: bool, form: Form):
-        self.known: dict[str, bool] = {}
+        self.known: dict[str, Before] = {}
         self._path, self._form = path, form
+        self._old = frozenset[str]()
         self._file: io.FileIO | None = None
         self._end = 0
         if path.exists():
             _check_resume(path, resume)
             self._read()
 
+    def forget(self, names: frozenset[str]) -> None:
+        self._old = names
+
     def append(self, row: Row) -> None:
         if self._file is None:
+            if self._old:
+                self._drop()
             self._file = self._path.open("r+b" if self._path.exists() else "xb", buffering=0)
             self._file.truncate(self._end)  # a row that was torn when the process was killed
             self._file.seek(self._end)
             if self._end == 0:
                 self._put(self._form.header)
         self._put(self._form.write(row))
-        self.known[row.image] = row.error is not None
+        self.known[row.image] = _before(row.sha256, row.error)
 
     def close(self) -> None:
         if self._file is not None:
@@ -185,6 +201,22 @@ class Appended:
         while data:
             data = data[self._file.write(data) or 0 :]
 
+    def _drop(self) -> None:
+        """What is to be forgotten. The file is whole at any time."""
+        made = self._path.with_name(self._path.name + ".new")
+        with self._path.open("rb") as file, self._path.open("rb") as copied, made.open("wb") as new:
+            new.write(copied.read(len(self._form.header)))
+            for end, row in self._form.read(file):
+                data = copied.read(end - copied.tell())
+                if str(row["image"]) not in self._old:
+                    new.write(data)
+            new.flush()
+            os.fsync(new.fileno())
+            self._end = new.tell()
+        made.replace(self._path)
+        for name in self._old:
+            del self.known[name]
+
     def _read(self) -> None:
         try:
             with self._path.open("rb") as file:
@@ -194,7 +226,7 @@ class Appended:
                 file.seek(0)
                 for end, row in self._form.read(file):
                     self._end = end
-                    self.known[str(row["image"])] = bool(row["error"])
+                    self.known[str(row["image"])] = _before(row["sha256"], row["error"])
         except (ValueError, KeyError, TypeError, csv.Error) as error:
             raise OptionError(
                 f"out {self._path}: found what `mtmd batch` did not write, expected its rows; name "
@@ -220,6 +252,9 @@ class Parquet:
                 _unpack(path, rows)
         self._rows_path, self._rows = rows, Appended(rows, resume, JsonForm())
         self.known = self._rows.known
+
+    def forget(self, names: frozenset[str]) -> None:
+        self._rows.forget(names)
 
     def append(self, row: Row) -> None:
         self._rows.append(row)
@@ -265,6 +300,11 @@ def _unpack(path: Path, rows: Path) -> None:
     finally:
         with suppress(FileNotFoundError):
             made.unlink()
+
+
+def _before(sha256: str | None, error: str | None) -> Before:
+    """Raises ValueError. In .csv, nothing is an empty text."""
+    return Before(bytes.fromhex(sha256) if sha256 else None, error or None)
 
 
 def _check_resume(path: Path, resume: bool) -> None:

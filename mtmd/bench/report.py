@@ -50,8 +50,8 @@ class Stage:
     """One stage at one point. `tokens` are those that one run reads or makes, 0 where none;
     `floor_ms` is what it takes at the machine's ceilings, None where nobody reckons it;
     `peak_bytes` the most memory held meanwhile, weights included, `added_bytes` what of it was not
-    held before, None where the system does not tell; `patches` are those of all tiles, 0 of other
-    stages than the encoder's.
+    held before, None where the system does not tell; `patches` are those of all `tiles`, both 0 of
+    other stages than the encoder's.
     """
 
     name: str
@@ -62,6 +62,7 @@ class Stage:
     peak_bytes: int | None
     added_bytes: int | None = None
     patches: int = 0
+    tiles: int = 0
 
     @property
     def tokens_per_s(self) -> float | None:

@@ -23,11 +23,15 @@ from mtmd.kernels.checkpoint.canonical import CanonicalWeights
 from mtmd.kernels.checkpoint.settings import Settings, read_json
 from mtmd.kernels.errors import ModelError, OptionError
 from mtmd.kernels.options import refuse
+from mtmd.kernels.spelling import did_you_mean
 from mtmd.llm.family import text_family
 from mtmd.llm.tokenizer.tokenizer import Tokenizer
 
 TABLE = Path(__file__).parent / "shapes.json"
 END = "<|end|>"
+SAME_SHAPE = frozenset(  # parts of names on the hub that make no other shape
+    ("it", "pt", "instruct", "thinking", "base", "chat", "hf", "ov")
+)
 LEAST_VOCABULARY = 512  # the stand-in's bytes and control tokens
 LOOKED_AT = 1024  # pixels a side of the picture whose text tells the control tokens
 CONTROL = re.compile(r"<[^<>\s]{1,40}>|\[[A-Z_]{2,40}\]")
@@ -82,23 +86,31 @@ def read_shape(shape: str) -> tuple[str, Settings, Settings]:
     """A name for people, the configuration and the image processor's settings."""
     if not isinstance(shape, str) or not shape:
         refuse("random_weights", shape, "a config.json, or a name")
-    known = _table()
-    if shape in known:
-        result = known[shape]
+    known, path = _table(), Path(shape).expanduser()
+    name = shape if shape in known or path.exists() else _short_name(shape, known)
+    if name in known:
+        result = known[name]
         return (
-            shape,
-            Settings(result["config"], shape),
-            Settings(result.get("image", {}), f"{shape}: image processor"),
+            name,
+            Settings(result["config"], name),
+            Settings(result.get("image", {}), f"{name}: image processor"),
         )
-    path = Path(shape).expanduser()
     if not path.exists():
+        near = did_you_mean(name, known)
         raise OptionError(
             f"random-weights {shape!r:.80}: expected a config.json, a folder with one, or one of "
-            f"{', '.join(known)}"
+            f"{', '.join(known)}{near}"
         )
     file = path / "config.json" if path.is_dir() else path
     name = file.resolve().parent.name if file.name == "config.json" else file.stem
     return name, Settings(read_json(file), file.name), _image_settings(file.parent)
+
+
+def _short_name(name: str, known: Mapping[str, Mapping[str, Any]]) -> str:
+    """Of a model as the hub calls it: google/gemma-3-4b-it is gemma-3-4b."""
+    parts = name.rpartition("/")[2].lower().split("-")
+    short = "-".join(part for part in parts if part not in SAME_SHAPE)
+    return next((name for name, shape in known.items() if shape.get("hub") == short), short)
 
 
 def _image_settings(folder: Path) -> Settings:

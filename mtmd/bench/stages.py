@@ -16,11 +16,11 @@ from typing import Any
 import torch
 
 from mtmd import __version__
-from mtmd.bench.ceilings import RUNS, Ceilings
 from mtmd.bench.measure import Sample, busy, resident_bytes
 from mtmd.bench.report import AXES, Machine, OpRow, Point, PredictedMemory, Report, Stage
 from mtmd.bench.subject import OpCost, Prefilled, Subject, Work
 from mtmd.config import LoadOptions
+from mtmd.kernels.report.ceilings import RUNS, Ceilings
 from mtmd.kernels.resources.threads import asked_threads
 from mtmd.model import Model
 
@@ -95,6 +95,7 @@ class _Series:
     ms: list[float] = field(default_factory=list)
     peaks: list[tuple[int, int]] = field(default_factory=list)
     patches: int = 0
+    tiles: int = 0
     added: int | None = None
 
 
@@ -181,6 +182,7 @@ class _Bench:
                 continue
             plans = subject.prepare(point.resolution, point.images)
             series.patches = subject.patches(plans)
+            series.tiles = sum(len(plan.tiles) for plan in plans)
             if (point.threads, point.load) == (base.threads, base.load):
                 peaks: list[tuple[int, int]] = []
                 subject.give_back()
@@ -285,6 +287,7 @@ class _Bench:
                 max((most for most, _ in s.peaks), default=None),
                 s.added,
                 s.patches,
+                s.tiles,
             )
             for (name, point), s in self.series.items()
         )

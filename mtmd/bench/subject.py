@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mtmd.bench.ceilings import Ceilings, measure_ceilings
 from mtmd.bench.forced import Forced
 from mtmd.bench.measure import HostPeak, resident_bytes
 from mtmd.bench.shapes import random_checkpoint
@@ -31,6 +30,7 @@ from mtmd.kernels.errors import OptionError
 from mtmd.kernels.graph import Node
 from mtmd.kernels.ops import OPS
 from mtmd.kernels.plan.scheduler import Plan
+from mtmd.kernels.report.ceilings import Ceilings, measure_ceilings
 from mtmd.kernels.resources.threads import ask_threads
 from mtmd.llm.batch import Batch
 from mtmd.llm.engine.engine import Engine, Prompt

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from mtmd.bench.report import AXIS_MEANING, STAGE_MEANING, Report, Stage, growths, many
 from mtmd.kernels.dtype import mib
 
 OPS_SHOWN = 8  # of each graph, those that take most time
+ROOFLINE = "100 % is as fast as the ceilings above allow, main memory's and that of products"
+CACHES = "more than that comes from the processor's caches"
 
 
 def render_table(report: Report) -> str:
@@ -21,8 +23,8 @@ def render_table(report: Report) -> str:
         f"{m.fp32_gflop_per_s:.0f} GFLOP/s",
         f"opened in {report.open_ms:.0f} ms, first pass {report.first_ms:.0f} ms; then "
         f"{many(report.rounds, 'round')}, decode in runs of {report.decode_tokens}",
-        f"base: {base.images} x {base.resolution} px, {base.context} tokens of text, batch "
-        f"{base.batch}{beside}",
+        f"base: {base.images} x {base.resolution} px{_seen(report)}, {base.context} tokens of "
+        f"text, batch {base.batch}{beside}",
         "",
         *_columns(
             ["stage", "median", "best", "worst", "tokens/s", "of roofline", "peak memory"],
@@ -84,7 +86,23 @@ def render_table(report: Report) -> str:
                 ],
             ),
         ]
+    shares = [share for share in _shares(report) if share]
+    if shares:
+        parts += ["", f"of roofline: {ROOFLINE}" + (f"; {CACHES}" if max(shares) > 1 else "")]
     return "\n".join(parts)
+
+
+def _shares(report: Report) -> Iterator[float | None]:
+    yield from (stage.share for stage in report.at_base())
+    yield from (row.share for row in report.ops)
+
+
+def _seen(report: Report) -> str:
+    """What pictures become, which is what an encode takes its time for."""
+    encode = next((s for s in report.at_base() if s.name == "encode"), None)
+    if encode is None:
+        return ""
+    return f" ({many(encode.tiles, 'tile')}, {many(encode.tokens, 'token')})"
 
 
 def _stage_row(stage: Stage) -> list[str]:

@@ -54,14 +54,29 @@ class Source:
         return self.bytes is not None
 
 
+class _EmptyError(ModelError):
+    """There is no model in it."""
+
+
 def read_sources(
     given: Sequence[str], tell: Callable[[str], None] = lambda _: None
 ) -> list[Source]:
     """Each of `given` is a folder of models, a checkpoint folder, a GGUF, `org/name[:TYPE]`,
     "demo", "cache", or several of these with commas between them. `tell` gets a line for what was
-    left out of a folder, and why. Raises ModelError, OptionError.
+    left out of a folder, and why, and for one of several that holds no model. Raises ModelError,
+    OptionError.
     """
-    sources = [s for item in given for text in _items(item) for s in _read(text, tell)]
+    words = [text for item in given for text in _items(item)]
+    sources, empty = list[Source](), list[_EmptyError]()
+    for text in words:
+        try:
+            sources += _read(text, tell)
+        except _EmptyError as error:
+            empty.append(error)
+    if not sources and empty:
+        raise empty[0]
+    for nothing in empty:
+        tell(str(nothing))
     sources = list({source.model: source for source in sources}.values())
     if len(sources) > MOST:
         raise _too_many("")
@@ -112,7 +127,7 @@ def _read(text: str, tell: Callable[[str], None]) -> list[Source]:
     if text == CACHE and not path.exists():
         found = [m for m in read_cache().models if m.whole]
         if not found:
-            raise ModelError("models: the cache is empty; `mtmd pull org/name` fetches one")
+            raise _EmptyError("models: the cache is empty; `mtmd pull org/name` fetches one")
         return [Source(m.name, m.name, m.bytes, m.kind) for m in found]
     if not check_name(text):
         return [Source(text, text, _cached_bytes(text), "")]
@@ -126,7 +141,7 @@ def _read(text: str, tell: Callable[[str], None]) -> list[Source]:
         raise _too_many(f" in {text}")
     left_out = scan.left_out()
     if not found_here:
-        raise ModelError(
+        raise _EmptyError(
             f"models: {text} holds no checkpoint and no GGUF; expected a folder with folders of "
             f"checkpoints, or GGUF files, in it{''.join(f' ({line})' for line in left_out)}"
         )

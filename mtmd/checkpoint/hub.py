@@ -25,6 +25,7 @@ WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
 DEMO = "demo"  # names the model that comes with the package, where no file is called so
 DEMO_NAME = "demo model"
+DEMO_NAMES = frozenset((DEMO, DEMO_NAME))
 DEFAULT_REVISION = "main"  # as huggingface_hub has it
 NOTHING = ["-"]  # names no file: the folder alone is asked for
 PROJECTOR_TYPES = ("BF16", "F16", "F32", "Q8_0")  # of several projectors, the first there is
@@ -72,7 +73,7 @@ def resolve_model(
 
 def is_demo(model: str | os.PathLike[str] | None) -> bool:
     """Whether the model that comes with the package is meant."""
-    return model is None or (model in (DEMO, DEMO_NAME) and not Path(model).exists())
+    return model is None or (model in DEMO_NAMES and not Path(model).exists())
 
 
 def check_name(model: str | os.PathLike[str]) -> bool:

@@ -69,10 +69,11 @@ def check(args: argparse.Namespace) -> None:
                     "it out, or say where Ray runs"
                 )
         return
-    for name, default in (("unordered", False), ("every", None)):
+    for name, default in (("unordered", False), ("every", None), ("retry_failed", False)):
         if getattr(args, name) != default:
             raise OptionError(
-                f"--{name}: found beside --ray, which has no use for it; leave one of them out"
+                f"--{name.replace('_', '-')}: found beside --ray, which has no use for it; leave "
+                "one of them out"
             )
     if args.split == "layer":
         raise OptionError(

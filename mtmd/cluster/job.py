@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from mtmd.batch.asked import asked, check_same
 from mtmd.batch.output import Row
 from mtmd.cluster.ends import Ends
 from mtmd.cluster.out.folder import WRITING, Folder
@@ -149,31 +150,19 @@ class Batches:
                 f"out {self.job.out}: found in {JOB} what was not written there ({error}), "
                 "expected what was asked; bring it back as it was, or name another folder"
             ) from error
-        for name, value in now.items():
-            if before.get(name) != value:
-                raise OptionError(
-                    f"out {self.job.out}: found rows with {name} {before.get(name)!r:.80}, now it "
-                    f"is {value!r:.80}; expected the same: name another folder"
-                )
+        check_same(self.job.out, before, now)
 
     def _asked(self) -> dict[str, Any]:
         """What makes rows what they are."""
         job = self.job
-        kept = ("dtype", "context", "mmproj", "chat_template", "image_min_tokens")
-        loading = {n: job.loading[n] for n in (*kept, "image_max_tokens") if n in job.loading}
-        asked = {
+        told = {
             "version": VERSION,
-            "model": job.model,
-            "prompt": job.prompt,
-            "system": job.system,
             "form": job.ending,
-            "model options": loading,
-            "answer options": dict(job.answering),
-            "frames": dict(job.frames),
+            **asked(job.model, job.prompt, job.system, job.loading, job.answering, job.frames),
             "column": job.columns.picture,
             "name column": job.columns.name,
         }
-        found: dict[str, Any] = json.loads(json.dumps(asked))
+        found: dict[str, Any] = json.loads(json.dumps(told))
         return found
 
     def prepare(self, found: Found, listing: Listing, size: int | None, actors: int) -> None:

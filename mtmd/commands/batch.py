@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,9 @@ from mtmd.commands.shared import (
     load_from,
     seconds,
 )
-from mtmd.kernels.text import for_terminal
+from mtmd.kernels.text import for_terminal, one_line
+
+FAILURES_SHOWN = 3
 
 HELP = (
     "Answer one prompt about each of many images or videos, into a table that a later run can go "
@@ -71,7 +74,13 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--resume",
         action="store_true",
-        help="go on with a file that is there: images that have a row, failed or not, are skipped",
+        help="go on with a file that is there: images that have a row, failed or not, are skipped, "
+        "unless their file has changed",
+    )
+    sub.add_argument(
+        "--retry-failed",
+        action="store_true",
+        help="as --resume, and images whose row is an error are asked about again",
     )
     sub.add_argument(
         "--unordered",
@@ -100,11 +109,12 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """0 where every image has its answer, 1 where some failed."""
+    from mtmd.batch.asked import AskedBefore, asked, chosen, name_of_model
     from mtmd.batch.inputs import find_inputs
     from mtmd.batch.output import open_output
-    from mtmd.config import AnswerOptions, options
+    from mtmd.batch.resuming import what_is_left
+    from mtmd.config import AnswerOptions, LoadOptions, options
     from mtmd.kernels.errors import DeviceError, OptionError
-    from mtmd.prompt.picture_paths import check_paths
 
     cluster.check(args)
     if args.ray is not None:
@@ -117,21 +127,35 @@ def run(args: argparse.Namespace) -> int:
     settings, ahead = options(AnswerOptions, answer_options(args)), chosen_ahead(args)
     found = find_inputs(args.images, args.list)
     inputs = list(found.inputs)
-    output = open_output(args.out, args.resume)
+    output = open_output(args.out, args.resume or args.retry_failed)
+    if not output.known:
+        _check_any(inputs)
+    frames = frame_request(args)
+    before = AskedBefore(
+        args.out,
+        asked(
+            name_of_model(args.model),
+            args.prompt,
+            args.system,
+            chosen(options(LoadOptions, chosen_load_options(args))),
+            chosen(settings),
+            chosen(frames),
+        ),
+        bool(output.known),
+    )
     if args.every is not None:
         inputs = _in_parts(inputs, args)
-    left = [one for one in inputs if one.name not in output.known]
-    text = _Summary(
-        len(inputs) - len(left), sum(output.known.get(one.name, False) for one in inputs)
-    )
-    if found.told:
-        print(for_terminal(found.told), file=sys.stderr)
+    resumed = what_is_left(inputs, output.known, before, args.retry_failed)
+    left = resumed.inputs
+    output.forget(resumed.old)
+    text = _Summary(resumed)
+    for note in (found.told, before.note, resumed.told):
+        if note:
+            print(for_terminal(note), file=sys.stderr)
     if not left:
-        print(for_terminal(text.line(args.out)), file=sys.stderr)
+        text.tell(args.out)
         return text.code
-    if not any(Path(one.path).exists() for one in left):
-        check_paths(one.path for one in left)
-    frames = frame_request(args)
+    _check_any(left)
     model = load_from(args)
     from tqdm import tqdm
 
@@ -150,7 +174,7 @@ def run(args: argparse.Namespace) -> int:
     ).rows(left, not args.unordered)
     # disable=None: only where stderr is a terminal
     bar = tqdm(
-        total=len(inputs),
+        total=len(left) + text.known,
         initial=text.known,
         unit="image",
         disable=None,
@@ -159,6 +183,7 @@ def run(args: argparse.Namespace) -> int:
     )
     try:
         for row in rows:
+            before.keep()
             output.append(row)
             text.count(row)
             bar.set_postfix(failed=text.failed, refresh=False)
@@ -172,8 +197,16 @@ def run(args: argparse.Namespace) -> int:
         bar.close()
         rows.close()
         output.close()
-        print(for_terminal(text.line(args.out)), file=sys.stderr)
+        text.tell(args.out)
     return text.code
+
+
+def _check_any(inputs: Sequence[Any]) -> None:
+    """Raises ImageError where there is none of them."""
+    from mtmd.prompt.picture_paths import check_paths
+
+    if not any(Path(one.path).exists() for one in inputs):
+        check_paths(one.path for one in inputs)
 
 
 def _in_parts(inputs: list[Any], args: argparse.Namespace) -> list[Any]:
@@ -189,22 +222,37 @@ def _in_parts(inputs: list[Any], args: argparse.Namespace) -> list[Any]:
 
 
 class _Summary:
-    """`known` images had a row before, `failed` of all have an error."""
+    """Of a run: rows of before that stay, and those that it has written."""
 
-    def __init__(self, known: int, failed: int):
-        self.known, self.failed, self.rows = known, failed, 0
+    def __init__(self, resumed: Any):
+        self.known, self.rows = resumed.known, 0
+        self.failed = len(resumed.failed)
+        self.shown = list(resumed.failed[:FAILURES_SHOWN])
         self.start = time.perf_counter()
 
     def count(self, row: Any) -> None:
         self.rows += 1
-        self.failed += row.error is not None
+        if row.error is not None:
+            self.failed += 1
+            self.shown += [(row.image, row.error)] if len(self.shown) < FAILURES_SHOWN else []
 
     @property
     def code(self) -> int:
         return 1 if self.failed else 0
 
-    def line(self, path: Path) -> str:
+    def tell(self, path: Path) -> None:
+        for line in self.lines(path):
+            print(for_terminal(line), file=sys.stderr)
+
+    def lines(self, path: Path) -> Iterator[str]:
         seconds = time.perf_counter() - self.start
         before = f" and {self.known} from before" if self.known else ""
         speed = f", {self.rows / seconds:.1f} images/s" if self.rows and seconds else ""
-        return f"{path}: {self.rows} rows in {seconds:.1f} s{speed}{before}; {self.failed} failed"
+        rows = f"{self.rows} row{'' if self.rows == 1 else 's'}"
+        yield f"{path}: {rows} in {seconds:.1f} s{speed}{before}; {self.failed} failed"
+        for name, error in self.shown:
+            yield f"  {one_line(error if name in error else f'{name}: {error}', 200)}"
+        if more := self.failed - len(self.shown):
+            yield f"  and {more} more, whose rows have the reason"
+        if self.failed:
+            yield "  --retry-failed asks about them again"

@@ -21,6 +21,7 @@ from mtmd.commands.completion import offers_models
 from mtmd.commands.ray_options import add_ray_arguments, check_ray_options
 from mtmd.commands.shared import (
     add_model_arguments,
+    check_loading,
     chosen_load_options,
     load_dual_from,
     load_from,
@@ -275,6 +276,8 @@ def run(args: argparse.Namespace) -> int:
 
     serve = _serve_many if args.models else _serve
     _check_options_of_many(args)
+    if not args.models:
+        check_loading(args)
     with bind(settings) as sock:
         fault = serve(args, settings, folder, sock)
     if fault is None:

@@ -412,26 +412,35 @@ def chosen_load_options(args: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(args, name) for name in names if hasattr(args, name)}
 
 
-def load_from(args: argparse.Namespace) -> Any:
-    """The model the options name. Raises MtmdError; for an option out of its range, and for files
-    that are not there, at once, before torch is imported.
+def check_loading(args: argparse.Namespace) -> bool:
+    """Whether the model the options name is on this disk. Raises MtmdError for an option out of its
+    range, and for files that are not there. Without torch.
     """
     from mtmd.checkpoint.hub import check_name, is_demo
     from mtmd.config import LoadOptions, options
     from mtmd.kernels.checkpoint.magic import first_bytes
 
-    chosen = chosen_load_options(args)
-    settings = options(LoadOptions, chosen)
+    settings = options(LoadOptions, chosen_load_options(args))
     is_here = is_demo(args.model) or check_name(args.model)
     for file in (settings.mmproj, settings.chat_template):
         if file is not None:
             first_bytes(Path(file).expanduser())
+    return is_here
+
+
+def load_from(args: argparse.Namespace) -> Any:
+    """The model the options name. Raises MtmdError; for what `check_loading` sees at once, before
+    torch is imported.
+    """
+    from mtmd.checkpoint.hub import is_demo
+
+    is_here = check_loading(args)
     with loading("the demo model" if is_demo(args.model) else args.model) as status:
         from mtmd.loading import load
 
         if not is_here:
             status.clear()  # the hub's own bars come in its place
-        model = load(args.model, progress=sys.stderr.isatty(), **chosen)
+        model = load(args.model, progress=sys.stderr.isatty(), **chosen_load_options(args))
     settle_threads(args.threads, [model])
     return model
 
@@ -499,4 +508,4 @@ def settle_threads(asked: int | None, models: Sequence[Any]) -> None:
     from mtmd.kernels.resources.threads import ask_threads
 
     if asked is None and all(model.checkpoint.weight_bytes < SMALL_BYTES for model in models):
-        ask_threads(1)
+        ask_threads(1, "as the model is very small")

@@ -34,8 +34,10 @@ from mtmd.kernels.plan.executor import Residency
 from mtmd.kernels.plan.free_memory import free_bytes
 from mtmd.kernels.plan.scheduler import Override
 from mtmd.kernels.report.facts import Placement
+from mtmd.kernels.report.measure_machine import computing_threads, machine_facts, thread_warnings
 from mtmd.kernels.report.warmup_report import WarmupReport
-from mtmd.kernels.resources.threads import ask_threads
+from mtmd.kernels.resources.cores import OthersWatch
+from mtmd.kernels.resources.threads import ask_threads, settle_cores
 from mtmd.loaded.device_and_dtype import choose_dtype, device_name
 from mtmd.loaded.report import attention_kernels, preprocessed_where, refusal_warnings
 from mtmd.loaded.vision_attention import ours_only, told, vision_attention
@@ -73,6 +75,7 @@ class Embedder:
     ):
         self.checkpoint, self.options = checkpoint, chosen
         self.name = name or checkpoint.folder.resolve().name
+        self.cores = settle_cores()
         if chosen.threads:
             ask_threads(chosen.threads)
         self.backends = list(backends) if backends else backends_for(chosen.device, chosen.refuse)
@@ -247,7 +250,11 @@ class Embedder:
             self.backends[0].name,
             name_of(self.dtype),
             self._attention(placements),
-            (*refusal_warnings(placements), *warnings),
+            (
+                *refusal_warnings(placements),
+                *thread_warnings(self.backends[0], self.cores),
+                *warnings,
+            ),
             preprocessed_where(self.images, plans),
         )
 
@@ -257,9 +264,10 @@ class Embedder:
         return {**found, graph: f"{found[graph]}, by {by}"} if by else found
 
     def _report(self, check: bool) -> WarmupReport:
+        watch = OthersWatch() if check else None
         checks = (check_encoder(self.images), self.texts.check()) if check else ()
         placements = encoder_placement(self.images), self.texts.placement()
-        return WarmupReport(
+        report = WarmupReport(
             self.name,
             self.backends[0].name,
             device_name(self.backends[0]),
@@ -271,6 +279,8 @@ class Embedder:
             vision_attention=vision_attention(self.images, Budget(), False),
             preprocessing=preprocessing_facts(self.images, check),
         )
+        device, threads = self.backends[0], computing_threads()
+        return replace(report, machine=machine_facts(device, self.cores, threads, watch, report))
 
     def _score_terms(self) -> tuple[float, float]:
         """What a cosine is multiplied by, and what is added."""

@@ -39,6 +39,31 @@ def _head(report: Prediction) -> Iterator[str]:
             f"{card.tflops_32:,.0f} fp32 ({card.source})"
         )
     yield NOT_RUN
+    yield from _result(report)
+
+
+def _result(report: Prediction) -> Iterator[str]:
+    runs = "everything" if report.fully_accelerated else "not all of it"
+    verdict = f"{runs} would run on {report.device} as intended"
+    if report.fits(report.needed_bytes) is not False:
+        yield from _wrapped(f"result: {verdict}")
+        return
+    yield from _wrapped(f"result: DOES NOT FIT ({verdict})")
+    for way in _ways_out(report):
+        yield from _wrapped(f"  to do: {way}")
+
+
+def _ways_out(report: Prediction) -> Iterator[str]:
+    if report.longest_context:
+        yield f"--context {report.longest_context}: it fits with {report.longest_context:,} tokens"
+    if report.most_answers:
+        yield f"--parallel {report.most_answers}: so many answers at once fit"
+    if not report.longest_context and not report.most_answers:
+        yield (
+            "a file of fewer bits a weight, Q4_K_M (with --random-weights: --weights Q4_K_M), if "
+            "it is none yet"
+        )
+    yield "`mtmd fit` says in which other ways it would: several cards, the CPU's memory beside"
 
 
 def _fit(report: Prediction) -> Iterator[str]:
@@ -95,7 +120,8 @@ def _speed(report: Prediction) -> Iterator[str]:
         first, last = pictures[0], pictures[-1]
         if first.encode is not None:
             span = _short(first) if first is last else f"{_short(first)} to {_short(last)}"
-            what = f"encode {span}, {first.tokens:,} tok"
+            needed = dict(zip(report.pictures, report.asked.picture_bytes, strict=True))[last]
+            what = f"encode {span}, {first.tokens:,} tok{_star(report, needed)}"
             if len(what) > 28:
                 yield f"  {what}"
                 what = ""
@@ -105,16 +131,22 @@ def _speed(report: Prediction) -> Iterator[str]:
     for length in report.lengths:
         if not length.prefill or not length.decode or not length.decode_all:
             continue
-        at = f"at {length.context:,}"
-        yield _row(f"prefill {at}", length.prefill, "tok/s", length.prefill_tokens)
-        yield _row(f"decode {at}", length.decode, "tok/s", 1)
+        at, star = f"at {length.context:,}", _star(report, length.bytes)
+        yield _row(f"prefill {at}{star}", length.prefill, "tok/s", length.prefill_tokens)
+        yield _row(f"decode {at}{star}", length.decode, "tok/s", 1)
         if report.sequences > 1:
-            many = f"decode {at} x {report.sequences}"
+            many = f"decode {at} x {report.sequences}{star}"
             yield _row(many, length.decode_all, "tok/s", report.sequences)
     yield from _wrapped(
         f"  'at': when a sequence is so long; prefill by {report.asked.prefill_tokens} tokens; "
         f"'x': of {_count(report.sequences, 'answer')} together"
     )
+    if any(report.fits(b) is False for row in report.lengths for b in _all(row)):
+        yield "  * does not fit; times as if it did"
+
+
+def _star(report: Prediction, needed: int | None) -> str:
+    return " *" if report.fits(needed) is False else ""
 
 
 def _ranks(report: Prediction) -> Iterator[str]:
@@ -260,21 +292,13 @@ def _resources(k: CompiledKernel) -> tuple[object, ...]:
     return k.kernel, k.head, k.registers, k.shared_bytes, k.spill_bytes, k.instruction
 
 
-def _notes(report: Prediction) -> Iterator[str]:
+def _notes(_: Prediction) -> Iterator[str]:
     yield from _wrapped(
         "Times are the larger of the device's (bytes, FLOPs and launches of the plan over the "
         "published rates) and the host's (one launch after another), with parts of those rates "
         "that are assumptions: the range is theirs. 'at once' are programs on a multiprocessor. "
         "The formula and its factors: docs/gpu.md."
     )
-    verdict = (
-        f"everything would run on {report.device} as intended"
-        if report.fully_accelerated
-        else f"not all of it would run on {report.device} as intended"
-    )
-    if report.fits(report.needed_bytes) is False:
-        verdict += ", but it does not fit"
-    yield f"result: {verdict}"
 
 
 def render_comparison(reports: Sequence[Prediction]) -> str:

@@ -26,7 +26,7 @@ from mtmd.kernels.errors import ModelError, OptionError
 from mtmd.kernels.isolation.limits import available as can_isolate
 from mtmd.kernels.plan.scheduler import Override
 from mtmd.kernels.report.facts import FitFacts, LayersFacts, Placement
-from mtmd.kernels.resources.threads import ask_threads
+from mtmd.kernels.resources.threads import ask_threads, settle_cores
 from mtmd.llm.batch import BatchShape
 from mtmd.llm.engine.runner import Runner
 from mtmd.llm.sampling.constraint import Grammars
@@ -72,6 +72,7 @@ class LoadedModel:
             raise OptionError(
                 "isolate: this system has no limits for processes, expected Linux or macOS"
             )
+        self.cores = settle_cores()
         if chosen.threads:
             ask_threads(chosen.threads)
         device = chosen.device

@@ -5,6 +5,7 @@ receipt has.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from mtmd.clip.encoder import TowerEncoder
 from mtmd.clip.resolution.resolution import ImagePlan
@@ -20,7 +21,9 @@ from mtmd.kernels.report.facts import (
     Placement,
     SpeculationFacts,
 )
+from mtmd.kernels.report.measure_machine import computing_threads, machine_facts
 from mtmd.kernels.report.warmup_report import WarmupReport
+from mtmd.kernels.resources.cores import OthersWatch
 from mtmd.llm.engine.speculation import refusal
 from mtmd.llm.warmup import check_decoder, decoder_graphs, measure_rows
 from mtmd.loaded.device_and_dtype import device_name
@@ -47,11 +50,12 @@ def warmup_report(
     preprocessing = preprocessing_facts(encoder, check) if encoder else None
     with ahead():
         attention = vision_attention(encoder, loaded.limits, check)
+    watch = OthersWatch() if check else None
     if check:
         with loaded.checked_together(), ahead():
             checks = run_checks(loaded)
     placements = loaded.placements  # after the checks, which may bring shapes of their own
-    return WarmupReport(
+    report = WarmupReport(
         loaded.name,
         loaded.backends[0].name,
         device_name(loaded.backends[0]),
@@ -70,6 +74,10 @@ def warmup_report(
         preprocessing=preprocessing,
         untried=_untried(loaded),
     )
+    if report.ranks is not None:
+        watch = None  # the other ranks, which are processes, would be taken for others
+    device, threads = loaded.backends[0], computing_threads()
+    return replace(report, machine=machine_facts(device, loaded.cores, threads, watch, report))
 
 
 def run_checks(loaded: LoadedModel) -> list[Check]:

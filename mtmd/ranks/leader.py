@@ -29,6 +29,7 @@ from mtmd.config import Launched, LoadOptions
 from mtmd.kernels.errors import DeviceError
 from mtmd.kernels.parallel.distributed import DistributedGroup, check_unused
 from mtmd.kernels.parallel.shared_memory import new_memory
+from mtmd.kernels.resources.cores import usable_cores
 from mtmd.kernels.resources.heartbeat import waiting
 from mtmd.llm.batch import Batch
 from mtmd.llm.engine.runner import PLANS
@@ -426,4 +427,4 @@ def _ended(code: int | None) -> str:
 
 def threads_of_a_rank(chosen: LoadOptions) -> int:
     """CPU threads: what was asked for, or its part of the cores."""
-    return chosen.threads or max(1, (os.cpu_count() or 1) // chosen.tp)
+    return chosen.threads or max(1, usable_cores().usable // chosen.tp)

@@ -7,6 +7,7 @@ import json
 from mtmd.config import AnswerOptions
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.gpu.ahead.compilations import Compilations, compilations
+from mtmd.kernels.report.measure_machine import thread_warnings
 from mtmd.loaded.loaded_model import LoadedModel
 from mtmd.loaded.ranks_report import ranks_warnings
 from mtmd.loaded.report import attention_told, layout_text, preprocessed_where, refusal_warnings
@@ -43,6 +44,7 @@ def make_receipt(loaded: LoadedModel, request: Request, finish: str, speculation
         warnings=(
             *refusal_warnings(loaded.placements),
             *ranks_warnings(loaded),
+            *thread_warnings(loaded.backends[0], loaded.cores),
             *request.prompt.notes,
             *request.warnings,
             *_without_effect(request.settings),

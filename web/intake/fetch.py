@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from mtmd import ImageError
 from mtmd.prompt.urls.fetch import LIMIT_S, NOT_FETCHED, Denied, fetched
 from mtmd.web.errors import ApiError
+from mtmd.web.intake.fetch_log import tell_operator
 
 
 class Fetcher:
@@ -36,6 +37,7 @@ class Fetcher:
             code = "invalid_video" if video else "invalid_image"
             raise ApiError(400, f"{place}: {error}", param=place, code=code) from error
         except NOT_FETCHED as error:
+            tell_operator(place, url, error)
             raise ApiError(
                 400,
                 f"{place}: the {what} could not be fetched: only public http and https addresses "

@@ -220,13 +220,17 @@ class Gate:
         return response
 
 
+CURLS = "application/x-www-form-urlencoded"  # whatever `curl -d` sends, unless it is told otherwise
+
+
 def checked_json(typed: bool = True) -> bytes:
     """The body of this request, JSON within the limits of its route as far as that can be told
     without reading it. Raises ApiError, also for another content type: a form on any web page can
-    send text/plain. Without `typed` programs may leave the type out; browsers tell what they are.
+    send text/plain. Without `typed` programs may leave the type out, or send what `curl -d` says of
+    any body; browsers tell what they are.
     """
-    browser = "Origin" in request.headers or "Sec-Fetch-Site" in request.headers
-    untyped = not (typed or request.mimetype or browser)
+    browser = any(name in request.headers for name in ("Origin", "Sec-Fetch-Site", "Referer"))
+    untyped = not (typed or browser) and request.mimetype in ("", CURLS)
     if request.mimetype != "application/json" and not untyped:
         raise ApiError(415, "expected the header 'Content-Type: application/json'")
     app = cast("GatedFlask", current_app)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from flask import request
 
+from mtmd.checkpoint.collection import near
 from mtmd.web.errors import ApiError
 from mtmd.web.served_model import ServedModel
 from mtmd.web.telemetry.metrics import Life, Measured
@@ -153,7 +154,9 @@ class OneModel:
         if not self.model.answers_to(name):
             raise ApiError(
                 404,
-                f"the model asked for is not here; this server has {self.model.name!r}",
+                f"the model asked for is not here{near((name or '')[:256], self.model.names)}; "
+                f"this server has {self.model.name!r}; its options --alias NAME and --any-model "
+                "let other names in",
                 param="model",
                 code="model_not_found",
             )

@@ -19,7 +19,7 @@ from flask import Flask, g
 
 from mtmd import DeviceError, MtmdError
 from mtmd.checkpoint.collection import Source
-from mtmd.checkpoint.hub import NotInCacheError
+from mtmd.checkpoint.hub import DEMO, DEMO_NAME, NotInCacheError
 from mtmd.service.turns import LeftError, aside, check_wanted, for_whom
 from mtmd.tracebacks import traceback_text
 from mtmd.web.intake.places import Places
@@ -156,6 +156,8 @@ class Registry:
     ) -> None:
         self._entries = {entry.name: entry for entry in entries}
         self._by_name = {name: entry for entry in entries for name in entry.names}
+        if DEMO in self._by_name:
+            self._by_name.setdefault(DEMO_NAME, self._by_name[DEMO])
         self._loader, self._clock = loader, clock
         self._most, self._unload_after_s = most, unload_after_s
         self._limits = dict(limits or {})

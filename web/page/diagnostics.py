@@ -12,9 +12,8 @@ from typing import Any
 from flask import Blueprint, Response, jsonify, render_template, request
 
 from mtmd import DeviceError, MtmdError, ServiceStats, WarmupReport
-from mtmd.bench.ceilings import read_rate_of
 from mtmd.bench.measure import resident_bytes
-from mtmd.service.measures.decode_speed import decode_speed, step_bytes
+from mtmd.service.measures.decode_speed import decode_speed, read_rate_of, step_bytes
 from mtmd.web.auth import without_key
 from mtmd.web.intake.gate import Body, takes
 from mtmd.web.models.choice import Models, in_memory

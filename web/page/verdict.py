@@ -58,6 +58,7 @@ def verdict(report: WarmupReport, fault: str | None, speed: DecodeSpeed | None =
         *_refused(report),
         *_moved(report),
         *_dequantized(report),
+        *_threads(report),
     ]
     state = WRONG if wrong else SLOWER if slower else FAST
     title = WORDS[state] if report.checks or state != FAST else UNMEASURED
@@ -185,6 +186,20 @@ def _dequantized(report: WarmupReport) -> list[Finding]:
             "their block type, so they take more memory and more time to read.",
             "Take a file of another block type, Q4_K_M or Q8_0:",
             "mtmd serve -m org/name:Q4_K_M",
+        )
+    ]
+
+
+def _threads(report: WarmupReport) -> list[Finding]:
+    """What other programs do is of a moment, and told by the warm-up alone."""
+    machine = report.machine
+    if machine is None or not machine.oversubscribed:
+        return []
+    return [
+        Finding(
+            f"{machine.threads} threads share {machine.cores}, and wait for each other.",
+            "Start the server with as many as there are cores:",
+            _command(report, "serve", f"--threads {machine.cores.usable}"),
         )
     ]
 

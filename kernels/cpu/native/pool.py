@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import os
-from contextlib import suppress
 from functools import cache
 from threading import Lock, Thread
 from typing import Any
@@ -118,13 +117,6 @@ class Pool:
             if frame is not None and index < self._last:
                 frame.help(index)
             del frame
-
-
-def cores() -> int:
-    """Those that this process may run on."""
-    with suppress(AttributeError):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 @cache

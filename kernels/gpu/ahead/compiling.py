@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
@@ -11,6 +10,7 @@ from triton.runtime.driver import driver
 
 from mtmd.kernels.gpu.compile import cache_key, compiled_for, parse_target
 from mtmd.kernels.gpu.triton_kernel import Program
+from mtmd.kernels.resources.cores import usable_cores
 
 Progress = Callable[[int, int], None]
 
@@ -26,7 +26,7 @@ def compile_all(
     """
     found: dict[int, Any] = {}
     here = _is_here(target)
-    with ThreadPoolExecutor(threads or os.cpu_count() or 1) as pool:
+    with ThreadPoolExecutor(threads or usable_cores().usable) as pool:
         different = {cache_key(target, program): program for program in programs}
         jobs = {
             pool.submit(_ready, target, program, here): number

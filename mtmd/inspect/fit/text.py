@@ -99,7 +99,7 @@ def _result(report: FitFacts) -> Iterator[str]:
     first = report.undecided[0]
     needs = " and ".join(f"{_size(report, m.needed)} usable of {m.space}" for m in first.unknown)
     told = f"result: fits into no memory of a known size; with {needs}: {first.name}"
-    yield from _wrapped(told + (f"; what would fit without: {advice}" if advice else ""))
+    yield from _wrapped(told + (f"; it would fit with {advice}" if advice else ""))
 
 
 def _unit(report: FitFacts) -> tuple[int, str]:

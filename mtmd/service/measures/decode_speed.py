@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mtmd.kernels.report.ceilings import read_rate_of as read_rate_of
 from mtmd.kernels.report.warmup_report import WarmupReport
-
-# Of weights: fewer may lie in a processor's cache, and how fast memory is read says nothing.
-LEAST_BYTES = 128 << 20
+from mtmd.kernels.report.why_slow import step_bytes as step_bytes
 
 
 @dataclass(frozen=True)
@@ -33,23 +32,10 @@ class DecodeSpeed:
         )
 
 
-def step_bytes(report: WarmupReport) -> float:
-    """What a step of decoding reads and writes, as the warm-up has counted it; 0 where it has run
-    none, or the weights are so few that caches may hold them.
-    """
-    weights = [sum(g.weight_bytes.values()) for g in report.graphs if g.graph == "decoder"]
-    if max(weights, default=0) < LEAST_BYTES:
-        return 0.0
-    steps = [check for check in report.checks if check.graph == "decoder"]
-    return sum(op.gb_per_s * 1e9 * op.ms / 1e3 for check in steps[:1] for op in check.ops)
-
-
 def decode_speed(report: WarmupReport, read_bytes_per_s: float) -> DecodeSpeed | None:
     """None where `step_bytes` is 0."""
     bytes_read = step_bytes(report)
     if not bytes_read:
         return None
     step = next(check for check in report.checks if check.graph == "decoder")
-    tried = [ms for _, ms in step.native.tried] if step.native else []
-    step_ms = min([step.steady_ms, *tried])
-    return DecodeSpeed(1e3 / step_ms, read_bytes_per_s / bytes_read, read_bytes_per_s)
+    return DecodeSpeed(1e3 / step.best_ms, read_bytes_per_s / bytes_read, read_bytes_per_s)

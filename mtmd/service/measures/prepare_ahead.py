@@ -9,9 +9,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from mtmd.kernels.cpu.native.pool import cores
 from mtmd.kernels.options import refuse
-from mtmd.kernels.plan.free_memory import CGROUP, PROC, system_bytes
+from mtmd.kernels.plan.free_memory import system_bytes
+from mtmd.kernels.resources.control_groups import CGROUP, PROC
+from mtmd.kernels.resources.cores import usable_cores
 
 LEAST, MOST = 2, 64  # the most fits what a service lets wait
 REMEMBERED = 8  # answers before anything is known
@@ -50,7 +51,7 @@ class PrepareAhead:
         clock: Callable[[], float] = time.perf_counter,
     ):
         self.asked, self._clock = asked, clock
-        self.most = asked or max(LEAST, min(MOST, most_cores or cores()))
+        self.most = asked or max(LEAST, min(MOST, most_cores or usable_cores().usable))
         self.now = asked or LEAST
         if room is None:
             room = min(MOST_BYTES, (system_bytes(PROC, CGROUP) or 8 * MOST_BYTES) // PART_OF_FREE)

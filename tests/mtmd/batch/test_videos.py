@@ -35,7 +35,8 @@ def test_a_row_for_each_part_and_one_for_what_cannot_be_read(mtmd, folder, tmp_p
         "b.mp4",
     ]
     assert [r["error"] is None for r in found] == [True, True, True, False] and ran.code == 1
-    again = mtmd("batch", folder, "-p", "x", "--every", "1s", "--out", out, "--resume")
+    same = ("-p", "x", "--every", "1s", "--max-tokens", 1, "--out", out)
+    again = mtmd("batch", folder, *same, "--resume")
     assert len(rows(out)) == 4 and "0 rows" in again.err
 
 

@@ -11,7 +11,7 @@ QUICK = ("--rounds", 1, "--decode", 2, "--context", "8", "--threads", "1")
 @pytest.fixture(autouse=True)
 def small_ceilings(monkeypatch):
     """Measuring what the machine can do takes longer than the model."""
-    from mtmd.bench import ceilings
+    from mtmd.kernels.report import ceilings
 
     monkeypatch.setattr(ceilings, "READ_BYTES", {"cpu": 1 << 20})
     monkeypatch.setattr(ceilings, "SIDE", {"cpu": 64})
@@ -58,6 +58,8 @@ def test_the_table_of_a_model_of_text_alone(mtmd, tmp_path):
 def test_the_demo_model_is_measured_by_default(mtmd):
     ran = mtmd("bench", *QUICK, "--no-ops", "--images", "1", "--resolution", "64")
     assert ran.code == 0 and ran.out.startswith("demo model"), ran.err
+    assert "base: 1 x 64 px (1 tile, 9 tokens), 8 tokens of text" in ran.out
+    assert "of roofline: 100 % is as fast as the ceilings above allow" in ran.out
 
 
 def test_a_copy_is_timed_with_proposals_and_without(mtmd):

@@ -8,10 +8,10 @@ import time
 import pytest
 import torch
 
-from mtmd.bench.ceilings import Ceilings
 from mtmd.bench.measure import HostPeak, Sample, busy, exponent, peak_bytes
 from mtmd.bench.report import Point, Stage
 from mtmd.bench.stages import Plan
+from mtmd.kernels.report.ceilings import Ceilings
 
 
 def test_a_sample_tells_middle_ends_and_spread():

@@ -3,8 +3,10 @@ that are numbers for every shape in the table.
 """
 
 import json
+import re
 from collections import Counter
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 import torch
@@ -77,7 +79,34 @@ def test_equal_shapes_are_equal_models_and_tensors_differ(shape):
     assert not torch.equal(first.read(a, torch.float32), first.read(b, torch.float32))
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("google/gemma-3-12b-it", "gemma-3-12b"),
+        ("Qwen/Qwen2.5-VL-7B-Instruct", "qwen2.5-vl-7b"),
+        ("llava-hf/llava-onevision-qwen2-0.5b-ov-hf", "llava-onevision-0.5b"),
+        ("zai-org/GLM-4.1V-9B-Thinking", "glm-4.1v-9b"),
+        ("SmolVLM-256M", "smolvlm-256m"),
+    ],
+)
+def test_names_of_the_hub_are_known(name, expected):
+    found, config, _ = read_shape(name)
+    assert found == expected and config.values == read_shape(expected)[1].values
+
+
+def test_every_model_with_measured_sizes_in_the_docs_is_a_shape():
+    table = (Path(__file__).parents[3] / "docs" / "models.md").read_text()
+    names = re.findall(r"^\| `([\w.-]+/[\w.-]+)` \| [\d.]+ GB", table, re.M)
+    assert len(names) > 10
+    for name in names:
+        read_shape(name)
+
+
 def test_what_is_not_known_is_refused_with_the_choices(shape):
+    with pytest.raises(OptionError, match=r"did you mean 'qwen3-vl-8b'\?"):
+        read_shape("Qwen/Qwen3-VL-9B-Instruct")
+    with pytest.raises(OptionError, match="expected a config"):
+        read_shape("Qwen/Qwen2-7B-Instruct")
     with pytest.raises(OptionError, match=r"expected one of BF16, F32, .*Q4_K_M"):
         text_kinds("Q9", {})
     with pytest.raises(OptionError, match=r"expected a config\.json, .* or one of .*smolvlm-256m"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from types import SimpleNamespace
 
 import pytest
 
@@ -61,6 +62,17 @@ def test_models_one_by_one(tmp_path):
         ("org/there", True),
         ("org/new:Q4_K_M", False),
     ]
+
+
+def test_one_that_holds_no_model_does_not_keep_the_others(tmp_path, monkeypatch):
+    """`mtmd serve --models demo --models cache` where nothing was fetched yet."""
+    monkeypatch.setattr(collection, "read_cache", lambda: SimpleNamespace(models=[]))
+    told = []
+    found = read_sources(["demo", "cache", str(tmp_path)], told.append)
+    assert [s.name for s in found] == ["demo"]
+    assert "the cache is empty" in told[0] and "holds no checkpoint" in told[1] and len(told) == 2
+    with pytest.raises(ModelError, match="the cache is empty"):
+        read_sources(["cache", str(tmp_path)])
 
 
 def test_all_that_were_fetched():

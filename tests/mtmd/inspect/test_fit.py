@@ -145,7 +145,7 @@ def test_a_host_of_unknown_size_makes_nothing_fit(mtmd: Any) -> None:
     assert not host["fits"] and host["memories"][0]["fits"] is None
     text = " ".join(mtmd("fit", "--memory", "545MiB", *BY_HOST).out.split())
     assert "UNKNOWN on the host alone" in text
-    assert "usable of cpu: layers over gpu0 and the host; what would fit without: a cont" in text
+    assert "usable of cpu: layers over gpu0 and the host; it would fit with a cont" in text
     assert mtmd("fit", "--memory", "545MiB", *BY_HOST, "--host-memory", "1GiB").code == 0
     tiny = " ".join(mtmd("fit", "--memory", "10B").out.split())
     assert tiny.endswith("usable of cpu: on the host alone")

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,25 @@ def test_every_report_has_80_columns(small: Prediction, demo_h100: Prediction) -
         "longest context that fits: none" in texts[1]
         and "at once of 8,192 tokens: none" in texts[1]
     )
+
+
+def test_what_does_not_fit_is_told_first_with_a_way_out_and_marks(small: Prediction) -> None:
+    tight = replace(
+        small, usable_bytes=small.lengths[0].bytes, longest_context=1024, most_answers=0
+    )
+    lines = str(tight).splitlines()
+    at = next(n for n, line in enumerate(lines) if line.startswith("result:"))
+    assert lines[at].startswith("result: DOES NOT FIT (everything would run") and at < 6
+    assert lines[at + 1] == "  to do: --context 1024: it fits with 1,024 tokens"
+    assert lines[at + 2].startswith("  to do: `mtmd fit` says")
+    assert sum(line.startswith("result:") for line in lines) == 1
+    speeds = [line for line in lines if " tok/s" in line]
+    first = f"at {small.lengths[0].context:,} "
+    assert all((" * " in line) != (first in line) for line in speeds), speeds
+    assert "  * does not fit; times as if it did" in lines
+    none = replace(tight, longest_context=0, usable_bytes=1)
+    assert "--weights Q4_K_M" in " ".join(str(none).split())
+    assert "DOES NOT FIT" not in str(small) and "to do" not in str(small)
 
 
 def test_memory_is_what_the_plans_say(small: Prediction) -> None:
@@ -188,7 +208,7 @@ def test_memory_of_the_card_is_read_as_sizes_are() -> None:
 FIELDS = {
     "schema", "ran_on_a_gpu", "model", "device", "device_name", "dtype", "flash", "refused",
     "graphs", "checks", "dequantized", "speculation", "ranks", "layers", "fit", "programs", "untried",
-    "vision_attention", "preprocessing",
+    "vision_attention", "preprocessing", "machine",
     "fully_accelerated", "card", "sequences",
     "context", "context_most", "usable_bytes", "weight_bytes", "longest_context", "most_answers",
     "lengths", "pictures", "work", "links", "compiled", "not_compiled", "needed_bytes", "fits",

@@ -246,3 +246,20 @@ def test_a_program_may_leave_the_content_type_out_and_a_web_page_may_not(client)
     assert client.post("/api/generate", data=body).status_code == 200
     for header in ({"Origin": "http://localhost"}, {"Sec-Fetch-Site": "same-origin"}):
         assert client.post("/api/generate", data=body, headers=header).status_code == 415
+
+
+def test_the_lines_of_ollamas_own_documentation(client):
+    """`curl http://localhost:11434/api/generate -d '{...}'`, whose type is that of a form."""
+    body = json.dumps({"model": "fake", "stream": False, "prompt": "hi"})
+    curl = "application/x-www-form-urlencoded"
+    for path in ("/api/generate", "/api/show"):
+        assert client.post(path, data=body, content_type=curl).status_code == 200
+    for name, value in (
+        ("Origin", "http://localhost"),
+        ("Referer", "http://elsewhere/form.html"),
+        ("Sec-Fetch-Site", "none"),
+    ):
+        answer = client.post("/api/generate", data=body, content_type=curl, headers={name: value})
+        assert answer.status_code == 415, name
+    for path, kind in (("/api/generate", "text/plain"), ("/v1/chat/completions", curl)):
+        assert client.post(path, data=body, content_type=kind).status_code == 415

@@ -86,6 +86,13 @@ def test_what_is_not_here_is_told_with_what_is():
         assert "did you mean 'tiny-" in told.value.message and "'tiny-b'" in told.value.message
 
 
+def test_the_demo_model_among_others_has_both_of_its_names():
+    with started({"demo": 1, "b": 1}) as (registry, _):
+        assert registry.take("demo model").name == registry.take("demo").name == "demo"
+        with pytest.raises(ApiError, match="--any-model lets other names in"):
+            registry.take("gpt-4o")
+
+
 def test_aliases_and_any_name():
     presets = {"b": Preset(aliases=("gpt-4o",))}
     with started({"a": 1, "b": 1}, presets=presets, any_name=True) as (registry, _):

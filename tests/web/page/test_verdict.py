@@ -22,7 +22,9 @@ from mtmd.kernels.report.facts import (
     RefusedOp,
     VisionAttentionFacts,
 )
+from mtmd.kernels.report.machine import MachineFacts
 from mtmd.kernels.report.warmup_report import WarmupReport
+from mtmd.kernels.resources.cores import Cores
 from mtmd.service.measures.decode_speed import DecodeSpeed
 from mtmd.web.app import create_app
 from mtmd.web.page.verdict import FAST, WORDS, verdict
@@ -84,8 +86,13 @@ def test_a_report_without_a_run_does_not_say_that_results_are_right():
             "1 tensors (IQ1_S) are kept dequantized",
             "Q4_K_M",
         ),
+        (
+            {"machine": MachineFacts(Cores(2), 64)},
+            "64 threads share 2 cores",
+            "mtmd serve -m MODEL --threads 2",
+        ),
     ],
-    ids=["refused", "rebuilt", "off", "elsewhere", "dequantized"],
+    ids=["refused", "rebuilt", "off", "elsewhere", "dequantized", "threads"],
 )
 def test_what_is_slower_is_told_with_its_reason_and_its_remedy(change, words, command):
     found = verdict(replace(GOOD, **change), None)

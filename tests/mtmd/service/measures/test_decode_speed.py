@@ -8,7 +8,8 @@ import pytest
 
 from mtmd.kernels.report.facts import Check, GraphFacts, NativeRun, OpTime
 from mtmd.kernels.report.warmup_report import WarmupReport
-from mtmd.service.measures.decode_speed import decode_speed, step_bytes
+from mtmd.kernels.report.why_slow import step_bytes
+from mtmd.service.measures.decode_speed import decode_speed
 
 GIB = 1 << 30
 GRAPH = GraphFacts(

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
+from mtmd.kernels.dtype import DTYPES
+
 READ_BYTES = {
     "cpu": 512 << 20,
     "cuda": 2 << 30,
@@ -67,6 +69,17 @@ def read_rate_of(device: str) -> float | None:
     try:
         return _read_rate(torch.device(device), RUNS_AT_ONCE)
     except (MemoryError, RuntimeError):  # torch's word for it
+        return None
+
+
+def flops_rate_of(device: str, dtype: str) -> float | None:
+    """The same of flop/s in square matrix products of one type ("fp32", "bf16")."""
+    kind = device.partition(":")[0]
+    if kind not in SIDE or dtype not in DTYPES:
+        return None
+    try:
+        return _matmul_rate(torch.device(device), DTYPES[dtype], RUNS_AT_ONCE)
+    except (MemoryError, RuntimeError):
         return None
 
 

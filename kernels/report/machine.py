@@ -1,0 +1,40 @@
+"""The machine that a model computes with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mtmd.kernels.resources.cores import Cores
+
+SPARE = 0.25  # of a core: threads have to wait where others take more than that of their cores
+
+
+@dataclass(frozen=True)
+class MachineFacts:
+    """`threads` compute on `cores`. `others`: so many of the cores that this process may run on
+    were taken by others while it was checked, None where that was not measured. The rates are those
+    that the device reaches at best, measured for this report, None where they say nothing about it.
+    """
+
+    cores: Cores
+    threads: int
+    others: float | None = None
+    read_bytes_per_s: float | None = None
+    flops_per_s: float | None = None
+
+    @property
+    def oversubscribed(self) -> bool:
+        return self.threads > self.cores.usable
+
+    @property
+    def crowded(self) -> bool:
+        """Whether others take time from this process's threads."""
+        if self.others is None or self.others <= SPARE:
+            return False
+        return min(self.threads, self.cores.usable) + self.others > self.cores.affinity + SPARE
+
+
+def threads_told(threads: int, cores: Cores) -> str:
+    """That there are more than can run."""
+    verb = "share" if threads > 1 else "has"
+    return f"{threads} threads {verb} {cores}"

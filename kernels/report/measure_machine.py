@@ -1,0 +1,68 @@
+"""What of the machine a model computes with, and what keeps it from computing fast."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+
+from mtmd.kernels.backends.backend import Backend
+from mtmd.kernels.plan.free_memory import free_bytes
+from mtmd.kernels.report.ceilings import READ_BYTES, flops_rate_of, read_rate_of
+from mtmd.kernels.report.machine import MachineFacts, threads_told
+from mtmd.kernels.report.warmup_report import WarmupReport
+from mtmd.kernels.report.why_slow import encode_flops, step_bytes
+from mtmd.kernels.resources.cores import Cores, OthersWatch
+from mtmd.kernels.resources.threads import asked_threads
+
+ROOM = 2  # times what is read to find out how fast that goes, which has to be free
+
+
+def machine_facts(
+    backend: Backend, cores: Cores, threads: int, watch: OthersWatch | None, report: WarmupReport
+) -> MachineFacts | None:
+    """What `report` is to say of the machine, None where a GPU computes and nothing was run.
+    `threads` of torch; `watch` has been looking since the checks of `report` began, None where
+    there were none.
+    """
+    on_cpu = backend.device.type == "cpu"
+    if not on_cpu and watch is None:
+        return None
+    others = watch.cores() if watch is not None and on_cpu else None
+    alone = len(report.devices) == 1 and report.ranks is None and not report.elsewhere
+    read = flops = None
+    if alone and watch is not None and _has_room(backend):
+        read = _read_rate(backend.name) if step_bytes(report) else None
+        flops = _flops_rate(backend.name, report.dtype) if encode_flops(report) else None
+    return MachineFacts(cores, threads if on_cpu else 1, others, read, flops)
+
+
+def thread_warnings(backend: Backend, cores: Cores) -> tuple[str, ...]:
+    """Of receipts: more threads were asked for than can run."""
+    threads = asked_threads() or 0
+    if backend.device.type != "cpu" or threads <= cores.usable:
+        return ()
+    return (
+        f"{threads_told(threads, cores)}, and wait for each other: it takes longer than with "
+        f"threads={cores.usable}",
+    )
+
+
+def computing_threads() -> int:
+    """Of torch, in the thread that computes."""
+    return asked_threads() or torch.get_num_threads()
+
+
+def _has_room(backend: Backend) -> bool:
+    free = free_bytes(backend)
+    return free is not None and free > ROOM * READ_BYTES.get(backend.device.type, 0)
+
+
+@cache
+def _read_rate(device: str) -> float | None:
+    return read_rate_of(device)
+
+
+@cache
+def _flops_rate(device: str, dtype: str) -> float | None:
+    return flops_rate_of(device, dtype)

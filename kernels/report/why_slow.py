@@ -1,0 +1,97 @@
+"""Why a model may be slow though everything runs where it should: threads, other programs, and how
+near its times come to what the machine can do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from mtmd.kernels.report.facts import WarmupFacts
+from mtmd.kernels.report.machine import threads_told
+
+# Of weights: fewer may lie in a processor's cache, and how fast memory is read says nothing.
+LEAST_BYTES = 128 << 20
+LEAST_GFLOP = 10.0  # of an encode: in smaller ones, products are not what takes the time
+SLOW = 0.25  # of what the machine can do, below which the report says so
+
+
+@dataclass(frozen=True)
+class Reached:
+    """`share` of what the machine can do, which is `ceiling`, in words."""
+
+    share: float
+    ceiling: str
+
+    def __str__(self) -> str:
+        if self.share > 1:
+            return f"more than this machine's {self.ceiling}: some comes from its caches"
+        return f"{self.share:.0%} of this machine's {self.ceiling}"
+
+
+def step_bytes(report: WarmupFacts) -> float:
+    """What a step of decoding reads and writes, as the warm-up has counted it; 0 where it has run
+    none, or the weights are so few that caches may hold them.
+    """
+    weights = [sum(g.weight_bytes.values()) for g in report.graphs if g.graph == "decoder"]
+    if max(weights, default=0) < LEAST_BYTES:
+        return 0.0
+    steps = [check for check in report.checks if check.graph == "decoder"]
+    return sum(op.gb_per_s * 1e9 * op.ms / 1e3 for check in steps[:1] for op in check.ops)
+
+
+def encode_flops(report: WarmupFacts) -> float:
+    """Of the encode that was run; 0 where none was, or it is small."""
+    if all(check.graph != "encoder" for check in report.checks):
+        return 0.0
+    found = [g.gflop for g in report.graphs if g.graph == "encoder" and g.label == "warm-up"]
+    return sum(found[:1]) * 1e9 if sum(found[:1]) >= LEAST_GFLOP else 0.0
+
+
+def reached(report: WarmupFacts) -> dict[str, Reached]:
+    """By graph, how much of what the machine can do; without those of which nothing is known."""
+    machine, result = report.machine, dict[str, Reached]()
+    if machine is None:
+        return result
+    for check in report.checks:
+        seconds = check.best_ms / 1e3
+        if not seconds:
+            continue
+        if check.graph == "decoder" and machine.read_bytes_per_s and (work := step_bytes(report)):
+            rate = machine.read_bytes_per_s
+            told = f"memory rate ({rate / 1e9:.1f} GB/s)"
+        elif check.graph == "encoder" and machine.flops_per_s and (work := encode_flops(report)):
+            rate = machine.flops_per_s
+            told = f"{report.dtype} rate ({rate / 1e12:.3g} TFLOP/s)"
+        else:
+            continue
+        result[check.graph] = Reached(work / rate / seconds, told)
+    return result
+
+
+def hindrances(report: WarmupFacts) -> Sequence[tuple[str, str]]:
+    """(what makes it slow, what to do about it), of the machine; empty where nothing does."""
+    return tuple(_hindrances(report)) if report.machine is not None else ()
+
+
+def _hindrances(report: WarmupFacts) -> Iterator[tuple[str, str]]:
+    machine = report.machine
+    assert machine is not None
+    cores = machine.cores
+    if machine.oversubscribed:
+        what = threads_told(machine.threads, cores)
+        yield what, f"--threads {cores.usable}: {what}, and wait for each other"
+    if machine.crowded:
+        what = (
+            f"other programs keep {machine.others:.1f} of {cores.affinity} "
+            f"core{'s' if cores.affinity > 1 else ''} busy"
+        )
+        yield what, f"end what else computes, and measure again: {what}"
+    if machine.oversubscribed or machine.crowded:
+        return  # which are reason enough
+    for graph, found in reached(report).items():
+        if found.share < SLOW:
+            yield (
+                f"the {graph} is far from what the machine can do",
+                f"`mtmd bench` shows which op takes the time: the {graph} reaches {found}",
+            )

@@ -1,0 +1,123 @@
+"""What the rows of a batch answer, kept beside them: a later run goes on with the same question, or
+not at all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import time
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from mtmd.kernels.errors import OptionError
+
+ENDING = ".run.json"
+LOADING = ("dtype", "context", "mmproj", "chat_template", "image_min_tokens", "image_max_tokens")
+VERSION = 1
+
+
+def chosen(options: Any) -> dict[str, Any]:
+    """Fields of a dataclass that are not as they are by default."""
+    fields = dataclasses.fields(options)
+    given = {f.name: getattr(options, f.name) for f in fields}
+    return {f.name: given[f.name] for f in fields if given[f.name] != f.default}
+
+
+def asked(
+    model: str | None,
+    prompt: str,
+    system: str,
+    loading: Mapping[str, Any],
+    answering: Mapping[str, Any],
+    frames: Mapping[str, Any],
+) -> dict[str, Any]:
+    """What makes rows what they are. `loading`, `answering`, `frames`: what was chosen of
+    `LoadOptions`, `AnswerOptions` and `FrameRequest`.
+    """
+    return {
+        "model": model,
+        "prompt": prompt,
+        "system": system,
+        "model options": {name: loading[name] for name in LOADING if name in loading},
+        "answer options": dict(answering),
+        "frames": dict(frames),
+    }
+
+
+def check_same(out: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raises OptionError."""
+    for name, value in now.items():
+        if before.get(name) != value:
+            raise OptionError(
+                f"out {out}: found rows with {name} {before.get(name)!r:.80}, now it is "
+                f"{value!r:.80}; expected the same: name another file"
+            )
+
+
+class AskedBefore:
+    """Of the rows in `out`: OUT.run.json. `has_rows`: else what is there is not theirs. Raises
+    OptionError where they answer something else.
+    """
+
+    def __init__(self, out: Path, now: Mapping[str, Any], has_rows: bool):
+        self.path, self.note = out.with_name(out.name + ENDING), ""
+        self._now = dict(json.loads(json.dumps(now, default=str)))
+        self._is_there = has_rows and self.path.exists()
+        self.folder, self.began = str(Path.cwd()), 0.0
+        """Names of rows are relative to this folder; when the first run began, 0 if not known."""
+        if self._is_there:
+            self._read(out)
+        elif has_rows:
+            self.note = (
+                f"{self.path.name} is not there: whether the rows of before answer the same "
+                "question is not known"
+            )
+
+    def keep(self) -> None:
+        """Before the first row is written."""
+        if self._is_there:
+            return
+        began = 0.0 if self.note else time.time()
+        kept = {"version": VERSION, "began": began, "folder": self.folder, **self._now}
+        made = self.path.with_name(self.path.name + ".new")
+        made.write_text(json.dumps(kept, ensure_ascii=False, indent=1) + "\n", "utf-8")
+        made.replace(self.path)
+        self._is_there = True
+
+    def _read(self, out: Path) -> None:
+        try:
+            before = dict(json.loads(self.path.read_text("utf-8")))
+            self.folder, self.began = str(before["folder"]), float(before["began"])
+        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+            raise OptionError(
+                f"out {out}: found in {self.path.name} what `mtmd batch` did not write there, "
+                "expected what was asked; bring it back, remove it if the rows answer the same "
+                "question, or name another file"
+            ) from error
+        check_same(str(out), before, self._now)
+
+
+def name_of_model(model: str | None) -> str:
+    """However a path to it is written."""
+    if model is None:
+        return "demo"
+    path = Path(model).expanduser()
+    return str(path.resolve()) if path.exists() else model
+
+
+def place_of(name: str, folder: str) -> str:
+    """Where a picture lies that `folder`, a whole path, names so, however that is written. A link
+    to a picture is one of its own.
+    """
+    head, tail = os.path.split(os.path.join(folder, name))  # noqa: PTH118  # ".." after links
+    return f"{real_folder(head)}/{tail}"
+
+
+@cache
+def real_folder(path: str) -> str:
+    """Of a whole path, with no links in it."""
+    return os.path.realpath(path)

@@ -1,0 +1,107 @@
+"""Which pictures a batch has to ask about where rows are there already."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from mtmd.batch.asked import AskedBefore, place_of, real_folder
+from mtmd.batch.inputs import Input
+from mtmd.batch.output import Before
+
+CLOCKS_S = 60.0  # by which clocks of file systems may be apart
+READ_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Left:
+    """`inputs` are to be asked about; rows of the names in `old` go. `known`: rows of other inputs,
+    of which `failed` have an error; `changed` and `retried` are counts of `old`.
+    """
+
+    inputs: tuple[Input, ...]
+    old: frozenset[str]
+    known: int
+    failed: tuple[tuple[str, str], ...]
+    changed: int
+    retried: int
+
+    @property
+    def told(self) -> str:
+        """What is asked about again, "" for nothing."""
+        parts = []
+        if self.changed:
+            verb = "has" if self.changed == 1 else "have"
+            parts.append(f"{self.changed} of before {verb} changed")
+        if self.retried:
+            parts.append(f"{self.retried} of before failed")
+        return f"asked again: {', '.join(parts)}" if parts else ""
+
+
+def what_is_left(
+    inputs: Sequence[Input], rows: Mapping[str, Before], before: AskedBefore, retry: bool
+) -> Left:
+    """`rows` are there. With `retry` those with an error are asked about again; a picture whose
+    file has another digest always is.
+    """
+    known = {place_of(name, before.folder): name for name in rows}
+    away = str(Path.cwd()) != before.folder
+    left: dict[str, Input] = {}
+    old, failed, kept = set[str](), list[tuple[str, str]](), 0
+    changed = retried = 0
+    seen = set[str]()
+    for one in inputs:
+        place = _place(one)
+        if place in seen:
+            continue  # two spellings
+        seen.add(place)
+        name = known.get(place)
+        if name is None:
+            left[place] = _in_full(one) if away else one
+            continue
+        row = rows[name]
+        has_changed = _has_changed(one.path, row, before.began)
+        if has_changed or (retry and row.error is not None):
+            left[place] = _in_full(one) if away else one
+            old.add(name)
+            changed, retried = changed + has_changed, retried + (not has_changed)
+            continue
+        kept += 1
+        if row.error is not None:
+            failed.append((name, row.error))
+    return Left(tuple(left.values()), frozenset(old), kept, tuple(failed), changed, retried)
+
+
+def _place(one: Input) -> str:
+    """As of its row's name."""
+    folder, _ = os.path.split(one.path)
+    real = real_folder(os.path.join(Path.cwd(), folder))  # noqa: PTH118  # ".." after links
+    _, name = os.path.split(one.name)
+    return place_of(name, os.fsencode(real).decode("utf-8", "backslashreplace"))
+
+
+def _in_full(one: Input) -> Input:
+    return replace(one, path=os.path.abspath(one.path))  # noqa: PTH100  # links stay
+
+
+def _has_changed(path: str, row: Before, began: float) -> bool:
+    """Since the row was written. Files that are older than the first row are not read."""
+    try:
+        status = Path(path).stat()
+        newest = max(status.st_mtime, status.st_ctime)
+        if row.sha256 is None:  # there was no file to be read
+            return row.error is not None and 0 < began <= newest
+        return newest >= began - CLOCKS_S and _digest(path) != row.sha256
+    except (OSError, ValueError):
+        return False  # it is gone; its row stays
+
+
+def _digest(path: str) -> bytes:
+    found = hashlib.sha256()
+    with Path(path).open("rb") as file:
+        while data := file.read(READ_BYTES):
+            found.update(data)
+    return found.digest()

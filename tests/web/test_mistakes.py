@@ -1,0 +1,54 @@
+"""What is wrong with a request, in words that name what was found and what is taken."""
+
+from __future__ import annotations
+
+import pytest
+from fake_service import FakeService
+from pydantic import ValidationError
+from serving import client_for
+
+from mtmd.web.api.requests import ChatRequest
+from mtmd.web.errors import invalid
+
+USER = [{"role": "user", "content": "x"}]
+SECRET = "data:,secret"
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ({"messages": USER, "stop": 5}, "stop: found 5, expected a text or a list of texts"),
+        ({"messages": USER, "stop": [5]}, "stop[0]: found 5, expected a text"),
+        ({"messages": []}, "messages: found 0 items, expected at least 1"),
+        ({}, 'messages: it has to be there; expected a list such as [{"role"'),
+        ({"messages": SECRET}, 'messages: found a text, expected a list such as [{"role"'),
+        (
+            {"messages": [USER[0] | {"content": [{"type": "image_url", "image_url": SECRET}]}]},
+            'image_url: found a text, expected an object such as {"url": "data:image/png',
+        ),
+        ({"messages": [{"role": SECRET, "content": "x"}]}, "found another text, expected 'system'"),
+        ({"messages": [{"content": "x"}]}, "messages[0].role: it has to be there"),
+        ({"messages": USER, "temperature": SECRET}, "found a text, expected a number"),
+        ({"messages": USER, "temperature": 101}, "temperature: found 101, expected at most 100"),
+        ({"messages": USER, "top_p": -0.5}, "top_p: found -0.5, expected at least 0"),
+        ({"messages": USER, "max_tokens": 1.5}, "max_tokens: found 1.5, expected a whole number"),
+        ({"messages": USER, "stream": "yes"}, "stream: found a text, expected true or false"),
+        ({"messages": USER, "model": "x" * 600}, "found 600 characters, expected at most 512"),
+        ({"messages": USER, "logit_bias": [1]}, "logit_bias: found a list, expected an object"),
+    ],
+    ids=lambda value: value[:40] if isinstance(value, str) else "",
+)
+def test_what_is_wrong(body, told):
+    with pytest.raises(ValidationError) as error:
+        ChatRequest.model_validate(body)
+    message = invalid(error.value).message
+    assert told in message and "secret" not in message and "Input" not in message
+
+
+def test_addresses_of_ollamas_that_are_not_here_answer_in_its_form():
+    client = client_for(FakeService())
+    for path in ("/api/pull", "/api/embed"):
+        answer = client.post(path, json={"model": "x"})
+        assert answer.status_code == 404
+        assert answer.get_json() == {"error": "there is nothing at this address"}
+    assert client.post("/v1/nothing", json={}).get_json()["error"]["message"]
