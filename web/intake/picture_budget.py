@@ -6,6 +6,7 @@ pixels.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -13,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from mtmd import BusyError, Picture
-from mtmd.kernels.resources.cores import usable_cores
 from mtmd.prompt.load_image import load_isolated, picture_size
 from mtmd.prompt.video_input import VideoFacts, check_video
 from mtmd.service.measures.turnover import Turnover
@@ -23,7 +23,7 @@ from mtmd.web.settings import MediaBudget
 
 # Of one client, so that few of his wait for a worker with their pixels counted; which of several
 # clients' run is the workers' own rule: `mtmd.kernels.isolation.places`.
-DECODE_AT_ONCE = max(2, usable_cores().usable) + 8
+DECODE_AT_ONCE = max(2, os.cpu_count() or 1) + 8
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable
 
 from mtmd.kernels.options import refuse
-from mtmd.kernels.plan.free_memory import system_bytes
 from mtmd.kernels.resources.control_groups import CGROUP, PROC
 from mtmd.kernels.resources.cores import usable_cores
 
@@ -54,6 +53,8 @@ class PrepareAhead:
         self.most = asked or max(LEAST, min(MOST, most_cores or usable_cores().usable))
         self.now = asked or LEAST
         if room is None:
+            from mtmd.kernels.plan.free_memory import system_bytes  # it loads torch
+
             room = min(MOST_BYTES, (system_bytes(PROC, CGROUP) or 8 * MOST_BYTES) // PART_OF_FREE)
         self._room = room
         self._parallel = parallel

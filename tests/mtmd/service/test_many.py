@@ -114,7 +114,7 @@ def test_a_ticket_holds_nothing_unless_it_says_so() -> None:
 def test_memory_that_is_not_known_is_taken_for_much(monkeypatch: pytest.MonkeyPatch) -> None:
     for free, room in ((None, MOST_BYTES), (8 << 30, 1 << 30), (1 << 40, MOST_BYTES)):
         monkeypatch.setattr(
-            "mtmd.service.measures.prepare_ahead.system_bytes", lambda *_, free=free: free
+            "mtmd.kernels.plan.free_memory.system_bytes", lambda *_, free=free: free
         )
         assert PrepareAhead(1)._room == room
 
@@ -124,9 +124,11 @@ def test_options(demo: Model, mtmd: Any, tmp_path: Any) -> None:
         demo.answers(["a.png"], prepare_ahead=0)
     for word in ("0", "65", "many", "-1"):
         line = mtmd("batch", "a.png", f"--prepare-ahead={word}", "--out", tmp_path / "a.csv")
-        assert f"prepare_ahead: found {word if word.isdecimal() else repr(word)}" in line.refused()
+        assert (
+            f"--prepare-ahead: found {word if word.isdecimal() else repr(word)}" in line.refused()
+        )
     assert "beside" in mtmd("describe", "a.png", "--prepare-ahead", 3).refused()
-    assert "prepare_ahead" in mtmd("describe", "--each", "a.png", "--prepare-ahead=x").refused()
+    assert "--prepare-ahead: " in mtmd("describe", "--each", "a.png", "--prepare-ahead=x").refused()
 
 
 def test_batch_and_each_hand_it_on(
