@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import gc
+import logging
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 SWITCH_S = 0.00005
-NEVER = 2**30  # by the interpreter itself
+# From 3.14 on a collection looks at a part of the old objects each time (CPython's What's New).
+IN_PARTS = sys.version_info >= (3, 14)
 LOOK_S = 0.25
-FULL_EVERY = 5  # collections of what is not new, of 7,000 objects each, for one of all there is
+FULL_EVERY = 35_000  # objects made and not let go, as the collections of new ones count them
+NET = 1000  # collections of what is not new after which the interpreter would do it, not our thread
 MOST = 20_000  # objects; to look through so many stops every thread for some 3 ms
 COUNT_EVERY = 16  # times that objects were left out, as to count them takes long, too
-GROWN = 1_000_000  # objects by which what is left out may grow: some 100 MiB, or a large model
+GROWN = 1_000_000  # objects by which what is left out may grow, or a large model
+TRIES = 1000  # a millisecond apart
+_one_at_a_time = threading.RLock()
+log = logging.getLogger("mtmd")
 
 
 @contextmanager
@@ -27,20 +35,61 @@ def shared_out_promptly() -> Iterator[None]:
     """
     before, thresholds = sys.getswitchinterval(), gc.get_threshold()
     sys.setswitchinterval(SWITCH_S)
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*thresholds[:2], NEVER)
+    leave_out()
     pauses, over = Pauses(), threading.Event()
     thread = threading.Thread(target=pauses.keep, args=(over,), name="mtmd garbage", daemon=True)
-    thread.start()
+    if not IN_PARTS:
+        gc.set_threshold(*thresholds[:2], NET)
+        thread.start()
     try:
         yield
     finally:
         over.set()
-        thread.join()
+        if thread.is_alive():
+            thread.join()
         gc.set_threshold(*thresholds)
         gc.unfreeze()  # else libraries find at the end what nobody has let go, and say so
         sys.setswitchinterval(before)
+
+
+def leave_out(collected: bool = False) -> None:
+    """What is in use now, of garbage collections: to look through all that a model and its
+    libraries have made stops every thread for a tenth of a second. `collected`: that has just been
+    done.
+    """
+    with _one_at_a_time:
+        if not collected:
+            _collect()
+        gc.freeze()
+
+
+def collect_all() -> None:
+    """All garbage, also what was left out, which is left in from now on."""
+    with _one_at_a_time:
+        gc.unfreeze()
+        _collect()
+
+
+def _collect() -> None:
+    """A full collection. `gc.collect` returns at once where a thread is in a collection already, by
+    itself, and lets others run there.
+    """
+    begun: list[bool] = []
+
+    def note(phase: str, info: dict[str, Any]) -> None:
+        if phase == "start" and info["generation"] == 2 and threading.get_ident() == here:
+            begun.append(True)
+
+    here = threading.get_ident()
+    gc.callbacks.append(note)
+    try:
+        for _ in range(TRIES):
+            gc.collect()
+            if begun:
+                return
+            time.sleep(0.001)
+    finally:
+        gc.callbacks.remove(note)
 
 
 class Pauses:
@@ -48,7 +97,8 @@ class Pauses:
 
     What one has found in use is left out of the next where it is much: plans above all, which live
     long and are in no cycle, so that they are free as soon as nobody holds them. What was left out
-    and has become garbage in cycles since waits until all that is left out has grown by `GROWN`.
+    and has become garbage in cycles since waits until all that is left out has grown by `GROWN`:
+    a pause of a second or so, and rare.
 
     They have a thread of their own. For the interpreter, whichever thread made the last of many
     objects would do it, and may have stepped back behind others (`kernels.resources.priority`):
@@ -59,20 +109,26 @@ class Pauses:
         self._left_out, self._most = 0, gc.get_freeze_count() + GROWN
 
     def keep(self, over: threading.Event) -> None:
+        new, young, _ = gc.get_threshold()
+        every = max(1, FULL_EVERY // (new * young))
         while not over.wait(LOOK_S):
-            if gc.get_count()[2] >= FULL_EVERY:
-                self.collect()
+            try:
+                if gc.get_count()[2] >= every:
+                    self.collect()
+            except Exception:  # no memory for it, say: there may be some the next time
+                log.exception("garbage could not be collected")
 
     def collect(self) -> None:
-        counted = self._left_out == COUNT_EVERY
-        thorough = counted and gc.get_freeze_count() > self._most
-        if thorough:
-            gc.unfreeze()
-        gc.collect()
-        if counted:
-            self._left_out = 0
-        if len(gc.get_objects(2)) > MOST:
-            self._left_out += 1
-            gc.freeze()
-        if thorough:
-            self._most = gc.get_freeze_count() + GROWN
+        with _one_at_a_time:
+            counted = self._left_out == COUNT_EVERY
+            thorough = counted and gc.get_freeze_count() > self._most
+            if thorough:
+                gc.unfreeze()
+            _collect()
+            if counted:
+                self._left_out = 0
+            if len(gc.get_objects(2)) > MOST:
+                self._left_out += 1
+                gc.freeze()
+            if thorough:
+                self._most = gc.get_freeze_count() + GROWN

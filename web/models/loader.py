@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -10,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from mtmd.checkpoint.collection import Source
+from mtmd.loaded.interpreter import collect_all, leave_out
 from mtmd.web.models.entry import Facts
 from mtmd.web.models.presets import Preset
 from mtmd.web.models.progress import Read
@@ -119,7 +119,7 @@ class OpenedModel:
         report = model.warm_up() if loader.warm_up else model.warmup_report
         self._service = Service(model, **loader.service_options)
         loader.loaded.append(model)
-        _leave_out_of_collection()
+        leave_out()
         return ServedModel(
             self._service, report, aliases, system=preset.system, preset=preset.answer
         )
@@ -141,15 +141,8 @@ class OpenedModel:
         assert model is not None
         model.loaded.close()
         del model, service
-        gc.unfreeze()
-        gc.collect()  # plans and their caches refer to each other in circles
+        collect_all()  # models and their caches refer to each other in circles
         self._loader.shared.given_back()
         if left := self._loader.loaded:
-            gc.freeze()
+            leave_out(collected=True)
             self._loader.shared.settle_threads([one.checkpoint.weight_bytes for one in left])
-
-
-def _leave_out_of_collection() -> None:
-    """As `shared_out_promptly` does for what there is at the start."""
-    gc.collect()
-    gc.freeze()

@@ -48,6 +48,41 @@ pauses.collect()
 print(gone() is None, len(gc.get_objects()) < loaded / 10)
 gc.unfreeze()
 print(gc.get_threshold() == thresholds, threading.active_count() == 1)
+
+class Slow(Cycle):
+    def __del__(self):
+        begun.set()
+        go_on.wait(10)
+
+gc.enable()
+begun, go_on, cycle = threading.Event(), threading.Event(), Cycle()
+gone = weakref.ref(cycle)
+gc.freeze()
+del cycle
+Slow()
+thread = threading.Thread(target=gc.collect)
+thread.start()
+print(begun.wait(10), gc.collect() == 0)  # while another thread is at it, it does nothing
+threading.Timer(0.05, go_on.set).start()
+interpreter.collect_all()
+print(gone() is None)
+thread.join()
+
+tries = []
+def collect(self):
+    tries.append(self)
+    if len(tries) == 1:
+        raise MemoryError
+    over.set()
+
+over, pauses, interpreter.FULL_EVERY = threading.Event(), Pauses(), 0
+Pauses.collect = collect
+gc.disable()
+for _ in range(3):
+    gc.collect(1)
+interpreter.log.disabled = True
+pauses.keep(over)
+print(len(tries) == 2)
 print(sys.getswitchinterval() > 0.001)
 """
 
@@ -56,4 +91,4 @@ def test_threads_give_way_soon_and_collections_look_through_little():
     result = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
     )
-    assert result.stdout.split() == ["True"] * 14
+    assert result.stdout.split() == ["True"] * 18
