@@ -118,8 +118,8 @@ most to do. A collective takes the device, after the model by which NCCL chooses
 
 `rate` is the link's; of a mesh, where every two cards have a link of their own, that of N - 1 of them.
 `part` is 1/4 of an all_reduce, 1/3 of an all_gather, as the low-latency protocol sends a flag with every word. By torch.distributed a collective costs the
-host {host} us (slow, middle, fast), `el` is {el}, `late` {late}: assumptions, as above. A plan whose collectives are NCCL's is recorded as others
-are, and then one replay for the host. **Not run on several GPUs.**
+host {host} us (slow, middle, fast), `el` is {el}, `late` {late}: assumptions, as above. A plan with collectives is not recorded as a CUDA graph, so on fast cards the host's
+launches are the bound. **Not run on several GPUs.**
 
 {links}
 

@@ -25,13 +25,6 @@ class Group(Hashable, Protocol):
     @property
     def size(self) -> int: ...
 
-    @property
-    def capturable(self) -> bool:
-        """Whether its collectives are launches in the device's queue, as a recorded run may have
-        them: the host neither waits nor touches values. On every rank alike, so that all record and
-        replay the same runs.
-        """
-
     def sum(self, x: Tensor) -> Tensor:
         """Over all ranks; it may overwrite x."""
 

@@ -69,16 +69,8 @@ class DistributedGroup:
             raise DeviceError(f"the {size} ranks did not meet: {_reason(error)}") from error
         _process.meets = False
         self._now = self._patient
-        self.capturable = backend == "nccl" and self._memory is None
-        """NCCL's collectives are launches, on its own stream between two events of the current one
-        (NCCL user guide, "Using NCCL with CUDA Graphs").
-        """
-        self._used: set[int] = set()
-        """Communicators that have been used: they are made at their first collective, by what no
-        capture may contain.
-        """
         self.bytes = 0
-        """Handed to collectives so far, by this rank; those of replays are not counted."""
+        """Handed to collectives so far, by this rank."""
 
     def __repr__(self) -> str:
         return f"rank {self.rank} of {self.size}"
@@ -130,15 +122,9 @@ class DistributedGroup:
         """Whoever holds the error does not hold the group: no frame that it keeps refers to it."""
         if self._now is None:
             raise DeviceError(f"{self} has left the others; load the model again")
-        if self.capturable and torch.cuda.is_current_stream_capturing():
-            if id(self._now) not in self._used:
-                raise RuntimeError(f"{self}: a communicator is used before it is recorded")
-            return collective(self._now)  # what fails here has failed to be recorded
         try:
             with waiting():
-                result = collective(self._now)
-            self._used.add(id(self._now))
-            return result
+                return collective(self._now)
         except (RuntimeError, ValueError, OSError) as error:  # ValueError: left meanwhile
             raise self._lost(error) from error.with_traceback(None)
 

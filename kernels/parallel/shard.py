@@ -257,13 +257,10 @@ class _Rewriting:
 
 @dataclass(frozen=True)
 class Seat:
-    """The place of a rank, for who only plans: nothing can be run with it. `capturable`: the ranks
-    that are planned would be joined by NCCL or RCCL.
-    """
+    """The place of a rank, for who only plans: nothing can be run with it."""
 
     rank: int
     size: int
-    capturable: bool = False
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
         raise PlacementError(f"rank {self.rank} of {self.size} is planned, not started")

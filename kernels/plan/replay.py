@@ -21,7 +21,6 @@ from mtmd.kernels.dtype import mib
 from mtmd.kernels.errors import DeviceError
 from mtmd.kernels.graph import Node
 from mtmd.kernels.ops import OPS
-from mtmd.kernels.ops.collective import Group
 from mtmd.kernels.plan.scheduler import Plan
 
 # Runs before one is recorded: a shape that does not come again is not worth it, and kernels are
@@ -46,7 +45,7 @@ def why_not(plan: Plan, by_torch: Callable[[Node], bool]) -> str | None:
     if len(spaces) != 1 or plan.copies:
         return f"it runs in several memories: {', '.join(sorted(spaces))}"
     nodes = (step.node for step in plan.steps)
-    waiting = [n for n in nodes if OPS[n.op].waits and by_torch(n) and not _is_launched(n)]
+    waiting = [node for node in nodes if OPS[node.op].waits and by_torch(node)]
     if waiting:
         return (
             f"{waiting[0].name} ({waiting[0].op}) and {len(waiting) - 1} others wait for the device"
@@ -54,12 +53,6 @@ def why_not(plan: Plan, by_torch: Callable[[Node], bool]) -> str | None:
     if (taken := sum(plan.compute_bytes.values())) > MOST_BYTES:
         return f"its values take {mib(taken)}, of which up to {mib(MOST_BYTES)} are kept"
     return None
-
-
-def _is_launched(node: Node) -> bool:
-    """A collective that waits for nothing."""
-    group: Group | None = node.attrs.get("group")
-    return group is not None and group.capturable
 
 
 class Replay:

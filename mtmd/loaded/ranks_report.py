@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from mtmd.kernels.backends.target import Target
 from mtmd.kernels.graph import Node
 from mtmd.kernels.parallel.shard import KeptWhole, Seat, Sharding, collectives
 from mtmd.kernels.plan.scheduler import Plan, make_plan
@@ -51,8 +50,7 @@ def rank_plans(
     loaded: LoadedModel, rank: int, shares: Sequence[float]
 ) -> tuple[Plans, dict[str, Sharding]]:
     """One rank's plans at the sizes of a warm-up, and how each graph was shared out."""
-    runner, encoder = loaded.runner, loaded.encoder
-    seat = Seat(rank, len(shares), isinstance(loaded.backends[0], Target))
+    runner, encoder, seat = loaded.runner, loaded.encoder, Seat(rank, len(shares))
     shardings = {"decoder": Sharding(seat, shares)}
 
     def planned(outputs: Sequence[Node], sharding: Sharding) -> Plan:

@@ -28,9 +28,8 @@ class Meeting:
 
 
 class ThreadGroup:
-    def __init__(self, meeting: Meeting, rank: int, capturable: bool = False):
+    def __init__(self, meeting: Meeting, rank: int):
         self._meeting, self.rank, self.size = meeting, rank, meeting.size
-        self.capturable = capturable
         self.handed: list[int] = []
         """Bytes, by collective."""
 
@@ -56,13 +55,13 @@ class ThreadGroup:
         return torch.cat(parts, axis)
 
 
-def run_ranks(size: int, work: Callable[[ThreadGroup], T], capturable: bool = False) -> list[T]:
+def run_ranks(size: int, work: Callable[[ThreadGroup], T]) -> list[T]:
     """`work(group)` of every rank, at once; the ranks' results."""
     meeting = Meeting(size)
 
     def one(rank: int) -> T:
         try:
-            return work(ThreadGroup(meeting, rank, capturable))
+            return work(ThreadGroup(meeting, rank))
         except BaseException:
             meeting.barrier.abort()
             raise
@@ -78,8 +77,6 @@ def run_ranks(size: int, work: Callable[[ThreadGroup], T], capturable: bool = Fa
 
 class Seat:
     """A rank whose collectives `lockstep` does."""
-
-    capturable = False
 
     def __init__(self, rank: int, size: int):
         self.rank, self.size = rank, size

@@ -27,12 +27,10 @@ from mtmd.kernels.graph import Node
 # inference mode those that torch makes of others come as they are called.
 ALLOWED = frozenset(
     {
-        "__and__",
         "_addmm_activation",
         "_upsample_bilinear2d_aa",
         "add",
         "add_",
-        "bitwise_not",
         "bmm",
         "cat",
         "clamp",
@@ -45,19 +43,15 @@ ALLOWED = frozenset(
         "empty",
         "expand",
         "flatten",
-        "ge",
         "gelu",
         "gelu_",
         "index_copy_",
         "index_select",
         "layer_norm",
         "linear",
-        "lt",
-        "masked_fill",
         "mean",
         "mul",
         "mul_",
-        "narrow",
         "permute",
         "reshape",
         "rms_norm",
@@ -273,8 +267,7 @@ class StandIn(Reference):
 
     def lower(self, node: Node, in_place: bool = False) -> Run:
         kernel = super().lower(node, in_place)
-        collective = "group" in node.attrs
-        if choose(node, lambda _: None).kernel is None and not collective:
+        if choose(node, lambda _: None).kernel is None:
             return kernel
         writes = node.alias
 
@@ -282,6 +275,4 @@ class StandIn(Reference):
             recorder = self.recorder and self.recorder.active
             return recorder.call(kernel, inputs, writes) if recorder else kernel(*inputs)
 
-        if collective:  # no kernel of ours, though one call: whether it may be recorded is asked
-            run.func = getattr(kernel, "func", kernel)  # type: ignore[attr-defined]
         return run
