@@ -28,6 +28,7 @@ _BOUNDS = {  # error -> the bound's name in its context, and words
     "greater_than_equal": ("ge", "at least"),
     "greater_than": ("gt", "more than"),
 }
+HUGE = 10**300  # there is no such float
 _MISSING = "it has to be there"
 _LENGTHS = {
     "too_short": ("min_length", "at least", "items"),
@@ -48,7 +49,7 @@ def words(error: Mapping[str, Any], field: str) -> str:
         return f"it has to be there; expected {_TAKEN[field]}" if field in _TAKEN else _MISSING
     if kind in _BOUNDS:
         name, at = _BOUNDS[kind]
-        return f"found {value:g}, expected {at} {context[name]:g}"
+        return f"found {_kind_of(value)}, expected {at} {context[name]:g}"
     if kind in _LENGTHS:
         name, at, what = _LENGTHS[kind]
         found = len(value) if isinstance(value, (str, list, tuple, dict)) else "more or fewer"
@@ -63,6 +64,8 @@ def _kind_of(value: Any, text: str = "a text") -> str:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, int) and abs(value) >= HUGE:
+        return "a number of too many digits"
     if isinstance(value, (int, float)):
         return f"{value:g}"
     if isinstance(value, str):

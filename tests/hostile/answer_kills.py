@@ -27,6 +27,7 @@ from browsing import Visitor, chromium
 SUPPORT = Path(__file__).parents[1] / "support"
 WORDS, PACE_S = 80, 0.02
 LONGER = 1.1, 0.2  # than the words take: until a little behind the end, share and seconds
+CLICK = "name => { const one = document.querySelector(name); one?.click(); return one ? 1 : 0 }"
 # One process imports everything, and a server is a fork of it: started anew within milliseconds.
 SERVERS = """
 import os, signal, sys
@@ -148,8 +149,8 @@ def _one(
             page.press("#prompt", "Enter")
             counts["sent again"] += 1
         elif page.is_visible(".problem button"):
-            page.click(".problem button")
-            counts["asked again"] += 1
+            # by a script: it goes where the server is found again meanwhile
+            counts["asked again"] += page.evaluate(CLICK, ".problem button")
         page.wait_for_timeout(50)
     found = shown()
     assert found.startswith(read) and whole.startswith(found), (read, found)
