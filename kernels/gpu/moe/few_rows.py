@@ -153,7 +153,9 @@ def tiles(
     """Units of a row of each table and how many of them are multiplied at once; columns and warps
     of a program. outer: rows of a table, of all experts that have choices together.
     """
-    found = [operand_tile(width, outer, rows // 8, quant) for quant in quants]
-    warps = min(warps for _, (_, _, warps) in found)
-    found = [operand_tile(width, outer, rows // 8, quant, warps) for quant in quants]
-    return [(units, count) for units, (_, count, _) in found], found[0][1][0], warps
+    eights = rows // 8
+    warps = min(operand_tile(width, outer, eights, quant)[1][2] for quant in quants)
+    found = [operand_tile(width, outer, eights, quant, warps) for quant in quants]
+    # Two tables take the registers of twice as many columns, and read x once as those do.
+    columns = found[0][1][0] if len(quants) == 1 else 16
+    return [(units, count) for units, (_, count, _) in found], columns, warps
