@@ -119,7 +119,4 @@ USES = {
     "experts, decoding 16, Q4_K and Q6_K, 2 of 8, 2048 x 768": Case(
         16, 8, 2, 2048, 768, _B, ("Q4_K", "Q4_K", "Q6_K")
     ),
-    "experts, prefill of 512, Q4_K and Q6_K, 2 of 8, 2048 x 768": Case(
-        512, 8, 2, 2048, 768, _B, ("Q4_K", "Q4_K", "Q6_K")
-    ),
 }
