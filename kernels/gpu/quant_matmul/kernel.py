@@ -37,6 +37,7 @@ from mtmd.kernels.graph import Type
 from mtmd.kernels.quantization.blocks import BLOCKS, NATIVE
 
 MOST_EIGHTS = 4  # of rows of x by operands of packed codes
+FEW_COLUMNS = 2048  # rows of w up to which a multiprocessor of an H200 has one program or none
 GROUP = 32  # values that are decoded together: no block is smaller
 
 
@@ -226,7 +227,9 @@ def plan_call(x: Type, w: Type, bias: Type | None = None, *, quant: str) -> Call
     constants: dict[str, int | bool | str] = {"QUANT": quant, "BIAS": bias is not None}
     if x.dtype != torch.float32 and rows <= 8 * MOST_EIGHTS:
         eights = power_of_two(-(-rows // 8))
-        units, (columns, count, warps) = operand_tile(width, outer, eights, quant)
+        # Programs of few weights do not fill a GPU: more warps of each share out its rows.
+        most = 16 if eights == 1 and outer <= FEW_COLUMNS else 8
+        units, (columns, count, warps) = operand_tile(width, outer, eights, quant, most)
         constants |= {"WHOLE": units % count == 0, "EIGHTS": eights}
         constants |= {"COLUMNS": columns, "COUNT": count}
         scalars |= {"M": rows, "units": units}

@@ -74,7 +74,7 @@ def test_a_table_at_an_address_that_words_do_not_begin_at_is_refused():
     gate = inputs[2]
     moved = torch.empty(gate.numel() + 2, dtype=torch.uint8)[2:].view(gate.shape)
     inputs[2] = moved.copy_(gate)
-    with pytest.raises(PlacementError, match="gate begins at .* aligned to 4 bytes"):
+    with pytest.raises(PlacementError, match=r"gate begins at .* aligned to 4 bytes"):
         moe.moe(*inputs, **ONE.options)
 
 
