@@ -64,8 +64,9 @@ is rows x channels, and warps. The RMS norm (`kernels/gpu/rms_norm.py`) takes ro
 values of a row at a time, and warps.
 
 Attention to a cache (`kernels/gpu/paged_attention/`) reads the table of pages, for head sizes 16 to {most}; `tile` is rows x keys, and warps.
-Experts (`kernels/gpu/moe/`) are plain or quantized; `tile` is choices x values x groups of 32, of the products with gate and up. A residual
-and its norm (`kernels/gpu/add_norm.py`) take rows of up to 16,384 values, rotary turning and cache writes (`kernels/gpu/rotary/`) heads of up
+Experts (`kernels/gpu/moe/`) are plain or quantized; `tile` is choices x values x groups of 32, of the products with gate and up; of quantized tables and
+at most 32 rows an expert x units, whose operands are made of packed codes (`kernels/gpu/moe/few_rows.py`). A residual and
+its norm (`kernels/gpu/add_norm.py`) take rows of up to 16,384 values, rotary turning and cache writes (`kernels/gpu/rotary/`) heads of up
 to 1,024, gated units (`kernels/gpu/gated.py`) rows of any width.
 """
 # These have sections of their own, with what their tiles were chosen against.

@@ -2,8 +2,12 @@
 makes for an NVIDIA GPU; no GPU is needed.
 
     python benchmarks/gpu_kernels/instructions.py [--target cuda:90] [--clock 1.755] [KIND ...]
+    python benchmarks/gpu_kernels/instructions.py --experts gate [--rows 1 4] [KIND ...]
 
-Prints a table: instructions of a thread for each weight, in the loop over a row of 4,096; cycles
+Prints a table: instructions of a thread for each weight, in the loop over a row of 4,096; with
+--experts, over one of an expert's tables, of 128 experts of 768 units of 2,048 values of which each
+token chooses 8 (Qwen3-30B-A3B), of `gate` and `up` or of `down`, by an expert's rows of x on
+average. And cycles
 that a part of a multiprocessor needs for a warp's at least, where some kinds take more than one;
 and what that allows of memory traffic at most, if no other bound is lower. Reads machine code with
 nvdisasm, which Triton brings.
@@ -22,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 WIDTH = OUTER = 4096
+EXPERTS, CHOSEN, EXPERT_WIDTH, EXPERT_UNITS = 128, 8, 2048, 768
 LABEL = re.compile(r"\s*(\.L_\w+):")
 CODE = re.compile(r"\s*/\*[0-9a-f]+\*/\s+(.*?);")
 JUMP = re.compile(r"\bBRA\b.*?`\((\.L_\w+)\)")
@@ -44,6 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--rows", type=int, nargs="+", default=[1, 4, 8, 16], help="of x (1 4 8 16)"
     )
+    parser.add_argument("--experts", choices=["gate", "down"], help="count products of experts")
     parser.add_argument("--clock", type=float, default=1.755, help="GHz (%(default)s)")
     parser.add_argument("--multiprocessors", type=int, default=132, help="(%(default)s: H200)")
     parser.add_argument("--json", action="store_true", help="a line of JSON for each")
@@ -58,7 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
         print("| weight | rows of x | instructions a weight | cycles | TB/s at most |")
         print("|---|---|---|---|---|")
     for kind in options.kinds or KINDS:
-        for found in counted(kind, options.rows, options.target):
+        for found in counted(kind, options.rows, options.target, options.experts):
             each = found["instructions"] / found["weights"]
             cycles = found["cycles"] / found["weights"]
             rest = rate / cycles * found["bytes_per_weight"] / 1000
@@ -71,32 +77,63 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def counted(kind: str, rows: list[int], target: str) -> Iterator[dict[str, Any]]:
+def counted(
+    kind: str, rows: list[int], target: str, experts: str | None = None
+) -> Iterator[dict[str, Any]]:
     """Of the loop over K: a thread's instructions, and the weights that it multiplies by them."""
-    import torch
-
     from mtmd.kernels.gpu.compile import compiled_for
-    from mtmd.kernels.gpu.quant_matmul.kernel import program
     from mtmd.kernels.gpu.quant_matmul.operands import UNIT_VALUES
-    from mtmd.kernels.graph import Type
     from mtmd.kernels.quantization.blocks import row_bytes
 
-    size = row_bytes(kind, WIDTH)
     for count in rows:
-        x = Type.contiguous((count, WIDTH), torch.bfloat16)
-        made = program(x, Type.contiguous((OUTER, size), torch.uint8), quant=kind)
+        made = of_experts(kind, count, experts) if experts else of_rows(kind, count)
         body = longest_loop(disassembled(compiled_for(target, made).asm["cubin"]))
         chosen = made.call.constants
-        values = UNIT_VALUES[kind] if "EIGHTS" in chosen else 32
+        values = UNIT_VALUES[kind] if "units" in made.call.scalars else 32
         weights = int(chosen["COLUMNS"]) * int(chosen["COUNT"]) * values
         yield {
             "kind": kind,
             "rows": count,
             "instructions": len(body),
             "cycles": cycles(body),
-            "weights": weights / (made.call.warps * WARP),
-            "bytes_per_weight": size / WIDTH,
+            "weights": weights * (2 if experts == "gate" else 1) / (made.call.warps * WARP),
+            "bytes_per_weight": row_bytes(kind, WIDTH) / WIDTH,
         }
+
+
+def of_rows(kind: str, rows: int) -> Any:
+    """The program of a product of so many rows of x."""
+    import torch
+
+    from mtmd.kernels.gpu.quant_matmul.kernel import program
+    from mtmd.kernels.graph import Type
+    from mtmd.kernels.quantization.blocks import row_bytes
+
+    x = Type.contiguous((rows, WIDTH), torch.bfloat16)
+    return program(x, Type.contiguous((OUTER, row_bytes(kind, WIDTH)), torch.uint8), quant=kind)
+
+
+def of_experts(kind: str, rows: int, table: str) -> Any:
+    """The program of products with experts of as many tokens as each has so many rows of on
+    average.
+    """
+    import torch
+
+    from mtmd.kernels.gpu.moe.kernel import down_program, program
+    from mtmd.kernels.graph import Type
+    from mtmd.kernels.quantization.blocks import row_bytes
+
+    tokens = rows * EXPERTS // CHOSEN
+    x, router = (
+        Type.contiguous((tokens, width), torch.bfloat16) for width in (EXPERT_WIDTH, EXPERTS)
+    )
+    up, down = (
+        Type.contiguous((EXPERTS, outer, row_bytes(kind, inner)), torch.uint8)
+        for outer, inner in ((EXPERT_UNITS, EXPERT_WIDTH), (EXPERT_WIDTH, EXPERT_UNITS))
+    )
+    quants = dict.fromkeys(("gate_quant", "up_quant", "down_quant"), kind)
+    made = program if table == "gate" else down_program
+    return made(x, router, up, up, down, top_k=CHOSEN, normalize=True, **quants)
 
 
 def cycles(body: list[str]) -> int:

@@ -91,9 +91,23 @@ CASES = (
     Case(17, 5, 5, 64, 33, _H),
     Case(40, 4, 2, 48, 40, _B, few=2),
     Case(70, 3, 1, 32, 64, _B, normalize=False, shares=True),
-    Case(2, 4, 2, 256, 256, _B, ("Q4_K", "Q4_K", "Q6_K")),
+    Case(1, 2, 1, 256, 256, _B, ("Q4_K", "Q4_K", "Q6_K")),
     Case(1, 8, 2, 32, 64, torch.float32, ("Q4_0", "Q8_0", "")),
     Case(6, 33, 4, 16, 40, torch.float32, few=1 + 4),
+    # Few rows of quantized experts: one each, some, of which experts have none or several blocks,
+    # types that differ, and more rows than that.
+    Case(1, 6, 3, 256, 32, _B, ("Q4_K", "Q4_K", "Q8_0"), shares=True),
+    Case(1, 9, 3, 288, 32, _H, ("Q4_0", "Q4_0", "Q8_0"), act="gelu_tanh"),
+    Case(16, 8, 2, 64, 96, _H, ("Q5_1", "Q5_1", "Q4_1"), few=3),
+    Case(1, 2, 1, 512, 32, _B, ("IQ4_XS", "IQ4_XS", "Q5_0")),
+    Case(1, 2, 1, 32, 256, _B, ("Q4_1", "Q4_1", "Q3_K")),
+    Case(2, 4, 2, 32, 256, _H, ("Q8_0", "Q5_0", "Q6_K")),
+    Case(5, 3, 2, 256, 32, _B, ("Q2_K", "Q2_K", "IQ4_NL"), normalize=False),
+    Case(5, 3, 2, 32, 512, _H, ("Q8_0", "Q5_0", "Q5_K"), few=2),
+    Case(40, 8, 2, 256, 64, _H, ("Q4_K", "Q6_K", "Q5_0"), few=5),
+    Case(50, 2, 1, 160, 96, _B, ("IQ4_NL", "IQ4_NL", "Q4_0"), few=1),
+    Case(67, 2, 1, 32, 64, _B, ("Q4_0", "Q4_0", "Q8_0")),
+    Case(3, 4, 2, 64, 32, _B, ("", "Q4_0", "Q8_0")),
 )
 USES = {
     "experts, decoding, 8 of 8, 2048 x 768": Case(1, 8, 8, 2048, 768, _B),
@@ -101,5 +115,8 @@ USES = {
     "experts, prefill of 512, 2 of 8, 2048 x 768": Case(512, 8, 2, 2048, 768, _B),
     "experts, decoding, Q4_K and Q6_K, 2 of 8, 2048 x 768": Case(
         1, 8, 2, 2048, 768, _B, ("Q4_K", "Q4_K", "Q6_K")
+    ),
+    "experts, decoding 16, Q4_K and Q6_K, 2 of 8, 2048 x 768": Case(
+        16, 8, 2, 2048, 768, _B, ("Q4_K", "Q4_K", "Q6_K")
     ),
 }

@@ -11,7 +11,8 @@ be known on the host (arXiv:2101.03961).
 5. `sum_kernel`: the sum over each token's choices, in their order: the same in every run.
 
 Of few choices each is a block of its own (SINGLE), and none is put in order. Tables are plain
-numbers or GGUF's blocks, decoded in registers (`quant_matmul/blocks.py`).
+numbers or GGUF's blocks. With those, products of few rows an expert in 16 bits are of packed codes
+(`few_rows`); of others each value is decoded in registers (`quant_matmul/blocks.py`).
 """
 
 # Triton's language is not Python's: its functions carry no types.
@@ -19,6 +20,8 @@ numbers or GGUF's blocks, decoded in registers (`quant_matmul/blocks.py`).
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -26,14 +29,15 @@ from torch import Tensor
 
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.errors import PlacementError
-from mtmd.kernels.gpu.gated import sigmoid
 from mtmd.kernels.gpu.jit import tl, triton
 from mtmd.kernels.gpu.launch import Call, power_of_two, run_call
+from mtmd.kernels.gpu.moe import few_rows
 from mtmd.kernels.gpu.moe.cases import CASES, NMSE, USES
+from mtmd.kernels.gpu.moe.choices import activated, block_of, choice_of
 from mtmd.kernels.gpu.quant_matmul.blocks import decode
 from mtmd.kernels.gpu.triton_kernel import Program, TritonKernel, fresh
 from mtmd.kernels.graph import Type
-from mtmd.kernels.quantization.blocks import NATIVE
+from mtmd.kernels.quantization.blocks import BLOCKS, NATIVE
 
 MOST_EXPERTS, MOST_CHOSEN = 1024, 64
 PLAIN = "plain"  # a table that is not quantized
@@ -101,26 +105,10 @@ def _choices(
     """A block's expert, its rows among the ordered choices, which of them are there, and the
     choices.
     """
-    if SINGLE:
-        expert = tl.load(chosen + block)
-        first = block
-        end = block + 1
-    else:
-        expert = block * 0
-        for step in tl.static_range(SEARCH):
-            further = expert + (1 << (SEARCH - 1 - step))
-            inside = further < E
-            begin = tl.load(starts + further, mask=inside, other=0) // ROWS + further
-            expert = tl.where(inside & (begin <= block), further, expert)
-        begin = tl.load(starts + expert)
-        first = begin + (block - begin // ROWS - expert) * ROWS
-        end = tl.load(starts + expert + 1)
+    expert, first, end = block_of(chosen, starts, block, E, SINGLE, SEARCH, ROWS)
     rows = first + tl.arange(0, ROWS)
     there = rows < end
-    choice = rows
-    if not SINGLE:
-        choice = tl.load(order + rows, mask=there, other=0)
-    return expert.to(tl.int64), rows.to(tl.int64), there, tl.where(there, choice, 0).to(tl.int64)
+    return expert, rows.to(tl.int64), there, choice_of(order, rows, there, SINGLE)
 
 
 @triton.jit
@@ -198,13 +186,9 @@ def gated_kernel(
             g = tl.dot(part, tl.trans(value), g, input_precision="ieee")
             value = _values(up, row * up_step, start, K, x, UP, WHOLE, COLUMNS, COUNT)
             u = tl.dot(part, tl.trans(value), u, input_precision="ieee")
-        if ACT == "silu":
-            g *= sigmoid(g)
-        else:
-            g *= sigmoid(1.5957691216057308 * (g + 0.044715 * g * g * g))
         tl.store(
             out + rows[:, None] * F + n[None, :],
-            (g * u).to(out.dtype.element_ty),
+            activated(g, u, ACT).to(out.dtype.element_ty),
             mask=there[:, None] & (n < F)[None, :],
         )
 
@@ -331,17 +315,29 @@ def plan_calls(
     experts, ffn = gate.shape[0], gate.shape[1]
     choices = tokens * top_k
     single = 2 * choices <= experts
-    rows, columns, count, warps = _tile(-(-choices // experts), x.dtype)
-    blocks = choices if single else choices // rows + experts
+    mean = -(-choices // experts)
     # Rounded up: each number of steps is compiled for itself.
     search = -(-max(experts - 1, 0).bit_length() // 4) * 4
-    shared: dict[str, int | bool | str] = {
-        "SINGLE": single,
-        "SEARCH": search,
-        "ROWS": rows,
-        "COLUMNS": columns,
-        "COUNT": count,
-    }
+
+    def product_call(inner: int, outer: int, *quants: str | None) -> Call:
+        """Without what only one of the two products has."""
+        scalars: dict[str, int | float] = {"E": experts, "K": inner}
+        constants: dict[str, int | bool | str] = {"SINGLE": single, "SEARCH": search}
+        if few_rows.takes(x.dtype, mean, *quants):
+            rows, stages = few_rows.rows_of_a_block(mean), 1
+            every = outer * min(choices, experts)
+            found, columns, warps = few_rows.tiles(inner, every, rows, *filter(None, quants))
+            for prefix, (units, count) in zip(("", "up_"), found, strict=False):
+                scalars[f"{prefix}units"] = units
+                constants[f"{prefix}count".upper()] = count
+                constants[f"{prefix}whole".upper()] = units % count == 0
+        else:
+            (rows, columns, count, warps), stages = _tile(mean, x.dtype), 2
+            constants |= {"COUNT": count, "WHOLE": inner % (32 * count) == 0}
+        scalars["blocks"] = blocks = choices if single else choices // rows + experts
+        constants |= {"ROWS": rows, "COLUMNS": columns}
+        return Call(scalars, constants, blocks * -(-outer // columns), warps, stages)
+
     route = Call(
         {"E": experts, "router_step": router.strides[0] if tokens > 1 else 0},
         {
@@ -356,34 +352,12 @@ def plan_calls(
         1,
     )
     order = Call({"N": choices, "E": experts}, {"BLOCK": 1024}, experts, 4, 1)
-    gated = Call(
-        {
-            "blocks": blocks,
-            "E": experts,
-            "K": width,
-            "F": ffn,
-            "gate_step": gate.shape[2],
-            "up_step": up.shape[2],
-        },
-        {
-            "TOP": top_k,
-            "ACT": act,
-            "GATE": gate_quant or PLAIN,
-            "UP": up_quant or PLAIN,
-            "WHOLE": width % (32 * count) == 0,
-            **shared,
-        },
-        blocks * -(-ffn // columns),
-        warps,
-        2,
-    )
-    last = Call(
-        {"blocks": blocks, "E": experts, "K": ffn, "D": width, "down_step": down.shape[2]},
-        {"DOWN": down_quant or PLAIN, "WHOLE": ffn % (32 * count) == 0, **shared},
-        blocks * -(-width // columns),
-        warps,
-        2,
-    )
+    gated = product_call(width, ffn, gate_quant, up_quant)
+    gated.scalars.update(F=ffn, gate_step=gate.shape[2], up_step=up.shape[2])
+    gated.constants.update(TOP=top_k, ACT=act, GATE=gate_quant or PLAIN, UP=up_quant or PLAIN)
+    last = product_call(ffn, width, down_quant)
+    last.scalars.update(D=width, down_step=down.shape[2])
+    last.constants.update(DOWN=down_quant or PLAIN)
     block = min(1024, power_of_two(max(width, 1)))
     added = Call({"D": width}, {"TOP": top_k, "COLUMNS": block}, tokens * -(-width // block), 4, 1)
     return Calls(route, None if single else order, gated, last, added)
@@ -396,6 +370,14 @@ def _tile(rows: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
     if dtype == torch.float32:
         return 16, 32, 1, 4
     return (16, 32, 2, 4) if rows <= 16 else (64, 64, 1, 4)
+
+
+def _gated_kernel_of(call: Call) -> Any:
+    return few_rows.few_gated_kernel if "units" in call.scalars else gated_kernel
+
+
+def _down_kernel_of(call: Call) -> Any:
+    return few_rows.few_down_kernel if "units" in call.scalars else down_kernel
 
 
 def moe(
@@ -416,10 +398,8 @@ def moe(
     given = (x, router, gate, up, down, shares)
     types = [None if t is None else Type.of(t) for t in given]
     reason = rejects(*types, **options)  # type: ignore[arg-type]
-    if reason is None and any(
-        t.dtype == torch.uint8 and t.data_ptr() % 2 for t in (gate, up, down)
-    ):
-        reason = "a table begins at an odd address; the kernel needs it aligned to 2 bytes"
+    if reason is None:
+        reason = _unaligned(given[2:5], options)
     if reason:
         raise PlacementError(f"experts on the GPU: {reason}")
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -440,11 +420,26 @@ def moe(
         order, starts = room(choices, torch.int32), room(experts + 1, torch.int32)
         run_call(order_kernel, calls.order, (chosen, order, starts))
     gated = room(choices * ffn, x.dtype)
-    run_call(gated_kernel, calls.gated, (x, gate, up, chosen, order, starts, gated))
+    product = _gated_kernel_of(calls.gated)
+    run_call(product, calls.gated, (x, gate, up, chosen, order, starts, gated))
     parts = room(choices * x.shape[1], torch.float32)
-    run_call(down_kernel, calls.down, (gated, down, weights, chosen, order, starts, parts))
+    product = _down_kernel_of(calls.down)
+    run_call(product, calls.down, (gated, down, weights, chosen, order, starts, parts))
     run_call(sum_kernel, calls.sum, (parts, out))
     return out
+
+
+def _unaligned(tables: Sequence[Tensor | None], options: Mapping[str, Any]) -> str | None:
+    """Why a table's address will not do, if it will not."""
+    for name, table in zip(("gate", "up", "down"), tables, strict=True):
+        kind = options.get(f"{name}_quant")
+        size = math.gcd(BLOCKS[kind].bytes, 4) if kind else 1
+        if table is not None and table.data_ptr() % size:
+            return (
+                f"{name} begins at {table.data_ptr():#x}; the kernel needs it aligned to {size} "
+                "bytes"
+            )
+    return None
 
 
 def launches(*types: Type | None, **options: Any) -> int:
@@ -470,7 +465,7 @@ def program(
     number = Type.contiguous((1,), torch.int32)
     operands = {"x": x, "gate": gate, "up": up, "out": fresh(x)}
     operands |= dict.fromkeys(("chosen", "order", "starts"), number)
-    return Program(gated_kernel, call, operands, ("ROWS", "COLUMNS", "COUNT"))
+    return Program(_gated_kernel_of(call), call, operands, ("ROWS", "COLUMNS", "COUNT"))
 
 
 def down_program(
@@ -480,7 +475,7 @@ def down_program(
     number, exact = (Type.contiguous((1,), t) for t in (torch.int32, torch.float32))
     operands = {"gated": fresh(x), "down": down, "weights": exact, "out": exact}
     operands |= dict.fromkeys(("chosen", "order", "starts"), number)
-    return Program(down_kernel, call, operands, ("ROWS", "COLUMNS", "COUNT"))
+    return Program(_down_kernel_of(call), call, operands, ("ROWS", "COLUMNS", "COUNT"))
 
 
 def programs(

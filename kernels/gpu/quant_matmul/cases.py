@@ -133,6 +133,8 @@ def _cases() -> list[Case]:
         Case("Q5_0", 32, 9, 16, torch.bfloat16, True),
         Case("Q8_0", 1, 8, 16, torch.float16),
         Case("Q6_K", 1, 8, 1, torch.float16),
+        Case("Q4_0", 3, 20, 64, torch.bfloat16),
+        Case("Q4_K", 1, 9, 15, torch.float16, True),
     ]
 
 

@@ -26,19 +26,18 @@ from torch import Tensor
 
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.errors import PlacementError
-from mtmd.kernels.gpu.jit import on_amd, tl, triton
+from mtmd.kernels.gpu.jit import tl, triton
 from mtmd.kernels.gpu.launch import Call, power_of_two, run_call
 from mtmd.kernels.gpu.quant_matmul.blocks import decode
 from mtmd.kernels.gpu.quant_matmul.cases import CASES, NMSE, USES, product_error
-from mtmd.kernels.gpu.quant_matmul.operands import UNIT_VALUES as OPERAND_UNITS
-from mtmd.kernels.gpu.quant_matmul.operands import add_product
+from mtmd.kernels.gpu.quant_matmul.operands import eights_of, operand_tile, product, result_rows
 from mtmd.kernels.gpu.quant_matmul.words import MOST_ROWS, UNIT_VALUES, UNROLLED, dot
 from mtmd.kernels.gpu.triton_kernel import Program, TritonKernel, fresh
 from mtmd.kernels.graph import Type
 from mtmd.kernels.quantization.blocks import BLOCKS, NATIVE
 
 MOST_EIGHTS = 4  # of rows of x by operands of packed codes
-MANY_COLUMNS = 8192  # rows of w from which twice as many go to a program
+FEW_COLUMNS = 2048  # rows of w up to which a multiprocessor of an H200 has one program or none
 GROUP = 32  # values that are decoded together: no block is smaller
 
 
@@ -187,25 +186,13 @@ def operand_kernel(
     """At most 8 EIGHTS rows of x by rows of w of so many units (`operands`). Warps share out the
     units of a row.
     """
-    R: tl.constexpr = COLUMNS // 8
-    # AMD's instructions take no fewer than 16 rows of x.
-    MT: tl.constexpr = 2 if EIGHTS == 1 and on_amd() else EIGHTS
-    eight = tl.arange(0, 8)[None, None, :, None]
-    n = tl.program_id(0) * COLUMNS + tl.arange(0, R)[:, None, None, None] * 8 + eight
-    m = tl.arange(0, MT)[:, None, None, None] * 8 + eight
+    n = eights_of(tl.program_id(0) * COLUMNS, COLUMNS)
+    m = eights_of(0, 8 * EIGHTS, True)
     w_row = w + tl.minimum(n, N - 1).to(tl.int64) * row_bytes  # surplus rows repeat the last one
     x_row = x + tl.minimum(m, M - 1).to(tl.int64) * K
-    total = tl.zeros([R, COUNT, 8, 4, MT, 2], tl.float32)
-    for start in range(0, units, COUNT):
-        unit = (start + tl.arange(0, COUNT))[None, :, None, None]
-        real = unit < units
-        if not WHOLE:
-            unit = tl.where(real, unit, 0)  # which is there, times zeros
-        total = add_product(total, x_row, w_row, unit, real, R, QUANT, WHOLE)
-    result = tl.sum(total, 1)  # [R, 8, 4, MT, 2]
-    n = tl.reshape(n, [R, 8, 1, 1, 1])
-    m = tl.arange(0, MT)[:, None] * 8 + tl.arange(0, 2)[None, :]
-    m = (tl.arange(0, 4)[:, None, None] * 2 + m[None, :, :])[None, None, :, :, :]
+    result = product(x_row, w_row, units, QUANT, WHOLE, COUNT)
+    n = tl.reshape(n, [COLUMNS // 8, 8, 1, 1, 1])
+    m = result_rows(0, m.shape[0])
     if BIAS:
         result += tl.load(bias + n, mask=n < N, other=0).to(tl.float32)
     at = m.to(tl.int64) * N + n
@@ -240,7 +227,9 @@ def plan_call(x: Type, w: Type, bias: Type | None = None, *, quant: str) -> Call
     constants: dict[str, int | bool | str] = {"QUANT": quant, "BIAS": bias is not None}
     if x.dtype != torch.float32 and rows <= 8 * MOST_EIGHTS:
         eights = power_of_two(-(-rows // 8))
-        units, (columns, count, warps) = _operand_tile(width, outer, eights, quant)
+        # Programs of few weights do not fill a GPU: more warps of each share out its rows.
+        most = 16 if eights == 1 and outer <= FEW_COLUMNS else 8
+        units, (columns, count, warps) = operand_tile(width, outer, eights, quant, most)
         constants |= {"WHOLE": units % count == 0, "EIGHTS": eights}
         constants |= {"COLUMNS": columns, "COUNT": count}
         scalars |= {"M": rows, "units": units}
@@ -276,22 +265,6 @@ def _word_tile(width: int, quant: str) -> tuple[int, tuple[int, int, int, int]]:
     while warps > 1 and -units % (warps * 32 // threads) * 4 > units:
         warps //= 2
     return units, (columns, warps * 32 // threads, lanes, warps)
-
-
-def _operand_tile(
-    width: int, outer: int, eights: int, quant: str
-) -> tuple[int, tuple[int, int, int]]:
-    """Units of a row; and rows of w, units at a time, warps: of small units two for a warp, so that
-    more bytes are under way, or fewer and fewer warps where more than a quarter of all would be
-    past the end.
-    """
-    units = width // OPERAND_UNITS[quant]
-    # Rows of x are read again for every so many of w; with few, there are more programs.
-    columns = 16 if eights == 1 and outer < MANY_COLUMNS else 32
-    warps, each = 8, 2 if OPERAND_UNITS[quant] == 32 else 1
-    while warps * each > 1 and -units % (warps * each) * 4 > units:
-        warps, each = (warps, 1) if each == 2 else (warps // 2, 1)
-    return units, (columns, warps * each, warps)
 
 
 def _tile(rows: int, dtype: torch.dtype) -> tuple[int, int, int, int]:

@@ -9,11 +9,11 @@ code is subtracted by the sum of x, which a matrix instruction makes with an ope
 constant; scales and minimums apply to fp32 sums of products. Nothing is rounded but sums: codes
 have at most as many bits as bf16's mantissa, and those of eight (`Q8_0`) go in two parts.
 
-`product` gives fp32 [R, G, 8, 4, MT, 2]: parts of the products of 8 R rows of w with 8 MT rows of x
-over G *units* of UNIT_VALUES, which share bytes. Tensors are laid out as the operands of NVIDIA's
-16 x 8 x 16 instructions are (PTX, mma.m16n8k16): a warp for a unit, in it eight rows of w or x by
-four *lanes*, each with a word of four bytes or two. So nothing moves between threads. On other
-GPUs the compiler moves it.
+`add_product` adds to fp32 [R, G, 8, 4, MT, 2]: parts of the products of 8 R rows of w with 8 MT
+rows of x over G *units* of UNIT_VALUES, which share bytes. Tensors are laid out as the operands of
+NVIDIA's 16 x 8 x 16 instructions are (PTX, mma.m16n8k16): a warp for a unit, in it eight rows of w
+or x by four *lanes*, each with a word of four bytes or two. So nothing moves between threads. On
+other GPUs the compiler moves it.
 """
 
 # Triton's language is not Python's: its functions carry no types.
@@ -21,7 +21,7 @@ GPUs the compiler moves it.
 
 from __future__ import annotations
 
-from mtmd.kernels.gpu.jit import tl, triton
+from mtmd.kernels.gpu.jit import on_amd, tl, triton
 from mtmd.kernels.quantization.blocks_of_32 import IQ4_VALUES
 
 UNIT_VALUES = {
@@ -39,6 +39,8 @@ UNIT_VALUES = {
     "Q6_K": 128,
 }
 
+
+MANY_COLUMNS = 8192  # rows of w from which twice as many go to a program
 
 VALUES = tl.constexpr(tuple(float(value) for value in IQ4_VALUES))
 
@@ -75,6 +77,39 @@ def add_product(total, x, w, unit, real, R: tl.constexpr, QUANT: tl.constexpr, W
         tl.static_assert(QUANT == "Q2_K")
         total = _q2_k(total, x, w, unit, real, R, WHOLE)
     return total
+
+
+@triton.jit
+def eights_of(first, ROWS: tl.constexpr, OF_X: tl.constexpr = False):
+    """ROWS numbers from `first` on as rows of w, or of x, are numbered: [eights, 1, 8, 1]."""
+    # AMD's instructions take no fewer than 16 rows of x.
+    EIGHTS: tl.constexpr = 2 if OF_X and ROWS == 8 and on_amd() else ROWS // 8
+    eight = tl.arange(0, 8)[None, None, :, None]
+    return first + tl.arange(0, EIGHTS)[:, None, None, None] * 8 + eight
+
+
+@triton.jit
+def product(x, w, units, QUANT: tl.constexpr, WHOLE: tl.constexpr, COUNT: tl.constexpr):
+    """The products of rows of x and w of so many units, COUNT of them at once, `x` and `w` as
+    `add_product` takes them, WHOLE if COUNT divides the units: [R, 8, 4, MT, 2].
+    """
+    R: tl.constexpr = w.shape[0]
+    total = tl.zeros([R, COUNT, 8, 4, x.shape[0], 2], tl.float32)
+    for start in range(0, units, COUNT):
+        unit = (start + tl.arange(0, COUNT))[None, :, None, None]
+        real = unit < units
+        if not WHOLE:
+            unit = tl.where(real, unit, 0)  # which is there, times zeros
+        total = add_product(total, x, w, unit, real, R, QUANT, WHOLE)
+    return tl.sum(total, 1)
+
+
+@triton.jit
+def result_rows(first, MT: tl.constexpr):
+    """The rows of x, from `first` on, of the numbers of a `product`: [1, 1, 4, MT, 2]."""
+    m = tl.arange(0, MT)[:, None] * 8 + tl.arange(0, 2)[None, :]
+    m = tl.arange(0, 4)[:, None, None] * 2 + m[None, :, :]
+    return first + m[None, None, :, :, :]
 
 
 @triton.jit
@@ -544,3 +579,19 @@ def _iq4_xs(total, x, w, unit, real, WHOLE: tl.constexpr):
     two = tl.dot(_operand_of_values(other_high), _x(x, unit * 64 + 48, real, WHOLE), two)
     total += _parts(one) * _for_x(scale * _number(lower & 15 | (upper & 3) << 4, 32))
     return total + _parts(two) * _for_x(scale * _number(lower >> 4 & 15 | (upper & 12) << 2, 32))
+
+
+def operand_tile(
+    width: int, outer: int, eights: int, quant: str, warps: int = 8
+) -> tuple[int, tuple[int, int, int]]:
+    """Units of a row; and rows of w, units at a time, warps: of small units two for a warp, so that
+    more bytes are under way, or fewer and fewer warps where more than a quarter of all would be
+    past the end. warps: the most.
+    """
+    units = width // UNIT_VALUES[quant]
+    # Rows of x are read again for every so many of w; with few, there are more programs.
+    columns = 16 if eights == 1 and outer < MANY_COLUMNS else 32
+    each = 2 if UNIT_VALUES[quant] == 32 else 1
+    while warps * each > 1 and -units % (warps * each) * 4 > units:
+        warps, each = (warps, 1) if each == 2 else (warps // 2, 1)
+    return units, (columns, warps * each, warps)

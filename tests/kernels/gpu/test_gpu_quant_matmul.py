@@ -99,6 +99,18 @@ def test_more_rows_of_a_weight_go_to_a_program_where_x_is_large_or_they_are_many
     assert [columns(8, 4096), columns(9, 4096), columns(8, 8192)] == [16, 32, 32]
 
 
+def test_programs_that_are_too_few_for_a_gpu_have_more_warps():
+    """Of whole rows of w each, as without: no sum of parts, and no launch for it."""
+
+    def warps(rows, outer, blocks=64):
+        call = plan_call(*types(Case("Q4_0", rows, outer, blocks, torch.bfloat16)), quant="Q4_0")
+        return call.warps, call.constants["COUNT"], call.constants["COLUMNS"]
+
+    assert warps(1, 1024) == warps(8, 2048) == (16, 32, 16)
+    assert warps(1, 2049) == (8, 16, 16) and warps(9, 1024) == (8, 16, 32)
+    assert warps(1, 1024, 8) == (8, 8, 16)
+
+
 @pytest.mark.parametrize(
     "kind, dtype",
     [(kind, torch.bfloat16) for kind in KINDS] + [(kind, torch.float32) for kind in WORD_UNITS],

@@ -1,0 +1,161 @@
+"""Products of few rows an expert, in 16 bits, with quantized tables: operands of matrix
+instructions are made of packed codes (`quant_matmul/operands.py`), by which a product takes as long
+as its weights are read. Decoding one token has one row for each expert that it chose.
+"""
+
+# Triton's language is not Python's: its functions carry no types.
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+
+from __future__ import annotations
+
+import torch
+
+from mtmd.kernels.gpu.jit import tl, triton
+from mtmd.kernels.gpu.launch import power_of_two
+from mtmd.kernels.gpu.moe.choices import activated, block_of, choice_of
+from mtmd.kernels.gpu.quant_matmul.operands import (
+    add_product,
+    eights_of,
+    operand_tile,
+    product,
+    result_rows,
+)
+
+MOST_ROWS = 32  # an expert, on average
+
+
+@triton.jit
+def _result(first, end, n, OUTER, MT: tl.constexpr):
+    """For each number of a result, [R, 8, 4, MT, 2]: its row among the ordered choices, whether the
+    row is there, its column, and whether both are.
+    """
+    rows = result_rows(first, MT)
+    n = tl.reshape(n, [n.shape[0], 8, 1, 1, 1])
+    there = rows < end
+    return rows, there, n, there & (n < OUTER)
+
+
+@triton.jit(do_not_specialize=["blocks"])
+def few_gated_kernel(
+    x,
+    gate,
+    up,
+    chosen,
+    order,
+    starts,
+    out,
+    blocks,
+    E,
+    K,
+    F,
+    gate_step,
+    up_step,
+    units,
+    up_units,
+    TOP: tl.constexpr,
+    ACT: tl.constexpr,
+    GATE: tl.constexpr,
+    UP: tl.constexpr,
+    WHOLE: tl.constexpr,
+    UP_WHOLE: tl.constexpr,
+    SINGLE: tl.constexpr,
+    SEARCH: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    COUNT: tl.constexpr,
+    UP_COUNT: tl.constexpr,
+):
+    """ROWS choices, a multiple of 8, by COLUMNS of F values. Blocks of one expert follow each
+    other. Rows of `gate` have so many units, of which COUNT are multiplied at once.
+    """
+    block = tl.program_id(0) % blocks
+    expert, first, end = block_of(chosen, starts, block, E, SINGLE, SEARCH, ROWS)
+    if first < end:
+        n = eights_of(tl.program_id(0) // blocks * COLUMNS, COLUMNS)
+        row = expert * F + tl.minimum(n, F - 1)  # surplus rows repeat the last one
+        m = tl.minimum(eights_of(first, ROWS, True), end - 1)
+        x_row = x + choice_of(order, m, m < end, SINGLE) // TOP * K
+        gate_row, up_row = gate + row * gate_step, up + row * up_step
+        MT: tl.constexpr = m.shape[0]
+        R: tl.constexpr = COLUMNS // 8
+        if GATE == UP:  # one loop, in which x is read once
+            g = tl.zeros([R, COUNT, 8, 4, MT, 2], tl.float32)
+            u = tl.zeros([R, COUNT, 8, 4, MT, 2], tl.float32)
+            for start in range(0, units, COUNT):
+                unit = (start + tl.arange(0, COUNT))[None, :, None, None]
+                real = unit < units
+                if not WHOLE:
+                    unit = tl.where(real, unit, 0)  # which is there, times zeros
+                g = add_product(g, x_row, gate_row, unit, real, R, GATE, WHOLE)
+                u = add_product(u, x_row, up_row, unit, real, R, UP, WHOLE)
+            g, u = tl.sum(g, 1), tl.sum(u, 1)
+        else:
+            g = product(x_row, gate_row, units, GATE, WHOLE, COUNT)
+            u = product(x_row, up_row, up_units, UP, UP_WHOLE, UP_COUNT)
+        rows, _, n, inside = _result(first, end, n, F, MT)
+        at = rows.to(tl.int64) * F + n
+        tl.store(out + at, activated(g, u, ACT).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["blocks"])
+def few_down_kernel(
+    gated,
+    down,
+    weights,
+    chosen,
+    order,
+    starts,
+    out,
+    blocks,
+    E,
+    K,
+    D,
+    down_step,
+    units,
+    DOWN: tl.constexpr,
+    WHOLE: tl.constexpr,
+    SINGLE: tl.constexpr,
+    SEARCH: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    COUNT: tl.constexpr,
+):
+    """ROWS choices, a multiple of 8, by COLUMNS of D values; K values each are in `gated`."""
+    block = tl.program_id(0) % blocks
+    expert, first, end = block_of(chosen, starts, block, E, SINGLE, SEARCH, ROWS)
+    if first < end:
+        n = eights_of(tl.program_id(0) // blocks * COLUMNS, COLUMNS)
+        row = expert * D + tl.minimum(n, D - 1)
+        m = tl.minimum(eights_of(first, ROWS, True), end - 1)
+        x_row = gated + m.to(tl.int64) * K
+        total = product(x_row, down + row * down_step, units, DOWN, WHOLE, COUNT)
+        rows, there, n, inside = _result(first, end, n, D, m.shape[0])
+        choice = choice_of(order, rows, there, SINGLE)
+        total *= tl.load(weights + choice, mask=there, other=0)
+        tl.store(out + choice * D + n, total, mask=inside)
+
+
+def takes(dtype: torch.dtype, mean: int, *quants: str | None) -> bool:
+    """Whether tables, multiplied by so many rows an expert on average, are taken."""
+    return dtype != torch.float32 and mean <= MOST_ROWS and all(quants)
+
+
+def rows_of_a_block(mean: int) -> int:
+    """8, 16 or 32: for a third more than an expert has on average, as each block reads the expert's
+    weights again.
+    """
+    return 8 * min(4, power_of_two(max(1, -(-mean // 6))))
+
+
+def tiles(
+    width: int, outer: int, rows: int, *quants: str
+) -> tuple[list[tuple[int, int]], int, int]:
+    """Units of a row of each table and how many of them are multiplied at once; columns and warps
+    of a program. outer: rows of a table, of all experts that have choices together.
+    """
+    eights = rows // 8
+    warps = min(operand_tile(width, outer, eights, quant)[1][2] for quant in quants)
+    found = [operand_tile(width, outer, eights, quant, warps) for quant in quants]
+    # Two tables take the registers of twice as many columns, and read x once as those do.
+    columns = found[0][1][0] if len(quants) == 1 else 16
+    return [(units, count) for units, (_, count, _) in found], columns, warps

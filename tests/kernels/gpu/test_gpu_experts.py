@@ -1,0 +1,89 @@
+"""Products of few rows with quantized experts, beyond the cases, which test_table.py runs: which
+kernel is chosen, how it is called, what is refused, and what is compiled.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from mtmd.kernels.errors import PlacementError
+from mtmd.kernels.gpu.moe import kernel as moe
+from mtmd.kernels.gpu.moe.cases import Case
+from mtmd.kernels.gpu.moe.few_rows import few_down_kernel, few_gated_kernel, rows_of_a_block
+from mtmd.kernels.gpu.quant_matmul.operands import UNIT_VALUES
+from mtmd.kernels.graph import Type
+from mtmd.kernels.quantization.blocks import row_bytes
+
+INSTRUCTIONS = Path(__file__).parents[3] / "benchmarks" / "gpu_kernels" / "instructions.py"
+bf16 = torch.bfloat16
+ONE = Case(1, 8, 2, 64, 96, bf16, ("Q4_1", "Q4_1", "Q8_0"))
+
+
+def types(case: Case) -> list[Type | None]:
+    return [None if t is None else Type.of(t) for t in case.inputs()]
+
+
+def chosen(case: Case) -> tuple[bool, bool]:
+    """Whether products with gate and up, and those with down, are of packed codes."""
+    made = [of(*types(case), **case.options).function for of in (moe.program, moe.down_program)]
+    return made[0] is few_gated_kernel, made[1] is few_down_kernel
+
+
+def test_packed_codes_are_for_few_rows_of_quantized_tables_in_16_bits():
+    assert chosen(ONE) == (True, True)
+    assert chosen(replace(ONE, tokens=128)) == (True, True)  # 32 an expert
+    assert chosen(replace(ONE, tokens=129)) == (False, False)
+    assert chosen(replace(ONE, dtype=torch.float32)) == (False, False)
+    assert chosen(replace(ONE, kinds=("Q4_1", "", "Q8_0"))) == (False, True)
+    assert chosen(replace(ONE, kinds=("Q4_1", "Q8_0", ""))) == (True, False)
+
+
+def test_a_block_holds_what_an_expert_has_on_average_and_some_more():
+    found = [rows_of_a_block(mean) for mean in (1, 6, 7, 12, 13, 32)]
+    assert found == [8, 8, 16, 16, 32, 32]
+
+
+@pytest.mark.parametrize("kinds", [("Q4_K", "Q6_K"), ("Q4_0", "Q2_K"), ("Q8_0", "Q8_0")])
+@pytest.mark.parametrize("values", [256, 768, 1408, 1536, 2048, 2880, 14336])
+def test_tables_of_different_types_share_warps_that_have_something_to_do(kinds, values):
+    """No more than a quarter of the units that either is taken for are past its end."""
+    values -= values % 256
+    gate, up = (Type.contiguous((4, 64, row_bytes(kind, values)), torch.uint8) for kind in kinds)
+    down = Type.contiguous((4, values, 64), bf16)
+    x, router = Type.contiguous((3, values), bf16), Type.contiguous((3, 4), bf16)
+    options = {"gate_quant": kinds[0], "up_quant": kinds[1], "top_k": 2, "normalize": True}
+    call = moe.plan_calls(x, router, gate, up, down, **options).gated
+    for prefix, kind in zip(("", "up_"), kinds, strict=True):
+        units = int(call.scalars[f"{prefix}units"])
+        at_once = int(call.constants[f"{prefix}count".upper()])
+        assert units * UNIT_VALUES[kind] == values and at_once % call.warps == 0
+        assert call.warps == 1 or -(-units // at_once) * at_once <= 1.25 * units
+        assert call.constants[f"{prefix}whole".upper()] == (units % at_once == 0)
+
+
+def test_a_table_at_an_address_that_words_do_not_begin_at_is_refused():
+    inputs = list(ONE.inputs())
+    gate = inputs[2]
+    moved = torch.empty(gate.numel() + 2, dtype=torch.uint8)[2:].view(gate.shape)
+    inputs[2] = moved.copy_(gate)
+    with pytest.raises(PlacementError, match=r"gate begins at .* aligned to 4 bytes"):
+        moe.moe(*inputs, **ONE.options)
+
+
+def test_few_instructions_for_a_weight():
+    """Value by value it was 14 for gate and up in Q4_K."""
+    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    command = [sys.executable, INSTRUCTIONS, "--experts", "gate", "Q4_K", "--rows", "1", "16"]
+    done = subprocess.run([*command, "--json"], capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr
+    one, many = (json.loads(line) for line in done.stdout.splitlines())
+    assert 3 < one["instructions"] / one["weights"] < 6
+    assert 3 < many["instructions"] / many["weights"] < 9
