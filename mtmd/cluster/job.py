@@ -122,7 +122,7 @@ class Batches:
         """What is there by now. Raises as for a new one."""
         job = self.job
         try:
-            names = {n for n in self.folder.names() if not n.startswith((WRITING, LEASE))}
+            names = {n for n in self.folder.names() if not n.startswith(WRITING)}
             if names and not resume:
                 raise OptionError(
                     f"out {job.out}: found files there already; --resume goes on with them, or "
@@ -203,10 +203,11 @@ class Batches:
         if not self._wrote_job or self._has_begun:
             return
         with suppress(OSError):
-            names = {n for n in self.folder.names() if not n.startswith(LEASE)}
+            names = self.folder.names()
             if names <= {JOB, *self.plan.written}:
                 for name in names:
                     self.folder.remove(name)
+                self.folder.inside(LEASE).remove_empty()
                 self.folder.remove_empty()
 
     def keep(self) -> None:

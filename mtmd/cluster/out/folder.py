@@ -37,12 +37,20 @@ class Folder:
         self.name = full_name(name)
         self._remote = file_system(self.name) if is_address(self.name) else None
 
+    def inside(self, name: str) -> Folder:
+        """A folder in it, whose files are no files of this one."""
+        return Folder(f"{self.name.rstrip('/')}/{name}")
+
     def names(self) -> set[str]:
         """Of the files right in it."""
         with self._told():
             if self._remote is None:
-                here = Path(self.name)
-                return {p.name for p in here.iterdir() if p.is_file()} if here.is_dir() else set()
+                with (
+                    suppress(FileNotFoundError, NotADirectoryError),
+                    os.scandir(self.name) as found,
+                ):
+                    return {entry.name for entry in found if entry.is_file()}
+                return set()
             fs, path = self._remote
             with suppress(FileNotFoundError):
                 fs.invalidate_cache()

@@ -1,9 +1,13 @@
 """One command at a time writes to a folder: which, and whether it still lives.
 
 A command has a claim, a file with the next number, which a file system or store lets one create,
-and next to it a beat, a file whose name changes every BEAT_S. A command that was killed leaves
-both. Whether one lives is known at once on its own machine; elsewhere its beat is looked at until
-it changes, or LEASE_S have passed, so that no clocks are compared.
+and next to it a beat, a file whose name changes every BEAT_S: in a small folder of their own, which
+is listed at once whatever lies beside it. A command that was killed leaves both. Whether one lives
+is known at once on its own machine, where that is Linux; elsewhere its beat is looked at until it
+changes, or LEASE_S have passed, so that no clocks are compared.
+
+Numbers begin anew where all have given back, so each claim holds a word that no other has. A claim
+is lost only where another one, or none, is seen in a folder that is there.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import re
 import socket
 import threading
 import time
+import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -26,11 +31,11 @@ from mtmd.cluster.places import told_reason
 from mtmd.kernels.errors import DeviceError, OptionError
 from mtmd.kernels.text import one_line
 
-LEASE = "_lease-"  # begins all its names
+LEASE = "_lease"  # stays, empty: who was stopped and wakes can tell that it lost its claim
 BEAT_S = 10.0
 LEASE_S = 60.0  # without a beat, after which a command is taken for dead
 LOOK_S = 2.0
-_CLAIM = re.compile(rf"{LEASE}(\d{{6}})\.json")
+_CLAIM = re.compile(r"(\d{6})\.json")
 log = logging.getLogger("mtmd.cluster")
 
 
@@ -48,9 +53,11 @@ class Lease:
         sleep: Callable[[float], None] = time.sleep,
         lives: Callable[[Mapping[str, Any]], bool | None] | None = None,
     ) -> None:
-        self.folder, self._tell, self._clock, self._sleep = folder, tell, clock, sleep
+        self.folder, self._own = folder, folder.inside(LEASE)
+        self._tell, self._clock, self._sleep = tell, clock, sleep
         self._lives = lives or is_running
         self._number = self._beats = 0
+        self._word, self._beat = uuid.uuid4().hex, ""
         self._lost = ""
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
@@ -74,16 +81,18 @@ class Lease:
 
     def take(self) -> None:
         try:
-            self.folder.make()
+            self._own.make()
+            me = json.dumps(this_process() | {"word": self._word}).encode()
             while True:
-                there = _last(self.folder.names())
+                there = _last(self._own.names())
                 if there:
                     self._check_over(there)
-                me = json.dumps(this_process()).encode()
-                if self.folder.write(_claim(there + 1), me):
+                # Some stores write over what is there: of two, the later one has it.
+                if self._own.write(_claim(there + 1), me) and self._has(there + 1):
                     break
             self._number = there + 1
             self._remove(lambda number: number < self._number)
+            self._own.sweep()
             self.beat()
         except OSError as error:
             raise DeviceError(
@@ -91,31 +100,49 @@ class Lease:
             ) from error
 
     def beat(self) -> None:
-        """Raises OSError. What was lost is told by `check`."""
-        names = self.folder.names()
-        if _claim(self._number) not in names or _last(names) > self._number:
-            self._lost = "another command goes on there by now"
+        """Raises OSError, as where the folder is out of reach. `check` tells what is lost."""
+        if self._lost:
             return
-        before, self._beats = self._beat_name, self._beats + 1
-        self.folder.write(self._beat_name, b"")
-        self.folder.remove(before)
+        before, beat = self._beat, f"{self._number:06}-{self._word}-{self._beats:09}"
+        self._own.write(beat, b"")
+        self._beat, self._beats = beat, self._beats + 1
+        if before:
+            self._own.remove(before)
+        names = self._own.names()
+        if beat not in names:
+            raise FileNotFoundError("the folder is out of reach")
+        if _last(names) > self._number:
+            self._lose("another command goes on there by now")
+        elif _claim(self._number) not in names:
+            self._lose("its claim is gone: another command went on there, or it was removed")
+        elif not self._has(self._number):
+            self._lose("another command goes on there by now")
+
+    def _lose(self, why: str) -> None:
+        self._lost = why
+        self._own.remove(self._beat)
+
+    def _has(self, number: int) -> bool:
+        """Raises OSError."""
+        owner = self._owner(number)
+        return owner is not None and owner.get("word") == self._word
 
     def check(self) -> None:
         """Raises DeviceError where this command was taken for dead and another one goes on."""
         if self._lost:
             raise DeviceError(
-                f"out {self.folder.name}: {self._lost}, as this one gave no sign of life for "
-                f"{LEASE_S:.0f} s (was it stopped, or the folder out of reach?); no row is lost"
+                f"out {self.folder.name}: {self._lost}; expected this one to be alone there. One "
+                f"that gives no sign of life for {LEASE_S:.0f} s is followed: was it stopped, or "
+                "the folder out of reach? No row is lost, --resume goes on"
             )
 
     def give_back(self) -> None:
-        if self._number and not self._lost:
-            self.folder.remove(self._beat_name)
-            self.folder.remove(_claim(self._number))
-
-    @property
-    def _beat_name(self) -> str:
-        return f"{LEASE}{self._number:06}-{self._beats:09}"
+        if not self._number or self._lost:
+            return
+        self._own.remove(self._beat)
+        with suppress(OSError):  # who comes next looks for its beat, in vain
+            if self._has(self._number):
+                self._own.remove(_claim(self._number))
 
     def _run(self) -> None:
         while not self._end.wait(BEAT_S) and not self._lost:
@@ -149,7 +176,7 @@ class Lease:
     def _owner(self, number: int) -> dict[str, Any] | None:
         """Who has made a claim, None where it is gone."""
         try:
-            return dict(json.loads(self.folder.read(_claim(number))))
+            return dict(json.loads(self._own.read(_claim(number))))
         except FileNotFoundError:
             return None
         except (ValueError, TypeError, RecursionError):
@@ -168,14 +195,12 @@ class Lease:
         return False
 
     def _of(self, number: int) -> set[str]:
-        begins = f"{LEASE}{number:06}"
-        return {name for name in self.folder.names() if name.startswith(begins)}
+        return {name for name in self._own.names() if name.startswith(f"{number:06}")}
 
     def _remove(self, which: Callable[[int], bool]) -> None:
-        for name in self.folder.names():
-            digits = name.removeprefix(LEASE)[:6]
-            if name.startswith(LEASE) and digits.isdecimal() and which(int(digits)):
-                self.folder.remove(name)
+        for name in self._own.names():
+            if name[:6].isdecimal() and which(int(name[:6])):
+                self._own.remove(name)
 
 
 def this_process() -> dict[str, Any]:
@@ -218,7 +243,7 @@ def _began(process: int) -> str | None:
 
 
 def _claim(number: int) -> str:
-    return f"{LEASE}{number:06}.json"
+    return f"{number:06}.json"
 
 
 def _last(names: set[str]) -> int:

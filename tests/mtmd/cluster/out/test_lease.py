@@ -38,6 +38,12 @@ class Clock:
         self.then()
 
 
+def left(folder: Folder) -> set[str]:
+    """What commands have there."""
+    assert folder.names() == set(), "beside rows nothing lies that is no row"
+    return folder.inside(LEASE).names()
+
+
 def elsewhere(_: Mapping[str, Any]) -> None:
     """Nothing is known of processes there."""
 
@@ -53,7 +59,7 @@ def test_a_second_command_is_refused_and_may_begin_when_the_first_is_done(folder
             Lease(folder).take()
         first.beat()
         first.check()
-    assert folder.names() == set()
+    assert left(folder) == set()
     with Lease(folder):
         pass
 
@@ -70,7 +76,7 @@ def test_whether_one_on_another_machine_lives_is_seen_from_its_beat(folder: Fold
     third.take()
     assert clock.now < LEASE_S
     third.give_back()
-    assert folder.names() == set()
+    assert left(folder) == set()
 
 
 def test_one_that_has_no_beat_is_followed_and_told_when_it_wakes(folder: Folder) -> None:
@@ -83,13 +89,13 @@ def test_one_that_has_no_beat_is_followed_and_told_when_it_wakes(folder: Folder)
     first.beat()
     with pytest.raises(DeviceError, match="another command goes on there"):
         first.check()
-    there = folder.names()
+    there = left(folder)
     first.give_back()
-    assert folder.names() == there, "nothing of the second is taken away"
+    assert left(folder) == there, "nothing of the second is taken away"
     second.beat()
     second.check()
     second.give_back()
-    assert folder.names() == set()
+    assert left(folder) == set()
     first.beat()
     with pytest.raises(DeviceError):
         first.check()
@@ -131,8 +137,7 @@ def test_one_that_was_killed_on_this_machine_is_followed_at_once(tmp_path: Path)
         other.wait()
     said: list[str] = []
     with Lease(Folder(place), said.append, sleep=lambda _: pytest.fail("nothing to wait for")):
-        names = Folder(place).names()
-        assert {name[: len(LEASE) + 6] for name in names} == {f"{LEASE}000002"}
+        assert {name[:6] for name in left(Folder(place))} == {"000002"}
     assert said == []
 
 
@@ -149,12 +154,13 @@ def test_whose_process_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("data", (b"", b"[]", b"{", b"[[1]]"))
 def test_a_claim_that_cannot_be_read_is_one_all_the_same(data: bytes, tmp_path: Path) -> None:
     folder = Folder(str(tmp_path))
-    folder.write(f"{LEASE}000004.json", data)
+    folder.inside(LEASE).make()
+    folder.inside(LEASE).write("000004.json", data)
     lease, clock = from_far(folder)
     lease.take()
-    assert clock.now >= LEASE_S and f"{LEASE}000005.json" in folder.names()
+    assert clock.now >= LEASE_S and "000005.json" in left(folder)
     lease.give_back()
-    assert folder.names() == set()
+    assert left(folder) == set()
 
 
 def test_a_beat_that_cannot_be_written_ends_nothing(
@@ -172,7 +178,87 @@ def test_a_beat_that_cannot_be_written_ends_nothing(
         raise OSError("out of reach")
 
     with lease:
-        monkeypatch.setattr(folder, "names", names)
+        monkeypatch.setattr(lease._own, "names", names)
         assert lease._end.wait(10)
     lease.check()
     assert "no sign of life written" in caplog.text
+
+
+def test_no_beat_looks_at_the_rows(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of which there may be a hundred thousand files, and more."""
+    monkeypatch.setattr(folder, "names", lambda: pytest.fail("all rows are listed"))
+    with Lease(folder) as lease:
+        lease.beat()
+        lease.check()
+
+
+def test_one_that_wakes_is_told_though_its_number_was_given_anew(folder: Folder) -> None:
+    first = Lease(folder)
+    first.take()
+    second = Lease(folder, lives=lambda _: False)
+    second.take()
+    second.give_back()
+    third = Lease(folder)
+    third.take()
+    first.beat()
+    with pytest.raises(DeviceError, match="another command goes on there"):
+        first.check()
+    there = left(folder)
+    first.give_back()
+    assert left(folder) == there
+    third.beat()
+    third.check()
+    third.give_back()
+    assert left(folder) == set()
+
+
+def test_one_that_wakes_after_another_has_ended_is_told(folder: Folder) -> None:
+    first = Lease(folder)
+    first.take()
+    second = Lease(folder, lives=lambda _: False)
+    second.take()
+    second.give_back()
+    first.beat()
+    with pytest.raises(DeviceError, match="its claim is gone: another command went on there"):
+        first.check()
+    assert left(folder) == set()
+
+
+def test_a_store_that_writes_over_a_claim_has_one_owner(folder: Folder) -> None:
+    first, second = Lease(folder), Lease(folder, lives=lambda _: bool(first._number))
+    own = first._own.write
+
+    def write(name: str, data: bytes) -> bool:
+        wrote = own(name, data)
+        if name.endswith(".json") and not second._number:
+            first._own.remove(name)
+            second.take()
+        return wrote
+
+    first._own.write = write  # type: ignore[method-assign]
+    with pytest.raises(OptionError, match="another command at work"):
+        first.take()
+    second.beat()
+    second.check()
+    second.give_back()
+
+
+def test_a_moment_without_the_folder_ends_nothing(tmp_path: Path) -> None:
+    """As where a share is mounted anew."""
+    share, away = tmp_path / "share", tmp_path / "away"
+    lease = Lease(Folder(str(share / "out.jsonl")))
+    lease.take()
+    share.rename(away)
+    for empty in (False, True):
+        if empty:
+            (share / "out.jsonl").mkdir(parents=True)
+        with pytest.raises(OSError):
+            lease.beat()
+        lease.check()
+    (share / "out.jsonl").rmdir()
+    share.rmdir()
+    away.rename(share)
+    lease.beat()
+    lease.check()
+    lease.give_back()
+    assert left(lease.folder) == set()
