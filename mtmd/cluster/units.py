@@ -70,6 +70,7 @@ class Plan:
         """Names of the files that this one has added."""
         self._names: list[str] = []
         self._digests: list[bytes] = []
+        self._stamps: list[str] = []
         names = sorted(n for n in folder.names() if n.startswith(PLAN) and n.endswith(".parquet"))
         for name in names:
             self._take(name)
@@ -123,9 +124,13 @@ class Plan:
         """Write again what is not among `names`, those of the folder. Raises OSError, and
         OptionError where it has other numbers there than this one: files of rows would mix them.
         """
-        for name, table, digest in zip(self._names, self._tables, self._digests, strict=True):
+        all_ = zip(self._names, self._tables, self._digests, strict=True)
+        for at, (name, table, digest) in enumerate(all_):
             if name not in names:
                 self.folder.write(name, _bytes_of(table))
+            stamp = self.folder.stamp(name)
+            if stamp and stamp == self._stamps[at]:  # some GB of a large job are not read again
+                continue
             data = self.folder.read(name)
             if sha256(data).digest() != digest and not self._has(data, table):
                 raise OptionError(
@@ -133,6 +138,7 @@ class Plan:
                     "numbered, expected the same: another command began anew there meanwhile; "
                     "--resume goes on with its numbers"
                 )
+            self._stamps[at] = stamp
 
     def _has(self, data: bytes, table: Any) -> bool:
         """The same, written at another time."""
@@ -144,6 +150,7 @@ class Plan:
     def _take(self, name: str) -> None:
         import pyarrow as pa
 
+        stamp = self.folder.stamp(name)  # before it is read: older, if anything
         data, at, last = self.folder.read(name), len(self._tables), self.units - 1
         try:
             table = _parquet_of(data)
@@ -167,6 +174,7 @@ class Plan:
         self._tables.append(table)
         self._names.append(name)
         self._digests.append(sha256(data).digest())
+        self._stamps.append(stamp)
         self._starts += starts
         self.count += table.num_rows
 

@@ -5,6 +5,7 @@ address.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import uuid
 from collections.abc import Iterator
@@ -13,11 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from mtmd.cluster.places import (
+    DIGESTS,
+    TIMES,
     WHOLE_OBJECTS,
     file_system,
     full_name,
     is_address,
     renames,
+    stamp_of,
     told_reason,
 )
 from mtmd.kernels.errors import MtmdError
@@ -65,6 +69,15 @@ class Folder:
                 return (Path(self.name) / name).read_bytes()
             fs, path = self._remote
             return bytes(fs.cat_file(f"{path.rstrip('/')}/{name}"))
+
+    def stamp(self, name: str) -> str:
+        """What changes when a file becomes another one; "" where nothing tells. Raises OSError."""
+        with self._told():
+            if self._remote is None:
+                facts = (Path(self.name) / name).stat()
+                return f"{facts.st_size} {facts.st_mtime_ns} {facts.st_ino}"
+            found = stamp_of(f"{self.name.rstrip('/')}/{name}")
+            return found if found and {*DIGESTS, *TIMES} & json.loads(found).keys() else ""
 
     def make(self) -> None:
         with self._told():

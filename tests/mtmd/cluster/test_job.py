@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import os
 import random
 import tarfile
 from collections import Counter
@@ -702,6 +703,22 @@ def test_rows_of_two_plans_are_not_mixed(tmp_path: Path) -> None:
     second.leave()
     assert run(third, Crew(job, random.Random(1), never)).written == 8
     assert ids_in(job) == [item.id for item in items(8, 4)]
+
+
+def test_a_plan_that_nobody_has_changed_is_not_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = job_in(tmp_path)
+    batches = Batches(job, False)
+    batches.prepare(found(*items(8)), list_shards, 2, 2)
+    own, read = batches.folder.read, list[str]()
+    monkeypatch.setattr(batches.folder, "read", lambda name: read.append(name) or own(name))
+    batches.keep()
+    assert read == ["_job.json"]
+    plan = Path(job.out) / "_plan-000000.parquet"
+    os.utime(plan, (0, 0))
+    batches.keep()
+    assert plan.name in read
 
 
 def test_what_another_command_has_left_is_seen_before_it_begins(tmp_path: Path) -> None:
