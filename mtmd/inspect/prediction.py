@@ -105,8 +105,8 @@ class Prediction(WarmupFacts):
 
     usable_bytes: of the card's memory, less what the driver takes and what is left to others; None
     where the memory is not known. sequences: answers computed at once. longest_context: tokens of
-    each with which all fits, beside the largest picture that they hold; 0 where none does, None
-    without a card's memory. links: what may tie the cards together where several ranks share the
+    each with which all fits, beside the largest picture that they hold (fewer than any has, where
+    not even the smallest fits); 0 where none does, None without a card's memory. links: what may tie the cards together where several ranks share the
     model (`ranks`); all else is of one card. not_compiled: why kernels were not.
     """
 
@@ -196,7 +196,7 @@ class Needs:
 
     def longest_context(self) -> int | None:
         """As `longest_that_fits` looks for it, up to the model's own limit, from the shortest that
-        holds one of the pictures.
+        holds one of the pictures; below that where none of those fits.
         """
         usable = usable_bytes(self.card.memory_bytes)
         if usable is None:
@@ -204,7 +204,12 @@ class Needs:
         most = self.model.checkpoint.text.context
         held = [p.tokens + 1 for p in self.pictures if p.is_held_by(most)]
         least = min(held, default=1)
-        return longest_that_fits(lambda context: usable - self._worst(context), most, least=least)
+
+        def slack(context: int) -> int:
+            return usable - self._worst(context)
+
+        found = longest_that_fits(slack, most, least=least)
+        return found or (longest_that_fits(slack, min(most, least - 1)) if least > 1 else 0)
 
     def weight_bytes(self) -> int:
         parts = self.needed.weights, self.needed.tower

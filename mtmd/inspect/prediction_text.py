@@ -55,7 +55,8 @@ def _result(report: Prediction) -> Iterator[str]:
 
 def _ways_out(report: Prediction) -> Iterator[str]:
     if report.longest_context:
-        yield f"--context {report.longest_context}: it fits with {report.longest_context:,} tokens"
+        longest = report.longest_context
+        yield f"--context {longest}: it fits with {longest:,} tokens{_without(report)}"
     if report.most_answers:
         yield f"--parallel {report.most_answers}: so many answers at once fit"
     if not report.longest_context and not report.most_answers:
@@ -91,7 +92,13 @@ def _longest(report: Prediction) -> str:
     if not longest:
         return "none"
     limit = ", the model's limit" if longest == report.context_most else ""
-    return f"{longest:,} tokens{limit}"
+    return f"{longest:,} tokens{limit}{_without(report)}"
+
+
+def _without(report: Prediction) -> str:
+    longest, pictures = report.longest_context, report.pictures
+    held = longest is None or any(p.is_held_by(longest) for p in pictures)
+    return ", without a picture" if pictures and not held else ""
 
 
 def _largest(report: Prediction) -> str:

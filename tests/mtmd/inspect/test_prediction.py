@@ -179,6 +179,27 @@ def test_a_context_is_reckoned_with_the_pictures_that_it_holds() -> None:
     assert none.longest_context() == 0
 
 
+def test_where_no_picture_fits_the_longest_context_is_one_without() -> None:
+    model = Model(random_checkpoint("smolvlm-256m", "BF16"), LoadOptions(), TARGETS)
+    needs = Needs(model, Target("cuda:89"), find_card("rtx4090", 24 * GIB))
+    least = min(p.tokens for p in needs.pictures)
+    without, beside = needs._worst(least // 2), needs._worst(least + 1)
+    assert without < beside
+    memory = next(m for m in range(GIB, 8 * GIB, 1 << 20) if (usable_bytes(m) or 0) >= without)
+    assert (usable_bytes(memory) or 0) < beside
+    tight = Needs(model, Target("cuda:89"), find_card("rtx4090", memory))
+    longest = tight.longest_context()
+    assert longest is not None and least // 2 - 32 < longest <= least
+
+
+def test_a_context_without_a_picture_is_told_as_one(small: Prediction) -> None:
+    least = min(p.tokens for p in small.pictures)
+    tight = replace(small, usable_bytes=1, longest_context=least, most_answers=0)
+    assert f"fits with {least:,} tokens, without a picture" in " ".join(str(tight).split())
+    beside = replace(tight, longest_context=least + 1)
+    assert "without a picture" not in str(beside)
+
+
 def test_more_costs_more(small: Prediction) -> None:
     needs = [length.bytes for length in small.lengths]
     assert needs == sorted(needs) and len(set(needs)) == len(needs)
