@@ -47,6 +47,7 @@ OF_ONE_FRONT = 8  # replicas
 TRIED_ON = 2  # replicas at most: a request that ends one may end the next
 AGAIN_S = 0.1  # before another one is asked: until Ray's router knows which one has gone
 TAKEN_S = 10.0  # for Ray's router to find a replica; what it cannot place holds up the next ones
+CARRIED = 1 << 20  # bytes of a body a second, beside that: Ray carries it to the replica first
 LATE_MOST = 3  # times that it may find none
 IN_A_THREAD = 64 << 10  # bytes of a body that takes a while to read
 GATHERED_S = 10.0  # for a replica to say what all are asked
@@ -272,8 +273,9 @@ class Front:
                     route = replace(route, avoid=(*route.avoid, error.replica))
                 except Late:
                     late += 1
-                    if late == LATE_MOST:
-                        raise _busy() from None
+                    # A replica may have it all the same: what is kept would be kept twice.
+                    if late == LATE_MOST or _is_kept(asked.request):
+                        raise _late() from None
                 except Full:
                     raise _busy() from None
                 else:
@@ -289,7 +291,8 @@ class Front:
         answer = self._crew.answer(request, route)
         try:
             try:
-                part = await asyncio.wait_for(anext(answer), TAKEN_S)
+                most_s = TAKEN_S + len(request.body) / CARRIED
+                part = await asyncio.wait_for(anext(answer), most_s)
             except asyncio.TimeoutError:
                 raise Late from None
             head = await anext(answer) if isinstance(part, Taken) else part
@@ -377,6 +380,22 @@ def _busy() -> ApiError:
         429,
         "every replica is busy, and as many requests wait as may; try again later",
         code="server_busy",
+        headers={"Retry-After": "1"},
+    )
+
+
+def _is_kept(request: Forwarded) -> bool:
+    """Whether it leaves something behind with a replica, as an upload does."""
+    path = request.target.partition("?")[0].rstrip("/")
+    return request.method == "POST" and path.endswith(FILES)
+
+
+def _late() -> ApiError:
+    return ApiError(
+        503,
+        "no replica has taken the request in time: those that are there are too busy, or it takes "
+        "too long on its way to them; try again later",
+        code="replica_late",
         headers={"Retry-After": "1"},
     )
 

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from mtmd.web.keys import NamedKey
 from mtmd.web.replicas.forwarded import Full, Head, Lost, Taken
-from mtmd.web.replicas.front import STRANGERS, Front
+from mtmd.web.replicas.front import STRANGERS, TAKEN_S, Front
 from mtmd.web.settings import ConnectionLimits, MediaBudget, ServerSettings
 
 KEY = "k" * 20
@@ -240,7 +240,28 @@ def test_what_rays_router_cannot_place_is_taken_back_and_tried_again(placed, mon
     monkeypatch.setattr("mtmd.web.replicas.front.TAKEN_S", 0.01)
     crew = Crew([None], [None], [Taken("a"), *WHOLE] if placed else [None])
     told, _ = ask(crew)
-    assert told.status == (200 if placed else 429) and len(crew.calls) == crew.closed == 3
+    assert told.status == (200 if placed else 503) and len(crew.calls) == crew.closed == 3
+    assert placed or told.code == "replica_late"
+
+
+def test_an_upload_that_may_have_come_is_not_sent_again(monkeypatch):
+    monkeypatch.setattr("mtmd.web.replicas.front.TAKEN_S", 0.01)
+    crew = Crew([None], WHOLE)
+    told, _ = ask(crew, path="/v1/files")
+    assert (told.status, told.code, len(crew.calls)) == (503, "replica_late", 1)
+
+
+def test_a_long_body_has_longer_to_come(monkeypatch):
+    given = []
+
+    async def wait_for(coming, seconds):
+        given.append(seconds)
+        return await coming
+
+    monkeypatch.setattr("mtmd.web.replicas.front.asyncio.wait_for", wait_for)
+    for count in (0, 16 << 20):
+        ask(Crew([Taken("a"), *WHOLE]), body=b"x" * count)
+    assert given == [TAKEN_S, TAKEN_S + 16]
 
 
 def test_where_too_many_wait_it_is_said():
