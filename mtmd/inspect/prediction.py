@@ -106,8 +106,9 @@ class Prediction(WarmupFacts):
     usable_bytes: of the card's memory, less what the driver takes and what is left to others; None
     where the memory is not known. sequences: answers computed at once. longest_context: tokens of
     each with which all fits, beside the largest picture that they hold (fewer than any has, where
-    not even the smallest fits); 0 where none does, None without a card's memory. links: what may tie the cards together where several ranks share the
-    model (`ranks`); all else is of one card. not_compiled: why kernels were not.
+    not even the smallest fits); 0 where none does, None without a card's memory. links: what may
+    tie the cards together where several ranks share the model (`ranks`); all else is of one card.
+    not_compiled: why kernels were not.
     """
 
     card: CardFacts | None = None
