@@ -42,11 +42,11 @@ def patience(seconds: float) -> Iterator[None]:
     if heart is None:
         yield
         return
-    heart.more_s = seconds
+    before, heart.more_s = heart.more_s, max(seconds, heart.more_s)
     try:
         yield
     finally:
-        heart.more_s = 0.0
+        heart.more_s = before
 
 
 def beat(at: str | None = None) -> None:
@@ -64,8 +64,8 @@ def waiting() -> Iterator[None]:
     if heart is None:
         yield
         return
-    heart.waits = True
+    before, heart.waits = heart.waits, True
     try:
         yield
     finally:
-        heart.waits = False
+        heart.waits = before

@@ -17,7 +17,7 @@ from mtmd.kernels.ops import OPS
 from mtmd.kernels.plan import executor
 from mtmd.kernels.plan.executor import Executor, Residency
 from mtmd.kernels.plan.scheduler import make_plan
-from mtmd.kernels.resources.heartbeat import Heartbeat, beat, patience
+from mtmd.kernels.resources.heartbeat import Heartbeat, beat, patience, waiting
 
 
 class Listening(Cpu):
@@ -93,6 +93,24 @@ def test_what_takes_long_and_fails_is_over() -> None:
     with pytest.raises(ZeroDivisionError):
         on_a_thread(failing)
     assert heart.more_s == 0
+
+
+def test_what_is_inside_leaves_what_is_around_it_as_it_was() -> None:
+    heart, seen = Heartbeat(), list[tuple[float, bool]]()
+
+    def see() -> None:
+        seen.append((heart.more_s, heart.waits))
+
+    def nested() -> None:
+        heart.count_this_thread()
+        with patience(60.0), waiting():
+            with patience(5.0), waiting():
+                see()
+            see()
+
+    on_a_thread(nested)
+    see()
+    assert seen == [(60.0, True), (60.0, True), (0.0, False)]
 
 
 def test_a_thread_that_nobody_watches_goes_its_way() -> None:
