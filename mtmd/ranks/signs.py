@@ -187,7 +187,8 @@ class Watch:
         while not self._ended.is_set():
             for rank, wire in list(self._wires.items()):
                 with self._reaching(rank):
-                    wire.send("sign")
+                    if wire.has_room:  # of one that was stopped for a day, buffers are full
+                        wire.send("sign")
             while (left := last + SIGN_S - time.monotonic()) > 0 and not self._ended.is_set():
                 self._hear(left)
             now = time.monotonic()

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import selectors
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
@@ -52,6 +53,13 @@ class Wire:
     def comes(self, seconds: float) -> bool:
         """Whether there is something to receive, or the other's end, within so many seconds."""
         return self.connection.poll(seconds)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether something short can be sent now, without waiting for the other to receive."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.connection, selectors.EVENT_WRITE)
+            return bool(selector.select(0))
 
     def shut(self) -> None:
         """As if the other had gone, also for a thread of this process that sends or receives."""

@@ -153,6 +153,22 @@ def test_what_a_rank_tells_and_when_it_ends_by_itself(monkeypatch: pytest.Monkey
     assert ended.wait(60) and why[1:] == [None]
 
 
+def test_a_rank_that_takes_no_signs_does_not_stop_the_watch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Signs are given while nothing is to be done, too: one that is stopped then fills up."""
+    monkeypatch.setattr(signs, "SIGN_S", 0.001)
+    (here, there), looked = (Wire(end) for end in Pipe()), threading.Semaphore(0)
+    monkeypatch.setattr(Watch, "look", lambda *_: looked.release())
+    while here.has_room:
+        here.send("sign")
+    watch = Watch({1: here}, lambda *_: None)
+    watch.start()
+    assert looked.acquire(timeout=60) and looked.acquire(timeout=60)
+    watch.close()
+    there.close()
+
+
 def test_nobody_waits_in_torch_for_a_rank_that_is_lost_while_ranks_meet() -> None:
     ranks, never = ThreadRanks("windows, blocks", 2, 9), threading.Event()
 
@@ -167,17 +183,19 @@ def test_nobody_waits_in_torch_for_a_rank_that_is_lost_while_ranks_meet() -> Non
 
 
 def test_a_first_run_that_takes_long_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a follower that prepares for several times as long as one without a sign is waited for."""
-    monkeypatch.setattr(signs, "SIGN_S", 0.02)
-    monkeypatch.setattr(signs, "SILENT_S", 0.4)
-    waited, long_enough = 0.0, threading.Event()
+    """Of a follower that prepares for several times as many looks as one without a sign has: each
+    of them finds a sign of it. How long that takes is not asked.
+    """
+    monkeypatch.setattr(signs, "SIGN_S", 0.01)
+    monkeypatch.setattr(signs, "SILENT_S", 600.0)
+    found, long_enough = 0, threading.Event()
     own = Watch.look
 
     def look(self: Watch, passed_s: float) -> None:
-        nonlocal waited
+        nonlocal found
+        found += all(o.came and o.head["doing"] for o in self._others.values())
         own(self, passed_s)
-        waited += min(passed_s, 2 * signs.SIGN_S)
-        if waited > 3 * signs.SILENT_S:
+        if found > 3 * SILENT_S / SIGN_S:
             long_enough.set()
 
     monkeypatch.setattr(Watch, "look", look)
