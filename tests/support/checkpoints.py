@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -217,6 +218,14 @@ def nmse(found: torch.Tensor, expected: torch.Tensor) -> float:
     """|found - expected|^2 / |expected|^2"""
     found, expected = found.double(), expected.double()
     return float((found - expected).square().sum() / expected.square().sum())
+
+
+def too_far(
+    found: Iterable[torch.Tensor], expected: torch.Tensor, most: float
+) -> tuple[float, bool]:
+    """The largest `nmse`, and whether it is more than `most`, as it is where one is no number."""
+    far = [nmse(one, expected) for one in found]
+    return max(far, key=lambda value: (math.isnan(value), value)), not all(f <= most for f in far)
 
 
 def picture(seed: int, width: int, height: int) -> np.ndarray:
