@@ -49,11 +49,8 @@ class Folder:
         """Of the files right in it."""
         with self._told():
             if self._remote is None:
-                with (
-                    suppress(FileNotFoundError, NotADirectoryError),
-                    os.scandir(self.name) as found,
-                ):
-                    return {entry.name for entry in found if entry.is_file()}
+                with suppress(FileNotFoundError, NotADirectoryError), os.scandir(self.name) as here:
+                    return {entry.name for entry in here if entry.is_file()}
                 return set()
             fs, path = self._remote
             with suppress(FileNotFoundError):
