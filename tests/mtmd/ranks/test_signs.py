@@ -4,6 +4,7 @@ passes by what a look is told, not by a clock.
 
 from __future__ import annotations
 
+import os
 import threading
 from multiprocessing import Pipe
 from typing import Any
@@ -160,8 +161,11 @@ def test_a_rank_that_takes_no_signs_does_not_stop_the_watch(
     monkeypatch.setattr(signs, "SIGN_S", 0.001)
     (here, there), looked = (Wire(end) for end in Pipe()), threading.Semaphore(0)
     monkeypatch.setattr(Watch, "look", lambda *_: looked.release())
-    while here.has_room:
-        here.send("sign")
+    os.set_blocking(here.connection.fileno(), False)
+    with pytest.raises(BlockingIOError):
+        while True:
+            here.send("sign")
+    os.set_blocking(here.connection.fileno(), True)
     watch = Watch({1: here}, lambda *_: None)
     watch.start()
     assert looked.acquire(timeout=60) and looked.acquire(timeout=60)
