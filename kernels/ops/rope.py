@@ -63,7 +63,8 @@ def rope_table(positions: Tensor, divisors: Tensor | None = None, *, rotary: Rot
     angles = (
         positions[0, :, None] if one_axis else positions.index_select(0, axes).t()
     ) * frequencies
-    table = torch.empty(angles.shape[0], 2, angles.shape[1], device=angles.device)
+    shape = (angles.shape[0], 2, angles.shape[1])
+    table = torch.empty(shape, dtype=torch.float32, device=angles.device)
     torch.cos(angles, out=table[:, 0])
     torch.sin(angles, out=table[:, 1])
     return table if rotary.scale == 1.0 else table.mul_(rotary.scale)

@@ -75,6 +75,18 @@ def test_rope_is_transformers(base: float, heads: int, size: int, kind: str) -> 
     torch.testing.assert_close(turned(x, POSITIONS, how), expected, rtol=1e-6, atol=1e-6)
 
 
+def test_the_table_is_fp32_whatever_torch_makes_by_default() -> None:
+    """Another library changes that while it loads a model."""
+    how, positions = rotary(1e4, 8), POSITIONS[None]
+    expected = ops.rope_table.reference(positions, rotary=how)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        found = ops.rope_table.reference(positions, rotary=how)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert found.dtype == torch.float32 and torch.equal(found, expected)
+
+
 @pytest.mark.parametrize(
     "counts, interleaved",
     [([4, 6, 6], False), ([6, 5, 5], True), ([24, 20, 20], True), ([11, 11, 10], True)],
