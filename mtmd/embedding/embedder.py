@@ -307,11 +307,12 @@ class Embedder:
         towers = {g.graph: g.weight_bytes.get(space, 0) for g in graphs}
         self._weight_bytes = sum(towers.values())
         needed = self._weight_bytes + max(g.compute_bytes.get(space, 0) for g in graphs)
-        needed += self.images.preprocessing.device_bytes
-        if free is not None and needed > free:
+        resizing = self.images.preprocessing.device_bytes
+        if free is not None and needed + resizing > free:
+            instead = "--preprocess host, " if needed <= free else ""
             raise DeviceMemoryError(
-                f"{self.name} needs {mib(needed)} on {preferred.name}, which has {mib(free)} free; "
-                "use --dtype bf16 or another device"
+                f"{self.name} needs {mib(needed + resizing)} on {preferred.name}, which has "
+                f"{mib(free)} free; use {instead}--dtype bf16 or another device"
             )
 
 

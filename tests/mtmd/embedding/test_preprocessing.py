@@ -86,7 +86,7 @@ def test_what_pictures_are_resized_in_is_part_of_what_is_needed(
 ) -> None:
     monkeypatch.setattr(module, "free_bytes", lambda _: TAKEN_BYTES)
     beside(folder, preprocess="host")
-    with pytest.raises(DeviceMemoryError, match=r"has 120\.00 MiB free"):
+    with pytest.raises(DeviceMemoryError, match=r"has 120\.00 MiB free; use --preprocess host"):
         beside(folder)
 
 
