@@ -30,7 +30,7 @@ from mtmd.loaded.loaded_model import LoadedModel
 from mtmd.loaded.report import attention_kernels, warmup_report
 from mtmd.option_types import AnswerKeywords
 from mtmd.prompt.conversation import DEFAULT_PROMPT, Asked, Images, Message, asked
-from mtmd.prompt.load_image import ImageSource
+from mtmd.prompt.load_image import ImageSource, decoded_bytes
 from mtmd.prompt.prompts import EncodedPrompt, Prompts
 from mtmd.service.asynchronous import AsyncTickets
 from mtmd.service.many import Many
@@ -252,12 +252,13 @@ class Model:
         parallel = self.options.parallel if parallel is None else parallel
         parallel = integer("parallel", parallel, 1, 64)
         ahead = PrepareAhead(parallel, checked_ahead(prepare_ahead))
-        many = Many(parallel, ahead, self.service.capacity)
+        many = Many(parallel, ahead, self.service.places)
 
         def one(question: tuple[Images | None, str | None]) -> Answer | MtmdError:
             try:
+                many.make_room(decoded_bytes(question[0]))
                 taken = self._taken(asked(*question, system=system))
-                return _with_view(many.finish(self.service.submit_checked(taken, settings)), taken)
+                return _with_view(many.finish(self.service.submit_placed(taken, settings)), taken)
             except MtmdError as error:
                 if on_error == "raise":
                     raise

@@ -12,7 +12,7 @@ from mtmd.config import AnswerOptions
 from mtmd.events import Answer
 from mtmd.kernels.errors import DeviceError, MtmdError, OptionError
 from mtmd.prompt.conversation import messages_of
-from mtmd.prompt.load_image import read_picture
+from mtmd.prompt.load_image import decoded_bytes, read_picture
 from mtmd.prompt.video_input import FrameRequest, VideoInput, is_video
 from mtmd.service.many import Many
 from mtmd.service.measures.prepare_ahead import PrepareAhead
@@ -36,7 +36,7 @@ class Batch:
     ):
         """`frames`: which are seen of videos. `ahead`: how many are prepared meanwhile."""
         self.service, self.prompt, self.settings = service, prompt, settings
-        self.system, self.many = system, Many(parallel, ahead, service.capacity)
+        self.system, self.many = system, Many(parallel, ahead, service.places)
         self.frames = frames or FrameRequest()
 
     def rows(self, inputs: Iterable[Input], ordered: bool = True) -> Generator[Row, None, None]:
@@ -75,11 +75,13 @@ class Batch:
             name, found = source()
             if isinstance(found, bytes):
                 digest = hashlib.sha256(found).hexdigest()
+                self.many.make_room(decoded_bytes(found))
                 shown: Any = self.service.load_image(found, unnamed=name)
             else:
+                self.many.make_room(None)
                 shown = found
             messages = messages_of(shown, self.prompt, self.system)
-            answer = self.many.finish(self.service.submit_checked(messages, self.settings))
+            answer = self.many.finish(self.service.submit_placed(messages, self.settings))
             return _answered(name, digest or answer.receipt.videos[0].sha256, answer)
         except (OptionError, DeviceError):
             raise

@@ -7,6 +7,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, TypeGuard, cast
 
@@ -27,19 +28,20 @@ from mtmd.clip.image.decode import (
 from mtmd.clip.image.isolated import open_isolated
 from mtmd.clip.image.pixels import Pixels
 from mtmd.clip.image.signatures import picture_format
-from mtmd.kernels.errors import ImageError
+from mtmd.kernels.errors import ImageError, MtmdError
 from mtmd.kernels.isolation.limits import available as can_isolate
 from mtmd.kernels.text import shortened
 from mtmd.prompt.picture_paths import check_path, not_opened, not_readable, user_path
 from mtmd.prompt.urls.data_url import URL_BYTES_MAX, read_data_url
 from mtmd.prompt.urls.fetch import RemoteMedia
-from mtmd.prompt.urls.kinds import is_address, is_data_url, url_name
+from mtmd.prompt.urls.kinds import is_address, is_data_url, is_url, url_name
 
 __all__ = [
     "DEFAULT_LIMITS",
     "ImageLimits",
     "ImageSource",
     "Picture",
+    "decoded_bytes",
     "jpeg_bytes",
     "load_image",
     "load_isolated",
@@ -119,6 +121,33 @@ def _read(
             "first"
         )
     return source, unnamed
+
+
+def decoded_bytes(source: object) -> int | None:
+    """Of a picture's pixels, or several's, as headers and shapes tell before anything is decoded;
+    None where they do not. Raises nothing: what is wrong with it is told when it is read.
+    """
+    if source is None:
+        return 0
+    if isinstance(source, (list, tuple)):
+        each = [decoded_bytes(one) for one in source]
+        return None if None in each else sum(one for one in each if one is not None)
+    if isinstance(source, Picture):
+        return 0  # it is there
+    if isinstance(source, Image.Image):
+        return 3 * source.width * source.height
+    if isinstance(source, np.ndarray):
+        return 3 * int(np.prod(source.shape[:2]))
+    with suppress(MtmdError, OSError, ValueError):
+        if isinstance(source, (str, os.PathLike)) and not is_url(source):
+            path = user_path(os.fsdecode(source))
+            check_path(path)  # nothing that is no file is opened
+            with Path(path).open("rb") as file:
+                source = file.read(_CHUNK_BYTES)
+        if isinstance(source, (bytes, bytearray, memoryview)):
+            width, height = picture_size(bytes(source[:_CHUNK_BYTES]))
+            return 3 * width * height
+    return None
 
 
 def _is_tensor(source: object) -> TypeGuard[Tensor]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ThreadPoolExecutor, wait
+from functools import partial
 from itertools import islice
 from threading import Condition, local
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from mtmd.events import Answer, Finished
 from mtmd.service.measures.prepare_ahead import PrepareAhead
+from mtmd.service.places import Places
 from mtmd.service.ticket import Ticket
 
 # times as many as are answered at once may have been begun: answers that came early wait for those
@@ -21,21 +24,28 @@ R = TypeVar("R")
 
 class Many:
     """`parallel` questions are answered at once, and the pictures of `ahead` more read and prepared
-    meanwhile; what one measures, others may go on with. `capacity`: so many the service takes.
+    meanwhile; what one measures, others may go on with. `places`: of the service, shared with
+    others who ask it many questions.
     """
 
     def __init__(
-        self, parallel: int, ahead: PrepareAhead | None = None, capacity: int | None = None
+        self, parallel: int, ahead: PrepareAhead | None = None, places: Places | None = None
     ):
         self.ahead = ahead or PrepareAhead(parallel)
         self._parallel = parallel
         self._most = parallel + self.ahead.most
-        if capacity is not None:
-            self._most = min(self._most, max(parallel, capacity))
+        self._places = places or Places(self._most)
+        self._most = min(self._most, self._places.most)
         self._stopped = False
         self._tickets: set[Ticket] = set()
         self._changed = Condition()
         self._under_way = 0
+        self._left: deque[tuple[Future[Any], Callable[[], None]]] = deque()
+        self._asked: dict[Future[Any], int] = {}
+        self._held: dict[object, int] = {}
+        """Bytes of pictures under way."""
+        self._waiting: deque[object] = deque()
+        """For memory."""
         self._mine = local()
 
     @property
@@ -46,8 +56,8 @@ class Many:
     def results(
         self, inputs: Iterable[I], work: Callable[[I], R], ordered: bool = True
     ) -> Generator[R, None, None]:
-        """`work` on each input, on several threads, in their order or as they come. `inputs` are
-        taken as they are needed. What `work` raises ends it all.
+        """`work` on each input, on several threads, in their order or as they come. They are begun
+        in their order, and `inputs` are taken as they are needed. What `work` raises ends it all.
 
         Leaving the loop gives up those under way.
         """
@@ -57,7 +67,12 @@ class Many:
         try:
             while True:
                 for one in islice(waiting, max(0, WAITING * self.workers - len(begun))):
-                    begun[pool.submit(self._one, work, one)] = None
+                    future: Future[R] = Future()
+                    begun[future] = None
+                    begin = partial(self._begin, pool, future, partial(work, one))
+                    with self._changed:
+                        self._left.append((future, begin))
+                    self._go_on()
                 if not begun:
                     return
                 done = (
@@ -70,22 +85,74 @@ class Many:
                     del begun[future]
         finally:
             self._stop()
-            pool.shutdown(cancel_futures=True)
+            pool.shutdown()
 
-    def _one(self, work: Callable[[I], R], one: I) -> R:
-        """Once there is a place for it."""
+    def _go_on(self) -> None:
+        """Ask places for as many of those left as may be under way."""
         with self._changed:
-            self._changed.wait_for(lambda: self._stopped or self._under_way < self.workers)
+            while self._left and not self._stopped and self._under_way < self.workers:
+                future, begin = self._left.popleft()
+                if not self._under_way:
+                    self.ahead.begin()
+                self._under_way += 1
+                self._asked[future] = self._places.ask(begin)
+
+    def _begin(self, pool: ThreadPoolExecutor, future: Future[R], work: Callable[[], R]) -> None:
+        """With a place. Called within `ask` and `free`."""
+        try:
+            pool.submit(self._run, future, work)
+        except RuntimeError:  # it has just been closed
+            future.cancel()
+            self._places.free()
+
+    def _run(self, future: Future[R], work: Callable[[], R]) -> None:
+        self._mine.since, self._mine.future = self.ahead.clock(), future
+        try:
             if self._stopped:
                 raise CancelledError
-            self._under_way += 1
-        self._mine.since = self.ahead.clock()
-        try:
-            return work(one)
+            result = work()
+        except BaseException as error:
+            self._end(future)
+            future.set_exception(error)
+        else:
+            self._end(future)
+            future.set_result(result)
         finally:
-            with self._changed:
-                self._under_way -= 1
-                self._changed.notify_all()
+            del future, work  # an error's traceback would hold them, and they it
+
+    def _end(self, future: Future[Any]) -> None:
+        with self._changed:
+            self._under_way -= 1
+            self._asked.pop(future, None)
+            self._held.pop(future, None)
+            self._changed.notify_all()
+        self._places.free()
+        self._go_on()
+
+    def make_room(self, held: int | None) -> None:
+        """Wait until a picture that will take so many bytes, None for as many as the largest lately
+        did, fits beside those under way; as many as are answered at once always do. For `work` to
+        call before it is decoded.
+        """
+        if self.ahead.asked is not None:
+            return
+        future = self._mine.future
+        with self._changed:
+            held = self.ahead.largest if held is None else held
+            self._waiting.append(future)
+            self._changed.wait_for(lambda: self._stopped or self._fits(future, held))
+            self._waiting.remove(future)
+            self._held[future] = held
+            self._changed.notify_all()
+            if self._stopped:
+                raise CancelledError
+
+    def _fits(self, future: object, held: int) -> bool:
+        if self._waiting[0] is not future:
+            return False
+        return (
+            len(self._held) < self._parallel or sum(self._held.values()) + held <= self.ahead.room
+        )
 
     def finish(self, ticket: Ticket) -> Answer:
         """Wait for an answer; given up where nobody waits any more. For `work` to call, of what is
@@ -93,6 +160,9 @@ class Many:
         """
         with self._changed:
             self.ahead.prepared(self._mine.since, ticket.held)
+            if self._mine.future in self._held:
+                self._held[self._mine.future] = ticket.held
+                self._changed.notify_all()
             self._tickets.add(ticket)
             if self._stopped:
                 ticket.cancel()
@@ -110,5 +180,11 @@ class Many:
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
+            for future, _ in self._left:
+                future.cancel()
+            self._left.clear()
+            for future, number in list(self._asked.items()):
+                if self._places.take_back(number):
+                    future.cancel()
             for ticket in self._tickets:
                 ticket.cancel()

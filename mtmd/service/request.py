@@ -44,6 +44,8 @@ class Request:
     """When it was ready to be taken, after `preprocess_ms`."""
     told: float | None = None
     """When its last tokens were handed out."""
+    placed: bool = False
+    """By its caller, who has one of `Service.places`."""
     waits: bool = False
     """For another to read the prompt of both."""
     followers: list[Request] = field(default_factory=list)

@@ -49,6 +49,7 @@ from mtmd.service.encode_queue import EncodeQueue, Job
 from mtmd.service.measures.latencies import Latencies
 from mtmd.service.measures.stats import ServiceStats, TokenCount
 from mtmd.service.measures.turnover import Turnover
+from mtmd.service.places import Places
 from mtmd.service.processed_tiles import ProcessedTiles
 from mtmd.service.receipts import make_receipt
 from mtmd.service.request import Request
@@ -101,7 +102,11 @@ class Service:
         self._stats = ServiceStats(slots=loaded.runner.sequences, pages=self.engine.cache.pages - 1)
         self._most = queue + loaded.runner.sequences
         self._places = threading.Semaphore(self._most)
-        """One for each request from `submit` to its end: the only gate."""
+        """One for each request from `submit` to its end."""
+        self.places = Places(self._most)
+        """Beside those, of who asks many questions and waits to be let in: however many such there
+        are, they refuse neither each other nor anybody else.
+        """
         self._turnover = Turnover()
         self.latencies = Latencies()
         self._requests: dict[Ticket, Request] = {}
@@ -227,12 +232,30 @@ class Service:
                 wait_s,
             )
         try:
-            request = self._prepare(messages, settings, self._salt(tenant))
-            request.owner = for_whom() or tenant
-            self._post(request, after)
+            return self._submit(messages, settings, tenant, after)
         except BaseException:
             self._free_place()
             raise
+
+    def submit_placed(
+        self, messages: abc.Sequence[Message] | RawPrompt, settings: AnswerOptions
+    ) -> Ticket:
+        """As `submit_checked`, of a caller who has one of `places`; it is never busy."""
+        if self.fault is not None:
+            raise again(self.fault)
+        return self._submit(messages, settings, placed=True)
+
+    def _submit(
+        self,
+        messages: abc.Sequence[Message] | RawPrompt,
+        settings: AnswerOptions,
+        tenant: str = "",
+        after: Ticket | None = None,
+        placed: bool = False,
+    ) -> Ticket:
+        request = self._prepare(messages, settings, self._salt(tenant))
+        request.owner, request.placed = for_whom() or tenant, placed
+        self._post(request, after)
         self._processed.add(request.prompt.pictures, tenant)
         return request.ticket
 
@@ -418,7 +441,9 @@ class Service:
         with self._counting:
             setattr(self._stats, statistic, getattr(self._stats, statistic) + 1)
 
-    def _free_place(self) -> None:
+    def _free_place(self, request: Request | None = None) -> None:
+        if request is not None and request.placed:
+            return
         self._places.release()
         with self._counting:
             self._turnover.freed()
@@ -459,12 +484,12 @@ class Service:
         failure = MtmdError(f"internal error: {type(error).__name__}")
         failure.__cause__ = error
         self._stats.failed += len(self._requests)
-        tickets, self._requests, self._by_sequence = list(self._requests), {}, {}
+        requests, self._requests, self._by_sequence = self._requests, {}, {}
         self.engine.reset()
         if self.encoding:
             self.encoding.reset()
-        for ticket in tickets:
-            self._free_place()
+        for ticket, request in requests.items():
+            self._free_place(request)
             self._open.pop(ticket, None)
             ticket.put(failure)
 
@@ -700,5 +725,5 @@ class Service:
         request.jobs = {}
         del self._requests[request.ticket]
         self._open.pop(request.ticket, None)
-        self._free_place()
+        self._free_place(request)
         self._let_follow(request)

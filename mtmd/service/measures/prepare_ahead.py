@@ -56,7 +56,7 @@ class PrepareAhead:
             from mtmd.kernels.plan.free_memory import system_bytes  # it loads torch
 
             room = min(MOST_BYTES, (system_bytes(PROC, CGROUP) or 8 * MOST_BYTES) // PART_OF_FREE)
-        self._room = room
+        self.room = room
         self._parallel = parallel
         window = 2 * (parallel + self.most)
         self._took_s: deque[float] = deque(maxlen=window)
@@ -70,6 +70,15 @@ class PrepareAhead:
         """One is, begun at `since` of the clock; it holds so many bytes."""
         self._took_s.append(self._clock() - since)
         self._bytes.append(held)
+
+    @property
+    def largest(self) -> int:
+        """Bytes, of those prepared lately."""
+        return max(self._bytes, default=0)
+
+    def begin(self) -> None:
+        """Nothing was under way, and now something is: how long that took says nothing."""
+        self._answered.clear()
 
     def answered(self) -> None:
         """One of those prepared."""
@@ -85,5 +94,5 @@ class PrepareAhead:
         between = (answered[-1] - answered[0]) / (len(answered) - 1)
         mean = sum(took) / len(took)
         needed = math.ceil(min(mean / max(between, 1e-9), MOST) - 1e-9) + 1  # 2.0000001 are 2
-        fit = self._room // max([1, *held])
+        fit = self.room // max([1, *held])
         return max(1, min(max(LEAST, needed), self.most, fit))

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import CancelledError
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
 from mtmd.kernels.errors import OptionError
 from mtmd.model import Model
+from mtmd.prompt.load_image import decoded_bytes
 from mtmd.service.many import WAITING, Many
 from mtmd.service.measures.prepare_ahead import MOST_BYTES, PrepareAhead
+from mtmd.service.places import Places
 from mtmd.service.ticket import Ticket
 
 WAIT_S = 30.0
@@ -44,7 +48,11 @@ class Gate:
 
 def begun(many: Many, gate: Gate, inputs: Iterator[int]) -> threading.Thread:
     """All results are taken, on a thread."""
-    thread = threading.Thread(target=lambda: list(many.results(inputs, gate.work)), daemon=True)
+    return begun_by(many, gate.work, inputs)
+
+
+def begun_by(many: Many, work: Any, inputs: Any) -> threading.Thread:
+    thread = threading.Thread(target=lambda: list(many.results(inputs, work)), daemon=True)
     thread.start()
     return thread
 
@@ -52,7 +60,7 @@ def begun(many: Many, gate: Gate, inputs: Iterator[int]) -> threading.Thread:
 @pytest.mark.parametrize("capacity", [None, 5])
 def test_so_many_are_under_way(capacity: int | None) -> None:
     gate, taken = Gate(), list[int]()
-    many = Many(2, PrepareAhead(2, asked=6), capacity)
+    many = Many(2, PrepareAhead(2, asked=6), capacity and Places(capacity))
     wanted = 8 if capacity is None else capacity
     assert many.workers == wanted
     inputs = (taken.append(n) or n for n in range(500))  # type: ignore[func-returns-value]
@@ -71,8 +79,7 @@ def test_more_begin_when_more_are_needed_and_fewer_when_not() -> None:
     thread = begun(many, gate, iter(range(50)))
     assert gate.reached(3) and gate.at_work == 3
     ahead.now = 7
-    with many._changed:
-        many._changed.notify_all()
+    many._go_on()
     assert gate.reached(8) and gate.at_work == 8
     ahead.now = 1  # far more are begun than may be: no more are taken until they are done
     gate.let_go()
@@ -86,6 +93,115 @@ def test_what_waits_for_a_place_ends_with_the_loop() -> None:
     threading.Timer(0.05, gate.let_go).start()
     assert next(results) in range(40)
     results.close()
+
+
+def test_none_is_overtaken_by_one_begun_later() -> None:
+    order: list[int] = []
+    gates = [threading.Event() for _ in range(60)]
+
+    def work(number: int) -> int:
+        order.append(number)
+        assert gates[number].wait(WAIT_S)
+        return number
+
+    many = Many(2, PrepareAhead(2, asked=2, most_cores=64))
+    results = many.results(iter(range(60)), work)
+    given = threading.Thread(target=lambda: list(results), daemon=True)
+    given.start()
+    for number, gate in enumerate(gates):
+        gate.set()  # one ends, one begins
+        reached = min(60, number + 4)
+        while len(order) < reached and given.is_alive():
+            threading.Event().wait(0.001)
+        assert set(order) == set(range(len(order)))
+    given.join(WAIT_S)
+    assert len(order) == 60
+
+
+def test_callers_share_the_places_in_turn() -> None:
+    """Each asked for more than there are, one gives its up: nobody is refused."""
+    places, gates = Places(5), [Gate(), Gate()]
+    manys = [Many(2, PrepareAhead(2, asked=6), places) for _ in gates]
+    first = begun(manys[0], gates[0], iter(range(40)))
+    assert gates[0].reached(5)
+    results = manys[1].results(iter(range(40)), gates[1].work)
+    taken = list[int]()
+    second = threading.Thread(target=lambda: taken.extend(results), daemon=True)
+    second.start()
+    gates[0].let_go()
+    assert gates[1].reached(1)
+    gates[1].let_go()
+    for thread in (first, second):
+        thread.join(WAIT_S)
+    assert taken == list(range(40)) and places._taken == 0
+
+
+def test_who_leaves_asks_for_places_no_more() -> None:
+    places, gate = Places(1), Gate()
+    first = begun(Many(1, PrepareAhead(1, asked=1), places), gate, iter(range(2)))
+    assert gate.reached(1)
+    leaves = Many(1, PrepareAhead(1, asked=1), places)
+    results = leaves.results(iter(range(4)), lambda n: n)
+
+    def wait() -> None:
+        with pytest.raises(CancelledError):
+            next(results)
+
+    waits = threading.Thread(target=wait)
+    waits.start()
+    while not leaves._asked:
+        threading.Event().wait(0.001)
+    leaves._stop()
+    waits.join(WAIT_S)
+    gate.let_go()
+    first.join(WAIT_S)
+    assert not waits.is_alive() and places._taken == 0 and not places._asked
+
+
+def test_a_large_picture_waits_until_it_fits() -> None:
+    """Before it is decoded; as many as are answered at once need not."""
+    many, gate = Many(2, PrepareAhead(2, most_cores=8, room=1000)), Gate()
+    many.ahead.now = 6
+
+    def work(number: int) -> int:
+        many.make_room(10 if number < 20 else 400)
+        if number >= 20:
+            gate.work(number)
+        return number
+
+    thread = begun_by(many, work, range(60))
+    assert gate.reached(2)
+    while len(many._waiting) < 6:
+        threading.Event().wait(0.001)
+    with many._changed:
+        assert sum(many._held.values()) == 800 and gate.at_work == 2
+    gate.let_go()
+    thread.join(WAIT_S)
+    assert not thread.is_alive() and not many._held
+
+
+def test_what_a_picture_will_take_is_known_before_it_is_decoded(tmp_path: Any) -> None:
+    picture, path = Image.new("RGB", (40, 30)), tmp_path / "a.png"
+    picture.save(path)
+    known = [picture, path, str(path), path.read_bytes(), np.zeros((30, 40)), [picture], None]
+    assert [decoded_bytes(source) for source in known] == [3600] * 6 + [0]
+    assert decoded_bytes([picture, str(path)]) == 7200
+    unknown = [tmp_path, tmp_path / "none.png", b"no picture", "data:,a", [picture, b""], object()]
+    assert [decoded_bytes(source) for source in unknown] == [None] * 6
+
+
+def test_several_callers_leave_places_to_others(demo: Model) -> None:
+    """More at once than the service lets wait, by two who ask many, and one who asks one."""
+    service = demo.service
+    several = [Many(1, PrepareAhead(1, asked=64), service.places) for _ in range(2)]
+    asked = Gate()
+    threads = [begun(many, asked, iter(range(80))) for many in several]
+    assert asked.reached(service.capacity)
+    assert demo.answer(None, "How many shapes are there?", max_tokens=1).text is not None
+    asked.let_go()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert not any(thread.is_alive() for thread in threads)
 
 
 def test_what_is_measured(demo: Model, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +232,7 @@ def test_memory_that_is_not_known_is_taken_for_much(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(
             "mtmd.kernels.plan.free_memory.system_bytes", lambda *_, free=free: free
         )
-        assert PrepareAhead(1)._room == room
+        assert PrepareAhead(1).room == room
 
 
 def test_options(demo: Model, mtmd: Any, tmp_path: Any) -> None:

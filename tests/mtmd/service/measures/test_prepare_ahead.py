@@ -10,6 +10,7 @@ import itertools
 import pytest
 
 from mtmd.kernels.errors import OptionError
+from mtmd.kernels.resources.cores import Cores
 from mtmd.service.measures.prepare_ahead import LEAST, MOST, PrepareAhead, prepare_ahead
 
 SLOTS = 4
@@ -89,6 +90,30 @@ def test_cores_and_memory_bound_it(cores: int, held: int, most: int) -> None:
     machine.run(2000)
     assert machine.most == most
     assert machine.ahead.now == (1 if held > 1 << 30 else most)
+
+
+def test_a_pause_says_nothing() -> None:
+    """With nothing under way: the number neither falls by it nor goes up and down."""
+    machine = Machine(0.133, 4 * 0.013, most_cores=32)
+    machine.run(200)
+    before = machine.ahead.now
+    machine.now += 3600
+    for when in range(len(machine.events)):
+        machine.events[when] = (machine.now, *machine.events[when][1:3], machine.now - 0.133)
+    machine.ahead.begin()
+    seen = set()
+    for _ in range(8):
+        machine.answered = 0
+        machine.run(20)
+        seen.add(machine.ahead.now)
+    assert before > 10 and min(seen) >= before - 2
+
+
+def test_a_quota_of_the_processor_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "mtmd.service.measures.prepare_ahead.usable_cores", lambda: Cores(64, quota=3.5)
+    )
+    assert PrepareAhead(4).most == 4
 
 
 def test_what_is_asked_for_is_kept() -> None:
