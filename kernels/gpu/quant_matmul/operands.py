@@ -9,6 +9,10 @@ code is subtracted by the sum of x, which a matrix instruction makes with an ope
 constant; scales and minimums apply to fp32 sums of products. Nothing is rounded but sums: codes
 have at most as many bits as bf16's mantissa, and those of eight (`Q8_0`) go in two parts.
 
+An infinity in x, or a value of bf16 near its largest, of which 2^BITS times as much is none, makes
+its row of the product NaN where the sum of x is subtracted, in all types but IQ4_*. The kernels for
+more rows, and the reference, give infinities.
+
 `add_product` adds to fp32 [R, G, 8, 4, MT, 2]: parts of the products of 8 R rows of w with 8 MT
 rows of x over G *units* of UNIT_VALUES, which share bytes. Tensors are laid out as the operands of
 NVIDIA's 16 x 8 x 16 instructions are (PTX, mma.m16n8k16): a warp for a unit, in it eight rows of w
@@ -154,8 +158,9 @@ def _lane_pair(at):
 
 @triton.jit
 def _four_words(at):
-    """Four words that follow each other, at a multiple of 16 bytes: for each lane, which reads what
-    it needs itself.
+    """Four words that follow each other: for each lane, which reads what it needs itself. By one
+    load where w, and so each of its blocks, begins at a multiple of 16 bytes, which the launch
+    tells the compiler; else by four.
     """
     words = _lanes_of(at).to(tl.pointer_type(tl.uint32))[:, :, :, :, None] + tl.arange(0, 4)
     even, odd = tl.split(tl.reshape(tl.load(words), [at.shape[0], at.shape[1], 8, 4, 2, 2]))
