@@ -89,7 +89,7 @@ a shape on.
 They are assumptions, to be replaced by measurements of `benchmarks/gpu.py`; the range is meant to hold the truth, and nobody has checked it.
 
 - eb, fast: a copy on an H200 reaches about 4.3 of its 4.8 TB/s, 0.90. Products of one row reach less; 0.75 is in the middle of what is commonly reported.
-- eb of quantized rows: at most what the kernel's instructions allow a four-bit weight on an H200 (Q4_K: 2.8 of 4.8 TB/s; `benchmarks/results/2026-11-22-quantized-rows.md`); less is assumed, as latency is unknown.
+- eb of quantized rows: as assumed, or the part ei of what the kernel's instructions allow on the card, if that is less. They were counted for an H100 (Q4_K: 2.8 TB/s at 1.755 GHz, of 4.8 that an H200 has; `benchmarks/results/2026-11-22-quantized-rows.md`), and go with the multiprocessors and the clock of the card, as its fp32 rate has them: fast memory (H200, B200) waits for instructions, that of an RTX 4090 or L4 need not. Latency is unknown, so slow is low everywhere.
 - ef of products, fast: a bf16 product of 8192 x 8192 matrices by cuBLAS on an H200 reaches about 790 of 989 TFLOP/s, 0.80. On an MI300X about 620 of 1,307 are reported, 0.47.
 - ef of attention: 280 to 350 of 989 TFLOP/s from the order of instructions in the compiled kernel (head 72); 0.46 is Triton's published 459 TFLOP/s at head 128 on an H100 (the FlashAttention-3 paper).
 - t: the host's time for an op of torch, some microseconds on any machine. u: planning and binding took 51 us for attention and 16 us for a quantized product on a two-core machine, launch left out; norms have less to plan.
@@ -117,6 +117,7 @@ most to do. A collective takes the device, after the model by which NCCL chooses
     time   = min(simple, low)
 
 `rate` is the link's; of a mesh, where every two cards have a link of their own, that of N - 1 of them.
+A100 and H100 come on boards of eight with switches and on boards of four without, whose cards have a third of their links to each other one: both are told, as no card's name says which it is.
 `part` is 1/4 of an all_reduce, 1/3 of an all_gather, as the low-latency protocol sends a flag with every word. By torch.distributed a collective costs the
 host {host} us (slow, middle, fast), `el` is {el}, `late` {late}: assumptions, as above. A plan with collectives is not recorded as a CUDA graph, so on fast cards the host's
 launches are the bound. **Not run on several GPUs.**
@@ -141,6 +142,7 @@ recorded, and the device `floor` everywhere: what the bound `launches` comes fro
 NAMES = {
     "bandwidth": ("eb", "part of the published bandwidth"),
     "quantized": ("eb, quantized", "of products with quantized weights"),
+    "instructions": ("ei", "of what instructions of those products allow"),
     "product": ("ef", "part of the published rate, products"),
     "attention": ("ef, attention", "attention and the gated delta rule"),
     "torch_launch": ("t", "us, a launch by torch"),
@@ -155,7 +157,10 @@ def factor_rows() -> Iterator[str]:
     for name, (symbol, meaning) in NAMES.items():
         unit = 1e6 if name in ("torch_launch", "triton_launch", "floor", "step", "replay") else 1
         cells = [
-            ", ".join(f"{getattr(table[which], name) * unit:g}" for which in (SLOW, MIDDLE, FAST))
+            ", ".join(
+                f"{value * unit:g}" if (value := getattr(table[which], name)) else "not counted"
+                for which in (SLOW, MIDDLE, FAST)
+            )
             for table in (NVIDIA, AMD)
         ]
         yield f"| {symbol} | {meaning} | {cells[0]} | {cells[1]} |"

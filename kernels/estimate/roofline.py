@@ -34,7 +34,8 @@ PRODUCTS = ("attention", "paged_attention", "attn_scores", "attn_mix", "gated_de
 class Factors:
     """Parts of the published rates that are reached, and seconds.
 
-    bandwidth: of reading and writing; quantized: of reading four-bit and like blocks in products;
+    bandwidth: of reading and writing; quantized: of reading four-bit and like blocks in products,
+    or less: the part `instructions` of what their instructions allow, where those were counted;
     product: of the rate of matrix products; attention: the same, of attention kernels.
     torch_launch, triton_launch: the host's time for one; floor: the least a kernel takes on the
     device; step: the host's time for a node beside its launches; replay: its time for a whole plan
@@ -43,6 +44,7 @@ class Factors:
 
     bandwidth: float
     quantized: float
+    instructions: float | None
     product: float
     attention: float
     torch_launch: float
@@ -53,17 +55,20 @@ class Factors:
 
 
 US = 1e-6
+# Of Q4_K: 2.8 TB/s of 132 multiprocessors at 1.755 GHz, 128 threads in a cycle
+# (benchmarks/results/2026-11-22-quantized-rows.md)
+BYTES_AN_INSTRUCTION = 2.8e12 / (132 * 128 * 1.755e9)
 MIDDLE, SLOW, FAST = "middle", "slow", "fast"
 # Sources: docs/gpu.md, "Where the factors come from".
 NVIDIA = {
-    SLOW: Factors(0.55, 0.20, 0.40, 0.20, 8 * US, 60 * US, 3 * US, 0.5 * US, 150 * US),
-    MIDDLE: Factors(0.75, 0.35, 0.60, 0.32, 5 * US, 25 * US, 2 * US, 0.33 * US, 60 * US),
-    FAST: Factors(0.90, 0.55, 0.80, 0.46, 3 * US, 10 * US, 1.5 * US, 0.2 * US, 30 * US),
+    SLOW: Factors(0.55, 0.20, 0.30, 0.40, 0.20, 8 * US, 60 * US, 3 * US, 0.5 * US, 150 * US),
+    MIDDLE: Factors(0.75, 0.60, 0.53, 0.60, 0.32, 5 * US, 25 * US, 2 * US, 0.33 * US, 60 * US),
+    FAST: Factors(0.90, 0.85, 0.84, 0.80, 0.46, 3 * US, 10 * US, 1.5 * US, 0.2 * US, 30 * US),
 }
 AMD = {
-    SLOW: Factors(0.45, 0.10, 0.25, 0.08, 12 * US, 70 * US, 5 * US, 0.5 * US, 200 * US),
-    MIDDLE: Factors(0.65, 0.20, 0.45, 0.20, 7 * US, 30 * US, 3 * US, 0.33 * US, 80 * US),
-    FAST: Factors(0.85, 0.30, 0.60, 0.35, 4 * US, 12 * US, 2 * US, 0.2 * US, 40 * US),
+    SLOW: Factors(0.45, 0.10, None, 0.25, 0.08, 12 * US, 70 * US, 5 * US, 0.5 * US, 200 * US),
+    MIDDLE: Factors(0.65, 0.20, None, 0.45, 0.20, 7 * US, 30 * US, 3 * US, 0.33 * US, 80 * US),
+    FAST: Factors(0.85, 0.30, None, 0.60, 0.35, 4 * US, 12 * US, 2 * US, 0.2 * US, 40 * US),
 }
 
 
@@ -216,11 +221,25 @@ def _times(
     return host, sum(causes.values()), causes
 
 
+def quantized_part(card: Card, factors: Factors) -> float:
+    """Of the published bandwidth, in products with quantized weights. A card with fast memory
+    lacks instructions first, one with slow memory does not.
+    """
+    if factors.instructions is None:
+        return factors.quantized
+    assert card.bandwidth is not None and card.flops_32 is not None
+    # Of threads, a second: a multiply-add counts twice, and of compute capability 8.0 every second
+    # instruction may be one
+    issued = card.flops_32 / 2 * (2 if card.target == "cuda:80" else 1)
+    allowed = issued * BYTES_AN_INSTRUCTION / card.bandwidth
+    return min(factors.quantized, factors.instructions * allowed)
+
+
 def node_time(node: Node, used: Cost, card: Card, factors: Factors) -> tuple[float, str]:
     """Seconds that one node takes on the device, and what holds it up."""
     assert card.bandwidth is not None
     quantized = node.attrs.get("quant") is not None and node.op == "matmul"
-    part = factors.quantized if quantized else factors.bandwidth
+    part = quantized_part(card, factors) if quantized else factors.bandwidth
     first = next(node.operands, node)
     reached = factors.attention if node.op in PRODUCTS else factors.product
     return max(
