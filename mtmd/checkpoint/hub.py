@@ -73,7 +73,8 @@ def resolve_model(
 
 def is_demo(model: str | os.PathLike[str] | None) -> bool:
     """Whether the model that comes with the package is meant."""
-    return model is None or (model in DEMO_NAMES and not Path(model).exists())
+    named = isinstance(model, str) and model in DEMO_NAMES
+    return model is None or (named and not Path(str(model)).exists())
 
 
 def check_name(model: str | os.PathLike[str]) -> bool:

@@ -17,7 +17,7 @@ IN_PARTS = sys.version_info >= (3, 14)
 LOOK_S = 0.25
 FULL_EVERY = 35_000  # objects made and not let go, as the collections of new ones count them
 NET = 1000  # collections of what is not new after which the interpreter would do it, not our thread
-MOST = 20_000  # objects; to look through so many stops every thread for some 3 ms
+LONG_S = 0.003  # for a collection, of its thread's time: what it has found in use is left out then
 COUNT_EVERY = 16  # times that objects were left out, as to count them takes long, too
 GROWN = 1_000_000  # objects by which what is left out may grow, or a large model
 TRIES = 1000  # a millisecond apart
@@ -124,10 +124,13 @@ class Pauses:
             thorough = counted and gc.get_freeze_count() > self._most
             if thorough:
                 gc.unfreeze()
+            begun = time.thread_time()
             _collect()
+            took = time.thread_time() - begun
             if counted:
                 self._left_out = 0
-            if len(gc.get_objects(2)) > MOST:
+            # Not by `gc.get_objects`: a tuple that another thread is making must not be held.
+            if took > LONG_S:
                 self._left_out += 1
                 gc.freeze()
             if thorough:

@@ -6,7 +6,9 @@ import sys
 PROGRAM = """
 import gc, sys, threading, weakref
 from mtmd.loaded import interpreter
-from mtmd.loaded.interpreter import COUNT_EVERY, MOST, Pauses, shared_out_promptly
+from mtmd.loaded.interpreter import COUNT_EVERY, Pauses, shared_out_promptly
+
+MOST = 1000
 
 interpreter.LOOK_S, interpreter.GROWN = 0.01, COUNT_EVERY * MOST
 loaded, thresholds = len(gc.get_objects()), gc.get_threshold()
@@ -31,11 +33,13 @@ gc.freeze()
 gc.disable()  # what comes is ours
 frozen = gc.get_freeze_count()
 few = [[] for _ in range(MOST // 2)]
+interpreter.LONG_S = 1e9
 pauses.collect()
 print(gc.get_freeze_count() == frozen)
 cycle, plan = Cycle(), Cycle()
 gone, plan_gone, plan.itself = weakref.ref(cycle), weakref.ref(plan), None
 kept.append([[] for _ in range(MOST)])
+interpreter.LONG_S = -1
 pauses.collect()
 print(gc.get_freeze_count() > frozen + MOST, len(gc.get_objects()) < loaded / 10)
 del cycle, plan
