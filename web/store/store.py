@@ -154,7 +154,7 @@ class Store:
                 ORDER BY c.latest DESC LIMIT ?"""
         try:
             rows = self._rows(statement, *values)
-        except StoreDamagedError:
+        except (StoreDamagedError, MemoryError):  # damaged sizes: more than there is, SQLite says
             log.error("the search index is damaged; making it anew from the messages")
             self.database.index_again()
             rows = self._rows(statement, *values)
