@@ -26,6 +26,7 @@ other GPUs the compiler moves it.
 from __future__ import annotations
 
 from mtmd.kernels.gpu.jit import on_amd, tl, triton
+from mtmd.kernels.gpu.quant_matmul.words import word_at
 from mtmd.kernels.quantization.blocks_of_32 import IQ4_VALUES
 
 UNIT_VALUES = {
@@ -133,20 +134,9 @@ def _float(word):
 
 
 @triton.jit
-def _word(at, ALIGNED: tl.constexpr):
-    """32 bits, of blocks that begin at multiples of four bytes by one load, of others by two."""
-    if ALIGNED:
-        word = tl.load(at.to(tl.pointer_type(tl.uint32)))
-    else:
-        halves = at.to(tl.pointer_type(tl.uint16))
-        word = tl.load(halves).to(tl.uint32) | tl.load(halves + 1).to(tl.uint32) << 16
-    return word
-
-
-@triton.jit
 def _lane_word(at, ALIGNED: tl.constexpr):
     """A word for each lane, which follow each other: [R, G, 8, 4]."""
-    return _word(at + _lane() * 4, ALIGNED)
+    return word_at(at + _lane() * 4, ALIGNED)
 
 
 @triton.jit
@@ -318,7 +308,7 @@ def _nibbles(
     less: tl.constexpr = -(1 << bits) - OFFSET
     below = _for_rows(_sums_of_x(second, less, _sums_of_x(first, less)), R)
     if FIFTHS:
-        fifth = _word(_lanes_of(at + head), aligned) >> (_lane() * 4).to(tl.uint32)
+        fifth = word_at(_lanes_of(at + head), aligned) >> (_lane() * 4).to(tl.uint32)
         low = word & 0x0F0F0F0F | _spread(fifth & 15)
         high = word >> 4 & 0x0F0F0F0F | _spread(fifth >> 16 & 15)
         sums = tl.dot(_codes_of(low, 0, 5, TYPE), first, below)
@@ -467,9 +457,9 @@ def _q3_k(total, x, w, unit, real, R: tl.constexpr, WHOLE: tl.constexpr):
     scale = _half(head + 108)
     # Factors of 16 codes i of groups j of the half: lower 4 bits in bytes 2 j + i, upper 2 of
     # groups 0 and 1 below those of 2 and 3.
-    upper = _word(head + 104, False) >> shift
-    early = _word(head + 96, False) >> shift & 0x0F0F0F0F | (upper & 0x03030303) << 4
-    late = _word(head + 100, False) >> shift & 0x0F0F0F0F | (upper & 0x0C0C0C0C) << 2
+    upper = word_at(head + 104, False) >> shift
+    early = word_at(head + 96, False) >> shift & 0x0F0F0F0F | (upper & 0x03030303) << 4
+    late = word_at(head + 100, False) >> shift & 0x0F0F0F0F | (upper & 0x0C0C0C0C) << 2
     for i in tl.static_range(2):
         third = _lane_word(at + 16 * i, False) >> shift
         word = _lane_word(at + half * 32 + (32 + 16 * i), False)
@@ -510,7 +500,7 @@ def _q2_k(total, x, w, unit, real, R: tl.constexpr, WHOLE: tl.constexpr):
         for j in tl.static_range(4):
             part = _x(x, unit * 128 + (32 * j + 16 * i), real, WHOLE)
             below = tl.dot(ones, part, below)
-            factors = _word(head + half * 8 + j // 2 * 4, True) >> (j % 2 * 16 + i * 8)
+            factors = word_at(head + half * 8 + j // 2 * 4, True) >> (j % 2 * 16 + i * 8)
             factor = (factors & 15) * times
             even = (word >> (2 * j) & 0x00030003) * factor + sixty_four
             odd = (word >> (2 * j + 8) & 0x00030003) * factor + sixty_four
@@ -570,7 +560,7 @@ def _iq4_xs(total, x, w, unit, real, WHOLE: tl.constexpr):
     quarter = unit % 4
     at = w + unit // 4 * 136
     head = _lanes_of(at)
-    halves, lower = _word(head, True), _word(head + 4, True) >> (quarter * 8).to(tl.uint32)
+    halves, lower = word_at(head, True), word_at(head + 4, True) >> (quarter * 8).to(tl.uint32)
     upper = halves >> (quarter * 4 + 16).to(tl.uint32)
     scale = _float(halves)
     word = _lane_word(at + 8 + quarter * 32, True)

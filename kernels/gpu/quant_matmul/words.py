@@ -73,7 +73,7 @@ def _halves(at, LANES: tl.constexpr):
 
 
 @triton.jit
-def _word(at, ALIGNED: tl.constexpr):
+def word_at(at, ALIGNED: tl.constexpr):
     """32 bits, of blocks that begin at multiples of four bytes by one load, of others by two."""
     if ALIGNED:
         word = tl.load(at.to(tl.pointer_type(tl.uint32)))
@@ -164,7 +164,7 @@ def _nibbles(
     if FIFTHS:
         shift = (tl.arange(0, 4) * 4).to(tl.uint32)
         spread = at[:, :, :, None] + tl.zeros([1, 1, 1, 4], tl.int32)
-        fifth = _word(spread + head, aligned) >> shift
+        fifth = word_at(spread + head, aligned) >> shift
         low = word & 0x0F0F0F0F | _spread(fifth & 15)
         high = word >> 4 & 0x0F0F0F0F | _spread(fifth >> 16 & 15)
         total = _four(low, a, b, c, d, 0xFF, OFFSET)
@@ -215,7 +215,7 @@ def _pairs_of_groups(
         two = _four(word, a, b, c, d, 0xF0, 0) * 0.0625
     # Factors of groups 0 to 3 are the lower six bits of bytes; of 4 to 7, four bits of the last
     # bytes and the upper two of those.
-    scales, minimums, last = _word(at + 4, True), _word(at + 8, True), _word(at + 12, True)
+    scales, minimums, last = word_at(at + 4, True), word_at(at + 8, True), word_at(at + 12, True)
     early, shift = quarter < 2, (quarter % 2 * 16).to(tl.uint32)
     scales = (
         tl.where(early, scales & 0x3F3F3F3F, last & 0x0F0F0F0F | scales >> 2 & 0x30303030) >> shift
