@@ -50,6 +50,10 @@ class ContextError(PromptError):
         super().__init__(text)
         self.tokens, self.context = tokens, context
 
+    def __reduce__(self) -> tuple[type, tuple[str, int | None, int]]:
+        """For other processes: what makes it again takes three arguments."""
+        return type(self), (str(self), self.tokens, self.context)
+
 
 class DeviceMemoryError(MtmdError):
     """A device has less memory left than what was asked of it needs."""

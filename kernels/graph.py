@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from mtmd.kernels.dtype import name_of
@@ -129,13 +130,19 @@ def graph_input(
     name: str,
     shape: Iterable[int],
     dtype: torch.dtype,
-    fill: Callable[[Any], torch.Tensor],
+    fill: Callable[[Any], torch.Tensor | np.ndarray],
     **facts: Any,
 ) -> Node:
     """A value supplied per run: `fill(batch)` makes it, written next to the code that uses it.
     `facts`: what is known of it in all runs, for rules that rewrite graphs and for predictions.
     """
     return Node("input", (), Type.contiguous(shape, dtype), {"fill": fill, **facts}, name)
+
+
+def filled(node: Node, batch: Any) -> torch.Tensor:
+    """The value of an input in one run."""
+    value: torch.Tensor | np.ndarray = node.attrs["fill"](batch)
+    return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
 
 
 def constant(name: str, places: torch.Tensor) -> Node:
@@ -156,14 +163,12 @@ def toposort(*outputs: Node) -> list[Node]:
     first asked for.
     """
     order: dict[Node, None] = {}
-    stack = [(n, False) for n in reversed(outputs)]
+    stack = list(reversed(outputs))
     while stack:
-        node, ready = stack.pop()
-        if node in order:
-            continue
-        if ready:
-            order[node] = None
-            continue
-        stack.append((node, True))
-        stack.extend((i, False) for i in reversed(tuple(node.operands)))
+        node = stack[-1]
+        waits = () if node in order else [i for i in node.inputs if i and i not in order]
+        if waits:
+            stack.extend(reversed(waits))
+        else:
+            order[stack.pop()] = None
     return list(order)

@@ -14,6 +14,8 @@ from mtmd.inspect.prediction_text import render_comparison
 from mtmd.kernels.estimate.cards import CARDS
 from mtmd.kernels.estimate.links import ANY, LINKS, OF_CARD, REACHED
 from mtmd.kernels.estimate.roofline import AMD, FAST, MIDDLE, NVIDIA, SLOW
+from mtmd.kernels.estimate.unpacking import CYCLES
+from mtmd.kernels.gpu.quant_matmul.cases import KINDS
 
 MODELS = ("smolvlm-256m", "gemma-3-4b", "qwen3-vl-8b", "pixtral-12b")
 COMPARED = ("rtx3090", "rtx4090", "l40s", "h100", "mi300x")
@@ -49,7 +51,9 @@ for a whole machine: on its CPU, and for CLIP and SigLIP, it is noted and not us
 Programs are compiled for what a launch looks at: types, sizes that are constants, whether numbers are multiples of 16, where tensors begin, how much memory they span.
 Both ways ask Triton's own code for that, and a test compares the keys of every launch of every kernel's cases. What is foreseen: every number of answers at once,
 prompts of one token to the most that are read at once, with and without pictures and proposals; every batch of tiles at the sizes of the
-warm-up, of the largest picture and of usual ones. A family that takes pictures of any size may meet another. Where a program is compiled while an answer waits, the receipt and a line in
+warm-up, of the largest picture and of usual ones. Of a family that takes pictures in their own size, small ones (up to 2,048 patches) of any sizes are encoded in one run, which is rounded up to 128
+patches: these 16 lengths are foreseen, and planned. So a new size of a small picture is neither planned nor compiled while somebody waits, and from the third run of a length on it is
+replayed ([estimated gain](../benchmarks/results/2026-11-23-packing.md)). A larger picture may still meet a shape that was not foreseen. Where a program is compiled while an answer waits, the receipt and a line in
 the log say so, and `mtmd_programs_compiled_total` in `/metrics` counts it.
 
 On a GPU that is here `mtmd warmup`, and `mtmd serve` before it answers, compile what the cache lacks, as many at once as there are processors; `--no-run` and
@@ -69,11 +73,11 @@ an assumption: it differs by card and version.
 
 For one run of a plan:
 
-    device = sum over nodes of max(bytes / (bandwidth x eb), FLOPs / (rate x ef), launches x floor)
+    device = sum over nodes of max(bytes / (bandwidth x eb), FLOPs / (rate x ef), cycles / (clock x ei), launches x floor)
     host   = torch launches x t + Triton launches x u + nodes x step, or replay
     time   = max(host, device)
 
-The bound that is told is `launches` where the host is slower, else what takes most of the device's time. Bytes, FLOPs and launches are
+The bound that is told is `launches` where the host is slower, else what takes most of the device's time; `unpacking` is that of `cycles`. Bytes, FLOPs and launches are
 counted from the plan: what torch computes is called on meta tensors, and what reaches its dispatcher and is no view is a launch that
 reads its inputs and writes its result; a Triton kernel is one launch, two where attention shares out its keys, five for experts. FLOPs of attention are those of all keys, also of those that a causal mask or a window hides.
 Under a window, attention to a cache reads the window. Copies between host and card, image decoding and sampling are not counted. A plan
@@ -84,12 +88,23 @@ a shape on.
 |---|---|---|---|
 {factors}
 
+### Cycles: quantized weights, unpacked
+
+    cycles = sum over kernels of programs x rows of w of a program x values of a row x cycles of a weight
+    clock  = 128 threads' cycles x multiprocessors x clock rate x min(1, programs / multiprocessors)
+
+A kernel unpacks each weight once for every block of its rows of x; of experts the blocks count that an even router would fill. 128 threads' cycles of a multiprocessor are
+half the card's published fp32 FLOPs (all of them for `cuda:80`). Of a weight, counted for `cuda:90` with Triton 3.9, x in 16 bits, by `python benchmarks/gpu_kernels/instructions.py --all`:
+
+{cycles}
+
 ### Where the factors come from
 
 They are assumptions, to be replaced by measurements of `benchmarks/gpu.py`; the range is meant to hold the truth, and nobody has checked it.
 
 - eb, fast: a copy on an H200 reaches about 4.3 of its 4.8 TB/s, 0.90. Products of one row reach less; 0.75 is in the middle of what is commonly reported.
-- eb of quantized rows: as assumed, or the part ei of what the kernel's instructions allow on the card, if that is less. They were counted for an H100 (Q4_K: 2.8 TB/s at 1.755 GHz, of 4.8 that an H200 has; `benchmarks/results/2026-11-22-quantized-rows.md`), and go with the multiprocessors and the clock of the card, as its fp32 rate has them: fast memory (H200, B200) waits for instructions, that of an RTX 4090 or L4 need not. Latency is unknown, so slow is low everywhere.
+- eb of quantized weights: no measurement; latency, of loads of two to sixteen bytes, is unknown, so slow is low. What is under way for it was counted (`benchmarks/results/2026-11-23-quantized-reads.md`).
+- ei: no measurement either; few rows wait for memory, tiles for matrix instructions. Fast memory (H200, B200) waits for instructions, that of an RTX 4090 or L4 need not. AMD's instructions were not counted: its eb of quantized weights is lower for it.
 - ef of products, fast: a bf16 product of 8192 x 8192 matrices by cuBLAS on an H200 reaches about 790 of 989 TFLOP/s, 0.80. On an MI300X about 620 of 1,307 are reported, 0.47.
 - ef of attention: 280 to 350 of 989 TFLOP/s from the order of instructions in the compiled kernel (head 72); 0.46 is Triton's published 459 TFLOP/s at head 128 on an H100 (the FlashAttention-3 paper).
 - t: the host's time for an op of torch, some microseconds on any machine. u: planning and binding took 51 us for attention and 16 us for a quantized product on a two-core machine, launch left out; norms have less to plan.
@@ -142,7 +157,7 @@ recorded, and the device `floor` everywhere: what the bound `launches` comes fro
 NAMES = {
     "bandwidth": ("eb", "part of the published bandwidth"),
     "quantized": ("eb, quantized", "of products with quantized weights"),
-    "instructions": ("ei", "of what instructions of those products allow"),
+    "instructions": ("ei", "of the cycles of threads, in unpacking those weights"),
     "product": ("ef", "part of the published rate, products"),
     "attention": ("ef, attention", "attention and the gated delta rule"),
     "torch_launch": ("t", "us, a launch by torch"),
@@ -164,6 +179,13 @@ def factor_rows() -> Iterator[str]:
             for table in (NVIDIA, AMD)
         ]
         yield f"| {symbol} | {meaning} | {cells[0]} | {cells[1]} |"
+
+
+def cycle_rows() -> Iterator[str]:
+    yield f"| kernel, rows of x of a block | {' | '.join(KINDS)} |"
+    yield "|---|" + "---|" * len(KINDS)
+    for (name, rows), counted in CYCLES.items():
+        yield f"| `{name}`, {rows} | " + " | ".join(f"{counted[k]:.1f}" for k in KINDS) + " |"
 
 
 def card_rows() -> Iterator[str]:
@@ -217,6 +239,7 @@ def main() -> None:
     text = TEXT.format(
         driver=DRIVER_BYTES >> 20,
         factors="\n".join(factor_rows()),
+        cycles="\n".join(cycle_rows()),
         cards="\n".join(card_rows()),
         links="\n".join(link_rows()),
         host=reached("host", 1e6),

@@ -3,13 +3,15 @@ makes for an NVIDIA GPU; no GPU is needed.
 
     python benchmarks/gpu_kernels/instructions.py [--target cuda:90] [--clock 1.755] [KIND ...]
     python benchmarks/gpu_kernels/instructions.py --experts gate [--rows 1 4] [KIND ...]
+    python benchmarks/gpu_kernels/instructions.py --all     # for kernels/estimate/unpacking.py
 
 Prints a table: instructions of a thread for each weight, in the loop over a row of 4,096; with
 --experts, over one of an expert's tables, of 128 experts of 768 units of 2,048 values of which each
 token chooses 8 (Qwen3-30B-A3B), of `gate` and `up` or of `down`, by an expert's rows of x on
 average. And cycles
 that a part of a multiprocessor needs for a warp's at least, where some kinds take more than one;
-and what that allows of memory traffic at most, if no other bound is lower. Reads machine code with
+and what that allows of memory traffic at most, if no other bound is lower. --all prints the cycles
+of every kernel, by its rows of x in a block, as the estimate has them. Reads machine code with
 nvdisasm, which Triton brings.
 """
 
@@ -30,6 +32,8 @@ EXPERTS, CHOSEN, EXPERT_WIDTH, EXPERT_UNITS = 128, 8, 2048, 768
 LABEL = re.compile(r"\s*(\.L_\w+):")
 CODE = re.compile(r"\s*/\*[0-9a-f]+\*/\s+(.*?);")
 JUMP = re.compile(r"\bBRA\b.*?`\((\.L_\w+)\)")
+# Rows of x, of a product and of an expert, that take each kernel and each of its tiles
+ROWS = {None: (8, 16, 32, 64, 512), "gate": (6, 12, 32, 64), "down": (6, 12, 32, 64)}
 PARTS = 4  # of a multiprocessor, with a warp's instruction a cycle each
 WARP = 32
 # Kinds of which a part takes one only every so many cycles (CUDA C++ Programming Guide, throughput
@@ -52,6 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--experts", choices=["gate", "down"], help="count products of experts")
     parser.add_argument("--clock", type=float, default=1.755, help="GHz (%(default)s)")
     parser.add_argument("--multiprocessors", type=int, default=132, help="(%(default)s: H200)")
+    parser.add_argument("--all", action="store_true", help="cycles, by kernel, of all types")
     parser.add_argument("--json", action="store_true", help="a line of JSON for each")
     options = parser.parse_args(arguments)
     from mtmd.kernels.gpu.quant_matmul.cases import KINDS
@@ -59,6 +64,9 @@ def main(arguments: list[str] | None = None) -> int:
     if wrong := [kind for kind in options.kinds if kind not in KINDS]:
         print(f"{wrong[0]}: expected one of {', '.join(KINDS)}", file=sys.stderr)
         return 2
+    if options.all:
+        print_all(options.target)
+        return 0
     rate = options.clock * options.multiprocessors * PARTS * WARP  # threads' cycles in a nanosecond
     if not options.json:
         print("| weight | rows of x | instructions a weight | cycles | TB/s at most |")
@@ -75,6 +83,19 @@ def main(arguments: list[str] | None = None) -> int:
                 flush=True,
             )
     return 0
+
+
+def print_all(target: str) -> None:
+    from mtmd.kernels.estimate.unpacking import form_of
+    from mtmd.kernels.gpu.quant_matmul.cases import KINDS
+
+    for experts, all_rows in ROWS.items():
+        for rows in all_rows:
+            made = of_experts(KINDS[0], rows, experts) if experts else of_rows(KINDS[0], rows)
+            found = [next(counted(kind, [rows], target, experts)) for kind in KINDS]
+            values = (f"{f['cycles'] / f['weights']:.1f}" for f in found)
+            name, block = form_of(made)
+            print(f'    ("{name}", {block}): ({", ".join(values)}),', flush=True)
 
 
 def counted(

@@ -9,6 +9,7 @@ as many as torch has, share the rows of the weight.
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import lru_cache
@@ -222,6 +223,10 @@ def _step(outer: int, width: int) -> int:
 @lru_cache(maxsize=4)
 def _threads(count: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(count, "quant_matmul")
+
+
+if hasattr(os, "register_at_fork"):  # a child that was forked has none of these threads
+    os.register_at_fork(after_in_child=_threads.cache_clear)
 
 
 KERNEL = Kernel(quant_matmul, rejects, workspace)

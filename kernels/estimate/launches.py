@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mtmd.kernels.backends.target import Target
 from mtmd.kernels.estimate.links import PARTS
+from mtmd.kernels.estimate.unpacking import Unpacking, unpacking
 from mtmd.kernels.graph import Type
 from mtmd.kernels.kernel import types_of
 from mtmd.kernels.ops import OPS
@@ -26,11 +27,14 @@ NOTHING = frozenset({
 
 
 class Cost(NamedTuple):
-    """Of one node: kernels launched by torch and by Triton, and bytes read and written."""
+    """Of one node: kernels launched by torch and by Triton, bytes read and written, and what
+    kernels take that unpack quantized weights.
+    """
 
     torch: int
     triton: int
     bytes: int
+    unpacking: tuple[Unpacking, ...] = ()
 
 
 def cost(step: Step, target: Target) -> Cost:
@@ -45,7 +49,7 @@ def cost(step: Step, target: Target) -> Cost:
     choice = target.choose(node)
     if choice.kernel is not None:
         count = choice.kernel.launches(*types_of(node), **node.attrs)
-        return Cost(0, count, OPS[node.op].bytes(node))
+        return Cost(0, count, OPS[node.op].bytes(node), unpacking(node, choice.kernel))
     in_place = step.in_place and OPS[node.op].in_place is not None
     count, moved = _counted(node.op, types_of(node), tuple(node.attrs.items()), in_place)
     # An op that says what it moves reads a part of its operands: rows of a table, pages.

@@ -1,16 +1,18 @@
 """How long a plan would take on a card: a roofline for each node, and the host that launches them.
 
-    device = sum over nodes of max(bytes / (bandwidth x eb), FLOPs / (rate x ef), launches x FLOOR)
+    device = sum over nodes of max(bytes / (bandwidth x eb), FLOPs / (rate x ef),
+                                   cycles / (threads' cycles a second x ei), launches x FLOOR)
     host   = torch launches x t + Triton launches x u + nodes x STEP, or REPLAY
     time   = max(host, device)
 
-A collective of several ranks takes the device as long as `links.py` says, and the host `host`.
-Kernels are launched one after another by the host while the device works, so the slower of the two
-is what one waits for. A plan that can be recorded (`kernels/plan/replay.py`) is replayed from its
-third run on, which costs the host the same whatever is in it. Bytes, FLOPs and launches are counted
-from the plan; eb, ef, t, u, FLOOR, STEP and REPLAY are the `Factors` below. **None of this was run
-on a GPU**: each has a middle and a range, and so has the time. docs/gpu.md says where each comes
-from.
+`cycles` are those of threads that unpack quantized weights (`unpacking.py`), of a card of which a
+kernel with fewer programs than multiprocessors uses a part. A collective of several ranks takes the
+device as long as `links.py` says, and the host `host`. Kernels are launched one after another by
+the host while the device works, so the slower of the two is what one waits for. A plan that can be
+recorded (`kernels/plan/replay.py`) is replayed from its third run on, which costs the host the same
+whatever is in it. Bytes, FLOPs, cycles and launches are counted from the plan; eb, ef, ei, t, u,
+FLOOR, STEP and REPLAY are the `Factors` below. **None of this was run on a GPU**: each has a middle
+and a range, and so has the time. docs/gpu.md says where each comes from.
 """
 
 from __future__ import annotations
@@ -21,12 +23,14 @@ from mtmd.kernels.backends.target import Target
 from mtmd.kernels.estimate.cards import Card
 from mtmd.kernels.estimate.launches import Cost, cost
 from mtmd.kernels.estimate.links import PARTS, REACHED, Link, exchange_s
+from mtmd.kernels.estimate.unpacking import UNPACKS
 from mtmd.kernels.graph import Node
 from mtmd.kernels.ops import OPS
 from mtmd.kernels.plan.replay import why_not
 from mtmd.kernels.plan.scheduler import Plan
 
 BANDWIDTH, FLOPS, LAUNCHES, EXCHANGE = "bandwidth", "FLOPs", "launches", "exchange"
+UNPACKING = "unpacking"
 PRODUCTS = ("attention", "paged_attention", "attn_scores", "attn_mix", "gated_delta")
 
 
@@ -34,8 +38,8 @@ PRODUCTS = ("attention", "paged_attention", "attn_scores", "attn_mix", "gated_de
 class Factors:
     """Parts of the published rates that are reached, and seconds.
 
-    bandwidth: of reading and writing; quantized: of reading four-bit and like blocks in products,
-    or less: the part `instructions` of what their instructions allow, where those were counted;
+    bandwidth: of reading and writing; quantized: the same, in products with quantized weights;
+    instructions: of the rate of instructions, in unpacking those, None where they were not counted;
     product: of the rate of matrix products; attention: the same, of attention kernels.
     torch_launch, triton_launch: the host's time for one; floor: the least a kernel takes on the
     device; step: the host's time for a node beside its launches; replay: its time for a whole plan
@@ -55,9 +59,6 @@ class Factors:
 
 
 US = 1e-6
-# Of Q4_K: 2.8 TB/s of 132 multiprocessors at 1.755 GHz, 128 threads in a cycle
-# (benchmarks/results/2026-11-22-quantized-rows.md)
-BYTES_AN_INSTRUCTION = 2.8e12 / (132 * 128 * 1.755e9)
 MIDDLE, SLOW, FAST = "middle", "slow", "fast"
 # Sources: docs/gpu.md, "Where the factors come from".
 NVIDIA = {
@@ -95,7 +96,8 @@ class OpShare:
 @dataclass(frozen=True)
 class Estimate:
     """Of one run of a plan. `ms` lies between `fast_ms` and `slow_ms`; `host_ms` and `device_ms`
-    are the two that it is the larger of. `bound`: bandwidth, FLOPs, launches or exchange.
+    are the two that it is the larger of. `bound`: bandwidth, FLOPs, unpacking, launches or
+    exchange.
     `exchange_ms` of `device_ms` are collectives'.
     """
 
@@ -203,7 +205,7 @@ def _times(
     range_: str = MIDDLE,
 ) -> tuple[float, float, dict[str, float]]:
     """Seconds of the host, of the device, and of the device by what holds it up."""
-    causes: dict[str, float] = dict.fromkeys((BANDWIDTH, FLOPS, LAUNCHES, EXCHANGE), 0.0)
+    causes: dict[str, float] = dict.fromkeys((BANDWIDTH, FLOPS, UNPACKING, LAUNCHES, EXCHANGE), 0.0)
     launched = 0.0
     for node, used in costs:
         if node.op in PARTS and link is not None:
@@ -221,29 +223,35 @@ def _times(
     return host, sum(causes.values()), causes
 
 
-def quantized_part(card: Card, factors: Factors) -> float:
-    """Of the published bandwidth, in products with quantized weights. A card with fast memory
-    lacks instructions first, one with slow memory does not.
-    """
-    if factors.instructions is None:
-        return factors.quantized
-    assert card.bandwidth is not None and card.flops_32 is not None
+def unpacking_s(used: Cost, card: Card, factors: Factors) -> float:
+    """Seconds for which kernels unpack quantized weights; 0 where that was not counted."""
+    if factors.instructions is None or not used.unpacking:
+        return 0.0
+    assert card.flops_32 is not None and card.multiprocessors is not None
     # Of threads, a second: a multiply-add counts twice, and of compute capability 8.0 every second
     # instruction may be one
-    issued = card.flops_32 / 2 * (2 if card.target == "cuda:80" else 1)
-    allowed = issued * BYTES_AN_INSTRUCTION / card.bandwidth
-    return min(factors.quantized, factors.instructions * allowed)
+    rate = card.flops_32 / 2 * (2 if card.target == "cuda:80" else 1)
+    return (
+        sum(
+            kernel.cycles / (rate * min(1, kernel.programs / card.multiprocessors))
+            for kernel in used.unpacking
+        )
+        / factors.instructions
+    )
 
 
 def node_time(node: Node, used: Cost, card: Card, factors: Factors) -> tuple[float, str]:
     """Seconds that one node takes on the device, and what holds it up."""
     assert card.bandwidth is not None
-    quantized = node.attrs.get("quant") is not None and node.op == "matmul"
-    part = quantized_part(card, factors) if quantized else factors.bandwidth
+    quantized = node.op in UNPACKS and any(
+        value is not None for name, value in node.attrs.items() if name.endswith("quant")
+    )
+    part = factors.quantized if quantized else factors.bandwidth
     first = next(node.operands, node)
     reached = factors.attention if node.op in PRODUCTS else factors.product
     return max(
         (used.bytes / (card.bandwidth * part), BANDWIDTH),
         (OPS[node.op].flops(node) / (card.flops(first.dtype) * reached), FLOPS),
+        (unpacking_s(used, card, factors), UNPACKING),
         ((used.torch + used.triton) * factors.floor, LAUNCHES),
     )

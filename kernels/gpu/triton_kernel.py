@@ -6,10 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from mtmd.kernels.gpu.launch import Call
 from mtmd.kernels.graph import Node, Type
@@ -136,9 +138,40 @@ class TritonKernel(Kernel):
         return f"{name}: error {error:.3g}, expected at most {allowed:.3g}"
 
 
+@lru_cache(maxsize=4096)
 def node_of(op: str, case: Case) -> Node:
-    """The node that a case is a run of."""
-    return _node(op, case, case.inputs())
+    """The node that a case is a run of. No number is drawn for it: of a cache of many tokens that
+    would take longer than to compile the kernel.
+    """
+    with _Unfilled():
+        return _node(op, case, case.inputs())
+
+
+class _Unfilled(TorchFunctionMode):
+    """Meanwhile large tensors have their types, and as values whatever lies in their memory: nobody
+    draws numbers, copies or converts them. Places and counts are what they are.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        del types
+        chosen = {k: v for k, v in (kwargs or {}).items() if k != "generator"}
+        if func in (torch.randn, torch.rand):
+            return torch.empty(*args, **chosen)
+        if func is torch.full and isinstance(args[1], float):
+            return torch.empty(args[0], **chosen)
+        if func is torch.randint and chosen.get("dtype") is torch.uint8:
+            return torch.empty(args[2], **chosen)
+        if func is Tensor.__setitem__ and not _counts(args[0]):
+            return None
+        if func is Tensor.to and isinstance(args[1], torch.dtype) and not _counts(args[0]):
+            return torch.empty_like(args[0], dtype=args[1])
+        return func(*args, **(kwargs or {}))
+
+
+def _counts(tensor: Tensor) -> bool:
+    return not tensor.is_floating_point() and tensor.dtype is not torch.uint8
 
 
 def _node(op: str, case: Case, inputs: Sequence[Tensor | None]) -> Node:

@@ -39,6 +39,7 @@ from mtmd.kernels.resources.turns import aside, for_whom
 from mtmd.kernels.resources.wanted import LOOKED_S, check_wanted, may_be_left, wait
 
 T = TypeVar("T")
+_servers: weakref.WeakSet[ForkServer] = weakref.WeakSet()
 JOBS = 32  # of one worker
 KEPT_BYTES = 512 << 20  # a worker that was allowed more gives its memory back by ending
 START_S = 60.0  # for a fork server to be ready: a machine may be very busy
@@ -183,6 +184,7 @@ class ForkServer:
         jobs: int | None = None,
     ):
         self._module, self._setup, self._jobs = module, setup, jobs
+        self._at_once = at_once
         self._places = Places(at_once, LONG_JOBS, STOPPED_JOBS, PATIENCE_S)
         self._lock = threading.Lock()
         self._running: _Running | None = None
@@ -192,6 +194,17 @@ class ForkServer:
         of what is done here, so ending it cannot wait for the lock."""
         self._last = 0
         self._is_closed = False
+        _servers.add(self)
+
+    def begin_anew(self) -> None:
+        """In a child of this process that was forked: the fork server and its workers are the
+        parent's, which goes on speaking with them.
+        """
+        self._lock = threading.Lock()  # another thread may have held it
+        self._places = Places(self._at_once, LONG_JOBS, STOPPED_JOBS, PATIENCE_S)
+        self._running = None
+        self._idle.clear()
+        self._orders = deque()  # those for the parent's workers with it
 
     def start(self) -> None:
         """Begin to start, without waiting for it."""
@@ -351,6 +364,15 @@ class ForkServer:
                 data = self._running.control.receive(host.STATUS.size, START_S)
                 return int(host.STATUS.unpack(data)[0])
         return host.NO_WORKER
+
+
+def _begin_anew() -> None:
+    for server in list(_servers):
+        server.begin_anew()
+
+
+if hasattr(os, "register_at_fork"):  # Windows does not fork
+    os.register_at_fork(after_in_child=_begin_anew)
 
 
 class _Running:

@@ -28,10 +28,12 @@ from mtmd.kernels.ops.rope import PAIRS, rope
 
 
 def _flops(node: Node) -> int:
-    q, k = node.inputs[:2]
+    """Of the keys that a row sees at most: what is known of its bounds may say so as `keys`."""
+    q, k, _, _, bounds = (*node.inputs, None, None, None)[:5]
     assert q is not None and k is not None
     batch, rows, heads, _ = q.shape
-    return 2 * batch * heads * rows * k.shape[1] * (q.shape[-1] + node.shape[-1])
+    seen = k.shape[1] if bounds is None else min(k.shape[1], bounds.attrs.get("keys", k.shape[1]))
+    return 2 * batch * heads * rows * seen * (q.shape[-1] + node.shape[-1])
 
 
 def _check_operands(q: Type, k: Type, mask: Type | None) -> None:

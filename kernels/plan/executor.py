@@ -16,7 +16,7 @@ from mtmd.kernels.backends.backend import Backend, Run
 from mtmd.kernels.backends.side_stream import Mark
 from mtmd.kernels.dtype import mib
 from mtmd.kernels.errors import DeviceMemoryError, PlacementError
-from mtmd.kernels.graph import Node, Type
+from mtmd.kernels.graph import Node, Type, filled
 from mtmd.kernels.ops import OPS
 from mtmd.kernels.plan.replay import Replay, why_not
 from mtmd.kernels.plan.row_blocks import Chain
@@ -223,11 +223,11 @@ class Executor:
         self, batch: Any, observe: Observer | None, memory: ResultMemory
     ) -> Generator[None, None, list[Tensor]]:
         values = list(self._template)
-        filled: dict[Node, Tensor] = {}
+        values_of: dict[Node, Tensor] = {}
         for slot, node, device, is_written in self._inputs:
-            if node not in filled:
-                filled[node] = node.attrs["fill"](batch)
-            values[slot] = _placed(node, filled[node], device, is_written)
+            if node not in values_of:
+                values_of[node] = filled(node, batch)
+            values[slot] = _placed(node, values_of[node], device, is_written)
         chains = self._chains if observe is None else {}
         inside = 0  # a chain, before the step of this number
         heart = heart_here()
@@ -288,6 +288,10 @@ class Executor:
             for slot in frees:
                 values[slot] = None
         return [values[i] for i in self._outputs]  # type: ignore[misc]
+
+    def prepare(self) -> None:
+        """All that the first run would make otherwise, but for what it writes to."""
+        self._programs()
 
     @property
     def threads(self) -> ThreadChoice | None:

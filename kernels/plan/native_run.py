@@ -4,10 +4,10 @@ program has.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,15 +17,19 @@ from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.ops import OPS
 from mtmd.kernels.plan.lower import ARENA, Lowered, Lowering, StepFacts, worth
 from mtmd.kernels.plan.thread_choice import ThreadChoice
+from mtmd.kernels.resources.cores import usable_cores
 from mtmd.kernels.resources.heartbeat import heart_here
 from mtmd.kernels.resources.threads import asked_threads
+from mtmd.kernels.resources.throttling import SustainedClock
 
 if TYPE_CHECKING:
     from mtmd.kernels.backends.backend import Backend
     from mtmd.kernels.plan.scheduler import Plan
 
 Kernel = Callable[..., Tensor]
+Value = Tensor | np.ndarray
 CPU = torch.device("cpu")
+NUMBERS = {np.dtype(np.int64): torch.int64, np.dtype(np.int32): torch.int32}
 
 
 class Memory:
@@ -59,12 +63,15 @@ class NativePlan:
     ):
         self.lowered, self._calls, self._outputs = lowered, calls, outputs
         self._placed, self._written, self._pool = placed, written, pool
+        self._clock = SustainedClock(usable_cores().quota)
         self._ways: dict[tuple[Pool, int | None], ThreadChoice] = {}
         """By what is asked for, how many threads have turned out to be best."""
         leaves = [(root, node, node.attrs["fill"]) for node, root in lowered.leaves.items()]
         self._states = [leaf for leaf in leaves if leaf[1].attrs.get("state")]
         self._fresh = [leaf for leaf in leaves if not leaf[1].attrs.get("state")]
-        self._known: list[tuple[int, Tensor, int]] = []
+        self._kinds = {root: (node.dtype, tuple(node.shape)) for root, node, _ in leaves}
+        self._results = [(root, t.shape, t.dtype) for root, t in lowered.results.items()]
+        self._known: list[tuple[int, Value, int]] = []
         """States by root, with their addresses: those of a cache are the same from run to run."""
         self._ends: dict[int, list[int]] = {}
         for root in lowered.made.values():
@@ -93,7 +100,7 @@ class NativePlan:
         results = self.lowered
         pool, choice = self._pool(), self.threads
         memory = pool.take(self) or Memory(self, pool.threads)
-        tensors: list[Tensor | None] = [None] * results.roots
+        tensors: list[Value | None] = [None] * results.roots
         roots = [0] * results.roots
         tensors[ARENA], roots[ARENA] = memory.arena, memory.arena.data_ptr()
         known = self._known  # of another thread's run too: a list is never changed
@@ -103,8 +110,8 @@ class NativePlan:
             tensors[root], roots[root] = tensor, address
         for leaf in self._fresh:
             _, tensors[leaf[0]], roots[leaf[0]] = self._fill(batch, *leaf)
-        for root, kind in results.results.items():
-            result = tensors[root] = torch.empty(kind.shape, dtype=kind.dtype)
+        for root, shape, dtype in self._results:
+            result = tensors[root] = torch.empty(shape, dtype=dtype)
             roots[root] = result.data_ptr()
         heart = heart_here()
         threads, seconds, undisturbed = choice.next(), 0.0, True
@@ -115,10 +122,10 @@ class NativePlan:
                 frame = memory.frames[number]
                 # what is held must outlive every thread that is in the frame
                 frame.open(roots, (tensors[:], results, memory), alone=threads == 1)
-                start = time.perf_counter()
+                begun = self._clock.now()
                 try:
                     undisturbed &= pool.run(frame, threads)
-                    seconds += time.perf_counter() - start
+                    seconds += self._clock.since(begun)
                 finally:
                     memory.sound = frame.close() and memory.sound
             else:
@@ -134,12 +141,18 @@ class NativePlan:
         return [self._tensor(o, tensors) for o in self._outputs]
 
     def _fill(
-        self, batch: Any, root: int, node: Node, fill: Callable[[Any], Tensor]
-    ) -> tuple[int, Tensor, int]:
-        placed = self._placed(node, fill(batch), CPU, node in self._written)
+        self, batch: Any, root: int, node: Node, fill: Callable[[Any], Value]
+    ) -> tuple[int, Value, int]:
+        value = fill(batch)
+        if isinstance(value, np.ndarray):
+            known = (NUMBERS.get(value.dtype), value.shape) == self._kinds[root]
+            if known and value.flags.c_contiguous:
+                return root, value, value.ctypes.data
+            value = torch.from_numpy(value)
+        placed = self._placed(node, value, CPU, node in self._written)
         return root, placed, placed.data_ptr()
 
-    def _call(self, step: int, tensors: list[Tensor | None], roots: list[int]) -> None:
+    def _call(self, step: int, tensors: list[Value | None], roots: list[int]) -> None:
         kernel, reads, node = self._calls[step]
         value = kernel(*(None if i is None else self._tensor(i, tensors) for i in reads))
         if Type.of(value).strides != node.type.strides:
@@ -148,13 +161,15 @@ class NativePlan:
         root = self.lowered.made[node]
         tensors[root], roots[root] = value, value.data_ptr()
 
-    def _tensor(self, node: Node, tensors: Sequence[Tensor | None]) -> Tensor:
+    def _tensor(self, node: Node, tensors: Sequence[Value | None]) -> Tensor:
         """A value of the run as torch sees it."""
         place = self.lowered.places[node]
         if not isinstance(place, Pointer):
             return self.lowered.weights[node]
         base, kind = tensors[place.root], node.type
         assert base is not None, node
+        if isinstance(base, np.ndarray):
+            base = torch.from_numpy(base)
         if self.lowered.results.get(place.root) == kind:
             return base
         if place.root == ARENA:  # bytes

@@ -19,7 +19,7 @@ from torch import Tensor
 from mtmd.kernels.backends.recording import Recorder, Recording, Staging
 from mtmd.kernels.dtype import mib
 from mtmd.kernels.errors import DeviceError
-from mtmd.kernels.graph import Node
+from mtmd.kernels.graph import Node, filled
 from mtmd.kernels.ops import OPS
 from mtmd.kernels.plan.scheduler import Plan
 
@@ -106,7 +106,7 @@ class Replay:
             return [output.clone() for output in self._recording.outputs]
 
     def _filled(self, node: Node, batch: Any) -> Tensor:
-        value: Tensor = node.attrs["fill"](batch)
+        value = filled(node, batch)
         self._check(node, value)
         return value
 

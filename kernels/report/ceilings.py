@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
 
 from mtmd.kernels.dtype import DTYPES
+from mtmd.kernels.resources.cores import usable_cores
+from mtmd.kernels.resources.throttling import SustainedClock
 
 READ_BYTES = {
     "cpu": 512 << 20,
@@ -102,14 +103,14 @@ def _matmul_rate(device: torch.device, dtype: torch.dtype, runs: int) -> float:
 
 def _best(work: Callable[[], torch.Tensor], device: torch.device, runs: int) -> float:
     """Seconds of the fastest run, after one that is not counted."""
-    times = []
+    times, clock = [], SustainedClock(usable_cores().quota if device.type == "cpu" else None)
     with torch.inference_mode():
         for _ in range(runs + 1):
             _wait(device)
-            start = time.perf_counter()
+            begun = clock.now()
             work()
             _wait(device)
-            times.append(time.perf_counter() - start)
+            times.append(clock.since(begun))
     return min(times[1:])
 
 

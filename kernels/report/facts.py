@@ -199,7 +199,8 @@ class MemoryFacts:
 class LayoutFacts:
     """One way in which a model could lie in memory. `reason` says why it cannot be, where it
     cannot; `longest_context` tokens fit, beside the largest picture, and so many answers at once of
-    the context asked for; None where that was not looked for.
+    the context asked for; None where that was not looked for. Where no context fits with a picture,
+    `longest_text` tokens do without.
     """
 
     name: str
@@ -210,6 +211,7 @@ class LayoutFacts:
     reason: str | None = None
     longest_context: int | None = None
     most_answers: int | None = None
+    longest_text: int | None = None
 
     @property
     def fits(self) -> bool:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mtmd.kernels.resources.cores import Cores
+from mtmd.kernels.resources.throttling import Throttled
 
+USED_UP = 0.25  # of a CPU quota's periods, from which on it is told
 SPARE = 0.25  # of a core: threads have to wait where others take more than that of their cores
 
 
@@ -14,6 +16,7 @@ class MachineFacts:
     """`threads` compute on `cores`. `others`: so many of the cores that this process may run on
     were taken by others while it was checked, None where that was not measured. The rates are those
     that the device reaches at best, measured for this report, None where they say nothing about it.
+    `throttled`: how often the CPU quota was used up meanwhile, None where there is none.
     """
 
     cores: Cores
@@ -21,10 +24,16 @@ class MachineFacts:
     others: float | None = None
     read_bytes_per_s: float | None = None
     flops_per_s: float | None = None
+    throttled: Throttled | None = None
 
     @property
     def oversubscribed(self) -> bool:
         return self.threads > self.cores.usable
+
+    @property
+    def held_back(self) -> bool:
+        """Whether the quota stops this process's threads again and again."""
+        return self.throttled is not None and self.throttled.share >= USED_UP
 
     @property
     def crowded(self) -> bool:

@@ -14,17 +14,24 @@ from mtmd.kernels.report.warmup_report import WarmupReport
 from mtmd.kernels.report.why_slow import encode_flops, step_bytes
 from mtmd.kernels.resources.cores import Cores, OthersWatch
 from mtmd.kernels.resources.threads import asked_threads
+from mtmd.kernels.resources.throttling import ThrottleWatch
 
 ROOM = 2  # times what is read to find out how fast that goes, which has to be free
 
 
 def machine_facts(
-    backend: Backend, cores: Cores, threads: int, watch: OthersWatch | None, report: WarmupReport
+    backend: Backend,
+    cores: Cores,
+    threads: int,
+    watch: OthersWatch | None,
+    report: WarmupReport,
+    throttling: ThrottleWatch | None = None,
 ) -> MachineFacts | None:
     """What `report` is to say of the machine, None where a GPU computes and nothing was run.
     `threads` of torch; `watch` has been looking since the checks of `report` began, None where
-    there were none.
+    there were none, and `throttling` as long.
     """
+    throttled = throttling.throttled() if throttling is not None else None
     on_cpu = backend.device.type == "cpu"
     if not on_cpu and watch is None:
         return None
@@ -34,7 +41,7 @@ def machine_facts(
     if alone and watch is not None and _has_room(backend):
         read = _read_rate(backend.name) if step_bytes(report) else None
         flops = _flops_rate(backend.name, report.dtype) if encode_flops(report) else None
-    return MachineFacts(cores, threads if on_cpu else 1, others, read, flops)
+    return MachineFacts(cores, threads if on_cpu else 1, others, read, flops, throttled)
 
 
 def thread_warnings(backend: Backend, cores: Cores) -> tuple[str, ...]:

@@ -81,13 +81,22 @@ def _hindrances(report: WarmupFacts) -> Iterator[tuple[str, str]]:
     if machine.oversubscribed:
         what = threads_told(machine.threads, cores)
         yield what, f"--threads {cores.usable}: {what}, and wait for each other"
+    elif machine.held_back:
+        assert machine.throttled is not None
+        quota, share = cores.quota or 0.0, machine.throttled.share
+        what = f"the CPU quota of {quota:g} was used up in {share:.0%} of its periods"
+        yield (
+            what,
+            f"a larger quota, as by `docker run --cpus` or a pod's `limits.cpu`: {what}, and then "
+            "every thread stands still until the next one",
+        )
     if machine.crowded:
         what = (
             f"other programs keep {machine.others:.1f} of {cores.affinity} "
             f"core{'s' if cores.affinity > 1 else ''} busy"
         )
         yield what, f"end what else computes, and measure again: {what}"
-    if machine.oversubscribed or machine.crowded:
+    if machine.oversubscribed or machine.held_back or machine.crowded:
         return  # which are reason enough
     for graph, found in reached(report).items():
         if found.share < SLOW:

@@ -40,11 +40,23 @@ def may_be_left() -> bool:
     return _is_gone.get() is not None
 
 
+def is_gone() -> Callable[[], bool]:
+    """As `wanted_unless` has said, for other threads to ask."""
+    return _is_gone.get() or _never
+
+
+def _never() -> bool:
+    return False
+
+
 def check_wanted() -> None:
     """Raises LeftError where nobody wants what this thread does any more."""
-    is_gone = _is_gone.get()
-    if is_gone is not None and is_gone():
-        raise LeftError("who asked for this has left before it was done")
+    if is_gone()():
+        raise left()
+
+
+def left() -> LeftError:
+    return LeftError("who asked for this has left before it was done")
 
 
 def wait(event: threading.Event) -> None:

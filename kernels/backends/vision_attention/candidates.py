@@ -145,12 +145,45 @@ def _other_tile(rows: int, keys: int, warps: int, stages: int) -> Kernel:
         launch = plan_launch(*types, **options, tile=Tile(rows, keys, warps, stages))
         return run_launch(launch, q, k, v, None, None)
 
-    def rejects(q: Type, *types: Type | None, **options: Any) -> str | None:
-        if q.shape[1] < LEAST_ROWS:
-            return f"{q.shape[1]} rows; it takes {LEAST_ROWS} and more"
-        return _rejects(q, *types, **options, dtypes=SHORT, most=MOST_TILED)  # type: ignore[arg-type]
+    return Kernel(run=run, rejects=_rejects_other_tile)
+
+
+def _rejects_other_tile(q: Type, *types: Type | None, **options: Any) -> str | None:
+    if q.shape[1] < LEAST_ROWS:
+        return f"{q.shape[1]} rows; it takes {LEAST_ROWS} and more"
+    return _rejects(q, *types, **options, dtypes=SHORT, most=MOST_TILED)  # type: ignore[arg-type]
+
+
+def _carried(rows: int, keys: int, warps: int, stages: int) -> Kernel:
+    def run(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *absent: None,
+        scale: float,
+        causal: bool = False,
+        **limits: None,
+    ) -> Tensor:
+        from mtmd.kernels.gpu.flash_attention.carried import carried_attention
+
+        assert not causal and not any(x is not None for x in (*absent, *limits.values()))
+        return carried_attention(q, k, v, scale=scale, tile=Tile(rows, keys, warps, stages))
+
+    def rejects(q: Type, k: Type, *types: Type | None, **options: Any) -> str | None:
+        if torch.version.hip is not None or _capability() not in (None, 9):
+            return "matrix instructions run beside others on cards of compute capability 9.0 alone"
+        if options.get("causal"):
+            return "the node is causal, which it does not take"
+        if k.shape[1] < keys:
+            return f"{k.shape[1]} keys; it takes {keys} and more"
+        return _rejects_other_tile(q, k, *types, **options)
 
     return Kernel(run=run, rejects=rejects)
+
+
+def _capability() -> int | None:
+    """The first number of the current card's; None where there is no card to ask."""
+    return torch.cuda.get_device_capability()[0] if torch.cuda.is_available() else None
 
 
 # By the name that reports have. A candidate that a build of torch does not have says so when it is
@@ -168,7 +201,14 @@ TILES: Mapping[str, Kernel] = {
     "triton 64 x 64": _other_tile(64, 64, 4, 2),
     "triton 128 x 128": _other_tile(128, 128, 8, 2),
 }
-CANDIDATES: Mapping[str, Kernel] = {**TORCHS, **TILES}
+# The product with the next block's keys runs beside the softmax of this one, in what is compiled
+# for cuda:90: 182 to 204 registers at heads 64 and 72, none spilled, eight warps on a
+# multiprocessor with either. Elsewhere matrix instructions are waited for one by one.
+CARRIED: Mapping[str, Kernel] = {
+    "triton 64 x 64, carried": _carried(64, 64, 4, 2),
+    "triton 128 x 64, carried": _carried(128, 64, 8, 2),
+}
+CANDIDATES: Mapping[str, Kernel] = {**TORCHS, **TILES, **CARRIED}
 PLANNED: Mapping[str, str] = {
     "torch cuDNN": (
         "it plans each shape anew, for up to some 0.1 s and in memory that is kept, and tiles of "

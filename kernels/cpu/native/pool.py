@@ -124,6 +124,10 @@ def _pool_of(threads: int) -> Pool:
     return Pool(threads)
 
 
+if hasattr(os, "register_at_fork"):  # a child may find its parent's in the midst of a run
+    os.register_at_fork(after_in_child=_pool_of.cache_clear)
+
+
 def shared_pool() -> Pool:
     """The process's, of as many threads as torch uses."""
     return _pool_of(torch.get_num_threads())

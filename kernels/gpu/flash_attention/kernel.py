@@ -98,18 +98,7 @@ def fold(
     COMPARE all rows see all of these keys.
     """
     there = s < end
-    x = tl.dot(
-        q1,
-        tl.trans(load_columns(k, k_rows, there, 0, K1, K, ALIGN, COMPARE)),
-        input_precision="ieee",
-    )
-    if K2 > 0:
-        x = tl.dot(
-            q2,
-            tl.trans(load_columns(k, k_rows, there, K1, K2, K, ALIGN, COMPARE)),
-            x,
-            input_precision="ieee",
-        )
+    x = scores(q1, q2, k, k_rows, there, K, K1, K2, ALIGN, COMPARE, False)
     if CAP or MASK:
         x *= scale
         if CAP:
@@ -125,6 +114,58 @@ def fold(
         to_log2 = scale * LOG2E
     if COMPARE:
         x = tl.where((s[None, :] >= lo[:, None]) & (s[None, :] <= hi[:, None]), x, float("-inf"))
+    return weighed(
+        m, z, o1, o2, x, v, v_rows, there, to_log2, V, V1, V2, ALIGN, MASK, COMPARE, q1.dtype
+    )
+
+
+@triton.jit
+def scores(
+    q1,
+    q2,
+    k,
+    k_rows,
+    there,
+    K: tl.constexpr,
+    K1: tl.constexpr,
+    K2: tl.constexpr,
+    ALIGN: tl.constexpr,
+    COMPARE: tl.constexpr,
+    SMALL_FIRST: tl.constexpr,
+):
+    """Products of rows with keys. SMALL_FIRST: over the second part of the head first."""
+    x = tl.zeros([q1.shape[0], k_rows.shape[0]], tl.float32)
+    if K2 > 0 and SMALL_FIRST:
+        k2 = load_columns(k, k_rows, there, K1, K2, K, ALIGN, COMPARE)
+        x = tl.dot(q2, tl.trans(k2), x, input_precision="ieee")
+    k1 = load_columns(k, k_rows, there, 0, K1, K, ALIGN, COMPARE)
+    x = tl.dot(q1, tl.trans(k1), x, input_precision="ieee")
+    if K2 > 0 and not SMALL_FIRST:
+        k2 = load_columns(k, k_rows, there, K1, K2, K, ALIGN, COMPARE)
+        x = tl.dot(q2, tl.trans(k2), x, input_precision="ieee")
+    return x
+
+
+@triton.jit
+def weighed(
+    m,
+    z,
+    o1,
+    o2,
+    x,
+    v,
+    v_rows,
+    there,
+    to_log2,
+    V: tl.constexpr,
+    V1: tl.constexpr,
+    V2: tl.constexpr,
+    ALIGN: tl.constexpr,
+    MASK: tl.constexpr,
+    COMPARE: tl.constexpr,
+    TYPE: tl.constexpr,
+):
+    """Values by the scores of their keys, into the running m, z, o."""
     # `larger` is what the next block sees; `top` is what is subtracted in this one.
     larger = tl.maximum(m, tl.max(x, 1))
     top = larger
@@ -141,7 +182,7 @@ def fold(
     z = z * a + tl.sum(p, 1)
     # Weights are rounded to the values' type: matrix instructions want both alike. Their sum z is
     # of the exact ones.
-    p = p.to(q1.dtype)
+    p = p.to(TYPE)
     o1 = tl.dot(
         p,
         load_columns(v, v_rows, there, 0, V1, V, ALIGN, COMPARE),
@@ -186,6 +227,21 @@ def load_columns(
     if COMPARE:
         return tl.load(at, mask=there[:, None], other=0)
     return tl.load(at)
+
+
+@triton.jit
+def store_columns(
+    out, rows, values, real, FIRST: tl.constexpr, COUNT: tl.constexpr, SIZE: tl.constexpr
+):
+    """Columns FIRST..FIRST + COUNT of those rows that are `real`, none past column SIZE; `rows` are
+    offsets.
+    """
+    c = FIRST + tl.arange(0, COUNT)
+    tl.store(
+        out + rows[:, None] + c[None, :],
+        values.to(out.dtype.element_ty),
+        mask=real[:, None] & (c < SIZE)[None, :],
+    )
 
 
 @triton.jit
@@ -404,20 +460,9 @@ def attention_kernel(
         tl.store(sums + out_row * 2 + 1, z, mask=real)
         z = tl.full([ROWS], 1.0, tl.float32)
     z = tl.where(z == 0, 1.0, z)  # a row that sees nothing gives zeros
-    out_rows = out + out_row * V
-    c = tl.arange(0, V1)
-    tl.store(
-        out_rows[:, None] + c[None, :],
-        (o1 / z[:, None]).to(out.dtype.element_ty),
-        mask=real[:, None] & (c < V)[None, :],
-    )
+    store_columns(out, out_row * V, o1 / z[:, None], real, 0, V1, V)
     if V2 > 0:
-        c = V1 + tl.arange(0, V2)
-        tl.store(
-            out_rows[:, None] + c[None, :],
-            (o2 / z[:, None]).to(out.dtype.element_ty),
-            mask=real[:, None] & (c < V)[None, :],
-        )
+        store_columns(out, out_row * V, o2 / z[:, None], real, V1, V2, V)
 
 
 @triton.jit

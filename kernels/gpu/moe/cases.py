@@ -11,6 +11,8 @@ from torch import Tensor
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.gpu.quant_matmul.cases import random_blocks
 
+PLAIN = "plain"  # the kernels' constant for a table that is not quantized
+
 # Largest mean square error against the reference in fp32, relative to the result's: in 16 bits the
 # gated units and the result are rounded, and decoded values of quantized tables.
 NMSE = {torch.float32: 1e-10, torch.float16: 2.0**-18, torch.bfloat16: 2.0**-12}

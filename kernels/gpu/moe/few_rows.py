@@ -15,10 +15,13 @@ from mtmd.kernels.gpu.launch import power_of_two
 from mtmd.kernels.gpu.moe.choices import activated, block_of, choice_of
 from mtmd.kernels.gpu.quant_matmul.operands import (
     add_product,
+    columns_of,
     eights_of,
-    operand_tile,
     product,
+    read,
     result_rows,
+    units_at_once,
+    units_from,
 )
 
 MOST_ROWS = 32  # an expert, on average
@@ -82,12 +85,12 @@ def few_gated_kernel(
             g = tl.zeros([R, COUNT, 8, 4, MT, 2], tl.float32)
             u = tl.zeros([R, COUNT, 8, 4, MT, 2], tl.float32)
             for start in range(0, units, COUNT):
-                unit = (start + tl.arange(0, COUNT))[None, :, None, None]
-                real = unit < units
-                if not WHOLE:
-                    unit = tl.where(real, unit, 0)  # which is there, times zeros
-                g = add_product(g, x_row, gate_row, unit, real, R, GATE, WHOLE)
-                u = add_product(u, x_row, up_row, unit, real, R, UP, WHOLE)
+                unit = units_from(start, units, WHOLE, COUNT)
+                real = start + tl.arange(0, COUNT)[None, :, None, None] < units
+                gates, ups = read(gate_row, unit, GATE), read(up_row, unit, UP)
+                tl.debug_barrier()  # as `product` has it
+                g = add_product(g, x_row, gates, unit, real, R, GATE, WHOLE)
+                u = add_product(u, x_row, ups, unit, real, R, UP, WHOLE)
             g, u = tl.sum(g, 1), tl.sum(u, 1)
         else:
             g = product(x_row, gate_row, units, GATE, WHOLE, COUNT)
@@ -154,8 +157,9 @@ def tiles(
     of a program. outer: rows of a table, of all experts that have choices together.
     """
     eights = rows // 8
-    warps = min(operand_tile(width, outer, eights, quant)[1][2] for quant in quants)
-    found = [operand_tile(width, outer, eights, quant, warps) for quant in quants]
+    columns = columns_of(outer, eights)
     # Two tables take the registers of twice as many columns, and read x once as those do.
-    columns = found[0][1][0] if len(quants) == 1 else 16
-    return [(units, count) for units, (_, count, _) in found], columns, warps
+    held = columns if len(quants) == 1 else 32
+    warps = min(units_at_once(width, held, eights, quant)[2] for quant in quants)
+    found = [units_at_once(width, held, eights, quant, warps)[:2] for quant in quants]
+    return found, columns if len(quants) == 1 else 16, warps

@@ -32,7 +32,7 @@ from mtmd.kernels.errors import PlacementError
 from mtmd.kernels.gpu.jit import tl, triton
 from mtmd.kernels.gpu.launch import Call, power_of_two, run_call
 from mtmd.kernels.gpu.moe import few_rows
-from mtmd.kernels.gpu.moe.cases import CASES, NMSE, USES
+from mtmd.kernels.gpu.moe.cases import CASES, NMSE, PLAIN, USES
 from mtmd.kernels.gpu.moe.choices import activated, block_of, choice_of
 from mtmd.kernels.gpu.quant_matmul.blocks import decode
 from mtmd.kernels.gpu.triton_kernel import Program, TritonKernel, fresh
@@ -40,7 +40,6 @@ from mtmd.kernels.graph import Type
 from mtmd.kernels.quantization.blocks import BLOCKS, NATIVE
 
 MOST_EXPERTS, MOST_CHOSEN = 1024, 64
-PLAIN = "plain"  # a table that is not quantized
 
 
 @triton.jit

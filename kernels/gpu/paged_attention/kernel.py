@@ -37,7 +37,7 @@ from torch import Tensor
 
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.errors import PlacementError
-from mtmd.kernels.gpu.flash_attention.kernel import fold, load_columns
+from mtmd.kernels.gpu.flash_attention.kernel import fold, load_columns, store_columns
 from mtmd.kernels.gpu.flash_attention.tiles import MAX_HEAD, Tile, choose_tile
 from mtmd.kernels.gpu.flash_attention.tiles import parts as head_parts
 from mtmd.kernels.gpu.jit import tl, triton
@@ -252,25 +252,15 @@ def paged_attention_kernel(
             real = real & (z > 0)
             z = tl.full([ROWS], 1.0, tl.float32)
         z = tl.where(z == 0, 1.0, z)  # a row that sees nothing gives zeros
-        _store(out, out_row * K, o1 / z[:, None], real, 0, K1, K)
+        store_columns(out, out_row * K, o1 / z[:, None], real, 0, K1, K)
         if K2 > 0:
-            _store(out, out_row * K, o2 / z[:, None], real, K1, K2, K)
+            store_columns(out, out_row * K, o2 / z[:, None], real, K1, K2, K)
 
 
 @triton.jit
 def _places(pages, s, there, SIZE: tl.constexpr):
     """Where rows s of the table's pages lie in the cache."""
     return tl.load(pages + s // SIZE, mask=there, other=0) * SIZE + s % SIZE
-
-
-@triton.jit
-def _store(out, rows, values, real, FIRST: tl.constexpr, COUNT: tl.constexpr, K: tl.constexpr):
-    c = FIRST + tl.arange(0, COUNT)
-    tl.store(
-        out + rows[:, None] + c[None, :],
-        values.to(out.dtype.element_ty),
-        mask=real[:, None] & (c < K)[None, :],
-    )
 
 
 @triton.jit(do_not_specialize=["splits"])

@@ -30,14 +30,20 @@ from mtmd.kernels.gpu.jit import tl, triton
 from mtmd.kernels.gpu.launch import Call, power_of_two, run_call
 from mtmd.kernels.gpu.quant_matmul.blocks import decode
 from mtmd.kernels.gpu.quant_matmul.cases import CASES, NMSE, USES, product_error
-from mtmd.kernels.gpu.quant_matmul.operands import eights_of, operand_tile, product, result_rows
+from mtmd.kernels.gpu.quant_matmul.operands import (
+    columns_of,
+    eights_of,
+    most_warps,
+    product,
+    result_rows,
+    units_at_once,
+)
 from mtmd.kernels.gpu.quant_matmul.words import MOST_ROWS, UNIT_VALUES, UNROLLED, dot
 from mtmd.kernels.gpu.triton_kernel import Program, TritonKernel, fresh
 from mtmd.kernels.graph import Type
 from mtmd.kernels.quantization.blocks import BLOCKS, NATIVE
 
 MOST_EIGHTS = 4  # of rows of x by operands of packed codes
-FEW_COLUMNS = 2048  # rows of w up to which a multiprocessor of an H200 has one program or none
 GROUP = 32  # values that are decoded together: no block is smaller
 
 
@@ -227,9 +233,9 @@ def plan_call(x: Type, w: Type, bias: Type | None = None, *, quant: str) -> Call
     constants: dict[str, int | bool | str] = {"QUANT": quant, "BIAS": bias is not None}
     if x.dtype != torch.float32 and rows <= 8 * MOST_EIGHTS:
         eights = power_of_two(-(-rows // 8))
-        # Programs of few weights do not fill a GPU: more warps of each share out its rows.
-        most = 16 if eights == 1 and outer <= FEW_COLUMNS else 8
-        units, (columns, count, warps) = operand_tile(width, outer, eights, quant, most)
+        columns = columns_of(outer, eights)
+        most = most_warps(-(-outer // columns), eights, quant)
+        units, count, warps = units_at_once(width, columns, eights, quant, most)
         constants |= {"WHOLE": units % count == 0, "EIGHTS": eights}
         constants |= {"COLUMNS": columns, "COUNT": count}
         scalars |= {"M": rows, "units": units}

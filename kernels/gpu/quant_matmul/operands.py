@@ -26,7 +26,6 @@ other GPUs the compiler moves it.
 from __future__ import annotations
 
 from mtmd.kernels.gpu.jit import on_amd, tl, triton
-from mtmd.kernels.gpu.quant_matmul.words import word_at
 from mtmd.kernels.quantization.blocks_of_32 import IQ4_VALUES
 
 UNIT_VALUES = {
@@ -46,41 +45,77 @@ UNIT_VALUES = {
 
 
 MANY_COLUMNS = 8192  # rows of w from which twice as many go to a program
+FEW_PROGRAMS = 128  # of which a multiprocessor of an H200 has one or none
 
 VALUES = tl.constexpr(tuple(float(value) for value in IQ4_VALUES))
 
 
 @triton.jit
-def add_product(total, x, w, unit, real, R: tl.constexpr, QUANT: tl.constexpr, WHOLE: tl.constexpr):
-    """`x` are pointers to the first values of rows of x, [MT, 1, 8, 1], `w` to the first bytes of
-    rows of w, [R, 1, 8, 1]; `unit` the numbers of units in them, [1, G, 1, 1]. Where one is not
-    `real`, x counts as zero; WHOLE: all are.
+def read(w, unit, QUANT: tl.constexpr):
+    """What of w `add_product` takes, as it lies in memory: all is read before anything is made of
+    it, so that much is under way. `w` are pointers to the first bytes of rows of w, [R, 1, 8, 1];
+    `unit` the numbers of units in them, [1, G, 1, 1].
     """
     if QUANT == "Q4_0":
-        total = _nibbles(total, x, w, unit, real, R, 18, 8, False, False, WHOLE)
+        words = _read_nibbles(w, unit, 18, False, False)
     elif QUANT == "Q4_1":
-        total = _nibbles(total, x, w, unit, real, R, 20, 0, False, True, WHOLE)
+        words = _read_nibbles(w, unit, 20, False, True)
     elif QUANT == "Q5_0":
-        total = _nibbles(total, x, w, unit, real, R, 22, 16, True, False, WHOLE)
+        words = _read_nibbles(w, unit, 22, True, False)
     elif QUANT == "Q5_1":
-        total = _nibbles(total, x, w, unit, real, R, 24, 0, True, True, WHOLE)
+        words = _read_nibbles(w, unit, 24, True, True)
     elif QUANT == "Q8_0":
-        total = _q8_0(total, x, w, unit, real, R, WHOLE)
+        words = _read_q8_0(w, unit)
     elif QUANT == "IQ4_NL":
-        total = _iq4_nl(total, x, w, unit, real, WHOLE)
+        words = _read_nibbles(w, unit, 18, False, False)
     elif QUANT == "IQ4_XS":
-        total = _iq4_xs(total, x, w, unit, real, WHOLE)
+        words = _read_iq4_xs(w, unit)
     elif QUANT == "Q4_K":
-        total = _pairs_of_groups(total, x, w, unit, real, R, 144, False, WHOLE)
+        words = _read_pairs_of_groups(w, unit, 144, False)
     elif QUANT == "Q5_K":
-        total = _pairs_of_groups(total, x, w, unit, real, R, 176, True, WHOLE)
+        words = _read_pairs_of_groups(w, unit, 176, True)
     elif QUANT == "Q6_K":
-        total = _q6_k(total, x, w, unit, real, R, WHOLE)
+        words = _read_q6_k(w, unit)
     elif QUANT == "Q3_K":
-        total = _q3_k(total, x, w, unit, real, R, WHOLE)
+        words = _read_q3_k(w, unit)
     else:
         tl.static_assert(QUANT == "Q2_K")
-        total = _q2_k(total, x, w, unit, real, R, WHOLE)
+        words = _read_q2_k(w, unit)
+    return words
+
+
+@triton.jit
+def add_product(
+    total, x, words, unit, real, R: tl.constexpr, QUANT: tl.constexpr, WHOLE: tl.constexpr
+):
+    """`x` are pointers to the first values of rows of x, [MT, 1, 8, 1], `words` what was `read` of
+    rows of w for units of these numbers. Where one is not `real`, x counts as zero; WHOLE: all are.
+    """
+    if QUANT == "Q4_0":
+        total = _nibbles(total, x, words, unit, real, R, 8, False, False, WHOLE)
+    elif QUANT == "Q4_1":
+        total = _nibbles(total, x, words, unit, real, R, 0, False, True, WHOLE)
+    elif QUANT == "Q5_0":
+        total = _nibbles(total, x, words, unit, real, R, 16, True, False, WHOLE)
+    elif QUANT == "Q5_1":
+        total = _nibbles(total, x, words, unit, real, R, 0, True, True, WHOLE)
+    elif QUANT == "Q8_0":
+        total = _q8_0(total, x, words, unit, real, R, WHOLE)
+    elif QUANT == "IQ4_NL":
+        total = _iq4_nl(total, x, words, unit, real, WHOLE)
+    elif QUANT == "IQ4_XS":
+        total = _iq4_xs(total, x, words, unit, real, WHOLE)
+    elif QUANT == "Q4_K":
+        total = _pairs_of_groups(total, x, words, unit, real, R, False, WHOLE)
+    elif QUANT == "Q5_K":
+        total = _pairs_of_groups(total, x, words, unit, real, R, True, WHOLE)
+    elif QUANT == "Q6_K":
+        total = _q6_k(total, x, words, unit, real, R, WHOLE)
+    elif QUANT == "Q3_K":
+        total = _q3_k(total, x, words, unit, real, R, WHOLE)
+    else:
+        tl.static_assert(QUANT == "Q2_K")
+        total = _q2_k(total, x, words, unit, real, R, WHOLE)
     return total
 
 
@@ -101,12 +136,21 @@ def product(x, w, units, QUANT: tl.constexpr, WHOLE: tl.constexpr, COUNT: tl.con
     R: tl.constexpr = w.shape[0]
     total = tl.zeros([R, COUNT, 8, 4, x.shape[0], 2], tl.float32)
     for start in range(0, units, COUNT):
-        unit = (start + tl.arange(0, COUNT))[None, :, None, None]
-        real = unit < units
-        if not WHOLE:
-            unit = tl.where(real, unit, 0)  # which is there, times zeros
-        total = add_product(total, x, w, unit, real, R, QUANT, WHOLE)
+        unit = units_from(start, units, WHOLE, COUNT)
+        real = start + tl.arange(0, COUNT)[None, :, None, None] < units
+        words = read(w, unit, QUANT)
+        tl.debug_barrier()  # else the compiler puts off what it reads, and waits several times
+        total = add_product(total, x, words, unit, real, R, QUANT, WHOLE)
     return tl.sum(total, 1)
+
+
+@triton.jit
+def units_from(start, units, WHOLE: tl.constexpr, COUNT: tl.constexpr):
+    """COUNT numbers of units from `start` on, of so many; past the last the first one, which is
+    there, times zeros. In 64 bits, in which what they differ by is a constant of a load.
+    """
+    unit = tl.cast(start, tl.int64) + tl.arange(0, COUNT)[None, :, None, None]
+    return unit if WHOLE else tl.where(unit < units, unit, 0)
 
 
 @triton.jit
@@ -124,7 +168,7 @@ def _lane():
 
 @triton.jit
 def _half(at):
-    return tl.load(at.to(tl.pointer_type(tl.float16))).to(tl.float32)
+    return tl.load(at.to(tl.pointer_type(tl.float16)))
 
 
 @triton.jit
@@ -134,16 +178,39 @@ def _float(word):
 
 
 @triton.jit
-def _lane_word(at, ALIGNED: tl.constexpr):
+def _one_word(at):
+    """32 bits, of blocks that begin at multiples of four bytes."""
+    return tl.load(at.to(tl.pointer_type(tl.uint32)))
+
+
+@triton.jit
+def _halves(at):
+    """The halves of a word of other blocks, which `_word` puts together: that waits for them."""
+    places = at.to(tl.pointer_type(tl.uint16))
+    return tl.load(places).to(tl.uint32), tl.load(places + 1).to(tl.uint32)
+
+
+@triton.jit
+def _word(halves):
+    return halves[0] | halves[1] << 16
+
+
+@triton.jit
+def _lane_word(at):
     """A word for each lane, which follow each other: [R, G, 8, 4]."""
-    return word_at(at + _lane() * 4, ALIGNED)
+    return _one_word(at + _lane() * 4)
+
+
+@triton.jit
+def _lane_halves(at):
+    return _halves(at + _lane() * 4)
 
 
 @triton.jit
 def _lane_pair(at):
-    """Two words for each lane, which all follow each other: [R, G, 8, 4] each."""
+    """Two words for each lane, which all follow each other: [R, G, 8, 4, 2]."""
     words = (at + _lane() * 8).to(tl.pointer_type(tl.uint32))[:, :, :, :, None]
-    return tl.split(tl.load(words + tl.arange(0, 2)))
+    return tl.load(words + tl.arange(0, 2))
 
 
 @triton.jit
@@ -153,7 +220,14 @@ def _four_words(at):
     tells the compiler; else by four.
     """
     words = _lanes_of(at).to(tl.pointer_type(tl.uint32))[:, :, :, :, None] + tl.arange(0, 4)
-    even, odd = tl.split(tl.reshape(tl.load(words), [at.shape[0], at.shape[1], 8, 4, 2, 2]))
+    return tl.load(words)
+
+
+@triton.jit
+def _each_of_four(words):
+    """What `_four_words` read, [R, G, 8, 4] each."""
+    shape: tl.constexpr = words.shape[0], words.shape[1], 8, 4, 2, 2
+    even, odd = tl.split(tl.reshape(words, shape))
     first, third = tl.split(even)
     second, fourth = tl.split(odd)
     return first, second, third, fourth
@@ -283,32 +357,45 @@ def _spread(bits):
 
 
 @triton.jit
+def _read_nibbles(w, unit, SIZE: tl.constexpr, FIFTHS: tl.constexpr, MINIMUM: tl.constexpr):
+    """Blocks of 32: a scale, a minimum if any, fifth bits if any, 16 bytes with two codes each."""
+    at = w + unit * SIZE
+    head: tl.constexpr = 4 if MINIMUM else 2
+    codes = at + (head + 4 if FIFTHS else head)
+    if SIZE % 4 == 0:
+        word = _lane_word(codes)
+        fifth = _one_word(_lanes_of(at + head)) if FIFTHS else word
+    else:
+        word = _lane_halves(codes)
+        fifth = _halves(_lanes_of(at + head)) if FIFTHS else word
+    scale = _half(_lanes_of(at))
+    return word, fifth, scale, _half(_lanes_of(at + 2)) if MINIMUM else scale
+
+
+@triton.jit
 def _nibbles(
     total,
     x,
-    w,
+    words,
     unit,
     real,
     R: tl.constexpr,
-    SIZE: tl.constexpr,
     OFFSET: tl.constexpr,
     FIFTHS: tl.constexpr,
     MINIMUM: tl.constexpr,
     WHOLE: tl.constexpr,
 ):
-    """Blocks of 32: a scale, a minimum if any, fifth bits if any, 16 bytes with two codes each."""
+    """As `_read_nibbles` reads them."""
     TYPE: tl.constexpr = x.dtype.element_ty
-    at = w + unit * SIZE
-    head: tl.constexpr = 4 if MINIMUM else 2
-    aligned: tl.constexpr = SIZE % 4 == 0
     bits: tl.constexpr = 5 if FIFTHS else 4
-    word = _lane_word(at + (head + 4 if FIFTHS else head), aligned)
+    # Of blocks with a minimum the size is a multiple of four.
+    word = words[0] if MINIMUM else _word(words[0])
     first = _x(x, unit * 32, real, WHOLE)
     second = _x(x, unit * 32 + 16, real, WHOLE)
     less: tl.constexpr = -(1 << bits) - OFFSET
     below = _for_rows(_sums_of_x(second, less, _sums_of_x(first, less)), R)
     if FIFTHS:
-        fifth = word_at(_lanes_of(at + head), aligned) >> (_lane() * 4).to(tl.uint32)
+        fifth = (words[1] if MINIMUM else _word(words[1])) >> (_lane() * 4).to(tl.uint32)
         low = word & 0x0F0F0F0F | _spread(fifth & 15)
         high = word >> 4 & 0x0F0F0F0F | _spread(fifth >> 16 & 15)
         sums = tl.dot(_codes_of(low, 0, 5, TYPE), first, below)
@@ -316,9 +403,9 @@ def _nibbles(
     else:
         sums = tl.dot(_codes_of(word, 0, 4, TYPE), first, below)
         sums = tl.dot(_codes_of(word, 4, 4, TYPE), second, sums)
-    total += _parts(sums) * _for_x(_half(_lanes_of(at)))
+    total += _parts(sums) * _for_x(words[2].to(tl.float32))
     if MINIMUM:
-        total += _parts(below) * _for_x(_half(_lanes_of(at + 2)) * (1.0 / less))
+        total += _parts(below) * _for_x(words[3].to(tl.float32) * (1.0 / less))
     return total
 
 
@@ -339,44 +426,50 @@ def _bytes_dot(word, x, sums):
 
 
 @triton.jit
-def _q8_0(total, x, w, unit, real, R: tl.constexpr, WHOLE: tl.constexpr):
-    less: tl.constexpr = -384 if x.dtype.element_ty.is_fp16() else -400
+def _read_q8_0(w, unit):
     at = w + unit * 34
+    scale = _half(_lanes_of(at))
+    return _lane_halves(at + 2), _lane_halves(at + 18), scale
+
+
+@triton.jit
+def _q8_0(total, x, words, unit, real, R: tl.constexpr, WHOLE: tl.constexpr):
+    less: tl.constexpr = -384 if x.dtype.element_ty.is_fp16() else -400
     first = _x(x, unit * 32, real, WHOLE)
     second = _x(x, unit * 32 + 16, real, WHOLE)
     sums = _for_rows(_sums_of_x(second, less, _sums_of_x(first, less)), R)
-    sums = _bytes_dot(_lane_word(at + 2, False), first, sums)
-    sums = _bytes_dot(_lane_word(at + 18, False), second, sums)
-    return total + _parts(sums) * _for_x(_half(_lanes_of(at)))
+    sums = _bytes_dot(_word(words[0]), first, sums)
+    sums = _bytes_dot(_word(words[1]), second, sums)
+    return total + _parts(sums) * _for_x(words[2].to(tl.float32))
+
+
+@triton.jit
+def _read_pairs_of_groups(w, unit, SIZE: tl.constexpr, FIFTHS: tl.constexpr):
+    """Blocks of 256 in eight groups: scale and smallest factor, 12 bytes with factors of 6 bits,
+    fifth bits if any, and 32 bytes with the codes of each two groups.
+    """
+    at = w + (unit >> 2) * SIZE
+    pair = _lane_pair(at + (48 if FIFTHS else 16) + (unit & 3) * 32)
+    fifths = _lane_pair(at + 16) if FIFTHS else pair
+    return pair, fifths, _four_words(at)
 
 
 @triton.jit
 def _pairs_of_groups(
-    total,
-    x,
-    w,
-    unit,
-    real,
-    R: tl.constexpr,
-    SIZE: tl.constexpr,
-    FIFTHS: tl.constexpr,
-    WHOLE: tl.constexpr,
+    total, x, words, unit, real, R: tl.constexpr, FIFTHS: tl.constexpr, WHOLE: tl.constexpr
 ):
-    """Blocks of 256 in eight groups: scale and smallest factor, 12 bytes with factors of 6 bits,
-    fifth bits if any, and 32 bytes with the codes of each two groups.
-    """
+    """As `_read_pairs_of_groups` reads them."""
     TYPE: tl.constexpr = x.dtype.element_ty
-    quarter = unit % 4
-    at = w + unit // 4 * SIZE
+    quarter = (unit & 3).to(tl.int32)
     bits: tl.constexpr = 5 if FIFTHS else 4
-    word, other = _lane_pair(at + (48 if FIFTHS else 16) + quarter * 32)
+    word, other = tl.split(words[0])
     first, third = _x_pair(x, unit * 64, real, WHOLE)
     second, fourth = _x_pair(x, unit * 64 + 32, real, WHOLE)
     less: tl.constexpr = -(1 << bits)
     below = _for_rows(_sums_of_x(third, less, _sums_of_x(first, less)), R)
     below_second = _for_rows(_sums_of_x(fourth, less, _sums_of_x(second, less)), R)
     if FIFTHS:
-        fifth, other_fifth = _lane_pair(at + 16)
+        fifth, other_fifth = tl.split(words[1])
         shift = (quarter * 2).to(tl.uint32)
         fifth, other_fifth = fifth >> shift, other_fifth >> shift
         low = word & 0x0F0F0F0F | (fifth & 0x01010101) << 4
@@ -394,7 +487,7 @@ def _pairs_of_groups(
         two = tl.dot(_codes_of(other, 4, 4, TYPE), fourth, two)
     # Factors of groups 0 to 3 are the lower six bits of bytes; of 4 to 7, four bits of the last
     # bytes and the upper two of those.
-    halves, scales, minimums, last = _four_words(at)
+    halves, scales, minimums, last = _each_of_four(words[2])
     early, shift = quarter < 2, (quarter % 2 * 16).to(tl.uint32)
     scales = (
         tl.where(early, scales & 0x3F3F3F3F, last & 0x0F0F0F0F | scales >> 2 & 0x30303030) >> shift
@@ -418,20 +511,30 @@ def _byte(word, BYTE: tl.constexpr):
 
 
 @triton.jit
-def _q6_k(total, x, w, unit, real, R: tl.constexpr, WHOLE: tl.constexpr):
+def _read_q6_k(w, unit):
     """Blocks of 256 in two halves: 128 bytes with the lower four bits, 64 with the upper two of
     four codes each, 16 scales, a scale for all.
     """
-    TYPE: tl.constexpr = x.dtype.element_ty
-    half = unit % 2
-    at = w + unit // 2 * 210
+    half = unit & 1
+    at = w + (unit >> 1) * 210
     head = _lanes_of(at)
-    scale = _half(head + 208)
-    factors = (head + half * 8 + 192).to(tl.pointer_type(tl.uint16))
+    factors = head + half * 8 + 192
+    lower = at + half * 64
+    upper = at + half * 32 + 128
+    one = _lane_halves(lower), _lane_halves(lower + 16)
+    two = _lane_halves(lower + 32), _lane_halves(lower + 48)
+    bits = _lane_halves(upper), _lane_halves(upper + 16)
+    early, late = _halves(factors), _halves(factors + 4)
+    return one, two, bits, early, late, _half(head + 208)
+
+
+@triton.jit
+def _q6_k(total, x, words, unit, real, R: tl.constexpr, WHOLE: tl.constexpr):
+    """As `_read_q6_k` reads them."""
+    TYPE: tl.constexpr = x.dtype.element_ty
+    scale = words[5].to(tl.float32)
     for i in tl.static_range(2):
-        one = _lane_word(at + half * 64 + 16 * i, False)
-        two = _lane_word(at + half * 64 + (32 + 16 * i), False)
-        upper = _lane_word(at + half * 32 + (128 + 16 * i), False)
+        one, two, upper = _word(words[0][i]), _word(words[1][i]), _word(words[2][i])
         for j in tl.static_range(4):
             lower = (one if j % 2 == 0 else two) >> (j // 2 * 4)
             bits = upper << (4 - 2 * j) if j < 3 else upper >> 2
@@ -439,30 +542,40 @@ def _q6_k(total, x, w, unit, real, R: tl.constexpr, WHOLE: tl.constexpr):
             part = _x(x, unit * 128 + (32 * j + 16 * i), real, WHOLE)
             sums = _for_rows(_sums_of_x(part, -96), R)
             sums = tl.dot(_codes_of(code, 0, 6, TYPE), part, sums)
-            factor = _byte(tl.load(factors + j).to(tl.uint32), i) ^ 128
+            factor = _byte(words[3 + j // 2][j % 2].to(tl.uint32), i) ^ 128
             total += _parts(sums) * _for_x(scale * _number(factor, 128))
     return total
 
 
 @triton.jit
-def _q3_k(total, x, w, unit, real, R: tl.constexpr, WHOLE: tl.constexpr):
+def _read_q3_k(w, unit):
     """Blocks of 256 in two halves: 32 bytes with the third bits of eight codes each, 64 with the
     lower two of four, 12 with factors of 6 bits of 16 codes, a scale.
     """
-    TYPE: tl.constexpr = x.dtype.element_ty
-    half = unit % 2
-    shift = (half * 4).to(tl.uint32)
-    at = w + unit // 2 * 110
+    at = w + (unit >> 1) * 110
     head = _lanes_of(at)
-    scale = _half(head + 108)
+    lower = at + (unit & 1) * 32 + 32
+    thirds = _lane_halves(at), _lane_halves(at + 16)
+    lowers = _lane_halves(lower), _lane_halves(lower + 16)
+    early, late = _halves(head + 96), _halves(head + 100)
+    upper = _halves(head + 104)
+    return thirds, lowers, early, late, upper, _half(head + 108)
+
+
+@triton.jit
+def _q3_k(total, x, words, unit, real, R: tl.constexpr, WHOLE: tl.constexpr):
+    """As `_read_q3_k` reads them."""
+    TYPE: tl.constexpr = x.dtype.element_ty
+    shift = ((unit & 1) * 4).to(tl.uint32)
+    scale = words[5].to(tl.float32)
     # Factors of 16 codes i of groups j of the half: lower 4 bits in bytes 2 j + i, upper 2 of
     # groups 0 and 1 below those of 2 and 3.
-    upper = word_at(head + 104, False) >> shift
-    early = word_at(head + 96, False) >> shift & 0x0F0F0F0F | (upper & 0x03030303) << 4
-    late = word_at(head + 100, False) >> shift & 0x0F0F0F0F | (upper & 0x0C0C0C0C) << 2
+    upper = _word(words[4]) >> shift
+    early = _word(words[2]) >> shift & 0x0F0F0F0F | (upper & 0x03030303) << 4
+    late = _word(words[3]) >> shift & 0x0F0F0F0F | (upper & 0x0C0C0C0C) << 2
     for i in tl.static_range(2):
-        third = _lane_word(at + 16 * i, False) >> shift
-        word = _lane_word(at + half * 32 + (32 + 16 * i), False)
+        third = _word(words[0][i]) >> shift
+        word = _word(words[1][i])
         for j in tl.static_range(4):
             code = word >> (2 * j) & 0x03030303 | (third >> j & 0x01010101) << 2
             part = _x(x, unit * 128 + (32 * j + 16 * i), real, WHOLE)
@@ -474,16 +587,25 @@ def _q3_k(total, x, w, unit, real, R: tl.constexpr, WHOLE: tl.constexpr):
 
 
 @triton.jit
-def _q2_k(total, x, w, unit, real, R: tl.constexpr, WHOLE: tl.constexpr):
+def _read_q2_k(w, unit):
     """Blocks of 256 in two halves: 16 bytes with a factor and a smallest factor of 4 bits for 16
     codes each, 64 with four codes of 2 bits, scale and smallest factor.
+    """
+    half = unit & 1
+    at = w + (unit >> 1) * 84
+    head = _lanes_of(at)
+    codes, factors = at + half * 32 + 16, head + half * 8
+    words = _lane_word(codes), _lane_word(codes + 16)
+    early, late = _one_word(factors), _one_word(factors + 4)
+    return words, early, late, _half(head + 80), _half(head + 82)
 
-    A code times its factor, at most 45, is a number of six bits: it is summed over all the half.
+
+@triton.jit
+def _q2_k(total, x, words, unit, real, R: tl.constexpr, WHOLE: tl.constexpr):
+    """As `_read_q2_k` reads them. A code times its factor, at most 45, is a number of six bits: it
+    is summed over all the half.
     """
     TYPE: tl.constexpr = x.dtype.element_ty
-    half = unit % 2
-    at = w + unit // 2 * 84
-    head = _lanes_of(at)
     half_type: tl.constexpr = TYPE.is_fp16()
     # 2^6 and 2^4 twice in a word, and a one of the numbers from there on.
     sixty_four: tl.constexpr = (0x5400 if half_type else 0x4280) * 0x10001
@@ -496,11 +618,11 @@ def _q2_k(total, x, w, unit, real, R: tl.constexpr, WHOLE: tl.constexpr):
     minimums, below = sums, tl.zeros([G, 16, M], tl.float32)
     ones = tl.full([G, 16, 16], -16, TYPE)
     for i in tl.static_range(2):
-        word = _lane_word(at + half * 32 + (16 + 16 * i), True)
+        word = words[0][i]
         for j in tl.static_range(4):
             part = _x(x, unit * 128 + (32 * j + 16 * i), real, WHOLE)
             below = tl.dot(ones, part, below)
-            factors = word_at(head + half * 8 + j // 2 * 4, True) >> (j % 2 * 16 + i * 8)
+            factors = words[1 + j // 2] >> (j % 2 * 16 + i * 8)
             factor = (factors & 15) * times
             even = (word >> (2 * j) & 0x00030003) * factor + sixty_four
             odd = (word >> (2 * j + 8) & 0x00030003) * factor + sixty_four
@@ -508,8 +630,8 @@ def _q2_k(total, x, w, unit, real, R: tl.constexpr, WHOLE: tl.constexpr):
             least = (factors >> 4 & 15) * twice + sixteen
             minimums = tl.dot(_codes(least, least, TYPE), part, minimums)
     below = _parts(_for_rows(below, R))
-    total += (_parts(sums) + 4 * below) * _for_x(_half(head + 80))
-    return total - (_parts(minimums) + below) * _for_x(_half(head + 82))
+    total += (_parts(sums) + 4 * below) * _for_x(words[3].to(tl.float32))
+    return total - (_parts(minimums) + below) * _for_x(words[4].to(tl.float32))
 
 
 @triton.jit
@@ -543,28 +665,34 @@ def _operand_of_values(value):
 
 
 @triton.jit
-def _iq4_nl(total, x, w, unit, real, WHOLE: tl.constexpr):
-    """Blocks of 32: a scale, 16 bytes with two codes each."""
-    at = w + unit * 18
-    low, high = _looked_up(_lane_word(at + 2, False), x.dtype.element_ty)
+def _iq4_nl(total, x, words, unit, real, WHOLE: tl.constexpr):
+    """As `_read_nibbles` reads them."""
+    low, high = _looked_up(_word(words[0]), x.dtype.element_ty)
     sums = tl.dot(_operand_of_values(low), _x(x, unit * 32, real, WHOLE))
     sums = tl.dot(_operand_of_values(high), _x(x, unit * 32 + 16, real, WHOLE), sums)
-    return total + _parts(sums) * _for_x(_half(_lanes_of(at)))
+    return total + _parts(sums) * _for_x(words[2].to(tl.float32))
 
 
 @triton.jit
-def _iq4_xs(total, x, w, unit, real, WHOLE: tl.constexpr):
+def _read_iq4_xs(w, unit):
     """Blocks of 256 in eight groups: a scale, 2 bytes with the upper two bits of the groups'
     factors, 4 with the lower four, 128 with codes.
     """
-    quarter = unit % 4
-    at = w + unit // 4 * 136
+    at = w + (unit >> 2) * 136
     head = _lanes_of(at)
-    halves, lower = word_at(head, True), word_at(head + 4, True) >> (quarter * 8).to(tl.uint32)
+    codes = at + 8 + (unit & 3) * 32
+    word, other = _lane_word(codes), _lane_word(codes + 16)
+    return word, other, _one_word(head), _one_word(head + 4)
+
+
+@triton.jit
+def _iq4_xs(total, x, words, unit, real, WHOLE: tl.constexpr):
+    """As `_read_iq4_xs` reads them."""
+    quarter = (unit & 3).to(tl.int32)
+    halves, lower = words[2], words[3] >> (quarter * 8).to(tl.uint32)
     upper = halves >> (quarter * 4 + 16).to(tl.uint32)
     scale = _float(halves)
-    word = _lane_word(at + 8 + quarter * 32, True)
-    word = tl.join(word, _lane_word(at + 24 + quarter * 32, True))
+    word = tl.join(words[0], words[1])
     low, high = _looked_up(word, x.dtype.element_ty)
     low, other_low = tl.split(tl.permute(low, (0, 1, 2, 3, 5, 6, 4)))
     high, other_high = tl.split(tl.permute(high, (0, 1, 2, 3, 5, 6, 4)))
@@ -576,17 +704,36 @@ def _iq4_xs(total, x, w, unit, real, WHOLE: tl.constexpr):
     return total + _parts(two) * _for_x(scale * _number(lower >> 4 & 15 | (upper & 12) << 2, 32))
 
 
-def operand_tile(
-    width: int, outer: int, eights: int, quant: str, warps: int = 8
-) -> tuple[int, tuple[int, int, int]]:
-    """Units of a row; and rows of w, units at a time, warps: of small units two for a warp, so that
-    more bytes are under way, or fewer and fewer warps where more than a quarter of all would be
-    past the end. warps: the most.
+def columns_of(outer: int, eights: int) -> int:
+    """Rows of w of a program. Rows of x are read again for every so many; with few, there are more
+    programs.
+    """
+    return 16 if eights == 1 and outer < MANY_COLUMNS else 32
+
+
+def most_warps(programs: int, eights: int, quant: str) -> int:
+    """Of a program. Where a multiprocessor has but one program, more share out its rows; not where
+    eight have as much under way, or some of their registers would lie in memory.
+    """
+    shared = 1 if UNIT_VALUES[quant] == 128 else 2
+    return 16 if programs <= FEW_PROGRAMS and eights <= shared else 8
+
+
+def units_at_once(
+    width: int, columns: int, eights: int, quant: str, warps: int = 8
+) -> tuple[int, int, int]:
+    """Units of a row, how many of them are multiplied at once, and by how many warps, `warps` at
+    most. What is read for them is all under way at once: as much as two programs of eight warps
+    have registers for, or less, and by fewer warps, where more than a quarter of all would be past
+    the end.
     """
     units = width // UNIT_VALUES[quant]
-    # Rows of x are read again for every so many of w; with few, there are more programs.
-    columns = 16 if eights == 1 and outer < MANY_COLUMNS else 32
     each = 2 if UNIT_VALUES[quant] == 32 else 1
+    if columns * eights == 16:
+        if quant == "IQ4_XS":  # a second unit would not stay in registers
+            warps = 16
+        else:
+            each *= 2
     while warps * each > 1 and -units % (warps * each) * 4 > units:
-        warps, each = (warps, 1) if each == 2 else (warps // 2, 1)
-    return units, (columns, warps * each, warps)
+        warps, each = (warps, each // 2) if each > 1 else (warps // 2, 1)
+    return units, warps * each, warps

@@ -76,10 +76,10 @@ def rewritten(
     """The outputs after all rules, each in turn, where `backend` takes what they make, or, of
     several devices, the one that has all the nodes replaced.
     """
+    graph = Graph(outputs)
     for rule in rules:
         instead: dict[Node, Node] = {}
         taken: set[Node] = set()
-        graph = Graph(outputs)
         homes = split.homes(graph.nodes) if split else {}
         for match in rule(graph):
             places = {homes.get(n, backend) for n in match.nodes if not n.is_leaf}
@@ -91,8 +91,9 @@ def rewritten(
             ):
                 taken.update(match.nodes)
                 instead.update(match.instead)
-        outputs = substituted(outputs, instead) if instead else outputs
-    return tuple(outputs)
+        if instead:
+            graph = Graph(substituted(graph.outputs, instead))
+    return graph.outputs
 
 
 def _may(match: Match, backend: Backend, overrides: Sequence[Named]) -> bool:
@@ -108,17 +109,23 @@ def substituted(outputs: Iterable[Node], instead: Mapping[Node, Node]) -> tuple[
     """
     outputs = tuple(outputs)
     new: dict[Node, Node] = {}
-    stack = [(n, False) for n in reversed(outputs)]
+    stack = list(reversed(outputs))
     while stack:
-        node, ready = stack.pop()
-        if node in new:
-            continue
+        node = stack[-1]
         target = instead.get(node, node)
-        if not ready:
-            stack.append((node, True))
-            stack.extend((i, False) for i in reversed(tuple(target.operands)))
-            continue
-        inputs = tuple(i and new[i] for i in target.inputs)
-        same = all(a is b for a, b in zip(inputs, target.inputs, strict=True))
-        new[node] = target if same else OPS[target.op](*inputs, name=target.name, **target.attrs)
+        waits = () if node in new else [i for i in target.inputs if i and i not in new]
+        if waits:
+            stack.extend(reversed(waits))
+        elif stack.pop() not in new:
+            new[node] = _reading(target, tuple(i and new[i] for i in target.inputs))
     return tuple(new[o] for o in outputs)
+
+
+def _reading(node: Node, inputs: tuple[Node | None, ...]) -> Node:
+    """The same with other inputs; of values of the same types, its own type is the same."""
+    pairs = list(zip(inputs, node.inputs, strict=True))
+    if all(a is b for a, b in pairs):
+        return node
+    if all(a is b or (a and b and a.type == b.type) for a, b in pairs):
+        return Node(node.op, inputs, node.type, node.attrs, node.name, node.alias)
+    return OPS[node.op](*inputs, name=node.name, **node.attrs)

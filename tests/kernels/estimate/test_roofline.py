@@ -22,7 +22,6 @@ from mtmd.kernels.estimate.roofline import (
     Estimate,
     estimate,
     factors_of,
-    quantized_part,
     shares,
 )
 from mtmd.kernels.graph import Node, graph_input
@@ -134,25 +133,6 @@ def test_the_middle_lies_between_slow_and_fast(factors: dict) -> None:
     for name in ("torch_launch", "triton_launch", "floor", "step", "replay"):
         assert slow[name] > middle[name] > fast[name] > 0, name
     assert factors_of(CARDS["mi300x"]) is AMD and factors_of(CARDS["l4"]) is NVIDIA
-
-
-def test_quantized_products_lack_instructions_where_memory_is_fast() -> None:
-    """As counted for a weight: an H200 gets 3.2 of 4.8 TB/s at its clock, a card with slow memory
-    all of it.
-    """
-
-    def parts(name: str) -> list[float]:
-        card = CARDS[name]
-        return [quantized_part(card, factors_of(card)[which]) for which in (SLOW, MIDDLE, FAST)]
-
-    assert parts("h200") == pytest.approx([0.20, 0.35, 0.55], abs=0.01)
-    for name in ("rtx3090", "rtx4090", "rtx5090", "l4", "a10"):
-        assert parts(name) == [0.20, 0.60, 0.85]
-    assert parts("b200")[2] < parts("h200")[2] < parts("a100-80g")[2] < parts("h100")[2] < 0.85
-    assert parts("mi300x") == [AMD[which].quantized for which in (SLOW, MIDDLE, FAST)]
-    for name in CARDS:
-        slow, middle, fast = parts(name)
-        assert 0 < slow < middle < fast < 1
 
 
 def test_runs_after_each_other_add_up() -> None:

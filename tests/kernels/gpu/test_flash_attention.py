@@ -261,3 +261,25 @@ def test_parts_cover_every_head_size():
         (256, 16),
         (256, 256),
     ]
+
+
+ORDER = """
+import re
+import torch
+from mtmd.kernels.gpu.compile import compiled_for
+from mtmd.kernels.gpu.flash_attention.carried import program
+from mtmd.kernels.gpu.flash_attention.tiles import Tile
+from mtmd.kernels.graph import Type
+x = Type.contiguous((1, 256, 2, 72), torch.bfloat16)
+made = program(x, x, x, scale=0.1, tile=Tile(64, 64, 4, 2))
+ptx = compiled_for("cuda:90", made).asm["ptx"]
+out = re.findall(r"wgmma.mma_async|wgmma.wait_group|ex2.approx", ptx)
+"""
+
+
+def test_the_next_scores_are_under_way_while_weights_are_made(compiler):
+    """Between the start of a product and the wait for it come a block's exponentials: 32 of a
+    thread's scores, and two of its rows. Compiles a kernel: seconds.
+    """
+    short = {"wgmma.mma_async": "m", "wgmma.wait_group": "w", "ex2.approx": "e"}
+    assert f"m{'e' * 34}m" in "".join(short[word] for word in compiler(ORDER))

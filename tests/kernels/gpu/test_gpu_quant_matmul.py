@@ -103,13 +103,36 @@ def test_more_rows_of_a_weight_go_to_a_program_where_x_is_large_or_they_are_many
 def test_programs_that_are_too_few_for_a_gpu_have_more_warps():
     """Of whole rows of w each, as without: no sum of parts, and no launch for it."""
 
-    def warps(rows, outer, blocks=64):
-        call = plan_call(*types(Case("Q4_0", rows, outer, blocks, torch.bfloat16)), quant="Q4_0")
+    def warps(rows, outer, values=4096, kind="Q4_0"):
+        case = Case(kind, rows, outer, values // BLOCKS[kind].values, torch.bfloat16)
+        call = plan_call(*types(case), quant=kind)
         return call.warps, call.constants["COUNT"], call.constants["COLUMNS"]
 
-    assert warps(1, 1024) == warps(8, 2048) == (16, 32, 16)
-    assert warps(1, 2049) == (8, 16, 16) and warps(9, 1024) == (8, 16, 32)
-    assert warps(1, 1024, 8) == (8, 8, 16)
+    assert warps(1, 1024) == warps(8, 2048) == (16, 64, 16)
+    assert warps(1, 2049) == (8, 32, 16) and warps(9, 4096) == (16, 32, 32)
+    assert warps(9, 4097) == warps(17, 1024) == (8, 16, 32)
+    assert warps(1, 1024, 512) == (16, 16, 16) and warps(1, 1024, 256) == (8, 8, 16)
+    # Types of which more would not stay in registers
+    assert warps(1, 4096, kind="IQ4_XS") == warps(1, 1024, kind="IQ4_XS") == (16, 16, 16)
+    assert warps(9, 1024, kind="Q6_K") == (8, 8, 32)
+
+
+def test_much_of_a_row_is_read_before_any_of_it_is_used():
+    """A warp's units at once: as many as registers are for."""
+
+    def each(kind, rows, outer):
+        case = Case(kind, rows, outer, 4096 // BLOCKS[kind].values, torch.bfloat16)
+        call = plan_call(*types(case), quant=kind)
+        return int(call.constants["COUNT"]) // call.warps
+
+    assert {kind: each(kind, 1, 4096) for kind in ("Q4_0", "Q4_K", "Q6_K", "IQ4_XS")} == {
+        "Q4_0": 4,
+        "Q4_K": 2,
+        "Q6_K": 2,
+        "IQ4_XS": 1,
+    }
+    for rows, outer in ((1, 8192), (9, 4096), (32, 4096)):
+        assert [each(kind, rows, outer) for kind in ("Q4_0", "Q4_K", "Q6_K")] == [2, 1, 1]
 
 
 @pytest.mark.parametrize(

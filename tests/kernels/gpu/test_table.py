@@ -52,6 +52,12 @@ def ampere(monkeypatch):
 
 
 @pytest.mark.parametrize(("op", "entry", "case"), CASES)
+def test_the_types_of_a_case_are_those_of_its_numbers(op, entry, case):  # noqa: ARG001
+    drawn = tuple(t if t is None else Type.of(t) for t in case.inputs())
+    assert types_of(node_of(op, case)) == drawn
+
+
+@pytest.mark.parametrize(("op", "entry", "case"), CASES)
 def test_a_case_is_taken_and_right(op, entry, case, asked_device):
     kernel = entry.load()
     if asked_device.has_kernels:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from forking import forked
 from priorities import behind, priority
 from processes import children
 
@@ -289,3 +290,11 @@ def test_one_that_cannot_prepare_itself_is_an_error_that_passes() -> None:
     server = ForkServer("no_such_module_anywhere")
     with pytest.raises(MtmdError, match="no worker process could be had"):
         ask(server, b"x")
+
+
+def test_a_forked_child_has_workers_of_its_own(server: ForkServer) -> None:
+    worker = pid(server)  # and it waits for the next job
+    assert server._idle
+    told = forked(lambda: (pid(server), server.close())[0])
+    assert int(told) != worker
+    assert pid(server) == worker, "the parent's goes on"

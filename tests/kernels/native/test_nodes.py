@@ -14,8 +14,10 @@ from mtmd.kernels.checkpoint.rotary import Rotary
 from mtmd.kernels.cpu.native.pool import Pool
 from mtmd.kernels.graph import Node, Type, weight
 from mtmd.kernels.ops import OPS
+from mtmd.kernels.plan import native_run
 from mtmd.kernels.plan.lower import RULES, Lowering, StepFacts
 from mtmd.kernels.plan.native_run import NativePlan
+from mtmd.kernels.resources.cores import Cores
 
 F, B = torch.float32, torch.bfloat16
 LIMIT = {F: 1e-11, B: 5e-5}
@@ -41,10 +43,10 @@ def given(name: str, value: Tensor) -> Node:
     return Node("input", (), Type.of(value), {"fill": lambda b: b[name]}, name)
 
 
-def run_native(
+def plan_of(
     build: Any, values: Sequence[Tensor | None], weights: Sequence[int], threads: int
-) -> tuple[Node, Tensor]:
-    """What one node gives, those of its operands that `weights` numbers as weights."""
+) -> tuple[Node, NativePlan]:
+    """Of one node, those of its operands that `weights` numbers as weights."""
     held, nodes = Held(), []
     for i, value in enumerate(values):
         if value is None:
@@ -60,13 +62,24 @@ def run_native(
     assert not lowered.refused, lowered.refused
     calls = [(lambda: None, node.inputs, node)]
     pool = Pool(threads)
-    plan = NativePlan(lowered, calls, [node], lambda _, t, *__: t, set(), lambda: pool)
+    return node, NativePlan(lowered, calls, [node], lambda _, t, *__: t, set(), lambda: pool)
+
+
+def result_of(plan: NativePlan, values: Sequence[Tensor | None]) -> Tensor:
     run = plan.steps({str(i): v for i, v in enumerate(values)})
     while True:
         try:
             next(run)
         except StopIteration as done:
-            return node, done.value[0]
+            return done.value[0]
+
+
+def run_native(
+    build: Any, values: Sequence[Tensor | None], weights: Sequence[int], threads: int
+) -> tuple[Node, Tensor]:
+    """What one node gives."""
+    node, plan = plan_of(build, values, weights, threads)
+    return node, result_of(plan, values)
 
 
 def check(
@@ -257,6 +270,18 @@ def test_experts(tokens: int, dtype: torch.dtype) -> None:
             normalize=normalize,
             act=act,
         )
+
+
+def test_under_a_cpu_quota_threads_are_chosen_by_the_time_that_they_take_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A run's processor time, at a millionth of a core, is far more than its time by the clock."""
+    monkeypatch.setattr(native_run, "usable_cores", lambda: Cores(2, 1e-6))
+    values = [rand(3, 40), rand(3, 40, seed=1)]
+    _, plan = plan_of(OPS["add"], values, [], 2)
+    for _ in range(20):
+        result_of(plan, values)
+    assert plan.threads.settled and min(plan.threads.seconds.values()) > 0.1
 
 
 def test_every_rule_is_tested_here_or_in_programs() -> None:

@@ -15,6 +15,7 @@ from mtmd.kernels.report.measure_machine import machine_facts, thread_warnings
 from mtmd.kernels.report.warmup_report import WarmupReport
 from mtmd.kernels.report.why_slow import hindrances, reached
 from mtmd.kernels.resources.cores import Cores
+from mtmd.kernels.resources.throttling import Throttled
 
 TWO = Cores(2)
 
@@ -64,6 +65,17 @@ def test_more_threads_than_cores() -> None:
     quota = with_machine(threads=8, cores=Cores(64, 1.5))
     assert "--threads 2: 8 threads share 2 cores (a CPU quota of 1.5, of 64)" in to_do(quota)[0]
     assert report.fully_accelerated, "every op does run where it should"
+
+
+def test_a_quota_that_is_used_up() -> None:
+    some = {"cores": Cores(4, 1.5), "throttled": Throttled(20, 15)}
+    (line,) = to_do(with_machine(**some))
+    assert line.startswith("to do: a larger quota, as by `docker run --cpus`")
+    assert "the CPU quota of 1.5 was used up in 75% of its periods, and then every thread" in line
+    assert "slower than it could: the CPU quota of 1.5 was used up" in str(with_machine(**some))
+    assert to_do(with_machine(**some | {"throttled": Throttled(20, 2)})) == []
+    (line,) = to_do(with_machine(**some, threads=8))
+    assert line.startswith("to do: --threads 2: 8 threads share 2 cores"), "which use it up"
 
 
 def test_other_programs() -> None:
@@ -120,6 +132,13 @@ def test_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine_facts(Cpu(), TWO, 2, None, report) == MachineFacts(TWO, 2)
     small = replace(report, graphs=(replace(graph("decoder", 1.0), weight_bytes={"cpu": 1}),))
     assert machine_facts(Cpu(), TWO, 2, Watch(), small) == MachineFacts(TWO, 2, 0.5)
+
+    class Throttling:
+        def throttled(self) -> Throttled:
+            return Throttled(9, 3)
+
+    told = machine_facts(Cpu(), TWO, 2, Watch(), small, Throttling())
+    assert told is not None and told.throttled == Throttled(9, 3) and told.held_back
 
 
 def test_a_receipt_warns_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mtmd.kernels.backends.vision_attention.candidates import TILES, TORCHS, _heads_first
+from mtmd.kernels.backends.vision_attention import candidates
+from mtmd.kernels.backends.vision_attention.candidates import CARRIED, TILES, TORCHS, _heads_first
 from mtmd.kernels.gpu.flash_attention.cases import TOLERANCE, Case, largest_error
 from mtmd.kernels.graph import Type
 from mtmd.kernels.ops import attention
@@ -107,3 +108,32 @@ def test_what_other_tiles_are_not_for():
         bounds = Type.contiguous((200, 2), torch.int32)
         taken = kinds(72, rows=200, keys=200)
         assert "bounds of its own" in str(kernel.rejects(*taken, None, bounds, scale=1.0))
+
+
+@pytest.mark.usefixtures("exact_bf16")
+@pytest.mark.parametrize("name", CARRIED)
+def test_scores_that_are_computed_a_block_ahead(name):
+    """In Triton's interpreter: one block, whole blocks, blocks and a bit, strides, batches."""
+    kernel = CARRIED[name]
+    for case in (
+        Case(64, rows=128, keys=64, heads=1, dtype=BF16),
+        Case(80, rows=129, keys=192, heads=2, groups=2, batch=2, dtype=BF16),
+        Case(72, rows=130, keys=130, heads=2, groups=2, dtype=BF16, layout="heads first"),
+    ):
+        inputs = case.inputs()[:3]
+        types = [Type.of(x) for x in inputs]
+        assert kernel.rejects(*types, **case.options) is None
+        found = kernel.run(*inputs, **case.options)
+        assert largest_error("attention", found, inputs, case.options) <= TOLERANCE[BF16]
+
+
+def test_what_scores_ahead_are_not_for(monkeypatch):
+    kernel = CARRIED["triton 64 x 64, carried"]
+    taken, few = kinds(72, rows=200, keys=200), kinds(72, rows=200, keys=63)
+    assert "63 keys; it takes 64 and more" in str(kernel.rejects(*few, scale=1.0))
+    assert "causal" in str(kernel.rejects(*taken, scale=1.0, causal=True))
+    assert "9 rows; it takes 128" in str(kernel.rejects(*kinds(keys=64), scale=1.0))
+    assert kernel.rejects(*taken, scale=1.0) is None
+    for found, reason in ((8, "compute capability 9.0 alone"), (9, "None")):
+        monkeypatch.setattr(candidates, "_capability", lambda found=found: found)
+        assert reason in str(kernel.rejects(*taken, scale=1.0))

@@ -1,0 +1,90 @@
+"""What it takes to unpack quantized weights: the instructions of the kernels that multiply by them,
+as counted in what the compiler makes of those kernels.
+
+A kernel with R rows of x unpacks every weight once for each R rows that there are, so many rows are
+bound by that sooner than by memory. Of experts the blocks of rows are counted that an even router
+would fill, as the op's traffic is.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from mtmd.kernels.gpu.launch import Call
+from mtmd.kernels.gpu.moe.cases import PLAIN
+from mtmd.kernels.gpu.quant_matmul.cases import KINDS
+from mtmd.kernels.gpu.triton_kernel import Program, TritonKernel
+from mtmd.kernels.graph import Node
+from mtmd.kernels.kernel import types_of
+
+UNPACKS = ("matmul", "moe")  # ops that take quantized weights
+
+# Cycles of a thread for a weight, where a multiprocessor has 128 threads in a cycle, by kernel and
+# its rows of x, and by type of block: `python benchmarks/gpu_kernels/instructions.py --all`.
+_COUNTED = {
+    ("operand_kernel", 8): (6.1, 7.5, 4.8, 6.2, 3.8, 4.2, 5.5, 5.8, 5.8, 6.6, 6.0, 5.6),
+    ("operand_kernel", 16): (6.2, 7.2, 5.3, 6.9, 4.2, 4.9, 6.1, 6.1, 6.4, 7.2, 6.4, 6.0),
+    ("operand_kernel", 32): (7.3, 7.8, 6.7, 8.6, 5.9, 7.0, 7.9, 7.3, 8.4, 9.2, 8.2, 8.2),
+    ("tile_kernel", 64): (25.4, 23.3, 12.1, 21.8, 14.0, 9.7, 10.7, 17.0, 13.0, 16.0, 22.1, 8.0),
+    ("tile_kernel", 128): (25.9, 25.9, 17.4, 37.3, 14.6, 12.9, 13.9, 21.6, 19.7, 18.8, 27.2, 11.2),
+    ("few_gated_kernel", 8): (5.9, 6.8, 4.4, 5.8, 3.7, 3.7, 5.2, 5.4, 5.4, 6.3, 5.4, 5.2),
+    ("few_gated_kernel", 16): (6.2, 7.2, 5.3, 6.8, 4.3, 4.9, 6.1, 6.2, 6.5, 7.7, 6.3, 6.4),
+    ("few_gated_kernel", 32): (7.4, 8.0, 8.6, 8.5, 6.0, 7.0, 7.9, 7.5, 8.5, 8.9, 8.4, 8.3),
+    ("gated_kernel", 64): (31.9, 29.2, 17.4, 36.0, 17.4, 14.4, 13.8, 22.2, 24.4, 19.6, 26.9, 11.7),
+    ("few_down_kernel", 8): (5.9, 6.8, 4.5, 5.9, 3.9, 4.3, 5.2, 5.7, 5.7, 6.5, 5.5, 5.8),
+    ("few_down_kernel", 16): (6.6, 7.6, 5.5, 6.6, 4.4, 5.2, 6.5, 6.2, 6.5, 7.5, 6.5, 6.7),
+    ("few_down_kernel", 32): (7.7, 8.1, 6.8, 9.1, 6.3, 7.2, 8.0, 8.2, 9.1, 9.7, 8.4, 8.8),
+    ("down_kernel", 64): (32.8, 40.1, 33.0, 54.6, 18.4, 16.1, 16.4, 23.0, 25.9, 20.9, 36.6, 12.5),
+}
+CYCLES: dict[tuple[str, int], dict[str, float]] = {
+    form: dict(zip(KINDS, counted, strict=True)) for form, counted in _COUNTED.items()
+}
+
+
+class Unpacking(NamedTuple):
+    """Of one kernel: cycles of all its threads, and programs that have something to do."""
+
+    cycles: float
+    programs: int
+
+
+def unpacking(node: Node, kernel: TritonKernel) -> tuple[Unpacking, ...]:
+    """Of the kernels that run a node; none of one whose weights are plain numbers. Nor with x in
+    fp32, of which none were counted.
+    """
+    if node.op not in UNPACKS or node.type.dtype.itemsize > 2:
+        return ()
+    launched = kernel.launched(*types_of(node), **node.attrs)
+    return tuple(u for program in launched if (u := _of(node, program)) is not None)
+
+
+def form_of(program: Program) -> tuple[str, int]:
+    """The kernel, and the rows of x in a block."""
+    sizes = program.call.constants
+    rows = sizes.get("ROWS") or sizes.get("FEW") or 8 * int(sizes.get("EIGHTS", 0))
+    return program.function.__name__, int(rows)
+
+
+def _of(node: Node, program: Program) -> Unpacking | None:
+    call = program.call
+    found = (call.constants.get(name, PLAIN) for name in ("QUANT", "GATE", "UP", "DOWN"))
+    kinds = [str(kind) for kind in found if kind != PLAIN]
+    if not kinds or (form := form_of(program)) not in CYCLES:
+        return None
+    programs = call.programs if node.op == "matmul" else _filled(node, call)
+    weights = programs * int(call.constants["COLUMNS"]) * int(call.scalars["K"])
+    return Unpacking(weights * sum(CYCLES[form][kind] for kind in kinds), programs)
+
+
+def _filled(node: Node, call: Call) -> int:
+    """Programs of experts that have rows: others, of which a launch has some, end at once."""
+    blocks = int(call.scalars["blocks"])
+    each = call.programs // blocks
+    if call.constants["SINGLE"]:
+        return call.programs
+    x, _, gate = node.inputs[:3]
+    assert x is not None and gate is not None
+    experts, choices = gate.shape[0], x.shape[0] * int(node.attrs["top_k"])
+    used: float = experts * (1 - (1 - node.attrs["top_k"] / experts) ** x.shape[0])
+    rows = int(call.constants["ROWS"])
+    return min(blocks, round(used * -(-choices // (round(used) * rows)))) * each
