@@ -128,6 +128,7 @@ def vit_block(
     *,
     attention: AttentionForm,
     blocks: str = "v.blk",
+    bounds: Node | None = None,
     causal: bool = False,
 ) -> Node:
     """Pre-norm attention and MLP          x [B, P, C] -> [B, P, C]; arXiv:2010.11929"""
@@ -138,7 +139,11 @@ def vit_block(
         for part in ("attn_q", "attn_k", "attn_v")
     )
     x = ops.add(
-        w.linear(attend(q, k, v, attention, at=at, causal=causal), f"{at}.attn_out", bias=True),
+        w.linear(
+            attend(q, k, v, attention, at=at, bounds=bounds, causal=causal),
+            f"{at}.attn_out",
+            bias=True,
+        ),
         x,
         name=f"{at}.attn_residual",
     )
@@ -221,11 +226,6 @@ def read_grid_rotary(vision: Settings, width: int, heads: int) -> Rotary:
     rope.choice("rope_type", ("axial",), "axial")
     half = rotary(rope.number("rope_theta", 1e4), width // heads // 2).frequencies
     return Rotary(half * 2, (0,) * len(half) + (1,) * len(half))
-
-
-def grid_positions(rows: int, columns: int) -> torch.Tensor:
-    """int64 [2, P]: the row and the column of each patch, in reading order."""
-    return torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).t().contiguous()
 
 
 def rotary_attention(

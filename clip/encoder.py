@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from mtmd.clip.family import Tower, VisionFamily
+from mtmd.clip.grids import PackedGrids
 from mtmd.clip.image.device.normalize import normalized, tables
 from mtmd.clip.image.pixels import Normalize
+from mtmd.clip.packing import SIZES, Pack, Packs, Strip, all_equal
 from mtmd.clip.preprocessing import Preprocessing
 from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.kernels.backends.backend import Backend
@@ -65,6 +67,11 @@ class TowerEncoder:
         self.flash: FlashChoice = choose(self._probes, backends, overrides, flash_attn)
         self.fallbacks: dict[tuple[int, Shape], Plan] = {}
         """Plans in use in which the preferred backend refused something."""
+        few = backends[0].space != "cpu"
+        self.strip = Strip(family.cells, few) if isinstance(family, Packs) else None
+        """How packs of this family lie; None where it has none. Of use unless `why_no_packs`."""
+        self._pack_plan = lru_cache(maxsize=len(SIZES))(self._make_pack_plan)
+        self._pack_executor = lru_cache(maxsize=len(SIZES))(self._make_pack_executor)
         self._plan = lru_cache(maxsize=16)(self._make_plan)
         self._executor = lru_cache(maxsize=16)(self._make_executor)
 
@@ -98,6 +105,76 @@ class TowerEncoder:
     def _make_plan(self, batch: int, tile: Shape, overwrite: bool) -> Plan:
         return make_plan([self.graph(batch, tile)], self.backends, self.overrides, overwrite)
 
+    def pack_plan(self, tokens: int) -> Plan:
+        """The plan of packs of so many tokens."""
+        return self._pack_plan(tokens)
+
+    def _make_pack_plan(self, tokens: int) -> Plan:
+        return make_plan([self.pack_graph(tokens)], self.backends, self.overrides)
+
+    def pack_graph(self, tokens: int) -> Node:
+        """-> embeddings [1, tokens, D]"""
+        strip, family = self.strip, self.family
+        assert strip is not None and isinstance(family, Packs)
+        shape = 1, *strip.tile(tokens)
+        tiles = graph_input("inp.pixels", shape, self.dtype, lambda pack: pack.pixels)
+        grids = PackedGrids(tokens, strip.cells, self._evaluated)
+        return family.graph_on(grids, tiles, self.weights, self.flash.form)
+
+    def _evaluated(self, node: Node) -> Tensor:
+        """A value that is made of weights alone."""
+        step = make_plan([node], self.backends, self.overrides).steps[-1]
+        weights = (i and self.residency.get(i, step.backend) for i in step.inputs)
+        return step.backend.lower(step.node)(*weights)
+
+    @cached_property
+    def why_no_packs(self) -> str | None:
+        """Why tiles of unequal sizes are not encoded together; None where they are."""
+        if self.strip is None:
+            return "its family encodes tiles of equal size together"
+        if self.sharding is not None:
+            return "several ranks share the encoder"
+        if self.flash.form.all_explicit or self.flash.form.explicit:
+            return "without flash attention a pack would take the scores of all pictures at once"
+        refused = self.pack_plan(self.strip.sizes[-1]).refusals
+        own = [r for r in refused if r.backend == self.backends[0].name]
+        return (
+            f"{own[0].backend} does not take {own[0].node.name}: {own[0].reason}" if own else None
+        )
+
+    def packed(self, shapes: Sequence[Shape]) -> int | None:
+        """Tokens of the pack in which tiles of these shapes are encoded; None where they are
+        encoded as a batch. Alone a tile is in a pack where there are few sizes of them, unless its
+        own is one that comes again.
+        """
+        if self.strip is None or (all_equal(shapes) and not self._in_pack_alone(shapes[0])):
+            return None
+        length = self.strip.length(shapes)
+        return None if length is None or self.why_no_packs is not None else length
+
+    def _in_pack_alone(self, shape: Shape) -> bool:
+        """Every size that is new would have to be planned, and would be launched node by node."""
+        assert self.strip is not None
+        return self.strip.few and shape not in self._usual
+
+    @cached_property
+    def _usual(self) -> frozenset[Shape]:
+        return frozenset(tile.shape for _, tile in self.sizes().values())
+
+    def pack_of(self, shapes: Sequence[Shape]) -> list[int]:
+        """Which tiles of these shapes make a pack with the first, as many as there is room for, in
+        order; none where it had better be encoded without one.
+        """
+        if self.strip is None or self.why_no_packs is not None:
+            return []
+        chosen = self.strip.choose(shapes)
+        return chosen if chosen and self.packed([shapes[i] for i in chosen]) is not None else []
+
+    def plan_of(self, shapes: Sequence[Shape], alone: bool = False) -> Plan:
+        """The plan by which `steps` encodes tiles of these shapes."""
+        tokens = None if alone else self.packed(shapes)
+        return self.plan(len(shapes), shapes[0]) if tokens is None else self.pack_plan(tokens)
+
     def _probes(self, form: AttentionForm) -> list[list[Node]]:
         """Every batch of the tiles that are expected."""
         tiles = dict.fromkeys(tile for _, tile in self.sizes().values())
@@ -108,9 +185,16 @@ class TowerEncoder:
     def forget_runs(self) -> None:
         """Kernels are asked for anew, as a device may choose others now."""
         self._executor.cache_clear()
+        self._pack_executor.cache_clear()
 
     def _make_executor(self, batch: int, tile: Shape, intact: bool = False) -> Executor:
-        plan = self.plan(batch, tile, not intact)
+        return self._executor_of(self.plan(batch, tile, not intact), batch, tile)
+
+    def _make_pack_executor(self, tokens: int) -> Executor:
+        assert self.strip is not None
+        return self._executor_of(self.pack_plan(tokens), 1, self.strip.tile(tokens))
+
+    def _executor_of(self, plan: Plan, batch: int, tile: Shape) -> Executor:
         if any(r.backend == self.backends[0].name for r in plan.refusals):
             self.fallbacks[batch, tile] = plan
         return Executor(plan, self.residency)
@@ -120,19 +204,28 @@ class TowerEncoder:
         tiles: Sequence[np.ndarray],
         observe: Observer | None = None,
         ways: Sequence[Normalize | None] | None = None,
+        alone: bool = False,
     ) -> Generator[Mark | None, None, list[Tensor]]:
         """Encode at most `BATCH` tiles [3, Y, X] of equal shape, or groups of frames [3 N, Y, X],
-        a node at a time; `ways` by which tiles that are bytes become numbers. It yields what is
-        left to wait for, where all else is done.
+        or tiles that are `packed`, unless they are to be `alone`, in no pack, a node at a time;
+        `ways` by which tiles that are bytes become numbers. It yields what is left to wait for,
+        where all else is done.
 
         -> embeddings [T, D] of each, or [D], in the compute type
         """
         ways = ways or [None] * len(tiles)
+        shapes = [tuple(tile.shape) for tile in tiles]
+        length = None if alone or observe is not None else self.packed(shapes)
         if self.side is not None:
-            return (yield from self._beside(self.side, tiles, observe, ways))
-        embeddings = yield from self._run(self._on_host(tiles, ways), observe)
-        self.backends[0].synchronize()  # so that whoever measures, measures the encoding
-        return list(embeddings.unbind(0))
+            embeddings = yield from self._beside(self.side, tiles, observe, ways, length)
+        else:
+            pixels = self._on_host(tiles, ways, length)
+            embeddings = yield from self._run(pixels, observe, shapes if length else None)
+            self.backends[0].synchronize()  # so that whoever measures, measures the encoding
+        if length is None:
+            return list(embeddings.unbind(0))
+        assert self.strip is not None
+        return self.strip.split(embeddings, shapes)
 
     def _beside(
         self,
@@ -140,12 +233,13 @@ class TowerEncoder:
         tiles: Sequence[np.ndarray],
         observe: Observer | None,
         ways: Sequence[Normalize | None],
-    ) -> Generator[Mark | None, None, list[Tensor]]:
+        length: int | None,
+    ) -> Generator[Mark | None, None, Tensor]:
         """On the side stream: between two nodes the caller's own is the current one."""
         side.follow()
         with side.entered():
-            pixels = self._uploaded(side, tiles, ways)
-        steps = self._run(pixels, observe)
+            pixels = self._uploaded(side, tiles, ways, length)
+        steps = self._run(pixels, observe, [tile.shape for tile in tiles] if length else None)
         try:
             while True:
                 try:
@@ -162,10 +256,14 @@ class TowerEncoder:
         while not mark.is_reached():
             yield mark
         side.hand_over(embeddings)
-        return list(embeddings.unbind(0))
+        return embeddings
 
     def _uploaded(
-        self, side: SideStream, tiles: Sequence[np.ndarray], ways: Sequence[Normalize | None]
+        self,
+        side: SideStream,
+        tiles: Sequence[np.ndarray],
+        ways: Sequence[Normalize | None],
+        length: int | None,
     ) -> Tensor:
         """Bytes are normalised there."""
         known = [way for way in ways if way is not None]
@@ -173,8 +271,16 @@ class TowerEncoder:
             self.preprocessing.why_host is not None
             or len(known) < len(tiles)
             or any(tile.dtype != np.uint8 for tile in tiles)
+            or (length is not None and len(set(known)) > 1)
         ):
-            return self._on_host(tiles, ways)
+            return self._on_host(tiles, ways, length)
+
+        if length is not None:
+            strip = self.strip
+            assert strip is not None
+            shape = 1, *strip.tile(length)
+            pixels = side.upload(shape, lambda host: strip.lay(tiles, host[0]))
+            return normalized(pixels, self._table(side, known[0])[None])
 
         def fill(host: Tensor) -> None:
             for place, tile in zip(host, tiles, strict=True):
@@ -202,11 +308,24 @@ class TowerEncoder:
             made = (torch.from_numpy(t)[None].to(self.side.device) for t in plan.tiles)
             return [normalized(tile, by)[0].cpu().numpy() for tile in made]
 
-    def _on_host(self, tiles: Sequence[np.ndarray], ways: Sequence[Normalize | None]) -> Tensor:
+    def _on_host(
+        self,
+        tiles: Sequence[np.ndarray],
+        ways: Sequence[Normalize | None],
+        length: int | None = None,
+    ) -> Tensor:
+        numbers = (
+            way.planes(tile) if way and tile.dtype == np.uint8 else self.pixels(tile)
+            for tile, way in zip(tiles, ways, strict=True)
+        )
+        if length is not None:
+            assert self.strip is not None
+            pixels = torch.empty(1, *self.strip.tile(length), dtype=self.dtype)
+            self.strip.lay(list(numbers), pixels[0])
+            return pixels
         pixels = torch.empty(len(tiles), *tiles[0].shape, dtype=self.dtype)
-        for line, tile, way in zip(pixels, tiles, ways, strict=True):
-            numbers = way.planes(tile) if way and tile.dtype == np.uint8 else self.pixels(tile)
-            line.copy_(torch.from_numpy(numbers))
+        for line, made in zip(pixels, numbers, strict=True):
+            line.copy_(torch.from_numpy(made))
         return pixels
 
     def pixels(self, tile: np.ndarray) -> np.ndarray:
@@ -221,8 +340,18 @@ class TowerEncoder:
         """pixels [B, 3, Y, X] -> embeddings [B, T, D], or [B, D]"""
         return finish(self._run(pixels, observe))
 
-    def _run(self, pixels: Tensor, observe: Observer | None) -> Generator[None, None, Tensor]:
-        """A node at a time; of several ranks at once, whose collectives have one order."""
+    def _run(
+        self, pixels: Tensor, observe: Observer | None, packed: Sequence[Shape] | None = None
+    ) -> Generator[None, None, Tensor]:
+        """A node at a time; of several ranks at once, whose collectives have one order. `packed`:
+        the tiles that the pixels are a pack of.
+        """
+        if packed is not None:
+            assert self.strip is not None
+            tokens = pixels.shape[2] // self.strip.cells.side
+            pack = Pack(pixels, self.strip.parts(packed))
+            (embeddings,) = yield from self._pack_executor(tokens).steps(pack)
+            return embeddings
         # Whoever looks on wants to see the nodes that the family has, and no others in their place.
         looks_on = observe is not None and self.backends[0].fuses
         executor = self._executor(len(pixels), tuple(pixels.shape[1:]), *[True] * looks_on)
@@ -250,7 +379,7 @@ class TowerEncoder:
         for indices in waiting.values():
             for start in range(0, len(indices), BATCH):
                 part = indices[start : start + BATCH]
-                steps = self.steps([tiles[i] for i in part], observe, [way] * len(part))
+                steps = self.steps([tiles[i] for i in part], observe, [way] * len(part), alone=True)
                 done.update(zip(part, finish(steps), strict=True))
         return [done[i] for i in range(len(tiles))]
 

@@ -51,7 +51,7 @@ FAMILIES = (
 
 class Tower(Protocol):
     """What encodes tiles. A tile's type decides its graph; tiles of equal type are encoded as one
-    batch.
+    batch, small ones of any sizes in one run where it reads packs, too (`packing.Packs`).
     """
 
     @property

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from mtmd.clip.encoder import BATCH, TowerEncoder
+from mtmd.clip.resolution.resolution import prepare_blank
 from mtmd.clip.token_budget import Budget
 from mtmd.kernels.errors import ImageError, OptionError
 from mtmd.kernels.graph import Shape
@@ -20,9 +19,16 @@ def foreseen_tiles(encoder: TowerEncoder, budget: Budget) -> list[tuple[int, Sha
     shapes = dict.fromkeys(tuple(tile.shape) for _, tile in encoder.sizes().values())
     for width, height in USUAL:
         try:
-            pixels = np.zeros((height, width, 3), np.uint8)
-            plan = encoder.family.resolution.prepare(pixels, budget)
+            plan = prepare_blank(encoder.family.resolution, width, height, budget)
         except (ImageError, OptionError):
             continue  # such a picture is refused, now and later
         shapes |= dict.fromkeys(tuple(tile.shape) for tile in plan.tiles)
     return [(batch, shape) for shape in shapes for batch in range(1, BATCH + 1)]
+
+
+def foreseen_packs(encoder: TowerEncoder) -> tuple[int, ...]:
+    """Tokens of every pack that the encoder can meet; none where they are of any length."""
+    strip = encoder.strip
+    if strip is None or not strip.few or encoder.why_no_packs is not None:
+        return ()
+    return strip.sizes

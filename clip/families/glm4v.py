@@ -11,14 +11,8 @@ from typing import Any
 
 import torch
 
-from mtmd.clip.blocks import (
-    frames_kernel,
-    gguf_vit,
-    grid_positions,
-    read_grid_rotary,
-    rotary_attention,
-    two_frames,
-)
+from mtmd.clip.blocks import frames_kernel, gguf_vit, read_grid_rotary, rotary_attention, two_frames
+from mtmd.clip.grids import Cells, Grids, OneGrid
 from mtmd.clip.resolution.dynamic import DynamicResolution, gguf_dynamic, read_dynamic
 from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.clip.video.family import ClipShape, group_times
@@ -35,7 +29,7 @@ from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter, Stored
 from mtmd.kernels.checkpoint.rotary import Rotary
 from mtmd.kernels.checkpoint.settings import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Settings
-from mtmd.kernels.graph import Node, WeightSource, graph_input
+from mtmd.kernels.graph import Node, WeightSource
 from mtmd.kernels.layers import Weights
 from mtmd.kernels.plan.flash_choice import AttentionForm
 
@@ -123,28 +117,23 @@ class Glm4Vision:
     def prompt(self, plan: ImagePlan) -> str:
         return self.image_token * plan.tokens
 
+    @property
+    def cells(self) -> Cells:
+        return Cells(self.resolution.patch, self.resolution.merge)
+
     def graph(self, tiles: Node, weights: WeightSource, attention: AttentionForm) -> Node:
+        return self.graph_on(OneGrid.of(tiles, self.cells), tiles, weights, attention)
+
+    def graph_on(
+        self, grids: Grids, tiles: Node, weights: WeightSource, attention: AttentionForm
+    ) -> Node:
         w = Weights(weights, tiles.dtype)
-        rows, columns = grid = (
-            tiles.shape[2] // self.resolution.patch,
-            tiles.shape[3] // self.resolution.patch,
-        )
-        positions = graph_input(
-            "inp.positions",
-            (2, rows * columns),
-            torch.int64,
-            lambda _: grid_positions(rows, columns),
-        )
-        angles = ops.rope_table(positions, rotary=self.rotary, name="v.angles")
+        angles = ops.rope_table(grids.positions(), rotary=self.rotary, name="v.angles")
         x = ops.patch_embed(
             tiles, frames_kernel(tiles, w), w.tensor("v.patch_embd.bias"), name="v.patch_embd"
         )
-        table = ops.resize2d(
-            w.tensor("v.position_embd.weight"),
-            grid=(self.side, self.side),
-            size=grid,
-            mode="bicubic",
-            name="v.position_embd.scaled",
+        table = grids.table(
+            w.tensor("v.position_embd.weight"), self.side, "v.position_embd.scaled", mode="bicubic"
         )
         x = ops.add(w.rms_norm(x, "v.norm_embd", self.eps), table, name="v.position_embd")
         for layer in range(self.layers):
@@ -156,6 +145,7 @@ class Glm4Vision:
                 attention,
                 heads=self.heads,
                 angles=angles,
+                bounds=grids.segments,
                 fused=True,
                 bias=self.bias,
                 out_bias=False,
@@ -168,7 +158,7 @@ class Glm4Vision:
             )
         x = w.rms_norm(x, "v.post_ln", self.eps)
         x = ops.unshuffle(
-            x, grid=grid, factor=self.resolution.merge, channels_first=True, name="mm.merged"
+            x, grid=grids.shape, factor=self.resolution.merge, channels_first=True, name="mm.merged"
         )
         x = w.layer_norm(
             w.linear(w.linear(x, "mm.patch_merger", bias=True), "mm.model.fc"),

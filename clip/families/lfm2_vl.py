@@ -20,6 +20,7 @@ from mtmd.clip.blocks import (
     vit_block,
     vit_parameters,
 )
+from mtmd.clip.grids import Cells, Grids, OneGrid
 from mtmd.clip.image.pixels import gguf_image
 from mtmd.clip.resolution.adaptive import WHOLE, AdaptiveTiling, read_adaptive
 from mtmd.clip.resolution.resolution import ImagePlan
@@ -99,30 +100,35 @@ class Lfm2Vision:
         thumbnail = f"<|img_thumbnail|>{whole}" if tiling.thumbnail else ""
         return f"<|image_start|>{tiles}{thumbnail}<|image_end|>"
 
+    @property
+    def cells(self) -> Cells:
+        return Cells(self.resolution.patch, self.resolution.shuffle)
+
     def graph(self, tiles: Node, weights: WeightSource, attention: AttentionForm) -> Node:
+        return self.graph_on(OneGrid.of(tiles, self.cells), tiles, weights, attention)
+
+    def graph_on(
+        self, grids: Grids, tiles: Node, weights: WeightSource, attention: AttentionForm
+    ) -> Node:
         w = Weights(weights, tiles.dtype)
-        rows, columns = (side // self.resolution.patch for side in tiles.shape[2:])
         x = ops.patch_embed(
             tiles,
             w.tensor("v.patch_embd.weight"),
             w.tensor("v.patch_embd.bias"),
             name="v.patch_embd",
         )
-        table = ops.resize2d(
+        table = grids.table(
             w.tensor("v.position_embd.weight"),
-            grid=(self.positions, self.positions),
-            size=(rows, columns),
+            self.positions,
+            "v.position_embd.resized",
             mode="bilinear",
             antialias=True,
-            name="v.position_embd.resized",
         )
         x = ops.add(x, table, name="v.position_embd")
         for index in range(self.vit.layers):
-            x = vit_block(x, index, self.vit, w, attention=attention)
+            x = vit_block(x, index, self.vit, w, attention=attention, bounds=grids.segments)
         x = w.layer_norm(x, "v.post_ln", self.vit.eps)
-        x = ops.unshuffle(
-            x, grid=(rows, columns), factor=self.resolution.shuffle, name="mm.unshuffle"
-        )
+        x = ops.unshuffle(x, grid=grids.shape, factor=self.resolution.shuffle, name="mm.unshuffle")
         if self.normed:
             x = w.layer_norm(x, "mm.input_norm", 1e-5)  # torch's default
         x = ops.gelu(w.linear(x, "mm.1", bias=self.bias), approximate=self.gelu, name="mm.gelu")

@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from mtmd.clip import blocks
 from mtmd.clip.blocks import ACTIVATIONS, checkpoint_names
+from mtmd.clip.grids import Cells, Grids, OneGrid
 from mtmd.clip.image.pixels import gguf_image
 from mtmd.clip.resolution.native import NativeResolution, read_native
 from mtmd.clip.resolution.resolution import ImagePlan
@@ -20,7 +19,7 @@ from mtmd.kernels.checkpoint.canonical import Parameter, adjacent_pairs
 from mtmd.kernels.checkpoint.rotary import Rotary, rotary
 from mtmd.kernels.checkpoint.settings import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Settings
 from mtmd.kernels.errors import ModelError
-from mtmd.kernels.graph import Node, Shape, WeightSource, graph_input
+from mtmd.kernels.graph import Node, Shape, WeightSource
 from mtmd.kernels.layers import Weights
 from mtmd.kernels.plan.flash_choice import AttentionForm
 
@@ -107,34 +106,45 @@ class PixtralVision:
         rows, columns = height // self.resolution.factor, width // self.resolution.factor
         return "[IMG_BREAK]".join([self.image_token * columns] * rows) + "[IMG_END]"
 
+    @property
+    def cells(self) -> Cells:
+        return Cells(self.patch, self.merge or 1)
+
     def graph(self, tiles: Node, weights: WeightSource, attention: AttentionForm) -> Node:
+        return self.graph_on(OneGrid.of(tiles, self.cells), tiles, weights, attention)
+
+    def graph_on(
+        self, grids: Grids, tiles: Node, weights: WeightSource, attention: AttentionForm
+    ) -> Node:
         w = Weights(weights, tiles.dtype)
-        grid = rows, columns = tiles.shape[2] // self.patch, tiles.shape[3] // self.patch
-        positions = graph_input(
-            "inp.positions",
-            (2, rows * columns),
-            torch.int64,
-            lambda _: blocks.grid_positions(rows, columns),
-        )
-        angles = ops.rope_table(positions, rotary=self.rotary, name="v.angles")
+        angles = ops.rope_table(grids.positions(), rotary=self.rotary, name="v.angles")
         x = w.rms_norm(
             ops.patch_embed(tiles, w.tensor("v.patch_embd.weight"), name="v.patch_embd"),
             "v.pre_ln",
             EPS,
         )
         for layer in range(self.layers):
-            x = self._layer(x, f"v.blk.{layer}", angles, w, attention=attention)
+            x = self._layer(
+                x, f"v.blk.{layer}", angles, w, attention=attention, bounds=grids.segments
+            )
         if self.merge:
             x = w.rms_norm(x, "mm.input_norm", self.merge_eps)
             x = ops.unshuffle(
-                x, grid=grid, factor=self.merge, channels_first=True, name="mm.merged"
+                x, grid=grids.shape, factor=self.merge, channels_first=True, name="mm.merged"
             )
             x = w.linear(x, "mm.patch_merger")
         x = ops.gelu(w.linear(x, "mm.1", bias=self.bias), approximate=self.gelu, name="mm.gelu")
         return w.linear(x, "mm.2", bias=self.bias)
 
     def _layer(
-        self, x: Node, at: str, angles: Node, w: Weights, *, attention: AttentionForm
+        self,
+        x: Node,
+        at: str,
+        angles: Node,
+        w: Weights,
+        *,
+        attention: AttentionForm,
+        bounds: Node | None,
     ) -> Node:
         y = w.rms_norm(x, f"{at}.ln1", EPS)
         q, k, v = (
@@ -145,7 +155,7 @@ class PixtralVision:
             ops.rope(part, angles, pairs="adjacent", name=f"{part.name}.rope") for part in (q, k)
         )
         x = ops.add(
-            w.linear(blocks.attend(q, k, v, attention, at=at), f"{at}.attn_out"),
+            w.linear(blocks.attend(q, k, v, attention, at=at, bounds=bounds), f"{at}.attn_out"),
             x,
             name=f"{at}.attn_residual",
         )

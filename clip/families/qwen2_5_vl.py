@@ -4,7 +4,7 @@ layers attend (arXiv:2502.13923).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -21,6 +21,7 @@ from mtmd.clip.blocks import (
     rotary_attention,
     two_frames,
 )
+from mtmd.clip.grids import Cells, Grids, OneGrid, Part, nothing_seen
 from mtmd.clip.resolution.dynamic import DynamicResolution, gguf_dynamic, read_dynamic
 from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.clip.video.family import taken_fps
@@ -31,7 +32,7 @@ from mtmd.kernels.checkpoint.canonical import Parameter
 from mtmd.kernels.checkpoint.rotary import Rotary
 from mtmd.kernels.checkpoint.settings import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Settings
 from mtmd.kernels.errors import ModelError
-from mtmd.kernels.graph import Node, WeightSource, graph_input
+from mtmd.kernels.graph import Node, WeightSource
 from mtmd.kernels.layers import Weights
 from mtmd.kernels.plan.flash_choice import AttentionForm
 
@@ -87,24 +88,36 @@ class Qwen25Vision:
     def prompt(self, plan: ImagePlan) -> str:
         return self.image_token * plan.tokens
 
+    @property
+    def cells(self) -> Cells:
+        return Cells(self.resolution.patch, self.resolution.merge)
+
     def graph(self, tiles: Node, weights: WeightSource, attention: AttentionForm) -> Node:
+        return self.graph_on(OneGrid.of(tiles, self.cells), tiles, weights, attention)
+
+    def graph_on(
+        self, grids: Grids, tiles: Node, weights: WeightSource, attention: AttentionForm
+    ) -> Node:
         """Patches go through the layers window by window, and in each token by token, so that what
         belongs together lies together.
         """
-        w, merge = Weights(weights, tiles.dtype), self.resolution.merge
-        rows, columns = (side // self.resolution.patch for side in tiles.shape[2:])
-        patches, tokens, grid = (
-            rows * columns,
-            rows * columns // merge**2,
-            (rows, columns, merge, self.window),
+        w, merge, patches = Weights(weights, tiles.dtype), self.resolution.merge, grids.patches
+        tokens = patches // merge**2
+
+        def lie(parts: Sequence[Part]) -> Layout:
+            return layouts(parts, patches, merge, self.window)
+
+        order = grids.input("inp.order", (patches,), torch.int64, lambda p: lie(p).order)
+        windows = grids.input(
+            "inp.windows",
+            (patches, 2),
+            torch.int32,
+            lambda p: lie(p).bounds,
+            keys=(self.window * merge) ** 2,
         )
-        order = graph_input("inp.order", (patches,), torch.int64, lambda _: layout(*grid).order)
-        bounds = graph_input(
-            "inp.windows", (patches, 2), torch.int32, lambda _: layout(*grid).bounds
-        )
-        back = graph_input("inp.order_back", (tokens,), torch.int64, lambda _: layout(*grid).back)
-        positions = graph_input(
-            "inp.positions", (2, patches), torch.int64, lambda _: layout(*grid).positions
+        back = grids.input("inp.order_back", (tokens,), torch.int64, lambda p: lie(p).back)
+        positions = grids.input(
+            "inp.positions", (2, patches), torch.int64, lambda p: lie(p).positions
         )
         angles = ops.rope_table(positions, rotary=self.rotary, name="v.angles")
         x = ops.take_rows(
@@ -113,6 +126,7 @@ class Qwen25Vision:
             name="v.ordered",
         )
         for layer in range(self.layers):
+            bounds = grids.segments if layer in self.full else windows
             x = self._block(x, layer, w, attention, angles=angles, bounds=bounds)
         x = ops.reshape(
             w.rms_norm(x, "v.post_ln", EPS),
@@ -134,19 +148,11 @@ class Qwen25Vision:
         attention: AttentionForm,
         *,
         angles: Node,
-        bounds: Node,
+        bounds: Node | None,
     ) -> Node:
         at = f"v.blk.{layer}"
         y = w.rms_norm(x, f"{at}.ln1", EPS)
-        y = rotary_attention(
-            y,
-            at,
-            w,
-            attention,
-            heads=self.heads,
-            angles=angles,
-            bounds=None if layer in self.full else bounds,
-        )
+        y = rotary_attention(y, at, w, attention, heads=self.heads, angles=angles, bounds=bounds)
         x = ops.add(y, x, name=f"{at}.attn_residual")
         y = w.rms_norm(x, f"{at}.ln2", EPS)
         y = ops.silu_mul(
@@ -183,7 +189,21 @@ class Layout:
     back: torch.Tensor
 
 
-@lru_cache(maxsize=16)
+def layouts(parts: Sequence[Part], patches: int, merge: int, window: int) -> Layout:
+    """Of pictures one after another, each window by window; what is behind them stays there."""
+    order, bounds = torch.arange(patches), nothing_seen(patches)
+    positions = torch.zeros(2, patches, dtype=torch.int64)
+    back = torch.arange(patches // merge**2)
+    for part in parts:
+        own, token = layout(part.rows, part.columns, merge, window), part.first // merge**2
+        order[part.places] = part.first + part.behind[own.order]
+        bounds[part.places] = part.first + own.bounds
+        positions[:, part.places] = own.positions
+        back[token : token + len(own.back)] = token + own.back
+    return Layout(order, positions, bounds, back)
+
+
+@lru_cache(maxsize=64)
 def layout(rows: int, columns: int, merge: int, window: int) -> Layout:
     """Windows of `window` x `window` tokens of merge x merge patches in reading order, and the same
     within each of them.

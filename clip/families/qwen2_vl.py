@@ -8,20 +8,18 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from mtmd.clip.blocks import (
     ACTIVATIONS,
     biased_parameters,
     frames_kernel,
     gguf_vit,
-    grid_positions,
     mlp,
     qkv_parameters,
     read_grid_rotary,
     rotary_attention,
     two_frames,
 )
+from mtmd.clip.grids import Cells, Grids, OneGrid
 from mtmd.clip.resolution.dynamic import DynamicResolution, gguf_dynamic, read_dynamic
 from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.clip.video.groups.pairs import PairedFrames, read_each_frame
@@ -30,7 +28,7 @@ from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter
 from mtmd.kernels.checkpoint.rotary import Rotary
 from mtmd.kernels.checkpoint.settings import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Settings
-from mtmd.kernels.graph import Node, WeightSource, graph_input
+from mtmd.kernels.graph import Node, WeightSource
 from mtmd.kernels.layers import Weights
 from mtmd.kernels.plan.flash_choice import AttentionForm
 
@@ -77,21 +75,29 @@ class Qwen2Vision:
     def prompt(self, plan: ImagePlan) -> str:
         return self.image_token * plan.tokens
 
+    @property
+    def cells(self) -> Cells:
+        return Cells(self.resolution.patch, self.resolution.merge)
+
     def graph(self, tiles: Node, weights: WeightSource, attention: AttentionForm) -> Node:
+        return self.graph_on(OneGrid.of(tiles, self.cells), tiles, weights, attention)
+
+    def graph_on(
+        self, grids: Grids, tiles: Node, weights: WeightSource, attention: AttentionForm
+    ) -> Node:
         w = Weights(weights, tiles.dtype)
-        rows, columns = (side // self.resolution.patch for side in tiles.shape[2:])
-        positions = graph_input(
-            "inp.positions",
-            (2, rows * columns),
-            torch.int64,
-            lambda _: grid_positions(rows, columns),
-        )
-        angles = ops.rope_table(positions, rotary=self.rotary, name="v.angles")
+        angles = ops.rope_table(grids.positions(), rotary=self.rotary, name="v.angles")
         x = ops.patch_embed(tiles, frames_kernel(tiles, w), name="v.patch_embd")
         for layer in range(self.layers):
             at = f"v.blk.{layer}"
             y = rotary_attention(
-                w.layer_norm(x, f"{at}.ln1", EPS), at, w, attention, heads=self.heads, angles=angles
+                w.layer_norm(x, f"{at}.ln1", EPS),
+                at,
+                w,
+                attention,
+                heads=self.heads,
+                angles=angles,
+                bounds=grids.segments,
             )
             x = ops.add(y, x, name=f"{at}.attn_residual")
             x = ops.add(
@@ -100,7 +106,7 @@ class Qwen2Vision:
                 name=f"{at}.ffn_residual",
             )
         x = w.layer_norm(x, "v.post_ln", EPS)
-        x = ops.unshuffle(x, grid=(rows, columns), factor=self.resolution.merge, name="mm.merged")
+        x = ops.unshuffle(x, grid=grids.shape, factor=self.resolution.merge, name="mm.merged")
         return w.linear(
             ops.gelu(w.linear(x, "mm.0", bias=True), approximate="none", name="mm.gelu"),
             "mm.2",

@@ -10,19 +10,17 @@ from dataclasses import dataclass
 from math import isqrt
 from typing import Any
 
-import torch
-
 from mtmd.clip.blocks import (
     ACTIVATIONS,
     biased_parameters,
     frames_kernel,
     gguf_vit,
-    grid_positions,
     mlp,
     read_grid_rotary,
     rotary_attention,
     two_frames,
 )
+from mtmd.clip.grids import Cells, Grids, OneGrid
 from mtmd.clip.resolution.dynamic import DynamicResolution, gguf_dynamic, read_dynamic
 from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.clip.video.family import ClipShape, group_times
@@ -41,7 +39,7 @@ from mtmd.kernels.checkpoint.canonical import Parameter
 from mtmd.kernels.checkpoint.rotary import Rotary
 from mtmd.kernels.checkpoint.settings import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Settings
 from mtmd.kernels.errors import ModelError
-from mtmd.kernels.graph import Node, WeightSource, graph_input
+from mtmd.kernels.graph import Node, WeightSource
 from mtmd.kernels.layers import Weights
 from mtmd.kernels.plan.flash_choice import AttentionForm
 
@@ -119,32 +117,31 @@ class Qwen3Vision:
     def prompt(self, plan: ImagePlan) -> str:
         return self.image_token * plan.tokens
 
+    @property
+    def cells(self) -> Cells:
+        return Cells(self.resolution.patch, self.resolution.merge)
+
     def graph(self, tiles: Node, weights: WeightSource, attention: AttentionForm) -> Node:
         """-> [B, T, D (1 + stacked)]: embeddings, then what each of the decoder's first layers
         adds
         """
-        w, merge = Weights(weights, tiles.dtype), self.resolution.merge
-        rows, columns = grid = (
-            tiles.shape[2] // self.resolution.patch,
-            tiles.shape[3] // self.resolution.patch,
-        )
-        positions = graph_input(
-            "inp.positions",
-            (2, rows * columns),
-            torch.int64,
-            lambda _: grid_positions(rows, columns),
-        )
-        angles, features = ops.rope_table(positions, rotary=self.rotary, name="v.angles"), []
+        return self.graph_on(OneGrid.of(tiles, self.cells), tiles, weights, attention)
+
+    def graph_on(
+        self, grids: Grids, tiles: Node, weights: WeightSource, attention: AttentionForm
+    ) -> Node:
+        w, merge, grid = Weights(weights, tiles.dtype), self.resolution.merge, grids.shape
+        angles = ops.rope_table(grids.positions(), rotary=self.rotary, name="v.angles")
+        features = []
         x = ops.patch_embed(
             tiles, frames_kernel(tiles, w), w.tensor("v.patch_embd.bias"), name="v.patch_embd"
         )
-        table = ops.resize2d(
+        table = grids.table(
             w.tensor("v.position_embd.weight"),
-            grid=(self.side, self.side),
-            size=grid,
+            self.side,
+            "v.position_embd.scaled",
             mode="bilinear",
             align_corners=True,
-            name="v.position_embd.scaled",
         )
         x = ops.add(x, table, name="v.position_embd")
         for layer in range(self.layers):
@@ -156,6 +153,7 @@ class Qwen3Vision:
                 attention,
                 heads=self.heads,
                 angles=angles,
+                bounds=grids.segments,
                 fused=True,
             )
             x = ops.add(y, x, name=f"{at}.attn_residual")

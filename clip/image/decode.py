@@ -12,7 +12,7 @@ import io
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
@@ -114,7 +114,7 @@ class Picture:
     expect.
     """
 
-    pixels: Pixels
+    pixels: Pixels = field(repr=False)
     size: tuple[int, int]
     notes: tuple[str, ...] = ()
     pages: int = 1
@@ -278,6 +278,21 @@ def _check_pixels(size: tuple[int, int], limits: ImageLimits, name: str) -> None
         )
 
 
+def _turn(array: NDArray[Any]) -> str:
+    """What to do about an array that is not taken, where that can be told."""
+    if array.ndim == 4:
+        return "; give those of a batch as a list, list(x)"
+    if array.ndim == 3 and array.shape[2] not in (1, 3, 4) and array.shape[0] in (1, 3, 4):
+        return "; move the channels last"
+    if array.dtype == bool:
+        return "; make it floats, x.astype('float32')"
+    if array.dtype.kind in "iu" and array.dtype != np.uint8 and array.size:
+        if array.min() >= 0 and array.max() <= 255:
+            return "; make it uint8, x.astype('uint8')"
+        return "; make it floats and divide them by 65535" if array.dtype == np.uint16 else ""
+    return ""
+
+
 def _open_array(array: NDArray[Any], limits: ImageLimits, name: str) -> Picture:
     channels = array.shape[2] if array.ndim == 3 else 1
     if (
@@ -286,15 +301,10 @@ def _open_array(array: NDArray[Any], limits: ImageLimits, name: str) -> Picture:
         or channels not in (1, 3, 4)
         or array.size == 0
     ):
-        turn = (
-            "; move the channels last"
-            if array.ndim == 3 and channels not in (1, 3, 4) and array.shape[0] in (1, 3, 4)
-            else ""
-        )
         raise ImageError(
             f"{name}: found an array of {array.dtype} and shape {list(array.shape)}, expected one "
-            "picture as uint8, or as floats from 0 to 1, of shape [H, W], "
-            f"[H, W, 1], [H, W, 3] or [H, W, 4] with at least one pixel{turn}"
+            "picture as uint8, or as floats from 0 to 1, of shape [H, W], [H, W, 1], [H, W, 3] or "
+            f"[H, W, 4] with at least one pixel{_turn(array)}"
         )
     height, width = array.shape[:2]
     _check_pixels((width, height), limits, name)

@@ -12,7 +12,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import torch
 
-from mtmd.clip.image.pixels import Normalize, Pixels
+from mtmd.clip.image.pixels import Normalize, Pixels, left_as_bytes
+from mtmd.clip.image.resize import resized_by
 from mtmd.clip.token_budget import DEFAULT_BUDGET, Budget
 from mtmd.kernels.graph import Type
 
@@ -75,6 +76,20 @@ class Resolution(Protocol):
 
     def largest_tile_type(self) -> Type:
         """The largest tile that any picture can lead to."""
+
+
+def prepare_blank(
+    way: Resolution, width: int, height: int, budget: Budget = DEFAULT_BUDGET
+) -> ImagePlan:
+    """What a picture of so many pixels becomes: all that its size decides. Its tiles have their
+    shapes, and bytes of no meaning: nothing is resized or normalised. Raises as `prepare` does.
+    """
+    with left_as_bytes(), resized_by(lambda _, width, height, __: _blank(width, height)):
+        return way.prepare(_blank(width, height), budget)
+
+
+def _blank(width: int, height: int) -> Pixels:
+    return np.zeros((height, width, 3), np.uint8)
 
 
 def closed(plan: ImagePlan, separators: int) -> ImagePlan:

@@ -5,6 +5,7 @@ greedy tokens.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,11 @@ from common import Oracle, picture
 from table import CASES, ROWS
 
 from mtmd.checkpoint.open import open_checkpoint
+from mtmd.clip.encoder import Encoder
 from mtmd.clip.image.decode import open_picture
 from mtmd.config import LoadOptions
 from mtmd.events import Finished
+from mtmd.kernels.plan.executor import finish
 from mtmd.kernels.plan.flash_choice import SETTINGS
 from mtmd.llm.engine.runner import Runner
 from mtmd.llm.engine.sequence import Sequence
@@ -137,6 +140,8 @@ PATCHES = {
     "qwen3_5": (2, False),
     "qwen3_vl": (2, False),
 }
+# Rows whose towers read pictures of unequal sizes in one run
+PACKED = {"gemma4", "glm4v", "lfm2_vl", "pixtral", "qwen2_vl", "qwen3_5", "qwen3_vl"}
 SUBJECTS: dict[tuple[str, str], Subject] = {}
 
 
@@ -172,6 +177,40 @@ def test_pixels_are_exact(subject: Subject, row: str) -> None:
 def test_embeddings(subject: Subject) -> None:
     rows = [s.embeddings for s in subject.spans() if s.embeddings is not None]
     assert nmse(torch.cat(rows), subject.oracle.image_features(subject.inputs[0])) <= 1e-8
+
+
+@pytest.mark.parametrize("few", [False, True], ids=["to the token", "few sizes"])
+@pytest.mark.parametrize(
+    ("row", "variant"),
+    [c for c in CASES if c[0] in PACKED],
+    ids=[f"{row}: {variant}" for row, variant in CASES if row in PACKED],
+)
+def test_pictures_in_one_pack(subject: Subject, few: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of unequal sizes: each as alone, and as transformers has it."""
+    monkeypatch.setattr("mtmd.clip.packing.MOST_ON_HOST", 4096)
+    encoder = subject.model.encoder
+    assert encoder is not None and encoder.why_no_packs is None and encoder.strip is not None
+    packing = Encoder(
+        encoder.family,
+        encoder.weights,
+        encoder.backends,
+        dtype=encoder.dtype,
+        residency=encoder.residency,
+    )
+    packing.strip = replace(encoder.strip, few=few)
+    shown = subject.model.prompts.bridge.prepare([open_picture(p) for p in PICTURES], anew=True)
+    tiles = [tile for one in shown for tile in one.plan.tiles]
+    side = encoder.strip.cells.side
+    narrow = np.random.default_rng(0).standard_normal((3, side, 3 * side))
+    packed = [*tiles, narrow.astype(np.float32)]
+    assert packing.pack_of([t.shape for t in packed]) == list(range(len(packed)))
+    found = finish(packing.steps(packed))
+    for ours, alone in zip(found, encoder.encode(packed), strict=True):
+        assert nmse(ours, alone) <= 1e-10
+    parts = iter(found)
+    joined = [encoder.join(one.plan, [next(parts) for _ in one.plan.tiles]) for one in shown]
+    expected = subject.oracle.image_features(subject.inputs[0])
+    assert nmse(torch.cat(joined), expected) <= 1e-8
 
 
 @every_variant

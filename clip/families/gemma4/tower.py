@@ -81,7 +81,14 @@ class GatedTower:
         return parameters
 
     def block(
-        self, x: Node, layer: int, angles: Node, w: Weights, *, attention: AttentionForm
+        self,
+        x: Node,
+        layer: int,
+        angles: Node,
+        w: Weights,
+        *,
+        attention: AttentionForm,
+        bounds: Node | None = None,
     ) -> Node:
         """x [B, P, C], angles [P, 2, K / 2] -> [B, P, C]"""
         at = f"v.blk.{layer}"
@@ -104,7 +111,8 @@ class GatedTower:
             for y, part in ((q, "attn_q"), (k, "attn_k"))
         )
         v = ops.rms_norm(v, eps=self.eps, name=f"{at}.attn_v_norm")
-        y = self._linear(attend(q, k, v, attention, at=at, scale=1.0), f"{at}.attn_out", w)
+        y = attend(q, k, v, attention, at=at, bounds=bounds, scale=1.0)
+        y = self._linear(y, f"{at}.attn_out", w)
         x = ops.add(w.rms_norm(y, f"{at}.attn_post_norm", self.eps), x, name=f"{at}.attn_residual")
         y = w.rms_norm(x, f"{at}.ln2", self.eps)
         gate, up = (self._linear(y, f"{at}.ffn_{part}", w) for part in ("gate", "up"))

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
-from mtmd.clip.blocks import checkpoint_names, gguf_vit, grid_positions
+from mtmd.clip.blocks import checkpoint_names, gguf_vit
 from mtmd.clip.families.gemma4.tower import GatedTower, read_gated_tower
+from mtmd.clip.grids import Cells, Grids, OneGrid, grid_positions
 from mtmd.clip.image.pixels import fused, gguf_image
 from mtmd.clip.image.resize import read_resample
 from mtmd.clip.image.tensor_resize import MODES
@@ -27,7 +28,7 @@ from mtmd.clip.video.video import Video
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter, Stored
 from mtmd.kernels.checkpoint.settings import MAX_HEADS, MAX_WIDTH, Settings
-from mtmd.kernels.graph import Node, Shape, WeightSource, graph_input
+from mtmd.kernels.graph import Node, Shape, WeightSource
 from mtmd.kernels.layers import Weights
 from mtmd.kernels.plan.flash_choice import AttentionForm
 
@@ -90,39 +91,40 @@ class Gemma4Vision:
     def prompt(self, plan: ImagePlan) -> str:
         return f"<|image>{self.image_token * plan.tokens}<image|>"
 
+    @property
+    def cells(self) -> Cells:
+        return Cells(self.patch, self.pool)
+
     def graph(self, tiles: Node, weights: WeightSource, attention: AttentionForm) -> Node:
-        w, grid = (
-            Weights(weights, tiles.dtype),
-            (tiles.shape[2] // self.patch, tiles.shape[3] // self.patch),
-        )
-        places = graph_input(
-            "inp.places",
-            (2, grid[0] * grid[1]),
-            torch.int64,
-            lambda _: grid_positions(*grid).flip(0),
-        )
+        return self.graph_on(OneGrid.of(tiles, self.cells), tiles, weights, attention)
+
+    def graph_on(
+        self, grids: Grids, tiles: Node, weights: WeightSource, attention: AttentionForm
+    ) -> Node:
+        w = Weights(weights, tiles.dtype)
+        places = grids.of_patches("inp.places", lambda *grid: grid_positions(*grid).flip(0), 2)
         angles = ops.rope_table(places, rotary=self.tower.rotary, name="v.angles")
         x = ops.scale(tiles, factor=2.0, offset=-1.0, name="v.pixels")
         x = ops.patch_embed(x, w.tensor("v.patch_embd.weight"), name="v.patch_embd")
-        x = ops.add(x, self._embedded_places(grid, w), name="v.patch_embd.placed")
+        x = ops.add(x, self._embedded_places(grids, w), name="v.patch_embd.placed")
         for layer in range(self.tower.layers):
-            x = self.tower.block(x, layer, angles, w, attention=attention)
-        x = ops.rms_norm(self._pooled(x, grid, w), eps=self.tower.eps, name="mm.norm")
+            x = self.tower.block(x, layer, angles, w, attention=attention, bounds=grids.segments)
+        x = ops.rms_norm(self._pooled(x, grids.shape, w), eps=self.tower.eps, name="mm.norm")
         return w.linear(x, "mm.input_projection")
 
-    def _embedded_places(self, grid: tuple[int, int], w: Weights) -> Node:
+    def _embedded_places(self, grids: Grids, w: Weights) -> Node:
         """What stands in the tables for each patch's column, and, `places` further down, for its
         row
 
         -> [P, C]
         """
-        count = grid[0] * grid[1]
-        at = graph_input(
-            "inp.place_rows",
-            (2 * count,),
-            torch.int64,
-            lambda _: torch.cat((grid_positions(*grid)[1], grid_positions(*grid)[0] + self.places)),
-        )
+
+        def of(rows: int, columns: int) -> torch.Tensor:
+            row, column = grid_positions(rows, columns)
+            return torch.stack((column, row + self.places))
+
+        count = grids.patches
+        at = grids.of_patches("inp.place_rows", of, 2, flat=True)
         both = ops.embed(at, w.tensor("v.position_embd.weight"), name="v.position_embd")
         column, row = (
             ops.rows(both, start=start, stop=start + count, name=f"v.position_embd.{start}")

@@ -12,13 +12,19 @@ from typing import Any
 import pytest
 import torch
 
+from mtmd.bench.random_weights import RandomFile, plain_kinds
 from mtmd.clip.families import qwen2_5_vl
-from mtmd.clip.families.qwen2_5_vl import layout
+from mtmd.clip.families.qwen2_5_vl import layout, layouts
 from mtmd.clip.family import gguf_vision_family
+from mtmd.clip.grids import Cells
+from mtmd.clip.packing import Strip
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights
 from mtmd.kernels.checkpoint.open_weights import GgufFile
 from mtmd.kernels.checkpoint.settings import Settings
 from mtmd.kernels.errors import ModelError
+from mtmd.kernels.graph import graph_input, toposort
+from mtmd.kernels.ops import OPS
+from mtmd.kernels.plan.flash_choice import AttentionForm
 
 GOLDEN = Path(__file__).parents[4] / "shared" / "golden" / "qwen2_5_vl"
 
@@ -101,6 +107,41 @@ def test_windows_are_the_reference_ones() -> None:
         starts, ends = lengths[:-1], lengths[1:]
         expected = torch.repeat_interleave(torch.stack((starts, ends - 1), 1), ends - starts, 0)
         assert torch.equal(found.bounds, expected.int()) and found.bounds.dtype == torch.int32
+
+
+def test_windows_of_several_pictures_are_the_reference_ones() -> None:
+    """As transformers lays the pictures of one forward, with places behind them that are empty."""
+    from transformers.vision_utils import get_vision_position_ids, get_vision_window_index
+
+    merge, window, sides = 2, 3, ((4, 10), (2, 2), (12, 8))
+    strip = Strip(Cells(14, merge), few=False)
+    parts = strip.parts([(3, rows * 14, columns * 14) for rows, columns in sides])
+    grid = torch.tensor([[1, *side] for side in sides])
+    index, lengths = get_vision_window_index(grid, merge, window * merge * 14, 14)
+    found, count = layouts(parts, 160, merge, window), 140
+    cells = get_vision_position_ids(grid, merge).unflatten(0, (-1, merge**2))
+    assert torch.equal(found.positions.t()[:count], cells[index].flatten(0, 1))
+    order = torch.arange(count).unflatten(0, (-1, merge**2))[index].flatten()
+    assert torch.equal(found.order, torch.cat((order, torch.arange(count, 160))))
+    tokens = count // merge**2
+    assert torch.equal(found.back[:tokens], torch.argsort(index))
+    assert found.back[tokens:].tolist() == list(range(tokens, 40))
+    starts, ends = lengths[:-1], lengths[1:]
+    expected = torch.repeat_interleave(torch.stack((starts, ends - 1), 1), ends - starts, 0)
+    assert torch.equal(found.bounds[:count], expected.int())
+    assert (found.bounds[count:, 0] > found.bounds[count:, 1]).all()
+
+
+def test_windows_count_what_they_see() -> None:
+    """FLOPs of a layer's attention: of all patches, or of the 8 x 8 of a window."""
+    family = read(depth=2, fullatt_block_indexes=[1])
+    weights = CanonicalWeights(
+        RandomFile(family.parameters(), plain_kinds("BF16")), family.parameters(), ""
+    )
+    tiles = graph_input("inp.pixels", (1, 3, 28 * 8, 28 * 8), torch.bfloat16, lambda x: x)
+    nodes = toposort(family.graph(tiles, weights, AttentionForm()))
+    windows, whole = (OPS["attention"].flops(n) for n in nodes if n.op == "attention")
+    assert whole == 4 * windows == 4 * 256 * 256 * family.width
 
 
 @pytest.mark.skipif(not GOLDEN.is_dir(), reason=f"needs the checkpoints of {GOLDEN}")

@@ -266,6 +266,10 @@ def test_mutated_files_give_pixels_or_one_error(format_, mode, options):
         (np.zeros((1, 4, 4, 3), np.uint8), "shape [1, 4, 4, 3]"),
         (np.zeros((4, 4, 2), np.uint8), "shape [4, 4, 2]"), (np.zeros((0, 4, 3), np.uint8), "shape [0, 4, 3]"),
         (np.zeros((3, 8, 9), np.uint8), "move the channels last"),
+        (np.full((4, 4, 3), 200, np.int64), "x.astype('uint8')"),
+        (np.full((4, 4, 3), 2000, np.uint16), "divide them by 65535"),
+        (np.ones((4, 4), bool), "x.astype('float32')"),
+        (np.zeros((2, 4, 4, 3), np.uint8), "list(x)"),
     ],
 )  # fmt: skip
 def test_arrays_of_another_kind_are_refused(array, words):
