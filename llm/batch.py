@@ -1,11 +1,12 @@
-"""What one forward of the decoder reads, as tensors, in one of few shapes."""
+"""What one forward of the decoder reads, in one of few shapes. Numbers are numpy's: each tensor
+that is made or let go gives the interpreter away, and there are some ten a step.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from mtmd.llm.state import Cache
@@ -75,18 +76,18 @@ class Batch:
     and `answers` of them mean something.
     """
 
-    tokens: Tensor
-    positions: Tensor
-    slots: Tensor
-    first: Tensor
-    own: Tensor
-    block_last: Tensor
-    starts: Tensor
-    sequence_slots: Tensor
-    pages: Tensor
+    tokens: np.ndarray
+    positions: np.ndarray
+    slots: np.ndarray
+    first: np.ndarray
+    own: np.ndarray
+    block_last: np.ndarray
+    starts: np.ndarray
+    sequence_slots: np.ndarray
+    pages: np.ndarray
     images: Tensor | None
-    image_at: Tensor | None
-    wanted: Tensor
+    image_at: np.ndarray | None
+    wanted: np.ndarray
     answers: int
     cache: Cache
 
@@ -104,17 +105,16 @@ class Batch:
         assert self.images is not None
         return self.images
 
-    def image_places(self) -> Tensor:
+    def image_places(self) -> np.ndarray:
         assert self.image_at is not None
         return self.image_at
 
-    def bounds(self, window: int | None, blocks: bool) -> Tensor:
+    def bounds(self, window: int | None, blocks: bool) -> np.ndarray:
         """int32 [T, 2], the first and last row each token sees: `window` tokens back, itself
         counted, and, with `blocks`, on to the end of its block.
         """
-        # In numpy, which for a few numbers takes a fraction of torch's time
-        first, own = self.first.numpy(), self.own.numpy()
-        result = np.empty((len(own), 2), np.int32)
-        result[:, 0] = first if window is None else np.maximum(first, own - (window - 1))
-        result[:, 1] = self.block_last.numpy() if blocks else own
-        return torch.from_numpy(result)
+        result = np.empty((len(self.own), 2), np.int32)
+        first = self.first if window is None else np.maximum(self.first, self.own - (window - 1))
+        result[:, 0] = first
+        result[:, 1] = self.block_last if blocks else self.own
+        return result

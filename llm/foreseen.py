@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 from mtmd.llm.batch import FEW, BatchShape
 from mtmd.llm.engine.runner import Runner
+from mtmd.llm.state import Cache
 
+FORESEEN = 96  # batches of few rows, of those that are kept
 MOST_VERIFIED = 64  # rows with proposals: what runs them differs by little from there on
 
 
@@ -22,6 +24,24 @@ def foreseen_batches(runner: Runner) -> list[BatchShape]:
         for shape in ([batch] if paged else _with_pages(batch, runner))
     )
     return list(shapes)
+
+
+def few_rows(runner: Runner, cache: Cache) -> Iterator[BatchShape]:
+    """Batches of few rows in which somebody waits for the next token, those with a short past
+    first; of a cache that is read in place, for which each is a plan of its own.
+    """
+    if not cache.in_place or runner.lead is not None:
+        return
+    least = BatchShape(1).rounded(True).pages
+    most, made = runner.sequences * runner.pages_for(runner.context), set[BatchShape]()
+    for pages in (least, 4 * least, 16 * least):
+        for tokens in range(1, FEW + 1):
+            for count in range(1, min(tokens, runner.sequences) + 1):
+                past = min(max(pages, count), most)
+                shape = BatchShape(tokens, 0, count, count, past).rounded(True)
+                if shape.pages <= pages and shape not in made and len(made) < FORESEEN:
+                    made.add(shape)
+                    yield shape
 
 
 def _batches(runner: Runner) -> Iterator[BatchShape]:

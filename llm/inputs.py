@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 
 from mtmd.kernels import ops
@@ -46,7 +47,7 @@ class TextInputs:
         name: str,
         shape: tuple[int, ...],
         dtype: torch.dtype,
-        fill: Callable[[Batch], torch.Tensor],
+        fill: Callable[[Batch], torch.Tensor | np.ndarray],
         **facts: Any,
     ) -> Node:
         """One node per name, however many layers ask for it."""
@@ -65,7 +66,7 @@ class TextInputs:
             "inp.text_tokens",
             (self.tokens,),
             torch.int64,
-            lambda b: b.tokens.index_fill(0, b.image_places(), pad),
+            lambda b: _put(b.tokens, b.image_places(), pad),
         )
 
     def image_rows(self) -> Node:
@@ -146,3 +147,9 @@ class TextInputs:
                 name,
             )
         return self._made[name]
+
+
+def _put(numbers: np.ndarray, places: np.ndarray, value: int) -> np.ndarray:
+    result: np.ndarray = numbers.copy()
+    result[places] = value
+    return result

@@ -86,8 +86,8 @@ class Beside:
         return best
 
     def ran(self, used: int, rows: int, seconds: float) -> None:
-        """That batch has had so many rows, `used` of them of answers, and taken so long. Not to be
-        told of one that has been planned anew.
+        """That batch has had so many rows, `used` of them of answers, and taken so long, the making
+        of its plan left out.
         """
         ran = _Ran(self._batch, used, seconds)
         if used == rows:

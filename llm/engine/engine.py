@@ -28,6 +28,7 @@ from mtmd.llm.engine.runner import PREFILL, Runner
 from mtmd.llm.engine.sequence import Sequence, Token
 from mtmd.llm.engine.spans import Span, blocks, identities, lay_out, stretch
 from mtmd.llm.engine.speculation import MOST_ROWS, Mode, Speculation, speculation
+from mtmd.llm.sampling.rows import Row, rows_of, tensor_of
 from mtmd.llm.sampling.sampler import Sampler
 from mtmd.llm.sampling.together import Drawn, Wish, draw
 from mtmd.llm.state import PAGE, Cache, Snapshot
@@ -102,6 +103,8 @@ class Engine:
         self.cache: Cache = runner.new_cache()
         self.draws_together = runner.backends[0].device.type == "cuda"
         """Whether the tokens of a batch are chosen where its logits are, in one go."""
+        self._planning_s = 0.0
+        """What making plans has taken of a step."""
         self.steps = self.rows = 0
         """Batches run so far, and tokens in them."""
         self.made_way = 0
@@ -205,8 +208,8 @@ class Engine:
             self.speculation.ran(
                 len(step.parts), rows, seconds, self._chosen - chosen, planned=planned
             )
-        if used and not planned:
-            self.beside.ran(min(used, rows), rows, seconds)
+        if used and (not planned or self.runner.lead is None):
+            self.beside.ran(min(used, rows), rows, seconds - self._planning_s)
         return changed
 
     def _put_aside(self, sequence: Sequence) -> None:
@@ -252,6 +255,11 @@ class Engine:
             step, batch = smaller, self._batch(smaller)
         if self.cache.recurrent:
             self._keep_before(step)
+        self._planning_s = 0.0
+        if self.runner.lead is None:  # else all ranks make it at once, as they begin
+            start = time.perf_counter()
+            self.runner.prepare(batch.shape)
+            self._planning_s = time.perf_counter() - start
         logits = self.runner.forward(batch)
         self.steps, self.rows = self.steps + 1, self.rows + sum(number for _, number in step.parts)
         return step, logits if batch.answers else None
@@ -285,7 +293,7 @@ class Engine:
         self.batcher.ran(step)
         changed, first, end = [], 0, time.perf_counter() + READY_S
         drawn = self._draw_together(parts, logits)
-        lines = () if logits is None else logits.unbind(0)
+        lines = () if logits is None else rows_of(logits)
         for sequence, rows, done in parts:
             self._keep_snapshot(sequence)
             if sequence.done == sequence.total:
@@ -354,7 +362,7 @@ class Engine:
     def _answer(
         self,
         sequence: Sequence,
-        logits: abc.Sequence[Tensor],
+        logits: abc.Sequence[Row],
         before: int,
         end: float,
         drawn: abc.Sequence[Drawn] = (),
@@ -396,7 +404,7 @@ class Engine:
             self._before[sequence] = states
             sequence.done, sequence.behind = before, sequence.total - 1 - before
         elif held:
-            self._held[sequence] = logits[accepted].clone()
+            self._held[sequence] = tensor_of(logits[accepted]).clone()
         if proposal:
             self.batcher.settle(sequence)
 
@@ -420,7 +428,7 @@ class Engine:
                 changed.append(sequence)
         return changed
 
-    def _choose(self, sequence: Sequence, logits: Tensor, drawn: Drawn | None = None) -> int:
+    def _choose(self, sequence: Sequence, logits: Row, drawn: Drawn | None = None) -> int:
         """The next token of a sequence, which ends with it if that was the last; `drawn` if it is
         known already.
         """
@@ -433,10 +441,13 @@ class Engine:
             self.end(sequence, "length")
             return -1
         if drawn is None:
-            allowed = prompt.constraint.mask(logits) if prompt.constraint else logits
-            if len(sequence.tokens) < prompt.min_tokens:
-                allowed = _without(allowed, prompt.stop)
-            token = prompt.sampler(allowed, self._seen(sequence, prompt), sequence.tokens)
+            allowed = prompt.constraint.mask(tensor_of(logits)) if prompt.constraint else logits
+            token = prompt.sampler(
+                allowed,
+                self._seen(sequence, prompt),
+                sequence.tokens,
+                prompt.stop if len(sequence.tokens) < prompt.min_tokens else (),
+            )
         else:
             if drawn.error is not None:
                 raise drawn.error
@@ -559,17 +570,10 @@ def _texts(spans: abc.Iterable[Span]) -> abc.Iterator[int]:
         yield from span.tokens if span.is_text else (PICTURE,) * len(span)
 
 
-def _without(logits: Tensor, tokens: frozenset[int]) -> Tensor:
-    """Logits [V] with -inf at these tokens, the same where nothing else would be left."""
-    result = logits.clone()
-    result[[token for token in tokens if token < len(logits)]] = float("-inf")
-    return result if bool(result.isfinite().any()) else logits
-
-
-def _with_probabilities(token: int, logits: Tensor, alternatives: int | None) -> Token:
+def _with_probabilities(token: int, logits: Row, alternatives: int | None) -> Token:
     if alternatives is None:
         return Token(token)
-    logprobs = logits.float().log_softmax(0)
+    logprobs = tensor_of(logits).float().log_softmax(0)
     best = logprobs.topk(min(alternatives, len(logprobs))) if alternatives else None
     top = (
         tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True))

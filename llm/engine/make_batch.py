@@ -35,11 +35,11 @@ def make_batch(
     return made.finish((rows or [1] * len(parts)) if wants_logits else [])
 
 
-def _numbers(values: abc.Sequence[int] | abc.Sequence[abc.Sequence[int]]) -> Tensor:
-    """int64, in a tenth of the time that `torch.tensor` takes for a few. Here and in spans all is
-    done in numpy: with each of torch's functions this thread gives the interpreter away.
+def _numbers(values: abc.Sequence[int] | abc.Sequence[abc.Sequence[int]]) -> np.ndarray:
+    """int64. Here and in spans all is done in numpy: with each of torch's functions this thread
+    gives the interpreter away.
     """
-    return torch.from_numpy(np.array(values, np.int64))
+    return np.array(values, np.int64)
 
 
 @dataclass
@@ -114,9 +114,9 @@ class _Making:
             _numbers(self.tokens),
             self._all_positions(),
             _numbers(self.slots),
-            torch.from_numpy(first),
-            torch.from_numpy(own),
-            torch.from_numpy(block_last),
+            first,
+            own,
+            block_last,
             _numbers(self.starts),
             _numbers(self.sequence_slots),
             self._table(shape.pages)
@@ -129,7 +129,7 @@ class _Making:
             self.cache,
         )
 
-    def _all_positions(self) -> Tensor:
+    def _all_positions(self) -> np.ndarray:
         """[3, T]; of text alone it is made at once, as in most steps of decoding."""
         if all(isinstance(p, range) for p in self.positions):
             row = [i for part in self.positions for i in part]
@@ -140,13 +140,13 @@ class _Making:
             else p
             for p in self.positions
         ]
-        return torch.from_numpy(np.concatenate(parts, 1))
+        return np.concatenate(parts, 1)
 
-    def _table(self, count: int) -> Tensor:
+    def _table(self, count: int) -> np.ndarray:
         """int64 [count], the pages in use and zeros behind them."""
         table = np.zeros(count, np.int64)
         table[: len(self.pages)] = self.pages
-        return torch.from_numpy(table)
+        return table
 
     def _all_pages(self, count: int) -> list[int]:
         """With pages that nobody looks at: those that follow, where that keeps a run of neighbours,

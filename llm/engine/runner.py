@@ -28,7 +28,7 @@ from mtmd.llm.inputs import TextInputs
 from mtmd.llm.state import KV, PAGE, Cache, Layers, Mirror, state_dtype, states_by_name
 
 PREFILL = 512  # tokens of a prefill batch
-PLANS = 64  # kept for shapes that come again; some MiB each, of a large model
+PLANS = 128  # kept for shapes that come again; some MiB each, of a large model
 FALLBACKS = 16  # every length of prompt has a plan of its own; what they refuse is much the same
 
 
@@ -166,8 +166,8 @@ class Runner:
         return Executor(plan, self.residency)
 
     def prepare(self, batch: BatchShape) -> None:
-        """Have the weights and the plan of a shape of batch in memory."""
-        self._executor(batch)
+        """Have the weights and the plan of a shape of batch in memory, ready to run."""
+        self._executor(batch).prepare()
 
     def new_cache(self) -> Cache:
         """Memory for every layer's states, where the nodes run that write them. It is taken as
@@ -258,7 +258,9 @@ class Runner:
         looks_on = observe is not None and any(d.fuses for d in self.devices)
         executor = self._executor(batch.shape, True) if looks_on else self._executor(batch.shape)
         with self.lead.forward(batch) if self.lead else nullcontext():
-            logits = executor.run(batch, observe)[-1][: batch.answers]
+            logits = executor.run(batch, observe)[-1]
+        if len(logits) > batch.answers:
+            logits = logits[: batch.answers]
         if executor.threads is not None:
             self.threads = executor.threads.best
         return logits

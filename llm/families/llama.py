@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from mtmd.kernels import ops
@@ -152,8 +153,14 @@ class LlamaText:
             "inp.temper",
             (inputs.tokens, 1, 1),
             inputs.dtype,
-            lambda b: (1 + beta * (1 + (b.positions[0] / period).floor()).log()).view(-1, 1, 1),
+            lambda b: _growth(b.positions[0], beta, period).to(inputs.dtype),
         )
+
+
+def _growth(positions: np.ndarray, beta: float, period: float) -> torch.Tensor:
+    """fp32 [T, 1, 1]"""
+    periods = (torch.from_numpy(positions) / period).floor()
+    return (1 + beta * (1 + periods).log()).view(-1, 1, 1)
 
 
 def from_gguf(keys: Settings, names: Collection[str]) -> dict[str, Any]:

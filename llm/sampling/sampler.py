@@ -8,7 +8,7 @@ import math
 import secrets
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import islice
 
 import numpy as np
@@ -18,6 +18,7 @@ from mtmd.kernels.errors import MtmdError
 from mtmd.kernels.resources.threads import one_thread
 from mtmd.llm.sampling.candidates import candidates, pick
 from mtmd.llm.sampling.options import Sampling
+from mtmd.llm.sampling.rows import Row, numbers_of, tensor_of
 
 __all__ = ["Sampler", "Sampling", "check_peak"]
 
@@ -40,22 +41,27 @@ class Sampler:
         self._next: deque[float] = deque()
 
     def __call__(
-        self, logits: torch.Tensor, seen: Sequence[int], written: Sequence[int] = ()
+        self,
+        logits: Row,
+        seen: Sequence[int],
+        written: Sequence[int] = (),
+        forbidden: Collection[int] = (),
     ) -> int:
         """The next token from `logits` [V] (any float dtype, any device) after the tokens `seen`,
-        those `written` of the answer.
+        those `written` of the answer. One of `forbidden` comes only where there is no other.
 
         -inf marks a token that must not be chosen. Raises MtmdError for NaN or +inf, or if every
         token is at -inf.
         """
-        if logits.ndim != 1 or not logits.numel():
+        if logits.ndim != 1 or not len(logits):
             raise MtmdError(f"the logits have shape {list(logits.shape)}; expected [V], one row")
         own = _memory(len(logits))
         sampling, values = self.sampling, _float32(logits, own)
-        if changes(sampling, seen, written):
+        if forbidden or changes(sampling, seen, written):
             if values is not own:
                 np.copyto(own, values)
                 values = own
+            forbid(values, forbidden)
             penalize(values, seen, sampling.repetition_penalty)
             adjust(values, written, sampling)
         # Of equal logits the first; NaN, if there is one, counts as the largest
@@ -91,21 +97,30 @@ def _memory(count: int) -> np.ndarray:
     return result
 
 
-def _float32(logits: torch.Tensor, own: np.ndarray) -> np.ndarray:
+def _float32(logits: Row, own: np.ndarray) -> np.ndarray:
     """Logits in numpy's hands, `own` where they had to be widened: by torch that would wake its
     threads.
     """
-    if logits.device.type != "cpu" or logits.requires_grad:
-        logits = logits.detach().cpu()
-    if logits.dtype == torch.bfloat16:
-        words = logits.contiguous().view(torch.int16).numpy().view(np.uint16)
-        np.left_shift(words, 16, out=own.view(np.uint32), dtype=np.uint32)
+    if isinstance(logits, torch.Tensor):
+        if logits.dtype not in (torch.float32, torch.bfloat16):
+            with one_thread():
+                logits = logits.float()
+        if logits.device.type != "cpu" or logits.requires_grad:
+            logits = logits.detach().cpu()
+        logits = numbers_of(logits)
+    if logits.dtype == np.uint16:
+        np.left_shift(logits, 16, out=own.view(np.uint32), dtype=np.uint32)
         return own
-    if logits.dtype != torch.float32:
-        with one_thread():
-            logits = logits.float()
-    values: np.ndarray = logits.numpy()
-    return values
+    return logits.astype(np.float32, copy=False)
+
+
+def forbid(logits: np.ndarray, tokens: Collection[int]) -> None:
+    """fp32 logits [V] of these tokens become -inf, in place, unless none would be left."""
+    places = [token for token in tokens if token < len(logits)]
+    before = logits[places]
+    logits[places] = -np.inf
+    if logits.max() == -np.inf:
+        logits[places] = before
 
 
 def changes(sampling: Sampling, seen: Sequence[int], written: Sequence[int]) -> bool:
@@ -154,10 +169,11 @@ def adjust(logits: np.ndarray, written: Sequence[int], sampling: Sampling) -> No
         logits[found] -= penalties.astype(np.float32)
 
 
-def check_peak(best: float, logits: torch.Tensor) -> None:
+def check_peak(best: float, row: Row) -> None:
     """Raises MtmdError unless the largest logit is finite. NaN is the largest if there is one."""
     if math.isfinite(best):
         return
+    logits = tensor_of(row)
     bad = int(logits.isnan().sum()) or int((logits == best).sum())
     raise MtmdError(
         f"the model's output has {best:g} in {bad} of {len(logits)} logits; expected finite "

@@ -5,15 +5,18 @@ here; nothing is run or compiled.
 from __future__ import annotations
 
 import random
+from unittest.mock import patch
 
 import pytest
+import test_engine as small
 
 from mtmd.config import LoadOptions
 from mtmd.kernels.backends import Cpu, Reference
 from mtmd.kernels.backends.target import Target
 from mtmd.kernels.report.programs import Programs
-from mtmd.llm.batch import BatchShape
-from mtmd.llm.foreseen import foreseen_batches
+from mtmd.llm.batch import FEW, BatchShape
+from mtmd.llm.engine.runner import PLANS
+from mtmd.llm.foreseen import FORESEEN, few_rows, foreseen_batches
 from mtmd.loading import find_checkpoint
 from mtmd.model import Model
 
@@ -48,3 +51,31 @@ def test_there_are_few_of_them(model: Model) -> None:
     assert len(set(batches)) == len(batches) < 160
     assert {b.pages for b in batches} == {model.runner.pages}, "of a table there is one size"
     assert {b.tokens for b in batches if b.tokens == b.sequences} >= set(range(1, 7))
+
+
+def test_small_batches_of_those_who_wait_are_foreseen() -> None:
+    subject = small.engine(sequences=4, context=128)
+    foreseen = set(few_rows(subject.runner, subject.cache))
+    assert foreseen and len(foreseen) <= FORESEEN < PLANS
+    met, prepare, chance = set[BatchShape](), subject.runner.prepare, random.Random(1)
+
+    def prepared(batch: BatchShape) -> None:
+        met.add(batch)
+        prepare(batch)
+
+    with patch.object(subject.runner, "prepare", prepared):
+        for number in range(30):
+            subject.submit(
+                small.request(chance.randint(2, 60), 5 + number % 9, chance.randint(1, 12))
+            )
+            for _ in range(chance.randint(0, 6)):
+                subject.step()
+        small.run(subject)
+    few = {b for b in met if b.tokens <= FEW and b.wanted}
+    assert few and few <= foreseen
+
+
+def test_none_are_foreseen_where_pages_are_gathered() -> None:
+    subject = small.engine()
+    subject.cache.in_place = False
+    assert not list(few_rows(subject.runner, subject.cache))

@@ -11,6 +11,7 @@ from unittest.mock import patch
 import pytest
 import test_runner as small
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mtmd.kernels.errors import DeviceMemoryError, MtmdError, PromptError
 from mtmd.kernels.plan.scheduler import Plan
@@ -436,3 +437,36 @@ def test_tokens_chosen_together_are_those_chosen_one_by_one(speculate: Any) -> N
 
 
 ODD = torch.arange(small.FAMILY.vocabulary) % 2 == 0
+
+
+class Called(TorchDispatchMode):
+    """Which of torch's operators have run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(
+        self, function: Any, _: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.names.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [{}, {"min_tokens": 12, "stop": frozenset({3, 4})}, {"temperature": 1.0, "seed": 1}],
+    ids=["greedy", "with a least length", "at random"],
+)
+def test_a_step_of_decoding_leaves_the_interpreter_to_itself(chosen: dict[str, Any]) -> None:
+    # With each of torch's operators, and each tensor let go, the thread gives the interpreter away,
+    # and beside threads that compute it comes back late.
+    subject = engine()
+    for first in range(4):
+        subject.submit(request(first=5 + first, **chosen))
+    while not all(s.decoding and len(s.tokens) > 3 for s in subject._prompts):
+        subject.step()
+    with Called() as called:
+        changed = subject.step()
+    assert len(changed) == 4
+    assert len(called.names) <= 5  # memory for the logits, and how numpy comes by them

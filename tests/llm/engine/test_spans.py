@@ -61,4 +61,4 @@ def test_positions_have_the_type_of_indices_where_numpys_own_is_another(
     assert {str(s.positions.dtype) for s in spans if s.positions is not None} == {"int64"}
     making = _Making(cache=None)  # type: ignore[arg-type]  # what is asked here needs none
     making.positions = [range(3), *(s.positions for s in spans if s.positions is not None)]
-    assert making._all_positions().dtype == torch.int64
+    assert making._all_positions().dtype == np.int64

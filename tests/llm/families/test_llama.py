@@ -84,10 +84,12 @@ def settings(model: Any) -> Settings:
     return Settings(model.config.to_dict(), "config.json")
 
 
-def logits(family: Any, file: Any, flash: str = "auto") -> torch.Tensor:
+def logits(
+    family: Any, file: Any, flash: str = "auto", dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
     weights = CanonicalWeights(file, family.parameters(), "test")
     check_no_extra(file, weights.sources, family.unused, "test")
-    engine = Runner(family, weights, [Cpu()], dtype=torch.float32, context=128, flash_attn=flash)
+    engine = Runner(family, weights, [Cpu()], dtype=dtype, context=128, flash_attn=flash)
     return engine.prefill([Span(TOKENS)], engine.new_cache())
 
 
@@ -115,6 +117,15 @@ def test_logits_are_those_of_the_reference(case: str, flash: str) -> None:
         )
         <= 1e-10
     )
+
+
+@pytest.mark.filterwarnings("ignore:.*")  # as above
+def test_queries_grow_in_the_models_own_dtype() -> None:
+    kind, more = VARIANTS["queries that grow"]
+    model, expected = reference(kind, **more)
+    config, file = settings(model), TensorFile(model.state_dict())
+    family = text_family(config.values["model_type"], config)
+    assert nmse(logits(family, file, dtype=torch.bfloat16).float(), expected) <= 1e-2
 
 
 def test_what_is_left_out_and_what_is_null() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mtmd.kernels.errors import MtmdError
-from mtmd.llm.engine.engine import _with_probabilities, _without
+from mtmd.llm.engine.engine import _with_probabilities
 from mtmd.llm.sampling.candidates import candidates, pick
 from mtmd.llm.sampling.sampler import Sampler, Sampling
 from mtmd.llm.sampling.together import Wish, draw
@@ -51,7 +51,7 @@ def test_as_one_by_one(count: int, dtype: torch.dtype) -> None:
             point = twin.points(3)[0] if one.temperature else 0.0
             wishes.append(Wish(one, seen, written, forbidden, point, allowed, alternatives))
             left = row if allowed is None else allowed
-            token = sampler(_without(left, forbidden) if forbidden else left, seen, written)
+            token = sampler(left, seen, written, forbidden)
             expected.append(_with_probabilities(token, row, alternatives))
             if one.temperature:
                 twin.use()
