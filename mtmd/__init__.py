@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # what type checkers see of the table below; a test keeps the
     from mtmd.embedding.embedder import Embedder as Embedder
     from mtmd.embedding.embedder import load_embedder as load_embedder
     from mtmd.events import Answer as Answer
+    from mtmd.events import Box as Box
     from mtmd.events import Event as Event
     from mtmd.events import Finished as Finished
     from mtmd.events import Progress as Progress
@@ -70,6 +71,7 @@ _PLACES = {
     "mtmd.option_types": ("AnswerKeywords", "LoadKeywords"),
     "mtmd.events": (
         "Answer",
+        "Box",
         "Event",
         "Finished",
         "Progress",

@@ -7,9 +7,11 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -72,10 +74,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     way, 4 `batch --ray` is done and some rows have an error, 70 the device of `serve` has failed,
     130 interrupted.
     """
+    _open_closed_files()
     if isinstance(
         sys.stdout, io.TextIOWrapper
     ):  # an answer may hold characters that a terminal's encoding does not have
         sys.stdout.reconfigure(errors="backslashreplace")
+    _take_sigterm()
     top = parser()
     if completion.is_asked():
         completion.complete(top)
@@ -99,11 +103,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output went away, as `head` does
         _leave_stdout()
         return 0
+    except RuntimeError as error:
+        if "home directory" not in str(error):  # of `Path.expanduser`
+            raise
+        return _refuse(
+            args.verb, 'a path begins with "~" and found no such user\'s home; write it in full'
+        )
     except OSError as error:  # a full disk under the output, for one
         with suppress(OSError):
             _leave_stdout()
         where = f": {error.filename}" if error.filename else ""
         return _refuse(args.verb, f"{error.strerror or type(error).__name__}{where}")
+
+
+def _open_closed_files() -> None:
+    """Of the three that every program has: what is opened next would take the number of one that
+    was closed before we began, and get what native code writes to it.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115  # until the end
+
+
+def _take_sigterm() -> None:
+    """The first process of a container passes over what would end any other: as loading takes
+    minutes, `docker stop` would have to kill it. `serve` takes the signal over once it answers.
+    """
+    if os.getpid() == 1 and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
 
 
 def _run(args: argparse.Namespace) -> int:

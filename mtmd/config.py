@@ -40,6 +40,24 @@ VIDEO_SUFFIXES = (".mp4", ".m4v", ".mov", ".webm", ".mkv", ".avi")
 ELSEWHERE = {  # options of other libraries, and what takes their place
     "stream": "load().stream(image, prompt) gives an answer word by word",
     "do_sample": "an answer is drawn where temperature is above 0",
+    "num_beams": "answers are sampled, or greedy: there is no beam search",
+    "text": "that is `prompt`",
+    "video": "pictures and videos are given as `image`",
+    "videos": "pictures and videos are given as `image`",
+    "n": "call it several times, with another `seed` each",
+    "response_format": "json_schema takes a JSON schema, or True for any object",
+    "regex": 'it is written grammar={"regex": ...}',
+    "choice": 'it is written grammar={"choice": [...]}',
+    "top_logprobs": "logprobs takes the number of them",
+    "max_model_len": "that is `context`",
+    "tensor_parallel_size": "that is `tp`",
+    "gpu_memory_utilization": 'memory_limit takes bytes, as "20GiB"',
+    "load_in_4bit": "quantized weights come as GGUF: load('org/name:Q4_K_M')",
+    "load_in_8bit": "quantized weights come as GGUF: load('org/name:Q8_0')",
+    "quantization_config": "quantized weights come as GGUF: load('org/name:Q4_K_M')",
+    "trust_remote_code": "no code of a repository is ever run",
+    "min_pixels": "image_min_tokens of `load` says what one picture takes at least",
+    "max_pixels": "image_max_tokens of `load` says what one picture takes at most",
 }
 STOPS_MAX = 16
 STOP_CHARS_MAX = 256
@@ -123,7 +141,8 @@ class LoadOptions:
             if type(getattr(self, name)) is not bool:
                 refuse(name, getattr(self, name), "true or false")
         object.__setattr__(self, "speculate", _speculate(self.speculate))
-        _text("device", self.device)
+        if not isinstance(self.device, str) or not self.device:
+            refuse("device", self.device, 'a text that is not empty, such as "cpu" or "cuda:0"')
         for name in ("override_tensor", "refuse"):
             object.__setattr__(self, name, _texts(name, getattr(self, name)))
         object.__setattr__(self, "threads", integer_or_none("threads", self.threads, 1, 1024))
@@ -204,8 +223,18 @@ BESIDE: dict[Any, tuple[str, ...]] = {  # what calls that take options have besi
 
 def data_folder() -> Path:
     """Where this user's conversations are kept, as the system has it (XDG base directories on
-    Linux).
+    Linux). Raises OptionError for a user who has no home.
     """
+    try:
+        return _data_folder()
+    except RuntimeError as error:  # a number alone, as containers are run with
+        raise OptionError(
+            "found no home folder of this user, expected one; set HOME, or give --data DIR, or "
+            "--no-history"
+        ) from error
+
+
+def _data_folder() -> Path:
     if sys.platform == "win32":
         base = os.environ.get("LOCALAPPDATA")
         return Path(base or Path.home() / "AppData" / "Local") / "mtmd"
@@ -220,6 +249,12 @@ def api_keys_from_environment() -> list[str]:
     NAME:KEY.
     """
     return os.environ.get("MTMD_API_KEYS", "").replace(",", " ").split()
+
+
+def notify_socket() -> str | None:
+    """Where systemd listens that has started this process; a name in memory begins with a NUL."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    return f"\0{address[1:]}" if address.startswith("@") else address or None
 
 
 def kernels_from_environment() -> str | None:

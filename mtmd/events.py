@@ -30,6 +30,11 @@ class TokenInfo:
     logprob: float
     top: tuple[tuple[str, float], ...]
 
+    def asdict(self) -> dict[str, Any]:
+        """Of JSON types."""
+        top = [{"text": text, "logprob": logprob} for text, logprob in self.top]
+        return {"id": self.id, "text": self.text, "logprob": self.logprob, "top": top}
+
 
 @dataclass(frozen=True)
 class TextPiece:
@@ -53,10 +58,23 @@ class ToolCallPiece:
     arguments: str
 
 
+@dataclass(frozen=True)
+class Box:
+    """A part of the picture that an answer is about, in pixels of the picture, turned upright."""
+
+    label: str
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+
 class View(Protocol):
-    """How an answer looks in a notebook."""
+    """The pictures of an answer: how it looks in a notebook, and where in them its boxes lie."""
 
     def html(self, answer: Answer) -> str: ...
+
+    def boxes(self, answer: Answer) -> tuple[Box, ...]: ...
 
 
 @dataclass(frozen=True)
@@ -68,7 +86,8 @@ class Answer:
     token left out; `receipt` tells what the model saw, where it ran and how long each part took
     (`receipt.finish`: "stop", "length", "cancelled"). `tool_calls` are those that the model wrote,
     not part of the text. `stop`: the text of the option's before which it ended, None where it
-    ended otherwise.
+    ended otherwise. `logprobs`: each token of the answer with its log probability, where the option
+    asked for them.
     """
 
     text: str
@@ -77,23 +96,36 @@ class Answer:
     receipt: Receipt
     tool_calls: tuple[ToolCall, ...] = ()
     stop: str | None = None
+    logprobs: tuple[TokenInfo, ...] = ()
     view: View | None = field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:
         return self.text
+
+    def __format__(self, spec: str) -> str:
+        return format(self.text, spec)
+
+    @property
+    def boxes(self) -> tuple[Box, ...]:
+        """Those that its text gives, in any notation of vision-language models. Of an answer about
+        one picture: of several, none says which one is meant.
+        """
+        return self.view.boxes(self) if self.view else ()
 
     def _repr_html_(self) -> str:
         """For notebooks."""
         return self.view.html(self) if self.view else f"<p>{escape(self.text)}</p>"
 
     def asdict(self) -> dict[str, Any]:
-        """Of JSON types."""
+        """Of JSON types; `logprobs` where they were asked for."""
+        told = {"logprobs": [token.asdict() for token in self.logprobs]} if self.logprobs else {}
         return {
             "text": self.text,
             "prompt_token_ids": list(self.prompt_token_ids),
             "output_token_ids": list(self.output_token_ids),
             "receipt": self.receipt.asdict(),
             "tool_calls": [call.asdict() for call in self.tool_calls],
+            **told,
         }
 
 

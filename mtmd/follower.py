@@ -70,7 +70,8 @@ class Follower:
 
     def do_forward(self, head: Head, tensors: list[Tensor]) -> None:
         values: dict[str, Any] = {"images": None, "image_at": None}
-        values |= dict(zip(head["names"], tensors, strict=True))
+        for name, tensor in zip(head["names"], tensors, strict=True):
+            values[name] = tensor if name == "images" else tensor.numpy()
         batch = Batch(**values, answers=head["answers"], cache=self.caches[head["cache"]])
         runner = self.loaded.runner
         if not head["first"]:

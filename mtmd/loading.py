@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from os import PathLike
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, cast
 
 from mtmd.checkpoint.checkpoint import Checkpoint
-from mtmd.checkpoint.hub import DEMO_NAME, is_demo, resolve_model
+from mtmd.checkpoint.headers import fetch_headers
+from mtmd.checkpoint.hub import DEMO_NAME, check_name, is_demo, resolve_model
 from mtmd.checkpoint.open import open_checkpoint
 from mtmd.config import LoadOptions, options, split_options
 from mtmd.kernels.errors import ModelError, OptionError
+from mtmd.kernels.resources.default_device import made_on_the_host
+from mtmd.loaded.fitting.context import check_length
 from mtmd.model import Model
 from mtmd.option_types import AnswerKeywords, DescribeKeywords, LoadKeywords
 from mtmd.prompt.conversation import Images, Message
@@ -37,9 +42,28 @@ def load(
     `chosen` are the fields of `LoadOptions` by name, most of all device, dtype, context, parallel
     and memory_limit. Raises MtmdError: ModelError for the checkpoint, OptionError for an option.
     """
+    made = load_beside(model, progress=progress, **chosen)
+    try:
+        made.loaded.check_room()
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def load_beside(
+    model: str | PathLike[str] | None = None,
+    *,
+    progress: bool = False,
+    **chosen: Unpack[LoadKeywords],
+) -> Model:
+    """As `load`, where memory that is taken now may be given back before the weights are read, as
+    by other models.
+    """
     settings = options(LoadOptions, chosen)
-    checkpoint, name = find_checkpoint(model, settings, progress)
-    return Model(checkpoint, settings, name=name)
+    with made_on_the_host():
+        checkpoint, name = find_checkpoint(model, settings, progress)
+        return Model(checkpoint, settings, name=name)
 
 
 def find_checkpoint(
@@ -58,11 +82,31 @@ def find_checkpoint(
             f"model is an object of type {type(model).__name__}; expected a checkpoint folder, a "
             "GGUF file, or org/name on the Hugging Face hub"
         )
+    _check_ahead(str(model), projector, settings)
     result = resolve_model(model, progress)
     is_local = Path(model).expanduser().exists()  # else the folder is named by a hash
     return open_checkpoint(
         result.path, projector or result.projector, template
     ), None if is_local else str(model)
+
+
+def _check_ahead(model: str, projector: Path | None, settings: LoadOptions) -> None:
+    """A context that is too long for a model which has to be fetched first, which may take hours:
+    its headers are some MB. What else is wrong with it is told by who fetches it. Raises
+    OptionError.
+    """
+    if settings.context is None or check_name(model):
+        return
+    with suppress(ModelError):
+        resolve_model(model, fetch=False)
+        return  # it is here
+    with TemporaryDirectory(prefix="mtmd-headers-", ignore_cleanup_errors=True) as folder:
+        try:
+            found = fetch_headers(model, Path(folder))
+            checkpoint = open_checkpoint(found.path, projector or found.projector)
+        except ModelError:
+            return
+        check_length(settings.context, checkpoint, model)
 
 
 _last: tuple[Any, Model] | None = None

@@ -24,6 +24,7 @@ from mtmd.kernels.errors import MtmdError, OptionError
 from mtmd.kernels.options import integer, refuse
 from mtmd.kernels.plan.executor import Observer
 from mtmd.kernels.report.warmup_report import WarmupReport
+from mtmd.kernels.resources.default_device import made_on_the_host
 from mtmd.llm.engine.runner import Runner
 from mtmd.llm.engine.spans import Span
 from mtmd.loaded.loaded_model import LoadedModel
@@ -383,7 +384,7 @@ class Model:
 
     def _async_tickets(self) -> AsyncTickets:
         with self._lock:
-            if self._async is None:
+            if self._async is None or not self._async.is_here:
                 sequences = self.runner.sequences
                 self._async = AsyncTickets(2 * sequences, sequences + LEAST)
             return self._async
@@ -410,6 +411,7 @@ class Model:
         """What the decoder would read: the conversation tokenized, its images encoded."""
         return self.prompt(messages).spans
 
+    @made_on_the_host()
     def prompt(self, messages: Sequence[Message], encoder: Observer | None = None) -> EncodedPrompt:
         """As `spans`, with the images; every node of the encoding is shown to `encoder`, which sees
         it all even if it is known.
@@ -452,14 +454,19 @@ def _questions(
             f"images: found {type(images).__name__}, expected a list of pictures; for one there "
             "is `answer`"
         )
+    try:
+        each = iter(images)  # also of a Dataset of torch's, which has items and no __iter__
+    except TypeError:
+        found = type(images).__name__
+        raise OptionError(f"images: found {found}, expected a list of pictures") from None
     if prompt is None or isinstance(prompt, str):
-        return ((image, prompt) for image in images)
+        return ((image, prompt) for image in each)
     if isinstance(images, Sized) and len(images) != len(prompt):
         raise OptionError(
             f"prompt: found {len(prompt)} for {len(images)} images, expected one for all, or one "
             "for each"
         )
-    return zip(images, prompt, strict=True)
+    return zip(each, prompt, strict=True)
 
 
 def _with_bar(results: Iterator[T], total: int | None) -> Iterator[T]:

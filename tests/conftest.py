@@ -53,4 +53,14 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.hookimpl(trylast=True)  # after the fixtures of its file have ended
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Nor is what a file leaves behind garbage of the next one: without this every full collection
+    takes a second in the end, and tests of memory make hundreds of them.
+    """
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
+
+
 atexit.register(gc.unfreeze)  # what is imported is freed at the end, as some libraries check

@@ -12,7 +12,8 @@ from mtmd.config import AnswerOptions
 from mtmd.events import Answer
 from mtmd.kernels.errors import DeviceError, MtmdError, OptionError
 from mtmd.prompt.conversation import messages_of
-from mtmd.prompt.load_image import decoded_bytes, read_picture
+from mtmd.prompt.load_image import decoded_bytes, read_picture, read_url
+from mtmd.prompt.urls.kinds import is_address
 from mtmd.prompt.video_input import FrameRequest, VideoInput, is_video
 from mtmd.service.many import Many
 from mtmd.service.measures.prepare_ahead import PrepareAhead
@@ -49,7 +50,13 @@ class Batch:
         return self.many.results(inputs, self.row, ordered)
 
     def row(self, one: Input) -> Row:
-        """Of a file. For `many` to call."""
+        """Of a file, or of what came from a pipe or lies behind a URL. For `many` to call."""
+        if one.data is not None:
+            data = one.data
+            return self.row_of_data(one.name, lambda: (one.name, data))
+        if one.is_url:
+            video = is_address(one.path) and is_video(one.path)
+            return self.row_of_data(one.name, lambda: (one.name, read_url(one.path, video=video)))
         if is_video(one.path):
             wanted = vars(self.frames)
             if one.end is not None:  # the next part begins with the frame at its end

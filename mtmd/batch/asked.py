@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mtmd.kernels.errors import OptionError
+from mtmd.prompt.urls.kinds import is_url
 
 ENDING = ".run.json"
 LOADING = ("dtype", "context", "mmproj", "chat_template", "image_min_tokens", "image_max_tokens")
@@ -111,8 +112,10 @@ def name_of_model(model: str | None) -> str:
 
 def place_of(name: str, folder: str) -> str:
     """Where a picture lies that `folder`, a whole path, names so, however that is written. A link
-    to a picture is one of its own.
+    to a picture is one of its own. The name of a URL is its own place.
     """
+    if is_url(name):
+        return name
     head, tail = os.path.split(os.path.join(folder, name))  # noqa: PTH118  # ".." after links
     return f"{real_folder(head)}/{tail}"
 

@@ -10,13 +10,15 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
 
 from mtmd.config import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 from mtmd.kernels.errors import OptionError, VideoError
 from mtmd.kernels.text import printable
+from mtmd.prompt.picture_paths import check_path, user_path
+from mtmd.prompt.urls.kinds import is_address, is_url, url_identity
 
 SUFFIXES = (*IMAGE_SUFFIXES, *VIDEO_SUFFIXES)
 PARTS_MAX = 100_000  # of one video
@@ -25,17 +27,25 @@ SHOWN = 4  # endings of skipped files that are named
 
 @dataclass(frozen=True)
 class Input:
-    """A picture or a video: where it is, and its name in the output, which is that as valid text;
-    of a part of a video, from `start` to `end` seconds, with these behind it (W3C, Media Fragments
-    URI 1.0).
+    """A picture or a video: where it is, a path, a data URL or an address of the web, and its name
+    in the output, which is that as valid text, of URLs without secrets; of a part of a video, from
+    `start` to `end` seconds, with these behind it (W3C, Media Fragments URI 1.0). `data`: what came
+    from a pipe.
     """
 
     path: str
     start: float | None = None
     end: float | None = None
+    data: bytes | None = field(default=None, repr=False)
+
+    @property
+    def is_url(self) -> bool:
+        return is_url(self.path)
 
     @property
     def name(self) -> str:
+        if self.is_url:
+            return url_identity(self.path)
         name = os.fsencode(self.path).decode("utf-8", "backslashreplace")
         return name if self.end is None else f"{name}#t={self.start or 0:g},{self.end:g}"
 
@@ -68,23 +78,39 @@ def told_of(skipped: Mapping[str, int]) -> str:
 
 
 def find_inputs(
-    words: Iterable[str], lists: Sequence[str] = (), endings: tuple[str, ...] = SUFFIXES
+    words: Iterable[str],
+    lists: Sequence[str] = (),
+    endings: tuple[str, ...] = SUFFIXES,
+    piped: bytes | None = None,
 ) -> Inputs:
-    """What `words` (files, folders, patterns) and `lists` name; the latter are files with a path on
-    each line, "-" for stdin. Of folders, files with one of `endings` are taken.
+    """What `words` (files, folders, patterns, URLs) and `lists` name; the latter are files with a
+    path or URL on each line, "-" for stdin. Of folders, files with one of `endings` are taken. The
+    word "-" is `piped`, where something was.
 
     Whether a file that is named exists is found out when it is its turn. Raises OptionError where a
     folder, pattern or list has none.
     """
     skipped: Counter[str] = Counter()
-    named = [path for word in words for path in _expand(word, skipped, endings)]
-    named += [path for file in lists for path in _read_list(file)]
+    named: list[Input] = []
+    for word in words:
+        if word == "-" and piped is not None:
+            named.append(Input("standard input", data=piped))
+        else:
+            named += map(Input, _expand(_plain(word), skipped, endings))
+    named += [Input(_plain(path)) for file in lists for path in _read_list(file)]
     if not named:
         raise OptionError(
             "no picture was named; give files, folders, patterns like 'photos/*.jpg', or --list "
             "FILE"
         )
-    return Inputs(tuple(Input(path) for path in dict.fromkeys(named)), skipped)
+    return Inputs(tuple(dict.fromkeys(named)), skipped)
+
+
+def check_urls(inputs: Iterable[Input], remote: bool) -> None:
+    """Raises ImageError for an address of the web, unless `remote` ones are fetched."""
+    for one in inputs:
+        if is_address(one.path) and not remote:
+            check_path(one.path)
 
 
 def in_parts(inputs: Iterable[Input], every: float, isolate: bool = False) -> list[Input]:
@@ -114,7 +140,14 @@ def in_parts(inputs: Iterable[Input], every: float, isolate: bool = False) -> li
     return result
 
 
+def _plain(word: str) -> str:
+    """Of file:// the path, by which rows are known."""
+    return user_path(word) if word[:7].lower() == "file://" else word
+
+
 def _expand(word: str, skipped: Counter[str], endings: tuple[str, ...]) -> list[str]:
+    if is_url(word):
+        return [word]
     if Path(word).is_dir():
         result = sorted(_pictures_in(Path(word), skipped, endings))
         if not result:

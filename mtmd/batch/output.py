@@ -75,9 +75,15 @@ class Output(Protocol):
 def open_output(path: Path, resume: bool) -> Output:
     """By the ending of `path`. Nothing is written before the first row.
 
-    Raises OptionError for another ending, for a file that is there without `resume`, and for one
+    Raises OptionError as `check_output`, for a file that is there without `resume`, and for one
     with it that holds something else.
     """
+    check_output(path)
+    return KINDS[path.suffix.lower()](path, resume)
+
+
+def check_output(path: Path) -> None:
+    """Raises OptionError for an ending that is not known, and a folder that is not there."""
     ending = path.suffix.lower()
     if ending not in KINDS:
         raise OptionError(
@@ -85,7 +91,6 @@ def open_output(path: Path, resume: bool) -> Output:
         )
     if not path.parent.is_dir():
         raise OptionError(f"out {path}: found no folder {path.parent}; make it first")
-    return KINDS[ending](path, resume)
 
 
 class Form(Protocol):

@@ -77,6 +77,8 @@ def what_is_left(
 
 def _place(one: Input) -> str:
     """As of its row's name."""
+    if one.is_url:
+        return one.name
     folder, _ = os.path.split(one.path)
     real = real_folder(os.path.join(Path.cwd(), folder))  # noqa: PTH118  # ".." after links
     _, name = os.path.split(one.name)
@@ -84,6 +86,8 @@ def _place(one: Input) -> str:
 
 
 def _in_full(one: Input) -> Input:
+    if one.is_url:
+        return one
     return replace(one, path=os.path.abspath(one.path))  # noqa: PTH100  # links stay
 
 

@@ -4,7 +4,6 @@ changes its speed changes it for all points.
 
 from __future__ import annotations
 
-import os
 import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +20,9 @@ from mtmd.bench.report import AXES, Machine, OpRow, Point, PredictedMemory, Repo
 from mtmd.bench.subject import OpCost, Prefilled, Subject, Work
 from mtmd.config import LoadOptions
 from mtmd.kernels.report.ceilings import RUNS, Ceilings
+from mtmd.kernels.resources.cores import usable_cores
 from mtmd.kernels.resources.threads import asked_threads
+from mtmd.kernels.resources.throttling import SustainedClock
 from mtmd.model import Model
 
 # What an axis can change; the rest is as at the base.
@@ -169,6 +170,8 @@ class _Bench:
     def __init__(self, subject: Subject, plan: Plan, ceilings: Ceilings):
         self.subject, self.plan, self.ceilings = subject, plan, ceilings
         self.threads = asked_threads()
+        on_cpu = subject.device.type == "cpu"
+        self._clock = SustainedClock(usable_cores().quota if on_cpu else None)
         self.series: dict[tuple[str, Point], _Series] = {}
         self._pictures: dict[tuple[int, int], tuple[list[Any], list[Any]]] = {}
 
@@ -260,14 +263,17 @@ class _Bench:
         work: Callable[[], Work] | None = None,
         runs: int = 1,
     ) -> Iterator[None]:
-        """Time and peak memory of the body, which does the same `runs` times."""
+        """Time and peak memory of the body, which does the same `runs` times. What a user waits
+        for once, the first token, takes as long as it takes, under a CPU quota, too.
+        """
+        clock = SustainedClock(None) if name == "first token" else self._clock
         peaks: list[tuple[int, int]] = []
         self.subject.synchronize()
         with self.subject.peak(peaks):
-            start = time.perf_counter()
+            begun = clock.now()
             yield
             self.subject.synchronize()
-            ms = (time.perf_counter() - start) * 1e3 / runs
+            ms = clock.since(begun) * 1e3 / runs
         if counted:
             series = self.series.get((name, point))
             if series is None:
@@ -329,7 +335,7 @@ class _Bench:
             subject.device_name,
             f"{platform.system()} {platform.release()}",
             _processor(),
-            os.cpu_count() or 1,
+            usable_cores().usable,
             torch.__version__,
             c.read_bytes_per_s / 1e9,
             c.bf16_flops_per_s / 1e9,

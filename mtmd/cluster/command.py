@@ -75,6 +75,11 @@ def check(args: argparse.Namespace) -> None:
                 f"--{name.replace('_', '-')}: found beside --ray, which has no use for it; leave "
                 "one of them out"
             )
+    if args.allow_remote_media:
+        raise OptionError(
+            "--allow-remote-media: found beside --ray, which reads addresses of any kind as its "
+            "machines can; leave it out"
+        )
     if args.split == "layer":
         raise OptionError(
             "--split layer: found beside --ray, whose actors have a GPU each, expected none; "

@@ -13,9 +13,11 @@ from typing import Any
 
 from mtmd.cluster import command as cluster
 from mtmd.commands.shared import (
+    STDIN,
     add_ahead_argument,
     add_answer_arguments,
     add_model_arguments,
+    add_remote_argument,
     add_system_argument,
     add_video_arguments,
     answer_options,
@@ -38,6 +40,7 @@ mtmd batch photos/ -p "Describe the image." --out answers.jsonl
 mtmd batch 'photos/**/*.jpg' --out answers.csv --resume
 mtmd batch films/ -p "What happens here?" --every 10s --out scenes.csv
 find . -name '*.png' | mtmd batch --list - --out answers.jsonl
+mtmd batch --list addresses.txt --allow-remote-media --out answers.jsonl
 mtmd batch s3://bucket/photos --ray auto --out s3://bucket/answers.parquet --resume"""
 
 
@@ -46,14 +49,16 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         "images",
         nargs="*",
         metavar="IMAGE",
-        help="picture and video files, folders (all of those in them, at any depth) and patterns",
+        help="picture and video files, folders (all of those in them, at any depth), patterns and "
+        "data URLs",
     )
+    add_remote_argument(sub)
     sub.add_argument(
         "--list",
         action="append",
         default=[],
         metavar="FILE",
-        help="a file with a path on each line, - for stdin; may be repeated",
+        help="a file with a path or URL on each line, - for stdin; may be repeated",
     )
     sub.add_argument(
         "-p",
@@ -109,12 +114,11 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """0 where every image has its answer, 1 where some failed."""
-    from mtmd.batch.asked import AskedBefore, asked, chosen, name_of_model
-    from mtmd.batch.inputs import find_inputs
-    from mtmd.batch.output import open_output
-    from mtmd.batch.resuming import what_is_left
-    from mtmd.config import AnswerOptions, LoadOptions, options
-    from mtmd.kernels.errors import DeviceError, OptionError
+    from mtmd.batch.inputs import check_urls, find_inputs
+    from mtmd.batch.output import check_output
+    from mtmd.batch.output_lock import output_lock
+    from mtmd.config import AnswerOptions, options
+    from mtmd.kernels.errors import OptionError
 
     cluster.check(args)
     if args.ray is not None:
@@ -125,7 +129,27 @@ def run(args: argparse.Namespace) -> int:
     if isinstance(args.out, str):
         raise OptionError(f"out {args.out}: found an address, expected a file without --ray")
     settings, ahead = options(AnswerOptions, answer_options(args)), chosen_ahead(args)
+    if STDIN in args.images:
+        raise OptionError(
+            "found - in place of a picture, expected files; --list - reads paths from standard "
+            "input, and 'mtmd describe -' one picture"
+        )
     found = find_inputs(args.images, args.list)
+    check_urls(found.inputs, args.allow_remote_media)
+    check_output(args.out)
+    with output_lock(args.out) as note:
+        if note:
+            print(for_terminal(note), file=sys.stderr)
+        return _run(args, found, settings, ahead)
+
+
+def _run(args: argparse.Namespace, found: Any, settings: Any, ahead: int | None) -> int:
+    from mtmd.batch.asked import AskedBefore, asked, chosen, name_of_model
+    from mtmd.batch.output import open_output
+    from mtmd.batch.resuming import what_is_left
+    from mtmd.config import LoadOptions, options
+    from mtmd.kernels.errors import DeviceError
+
     inputs = list(found.inputs)
     output = open_output(args.out, args.resume or args.retry_failed)
     if not output.known:
@@ -205,7 +229,7 @@ def _check_any(inputs: Sequence[Any]) -> None:
     """Raises ImageError where there is none of them."""
     from mtmd.prompt.picture_paths import check_paths
 
-    if not any(Path(one.path).exists() for one in inputs):
+    if not any(one.is_url or Path(one.path).exists() for one in inputs):
         check_paths(one.path for one in inputs)
 
 
@@ -216,6 +240,10 @@ def _in_parts(inputs: list[Any], args: argparse.Namespace) -> list[Any]:
 
     if args.start is not None or args.end is not None:
         raise OptionError("--every: found beside --from or --to, expected one of them")
+    if any(one.is_url for one in inputs):
+        raise OptionError(
+            "--every: found a URL, expected files; download videos that are to be cut into parts"
+        )
     if not args.every >= 0.1:
         raise OptionError(f"--every: found {args.every:g} s, expected at least 0.1")
     return in_parts(inputs, args.every, args.isolate)

@@ -7,10 +7,13 @@ import sys
 from contextlib import nullcontext
 
 from mtmd.commands.shared import (
+    STDIN,
     add_answer_arguments,
     add_model_arguments,
+    add_remote_argument,
     add_system_argument,
     answer_options,
+    check_loading,
     load_from,
 )
 from mtmd.kernels.text import for_terminal
@@ -18,14 +21,19 @@ from mtmd.kernels.text import for_terminal
 HELP = "Talk with the model about images."
 EXAMPLES = """\
 mtmd chat photo.jpg                         # pictures for the first question, if there are any
+mtmd chat --allow-remote-media https://example.com/photo.jpg
 mtmd chat --system "Answer in one word."
 mtmd chat -m org/name --temperature 0.7"""
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
-        "images", nargs="*", metavar="IMAGE", help="picture files for the first question"
+        "images",
+        nargs="*",
+        metavar="IMAGE",
+        help="picture and video files, or data URLs, for the first question",
     )
+    add_remote_argument(sub)
     add_system_argument(sub)
     sub.add_argument(
         "--no-history", action="store_true", help="do not keep what is entered for the next time"
@@ -36,21 +44,28 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """0, or 1 where lines come from a pipe and something went wrong with one."""
-    from pathlib import Path
-
     from mtmd.config import data_folder
-    from mtmd.prompt.picture_paths import check_paths
+    from mtmd.kernels.errors import OptionError
+    from mtmd.prompt.picture_paths import check_sources
     from mtmd.terminal.line_input import history, is_interactive, texts
 
     chosen = answer_options(args)
-    check_paths(args.images)
+    if STDIN in args.images:
+        raise OptionError(
+            "found - in place of a picture, expected files; standard input is what is said, and "
+            "'mtmd describe -' reads a picture from it"
+        )
+    check_sources(args.images, args.allow_remote_media)
+    check_loading(args)
+    from mtmd.terminal.transcript import attach
+
+    attached = [attach(image, args.allow_remote_media) for image in args.images]
     model, interactive = load_from(args), is_interactive()
     from mtmd.terminal.chat import HELP as COMMANDS
     from mtmd.terminal.chat import Chat
-    from mtmd.terminal.transcript import attach
 
     chat = Chat(model, chosen, args.system, interactive)
-    chat.attached = [attach(Path(image)) for image in args.images]
+    chat.attached = attached
     if interactive:
         print(
             for_terminal(
@@ -58,7 +73,8 @@ def run(args: argparse.Namespace) -> int:
             ),
             file=sys.stderr,
         )
-    file = None if args.no_history else data_folder() / "chat_history"
+    kept = interactive and not args.no_history
+    file = data_folder() / "chat_history" if kept else None
     with history(file, [f"/{name}" for name in COMMANDS]) if interactive else nullcontext():
         for text in texts("> ", interactive):
             if text.strip() and not chat.enter(text):

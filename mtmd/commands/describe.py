@@ -14,6 +14,7 @@ from mtmd.commands.shared import (
     add_ahead_argument,
     add_answer_arguments,
     add_model_arguments,
+    add_remote_argument,
     add_system_argument,
     add_video_arguments,
     answer_options,
@@ -21,6 +22,7 @@ from mtmd.commands.shared import (
     frame_request,
     load_from,
     pictures_named,
+    piped_picture,
     with_frames_chosen,
 )
 from mtmd.kernels.errors import OptionError
@@ -46,11 +48,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         help="picture and video files, or data URLs, in the order in which the model sees them; - "
         "reads one from standard input",
     )
-    sub.add_argument(
-        "--allow-remote-media",
-        action="store_true",
-        help="IMAGE may be an http(s) address, too: what lies at public ones is fetched",
-    )
+    add_remote_argument(sub)
     sub.add_argument(
         "-p", "--prompt", default="Describe the image.", help="what to ask (default: %(default)s)"
     )
@@ -113,15 +111,12 @@ def _each(args: argparse.Namespace, chosen: dict[str, Any]) -> int:
     """A row for each picture, in order, as soon as it is there."""
     from mtmd.batch.inputs import find_inputs
     from mtmd.config import AnswerOptions, options
-    from mtmd.prompt.picture_paths import check_paths
+    from mtmd.prompt.picture_paths import check_sources
 
-    if args.allow_remote_media:
-        raise OptionError("--allow-remote-media: found beside --each, which takes files")
-    if "-" in args.images:
-        raise OptionError("--each: found -, expected files; standard input holds one picture")
     ahead = chosen_ahead(args)
-    found = find_inputs(args.images)
-    check_paths(one.path for one in found.inputs)
+    found = find_inputs(args.images, piped=piped_picture(args.images))
+    named = (one.path for one in found.inputs if one.data is None)
+    check_sources(named, args.allow_remote_media)
     frames = frame_request(args)
     model = load_from(args)
     from mtmd.batch.answering import Batch

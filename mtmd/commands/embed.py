@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from mtmd.commands.shared import (
     add_device_arguments,
     add_preprocess_argument,
+    add_remote_argument,
     loading,
+    piped_picture,
     settle_threads,
 )
 from mtmd.kernels.text import for_terminal, one_line
@@ -30,8 +33,10 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         "images",
         nargs="*",
         metavar="IMAGE",
-        help="picture files, folders (all pictures in them, at any depth) and patterns",
+        help="picture files, folders (all pictures in them, at any depth), patterns and data URLs; "
+        "- reads one picture from standard input",
     )
+    add_remote_argument(sub)
     sub.add_argument(
         "-m",
         "--model",
@@ -44,7 +49,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="a file with a path on each line, - for stdin; may be repeated",
+        help="a file with a path or URL on each line, - for stdin; may be repeated",
     )
     sub.add_argument(
         "--text",
@@ -90,13 +95,17 @@ def run(args: argparse.Namespace) -> int:
     """0 where every image has its vector, 1 where some failed."""
     labels = _labels(args)
     _check(args, labels)
-    from mtmd.batch.inputs import find_inputs
+    from mtmd.batch.inputs import Input, check_urls, find_inputs
     from mtmd.embedding import vectors_file
 
     if args.out:
         vectors_file.check_path(args.out)
     given = args.images or args.list
-    inputs = [one.path for one in find_inputs(args.images, args.list).inputs] if given else []
+    inputs: tuple[Input, ...] = ()
+    if given:
+        piped = piped_picture(args.images, args.list)
+        inputs = find_inputs(args.images, args.list, piped=piped).inputs
+        check_urls(inputs, args.allow_remote_media)
     from mtmd.embedding.embedder import EMBEDDER_OPTIONS, load_embedder
 
     chosen = {
@@ -166,7 +175,7 @@ def _check(args: argparse.Namespace, labels: list[str]) -> None:
         raise OptionError(f"--top: found {args.top}, expected 1 or more")
 
 
-def _embed(model: Any, paths: list[str]) -> tuple[list[str], Any, list[Any], dict[str, str]]:
+def _embed(model: Any, inputs: Sequence[Any]) -> tuple[list[str], Any, list[Any], dict[str, str]]:
     """Names, vectors [N, D] and receipts of the pictures that could be read, and why others
     could not.
     """
@@ -174,28 +183,29 @@ def _embed(model: Any, paths: list[str]) -> tuple[list[str], Any, list[Any], dic
     from tqdm import tqdm
 
     from mtmd.kernels.errors import ImageError
-    from mtmd.prompt.load_image import load_image
+    from mtmd.prompt.load_image import load_image, read_url
 
     names: list[str] = []
     failed: dict[str, str] = {}
     parts = [np.zeros((0, model.width), np.float32)]
     receipts: list[Any] = []
-    bar = tqdm(total=len(paths), unit="image", disable=None, dynamic_ncols=True, leave=False)
-    for start in range(0, len(paths), READ_AT_ONCE):
+    bar = tqdm(total=len(inputs), unit="image", disable=None, dynamic_ncols=True, leave=False)
+    for start in range(0, len(inputs), READ_AT_ONCE):
         pictures = []
-        for path in paths[start : start + READ_AT_ONCE]:
-            name = path.encode("utf-8", "backslashreplace").decode()
+        for one in inputs[start : start + READ_AT_ONCE]:
             try:
-                pictures.append(load_image(path))
-                names.append(name)
+                held = one.path if one.data is None else one.data
+                source = read_url(one.path) if one.is_url else held
+                pictures.append(load_image(source, unnamed=one.name))
+                names.append(one.name)
             except ImageError as error:
-                failed[name] = str(error)
+                failed[one.name] = str(error)
                 print(for_terminal(f"mtmd embed: {error}"), file=sys.stderr)
         if pictures:
             result = model.embeddings(pictures)
             parts.append(result.vectors)
             receipts.append(result.receipt)
-        bar.update(len(paths[start : start + READ_AT_ONCE]))
+        bar.update(len(inputs[start : start + READ_AT_ONCE]))
     bar.close()
     return names, np.concatenate(parts), _joined(receipts), failed
 

@@ -64,7 +64,7 @@ def by_option(top: Parser, args: argparse.Namespace, message: str) -> str:
     verbs = next(a for a in top._actions if isinstance(a, argparse._SubParsersAction))
     for action in verbs.choices[args.verb]._actions:
         given = getattr(args, action.dest, action.default) != action.default
-        if colon and action.dest == name and action.option_strings and given:
+        if colon and action.dest == name.replace("-", "_") and action.option_strings and given:
             return f"{action.option_strings[-1]}: {rest}"
     return message
 

@@ -12,8 +12,8 @@ import shlex
 import signal
 import socket
 import sys
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -278,6 +278,7 @@ def run(args: argparse.Namespace) -> int:
     _check_options_of_many(args)
     if not args.models:
         check_loading(args)
+    _check_writable(folder)
     with bind(settings) as sock:
         fault = serve(args, settings, folder, sock)
     if fault is None:
@@ -314,17 +315,19 @@ def _serve(
     from mtmd.web.models.progress import Loading
     from mtmd.web.server import Server
     from mtmd.web.small_apps.loading_app import create_loading_app
+    from mtmd.web.telemetry.systemd import notify_systemd
 
     return_freed_memory()
     tokenize_in_own_thread()
     args.isolate = can_isolate()
+    _write_log(args)  # also of what is asked, or has to be warned of, while the model is loaded
     loading = Loading()
     server = Server(create_loading_app(loading, settings), settings, sock)
     with ExitStack() as stack:
         with server.answering():
             print(f"loading; {server.url}/ready tells how far", flush=True)
+            notify_systemd("STATUS=loading")
             model = _load(args)
-            _write_log(args)
             loading.warming(model.weights_read)
             report = model.warmup_report if args.no_warmup else warmed_up(model)
             serve = _serve_vectors if _is_dual(model) else _serve_answers
@@ -341,6 +344,7 @@ def _serve(
         warn = _warn if args.log_format == "text" else log.warning
         _say(server.url, model.name, report, settings, folder, notices, warn)
         log.info("serving at %s", server.url)
+        notify_systemd("READY=1", f"STATUS=serving at {server.url}")
         server.serve(closing=service.close, busy=lambda: service.busy)
         service.close(ENDING_S)
         if service.fault is None:
@@ -421,6 +425,7 @@ def _serve_many(
     from mtmd.web.app import create_app_of_many
     from mtmd.web.models.start import make_registry
     from mtmd.web.server import Server
+    from mtmd.web.telemetry.systemd import notify_systemd
 
     return_freed_memory()
     args.isolate = can_isolate()
@@ -465,6 +470,7 @@ def _serve_many(
         for warning in [*notices, *_warnings_of_access(settings)]:
             warn(warning)
         log.info("serving at %s", server.url)
+        notify_systemd("READY=1", f"STATUS=serving at {server.url}")
         server.serve(closing=registry.close, busy=lambda: registry.busy)
         registry.close()
         if registry.fault is None:
@@ -517,6 +523,7 @@ def _serve_answers(
         hang_s=settings.hang_s or None,
     )
     stack.callback(service.close, ENDING_S)
+    service.plan_ahead()
     app = create_app(service, settings, store, warmup=report)
     return service, app, [*_told_of(store), *_told_of_modes(opened)]
 
@@ -533,16 +540,33 @@ def _serve_vectors(
     return service, create_embedding_app(service, settings, report), []
 
 
+def _check_writable(folder: Path | None) -> None:
+    """Before a model is loaded for nothing. Raises StoreError."""
+    from mtmd.web.store.folder import check_writable
+
+    if folder is not None:
+        with _named(folder, "; or keep none, by --no-history"):
+            check_writable(folder)
+
+
 def _opened(folder: Path | None) -> Any:
-    """The store of conversations. Raises StoreError naming the folder, which pages are not told."""
-    from mtmd.web.store.errors import StoreError
+    """The store of conversations. Raises StoreError."""
     from mtmd.web.store.store import Store
 
-    try:
+    with _named(folder):
         return Store(folder)
+
+
+@contextmanager
+def _named(folder: Path | None, advice: str = "") -> Iterator[None]:
+    """A StoreError names the folder, which pages are not told."""
+    from mtmd.web.store.errors import StoreError
+
+    try:
+        yield
     except StoreError as error:
         told = str(error).replace("the data folder", f"the data folder {folder}", 1)
-        raise type(error)(told) from error
+        raise type(error)(told + advice) from error
 
 
 def _close_to_others(folder: Path | None) -> list[str]:
@@ -606,13 +630,17 @@ def _stop_on_signals(server: Any, drain_s: float) -> None:
     the end of the terminal, has them written first; a second one does not.
     """
 
+    from mtmd.web.telemetry.systemd import notify_systemd
+
     def stop(*_: object) -> None:
+        notify_systemd("STOPPING=1")
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a second Ctrl-C does not wait
         server.stop()
 
     def drain(number: int, *_: object) -> None:
         log.info("asked to end: what is under way is answered first, for %g s", drain_s)
         signal.signal(number, stop)
+        notify_systemd("STOPPING=1", "STATUS=answering what is under way")
         server.drain(drain_s)
 
     signal.signal(signal.SIGINT, stop)

@@ -404,6 +404,27 @@ def _from_stdin() -> Any:
     return file
 
 
+def add_remote_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--allow-remote-media",
+        action="store_true",
+        help="IMAGE may be an http(s) address, too: what lies at public ones is fetched",
+    )
+
+
+def piped_picture(words: Sequence[str], lists: Sequence[str] = ()) -> bytes | None:
+    """What standard input holds where one of `words` stands for it, None where none does. Raises
+    ImageError, also where it is to be a list as well.
+    """
+    from mtmd.kernels.errors import ImageError
+
+    if STDIN not in words:
+        return None
+    if words.count(STDIN) + lists.count(STDIN) > 1:
+        raise ImageError(f"{STDIN}: found twice, expected once: standard input is read once")
+    return bytes(_from_stdin().getvalue())
+
+
 def chosen_load_options(args: argparse.Namespace) -> dict[str, Any]:
     """The fields of `LoadOptions` that are among the options."""
     from mtmd.config import LoadOptions

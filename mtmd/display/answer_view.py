@@ -13,7 +13,7 @@ from typing import Any
 
 from mtmd.clip.image.decode import Picture
 from mtmd.display.grounding import Region, Regions, find_regions
-from mtmd.events import Answer
+from mtmd.events import Answer, Box
 from mtmd.kernels.errors import MtmdError
 from mtmd.prompt.conversation import Message
 from mtmd.prompt.load_image import load_image, preview
@@ -59,6 +59,18 @@ class AnswerView:
             f'<p style="white-space:pre-wrap;max-width:46em">{escape(answer.text)}</p>'
             "<details><summary>receipt</summary>"
             f'<pre style="white-space:pre-wrap">{escape(str(answer.receipt))}</pre></details></div>'
+        )
+
+    def boxes(self, answer: Answer) -> tuple[Box, ...]:
+        if len(self.pictures) != 1 or len(answer.receipt.images) != 1:
+            return ()
+        receipt = answer.receipt.images[0]
+        size = receipt.original_size
+        regions = find_regions(answer.text, receipt.processed_size, size)
+        return tuple(
+            Box(region.label, *(f * size[i % 2] for i, f in enumerate(_shares(region, receipt))))
+            for region in (regions.regions if regions else ())
+            if region.kind == "box"
         )
 
 
@@ -144,15 +156,8 @@ def _overlay(regions: Regions, receipt: ImageReceipt) -> str:
 
 
 def _drawn(region: Region, receipt: ImageReceipt, colour: str) -> str:
-    width, height = (
-        receipt.original_size
-        if region.scale == "original"
-        else receipt.processed_size
-        if region.scale == "processed"
-        else (WHOLE[region.scale],) * 2
-    )
     title = f"<title>{escape(region.label)}</title>" if region.label else ""
-    places = [100 * v / (height if i % 2 else width) for i, v in enumerate(region.values)]
+    places = [100 * share for share in _shares(region, receipt)]
     if region.kind == "point":
         return (
             f'<circle cx="{places[0]:.2f}" cy="{places[1]:.2f}" r="1.5" fill="{colour}">{title}'
@@ -164,3 +169,15 @@ def _drawn(region: Region, receipt: ImageReceipt, colour: str) -> str:
         f'height="{bottom - top:.2f}" fill="none" stroke="{colour}" stroke-width="2" '
         f'vector-effect="non-scaling-stroke">{title}</rect>'
     )
+
+
+def _shares(region: Region, receipt: ImageReceipt) -> list[float]:
+    """Its values as shares of the picture's width and height."""
+    width, height = (
+        receipt.original_size
+        if region.scale == "original"
+        else receipt.processed_size
+        if region.scale == "processed"
+        else (WHOLE[region.scale],) * 2
+    )
+    return [v / (height if i % 2 else width) for i, v in enumerate(region.values)]

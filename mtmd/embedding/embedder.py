@@ -37,6 +37,7 @@ from mtmd.kernels.report.facts import Placement
 from mtmd.kernels.report.measure_machine import computing_threads, machine_facts, thread_warnings
 from mtmd.kernels.report.warmup_report import WarmupReport
 from mtmd.kernels.resources.cores import OthersWatch
+from mtmd.kernels.resources.default_device import made_on_the_host
 from mtmd.kernels.resources.threads import ask_threads, settle_cores
 from mtmd.loaded.device_and_dtype import choose_dtype, device_name
 from mtmd.loaded.report import attention_kernels, preprocessed_where, refusal_warnings
@@ -124,6 +125,7 @@ class Embedder:
         """
         return self.embeddings(images, texts, normalize=normalize).vectors
 
+    @made_on_the_host()
     def embeddings(
         self,
         images: ImageSource | Picture | Sequence[ImageSource | Picture] = (),
@@ -162,6 +164,7 @@ class Embedder:
         """
         return self.probabilities(self.similarity(images, labels))
 
+    @made_on_the_host()
     def probabilities(self, cosines: Vectors) -> Vectors:
         """From cosines [images, texts], as the model was trained to tell."""
         scores = torch.from_numpy(cosines) * self._scale + self._bias
@@ -263,6 +266,7 @@ class Embedder:
         graph = placements[0].flash.graph
         return {**found, graph: f"{found[graph]}, by {by}"} if by else found
 
+    @made_on_the_host()
     def _report(self, check: bool) -> WarmupReport:
         watch = OthersWatch() if check else None
         checks = (check_encoder(self.images), self.texts.check()) if check else ()
@@ -331,8 +335,13 @@ def load_embedder(model: str | PathLike[str], *, progress: bool = False, **chose
                 f"option {name!r:.60} is not one of a dual encoder; expected one of "
                 f"{', '.join(EMBEDDER_OPTIONS)}"
             )
-    from mtmd.checkpoint.hub import resolve_model
+    from mtmd.checkpoint.hub import is_demo, resolve_model
 
+    if is_demo(model):
+        raise ModelError(
+            "the demo model writes answers and is no dual encoder; expected one, such as "
+            "openai/clip-vit-base-patch32"
+        )
     found = resolve_model(model, progress)
     if not (found.path.is_dir() and is_dual_folder(found.path)):
         raise ModelError(
@@ -340,7 +349,8 @@ def load_embedder(model: str | PathLike[str], *, progress: bool = False, **chose
             f"{', '.join(FAMILIES)}; `mtmd describe` takes models that answer"
         )
     local = found.path.resolve().name == str(model).rstrip("/").rpartition("/")[2]
-    return Embedder(open_dual(found.path), settings, name=None if local else str(model))
+    with made_on_the_host():
+        return Embedder(open_dual(found.path), settings, name=None if local else str(model))
 
 
 EMBEDDER_OPTIONS = (

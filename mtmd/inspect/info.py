@@ -10,10 +10,10 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from mtmd.clip.family import VisionFamily
+from mtmd.clip.resolution.resolution import prepare_blank
 from mtmd.clip.token_budget import Budget
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights
 from mtmd.kernels.checkpoint.magic import is_gguf
@@ -258,7 +258,7 @@ def _pictures(vision: VisionFamily, budget: Budget) -> tuple[PictureCost, ...]:
     result, errors = [], []
     for width, height in SIZES:
         try:
-            plan = vision.resolution.prepare(np.zeros((height, width, 3), np.uint8), budget)
+            plan = prepare_blank(vision.resolution, width, height, budget)
             result.append(PictureCost((width, height), plan.tokens, plan.sizes))
         except (ImageError, OptionError) as error:
             errors.append(error)

@@ -7,10 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from mtmd.clip.encoder import BATCH
-from mtmd.clip.resolution.resolution import ImagePlan
+from mtmd.clip.resolution.resolution import ImagePlan, prepare_blank
 from mtmd.clip.token_budget import Budget
 from mtmd.inspect.ranks.facts import LinkFacts
 from mtmd.kernels.backends.target import Target
@@ -296,8 +294,8 @@ def _prepared(
         return
     for width, height in SIZES:
         try:
-            pixels = np.zeros((height, width, 3), np.uint8)
-            yield (width, height), model.encoder.family.resolution.prepare(pixels, budget), None
+            plan = prepare_blank(model.encoder.family.resolution, width, height, budget)
+            yield (width, height), plan, None
         except (ImageError, OptionError) as error:
             yield (width, height), None, str(error)
 

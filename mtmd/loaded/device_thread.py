@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import queue
 import threading
 import time
@@ -31,6 +32,12 @@ TICK_S = 1.0  # between two looks at the thread, at most
 IDLE_S = 2.0  # after which it ends
 AGAIN = "start the process again"
 CLOSED = "the service is closed; start another"
+_FORKED = (
+    "this process was forked, and cannot use the model that its parent has loaded: {}; load the "
+    "model here, or start processes that begin anew (multiprocessing.get_context('spawn'))"
+)
+BUSY_AT_FORK = _FORKED.format("it was answering at that moment")
+NOT_FORKED = _FORKED.format("its device, or the processes that share it, belong to the parent")
 T = TypeVar("T")
 log = logging.getLogger("mtmd.device")
 _open: weakref.WeakSet[DeviceThread] = weakref.WeakSet()
@@ -41,6 +48,16 @@ def _close_all() -> None:
     """A thread that is inside torch when the interpreter ends takes the process down with it."""
     for thread in list(_open):
         thread.close()
+
+
+def _begin_anew() -> None:
+    """In a child that was forked, which has none of its parent's threads."""
+    for thread in list(_open):
+        thread.begin_anew()
+
+
+if hasattr(os, "register_at_fork"):  # Windows does not fork
+    os.register_at_fork(after_in_child=_begin_anew)
 
 
 class DeviceThread:
@@ -60,7 +77,25 @@ class DeviceThread:
         """Why nothing is done any more."""
         self.on_fault: list[Callable[[DeviceError], None]] = []
         """Called once there is one, from any thread, when those who wait have been told."""
+        self.can_fork = True
+        """Whether a child of this process could go on with what is worked on: on a CPU, alone."""
         _open.add(self)
+
+    def begin_anew(self) -> None:
+        """In a child that was forked: what was under way is the parent's, and left half done here,
+        which is a fault; where nothing was, the next request starts a thread of this process.
+        """
+        idle = not (self._inbox or self._asked) and self._heart.limit_s is None
+        idle = idle and all(user.pause() is None for user in self._users)
+        self._wake = threading.Condition(threading.RLock())  # another thread may have held it
+        self._thread, self._heart = None, Heartbeat()
+        self._inbox, self._asked = [], set()
+        users, self._users = list(self._users), {}
+        if not (idle and self.can_fork) and self.fault is None:
+            told = BUSY_AT_FORK if self.can_fork else NOT_FORKED
+            self.fault, self._closed = DeviceError(told), True
+            for user in users:
+                user.fail(self.fault)
 
     @property
     def is_current(self) -> bool:

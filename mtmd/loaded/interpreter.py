@@ -12,8 +12,6 @@ from contextlib import contextmanager
 from typing import Any
 
 SWITCH_S = 0.00005
-# From 3.14 on a collection looks at a part of the old objects each time (CPython's What's New).
-IN_PARTS = sys.version_info >= (3, 14)
 LOOK_S = 0.25
 FULL_EVERY = 35_000  # objects made and not let go, as the collections of new ones count them
 NET = 1000  # collections of what is not new after which the interpreter would do it, not our thread
@@ -23,6 +21,13 @@ GROWN = 1_000_000  # objects by which what is left out may grow, or a large mode
 TRIES = 1000  # a millisecond apart
 _one_at_a_time = threading.RLock()
 log = logging.getLogger("mtmd")
+
+
+def collects_in_parts(version: tuple[int, ...]) -> bool:
+    """Whether a collection looks at a part of the old objects each time: CPython's from 3.14.0 to
+    3.14.4 do; 3.14.5 and 3.15 have the collector of before again (their What's New).
+    """
+    return (3, 14) <= version < (3, 14, 5)
 
 
 @contextmanager
@@ -38,7 +43,7 @@ def shared_out_promptly() -> Iterator[None]:
     leave_out()
     pauses, over = Pauses(), threading.Event()
     thread = threading.Thread(target=pauses.keep, args=(over,), name="mtmd garbage", daemon=True)
-    if not IN_PARTS:
+    if not collects_in_parts(sys.version_info[:3]):
         gc.set_threshold(*thresholds[:2], NET)
         thread.start()
     try:

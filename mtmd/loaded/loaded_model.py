@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
 
@@ -36,10 +36,12 @@ from mtmd.llm.sampling.json_schema import CheckedSchema
 from mtmd.llm.warmup import decoder_placement
 from mtmd.loaded.device_and_dtype import choose_dtype, own_threads
 from mtmd.loaded.device_thread import DeviceThread
-from mtmd.loaded.fitting.choose import Ways, choose, chosen_by, layers_facts
+from mtmd.loaded.fitting.choose import Way, Ways, choose, chosen_by, layers_facts
+from mtmd.loaded.fitting.context import check_length, check_room, what_fits
 from mtmd.loaded.fitting.layouts import Layout, are_ranks, devices_of, make_graphs
 from mtmd.loaded.fitting.needed_memory import CACHE_BYTES, lazy_memories
 from mtmd.loaded.fitting.needed_memory import limits as memory_limits
+from mtmd.loaded.fitting.pictures import Pictures
 from mtmd.loaded.memory_admission import Admission
 from mtmd.loaded.programs import saved_programs
 from mtmd.loaded.vision_attention import ask_for, know_shapes
@@ -86,11 +88,7 @@ class LoadedModel:
             self.checkpoint = checkpoint = checkpoint.without_blocks()
         self.dtype = choose_dtype(chosen.dtype, self.backends[0], checkpoint.weight_bytes)
         context = chosen.context or min(DEFAULT_CONTEXT, checkpoint.text.context)
-        if context > checkpoint.text.context:
-            raise OptionError(
-                f"context: found {context}, expected at most {checkpoint.text.context}, which "
-                f"{self.name} was made for"
-            )
+        check_length(context, checkpoint, self.name)
         self.limits = Budget(chosen.image_min_tokens, chosen.image_max_tokens)
         self.fit: FitFacts | None = None
         """What was looked at before the layout was chosen; None where it was asked for."""
@@ -111,13 +109,15 @@ class LoadedModel:
         threads = torch.get_num_threads()
         side = self.encoder.side if self.encoder else None
         self.device_thread = DeviceThread(partial(_begin, threads, side))
+        on_cpu = all(backend.device.type == "cpu" for backend in self.backends)
+        self.device_thread.can_fork = on_cpu and group is None
         if self.ranks:
             self._lead(self.ranks)
             self.ranks.on_loss.append(self.device_thread.fail)
             weakref.finalize(self, self.ranks.close)
         self._placements: dict[Any, tuple[Placement, ...]] = {}
         self._check_overrides(self.layout.overrides(chosen.override_tensor))
-        self.admission.check()
+        self.admission.check(lambda: what_fits(self._way))
 
     def _lay_out(self, context: int) -> tuple[Layout, tuple[Encoder | None, Runner] | None]:
         """As asked for; by `fit`, which is then as if its choice had been asked for. With encoder
@@ -151,6 +151,19 @@ class LoadedModel:
         self.options = chosen_by(way, chosen)
         (first, *others) = way.seats
         return way.layout, None if others else (first.encoder, first.runner)
+
+    def check_room(self) -> None:
+        """Before a weight is read: raises OptionError for a context that was asked for and has no
+        room in what is free, of which nothing is taken yet.
+        """
+        if self.options.context is not None and self.fit is None and self.admission.lacks_room:
+            check_room(self.runner.context, self._way)
+
+    @property
+    def _way(self) -> Way:
+        admission = self.admission
+        pictures = Pictures(self.encoder, self.limits, self.runner.context, None)
+        return Way("", self.layout, [admission.needed], admission.limits, pictures)
 
     def _start_ranks(self, context: int) -> Ranks:
         """The other ranks, which load their parts from the same files."""
@@ -205,6 +218,12 @@ class LoadedModel:
             return value
 
         return self.device_thread.exclusively(all_of_it)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a loaded model cannot be pickled or copied, nor can what holds it; load it in each "
+            "process, or ask one `mtmd serve` from all"
+        )
 
     def answer_options(self, values: Mapping[str, Any]) -> AnswerOptions:
         """From the fields of `AnswerOptions` by name; a schema is checked where this model's

@@ -27,6 +27,7 @@ from mtmd.kernels.plan.scheduler import Plan
 from mtmd.llm.engine.runner import Runner
 from mtmd.loaded.fitting.needed_memory import (
     CACHE_PART,
+    SPARE,
     Bytes,
     NeededMemory,
     lazy_memories,
@@ -62,9 +63,21 @@ class Admission:
         self._seen: tuple[Bytes, float] = {}, float("-inf")
         """What was free, and when."""
 
-    def check(self) -> None:
-        """Raises OptionError for a limit that leaves no room for a step of the decoder."""
-        if self._asked is not None and not self._within(self.room, [self._step]):
+    @property
+    def lacks_room(self) -> bool:
+        """Whether a step of the decoder has none beside weights and cache. What is left to others
+        is not held to, unless a limit was asked for.
+        """
+        part = 0 if self._asked is not None else SPARE - 1
+        spare = {space: size // part if part else 0 for space, size in self.limits.items()}
+        room = {space: size + spare[space] for space, size in self.room.items()}
+        return not self._within(room, [self._step])
+
+    def check(self, what_fits: Callable[[], str] = lambda: "") -> None:
+        """Raises OptionError for a limit that leaves no room for a step of the decoder, with what
+        fits in place of context and parallel, "" where nothing does.
+        """
+        if self._asked is not None and self.lacks_room:
             space = min(self.limits, key=self._left)
             step = with_margin(self._step.compute_bytes.get(space, 0))
             if space == self._keeps:
@@ -74,6 +87,7 @@ class Admission:
                 f"memory_limit: found {mib(self.limits[space])}, expected at least {mib(least)} "
                 "for the weights, a full "
                 "cache and a step of the decoder; raise it, or lower context or parallel"
+                + (f": {fits} fits" if (fits := what_fits()) else "")
             )
 
     def _left(self, space: str) -> int:
@@ -197,7 +211,7 @@ class Admission:
     def _plans(self, plan: ImagePlan) -> list[Plan]:
         assert self.encoder is not None
         return [
-            self.encoder.plan(1, shape)
+            self.encoder.plan_of([shape])
             for shape in dict.fromkeys(tuple(tile.shape) for tile in plan.tiles)
         ]
 
@@ -216,11 +230,13 @@ class Admission:
         ]
         return max(result, key=lambda pair: pair[0] - pair[1])
 
-    def may_encode(self, batch: int, shape: Shape) -> bool:
-        """Whether a batch of tiles [3, Y, X] can be encoded now, and answers go on meanwhile."""
+    def may_encode(self, shapes: Sequence[Shape], alone: bool = False) -> bool:
+        """Whether tiles of these shapes can be encoded together now, and answers go on meanwhile;
+        `alone` as `Encoder.steps` has it.
+        """
         assert self.encoder is not None
         try:
-            plans = [self.encoder.plan(batch, shape), self._step]
+            plans = [self.encoder.plan_of(shapes, alone), self._step]
         except PlacementError:
             return True  # the run will tell
         return self._within(self.room, plans) and self._within(self.free_now(), plans)
@@ -250,7 +266,7 @@ class Admission:
     def shortage(self, shape: Shape) -> DeviceMemoryError:
         """What to tell of a tile that has waited in vain."""
         assert self.encoder is not None
-        needed, free = self._shortage(self.encoder.plan(1, shape), self.free_now())
+        needed, free = self._shortage(self.encoder.plan_of([shape]), self.free_now())
         return DeviceMemoryError(
             f"encoding the picture needs {mib(needed)}, {mib(free)} are free at the moment; try "
             "again later, or show "

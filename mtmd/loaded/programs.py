@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mtmd.clip.encoder import Encoder
-from mtmd.clip.foreseen import foreseen_tiles
+from mtmd.clip.foreseen import foreseen_packs, foreseen_tiles
 from mtmd.clip.token_budget import Budget
 from mtmd.config import kernels_from_environment
 from mtmd.kernels.backends import Backend
@@ -31,6 +31,7 @@ def foreseen_programs(encoder: Encoder | None, runner: Runner, budget: Budget) -
     if encoder is not None:
         tiles = foreseen_tiles(encoder, budget)
         found.add_all(encoder.new_plan(batch, shape) for batch, shape in tiles)
+        found.add_all(map(encoder.pack_plan, foreseen_packs(encoder)))
     found.add_all(runner.new_plan(batch) for batch in foreseen_batches(runner))
     return list(found.found.values())
 

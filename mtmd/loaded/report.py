@@ -24,6 +24,8 @@ from mtmd.kernels.report.facts import (
 from mtmd.kernels.report.measure_machine import computing_threads, machine_facts
 from mtmd.kernels.report.warmup_report import WarmupReport
 from mtmd.kernels.resources.cores import OthersWatch
+from mtmd.kernels.resources.default_device import made_on_the_host
+from mtmd.kernels.resources.throttling import ThrottleWatch
 from mtmd.llm.engine.speculation import refusal
 from mtmd.llm.warmup import check_decoder, decoder_graphs, measure_rows
 from mtmd.loaded.device_and_dtype import device_name
@@ -33,6 +35,7 @@ from mtmd.loaded.ranks_report import ranks_facts
 from mtmd.loaded.vision_attention import told, vision_attention
 
 
+@made_on_the_host()
 def warmup_report(
     loaded: LoadedModel, check: bool, progress: Progress | None = None
 ) -> WarmupReport:
@@ -50,7 +53,7 @@ def warmup_report(
     preprocessing = preprocessing_facts(encoder, check) if encoder else None
     with ahead():
         attention = vision_attention(encoder, loaded.limits, check)
-    watch = OthersWatch() if check else None
+    watch, throttling = (OthersWatch(), ThrottleWatch()) if check else (None, None)
     if check:
         with loaded.checked_together(), ahead():
             checks = run_checks(loaded)
@@ -77,7 +80,8 @@ def warmup_report(
     if report.ranks is not None:
         watch = None  # the other ranks, which are processes, would be taken for others
     device, threads = loaded.backends[0], computing_threads()
-    return replace(report, machine=machine_facts(device, loaded.cores, threads, watch, report))
+    facts = machine_facts(device, loaded.cores, threads, watch, report, throttling)
+    return replace(report, machine=facts)
 
 
 def run_checks(loaded: LoadedModel) -> list[Check]:

@@ -1,6 +1,6 @@
 """The batching bridge: pictures, videos and a rendered prompt become spans that the decoder reads.
 
-Pictures are prepared, encoded in batches of equal tiles (`mtmd.service.encode_queue`), and put
+Pictures are prepared, encoded several at once (`mtmd.service.encode_queue`), and put
 where the chat template left their marker. Those encoded before are in the bridge's `cache`. A video
 is groups of frames, each of which is prepared, encoded and kept as a picture is.
 """

@@ -180,6 +180,11 @@ def read_conversation(
     detail = max(_details(messages), key=CLOSER.index, default="auto")
     messages, notes = _without_system_pictures(messages)
     plain = tuple(_message(m, i, seal, images, videos) for i, m in enumerate(messages, 1))
+    roles = {m["role"] for m in plain}
+    if not roles & {"user", "tool"}:
+        raise PromptError(
+            f"messages: found those of {', '.join(sorted(roles))}, expected one of the role 'user'"
+        )
     if not any(_says_something(m["content"]) for m in plain if m["role"] in ("user", "tool")):
         raise PromptError("the prompt is empty; say what you want to know")
     footage = _open(videos, load_footage)
@@ -193,8 +198,9 @@ def check_list(messages: object) -> None:
         or not isinstance(messages, Sequence)
         or not messages
     ):
+        empty = "an empty " if isinstance(messages, Sequence) and not messages else ""
         raise PromptError(
-            f"messages: found {type(messages).__name__}, expected a list of at least one "
+            f"messages: found {empty}{type(messages).__name__}, expected a list of at least one "
             f"{{'role': ..., 'content': ...}}"
         )
 
@@ -275,7 +281,11 @@ def _message(
 ) -> dict[str, Any]:
     where = f"message {number}"
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        raise PromptError(f"{where}: expected a mapping with 'role' and 'content'")
+        several = "; each conversation is a call of its own" if isinstance(message, list) else ""
+        found = "no text as 'role'" if isinstance(message, Mapping) else type(message).__name__
+        raise PromptError(
+            f"{where}: found {found}, expected a mapping with 'role' and 'content'{several}"
+        )
     role, content = str(message["role"]), message.get("content")
     # Templates write roles into the prompt beside control tokens, so a role must not spell one.
     if not re.fullmatch(r"[A-Za-z_]{1,32}", role):

@@ -31,6 +31,7 @@ class EmbeddingCache:
     def __init__(self, limit: Callable[[], int]):
         self._limit = limit
         self._entries: OrderedDict[Key, tuple[ImagePlan, Tensor]] = OrderedDict()
+        self.held = 0  # bytes of embeddings
         self._lock = Lock()
 
     def get(self, key: Key) -> tuple[ImagePlan, Tensor] | None:
@@ -46,10 +47,9 @@ class EmbeddingCache:
         plan = replace(plan, tiles=(), order=None)  # pixels are not needed again
         limit = self._limit()
         with self._lock:
-            self._entries.pop(key, None)
+            if key in self._entries:
+                self.held -= self._entries.pop(key)[1].nbytes
             self._entries[key] = plan, embeddings
-            while len(self._entries) > 1 and self._bytes() > limit:
-                self._entries.popitem(last=False)
-
-    def _bytes(self) -> int:
-        return sum(embeddings.nbytes for _, embeddings in self._entries.values())
+            self.held += embeddings.nbytes
+            while len(self._entries) > 1 and self.held > limit:
+                self.held -= self._entries.popitem(last=False)[1][1].nbytes

@@ -7,6 +7,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, TypeGuard, cast
@@ -34,7 +35,7 @@ from mtmd.kernels.text import shortened
 from mtmd.prompt.picture_paths import check_path, not_opened, not_readable, user_path
 from mtmd.prompt.urls.data_url import URL_BYTES_MAX, read_data_url
 from mtmd.prompt.urls.fetch import RemoteMedia
-from mtmd.prompt.urls.kinds import is_address, is_data_url, is_url, url_name
+from mtmd.prompt.urls.kinds import is_address, is_data_url, is_url, url_identity, url_name
 
 __all__ = [
     "DEFAULT_LIMITS",
@@ -71,7 +72,8 @@ def load_image(
     to 1; a tensor's channels may stand last, too; with `remote` from an http(s) address, too. It is
     decoded in this process: right for one's own.
 
-    An open file is read from where it stands, and left open. `unnamed`: what messages call a
+    An open file is read from where it stands, from its beginning where that is its end, and left
+    open. `unnamed`: what messages call a
     picture without a path or name. `page` of a PDF, from 0 on. Raises ImageError.
     """
     data, name = _read(source, limits, unnamed, remote)
@@ -110,17 +112,28 @@ def _read(
     if hasattr(source, "read") and not isinstance(source, (bytes, bytearray, memoryview)):
         own_name = getattr(source, "name", None)
         name = shortened(one_line(own_name)) if isinstance(own_name, str) and own_name else unnamed
-        return _read_file(cast(BinaryIO, source), limits, name), name
+        file = cast(BinaryIO, source)
+        return _read_file(file, limits, name) or _read_file(_rewound(file), limits, name), name
     if _is_tensor(source):
         return _array_of(source, unnamed), unnamed
     if not isinstance(source, (bytes, bytearray, memoryview, Image.Image, np.ndarray)):
         found = type(source).__name__  # callers need not be type-checked
         expected = "a path, bytes, an open file, a Pillow image, an array or a tensor"
         raise ImageError(
-            f"{unnamed}: found an object of type {found}, expected {expected}; open or convert it "
-            "first"
+            f"{unnamed}: found an object of type {found}, expected {expected}; {_advice(source)}"
         )
     return source, unnamed
+
+
+def _advice(source: object) -> str:
+    """What to do about an object that is none of a picture."""
+    if isinstance(source, Mapping):  # a row of a data set
+        return "give the picture in it, such as x['image']"
+    if isinstance(source, (list, tuple)):
+        return "give one list of pictures"
+    if hasattr(source, "__array__") or hasattr(source, "__array_interface__"):
+        return "make it an array, numpy.asarray(x)"  # of JAX, TensorFlow or MLX
+    return "open or convert it first"
 
 
 def decoded_bytes(source: object) -> int | None:
@@ -160,6 +173,8 @@ def _array_of(tensor: Tensor, name: str) -> NDArray[Any]:
     last dimension can be them.
     """
     shape = list(tensor.shape)
+    if tensor.is_meta:
+        raise ImageError(f"{name}: found a tensor on the device meta, expected one that has values")
     if tensor.ndim == 4:
         raise ImageError(
             f"{name}: found a tensor of shape {shape}, expected one picture [C, H, W] or [H, W]; "
@@ -179,6 +194,23 @@ def _array_of(tensor: Tensor, name: str) -> NDArray[Any]:
 def read_picture(path: str | os.PathLike[str], limits: ImageLimits = DEFAULT_LIMITS) -> bytes:
     """The bytes of a picture file, not looked into yet. Raises ImageError."""
     return _read_path(os.fspath(path), limits, shortened(one_line(os.fspath(path))))
+
+
+def read_url(url: str, limits: ImageLimits = DEFAULT_LIMITS, *, video: bool = False) -> bytes:
+    """What a data URL holds, or what lies at a public address of the web, a picture or a `video`,
+    not looked into yet. Raises ImageError.
+    """
+    most = min(limits.max_bytes, URL_BYTES_MAX)
+    if is_data_url(url):
+        return read_data_url(url, most, url_identity(url))
+    return RemoteMedia()(url, most, video)
+
+
+def _rewound(file: BinaryIO) -> BinaryIO:
+    """One that stands at its end, as after a picture was written into it, at its beginning."""
+    with suppress(AttributeError, OSError, ValueError):
+        file.seek(0)
+    return file
 
 
 def _read_path(path: str | bytes, limits: ImageLimits, name: str) -> bytes:

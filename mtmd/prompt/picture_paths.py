@@ -7,6 +7,7 @@ import re
 import stat
 from collections.abc import Iterable
 from pathlib import Path
+from urllib.parse import unquote_to_bytes
 
 from mtmd.kernels.errors import ImageError
 from mtmd.kernels.spelling import nearest_path
@@ -38,7 +39,10 @@ def check_sources(sources: Iterable[str], remote: bool) -> None:
 
 
 def user_path(path: str) -> str:
-    """With "~" as a shell has it, unless a file is called so."""
+    """With "~" as a shell has it, unless a file is called so; of file:// what stands behind it."""
+    if path[:7].lower() == "file://":
+        bare = path[7:].removeprefix("localhost")
+        return bare if os.path.lexists(bare) else os.fsdecode(unquote_to_bytes(bare))
     if not path.startswith("~") or os.path.lexists(path):
         return path
     return os.path.expanduser(path)  # noqa: PTH111  # Path raises for a user who is not there
@@ -58,6 +62,7 @@ def check_path(path: str, name: str = "") -> os.stat_result:
         result = Path(user_path(path)).stat()
     except (FileNotFoundError, NotADirectoryError):
         _refuse_base64(path, name)
+        _refuse_other_address(path)
         near = nearest_path(path)
         advice = f"did you mean {printable(near)!r}?" if near else "check the path"
         raise ImageError(f"{name}: found no such file, expected a picture; {advice}") from None
@@ -92,12 +97,21 @@ def _refuse_url(path: str) -> None:
     if is_address(path):
         raise ImageError(
             f"{url_name(path)}: found a web address, expected a file; have addresses fetched "
-            "(allow_remote_media=True of `load`, --allow-remote-media of 'mtmd describe'), or "
-            "download the picture"
+            "(allow_remote_media=True of `load`, --allow-remote-media of the command), or download "
+            "the picture"
         )
     if is_data_url(path):
         raise ImageError(
             f"{printable(path[:32])}...: found a data URL, expected a file; save it as one"
+        )
+
+
+def _refuse_other_address(path: str) -> None:
+    scheme = re.match(r"(?!file:)[a-z][a-z0-9+.-]+://", path)
+    if scheme:
+        raise ImageError(
+            f"{url_name(path)}: found an address, {scheme[0]}, expected a file; download the "
+            "picture"
         )
 
 

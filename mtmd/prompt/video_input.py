@@ -22,7 +22,7 @@ from mtmd.clip.video.limits import DEFAULT_LIMITS, VideoLimits
 from mtmd.clip.video.signatures import HEAD_BYTES, is_container, video_format
 from mtmd.clip.video.video import FrameRequest, VideoFacts
 from mtmd.config import VIDEO_SUFFIXES
-from mtmd.kernels.errors import OptionError, VideoError
+from mtmd.kernels.errors import ImageError, OptionError, VideoError
 from mtmd.kernels.isolation.limits import available as can_isolate
 from mtmd.kernels.text import shortened
 from mtmd.prompt.load_image import ImageSource, load_image
@@ -196,6 +196,10 @@ def load_video(
         try:
             check_path(path, name)
             return VideoFile(path, limits, name, isolate)
+        except VideoError:
+            raise
+        except ImageError as error:  # of the path
+            raise VideoError(str(error).replace("expected a picture", "expected a video")) from None
         except OSError as error:
             raise VideoError(
                 f"{name}: found a file that cannot be read ({error.strerror}), expected a video"

@@ -23,6 +23,7 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, Listener
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from mtmd.config import Launched, LoadOptions
@@ -75,6 +76,7 @@ class Ranks:
     def __init__(self, chosen: LoadOptions, opened_from: Sequence[Any], launched: Launched | None):
         """`launched`: somebody else has started the processes; else they are started here."""
         check_unused()
+        self._process = os.getpid()
         self.size, self._lock = chosen.tp, threading.RLock()
         self.on_loss: list[Callable[[DeviceError], None]] = []
         self.fault: DeviceError | None = None
@@ -314,7 +316,7 @@ class Ranks:
 
     def forward(self, batch: Batch, cache: int) -> Any:
         names = [*BATCH, *(("images", "image_at") if batch.images is not None else ())]
-        tensors = [getattr(batch, name) for name in names]
+        tensors = [torch.as_tensor(getattr(batch, name)) for name in names]
         return self._together(
             f"forward {batch.shape}",
             "forward",
@@ -359,7 +361,11 @@ class Ranks:
         self._tell("clear", cache=cache, slot=slot)
 
     def close(self) -> None:
-        """End the others: at once where they do not end by themselves."""
+        """End the others: at once where they do not end by themselves. Not by a child that was
+        forked, at its end: they are its parent's.
+        """
+        if self._process != os.getpid():
+            return
         # what waits for a rank that is lost may hold it yet
         held = self._lock.acquire(timeout=-1 if self.fault is None else END_S)
         try:

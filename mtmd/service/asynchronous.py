@@ -5,6 +5,7 @@ event loop of who asked.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event as Flag
@@ -23,6 +24,12 @@ class AsyncTickets:
     def __init__(self, most: int, threads: int):
         self._places = Semaphore(most)
         self._pool = ThreadPoolExecutor(threads, "mtmd async")
+        self._process = os.getpid()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether its threads are this process's: a child that was forked has none of them."""
+        return self._process == os.getpid()
 
     async def events(self, submit: Callable[[], Ticket]) -> AsyncGenerator[Event, None]:
         """What the ticket that `submit` makes, on another thread, is told; `Finished` the last.

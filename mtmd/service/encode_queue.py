@@ -1,5 +1,6 @@
-"""Pictures waiting to be encoded, of all requests: equal tiles go together, a picture that several
-want is encoded once. Of several owners' pictures that of the owner goes first who has had fewest
+"""Pictures waiting to be encoded, of all requests: equal tiles go together, and small ones of any
+sizes where the tower reads packs (`mtmd.clip.packing`); a picture that several want is encoded
+once. Of several owners' pictures that of the owner goes first who has had fewest
 tiles encoded, so that many of one stand before nobody else's.
 
 One thread drives it, a node at a time where others are to run in between; what nobody wants any
@@ -13,6 +14,7 @@ import time
 from collections.abc import Generator
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from math import prod
 
 import numpy as np
 from torch import Tensor
@@ -64,8 +66,10 @@ class EncodeQueue:
         assert bridge.encoder is not None
         self.bridge, self.encoder, self.admission = bridge, bridge.encoder, bridge.admission
         self.jobs: dict[Key, Job] = {}
-        self.batches = self.tiles = 0
-        """Batches run so far, and tiles in them."""
+        self.batches = self.tiles = self.packed = 0
+        """Batches run so far, tiles in them, and of those the ones that had others of another size
+        beside them.
+        """
         self._parts: list[Part] = []
         self._running: Generator[Mark | None, None, list[Tensor]] | None = None
         self._spent = self._began = 0.0
@@ -141,37 +145,40 @@ class EncodeQueue:
         return []
 
     def _start(self) -> Generator[Mark | None, None, list[Tensor]]:
+        alone = self._parts[0][0].alone
         if self.admission:
-            self.admission.encoding = self.encoder.plan(
-                len(self._parts), _tile(self._parts[0]).shape
-            )
+            self.admission.encoding = self.encoder.plan_of(_shapes(self._parts), alone)
         return (
             yield from self.encoder.steps(
                 [job.prepared.plan.tiles[index] for job, index in self._parts],
                 ways=[job.prepared.plan.normalize for job, _ in self._parts],
+                alone=alone,
             )
         )
 
     def _next_parts(self) -> list[Part]:
-        """The first tile that waits and for which there is memory, and others of its shape, as many
-        as there is memory for.
+        """The first tile that waits and for which there is memory, and others that can be encoded
+        with it, as many as there is memory for.
         """
         waiting = self._in_turn()
         too_large: set[Shape] = set()
         for first in waiting:
             if (shape := _tile(first).shape) not in too_large:
-                together = (
-                    [first]
-                    if first[0].alone
-                    else [p for p in waiting if _tile(p).shape == shape and not p[0].alone][:BATCH]
-                )
-                if parts := self._that_fit(together, shape):
+                if parts := self._that_fit(self._together(first, waiting)):
                     for owner in (o for job, _ in parts for o in job.owners):
                         self._shares.add(owner, 1)
                     return parts
                 too_large.add(shape)
             first[0].short_since = first[0].short_since or time.monotonic()
         return []
+
+    def _together(self, first: Part, waiting: list[Part]) -> list[Part]:
+        """A tile and others, in turn: those with which it makes a pack, or its equals."""
+        if first[0].alone:
+            return [first]
+        others = [first, *(p for p in waiting if p is not first and not p[0].alone)]
+        pack = [others[i] for i in self.encoder.pack_of(_shapes(others))]
+        return pack or [p for p in others if _tile(p).shape == _tile(first).shape][:BATCH]
 
     def _in_turn(self) -> list[Part]:
         """Tiles that wait, one of each owner after another."""
@@ -185,9 +192,11 @@ class EncodeQueue:
         # a picture that several want stands in several lines
         return list(dict.fromkeys(p for row in abreast for p in row if p is not None))
 
-    def _that_fit(self, parts: list[Part], shape: Shape) -> list[Part]:
+    def _that_fit(self, parts: list[Part]) -> list[Part]:
         """As many of them as there is memory for."""
-        while parts and self.admission and not self.admission.may_encode(len(parts), shape):
+        while parts and self.admission:
+            if self.admission.may_encode(_shapes(parts), parts[0][0].alone):
+                break
             parts = parts[:-1]
         for job, _ in parts:
             job.short_since = None
@@ -212,9 +221,12 @@ class EncodeQueue:
         parts = self._parts
         self._stop()
         self.batches, self.tiles = self.batches + 1, self.tiles + len(parts)
-        for (job, index), value in zip(parts, values, strict=True):
+        shapes = _shapes(parts)
+        self.packed += len(parts) if len(set(shapes)) > 1 else 0
+        each = [prod(shape) / sum(map(prod, shapes)) for shape in shapes]
+        for (job, index), value, share in zip(parts, values, each, strict=True):
             job.tiles[index] = value
-            job.encode_ms += self._spent * 1e3 / len(parts)
+            job.encode_ms += self._spent * 1e3 * share
         changed = list(dict.fromkeys(job for job, _ in parts))
         for job in changed:
             if len(job.tiles) == job.total:
@@ -258,6 +270,10 @@ class EncodeQueue:
         self._running, self._parts = None, []
         if self.admission:
             self.admission.encoding = None
+
+
+def _shapes(parts: list[Part]) -> list[Shape]:
+    return [tuple(_tile(part).shape) for part in parts]
 
 
 def _tile(part: Part) -> np.ndarray:

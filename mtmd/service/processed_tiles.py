@@ -19,6 +19,7 @@ class ProcessedTiles:
 
     def __init__(self) -> None:
         self._entries: OrderedDict[tuple[str, str], _Entry] = OrderedDict()
+        self._held = 0  # bytes
         self._lock = Lock()
 
     def add(self, prepared: Sequence[Prepared], tenant: str) -> None:
@@ -29,15 +30,12 @@ class ProcessedTiles:
                 entry = self._entries.get((salt, sha256))
                 if one.plan.tiles:
                     tenants = {tenant} if entry is None else entry.tenants | {tenant}
-                    self._entries[salt, sha256] = _Entry(one.plan.tiles, tenants)
+                    self._entries[salt, sha256] = made = _Entry(one.plan.tiles, tenants)
+                    self._held += made.bytes - (0 if entry is None else entry.bytes)
                 elif entry is not None:  # encoded before
                     entry.tenants.add(tenant)
-            while (
-                sum(tile.nbytes for entry in self._entries.values() for tile in entry.tiles)
-                > KEPT_BYTES
-                and len(self._entries) > 1
-            ):
-                self._entries.popitem(last=False)
+            while self._held > KEPT_BYTES and len(self._entries) > 1:
+                self._held -= self._entries.popitem(last=False)[1].bytes
 
     def get(self, sha256: str, salt: str, tenant: str) -> tuple[np.ndarray, ...] | None:
         """The tiles as pictures, uint8 [Y, X, 3] each, each frame of a tile by itself; or None,
@@ -55,6 +53,10 @@ class ProcessedTiles:
 class _Entry:
     tiles: tuple[np.ndarray, ...]
     tenants: set[str]
+
+    @property
+    def bytes(self) -> int:
+        return sum(tile.nbytes for tile in self.tiles)
 
 
 def _as_bytes(tile: np.ndarray) -> np.ndarray:

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 from mtmd.config import AnswerOptions
+from mtmd.events import TokenInfo
 from mtmd.kernels.gpu.ahead.compilations import Compilations, compilations
 from mtmd.llm.engine.engine import Constraint
 from mtmd.llm.engine.sequence import Sequence
@@ -56,3 +57,4 @@ class Request:
     sequence: Sequence | None = None
     texts: list[str] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenInfo] = field(default_factory=list)

@@ -11,10 +11,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import abc
+from collections import abc, deque
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -32,9 +32,12 @@ from mtmd.kernels.errors import (
 )
 from mtmd.kernels.gpu.ahead.compilations import compilations
 from mtmd.kernels.report.warmup_report import WarmupReport
+from mtmd.kernels.resources.default_device import made_on_the_host
 from mtmd.kernels.resources.turns import for_whom, goes_first
+from mtmd.llm.batch import BatchShape
 from mtmd.llm.engine.engine import Constraint, Engine, Prompt
 from mtmd.llm.engine.sequence import Sequence, Token
+from mtmd.llm.foreseen import few_rows
 from mtmd.llm.sampling.options import SEED_MAX
 from mtmd.llm.sampling.sampler import Sampler
 from mtmd.llm.tokenizer.control_tokens import SEAL
@@ -56,6 +59,9 @@ from mtmd.service.request import Request
 from mtmd.service.ticket import Ticket
 from mtmd.tools.parser import CallPiece, Piece
 from mtmd.tracebacks import traceback_text
+
+if TYPE_CHECKING:  # not in typing before Python 3.11
+    from typing_extensions import Self
 
 __all__ = ["Service", "ServiceStats", "Ticket", "TokenCount"]
 
@@ -81,6 +87,7 @@ class Service:
     midst of a step, as far as can be seen, before it is given up; None for any time.
     """
 
+    @made_on_the_host()
     def __init__(
         self,
         model: Servable,
@@ -114,6 +121,8 @@ class Service:
         """Of requests from before they are posted to their end: who waits, also behind a hang."""
         self._by_sequence: dict[Sequence, Request] = {}
         self._batch_s = 0.0
+        self._foreseen: deque[BatchShape] = deque()
+        """Of which plans are made when there is nothing else to do."""
         self._processed = ProcessedTiles()
         self._share_cache = share_cache
         self._counting = threading.Lock()
@@ -273,6 +282,7 @@ class Service:
     def _salt(self, tenant: str) -> str:
         return "" if self._share_cache else tenant
 
+    @made_on_the_host()
     def _prepare(
         self, messages: abc.Sequence[Message] | RawPrompt, settings: AnswerOptions, salt: str
     ) -> Request:
@@ -323,6 +333,7 @@ class Service:
             warnings,
         )
 
+    @made_on_the_host()
     def count(
         self,
         messages: abc.Sequence[Message],
@@ -394,11 +405,8 @@ class Service:
         )
         stats.programs_compiled = compilations().late - self._compiled_before
         if self.encoding:
-            stats.encoding, stats.encode_batches, stats.encode_tiles = (
-                len(self.encoding.jobs),
-                self.encoding.batches,
-                self.encoding.tiles,
-            )
+            stats.encoding, stats.encode_batches = len(self.encoding.jobs), self.encoding.batches
+            stats.encode_tiles, stats.encode_packed = self.encoding.tiles, self.encoding.packed
         return ServiceStats(**vars(stats))
 
     def processed(self, sha256: str, tenant: str = "") -> tuple[np.ndarray, ...] | None:
@@ -407,9 +415,28 @@ class Service:
         """
         return self._processed.get(sha256, self._salt(tenant), tenant)
 
+    def plan_ahead(self) -> None:
+        """Have the plans made of batches that are likely to come, one at a time whenever there is
+        nothing else to do: each made later holds up those who wait for their next token.
+        """
+        batches = list(few_rows(self._loaded.runner, self.engine.cache))
+        if batches:
+            self._device.post(lambda: self._foreseen.extend(batches))
+
     def exclusively(self, work: abc.Callable[[], T]) -> T:
         """Do something with the device while nobody else does. Raises what it raises."""
         return self._device.exclusively(work)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        """What is going on."""
+        stats = self.stats()
+        return f"<mtmd.Service of {self.name!r}: {stats.running} running, {stats.waiting} waiting>"
 
     def close(self, within_s: float | None = None) -> None:
         """End every request, and the thread. What was asked for before is done first, what comes
@@ -460,7 +487,8 @@ class Service:
         """
         if self.encoding and self.encoding.is_short and not self.engine.busy:
             return RETRY_S
-        return 0 if self.engine.busy or (self.encoding and self.encoding.busy) else None
+        busy = self.engine.busy or (self.encoding and self.encoding.busy) or self._foreseen
+        return 0 if busy else None
 
     def _end_all(self) -> None:
         for ticket in list(self._requests):
@@ -516,12 +544,27 @@ class Service:
                 encoded = self.encoding.step(max(SLICE_S, self._batch_s), not self.engine.busy)
             for job in encoded:
                 self._encoded(job)
+        elif not self.engine.busy and self._foreseen:
+            self._plan(self._foreseen.popleft())
         start, self._batch_s = time.perf_counter(), 0.0
         if self.engine.busy:
             with goes_first():
                 for sequence in self.engine.step():
                     self._hand_out(self._by_sequence[sequence])
             self._batch_s = time.perf_counter() - start
+
+    def _plan(self, batch: BatchShape) -> None:
+        """Nobody has asked for it: where it cannot be made, nobody's answer ends by that, unless it
+        is the device that failed.
+        """
+        try:
+            self._loaded.runner.prepare(batch)
+        except DeviceError:
+            raise
+        except Exception as error:
+            self._foreseen.clear()
+            told = error if isinstance(error, MtmdError) else traceback_text(error)
+            log.warning("no more plans are made ahead: %s", told)
 
     def _take(self, request: Request, after: Ticket | None = None) -> None:
         self._requests[request.ticket] = request
@@ -662,6 +705,7 @@ class Service:
         infos = () if token is None or token.logprob is None else (self._info(token),)
         if text or infos:
             request.texts.append(text)
+            request.logprobs += infos
             request.ticket.put(TextPiece(text, infos))
 
     def _info(self, token: Token) -> TokenInfo:
@@ -677,6 +721,8 @@ class Service:
             stats.cancelled += 1
         else:
             stats.finished += 1
+            took_s = time.perf_counter() - request.began + request.preprocess_ms / 1e3
+            self.latencies.whole.add(took_s)
         if sequence is not None:
             stats.prompt_tokens += sequence.prompt_tokens
             stats.reused_tokens += sequence.reused
@@ -696,6 +742,7 @@ class Service:
             receipt,
             request.parser.calls if request.parser else (),
             request.checker.found,
+            tuple(request.logprobs),
         )
         self._let_go(request)
         request.ticket.put(Finished(answer))

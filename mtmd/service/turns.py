@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from mtmd.kernels.errors import LeftError
+from mtmd.kernels.resources.cores import usable_cores
 from mtmd.kernels.resources.priority import ahead, step_back
 from mtmd.kernels.resources.turns import Turns, aside, for_whom, get_up, sit_down, work_for
-from mtmd.kernels.resources.wanted import check_wanted, in_any_case, wanted_unless
+from mtmd.kernels.resources.wanted import check_wanted, in_any_case, is_gone, left, wanted_unless
 
 __all__ = [
     "LeftError",
@@ -16,8 +17,11 @@ __all__ = [
     "for_whom",
     "get_up",
     "in_any_case",
+    "is_gone",
+    "left",
     "sit_down",
     "step_back",
+    "usable_cores",
     "wanted_unless",
     "work_for",
 ]

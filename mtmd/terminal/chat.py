@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from mtmd.events import Answer, Finished, Progress, TextPiece
 from mtmd.kernels.errors import MtmdError, OptionError
 from mtmd.kernels.text import for_terminal, one_line
 from mtmd.model import Model
+from mtmd.prompt.urls.kinds import is_url
 from mtmd.receipt import Receipt
 from mtmd.terminal.line_input import interruptible, leading_paths, path_of, words_of
 from mtmd.terminal.status_line import Status
@@ -30,7 +32,8 @@ from mtmd.terminal.transcript import (
 HELP = {
     "image": (
         "PATH...",
-        "attach pictures or videos to the next question; one dropped on the window does the same",
+        "attach pictures or videos, files or URLs, to the next question; one dropped on the window "
+        "does the same",
     ),
     "images": ("", "tell what is attached"),
     "clear": ("", "begin a new conversation"),
@@ -68,7 +71,7 @@ class Chat:
         self, model: Model, chosen: dict[str, Any], system: str = "", interactive: bool = False
     ):
         self.model, self.chosen, self.interactive, self.failed = model, chosen, interactive, False
-        self.transcript = Transcript(system)
+        self.transcript, self._remote = Transcript(system), model.options.allow_remote_media
         self.attached: list[Attachment] = []
         self.last: Receipt | None = None
         """Of the last answer."""
@@ -119,7 +122,7 @@ class Chat:
         _say(NOTES)
 
     def _image(self, value: str) -> None:
-        paths = [path_of(word) for word in words_of(value)]
+        paths = [word if is_url(word) else path_of(word) for word in words_of(value)]
         if not paths:
             raise CommandError(
                 "/image: found no path, expected that of a picture, in quotation marks if it has "
@@ -127,13 +130,13 @@ class Chat:
             )
         self._attach(paths)
 
-    def _attach(self, paths: list[Path]) -> None:
+    def _attach(self, sources: Sequence[Path | str]) -> None:
         """All of them, or none where one cannot be used."""
         if self.model.encoder is None:
             raise CommandError(
                 f"{self.model.name} has no image encoder; {self.model.checkpoint.without_vision}"
             )
-        self.attached += [attach(path) for path in paths]
+        self.attached += [attach(source, self._remote) for source in sources]
         self._images("")
 
     def _images(self, _: str) -> None:
@@ -218,7 +221,7 @@ class Chat:
 
     def _load(self, value: str) -> None:
         path = self._file(value, (".json",))
-        transcript, chosen, notes = read_transcript(path)
+        transcript, chosen, notes = read_transcript(path, self._remote)
         options(AnswerOptions, chosen)
         self.transcript, self.chosen, self.attached, self.last, self._files = (
             transcript,
@@ -292,7 +295,7 @@ class Chat:
 
 
 def _described(image: Attachment) -> str:
-    return f"{image.path} ({image.told})"
+    return f"{image.name} ({image.told})"
 
 
 def _value(text: str) -> Any:

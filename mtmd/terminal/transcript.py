@@ -14,6 +14,9 @@ from mtmd.clip.image.decode import Picture
 from mtmd.kernels.errors import ImageError, MtmdError
 from mtmd.prompt.conversation import Message
 from mtmd.prompt.load_image import load_image
+from mtmd.prompt.picture_paths import check_path, user_path
+from mtmd.prompt.urls.fetch import RemoteMedia
+from mtmd.prompt.urls.kinds import is_address, is_url, url_identity
 from mtmd.prompt.video_input import Footage, is_video, load_video
 
 FORMAT = "mtmd chat"
@@ -27,12 +30,17 @@ class TranscriptError(MtmdError):
 
 @dataclass(frozen=True)
 class Attachment:
-    """A picture, decoded once, or a video, and the file that it was read from."""
+    """A picture, decoded once, or a video, and the file that it was read from, or its URL."""
 
-    path: Path
+    path: Path | str
     picture: Picture | Footage
     told: str
     """Its size, and of a video its length."""
+
+    @property
+    def name(self) -> str:
+        """To be shown."""
+        return url_identity(self.path) if isinstance(self.path, str) else str(self.path)
 
     @property
     def part(self) -> dict[str, Any]:
@@ -103,14 +111,22 @@ class Transcript:
         if self.system:
             parts.append(_quoted(self.system))
         for turn in self.turns:
-            parts += [f"![{i.path.name}](<{i.path}>)" for i in turn.images]
+            parts += [f"![{_title(i)}](<{i.path}>)" for i in turn.images]
             parts += [f"**You:** {turn.question}", turn.answer]
         return "\n\n".join(parts) + "\n"
 
 
-def attach(path: Path) -> Attachment:
-    """Raises ImageError."""
-    path = path.expanduser()
+def _title(image: Attachment) -> str:
+    return image.path.name if isinstance(image.path, Path) else image.name
+
+
+def attach(source: Path | str, remote: bool = False) -> Attachment:
+    """A file, a data URL, or, where `remote` ones are fetched, an address of the web. Raises
+    ImageError.
+    """
+    if isinstance(source, str) and is_url(source):
+        return _attach_url(source, remote)
+    path = Path(user_path(str(source)))
     if is_video(path):
         footage = load_video(path)
         with footage.opened() as reader:
@@ -121,9 +137,25 @@ def attach(path: Path) -> Attachment:
     return Attachment(path.absolute(), picture, f"{picture.size[0]} x {picture.size[1]}")
 
 
-def read_transcript(path: Path) -> tuple[Transcript, dict[str, Any], list[str]]:
+def _attach_url(url: str, remote: bool) -> Attachment:
+    if is_address(url) and not remote:
+        check_path(url)
+    fetch = RemoteMedia() if remote else None
+    if is_video(url):
+        footage = load_video(url, unnamed=url_identity(url), remote=fetch)
+        with footage.opened() as reader:
+            facts = reader.facts
+        told = f"{facts.width} x {facts.height}, {facts.seconds:.1f} s"
+        return Attachment(url, footage, told)
+    picture = load_image(url, unnamed=url_identity(url), remote=fetch)
+    return Attachment(url, picture, f"{picture.size[0]} x {picture.size[1]}")
+
+
+def read_transcript(
+    path: Path, remote: bool = False
+) -> tuple[Transcript, dict[str, Any], list[str]]:
     """A conversation that `to_json` wrote, its answer options, and what has changed since, in
-    words.
+    words. `remote`: as of `attach`.
 
     Raises TranscriptError for a file that is none, ImageError for a picture that is gone.
     """
@@ -133,7 +165,7 @@ def read_transcript(path: Path) -> tuple[Transcript, dict[str, Any], list[str]]:
         turns = [
             Turn(
                 _text(t["question"]),
-                tuple(_reattach(i, notes) for i in _list(t["images"])),
+                tuple(_reattach(i, notes, remote) for i in _list(t["images"])),
                 _text(t["answer"]),
                 t.get("receipt"),
             )
@@ -189,13 +221,13 @@ def _read_object(path: Path) -> dict[str, Any]:
     return values
 
 
-def _reattach(kept: Mapping[str, Any], notes: list[str]) -> Attachment:
+def _reattach(kept: Mapping[str, Any], notes: list[str], remote: bool) -> Attachment:
     try:
-        found = attach(Path(_text(kept["path"])))
+        found = attach(_text(kept["path"]), remote)
     except ImageError as error:
         raise ImageError(f"a picture of the conversation is not there any more: {error}") from error
     if found.picture.sha256 != kept["sha256"]:
-        notes.append(f"{found.path} is another picture now than when the conversation was saved")
+        notes.append(f"{found.name} is another picture now than when the conversation was saved")
     return found
 
 

@@ -107,7 +107,9 @@ def read_toolbox(tools: object, choice: object = None, several: object = None) -
     chosen = _choice(choice, {tool.name for tool in found})
     if several is not None and type(several) is not bool:
         raise _wrong("parallel_tool_calls", several, "true or false")
-    one = isinstance(choice, Mapping) and chosen.mode == "required" and len(chosen.names) == 1
+    one = (
+        isinstance(choice, (str, Mapping)) and chosen.mode == "required" and len(chosen.names) == 1
+    )
     return Toolbox(found, chosen, several is not False and not one)
 
 
@@ -136,6 +138,13 @@ def _read_all(value: object) -> Iterator[Tool]:
 
 
 def _read(item: object, where: str) -> Tool:
+    if callable(item):
+        name = getattr(item, "__name__", type(item).__name__)
+        raise OptionError(
+            f"{where}: found the Python object {name:.60}, expected what the model is told of it: "
+            '{"type": "function", "function": {"name": ..., "description": ..., "parameters": '
+            "{JSON schema}}}"
+        )
     if not isinstance(item, Mapping):
         raise _wrong(where, item, "an object of type function")
     if item.get("type", "function") != "function":
@@ -188,6 +197,8 @@ def _choice(value: object, names: set[str]) -> ToolChoice:
     if isinstance(value, ToolChoice):
         return value
     if isinstance(value, str):
+        if value not in MODES and value in names:
+            return ToolChoice("required", (value,))
         if value not in MODES:
             raise _wrong("tool_choice", value, f"one of {', '.join(MODES)}, or a function's name")
         if value == "required" and not names:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import io
+import os
 import random
 import threading
 import weakref
@@ -14,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from forking import forked
 from PIL import Image
 
 import mtmd.loading as model_module
@@ -110,6 +113,10 @@ def test_two_threads_that_ask_for_different_models(one: Path) -> None:
     ("options", "message"),
     [
         ({"max_token": 3}, "option 'max_token' is not known; did you mean 'max_tokens'\\?$"),
+        ({"videos": ["x.mp4"]}, "pictures and videos are given as `image`"),
+        ({"response_format": {}}, "json_schema takes a JSON schema"),
+        ({"load_in_4bit": True}, "quantized weights come as GGUF"),
+        ({"device": torch.device("cpu")}, 'device: found .* such as "cpu"'),
         ({"temperature": -1}, "temperature: found -1"),
         ({"stop": 3}, "stop: found 3"),
         ({"dtype": "fp8"}, "dtype: found 'fp8', expected one of auto, bf16, fp32"),
@@ -637,3 +644,27 @@ def test_a_closed_model_is_let_go_at_once(one: Path) -> None:
         assert not thread.is_alive()
     gc.collect()
     assert runner() is None
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_forked_child_asks_the_model_of_its_parent(demo: Model, one: Path) -> None:
+    assert demo.describe(one, COUNT) == "One."
+    assert forked(lambda: demo.describe(one, COUNT)) == "One."
+    assert forked(lambda: asyncio.run(demo.aanswer(one, COUNT))) == "One."
+    assert demo.describe(one, COUNT) == "One."
+
+
+def test_the_default_device_of_torch_changes_nothing(one: Path) -> None:
+    """A notebook has set it for its own tensors: on "meta" whatever came to lie there would fail."""
+    torch.set_default_device("meta")
+    try:
+        model = load()
+        chat = model.chat()
+        assert str(chat.ask(COUNT, image=one)) == "One."
+        assert chat.ask(COUNT, temperature=1.0, seed=1).text
+        assert model.warmup_report.fully_accelerated
+        assert model.spans([user_message(one, COUNT)])
+        assert torch.empty(1).is_meta, "and is as it was"
+        model.close()
+    finally:
+        torch.set_default_device(None)

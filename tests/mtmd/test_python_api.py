@@ -8,6 +8,8 @@ import asyncio
 import base64
 import dataclasses
 import io
+import json
+import pickle
 import re
 import typing
 from collections.abc import Iterator
@@ -23,8 +25,8 @@ from PIL import Image
 import mtmd
 from mtmd.config import AnswerOptions, LoadOptions
 from mtmd.display.answer_view import AnswerView, Shown
-from mtmd.events import Answer, Finished, TextPiece
-from mtmd.kernels.errors import ImageError, MtmdError, OptionError, PromptError
+from mtmd.events import Answer, Box, Finished, TextPiece
+from mtmd.kernels.errors import ImageError, ModelError, MtmdError, OptionError, PromptError
 from mtmd.model import Model
 from mtmd.option_types import AnswerKeywords, LoadKeywords
 from mtmd.prompt.load_image import load_image
@@ -70,6 +72,12 @@ def test_pictures_are_taken_as_they_are_needed(demo: Model, one: Path) -> None:
     answers.close()  # type: ignore[attr-defined]
     assert len(taken) < 100
     assert demo.describe(one, COUNT) == "One.", "what was under way is given up"
+
+
+def test_what_is_no_list_of_pictures_is_told(demo: Model, one: Path) -> None:
+    for wrong in (3, str(one)):
+        with pytest.raises(OptionError, match=f"images: found {type(wrong).__name__}, expected a"):
+            demo.answers(wrong, COUNT)  # type: ignore[arg-type]
 
 
 def test_an_error_ends_it_or_takes_the_answers_place(demo: Model, one: Path) -> None:
@@ -192,7 +200,7 @@ def test_what_is_awaited_may_be_streamed(demo: Model, one: Path) -> None:
         ({"messages": [{"role": "user", "content": "x"}], "prompt": "y"}, "prompt: found beside"),
         ({"image": [{"role": "user", "content": "x"}], "prompt": "y"}, "prompt: found beside"),
         ({"messages": "hello"}, "messages: found str, expected a list"),
-        ({"messages": []}, "messages: found list, expected a list of at least one"),
+        ({"messages": []}, "messages: found an empty list, expected a list of at least one"),
         ({}, "found neither picture nor prompt"),
     ],
     ids=["a prompt", "a prompt, by place", "a text", "no message", "nothing"],
@@ -366,6 +374,49 @@ def test_boxes_lie_where_the_answer_says(demo: Model, one: Path) -> None:
     html = Answer(text, (), (), receipt, view=view)._repr_html_()
     assert '<rect x="10.00" y="25.00" width="40.00" height="50.00"' in html
     assert "&lt;b&gt;star&lt;/b&gt;" in html and "<b>" not in html
+
+
+def test_boxes_are_told_in_pixels_of_the_picture(demo: Model, one: Path) -> None:
+    with Image.open(one) as image:
+        width, height = image.size
+    wide = Image.new("RGB", (2 * width, height))
+    answer = demo.answer(wide, COUNT)
+    text = '{"box_2d": [100, 250, 500, 750], "label": "star"} {"point_2d": [1, 2]}'
+    made = dataclasses.replace(answer, text=text)
+    assert made.boxes == (Box("star", 0.5 * width, 0.1 * height, 1.5 * width, 0.5 * height),)
+    assert answer.boxes == ()
+    both = dataclasses.replace(demo.answer([one, wide], COUNT), text=text)
+    assert both.boxes == (), "none says of which"
+
+
+def test_an_answer_is_a_value(demo: Model, one: Path) -> None:
+    answer = demo.answer(one, COUNT)
+    assert f"{answer:>6}" == "  One." and "logprobs" not in answer.asdict()
+    made = pickle.loads(pickle.dumps(answer))
+    assert made == answer and made._repr_html_() == answer._repr_html_()
+    for holder in (demo, demo.chat()):
+        with pytest.raises(TypeError, match=r"cannot be pickled or copied, .* in each process"):
+            pickle.dumps(holder)
+
+
+def test_what_holds_pixels_and_requests_says_so_in_few_words(demo: Model, one: Path) -> None:
+    assert len(repr(demo.load_picture(one))) < 200
+    with mtmd.Service(demo) as service:
+        assert repr(service) == "<mtmd.Service of 'demo model': 0 running, 0 waiting>"
+    with pytest.raises(MtmdError, match="the service is closed"):
+        service.submit([{"role": "user", "content": COUNT}])
+    with pytest.raises(ModelError, match="the demo model writes answers"):
+        mtmd.load_embedder("demo")
+
+
+def test_probabilities_are_in_the_answer(demo: Model, one: Path) -> None:
+    answer = demo.answer(one, COUNT, logprobs=2)
+    assert tuple(token.id for token in answer.logprobs) == answer.output_token_ids
+    assert "".join(token.text for token in answer.logprobs) == "One."
+    first = answer.logprobs[0]
+    assert first.top[0] == (first.text, first.logprob) and len(first.top) == 2
+    told = json.loads(json.dumps(answer.asdict()))["logprobs"][0]
+    assert told["logprob"] == first.logprob and told["top"][1]["text"] == first.top[1][0]
 
 
 def test_a_picture_that_is_gone_is_said_to_be(demo: Model, tmp_path: Path, one: Path) -> None:

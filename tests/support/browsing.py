@@ -22,6 +22,9 @@ CHROMIUM = next(
 DESK, PHONE = {"width": 1280, "height": 800}, {"width": 360, "height": 720}
 SERIOUS = ["serious", "critical"]
 LIMIT_MS = 20_000
+CALM = {"reduced_motion": "reduce"}  # colours that fade in have no contrast for a while
+USUAL = {"viewport": DESK, **CALM}
+_left = {}  # by browser: the context of a usual window that was closed
 LOOK = """async (serious) => {
     const tags = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"];
     const found = [];
@@ -47,19 +50,26 @@ def chromium():
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser
+        _left.pop(browser, None)
         browser.close()
 
 
 class Visitor:
     """One person with one window. What the browser complains of is collected, and is an error at
     the end unless `expects` it.
+
+    A new context takes a second of the processor, most of it for a process of its own. So one that
+    was left serves the next person with the usual window: with no cookie, permission or data of
+    the one before, whose server had another port, and so was another origin.
     """
 
     def __init__(self, browser, url, size=DESK, begins="#welcome", **context):
-        calm = {"reduced_motion": "reduce"}  # colours that fade in have no contrast for a while
-        self.context = browser.new_context(viewport=size, base_url=url, **(calm | context))
+        asked = {"viewport": size, **CALM, **context}
+        self.browser, self.url, self.is_usual = browser, url, asked == USUAL
+        left = _left.pop(browser, None) if self.is_usual else None
+        self.context = left or browser.new_context(**asked)
         self.context.set_default_timeout(LIMIT_MS)
-        self.page = self.context.new_page()
+        before, self.page = self.context.pages, self.context.new_page()
         self.complaints, self.expects, self.fingers = [], (), context.get("is_mobile", False)
         self.page.on(
             "console",
@@ -70,13 +80,32 @@ class Visitor:
             ),
         )
         self.page.on("pageerror", lambda e: self.complaints.append(f"exception: {e}"))
-        self.page.goto("/")
+        self.go("/")
         self.page.wait_for_selector(begins)
+        for page in before:  # by which the process was kept until now
+            page.close()
+
+    def go(self, path):
+        self.page.goto(f"{self.url}{path}")
 
     def close(self):
-        self.context.close()
+        if self.is_usual and self.browser not in _left:
+            self._leave()
+        else:
+            self.context.close()
         unexpected = [c for c in self.complaints if not any(e in c for e in self.expects)]
         assert not unexpected, unexpected
+
+    def _leave(self):
+        self.page.unroute_all()
+        self.page.goto("about:blank")
+        session = self.context.new_cdp_session(self.page)
+        everything = {"origin": self.url, "storageTypes": "all"}
+        session.send("Storage.clearDataForOrigin", everything)
+        session.detach()
+        self.context.clear_cookies()
+        self.context.clear_permissions()
+        _left[self.browser] = self.context
 
     def until(self, expression):
         """Playwright's own wait evaluates text inside the page, which its policy forbids."""

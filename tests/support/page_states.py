@@ -345,7 +345,7 @@ class Walk:
         person, page, fake = self.person, self.person.page, self.fake
         page.set_viewport_size(PHONE)
         yield "phone-table"
-        page.goto("/")
+        person.go("/")
         page.wait_for_selector("#welcome:visible")
         yield "phone-empty"
         fake.words = THOUGHT + MARKDOWN
@@ -363,17 +363,17 @@ class Walk:
         page.keyboard.press("Escape")
         page.set_viewport_size(WIDE)
         yield "wide-answer"
-        page.goto("/")
+        person.go("/")
         page.wait_for_selector("#welcome:visible")
         yield "wide-empty"
         page.set_viewport_size(DESK)
 
     def diagnostics(self):
-        page, fake = self.person.page, self.fake
+        person, page, fake = self.person, self.person.page, self.fake
         hangs = DeviceError("the device hangs: it has done nothing for 300 s")
         for name, fault in (("fast", None), ("wrong", hangs)):
             fake.fault = fault
-            page.goto("/diagnostics")
+            person.go("/diagnostics")
             page.wait_for_selector(f"#verdict.{name} h2")
             page.wait_for_selector("#report section")
             page.wait_for_selector("#now div")
@@ -382,10 +382,10 @@ class Walk:
         yield "phone-diagnostics"
         page.set_viewport_size(DESK)
         fake.fault = None
-        page.goto("/nothing/here")
+        person.go("/nothing/here")
         page.wait_for_selector("h1")
         yield "nothing-here"
-        page.goto("/docs")
+        person.go("/docs")
         page.click("summary >> nth=0")
         yield "api"
 
@@ -420,7 +420,7 @@ def _with_a_key(browser, **context):
         page.click("#key-dialog >> text=Continue")
         page.wait_for_selector("#model:has-text('a-model-of-text')")
         yield "text-only", person
-        page.goto("/diagnostics")
+        person.go("/diagnostics")
         page.wait_for_selector("#verdict.slower h2")
         page.wait_for_selector("#report section")
         yield "diagnostics-slower", person

@@ -29,6 +29,7 @@ from mtmd.kernels.estimate.cards import find_card
 from mtmd.kernels.options import refuse, size_or_none
 from mtmd.loaded.device_and_dtype import choose_dtype
 from mtmd.loaded.fitting.choose import Ways, what_would_fit
+from mtmd.loaded.fitting.context import check_length
 from mtmd.loaded.fitting.needed_memory import HOST, SPARE, lazy_memories, limits
 from mtmd.loaded.loaded_model import DEFAULT_CONTEXT
 from mtmd.loading import find_checkpoint
@@ -96,11 +97,7 @@ def fit(
     )
     checkpoint, name = _checkpoint(model, random_weights, weights, settings)
     context = settings.context or min(DEFAULT_CONTEXT, checkpoint.text.context)
-    if context > checkpoint.text.context:
-        raise OptionError(
-            f"context: found {context}, expected at most {checkpoint.text.context}, which "
-            f"{name} was made for"
-        )
+    check_length(context, checkpoint, name)
     dtype = choose_dtype(_dtype(settings, backends), backends[0], checkpoint.weight_bytes)
     available = {d.name: d.usable_bytes for d in devices if d.usable_bytes is not None}
     ways = Ways(checkpoint, settings, context, dtype, backends, available, image, lazy=lazy)

@@ -76,6 +76,8 @@ def _layout(report: FitFacts, layout: LayoutFacts) -> Iterator[str]:
     if layout.longest_context is not None and layout.most_answers is not None:
         limit = ", the model's limit" if layout.longest_context == report.context_most else ""
         longest = f"{layout.longest_context:,}{limit}" if layout.longest_context else "none"
+        if layout.longest_text:
+            longest = f"none with pictures, {layout.longest_text:,} with text alone"
         more = " or more" if layout.most_answers == MOST_ANSWERS else ""
         most = f"{layout.most_answers:,}{more}" if layout.most_answers else "none"
         yield from _wrapped(f"    longest context: {longest}; most chats at once: {most}")

@@ -54,9 +54,14 @@ class Way:
         context: int | None = None,
         answers: int | None = None,
         picture: LargestPicture | None = None,
+        *,
+        text: bool = False,
     ) -> dict[str, Parts]:
-        """By memory, beside the largest picture that the context holds, or another one."""
-        picture = picture or self.pictures.at(context or self.pictures.context)
+        """By memory, beside the largest picture that the context holds, or another one; with
+        `text`, beside none.
+        """
+        if not text:
+            picture = picture or self.pictures.at(context or self.pictures.context)
         total = dict[str, Parts]()
         for seat in self.seats:
             encode = seat.encode(picture.tiles) if picture else None
@@ -70,16 +75,25 @@ class Way:
         answers: int | None = None,
         picture: LargestPicture | None = None,
         saved: Bytes | None = None,
+        *,
+        text: bool = False,
     ) -> int:
         """Bytes that are left of the fullest memory of a known size, with `saved` bytes less in
         each; negative where it does not fit.
         """
-        left = [
-            self.available[space] - parts.total + (saved or {}).get(space, 0)
-            for space, parts in self.parts(context, answers, picture).items()
-            if space in self.available
-        ]
+        saved = saved or {}
+        parts = self.parts(context, answers, picture, text=text)
+        left = [left + saved.get(space, 0) for space, left in self._left(parts).items()]
         return min(left, default=0)
+
+    def _left(self, parts: Mapping[str, Parts]) -> dict[str, int]:
+        """Bytes, of memories of a known size."""
+        return {s: self.available[s] - p.total for s, p in parts.items() if s in self.available}
+
+    @property
+    def answers(self) -> int:
+        """At once, as asked for."""
+        return self.seats[0].runner.sequences
 
     @cached_property
     def on_host(self) -> int:
@@ -93,19 +107,33 @@ class Way:
 
     def longest_context(self, most: int) -> int:
         """Up to `most`, the model's own limit, as `longest_that_fits` looks for it."""
+        return self._longest(most, self.pictures.least_context)
+
+    def longest_text(self, most: int) -> int:
+        """As `longest_context`, without pictures."""
+        return self._longest(most, 1, text=True)
+
+    def _longest(self, most: int, least: int, *, text: bool = False) -> int:
         own = self.seats[0].runner.context
 
         def slack(context: int) -> int:
-            least = self._least_slack(context) if context > own else 0
-            return self.slack(context) if least >= 0 else least
+            least = self._least_slack(context, text=text) if context > own else 0
+            return self.slack(context, text=text) if least >= 0 else least
 
-        return longest_that_fits(slack, most, own, self.pictures.least_context)
+        return longest_that_fits(slack, most, own, least)
 
-    def _least_slack(self, context: int) -> int:
+    def lacks_for_pictures(self) -> tuple[int, str]:
+        """Bytes that the fullest memory has too few, and which it is, for one answer in the
+        shortest context with a picture.
+        """
+        left = self._left(self.parts(self.pictures.least_context, 1))
+        return max(((-size, space) for space, size in left.items()), default=(0, ""))
+
+    def _least_slack(self, context: int, *, text: bool = False) -> int:
         """At most what `slack` is for a longer context than the one asked for, without a plan:
         what is computed with grows, too.
         """
-        own = self.parts()
+        own = self.parts(text=text)
         grown: dict[str, int] = {}
         for seat in self.seats:
             for space, size in seat.cache(context).items():
@@ -125,6 +153,10 @@ class Way:
 
     def facts(self, most_context: int | None = None) -> LayoutFacts:
         """With the longest context, and the most answers, where `most_context` is given."""
+        longest = None if most_context is None else self.longest_context(most_context)
+        text = None
+        if most_context is not None and longest == 0 and self.pictures.encoder is not None:
+            text = self.longest_text(most_context)
         return LayoutFacts(
             self.name,
             tuple(
@@ -143,8 +175,9 @@ class Way:
             self.layout.ranks,
             self.layout.cache_on_host,
             None,
-            None if most_context is None else self.longest_context(most_context),
+            longest,
             None if most_context is None else self.most_answers(),
+            text,
         )
 
 
@@ -334,12 +367,13 @@ def nothing_fits(ways: Ways, tried: Sequence[Way]) -> str:
     )
 
 
-NOTHING = "a shorter context, smaller pictures or a Q4_K file alone would not fit either"
+NOTHING = "a shorter context, smaller or no pictures or a Q4_K file alone would not fit either"
 
 
 def what_would_fit(ways: Ways, tried: Sequence[Way]) -> list[str]:
     """A shorter context, fewer answers at once, smaller pictures, a quantized file: each that
-    alone would do.
+    alone would do; text without pictures, where more of it fits than with them, and what pictures
+    lack where none fit.
     """
     advice = []
     if longest := max((way.longest_context(ways.context) for way in tried), default=0):
@@ -357,7 +391,24 @@ def what_would_fit(ways: Ways, tried: Sequence[Way]) -> list[str]:
         if any(way.slack(saved=saved_by(way, kind)) >= 0 for way in tried):
             advice.append(f"a {kind} file")
             break
+    if encoder is not None:
+        advice += _text_alone(ways, tried, longest)
     return advice
+
+
+def _text_alone(ways: Ways, tried: Sequence[Way], longest: int) -> Iterator[str]:
+    """`longest`: context with pictures."""
+    text = max((way.longest_text(ways.context) for way in tried), default=0)
+    if text <= longest:
+        return
+    shorter = "" if text == ways.context else f" in a context of {text}"
+    lacking = ""
+    if not longest:
+        size, space = min(way.lacks_for_pictures() for way in tried)
+        one = f" of {ways.size[0]} x {ways.size[1]} pixels" if ways.size else ""
+        if size > 0:  # else it is the number of answers that leaves them no room
+            lacking = f" (a picture{one} needs {mib(size)} more of {space})"
+    yield f"text without pictures{shorter}{lacking}"
 
 
 def saved_by(way: Way, kind: str) -> dict[str, int]:

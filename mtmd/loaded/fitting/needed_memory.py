@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
-
 from mtmd.clip.encoder import Encoder
+from mtmd.clip.resolution.resolution import prepare_blank
 from mtmd.clip.token_budget import Budget
 from mtmd.kernels.backends import Backend
 from mtmd.kernels.errors import ImageError, OptionError
@@ -248,7 +247,7 @@ def largest_picture(
     if size is None and most >= context:
         budget = Budget(budget.min_tokens, min(context - 1, budget.max_tokens or context))
     width, height = size or LARGE
-    plan = resolution.prepare(np.zeros((height, width, 3), np.uint8), budget)
+    plan = prepare_blank(resolution, width, height, budget)
     if plan.tokens >= context:
         raise ImageError(
             f"a picture of {width} x {height} pixels takes {plan.tokens} tokens, and the context "

@@ -29,10 +29,11 @@ class Histogram:
 
 @dataclass(frozen=True)
 class Latencies:
-    """From a request to the first token of its answer; from one token to the next; and until there
-    was a place in the batch.
+    """From a request to the first token of its answer; from one token to the next; until there was
+    a place in the batch; and from a request to the end of its answer.
     """
 
     first_token: Histogram = field(default_factory=lambda: Histogram(WAITS_S))
     between_tokens: Histogram = field(default_factory=lambda: Histogram(PAUSES_S))
     queue: Histogram = field(default_factory=lambda: Histogram(WAITS_S))
+    whole: Histogram = field(default_factory=lambda: Histogram(WAITS_S))

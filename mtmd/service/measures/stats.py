@@ -52,6 +52,7 @@ class ServiceStats:
     batch_rows: int = 0
     encode_batches: int = 0
     encode_tiles: int = 0
+    encode_packed: int = 0
     preemptions: int = 0
     made_way: int = 0
     programs_compiled: int = 0

@@ -22,7 +22,7 @@ import pytest
 from clips import video
 from PIL import Image
 
-from mtmd.kernels.errors import ImageError
+from mtmd.kernels.errors import ImageError, OptionError
 from mtmd.model import Model
 from mtmd.terminal.chat import HELP, Chat
 from mtmd.terminal.line_input import _completion, leading_paths, texts, words_of
@@ -51,7 +51,11 @@ def piped(mtmd: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     return run
 
 
-def test_answers_line_by_line(piped: Any, one: Path) -> None:
+def test_answers_line_by_line(piped: Any, one: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home() -> Path:
+        raise OptionError("found no home folder of this user")
+
+    monkeypatch.setattr("mtmd.config.data_folder", no_home)  # of no use for lines of a pipe
     ran = piped([f"/image '{one}'", COUNT, "", "/quit", COUNT])
     with Image.open(one) as image:
         size = f"{image.width} x {image.height}"

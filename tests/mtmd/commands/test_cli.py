@@ -8,6 +8,7 @@ import _thread
 import io
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -458,7 +459,8 @@ CALLS: dict[str, tuple[tuple[object, ...], str]] = {
     "help for an unknown command": (("help", "fly"), "command 'fly' is not known"),
     "one model to compare": (("compare",), "found one model, expected a second one, or an option"),
     "two pictures on stdin": (("describe", "-", "-"), "-: found twice, expected once"),
-    "stdin for each": (("describe", "--each", "-"), "--each: found -, expected files"),
+    "stdin twice for each": (("describe", "--each", "-", "-"), "found twice, expected once"),
+    "stdin for a batch": (("batch", "-", "--out", "a.csv"), "--list - reads paths"),
     "a model that is not there": (
         ("describe", "IMAGE", "-m", "no_such"),
         "model 'no_such' is no folder here",
@@ -788,3 +790,14 @@ def test_an_answer_cannot_command_the_terminal(
 
     monkeypatch.setattr(Model, "stream", stream)
     assert mtmd("describe", one).out == "\ufffd]0;title\ufffda \ufffd[2Jcat\n"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="by a shell")
+def test_closed_output_is_as_good_as_none(tmp_path: Path) -> None:
+    """As some service managers start programs."""
+    command = f"{shlex.quote(sys.executable)} -m mtmd list --json"
+    for closed in (">&-", "<&- >&- 2>&-"):
+        done = subprocess.run(
+            ["sh", "-c", f"{command} {closed}"], capture_output=True, cwd=tmp_path
+        )
+        assert done.returncode == 0 and not done.stderr, closed

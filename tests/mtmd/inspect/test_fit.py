@@ -22,8 +22,11 @@ from mtmd.kernels.backends import Reference
 from mtmd.kernels.plan import free_memory
 from mtmd.kernels.report.facts import LayoutFacts
 from mtmd.llm.state import PAGE
+from mtmd.loaded.fitting.needed_memory import NeededMemory
 from mtmd.loading import DEMO_MODEL
 from mtmd.model import Model
+
+MIB = 1 << 20
 
 GOLDEN = Path(__file__).parent / "golden" / "demo_fit.txt"
 TWO = ("545MiB", "545MiB")  # of which the driver leaves 33 MiB each
@@ -105,7 +108,43 @@ def test_where_nothing_fits_it_says_what_would(mtmd: Any) -> None:
     fewer = ("fit", "--host-memory", "38MiB", "--dtype", "fp32", "--parallel", count)
     assert mtmd(*fewer).code == 0
     none = mtmd("fit", "--host-memory", "1MiB")
-    assert none.code == 3 and "alone would not fit either" in " ".join(none.out.split())
+    assert none.code == 3 and "would not fit either" in " ".join(none.out.split())
+
+
+def test_where_pictures_do_not_fit_it_says_what_text_alone_may_have(
+    mtmd: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(NeededMemory, "encode", lambda *_: {"cpu": 64 * MIB})
+    asked = ("fit", "--dtype", "fp32", "--parallel", "1", "--host-memory")
+    ran = mtmd(*asked, "40MiB")
+    told = " ".join(ran.out.split())
+    assert ran.code == 3
+    assert "longest context: none with pictures, 2,048 with text alone" in told
+    assert "what would fit: text without pictures (a picture needs " in told
+    more = float(told.split("(a picture needs ")[1].split(" MiB more of cpu)")[0])
+    for memory, pictures in ((40 + more, False), (40 + 1.1 * more, True)):
+        size = str(int(memory * MIB))
+        found = json.loads(mtmd(*asked, size, "--json").out)["layouts"][0]
+        assert bool(found["longest_context"]) is pictures
+        assert (found["longest_text"] is None) is pictures
+    short = " ".join(mtmd(*asked, "30MiB").out.split())
+    assert "; what would fit: text without pictures in a context of 512 (a picture" in short
+    assert "smaller or no pictures or a Q4_K file alone would not fit either" in " ".join(
+        mtmd(*asked, "9MiB").out.split()
+    )
+    sized = " ".join(mtmd(*asked, "40MiB", "--image", "40x30").out.split())
+    assert "(a picture of 40 x 30 pixels needs " in sized
+
+
+def test_text_alone_may_have_more_than_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(NeededMemory, "encode", lambda *_: {"cpu": 64 * MIB})
+    found = fit(host_memory="40MiB", dtype="fp32", parallel=1, context=256).layouts[0]
+    assert (found.longest_context, found.longest_text) == (0, 2048)
+    monkeypatch.setattr(NeededMemory, "encode", lambda *_: {"cpu": 14 * MIB})
+    many = str(fit(host_memory="40MiB", dtype="fp32", parallel=64))
+    assert many.endswith("what would fit: text without pictures in a context of 64"), (
+        "one answer alone would have room for a picture, so none is told to lack any"
+    )
 
 
 def test_what_is_told_of_this_machine_is_what_fit_takes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,7 +248,7 @@ def test_for_programs(mtmd: Any) -> None:
     assert [d["what"] for d in found["devices"]] == ["rtx4090", "rtx3090", "the host"]
     assert set(found["layouts"][0]) == {
         "name", "memories", "layers", "ranks", "cache_on_host", "reason", "longest_context",
-        "most_answers", "fits",
+        "most_answers", "longest_text", "fits",
     }  # fmt: skip
     assert set(found["layouts"][0]["memories"][0]) == {
         "space", "weights", "encoder", "cache", "compute", "available", "needed", "fits",

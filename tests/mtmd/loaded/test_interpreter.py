@@ -3,6 +3,10 @@
 import subprocess
 import sys
 
+import pytest
+
+from mtmd.loaded.interpreter import collects_in_parts
+
 PROGRAM = """
 import gc, sys, threading, weakref
 from mtmd.loaded import interpreter
@@ -96,3 +100,18 @@ def test_threads_give_way_soon_and_collections_look_through_little():
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
     )
     assert result.stdout.split() == ["True"] * 18
+
+
+@pytest.mark.parametrize(
+    ("version", "in_parts"),
+    [
+        ((3, 10, 13), False),
+        ((3, 13, 9), False),
+        ((3, 14, 0), True),
+        ((3, 14, 4), True),
+        ((3, 14, 5), False),
+        ((3, 15, 0), False),
+    ],
+)
+def test_the_collector_that_works_in_parts_is_left_to_itself(version, in_parts):
+    assert collects_in_parts(version) is in_parts

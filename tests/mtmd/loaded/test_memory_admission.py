@@ -307,7 +307,7 @@ def test_where_nobody_knows_everything_goes(folder: Path, monkeypatch: pytest.Mo
         monkeypatch.setattr(one, "free_bytes", lambda _: None)
     model = dynamic(folder)
     assert model.loaded.admission.limits == {} and model.loaded.admission.may_encode(
-        4, (3, 28 * 80, 28 * 80)
+        [(3, 28 * 80, 28 * 80)] * 4
     )
     assert model.answer(noise(), max_tokens=2).receipt.images[0].notes == ()
     model.close()
@@ -338,7 +338,7 @@ def test_encoded_pictures_are_cached_within_the_limit(folder: Path, plenty: Mode
         model.prompts.bridge.cache.put(prepared.key, prepared.plan, torch.zeros(9, 72))
     assert (
         0
-        <= model.loaded.admission.embedding_cache_bytes - model.prompts.bridge.cache._bytes()
+        <= model.loaded.admission.embedding_cache_bytes - model.prompts.bridge.cache.held
         < 9 * 72 * 4
     )
 
@@ -350,7 +350,7 @@ def test_a_prediction_allocates_nothing(folder: Path) -> None:
     shape = (3, 28 * 160, 28 * 160)
     model.encoder.plan(4, (3, 56, 56)).compute_bytes  # noqa: B018 (what is made once is not counted)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
-        model.loaded.admission.may_encode(4, shape)
+        model.loaded.admission.may_encode([shape] * 4)
         predicted = model.encoder.plan(4, shape).compute_bytes["cpu"]
     taken = sum(
         max(e.nbytes(), 0) for e in seen.profiler.kineto_results.events() if e.name() == "[memory]"

@@ -62,3 +62,11 @@ def test_threads_share_it() -> None:
     for worker in workers:
         worker.join()
     assert not failures
+
+
+def test_what_it_holds_is_counted_as_it_comes_and_goes() -> None:
+    cache, chance = EmbeddingCache(lambda: 20 * BYTES), np.random.default_rng(0)
+    for name in chance.integers(0, 12, 300):
+        cache.put(key(name), PLAN, torch.zeros(int(chance.integers(1, 60))))
+        held = sum(embeddings.nbytes for _, embeddings in cache._entries.values())
+        assert cache.held == held and (held <= 20 * BYTES or len(cache._entries) == 1)

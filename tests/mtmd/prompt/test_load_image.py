@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from mtmd.clip.image.decode import ImageLimits
@@ -125,6 +126,43 @@ def test_a_home_folder_may_be_written_as_in_a_shell(png, tmp_path, monkeypatch):
     (tmp_path / "~x.png").write_bytes(png.read_bytes())
     assert load_image("~x.png").size == (7, 5), "a file may be called so"
     assert "~nobody/x.png: found no such file" in refusal("~nobody/x.png")
+
+
+def test_a_file_url_is_the_path_behind_it(png, tmp_path):
+    """As Qwen's examples and vLLM's have it."""
+    whole = png.as_uri()
+    assert "%20" in whole
+    for url in (whole, f"file://{png}", whole.replace("file://", "FILE://localhost")):
+        assert load_image(url).size == (7, 5)
+    (tmp_path / "100%25.png").write_bytes(png.read_bytes())
+    assert load_image(f"file://{tmp_path}/100%25.png").size == (7, 5), "a file may be called so"
+    assert "no such file" in refusal(f"file://{tmp_path}/no.png")
+    assert "found an address, s3://, expected a file" in refusal("s3://bucket/x.png")
+
+
+def test_a_file_at_its_end_is_read_from_its_beginning(png):
+    """As Pillow does: a picture has just been written into it."""
+    file = io.BytesIO()
+    Image.fromarray(PIXELS).save(file, "PNG")
+    assert load_image(file).size == load_image(file).size == (7, 5)
+    file = io.BytesIO(b"before" + png.read_bytes())
+    file.seek(6)
+    assert load_image(file).size == (7, 5)
+    assert "found 0 bytes" in refusal(io.BytesIO())
+
+
+def test_what_holds_a_picture_is_told_how_to_give_it():
+    for source, advice in (
+        ({"image": PIXELS}, "x['image']"),
+        ([PIXELS], "one list of pictures"),
+        (type("Array", (), {"__array__": lambda _: PIXELS})(), "numpy.asarray(x)"),
+        (3, "open or convert it first"),
+    ):
+        assert refusal(source).endswith(advice)
+
+
+def test_a_tensor_without_values_is_refused():
+    assert "on the device meta" in refusal(torch.empty(3, 4, 4, device="meta"))
 
 
 def test_paths_that_lead_nowhere(png, tmp_path):

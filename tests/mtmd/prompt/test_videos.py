@@ -12,7 +12,7 @@ import pytest
 from clips import animation, numbered, video
 from PIL import Image
 
-from mtmd import ImageError, OptionError, PromptError, VideoError, VideoInput
+from mtmd import OptionError, PromptError, VideoError, VideoInput
 from mtmd.clip.token_budget import DEFAULT_BUDGET
 from mtmd.clip.video.family import ClipShape
 from mtmd.clip.video.footage import GivenFrames
@@ -153,7 +153,7 @@ def test_what_is_a_video(clip: Path, tmp_path: Path) -> None:
         (lambda c: VideoInput(c, end=10**400), OptionError, "end: found a number of hundreds"),
         (lambda c: VideoInput(c, max_frames=True), OptionError, "max_frames"),
         (lambda c: VideoInput(c, rate=2, times=[0]), OptionError, "rate: found beside times"),
-        (lambda _: VideoInput("no.mp4"), ImageError, "no such file"),
+        (lambda _: VideoInput("no.mp4"), VideoError, "no such file, expected a video"),
         (lambda _: VideoInput(b"RIFF1234AVI "), VideoError, "damaged|no frame|without pictures"),
         (lambda _: VideoInput(object()), VideoError, "object of type object"),
         (lambda c: VideoInput(c, start=60), OptionError, "start: found 60 s"),

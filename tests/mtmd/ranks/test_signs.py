@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import threading
 from multiprocessing import Pipe
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -222,3 +223,14 @@ def test_a_first_run_that_takes_long_is_waited_for(monkeypatch: pytest.MonkeyPat
         subject.step()
     assert sequence.tokens == alone("windows, blocks", 0) and prepared and ranks.fault is None
     ranks.end()
+
+
+def test_a_forked_child_does_not_end_the_ranks_of_its_parent() -> None:
+    """At its end it lets go of the model that it had from it."""
+    told: list[str] = []
+    ranks: Any = leader.Ranks.__new__(leader.Ranks)
+    ranks._process, ranks._lock = os.getppid(), threading.RLock()
+    ranks.fault, ranks._closing = None, False
+    ranks.followers = [SimpleNamespace(wire=SimpleNamespace(send=told.append))]
+    ranks.close()
+    assert not told and not ranks._closing

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -28,6 +29,8 @@ from mtmd.kernels.errors import (
     PromptError,
 )
 from mtmd.kernels.resources import turns
+from mtmd.llm.batch import BatchShape
+from mtmd.llm.foreseen import few_rows
 from mtmd.loading import load
 from mtmd.model import Model
 from mtmd.prompt.conversation import user_message
@@ -568,3 +571,33 @@ def test_nobody_sits_down_to_compute_in_the_midst_of_a_batch() -> None:
     engine = SimpleNamespace(busy=True, step=step)
     Service._turn(SimpleNamespace(encoding=None, engine=engine, _batch_s=0.0))  # type: ignore[arg-type]
     assert found == [False] and turns._nobody_first.is_set()
+
+
+def test_plans_are_made_ahead_when_nothing_else_is_to_do(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner, met = service._loaded.runner, queue.SimpleQueue[BatchShape]()
+    expected = list(few_rows(runner, service.engine.cache))
+    monkeypatch.setattr(runner, "prepare", met.put)
+    service.plan_ahead()
+    assert [met.get(timeout=60) for _ in expected] == expected
+    assert not service.exclusively(lambda: list(service._foreseen))
+
+
+@pytest.mark.parametrize("error", [DeviceMemoryError("out of memory"), RuntimeError("no memory")])
+def test_plans_that_cannot_be_made_are_left_for_later(
+    service: Service,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+) -> None:
+    runner = service._loaded.runner
+    fails = Mock(side_effect=error)
+    with monkeypatch.context() as patched:
+        patched.setattr(runner, "prepare", fails)
+        service.plan_ahead()
+        service.exclusively(lambda: None)  # what was posted before is done by then
+        within(60, lambda: all(iter(lambda: bool(service._foreseen), False)))
+        service.exclusively(lambda: None)  # and the step in which that was
+    assert fails.call_count == 1 and "no more plans are made ahead" in caplog.text
+    assert answer(service.submit([{"role": "user", "content": "Hello"}], max_tokens=2)).text

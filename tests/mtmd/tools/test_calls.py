@@ -157,6 +157,7 @@ def test_choices():
         ["g"],
         False,
     )
+    assert read_toolbox(tools, "g") == one, "as Python's users may say it"
     part = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": tools[:1]}}
     assert [t.name for t in read_toolbox(tools, part).callable] == ["f"]
     for choice, words in (
@@ -165,5 +166,7 @@ def test_choices():
     ):
         with pytest.raises(OptionError, match=words):
             read_toolbox(tools, choice)
+    with pytest.raises(OptionError, match=r"tools\[0\]: found the Python object test_choices, exp"):
+        read_toolbox([test_choices])
     with pytest.raises(OptionError, match=r"tools\[1\]: found a second 'f'"):
         read_toolbox([tools[0], tools[0]])

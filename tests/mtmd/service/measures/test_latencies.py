@@ -23,6 +23,12 @@ def test_each_answer_is_counted_once_and_each_token_after_its_first(demo):
         found = service.latencies
         assert found.first_token.counts[-1] == found.queue.counts[-1] == 2
         assert found.between_tokens.counts[-1] == sum(numbers) - 2 > 0
+        assert found.whole.total_s > found.first_token.total_s
         assert found.first_token.total_s > found.queue.total_s >= 0
+        more = {"ignore_eos": True, "max_tokens": 1500}
+        given_up = service.submit([{"role": "user", "content": "How many?"}], **more)
+        given_up.cancel()
+        assert [*given_up][-1].answer.receipt.finish == "cancelled"
+        assert found.whole.counts[-1] == 2
     finally:
         service.close()

@@ -1,0 +1,140 @@
+"""One command at a time writes to a file of rows. The system holds its lock for as long as the
+process lives, however that ends, so one that was killed is in nobody's way.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+import stat
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from mtmd.kernels.errors import OptionError
+from mtmd.kernels.text import one_line
+
+if sys.platform == "win32":
+    import msvcrt
+else:
+    import fcntl
+
+ENDING = ".lock"
+OWNER_BYTES = 1000
+
+
+@contextmanager
+def output_lock(out: Path) -> Iterator[str]:
+    """With `out` for this process alone; what there is to be told of that, "" for nothing. Raises
+    OptionError where another process has it, or no lock of ours can be made.
+    """
+    try:
+        place = out.resolve()  # through whatever link it is reached
+    except (OSError, RuntimeError) as error:
+        raise OptionError(f"out {out}: found links in a circle, expected a file") from error
+    path = place.with_name(place.name + ENDING)
+    try:
+        file, locks = _locked(path, out)
+    except OSError as error:
+        raise OptionError(
+            f"out {out}: {path.name} cannot be written beside it "
+            f"({error.strerror or type(error).__name__}), expected a folder that may be written"
+        ) from error
+    with file:
+        before = _owner(file)
+        note = f"{out}: {before} has ended without saying so; going on" if before else ""
+        if not locks:
+            note = f"{out}: this file system has no locks; see that no other command writes there"
+        try:
+            file.seek(0)
+            file.truncate()
+            file.write(json.dumps({"process": os.getpid(), "host": socket.gethostname()}).encode())
+            yield note
+        finally:
+            with suppress(OSError):  # what stays of it is in nobody's way
+                if sys.platform == "win32":  # an open file stays there
+                    file.truncate(0)
+                else:
+                    path.unlink(missing_ok=True)
+
+
+def _locked(path: Path, out: Path) -> tuple[BinaryIO, bool]:
+    """The file, and whether its system has locks. Raises OSError, and OptionError."""
+    flags = os.O_CREAT | os.O_RDWR
+    if sys.platform != "win32":  # of a link, its target would be written over; a pipe has no places
+        flags |= os.O_NOFOLLOW | os.O_NONBLOCK
+    while True:
+        file = os.fdopen(os.open(path, flags, 0o644), "r+b", buffering=0)
+        try:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise OSError(errno.EINVAL, "it is there, and no regular file")
+            has = _lock(file)
+            if has is False:
+                raise OptionError(
+                    f"out {out}: found another `mtmd batch` at work there "
+                    f"({_owner(file) or 'which has just begun'}), expected none: pictures would be "
+                    "asked about twice; wait until it ends, end it, or name another file"
+                )
+            with suppress(FileNotFoundError):  # the one before has removed it, and ended
+                if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                    _check_ours(file, path, out)
+                    return file, has is not None
+        except BaseException:
+            file.close()
+            raise
+        file.close()
+
+
+def _lock(file: BinaryIO) -> bool | None:
+    """Whether it was had, None where there are no locks."""
+    if sys.platform == "win32":
+        file.seek(OWNER_BYTES)  # what is locked there cannot be read
+        with suppress(OSError):
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+            return True
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):  # the second of SMB
+        return False
+    except OSError:
+        return None
+    return True
+
+
+def _check_ours(file: BinaryIO, path: Path, out: Path) -> None:
+    """Raises OptionError for a file of somebody else, which would be written over and removed. One
+    that a machine without power has left may be empty, or zeros.
+    """
+    file.seek(0)
+    data = file.read(OWNER_BYTES + 1).strip(b"\0")
+    if data and not (len(data) <= OWNER_BYTES and _read(data)):
+        raise OptionError(
+            f"out {out}: found a file {path.name} beside it that is no lock of `mtmd batch`, "
+            "expected none; move it, or name another file"
+        )
+
+
+def _owner(file: BinaryIO) -> str:
+    """Who has written there last, "" for nobody, or where it cannot be told."""
+    try:
+        file.seek(0)
+        owner = _read(file.read(OWNER_BYTES))
+    except OSError:  # SMB's locks hold off readers
+        return ""
+    if not owner:
+        return ""
+    return one_line(f"process {owner['process']} on {owner['host']}", 120)
+
+
+def _read(data: bytes) -> dict[str, object]:
+    """Empty where `output_lock` has not written it."""
+    with suppress(ValueError, RecursionError):
+        found = json.loads(data)
+        if isinstance(found, dict) and found.keys() == {"process", "host"}:
+            return found
+    return {}

@@ -1,0 +1,33 @@
+"""Base64 is decoded piece by piece, so that nobody waits for a large picture's."""
+
+from __future__ import annotations
+
+import base64
+import random
+from unittest.mock import patch
+
+import pytest
+
+from mtmd.prompt.urls import data_url
+from mtmd.prompt.urls.data_url import PIECE, decoded
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, PIECE * 3 // 4 - 1, PIECE * 3 // 4, PIECE + 1])
+def test_it_is_what_was_written(count: int) -> None:
+    data = random.Random(count).randbytes(count)
+    assert decoded(base64.b64encode(data).decode()) == data
+    assert decoded(base64.encodebytes(data).decode()) == data
+
+
+@pytest.mark.parametrize(
+    "wrong", ["A", "AA=A", "AA==AA==", "é" * 8, "A" * PIECE + "A", "A" * (PIECE - 2) + "==AAAA"]
+)
+def test_what_is_no_base64_is_refused(wrong: str) -> None:
+    with pytest.raises(ValueError, match="not base64"):
+        decoded(wrong)
+
+
+def test_no_piece_is_long() -> None:
+    with patch.object(data_url.base64, "b64decode", wraps=base64.b64decode) as calls:
+        decoded("A" * (3 * PIECE + 4))
+    assert [len(call.args[0]) for call in calls.call_args_list] == [PIECE] * 3 + [4]

@@ -1,0 +1,42 @@
+"""What the model saw of pictures, as it is kept for those who asked about them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mtmd.service import processed_tiles
+from mtmd.service.processed_tiles import ProcessedTiles
+
+EACH = 3 * 4 * 4
+
+
+def picture(name: str, tiles: int = 1) -> Any:
+    plan = SimpleNamespace(tiles=(np.full((3, 4, 4), len(name), np.uint8),) * tiles)
+    return SimpleNamespace(key=(name, None, ""), plan=plan)
+
+
+def test_the_latest_stay_and_one_that_is_encoded_anew_counts_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(processed_tiles, "KEPT_BYTES", 4 * EACH)
+    kept = ProcessedTiles()
+    kept.add([picture("a"), picture("b", 2), picture("a")], "me")
+    assert kept._held == 3 * EACH
+    kept.add([picture("b", 3)], "me")
+    assert kept._held == 4 * EACH and kept.get("a", "", "me") is not None
+    kept.add([picture("c", 9)], "me")
+    assert kept._held == 9 * EACH  # alone, and larger than all that may stay
+    assert kept.get("a", "", "me") is None and kept.get("b", "", "me") is None
+
+
+def test_a_tenant_sees_what_it_has_asked_about() -> None:
+    kept = ProcessedTiles()
+    kept.add([picture("a")], "me")
+    assert kept.get("a", "", "you") is None
+    kept.add([picture("a", 0)], "you")  # encoded before: it comes without tiles
+    (tile,) = kept.get("a", "", "you") or ()
+    assert tile.shape == (4, 4, 3) and kept._held == EACH
