@@ -4,6 +4,7 @@ of one has an end: the head, the body, the answer that nobody reads.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import socket
@@ -62,11 +63,23 @@ def bind(settings: ServerSettings) -> socket.socket:
             raise
     except (OSError, ValueError) as error:
         raise OptionError(
-            f"host {settings.host!r:.80}, port {settings.port}: cannot be listened on; is another "
-            "server there? "
-            "Choose others with --host and --port"
+            f"host {settings.host!r:.80}, port {settings.port}: cannot be listened on: "
+            f"{_why_not_bound(error)}"
         ) from error
     return sock
+
+
+def _why_not_bound(error: Exception) -> str:
+    """And what to do."""
+    if isinstance(error, socket.gaierror) or not isinstance(error, OSError):
+        return "no address of that name is known; choose another with --host"
+    if error.errno == errno.EADDRINUSE:
+        return "another server is there; choose others with --host and --port"
+    if error.errno == errno.EADDRNOTAVAIL:
+        return "this machine has no such address; choose another with --host"
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return "this user may not; choose a --port from 1024 on"
+    return f"{error.strerror or type(error).__name__}; choose others with --host and --port"
 
 
 class Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
@@ -173,6 +186,8 @@ class Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
 
     def _end(self) -> None:
         self.task_dispatcher.shutdown(timeout=1)
+        for channel in self._at_once:
+            channel.cancel()
         with self._ending:
             self._ended = True
             self.asyncore.close_all(self._sockets, ignore_all=True)

@@ -162,16 +162,19 @@ class ServerSettings:
                     f"alias: found {alias!r:.80}, expected a name of at most {ALIAS_CHARS} "
                     "characters"
                 )
-        for name, least in (("most", 16), ("per_address", 1)):
-            if (found := getattr(self.connections, name)) < least:
-                raise OptionError(f"connections, {name}: found {found}, expected at least {least}")
+        for name, found, least in (
+            ("max_connections", self.connections.most, 16),
+            ("max_connections_per_address", self.connections.per_address, 1),
+        ):
+            if found < least:
+                raise OptionError(f"{name}: found {found}, expected at least {least}")
         if not 1 <= self.media.bytes <= 1 << 32:
             raise OptionError(
-                f"media, bytes: found {self.media.bytes:,}, expected 1 to {1 << 32:,}"
+                f"max_request: found {self.media.bytes / (1 << 20):g} MiB, expected 1 to 4096"
             )
         if self.storage_bytes < 1 << 20:
             raise OptionError(
-                f"storage_bytes: found {self.storage_bytes:,}, expected at least {1 << 20:,}"
+                f"max_storage: found {self.storage_bytes / (1 << 30):g} GiB, expected at least 1"
             )
         self.make_keys()
         if not (self.loopback or self.needs_key or self.insecure_no_auth):

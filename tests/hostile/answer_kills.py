@@ -162,7 +162,7 @@ def _one(
         end_of = "Cut off when the server ended." + (" Continue" if found else "")
         assert asides.inner_text() == end_of, asides.inner_text()
     assert page.input_value("#prompt") == ""
-    _once(page, text)
+    _once(person, text)
     page.reload()
     page.wait_for_selector(".message.answer.last .foot")
     kept = shown()
@@ -183,9 +183,10 @@ def _ended(page: Any, before: int) -> bool:
     return ends.count() > before and ends.count() == page.locator(".message.answer").count()
 
 
-def _once(page: Any, text: str) -> None:
+def _once(person: Any, text: str) -> None:
     """The server has the message once, with one answer, and the page shows it once."""
-    found = page.request.get(f"/api/conversations/{page.url.rsplit('/', 1)[1]}").json()["messages"]
+    page, number = person.page, person.page.url.rsplit("/", 1)[1]
+    found = page.request.get(f"{person.url}/api/conversations/{number}").json()["messages"]
     (asked,) = [m for m in found if m["role"] == "user" and m["text"] == text]
     answers = [m for m in found if m["parent"] == asked["id"]]
     assert len(answers) == 1, answers

@@ -18,6 +18,7 @@ import openai
 import pytest
 from dual_encoders import clip
 from serving import data_url, image_part, user
+from warm_process import warm
 
 from mtmd import load, load_embedder
 from mtmd.cli import main
@@ -32,18 +33,26 @@ import os, sys, threading
 from mtmd.cli import main
 from mtmd.commands import serve
 from mtmd.llm.engine.runner import Runner
+from mtmd.web import server
 Runner.forward = lambda *_: {}
-serve.ENDING_S = 0.5
+serve.ENDING_S = server.CLOSING_S = 0.5
 sys.exit(main())
 """
-HANGS, ABORTS = FORWARD.format("threading.Event().wait()"), FORWARD.format("os.abort()")
+HANGS = FORWARD.format("(print('runs', file=sys.stderr, flush=True), threading.Event().wait())")
+ABORTS = FORWARD.format("os.abort()")
+
+
+@pytest.fixture(scope="module")
+def python():
+    with warm() as found:
+        yield found
 
 
 @contextmanager
-def serving(*arguments, program=("-m", "mtmd"), env=None, umask=-1):
+def serving(*arguments, python=(sys.executable,), program=("-m", "mtmd"), env=None, umask=-1):
     """The running command and the lines it said up to its address."""
     command = [
-        sys.executable,
+        *python,
         *program,
         "serve",
         "--port",
@@ -130,9 +139,12 @@ def test_the_demo_model_is_served_as_it_answers_alone():
         assert (process.returncode, out, err) == (0, "stopped\n", "")
 
 
-def test_a_dual_encoder_is_served(tmp_path):
+def test_a_dual_encoder_is_served(python, tmp_path):
     clip(tmp_path / "tiny clip")
-    with serving("-m", str(tmp_path / "tiny clip"), "--dtype", "fp32") as (process, said):
+    with serving("-m", str(tmp_path / "tiny clip"), "--dtype", "fp32", python=python) as (
+        process,
+        said,
+    ):
         assert "tiny clip on cpu" in said and "/ready tells how far" in said
         body = json.dumps({"input": ["a cat", {"image": data_url(SHAPES)}]}).encode()
         with urlopen(Request(f"{address(said)}/v1/embeddings", body, JSON)) as found:
@@ -152,7 +164,7 @@ def test_a_dual_encoder_has_no_use_for_a_chats_options(capsys, tmp_path):
     assert "--context: " in told and "dual encoder" in told
 
 
-def test_an_answer_under_way_is_told_that_the_server_ends(tmp_path):
+def test_an_answer_under_way_is_told_that_the_server_ends(python, tmp_path):
     with serving(
         "--drain",
         "0",
@@ -163,6 +175,7 @@ def test_an_answer_under_way_is_told_that_the_server_ends(tmp_path):
         "--insecure-no-auth",
         "--cors-origin",
         "*",
+        python=python,
     ) as (process, said):
         assert str(tmp_path / "data") in said
         url = address(said).replace("0.0.0.0", "127.0.0.1")
@@ -186,9 +199,12 @@ def test_an_answer_under_way_is_told_that_the_server_ends(tmp_path):
         )
 
 
-def test_a_device_that_hangs_ends_the_server_for_whoever_starts_it_again():
+def test_a_device_that_hangs_ends_the_server_for_whoever_starts_it_again(python):
     with (
-        serving("--no-history", "--hang-limit", "1", program=("-c", HANGS)) as (process, said),
+        serving("--no-history", "--hang-limit", "1", program=("-c", HANGS), python=python) as (
+            process,
+            said,
+        ),
         openai.OpenAI(
             base_url=f"{address(said)}/v1", api_key="unused", max_retries=0, timeout=60
         ) as client,
@@ -204,18 +220,22 @@ def test_a_device_that_hangs_ends_the_server_for_whoever_starts_it_again():
     assert re.fullmatch(r"mtmd serve: the device hangs: .* s in the midst of a step; .*", last)
 
 
-def test_a_server_that_is_to_stop_does_not_wait_for_a_device_that_hangs():
-    with serving("--no-history", "--hang-limit", "0", program=("-c", HANGS)) as (process, said):
+def test_a_server_that_is_to_stop_does_not_wait_for_a_device_that_hangs(python):
+    with serving("--no-history", "--hang-limit", "0", program=("-c", HANGS), python=python) as (
+        process,
+        said,
+    ):
         body = json.dumps({"messages": [user("hi")], "stream": True}).encode()
         with urlopen(Request(f"{address(said)}/v1/chat/completions", body, JSON), timeout=30):
+            assert "runs\n" in iter(process.stderr.readline, "")  # before that, nothing hangs
             process.send_signal(signal.SIGINT)
             out, err = process.communicate(timeout=30)
     assert (process.returncode, out) == (70, "")
     assert err.splitlines()[-1].startswith("mtmd serve: the device has not ended what it does")
 
 
-def test_a_crash_of_native_code_tells_where_it_was():
-    with serving("--no-history", program=("-c", ABORTS)) as (process, said):
+def test_a_crash_of_native_code_tells_where_it_was(python):
+    with serving("--no-history", program=("-c", ABORTS), python=python) as (process, said):
         with (
             openai.OpenAI(
                 base_url=f"{address(said)}/v1", api_key="unused", max_retries=0, timeout=60
@@ -230,14 +250,20 @@ def test_a_crash_of_native_code_tells_where_it_was():
 
 def test_what_the_server_keeps_is_its_users_alone(tmp_path):
     """In a folder that was there, with a database from before that others could read, whatever the
-    umask.
+    umask. And systemd, if it is there, is told when it answers and when it ends.
     """
+    manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    manager.bind(str(tmp_path / "notify"))
+    manager.settimeout(20)
     data = tmp_path / "data"
     data.mkdir(mode=0o755)
     Store(data).close()
     (data / "conversations.db").chmod(0o644)
     (data / "images").chmod(0o755)
-    with serving("--data", str(data), umask=0) as (process, said):
+    env = {"NOTIFY_SOCKET": str(tmp_path / "notify")}
+    with manager, serving("--data", str(data), umask=0, env=env) as (process, said):
+        told = [manager.recv(4096).decode() for _ in range(2)]
+        assert told == ["STATUS=loading", f"READY=1\nSTATUS=serving at {address(said)}"]
         asked = Request(f"{address(said)}/api/images?name=a.png", SHAPES)
         with urlopen(asked, timeout=20) as found:
             sha256 = json.load(found)["sha256"]
@@ -245,6 +271,7 @@ def test_what_the_server_keeps_is_its_users_alone(tmp_path):
             pass
         modes = {p.relative_to(data).as_posix(): p.stat().st_mode & 0o777 for p in data.rglob("*")}
         process.send_signal(signal.SIGTERM)
+        assert manager.recv(4096).startswith(b"STOPPING=1\n")
         _, err = process.communicate(timeout=30)
     assert modes.pop("images") == 0o700 and f"images/{sha256}" in modes
     assert {"conversations.db", "conversations.db-wal"} <= set(modes)
@@ -252,13 +279,13 @@ def test_what_the_server_keeps_is_its_users_alone(tmp_path):
     assert "WARNING: other users of this machine could read conversations.db, images in the" in err
 
 
-def test_keys_of_a_file_and_of_the_environment(tmp_path):
+def test_keys_of_a_file_and_of_the_environment(python, tmp_path):
     keys = tmp_path / "keys"
     keys.write_text("anna:the-key-that-anna-has\n")
     keys.chmod(0o644)
     arguments = ["--no-history", "--api-key-file", str(keys), "--api-key", "a-key-on-the-line"]
     env = {"MTMD_API_KEYS": "ben:the-key-that-ben-has-"}
-    with serving(*arguments, "--access-log", env=env) as (process, said):
+    with serving(*arguments, "--access-log", env=env, python=python) as (process, said):
         for key in ("the-key-that-anna-has", "the-key-that-ben-has-", "a-key-on-the-line"):
             with openai.OpenAI(base_url=f"{address(said)}/v1", api_key=key) as client:
                 assert [m.id for m in client.models.list()] == ["demo model"]
@@ -280,15 +307,15 @@ def test_keys_of_a_file_and_of_the_environment(tmp_path):
     "arguments, told",
     [
         (["--host", "0.0.0.0"], "--api-key"),
-        (["--api-key", "SECRET"], "api-key: found a key of 6 characters, expected at least 16"),
-        (["--api-key-file", "/no/such"], "api-key-file"),
+        (["--api-key", "SECRET"], "--api-key: found a key of 6 characters, expected at least 16"),
+        (["--api-key-file", "/no/such"], "--api-key-file: it cannot be read"),
         (["--hang-limit", "-1"], "--hang-limit: found"),
         (["--hang-limit", "nan"], "--hang-limit: found"),
         (["--queue", "0"], "queue"),
-        (["--max-connections", "0"], "connections"),
-        (["--max-connections-per-address", "0"], "per_address"),
-        (["--max-request", "0"], "media"),
-        (["--max-storage", "-1"], "storage"),
+        (["--max-connections", "0"], "--max-connections: found 0"),
+        (["--max-connections-per-address", "0"], "--max-connections-per-address: found 0"),
+        (["--max-request", "0"], "--max-request: found 0 MiB"),
+        (["--max-storage", "-1"], "--max-storage: found -1 GiB"),
         (["--port", "70000"], "port"),
         (["--media-path", "/no/such"], "--media-path: found"),
         (["--port", "x"], "port"),

@@ -41,7 +41,8 @@ def test_metrics_are_those_of_the_service():
         values["mtmd_decode_seconds_total"],
         values["mtmd_slots"],
         values["mtmd_device_failed"],
-    ) == (7, 1, 1.5, 4, 0)
+        values["mtmd_build_info"],
+    ) == (7, 1, 1.5, 4, 0, 1)
     assert values["mtmd_http_responses_total"] == 1 and all(
         name.startswith("mtmd_") for name in values
     )

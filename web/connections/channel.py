@@ -62,7 +62,7 @@ class Channel(HTTPChannel):  # type: ignore[misc]  # waitress has no types
         self._sent = 0
         self._unread: tuple[float, int] | None = None
         self._refused, self._lingering, self._left = False, 0.0, False
-        self._postponed = False
+        self._postponed = self._serving = False
         super().__init__(server, sock, addr, adj, map=map)
 
     def parser_class(self, adj: Adjustments) -> Parser:
@@ -219,6 +219,12 @@ class Channel(HTTPChannel):  # type: ignore[misc]  # waitress has no types
         held = self.held
         if held is None and not self.has_room():  # of earlier requests
             return
+        with self.requests_lock:
+            self._serving = bool(self.requests)
+        if not self._serving:  # it was cancelled before this thread came
+            if held is not None:
+                held.end()
+            return
         try:
             super().service()
         except LetGo:
@@ -233,6 +239,7 @@ class Channel(HTTPChannel):  # type: ignore[misc]  # waitress has no types
                 self.requests, self.close_when_flushed = [], True
             self.server.pull_trigger()
         finally:
+            self._serving = False
             self.free_since = time.monotonic()
         if held is not None:
             held.end()  # where its client was gone
@@ -253,12 +260,26 @@ class Channel(HTTPChannel):  # type: ignore[misc]  # waitress has no types
         if not self._left:
             self._left = True
             self.server.clients.left(self.address)
+        with self.requests_lock:  # while it is connected: then a thread looks for the next one
+            waiting, self.requests[1:] = self.requests[1:], []
+        for unanswered in waiting:
+            unanswered.close()
         super().handle_close()
         if (held := self.held) is not None:
             held.wake()
         with self.requests_lock:
             request, self.request = self.request, None
         if request is not None:
+            request.close()
+
+    def cancel(self) -> None:
+        """No thread will come any more; one that is here ends what it is at."""
+        with self.requests_lock:
+            served = self.requests[: int(self._serving)]
+            waiting = self.requests[len(served) :]
+            super().cancel()
+            self.requests = served
+        for request in waiting:
             request.close()
 
     def _linger(self) -> None:

@@ -6,7 +6,6 @@ pixels.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -17,13 +16,14 @@ from mtmd import BusyError, Picture
 from mtmd.prompt.load_image import load_isolated, picture_size
 from mtmd.prompt.video_input import VideoFacts, check_video
 from mtmd.service.measures.turnover import Turnover
-from mtmd.service.turns import Turns, aside, for_whom
+from mtmd.service.turns import Turns, aside, for_whom, usable_cores
 from mtmd.web.intake.places import Askers
 from mtmd.web.settings import MediaBudget
 
-# Of one client, so that few of his wait for a worker with their pixels counted; which of several
-# clients' run is the workers' own rule: `mtmd.kernels.isolation.places`.
-DECODE_AT_ONCE = max(2, os.cpu_count() or 1) + 8
+# Pictures of one client beside one for each core, so that few of his wait for a worker with their
+# pixels counted; which of several clients' run is the workers' own rule:
+# `mtmd.kernels.isolation.places`.
+BESIDE_CORES = 8
 
 
 @dataclass(frozen=True)
@@ -36,14 +36,15 @@ class Excess:
 
 
 class PictureBudget:
-    """Thread-safe; one for the whole server."""
+    """Thread-safe; one for the whole server. `decoded_at_once`: pictures of one client."""
 
     def __init__(self, limits: MediaBudget) -> None:
         self.limits = limits
         self._pixels_held, self._lock = Counter[str](), threading.Lock()
         self._askers = Askers()
         self._turnover = Turnover()
-        self._decoding = Turns(None, limits.decoding_pixels, each=DECODE_AT_ONCE)
+        self.decoded_at_once = max(2, usable_cores().usable) + BESIDE_CORES
+        self._decoding = Turns(None, limits.decoding_pixels, each=self.decoded_at_once)
 
     def excess(
         self, *, pictures: int = 0, bytes_: int = 0, pixels: int = 0, videos: int = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -50,11 +51,19 @@ class Listed:
 
 
 class Claim(Protocol):
-    """On a model, by one request: once it is in memory it stays there until `give_back`."""
+    """On a model, by one request: once it is in memory it stays there until `give_back`, or its
+    client leaves, or does not ask for it for long.
+    """
 
     @property
     def how_far(self) -> float | None:
         """It is loaded, from 0 to 1; None where that has not begun."""
+
+    @property
+    def stage(self) -> tuple[str, float | None]:
+        """What is done to load it, in words, and how far that is, to a hundredth; ("", None) where
+        that has not begun.
+        """
 
     def wait(self, seconds: float = ...) -> bool:
         """For so long at most; whether it is in memory. Raises ApiError where it cannot be loaded,
@@ -66,8 +75,13 @@ class Claim(Protocol):
         Raises ApiError.
         """
 
+    def using(self) -> AbstractContextManager[ServedModel]:
+        """As `chosen`, for what is done in the context, by a thread that answers no request."""
+
     def give_back(self) -> None:
-        """Where it is not chosen; a second call does nothing."""
+        """Where it is not chosen; who waits for it has a LeftError. A second call does nothing.
+        From any thread.
+        """
 
 
 class Models(Protocol):
@@ -128,6 +142,7 @@ class _Granted:
     """On a model that is always there."""
 
     how_far = None
+    stage = "", None
 
     def __init__(self, model: ServedModel) -> None:
         self._model = model
@@ -137,6 +152,9 @@ class _Granted:
 
     def chosen(self) -> ServedModel:
         return self._model
+
+    def using(self) -> AbstractContextManager[ServedModel]:
+        return nullcontext(self._model)
 
     def give_back(self) -> None:
         """It stays all the same."""

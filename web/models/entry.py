@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from operator import itemgetter
@@ -64,24 +65,34 @@ class Loader(Protocol):
 
 @dataclass(eq=False)
 class Waiter:
-    """Somebody who waits until a model is loaded, for a client. `error`: it will not be."""
+    """Somebody who waits until a model is loaded, for a client, then until the answer is begun.
+    `error`: it will not be. `leave` gives the place among those who wait back. `seen`: when it was
+    last asked whether it is there, by `time.monotonic`.
+    """
 
     came: float
     client: str = ""
     error: Exception | None = None
     let_in: bool = False
+    is_gone: Callable[[], bool] = lambda: False
+    leave: Callable[[], None] = lambda: None
+    seen: float = field(default_factory=time.monotonic)
 
     @property
     def is_over(self) -> bool:
         return self.let_in or self.error is not None
 
+    def refuse(self, error: Exception) -> None:
+        self.error, self.let_in = error, False
+        self.leave()
+
 
 @dataclass(eq=False)
 class Entry:
-    """Under its registry's lock. `users`: requests that have chosen it and are not prepared yet,
-    after which its service knows of them. `used_by`: clients since it was loaded, and when each
-    asked last. `past`: what earlier services of it have counted. `wanted`: by a client that does
-    not wait for it; `to_unload`: likewise.
+    """Under its registry's lock. `users`: requests that have chosen it, or may, and are not
+    prepared yet, after which its service knows of them; `may_choose`: those who may. `used_by`:
+    clients since it was loaded, and when each asked last. `past`: what earlier services of it have
+    counted. `wanted`: by a client that does not wait for it; `to_unload`: likewise.
     """
 
     source: Source
@@ -95,6 +106,7 @@ class Entry:
     failed_at: float = 0.0
     users: int = 0
     waiters: list[Waiter] = field(default_factory=list)
+    may_choose: list[Waiter] = field(default_factory=list)
     wanted_at: float | None = None
     wanted_by: str = ""
     to_unload: bool = False
@@ -147,7 +159,10 @@ class Entry:
         came += [] if self.wanted_at is None else [(self.wanted_by, self.wanted_at)]
         return dict(sorted(came, key=itemgetter(1), reverse=True))
 
-    def let_in(self, client: str, now: float) -> None:
+    def let_in(self, waiter: Waiter, now: float) -> None:
+        waiter.let_in, client = True, waiter.client
+        waiter.leave()
+        self.may_choose.append(waiter)
         self.users += 1
         self.used_at = now
         self.used_by.pop(client, None)

@@ -71,7 +71,7 @@ class PackageLoader:
         """Raises MtmdError."""
         from mtmd.checkpoint.hub import is_demo, resolve_model
         from mtmd.loaded.predicted_memory import predicted_bytes
-        from mtmd.loading import load
+        from mtmd.loading import load_beside
 
         self.shared.usual_threads()
         options, path = self._chosen | dict(preset.load), source.model
@@ -80,14 +80,14 @@ class PackageLoader:
             path = str(found.path)
             if found.projector and not options.get("mmproj"):
                 options["mmproj"] = str(found.projector)
-        model = load(path, **options)
+        model = load_beside(path, **options)
         needs = predicted_bytes(model.loaded)
         limited = self.limits
         if limited:
             # The one of its own is what it is predicted to take, so that all keep the whole.
             space = next(iter(limited))
             own = min(needs.get(space, 0), limited[space])
-            model = load(path, **options | {"memory_limit": own})
+            model = load_beside(path, **options | {"memory_limit": own})
         model.loaded.name = source.name
         return OpenedModel(self, model, needs)
 
@@ -118,6 +118,7 @@ class OpenedModel:
         model.loaded.start_workers()
         report = model.warm_up() if loader.warm_up else model.warmup_report
         self._service = Service(model, **loader.service_options)
+        self._service.plan_ahead()
         loader.loaded.append(model)
         leave_out()
         return ServedModel(

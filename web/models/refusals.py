@@ -69,7 +69,7 @@ def refuse_waiters(entry: Entry, error: Callable[[], Exception]) -> None:
     """Those who wait for it: an exception that is raised belongs to one thread."""
     for waiter in entry.waiters:
         if not waiter.is_over:
-            waiter.error = error()
+            waiter.refuse(error())
     entry.waiters.clear()
 
 

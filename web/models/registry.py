@@ -9,7 +9,8 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from operator import itemgetter
@@ -20,7 +21,7 @@ from flask import Flask, g
 from mtmd import DeviceError, MtmdError
 from mtmd.checkpoint.collection import Source
 from mtmd.checkpoint.hub import DEMO, DEMO_NAME, NotInCacheError
-from mtmd.service.turns import LeftError, aside, check_wanted, for_whom
+from mtmd.service.turns import aside, for_whom, is_gone, left
 from mtmd.tracebacks import traceback_text
 from mtmd.web.intake.places import Places
 from mtmd.web.models.choice import (
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
 MOST_WAITING = 32  # requests that wait for models to be loaded, each on a thread
 LONGEST_WAIT_S = 900.0
 GONE_EVERY_S = 1.0  # looks whether who waits is still there
+UNASKED_S = 60.0  # after which nobody is taken to come for a model that was claimed
 TRIED_AGAIN_S = 30.0  # after which a model that could not be loaded is tried again
 ENDING_S = 20.0  # for a load under way, when the server ends
 AGAIN_S = 1.0  # after an error that nobody has foreseen
@@ -80,26 +82,23 @@ log = logging.getLogger("mtmd.models")
 
 
 class _Claim:
-    """`waiter`: until it is over the claim has a place among those who wait, which `leave` gives
-    up.
-    """
-
-    def __init__(
-        self,
-        registry: Registry,
-        entry: Entry,
-        waiter: Waiter,
-        leave: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, registry: Registry, entry: Entry, waiter: Waiter) -> None:
         self.entry = entry
-        self._registry, self._waiter, self._leave = registry, waiter, leave
-        self._last = time.monotonic() + LONGEST_WAIT_S
-        self._given_back = False
+        self._registry, self._waiter = registry, waiter
+        self._last = waiter.seen + LONGEST_WAIT_S
 
     @property
     def how_far(self) -> float | None:
         progress = self.entry.progress
         return None if progress is None else progress.progress
+
+    @property
+    def stage(self) -> tuple[str, float | None]:
+        progress = self.entry.progress
+        if progress is None:
+            return "", None
+        told = progress.asdict()
+        return told["stage"], round(told["progress"], 2)
 
     def wait(self, seconds: float = math.inf) -> bool:
         waiter = self._waiter
@@ -108,27 +107,35 @@ class _Claim:
             with aside():
                 if not self._registry.wait(self.entry, waiter, until, self._last):
                     return False
-        self._leave()
         if waiter.error is not None:
             raise waiter.error
         return True
 
+    def keep(self) -> None:
+        """In use until `Registry.give_back`. Raises what `wait` would."""
+        self._registry.keep(self.entry, self._waiter)
+
     def chosen(self) -> ServedModel:
+        self.keep()
         g.setdefault(_CHOSEN, []).append(self.entry)
-        self._given_back = True
+        return self._served()
+
+    @contextmanager
+    def using(self) -> Iterator[ServedModel]:
+        self.keep()
+        try:
+            yield self._served()
+        finally:
+            self._registry.give_back(self.entry)
+
+    def _served(self) -> ServedModel:
         served = self.entry.served
         if served is None:  # the server has ended meanwhile
             raise ending()
         return served
 
     def give_back(self) -> None:
-        if self._given_back:
-            return
-        self._given_back = True
         self._registry.forget(self.entry, self._waiter)
-        self._leave()
-        if self._waiter.let_in:
-            self._registry.give_back(self.entry)
 
 
 class Registry:
@@ -197,7 +204,9 @@ class Registry:
         """A model that is in memory, and stays there until `give_back`. `client`: for whom; places
         to wait are shared out among clients. Raises ApiError, BusyError, DeviceError, LeftError.
         """
-        return self._waited_for(name, client).entry
+        claim = self._waited_for(name, client)
+        claim.keep()
+        return claim.entry
 
     def _waited_for(self, name: str | None, client: str) -> _Claim:
         claim = self._claim(name, client)
@@ -217,21 +226,22 @@ class Registry:
                 raise DeviceError(str(self.fault))
             if self._ending:
                 raise ending()
+            self._without_gone()
             entry, now = self._find(name), self._clock()
+            waiter = Waiter(now, client, is_gone=is_gone())
             if entry.state == LOADED:
-                entry.let_in(client, now)
+                entry.let_in(waiter, now)
                 entry.to_unload = False
-                return _Claim(self, entry, Waiter(now, client, let_in=True))
+                return _Claim(self, entry, waiter)
             self._check_failed(entry, now)
             if not entry.source.is_here:
                 self._fetch(entry, client)
                 self._check_failed(entry, now)
                 raise fetching(entry)
-            leave = self._places.take(client)
-            waiter = Waiter(now, client)
+            waiter.leave = self._places.take(client)
             entry.waiters.append(waiter)
             self._changed.notify_all()
-        return _Claim(self, entry, waiter, leave)
+        return _Claim(self, entry, waiter)
 
     def wait(self, entry: Entry, waiter: Waiter, until: float, last: float) -> bool:
         """Whether it is over before `until`; at `last` it is. Both by `time.monotonic`."""
@@ -239,24 +249,50 @@ class Registry:
             with self._changed:
                 left_s = max(0.0, min(GONE_EVERY_S, until - time.monotonic()))
                 self._changed.wait_for(lambda: waiter.is_over, left_s)
+                waiter.seen = now = time.monotonic()
+                if not waiter.is_over and now > last:
+                    self._end(entry, waiter, busy(entry))
+                self._without_gone()
                 if waiter.is_over:
-                    return True
-                try:
-                    check_wanted()
-                except LeftError as left:
-                    waiter.error = left
-                    return True
-                now = time.monotonic()
-                if now > last:
-                    waiter.error = busy(entry)
                     return True
                 if now >= until:
                     return False
 
-    def forget(self, entry: Entry, waiter: Waiter) -> None:
+    def keep(self, entry: Entry, waiter: Waiter) -> None:
         with self._changed:
-            if waiter in entry.waiters:
-                entry.waiters.remove(waiter)
+            if waiter.error is not None:
+                raise waiter.error
+            entry.may_choose.remove(waiter)
+
+    def forget(self, entry: Entry, waiter: Waiter) -> None:
+        """It does not wait any more, or does not choose what it has waited for."""
+        with self._changed:
+            self._end(entry, waiter, left())
+
+    def _without_gone(self) -> None:
+        """Claims end of those who have left, and of whom nobody has asked for long whether it is
+        there: whoever holds their responses may be late, or never come.
+        """
+        now = time.monotonic()
+        for entry in self._entries.values():
+            for waiter in [*entry.waiters, *entry.may_choose]:
+                if waiter.is_gone():
+                    self._end(entry, waiter, left())
+                elif now - waiter.seen > UNASKED_S:
+                    self._end(entry, waiter, busy(entry))
+
+    def _end(self, entry: Entry, waiter: Waiter, error: Exception) -> None:
+        """Of a claim, unless it has ended."""
+        if waiter in entry.waiters:
+            entry.waiters.remove(waiter)
+        elif waiter in entry.may_choose:
+            entry.may_choose.remove(waiter)
+            entry.users -= 1
+            entry.used_at = self._clock()
+        else:
+            return
+        waiter.refuse(error)
+        self._changed.notify_all()
 
     def give_back(self, entry: Entry) -> None:
         with self._changed:
@@ -379,6 +415,7 @@ class Registry:
 
     def lives(self) -> dict[str, Life]:
         with self._changed:
+            self._without_gone()
             return {
                 e.name: Life(e.is_loaded, e.loads, e.failures, e.load_seconds, len(e.waiters))
                 for e in self._entries.values()
@@ -394,6 +431,7 @@ class Registry:
     def busy(self) -> bool:
         """Whether anything is being answered, or waits for a model."""
         with self._changed:
+            self._without_gone()
             return bool(self._places.taken) or any(e.in_use for e in self._entries.values())
 
     def on_fault(self, tell: Callable[[DeviceError], None]) -> None:
@@ -517,6 +555,7 @@ class Registry:
                     self._failed(entry, reason)
 
     def _next_step(self, room: Room) -> Step:
+        self._without_gone()
         now = self._clock()
         for entry in self._entries.values():
             if entry.is_loaded and entry.in_use:
@@ -631,10 +670,9 @@ class Registry:
         return False
 
     def _let_in_all(self, entry: Entry) -> None:
+        self._without_gone()
         for waiter in entry.waiters:
-            if not waiter.is_over:
-                waiter.let_in = True
-                entry.let_in(waiter.client, self._clock())
+            entry.let_in(waiter, self._clock())
         entry.waiters.clear()
         self._changed.notify_all()
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from contextvars import copy_context
 from dataclasses import asdict, replace
 from typing import Any
 
-from mtmd import ImageError, TokenCount
+from mtmd import ImageError, Ticket, TokenCount
 from mtmd.display.grounding import find_regions
 from mtmd.model import DEFAULT_PROMPT
 from mtmd.service.turns import in_any_case
@@ -19,9 +20,11 @@ from mtmd.web.errors import ApiError
 from mtmd.web.intake.picture_budget import PictureBudget
 from mtmd.web.intake.places import Places
 from mtmd.web.models.choice import Models
-from mtmd.web.page.answers import Answer, Answers
-from mtmd.web.page.model_messages import checked_pixels, model_messages
+from mtmd.web.page.answering.answers import Answer, Answers
+from mtmd.web.page.answering.model_messages import checked_pixels, model_messages
+from mtmd.web.page.answering.once_loaded import OnceLoaded
 from mtmd.web.page.pictures import PictureCache
+from mtmd.web.served_model import ServedModel
 from mtmd.web.settings import ServerSettings
 from mtmd.web.store.conversation import COMPLETE, RUNNING, Message, StoredImage, branch, title_from
 from mtmd.web.store.store import Store
@@ -109,9 +112,10 @@ class Chat:
     ) -> Message:
         """An answer to the branch that ends in `parent`; it begins with the text of the answer
         `continues`. Of the branch the model sees what stands from `since` on. Raises ApiError where
-        one is being written, and what `Service.submit` raises. `keep_place` is called once it has
-        begun; what that returns, and the pixels of its pictures, are let go at its end. `side`: the
-        place of one of several that are written beside each other.
+        one is being written, and what `Service.submit` raises; where the model has to be loaded
+        first, that is the end of an answer which can be stopped meanwhile. `keep_place` is called
+        once there is one; what that returns, and the pixels of its pictures, are let go at its end.
+        `side`: the place of one of several that are written beside each other.
         """
         known = self._with(conversation, parent)
         row = parent if (known[parent].options or {}).get("table") else ""
@@ -119,17 +123,28 @@ class Chat:
             row = f"{parent} {side}"
         # Who leaves the page finds the answer when they come back.
         with in_any_case(), self._alone(conversation, row, side is not None), ExitStack() as held:
-            service = self.models.choose(model).service  # waits, where it has to be loaded first
-            known = self._with(conversation, parent)
-            path = _seen(branch(known, parent), since)
-            begun = _text_to_continue(known, parent, continues)
-            held.enter_context(self.budget.held(checked_pixels(path, self.budget)))
-            messages = model_messages(path, system, self.pictures)
-            if begun:
-                messages.append({"role": "assistant", "content": begun})
-            ticket = service.submit(
-                messages, tenant=owner(), **options, continue_final_message=bool(begun)
-            )
+            claim = self.models.claim(model)
+            held.callback(claim.give_back)
+            pixels = held.enter_context(ExitStack())
+            begun, tenant = _text_to_continue(known, parent, continues), owner()
+
+            def begin(served: ServedModel) -> Ticket:
+                path = _seen(branch(self._with(conversation, parent), parent), since)
+                pixels.enter_context(self.budget.held(checked_pixels(path, self.budget)))
+                messages = model_messages(path, system, self.pictures)
+                if begun:
+                    messages.append({"role": "assistant", "content": begun})
+                return served.service.submit(
+                    messages, tenant=tenant, **options, continue_final_message=bool(begun)
+                )
+
+            whose = copy_context()
+            ticket: Ticket | OnceLoaded
+            if claim.wait(0.0):
+                ticket = begin(claim.chosen())
+            else:
+                name = self.models.find(model).name
+                ticket = OnceLoaded(name, claim, lambda served: whose.run(begin, served))
             try:
                 message = self.store.add(
                     conversation,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from dataclasses import asdict
@@ -14,6 +13,7 @@ from flask import Blueprint, Response, jsonify, render_template, request
 from mtmd import DeviceError, MtmdError, ServiceStats, WarmupReport
 from mtmd.bench.measure import resident_bytes
 from mtmd.service.measures.decode_speed import decode_speed, read_rate_of, step_bytes
+from mtmd.service.turns import usable_cores
 from mtmd.web.auth import without_key
 from mtmd.web.intake.gate import Body, takes
 from mtmd.web.models.choice import Models, in_memory
@@ -141,6 +141,6 @@ def _machine(report: WarmupReport | None) -> dict[str, Any]:
     return {
         "resident_bytes": resident_bytes(),
         "cpu_seconds": time.process_time(),
-        "cpus": os.cpu_count(),
+        "cpus": usable_cores().usable,
         "alone_tokens_s": max(alone, default=None),
     }

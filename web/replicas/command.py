@@ -32,6 +32,7 @@ from mtmd.config import LoadOptions, options
 from mtmd.web.replicas.forwarded import LEAVING_S, NOT_STARTED, Serving, SettingsOf
 from mtmd.web.server import bind
 from mtmd.web.settings import ServerSettings
+from mtmd.web.telemetry.systemd import notify_systemd
 
 APP = "mtmd"
 LOOK_S = 1.0  # between two looks at how it goes
@@ -217,12 +218,15 @@ def _watch(
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     url = f"http://{host}:{settings.port}"
     print(f"serving at {url}, OpenAI's interface at {url}/v1; Ctrl-C stops", flush=True)
+    notify_systemd("READY=1")
     stopping.serving, before = True, -1
     while True:
         if (ready := _ready(serve)) != before:
             before = ready
             print(f"{ready} replica{'s' * (ready != 1)} ready", flush=True)
+            notify_systemd(f"STATUS=serving at {url}, {ready} replica{'s' * (ready != 1)} ready")
         if stopping.drain:
+            notify_systemd("STOPPING=1")
             print("asked to end: what is under way is answered first", flush=True)
             print(_take_away(serve, mine, was_there, settings.drain_s), flush=True)
             return 0

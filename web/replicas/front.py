@@ -48,12 +48,12 @@ TRIED_ON = 2  # replicas at most: a request that ends one may end the next
 AGAIN_S = 0.1  # before another one is asked: until Ray's router knows which one has gone
 TAKEN_S = 10.0  # for Ray's router to find a replica; what it cannot place holds up the next ones
 CARRIED = 1 << 20  # bytes of a body a second, beside that: Ray carries it to the replica first
-LATE_MOST = 3  # times that it may find none
+LATE_MOST = 3  # times that it may find none for what may be asked again
 IN_A_THREAD = 64 << 10  # bytes of a body that takes a while to read
 GATHERED_S = 10.0  # for a replica to say what all are asked
 PROBES = ("/health", "/ready")
 OPEN = ("/docs", "/openapi.json", "/version")  # without a key, from a replica
-LIGHT = ("DELETE", "GET", "HEAD", "OPTIONS")
+LIGHT = ("DELETE", "GET", "HEAD", "OPTIONS")  # asked twice, they do what they do once
 STRANGERS = 4  # who read that at once
 FILES = "/files"
 OLLAMA = {"chat", "generate", "ps", "show", "tags", "version"}
@@ -273,8 +273,8 @@ class Front:
                     route = replace(route, avoid=(*route.avoid, error.replica))
                 except Late:
                     late += 1
-                    # A replica may have it all the same: what is kept would be kept twice.
-                    if late == LATE_MOST or _is_kept(asked.request):
+                    # A replica may have it all the same: it would be computed, or kept, twice.
+                    if late == LATE_MOST or asked.request.method not in LIGHT:
                         raise _late() from None
                 except Full:
                     raise _busy() from None
@@ -382,12 +382,6 @@ def _busy() -> ApiError:
         code="server_busy",
         headers={"Retry-After": "1"},
     )
-
-
-def _is_kept(request: Forwarded) -> bool:
-    """Whether it leaves something behind with a replica, as an upload does."""
-    path = request.target.partition("?")[0].rstrip("/")
-    return request.method == "POST" and path.endswith(FILES)
 
 
 def _late() -> ApiError:

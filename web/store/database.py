@@ -7,6 +7,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -25,7 +26,7 @@ LARGEST_LOG = 16 << 20  # bytes that the log keeps once it was written back
 
 class Database:
     """`path` None keeps it in memory. Thread-safe. Whoever reads sees what was committed last, and
-    does not wait for who writes.
+    does not wait for who writes. What nobody closes is closed once nobody holds it.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -40,6 +41,8 @@ class Database:
             if path is not None:
                 _prepare(path)
             self._db = self._open()
+        # From Python 3.13 on a connection that is let go open is a ResourceWarning.
+        weakref.finalize(self, _close_all, self._idle, self._db).atexit = False
 
     def _open(self) -> sqlite3.Connection:
         db = _connect(str(self.path) if self.path else ":memory:")
@@ -64,9 +67,7 @@ class Database:
         with self._writing:
             with self._lending:
                 self._closed = True
-                idle, self._idle = self._idle, []
-            for connection in idle:
-                connection.close()
+            _close_all(self._idle)
             with suppress(sqlite3.Error):
                 self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             self._db.close()
@@ -207,6 +208,13 @@ def open_readonly(path: Path) -> sqlite3.Connection:
     )
     db.row_factory = sqlite3.Row
     return db
+
+
+def _close_all(idle: list[sqlite3.Connection], *others: sqlite3.Connection) -> None:
+    while idle:
+        idle.pop().close()
+    for connection in others:
+        connection.close()
 
 
 def _connect(database: str) -> sqlite3.Connection:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from mtmd import MtmdError
 
 _FULL = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
+_NO_FOLDER = (errno.EEXIST, errno.ENOTDIR)
 
 
 class StoreError(MtmdError):
@@ -77,11 +79,17 @@ def _as_store_error(error: OSError | UnicodeDecodeError | sqlite3.Error, done: s
             f"conversations: the data folder cannot be {done}, it is read-only or belongs to "
             "another user; give a folder that this user may write"
         )
+    if number in _NO_FOLDER:
+        return StoreError(
+            f"conversations: the data folder cannot be {done}, a file is in its place; give a "
+            "folder"
+        )
     if number in _FULL or "is full" in words:
         return StoreFullError(
             f"conversations: the data folder cannot be {done}, disk full; make room and try again"
         )
+    why = f" ({os.strerror(number)})" if isinstance(number, int) else ""
     return StoreFullError(
-        f"conversations: the data folder cannot be {done}: is the disk full, or failing? Make "
+        f"conversations: the data folder cannot be {done}{why}: is the disk full, or failing? Make "
         "room and try again"
     )

@@ -4,6 +4,7 @@ use.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import time
@@ -11,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from mtmd.web.store.errors import StoreBusyError
+from mtmd.web.store.errors import StoreBusyError, store_errors
 
 if sys.platform == "win32":
     import msvcrt
@@ -20,6 +21,18 @@ else:
 
 LOCK = "conversations.lock"
 WAIT_S = 10.0  # for another that has the folder to itself, as for a recovery
+
+
+def check_writable(folder: Path) -> None:
+    """Raises StoreError for one that could not be used, as far as can be told without making it."""
+    with store_errors("opened"):
+        place = folder.absolute()
+        while not place.exists():
+            place = place.parent
+        if not place.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, "")
+        if not os.access(place, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, "")
 
 
 def make_private(folder: Path) -> Path:

@@ -72,11 +72,6 @@ class Store:
             raise
         if self._folder_lock:
             self._folder_lock.share()
-        if self.shared:
-            log.warning(
-                "another server uses the same data folder: each shows answers that the other is "
-                "writing as interrupted"
-            )
         self._try_to_collect()
 
     def close(self) -> None:

@@ -18,6 +18,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from mtmd import __version__
 from mtmd.service.measures.latencies import Histogram, Latencies
 from mtmd.service.measures.stats import ServiceStats
 
@@ -56,6 +57,7 @@ SINCE_START = {
     "batch_rows": "Sequences in the decoder's batches, summed up",
     "encode_batches": "Batches of the encoder",
     "encode_tiles": "Tiles encoded",
+    "encode_packed": "Tiles encoded in one run with tiles of other sizes",
     "preemptions": "Sequences that had to make room",
     "made_way": "Sequences that gave their place to another client's",
     "programs_compiled": "GPU programs that were compiled while answers waited for them",
@@ -64,6 +66,7 @@ HISTOGRAMS = {  # field of Latencies -> (name, what it is)
     "first_token": ("time_to_first_token", "From a request to the first token of its answer"),
     "between_tokens": ("inter_token", "From one token of an answer to the next"),
     "queue": ("queue_time", "Until a request had a place in the batch"),
+    "whole": ("request_duration", "From a request to the end of its answer"),
 }
 MILLISECONDS = {
     "queued_ms": "waiting for a place",
@@ -137,6 +140,9 @@ class _Stats(Collector):
         self._models = models
 
     def collect(self) -> Iterable[Metric]:
+        info = GaugeMetricFamily("mtmd_build_info", "1, of this version", labels=["version"])
+        info.add_metric([__version__], 1)
+        yield info
         yield GaugeMetricFamily(
             "mtmd_device_failed",
             "1 where nothing can be answered any more, as /health says",

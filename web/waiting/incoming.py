@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
+from typing import Protocol
 
 from flask import g, request
 
@@ -81,7 +82,11 @@ class Incoming:
         return put
 
 
-def give_up(ticket: Ticket) -> None:
+class Cancellable(Protocol):
+    def cancel(self) -> None: ...
+
+
+def give_up(ticket: Cancellable) -> None:
     """Nobody wants this answer any more."""
     with suppress(MtmdError):  # the service is closed, which has ended it
         ticket.cancel()

@@ -412,7 +412,7 @@ def test_requests_decode_at_the_same_time_only_so_many(monkeypatch):
         thread.start()
     for thread in threads:
         thread.join()
-    assert 1 <= most[0] <= budget_module.DECODE_AT_ONCE
+    assert 1 <= most[0] <= opener._budget.decoded_at_once
 
 
 def test_a_picture_in_a_request_fails_that_request_alone():

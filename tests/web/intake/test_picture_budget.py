@@ -7,8 +7,10 @@ from contextlib import ExitStack
 import pytest
 
 from mtmd import BusyError
+from mtmd.kernels.resources.cores import Cores
 from mtmd.service.turns import work_for
-from mtmd.web.intake.picture_budget import DECODE_AT_ONCE, PictureBudget
+from mtmd.web.intake import picture_budget as module
+from mtmd.web.intake.picture_budget import PictureBudget
 from mtmd.web.settings import MediaBudget
 
 
@@ -25,13 +27,20 @@ def hold(budget, held, owner, pixels):
 
 def test_who_has_many_pictures_decoded_leaves_a_place_for_others(budget):
     work_for("one")
-    for _ in range(DECODE_AT_ONCE):
+    for _ in range(budget.decoded_at_once):
         assert budget._decoding.take(within_s=0) is not None
     assert budget._decoding.take(within_s=0) is None
     for other in ("second", "third", "fourth"):  # how many run, the workers' own rule says
         work_for(other)
-        for _ in range(DECODE_AT_ONCE):
+        for _ in range(budget.decoded_at_once):
             assert budget._decoding.take(within_s=0) is not None
+
+
+@pytest.mark.parametrize("usable", [1, 3])
+def test_of_one_client_as_many_are_decoded_as_cores_may_be_used_and_some(usable, monkeypatch):
+    monkeypatch.setattr(module, "usable_cores", lambda: Cores(64, usable))
+    budget = PictureBudget(MediaBudget())
+    assert budget.decoded_at_once == max(2, usable) + module.BESIDE_CORES
 
 
 def test_one_alone_may_hold_all(budget):

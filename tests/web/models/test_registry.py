@@ -741,3 +741,105 @@ def test_many_at_once_all_get_their_turn(monkeypatch):
             thread.join(20)
     assert len(answered) == 6 * 12 and not wrong
     assert 3 <= len([line for line in loader.log if line.startswith("load")]) < 6 * 12
+
+
+class Asker:
+    """Asks for a model, and may leave. Nobody looks after its claim, as where its response is held
+    back.
+    """
+
+    def __init__(self, registry, name):
+        self.gone = False
+        wanted_unless(lambda: self.gone)
+        try:
+            self.claim = registry.claim(name)
+        finally:
+            wanted_unless(None)
+
+
+def test_who_leaves_while_it_is_loaded_has_no_claim_though_nobody_gives_it_back():
+    with started({"a": 4, "b": 4}) as (registry, loader):
+        loader.gate.clear()
+        asker = Asker(registry, "a")
+        assert until(lambda: "load a" in loader.log) and registry.busy
+        asker.gone = True
+        assert not registry.busy and registry.lives()["a"].waiting == 0
+        loader.gate.set()
+        assert until(lambda: state_of(registry, "a") == LOADED)
+        assert not registry._entries["a"].in_use
+        with pytest.raises(LeftError):
+            asker.claim.wait()
+        asker.claim.give_back()
+        assert registry._entries["a"].users == 0, "once is enough"
+
+
+def test_those_who_have_left_leave_room_for_those_who_come(monkeypatch):
+    monkeypatch.setattr(module, "MOST_WAITING", 1)
+    with started({"a": 4}) as (registry, loader):
+        loader.gate.clear()
+        asker = Asker(registry, "a")
+        with pytest.raises(BusyError):
+            registry.claim("a")
+        asker.gone = True
+        registry.claim("a").give_back()
+
+
+def test_who_leaves_once_it_is_there_does_not_keep_it_in_memory():
+    with started({"a": 8, "b": 8}) as (registry, _):
+        asker = Asker(registry, "a")
+        assert until(lambda: state_of(registry, "a") == LOADED)
+        assert not registry._places.taken, "it waits no more"
+        assert asker.claim.wait(0) and registry._entries["a"].in_use
+        asker.gone = True
+        assert not registry.busy
+        with pytest.raises(LeftError):
+            asker.claim.chosen()
+
+
+def test_a_load_that_fails_gives_places_back_though_nobody_asks():
+    with started({"a": 4}) as (registry, loader):
+        loader.fails["a"] = ModelError("it is damaged")
+        asker = Asker(registry, "a")
+        assert until(lambda: state_of(registry, "a") == FAILED)
+        assert not registry._places.taken
+        with pytest.raises(ApiError, match="it is damaged"):
+            asker.claim.wait()
+
+
+def test_a_claim_that_nobody_asks_for_ends_by_itself(monkeypatch):
+    with started({"a": 4}) as (registry, _):
+        asker = Asker(registry, "a")
+        assert until(lambda: state_of(registry, "a") == LOADED)
+        assert registry.busy
+        monkeypatch.setattr(module, "UNASKED_S", -1.0)
+        assert not registry.busy
+        with pytest.raises(ApiError) as told:
+            asker.claim.wait()
+        assert told.value.code == "model_loading" and told.value.status == 503
+
+
+def test_a_claim_given_back_from_elsewhere_ends_who_waits_for_it():
+    with started({"a": 4}) as (registry, loader):
+        loader.gate.clear()
+        claim, found = registry.claim("a"), []
+
+        def run():
+            try:
+                claim.wait()
+            except Exception as error:
+                found.append(error)
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        claim.give_back()
+        thread.join(10)
+        assert [type(error) for error in found] == [LeftError] and not registry.busy
+
+
+def test_a_claim_is_used_without_a_request_and_let_go_of():
+    with started({"a": 4}) as (registry, _):
+        claim = registry.claim("a")
+        assert claim.wait()
+        with claim.using() as served:
+            assert served.name == "a" and registry.busy
+        assert not registry.busy

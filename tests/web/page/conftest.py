@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 import numpy as np
 import pytest
 from browsing import Visitor, chromium
@@ -13,11 +15,26 @@ from mtmd.web.app import create_app
 from mtmd.web.settings import ServerSettings
 from mtmd.web.store.store import Store
 
+_open = ExitStack()
+_found = []
+
 
 @pytest.fixture(scope="module")
 def browser():
-    with chromium() as found:
-        yield found
+    """One for all files of this folder, while tests of no other come between."""
+    if not _found:
+        _found.append(_open.enter_context(chromium()))
+    return _found[0]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item, nextitem):
+    """Before the tests of another folder, which may have event loops in this thread: Playwright's
+    is there until the browser is closed.
+    """
+    if nextitem is None or nextitem.path.parent != item.path.parent:
+        _found.clear()
+        _open.close()
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import pytest
 from fake_models import registry_of
 
 from mtmd import DeviceError, MtmdError
+from mtmd.kernels.resources.cores import Cores
 from mtmd.web.page import diagnostics
 
 
@@ -94,3 +95,8 @@ def test_what_cannot_be_measured_is_told_in_the_log_and_not_tried_again(machine,
     machine.a.served.service.exclusively = pytest.fail
     assert machine.ask() is None
     assert caplog.text.count("memory of cpu is cannot be measured: 512 MiB are not free") == 1
+
+
+def test_cores_are_those_that_may_be_used(monkeypatch):
+    monkeypatch.setattr(diagnostics, "usable_cores", lambda: Cores(64, 1.5))
+    assert diagnostics._machine(None)["cpus"] == 2

@@ -373,8 +373,8 @@ def test_a_deletion_is_made_when_the_page_is_left_before_its_time(person):
     page.click("[aria-label='More about about ships']")
     page.click(".menu >> text=Delete")
     page.wait_for_selector("#welcome:visible")
-    page.goto("/diagnostics")
-    page.goto("/")
+    person.go("/diagnostics")
+    person.go("/")
     page.wait_for_selector("#list .empty")
     assert person.listed() == []
 
@@ -420,7 +420,7 @@ def test_an_address_without_anything_is_a_page_for_people_and_json_for_programs(
     person.expects = ("404",)
     page = person.page
     address = page.url
-    page.goto("/nothing/here")
+    person.go("/nothing/here")
     page.wait_for_selector("h1:has-text('There is nothing at this address')")
     assert person.overflow() == 0
     page.click("text=To the chat")

@@ -58,10 +58,16 @@ def test_a_model_is_chosen_loaded_with_its_progress_and_asked(browser, registry,
         row("right").locator(".model-pick").click()
         page.wait_for_selector("#model-open:has-text('right')")
         person.say("hello", wait=False)
-        page.wait_for_selector(".message.user .progress:has-text('Loading right')")
+        page.wait_for_selector(".message.answer .progress:has-text('Loading right')")
+        page.wait_for_selector(".message.answer progress[value='0.25']")
+        assert person.axe() == []
+        page.click("#stop")
+        page.wait_for_selector(".message.answer :text('Stopped.')")
+        person.say("hello", wait=False)
+        page.wait_for_selector(".message.answer .progress:has-text('Loading right')")
         loader.gate.set()
         person.answered("hello")
-        (answer,) = person.texts("answer")
+        answer = person.texts("answer")[-1]
         assert answer.startswith("right says") and "2 messages" in answer, (
             "the preset's system prompt"
         )

@@ -171,6 +171,7 @@ def test_a_reload_in_mid_answer_goes_on(person, fake):
     page.reload()
     page.wait_for_selector(".text.growing:has-text('w8')")
     assert page.inner_text(".text.growing").startswith("w0 w1 w2")
+    fake.pace_s = 0
     person.answered()
     assert person.texts("answer") == [fake.words] and len(fake.tickets) == 1
 
@@ -185,6 +186,7 @@ def test_a_lost_connection_in_mid_answer_is_taken_up_again(person, fake):
             route.abort()
         else:
             route.continue_()
+            fake.pace_s = 0
 
     person.page.route("**/events", cut)
     person.expects = ("ERR_FAILED",)
@@ -503,7 +505,7 @@ def test_everything_fits_a_phone(visit, fake):
         page.click(f"{opener} >> nth=0")
         assert person.overflow() == 0
         page.click(closer)
-    page.goto("/diagnostics")
+    person.go("/diagnostics")
     page.wait_for_selector(".chart, #report section")
     assert person.overflow() == 0
 
@@ -513,7 +515,7 @@ def test_diagnostics_show_the_report_and_what_is_going_on(browser, served_demo):
     person.attach(SHAPES)
     person.say(QUESTION)
     page = person.page
-    page.goto("/diagnostics")
+    person.go("/diagnostics")
     page.wait_for_selector(".chart")
     page.wait_for_selector("#since div:has-text('answers') dd")
     words = page.inner_text("main")

@@ -147,10 +147,11 @@ def test_the_diagnostics_begin_with_the_verdict(visit, fake):
     good = FakeService()
     good.warmup_report = GOOD
     with running(good, create_app(good, ServerSettings(port=0), Store(None))) as server:
-        page = visit(server.url, size=PHONE).page
+        person = visit(server.url, size=PHONE)
+        page = person.page
         page.wait_for_selector("#badge.fast", state="attached")
         assert not page.is_visible("#badge"), "there is nothing to tell"
-        page.goto("/diagnostics")
+        person.go("/diagnostics")
         assert page.inner_text("#verdict.fast h2") == WORDS[FAST]
         page.goto("about:blank")  # so that it asks no server that has ended
     fake.warmup_report = replace(GOOD, refused=(ROPE,))
@@ -159,9 +160,9 @@ def test_the_diagnostics_begin_with_the_verdict(visit, fake):
     person.expects = ("503",)
     for state in ("slower", "wrong"):
         fake.fault = DeviceError("the device hangs") if state == "wrong" else None
-        page.goto("/")
+        person.go("/")
         page.wait_for_selector(f"#badge.{state}", state="attached")
-        page.goto("/diagnostics")
+        person.go("/diagnostics")
         page.wait_for_selector(f"#verdict.{state} h2")
         assert page.evaluate("document.querySelector('#verdict').getBoundingClientRect().top") < 100
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])

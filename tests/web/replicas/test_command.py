@@ -14,6 +14,7 @@ from mtmd.cluster.connect import Seats
 from mtmd.commands.serve import _settings, ray_application
 from mtmd.web.replicas import command
 from mtmd.web.replicas.command import room
+from mtmd.web.settings import ServerSettings
 
 
 @pytest.mark.parametrize(
@@ -225,3 +226,15 @@ def test_of_an_error_in_another_process_its_cause_is_told(monkeypatch):
     error.cause = ValueError("no such thing")
     with pytest.raises(DeviceError, match=r"^ray: no such thing$"):
         run_until(monkeypatch, error)
+
+
+def test_systemd_is_told_when_it_answers_and_when_it_ends(monkeypatch, capsys):
+    told = []
+    monkeypatch.setattr(command, "notify_systemd", lambda *lines: told.extend(lines))
+    monkeypatch.setattr(command, "_ready", lambda _: 2)
+    monkeypatch.setattr(command, "_take_away", lambda *_: "stopped")
+    stopping = SimpleNamespace(drain=True, serving=False)
+    assert command._watch(None, ServerSettings(), "mine", False, True, stopping) == 0
+    status = "STATUS=serving at http://127.0.0.1:8080, 2 replicas ready"
+    assert told == ["READY=1", status, "STOPPING=1"]
+    assert "2 replicas ready" in capsys.readouterr().out

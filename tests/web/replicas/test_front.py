@@ -239,16 +239,18 @@ def test_what_a_lost_replica_had_waits_for_places_of_the_others_and_goes_first()
 def test_what_rays_router_cannot_place_is_taken_back_and_tried_again(placed, monkeypatch):
     monkeypatch.setattr("mtmd.web.replicas.front.TAKEN_S", 0.01)
     crew = Crew([None], [None], [Taken("a"), *WHOLE] if placed else [None])
-    told, _ = ask(crew)
+    told, _ = ask(crew, path="/v1/models", method="GET", body=b"")
     assert told.status == (200 if placed else 503) and len(crew.calls) == crew.closed == 3
     assert placed or told.code == "replica_late"
 
 
-def test_an_upload_that_may_have_come_is_not_sent_again(monkeypatch):
+@pytest.mark.parametrize("path", [CHAT, "/v1/responses", "/v1/files", "/v1/embeddings"])
+def test_what_may_have_begun_is_not_sent_again(path, monkeypatch):
     monkeypatch.setattr("mtmd.web.replicas.front.TAKEN_S", 0.01)
     crew = Crew([None], WHOLE)
-    told, _ = ask(crew, path="/v1/files")
-    assert (told.status, told.code, len(crew.calls)) == (503, "replica_late", 1)
+    told, _ = ask(crew, path=path)
+    assert (told.status, told.code, told.headers["retry-after"]) == (503, "replica_late", "1")
+    assert len(crew.calls) == crew.closed == 1, "and who may have it is told that nobody waits"
 
 
 def test_a_long_body_has_longer_to_come(monkeypatch):

@@ -15,6 +15,7 @@ import time
 
 import pytest
 
+from mtmd.commands.serve import _told_of
 from mtmd.web.store import database, folder
 from mtmd.web.store import store as store_module
 from mtmd.web.store.errors import StoreBusyError, StoreError
@@ -95,10 +96,10 @@ def test_reads_go_on_while_this_process_writes(store):
     assert store.messages(conversation.id)[0].text == "after"
 
 
-def test_a_second_server_on_a_folder_is_told(store, tmp_path, caplog):
-    assert not store.shared
+def test_a_second_server_on_a_folder_is_told(store, tmp_path):
+    assert not store.shared and not _told_of(store)
     second = Store(tmp_path / "data")
-    assert second.shared and "another server" in caplog.text
+    assert second.shared and "another server" in _told_of(second)[0]
     second.close()
 
 

@@ -142,6 +142,9 @@ function branches(message, { tree, act, compared }) {
     message.role === "assistant" ? iconButton("columns", "Side by side", () => act.compare(message.parent, true)) : null);
 }
 
+/** What is told while an answer's model is being loaded. */
+export const loadingWords = ({ model, stage, progress }) => (stage ? `Loading ${model}: ${stage}${progress ? `, ${Math.round(100 * progress)} %` : ""}` : `Waiting for ${model}`);
+
 /** The part of an answer that grows: its text with how fast it comes, and before the first of it how far the work is. */
 export class Growing {
   constructor() {
@@ -163,6 +166,11 @@ export class Growing {
       this.view.grow(this.text);
       this.progress.hidden = this.text !== "";
       this.#measure(event.tokens ?? 0);
+    } else if (event.type === "loading") {
+      this.progress.hidden = false; // of one that goes on, there is a text already
+      this.words.textContent = loadingWords(event);
+      this.bar.hidden = event.progress === null;
+      [this.bar.max, this.bar.value] = [1, event.progress ?? 0];
     } else if (event.type === "progress") {
       const { stage, done, total } = event;
       this.words.textContent = stage === "encode" && total > 1 ? `Encoding tile ${Math.min(done + 1, total)} of ${total}` : WORK[stage] ?? "Working";

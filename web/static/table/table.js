@@ -5,6 +5,7 @@ import { $, announce, el, toast } from "../shared/dom.js";
 import { STAGES, milliseconds, plural } from "../shared/format.js";
 import { events, imagePath, post, save, show, smallPath, upload } from "../shared/server.js";
 import { AnswerText, answerOf } from "../markdown/view.js";
+import { loadingWords } from "../chat/message.js";
 import { openViewer } from "../chat/viewer.js";
 import { csvOf } from "./csv.js";
 
@@ -206,8 +207,11 @@ export class Table {
     this.#put(row, answer);
     try {
       for await (const event of events(answer.id, controller.signal)) {
-        if (event.type === "text") row.view.grow(text += event.text);
-        else if (event.type === "end" && event.message?.id) {
+        if (event.type === "loading") row.note.textContent = loadingWords(event);
+        else if (event.type === "text") {
+          if (!text) row.note.textContent = "";
+          row.view.grow(text += event.text);
+        } else if (event.type === "end" && event.message?.id) {
           this.tree.put(event.message);
           this.#put(row, event.message);
         }

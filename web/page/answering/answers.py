@@ -21,6 +21,7 @@ from typing import Any
 from mtmd import Finished, Progress, TextPiece, Ticket
 from mtmd.service.turns import ahead
 from mtmd.web.errors import as_api_error
+from mtmd.web.page.answering.once_loaded import Loading, NotBegun, OnceLoaded
 from mtmd.web.store.conversation import COMPLETE, FAILED, STOPPED, title_from
 from mtmd.web.store.errors import StoreBusyError, StoreError
 from mtmd.web.store.store import Store
@@ -39,7 +40,7 @@ class Answer:
 
     id: str
     conversation: str
-    ticket: Ticket
+    ticket: Ticket | OnceLoaded
     row: str = ""  # the message of a table that it answers
     held: ExitStack = field(default_factory=ExitStack)  # closed at its end
     events: list[dict[str, Any]] = field(default_factory=list)
@@ -59,8 +60,8 @@ class Answer:
             self.changed.notify_all()
 
     def after(self, seen: int, wait_seconds: float) -> tuple[int, list[dict[str, Any]]]:
-        """Events from number `seen` on, texts in a row as one and of progress the last, with the
-        number to go on from; [] after `wait_seconds` without news.
+        """Events from number `seen` on, texts in a row as one and of progress, or of a model that
+        loads, the last, with the number to go on from; [] after `wait_seconds` without news.
         """
         with self.changed:
             self.changed.wait_for(lambda: len(self.events) > seen, wait_seconds)
@@ -76,7 +77,7 @@ class Answer:
                         "tokens": sum(event["tokens"] for event in texts),
                     }
                 )
-            elif kind == "progress":
+            elif kind in ("progress", "loading"):
                 *_, last = run
                 merged.append(last)
             else:
@@ -99,7 +100,7 @@ class Answers:
         self,
         id_: str,
         conversation: str,
-        ticket: Ticket,
+        ticket: Ticket | OnceLoaded,
         held: ExitStack,
         begun: str = "",
         *,
@@ -188,7 +189,11 @@ class Answers:
         """(state, receipt) at the end."""
         state, receipt = FAILED, None
         for event in answer.ticket:
-            if isinstance(event, Progress):
+            if isinstance(event, Loading):
+                answer.add({"type": "loading", **asdict(event)})
+            elif isinstance(event, NotBegun):
+                state = STOPPED
+            elif isinstance(event, Progress):
                 answer.add({"type": "progress", **asdict(event)})
             elif isinstance(event, TextPiece):
                 answer.add({"type": "text", "text": event.text, "tokens": 1})

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 from priorities import behind, on_linux, priority
 
-from mtmd.web.page.answers import Answers
+from mtmd.web.page.answering.answers import Answers
 
 
 class Ticket:
