@@ -161,7 +161,7 @@ def check_page(checks: Checks, name: str, port: int, path: str, folder: Path) ->
             "Cross-Origin-Opener-Policy",
         )  # has no meaning without TLS, says Chromium
         page = person.page
-        page.goto(path or "/")
+        person.go(path or "/")
         page.wait_for_selector("#welcome")
         at = f"http://{NAME}:{port}{path}/"
         checks.say(f"{where} the page loads at {page.url}", page.url == at)

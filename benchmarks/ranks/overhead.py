@@ -17,6 +17,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import mtmd  # noqa: F401  # before torch, whose threads else wait in another way than answers' do
+
+# isort: split
 import torch
 
 from mtmd.bench.shapes import random_checkpoint

@@ -168,7 +168,7 @@ def actor(count: int) -> tuple[dict[str, float], dict[str, Any]]:
     """Costs of an actor without Ray, one thread; and facts beside."""
     from ray_batch import COUNT
 
-    from mtmd.cluster.places import Folder
+    from mtmd.cluster.out.folder import Folder
     from mtmd.cluster.units import Item, Unit
     from mtmd.cluster.worker import Job, Loaded, Worker, Written
 

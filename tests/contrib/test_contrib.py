@@ -17,7 +17,9 @@ from mtmd.cli import parser
 from mtmd.cluster.command import SOME_FAILED
 from mtmd.commands.ray_options import check_ray_options, replicas
 from mtmd.commands.serve import _settings
+from mtmd.web.models.progress import Loading
 from mtmd.web.settings import ServerSettings
+from mtmd.web.small_apps.loading_app import create_loading_app
 
 ROOT = Path(__file__).parents[2]
 CONTRIB = ROOT / "contrib"
@@ -154,3 +156,31 @@ def test_the_machines_of_a_ray_cluster_have_what_is_published():
     extras = re.search(r"mtmd\[([\w,]+)\]", text)[1].split(",")
     assert "ray" in extras and all(re.search(rf"^{extra} = ", project, re.M) for extra in extras)
     assert IMAGE in text
+
+
+def test_kubernetes_starts_what_the_image_has_and_asks_what_the_server_answers(tmp_path):
+    claim, service, deployment = yaml.safe_load_all((CONTRIB / "kubernetes.yaml").read_text())
+    pod = deployment["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    (entry,) = [json.loads(rest) for word, rest in steps() if word == "ENTRYPOINT"]
+    keys = tmp_path / "keys"
+    keys.write_text("anna:a-key-that-is-long-enough\n")
+    words = [word.replace("/etc/mtmd/keys", str(keys)) for word in container["args"]]
+    args = parser().parse_args([*entry[1:], *words])
+    settings = _settings(args)
+    assert settings.api_key_file == keys and args.model == "org/name"
+    user = {word: rest for word, rest in steps() if word == "USER"}["USER"].partition(":")[0]
+    assert int(user) == pod["securityContext"]["runAsUser"] == pod["securityContext"]["fsGroup"]
+    before = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
+    assert pod["terminationGracePeriodSeconds"] >= before + settings.drain_s + 10
+    (port,) = (one["containerPort"] for one in container["ports"])
+    assert port == settings.port == service["spec"]["ports"][0]["port"]
+    routes = {rule.rule for rule in create_loading_app(Loading(), settings).url_map.iter_rules()}
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        asked = container[probe]["httpGet"]
+        assert asked["path"] in routes and asked["port"] == port
+    mounted = {one["name"]: one["mountPath"] for one in container["volumeMounts"]}
+    assert set(mounted) == {volume["name"] for volume in pod["volumes"]}
+    assert Path(args.data).is_relative_to(mounted["data"])
+    names = {volume.get("persistentVolumeClaim", {}).get("claimName") for volume in pod["volumes"]}
+    assert claim["metadata"]["name"] in names
