@@ -8,13 +8,15 @@ takes longer for each; on others it is the first row of a prompt that costs most
 tried, one after the other, and stays in use while it takes at most `LONGER` times a step without
 prompts, or `SHORT_S`, or `ALIKE` times the size below it: prompts have to be read, and with twice
 the rows in nearly the same time all wait less. One that takes too long is tried more and more
-rarely, `FORGOTTEN` batches apart in the end.
+rarely, `FORGOTTEN` batches and `RARELY_S` apart in the end: a small model makes hundreds of batches
+a second, and each trial is a pause for all who wait.
 
 What a step takes without prompts has to be known for that. Where prompts come all the time, one in
 `PLAIN` batches reads none.
 
 Promised is that no batch takes longer than that, which by `ALIKE` from size to size is at most
-twice the smallest, but for those by which it is found out, one in `FORGOTTEN` once all is known;
+twice the smallest, but for those by which it is found out, at most one in `FORGOTTEN` once all is
+known;
 and that of what could be read within it nine tenths are.
 """
 
@@ -37,6 +39,7 @@ FEW = 5  # of them; fewer say nothing
 PLAIN, EARLY = 48, 4  # batches from one of them to the next, and as long as they are few
 SOON = 8  # batches after which a size that took too long once is tried anew
 FORGOTTEN = 256  # batches after which a time says nothing any more
+RARELY_S = 8.0  # from one trial to the next, in the end
 
 
 class _Ran(NamedTuple):
@@ -53,6 +56,8 @@ class _Size:
     pause: int = 0
     again: int = 0
     """The batch from which on it is tried though it took too long."""
+    again_s: float = 0.0
+    """And the time, in seconds of batches."""
 
 
 class Beside:
@@ -62,6 +67,7 @@ class Beside:
         self._plain: deque[_Ran] = deque(maxlen=STEPS)
         self._sizes = {size: _Size() for size in SIZES}
         self._batch = self._plain_again = 0
+        self._spent_s = 0.0  # by all batches
 
     def rows(self, used: int) -> int:
         """Of the next batch, in which `used` rows are of those who wait for their next token; as
@@ -82,7 +88,7 @@ class Beside:
                 continue
             # One size after the other, and none is tried by one sample that may have been slow.
             is_known = len(known) == SAMPLES or (known and median_low(known) <= limit)
-            return size if is_known and self._batch >= self._sizes[size].again else best
+            return size if is_known and self._is_due(size) else best
         return best
 
     def ran(self, used: int, rows: int, seconds: float) -> None:
@@ -90,6 +96,7 @@ class Beside:
         of its plan left out.
         """
         ran = _Ran(self._batch, used, seconds)
+        self._spent_s += seconds
         if used == rows:
             self._plain.append(ran)
             return
@@ -101,6 +108,12 @@ class Beside:
         seen.ran.append(ran)
         seen.pause = min(max(2 * seen.pause, SOON), FORGOTTEN) if is_slow else 0
         seen.again = self._batch + seen.pause
+        seen.again_s = self._spent_s + (RARELY_S if seen.pause == FORGOTTEN else 0.0)
+
+    def _is_due(self, size: int) -> bool:
+        """Whether one that has taken too long may be tried."""
+        seen = self._sizes[size]
+        return self._batch >= seen.again and self._spent_s >= seen.again_s
 
     def _limit(self, used: int, smaller: int) -> float:
         """Seconds that the size after `smaller` may take."""

@@ -20,6 +20,7 @@ from mtmd.llm.engine.beside import (
     FORGOTTEN,
     LONGER,
     PLAIN,
+    RARELY_S,
     SHORT_S,
     SIZES,
     SOON,
@@ -160,9 +161,19 @@ def test_where_rows_become_dear_less_is_read_after_a_few_batches() -> None:
 
 
 def test_a_size_is_tried_anew_once_it_may_have_become_faster() -> None:
-    subject = Beside()
+    subject, machine = Beside(), MACHINES["a GPU"]
     assert set(steady(subject, MACHINES["small model"], 300)) <= {USED, 16, 32}
-    assert steady(subject, MACHINES["a GPU"], 2 * FORGOTTEN)[-1] == SIZES[-1]
+    in_time = 2 * FORGOTTEN + round(RARELY_S / machine(SIZES[0]))
+    assert steady(subject, machine, in_time)[-1] == SIZES[-1]
+
+
+def test_trials_are_rare_by_the_clock_where_batches_are_short() -> None:
+    """A pause for everybody who waits, each of them."""
+    machine, subject = MACHINES["small model"], Beside()
+    taken = steady(subject, machine, 12_000)[2 * FORGOTTEN :]
+    spent = sum(map(machine, taken))
+    assert spent > RARELY_S
+    assert 1 <= sum(rows > SIZES[0] for rows in taken) <= 1 + spent / RARELY_S
 
 
 def test_a_step_is_compared_with_steps_of_about_as_many_answers() -> None:
