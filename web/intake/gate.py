@@ -19,6 +19,7 @@ from mtmd.service.turns import Turns, get_up, sit_down, wanted_unless, work_for
 from mtmd.web.errors import ApiError, as_api_error
 from mtmd.web.errors import response as as_response
 from mtmd.web.intake.json_limits import check_json
+from mtmd.web.intake.long_texts import CutBody
 from mtmd.web.intake.picture_budget import PictureBudget
 from mtmd.web.intake.places import Places
 from mtmd.web.settings import JsonLimits, ServerSettings
@@ -223,7 +224,17 @@ class Gate:
 CURLS = "application/x-www-form-urlencoded"  # whatever `curl -d` sends, unless it is told otherwise
 
 
-def checked_json(typed: bool = True) -> bytes:
+def whole_body() -> bytes:
+    """Of this request, whose length `_enter` has checked. Of a long one, which lies in a file, it
+    is the only copy, made while other threads run: `get_data` makes two, and none runs meanwhile.
+    """
+    if request.content_length is None:
+        return request.get_data(cache=False)
+    body: bytes = request.environ["wsgi.input"].read(request.content_length)
+    return body
+
+
+def checked_json(typed: bool = True) -> CutBody:
     """The body of this request, JSON within the limits of its route as far as that can be told
     without reading it. Raises ApiError, also for another content type: a form on any web page can
     send text/plain. Without `typed` programs may leave the type out, or send what `curl -d` says of
@@ -236,9 +247,9 @@ def checked_json(typed: bool = True) -> bytes:
     app = cast("GatedFlask", current_app)
     what = takes_of(app.view_functions[request.endpoint or ""])
     assert what is not None
-    data = request.get_data(cache=False)
-    check_json(data, app.gate.json_of(what))
-    return data
+    body = CutBody(whole_body())
+    check_json(body.data, app.gate.json_of(what), body.escapes)
+    return body
 
 
 def keep_place() -> Callable[[], None]:

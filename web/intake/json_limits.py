@@ -11,20 +11,20 @@ from mtmd.web.settings import JsonLimits
 
 # begins a picture that comes along: its URL, or, in base64, the first bytes of its file, as PNG,
 # JPEG (with a slash that may be escaped), GIF, WebP, BMP and TIFF have them
-_PICTURES = (
+PICTURES = (
     b"data:", b"iVBORw0KGgo", b"/9j/", b"\\/9j\\/", b"R0lGOD", b"UklGR", b"Qk", b"SUkqA", b"TU0AK"
 )  # fmt: skip
 _NO_BRACKETS = bytes(c for c in range(256) if c not in b"[]{}")
 _STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 
 
-def check_json(data: bytes, limits: JsonLimits) -> None:
+def check_json(data: bytes, limits: JsonLimits, escapes: int = 0) -> None:
     """Raises ApiError (413, 400 for depth) for a body that is over a limit. One that is no JSON may
-    pass.
+    pass. `escapes`: backslashes of pictures that are not in it any more.
     """
     words = f"{limits.bytes:,} bytes beside pictures in base64"
-    if data.count(b"\\") > limits.bytes or (
-        len(data) > limits.bytes and not any(b'"' + begin in data for begin in _PICTURES)
+    if data.count(b"\\") + escapes > limits.bytes or (
+        len(data) > limits.bytes and not any(b'"' + begin in data for begin in PICTURES)
     ):
         raise _too_large(words)
     plain = _without_escapes(data)
@@ -33,7 +33,7 @@ def check_json(data: bytes, limits: JsonLimits) -> None:
         raise _too_large(values)
     parts = plain.split(b'"')
     texts, outside = parts[1::2], b"".join(parts[::2])
-    if len(data) - sum(len(t) for t in texts if t.startswith(_PICTURES)) > limits.bytes:
+    if len(data) - sum(len(t) for t in texts if t.startswith(PICTURES)) > limits.bytes:
         raise _too_large(words)
     brackets = outside.translate(None, _NO_BRACKETS)
     first = brackets[: 2 * limits.values]

@@ -1,0 +1,147 @@
+"""What a body of JSON with a picture in base64 takes, from its file to the picture's bytes: how
+long other threads of Python cannot run, the processor's time, and the most memory beside the file.
+
+Both ways in turn: read as a whole, and with long texts taken out before.
+
+    .venv/bin/python benchmarks/serving/json_bodies.py [--mib 1 8 32] [--rounds 5]
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import json
+import os
+import tempfile
+import threading
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from statistics import median
+from typing import IO
+from unittest.mock import patch
+
+from flask import request
+
+from mtmd.loaded.interpreter import shared_out_promptly
+from mtmd.web.api.requests import ChatRequest
+from mtmd.web.intake import gate, long_texts
+from mtmd.web.intake.body import json_body
+from mtmd.web.intake.gate import Body, Gate, GatedFlask, takes
+from mtmd.web.intake.media import Media
+from mtmd.web.intake.picture_budget import PictureBudget
+from mtmd.web.intake.uploads import Uploads
+from mtmd.web.settings import ServerSettings
+
+MIB = 1 << 20
+WAYS = ("as a whole", "taken out")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
+    parser.add_argument("--mib", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    read = reader()
+    print("body, MiB | way | longest others wait, ms | processor, ms | peak memory, bodies")
+    with shared_out_promptly():
+        for mib in options.mib:
+            with tempfile.TemporaryFile() as body:
+                body.write(with_picture(mib * MIB))
+                measured = {way: list[tuple[float, float]]() for way in WAYS}
+                for _ in range(options.rounds):
+                    for way in WAYS:
+                        with in_the(way):
+                            measured[way].append((gap_s(read, body), cpu_s(read, body)))
+                for way in WAYS:
+                    with in_the(way):
+                        peak = peak_bytes(read, body) / (mib * MIB)
+                    gap, cpu = (median(values) * 1e3 for values in zip(*measured[way], strict=True))
+                    print(f"{mib} | {way} | {gap:.1f} | {cpu:.0f} | {peak:.2f}", flush=True)
+
+
+@contextmanager
+def in_the(way: str) -> Iterator[None]:
+    with ExitStack() as stack:
+        if way == "as a whole":
+            stack.enter_context(patch.object(long_texts, "LONG", 1 << 60))
+            stack.enter_context(patch.object(gate, "whole_body", _get_data))
+        yield
+
+
+def _get_data() -> bytes:
+    return request.get_data(cache=False)
+
+
+def with_picture(count: int) -> bytes:
+    """A request of so many bytes, most of which are a picture: any bytes, as none is decoded."""
+    url = "data:image/png;base64," + base64.b64encode(os.urandom(count * 3 // 4)).decode()
+    part = {"type": "image_url", "image_url": {"url": url[: count // 4 * 4 - 178]}}
+    return json.dumps({"messages": [{"role": "user", "content": [part]}]}).encode()
+
+
+def reader() -> Callable[[IO[bytes]], bytes]:
+    """Reads such a request as the server does, up to the file of its picture."""
+    app, settings = GatedFlask(__name__, static_folder=None), ServerSettings()
+    Gate(app, settings, 1, lambda: "")
+    media = Media(PictureBudget(settings.media), Uploads(0), None)
+
+    @app.post("/")
+    @takes(Body.JSON_WITH_PICTURES)
+    def view() -> str:
+        raise NotImplementedError
+
+    def read(body: IO[bytes]) -> bytes:
+        body.seek(0)
+        count = os.fstat(body.fileno()).st_size
+        with app.test_request_context(
+            "/", method="POST", input_stream=body, content_length=count,
+            content_type="application/json",
+        ):  # fmt: skip
+            request.max_content_length = count
+            asked = json_body(ChatRequest)
+            ((_, data),) = media._read(media._sources([*asked.media()], ""))
+            return data
+
+    return read
+
+
+def gap_s(read: Callable[[IO[bytes]], bytes], body: IO[bytes]) -> float:
+    """The longest time in which a thread that does nothing but look at the clock does not run."""
+    longest, over, begun = 0.0, threading.Event(), threading.Event()
+
+    def look() -> None:
+        nonlocal longest
+        begun.set()
+        last = time.perf_counter()
+        while not over.is_set():
+            now = time.perf_counter()
+            longest, last = max(longest, now - last), now
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    begun.wait()
+    read(body)
+    over.set()
+    thread.join()
+    return longest
+
+
+def cpu_s(read: Callable[[IO[bytes]], bytes], body: IO[bytes]) -> float:
+    before = time.thread_time()
+    read(body)
+    return time.thread_time() - before
+
+
+def peak_bytes(read: Callable[[IO[bytes]], bytes], body: IO[bytes]) -> int:
+    """What Python's allocators hand out, the picture's bytes counted in."""
+    tracemalloc.start()
+    read(body)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return peak
+
+
+if __name__ == "__main__":
+    main()
