@@ -12,6 +12,7 @@ import json
 import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from mmap import mmap
 from typing import Annotated, Any, TypeAlias, TypeVar
 
 from pydantic import GetCoreSchemaHandler, ValidationInfo
@@ -24,6 +25,7 @@ LONG = 64 << 10  # bytes of a text from which on it is taken out
 PIECE = 64 << 10  # bytes; what works on one keeps the interpreter to itself meanwhile
 _LONGEST_BEGIN = 256  # of a data URL, up to its comma
 _BASE64 = b";base64,"
+Memory: TypeAlias = bytes | mmap  # looked at in slices
 Read = TypeVar("Read")
 
 
@@ -84,7 +86,7 @@ class CutBody:
     backslashes were taken out with them.
     """
 
-    def __init__(self, whole: bytes) -> None:
+    def __init__(self, whole: Memory) -> None:
         self._whole = whole
         self._cuts = {secrets.token_hex(16): cut for cut in _cuts(whole)}
         self._put_together()
@@ -138,7 +140,9 @@ class CutBody:
         for name, cut in self._cuts.items():
             parts += self._whole[at : cut.start], name.encode()
             at = cut.end
-        self.data = b"".join([*parts, self._whole[at:]]) if parts else self._whole
+        self.data = b"".join([*parts, self._whole[at:]]) if parts else self._whole[:]
+        if not self._cuts:
+            self._whole = self.data
         self.escapes = sum(cut.escapes for cut in self._cuts.values())
         self._names = {cut.begin + name: name for name, cut in self._cuts.items()}
         self._taken = set[str]()
@@ -160,7 +164,7 @@ def _take(text: str, info: ValidationInfo) -> str | CutText:
 PictureText: TypeAlias = Annotated[str | CutText, _Taken]
 
 
-def _cuts(data: bytes) -> Iterator[_Cut]:
+def _cuts(data: Memory) -> Iterator[_Cut]:
     for start, end in _stretches(data):
         try:
             cut = _cut(data, start, end)
@@ -170,34 +174,37 @@ def _cuts(data: bytes) -> Iterator[_Cut]:
             yield cut
 
 
-def _stretches(data: bytes) -> Iterator[tuple[int, int]]:
+def _stretches(data: Memory) -> Iterator[tuple[int, int]]:
     """Where LONG bytes or more lie between two quotation marks, without these."""
     start = 0
     while start + LONG <= len(data):
-        quote = data.rfind(b'"', start, start + LONG)
+        quote = data[start : start + LONG].rfind(b'"')
         if quote >= 0:
-            start = quote + 1
+            start += quote + 1
             continue
         for piece in range(start + LONG, len(data), PIECE):
-            end = data.find(b'"', piece, piece + PIECE)
-            if end >= 0:
+            quote = data[piece : piece + PIECE].find(b'"')
+            if quote >= 0:
                 break
         else:
             return
-        yield start, end
-        start = end + 1
+        yield start, piece + quote
+        start = piece + quote + 1
 
 
-def _cut(data: bytes, start: int, end: int) -> _Cut | None:
+def _cut(data: Memory, start: int, end: int) -> _Cut | None:
     """The text from `start` to `end`, None where no picture begins there. Raises ValueError where
     it is no base64.
     """
-    begin = next((begin for begin in PICTURES if data.startswith(begin, start)), None)
-    if begin is None or not start or data[start - 2 : start - 1] == b"\\":  # inside of a text
+    if not start or data[start - 2 : start - 1] == b"\\":  # inside of a text
+        return None
+    head = data[start : min(start + _LONGEST_BEGIN, end)]
+    begin = next((begin for begin in PICTURES if head.startswith(begin)), None)
+    if begin is None:
         return None
     alone = begin != b"data:"
     if not alone:
-        begin = data[start : data.find(b",", start, min(start + _LONGEST_BEGIN, end)) + 1]
+        begin = head[: head.find(b",") + 1]
         if begin[-len(_BASE64) :].lower() != _BASE64:
             return None
     means = begin.replace(b"\\/", b"/").decode("ascii")
@@ -205,21 +212,28 @@ def _cut(data: bytes, start: int, end: int) -> _Cut | None:
         return None
     after = start + len(begin)
     encoded = start if alone else after
-    escapes = sum(data.count(b"\\", at, min(at + PIECE, end)) for at in range(encoded, end, PIECE))
-    pieces = list(decoded_pieces(_unescaped(data, encoded, end)))
-    text = CutText("" if alone else means, end - encoded - escapes, pieces)
-    return _Cut(means, after, end, escapes - (begin.count(b"\\") if alone else 0), text)
+    plain = _Plain(data, encoded, end)
+    pieces = list(decoded_pieces(plain))
+    text = CutText("" if alone else means, end - encoded - plain.escapes, pieces)
+    return _Cut(means, after, end, plain.escapes - (begin.count(b"\\") if alone else 0), text)
 
 
-def _unescaped(data: bytes, start: int, end: int) -> Iterator[bytes]:
-    """In pieces, without line breaks. A backslash that is left is for whoever decodes it to
-    refuse.
+class _Plain:
+    """Base64 that stands in JSON, in pieces, without line breaks. `escapes`: how many were undone.
+    A backslash that is left is for whoever decodes it to refuse.
     """
-    while start < end:
-        stop = min(start + PIECE, end)
-        if data[stop - 1 : stop] == b"\\":  # begins an escape
-            stop = min(stop + 1, end)
-        piece, start = data[start:stop], stop
-        if b"\\" in piece:
-            piece = piece.replace(b"\\/", b"/").replace(b"\\n", b"").replace(b"\\r", b"")
-        yield piece
+
+    def __init__(self, data: Memory, start: int, end: int) -> None:
+        self._data, self._start, self._end, self.escapes = data, start, end, 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        data, start, end = self._data, self._start, self._end
+        while start < end:
+            stop = min(start + PIECE, end)
+            if data[stop - 1 : stop] == b"\\":  # begins an escape
+                stop = min(stop + 1, end)
+            piece, start = data[start:stop], stop
+            if b"\\" in piece:
+                self.escapes += piece.count(b"\\")
+                piece = piece.replace(b"\\/", b"/").replace(b"\\n", b"").replace(b"\\r", b"")
+            yield piece

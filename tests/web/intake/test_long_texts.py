@@ -5,17 +5,26 @@ pictures are taken out before it is read.
 from __future__ import annotations
 
 import base64
-import io
 import json
 import random
 import re
+from unittest.mock import patch
 
 import pytest
 from clips import video
 from fake_service import FakeService
-from PIL import Image
 from pydantic_core import from_json
-from serving import client_for, data_url, image_part, png, post_chat, raw_request, running, user
+from serving import (
+    client_for,
+    data_url,
+    image_part,
+    noise,
+    png,
+    post_chat,
+    raw_request,
+    running,
+    user,
+)
 
 from mtmd.prompt.load_image import load_image
 from mtmd.web.errors import ApiError
@@ -30,15 +39,6 @@ BEGINS = [begin.decode().replace("\\", "") for begin in PICTURES if begin != b"d
 
 def in_base64(data):
     return base64.b64encode(data).decode()
-
-
-def noise(seed, width=200, kind="PNG"):
-    """A picture file whose base64 is long."""
-    pixels = random.Random(seed).randbytes(width * 150 * 3)
-    out = io.BytesIO()
-    Image.frombytes("RGB", (width, 150), pixels).save(out, kind)
-    assert out.tell() > LONG
-    return out.getvalue()
 
 
 ONE, TWO = noise(1), noise(2, 180)
@@ -211,6 +211,17 @@ def test_a_body_in_a_file(service):
         assert b" 200 " in sock.recv(100)
         sock.close()
     assert hashes(service) == [sha256(data)]
+
+
+@pytest.mark.parametrize("slashes", ["/", "\\/"])
+def test_no_step_is_long(slashes):
+    data = json.dumps({"messages": [user(image_part(data_url(noise(5, 2000))))]})
+    whole = data.replace("/", slashes).encode()
+    with patch.object(base64, "b64decode", wraps=base64.b64decode) as calls:
+        body = CutBody(whole)
+    assert len(calls.call_args_list) > 10
+    assert all(len(call.args[0]) <= long_texts.PIECE + 4 for call in calls.call_args_list)
+    assert len(body.data) < 200
 
 
 @pytest.mark.parametrize("text", [PLAIN, URL, "data: " + "x" * 100_000, "Qk" + "A" * 100_000])
