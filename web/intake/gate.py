@@ -250,10 +250,10 @@ def _in_memory() -> Memory:
 
 
 def checked_json(typed: bool = True) -> CutBody:
-    """The body of this request, JSON within the limits of its route as far as that can be told
-    without reading it. Raises ApiError, also for another content type: a form on any web page can
-    send text/plain. Without `typed` programs may leave the type out, or send what `curl -d` says of
-    any body; browsers tell what they are.
+    """The body of this request without its long pictures: JSON within the limits of its route, as
+    far as that can be told without reading it. Raises ApiError, also for another content type: a
+    form on any web page can send text/plain. Without `typed` programs may leave the type out, or
+    send what `curl -d` says of any body; browsers tell what they are.
     """
     browser = any(name in request.headers for name in ("Origin", "Sec-Fetch-Site", "Referer"))
     untyped = not (typed or browser) and request.mimetype in ("", CURLS)

@@ -26,7 +26,7 @@ PIECE = 64 << 10  # bytes; what works on one keeps the interpreter to itself mea
 _LONGEST_BEGIN = 256  # of a data URL, up to its comma
 _BASE64 = b";base64,"
 Memory: TypeAlias = bytes | mmap  # looked at in slices
-Read = TypeVar("Read")
+Result = TypeVar("Result")
 
 
 class CutText:
@@ -91,7 +91,7 @@ class CutBody:
         self._cuts = {secrets.token_hex(16): cut for cut in _cuts(whole)}
         self._put_together()
 
-    def read(self, read: Callable[[bytes], Read]) -> Read:
+    def read(self, read: Callable[[bytes], Result]) -> Result:
         """What `read` makes of `data`, where it `take`s all that was taken out; otherwise, and
         where it raises, what it makes of JSON in which only that is missing which it takes.
         """
