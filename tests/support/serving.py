@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import random
 import socket
 import threading
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from contextlib import contextmanager
 from PIL import Image
 
 from mtmd.web.app import create_app
+from mtmd.web.intake.long_texts import LONG
 from mtmd.web.server import Server, bind
 from mtmd.web.settings import ServerSettings
 
@@ -19,6 +21,15 @@ from mtmd.web.settings import ServerSettings
 def png(width=20, height=10, color="red", kind="PNG"):
     out = io.BytesIO()
     Image.new("RGB", (width, height), color).save(out, kind)
+    return out.getvalue()
+
+
+def noise(seed, width=200, kind="PNG"):
+    """A picture so large that it is taken out of a body of JSON before that is read."""
+    out = io.BytesIO()
+    pixels = random.Random(seed).randbytes(width * 150 * 3)
+    Image.frombytes("RGB", (width, 150), pixels).save(out, kind)
+    assert out.tell() > LONG
     return out.getvalue()
 
 

@@ -30,6 +30,7 @@ from mtmd.web.adapters.fields import (
 )
 from mtmd.web.adapters.tools import check_kinds, tool_options
 from mtmd.web.errors import TAG, ApiError
+from mtmd.web.intake.long_texts import PictureText, as_data_url
 from mtmd.web.intake.media import Reference
 
 
@@ -37,12 +38,12 @@ class Source(Loose):
     """`media_type` does not matter: the first bytes decide."""
 
     type: Literal["base64", "url", "file"]
-    data: str = ""
-    url: str = ""
+    data: PictureText = ""
+    url: PictureText = ""
     file_id: str = ""
 
     def reference(self, place: str) -> Reference:
-        data = f"data:image/unknown;base64,{self.data}"
+        data = as_data_url(self.data, "image/unknown")
         urls = {"base64": data, "url": self.url, "file": self.file_id}
         return Reference(f"{place}.{self.type}", urls[self.type])
 

@@ -56,7 +56,7 @@ class Turn:
     @property
     def held_bytes(self) -> int:
         """What it takes to keep."""
-        said = sum(len(p.encode()) if isinstance(p, str) else len(p.url) for p in self.parts)
+        said = sum(len(p.encode()) if isinstance(p, str) else p.held_bytes for p in self.parts)
         called = sum(len(c.id) + len(c.name) + len(c.arguments.encode()) for c in self.calls)
         return said + called + len(self.answers or "")
 

@@ -31,15 +31,15 @@ from mtmd.web.adapters.fields import (
 )
 from mtmd.web.adapters.tools import tool_options
 from mtmd.web.errors import ApiError
+from mtmd.web.intake.long_texts import CutText, PictureText, as_data_url, beginning
 from mtmd.web.intake.media import Reference
 
 # option -> values that ask for nothing
 _OPTIONS: dict[str, tuple[Any, ...]] = {"typical_p": (1, 0), "tfs_z": (1, 0), "mirostat": (0,)}
-_DATA = "data:image/unknown;base64,"
 
 MOST_CALLS = 256  # of one message
 
-Images = Annotated[list[str], Field(max_length=MOST_PARTS)]
+Images = Annotated[list[PictureText], Field(max_length=MOST_PARTS)]
 
 
 class Options(Loose):
@@ -221,11 +221,16 @@ class ShowRequest(Loose):
     name: ModelName | None = None
 
 
-def _pictures(images: list[str] | None, place: str) -> list[Reference]:
+def _pictures(images: list[str | CutText] | None, place: str) -> list[Reference]:
     """Ollama's are base64 alone; a data URL or the id of an upload is taken too. The media type of
     a data URL does not matter: the first bytes decide.
     """
     return [
-        Reference(f"{place}[{i}]", text if text.startswith(("data:", "file-")) else _DATA + text)
+        Reference(
+            f"{place}[{i}]",
+            text
+            if beginning(text).startswith(("data:", "file-"))
+            else as_data_url(text, "image/unknown"),
+        )
         for i, text in enumerate(images or ())
     ]

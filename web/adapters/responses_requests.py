@@ -27,6 +27,7 @@ from mtmd.web.adapters.fields import (
 )
 from mtmd.web.adapters.tools import check_kinds, tool_options
 from mtmd.web.errors import TAG, ApiError
+from mtmd.web.intake.long_texts import PictureText
 from mtmd.web.intake.media import Reference
 
 
@@ -42,7 +43,7 @@ class RefusalPart(Loose):
 
 class ImagePart(Loose):
     type: Literal["input_image"]
-    image_url: str | None = None
+    image_url: PictureText | None = None
     file_id: str | None = None
     detail: Literal["auto", "low", "high", "original"] | None = None
 
@@ -51,7 +52,7 @@ class VideoPart(Loose):
     """Not OpenAI's: as its pictures."""
 
     type: Literal["input_video"]
-    video_url: str | None = None
+    video_url: PictureText | None = None
     file_id: str | None = None
     fps: float | None = Field(default=None, gt=0, le=240)
     max_frames: int | None = Field(default=None, ge=1, le=1 << 20)

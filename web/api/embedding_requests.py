@@ -22,10 +22,10 @@ from pydantic_core import PydanticCustomError
 
 from mtmd.web.api.requests import MOST_PARTS, FilePart, ImagePart, Message, TextPart
 from mtmd.web.errors import TAG
+from mtmd.web.intake.long_texts import CutText, PictureText, as_data_url, beginning
 
 MOST_INPUTS = 2048
 LONGEST_TEXT = 1 << 16
-_BASE64 = "data:image/unknown;base64,"
 _SCHEMES = ("data:", "http:", "https:", "file:")
 
 
@@ -43,12 +43,13 @@ class TextInput(_Strict):
 class ImageInput(_Strict):
     """A URL, the id of an upload, or base64 alone."""
 
-    image: str
+    image: PictureText
 
     @property
-    def url(self) -> str:
-        known = self.image[:6].lower().startswith(_SCHEMES) or self.image.startswith("file-")
-        return self.image if known else _BASE64 + self.image
+    def url(self) -> str | CutText:
+        begin = beginning(self.image)
+        known = begin[:6].lower().startswith(_SCHEMES) or begin.startswith("file-")
+        return self.image if known else as_data_url(self.image, "image/unknown")
 
 
 def _kind(value: Any) -> str | None:
@@ -90,7 +91,7 @@ class Picture:
     """`url`: also the id of an upload."""
 
     place: str
-    url: str
+    url: str | CutText
 
 
 class EmbeddingRequest(BaseModel):

@@ -24,6 +24,7 @@ from pydantic_core import PydanticCustomError, to_json
 from mtmd.config import STOP_CHARS_MAX, STOP_IDS_MAX, STOPS_MAX
 from mtmd.tools.tool import TOOLS_MAX
 from mtmd.web.errors import TAG
+from mtmd.web.intake.long_texts import CutText, PictureText, as_data_url, beginning
 from mtmd.web.intake.media import Reference
 
 MOST_MESSAGES = 4096
@@ -74,7 +75,7 @@ Detail: TypeAlias = Annotated[
 
 
 class ImageURL(_Loose):
-    url: str
+    url: PictureText
     detail: Detail = "auto"
 
 
@@ -94,14 +95,14 @@ class FrameChoice(_Loose):
 
 
 class VideoURL(FrameChoice):
-    url: str
+    url: PictureText
 
 
 class InputVideo(FrameChoice):
     """llama.cpp's: `data` in base64, or a URL."""
 
-    data: str | None = None
-    url: str | None = None
+    data: PictureText | None = None
+    url: PictureText | None = None
     format: str | None = Field(default=None, max_length=32)
 
     @model_validator(mode="after")
@@ -111,10 +112,11 @@ class InputVideo(FrameChoice):
         return self
 
     @property
-    def reference(self) -> str:
-        if self.data is None or self.data[:5] == "data:":
-            return str(self.url or self.data)
-        return f"data:video/mp4;base64,{self.data}"
+    def reference(self) -> str | CutText:
+        if self.data is None:
+            return self.url or ""
+        is_url = beginning(self.data).startswith("data:")
+        return self.data if is_url else as_data_url(self.data, "video/mp4")
 
 
 class FileReference(FrameChoice):

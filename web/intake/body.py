@@ -15,4 +15,5 @@ def json_body(kind: type[Body], typed: bool = True) -> Body:
     """`typed` as in `checked_json`. Raises ApiError, and pydantic's ValidationError, which `errors`
     turns into a 400 that names the place.
     """
-    return kind.model_validate_json(checked_json(typed))
+    body = checked_json(typed)
+    return body.read(lambda data: kind.model_validate_json(data, context=body))

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
+from io import RawIOBase
+from mmap import mmap
 from typing import Any, TypeVar, cast
 
 from flask import Flask, Response, current_app, g, request
@@ -19,6 +21,7 @@ from mtmd.service.turns import Turns, get_up, sit_down, wanted_unless, work_for
 from mtmd.web.errors import ApiError, as_api_error
 from mtmd.web.errors import response as as_response
 from mtmd.web.intake.json_limits import check_json
+from mtmd.web.intake.long_texts import LONG, CutBody, Memory
 from mtmd.web.intake.picture_budget import PictureBudget
 from mtmd.web.intake.places import Places
 from mtmd.web.settings import JsonLimits, ServerSettings
@@ -27,6 +30,7 @@ PREPARED_AT_ONCE = 64  # requests whose pictures are decoded or fetched, whose p
 FORGIVEN_BYTES = 64 << 10  # of a body at an address that takes none, or is not there
 SMALL_VALUES = 4096  # in JSON that the page sends
 LONG_RESPONSE = 256 << 10  # bytes; less waits in memory for a client that does not read
+READ_AT_ONCE = 1 << 20  # bytes of a long body: whom the system lets run next has not to wait
 SEATS = 2  # for threads that read requests and write answers: there is one interpreter
 HISTORY_VALUES = 500_000  # the page sends one conversation at a time
 _TAKES = "_takes"
@@ -223,11 +227,33 @@ class Gate:
 CURLS = "application/x-www-form-urlencoded"  # whatever `curl -d` sends, unless it is told otherwise
 
 
-def checked_json(typed: bool = True) -> bytes:
-    """The body of this request, JSON within the limits of its route as far as that can be told
-    without reading it. Raises ApiError, also for another content type: a form on any web page can
-    send text/plain. Without `typed` programs may leave the type out, or send what `curl -d` says of
-    any body; browsers tell what they are.
+def whole_body() -> bytes:
+    """Of this request, whose length `_enter` has checked. Of one that lies in a file it is the only
+    copy, made while other threads run: `get_data` makes two, and none runs meanwhile.
+    """
+    if request.content_length is None:
+        return request.get_data(cache=False)
+    body: bytes = request.environ["wsgi.input"].read(request.content_length)
+    return body
+
+
+def _in_memory() -> Memory:
+    """The body of this request. A long one in memory that is given back while other threads run."""
+    count = request.content_length or 0
+    if count < LONG:
+        return whole_body()
+    memory, stream, came = mmap(-1, count), cast("RawIOBase", request.stream), 0
+    with memoryview(memory) as view:
+        while came < count and (more := stream.readinto(view[came : came + READ_AT_ONCE])):
+            came += more
+    return memory if came == count else memory[:came]
+
+
+def checked_json(typed: bool = True) -> CutBody:
+    """The body of this request without its long pictures: JSON within the limits of its route, as
+    far as that can be told without reading it. Raises ApiError, also for another content type: a
+    form on any web page can send text/plain. Without `typed` programs may leave the type out, or
+    send what `curl -d` says of any body; browsers tell what they are.
     """
     browser = any(name in request.headers for name in ("Origin", "Sec-Fetch-Site", "Referer"))
     untyped = not (typed or browser) and request.mimetype in ("", CURLS)
@@ -236,9 +262,9 @@ def checked_json(typed: bool = True) -> bytes:
     app = cast("GatedFlask", current_app)
     what = takes_of(app.view_functions[request.endpoint or ""])
     assert what is not None
-    data = request.get_data(cache=False)
-    check_json(data, app.gate.json_of(what))
-    return data
+    body = CutBody(_in_memory())
+    check_json(body.data, app.gate.json_of(what), body.escapes)
+    return body
 
 
 def keep_place() -> Callable[[], None]:

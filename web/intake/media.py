@@ -24,6 +24,7 @@ from mtmd.prompt.video_input import Footage, is_video_data, sent_video
 from mtmd.service.turns import aside
 from mtmd.web.errors import ApiError
 from mtmd.web.intake.fetch import Fetcher
+from mtmd.web.intake.long_texts import CutText, beginning
 from mtmd.web.intake.picture_budget import PictureBudget
 from mtmd.web.intake.uploads import PREFIX, Uploads
 
@@ -38,7 +39,7 @@ class Reference:
     """
 
     place: str
-    url: str
+    url: str | CutText
     video: bool | None = False
     frames: Mapping[str, Any] = field(default_factory=dict)
 
@@ -46,6 +47,11 @@ class Reference:
     def word(self) -> str:
         """What it is, as far as the request says."""
         return "video" if self.video else "picture"
+
+    @property
+    def held_bytes(self) -> int:
+        """What it takes to keep."""
+        return len(self.url) if isinstance(self.url, str) else self.url.byte_count
 
     @property
     def code(self) -> str:
@@ -187,24 +193,27 @@ class Media:
 
     def _source(self, reference: Reference, owner: str) -> _Source:
         url, place = reference.url, reference.place
-        scheme = url[:_SHOWN].partition(":")[0].lower()
-        if url.startswith(PREFIX):
+        scheme = beginning(url)[:_SHOWN].partition(":")[0].lower()
+        if isinstance(url, CutText):
+            if scheme == "data":
+                return _Source(reference, url.byte_count, lambda *_: url.data)
+        elif url.startswith(PREFIX):
             upload = self._uploads.get(owner, url)
             return _Source(reference, len(upload.data), lambda *_: upload.data)
-        if scheme == "data":
-            return _data_url(reference)
-        if scheme in ("http", "https"):
-            return self._remote(reference)
-        if scheme == "file":
-            return self._file(reference)
+        elif scheme == "data":
+            return _data_url(reference, url)
+        elif scheme in ("http", "https"):
+            return self._remote(reference, url)
+        elif scheme == "file":
+            return self._file(reference, url)
         raise ApiError(
             400,
             f"{place}: expected a data URL, an http(s) address or the id of an uploaded file",
             param=place,
         )
 
-    def _remote(self, reference: Reference) -> _Source:
-        fetcher, url, place = self._fetcher, reference.url, reference.place
+    def _remote(self, reference: Reference, url: str) -> _Source:
+        fetcher, place = self._fetcher, reference.place
         if fetcher is None:
             raise ApiError(
                 400,
@@ -220,11 +229,11 @@ class Media:
 
         return _Source(reference, None, fetched)
 
-    def _file(self, reference: Reference) -> _Source:
+    def _file(self, reference: Reference, url: str) -> _Source:
         """A regular file below the media folder, links followed first. One message for whatever is
         wrong: it must not show what files there are.
         """
-        url, place = reference.url, reference.place
+        place = reference.place
         refusal = ApiError(
             400,
             f"{place}: there is no such file that may be read",
@@ -257,10 +266,10 @@ def _is_video(reference: Reference, data: bytes) -> bool:
     return is_video_data(data[:64]) if reference.video is None else reference.video
 
 
-def _data_url(reference: Reference) -> _Source:
+def _data_url(reference: Reference, url: str) -> _Source:
     place = reference.place
     try:
-        encoded = base64_of(reference.url)
+        encoded = base64_of(url)
     except ValueError:
         raise ApiError(
             400,
@@ -278,7 +287,7 @@ def _data_url(reference: Reference) -> _Source:
                 400, f"{place}: found data that is not base64", param=place, code=reference.code
             ) from None
 
-    return _Source(reference, byte_count(encoded), read)
+    return _Source(reference, byte_count(len(encoded)), read)
 
 
 def _read_file(path: Path, most: int, refusal: ApiError) -> bytes:

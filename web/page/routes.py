@@ -19,7 +19,7 @@ from mtmd.web import sse
 from mtmd.web.auth import owner, without_key
 from mtmd.web.errors import ApiError, response
 from mtmd.web.intake.body import json_body
-from mtmd.web.intake.gate import Body, Work, checked_json, keep_place, takes
+from mtmd.web.intake.gate import Body, Work, checked_json, keep_place, takes, whole_body
 from mtmd.web.page.answering.answers import follow
 from mtmd.web.page.chat import Chat
 from mtmd.web.page.requests import (
@@ -35,7 +35,7 @@ from mtmd.web.page.samples import offered
 from mtmd.web.store.conversation import Conversation, StoredImage
 from mtmd.web.store.errors import StoreBusyError, StoreDamagedError, StoreError, StoreReadOnlyError
 from mtmd.web.store.image_files import SHOWN_BY_BROWSERS
-from mtmd.web.store.import_export import export_file, import_file
+from mtmd.web.store.import_export import export_file, import_file, read_file
 
 MAX_TOKENS = 1024  # of an answer, where the context has room for it
 LAST_ANSWERS = 20  # whose stages the diagnostics show
@@ -210,7 +210,9 @@ def _import_export_routes(routes: Blueprint, chat: Chat) -> None:
     @routes.post("/api/import")
     @takes(Body.HISTORY, Work.ANSWER)
     def import_conversations() -> Response:
-        made = import_file(store, owner(), checked_json(), chat.add_picture)
+        body = checked_json()
+        file = body.read(lambda data: read_file(data, body.in_base64))
+        made = import_file(store, owner(), file, chat.add_picture)
         return jsonify(conversations=[c.asdict() for c in made])
 
 
@@ -342,16 +344,13 @@ def _image_routes(routes: Blueprint, chat: Chat) -> None:
     @takes(Body.PICTURE, Work.ANSWER)
     def upload_image() -> Response:
         """The bytes of a picture or video file as the body; answered once it is on the disk."""
-        return jsonify(
-            asdict(chat.add_picture(request.get_data(cache=False), request.args.get("name", "")))
-        )
+        return jsonify(asdict(chat.add_picture(whole_body(), request.args.get("name", ""))))
 
     @routes.post("/api/pages")
     @takes(Body.PICTURE, Work.ANSWER)
     def upload_pages() -> Response:
         """The bytes of a PDF as the body; its pages as pictures."""
-        data = request.get_data(cache=False)
-        pages, count = chat.add_pages(data, request.args.get("name", ""))
+        pages, count = chat.add_pages(whole_body(), request.args.get("name", ""))
         return jsonify(images=[asdict(page) for page in pages], pages=count)
 
     @routes.get("/api/images/<sha256>")

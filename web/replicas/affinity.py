@@ -14,6 +14,7 @@ from typing import Any
 
 from mtmd.web.errors import ApiError
 from mtmd.web.intake.json_limits import check_json
+from mtmd.web.intake.long_texts import CutBody, CutText
 from mtmd.web.settings import JsonLimits
 
 BEGINNING = 1024  # characters of the first thing said
@@ -42,12 +43,18 @@ class Common:
 def common(body: bytes, tenant: str, limits: JsonLimits) -> Common:
     """Of a request with this body. `tenant`: whose caches would be asked."""
     try:
-        check_json(body, limits)
-        request = json.loads(body)
+        cut = CutBody(body)
+        check_json(cut.data, limits, cut.escapes)
+        request = json.loads(cut.data)
     except (ApiError, ValueError, RecursionError):  # the server says what is wrong
         return Common()
-    picture, system, said, named = "", "", "", ""
-    for kind, text in _parts(request):
+    picture: str | CutText = ""
+    system, said, named = "", "", ""
+    for kind, part in _parts(request):
+        if kind == "picture" and isinstance(taken := cut.take(part), CutText):
+            picture = picture or taken
+            continue
+        text = cut.text(part)
         if kind == "id":
             named = named or named_in(text)
         elif kind == "picture":
@@ -57,13 +64,20 @@ def common(body: bytes, tenant: str, limits: JsonLimits) -> Common:
             system += text
         elif not said:
             said = text[:BEGINNING]
-    if picture:  # in one form, whether as a data URL or as base64 alone
-        what = picture.partition(",")[2] if picture.startswith("data:") else picture
+    if picture:
+        what = _in_one_form(picture)
     elif said or system:
         what = f"{system}\0{said}"
     else:
         return Common(named=named)
     return Common(sha256(f"{tenant}\0{what}".encode("utf-8", "replace")).hexdigest(), named)
+
+
+def _in_one_form(picture: str | CutText) -> str:
+    """Equal, whether it was sent as a data URL or as base64 alone."""
+    if isinstance(picture, CutText):
+        return sha256(picture.data).hexdigest()
+    return picture.partition(",")[2] if picture.startswith("data:") else picture
 
 
 def named_in(text: str) -> str:

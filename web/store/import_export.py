@@ -93,6 +93,14 @@ class _Tree:
     messages: list[tuple[_Message, dict[str, Any] | None]]  # with their receipts
 
 
+@dataclass(frozen=True)
+class ExportedFile:
+    """One that was read and checked. `pictures` by SHA-256: base64, or bytes."""
+
+    trees: list[_Tree]
+    pictures: dict[str, object]
+
+
 def export_file(store: Store, conversations: Iterable[Conversation]) -> Iterator[str]:
     """The text of the file in pieces: one conversation, or one picture, is in memory at a time."""
     yield f'{{"format": {json.dumps(FORMAT)}, "version": {VERSION}, "conversations": ['
@@ -141,12 +149,12 @@ def _shown(image: StoredImage) -> dict[str, Any]:
 
 
 def import_file(
-    store: Store, owner: str, text: str | bytes, add_picture: AddPicture
+    store: Store, owner: str, file: ExportedFile, add_picture: AddPicture
 ) -> list[Conversation]:
-    """Add the conversations of an exported file, all or none, as new ones. Raises PromptError for a
-    file that is not one of ours, and what `add_picture` raises for its pictures.
+    """Add its conversations, all or none, as new ones. Raises PromptError for a picture that is
+    not in it, and what `add_picture` raises for its pictures.
     """
-    trees, pictures = _read(text)
+    trees, pictures = file.trees, file.pictures
     for tree in trees:
         _check_tree(tree)
     needed = {i.sha256: i.name for t in trees for m, _ in t.messages for i in m.images}
@@ -189,9 +197,13 @@ def import_file(
     return made
 
 
-def _read(text: str | bytes) -> tuple[list[_Tree], dict[str, object]]:
+def read_file(
+    text: str | bytes, picture: Callable[[str], str | bytes] = lambda text: text
+) -> ExportedFile:
     """Checked piece by piece, up to the first thing that is wrong: a list of all that is wrong with
     a large file would be larger than the file. Numbers are finite: browsers read no others.
+    `picture`: what stands for one in `text`, as base64 or bytes. Raises PromptError for a file that
+    is not one of ours.
     """
     if (text.count(",") if isinstance(text, str) else text.count(b",")) > MOST_VALUES:
         raise _not_ours(f"found more than {MOST_VALUES} values; import it in parts")
@@ -218,7 +230,8 @@ def _read(text: str | bytes) -> tuple[list[_Tree], dict[str, object]]:
         )
     if sum(len(m.text) for t in trees for m, _ in t.messages) > MOST_TEXT:
         raise _not_ours(f"found more than {MOST_TEXT} characters of text; import it in parts")
-    return trees, pictures
+    made = {name: picture(p) if isinstance(p, str) else p for name, p in pictures.items()}
+    return ExportedFile(trees, made)
 
 
 def _message_of(value: object, where: str) -> tuple[_Message, dict[str, Any] | None]:
@@ -297,6 +310,8 @@ def _is_small(data: object) -> bool:
 
 def _decode(pictures: dict[str, object], name: str) -> bytes:
     data = pictures.get(name)
+    if isinstance(data, bytes):
+        return data
     try:
         if isinstance(data, str):
             return base64.b64decode(data, validate=True)

@@ -5,12 +5,13 @@ bytes decide. Loads without numpy.
 from __future__ import annotations
 
 import base64
+from collections.abc import Iterable, Iterator
 
 from mtmd.kernels.errors import ImageError
 
 URL_BYTES_MAX = 64 << 20  # of what a URL holds or leads to, as of a request to the server
 PIECE = 1 << 18  # characters; what decodes one keeps the interpreter to itself meanwhile
-_LINE_BREAKS = {10: None, 13: None}
+_LINE_BREAKS = b"\r\n"
 
 
 def base64_of(url: str) -> str:
@@ -21,29 +22,42 @@ def base64_of(url: str) -> str:
     return encoded
 
 
-def byte_count(encoded: str) -> int:
-    """The most bytes that it may hold, known before it is decoded."""
-    return len(encoded) * 3 // 4
+def byte_count(characters: int) -> int:
+    """The most bytes that so many characters may hold, known before they are decoded."""
+    return characters * 3 // 4
 
 
 def decoded(encoded: str) -> bytes:
     """Raises ValueError for what is not base64; line breaks may stand in it."""
-    plain = encoded.translate(_LINE_BREAKS) if "\n" in encoded else encoded
-    padding = plain.find("=")
-    if 0 <= padding < len(plain) - 2:
-        raise ValueError("not base64")
+    pieces = (encoded[start : start + PIECE] for start in range(0, len(encoded), PIECE))
     try:
-        pieces = (plain[start : start + PIECE] for start in range(0, len(plain), PIECE))
-        return b"".join([base64.b64decode(piece, validate=True) for piece in pieces])
+        plain = (piece.encode("ascii").translate(None, _LINE_BREAKS) for piece in pieces)
+        return b"".join(decoded_pieces(plain))
     except ValueError as error:  # what is not ASCII, too
         raise ValueError("not base64") from error
+
+
+def decoded_pieces(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """What base64 without line breaks says that comes in pieces of any length. Raises
+    ValueError.
+    """
+    rest, ended = b"", False
+    for piece in filter(None, pieces):
+        if ended:
+            raise ValueError("found more after the padding")
+        piece = rest + piece
+        whole = len(piece) // 4 * 4
+        yield base64.b64decode(piece[:whole], validate=True)
+        rest, ended = piece[whole:], piece[whole - 1 : whole] == b"="
+    if rest:
+        raise ValueError("found a part of four characters at the end")
 
 
 def read_data_url(url: str, max_bytes: int, name: str) -> bytes:
     """Raises ImageError, which calls it `name`, for one of another form or of more bytes."""
     try:
         encoded = base64_of(url)
-        if byte_count(encoded) <= max_bytes:
+        if byte_count(len(encoded)) <= max_bytes:
             return decoded(encoded)
     except ValueError as error:
         raise ImageError(
@@ -51,6 +65,6 @@ def read_data_url(url: str, max_bytes: int, name: str) -> bytes:
             "the whole file"
         ) from None
     raise ImageError(
-        f"{name}: found a data URL of some {byte_count(encoded):,} bytes, expected at most "
+        f"{name}: found a data URL of some {byte_count(len(encoded)):,} bytes, expected at most "
         f"{max_bytes:,}; scale the picture down, or give a path"
     )

@@ -14,7 +14,7 @@ import openai
 import pytest
 from dual_encoders import clip
 from fake_service import FakeService
-from serving import client_for, data_url, image_part, png, running, user
+from serving import client_for, data_url, image_part, noise, png, running, user
 
 from mtmd import BusyError, DeviceError
 from mtmd.embedding.embedder import load_embedder
@@ -91,6 +91,16 @@ def test_pictures_as_vllms_clients_send_them(client, embedder):
     assert np.array_equal(vectors(found), embedder.embed(RED))
     found = client.post("/embeddings", json={"messages": [user("two dogs")]})
     assert np.array_equal(vectors(found), embedder.embed(texts="two dogs"))
+
+
+def test_large_pictures(client, embedder):
+    large, other = noise(1), noise(2)
+    inputs = [{"image": data_url(large)}, "a", {"image": base64.b64encode(other).decode()}]
+    found = client.post("/v1/embeddings", json={"input": inputs})
+    one, _, two = vectors(found)
+    assert np.allclose([one, two], embedder.embed([large, other]), atol=1e-5)
+    found = client.post("/v1/embeddings", json={"messages": [user(image_part(data_url(large)))]})
+    assert np.allclose(vectors(found)[0], one, atol=1e-5)
 
 
 def test_uploads_are_embedded(client, embedder):

@@ -6,10 +6,17 @@ import random
 import pytest
 
 from mtmd.web.errors import ApiError
+from mtmd.web.intake import json_limits
 from mtmd.web.intake.json_limits import check_json
 from mtmd.web.settings import JsonLimits
 
 ROOM = JsonLimits(bytes=10_000, values=100, deep=5)
+
+
+WORDS = [
+    b'"', b"\\", b"\\\\", b'\\"', b"[", b"]", b"{", b"}", b",", b"data:", b"/9j/", b"\\/9j\\/", b"Qk",
+    b"iVBORw0KGgo", b"aaaa", b"x", b"\\/", b"\\n",
+]  # fmt: skip
 
 
 def refused(data, limits=ROOM):
@@ -76,3 +83,19 @@ def test_what_is_inside_of_texts_is_not_counted():
         for most in range(5):
             fits = refused(data, JsonLimits(bytes=1 << 20, values=10_000, deep=most)) is None
             assert fits == (deep(made) <= most), data
+
+
+def test_where_pieces_end_changes_nothing(monkeypatch):
+    chance, seen = random.Random(3), set()
+    for _ in range(5000):
+        data = b"".join(chance.choice(WORDS) for _ in range(chance.randrange(40)))
+        few, many = chance.randrange(1, 80), 1 << 20
+        limits = JsonLimits(
+            *chance.choice([(few, many, many), (many, few // 4, many), (many, many, few // 16)])
+        )
+        monkeypatch.setattr(json_limits, "PIECE", many)
+        expected = refused(data, limits)
+        monkeypatch.setattr(json_limits, "PIECE", chance.choice((1, 2, 3, 5, 7, 16)))
+        assert refused(data, limits) == expected, data
+        seen.add(expected)
+    assert seen == {None, 400, 413}

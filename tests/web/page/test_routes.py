@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import base64
 import io
 import json
 import re
@@ -10,7 +11,7 @@ import pypdfium2
 import pytest
 from fake_service import FakeService, until
 from PIL import Image
-from serving import png
+from serving import noise, png
 
 from mtmd import BusyError, MtmdError
 from mtmd.kernels.resources.wanted import check_wanted
@@ -512,6 +513,17 @@ def test_export_and_import_make_the_same_again(page):
         json.loads(page.client.get("/api/export").data)["conversations"][0]["messages"][0]["text"]
         == "about it"
     )
+
+
+def test_a_large_picture_and_a_text_that_looks_like_one_are_imported(page):
+    text = base64.b64encode(noise(2)).decode()
+    conversation = page.talk(text, images=[page.upload(noise(1))])[0]
+    file = json.loads(page.client.get(f"/api/conversations/{conversation}/export").data)
+    other = Page()
+    (made,) = other.call("POST", "/import", file)["conversations"]
+    said = other.messages(made["id"])[0]
+    assert said["text"] == text
+    assert other.client.get(f"/api/images/{said['images'][0]['sha256']}").data == noise(1)
 
 
 def test_an_import_with_what_is_no_picture_is_refused_whole(page):

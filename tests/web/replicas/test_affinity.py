@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import json
 
 import pytest
+from serving import noise
 
 from mtmd.web.replicas.affinity import BEGINNING, Common, common, named_in
 from mtmd.web.settings import JsonLimits
@@ -71,6 +73,22 @@ ABOUT = {
 @pytest.mark.parametrize("name", ABOUT)
 def test_requests_about_a_picture_go_together_in_every_interface(name):
     assert said(ABOUT[name]) == said(ABOUT["openai"]) != Common()
+
+
+@pytest.mark.parametrize("slashes", ["/", "\\/"])
+def test_so_do_those_about_a_large_one(slashes):
+    def about(request, large):
+        body = json.dumps(request).replace(PICTURE, large).replace("/", slashes)
+        return common(body.encode(), "anna", JsonLimits())
+
+    larges = [base64.b64encode(noise(seed)).decode() for seed in (1, 2)]
+    for large in larges:
+        assert {about(request, large) for request in ABOUT.values()} == {
+            about(ABOUT["openai"], large)
+        }
+    assert about(ABOUT["openai"], larges[0]) != about(ABOUT["openai"], larges[1])
+    in_words = [said(openai(text("hm"), system=large)) for large in larges]
+    assert in_words[0] == said(openai(text("hm"), system=larges[0])) != in_words[1]
 
 
 def test_another_picture_and_another_client_are_something_else():

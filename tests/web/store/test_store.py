@@ -486,7 +486,7 @@ def test_an_export_is_read_back_with_its_tree_and_pictures(store, tmp_path):
     file = "".join(import_export.export_file(store, [before]))
     assert json.loads(file)["conversations"][0]["title"] == "Grüße"
     other = Store(tmp_path / "other")
-    (after,) = import_export.import_file(other, ME, file, keep_in(other))
+    (after,) = import_export.import_file(other, ME, import_export.read_file(file), keep_in(other))
     assert (after.title, after.created, after.changed) == (
         before.title,
         before.created,
@@ -521,7 +521,7 @@ def test_an_export_is_read_back_with_its_tree_and_pictures(store, tmp_path):
 )
 def test_a_receipt_that_the_page_could_not_show_is_left_out(store, wrong):
     file = changed(lambda f: f["conversations"][0]["messages"][2].update(receipt=wrong))
-    (made,) = import_export.import_file(store, ME, file, keep_in(store))
+    (made,) = import_export.import_file(store, ME, import_export.read_file(file), keep_in(store))
     assert store.messages(made.id)[2].receipt is None and store.messages(made.id)[2].text == "right"
 
 
@@ -539,11 +539,13 @@ def test_numbers_that_browsers_do_not_read_do_not_come_in(store, number, place):
     assert place in file
     wrong = file.replace(place, f"{place.split(': ')[0]}: {number}")
     if number == "1e999" and "queued" in place:  # of a receipt, which is left out
-        (made,) = import_export.import_file(store, ME, wrong, keep_in(store))
+        (made,) = import_export.import_file(
+            store, ME, import_export.read_file(wrong), keep_in(store)
+        )
         assert store.messages(made.id)[2].receipt is None
     else:
         with pytest.raises(PromptError, match="expected a file exported from here"):
-            import_export.import_file(store, ME, wrong, keep_in(store))
+            import_export.import_file(store, ME, import_export.read_file(wrong), keep_in(store))
     _strict_json("".join(import_export.export_file(store, store.conversations(ME))))
 
 
@@ -563,7 +565,7 @@ def test_numbers_that_an_earlier_version_let_in_are_shown_as_none(store):
     assert messages[1].options == {"seed": None} and messages[2].receipt == {"x": [1, None]}
     file = "".join(import_export.export_file(store, [conversation]))
     assert _strict_json(file)["conversations"][0]["messages"][1]["options"] == {"seed": None}
-    (again,) = import_export.import_file(store, ME, file, keep_in(store))
+    (again,) = import_export.import_file(store, ME, import_export.read_file(file), keep_in(store))
     assert store.messages(again.id)[1].options == {"seed": None}
 
 
@@ -600,7 +602,7 @@ def test_all_that_is_wrong_with_a_large_file_is_not_listed(change):
     tracemalloc.start()
     try:
         with pytest.raises(PromptError, match="expected a file exported from here") as caught:
-            import_export.import_file(store, ME, file, keep_in(store))
+            import_export.import_file(store, ME, import_export.read_file(file), keep_in(store))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -613,7 +615,7 @@ def test_a_receipt_that_is_too_large_is_left_out(store):
     file = changed(
         lambda f: f["conversations"][0]["messages"][2]["receipt"].update(warnings=["x"] * LARGE)
     )
-    (made,) = import_export.import_file(store, ME, file, keep_in(store))
+    (made,) = import_export.import_file(store, ME, import_export.read_file(file), keep_in(store))
     assert store.messages(made.id)[2].receipt is None
 
 
@@ -622,7 +624,9 @@ def test_an_imported_conversation_stands_where_its_time_puts_it_at_the_latest_no
     store.add(mine.id, None, "user", "mine")
     for changed_at, place in ((1.0, 1), (1e11, 0)):
         file = changed(lambda f, at=changed_at: f["conversations"][0].update(changed=at))
-        (made,) = import_export.import_file(store, ME, file, keep_in(store))
+        (made,) = import_export.import_file(
+            store, ME, import_export.read_file(file), keep_in(store)
+        )
         assert [c.id for c in store.conversations(ME)].index(made.id) == place
         store.delete(made.id)
     store.add(mine.id, None, "user", "more")
@@ -631,7 +635,7 @@ def test_an_imported_conversation_stands_where_its_time_puts_it_at_the_latest_no
 
 def test_importing_twice_makes_two(store):
     file = "".join(import_export.export_file(store, [filled(store)]))
-    import_export.import_file(store, ME, file, keep_in(store))
+    import_export.import_file(store, ME, import_export.read_file(file), keep_in(store))
     assert len(store.conversations(ME)) == 2
 
 
@@ -667,7 +671,9 @@ def changed(change):
 )
 def test_a_file_that_is_not_ours_changes_nothing(store, change):
     with pytest.raises(PromptError, match="expected a file exported from here"):
-        import_export.import_file(store, ME, changed(change), keep_in(store))
+        import_export.import_file(
+            store, ME, import_export.read_file(changed(change)), keep_in(store)
+        )
     assert store.conversations(ME) == []
 
 
@@ -683,7 +689,7 @@ def test_an_import_that_fails_half_way_leaves_no_conversation(store, monkeypatch
 
     monkeypatch.setattr(store, "insert", fail_late)
     with pytest.raises(StoreError):
-        import_export.import_file(store, ME, file, keep_in(store))
+        import_export.import_file(store, ME, import_export.read_file(file), keep_in(store))
     assert store.conversations(ME) == [] and store.search(ME, "left") == []
 
 
@@ -696,7 +702,7 @@ def test_an_import_takes_no_name_of_a_file_from_outside(store):
             ),
         )
     )
-    (made,) = import_export.import_file(store, ME, file, keep_in(store))
+    (made,) = import_export.import_file(store, ME, import_export.read_file(file), keep_in(store))
     assert store.messages(made.id)[0].images[0].sha256 == hashlib.sha256(PICTURE).hexdigest()
 
 
