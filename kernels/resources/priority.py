@@ -10,7 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TypeVar
 
-BEHIND = 10  # a tenth of a processor that a thread wants that has not stepped back
+# Half of a processor that a thread wants that has not stepped back. Python's threads share one
+# lock: with much less, one that holds it stands still for tens of milliseconds beside any other
+# program, and all the others with it.
+BEHIND = 3
 NICEST = 19
 T = TypeVar("T")
 _lock = threading.Lock()

@@ -1,10 +1,11 @@
-"""Several processes that attack at once. They have a lower priority than what they attack: elsewhere
-they would take nothing of its cores.
+"""Several processes that attack at once. They run where nobody else wants a core: elsewhere they
+would take nothing of the server's.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor, wait
@@ -14,7 +15,7 @@ from types import TracebackType
 from attack import Account, attack
 from attempts import Generator
 
-PRIORITY = 15
+LEAST = 19  # priority, where there is no class of processes for which nobody waits
 LOOK_S = 5.0
 
 
@@ -24,7 +25,7 @@ class Attackers:
     def __init__(self, processes: int) -> None:
         self._number = processes
         self._pool = ProcessPoolExecutor(
-            processes, get_context("spawn"), initializer=os.nice, initargs=(PRIORITY,)
+            processes, get_context("spawn"), initializer=_stand_back
         )
 
     def __enter__(self) -> Attackers:
@@ -66,6 +67,13 @@ class Attackers:
             for number, begin in zip(each, begins, strict=True)
         ]
         return joined(_all_of(jobs, look))
+
+
+def _stand_back() -> None:
+    if sys.platform == "linux":
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    else:
+        os.nice(LEAST)
 
 
 def _all_of(jobs: list[Future[Account]], look: Callable[[], None]) -> list[Account]:
