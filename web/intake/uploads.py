@@ -74,6 +74,12 @@ class Uploads:
             self._files[upload.id] = upload
             return upload
 
+    @property
+    def held_bytes(self) -> int:
+        """Of all owners' files."""
+        with self._lock:
+            return sum(len(file.data) + RECORD_BYTES for file in self._files.values())
+
     def get(self, owner: str, id_: str) -> Upload:
         """Raises ApiError (404), the same for an id that is not there and for another owner's."""
         now = self._clock()
