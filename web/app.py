@@ -118,7 +118,7 @@ def _create(models: Models, settings: ServerSettings, store: Store | None) -> Ga
     app.register_blueprint(page.blueprint(chat))
     app.register_blueprint(diagnostics.blueprint(models))
     add_bare_routes(app)
-    counters.add_held("files", lambda: uploads.held_bytes)
+    counters.add_held("pictures under way", lambda: budget.held_bytes)
     counters.add_held("responses", lambda: kept.held_bytes)
     counters.add_held("page pictures", lambda: chat.pictures.held_bytes)
     if not store.keeps:

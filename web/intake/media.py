@@ -190,7 +190,7 @@ class Media:
         scheme = url[:_SHOWN].partition(":")[0].lower()
         if url.startswith(PREFIX):
             upload = self._uploads.get(owner, url)
-            return _Source(reference, len(upload.data), lambda *_: upload.data)
+            return _Source(reference, upload.size, lambda *_: self._uploads.read(upload))
         if scheme == "data":
             return _data_url(reference)
         if scheme in ("http", "https"):

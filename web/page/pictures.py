@@ -14,7 +14,7 @@ from mtmd.web.settings import ServerSettings
 from mtmd.web.store.conversation import StoredImage
 from mtmd.web.store.store import Store
 
-HELD_PIXELS = 32_000_000  # three bytes each
+HELD_PIXELS = 16_000_000  # three bytes each
 HELD_MOST = 64  # pictures: small ones are decoded again at once
 ROW_BYTES = 4096  # counted for each picture beside its own: a block of the disk
 THUMBNAIL_SIDE = 160  # pixels
