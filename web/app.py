@@ -113,9 +113,15 @@ def _create(models: Models, settings: ServerSettings, store: Store | None) -> Ga
     app.register_blueprint(responses.blueprint(door, kept))
     app.register_blueprint(status.blueprint(models, settings, counters))
     app.register_blueprint(assets.blueprint(assets.shipped()))
-    chat = Chat(models, store or Store(None), settings, budget)
+    store = store or Store(None)
+    chat = Chat(models, store, settings, budget)
     app.register_blueprint(page.blueprint(chat))
     app.register_blueprint(diagnostics.blueprint(models))
     add_bare_routes(app)
+    counters.add_held("pictures under way", lambda: budget.held_bytes)
+    counters.add_held("responses", lambda: kept.held_bytes)
+    counters.add_held("page pictures", lambda: chat.pictures.held_bytes)
+    if not store.keeps:
+        counters.add_held("conversations", lambda: store.picture_totals().bytes)
     app.wsgi_app = Proxies(app.wsgi_app, settings)  # type: ignore[method-assign]
     return app

@@ -20,6 +20,7 @@ from mtmd.kernels.errors import PlacementError
 from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.quantization.blocks import BLOCKS
 
+CALLS_KEPT = 16384  # of ops on types, whose results are known: under a kB each, some 50 a plan
 OPS: dict[str, Op] = {}
 ShapeRule = Callable[..., Type | None]
 
@@ -108,7 +109,7 @@ class Op:
         return node.type.bytes + sum(i.type.bytes for i in node.operands)
 
 
-@functools.lru_cache(maxsize=65536)
+@functools.lru_cache(maxsize=CALLS_KEPT)
 def _infer(
     op: str, types: tuple[Type | None, ...], attrs: tuple[tuple[str, Any], ...]
 ) -> tuple[Type, bool]:

@@ -15,6 +15,10 @@ from torch import Tensor
 from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.clip.token_budget import Budget
 
+PICTURES = 4096
+"""Kept at most: of small models, whose pictures take some kB, bytes alone would let tens of
+thousands stay of which hardly one is asked about again.
+"""
 Key: TypeAlias = "tuple[str, Budget, str]"
 """SHA-256 of a picture's pixels and size, its budget of tokens, and the salt of who asks: those of
 another salt do not find it.
@@ -25,11 +29,11 @@ class EmbeddingCache:
     """Least recently used pictures go first. Threads may share it.
 
     `limit`: bytes of embeddings to hold at most, asked for at each `put`; the picture put last
-    stays, however large it is.
+    stays, however large it is. `most`: pictures, or groups of a video's frames.
     """
 
-    def __init__(self, limit: Callable[[], int]):
-        self._limit = limit
+    def __init__(self, limit: Callable[[], int], most: int = PICTURES):
+        self._limit, self._most = limit, most
         self._entries: OrderedDict[Key, tuple[ImagePlan, Tensor]] = OrderedDict()
         self.held = 0  # bytes of embeddings
         self._lock = Lock()
@@ -44,12 +48,12 @@ class EmbeddingCache:
             return self._entries.get(key)
 
     def put(self, key: Key, plan: ImagePlan, embeddings: Tensor) -> None:
-        plan = replace(plan, tiles=(), order=None)  # pixels are not needed again
+        plan = replace(plan, tiles=(), order=None, weights=None)  # pixels are not needed again
         limit = self._limit()
         with self._lock:
             if key in self._entries:
                 self.held -= self._entries.pop(key)[1].nbytes
             self._entries[key] = plan, embeddings
             self.held += embeddings.nbytes
-            while len(self._entries) > 1 and self.held > limit:
+            while len(self._entries) > 1 and (self.held > limit or len(self._entries) > self._most):
                 self.held -= self._entries.popitem(last=False)[1][1].nbytes

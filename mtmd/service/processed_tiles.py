@@ -12,6 +12,7 @@ import numpy as np
 from mtmd.prompt.bridge import Prepared
 
 KEPT_BYTES = 64 << 20
+PICTURES = 128  # kept at most, however small they are
 
 
 class ProcessedTiles:
@@ -19,11 +20,11 @@ class ProcessedTiles:
 
     def __init__(self) -> None:
         self._entries: OrderedDict[tuple[str, str], _Entry] = OrderedDict()
-        self._held = 0  # bytes
+        self.held = 0  # bytes
         self._lock = Lock()
 
     def add(self, prepared: Sequence[Prepared], tenant: str) -> None:
-        """The latest stay, `KEPT_BYTES` of them."""
+        """The latest stay, `PICTURES` of them and `KEPT_BYTES`; the last, however large it is."""
         with self._lock:
             for one in prepared:
                 sha256, _, salt = one.key
@@ -31,11 +32,13 @@ class ProcessedTiles:
                 if one.plan.tiles:
                     tenants = {tenant} if entry is None else entry.tenants | {tenant}
                     self._entries[salt, sha256] = made = _Entry(one.plan.tiles, tenants)
-                    self._held += made.bytes - (0 if entry is None else entry.bytes)
+                    self.held += made.bytes - (0 if entry is None else entry.bytes)
                 elif entry is not None:  # encoded before
                     entry.tenants.add(tenant)
-            while self._held > KEPT_BYTES and len(self._entries) > 1:
-                self._held -= self._entries.popitem(last=False)[1].bytes
+            while len(self._entries) > 1 and (
+                self.held > KEPT_BYTES or len(self._entries) > PICTURES
+            ):
+                self.held -= self._entries.popitem(last=False)[1].bytes
 
     def get(self, sha256: str, salt: str, tenant: str) -> tuple[np.ndarray, ...] | None:
         """The tiles as pictures, uint8 [Y, X, 3] each, each frame of a tile by itself; or None,

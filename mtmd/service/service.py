@@ -407,6 +407,8 @@ class Service:
         if self.encoding:
             stats.encoding, stats.encode_batches = len(self.encoding.jobs), self.encoding.batches
             stats.encode_tiles, stats.encode_packed = self.encoding.tiles, self.encoding.packed
+        stats.image_cache_bytes = self._prompts.bridge.cache.held
+        stats.processed_bytes = self._processed.held
         return ServiceStats(**vars(stats))
 
     def processed(self, sha256: str, tenant: str = "") -> tuple[np.ndarray, ...] | None:

@@ -163,6 +163,7 @@ def run_on(
             if server.process.poll() is not None:
                 report[kind]["first_problems"].append("the server ended")
                 break
+            report[kind]["held_mib"] = server.held_mib()
         watched.begin("after")
         time.sleep(AFTER_S)
         for name, found in watched.end().items():

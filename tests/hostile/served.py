@@ -10,11 +10,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+from urllib.request import Request, urlopen
 
 from processes import descendants
 from watcher import open_files, resident_bytes
@@ -38,6 +39,15 @@ class Served:
     def resident_mib(self) -> int:
         return resident_bytes(self.process.pid) >> 20
 
+    def held_mib(self) -> dict[str, float]:
+        """What the server says that it holds, where that is something."""
+        request = Request(f"{self.url}/metrics", headers={"Authorization": f"Bearer {NEIGHBOUR}"})
+        with urlopen(request, timeout=END_S) as response:
+            text = response.read().decode()
+        found = re.findall(r'^mtmd_(?:held|(\w+))_bytes(?:\{what="([^"]+)"\})? (\S+)$', text, re.M)
+        sizes = {name or what: round(float(value) / 2**20, 1) for name, what, value in found}
+        return {name: size for name, size in sizes.items() if size}
+
     def settled_files(self, within_s: float = 70.0) -> int:
         """Open files, once connections that nobody uses have been closed."""
         end = time.monotonic() + within_s
@@ -50,13 +60,15 @@ class Served:
 
 
 @contextmanager
-def served(*arguments: str) -> Iterator[Served]:
-    """Ends it as a supervisor would; it has to end well, with all its workers."""
+def served(*arguments: str, program: Sequence[str] = ("-m", "mtmd")) -> Iterator[Served]:
+    """Ends it as a supervisor would; it has to end well, with all its workers. `program`: for
+    Python, in place of the command.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         keys, log = folder / "keys.txt", folder / "log.txt"
         keys.write_text(f"attacker:{ATTACKER}\nneighbour:{NEIGHBOUR}\n")
-        command = [sys.executable, "-m", "mtmd", "serve", "--port", "0", "--rate-limit", "0"]
+        command = [sys.executable, *program, "serve", "--port", "0", "--rate-limit", "0"]
         command += ["--api-key-file", str(keys), "--data", str(folder / "data"), *arguments]
         with log.open("w") as errors:
             process = subprocess.Popen(

@@ -64,6 +64,12 @@ class KeptResponses:
             self._kept[body["id"]] = kept
         return True
 
+    @property
+    def held_bytes(self) -> int:
+        """Of all owners' responses."""
+        with self._lock:
+            return sum(one.held_bytes for one in self._kept.values())
+
     def get(self, owner: str, id_: str, param: str | None = None) -> Kept:
         """Raises ApiError, the same for an id that is not there and for another owner's: 400 where
         it is a part of a request, `param`, otherwise 404.

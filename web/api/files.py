@@ -72,7 +72,7 @@ def blueprint(uploads: Uploads, budget: PictureBudget) -> Blueprint:
     def content(id_: str) -> Response:
         # Never shown in a browser as what it might claim to be.
         return Response(
-            uploads.get(owner(), id_).data,
+            uploads.read(uploads.get(owner(), id_)),
             mimetype="application/octet-stream",
             headers={"Content-Disposition": "attachment"},
         )
@@ -91,7 +91,7 @@ def _file_object(upload: Upload) -> dict[str, Any]:
     return {
         "id": upload.id,
         "object": "file",
-        "bytes": len(upload.data),
+        "bytes": upload.size,
         "created_at": int(upload.created),
         "expires_at": int(upload.expires),
         "filename": upload.name,

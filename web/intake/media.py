@@ -199,7 +199,7 @@ class Media:
                 return _Source(reference, url.byte_count, lambda *_: url.data)
         elif url.startswith(PREFIX):
             upload = self._uploads.get(owner, url)
-            return _Source(reference, len(upload.data), lambda *_: upload.data)
+            return _Source(reference, upload.size, lambda *_: self._uploads.read(upload))
         elif scheme == "data":
             return _data_url(reference, url)
         elif scheme in ("http", "https"):

@@ -86,6 +86,12 @@ class PictureBudget:
         with aside(), self._decoding.one(width * height):
             return load_isolated(data, self.limits.each, "picture", page)
 
+    @property
+    def held_bytes(self) -> int:
+        """At most, of the pixels that are counted: those that are decoded."""
+        with self._lock:
+            return 3 * self._pixels_held.total()
+
     def decode_counted(self, data: bytes, page: int = 0) -> Picture:
         """As `decode`, for a picture whose pixels are nobody's yet. Raises BusyError."""
         width, height = self.size(data)

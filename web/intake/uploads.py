@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from mtmd.web.errors import ApiError
+from mtmd.web.intake.spool import Piece, Spool
 
 LIFETIME_S = 24 * 3600.0  # after the last use
 RECORD_BYTES = 4096  # counted for each file beside its own
@@ -19,20 +20,25 @@ PREFIX = "file-"
 
 @dataclass
 class Upload:
-    """`data`: the file's bytes. `created` and `expires`: seconds since 1970."""
+    """`piece`: where its bytes are. `created` and `expires`: seconds since 1970."""
 
     id: str
     owner: str
     name: str
     purpose: str
-    data: bytes
+    piece: Piece
     created: float
     expires: float
 
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return self.piece.size
+
 
 class Uploads:
-    """In memory, `room` bytes, of which each of the `owners` has an equal part. Ids are random,
-    with `tag` in them, and good for their owner alone. Thread-safe.
+    """In a temporary file, `room` bytes, of which each of the `owners` has an equal part. Ids are
+    random, with `tag` in them, and good for their owner alone. Thread-safe.
     """
 
     def __init__(
@@ -46,33 +52,52 @@ class Uploads:
         self._prefix = f"{PREFIX}{tag}-" if tag else PREFIX
         self._lock = threading.Lock()
         self._files: dict[str, Upload] = {}
+        self._spool = Spool()
 
     def add(self, owner: str, name: str, purpose: str, data: bytes) -> Upload:
-        """Raises ApiError (413) when the owner's room is full."""
-        now, room = self._clock(), self._room // self._owners()
+        """Raises ApiError: 413 when the owner's room is full, 507 when the disk is."""
         with self._lock:
-            self._expire(now)
-            held = sum(len(f.data) + RECORD_BYTES for f in self._files.values() if f.owner == owner)
-            if held + len(data) + RECORD_BYTES > room:
-                raise ApiError(
-                    413,
-                    f"file: {len(data):,} bytes beside the {held:,} already here are more than "
-                    f"{room:,}; "
-                    "delete files that are not needed any more",
-                    param="file",
-                    code="storage_full",
-                )
+            self._check_room(owner, len(data))
+        try:
+            piece = self._spool.write(data)
+        except OSError as error:
+            raise ApiError(
+                507,
+                f"file: it could not be written ({error.strerror}); try again later",
+                param="file",
+                code="storage_full",
+            ) from error
+        with self._lock:
+            try:  # others' files may have come meanwhile
+                self._check_room(owner, len(data))
+            except ApiError:
+                self._spool.let_go(piece)
+                raise
+            now = self._clock()
             upload = Upload(
                 self._prefix + secrets.token_hex(16),
                 owner,
                 name,
                 purpose,
-                data,
+                piece,
                 now,
                 now + LIFETIME_S,
             )
             self._files[upload.id] = upload
             return upload
+
+    def _check_room(self, owner: str, count: int) -> None:
+        self._expire(self._clock())
+        room = self._room // self._owners()
+        held = sum(f.size + RECORD_BYTES for f in self._files.values() if f.owner == owner)
+        if held + count + RECORD_BYTES > room:
+            raise ApiError(
+                413,
+                f"file: {count:,} bytes beside the {held:,} already here are more than {room:,}; "
+                "delete files that are not needed any more",
+                param="file",
+                code="storage_full",
+            )
 
     def get(self, owner: str, id_: str) -> Upload:
         """Raises ApiError (404), the same for an id that is not there and for another owner's."""
@@ -81,14 +106,16 @@ class Uploads:
             self._expire(now)
             upload = self._files.get(id_)
             if upload is None or upload.owner != owner:
-                raise ApiError(
-                    404,
-                    "there is no file of this id; upload it first",
-                    param="file_id",
-                    code="file_not_found",
-                )
+                raise _no_file()
             upload.expires = now + LIFETIME_S
             return upload
+
+    def read(self, upload: Upload) -> bytes:
+        """The file's bytes. Raises ApiError (404) where it has been deleted since."""
+        data = self._spool.read(upload.piece)
+        if data is None:
+            raise _no_file()
+        return data
 
     def all_of(self, owner: str) -> list[Upload]:
         with self._lock:
@@ -99,7 +126,14 @@ class Uploads:
         upload = self.get(owner, id_)
         with self._lock:
             self._files.pop(upload.id, None)
+            self._spool.let_go(upload.piece)
 
     def _expire(self, now: float) -> None:
         for id_ in [id_ for id_, f in self._files.items() if f.expires <= now]:
-            del self._files[id_]
+            self._spool.let_go(self._files.pop(id_).piece)
+
+
+def _no_file() -> ApiError:
+    return ApiError(
+        404, "there is no file of this id; upload it first", param="file_id", code="file_not_found"
+    )

@@ -21,9 +21,19 @@ READ_BYTES_PER_S = 500e6  # of files, for a model that was not loaded yet
 START_S = 1.0
 USING_S = 60.0  # a client that has asked within so long counts as one that uses the model
 CLIENTS_KNOWN = 1024
-OF_THE_MOMENT = frozenset(
-    ("slots", "running", "waiting", "clients_waiting", "encoding", "pages", "pages_used")
-)  # fields of ServiceStats
+OF_THE_MOMENT = frozenset(  # fields of ServiceStats
+    (
+        "slots",
+        "running",
+        "waiting",
+        "clients_waiting",
+        "encoding",
+        "pages",
+        "pages_used",
+        "image_cache_bytes",
+        "processed_bytes",
+    )
+)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from mtmd.web.settings import ServerSettings
 from mtmd.web.store.conversation import StoredImage
 from mtmd.web.store.store import Store
 
-HELD_PIXELS = 32_000_000  # three bytes each
+HELD_PIXELS = 16_000_000  # three bytes each
+HELD_MOST = 64  # pictures: small ones are decoded again at once
 ROW_BYTES = 4096  # counted for each picture beside its own: a block of the disk
 THUMBNAIL_SIDE = 160  # pixels
 THUMBNAILS_KEPT = 1000  # of some 5 KB
@@ -142,8 +143,16 @@ class PictureCache:
         with self._lock:
             self._cached[sha256] = picture
             self._cached.move_to_end(sha256)
-            while len(self._cached) > 1 and self._pixels() > HELD_PIXELS:
+            while len(self._cached) > 1 and (
+                len(self._cached) > HELD_MOST or self._bytes_held() > 3 * HELD_PIXELS
+            ):
                 self._cached.popitem(last=False)
 
-    def _pixels(self) -> int:
-        return sum(width * height for width, height in (p.size for p in self._cached.values()))
+    @property
+    def held_bytes(self) -> int:
+        """Of pictures that are decoded, and of thumbnails."""
+        with self._lock:
+            return self._bytes_held() + sum(map(len, self._thumbnails.values()))
+
+    def _bytes_held(self) -> int:
+        return sum(3 * width * height for width, height in (p.size for p in self._cached.values()))

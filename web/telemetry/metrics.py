@@ -5,7 +5,7 @@ nothing of the process.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -34,6 +34,8 @@ NOW = {  # field of ServiceStats -> what it is
     "encoding": "Pictures being encoded or waiting for it",
     "pages": "Pages of the key-value cache",
     "pages_used": "Pages of it in use",
+    "image_cache_bytes": "Bytes of encoded pictures that are known",
+    "processed_bytes": "Bytes of what the model saw of pictures, to be shown",
 }
 SINCE_START = {
     "requests": "Requests taken",
@@ -118,13 +120,18 @@ class Metrics:
 
     def __init__(self, models: Counted) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(_Stats(models))
+        self._held = dict[str, Callable[[], int]]()
+        self._registry.register(_Stats(models, self._held))
         self._responses = Counter(
             "mtmd_http_responses", "Responses by status", ["status"], registry=self._registry
         )
         self._callers = Counter(
             "mtmd_key_responses", "Responses by name of the key", ["key"], registry=self._registry
         )
+
+    def add_held(self, what: str, held_bytes: Callable[[], int]) -> None:
+        """Something beside the models that holds so many bytes of the process's memory."""
+        self._held[what] = held_bytes
 
     def count(self, status: int, caller: str | None) -> None:
         self._responses.labels(str(status)).inc()
@@ -136,8 +143,8 @@ class Metrics:
 
 
 class _Stats(Collector):
-    def __init__(self, models: Counted) -> None:
-        self._models = models
+    def __init__(self, models: Counted, held: Mapping[str, Callable[[], int]]) -> None:
+        self._models, self._held = models, held
 
     def collect(self) -> Iterable[Metric]:
         info = GaugeMetricFamily("mtmd_build_info", "1, of this version", labels=["version"])
@@ -174,6 +181,12 @@ class _Stats(Collector):
             for row, stats, _ in rows:
                 counter.add_metric(row, stats[name] / 1e3)
             yield counter
+        held = GaugeMetricFamily(
+            "mtmd_held_bytes", "Bytes that the server holds in memory", labels=["what"]
+        )
+        for what, held_bytes in self._held.items():
+            held.add_metric([what], held_bytes())
+        yield held
         yield from self._of_models()
 
     def _of_models(self) -> Iterable[Metric]:

@@ -38,3 +38,39 @@ def test_freed_pieces_go_back_though_small_ones_lie_between_them():
     )
     taken, kept = result.stdout.split()
     assert taken == "True" and int(kept) < 20
+
+
+# Each thread takes memory while all the others are alive: none can have the heap of one that ended.
+HEAPS_PROGRAM = """
+import ctypes, tempfile, threading
+from mtmd.loaded.allocator import HEAPS, return_freed_memory
+
+return_freed_memory()
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+met = threading.Barrier(16)
+
+def work():
+    libc.malloc(100_000)
+    met.wait()
+
+threads = [threading.Thread(target=work) for _ in range(16)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+with tempfile.NamedTemporaryFile() as file:
+    libc.fopen.restype = ctypes.c_void_p
+    stream = ctypes.c_void_p(libc.fopen(file.name.encode(), b"w"))
+    libc.malloc_info(0, stream)
+    libc.fclose(stream)
+    print(file.read().count(b"<heap nr="), HEAPS)
+"""
+
+
+def test_many_threads_share_a_few_heaps():
+    result = subprocess.run(
+        [sys.executable, "-c", HEAPS_PROGRAM], capture_output=True, text=True, check=True
+    )
+    heaps, most = map(int, result.stdout.split())
+    assert 0 < heaps <= most

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -35,11 +36,21 @@ def test_the_last_stays_however_large_it_is() -> None:
     assert cache.get(key(1)) is None and cache.get(key(2)) is not None
 
 
+def test_so_many_stay_at_most_however_small_they_are() -> None:
+    cache = EmbeddingCache(lambda: 20 * BYTES, most=2)
+    for name in (1, 2, 3):
+        cache.put(key(name), PLAN, torch.zeros(8))
+    assert [cache.get(key(name)) is not None for name in (1, 2, 3)] == [False, True, True]
+    assert cache.held == 2 * BYTES
+
+
 def test_a_plan_is_kept_without_its_tiles() -> None:
     cache, embeddings = EmbeddingCache(lambda: BYTES), torch.zeros(8)
-    cache.put(key(1), PLAN, embeddings)
+    mixed = {"order": np.zeros((8, 4), np.int64), "weights": np.ones((8, 4), np.float32)}
+    cache.put(key(1), replace(PLAN, **mixed), embeddings)
     entry = cache.get(key(1))
     assert entry is not None
+    assert entry[0].order is None and entry[0].weights is None
     assert entry[0].tiles == () and entry[0].tokens == 8 and entry[1] is embeddings
     assert cache.get(("1", Budget(detail="low"))) is None, "another budget is another encoding"
 
