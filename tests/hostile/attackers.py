@@ -24,9 +24,7 @@ class Attackers:
 
     def __init__(self, processes: int) -> None:
         self._number = processes
-        self._pool = ProcessPoolExecutor(
-            processes, get_context("spawn"), initializer=_stand_back
-        )
+        self._pool = ProcessPoolExecutor(processes, get_context("spawn"), initializer=_stand_back)
 
     def __enter__(self) -> Attackers:
         return self
