@@ -12,7 +12,7 @@ be known on the host (arXiv:2101.03961).
 
 Of few choices each is a block of its own (SINGLE), and none is put in order. Tables are plain
 numbers or GGUF's blocks. With those, products of few rows an expert in 16 bits are of packed codes
-(`few_rows`); of others each value is decoded in registers (`quant_matmul/blocks.py`).
+(`few_rows`); others are decoded in registers (`quant_matmul/blocks.py`).
 """
 
 # Triton's language is not Python's: its functions carry no types.
@@ -34,7 +34,7 @@ from mtmd.kernels.gpu.launch import Call, power_of_two, run_call
 from mtmd.kernels.gpu.moe import few_rows
 from mtmd.kernels.gpu.moe.cases import CASES, NMSE, PLAIN, USES
 from mtmd.kernels.gpu.moe.choices import activated, block_of, choice_of
-from mtmd.kernels.gpu.quant_matmul.blocks import decode
+from mtmd.kernels.gpu.quant_matmul.blocks import add_product, decode
 from mtmd.kernels.gpu.triton_kernel import Program, TritonKernel, fresh
 from mtmd.kernels.graph import Type
 from mtmd.kernels.quantization.blocks import BLOCKS, NATIVE
@@ -111,19 +111,9 @@ def _choices(
 
 
 @triton.jit
-def _values(
-    w,
-    row,
-    start,
-    K,
-    like,
-    QUANT: tl.constexpr,
-    WHOLE: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    COUNT: tl.constexpr,
-):
-    """32 COUNT values, from `start`, of each of COLUMNS rows of a table, as x's type. `row`: where
-    they begin, in values or in bytes of blocks.
+def _values(w, row, start, K, like, QUANT: tl.constexpr, WHOLE: tl.constexpr, COUNT: tl.constexpr):
+    """32 COUNT values, from `start`, of each row of a table, as x's type. `row`: where they begin,
+    in values or in bytes of blocks.
     """
     if QUANT == "plain":
         k = start + tl.arange(0, 32 * COUNT)
@@ -132,13 +122,7 @@ def _values(
         else:
             value = tl.load(w + row[:, None] + k[None, :], mask=(k < K)[None, :], other=0)
     else:
-        group = start // 32 + tl.arange(0, COUNT)
-        # Groups past the end decode the first one again, which is there, and count as zero.
-        there = group < K // 32
-        value = tl.where(
-            there[None, :, None], decode(w, row, tl.where(there, group, 0), QUANT), 0.0
-        )
-        value = tl.reshape(value, [COLUMNS, 32 * COUNT])
+        value = decode(w, row, start, K, QUANT, WHOLE, 32 * COUNT, like.dtype.element_ty)
     return value.to(like.dtype.element_ty)
 
 
@@ -178,13 +162,10 @@ def gated_kernel(
         g = tl.zeros([ROWS, COLUMNS], tl.float32)
         u = tl.zeros([ROWS, COLUMNS], tl.float32)
         for start in range(0, K, 32 * COUNT):
-            k = start + tl.arange(0, 32 * COUNT)
-            inside = there[:, None] & (k < K)[None, :]
-            part = tl.load(x_row + k[None, :], mask=inside, other=0)
-            value = _values(gate, row * gate_step, start, K, x, GATE, WHOLE, COLUMNS, COUNT)
-            g = tl.dot(part, tl.trans(value), g, input_precision="ieee")
-            value = _values(up, row * up_step, start, K, x, UP, WHOLE, COLUMNS, COUNT)
-            u = tl.dot(part, tl.trans(value), u, input_precision="ieee")
+            value = _values(gate, row * gate_step, start, K, x, GATE, WHOLE, COUNT)
+            g = add_product(g, x_row, there[:, None], start, K, value, WHOLE)
+            value = _values(up, row * up_step, start, K, x, UP, WHOLE, COUNT)
+            u = add_product(u, x_row, there[:, None], start, K, value, WHOLE)
         tl.store(
             out + rows[:, None] * F + n[None, :],
             activated(g, u, ACT).to(out.dtype.element_ty),
@@ -220,13 +201,11 @@ def down_kernel(
     expert, rows, there, choice = _choices(chosen, order, starts, block, E, SINGLE, SEARCH, ROWS)
     if tl.sum(there.to(tl.int32), 0) > 0:
         row = expert * D + tl.minimum(n, D - 1)
+        x_row = gated + rows[:, None] * K
         total = tl.zeros([ROWS, COLUMNS], tl.float32)
         for start in range(0, K, 32 * COUNT):
-            k = start + tl.arange(0, 32 * COUNT)
-            inside = there[:, None] & (k < K)[None, :]
-            part = tl.load(gated + rows[:, None] * K + k[None, :], mask=inside, other=0)
-            value = _values(down, row * down_step, start, K, gated, DOWN, WHOLE, COLUMNS, COUNT)
-            total = tl.dot(part, tl.trans(value), total, input_precision="ieee")
+            value = _values(down, row * down_step, start, K, gated, DOWN, WHOLE, COUNT)
+            total = add_product(total, x_row, there[:, None], start, K, value, WHOLE)
         total *= tl.load(weights + choice, mask=there, other=0)[:, None]
         tl.store(
             out + choice[:, None] * D + n[None, :], total, mask=there[:, None] & (n < D)[None, :]
@@ -331,7 +310,7 @@ def plan_calls(
                 constants[f"{prefix}count".upper()] = count
                 constants[f"{prefix}whole".upper()] = units % count == 0
         else:
-            (rows, columns, count, warps), stages = _tile(mean, x.dtype), 2
+            (rows, columns, count, warps), stages = _tile(mean, x.dtype, *quants), 2
             constants |= {"COUNT": count, "WHOLE": inner % (32 * count) == 0}
         scalars["blocks"] = blocks = choices if single else choices // rows + experts
         constants |= {"ROWS": rows, "COLUMNS": columns}
@@ -362,13 +341,14 @@ def plan_calls(
     return Calls(route, None if single else order, gated, last, added)
 
 
-def _tile(rows: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
+def _tile(rows: int, dtype: torch.dtype, *quants: str | None) -> tuple[int, int, int, int]:
     """Choices, rows of a table, groups of 32 values, warps. Chosen from the compiler's report
     alone, not by a GPU's clock.
     """
-    if dtype == torch.float32:
-        return 16, 32, 1, 4
-    return (16, 32, 2, 4) if rows <= 16 else (64, 64, 1, 4)
+    few = dtype == torch.float32 or rows <= 16
+    block, columns = (16, 32) if few else (64, 64)
+    # Blocks of 256 are decoded by halves.
+    return block, columns, 4 if any(quants) else 2 if few and dtype != torch.float32 else 1, 4
 
 
 def _gated_kernel_of(call: Call) -> Any:

@@ -1,11 +1,20 @@
-"""GGUF blocks decoded in registers: one function per block type, `decode` to choose among them.
+"""GGUF blocks decoded in registers, four codes of a 32-bit word at a time: `read` takes them from
+memory as they are, `values` makes numbers of them; in each a function for each block layout.
 
-Each gives COUNT groups of 32 values of each of ROWS weight rows, fp32 [ROWS, COUNT, 32], bit for
-bit those of `blocks.dequantize`: all products of scales and codes have at most 24 bits, so that a
-fused multiply-add rounds as separate operations do. `row` are the first bytes of the rows, `group`
-the numbers of the groups in a row. Layouts are ggml's (ggml-common.h); every block is of even size,
-so that its 16-bit numbers are aligned. A byte that several lanes need is loaded by each of them;
-the first cache serves all but one.
+That is of COUNT *units* of UNIT values, which share bytes, of each of R weight rows. Layouts are
+ggml's (ggml-common.h).
+
+A code stays where it is in its word, or in that word shifted once for three of eight codes, and
+becomes a number by one `or`: of a power of two in whose mantissa its lowest bit counts ones. That
+power is subtracted with the minimum, if any, by the multiply-add that the code's scale takes. A
+thread has 8 bytes that follow each other, of which each part of so many bits is of 8 values that
+follow each other: in 16 bits one store to shared memory. What its values need beside codes it reads
+itself; the first cache serves all but one.
+
+EXACT: bit for bit the values of `blocks.dequantize`, whose products of scales and codes all have at
+most 24 bits, so that a fused multiply-add rounds as separate operations do; by one more instruction
+a value. Else what is subtracted is rounded, to 2^-9 of a scale or less where the scale has more
+than 11 bits: for numbers that are rounded to bf16.
 """
 
 # Triton's language is not Python's: its functions carry no types.
@@ -16,199 +25,558 @@ from __future__ import annotations
 from mtmd.kernels.gpu.jit import tl, triton
 from mtmd.kernels.quantization.blocks_of_32 import IQ4_VALUES
 
-# The values of IQ4 codes plus 128, eight to a word, first in the lowest byte.
-IQ4_LOW, IQ4_HIGH = (
-    tl.constexpr(int.from_bytes(bytes(value + 128 for value in part), "little", signed=True))
-    for part in (IQ4_VALUES[:8], IQ4_VALUES[8:])
-)
+TABLE = tl.constexpr(tuple(float(value) for value in IQ4_VALUES))
 
 
 @triton.jit
-def decode(w, row, group, QUANT: tl.constexpr):
-    if QUANT == "Q8_0":
-        value = _q8_0(w, row, group)
-    elif QUANT == "Q4_0":
-        value = _scaled(w, row, group, 18, _nibbles(w, _block(row, group, 18) + 2) - 8)
-    elif QUANT == "IQ4_NL":
-        value = _scaled(w, row, group, 18, _iq4(_nibbles(w, _block(row, group, 18) + 2)))
-    elif QUANT == "Q5_0":
-        value = _scaled(w, row, group, 22, _fifth_bits(w, _block(row, group, 22) + 2) - 16)
-    elif QUANT == "Q4_1":
-        value = (
-            _scaled(w, row, group, 20, _nibbles(w, _block(row, group, 20) + 4))
-            + _half(w, _block(row, group, 20) + 2)[:, :, None]
-        )
-    elif QUANT == "Q5_1":
-        value = (
-            _scaled(w, row, group, 24, _fifth_bits(w, _block(row, group, 24) + 4))
-            + _half(w, _block(row, group, 24) + 2)[:, :, None]
-        )
-    elif QUANT == "Q2_K":
-        value = _q2_k(w, row, group)
-    elif QUANT == "Q3_K":
-        value = _q3_k(w, row, group)
-    elif QUANT == "Q4_K":
-        value = _q4_k(w, row, group)
-    elif QUANT == "Q5_K":
-        value = _q5_k(w, row, group)
-    elif QUANT == "Q6_K":
-        value = _q6_k(w, row, group)
+def decode(
+    w,
+    row,
+    start,
+    K,
+    QUANT: tl.constexpr,
+    WHOLE: tl.constexpr,
+    VALUES: tl.constexpr,
+    TYPE: tl.constexpr,
+):
+    """VALUES values, from `start` on, of K in a row, as TYPE: [R, VALUES]. `row` are the first
+    bytes of the rows, [R]. Past K, where none is but if WHOLE is false, they are zeros.
+    """
+    words = read(w, row, units_from(start, K, QUANT, WHOLE, VALUES), QUANT)
+    return decoded(words, row, start, K, QUANT, WHOLE, VALUES, TYPE)
+
+
+@triton.jit
+def decoded(
+    words,
+    row,
+    start,
+    K,
+    QUANT: tl.constexpr,
+    WHOLE: tl.constexpr,
+    VALUES: tl.constexpr,
+    TYPE: tl.constexpr,
+):
+    """As `decode`, of what was `read`."""
+    # Always so. Triton looks through a branch no further: by what it sees there it would choose
+    # operands of mma.sync of which each is put together from several loads.
+    if start < K:
+        unit = units_from(start, K, QUANT, WHOLE, VALUES)
+        value = values(words, row, unit, QUANT, not TYPE.is_bf16())
+        if not WHOLE:
+            value = tl.where((start + tl.arange(0, VALUES) < K)[None, :], value, 0.0)
+        value = value.to(TYPE)
     else:
-        tl.static_assert(QUANT == "IQ4_XS")
-        value = _iq4_xs(w, row, group)
+        value = tl.zeros([row.shape[0], VALUES], TYPE)
     return value
 
 
 @triton.jit
-def _block(row, group, SIZE: tl.constexpr):
-    """First bytes of the blocks of 32 values: [ROWS, COUNT]."""
-    return row[:, None] + (group * SIZE)[None, :]
-
-
-@triton.jit
-def _byte(w, at):
-    return tl.load(w + at).to(tl.int32)
-
-
-@triton.jit
-def _half(w, at):
-    return tl.load((w + at).to(tl.pointer_type(tl.float16))).to(tl.float32)
-
-
-@triton.jit
-def _word16(w, at):
-    return tl.load((w + at).to(tl.pointer_type(tl.uint16))).to(tl.int32)
-
-
-@triton.jit
-def _lanes():
-    return tl.arange(0, 32)[None, None, :]
-
-
-@triton.jit
-def _nibbles(w, at):
-    """16 bytes whose low halves are 16 codes and whose high halves are the next 16: [ROWS, COUNT,
-    32].
+def add_product(total, x_row, there, start, K, value, WHOLE: tl.constexpr):
+    """The product of rows of x, at [R, 1], with values of its type from `start` on of K is added.
+    `there`: which rows are, [R, 1], or None for all of them.
     """
-    i = _lanes()
-    return _byte(w, at[:, :, None] + i % 16) >> (i // 16 * 4) & 15
+    if value.dtype == tl.float32 and value.shape[1] == 128:
+        # By multiply-adds, whose operands would not all stay in registers.
+        first, second = _halves(value)
+        one, two = _halves(first)
+        three, four = _halves(second)
+        total = _add_dot(total, x_row, there, start, K, one, WHOLE)
+        total = _add_dot(total, x_row, there, start + 32, K, two, WHOLE)
+        total = _add_dot(total, x_row, there, start + 64, K, three, WHOLE)
+        total = _add_dot(total, x_row, there, start + 96, K, four, WHOLE)
+    else:
+        total = _add_dot(total, x_row, there, start, K, value, WHOLE)
+    return total
 
 
 @triton.jit
-def _fifth_bits(w, at):
-    """32 fifth bits, then the lower four."""
-    bits = _word16(w, at) | _word16(w, at + 2) << 16
-    return _nibbles(w, at + 4) | (bits[:, :, None] >> _lanes() & 1) << 4
+def _halves(value):
+    shape: tl.constexpr = value.shape[0], 2, value.shape[1] // 2
+    return tl.split(tl.permute(tl.reshape(value, shape), (0, 2, 1)))
 
 
 @triton.jit
-def _iq4(code):
-    word = tl.where(code < 8, IQ4_LOW, IQ4_HIGH)
-    return (word >> ((code & 7) * 8).to(tl.int64) & 255).to(tl.int32) - 128
+def _add_dot(total, x_row, there, start, K, value, WHOLE: tl.constexpr):
+    k = (start + tl.arange(0, value.shape[1]))[None, :]
+    if there is not None:
+        part = tl.load(x_row + k, mask=there & (k < K), other=0)
+    elif WHOLE:
+        part = tl.load(x_row + k)
+    else:
+        part = tl.load(x_row + k, mask=k < K, other=0)
+    return tl.dot(part, tl.trans(value), total, input_precision="ieee")
 
 
 @triton.jit
-def _scaled(w, row, group, SIZE: tl.constexpr, code):
-    return _half(w, _block(row, group, SIZE))[:, :, None] * code.to(tl.float32)
-
-
-@triton.jit
-def _q8_0(w, row, group):
-    at = _block(row, group, 34)
-    code = tl.load((w + (at[:, :, None] + 2 + _lanes())).to(tl.pointer_type(tl.int8)))
-    return _half(w, at)[:, :, None] * code.to(tl.float32)
-
-
-@triton.jit
-def _factors(w, at, s):
-    """The 6-bit factors of scale and minimum of group s of 8, in 12 bytes: [ROWS, COUNT] each, as
-    fp32.
+def units_from(start, K, QUANT: tl.constexpr, WHOLE: tl.constexpr, VALUES: tl.constexpr):
+    """The numbers of the units of VALUES values, from `start` on, of K in a row: [U]. Past the
+    last, behind which lies another row, or memory that is not ours, the first one.
     """
-    a, b, c = _byte(w, at + s), _byte(w, at + s + 4), _byte(w, at + s % 4)
-    scale = tl.where(s < 4, a & 63, b & 15 | c >> 6 << 4)
-    minimum = tl.where(s < 4, b & 63, b >> 4 | a >> 6 << 4)
-    return scale.to(tl.float32), minimum.to(tl.float32)
+    HALVES: tl.constexpr = QUANT == "Q2_K" or QUANT == "Q3_K" or QUANT == "Q6_K"
+    QUARTERS: tl.constexpr = QUANT == "Q4_K" or QUANT == "Q5_K" or QUANT == "IQ4_XS"
+    UNIT: tl.constexpr = 128 if HALVES else 64 if QUARTERS else 32
+    unit = start // UNIT + tl.arange(0, VALUES // UNIT)
+    return unit if WHOLE else tl.where(unit < K // UNIT, unit, 0)
 
 
 @triton.jit
-def _q4_k(w, row, group):
-    at, s = _block(row, group // 8, 144), (group % 8)[None, :]
-    scale, minimum = _factors(w, at + 4, s)
-    scale, minimum = _half(w, at) * scale, _half(w, at + 2) * minimum
-    code = _byte(w, (at + 16 + s // 2 * 32)[:, :, None] + _lanes()) >> (s % 2 * 4)[:, :, None] & 15
-    return scale[:, :, None] * code.to(tl.float32) - minimum[:, :, None]
+def read(w, row, unit, QUANT: tl.constexpr):
+    """What of w `values` takes, as it lies in memory."""
+    if QUANT == "Q4_0":
+        words = _read_nibbles(_at(w, row, unit, 18, 1), False, False)
+    elif QUANT == "Q4_1":
+        words = _read_nibbles(_at(w, row, unit, 20, 1), False, True)
+    elif QUANT == "Q5_0":
+        words = _read_nibbles(_at(w, row, unit, 22, 1), True, False)
+    elif QUANT == "Q5_1":
+        words = _read_nibbles(_at(w, row, unit, 24, 1), True, True)
+    elif QUANT == "Q8_0":
+        words = _read_q8_0(_at(w, row, unit, 34, 1))
+    elif QUANT == "IQ4_NL":
+        words = _read_nibbles(_at(w, row, unit, 18, 1), False, False)
+    elif QUANT == "IQ4_XS":
+        words = _read_iq4_xs(_at(w, row, unit // 4, 136, 2), _each(unit % 4))
+    elif QUANT == "Q4_K":
+        words = _read_pairs_of_groups(_at(w, row, unit // 4, 144, 2), _each(unit % 4), False)
+    elif QUANT == "Q5_K":
+        words = _read_pairs_of_groups(_at(w, row, unit // 4, 176, 2), _each(unit % 4), True)
+    elif QUANT == "Q6_K":
+        words = _read_q6_k(_at(w, row, unit // 2, 210, 4), _each(unit % 2))
+    elif QUANT == "Q3_K":
+        words = _read_q3_k(_at(w, row, unit // 2, 110, 4), _each(unit % 2))
+    else:
+        tl.static_assert(QUANT == "Q2_K")
+        words = _read_q2_k(_at(w, row, unit // 2, 84, 4), _each(unit % 2))
+    return words
 
 
 @triton.jit
-def _q5_k(w, row, group):
-    at, s = _block(row, group // 8, 176), (group % 8)[None, :]
-    scale, minimum = _factors(w, at + 4, s)
-    scale, minimum = _half(w, at) * scale, _half(w, at + 2) * minimum
-    code = _byte(w, (at + 48 + s // 2 * 32)[:, :, None] + _lanes()) >> (s % 2 * 4)[:, :, None] & 15
-    fifth = _byte(w, (at + 16)[:, :, None] + _lanes()) >> s[:, :, None] & 1
-    return scale[:, :, None] * (code | fifth << 4).to(tl.float32) - minimum[:, :, None]
+def values(words, row, unit, QUANT: tl.constexpr, EXACT: tl.constexpr):
+    """The values of units of these numbers, [U], as they were `read`: fp32 [R, U * UNIT]."""
+    # No row begins beyond 2^62 bytes, which the compiler does not know: it would set a constant
+    # anew wherever it is used.
+    zero = (row >> 62).to(tl.uint32)[:, None, None, None]
+    if QUANT == "Q4_0":
+        value = _nibbles(words, zero, 8, False, False, EXACT)
+    elif QUANT == "Q4_1":
+        value = _nibbles(words, zero, 0, False, True, EXACT)
+    elif QUANT == "Q5_0":
+        value = _nibbles(words, zero, 16, True, False, EXACT)
+    elif QUANT == "Q5_1":
+        value = _nibbles(words, zero, 0, True, True, EXACT)
+    elif QUANT == "Q8_0":
+        value = _q8_0(words, zero, EXACT)
+    elif QUANT == "IQ4_NL":
+        value = _looked_up(_four(words[0]), words[2].to(tl.float32))
+    elif QUANT == "IQ4_XS":
+        value = _iq4_xs(words, _each(unit % 4))
+    elif QUANT == "Q4_K":
+        value = _pairs_of_groups(words, zero, _each(unit % 4), False, EXACT)
+    elif QUANT == "Q5_K":
+        value = _pairs_of_groups(words, zero, _each(unit % 4), True, EXACT)
+    elif QUANT == "Q6_K":
+        value = _q6_k(words, zero, EXACT)
+    elif QUANT == "Q3_K":
+        value = _q3_k(words, zero, _each(unit % 2), EXACT)
+    else:
+        tl.static_assert(QUANT == "Q2_K")
+        value = _q2_k(words, zero, EXACT)
+    return value
 
 
 @triton.jit
-def _two_halves(first, second):
-    """A scale for 16 values and one for the next 16."""
-    return tl.where(_lanes() < 16, first[:, :, None], second[:, :, None])
+def _at(w, row, block, SIZE: tl.constexpr, COUNT: tl.constexpr):
+    """The first bytes of blocks, for each of the threads that share one: [R, U, COUNT]."""
+    at = w + (row[:, None] + (block * SIZE)[None, :])
+    return at[:, :, None] + tl.zeros([COUNT], tl.int32)
 
 
 @triton.jit
-def _pairs(w, at, s):
-    """Group s of 8, in codes of 2 bits: four groups share 32 bytes."""
-    return _byte(w, (at + s // 4 * 32)[:, :, None] + _lanes()) >> (s % 4 * 2)[:, :, None] & 3
+def _each(number):
+    """[1, U, 1]"""
+    return number[None, :, None]
 
 
 @triton.jit
-def _q6_k(w, row, group):
-    at, s = _block(row, group // 8, 210), (group % 8)[None, :]
-    d, factor = _half(w, at + 208), (w + (at + 192 + 2 * s)).to(tl.pointer_type(tl.int8))
-    scale = _two_halves(d * tl.load(factor).to(tl.float32), d * tl.load(factor + 1).to(tl.float32))
-    low = (
-        _byte(w, (at + s // 4 * 64 + s % 2 * 32)[:, :, None] + _lanes())
-        >> (s % 4 // 2 * 4)[:, :, None]
-        & 15
+def _half(at):
+    return tl.load(at.to(tl.pointer_type(tl.float16)))
+
+
+@triton.jit
+def _one_word(at, ALIGNED: tl.constexpr):
+    """32 bits, of blocks that begin at multiples of four bytes by one load; of others by two, as
+    halves, which `_whole` puts together: that waits for them.
+    """
+    if ALIGNED >= 4:
+        word = (tl.load(at.to(tl.pointer_type(tl.uint32))),)
+    else:
+        halves = at.to(tl.pointer_type(tl.uint16))
+        low, high = tl.load(halves).to(tl.uint32), tl.load(halves + 1).to(tl.uint32)
+        word = low, high  # type: ignore[assignment]
+    return word
+
+
+@triton.jit
+def _whole(words):
+    return words[0] if len(words) == 1 else words[0] | words[1] << 16
+
+
+@triton.jit
+def _words(at, WORDS: tl.constexpr, ALIGNED: tl.constexpr):
+    """2 or 4 words for each of COUNT, which all follow each other: [R, U, COUNT, WORDS]. By one
+    load where they begin at multiples of 16 bytes. `_all_whole` puts them together.
+    """
+    at += tl.arange(0, at.shape[2]) * (4 * WORDS)
+    if ALIGNED == 16:
+        words = tl.load(at.to(tl.pointer_type(tl.uint32))[:, :, :, None] + tl.arange(0, WORDS))
+    elif WORDS == 2:
+        words = _one_word(at, ALIGNED), _one_word(at + 4, ALIGNED)
+    else:
+        words = (
+            _one_word(at, ALIGNED),
+            _one_word(at + 4, ALIGNED),
+            _one_word(at + 8, ALIGNED),
+            _one_word(at + 12, ALIGNED),
+        )
+    return words
+
+
+@triton.jit
+def _two(words):
+    """Two words of `_words` that were not read by one load."""
+    return tl.join(_whole(words[0]), _whole(words[1]))
+
+
+@triton.jit
+def _four(words):
+    first = tl.join(_whole(words[0]), _whole(words[2]))
+    value = tl.join(first, tl.join(_whole(words[1]), _whole(words[3])))
+    return tl.reshape(value, [value.shape[0], value.shape[1], value.shape[2], 4])
+
+
+@triton.jit
+def _number(bits, OFFSET: tl.constexpr):
+    """The lower bits of a word, at most 23, no others being set, less OFFSET: fp32."""
+    return (bits | 0x4B000000).to(tl.float32, bitcast=True) - (8388608.0 + OFFSET)
+
+
+@triton.jit
+def _codes(
+    words,
+    scale,
+    zero,
+    FROM: tl.constexpr,
+    BITS: tl.constexpr,
+    OFFSET: tl.constexpr,
+    EXACT: tl.constexpr,
+    plus=None,
+):
+    """The BITS bits from bit FROM on of each byte of `_words`, less OFFSET, times a scale, and what
+    is added to that, [R, U, COUNT]: [R, U, COUNT, 2, 2, 2].
+    """
+    first = _placed(words << 8, scale, zero, FROM + 8, BITS, OFFSET, EXACT, plus)
+    second = _placed(words, scale, zero, FROM + 8, BITS, OFFSET, EXACT, plus)
+    if FROM + 16 + BITS <= 23:
+        third = _placed(words, scale, zero, FROM + 16, BITS, OFFSET, EXACT, plus)
+    else:
+        third = _placed(words >> 12, scale, zero, FROM + 4, BITS, OFFSET, EXACT, plus)
+    fourth = _placed(words >> 12, scale, zero, FROM + 12, BITS, OFFSET, EXACT, plus)
+    return tl.join(tl.join(first, third), tl.join(second, fourth))
+
+
+@triton.jit
+def _placed(
+    words,
+    scale,
+    zero,
+    FROM: tl.constexpr,
+    BITS: tl.constexpr,
+    OFFSET: tl.constexpr,
+    EXACT: tl.constexpr,
+    plus,
+):
+    """One number of each word: see `_codes`. `zero` is, in each row."""
+    mask: tl.constexpr = ((1 << BITS) - 1) << FROM
+    power: tl.constexpr = (150 - FROM) << 23  # 2^(23 - FROM) in fp32
+    less: tl.constexpr = float((1 << (23 - FROM)) + OFFSET)
+    number = (words & mask | (power + zero)).to(tl.float32, bitcast=True)
+    if EXACT:
+        number = (number - less) * scale[:, :, :, None]
+        if plus is not None:
+            number += plus[:, :, :, None]
+    else:
+        least = scale * -less if plus is None else scale * -less + plus
+        number = number * scale[:, :, :, None] + least[:, :, :, None]
+    return number
+
+
+@triton.jit
+def _in_a_row(value):
+    """[R, U, COUNT, 2, 2, 2], or two or four such parts of each unit, [..., 2] or [..., 2, 2], of
+    which one comes after the other: [R, U * UNIT].
+    """
+    if len(value.shape) == 7:
+        value = tl.permute(value, (0, 1, 6, 2, 3, 4, 5))
+    if len(value.shape) == 8:
+        value = tl.permute(value, (0, 1, 6, 7, 2, 3, 4, 5))
+    return tl.reshape(value, [value.shape[0], value.numel // value.shape[0]])
+
+
+@triton.jit
+def _four_parts(first, second, third, fourth):
+    return _in_a_row(tl.join(tl.join(first, third), tl.join(second, fourth)))
+
+
+@triton.jit
+def _spread(bits):
+    """Four bits, each to bit 4 of a byte."""
+    return bits * 0x2040810 & 0x10101010
+
+
+@triton.jit
+def _read_nibbles(at, FIFTHS: tl.constexpr, MINIMUM: tl.constexpr):
+    """Blocks of 32: a scale, a minimum if any, fifth bits if any, 16 bytes with two codes each. Of
+    blocks with a minimum the size is a multiple of four.
+    """
+    head: tl.constexpr = 4 if MINIMUM else 2
+    aligned: tl.constexpr = 4 if MINIMUM else 2
+    words = _words(at + (head + 4 if FIFTHS else head), 4, aligned)
+    scale = _half(at)
+    fifths = _one_word(at + head, aligned) if FIFTHS else scale
+    return words, fifths, scale, _half(at + 2) if MINIMUM else scale
+
+
+@triton.jit
+def _nibbles(
+    read,
+    zero,
+    OFFSET: tl.constexpr,
+    FIFTHS: tl.constexpr,
+    MINIMUM: tl.constexpr,
+    EXACT: tl.constexpr,
+):
+    """As `_read_nibbles` reads them."""
+    words, scale = _four(read[0]), read[2].to(tl.float32)
+    plus = read[3].to(tl.float32) if MINIMUM else None
+    if FIFTHS:
+        fifths = _whole(read[1])[:, :, :, None] >> (tl.arange(0, 4) * 4).to(tl.uint32)
+        low = words & 0x0F0F0F0F | _spread(fifths & 15)
+        high = words >> 4 & 0x0F0F0F0F | _spread(fifths >> 16 & 15)
+        first = _codes(low, scale, zero, 0, 5, OFFSET, EXACT, plus)
+        second = _codes(high, scale, zero, 0, 5, OFFSET, EXACT, plus)
+    else:
+        first = _codes(words, scale, zero, 0, 4, OFFSET, EXACT, plus)
+        second = _codes(words, scale, zero, 4, 4, OFFSET, EXACT, plus)
+    return _in_a_row(tl.join(first, second))
+
+
+@triton.jit
+def _read_q8_0(at):
+    """Blocks of 32: a scale, 32 bytes with a code each."""
+    return _words(at + 2, 4, 2), _words(at + 18, 4, 2), _half(at)
+
+
+@triton.jit
+def _q8_0(read, zero, EXACT: tl.constexpr):
+    """As `_read_q8_0` reads them."""
+    scale = read[2].to(tl.float32)
+    first = _codes(_four(read[0]) ^ 0x80808080, scale, zero, 0, 8, 128, EXACT)
+    second = _codes(_four(read[1]) ^ 0x80808080, scale, zero, 0, 8, 128, EXACT)
+    return _in_a_row(tl.join(first, second))
+
+
+@triton.jit
+def _read_pairs_of_groups(at, quarter, FIFTHS: tl.constexpr):
+    """Blocks of 256 in eight groups: scale and smallest factor, 12 bytes with factors of 6 bits,
+    fifth bits if any, and 32 bytes with the codes of each two groups.
+    """
+    words = _words(at + ((48 if FIFTHS else 16) + quarter * 32), 4, 16)
+    fifths = _words(at + 16, 4, 16) if FIFTHS else words
+    factors = _one_word(at + 4, 16), _one_word(at + 8, 16), _one_word(at + 12, 16)
+    return words, fifths, factors, _half(at), _half(at + 2)
+
+
+@triton.jit
+def _pairs_of_groups(read, zero, quarter, FIFTHS: tl.constexpr, EXACT: tl.constexpr):
+    """As `_read_pairs_of_groups` reads them."""
+    # Factors of groups 0 to 3 are the lower six bits of bytes; of 4 to 7, four bits of the last
+    # bytes and the upper two of those.
+    scales, minimums, last = _whole(read[2][0]), _whole(read[2][1]), _whole(read[2][2])
+    early, shift = quarter < 2, (quarter % 2 * 16).to(tl.uint32)
+    scales = (
+        tl.where(early, scales & 0x3F3F3F3F, last & 0x0F0F0F0F | scales >> 2 & 0x30303030) >> shift
     )
-    return scale * ((low | _pairs(w, at + 128, s) << 4) - 32).to(tl.float32)
-
-
-@triton.jit
-def _factor3(w, at, j):
-    """The 6-bit factor of 16 values, number j of 16: lower 4 bits in 8 bytes, upper 2 in 4."""
-    code = (
-        _byte(w, at + j % 8) >> j // 8 * 4 & 15 | (_byte(w, at + 8 + j % 4) >> j // 4 * 2 & 3) << 4
+    minimums = (
+        tl.where(early, minimums & 0x3F3F3F3F, last >> 4 & 0x0F0F0F0F | minimums >> 2 & 0x30303030)
+        >> shift
     )
-    return (code - 32).to(tl.float32)
+    scale, minimum = read[3].to(tl.float32), read[4].to(tl.float32)
+    one, two = scale * _number(scales & 255, 0), scale * _number(scales >> 8 & 255, 0)
+    plus = -(minimum * _number(minimums & 255, 0))
+    plus_two = -(minimum * _number(minimums >> 8 & 255, 0))
+    words = read[0]
+    if FIFTHS:
+        fifths = read[1] >> (quarter * 2).to(tl.uint32)[:, :, :, None]
+        low = words & 0x0F0F0F0F | (fifths & 0x01010101) << 4
+        high = words >> 4 & 0x0F0F0F0F | (fifths & 0x02020202) << 3
+        first = _codes(low, one, zero, 0, 5, 0, EXACT, plus)
+        second = _codes(high, two, zero, 0, 5, 0, EXACT, plus_two)
+    else:
+        first = _codes(words, one, zero, 0, 4, 0, EXACT, plus)
+        second = _codes(words, two, zero, 4, 4, 0, EXACT, plus_two)
+    return _in_a_row(tl.join(first, second))
 
 
 @triton.jit
-def _q3_k(w, row, group):
-    at, s = _block(row, group // 8, 110), (group % 8)[None, :]
-    d = _half(w, at + 108)
-    scale = _two_halves(d * _factor3(w, at + 96, 2 * s), d * _factor3(w, at + 96, 2 * s + 1))
-    third = _byte(w, at[:, :, None] + _lanes()) >> s[:, :, None] & 1
-    return scale * ((_pairs(w, at + 32, s) | third << 2) - 4).to(tl.float32)
+def _sixteenth():
+    """Which 16 of 32 bytes each 8 belong to: [1, 1, 4]."""
+    return (tl.arange(0, 4) // 2)[None, None, :]
 
 
 @triton.jit
-def _q2_k(w, row, group):
-    at, s = _block(row, group // 8, 84), (group % 8)[None, :]
-    d, dmin, first, second = (
-        _half(w, at + 80),
-        _half(w, at + 82),
-        _byte(w, at + 2 * s),
-        _byte(w, at + 2 * s + 1),
+def _read_q6_k(at, half):
+    """Blocks of 256 in two halves: 128 bytes with the lower four bits, 64 with the upper two of
+    four codes each, 16 scales, a scale for all.
+    """
+    lower = at + half * 64
+    factor = at + 192 + half * 8 + _sixteenth()
+    factors = tl.load(factor), tl.load(factor + 2), tl.load(factor + 4), tl.load(factor + 6)
+    upper = _words(at + 128 + half * 32, 2, 2)
+    return _words(lower, 2, 2), _words(lower + 32, 2, 2), upper, factors, _half(at + 208)
+
+
+@triton.jit
+def _q6_k(read, zero, EXACT: tl.constexpr):
+    """As `_read_q6_k` reads them."""
+    lowers, upper, scale = (_two(read[0]), _two(read[1])), _two(read[2]), read[4].to(tl.float32)
+    return _four_parts(
+        _q6_k_part(lowers, upper, read[3], scale, zero, 0, EXACT),
+        _q6_k_part(lowers, upper, read[3], scale, zero, 1, EXACT),
+        _q6_k_part(lowers, upper, read[3], scale, zero, 2, EXACT),
+        _q6_k_part(lowers, upper, read[3], scale, zero, 3, EXACT),
     )
-    scale = _two_halves(d * (first & 15).to(tl.float32), d * (second & 15).to(tl.float32))
-    minimum = _two_halves(dmin * (first >> 4).to(tl.float32), dmin * (second >> 4).to(tl.float32))
-    return scale * _pairs(w, at + 16, s).to(tl.float32) - minimum
 
 
 @triton.jit
-def _iq4_xs(w, row, group):
-    at, s = _block(row, group // 8, 136), (group % 8)[None, :]
-    factor = _byte(w, at + 4 + s // 2) >> s % 2 * 4 & 15 | (_word16(w, at + 2) >> 2 * s & 3) << 4
-    scale = _half(w, at) * (factor - 32).to(tl.float32)
-    return scale[:, :, None] * _iq4(_nibbles(w, at + 8 + s * 16)).to(tl.float32)
+def _q6_k_part(lowers, upper, factors, scale, zero, J: tl.constexpr, EXACT: tl.constexpr):
+    lower = lowers[J % 2] >> (J // 2 * 4)
+    upper = upper << (4 - 2 * J) if J < 3 else upper >> 2
+    scale *= _number(factors[J].to(tl.uint32) ^ 128, 128)
+    words = lower & 0x0F0F0F0F | upper & 0x30303030
+    return _codes(words, scale, zero, 0, 6, 32, EXACT)
+
+
+@triton.jit
+def _byte(word, BYTE: tl.constexpr):
+    return word >> (8 * BYTE) & 255
+
+
+@triton.jit
+def _read_q3_k(at, half):
+    """Blocks of 256 in two halves: 32 bytes with the third bits of eight codes each, 64 with the
+    lower two of four, 12 with factors of 6 bits of 16 codes, a scale.
+    """
+    factors = _one_word(at + 96, 2), _one_word(at + 100, 2), _one_word(at + 104, 2)
+    return _words(at + 32 + half * 32, 2, 2), _words(at, 2, 2), factors, _half(at + 108)
+
+
+@triton.jit
+def _q3_k(read, zero, half, EXACT: tl.constexpr):
+    """As `_read_q3_k` reads them."""
+    shift, scale = (half * 4).to(tl.uint32), read[3].to(tl.float32)
+    words, thirds = _two(read[0]), _two(read[1]) >> shift[:, :, :, None]
+    # Factors of 16 codes i of groups j of the half: lower 4 bits in bytes 2 j + i, upper 2 of
+    # groups 0 and 1 below those of 2 and 3.
+    own = (_sixteenth() * 8).to(tl.uint32)
+    upper = _whole(read[2][2]) >> shift
+    early = (_whole(read[2][0]) >> shift & 0x0F0F0F0F | (upper & 0x03030303) << 4) >> own
+    late = (_whole(read[2][1]) >> shift & 0x0F0F0F0F | (upper & 0x0C0C0C0C) << 2) >> own
+    return _four_parts(
+        _q3_k_part(words, thirds, scale, early, zero, 0, EXACT),
+        _q3_k_part(words, thirds, scale, early, zero, 1, EXACT),
+        _q3_k_part(words, thirds, scale, late, zero, 2, EXACT),
+        _q3_k_part(words, thirds, scale, late, zero, 3, EXACT),
+    )
+
+
+@triton.jit
+def _q3_k_part(words, thirds, scale, factors, zero, J: tl.constexpr, EXACT: tl.constexpr):
+    third = thirds << (2 - J) if J < 3 else thirds >> 1
+    words = words >> (2 * J) & 0x03030303 | third & 0x04040404
+    scale *= _number(_byte(factors, J % 2 * 2), 32)
+    return _codes(words, scale, zero, 0, 3, 4, EXACT)
+
+
+@triton.jit
+def _read_q2_k(at, half):
+    """Blocks of 256 in two halves: 16 bytes with a factor and a smallest factor of 4 bits for 16
+    codes each, 64 with four codes of 2 bits, scale and smallest factor.
+    """
+    factors = at + half * 8
+    factors = _one_word(factors, 4), _one_word(factors + 4, 4)
+    return _words(at + 16 + half * 32, 2, 4), factors, _half(at + 80), _half(at + 82)
+
+
+@triton.jit
+def _q2_k(read, zero, EXACT: tl.constexpr):
+    """As `_read_q2_k` reads them."""
+    return _four_parts(
+        _q2_k_part(read, zero, 0, EXACT),
+        _q2_k_part(read, zero, 1, EXACT),
+        _q2_k_part(read, zero, 2, EXACT),
+        _q2_k_part(read, zero, 3, EXACT),
+    )
+
+
+@triton.jit
+def _q2_k_part(read, zero, J: tl.constexpr, EXACT: tl.constexpr):
+    factors = _whole(read[1][J // 2]) >> (_sixteenth() * 8 + J % 2 * 16).to(tl.uint32)
+    scale = read[2].to(tl.float32) * _number(factors & 15, 0)
+    plus = -(read[3].to(tl.float32) * _number(factors >> 4 & 15, 0))
+    return _codes(_two(read[0]), scale, zero, 2 * J, 2, 0, EXACT, plus)
+
+
+@triton.jit
+def _iq4_table():
+    """The 16 values of IQ4 codes."""
+    code = tl.arange(0, 16)
+    value = tl.zeros([16], tl.float32)
+    for i in tl.static_range(16):
+        value = tl.where(code == i, TABLE[i], value)
+    return value
+
+
+@triton.jit
+def _looked_up(words, scale):
+    """The values of the codes of `_words`, of the lower and of the upper four bits of bytes, times
+    a scale: a row of each.
+    """
+    code = tl.join(words, words >> 16)
+    code = tl.join(code, code >> 8)
+    code = tl.join(code, code >> 4) & 15
+    value = tl.reshape(tl.gather(_iq4_table(), tl.ravel(code).to(tl.int32), 0), code.shape)
+    return _in_a_row(value * scale[:, :, :, None, None, None, None])
+
+
+@triton.jit
+def _read_iq4_xs(at, quarter):
+    """Blocks of 256 in eight groups: a scale, 2 bytes with the upper two bits of the groups'
+    factors, 4 with the lower four, 128 with codes.
+    """
+    return _words(at + 8 + quarter * 32, 4, 4), _one_word(at, 4), _one_word(at + 4, 4)
+
+
+@triton.jit
+def _iq4_xs(read, quarter):
+    """As `_read_iq4_xs` reads them."""
+    own = tl.arange(0, 2)[None, None, :]
+    head = _whole(read[1])
+    upper = head >> (quarter * 4 + own * 2 + 16).to(tl.uint32)
+    lower = _whole(read[2]) >> (quarter * 8 + own * 4).to(tl.uint32)
+    scale = head.to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
+    scale *= _number(lower & 15 | (upper & 3) << 4, 32)
+    R: tl.constexpr = scale.shape[0]
+    groups: tl.constexpr = scale.shape[1] * 2
+    words = tl.reshape(_four(read[0]), [R, groups, 1, 4])
+    return _looked_up(words, tl.reshape(scale, [R, groups, 1]))

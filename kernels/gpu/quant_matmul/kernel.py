@@ -8,7 +8,7 @@ fp32 sums. The forms:
   reading weights, so operands of matrix instructions are made of packed codes, two at once, which
   nothing rounds (`operands`).
 * **Tiles** (`tile_kernel`), of more rows: ROWS rows of x by COLUMNS rows of w, COUNT groups of 32
-  values at a time (`blocks`), rounded to x's type and multiplied by matrix instructions.
+  values at a time, decoded (`blocks`), rounded to x's type and multiplied by matrix instructions.
 * **Few rows in fp32**, whose products matrix instructions would round: packed codes four at a time
   (`word_kernel`, `words`); one row of the types that it does not have value by value
   (`row_kernel`).
@@ -28,7 +28,7 @@ from mtmd.kernels.dtype import name_of
 from mtmd.kernels.errors import PlacementError
 from mtmd.kernels.gpu.jit import tl, triton
 from mtmd.kernels.gpu.launch import Call, power_of_two, run_call
-from mtmd.kernels.gpu.quant_matmul.blocks import decode
+from mtmd.kernels.gpu.quant_matmul.blocks import add_product, decode, decoded, read, units_from
 from mtmd.kernels.gpu.quant_matmul.cases import CASES, NMSE, USES, product_error
 from mtmd.kernels.gpu.quant_matmul.operands import (
     columns_of,
@@ -67,6 +67,7 @@ def tile_kernel(
     """WHOLE: K is a multiple of 32 COUNT. Programs that share rows of w follow each other, so that
     its bytes stay in the second cache.
     """
+    VALUES: tl.constexpr = 32 * COUNT
     blocks = tl.cdiv(M, ROWS)
     m = tl.program_id(0) % blocks * ROWS + tl.arange(0, ROWS)
     n = tl.program_id(0) // blocks * COLUMNS + tl.arange(0, COLUMNS)
@@ -74,22 +75,12 @@ def tile_kernel(
     x_row = x + tl.minimum(m, M - 1).to(tl.int64)[:, None] * K
     # The sum stays in fp32 over all of K; only decoded values are rounded, once, to x's type.
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for start in range(0, K, 32 * COUNT):
-        k = start + tl.arange(0, 32 * COUNT)
-        group = start // 32 + tl.arange(0, COUNT)
-        if WHOLE:
-            part = tl.load(x_row + k[None, :])
-            value = decode(w, row, group, QUANT)
-        else:
-            part = tl.load(x_row + k[None, :], mask=k[None, :] < K, other=0)
-            # Groups past the end decode the first one again, which is there, and count as zero:
-            # behind a row lies another row, or memory that is not ours.
-            there = group < K // 32
-            value = tl.where(
-                there[None, :, None], decode(w, row, tl.where(there, group, 0), QUANT), 0.0
-            )
-        value = tl.reshape(value.to(x.dtype.element_ty), [COLUMNS, 32 * COUNT])
-        total = tl.dot(part, tl.trans(value), total, input_precision="ieee")
+    words = read(w, row, units_from(0, K, QUANT, WHOLE, VALUES), QUANT)
+    for start in range(0, K, VALUES):
+        value = decoded(words, row, start, K, QUANT, WHOLE, VALUES, x.dtype.element_ty)
+        # What the next step takes is under way while this one is multiplied.
+        words = read(w, row, units_from(start + VALUES, K, QUANT, False, VALUES), QUANT)
+        total = add_product(total, x_row, None, start, K, value, WHOLE)
     if BIAS:
         total += tl.load(bias + n, mask=n < N, other=0).to(tl.float32)[None, :]
     at = m.to(tl.int64)[:, None] * N + n[None, :]
@@ -115,18 +106,13 @@ def row_kernel(
     n = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     row = tl.minimum(n, N - 1).to(tl.int64) * row_bytes
     # A sum for each lane: lanes are added up, which takes shuffles, once and not in every step.
-    total = tl.zeros([COLUMNS, COUNT, 32], tl.float32)
-    for start in range(0, K // 32, COUNT):
-        group = start + tl.arange(0, COUNT)
-        at = (group * 32)[:, None] + tl.arange(0, 32)[None, :]
-        if WHOLE:
-            total += decode(w, row, group, QUANT) * tl.load(x + at).to(tl.float32)[None, :, :]
-        else:
-            there = group < K // 32
-            part = tl.load(x + at, mask=there[:, None], other=0).to(tl.float32)
-            value = decode(w, row, tl.where(there, group, 0), QUANT)
-            total += tl.where(there[None, :, None], value, 0.0) * part[None, :, :]
-    result = tl.sum(tl.sum(total, 2), 1)
+    total = tl.zeros([COLUMNS, 32 * COUNT], tl.float32)
+    for start in range(0, K, 32 * COUNT):
+        k = start + tl.arange(0, 32 * COUNT)
+        part = tl.load(x + k) if WHOLE else tl.load(x + k, mask=k < K, other=0)
+        value = decode(w, row, start, K, QUANT, WHOLE, 32 * COUNT, tl.float32)
+        total += value * part.to(tl.float32)[None, :]
+    result = tl.sum(total, 1)
     if BIAS:
         result += tl.load(bias + n, mask=n < N, other=0).to(tl.float32)
     tl.store(out + n, result.to(out.dtype.element_ty), mask=n < N)
@@ -249,7 +235,7 @@ def plan_call(x: Type, w: Type, bias: Type | None = None, *, quant: str) -> Call
         scalars |= {"M": rows, "units": units}
         return Call(scalars, constants, -(-outer // columns), warps, 1)
     if rows == 1:
-        columns, count = 4, 8  # a block of 256 values from each of 4 rows
+        columns, count = 16, 8  # a block of 256 values from each of 16 rows
         constants |= {"WHOLE": groups % count == 0, "COLUMNS": columns, "COUNT": count}
         return Call(scalars, constants, -(-outer // columns), 4, 1)
     block, columns, count, warps = _tile(rows, x.dtype)
@@ -277,10 +263,8 @@ def _tile(rows: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
     """Rows of x, rows of w, groups of 32 values, warps."""
     if dtype == torch.float32:
         # Exact fp32 runs on plain multiply-adds on NVIDIA, whose operands take many registers.
-        return (16, 32, 1, 4) if rows <= 16 else (32, 32, 1, 4)
-    if rows <= 16:
-        return 16, 32, 2, 4
-    return (64, 64, 2, 4) if rows <= 64 else (128, 64, 2, 8)
+        return (16, 32, 4, 4) if rows <= 16 else (32, 32, 4, 4)
+    return (64, 64, 4, 4) if rows <= 64 else (128, 64, 4, 8)
 
 
 def kernel_of(call: Call) -> object:
