@@ -35,6 +35,7 @@ from mtmd.kernels.gpu.moe import few_rows
 from mtmd.kernels.gpu.moe.cases import CASES, NMSE, PLAIN, USES
 from mtmd.kernels.gpu.moe.choices import activated, block_of, choice_of
 from mtmd.kernels.gpu.quant_matmul.blocks import add_product, decode
+from mtmd.kernels.gpu.quant_matmul.operands import UNIT_VALUES
 from mtmd.kernels.gpu.triton_kernel import Program, TritonKernel, fresh
 from mtmd.kernels.graph import Type
 from mtmd.kernels.quantization.blocks import BLOCKS, NATIVE
@@ -347,8 +348,13 @@ def _tile(rows: int, dtype: torch.dtype, *quants: str | None) -> tuple[int, int,
     """
     few = dtype == torch.float32 or rows <= 16
     block, columns = (16, 32) if few else (64, 64)
-    # Blocks of 256 are decoded by halves.
-    return block, columns, 4 if any(quants) else 2 if few and dtype != torch.float32 else 1, 4
+    count = 2 if few and dtype != torch.float32 else 1
+    if kinds := [quant for quant in quants if quant]:
+        count = 4  # blocks of 256 are decoded by halves
+        if not few and len(quants) == 2:  # of gate and up more would spill on cuda:80
+            halves = any(UNIT_VALUES[kind] == 128 for kind in kinds)
+            columns, count = (64, 2) if "Q5_K" in kinds and not halves else (32, 4)
+    return block, columns, count, 4
 
 
 def _gated_kernel_of(call: Call) -> Any:

@@ -87,3 +87,30 @@ def test_few_instructions_for_a_weight():
     one, many = (json.loads(line) for line in done.stdout.splitlines())
     assert 3 < one["instructions"] / one["weights"] < 6
     assert 3 < many["instructions"] / many["weights"] < 9
+
+
+MANY_ROWS = """
+from dataclasses import asdict
+import torch
+from mtmd.kernels.gpu.compile import compile_program
+from mtmd.kernels.gpu.moe.kernel import program
+from mtmd.kernels.graph import Type
+from mtmd.kernels.quantization.blocks import row_bytes
+x, router = Type.contiguous((512, 2048), torch.bfloat16), Type.contiguous((512, 8), torch.bfloat16)
+out = {}
+for kind in ("Q2_K", "Q4_0", "Q5_K"):
+    up = Type.contiguous((8, 768, row_bytes(kind, 2048)), torch.uint8)
+    down = Type.contiguous((8, 2048, row_bytes(kind, 768)), torch.uint8)
+    quants = dict.fromkeys(("gate_quant", "up_quant", "down_quant"), kind)
+    made = program(x, router, up, up, down, top_k=2, normalize=True, **quants)
+    assert made.function.__name__ == "gated_kernel"
+    out[kind] = asdict(compile_program("cuda:80", made))
+"""
+
+
+def test_gate_and_up_of_many_rows_do_not_spill(compiler):
+    assert {kind: used["spill_bytes"] for kind, used in compiler(MANY_ROWS).items()} == {
+        "Q2_K": 0,
+        "Q4_0": 0,
+        "Q5_K": 0,
+    }
