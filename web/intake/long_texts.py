@@ -118,7 +118,7 @@ class CutBody:
         self._taken.add(name)
         return self._cuts[name].text
 
-    def in_base64(self, text: str) -> str | bytes:
+    def take_base64(self, text: str) -> str | bytes:
         """For what stands for a picture and is base64 alone: its bytes, where it was taken out."""
         cut = self.take(text)
         return text if isinstance(cut, str) or cut.begin else cut.data
