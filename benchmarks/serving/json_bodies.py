@@ -75,7 +75,7 @@ def in_the(way: str) -> Iterator[None]:
     with ExitStack() as stack:
         if way == "as a whole":
             stack.enter_context(patch.object(long_texts, "LONG", 1 << 60))
-            stack.enter_context(patch.object(gate, "whole_body", _get_data))
+            stack.enter_context(patch.object(gate, "_in_memory", _get_data))
         yield
 
 

@@ -39,7 +39,9 @@ class CutText:
 
     @property
     def byte_count(self) -> int:
-        """As told by the characters: at most two more than there are."""
+        """As told by the characters, line breaks among them: at most two more than there are, and
+        what these take.
+        """
         return byte_count(self.characters)
 
     @property
@@ -93,9 +95,10 @@ class CutBody:
 
     def read(self, read: Callable[[bytes], Result]) -> Result:
         """What `read` makes of `data`, where it `take`s all that was taken out; otherwise, and
-        where it raises, what it makes of JSON in which only that is missing which it takes.
+        where it raises, what it makes of JSON in which only that is missing which it takes, or, if
+        it then takes less, nothing. `read` is called three times at most.
         """
-        while True:
+        for keeps_taken in (True, False):
             try:
                 result = read(self.data)
             except Exception:
@@ -104,7 +107,8 @@ class CutBody:
             else:
                 if self._all_taken:
                     return result
-            self._put_back()
+            self._put_back(keeps_taken)
+        return read(self.data)
 
     def take(self, text: str) -> str | CutText:
         """For a field of pictures: what stood where `text` stands."""
@@ -114,7 +118,7 @@ class CutBody:
         self._taken.add(name)
         return self._cuts[name].text
 
-    def in_base64(self, text: str) -> str | bytes:
+    def take_base64(self, text: str) -> str | bytes:
         """For what stands for a picture and is base64 alone: its bytes, where it was taken out."""
         cut = self.take(text)
         return text if isinstance(cut, str) or cut.begin else cut.data
@@ -131,8 +135,9 @@ class CutBody:
     def _all_taken(self) -> bool:
         return len(self._taken) == len(self._cuts)
 
-    def _put_back(self) -> None:
-        self._cuts = {name: cut for name, cut in self._cuts.items() if name in self._taken}
+    def _put_back(self, keeps_taken: bool) -> None:
+        kept = self._taken if keeps_taken else ()
+        self._cuts = {name: cut for name, cut in self._cuts.items() if name in kept}
         self._put_together()
 
     def _put_together(self) -> None:
@@ -234,6 +239,8 @@ class _Plain:
                 stop = min(stop + 1, end)
             piece, start = data[start:stop], stop
             if b"\\" in piece:
+                if b"\\\\" in piece:  # what is left of it and "nr" would look like a line break
+                    raise ValueError("found an escaped backslash in base64")
                 self.escapes += piece.count(b"\\")
                 piece = piece.replace(b"\\/", b"/").replace(b"\\n", b"").replace(b"\\r", b"")
             yield piece

@@ -4,6 +4,8 @@ as the server does, at most.
 
 from __future__ import annotations
 
+import errno
+import os
 import secrets
 import threading
 import time
@@ -11,10 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from mtmd.web.errors import ApiError
-from mtmd.web.intake.spool import Piece, Spool
+from mtmd.web.intake.spool import BLOCK, Piece, Spool
 
 LIFETIME_S = 24 * 3600.0  # after the last use
-RECORD_BYTES = 4096  # counted for each file beside its own
+RECORD_BYTES = BLOCK  # counted for each file beside its own: what the end of its last block takes
 PREFIX = "file-"
 
 
@@ -61,9 +63,10 @@ class Uploads:
         try:
             piece = self._spool.write(data)
         except OSError as error:
+            why = os.strerror(error.errno or errno.EIO)  # Python's own words may name folders
             raise ApiError(
                 507,
-                f"file: it could not be written ({error.strerror}); try again later",
+                f"file: it could not be written ({why}); try again later",
                 param="file",
                 code="storage_full",
             ) from error
@@ -126,7 +129,7 @@ class Uploads:
         upload = self.get(owner, id_)
         with self._lock:
             self._files.pop(upload.id, None)
-            self._spool.let_go(upload.piece)
+        self._spool.let_go(upload.piece)  # which may wait for the disk
 
     def _expire(self, now: float) -> None:
         for id_ in [id_ for id_, f in self._files.items() if f.expires <= now]:

@@ -211,7 +211,7 @@ def _import_export_routes(routes: Blueprint, chat: Chat) -> None:
     @takes(Body.HISTORY, Work.ANSWER)
     def import_conversations() -> Response:
         body = checked_json()
-        file = body.read(lambda data: read_file(data, body.in_base64))
+        file = body.read(lambda data: read_file(data, body.take_base64))
         made = import_file(store, owner(), file, chat.add_picture)
         return jsonify(conversations=[c.asdict() for c in made])
 

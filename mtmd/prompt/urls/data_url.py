@@ -38,19 +38,23 @@ def decoded(encoded: str) -> bytes:
 
 
 def decoded_pieces(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """What base64 without line breaks says that comes in pieces of any length. Raises
-    ValueError.
+    """What base64 without line breaks says that comes in pieces of any length. At its end stand at
+    most two "=", also where none is needed. Raises ValueError.
     """
-    rest, ended = b"", False
+    rest, padding = b"", 0
     for piece in filter(None, pieces):
-        if ended:
+        plain = piece.rstrip(b"=")
+        if b"=" in plain or (plain and padding):
             raise ValueError("found more after the padding")
-        piece = rest + piece
-        whole = len(piece) // 4 * 4
-        yield base64.b64decode(piece[:whole], validate=True)
-        rest, ended = piece[whole:], piece[whole - 1 : whole] == b"="
+        padding += len(piece) - len(plain)
+        if padding > 2:
+            raise ValueError(f"found {padding} characters of padding, expected at most two")
+        plain = rest + plain
+        whole = len(plain) // 4 * 4
+        yield base64.b64decode(plain[:whole], validate=True)
+        rest = plain[whole:]
     if rest:
-        raise ValueError("found a part of four characters at the end")
+        yield base64.b64decode(rest + b"=" * padding, validate=True)
 
 
 def read_data_url(url: str, max_bytes: int, name: str) -> bytes:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import errno
 import random
+import sys
 from types import SimpleNamespace
 
 import pytest
 
 from mtmd.web.errors import ApiError
 from mtmd.web.intake import spool as module
-from mtmd.web.intake.spool import Spool
+from mtmd.web.intake.spool import BLOCK, Spool
 from mtmd.web.intake.uploads import Uploads
 
 
@@ -22,7 +23,7 @@ def test_each_is_read_as_it_was_written_however_places_change_hands():
             spool.let_go(piece)
             del kept[piece]
             assert spool.read(piece) is None
-        data = chance.randbytes(chance.choice((0, 1, 7, 100, 4096)))
+        data = chance.randbytes(chance.choice((0, 1, 7, 100, 4096, 4097, 12_288)))
         kept[spool.write(data)] = data
         if number % 20 == 0:
             assert all(spool.read(piece) == data for piece, data in kept.items())
@@ -34,12 +35,28 @@ def test_each_is_read_as_it_was_written_however_places_change_hands():
     assert (spool._free, spool._end) == ([], 0)
 
 
-def test_a_place_that_is_let_go_is_used_again():
+def test_a_place_that_is_let_go_is_used_again_also_for_something_larger():
     spool = Spool()
-    pieces = [spool.write(bytes(100)) for _ in range(3)]
-    spool.let_go(pieces[1])
-    assert [spool.write(bytes(60)).start, spool.write(bytes(60)).start] == [100, 300]
-    assert spool.write(bytes(40)).start == 160
+    pieces = [spool.write(bytes(BLOCK)) for _ in range(5)]
+    for piece in pieces[1::2]:
+        spool.let_go(piece)
+    data = bytes(range(200)) * (3 * BLOCK // 200)
+    assert spool.read(large := spool.write(data)) == data
+    assert large.places == [(BLOCK * n, BLOCK * (n + 1)) for n in (1, 3, 5)]
+    spool.let_go(pieces[0])
+    assert [spool.write(b"x").places for _ in range(2)] == [[(0, BLOCK)], [(6 * BLOCK, 7 * BLOCK)]]
+
+
+def test_the_file_is_no_larger_than_what_was_in_it_at_one_time():
+    """Though pieces grow, and those that stay lie between them."""
+    spool, most, kept = Spool(), 64 * BLOCK, []
+    for size in (1, 2, 4, 8, 16):
+        while sum(piece.size for piece in kept) + size * BLOCK <= most:
+            kept.append(spool.write(bytes(size * BLOCK)))
+        assert spool._end <= most
+        for piece in kept[::2]:
+            spool.let_go(piece)
+        kept = kept[1::2]
 
 
 def test_a_full_disk_is_told_and_takes_no_room(monkeypatch):
@@ -63,6 +80,40 @@ def test_a_full_disk_is_told_and_takes_no_room(monkeypatch):
         uploads.add("anna", "a.png", "vision", b"1234")
     assert (told.value.status, told.value.code) == (507, "storage_full")
     assert uploads.all_of("anna") == [] and uploads._spool._end == 0
+
+
+def test_what_is_said_of_a_disk_names_no_folder(monkeypatch):
+    def nowhere(**_):
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/secret']")
+
+    monkeypatch.setattr(module, "tempfile", SimpleNamespace(TemporaryFile=nowhere))
+    with pytest.raises(ApiError, match="No such file") as told:
+        Uploads(1 << 20).add("anna", "a.png", "vision", b"1234")
+    assert "secret" not in told.value.message
+
+
+def test_letting_go_beside_many_holes_takes_no_more_steps():
+    def steps(holes):
+        spool, lines = Spool(), 0
+        pieces = [spool.write(b"x") for _ in range(2 * holes)]
+        for piece in pieces[::2]:
+            spool.let_go(piece)
+
+        def count(_frame, event, _):
+            nonlocal lines
+            lines += event == "line"
+            return count
+
+        before = sys.gettrace()
+        sys.settrace(count)
+        try:
+            spool.let_go(pieces[holes | 1])
+        finally:
+            sys.settrace(before)
+        assert len(spool._free) == holes - 1
+        return lines
+
+    assert 0 < steps(200) == steps(4)
 
 
 def test_a_file_that_is_deleted_while_somebody_reads_it_is_not_another():

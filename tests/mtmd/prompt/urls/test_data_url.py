@@ -27,6 +27,16 @@ def test_what_is_no_base64_is_refused(wrong: str) -> None:
         decoded(wrong)
 
 
+@pytest.mark.parametrize("piece", [1, 2, 3, 4, 5, 8, PIECE])
+def test_where_pieces_end_changes_nothing(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_url, "PIECE", piece)
+    for end, data in {"": b"", "=": b"", "==": b"", "AA==": b"\0", "AAA=": b"\0\0"}.items():
+        assert decoded("A" * 8 + end) == bytes(6) + data  # some write padding where none is needed
+    for wrong in ("===", "====", "AA=", "AA===", "AA==BB==", "=AAA", "A=", "A=="):
+        with pytest.raises(ValueError, match="not base64"):
+            decoded("A" * 8 + wrong)
+
+
 def test_no_piece_is_long() -> None:
     with patch.object(data_url.base64, "b64decode", wraps=base64.b64decode) as calls:
         decoded("A" * (3 * PIECE + 4))
