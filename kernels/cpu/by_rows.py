@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from mtmd.kernels.cpu import matmul
 from mtmd.kernels.graph import Type
 from mtmd.kernels.kernel import Kernel
 from mtmd.kernels.ops.image import patch_embed, pool2d
@@ -106,11 +107,16 @@ def _of_rope(x: Type, table: Type, **attrs: Any) -> int:  # noqa: ARG001
 
 
 def _of_patches(pixels: Type, w: Type, b: Type | None = None) -> int:  # noqa: ARG001
-    """The patches and embeddings of a block, and a weight that may be packed."""
+    """The patches and embeddings of a block, and the weight as it may be packed."""
     size, (batch, channels, height, width) = w.shape[-1], pixels.shape
     lines = max(1, height // size * BLOCK // pixels.bytes)
-    each = channels * size * size + w.shape[0]
-    return batch * lines * (width // size) * each * w.dtype.itemsize + w.bytes
+    count, columns = batch * lines * (width // size), channels * size * size
+    packed = w.bytes
+    if w.dtype.itemsize == 2:
+        weight = Type.contiguous((w.shape[0], columns), w.dtype)
+        rows = Type.contiguous((count, columns), w.dtype)
+        packed = max(packed, matmul.packed_bytes(rows, weight))
+    return count * (columns + w.shape[0]) * w.dtype.itemsize + packed
 
 
 def _of_pool(x: Type, *, grid: tuple[int, int], kernel: int) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from mtmd.kernels.graph import Type
 from mtmd.kernels.kernel import Kernel
 from mtmd.kernels.ops.matmul import matmul
@@ -10,6 +12,9 @@ from mtmd.kernels.ops.matmul import matmul
 # MiB): fp32 packs the weight in blocks of 384 columns and the rows in one panel.
 BLOCK = 384
 PANEL_BYTES = 5 << 18
+# bf16 without AMX (torch 2.13, an AMD EPYC with AVX-512): oneDNN packs blocks of 64 rows of the
+# weight and as many columns, and has sums of 64 x so many rows of x in fp32.
+BF16_COLUMNS, BF16_ROWS, BF16_MORE_BYTES = 1024, 256, 3 << 10
 
 
 def rejects(
@@ -43,9 +48,20 @@ def packed_bytes(x: Type, w: Type) -> int:
     if rows <= 1:
         return 0
     if w.dtype.itemsize == 2:
-        # oneDNN: a copy of the weight where it is longer than wide, next to nothing else.
-        return w.bytes if w.shape[1] > w.shape[0] else 0
+        if _has_amx():
+            # A copy of the weight where it is longer than wide, next to nothing else.
+            return w.bytes if w.shape[1] > w.shape[0] else 0
+        block = min(w.shape[1], BF16_COLUMNS) * 2 + min(rows, BF16_ROWS) * 4
+        return min(64 * block + BF16_MORE_BYTES, x.bytes + w.bytes)
     return min(w.shape[0] * min(w.shape[1], BLOCK) * 4 + PANEL_BYTES, x.bytes + w.bytes)
+
+
+@lru_cache(maxsize=1)
+def _has_amx() -> bool:
+    """Of this CPU: then oneDNN multiplies bf16 by it."""
+    from mtmd.kernels.cpu.native.compile import host  # loads LLVM
+
+    return host().has("amx-bf16")
 
 
 KERNEL = Kernel(matmul.reference, rejects, workspace)
