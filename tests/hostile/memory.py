@@ -108,13 +108,14 @@ def emptied() -> Iterable[tuple[str, float]]:
     from mtmd.web.intake.uploads import Uploads
     from mtmd.web.page.pictures import PictureCache
 
+    kept, of_packs = ("_plan", "_executor"), ("_pack_plan", "_pack_executor")
     steps: list[tuple[str, type, Callable[[Any], object]]] = [
         ("encoded pictures", EmbeddingCache, lambda c: c._entries.clear()),
         ("what the model saw", ProcessedTiles, lambda c: c._entries.clear()),
         ("page pictures", PictureCache, lambda c: (c._cached.clear(), c._thumbnails.clear())),
         ("files", Uploads, lambda c: c._files.clear()),
-        ("plans of the encoder", TowerEncoder, clear_plans),
-        ("plans of the decoder", Runner, clear_plans),
+        ("plans of the encoder", TowerEncoder, lambda e: clear_plans(e, *kept, *of_packs)),
+        ("plans of the decoder", Runner, lambda r: clear_plans(r, *kept)),
     ]
     gc.unfreeze()
     yield "as it is", resident_mib()
@@ -131,10 +132,9 @@ def emptied() -> Iterable[tuple[str, float]]:
         yield name, resident_mib()
 
 
-def clear_plans(one: Any) -> None:
-    for name in ("_executor", "_pack_executor", "_plan", "_pack_plan"):
-        if hasattr(one, name):
-            getattr(one, name).cache_clear()
+def clear_plans(one: Any, *caches: str) -> None:
+    for name in caches:
+        getattr(one, name).cache_clear()
     one.fallbacks.clear()
 
 

@@ -64,11 +64,11 @@ class Firefox:
         ]
 
     def until(self, expression):
+        """As a truth, not as an element: the page may replace one before it is sent."""
         end = time.monotonic() + WAIT_S
-        while not (found := self.run(f"return {expression}")):
+        while not self.run(f"return Boolean({expression})"):
             assert time.monotonic() < end, f"never true: {expression}"
             time.sleep(0.05)
-        return found
 
     def close(self):
         self._file.close()
