@@ -16,6 +16,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from mtmd.kernels.cpu.sampling import rows as drawing
 from mtmd.kernels.errors import DeviceError, MtmdError
 from mtmd.kernels.plan.scheduler import Plan
 from mtmd.llm.batch import FEW, Batch
@@ -116,6 +117,8 @@ class Engine:
             runner.recurrent_bytes,
             runner.pace,
         )
+        if not self.draws_together:
+            drawing.prepare()  # else the first token would wait for it
         self.beside = Beside()
         self.reset()
 

@@ -14,6 +14,7 @@ from itertools import islice
 import numpy as np
 import torch
 
+from mtmd.kernels.cpu.sampling.rows import draw
 from mtmd.kernels.errors import MtmdError
 from mtmd.kernels.resources.threads import one_thread
 from mtmd.llm.sampling.candidates import candidates, pick
@@ -23,6 +24,7 @@ from mtmd.llm.sampling.rows import Row, numbers_of, tensor_of
 __all__ = ["Sampler", "Sampling", "check_peak"]
 
 POINTS = 16  # random numbers made at once
+LOWEST = {np.dtype(np.float32): -math.inf, np.dtype(np.uint16): 0xFF80}  # -inf
 _own = threading.local()
 
 
@@ -55,23 +57,45 @@ class Sampler:
         """
         if logits.ndim != 1 or not len(logits):
             raise MtmdError(f"the logits have shape {list(logits.shape)}; expected [V], one row")
-        own = _memory(len(logits))
-        sampling, values = self.sampling, _float32(logits, own)
-        if forbidden or changes(sampling, seen, written):
-            if values is not own:
-                np.copyto(own, values)
-                values = own
-            forbid(values, forbidden)
+        sampling, values = self.sampling, _numbers(logits)
+        if changes(sampling, seen, written):
+            values = _copied(values)
             penalize(values, seen, sampling.repetition_penalty)
             adjust(values, written, sampling)
-        # Of equal logits the first; NaN, if there is one, counts as the largest
-        token = int(values.argmax())
-        check_peak(float(values[token]), logits)
-        if sampling.temperature == 0:
-            return token
-        tokens, weights = candidates(values, sampling, own)
-        index = pick(weights, self._point())
-        return index if tokens is None else int(tokens[index])
+        point = 0.0 if sampling.temperature == 0 else self.points(1)[0]
+        token, peak = self._drawn_without(values, [t for t in forbidden if t < len(values)], point)
+        check_peak(peak, logits)
+        if sampling.temperature > 0:
+            self.use()
+        return token
+
+    def _drawn_without(
+        self, values: np.ndarray, forbidden: list[int], point: float
+    ) -> tuple[int, float]:
+        """With `forbidden` at -inf meanwhile, unless none would be left."""
+        if not forbidden:
+            return self._drawn(values, point)
+        if not values.flags.writeable:
+            values = values.copy()
+        before = values[forbidden]
+        values[forbidden] = LOWEST[values.dtype]
+        try:
+            found = self._drawn(values, point)
+        finally:
+            values[forbidden] = before
+        return self._drawn(values, point) if found[1] == -math.inf else found
+
+    def _drawn(self, values: np.ndarray, point: float) -> tuple[int, float]:
+        """A token, which means something where the largest logit, beside it, is finite."""
+        sampling = self.sampling
+        filters = sampling.top_k, sampling.top_p, sampling.min_p
+        token, peak = draw(values, sampling.temperature, *filters, point)
+        if token is not None or not math.isfinite(peak):
+            return token or 0, peak
+        own = _copied(values)
+        tokens, weights = candidates(own, sampling, own)
+        index = pick(weights, point)
+        return (index if tokens is None else int(tokens[index])), peak
 
     def points(self, count: int) -> list[float]:
         """The next `count` random numbers, which stay the next: `use` says how many were used."""
@@ -89,17 +113,9 @@ class Sampler:
         return self._next.popleft()
 
 
-def _memory(count: int) -> np.ndarray:
-    """fp32 [count] of this thread, for the next token: new memory takes longer than the work."""
-    if len(getattr(_own, "values", ())) < count:
-        _own.values = np.empty(count, np.float32)
-    result: np.ndarray = _own.values[:count]
-    return result
-
-
-def _float32(logits: Row, own: np.ndarray) -> np.ndarray:
-    """Logits in numpy's hands, `own` where they had to be widened: by torch that would wake its
-    threads.
+def _numbers(logits: Row) -> np.ndarray:
+    """Logits in numpy's hands, fp32 or bf16 as uint16. Other types are widened, by torch, which
+    would wake its threads for that.
     """
     if isinstance(logits, torch.Tensor):
         if logits.dtype not in (torch.float32, torch.bfloat16):
@@ -108,19 +124,24 @@ def _float32(logits: Row, own: np.ndarray) -> np.ndarray:
         if logits.device.type != "cpu" or logits.requires_grad:
             logits = logits.detach().cpu()
         logits = numbers_of(logits)
-    if logits.dtype == np.uint16:
-        np.left_shift(logits, 16, out=own.view(np.uint32), dtype=np.uint32)
-        return own
-    return logits.astype(np.float32, copy=False)
+    if logits.dtype not in (np.float32, np.uint16):
+        logits = logits.astype(np.float32)
+    return np.ascontiguousarray(logits)
 
 
-def forbid(logits: np.ndarray, tokens: Collection[int]) -> None:
-    """fp32 logits [V] of these tokens become -inf, in place, unless none would be left."""
-    places = [token for token in tokens if token < len(logits)]
-    before = logits[places]
-    logits[places] = -np.inf
-    if logits.max() == -np.inf:
-        logits[places] = before
+def _copied(values: np.ndarray) -> np.ndarray:
+    """As fp32 that may be written to, in memory of this thread: new memory takes longer than the
+    work.
+    """
+    own = getattr(_own, "values", None)
+    if own is None or len(own) < len(values):
+        own = _own.values = np.empty(len(values), np.float32)
+    result: np.ndarray = own[: len(values)]
+    if values.dtype == np.uint16:
+        np.left_shift(values, 16, out=result.view(np.uint32), dtype=np.uint32)
+    elif values.base is not own:
+        np.copyto(result, values)
+    return result
 
 
 def changes(sampling: Sampling, seen: Sequence[int], written: Sequence[int]) -> bool:

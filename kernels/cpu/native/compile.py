@@ -28,7 +28,12 @@ from mtmd.kernels.files import cache_folder, write_aside
 from mtmd.kernels.resources.heartbeat import beat
 
 KERNEL = (PTR, I64, I64, PTR)
-SOURCES = ("cpu/native", "cpu/tiled", "quantization")  # whose text decides what a kernel is
+SOURCES = (
+    "cpu/native",
+    "cpu/sampling",
+    "cpu/tiled",
+    "quantization",
+)  # whose text decides what a kernel is
 
 
 @dataclass

@@ -240,7 +240,8 @@ class Frame:
         self._run, words[YIELD] = _runner()
         self._words_of_run = words
         self.address = words.ctypes.data
-        self._counters = words[HEADER:]
+        # Few enough for numpy to keep the interpreter while it sets them
+        self._counters = words[HEADER:].reshape(count, LINE)[:, :2]
         self._lock = Lock()
         self._inside, self._open, self._alone = 0, False, False
         self._held: Any = None
@@ -251,7 +252,7 @@ class Frame:
         owner is to work `alone`.
         """
         alone = alone or self.threads == 1
-        self._counters.fill(0)
+        self._counters[...] = 0
         if roots != self._roots:
             for root, (was, now) in enumerate(zip(self._roots, roots, strict=True)):
                 if was != now:

@@ -153,6 +153,23 @@ def test_of_equal_tokens_top_p_keeps_the_first() -> None:
     assert tokens is not None and tokens.tolist() == [1, 2] and weights.tolist() == [1, 1]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_forbidden_tokens_come_only_where_there_is_no_other(
+    dtype: torch.dtype, temperature: float
+) -> None:
+    logits = torch.tensor([0.0, 9.0, 8.0, -math.inf, 1.0], dtype=dtype)
+    before, sampler = logits.clone(), Sampler(Sampling(temperature, seed=5))
+    found = {sampler(logits, [], forbidden={1, 2, 77}) for _ in range(40)}
+    assert found == ({4} if temperature == 0 else {0, 4})
+    assert sampler(logits, [], forbidden=range(5)) in {1, 2}, "there is no other"
+    assert torch.equal(logits, before), "the row is as it was"
+    if dtype == torch.float32:
+        row = logits.numpy().copy()
+        row.flags.writeable = False
+        assert sampler(row, [], forbidden={1, 2, 0}) == 4
+
+
 def test_draws_follow_the_probabilities() -> None:
     logits = torch.tensor([0.1, 2.0, -1.0, 1.5, -math.inf])
     sampler = Sampler(Sampling(temperature=1.0, seed=3))
