@@ -83,7 +83,7 @@ ORDER = {
         ("chat",),  # a model makes it, and types name the model
         ("batch", "model"),
         ("loading", "terminal"),
-        ("bench", "cluster", "embedding"),
+        ("apart", "bench", "cluster", "embedding"),  # apart: a service in a process of its own
         ("inspect",),  # whose predictions take a model's shape from the benchmark
         ("commands", "follower", "__init__"),
         ("cli",),

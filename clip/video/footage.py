@@ -59,14 +59,14 @@ class VideoFile:
         there.
         """
         self.name, self.limits = name, limits
-        self._source, self._isolate = source, isolate
+        self.source, self.isolate = source, isolate
         self.bytes = len(source) if isinstance(source, bytes) else Path(source).stat().st_size
         check_bytes(self.bytes, limits, name)
 
     @cached_property
     def sha256(self) -> str:
-        if isinstance(self._source, bytes):
-            return hashlib.sha256(self._source).hexdigest()
+        if isinstance(self.source, bytes):
+            return hashlib.sha256(self.source).hexdigest()
         with self._file() as file:
             told = os.fstat(file.fileno())
             key = told.st_dev, told.st_ino, told.st_size, told.st_mtime_ns, told.st_ctime_ns
@@ -82,7 +82,7 @@ class VideoFile:
     @contextmanager
     def opened(self) -> Iterator[Reader]:
         with self._file() as file:
-            if self._isolate:
+            if self.isolate:
                 with (
                     _with_descriptor(file) as described,
                     opened_isolated(
@@ -96,7 +96,7 @@ class VideoFile:
                     yield reader
 
     def _file(self) -> BinaryIO:
-        source = self._source
+        source = self.source
         return io.BytesIO(source) if isinstance(source, bytes) else Path(source).open("rb")
 
 

@@ -64,7 +64,7 @@ def enclose() -> None:
     """This process, which has just been forked, for good."""
     import resource
 
-    _end_with_parent()
+    end_with_parent()
     with suppress(OSError):
         os.nice(NICE)
     signal.signal(signal.SIGXCPU, signal.SIG_DFL)
@@ -118,7 +118,8 @@ def address_space() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
+    """Linux ends this process when the thread that has started it ends."""
     if sys.platform == "linux":
         parent = os.getppid()
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -20,11 +20,14 @@ from typing import Any, NoReturn
 from mtmd.commands.completion import offers_models
 from mtmd.commands.ray_options import add_ray_arguments, check_ray_options
 from mtmd.commands.shared import (
+    SMALL_BYTES,
     add_model_arguments,
     check_loading,
     chosen_load_options,
+    compiling,
     load_dual_from,
     load_from,
+    loading,
     warmed_up,
 )
 from mtmd.kernels.errors import OptionError
@@ -170,6 +173,12 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="when asked to end by SIGTERM or SIGHUP, take nothing new and write answers under way "
         "for so long (default: %(default)g); Ctrl-C ends at once",
+    )
+    server.add_argument(
+        "--engine-process",
+        action="store_true",
+        help="compute answers in a process of their own, so that requests which keep the server "
+        "busy do not hold up tokens; takes the memory of a second process, without the weights",
     )
     server.add_argument(
         "--no-warmup", action="store_true", help="begin at once; the first answer then takes longer"
@@ -321,16 +330,23 @@ def _serve(
     tokenize_in_own_thread()
     args.isolate = can_isolate()
     _write_log(args)  # also of what is asked, or has to be warned of, while the model is loaded
-    loading = Loading()
-    server = Server(create_loading_app(loading, settings), settings, sock)
+    how_far = Loading()
+    server = Server(create_loading_app(how_far, settings), settings, sock)
     with ExitStack() as stack:
         with server.answering():
             print(f"loading; {server.url}/ready tells how far", flush=True)
             notify_systemd("STATUS=loading")
-            model = _load(args)
-            loading.warming(model.weights_read)
-            report = model.warmup_report if args.no_warmup else warmed_up(model)
-            serve = _serve_vectors if _is_dual(model) else _serve_answers
+            serve: Callable[..., tuple[Any, Any, list[str]]]
+            warm_up: Callable[[Any], Any]
+            if args.engine_process:
+                model = stack.enter_context(_load_apart(args, settings))
+                serve, warm_up = _serve_engine, _warmed_up_apart
+            else:
+                model = _load(args)
+                serve = _serve_vectors if _is_dual(model) else _serve_answers
+                warm_up = warmed_up
+            how_far.warming(model.weights_read)
+            report = model.warmup_report if args.no_warmup else warm_up(model)
             service, app, notices = serve(model, report, settings, folder, stack)
             if not args.isolate:
                 notices.append(NOT_ISOLATED)
@@ -406,6 +422,8 @@ def _check_options_of_many(args: argparse.Namespace) -> None:
             )
     if args.alias:
         raise OptionError('--alias: found beside --models; put "aliases" into the presets')
+    if args.engine_process:
+        raise OptionError("--engine-process: found beside --models; serve one alone, by -m")
     if args.tp > 1:
         raise OptionError("--tp: found beside --models; serve a model that is shared alone, by -m")
     for name in ("split", "fit"):
@@ -500,6 +518,28 @@ def _load(args: argparse.Namespace) -> Any:
         return load_dual_from(args)
 
 
+@contextmanager
+def _load_apart(args: argparse.Namespace, settings: Any) -> Iterator[Any]:
+    """As `_load`, in a process that ends with the context. Raises MtmdError."""
+    from mtmd.apart.client import EngineClient
+    from mtmd.clip.image.isolated import start as start_picture_workers
+
+    is_here = check_loading(args)
+    with EngineClient(hang_s=settings.hang_s or None) as engine:
+        if args.isolate:
+            start_picture_workers()
+        with loading(args.model) as status:
+            if not is_here:
+                status.clear()  # the hub's own bars come in its place
+            engine.load(args.model, chosen_load_options(args), SMALL_BYTES)
+        yield engine
+
+
+def _warmed_up_apart(engine: Any) -> Any:
+    with compiling() as progress:
+        return engine.warm_up(progress)
+
+
 def _is_dual(model: Any) -> bool:
     from mtmd.embedding.embedder import Embedder
 
@@ -511,19 +551,44 @@ def _serve_answers(
 ) -> tuple[Any, Any, list[str]]:
     """Service and application, which `stack` closes, and what is to be told."""
     from mtmd.service.service import Service
+
+    def begin() -> Any:
+        service = Service(
+            model,
+            queue=settings.queue,
+            share_cache=settings.share_cache,
+            hang_s=settings.hang_s or None,
+        )
+        stack.callback(service.close, ENDING_S)
+        service.plan_ahead()
+        return service
+
+    return _serve_page(begin, report, settings, folder, stack)
+
+
+def _serve_engine(
+    engine: Any, report: Any, settings: Any, folder: Path | None, stack: ExitStack
+) -> tuple[Any, Any, list[str]]:
+    """As `_serve_answers`, by the model of another process."""
+
+    def begin() -> Any:
+        engine.begin(queue=settings.queue, share_cache=settings.share_cache)
+        stack.callback(engine.close, ENDING_S)
+        return engine
+
+    return _serve_page(begin, report, settings, folder, stack)
+
+
+def _serve_page(
+    begin: Callable[[], Any], report: Any, settings: Any, folder: Path | None, stack: ExitStack
+) -> tuple[Any, Any, list[str]]:
+    """As `_serve_answers`. `begin` gives the service."""
     from mtmd.web.app import create_app
 
     opened = _close_to_others(folder)
     store = _opened(folder)
     stack.callback(store.close)
-    service = Service(
-        model,
-        queue=settings.queue,
-        share_cache=settings.share_cache,
-        hang_s=settings.hang_s or None,
-    )
-    stack.callback(service.close, ENDING_S)
-    service.plan_ahead()
+    service = begin()
     app = create_app(service, settings, store, warmup=report)
     return service, app, [*_told_of(store), *_told_of_modes(opened)]
 

@@ -49,6 +49,7 @@ from mtmd.prompt.conversation import Message, RawPrompt
 from mtmd.prompt.prompts import Prompts
 from mtmd.service.call_plan import CallPlan, check_ids, plan_calls
 from mtmd.service.encode_queue import EncodeQueue, Job
+from mtmd.service.measures.decode_speed import read_rate_of
 from mtmd.service.measures.latencies import Latencies
 from mtmd.service.measures.stats import ServiceStats, TokenCount
 from mtmd.service.measures.turnover import Turnover
@@ -424,6 +425,12 @@ class Service:
         batches = list(few_rows(self._loaded.runner, self.engine.cache))
         if batches:
             self._device.post(lambda: self._foreseen.extend(batches))
+
+    def read_rate(self, device: str) -> float | None:
+        """Bytes/s at which memory of `device` is read while nobody else does anything with it, None
+        where that cannot be measured. Raises MtmdError.
+        """
+        return self.exclusively(lambda: read_rate_of(device))
 
     def exclusively(self, work: abc.Callable[[], T]) -> T:
         """Do something with the device while nobody else does. Raises what it raises."""

@@ -12,7 +12,7 @@ from flask import Blueprint, Response, jsonify, render_template, request
 
 from mtmd import DeviceError, MtmdError, ServiceStats, WarmupReport
 from mtmd.bench.measure import resident_bytes
-from mtmd.service.measures.decode_speed import decode_speed, read_rate_of, step_bytes
+from mtmd.service.measures.decode_speed import decode_speed, step_bytes
 from mtmd.service.turns import usable_cores
 from mtmd.web.auth import without_key
 from mtmd.web.intake.gate import Body, takes
@@ -60,7 +60,7 @@ class _Ceiling:
         if before is None:
             return
         try:
-            rate = model.service.exclusively(lambda: read_rate_of(device))
+            rate = model.service.read_rate(device)
         except DeviceError:
             raise
         except MtmdError as error:

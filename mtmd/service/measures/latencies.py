@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 WAITS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 PAUSES_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 10)
@@ -16,6 +17,14 @@ class Histogram:
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds, self.total_s = bounds, 0.0
         self._counts = [0] * (len(bounds) + 1)
+
+    @classmethod
+    def of(cls, bounds: tuple[float, ...], counts: Sequence[int], total_s: float) -> Histogram:
+        """As another has it, whose `counts` these are."""
+        made = cls(bounds)
+        made._counts = [after - before for before, after in pairwise((0, *counts))]
+        made.total_s = total_s
+        return made
 
     def add(self, seconds: float, times: int = 1) -> None:
         self._counts[bisect_left(self.bounds, seconds)] += times

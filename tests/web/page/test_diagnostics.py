@@ -21,10 +21,9 @@ class Machine:
         self.a, self.b = (self.registry.take(name) for name in "ab")
         for entry in (self.a, self.b):
             self.registry.give_back(entry)
-        self.a.served.service.exclusively = lambda work: work()
+        self.a.served.service.read_rate = self._rate_of
         self.ceiling, self.meanwhile = diagnostics._Ceiling(self.registry), lambda: None
         monkeypatch.setattr(diagnostics, "step_bytes", lambda _: 1e9)
-        monkeypatch.setattr(diagnostics, "read_rate_of", self._rate_of)
 
     def _rate_of(self, device):
         assert device == "cpu"
@@ -74,25 +73,25 @@ def failing(error):
 
 
 def test_a_model_that_is_unloaded_meanwhile_is_measured_another_time(machine):
-    service, measured = machine.a.served.service, machine.a.served.service.exclusively
-    service.exclusively = failing(MtmdError("the service is closed"))
+    service, measured = machine.a.served.service, machine.a.served.service.read_rate
+    service.read_rate = failing(MtmdError("the service is closed"))
     machine.a.served, served = None, machine.a.served
     assert machine.ceiling.of(served, True) is None
     machine.a.served = served
-    service.exclusively = measured
+    service.read_rate = measured
     assert machine.ask() == 5e9
 
 
 def test_a_fault_of_the_device_is_raised(machine):
-    machine.a.served.service.exclusively = failing(DeviceError("the device hangs"))
+    machine.a.served.service.read_rate = failing(DeviceError("the device hangs"))
     with pytest.raises(DeviceError):
         machine.ask()
 
 
 def test_what_cannot_be_measured_is_told_in_the_log_and_not_tried_again(machine, caplog):
-    machine.a.served.service.exclusively = failing(MtmdError("512 MiB are not free"))
+    machine.a.served.service.read_rate = failing(MtmdError("512 MiB are not free"))
     assert machine.ask() is None
-    machine.a.served.service.exclusively = pytest.fail
+    machine.a.served.service.read_rate = pytest.fail
     assert machine.ask() is None
     assert caplog.text.count("memory of cpu is cannot be measured: 512 MiB are not free") == 1
 

@@ -1,0 +1,46 @@
+"""The first that is done in the engine's process. It is light: what torch reads of the environment
+has to be said before torch is imported.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import sys
+from typing import Any
+
+from mtmd.config import tokenize_in_own_thread
+from mtmd.kernels.errors import OptionError
+from mtmd.kernels.isolation.limits import end_with_parent
+from mtmd.loaded.allocator import return_freed_memory
+from mtmd.openmp import wait_shortly
+
+
+def main(control: int) -> None:
+    """`control`: the descriptor of this process's end of the link."""
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        # A terminal or systemd tells all processes of a server, of which this one has to live until
+        # answers under way are written. No program that it starts inherits a handler.
+        signal.signal(getattr(signal, name), lambda *_: None)
+    end_with_parent()
+    return_freed_memory()
+    tokenize_in_own_thread()
+    wait_shortly()
+    from mtmd.apart.engine import EngineProcess
+    from mtmd.apart.link import Link
+    from mtmd.kernels.isolation.channel import Channel
+
+    EngineProcess(Link(Channel(socket.socket(fileno=control))), _load).run()
+
+
+def _load(name: str | None, options: dict[str, Any]) -> Any:
+    from mtmd.checkpoint.folder import DualEncoderError
+    from mtmd.loading import load
+
+    try:
+        return load(name, progress=sys.stderr.isatty(), **options)
+    except DualEncoderError as error:
+        raise OptionError(
+            f"--engine-process: found {name}, a dual encoder, expected a model that writes "
+            "answers; leave the option out"
+        ) from error

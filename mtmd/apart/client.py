@@ -1,0 +1,372 @@
+"""The engine's process as a service: what the server asks of a `Service`, asked of that."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from mtmd.apart.process import Process
+from mtmd.clip.image.decode import Picture
+from mtmd.events import Finished
+from mtmd.kernels.errors import DeviceError, MtmdError
+from mtmd.kernels.isolation.channel import ChannelClosed
+from mtmd.kernels.report.warmup_report import WarmupReport
+from mtmd.kernels.resources.turns import goes_first
+from mtmd.kernels.resources.wanted import LOOKED_S, is_gone, left, may_be_left
+from mtmd.loaded.device_thread import AGAIN, CLOSED, TICK_S, Stall, again
+from mtmd.prompt.conversation import Message, RawPrompt
+from mtmd.prompt.load_image import load_isolated
+from mtmd.service.measures.latencies import Latencies
+from mtmd.service.measures.stats import ServiceStats, TokenCount
+from mtmd.service.ticket import Ticket
+from mtmd.service.turns import aside, for_whom
+
+if TYPE_CHECKING:  # not in typing before Python 3.11
+    import numpy as np
+    from typing_extensions import Self
+
+MEASURED_S = 1.0  # for its numbers; they are those of before where it takes longer
+MORE_S = 5.0  # than it has to end what it does
+
+Reply = tuple[Any, "BaseException | None"]
+
+
+class EngineClient:
+    """As a `Service`, once `load` and `begin` have been called. `hang_s`: how long the process may
+    give no sign of life; None for any time. To be left as a context: the process ends.
+
+    Its end is a fault, as that of a device is.
+    """
+
+    load_image: Callable[..., Picture] = staticmethod(load_isolated)
+    """How files become pictures: in this process's workers."""
+
+    def __init__(self, *, hang_s: float | None = None) -> None:
+        """Starts the process. Raises OptionError where the system has no such."""
+        self._hang_s, self._ids = hang_s, itertools.count(1)
+        self._lock = threading.Lock()
+        self._replies: dict[int, SimpleQueue[Reply]] = {}
+        self._tickets: dict[int, Ticket] = {}
+        self._numbers: dict[Ticket, int] = {}
+        self._beats, self._read, self._loaded = 0, (0, 0), False
+        self._compiling: Callable[[int, int], None] = lambda *_: None
+        self._measured = ServiceStats(), Latencies()
+        self._on_fault: list[Callable[[DeviceError], None]] = []
+        self._ending = threading.Event()
+        self._facts: dict[str, Any] = {}
+        self._closed = False
+        self.fault: DeviceError | None = None
+        """Why nothing can be answered any more."""
+        self._process = Process()
+        self._threads = [
+            threading.Thread(target=run, name=f"mtmd engine {what}", daemon=True)
+            for what, run in (("reader", self._listen), ("watch", self._watch))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def pid(self) -> int:
+        """Of the engine's process."""
+        return self._process.pid
+
+    # Until it answers.
+
+    def load(self, model: str | None, options: dict[str, Any], small_bytes: int) -> None:
+        """As `mtmd.load`, there. `small_bytes`: of weights, below which one thread computes unless
+        a number was asked for. Raises MtmdError.
+        """
+        level = logging.getLogger("mtmd").getEffectiveLevel()
+        self._call("load", model, options, level, small_bytes)
+
+    def weights_read(self) -> tuple[int, int]:
+        """As `Model.weights_read`, a moment ago."""
+        return self._read
+
+    def warm_up(self, progress: Callable[[int, int], None]) -> WarmupReport:
+        """As `Model.warm_up`."""
+        self._compiling = progress
+        report: WarmupReport = self._call("warm_up")
+        return report
+
+    def begin(self, *, queue: int, share_cache: bool) -> None:
+        """It answers from now on: a service with these options, whose plans are made ahead."""
+        self._facts = self._call("begin", queue, share_cache, self._hang_s)
+        self._measured = self._facts["measures"]
+
+    # As a service.
+
+    @property
+    def name(self) -> str:
+        name: str = self._facts["name"]
+        return name
+
+    @property
+    def context(self) -> int:
+        context: int = self._facts["context"]
+        return context
+
+    @property
+    def capacity(self) -> int:
+        capacity: int = self._facts["capacity"]
+        return capacity
+
+    @property
+    def sees(self) -> bool:
+        sees: bool = self._facts["sees"]
+        return sees
+
+    @property
+    def chat_template(self) -> str:
+        source: str = self._facts["chat_template"]
+        return source
+
+    @property
+    def warmup_report(self) -> WarmupReport:
+        report: WarmupReport = self._call("warmup_report")
+        return report
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._tickets)
+
+    def on_fault(self, tell: Callable[[DeviceError], None]) -> None:
+        self._on_fault.append(tell)
+        if self.fault is not None:
+            tell(self.fault)
+
+    def submit(
+        self, messages: Sequence[Message] | RawPrompt, *, tenant: str = "", **chosen: Any
+    ) -> Ticket:
+        return self.submit_several(messages, 1, tenant=tenant, **chosen)[0]
+
+    def submit_several(
+        self,
+        messages: Sequence[Message] | RawPrompt,
+        number: int,
+        *,
+        tenant: str = "",
+        **chosen: Any,
+    ) -> list[Ticket]:
+        tickets = [Ticket(self._give_up) for _ in range(number)]
+        with self._lock:
+            numbers = [next(self._ids) for _ in tickets]
+            self._tickets.update(zip(numbers, tickets, strict=True))
+            self._numbers.update(zip(tickets, numbers, strict=True))
+        try:
+            held = self._call("submit", messages, tenant, chosen, tickets=numbers)
+        except BaseException:
+            for one in numbers:
+                self._over(one)
+            raise
+        for ticket, count in zip(tickets, held, strict=True):
+            ticket.held = count
+        return tickets
+
+    def count(
+        self, messages: Sequence[Message], detail: str = "auto", *, tenant: str = "", **chosen: Any
+    ) -> TokenCount:
+        counted: TokenCount = self._call("count", messages, detail, tenant, chosen)
+        return counted
+
+    def text_of(self, tokens: Sequence[int]) -> str:
+        text: str = self._call("text_of", list(tokens))
+        return text
+
+    def tokens_of(self, text: str, *, special: bool = True, around: bool = False) -> list[int]:
+        tokens: list[int] = self._call("tokens_of", text, special, around)
+        return tokens
+
+    def spelling_of(self, tokens: Sequence[int]) -> str:
+        text: str = self._call("spelling_of", list(tokens))
+        return text
+
+    def rendered(self, messages: Sequence[Message]) -> str:
+        text: str = self._call("rendered", messages)
+        return text
+
+    def processed(self, sha256: str, tenant: str = "") -> tuple[np.ndarray, ...] | None:
+        tiles: tuple[np.ndarray, ...] | None = self._call("processed", sha256, tenant)
+        return tiles
+
+    def stats(self) -> ServiceStats:
+        """Of this moment; of an earlier one where the process does not answer."""
+        self._measure()
+        return self._measured[0]
+
+    @property
+    def latencies(self) -> Latencies:
+        """As `stats`."""
+        self._measure()
+        return self._measured[1]
+
+    def read_rate(self, device: str) -> float | None:
+        rate: float | None = self._call("read_rate", device)
+        return rate
+
+    def close(self, within_s: float | None = None) -> None:
+        """End every request. A process that does not come to that `within_s` seconds and some more
+        is given up: that is a fault.
+        """
+        if self._closed or not self._facts:
+            return
+        self._closed = True
+        limit_s = None if within_s is None else within_s + MORE_S
+        try:
+            self._call("close", within_s, limit_s=limit_s)
+        except Empty:
+            self._fail(f"the engine's process has not ended what it does in {limit_s:.3g} s")
+        except MtmdError:
+            if self.fault is None:
+                raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """The process ends, and what is under way with it."""
+        self._ending.set()
+        if self.fault is None and self._facts:
+            self._process.end()
+        else:
+            self._process.kill()
+        for thread in self._threads:
+            thread.join()
+
+    # Between the two.
+
+    def _call(
+        self, name: str, *arguments: Any, tickets: Sequence[int] = (), limit_s: float | None = None
+    ) -> Any:
+        """Raises what it raises there, DeviceError after a fault, LeftError where nobody waits for
+        it any more, and Empty where it takes longer than `limit_s`.
+        """
+        reply: SimpleQueue[Reply] = SimpleQueue()
+        with self._lock:
+            if self.fault is not None:
+                raise again(self.fault)
+            if self._ending.is_set():
+                raise MtmdError(CLOSED)
+            number = next(self._ids)
+            self._replies[number] = reply
+        try:
+            with aside():
+                with suppress(ChannelClosed):  # whoever listens tells everybody
+                    self._send("call", number, (name, for_whom(), arguments, tickets))
+                value, error = self._waited(number, reply, limit_s)
+        finally:
+            with self._lock:
+                self._replies.pop(number, None)
+        if error is not None:
+            raise error
+        return value
+
+    def _waited(self, number: int, reply: SimpleQueue[Reply], limit_s: float | None) -> Reply:
+        end = None if limit_s is None else time.monotonic() + limit_s
+        gone, looks = is_gone(), LOOKED_S if may_be_left() else None
+        while True:
+            waits = [looks, None if end is None else max(0.0, end - time.monotonic())]
+            try:
+                return reply.get(timeout=min((w for w in waits if w is not None), default=None))
+            except Empty:
+                if end is not None and time.monotonic() >= end:
+                    raise
+                if gone():
+                    self._tell("leave", number)
+                    raise left() from None
+
+    def _send(self, what: str, number: int, value: Any = None) -> None:
+        self._process.link.send((what, number, value))
+
+    def _tell(self, what: str, number: int) -> None:
+        with suppress(ChannelClosed):  # nobody is there who could go on with it
+            self._send(what, number)
+
+    def _measure(self) -> None:
+        with suppress(MtmdError, Empty):  # they are those of before, then
+            self._measured = self._call("measures", limit_s=MEASURED_S)
+
+    def _give_up(self, ticket: Ticket) -> None:
+        number = self._numbers.get(ticket)
+        if number is not None:
+            self._tell("cancel", number)
+
+    def _over(self, number: int) -> Ticket | None:
+        """Nothing comes for it any more."""
+        with self._lock:
+            ticket = self._tickets.pop(number, None)
+            if ticket is not None:
+                del self._numbers[ticket]
+        return ticket
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                items = self._process.link.receive()
+                self._beats += 1
+                with goes_first():
+                    for what, number, value in items:
+                        self._take(what, number, value)
+        except ChannelClosed:
+            if not self._ending.is_set():
+                self._fail(f"the engine's process has ended ({self._process.how_it_ended()})")
+
+    def _take(self, what: str, number: int, value: Any) -> None:
+        if what == "event":
+            is_last = isinstance(value, (Finished, BaseException))
+            ticket = self._over(number) if is_last else self._tickets.get(number)
+            if ticket is not None:
+                ticket.put(value)
+        elif what in ("reply", "error"):
+            reply = self._replies.get(number)
+            if reply is not None:
+                reply.put((value, None) if what == "reply" else (None, value))
+        elif what == "beat":
+            self._read = value
+        elif what == "compiling":
+            self._compiling(*value)
+        elif what == "log":
+            name, text = value
+            logging.getLogger(name).log(number, "%s", text)
+        elif what == "fault":
+            self._given_up(value)
+
+    def _watch(self) -> None:
+        """A look that comes late counts as one that came in time, as with a device's thread."""
+        stall, last = Stall(), time.monotonic()
+        while self._hang_s is not None and not self._ending.wait(min(TICK_S, self._hang_s / 4)):
+            now = time.monotonic()
+            passed, last = min(now - last, 2 * TICK_S), now
+            if self.fault is not None:
+                return
+            if stall.look(self._beats, passed) >= self._hang_s:
+                self._fail(
+                    "the engine's process hangs: it has given no sign of life for "
+                    f"{self._hang_s:.3g} s"
+                )
+
+    def _fail(self, message: str) -> None:
+        fault = DeviceError(f"{message}; {AGAIN}")
+        logging.getLogger("mtmd.engine").error("%s", fault)
+        self._given_up(fault)
+
+    def _given_up(self, fault: DeviceError) -> None:
+        """All who wait are told."""
+        with self._lock:
+            if self.fault is not None:
+                return
+            self.fault = fault
+            replies, tickets = list(self._replies.values()), list(self._tickets.values())
+            self._replies, self._tickets, self._numbers = {}, {}, {}
+        for reply in replies:
+            reply.put((None, again(fault)))
+        for ticket in tickets:
+            ticket.put(again(fault))
+        for tell in self._on_fault:
+            tell(fault)

@@ -1,0 +1,77 @@
+"""Messages between the server's process and the engine's. A message is JSON; the pixels and files
+that belong to it lie in a memory that both see, whose descriptor goes along: they are written
+once, and no thread of the other process copies them.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import tempfile
+from threading import Lock
+from typing import Any
+
+from mtmd.apart.codec import Parts, decode, encode
+from mtmd.kernels.isolation.channel import Channel, ChannelClosed
+
+_NOTHING = memoryview(b"")
+_WRITTEN_AT_ONCE = 16 << 20  # bytes
+
+
+class Link:
+    """One end. Any thread may `send`, one may `receive`."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel, self._sending = channel, Lock()
+
+    def send(self, value: Any) -> None:
+        """Raises CodecError for a value of an unknown class, and ChannelClosed."""
+        parts: Parts = []
+        text = json.dumps(encode(value, parts), separators=(",", ":")).encode()
+        memory = _shared(parts) if parts else None
+        try:
+            with self._sending:
+                self._channel.send(text, fds=() if memory is None else (memory,))
+        finally:
+            if memory is not None:
+                os.close(memory)
+
+    def receive(self) -> Any:
+        """The next message. Raises ChannelClosed, also where it is none."""
+        text, found = self._channel.receive_with(1)
+        try:
+            memory = _mapped(found[0]) if found else _NOTHING
+        finally:
+            for one in found:
+                os.close(one)
+        try:
+            return decode(json.loads(text), memory)
+        except (TypeError, ValueError) as error:
+            raise ChannelClosed from error
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+def _shared(parts: Parts) -> int:
+    """A descriptor of memory that holds all of them, one after another."""
+    if hasattr(os, "memfd_create"):
+        memory = os.memfd_create("mtmd", os.MFD_CLOEXEC)
+    else:
+        with tempfile.TemporaryFile() as file:
+            memory = os.dup(file.fileno())
+    try:
+        for part in parts:
+            while part:
+                part = part[os.write(memory, part[:_WRITTEN_AT_ONCE]) :]
+    except BaseException:
+        os.close(memory)
+        raise
+    return memory
+
+
+def _mapped(memory: int) -> memoryview:
+    """What is written to it changes nothing for the other process."""
+    count = os.fstat(memory).st_size
+    return memoryview(mmap.mmap(memory, count, access=mmap.ACCESS_COPY)) if count else _NOTHING
