@@ -12,6 +12,7 @@ import socket
 import struct
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 _LENGTH = struct.Struct("<I")
 _CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)  # macOS has none
@@ -122,6 +123,11 @@ class Channel:
         poll = select.poll()
         poll.register(self.fileno(), select.POLLIN)
         return bool(poll.poll(wait_s * 1e3))
+
+    def end(self) -> None:
+        """From any thread: who receives, on either side, sees it closed."""
+        with suppress(OSError):  # the other side has gone already
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         self._socket.close()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from mtmd.apart.process import Process
 from mtmd.clip.image.decode import Picture
 from mtmd.events import Finished
-from mtmd.kernels.errors import DeviceError, MtmdError
+from mtmd.kernels.errors import DeviceError, LeftError, MtmdError
 from mtmd.kernels.isolation.channel import ChannelClosed
 from mtmd.kernels.report.warmup_report import WarmupReport
 from mtmd.kernels.resources.turns import goes_first
@@ -238,6 +238,7 @@ class EngineClient:
             self._process.kill()
         for thread in self._threads:
             thread.join()
+        self._process.link.close()
 
     # Between the two.
 
@@ -259,7 +260,11 @@ class EngineClient:
             with aside():
                 with suppress(ChannelClosed):  # whoever listens tells everybody
                     self._send("call", number, (name, for_whom(), arguments, tickets))
-                value, error = self._waited(number, reply, limit_s)
+                value, error = self._waited(reply, limit_s)
+        except LeftError:
+            with suppress(ChannelClosed):
+                self._send("leave", number, tickets)
+            raise
         finally:
             with self._lock:
                 self._replies.pop(number, None)
@@ -267,7 +272,7 @@ class EngineClient:
             raise error
         return value
 
-    def _waited(self, number: int, reply: SimpleQueue[Reply], limit_s: float | None) -> Reply:
+    def _waited(self, reply: SimpleQueue[Reply], limit_s: float | None) -> Reply:
         end = None if limit_s is None else time.monotonic() + limit_s
         gone, looks = is_gone(), LOOKED_S if may_be_left() else None
         while True:
@@ -278,15 +283,10 @@ class EngineClient:
                 if end is not None and time.monotonic() >= end:
                     raise
                 if gone():
-                    self._tell("leave", number)
                     raise left() from None
 
     def _send(self, what: str, number: int, value: Any = None) -> None:
         self._process.link.send((what, number, value))
-
-    def _tell(self, what: str, number: int) -> None:
-        with suppress(ChannelClosed):  # nobody is there who could go on with it
-            self._send(what, number)
 
     def _measure(self) -> None:
         with suppress(MtmdError, Empty):  # they are those of before, then
@@ -295,7 +295,8 @@ class EngineClient:
     def _give_up(self, ticket: Ticket) -> None:
         number = self._numbers.get(ticket)
         if number is not None:
-            self._tell("cancel", number)
+            with suppress(ChannelClosed):  # nobody is there who could go on with it
+                self._send("cancel", number)
 
     def _over(self, number: int) -> Ticket | None:
         """Nothing comes for it any more."""
@@ -338,14 +339,16 @@ class EngineClient:
             self._given_up(value)
 
     def _watch(self) -> None:
-        """A look that comes late counts as one that came in time, as with a device's thread."""
+        """A look that comes late counts as one that came in time, as with a device's thread. Until
+        its first sign of life it imports libraries, however long that takes.
+        """
         stall, last = Stall(), time.monotonic()
         while self._hang_s is not None and not self._ending.wait(min(TICK_S, self._hang_s / 4)):
             now = time.monotonic()
             passed, last = min(now - last, 2 * TICK_S), now
             if self.fault is not None:
                 return
-            if stall.look(self._beats, passed) >= self._hang_s:
+            if stall.look(self._beats or None, passed) >= self._hang_s:
                 self._fail(
                     "the engine's process hangs: it has given no sign of life for "
                     f"{self._hang_s:.3g} s"

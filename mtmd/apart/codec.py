@@ -98,8 +98,9 @@ def encode(value: Any, parts: Parts) -> Any:
         return ["list", *[encode(one, parts) for one in value]]
     if kind is tuple:
         return ["tuple", *[encode(one, parts) for one in value]]
-    if KNOWN.get(kind.__name__) is kind:
-        return [kind.__name__, *[encode(getattr(value, n), parts) for n in _fields(kind)]]
+    name: str = kind.__name__
+    if KNOWN.get(name) is kind:
+        return [name, *[encode(getattr(value, n), parts) for n in _fields(kind)]]
     if isinstance(value, MtmdError):
         return _error(value, parts)
     if isinstance(value, np.ndarray):

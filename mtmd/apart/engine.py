@@ -133,7 +133,7 @@ class EngineProcess:
                         call = self._under_way[number] = _Call(name, owner, tickets)
                         pool.submit(self._do, number, call, arguments)
                     elif what == "leave":
-                        self._leave(number)
+                        self._leave(number, value)
                     elif what == "cancel":
                         self._cancel(number)
             except ChannelClosed:
@@ -187,13 +187,14 @@ class EngineProcess:
             wanted_unless(None)
             work_for("")
 
-    def _leave(self, number: int) -> None:
-        """Nobody waits for this call any more."""
-        call = self._under_way.get(number)
-        if call is not None:
+    def _leave(self, number: int, tickets: Sequence[int]) -> None:
+        """Nobody waits for this call any more, which may be done: those are the tickets that it is
+        to make, or has made.
+        """
+        if (call := self._under_way.get(number)) is not None:
             call.gone.set()
-            for ticket in call.tickets:
-                self._cancel(ticket)
+        for ticket in tickets:
+            self._cancel(ticket)
 
     def _cancel(self, number: int) -> None:
         ticket = self._tickets.get(number)

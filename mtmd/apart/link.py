@@ -50,6 +50,10 @@ class Link:
         except (TypeError, ValueError) as error:
             raise ChannelClosed from error
 
+    def end(self) -> None:
+        """From any thread: who receives, on either side, sees it closed."""
+        self._channel.end()
+
     def close(self) -> None:
         self._channel.close()
 

@@ -66,7 +66,7 @@ class Process:
 
     def end(self) -> None:
         """It ends by itself once its link is closed, or is ended."""
-        self.link.close()
+        self.link.end()
         try:
             self._process.wait(ENDS_S)
         except subprocess.TimeoutExpired:

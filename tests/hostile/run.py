@@ -76,7 +76,7 @@ def main() -> int:
     report: dict[str, Any] = {"seed": options.seed}
     problems: list[str] = []
     if any(wanted[k] for k in (*GENERATORS, "slow")):
-        with served("--threads", str(options.threads)) as server:
+        with served("--threads", str(options.threads), *options.serve) as server:
             report |= run_on(server, options, wanted, minutes)
         problems += server.problems
         report["log"] = server.problems
@@ -120,6 +120,13 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--attackers", type=int, default=2, help="processes that attack (2)")
     parser.add_argument("--chats", type=int, default=4, help="neighbours who chat (4)")
     parser.add_argument("--threads", type=int, default=1, help="of the server (1)")
+    parser.add_argument(
+        "--serve",
+        action="append",
+        default=[],
+        metavar="OPTION",
+        help="an option of mtmd serve, as --serve=--engine-process; may be repeated",
+    )
     parser.add_argument(
         "--memory", type=int, default=MEMORY_MIB, help="budget in MiB (%(default)s)"
     )

@@ -1,0 +1,88 @@
+"""`mtmd serve --engine-process` through HTTP, in processes of its own, with the demo model."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import pytest
+from processes import children
+from served import NEIGHBOUR, Served, served
+from serving import data_url, image_part, user
+
+from mtmd import Model
+from mtmd.commands.serve import DEVICE_FAILED
+
+APART = ("--engine-process", "--no-warmup", "--threads", "1")
+
+
+def asked(server: Served, path: str, body: dict[str, Any] | None = None) -> str:
+    headers = {"Authorization": f"Bearer {NEIGHBOUR}", "Content-Type": "application/json"}
+    data = None if body is None else json.dumps(body).encode()
+    with urlopen(Request(server.url + path, data, headers), timeout=60) as response:
+        text: str = response.read().decode()
+    return text
+
+
+def engine_of(server: Served) -> int:
+    (found,) = [
+        pid
+        for pid in children(server.process.pid)
+        if b"mtmd.apart.boot" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
+    return found
+
+
+def test_the_demo_model_is_served_as_it_answers_alone(demo: Model, one: Path) -> None:
+    """Two processes are started for it, which takes seconds: each imports torch."""
+    alone = demo.answer(one, "Describe the image.", max_tokens=40)
+    picture = image_part(data_url(one.read_bytes()))
+    chat: dict[str, Any] = {"messages": [user(picture, "Describe the image.")], "max_tokens": 40}
+    with served(*APART) as server:
+        answer = json.loads(asked(server, "/v1/chat/completions", chat))
+        assert answer["choices"][0]["message"]["content"] == alone.text
+        assert answer["usage"]["completion_tokens"] == alone.receipt.output_tokens
+        stream = asked(server, "/v1/chat/completions", chat | {"stream": True})
+        lines = [line[6:] for line in stream.splitlines() if line.startswith("data: {")]
+        pieces = [c["delta"].get("content") for s in lines for c in json.loads(s)["choices"]]
+        assert "".join(p for p in pieces if p) == alone.text and len(lines) > 5
+        with pytest.raises(HTTPError) as refused:
+            asked(server, "/v1/chat/completions", chat | {"temperature": -1})
+        with refused.value as response:
+            assert response.code == 400
+        metrics = asked(server, "/metrics")
+        assert "mtmd_finished_total 2.0" in metrics and "mtmd_images_total 2.0" in metrics
+        assert "mtmd_time_to_first_token_seconds_count 2.0" in metrics
+        assert json.loads(asked(server, "/api/stats"))["model"] == demo.name
+        assert json.loads(asked(server, "/api/verdict?speed=1"))["title"]
+        assert json.loads(asked(server, "/ready")) == {"status": "ready"}
+    assert server.problems == []
+
+
+def test_a_server_whose_engine_is_killed_ends_for_whoever_starts_it_again() -> None:
+    """As above."""
+    with served(*APART) as server:
+        os.kill(engine_of(server), signal.SIGKILL)
+        assert server.process.wait(30) == DEVICE_FAILED
+    assert any(
+        "the engine's process has ended (by SIGKILL)" in problem for problem in server.problems
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--models", "cache"), "--engine-process: found beside --models"),
+        (("--ray", "auto"), "--engine-process: found beside --ray"),
+    ],
+    ids=["models", "ray"],
+)
+def test_where_there_is_more_than_one_engine_it_is_refused(
+    words: tuple[str, ...], told: str, mtmd: Any
+) -> None:
+    assert told in mtmd("serve", "--port", 0, "--engine-process", *words).refused()
