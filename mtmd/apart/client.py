@@ -26,6 +26,7 @@ from mtmd.service.measures.latencies import Latencies
 from mtmd.service.measures.stats import ServiceStats, TokenCount
 from mtmd.service.ticket import Ticket
 from mtmd.service.turns import aside, for_whom
+from mtmd.tracebacks import traceback_text
 
 if TYPE_CHECKING:  # not in typing before Python 3.11
     import numpy as np
@@ -33,7 +34,7 @@ if TYPE_CHECKING:  # not in typing before Python 3.11
 
 MEASURED_S = 1.0  # for its numbers; they are those of before where it takes longer
 MORE_S = 5.0  # than it has to end what it does
-
+log = logging.getLogger("mtmd.engine")
 Reply = tuple[Any, "BaseException | None"]
 
 
@@ -41,7 +42,8 @@ class EngineClient:
     """As a `Service`, once `load` and `begin` have been called. `hang_s`: how long the process may
     give no sign of life; None for any time. To be left as a context: the process ends.
 
-    Its end is a fault, as that of a device is.
+    Its end is a fault, as that of a device is. Pictures and videos in messages are `Picture`s and
+    videos by their bytes, as a server has them.
     """
 
     load_image: Callable[..., Picture] = staticmethod(load_isolated)
@@ -216,10 +218,10 @@ class EngineClient:
         """
         if self._closed or not self._facts:
             return
-        self._closed = True
         limit_s = None if within_s is None else within_s + MORE_S
         try:
             self._call("close", within_s, limit_s=limit_s)
+            self._closed = True
         except Empty:
             self._fail(f"the engine's process has not ended what it does in {limit_s:.3g} s")
         except MtmdError:
@@ -317,6 +319,9 @@ class EngineClient:
         except ChannelClosed:
             if not self._ending.is_set():
                 self._fail(f"the engine's process has ended ({self._process.how_it_ended()})")
+        except Exception as error:
+            log.error("%s", traceback_text(error))
+            self._fail(f"the engine's process said what cannot be read: {type(error).__name__}")
 
     def _take(self, what: str, number: int, value: Any) -> None:
         if what == "event":
@@ -356,7 +361,7 @@ class EngineClient:
 
     def _fail(self, message: str) -> None:
         fault = DeviceError(f"{message}; {AGAIN}")
-        logging.getLogger("mtmd.engine").error("%s", fault)
+        log.error("%s", fault)
         self._given_up(fault)
 
     def _given_up(self, fault: DeviceError) -> None:

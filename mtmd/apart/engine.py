@@ -98,7 +98,6 @@ class EngineProcess:
         }
         """Those that take no seat: the server does without while it waits for them."""
         self._calls: dict[str, Callable[..., Any]] = {
-            "submit": self._submit,
             "count": self._count,
             "text_of": lambda *args: self.service.text_of(*args),
             "tokens_of": lambda *args: self.service.tokens_of(
