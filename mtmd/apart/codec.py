@@ -67,12 +67,11 @@ def _known() -> dict[str, type]:
             continue
         if known.setdefault(kind.__name__, kind) is not kind:
             raise CodecError(f"two classes are called {kind.__name__}")
-        names = {field.name for field in dataclasses.fields(kind)}
         hints = get_type_hints(kind)
         waiting += (
             one
-            for name in names
-            for one in _named(hints[name])
+            for field in dataclasses.fields(kind)
+            for one in _named(hints[field.name])
             if known.get(getattr(one, "__name__", "")) is not one
         )
     return known
