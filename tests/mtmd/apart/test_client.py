@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import threading
@@ -13,10 +14,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dual_encoders import clip
+from PIL import Image
 from processes import descendants
 
 from mtmd.apart import client
 from mtmd.apart.client import EngineClient
+from mtmd.clip.video.limits import VideoLimits
 from mtmd.events import Answer, Finished, Progress, TextPiece
 from mtmd.kernels.errors import (
     BusyError,
@@ -31,10 +35,12 @@ from mtmd.kernels.errors import (
 from mtmd.loading import load
 from mtmd.prompt.conversation import RawPrompt
 from mtmd.prompt.load_image import Picture, load_isolated
+from mtmd.prompt.video_input import sent_video
 from mtmd.service.service import Service
 from mtmd.service.turns import wanted_unless
 
 TEXT = [{"role": "user", "content": "How many shapes are there?"}]
+TEXT_PART = [{"type": "text", "text": "What is shown?"}]
 QUEUE = 2
 SMALL = 64 << 20
 TOOLS = [
@@ -281,3 +287,23 @@ def test_a_process_that_gives_no_sign_of_life_is_a_fault(monkeypatch: pytest.Mon
 def test_a_model_that_cannot_be_loaded_is_told(tmp_path: Path) -> None:
     with EngineClient() as apart, pytest.raises(MtmdError, match="nosuch"):
         apart.load(str(tmp_path / "nosuch"), {}, SMALL)
+
+
+def test_frames_of_a_video_are_chosen_by_the_model(engine: EngineClient, service: Service) -> None:
+    file, colors = io.BytesIO(), ("red", "blue", "green")
+    first, *others = (Image.new("RGB", (64, 64), color) for color in colors)
+    first.save(file, "GIF", save_all=True, append_images=others, duration=500)
+    video = sent_video(file.getvalue(), VideoLimits(), "clip")
+    shown = [{"role": "user", "content": [{"type": "video", "video": video}, *TEXT_PART]}]
+    apart, here = (
+        answer(one.submit(shown, tenant="me", max_tokens=4))  # type: ignore[attr-defined]
+        for one in (engine, service)
+    )
+    assert apart.text == here.text and apart.prompt_token_ids == here.prompt_token_ids
+    assert apart.receipt.videos[0].sha256 == here.receipt.videos[0].sha256
+
+
+def test_a_dual_encoder_is_refused(tmp_path: Path) -> None:
+    clip(tmp_path)
+    with EngineClient() as apart, pytest.raises(OptionError, match="a dual encoder, expected"):
+        apart.load(str(tmp_path), {}, SMALL)
