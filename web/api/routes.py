@@ -388,7 +388,7 @@ def _model(name: str, model: Listed, many: bool) -> dict[str, Any]:
     known: dict[str, Any] = {
         "id": name,
         "object": "model",
-        "created": 0,
+        "created": int(model.since),
         "owned_by": "mtmd",
         "mtmd": {"context": model.context, "vision": model.sees, "video": model.sees},
     }

@@ -114,6 +114,7 @@ class Entry:
     progress: Loading | None = None
     reason: str = ""
     failed_at: float = 0.0
+    since: float = field(default_factory=time.time)
     users: int = 0
     waiters: list[Waiter] = field(default_factory=list)
     may_choose: list[Waiter] = field(default_factory=list)
@@ -220,6 +221,7 @@ class Entry:
         return Listed(
             self.name,
             self.names,
+            self.since,
             state=shown.get(self.state, self.state),
             kind=self.source.kind,
             file_bytes=self.source.bytes,
