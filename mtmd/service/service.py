@@ -409,6 +409,7 @@ class Service:
             stats.encode_tiles, stats.encode_packed = self.encoding.tiles, self.encoding.packed
         stats.image_cache_bytes = self._prompts.bridge.cache.held
         stats.processed_bytes = self._processed.held
+        stats.video_cache_bytes = self._prompts.videos.held_bytes
         return ServiceStats(**vars(stats))
 
     def processed(self, sha256: str, tenant: str = "") -> tuple[np.ndarray, ...] | None:

@@ -32,6 +32,7 @@ OF_THE_MOMENT = frozenset(  # fields of ServiceStats
         "pages_used",
         "image_cache_bytes",
         "processed_bytes",
+        "video_cache_bytes",
     )
 )
 
