@@ -45,3 +45,11 @@ def test_lists_say_since_when_it_is_there():
     )
     (same,) = client.get("/v1/models").get_json()["data"]
     assert same == listed
+
+
+@pytest.mark.parametrize("name", ["demo", "demo model"])
+def test_who_asks_for_a_model_by_its_name_finds_that(name):
+    service = FakeService()
+    service.name = "demo model"
+    client = client_for(service)
+    assert client.get(f"/v1/models/{name}").get_json()["id"] == name
