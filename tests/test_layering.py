@@ -72,7 +72,7 @@ ORDER = {
         ("foreseen", "warmup"),
     ),
     "mtmd": (
-        ("chat_template", "openmp", "receipt", "tools", "tracebacks"),
+        ("chat_template", "openmp", "process", "receipt", "tools"),
         ("config",),
         ("checkpoint", "events"),
         ("ranks",),  # the other processes of a model that several share

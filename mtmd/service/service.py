@@ -45,6 +45,7 @@ from mtmd.llm.tokenizer.text_stream import StopChecker
 from mtmd.loaded.device_thread import AGAIN, HANG_S, DeviceUser, again
 from mtmd.loaded.loaded_model import LoadedModel
 from mtmd.loaded.report import warmup_report
+from mtmd.process.tracebacks import traceback_text
 from mtmd.prompt.conversation import Message, RawPrompt
 from mtmd.prompt.prompts import Prompts
 from mtmd.service.call_plan import CallPlan, check_ids, plan_calls
@@ -58,7 +59,6 @@ from mtmd.service.receipts import make_receipt
 from mtmd.service.request import Request
 from mtmd.service.ticket import Ticket
 from mtmd.tools.parser import CallPiece, Piece
-from mtmd.tracebacks import traceback_text
 
 if TYPE_CHECKING:  # not in typing before Python 3.11
     from typing_extensions import Self
@@ -409,6 +409,7 @@ class Service:
             stats.encode_tiles, stats.encode_packed = self.encoding.tiles, self.encoding.packed
         stats.image_cache_bytes = self._prompts.bridge.cache.held
         stats.processed_bytes = self._processed.held
+        stats.video_cache_bytes = self._prompts.videos.held_bytes
         return ServiceStats(**vars(stats))
 
     def processed(self, sha256: str, tenant: str = "") -> tuple[np.ndarray, ...] | None:

@@ -36,6 +36,7 @@ NOW = {  # field of ServiceStats -> what it is
     "pages_used": "Pages of it in use",
     "image_cache_bytes": "Bytes of encoded pictures that are known",
     "processed_bytes": "Bytes of what the model saw of pictures, to be shown",
+    "video_cache_bytes": "Bytes of frames of videos that are known",
 }
 SINCE_START = {
     "requests": "Requests taken",
