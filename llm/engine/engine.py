@@ -283,10 +283,8 @@ class Engine:
         """A step and its batch; without its parts of prompts where the plan for all is yet to be
         made, and the one for those who wait for their next token is there.
         """
-        deferral, alone = self._deferral, step.alone()
-        if deferral is None or alone is None:
-            batch = None
-        else:
+        deferral, alone, batch = self._deferral, step.alone(), None
+        if deferral is not None and alone is not None:
             batch = None if deferral.lasts else self._batch(step)
             if batch is None or not self.runner.is_ready(batch.shape):
                 fewer = self._batch(alone)
@@ -294,9 +292,14 @@ class Engine:
                 if is_ready and (batch is None or deferral.begin(batch.shape)):
                     self.deferred += 1
                     return alone, fewer
-        if deferral is not None:
+        if deferral is not None and (alone is not None or not self._is_plain(step)):
             deferral.end()
         return step, self._batch(step) if batch is None else batch
+
+    def _is_plain(self, step: Step) -> bool:
+        """Whether nothing is read though there are prompts to be: those wait as before."""
+        reads = any(not sequence.decoding for sequence in self.batcher.running)
+        return reads and all(sequence.decoding for sequence, _ in step.parts)
 
     def _keep_before(self, step: Step) -> None:
         """Copies of the states that proposed tokens are about to change."""

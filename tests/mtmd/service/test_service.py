@@ -37,6 +37,7 @@ from mtmd.prompt.conversation import user_message
 from mtmd.service.service import Service, ServiceStats, Ticket
 
 COUNT = "How many shapes are there?"
+HELLO = [{"role": "user", "content": "Hello"}]
 T = TypeVar("T")
 
 
@@ -604,4 +605,24 @@ def test_plans_that_cannot_be_made_are_left_for_later(
         service.plan_ahead()
         within(60, lambda: all(iter(lambda: "made ahead" not in caplog.text, False)))
     assert fails.call_count == good + 1 and not service._plans.foreseen
-    assert answer(service.submit([{"role": "user", "content": "Hello"}], max_tokens=2)).text
+    assert answer(service.submit(HELLO, max_tokens=2)).text
+
+
+def test_closing_waits_for_the_plan_that_is_being_made(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may, begun = threading.Event(), threading.Event()
+
+    def make(_: BatchShape) -> None:
+        begun.set()
+        assert may.wait(60)
+
+    monkeypatch.setattr(service._plans, "_make", make)
+    service.plan_ahead()
+    assert begun.wait(60)
+    (thread,) = [t for t in threading.enumerate() if t.name == "mtmd plans"]
+    # Who comes at that moment waits for no plan but his own
+    assert within(60, lambda: answer(service.submit(HELLO, max_tokens=2))).text
+    threading.Timer(0.05, may.set).start()
+    service.close()
+    assert may.is_set() and not thread.is_alive() and not service._plans.foreseen
