@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from mtmd.kernels.resources.heartbeat import Heartbeat, beat
-from mtmd.kernels.resources.priority import ahead, step_back
+from mtmd.kernels.resources.priority import step_back
 from mtmd.llm.batch import BatchShape
 
 IDLE_S = 2.0  # after which the thread ends
@@ -120,7 +120,7 @@ class PlanMaker:
     def _start(self) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="mtmd plans", daemon=True)
-            ahead(self._thread.start)  # it steps back by itself, from where the process is
+            self._thread.start()
         self._wake.notify_all()
 
     def _work(self) -> None:
