@@ -66,7 +66,7 @@ ORDER = {
     "llm": (
         ("experts", "parameters", "state", "tokenizer"),
         ("batch", "sampling"),  # what one forward reads, how its logits are read
-        ("inputs",),
+        ("inputs", "plan_maker"),
         ("blocks", "family"),
         ("engine", "families"),  # neither knows the other: a family builds, the engine runs
         ("foreseen", "warmup"),
