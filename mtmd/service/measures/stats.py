@@ -18,20 +18,12 @@ class TokenCount:
 @dataclass
 class ServiceStats:
     """Plain numbers since the service began; those of running, waiting, clients_waiting, encoding,
-<<<<<<< HEAD
     pages_used, image_cache_bytes, processed_bytes and video_cache_bytes are of this moment.
     Pictures, which frames of videos are not among, are shrunk and refused for want of memory. Of
     tokens that were proposed for answers, some were accepted. `programs_compiled`, for a GPU, while
     answers waited for them. `preemptions`: of those finished; `made_way` for another client, of
-    all.
-=======
-    pages_used, image_cache_bytes and processed_bytes are of this moment. Pictures, which frames of
-    videos are not among, are shrunk and refused for want of memory. Of tokens that were proposed
-    for answers, some were accepted. `programs_compiled`, for a GPU, while answers waited for them.
-    `preemptions`: of those finished; `made_way` for another client, of all. `plans_waited_for`, of
-    those made, by answers in the midst of being written; in `batches_deferred` these went on while
-    a plan was made, and parts of prompts waited.
->>>>>>> s12-plans
+    all. `plans_waited_for`, of those made, by answers in the midst of being written; in
+    `batches_deferred` these went on while a plan was made, and parts of prompts waited.
     """
 
     slots: int = 0
