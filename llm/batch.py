@@ -12,6 +12,10 @@ from torch import Tensor
 from mtmd.llm.state import Cache
 
 FEW = 16  # tokens of a batch whose attention reads a cache in place, where it can
+# Pages of the shortest table of a cache that is read in place, and by what the next is longer:
+# entries that nobody looks at cost nothing, and each length is a plan of its own.
+TABLE, TABLES_APART = 64, 16
+LEAST_GATHERED = 8  # pages of a larger batch: to gather so many takes next to nothing
 
 
 @dataclass(frozen=True)
@@ -28,30 +32,41 @@ class BatchShape:
 
     def rounded(self, in_place: bool = False, table: int | None = None) -> BatchShape:
         """A shape that holds this one. There are few such shapes, so that few plans are made: rows
-        that are too many run for nothing. `in_place` is the cache's: then there are very few sizes
-        of its table, for a plan costs as much as some steps. `table`: there is one size.
+        that are too many run for nothing. `in_place` is the cache's: then there are very few, for a
+        plan costs as much as some steps. `table`: there is one size of the table of pages.
         """
         images, sequences = _rounded(self.images), self.sequences
         tokens = _rounded(self.tokens)
-        if in_place and sequences < tokens <= FEW:  # a part of a prompt, of any length
-            tokens = 1 << (tokens - 1).bit_length()
-        if (
-            tokens - self.tokens < images - self.images
-        ):  # rows too many of images lie on tokens too many
+        if in_place:
+            if tokens <= FEW and (images or sequences < tokens):  # a part of a prompt, any length
+                tokens = _power_of_two(tokens)
+            images = images and tokens  # the last one again and again: see `make_batch`
+        elif tokens - self.tokens < images - self.images:
+            # Rows too many of images lie on tokens too many
             tokens = _rounded(self.tokens + images - self.images)
-        if tokens > self.tokens or sequences > 4:
-            sequences = _rounded(sequences + (tokens > self.tokens))
-        pages = _rounded(self.pages, 4)
-        if in_place and tokens <= FEW:
-            pages = 4
-            while pages < self.pages:
-                pages *= 4
-        if table is not None:
-            pages = max(table, self.pages)
+        is_filled = tokens > self.tokens
+        if in_place and sequences < tokens:
+            sequences = min(_power_of_two(sequences + is_filled), tokens)
+        elif is_filled or sequences > 4:
+            sequences = _rounded(sequences + is_filled)
         wanted = min(self.wanted, 1) and sequences
-        if self.wanted > self.sequences:  # of several rows each
-            wanted = tokens if tokens <= FEW else min(_rounded(self.wanted), tokens)
-        return BatchShape(tokens, images, wanted, sequences, pages)
+        if self.wanted > sequences:  # of several rows each
+            most = _power_of_two(self.wanted) if in_place else _rounded(self.wanted)
+            wanted = tokens if tokens <= FEW else min(most, tokens)
+        return BatchShape(tokens, images, wanted, sequences, self._table(in_place, table, tokens))
+
+    def _table(self, in_place: bool, table: int | None, tokens: int) -> int:
+        """Pages of the rounded shape."""
+        if table is not None:
+            return max(table, self.pages)
+        if not in_place:
+            return _rounded(self.pages, 4)
+        if tokens > FEW:  # gathered
+            return _rounded(max(self.pages, LEAST_GATHERED), 4)
+        pages = TABLE
+        while pages < self.pages:
+            pages *= TABLES_APART
+        return pages
 
 
 def _rounded(count: int, parts: int = 8) -> int:
@@ -62,6 +77,11 @@ def _rounded(count: int, parts: int = 8) -> int:
         return count
     step = 1 << max(count.bit_length() - parts.bit_length(), 0)
     return -(-count // step) * step
+
+
+def _power_of_two(count: int) -> int:
+    """The next, of at least 1."""
+    return 1 << (count - 1).bit_length()
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from mtmd.llm.batch import FEW, BatchShape
 from mtmd.llm.engine.runner import Runner
@@ -26,22 +27,43 @@ def foreseen_batches(runner: Runner) -> list[BatchShape]:
     return list(shapes)
 
 
-def few_rows(runner: Runner, cache: Cache) -> Iterator[BatchShape]:
-    """Batches of few rows in which somebody waits for the next token, those with a short past
-    first; of a cache that is read in place, for which each is a plan of its own.
+def few_rows(runner: Runner, cache: Cache, proposals: bool = True) -> list[BatchShape]:
+    """Batches of few rows, the likeliest first; none where plans are not made beside. All in which
+    somebody waits for the next token, as far as there is room, and with `proposals` those, too.
     """
-    if not cache.in_place or runner.lead is not None:
-        return
-    least = BatchShape(1).rounded(True).pages
-    most, made = runner.sequences * runner.pages_for(runner.context), set[BatchShape]()
-    for pages in (least, 4 * least, 16 * least):
-        for tokens in range(1, FEW + 1):
-            for count in range(1, min(tokens, runner.sequences) + 1):
-                past = min(max(pages, count), most)
-                shape = BatchShape(tokens, 0, count, count, past).rounded(True)
-                if shape.pages <= pages and shape not in made and len(made) < FORESEEN:
-                    made.add(shape)
-                    yield shape
+    if not runner.plans_beside(cache):
+        return []
+    whole, tables = runner.pages_for(runner.context), list[int]()
+    while not tables or tables[-1] < runner.sequences * whole:
+        tables.append(BatchShape(1, pages=tables[-1] + 1 if tables else 1).rounded(True).pages)
+    shapes = (
+        replace(batch, pages=min(pages, batch.sequences * whole)).rounded(True)
+        for kind in ((_of_answers, _of_proposals) if proposals else (_of_answers,))
+        for pages in tables
+        for batch in kind(runner)
+    )
+    return list(dict.fromkeys(shapes))[:FORESEEN]
+
+
+def _of_answers(runner: Runner) -> Iterator[BatchShape]:
+    """Next tokens alone, beside parts of prompts, without and with pictures; then such parts
+    alone.
+    """
+    most = runner.sequences
+    for count in range(1, min(most, FEW) + 1):
+        yield BatchShape(count, wanted=count, sequences=count)
+    for several in (range(2, most + 1), range(1, 2)):
+        for images in (0, 1) if runner.image_tokens else (0,):
+            for tokens in range(1, FEW + 1):
+                for count in several:
+                    if count + (not images) <= tokens:
+                        yield BatchShape(tokens, images, count, count)
+
+
+def _of_proposals(runner: Runner) -> Iterator[BatchShape]:
+    for tokens in range(2, FEW + 1):
+        for count in range(1, min(tokens, runner.sequences + 1)):
+            yield BatchShape(tokens, wanted=tokens, sequences=count)
 
 
 def _batches(runner: Runner) -> Iterator[BatchShape]:

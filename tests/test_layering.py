@@ -66,13 +66,13 @@ ORDER = {
     "llm": (
         ("experts", "parameters", "state", "tokenizer"),
         ("batch", "sampling"),  # what one forward reads, how its logits are read
-        ("inputs",),
+        ("inputs", "plan_maker"),
         ("blocks", "family"),
         ("engine", "families"),  # neither knows the other: a family builds, the engine runs
         ("foreseen", "warmup"),
     ),
     "mtmd": (
-        ("chat_template", "openmp", "receipt", "tools", "tracebacks"),
+        ("chat_template", "openmp", "process", "receipt", "tools"),
         ("config",),
         ("checkpoint", "events"),
         ("ranks",),  # the other processes of a model that several share

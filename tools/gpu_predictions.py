@@ -132,7 +132,7 @@ most to do. A collective takes the device, after the model by which NCCL chooses
     time   = min(simple, low)
 
 `rate` is the link's; of a mesh, where every two cards have a link of their own, that of N - 1 of them.
-A100 and H100 come on boards of eight with switches and on boards of four without, whose cards have a third of their links to each other one: both are told, as no card's name says which it is.
+A100, H100 and H200 come on boards of eight with switches and on boards of four without, whose cards have a third of their links to each other one: both are told, as no card's name says which it is.
 `part` is 1/4 of an all_reduce, 1/3 of an all_gather, as the low-latency protocol sends a flag with every word. By torch.distributed a collective costs the
 host {host} us (slow, middle, fast), `el` is {el}, `late` {late}: assumptions, as above. A plan with collectives is not recorded as a CUDA graph, so on fast cards the host's
 launches are the bound. **Not run on several GPUs.**

@@ -25,8 +25,8 @@ from mtmd import (
     PromptError,
     VideoError,
 )
+from mtmd.process.tracebacks import traceback_text
 from mtmd.service.turns import LeftError
-from mtmd.tracebacks import traceback_text
 from mtmd.web.mistakes import words
 
 if TYPE_CHECKING:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
 class ServedModel:
     """`warmup`: the report to show, None for one that is made, once, without a run. `aliases`:
     other names of the model; `any_name`: it answers to every one. `system`, and the fields of
-    AnswerOptions in `preset`, hold where a request does not say otherwise.
+    AnswerOptions in `preset`, hold where a request does not say otherwise. `since`: seconds since
+    1970.
     """
 
     def __init__(
@@ -31,6 +33,7 @@ class ServedModel:
         self.service, self._warmup = service, warmup
         self._aliases, self._any_name = tuple(aliases), any_name
         self.system, self.preset = system, dict(preset or {})
+        self.since = time.time()
 
     @property
     def name(self) -> str:

@@ -26,9 +26,10 @@ from mtmd.web.connections.loop import Sockets
 from mtmd.web.connections.refusal import Refusal
 from mtmd.web.connections.task import waiting
 from mtmd.web.connections.threads import Pools
+from mtmd.web.connections.unix_socket import UnixSocket, bind_unix
 from mtmd.web.intake.gate import GatedFlask, Work
 from mtmd.web.intake.proxies import is_trusted
-from mtmd.web.settings import ServerSettings
+from mtmd.web.settings import PEER, UNIX, ServerSettings
 
 QUICK_THREADS = 4  # for what is quick, and to refuse what there are no places for
 BODY_IN_MEMORY = 4 << 20  # bytes; longer ones are files until they are whole
@@ -46,9 +47,11 @@ log = logging.getLogger("mtmd.web")
 
 
 def bind(settings: ServerSettings) -> socket.socket:
-    """A socket that has host and port, before anything slow is done. Raises OptionError where they
-    cannot be had.
+    """A socket that has host and port, or the file, before anything slow is done. Raises
+    OptionError where they cannot be had.
     """
+    if settings.unix_socket is not None:
+        return bind_unix(settings.unix_socket, settings.socket_mode)
     try:
         family, *_, address = socket.getaddrinfo(
             settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -64,13 +67,15 @@ def bind(settings: ServerSettings) -> socket.socket:
     except (OSError, ValueError) as error:
         raise OptionError(
             f"host {settings.host!r:.80}, port {settings.port}: cannot be listened on: "
-            f"{_why_not_bound(error)}"
+            f"{_why_not_bound(error, settings.host)}"
         ) from error
     return sock
 
 
-def _why_not_bound(error: Exception) -> str:
+def _why_not_bound(error: Exception, host: str) -> str:
     """And what to do."""
+    if "/" in host:
+        return f"no address of that name is known; a socket in a file is --host {UNIX}PATH"
     if isinstance(error, socket.gaierror) or not isinstance(error, OSError):
         return "no address of that name is known; choose another with --host"
     if error.errno == errno.EADDRINUSE:
@@ -297,7 +302,8 @@ class Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
                 return
             if accepted is None:
                 return
-            self._let_in(*accepted)
+            sock, address = accepted
+            self._let_in(sock, (PEER, 0) if isinstance(self.socket, UnixSocket) else address)
 
     def pull_trigger(self) -> None:
         """Also by a thread that is told of an answer's end when the server has ended."""
@@ -336,9 +342,23 @@ class Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
             channel.drop(_FULL)
         return bool(channels)
 
+    def set_socket_options(self, conn: socket.socket) -> None:
+        if conn.family in (socket.AF_INET, socket.AF_INET6):  # waitress's are TCP's
+            super().set_socket_options(conn)
+
+    def getsockname(self) -> tuple[str, str]:
+        """Host and port, or what stands for them."""
+        if isinstance(self.socket, UnixSocket):
+            return PEER, str(self.socket.path)
+        name: tuple[str, str] = super().getsockname()
+        return name
+
     @property
     def url(self) -> str:
+        """Of a socket in a file, unix:PATH."""
         host: Any = self.effective_host
+        if host == PEER:
+            return f"{UNIX}{self.effective_port}"
         return f"http://{f'[{host}]' if ':' in host else host}:{self.effective_port}"
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import socket
 import threading
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from mtmd import OptionError
 from mtmd.prompt.load_image import ImageLimits
@@ -16,6 +17,9 @@ from mtmd.prompt.video_input import VideoLimits
 from mtmd.web.keys import Keys, NamedKey
 
 Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
+Trusted: TypeAlias = Network | Literal["unix"]
+PEER: Literal["unix"] = "unix"  # the address of everybody who comes through a socket in a file
+UNIX = "unix:"  # before the path, where a host is expected
 UNKNOWN_FIELDS = ("ignore", "refuse")
 ALIAS_CHARS = 256
 VIDEO_LIMITS = VideoLimits(max_seconds=6 * 3600.0, cpu_s=120.0)
@@ -84,7 +88,8 @@ class JsonLimits:
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """`port` 0 takes a free one. `api_keys` have no names, `named_keys` may have some, those in
+    """`host` unix:PATH is a socket in a file of the mode `socket_mode`, and has no port; elsewhere
+    `port` 0 takes a free one. `api_keys` have no names, `named_keys` may have some, those in
     `api_key_file` can be changed while the server runs. `share_cache`: prompts and pictures that
     one key has asked about are known when another does. `rate_limit`: requests a minute for each
     key, 0 for no limit.
@@ -97,7 +102,8 @@ class ServerSettings:
     scheme, null, or *. `allowed_hosts`: names by which the server may be called beside this
     machine's own, *.NAME for all under one, * for any; none given, a server for this machine alone
     answers to its own names only, others to all. `root_path`: where a proxy has the server.
-    `trusted_proxy`: addresses or networks whose X-Forwarded headers are believed.
+    `trusted_proxy`: addresses or networks whose X-Forwarded headers are believed; "unix": who comes
+    through the socket in a file.
     `unknown_fields` of requests: "ignore", which the receipt says, or "refuse". `aliases`: other
     names by which requests may call the model; `any_model`: they may call it by any. `tag` stands
     in the ids of what the server keeps, by which it is found among several. Raises OptionError.
@@ -105,6 +111,7 @@ class ServerSettings:
 
     host: str = "127.0.0.1"
     port: int = 8080
+    socket_mode: int = 0o600
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     named_keys: tuple[NamedKey, ...] = ()
     api_key_file: Path | None = None
@@ -135,6 +142,7 @@ class ServerSettings:
     def __post_init__(self) -> None:
         if not 0 <= self.port < 1 << 16:
             raise OptionError(f"port: found {self.port}, expected 0 to 65535")
+        self._check_socket()
         if self.unknown_fields not in UNKNOWN_FIELDS:
             raise OptionError(
                 f"unknown_fields: found {self.unknown_fields!r:.40}, expected ignore or refuse"
@@ -206,6 +214,25 @@ class ServerSettings:
             )
         self.trusted_proxies  # noqa: B018  # raises what is wrong with them
 
+    def _check_socket(self) -> None:
+        if self.host == UNIX:
+            raise OptionError(f"host: found {UNIX!r}, expected a path behind it")
+        if self.unix_socket is not None and not hasattr(socket, "AF_UNIX"):
+            raise OptionError(f"host {self.host!r:.80}: this system has no sockets in files")
+        if not 0 <= self.socket_mode <= 0o777:
+            raise OptionError(f"socket_mode: found {self.socket_mode:o}, expected 0 to 777")
+        if self.unix_socket is None and self.socket_mode != 0o600:
+            raise OptionError(
+                f"socket_mode: found beside host {self.host!r:.80}, expected --host {UNIX}PATH"
+            )
+
+    @property
+    def unix_socket(self) -> Path | None:
+        """Where it is, if it is a file."""
+        if not self.host.startswith(UNIX):
+            return None
+        return Path(self.host.removeprefix(UNIX)).expanduser().absolute()
+
     @property
     def needs_key(self) -> bool:
         """Whether nobody is let in without one."""
@@ -217,16 +244,20 @@ class ServerSettings:
 
     @property
     def loopback(self) -> bool:
-        return is_loopback(self.host)
+        """Whether this machine alone reaches it."""
+        return self.unix_socket is not None or is_loopback(self.host)
 
     @cached_property
-    def trusted_proxies(self) -> tuple[Network, ...]:
+    def trusted_proxies(self) -> tuple[Trusted, ...]:
         try:
-            return tuple(ipaddress.ip_network(given) for given in self.trusted_proxy)
+            return tuple(
+                PEER if given == PEER else ipaddress.ip_network(given)
+                for given in self.trusted_proxy
+            )
         except ValueError as error:
             raise OptionError(
-                f"trusted_proxy: {error}; expected an address such as 127.0.0.1, or a network such "
-                "as 10.0.0.0/8"
+                f"trusted_proxy: {error}; expected an address such as 127.0.0.1, a network such "
+                f"as 10.0.0.0/8, or unix for who comes through --host {UNIX}PATH"
             ) from error
 
     def allows_origin(self, origin: str | None) -> bool:

@@ -65,6 +65,7 @@ _READERS: dict[str, Callable[[io.BytesIO], ImageFile.ImageFile]] = {
     "AVIF": open_avif,
     "HEIF": open_heif,
 }
+_GREY_OF_16 = ("PNG", "PPM")  # files that Pillow has as mode I only where they have 16 bits
 _ORIENTATION = 0x0112  # EXIF and TIFF 6.0
 _TURNS: dict[int, Callable[[Pixels], Pixels]] = {  # from what the file holds to upright
     2: lambda p: p[:, ::-1],
@@ -146,9 +147,11 @@ def open_picture(
     """The picture in `source`: the bytes of a file, a Pillow image (left open and as it was) or an
     array `[H, W(, 1|3|4)]` of uint8, or of floats from 0 to 1.
 
-    Transparency is laid on white, EXIF orientation is applied, of several frames the first is
-    taken, of a PDF the page with number `page`, from 0 on. `name` opens every message. Raises
-    ImageError, in one line, for whatever is not a whole picture within `limits`.
+    How many bits of grey are white is what the file says, or Pillow's mode: `I;16` has 16, and `I`
+    only where it comes from a PNG, PGM or TIFF that has them. Transparency is laid on white, EXIF
+    orientation is applied, of several frames the first is taken, of a PDF the page with number
+    `page`, from 0 on. `name` opens every message. Raises ImageError, in one line, for whatever is
+    not a whole picture within `limits`.
     """
     name = one_line(name)
     if isinstance(source, Image.Image):
@@ -445,6 +448,13 @@ def _rgb_from_grey16(image: Image.Image, notes: list[str], name: str, new: NewRo
     ]
     low, high = int(min(low for low, _ in ranges)), int(max(high for _, high in ranges))
     white = (1 << bits) - 1
+    if image.mode == "I" and not tags and image.format not in _GREY_OF_16:
+        raise ImageError(
+            f"{name}: found 32-bit grey of a Pillow image with values from {low} to {high}, "
+            "expected 8 or 16 bits, as which of them is white is not known; convert it: "
+            "image.convert('L') where it is 255, Image.fromarray(numpy.uint16(image)) where it is "
+            "65535"
+        )
     if bits > 16 or signed or low < 0 or high > white:
         depth = f"{bits}-bit signed" if signed else f"{max(bits, 17)}-bit or signed"
         raise ImageError(

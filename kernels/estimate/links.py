@@ -72,7 +72,8 @@ LINKS = {
         _direct("nvlink4", "NVLink 4, switched", 450, 8,
                 "NVIDIA H100 datasheet: 900 GB/s both ways"),
         _direct("nvlink4-mesh", "NVLink 4, board of four", 150, 4,
-                "a third of a card's 18 links of 25 GB/s; so in JUPITER, between four GH200",
+                "a third of a card's 18 links of 25 GB/s (H100 and H200 datasheets: 900 GB/s); so "
+                "in JUPITER, between four GH200",
                 is_mesh=True),
         _direct("nvlink4-bridge", "NVLink 4 bridge, PCIe cards", 300, 2,
                 "NVIDIA H100 datasheet, PCIe: 600 GB/s both ways"),
@@ -90,8 +91,8 @@ OF_CARD = {
     "a100-40g": ("nvlink3", "nvlink3-mesh", "pcie4"),
     "a100-80g": ("nvlink3", "nvlink3-mesh", "pcie4"),
     "h100": ("nvlink4", "nvlink4-mesh", "pcie5"), "h100-pcie": ("nvlink4-bridge", "pcie5"),
-    "h200": ("nvlink4", "pcie5"), "b200": ("nvlink5", "pcie5"), "mi300x": ("infinity", "pcie5"),
-    "rx7900xtx": ("pcie4",),
+    "h200": ("nvlink4", "nvlink4-mesh", "pcie5"), "b200": ("nvlink5", "pcie5"),
+    "mi300x": ("infinity", "pcie5"), "rx7900xtx": ("pcie4",),
 }  # fmt: skip
 
 

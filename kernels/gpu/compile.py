@@ -146,7 +146,7 @@ def specialised(target: str, program: Program) -> tuple[ASTSource, Any]:
     options = {
         **call.scalars,
         **call.constants,
-        "num_warps": call.warps,
+        "num_warps": call.warps_of(parse_target(target).warp_size),
         "num_stages": call.stages,
         "enable_fp_fusion": True,  # as launches do (launch.py)
         "debug": kernel.debug or knobs.runtime.debug,

@@ -57,6 +57,12 @@ def on_amd(_semantic: Any = None) -> Any:
     return tl.constexpr(_semantic is not None and _semantic.builder.options.backend_name == "hip")
 
 
+def on_rdna(_semantic: Any = None) -> Any:
+    """The same of those of AMD's that have 32 threads in a warp, and 256 registers a thread."""
+    amd = _semantic is not None and _semantic.builder.options.backend_name == "hip"
+    return tl.constexpr(amd and _semantic.builder.options.warp_size == 32)
+
+
 # As triton.language.core.builtin marks the functions that it hands the compiler's state, which none
 # does in the interpreter.
-on_amd.__triton_builtin__ = True  # type: ignore[attr-defined]
+on_amd.__triton_builtin__ = on_rdna.__triton_builtin__ = True  # type: ignore[attr-defined]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ class Call:
 
     scalars: arguments by name whose values only the run has; constants: `tl.constexpr` arguments,
     for each set of which a program of its own is compiled; programs: the size of the grid.
+    most_threads: of a program, above which some would only do what others do; None: any number.
     """
 
     scalars: dict[str, int | float]
@@ -23,6 +25,13 @@ class Call:
     programs: int
     warps: int
     stages: int
+    most_threads: int | None = None
+
+    def warps_of(self, threads: int) -> int:
+        """How many of a program, on a device whose warps have so many threads."""
+        if self.most_threads is None:
+            return self.warps
+        return min(self.warps, max(1, self.most_threads // threads))
 
 
 def power_of_two(size: int) -> int:
@@ -35,6 +44,14 @@ def on_device_of(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
     return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()
 
 
+@cache
+def threads_of_a_warp(device: torch.device) -> int:
+    """64 on some of AMD's devices."""
+    if device.type != "cuda":
+        return 32
+    return int(torch.cuda.get_device_properties(device).warp_size)
+
+
 def run_call(kernel: Any, call: Call, tensors: tuple[Tensor, ...]) -> None:
     """Launch `kernel` over a grid of one dimension; `tensors` are its first arguments, in order."""
     with on_device_of(tensors[0]):
@@ -42,7 +59,7 @@ def run_call(kernel: Any, call: Call, tensors: tuple[Tensor, ...]) -> None:
             *tensors,
             **call.scalars,
             **call.constants,
-            num_warps=call.warps,
+            num_warps=call.warps_of(threads_of_a_warp(tensors[0].device)),
             num_stages=call.stages,
             enable_fp_fusion=True,  # as what is compiled ahead of time (compile.py)
         )

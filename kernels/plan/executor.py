@@ -294,6 +294,11 @@ class Executor:
         self._programs()
 
     @property
+    def is_prepared(self) -> bool:
+        """Known at once, also while another thread prepares it."""
+        return self._native is not None or not self._may_be_native
+
+    @property
     def threads(self) -> ThreadChoice | None:
         """By how many threads machine code runs it, None before there is some and where none is."""
         native = self._native

@@ -34,6 +34,14 @@ class Step:
     admitted: tuple[Sequence, ...]
     preempted: tuple[Sequence, ...]
 
+    def alone(self) -> Step | None:
+        """Those who wait for their next token, without the parts of prompts beside them; None where
+        there are not both.
+        """
+        parts = tuple(part for part in self.parts if part[0].decoding)
+        both = 0 < len(parts) < len(self.parts)
+        return Step(parts, self.admitted, self.preempted) if both else None
+
     def smaller(self) -> Step | None:
         """About half of it, where there is too little memory for all; None where nothing can be
         left out. Proposals go first; then prompts are read in shorter pieces, and where they are
@@ -140,7 +148,6 @@ class Batcher:
                     continue  # the batch grows for one block that does not fit, not for a second
                 if count > 0 and self._grow(sequence, count, preempted, may_preempt=False):
                     parts.append((sequence, count))
-                    self._read.add(sequence.owner, count)
                     own, room = own - count, room - count
         return Step(tuple(parts or self._oldest(preempted)), tuple(admitted), tuple(preempted))
 
@@ -170,9 +177,12 @@ class Batcher:
 
     def ran(self, step: Step) -> None:
         """The batch has been run: its tokens' keys and values are kept, and full pages are
-        known. Proposed tokens are not among them.
+        known. Proposed tokens are not among them. What was left out of a step is not read, and
+        comes again.
         """
         for sequence, count in step.parts:
+            if not sequence.decoding:
+                self._read.add(sequence.owner, count)
             sequence.done += min(count, sequence.left)
             sequence.behind = 0
             self.register(sequence)

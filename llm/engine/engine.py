@@ -29,6 +29,7 @@ from mtmd.llm.engine.runner import PREFILL, Runner
 from mtmd.llm.engine.sequence import Sequence, Token
 from mtmd.llm.engine.spans import Span, blocks, identities, lay_out, stretch
 from mtmd.llm.engine.speculation import MOST_ROWS, Mode, Speculation, speculation
+from mtmd.llm.plan_maker import Deferral, PlanMaker
 from mtmd.llm.sampling.rows import Row, rows_of, tensor_of
 from mtmd.llm.sampling.sampler import Sampler
 from mtmd.llm.sampling.together import Drawn, Wish, draw
@@ -90,7 +91,8 @@ class Engine:
     """`runner` computes; `pages` of 32 tokens are shared by all, at least a whole context and one
     more. `may_run` says whether there is memory for a batch; one for which there is not is made
     smaller, as far as that goes. How many may wait is for the caller to decide. `speculate`: as
-    `speculation.Mode`.
+    `speculation.Mode`. `plans`: by whom the plan of a batch is made while those of it go on who
+    wait for their next token; it is not used where `Runner.plans_beside` says no.
     """
 
     def __init__(
@@ -99,15 +101,22 @@ class Engine:
         *,
         may_run: abc.Callable[[Plan], bool] = lambda _: True,
         speculate: Mode = "off",
+        plans: PlanMaker | None = None,
     ):
         self.runner, self._may_run = runner, may_run
         self.cache: Cache = runner.new_cache()
         self.draws_together = runner.backends[0].device.type == "cuda"
         """Whether the tokens of a batch are chosen where its logits are, in one go."""
-        self._planning_s = 0.0
-        """What making plans has taken of a step."""
+        self.plans = plans if runner.plans_beside(self.cache) else None
+        self._deferral = None if self.plans is None else Deferral(self.plans)
+        self._planned, self._planning_s = False, 0.0
+        """Whether a plan was made in a step, and how long that has taken."""
         self.steps = self.rows = 0
         """Batches run so far, and tokens in them."""
+        self.deferred = self.held_up = 0
+        """Batches without their parts of prompts, which waited for a plan; plans for which somebody
+        has waited who waits for a next token.
+        """
         self.made_way = 0
         """How often a sequence has given its place to another owner's."""
         self.speculation: Speculation = speculation(
@@ -147,6 +156,8 @@ class Engine:
         """Recurrent states before proposed tokens: of a sequence's `done` tokens."""
         self._chosen = 0  # tokens of all answers
         self.speculation.reset()
+        if self._deferral is not None:
+            self._deferral.end()
 
     def submit(self, prompt: Prompt) -> Sequence:
         """Begin a sequence. Raises PromptError where its prompt does not fit, ModelError for a
@@ -182,7 +193,7 @@ class Engine:
             return self._alone(self._suspects.popleft())
         if changed := self._choose_held():
             return changed
-        start, chosen, plans = time.perf_counter(), self._chosen, self.runner.plans_made
+        start, chosen = time.perf_counter(), self._chosen
         if (greedy := self.batcher.greedy()) is not None:
             self._put_aside(greedy)
         self.speculation.propose([s for s in self.batcher.running if s not in self._held])
@@ -194,8 +205,8 @@ class Engine:
             self._admit(sequence)
         if not step.parts:
             return self._choose_held(IDLE_S) if self._held else self._stuck()
-        answering = all(sequence.decoding for sequence, _ in step.parts)
-        used = sum(number for sequence, number in step.parts if sequence.decoding)
+        waiting = {sequence for sequence, _ in step.parts if sequence.decoding}
+        used = sum(number for sequence, number in step.parts if sequence in waiting)
         try:
             step, logits = self._run(step)
         except DeviceError:
@@ -206,8 +217,9 @@ class Engine:
             return []
         changed = self._advance(step, logits)
         rows, seconds = sum(number for _, number in step.parts), time.perf_counter() - start
-        planned = self.runner.plans_made > plans
-        if answering:
+        planned = self._planned
+        self.held_up += planned and bool(waiting)
+        if all(sequence in waiting for sequence, _ in step.parts):
             self.speculation.ran(
                 len(step.parts), rows, seconds, self._chosen - chosen, planned=planned
             )
@@ -252,20 +264,45 @@ class Engine:
         """What was run of a step, and logits [S, V] of its parts in order, None where nobody needs
         them.
         """
-        batch = self._batch(step)
+        step, batch = self._ready(step)
+        start = time.perf_counter()
+        self._planned = not self.runner.is_ready(batch.shape)
+        if self._planned and self.plans is not None:
+            self.plans.take(batch.shape)
         # The smallest step runs in any case: waiting frees nothing where all wait.
         while not self._may_run(self.runner.plan(batch.shape)) and (smaller := step.smaller()):
             step, batch = smaller, self._batch(smaller)
+        self._planned |= not self.runner.is_ready(batch.shape)
+        if self.runner.lead is None:  # else all ranks make it at once, as they begin
+            self.runner.prepare(batch.shape)
+        self._planning_s = time.perf_counter() - start if self._planned else 0.0
         if self.cache.recurrent:
             self._keep_before(step)
-        self._planning_s = 0.0
-        if self.runner.lead is None:  # else all ranks make it at once, as they begin
-            start = time.perf_counter()
-            self.runner.prepare(batch.shape)
-            self._planning_s = time.perf_counter() - start
         logits = self.runner.forward(batch)
         self.steps, self.rows = self.steps + 1, self.rows + sum(number for _, number in step.parts)
         return step, logits if batch.answers else None
+
+    def _ready(self, step: Step) -> tuple[Step, Batch]:
+        """A step and its batch; without its parts of prompts where the plan for all is yet to be
+        made, and the one for those who wait for their next token is there.
+        """
+        deferral, alone, batch = self._deferral, step.alone(), None
+        if deferral is not None and alone is not None:
+            batch = None if deferral.lasts else self._batch(step)
+            if batch is None or not self.runner.is_ready(batch.shape):
+                fewer = self._batch(alone)
+                is_ready = self.runner.is_ready(fewer.shape)
+                if is_ready and (batch is None or deferral.begin(batch.shape)):
+                    self.deferred += 1
+                    return alone, fewer
+        if deferral is not None and (alone is not None or not self._is_plain(step)):
+            deferral.end()
+        return step, self._batch(step) if batch is None else batch
+
+    def _is_plain(self, step: Step) -> bool:
+        """Whether nothing is read though there are prompts to be: those wait as before."""
+        reads = any(not sequence.decoding for sequence in self.batcher.running)
+        return reads and all(sequence.decoding for sequence, _ in step.parts)
 
     def _keep_before(self, step: Step) -> None:
         """Copies of the states that proposed tokens are about to change."""

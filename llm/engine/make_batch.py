@@ -27,7 +27,8 @@ def make_batch(
     Logits are computed for the last token of each, or, with `rows`, the last so many; or for none.
     Spans that are not laid out go on
     at the sequence's position. Rows are added up to a shape that there are few of; logits of the
-    sequences come first.
+    sequences come first. In a cache that is read in place, images are filled up by the last row of
+    theirs, which is put where it is once more: then there is no room needed for them.
     """
     made = _Making(cache)
     for sequence, spans in parts:
@@ -97,7 +98,14 @@ class _Making:
         )
         spare = shape.tokens - len(self.tokens)
         wanted += [0] * (shape.wanted - answers)
-        self.image_at += range(len(self.tokens), len(self.tokens) + shape.images - images)
+        rows = torch.cat(self.images) if self.images else None
+        if rows is not None and (more := shape.images - images):
+            if self.cache.in_place:  # the last one once more, at its own place
+                rows = torch.cat((rows, rows[-1:].expand(more, -1)))
+                self.image_at += self.image_at[-1:] * more
+            else:
+                rows = torch.cat((rows, rows.new_zeros(more, rows.shape[1])))
+                self.image_at += range(len(self.tokens), len(self.tokens) + more)
         if spare:
             self.tokens += [0] * spare
             self.slots += [i % PAGE for i in range(spare)]
@@ -106,9 +114,6 @@ class _Making:
         empty = shape.sequences - sequences
         self.starts += [self.starts[-1]] * (empty - 1) + [shape.tokens] * min(empty, 1)
         self.sequence_slots += [self.cache.sequences] * empty
-        rows = torch.cat(self.images) if self.images else None
-        if rows is not None and shape.images > images:
-            rows = torch.cat((rows, rows.new_zeros(shape.images - images, rows.shape[1])))
         first, own, block_last = np.array(self.marks, np.int64).reshape(-1, 3).T.copy()
         return Batch(
             _numbers(self.tokens),
@@ -119,9 +124,7 @@ class _Making:
             block_last,
             _numbers(self.starts),
             _numbers(self.sequence_slots),
-            self._table(shape.pages)
-            if self.cache.paged
-            else _numbers(self._all_pages(shape.pages)),
+            self._table(shape.pages) if self.cache.paged else self._all_pages(shape.pages),
             rows,
             _numbers(self.image_at) if rows is not None else None,
             _numbers(wanted),
@@ -148,12 +151,11 @@ class _Making:
         table[: len(self.pages)] = self.pages
         return table
 
-    def _all_pages(self, count: int) -> list[int]:
-        """With pages that nobody looks at: those that follow, where that keeps a run of neighbours,
-        which need not be copied.
+    def _all_pages(self, count: int) -> np.ndarray:
+        """The same with pages behind them that nobody looks at: those that follow, where that keeps
+        a run of neighbours, which need not be copied.
         """
-        last = self.pages[-1]
-        return self.pages + [
-            p if p < self.cache.pages else 0
-            for p in range(last + 1, last + 1 + count - len(self.pages))
-        ]
+        table, used = self._table(count), len(self.pages)
+        follow = min(count - used, self.cache.pages - 1 - self.pages[-1])
+        table[used : used + follow] = np.arange(follow) + self.pages[-1] + 1
+        return table

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import abc
 from contextlib import AbstractContextManager, nullcontext
-from functools import cached_property, lru_cache
+from functools import cached_property
+from threading import Lock
 from typing import Protocol
 
 import torch
@@ -18,6 +19,7 @@ from mtmd.kernels.plan.executor import Executor, Observer, Residency, memory_for
 from mtmd.kernels.plan.flash_choice import AttentionForm, FlashChoice, choose
 from mtmd.kernels.plan.layer_split import LayerSplit
 from mtmd.kernels.plan.scheduler import Override, Plan, make_plan
+from mtmd.kernels.resources.made_once import MadeOnce
 from mtmd.llm.batch import Batch, BatchShape
 from mtmd.llm.engine.make_batch import make_batch
 from mtmd.llm.engine.sequence import Sequence
@@ -101,14 +103,16 @@ class Runner:
         self.flash: FlashChoice = choose(self._probes, backends, overrides, flash_attn, split)
         self.threads: int | None = None
         """Of the CPU, by which machine code ran last; None before that."""
+        self._noting = Lock()
         self.fallbacks: dict[BatchShape, Plan] = {}
         """Plans in use in which the preferred backend refused something, the last `FALLBACKS` of
         them.
         """
         self.pace = Pace(ROW["cpu" if backends[0].device.type == "cpu" else "gpu"])
         """What batches of several rows cost, as far as it has been measured."""
-        self._plan = lru_cache(maxsize=PLANS)(self._make_plan)
-        self._executor = lru_cache(maxsize=PLANS)(self._make_executor)
+        # By shape, and whether every value is kept
+        self._plan = MadeOnce(self._make_plan, PLANS)
+        self._executor = MadeOnce(self._make_executor, PLANS)
 
     def graph(self, batch: BatchShape, form: AttentionForm | None = None) -> list[Node]:
         """-> what is kept for later, then logits [R, V]; of a rank, its part of the graph"""
@@ -140,34 +144,52 @@ class Runner:
         """The plan of one shape of batch. `overwrite=False` keeps every value intact, for looking
         on.
         """
-        return self._plan(batch, overwrite)
+        executor = self._executor.kept((batch, not overwrite))
+        return self._plan((batch, not overwrite)) if executor is None else executor.plan
 
     def new_plan(self, batch: BatchShape) -> Plan:
         """The same, not kept: for looking at many shapes."""
-        return self._make_plan(batch, True)
+        return self._make_plan((batch, False))
 
-    def _make_plan(self, batch: BatchShape, overwrite: bool) -> Plan:
-        return make_plan(self.graph(batch), self.backends, self.overrides, overwrite, self.split)
+    def _make_plan(self, key: tuple[BatchShape, bool]) -> Plan:
+        batch, intact = key
+        graph = self.graph(batch)
+        return make_plan(graph, self.backends, self.overrides, not intact, self.split)
 
     @property
     def plans_made(self) -> int:
         """So far, to be run."""
-        return self._executor.cache_info().misses
+        return self._executor.begun
+
+    def is_ready(self, batch: BatchShape) -> bool:
+        """Whether a batch of this shape can run without a plan being made first, or waited for."""
+        executor = self._executor.kept((batch, False))
+        return executor is not None and executor.is_prepared
 
     def _probes(self, form: AttentionForm) -> list[list[Node]]:
         return [self.graph(batch, form) for batch in self.sizes().values()]
 
-    def _make_executor(self, batch: BatchShape, intact: bool = False) -> Executor:
+    def _make_executor(self, key: tuple[BatchShape, bool]) -> Executor:
+        batch, intact = key
         plan = self.plan(batch, not intact)
         if any(r.backend in {d.name for d in self.devices} for r in plan.refusals):
-            self.fallbacks[batch] = plan
-            for oldest in list(self.fallbacks)[:-FALLBACKS]:
-                self.fallbacks.pop(oldest, None)
+            with self._noting:
+                kept = list({**self.fallbacks, batch: plan}.items())[-FALLBACKS:]
+                self.fallbacks = dict(kept)  # whole: other threads may be reading
         return Executor(plan, self.residency)
 
+    def plans_beside(self, cache: Cache) -> bool:
+        """Whether another thread may make plans while batches run: on a CPU, and without ranks,
+        which make each at once together.
+        """
+        on_cpu = all(backend.device.type == "cpu" for backend in self.backends)
+        return cache.in_place and on_cpu and self.lead is None
+
     def prepare(self, batch: BatchShape) -> None:
-        """Have the weights and the plan of a shape of batch in memory, ready to run."""
-        self._executor(batch).prepare()
+        """Have the weights and the plan of a shape of batch in memory, ready to run. Any thread may
+        do that, beside one that runs other batches.
+        """
+        self._executor((batch, False)).prepare()
 
     def new_cache(self) -> Cache:
         """Memory for every layer's states, where the nodes run that write them. It is taken as
@@ -256,7 +278,7 @@ class Runner:
         """
         # Whoever looks on wants to see the nodes that the family has, and no others in their place.
         looks_on = observe is not None and any(d.fuses for d in self.devices)
-        executor = self._executor(batch.shape, True) if looks_on else self._executor(batch.shape)
+        executor = self._executor((batch.shape, looks_on))
         with self.lead.forward(batch) if self.lead else nullcontext():
             logits = executor.run(batch, observe)[-1]
         if len(logits) > batch.answers:

@@ -180,12 +180,16 @@ def deepstack(x: Node, layer: int, inputs: TextInputs) -> Node:
     """
     if not inputs.images or inputs.image_width < (layer + 2) * x.shape[1]:
         return x
-    return ops.add_rows(
-        x,
-        image_features(inputs, layer + 1, x.shape[1]),
-        inputs.image_at(),
-        name=f"blk.{layer}.deepstack",
+    features, at = image_features(inputs, layer + 1, x.shape[1]), inputs.image_at()
+    if inputs.images < inputs.tokens:
+        return ops.add_rows(x, features, at, name=f"blk.{layer}.deepstack")
+    # One row may be there several times, to fill up (`make_batch`): it is put so often, not added.
+    rows = ops.add(
+        ops.take_rows(x, at, name=f"blk.{layer}.deepstack.images"),
+        features,
+        name=f"blk.{layer}.deepstack.sum",
     )
+    return ops.place_rows(x, rows, at, name=f"blk.{layer}.deepstack")
 
 
 def from_gguf(keys: Settings, names: Collection[str]) -> dict[str, Any]:

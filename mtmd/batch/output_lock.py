@@ -17,11 +17,7 @@ from typing import BinaryIO
 
 from mtmd.kernels.errors import OptionError
 from mtmd.kernels.text import one_line
-
-if sys.platform == "win32":
-    import msvcrt
-else:
-    import fcntl
+from mtmd.process.file_lock import lock
 
 ENDING = ".lock"
 OWNER_BYTES = 1000
@@ -72,7 +68,7 @@ def _locked(path: Path, out: Path) -> tuple[BinaryIO, bool]:
         try:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise OSError(errno.EINVAL, "it is there, and no regular file")
-            has = _lock(file)
+            has = lock(file, byte=OWNER_BYTES)  # what is locked on Windows cannot be read
             if has is False:
                 raise OptionError(
                     f"out {out}: found another `mtmd batch` at work there "
@@ -87,23 +83,6 @@ def _locked(path: Path, out: Path) -> tuple[BinaryIO, bool]:
             file.close()
             raise
         file.close()
-
-
-def _lock(file: BinaryIO) -> bool | None:
-    """Whether it was had, None where there are no locks."""
-    if sys.platform == "win32":
-        file.seek(OWNER_BYTES)  # what is locked there cannot be read
-        with suppress(OSError):
-            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-            return True
-        return False
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):  # the second of SMB
-        return False
-    except OSError:
-        return None
-    return True
 
 
 def _check_ours(file: BinaryIO, path: Path, out: Path) -> None:

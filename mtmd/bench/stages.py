@@ -88,6 +88,13 @@ class Plan:
 
 
 @dataclass
+class _Run:
+    """One measurement, while it is made."""
+
+    tokens: int
+
+
+@dataclass
 class _Series:
     """Measurements of one stage at one point."""
 
@@ -206,7 +213,7 @@ class _Bench:
             if self.plan.copying and point == self.plan.base():
                 self._copy(point, counted)
             if "first token" in stages:
-                self._first_token(point, counted, sum(map(len, spans)))
+                self._first_token(point, counted)
         self.subject.threads(self.threads)
 
     def _look(self, point: Point, stages: Sequence[str], counted: bool) -> list[Any]:
@@ -245,11 +252,11 @@ class _Bench:
             if counted:
                 self.series.setdefault((name, point), _Series(1, None)).ms.append(ms)
 
-    def _first_token(self, point: Point, counted: bool, length: int) -> None:
+    def _first_token(self, point: Point, counted: bool) -> None:
         self.subject.start_service()
         try:
-            with self._timed("first token", point, counted, length):
-                self.subject.first_token(point.resolution, point.images, point.context)
+            with self._timed("first token", point, counted) as run:
+                run.tokens = self.subject.first_token(point.resolution, point.images, point.context)
         finally:  # its caches are no part of the other stages
             self.subject.stop_service()
 
@@ -262,22 +269,24 @@ class _Bench:
         tokens: int = 0,
         work: Callable[[], Work] | None = None,
         runs: int = 1,
-    ) -> Iterator[None]:
-        """Time and peak memory of the body, which does the same `runs` times. What a user waits
+    ) -> Iterator[_Run]:
+        """Time and peak memory of the body, which does the same `runs` times, and may say itself
+        how many tokens it had. What a user waits
         for once, the first token, takes as long as it takes, under a CPU quota, too.
         """
         clock = SustainedClock(None) if name == "first token" else self._clock
         peaks: list[tuple[int, int]] = []
+        run = _Run(tokens)
         self.subject.synchronize()
         with self.subject.peak(peaks):
             begun = clock.now()
-            yield
+            yield run
             self.subject.synchronize()
             ms = clock.since(begun) * 1e3 / runs
         if counted:
             series = self.series.get((name, point))
             if series is None:
-                series = _Series(tokens, work() if work else None)
+                series = _Series(run.tokens, work() if work else None)
                 self.series[name, point] = series
             series.ms.append(ms)
             series.peaks += peaks

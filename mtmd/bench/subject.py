@@ -112,6 +112,14 @@ class Subject:
             plan = checkpoint.vision.resolution.prepare(picture(resolution), self.budget)
             pictured = images * plan.tokens
         context = pictured + prompt + decode + SLACK
+        if context > checkpoint.text.context:
+            beside = f"{decode} decoded and {SLACK} for the chat template"
+            beside = f"{pictured} of pictures, {beside}" if pictured else beside
+            raise OptionError(
+                f"context: found {prompt} tokens of text, beside {beside}, expected at most "
+                f"{checkpoint.text.context} in all, which {name or model or 'demo model'} was made "
+                "for"
+            )
         self.model = Model(checkpoint, replace(options, context=context), name=name)
         self.detail = detail
         self.runner, self.encoder = self.model.runner, self.model.encoder
@@ -246,8 +254,10 @@ class Subject:
 
         return self.model.exclusively(work)
 
-    def first_token(self, resolution: int, images: int, length: int) -> None:
-        """From a picture's pixels to the first token of an answer, as an application asks."""
+    def first_token(self, resolution: int, images: int, length: int) -> int:
+        """From a picture's pixels to the first token of an answer, as an application asks. How many
+        tokens the prompt had: `length` of text are met nearly, and a chat template has its own.
+        """
         text = self._text(length)
         content = [
             *({"type": "image", "image": self._new_picture(resolution)} for _ in range(images)),
@@ -260,6 +270,7 @@ class Subject:
             detail=cast(Detail, self.detail),
         )
         assert isinstance(last, Finished)
+        return last.answer.receipt.prompt_tokens
 
     def start_service(self) -> None:
         """Its caches, before anything is timed."""

@@ -19,6 +19,8 @@ from urllib.parse import quote, unquote_to_bytes
 from mtmd.kernels.errors import ImageError, OptionError
 from mtmd.kernels.files import open_regular
 from mtmd.kernels.text import one_line
+from mtmd.prompt.urls.data_url import read_data_url
+from mtmd.prompt.urls.kinds import is_data_url, url_identity
 
 ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 # Stores in which an object is there whole or not at all: what is sent in pieces is put together at
@@ -40,8 +42,10 @@ def is_address(word: str) -> bool:
 
 
 def full_name(word: str) -> str:
-    """The same from any working directory: an absolute path, or the address as it stands."""
-    if is_address(word):
+    """The same from any working directory: an absolute path, or the address or data URL as it
+    stands.
+    """
+    if is_address(word) or is_data_url(word):
         return word
     if word.startswith("file://"):
         word = os.fsdecode(unquote_to_bytes(word.removeprefix("file://")))
@@ -88,8 +92,11 @@ def told_reason(error: BaseException, source: str = "") -> str:
 
 def identity(source: str) -> str:
     """A name of its own for a path or an address, in which nothing is secret: where something was
-    left out, the first digits of the SHA-256 of the whole stand behind it.
+    left out, the first digits of the SHA-256 of the whole stand behind it. Of a data URL these
+    alone.
     """
+    if is_data_url(source):
+        return url_identity(source)
     open_ = without_secrets(source)
     if open_ == source:
         return source
@@ -97,7 +104,11 @@ def identity(source: str) -> str:
 
 
 def path_in(source: str) -> str:
-    """What says by its ending what `source` is: of an address of the web, without its query."""
+    """What says by its ending what `source` is: of an address of the web, without its query; a data
+    URL has none.
+    """
+    if is_data_url(source):
+        return ""
     kind = source.partition("://")[0].lower()
     return without_secrets(source) if kind in STREAMED and "://" in source else source
 
@@ -105,8 +116,11 @@ def path_in(source: str) -> str:
 def named_by(table: str, value: str, anywhere: bool) -> str:
     """The file that `table`, a path or an address, calls `value`. Unless `anywhere`, it has to lie
     below the table's folder, or behind an address of its kind, and host, where it has one: what a
-    table names is read with the rights and keys of whoever runs the command. Raises ImageError.
+    table names is read with the rights and keys of whoever runs the command. A data URL is there
+    already. Raises ImageError.
     """
+    if is_data_url(value):
+        return value
     is_web = table.partition("://")[0].lower() in STREAMED
     folder = (table.partition("?")[0] if is_web else table).rpartition("/")[0]
     is_whole = is_address(value) or value.startswith(("/", "file://"))
@@ -233,7 +247,11 @@ def open_seekable(source: str) -> BinaryIO:
 
 
 def read_most(source: str, most: int) -> bytes:
-    """A file, of which one byte more than `most` at most is read. Raises ImageError."""
+    """A file, of which one byte more than `most` at most is read, or what a data URL holds. Raises
+    ImageError.
+    """
+    if is_data_url(source):
+        return read_data_url(source, most, url_identity(source))
     return _read(source, lambda fs, path: _whole(fs, path, source, most))
 
 

@@ -70,6 +70,10 @@ def check_ray_options(args: argparse.Namespace) -> bool:
     for name, (usual, advice) in OF_ONE_SERVER.items():
         if getattr(args, name) != usual:
             raise OptionError(f"--{name.replace('_', '-')}: found beside --ray; {advice}")
+    if str(args.host).startswith("unix:"):
+        raise OptionError(
+            "--host: found a socket in a file beside --ray; Ray Serve's proxy listens at an address"
+        )
     replicas(args.replicas)
     return True
 

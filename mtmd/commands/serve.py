@@ -55,11 +55,19 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     server.add_argument(
         "--host",
         default="127.0.0.1",
-        help="address to listen on; others than this machine's own need a key (--api-key-file) "
-        "(default: %(default)s)",
+        help="address to listen on; others than this machine's own need a key (--api-key-file). "
+        "unix:PATH is a socket in a file, without a port (default: %(default)s)",
     )
     server.add_argument(
         "--port", type=int, default=8080, help="0 takes a free one (default: %(default)s)"
+    )
+    server.add_argument(
+        "--socket-mode",
+        type=_mode,
+        default=0o600,
+        metavar="MODE",
+        help="who may open the socket of --host unix:PATH: 660 its group too, 666 every user of "
+        "this machine (default: 600, its owner alone)",
     )
     server.add_argument(
         "--alias",
@@ -265,11 +273,20 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="ADDRESS",
-        help="believe X-Forwarded-For, -Host, -Proto and -Prefix of this address or network; may "
-        "be repeated (default: nobody's)",
+        help="believe X-Forwarded-For, -Host, -Proto and -Prefix of this address or network; unix: "
+        "of who comes through --host unix:PATH; may be repeated (default: nobody's)",
     )
     add_model_arguments(sub)
     add_ray_arguments(sub)
+
+
+def _mode(text: str) -> int:
+    try:
+        return int(text, 8)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(
+            f"found {text!r:.40}, expected octal digits such as 660"
+        ) from error
 
 
 def run(args: argparse.Namespace) -> int:
@@ -334,7 +351,7 @@ def _serve(
     server = Server(create_loading_app(how_far, settings), settings, sock)
     with ExitStack() as stack:
         with server.answering():
-            print(f"loading; {server.url}/ready tells how far", flush=True)
+            print(f"loading; {_page(server.url, '/ready')} tells how far", flush=True)
             notify_systemd("STATUS=loading")
             serve: Callable[..., tuple[Any, Any, list[str]]]
             warm_up: Callable[[Any], Any]
@@ -479,7 +496,7 @@ def _serve_many(
             f"{len(listed)} model{'s' if len(listed) > 1 else ''} to choose from: {names}"
             f"{', ...' if len(listed) > NAMED else ''}",
             f"conversations: {folder or 'not kept'}",
-            f"serving at {server.url}, OpenAI's interface at {server.url}/v1; Ctrl-C stops",
+            _serving_at(server.url),
         )
         print(for_terminal("\n".join(lines)), flush=True)
         notices = [*left_out, *_told_of(store), *_told_of_modes(opened)]
@@ -658,6 +675,7 @@ def _settings(args: argparse.Namespace) -> Any:
     return ServerSettings(
         host=args.host,
         port=args.port,
+        socket_mode=args.socket_mode,
         api_keys=tuple(args.api_key),
         named_keys=parse_keys(api_keys_from_environment(), "MTMD_API_KEYS"),
         api_key_file=Path(args.api_key_file).expanduser() if args.api_key_file else None,
@@ -732,6 +750,16 @@ def _told_of_modes(opened: list[str]) -> list[str]:
     return [told] if opened else []
 
 
+def _serving_at(url: str) -> str:
+    v1 = _page(url, "/v1")
+    return f"serving at {for_terminal(url)}, OpenAI's interface at {v1}; Ctrl-C stops"
+
+
+def _page(url: str, path: str) -> str:
+    """How one is written that is at `path` of the server."""
+    return f"{path} there" if url.startswith("unix:") else f"{url}{path}"
+
+
 def _say(
     url: str,
     name: str,
@@ -744,7 +772,7 @@ def _say(
     lines = (
         f"{name} on {report.device} ({report.device_name}), {report.dtype}",
         f"conversations: {folder or 'not kept'}",
-        f"serving at {url}, OpenAI's interface at {url}/v1; Ctrl-C stops",
+        _serving_at(url),
     )
     print(for_terminal("\n".join(lines)), flush=True)
     warnings = notices + [
@@ -754,7 +782,7 @@ def _say(
     if not report.fully_accelerated:
         warnings.append(
             f"not everything runs on {report.device} as it should: `mtmd warmup`, or "
-            f"{url}/diagnostics, tells what and why"
+            f"{_page(url, '/diagnostics')}, tells what and why"
         )
     for warning in [*warnings, *_warnings_of_access(settings)]:
         warn(warning)

@@ -25,7 +25,7 @@ from mtmd.kernels.errors import DeviceError, MtmdError
 from mtmd.kernels.resources.heartbeat import Heartbeat
 from mtmd.kernels.resources.priority import ahead
 from mtmd.kernels.resources.turns import aside
-from mtmd.tracebacks import stack_text, traceback_text
+from mtmd.process.tracebacks import stack_text, traceback_text
 
 HANG_S = 300.0  # a node takes seconds; the first run of one may compile it
 TICK_S = 1.0  # between two looks at the thread, at most

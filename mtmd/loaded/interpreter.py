@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-SWITCH_S = 0.00005
+SWITCH_S = 0.0003
 LOOK_S = 0.25
 FULL_EVERY = 35_000  # objects made and not let go, as the collections of new ones count them
 NET = 1000  # collections of what is not new after which the interpreter would do it, not our thread
@@ -34,9 +34,11 @@ def collects_in_parts(version: tuple[int, ...]) -> bool:
 def shared_out_promptly() -> Iterator[None]:
     """For the whole process meanwhile, once what it needs has been loaded.
 
-    A thread that computes in Python gives way to others after a twentieth of a millisecond, not
-    after 5: the thread of the device asks for the interpreter many times a token, and each time
-    waits that long for everyone who computes. And garbage is collected in short pauses (`Pauses`).
+    A thread that computes in Python gives way to others after a third of a millisecond, not after
+    5: the thread of the device asks for the interpreter some times a token, and each time waits
+    that long for everyone who computes. Nor much sooner: each thread that waits wakes up so often
+    to ask, and with a few of them one core does nothing else, on which the thread that has the
+    interpreter would run. And garbage is collected in short pauses (`Pauses`).
     """
     before, thresholds = sys.getswitchinterval(), gc.get_threshold()
     sys.setswitchinterval(SWITCH_S)

@@ -106,9 +106,10 @@ class LoadedModel:
         assert not isinstance(chosen.memory_limit, str)  # the options made it a number
         self.admission = Admission(self.encoder, self.runner, chosen.memory_limit, CACHE_BYTES)
         self.grammars = (IsolatedGrammars if chosen.isolate else Grammars)(checkpoint.tokenizer)
-        threads = torch.get_num_threads()
+        self.own_threads = partial(own_threads, torch.get_num_threads())
+        """What a thread that plans or computes begins with."""
         side = self.encoder.side if self.encoder else None
-        self.device_thread = DeviceThread(partial(_begin, threads, side))
+        self.device_thread = DeviceThread(partial(_begin, self.own_threads, side))
         on_cpu = all(backend.device.type == "cpu" for backend in self.backends)
         self.device_thread.can_fork = on_cpu and group is None
         if self.ranks:
@@ -296,9 +297,9 @@ def _import_native(backends: Sequence[Backend]) -> None:
         import mtmd.kernels.plan.native_run  # noqa: F401
 
 
-def _begin(threads: int, side: SideStream | None) -> None:
+def _begin(threads: Callable[[], None], side: SideStream | None) -> None:
     """On the thread that owns the device, each time it begins."""
-    own_threads(threads)
+    threads()
     if side is not None:
         side.let_first()
 

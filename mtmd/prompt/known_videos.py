@@ -62,6 +62,13 @@ class KnownVideos:
         self._met: OrderedDict[tuple[Place, Span], tuple[VideoFacts, Part]] = OrderedDict()
         self._known: OrderedDict[Any, Known] = OrderedDict()
 
+    @property
+    def held_bytes(self) -> int:
+        """Of all of it, about."""
+        with self._lock:
+            known = list(self._known.values())
+        return sum(one.tile_bytes + one.noted_bytes for one in known)
+
     def met(self, place: Place, span: Span) -> tuple[VideoFacts, Part] | None:
         """What a file says of itself, and what of it lies in `span`."""
         with self._lock:

@@ -64,6 +64,11 @@ class Videos:
         self._loaded, self._bridge = loaded, bridge
         self._known = KnownVideos()
 
+    @property
+    def held_bytes(self) -> int:
+        """Of those that were asked about, for who asks again."""
+        return self._known.held_bytes
+
     def show(
         self,
         videos: Sequence[Wanted],

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import abc, deque
+from collections import abc
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -38,6 +38,7 @@ from mtmd.llm.batch import BatchShape
 from mtmd.llm.engine.engine import Constraint, Engine, Prompt
 from mtmd.llm.engine.sequence import Sequence, Token
 from mtmd.llm.foreseen import few_rows
+from mtmd.llm.plan_maker import PlanMaker
 from mtmd.llm.sampling.options import SEED_MAX
 from mtmd.llm.sampling.sampler import Sampler
 from mtmd.llm.tokenizer.control_tokens import SEAL
@@ -45,6 +46,7 @@ from mtmd.llm.tokenizer.text_stream import StopChecker
 from mtmd.loaded.device_thread import AGAIN, HANG_S, DeviceUser, again
 from mtmd.loaded.loaded_model import LoadedModel
 from mtmd.loaded.report import warmup_report
+from mtmd.process.tracebacks import traceback_text
 from mtmd.prompt.conversation import Message, RawPrompt
 from mtmd.prompt.prompts import Prompts
 from mtmd.service.call_plan import CallPlan, check_ids, plan_calls
@@ -59,7 +61,6 @@ from mtmd.service.receipts import make_receipt
 from mtmd.service.request import Request
 from mtmd.service.ticket import Ticket
 from mtmd.tools.parser import CallPiece, Piece
-from mtmd.tracebacks import traceback_text
 
 if TYPE_CHECKING:  # not in typing before Python 3.11
     from typing_extensions import Self
@@ -99,8 +100,12 @@ class Service:
     ):
         loaded = self._loaded = model.loaded
         self._prompts = model.prompts
+        self._plans = PlanMaker(self._make_plan, loaded.own_threads, self._not_foreseen)
         self.engine = Engine(
-            loaded.runner, may_run=loaded.admission.may_decode, speculate=loaded.options.speculate
+            loaded.runner,
+            may_run=loaded.admission.may_decode,
+            speculate=loaded.options.speculate,
+            plans=self._plans,
         )
         self.encoding = EncodeQueue(self._prompts.bridge) if loaded.encoder else None
         if loaded.encoder and loaded.encoder.side:
@@ -122,8 +127,6 @@ class Service:
         """Of requests from before they are posted to their end: who waits, also behind a hang."""
         self._by_sequence: dict[Sequence, Request] = {}
         self._batch_s = 0.0
-        self._foreseen: deque[BatchShape] = deque()
-        """Of which plans are made when there is nothing else to do."""
         self._processed = ProcessedTiles()
         self._share_cache = share_cache
         self._counting = threading.Lock()
@@ -405,11 +408,17 @@ class Service:
             engine.rows,
         )
         stats.programs_compiled = compilations().late - self._compiled_before
+        stats.plans_made, stats.plans_waited_for, stats.batches_deferred = (
+            self._loaded.runner.plans_made,
+            engine.held_up,
+            engine.deferred,
+        )
         if self.encoding:
             stats.encoding, stats.encode_batches = len(self.encoding.jobs), self.encoding.batches
             stats.encode_tiles, stats.encode_packed = self.encoding.tiles, self.encoding.packed
         stats.image_cache_bytes = self._prompts.bridge.cache.held
         stats.processed_bytes = self._processed.held
+        stats.video_cache_bytes = self._prompts.videos.held_bytes
         return ServiceStats(**vars(stats))
 
     def processed(self, sha256: str, tenant: str = "") -> tuple[np.ndarray, ...] | None:
@@ -419,12 +428,13 @@ class Service:
         return self._processed.get(sha256, self._salt(tenant), tenant)
 
     def plan_ahead(self) -> None:
-        """Have the plans made of batches that are likely to come, one at a time whenever there is
-        nothing else to do: each made later holds up those who wait for their next token.
+        """Have the plans made of batches that are likely to come, beside, one at a time whenever
+        there is nothing else to do: each made later holds up those who wait for their next token.
         """
-        batches = list(few_rows(self._loaded.runner, self.engine.cache))
+        proposals = self.engine.speculation.mode != "off"
+        batches = few_rows(self._loaded.runner, self.engine.cache, proposals)
         if batches:
-            self._device.post(lambda: self._foreseen.extend(batches))
+            self._device.post(lambda: self._foresee(batches))
 
     def read_rate(self, device: str) -> float | None:
         """Bytes/s at which memory of `device` is read while nobody else does anything with it, None
@@ -452,7 +462,9 @@ class Service:
         later is refused. A device that does not come to that `within_s` seconds, as it hangs, is
         given up: that is a fault.
         """
+        self._plans.close()
         self._device.close(within_s)
+        self._plans.join(within_s)
 
     def _constraint(
         self, settings: AnswerOptions, plan: CallPlan | None, stop: frozenset[int]
@@ -488,6 +500,19 @@ class Service:
         with suppress(MtmdError):  # the service is closed, and the request with it
             self._device.post(lambda: self._cancel(ticket))
 
+    # On the thread that makes plans, or on the device's.
+
+    def _make_plan(self, batch: BatchShape) -> None:
+        """And what is asked of it before it runs."""
+        runner = self._loaded.runner
+        runner.prepare(batch)
+        _ = runner.plan(batch).rough_bytes
+
+    def _not_foreseen(self, error: Exception) -> None:
+        """Nobody has asked for it: where it cannot be made, nobody's answer ends by that."""
+        told = error if isinstance(error, MtmdError) else traceback_text(error)
+        log.warning("no more plans are made ahead: %s", told)
+
     # Below here everything runs on the device thread.
 
     def _pause(self) -> float | None:
@@ -496,10 +521,10 @@ class Service:
         """
         if self.encoding and self.encoding.is_short and not self.engine.busy:
             return RETRY_S
-        busy = self.engine.busy or (self.encoding and self.encoding.busy) or self._foreseen
-        return 0 if busy else None
+        return None if self._is_idle else 0
 
     def _end_all(self) -> None:
+        self._plans.close()
         for ticket in list(self._requests):
             self._cancel(ticket)
 
@@ -548,32 +573,36 @@ class Service:
         """A slice of encoding, and a batch of the decoder; a slice is as long as the last batch if
         that is longer, so that neither waits for more than the other's share.
         """
+        self._plans.set_idle(self._is_idle)
         if self.encoding and self.encoding.busy:
             with goes_first():
                 encoded = self.encoding.step(max(SLICE_S, self._batch_s), not self.engine.busy)
             for job in encoded:
                 self._encoded(job)
-        elif not self.engine.busy and self._foreseen:
-            self._plan(self._foreseen.popleft())
         start, self._batch_s = time.perf_counter(), 0.0
         if self.engine.busy:
             with goes_first():
                 for sequence in self.engine.step():
                     self._hand_out(self._by_sequence[sequence])
             self._batch_s = time.perf_counter() - start
+        self._plans.set_idle(self._is_idle)
 
-    def _plan(self, batch: BatchShape) -> None:
-        """Nobody has asked for it: where it cannot be made, nobody's answer ends by that, unless it
-        is the device that failed.
-        """
+    @property
+    def _is_idle(self) -> bool:
+        return not (self.engine.busy or (self.encoding and self.encoding.busy))
+
+    def _foresee(self, batches: list[BatchShape]) -> None:
+        """The first plan is made here, as it reads the weights, with all threads of the device."""
+        first, *others = batches
         try:
-            self._loaded.runner.prepare(batch)
+            self._make_plan(first)
         except DeviceError:
             raise
         except Exception as error:
-            self._foreseen.clear()
-            told = error if isinstance(error, MtmdError) else traceback_text(error)
-            log.warning("no more plans are made ahead: %s", told)
+            self._not_foreseen(error)
+            return
+        self._plans.foresee(others)
+        self._plans.set_idle(self._is_idle)
 
     def _take(self, request: Request, after: Ticket | None = None) -> None:
         self._requests[request.ticket] = request

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any
 
 from mtmd.llm.sampling.json_schema import GRAMMAR_OPTIONS
+from mtmd.llm.sampling.schema_defaults import bound_numbers
 from mtmd.tools.syntax import ID, ID_PATTERN
 
 # Without forcing, every way to cut a text into tokens stays open: the model is asked, not the
@@ -71,7 +73,9 @@ class Lark:
     def json(self, schema: Mapping[str, Any], lenient: bool = False) -> str:
         """A value by a JSON schema."""
         options = {**GRAMMAR_OPTIONS["x-guidance"], "lenient": lenient}
-        return f"%json {json.dumps({**schema, 'x-guidance': options}, ensure_ascii=False)}"
+        bounded = deepcopy(dict(schema))
+        bound_numbers(bounded)
+        return f"%json {json.dumps({**bounded, 'x-guidance': options}, ensure_ascii=False)}"
 
     def source(self, start: str) -> str:
         return f"{HEAD}start: {start}\n" + "\n".join(self._rules) + "\n"

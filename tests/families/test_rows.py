@@ -15,8 +15,9 @@ from mtmd.checkpoint.open import open_checkpoint
 from mtmd.config import LoadOptions
 from mtmd.llm.engine.engine import Engine, Prompt
 from mtmd.llm.engine.make_batch import make_batch
-from mtmd.llm.engine.spans import Span
+from mtmd.llm.engine.spans import Span, lay_out
 from mtmd.llm.sampling.sampler import Sampler, Sampling
+from mtmd.llm.state import PAGE
 from mtmd.model import Model
 
 Build = Callable[[str, str], Oracle]
@@ -74,3 +75,47 @@ def test_an_answer_is_the_same_with_proposals(build: Build, row: str, variant: s
         answers.append([sequence.tokens for sequence in asked])
     assert answers[0] == answers[1]
     assert sum(sequence.proposed for sequence in asked) > 0
+
+
+@pytest.mark.parametrize(("row", "variant"), CASES)
+@pytest.mark.parametrize("rows", [6, 16], ids=["filled up", "full"])
+def test_picture_rows_that_only_fill_up_change_nothing(
+    build: Build, row: str, variant: str, rows: int
+) -> None:
+    """A part of a picture beside a token of an answer: as it is, and as a cache that is read in
+    place has it, by machine code and node by node.
+    """
+    model = Model(
+        open_checkpoint(build(row, variant).folder),
+        LoadOptions(device="cpu", parallel=2, context=128, dtype="fp32"),
+    )
+    runner = model.runner
+    cache = runner.new_cache()
+    if model.encoder is None:
+        pytest.skip("a family without pictures")
+    answering, reading = runner.begin(cache, 0), runner.begin(cache, 1)
+    runner.prefill([Span(PROMPT[:9])], cache, answering)
+    values = torch.randn(3, runner.family.image_width, generator=torch.Generator().manual_seed(1))
+    picture = Span((9,) * 3, values, content=b"a picture")
+    prompt = lay_out([Span((5, 6)), picture, Span(tuple(range(3, rows - 3)))], 0)[0]
+    parts = [(answering, [Span((7,))]), (reading, prompt)]
+    before = {name: t.clone() for name, t in cache.tensors.items()}
+    found = {}
+    for way in ("as it is", "in place", "node by node"):
+        for name, tensor in before.items():
+            cache.tensors[name].copy_(tensor)
+        cache.in_place = way != "as it is"
+        batch = make_batch(parts, cache)
+        assert batch.shape.images == (3 if way == "as it is" else batch.shape.tokens)
+        logits = runner.forward(batch, (lambda *_: None) if way == "node by node" else None)
+        states = {name: written(name, t) for name, t in cache.tensors.items()}
+        found[way] = {"logits": logits, **states}
+    for way in ("in place", "node by node"):
+        for name, value in found["as it is"].items():
+            difference = (found[way][name].double() - value.double()).square().mean()
+            assert difference < 1e-9 * value.double().square().mean(), (way, name)
+
+
+def written(name: str, states: torch.Tensor) -> torch.Tensor:
+    """Without what rows that fill up write: page 0, and the slot behind the others."""
+    return states[:, PAGE:].clone() if name.startswith("kv") else states[:-1].clone()

@@ -29,13 +29,16 @@ from processes import descendants
 POLL_S, SAMPLE_S, RETRY_S = 0.05, 0.25, 0.2
 ANSWER_TOKENS = 48
 LIMIT_S = 60.0
+SLOWEST = 5  # answers of /health that are told one by one
 
 
 class Findings:
     """Of one phase."""
 
     def __init__(self) -> None:
+        self.began = time.monotonic()
         self.health_ms: list[float] = []
+        self.slowest: list[tuple[float, float]] = []
         self.health: Counter[str] = Counter()
         self.gaps_ms: list[float] = []
         self.first_ms: list[float] = []
@@ -46,6 +49,9 @@ class Findings:
         return {
             "health": dict(self.health),
             "health_ms": percentiles(self.health_ms),
+            "slowest_health": [
+                {"ms": round(ms, 1), "at_s": round(at - self.began, 1)} for ms, at in self.slowest
+            ],
             "over_250_ms": sum(ms > 250 for ms in self.health_ms),
             "token_gap_ms": percentiles(self.gaps_ms),
             "first_token_ms": percentiles(self.first_ms),
@@ -91,6 +97,7 @@ class Watcher:
             except OSError:
                 said = b""
             found.health_ms.append(1e3 * (time.monotonic() - start))
+            found.slowest = sorted([*found.slowest, (found.health_ms[-1], start)])[-SLOWEST:]
             found.health[said[9:12].decode("latin-1") or "unanswered"] += 1
 
     def chat(self) -> None:

@@ -75,6 +75,27 @@ def test_small_batches_of_those_who_wait_are_foreseen() -> None:
     assert few and few <= foreseen
 
 
+@pytest.mark.parametrize("sequences", [1, 4, 6])
+@pytest.mark.parametrize("image_tokens", [0, 9])
+def test_every_small_batch_in_which_somebody_waits_is_foreseen(
+    sequences: int, image_tokens: int
+) -> None:
+    subject = small.engine(sequences=sequences, context=128)
+    runner = subject.runner
+    runner.image_tokens, whole = image_tokens, runner.pages_for(runner.context)
+    foreseen, answers = few_rows(runner, subject.cache), few_rows(runner, subject.cache, False)
+    assert len(set(foreseen)) == len(foreseen) <= FORESEEN < PLANS
+    assert foreseen[: len(answers)] == answers and foreseen[0] == BatchShape(1).rounded(True)
+    for tokens in range(1, FEW + 1):
+        for count in range(1, min(tokens, sequences) + 1):
+            for pages in range(1, count * whole + 1):
+                for images in range(min(image_tokens, tokens) + 1):
+                    batch = BatchShape(tokens, images, count, count, pages)
+                    assert batch.rounded(True) in answers, batch
+                proposed = BatchShape(tokens, 0, tokens, count, pages)
+                assert proposed.rounded(True) in foreseen, proposed
+
+
 def test_none_are_foreseen_where_pages_are_gathered() -> None:
     subject = small.engine()
     subject.cache.in_place = False

@@ -9,7 +9,7 @@ import os
 import random
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -608,28 +608,33 @@ def test_a_warm_up_beside_the_first_stream_takes_its_turn() -> None:
     asked for: it waits.
     """
     model = load(device="cpu")
-    forward, inside, overlap = model.runner.forward, threading.Event(), threading.Event()
-    waits = iter((1, 1, 1))  # long enough for the other to come here, if nothing keeps it away
+    forward, post = model.runner.forward, model.loaded.device_thread.post
+    inside, asked, threads = threading.Event(), threading.Event(), set[threading.Thread]()
 
     def watched(*arguments: Any) -> torch.Tensor:
-        if inside.is_set():
-            overlap.set()
+        threads.add(threading.current_thread())
+        if inside.is_set() and not asked.is_set():  # it did not ask: nothing kept it away
+            asked.set()
             return forward(*arguments)
         inside.set()
-        overlap.wait(next(waits, 0.01))
-        try:
-            return forward(*arguments)
-        finally:
-            inside.clear()
+        assert asked.wait(60)
+        return forward(*arguments)
+
+    def posted(action: Callable[[], None]) -> None:
+        post(action)
+        if inside.is_set():
+            asked.set()
 
     model.runner.forward = watched  # type: ignore[method-assign]
+    model.loaded.device_thread.post = posted  # type: ignore[method-assign]
     warming = threading.Thread(target=model.warm_up)
     warming.start()
     assert inside.wait(60)
     *_, last = model.stream([{"role": "user", "content": COUNT}], max_tokens=1)
     warming.join()
     model.close()
-    assert isinstance(last, Finished) and not overlap.is_set()
+    assert isinstance(last, Finished) and asked.is_set()
+    assert len(threads) == 1, "both run the decoder on the device's own thread, one after another"
 
 
 def test_a_closed_model_is_let_go_at_once(one: Path) -> None:

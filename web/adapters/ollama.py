@@ -55,8 +55,6 @@ def _answer_routes(routes: Blueprint, door: Door) -> None:
 
 
 def _model_routes(routes: Blueprint, door: Door) -> None:
-    started = datetime.now(timezone.utc)
-
     def described(name: str, model: Listed) -> dict[str, Any]:
         there = door.models.at_hand(model.name)
         report = there.warmup_report if there else None
@@ -64,7 +62,7 @@ def _model_routes(routes: Blueprint, door: Door) -> None:
         return {
             "name": _tagged(name),
             "model": _tagged(name),
-            "modified_at": _time(started),
+            "modified_at": _time(datetime.fromtimestamp(model.since, timezone.utc)),
             "size": sum(weights) if report else model.file_bytes or 0,
             "digest": hashlib.sha256(model.name.encode()).hexdigest(),
             "details": _details(model, report.dtype if report else model.kind),
@@ -118,7 +116,7 @@ def _model_routes(routes: Blueprint, door: Door) -> None:
                 "mtmd.context_length": model.context,
             },
             "capabilities": ["completion", "tools", *(["vision"] if model.sees else [])],
-            "modified_at": _time(started),
+            "modified_at": _time(datetime.fromtimestamp(model.since, timezone.utc)),
         }
 
 

@@ -22,6 +22,7 @@ from mtmd import (
     Ticket,
     TokenInfo,
 )
+from mtmd.checkpoint.hub import DEMO_NAMES
 from mtmd.web import sse
 from mtmd.web.api import openapi
 from mtmd.web.api.reference import operations
@@ -241,7 +242,8 @@ def blueprint(api: Api) -> Blueprint:
     @takes(Body.NOTHING)
     def model(name: str) -> dict[str, Any]:
         found = api.models.find(name)
-        return _model(name if name in found.names else found.name, found, api.models.many)
+        is_known = name in found.names or {name, found.name} <= DEMO_NAMES
+        return _model(name if is_known else found.name, found, api.models.many)
 
     @routes.get("/docs")
     @takes(Body.NOTHING)
@@ -388,7 +390,7 @@ def _model(name: str, model: Listed, many: bool) -> dict[str, Any]:
     known: dict[str, Any] = {
         "id": name,
         "object": "model",
-        "created": 0,
+        "created": int(model.since),
         "owned_by": "mtmd",
         "mtmd": {"context": model.context, "vision": model.sees, "video": model.sees},
     }

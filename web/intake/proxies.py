@@ -5,11 +5,11 @@ named, and the path under which they have put the server is taken off.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from mtmd.web.settings import Network, ServerSettings
+from mtmd.web.settings import PEER, ServerSettings, Trusted
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
@@ -61,17 +61,20 @@ class Proxies:
         return prefix if fits else ""
 
 
-def is_trusted(address: str, trusted: Iterable[Network]) -> bool:
+def is_trusted(address: str, trusted: Collection[Trusted]) -> bool:
+    """`address`: of whoever has the connection, or PEER."""
+    if address == PEER:
+        return PEER in trusted
     try:
         found = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
         return False
     if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped:
         found = found.ipv4_mapped
-    return any(found in network for network in trusted)
+    return any(network != PEER and found in network for network in trusted)
 
 
-def client_of(forwarded_for: str, trusted: Iterable[Network]) -> str:
+def client_of(forwarded_for: str, trusted: Collection[Trusted]) -> str:
     """The last address of X-Forwarded-For that is not a trusted proxy's; "" where there is none:
     what stands before it anybody can write.
     """

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import weakref
 from bisect import bisect
+from collections.abc import Iterator
 from dataclasses import dataclass
 from threading import Lock
 from typing import IO
@@ -25,12 +27,13 @@ class Piece:
 
 class Spool:
     """One temporary file without a name, which nobody else can open and which goes with the
-    process. It never has more blocks than what was in it at one time. Thread-safe.
+    process. It never has more blocks than what was in it at one time. Thread-safe: nobody waits
+    while another reads or writes, only while the end is cut off.
     """
 
     def __init__(self) -> None:
-        self._lock = Lock()
-        self._file: IO[bytes] | None = None
+        self._lock = Lock()  # of who has which place
+        self._file: _File | None = None
         self._free: list[tuple[int, int]] = []  # (start, end) of each hole, none beside another
         self._end = 0
 
@@ -38,34 +41,30 @@ class Spool:
         """Raises OSError where the disk has no room."""
         with self._lock:
             if self._file is None:
-                self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  # lives as we do
+                self._file = _File()
                 weakref.finalize(self, self._file.close)
-            piece, left = Piece(len(data), self._take(len(data))), memoryview(data)
-            try:
-                for start, end in piece.places:
-                    self._file.seek(start)
-                    here, left = left[: end - start], left[end - start :]
-                    while here:
-                        here = here[self._file.write(here) :]
-            except OSError:
-                self._let_go(piece)
-                raise
-            return piece
+            file, piece = self._file, Piece(len(data), self._take(len(data)))
+        left = memoryview(data)
+        try:
+            for start, end in piece.places:
+                file.write(start, left[: end - start])
+                left = left[end - start :]
+        except OSError:
+            self.let_go(piece)
+            raise
+        return piece
 
     def read(self, piece: Piece) -> bytes | None:
-        """None where it has been let go. Raises OSError."""
-        with self._lock:
-            if not piece.there or self._file is None:
-                return None
-            parts, left = list[bytes](), piece.size
-            for start, end in piece.places:
-                self._file.seek(start)
-                here = min(end - start, left)
-                left -= here
-                while part := self._file.read(here):
-                    parts.append(part)
-                    here -= len(part)
-        return b"".join(parts)  # mostly one, of which no copy is made
+        """None where it has been let go, also meanwhile. Raises OSError."""
+        file, parts, left = self._file, list[bytes](), piece.size
+        if file is None or not piece.there:
+            return None
+        for start, end in piece.places:
+            here = min(end - start, left)
+            left -= here
+            parts += file.read(start, here)
+        with self._lock:  # before its places are for others, it is marked as gone
+            return b"".join(parts) if piece.there else None  # mostly one, which is not copied
 
     def let_go(self, piece: Piece) -> None:
         """Its places are for others now."""
@@ -107,3 +106,43 @@ class Spool:
             index -= 1
             start = self._free.pop(index)[0]
         self._free.insert(index, (start, end))
+
+
+class _File:
+    """Read and written by several at once, each where it says."""
+
+    def __init__(self) -> None:
+        self._file: IO[bytes] = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  # lives as we do
+        self._position = Lock()  # Windows has one for all
+
+    def write(self, start: int, data: memoryview) -> None:
+        """Raises OSError."""
+        while data:
+            count = self._write_some(start, data)
+            start, data = start + count, data[count:]
+
+    def read(self, start: int, count: int) -> Iterator[bytes]:
+        """As much as there is of so many bytes. Raises OSError."""
+        while part := self._read_some(start, count):
+            yield part
+            start, count = start + len(part), count - len(part)
+
+    def truncate(self, size: int) -> None:
+        self._file.truncate(size)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write_some(self, start: int, data: memoryview) -> int:
+        if hasattr(os, "pwrite"):
+            return os.pwrite(self._file.fileno(), data, start)
+        with self._position:
+            self._file.seek(start)
+            return self._file.write(data)
+
+    def _read_some(self, start: int, count: int) -> bytes:
+        if hasattr(os, "pread"):
+            return os.pread(self._file.fileno(), count, start)
+        with self._position:
+            self._file.seek(start)
+            return self._file.read(count)

@@ -9,7 +9,9 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from mtmd.web.errors import ApiError
@@ -54,28 +56,13 @@ class Uploads:
         self._prefix = f"{PREFIX}{tag}-" if tag else PREFIX
         self._lock = threading.Lock()
         self._files: dict[str, Upload] = {}
+        self._coming: Counter[str] = Counter()  # bytes that are being written, by their owner
         self._spool = Spool()
 
     def add(self, owner: str, name: str, purpose: str, data: bytes) -> Upload:
         """Raises ApiError: 413 when the owner's room is full, 507 when the disk is."""
-        with self._lock:
-            self._check_room(owner, len(data))
-        try:
-            piece = self._spool.write(data)
-        except OSError as error:
-            why = os.strerror(error.errno or errno.EIO)  # Python's own words may name folders
-            raise ApiError(
-                507,
-                f"file: it could not be written ({why}); try again later",
-                param="file",
-                code="storage_full",
-            ) from error
-        with self._lock:
-            try:  # others' files may have come meanwhile
-                self._check_room(owner, len(data))
-            except ApiError:
-                self._spool.let_go(piece)
-                raise
+        with self._reserved(owner, len(data) + RECORD_BYTES) as written:
+            piece = self._written(data)
             now = self._clock()
             upload = Upload(
                 self._prefix + secrets.token_hex(16),
@@ -86,14 +73,45 @@ class Uploads:
                 now,
                 now + LIFETIME_S,
             )
-            self._files[upload.id] = upload
+            written.append(upload)
             return upload
 
+    @contextmanager
+    def _reserved(self, owner: str, count: int) -> Iterator[list[Upload]]:
+        """So much of the owner's room, before it is taken by what is put into the list. Raises
+        ApiError.
+        """
+        written: list[Upload] = []
+        with self._current():
+            self._check_room(owner, count)
+            self._coming[owner] += count
+        try:
+            yield written
+        finally:
+            with self._lock:
+                self._files |= {upload.id: upload for upload in written}
+                self._coming[owner] -= count
+                self._coming += Counter()  # drops who has none
+
+    def _written(self, data: bytes) -> Piece:
+        """Raises ApiError."""
+        try:
+            return self._spool.write(data)
+        except OSError as error:
+            why = os.strerror(error.errno or errno.EIO)  # Python's own words may name folders
+            raise ApiError(
+                507,
+                f"file: it could not be written ({why}); try again later",
+                param="file",
+                code="storage_full",
+            ) from error
+
     def _check_room(self, owner: str, count: int) -> None:
-        self._expire(self._clock())
         room = self._room // self._owners()
         held = sum(f.size + RECORD_BYTES for f in self._files.values() if f.owner == owner)
-        if held + count + RECORD_BYTES > room:
+        held += self._coming[owner]
+        if held + count > room:
+            count -= RECORD_BYTES
             raise ApiError(
                 413,
                 f"file: {count:,} bytes beside the {held:,} already here are more than {room:,}; "
@@ -104,13 +122,11 @@ class Uploads:
 
     def get(self, owner: str, id_: str) -> Upload:
         """Raises ApiError (404), the same for an id that is not there and for another owner's."""
-        now = self._clock()
-        with self._lock:
-            self._expire(now)
+        with self._current():
             upload = self._files.get(id_)
             if upload is None or upload.owner != owner:
                 raise _no_file()
-            upload.expires = now + LIFETIME_S
+            upload.expires = self._clock() + LIFETIME_S
             return upload
 
     def read(self, upload: Upload) -> bytes:
@@ -121,8 +137,7 @@ class Uploads:
         return data
 
     def all_of(self, owner: str) -> list[Upload]:
-        with self._lock:
-            self._expire(self._clock())
+        with self._current():
             return [f for f in self._files.values() if f.owner == owner]
 
     def delete(self, owner: str, id_: str) -> None:
@@ -131,9 +146,20 @@ class Uploads:
             self._files.pop(upload.id, None)
         self._spool.let_go(upload.piece)  # which may wait for the disk
 
-    def _expire(self, now: float) -> None:
-        for id_ in [id_ for id_, f in self._files.items() if f.expires <= now]:
-            self._spool.let_go(self._files.pop(id_).piece)
+    @contextmanager
+    def _current(self) -> Iterator[None]:
+        """Under the lock, without those whose time is over."""
+        over: list[Upload] = []
+        try:
+            with self._lock:
+                now = self._clock()
+                over += [f for f in self._files.values() if f.expires <= now]
+                for upload in over:
+                    del self._files[upload.id]
+                yield
+        finally:
+            for upload in over:
+                self._spool.let_go(upload.piece)  # which may wait for the disk
 
 
 def _no_file() -> ApiError:

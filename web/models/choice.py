@@ -29,12 +29,14 @@ class Listed:
     """A model as lists show it. `names`: its own, then its aliases. `file_bytes`: None where its
     files are not here yet; `needs_bytes`: of memory, predicted, by space, empty as long as that is
     not known; None for what is not known of `context`, `sees`. `stage`, `progress`: while it is
-    loaded. `reason`: why it could not be loaded. `room`: "fits", "swap" (once others are unloaded)
-    or "too large", "" where that is not known.
+    loaded. `since`: when the server had it to offer, seconds since 1970. `reason`: why it could not
+    be loaded. `room`: "fits", "swap" (once others are unloaded) or "too large", "" where that is
+    not known.
     """
 
     name: str
     names: tuple[str, ...]
+    since: float
     state: str = LOADED
     kind: str = ""
     file_bytes: int | None = None
@@ -192,7 +194,9 @@ class OneModel:
 
     def listed(self) -> Sequence[Listed]:
         model = self.model
-        return [Listed(model.name, model.names, context=model.context, sees=model.sees)]
+        return [
+            Listed(model.name, model.names, model.since, context=model.context, sees=model.sees)
+        ]
 
     def find(self, name: str | None) -> Listed:
         self.choose(name)

@@ -32,6 +32,7 @@ OF_THE_MOMENT = frozenset(  # fields of ServiceStats
         "pages_used",
         "image_cache_bytes",
         "processed_bytes",
+        "video_cache_bytes",
     )
 )
 
@@ -114,6 +115,7 @@ class Entry:
     progress: Loading | None = None
     reason: str = ""
     failed_at: float = 0.0
+    since: float = field(default_factory=time.time)
     users: int = 0
     waiters: list[Waiter] = field(default_factory=list)
     may_choose: list[Waiter] = field(default_factory=list)
@@ -220,6 +222,7 @@ class Entry:
         return Listed(
             self.name,
             self.names,
+            self.since,
             state=shown.get(self.state, self.state),
             kind=self.source.kind,
             file_bytes=self.source.bytes,

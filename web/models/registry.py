@@ -21,8 +21,8 @@ from flask import Flask, g
 from mtmd import DeviceError, MtmdError
 from mtmd.checkpoint.collection import Source
 from mtmd.checkpoint.hub import DEMO, DEMO_NAME, NotInCacheError
+from mtmd.process.tracebacks import traceback_text
 from mtmd.service.turns import aside, for_whom, is_gone, left
-from mtmd.tracebacks import traceback_text
 from mtmd.web.intake.places import Places
 from mtmd.web.models.choice import (
     FAILED,

@@ -14,6 +14,7 @@ from mtmd.web.errors import ApiError
 from mtmd.web.settings import ConnectionLimits
 
 JUST_BEGUN_S = 1.0  # a body that has come for less counts as if it had come for so long
+LONG = 1 << 20  # bytes; from there on Python lets others go on while it copies them
 SPARE = 8  # a part in so many is made room for at once, for the next pieces
 
 
@@ -55,7 +56,8 @@ class Bodies:
                 mine.held += len(piece)
                 mine.pieces.append(piece)
                 if not message.get("more_body"):
-                    return b"".join(mine.pieces)
+                    self._coming.discard(mine)  # it is whole: nobody else is given its room
+                    return await _whole(tuple(mine.pieces), mine.held)
         except BaseException:
             self._give_back(mine)
             raise
@@ -119,6 +121,17 @@ class Bodies:
         self.budget.give_back(one.held)
         one.held = 0
         one.pieces.clear()
+
+
+async def _whole(pieces: tuple[bytes, ...], count: int) -> bytes:
+    """As one. Other requests do not wait for a long one."""
+    if len(pieces) > 1 and count >= LONG:
+        return await asyncio.to_thread(_joined, pieces)
+    return _joined(pieces)
+
+
+def _joined(pieces: tuple[bytes, ...]) -> bytes:
+    return b"".join(pieces)
 
 
 def too_long(most: int) -> ApiError:

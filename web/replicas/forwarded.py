@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeAlias
 
 from mtmd.web.intake.proxies import is_trusted
 from mtmd.web.replicas.choice import Route
-from mtmd.web.settings import Network, ServerSettings
+from mtmd.web.settings import ServerSettings, Trusted
 
 Headers: TypeAlias = Sequence[tuple[str, str]]
 SettingsOf: TypeAlias = Callable[[Namespace], ServerSettings]
@@ -86,7 +86,7 @@ class Crew(Protocol):
 
 
 def onward(
-    headers: Iterable[tuple[str, str]], peer: str, scheme: str, trusted: Sequence[Network]
+    headers: Iterable[tuple[str, str]], peer: str, scheme: str, trusted: Sequence[Trusted]
 ) -> list[tuple[str, str]]:
     """What a replica is told: all that concerns the request, and who has sent it. What `peer` says
     of others goes on where it is a proxy that is `trusted`.

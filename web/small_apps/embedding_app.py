@@ -69,7 +69,13 @@ def create_embedding_app(
 def _model_routes(app: GatedFlask, service: EmbeddingService, model: ServedModel) -> None:
     def described(name: str) -> dict[str, Any]:
         own = {"context": model.context, "vision": True, "embedding_width": service.width}
-        return {"id": name, "object": "model", "created": 0, "owned_by": "mtmd", "mtmd": own}
+        return {
+            "id": name,
+            "object": "model",
+            "created": int(model.since),
+            "owned_by": "mtmd",
+            "mtmd": own,
+        }
 
     @app.get("/v1/models")
     @takes(Body.NOTHING)

@@ -6,18 +6,13 @@ from __future__ import annotations
 
 import errno
 import os
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from mtmd.process.file_lock import lock
 from mtmd.web.store.errors import StoreBusyError, store_errors
-
-if sys.platform == "win32":
-    import msvcrt
-else:
-    import fcntl
 
 LOCK = "conversations.lock"
 WAIT_S = 10.0  # for another that has the folder to itself, as for a recovery
@@ -85,9 +80,9 @@ class FolderLock:
 
     def _take(self, wait_s: float) -> bool:
         end = time.monotonic() + wait_s
-        if _lock(self._file, exclusive=True):
+        if lock(self._file) is not False:  # without locks, everybody is taken to be alone
             return True
-        while not _lock(self._file, exclusive=False):
+        while lock(self._file, shared=True) is False:
             if time.monotonic() >= end:
                 raise StoreBusyError(
                     "conversations: another program has the data folder to itself, perhaps to "
@@ -97,26 +92,7 @@ class FolderLock:
         return False
 
     def share(self) -> None:
-        _lock(self._file, exclusive=False)
+        lock(self._file, shared=True)
 
     def close(self) -> None:
         self._file.close()
-
-
-def _lock(file: BinaryIO, *, exclusive: bool) -> bool:
-    """Whether it was had. On a file system without locks everybody is taken to be alone; Windows
-    has no shared locks: the second there is not the first, and that is all that is asked.
-    """
-    if sys.platform == "win32":
-        try:
-            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-        except OSError:
-            return not exclusive
-        return True
-    try:
-        fcntl.flock(file, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-    return True

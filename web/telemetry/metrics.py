@@ -36,6 +36,7 @@ NOW = {  # field of ServiceStats -> what it is
     "pages_used": "Pages of it in use",
     "image_cache_bytes": "Bytes of encoded pictures that are known",
     "processed_bytes": "Bytes of what the model saw of pictures, to be shown",
+    "video_cache_bytes": "Bytes of frames of videos that are known",
 }
 SINCE_START = {
     "requests": "Requests taken",
@@ -63,6 +64,9 @@ SINCE_START = {
     "preemptions": "Sequences that had to make room",
     "made_way": "Sequences that gave their place to another client's",
     "programs_compiled": "GPU programs that were compiled while answers waited for them",
+    "plans_made": "Plans made, for batches of new shapes",
+    "plans_waited_for": "Plans made while answers in the midst waited for them",
+    "batches_deferred": "Batches whose parts of prompts waited for a plan",
 }
 HISTOGRAMS = {  # field of Latencies -> (name, what it is)
     "first_token": ("time_to_first_token", "From a request to the first token of its answer"),

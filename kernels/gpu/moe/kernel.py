@@ -29,13 +29,12 @@ from torch import Tensor
 
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.errors import PlacementError
-from mtmd.kernels.gpu.jit import tl, triton
+from mtmd.kernels.gpu.jit import on_rdna, tl, triton
 from mtmd.kernels.gpu.launch import Call, power_of_two, run_call
 from mtmd.kernels.gpu.moe import few_rows
 from mtmd.kernels.gpu.moe.cases import CASES, NMSE, PLAIN, USES
 from mtmd.kernels.gpu.moe.choices import activated, block_of, choice_of
 from mtmd.kernels.gpu.quant_matmul.blocks import add_product, decode
-from mtmd.kernels.gpu.quant_matmul.operands import UNIT_VALUES
 from mtmd.kernels.gpu.triton_kernel import Program, TritonKernel, fresh
 from mtmd.kernels.graph import Type
 from mtmd.kernels.quantization.blocks import BLOCKS, NATIVE
@@ -127,6 +126,26 @@ def _values(w, row, start, K, like, QUANT: tl.constexpr, WHOLE: tl.constexpr, CO
     return value.to(like.dtype.element_ty)
 
 
+@triton.jit
+def _product(
+    total,
+    x_row,
+    there,
+    w,
+    row,
+    K,
+    like,
+    QUANT: tl.constexpr,
+    WHOLE: tl.constexpr,
+    COUNT: tl.constexpr,
+):
+    """The product of rows of x that are there with rows of a table is added."""
+    for start in range(0, K, 32 * COUNT):
+        value = _values(w, row, start, K, like, QUANT, WHOLE, COUNT)
+        total = add_product(total, x_row, there[:, None], start, K, value, WHOLE)
+    return total
+
+
 @triton.jit(do_not_specialize=["blocks"])
 def gated_kernel(
     x,
@@ -160,13 +179,18 @@ def gated_kernel(
     if tl.sum(there.to(tl.int32), 0) > 0:
         row = expert * F + tl.minimum(n, F - 1)
         x_row = x + (choice // TOP)[:, None] * K
-        g = tl.zeros([ROWS, COLUMNS], tl.float32)
-        u = tl.zeros([ROWS, COLUMNS], tl.float32)
-        for start in range(0, K, 32 * COUNT):
-            value = _values(gate, row * gate_step, start, K, x, GATE, WHOLE, COUNT)
-            g = add_product(g, x_row, there[:, None], start, K, value, WHOLE)
-            value = _values(up, row * up_step, start, K, x, UP, WHOLE, COUNT)
-            u = add_product(u, x_row, there[:, None], start, K, value, WHOLE)
+        total = tl.zeros([ROWS, COLUMNS], tl.float32)
+        # One loop, in which x is read once, or two that take fewer registers
+        if GATE == UP and not on_rdna():
+            g, u = total, total
+            for start in range(0, K, 32 * COUNT):
+                value = _values(gate, row * gate_step, start, K, x, GATE, WHOLE, COUNT)
+                g = add_product(g, x_row, there[:, None], start, K, value, WHOLE)
+                value = _values(up, row * up_step, start, K, x, UP, WHOLE, COUNT)
+                u = add_product(u, x_row, there[:, None], start, K, value, WHOLE)
+        else:
+            g = _product(total, x_row, there, gate, row * gate_step, K, x, GATE, WHOLE, COUNT)
+            u = _product(total, x_row, there, up, row * up_step, K, x, UP, WHOLE, COUNT)
         tl.store(
             out + rows[:, None] * F + n[None, :],
             activated(g, u, ACT).to(out.dtype.element_ty),
@@ -204,9 +228,7 @@ def down_kernel(
         row = expert * D + tl.minimum(n, D - 1)
         x_row = gated + rows[:, None] * K
         total = tl.zeros([ROWS, COLUMNS], tl.float32)
-        for start in range(0, K, 32 * COUNT):
-            value = _values(down, row * down_step, start, K, gated, DOWN, WHOLE, COUNT)
-            total = add_product(total, x_row, there[:, None], start, K, value, WHOLE)
+        total = _product(total, x_row, there, down, row * down_step, K, gated, DOWN, WHOLE, COUNT)
         total *= tl.load(weights + choice, mask=there, other=0)[:, None]
         tl.store(
             out + choice[:, None] * D + n[None, :], total, mask=there[:, None] & (n < D)[None, :]
@@ -300,6 +322,7 @@ def plan_calls(
 
     def product_call(inner: int, outer: int, *quants: str | None) -> Call:
         """Without what only one of the two products has."""
+        most_threads = None
         scalars: dict[str, int | float] = {"E": experts, "K": inner}
         constants: dict[str, int | bool | str] = {"SINGLE": single, "SEARCH": search}
         if few_rows.takes(x.dtype, mean, *quants):
@@ -313,9 +336,11 @@ def plan_calls(
         else:
             (rows, columns, count, warps), stages = _tile(mean, x.dtype, *quants), 2
             constants |= {"COUNT": count, "WHOLE": inner % (32 * count) == 0}
+            most_threads = columns * count if any(quants) else None
         scalars["blocks"] = blocks = choices if single else choices // rows + experts
         constants |= {"ROWS": rows, "COLUMNS": columns}
-        return Call(scalars, constants, blocks * -(-outer // columns), warps, stages)
+        programs = blocks * -(-outer // columns)
+        return Call(scalars, constants, programs, warps, stages, most_threads)
 
     route = Call(
         {"E": experts, "router_step": router.strides[0] if tokens > 1 else 0},
@@ -347,14 +372,16 @@ def _tile(rows: int, dtype: torch.dtype, *quants: str | None) -> tuple[int, int,
     alone, not by a GPU's clock.
     """
     few = dtype == torch.float32 or rows <= 16
-    block, columns = (16, 32) if few else (64, 64)
+    block, columns, warps = (16, 32, 4) if few else (64, 64, 4)
     count = 2 if few and dtype != torch.float32 else 1
-    if kinds := [quant for quant in quants if quant]:
+    if any(quants):
         count = 4  # blocks of 256 are decoded by halves
         if not few and len(quants) == 2:  # of gate and up more would spill on cuda:80
-            halves = any(UNIT_VALUES[kind] == 128 for kind in kinds)
-            columns, count = (64, 2) if "Q5_K" in kinds and not halves else (32, 4)
-    return block, columns, count, 4
+            if quants[0] != quants[1]:
+                warps = 8
+            else:
+                columns, count = (64, 2) if quants[0] == "Q5_K" else (32, 4)
+    return block, columns, count, warps
 
 
 def _gated_kernel_of(call: Call) -> Any:

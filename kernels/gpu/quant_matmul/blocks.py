@@ -22,7 +22,7 @@ than 11 bits: for numbers that are rounded to bf16.
 
 from __future__ import annotations
 
-from mtmd.kernels.gpu.jit import tl, triton
+from mtmd.kernels.gpu.jit import on_rdna, tl, triton
 from mtmd.kernels.quantization.blocks_of_32 import IQ4_VALUES
 
 TABLE = tl.constexpr(tuple(float(value) for value in IQ4_VALUES))
@@ -76,7 +76,7 @@ def add_product(total, x_row, there, start, K, value, WHOLE: tl.constexpr):
     """The product of rows of x, at [R, 1], with values of its type from `start` on of K is added.
     `there`: which rows are, [R, 1], or None for all of them.
     """
-    if value.dtype == tl.float32 and value.shape[1] == 128:
+    if (value.dtype == tl.float32 or on_rdna()) and value.shape[1] == 128:
         # By multiply-adds, whose operands would not all stay in registers.
         first, second = _halves(value)
         one, two = _halves(first)
@@ -85,6 +85,10 @@ def add_product(total, x_row, there, start, K, value, WHOLE: tl.constexpr):
         total = _add_dot(total, x_row, there, start + 32, K, two, WHOLE)
         total = _add_dot(total, x_row, there, start + 64, K, three, WHOLE)
         total = _add_dot(total, x_row, there, start + 96, K, four, WHOLE)
+    elif on_rdna() and value.shape[1] == 128:
+        first, second = _halves(value)  # whose operands would take more registers than there are
+        total = _add_dot(total, x_row, there, start, K, first, WHOLE)
+        total = _add_dot(total, x_row, there, start + 64, K, second, WHOLE)
     else:
         total = _add_dot(total, x_row, there, start, K, value, WHOLE)
     return total

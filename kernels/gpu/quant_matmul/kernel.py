@@ -240,9 +240,8 @@ def plan_call(x: Type, w: Type, bias: Type | None = None, *, quant: str) -> Call
         return Call(scalars, constants, -(-outer // columns), 4, 1)
     block, columns, count, warps = _tile(rows, x.dtype)
     constants |= {"WHOLE": groups % count == 0, "ROWS": block, "COLUMNS": columns, "COUNT": count}
-    return Call(
-        {"M": rows, **scalars}, constants, -(-rows // block) * -(-outer // columns), warps, 2
-    )
+    programs = -(-rows // block) * -(-outer // columns)
+    return Call({"M": rows, **scalars}, constants, programs, warps, 2, columns * count)
 
 
 def _word_tile(width: int, quant: str) -> tuple[int, tuple[int, int, int, int]]:

@@ -734,6 +734,13 @@ def units_at_once(
             warps = 16
         else:
             each *= 2
+    # With 32 rows of x warps of one unit would spill on cuda:80, in IQ4_XS and Q4_1.
+    least = 1
+    if eights == 4 and UNIT_VALUES[quant] < 128:
+        each = least = 2 if UNIT_VALUES[quant] == 32 or quant == "IQ4_XS" else 1
     while warps * each > 1 and -units % (warps * each) * 4 > units:
-        warps, each = (warps, each // 2) if each > 1 else (warps // 2, 1)
+        if each > least or warps == 1:
+            each //= 2
+        else:
+            warps //= 2
     return units, warps * each, warps

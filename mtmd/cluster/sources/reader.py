@@ -16,6 +16,7 @@ from mtmd.cluster.sources.tables import Rows
 from mtmd.cluster.sources.tar import read_member
 from mtmd.cluster.units import Item
 from mtmd.kernels.errors import ImageError
+from mtmd.prompt.urls.kinds import is_data_url, url_identity
 
 PICTURE_MOST = 64 << 20  # bytes, as of a picture's file
 VIDEO_MOST = 1 << 30  # of one that is held in memory, and of all that are at a time
@@ -79,7 +80,7 @@ class Reader:
             name = path if isinstance(path, str) and path else name
             value = value.get("bytes") or path
         if isinstance(value, str) and value:
-            name = value
+            name = url_identity(value) if is_data_url(value) else value
         if self._columns.name and row[self._columns.name] is not None:
             name = str(row[self._columns.name])
         name = shown(name)
@@ -146,4 +147,7 @@ class _Room:
 
 def path_of(item: Item) -> Path | None:
     """Of a file that can be opened by a path."""
-    return None if item.kind != "file" or is_address(item.source) else Path(full_name(item.source))
+    source = item.source
+    if item.kind != "file" or is_address(source) or is_data_url(source):
+        return None
+    return Path(full_name(source))

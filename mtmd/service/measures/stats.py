@@ -18,10 +18,12 @@ class TokenCount:
 @dataclass
 class ServiceStats:
     """Plain numbers since the service began; those of running, waiting, clients_waiting, encoding,
-    pages_used, image_cache_bytes and processed_bytes are of this moment. Pictures, which frames of
-    videos are not among, are shrunk and refused for want of memory. Of tokens that were proposed
-    for answers, some were accepted. `programs_compiled`, for a GPU, while answers waited for them.
-    `preemptions`: of those finished; `made_way` for another client, of all.
+    pages_used, image_cache_bytes, processed_bytes and video_cache_bytes are of this moment.
+    Pictures, which frames of videos are not among, are shrunk and refused for want of memory. Of
+    tokens that were proposed for answers, some were accepted. `programs_compiled`, for a GPU, while
+    answers waited for them. `preemptions`: of those finished; `made_way` for another client, of
+    all. `plans_waited_for`, of those made, by answers in the midst of being written; in
+    `batches_deferred` these went on while a plan was made, and parts of prompts waited.
     """
 
     slots: int = 0
@@ -33,6 +35,7 @@ class ServiceStats:
     pages_used: int = 0
     image_cache_bytes: int = 0
     processed_bytes: int = 0
+    video_cache_bytes: int = 0
     requests: int = 0
     finished: int = 0
     cancelled: int = 0
@@ -58,6 +61,9 @@ class ServiceStats:
     preemptions: int = 0
     made_way: int = 0
     programs_compiled: int = 0
+    plans_made: int = 0
+    plans_waited_for: int = 0
+    batches_deferred: int = 0
     queued_ms: float = 0.0
     preprocess_ms: float = 0.0
     encode_ms: float = 0.0

@@ -239,10 +239,31 @@ def test_grey_of_16_bits_is_scaled_not_clipped():
     expected = [0, 0, 1, 1, 128, 255]
     by_hand = [png(6, 1, 16, 0, b"\0" + values.astype(">u2").tobytes()), tiff("<", 6, 1, 16, values.astype("<u2").tobytes()),
                tiff(">", 6, 1, 16, values.astype(">u2").tobytes())]  # fmt: skip
-    for source in (*by_hand, Image.fromarray(values), Image.fromarray(values.astype(np.int32))):
+    pgm = Image.open(io.BytesIO(b"P5 6 1 65535\n" + values.astype(">u2").tobytes()))
+    for source in (*by_hand, pgm, Image.fromarray(values)):
         picture = open_picture(source)
         assert picture.pixels[0].tolist() == [[value] * 3 for value in expected]
         assert picture.notes == ("16-bit grey scaled to 8 bits",)
+
+
+@pytest.mark.parametrize(("convert", "expected"), [("L", 200), ("uint16", 1)])
+def test_grey_of_32_bits_says_nothing_of_its_white(convert, expected):
+    """Values from 0 to 255 may be a picture of 8 bits, or a dark one of 16."""
+    image = Image.fromarray(np.array([[0, 200]], np.uint8)).convert("I")
+    with pytest.raises(ImageError, match=r"32-bit grey .* from 0 to 200, .*convert\('L'\).*uint16"):
+        open_picture(image)
+    told = image.convert("L") if convert == "L" else Image.fromarray(np.uint16(image))
+    assert open_picture(told).pixels[0, :, 0].tolist() == [0, expected]
+
+
+@pytest.mark.parametrize("depth", [8, 16])
+def test_grey_files_are_read_by_their_own_depth_also_as_opened_images(depth):
+    values = np.array([[0, 100, 200]], np.uint8 if depth == 8 else np.uint16)
+    expected = [0, 100, 200] if depth == 8 else [0, 0, 1]
+    for format_ in ("PNG", "TIFF"):
+        data = encode(Image.fromarray(values), format_)
+        for source in (data, Image.open(io.BytesIO(data)), Image.open(io.BytesIO(data)).copy()):
+            assert open_picture(source).pixels[0, :, 0].tolist() == expected
 
 
 def test_tiff_depths_that_pillow_leaves_to_us():
@@ -259,7 +280,8 @@ def test_tiff_depths_that_pillow_leaves_to_us():
     "source",
     [tiff("<", 1, 1, 32, struct.pack("<f", 0.5), sample_format=3), tiff(">", 1, 1, 32, struct.pack(">f", 0.5), sample_format=3),
      tiff("<", 1, 1, 16, struct.pack("<h", 5), sample_format=2), tiff("<", 1, 1, 32, struct.pack("<I", 5)), Image.new("F", (2, 2)),
-     Image.new("I", (2, 2), 65536), Image.new("I", (2, 2), -1)],
+     tiff("<", 1, 1, 32, struct.pack("<i", 5), sample_format=2), Image.new("I", (2, 2), 200), Image.new("I", (2, 2), 40_000),
+     Image.new("I", (2, 2), 65536), Image.new("I", (2, 2), -1), Image.new("L", (2, 2), 200).convert("I")],
 )  # fmt: skip
 def test_pixels_of_unknown_range_are_refused(source):
     with pytest.raises(ImageError, match=r"expected 8 or 16 bits.*convert it"):
@@ -313,7 +335,6 @@ def test_sizes_at_the_edges(size):
         "HSV",
         "LA",
         "PA",
-        "I",
         "I;16",
         "I;16B",
         "RGBX",

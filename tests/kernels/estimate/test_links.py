@@ -57,7 +57,7 @@ def test_a_mesh_has_a_link_for_every_two_cards(ranks: int, rate: float) -> None:
     assert found == pytest.approx(expected * US, rel=1e-6)
 
 
-@pytest.mark.parametrize(("card", "rate"), [("a100-80g", 100e9), ("h100", 150e9)])
+@pytest.mark.parametrize(("card", "rate"), [("a100-80g", 100e9), ("h100", 150e9), ("h200", 150e9)])
 def test_a_board_of_four_has_no_switch(card: str, rate: float) -> None:
     """Two of its cards share a third of their links; four have as much as with a switch."""
     for ranks in (2, 3, 4):

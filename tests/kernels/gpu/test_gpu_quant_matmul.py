@@ -41,7 +41,7 @@ from mtmd.kernels.gpu.quant_matmul.words import UNIT_VALUES as WORD_UNITS
 from mtmd.kernels.gpu.triton_kernel import Program
 from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.plan.scheduler import make_plan
-from mtmd.kernels.quantization.blocks import BLOCKS, dequantize
+from mtmd.kernels.quantization.blocks import BLOCKS, dequantize, row_bytes
 from mtmd.kernels.report.compiled import compiled_kernels
 
 pytestmark = pytest.mark.usefixtures("exact_bf16", "poisoned")
@@ -261,6 +261,43 @@ def test_a_target_says_the_same_and_compiles_each_kernel_once(monkeypatch):
         ("Q6_K matmul", 1, None),
         ("Q4_K matmul", 1, None),
     ]
+
+
+def test_a_tile_has_no_more_threads_than_have_something_to_decode():
+    """Of 64 rows of w and 128 values of each 256 threads have 32 values."""
+    x = Type.contiguous((512, 4096), torch.bfloat16)
+    call = plan_call(x, Type.contiguous((4096, row_bytes("Q4_0", 4096)), torch.uint8), quant="Q4_0")
+    assert (call.constants["COLUMNS"], call.constants["COUNT"], call.warps) == (64, 4, 8)
+    assert (call.warps_of(32), call.warps_of(64)) == (8, 4)
+    few = plan_call(
+        Type.contiguous((1, 4096), torch.bfloat16),
+        Type.contiguous((4096, row_bytes("Q4_0", 4096)), torch.uint8),
+        quant="Q4_0",
+    )
+    assert few.warps_of(32) == few.warps_of(64) == few.warps
+
+
+RARE = """
+import torch
+from mtmd.kernels.gpu.compile import compile_program
+from mtmd.kernels.gpu.quant_matmul.kernel import program
+from mtmd.kernels.graph import Type
+from mtmd.kernels.quantization.blocks import row_bytes
+out = {}
+for target, kind, rows, width in (
+    ("cuda:80", "IQ4_XS", 32, 4096), ("cuda:80", "IQ4_XS", 32, 1536), ("cuda:80", "Q4_1", 32, 768),
+    ("hip:gfx1100", "Q4_0", 512, 4096),
+):
+    x = Type.contiguous((rows, width), torch.bfloat16)
+    w = Type.contiguous((4096, row_bytes(kind, width)), torch.uint8)
+    used = compile_program(target, program(x, w, quant=kind))
+    out[f"{target} {kind} {rows} {width}"] = used.spill_bytes
+"""
+
+
+def test_nothing_spills_where_few_units_or_few_registers_are(compiler):
+    spilled = compiler(RARE)
+    assert len(spilled) == 4 and not any(spilled.values()), spilled
 
 
 SCRIPT = """

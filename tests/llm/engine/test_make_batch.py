@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 import numpy as np
 import pytest
 import torch
@@ -155,6 +157,52 @@ def test_parts_of_prompts_that_run_as_machine_code_have_few_shapes() -> None:
     assert all(shape.rounded(in_place=True) == shape for shape in sizes)
     answers = [BatchShape(count, 0, 1, count, 3).rounded(in_place=True) for count in range(1, 9)]
     assert [shape.tokens for shape in answers] == list(range(1, 9)), "every step of them counts"
+
+
+def in_place(most_tokens: int, pages: Iterable[int], wants: str = "all") -> Iterator[BatchShape]:
+    """Every batch that there can be, of up to so many tokens."""
+    for tokens in range(1, most_tokens + 1):
+        for sequences in range(1, min(tokens, 16) + 1):
+            for images in {0, 1, tokens - sequences, tokens}:
+                for wanted in {"all": (sequences,), "any": (0, sequences, tokens)}[wants]:
+                    for count in pages:
+                        yield BatchShape(tokens, images, wanted, sequences, count)
+
+
+def test_shapes_of_a_cache_that_is_read_in_place_hold_what_they_are_for() -> None:
+    for shape in in_place(40, (1, 9, 64, 65, 1000, 1025), "any"):
+        found = shape.rounded(True)
+        assert found.rounded(True) == found, shape
+        assert found.tokens >= shape.tokens and found.pages >= shape.pages
+        assert found.images in (0, found.tokens) and bool(found.images) == bool(shape.images)
+        # Rows that fill up are of a sequence of nobody's.
+        least = shape.sequences + (found.tokens > shape.tokens)
+        assert least <= found.sequences <= found.tokens
+        assert found.wanted >= shape.wanted and bool(found.wanted) == bool(shape.wanted)
+        assert found.wanted <= found.tokens <= shape.tokens * (2 if shape.tokens <= 16 else 1.2)
+
+
+def test_there_are_few_shapes_of_a_cache_that_is_read_in_place() -> None:
+    few = {shape.rounded(True) for shape in in_place(16, range(1, 1025, 9))}
+    assert len(few) == 2 * (16 + 10 + 15), "answers, beside text, beside pictures; of two tables"
+    large = {shape.rounded(True) for shape in in_place(128, (16,)) if shape.tokens > 16}
+    assert len({s.tokens for s in large}) == 24 and len({s.sequences for s in large}) < 16
+    one_by_one = {shape.rounded() for shape in in_place(16, range(1, 1025, 9))}
+    assert len(one_by_one) > 50 * len(few), "where it is not"
+
+
+def test_rows_of_a_picture_are_filled_up_by_its_last_one() -> None:
+    held = cache(2)
+    held.in_place = True
+    parts = [(running(slot=1), [text(1)]), (running(), [text(2), image(2, 5.0), image(1, 7.0)])]
+    batch = make_batch(parts, held)
+    assert batch.shape == BatchShape(8, 8, 4, 4, 64)
+    assert batch.image_places().tolist() == [2, 3, 4, 4, 4, 4, 4, 4]
+    assert batch.image_rows()[:, 0].tolist() == [5.0, 5.0] + [7.0] * 6
+    assert batch.starts.tolist() == [0, 1, 5, 5, 8]
+    assert batch.sequence_slots.tolist() == [1, 0, 2, 2]
+    assert batch.wanted.tolist() == [0, 4, 0, 0] and batch.answers == 2
+    assert batch.pages.tolist() == [3, 1, 2, 3, 4, *[0] * 59], "those that there are"
 
 
 def grid(rows: int, columns: int) -> Span:

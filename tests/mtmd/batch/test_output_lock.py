@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import subprocess
@@ -84,14 +85,14 @@ def test_one_that_ends_makes_room_and_leaves_nothing(out: Path) -> None:
 def test_a_lock_that_was_removed_while_it_was_waited_for_is_made_anew(
     out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lock, path, removed = module._lock, out.with_name("answers.jsonl.lock"), []
+    lock, path, removed = module.lock, out.with_name("answers.jsonl.lock"), []
 
-    def late(file: Any) -> bool | None:
+    def late(file: Any, **options: Any) -> bool | None:
         if not removed:
             removed.append(path.unlink())
-        return lock(file)
+        return lock(file, **options)
 
-    monkeypatch.setattr(module, "_lock", late)
+    monkeypatch.setattr(module, "lock", late)
     with output_lock(out):
         assert removed and path.exists()
         with pytest.raises(OptionError), output_lock(out):
@@ -158,7 +159,7 @@ def test_a_file_system_without_locks_is_told(out: Path, monkeypatch: pytest.Monk
     def fails(*_: Any) -> None:
         raise OSError(errno.ENOLCK, "no locks")
 
-    monkeypatch.setattr(module.fcntl, "flock", fails)
+    monkeypatch.setattr(fcntl, "flock", fails)
     with output_lock(out) as note:
         assert "this file system has no locks; see that no other command writes there" in note
 

@@ -34,6 +34,11 @@ def test_every_stage_is_measured_along_every_axis(mtmd, shape, tmp_path):
     }  # fmt: skip
     at_batch = [s for s in report["stages"] if s["point"]["batch"] == 3]
     assert [(s["name"], s["tokens"]) for s in at_batch] == [("decode", 3)]
+    read, asked = ({s["point"]["context"]: s["tokens"] for s in report["stages"] if s["name"] == name
+                    and s["point"]["images"] == 1 and s["point"]["resolution"] == 48}
+                   for name in ("prefill", "first token"))  # fmt: skip
+    assert [read[n] - read[8] for n in (8, 16, 32)] == [0, 8, 24]
+    assert all(asked[n] > read[n] for n in read)  # with what the chat template adds
     assert {op["graph"] for op in report["ops"]} == {"encode", "decode"}
     assert all(min(m["explicit_bytes"], m["flash_bytes"]) > 0 for m in report["memory"])
     assert report["machine"]["read_gb_per_s"] > 0 and report["base"]["context"] == 8
@@ -107,6 +112,11 @@ def test_names_of_shapes_are_printed(mtmd):
         (("--stages", "encode,dance"), "stages: found 'dance', expected some of preprocess"),
         (("--html", "/nowhere/page.html"), "expected a file in a folder that exists"),
         (("--context", "999999"), "expected at most"),
+        (
+            ("--context", "2000", "--decode", "4"),
+            "context: found 2000 tokens of text, beside 9 of pictures, 4 decoded and 256 for the "
+            "chat template, expected at most 2048 in all, which demo model was made for",
+        ),
         (("--device", "toaster"), "toaster"),
         (("--dtype", "fp8"), "dtype"),
     ],

@@ -89,3 +89,14 @@ def test_the_latest_tiles_are_kept(monkeypatch):
     before, latest = videos.get("a").prepared[0].plan, videos.get("b").prepared[0].plan
     assert before.tiles == () and before.order is None and before.weights is None
     assert latest.tiles and len(latest.order) == len(latest.weights) == 16
+
+
+def test_what_is_held_is_told():
+    videos = KnownVideos()
+    assert videos.held_bytes == 0
+    one, two = known(4, side=8), known(2, 1)
+    put(videos, "a", one)
+    put(videos, "b", two)
+    assert videos.held_bytes == one.tile_bytes + one.noted_bytes + two.noted_bytes
+    put(videos, "a", two)
+    assert videos.held_bytes == 2 * two.noted_bytes

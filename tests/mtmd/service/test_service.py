@@ -37,6 +37,7 @@ from mtmd.prompt.conversation import user_message
 from mtmd.service.service import Service, ServiceStats, Ticket
 
 COUNT = "How many shapes are there?"
+HELLO = [{"role": "user", "content": "Hello"}]
 T = TypeVar("T")
 
 
@@ -569,7 +570,9 @@ def test_nobody_sits_down_to_compute_in_the_midst_of_a_batch() -> None:
         return []
 
     engine = SimpleNamespace(busy=True, step=step)
-    Service._turn(SimpleNamespace(encoding=None, engine=engine, _batch_s=0.0))  # type: ignore[arg-type]
+    service = SimpleNamespace(encoding=None, engine=engine, _batch_s=0.0, _is_idle=False)
+    service._plans = Mock()
+    Service._turn(service)  # type: ignore[arg-type]
     assert found == [False] and turns._nobody_first.is_set()
 
 
@@ -577,27 +580,49 @@ def test_plans_are_made_ahead_when_nothing_else_is_to_do(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner, met = service._loaded.runner, queue.SimpleQueue[BatchShape]()
-    expected = list(few_rows(runner, service.engine.cache))
-    monkeypatch.setattr(runner, "prepare", met.put)
+    expected = few_rows(runner, service.engine.cache)
+    monkeypatch.setattr(service, "_make_plan", met.put)
+    monkeypatch.setattr(service._plans, "_make", met.put)
     service.plan_ahead()
     assert [met.get(timeout=60) for _ in expected] == expected
-    assert not service.exclusively(lambda: list(service._foreseen))
+    assert not service._plans.foreseen
 
 
+@pytest.mark.parametrize("good", [0, 1], ids=["the first", "the second"])
 @pytest.mark.parametrize("error", [DeviceMemoryError("out of memory"), RuntimeError("no memory")])
 def test_plans_that_cannot_be_made_are_left_for_later(
     service: Service,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     error: Exception,
+    good: int,
 ) -> None:
     runner = service._loaded.runner
-    fails = Mock(side_effect=error)
+    service.exclusively(lambda: runner.prepare(BatchShape(1).rounded(True)))
+    fails = Mock(side_effect=[None] * good + [error])
     with monkeypatch.context() as patched:
         patched.setattr(runner, "prepare", fails)
         service.plan_ahead()
-        service.exclusively(lambda: None)  # what was posted before is done by then
-        within(60, lambda: all(iter(lambda: bool(service._foreseen), False)))
-        service.exclusively(lambda: None)  # and the step in which that was
-    assert fails.call_count == 1 and "no more plans are made ahead" in caplog.text
-    assert answer(service.submit([{"role": "user", "content": "Hello"}], max_tokens=2)).text
+        within(60, lambda: all(iter(lambda: "made ahead" not in caplog.text, False)))
+    assert fails.call_count == good + 1 and not service._plans.foreseen
+    assert answer(service.submit(HELLO, max_tokens=2)).text
+
+
+def test_closing_waits_for_the_plan_that_is_being_made(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may, begun = threading.Event(), threading.Event()
+
+    def make(_: BatchShape) -> None:
+        begun.set()
+        assert may.wait(60)
+
+    monkeypatch.setattr(service._plans, "_make", make)
+    service.plan_ahead()
+    assert begun.wait(60)
+    (thread,) = [t for t in threading.enumerate() if t.name == "mtmd plans"]
+    # Who comes at that moment waits for no plan but his own
+    assert within(60, lambda: answer(service.submit(HELLO, max_tokens=2))).text
+    threading.Timer(0.05, may.set).start()
+    service.close()
+    assert may.is_set() and not thread.is_alive() and not service._plans.foreseen

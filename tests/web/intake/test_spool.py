@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import errno
+import os
 import random
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +16,7 @@ import pytest
 from mtmd.web.errors import ApiError
 from mtmd.web.intake import spool as module
 from mtmd.web.intake.spool import BLOCK, Spool
-from mtmd.web.intake.uploads import Uploads
+from mtmd.web.intake.uploads import RECORD_BYTES, Uploads
 
 
 def test_each_is_read_as_it_was_written_however_places_change_hands():
@@ -60,21 +64,10 @@ def test_the_file_is_no_larger_than_what_was_in_it_at_one_time():
 
 
 def test_a_full_disk_is_told_and_takes_no_room(monkeypatch):
-    class Full:
-        def seek(self, _):
-            pass
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-        def write(self, _):
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-        def truncate(self, _):
-            pass
-
-        def close(self):
-            pass
-
-    full = SimpleNamespace(TemporaryFile=lambda **_: Full())
-    monkeypatch.setattr(module, "tempfile", full)
+    monkeypatch.setattr(os, "pwrite", full)
     uploads = Uploads(1 << 20)
     with pytest.raises(ApiError, match="No space left") as told:
         uploads.add("anna", "a.png", "vision", b"1234")
@@ -124,3 +117,84 @@ def test_a_file_that_is_deleted_while_somebody_reads_it_is_not_another():
     uploads.add("ben", "b.png", "vision", b"ours")
     with pytest.raises(ApiError, match="no file of this id"):
         uploads.read(found)
+
+
+@contextmanager
+def slow(monkeypatch, name):
+    """Meanwhile who reads or writes long ones waits: whether they have begun, and what lets go."""
+    begun, let_go, work = threading.Event(), threading.Event(), getattr(os, name)
+
+    def waits(number, what, at):
+        if (what if isinstance(what, int) else len(what)) > BLOCK:
+            begun.set()
+            assert let_go.wait(20)
+        return work(number, what, at)
+
+    monkeypatch.setattr(os, name, waits)
+    with ThreadPoolExecutor(1) as thread:
+        try:
+            yield thread, begun, let_go
+        finally:
+            let_go.set()
+
+
+LONG, SHORT = bytes(range(200)) * 100, b"short"
+
+
+def test_others_read_and_write_while_one_is_written(monkeypatch):
+    spool = Spool()
+    first = spool.write(SHORT)
+    with slow(monkeypatch, "pwrite") as (thread, begun, let_go):
+        long = thread.submit(spool.write, LONG)
+        assert begun.wait(20)
+        assert spool.read(first) == SHORT
+        second = spool.write(SHORT[::-1])
+        spool.let_go(first)
+        third = spool.write(b"third")
+        let_go.set()
+        assert spool.read(long.result(20)) == LONG
+    assert (spool.read(second), spool.read(third)) == (SHORT[::-1], b"third")
+
+
+def test_what_is_let_go_while_it_is_read_is_not_there(monkeypatch):
+    """Its places are another's by then, or cut off."""
+    spool = Spool()
+    long = spool.write(LONG)
+    with slow(monkeypatch, "pread") as (thread, begun, let_go):
+        read = thread.submit(spool.read, long)
+        assert begun.wait(20)
+        spool.let_go(long)
+        other = spool.write(SHORT)
+        assert spool.read(other) == SHORT
+        let_go.set()
+        assert read.result(20) is None
+
+
+def test_what_is_being_written_counts_in_its_owners_room(monkeypatch):
+    uploads = Uploads(3 * len(LONG) // 2 + 2 * RECORD_BYTES)
+    with slow(monkeypatch, "pwrite") as (thread, begun, let_go):
+        first = thread.submit(uploads.add, "anna", "a.png", "vision", LONG)
+        assert begun.wait(20)
+        end = uploads._spool._end
+        with pytest.raises(ApiError, match="are more than") as told:
+            uploads.add("anna", "b.png", "vision", LONG)
+        assert told.value.status == 413 and uploads._spool._end == end  # the disk was not asked
+        assert uploads.add("ben", "b.png", "vision", SHORT).size == len(SHORT)
+        let_go.set()
+        upload = first.result(20)
+        assert uploads.all_of("anna") == [upload]
+    with pytest.raises(ApiError, match="are more than"):
+        uploads.add("anna", "b.png", "vision", LONG)
+    assert uploads.add("anna", "c.png", "vision", SHORT).size == len(SHORT)
+    uploads.delete("anna", upload.id)
+    assert uploads.add("anna", "b.png", "vision", LONG).size == len(LONG)
+    assert not uploads._coming
+
+
+def test_what_could_not_be_written_takes_no_room(monkeypatch):
+    uploads = Uploads(len(LONG) + RECORD_BYTES)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", lambda *_: (_ for _ in ()).throw(OSError(errno.EIO, "")))
+        with pytest.raises(ApiError, match="could not be written"):
+            uploads.add("anna", "a.png", "vision", LONG)
+    assert uploads.add("anna", "a.png", "vision", LONG).size == len(LONG)

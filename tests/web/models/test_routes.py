@@ -5,6 +5,7 @@ not there.
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 from fake_models import FakeLoader, registry_of
@@ -107,6 +108,7 @@ def test_lists_tell_all_and_their_states(client, registry):
     assert until(lambda: registry.find("right").room == "fits")
     listed = {m["id"]: m for m in client.get("/v1/models").get_json()["data"]}
     assert list(listed) == ["left", "right", "gpt-4o", "broken"]
+    assert {abs(time.time() - m["created"]) < 600 for m in listed.values()} == {True}
     assert listed["left"]["status"] == {"value": "loaded"}
     assert listed["right"]["status"] == {"value": "unloaded"}
     assert listed["right"]["mtmd"]["memory_bytes"] == {"cpu": 4 << 30}

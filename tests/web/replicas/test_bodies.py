@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 
 from mtmd.web.errors import ApiError
+from mtmd.web.replicas import bodies as module
 from mtmd.web.replicas.bodies import Bodies
 from mtmd.web.settings import ConnectionLimits
 
@@ -115,5 +117,42 @@ def test_a_body_that_does_not_come_is_too_slow():
         with pytest.raises(ApiError) as refused:
             await client.task
         assert refused.value.code == "too_slow" and bodies.budget.held == 0
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_others_go_on_while_a_long_one_is_put_together(leaves, monkeypatch):
+    """And it counts, and is not given up for others, until it is there or its client has left."""
+    joining, let_go, join = threading.Event(), threading.Event(), module._joined
+
+    def held_up(pieces):
+        if len(pieces) > 1:
+            joining.set()
+            assert let_go.wait(20)
+        return join(pieces)
+
+    monkeypatch.setattr(module, "_joined", held_up)
+
+    async def run():
+        bodies = of(5 << 20)
+        long = Client(bodies, 4 << 20)
+        await long.send(1 << 20)
+        await long.send(1 << 20, more=False)
+        assert await asyncio.to_thread(joining.wait, 20)
+        other = Client(bodies)
+        await other.send(10, more=False)
+        assert other.task.result() == b"x" * 10
+        fast = Client(bodies, 5 << 20)
+        await fast.send(4 << 20, more=False)
+        assert fast.code == "server_busy" and not long.task.done()
+        if leaves:
+            long.task.cancel()
+        let_go.set()
+        (body,) = await asyncio.gather(long.task, return_exceptions=True)
+        if leaves:
+            assert isinstance(body, asyncio.CancelledError) and bodies.budget.held == 10
+        else:
+            assert len(body) == 2 << 20 and bodies.budget.held == 10 + len(body)
 
     asyncio.run(run())

@@ -23,6 +23,7 @@ from triton.backends.nvidia.compiler import get_ptxas_version
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 from mtmd.inspect import save_kernels as saving
+from mtmd.kernels.gpu import launch as launching
 from mtmd.kernels.gpu.ahead import saved
 from mtmd.kernels.gpu.ahead.compilations import compilations
 from mtmd.kernels.gpu.ahead.compiling import compile_all
@@ -57,6 +58,7 @@ def forget():
             entry.device_caches.clear()
 
 driver.set_active(Driver())
+launching.threads_of_a_warp = lambda device: parse_target(HERE.target).warp_size
 compile_for_launch = JITFunction._do_compile
 asked, out = [], {"differ": [], "launches": {}}
 

@@ -19,9 +19,10 @@ from mtmd.cluster.places import as_text, full_name, identity, is_address
 from mtmd.cluster.sources import reader as readers
 from mtmd.cluster.sources.find import Columns, find
 from mtmd.cluster.sources.listing import list_shard
-from mtmd.cluster.sources.reader import Reader
+from mtmd.cluster.sources.reader import Reader, path_of
 from mtmd.cluster.units import Item
 from mtmd.kernels.errors import ImageError, OptionError
+from mtmd.prompt.urls.kinds import url_identity
 
 
 @pytest.fixture
@@ -91,6 +92,26 @@ def test_folders_patterns_lists_and_addresses(memory: Any, tmp_path: Path) -> No
     (tmp_path / "shard.tar.gz").write_bytes(b"x")
     with pytest.raises(OptionError, match=r"a compressed tar file, expected \.tar"):
         found(tmp_path / "shard.tar.gz")
+
+
+def test_data_urls_are_pictures_too(tmp_path: Path) -> None:
+    """Named by their digest, as without Ray; one as wrong as can be is told when it is read."""
+    url, wrong = "data:image/png;base64,cGljdHVyZQ==", "data:image/png,shard.tar"
+    listed = tmp_path / "list"
+    listed.write_text(f"{url}\n{wrong}\n")
+    result = find([url], [str(listed)], str(tmp_path / "rows"))
+    assert not result.shards
+    assert [item.id for item in result.files] == [url_identity(url), url_identity(wrong)]
+    assert [item.id for item in result.files] == [item.name for item in result.files]
+    assert path_of(result.files[0]) is None
+    assert names_and_data([result.files[0]]) == [(url_identity(url), b"picture")]
+    with pytest.raises(
+        ImageError, match=r"^data:image/png;sha256=\w{16}: found a data URL that is"
+    ):
+        Reader(Columns()).read(result.files[1])
+    pq.write_table(pa.table({"image": [url]}), tmp_path / "t.parquet")
+    items = [*list_shard((str(tmp_path / "t.parquet"), ""), Columns())]
+    assert names_and_data(items) == [(url_identity(url), b"picture")]
 
 
 def test_a_host_stays_in_the_addresses_of_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:

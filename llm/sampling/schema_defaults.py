@@ -1,0 +1,100 @@
+"""What a JSON schema leaves open, and a model may run on in: objects have the properties that it
+names and no others, numbers so many digits, unless it says otherwise.
+
+By the standard `{"properties": {"count": ...}}` lets any further name in, with any value, and a
+model that is held to no more may write names without end. OpenAI's strict schemas, llama.cpp and
+xgrammar (vLLM) take such a schema as closed. And an integer may have as many digits as the answer
+has room for; llama.cpp ends it after 16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+_SAID = ("additionalProperties", "patternProperties")
+_BESIDE = ("$ref", "allOf", "anyOf", "oneOf")  # what adds names to `properties`
+_ACROSS = ("unevaluatedProperties", "if", "not", "dependentSchemas", "dependencies")
+_DIGITS = 16  # before the point, as llama.cpp has it
+_LARGEST = 10**_DIGITS - 1
+_DECIMALS = 1e-9  # llguidance takes no finer step
+_COARSE = 1e-3  # bounds below that may want finer steps than these
+_BOUNDS = (("minimum", "exclusiveMinimum", -_LARGEST), ("maximum", "exclusiveMaximum", _LARGEST))
+_TABLES = ("properties", "patternProperties", "$defs", "definitions")
+_LISTS = ("items", "prefixItems", "anyOf", "oneOf", "allOf")
+_ONE = ("items", "additionalProperties", "contains")
+
+
+def close_objects(schema: Any) -> None:
+    """Says so in `schema` itself, JSON values. One in which an object is put together of several
+    schemas stays as it is: closed, each of them would refuse the others' names.
+    """
+    parts = list(_schemas(schema))
+    if any(_is_composed(part) for part in parts):
+        return
+    for part in parts:
+        names, required = part.get("properties"), part.get("required", [])
+        if not isinstance(names, dict) or not names or not isinstance(required, list):
+            continue
+        if not any(said in part for said in _SAID) and all(name in names for name in required):
+            part["additionalProperties"] = False
+
+
+def bound_numbers(schema: Any) -> None:
+    """Says so in `schema` itself, JSON values: of integers, and of numbers with a bound, which the
+    grammar lets have no exponent then. Numbers without one stay as they are: 6e-34 is one, too.
+    """
+    parts = list(_schemas(schema))
+    if any(_is_all_of(part) or any(key in part for key in _ACROSS) for part in parts):
+        return
+    for part in parts:
+        given = part.get("type")
+        given = given if isinstance(given, list) else [given]
+        kinds = {kind for kind in given if isinstance(kind, str)}
+        bounds = [part[key] for *keys, _ in _BOUNDS for key in keys if key in part]
+        if (
+            not kinds & {"integer", "number"}
+            or any(key in part for key in ("enum", "const", *_BESIDE))
+            or ("number" in kinds and not bounds)
+            or not all(_is_number(bound) and abs(bound) < _LARGEST / 10 for bound in bounds)
+        ):
+            continue
+        for inclusive, exclusive, most in _BOUNDS:
+            if inclusive not in part and exclusive not in part:
+                part[inclusive] = most
+        is_coarse = all(bound == 0 or abs(bound) >= _COARSE for bound in bounds)
+        if "number" in kinds and is_coarse:
+            part.setdefault("multipleOf", _DECIMALS)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _schemas(schema: Any) -> Iterator[dict[str, Any]]:
+    waiting = [schema]
+    while waiting:
+        part = waiting.pop()
+        if not isinstance(part, dict):
+            continue
+        yield part
+        for key in _TABLES:
+            table = part.get(key)
+            waiting += table.values() if isinstance(table, dict) else ()
+        for key in _LISTS:
+            several = part.get(key)
+            waiting += several if isinstance(several, list) else ()
+        waiting += [part[key] for key in _ONE if key in part]
+
+
+def _is_composed(part: dict[str, Any]) -> bool:
+    return (
+        _is_all_of(part)
+        or ("properties" in part and any(key in part for key in _BESIDE))
+        or any(key in part for key in _ACROSS)
+    )
+
+
+def _is_all_of(part: dict[str, Any]) -> bool:
+    several = part.get("allOf")
+    return isinstance(several, list) and len(several) > 1
