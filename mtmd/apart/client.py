@@ -26,7 +26,7 @@ from mtmd.service.measures.latencies import Latencies
 from mtmd.service.measures.stats import ServiceStats, TokenCount
 from mtmd.service.ticket import Ticket
 from mtmd.service.turns import aside, for_whom
-from mtmd.tracebacks import traceback_text
+from mtmd.process.tracebacks import traceback_text
 
 if TYPE_CHECKING:  # not in typing before Python 3.11
     import numpy as np

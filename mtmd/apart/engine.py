@@ -25,7 +25,7 @@ from mtmd.loaded.interpreter import shared_out_promptly
 from mtmd.service.service import Service
 from mtmd.service.ticket import Ticket
 from mtmd.service.turns import Turns, get_up, sit_down, step_back, wanted_unless, work_for
-from mtmd.tracebacks import traceback_text
+from mtmd.process.tracebacks import traceback_text
 
 BEAT_S = 0.25  # between two signs of life
 SEATS = 2  # for threads that compute: as in the server, there is one interpreter

@@ -13,7 +13,7 @@ from typing import Any
 
 from mtmd.apart.link import Link
 from mtmd.kernels.isolation.channel import ChannelClosed
-from mtmd.tracebacks import traceback_text
+from mtmd.process.tracebacks import traceback_text
 
 GATHERED_S = 0.0003  # how long one waits for those that are said with it
 FAILED = 1  # the exit code of an engine that cannot speak any more
