@@ -217,6 +217,12 @@ class ServerSettings:
     def _check_socket(self) -> None:
         if self.host == UNIX:
             raise OptionError(f"host: found {UNIX!r}, expected a path behind it")
+        try:
+            self.unix_socket  # noqa: B018  # raises where its ~ is nobody's
+        except RuntimeError as error:
+            raise OptionError(
+                f"host: found {self.host!r:.80}, expected a path whose ~ is a user of this machine"
+            ) from error
         if self.unix_socket is not None and not hasattr(socket, "AF_UNIX"):
             raise OptionError(f"host {self.host!r:.80}: this system has no sockets in files")
         if not 0 <= self.socket_mode <= 0o777:

@@ -17,7 +17,7 @@ from typing import Any
 from mtmd.kernels.errors import OptionError
 from mtmd.kernels.panics import panics_as
 from mtmd.kernels.text import one_line
-from mtmd.llm.sampling.schema_defaults import bound_numbers, close_objects
+from mtmd.llm.sampling.schema_defaults import bound_numbers, close_objects, share_numbers
 
 SCHEMA_BYTES_MAX = 64 << 10
 # A grammar for multiples of N has N states, for several at once as many as their common multiple:
@@ -96,6 +96,7 @@ def grammar_text(schema: str) -> str:
     _check_promises(parsed)
     close_objects(parsed)
     bound_numbers(parsed)
+    share_numbers(parsed)
     # Without forcing, every way to cut a text into tokens stays open: the model is asked, not the
     # library's tokenizer.
     with panics_as(lambda words: _wrong(f"a schema that cannot be read ({words})", "a usual one")):

@@ -9,6 +9,7 @@ has room for; llama.cpp ends it after 16.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +21,10 @@ _LARGEST = 10**_DIGITS - 1
 _DECIMALS = 1e-9  # llguidance takes no finer step
 _COARSE = 1e-3  # bounds below that may want finer steps than these
 _BOUNDS = (("minimum", "exclusiveMinimum", -_LARGEST), ("maximum", "exclusiveMaximum", _LARGEST))
+_NUMBER = {"type", "multipleOf"} | {key for *keys, _ in _BOUNDS for key in keys}
+_SHOWN = ("$id", "allOf", "oneOf")
+_SHARED = "x-number-"  # begins the names of definitions
+_NOTES = {"title", "description", "default", "examples", "deprecated", "$comment"}
 _TABLES = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS = ("items", "prefixItems", "anyOf", "oneOf", "allOf")
 _ONE = ("items", "additionalProperties", "contains")
@@ -42,29 +47,76 @@ def close_objects(schema: Any) -> None:
 
 def bound_numbers(schema: Any) -> None:
     """Says so in `schema` itself, JSON values: of integers, and of numbers with a bound, which the
-    grammar lets have no exponent then. Numbers without one stay as they are: 6e-34 is one, too.
+    grammar lets have no exponent then. Numbers without one stay as they are: 6e-34 is one, too. Nor
+    does anything change where a bound beside a reference may leave nothing within ours.
     """
     parts = list(_schemas(schema))
     if any(_is_all_of(part) or any(key in part for key in _ACROSS) for part in parts):
+        return
+    if any(any(key in part for key in _BESIDE) and not _is_coarse(part) for part in parts):
         return
     for part in parts:
         given = part.get("type")
         given = given if isinstance(given, list) else [given]
         kinds = {kind for kind in given if isinstance(kind, str)}
-        bounds = [part[key] for *keys, _ in _BOUNDS for key in keys if key in part]
+        bounds = _bounds_of(part)
         if (
             not kinds & {"integer", "number"}
             or any(key in part for key in ("enum", "const", *_BESIDE))
             or ("number" in kinds and not bounds)
-            or not all(_is_number(bound) and abs(bound) < _LARGEST / 10 for bound in bounds)
+            or not _are_usual(bounds)
         ):
             continue
+        has_steps = "number" in kinds and _is_coarse(part)
         for inclusive, exclusive, most in _BOUNDS:
             if inclusive not in part and exclusive not in part:
                 part[inclusive] = most
-        is_coarse = all(bound == 0 or abs(bound) >= _COARSE for bound in bounds)
-        if "number" in kinds and is_coarse:
+        if has_steps:
             part.setdefault("multipleOf", _DECIMALS)
+
+
+def _bounds_of(part: dict[str, Any]) -> list[Any]:
+    return [part[key] for *keys, _ in _BOUNDS for key in keys if key in part]
+
+
+def _are_usual(bounds: list[Any]) -> bool:
+    return all(_is_number(bound) and abs(bound) < _LARGEST / 10 for bound in bounds)
+
+
+def _is_coarse(part: dict[str, Any]) -> bool:
+    """Whether its bounds leave steps of `_DECIMALS` between them, and want no finer ones."""
+    bounds = _bounds_of(part)
+    return (
+        _are_usual(bounds)
+        and all(bound == 0 or abs(bound) >= _COARSE for bound in bounds)
+        and (len(bounds) < 2 or max(bounds) - min(bounds) >= _COARSE)
+    )
+
+
+def share_numbers(schema: Any) -> None:
+    """Numbers of the same kind and bounds refer to one definition, in `schema` itself: the grammar
+    writes out a range of 16 digits for each that stands alone, and has room for some hundreds.
+    Where parts are held against each other, as by `oneOf`, nothing changes: references hide them.
+    """
+    parts = list(_schemas(schema))
+    if any(_is_composed(part) or any(key in part for key in _SHOWN) for part in parts):
+        return
+    alike: dict[str, list[dict[str, Any]]] = {}
+    for part in parts:
+        if part is not schema and "type" in part and part.keys() <= _NUMBER | _NOTES:
+            number = {key: part[key] for key in sorted(_NUMBER) if key in part}
+            alike.setdefault(json.dumps(number), []).append(part)
+    ranges = {rule: several for rule, several in alike.items() if '"maximum"' in rule}
+    definitions = schema.get("$defs", {}) if ranges else None
+    if not isinstance(definitions, dict) or any(name.startswith(_SHARED) for name in definitions):
+        return
+    for index, (rule, several) in enumerate(ranges.items()):
+        if len(several) > 1:
+            name = f"{_SHARED}{index}"
+            for part in several:
+                part.clear()
+                part["$ref"] = f"#/$defs/{name}"
+            schema["$defs"] = definitions = {**definitions, name: json.loads(rule)}
 
 
 def _is_number(value: Any) -> bool:

@@ -9,7 +9,7 @@ from copy import deepcopy
 from typing import Any
 
 from mtmd.llm.sampling.json_schema import GRAMMAR_OPTIONS
-from mtmd.llm.sampling.schema_defaults import bound_numbers
+from mtmd.llm.sampling.schema_defaults import bound_numbers, share_numbers
 from mtmd.tools.syntax import ID, ID_PATTERN
 
 # Without forcing, every way to cut a text into tokens stays open: the model is asked, not the
@@ -75,6 +75,7 @@ class Lark:
         options = {**GRAMMAR_OPTIONS["x-guidance"], "lenient": lenient}
         bounded = deepcopy(dict(schema))
         bound_numbers(bounded)
+        share_numbers(bounded)
         return f"%json {json.dumps({**bounded, 'x-guidance': options}, ensure_ascii=False)}"
 
     def source(self, start: str) -> str:

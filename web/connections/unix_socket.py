@@ -6,6 +6,7 @@ import errno
 import os
 import socket
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 from mtmd import OptionError
 
 BACKLOG = 1024
+WAIT_S = 10.0  # for another server that begins beside this one
 
 
 class UnixSocket(socket.socket):
@@ -79,9 +81,19 @@ def _alone_in(folder: Path) -> Iterator[None]:
     """Two servers that begin at once do not take each other's file for one that was left."""
     import fcntl
 
-    descriptor = os.open(folder, os.O_RDONLY)
+    descriptor, end = os.open(folder, os.O_RDONLY), time.monotonic() + WAIT_S
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:  # whoever may read the folder may have it locked
+                if time.monotonic() >= end:
+                    raise BlockingIOError(
+                        error.errno, "another program has its folder locked"
+                    ) from error
+                time.sleep(0.05)
+            else:
+                break
         yield
     finally:
         os.close(descriptor)

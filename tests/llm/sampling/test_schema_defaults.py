@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from mtmd.kernels.errors import OptionError
 from mtmd.llm.sampling.grammar import compile_grammar, read_vocabulary
 from mtmd.llm.sampling.json_schema import schema_text
-from mtmd.llm.sampling.schema_defaults import bound_numbers, close_objects
+from mtmd.llm.sampling.schema_defaults import bound_numbers, close_objects, share_numbers
 
 COUNT = {"type": "object", "properties": {"count": {"type": "integer"}}, "required": ["count"]}
 
@@ -80,6 +81,7 @@ def bounded(schema: Any) -> Any:
         ({"type": "number", "minimum": 0}, {"maximum": MOST, "multipleOf": 1e-9}),
         ({"type": "number", "minimum": 0, "maximum": 1}, {"multipleOf": 1e-9}),
         ({"type": "number", "minimum": 0, "maximum": 1e-6}, {}),
+        ({"type": "number", "minimum": 0.25, "maximum": 0.2500000001}, {}),
         ({"type": "number", "minimum": 0, "multipleOf": 0.5}, {"maximum": MOST}),
         ({"minimum": 0}, {}),
         ({"type": [3, {}]}, {}),
@@ -92,6 +94,69 @@ def test_numbers_get_an_end_where_none_is_said(schema: Any, added: Any) -> None:
     assert bounded(schema) == expected
     deep = {"type": "array", "items": {"properties": {"a": schema}}}
     assert bounded(deep)["items"]["properties"]["a"] == expected
+
+
+def refused(schema: Any) -> bool:
+    try:
+        compile_grammar(
+            read_vocabulary([bytes([byte]) for byte in range(256)]), schema_text(schema)
+        )
+    except OptionError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$defs": {"N": {"type": "integer"}}, "$ref": "#/$defs/N", "minimum": 10**17},
+        {
+            "$defs": {"N": {"type": "number", "exclusiveMinimum": 0}},
+            "$ref": "#/$defs/N",
+            "maximum": 1e-12,
+        },
+        {"type": "number", "minimum": 0.1234567891, "maximum": 0.1234567892},
+    ],
+    ids=str,
+)
+def test_bounds_of_a_schema_stay_reachable(schema: Any) -> None:
+    assert not refused(schema)
+
+
+def test_numbers_alike_are_one_part_of_the_grammar() -> None:
+    """Else the library has no room for so many."""
+    whole, level = {"type": "integer"}, {"type": "number", "minimum": 0}
+    many = {f"p{i}": whole | {"description": f"of {i}"} for i in range(1000)}
+    levels = {f"q{i}": level for i in range(20)}
+    schema = {"type": "object", "properties": many | levels | {"text": {"type": "string"}}}
+    made = bounded(schema)
+    share_numbers(made)
+    definitions = list(made["$defs"].values())
+    assert len(definitions) == 2 and bounded(whole) in definitions and bounded(level) in definitions
+    assert made["properties"]["text"] == {"type": "string"}
+    assert not refused(schema)
+    optional = {"anyOf": [whole, {"type": "null"}]}
+    wrapped = {"type": "array", "items": {"type": "object", "properties": {"a": optional}}}
+    assert longest(wrapped | {"maxItems": 1}, b'[{"a": ' + b"9" * 50) == b'[{"a": ' + b"9" * 16
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "integer"},
+        {"properties": {"a": {"type": "integer"}, "b": {"type": "integer", "minimum": 3}}},
+        {"properties": {"a": {"oneOf": [{"type": "integer"}, {"type": "null"}]}, "b": {}}},
+        {"properties": {"a": {"type": "string"}, "b": {"type": "string"}}},
+        {"properties": {"a": {"enum": [1]}, "b": {"enum": [1]}}},
+        {"$id": "https://here/s", "items": {"anyOf": [{"type": "integer"}, {"type": "integer"}]}},
+    ],
+    ids=str,
+)
+def test_what_is_alone_or_held_against_others_stays_in_its_place(schema: Any) -> None:
+    made = bounded(schema)
+    before = copy.deepcopy(made)
+    share_numbers(made)
+    assert made == before
 
 
 def longest(schema: Any, text: bytes) -> bytes:

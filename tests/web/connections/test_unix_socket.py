@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import http.client
 import json
 import logging
@@ -17,6 +18,7 @@ from fake_service import FakeService, until
 from serving import running, user
 
 from mtmd import OptionError
+from mtmd.web.connections import unix_socket
 from mtmd.web.server import bind
 from mtmd.web.settings import ConnectionLimits, ServerSettings
 
@@ -90,6 +92,20 @@ def test_what_a_server_has_left_is_replaced_and_one_that_lives_is_not(path):
     assert not path.exists()
 
 
+def test_a_folder_that_another_program_has_locked_is_told(path, monkeypatch):
+    """Everybody who may read it can lock it, /tmp for one, for as long as they like."""
+    monkeypatch.setattr(unix_socket, "WAIT_S", 0.2)
+    settings, descriptor = ServerSettings(host=f"unix:{path}"), os.open(path.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        with pytest.raises(OptionError, match="another program has its folder locked"):
+            bind(settings)
+    finally:
+        os.close(descriptor)
+    with bind(settings):
+        assert path.exists()
+
+
 def test_what_is_no_socket_stays(path):
     path.write_text("a letter")
     with pytest.raises(OptionError, match="a file is there that is no socket"):
@@ -109,6 +125,7 @@ def test_a_file_that_took_its_place_stays(path):
     [
         ("unix:", "expected a path behind it"),
         ("unix:nowhere/s", "No such file or directory"),
+        ("unix:~nobody-of-this-name/s", "a path whose ~ is a user"),
         (f"unix:{'long' * 40}", "too long"),
         ("/tmp/mtmd.sock", "--host unix:PATH"),
     ],
