@@ -317,7 +317,9 @@ class EngineClient:
                     for what, number, value in items:
                         self._take(what, number, value)
         except ChannelClosed:
-            if not self._ending.is_set():
+            if self._ending.is_set():
+                self._tell(lambda: MtmdError(CLOSED))
+            else:
                 self._fail(f"the engine's process has ended ({self._process.how_it_ended()})")
         except Exception as error:
             log.error("%s", traceback_text(error))
@@ -365,16 +367,20 @@ class EngineClient:
         self._given_up(fault)
 
     def _given_up(self, fault: DeviceError) -> None:
-        """All who wait are told."""
         with self._lock:
             if self.fault is not None:
                 return
             self.fault = fault
+        self._tell(lambda: again(fault))
+        for tell in self._on_fault:
+            tell(fault)
+
+    def _tell(self, error: Callable[[], MtmdError]) -> None:
+        """All who wait, as nothing comes any more; each has an error of his own."""
+        with self._lock:
             replies, tickets = list(self._replies.values()), list(self._tickets.values())
             self._replies, self._tickets, self._numbers = {}, {}, {}
         for reply in replies:
-            reply.put((None, again(fault)))
+            reply.put((None, error()))
         for ticket in tickets:
-            ticket.put(again(fault))
-        for tell in self._on_fault:
-            tell(fault)
+            ticket.put(error())
