@@ -20,13 +20,13 @@ from mtmd.kernels.report.warmup_report import WarmupReport
 from mtmd.kernels.resources.turns import goes_first
 from mtmd.kernels.resources.wanted import LOOKED_S, is_gone, left, may_be_left
 from mtmd.loaded.device_thread import AGAIN, CLOSED, TICK_S, Stall, again
+from mtmd.process.tracebacks import traceback_text
 from mtmd.prompt.conversation import Message, RawPrompt
 from mtmd.prompt.load_image import load_isolated
 from mtmd.service.measures.latencies import Latencies
 from mtmd.service.measures.stats import ServiceStats, TokenCount
 from mtmd.service.ticket import Ticket
 from mtmd.service.turns import aside, for_whom
-from mtmd.process.tracebacks import traceback_text
 
 if TYPE_CHECKING:  # not in typing before Python 3.11
     import numpy as np

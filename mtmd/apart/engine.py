@@ -22,10 +22,10 @@ from mtmd.events import Event, Finished
 from mtmd.kernels.errors import MtmdError
 from mtmd.kernels.isolation.channel import ChannelClosed
 from mtmd.loaded.interpreter import shared_out_promptly
+from mtmd.process.tracebacks import traceback_text
 from mtmd.service.service import Service
 from mtmd.service.ticket import Ticket
 from mtmd.service.turns import Turns, get_up, sit_down, step_back, wanted_unless, work_for
-from mtmd.process.tracebacks import traceback_text
 
 BEAT_S = 0.25  # between two signs of life
 SEATS = 2  # for threads that compute: as in the server, there is one interpreter
