@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # not in typing before Python 3.11
     from typing_extensions import Self
 
 MEASURED_S = 1.0  # for its numbers; they are those of before where it takes longer
+QUIET_S = 1.0  # at least, before it is given up: it says four times a second that it lives
 MORE_S = 5.0  # than it has to end what it does
 log = logging.getLogger("mtmd.engine")
 Reply = tuple[Any, "BaseException | None"]
@@ -350,15 +351,15 @@ class EngineClient:
         its first sign of life it imports libraries, however long that takes.
         """
         stall, last = Stall(), time.monotonic()
+        limit_s = max(self._hang_s or 0.0, QUIET_S)
         while self._hang_s is not None and not self._ending.wait(min(TICK_S, self._hang_s / 4)):
             now = time.monotonic()
             passed, last = min(now - last, 2 * TICK_S), now
             if self.fault is not None:
                 return
-            if stall.look(self._beats or None, passed) >= self._hang_s:
+            if stall.look(self._beats or None, passed) >= limit_s:
                 self._fail(
-                    "the engine's process hangs: it has given no sign of life for "
-                    f"{self._hang_s:.3g} s"
+                    f"the engine's process hangs: it has given no sign of life for {limit_s:.3g} s"
                 )
 
     def _fail(self, message: str) -> None:

@@ -302,6 +302,17 @@ def test_a_process_that_gives_no_sign_of_life_is_a_fault(monkeypatch: pytest.Mon
             apart.submit(TEXT)
 
 
+def test_one_that_lives_is_not_given_up_between_two_signs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "QUIET_S", 20.0)
+    with started() as apart:
+        apart._hang_s = 0.01
+        watch = threading.Thread(target=apart._watch, daemon=True)
+        beats = apart._beats
+        watch.start()
+        until(lambda: apart._beats > beats + 1)
+        assert apart.fault is None and watch.is_alive()
+
+
 def test_a_model_that_cannot_be_loaded_is_told(tmp_path: Path) -> None:
     with EngineClient() as apart, pytest.raises(MtmdError, match="nosuch"):
         apart.load(str(tmp_path / "nosuch"), {}, SMALL)
