@@ -4,6 +4,7 @@ has to be said before torch is imported.
 
 from __future__ import annotations
 
+import faulthandler
 import signal
 import socket
 import sys
@@ -23,6 +24,8 @@ def main(control: int) -> None:
         # answers under way are written. No program that it starts inherits a handler.
         signal.signal(getattr(signal, name), lambda *_: None)
     end_with_parent()
+    if sys.__stderr__ is not None:
+        faulthandler.enable(sys.__stderr__)  # as in the server: a crash tells where it was
     return_freed_memory()
     tokenize_in_own_thread()
     wait_shortly()

@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # not in typing before Python 3.11
     from typing_extensions import Self
 
 MEASURED_S = 1.0  # for its numbers; they are those of before where it takes longer
+QUIET_S = 1.0  # at least, before it is given up: it says four times a second that it lives
 MORE_S = 5.0  # than it has to end what it does
 log = logging.getLogger("mtmd.engine")
 Reply = tuple[Any, "BaseException | None"]
@@ -317,7 +318,9 @@ class EngineClient:
                     for what, number, value in items:
                         self._take(what, number, value)
         except ChannelClosed:
-            if not self._ending.is_set():
+            if self._ending.is_set():
+                self._tell(lambda: MtmdError(CLOSED))
+            else:
                 self._fail(f"the engine's process has ended ({self._process.how_it_ended()})")
         except Exception as error:
             log.error("%s", traceback_text(error))
@@ -348,15 +351,15 @@ class EngineClient:
         its first sign of life it imports libraries, however long that takes.
         """
         stall, last = Stall(), time.monotonic()
+        limit_s = max(self._hang_s or 0.0, QUIET_S)
         while self._hang_s is not None and not self._ending.wait(min(TICK_S, self._hang_s / 4)):
             now = time.monotonic()
             passed, last = min(now - last, 2 * TICK_S), now
             if self.fault is not None:
                 return
-            if stall.look(self._beats or None, passed) >= self._hang_s:
+            if stall.look(self._beats or None, passed) >= limit_s:
                 self._fail(
-                    "the engine's process hangs: it has given no sign of life for "
-                    f"{self._hang_s:.3g} s"
+                    f"the engine's process hangs: it has given no sign of life for {limit_s:.3g} s"
                 )
 
     def _fail(self, message: str) -> None:
@@ -365,16 +368,20 @@ class EngineClient:
         self._given_up(fault)
 
     def _given_up(self, fault: DeviceError) -> None:
-        """All who wait are told."""
         with self._lock:
             if self.fault is not None:
                 return
             self.fault = fault
+        self._tell(lambda: again(fault))
+        for tell in self._on_fault:
+            tell(fault)
+
+    def _tell(self, error: Callable[[], MtmdError]) -> None:
+        """All who wait, as nothing comes any more; each has an error of his own."""
+        with self._lock:
             replies, tickets = list(self._replies.values()), list(self._tickets.values())
             self._replies, self._tickets, self._numbers = {}, {}, {}
         for reply in replies:
-            reply.put((None, again(fault)))
+            reply.put((None, error()))
         for ticket in tickets:
-            ticket.put(again(fault))
-        for tell in self._on_fault:
-            tell(fault)
+            ticket.put(error())

@@ -274,6 +274,24 @@ def test_a_process_that_is_killed_is_a_fault() -> None:
         apart.close(1)
 
 
+def test_who_is_in_a_call_when_it_ends_is_told() -> None:
+    found: list[BaseException] = []
+
+    def ask(apart: EngineClient) -> None:
+        with pytest.raises(MtmdError) as caught:
+            apart.text_of([1])
+        found.append(caught.value)
+
+    with started() as apart:
+        os.kill(apart.pid, signal.SIGSTOP)
+        thread = threading.Thread(target=ask, args=(apart,), daemon=True)
+        thread.start()
+        until(lambda: apart._replies)
+        threading.Timer(0.2, os.kill, (apart.pid, signal.SIGCONT)).start()
+    thread.join(20)
+    assert [str(error) for error in found] == ["the service is closed; start another"]
+
+
 def test_a_process_that_gives_no_sign_of_life_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "TICK_S", 0.1)
     with started() as apart:
@@ -282,6 +300,17 @@ def test_a_process_that_gives_no_sign_of_life_is_a_fault(monkeypatch: pytest.Mon
         threading.Thread(target=apart._watch, daemon=True).start()
         with pytest.raises(DeviceError, match="no sign of life for 1 s"):
             apart.submit(TEXT)
+
+
+def test_one_that_lives_is_not_given_up_between_two_signs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "QUIET_S", 20.0)
+    with started() as apart:
+        apart._hang_s = 0.01
+        watch = threading.Thread(target=apart._watch, daemon=True)
+        beats = apart._beats
+        watch.start()
+        until(lambda: apart._beats > beats + 1)
+        assert apart.fault is None and watch.is_alive()
 
 
 def test_a_model_that_cannot_be_loaded_is_told(tmp_path: Path) -> None:

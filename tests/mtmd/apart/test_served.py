@@ -64,13 +64,14 @@ def test_the_demo_model_is_served_as_it_answers_alone(demo: Model, one: Path) ->
     assert server.problems == []
 
 
-def test_a_server_whose_engine_is_killed_ends_for_whoever_starts_it_again() -> None:
+def test_a_server_whose_engine_crashes_ends_for_whoever_starts_it_again() -> None:
     """As above."""
     with served(*APART) as server:
-        os.kill(engine_of(server), signal.SIGKILL)
+        os.kill(engine_of(server), signal.SIGSEGV)
         assert server.process.wait(30) == DEVICE_FAILED
+        assert "Fatal Python error: Segmentation fault" in server.log.read_text()
     assert any(
-        "the engine's process has ended (by SIGKILL)" in problem for problem in server.problems
+        "the engine's process has ended (by SIGSEGV)" in problem for problem in server.problems
     )
 
 
