@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from copy import deepcopy
 from typing import Any
 
 from mtmd.llm.sampling.json_schema import GRAMMAR_OPTIONS
@@ -73,7 +72,7 @@ class Lark:
     def json(self, schema: Mapping[str, Any], lenient: bool = False) -> str:
         """A value by a JSON schema."""
         options = {**GRAMMAR_OPTIONS["x-guidance"], "lenient": lenient}
-        bounded = deepcopy(dict(schema))
+        bounded = json.loads(json.dumps(dict(schema)))  # a copy, sooner than by deepcopy
         bound_numbers(bounded)
         share_numbers(bounded)
         return f"%json {json.dumps({**bounded, 'x-guidance': options}, ensure_ascii=False)}"

@@ -35,9 +35,30 @@ def without_annotations(schema: Any, deep: int = 0) -> Any:
     return result
 
 
-def definitions(root: Mapping[str, Any]) -> dict[str, Any]:
-    """What references in a part of `root` need beside it."""
-    return {key: root[key] for key in ("$defs", "definitions") if key in root}
+def definitions(root: Mapping[str, Any], part: Any) -> dict[str, Any]:
+    """What references in a part of `root` need beside it: the definitions that it reaches, all
+    where it refers to something else.
+    """
+    tables = {key: root[key] for key in ("$defs", "definitions") if isinstance(root.get(key), dict)}
+    found: dict[str, Any] = {}
+    waiting = [part]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, list):
+            waiting += value
+        if not isinstance(value, dict):
+            continue
+        waiting += value.values()
+        if "$ref" not in value:
+            continue
+        start, table, name, *_ = [*str(value["$ref"]).split("/"), "", ""]
+        name = name.replace("~1", "/").replace("~0", "~")
+        if start != "#" or name not in tables.get(table, ()):
+            return tables
+        if name not in found.setdefault(table, {}):
+            found[table][name] = tables[table][name]
+            waiting.append(found[table][name])
+    return found
 
 
 def resolve(schema: Any, root: Mapping[str, Any]) -> Any:

@@ -6,7 +6,6 @@ JSON there, which readers of the form understand as well.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -65,8 +64,7 @@ class ValueGrammar:
     def json(self, schema: Any) -> str:
         """The same as JSON."""
         schema = {"not": {}} if schema is False else schema if isinstance(schema, dict) else {}
-        referred = definitions(self._root) if '"$ref"' in json.dumps(schema) else {}
-        return self._lark.json({**referred, **schema}, self._lenient)
+        return self._lark.json({**definitions(self._root, schema), **schema}, self._lenient)
 
     def key(self, name: str) -> str | None:
         """A name inside an object, None where it cannot be written."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mtmd.tools.lark import Lark
+from mtmd.tools.schemas import definitions
 from mtmd.tools.value_grammar import ValueGrammar
 from mtmd.tools.values import ValueForm
 
@@ -26,3 +27,25 @@ def test_definitions_stand_beside_what_refers_to_them(schema: object, refers: bo
     form = ValueForm("'", "'", "True", "False", "None", True)
     text = ValueGrammar(Lark({}), form, ROOT, lenient=False).json(schema)
     assert ('"Place"' in text) == refers
+
+
+def test_definitions_that_nothing_reaches_are_left_out() -> None:
+    root = {
+        "$defs": {
+            "A": {"anyOf": [{"$ref": "#/$defs/B"}, {"type": "null"}]},
+            "B": {"type": "array", "items": {"$ref": "#/$defs/A"}},
+            "a/b": {"type": "string"},
+            "other": {"type": "string"},
+        },
+        "definitions": {"C": {"type": "boolean"}},
+    }
+    assert definitions(root, {"$ref": "#/$defs/A"}) == {
+        "$defs": {name: root["$defs"][name] for name in "AB"}
+    }
+    assert definitions(root, [{"$ref": "#/$defs/a~1b"}, {"not": {"$ref": "#/definitions/C"}}]) == {
+        "$defs": {"a/b": {"type": "string"}},
+        "definitions": {"C": {"type": "boolean"}},
+    }
+    for other in ("#", "#/properties/x", "#/$defs/missing", "https://there/x#/$defs/A", "A"):
+        assert definitions(root, {"$ref": other}) == root, "whatever it may mean"
+    assert definitions(root, {"type": "string"}) == {}
