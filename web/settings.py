@@ -227,6 +227,11 @@ class ServerSettings:
             raise OptionError(f"host {self.host!r:.80}: this system has no sockets in files")
         if not 0 <= self.socket_mode <= 0o777:
             raise OptionError(f"socket_mode: found {self.socket_mode:o}, expected 0 to 777")
+        if self.unix_socket is not None and self.port not in (0, ServerSettings.port):
+            raise OptionError(
+                f"port: found {self.port} beside host {self.host!r:.80}, which has none; leave one "
+                "out"
+            )
         if self.unix_socket is None and self.socket_mode != 0o600:
             raise OptionError(
                 f"socket_mode: found beside host {self.host!r:.80}, expected --host {UNIX}PATH"

@@ -12,14 +12,16 @@ else:
     import fcntl
 
 
-def lock(file: BinaryIO, *, shared: bool = False, byte: int = 0) -> bool | None:
+def lock(file: BinaryIO | int, *, shared: bool = False, byte: int = 0) -> bool | None:
     """Without waiting: whether it was had, None where the file system has no locks. It goes with
-    the file. One that is held already becomes what is asked for.
+    the file. One that is held already becomes what is asked for. `file`: open, or its descriptor,
+    which may be a folder's where not on Windows.
 
     Windows locks one `byte`, which others cannot read then, and has no shared locks: who asks for
     one is told that it was had.
     """
     if sys.platform == "win32":
+        assert not isinstance(file, int)
         file.seek(byte)
         with suppress(OSError):
             msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from mtmd import OptionError
+from mtmd.process.file_lock import lock
 
 BACKLOG = 1024
 WAIT_S = 10.0  # for another server that begins beside this one
@@ -78,22 +79,15 @@ def _is_live(path: Path) -> bool:
 
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """Two servers that begin at once do not take each other's file for one that was left."""
-    import fcntl
-
+    """Two servers that begin at once do not take each other's file for one that was left; where the
+    file system has no locks, that is not ruled out.
+    """
     descriptor, end = os.open(folder, os.O_RDONLY), time.monotonic() + WAIT_S
     try:
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:  # whoever may read the folder may have it locked
-                if time.monotonic() >= end:
-                    raise BlockingIOError(
-                        error.errno, "another program has its folder locked"
-                    ) from error
-                time.sleep(0.05)
-            else:
-                break
+        while lock(descriptor) is False:  # whoever may read the folder may have it locked
+            if time.monotonic() >= end:
+                raise BlockingIOError(errno.EAGAIN, "another program has its folder locked")
+            time.sleep(0.05)
         yield
     finally:
         os.close(descriptor)

@@ -141,6 +141,12 @@ def test_a_mode_goes_with_a_file_alone():
         ServerSettings(socket_mode=0o660)
 
 
+def test_a_port_goes_with_an_address_alone():
+    with pytest.raises(OptionError, match="port: found 9000 beside host 'unix:s'"):
+        ServerSettings(host="unix:s", port=9000)
+    assert ServerSettings(host="unix:s", port=0).unix_socket is not None
+
+
 @pytest.mark.parametrize("trusted", [True, False])
 def test_whoever_connects_is_this_machine_unless_a_proxy_is_believed(path, trusted, caplog):
     chosen = {"trusted_proxy": ("unix",)} if trusted else {}
