@@ -34,6 +34,7 @@ if TYPE_CHECKING:  # not in typing before Python 3.11
 
 MEASURED_S = 1.0  # for its numbers; they are those of before where it takes longer
 QUIET_S = 1.0  # at least, before it is given up: it says four times a second that it lives
+OF_THIS_MOMENT_S = 0.02  # that they are
 MORE_S = 5.0  # than it has to end what it does
 log = logging.getLogger("mtmd.engine")
 Reply = tuple[Any, "BaseException | None"]
@@ -59,7 +60,7 @@ class EngineClient:
         self._numbers: dict[Ticket, int] = {}
         self._beats, self._read, self._loaded = 0, (0, 0), False
         self._compiling: Callable[[int, int], None] = lambda *_: None
-        self._measured = ServiceStats(), Latencies()
+        self._measured, self._measured_until = (ServiceStats(), Latencies()), 0.0
         self._on_fault: list[Callable[[DeviceError], None]] = []
         self._ending = threading.Event()
         self._facts: dict[str, Any] = {}
@@ -292,8 +293,12 @@ class EngineClient:
         self._process.link.send((what, number, value))
 
     def _measure(self) -> None:
+        """Both come together: who asks for one and then for the other waits once."""
+        if time.monotonic() < self._measured_until:
+            return
         with suppress(MtmdError, Empty):  # they are those of before, then
             self._measured = self._call("measures", limit_s=MEASURED_S)
+        self._measured_until = time.monotonic() + OF_THIS_MOMENT_S
 
     def _give_up(self, ticket: Ticket) -> None:
         number = self._numbers.get(ticket)

@@ -30,7 +30,7 @@ from mtmd.commands.shared import (
     loading,
     warmed_up,
 )
-from mtmd.kernels.errors import OptionError
+from mtmd.kernels.errors import DeviceError, OptionError
 from mtmd.kernels.text import for_terminal
 
 ENDING_S = 20.0  # for the step that the device is in
@@ -306,7 +306,12 @@ def run(args: argparse.Namespace) -> int:
         check_loading(args)
     _check_writable(folder)
     with bind(settings) as sock:
-        fault = serve(args, settings, folder, sock)
+        try:
+            fault = serve(args, settings, folder, sock)
+        except DeviceError as error:
+            if not args.engine_process:
+                raise
+            fault = error  # the engine's process has ended while it loaded the model
     if fault is None:
         return 0
     print(f"mtmd serve: {fault}", file=sys.stderr, flush=True)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -30,12 +33,16 @@ def asked(server: Served, path: str, body: dict[str, Any] | None = None) -> str:
 
 
 def engine_of(server: Served) -> int:
-    (found,) = [
+    (found,) = engines_of(server.process.pid)
+    return found
+
+
+def engines_of(server: int) -> list[int]:
+    return [
         pid
-        for pid in children(server.process.pid)
+        for pid in children(server)
         if b"mtmd.apart.boot" in Path(f"/proc/{pid}/cmdline").read_bytes()
     ]
-    return found
 
 
 def test_the_demo_model_is_served_as_it_answers_alone(demo: Model, one: Path) -> None:
@@ -73,6 +80,33 @@ def test_a_server_whose_engine_crashes_ends_for_whoever_starts_it_again() -> Non
     assert any(
         "the engine's process has ended (by SIGSEGV)" in problem for problem in server.problems
     )
+
+
+def test_an_engine_that_ends_while_it_loads_ends_the_server_alike(tmp_path: Path) -> None:
+    """It is killed as soon as it is there, when it has imported little."""
+    command = [
+        sys.executable,
+        "-m",
+        "mtmd",
+        "serve",
+        "--port",
+        "0",
+        "--data",
+        str(tmp_path),
+        *APART,
+    ]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            end = time.monotonic() + 60
+            while not (found := engines_of(process.pid)) and time.monotonic() < end:
+                time.sleep(0.05)
+            os.kill(found[0], signal.SIGKILL)
+            _, told = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == DEVICE_FAILED
+    assert "mtmd serve: the engine's process has ended (by SIGKILL)" in told
+    assert "Traceback" not in told
 
 
 @pytest.mark.parametrize(
