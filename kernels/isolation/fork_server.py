@@ -34,6 +34,7 @@ from mtmd.kernels.isolation import host
 from mtmd.kernels.isolation.channel import LONGEST, Channel, ChannelClosed, ChannelTimeout
 from mtmd.kernels.isolation.limits import Limits
 from mtmd.kernels.isolation.places import LONG_JOBS, PATIENCE_S, STOPPED_JOBS, Place, Places
+from mtmd.kernels.resources.cores import on_all_cores
 from mtmd.kernels.resources.priority import ahead
 from mtmd.kernels.resources.turns import aside, for_whom
 from mtmd.kernels.resources.wanted import LOOKED_S, check_wanted, may_be_left, wait
@@ -385,7 +386,9 @@ class _Running:
             self.control = Channel(ours)
             try:
                 # The next one asks for a worker on another thread, and may not have stepped back.
-                self.process = ahead(lambda: _started(json.dumps(path), its.fileno(), module))
+                self.process = ahead(
+                    lambda: on_all_cores(lambda: _started(json.dumps(path), its.fileno(), module))
+                )
             except OSError as error:
                 raise _no_process(type(error).__name__) from error
         self.close = weakref.finalize(self, _end_process, self.process, self.control)

@@ -1,20 +1,27 @@
-"""How many processor cores this process may use, and how many others keep busy."""
+"""How many processor cores this process may use, which of them it does, and how many others keep
+busy.
+"""
 
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
+from typing import TypeVar
 
 from mtmd.kernels.resources.control_groups import CGROUP, PROC, groups, text_of
 
 LEAST_S = 0.3  # of a measurement: the system counts in hundredths of a second
 IDLE = (3, 4)  # columns of /proc/stat: idle, and idle while a disk is waited for
 ALL = 8  # columns that do not count others again (guests)
+T = TypeVar("T")
+_before: dict[int, list[int]] = {}
+"""By process: the cores that it might use before it left half of them."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +50,42 @@ def usable_cores(proc: Path = PROC, cgroup: Path = CGROUP) -> Cores:
     return Cores(len(_numbers()), _quota(proc, cgroup))
 
 
+def leave_half() -> None:
+    """This process keeps to half of its cores from now on, at least one: all of its threads, and
+    what they start but for `on_all_cores`. `usable_cores` goes on to tell of all.
+
+    For one that computes in Python alone, beside another of ours that drives a device: threads
+    that share an interpreter have little use of more, and on the cores that it leaves they are in
+    nobody's way. Linux has cores of threads; elsewhere nothing changes.
+    """
+    if sys.platform != "linux":
+        return
+    numbers = _before[os.getpid()] = _numbers()
+    for thread in (PROC / "self" / "task").iterdir():
+        with suppress(OSError):  # it has ended, or the machine's cores are shared out anew
+            os.sched_setaffinity(int(thread.name), numbers[: max(1, len(numbers) // 2)])
+
+
+def on_all_cores(start: Callable[[], T]) -> T:
+    """What `start` returns or raises. Processes that it starts may use all cores, though this one
+    has left some.
+    """
+    before = _before.get(os.getpid())
+    if before is None or sys.platform != "linux":
+        return start()
+    kept = os.sched_getaffinity(0)
+    with suppress(OSError):
+        os.sched_setaffinity(0, before)
+    try:
+        return start()
+    finally:
+        with suppress(OSError):
+            os.sched_setaffinity(0, kept)
+
+
 def _numbers() -> list[int]:
+    if (before := _before.get(os.getpid())) is not None:
+        return before
     with suppress(AttributeError):  # not every system has it
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))

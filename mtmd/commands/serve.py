@@ -545,9 +545,11 @@ def _load_apart(args: argparse.Namespace, settings: Any) -> Iterator[Any]:
     """As `_load`, in a process that ends with the context. Raises MtmdError."""
     from mtmd.apart.client import EngineClient
     from mtmd.clip.image.isolated import start as start_picture_workers
+    from mtmd.kernels.resources.cores import leave_half
 
     is_here = check_loading(args)
     with EngineClient(hang_s=settings.hang_s or None) as engine:
+        leave_half()  # which is the engine's
         if args.isolate:
             start_picture_workers()
         with loading(args.model) as status:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -85,3 +88,45 @@ def test_what_others_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_this_machine_tells() -> None:
     assert 1 <= usable_cores().usable <= (os.cpu_count() or 1)
+
+
+HALVED = """
+import json, os, subprocess, sys, threading
+from mtmd.kernels.resources.cores import leave_half, on_all_cores, usable_cores
+
+def of_child():
+    code = "import os; print(sorted(os.sched_getaffinity(0)))"
+    return json.loads(subprocess.run([sys.executable, "-c", code], capture_output=True).stdout)
+
+def told(start):
+    found = []
+    thread = threading.Thread(target=lambda: found.append(sorted(os.sched_getaffinity(start))))
+    thread.start()
+    thread.join()
+    return found[0]
+
+may_end = threading.Event()
+earlier = threading.Thread(target=may_end.wait)
+earlier.start()
+before, count = sorted(os.sched_getaffinity(0)), usable_cores()
+leave_half()
+found = [told(earlier.native_id), told(0), of_child()]
+whole = [on_all_cores(of_child)]
+found.append(of_child())
+may_end.set()
+assert usable_cores() == count
+leave_half()
+found.append(told(0))
+print(json.dumps({"before": before, "kept": found, "whole": whole}))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="cores of threads")
+def test_a_process_that_leaves_half_of_its_cores_keeps_to_the_others() -> None:
+    """All of its threads and what they start, but for what is to have all; once is as twice."""
+    run = subprocess.run([sys.executable, "-c", HALVED], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    found = json.loads(run.stdout)
+    before = found["before"]
+    assert found["kept"] == [before[: max(1, len(before) // 2)]] * 5
+    assert found["whole"] == [before]

@@ -14,7 +14,7 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
-from processes import children
+from processes import children, descendants
 from served import NEIGHBOUR, Served, served
 from serving import data_url, image_part, user
 
@@ -68,6 +68,10 @@ def test_the_demo_model_is_served_as_it_answers_alone(demo: Model, one: Path) ->
         assert json.loads(asked(server, "/api/stats"))["model"] == demo.name
         assert json.loads(asked(server, "/api/verdict?speed=1"))["title"]
         assert json.loads(asked(server, "/ready")) == {"status": "ready"}
+        cores = sorted(os.sched_getaffinity(0))
+        assert sorted(os.sched_getaffinity(server.process.pid)) == cores[: max(1, len(cores) // 2)]
+        for others in set(descendants(server.process.pid)) - {server.process.pid}:
+            assert sorted(os.sched_getaffinity(others)) == cores
     assert server.problems == []
 
 
