@@ -148,12 +148,20 @@ def main() -> None:
     parser.add_argument("--drain", type=int, default=200, metavar="CLIENTS")
     parser.add_argument("--clients", type=int, default=200, help="of the last part")
     parser.add_argument("--seconds", type=float, default=300, help="of the last part")
+    parser.add_argument(
+        "--serve",
+        action="append",
+        default=[],
+        metavar="OPTION",
+        help="an option of mtmd serve, as --serve=--engine-process; may be repeated. Memory and "
+        "threads are told of its first process",
+    )
     args = parser.parse_args()
-    with served() as (port, process):
+    with served(*args.serve) as (port, process):
         asyncio.run(burst(port, process.pid, args.burst))
         asyncio.run(drain(port, process, args.drain))
     if args.seconds:
-        with served() as (port, process):
+        with served(*args.serve) as (port, process):
             asyncio.run(steady(port, process.pid, args.clients, args.seconds))
 
 
