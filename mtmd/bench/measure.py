@@ -8,9 +8,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
-PROC = Path("/proc/self")
+from mtmd.process import memory
+
 # How far two counters of the same memory may be apart: other threads go on between two readings.
 SLACK = 16 << 20
 # A busy process ends by itself when the one that started it is gone.
@@ -55,32 +55,22 @@ class HostPeak:
 
     def restart(self) -> None:
         try:
-            (PROC / "clear_refs").write_text("5")  # proc(5): VmHWM starts anew at what is held
+            (memory.PROC / "clear_refs").write_text(
+                "5"
+            )  # proc(5): VmHWM starts anew at what is held
         except OSError:
             self._restarted = False
             return
-        peak, held = _status("VmHWM:"), resident_bytes()
+        peak, held = memory.status_bytes("VmHWM"), memory.resident_bytes()
         self._restarted = peak is not None and held is not None and peak <= held + SLACK
 
     def read(self) -> int | None:
-        return _status("VmHWM:") if self._restarted else None
+        return memory.status_bytes("VmHWM") if self._restarted else None
 
 
 def peak_bytes() -> int | None:
     """The most this process has held since it began, or since a `HostPeak` was restarted."""
-    return _status("VmHWM:")
-
-
-def resident_bytes() -> int | None:
-    return _status("VmRSS:")
-
-
-def _status(key: str) -> int | None:
-    try:
-        lines = (PROC / "status").read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(key)), None)
+    return memory.status_bytes("VmHWM")
 
 
 @contextmanager

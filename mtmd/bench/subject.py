@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from mtmd.bench.forced import Forced
-from mtmd.bench.measure import HostPeak, resident_bytes
+from mtmd.bench.measure import HostPeak
 from mtmd.bench.shapes import random_checkpoint
 from mtmd.clip.encoder import BATCH, Encoder
 from mtmd.clip.resolution.resolution import ImagePlan
@@ -43,6 +43,7 @@ from mtmd.loaded.device_and_dtype import device_name
 from mtmd.loading import find_checkpoint
 from mtmd.model import Model
 from mtmd.option_types import Detail
+from mtmd.process.memory import resident_bytes
 
 SLACK = 256  # tokens that a chat template may put around a prompt
 COPIED = 120  # tokens, with which a prompt and its copy fit into the slack
