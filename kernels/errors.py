@@ -33,6 +33,10 @@ class ModelError(MtmdError):
     """A checkpoint that cannot be used: missing, broken, of an unknown architecture."""
 
 
+class DualEncoderError(ModelError):
+    """The checkpoint is a dual encoder's, where one is expected that writes."""
+
+
 class OptionError(MtmdError):
     """An option or argument out of its range."""
 

@@ -11,7 +11,6 @@ import sys
 from typing import Any
 
 from mtmd.config import tokenize_in_own_thread
-from mtmd.kernels.errors import OptionError
 from mtmd.kernels.isolation.limits import end_with_parent
 from mtmd.loaded.allocator import return_freed_memory
 from mtmd.openmp import wait_shortly
@@ -37,13 +36,6 @@ def main(control: int) -> None:
 
 
 def _load(name: str | None, options: dict[str, Any]) -> Any:
-    from mtmd.checkpoint.folder import DualEncoderError
     from mtmd.loading import load
 
-    try:
-        return load(name, progress=sys.stderr.isatty(), **options)
-    except DualEncoderError as error:
-        raise OptionError(
-            f"--engine-process: found {name}, a dual encoder, expected a model that writes "
-            "answers; leave the option out"
-        ) from error
+    return load(name, progress=sys.stderr.isatty(), **options)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -22,6 +23,7 @@ from mtmd.events import Event, Finished
 from mtmd.kernels.errors import MtmdError
 from mtmd.kernels.isolation.channel import ChannelClosed
 from mtmd.loaded.interpreter import shared_out_promptly
+from mtmd.process.memory import resident_bytes
 from mtmd.process.tracebacks import traceback_text
 from mtmd.service.service import Service
 from mtmd.service.ticket import Ticket
@@ -235,7 +237,9 @@ class EngineProcess:
         }
 
     def _measures(self) -> Any:
-        return self.service.stats(), self.service.latencies
+        stats = self.service.stats()
+        stats.engine_bytes, stats.engine_cpu_seconds = resident_bytes() or 0, time.process_time()
+        return stats, self.service.latencies
 
     def _submit(
         self, numbers: Sequence[int], messages: Any, tenant: str, chosen: dict[str, Any]

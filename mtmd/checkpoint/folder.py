@@ -11,13 +11,9 @@ from mtmd.clip.family import VisionFamily, vision_family
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights, check_no_extra
 from mtmd.kernels.checkpoint.open_weights import open_weights
 from mtmd.kernels.checkpoint.settings import Settings, read_json
-from mtmd.kernels.errors import ModelError
+from mtmd.kernels.errors import DualEncoderError, ModelError
 from mtmd.llm.family import TextFamily, text_family
 from mtmd.llm.tokenizer.tokenizer import Tokenizer
-
-
-class DualEncoderError(ModelError):
-    """The checkpoint is a dual encoder's, where one is expected that writes."""
 
 
 def open_folder(folder: Path, template: Path | None = None) -> Checkpoint:

@@ -16,7 +16,7 @@ OF_ONE_SERVER: dict[
     "models_max": (None, "serve one model, by -m"),
     "unload_after": (None, "serve one model, by -m"),
     "presets": (None, "serve one model, by -m"),
-    "engine_process": (False, "each replica is a process of its own; start more of them"),
+    "engine_process": (None, "each replica is a process of its own; start more of them"),
     "data": (None, "several servers keep no conversations"),
     "max_storage": (16, "several servers keep no conversations"),
     "no_history": (False, "several servers keep no conversations"),

@@ -30,7 +30,8 @@ from mtmd.commands.shared import (
     loading,
     warmed_up,
 )
-from mtmd.kernels.errors import DeviceError, OptionError
+from mtmd.kernels.errors import DeviceError, DualEncoderError, OptionError
+from mtmd.kernels.resources.cores import leave_half, usable_cores
 from mtmd.kernels.text import for_terminal
 
 ENDING_S = 20.0  # for the step that the device is in
@@ -184,9 +185,10 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     )
     server.add_argument(
         "--engine-process",
-        action="store_true",
+        action=argparse.BooleanOptionalAction,
         help="compute answers in a process of their own, so that requests which keep the server "
-        "busy do not hold up tokens; takes the memory of a second process, without the weights",
+        "busy do not hold up tokens (default: for one model that writes, on Linux with more than "
+        "one core)",
     )
     server.add_argument(
         "--no-warmup", action="store_true", help="begin at once; the first answer then takes longer"
@@ -309,7 +311,7 @@ def run(args: argparse.Namespace) -> int:
         try:
             fault = serve(args, settings, folder, sock)
         except DeviceError as error:
-            if not args.engine_process:
+            if not _is_apart(args):
                 raise
             fault = error  # the engine's process has ended while it loaded the model
     if fault is None:
@@ -360,8 +362,8 @@ def _serve(
             notify_systemd("STATUS=loading")
             serve: Callable[..., tuple[Any, Any, list[str]]]
             warm_up: Callable[[Any], Any]
-            if args.engine_process:
-                model = stack.enter_context(_load_apart(args, settings))
+            model = _load_apart(args, settings, stack) if _is_apart(args) else None
+            if model is not None:
                 serve, warm_up = _serve_engine, _warmed_up_apart
             else:
                 model = _load(args)
@@ -530,8 +532,6 @@ def _leave_fetch(registry: Any) -> None:
 
 def _load(args: argparse.Namespace) -> Any:
     """What writes answers, or a dual encoder. Raises MtmdError."""
-    from mtmd.checkpoint.folder import DualEncoderError
-
     try:
         model = load_from(args)
         model.loaded.start_workers()
@@ -540,23 +540,40 @@ def _load(args: argparse.Namespace) -> Any:
         return load_dual_from(args)
 
 
-@contextmanager
-def _load_apart(args: argparse.Namespace, settings: Any) -> Iterator[Any]:
-    """As `_load`, in a process that ends with the context. Raises MtmdError."""
+def _is_apart(args: argparse.Namespace) -> bool:
+    """Whether answers are computed in a process of their own."""
+    if args.engine_process is not None:
+        return bool(args.engine_process)
+    return sys.platform == "linux" and args.ray is None and usable_cores().usable > 1
+
+
+def _load_apart(args: argparse.Namespace, settings: Any, stack: ExitStack) -> Any:
+    """As `_load`, in a process that ends with `stack`; None for a dual encoder, which has none
+    unless one was asked for. Raises MtmdError.
+    """
     from mtmd.apart.client import EngineClient
     from mtmd.clip.image.isolated import start as start_picture_workers
-    from mtmd.kernels.resources.cores import leave_half
 
     is_here = check_loading(args)
-    with EngineClient(hang_s=settings.hang_s or None) as engine:
-        leave_half()  # which is the engine's
+    with ExitStack() as own:
+        engine = own.enter_context(EngineClient(hang_s=settings.hang_s or None))
         if args.isolate:
             start_picture_workers()
-        with loading(args.model) as status:
-            if not is_here:
-                status.clear()  # the hub's own bars come in its place
-            engine.load(args.model, chosen_load_options(args), SMALL_BYTES)
-        yield engine
+        try:
+            with loading(args.model) as status:
+                if not is_here:
+                    status.clear()  # the hub's own bars come in its place
+                engine.load(args.model, chosen_load_options(args), SMALL_BYTES)
+        except DualEncoderError as error:
+            if not args.engine_process:
+                return None
+            raise OptionError(
+                f"--engine-process: found {args.model}, a dual encoder, expected a model that "
+                "writes answers; leave the option out"
+            ) from error
+        leave_half()  # of the cores, which is the engine's
+        stack.enter_context(own.pop_all())
+        return engine
 
 
 def _warmed_up_apart(engine: Any) -> Any:

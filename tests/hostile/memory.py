@@ -1,4 +1,4 @@
-"""Where a server's memory lies while pictures come, most of them damaged: what it says that it
+"""Where the memory of a server of one process lies while pictures come, most of them damaged: what it says that it
 holds after so many, and what it gives back in the end as its caches are emptied one after another.
 
     .venv/bin/python tests/hostile/memory.py --pictures 1000,5000 --seed 41
@@ -41,7 +41,10 @@ def main() -> None:
     parser.add_argument("--pictures", default="1000,5000", help="when to look (%(default)s)")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    with served("--threads", "1", program=[__file__]) as server, Attackers(2) as attackers:
+    with (
+        served("--threads", "1", "--no-engine-process", program=[__file__]) as server,
+        Attackers(2) as attackers,
+    ):
         print(f"{0:>6} pictures {settled(server)} MiB", flush=True)
         before = 0
         for count in map(int, options.pictures.split(",")):

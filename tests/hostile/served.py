@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
-from processes import descendants
+from processes import children, descendants
 from watcher import open_files, resident_bytes
 
 ATTACKER, NEIGHBOUR = "attacker-" + "a" * 20, "neighbour-" + "n" * 20
@@ -37,7 +37,12 @@ class Served:
         self.problems: list[str] = []
 
     def resident_mib(self) -> int:
-        return resident_bytes(self.process.pid) >> 20
+        """Of the server and of its engine's process, where it has one: what they share twice."""
+        return sum(map(resident_bytes, [self.process.pid, *self.engines()])) >> 20
+
+    def engines(self) -> list[int]:
+        """The engine's process, where it has one."""
+        return engines_of(self.process.pid)
 
     def held_mib(self) -> dict[str, float]:
         """What the server says that it holds, where that is something."""
@@ -57,6 +62,15 @@ class Served:
                 break
             time.sleep(0.2)
         return found
+
+
+def engines_of(server: int) -> list[int]:
+    """Children of a server in which an engine runs."""
+    return [
+        pid
+        for pid in children(server)
+        if b"mtmd.apart.boot" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
 
 
 @contextmanager

@@ -38,6 +38,7 @@ Runner.forward = lambda *_: {}
 serve.ENDING_S = server.CLOSING_S = 0.5
 sys.exit(main())
 """
+HERE = "--no-engine-process"  # where a device is replaced
 HANGS = FORWARD.format("(print('runs', file=sys.stderr, flush=True), threading.Event().wait())")
 ABORTS = FORWARD.format("os.abort()")
 
@@ -201,10 +202,9 @@ def test_an_answer_under_way_is_told_that_the_server_ends(python, tmp_path):
 
 def test_a_device_that_hangs_ends_the_server_for_whoever_starts_it_again(python):
     with (
-        serving("--no-history", "--hang-limit", "1", program=("-c", HANGS), python=python) as (
-            process,
-            said,
-        ),
+        serving(
+            HERE, "--no-history", "--hang-limit", "1", program=("-c", HANGS), python=python
+        ) as (process, said),
         openai.OpenAI(
             base_url=f"{address(said)}/v1", api_key="unused", max_retries=0, timeout=60
         ) as client,
@@ -221,10 +221,9 @@ def test_a_device_that_hangs_ends_the_server_for_whoever_starts_it_again(python)
 
 
 def test_a_server_that_is_to_stop_does_not_wait_for_a_device_that_hangs(python):
-    with serving("--no-history", "--hang-limit", "0", program=("-c", HANGS), python=python) as (
-        process,
-        said,
-    ):
+    with serving(
+        HERE, "--no-history", "--hang-limit", "0", program=("-c", HANGS), python=python
+    ) as (process, said):
         body = json.dumps({"messages": [user("hi")], "stream": True}).encode()
         with urlopen(Request(f"{address(said)}/v1/chat/completions", body, JSON), timeout=30):
             assert "runs\n" in iter(process.stderr.readline, "")  # before that, nothing hangs
@@ -235,7 +234,7 @@ def test_a_server_that_is_to_stop_does_not_wait_for_a_device_that_hangs(python):
 
 
 def test_a_crash_of_native_code_tells_where_it_was(python):
-    with serving("--no-history", program=("-c", ABORTS), python=python) as (process, said):
+    with serving(HERE, "--no-history", program=("-c", ABORTS), python=python) as (process, said):
         with (
             openai.OpenAI(
                 base_url=f"{address(said)}/v1", api_key="unused", max_retries=0, timeout=60

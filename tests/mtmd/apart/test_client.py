@@ -26,6 +26,7 @@ from mtmd.kernels.errors import (
     BusyError,
     ContextError,
     DeviceError,
+    DualEncoderError,
     ImageError,
     LeftError,
     MtmdError,
@@ -334,5 +335,5 @@ def test_frames_of_a_video_are_chosen_by_the_model(engine: EngineClient, service
 
 def test_a_dual_encoder_is_refused(tmp_path: Path) -> None:
     clip(tmp_path)
-    with EngineClient() as apart, pytest.raises(OptionError, match="a dual encoder, expected"):
+    with EngineClient() as apart, pytest.raises(DualEncoderError):
         apart.load(str(tmp_path), {}, SMALL)

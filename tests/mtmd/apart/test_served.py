@@ -14,8 +14,9 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
-from processes import children, descendants
-from served import NEIGHBOUR, Served, served
+from dual_encoders import clip
+from processes import descendants
+from served import NEIGHBOUR, Served, engines_of, served
 from serving import data_url, image_part, user
 
 from mtmd import Model
@@ -30,19 +31,6 @@ def asked(server: Served, path: str, body: dict[str, Any] | None = None) -> str:
     with urlopen(Request(server.url + path, data, headers), timeout=60) as response:
         text: str = response.read().decode()
     return text
-
-
-def engine_of(server: Served) -> int:
-    (found,) = engines_of(server.process.pid)
-    return found
-
-
-def engines_of(server: int) -> list[int]:
-    return [
-        pid
-        for pid in children(server)
-        if b"mtmd.apart.boot" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    ]
 
 
 def test_the_demo_model_is_served_as_it_answers_alone(demo: Model, one: Path) -> None:
@@ -65,7 +53,11 @@ def test_the_demo_model_is_served_as_it_answers_alone(demo: Model, one: Path) ->
         metrics = asked(server, "/metrics")
         assert "mtmd_finished_total 2.0" in metrics and "mtmd_images_total 2.0" in metrics
         assert "mtmd_time_to_first_token_seconds_count 2.0" in metrics
-        assert json.loads(asked(server, "/api/stats"))["model"] == demo.name
+        stats = json.loads(asked(server, "/api/stats"))
+        assert (
+            stats["model"] == demo.name and stats["cpu_seconds"] > stats["engine_cpu_seconds"] > 0
+        )
+        assert stats["resident_bytes"] > stats["engine_bytes"] > 50 << 20
         assert json.loads(asked(server, "/api/verdict?speed=1"))["title"]
         assert json.loads(asked(server, "/ready")) == {"status": "ready"}
         cores = sorted(os.sched_getaffinity(0))
@@ -78,7 +70,7 @@ def test_the_demo_model_is_served_as_it_answers_alone(demo: Model, one: Path) ->
 def test_a_server_whose_engine_crashes_ends_for_whoever_starts_it_again() -> None:
     """As above."""
     with served(*APART) as server:
-        os.kill(engine_of(server), signal.SIGSEGV)
+        os.kill(server.engines()[0], signal.SIGSEGV)
         assert server.process.wait(30) == DEVICE_FAILED
         assert "Fatal Python error: Segmentation fault" in server.log.read_text()
     assert any(
@@ -111,6 +103,13 @@ def test_an_engine_that_ends_while_it_loads_ends_the_server_alike(tmp_path: Path
     assert process.returncode == DEVICE_FAILED
     assert "mtmd serve: the engine's process has ended (by SIGKILL)" in told
     assert "Traceback" not in told
+
+
+def test_a_dual_encoder_has_no_such_process(tmp_path: Path, mtmd: Any) -> None:
+    clip(tmp_path)
+    ran = mtmd("serve", "--port", 0, "--no-history", "-m", tmp_path, "--engine-process")
+    assert ran.code == 2 and ran.err.startswith(f"mtmd serve: --engine-process: found {tmp_path}")
+    assert "a dual encoder, expected a model that writes" in ran.err
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 import socket
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from mtmd import OptionError, cli
 from mtmd.commands import serve
+from mtmd.kernels.resources.cores import Cores
 
 
 @pytest.mark.parametrize(
@@ -115,5 +117,29 @@ def test_the_log_has_its_form_before_anything_is_asked(
 
     monkeypatch.setattr(serve, "_write_log", lambda _: done.append("log"))
     monkeypatch.setattr(serve, "_load", load)
-    ran = mtmd("serve", "--port", 0, "--no-history")
+    ran = mtmd("serve", "--port", 0, "--no-history", "--no-engine-process")
     assert done == ["log", "load"] and (ran.code, ran.err) == (2, "mtmd serve: x: found y\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "platform", "cores", "expected"),
+    [
+        ((), "linux", 2, True),
+        ((), "linux", 1, False),
+        ((), "darwin", 8, False),
+        (("--engine-process",), "darwin", 1, True),
+        (("--no-engine-process",), "linux", 8, False),
+        (("--ray", "auto"), "linux", 8, False),
+    ],
+)
+def test_where_answers_are_computed(
+    words: tuple[str, ...],
+    platform: str,
+    cores: int,
+    expected: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In a process of their own where that is known to pay."""
+    monkeypatch.setattr(sys, "platform", platform)
+    monkeypatch.setattr(serve, "usable_cores", lambda: Cores(cores))
+    assert serve._is_apart(cli.parser().parse_args(["serve", *words])) is expected
