@@ -33,6 +33,7 @@ OF_THE_MOMENT = frozenset(  # fields of ServiceStats
         "image_cache_bytes",
         "processed_bytes",
         "video_cache_bytes",
+        "engine_bytes",
     )
 )
 

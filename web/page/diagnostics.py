@@ -11,7 +11,7 @@ from typing import Any
 from flask import Blueprint, Response, jsonify, render_template, request
 
 from mtmd import DeviceError, MtmdError, ServiceStats, WarmupReport
-from mtmd.bench.measure import resident_bytes
+from mtmd.process.memory import resident_bytes
 from mtmd.service.measures.decode_speed import decode_speed, step_bytes
 from mtmd.service.turns import usable_cores
 from mtmd.web.auth import without_key
@@ -97,7 +97,7 @@ def blueprint(models: Models) -> Blueprint:
         fault, model = models.fault, models.at_hand(request.args.get("model"))
         counted = model.service.stats() if model else ServiceStats(slots=models.slots)
         told = {"fault": str(fault) if fault else None, "model": model.name if model else None}
-        machine = _machine(model.warmup_report if model else None)
+        machine = _machine(model.warmup_report if model else None, counted)
         return jsonify(asdict(counted) | told | machine)
 
     @routes.get("/api/verdict")
@@ -132,15 +132,16 @@ def blueprint(models: Models) -> Blueprint:
     return routes
 
 
-def _machine(report: WarmupReport | None) -> dict[str, Any]:
-    """What this process takes of the machine, and `alone_tokens_s`: what one answer gets where it
-    has all of it, as the warm-up measured; None where it ran nothing.
+def _machine(report: WarmupReport | None, counted: ServiceStats) -> dict[str, Any]:
+    """What this process and the engine's take of the machine, and `alone_tokens_s`: what one answer
+    gets where it has all of it, as the warm-up measured; None where it ran nothing.
     """
     checks = report.checks if report else ()
     alone = [1e3 / c.steady_ms for c in checks if c.graph == "decoder" and c.steady_ms > 0]
+    own = resident_bytes()
     return {
-        "resident_bytes": resident_bytes(),
-        "cpu_seconds": time.process_time(),
+        "resident_bytes": None if own is None else own + counted.engine_bytes,
+        "cpu_seconds": time.process_time() + counted.engine_cpu_seconds,
         "cpus": usable_cores().usable,
         "alone_tokens_s": max(alone, default=None),
     }

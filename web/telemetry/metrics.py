@@ -37,6 +37,7 @@ NOW = {  # field of ServiceStats -> what it is
     "image_cache_bytes": "Bytes of encoded pictures that are known",
     "processed_bytes": "Bytes of what the model saw of pictures, to be shown",
     "video_cache_bytes": "Bytes of frames of videos that are known",
+    "engine_bytes": "Bytes of memory that the engine's process has, if it has its own",
 }
 SINCE_START = {
     "requests": "Requests taken",
@@ -67,6 +68,7 @@ SINCE_START = {
     "plans_made": "Plans made, for batches of new shapes",
     "plans_waited_for": "Plans made while answers in the midst waited for them",
     "batches_deferred": "Batches whose parts of prompts waited for a plan",
+    "engine_cpu_seconds": "Processor time that the engine's process has had, if it has its own",
 }
 HISTOGRAMS = {  # field of Latencies -> (name, what it is)
     "first_token": ("time_to_first_token", "From a request to the first token of its answer"),

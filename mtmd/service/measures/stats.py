@@ -18,7 +18,8 @@ class TokenCount:
 @dataclass
 class ServiceStats:
     """Plain numbers since the service began; those of running, waiting, clients_waiting, encoding,
-    pages_used, image_cache_bytes, processed_bytes and video_cache_bytes are of this moment.
+    pages_used and of bytes are of this moment. `engine_bytes` resident and `engine_cpu_seconds` of
+    processor time are of the engine's process, where it has one of its own.
     Pictures, which frames of videos are not among, are shrunk and refused for want of memory. Of
     tokens that were proposed for answers, some were accepted. `programs_compiled`, for a GPU, while
     answers waited for them. `preemptions`: of those finished; `made_way` for another client, of
@@ -36,6 +37,7 @@ class ServiceStats:
     image_cache_bytes: int = 0
     processed_bytes: int = 0
     video_cache_bytes: int = 0
+    engine_bytes: int = 0
     requests: int = 0
     finished: int = 0
     cancelled: int = 0
@@ -64,6 +66,7 @@ class ServiceStats:
     plans_made: int = 0
     plans_waited_for: int = 0
     batches_deferred: int = 0
+    engine_cpu_seconds: float = 0.0
     queued_ms: float = 0.0
     preprocess_ms: float = 0.0
     encode_ms: float = 0.0
