@@ -157,11 +157,24 @@ def test_unknown_fields_may_be_refused(embedder):
     assert found.status_code == 400 and found.get_json()["error"]["code"] == "unknown_parameter"
 
 
-def test_a_model_that_writes_says_that_it_gives_no_vectors():
-    found = client_for(FakeService()).post("/v1/embeddings", json={"input": "a"})
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"dimensions": 8}, {"input": [[1, 2]]}, {"colour": 1}, {"encoding_format": "int8"}],
+    ids=str,
+)
+def test_a_model_that_writes_says_first_that_it_gives_no_vectors(more):
+    client = client_for(FakeService(), unknown_fields="refuse")
+    found = client.post("/v1/embeddings", json={"input": "a"} | more)
     error = found.get_json()["error"]
     assert found.status_code == 400 and error["code"] == "no_embeddings"
     assert "dual encoder" in error["message"]
+
+
+def test_a_model_that_is_not_here_is_told_where_no_model_gives_vectors():
+    client = client_for(FakeService())
+    found = client.post("/v1/embeddings", json={"input": "a", "model": "other"})
+    assert found.status_code == 404 and found.get_json()["error"]["code"] == "model_not_found"
+    assert client.post("/v1/embeddings", json={"model": 5}).get_json()["error"]["param"] == "model"
 
 
 def test_a_dual_encoder_says_that_it_writes_nothing(client):
