@@ -20,7 +20,7 @@ from mtmd import BusyError, DeviceError
 from mtmd.embedding.embedder import load_embedder
 from mtmd.embedding.service import EmbeddingService
 from mtmd.web.settings import MediaBudget, ServerSettings
-from mtmd.web.small_apps.embedding_app import WRITES, create_embedding_app
+from mtmd.web.small_apps.embedding_app import OLLAMAS, WRITES, create_embedding_app
 
 RED, BLUE = png(20, 10), png(30, 30, "blue")
 
@@ -185,6 +185,13 @@ def test_a_dual_encoder_says_that_it_writes_nothing(client):
         assert found.status_code == 400 and "gives vectors (POST /v1/embeddings)" in text
     assert isinstance(client.post("/api/chat", json={}).get_json()["error"], str)
     assert client.post("/v1/messages", json={}).get_json()["type"] == "error"
+
+
+def test_a_dual_encoder_tells_ollamas_clients_where_its_vectors_are(client):
+    for path in OLLAMAS:
+        found = client.post(path, json={"model": "tiny clip", "input": "a"})
+        assert found.status_code == 400
+        assert "gives vectors at POST /v1/embeddings" in found.get_json()["error"]
 
 
 def test_what_a_dual_encoder_tells_of_itself(embedder):
