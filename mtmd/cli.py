@@ -9,8 +9,10 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+import threading
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -92,7 +94,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args.verb == HELP:
         return main([*args.words, "--help"])
     try:
-        code = _run(args)
+        with _interrupts_of_imports():
+            code = _run(args)
         sys.stdout.flush()
         return code
     except MtmdError as error:
@@ -131,6 +134,34 @@ def _take_sigterm() -> None:
     """
     if os.getpid() == 1 and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
+
+
+@contextmanager
+def _interrupts_of_imports() -> Iterator[None]:
+    """Libraries in machine code turn a Ctrl-C that comes while they are imported into errors of
+    their own, as numpy and pydantic do. One that leaves an import after it is that Ctrl-C.
+    """
+    came = False
+
+    def interrupt(number: int, frame: Any) -> None:
+        nonlocal came
+        came = True
+        signal.default_int_handler(number, frame)
+
+    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    taken = usual and threading.current_thread() is threading.main_thread()
+    if taken:
+        signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    except Exception as error:
+        files = (f.f_code.co_filename for f, _ in traceback.walk_tb(error.__traceback__))
+        if came and any(name.startswith("<frozen importlib") for name in files):
+            raise KeyboardInterrupt from error
+        raise
+    finally:
+        if taken and signal.getsignal(signal.SIGINT) is interrupt:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _run(args: argparse.Namespace) -> int:

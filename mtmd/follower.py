@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import signal
 import sys
 from contextlib import suppress
 from multiprocessing.connection import Client
@@ -30,6 +29,7 @@ from mtmd.llm.batch import Batch
 from mtmd.llm.state import Cache, Snapshot
 from mtmd.loaded.loaded_model import LoadedModel
 from mtmd.loaded.report import run_checks
+from mtmd.process.group_signals import outlive
 from mtmd.ranks.meeting import KEY, join_store, launcher_store, transport
 from mtmd.ranks.signs import Signs
 from mtmd.ranks.wire import Head, Wire
@@ -116,12 +116,14 @@ def follow(place: dict[str, Any], rank: int, store: Any = None) -> int:
     """Until the first rank ends this one, or is gone: then 0. 1 where something failed, which the
     first rank is told.
     """
-    # Ctrl-C reaches all processes of a terminal: the first rank says when to end.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    outlive()  # the first rank says when to end
     (host, port), key = place["address"], bytes.fromhex(place["key"])
-    wires = {kind: Wire(Client((host, port), authkey=key)) for kind in ("orders", "signs")}
-    for kind, wire in wires.items():
-        wire.send(kind, rank=rank)
+    try:
+        wires = {kind: Wire(Client((host, port), authkey=key)) for kind in ("orders", "signs")}
+        for kind, wire in wires.items():
+            wire.send(kind, rank=rank)
+    except (EOFError, ConnectionError):
+        return 0  # the first rank is gone
     wire, heart = wires["orders"], Heartbeat()
     heart.count_this_thread()
     signs = Signs(wires["signs"], heart, lambda why: _leave(rank, why))
@@ -172,7 +174,10 @@ def join(launched: Launched) -> NoReturn:
 
 
 def main() -> NoReturn:
-    place = json.loads(sys.stdin.readline())
+    line = sys.stdin.readline()
+    if not line:
+        _end(0)  # the first rank is gone
+    place = json.loads(line)
     _end(follow(place, place["rank"]))
 
 

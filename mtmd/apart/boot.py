@@ -5,7 +5,6 @@ has to be said before torch is imported.
 from __future__ import annotations
 
 import faulthandler
-import signal
 import socket
 import sys
 from typing import Any
@@ -14,14 +13,12 @@ from mtmd.config import tokenize_in_own_thread
 from mtmd.kernels.isolation.limits import end_with_parent
 from mtmd.loaded.allocator import return_freed_memory
 from mtmd.openmp import wait_shortly
+from mtmd.process.group_signals import outlive
 
 
 def main(control: int) -> None:
     """`control`: the descriptor of this process's end of the link."""
-    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-        # A terminal or systemd tells all processes of a server, of which this one has to live until
-        # answers under way are written. No program that it starts inherits a handler.
-        signal.signal(getattr(signal, name), lambda *_: None)
+    outlive()
     end_with_parent()
     if sys.__stderr__ is not None:
         faulthandler.enable(sys.__stderr__)  # as in the server: a crash tells where it was

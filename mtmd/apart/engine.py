@@ -70,10 +70,13 @@ class _ToServer(logging.Handler):
         self._outbox = outbox
 
     def emit(self, record: logging.LogRecord) -> None:
-        text = record.getMessage()
-        if record.exc_info and record.exc_info[1]:
-            text += f"\n{traceback_text(record.exc_info[1])}"
-        self._outbox.put(("log", record.levelno, (record.name, text)))
+        try:
+            text = record.getMessage()
+            if record.exc_info and record.exc_info[1]:
+                text += f"\n{traceback_text(record.exc_info[1])}"
+            self._outbox.put(("log", record.levelno, (record.name, text)))
+        except Exception:
+            self.handleError(record)  # who logs is not to fail by it
 
 
 class EngineProcess:

@@ -13,6 +13,7 @@ from pathlib import Path
 from mtmd.apart.link import Link
 from mtmd.kernels.errors import OptionError
 from mtmd.kernels.isolation.channel import Channel
+from mtmd.process.group_signals import held_back
 
 ENDS_S = 10.0  # after its link is closed
 # What is found here is found there; nothing else of the environment or the current folder has a
@@ -34,7 +35,7 @@ class Process:
                 "the option out"
             )
         ours, its = socket.socketpair()
-        with its:
+        with its, held_back():
             path = json.dumps([str(Path(entry).absolute()) for entry in sys.path])
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-c", _BOOT, path, str(its.fileno())],

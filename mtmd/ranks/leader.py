@@ -35,6 +35,7 @@ from mtmd.kernels.resources.heartbeat import waiting
 from mtmd.llm.batch import Batch
 from mtmd.llm.engine.runner import PLANS
 from mtmd.llm.state import Snapshot
+from mtmd.process.group_signals import held_back
 from mtmd.ranks.meeting import KEY, LOCALHOST, launcher_store, new_store, transport
 from mtmd.ranks.signs import Watch
 from mtmd.ranks.wire import Head, Wire
@@ -176,11 +177,12 @@ class Ranks:
 
     def _start(self, place: dict[str, Any]) -> None:
         for rank in range(1, self.size):
-            process = subprocess.Popen(
-                [sys.executable, "-m", "mtmd.follower"],
-                stdin=subprocess.PIPE,
-                pass_fds=() if place["memory"] is None else (place["memory"],),
-            )
+            with held_back():
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "mtmd.follower"],
+                    stdin=subprocess.PIPE,
+                    pass_fds=() if place["memory"] is None else (place["memory"],),
+                )
             self._processes[rank] = process
             assert process.stdin is not None
             process.stdin.write(json.dumps(place | {"rank": rank}).encode() + b"\n")

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import queue
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from threading import Lock
 
 from mtmd.events import Event, Finished
+from mtmd.kernels.errors import MtmdError
 from mtmd.kernels.resources.turns import get_up
+from mtmd.process.tracebacks import traceback_text
+
+log = logging.getLogger("mtmd.service")
 
 
 class Ticket:
@@ -52,12 +58,26 @@ class Ticket:
             cancel(self)
 
     def put(self, event: Event | BaseException) -> None:
+        """Where the one that events are handed to raises, the request alone is given up, and told
+        so as far as that can be told.
+        """
         with self._lock:
+            cancel = self._cancel
             if isinstance(event, (Finished, BaseException)):
                 self._cancel = None  # who keeps the ticket does not keep the model by it
-            self._put(event)
+            put = self._put
             if self._cancel is None:
                 self._put = self._events.put  # nor it and who waited for it each other
+            try:
+                put(event)
+                return
+            except Exception as error:
+                log.error("%s: its events cannot be handed on\n%s", self.id, traceback_text(error))
+                self._put = self._events.put
+                with suppress(Exception):  # told already
+                    put(MtmdError(f"internal error: {type(error).__name__}"))
+        if cancel is not None:
+            cancel(self)  # who may hand on its end at once
 
     def redirect(self, put: Callable[[Event | BaseException], None]) -> None:
         """Hand all events, those that wait here first, to `put` in place of who iterates."""

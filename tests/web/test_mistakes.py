@@ -50,7 +50,7 @@ def test_what_is_wrong(body, told):
 
 def test_addresses_of_ollamas_that_are_not_here_answer_in_its_form():
     client = client_for(FakeService())
-    for path in ("/api/pull", "/api/embed"):
+    for path in ("/api/pull", "/api/copy"):
         answer = client.post(path, json={"model": "x"})
         assert answer.status_code == 404
         assert answer.get_json() == {"error": "there is nothing at this address"}

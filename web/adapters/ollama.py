@@ -16,8 +16,14 @@ from flask import Blueprint, Response, jsonify
 
 from mtmd import Answer, Event, Finished, TextPiece, ToolCall, __version__
 from mtmd.web.adapters.door import Door, ModelDoor, error_response
-from mtmd.web.adapters.ollama_requests import ChatRequest, GenerateRequest, ShowRequest
+from mtmd.web.adapters.ollama_requests import (
+    ChatRequest,
+    EmbedRequest,
+    GenerateRequest,
+    ShowRequest,
+)
 from mtmd.web.adapters.tools import CallReader, arguments_of
+from mtmd.web.api.embeddings import no_vectors
 from mtmd.web.errors import ApiError, in_ollamas_form
 from mtmd.web.intake.body import json_body
 from mtmd.web.intake.gate import Body, Work, takes
@@ -52,6 +58,13 @@ def _answer_routes(routes: Blueprint, door: Door) -> None:
         body = json_body(GenerateRequest, typed=False)
         door.check_fields(body)
         return _answered(door, body, bool(body.prompt or body.images), _response)
+
+    @routes.post("/api/embed")
+    @routes.post("/api/embeddings")
+    @takes(Body.JSON)
+    def embed() -> Response:
+        name = json_body(EmbedRequest, typed=False).model
+        raise no_vectors(door.models, name and _known(door, name))
 
 
 def _model_routes(routes: Blueprint, door: Door) -> None:

@@ -214,6 +214,12 @@ _GENERATE: dict[str, tuple[Any, ...]] = {
 }
 
 
+class EmbedRequest(Loose):
+    """All that is read of it, as models that write answers give no vectors."""
+
+    model: ModelName | None = None
+
+
 class ShowRequest(Loose):
     """Older clients call the model `name`."""
 

@@ -94,6 +94,14 @@ class Picture:
     url: str | CutText
 
 
+class NamedModel(BaseModel):
+    """All that is read of a request where the models give no vectors."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
+
+    model: str | None = Field(default=None, max_length=512)
+
+
 class EmbeddingRequest(BaseModel):
     """`input`: texts and pictures, one vector for each; or `messages`, with one text or picture in
     all. `truncate`: whether the end of a text that is too long is left out, which the receipt says.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from flask import Blueprint
 
-from mtmd.web.api.embedding_requests import EmbeddingRequest, Picture
+from mtmd.web.api.embedding_requests import EmbeddingRequest, NamedModel, Picture
 from mtmd.web.auth import owner
 from mtmd.web.errors import ApiError
 from mtmd.web.intake.body import json_body
@@ -34,15 +34,7 @@ class EmbeddingApi:
 
     def check(self, body: EmbeddingRequest) -> tuple[str, ...]:
         """What is to be warned of. Raises ApiError for what cannot be answered."""
-        model = self.models.find(body.model)
-        if self.service is None:
-            raise ApiError(
-                400,
-                f"{model.name!r} writes answers and gives no vectors; serve a dual encoder "
-                "for them, such as openai/clip-vit-base-patch32",
-                param="model",
-                code="no_embeddings",
-            )
+        self.models.find(body.model)
         unknown = ["".join(c for c in name[:60] if c.isprintable()) for name in body.unknown[:20]]
         if unknown and self.unknown_fields == "refuse":
             raise ApiError(
@@ -54,15 +46,30 @@ class EmbeddingApi:
         return (f"not known here, and ignored: {', '.join(unknown)}",) if unknown else ()
 
 
+def no_vectors(models: Models, name: str | None) -> ApiError:
+    """What a request for vectors is refused with where models write answers. `name`: of the model
+    it asks for. Raises ApiError (404) for one that is not here.
+    """
+    return ApiError(
+        400,
+        f"{models.find(name).name!r} writes answers and gives no vectors; serve a dual encoder "
+        "for them, such as openai/clip-vit-base-patch32",
+        param="model",
+        code="no_embeddings",
+    )
+
+
 def blueprint(api: EmbeddingApi) -> Blueprint:
     routes = Blueprint("embeddings", __name__)
 
     @routes.post("/v1/embeddings")
     @takes(Body.JSON_WITH_PICTURES, Work.ANSWER)
     def embeddings() -> dict[str, Any]:
+        service = api.service
+        if service is None:  # nothing else that may be wrong with the request matters then
+            raise no_vectors(api.models, json_body(NamedModel).model)
         body = json_body(EmbeddingRequest)
-        warnings, service = api.check(body), api.service
-        assert service is not None
+        warnings = api.check(body)
         inputs = body.inputs()
         shown = [item for item in inputs if isinstance(item, Picture)]
         texts = [item for item in inputs if isinstance(item, str)]

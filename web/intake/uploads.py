@@ -9,7 +9,7 @@ import os
 import secrets
 import threading
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -55,7 +55,8 @@ class Uploads:
         self._room, self._clock, self._owners = room, clock, owners
         self._prefix = f"{PREFIX}{tag}-" if tag else PREFIX
         self._lock = threading.Lock()
-        self._files: dict[str, Upload] = {}
+        self._files: OrderedDict[str, Upload] = OrderedDict()  # the one used longest ago first
+        self._held: Counter[str] = Counter()  # bytes of them, by their owner
         self._coming: Counter[str] = Counter()  # bytes that are being written, by their owner
         self._spool = Spool()
 
@@ -89,7 +90,9 @@ class Uploads:
             yield written
         finally:
             with self._lock:
-                self._files |= {upload.id: upload for upload in written}
+                for upload in written:
+                    self._files[upload.id] = upload
+                    self._held[owner] += upload.size + RECORD_BYTES
                 self._coming[owner] -= count
                 self._coming += Counter()  # drops who has none
 
@@ -108,8 +111,7 @@ class Uploads:
 
     def _check_room(self, owner: str, count: int) -> None:
         room = self._room // self._owners()
-        held = sum(f.size + RECORD_BYTES for f in self._files.values() if f.owner == owner)
-        held += self._coming[owner]
+        held = self._held[owner] + self._coming[owner]
         if held + count > room:
             count -= RECORD_BYTES
             raise ApiError(
@@ -127,6 +129,7 @@ class Uploads:
             if upload is None or upload.owner != owner:
                 raise _no_file()
             upload.expires = self._clock() + LIFETIME_S
+            self._files.move_to_end(id_)
             return upload
 
     def read(self, upload: Upload) -> bytes:
@@ -138,13 +141,22 @@ class Uploads:
 
     def all_of(self, owner: str) -> list[Upload]:
         with self._current():
-            return [f for f in self._files.values() if f.owner == owner]
+            mine = [f for f in self._files.values() if f.owner == owner]
+        return sorted(mine, key=lambda f: f.created)
 
     def delete(self, owner: str, id_: str) -> None:
         upload = self.get(owner, id_)
         with self._lock:
-            self._files.pop(upload.id, None)
+            self._forget(upload.id)
         self._spool.let_go(upload.piece)  # which may wait for the disk
+
+    def _forget(self, id_: str) -> None:
+        """Under the lock. What is gone already, by another thread, counts no more."""
+        upload = self._files.pop(id_, None)
+        if upload is not None:
+            self._held[upload.owner] -= upload.size + RECORD_BYTES
+            if not self._held[upload.owner]:
+                del self._held[upload.owner]
 
     @contextmanager
     def _current(self) -> Iterator[None]:
@@ -153,9 +165,9 @@ class Uploads:
         try:
             with self._lock:
                 now = self._clock()
-                over += [f for f in self._files.values() if f.expires <= now]
-                for upload in over:
-                    del self._files[upload.id]
+                while self._files and (oldest := next(iter(self._files.values()))).expires <= now:
+                    self._forget(oldest.id)
+                    over.append(oldest)
                 yield
         finally:
             for upload in over:

@@ -40,6 +40,7 @@ WRITES = (
     "/api/generate",
     "/apply-template",
 )
+OLLAMAS = ("/api/embed", "/api/embeddings")
 
 
 def create_embedding_app(
@@ -129,5 +130,18 @@ def _refusals(app: GatedFlask, model: ServedModel) -> None:
             )
         )
 
+    @takes(Body.JSON_WITH_PICTURES)
+    def refuse_ollamas() -> Response:
+        return in_its_form(
+            ApiError(
+                400,
+                f"{model.name!r} gives vectors at POST /v1/embeddings, in OpenAI's form, for texts "
+                "and pictures; Ollama's form is not taken",
+                code="no_ollama_embeddings",
+            )
+        )
+
+    for path in OLLAMAS:
+        app.add_url_rule(path, f"refused {path}", refuse_ollamas, methods=["POST"])
     for path in WRITES:
         app.add_url_rule(path, f"refused {path}", refuse, methods=["POST"])

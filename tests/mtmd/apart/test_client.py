@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import signal
 import threading
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from processes import descendants
 
 from mtmd.apart import client
 from mtmd.apart.client import EngineClient
+from mtmd.apart.engine import _ToServer
 from mtmd.clip.video.limits import VideoLimits
 from mtmd.events import Answer, Finished, Progress, TextPiece
 from mtmd.kernels.errors import (
@@ -239,6 +242,29 @@ def test_it_is_no_fork_and_outlives_what_a_terminal_sends(engine: EngineClient) 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         os.kill(engine.pid, number)
     assert answer(engine.submit(TEXT, max_tokens=2)).receipt.output_tokens == 2
+
+
+def test_a_sink_that_fails_is_no_fault_of_the_process(
+    engine: EngineClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(_: object) -> None:
+        if threading.current_thread() is not threading.main_thread():  # what waits is handed here
+            raise ValueError("no writer")
+
+    ticket = engine.submit(TEXT, max_tokens=1500, ignore_eos=True)
+    ticket.redirect(broken)
+    until(lambda: not engine.busy)
+    assert engine.fault is None and "no writer" in caplog.text
+    assert answer(engine.submit(TEXT, max_tokens=2)).receipt.output_tokens == 2
+
+
+def test_a_record_that_does_not_fit_its_form_raises_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    handler = _ToServer(SimpleNamespace(put=lambda _: None))  # type: ignore[arg-type]
+    record = logging.LogRecord("mtmd", logging.INFO, "x.py", 1, "%d of %d", ("one",), None)
+    handler.handle(record)
+    assert "Logging error" in capsys.readouterr().err
 
 
 def test_it_is_closed_when_what_is_under_way_has_been_told() -> None:

@@ -4,6 +4,7 @@ hangs.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -33,6 +34,7 @@ from mtmd.kernels.resources.threads import ask_threads
 from mtmd.llm.engine.engine import Engine, Prompt
 from mtmd.llm.sampling.sampler import Sampler, Sampling
 from mtmd.model import Model
+from mtmd.process.group_signals import held_back
 from mtmd.ranks import leader, signs
 from mtmd.ranks.meeting import KEY
 
@@ -134,6 +136,38 @@ def test_a_rank_that_is_killed_between_requests_is_a_fault(shared: Model) -> Non
     with pytest.raises(DeviceError, match="signal 9"):
         shared.describe(SHAPES)
     assert "rank 1 of 2" in str(told.get(timeout=60))  # after those who wait
+
+
+def test_a_rank_outlives_what_a_terminal_and_systemd_send_to_all(shared: Model) -> None:
+    answer = shared.describe(SHAPES)
+    (pid,) = processes(shared)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        os.kill(pid, number)
+    assert shared.describe(SHAPES) == answer and not gone([pid])
+
+
+def begun(place: bytes) -> subprocess.Popen[bytes]:
+    """A rank as the first one starts it, told to end while it begins."""
+    with held_back():
+        process = subprocess.Popen(
+            [sys.executable, "-m", "mtmd.follower"], stdin=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        process.send_signal(number)
+    assert process.stdin
+    process.stdin.write(place)
+    process.stdin.close()
+    return process
+
+
+def test_a_rank_whose_first_is_gone_before_they_meet_ends_without_a_word() -> None:
+    with socket.socket() as taken:  # bound and not listening: who connects is refused
+        taken.bind(("127.0.0.1", 0))
+        place = {"address": list(taken.getsockname()), "key": "00" * 32, "rank": 1, "size": 2}
+        for line in (json.dumps(place).encode() + b"\n", b""):
+            with begun(line) as process:
+                assert process.wait(120) == 0
+                assert process.stderr and process.stderr.read() == b""
 
 
 def test_a_rank_that_is_slow_is_waited_for_and_one_that_hangs_is_not(

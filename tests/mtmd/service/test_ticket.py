@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 
-from mtmd.events import Finished
+from mtmd.events import Finished, Progress
 from mtmd.kernels.errors import MtmdError
 from mtmd.service.ticket import Ticket
 
@@ -59,3 +59,32 @@ def test_one_that_is_over_holds_on_to_nobody_who_waited_for_it(end):
         assert gone() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("at", ["a piece", "its end"])
+def test_one_whose_events_cannot_be_handed_on_is_given_up_alone(at, caplog):
+    model, seen = Model(), []
+
+    def broken(event):
+        seen.append(event)
+        if not isinstance(event, MtmdError):
+            raise ValueError("no writer")
+
+    ticket = Ticket(model.give_up)
+    ticket.redirect(broken)
+    event = Finished(None) if at == "its end" else Progress("prefill", 1, 2)
+    ticket.put(event)  # raises nothing into who answers all
+    assert seen[0] is event and "internal error: ValueError" in str(seen[1])
+    assert "its events cannot be handed on" in caplog.text and "no writer" in caplog.text
+    if at == "a piece":
+        assert model.given_up == [ticket]
+        ticket.put(Finished(None))
+    assert len(seen) == 2
+
+
+def test_one_that_cannot_even_be_told_of_it_is_given_up(caplog):
+    model = Model()
+    ticket = Ticket(model.give_up)
+    ticket.redirect(lambda _: 1 / 0)
+    ticket.put(Progress("prefill", 1, 2))
+    assert model.given_up == [ticket] and caplog.text.count("cannot be handed on") == 1

@@ -97,6 +97,19 @@ def test_the_official_client_lists_and_shows_the_model(service):
         sdk._client.close()
 
 
+def test_the_official_client_hears_that_there_are_no_vectors(sdk, client):
+    told = "'fake' writes answers and gives no vectors; serve a dual encoder"
+    with pytest.raises(ollama.ResponseError, match=told) as new:
+        sdk.embed("fake:latest", ["a", "b"], dimensions=8)
+    with pytest.raises(ollama.ResponseError, match=told) as old:
+        sdk.embeddings("fake", "a")
+    assert (new.value.status_code, old.value.status_code) == (400, 400)
+    with pytest.raises(ollama.ResponseError, match=r"has .fake") as missing:
+        sdk.embed("other", "a")
+    assert missing.value.status_code == 404
+    assert list(client.post("/api/embed", json={"input": "a"}).get_json()) == ["error"]
+
+
 def test_the_official_client_raises_its_own_errors(sdk, service):
     with pytest.raises(ollama.ResponseError, match=r"has .fake") as missing:
         sdk.chat("other", [{"role": "user", "content": "hi"}])

@@ -20,7 +20,7 @@ from mtmd import BusyError, DeviceError
 from mtmd.embedding.embedder import load_embedder
 from mtmd.embedding.service import EmbeddingService
 from mtmd.web.settings import MediaBudget, ServerSettings
-from mtmd.web.small_apps.embedding_app import WRITES, create_embedding_app
+from mtmd.web.small_apps.embedding_app import OLLAMAS, WRITES, create_embedding_app
 
 RED, BLUE = png(20, 10), png(30, 30, "blue")
 
@@ -157,11 +157,24 @@ def test_unknown_fields_may_be_refused(embedder):
     assert found.status_code == 400 and found.get_json()["error"]["code"] == "unknown_parameter"
 
 
-def test_a_model_that_writes_says_that_it_gives_no_vectors():
-    found = client_for(FakeService()).post("/v1/embeddings", json={"input": "a"})
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"dimensions": 8}, {"input": [[1, 2]]}, {"colour": 1}, {"encoding_format": "int8"}],
+    ids=str,
+)
+def test_a_model_that_writes_says_first_that_it_gives_no_vectors(more):
+    client = client_for(FakeService(), unknown_fields="refuse")
+    found = client.post("/v1/embeddings", json={"input": "a"} | more)
     error = found.get_json()["error"]
     assert found.status_code == 400 and error["code"] == "no_embeddings"
     assert "dual encoder" in error["message"]
+
+
+def test_a_model_that_is_not_here_is_told_where_no_model_gives_vectors():
+    client = client_for(FakeService())
+    found = client.post("/v1/embeddings", json={"input": "a", "model": "other"})
+    assert found.status_code == 404 and found.get_json()["error"]["code"] == "model_not_found"
+    assert client.post("/v1/embeddings", json={"model": 5}).get_json()["error"]["param"] == "model"
 
 
 def test_a_dual_encoder_says_that_it_writes_nothing(client):
@@ -172,6 +185,13 @@ def test_a_dual_encoder_says_that_it_writes_nothing(client):
         assert found.status_code == 400 and "gives vectors (POST /v1/embeddings)" in text
     assert isinstance(client.post("/api/chat", json={}).get_json()["error"], str)
     assert client.post("/v1/messages", json={}).get_json()["type"] == "error"
+
+
+def test_a_dual_encoder_tells_ollamas_clients_where_its_vectors_are(client):
+    for path in OLLAMAS:
+        found = client.post(path, json={"model": "tiny clip", "input": "a"})
+        assert found.status_code == 400
+        assert "gives vectors at POST /v1/embeddings" in found.get_json()["error"]
 
 
 def test_what_a_dual_encoder_tells_of_itself(embedder):

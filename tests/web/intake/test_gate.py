@@ -43,6 +43,8 @@ BODIES = {  # what each route takes from outside; a new one is added here with o
     ("POST", "/v1/chat/completions/input_tokens"): (Body.JSON_WITH_PICTURES, Work.ANSWER),
     ("POST", "/v1/completions"): (Body.JSON, Work.ANSWER),
     ("POST", "/v1/embeddings"): (Body.JSON_WITH_PICTURES, Work.ANSWER),
+    ("POST", "/api/embed"): (Body.JSON, Work.QUICK),
+    ("POST", "/api/embeddings"): (Body.JSON, Work.QUICK),
     ("POST", "/v1/messages"): (Body.JSON_WITH_PICTURES, Work.ANSWER),
     ("POST", "/v1/messages/count_tokens"): (Body.JSON_WITH_PICTURES, Work.ANSWER),
     ("POST", "/v1/responses"): (Body.JSON_WITH_PICTURES, Work.ANSWER),

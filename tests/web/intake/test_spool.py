@@ -16,7 +16,7 @@ import pytest
 from mtmd.web.errors import ApiError
 from mtmd.web.intake import spool as module
 from mtmd.web.intake.spool import BLOCK, Spool
-from mtmd.web.intake.uploads import RECORD_BYTES, Uploads
+from mtmd.web.intake.uploads import LIFETIME_S, RECORD_BYTES, Uploads
 
 
 def test_each_is_read_as_it_was_written_however_places_change_hands():
@@ -198,3 +198,55 @@ def test_what_could_not_be_written_takes_no_room(monkeypatch):
         with pytest.raises(ApiError, match="could not be written"):
             uploads.add("anna", "a.png", "vision", LONG)
     assert uploads.add("anna", "a.png", "vision", LONG).size == len(LONG)
+
+
+def test_another_upload_costs_the_same_beside_many():
+    def steps(count):
+        uploads, lines = Uploads(1 << 30), 0
+        for _ in range(count):
+            uploads.add("anna", "a.png", "vision", b"1")
+
+        def look(_frame, event, _):
+            nonlocal lines
+            lines += event == "line"
+            return look
+
+        before = sys.gettrace()
+        sys.settrace(look)
+        try:
+            uploads.add("anna", "a.png", "vision", b"1")
+        finally:
+            sys.settrace(before)
+        return lines
+
+    assert 0 < steps(500) == steps(5)
+
+
+def test_room_is_counted_through_uses_deletions_and_ends():
+    now = [0.0]
+    uploads = Uploads(4 * (1 + RECORD_BYTES), clock=lambda: now[0], owners=lambda: 2)
+
+    def add(owner):
+        now[0] += 1
+        return uploads.add(owner, "a.png", "vision", b"1").id
+
+    first, second = add("anna"), add("anna")
+    add("ben")
+    with pytest.raises(ApiError, match="more than"):
+        add("anna")
+    uploads.delete("anna", second)
+    with pytest.raises(ApiError):
+        uploads.delete("anna", second)
+    third = add("anna")
+    now[0] += LIFETIME_S - 10
+    uploads.get("anna", first)  # lives on
+    now[0] += 20
+    assert [f.id for f in uploads.all_of("anna")] == [first] and not uploads.all_of("ben")
+    fourth = add("anna")
+    assert [f.id for f in uploads.all_of("anna")] == [first, fourth]  # as they came
+    with pytest.raises(ApiError, match="no file"):
+        uploads.get("anna", third)
+    with pytest.raises(ApiError, match="more than"):
+        add("anna")
+    now[0] += 2 * LIFETIME_S
+    assert not uploads.all_of("anna") and not uploads._held
