@@ -18,14 +18,8 @@ from mtmd.clip.encoder import TowerEncoder
 from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.kernels.graph import Type
 from mtmd.kernels.report.check import run_check
-from mtmd.kernels.report.facts import (
-    Check,
-    GraphFacts,
-    Placement,
-    PreprocessingFacts,
-    graph_facts,
-    placement,
-)
+from mtmd.kernels.report.facts import Check, GraphFacts, Placement, PreprocessingFacts
+from mtmd.kernels.report.from_plans import graph_facts, placement
 
 PICTURE = (1920, 1080)  # pixels, that is made tiles of in two ways
 

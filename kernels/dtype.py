@@ -20,10 +20,3 @@ DTYPES: dict[str, torch.dtype] = {name: dtype for dtype, name in NAMES.items()}
 def name_of(dtype: torch.dtype) -> str:
     """`torch.bfloat16` -> "bf16"."""
     return NAMES.get(dtype) or str(dtype).removeprefix("torch.")
-
-
-def mib(size: float) -> str:
-    """Bytes as "12.34 MiB", or "56.7 KiB" below a tenth of that."""
-    return (
-        f"{size / 2**20:.2f} MiB" if size >= 2**20 / 10 or not size else f"{size / 2**10:.1f} KiB"
-    )

@@ -58,3 +58,10 @@ def json_object(data: str | bytes, path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ModelError(f"{path} holds a JSON {type(value).__name__}; expected an object")
     return value
+
+
+def mib(size: float) -> str:
+    """Bytes as "12.34 MiB", or "56.7 KiB" below a tenth of that."""
+    return (
+        f"{size / 2**20:.2f} MiB" if size >= 2**20 / 10 or not size else f"{size / 2**10:.1f} KiB"
+    )

@@ -7,7 +7,8 @@ from __future__ import annotations
 import time
 
 from mtmd.kernels.report.check import run_check
-from mtmd.kernels.report.facts import Check, GraphFacts, Placement, graph_facts, placement
+from mtmd.kernels.report.facts import Check, GraphFacts, Placement
+from mtmd.kernels.report.from_plans import graph_facts, placement
 from mtmd.llm.engine.make_batch import make_batch
 from mtmd.llm.engine.runner import Runner
 from mtmd.llm.engine.spans import Span

@@ -41,7 +41,8 @@ ORDER = {
         ("resources",),  # what is shared in a process
         ("options", "graph", "quantization", "text"),  # what a value is
         ("isolation", "panics"),  # work that may end badly
-        ("checkpoint", "kernel"),  # where weights come from; what a kernel says of itself
+        # where weights come from; what a kernel says of itself, and what came of trying it
+        ("checkpoint", "kernel", "trials"),
         ("ops",),  # what can be computed
         (
             "layers",
@@ -127,6 +128,12 @@ WITHOUT_TORCH = (
     "llm/engine/batcher.py",
     "llm/engine/sequence.py",
     "llm/engine/waiting.py",
+    "kernels/plan/steps.py",
+    "kernels/report/facts.py",
+    "kernels/report/text.py",
+    "kernels/report/warmup_report.py",
+    "kernels/text.py",
+    "kernels/trials.py",
     "web/",
     "mtmd/__init__.py",
     "mtmd/cli.py",
@@ -474,6 +481,52 @@ def test_the_package_loads_without_torch():
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+NO_IMPORT = """
+import importlib, sys
+
+class Refuses:
+    def find_spec(self, name, path=None, target=None):
+        assert name not in {"torch", "triton", "numba", "llvmlite", "transformers"}, name
+
+sys.meta_path.insert(0, Refuses())
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+"""
+
+
+def loaded_without_torch(names: Iterable[str]) -> str:
+    """What a fresh interpreter says, which refuses torch and the like: the files through which they
+    are reached are in its traceback.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", NO_IMPORT, *names],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return done.stderr
+
+
+def test_the_process_that_serves_for_an_engine_process_loads_without_torch():
+    """All of the server, and what `mtmd serve --engine-process` has beside it."""
+    web = {module_name(p) for p in FILES if part_of(p)[0] == "web"}
+    beside = {
+        "mtmd.apart.client",
+        "mtmd.clip.image.isolated",
+        "mtmd.commands.serve",
+        "mtmd.loaded.allocator",
+        "mtmd.loaded.interpreter",
+    }
+    replicas = {name for name in web if name.startswith("mtmd.web.replicas")}  # Ray's
+    assert loaded_without_torch(sorted(beside | web - replicas)) == ""
+
+
+def test_the_way_to_torch_is_told():
+    told = loaded_without_torch(["mtmd.loading"])
+    assert told.endswith("AssertionError: torch\n") and "mtmd/loading.py" in told
 
 
 def test_all_folders_were_looked_at():

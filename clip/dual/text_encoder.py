@@ -15,7 +15,8 @@ from mtmd.kernels.plan.executor import Executor, Residency
 from mtmd.kernels.plan.flash_choice import AttentionForm, FlashChoice, choose
 from mtmd.kernels.plan.scheduler import Override, Plan, make_plan
 from mtmd.kernels.report.check import run_check
-from mtmd.kernels.report.facts import Check, GraphFacts, Placement, graph_facts, placement
+from mtmd.kernels.report.facts import Check, GraphFacts, Placement
+from mtmd.kernels.report.from_plans import graph_facts, placement
 
 BATCH = 32  # texts encoded at once
 GRAPH = "text encoder"

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from mtmd.kernels.backends.recording import Recorder, Recording, Staging
-from mtmd.kernels.dtype import mib
 from mtmd.kernels.errors import DeviceError
 from mtmd.kernels.graph import Node, filled
 from mtmd.kernels.ops import OPS
 from mtmd.kernels.plan.scheduler import Plan
+from mtmd.kernels.text import mib
 
 # Runs before one is recorded: a shape that does not come again is not worth it, and kernels are
 # compiled, and libraries choose theirs, in the first.

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from mtmd.kernels.backends.backend import Backend
-from mtmd.kernels.graph import Node
+if TYPE_CHECKING:  # reports have `NativeFacts`, and load without torch
+    from mtmd.kernels.backends.backend import Backend
+    from mtmd.kernels.graph import Node
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from mtmd.kernels.graph import Node
 from mtmd.kernels.ops import OPS
 from mtmd.kernels.plan.executor import Executor, Residency
 from mtmd.kernels.plan.scheduler import Plan
-from mtmd.kernels.report.facts import Check, NativeRun, op_times
+from mtmd.kernels.report.facts import Check, NativeRun
+from mtmd.kernels.report.from_plans import op_times
 from mtmd.kernels.resources.cores import usable_cores
 from mtmd.kernels.resources.threads import why_threads
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
-from mtmd.kernels.dtype import mib
 from mtmd.kernels.report.facts import (
     Check,
     DequantizedTensor,
@@ -16,6 +15,7 @@ from mtmd.kernels.report.facts import (
     WarmupFacts,
 )
 from mtmd.kernels.report.why_slow import hindrances, reached
+from mtmd.kernels.text import mib
 
 RULE = "*" * 100
 SHOWN = 12  # copies of one graph that are listed by name

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from mtmd.bench.report import AXIS_MEANING, STAGE_MEANING, Report, Stage, growths, many
-from mtmd.kernels.dtype import mib
+from mtmd.kernels.text import mib
 
 OPS_SHOWN = 8  # of each graph, those that take most time
 ROOFLINE = "100 % is as fast as the ceilings above allow, main memory's and that of products"

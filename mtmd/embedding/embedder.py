@@ -28,7 +28,7 @@ from mtmd.config import LoadOptions, kernels_from_environment, options
 from mtmd.embedding.dual_checkpoint import DualCheckpoint, is_dual_folder, open_dual
 from mtmd.embedding.receipt import EmbeddingReceipt, TextReceipt
 from mtmd.kernels.backends import Backend, backends_for
-from mtmd.kernels.dtype import mib, name_of
+from mtmd.kernels.dtype import name_of
 from mtmd.kernels.errors import DeviceMemoryError, ModelError, OptionError, PromptError
 from mtmd.kernels.plan.executor import Residency
 from mtmd.kernels.plan.free_memory import free_bytes
@@ -39,6 +39,7 @@ from mtmd.kernels.report.warmup_report import WarmupReport
 from mtmd.kernels.resources.cores import OthersWatch
 from mtmd.kernels.resources.default_device import made_on_the_host
 from mtmd.kernels.resources.threads import ask_threads, settle_cores
+from mtmd.kernels.text import mib
 from mtmd.loaded.device_and_dtype import choose_dtype, device_name
 from mtmd.loaded.report import attention_kernels, preprocessed_where, refusal_warnings
 from mtmd.loaded.vision_attention import ours_only, told, vision_attention

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from mtmd.inspect.info import ModelInfo, Part, PictureCost, TokenFact
-from mtmd.kernels.dtype import mib
 from mtmd.kernels.report.facts import GraphFacts
+from mtmd.kernels.text import mib
 
 COLUMNS = 100
 SHOWN = 4  # files and special tokens that are named

@@ -19,11 +19,11 @@ import numpy as np
 from mtmd.clip.encoder import Encoder
 from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.clip.token_budget import Budget
-from mtmd.kernels.dtype import mib
 from mtmd.kernels.errors import DeviceMemoryError, OptionError, PlacementError
 from mtmd.kernels.graph import Shape
 from mtmd.kernels.plan.free_memory import free_bytes
 from mtmd.kernels.plan.scheduler import Plan
+from mtmd.kernels.text import mib
 from mtmd.llm.engine.runner import Runner
 from mtmd.loaded.fitting.needed_memory import (
     CACHE_PART,

@@ -12,7 +12,7 @@ from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.clip.warmup import check_encoder, encoder_graphs, preprocessing_facts
 from mtmd.kernels.backends import Limited
 from mtmd.kernels.backends.torch_device import TorchDevice
-from mtmd.kernels.dtype import mib, name_of
+from mtmd.kernels.dtype import name_of
 from mtmd.kernels.gpu.ahead.compilations import ahead
 from mtmd.kernels.report.facts import (
     Check,
@@ -26,6 +26,7 @@ from mtmd.kernels.report.warmup_report import WarmupReport
 from mtmd.kernels.resources.cores import OthersWatch
 from mtmd.kernels.resources.default_device import made_on_the_host
 from mtmd.kernels.resources.throttling import ThrottleWatch
+from mtmd.kernels.text import mib
 from mtmd.llm.engine.speculation import refusal
 from mtmd.llm.warmup import check_decoder, decoder_graphs, measure_rows
 from mtmd.loaded.device_and_dtype import device_name

@@ -31,6 +31,7 @@ from mtmd.kernels.errors import (
     PromptError,
 )
 from mtmd.kernels.gpu.ahead.compilations import compilations
+from mtmd.kernels.report.ceilings import read_rate_of
 from mtmd.kernels.report.warmup_report import WarmupReport
 from mtmd.kernels.resources.default_device import made_on_the_host
 from mtmd.kernels.resources.turns import for_whom, goes_first
@@ -51,7 +52,6 @@ from mtmd.prompt.conversation import Message, RawPrompt
 from mtmd.prompt.prompts import Prompts
 from mtmd.service.call_plan import CallPlan, check_ids, plan_calls
 from mtmd.service.encode_queue import EncodeQueue, Job
-from mtmd.service.measures.decode_speed import read_rate_of
 from mtmd.service.measures.latencies import Latencies
 from mtmd.service.measures.stats import ServiceStats, TokenCount
 from mtmd.service.measures.turnover import Turnover

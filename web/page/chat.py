@@ -13,7 +13,7 @@ from typing import Any
 
 from mtmd import ImageError, Ticket, TokenCount
 from mtmd.display.grounding import find_regions
-from mtmd.model import DEFAULT_PROMPT
+from mtmd.prompt.conversation import DEFAULT_PROMPT
 from mtmd.service.turns import in_any_case
 from mtmd.web.auth import owner
 from mtmd.web.errors import ApiError

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from mtmd import WarmupReport
-from mtmd.loading import DEMO_NAME
+from mtmd.checkpoint.hub import DEMO_NAME
 from mtmd.service.measures.decode_speed import DecodeSpeed
 
 FAST, SLOWER, WRONG = "fast", "slower", "wrong"

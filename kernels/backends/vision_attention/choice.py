@@ -19,13 +19,14 @@ from torch import Tensor
 from mtmd.kernels.backends.backend import Run
 from mtmd.kernels.backends.vision_attention.candidates import CANDIDATES, PLANNED
 from mtmd.kernels.backends.vision_attention.kept import Kept
-from mtmd.kernels.backends.vision_attention.measure import Error, Measured, Probe, measure
+from mtmd.kernels.backends.vision_attention.measure import Error, Probe, measure
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.gpu.launch import power_of_two
 from mtmd.kernels.graph import Node
 from mtmd.kernels.kernel import Kernel, types_of
 from mtmd.kernels.ops import OPS
 from mtmd.kernels.text import one_line, printable
+from mtmd.kernels.trials import ClassFacts, Learned, Measured
 
 SETTINGS = ("auto", "triton", "torch")
 OURS = "triton"
@@ -78,26 +79,6 @@ class Way(NamedTuple):
     name: str
     kernel: Kernel | None
     why: str
-
-
-@dataclass(frozen=True)
-class ClassFacts:
-    """What is known of one class of shapes. `kept`: from before, not measured now."""
-
-    shape: str
-    chosen: str
-    kept: bool
-    measured: Measured
-
-
-@dataclass(frozen=True)
-class Learned:
-    """What a warm-up found out, and why nothing was to be found out about other nodes, each reason
-    with their number.
-    """
-
-    classes: tuple[ClassFacts, ...]
-    unasked: tuple[tuple[str, int], ...]
 
 
 @dataclass(eq=False)

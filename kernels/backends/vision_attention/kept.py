@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from mtmd.kernels.backends.vision_attention.measure import Measured, Trial
 from mtmd.kernels.files import cache_folder, open_regular, write_aside
+from mtmd.kernels.trials import Measured, Trial
 
 FORMAT = 2
 BYTES_MAX = 1 << 20

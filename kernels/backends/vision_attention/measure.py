@@ -6,17 +6,16 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from mtmd.kernels.dtype import mib
 from mtmd.kernels.errors import DeviceError
 from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.kernel import Kernel, types_of
-from mtmd.kernels.text import one_line, printable
+from mtmd.kernels.text import mib, one_line, printable
+from mtmd.kernels.trials import Measured, Trial
 
 ROWS = 256  # that are compared with the reference, whose scores are rows x keys
 BEFORE, RUNS, MOST_S = 3, 20, 0.2  # runs without a clock, with it at most, and for so long
@@ -78,30 +77,6 @@ class CudaProbe:
         result = run()
         torch.cuda.synchronize(self.device)
         return torch.cuda.max_memory_allocated(self.device) - before - result.nbytes
-
-
-@dataclass(frozen=True)
-class Trial:
-    """What came of one kernel: its time, or why it is not to run such nodes. `lasting`: it would be
-    the same another time; a shortage of memory, or what a library says, may not be.
-    """
-
-    name: str
-    ms: float | None
-    refused: str | None = None
-    lasting: bool = True
-
-
-@dataclass(frozen=True)
-class Measured:
-    """Every kernel's trial on `node`, the shapes of one."""
-
-    node: str
-    trials: tuple[Trial, ...]
-
-    @property
-    def lasting(self) -> bool:
-        return all(trial.lasting for trial in self.trials)
 
 
 def measure(

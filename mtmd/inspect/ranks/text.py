@@ -6,9 +6,9 @@ import textwrap
 from collections.abc import Callable, Iterator
 
 from mtmd.inspect.ranks.facts import LinkFacts
-from mtmd.kernels.dtype import mib
 from mtmd.kernels.estimate.roofline import Estimate
 from mtmd.kernels.report.facts import RanksFacts
+from mtmd.kernels.text import mib
 
 Row = Callable[[str, Estimate, str, int], str]
 WIDTH = 80

@@ -5,8 +5,8 @@ weight is read.
 from __future__ import annotations
 
 from mtmd.checkpoint.checkpoint import Checkpoint
-from mtmd.kernels.dtype import mib
 from mtmd.kernels.errors import OptionError
+from mtmd.kernels.text import mib
 from mtmd.loaded.fitting.choose import Way
 
 

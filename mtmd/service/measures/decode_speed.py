@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mtmd.kernels.report.ceilings import read_rate_of as read_rate_of
 from mtmd.kernels.report.warmup_report import WarmupReport
 from mtmd.kernels.report.why_slow import step_bytes as step_bytes
 

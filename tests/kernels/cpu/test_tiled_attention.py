@@ -24,7 +24,8 @@ from mtmd.kernels.cpu.tiled import cpu, team
 from mtmd.kernels.graph import Type
 from mtmd.kernels.ops import attention
 from mtmd.kernels.plan.scheduler import make_plan
-from mtmd.kernels.report.facts import WarmupFacts, graph_facts
+from mtmd.kernels.report.facts import WarmupFacts
+from mtmd.kernels.report.from_plans import graph_facts
 from mtmd.kernels.report.text import render
 
 pytestmark = [

@@ -17,7 +17,8 @@ from mtmd.kernels.graph import Node, toposort
 from mtmd.kernels.plan.executor import Executor, Residency
 from mtmd.kernels.plan.flash_choice import AttentionForm, FlashChoice, choose
 from mtmd.kernels.plan.scheduler import Override, Plan, make_plan
-from mtmd.kernels.report.facts import GraphFacts, graph_facts, placement
+from mtmd.kernels.report.facts import GraphFacts
+from mtmd.kernels.report.from_plans import graph_facts, placement
 from mtmd.kernels.report.warmup_report import WarmupReport
 
 SHAPE = {"rows": 5, "width": 16, "heads": 2, "ffn": 12}

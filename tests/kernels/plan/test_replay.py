@@ -12,12 +12,12 @@ from stand_in import Refused, StandIn
 
 from mtmd.kernels import ops
 from mtmd.kernels.backends import Cpu, Reference
-from mtmd.kernels.dtype import mib
 from mtmd.kernels.errors import PlacementError
 from mtmd.kernels.graph import Node, Type, graph_input
 from mtmd.kernels.plan import replay
 from mtmd.kernels.plan.executor import Executor, Residency
 from mtmd.kernels.plan.scheduler import Override, make_plan
+from mtmd.kernels.text import mib
 
 SLOTS = 6
 

@@ -15,7 +15,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 from dual_encoders import clip
-from processes import descendants
+from processes import children, descendants
 from served import NEIGHBOUR, Served, engines_of, served
 from serving import data_url, image_part, user
 
@@ -25,16 +25,30 @@ from mtmd.commands.serve import DEVICE_FAILED
 APART = ("--engine-process", "--no-warmup", "--threads", "1")
 
 
-def asked(server: Served, path: str, body: dict[str, Any] | None = None) -> str:
-    headers = {"Authorization": f"Bearer {NEIGHBOUR}", "Content-Type": "application/json"}
-    data = None if body is None else json.dumps(body).encode()
+LIBRARIES = ("libtorch", "libtriton", "llvmlite", "numba")
+
+
+def asked(
+    server: Served,
+    path: str,
+    body: dict[str, Any] | bytes | None = None,
+    kind: str = "application/json",
+) -> str:
+    headers = {"Authorization": f"Bearer {NEIGHBOUR}", "Content-Type": kind}
+    data = json.dumps(body).encode() if isinstance(body, dict) else body
     with urlopen(Request(server.url + path, data, headers), timeout=60) as response:
         text: str = response.read().decode()
     return text
 
 
+def libraries_of(pid: int) -> set[str]:
+    """Of the heavy ones, those that a process has mapped."""
+    maps = Path(f"/proc/{pid}/maps").read_text()
+    return {name for name in LIBRARIES if name in maps}
+
+
 def test_the_demo_model_is_served_as_it_answers_alone(demo: Model, one: Path) -> None:
-    """Two processes are started for it, which takes seconds: each imports torch."""
+    """Two processes are started for it, which takes seconds: one imports torch."""
     alone = demo.answer(one, "Describe the image.", max_tokens=40)
     picture = image_part(data_url(one.read_bytes()))
     chat: dict[str, Any] = {"messages": [user(picture, "Describe the image.")], "max_tokens": 40}
@@ -64,6 +78,84 @@ def test_the_demo_model_is_served_as_it_answers_alone(demo: Model, one: Path) ->
         assert sorted(os.sched_getaffinity(server.process.pid)) == cores[: max(1, len(cores) // 2)]
         for others in set(descendants(server.process.pid)) - {server.process.pid}:
             assert sorted(os.sched_getaffinity(others)) == cores
+    assert server.problems == []
+
+
+def file_form(data: bytes) -> tuple[bytes, str]:
+    """A form that uploads a picture, and its type."""
+    begin = b"--edge\r\nContent-Disposition: form-data; name="
+    purpose = begin + b'"purpose"\r\n\r\nvision\r\n'
+    file = begin + b'"file"; filename="one.png"\r\n\r\n' + data + b"\r\n--edge--\r\n"
+    return purpose + file, "multipart/form-data; boundary=edge"
+
+
+def ask_for_everything(server: Served, picture: bytes) -> None:
+    """Each kind of route that there is, once."""
+
+    def got(path: str, body: dict[str, Any] | None = None) -> Any:
+        return json.loads(asked(server, path, body))
+
+    shown = user(image_part(data_url(picture)), "Describe the image.")
+    chat: dict[str, Any] = {"messages": [shown], "max_tokens": 8}
+    text: dict[str, Any] = {"messages": [user("Hello")], "max_tokens": 8}
+    function = {"name": "look", "parameters": {"type": "object", "properties": {}}}
+    schema = {"type": "object", "properties": {"a": {"enum": ["b"]}}, "required": ["a"]}
+    answers = "/v1/chat/completions"
+
+    for page in ("/", "/diagnostics", "/docs", "/openapi.json", "/api/report", "/api/report.txt"):
+        assert asked(server, page)
+    for path in ("/v1/models", "/api/about", "/props", "/slots", "/warmup", "/load"):
+        assert got(path)
+    assert got("/health") and got("/ready") and asked(server, "/metrics")
+
+    assert got(answers, chat)["usage"]["completion_tokens"] == 8
+    assert "[DONE]" in asked(server, answers, chat | {"stream": True})
+    tools = [{"type": "function", "function": function}]
+    assert got(answers, text | {"tools": tools, "tool_choice": "required", "max_tokens": 40})
+    formed = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    (choice,) = got(answers, text | {"response_format": formed, "max_tokens": 40})["choices"]
+    assert json.loads(choice["message"]["content"]) == {"a": "b"}
+    with pytest.raises(HTTPError) as refused:
+        asked(server, answers, text | {"temperature": -1})
+    with refused.value as response:
+        assert response.code == 400
+
+    assert got("/v1/completions", {"prompt": "Hello", "max_tokens": 4})["choices"]
+    assert got("/v1/responses", {"input": "Hello", "max_output_tokens": 16})["output"]
+    assert got("/v1/messages", text | {"model": "demo"})["content"]
+    assert got("/api/generate", {"model": "demo", "prompt": "Hello", "stream": False})["done"]
+    assert got(f"{answers}/input_tokens", chat)["mtmd"]["image_tokens"]
+    assert got("/v1/messages/count_tokens", text | {"model": "demo"})["input_tokens"] > 0
+    tokens = got("/tokenize", {"content": "Hello"})["tokens"]
+    assert got("/detokenize", {"tokens": tokens})["content"]
+    assert got("/apply-template", text)["prompt"]
+
+    assert json.loads(asked(server, "/v1/files", *file_form(picture)))["id"]
+    stored = json.loads(asked(server, "/api/images?name=one.png", picture, "image/png"))
+    named = {"sha256": stored["sha256"], "name": stored["name"]}
+    assert got("/api/count", {"text": "Hello", "images": [named]})["image_tokens"]
+    conversation = got("/api/conversations", {})["id"]
+    place = f"/api/conversations/{conversation}"
+    said = got(f"{place}/messages", {"text": "What is it?", "images": [named]})
+    answer = got(f"{place}/answers", {"parent": said["message"]["id"]})
+    events = asked(server, f"/api/answers/{answer['id']}/events")
+    last = json.loads(events.rpartition("data: ")[2])
+    seen = last["receipt"]["images"][0]["sha256"]
+    assert got(f"/api/processed/{seen}")["tiles"]
+    assert got("/api/conversations") and got(place) and asked(server, f"{place}/export")
+    assert got("/api/stats")["requests"] > 0 and got("/api/verdict?speed=1")["title"]
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="read of /proc")
+def test_the_process_of_the_server_has_neither_torch_nor_compilers(one: Path) -> None:
+    """Of a second library of that size, the start and the memory are saved. As above."""
+    with served(*APART) as server:
+        ask_for_everything(server, one.read_bytes())
+        engine = server.engines()[0]
+        assert "libtorch" in libraries_of(engine)
+        its = {engine, *children(engine)}
+        others = {pid: libraries_of(pid) for pid in descendants(server.process.pid)}
+        assert {pid: found for pid, found in others.items() if found and pid not in its} == {}
     assert server.problems == []
 
 

@@ -22,9 +22,9 @@ from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.clip.token_budget import Budget
 from mtmd.config import LoadOptions
 from mtmd.events import Answer, Finished
-from mtmd.kernels.dtype import mib
 from mtmd.kernels.errors import DeviceMemoryError, OptionError
 from mtmd.kernels.plan.scheduler import Plan
+from mtmd.kernels.text import mib
 from mtmd.loaded import memory_admission as module
 from mtmd.loaded.fitting import needed_memory
 from mtmd.loaded.memory_admission import Admission

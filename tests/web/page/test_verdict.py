@@ -11,8 +11,6 @@ from serving import client_for, running
 
 from mtmd import DeviceError
 from mtmd.cli import main
-from mtmd.kernels.backends.vision_attention.choice import ClassFacts, Learned
-from mtmd.kernels.backends.vision_attention.measure import Measured, Trial
 from mtmd.kernels.report.facts import (
     Check,
     DequantizedTensor,
@@ -25,6 +23,7 @@ from mtmd.kernels.report.facts import (
 from mtmd.kernels.report.machine import MachineFacts
 from mtmd.kernels.report.warmup_report import WarmupReport
 from mtmd.kernels.resources.cores import Cores
+from mtmd.kernels.trials import ClassFacts, Learned, Measured, Trial
 from mtmd.service.measures.decode_speed import DecodeSpeed
 from mtmd.web.app import create_app
 from mtmd.web.page.verdict import FAST, WORDS, verdict
