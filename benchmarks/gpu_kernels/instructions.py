@@ -122,21 +122,21 @@ def counted(
         }
 
 
-def of_rows(kind: str, rows: int) -> Any:
-    """The program of a product of so many rows of x."""
+def of_rows(kind: str, rows: int, outer: int = OUTER, width: int = WIDTH, dtype: Any = None) -> Any:
+    """The program of a product of so many rows of x, in bf16 or a type given, and of w."""
     import torch
 
     from mtmd.kernels.gpu.quant_matmul.kernel import program
     from mtmd.kernels.graph import Type
     from mtmd.kernels.quantization.blocks import row_bytes
 
-    x = Type.contiguous((rows, WIDTH), torch.bfloat16)
-    return program(x, Type.contiguous((OUTER, row_bytes(kind, WIDTH)), torch.uint8), quant=kind)
+    x = Type.contiguous((rows, width), dtype or torch.bfloat16)
+    return program(x, Type.contiguous((outer, row_bytes(kind, width)), torch.uint8), quant=kind)
 
 
 def of_experts(kind: str, rows: int, table: str) -> Any:
     """The program of products with experts of as many tokens as each has so many rows of on
-    average.
+    average; 0 rows: of one token.
     """
     import torch
 
@@ -144,7 +144,7 @@ def of_experts(kind: str, rows: int, table: str) -> Any:
     from mtmd.kernels.graph import Type
     from mtmd.kernels.quantization.blocks import row_bytes
 
-    tokens = rows * EXPERTS // CHOSEN
+    tokens = max(1, rows * EXPERTS // CHOSEN)
     x, router = (
         Type.contiguous((tokens, width), torch.bfloat16) for width in (EXPERT_WIDTH, EXPERTS)
     )

@@ -114,3 +114,14 @@ for target, gate, up in (
 def test_gate_and_up_of_many_rows_do_not_spill(compiler):
     used = compiler(MANY_ROWS)
     assert len(used) == 6 and {name for name, u in used.items() if u["spill_bytes"]} == set()
+
+
+def test_what_spills_is_told_by_one_command():
+    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    command = [sys.executable, INSTRUCTIONS.with_name("spills.py"), "--only", "short_conv"]
+    done = subprocess.run(
+        [*command, "--target", "cuda:90"], capture_output=True, text=True, env=env
+    )
+    assert done.returncode == 0, done.stderr
+    cells = done.stdout.splitlines()[-1].strip("| ").split(" | ")
+    assert cells[:2] == ["short_conv", "cuda:90"] and cells[-1] == "0"
