@@ -155,8 +155,8 @@ def _interrupts_of_imports() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        files = (f.f_code.co_filename for f, _ in traceback.walk_tb(error.__traceback__))
-        if came and any(name.startswith("<frozen importlib") for name in files):
+        names = (f.f_code.co_name for f, _ in traceback.walk_tb(error.__traceback__))
+        if came and "<module>" in names:  # of what is being imported, whose frames alone are kept
             raise KeyboardInterrupt from error
         raise
     finally:

@@ -5,7 +5,6 @@ nothing else.
 from __future__ import annotations
 
 import _thread
-import importlib
 import io
 import json
 import os
@@ -26,6 +25,8 @@ import pytest
 import torch
 from PIL import Image
 
+from mtmd import cli
+from mtmd.__main__ import main as begin
 from mtmd.cli import main
 from mtmd.commands.models import listing
 from mtmd.events import Answer, Finished, TextPiece
@@ -784,27 +785,42 @@ def test_a_key_in_mid_answer(one: Path) -> None:
         assert process.stderr.read() == b"mtmd describe: interrupted\n"
 
 
+@pytest.mark.parametrize("error", ["ImportError", "ValueError"])
 @pytest.mark.parametrize("comes", [True, False], ids=["Ctrl-C", "an error"])
 def test_a_key_that_a_library_turns_into_an_error_of_its_import(
-    comes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    comes: bool,
+    error: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """As numpy and pydantic do."""
+    """As numpy does, and pydantic."""
     (tmp_path / "turns_interrupts.py").write_text(
         "import signal\n"
         "try:\n"
         f"    {'signal.raise_signal(signal.SIGINT)' if comes else 'raise KeyboardInterrupt'}\n"
         "except KeyboardInterrupt:\n"
-        "    raise ImportError('the module could not be made') from None\n"
+        f"    raise {error}('the module could not be made') from None\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(listing, "run", lambda _: importlib.import_module("turns_interrupts"))
+    monkeypatch.setattr(listing, "run", lambda _: exec("import turns_interrupts"))
     if comes:
         assert main(["list"]) == 130
         assert capsys.readouterr().err == "mtmd list: interrupted\n"
     else:
-        with pytest.raises(ImportError, match="could not be made"):
+        with pytest.raises((ImportError, ValueError), match="could not be made"):
             main(["list"])
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_key_before_the_command_has_begun(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted() -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "main", interrupted)
+    assert begin() == 130 and capsys.readouterr().err == "mtmd: interrupted\n"
 
 
 def test_an_answer_cannot_command_the_terminal(
