@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+import torch
+
 from mtmd.kernels.graph import Type
 from mtmd.kernels.kernel import Kernel
 from mtmd.kernels.ops.matmul import matmul
@@ -48,12 +50,20 @@ def packed_bytes(x: Type, w: Type) -> int:
     if rows <= 1:
         return 0
     if w.dtype.itemsize == 2:
+        if not _is_by_onednn():  # torch multiplies it itself then, where it lies
+            return 0
         if _has_amx():
             # A copy of the weight where it is longer than wide, next to nothing else.
             return w.bytes if w.shape[1] > w.shape[0] else 0
         block = min(w.shape[1], BF16_COLUMNS) * 2 + min(rows, BF16_ROWS) * 4
         return min(64 * block + BF16_MORE_BYTES, x.bytes + w.bytes)
     return min(w.shape[0] * min(w.shape[1], BLOCK) * 4 + PANEL_BYTES, x.bytes + w.bytes)
+
+
+@lru_cache(maxsize=1)
+def _is_by_onednn() -> bool:
+    """Products of bf16 on this CPU: not where it has AVX2 alone."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 @lru_cache(maxsize=1)
