@@ -7,6 +7,7 @@ from fake_models import registry_of
 
 from mtmd import DeviceError, MtmdError
 from mtmd.kernels.resources.cores import Cores
+from mtmd.service.measures.stats import ServiceStats
 from mtmd.web.page import diagnostics
 
 
@@ -98,4 +99,13 @@ def test_what_cannot_be_measured_is_told_in_the_log_and_not_tried_again(machine,
 
 def test_cores_are_those_that_may_be_used(monkeypatch):
     monkeypatch.setattr(diagnostics, "usable_cores", lambda: Cores(64, 1.5))
-    assert diagnostics._machine(None)["cpus"] == 2
+    assert diagnostics._machine(None, ServiceStats())["cpus"] == 2
+
+
+def test_the_engines_process_counts(monkeypatch):
+    monkeypatch.setattr(diagnostics, "resident_bytes", lambda: 5)
+    counted = ServiceStats(engine_bytes=70, engine_cpu_seconds=1e6)
+    found = diagnostics._machine(None, counted)
+    assert found["resident_bytes"] == 75 and 1e6 < found["cpu_seconds"] < 2e6
+    monkeypatch.setattr(diagnostics, "resident_bytes", lambda: None)
+    assert diagnostics._machine(None, counted)["resident_bytes"] is None
