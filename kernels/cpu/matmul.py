@@ -62,8 +62,10 @@ def packed_bytes(x: Type, w: Type) -> int:
 
 @lru_cache(maxsize=1)
 def _is_by_onednn() -> bool:
-    """Products of bf16 on this CPU: not where it has AVX2 alone."""
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    """Products of bf16 on this CPU: not where it has AVX2 alone, or torch was built without it."""
+    return torch.backends.mkldnn.is_available() and bool(
+        torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    )
 
 
 @lru_cache(maxsize=1)

@@ -55,9 +55,8 @@ class HostPeak:
 
     def restart(self) -> None:
         try:
-            (memory.PROC / "clear_refs").write_text(
-                "5"
-            )  # proc(5): VmHWM starts anew at what is held
+            # proc(5): VmHWM starts anew at what is held.
+            (memory.PROC / "clear_refs").write_text("5")
         except OSError:
             self._restarted = False
             return

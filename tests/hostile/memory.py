@@ -1,5 +1,6 @@
-"""Where the memory of a server of one process lies while pictures come, most of them damaged: what it says that it
-holds after so many, and what it gives back in the end as its caches are emptied one after another.
+"""Where the memory of a server of one process lies while pictures come, most of them damaged: what
+it says that it holds after so many, and what it gives back in the end as its caches are emptied one
+after another.
 
     .venv/bin/python tests/hostile/memory.py --pictures 1000,5000 --seed 41
 """
