@@ -541,10 +541,11 @@ def _load(args: argparse.Namespace) -> Any:
 
 
 def _is_apart(args: argparse.Namespace) -> bool:
-    """Whether answers are computed in a process of their own."""
+    """Whether answers are computed in a process of their own, if the model writes any."""
     if args.engine_process is not None:
         return bool(args.engine_process)
-    return sys.platform == "linux" and args.ray is None and usable_cores().usable > 1
+    is_one = args.ray is None and not args.models
+    return is_one and sys.platform == "linux" and usable_cores().usable > 1
 
 
 def _load_apart(args: argparse.Namespace, settings: Any, stack: ExitStack) -> Any:

@@ -28,17 +28,24 @@ SHAPES = (Path(__file__).parents[2] / "examples" / "shapes.png").read_bytes()
 
 
 JSON = {"Content-Type": "application/json"}
-FORWARD = """
-import os, sys, threading
+FORWARD = '''
+import sys
+from mtmd.apart import process
 from mtmd.cli import main
 from mtmd.commands import serve
-from mtmd.llm.engine.runner import Runner
 from mtmd.web import server
+replace = """
+import os, sys, threading
+from mtmd.llm.engine.runner import Runner
 Runner.forward = lambda *_: {}
+"""
+if "--no-engine-process" in sys.argv:
+    exec(replace)
+process._BOOT = process._BOOT.replace("main(int", "exec(" + repr(replace) + "); main(int")
 serve.ENDING_S = server.CLOSING_S = 0.5
 sys.exit(main())
-"""
-HERE = "--no-engine-process"  # where a device is replaced
+'''
+HERE, APART = "--no-engine-process", "--engine-process"
 HANGS = FORWARD.format("(print('runs', file=sys.stderr, flush=True), threading.Event().wait())")
 ABORTS = FORWARD.format("os.abort()")
 
@@ -200,10 +207,11 @@ def test_an_answer_under_way_is_told_that_the_server_ends(python, tmp_path):
         )
 
 
-def test_a_device_that_hangs_ends_the_server_for_whoever_starts_it_again(python):
+@pytest.mark.parametrize("where", [HERE, APART])
+def test_a_device_that_hangs_ends_the_server_for_whoever_starts_it_again(where, python):
     with (
         serving(
-            HERE, "--no-history", "--hang-limit", "1", program=("-c", HANGS), python=python
+            where, "--no-history", "--hang-limit", "1", program=("-c", HANGS), python=python
         ) as (process, said),
         openai.OpenAI(
             base_url=f"{address(said)}/v1", api_key="unused", max_retries=0, timeout=60
@@ -220,9 +228,10 @@ def test_a_device_that_hangs_ends_the_server_for_whoever_starts_it_again(python)
     assert re.fullmatch(r"mtmd serve: the device hangs: .* s in the midst of a step; .*", last)
 
 
-def test_a_server_that_is_to_stop_does_not_wait_for_a_device_that_hangs(python):
+@pytest.mark.parametrize("where", [HERE, APART])
+def test_a_server_that_is_to_stop_does_not_wait_for_a_device_that_hangs(where, python):
     with serving(
-        HERE, "--no-history", "--hang-limit", "0", program=("-c", HANGS), python=python
+        where, "--no-history", "--hang-limit", "0", program=("-c", HANGS), python=python
     ) as (process, said):
         body = json.dumps({"messages": [user("hi")], "stream": True}).encode()
         with urlopen(Request(f"{address(said)}/v1/chat/completions", body, JSON), timeout=30):

@@ -130,6 +130,7 @@ def test_the_log_has_its_form_before_anything_is_asked(
         (("--engine-process",), "darwin", 1, True),
         (("--no-engine-process",), "linux", 8, False),
         (("--ray", "auto"), "linux", 8, False),
+        (("--models", "cache"), "linux", 8, False),
     ],
 )
 def test_where_answers_are_computed(
