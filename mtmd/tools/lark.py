@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from mtmd.kernels.errors import OptionError
 from mtmd.llm.sampling.json_schema import GRAMMAR_OPTIONS
 from mtmd.llm.sampling.schema_defaults import bound_numbers, share_numbers
 from mtmd.tools.syntax import ID, ID_PATTERN
@@ -15,6 +16,9 @@ from mtmd.tools.syntax import ID, ID_PATTERN
 # library's tokenizer.
 HEAD = '%llguidance {"no_forcing": true}\n'
 ANY = "(?s:.*)"
+# Characters of JSON schemas in one grammar, each with what it refers to beside it. llguidance has
+# refused a tenth of it as too big, after seconds of a worker; much more would take our own memory.
+JSON_MAX = 16 << 20
 
 
 class Lark:
@@ -27,7 +31,7 @@ class Lark:
         spellings = sorted(special, key=len, reverse=True)
         self._marks = re.compile("|".join(map(re.escape, [*spellings, ID])))
         self._rules: list[str] = []
-        self._names = 0
+        self._names = self._json_size = 0
 
     def name(self, terminal: bool = False) -> str:
         self._names += 1
@@ -70,9 +74,16 @@ class Lark:
         return self.terminal(f"/{ANY}/ & ~/{pattern}/")
 
     def json(self, schema: Mapping[str, Any], lenient: bool = False) -> str:
-        """A value by a JSON schema."""
+        """A value by a JSON schema. Raises OptionError where all of them are too long."""
         options = {**GRAMMAR_OPTIONS["x-guidance"], "lenient": lenient}
-        bounded = json.loads(json.dumps(dict(schema)))  # a copy, sooner than by deepcopy
+        text = json.dumps(dict(schema))
+        self._json_size += len(text)
+        if self._json_size > JSON_MAX:
+            raise OptionError(
+                f"tools: found JSON schemas of more than {JSON_MAX:,} characters, each counted "
+                "with the definitions that it refers to, expected at most so many"
+            )
+        bounded = json.loads(text)  # a copy, sooner than by deepcopy
         bound_numbers(bounded)
         share_numbers(bounded)
         return f"%json {json.dumps({**bounded, 'x-guidance': options}, ensure_ascii=False)}"

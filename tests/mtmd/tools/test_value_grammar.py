@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from mtmd.kernels.errors import OptionError
+from mtmd.tools import lark
 from mtmd.tools.lark import Lark
 from mtmd.tools.schemas import definitions
 from mtmd.tools.value_grammar import ValueGrammar
@@ -49,3 +51,16 @@ def test_definitions_that_nothing_reaches_are_left_out() -> None:
     for other in ("#", "#/properties/x", "#/$defs/missing", "https://there/x#/$defs/A", "A"):
         assert definitions(root, {"$ref": other}) == root, "whatever it may mean"
     assert definitions(root, {"type": "string"}) == {}
+
+
+def test_definitions_beside_many_arguments_take_no_end_of_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lark, "JSON_MAX", 10_000)
+    root = {"$defs": {"Long": {"type": "string", "pattern": "a" * 900}}}
+    form = ValueForm("'", "'", "True", "False", "None", True)
+    values, written = ValueGrammar(Lark({}), form, root, lenient=False), 0
+    with pytest.raises(OptionError, match="more than 10,000 characters, each counted"):
+        for written in range(20):
+            values.json({"allOf": [{"$ref": "#/$defs/Long"}], "minLength": written})
+    assert written == 9
