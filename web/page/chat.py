@@ -194,13 +194,13 @@ class Chat:
         detail: str,
         model: str | None = None,
         since: str | None = None,
-    ) -> TokenCount:
-        """What the branch would take with this message added to it. Nothing is loaded for it:
-        raises ApiError where the model is not in memory.
+    ) -> TokenCount | None:
+        """What the branch would take with this message added to it; None where the model is not in
+        memory, as nothing is loaded for it.
         """
         served = self.models.at_hand(self.models.find(model).name)
         if served is None:
-            raise ApiError(409, "the model is not in memory", code="model_not_in_memory")
+            return None
         path: list[Message] = []
         if conversation and parent is not None:
             path = _seen(branch(self._with(conversation, parent), parent), since)

@@ -275,7 +275,10 @@ def _message_routes(routes: Blueprint, chat: Chat) -> None:
             model=draft.options.model,
             since=draft.options.since,
         )
+        if count is None:
+            return jsonify(in_memory=False)
         return jsonify(
+            in_memory=True,
             prompt_tokens=count.prompt_tokens,
             image_tokens=count.image_tokens,
             video_tokens=count.video_tokens,

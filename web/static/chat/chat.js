@@ -379,7 +379,8 @@ async function dropOldest() {
   try {
     while (low < high) {
       const middle = (low + high) >> 1;
-      const { prompt_tokens: tokens, context } = await composer.count({ ...where(null), since: turns[middle].id });
+      const { in_memory: known, prompt_tokens: tokens, context } = await composer.count({ ...where(null), since: turns[middle].id });
+      if (!known) throw new Error("The model is not in memory; load it, or send the message, to find out how much has room.");
       if (tokens <= context * ROOM) high = middle;
       else low = middle + 1;
     }

@@ -355,6 +355,10 @@ export class Composer {
     }
     try {
       const count = await this.count(this.where(this.editing), this.counting.signal);
+      if (!count.in_memory) {
+        [$("meter").hidden, this.over] = [true, false];
+        return;
+      }
       for (const [kind, all] of [[false, count.image_tokens], [true, count.video_tokens]]) {
         const ours = images.filter((one) => isVideo(one.image) === kind);
         const own = ours.length ? all.slice(-ours.length) : [];
@@ -369,7 +373,7 @@ export class Composer {
     }
   }
 
-  /** Tokens of the draft behind what stands before it; of that the model sees what stands from `since` on. */
+  /** Tokens of the draft behind what stands before it; of that the model sees what stands from `since` on. Without numbers where the model is not `in_memory`. */
   count({ conversation, parent, since }, signal) {
     const { system, detail, model } = options();
     const images = this.attached.filter((one) => one.image).map((one) => asSent({ ...one.image, name: one.name }));
