@@ -22,6 +22,7 @@ _DECIMALS = 1e-9  # llguidance takes no finer step
 _COARSE = 1e-3  # bounds below that may want finer steps than these
 _BOUNDS = (("minimum", "exclusiveMinimum", -_LARGEST), ("maximum", "exclusiveMaximum", _LARGEST))
 _NUMBER = {"type", "multipleOf"} | {key for *keys, _ in _BOUNDS for key in keys}
+_IDLE = {"uniqueItems": (False,), "propertyNames": (True, {}, {"type": "string"})}
 _SHOWN = ("$id", "allOf", "oneOf")
 _SHARED = "x-number-"  # begins the names of definitions
 _NOTES = {"title", "description", "default", "examples", "deprecated", "$comment"}
@@ -43,6 +44,16 @@ def close_objects(schema: Any) -> None:
             continue
         if not any(said in part for said in _SAID) and all(name in names for name in required):
             part["additionalProperties"] = False
+
+
+def drop_idle(schema: Any) -> None:
+    """Keywords that ask for nothing, of which the grammar does not know that, in `schema` itself,
+    JSON values: zod writes `propertyNames` for each record.
+    """
+    for part in _schemas(schema):
+        for key, values in _IDLE.items():
+            if key in part and any(part[key] == value for value in values):
+                del part[key]
 
 
 def bound_numbers(schema: Any) -> None:
