@@ -77,7 +77,7 @@ def _closed(schema: dict[str, Any]) -> dict[str, Any]:
     if (
         not names
         or not {"additionalProperties", "patternProperties", *_ADDS}.isdisjoint(schema)
-        or not all(isinstance(part, dict) and part.keys() <= {"required"} for part in parts)
+        or not all(isinstance(part, dict) and part.keys() <= {"required", "type"} for part in parts)
         or not all(name in names for name in _listed(required))
     ):
         return schema

@@ -277,7 +277,7 @@ def test_names_that_stand_in_parts_of_a_schema_may_come():
     held, warning = hold(Tool("f", parameters=json.dumps(schema)), grammar_text)
     assert warning is None and held.schema["required"] == ["a", "b"]
     schema = {"type": "object", "properties": {"a": {}, "b": {}}}
-    schema["anyOf"] = [{"required": ["a"]}, {"required": ["b"]}]
+    schema["anyOf"] = [{"required": ["a"]}, {"type": "object", "required": ["b"]}]
     assert (
         hold(Tool("f", parameters=json.dumps(schema)), grammar_text)[0].schema[
             "additionalProperties"
