@@ -119,8 +119,14 @@ class PlanMaker:
 
     def _start(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="mtmd plans", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._work, name="mtmd plans", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # no thread can be had: who needs a plan makes it
+                log.debug("no plans are made beside: %s", error)
+                self._asked.clear()
+                return
+            self._thread = thread
         self._wake.notify_all()
 
     def _work(self) -> None:
@@ -134,9 +140,9 @@ class PlanMaker:
                     self._make_one(shape, foreseen)
         finally:
             with self._wake:
-                self._at = None
-                if self._thread is threading.current_thread():
-                    self._thread = None
+                if self._thread is threading.current_thread():  # not another's, begun since
+                    self._thread = self._at = None
+                    self._asked.clear()  # it has failed: who needs these plans makes them
                 self._wake.notify_all()
 
     def _next(self) -> tuple[BatchShape, bool] | None:

@@ -17,7 +17,13 @@ from typing import Any
 from mtmd.kernels.errors import OptionError
 from mtmd.kernels.panics import panics_as
 from mtmd.kernels.text import one_line
-from mtmd.llm.sampling.schema_defaults import bound_numbers, close_objects, share_numbers
+from mtmd.llm.sampling.schema_defaults import (
+    bound_numbers,
+    close_objects,
+    drop_idle,
+    say_any_of,
+    share_numbers,
+)
 
 SCHEMA_BYTES_MAX = 64 << 10
 # A grammar for multiples of N has N states, for several at once as many as their common multiple:
@@ -94,6 +100,8 @@ def grammar_text(schema: str) -> str:
         return lark_grammar(schema)
     parsed = json.loads(schema)
     _check_promises(parsed)
+    drop_idle(parsed)
+    say_any_of(parsed)
     close_objects(parsed)
     bound_numbers(parsed)
     share_numbers(parsed)

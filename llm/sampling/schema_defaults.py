@@ -22,6 +22,8 @@ _DECIMALS = 1e-9  # llguidance takes no finer step
 _COARSE = 1e-3  # bounds below that may want finer steps than these
 _BOUNDS = (("minimum", "exclusiveMinimum", -_LARGEST), ("maximum", "exclusiveMaximum", _LARGEST))
 _NUMBER = {"type", "multipleOf"} | {key for *keys, _ in _BOUNDS for key in keys}
+_REFERENCES = 16  # that lead from one to the next
+_IDLE = {"uniqueItems": (False,), "propertyNames": (True, {}, {"type": "string"})}
 _SHOWN = ("$id", "allOf", "oneOf")
 _SHARED = "x-number-"  # begins the names of definitions
 _NOTES = {"title", "description", "default", "examples", "deprecated", "$comment"}
@@ -43,6 +45,42 @@ def close_objects(schema: Any) -> None:
             continue
         if not any(said in part for said in _SAID) and all(name in names for name in required):
             part["additionalProperties"] = False
+
+
+def drop_idle(schema: Any) -> None:
+    """Keywords that ask for nothing, of which the grammar does not know that, in `schema` itself,
+    JSON values: zod writes `propertyNames` for each record.
+    """
+    for part in _schemas(schema):
+        for key, values in _IDLE.items():
+            if key in part and any(part[key] == value for value in values):
+                del part[key]
+
+
+def say_any_of(schema: Any) -> None:
+    """`oneOf` whose parts are apart by their types alone is `anyOf`, in `schema` itself, JSON
+    values: a reference, as to what may be null, hides from the grammar that they are.
+    """
+    for part in _schemas(schema):
+        several = part.get("oneOf")
+        if isinstance(several, list) and "anyOf" not in part:
+            kinds = [_kinds(one, schema) for one in several]
+            if all(kinds) and sum(map(len, kinds)) == len(set[str]().union(*kinds)):
+                part["anyOf"] = part.pop("oneOf")
+
+
+def _kinds(part: Any, root: Any) -> set[str]:
+    """The types that a part names, an integer among the numbers; none where it does not."""
+    for _ in range(_REFERENCES):
+        if not isinstance(part, dict) or "$ref" not in part:
+            break
+        start, table, name, *more = [*str(part["$ref"]).split("/"), "", ""]
+        is_known = start == "#" and table in ("$defs", "definitions") and not any(more)
+        known = root.get(table) if is_known else None
+        part = known.get(name) if isinstance(known, dict) else None
+    kind = part.get("type") if isinstance(part, dict) and "$ref" not in part else None
+    kinds = [kind] if isinstance(kind, str) else kind if isinstance(kind, list) else []
+    return {"number" if one == "integer" else one for one in kinds if isinstance(one, str)}
 
 
 def bound_numbers(schema: Any) -> None:

@@ -7,10 +7,18 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from mtmd.kernels.errors import OptionError
 from mtmd.tools.lark import ANY, Lark, loose_pattern_of
-from mtmd.tools.schemas import types_of, without_annotations
+from mtmd.tools.schemas import (
+    loosened,
+    resolve,
+    texts_of,
+    types_of,
+    with_definitions,
+    without_annotations,
+)
 from mtmd.tools.syntax import Arguments, CallSyntax, common_prefix
 from mtmd.tools.tool import Tool, Toolbox
 from mtmd.tools.value_grammar import ValueGrammar, raw_pattern
@@ -18,6 +26,8 @@ from mtmd.tools.value_grammar import ValueGrammar, raw_pattern
 # The name under which arguments stand that are written as one JSON object though the form has
 # names for each.
 ALL = "**"
+_PARTS = ("allOf", "anyOf", "oneOf")
+_ADDS = ("$ref", "if", "then", "else", "dependentSchemas", "unevaluatedProperties")
 
 
 @dataclass(frozen=True)
@@ -36,10 +46,7 @@ def hold(tool: Tool, check: Callable[[str], object]) -> tuple[HeldTool, str | No
     OptionError for the text of a schema or a grammar that cannot be followed; so does this, where
     the tool is strict.
     """
-    schema = without_annotations(tool.schema)
-    if schema.get("properties") and not {"additionalProperties", "patternProperties"} & set(schema):
-        # What the schema leaves open no function takes, and a model may not find an end there.
-        schema["additionalProperties"] = False
+    schema = with_definitions(_closed(without_annotations(tool.schema)))
     try:
         check(json.dumps(schema, ensure_ascii=False))
         return HeldTool(tool, schema), None
@@ -49,14 +56,36 @@ def hold(tool: Tool, check: Callable[[str], object]) -> tuple[HeldTool, str | No
             raise OptionError(
                 f"tools: the parameters of {tool.name!r}, which is strict: {reason}"
             ) from error
-    try:
-        lark = Lark({})
-        check(lark.source(lark.json(schema, lenient=True)))
-        held = HeldTool(tool, schema, lenient=True)
+    for less in (schema, loosened(schema)):
+        try:
+            lark = Lark({})
+            check(lark.source(lark.json(less, lenient=True)))
+        except OptionError:
+            continue
+        held = HeldTool(tool, less, lenient=True)
         return held, f"tool {tool.name}: its arguments follow its schema in part: {reason}"
-    except OptionError:
-        held = HeldTool(tool, {"type": "object"})
-        return held, f"tool {tool.name}: its arguments are any JSON object: {reason}"
+    held = HeldTool(tool, {"type": "object"})
+    return held, f"tool {tool.name}: its arguments are any JSON object: {reason}"
+
+
+def _closed(schema: dict[str, Any]) -> dict[str, Any]:
+    """What the schema leaves open no function takes, and a model may not find an end there; but
+    names may stand in parts of it, or among the required ones alone.
+    """
+    names, required = schema.get("properties"), schema.get("required", [])
+    parts = [part for key in _PARTS for part in _listed(schema.get(key))]
+    if (
+        not names
+        or not {"additionalProperties", "patternProperties", *_ADDS}.isdisjoint(schema)
+        or not all(isinstance(part, dict) and part.keys() <= {"required", "type"} for part in parts)
+        or not all(name in names for name in _listed(required))
+    ):
+        return schema
+    return {**schema, "additionalProperties": False}
+
+
+def _listed(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def answer_grammar(
@@ -156,24 +185,12 @@ def _raw(
 
 def _raw_value(lark: Lark, values: ValueGrammar, held: HeldTool, schema: object, end: str) -> str:
     """A value and what ends it: texts as they are, all else as JSON."""
-    kinds = types_of(schema, held.schema)
-    close = lark.text(end)
-    if "string" not in kinds:
+    kinds, close = types_of(schema, held.schema), lark.text(end)
+    if kinds != {"string"}:  # of several types, as JSON: read back as what it says
         return f"{values.json(schema)} {close}"
-    words = schema if isinstance(schema, dict) else {}
-    choices = [words["const"]] if "const" in words else words.get("enum")
-    if isinstance(choices, list) and all(isinstance(c, str) and end not in c for c in choices):
+    choices = texts_of(schema, held.schema)
+    if choices and all(end not in choice for choice in choices):
         return f"{lark.rule(' | '.join(lark.text(c) for c in choices))} {close}"
-    if kinds == {"string"} and set(words) <= {
-        "type",
-        "minLength",
-        "maxLength",
-        "pattern",
-        "format",
-    }:
-        pattern = raw_pattern(words, end[0])
-        if pattern is None:
-            return lark.until(end)
-        return f"{lark.terminal(pattern)} {close}"
-    # Of several types, as JSON: read back as what it says.
-    return f"{values.json(schema)} {close}"
+    words = resolve(schema, held.schema)
+    pattern = raw_pattern(words, end[0]) if choices is None else None
+    return lark.until(end) if pattern is None else f"{lark.terminal(pattern)} {close}"

@@ -9,7 +9,7 @@ from typing import Any
 
 from mtmd.kernels.errors import OptionError
 from mtmd.llm.sampling.json_schema import GRAMMAR_OPTIONS
-from mtmd.llm.sampling.schema_defaults import bound_numbers, share_numbers
+from mtmd.llm.sampling.schema_defaults import bound_numbers, drop_idle, say_any_of, share_numbers
 from mtmd.tools.syntax import ID, ID_PATTERN
 
 # Without forcing, every way to cut a text into tokens stays open: the model is asked, not the
@@ -84,6 +84,8 @@ class Lark:
                 "with the definitions that it refers to, expected at most so many"
             )
         bounded = json.loads(text)  # a copy, sooner than by deepcopy
+        drop_idle(bounded)
+        say_any_of(bounded)
         bound_numbers(bounded)
         share_numbers(bounded)
         return f"%json {json.dumps({**bounded, 'x-guidance': options}, ensure_ascii=False)}"

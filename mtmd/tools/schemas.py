@@ -4,8 +4,11 @@ followed, types told.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import re
+from collections.abc import Callable, Mapping
 from typing import Any
+from urllib.parse import unquote
 
 TYPES = ("string", "integer", "number", "boolean", "null", "array", "object")
 ANNOTATIONS = frozenset(
@@ -14,24 +17,102 @@ ANNOTATIONS = frozenset(
 _TABLES = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _DATA = ("enum", "const", "required")
 _DEEP_MAX = 100
+_REPEATED_MAX = 1 << 20  # characters of what is repeated among the definitions
+_NAMED = "place-"  # begins the names of those
+_LOOKS_AROUND = re.compile(r"\(\?<?[=!]|\\[1-9]")
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+_FAR = 1e15
+_DEFINITION = re.compile(r"#/(\$defs|definitions)/[^/]+")
 
 
-def without_annotations(schema: Any, deep: int = 0) -> Any:
+def without_annotations(schema: Any) -> Any:
     """The schema without what tells people only: a property named "title" stays."""
+    return _changed(schema, lambda part: {k: v for k, v in part.items() if k not in ANNOTATIONS})
+
+
+def with_definitions(schema: dict[str, Any]) -> dict[str, Any]:
+    """The same schema, in which references to any place of it ("#", "#/properties/x/items") are
+    references to definitions, as such a place is not there beside a part. Those to places that
+    are missing stay, and all of them where the schema would become too long.
+    """
+    table = schema.get("$defs", {})
+    if not isinstance(table, dict) or any(name.startswith(_NAMED) for name in table):
+        return schema
+    names: dict[str, str] = {}
+    waiting: list[str] = []
+
+    def named(part: dict[str, Any]) -> dict[str, Any]:
+        reference = part.get("$ref")
+        if not isinstance(reference, str) or _DEFINITION.fullmatch(reference):
+            return part
+        if reference not in names:
+            if _place(schema, reference) is None:
+                return part
+            names[reference] = f"{_NAMED}{len(names)}"
+            waiting.append(reference)
+        return {**part, "$ref": f"#/$defs/{names[reference]}"}
+
+    result, places, left = _changed(schema, named), dict[str, Any](), _REPEATED_MAX
+    while waiting:
+        reference = waiting.pop()
+        place = _place(schema, reference)
+        left -= len(json.dumps(place))
+        if left < 0:
+            return schema
+        places[names[reference]] = _changed(place, named)
+    return {**result, "$defs": {**result.get("$defs", {}), **places}} if places else schema
+
+
+def _place(schema: dict[str, Any], reference: str) -> Any:
+    """What a reference within the schema speaks of, the whole without its definitions; None where
+    there is nothing.
+    """
+    start, *path = reference.split("/")
+    if start != "#":
+        return None
+    found: Any = schema
+    for part in path:
+        name = unquote(part).replace("~1", "/").replace("~0", "~")
+        if isinstance(found, list):
+            found = found[int(name)] if name.isdecimal() and int(name) < len(found) else None
+        else:
+            found = found.get(name) if isinstance(found, dict) else None
+    if found is schema:
+        return {key: value for key, value in schema.items() if key not in ("$defs", "definitions")}
+    return found if isinstance(found, (dict, bool)) else None
+
+
+def _changed(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]], deep: int = 0) -> Any:
+    """A copy in which `change` is made to each schema, to the outer ones first."""
     if deep > _DEEP_MAX:
         return schema
     if isinstance(schema, list):
-        return [without_annotations(item, deep + 1) for item in schema]
+        return [_changed(item, change, deep + 1) for item in schema]
     if not isinstance(schema, dict):
         return schema
     result = {}
-    for key, value in schema.items():
-        if key in ANNOTATIONS:
-            continue
+    for key, value in change(schema).items():
         if key in _TABLES and isinstance(value, dict):
-            result[key] = {k: without_annotations(v, deep + 1) for k, v in value.items()}
+            result[key] = {k: _changed(v, change, deep + 1) for k, v in value.items()}
         else:
-            result[key] = value if key in _DATA else without_annotations(value, deep + 1)
+            result[key] = value if key in _DATA else _changed(value, change, deep + 1)
+    return result
+
+
+def loosened(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema without what the grammars' regular expressions cannot say: look-around in
+    patterns, numbers of more digits than they count.
+    """
+
+    def is_said(key: str, value: Any) -> bool:
+        if key == "pattern":
+            return not _LOOKS_AROUND.search(str(value))
+        is_far = isinstance(value, (int, float)) and abs(value) > _FAR
+        return not (is_far and key in _BOUNDS)
+
+    result: dict[str, Any] = _changed(
+        schema, lambda part: {k: v for k, v in part.items() if is_said(k, v)}
+    )
     return result
 
 
@@ -90,6 +171,23 @@ def types_of(schema: Any, root: Mapping[str, Any], deep: int = 0) -> set[str]:
         if isinstance(schema.get(key), list):
             return {kind for part in schema[key] for kind in types_of(part, root, deep + 1)}
     return set(TYPES)
+
+
+def texts_of(schema: Any, root: Mapping[str, Any], deep: int = 0) -> list[str] | None:
+    """All texts that a value may be, which is a text; None where the schema names none."""
+    schema = resolve(schema, root)
+    if not isinstance(schema, dict) or deep > _DEEP_MAX:
+        return None
+    if "const" in schema:
+        return [schema["const"]]
+    if isinstance(schema.get("enum"), list):
+        return list(schema["enum"])
+    for key in ("anyOf", "oneOf"):
+        if isinstance(schema.get(key), list):
+            parts = [texts_of(part, root, deep + 1) for part in schema[key]]
+            known = [text for part in parts for text in part or ()]
+            return None if None in parts else list(dict.fromkeys(known))
+    return None
 
 
 def type_of(value: Any) -> str:

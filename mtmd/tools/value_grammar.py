@@ -27,6 +27,7 @@ KEYWORDS = {
 CHOICES_MAX = 1000
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _DEEP_MAX = 40
+_SLASH = re.compile(r"(?<!\\)((?:\\\\)*)/")  # one that is not escaped, as JavaScript writes it
 
 
 class ValueGrammar:
@@ -227,6 +228,6 @@ def raw_pattern(schema: Mapping[str, Any], forbidden: str) -> str | None:
         begin = "" if pattern.startswith("^") else "(?s:.*)"
         end = "" if pattern.endswith("$") and not pattern.endswith("\\$") else "(?s:.*)"
         core = pattern.removeprefix("^")
-        core = core[:-1] if not end else core
-        both += f" & /{begin}({core.replace('/', chr(92) + '/')}){end}/"
+        core = _SLASH.sub(r"\1\\/", core[:-1] if not end else core)
+        both += f" & /{begin}({core}){end}/"
     return both

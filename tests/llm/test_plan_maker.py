@@ -191,6 +191,55 @@ def test_nobody_waits_for_long(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> N
     assert deferral.lasts, "plans take long"
 
 
+def test_a_thread_that_ends_leaves_the_plan_of_the_next_alone(gate: Gate) -> None:
+    plans = PlanMaker(gate)
+    last, ended = plans._next, threading.Event()
+
+    def then_another_is_asked_for() -> object:
+        found = last()
+        if found is None and len(gate.begun) == 1:
+            gate.may.clear()
+            plans.ask(SHAPES[1])
+            assert until(lambda: len(gate.begun) == 2)
+            threading.Timer(0.05, ended.set).start()
+        return found
+
+    with patch.object(plans, "_next", then_another_is_asked_for):
+        gate.may.set()
+        plans.ask(SHAPES[0])
+        assert ended.wait(60) and until(lambda: not gate.threads[0].is_alive())
+        assert plans.is_asked(SHAPES[1]), "it is being made: nobody is to make it again meanwhile"
+        gate.may.set()
+        assert until(lambda: plans.made == 2)
+        plans.close()
+        plans.join()
+
+
+def test_where_no_thread_can_be_had_nobody_waits_for_one(gate: Gate) -> None:
+    plans = PlanMaker(gate)
+    deferral = Deferral(plans)
+    with patch.object(threading.Thread, "start", side_effect=RuntimeError("no thread")):
+        deferral.begin(SHAPES[0])
+        plans.foresee(SHAPES[1:2])
+    assert not deferral.lasts and not plans.is_asked(SHAPES[0])
+    plans.join()
+    gate.may.set()
+    plans.ask(SHAPES[2])
+    assert until(lambda: plans.made == 1)
+    plans.close()
+    plans.join()
+
+
+def test_a_thread_that_fails_leaves_nobody_waiting(
+    gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    plans = PlanMaker(gate, Mock(side_effect=MemoryError))
+    plans.ask(SHAPES[0])
+    assert until(lambda: plans._thread is None)
+    assert not plans.is_asked(SHAPES[0]) and not gate.begun
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows does not fork")
 def test_a_fork_finds_nothing_locked(gate: Gate) -> None:
     """It waits for the plan that is being made; the child has a maker of its own."""

@@ -48,7 +48,7 @@ def _schema(value: dict[str, Any]) -> dict[str, Any]:
 ModelName = Annotated[str, Field(max_length=512)]
 Schema = Annotated[dict[str, Any], AfterValidator(_schema)]
 Temperature = Annotated[float, Field(ge=0, le=100)]
-TopP = Annotated[float, Field(gt=0, le=1)]
+TopP = Annotated[float, Field(ge=0, le=1)]
 TopK = Annotated[int, Field(ge=0, lt=1 << 31)]
 MinP = Annotated[float, Field(ge=0, le=1)]
 Penalty = Annotated[float, Field(ge=0.01, le=100)]

@@ -191,8 +191,8 @@ class _OpenCalls:
 class GenerateRequest(Answered):
     """`prompt` is what the user says: the model's chat template is put around it."""
 
-    prompt: str = ""
-    system: str = ""
+    prompt: str | None = None
+    system: str | None = None
     images: Images | None = None
     suffix: Any = None
     template: Any = None
@@ -202,7 +202,7 @@ class GenerateRequest(Answered):
     def asked(self) -> Asked:
         refuse_unsupported({name: getattr(self, name) for name in _GENERATE}, _GENERATE)
         system = [Turn("system", (self.system,))] if self.system else []
-        parts: tuple[str | Reference, ...] = (*_pictures(self.images, "images"), self.prompt)
+        parts: tuple[str | Reference, ...] = (*_pictures(self.images, "images"), self.prompt or "")
         return Asked([*system, Turn("user", parts)], self.chosen())
 
 

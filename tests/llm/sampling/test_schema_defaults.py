@@ -10,7 +10,13 @@ import pytest
 from mtmd.kernels.errors import OptionError
 from mtmd.llm.sampling.grammar import compile_grammar, read_vocabulary
 from mtmd.llm.sampling.json_schema import schema_text
-from mtmd.llm.sampling.schema_defaults import bound_numbers, close_objects, share_numbers
+from mtmd.llm.sampling.schema_defaults import (
+    bound_numbers,
+    close_objects,
+    drop_idle,
+    say_any_of,
+    share_numbers,
+)
 
 COUNT = {"type": "object", "properties": {"count": {"type": "integer"}}, "required": ["count"]}
 
@@ -184,3 +190,51 @@ def test_a_model_that_writes_digits_for_ever_comes_to_an_end(
     schema: Any, text: bytes, most: int
 ) -> None:
     assert len(longest(schema, text)) == most
+
+
+DEFINED = {
+    "Point": {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]},
+    "Same": {"$ref": "#/$defs/Point"},
+    "Itself": {"$ref": "#/$defs/Itself"},
+    "Any": {"enum": [1, "a"]},
+}
+
+
+@pytest.mark.parametrize(
+    ("parts", "apart"),
+    [
+        ([{"$ref": "#/$defs/Point"}, {"type": "null"}], True),
+        ([{"type": ["null", "string"]}, {"$ref": "#/$defs/Same"}, {"type": "number"}], True),
+        ([{"$ref": "#/$defs/Point"}, {"$ref": "#/$defs/Same"}], False),
+        ([{"type": "integer"}, {"type": "number"}], False),
+        ([{"$ref": "#/$defs/Any"}, {"type": "null"}], False),
+        ([{"$ref": "#/$defs/Itself"}, {"type": "null"}], False),
+        ([{"$ref": "#/$defs/missing"}, {"type": "null"}], False),
+        ([{"$ref": "there#/$defs/Point"}, {"type": "null"}], False),
+        ([{"$ref": 5}, {"type": 5}, True], False),
+        (5, False),
+    ],
+    ids=str,
+)
+def test_one_of_parts_that_are_apart_is_any_of_them(parts: Any, apart: bool) -> None:
+    schema = {"properties": {"a": {"oneOf": parts, "title": "A"}}, "$defs": DEFINED}
+    made = copy.deepcopy(schema)
+    say_any_of(made)
+    assert (made != schema) == apart
+    if apart:
+        assert made["properties"] == {"a": {"anyOf": parts, "title": "A"}}
+        assert schema_text(schema) is not None
+
+
+def test_keywords_that_ask_for_nothing_are_no_reason_to_refuse() -> None:
+    record = {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {}}
+    several = {"type": "array", "uniqueItems": False}
+    schema = {"properties": {"a": record, "uniqueItems": several}, "required": ["a"]}
+    assert schema_text(schema) is not None
+    drop_idle(schema)
+    assert "propertyNames" not in record and "uniqueItems" not in several
+    assert list(schema["properties"]) == ["a", "uniqueItems"], "which are names"
+    for asks in ({"uniqueItems": True}, {"propertyNames": {"maxLength": 2}}):
+        made = {"items": dict(asks)}
+        drop_idle(made)
+        assert made == {"items": asks}

@@ -170,3 +170,117 @@ def test_choices():
         read_toolbox([test_choices])
     with pytest.raises(OptionError, match=r"tools\[1\]: found a second 'f'"):
         read_toolbox([tools[0], tools[0]])
+
+
+PLACE = {
+    "type": "object",
+    "properties": {"n": {"enum": [1, 2]}},
+    "required": ["n"],
+    "additionalProperties": False,
+}
+# As zod, Pydantic and JavaScript's RegExp.source write them
+USUAL = {
+    "place of another": {
+        "a": {"type": "array", "items": PLACE},
+        "b": {"$ref": "#/properties/a/items"},
+    },
+    "in a part as JSON": {
+        "a": PLACE,
+        "b": {"type": "object", "additionalProperties": {"$ref": "#/properties/a"}},
+    },
+    "one of several": {
+        "a": {"anyOf": [PLACE, {"type": "null"}]},
+        "b": {"$ref": "#/properties/a/anyOf/0"},
+    },
+    "itself": {
+        "a": {"const": 1},
+        "b": {
+            "type": "array",
+            "maxItems": 1,
+            "uniqueItems": False,
+            "items": {"anyOf": [{"$ref": "#"}, {"type": "null"}]},
+        },
+    },
+    "enum by its name": {
+        "a": {"$ref": "#/$defs/Colour"},
+        "b": {"anyOf": [{"const": "x"}, {"$ref": "#/$defs/Colour"}]},
+    },
+    "slash": {
+        "a": {"type": "string", "pattern": r"^\/v[12]\/x/y$"},
+        "b": {"type": "string", "pattern": r"^\\/$"},
+    },
+    "record": {
+        "a": {"const": 1},
+        "b": {
+            "type": "object",
+            "propertyNames": {"type": "string"},
+            "additionalProperties": {"const": 2},
+        },
+    },
+}
+COLOUR = {"type": "string", "enum": ["red", "blue"]}
+
+
+@pytest.mark.parametrize("kind", TEMPLATES)
+@pytest.mark.parametrize("case", USUAL)
+def test_schemas_as_clients_write_them_are_followed(case, kind, words):
+    schema = {
+        "type": "object",
+        "properties": USUAL[case],
+        "required": ["a", "b"],
+        "additionalProperties": False,
+        "$defs": {"Colour": COLOUR},
+    }
+    syntax, box = syntax_of(kind), read_toolbox([{"name": "f", "parameters": schema}], "required")
+    held, warning = hold(box.tools[0], grammar_text)
+    assert warning is None
+    source, ends = answer_grammar([held], box, syntax, MARKS), 0
+    for seed in range(4):
+        text, ended = walk(source, words, random.Random(seed), 600)
+        if ended:
+            parser = CallParser(syntax, [held], SPECIAL)
+            parser.push(text)
+            parser.finish()
+            for call in parser.calls:
+                jsonschema.validate(json.loads(call.arguments), schema)
+            ends += len(parser.calls)
+    assert ends
+
+
+EMAIL = r"^(?!\.)(?!.*\.\.)[a-z.]+@[a-z]+$"
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "string", "format": "email", "pattern": EMAIL},
+        {"type": "integer", "minimum": -(1 << 63), "maximum": (1 << 63) - 1},
+        {"type": "number", "minimum": -3.4028235e38, "maximum": 3.4028235e38},
+    ],
+    ids=["look-around", "int64", "float"],
+)
+def test_what_one_argument_asks_in_vain_leaves_the_others_held(part):
+    schema = {"type": "object", "properties": {"a": part, "b": {"enum": [1]}}, "required": ["b"]}
+    held, warning = hold(Tool("f", parameters=json.dumps(schema)), grammar_text)
+    assert held.lenient and "in part" in warning
+    assert (
+        held.schema["required"] == ["b"] and held.schema["properties"]["a"]["type"] == part["type"]
+    )
+
+
+def test_names_that_stand_in_parts_of_a_schema_may_come():
+    branch = {"properties": {"kind": {"const": "a"}, "x": {"const": 1}}, "required": ["kind", "x"]}
+    schema = {"type": "object", "properties": {"kind": {"type": "string"}}, "oneOf": [branch]}
+    held, warning = hold(Tool("f", parameters=json.dumps(schema)), grammar_text)
+    assert warning is None and "additionalProperties" not in held.schema
+    schema = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a", "b"]}
+    held, warning = hold(Tool("f", parameters=json.dumps(schema)), grammar_text)
+    assert warning is None and held.schema["required"] == ["a", "b"]
+    schema = {"type": "object", "properties": {"a": {}, "b": {}}}
+    schema["anyOf"] = [{"required": ["a"]}, {"type": "object", "required": ["b"]}]
+    assert (
+        hold(Tool("f", parameters=json.dumps(schema)), grammar_text)[0].schema[
+            "additionalProperties"
+        ]
+        is False
+    )

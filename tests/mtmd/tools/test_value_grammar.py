@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from mtmd.kernels.errors import OptionError
 from mtmd.tools import lark
 from mtmd.tools.lark import Lark
-from mtmd.tools.schemas import definitions
+from mtmd.tools.schemas import definitions, with_definitions
 from mtmd.tools.value_grammar import ValueGrammar
 from mtmd.tools.values import ValueForm
 
@@ -64,3 +66,17 @@ def test_definitions_beside_many_arguments_take_no_end_of_memory(
         for written in range(20):
             values.json({"allOf": [{"$ref": "#/$defs/Long"}], "minLength": written})
     assert written == 9
+
+
+def test_references_take_no_more_room_than_there_is() -> None:
+    deep: dict[str, Any] = {"type": "object", "properties": {}}
+    schema: dict[str, Any] = {"type": "object", "properties": {"p": deep}}
+    path = "#/properties/p"
+    for _ in range(40):
+        deep["properties"] = {"p": {"type": "object"}, "r": {"$ref": path}}
+        deep["description"] = "long" * 10_000
+        deep, path = deep["properties"]["p"], f"{path}/properties/p"
+    assert with_definitions(schema) is schema
+    chain = {f"p{i}": {"$ref": f"#/properties/p{i + 1}"} for i in range(3000)}
+    made = with_definitions({"type": "object", "properties": {**chain, "p3000": {"type": "null"}}})
+    assert len(made["$defs"]) == 3000

@@ -276,3 +276,12 @@ def test_the_lines_of_ollamas_own_documentation(client):
         assert answer.status_code == 415, name
     for path, kind in (("/api/generate", "text/plain"), ("/v1/chat/completions", curl)):
         assert client.post(path, data=body, content_type=kind).status_code == 415
+
+
+def test_null_is_as_good_as_nothing(client):
+    nothing = dict.fromkeys(("system", "images", "template", "context", "suffix", "raw", "format"))
+    body = {"model": "fake", "stream": False, "options": None, "keep_alive": None}
+    found = client.post("/api/generate", json=body | nothing | {"prompt": "hi"})
+    assert found.status_code == 200 and found.get_json()["response"].endswith("hi")
+    loaded = client.post("/api/generate", json=body | nothing | {"prompt": None})
+    assert (loaded.status_code, loaded.get_json()["done_reason"]) == (200, "load")

@@ -42,3 +42,12 @@ def test_what_an_interface_knows_and_changes_nothing_is_taken(route):
     found = strict.post(route, json=REQUESTS[route] | HARMLESS[route])
     assert found.status_code == 200, found.text
     assert "X-Mtmd-Ignored" not in found.headers
+
+
+@pytest.mark.parametrize("route", sorted(REQUESTS.keys() - {"/v1/messages/count_tokens"}))
+def test_a_top_p_of_nothing_is_the_best_token_alone(route):
+    service = FakeService()
+    options = {"options": {"top_p": 0}} if route.startswith("/api/") else {"top_p": 0}
+    found = client_for(service).post(route, json=REQUESTS[route] | options)
+    assert found.status_code == 200, found.text
+    assert service.tickets[0].settings.top_p == 0
