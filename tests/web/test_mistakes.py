@@ -28,7 +28,7 @@ SECRET = "data:,secret"
         ),
         (
             {"messages": [USER[0] | {"images": [SECRET]}]},
-            "messages[0].images: images stand in the content here, as parts such as {",
+            'messages[0].images: images stand in the content here, as parts such as {"type": "image_url"',
         ),
         ({"messages": [{"role": SECRET, "content": "x"}]}, "found another text, expected 'system'"),
         ({"messages": [{"content": "x"}]}, "messages[0].role: it has to be there"),

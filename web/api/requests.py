@@ -271,7 +271,7 @@ class Message(_Loose):
             raise PydanticCustomError(
                 "images",
                 "images stand in the content here, as parts such as "
-                '{{"type": "image_url", "image_url": {{"url": "data:image/png;base64,..."}}}}',
+                '{"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}',
             )
         return value
 

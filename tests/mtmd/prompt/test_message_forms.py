@@ -70,6 +70,14 @@ def test_pictures_beside_a_text_as_ollama_has_them(content: Any, parts: list[Any
         assert plain["content"] in ("x", [text("x")])
 
 
+@pytest.mark.parametrize("name", ["image", "image_url", "video", "videos"])
+def test_what_shows_nothing_beside_a_text_is_refused(name: str) -> None:
+    message = {"role": "user", "content": "x", name: "a.png"}
+    with pytest.raises(PromptError, match=f"message 1: found '{name}' beside the content"):
+        read_conversation([message], str)
+    assert read_conversation([{**message, name: None}], str).messages
+
+
 @pytest.mark.parametrize(
     ("asked_for", "closest"),
     [((), "auto"), (("low",), "low"), (("low", None), "auto"), (("low", "high"), "high")],
