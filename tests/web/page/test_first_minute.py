@@ -453,6 +453,17 @@ def replace_tokens(count, tokens):
     return count
 
 
+def test_of_many_files_each_one_refused_is_told(person):
+    names = [f"broken{i}.png" for i in range(5)]
+    person.expects = ("400",)
+    person.page.set_input_files(
+        "#files", [{"name": n, "mimeType": "image/png", "buffer": png()[:40]} for n in names]
+    )
+    for name in names:
+        person.page.wait_for_selector(f".toast:has-text('{name}: found a truncated PNG')")
+    assert person.page.locator(".toast").count() == 1
+
+
 @pytest.mark.parametrize(
     ("tokens", "context"), [(12_345, 131_072), (600, 512)], ids=["fits", "not"]
 )
