@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from pathlib import Path
 
@@ -19,9 +19,13 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     return by_lower[found[0]] if found else None
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """The end of a message about a word that is not known: "; did you mean 'x'?", or nothing."""
-    near = nearest(word, known)
+def did_you_mean(word: str, known: Iterable[str], meant: Mapping[str, str] | None = None) -> str:
+    """The end of a message about a word that is not known: "; did you mean 'x'?", or nothing. Words
+    of others and the `known` ones that they are `meant` for go before what is spelled alike.
+    """
+    known = list(known)
+    other = (meant or {}).get(word)
+    near = other if other in known else nearest(word, known)
     return f"; did you mean {near!r}?" if near else ""
 
 

@@ -34,6 +34,16 @@ GROUPS: dict[str, dict[str, ModuleType]] = {
 }
 VERBS = {name: module for group in GROUPS.values() for name, module in group.items()}
 HELP = "help"
+MEANT = {  # commands of other programs, and ours
+    "delete": "rm",
+    "download": "pull",
+    "generate": "describe",
+    "ls": "list",
+    "remove": "rm",
+    "run": "chat",
+    "show": "info",
+    "version": "--version",
+}
 ABOUT = "Answers questions about images, and says what the model saw and where it ran."
 EXAMPLES = """\
 mtmd describe photo.jpg                     # with the demo model, which knows shapes and words
@@ -183,7 +193,7 @@ def _run(args: argparse.Namespace) -> int:
 def _check_verb(top: Parser, words: Sequence[str]) -> None:
     """In words of ours where argparse would list every command there is."""
     if words and not words[0].startswith("-") and words[0] not in (*VERBS, HELP):
-        near = did_you_mean(words[0], (*VERBS, HELP))
+        near = did_you_mean(words[0], (*VERBS, HELP, "--version"), MEANT)
         top.error(f"command {words[0]!r} is not known{near}")
 
 

@@ -49,15 +49,37 @@ ELSEWHERE = {  # options of other libraries, and what takes their place
     "regex": 'it is written grammar={"regex": ...}',
     "choice": 'it is written grammar={"choice": [...]}',
     "top_logprobs": "logprobs takes the number of them",
-    "max_model_len": "that is `context`",
-    "tensor_parallel_size": "that is `tp`",
     "gpu_memory_utilization": 'memory_limit takes bytes, as "20GiB"',
     "load_in_4bit": "quantized weights come as GGUF: load('org/name:Q4_K_M')",
     "load_in_8bit": "quantized weights come as GGUF: load('org/name:Q8_0')",
     "quantization_config": "quantized weights come as GGUF: load('org/name:Q4_K_M')",
+    "n_gpu_layers": "a GPU is taken where there is one; split='layer' shares it with the host",
     "trust_remote_code": "no code of a repository is ever run",
     "min_pixels": "image_min_tokens of `load` says what one picture takes at least",
     "max_pixels": "image_max_tokens of `load` says what one picture takes at most",
+}
+MEANT = {  # options of other programs under names of theirs, and ours
+    "ctx_size": "context",
+    "n_ctx": "context",
+    "num_ctx": "context",
+    "max_model_len": "context",
+    "n_predict": "max_tokens",
+    "num_predict": "max_tokens",
+    "predict": "max_tokens",
+    "max_new_tokens": "max_tokens",
+    "max_completion_tokens": "max_tokens",
+    "max_output_tokens": "max_tokens",
+    "temp": "temperature",
+    "repeat_penalty": "repetition_penalty",
+    "n_threads": "threads",
+    "num_thread": "threads",
+    "max_num_seqs": "parallel",
+    "n_parallel": "parallel",
+    "system_prompt": "system",
+    "tensor_parallel_size": "tp",
+    "model_path": "model",
+    "hf_repo": "model",
+    "output": "out",
 }
 STOPS_MAX = 16
 STOP_CHARS_MAX = 256
@@ -355,7 +377,7 @@ def _advice(name: str, names: Sequence[str], beside: Sequence[str]) -> str:
     if name in ELSEWHERE:
         return f"; {ELSEWHERE[name]}"
     names = [*beside, *names]
-    return did_you_mean(str(name), names) or f"; expected one of {', '.join(names)}"
+    return did_you_mean(str(name), names, MEANT) or f"; expected one of {', '.join(names)}"
 
 
 def _speculate(value: object) -> int | str:

@@ -28,7 +28,7 @@ _BOUNDS = {  # error -> the bound's name in its context, and words
     "greater_than_equal": ("ge", "at least"),
     "greater_than": ("gt", "more than"),
 }
-HUGE = 10**300  # there is no such float
+HUGE = 10**30  # nobody reads so many digits
 _MISSING = "it has to be there"
 _LENGTHS = {
     "too_short": ("min_length", "at least", "items"),
@@ -49,7 +49,7 @@ def words(error: Mapping[str, Any], field: str) -> str:
         return f"it has to be there; expected {_TAKEN[field]}" if field in _TAKEN else _MISSING
     if kind in _BOUNDS:
         name, at = _BOUNDS[kind]
-        return f"found {_kind_of(value)}, expected {at} {context[name]:g}"
+        return f"found {_kind_of(value)}, expected {at} {_number(context[name])}"
     if kind in _LENGTHS:
         name, at, what = _LENGTHS[kind]
         found = len(value) if isinstance(value, (str, list, tuple, dict)) else "more or fewer"
@@ -67,7 +67,12 @@ def _kind_of(value: Any, text: str = "a text") -> str:
     if isinstance(value, int) and abs(value) >= HUGE:
         return "a number of too many digits"
     if isinstance(value, (int, float)):
-        return f"{value:g}"
+        return _number(value)
     if isinstance(value, str):
         return text
     return "a list" if isinstance(value, (list, tuple)) else "an object"
+
+
+def _number(value: float) -> str:
+    """Whole numbers with every digit, which may be what makes them too large."""
+    return str(value) if isinstance(value, int) else f"{value:g}"

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from mtmd.kernels.checkpoint.magic import HEAD_BYTES, stand_in
 from mtmd.kernels.errors import ModelError
 from mtmd.kernels.quantization.blocks import BLOCKS
 
@@ -186,6 +187,9 @@ class _Reader:
 
     def counts(self) -> tuple[int, int]:
         """The numbers of tensors and of keys, after the magic bytes and the version."""
+        found = stand_in(self.data[:HEAD_BYTES])
+        if found:
+            raise self.error(f"is {found[0]}", "a GGUF file", found[1])
         if self._take(4, "the magic bytes") != b"GGUF":
             raise self.error(f"begins with {self.data[:4]!r}", "b'GGUF'", "it is not a GGUF file")
         version = self._integer(4, "the version")

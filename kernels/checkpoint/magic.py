@@ -8,6 +8,13 @@ from mtmd.kernels.errors import ModelError
 from mtmd.kernels.files import open_regular
 
 GGUF = b"GGUF"
+HEAD_BYTES = 64  # enough to tell the format
+# What comes in place of a large file, by its first bytes in lower case, and what to do.
+_STAND_INS = {
+    b"version https://git-lfs": ("a Git LFS pointer", "fetch the file itself with `git lfs pull`"),
+    b"<!doctype html": ("an HTML page", "download the file itself, not its page"),
+    b"<html": ("an HTML page", "download the file itself, not its page"),
+}
 
 
 def is_gguf(path: Path) -> bool:
@@ -19,9 +26,17 @@ def first_bytes(path: Path) -> bytes:
     """Enough to tell the format. Raises ModelError for a file that cannot be read."""
     try:
         with open_regular(path) as file:
-            return file.read(16)
+            return file.read(HEAD_BYTES)
     except OSError as error:
         raise ModelError(
             f"{path} cannot be read ({error.strerror}); expected a checkpoint folder, a GGUF or a "
             "safetensors file"
         ) from error
+
+
+def stand_in(head: bytes) -> tuple[str, str] | None:
+    """What a file of weights is that holds none, by its first bytes, and what to do; None for one
+    that may hold some.
+    """
+    text = head.lstrip().lower()
+    return next((words for begin, words in _STAND_INS.items() if text.startswith(begin)), None)

@@ -17,6 +17,7 @@ from typing import Any, TypeGuard
 import torch
 from safetensors import SafetensorError, safe_open
 
+from mtmd.kernels.checkpoint.magic import HEAD_BYTES, stand_in
 from mtmd.kernels.errors import ModelError
 from mtmd.kernels.files import open_regular
 
@@ -191,6 +192,10 @@ def _read_header(path: Path) -> dict[str, _Entry]:
     try:
         with open_regular(path) as file:
             size = file.seek(0, 2)
+            file.seek(0)
+            found = stand_in(file.read(HEAD_BYTES))
+            if found:
+                raise ModelError(f"{path} is {found[0]}, expected a safetensors file; {found[1]}")
             file.seek(0)
             length = int.from_bytes(file.read(8), "little")
             if size < 8 or length > min(size - 8, HEADER_BYTES_MAX):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from mtmd.kernels.checkpoint.magic import is_gguf
+from mtmd.kernels.checkpoint.magic import first_bytes, is_gguf, stand_in
 from mtmd.kernels.errors import ModelError
 from mtmd.kernels.spelling import nearest_path
 
@@ -94,7 +94,7 @@ def check_name(model: str | os.PathLike[str]) -> bool:
     if is_there:
         raise ModelError(
             f"model {text!r} is a file; expected a GGUF, the folder of a checkpoint, or org/name "
-            "on the Hugging Face hub"
+            f"on the Hugging Face hub{_about(path)}"
         )
     parse_name(text)
     return False
@@ -370,6 +370,17 @@ def _refuse_name(model: str) -> NoReturn:
         f"model {model!r:.200} is no folder here and no name on the Hugging Face hub; "
         f"expected a checkpoint folder, a GGUF file, org/name, or {DEMO}{_near(model)}"
     )
+
+
+def _about(path: Path) -> str:
+    """What a file is that is no model, and what to do."""
+    head = first_bytes(path)
+    words = stand_in(head) if head else ("an empty file", "fetch it again")
+    if words:
+        return f"; found {words[0]}: {words[1]}"
+    if (path.parent / "config.json").exists():
+        return f"; did you mean its folder, {str(path.parent)!r}?"
+    return ""
 
 
 def _near(model: str) -> str:

@@ -68,6 +68,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     )
     add_system_argument(sub)
     sub.add_argument(
+        "-o",
         "--out",
         type=lambda word: word if "://" in word else Path(word),
         required=True,

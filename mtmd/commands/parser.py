@@ -13,6 +13,17 @@ from mtmd.kernels.spelling import did_you_mean
 from mtmd.kernels.text import one_line, printable
 
 LONGEST = 600  # characters of an error line
+SHORT = {  # options of llama.cpp's programs by their short names, and ours
+    "-c": "--context",
+    "-fa": "--flash-attn",
+    "-hf": "--model",
+    "-n": "--max-tokens",
+    "-np": "--parallel",
+    "-sys": "--system",
+    "-t": "--threads",
+    "-tp": "--tp",
+}
+GPU_LAYERS = ("-ngl", "--gpu-layers", "--n-gpu-layers")
 
 
 class Parser(argparse.ArgumentParser):
@@ -39,13 +50,24 @@ class Parser(argparse.ArgumentParser):
         known, unknown = super().parse_known_args(args, namespace)
         if unknown:
             first = unknown[0]
-            options = [name for action in self._actions for name in action.option_strings]
             self.error(
-                f"option {first!r} is not known{did_you_mean(first.split('=')[0], options)}"
+                f"option {first!r} is not known{self._meant(first.split('=')[0])}"
                 if first.startswith("-")
                 else f"found {first!r}, expected no more arguments"
             )
         return known, unknown
+
+    def _meant(self, option: str) -> str:
+        """What to do about an option that is not known here."""
+        from mtmd.config import MEANT  # here: only mistakes need it
+
+        if option in ("--image", "--video") and any(a.dest == "images" for a in self._actions):
+            return "; pictures and videos are given without an option: photo.jpg"
+        options = [name for action in self._actions for name in action.option_strings]
+        if option in GPU_LAYERS and "--split" in options:
+            return "; a GPU is taken where there is one, and --split layer shares it with the host"
+        long = {_as_option(other): _as_option(name) for other, name in MEANT.items()}
+        return did_you_mean(option, options, long | SHORT)
 
     def format_help(self) -> str:
         text = super().format_help().rstrip()
@@ -56,6 +78,10 @@ class Parser(argparse.ArgumentParser):
         if self.groups:
             parts.append(f"'{self.prog} help COMMAND' tells its options and shows examples.")
         return "\n\n".join(parts) + "\n"
+
+
+def _as_option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def by_option(top: Parser, args: argparse.Namespace, message: str) -> str:

@@ -30,6 +30,7 @@ ID_CHARS_MAX = 256
 CALLS_MAX = 256  # of one message
 IMAGES_MAX = 1024
 _SHOWN = ("image", "video")
+_NOT_BESIDE = ("image", "images", "image_url", "video", "videos", "video_url")  # content alone
 CLOSER = ("low", "auto", "high")  # each is a closer look than those before it
 SYSTEM_PICTURES = "pictures of the system message are shown in the first turn after it"
 
@@ -293,6 +294,12 @@ def _message(
             f"messages[{number - 1}] has role {role!r:.60}; expected a word such as 'user', "
             "'assistant' or 'system'"
         )
+    for name in _NOT_BESIDE:
+        if message.get(name) is not None:
+            raise PromptError(
+                f"{where}: found {name!r} beside the content, expected it as a part of that, "
+                '{"type": "image", "image": source}, or pictures as a list of \'images\''
+            )
     more = _calls(message, where, seal) | _answered(message, where)
     if content is None and (role == "assistant" or "tool_call_id" in more):
         content = ""

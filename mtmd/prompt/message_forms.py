@@ -25,11 +25,11 @@ _KINDS = {
 
 def in_own_form(messages: Sequence[Any]) -> list[Any]:
     """The messages with every picture and video where this package has it. Takes image_url,
-    video_url and the types of OpenAI's Responses, and beside the types "image" and "video" the
-    source as "url", "path" or "base64", as transformers has it. What is no such message or part
-    stays, for whoever checks them.
+    video_url and the types of OpenAI's Responses, beside the types "image" and "video" the source
+    as "url", "path" or "base64", as transformers has it, and "images" beside a text, as Ollama has
+    them. What is no such message or part stays, for whoever checks them.
     """
-    return [_with_parts(message, _in_own_form) for message in messages]
+    return [_with_parts(_with_images(message), _in_own_form) for message in messages]
 
 
 def filled(messages: Sequence[Any], images: Sequence[Any]) -> list[Any]:
@@ -51,13 +51,29 @@ def filled(messages: Sequence[Any], images: Sequence[Any]) -> list[Any]:
     left = iter(images)
 
     def fill(part: Any) -> Any:
-        if not _is_place(part):
-            return part
-        source = next(left)
-        kind = "video" if is_video(source) else "image"
-        return {**part, "type": kind, kind: source}
+        return {**part, **_part_of(next(left))} if _is_place(part) else part
 
     return [_with_parts(message, fill) for message in messages]
+
+
+def _with_images(message: Any) -> Any:
+    """Ollama's messages have their pictures beside the text, which shows them before it."""
+    images = message.get("images") if isinstance(message, Mapping) else None
+    if images is None:
+        return message
+    content = message.get("content")
+    if content is None or isinstance(content, str):
+        content = [{"type": "text", "text": content}] if content else []
+    if not isinstance(content, (list, tuple)):
+        return message
+    listed = images if isinstance(images, (list, tuple)) else [images]
+    rest = {name: value for name, value in message.items() if name != "images"}
+    return {**rest, "content": [*map(_part_of, listed), *content]}
+
+
+def _part_of(source: Any) -> dict[str, Any]:
+    kind = "video" if is_video(source) else "image"
+    return {"type": kind, kind: source}
 
 
 def _with_parts(message: Any, change: Any) -> Any:

@@ -274,6 +274,8 @@ def test_options_of_other_libraries_are_told_what_takes_their_place(name: str, t
         (AnswerOptions, "message", "messages"),
         (AnswerOptions, "sytem", "system"),
         (LoadOptions, "progess", "progress"),
+        (LoadOptions, "n_ctx", "context"),
+        (AnswerOptions, "num_predict", "max_tokens"),
     ],
     ids=str,
 )

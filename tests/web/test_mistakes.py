@@ -26,6 +26,10 @@ SECRET = "data:,secret"
             {"messages": [USER[0] | {"content": [{"type": "image_url", "image_url": SECRET}]}]},
             'image_url: found a text, expected an object such as {"url": "data:image/png',
         ),
+        (
+            {"messages": [USER[0] | {"images": [SECRET]}]},
+            'messages[0].images: images stand in the content here, as parts such as {"type": "image_url"',
+        ),
         ({"messages": [{"role": SECRET, "content": "x"}]}, "found another text, expected 'system'"),
         ({"messages": [{"content": "x"}]}, "messages[0].role: it has to be there"),
         ({"messages": USER, "temperature": SECRET}, "found a text, expected a number"),
@@ -34,6 +38,11 @@ SECRET = "data:,secret"
         ({"messages": USER, "max_tokens": -(10**400)}, "found a number of too many digits"),
         ({"messages": USER, "temperature": "101"}, "temperature: found a text, expected"),
         ({"messages": USER, "top_p": -0.5}, "top_p: found -0.5, expected at least 0"),
+        ({"messages": USER, "max_tokens": 10**9}, "found 1000000000, expected at most 1048576"),
+        (
+            {"messages": USER, "seed": 2**63},
+            "found 9223372036854775808, expected less than 9223372036854775808",
+        ),
         ({"messages": USER, "max_tokens": 1.5}, "max_tokens: found 1.5, expected a whole number"),
         ({"messages": USER, "stream": "yes"}, "stream: found a text, expected true or false"),
         ({"messages": USER, "model": "x" * 600}, "found 600 characters, expected at most 512"),

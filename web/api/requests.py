@@ -262,6 +262,18 @@ class Message(_Loose):
     tool_calls: list[MessageCall] | None = Field(default=None, max_length=MOST_CALLS)
     function_call: CalledFunction | None = None
     tool_call_id: str | None = Field(default=None, max_length=256)
+    images: list[Any] | None = None  # where Ollama's messages have them: never left aside
+
+    @field_validator("images")
+    @classmethod
+    def _has_no_images(cls, value: list[Any] | None) -> list[Any] | None:
+        if value:
+            raise PydanticCustomError(
+                "images",
+                "images stand in the content here, as parts such as "
+                '{"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}',
+            )
+        return value
 
     @field_validator("content")
     @classmethod

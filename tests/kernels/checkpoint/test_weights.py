@@ -175,6 +175,11 @@ HUGE = 1 << 62
 BROKEN = {
     "empty": (b"", "cut off"),
     "short": (b"\x01\x02", "cut off"),
+    "pointer": (
+        b"version https://git-lfs.github.com/spec/v1\noid",
+        "is a Git LFS pointer, expected a safetensors file; fetch the file itself with `git lfs",
+    ),
+    "page": (b"<!doctype html><html>", "is an HTML page"),
     "no_header": (raw(b"")[:8], "not JSON"),
     "no_json": (raw(b"nonsense"), "not JSON"),
     "long_header": ((1 << 40).to_bytes(8, "little") + b"{}", "cut off"),

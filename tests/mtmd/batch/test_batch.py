@@ -171,7 +171,7 @@ def test_answer_options(one: Path, mtmd: Any, tmp_path: Path) -> None:
     schema.write_text('{"enum": ["yes", "no"]}')
     assert mtmd("batch", one, "--out", tmp_path / "a.jsonl", "--json-schema", schema).code == 0
     assert json.loads(rows_of(tmp_path / "a.jsonl")[0]["text"]) in ("yes", "no")
-    assert mtmd("batch", one, "--out", tmp_path / "b.jsonl", "--max-tokens", 3).code == 0
+    assert mtmd("batch", one, "-o", tmp_path / "b.jsonl", "--max-tokens", 3).code == 0
     assert (
         rows_of(tmp_path / "b.jsonl")[0]["finish"] == "length"
         and rows_of(tmp_path / "b.jsonl")[0]["output_tokens"] == 3

@@ -324,6 +324,9 @@ NO_FOLDER = {
         "is a file; expected a GGUF, the folder of a checkpoint",
     ),
     "a pickle": ("model.bin", b"\x80\4", "is a file; expected a GGUF, the folder of a checkpoint"),
+    "an empty file": ("x.gguf", b"", "; found an empty file: fetch it again"),
+    "a pointer": ("x.gguf", b"version https://git-lfs.github.com/spec/v1\noid", "`git lfs pull`"),
+    "a page": ("x.gguf", b"\n<!DOCTYPE html><html>", "; found an HTML page: download the file"),
 }
 
 
@@ -332,6 +335,11 @@ def test_a_file_for_a_model(case: str, tmp_path: Path, mtmd: Any) -> None:
     name, content, expected = NO_FOLDER[case]
     (tmp_path / name).write_bytes(content)
     assert expected in mtmd("warmup", "-m", tmp_path / name).refused()
+
+
+def test_a_file_of_a_checkpoint_leads_to_its_folder(folder: Path, mtmd: Any) -> None:
+    line = mtmd("warmup", "-m", folder / "model.safetensors").refused()
+    assert f"did you mean its folder, {str(folder)!r}?" in line
 
 
 @pytest.mark.parametrize(

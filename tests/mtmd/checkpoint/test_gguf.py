@@ -182,6 +182,10 @@ def test_files_that_are_something_else(
     assert "none.gguf cannot be read" in refused("-m", text, "--mmproj", tmp_path / "none.gguf")
     (tmp_path / "word.gguf").write_text("hello")
     assert "word.gguf" in refused("-m", text, "--mmproj", tmp_path / "word.gguf")
+    (tmp_path / "pointer.gguf").write_text("version https://git-lfs.github.com/spec/v1\noid")
+    assert "pointer.gguf is a Git LFS pointer; expected a GGUF file; fetch the file" in refused(
+        "-m", text, "--mmproj", tmp_path / "pointer.gguf"
+    )
     assert "word.gguf' is a file; expected a GGUF, the folder of a checkpoint" in refused(
         "-m", tmp_path / "word.gguf"
     )

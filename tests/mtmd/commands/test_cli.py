@@ -459,6 +459,31 @@ CALLS: dict[str, tuple[tuple[object, ...], str]] = {
         ("describe", "IMAGE", "--max-token", 3),
         "option '--max-token' is not known; did you mean '--max-tokens'?",
     ),
+    "a command of others": (("run", "x"), "command 'run' is not known; did you mean 'chat'?"),
+    "an option of others": (
+        ("describe", "IMAGE", "--n-predict", 3),
+        "option '--n-predict' is not known; did you mean '--max-tokens'?",
+    ),
+    "one like another of ours": (
+        ("describe", "IMAGE", "--temp=0"),
+        "option '--temp=0' is not known; did you mean '--temperature'?",
+    ),
+    "a short option of others": (
+        ("serve", "-c", 4096),
+        "option '-c' is not known; did you mean '--context'?",
+    ),
+    "layers on a GPU": (
+        ("describe", "IMAGE", "-ngl", 99),
+        "option '-ngl' is not known; a GPU is taken where there is one, and --split layer",
+    ),
+    "pictures by an option": (
+        ("describe", "--image", "IMAGE"),
+        "option '--image' is not known; pictures and videos are given without an option",
+    ),
+    "an option of others that is not here": (
+        ("warmup", "--n-predict", 3),
+        "mtmd warmup: option '--n-predict' is not known",
+    ),
     "help for an unknown command": (("help", "fly"), "command 'fly' is not known"),
     "one model to compare": (("compare",), "found one model, expected a second one, or an option"),
     "two pictures on stdin": (("describe", "-", "-"), "-: found twice, expected once"),

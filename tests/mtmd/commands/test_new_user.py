@@ -78,6 +78,9 @@ def test_a_misspelt_path_is_understood(
     told = mtmd("describe", "holiday picture/beech.png").refused()
     assert told.endswith("did you mean 'Holiday pictures/beach.png'?")
     assert mtmd("describe", "zzz/qqq.png").refused().endswith("check the path")
+    assert mtmd("describe", "zzz qqq.png").refused().endswith("check the path")
+    told = mtmd("describe", one, "What do you see here?").refused()
+    assert told.endswith("check the path, or give it as the prompt")
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     assert "did you mean 'model.gguf'?" in mtmd("info", "modell.gguf").refused()
 

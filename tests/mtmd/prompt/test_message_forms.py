@@ -10,6 +10,7 @@ import pytest
 from mtmd.kernels.errors import PromptError
 from mtmd.prompt.conversation import asked, read_conversation
 from mtmd.prompt.message_forms import in_own_form
+from mtmd.prompt.video_input import VideoInput
 
 RED = np.full((4, 6, 3), (255, 0, 0), np.uint8)
 BLUE = np.full((2, 3, 3), (0, 0, 255), np.uint8)
@@ -54,6 +55,30 @@ def test_what_stands_beside_a_source_stays() -> None:
 
 
 @pytest.mark.parametrize(
+    ("content", "parts"),
+    [("x", [text("x")]), (None, []), ("", []), ([text("x")], [text("x")])],
+    ids=str,
+)
+def test_pictures_beside_a_text_as_ollama_has_them(content: Any, parts: list[Any]) -> None:
+    clip = VideoInput("b.mp4")
+    both = [{"type": "image", "image": "a.png"}, {"type": "video", "video": clip}]
+    beside = {"role": "user", "content": content, "images": ["a.png", clip]}
+    assert in_own_form([beside]) == user(*both, *parts)
+    assert in_own_form([{**beside, "images": "a.png"}]) == user(both[0], *parts)
+    for none in (None, []):
+        (plain,) = in_own_form([{"role": "user", "content": "x", "images": none}])
+        assert plain["content"] in ("x", [text("x")])
+
+
+@pytest.mark.parametrize("name", ["image", "image_url", "video", "videos"])
+def test_what_shows_nothing_beside_a_text_is_refused(name: str) -> None:
+    message = {"role": "user", "content": "x", name: "a.png"}
+    with pytest.raises(PromptError, match=f"message 1: found '{name}' beside the content"):
+        read_conversation([message], str)
+    assert read_conversation([{**message, name: None}], str).messages
+
+
+@pytest.mark.parametrize(
     ("asked_for", "closest"),
     [((), "auto"), (("low",), "low"), (("low", None), "auto"), (("low", "high"), "high")],
     ids=str,
@@ -65,7 +90,14 @@ def test_the_closest_look_is_asked_for(asked_for: tuple[Any, ...], closest: str)
 
 @pytest.mark.parametrize(
     "strange",
-    [3, None, "x", {"role": "user"}, {"role": "user", "content": [3, {"type": []}]}],
+    [
+        3,
+        None,
+        "x",
+        {"role": "user"},
+        {"role": "user", "content": [3, {"type": []}]},
+        {"role": "user", "content": 3, "images": ["a.png"]},
+    ],
     ids=str,
 )
 def test_what_is_no_message_is_left_to_who_checks_it(strange: Any) -> None:

@@ -451,3 +451,38 @@ def test_a_full_conversation_goes_on_in_a_new_one_with_what_was_written(person, 
 def replace_tokens(count, tokens):
     count.prompt_tokens = tokens
     return count
+
+
+def test_of_many_files_each_one_refused_is_told(person):
+    names = [f"broken{i}.png" for i in range(5)]
+    person.expects = ("400",)
+    person.page.set_input_files(
+        "#files", [{"name": n, "mimeType": "image/png", "buffer": png()[:40]} for n in names]
+    )
+    for name in names:
+        person.page.wait_for_selector(f".toast:has-text('{name}: found a truncated PNG')")
+    assert person.page.locator(".toast").count() == 1
+
+
+@pytest.mark.parametrize(
+    ("tokens", "context"), [(12_345, 131_072), (600, 512)], ids=["fits", "not"]
+)
+def test_the_count_is_whole_on_a_phone_and_send_keeps_its_corner(tokens, context, visit, fake):
+    count = fake.count
+
+    def counted(*args, **options):
+        result = replace_tokens(count(*args, **options), tokens)
+        result.context = context
+        return result
+
+    fake.count = counted
+    person = visit(size=PHONE)
+    page = person.page
+    page.fill("#prompt", "some words")
+    page.wait_for_selector(f"#meter-text:has-text('{tokens:,} of {context:,}')")
+    hidden, gap = page.evaluate("""() => {
+        const [text, tools, send] = ["#meter-text", ".tools", "#send"].map((one) => document.querySelector(one));
+        const gap = tools.getBoundingClientRect().right - send.getBoundingClientRect().right;
+        return [text.scrollWidth - text.clientWidth, gap];
+    }""")
+    assert hidden <= 0 and 0 <= gap < 12 and person.overflow() == 0

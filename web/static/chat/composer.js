@@ -106,7 +106,7 @@ export class Composer {
     if (files.length > room) toast(`One message takes at most ${plural(this.about.images, "picture")}; ${files.length - room} left out.`);
     for (const file of files.slice(0, Math.max(0, room))) {
       if (file.type.startsWith("video/") && !this.about.video) {
-        toast(`${file.name} was left out: this server reads no videos. Its library for them, PyAV, is not installed.`);
+        toast(`${file.name} was left out: this server reads no videos. Its library for them, PyAV, is not installed.`, { group: "files" });
         continue;
       }
       if (file.type === "application/pdf" || file.name.toLowerCase().endsWith(".pdf")) this.#addPages(file);
@@ -129,7 +129,7 @@ export class Composer {
     }, (error) => {
       this.refused = true;
       this.#remove(waiting);
-      toast(refusal(file.name, error, error.status >= 400 && error.status < 500));
+      toast(refusal(file.name, error, error.status >= 400 && error.status < 500), { group: "files" });
       return false;
     }).finally(() => this.changed());
     this.draw();
@@ -167,7 +167,7 @@ export class Composer {
       const refused = error.status >= 400 && error.status < 500 && error.status !== 429;
       this.refused = refused;
       if (refused) this.#remove(one);
-      toast(refusal(one.name, error, refused));
+      toast(refusal(one.name, error, refused), { group: "files" });
       return false;
     }).finally(() => this.changed());
   }

@@ -41,20 +41,24 @@ export function announce(text) {
 }
 
 /** A notice that goes away by itself, or with `sticky` when it is closed; `closed` is then called. `action`: {label, run}, a button in it.
- * Gives a function that takes it away. */
-export function toast(text, { sticky = false, closed = () => {}, action = null, ms = 7000 } = {}) {
+ * One with a `group` takes those of it that are still there with it, a line for each. Gives a function that takes it away. */
+export function toast(text, { sticky = false, closed = () => {}, action = null, ms = 7000, group = null } = {}) {
+  const before = group && [...$("toasts").children].find((old) => old.dataset.group === group);
+  const lines = before ? [...new Set([...before.firstChild.textContent.split("\n"), text])] : [text];
+  text = lines.join("\n");
+  before?.remove();
   for (const old of [...$("toasts").children]) if (old.firstChild.textContent === text) old.remove(); // once is enough
   const put = action && el("button", { class: "toast-action", type: "button", on: { click: () => {
     made.remove();
     action.run();
   } } }, action.label);
-  const made = el("div", { class: "toast" }, el("span", {}, text), put, iconButton("close", "Dismiss", () => {
+  const made = el("div", { class: "toast", dataset: group && { group } }, el("span", {}, text), put, iconButton("close", "Dismiss", () => {
     made.remove();
     closed();
   }));
   $("toasts").append(made);
   while ($("toasts").children.length > 3) $("toasts").firstChild.remove();
-  if (!sticky) setTimeout(() => made.remove(), ms);
+  if (!sticky) setTimeout(() => made.remove(), ms * lines.length);
   return () => made.remove();
 }
 
