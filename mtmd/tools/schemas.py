@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
 
@@ -17,6 +17,7 @@ ANNOTATIONS = frozenset(
 _TABLES = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _DATA = ("enum", "const", "required")
 _DEEP_MAX = 100
+_PARTS_MAX = 1000  # of a choice
 _REPEATED_MAX = 1 << 20  # characters of what is repeated among the definitions
 _NAMED = "place-"  # begins the names of those
 _LOOKS_AROUND = re.compile(r"\(\?<?[=!]|\\[1-9]")
@@ -155,39 +156,57 @@ def resolve(schema: Any, root: Mapping[str, Any]) -> Any:
     return None
 
 
-def types_of(schema: Any, root: Mapping[str, Any], deep: int = 0) -> set[str]:
+def types_of(schema: Any, root: Mapping[str, Any]) -> set[str]:
     """The types that a value may have, as far as the schema tells; all where it does not."""
-    schema = resolve(schema, root)
-    if not isinstance(schema, dict) or deep > _DEEP_MAX:
-        return set(TYPES)
-    if "const" in schema:
-        return {type_of(schema["const"])}
-    if isinstance(schema.get("enum"), list):
-        return {type_of(value) for value in schema["enum"]}
-    if "type" in schema:
-        kind = schema["type"]
-        return set(kind) if isinstance(kind, list) else {kind}
-    for key in ("anyOf", "oneOf"):
-        if isinstance(schema.get(key), list):
-            return {kind for part in schema[key] for kind in types_of(part, root, deep + 1)}
-    return set(TYPES)
+    kinds = set[str]()
+    for part in _choices(schema, root, ("const", "enum", "type")):
+        if not isinstance(part, dict):
+            return set(TYPES)
+        kind = part.get("type")
+        if "const" in part:
+            kinds.add(type_of(part["const"]))
+        elif isinstance(part.get("enum"), list):
+            kinds |= {type_of(value) for value in part["enum"]}
+        elif kind is None:
+            return set(TYPES)
+        else:
+            kinds |= set(kind) if isinstance(kind, list) else {kind}
+    return kinds or set(TYPES)
 
 
-def texts_of(schema: Any, root: Mapping[str, Any], deep: int = 0) -> list[str] | None:
+def texts_of(schema: Any, root: Mapping[str, Any]) -> list[str] | None:
     """All texts that a value may be, which is a text; None where the schema names none."""
-    schema = resolve(schema, root)
-    if not isinstance(schema, dict) or deep > _DEEP_MAX:
-        return None
-    if "const" in schema:
-        return [schema["const"]]
-    if isinstance(schema.get("enum"), list):
-        return list(schema["enum"])
-    for key in ("anyOf", "oneOf"):
-        if isinstance(schema.get(key), list):
-            parts = [texts_of(part, root, deep + 1) for part in schema[key]]
-            known = [text for part in parts for text in part or ()]
-            return None if None in parts else list(dict.fromkeys(known))
-    return None
+    texts: dict[str, None] = {}
+    for part in _choices(schema, root, ("const", "enum")):
+        if isinstance(part, dict) and "const" in part:
+            texts[part["const"]] = None
+        elif isinstance(part, dict) and isinstance(part.get("enum"), list):
+            texts |= dict.fromkeys(part["enum"])
+        else:
+            return None
+    return list(texts) or None
+
+
+def _choices(schema: Any, root: Mapping[str, Any], ends: tuple[str, ...]) -> Iterator[Any]:
+    """The parts of which a value follows one, references followed: what is itself a choice among
+    parts is gone into unless it says one of `ends`. Each part comes once, however often and in
+    however many ways it is referred to; beyond `_PARTS_MAX` comes None, as of what is not told.
+    """
+    waiting, seen = [schema], set[int]()
+    while waiting:
+        if len(seen) == _PARTS_MAX:
+            yield None
+            return
+        part = resolve(waiting.pop(), root)
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        if isinstance(part, dict) and part.keys().isdisjoint(ends):
+            several = [part[key] for key in ("anyOf", "oneOf") if isinstance(part.get(key), list)]
+            if several:
+                waiting += reversed(several[0])
+                continue
+        yield part
 
 
 def type_of(value: Any) -> str:

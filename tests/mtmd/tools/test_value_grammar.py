@@ -9,7 +9,7 @@ import pytest
 from mtmd.kernels.errors import OptionError
 from mtmd.tools import lark
 from mtmd.tools.lark import Lark
-from mtmd.tools.schemas import definitions, with_definitions
+from mtmd.tools.schemas import TYPES, definitions, texts_of, types_of, with_definitions
 from mtmd.tools.value_grammar import ValueGrammar
 from mtmd.tools.values import ValueForm
 
@@ -80,3 +80,39 @@ def test_references_take_no_more_room_than_there_is() -> None:
     chain = {f"p{i}": {"$ref": f"#/properties/p{i + 1}"} for i in range(3000)}
     made = with_definitions({"type": "object", "properties": {**chain, "p3000": {"type": "null"}}})
     assert len(made["$defs"]) == 3000
+
+
+DOUBLING = {
+    f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}, {"$ref": f"#/$defs/d{i + 1}"}]}
+    for i in range(60)
+}
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        {**DOUBLING, "d60": {"const": "a"}},
+        {"d0": {"oneOf": [{"$ref": "#/$defs/d0"}, {"$ref": "#/$defs/d0"}, {"const": "a"}]}},
+    ],
+    ids=["each twice", "itself"],
+)
+def test_a_choice_is_gone_into_once_however_often_it_is_referred_to(choices: Any) -> None:
+    """Not once for each way that leads there, which are 2 ** 60."""
+    schema, root = {"$ref": "#/$defs/d0"}, {"$defs": choices}
+    assert types_of(schema, root) == {"string"}
+    assert texts_of(schema, root) == ["a"]
+
+
+def test_a_choice_of_nothing_but_itself_tells_nothing() -> None:
+    schema = {"$ref": "#/$defs/a"}
+    root = {"$defs": {"a": {"anyOf": [schema, schema]}}}
+    assert types_of(schema, root) == set(TYPES)
+    assert texts_of(schema, root) is None
+
+
+def test_of_a_choice_among_very_many_nothing_is_told() -> None:
+    schema = {"anyOf": [{"const": str(i)} for i in range(2000)]}
+    assert types_of(schema, {}) == set(TYPES)
+    assert texts_of(schema, {}) is None
+    few = {"anyOf": schema["anyOf"][:900]}
+    assert types_of(few, {}) == {"string"} and len(texts_of(few, {}) or ()) == 900
