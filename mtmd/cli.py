@@ -131,11 +131,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _open_closed_files() -> None:
     """Of the three that every program has: what is opened next would take the number of one that
-    was closed before we began, and get what native code writes to it.
+    was closed before we began, and get what native code writes to it. In processes that we start,
+    too.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115  # until the end
+            file = Path(os.devnull).open(mode)  # noqa: SIM115  # until the end
+            os.set_inheritable(file.fileno(), True)
+            setattr(sys, name, file)
 
 
 def _take_sigterm() -> None:

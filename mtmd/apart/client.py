@@ -368,15 +368,18 @@ class EngineClient:
                 )
 
     def _fail(self, message: str) -> None:
-        fault = DeviceError(f"{message}; {AGAIN}")
-        log.error("%s", fault)
-        self._given_up(fault)
+        """Nothing that it may yet do is waited for."""
+        self._given_up(DeviceError(f"{message}; {AGAIN}"), is_left=True)
 
-    def _given_up(self, fault: DeviceError) -> None:
+    def _given_up(self, fault: DeviceError, *, is_left: bool = False) -> None:
         with self._lock:
             if self.fault is not None:
                 return
             self.fault = fault
+        if is_left:
+            log.error("%s", fault)
+            # One that does not read keeps whoever sends to it, who may be the server's loop.
+            self._process.link.end()
         self._tell(lambda: again(fault))
         for tell in self._on_fault:
             tell(fault)

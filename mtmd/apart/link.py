@@ -9,6 +9,7 @@ import json
 import mmap
 import os
 import tempfile
+from contextlib import suppress
 from threading import Lock
 from typing import Any
 
@@ -60,11 +61,7 @@ class Link:
 
 def _shared(parts: Parts) -> int:
     """A descriptor of memory that holds all of them, one after another."""
-    if hasattr(os, "memfd_create"):
-        memory = os.memfd_create("mtmd", os.MFD_CLOEXEC)
-    else:
-        with tempfile.TemporaryFile() as file:
-            memory = os.dup(file.fileno())
+    memory = _new_memory()
     try:
         for part in parts:
             while part:
@@ -73,6 +70,17 @@ def _shared(parts: Parts) -> int:
         os.close(memory)
         raise
     return memory
+
+
+def _new_memory() -> int:
+    """A file without a name where the system has no other: macOS, and a Linux whose administrator
+    or container allows none (vm.memfd_noexec, seccomp).
+    """
+    if hasattr(os, "memfd_create"):
+        with suppress(OSError):
+            return os.memfd_create("mtmd", os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
 
 
 def _mapped(memory: int) -> memoryview:

@@ -41,5 +41,7 @@ class Outbox:
             return  # the server has gone, which the thread that listens to it sees, too
         except BaseException as error:
             # Nothing could be told any more; by its end the server knows.
-            print(f"mtmd engine: {traceback_text(error)}", file=sys.stderr, flush=True)
-            os._exit(FAILED)
+            try:
+                print(f"mtmd engine: {traceback_text(error)}", file=sys.stderr, flush=True)
+            finally:  # nobody may read that, either
+                os._exit(FAILED)

@@ -329,6 +329,29 @@ def test_a_process_that_gives_no_sign_of_life_is_a_fault(monkeypatch: pytest.Mon
             apart.submit(TEXT)
 
 
+def test_who_sends_to_one_that_hangs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than the socket takes."""
+    monkeypatch.setattr(client, "TICK_S", 0.1)
+    found: list[BaseException] = []
+
+    def ask(apart: EngineClient) -> None:
+        with pytest.raises(MtmdError) as caught:
+            apart.tokens_of("a" * (4 << 20))
+        found.append(caught.value)
+
+    with started() as apart:
+        os.kill(apart.pid, signal.SIGSTOP)
+        threads = [threading.Thread(target=ask, args=(apart,), daemon=True) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        until(apart._process.link._sending.locked)
+        apart._hang_s = 1.0
+        threading.Thread(target=apart._watch, daemon=True).start()
+        for thread in threads:
+            thread.join(20)
+        assert len(found) == 2 and all("no sign of life" in str(error) for error in found)
+
+
 def test_one_that_lives_is_not_given_up_between_two_signs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "QUIET_S", 20.0)
     with started() as apart:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
+import os
 import socket
 import typing
 from collections.abc import Iterator
@@ -172,6 +174,20 @@ def test_pixels_go_in_a_memory_that_both_see(links: tuple[Link, Link]) -> None:
     assert (what, number, data) == ("call", 1, b"file") and first.sha256 == picture.sha256
     second.pixels[:] = 0  # this process's own copy
     assert first.pixels.any() and picture.pixels.any()
+
+
+def test_pixels_go_where_the_system_allows_no_such_memory(
+    links: tuple[Link, Link], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with vm.memfd_noexec=2, or in a container that forbids the call."""
+
+    def refused(*_: object) -> int:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(os, "memfd_create", refused, raising=False)
+    links[0].send([b"file", np.arange(3)])
+    data, array = links[1].receive()
+    assert data == b"file" and array.tolist() == [0, 1, 2]
 
 
 def test_what_is_no_message_ends_the_link(links: tuple[Link, Link]) -> None:

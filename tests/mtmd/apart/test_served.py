@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -195,6 +196,24 @@ def test_an_engine_that_ends_while_it_loads_ends_the_server_alike(tmp_path: Path
     assert process.returncode == DEVICE_FAILED
     assert "mtmd serve: the engine's process has ended (by SIGKILL)" in told
     assert "Traceback" not in told
+
+
+def test_closed_output_is_as_good_as_none(tmp_path: Path) -> None:
+    """As some service managers start programs; what the engine's process opens takes no place of
+    it either.
+    """
+    words = [sys.executable, "-m", "mtmd", "serve", "--port", "0", "--no-history", *APART]
+    command = f"exec {shlex.join(words)} 2>&-"
+    with subprocess.Popen(["sh", "-c", command], stdout=subprocess.PIPE, cwd=tmp_path) as process:
+        try:
+            assert process.stdout
+            assert any(line.startswith(b"serving at ") for line in process.stdout)
+            (engine,) = engines_of(process.pid)
+            assert Path(f"/proc/{engine}/fd/2").readlink() == Path(os.devnull)
+            process.terminate()
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
 
 
 def test_a_dual_encoder_has_no_such_process(tmp_path: Path) -> None:
