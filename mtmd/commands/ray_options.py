@@ -68,7 +68,8 @@ def check_ray_options(args: argparse.Namespace) -> bool:
                 )
         return False
     for name, (usual, advice) in OF_ONE_SERVER.items():
-        if getattr(args, name) != usual:
+        found = getattr(args, name)
+        if found != usual and found is not False:  # --no-engine-process asks for what is so
             raise OptionError(f"--{name.replace('_', '-')}: found beside --ray; {advice}")
     if str(args.host).startswith("unix:"):
         raise OptionError(
