@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from mtmd.apart.link import Link
-from mtmd.apart.outbox import Outbox
+from mtmd.apart.outbox import Outbox, end_by
 from mtmd.events import Event, Finished
 from mtmd.kernels.errors import MtmdError
 from mtmd.kernels.isolation.channel import ChannelClosed
@@ -143,6 +143,8 @@ class EngineProcess:
             except ChannelClosed:
                 self._over.set()
                 self._end()
+            except BaseException as error:  # no memory for a picture, say
+                end_by(error)
 
     def _end(self) -> None:
         """Of a server that has ended, or has closed the service before."""

@@ -9,14 +9,14 @@ import sys
 import time
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any
+from typing import Any, NoReturn
 
 from mtmd.apart.link import Link
 from mtmd.kernels.isolation.channel import ChannelClosed
 from mtmd.process.tracebacks import traceback_text
 
 GATHERED_S = 0.0003  # how long one waits for those that are said with it
-FAILED = 1  # the exit code of an engine that cannot speak any more
+FAILED = 1  # the exit code of an engine that can hear or tell nothing any more
 
 
 class Outbox:
@@ -40,8 +40,14 @@ class Outbox:
         except ChannelClosed:
             return  # the server has gone, which the thread that listens to it sees, too
         except BaseException as error:
-            # Nothing could be told any more; by its end the server knows.
-            try:
-                print(f"mtmd engine: {traceback_text(error)}", file=sys.stderr, flush=True)
-            finally:  # nobody may read that, either
-                os._exit(FAILED)
+            end_by(error)
+
+
+def end_by(error: BaseException) -> NoReturn:
+    """The engine's process, at once: where it can hear or tell nothing any more, the server knows
+    by its end.
+    """
+    try:
+        print(f"mtmd engine: {traceback_text(error)}", file=sys.stderr, flush=True)
+    finally:  # nobody may read that, either
+        os._exit(FAILED)
