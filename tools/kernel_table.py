@@ -18,7 +18,7 @@ from mtmd.kernels.dtype import name_of
 from mtmd.kernels.gpu.compile import SHARED_LIMIT, Resources, compile_program
 from mtmd.kernels.gpu.flash_attention.cases import HEAD_SIZES
 from mtmd.kernels.gpu.flash_attention.kernel import combine_program, program
-from mtmd.kernels.gpu.flash_attention.tiles import MAX_HEAD, parts, plan_launch
+from mtmd.kernels.gpu.flash_attention.tiles import MAX_HEAD, plan_launch
 from mtmd.kernels.gpu.quant_matmul.cases import USES as PRODUCTS
 from mtmd.kernels.gpu.quant_matmul.cases import Case as Product
 from mtmd.kernels.gpu.quant_matmul.kernel import GROUP
@@ -160,12 +160,11 @@ def cell(r: Resources) -> str:
 
 def row(form: Form, width: int, split: bool = True) -> str:
     """One line of a table."""
-    launch = plan_launch(**form.types(width), scale=1.0)  # type: ignore[arg-type]
+    launch = plan_launch(**form.types(width), scale=1.0, split=split)  # type: ignore[arg-type]
     tile, shared = launch.tile, f", {launch.splits}" if launch.splits > 1 else ""
-    used = parts(width) if split else (128, 0)
     cells = [
         f"{width}",
-        " + ".join(str(n) for n in used if n),
+        " + ".join(str(n) for n in (launch.constants["K1"], launch.constants["K2"]) if n),
         f"{tile.rows} x {tile.keys}, {tile.warps}, {tile.stages}{shared}",
     ]
     cells += (cell(resources(form, width, target, split=split)) for target in SHARED_LIMIT)

@@ -2,6 +2,7 @@
 that are not here.
 
     python benchmarks/gpu_kernels/spills.py [--target cuda:80 cuda:90] [--only matmul moe ...]
+    python benchmarks/gpu_kernels/spills.py --only matmul --groups "matmul 16" "matmul 32"
 
 Prints a line for each group of programs and target: how many there are, the most registers of a
 thread, and those that spill, by bytes a thread. Ends with 1 if one does. Of products and experts
@@ -111,6 +112,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--target", nargs="+", default=["cuda:80", "cuda:90"], help="(both)")
     parser.add_argument("--only", nargs="+", choices=list(KERNELS), help="ops (default: all)")
+    parser.add_argument("--groups", nargs="+", default=[""], help="that begin so (default: all)")
     options = parser.parse_args(arguments)
     print(f"Triton {triton.__version__}\n\n| programs | target | how many | registers | spilled |")
     print("|---|---|---|---|---|")
@@ -118,7 +120,8 @@ def main(arguments: list[str] | None = None) -> int:
     for op in options.only or KERNELS:
         groups: dict[str, list[tuple[str, Program]]] = {}
         for group, form, program in GROUPS[op]() if op in GROUPS else uses(op):
-            groups.setdefault(group, []).append((form, program))
+            if group.startswith(tuple(options.groups)):
+                groups.setdefault(group, []).append((form, program))
         for group, programs in groups.items():
             for target in options.target:
                 used = {form: compile_program(target, program) for form, program in programs}

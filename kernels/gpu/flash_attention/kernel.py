@@ -135,14 +135,31 @@ def scores(
 ):
     """Products of rows with keys. SMALL_FIRST: over the second part of the head first."""
     x = tl.zeros([q1.shape[0], k_rows.shape[0]], tl.float32)
+    SHARED: tl.constexpr = q1.dtype == tl.float32 and K1 + K2 > 256
     if K2 > 0 and SMALL_FIRST:
         k2 = load_columns(k, k_rows, there, K1, K2, K, ALIGN, COMPARE)
-        x = tl.dot(q2, tl.trans(k2), x, input_precision="ieee")
+        x = _add_products(x, q2, k2, SHARED)
     k1 = load_columns(k, k_rows, there, 0, K1, K, ALIGN, COMPARE)
-    x = tl.dot(q1, tl.trans(k1), x, input_precision="ieee")
+    x = _add_products(x, q1, k1, SHARED)
     if K2 > 0 and not SMALL_FIRST:
         k2 = load_columns(k, k_rows, there, K1, K2, K, ALIGN, COMPARE)
-        x = tl.dot(q2, tl.trans(k2), x, input_precision="ieee")
+        x = _add_products(x, q2, k2, SHARED)
+    return x
+
+
+@triton.jit
+def _add_products(x, q, k, SHARED: tl.constexpr):
+    """Products over a part of the head are added. SHARED: multiply-adds of few scores, of which a
+    thread would hold whole rows in registers: threads share out a row by 32 columns, and their sums
+    are added.
+    """
+    PIECES: tl.constexpr = q.shape[1] // 32
+    if SHARED and PIECES > 1:
+        q = tl.permute(tl.reshape(q, [q.shape[0], PIECES, 32]), (1, 0, 2))
+        k = tl.permute(tl.reshape(k, [k.shape[0], PIECES, 32]), (1, 2, 0))
+        x += tl.sum(tl.dot(q, k, input_precision="ieee"), 0)
+    else:
+        x = tl.dot(q, tl.trans(k), x, input_precision="ieee")
     return x
 
 
@@ -272,7 +289,19 @@ def _intervals(
     return lo, hi
 
 
-@triton.jit(do_not_specialize=["T", "S", "window"])
+@triton.jit
+def _rows(last, H, GROUP: tl.constexpr, CAUSAL: tl.constexpr, ROWS: tl.constexpr):
+    """The key head, batch entry and rows of this program; rows behind the last are not there."""
+    blocks = last // ROWS + 1
+    block = tl.program_id(0) % blocks
+    if CAUSAL:
+        block = blocks - 1 - block  # the longest rows first
+    head = tl.program_id(0) // blocks % (H // GROUP)
+    batch = (tl.program_id(0) // blocks // (H // GROUP)).to(tl.int64)
+    return head, batch, block * ROWS + tl.arange(0, ROWS)
+
+
+@triton.jit(do_not_specialize=["T", "S", "window", "last"])
 def attention_kernel(
     q,
     k,
@@ -287,6 +316,7 @@ def attention_kernel(
     T,
     S,
     H,
+    last,
     q_batch,
     q_step,
     q_head,
@@ -322,17 +352,11 @@ def attention_kernel(
     SPLITS: tl.constexpr,
 ):
     """ROWS rows of one batch entry and key head. WHOLE: every row sees every key, and S is a
-    multiple of KEYS. Strides of q, k and v count ALIGN elements. With several SPLITS, `out` is fp32
-    [B, T, H, SPLITS, V] and `sums` fp32 [B, T, H, SPLITS, 2]: o, m and z of a part of the keys.
+    multiple of KEYS. last: the last row, T * GROUP - 1. Strides of q, k and v count ALIGN elements.
+    With several SPLITS, `out` is fp32 [B, T, H, SPLITS, V] and `sums` fp32 [B, T, H, SPLITS, 2]: o,
+    m and z of a part of the keys.
     """
-    blocks = tl.cdiv(T * GROUP, ROWS)
-    block = tl.program_id(0) % blocks
-    if CAUSAL:
-        block = blocks - 1 - block  # the longest rows first
-    head = tl.program_id(0) // blocks % (H // GROUP)
-    batch = (tl.program_id(0) // blocks // (H // GROUP)).to(tl.int64)
-    row = block * ROWS + tl.arange(0, ROWS)
-    real = row < T * GROUP
+    head, batch, row = _rows(T * GROUP - 1, H, GROUP, CAUSAL, ROWS)
     # Surplus rows repeat the last one: its loads and its interval are valid.
     row = tl.minimum(row, T * GROUP - 1)
     t = row // GROUP
@@ -453,7 +477,12 @@ def attention_kernel(
                 True,
             )
 
-    out_row = (batch * T + t) * H + h
+    # Where results go, found anew from `last`, of which the compiler knows nothing: else a thread
+    # keeps its rows in registers during the loops, beside all else, or in memory.
+    head, batch, row = _rows(last, H, GROUP, CAUSAL, ROWS)
+    real = row <= last
+    row = tl.minimum(row, last)
+    out_row = (batch * T + row // GROUP) * H + head * GROUP + row % GROUP
     if SPLITS > 1:
         out_row = out_row * SPLITS + tl.program_id(1)
         tl.store(sums + out_row * 2, m, mask=real)

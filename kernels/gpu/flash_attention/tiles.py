@@ -50,34 +50,37 @@ class Launch:
         return Call(self.scalars, constants, self.programs, self.tile.warps, self.tile.stages)
 
 
-def parts(size: int) -> tuple[int, int]:
+def parts(size: int, exact: bool = False) -> tuple[int, int]:
     """A head size as two powers of two that cover it, the second 0 or at least 16: 72 = 64 + 16, 80
     = 64 + 16, 88 = 64 + 32.
 
     Above 256 the first is 256. Elsewhere, where both would be equal they are one (112 = 64 + 64 =
     128): a third part would cover 112 exactly, for 12 % less arithmetic at the price of a third
-    accumulator and a third kind of load.
+    accumulator and a third kind of load. exact: of scores in fp32, where a product of one part
+    would have all of a row in registers at once: 64 is 32 + 32, and 128 is 64 + 64.
     """
     if size > 256:
         return 256, max(16, power_of_two(size - 256))
     first = max(16, 1 << (size.bit_length() - 1))
-    if first >= size:
-        return first, 0
-    second = max(16, power_of_two(size - first))
-    return (2 * first, 0) if second == first else (first, second)
+    second = 0 if first >= size else max(16, power_of_two(size - first))
+    if second == first:
+        first, second = 2 * first, 0
+    if exact and second == 0 and 32 < first <= 128:
+        return first // 2, first // 2
+    return first, second
 
 
 def choose_tile(width: int, dtype: torch.dtype, rows: int, masked: bool) -> Tile:
     """The tile for a head size and a number of rows (tokens x query heads of a group).
 
-    Chosen from the compiler's report alone, not by a GPU's clock: the largest tile that spills at
-    most a few registers on cuda:80 and cuda:90 (none without limits in 16-bit types) and fits
+    Chosen from the compiler's report alone, not by a GPU's clock: the largest tile that spills
+    nothing on cuda:80 and cuda:90 (in fp32 at most a few registers, behind the loops) and fits
     gfx942's 64 KiB and, compiled as for cuda:80, the 99 KiB of consumer cards. See docs/kernels.md.
     """
     if dtype == torch.float32:
         # Exact fp32 runs on plain multiply-adds on NVIDIA, whose operands take many registers.
         if width > 256:
-            # They spill, hundreds of bytes a thread; what does not spill does not fit gfx942.
+            # Of 32 keys it takes all registers, and no fewer instructions a key.
             return Tile(16, 16, 8, 1)
         if rows <= 16:
             return Tile(16, 16, 4, 2)
@@ -119,9 +122,9 @@ def plan_launch(
     keys, groups, value = k.shape[1], k.shape[2], v.shape[3]
     per_key = heads // groups
     tile = tile or choose_tile(max(width, value), q.dtype, rows * per_key, mask is not None)
-    (k1, k2), (v1, v2) = (
-        parts(n) if split else (max(16, power_of_two(n)), 0) for n in (width, value)
-    )
+    (k1, k2), (v1, v2) = (parts(width, q.dtype == torch.float32), parts(value))
+    if not split:
+        (k1, k2), (v1, v2) = ((max(16, power_of_two(n)), 0) for n in (width, value))
     # A window of this size hides nothing, one of minus this size everything; larger numbers could
     # overflow.
     reach = keys + rows
@@ -132,6 +135,7 @@ def plan_launch(
         "T": rows,
         "S": keys,
         "H": heads,
+        "last": rows * per_key - 1,
     }
     steps = {name: _broadcast(t, t.shape)[:3] for name, t in (("q", q), ("k", k), ("v", v))}
     # Strides are passed divided by what all of them share, up to 16: multiplied by that constant in

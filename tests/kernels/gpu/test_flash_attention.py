@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -244,8 +245,8 @@ def test_launcher_refuses_what_rejects_names():
 
 
 def test_parts_cover_every_head_size():
-    for size in range(16, 513):
-        first, second = parts(size)
+    for size, exact in product(range(16, 513), (False, True)):
+        first, second = parts(size, exact)
         assert size <= first + second <= power_of_two(size) or size <= 16
         assert all(n == 0 or (n >= 16 and n == power_of_two(n)) for n in (first, second))
     assert [parts(n) for n in (16, 40, 64, 72, 80, 88, 96, 112, 256, 257, 512)] == [
@@ -260,6 +261,17 @@ def test_parts_cover_every_head_size():
         (256, 0),
         (256, 16),
         (256, 256),
+    ]
+    assert [parts(n, exact=True) for n in (32, 48, 49, 64, 96, 97, 128, 129, 256)] == [
+        (32, 0),
+        (32, 16),
+        (32, 32),
+        (32, 32),
+        (64, 32),
+        (64, 64),
+        (64, 64),
+        (128, 16),
+        (256, 0),
     ]
 
 

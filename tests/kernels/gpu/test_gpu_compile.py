@@ -54,6 +54,26 @@ def test_chosen_tile_fits(compiled, target, form):
     )
 
 
+REGISTERS = """
+from dataclasses import replace
+import torch
+from kernel_table import DECODE, FORMS, PREFILL, resources
+EXACT, EXACT_PREFILL = FORMS[-1], replace(PREFILL, title="fp32", dtype=torch.float32)
+forms = [("cuda:80", PREFILL, width) for width in (32, 80, 128)]
+forms += [("cuda:80", DECODE, 256), ("cuda:80", EXACT, 72), ("cuda:80", EXACT, 512), ("cuda:90", EXACT, 512), ("hip:gfx942", EXACT, 512)]
+forms += [("cuda:80", EXACT_PREFILL, 64), ("cuda:90", EXACT_PREFILL, 112)]
+out = {f"{target} {form.title} {width}": resources(form, width, target).spill_bytes for target, form, width in forms}
+"""
+
+
+def test_loops_of_attention_leave_registers_for_rows(compiler):
+    """All of these spilled, up to 440 bytes, while a thread kept where its results go, or of a wide
+    head in fp32 held whole rows. Compiles ten kernels: seconds.
+    """
+    spilled = compiler(REGISTERS)
+    assert len(spilled) == 10 and not any(spilled.values()), spilled
+
+
 @pytest.mark.parametrize("target", aot.SHARED_LIMIT)
 def test_parts_are_added_in_registers(compiled, target):
     r = compiled["resources"][f"{target} combine"]

@@ -118,10 +118,11 @@ def test_gate_and_up_of_many_rows_do_not_spill(compiler):
 
 def test_what_spills_is_told_by_one_command():
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    command = [sys.executable, INSTRUCTIONS.with_name("spills.py"), "--only", "short_conv"]
-    done = subprocess.run(
-        [*command, "--target", "cuda:90"], capture_output=True, text=True, env=env
-    )
+    command = [sys.executable, INSTRUCTIONS.with_name("spills.py"), "--target", "cuda:90"]
+    command += ["--only", "short_conv", "silu_mul", "--groups", "short"]
+    done = subprocess.run(command, capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr
-    cells = done.stdout.splitlines()[-1].strip("| ").split(" | ")
+    heads, _, row = done.stdout.splitlines()[-3:]
+    assert heads.startswith("| programs |")
+    cells = row.strip("| ").split(" | ")
     assert cells[:2] == ["short_conv", "cuda:90"] and cells[-1] == "0"
