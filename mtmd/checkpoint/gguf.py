@@ -62,7 +62,14 @@ def open_gguf(
         chat,
         stop_tokens(file.metadata, where),
         missing,
+        architecture=architecture,
+        file_type=_file_type(file),
     )
+
+
+def _file_type(file: GgufFile) -> int:
+    found = file.metadata.get("general.file_type")
+    return found if isinstance(found, int) else -1
 
 
 def _architecture(file: GgufFile, where: str) -> str:

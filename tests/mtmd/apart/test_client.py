@@ -158,6 +158,7 @@ def test_what_needs_no_answer(engine: EngineClient, service: Service, about: lis
         service.sees,
     )
     assert engine.chat_template == service.chat_template
+    assert engine.checkpoint_facts == service.checkpoint_facts
     assert engine.count(about, tenant="me") == service.count(about, tenant="me")
     ids = service.tokens_of("Two circles", around=True)
     assert engine.tokens_of("Two circles", around=True) == ids
