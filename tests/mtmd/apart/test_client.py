@@ -98,11 +98,13 @@ def answer(ticket: Any) -> Answer:
 
 
 def without_times(found: Answer) -> Answer:
-    times = ("queued_ms", "preprocess_ms", "encode_ms", "prefill_ms", "decode_ms")
+    times = ("queued_ms", "preprocess_ms", "encode_ms", "prefill_ms", "decode_ms", "compile_ms")
     images = tuple(replace(image, cached=False) for image in found.receipt.images)
     receipt = replace(found.receipt, **dict.fromkeys(times, 0.0), images=images)
     calls = tuple(replace(call, id="") for call in found.tool_calls)
-    return replace(found, receipt=replace(receipt, reused_tokens=0), tool_calls=calls)
+    return replace(
+        found, receipt=replace(receipt, reused_tokens=0, kernels_compiled=0), tool_calls=calls
+    )
 
 
 def until(condition: Callable[[], object]) -> None:
