@@ -65,8 +65,9 @@ class CheckpointFacts:
 def facts_of(checkpoint: Checkpoint) -> CheckpointFacts:
     """Of a checkpoint that was opened; no weight is read."""
     kinds: Counter[str] = Counter()
-    for weights in (checkpoint.text_weights, checkpoint.vision_weights):
-        for source in weights.sources if weights else ():
+    parts = (checkpoint.text_weights, checkpoint.vision_weights)
+    for weights in (part for part in parts if part is not None):
+        for source in weights.sources:
             kinds[weights.file.kind(source)] += prod(weights.file.meta(source)[0])
     return CheckpointFacts(
         "gguf" if checkpoint.text_weights.file.canonical else "safetensors",
