@@ -633,6 +633,8 @@ def show(found: dict[Key, list[float]]) -> None:
             if name == "mtmd" and shares:
                 line += f"   share of the roofline: best {max(shares):.0%}, "
                 line += f"median {statistics.median(shares):.0%}"
+                if max(shares) > 1:
+                    line += " (above 100 %: read from the processor's caches, not from memory)"
             if mine and not name.startswith("mtmd"):
                 best, middle = most(mine) / most(rates), statistics.median(mine) / median
                 line += f"   mtmd / it: best {best:.2f}, median {middle:.2f}"

@@ -83,7 +83,8 @@ class Receipt:
     model; `layout` says which layers each of several devices has, and what `fit` chose, "" where
     there was nothing to choose. `preprocessed` says where pictures and frames that were not known
     from before were resized and normalised, "" where that was the host. Frames of `videos` are not
-    among the `images`, their tokens among the `image_tokens`."""
+    among the `images`, their tokens among the `image_tokens`. `kernels_compiled` for the CPU while
+    it was under way, by whichever request, took `compile_ms`."""
 
     model: str
     images: tuple[ImageReceipt, ...]
@@ -110,6 +111,8 @@ class Receipt:
     layout: str = ""
     videos: tuple[VideoReceipt, ...] = ()
     preprocessed: str = ""
+    kernels_compiled: int = 0
+    compile_ms: float = 0.0
 
     def asdict(self) -> dict[str, Any]:
         return asdict(self)
@@ -134,13 +137,20 @@ class Receipt:
             else ""
         )
         place = f" ({self.preprocessed})" if self.preprocessed else ""
+        compiled = (
+            f"; meanwhile {self.kernels_compiled} "
+            f"kernel{'s were' if self.kernels_compiled > 1 else ' was'} compiled in "
+            f"{self.compile_ms:.0f} ms, kept for later answers"
+            if self.kernels_compiled
+            else ""
+        )
         waited = f"waited {self.queued_ms:.0f} ms, " if self.queued_ms >= 1 else ""
         lines.append(
             f"{self.prompt_tokens} prompt tokens{reused}, {self.output_tokens} output tokens "
             f"({self.finish}); "
             f"{waited}preprocess {self.preprocess_ms:.0f} ms{place}, encode {self.encode_ms:.0f} "
             f"ms, prefill {self.prefill_ms:.0f} ms, decode {self.decode_ms:.0f} ms{per_second}"
-            f"{proposed}"
+            f"{proposed}{compiled}"
         )
         where = "; ".join(f"{part}: {kernel} attention" for part, kernel in self.attention.items())
         seed = "" if self.seed is None else f"; seed {self.seed}"

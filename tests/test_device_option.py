@@ -27,10 +27,10 @@ def nothing_here(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("cuda", "--device cuda: found 0 CUDA devices; use --device cpu"),
-        ("cuda:1", "--device cuda:1: found 0 CUDA devices; use --device cpu"),
-        ("mps", "--device mps: found 0 Metal devices; use --device cpu"),
-        ("xpu:2", "--device xpu:2: found 0 XPU devices; use --device cpu"),
+        ("cuda", "--device cuda: found 0 CUDA devices; use device=cpu"),
+        ("cuda:1", "--device cuda:1: found 0 CUDA devices; use device=cpu"),
+        ("mps", "--device mps: found 0 Metal devices; use device=cpu"),
+        ("xpu:2", "--device xpu:2: found 0 XPU devices; use device=cpu"),
         ("hip", f"--device hip: this torch ({torch.__version__}) is no ROCm build; install one"),
         ("tpu", f"--device tpu: expected {asked_device.NAMES}"),
         ("cuda:", f"--device cuda:: expected {asked_device.NAMES}"),

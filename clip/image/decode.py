@@ -156,8 +156,16 @@ def open_picture(
     name = one_line(name)
     if isinstance(source, Image.Image):
         _check_pixels(source.size, limits, name)
-        with _decoding(name, "Pillow image"):
-            return _made(*_decode(source, name, _new))
+        try:
+            with _decoding(name, "Pillow image"):
+                return _made(*_decode(source, name, _new))
+        except ImageError as error:
+            if _is_closed(source, error.__cause__):
+                raise ImageError(
+                    f"{name}: found a Pillow image that is closed, expected an open one; use it "
+                    "within its `with`, or give the path"
+                ) from error.__cause__
+            raise
     if isinstance(source, np.ndarray):
         return _open_array(source, limits, name)
     if isinstance(source, (bytes, bytearray, memoryview)):
@@ -339,6 +347,14 @@ def _from_floats(array: NDArray[Any], name: str) -> NDArray[np.uint8]:
     for row, values in zip(pixels, array, strict=True):
         row[:] = np.rint(values.astype(np.float32) * 255)
     return pixels
+
+
+def _is_closed(image: Image.Image, error: BaseException | None) -> bool:
+    """What Pillow says of an image that was closed, and the bare assertion of one whose `with` has
+    ended before it was decoded.
+    """
+    ended = isinstance(error, AssertionError) and getattr(image, "fp", image) is None
+    return ended or (isinstance(error, ValueError) and "closed" in str(error))
 
 
 def _made(pixels: Pixels, notes: list[str], pages: int = 1) -> Picture:

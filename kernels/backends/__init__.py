@@ -90,5 +90,5 @@ def _devices(kind: str) -> int:
 def _missing(device: str, kind: str, count: int) -> OptionError:
     return OptionError(
         f"device {device!r}: found {count} {KIND_NAMES[kind]} device{'' if count == 1 else 's'}; "
-        "use --device cpu or auto"
+        "use device='cpu' or 'auto' (--device cpu or auto)"
     )

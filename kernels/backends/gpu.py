@@ -40,7 +40,7 @@ class Gpu:
         if not torch.cuda.is_available():
             return (
                 "torch finds no CUDA device; install a CUDA or ROCm build of torch with its "
-                "driver, or use --device cpu"
+                "driver, or use device='cpu' (--device cpu)"
             )
         return self.choose(node).reason
 

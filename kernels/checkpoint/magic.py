@@ -9,6 +9,14 @@ from mtmd.kernels.files import open_regular
 
 GGUF = b"GGUF"
 HEAD_BYTES = 64  # enough to tell the format
+ADAPTER = frozenset(("adapter_config.json", "adapter_model.safetensors"))  # files of peft
+MERGE = (
+    "merge it into its base model with peft's merge_and_unload(), save that with "
+    "save_pretrained(), and load what was saved"
+)
+CONVERT = (
+    "load it with transformers, and save it with save_pretrained(folder, safe_serialization=True)"
+)
 # What comes in place of a large file, by its first bytes in lower case, and what to do.
 _STAND_INS = {
     b"version https://git-lfs": ("a Git LFS pointer", "fetch the file itself with `git lfs pull`"),

@@ -17,7 +17,7 @@ from typing import Any, TypeGuard
 import torch
 from safetensors import SafetensorError, safe_open
 
-from mtmd.kernels.checkpoint.magic import HEAD_BYTES, stand_in
+from mtmd.kernels.checkpoint.magic import ADAPTER, CONVERT, HEAD_BYTES, MERGE, stand_in
 from mtmd.kernels.errors import ModelError
 from mtmd.kernels.files import open_regular
 
@@ -146,6 +146,8 @@ def _read_index(folder: Path) -> dict[str, str]:
     """
     path = folder / INDEX
     if not path.exists():
+        if any((folder / name).exists() for name in ADAPTER):
+            raise ModelError(f"{folder} is a LoRA adapter and no model; {MERGE}")
         others = sorted(
             file.name
             for pattern in ("*.bin", "*.pt", "*.pth", "*.gguf")
@@ -154,7 +156,8 @@ def _read_index(folder: Path) -> dict[str, str]:
         note = (
             f"; it has {', '.join(others[:3])}, which this version does not load" if others else ""
         )
-        raise ModelError(f"{folder} has no weights: expected {SINGLE} or {INDEX}{note}")
+        advice = f"; {CONVERT}" if any(name.endswith(".bin") for name in others) else ""
+        raise ModelError(f"{folder} has no weights: expected {SINGLE} or {INDEX}{note}{advice}")
     try:
         with open_regular(path) as file:
             data = file.read(INDEX_BYTES_MAX + 1)

@@ -52,9 +52,8 @@ def memory_for(what: str, needed: Callable[[], int]) -> Iterator[None]:
 
 def _shortage(what: str, needed: int) -> DeviceMemoryError:
     return DeviceMemoryError(
-        f"{what} needs {mib(needed)} that the device does not have; use a smaller --context, fewer "
-        "or smaller images, "
-        "--dtype bf16 or another device"
+        f"{what} needs {mib(needed)} that the device does not have; use a smaller context "
+        "(--context), fewer or smaller images, the dtype bf16 (--dtype bf16) or another device"
     )
 
 

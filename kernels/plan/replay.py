@@ -153,7 +153,7 @@ class Replay:
             # What was half recorded holds memory that nothing gives back.
             raise DeviceError(
                 f"the device ran out of memory while a run was recorded ({_line(error)}); start "
-                "the process again with a smaller --context or fewer answers at once"
+                "the process again with a smaller context (--context) or fewer answers at once"
             ) from error
         except torch.AcceleratorError as error:
             raise DeviceError(f"{BROKEN} ({_line(error)}); start the process again") from error

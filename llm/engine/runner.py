@@ -350,15 +350,18 @@ class Runner:
             )
         if total >= self.context:
             most = self.family.context
-            longer = (
-                f", or load the model with a longer context (--context, up to {most})"
-                if self.context < most
-                else ", which is all that the model was made for"
-            )
+            is_all, longer = "", ""
+            if self.context < most:
+                longer = (
+                    f", or load the model with a longer context (context=, --context, up to {most})"
+                )
+            else:
+                is_all = ", which is all that the model was made for"
+            shown = any(not part.is_text for part in prompt)
             raise ContextError(
-                f"the prompt takes {total} tokens, images included, and the context holds "
-                f"{self.context}, answer included; "
-                f"shorten the prompt or use fewer images{longer}",
+                f"the prompt takes {total} tokens{', images included,' if shown else ''} and the "
+                f"context holds {self.context}, answer included{is_all}; "
+                f"shorten the prompt{' or use fewer images' if shown else ''}{longer}",
                 total,
                 self.context,
             )

@@ -199,5 +199,5 @@ def check_peak(best: float, row: Row) -> None:
     raise MtmdError(
         f"the model's output has {best:g} in {bad} of {len(logits)} logits; expected finite "
         "numbers. "
-        "Try --dtype fp32; if that does not help, the weights are broken"
+        "Try dtype='fp32' (--dtype fp32); if that does not help, the weights are broken"
     )

@@ -12,6 +12,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from mtmd.apart.process import Process
+from mtmd.checkpoint.facts import CheckpointFacts
 from mtmd.clip.image.decode import Picture
 from mtmd.events import Finished
 from mtmd.kernels.errors import DeviceError, LeftError, MtmdError
@@ -130,6 +131,11 @@ class EngineClient:
     def chat_template(self) -> str:
         source: str = self._facts["chat_template"]
         return source
+
+    @property
+    def checkpoint_facts(self) -> CheckpointFacts:
+        facts: CheckpointFacts = self._facts["checkpoint"]
+        return facts
 
     @property
     def warmup_report(self) -> WarmupReport:

@@ -14,6 +14,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 
+from mtmd.checkpoint.facts import CheckpointFacts
 from mtmd.clip.image.decode import Picture
 from mtmd.clip.video.footage import VideoFile
 from mtmd.clip.video.limits import VideoLimits
@@ -31,7 +32,7 @@ ALIGNED = 64  # bytes: where an array begins
 _ROOTS = (
     *(Progress, TextPiece, ToolCallPiece, Finished),
     *(WarmupReport, ServiceStats, TokenCount, Latencies),
-    *(Picture, VideoLimits, RawPrompt, Toolbox),
+    *(Picture, VideoLimits, RawPrompt, Toolbox, CheckpointFacts),
 )
 _ERRORS = {
     kind.__name__: kind

@@ -238,6 +238,7 @@ class EngineProcess:
             "capacity": service.capacity,
             "sees": service.sees,
             "chat_template": service.chat_template,
+            "checkpoint": service.checkpoint_facts,
             "measures": self._measures(),
         }
 

@@ -25,6 +25,7 @@ from mtmd.bench.report import (
     OpRow,
     Report,
     Stage,
+    above,
     growths,
     many,
     place,
@@ -102,7 +103,9 @@ def _stages(report: Report) -> list[str]:
         "<p>Median of all rounds, from the best to the worst as a thin line. The dashed mark is "
         "the least the work could take: every product at the matmul rate, or its weights at the "
         "rate memory is read, whichever takes longer. Decode is one step of all sequences. Peak "
-        "memory is the process's, weights included; added is what an encode takes of it.</p>",
+        "memory is the process's, weights included; added is what an encode takes of it."
+        + "".join(f" Above 100 %: {escape(why)}." for why in above(report))
+        + "</p>",
         f"<figure>{bar_chart('time by stage', bars)}</figure>",
         _table(
             [

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from mtmd.bench.measure import Sample, exponent
+from mtmd.kernels.text import mib
 
 # In the order of a request.
 STAGES = ("preprocess", "encode", "prefill", "decode", "first token", "copy", "speculative copy")
@@ -216,6 +218,17 @@ def growths(axis: str, rows: list[Stage]) -> list[Growth]:
         added = [(x, float(s.added_bytes)) for x, s in zip(at, rows, strict=True) if s.added_bytes]
         found.append(Growth("memory", with_what, exponent(added)))
     return found
+
+
+FASTER = "lie in the processor's caches, which are faster than memory"
+
+
+def above(report: Report) -> Iterator[str]:
+    """Why shares of the roofline are above 100 %, where some are."""
+    if any((stage.share or 0) > 1 for stage in report.stages):
+        yield f"weights, {mib(report.weight_bytes)} in all, {FASTER}"
+    elif any(row.share > 1 for row in report.ops):
+        yield f"operands of an op that is run by itself {FASTER}"
 
 
 def many(count: int, what: str, ending: str = "s") -> str:

@@ -75,6 +75,7 @@ def random_checkpoint(shape: str, weights: str) -> Checkpoint:
         ChatTemplate(TEMPLATE, {"image_marker": vision.marker if vision else ""}, "stand-in"),
         frozenset({tokenizer.id(END)}),
         opened_from=(RANDOM, shape, weights),
+        architecture=kind,
     )
 
 

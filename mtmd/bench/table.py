@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from mtmd.bench.report import AXIS_MEANING, STAGE_MEANING, Report, Stage, growths, many
+from mtmd.bench.report import AXIS_MEANING, STAGE_MEANING, Report, Stage, above, growths, many
 from mtmd.kernels.text import mib
 
 OPS_SHOWN = 8  # of each graph, those that take most time
 ROOFLINE = "100 % is as fast as the ceilings above allow, main memory's and that of products"
-CACHES = "more than that comes from the processor's caches"
 
 
 def render_table(report: Report) -> str:
@@ -60,7 +59,7 @@ def render_table(report: Report) -> str:
                         f"{r.ms:.2f}",
                         f"{r.gflop_per_s:.1f}",
                         f"{r.gb_per_s:.1f}",
-                        f"{r.share:.0%}",
+                        _share(r.share),
                     ]
                     for r in costs[:OPS_SHOWN]
                 ],
@@ -86,15 +85,17 @@ def render_table(report: Report) -> str:
                 ],
             ),
         ]
-    shares = [share for share in _shares(report) if share]
-    if shares:
-        parts += ["", f"of roofline: {ROOFLINE}" + (f"; {CACHES}" if max(shares) > 1 else "")]
+    stages = [stage.share for stage in report.at_base() if stage.share]
+    ops = [row.share for row in report.ops if row.share]
+    if stages or ops:
+        parts += ["", f"of roofline: {ROOFLINE}"]
+        parts += [f"* above 100 %: {why}" for why in above(report)]
     return "\n".join(parts)
 
 
-def _shares(report: Report) -> Iterator[float | None]:
-    yield from (stage.share for stage in report.at_base())
-    yield from (row.share for row in report.ops)
+def _share(share: float | None) -> str:
+    """With a mark, which is explained below, where it is above what the ceilings allow."""
+    return f"{share:.0%}{'*' if share > 1 else ''}" if share else ""
 
 
 def _seen(report: Report) -> str:
@@ -114,7 +115,7 @@ def _stage_row(stage: Stage) -> list[str]:
         f"{ms.least:.1f}",
         f"{ms.most:.1f}",
         f"{rate:.0f}" if rate and stage.name != "first token" else "",
-        f"{stage.share:.0%}" if stage.share else "",
+        _share(stage.share),
         mib(stage.peak_bytes) if stage.peak_bytes else "",
     ]
 

@@ -82,8 +82,10 @@ def plan_removal(name: str, cache_dir: Path | None = None) -> Removal:
     GGUF of several, `org/name:TYPE`. Nothing is deleted yet. Raises ModelError for what is not in
     the cache.
     """
-    wanted = parse_name(name)
     repos = {repo.repo_id: repo for repo in _repos(cache_dir)}
+    if "/" not in name:  # a word of it, or of another program
+        raise _missing(name, repos)
+    wanted = parse_name(name)
     repo = repos.get(wanted.repo)
     if repo is None:
         raise _missing(name, repos)

@@ -22,6 +22,8 @@ class Checkpoint:
     """`without_vision` says why there is no vision family, where pictures are refused.
     `opened_from` is what another process opens the same with: FILES, the model, its projector
     and its template, None where not given; or RANDOM, a shape and a type of weights.
+    `architecture`: model_type of config.json, or a GGUF's general.architecture; `file_type`: its
+    general.file_type, -1 where there is none.
     """
 
     folder: Path
@@ -35,6 +37,8 @@ class Checkpoint:
     stop_tokens: frozenset[int]
     without_vision: str = "use a vision model"
     opened_from: tuple[str | None, ...] = ()
+    architecture: str = ""
+    file_type: int = -1
 
     def without_blocks(self) -> Checkpoint:
         """The same for a device that multiplies no block-quantized weights."""

@@ -53,6 +53,7 @@ def open_folder(folder: Path, template: Path | None = None) -> Checkpoint:
         tokenizer,
         chat,
         _stop_tokens(folder, settings),
+        architecture=settings.get("model_type", ""),
     )
 
 

@@ -30,8 +30,7 @@ def open_gguf(
     if architecture == PROJECTOR:
         raise ModelError(
             f"{where} is a projector, which sees and does not write; give the decoder's GGUF as "
-            "the model and this file as "
-            "its --mmproj"
+            "the model and this file as mmproj= (--mmproj)"
         )
     names = frozenset(file.names())
     text = gguf_text_family(architecture, file.metadata, names, where)
@@ -62,7 +61,14 @@ def open_gguf(
         chat,
         stop_tokens(file.metadata, where),
         missing,
+        architecture=architecture,
+        file_type=_file_type(file),
     )
+
+
+def _file_type(file: GgufFile) -> int:
+    found = file.metadata.get("general.file_type")
+    return found if isinstance(found, int) else -1
 
 
 def _architecture(file: GgufFile, where: str) -> str:
@@ -86,12 +92,12 @@ def _beside(path: Path) -> tuple[Path | None, str]:
         return (
             None,
             f"there are several projectors beside it ({', '.join(p.name for p in found[:4])}); "
-            "choose one with --mmproj",
+            "choose one with mmproj= (--mmproj)",
         )
     return (
         None,
         f"its projector, an mmproj-*.gguf of the same model, is not beside {path.name}; fetch it, "
-        "or give it with --mmproj",
+        "or give it with mmproj= (--mmproj)",
     )
 
 
@@ -122,7 +128,8 @@ def _template(file: GgufFile, tokenizer: Tokenizer, where: str) -> ChatTemplate:
     source = file.metadata.get(TEMPLATE)
     if not isinstance(source, str):
         raise ModelError(
-            f"{where} has no chat template ({TEMPLATE}); give one with --chat-template FILE. "
+            f"{where} has no chat template ({TEMPLATE}); give one with chat_template= "
+            "(--chat-template FILE). "
             "Is it an instruction-tuned model?"
         )
     return ChatTemplate(source, tokenizer.special_text, f"{where}: {TEMPLATE}")

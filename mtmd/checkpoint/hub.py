@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from mtmd.kernels.checkpoint.magic import first_bytes, is_gguf, stand_in
+from mtmd.kernels.checkpoint.magic import ADAPTER, CONVERT, MERGE, first_bytes, is_gguf, stand_in
 from mtmd.kernels.errors import ModelError
 from mtmd.kernels.spelling import nearest_path
 
@@ -96,7 +96,8 @@ def check_name(model: str | os.PathLike[str]) -> bool:
             f"model {text!r} is a file; expected a GGUF, the folder of a checkpoint, or org/name "
             f"on the Hugging Face hub{_about(path)}"
         )
-    parse_name(text)
+    if not _REPO.fullmatch(text):
+        _refuse_name(text)
     return False
 
 
@@ -113,7 +114,10 @@ def parse_name(text: str) -> HubName:
     """Raises ModelError for what is no such name."""
     result = _REPO.fullmatch(text)
     if not result:
-        _refuse_name(text)
+        raise ModelError(
+            f"model {text!r:.200} is no name on the Hugging Face hub; expected org/name, or "
+            "org/name:TYPE for a GGUF (org/name:Q4_K_M)"
+        )
     return HubName(result["repo"], result["type"], result["revision"])
 
 
@@ -315,11 +319,13 @@ def _check_weights(model: str, files: list[str]) -> None:
             f"model {model!r} has GGUF files on the Hugging Face hub; say which, as {model}:TYPE, "
             f"of {', '.join(decoders[:12])}"
         )
+    if ADAPTER.intersection(files):
+        raise ModelError(f"model {model!r} is a LoRA adapter and no model; {MERGE}")
     others = sorted({Path(name).suffix for name in files} & {".bin", ".pt", ".pth", ".safetensors"})
     note = f"; it has {', '.join(others)} files, which this version does not read" if others else ""
     raise ModelError(
         f"model {model!r} has no {WEIGHTS[0]} on the Hugging Face hub{note}; "
-        "choose a repository in the transformers layout"
+        f"{CONVERT if '.bin' in others else 'choose a repository in the transformers layout'}"
     )
 
 
@@ -368,7 +374,7 @@ def _cause(error: Exception) -> str:
 def _refuse_name(model: str) -> NoReturn:
     raise ModelError(
         f"model {model!r:.200} is no folder here and no name on the Hugging Face hub; "
-        f"expected a checkpoint folder, a GGUF file, org/name, or {DEMO}{_near(model)}"
+        f"expected a checkpoint folder, a GGUF file, org/name[:TYPE], or {DEMO}{_near(model)}"
     )
 
 

@@ -45,8 +45,12 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As in the base class, but what is left over is an error of the command it was given to,
-        not of `mtmd`.
+        not of `mtmd`. llama.cpp's -hf would be taken for -h.
         """
+        if any(word.partition("=")[0] == "-hf" for word in args or ()) and any(
+            "--model" in action.option_strings for action in self._actions
+        ):
+            self.error("option '-hf' is not known; a model of the hub is given as -m org/name")
         known, unknown = super().parse_known_args(args, namespace)
         if unknown:
             first = unknown[0]

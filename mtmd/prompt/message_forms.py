@@ -34,7 +34,8 @@ def in_own_form(messages: Sequence[Any]) -> list[Any]:
 
 def filled(messages: Sequence[Any], images: Sequence[Any]) -> list[Any]:
     """The messages, in own form, with `images` in the places of {"type": "image"} without a source
-    (and of {"type": "video"}), in order. Raises PromptError for another number of them.
+    (and of {"type": "video"}), in order; without places, before the text of the user's turn, where
+    there is one turn alone. Raises PromptError for another number of them.
     """
     places = sum(
         _is_place(part)
@@ -42,6 +43,9 @@ def filled(messages: Sequence[Any], images: Sequence[Any]) -> list[Any]:
         if isinstance(message, Mapping) and isinstance(message.get("content"), (list, tuple))
         for part in message["content"]
     )
+    turns = [m for m in messages if isinstance(m, Mapping) and m.get("role") == "user"]
+    if images and not places and len(turns) == 1:
+        return [_shown_before(m, images) if m is turns[0] else m for m in messages]
     if places != len(images):
         raise PromptError(
             f"image: found {len(images)} beside messages with {places or 'no'} "
@@ -61,14 +65,22 @@ def _with_images(message: Any) -> Any:
     images = message.get("images") if isinstance(message, Mapping) else None
     if images is None:
         return message
+    listed = images if isinstance(images, (list, tuple)) else [images]
+    rest = {name: value for name, value in message.items() if name != "images"}
+    shown = _shown_before(rest, listed)
+    return message if shown is rest else shown
+
+
+def _shown_before(message: Mapping[str, Any], images: Sequence[Any]) -> Mapping[str, Any]:
+    """The message with the images before its content; as it is where that is neither text nor a
+    list of parts.
+    """
     content = message.get("content")
     if content is None or isinstance(content, str):
         content = [{"type": "text", "text": content}] if content else []
     if not isinstance(content, (list, tuple)):
         return message
-    listed = images if isinstance(images, (list, tuple)) else [images]
-    rest = {name: value for name, value in message.items() if name != "images"}
-    return {**rest, "content": [*map(_part_of, listed), *content]}
+    return {**message, "content": [*map(_part_of, images), *content]}
 
 
 def _part_of(source: Any) -> dict[str, Any]:

@@ -97,12 +97,11 @@ class Prompts:
         """
         loaded = self._loaded
         conversation = read_conversation(messages, loaded.checkpoint.tokenizer.seal, *self._loaders)
-        count, shown = len(conversation.pictures), "images"
-        if conversation.videos:
-            count, shown = count + len(conversation.videos), "images and videos"
-        if count and loaded.encoder is None:
+        counts = {"image": len(conversation.pictures), "video": len(conversation.videos)}
+        given = [f"{n} {what}{'s' if n > 1 else ''}" for what, n in counts.items() if n]
+        if given and loaded.encoder is None:
             raise PromptError(
-                f"{loaded.name} has no image encoder and was given {count} {shown}; "
+                f"{loaded.name} has no image encoder and was given {' and '.join(given)}; "
                 f"{loaded.checkpoint.without_vision}"
             )
         return conversation

@@ -8,6 +8,7 @@ from mtmd.config import AnswerOptions
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.gpu.ahead.compilations import Compilations, compilations
 from mtmd.kernels.report.measure_machine import thread_warnings
+from mtmd.kernels.resources.compiled import kernels_compiled
 from mtmd.loaded.loaded_model import LoadedModel
 from mtmd.loaded.ranks_report import ranks_warnings
 from mtmd.loaded.report import attention_told, layout_text, preprocessed_where, refusal_warnings
@@ -21,6 +22,7 @@ def make_receipt(loaded: LoadedModel, request: Request, finish: str, speculation
     images = tuple(picture.receipt for picture in prompt.images)
     # None for a request that ended before the decoder had it
     sequence = request.sequence
+    compiled, before = kernels_compiled(), request.kernels_before
     return Receipt(
         model=loaded.name,
         images=images,
@@ -58,6 +60,8 @@ def make_receipt(loaded: LoadedModel, request: Request, finish: str, speculation
         preprocessed=preprocessed_where(
             loaded.encoder, [p.plan for p in prompt.pictures if not p.receipt.cached]
         ),
+        kernels_compiled=compiled.kernels - before.kernels,
+        compile_ms=compiled.ms - before.ms,
     )
 
 

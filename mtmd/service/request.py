@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from mtmd.config import AnswerOptions
 from mtmd.events import TokenInfo
 from mtmd.kernels.gpu.ahead.compilations import Compilations, compilations
+from mtmd.kernels.resources.compiled import KernelsCompiled, kernels_compiled
 from mtmd.llm.engine.engine import Constraint
 from mtmd.llm.engine.sequence import Sequence
 from mtmd.llm.sampling.sampler import Sampler
@@ -41,6 +42,7 @@ class Request:
     """Among whom the device is shared out."""
 
     compiled_before: Compilations = field(default_factory=compilations)
+    kernels_before: KernelsCompiled = field(default_factory=kernels_compiled)
     began: float = field(default_factory=time.perf_counter)
     """When it was ready to be taken, after `preprocess_ms`."""
     told: float | None = None

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy as np
 from torch import Tensor
 
+from mtmd.checkpoint.facts import CheckpointFacts, facts_of
 from mtmd.clip.image.decode import Picture
 from mtmd.config import AnswerOptions
 from mtmd.events import Answer, Finished, Progress, TextPiece, TokenInfo, ToolCallPiece
@@ -159,6 +160,11 @@ class Service:
     def sees(self) -> bool:
         """Whether it takes pictures."""
         return self._loaded.encoder is not None
+
+    @property
+    def checkpoint_facts(self) -> CheckpointFacts:
+        """What the model's files say of themselves."""
+        return facts_of(self._loaded.checkpoint)
 
     @property
     def load_image(self) -> abc.Callable[..., Picture]:

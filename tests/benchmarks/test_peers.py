@@ -52,3 +52,12 @@ def test_a_server_that_does_not_start_says_why():
     command = [sys.executable, "-c", "raise SystemExit('no such model')"]
     with pytest.raises(RuntimeError, match="no such model"), peers.serving(command):
         pass
+
+
+@pytest.mark.parametrize("share", [0.8, 1.61])
+def test_a_share_above_the_roofline_is_explained(
+    share: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    peers.show({("q8", "decode", 0, "mtmd"): [5.0], ("q8", "share of decode", 0, "mtmd"): [share]})
+    told = capsys.readouterr().out
+    assert f"best {share:.0%}" in told and ("processor's caches" in told) is (share > 1)

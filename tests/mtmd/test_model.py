@@ -468,6 +468,12 @@ def test_prompts_that_are_refused(case: str, demo: Model, one: Path) -> None:
     )
 
 
+def test_a_text_alone_that_is_too_long_is_not_told_of_images(demo: Model) -> None:
+    with pytest.raises(ContextError, match=r"tokens and the context holds") as caught:
+        demo.answer(prompt="word " * 20_000)
+    assert "shorten the prompt" in str(caught.value) and "image" not in str(caught.value)
+
+
 def test_more_messages_than_may_fit_are_not_rendered(
     demo: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -545,7 +551,9 @@ def test_an_answer_ends_with_the_context(one: Path) -> None:
         answer.receipt.finish == "length"
         and answer.receipt.prompt_tokens + answer.receipt.output_tokens == 64
     )
-    with pytest.raises(PromptError, match=r"the context holds 64, .* \(--context, up to 2048\)"):
+    with pytest.raises(
+        PromptError, match=r"the context holds 64, .* \(context=, --context, up to 2048\)"
+    ):
         model.answer(one, "word " * 40)
 
 
@@ -598,7 +606,7 @@ def test_a_text_model_says_that_it_sees_nothing(tmp_path: Path, one: Path) -> No
         and set(last.answer.receipt.attention) == {"decoder"}
     )
     with pytest.raises(
-        PromptError, match="text has no image encoder and was given 1 images; use a vision model"
+        PromptError, match="text has no image encoder and was given 1 image; use a vision model"
     ):
         model.describe(one, COUNT)
 

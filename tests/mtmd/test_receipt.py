@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 import time
 from dataclasses import fields
@@ -93,6 +95,34 @@ def test_text_of_the_unusual() -> None:
     )
     copied = str(receipt(images=(), proposed_tokens=14, accepted_tokens=11)).splitlines()[0]
     assert copied.endswith("100 tokens/s, 11 of 14 proposed tokens accepted")
+
+
+def test_kernels_that_were_compiled_meanwhile_are_told() -> None:
+    line = str(receipt(images=(), kernels_compiled=15, compile_ms=391.2)).splitlines()[0]
+    assert line.endswith(
+        "100 tokens/s; meanwhile 15 kernels were compiled in 391 ms, kept for later answers"
+    )
+
+
+def test_the_first_answer_on_a_machine_tells_what_it_compiled(one: Path, tmp_path: Path) -> None:
+    code = (
+        "import mtmd; model = mtmd.load(threads=1); "
+        f"told = [model.answer({str(one)!r}, max_tokens=2).receipt for _ in range(2)]; "
+        "print(*(r.kernels_compiled for r in told), told[0].compile_ms > 0)"
+    )
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    ran = [
+        subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            check=True,
+            env=environment,
+        ).stdout.split()
+        for _ in range(2)
+    ]
+    assert int(ran[0][0]) > 0 and ran[0][2] == "True"
+    assert ran[1] == ["0", "0", "False"], "their code lay on disk"
 
 
 def test_json_has_every_field() -> None:

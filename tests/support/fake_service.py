@@ -8,6 +8,7 @@ import time
 from types import SimpleNamespace
 
 from mtmd import BusyError, PromptError, Receipt
+from mtmd.checkpoint.facts import CheckpointFacts
 from mtmd.config import AnswerOptions, options
 from mtmd.events import Answer, Finished, Progress, TextPiece, TokenInfo, ToolCallPiece
 from mtmd.kernels.report.facts import GraphFacts
@@ -138,6 +139,7 @@ class FakeService:
         self.stage_ms = {f"{stage}_ms": 0.0 for stage in stages}  # of every receipt
         self.calls_finish = "tool_calls"
         self.name, self.context, self.sees, self.warmup_report = "fake", CONTEXT, True, REPORT
+        self.checkpoint_facts = CheckpointFacts("gguf", "gemma3", 4_300_079_472, 2560, "Q4_K_M")
 
     def on_fault(self, tell):
         self.told.append(tell)

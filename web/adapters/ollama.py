@@ -15,6 +15,7 @@ from typing import Any
 from flask import Blueprint, Response, jsonify
 
 from mtmd import Answer, Event, Finished, TextPiece, ToolCall, __version__
+from mtmd.checkpoint.cached_models import type_of
 from mtmd.web.adapters.door import Door, ModelDoor, error_response
 from mtmd.web.adapters.ollama_requests import (
     ChatRequest,
@@ -34,6 +35,7 @@ INTERFACE = "0.12.6"
 LINES = "application/x-ndjson"
 _FINISH = {"stop": "stop", "length": "length", "tool_calls": "stop"}
 _NS = 1_000_000  # in a millisecond
+_GGUF = "GGUF"  # the kind of a file that was not opened
 
 
 def blueprint(door: Door) -> Blueprint:
@@ -78,7 +80,7 @@ def _model_routes(routes: Blueprint, door: Door) -> None:
             "modified_at": _time(datetime.fromtimestamp(model.since, timezone.utc)),
             "size": sum(weights) if report else model.file_bytes or 0,
             "digest": hashlib.sha256(model.name.encode()).hexdigest(),
-            "details": _details(model, report.dtype if report else model.kind),
+            "details": _details(model),
         }
 
     @routes.get("/api/version")
@@ -120,14 +122,10 @@ def _model_routes(routes: Blueprint, door: Door) -> None:
         return {
             "modelfile": "",
             "parameters": "",
-            "template": "",
+            "template": there.service.chat_template if there else "",
             "license": "",
-            "details": _details(model, there.warmup_report.dtype if there else model.kind),
-            "model_info": {
-                "general.architecture": "mtmd",
-                "general.basename": model.name,
-                "mtmd.context_length": model.context,
-            },
+            "details": _details(model),
+            "model_info": _info(model),
             "capabilities": ["completion", "tools", *(["vision"] if model.sees else [])],
             "modified_at": _time(datetime.fromtimestamp(model.since, timezone.utc)),
         }
@@ -232,16 +230,43 @@ def _known(door: Door, name: str) -> str:
     return name if name in names else name.removesuffix(":latest")
 
 
-def _details(model: Listed, dtype: str) -> dict[str, Any]:
+def _details(model: Listed) -> dict[str, Any]:
     """`clip` among the families is how older clients tell that a model sees."""
+    facts, family = model.checkpoint, _family(model)
     return {
         "parent_model": "",
-        "format": "mtmd",
-        "family": "mtmd",
-        "families": ["mtmd", *(["clip"] if model.sees else [])],
-        "parameter_size": "",
-        "quantization_level": dtype.upper(),
+        "format": facts.format if facts else "gguf" if model.kind == _GGUF else "",
+        "family": family,
+        "families": [family, *(["clip"] if model.sees else [])],
+        "parameter_size": _parameter_size(facts.parameters) if facts else "",
+        "quantization_level": facts.weight_type if facts else type_of(model.name),
     }
+
+
+def _info(model: Listed) -> dict[str, Any]:
+    """As a GGUF's metadata has it; what is not known of a model is left out."""
+    facts, family = model.checkpoint, _family(model)
+    known = {
+        "general.architecture": family,
+        "general.basename": model.name,
+        "general.parameter_count": facts and facts.parameters,
+        f"{family}.context_length": model.context,
+        f"{family}.embedding_length": facts and facts.width,
+    }
+    return {name: value for name, value in known.items() if value is not None}
+
+
+def _family(model: Listed) -> str:
+    """Of a GGUF that was not opened yet, nothing says it."""
+    kind = "" if model.kind == _GGUF else model.kind
+    return (model.checkpoint.architecture if model.checkpoint else kind) or "unknown"
+
+
+def _parameter_size(parameters: int) -> str:
+    for unit, size in (("B", 10**9), ("M", 10**6), ("K", 10**3)):
+        if parameters >= size:
+            return f"{parameters / size:.1f}{unit}"
+    return str(parameters)
 
 
 def _tagged(name: str) -> str:

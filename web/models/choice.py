@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from flask import request
 
 from mtmd.checkpoint.collection import near
+from mtmd.checkpoint.facts import CheckpointFacts
 from mtmd.web.errors import ApiError
 from mtmd.web.served_model import ServedModel
 from mtmd.web.telemetry.metrics import Life, Measured
@@ -31,7 +32,7 @@ class Listed:
     not known; None for what is not known of `context`, `sees`. `stage`, `progress`: while it is
     loaded. `since`: when the server had it to offer, seconds since 1970. `reason`: why it could not
     be loaded. `room`: "fits", "swap" (once others are unloaded) or "too large", "" where that is
-    not known.
+    not known. `checkpoint`: None where it was not opened yet.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Listed:
     in_use: bool = False
     default: bool = True
     preset: Mapping[str, Any] = field(default_factory=dict)
+    checkpoint: CheckpointFacts | None = None
 
 
 class Claim(Protocol):
@@ -195,7 +197,14 @@ class OneModel:
     def listed(self) -> Sequence[Listed]:
         model = self.model
         return [
-            Listed(model.name, model.names, model.since, context=model.context, sees=model.sees)
+            Listed(
+                model.name,
+                model.names,
+                model.since,
+                context=model.context,
+                sees=model.sees,
+                checkpoint=model.service.checkpoint_facts,
+            )
         ]
 
     def find(self, name: str | None) -> Listed:

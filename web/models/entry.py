@@ -9,6 +9,7 @@ from operator import itemgetter
 from typing import Any, Protocol
 
 from mtmd.checkpoint.collection import Source
+from mtmd.checkpoint.facts import CheckpointFacts
 from mtmd.service.measures.latencies import Latencies
 from mtmd.service.measures.stats import ServiceStats
 from mtmd.web.models.choice import FETCHING, LOADED, LOADING, UNLOADED, UNLOADING, Listed
@@ -45,6 +46,7 @@ class Facts:
     needs: Mapping[str, int]
     context: int
     sees: bool
+    checkpoint: CheckpointFacts | None = None
 
 
 class Opened(Protocol):
@@ -237,6 +239,7 @@ class Entry:
             in_use=self.in_use,
             default=default,
             preset=self.preset.asdict(),
+            checkpoint=facts.checkpoint if facts else None,
         )
 
     def stats(self) -> ServiceStats:

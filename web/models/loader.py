@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from mtmd.checkpoint.collection import Source
+from mtmd.checkpoint.facts import facts_of
 from mtmd.loaded.interpreter import collect_all, leave_out
 from mtmd.web.models.entry import Facts
 from mtmd.web.models.presets import Preset
@@ -101,7 +102,7 @@ class OpenedModel:
         self._service: Service | None = None
         self._closing = threading.Lock()
         sees = model.encoder is not None
-        self.facts = Facts(needs, model.runner.context, sees)
+        self.facts = Facts(needs, model.runner.context, sees, facts_of(model.checkpoint))
         model.weights_read()  # plans are made for it, once, and not where /ready asks
 
     def weights_read(self) -> tuple[int, int]:

@@ -25,6 +25,7 @@ from llvmlite import ir
 
 from mtmd.kernels.cpu.native.emit import I64, PTR, Emitter
 from mtmd.kernels.files import cache_folder, write_aside
+from mtmd.kernels.resources.compiled import note_compiled
 from mtmd.kernels.resources.heartbeat import beat
 
 KERNEL = (PTR, I64, I64, PTR)
@@ -114,7 +115,9 @@ class Compiler:
         code = _read(file) if file else None
         if code is None:
             code = self._compile(emit, params, signature, name)
-            self.stats.compile_ms += (time.perf_counter() - start) * 1e3
+            took_ms = (time.perf_counter() - start) * 1e3
+            self.stats.compile_ms += took_ms
+            note_compiled(took_ms)
             if file:
                 write_aside(file, code + hashlib.sha256(code).digest())
         else:

@@ -155,7 +155,7 @@ def over_layers(
     if len(sizes) < count:
         raise OptionError(
             f"split layer: found {len(sizes)} layers for {count} devices ({names}), expected a "
-            "layer for each; name fewer with --device"
+            "layer for each; name fewer as the device (--device)"
         )
     room = [float(available.get(d.space, ANY)) for d in devices]
     if any(d.space not in available for d in devices if d.space != HOST):

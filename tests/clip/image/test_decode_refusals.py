@@ -286,5 +286,14 @@ def test_limits_hold_for_arrays_and_pillow_images():
 def test_a_closed_pillow_image_and_a_stranger_are_refused():
     image = Image.new("RGB", (2, 2))
     image.close()
-    assert "found a Pillow image" in refusal(image)
+    assert "found a Pillow image that is closed" in refusal(image)
+    data = io.BytesIO()
+    Image.new("RGB", (2, 2)).save(data, "PNG")
+    with Image.open(io.BytesIO(data.getvalue())) as within:
+        pass
+    (closed := Image.open(io.BytesIO(data.getvalue()))).close()
+    of_closed_file = Image.open(data)
+    data.close()
+    for image in (within, closed, of_closed_file):
+        assert "is closed, expected an open one" in refusal(image)
     assert "found an object of type list" in refusal([1, 2])

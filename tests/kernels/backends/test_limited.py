@@ -140,7 +140,8 @@ def test_a_device_that_is_none_is_refused(device):
 def test_a_device_that_is_not_there_is_refused_with_how_many_there_are(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(
-        OptionError, match="'cuda:0': found 0 CUDA devices; use --device cpu or auto"
+        OptionError,
+        match="'cuda:0': found 0 CUDA devices; use device='cpu' or 'auto' \\(--device cpu or auto\\)",
     ):
         backends_for("cuda:0")
     assert [b.name for b in backends_for("auto")] == ["cpu", "reference"]

@@ -274,7 +274,7 @@ def test_no_memory_to_try_with_says_nothing_of_the_op(
 
 
 def test_devices_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(OptionError, match="'mps': found 0 Metal devices; use --device cpu"):
+    with pytest.raises(OptionError, match="'mps': found 0 Metal devices; use device='cpu'"):
         backends_for("mps")
     with pytest.raises(OptionError, match="'xpu:1': found 0 XPU devices"):
         backends_for("xpu:1")

@@ -266,8 +266,13 @@ def test_what_is_not_there(tmp_path: Path) -> None:
         open_weights(tmp_path / "nothing")
     write(tmp_path, b"x", "pytorch_model.bin")
     with pytest.raises(
-        ModelError, match=r"it has pytorch_model.bin, which this version does not load"
+        ModelError,
+        match=r"it has pytorch_model.bin, which this version does not load; load it with "
+        r"transformers, and save it with save_pretrained\(folder, safe_serialization=True\)",
     ):
+        open_weights(tmp_path)
+    write(tmp_path, b"{}", "adapter_config.json")
+    with pytest.raises(ModelError, match=r"is a LoRA adapter and no model; .*merge_and_unload"):
         open_weights(tmp_path)
     save_file({"a": torch.ones(1)}, tmp_path / SINGLE)
     weights = open_weights(tmp_path)

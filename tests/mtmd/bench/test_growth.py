@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
 from mtmd.bench.html import render_page
 from mtmd.bench.measure import Sample
-from mtmd.bench.report import Machine, Point, PredictedMemory, Report, Stage, growths
+from mtmd.bench.report import Machine, OpRow, Point, PredictedMemory, Report, Stage, growths
 from mtmd.bench.table import render_table
 
 MIB = 2**20
@@ -86,3 +87,18 @@ def test_times_far_apart_are_drawn_by_their_logarithm():
     assert first - second == pytest.approx(second - third, abs=0.2), "16 times each"
     first, second, third = heights(near)
     assert first - second < second - third
+
+
+def test_more_than_the_roofline_is_explained_where_it_is_told():
+    def decode(floor_ms):
+        return Stage("decode", BASE, Sample((2.0,)), 1, floor_ms, None, None)
+
+    told = render_table(report(decode(3.0)))
+    assert " 150%*" in told
+    assert "\n* above 100 %: weights, 1.00 MiB in all, lie in the processor's caches" in told
+    assert "Above 100 %: weights, 1.00 MiB in all, lie in" in render_page(report(decode(3.0)))
+    assert "*" not in render_table(report(decode(1.0)))
+    op = OpRow("decoder", "matmul", "8 x 8", 1, 1.0, 1.0, 1.0, 1.0, 2.18)
+    told = render_table(replace(report(decode(1.0)), ops=(op,)))
+    assert " 218%*" in told
+    assert "\n* above 100 %: operands of an op that is run by itself lie in the processor's" in told

@@ -61,7 +61,7 @@ def answer(mtmd: Any, *arguments: object) -> dict[str, Any]:
     values["receipt"] = {
         key: value
         for key, value in values["receipt"].items()
-        if key != "model" and not key.endswith("_ms")
+        if key not in ("model", "kernels_compiled") and not key.endswith("_ms")
     }
     return values
 
@@ -127,10 +127,10 @@ def test_several_projectors_beside_it(
         shutil.copy(projector, text.with_name(name))
     line = mtmd("describe", picture, "-m", text).refused()
     assert (
-        "was given 1 images; there are several projectors beside it (mmproj-F32.gguf, "
+        "was given 1 image; there are several projectors beside it (mmproj-F32.gguf, "
         "model-mmproj-BF16.gguf)" in line
     )
-    assert line.endswith("choose one with --mmproj")
+    assert line.endswith("choose one with mmproj= (--mmproj)")
     assert answer(
         mtmd, picture, "-m", text, "--mmproj", text.with_name("mmproj-F32.gguf")
     ) == answer(mtmd, picture, "-m", folder)
@@ -142,10 +142,10 @@ def test_without_a_projector_text_is_answered(
     text, _ = pair
     line = mtmd("describe", picture, "-m", text).refused()
     assert (
-        "text.gguf has no image encoder and was given 1 images; its projector, an mmproj-*.gguf of "
+        "text.gguf has no image encoder and was given 1 image; its projector, an mmproj-*.gguf of "
         "the same model, is not beside" in line
     )
-    assert "text.gguf; fetch it, or give it with --mmproj" in line
+    assert "text.gguf; fetch it, or give it with mmproj= (--mmproj)" in line
     found = [
         list(
             load(m, device="cpu").stream(
@@ -279,8 +279,8 @@ def test_a_gguf_without_a_chat_template(
     text, _ = gemma3_gguf.write(folder, tmp_path / "plain", template=False)
     line = mtmd("describe", picture, "-m", text).refused()
     assert (
-        "text.gguf has no chat template (tokenizer.chat_template); give one with --chat-template "
-        "FILE" in line
+        "text.gguf has no chat template (tokenizer.chat_template); give one with chat_template= "
+        "(--chat-template FILE)" in line
     )
     assert answer(
         mtmd, picture, "-m", text, "--chat-template", folder / "chat_template.jinja"

@@ -84,6 +84,8 @@ def test_json(one: Path, mtmd: Any, demo: Model) -> None:
         "layout",
         "preprocess_ms",
         "preprocessed",
+        "kernels_compiled",
+        "compile_ms",
         "encode_ms",
         "prefill_ms",
         "decode_ms",
@@ -499,7 +501,22 @@ CALLS: dict[str, tuple[tuple[object, ...], str]] = {
     ),
     "the demo model removed": (("rm", "demo", "--yes"), "the demo model is part of the package"),
     "the demo model pulled": (("pull", "demo"), "the demo model comes with the package"),
-    "a folder pulled": (("pull", "examples"), "is no folder here and no name on the Hugging Face"),
+    "a folder pulled": (
+        ("pull", "examples"),
+        "is no name on the Hugging Face hub; expected org/name",
+    ),
+    "a name of Ollama's pulled": (
+        ("pull", "llava:7b"),
+        "expected org/name, or org/name:TYPE for a",
+    ),
+    "a name of Ollama's removed": (
+        ("rm", "llava"),
+        "'llava' is not in the cache; `mtmd list` tells",
+    ),
+    "a model as llama.cpp is given it": (
+        ("describe", "IMAGE", "-hf", "org/name"),
+        "option '-hf' is not known; a model of the hub is given as -m org/name",
+    ),
     "no image": (("describe",), "required: IMAGE"),
     "an unknown option": (
         ("describe", "IMAGE", "--colour"),

@@ -447,6 +447,6 @@ def test_mistakes_are_told_before_anything_runs(
 def test_images_for_a_model_that_sees_none(tmp_path: Path, one: Path, mtmd: Any) -> None:
     make.gemma3_text(tmp_path / "text")
     assert (
-        "text has no image encoder and was given 1 images"
+        "text has no image encoder and was given 1 image;"
         in mtmd("compare", DEMO_MODEL, tmp_path / "text", "--image", one).refused()
     )

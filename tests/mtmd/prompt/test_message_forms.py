@@ -117,14 +117,26 @@ def test_pictures_beside_messages_take_their_places() -> None:
     assert messages[0]["content"][0] == HOLE, "what was given is left as it is"
 
 
+def test_pictures_beside_a_single_turn_without_places_come_before_its_text() -> None:
+    system = {"role": "system", "content": "be brief"}
+    for turn in ({"role": "user", "content": "what?"}, user(text("what?"))[0]):
+        found = asked([RED, BLUE], None, [system, turn])
+        assert found[0] == system and [p["type"] for p in found[1]["content"]] == [
+            *("image", "image", "text")
+        ]
+        assert found[1]["content"][0]["image"] is RED and found[1]["content"][2]["text"] == "what?"
+    several = [{"role": "user", "content": "what?"}, {"role": "assistant", "content": "a dot"}] * 2
+    with pytest.raises(PromptError, match="found 1 beside messages with no places for them"):
+        asked(RED, None, several)
+
+
 @pytest.mark.parametrize(
     ("images", "holes", "told"),
     [
         ([RED, BLUE], [HOLE], "found 2 beside messages with 1 place for them, expected as many"),
-        (RED, [], "found 1 beside messages with no places for them"),
         ([RED], [HOLE, HOLE], "found 1 beside messages with 2 places"),
     ],
-    ids=["too many", "no place", "too few"],
+    ids=["too many", "too few"],
 )
 def test_another_number_of_pictures_than_places(images: Any, holes: list[Any], told: str) -> None:
     with pytest.raises(PromptError, match=told):

@@ -85,7 +85,23 @@ def test_the_official_client_lists_and_shows_the_model(service):
         sdk = ollama.Client(server.url, timeout=20, trust_env=False)
         assert [m.model for m in sdk.list().models] == ["fake:latest", "camera:small"]
         shown = sdk.show("fake:latest")
-        assert shown.modelinfo["mtmd.context_length"] == CONTEXT
+        assert shown.modelinfo == {
+            "general.architecture": "gemma3",
+            "general.basename": "fake",
+            "general.parameter_count": 4_300_079_472,
+            "gemma3.context_length": CONTEXT,
+            "gemma3.embedding_length": 2560,
+        }
+        assert shown.template == FakeService.chat_template
+        assert shown.details == sdk.list().models[0].details
+        assert shown.details.model_dump() == {
+            "parent_model": "",
+            "format": "gguf",
+            "family": "gemma3",
+            "families": ["gemma3", "clip"],
+            "parameter_size": "4.3B",
+            "quantization_level": "Q4_K_M",
+        }
         assert shown.capabilities == ["completion", "tools", "vision"]
         (loaded,) = sdk.ps().models
         assert (loaded.model, loaded.context_length, int(loaded.size)) == (

@@ -121,6 +121,10 @@ def test_lists_tell_all_and_their_states(client, registry):
         "gpt-4o:latest",
         "broken:latest",
     ]
+    assert [(m["details"]["family"], m["details"]["parameter_size"]) for m in tags[:2]] == [
+        ("unknown", ""),  # opened, and its loader says nothing of it
+        ("unknown", ""),
+    ]
     running = client.get("/api/ps").get_json()["models"]
     assert [m["name"] for m in running] == ["left:latest"]
     shown = client.get("/api/models").get_json()

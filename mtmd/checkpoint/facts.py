@@ -1,0 +1,78 @@
+"""What a checkpoint says of itself, for lists of models. Loads without torch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mtmd.checkpoint.checkpoint import Checkpoint
+
+# general.file_type of a GGUF: llama.cpp, include/llama.h, llama_ftype
+_FILE_TYPES = {
+    0: "F32",
+    1: "F16",
+    2: "Q4_0",
+    3: "Q4_1",
+    7: "Q8_0",
+    8: "Q5_0",
+    9: "Q5_1",
+    10: "Q2_K",
+    11: "Q3_K_S",
+    12: "Q3_K_M",
+    13: "Q3_K_L",
+    14: "Q4_K_S",
+    15: "Q4_K_M",
+    16: "Q5_K_S",
+    17: "Q5_K_M",
+    18: "Q6_K",
+    19: "IQ2_XXS",
+    20: "IQ2_XS",
+    21: "Q2_K_S",
+    22: "IQ3_XS",
+    23: "IQ3_XXS",
+    24: "IQ1_S",
+    25: "IQ4_NL",
+    26: "IQ3_S",
+    27: "IQ3_M",
+    28: "IQ2_S",
+    29: "IQ2_M",
+    30: "IQ4_XS",
+    31: "IQ1_M",
+    32: "BF16",
+    36: "TQ1_0",
+    37: "TQ2_0",
+}
+
+
+@dataclass(frozen=True)
+class CheckpointFacts:
+    """`format`: of its files, "gguf" or "safetensors". `architecture`: model_type of a config.json,
+    general.architecture of a GGUF. `parameters`: numbers that are stored, of encoder and decoder.
+    `width`: of the decoder. `weight_type`: BF16, Q4_K_M; of several types the one that holds most
+    of the parameters, where the file has no name for the mixture.
+    """
+
+    format: str
+    architecture: str
+    parameters: int
+    width: int
+    weight_type: str
+
+
+def facts_of(checkpoint: Checkpoint) -> CheckpointFacts:
+    """Of a checkpoint that was opened; no weight is read."""
+    kinds: Counter[str] = Counter()
+    parts = (checkpoint.text_weights, checkpoint.vision_weights)
+    for weights in (part for part in parts if part is not None):
+        for source in weights.sources:
+            kinds[weights.file.kind(source)] += prod(weights.file.meta(source)[0])
+    return CheckpointFacts(
+        "gguf" if checkpoint.text_weights.file.canonical else "safetensors",
+        checkpoint.architecture,
+        kinds.total(),
+        checkpoint.text.width,
+        _FILE_TYPES.get(checkpoint.file_type) or kinds.most_common(1)[0][0],
+    )
