@@ -29,6 +29,9 @@ SCHEMA_BYTES_MAX = 64 << 10
 # A grammar for multiples of N has N states, for several at once as many as their common multiple:
 # 20,000 take 0.2 s to make.
 MULTIPLE_MAX = 20_000
+_TABLES = ("$defs", "definitions")
+_LOOP_PASSES = 16
+_PARTS_DEEP_MAX = 100
 LARK = "%llguidance"  # begins a grammar in Lark notation
 GRAMMAR_CHARS_MAX = 1 << 20
 
@@ -149,6 +152,8 @@ def _check_promises(schema: Any) -> None:
     """Refuse what the grammar would take and answers could break, or what would take it for
     ever.
     """
+    for table, name in endless(schema):
+        raise _wrong(f"#/{table}/{_short(name)}, which leads to nothing but itself", "a value")
     multiples = set()
     for part in _subschemas(schema):
         least, required = part.get("minProperties"), part.get("required", ())
@@ -169,6 +174,72 @@ def _check_promises(schema: Any) -> None:
             f"multipleOf {_short(', '.join(map(str, sorted(multiples))))}",
             f"numbers whose product is at most {MULTIPLE_MAX}",
         )
+
+
+def endless(schema: Any) -> list[tuple[str, str]]:
+    """The (table, name) of each definition that leads to nothing but itself, so that no value
+    follows it, and that something refers to. None where that takes many passes to find out.
+    """
+    tables = {key: schema[key] for key in _TABLES if isinstance(schema.get(key), dict)}
+    waiting = [(table, name) for table, definitions in tables.items() for name in definitions]
+    for _ in range(_LOOP_PASSES):
+        # those that are seen to end help the next, whichever way they refer to each other
+        open_ones = set(waiting)
+        for place in reversed(waiting):
+            table, name = place
+            if _has_end(tables[table][name], open_ones):
+                open_ones.remove(place)
+        left = [place for place in reversed(waiting) if place in open_ones]
+        if not left:
+            return []
+        if len(left) == len(waiting):
+            reached = _reached(schema, tables)
+            return [place for place in left if place in reached]
+        waiting = left
+    return []
+
+
+def _reached(schema: dict[str, Any], tables: dict[str, Any]) -> set[tuple[str, str]]:
+    """What the schema refers to, its definitions beside."""
+    found = set[tuple[str, str]]()
+    waiting: list[Any] = [value for key, value in schema.items() if key not in _TABLES]
+    waiting.append({"$ref": schema.get("$ref")})
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, list):
+            waiting += part
+        if not isinstance(part, dict):
+            continue
+        waiting += part.values()
+        reference = part.get("$ref")
+        place = _definition(reference) if isinstance(reference, str) else ("", "")
+        if place not in found and place[1] in tables.get(place[0], ()):
+            found.add(place)
+            waiting.append(tables[place[0]][place[1]])
+    return found
+
+
+def _has_end(part: Any, open_ones: set[tuple[str, str]], deep: int = 0) -> bool:
+    """Whether a value may follow it, as far as is known."""
+    if not isinstance(part, dict) or deep > _PARTS_DEEP_MAX:
+        return True
+    reference = part.get("$ref")
+    if isinstance(reference, str) and _definition(reference) in open_ones:
+        return False
+    for key, enough in (("allOf", all), ("anyOf", any), ("oneOf", any)):
+        several = part.get(key)
+        if not isinstance(several, list) or not several:
+            continue
+        if not enough(_has_end(one, open_ones, deep + 1) for one in several):
+            return False
+    return True
+
+
+def _definition(reference: str) -> tuple[str, str]:
+    start, table, name, *more = [*reference.split("/", 3), "", ""]
+    if start != "#" or any(more):
+        return "", ""
+    return table, name.replace("~1", "/").replace("~0", "~")
 
 
 def _subschemas(schema: Any) -> Iterator[dict[str, Any]]:

@@ -11,8 +11,8 @@ from mtmd.kernels.options import as_float, integer, integer_or_none, number, ref
 
 SEED_MAX = (1 << 63) - 1  # torch.Generator takes a signed 64-bit integer
 TOP_K_MAX = (1 << 31) - 1
-# below this, float32 logits over the temperature are all -inf but the first: greedy, said
-# differently
+# below this, float32 logits over the temperature are all -inf but the first: taken as 0, as clients
+# send such a one where they know no 0
 TEMPERATURE_MIN = 1e-5
 TEMPERATURE_MAX = 100.0
 BIASES_MAX = 1024
@@ -23,7 +23,7 @@ PENALTY_RANGE = (0.01, 100.0)  # keeps penalised float32 logits finite
 @dataclass(frozen=True)
 class Sampling:
     """How to choose tokens. The defaults are greedy: `temperature` 0 takes the most probable token
-    and ignores all but the penalty.
+    and ignores all but the penalty; so does any below 1e-5, which is 0 then.
 
     `top_k`: keep this many tokens (0: all). `top_p`: keep the smallest set of tokens with this
     probability. `min_p`: keep tokens with at least this share of the best token's probability.
@@ -75,13 +75,9 @@ class Sampling:
 
 def _temperature(value: object) -> float:
     result = as_float(value)
-    if not (result == 0 or TEMPERATURE_MIN <= result <= TEMPERATURE_MAX):
-        refuse(
-            "temperature",
-            value,
-            f"a number from {TEMPERATURE_MIN:g} to {TEMPERATURE_MAX:g}, or 0 (greedy)",
-        )
-    return result
+    if not 0 <= result <= TEMPERATURE_MAX:
+        refuse("temperature", value, f"a number from 0 (greedy) to {TEMPERATURE_MAX:g}")
+    return result if result >= TEMPERATURE_MIN else 0.0
 
 
 def _biases(value: object) -> tuple[tuple[int, float], ...]:

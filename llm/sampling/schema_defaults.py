@@ -43,7 +43,8 @@ def close_objects(schema: Any) -> None:
         names, required = part.get("properties"), part.get("required", [])
         if not isinstance(names, dict) or not names or not isinstance(required, list):
             continue
-        if not any(said in part for said in _SAID) and all(name in names for name in required):
+        is_named = all(isinstance(name, str) and name in names for name in required)
+        if is_named and not any(said in part for said in _SAID):
             part["additionalProperties"] = False
 
 

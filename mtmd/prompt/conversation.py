@@ -19,7 +19,7 @@ from mtmd.prompt.load_image import ImageSource, load_image
 from mtmd.prompt.message_forms import filled, in_own_form
 from mtmd.prompt.video_input import VideoInput, Wanted, is_video, load_video, request_of
 from mtmd.tools.history import sealed
-from mtmd.tools.tool import NAME
+from mtmd.tools.tool import DEEP_MAX, NAME, is_deep
 
 Image: TypeAlias = "ImageSource | Picture | VideoInput"
 Images: TypeAlias = "Image | Sequence[Image]"
@@ -349,6 +349,8 @@ def _call(call: Any, where: str, seal: Callable[[str], str]) -> dict[str, Any]:
         raise PromptError(
             f"{where}: the arguments are not a JSON object; send what the model wrote"
         )
+    if is_deep(arguments):
+        raise PromptError(f"{where}: expected arguments of at most {DEEP_MAX} levels")
     values = sealed(arguments, seal)
     return {
         "id": _id(call.get("id"), where),

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mtmd.config import AnswerOptions
 from mtmd.kernels.errors import OptionError
-from mtmd.tools.grammar import HeldTool, answer_grammar, hold
+from mtmd.tools.grammar import HeldTool, answer_grammar, hold, looser
 from mtmd.tools.parser import CallParser
 from mtmd.tools.probe import ToolTemplate
 from mtmd.tools.syntax import CallSyntax
 
+_IN_FORM = "it cannot be followed as the model writes calls"
+
 
 @dataclass(frozen=True)
 class CallPlan:
-    """`grammar` is of the whole answer; `marks` are special tokens that calls may have, `special`
-    their spellings.
+    """`grammar` is of the whole answer, None where none can be followed; `marks` are special tokens
+    that calls may have, `special` their spellings.
     """
 
     syntax: CallSyntax
     tools: tuple[HeldTool, ...]
-    grammar: str
+    grammar: str | None
     special: tuple[str, ...]
     marks: tuple[int, ...]
     warnings: tuple[str, ...]
@@ -38,11 +40,13 @@ def plan_calls(
     check: Callable[[str], object],
 ) -> CallPlan:
     """`silent`: the tokens that add nothing to an answer; `check` as for `hold`. Raises
-    OptionError for a strict tool whose schema cannot be followed.
+    OptionError for a strict tool whose schema cannot be followed, and where a call is required,
+    or an answer that follows a schema, that no grammar can be made of.
     """
     box, syntax = settings.toolbox, template.syntax
     found = [hold(tool, check) for tool in box.callable]
-    tools = tuple(held for held, _ in found)
+    tools = [held for held, _ in found]
+    warnings = [warning for _, warning in found if warning]
     how = syntax.arguments
     parts = [syntax.begin, syntax.before_name, syntax.after_name, syntax.after, syntax.between]
     parts += [syntax.end]
@@ -51,14 +55,66 @@ def plan_calls(
     marks = {text: i for text, i in silent.items() if any(text in part for part in parts)}
     schema = settings.json_schema
     assert schema is None or isinstance(schema, str)  # the options made it so
+    parsed = None if schema is None else json.loads(schema)
+
+    def checked(tools: Sequence[HeldTool]) -> str:
+        made = answer_grammar(tools, box, syntax, marks, parsed)
+        check(made)
+        return made
+
+    grammar: str | None
+    try:
+        grammar = checked(tools)
+    except OptionError as error:
+        is_required = box.choice.mode == "required"
+        tools, told = _followed(tools, checked, is_required)
+        warnings += told
+        problem = _problem(checked, tools)
+        grammar = None if problem else checked(tools)
+        is_promised = is_required or schema is not None or any(h.tool.strict for h in tools)
+        if problem and is_promised:
+            raise OptionError(f"tools: {_IN_FORM}: {_reason(problem)}") from error
+        if problem:
+            warnings.append(f"tool calls are not held to their schemas: {_reason(problem)}")
     return CallPlan(
-        syntax,
-        tools,
-        answer_grammar(tools, box, syntax, marks, None if schema is None else json.loads(schema)),
-        tuple(marks),
-        tuple(marks.values()),
-        tuple(warning for _, warning in found if warning),
+        syntax, tuple(tools), grammar, tuple(marks), tuple(marks.values()), tuple(warnings)
     )
+
+
+def _followed(
+    tools: Sequence[HeldTool], checked: Callable[[Sequence[HeldTool]], str], is_required: bool
+) -> tuple[list[HeldTool], list[str]]:
+    """Each tool with as much of its schema held as a grammar of it alone can follow, and warnings.
+    Raises OptionError where that is not all of a strict tool, or of any where a call is required.
+    """
+    kept, told = [], list[str]()
+    for held in tools:
+        problem = _problem(checked, [held])
+        if problem is None:
+            kept.append(held)
+            continue
+        name, reason = held.tool.name, f"{_IN_FORM}: {_reason(problem)}"
+        if is_required or held.tool.strict:
+            raise OptionError(f"tools: the parameters of {name!r}: {reason}")
+        ways = looser(held, problem)
+        kept.append(next((one for one in ways if _problem(checked, [one]) is None), held))
+        told.append(f"tool {name}: its arguments follow its schema in part: {reason}")
+    return kept, told
+
+
+def _problem(
+    checked: Callable[[Sequence[HeldTool]], str], tools: Sequence[HeldTool]
+) -> OptionError | None:
+    """What is wrong with their grammar."""
+    try:
+        checked(tools)
+    except OptionError as error:
+        return error
+    return None
+
+
+def _reason(problem: OptionError) -> str:
+    return str(problem).removeprefix("tools: ").removeprefix("grammar: ")
 
 
 def check_ids(settings: AnswerOptions, tokens: int) -> None:

@@ -483,6 +483,8 @@ class Service:
             source = settings.grammar or settings.json_schema
             assert source is None or isinstance(source, str)  # the options made it so
             return (None if source is None else make(source, stop)), ()
+        if plan.grammar is None:
+            return None, plan.warnings
         try:
             return make(plan.grammar, stop), plan.warnings
         except OptionError as error:

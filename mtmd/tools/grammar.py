@@ -5,19 +5,21 @@ arguments that follow each tool's schema.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mtmd.kernels.errors import OptionError
-from mtmd.tools.lark import ANY, Lark, loose_pattern_of
+from mtmd.tools.lark import ANY, Lark, TooLongError, loose_pattern_of
 from mtmd.tools.schemas import (
+    TYPES,
     loosened,
     resolve,
     texts_of,
     types_of,
     with_definitions,
     without_annotations,
+    without_loops,
 )
 from mtmd.tools.syntax import Arguments, CallSyntax, common_prefix
 from mtmd.tools.tool import Tool, Toolbox
@@ -56,6 +58,7 @@ def hold(tool: Tool, check: Callable[[str], object]) -> tuple[HeldTool, str | No
             raise OptionError(
                 f"tools: the parameters of {tool.name!r}, which is strict: {reason}"
             ) from error
+    schema = without_loops(schema)
     for less in (schema, loosened(schema)):
         try:
             lark = Lark({})
@@ -68,6 +71,27 @@ def hold(tool: Tool, check: Callable[[str], object]) -> tuple[HeldTool, str | No
     return held, f"tool {tool.name}: its arguments are any JSON object: {reason}"
 
 
+def looser(held: HeldTool, error: OptionError) -> Iterator[HeldTool]:
+    """The same with less of its schema held, step by step, down to any JSON object; `error` is what
+    is wrong with it.
+    """
+    tool, schema = held.tool, held.schema
+    if not isinstance(error, TooLongError):  # which all of it stays
+        yield HeldTool(tool, schema, lenient=True)
+        yield HeldTool(tool, loosened(dict(schema)), lenient=True)
+    names = schema.get("properties")
+    if isinstance(names, dict) and names:
+        kinds = {name: _plain(part) for name, part in names.items()}
+        yield HeldTool(tool, {"type": "object", "properties": kinds})
+    yield HeldTool(tool, {"type": "object"})
+
+
+def _plain(part: object) -> dict[str, str]:
+    """The type alone."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    return {"type": kind} if isinstance(kind, str) and kind in TYPES else {}
+
+
 def _closed(schema: dict[str, Any]) -> dict[str, Any]:
     """What the schema leaves open no function takes, and a model may not find an end there; but
     names may stand in parts of it, or among the required ones alone.
@@ -78,7 +102,7 @@ def _closed(schema: dict[str, Any]) -> dict[str, Any]:
         not names
         or not {"additionalProperties", "patternProperties", *_ADDS}.isdisjoint(schema)
         or not all(isinstance(part, dict) and part.keys() <= {"required", "type"} for part in parts)
-        or not all(name in names for name in _listed(required))
+        or not all(isinstance(name, str) and name in names for name in _listed(required))
     ):
         return schema
     return {**schema, "additionalProperties": False}
@@ -172,6 +196,7 @@ def _raw(
         return None
     required = held.schema.get("required", [])
     assert isinstance(required, list)
+    required = frozenset(required)
     follow, stop = lark.text(how.separator[len(end) :]), lark.text(syntax.after[len(end) :])
     rest, first = lark.rule(stop), list[str]()
     for name, schema in reversed(properties.items()):
@@ -185,12 +210,12 @@ def _raw(
 
 def _raw_value(lark: Lark, values: ValueGrammar, held: HeldTool, schema: object, end: str) -> str:
     """A value and what ends it: texts as they are, all else as JSON."""
-    kinds, close = types_of(schema, held.schema), lark.text(end)
+    kinds, close = types_of(schema, held.schema, lark.look), lark.text(end)
     if kinds != {"string"}:  # of several types, as JSON: read back as what it says
         return f"{values.json(schema)} {close}"
-    choices = texts_of(schema, held.schema)
+    choices = texts_of(schema, held.schema, lark.look)
     if choices and all(end not in choice for choice in choices):
         return f"{lark.rule(' | '.join(lark.text(c) for c in choices))} {close}"
     words = resolve(schema, held.schema)
-    pattern = raw_pattern(words, end[0]) if choices is None else None
-    return lark.until(end) if pattern is None else f"{lark.terminal(pattern)} {close}"
+    pattern = raw_pattern(words, end) if choices is None else None
+    return lark.until(end, pattern)

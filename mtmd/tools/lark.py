@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mtmd.kernels.errors import OptionError
-from mtmd.llm.sampling.json_schema import GRAMMAR_OPTIONS
+from mtmd.llm.sampling.json_schema import GRAMMAR_CHARS_MAX, GRAMMAR_OPTIONS
 from mtmd.llm.sampling.schema_defaults import bound_numbers, drop_idle, say_any_of, share_numbers
 from mtmd.tools.syntax import ID, ID_PATTERN
 
@@ -16,9 +16,14 @@ from mtmd.tools.syntax import ID, ID_PATTERN
 # library's tokenizer.
 HEAD = '%llguidance {"no_forcing": true}\n'
 ANY = "(?s:.*)"
-# Characters of JSON schemas in one grammar, each with what it refers to beside it. llguidance has
-# refused a tenth of it as too big, after seconds of a worker; much more would take our own memory.
-JSON_MAX = 16 << 20
+# Characters of JSON schemas in one grammar, each with what it refers to beside it, and of its
+# rules: no longer grammar is followed.
+JSON_MAX = RULES_MAX = GRAMMAR_CHARS_MAX
+LOOKS_MAX = 100_000  # at parts of choices: a tenth of a second
+
+
+class TooLongError(OptionError):
+    """Schemas that need a longer grammar than is made."""
 
 
 class Lark:
@@ -31,23 +36,41 @@ class Lark:
         spellings = sorted(special, key=len, reverse=True)
         self._marks = re.compile("|".join(map(re.escape, [*spellings, ID])))
         self._rules: list[str] = []
-        self._names = self._json_size = 0
+        self._names = self._json_size = self._size = self._looks = 0
 
     def name(self, terminal: bool = False) -> str:
         self._names += 1
         return f"T{self._names}" if terminal else f"r{self._names}"
 
     def rule(self, body: str, *, lazy: bool = False, name: str | None = None) -> str:
-        """A rule, by its name."""
+        """A rule, by its name. Raises TooLongError where all of them are too long."""
         name = name or self.name()
-        self._rules.append(f"{name}{'[lazy]' if lazy else ''}: {body}")
+        self._add(f"{name}{'[lazy]' if lazy else ''}: {body}")
         return name
 
     def terminal(self, pattern: str) -> str:
         """`pattern` is what stands on the right: expressions between slashes."""
         name = self.name(terminal=True)
-        self._rules.append(f"{name}: {pattern}")
+        self._add(f"{name}: {pattern}")
         return name
+
+    def _add(self, rule: str) -> None:
+        self._size += len(rule)
+        if self._size > RULES_MAX:
+            raise TooLongError(
+                f"tools: found schemas whose grammar has more than {RULES_MAX:,} characters, "
+                "expected at most so many"
+            )
+        self._rules.append(rule)
+
+    def look(self) -> None:
+        """One more part of a choice is looked at. Raises TooLongError where they are too many."""
+        self._looks += 1
+        if self._looks > LOOKS_MAX:
+            raise TooLongError(
+                f"tools: found choices of more than {LOOKS_MAX:,} parts, each counted as often as "
+                "it is referred to, expected at most so many"
+            )
 
     def text(self, text: str) -> str:
         """An expression for exactly this text; special tokens in it stand for themselves."""
@@ -63,23 +86,26 @@ class Lark:
     def is_special(self, text: str) -> bool:
         return text in self._special
 
-    def until(self, text: str) -> str:
-        """Any text, up to the first `text`, and that."""
+    def until(self, text: str, pattern: str | None = None) -> str:
+        """Any text, or one of `pattern` (as `terminal` takes it), up to the first `text`, and
+        that.
+        """
+        before = self.terminal(pattern or f"/{ANY}/")
         if self.is_special(text):
-            return f"{self.terminal(f'/{ANY}/')} {self.text(text)}"
-        return self.rule(f"{self.terminal(f'/{ANY}/')} {_quoted(text)}", lazy=True)
+            return f"{before} {self.text(text)}"
+        return self.rule(f"{before} {_quoted(text)}", lazy=True)
 
     def without(self, pattern: str) -> str:
         """Any text that the expression `pattern` does not match as a whole."""
         return self.terminal(f"/{ANY}/ & ~/{pattern}/")
 
     def json(self, schema: Mapping[str, Any], lenient: bool = False) -> str:
-        """A value by a JSON schema. Raises OptionError where all of them are too long."""
+        """A value by a JSON schema. Raises TooLongError where all of them are too long."""
         options = {**GRAMMAR_OPTIONS["x-guidance"], "lenient": lenient}
-        text = json.dumps(dict(schema))
+        text = json.dumps(dict(schema), ensure_ascii=False)
         self._json_size += len(text)
         if self._json_size > JSON_MAX:
-            raise OptionError(
+            raise TooLongError(
                 f"tools: found JSON schemas of more than {JSON_MAX:,} characters, each counted "
                 "with the definitions that it refers to, expected at most so many"
             )

@@ -262,9 +262,11 @@ class CallParser:
         if kinds == {"string"} and key != ALL:
             return text
         try:
-            return json.loads(text)
-        except ValueError:
+            value = json.loads(text)
+            json.dumps(value)  # deep ones are read, and not written
+        except (ValueError, RecursionError):
             return text
+        return value
 
     def _next(self) -> Iterator[Piece]:
         """Another call, or the end of them."""

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
 
+from mtmd.llm.sampling.json_schema import endless
+
 TYPES = ("string", "integer", "number", "boolean", "null", "array", "object")
 ANNOTATIONS = frozenset(
     ["title", "description", "default", "examples", "$comment", "deprecated", "readOnly"]
@@ -17,6 +19,7 @@ ANNOTATIONS = frozenset(
 _TABLES = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _DATA = ("enum", "const", "required")
 _DEEP_MAX = 100
+_INDEX_DIGITS = 9
 _PARTS_MAX = 1000  # of a choice
 _REPEATED_MAX = 1 << 20  # characters of what is repeated among the definitions
 _NAMED = "place-"  # begins the names of those
@@ -72,15 +75,22 @@ def _place(schema: dict[str, Any], reference: str) -> Any:
     if start != "#":
         return None
     found: Any = schema
-    for part in path:
-        name = unquote(part).replace("~1", "/").replace("~0", "~")
+    for name in map(_named, path):
         if isinstance(found, list):
-            found = found[int(name)] if name.isdecimal() and int(name) < len(found) else None
+            is_index = len(name) < _INDEX_DIGITS and name.isdecimal() and int(name) < len(found)
+            found = found[int(name)] if is_index else None
         else:
             found = found.get(name) if isinstance(found, dict) else None
+        if found is None:
+            return None
     if found is schema:
         return {key: value for key, value in schema.items() if key not in ("$defs", "definitions")}
     return found if isinstance(found, (dict, bool)) else None
+
+
+def _named(part: str) -> str:
+    """The name that a part of a reference stands for."""
+    return unquote(part).replace("~1", "/").replace("~0", "~")
 
 
 def _changed(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]], deep: int = 0) -> Any:
@@ -117,6 +127,14 @@ def loosened(schema: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
+def without_loops(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema, in which definitions that lead to nothing but themselves are of any value."""
+    found: dict[str, dict[str, Any]] = {}
+    for table, name in endless(schema):
+        found.setdefault(table, {})[name] = {}
+    return {**schema, **{table: {**schema[table], **names} for table, names in found.items()}}
+
+
 def definitions(root: Mapping[str, Any], part: Any) -> dict[str, Any]:
     """What references in a part of `root` need beside it: the definitions that it reaches, all
     where it refers to something else.
@@ -134,7 +152,7 @@ def definitions(root: Mapping[str, Any], part: Any) -> dict[str, Any]:
         if "$ref" not in value:
             continue
         start, table, name, *_ = [*str(value["$ref"]).split("/"), "", ""]
-        name = name.replace("~1", "/").replace("~0", "~")
+        name = _named(name)
         if start != "#" or name not in tables.get(table, ()):
             return tables
         if name not in found.setdefault(table, {}):
@@ -151,15 +169,21 @@ def resolve(schema: Any, root: Mapping[str, Any]) -> Any:
         _, *path = str(schema["$ref"]).split("/")
         found: Any = root if schema["$ref"].startswith("#/") else None
         for part in path:
-            found = found.get(part) if isinstance(found, Mapping) else None
+            found = found.get(_named(part)) if isinstance(found, Mapping) else None
+            if found is None:
+                return None
         schema = found
     return None
 
 
-def types_of(schema: Any, root: Mapping[str, Any]) -> set[str]:
-    """The types that a value may have, as far as the schema tells; all where it does not."""
+def types_of(
+    schema: Any, root: Mapping[str, Any], look: Callable[[], object] = lambda: None
+) -> set[str]:
+    """The types that a value may have, as far as the schema tells; all where it does not. `look` is
+    called for each part that is looked at.
+    """
     kinds = set[str]()
-    for part in _choices(schema, root, ("const", "enum", "type")):
+    for part in _choices(schema, root, ("const", "enum", "type"), look):
         if not isinstance(part, dict):
             return set(TYPES)
         kind = part.get("type")
@@ -174,10 +198,14 @@ def types_of(schema: Any, root: Mapping[str, Any]) -> set[str]:
     return kinds or set(TYPES)
 
 
-def texts_of(schema: Any, root: Mapping[str, Any]) -> list[str] | None:
-    """All texts that a value may be, which is a text; None where the schema names none."""
+def texts_of(
+    schema: Any, root: Mapping[str, Any], look: Callable[[], object] = lambda: None
+) -> list[str] | None:
+    """All texts that a value may be, which is a text; None where the schema names none. `look` as
+    for `types_of`.
+    """
     texts: dict[str, None] = {}
-    for part in _choices(schema, root, ("const", "enum")):
+    for part in _choices(schema, root, ("const", "enum"), look):
         if isinstance(part, dict) and "const" in part:
             texts[part["const"]] = None
         elif isinstance(part, dict) and isinstance(part.get("enum"), list):
@@ -187,7 +215,9 @@ def texts_of(schema: Any, root: Mapping[str, Any]) -> list[str] | None:
     return list(texts) or None
 
 
-def _choices(schema: Any, root: Mapping[str, Any], ends: tuple[str, ...]) -> Iterator[Any]:
+def _choices(
+    schema: Any, root: Mapping[str, Any], ends: tuple[str, ...], look: Callable[[], object]
+) -> Iterator[Any]:
     """The parts of which a value follows one, references followed: what is itself a choice among
     parts is gone into unless it says one of `ends`. Each part comes once, however often and in
     however many ways it is referred to; beyond `_PARTS_MAX` comes None, as of what is not told.
@@ -197,6 +227,7 @@ def _choices(schema: Any, root: Mapping[str, Any], ends: tuple[str, ...]) -> Ite
         if len(seen) == _PARTS_MAX:
             yield None
             return
+        look()
         part = resolve(waiting.pop(), root)
         if id(part) in seen:
             continue

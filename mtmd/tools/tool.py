@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -19,6 +19,7 @@ TOOLS_BYTES_MAX = 512 << 10  # of all of them together, as JSON
 # Names stand in grammars and prompts as they are.
 NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 ID_BYTES_MAX = 256
+DEEP_MAX = 100  # of objects and lists in one another
 Mode = Literal["none", "auto", "required"]
 MODES = ("none", "auto", "required")
 _SCHEMAS = ("parameters", "input_schema")  # what interfaces call the schema of the arguments
@@ -184,11 +185,31 @@ def _schema(value: object, where: str) -> str:
     if kind != "object" and not (isinstance(kind, list) and "object" in kind):
         raise _wrong(f"{where}.type", kind, "'object': arguments have names")
     try:
-        return json.dumps({**value, "type": "object"}, ensure_ascii=False, allow_nan=False)
+        text = json.dumps({**value, "type": "object"}, ensure_ascii=False, allow_nan=False)
+        text.encode()  # no halves of surrogate pairs
     except (TypeError, ValueError, RecursionError) as error:
         raise OptionError(
             f"{where}: found what JSON cannot hold ({one_line(error)[:160]}), expected JSON values"
         ) from error
+    if is_deep(value):
+        raise OptionError(f"{where}: found more than {DEEP_MAX} levels, expected at most so many")
+    return text
+
+
+def is_deep(value: object) -> bool:
+    """Whether a value made of JSON types has more than `DEEP_MAX` levels."""
+    level = [value]
+    for _ in range(DEEP_MAX):
+        level = [inner for part in level for inner in _parts_of(part)]
+        if not level:
+            return False
+    return any(isinstance(part, (Mapping, list, tuple)) for part in level)
+
+
+def _parts_of(value: object) -> Iterable[Any]:
+    if isinstance(value, Mapping):
+        return value.values()
+    return value if isinstance(value, (list, tuple)) else ()
 
 
 def _choice(value: object, names: set[str]) -> ToolChoice:

@@ -27,6 +27,7 @@ KEYWORDS = {
 CHOICES_MAX = 1000
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _DEEP_MAX = 40
+_HAS_END = re.compile(r"(?<!\\)(?:\\\\)*\$$")  # a last "$" that stands for the end
 _SLASH = re.compile(r"(?<!\\)((?:\\\\)*)/")  # one that is not escaped, as JavaScript writes it
 
 
@@ -107,7 +108,7 @@ class ValueGrammar:
 
     def _apart(self, schemas: Any) -> bool:
         """Whether no value can fit two of them, by their types alone."""
-        kinds = [types_of(schema, self._root) for schema in schemas]
+        kinds = [_numbers_alike(types_of(one, self._root, self._lark.look)) for one in schemas]
         return sum(map(len, kinds)) == len(set().union(*kinds))
 
     def _any(self, schemas: Any, deep: int) -> str:
@@ -183,10 +184,11 @@ class ValueGrammar:
             return None
         if not properties or not isinstance(required, list):
             return None
-        if not set(required) <= set(properties) or isinstance(
-            schema.get("additionalProperties"), dict
-        ):
+        if any(not isinstance(name, str) or name not in properties for name in required):
             return None
+        if isinstance(schema.get("additionalProperties"), dict):
+            return None
+        required = frozenset(required)
         written = {
             name: self.key(name) if nested else _argument(name, assign) for name in properties
         }
@@ -208,26 +210,31 @@ class ValueGrammar:
         return self._lark.rule(" | ".join(part.rstrip() for part in first)), not required
 
 
+def _numbers_alike(kinds: set[str]) -> set[str]:
+    """Each integer is a number, too."""
+    return kinds - {"integer"} | {"number"} if "integer" in kinds else kinds
+
+
 def _argument(name: str, assign: str) -> str | None:
     """An argument's name as it stands there, None where it could not be told from what follows."""
     fits = re.fullmatch(r"[^\s=(){}\[\],'\"<>:|*&\\]+", name) and assign not in name
     return name if fits else None
 
 
-def raw_pattern(schema: Mapping[str, Any], forbidden: str) -> str | None:
-    """A regular expression for texts without any marks, of which none of the characters `forbidden`
-    may be part; None where any will do.
+def raw_pattern(schema: Mapping[str, Any], end: str) -> str | None:
+    """A regular expression for texts without any marks, of which `end` may be no part; None where
+    any other will do.
     """
     least, most = schema.get("minLength", 0), schema.get("maxLength")
     pattern = schema.get("pattern")
     if not least and most is None and not isinstance(pattern, str):
         return None
-    chars = f"[^{pattern_of(forbidden)}]"
-    both = f"/{chars}{{{least},{'' if most is None else most}}}/"
+    both = f"/(?s:.){{{least},{'' if most is None else most}}}/"
+    both += f" & ~/(?s:.*){pattern_of(end)}(?s:.*)/"
     if isinstance(pattern, str):
         begin = "" if pattern.startswith("^") else "(?s:.*)"
-        end = "" if pattern.endswith("$") and not pattern.endswith("\\$") else "(?s:.*)"
+        closes = "" if _HAS_END.search(pattern) else "(?s:.*)"
         core = pattern.removeprefix("^")
-        core = _SLASH.sub(r"\1\\/", core[:-1] if not end else core)
-        both += f" & /{begin}({core}){end}/"
+        core = _SLASH.sub(r"\1\\/", core[:-1] if not closes else core)
+        both += f" & /{begin}({core}){closes}/"
     return both

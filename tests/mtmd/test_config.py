@@ -58,9 +58,9 @@ BAD: list[tuple[str, Any, str]] = [
     ("max_tokens", "5", "integer"),
     ("max_tokens", True, "integer"),
     ("max_tokens", 10**400, "1048576"),
-    ("temperature", math.nan, "1e-05 to 100, or 0"),
-    ("temperature", -1, "number from 1e-05"),
-    ("temperature", 1e-6, "or 0 (greedy)"),
+    ("temperature", math.nan, "from 0 (greedy) to 100"),
+    ("temperature", -1, "number from 0"),
+    ("temperature", -1e-6, "number from 0"),
     ("temperature", True, "number"),
     ("temperature", math.inf, "number"),
     ("temperature", "1", "number"),
@@ -250,6 +250,13 @@ def test_what_the_sampler_takes_is_what_an_answer_takes(name: str, value: Any) -
         except OptionError as error:
             told.append(str(error))
     assert told[0] == told[1]
+
+
+@pytest.mark.parametrize("tiny", [1e-300, 1e-8, 9.9e-6])
+def test_temperatures_that_clients_send_for_none_are_none(tiny: float) -> None:
+    assert AnswerOptions(temperature=tiny).temperature == 0
+    assert Sampling(temperature=tiny).temperature == 0
+    assert AnswerOptions(temperature=1e-5).temperature == 1e-5
 
 
 def test_options_can_be_keys() -> None:

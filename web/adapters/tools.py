@@ -25,7 +25,7 @@ def arguments_of(call: ToolCall) -> dict[str, Any] | None:
     """As an object; None for a call that is cut, as the answer was."""
     try:
         found = json.loads(call.arguments)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
 

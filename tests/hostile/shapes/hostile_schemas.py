@@ -25,6 +25,7 @@ PATTERNS = (
     "a{1000}",
     "(?i)straße",
 )
+PARTS = ("anyOf", "oneOf", "allOf")
 VALUES = (0, -1, 1.5, 1e300, 10**30, "x", "é" * 100, "\ud800", None, True, [], {}, [[[]]], "\0")
 
 
@@ -97,12 +98,30 @@ def _deep(rng: random.Random) -> Any:
     return made
 
 
+def _chain(length: int, key: str) -> Any:
+    """Each definition refers to the next one twice."""
+    made = {f"d{i}": {key: [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(length)}
+    return {"$ref": "#/$defs/d0", "$defs": {**made, f"d{length}": {"type": "string"}}}
+
+
 BOMBS: dict[str, Callable[[random.Random], Any]] = {
     "a long enumeration": lambda rng: {
         "enum": [f"word {i}" for i in range(rng.choice((999, 20_000)))]
     },
     "deep": _deep,
     "one that is itself": lambda rng: {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}},
+    "twice in a row": lambda rng: _chain(rng.choice((28, 400)), rng.choice(PARTS)),
+    "wide by wide": lambda rng: {
+        "type": "object",
+        "properties": {f"p{i}": {"$ref": "#/$defs/U"} for i in range(900)},
+        "$defs": {"U": {rng.choice(PARTS): [{"const": i} for i in range(900)]}},
+    },
+    "each its place": lambda rng: {
+        "type": "object",
+        "properties": {f"p{i}": {"$ref": f"#/properties/p{i + 1}"} for i in range(900)},
+    },
+    "a long number in a reference": lambda rng: {"anyOf": [{}], "$ref": f"#/anyOf/{'9' * 5000}"},
+    "names that are lists": lambda rng: {"properties": {"a": {}}, "required": [["a"]]},
     "a minimum that is a text": lambda rng: {"minimum": "é" * 100},
     "many properties": lambda rng: {
         "type": "object",

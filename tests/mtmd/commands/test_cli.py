@@ -553,11 +553,11 @@ CALLS: dict[str, tuple[tuple[object, ...], str]] = {
     ),
     "temperature nan": (
         ("describe", "IMAGE", "--temperature", "nan"),
-        "temperature: found nan, expected a number from 1e-05 to 100, or 0",
+        "temperature: found nan, expected a number from 0 (greedy) to 100",
     ),
     "temperature -1": (
         ("describe", "IMAGE", "--temperature", "-1"),
-        "temperature: found -1.0, expected a number from 1e-05",
+        "temperature: found -1.0, expected a number from 0 (greedy)",
     ),
     "temperature inf": (("describe", "IMAGE", "--temperature", "inf"), "temperature: found inf"),
     "top-p 2": (

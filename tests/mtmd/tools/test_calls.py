@@ -209,6 +209,10 @@ USUAL = {
         "a": {"type": "string", "pattern": r"^\/v[12]\/x/y$"},
         "b": {"type": "string", "pattern": r"^\\/$"},
     },
+    "lines": {
+        "a": {"type": "string", "pattern": r"^a\nb$"},
+        "b": {"type": "string", "pattern": r"^(x|\n){2}\$$"},
+    },
     "record": {
         "a": {"const": 1},
         "b": {
