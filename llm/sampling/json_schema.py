@@ -20,7 +20,9 @@ from mtmd.kernels.text import one_line
 from mtmd.llm.sampling.schema_defaults import (
     bound_numbers,
     close_objects,
+    drop_formats,
     drop_idle,
+    not_held,
     say_any_of,
     share_numbers,
 )
@@ -103,6 +105,7 @@ def grammar_text(schema: str) -> str:
         return lark_grammar(schema)
     parsed = json.loads(schema)
     _check_promises(parsed)
+    drop_formats(parsed)
     drop_idle(parsed)
     say_any_of(parsed)
     close_objects(parsed)
@@ -121,6 +124,12 @@ def grammar_text(schema: str) -> str:
         reason = _before_the_place(problem).split("JSON schema: ")[-1]
         raise _wrong(f"a schema that cannot be followed ({_short(reason)})", "one without that")
     return grammar
+
+
+def left_out(schema: str) -> tuple[str, ...]:
+    """Warnings: what answers are not held to of a schema as `schema_text` returns it."""
+    formats = drop_formats(json.loads(schema))
+    return (f"json_schema: {not_held(formats)}",) if formats else ()
 
 
 def lark_grammar(source: str) -> str:

@@ -24,6 +24,9 @@ _BOUNDS = (("minimum", "exclusiveMinimum", -_LARGEST), ("maximum", "exclusiveMax
 _NUMBER = {"type", "multipleOf"} | {key for *keys, _ in _BOUNDS for key in keys}
 _REFERENCES = 16  # that lead from one to the next
 _IDLE = {"uniqueItems": (False,), "propertyNames": (True, {}, {"type": "string"})}
+_FORMATS = frozenset(  # llguidance's
+    ("date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid")
+)
 _SHOWN = ("$id", "allOf", "oneOf")
 _SHARED = "x-number-"  # begins the names of definitions
 _NOTES = {"title", "description", "default", "examples", "deprecated", "$comment"}
@@ -56,6 +59,25 @@ def drop_idle(schema: Any) -> None:
         for key, values in _IDLE.items():
             if key in part and any(part[key] == value for value in values):
                 del part[key]
+
+
+def drop_formats(schema: Any) -> list[str]:
+    """Formats that no grammar is known for, which the standard calls notes, are taken out of
+    `schema` itself, JSON values; Pydantic writes "path", "password" and "binary", zod "base64".
+    Returns them, each once, in order.
+    """
+    dropped = set[str]()
+    for part in _schemas(schema):
+        name = part.get("format")
+        if isinstance(name, str) and name not in _FORMATS:
+            dropped.add(part.pop("format"))
+    return sorted(dropped)
+
+
+def not_held(formats: list[str]) -> str:
+    """What is told of those."""
+    shown = ", ".join(f"{name!r:.40}" for name in formats[:3]) + (", ..." if formats[3:] else "")
+    return f"any text is taken where the format is {shown}, which no grammar is known for"
 
 
 def say_any_of(schema: Any) -> None:

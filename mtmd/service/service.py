@@ -41,6 +41,7 @@ from mtmd.llm.engine.engine import Constraint, Engine, Prompt
 from mtmd.llm.engine.sequence import Sequence, Token
 from mtmd.llm.foreseen import few_rows
 from mtmd.llm.plan_maker import PlanMaker
+from mtmd.llm.sampling.json_schema import left_out
 from mtmd.llm.sampling.options import SEED_MAX
 from mtmd.llm.sampling.sampler import Sampler
 from mtmd.llm.tokenizer.control_tokens import SEAL
@@ -480,9 +481,11 @@ class Service:
         """
         make = self._loaded.grammars.constraint
         if plan is None:
-            source = settings.grammar or settings.json_schema
+            schema = settings.json_schema
+            source = settings.grammar or schema
             assert source is None or isinstance(source, str)  # the options made it so
-            return (None if source is None else make(source, stop)), ()
+            warnings = left_out(schema) if isinstance(schema, str) else ()
+            return (None if source is None else make(source, stop)), warnings
         if plan.grammar is None:
             return None, plan.warnings
         try:

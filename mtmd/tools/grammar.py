@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mtmd.kernels.errors import OptionError
+from mtmd.llm.sampling.schema_defaults import drop_formats, not_held
 from mtmd.tools.lark import ANY, Lark, TooLongError, loose_pattern_of
 from mtmd.tools.schemas import (
     TYPES,
@@ -49,9 +50,10 @@ def hold(tool: Tool, check: Callable[[str], object]) -> tuple[HeldTool, str | No
     the tool is strict.
     """
     schema = with_definitions(_closed(without_annotations(tool.schema)))
+    formats = drop_formats(schema)
     try:
         check(json.dumps(schema, ensure_ascii=False))
-        return HeldTool(tool, schema), None
+        return HeldTool(tool, schema), _in_part(tool, not_held(formats)) if formats else None
     except OptionError as error:
         reason = str(error).removeprefix("json_schema: ")
         if tool.strict:
@@ -66,9 +68,13 @@ def hold(tool: Tool, check: Callable[[str], object]) -> tuple[HeldTool, str | No
         except OptionError:
             continue
         held = HeldTool(tool, less, lenient=True)
-        return held, f"tool {tool.name}: its arguments follow its schema in part: {reason}"
+        return held, _in_part(tool, reason)
     held = HeldTool(tool, {"type": "object"})
     return held, f"tool {tool.name}: its arguments are any JSON object: {reason}"
+
+
+def _in_part(tool: Tool, reason: str) -> str:
+    return f"tool {tool.name}: its arguments follow its schema in part: {reason}"
 
 
 def looser(held: HeldTool, error: OptionError) -> Iterator[HeldTool]:

@@ -4,6 +4,8 @@ from then on.
 
 from __future__ import annotations
 
+import datetime
+import json
 from pathlib import Path
 
 import pytest
@@ -44,3 +46,22 @@ def test_a_shape_that_nobody_asked_about(rule: str, images: list[Path], told: st
         any(told in r.reason for r in model.warmup_report.refused)
         and not model.warmup_report.fully_accelerated
     )
+
+
+def test_a_format_that_no_grammar_is_known_for() -> None:
+    """As Pydantic's `Path` and `SecretStr`: the rest of the schema is held to."""
+    schema = {
+        "type": "object",
+        "properties": {
+            "file": {"type": "string", "format": "path", "maxLength": 3},
+            "key": {"anyOf": [{"type": "string", "format": "password", "maxLength": 3}]},
+            "day": {"type": "string", "format": "date"},
+        },
+        "required": ["file", "key", "day"],
+    }
+    answer = load().answer(ONE, json_schema=schema, max_tokens=200)
+    assert datetime.date.fromisoformat(json.loads(answer.text)["day"])
+    assert [w for w in answer.receipt.warnings if w.startswith("json_schema: ")] == [
+        "json_schema: any text is taken where the format is 'password', 'path', which no grammar "
+        "is known for"
+    ]

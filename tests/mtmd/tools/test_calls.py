@@ -148,6 +148,17 @@ def test_schemas_that_no_grammar_follows():
     assert held.schema == {"type": "object"} and "any JSON object" in warning
 
 
+def test_a_format_that_no_grammar_knows_is_told_and_the_rest_held():
+    path = {"type": "string", "format": "path", "maxLength": 9}
+    schema = json.dumps({"type": "object", "properties": {"a": path}, "required": ["a"]})
+    for strict in (False, True):
+        held, warning = hold(Tool("f", parameters=schema, strict=strict), grammar_text)
+        assert not held.lenient
+        assert held.schema["properties"] == {"a": {"type": "string", "maxLength": 9}}
+        assert warning.startswith("tool f: its arguments follow its schema in part: ")
+        assert "'path'" in warning
+
+
 def test_choices():
     tools = [{"type": "function", "function": {"name": name}} for name in ("f", "g")]
     assert read_toolbox(tools, "none").callable == ()
