@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mtmd.checkpoint.checkpoint import Checkpoint
+    from mtmd.kernels.checkpoint.canonical import CanonicalWeights
 
 # general.file_type of a GGUF: llama.cpp, include/llama.h, llama_ftype
 _FILE_TYPES = {
@@ -51,8 +53,8 @@ _FILE_TYPES = {
 class CheckpointFacts:
     """`format`: of its files, "gguf" or "safetensors". `architecture`: model_type of a config.json,
     general.architecture of a GGUF. `parameters`: numbers that are stored, of encoder and decoder.
-    `width`: of the decoder. `weight_type`: BF16, Q4_K_M; of several types the one that holds most
-    of the parameters, where the file has no name for the mixture.
+    `width`: of the decoder, of vectors where there is none. `weight_type`: BF16, Q4_K_M; of several
+    types the one that holds most of the parameters, where the file has no name for the mixture.
     """
 
     format: str
@@ -64,15 +66,27 @@ class CheckpointFacts:
 
 def facts_of(checkpoint: Checkpoint) -> CheckpointFacts:
     """Of a checkpoint that was opened; no weight is read."""
-    kinds: Counter[str] = Counter()
     parts = (checkpoint.text_weights, checkpoint.vision_weights)
-    for weights in (part for part in parts if part is not None):
+    return facts_of_weights(
+        [part for part in parts if part is not None],
+        checkpoint.architecture,
+        checkpoint.text.width,
+        checkpoint.file_type,
+    )
+
+
+def facts_of_weights(
+    parts: Sequence[CanonicalWeights], architecture: str, width: int, file_type: int = -1
+) -> CheckpointFacts:
+    """The same of its parts; `file_type` as a GGUF has it, -1 for none."""
+    kinds: Counter[str] = Counter()
+    for weights in parts:
         for source in weights.sources:
             kinds[weights.file.kind(source)] += prod(weights.file.meta(source)[0])
     return CheckpointFacts(
-        "gguf" if checkpoint.text_weights.file.canonical else "safetensors",
-        checkpoint.architecture,
+        "gguf" if parts[0].file.canonical else "safetensors",
+        architecture,
         kinds.total(),
-        checkpoint.text.width,
-        _FILE_TYPES.get(checkpoint.file_type) or kinds.most_common(1)[0][0],
+        width,
+        _FILE_TYPES.get(file_type) or kinds.most_common(1)[0][0],
     )

@@ -20,8 +20,9 @@ _WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 @dataclass(frozen=True)
 class DualCheckpoint:
-    """`bare`: the punctuation of texts goes, and blanks between words become one. `pieces`: the
-    tokenizer is a sentencepiece model's alone, and a blank is put before a text here.
+    """`architecture`: model_type of config.json. `bare`: the punctuation of texts goes, and blanks
+    between words become one. `pieces`: the tokenizer is a sentencepiece model's alone, and a blank
+    is put before a text here.
     """
 
     folder: Path
@@ -29,6 +30,7 @@ class DualCheckpoint:
     weights: CanonicalWeights
     weight_bytes: int
     tokenizer: Tokenizer
+    architecture: str
     bare: bool
     pieces: bool
 
@@ -95,6 +97,7 @@ def open_dual(folder: Path) -> DualCheckpoint:
         weights,
         file.bytes,
         tokenizer,
+        config.get("model_type", ""),
         bare=pieces or str(kind).removesuffix("Fast") == family.bare_with,
         pieces=pieces,
     )

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
+from mtmd.checkpoint.facts import CheckpointFacts, facts_of_weights
 from mtmd.clip.image.decode import Picture
 from mtmd.embedding.embedder import Embedder, Embeddings
 from mtmd.kernels.errors import BusyError, DeviceError, MtmdError, PromptError
@@ -48,6 +49,12 @@ class EmbeddingService:
     def context(self) -> int:
         """Tokens that are read of a text."""
         return self.embedder.checkpoint.family.text.context
+
+    @property
+    def checkpoint_facts(self) -> CheckpointFacts:
+        """What the model's files say of themselves."""
+        checkpoint = self.embedder.checkpoint
+        return facts_of_weights([checkpoint.weights], checkpoint.architecture, self.width)
 
     @property
     def warmup_report(self) -> WarmupReport:

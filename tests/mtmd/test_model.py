@@ -150,7 +150,7 @@ def test_load_refuses_answer_options_and_answers_refuse_load_options(
 
 
 def test_stream_checks_options_before_the_first_event(demo: Model) -> None:
-    for wrong in ({"top_p": -0.1}, {"temperature": 1e-9}, {"colour": 1}):
+    for wrong in ({"top_p": -0.1}, {"temperature": -1e-9}, {"colour": 1}):
         with pytest.raises(OptionError):
             demo.stream([{"role": "user", "content": "hi"}], **wrong)
 

@@ -256,7 +256,7 @@ def test_logits_are_one_row(shape: tuple[int, ...]) -> None:
 
 
 WRONG = {
-    "temperature": [-0.1, math.nan, math.inf, 1e-9, 101, "1", None, True],
+    "temperature": [-0.1, math.nan, math.inf, -1e-9, 101, "1", None, True],
     "top_k": [-1, 1.5, True, math.nan, None],
     "top_p": [1.01, math.nan, -1, "x"],
     "min_p": [-0.1, 1.1, math.nan, None],

@@ -213,6 +213,14 @@ def test_what_a_dual_encoder_tells_of_itself(embedder):
     assert client.get("/props", headers=key).get_json()["modalities"]["vision"]
 
 
+def test_facts_of_a_dual_encoder(embedder):
+    found = EmbeddingService(embedder).checkpoint_facts
+    stored = 4 * found.parameters
+    assert stored == embedder.checkpoint.weight_bytes and found.parameters > 1000
+    assert (found.format, found.architecture, found.width) == ("safetensors", "clip", 24)
+    assert found.weight_type == "F32"
+
+
 def test_threads_share_a_dual_encoder(embedder):
     service = EmbeddingService(embedder)
     texts = ["a red circle", "two dogs", "a cat", "the fox"]

@@ -486,6 +486,7 @@ def test_counting_adds_the_draft_to_its_branch(page):
         "images": [{"sha256": image["sha256"], "name": "b"}],
     }
     assert page.call("POST", "/count", draft) == {
+        "in_memory": True,
         "prompt_tokens": 18,
         "image_tokens": [4, 4],
         "video_tokens": [],
