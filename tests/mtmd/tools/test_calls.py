@@ -14,7 +14,7 @@ from tool_templates import SPECIAL, STOPS, TEMPLATES, template
 from tool_walks import MARKS, random_tools, vocabulary, walk
 
 from mtmd.kernels.errors import OptionError
-from mtmd.llm.sampling.json_schema import grammar_text
+from mtmd.llm.sampling.json_schema import grammar_text, left_out
 from mtmd.tools.grammar import HeldTool, answer_grammar, hold
 from mtmd.tools.parser import CallParser, CallPiece
 from mtmd.tools.probe import read_template
@@ -157,6 +157,22 @@ def test_a_format_that_no_grammar_knows_is_told_and_the_rest_held():
         assert held.schema["properties"] == {"a": {"type": "string", "maxLength": 9}}
         assert warning.startswith("tool f: its arguments follow its schema in part: ")
         assert "'path'" in warning
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        {"type": "integer", "format": "int32"},
+        {"type": ["integer", "null"], "format": "int64"},
+        {"type": "number", "format": "double"},
+    ],
+)
+def test_formats_of_numbers_are_no_warning(number):
+    """As OpenAPI and schemars write them: such a number is held to its type as any other."""
+    schema = {"type": "object", "properties": {"a": number}, "required": ["a"]}
+    held, warning = hold(Tool("f", parameters=json.dumps(schema), strict=True), grammar_text)
+    assert warning is None and not held.lenient
+    assert left_out(json.dumps(schema)) == ()
 
 
 def test_choices():
