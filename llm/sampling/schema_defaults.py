@@ -194,13 +194,14 @@ def _schemas(schema: Any) -> Iterator[dict[str, Any]]:
         if not isinstance(part, dict):
             continue
         yield part
-        for key in _TABLES:
-            table = part.get(key)
-            waiting += table.values() if isinstance(table, dict) else ()
-        for key in _LISTS:
-            several = part.get(key)
-            waiting += several if isinstance(several, list) else ()
-        waiting += [part[key] for key in _ONE if key in part]
+        for key, value in part.items():
+            if isinstance(value, dict):
+                if key in _TABLES:
+                    waiting += value.values()
+                elif key in _ONE:
+                    waiting.append(value)
+            elif isinstance(value, list) and key in _LISTS:
+                waiting += value
 
 
 def _is_composed(part: dict[str, Any]) -> bool:
