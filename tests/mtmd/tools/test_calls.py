@@ -285,10 +285,11 @@ EMAIL = r"^(?!\.)(?!.*\.\.)[a-z.]+@[a-z]+$"
     "part",
     [
         {"type": "string", "format": "email", "pattern": EMAIL},
+        {"type": "string", "pattern": r"^\w+\b"},
         {"type": "integer", "minimum": -(1 << 63), "maximum": (1 << 63) - 1},
         {"type": "number", "minimum": -3.4028235e38, "maximum": 3.4028235e38},
     ],
-    ids=["look-around", "int64", "float"],
+    ids=["look-around", "word boundary", "int64", "float"],
 )
 def test_what_one_argument_asks_in_vain_leaves_the_others_held(part):
     schema = {"type": "object", "properties": {"a": part, "b": {"enum": [1]}}, "required": ["b"]}
