@@ -64,13 +64,16 @@ def drop_idle(schema: Any) -> None:
 def drop_formats(schema: Any) -> list[str]:
     """Formats that no grammar is known for, which the standard calls notes, are taken out of
     `schema` itself, JSON values; Pydantic writes "path", "password" and "binary", zod "base64".
-    Returns them, each once, in order.
+    Returns those of texts, each once, in order: "int32" of an integer holds no text to anything.
     """
     dropped = set[str]()
     for part in _schemas(schema):
         name = part.get("format")
         if isinstance(name, str) and name not in _FORMATS:
-            dropped.add(part.pop("format"))
+            del part["format"]
+            kinds = part.get("type", "string")
+            if kinds == "string" or (isinstance(kinds, list) and "string" in kinds):
+                dropped.add(name)
     return sorted(dropped)
 
 
@@ -191,13 +194,14 @@ def _schemas(schema: Any) -> Iterator[dict[str, Any]]:
         if not isinstance(part, dict):
             continue
         yield part
-        for key in _TABLES:
-            table = part.get(key)
-            waiting += table.values() if isinstance(table, dict) else ()
-        for key in _LISTS:
-            several = part.get(key)
-            waiting += several if isinstance(several, list) else ()
-        waiting += [part[key] for key in _ONE if key in part]
+        for key, value in part.items():
+            if isinstance(value, dict):
+                if key in _TABLES:
+                    waiting += value.values()
+                elif key in _ONE:
+                    waiting.append(value)
+            elif isinstance(value, list) and key in _LISTS:
+                waiting += value
 
 
 def _is_composed(part: dict[str, Any]) -> bool:

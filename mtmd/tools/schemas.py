@@ -23,7 +23,7 @@ _INDEX_DIGITS = 9
 _PARTS_MAX = 1000  # of a choice
 _REPEATED_MAX = 1 << 20  # characters of what is repeated among the definitions
 _NAMED = "place-"  # begins the names of those
-_LOOKS_AROUND = re.compile(r"\(\?<?[=!]|\\[1-9]")
+_LOOKS_AROUND = re.compile(r"\(\?<?[=!]|\\[bB1-9]")
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _FAR = 1e15
 _DEFINITION = re.compile(r"#/(\$defs|definitions)/[^/]+")
@@ -112,7 +112,7 @@ def _changed(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]], de
 
 def loosened(schema: dict[str, Any]) -> dict[str, Any]:
     """The schema without what the grammars' regular expressions cannot say: look-around in
-    patterns, numbers of more digits than they count.
+    patterns (word boundaries, too), numbers of more digits than they count.
     """
 
     def is_said(key: str, value: Any) -> bool:

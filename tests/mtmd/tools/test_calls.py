@@ -14,7 +14,7 @@ from tool_templates import SPECIAL, STOPS, TEMPLATES, template
 from tool_walks import MARKS, random_tools, vocabulary, walk
 
 from mtmd.kernels.errors import OptionError
-from mtmd.llm.sampling.json_schema import grammar_text
+from mtmd.llm.sampling.json_schema import grammar_text, left_out
 from mtmd.tools.grammar import HeldTool, answer_grammar, hold
 from mtmd.tools.parser import CallParser, CallPiece
 from mtmd.tools.probe import read_template
@@ -159,6 +159,22 @@ def test_a_format_that_no_grammar_knows_is_told_and_the_rest_held():
         assert "'path'" in warning
 
 
+@pytest.mark.parametrize(
+    "number",
+    [
+        {"type": "integer", "format": "int32"},
+        {"type": ["integer", "null"], "format": "int64"},
+        {"type": "number", "format": "double"},
+    ],
+)
+def test_formats_of_numbers_are_no_warning(number):
+    """As OpenAPI and schemars write them: such a number is held to its type as any other."""
+    schema = {"type": "object", "properties": {"a": number}, "required": ["a"]}
+    held, warning = hold(Tool("f", parameters=json.dumps(schema), strict=True), grammar_text)
+    assert warning is None and not held.lenient
+    assert left_out(json.dumps(schema)) == ()
+
+
 def test_choices():
     tools = [{"type": "function", "function": {"name": name}} for name in ("f", "g")]
     assert read_toolbox(tools, "none").callable == ()
@@ -269,10 +285,11 @@ EMAIL = r"^(?!\.)(?!.*\.\.)[a-z.]+@[a-z]+$"
     "part",
     [
         {"type": "string", "format": "email", "pattern": EMAIL},
+        {"type": "string", "pattern": r"^\w+\b"},
         {"type": "integer", "minimum": -(1 << 63), "maximum": (1 << 63) - 1},
         {"type": "number", "minimum": -3.4028235e38, "maximum": 3.4028235e38},
     ],
-    ids=["look-around", "int64", "float"],
+    ids=["look-around", "word boundary", "int64", "float"],
 )
 def test_what_one_argument_asks_in_vain_leaves_the_others_held(part):
     schema = {"type": "object", "properties": {"a": part, "b": {"enum": [1]}}, "required": ["b"]}
