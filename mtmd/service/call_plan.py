@@ -57,8 +57,11 @@ def plan_calls(
     assert schema is None or isinstance(schema, str)  # the options made it so
     parsed = None if schema is None else json.loads(schema)
 
+    partly: list[str] = []
+
     def checked(tools: Sequence[HeldTool]) -> str:
-        made = answer_grammar(tools, box, syntax, marks, parsed)
+        partly.clear()
+        made = answer_grammar(tools, box, syntax, marks, parsed, partly)
         check(made)
         return made
 
@@ -76,6 +79,7 @@ def plan_calls(
             raise OptionError(f"tools: {_IN_FORM}: {_reason(problem)}") from error
         if problem:
             warnings.append(f"tool calls are not held to their schemas: {_reason(problem)}")
+    warnings += partly if grammar is not None else []
     return CallPlan(
         syntax, tuple(tools), grammar, tuple(marks), tuple(marks.values()), tuple(warnings)
     )

@@ -13,6 +13,7 @@ from mtmd.kernels.errors import OptionError
 from mtmd.llm.sampling.schema_defaults import drop_formats, not_held
 from mtmd.tools.lark import ANY, Lark, TooLongError, loose_pattern_of
 from mtmd.tools.schemas import (
+    ANNOTATIONS,
     TYPES,
     loosened,
     resolve,
@@ -30,6 +31,7 @@ from mtmd.tools.value_grammar import ValueGrammar, raw_pattern
 # names for each.
 ALL = "**"
 _PARTS = ("allOf", "anyOf", "oneOf")
+_OF_TEXTS = {"type", "minLength", "maxLength", "pattern"}
 _ADDS = ("$ref", "if", "then", "else", "dependentSchemas", "unevaluatedProperties")
 
 
@@ -124,12 +126,22 @@ def answer_grammar(
     syntax: CallSyntax,
     special: Mapping[str, int],
     schema: Mapping[str, object] | None = None,
+    partly: list[str] | None = None,
 ) -> str:
     """`special`: tokens that add nothing to a text. `schema`: what an answer without calls
-    follows.
+    follows. `partly` gets a warning for each tool with texts that are held to a part of what its
+    schema asks of them, as a form without marks has no other way to write them.
     """
     lark = Lark(special)
-    calls = [_call(lark, tool, syntax) for tool in tools]
+    calls = []
+    for tool in tools:
+        freer: dict[str, None] = {}
+        calls.append(_call(lark, tool, syntax, freer))
+        if freer and partly is not None:
+            shown = ", ".join(f"{name!r:.40}" for name in freer)
+            partly.append(
+                _in_part(tool.tool, f"texts keep to choices, length and pattern: {shown}")
+            )
     call = lark.rule(" | ".join(calls))
     several = box.several and syntax.several
     after = lark.text(syntax.end)
@@ -159,8 +171,10 @@ def answer_grammar(
     return lark.source(f"{free} | {head} {rest} {call} {after}")
 
 
-def _call(lark: Lark, held: HeldTool, syntax: CallSyntax) -> str:
-    """A rule for a call from its name on."""
+def _call(lark: Lark, held: HeldTool, syntax: CallSyntax, freer: dict[str, None]) -> str:
+    """A rule for a call from its name on. `freer` gets the names of arguments of which more is
+    asked than their texts are held to.
+    """
     name = held.tool.name
     if syntax.arguments is None:
         value = lark.json(held.schema, held.lenient)
@@ -168,7 +182,7 @@ def _call(lark: Lark, held: HeldTool, syntax: CallSyntax) -> str:
     how = syntax.arguments
     after = lark.text(syntax.after)
     values = ValueGrammar(lark, how.form, held.schema, held.lenient)
-    pairs = _raw(lark, values, held, syntax) if how.form.is_raw else None
+    pairs = _raw(lark, values, held, syntax, freer) if how.form.is_raw else None
     if not how.form.is_raw:
         pairs = values.pairs(held.schema, how.assign, how.separator)
         if pairs is not None:
@@ -189,7 +203,7 @@ def closing(arguments: Arguments, after: str) -> str:
 
 
 def _raw(
-    lark: Lark, values: ValueGrammar, held: HeldTool, syntax: CallSyntax
+    lark: Lark, values: ValueGrammar, held: HeldTool, syntax: CallSyntax, freer: dict[str, None]
 ) -> tuple[str, bool] | None:
     """As `ValueGrammar.pairs`, of a form whose texts end with the argument, and the rest of the
     call.
@@ -207,6 +221,8 @@ def _raw(
     rest, first = lark.rule(stop), list[str]()
     for name, schema in reversed(properties.items()):
         value = _raw_value(lark, values, held, schema, end)
+        if _is_freer(lark, held, schema, end):
+            freer[name] = None
         pair = lark.rule(f"{lark.text(name + how.assign)} {value}")
         first = [f"{pair} {rest}", *([] if name in required else first)]
         next_one = f"{follow} {pair} {rest}"
@@ -225,3 +241,14 @@ def _raw_value(lark: Lark, values: ValueGrammar, held: HeldTool, schema: object,
     words = resolve(schema, held.schema)
     pattern = raw_pattern(words, end) if choices is None else None
     return lark.until(end, pattern)
+
+
+def _is_freer(lark: Lark, held: HeldTool, schema: Any, end: str) -> bool:
+    """Whether more is asked of a text than `_raw_value` holds it to."""
+    if types_of(schema, held.schema, lark.look) != {"string"}:
+        return False
+    if choices := texts_of(schema, held.schema, lark.look):
+        return any(end in choice for choice in choices)
+    is_followed = {"$ref", *ANNOTATIONS} if "$ref" in schema else {*schema}
+    asked = {*resolve(schema, held.schema)} - _OF_TEXTS - ANNOTATIONS
+    return bool(asked or {*schema} - is_followed)

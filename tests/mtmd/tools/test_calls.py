@@ -175,6 +175,30 @@ def test_formats_of_numbers_are_no_warning(number):
     assert left_out(json.dumps(schema)) == ()
 
 
+@pytest.mark.parametrize(
+    ("part", "is_freer"),
+    [
+        ({"type": "string", "format": "date"}, True),
+        ({"$ref": "#/$defs/word", "minLength": 2}, True),
+        ({"anyOf": [{"type": "string", "maxLength": 2}, {"type": "string"}]}, True),
+        ({"type": "string", "maxLength": 2, "pattern": "a"}, False),
+        ({"enum": ["a", "b"], "type": "string"}, False),
+        ({"$ref": "#/$defs/word"}, False),
+        ({"type": "integer", "minimum": 2}, False),
+    ],
+)
+def test_what_a_text_without_marks_is_not_held_to_is_told(part, is_freer):
+    schema = {"type": "object", "properties": {"day": part}, "$defs": {"word": {"type": "string"}}}
+    box = read_toolbox([{"name": "f", "parameters": schema}], "auto")
+    held, _ = hold(box.tools[0], grammar_text)
+    for kind in TEMPLATES:
+        told, syntax = [], syntax_of(kind)
+        answer_grammar([held], box, syntax, MARKS, None, told)
+        is_raw = syntax.arguments is not None and syntax.arguments.form.is_raw
+        assert bool(told) == (is_freer and is_raw)
+        assert all("tool f: " in text and "'day'" in text for text in told)
+
+
 def test_choices():
     tools = [{"type": "function", "function": {"name": name}} for name in ("f", "g")]
     assert read_toolbox(tools, "none").callable == ()
