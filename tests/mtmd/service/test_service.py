@@ -413,27 +413,29 @@ def test_closing(world: dict[int, Path]) -> None:
 def test_a_large_picture_keeps_nobody_waiting(
     service: Service, world: dict[int, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While one picture is encoded, which takes a hundred slices, another request gets its
-    tokens.
+    """While one picture is encoded, which takes sixty slices, another request gets its tokens, of
+    which enough are left when that begins.
     """
     encoder = service._loaded.encoder
     assert encoder
     steps, batches = encoder.steps, []
 
     def slow(tiles: Any, observe: Any = None, **ways: Any) -> Any:
-        for _ in range(100):
+        for _ in range(60):
             time.sleep(0.025)  # longer than a slice
             batches.append(service.engine.steps)
             yield
         return (yield from steps(tiles, observe, **ways))
 
-    running = service.submit(asked(world[1], "Describe the image."), max_tokens=60, ignore_eos=True)
+    running = service.submit(
+        asked(world[1], "Describe the image."), max_tokens=400, ignore_eos=True
+    )
     first = iter(running)
     next(e for e in first if isinstance(e, TextPiece))
     monkeypatch.setattr(encoder, "steps", slow)
     waiting = service.submit(asked(world[2]))
     *_, last = first
-    assert isinstance(last, Finished) and len(last.answer.output_token_ids) == 60
+    assert isinstance(last, Finished) and len(last.answer.output_token_ids) == 400
     assert len(set(batches)) >= 30, "the decoder had its turn between the slices"
     waiting.cancel()
 
