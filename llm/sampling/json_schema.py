@@ -18,8 +18,10 @@ from mtmd.kernels.errors import OptionError
 from mtmd.kernels.panics import panics_as
 from mtmd.kernels.text import one_line
 from mtmd.llm.sampling.schema_defaults import (
+    DEFINITIONS,
     bound_numbers,
     close_objects,
+    definition_of,
     drop_formats,
     drop_idle,
     not_held,
@@ -31,7 +33,6 @@ SCHEMA_BYTES_MAX = 64 << 10
 # A grammar for multiples of N has N states, for several at once as many as their common multiple:
 # 20,000 take 0.2 s to make.
 MULTIPLE_MAX = 20_000
-_TABLES = ("$defs", "definitions")
 _LOOP_PASSES = 16
 _PARTS_DEEP_MAX = 100
 LARK = "%llguidance"  # begins a grammar in Lark notation
@@ -187,9 +188,9 @@ def _check_promises(schema: Any) -> None:
 
 def endless(schema: Any) -> list[tuple[str, str]]:
     """The (table, name) of each definition that leads to nothing but itself, so that no value
-    follows it, and that something refers to. None where that takes many passes to find out.
+    follows it, and that something refers to. Empty where that takes many passes to find out.
     """
-    tables = {key: schema[key] for key in _TABLES if isinstance(schema.get(key), dict)}
+    tables = {key: schema[key] for key in DEFINITIONS if isinstance(schema.get(key), dict)}
     waiting = [(table, name) for table, definitions in tables.items() for name in definitions]
     for _ in range(_LOOP_PASSES):
         # those that are seen to end help the next, whichever way they refer to each other
@@ -211,7 +212,7 @@ def endless(schema: Any) -> list[tuple[str, str]]:
 def _reached(schema: dict[str, Any], tables: dict[str, Any]) -> set[tuple[str, str]]:
     """What the schema refers to, its definitions beside."""
     found = set[tuple[str, str]]()
-    waiting: list[Any] = [value for key, value in schema.items() if key not in _TABLES]
+    waiting: list[Any] = [value for key, value in schema.items() if key not in DEFINITIONS]
     waiting.append({"$ref": schema.get("$ref")})
     while waiting:
         part = waiting.pop()
@@ -220,8 +221,7 @@ def _reached(schema: dict[str, Any], tables: dict[str, Any]) -> set[tuple[str, s
         if not isinstance(part, dict):
             continue
         waiting += part.values()
-        reference = part.get("$ref")
-        place = _definition(reference) if isinstance(reference, str) else ("", "")
+        place = definition_of(part.get("$ref"))
         if place not in found and place[1] in tables.get(place[0], ()):
             found.add(place)
             waiting.append(tables[place[0]][place[1]])
@@ -232,8 +232,7 @@ def _has_end(part: Any, open_ones: set[tuple[str, str]], deep: int = 0) -> bool:
     """Whether a value may follow it, as far as is known."""
     if not isinstance(part, dict) or deep > _PARTS_DEEP_MAX:
         return True
-    reference = part.get("$ref")
-    if isinstance(reference, str) and _definition(reference) in open_ones:
+    if definition_of(part.get("$ref")) in open_ones:
         return False
     for key, enough in (("allOf", all), ("anyOf", any), ("oneOf", any)):
         several = part.get(key)
@@ -242,13 +241,6 @@ def _has_end(part: Any, open_ones: set[tuple[str, str]], deep: int = 0) -> bool:
         if not enough(_has_end(one, open_ones, deep + 1) for one in several):
             return False
     return True
-
-
-def _definition(reference: str) -> tuple[str, str]:
-    start, table, name, *more = [*reference.split("/", 3), "", ""]
-    if start != "#" or any(more):
-        return "", ""
-    return table, name.replace("~1", "/").replace("~0", "~")
 
 
 def _subschemas(schema: Any) -> Iterator[dict[str, Any]]:

@@ -10,9 +10,11 @@ has room for; llama.cpp ends it after 16.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
+from urllib.parse import unquote
 
+DEFINITIONS = ("$defs", "definitions")  # tables of them
 _SAID = ("additionalProperties", "patternProperties")
 _BESIDE = ("$ref", "allOf", "anyOf", "oneOf")  # what adds names to `properties`
 _ACROSS = ("unevaluatedProperties", "if", "not", "dependentSchemas", "dependencies")
@@ -30,7 +32,7 @@ _FORMATS = frozenset(  # llguidance's
 _SHOWN = ("$id", "allOf", "oneOf")
 _SHARED = "x-number-"  # begins the names of definitions
 _NOTES = {"title", "description", "default", "examples", "deprecated", "$comment"}
-_TABLES = ("properties", "patternProperties", "$defs", "definitions")
+_TABLES = ("properties", "patternProperties", *DEFINITIONS)
 _LISTS = ("items", "prefixItems", "anyOf", "oneOf", "allOf")
 _ONE = ("items", "additionalProperties", "contains")
 
@@ -79,8 +81,12 @@ def drop_formats(schema: Any) -> list[str]:
 
 def not_held(formats: list[str]) -> str:
     """What is told of those."""
-    shown = ", ".join(f"{name!r:.40}" for name in formats[:3]) + (", ..." if formats[3:] else "")
-    return f"any text is taken where the format is {shown}, which no grammar is known for"
+    return f"any text is taken where the format is {shown(formats)}, which no grammar is known for"
+
+
+def shown(names: Sequence[str]) -> str:
+    """The first of them, for people."""
+    return ", ".join(f"{name!r:.40}" for name in names[:3]) + (", ..." if names[3:] else "")
 
 
 def say_any_of(schema: Any) -> None:
@@ -95,14 +101,25 @@ def say_any_of(schema: Any) -> None:
                 part["anyOf"] = part.pop("oneOf")
 
 
+def definition_of(reference: object) -> tuple[str, str]:
+    """The table and the name of the definition that a reference is to, "" each for any other."""
+    start, table, name, *more = [*str(reference).split("/", 3), "", ""]
+    is_one = start == "#" and table in DEFINITIONS and not any(more)
+    return (table, unescaped(name)) if is_one else ("", "")
+
+
+def unescaped(part: str) -> str:
+    """The name that a part of a reference stands for."""
+    return unquote(part).replace("~1", "/").replace("~0", "~")
+
+
 def _kinds(part: Any, root: Any) -> set[str]:
     """The types that a part names, an integer among the numbers; none where it does not."""
     for _ in range(_REFERENCES):
         if not isinstance(part, dict) or "$ref" not in part:
             break
-        start, table, name, *more = [*str(part["$ref"]).split("/"), "", ""]
-        is_known = start == "#" and table in ("$defs", "definitions") and not any(more)
-        known = root.get(table) if is_known else None
+        table, name = definition_of(part["$ref"])
+        known = root.get(table)
         part = known.get(name) if isinstance(known, dict) else None
     kind = part.get("type") if isinstance(part, dict) and "$ref" not in part else None
     kinds = [kind] if isinstance(kind, str) else kind if isinstance(kind, list) else []

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mtmd.kernels.errors import OptionError
-from mtmd.llm.sampling.schema_defaults import drop_formats, not_held
+from mtmd.llm.sampling.schema_defaults import drop_formats, not_held, shown
 from mtmd.tools.lark import ANY, Lark, TooLongError, loose_pattern_of
 from mtmd.tools.schemas import (
     ANNOTATIONS,
@@ -135,13 +135,11 @@ def answer_grammar(
     lark = Lark(special)
     calls = []
     for tool in tools:
-        freer: dict[str, None] = {}
+        freer: list[str] = []
         calls.append(_call(lark, tool, syntax, freer))
         if freer and partly is not None:
-            shown = ", ".join(f"{name!r:.40}" for name in freer)
-            partly.append(
-                _in_part(tool.tool, f"texts keep to choices, length and pattern: {shown}")
-            )
+            reason = f"texts keep to choices, length and pattern: {shown(freer[::-1])}"
+            partly.append(_in_part(tool.tool, reason))
     call = lark.rule(" | ".join(calls))
     several = box.several and syntax.several
     after = lark.text(syntax.end)
@@ -171,7 +169,7 @@ def answer_grammar(
     return lark.source(f"{free} | {head} {rest} {call} {after}")
 
 
-def _call(lark: Lark, held: HeldTool, syntax: CallSyntax, freer: dict[str, None]) -> str:
+def _call(lark: Lark, held: HeldTool, syntax: CallSyntax, freer: list[str]) -> str:
     """A rule for a call from its name on. `freer` gets the names of arguments of which more is
     asked than their texts are held to.
     """
@@ -203,7 +201,7 @@ def closing(arguments: Arguments, after: str) -> str:
 
 
 def _raw(
-    lark: Lark, values: ValueGrammar, held: HeldTool, syntax: CallSyntax, freer: dict[str, None]
+    lark: Lark, values: ValueGrammar, held: HeldTool, syntax: CallSyntax, freer: list[str]
 ) -> tuple[str, bool] | None:
     """As `ValueGrammar.pairs`, of a form whose texts end with the argument, and the rest of the
     call.
@@ -220,9 +218,9 @@ def _raw(
     follow, stop = lark.text(how.separator[len(end) :]), lark.text(syntax.after[len(end) :])
     rest, first = lark.rule(stop), list[str]()
     for name, schema in reversed(properties.items()):
-        value = _raw_value(lark, values, held, schema, end)
-        if _is_freer(lark, held, schema, end):
-            freer[name] = None
+        value, is_freer = _raw_value(lark, values, held, schema, end)
+        if is_freer:
+            freer.append(name)
         pair = lark.rule(f"{lark.text(name + how.assign)} {value}")
         first = [f"{pair} {rest}", *([] if name in required else first)]
         next_one = f"{follow} {pair} {rest}"
@@ -230,25 +228,24 @@ def _raw(
     return lark.rule(" | ".join(first)), not required
 
 
-def _raw_value(lark: Lark, values: ValueGrammar, held: HeldTool, schema: object, end: str) -> str:
-    """A value and what ends it: texts as they are, all else as JSON."""
+def _raw_value(
+    lark: Lark, values: ValueGrammar, held: HeldTool, schema: Any, end: str
+) -> tuple[str, bool]:
+    """A value and what ends it: texts as they are, all else as JSON. And whether more is asked of a
+    text than it is held to.
+    """
     kinds, close = types_of(schema, held.schema, lark.look), lark.text(end)
     if kinds != {"string"}:  # of several types, as JSON: read back as what it says
-        return f"{values.json(schema)} {close}"
+        return f"{values.json(schema)} {close}", False
     choices = texts_of(schema, held.schema, lark.look)
     if choices and all(end not in choice for choice in choices):
-        return f"{lark.rule(' | '.join(lark.text(c) for c in choices))} {close}"
+        return f"{lark.rule(' | '.join(lark.text(c) for c in choices))} {close}", False
     words = resolve(schema, held.schema)
     pattern = raw_pattern(words, end) if choices is None else None
-    return lark.until(end, pattern)
+    return lark.until(end, pattern), choices is not None or _asks_more(schema, words)
 
 
-def _is_freer(lark: Lark, held: HeldTool, schema: Any, end: str) -> bool:
-    """Whether more is asked of a text than `_raw_value` holds it to."""
-    if types_of(schema, held.schema, lark.look) != {"string"}:
-        return False
-    if choices := texts_of(schema, held.schema, lark.look):
-        return any(end in choice for choice in choices)
-    is_followed = {"$ref", *ANNOTATIONS} if "$ref" in schema else {*schema}
-    asked = {*resolve(schema, held.schema)} - _OF_TEXTS - ANNOTATIONS
-    return bool(asked or {*schema} - is_followed)
+def _asks_more(schema: Mapping[str, Any], words: Mapping[str, Any]) -> bool:
+    """Than length and pattern. `words`: what `schema` refers to, or itself."""
+    beside = schema.keys() - {"$ref"} if "$ref" in schema else set()
+    return bool((words.keys() - _OF_TEXTS - ANNOTATIONS) | (beside - ANNOTATIONS))

@@ -8,21 +8,21 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
-from urllib.parse import unquote
 
 from mtmd.llm.sampling.json_schema import endless
+from mtmd.llm.sampling.schema_defaults import DEFINITIONS, unescaped
 
 TYPES = ("string", "integer", "number", "boolean", "null", "array", "object")
 ANNOTATIONS = frozenset(
     ["title", "description", "default", "examples", "$comment", "deprecated", "readOnly"]
 )
-_TABLES = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_TABLES = ("properties", "patternProperties", *DEFINITIONS, "dependentSchemas")
 _DATA = ("enum", "const", "required")
 _DEEP_MAX = 100
 _INDEX_DIGITS = 9
 _PARTS_MAX = 1000  # of a choice
 _REPEATED_MAX = 1 << 20  # characters of what is repeated among the definitions
-_NAMED = "place-"  # begins the names of those
+_PLACE = "place-"  # begins the names of those
 _LOOKS_AROUND = re.compile(r"\(\?<?[=!]|\\[bB1-9]")
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _FAR = 1e15
@@ -40,7 +40,7 @@ def with_definitions(schema: dict[str, Any]) -> dict[str, Any]:
     are missing stay, and all of them where the schema would become too long.
     """
     table = schema.get("$defs", {})
-    if not isinstance(table, dict) or any(name.startswith(_NAMED) for name in table):
+    if not isinstance(table, dict) or any(name.startswith(_PLACE) for name in table):
         return schema
     names: dict[str, str] = {}
     waiting: list[str] = []
@@ -52,7 +52,7 @@ def with_definitions(schema: dict[str, Any]) -> dict[str, Any]:
         if reference not in names:
             if _place(schema, reference) is None:
                 return part
-            names[reference] = f"{_NAMED}{len(names)}"
+            names[reference] = f"{_PLACE}{len(names)}"
             waiting.append(reference)
         return {**part, "$ref": f"#/$defs/{names[reference]}"}
 
@@ -75,7 +75,7 @@ def _place(schema: dict[str, Any], reference: str) -> Any:
     if start != "#":
         return None
     found: Any = schema
-    for name in map(_named, path):
+    for name in map(unescaped, path):
         if isinstance(found, list):
             is_index = len(name) < _INDEX_DIGITS and name.isdecimal() and int(name) < len(found)
             found = found[int(name)] if is_index else None
@@ -84,13 +84,8 @@ def _place(schema: dict[str, Any], reference: str) -> Any:
         if found is None:
             return None
     if found is schema:
-        return {key: value for key, value in schema.items() if key not in ("$defs", "definitions")}
+        return {key: value for key, value in schema.items() if key not in DEFINITIONS}
     return found if isinstance(found, (dict, bool)) else None
-
-
-def _named(part: str) -> str:
-    """The name that a part of a reference stands for."""
-    return unquote(part).replace("~1", "/").replace("~0", "~")
 
 
 def _changed(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]], deep: int = 0) -> Any:
@@ -139,7 +134,7 @@ def definitions(root: Mapping[str, Any], part: Any) -> dict[str, Any]:
     """What references in a part of `root` need beside it: the definitions that it reaches, all
     where it refers to something else.
     """
-    tables = {key: root[key] for key in ("$defs", "definitions") if isinstance(root.get(key), dict)}
+    tables = {key: root[key] for key in DEFINITIONS if isinstance(root.get(key), dict)}
     found: dict[str, Any] = {}
     waiting = [part]
     while waiting:
@@ -152,7 +147,7 @@ def definitions(root: Mapping[str, Any], part: Any) -> dict[str, Any]:
         if "$ref" not in value:
             continue
         start, table, name, *_ = [*str(value["$ref"]).split("/"), "", ""]
-        name = _named(name)
+        name = unescaped(name)
         if start != "#" or name not in tables.get(table, ()):
             return tables
         if name not in found.setdefault(table, {}):
@@ -169,7 +164,7 @@ def resolve(schema: Any, root: Mapping[str, Any]) -> Any:
         _, *path = str(schema["$ref"]).split("/")
         found: Any = root if schema["$ref"].startswith("#/") else None
         for part in path:
-            found = found.get(_named(part)) if isinstance(found, Mapping) else None
+            found = found.get(unescaped(part)) if isinstance(found, Mapping) else None
             if found is None:
                 return None
         schema = found

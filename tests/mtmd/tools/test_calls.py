@@ -199,6 +199,16 @@ def test_what_a_text_without_marks_is_not_held_to_is_told(part, is_freer):
         assert all("tool f: " in text and "'day'" in text for text in told)
 
 
+def test_of_many_texts_the_first_are_named():
+    days = {f"day_{i}": {"type": "string", "format": "date"} for i in range(50)}
+    schema = {"type": "object", "properties": days}
+    box, told = read_toolbox([{"name": "f", "parameters": schema}], "auto"), []
+    answer_grammar(
+        [hold(box.tools[0], grammar_text)[0]], box, syntax_of("elements"), MARKS, None, told
+    )
+    assert len(told) == 1 and told[0].endswith("'day_0', 'day_1', 'day_2', ...")
+
+
 def test_choices():
     tools = [{"type": "function", "function": {"name": name}} for name in ("f", "g")]
     assert read_toolbox(tools, "none").callable == ()
