@@ -11,6 +11,7 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+from mtmd.apart.outbox import Outbox
 from mtmd.apart.process import Process
 from mtmd.checkpoint.facts import CheckpointFacts
 from mtmd.clip.image.decode import Picture
@@ -69,6 +70,8 @@ class EngineClient:
         self.fault: DeviceError | None = None
         """Why nothing can be answered any more."""
         self._process = Process()
+        self._outbox = Outbox(self._process.link, self._mute)
+        """For what nobody waits for."""
         self._threads = [
             threading.Thread(target=run, name=f"mtmd engine {what}", daemon=True)
             for what, run in (("reader", self._listen), ("watch", self._watch))
@@ -248,6 +251,7 @@ class EngineClient:
             self._process.kill()
         for thread in self._threads:
             thread.join()
+        self._outbox.close()
         self._process.link.close()
 
     # Between the two.
@@ -269,11 +273,11 @@ class EngineClient:
         try:
             with aside():
                 with suppress(ChannelClosed):  # whoever listens tells everybody
-                    self._send("call", number, (name, for_whom(), arguments, tickets))
+                    call = name, for_whom(), arguments, tickets
+                    self._process.link.send([("call", number, call)])
                 value, error = self._waited(reply, limit_s)
         except LeftError:
-            with suppress(ChannelClosed):
-                self._send("leave", number, tickets)
+            self._outbox.put(("leave", number, tickets))
             raise
         finally:
             with self._lock:
@@ -295,9 +299,6 @@ class EngineClient:
                 if gone():
                     raise left() from None
 
-    def _send(self, what: str, number: int, value: Any = None) -> None:
-        self._process.link.send((what, number, value))
-
     def _measure(self) -> None:
         """Both come together: who asks for one and then for the other waits once."""
         if time.monotonic() < self._measured_until:
@@ -309,8 +310,7 @@ class EngineClient:
     def _give_up(self, ticket: Ticket) -> None:
         number = self._numbers.get(ticket)
         if number is not None:
-            with suppress(ChannelClosed):  # nobody is there who could go on with it
-                self._send("cancel", number)
+            self._outbox.put(("cancel", number, None))
 
     def _over(self, number: int) -> Ticket | None:
         """Nothing comes for it any more."""
@@ -336,6 +336,10 @@ class EngineClient:
         except Exception as error:
             log.error("%s", traceback_text(error))
             self._fail(f"the engine's process said what cannot be read: {type(error).__name__}")
+
+    def _mute(self, error: BaseException) -> None:
+        log.error("%s", traceback_text(error))
+        self._fail(f"the engine's process cannot be told any more: {type(error).__name__}")
 
     def _take(self, what: str, number: int, value: Any) -> None:
         if what == "event":
@@ -384,7 +388,7 @@ class EngineClient:
             self.fault = fault
         if is_left:
             log.error("%s", fault)
-            # One that does not read keeps whoever sends to it, who may be the server's loop.
+            # One that does not read keeps whoever sends to it.
             self._process.link.end()
         self._tell(lambda: again(fault))
         for tell in self._on_fault:

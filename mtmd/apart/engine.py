@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from mtmd.apart.link import Link
-from mtmd.apart.outbox import Outbox, end_by
+from mtmd.apart.outbox import Outbox
 from mtmd.events import Event, Finished
 from mtmd.kernels.errors import MtmdError
 from mtmd.kernels.isolation.channel import ChannelClosed
@@ -33,6 +34,7 @@ BEAT_S = 0.25  # between two signs of life
 SEATS = 2  # for threads that compute: as in the server, there is one interpreter
 CALLS_AT_ONCE = 128  # the server has fewer threads that ask
 ENDING_S = 5.0
+FAILED = 1  # the exit code of an engine that can hear or tell nothing any more
 log = logging.getLogger("mtmd.engine")
 
 
@@ -84,7 +86,7 @@ class EngineProcess:
 
     def __init__(self, link: Link, load: Loader) -> None:
         self._link, self._load_model = link, load
-        self._outbox = Outbox(link)
+        self._outbox = Outbox(link, end_by)
         self._model: Servable | None = None
         self._service: Service | None = None
         self._tickets: dict[int, Ticket] = {}
@@ -131,15 +133,15 @@ class EngineProcess:
         with ThreadPoolExecutor(CALLS_AT_ONCE, "mtmd call") as pool:
             try:
                 while True:
-                    what, number, value = self._link.receive()
-                    if what == "call":
-                        name, owner, arguments, tickets = value
-                        call = self._under_way[number] = _Call(name, owner, tickets)
-                        pool.submit(self._do, number, call, arguments)
-                    elif what == "leave":
-                        self._leave(number, value)
-                    elif what == "cancel":
-                        self._cancel(number)
+                    for what, number, value in self._link.receive():
+                        if what == "call":
+                            name, owner, arguments, tickets = value
+                            call = self._under_way[number] = _Call(name, owner, tickets)
+                            pool.submit(self._do, number, call, arguments)
+                        elif what == "leave":
+                            self._leave(number, value)
+                        elif what == "cancel":
+                            self._cancel(number)
             except ChannelClosed:
                 self._over.set()
                 self._end()
@@ -227,7 +229,11 @@ class EngineProcess:
     def _begin(self, queue: int, share_cache: bool, hang_s: float | None) -> dict[str, Any]:
         """The service, and what does not change of it."""
         service = self._service = Service(
-            self.model, queue=queue, share_cache=share_cache, hang_s=hang_s
+            self.model,
+            queue=queue,
+            share_cache=share_cache,
+            hang_s=hang_s,
+            gathered=self._outbox.gathered,
         )
         service.on_fault(lambda fault: self._outbox.put(("fault", 0, _as_told(fault))))
         service.plan_ahead()
@@ -265,15 +271,26 @@ class EngineProcess:
         tickets, put = self._tickets, self._outbox.put
 
         def sink(event: Event | BaseException) -> None:
-            if isinstance(event, (Finished, BaseException)):
+            is_last = isinstance(event, (Finished, BaseException))
+            if is_last:
                 tickets.pop(number, None)
                 event = _as_told(event) if isinstance(event, BaseException) else event
-            put(("event", number, event))
+            put(("event", number, event), is_long=is_last)
 
         return sink
 
     def _count(self, messages: Any, detail: str, tenant: str, chosen: dict[str, Any]) -> Any:
         return self.service.count(messages, detail, tenant=tenant, **chosen)
+
+
+def end_by(error: BaseException) -> NoReturn:
+    """The engine's process, at once: where it can hear or tell nothing any more, the server knows
+    by its end.
+    """
+    try:
+        print(f"mtmd engine: {traceback_text(error)}", file=sys.stderr, flush=True)
+    finally:  # nobody may read that, either
+        os._exit(FAILED)
 
 
 def _as_told(error: BaseException) -> MtmdError:

@@ -1,6 +1,6 @@
-"""Messages between the server's process and the engine's. A message is JSON; the pixels and files
-that belong to it lie in a memory that both see, whose descriptor goes along: they are written
-once, and no thread of the other process copies them.
+"""Messages between the server's process and the engine's. A message is a list as JSON; the pixels
+and files that belong to it lie in a memory that both see, whose descriptor goes along: they are
+written once, and no thread of the other process copies them.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import json
 import mmap
 import os
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 from threading import Lock
 from typing import Any
@@ -21,22 +22,44 @@ _WRITTEN_AT_ONCE = 16 << 20  # bytes
 
 
 class Link:
-    """One end. Any thread may `send`, one may `receive`."""
+    """One end. Any thread may send, one may `receive`."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel, self._sending = channel, Lock()
+        self._left = b""
+        """Of a message, what the socket has not taken yet."""
 
-    def send(self, value: Any) -> None:
-        """Raises CodecError for a value of an unknown class, and ChannelClosed."""
-        parts: Parts = []
-        text = json.dumps(encode(value, parts), separators=(",", ":")).encode()
+    def send(self, items: Sequence[Any]) -> None:
+        """One message; none where there is nothing to say. Raises CodecError for a value of an
+        unknown class, and ChannelClosed.
+        """
+        text, parts = _written(items)
         memory = _shared(parts) if parts else None
         try:
             with self._sending:
-                self._channel.send(text, fds=() if memory is None else (memory,))
+                left, self._left = self._left, b""
+                self._channel.send_rest(left)
+                if items:
+                    self._channel.send(text, fds=() if memory is None else (memory,))
         finally:
             if memory is not None:
                 os.close(memory)
+
+    def send_at_once(self, items: Sequence[Any]) -> tuple[bool, bool]:
+        """As `send` for what has neither pixels nor files, without waiting. Whether it is sent, and
+        whether all of it has left: what has not goes with the next `send`, also of nothing.
+        """
+        if not self._sending.acquire(blocking=False):
+            return False, True
+        try:
+            if self._left:
+                return False, True
+            text, parts = _written(items)
+            assert not parts
+            self._left = self._channel.send_at_once(text)
+            return True, not self._left
+        finally:
+            self._sending.release()
 
     def receive(self) -> Any:
         """The next message. Raises ChannelClosed, also where it is none."""
@@ -57,6 +80,11 @@ class Link:
 
     def close(self) -> None:
         self._channel.close()
+
+
+def _written(items: Sequence[Any]) -> tuple[bytes, Parts]:
+    parts: Parts = []
+    return json.dumps(encode(list(items), parts), separators=(",", ":")).encode(), parts
 
 
 def _shared(parts: Parts) -> int:

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from mtmd.apart.link import Link
@@ -62,8 +63,10 @@ class Process:
         return f"with exit code {code}"
 
     def kill(self) -> None:
+        """One that the system keeps, as a driver in a fault may, is not waited for."""
         self._process.kill()
-        self._process.wait()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(ENDS_S)
 
     def end(self) -> None:
         """It ends by itself once its link is closed, or is ended."""

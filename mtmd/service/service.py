@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections import abc
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -88,7 +88,8 @@ class Servable(Protocol):
 class Service:
     """`queue`: requests that may wait for a place in the batch. `share_cache`: what one tenant has
     asked about is known when another asks. `hang_s`: how long the device may do nothing in the
-    midst of a step, as far as can be seen, before it is given up; None for any time.
+    midst of a step, as far as can be seen, before it is given up; None for any time. `gathered`:
+    around what is handed out after a step.
     """
 
     @made_on_the_host()
@@ -99,6 +100,7 @@ class Service:
         queue: int = 64,
         share_cache: bool = False,
         hang_s: float | None = HANG_S,
+        gathered: abc.Callable[[], AbstractContextManager[object]] = nullcontext,
     ):
         loaded = self._loaded = model.loaded
         self._prompts = model.prompts
@@ -130,7 +132,7 @@ class Service:
         self._by_sequence: dict[Sequence, Request] = {}
         self._batch_s = 0.0
         self._processed = ProcessedTiles()
-        self._share_cache = share_cache
+        self._share_cache, self._gathered = share_cache, gathered
         self._counting = threading.Lock()
         self._device = DeviceUser(
             loaded.device_thread,
@@ -588,11 +590,12 @@ class Service:
         if self.encoding and self.encoding.busy:
             with goes_first():
                 encoded = self.encoding.step(max(SLICE_S, self._batch_s), not self.engine.busy)
-            for job in encoded:
-                self._encoded(job)
+            with self._gathered():
+                for job in encoded:
+                    self._encoded(job)
         start, self._batch_s = time.perf_counter(), 0.0
         if self.engine.busy:
-            with goes_first():
+            with goes_first(), self._gathered():
                 for sequence in self.engine.step():
                     self._hand_out(self._by_sequence[sequence])
             self._batch_s = time.perf_counter() - start

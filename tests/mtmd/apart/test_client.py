@@ -355,6 +355,23 @@ def test_who_sends_to_one_that_hangs_is_told(monkeypatch: pytest.MonkeyPatch) ->
         assert len(found) == 2 and all("no sign of life" in str(error) for error in found)
 
 
+def test_who_leaves_waits_for_nobody() -> None:
+    """Not for an engine that reads nothing, with more sent to it than the socket takes."""
+    with started() as apart:
+        ticket = apart.submit(TEXT, max_tokens=1500, ignore_eos=True)
+        os.kill(apart.pid, signal.SIGSTOP)
+        asks = threading.Thread(target=apart.tokens_of, args=("a" * (4 << 20),), daemon=True)
+        asks.start()
+        until(apart._process.link._sending.locked)
+        leaves = threading.Thread(target=ticket.cancel, daemon=True)
+        leaves.start()
+        leaves.join(10)
+        assert not leaves.is_alive() and asks.is_alive()
+        os.kill(apart.pid, signal.SIGCONT)
+        assert [type(event) for event in ticket][-1] is Finished
+        asks.join(60)
+
+
 def test_one_that_lives_is_not_given_up_between_two_signs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "QUIET_S", 20.0)
     with started() as apart:

@@ -167,9 +167,9 @@ def test_pixels_go_in_a_memory_that_both_see(links: tuple[Link, Link]) -> None:
     picture = Picture(
         np.random.default_rng(1).integers(0, 256, (500, 700, 3), np.uint8), (700, 500)
     )
-    thread = Thread(target=lambda: links[0].send(("call", 1, [picture, picture, b"file"])))
+    thread = Thread(target=lambda: links[0].send([("call", 1, [picture, picture, b"file"])]))
     thread.start()
-    what, number, (first, second, data) = links[1].receive()
+    ((what, number, (first, second, data)),) = links[1].receive()
     thread.join()
     assert (what, number, data) == ("call", 1, b"file") and first.sha256 == picture.sha256
     second.pixels[:] = 0  # this process's own copy
