@@ -52,7 +52,8 @@ def usable_cores(proc: Path = PROC, cgroup: Path = CGROUP) -> Cores:
 
 def leave_half() -> None:
     """This process keeps to half of its cores from now on, at least one: all of its threads, and
-    what they start but for `on_all_cores`. `usable_cores` goes on to tell of all.
+    what they start but for `on_all_cores`. `usable_cores` goes on to tell of all. Which half goes
+    by its number, so that several such processes do not all crowd the same.
 
     For one that computes in Python alone, beside another of ours that drives a device: threads
     that share an interpreter have little use of more, and on the cores that it leaves they are in
@@ -61,9 +62,11 @@ def leave_half() -> None:
     if sys.platform != "linux":
         return
     numbers = _before[os.getpid()] = _numbers()
+    start, count = os.getpid() % len(numbers), max(1, len(numbers) // 2)
+    half = (numbers + numbers)[start : start + count]
     for thread in (PROC / "self" / "task").iterdir():
         with suppress(OSError):  # it has ended, or the machine's cores are shared out anew
-            os.sched_setaffinity(int(thread.name), numbers[: max(1, len(numbers) // 2)])
+            os.sched_setaffinity(int(thread.name), half)
 
 
 def on_all_cores(start: Callable[[], T]) -> T:
