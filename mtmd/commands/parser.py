@@ -47,10 +47,11 @@ class Parser(argparse.ArgumentParser):
         """As in the base class, but what is left over is an error of the command it was given to,
         not of `mtmd`. llama.cpp's -hf would be taken for -h.
         """
-        if any(word.partition("=")[0] == "-hf" for word in args or ()) and any(
-            "--model" in action.option_strings for action in self._actions
-        ):
-            self.error("option '-hf' is not known; a model of the hub is given as -m org/name")
+        if any(word.partition("=")[0] == "-hf" for word in args or ()):
+            for action in self._actions:
+                if action.dest in ("model", "models"):
+                    way = "as -m org/name" if action.option_strings else "as org/name alone"
+                    self.error(f"option '-hf' is not known; a model of the hub is given {way}")
         known, unknown = super().parse_known_args(args, namespace)
         if unknown:
             first = unknown[0]

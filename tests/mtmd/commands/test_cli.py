@@ -517,6 +517,10 @@ CALLS: dict[str, tuple[tuple[object, ...], str]] = {
         ("describe", "IMAGE", "-hf", "org/name"),
         "option '-hf' is not known; a model of the hub is given as -m org/name",
     ),
+    "a model as llama.cpp is given it, where it has no option": (
+        ("pull", "-hf", "org/name"),
+        "option '-hf' is not known; a model of the hub is given as org/name alone",
+    ),
     "no image": (("describe",), "required: IMAGE"),
     "an unknown option": (
         ("describe", "IMAGE", "--colour"),
