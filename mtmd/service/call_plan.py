@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from mtmd.tools.parser import CallParser
 from mtmd.tools.probe import ToolTemplate
 from mtmd.tools.syntax import CallSyntax
 
+TRIALS_S = 20.0  # until no more grammars are tried for the tools of one request
 _IN_FORM = "it cannot be followed as the model writes calls"
 
 
@@ -41,8 +43,10 @@ def plan_calls(
 ) -> CallPlan:
     """`silent`: the tokens that add nothing to an answer; `check` as for `hold`. Raises
     OptionError for a strict tool whose schema cannot be followed, and where a call is required,
-    or an answer that follows a schema, that no grammar can be made of.
+    or an answer that follows a schema, that no grammar can be made of. After `TRIALS_S` the rest
+    counts as what cannot be followed.
     """
+    check = _for_a_while(check)
     box, syntax = settings.toolbox, template.syntax
     found = [hold(tool, check) for tool in box.callable]
     tools = [held for held, _ in found]
@@ -83,6 +87,20 @@ def plan_calls(
     return CallPlan(
         syntax, tuple(tools), grammar, tuple(marks), tuple(marks.values()), tuple(warnings)
     )
+
+
+def _for_a_while(check: Callable[[str], object]) -> Callable[[str], object]:
+    end = time.monotonic() + TRIALS_S
+
+    def checked(source: str) -> object:
+        if time.monotonic() >= end:
+            raise OptionError(
+                f"what of the tools' schemas can be followed was not found out in {TRIALS_S:g} s; "
+                "give fewer tools, or simpler schemas"
+            )
+        return check(source)
+
+    return checked
 
 
 def _followed(

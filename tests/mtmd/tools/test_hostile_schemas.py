@@ -5,6 +5,7 @@ writes calls.
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from mtmd.config import AnswerOptions
 from mtmd.kernels.errors import OptionError, PromptError
 from mtmd.llm.sampling.json_schema import endless, grammar_text, schema_text
 from mtmd.prompt.conversation import read_conversation
+from mtmd.service import call_plan
 from mtmd.service.call_plan import CallPlan, plan_calls
 from mtmd.tools import lark
 from mtmd.tools.grammar import HeldTool, hold
@@ -51,6 +53,28 @@ def plan(*tools: Tool, kind: str = "elements", choice: str = "auto") -> CallPlan
     settings = AnswerOptions(tools=tools, tool_choice=choice)
     found = read_template(template(kind).render, SPECIAL, STOPS)
     return plan_calls(settings, found, MARKS, grammar_text)
+
+
+def test_trials_of_one_request_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many tools, whose schemas are followed in part, or not at all, after as many trials each."""
+    tools = [tool(TAKEN, name=f"f{number}") for number in range(256)]
+    now, tried = [0.0], list[str]()
+
+    def slow(source: str) -> object:
+        tried.append(source)
+        now[0] += 1.0
+        return grammar_text(source)
+
+    monkeypatch.setattr(call_plan, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    found = read_template(template("elements").render, SPECIAL, STOPS)
+    made = plan_calls(AnswerOptions(tools=tools), found, MARKS, slow)
+    assert len(tried) == call_plan.TRIALS_S
+    assert made.grammar is None and "was not found out in 20 s" in made.warnings[-1]
+    tried.clear()
+    strict = [tool({"type": "object"}, strict=True, name=f"f{number}") for number in range(256)]
+    with pytest.raises(OptionError, match="give fewer tools, or simpler schemas"):
+        plan_calls(AnswerOptions(tools=strict), found, MARKS, slow)
+    assert len(tried) == call_plan.TRIALS_S
 
 
 def test_schemas_have_so_many_levels() -> None:
