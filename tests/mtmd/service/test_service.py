@@ -8,7 +8,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -573,7 +573,7 @@ def test_nobody_sits_down_to_compute_in_the_midst_of_a_batch() -> None:
 
     engine = SimpleNamespace(busy=True, step=step)
     service = SimpleNamespace(encoding=None, engine=engine, _batch_s=0.0, _is_idle=False)
-    service._plans = Mock()
+    service._plans, service._gathered = Mock(), nullcontext
     Service._turn(service)  # type: ignore[arg-type]
     assert found == [False] and turns._nobody_first.is_set()
 
