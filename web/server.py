@@ -35,6 +35,7 @@ QUICK_THREADS = 4  # for what is quick, and to refuse what there are no places f
 BODY_IN_MEMORY = 4 << 20  # bytes; longer ones are files until they are whole
 HELD_BACK = 1 << 20  # bytes that wait for one client before its answer waits for it
 ACCEPTED_AT_ONCE = 64
+ENDED_AT_ONCE = 32  # of those that are late, before others have their turn
 MOST_AT_ONCE = 8  # answered by the loop itself, in one turn
 CLOSED_AT_ONCE = 1 / 16  # of those there may be, when there are too many
 SPARE_FILES = 512  # descriptors for what is no connection
@@ -312,9 +313,13 @@ class Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
                 super().pull_trigger()
 
     def maintenance(self, now: float) -> None:  # noqa: ARG002  # the clock may be set
-        moment = time.monotonic()
+        moment, ended = time.monotonic(), 0
         for channel in tuple(self.active_channels.values()):
-            channel.check(moment, self.limits)
+            ended += channel.check(moment, self.limits)
+            if ended == ENDED_AT_ONCE:
+                self.next_channel_cleanup = 0  # that is, in the next turn
+                self.pull_trigger()
+                return
 
     def _let_in(self, sock: socket.socket, address: Any) -> None:
         with suppress(OSError):  # it has left already; then its first read says so

@@ -111,34 +111,39 @@ class Channel(HTTPChannel):  # type: ignore[misc]  # waitress has no types
             or self.close_when_flushed
         )
 
-    def check(self, now: float, limits: ConnectionLimits) -> None:
-        """End what has taken too long."""
+    def check(self, now: float, limits: ConnectionLimits) -> bool:
+        """End what has taken too long: whether it has."""
         phase, age = self.phase, now - self.began
         if phase != "unread":
             self._unread = None
-        if phase == "idle" and age > limits.idle_s:
-            self.handle_close()
-        elif phase == "head" and age > limits.head_s:
+        if phase == "head" and age > limits.head_s:
             self.refuse(
                 Refusal(408, f"the head of a request may take {limits.head_s:g} s", "too_slow")
             )
-        elif phase == "body":
+            return True
+        if phase == "body":
             received = self.request.body_bytes_received if self.request else 0
-            if age > limits.body_s + received / limits.body_rate:
-                self.refuse(
-                    Refusal(
-                        408,
-                        f"a body may take {limits.body_s:g} s, and one more for every "
-                        f"{limits.body_rate:,} bytes that have come",
-                        "too_slow",
-                    )
+            if age <= limits.body_s + received / limits.body_rate:
+                return False
+            self.refuse(
+                Refusal(
+                    408,
+                    f"a body may take {limits.body_s:g} s, and one more for every "
+                    f"{limits.body_rate:,} bytes that have come",
+                    "too_slow",
                 )
-        elif phase == "lingering" and now - self._lingering > LINGER_S:
+            )
+            return True
+        is_late = (
+            (phase == "idle" and age > limits.idle_s)
+            or (phase == "lingering" and now - self._lingering > LINGER_S)
+            or (phase == "unread" and self._is_unread(now, limits))
+        )
+        if is_late:
             self.handle_close()
-        elif phase == "unread":
-            self._check_unread(now, limits)
         elif phase == "answering" and (held := self.held) is not None:
             held.check(now)
+        return is_late
 
     def refuse(self, refusal: Refusal) -> None:
         """Answer what has come so far with this, and close. Without a thread: of those who are
@@ -290,11 +295,13 @@ class Channel(HTTPChannel):  # type: ignore[misc]  # waitress has no types
         except OSError:
             self.handle_close()
 
-    def _check_unread(self, now: float, limits: ConnectionLimits) -> None:
+    def _is_unread(self, now: float, limits: ConnectionLimits) -> bool:
+        """Whether too little of an answer has been read for too long."""
         since, sent = self._unread or (now, self._sent)
         if now - since < limits.unread_s:
             self._unread = (since, sent)
         elif self._sent - sent < limits.unread_rate * (now - since):
-            self.handle_close()
+            return True
         else:
             self._unread = (now, self._sent)
+        return False

@@ -18,6 +18,8 @@ from fake_service import FakeService, until
 from serving import raw_request, running, user
 
 from mtmd import BusyError
+from mtmd.web.connections.channel import Channel
+from mtmd.web.server import ENDED_AT_ONCE, Server
 from mtmd.web.settings import ConnectionLimits
 
 KEY = "a-long-enough-key"
@@ -98,6 +100,29 @@ def test_a_request_that_does_not_come_is_told_so(kind, chosen):
             assert (status, json.loads(body)["error"]["code"]) == (408, "too_slow")
             sock.close()
         assert until(lambda: not server.active_channels)
+
+
+def test_others_have_their_turn_while_many_are_ended(monkeypatch):
+    """All are late in the same second; each is told, and no turn of the loop ends more than some."""
+    ended = []
+
+    def check(channel, *args):
+        ended[-1] += (was_late := kept(channel, *args))
+        return was_late
+
+    def maintenance(server, now):
+        ended.append(0)
+        run(server, now)
+
+    kept, run = Channel.check, Server.maintenance
+    monkeypatch.setattr(Channel, "check", check)
+    monkeypatch.setattr(Server, "maintenance", maintenance)
+    with running(FakeService(), connections=limits(head_s=2)) as server, ExitStack() as stack:
+        socks = crowd(stack, server, SLOW["head"], 5 * ENDED_AT_ONCE)
+        began = time.monotonic()
+        assert {response(sock)[0] for sock in socks} == {408}
+        assert time.monotonic() - began < 60
+    assert max(ended) == ENDED_AT_ONCE and sum(ended) >= len(socks)
 
 
 def test_a_byte_now_and_then_is_no_reason_to_wait_longer():
