@@ -76,7 +76,8 @@ def test_the_demo_model_is_served_as_it_answers_alone(demo: Model, one: Path) ->
         assert json.loads(asked(server, "/api/verdict?speed=1"))["title"]
         assert json.loads(asked(server, "/ready")) == {"status": "ready"}
         cores = sorted(os.sched_getaffinity(0))
-        assert sorted(os.sched_getaffinity(server.process.pid)) == cores[: max(1, len(cores) // 2)]
+        kept = os.sched_getaffinity(server.process.pid)
+        assert kept <= set(cores) and len(kept) == max(1, len(cores) // 2)
         for others in set(descendants(server.process.pid)) - {server.process.pid}:
             assert sorted(os.sched_getaffinity(others)) == cores
     assert server.problems == []
