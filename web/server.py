@@ -18,6 +18,7 @@ from typing import Any
 from waitress.server import TcpWSGIServer
 
 from mtmd import OptionError
+from mtmd.service.turns import goes_first
 from mtmd.web.auth import keys_of
 from mtmd.web.connections.body_budget import BodyBudget
 from mtmd.web.connections.channel import HELD, Channel
@@ -220,10 +221,12 @@ class Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
         return self._drained_at is not None
 
     def _turn(self, timeout_s: float) -> None:
-        self._sockets.turn(timeout_s)
-        at_once, self._at_once = self._at_once, []
-        for channel in at_once:
-            channel.service()
+        ready = self._sockets.wait(timeout_s)
+        with goes_first():  # to read from one socket is to give the interpreter away
+            self._sockets.handle(ready)
+            at_once, self._at_once = self._at_once, []
+            for channel in at_once:
+                channel.service()
 
     def add_task(self, task: Channel) -> None:
         """What takes less time than to wake a thread for it, which then waits for the interpreter

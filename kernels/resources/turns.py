@@ -5,8 +5,9 @@ by `work_for`, where a request comes in.
 
 Threads that compute in Python share one interpreter, and with every one more of them each waits
 longer for it, the device's thread too. So those that answer requests `sit_down` at a desk with few
-seats, one after another by owner, and get up while they wait for something else (`aside`). Where
-the device's thread has to ask for the interpreter at every small step of its work, it `goes_first`.
+seats, one after another by owner, and get up while they wait for something else (`aside`). Those
+who have to ask for the interpreter at every small step of their work, the device's thread and the
+server's loop among them, `goes_first`.
 """
 
 from __future__ import annotations
@@ -23,8 +24,6 @@ from mtmd.kernels.resources.wanted import wait
 
 _for: ContextVar[str] = ContextVar("for whom", default="")
 _mine = threading.local()
-_nobody_first = threading.Event()
-_nobody_first.set()
 STANDS_S = 1.0  # for a seat
 LEFT = 1024  # owners whose share is known after they have left
 STANDS_BACK_S = (
@@ -84,6 +83,28 @@ class Shares:
             self._fresh.discard(owner)
             self._now = max(self._now, self._had[owner])
             self._had[owner] += amount
+
+
+class _First:
+    """Who goes first: any number of threads, until each has ended."""
+
+    def __init__(self) -> None:
+        self._lock, self._count, self.nobody = threading.Lock(), 0, threading.Event()
+        self.nobody.set()
+
+    def begin(self) -> None:
+        with self._lock:
+            self._count += 1
+            self.nobody.clear()
+
+    def end(self) -> None:
+        with self._lock:
+            self._count -= 1
+            if not self._count:
+                self.nobody.set()
+
+
+_first = _First()
 
 
 @dataclass(eq=False)
@@ -194,7 +215,7 @@ def sit_down(desk: Turns) -> None:
     give_back = desk.take(within_s=STANDS_S)
     if give_back is not None:
         _mine.seat = desk, give_back
-        _nobody_first.wait(STANDS_BACK_S)
+        _first.nobody.wait(STANDS_BACK_S)
 
 
 def get_up() -> None:
@@ -219,11 +240,11 @@ def aside() -> Iterator[None]:
 
 @contextmanager
 def goes_first() -> Iterator[None]:
-    """Nobody else sits down to compute meanwhile, for a moment at most. For one thread at a time;
-    where there are several, they only hinder each other.
+    """Nobody else sits down to compute meanwhile, for a moment at most. For the thread of a device,
+    and those that hand on what others wait for: they do not wait for each other.
     """
-    _nobody_first.clear()
+    _first.begin()
     try:
         yield
     finally:
-        _nobody_first.set()
+        _first.end()

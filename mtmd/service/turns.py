@@ -5,7 +5,15 @@ from __future__ import annotations
 from mtmd.kernels.errors import LeftError
 from mtmd.kernels.resources.cores import usable_cores
 from mtmd.kernels.resources.priority import ahead, step_back
-from mtmd.kernels.resources.turns import Turns, aside, for_whom, get_up, sit_down, work_for
+from mtmd.kernels.resources.turns import (
+    Turns,
+    aside,
+    for_whom,
+    get_up,
+    goes_first,
+    sit_down,
+    work_for,
+)
 from mtmd.kernels.resources.wanted import check_wanted, in_any_case, is_gone, left, wanted_unless
 
 __all__ = [
@@ -16,6 +24,7 @@ __all__ = [
     "check_wanted",
     "for_whom",
     "get_up",
+    "goes_first",
     "in_any_case",
     "is_gone",
     "left",

@@ -32,8 +32,8 @@ class Sockets(dict[int, Any]):
         """Ask this one again, before the next wait, what it waits for."""
         self._lively.add(number)
 
-    def turn(self, timeout_s: float) -> None:
-        """Wait once, and handle what has come."""
+    def wait(self, timeout_s: float) -> list[tuple[selectors.SelectorKey, int]]:
+        """Until something has come, which is to be handled."""
         for number in tuple(self._lively):
             dispatcher = self.get(number)
             if dispatcher is None:  # closed by what another one was asked
@@ -48,7 +48,10 @@ class Sockets(dict[int, Any]):
             self._wait_for(number, waits_for)
             if not quiet:
                 self._lively.add(number)
-        for key, mask in self._selector.select(timeout_s):
+        return self._selector.select(timeout_s)
+
+    def handle(self, ready: list[tuple[selectors.SelectorKey, int]]) -> None:
+        for key, mask in ready:
             for event, handle in (
                 (selectors.EVENT_READ, wasyncore.read),
                 (selectors.EVENT_WRITE, wasyncore.write),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from contextlib import ExitStack
 from random import Random
@@ -225,3 +226,24 @@ def test_nobody_is_kept_by_who_sits_for_long(monkeypatch: pytest.MonkeyPatch) ->
         assert desk.at_work == 1 and desk.waiting == 0
         get_up()
     assert desk.at_work == 0
+
+
+def test_who_sits_down_waits_until_nobody_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two go first, of whom one ends earlier."""
+    monkeypatch.setattr(turns_module, "STANDS_BACK_S", 60.0)
+    desk, sits = Turns(1), threading.Event()
+
+    def work() -> None:
+        sit_down(desk)
+        sits.set()
+        get_up()
+
+    thread = threading.Thread(target=work)
+    with goes_first():
+        with goes_first():
+            thread.start()
+            while not desk.at_work:
+                time.sleep(0.001)
+        assert not sits.wait(0.1), "the other has not ended"
+    thread.join(20)
+    assert sits.is_set() and desk.at_work == 0

@@ -568,14 +568,14 @@ def test_nobody_sits_down_to_compute_in_the_midst_of_a_batch() -> None:
     found = []
 
     def step() -> list[object]:
-        found.append(turns._nobody_first.is_set())
+        found.append(turns._first.nobody.is_set())
         return []
 
     engine = SimpleNamespace(busy=True, step=step)
     service = SimpleNamespace(encoding=None, engine=engine, _batch_s=0.0, _is_idle=False)
     service._plans, service._gathered = Mock(), nullcontext
     Service._turn(service)  # type: ignore[arg-type]
-    assert found == [False] and turns._nobody_first.is_set()
+    assert found == [False] and turns._first.nobody.is_set()
 
 
 def test_plans_are_made_ahead_when_nothing_else_is_to_do(

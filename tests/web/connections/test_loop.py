@@ -36,10 +36,10 @@ def test_a_connection_whose_answer_ends_while_it_is_asked_is_read_again():
     ours, theirs = socket.socketpair()
     with ours, theirs:
         connection = loop[ours.fileno()] = EndsMeanwhile(ours)
-        loop.turn(0)
+        loop.handle(loop.wait(0))
         theirs.sendall(b"another request")
         for _ in range(3):
-            loop.turn(0)
+            loop.handle(loop.wait(0))
         assert connection.received == b"another request"
         del loop[ours.fileno()]
     loop.close()

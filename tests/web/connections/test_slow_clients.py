@@ -9,6 +9,7 @@ import logging
 import re
 import socket
 import struct
+import threading
 import time
 import urllib.request
 from contextlib import ExitStack, suppress
@@ -18,6 +19,7 @@ from fake_service import FakeService, until
 from serving import raw_request, running, user
 
 from mtmd import BusyError
+from mtmd.kernels.resources import turns
 from mtmd.web.connections.channel import Channel
 from mtmd.web.server import ENDED_AT_ONCE, Server
 from mtmd.web.settings import ConnectionLimits
@@ -398,6 +400,30 @@ def test_health_is_answered_without_a_thread(monkeypatch):
         for path in ("/health", "/ready"):
             with raw_request(server, {}, path, "GET") as sock:
                 assert sock.recv(12) == b"HTTP/1.1 200"
+
+
+def test_nobody_sits_down_to_compute_while_connections_are_read(monkeypatch):
+    """Each piece that is read gives the interpreter away, to as many as compute."""
+    monkeypatch.setattr(turns, "STANDS_BACK_S", 60.0)
+    desk, sits, early = turns.Turns(1), threading.Event(), []
+
+    def sit():
+        turns.sit_down(desk)
+        sits.set()
+        turns.get_up()
+
+    read = Channel.received
+
+    def received(self, data):
+        if not early:
+            threading.Thread(target=sit).start()
+            early.append(sits.wait(0.1))
+        return read(self, data)
+
+    monkeypatch.setattr(Channel, "received", received)
+    with running(FakeService()) as server:
+        assert health(server) == 200
+        assert early == [False] and sits.wait(20)
 
 
 def test_many_questions_after_health_are_answered_in_order():
