@@ -2,7 +2,9 @@
 who gives way. Plain Python, no tensors.
 
 Every running sequence gets its next token before anybody's prompt is read on. Prompts share what is
-left of a batch, so that a long one does not keep short ones waiting. A stretch of tokens that see
+left of a batch, so that a long one does not keep short ones waiting. Where batches of few rows run
+faster than others, as they read the cache in place, a larger one is two of them: prompts by
+themselves, and those who wait for their next token. A stretch of tokens that see
 each other in both directions is never cut: a batch grows for it.
 
 Places and what is read of prompts are shared out by owner, as long as several want some: an owner
@@ -28,11 +30,21 @@ BESIDE = 128  # tokens of a batch in which somebody waits for his next one, if n
 class Step:
     """One batch: `parts` are (sequence, tokens); those beyond what is left of a sequence are of its
     proposal. `admitted` have been given a slot, `preempted` have lost theirs and wait again.
+    `apart`: it is run as two batches.
     """
 
     parts: tuple[tuple[Sequence, int], ...]
     admitted: tuple[Sequence, ...]
     preempted: tuple[Sequence, ...]
+    apart: bool = False
+
+    def batches(self) -> tuple[Step, ...]:
+        """Of two the parts of prompts are first: their tokens are handed out with the others."""
+        if not self.apart:
+            return (self,)
+        answers = tuple(part for part in self.parts if part[0].decoding)
+        prompts = tuple(part for part in self.parts if not part[0].decoding)
+        return Step(prompts, self.admitted, self.preempted), Step(answers, (), ())
 
     def alone(self) -> Step | None:
         """Those who wait for their next token, without the parts of prompts beside them; None where
@@ -63,7 +75,8 @@ class Batcher:
     """`pages` of the cache, `slots` sequences at once, at most `tokens` in a batch. `recurrent`:
     sequences can be taken up again only where one of the `snapshots`, known by a page's key, was
     taken, and not at the end of any page. `beside`: tokens of a batch in which so many are of those
-    who wait for their next one.
+    who wait for their next one. `few`: tokens of a batch that reads the cache in place, None where
+    none does.
     """
 
     def __init__(
@@ -73,9 +86,10 @@ class Batcher:
         tokens: int,
         recurrent: bool = False,
         beside: abc.Callable[[int], int] = lambda _: BESIDE,
+        few: int | None = None,
     ):
         self.pages, self.tokens, self.recurrent = pages, tokens, recurrent
-        self._beside = beside
+        self._beside, self._few = beside, few
         self.snapshots: set[bytes] = set()
         self.waiting = Waiting()
         self.running: list[Sequence] = []
@@ -133,6 +147,8 @@ class Batcher:
         decoding = {sequence for sequence, _ in parts}
         used = sum(count for _, count in parts)
         room = (min(self.tokens, self._beside(used)) if decoding else self.tokens) - used
+        if self._few is not None and decoding and self._few < room < 2 * self._few:
+            room = self._few  # a few more would be read far more slowly
         readers = [
             sequence for sequence in self.running if sequence.left and sequence not in decoding
         ]
@@ -149,7 +165,11 @@ class Batcher:
                 if count > 0 and self._grow(sequence, count, preempted, may_preempt=False):
                     parts.append((sequence, count))
                     own, room = own - count, room - count
-        return Step(tuple(parts or self._oldest(preempted)), tuple(admitted), tuple(preempted))
+        apart = self._few is not None and 0 < len(decoding) < len(parts)
+        apart = apart and sum(count for _, count in parts) > (self._few or 0)
+        return Step(
+            tuple(parts or self._oldest(preempted)), tuple(admitted), tuple(preempted), apart
+        )
 
     def _lines(self, readers: abc.Iterable[Sequence]) -> list[list[Sequence]]:
         """By owner, first the one who has read least."""

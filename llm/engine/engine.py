@@ -141,6 +141,7 @@ class Engine:
             PREFILL,
             self.cache.recurrent,
             self.beside.rows,
+            FEW if self.cache.in_place else None,
         )
         # What a sequence is made of, its spans laid out: here, so that the record that the batcher
         # works on holds no tensors.
@@ -207,24 +208,25 @@ class Engine:
             return self._choose_held(IDLE_S) if self._held else self._stuck()
         waiting = {sequence for sequence, _ in step.parts if sequence.decoding}
         used = sum(number for sequence, number in step.parts if sequence in waiting)
-        try:
-            step, logits = self._run(step)
-        except DeviceError:
-            raise  # it is nobody's fault here
-        except MtmdError:
-            # Whose fault it is cannot be told from the batch: each is tried by itself.
-            self._suspects += [sequence for sequence, _ in step.parts]
-            return []
-        changed = self._advance(step, logits)
-        rows, seconds = sum(number for _, number in step.parts), time.perf_counter() - start
-        planned = self._planned
+        parts, changed, planned, planning_s = list[tuple[Sequence, int]](), [], False, 0.0
+        for each in self._batches(step):
+            try:
+                ran, logits = self._run(each)
+            except DeviceError:
+                raise  # it is nobody's fault here
+            except MtmdError:
+                # Whose fault it is cannot be told from the batch: each is tried by itself.
+                self._suspects += [sequence for sequence, _ in each.parts]
+                return changed
+            changed += self._advance(ran, logits)
+            parts += ran.parts
+            planned, planning_s = planned or self._planned, planning_s + self._planning_s
+        rows, seconds = sum(number for _, number in parts), time.perf_counter() - start
         self.held_up += planned and bool(waiting)
-        if all(sequence in waiting for sequence, _ in step.parts):
-            self.speculation.ran(
-                len(step.parts), rows, seconds, self._chosen - chosen, planned=planned
-            )
+        if all(sequence in waiting for sequence, _ in parts):
+            self.speculation.ran(len(parts), rows, seconds, self._chosen - chosen, planned=planned)
         if used and (not planned or self.runner.lead is None):
-            self.beside.ran(min(used, rows), rows, seconds - self._planning_s)
+            self.beside.ran(min(used, rows), rows, seconds - planning_s)
         return changed
 
     def _put_aside(self, sequence: Sequence) -> None:
@@ -282,22 +284,43 @@ class Engine:
         self.steps, self.rows = self.steps + 1, self.rows + sum(number for _, number in step.parts)
         return step, logits if batch.answers else None
 
+    def _batches(self, step: Step) -> abc.Sequence[Step]:
+        """Those that a step is run as; of two the second alone where the plan of the first is yet
+        to be made.
+        """
+        prompts, *answers = step.batches()
+        if answers and self._deferred(prompts, answers[0])[1] is not None:
+            return answers
+        return prompts, *answers
+
     def _ready(self, step: Step) -> tuple[Step, Batch]:
         """A step and its batch; without its parts of prompts where the plan for all is yet to be
         made, and the one for those who wait for their next token is there.
         """
-        deferral, alone, batch = self._deferral, step.alone(), None
-        if deferral is not None and alone is not None:
-            batch = None if deferral.lasts else self._batch(step)
-            if batch is None or not self.runner.is_ready(batch.shape):
-                fewer = self._batch(alone)
-                is_ready = self.runner.is_ready(fewer.shape)
-                if is_ready and (batch is None or deferral.begin(batch.shape)):
-                    self.deferred += 1
-                    return alone, fewer
-        if deferral is not None and (alone is not None or not self._is_plain(step)):
-            deferral.end()
+        alone, batch = step.alone(), None
+        if alone is not None:
+            batch, fewer = self._deferred(step, alone)
+            if fewer is not None:
+                return alone, fewer
+        if self._deferral is not None and (alone is not None or not self._is_plain(step)):
+            self._deferral.end()
         return step, self._batch(step) if batch is None else batch
+
+    def _deferred(self, step: Step, alone: Step) -> tuple[Batch | None, Batch | None]:
+        """The batch of a step with parts of prompts, if it was made; and, where its plan is waited
+        for, that of those who wait for their next token, which goes on without.
+        """
+        deferral = self._deferral
+        if deferral is None:
+            return None, None
+        batch = None if deferral.lasts else self._batch(step)
+        if batch is None or not self.runner.is_ready(batch.shape):
+            fewer = self._batch(alone)
+            is_ready = self.runner.is_ready(fewer.shape)
+            if is_ready and (batch is None or deferral.begin(batch.shape)):
+                self.deferred += 1
+                return batch, fewer
+        return batch, None
 
     def _is_plain(self, step: Step) -> bool:
         """Whether nothing is read though there are prompts to be: those wait as before."""

@@ -330,7 +330,7 @@ def test_a_prompt_gets_in_though_every_batch_has_a_new_shape(gate: Gate) -> None
     answering(subject)
     assert subject._deferral is not None
     waited_for = subject._deferral._shapes
-    subject.batcher._beside = lambda _: 20 + 4 * len(waited_for)
+    subject.batcher._beside = lambda _: 40 + 8 * len(waited_for)
     late, deferred = subject.submit(small.request(70, 3, 6)), subject.deferred
     while not late.done:
         subject.step()

@@ -53,6 +53,33 @@ def test_prompts_are_read_in_small_batches_while_somebody_decodes() -> None:
     assert counts(run(subject)) == [1, 127] and counts(run(subject)) == [512]
 
 
+@pytest.mark.parametrize(
+    ("rows", "expected", "apart"),
+    [(16, [1, 15], False), (17, [1, 16], True), (32, [1, 16], True), (40, [1, 39], True)],
+)
+def test_what_is_more_than_a_few_rows_is_two_batches(
+    rows: int, expected: list[int], apart: bool
+) -> None:
+    """Where a cache is read in place, prompts of few rows too, and so not by 31 rows of them."""
+    subject = batcher(pages=400, tokens=512)
+    subject._beside, subject._few = lambda _: rows, 16
+    first, prompt = Sequence(3), Sequence(1000)
+    subject.add(first)
+    assert run(subject).batches() == (Step(((first, 3),), (first,), ()),)
+    first.total += 1
+    subject.add(prompt)
+    step = subject.step()
+    assert counts(step) == expected and step.apart is apart
+    if apart:
+        prompts, answers = step.batches()
+        assert prompts == Step(((prompt, expected[1]),), (prompt,), ())
+        assert answers == Step(((first, 1),), (), ())
+    else:
+        assert step.batches() == (step,)
+    first.total -= 1
+    assert counts(subject.step()) == [512] and not subject.step().apart, "nobody waits"
+
+
 def test_a_small_share_is_not_cut_smaller() -> None:
     subject = batcher(tokens=40, slots=3)
     items = [Sequence(30) for _ in range(3)]

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mtmd.kernels.errors import DeviceMemoryError, MtmdError, PromptError
 from mtmd.kernels.plan.scheduler import Plan
+from mtmd.llm.batch import Batch
 from mtmd.llm.engine.batcher import LEAST_SHARE, Step
 from mtmd.llm.engine.engine import Engine, Prompt
 from mtmd.llm.engine.sequence import Sequence
@@ -58,6 +59,56 @@ def alone(**chosen: Any) -> list[int]:
 
 def test_one_request_is_what_the_runner_generates() -> None:
     assert alone() == small.answer(small.runner(128))
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"), [(16, [(16, 3)]), (20, [(16, 0), (2, 2)]), (40, [(40, 0), (2, 2)])]
+)
+def test_prompts_of_many_rows_run_by_themselves_beside_answers(
+    rows: int, expected: list[tuple[int, int]]
+) -> None:
+    """Answers read the cache in place, whatever is read beside them."""
+    subject, shapes = engine(), list[tuple[int, int]]()
+    assert subject.cache.in_place
+    first = [subject.submit(request(7, n, 40)) for n in range(2)]
+    while any(not sequence.tokens for sequence in first):
+        subject.step()
+    subject.batcher._beside = lambda _: rows
+    late, forward = subject.submit(request(70, 3, 6)), subject.runner.forward
+
+    def noted(batch: Batch) -> torch.Tensor:
+        shapes.append((len(batch.tokens), batch.answers))
+        return forward(batch)
+
+    with patch.object(subject.runner, "forward", noted):
+        while not shapes:
+            subject.step()
+    assert shapes == expected, "rows and logits of the first step of it"
+    run(subject)
+    assert late.tokens == alone(length=70, first=3, count=6)
+    assert [s.tokens for s in first] == [alone(length=7, first=n, count=40) for n in range(2)]
+
+
+@pytest.mark.parametrize("fails", ["prompts", "answers"])
+def test_of_two_batches_the_one_that_fails_is_tried_one_by_one(fails: str) -> None:
+    subject = engine()
+    first = subject.submit(request(7, 0, 20))
+    while not first.tokens:
+        subject.step()
+    subject.batcher._beside = lambda _: 40
+    late, forward, failed = subject.submit(request(70, 3, 6)), subject.runner.forward, []
+
+    def failing(batch: Batch) -> torch.Tensor:
+        if not failed and (fails == "answers") == (batch.answers == 1):
+            failed.append(len(batch.tokens))
+            raise MtmdError("a defect")
+        return forward(batch)
+
+    with patch.object(subject.runner, "forward", failing):
+        run(subject)
+    assert failed == [1 if fails == "answers" else 40]
+    assert late.tokens == alone(length=70, first=3, count=6)
+    assert first.tokens == alone(length=7, first=0, count=20)
 
 
 def test_requests_that_come_and_go_are_each_as_alone() -> None:
