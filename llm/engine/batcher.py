@@ -76,7 +76,7 @@ class Batcher:
     sequences can be taken up again only where one of the `snapshots`, known by a page's key, was
     taken, and not at the end of any page. `beside`: tokens of a batch in which so many are of those
     who wait for their next one. `few`: tokens of a batch that reads the cache in place, None where
-    none does.
+    none does. `alone`: tokens of a batch where nobody waits and so many are left of prompts.
     """
 
     def __init__(
@@ -87,9 +87,10 @@ class Batcher:
         recurrent: bool = False,
         beside: abc.Callable[[int], int] = lambda _: BESIDE,
         few: int | None = None,
+        alone: abc.Callable[[int], int] = lambda left: left,
     ):
         self.pages, self.tokens, self.recurrent = pages, tokens, recurrent
-        self._beside, self._few = beside, few
+        self._beside, self._few, self._alone = beside, few, alone
         self.snapshots: set[bytes] = set()
         self.waiting = Waiting()
         self.running: list[Sequence] = []
@@ -146,12 +147,15 @@ class Batcher:
         # Beside those who wait for their next token, little is read, so that they get it soon.
         decoding = {sequence for sequence, _ in parts}
         used = sum(count for _, count in parts)
-        room = (min(self.tokens, self._beside(used)) if decoding else self.tokens) - used
-        if self._few is not None and decoding and self._few < room < 2 * self._few:
-            room = self._few  # a few more would be read far more slowly
         readers = [
             sequence for sequence in self.running if sequence.left and sequence not in decoding
         ]
+        if decoding:
+            room = min(self.tokens, self._beside(used)) - used
+        else:
+            room = min(self.tokens, self._alone(sum(sequence.left for sequence in readers)))
+        if self._few is not None and decoding and self._few < room < 2 * self._few:
+            room = self._few  # a few more would be read far more slowly
         lines = self._lines(readers)
         for number, line in enumerate(lines):
             # A part of what is left for each owner, and of that for each of his sequences; who

@@ -18,6 +18,10 @@ Promised is that no batch takes longer than that, which by `ALIKE` from size to 
 twice the smallest, but for those by which it is found out, at most one in `FORGOTTEN` once all is
 known;
 and that of what could be read within it nine tenths are.
+
+`Alone` is for prompts beside which nobody waits. Batches of a few rows are run by machine code that
+is made for few, others by what is made for hundreds: between the two, depending on weights and
+processor, 32 rows take up to twice as long as twice 16. Both are timed, and the faster is taken.
 """
 
 from __future__ import annotations
@@ -40,6 +44,47 @@ PLAIN, EARLY = 48, 4  # batches from one of them to the next, and as long as the
 SOON = 8  # batches after which a size that took too long once is tried anew
 FORGOTTEN = 256  # batches after which a time says nothing any more
 RARELY_S = 8.0  # from one trial to the next, in the end
+MIDDLING = (32, 64, 128, 256)  # rows; more are fastest at once
+CLEARLY = 0.9  # of the time at once, that a few rows after each other have to stay below
+OTHERWISE = 64  # decisions of which one is for the other way, which may have become the faster one
+TRIED = 2  # times of each way, at least, by which one is chosen
+
+
+class Alone:
+    """By how many rows prompts are read of which at most 256 are left: all at once, or `few` at a
+    time.
+    """
+
+    def __init__(self, few: int) -> None:
+        self._few = few
+        self._few_s = deque[float](maxlen=SAMPLES)
+        self._many_s = {size: deque[float](maxlen=SAMPLES) for size in MIDDLING}
+        self._decisions = dict.fromkeys(MIDDLING, 0)
+
+    def rows(self, left: int) -> int:
+        """Of the next batch, of so many."""
+        size = next((size for size in MIDDLING if left <= size), None)
+        if size is None or left <= self._few:
+            return left
+        many, few = self._many_s[size], self._few_s
+        if len(many) < TRIED:
+            return left
+        if len(few) < TRIED:
+            return self._few
+        parts = -(-left // self._few)
+        is_faster = parts * median_low(few) < CLEARLY * median_low(many)
+        self._decisions[size] += 1
+        if self._decisions[size] % OTHERWISE == 0:
+            is_faster = not is_faster
+        return self._few if is_faster else left
+
+    def ran(self, rows: int, seconds: float) -> None:
+        """A batch of so many rows of prompts, and nothing else, has taken so long."""
+        size = next((size for size in MIDDLING if rows <= size), None)
+        if rows == self._few:
+            self._few_s.append(seconds)
+        elif size is not None and rows > self._few:
+            self._many_s[size].append(seconds)
 
 
 class _Ran(NamedTuple):

@@ -21,7 +21,7 @@ from mtmd.kernels.errors import DeviceError, MtmdError
 from mtmd.kernels.plan.scheduler import Plan
 from mtmd.llm.batch import FEW, Batch
 from mtmd.llm.engine.batcher import Batcher, Step
-from mtmd.llm.engine.beside import Beside
+from mtmd.llm.engine.beside import Alone, Beside
 from mtmd.llm.engine.lookup import PICTURE
 from mtmd.llm.engine.make_batch import make_batch
 from mtmd.llm.engine.pages import Pages, page_keys
@@ -128,7 +128,7 @@ class Engine:
         )
         if not self.draws_together:
             drawing.prepare()  # else the first token would wait for it
-        self.beside = Beside()
+        self.beside, self.reading = Beside(), Alone(FEW)
         self.reset()
 
     def reset(self) -> None:
@@ -142,6 +142,7 @@ class Engine:
             self.cache.recurrent,
             self.beside.rows,
             FEW if self.cache.in_place else None,
+            self.reading.rows if self.cache.in_place else lambda left: left,
         )
         # What a sequence is made of, its spans laid out: here, so that the record that the batcher
         # works on holds no tensors.
@@ -227,6 +228,8 @@ class Engine:
             self.speculation.ran(len(parts), rows, seconds, self._chosen - chosen, planned=planned)
         if used and (not planned or self.runner.lead is None):
             self.beside.ran(min(used, rows), rows, seconds - planning_s)
+        elif not planned:
+            self.reading.ran(rows, seconds)
         return changed
 
     def _put_aside(self, sequence: Sequence) -> None:

@@ -53,6 +53,19 @@ def test_prompts_are_read_in_small_batches_while_somebody_decodes() -> None:
     assert counts(run(subject)) == [1, 127] and counts(run(subject)) == [512]
 
 
+def test_where_nobody_waits_prompts_are_read_as_is_said_of_so_many() -> None:
+    subject, asked = batcher(pages=400, tokens=512), list[int]()
+
+    def alone(left: int) -> int:
+        asked.append(left)
+        return 16
+
+    subject._alone = alone
+    for length in (100, 40):
+        subject.add(Sequence(length))
+    assert [counts(run(subject)) for _ in range(2)] == [[16], [16]] and asked == [140, 124]
+
+
 @pytest.mark.parametrize(
     ("rows", "expected", "apart"),
     [(16, [1, 15], False), (17, [1, 16], True), (32, [1, 16], True), (40, [1, 39], True)],

@@ -19,12 +19,16 @@ from mtmd.llm.engine.beside import (
     FEW,
     FORGOTTEN,
     LONGER,
+    MIDDLING,
+    OTHERWISE,
     PLAIN,
     RARELY_S,
     SHORT_S,
     SIZES,
     SOON,
+    TRIED,
     WORTH,
+    Alone,
     Beside,
 )
 from mtmd.llm.engine.pages import Pages
@@ -232,3 +236,56 @@ def test_the_batcher_keeps_to_it() -> None:
     subject.ran(step)
     first.total += 1
     assert subject.step().parts == ((first, 1), (long, 23)) and asked == [1, 1]
+
+
+def read_alone(subject: Alone, machine: Machine, length: int) -> list[int]:
+    """A prompt for which nobody waits: the rows of its batches."""
+    taken, left = [], length
+    while left:
+        taken.append(subject.rows(left))
+        subject.ran(taken[-1], machine(taken[-1]))
+        left -= taken[-1]
+    return taken
+
+
+ALONE: dict[str, tuple[Machine, list[int]]] = {
+    "few rows are much faster": (lambda rows: 1e-3 * rows * (1 if rows <= 16 else 3), [60]),
+    "at once is faster": (lambda rows: 1e-3 * rows if rows <= 16 else 0.012 + 3e-4 * rows, []),
+    "both alike": (lambda rows: 1e-3 * rows, []),
+    "of sixty rows few are faster, of two hundred all": (
+        lambda rows: 1e-3 * rows if rows <= 16 else 0.075 + 4e-4 * rows,
+        [60],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_prompts_alone_are_read_in_the_way_that_is_faster(name: str) -> None:
+    """After a few by which that is found out, and now and then one that asks again."""
+    (machine, by_few), subject = ALONE[name], Alone(16)
+    first = [read_alone(subject, machine, 60) for _ in range(8)]
+    assert first[:TRIED] == [[60]] * TRIED and first[TRIED][0] == 16
+    taken = [read_alone(subject, machine, 60) for _ in range(100)]
+    usual = [16, 16, 16, 12] if 60 in by_few else [60]
+    assert 90 <= taken.count(usual) < 100
+    for _ in range(8):
+        read_alone(subject, machine, 250)
+    expected = {"few rows are much faster": 16}.get(name, 250)
+    assert read_alone(subject, machine, 250)[0] == expected
+
+
+def test_a_machine_on_which_the_other_way_becomes_faster() -> None:
+    subject = Alone(16)
+    for _ in range(20):
+        read_alone(subject, ALONE["few rows are much faster"][0], 60)
+    other = ALONE["at once is faster"][0]
+    taken = [read_alone(subject, other, 60) for _ in range(6 * OTHERWISE)]
+    assert taken[-20:].count([60]) >= 19
+
+
+@pytest.mark.parametrize("left", [1, 16, 257, 4000])
+def test_what_is_short_or_long_is_read_at_once(left: int) -> None:
+    subject = Alone(16)
+    for rows in (*MIDDLING, 16) * 4:
+        subject.ran(rows, 1.0 if rows > 16 else 0.001)
+    assert subject.rows(left) == left and subject.rows(200) == 16

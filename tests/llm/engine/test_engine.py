@@ -89,6 +89,28 @@ def test_prompts_of_many_rows_run_by_themselves_beside_answers(
     assert [s.tokens for s in first] == [alone(length=7, first=n, count=40) for n in range(2)]
 
 
+def test_short_prompts_are_read_in_the_way_that_was_faster() -> None:
+    """Here by few rows at a time, as batches of more are made to look slow."""
+    subject, rows = engine(), list[int]()
+    ran, forward = subject.reading.ran, subject.runner.forward
+
+    def noted(batch: Batch) -> torch.Tensor:
+        rows.append(len(batch.tokens))
+        return forward(batch)
+
+    with (
+        patch.object(subject.reading, "ran", lambda n, _: ran(n, 0.001 if n <= 16 else 1.0)),
+        patch.object(subject.runner, "forward", noted),
+    ):
+        for number in range(8):
+            rows.clear()
+            prompt = {"length": 60, "first": 5 + number, "count": 3}
+            sequence = subject.submit(request(**prompt))
+            run(subject)
+            assert sequence.tokens == alone(**prompt)
+    assert rows[:4] == [16, 16, 16, 16], "the last of them filled up"
+
+
 @pytest.mark.parametrize("fails", ["prompts", "answers"])
 def test_of_two_batches_the_one_that_fails_is_tried_one_by_one(fails: str) -> None:
     subject = engine()
