@@ -46,14 +46,17 @@ def few_rows(runner: Runner, cache: Cache, proposals: bool = True) -> list[Batch
 
 
 def _of_answers(runner: Runner) -> Iterator[BatchShape]:
-    """Next tokens alone, beside parts of prompts, without and with pictures; then such parts
-    alone.
+    """Next tokens alone; the middle of a prompt, which is read a few rows at a time; next tokens
+    beside parts of prompts, without and with pictures; then such parts alone.
     """
     most = runner.sequences
     for count in range(1, min(most, FEW) + 1):
         yield BatchShape(count, wanted=count, sequences=count)
+    pictures = (0, 1) if runner.image_tokens else (0,)
+    for images in pictures:
+        yield BatchShape(FEW, images, 0, 1)
     for several in (range(2, most + 1), range(1, 2)):
-        for images in (0, 1) if runner.image_tokens else (0,):
+        for images in pictures:
             for tokens in range(1, FEW + 1):
                 for count in several:
                     if count + (not images) <= tokens:
