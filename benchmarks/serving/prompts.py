@@ -1,0 +1,104 @@
+"""How long short prompts take, read at once, sixteen rows at a time, and as the engine chooses; and
+how long a step of answers takes beside rows of prompts, in one batch with them and in two.
+
+    python benchmarks/serving/prompts.py [--shape smolvlm-256m --weights Q8_0] [--threads 1]
+
+Without a shape, the demo model. Processor time, in one process, the ways in turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from random import Random
+from statistics import median
+
+from mtmd import load
+from mtmd.bench.shapes import random_checkpoint
+from mtmd.config import LoadOptions, options
+from mtmd.llm.batch import FEW
+from mtmd.llm.engine.engine import Engine, Prompt
+from mtmd.llm.engine.spans import Span
+from mtmd.llm.sampling.sampler import Sampler, Sampling
+from mtmd.model import Model
+
+LENGTHS = (24, 48, 100, 200)
+ROUNDS = 12  # prompts read in each way
+BESIDE = ((8, 1500), (14, 60))  # answers, and tokens of each
+ROWS = (8, 24, 56)  # of prompts beside them
+STEPS = 30
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
+    parser.add_argument("--shape", help="of a model, with random weights (the demo model)")
+    parser.add_argument("--weights", default="Q8_0", help="their type (Q8_0)")
+    parser.add_argument("--threads", type=int, default=1)
+    asked = parser.parse_args()
+    chosen = {"parallel": 16, "context": 2048, "threads": asked.threads}
+    if asked.shape is None:
+        model = load(**chosen)
+    else:
+        checkpoint = random_checkpoint(asked.shape, asked.weights)
+        model = Model(checkpoint, options(LoadOptions, chosen))
+    print(model, flush=True)
+    print("\n| prompt | at once, ms | 16 at a time | as chosen |\n|---|---|---|---|")
+    for length in LENGTHS:
+        print(f"| {length} | {' | '.join(short_prompts(model, length))} |", flush=True)
+    print(
+        "\n| answers, tokens of each | rows beside them | one batch, ms | two |\n|---|---|---|---|"
+    )
+    for count, tokens in BESIDE:
+        for rows in ROWS:
+            found = " | ".join(f"{1e3 * each:.1f}" for each in steps(model, count, tokens, rows))
+            print(f"| {count}, {tokens} | {rows} | {found} |", flush=True)
+
+
+def request(length: int, seed: int, tokens: int) -> Prompt:
+    rng = Random(seed)
+    ids = tuple(rng.randrange(20, 300) for _ in range(length))
+    return Prompt([Span(ids)], Sampler(Sampling(temperature=0)), max_tokens=tokens)
+
+
+def short_prompts(model: Model, length: int) -> list[str]:
+    engine = Engine(model.runner)
+    ways: list[Callable[[int], int]] = [
+        lambda left: left,
+        lambda left: min(left, FEW),
+        engine.reading.rows,
+    ]
+    found: list[list[float]] = [[] for _ in ways]
+    for number in range(ROUNDS):
+        for way, times in zip(ways, found, strict=True):
+            engine.batcher._alone = way
+            sequence, start = engine.submit(request(length, number, 1)), time.process_time()
+            while sequence.finish is None:
+                engine.step()
+            times.append(time.process_time() - start)
+            engine.reset()  # else the next prompt like it is known
+    return [f"{1e3 * median(times[ROUNDS // 2 :]):.1f}" for times in found]
+
+
+def steps(model: Model, count: int, tokens: int, rows: int) -> list[float]:
+    """Seconds of a step in one batch, and in two."""
+    engine, found = Engine(model.runner), list[float]()
+    for number in range(count):
+        engine.submit(request(tokens, number, 400))
+    while engine.batcher.waiting or not all(s.decoding for s in engine.batcher.running):
+        engine.step()
+    engine.batcher._beside = lambda used: used + rows
+    for few in (None, FEW):
+        engine.batcher._few = few
+        late, times = engine.submit(request(1900, 100 + (few or 0), 1)), list[float]()
+        while len(times) < STEPS and late.finish is None:
+            start = time.process_time()
+            engine.step()
+            times.append(time.process_time() - start)
+        engine.cancel(late)
+        found.append(median(times[3:]))
+    return found
+
+
+if __name__ == "__main__":
+    main()
