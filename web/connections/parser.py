@@ -4,20 +4,24 @@ from somebody without a key, one that is more than its route takes, one there is
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Hashable
 from typing import Protocol
 
 from waitress.adjustments import Adjustments
-from waitress.parser import HTTPRequestParser
-from waitress.utilities import Error
+from waitress.parser import HTTPRequestParser, ParsingError
+from waitress.utilities import Error, RequestHeaderFieldsTooLarge
 
 from mtmd.web.connections.body_budget import BodyBudget
 from mtmd.web.connections.refusal import Refusal
 from mtmd.web.keys import authorization
 
 SHORT_BODY = 64 << 10  # bytes
+HEADERS = 256  # of one request
 _JUST_BEGUN_S = 0.05
+_FIRST_LINE = re.compile(rb"[^ ]+ [^ ]+(?: HTTP/[0-9]\.[0-9])?")
+_BLANKS = re.compile(rb"(?m)^([^:\n]*:)[ \t]+")
 
 
 class Rules(Protocol):
@@ -71,6 +75,22 @@ class Parser(HTTPRequestParser):  # type: ignore[misc]  # waitress has no types
             self.completed = True
             self.expect_continue = False  # waitress would ask for the body all the same
         return count
+
+    def parse_header(self, header_plus: bytes) -> None:
+        """As in the base class, whose expressions try some heads of 32 KiB for seconds, in the loop:
+        those are refused before, or written without the blanks that they try. Nor does it count
+        headers, and what it joins of lines it copies with each.
+        """
+        first, _, headers = header_plus.partition(b"\r\n")
+        if headers.count(b"\n") > HEADERS:
+            super().parse_header(b"GET / HTTP/1.0\r\n")
+            self.error = RequestHeaderFieldsTooLarge(f"more than {HEADERS} headers")
+            return
+        if not _FIRST_LINE.fullmatch(first.rstrip()):
+            raise ParsingError("Start line is invalid")
+        if b"\n " in headers or b"\n\t" in headers:
+            raise ParsingError("A header goes on in a second line")
+        super().parse_header(first + b"\r\n" + _BLANKS.sub(rb"\1", headers))
 
     def rate(self, now: float) -> float:
         """Bytes of the body a second so far; one that has just begun to come has a high one."""
