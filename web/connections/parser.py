@@ -11,6 +11,7 @@ from typing import Protocol
 
 from waitress.adjustments import Adjustments
 from waitress.parser import HTTPRequestParser, ParsingError
+from waitress.receiver import ChunkedReceiver
 from waitress.utilities import Error, RequestHeaderFieldsTooLarge
 
 from mtmd.web.connections.body_budget import BodyBudget
@@ -19,6 +20,9 @@ from mtmd.web.keys import authorization
 
 SHORT_BODY = 64 << 10  # bytes
 HEADERS = 256  # of one request
+CHUNK_LINE = 1 << 10  # bytes
+TRAILER = 32 << 10  # bytes
+CHUNKED = 64 << 10  # bytes beside those of a body in chunks, and half as many as it has
 _JUST_BEGUN_S = 0.05
 _FIRST_LINE = re.compile(rb"[^ ]+ [^ ]+(?: HTTP/[0-9]\.[0-9])?")
 _BLANKS = re.compile(rb"(?m)^([^:\n]*:)[ \t]+")
@@ -66,6 +70,7 @@ class Parser(HTTPRequestParser):  # type: ignore[misc]  # waitress has no types
             if self.error is None:
                 self._look_at_head()
         if self.error is None and self.body_bytes_received > before:
+            self._check_chunks()
             self._take(self.body_bytes_received - before)
         if self.error is not None:
             if not isinstance(self.error, Refusal):
@@ -77,7 +82,7 @@ class Parser(HTTPRequestParser):  # type: ignore[misc]  # waitress has no types
         return count
 
     def parse_header(self, header_plus: bytes) -> None:
-        """As in the base class, whose expressions try some heads of 32 KiB for seconds, in the loop:
+        """As in the base class, whose expressions try some heads of 32 KiB for seconds in the loop:
         those are refused before, or written without the blanks that they try. Nor does it count
         headers, and what it joins of lines it copies with each.
         """
@@ -90,7 +95,10 @@ class Parser(HTTPRequestParser):  # type: ignore[misc]  # waitress has no types
             raise ParsingError("Start line is invalid")
         if b"\n " in headers or b"\n\t" in headers:
             raise ParsingError("A header goes on in a second line")
-        super().parse_header(first + b"\r\n" + _BLANKS.sub(rb"\1", headers))
+        try:
+            super().parse_header(first + b"\r\n" + _BLANKS.sub(rb"\1", headers))
+        except ValueError as error:  # what Python cannot read of an address, or as a number
+            raise ParsingError(str(error)) from error
 
     def rate(self, now: float) -> float:
         """Bytes of the body a second so far; one that has just begun to come has a high one."""
@@ -133,6 +141,21 @@ class Parser(HTTPRequestParser):  # type: ignore[misc]  # waitress has no types
         elif self.error is None:
             self.error = Refusal(
                 503, "too many long requests are being received; try again later", "server_busy"
+            )
+
+    def _check_chunks(self) -> None:
+        """Where the lines of chunks, and what follows them, are most of what comes: to read those
+        takes a hundred times as long as a body, and the base class reads one that has not ended
+        from its beginning with all that comes of it.
+        """
+        body = self.body_rcv
+        if isinstance(body, ChunkedReceiver) and (
+            len(body.control_line) > CHUNK_LINE
+            or len(body.trailer) > TRAILER
+            or self.body_bytes_received - len(body) > CHUNKED + len(body) // 2
+        ):
+            self.error = Refusal(
+                400, "the body comes in chunks too small, or with too much beside them"
             )
 
     def _check_length(self, count: int) -> None:

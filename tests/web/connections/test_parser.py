@@ -11,7 +11,7 @@ import pytest
 from waitress.adjustments import Adjustments
 
 from mtmd.web.connections.body_budget import BodyBudget
-from mtmd.web.connections.parser import HEADERS, Parser
+from mtmd.web.connections.parser import CHUNKED, HEADERS, Parser
 
 GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
 LONG = 32_000  # of a head, which may have 32 KiB
@@ -25,6 +25,8 @@ HEADS = {
     "no address": (b"GET x://" + b"a" * LONG + b" x\r\n\r\n", 400),
     "folded": (GET + b"X:\r\n" + b" " * LONG + b"a\r\n\r\n", 400),
     "folded often": (GET + b"X: a\r\n" + b" \r\n" * (LONG // 3) + b"\r\n", 431),
+    "an address that is none": (GET.replace(b"/health", b"a://[[") + b"\r\n", 400),
+    "a number of digits": (GET + b"Content-Length: " + b"9" * 5000 + b"\r\n\r\n", 400),
     "many": (GET + b"X:a\r\n" * (LONG // 5) + b"\r\n", 431),
 }
 
@@ -62,3 +64,28 @@ def test_what_heads_have_is_read() -> None:
     assert found.error is None and found.path == "/a" and found.query == "b=c"
     known = [found.headers[name] for name in ("A", "C", "D")]
     assert known == ["b", "d: e, f", ""] and len(found.headers) == HEADERS - 2
+
+
+CHUNKS = GET.replace(b"GET", b"POST") + b"Transfer-Encoding: chunked\r\n\r\n"
+MANY = {
+    "small": b"1\r\nx\r\n",
+    "with words beside them": b"8;" + b"a" * 100 + b"\r\n12345678\r\n",
+    "a line without end": b"1;aaa" * 10,
+    "what follows without end": b"0\r\n" + b"a: b\r\n" * 10_000,
+}
+
+
+@pytest.mark.parametrize("part", MANY.values(), ids=MANY)
+def test_chunks_have_more_in_them_than_beside_them(part: bytes) -> None:
+    data = CHUNKS + part * (1 + (4 * CHUNKED) // len(part))
+    _, found = seconds(data)
+    assert found.error and found.error.code == 400 and found.body_bytes_received < 2 * CHUNKED
+
+
+@pytest.mark.parametrize("size, count", [(1, 5000), (16, 20_000), (8192, 100)])
+def test_usual_chunks_are_read(size: int, count: int) -> None:
+    data = (b"%x\r\n" % size + b"x" * size + b"\r\n") * count + b"0\r\nA: b\r\n\r\n"
+    _, found = seconds(CHUNKS + data)
+    assert found.completed and found.error is None
+    assert found.headers["CONTENT_LENGTH"] == str(size * count)
+    found.close()
