@@ -25,6 +25,7 @@ TRAILER = 32 << 10  # bytes
 CHUNKED = 64 << 10  # bytes beside those of a body in chunks, and half as many as it has
 _JUST_BEGUN_S = 0.05
 _FIRST_LINE = re.compile(rb"[^ ]+ [^ ]+(?: HTTP/[0-9]\.[0-9])?")
+_CONTROLS = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _BLANKS = re.compile(rb"(?m)^([^:\n]*:)[ \t]+")
 
 
@@ -91,6 +92,8 @@ class Parser(HTTPRequestParser):  # type: ignore[misc]  # waitress has no types
             super().parse_header(b"GET / HTTP/1.0\r\n")
             self.error = RequestHeaderFieldsTooLarge(f"more than {HEADERS} headers")
             return
+        if _CONTROLS.search(header_plus):
+            raise ParsingError("A head has characters that stand for nothing")
         if not _FIRST_LINE.fullmatch(first.rstrip()):
             raise ParsingError("Start line is invalid")
         if b"\n " in headers or b"\n\t" in headers:
