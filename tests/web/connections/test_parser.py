@@ -17,7 +17,9 @@ GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
 LONG = 32_000  # of a head, which may have 32 KiB
 HEADS = {
     "blanks before what is no value": (GET + b"X:" + b" " * LONG + b"\x01\r\n\r\n", 400),
-    "blanks before a value": (GET + b"X:" + b" \t" * (LONG // 2) + b"a\r\n\r\n", None),
+    "blanks before a value": (GET + b"X:" + b" \t" * (LONG // 2) + b"a\r\n\r\n", 400),
+    "blanks within a value": (GET + b"Accept: a=" + b" " * LONG + b"x\r\n\r\n", 400),
+    "some blanks before many": (GET + (b"X:" + b" " * 63 + b"a\r\n") * 250 + b"\r\n", None),
     "blanks of several headers": (
         GET + b"".join(b"X:" + b" " * 8000 + b"\0\r\n" for _ in "abc") + b"\r\n",
         400,
