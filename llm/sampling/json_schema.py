@@ -26,6 +26,7 @@ from mtmd.llm.sampling.schema_defaults import (
     drop_idle,
     not_held,
     say_any_of,
+    say_plainly,
     share_numbers,
 )
 
@@ -105,6 +106,7 @@ def grammar_text(schema: str) -> str:
     if schema.startswith(LARK):
         return lark_grammar(schema)
     parsed = json.loads(schema)
+    say_plainly(parsed)
     _check_promises(parsed)
     drop_formats(parsed)
     drop_idle(parsed)

@@ -4,7 +4,7 @@ names and no others, numbers so many digits, unless it says otherwise.
 By the standard `{"properties": {"count": ...}}` lets any further name in, with any value, and a
 model that is held to no more may write names without end. OpenAI's strict schemas, llama.cpp and
 xgrammar (vLLM) take such a schema as closed. And an integer may have as many digits as the answer
-has room for; llama.cpp ends it after 16.
+has room for; llama.cpp ends it after 16. Here it has room for ids of 64 bits, which have 17 to 19.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ DEFINITIONS = ("$defs", "definitions")  # tables of them
 _SAID = ("additionalProperties", "patternProperties")
 _BESIDE = ("$ref", "allOf", "anyOf", "oneOf")  # what adds names to `properties`
 _ACROSS = ("unevaluatedProperties", "if", "not", "dependentSchemas", "dependencies")
-_DIGITS = 16  # before the point, as llama.cpp has it
+_DIGITS = 16  # of a number before the point
 _LARGEST = 10**_DIGITS - 1
+_INTEGER = 2**63 - 1024  # llguidance reads bounds as floats, and counts in 64 bits
 _DECIMALS = 1e-9  # llguidance takes no finer step
 _COARSE = 1e-3  # bounds below that may want finer steps than these
-_BOUNDS = (("minimum", "exclusiveMinimum", -_LARGEST), ("maximum", "exclusiveMaximum", _LARGEST))
+_BOUNDS = (("minimum", "exclusiveMinimum", -1), ("maximum", "exclusiveMaximum", 1))
 _NUMBER = {"type", "multipleOf"} | {key for *keys, _ in _BOUNDS for key in keys}
+_COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 _REFERENCES = 16  # that lead from one to the next
 _IDLE = {"uniqueItems": (False,), "propertyNames": (True, {}, {"type": "string"})}
 _FORMATS = frozenset(  # llguidance's
@@ -51,6 +53,21 @@ def close_objects(schema: Any) -> None:
         is_named = all(isinstance(name, str) and name in names for name in required)
         if is_named and not any(said in part for said in _SAID):
             part["additionalProperties"] = False
+
+
+def say_plainly(schema: Any) -> None:
+    """What programs write in other words, in `schema` itself, JSON values: counts with a point that
+    are whole ones (2.0), null for a type or a count that is not asked for.
+    """
+    for part in _schemas(schema):
+        for key in ("type", *_COUNTS):
+            value = part.get(key)
+            if key in part and value is None:
+                del part[key]
+            elif key in _COUNTS and isinstance(value, float) and value.is_integer():
+                part[key] = int(value)
+            elif key == "type" and isinstance(value, list):
+                part[key] = ["null" if kind is None else kind for kind in value]
 
 
 def drop_idle(schema: Any) -> None:
@@ -149,9 +166,10 @@ def bound_numbers(schema: Any) -> None:
         ):
             continue
         has_steps = "number" in kinds and _is_coarse(part)
-        for inclusive, exclusive, most in _BOUNDS:
+        most = _LARGEST if "number" in kinds else _INTEGER
+        for inclusive, exclusive, sign in _BOUNDS:
             if inclusive not in part and exclusive not in part:
-                part[inclusive] = most
+                part[inclusive] = sign * most
         if has_steps:
             part.setdefault("multipleOf", _DECIMALS)
 
@@ -176,7 +194,7 @@ def _is_coarse(part: dict[str, Any]) -> bool:
 
 def share_numbers(schema: Any) -> None:
     """Numbers of the same kind and bounds refer to one definition, in `schema` itself: the grammar
-    writes out a range of 16 digits for each that stands alone, and has room for some hundreds.
+    writes out a range of 19 digits for each that stands alone, and has room for some hundreds.
     Where parts are held against each other, as by `oneOf`, nothing changes: references hide them.
     """
     parts = list(_schemas(schema))

@@ -248,6 +248,7 @@ class EngineClient:
         if self.fault is None and self._facts:
             self._process.end()
         else:
+            self._process.link.end()  # one that the system keeps would keep who listens to it
             self._process.kill()
         for thread in self._threads:
             thread.join()

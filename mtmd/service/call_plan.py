@@ -46,9 +46,14 @@ def plan_calls(
     or an answer that follows a schema, that no grammar can be made of. After `TRIALS_S` the rest
     counts as what cannot be followed.
     """
-    check = _for_a_while(check)
+    in_time = _for_a_while()
+
+    def tried(source: str) -> object:
+        in_time()
+        return check(source)
+
     box, syntax = settings.toolbox, template.syntax
-    found = [hold(tool, check) for tool in box.callable]
+    found = [hold(tool, tried) for tool in box.callable]
     tools = [held for held, _ in found]
     warnings = [warning for _, warning in found if warning]
     how = syntax.arguments
@@ -64,6 +69,7 @@ def plan_calls(
     partly: list[str] = []
 
     def checked(tools: Sequence[HeldTool]) -> str:
+        in_time()  # a long grammar takes its time to be written, too
         partly.clear()
         made = answer_grammar(tools, box, syntax, marks, parsed, partly)
         check(made)
@@ -89,18 +95,18 @@ def plan_calls(
     )
 
 
-def _for_a_while(check: Callable[[str], object]) -> Callable[[str], object]:
+def _for_a_while() -> Callable[[], None]:
+    """What is returned raises OptionError after that."""
     end = time.monotonic() + TRIALS_S
 
-    def checked(source: str) -> object:
+    def check() -> None:
         if time.monotonic() >= end:
             raise OptionError(
                 f"what of the tools' schemas can be followed was not found out in {TRIALS_S:g} s; "
                 "give fewer tools, or simpler schemas"
             )
-        return check(source)
 
-    return checked
+    return check
 
 
 def _followed(

@@ -14,6 +14,7 @@ import time
 from collections import abc
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
@@ -222,12 +223,13 @@ class Service:
         first; the others have those after it.
         """
         first = self._loaded.answer_options(chosen)
-        tickets = [self.submit_checked(messages, first, tenant)]
+        plan = cache(lambda: self._plan(first))
+        tickets = [self.submit_checked(messages, first, tenant, plan=plan)]
         try:
             for index in range(1, number):
                 seed = None if first.seed is None else (first.seed + index) % (SEED_MAX + 1)
                 settings = replace(first, seed=seed)
-                tickets.append(self.submit_checked(messages, settings, tenant, tickets[0]))
+                tickets.append(self.submit_checked(messages, settings, tenant, tickets[0], plan))
         except BaseException:
             for ticket in tickets:
                 ticket.cancel()
@@ -240,8 +242,11 @@ class Service:
         settings: AnswerOptions,
         tenant: str = "",
         after: Ticket | None = None,
+        plan: abc.Callable[[], CallPlan | None] | None = None,
     ) -> Ticket:
-        """As `submit`, with the options made; not begun before the prompt of `after` is read."""
+        """As `submit`, with the options made; not begun before the prompt of `after` is read.
+        `plan`: of calls, where that is made for several.
+        """
         if self.fault is not None:
             raise again(self.fault)
         if not self._places.acquire(blocking=False):
@@ -254,7 +259,7 @@ class Service:
                 wait_s,
             )
         try:
-            return self._submit(messages, settings, tenant, after)
+            return self._submit(messages, settings, tenant, after, plan)
         except BaseException:
             self._free_place()
             raise
@@ -273,9 +278,11 @@ class Service:
         settings: AnswerOptions,
         tenant: str = "",
         after: Ticket | None = None,
+        plan: abc.Callable[[], CallPlan | None] | None = None,
         placed: bool = False,
     ) -> Ticket:
-        request = self._prepare(messages, settings, self._salt(tenant))
+        plan = plan or (lambda: self._plan(settings))
+        request = self._prepare(messages, settings, self._salt(tenant), plan)
         request.owner, request.placed = for_whom() or tenant, placed
         self._post(request, after)
         self._processed.add(request.prompt.pictures, tenant)
@@ -297,7 +304,11 @@ class Service:
 
     @made_on_the_host()
     def _prepare(
-        self, messages: abc.Sequence[Message] | RawPrompt, settings: AnswerOptions, salt: str
+        self,
+        messages: abc.Sequence[Message] | RawPrompt,
+        settings: AnswerOptions,
+        salt: str,
+        made: abc.Callable[[], CallPlan | None],
     ) -> Request:
         """All that can be done, and go wrong, on the caller's thread."""
         clock, loaded = time.perf_counter(), self._loaded
@@ -323,13 +334,7 @@ class Service:
         stop = frozenset() if settings.ignore_eos else loaded.checkpoint.stop_tokens
         tokenizer = loaded.checkpoint.tokenizer
         check_ids(settings, len(tokenizer))
-        plan = (
-            plan_calls(
-                settings, self._prompts.tool_template, tokenizer.silent, loaded.grammars.check
-            )
-            if box.callable
-            else None
-        )
+        plan = made()
         constraint, warnings = self._constraint(settings, plan, stop)
         return Request(
             Ticket(self._give_up, sum(one.held for one in prompt.pictures)),
@@ -474,6 +479,15 @@ class Service:
         self._plans.close()
         self._device.close(within_s)
         self._plans.join(within_s)
+
+    def _plan(self, settings: AnswerOptions) -> CallPlan | None:
+        """Of the tools that an answer may call, if there are any. Raises OptionError."""
+        if not settings.toolbox.callable:
+            return None
+        loaded, template = self._loaded, self._prompts.tool_template
+        return plan_calls(
+            settings, template, loaded.checkpoint.tokenizer.silent, loaded.grammars.check
+        )
 
     def _constraint(
         self, settings: AnswerOptions, plan: CallPlan | None, stop: frozenset[int]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mtmd.kernels.errors import OptionError
-from mtmd.llm.sampling.schema_defaults import drop_formats, not_held, shown
+from mtmd.llm.sampling.schema_defaults import drop_formats, not_held, say_plainly, shown
 from mtmd.tools.lark import ANY, Lark, TooLongError, loose_pattern_of
 from mtmd.tools.schemas import (
     ANNOTATIONS,
@@ -52,6 +52,7 @@ def hold(tool: Tool, check: Callable[[str], object]) -> tuple[HeldTool, str | No
     the tool is strict.
     """
     schema = with_definitions(_closed(without_annotations(tool.schema)))
+    say_plainly(schema)
     formats = drop_formats(schema)
     try:
         check(json.dumps(schema, ensure_ascii=False))

@@ -181,8 +181,8 @@ def _schema(value: object, where: str) -> str:
         return Tool.parameters
     if not isinstance(value, Mapping):
         raise _wrong(where, value, "a JSON schema of an object")
-    kind = value.get("type", "object")
-    if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+    kind = value.get("type")
+    if kind not in (None, "object") and not (isinstance(kind, list) and "object" in kind):
         raise _wrong(f"{where}.type", kind, "'object': arguments have names")
     try:
         text = json.dumps({**value, "type": "object"}, ensure_ascii=False, allow_nan=False)

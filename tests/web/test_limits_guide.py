@@ -23,6 +23,7 @@ from mtmd.service import many
 from mtmd.service.measures import prepare_ahead
 from mtmd.web import server
 from mtmd.web.api import embedding_requests as vectors
+from mtmd.web.connections import parser
 from mtmd.web.connections.parser import SHORT_BODY
 from mtmd.web.intake import gate
 from mtmd.web.intake.fetch import Fetcher
@@ -56,7 +57,11 @@ def most_of(option):
     [
         ("open connections", [f"{C.most:,}"]),
         ("of one address", [f"{C.per_address:,}"]),
-        ("the head of a request", [f"{C.head_s:g} s"]),
+        ("the head of a request", [f"{C.head_s:g} s", f"{parser.HEADERS} headers"]),
+        (
+            "of a body in chunks",
+            [f"{n // KIB} KiB" for n in (parser.CHUNK_LINE, parser.TRAILER, parser.CHUNKED)],
+        ),
         ("its body", [f"{C.body_s:g} s", f"{C.body_rate // KIB} KiB"]),
         ("a connection that nothing", [f"{C.idle_s:g} s"]),
         ("an answer that nobody", [f"{C.unread_rate // KIB} KiB/s", f"{C.unread_s:g} s"]),

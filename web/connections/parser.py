@@ -4,20 +4,29 @@ from somebody without a key, one that is more than its route takes, one there is
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Hashable
 from typing import Protocol
 
 from waitress.adjustments import Adjustments
-from waitress.parser import HTTPRequestParser
-from waitress.utilities import Error
+from waitress.parser import HTTPRequestParser, ParsingError
+from waitress.receiver import ChunkedReceiver
+from waitress.utilities import Error, RequestHeaderFieldsTooLarge
 
 from mtmd.web.connections.body_budget import BodyBudget
 from mtmd.web.connections.refusal import Refusal
 from mtmd.web.keys import authorization
 
 SHORT_BODY = 64 << 10  # bytes
+HEADERS = 256  # of one request
+CHUNK_LINE = 1 << 10  # bytes
+TRAILER = 32 << 10  # bytes
+CHUNKED = 64 << 10  # bytes beside those of a body in chunks, and half as many as it has
 _JUST_BEGUN_S = 0.05
+_FIRST_LINE = re.compile(rb"[^ ]+ [^ ]+(?: HTTP/[0-9]\.[0-9])?")
+_CONTROLS = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+_BLANKS = b" " * 64
 
 
 class Rules(Protocol):
@@ -62,6 +71,7 @@ class Parser(HTTPRequestParser):  # type: ignore[misc]  # waitress has no types
             if self.error is None:
                 self._look_at_head()
         if self.error is None and self.body_bytes_received > before:
+            self._check_chunks()
             self._take(self.body_bytes_received - before)
         if self.error is not None:
             if not isinstance(self.error, Refusal):
@@ -71,6 +81,28 @@ class Parser(HTTPRequestParser):  # type: ignore[misc]  # waitress has no types
             self.completed = True
             self.expect_continue = False  # waitress would ask for the body all the same
         return count
+
+    def parse_header(self, header_plus: bytes) -> None:
+        """As in the base class, whose expressions, as those that read some headers later, try runs
+        of blanks in all ways, and addresses that are none: of 32 KiB for seconds, in which nobody
+        else has the interpreter. Those are refused before. Nor does it count headers, and what it
+        joins of lines it copies with each.
+        """
+        first, _, headers = header_plus.partition(b"\r\n")
+        if headers.count(b"\n") > HEADERS:
+            super().parse_header(b"GET / HTTP/1.0\r\n")
+            self.error = RequestHeaderFieldsTooLarge(f"more than {HEADERS} headers")
+            return
+        if _CONTROLS.search(header_plus) or _BLANKS in headers.replace(b"\t", b" "):
+            raise ParsingError("A head has characters that stand for nothing")
+        if not _FIRST_LINE.fullmatch(first.rstrip()):
+            raise ParsingError("Start line is invalid")
+        if b"\n " in headers or b"\n\t" in headers:
+            raise ParsingError("A header goes on in a second line")
+        try:
+            super().parse_header(header_plus)
+        except ValueError as error:  # what Python cannot read of an address, or as a number
+            raise ParsingError(str(error)) from error
 
     def rate(self, now: float) -> float:
         """Bytes of the body a second so far; one that has just begun to come has a high one."""
@@ -113,6 +145,21 @@ class Parser(HTTPRequestParser):  # type: ignore[misc]  # waitress has no types
         elif self.error is None:
             self.error = Refusal(
                 503, "too many long requests are being received; try again later", "server_busy"
+            )
+
+    def _check_chunks(self) -> None:
+        """Where the lines of chunks, and what follows them, are most of what comes: to read those
+        takes a hundred times as long as a body, and the base class reads one that has not ended
+        from its beginning with all that comes of it.
+        """
+        body = self.body_rcv
+        if isinstance(body, ChunkedReceiver) and (
+            len(body.control_line) > CHUNK_LINE
+            or len(body.trailer) > TRAILER
+            or self.body_bytes_received - len(body) > CHUNKED + len(body) // 2
+        ):
+            self.error = Refusal(
+                400, "the body comes in chunks too small, or with too much beside them"
             )
 
     def _check_length(self, count: int) -> None:

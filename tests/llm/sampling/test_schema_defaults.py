@@ -15,6 +15,7 @@ from mtmd.llm.sampling.schema_defaults import (
     close_objects,
     drop_idle,
     say_any_of,
+    say_plainly,
     share_numbers,
 )
 
@@ -65,6 +66,7 @@ def test_what_says_otherwise_or_is_put_together_stays(schema: Any) -> None:
 
 
 MOST = 9_999_999_999_999_999
+ID = 2**63 - 1024
 
 
 def bounded(schema: Any) -> Any:
@@ -76,10 +78,10 @@ def bounded(schema: Any) -> Any:
 @pytest.mark.parametrize(
     ("schema", "added"),
     [
-        ({"type": "integer"}, {"minimum": -MOST, "maximum": MOST}),
-        ({"type": ["integer", "null"]}, {"minimum": -MOST, "maximum": MOST}),
-        ({"type": "integer", "minimum": 0}, {"maximum": MOST}),
-        ({"type": "integer", "exclusiveMaximum": 0}, {"minimum": -MOST}),
+        ({"type": "integer"}, {"minimum": -ID, "maximum": ID}),
+        ({"type": ["integer", "null"]}, {"minimum": -ID, "maximum": ID}),
+        ({"type": "integer", "minimum": 0}, {"maximum": ID}),
+        ({"type": "integer", "exclusiveMaximum": 0}, {"minimum": -ID}),
         ({"type": "integer", "minimum": 1, "maximum": 6}, {}),
         ({"type": "integer", "minimum": 10**17}, {}),
         ({"type": "integer", "enum": [10**20]}, {}),
@@ -143,7 +145,7 @@ def test_numbers_alike_are_one_part_of_the_grammar() -> None:
     assert not refused(schema)
     optional = {"anyOf": [whole, {"type": "null"}]}
     wrapped = {"type": "array", "items": {"type": "object", "properties": {"a": optional}}}
-    assert longest(wrapped | {"maxItems": 1}, b'[{"a": ' + b"9" * 50) == b'[{"a": ' + b"9" * 16
+    assert longest(wrapped | {"maxItems": 1}, b'[{"a": ' + b"9" * 50) == b'[{"a": ' + b"9" * 18
 
 
 @pytest.mark.parametrize(
@@ -178,8 +180,10 @@ def longest(schema: Any, text: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("schema", "text", "most"),
     [
-        ({"type": "integer"}, b"-" + b"9" * 50, 17),
-        ({"type": "integer", "minimum": 3}, b"9" * 50, 16),
+        ({"type": "integer"}, b"-" + b"8" * 50, 20),
+        ({"type": "integer", "minimum": 3}, b"8" * 50, 19),
+        ({"type": "integer"}, b"1428771234567890123", 19),
+        ({"type": "integer", "multipleOf": 7}, b"7" * 50, 19),
         ({"type": "number", "minimum": 0, "maximum": 1}, b"0." + b"3" * 50, 11),
         ({"type": "number", "minimum": 0}, b"8" * 50, 16),
         ({"type": "number"}, b"6.626e-34", 9),
@@ -190,6 +194,27 @@ def test_a_model_that_writes_digits_for_ever_comes_to_an_end(
     schema: Any, text: bytes, most: int
 ) -> None:
     assert len(longest(schema, text)) == most
+
+
+@pytest.mark.parametrize(
+    ("schema", "meant"),
+    [
+        ({"type": "string", "minLength": 2.0}, {"type": "string", "minLength": 2}),
+        ({"type": "array", "maxItems": 3.0, "minItems": None}, {"type": "array", "maxItems": 3}),
+        ({"type": None, "enum": [1]}, {"enum": [1]}),
+        ({"type": ["string", None]}, {"type": ["string", "null"]}),
+        ({"type": "string", "minLength": 2.5}, {"type": "string", "minLength": 2.5}),
+        ({"type": "number", "minimum": 2.0}, {"type": "number", "minimum": 2.0}),
+    ],
+    ids=str,
+)
+def test_what_programs_write_is_read_as_it_is_meant(schema: Any, meant: Any) -> None:
+    made = {"type": "object", "properties": {"a": schema}}
+    say_plainly(made)
+    assert made["properties"]["a"] == meant
+    assert refused({"type": "object", "properties": {"a": schema}}) == (
+        "minLength" in meant and meant["minLength"] == 2.5
+    )
 
 
 DEFINED = {

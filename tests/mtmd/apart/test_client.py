@@ -20,7 +20,7 @@ from dual_encoders import clip
 from PIL import Image
 from processes import descendants
 
-from mtmd.apart import client
+from mtmd.apart import client, process
 from mtmd.apart.client import EngineClient
 from mtmd.apart.engine import _ToServer
 from mtmd.clip.video.limits import VideoLimits
@@ -302,6 +302,28 @@ def test_a_process_that_is_killed_is_a_fault() -> None:
         apart.on_fault(late.append)
         assert late == told
         apart.close(1)
+
+
+@pytest.mark.parametrize("is_fault", [True, False], ids=["in a fault", "loading"])
+def test_one_that_the_system_keeps_is_not_waited_for(
+    is_fault: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a driver may, whatever is sent to it: its end of the link stays open."""
+    monkeypatch.setattr(process, "ENDS_S", 0.1)
+    apart = EngineClient()
+    kept = apart._process._process
+    os.kill(apart.pid, signal.SIGSTOP)
+    if is_fault:
+        apart._take("fault", 0, DeviceError("the device hangs"))
+    with monkeypatch.context() as patch:
+        patch.setattr(kept, "kill", lambda: None)
+        leaves = threading.Thread(target=apart.__exit__, args=(None, None, None), daemon=True)
+        leaves.start()
+        leaves.join(10)
+        is_left = not leaves.is_alive()
+    kept.kill()
+    kept.wait()
+    assert is_left
 
 
 def test_who_is_in_a_call_when_it_ends_is_told() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from mtmd import PromptError, RawPrompt, ToolCallPiece, gather
 from mtmd.kernels.errors import OptionError
+from mtmd.service import service as service_module
 from mtmd.service.service import Service
 
 ASK = [{"role": "user", "content": "How many circles are there?"}]
@@ -73,6 +74,18 @@ def test_several_answers_read_their_prompt_once(service):
     for i in range(3):
         alone = answer(service, long, temperature=1.0, seed=7 + i, max_tokens=8)
         assert alone.output_token_ids == answers[i].output_token_ids
+
+
+def test_several_answers_have_one_plan_of_calls(service, monkeypatch):
+    """Whatever time its trials take, they are those of one request."""
+    made, plan_calls = [], service_module.plan_calls
+    monkeypatch.setattr(
+        service_module, "plan_calls", lambda *args: made.append(plan_calls(*args)) or made[-1]
+    )
+    tickets = service.submit_several(ASK, 3, tools=TOOLS, tool_choice="required", max_tokens=120)
+    answers = [e.answer for _, e in gather(tickets) if hasattr(e, "answer")]
+    assert [[call.name for call in one.tool_calls] for one in answers] == [["look"]] * 3
+    assert len({call.id for one in answers for call in one.tool_calls}) == 3 and len(made) == 1
 
 
 def test_tokens_can_be_forbidden_and_wanted(service):

@@ -206,6 +206,15 @@ def test_a_tool_that_no_grammar_follows_is_loosened_alone(kind: str) -> None:
     assert all("tool f: its arguments" in warning for warning in found.warnings)
 
 
+@pytest.mark.parametrize("kind", TEMPLATES)
+def test_counts_with_a_point_and_types_that_are_null_loosen_nothing(kind: str) -> None:
+    names = {"a": {"type": "string", "minLength": 2.0}, "b": {"type": None}}
+    schema = {"type": None, "properties": names, "required": ["a"]}
+    found = plan(*read_toolbox([{"name": "f", "parameters": schema}]).tools, kind=kind)
+    assert found.grammar is not None and found.warnings == ()
+    assert found.tools[0].schema["required"] == ["a"] and not found.tools[0].lenient
+
+
 def test_a_tool_that_no_grammar_follows_in_its_form_is_told() -> None:
     found = plan(tool(TAKEN))
     assert found.warnings and "as the model writes calls" in found.warnings[0]

@@ -20,7 +20,7 @@ from serving import raw_request, running, user
 
 from mtmd import BusyError
 from mtmd.kernels.resources import turns
-from mtmd.web.connections.channel import Channel
+from mtmd.web.connections.channel import FEW, Channel
 from mtmd.web.server import ENDED_AT_ONCE, Server
 from mtmd.web.settings import ConnectionLimits
 
@@ -125,6 +125,25 @@ def test_others_have_their_turn_while_many_are_ended(monkeypatch):
         assert {response(sock)[0] for sock in socks} == {408}
         assert time.monotonic() - began < 60
     assert max(ended) == ENDED_AT_ONCE and sum(ended) >= len(socks)
+
+
+def test_of_many_requests_that_come_together_few_are_read_at_once(monkeypatch):
+    """All are answered, in order."""
+    waited, run = [0], Server.add_task
+
+    def add_task(server, task):
+        waited.append(len(task.requests))
+        run(server, task)
+
+    monkeypatch.setattr(Server, "add_task", add_task)
+    last = HEALTH.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+    with running(FakeService()) as server, connect(server, HEALTH * 400 + last) as sock:
+        received = b""
+        while chunk := sock.recv(1 << 16):
+            received += chunk
+        assert received.count(b"HTTP/1.1 200") == 401
+        assert until(lambda: not server.active_channels)
+    assert 1 < max(waited) <= FEW
 
 
 def test_a_byte_now_and_then_is_no_reason_to_wait_longer():
@@ -332,7 +351,10 @@ def test_many_requests_of_a_client_that_reads_no_answer_take_no_threads():
             sock.sendall(request * 300)
             socks.append(sock)
         assert until(
-            lambda: all(c.requests and c._postponed for c in server.active_channels.values())
+            lambda: all(
+                c.total_outbufs_len and (c._postponed or (c._rest and not c.requests))
+                for c in server.active_channels.values()
+            )
         )
         assert server.task_dispatcher.active_count == 0
         assert health(server) == 200
