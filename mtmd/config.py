@@ -30,6 +30,7 @@ SPECULATE = ("auto", "off")
 SPLITS = ("none", "layer")
 MOST_PROPOSED = 32
 MOST_RANKS = 64
+PARALLEL_MAX = 1024  # answers computed at once
 # Of files that are taken for pictures where none is named: in folders, and dropped on a terminal.
 # One that is named may have any.
 IMAGE_SUFFIXES = (
@@ -152,7 +153,7 @@ class LoadOptions:
                 f"image_min_tokens is {least}, image_max_tokens {most}; expected the first to be "
                 "no more than the second"
             )
-        object.__setattr__(self, "parallel", integer("parallel", self.parallel, 1, 1024))
+        object.__setattr__(self, "parallel", integer("parallel", self.parallel, 1, PARALLEL_MAX))
         object.__setattr__(self, "memory_limit", size_or_none("memory_limit", self.memory_limit))
         _among("dtype", self.dtype, DTYPES)
         _among("flash_attn", self.flash_attn, FLASH)
