@@ -213,6 +213,8 @@ def test_a_list_folders_and_patterns(
     assert names("none.png") == ["none.png"]
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"x.png\n\xff.png\n")))
     assert names(lists=("-",)) == ["x.png", "\\xff.png"]
+    listed.write_text("\ufeffa.png\r\nb.png\r\n", "utf-8")
+    assert names(lists=("list.txt",)) == ["a.png", "b.png"], "as editors of Windows write it"
     (tmp_path / "empty").mkdir()
     (tmp_path / "blank.txt").write_text("\n \n")
     for words, lists, told in (
