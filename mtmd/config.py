@@ -181,7 +181,8 @@ class AnswerOptions(Sampling):
     """How an answer is generated: how its tokens are chosen, and when it ends. `detail` is how
     closely pictures are looked at; `stop` are texts before which it ends, 16 of 256 characters at
     most; `logprobs` asks for the probability of each token, and of so many others at its place;
-    `json_schema`, a mapping, JSON text, a Pydantic model or True for any object, is what an answer
+    `json_schema`, a mapping, JSON text, a Pydantic model, another type that Pydantic knows, such as
+    a list of models, or True for any object, is what an answer
     that ends by itself follows. It is kept as JSON text. `grammar` is what it follows in
     another notation: {"regex": ...}, {"choice": [...]}, {"lark": ...} or {"gbnf": ...}, or a text
     in one of the last two; kept in Lark notation. `min_tokens`: none that ends the answer comes

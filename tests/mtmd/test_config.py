@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Callable
-from typing import Any
+from enum import Enum
+from typing import Any, Literal
 
 import numpy as np
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 
 from mtmd.config import AnswerOptions, LoadOptions, options, split_options
 from mtmd.kernels.errors import OptionError
@@ -299,6 +301,35 @@ def test_a_pydantic_model_is_its_schema() -> None:
     assert json.loads(str(text)) == Count.model_json_schema()
 
 
+def test_types_that_pydantic_knows_are_schemas() -> None:
+    class Count(BaseModel):
+        number: int
+
+    @dataclasses.dataclass
+    class Found:
+        name: str
+
+    class Colour(Enum):
+        RED = "red"
+
+    kinds: list[Any] = [list[Count], Found, Colour, Literal["a", "b"], Count | None, int]
+    for kind in kinds:
+        expected = TypeAdapter(kind).json_schema()
+        for given in (kind, TypeAdapter(kind)):
+            assert json.loads(str(AnswerOptions(json_schema=given).json_schema)) == expected
+    with pytest.raises(OptionError, match="an object of the class Count, expected the class it"):
+        AnswerOptions(json_schema=Count(number=1))  # type: ignore[arg-type]
+
+
+def test_a_schema_may_stand_in_what_openais_interface_has_around_it() -> None:
+    schema = {"type": "boolean"}
+    named = {"name": "x", "strict": True, "schema": schema}
+    for given in (named, {"type": "json_schema", "json_schema": named}, json.dumps(named)):
+        assert json.loads(str(AnswerOptions(json_schema=given).json_schema)) == schema
+    own = {"type": "object", "properties": {"schema": schema}}
+    assert json.loads(str(AnswerOptions(json_schema=own).json_schema)) == own
+
+
 def test_a_class_that_is_no_schema() -> None:
     class Plain:
         pass
@@ -307,7 +338,7 @@ def test_a_class_that_is_no_schema() -> None:
         call: Callable[[], int]
 
     told = {
-        Plain: "found the class Plain, expected a Pydantic model, or a JSON schema",
+        Plain: "found the class Plain, expected a Pydantic model, or a type that Pydantic knows, or a",
         Unfit: "found the class Unfit, of which no schema can be made",
     }
     for kind, words in told.items():
