@@ -414,6 +414,19 @@ def test_boxes_are_told_in_pixels_of_the_picture(demo: Model, one: Path) -> None
     assert both.boxes == (), "none says of which"
 
 
+def test_an_answer_in_json_types_has_its_boxes_and_what_stopped_it(demo: Model, one: Path) -> None:
+    text = '{"box_2d": [100, 250, 500, 750], "label": "star"}'
+    answer = dataclasses.replace(demo.answer(one, COUNT), text=text)
+    told = json.loads(json.dumps(answer.asdict()))
+    assert (
+        told["boxes"]
+        and told["boxes"] == [dataclasses.asdict(box) for box in answer.boxes]
+        and "stop" not in told
+    )
+    told = demo.answer(one, COUNT, stop=["."]).asdict()
+    assert told["stop"] == "." and "boxes" not in told
+
+
 def test_an_answer_is_a_value(demo: Model, one: Path) -> None:
     answer = demo.answer(one, COUNT)
     assert f"{answer:>6}" == "  One." and "logprobs" not in answer.asdict()
