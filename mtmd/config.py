@@ -23,6 +23,12 @@ from mtmd.llm.sampling.options import Sampling
 from mtmd.tools.tool import Tool, Toolbox, read_toolbox
 
 DTYPES = ("auto", "bf16", "fp32")
+DTYPES_ELSEWHERE = {  # as torch, transformers and vLLM write them
+    "bfloat16": "bf16",
+    "torch.bfloat16": "bf16",
+    "float32": "fp32",
+    "torch.float32": "fp32",
+}
 FLASH = ("auto", "on", "off")
 VISION_ATTENTION = ("auto", "triton", "torch")
 PREPROCESS = ("auto", "host")
@@ -155,6 +161,8 @@ class LoadOptions:
             )
         object.__setattr__(self, "parallel", integer("parallel", self.parallel, 1, PARALLEL_MAX))
         object.__setattr__(self, "memory_limit", size_or_none("memory_limit", self.memory_limit))
+        if str(self.dtype) in DTYPES_ELSEWHERE:
+            object.__setattr__(self, "dtype", DTYPES_ELSEWHERE[str(self.dtype)])
         _among("dtype", self.dtype, DTYPES)
         _among("flash_attn", self.flash_attn, FLASH)
         _among("split", self.split, SPLITS)
@@ -164,6 +172,9 @@ class LoadOptions:
             if type(getattr(self, name)) is not bool:
                 refuse(name, getattr(self, name), "true or false")
         object.__setattr__(self, "speculate", _speculate(self.speculate))
+        device = self.device
+        if type(device).__module__ == "torch" and type(device).__name__ == "device":
+            object.__setattr__(self, "device", str(device))
         if not isinstance(self.device, str) or not self.device:
             refuse("device", self.device, 'a text that is not empty, such as "cpu" or "cuda:0"')
         for name in ("override_tensor", "refuse"):

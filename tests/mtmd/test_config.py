@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
+import torch
 from pydantic import BaseModel, TypeAdapter
 
 from mtmd.config import AnswerOptions, LoadOptions, options, split_options
@@ -291,6 +292,14 @@ def test_options_of_other_libraries_are_told_what_takes_their_place(name: str, t
 def test_what_stands_beside_options_may_have_been_meant(kind: type, name: str, meant: str) -> None:
     with pytest.raises(OptionError, match=f"'{name}' is not known; did you mean '{meant}'"):
         options(kind, {name: 1})
+
+
+def test_devices_and_number_types_may_be_torchs_own() -> None:
+    assert LoadOptions(device=torch.device("cuda", 1)).device == "cuda:1"  # type: ignore[arg-type]
+    for given, meant in [("bfloat16", "bf16"), (torch.float32, "fp32"), (torch.bfloat16, "bf16")]:
+        assert LoadOptions(dtype=given).dtype == meant
+    with pytest.raises(OptionError, match=r"dtype: found torch\.float16, expected one of auto"):
+        LoadOptions(dtype=torch.float16)  # type: ignore[arg-type]
 
 
 def test_a_pydantic_model_is_its_schema() -> None:
