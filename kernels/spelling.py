@@ -10,12 +10,14 @@ from pathlib import Path
 LOOKED_AT = 10_000  # names of a folder among which a misspelt one is looked for
 
 
-def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Of the `known` words the one spelled most like `word`, None where none is like it."""
+def nearest(word: str, known: Iterable[str], alike: float = 0.6) -> str | None:
+    """Of the `known` words the one spelled most like `word`, None where none is `alike` to that
+    part.
+    """
     from difflib import get_close_matches  # here: only mistakes need it
 
     by_lower = {other.lower(): other for other in known}
-    found = get_close_matches(word.lower(), by_lower, 1)
+    found = get_close_matches(word.lower(), by_lower, 1, alike)
     return by_lower[found[0]] if found else None
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from flask import Flask, Response, g, json, render_template, request
 from pydantic import ValidationError
-from werkzeug.exceptions import HTTPException, NotFound
+from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
 
 from mtmd import (
     BusyError,
@@ -25,6 +25,7 @@ from mtmd import (
     PromptError,
     VideoError,
 )
+from mtmd.kernels.spelling import nearest
 from mtmd.process.tracebacks import traceback_text
 from mtmd.service.turns import LeftError
 from mtmd.web.mistakes import words
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("mtmd.web")
 MOST_MISTAKES = 1000
 LONGEST = 600  # characters of a message: parts of a request may stand in it
+ROUTE_CHARS_MAX = 100  # of an address that may be a misspelt one
+ROUTE_ALIKE = 0.85  # of its letters; /v1/moderations is no misspelt /v1/completions
 # begins the names that web/api/requests.py gives to the kinds of a value; they are no part of a
 # place in a request
 TAG = "="
@@ -209,12 +212,25 @@ def register(app: Flask) -> None:
         if isinstance(error, NotFound) and _is_for_a_person():
             return render_template("missing.html"), 404
         refused = as_api_error(error, g.get("request_id", "req"))
+        if isinstance(error, NotFound) and request.path.startswith("/v1"):
+            refused.message += _meant(request.path, app)
+        elif isinstance(error, MethodNotAllowed) and error.valid_methods:
+            taken = " or ".join(sorted(set(error.valid_methods) - {"HEAD", "OPTIONS"}))
+            refused.message += f": found {request.method}, expected {taken}"
         if request.url_rule is None and request.path.startswith(
             "/api/"
         ):  # of Ollama's, or nobody's
             body = json.dumps(in_ollamas_form(refused))
             return Response(body, refused.status, refused.headers, mimetype="application/json")
         return response(refused)
+
+
+def _meant(path: str, app: Flask) -> str:
+    """What to do about an address of the interface for programs where nothing is."""
+    routes = [rule.rule for rule in app.url_map.iter_rules() if not rule.arguments]
+    near = nearest(path, routes, ROUTE_ALIKE) if len(path) <= ROUTE_CHARS_MAX else None
+    told = f"did you mean {near}? " if near else ""
+    return f"; {told}/docs tells what there is"
 
 
 def _is_for_a_person() -> bool:

@@ -210,7 +210,7 @@ Part: TypeAlias = Annotated[
         _kind,
         custom_error_type="part",
         custom_error_message="the type of a part has to be text, image_url, video_url, input_video "
-        "or file; sound cannot be understood",
+        "or file",
     ),
 ]
 Content: TypeAlias = Annotated[
