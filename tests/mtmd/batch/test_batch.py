@@ -430,7 +430,8 @@ def test_interrupted_it_stops_with_what_is_done(pictures: dict[Path, str], tmp_p
     )
     lines = told.decode().splitlines()
     assert lines[0].startswith(f"{out}: {len(rows)} rows in ") and lines[1:] == [
-        "mtmd batch: interrupted"
+        "  the same command with --resume goes on",
+        "mtmd batch: interrupted",
     ]
 
 
