@@ -10,14 +10,12 @@ from pathlib import Path
 LOOKED_AT = 10_000  # names of a folder among which a misspelt one is looked for
 
 
-def nearest(word: str, known: Iterable[str], alike: float = 0.6) -> str | None:
-    """Of the `known` words the one spelled most like `word`, None where none is `alike` to that
-    part.
-    """
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """Of the `known` words the one spelled most like `word`, None where none is like it."""
     from difflib import get_close_matches  # here: only mistakes need it
 
     by_lower = {other.lower(): other for other in known}
-    found = get_close_matches(word.lower(), by_lower, 1, alike)
+    found = get_close_matches(word.lower(), by_lower, 1)
     return by_lower[found[0]] if found else None
 
 

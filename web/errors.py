@@ -8,6 +8,7 @@ import logging
 import math
 import re
 from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from flask import Flask, Response, g, json, render_template, request
@@ -25,7 +26,6 @@ from mtmd import (
     PromptError,
     VideoError,
 )
-from mtmd.kernels.spelling import nearest
 from mtmd.process.tracebacks import traceback_text
 from mtmd.service.turns import LeftError
 from mtmd.web.mistakes import words
@@ -228,8 +228,9 @@ def register(app: Flask) -> None:
 def _meant(path: str, app: Flask) -> str:
     """What to do about an address of the interface for programs where nothing is."""
     routes = [rule.rule for rule in app.url_map.iter_rules() if not rule.arguments]
-    near = nearest(path, routes, ROUTE_ALIKE) if len(path) <= ROUTE_CHARS_MAX else None
-    told = f"did you mean {near}? " if near else ""
+    is_short = len(path) <= ROUTE_CHARS_MAX
+    near = get_close_matches(path, routes, 1, ROUTE_ALIKE) if is_short else []
+    told = f"did you mean {near[0]}? " if near else ""
     return f"; {told}/docs tells what there is"
 
 

@@ -38,6 +38,14 @@ SECRET = "data:,secret"
             {"messages": [USER[0] | {"content": [{"type": "input_audio", "x": SECRET}]}]},
             "found 'input_audio': sound cannot be understood",
         ),
+        (
+            {
+                "messages": [
+                    USER[0] | {"content": [{"type": "file", "file": {"file_data": SECRET}}]}
+                ]
+            },
+            "messages[0].content[0].file: found file_data, expected the file_id of a file that was",
+        ),
         ({"messages": [USER[0] | {"content": [SECRET]}]}, "found a text without a type"),
         ({"messages": [{"role": SECRET, "content": "x"}]}, "found another text, expected 'system'"),
         ({"messages": [{"content": "x"}]}, "messages[0].role: it has to be there"),
