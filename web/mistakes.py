@@ -52,7 +52,7 @@ def words(error: Mapping[str, Any], field: str) -> str:
     if kind in _KINDS:
         return f"found {_kind_of(value)}, expected {_TAKEN.get(field, _KINDS[kind])}"
     if kind == "part":
-        return error["msg"] + _about_part(error["msg"], value)
+        return f"{error['msg']}{_about_part(str(error['msg']), value)}"
     if kind == "missing":
         return f"it has to be there; expected {_TAKEN[field]}" if field in _TAKEN else _MISSING
     if kind in _BOUNDS:
