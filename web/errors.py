@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("mtmd.web")
 MOST_MISTAKES = 1000
 LONGEST = 600  # characters of a message: parts of a request may stand in it
+DOCS = "/docs"
 ROUTE_CHARS_MAX = 100  # of an address that may be a misspelt one
 ROUTE_ALIKE = 0.85  # of its letters; /v1/moderations is no misspelt /v1/completions
 # begins the names that web/api/requests.py gives to the kinds of a value; they are no part of a
@@ -210,7 +211,7 @@ def register(app: Flask) -> None:
             # the garbage collector
             error.__traceback__ = error.__context__ = None
         if isinstance(error, NotFound) and _is_for_a_person():
-            return render_template("missing.html"), 404
+            return render_template("missing.html", has_docs=DOCS in _routes(app)), 404
         refused = as_api_error(error, g.get("request_id", "req"))
         if isinstance(error, NotFound) and request.path.startswith("/v1"):
             refused.message += _meant(request.path, app)
@@ -225,13 +226,20 @@ def register(app: Flask) -> None:
         return response(refused)
 
 
+def _routes(app: Flask) -> list[str]:
+    """The addresses without names in them."""
+    return [rule.rule for rule in app.url_map.iter_rules() if not rule.arguments]
+
+
 def _meant(path: str, app: Flask) -> str:
     """What to do about an address of the interface for programs where nothing is."""
-    routes = [rule.rule for rule in app.url_map.iter_rules() if not rule.arguments]
+    routes = _routes(app)
     is_short = len(path) <= ROUTE_CHARS_MAX
     near = get_close_matches(path, routes, 1, ROUTE_ALIKE) if is_short else []
-    told = f"did you mean {near[0]}? " if near else ""
-    return f"; {told}/docs tells what there is"
+    told = f"did you mean {near[0]}?" if near else ""
+    listed = f"{DOCS} tells what there is" if DOCS in routes else ""  # vectors alone have none
+    words = " ".join(word for word in (told, listed) if word)
+    return f"; {words}" if words else ""
 
 
 def _is_for_a_person() -> bool:
