@@ -23,6 +23,12 @@ from mtmd.llm.sampling.options import Sampling
 from mtmd.tools.tool import Tool, Toolbox, read_toolbox
 
 DTYPES = ("auto", "bf16", "fp32")
+DTYPES_ELSEWHERE = {  # as torch, transformers and vLLM write them
+    "bfloat16": "bf16",
+    "torch.bfloat16": "bf16",
+    "float32": "fp32",
+    "torch.float32": "fp32",
+}
 FLASH = ("auto", "on", "off")
 VISION_ATTENTION = ("auto", "triton", "torch")
 PREPROCESS = ("auto", "host")
@@ -30,6 +36,7 @@ SPECULATE = ("auto", "off")
 SPLITS = ("none", "layer")
 MOST_PROPOSED = 32
 MOST_RANKS = 64
+PARALLEL_MAX = 1024  # answers computed at once
 # Of files that are taken for pictures where none is named: in folders, and dropped on a terminal.
 # One that is named may have any.
 IMAGE_SUFFIXES = (
@@ -152,8 +159,10 @@ class LoadOptions:
                 f"image_min_tokens is {least}, image_max_tokens {most}; expected the first to be "
                 "no more than the second"
             )
-        object.__setattr__(self, "parallel", integer("parallel", self.parallel, 1, 1024))
+        object.__setattr__(self, "parallel", integer("parallel", self.parallel, 1, PARALLEL_MAX))
         object.__setattr__(self, "memory_limit", size_or_none("memory_limit", self.memory_limit))
+        if str(self.dtype) in DTYPES_ELSEWHERE:
+            object.__setattr__(self, "dtype", DTYPES_ELSEWHERE[str(self.dtype)])
         _among("dtype", self.dtype, DTYPES)
         _among("flash_attn", self.flash_attn, FLASH)
         _among("split", self.split, SPLITS)
@@ -163,6 +172,9 @@ class LoadOptions:
             if type(getattr(self, name)) is not bool:
                 refuse(name, getattr(self, name), "true or false")
         object.__setattr__(self, "speculate", _speculate(self.speculate))
+        device = self.device
+        if type(device).__module__ == "torch" and type(device).__name__ == "device":
+            object.__setattr__(self, "device", str(device))
         if not isinstance(self.device, str) or not self.device:
             refuse("device", self.device, 'a text that is not empty, such as "cpu" or "cuda:0"')
         for name in ("override_tensor", "refuse"):
@@ -180,7 +192,8 @@ class AnswerOptions(Sampling):
     """How an answer is generated: how its tokens are chosen, and when it ends. `detail` is how
     closely pictures are looked at; `stop` are texts before which it ends, 16 of 256 characters at
     most; `logprobs` asks for the probability of each token, and of so many others at its place;
-    `json_schema`, a mapping, JSON text, a Pydantic model or True for any object, is what an answer
+    `json_schema`, a mapping, JSON text, a Pydantic model, another type that Pydantic knows, such as
+    a list of models, or True for any object, is what an answer
     that ends by itself follows. It is kept as JSON text. `grammar` is what it follows in
     another notation: {"regex": ...}, {"choice": [...]}, {"lark": ...} or {"gbnf": ...}, or a text
     in one of the last two; kept in Lark notation. `min_tokens`: none that ends the answer comes

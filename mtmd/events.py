@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from html import escape
 from typing import Any, Protocol, TypeAlias
 
@@ -117,8 +117,16 @@ class Answer:
         return self.view.html(self) if self.view else f"<p>{escape(self.text)}</p>"
 
     def asdict(self) -> dict[str, Any]:
-        """Of JSON types; `logprobs` where they were asked for."""
-        told = {"logprobs": [token.asdict() for token in self.logprobs]} if self.logprobs else {}
+        """Of JSON types; `logprobs` where they were asked for, `boxes` where there are any, `stop`
+        where the answer ended before one.
+        """
+        told: dict[str, Any] = {}
+        if self.logprobs:
+            told["logprobs"] = [token.asdict() for token in self.logprobs]
+        if boxes := self.boxes:
+            told["boxes"] = [asdict(box) for box in boxes]
+        if self.stop is not None:
+            told["stop"] = self.stop
         return {
             "text": self.text,
             "prompt_token_ids": list(self.prompt_token_ids),

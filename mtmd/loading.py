@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Lock
 from typing import TYPE_CHECKING, Any, cast
 
 from mtmd.checkpoint.checkpoint import Checkpoint
@@ -110,6 +112,17 @@ def _check_ahead(model: str, projector: Path | None, settings: LoadOptions) -> N
 
 
 _last: tuple[Any, Model] | None = None
+_loading = Lock()
+
+
+def _begin_anew() -> None:
+    """In a child that was forked while another thread of its parent loaded a model."""
+    global _loading
+    _loading = Lock()
+
+
+if hasattr(os, "register_at_fork"):  # Windows does not fork
+    os.register_at_fork(after_in_child=_begin_anew)
 
 
 def describe(
@@ -145,7 +158,9 @@ def describe(
             )
         return model.describe(image, prompt, messages=messages, system=system, **answer_options)
     global _last
-    key, last = (None if model is None else str(model), for_loading), _last
-    if last is None or last[0] != key:
-        _last = last = (key, load(model, **load_options))
+    key = (None if model is None else str(model), for_loading)
+    with _loading:  # threads that ask at once share what the first of them loads
+        if _last is None or _last[0] != key:
+            _last = (key, load(model, **load_options))
+        last = _last
     return last[1].describe(image, prompt, messages=messages, system=system, **answer_options)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import aclosing
 from dataclasses import replace
 from os import PathLike
@@ -15,7 +15,7 @@ from mtmd.chat import Chat
 from mtmd.checkpoint.checkpoint import Checkpoint
 from mtmd.clip.encoder import Encoder
 from mtmd.clip.image.decode import Picture
-from mtmd.config import AnswerOptions, LoadOptions
+from mtmd.config import PARALLEL_MAX, AnswerOptions, LoadOptions
 from mtmd.display.answer_view import view_of, with_pictures_loaded
 from mtmd.events import Answer, Event, Finished
 from mtmd.kernels.backends import Backend
@@ -201,7 +201,7 @@ class Model:
     def answers(
         self,
         images: Iterable[Images | None],
-        prompt: str | Sequence[str] | None = None,
+        prompt: str | Iterable[str] | None = None,
         *,
         system: str | None = None,
         parallel: int | None = None,
@@ -215,7 +215,7 @@ class Model:
     def answers(
         self,
         images: Iterable[Images | None],
-        prompt: str | Sequence[str] | None = None,
+        prompt: str | Iterable[str] | None = None,
         *,
         system: str | None = None,
         parallel: int | None = None,
@@ -228,7 +228,7 @@ class Model:
     def answers(
         self,
         images: Iterable[Images | None],
-        prompt: str | Sequence[str] | None = None,
+        prompt: str | Iterable[str] | None = None,
         *,
         system: str | None = None,
         parallel: int | None = None,
@@ -240,18 +240,18 @@ class Model:
         """An answer about each of many images, in their order, computed in the same batches.
 
         images: each as `describe` takes it, a list being several images of one question; taken from
-        the iterable as they are needed. prompt: one for all, or a list with one for each. parallel:
-        questions answered at once, None for as many as the model was loaded for. prepare_ahead:
-        questions whose pictures are prepared beside those, 1 to 64, or auto, as many as keep the
-        device from waiting, within cores and memory. progress: a bar on stderr. on_error: "raise"
-        ends it with the first error, "return" gives the MtmdError in the answer's place. Options
-        are checked at once. Leaving the loop gives up what is under way.
+        the iterable as they are needed. prompt: one for all, or a list, or any iterable, with one
+        for each. parallel: questions answered at once, None for as many as the model was loaded
+        for. prepare_ahead: questions whose pictures are prepared beside those, 1 to 64, or auto, as
+        many as keep the device from waiting, within cores and memory. progress: a bar on stderr.
+        on_error: "raise" ends it with the first error, "return" gives the MtmdError in the answer's
+        place. Options are checked at once. Leaving the loop gives up what is under way.
         """
         settings = self.loaded.answer_options(chosen)
         if on_error not in ("raise", "return"):
             refuse("on_error", on_error, "one of raise, return")
         parallel = self.options.parallel if parallel is None else parallel
-        parallel = integer("parallel", parallel, 1, 64)
+        parallel = integer("parallel", parallel, 1, PARALLEL_MAX)
         ahead = PrepareAhead(parallel, checked_ahead(prepare_ahead))
         many = Many(parallel, ahead, self.service.places)
 
@@ -446,13 +446,18 @@ def _with_view(answer: Answer, messages: Sequence[Message]) -> Answer:
 
 
 def _questions(
-    images: Iterable[Images | None], prompt: str | Sequence[str] | None
+    images: Iterable[Images | None], prompt: str | Iterable[str] | None
 ) -> Iterator[tuple[Images | None, str | None]]:
     """Raises OptionError for another number of prompts than of images."""
     if isinstance(images, (str, bytes, PathLike)):
         raise OptionError(
             f"images: found {type(images).__name__}, expected a list of pictures; for one there "
             "is `answer`"
+        )
+    if isinstance(images, Mapping):  # else its keys would be taken for paths
+        raise OptionError(
+            f"images: found {type(images).__name__}, expected a list of pictures; give "
+            "list(x.values())"
         )
     try:
         each = iter(images)  # also of a Dataset of torch's, which has items and no __iter__
@@ -461,12 +466,32 @@ def _questions(
         raise OptionError(f"images: found {found}, expected a list of pictures") from None
     if prompt is None or isinstance(prompt, str):
         return ((image, prompt) for image in each)
-    if isinstance(images, Sized) and len(images) != len(prompt):
+    if not isinstance(prompt, Iterable):
+        raise OptionError(
+            f"prompt: found {type(prompt).__name__}, expected a text for all images, or a list "
+            "with one for each"
+        )
+    if isinstance(images, Sized) and isinstance(prompt, Sized) and len(images) != len(prompt):
         raise OptionError(
             f"prompt: found {len(prompt)} for {len(images)} images, expected one for all, or one "
             "for each"
         )
-    return zip(each, prompt, strict=True)
+    return _paired(each, iter(prompt))
+
+
+def _paired(
+    images: Iterator[Images | None], prompts: Iterator[str]
+) -> Iterator[tuple[Images | None, str]]:
+    """Raises OptionError where one of them, whose length nobody knew, ends before the other."""
+    number, none = 0, object()
+    for number, image in enumerate(images, 1):
+        prompt = next(prompts, none)
+        if not isinstance(prompt, str):
+            found = "no more" if prompt is none else type(prompt).__name__
+            raise OptionError(f"prompt: found {found} for image {number}, expected a text for each")
+        yield image, prompt
+    if next(prompts, none) is not none:
+        raise OptionError(f"prompt: found more than images, {number}, expected one for each")
 
 
 def _with_bar(results: Iterator[T], total: int | None) -> Iterator[T]:

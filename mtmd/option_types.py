@@ -6,9 +6,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from typing import Any, Literal, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
 from mtmd.tools.tool import Tool, Toolbox
+
+if TYPE_CHECKING:
+    import torch
+
+    Device: TypeAlias = str | torch.device
+    Dtype: TypeAlias = Literal["auto", "bf16", "fp32", "bfloat16", "float32"] | torch.dtype
+else:  # torch is not loaded for types
+    Device, Dtype = str, str
 
 Detail: TypeAlias = Literal["auto", "low", "high"]
 
@@ -16,8 +24,8 @@ Detail: TypeAlias = Literal["auto", "low", "high"]
 class LoadKeywords(TypedDict, total=False):
     """How a model is loaded: `LoadOptions` says what each means."""
 
-    device: str
-    dtype: Literal["auto", "bf16", "fp32"]
+    device: Device
+    dtype: Dtype
     flash_attn: Literal["auto", "on", "off"]
     override_tensor: str | Sequence[str]
     refuse: str | Sequence[str]

@@ -8,11 +8,12 @@ import logging
 import math
 import re
 from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from flask import Flask, Response, g, json, render_template, request
 from pydantic import ValidationError
-from werkzeug.exceptions import HTTPException, NotFound
+from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
 
 from mtmd import (
     BusyError,
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("mtmd.web")
 MOST_MISTAKES = 1000
 LONGEST = 600  # characters of a message: parts of a request may stand in it
+DOCS = "/docs"
+ROUTE_CHARS_MAX = 100  # of an address that may be a misspelt one
+ROUTE_ALIKE = 0.85  # of its letters; /v1/moderations is no misspelt /v1/completions
 # begins the names that web/api/requests.py gives to the kinds of a value; they are no part of a
 # place in a request
 TAG = "="
@@ -207,14 +211,35 @@ def register(app: Flask) -> None:
             # the garbage collector
             error.__traceback__ = error.__context__ = None
         if isinstance(error, NotFound) and _is_for_a_person():
-            return render_template("missing.html"), 404
+            return render_template("missing.html", has_docs=DOCS in _routes(app)), 404
         refused = as_api_error(error, g.get("request_id", "req"))
+        if isinstance(error, NotFound) and request.path.startswith("/v1"):
+            refused.message += _meant(request.path, app)
+        elif isinstance(error, MethodNotAllowed) and error.valid_methods:
+            taken = " or ".join(sorted(set(error.valid_methods) - {"HEAD", "OPTIONS"}))
+            refused.message += f": found {request.method}, expected {taken}"
         if request.url_rule is None and request.path.startswith(
             "/api/"
         ):  # of Ollama's, or nobody's
             body = json.dumps(in_ollamas_form(refused))
             return Response(body, refused.status, refused.headers, mimetype="application/json")
         return response(refused)
+
+
+def _routes(app: Flask) -> list[str]:
+    """The addresses without names in them."""
+    return [rule.rule for rule in app.url_map.iter_rules() if not rule.arguments]
+
+
+def _meant(path: str, app: Flask) -> str:
+    """What to do about an address of the interface for programs where nothing is."""
+    routes = _routes(app)
+    is_short = len(path) <= ROUTE_CHARS_MAX
+    near = get_close_matches(path, routes, 1, ROUTE_ALIKE) if is_short else []
+    told = f"did you mean {near[0]}?" if near else ""
+    listed = f"{DOCS} tells what there is" if DOCS in routes else ""  # vectors alone have none
+    words = " ".join(word for word in (told, listed) if word)
+    return f"; {words}" if words else ""
 
 
 def _is_for_a_person() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,6 +22,11 @@ _TAKEN = {  # by the field's name, where several kinds are taken, or one of a kn
     "stop": "a text or a list of texts",
     "image_url": 'an object such as {"url": "data:image/png;base64,..."}',
     "messages": 'a list such as [{"role": "user", "content": "..."}]',
+}
+_PICTURES = {  # types of parts that show one, of several interfaces
+    "image_url": '{"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}',
+    "input_image": '{"type": "input_image", "image_url": "data:image/png;base64,..."}',
+    "image": "",
 }
 _BOUNDS = {  # error -> the bound's name in its context, and words
     "less_than_equal": ("le", "at most"),
@@ -45,6 +51,8 @@ def words(error: Mapping[str, Any], field: str) -> str:
     kind, context, value = error["type"], error.get("ctx", {}), error.get("input")
     if kind in _KINDS:
         return f"found {_kind_of(value)}, expected {_TAKEN.get(field, _KINDS[kind])}"
+    if kind == "part":
+        return f"{error['msg']}{_about_part(str(error['msg']), value)}"
     if kind == "missing":
         return f"it has to be there; expected {_TAKEN[field]}" if field in _TAKEN else _MISSING
     if kind in _BOUNDS:
@@ -57,6 +65,22 @@ def words(error: Mapping[str, Any], field: str) -> str:
     if kind == "literal_error":
         return f"found {_kind_of(value, 'another text')}, expected {context['expected']}"
     return str(error["msg"])
+
+
+def _about_part(taken: str, part: Any) -> str:
+    """What was found in place of a part whose type is one of those `taken`, and what to do."""
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if not isinstance(kind, str):
+        return f"; found {_kind_of(part)} without a type" if part is not None else ""
+    if not re.fullmatch(r"[a-z_]{1,32}", kind):
+        return ""
+    told = f"; found {kind!r}"
+    if "audio" in kind:
+        return f"{told}: sound cannot be understood"
+    if kind in _PICTURES:
+        other = next((form for name, form in _PICTURES.items() if name in taken), "")
+        return f"{told}: a picture is {other}" if other else told
+    return told
 
 
 def _kind_of(value: Any, text: str = "a text") -> str:

@@ -140,6 +140,12 @@ class SafetensorsWeights:
         return self._where[name]
 
 
+def _checkpoint_in(folder: Path) -> Path | None:
+    """The first checkpoint in a folder that is none, as hubs' caches and downloads have them."""
+    files = (file for depth in ("*", "*/*") for file in sorted(folder.glob(f"{depth}/config.json")))
+    return next((file.parent for file in files if any(file.parent.glob("*.safetensors"))), None)
+
+
 def _read_index(folder: Path) -> dict[str, str]:
     """The index's {tensor: shard file}, with every shard checked to be a plain file name of this
     folder.
@@ -157,6 +163,8 @@ def _read_index(folder: Path) -> dict[str, str]:
             f"; it has {', '.join(others[:3])}, which this version does not load" if others else ""
         )
         advice = f"; {CONVERT}" if any(name.endswith(".bin") for name in others) else ""
+        if not others and (inner := _checkpoint_in(folder)):
+            advice = f"; did you mean '{inner}'?"
         raise ModelError(f"{folder} has no weights: expected {SINGLE} or {INDEX}{note}{advice}")
     try:
         with open_regular(path) as file:

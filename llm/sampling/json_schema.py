@@ -8,11 +8,11 @@ others, each told below with its reason.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
 from functools import lru_cache
 from math import prod
-from typing import Any
+from typing import Any, get_origin
 
 from mtmd.kernels.errors import OptionError
 from mtmd.kernels.panics import panics_as
@@ -34,6 +34,7 @@ SCHEMA_BYTES_MAX = 64 << 10
 # A grammar for multiples of N has N states, for several at once as many as their common multiple:
 # 20,000 take 0.2 s to make.
 MULTIPLE_MAX = 20_000
+_AROUND = {"type", "name", "description", "schema", "strict"}  # of OpenAI's `response_format`
 _LOOP_PASSES = 16
 _PARTS_DEEP_MAX = 100
 LARK = "%llguidance"  # begins a grammar in Lark notation
@@ -64,8 +65,9 @@ class CheckedSchema(str):
 
 
 def schema_text(value: object, check: Callable[[str], object] | None = None) -> str | None:
-    """A schema as JSON text: of a mapping, of JSON text, of a Pydantic model, or of True, which
-    stands for any object. None stays None. `check` is called with it, None for `grammar_text`.
+    """A schema as JSON text: of a mapping, of JSON text, of a Pydantic model or another type that
+    Pydantic knows, or of True, which stands for any object; without what OpenAI's `response_format`
+    has around it. None stays None. `check` is called with it, None for `grammar_text`.
 
     Raises OptionError for what is no schema, is larger than 64 KiB, or asks for what cannot be
     promised.
@@ -260,29 +262,60 @@ def _subschemas(schema: Any) -> Iterator[dict[str, Any]]:
 
 
 def _read(value: object) -> object:
-    if isinstance(value, type):
-        return _of_class(value)
+    if isinstance(value, type) or get_origin(value) is not None:
+        return _of_type(value)
+    if type(value).__name__ == "TypeAdapter":  # of Pydantic
+        return _made(value.json_schema, f"{value!r:.60}")  # type: ignore[attr-defined]
+    if hasattr(value, "model_json_schema"):
+        name = type(value).__name__
+        raise _wrong(f"an object of the class {name:.60}", f"the class itself, {name:.60}")
     if not isinstance(value, (str, bytes)):
-        return value
+        return _unwrapped(value)
     if len(value) > SCHEMA_BYTES_MAX:
         raise _wrong(f"{len(value)} characters", f"at most {SCHEMA_BYTES_MAX} bytes")
     try:
-        return json.loads(value)
+        return _unwrapped(json.loads(value))
     except (ValueError, RecursionError) as error:
         raise _wrong(f"text that is not JSON ({_short(error)})", "a JSON schema") from error
 
 
-def _of_class(value: type) -> object:
-    make = getattr(value, "model_json_schema", None)  # as Pydantic's models have it
-    if not callable(make):
+def _unwrapped(value: object) -> object:
+    """What OpenAI's `response_format` has around a schema, taken off."""
+    inner = value
+    if isinstance(inner, Mapping) and inner.get("type") == "json_schema":
+        inner = inner.get("json_schema", inner)
+    if isinstance(inner, Mapping) and isinstance(inner.get("schema"), Mapping):
+        kind = inner.get("type", "json_schema")
+        if kind == "json_schema" and not set(inner) - _AROUND:
+            return inner["schema"]
+    return value
+
+
+def _of_type(value: Any) -> object:
+    """Of a Pydantic model, or of what else Pydantic knows: a dataclass, a list of models."""
+    make = getattr(value, "model_json_schema", None)
+    is_class = isinstance(value, type) and get_origin(value) is None
+    words = f"the class {value.__name__:.60}" if is_class else f"the type {_short(value):.60}"
+    if callable(make):
+        return _made(make, words)
+    from pydantic import PydanticSchemaGenerationError, TypeAdapter  # here: few need it
+    from pydantic.errors import PydanticUserError
+
+    try:
+        adapter = TypeAdapter(value)
+    except (PydanticSchemaGenerationError, PydanticUserError, TypeError) as error:
         raise _wrong(
-            f"the class {value.__name__:.60}", "a Pydantic model, or a JSON schema as an object"
-        )
+            words, "a Pydantic model, or a type that Pydantic knows, or a JSON schema as an object"
+        ) from error
+    return _made(adapter.json_schema, words)
+
+
+def _made(make: Callable[[], object], words: str) -> object:
     try:
         return make()
     except Exception as error:
         raise _wrong(
-            f"the class {value.__name__:.60}, of which no schema can be made ({_short(error)})",
+            f"{words}, of which no schema can be made ({_short(error)})",
             "one of fields that JSON can hold",
         ) from error
 

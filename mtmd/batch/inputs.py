@@ -4,6 +4,7 @@ them.
 
 from __future__ import annotations
 
+import codecs
 import glob
 import os
 import sys
@@ -188,7 +189,8 @@ def _read_list(file: str) -> list[str]:
             f"list {file}: cannot be read ({error.strerror}), expected a file with a path on each "
             "line"
         ) from error
-    result = [os.fsdecode(line) for line in data.splitlines() if line.strip()]
+    lines = data.removeprefix(codecs.BOM_UTF8).splitlines()  # as editors of Windows put first
+    result = [os.fsdecode(line) for line in lines if line.strip()]
     if not result:
         raise OptionError(f"list {file}: found no path in it, expected one on each line")
     return result

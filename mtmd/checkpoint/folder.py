@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from mtmd.chat_template.template import ChatTemplate
@@ -14,6 +16,8 @@ from mtmd.kernels.checkpoint.settings import Settings, read_json
 from mtmd.kernels.errors import DualEncoderError, ModelError
 from mtmd.llm.family import TextFamily, text_family
 from mtmd.llm.tokenizer.tokenizer import Tokenizer
+
+TOKENIZER_CONFIG = "tokenizer_config.json"
 
 
 def open_folder(folder: Path, template: Path | None = None) -> Checkpoint:
@@ -43,6 +47,8 @@ def open_folder(folder: Path, template: Path | None = None) -> Checkpoint:
         if template
         else ChatTemplate.from_folder(folder, special)
     )
+    if not template:
+        _check_named_tokens(folder, chat, special)
     return Checkpoint(
         folder,
         vision,
@@ -128,6 +134,18 @@ def _check_image_token(folder: Path, config: Settings, token: str, tokenizer: To
                 f"{token} in tokenizer.json; "
                 "they belong to different models, fetch both again"
             )
+
+
+def _check_named_tokens(folder: Path, chat: ChatTemplate, special: Mapping[str, str]) -> None:
+    """Raises ModelError where tokens that the template writes by name are not there because a file
+    is missing: the model would read a prompt without them.
+    """
+    wanted = {"bos_token", "eos_token"} & set(re.findall(r"\w+", chat.source))
+    if not (folder / TOKENIZER_CONFIG).exists() and (unknown := sorted(wanted - set(special))):
+        raise ModelError(
+            f"{folder / TOKENIZER_CONFIG} is missing, expected it to tell {' and '.join(unknown)}, "
+            "which the chat template writes; fetch it"
+        )
 
 
 def _stop_tokens(folder: Path, config: Settings) -> frozenset[int]:

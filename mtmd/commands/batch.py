@@ -218,6 +218,9 @@ def _run(args: argparse.Namespace, found: Any, settings: Any, ahead: int | None)
             f"{error}; {args.out} keeps the rows written until then, and the same command with "
             "--resume goes on"
         ) from error
+    except KeyboardInterrupt:
+        text.is_broken_off = True
+        raise
     finally:
         bar.close()
         rows.close()
@@ -257,7 +260,7 @@ class _Summary:
         self.known, self.rows = resumed.known, 0
         self.failed = len(resumed.failed)
         self.shown = list(resumed.failed[:FAILURES_SHOWN])
-        self.start = time.perf_counter()
+        self.start, self.is_broken_off = time.perf_counter(), False
 
     def count(self, row: Any) -> None:
         self.rows += 1
@@ -279,6 +282,8 @@ class _Summary:
         speed = f", {self.rows / seconds:.1f} images/s" if self.rows and seconds else ""
         rows = f"{self.rows} row{'' if self.rows == 1 else 's'}"
         yield f"{path}: {rows} in {seconds:.1f} s{speed}{before}; {self.failed} failed"
+        if self.is_broken_off:
+            yield "  the same command with --resume goes on"
         for name, error in self.shown:
             yield f"  {one_line(error if name in error else f'{name}: {error}', 200)}"
         if more := self.failed - len(self.shown):

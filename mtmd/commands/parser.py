@@ -19,10 +19,12 @@ SHORT = {  # options of llama.cpp's programs by their short names, and ours
     "-hf": "--model",
     "-n": "--max-tokens",
     "-np": "--parallel",
+    "-q": "--quiet",
     "-sys": "--system",
     "-t": "--threads",
     "-tp": "--tp",
 }
+OUT = ("-o", "--out", "--output")
 GPU_LAYERS = ("-ngl", "--gpu-layers", "--n-gpu-layers")
 
 
@@ -69,6 +71,8 @@ class Parser(argparse.ArgumentParser):
         if option in ("--image", "--video") and any(a.dest == "images" for a in self._actions):
             return "; pictures and videos are given without an option: photo.jpg"
         options = [name for action in self._actions for name in action.option_strings]
+        if option in OUT and not {"-o", "--out"} & {*options}:
+            return "; what is found is written to standard output: > FILE keeps it"
         if option in GPU_LAYERS and "--split" in options:
             return "; a GPU is taken where there is one, and --split layer shares it with the host"
         long = {_as_option(other): _as_option(name) for other, name in MEANT.items()}

@@ -129,8 +129,13 @@ def _advice(source: object) -> str:
     """What to do about an object that is none of a picture."""
     if isinstance(source, Mapping):  # a row of a data set
         return "give the picture in it, such as x['image']"
+    is_nan = isinstance(source, float) and source != source
+    if source is None or is_nan or type(source).__name__ in ("NAType", "NaTType"):
+        return "tables have this where a value is missing: leave such rows out, as dropna() does"
     if isinstance(source, (list, tuple)):
         return "give one list of pictures"
+    if hasattr(source, "tolist") and getattr(source, "ndim", None) == 1:
+        return "give the pictures in it as a list, list(x)"  # a column of a table
     if hasattr(source, "__array__") or hasattr(source, "__array_interface__"):
         return "make it an array, numpy.asarray(x)"  # of JAX, TensorFlow or MLX
     return "open or convert it first"
@@ -188,7 +193,14 @@ def _array_of(tensor: Tensor, name: str) -> NDArray[Any]:
             "of 1, 3 or 4 channels"
         )
     tensor = tensor.detach().cpu()
-    return tensor.float().numpy() if tensor.is_floating_point() else tensor.numpy()
+    if tensor.is_floating_point():
+        return tensor.float().numpy()
+    if str(tensor.dtype) != "torch.uint8":
+        raise ImageError(
+            f"{name}: found a tensor of {tensor.dtype} and shape {shape}, expected uint8, or "
+            "floats from 0 to 1; where its values are 0 to 255 make it x.to(torch.uint8)"
+        )
+    return tensor.numpy()
 
 
 def read_picture(path: str | os.PathLike[str], limits: ImageLimits = DEFAULT_LIMITS) -> bytes:

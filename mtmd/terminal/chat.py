@@ -48,8 +48,9 @@ HELP = {
     "save": ("FILE", "write the conversation to FILE.json, or FILE.md to be read"),
     "load": ("FILE.json", "go on with a conversation that was saved"),
     "help": ("", "this"),
-    "quit": ("", "leave; so does Ctrl-D"),
+    "quit": ("", "leave; so do /exit, /bye and Ctrl-D"),
 }
+LEAVE = ("quit", "exit", "bye")  # as other programs have it, too
 NOTES = (
     "Ctrl-C stops an answer. A line that ends with \\ goes on in the next; "
     '""" begins and ends a text of several lines.'
@@ -106,7 +107,7 @@ class Chat:
 
     def _command(self, text: str) -> bool:
         name, _, value = text[1:].partition(" ")
-        if name == "quit":
+        if name in LEAVE:
             return False
         if name not in HELP:
             raise CommandError(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Callable
-from typing import Any
+from enum import Enum
+from typing import Any, Literal
 
 import numpy as np
 import pytest
-from pydantic import BaseModel
+import torch
+from pydantic import BaseModel, TypeAdapter
 
 from mtmd.config import AnswerOptions, LoadOptions, options, split_options
 from mtmd.kernels.errors import OptionError
@@ -291,12 +294,49 @@ def test_what_stands_beside_options_may_have_been_meant(kind: type, name: str, m
         options(kind, {name: 1})
 
 
+def test_devices_and_number_types_may_be_torchs_own() -> None:
+    assert LoadOptions(device=torch.device("cuda", 1)).device == "cuda:1"  # type: ignore[arg-type]
+    for given, meant in [("bfloat16", "bf16"), (torch.float32, "fp32"), (torch.bfloat16, "bf16")]:
+        assert LoadOptions(dtype=given).dtype == meant
+    with pytest.raises(OptionError, match=r"dtype: found torch\.float16, expected one of auto"):
+        LoadOptions(dtype=torch.float16)  # type: ignore[arg-type]
+
+
 def test_a_pydantic_model_is_its_schema() -> None:
     class Count(BaseModel):
         number: int
 
     text = AnswerOptions(json_schema=Count).json_schema
     assert json.loads(str(text)) == Count.model_json_schema()
+
+
+def test_types_that_pydantic_knows_are_schemas() -> None:
+    class Count(BaseModel):
+        number: int
+
+    @dataclasses.dataclass
+    class Found:
+        name: str
+
+    class Colour(Enum):
+        RED = "red"
+
+    kinds: list[Any] = [list[Count], Found, Colour, Literal["a", "b"], Count | None, int]
+    for kind in kinds:
+        expected = TypeAdapter(kind).json_schema()
+        for given in (kind, TypeAdapter(kind)):
+            assert json.loads(str(AnswerOptions(json_schema=given).json_schema)) == expected
+    with pytest.raises(OptionError, match="an object of the class Count, expected the class it"):
+        AnswerOptions(json_schema=Count(number=1))  # type: ignore[arg-type]
+
+
+def test_a_schema_may_stand_in_what_openais_interface_has_around_it() -> None:
+    schema = {"type": "boolean"}
+    named = {"name": "x", "strict": True, "schema": schema}
+    for given in (named, {"type": "json_schema", "json_schema": named}, json.dumps(named)):
+        assert json.loads(str(AnswerOptions(json_schema=given).json_schema)) == schema
+    own = {"type": "object", "properties": {"schema": schema}}
+    assert json.loads(str(AnswerOptions(json_schema=own).json_schema)) == own
 
 
 def test_a_class_that_is_no_schema() -> None:
@@ -307,7 +347,7 @@ def test_a_class_that_is_no_schema() -> None:
         call: Callable[[], int]
 
     told = {
-        Plain: "found the class Plain, expected a Pydantic model, or a JSON schema",
+        Plain: "found the class Plain, expected a Pydantic model, or a type that Pydantic knows, or a",
         Unfit: "found the class Unfit, of which no schema can be made",
     }
     for kind, words in told.items():

@@ -87,6 +87,17 @@ def test_the_last_model_is_kept(one: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.usefixtures("no_model")
+def test_threads_that_ask_at_once_share_one_model(
+    one: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads: list[Any] = []
+    monkeypatch.setattr(model_module, "load", lambda *a, **k: loads.append((a, k)) or load(*a, **k))
+    answers: list[str] = []
+    run_together([lambda: answers.append(describe(one, COUNT)) for _ in range(8)])
+    assert answers == ["One."] * 8 and len(loads) == 1
+
+
+@pytest.mark.usefixtures("no_model")
 def test_a_model_of_ones_own(one: Path, demo: Model) -> None:
     assert describe(one, COUNT, model=demo) == "One."
     assert model_module._last is None, "it was not loaded by describe"
@@ -116,7 +127,7 @@ def test_two_threads_that_ask_for_different_models(one: Path) -> None:
         ({"videos": ["x.mp4"]}, "pictures and videos are given as `image`"),
         ({"response_format": {}}, "json_schema takes a JSON schema"),
         ({"load_in_4bit": True}, "quantized weights come as GGUF"),
-        ({"device": torch.device("cpu")}, 'device: found .* such as "cpu"'),
+        ({"device": 3}, 'device: found .* such as "cpu"'),
         ({"temperature": -1}, "temperature: found -1"),
         ({"stop": 3}, "stop: found 3"),
         ({"dtype": "fp8"}, "dtype: found 'fp8', expected one of auto, bf16, fp32"),

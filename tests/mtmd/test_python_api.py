@@ -78,6 +78,31 @@ def test_what_is_no_list_of_pictures_is_told(demo: Model, one: Path) -> None:
     for wrong in (3, str(one)):
         with pytest.raises(OptionError, match=f"images: found {type(wrong).__name__}, expected a"):
             demo.answers(wrong, COUNT)  # type: ignore[arg-type]
+    with pytest.raises(
+        OptionError, match=r"found dict, expected a list of .*list\(x\.values\(\)\)"
+    ):
+        demo.answers({"a": one}, COUNT)
+
+
+def test_prompts_may_come_from_a_generator(demo: Model, pictures: list[Path]) -> None:
+    prompts = [COUNT, "Describe the image."]
+    found = [a.text for a in demo.answers(pictures[:2], (p for p in prompts), max_tokens=2)]
+    assert found[0] == COUNTS[0] and len(found) == 2
+    wrong: list[tuple[Any, str]] = [
+        (prompts[:1], "found no more for image 2, expected a text for each"),
+        ([*prompts, "more"], "found more than images, 2, expected one for each"),
+        ([COUNT, 3], "found int for image 2, expected a text for each"),
+    ]
+    for given, told in wrong:
+        with pytest.raises(OptionError, match=told):
+            list(demo.answers(iter(pictures[:2]), iter(given), max_tokens=2, on_error="return"))
+    with pytest.raises(OptionError, match="prompt: found int, expected a text for all images"):
+        demo.answers(pictures, 3)  # type: ignore[call-overload]
+
+
+def test_as_many_are_answered_at_once_as_the_model_was_loaded_for(one: Path) -> None:
+    with mtmd.load(parallel=100) as model:
+        assert [a.text for a in model.answers([one], COUNT)] == ["One."]
 
 
 def test_an_error_ends_it_or_takes_the_answers_place(demo: Model, one: Path) -> None:
@@ -387,6 +412,19 @@ def test_boxes_are_told_in_pixels_of_the_picture(demo: Model, one: Path) -> None
     assert answer.boxes == ()
     both = dataclasses.replace(demo.answer([one, wide], COUNT), text=text)
     assert both.boxes == (), "none says of which"
+
+
+def test_an_answer_in_json_types_has_its_boxes_and_what_stopped_it(demo: Model, one: Path) -> None:
+    text = '{"box_2d": [100, 250, 500, 750], "label": "star"}'
+    answer = dataclasses.replace(demo.answer(one, COUNT), text=text)
+    told = json.loads(json.dumps(answer.asdict()))
+    assert (
+        told["boxes"]
+        and told["boxes"] == [dataclasses.asdict(box) for box in answer.boxes]
+        and "stop" not in told
+    )
+    told = demo.answer(one, COUNT, stop=["."]).asdict()
+    assert told["stop"] == "." and "boxes" not in told
 
 
 def test_an_answer_is_a_value(demo: Model, one: Path) -> None:

@@ -30,6 +30,23 @@ SECRET = "data:,secret"
             {"messages": [USER[0] | {"images": [SECRET]}]},
             'messages[0].images: images stand in the content here, as parts such as {"type": "image_url"',
         ),
+        (
+            {"messages": [USER[0] | {"content": [{"type": "image", "image": SECRET}]}]},
+            'found \'image\': a picture is {"type": "image_url", "image_url": {"url": ',
+        ),
+        (
+            {"messages": [USER[0] | {"content": [{"type": "input_audio", "x": SECRET}]}]},
+            "found 'input_audio': sound cannot be understood",
+        ),
+        (
+            {
+                "messages": [
+                    USER[0] | {"content": [{"type": "file", "file": {"file_data": SECRET}}]}
+                ]
+            },
+            "messages[0].content[0].file: found file_data, expected the file_id of a file that was",
+        ),
+        ({"messages": [USER[0] | {"content": [SECRET]}]}, "found a text without a type"),
         ({"messages": [{"role": SECRET, "content": "x"}]}, "found another text, expected 'system'"),
         ({"messages": [{"content": "x"}]}, "messages[0].role: it has to be there"),
         ({"messages": USER, "temperature": SECRET}, "found a text, expected a number"),
@@ -64,3 +81,25 @@ def test_addresses_of_ollamas_that_are_not_here_answer_in_its_form():
         assert answer.status_code == 404
         assert answer.get_json() == {"error": "there is nothing at this address"}
     assert client.post("/v1/nothing", json={}).get_json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("/v1/chat/completion", "; did you mean /v1/chat/completions? /docs tells what there is"),
+        ("/v1/v1/models", "; did you mean /v1/models? /docs tells what there is"),
+        ("/v1", "there is nothing at this address; /docs tells what there is"),
+        ("/v1/moderations", "there is nothing at this address; /docs tells what there is"),
+        (f"/v1/{'x' * 2000}", "there is nothing at this address; /docs tells what there is"),
+    ],
+    ids=lambda value: value[:30],
+)
+def test_a_misspelt_address_is_told_with_what_may_have_been_meant(path, told):
+    message = client_for(FakeService()).get(path).get_json()["error"]["message"]
+    assert message.endswith(told)
+
+
+def test_another_method_is_told_with_those_that_are_taken():
+    answer = client_for(FakeService()).get("/v1/chat/completions")
+    told = "this method is not for this address: found GET, expected POST"
+    assert answer.status_code == 405 and answer.get_json()["error"]["message"] == told

@@ -27,7 +27,7 @@ def test_the_demo_model_answers_to_both_of_its_names(name):
 
 
 def test_who_asks_for_another_is_told_how_it_may_be_let_in():
-    expected = r"did you mean 'gemma-3'.* --alias NAME and --any-model"
+    expected = r"did you mean 'gemma-3'\? this server has .* --alias NAME and --any-model"
     with pytest.raises(ApiError, match=expected) as told:
         OneModel(ServedModel(SimpleNamespace(name="gemma-3"))).choose("gemma3")
     assert told.value.status == 404

@@ -71,7 +71,7 @@ Part: TypeAlias = Annotated[
         kind,
         custom_error_type="part",
         custom_error_message="the type of a part has to be input_text, input_image, input_video, "
-        "output_text or refusal; other files and sound cannot be understood",
+        "output_text or refusal",
     ),
 ]
 Content: TypeAlias = Annotated[

@@ -124,6 +124,17 @@ class FileReference(FrameChoice):
 
     file_id: str
 
+    @model_validator(mode="before")
+    @classmethod
+    def _uploaded(cls, value: Any) -> Any:
+        if isinstance(value, dict) and "file_data" in value and "file_id" not in value:
+            raise PydanticCustomError(
+                "file",
+                "found file_data, expected the file_id of a file that was uploaded to /v1/files; a "
+                'picture may be sent as {"type": "image_url", "image_url": {"url": "data:..."}}',
+            )
+        return value
+
 
 class TextPart(_Loose):
     type: Literal["text"]
@@ -210,7 +221,7 @@ Part: TypeAlias = Annotated[
         _kind,
         custom_error_type="part",
         custom_error_message="the type of a part has to be text, image_url, video_url, input_video "
-        "or file; sound cannot be understood",
+        "or file",
     ),
 ]
 Content: TypeAlias = Annotated[

@@ -176,9 +176,9 @@ class OneModel:
         if not self.model.answers_to(name):
             raise ApiError(
                 404,
-                f"the model asked for is not here{near((name or '')[:256], self.model.names)}; "
-                f"this server has {self.model.name!r}; its options --alias NAME and --any-model "
-                "let other names in",
+                "the model asked for is not here"
+                f"{near((name or '')[:256], self.model.names) or ';'} this server has "
+                f"{self.model.name!r}; its options --alias NAME and --any-model let other names in",
                 param="model",
                 code="model_not_found",
             )

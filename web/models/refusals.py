@@ -23,8 +23,8 @@ def not_here(name: str, called: Iterable[str], names: list[str]) -> ApiError:
     more = f" and {len(names) - NAMED} more (GET /v1/models)" if len(names) > NAMED else ""
     return ApiError(
         404,
-        f"the model asked for is not here{near(name[:256], called)}; this server has {there}{more}"
-        "; its option --any-model lets other names in",
+        f"the model asked for is not here{near(name[:256], called) or ';'} this server has "
+        f"{there}{more}; its option --any-model lets other names in",
         param="model",
         code="model_not_found",
     )

@@ -259,6 +259,15 @@ def test_a_header_as_long_as_a_pickle_begins_is_no_pickle(tmp_path: Path) -> Non
     assert open_weights(write(tmp_path, content)).names() == ["a"]
 
 
+def test_a_folder_around_a_checkpoint_is_told_the_checkpoint(tmp_path: Path) -> None:
+    inner = tmp_path / "snapshots" / "abc"
+    inner.mkdir(parents=True)
+    write(inner, raw({"a": entry()}, bytes(8)))
+    write(inner, b"{}", "config.json")
+    with pytest.raises(ModelError, match=f"{INDEX}; did you mean '{inner}'\\?$"):
+        open_weights(tmp_path)
+
+
 def test_what_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=f"has no weights: expected {SINGLE}"):
         open_weights(tmp_path)

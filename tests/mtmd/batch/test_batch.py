@@ -213,6 +213,8 @@ def test_a_list_folders_and_patterns(
     assert names("none.png") == ["none.png"]
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"x.png\n\xff.png\n")))
     assert names(lists=("-",)) == ["x.png", "\\xff.png"]
+    listed.write_text("\ufeffa.png\r\nb.png\r\n", "utf-8")
+    assert names(lists=("list.txt",)) == ["a.png", "b.png"], "as editors of Windows write it"
     (tmp_path / "empty").mkdir()
     (tmp_path / "blank.txt").write_text("\n \n")
     for words, lists, told in (
@@ -428,7 +430,8 @@ def test_interrupted_it_stops_with_what_is_done(pictures: dict[Path, str], tmp_p
     )
     lines = told.decode().splitlines()
     assert lines[0].startswith(f"{out}: {len(rows)} rows in ") and lines[1:] == [
-        "mtmd batch: interrupted"
+        "  the same command with --resume goes on",
+        "mtmd batch: interrupted",
     ]
 
 

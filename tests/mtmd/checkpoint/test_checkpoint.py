@@ -157,6 +157,10 @@ SPOILED: dict[str, tuple[Change, str]] = {
         r"has no weights: .*; it has pytorch_model\.bin, which this version does not load",
     ),
     "a pickle by another name": (pickle_as_safetensors, r"model\.safetensors .*(not|expected)"),
+    "no names of tokens": (
+        drop("tokenizer_config.json"),
+        "tokenizer_config.json is missing, expected it to tell bos_token, which the chat template",
+    ),
     "no config": (
         drop("config.json"),
         "config.json is missing; expected a checkpoint folder in the Hugging Face layout",

@@ -62,6 +62,12 @@ def test_answers_line_by_line(piped: Any, one: Path, monkeypatch: pytest.MonkeyP
     assert (ran.code, ran.out, ran.err) == (0, f"attached: {one} ({size})\nOne.\n", "")
 
 
+@pytest.mark.parametrize("word", ["/exit", "/bye"])
+def test_words_of_other_programs_leave(piped: Any, word: str) -> None:
+    ran = piped([word, COUNT])
+    assert (ran.code, ran.out, ran.err) == (0, "", "")
+
+
 def test_a_video_is_attached_and_kept_with_the_conversation(piped: Any, tmp_path: Path) -> None:
     path, saved = tmp_path / "clip.mp4", tmp_path / "saved.json"
     path.write_bytes(video(24))

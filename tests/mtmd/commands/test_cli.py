@@ -478,6 +478,14 @@ CALLS: dict[str, tuple[tuple[object, ...], str]] = {
         ("describe", "IMAGE", "-ngl", 99),
         "option '-ngl' is not known; a GPU is taken where there is one, and --split layer",
     ),
+    "an output file": (
+        ("describe", "IMAGE", "-o", "x.txt"),
+        "option '-o' is not known; what is found is written to standard output: > FILE keeps it",
+    ),
+    "quiet in short": (
+        ("describe", "IMAGE", "-q"),
+        "option '-q' is not known; did you mean '--quiet'?",
+    ),
     "pictures by an option": (
         ("describe", "--image", "IMAGE"),
         "option '--image' is not known; pictures and videos are given without an option",

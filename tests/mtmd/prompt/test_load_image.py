@@ -8,6 +8,7 @@ import os
 import socket
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -159,6 +160,25 @@ def test_what_holds_a_picture_is_told_how_to_give_it():
         (3, "open or convert it first"),
     ):
         assert refusal(source).endswith(advice)
+
+
+@pytest.mark.parametrize("missing", [float("nan"), np.float64("nan"), None], ids=repr)
+def test_a_missing_value_of_a_table_is_told_as_one(missing):
+    with pytest.raises(ImageError, match=r"a value is missing: leave such rows out"):
+        load_image(missing)
+
+
+def test_columns_of_tables_and_arrays_of_paths_are_told_to_be_lists():
+    column = SimpleNamespace(tolist=list, ndim=1, dtype=np.dtype(object), __array__=None)
+    with pytest.raises(ImageError, match=r"give the pictures in it as a list, list\(x\)"):
+        load_image(column)
+    with pytest.raises(ImageError, match=r"give what is in it as a list, x\.tolist\(\)"):
+        load_image(np.array(["a.png", "b.png"]))
+
+
+def test_a_tensor_of_whole_numbers_is_told_in_its_own_words():
+    with pytest.raises(ImageError, match=r"a tensor of torch\.int64 .*x\.to\(torch\.uint8\)"):
+        load_image(torch.zeros(3, 4, 4, dtype=torch.int64))
 
 
 def test_a_tensor_without_values_is_refused():

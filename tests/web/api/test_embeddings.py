@@ -70,6 +70,13 @@ def test_the_official_client_embeds_texts(sdk, embedder):
     assert np.abs(np.float32(plain.data[0].embedding) - expected[0]).max() < 1e-6  # another batch
 
 
+def test_a_misspelt_address_is_not_sent_to_pages_that_are_not_here(client):
+    told = client.post("/v1/embedding", json={}).get_json()["error"]["message"]
+    assert told == "there is nothing at this address; did you mean /v1/embeddings?"
+    page = client.get("/v1", headers={"Accept": "text/html"})
+    assert page.status_code == 404 and "docs" not in page.text
+
+
 def test_pictures_as_jinas_clients_send_them(client, embedder):
     bare = base64.b64encode(RED).decode()
     body = {
