@@ -62,7 +62,7 @@ if TYPE_CHECKING:  # what type checkers see of the table below; a test keeps the
     from mtmd.tools.tool import Tool as Tool
     from mtmd.tools.tool import ToolCall as ToolCall
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 wait_shortly()
 
