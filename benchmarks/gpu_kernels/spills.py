@@ -3,24 +3,30 @@ that are not here.
 
     python benchmarks/gpu_kernels/spills.py [--target cuda:80 cuda:90] [--only matmul moe ...]
     python benchmarks/gpu_kernels/spills.py --only matmul --groups "matmul 16" "matmul 32"
+    python benchmarks/gpu_kernels/spills.py --uses --target cuda:75 --fp16
 
 Prints a line for each group of programs and target: how many there are, the most registers of a
-thread, and those that spill, by bytes a thread. Ends with 1 if one does. Of products and experts
-the groups are every type of weights by the rows of x, of w and of units that choose a tile; of
-attention every head size; and all `USES` of the other kernels. Not pairs of two types of experts.
+thread, how many programs a multiprocessor holds at once, from the fewest to the most, and those
+that spill, by bytes a thread, or that the compiler refuses. Ends with 1 if one does. Of products
+and experts the groups are every type of weights by the rows of x, of w and of units that choose a
+tile; of attention every head size; and all `USES` of the other kernels, or, with --uses, of every
+kernel, with --fp16 in place of bf16. Not pairs of two types of experts.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
 import triton
 from instructions import of_experts, of_rows
 
+from mtmd.kernels.errors import PlacementError
+from mtmd.kernels.gpu.architectures import architecture
 from mtmd.kernels.gpu.compile import compile_program
 from mtmd.kernels.gpu.flash_attention.cases import HEAD_SIZES
 from mtmd.kernels.gpu.flash_attention.kernel import combine_program
@@ -87,13 +93,19 @@ def attention() -> Iterator[Found]:
                     yield "attention, parts added", f"head {width}", added
 
 
-def uses(op: str) -> Iterator[Found]:
+def uses(op: str, fp16: bool = False) -> Iterator[Found]:
     for entry in KERNELS[op]:
         kernel = entry.load()
-        for title, case in kernel.uses.items():
+        for title, use in kernel.uses.items():
+            case: Any = _in_fp16(use) if fp16 else use
             node = node_of(op, case)
             for program in kernel.launched(*types_of(node), **node.attrs):
                 yield op, f"{title}, {program.function.__name__}", program
+
+
+def _in_fp16(case: Any) -> Any:
+    wide = (f.name for f in fields(case) if getattr(case, f.name) == torch.bfloat16)
+    return replace(case, **dict.fromkeys(wide, torch.float16))
 
 
 def _name(sizes: tuple[int, int, int], dtype: torch.dtype) -> str:
@@ -105,6 +117,26 @@ def _short(dtype: torch.dtype) -> str:
     return {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}[dtype]
 
 
+def line_of(group: str, target: str, programs: Sequence[tuple[str, Program]]) -> tuple[str, bool]:
+    """A line of the table, and whether nothing spills or is refused."""
+    limits = architecture(target)
+    most, at_once, wrong = 0, list[int](), list[str]()
+    for form, program in programs:
+        try:
+            used = compile_program(target, program)
+        except PlacementError as error:
+            wrong.append(f"{form} refused ({str(error).splitlines()[-1]:.120})")
+            continue
+        warps = program.call.warps_of(limits.warp)
+        most = max(most, used.registers)
+        at_once.append(limits.programs_at_once(warps, used.registers, used.shared_bytes))
+        if used.spill_bytes:
+            wrong.append(f"{form} {used.spill_bytes}")
+    held = " to ".join(str(n) for n in sorted({min(at_once, default=0), max(at_once, default=0)}))
+    cells = group, target, str(len(programs)), str(most), held, ", ".join(wrong) or "0"
+    return f"| {' | '.join(cells)} |", not wrong
+
+
 GROUPS: dict[str, Any] = {"matmul": products, "moe": experts, "attention": attention}
 
 
@@ -113,24 +145,26 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--target", nargs="+", default=["cuda:80", "cuda:90"], help="(both)")
     parser.add_argument("--only", nargs="+", choices=list(KERNELS), help="ops (default: all)")
     parser.add_argument("--groups", nargs="+", default=[""], help="that begin so (default: all)")
+    parser.add_argument("--uses", action="store_true", help="a group an op: its kernels' USES")
+    parser.add_argument("--fp16", action="store_true", help="uses in fp16 in place of bf16")
     options = parser.parse_args(arguments)
-    print(f"Triton {triton.__version__}\n\n| programs | target | how many | registers | spilled |")
-    print("|---|---|---|---|---|")
-    spilled = False
+    heads = "programs", "target", "how many", "registers", "at once", "spilled"
+    print(f"Triton {triton.__version__}\n\n| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
+    right = True
     for op in options.only or KERNELS:
+        found = uses(op, options.fp16)
+        if op in GROUPS and not options.uses:
+            found = GROUPS[op]()
         groups: dict[str, list[tuple[str, Program]]] = {}
-        for group, form, program in GROUPS[op]() if op in GROUPS else uses(op):
+        for group, form, program in found:
             if group.startswith(tuple(options.groups)):
                 groups.setdefault(group, []).append((form, program))
         for group, programs in groups.items():
             for target in options.target:
-                used = {form: compile_program(target, program) for form, program in programs}
-                wrong = {form: u.spill_bytes for form, u in used.items() if u.spill_bytes}
-                spilled |= bool(wrong)
-                most = max(u.registers for u in used.values())
-                said = ", ".join(f"{form} {size}" for form, size in wrong.items()) or "0"
-                print(f"| {group} | {target} | {len(used)} | {most} | {said} |", flush=True)
-    return int(spilled)
+                line, fits = line_of(group, target, programs)
+                print(line, flush=True)
+                right &= fits
+    return int(not right)
 
 
 if __name__ == "__main__":

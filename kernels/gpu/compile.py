@@ -142,13 +142,12 @@ def specialised(target: str, program: Program) -> tuple[ASTSource, Any]:
             "ahead-of-time compilation: the kernel is being interpreted; unset TRITON_INTERPRET"
         )
     backend, bind = _binder(target, kernel)
+    gpu_target = parse_target(target)
     given = {name: _Pointer.of(kind) for name, kind in program.operands.items()}
     options = {
         **call.scalars,
         **call.constants,
-        "num_warps": call.warps_of(parse_target(target).warp_size),
-        "num_stages": call.stages,
-        "enable_fp_fusion": True,  # as launches do (launch.py)
+        **call.options(gpu_target.warp_size, gpu_target.backend == "cuda"),
         "debug": kernel.debug or knobs.runtime.debug,
         **{name: getattr(knobs.compilation, name) for name in ADDED if _has(name)},
     }
@@ -183,6 +182,7 @@ def specialisation(program: Program) -> Hashable:
         tuple(sorted(call.constants.items())),
         call.warps,
         call.stages,
+        call.registers,
     )
 
 

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+MOST_REGISTERS = 255  # that a thread can have on NVIDIA
+
 
 @dataclass(frozen=True)
 class Call:
@@ -18,6 +20,9 @@ class Call:
     scalars: arguments by name whose values only the run has; constants: `tl.constexpr` arguments,
     for each set of which a program of its own is compiled; programs: the size of the grid.
     most_threads: of a program, above which some would only do what others do; None: any number.
+    registers: the most of a thread, on NVIDIA. None leaves it to the compiler, which may keep
+    values in memory so that a multiprocessor holds more programs; with a number it takes what it
+    needs up to there.
     """
 
     scalars: dict[str, int | float]
@@ -26,12 +31,26 @@ class Call:
     warps: int
     stages: int
     most_threads: int | None = None
+    registers: int | None = None
 
     def warps_of(self, threads: int) -> int:
         """How many of a program, on a device whose warps have so many threads."""
         if self.most_threads is None:
             return self.warps
         return min(self.warps, max(1, self.most_threads // threads))
+
+    def options(self, threads: int, nvidia: bool) -> dict[str, int | bool]:
+        """What the compiler is told beside arguments, for a device whose warps have so many
+        threads.
+        """
+        told: dict[str, int | bool] = {
+            "num_warps": self.warps_of(threads),
+            "num_stages": self.stages,
+            "enable_fp_fusion": True,
+        }
+        if nvidia and self.registers is not None:  # AMD's has no such option, and refuses it
+            told["maxnreg"] = self.registers
+        return told
 
 
 def power_of_two(size: int) -> int:
@@ -52,14 +71,17 @@ def threads_of_a_warp(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).warp_size)
 
 
+def is_nvidia(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.version.hip is None
+
+
+def options_on(device: torch.device, call: Call) -> dict[str, int | bool]:
+    return call.options(threads_of_a_warp(device), is_nvidia(device))
+
+
 def run_call(kernel: Any, call: Call, tensors: tuple[Tensor, ...]) -> None:
     """Launch `kernel` over a grid of one dimension; `tensors` are its first arguments, in order."""
     with on_device_of(tensors[0]):
         kernel[(call.programs,)](
-            *tensors,
-            **call.scalars,
-            **call.constants,
-            num_warps=call.warps_of(threads_of_a_warp(tensors[0].device)),
-            num_stages=call.stages,
-            enable_fp_fusion=True,  # as what is compiled ahead of time (compile.py)
+            *tensors, **call.scalars, **call.constants, **options_on(tensors[0].device, call)
         )

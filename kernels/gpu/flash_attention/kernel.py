@@ -56,7 +56,7 @@ from mtmd.kernels.gpu.flash_attention.tiles import (
     workspace,
 )
 from mtmd.kernels.gpu.jit import tl, triton
-from mtmd.kernels.gpu.launch import on_device_of
+from mtmd.kernels.gpu.launch import on_device_of, options_on
 from mtmd.kernels.gpu.triton_kernel import Program, TritonKernel, fresh
 from mtmd.kernels.graph import Type
 
@@ -607,13 +607,8 @@ def run_launch(
         return out
     # Absent tensors are not read; the launch needs some pointer in their place.
     given = q, k, v, q if mask is None else mask, q if bounds is None else bounds
-    options = {
-        **launch.scalars,
-        **launch.constants,
-        "num_warps": launch.tile.warps,
-        "num_stages": launch.tile.stages,
-        "enable_fp_fusion": True,
-    }
+    call = launch.call
+    options = {**call.scalars, **call.constants, **options_on(q.device, call)}
     with on_device_of(q):
         if launch.splits == 1:
             attention_kernel[(launch.programs,)](*given, out, out, **options)
@@ -625,14 +620,7 @@ def run_launch(
         attention_kernel[(launch.programs, launch.splits)](*given, parts, sums, **options)
         call = plan_combine(launch)
         combine_kernel[(out.numel() // v.shape[3], call.programs)](
-            parts,
-            sums,
-            out,
-            **call.scalars,
-            **call.constants,
-            num_warps=call.warps,
-            num_stages=call.stages,
-            enable_fp_fusion=True,
+            parts, sums, out, **call.scalars, **call.constants, **options_on(q.device, call)
         )
     return out
 

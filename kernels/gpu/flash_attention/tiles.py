@@ -4,7 +4,7 @@ shares out the keys. Plain arithmetic, no Triton.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import e, gcd, log2
 from typing import Any
 
@@ -23,13 +23,14 @@ FEW_TOKENS, WANTED, LEAST_BLOCKS = 16, 256, 4
 @dataclass(frozen=True)
 class Tile:
     """The work of one program: `rows` (tokens x query heads of a group) by blocks of `keys`, on
-    `warps` warps, with loads running `stages` - 1 blocks ahead.
+    `warps` warps, with loads running `stages` - 1 blocks ahead; `registers` as `Call` has them.
     """
 
     rows: int
     keys: int
     warps: int
     stages: int
+    registers: int | None = None
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,15 @@ class Launch:
     @property
     def call(self) -> Call:
         constants: dict[str, int | bool | str] = {**self.constants}
-        return Call(self.scalars, constants, self.programs, self.tile.warps, self.tile.stages)
+        tile = self.tile
+        return Call(
+            self.scalars,
+            constants,
+            self.programs,
+            tile.warps,
+            tile.stages,
+            registers=tile.registers,
+        )
 
 
 def parts(size: int, exact: bool = False) -> tuple[int, int]:
@@ -74,8 +83,8 @@ def choose_tile(width: int, dtype: torch.dtype, rows: int, masked: bool) -> Tile
     """The tile for a head size and a number of rows (tokens x query heads of a group).
 
     Chosen from the compiler's report alone, not by a GPU's clock: the largest tile that spills
-    nothing on cuda:80 and cuda:90 (in fp32 at most a few registers, behind the loops) and fits
-    gfx942's 64 KiB and, compiled as for cuda:80, the 99 KiB of consumer cards. See docs/kernels.md.
+    nothing on cuda:80 and cuda:90 and fits gfx942's 64 KiB and, compiled as for cuda:80, the 99 KiB
+    of consumer cards. See docs/kernels.md.
     """
     if dtype == torch.float32:
         # Exact fp32 runs on plain multiply-adds on NVIDIA, whose operands take many registers.
@@ -100,6 +109,22 @@ def choose_tile(width: int, dtype: torch.dtype, rows: int, masked: bool) -> Tile
     return Tile(128, 64, 8, 2 if masked or width > 96 else 3)
 
 
+def _tile_in_registers(
+    width: int, dtype: torch.dtype, rows: int, masked: bool, limited: bool
+) -> Tile:
+    """As `choose_tile`, but where this kernel would spill a few registers behind its loops: heads
+    of 32 + 16 in fp32, with all keys on cuda:90, and decoding on cuda:80. limited: some rows do not
+    see all keys.
+    """
+    tile = choose_tile(width, dtype, rows, masked)
+    if dtype == torch.float32 and 32 < width <= 48:
+        if rows <= 16:
+            return replace(tile, stages=3)
+        if not masked and not limited:
+            return replace(tile, registers=112)
+    return tile
+
+
 def plan_launch(
     q: Type,
     k: Type,
@@ -121,7 +146,10 @@ def plan_launch(
     batch, rows, heads, width = q.shape
     keys, groups, value = k.shape[1], k.shape[2], v.shape[3]
     per_key = heads // groups
-    tile = tile or choose_tile(max(width, value), q.dtype, rows * per_key, mask is not None)
+    limited = causal or window is not None or bounds is not None
+    tile = tile or _tile_in_registers(
+        max(width, value), q.dtype, rows * per_key, mask is not None, limited
+    )
     (k1, k2), (v1, v2) = (parts(width, q.dtype == torch.float32), parts(value))
     if not split:
         (k1, k2), (v1, v2) = ((max(16, power_of_two(n)), 0) for n in (width, value))
@@ -152,7 +180,6 @@ def plan_launch(
     )
     bound_strides = _broadcast(bounds, (batch, rows, 2))
     scalars |= dict(zip(("bound_batch", "bound_step", "bound_end"), bound_strides, strict=True))
-    limited = causal or window is not None or bounds is not None
     constants: dict[str, int | bool] = {
         "GROUP": per_key,
         "K": width,

@@ -38,7 +38,7 @@ def _result(first, end, n, OUTER, MT: tl.constexpr):
     return rows, there, n, there & (n < OUTER)
 
 
-@triton.jit(do_not_specialize=["blocks"])
+@triton.jit(do_not_specialize=["blocks", "blocks_again"])
 def few_gated_kernel(
     x,
     gate,
@@ -48,6 +48,7 @@ def few_gated_kernel(
     starts,
     out,
     blocks,
+    blocks_again,
     E,
     K,
     F,
@@ -69,7 +70,8 @@ def few_gated_kernel(
     UP_COUNT: tl.constexpr,
 ):
     """ROWS choices, a multiple of 8, by COLUMNS of F values. Blocks of one expert follow each
-    other. Rows of `gate` have so many units, of which COUNT are multiplied at once.
+    other. Rows of `gate` have so many units, of which COUNT are multiplied at once. blocks_again:
+    as many as `blocks`, which the compiler does not know.
     """
     block = tl.program_id(0) % blocks
     expert, first, end = block_of(chosen, starts, block, E, SINGLE, SEARCH, ROWS)
@@ -95,6 +97,10 @@ def few_gated_kernel(
         else:
             g = product(x_row, gate_row, units, GATE, WHOLE, COUNT)
             u = product(x_row, up_row, up_units, UP, UP_WHOLE, UP_COUNT)
+        if SINGLE:  # found anew: else they are kept from before the loop, some of them in memory
+            first = tl.program_id(0) % blocks_again
+            end = first + 1
+            n = eights_of(tl.program_id(0) // blocks_again * COLUMNS, COLUMNS)
         rows, _, n, inside = _result(first, end, n, F, MT)
         at = rows.to(tl.int64) * F + n
         tl.store(out + at, activated(g, u, ACT).to(out.dtype.element_ty), mask=inside)
@@ -160,6 +166,16 @@ def tiles(
     columns = columns_of(outer, eights)
     # Two tables take the registers of twice as many columns, and read x once as those do.
     held = columns if len(quants) == 1 else 32
-    warps = min(units_at_once(width, held, eights, quant)[2] for quant in quants)
-    found = [units_at_once(width, held, eights, quant, warps)[:2] for quant in quants]
+    tables = 2 if len(quants) > len(set(quants)) else 1
+    warps = min(units_at_once(width, held, eights, q, tables=tables)[2] for q in quants)
+    found = [units_at_once(width, held, eights, q, warps, tables)[:2] for q in quants]
     return found, columns if len(quants) == 1 else 16, warps
+
+
+def registers(rows: int, *quants: str) -> int | None:
+    """The most of a thread, as `Call` has them: of so many rows of a block. Left to themselves
+    these would keep a few of Q2_K's in memory on cuda:90.
+    """
+    if rows == 8 and quants == ("Q2_K",):
+        return 112
+    return 248 if rows == 32 and quants == ("Q2_K", "Q2_K") else None

@@ -322,13 +322,15 @@ def plan_calls(
 
     def product_call(inner: int, outer: int, *quants: str | None) -> Call:
         """Without what only one of the two products has."""
-        most_threads = None
+        most_threads = registers = None
         scalars: dict[str, int | float] = {"E": experts, "K": inner}
         constants: dict[str, int | bool | str] = {"SINGLE": single, "SEARCH": search}
         if few_rows.takes(x.dtype, mean, *quants):
             rows, stages = few_rows.rows_of_a_block(mean), 1
             every = outer * min(choices, experts)
-            found, columns, warps = few_rows.tiles(inner, every, rows, *filter(None, quants))
+            given = list(filter(None, quants))
+            found, columns, warps = few_rows.tiles(inner, every, rows, *given)
+            registers = few_rows.registers(rows, *given)
             for prefix, (units, count) in zip(("", "up_"), found, strict=False):
                 scalars[f"{prefix}units"] = units
                 constants[f"{prefix}count".upper()] = count
@@ -340,7 +342,7 @@ def plan_calls(
         scalars["blocks"] = blocks = choices if single else choices // rows + experts
         constants |= {"ROWS": rows, "COLUMNS": columns}
         programs = blocks * -(-outer // columns)
-        return Call(scalars, constants, programs, warps, stages, most_threads)
+        return Call(scalars, constants, programs, warps, stages, most_threads, registers)
 
     route = Call(
         {"E": experts, "router_step": router.strides[0] if tokens > 1 else 0},
@@ -358,11 +360,13 @@ def plan_calls(
     order = Call({"N": choices, "E": experts}, {"BLOCK": 1024}, experts, 4, 1)
     gated = product_call(width, ffn, gate_quant, up_quant)
     gated.scalars.update(F=ffn, gate_step=gate.shape[2], up_step=up.shape[2])
+    if "units" in gated.scalars:
+        gated.scalars["blocks_again"] = gated.scalars["blocks"]
     gated.constants.update(TOP=top_k, ACT=act, GATE=gate_quant or PLAIN, UP=up_quant or PLAIN)
     last = product_call(ffn, width, down_quant)
     last.scalars.update(D=width, down_step=down.shape[2])
     last.constants.update(DOWN=down_quant or PLAIN)
-    block = min(1024, power_of_two(max(width, 1)))
+    block = min(512, power_of_two(max(width, 1)))  # of 1,024 eight choices would spill on cuda:80
     added = Call({"D": width}, {"TOP": top_k, "COLUMNS": block}, tokens * -(-width // block), 4, 1)
     return Calls(route, None if single else order, gated, last, added)
 

@@ -720,12 +720,12 @@ def most_warps(programs: int, eights: int, quant: str) -> int:
 
 
 def units_at_once(
-    width: int, columns: int, eights: int, quant: str, warps: int = 8
+    width: int, columns: int, eights: int, quant: str, warps: int = 8, tables: int = 1
 ) -> tuple[int, int, int]:
     """Units of a row, how many of them are multiplied at once, and by how many warps, `warps` at
     most. What is read for them is all under way at once: as much as two programs of eight warps
     have registers for, or less, and by fewer warps, where more than a quarter of all would be past
-    the end.
+    the end. tables: multiplied in one loop.
     """
     units = width // UNIT_VALUES[quant]
     each = 2 if UNIT_VALUES[quant] == 32 else 1
@@ -736,7 +736,10 @@ def units_at_once(
             each *= 2
     # With 32 rows of x warps of one unit would spill on cuda:80, in IQ4_XS and Q4_1.
     least = 1
-    if eights == 4 and UNIT_VALUES[quant] < 128:
+    if eights == 4 and tables == 2 and quant == "IQ4_XS":
+        # Two units would spill, too; of four warps with one a multiprocessor has three programs.
+        warps = min(warps, 4)
+    elif eights == 4 and UNIT_VALUES[quant] < 128:
         each = least = 2 if UNIT_VALUES[quant] == 32 or quant == "IQ4_XS" else 1
     while warps * each > 1 and -units % (warps * each) * 4 > units:
         if each > least or warps == 1:

@@ -59,8 +59,9 @@ def forget():
 
 driver.set_active(Driver())
 launching.threads_of_a_warp = lambda device: parse_target(HERE.target).warp_size
+launching.is_nvidia = lambda device: HERE.target.startswith("cuda")
 compile_for_launch = JITFunction._do_compile
-asked, out = [], {"differ": [], "launches": {}}
+asked, out = [], {"differ": [], "launches": {}, "limited": 0}
 
 def note(self, key, signature, device, constants, options, attributes, warmup):
     asked.append((self.ASTSource(self, signature, constants, attributes).hash(), options.hash()))
@@ -78,6 +79,7 @@ for HERE.target in ("cuda:90", "hip:gfx942"):
                 if asked != [cache_key(HERE.target, program) for program in programs]:
                     out["differ"].append(f"{HERE.target} {op} {case}")
                 out["launches"][op] = out["launches"].get(op, 0) + len(asked)
+                out["limited"] += sum(p.call.registers is not None for p in programs)
 
 HERE.target = "cuda:90"
 cache, kept, other = (Path(sys.argv[1]) / name for name in ("cache", "kept", "other"))
@@ -149,6 +151,7 @@ def test_what_is_compiled_ahead_is_what_every_launch_of_a_run_asks_for(told: dic
     """By Triton's keys of source and options, in order, for each kernel's cases."""
     assert told["differ"] == []
     assert set(told["launches"]) == set(KERNELS) and all(told["launches"].values())
+    assert told["limited"], "in registers of a thread: an option that NVIDIA alone has"
 
 
 def test_programs_are_compiled_once_with_their_launchers_and_saved(told: dict) -> None:
