@@ -14,8 +14,9 @@ from mtmd.kernels.ops.matmul import matmul
 # MiB): fp32 packs the weight in blocks of 384 columns and the rows in one panel.
 BLOCK = 384
 PANEL_BYTES = 5 << 18
-# bf16 without AMX (torch 2.13, an AMD EPYC with AVX-512): oneDNN packs blocks of 64 rows of the
-# weight and as many columns, and has sums of 64 x so many rows of x in fp32.
+# bf16 without AMX (torch 2.13, an AMD EPYC with AVX-512 and its bf16 products): oneDNN packs blocks
+# of 64 rows of the weight and as many columns, and has sums of 64 x so many rows of x in fp32.
+# Without those products (a Xeon with AVX-512) it has all sums in fp32, and packs nothing.
 BF16_COLUMNS, BF16_ROWS, BF16_MORE_BYTES = 1024, 256, 3 << 10
 
 
@@ -52,9 +53,11 @@ def packed_bytes(x: Type, w: Type) -> int:
     if w.dtype.itemsize == 2:
         if not _is_by_onednn():  # torch multiplies it itself then, where it lies
             return 0
-        if _has_amx():
+        if _has("amx-bf16"):
             # A copy of the weight where it is longer than wide, next to nothing else.
             return w.bytes if w.shape[1] > w.shape[0] else 0
+        if not _has("avx512bf16"):
+            return rows * w.shape[0] * 4  # all sums, in fp32
         block = min(w.shape[1], BF16_COLUMNS) * 2 + min(rows, BF16_ROWS) * 4
         return min(64 * block + BF16_MORE_BYTES, x.bytes + w.bytes)
     return min(w.shape[0] * min(w.shape[1], BLOCK) * 4 + PANEL_BYTES, x.bytes + w.bytes)
@@ -68,12 +71,12 @@ def _is_by_onednn() -> bool:
     )
 
 
-@lru_cache(maxsize=1)
-def _has_amx() -> bool:
-    """Of this CPU: then oneDNN multiplies bf16 by it."""
+@lru_cache(maxsize=8)
+def _has(feature: str) -> bool:
+    """Of this CPU, as LLVM calls it: by what oneDNN multiplies bf16."""
     from mtmd.kernels.cpu.native.compile import host  # loads LLVM
 
-    return host().has("amx-bf16")
+    return host().has(feature)
 
 
 KERNEL = Kernel(matmul.reference, rejects, workspace)
