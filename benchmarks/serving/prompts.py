@@ -26,7 +26,7 @@ from mtmd.model import Model
 LENGTHS = (24, 48, 100, 200)
 ROUNDS = 12  # prompts read in each way
 BESIDE = ((8, 1500), (14, 60))  # answers, and tokens of each
-ROWS = (8, 24, 56)  # of prompts beside them
+ROWS = (8, 16, 56)  # of prompts beside them
 STEPS = 30
 
 
