@@ -49,6 +49,8 @@ tl: Any = (
     else SimpleNamespace(constexpr=lambda value: value)
 )
 
+OLD = has_triton() and tuple(map(int, triton.__version__.split(".")[:2])) < (3, 8)
+
 
 def on_amd(_semantic: Any = None) -> Any:
     """In a kernel: whether it is being compiled for an AMD GPU, here or ahead of time. False where
@@ -63,6 +65,27 @@ def on_rdna(_semantic: Any = None) -> Any:
     return tl.constexpr(amd and _semantic.builder.options.warp_size == 32)
 
 
+def joins_wide(_semantic: Any = None) -> Any:
+    """In a kernel: whether the compiler takes what is joined for operands of eight bits, of which a
+    lane has four values that follow each other in place of two and two: Triton before 3.8, on
+    NVIDIA.
+    """
+    return tl.constexpr(OLD and not on_amd(_semantic).value)
+
+
+def last_first(places: Any, _semantic: Any = None) -> Any:
+    """In a kernel: addresses of what is loaded, of which neighbouring threads take neighbours in
+    the last dimension, then in the one before it. Triton before 3.7 takes the first one first
+    unless it believes that more values follow each other in later ones. Nothing else is made of
+    that as long as a thread has no two values that are not neighbours in the last dimension.
+    """
+    if _semantic is None or not joins_wide(_semantic).value:
+        return places
+    powers = [tl.constexpr(2**i) for i in range(len(places.shape))]
+    return tl.max_contiguous(places, powers, _semantic=_semantic)
+
+
 # As triton.language.core.builtin marks the functions that it hands the compiler's state, which none
 # does in the interpreter.
-on_amd.__triton_builtin__ = on_rdna.__triton_builtin__ = True  # type: ignore[attr-defined]
+for function in (on_amd, on_rdna, joins_wide, last_first):
+    function.__triton_builtin__ = True  # type: ignore[attr-defined]

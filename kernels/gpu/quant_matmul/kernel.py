@@ -225,7 +225,10 @@ def plan_call(x: Type, w: Type, bias: Type | None = None, *, quant: str) -> Call
         constants |= {"WHOLE": units % count == 0, "EIGHTS": eights}
         constants |= {"COLUMNS": columns, "COUNT": count}
         scalars |= {"M": rows, "units": units}
-        return Call(scalars, constants, -(-outer // columns), warps, 1)
+        # Left to itself the compiler of Triton 3.6 spills here, for a program more on cuda:90.
+        registers = MOST_REGISTERS if quant == "Q6_K" and eights == 2 else None
+        programs = -(-outer // columns)
+        return Call(scalars, constants, programs, warps, 1, registers=registers)
     if rows <= MOST_ROWS.get(quant, 0):
         few = power_of_two(rows)
         units, (columns, count, lanes, warps) = _word_tile(width, quant)

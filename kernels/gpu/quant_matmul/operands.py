@@ -25,7 +25,7 @@ other GPUs the compiler moves it.
 
 from __future__ import annotations
 
-from mtmd.kernels.gpu.jit import on_amd, tl, triton
+from mtmd.kernels.gpu.jit import joins_wide, last_first, on_amd, tl, triton
 from mtmd.kernels.quantization.blocks_of_32 import IQ4_VALUES
 
 UNIT_VALUES = {
@@ -168,7 +168,8 @@ def _lane():
 
 @triton.jit
 def _half(at):
-    return tl.load(at.to(tl.pointer_type(tl.float16)))
+    places = at.to(tl.pointer_type(tl.float16))
+    return tl.load(last_first(places))
 
 
 @triton.jit
@@ -180,14 +181,16 @@ def _float(word):
 @triton.jit
 def _one_word(at):
     """32 bits, of blocks that begin at multiples of four bytes."""
-    return tl.load(at.to(tl.pointer_type(tl.uint32)))
+    places = at.to(tl.pointer_type(tl.uint32))
+    return tl.load(last_first(places))
 
 
 @triton.jit
 def _halves(at):
     """The halves of a word of other blocks, which `_word` puts together: that waits for them."""
     places = at.to(tl.pointer_type(tl.uint16))
-    return tl.load(places).to(tl.uint32), tl.load(places + 1).to(tl.uint32)
+    first, second = tl.load(last_first(places)), tl.load(last_first(places + 1))
+    return first.to(tl.uint32), second.to(tl.uint32)
 
 
 @triton.jit
@@ -210,7 +213,7 @@ def _lane_halves(at):
 def _lane_pair(at):
     """Two words for each lane, which all follow each other: [R, G, 8, 4, 2]."""
     words = (at + _lane() * 8).to(tl.pointer_type(tl.uint32))[:, :, :, :, None]
-    return tl.load(words + tl.arange(0, 2))
+    return tl.load(last_first(words + tl.arange(0, 2)))
 
 
 @triton.jit
@@ -220,7 +223,7 @@ def _four_words(at):
     tells the compiler; else by four.
     """
     words = _lanes_of(at).to(tl.pointer_type(tl.uint32))[:, :, :, :, None] + tl.arange(0, 4)
-    return tl.load(words)
+    return tl.load(last_first(words))
 
 
 @triton.jit
@@ -244,7 +247,7 @@ def _x(x, at, real, WHOLE: tl.constexpr):
     [G, 16, 8 MT].
     """
     places = (x + at + _lane() * 4)[:, :, :, :, None] + tl.arange(0, 4)
-    return _operand_of_x(_load(places, real, WHOLE))
+    return _operand_of_x(_load(last_first(places), real, WHOLE))
 
 
 @triton.jit
@@ -255,7 +258,7 @@ def _x_pair(x, at, real, WHOLE: tl.constexpr):
     places = (x + at + _lane() * 8)[:, :, :, :, None] + tl.arange(0, 8)
     MT: tl.constexpr = places.shape[0]
     G: tl.constexpr = places.shape[1]
-    value = tl.reshape(_load(places, real, WHOLE), [MT, G, 8, 4, 2, 4])
+    value = tl.reshape(_load(last_first(places), real, WHOLE), [MT, G, 8, 4, 2, 4])
     first, second = tl.split(tl.permute(value, (0, 1, 2, 3, 5, 4)))
     return _operand_of_x(first), _operand_of_x(second)
 
@@ -265,7 +268,11 @@ def _operand_of_x(value):
     """Four values of each lane, [MT, G, 8, 4, 4], in the order of `_codes`."""
     MT: tl.constexpr = value.shape[0]
     G: tl.constexpr = value.shape[1]
-    value = tl.permute(tl.reshape(value, [MT, G, 8, 4, 2, 2]), (1, 5, 3, 4, 0, 2))
+    value = tl.reshape(value, [MT, G, 8, 4, 2, 2])
+    if joins_wide():
+        value = tl.permute(value, (1, 3, 5, 4, 0, 2))
+    else:
+        value = tl.permute(value, (1, 5, 3, 4, 0, 2))
     return tl.reshape(value, [G, 16, 8 * MT])
 
 
@@ -276,8 +283,7 @@ def _codes(even, odd, TYPE: tl.constexpr):
     """
     both = tl.join(even, odd)
     value = tl.join(both.to(tl.uint16), (both >> 16).to(tl.uint16))
-    value = tl.permute(value, (1, 0, 2, 4, 3, 5))
-    return tl.reshape(value, [even.shape[1], 8 * even.shape[0], 16]).to(TYPE, bitcast=True)
+    return _operand_of_values(value).to(TYPE, bitcast=True)
 
 
 @triton.jit
@@ -313,7 +319,11 @@ def _codes_of(word, FROM: tl.constexpr, BITS: tl.constexpr, TYPE: tl.constexpr):
 @triton.jit
 def _sums_of_x(x, TIMES: tl.constexpr, sums=None):
     """TIMES the sums of columns of an operand `_x`, in each row: [G, 16, 8 MT]."""
-    return tl.dot(tl.full([x.shape[0], 16, x.shape[1]], TIMES, x.dtype), x, sums)
+    G: tl.constexpr = x.shape[0]
+    M: tl.constexpr = x.shape[2]
+    if joins_wide():  # what is not joined has the other order
+        x = tl.reshape(tl.permute(tl.reshape(x, [G, 4, 2, 2, M]), (0, 2, 1, 3, 4)), [G, 16, M])
+    return tl.dot(tl.full([G, 16, 16], TIMES, x.dtype), x, sums)
 
 
 @triton.jit
@@ -347,7 +357,8 @@ def _number(bits, OFFSET: tl.constexpr):
 @triton.jit
 def _lanes_of(at):
     """Addresses for each lane, which reads what it needs itself."""
-    return at + tl.zeros([4], tl.int32)
+    # A zero that the compiler does not see: else it reads before there are lanes.
+    return at + (_lane() >> 2 if joins_wide() else tl.zeros([4], tl.int32))
 
 
 @triton.jit
@@ -661,7 +672,11 @@ def _operand_of_values(value):
     """[R, G, 8, 4, 2, 2], two values of a pair last, as an operand: [G, 8 R, 16]."""
     R: tl.constexpr = value.shape[0]
     G: tl.constexpr = value.shape[1]
-    return tl.reshape(tl.permute(value, (1, 0, 2, 4, 3, 5)), [G, 8 * R, 16])
+    if joins_wide():
+        value = tl.permute(value, (1, 0, 2, 3, 4, 5))
+    else:
+        value = tl.permute(value, (1, 0, 2, 4, 3, 5))
+    return tl.reshape(value, [G, 8 * R, 16])
 
 
 @triton.jit

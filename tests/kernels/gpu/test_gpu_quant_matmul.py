@@ -23,6 +23,7 @@ from mtmd.kernels.backends.gpu import Gpu
 from mtmd.kernels.backends.target import Target
 from mtmd.kernels.errors import PlacementError
 from mtmd.kernels.gpu import compile as compile_module
+from mtmd.kernels.gpu import jit
 from mtmd.kernels.gpu.compile import SHARED_LIMIT, Resources
 from mtmd.kernels.gpu.quant_matmul import blocks as quant_blocks
 from mtmd.kernels.gpu.quant_matmul.cases import KINDS, NMSE, Case, product_error, random_blocks
@@ -178,6 +179,20 @@ def test_codes_that_have_no_rounding_in_16_bits_lose_nothing_to_a_large_mean_of_
         assert error < NMSE[dtype], kind
 
 
+@pytest.mark.parametrize("rows", [3, 16, 29])
+def test_the_order_of_operands_of_older_compilers_gives_the_same_products(rows, monkeypatch):
+    """Triton before 3.8 has another order in a lane, of x and of w alike."""
+    for kind in KINDS:
+        x, w, _ = Case(kind, rows, 24, 512 // BLOCKS[kind].values, torch.bfloat16).inputs()
+        newer = quant_matmul(x, w, quant=kind)
+        with monkeypatch.context() as patch:
+            patch.setattr(jit, "OLD", True)
+            older = quant_matmul(x, w, quant=kind)
+        for found in (newer, older):
+            error = product_error("matmul", found, (x, w), {"quant": kind})
+            assert error < NMSE[torch.bfloat16], kind
+
+
 def test_what_is_not_finite_in_x_makes_the_whole_row_so():
     """NaN, and infinities of the types whose codes are looked up; other rows are as they were."""
     for kind in KINDS:
@@ -312,6 +327,40 @@ for target, kind, rows, width, dtype in (
 def test_nothing_spills_where_few_units_or_few_registers_are(compiler):
     spilled = compiler(RARE)
     assert len(spilled) == 8 and not any(spilled.values()), spilled
+
+
+ORDERS = """
+import re, tempfile
+import torch
+from triton import knobs
+from mtmd.kernels.gpu import jit
+from mtmd.kernels.gpu.compile import compiled_for
+from mtmd.kernels.gpu.quant_matmul.kernel import program
+from mtmd.kernels.graph import Type
+from mtmd.kernels.quantization.blocks import row_bytes
+out = {}
+with tempfile.TemporaryDirectory() as folder, knobs.cache.scope():
+    knobs.cache.dir = folder  # where nothing lies that was made with the other order
+    was, jit.OLD = jit.OLD, True
+    try:
+        for kind, rows in (("Q4_0", 8), ("Q5_K", 16), ("Q6_K", 32), ("IQ4_XS", 16), ("Q2_K", 8)):
+            x = Type.contiguous((rows, 2048), torch.bfloat16)
+            w = Type.contiguous((2048, row_bytes(kind, 2048)), torch.uint8)
+            text = compiled_for("cuda:80", program(x, w, quant=kind)).asm["ttgir"]
+            sizes = dict(re.findall(r"(#blocked\\d*) = #ttg.blocked<{sizePerThread = \\[([^]]*)]", text))
+            loads = re.findall(r"= tt.load .*: tensor<[^#]*, (#\\w+)>", text)
+            out[f"{kind} {rows}"] = text.count("tt.contiguity"), [sizes.get(n) for n in loads]
+    finally:
+        jit.OLD = was
+"""
+
+
+def test_a_thread_has_neighbours_only_of_what_follows_each_other(compiler):
+    """As `last_first` needs it, which says of other dimensions what does not hold there."""
+    for form, (told, sizes) in compiler(ORDERS).items():
+        assert told and sizes, form
+        for size in sizes:
+            assert size is not None and set(size.split(", ")[:-1]) == {"1"}, (form, size)
 
 
 SCRIPT = """
