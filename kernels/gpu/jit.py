@@ -87,5 +87,5 @@ def last_first(places: Any, _semantic: Any = None) -> Any:
 
 # As triton.language.core.builtin marks the functions that it hands the compiler's state, which none
 # does in the interpreter.
-for function in (on_amd, on_rdna, joins_wide, last_first):
-    function.__triton_builtin__ = True  # type: ignore[attr-defined]
+for function in map(vars, (on_amd, on_rdna, joins_wide, last_first)):
+    function["__triton_builtin__"] = True

@@ -242,12 +242,12 @@ def _load(at, real, WHOLE: tl.constexpr):
 
 
 @triton.jit
-def _x(x, at, real, WHOLE: tl.constexpr):
+def _x(x, at, real, WHOLE: tl.constexpr, JOINED: tl.constexpr = True):
     """16 values of each row of x that follow each other, for words of `_lane_word`, as an operand:
-    [G, 16, 8 MT].
+    [G, 16, 8 MT]. JOINED: for one that was joined, of which the compiler sees that.
     """
     places = (x + at + _lane() * 4)[:, :, :, :, None] + tl.arange(0, 4)
-    return _operand_of_x(_load(last_first(places), real, WHOLE))
+    return _operand_of_x(_load(last_first(places), real, WHOLE), JOINED)
 
 
 @triton.jit
@@ -260,16 +260,16 @@ def _x_pair(x, at, real, WHOLE: tl.constexpr):
     G: tl.constexpr = places.shape[1]
     value = tl.reshape(_load(last_first(places), real, WHOLE), [MT, G, 8, 4, 2, 4])
     first, second = tl.split(tl.permute(value, (0, 1, 2, 3, 5, 4)))
-    return _operand_of_x(first), _operand_of_x(second)
+    return _operand_of_x(first, True), _operand_of_x(second, True)
 
 
 @triton.jit
-def _operand_of_x(value):
-    """Four values of each lane, [MT, G, 8, 4, 4], in the order of `_codes`."""
+def _operand_of_x(value, JOINED: tl.constexpr):
+    """Four values of each lane, [MT, G, 8, 4, 4], in the order of `_operand_of_values`."""
     MT: tl.constexpr = value.shape[0]
     G: tl.constexpr = value.shape[1]
     value = tl.reshape(value, [MT, G, 8, 4, 2, 2])
-    if joins_wide():
+    if JOINED and joins_wide():
         value = tl.permute(value, (1, 3, 5, 4, 0, 2))
     else:
         value = tl.permute(value, (1, 5, 3, 4, 0, 2))
@@ -283,7 +283,7 @@ def _codes(even, odd, TYPE: tl.constexpr):
     """
     both = tl.join(even, odd)
     value = tl.join(both.to(tl.uint16), (both >> 16).to(tl.uint16))
-    return _operand_of_values(value).to(TYPE, bitcast=True)
+    return _operand_of_values(value, True).to(TYPE, bitcast=True)
 
 
 @triton.jit
@@ -668,11 +668,13 @@ def _looked_up(word, TYPE: tl.constexpr):
 
 
 @triton.jit
-def _operand_of_values(value):
-    """[R, G, 8, 4, 2, 2], two values of a pair last, as an operand: [G, 8 R, 16]."""
+def _operand_of_values(value, JOINED: tl.constexpr):
+    """[R, G, 8, 4, 2, 2], two values of a pair last, as an operand: [G, 8 R, 16]. JOINED as of
+    `_x`.
+    """
     R: tl.constexpr = value.shape[0]
     G: tl.constexpr = value.shape[1]
-    if joins_wide():
+    if JOINED and joins_wide():
         value = tl.permute(value, (1, 0, 2, 3, 4, 5))
     else:
         value = tl.permute(value, (1, 0, 2, 4, 3, 5))
@@ -683,8 +685,8 @@ def _operand_of_values(value):
 def _iq4_nl(total, x, words, unit, real, WHOLE: tl.constexpr):
     """As `_read_nibbles` reads them."""
     low, high = _looked_up(_word(words[0]), x.dtype.element_ty)
-    sums = tl.dot(_operand_of_values(low), _x(x, unit * 32, real, WHOLE))
-    sums = tl.dot(_operand_of_values(high), _x(x, unit * 32 + 16, real, WHOLE), sums)
+    sums = tl.dot(_operand_of_values(low, False), _x(x, unit * 32, real, WHOLE, False))
+    sums = tl.dot(_operand_of_values(high, False), _x(x, unit * 32 + 16, real, WHOLE, False), sums)
     return total + _parts(sums) * _for_x(words[2].to(tl.float32))
 
 
@@ -711,10 +713,12 @@ def _iq4_xs(total, x, words, unit, real, WHOLE: tl.constexpr):
     low, high = _looked_up(word, x.dtype.element_ty)
     low, other_low = tl.split(tl.permute(low, (0, 1, 2, 3, 5, 6, 4)))
     high, other_high = tl.split(tl.permute(high, (0, 1, 2, 3, 5, 6, 4)))
-    one = tl.dot(_operand_of_values(low), _x(x, unit * 64, real, WHOLE))
-    one = tl.dot(_operand_of_values(high), _x(x, unit * 64 + 16, real, WHOLE), one)
-    two = tl.dot(_operand_of_values(other_low), _x(x, unit * 64 + 32, real, WHOLE))
-    two = tl.dot(_operand_of_values(other_high), _x(x, unit * 64 + 48, real, WHOLE), two)
+    one = tl.dot(_operand_of_values(low, False), _x(x, unit * 64, real, WHOLE, False))
+    one = tl.dot(_operand_of_values(high, False), _x(x, unit * 64 + 16, real, WHOLE, False), one)
+    two = tl.dot(_operand_of_values(other_low, False), _x(x, unit * 64 + 32, real, WHOLE, False))
+    two = tl.dot(
+        _operand_of_values(other_high, False), _x(x, unit * 64 + 48, real, WHOLE, False), two
+    )
     total += _parts(one) * _for_x(scale * _number(lower & 15 | (upper & 3) << 4, 32))
     return total + _parts(two) * _for_x(scale * _number(lower >> 4 & 15 | (upper & 12) << 2, 32))
 
