@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
+from dataclasses import fields
 from html import escape
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from mtmd.clip.image.decode import Picture
+from mtmd.config import AnswerOptions
 from mtmd.display.answer_view import EDGE, picture_html
 from mtmd.events import Answer, Event, Finished
 from mtmd.kernels.errors import PromptError
@@ -16,6 +18,8 @@ from mtmd.prompt.load_image import ImageSource, preview
 
 if TYPE_CHECKING:  # not in typing before Python 3.11
     from typing_extensions import Unpack
+
+_MAY_BE_NONE = {f.name for f in fields(AnswerOptions) if f.default is None}
 
 
 class Answers(Protocol):
@@ -57,7 +61,8 @@ class Chat:
         **chosen: Unpack[AnswerKeywords],
     ) -> Answer:
         """The answer to the next question, about `image` or what was shown before. `chosen` is for
-        this question alone. Raises MtmdError.
+        this question alone, and None leaves what the chat has; a schema, tools and a seed it takes
+        off. Raises MtmdError.
         """
         *_, last = self.stream(prompt, image, **chosen)
         assert isinstance(last, Finished)
@@ -139,7 +144,8 @@ class Chat:
         return f'<div class="mtmd-chat">{"".join(map(_html, self.messages))}</div>'
 
     def _with(self, chosen: AnswerKeywords) -> AnswerKeywords:
-        return cast(AnswerKeywords, {**self.options, **chosen})
+        own = {k: v for k, v in chosen.items() if v is not None or k in _MAY_BE_NONE}
+        return cast(AnswerKeywords, {**self.options, **own})
 
     def _turn(self, prompt: str | None, image: Images | None) -> list[Message]:
         """The next question, its pictures loaded once for all that follow."""

@@ -378,6 +378,15 @@ def test_tools_are_answered_in_a_conversation(demo: Model, monkeypatch: Any, one
     assert seen[-1][-2]["tool_calls"][0]["function"]["name"] == "weather"
 
 
+def test_none_for_a_question_leaves_what_the_chat_has(demo: Model, pictures: list[Path]) -> None:
+    schema = {"type": "object"}
+    chat = demo.chat(max_tokens=1, json_schema=schema)
+    asked = chat._with({"max_tokens": None, "stop": None, "json_schema": None})
+    assert asked == {"max_tokens": 1, "json_schema": None}
+    answer = chat.ask(COUNT, pictures[0], max_tokens=None, temperature=None, json_schema=None)
+    assert answer.text == "One" and answer.receipt.output_tokens == 1
+
+
 # notebooks
 
 
@@ -448,6 +457,10 @@ def test_what_holds_pixels_and_requests_says_so_in_few_words(demo: Model, one: P
 
 
 def test_probabilities_are_in_the_answer(demo: Model, one: Path) -> None:
+    alone = demo.answer(one, COUNT, logprobs=True)
+    assert len(alone.logprobs) == len(alone.output_token_ids)
+    assert {len(token.top) for token in alone.logprobs} == {0}
+    assert not demo.answer(one, COUNT, logprobs=False).logprobs
     answer = demo.answer(one, COUNT, logprobs=2)
     assert tuple(token.id for token in answer.logprobs) == answer.output_token_ids
     assert "".join(token.text for token in answer.logprobs) == "One."
@@ -482,6 +495,17 @@ def test_a_conversation_is_shown(demo: Model, one: Path) -> None:
 )
 def test_the_types_name_every_option(keywords: Any, options: Any) -> None:
     assert set(typing.get_type_hints(keywords)) == {f.name for f in dataclasses.fields(options)}
+
+
+def test_settings_that_are_none_are_passed_through(pictures: list[Path]) -> None:
+    load = dict.fromkeys(typing.get_type_hints(LoadKeywords))
+    none = dict.fromkeys(typing.get_type_hints(AnswerKeywords))
+    with mtmd.load(**load) as model:  # type: ignore[arg-type]
+        assert model.options == LoadOptions()
+        assert model.describe(pictures[0], COUNT, **none) == "One."  # type: ignore[arg-type]
+        assert mtmd.describe(pictures[0], COUNT, model=model, **load, **none) == "One."  # type: ignore[arg-type]
+        found = model.answers(pictures[:1], COUNT, prepare_ahead=None, parallel=None, **none)  # type: ignore[call-overload]
+        assert [str(answer) for answer in found] == ["One."]
 
 
 def test_the_calls_take_them_by_name() -> None:
