@@ -39,12 +39,8 @@ SECRET = "data:,secret"
             "found 'input_audio': sound cannot be understood",
         ),
         (
-            {
-                "messages": [
-                    USER[0] | {"content": [{"type": "file", "file": {"file_data": SECRET}}]}
-                ]
-            },
-            "messages[0].content[0].file: found file_data, expected the file_id of a file that was",
+            {"messages": [USER[0] | {"content": [{"type": "file", "file": {"filename": SECRET}}]}]},
+            "messages[0].content[0].file: found neither, expected file_data, as in {",
         ),
         ({"messages": [USER[0] | {"content": [SECRET]}]}, "found a text without a type"),
         ({"messages": [{"role": SECRET, "content": "x"}]}, "found another text, expected 'system'"),

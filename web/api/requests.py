@@ -120,20 +120,34 @@ class InputVideo(FrameChoice):
 
 
 class FileReference(FrameChoice):
-    """An upload; the choice of frames is for one that is a video."""
+    """A picture or video, uploaded before or in `file_data`: a data URL, or base64 alone. The
+    choice of frames is for a video.
+    """
 
-    file_id: str
+    file_id: str | None = None
+    file_data: PictureText | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _uploaded(cls, value: Any) -> Any:
-        if isinstance(value, dict) and "file_data" in value and "file_id" not in value:
+    @model_validator(mode="after")
+    def _one(self) -> FileReference:
+        if (self.file_id is None) == (self.file_data is None):
+            found = "neither" if self.file_id is None else "both"
             raise PydanticCustomError(
                 "file",
-                "found file_data, expected the file_id of a file that was uploaded to /v1/files; a "
-                'picture may be sent as {"type": "image_url", "image_url": {"url": "data:..."}}',
+                f"found {found}, expected file_data, as in "
+                '{{"file_data": "data:image/png;base64,...", "filename": "a.png"}}, or the file_id '
+                "of a file that was uploaded to /v1/files",
             )
-        return value
+        return self
+
+    @property
+    def reference(self) -> str | CutText:
+        return self.file_id or "" if self.file_data is None else of_file_data(self.file_data)
+
+
+def of_file_data(data: str | CutText) -> str | CutText:
+    """As a data URL: what it is, the first bytes say."""
+    is_url = beginning(data).startswith("data:")
+    return data if is_url else as_data_url(data, "application/octet-stream")
 
 
 class TextPart(_Loose):
@@ -157,7 +171,7 @@ class InputVideoPart(_Loose):
 
 
 class FilePart(_Loose):
-    """A picture or video uploaded before."""
+    """A picture or video as a file."""
 
     type: Literal["file"]
     file: FileReference
@@ -612,7 +626,7 @@ class ChatRequest(Generation):
                     yield Reference(f"{place}.image_url", part.image_url.url)
                 elif isinstance(part, FilePart):
                     chosen = usual | part.file.chosen()
-                    yield Reference(f"{place}.file", part.file.file_id, None, chosen)
+                    yield Reference(f"{place}.file", part.file.reference, None, chosen)
                 elif isinstance(part, VideoPart):
                     chosen = usual | part.video_url.chosen()
                     yield Reference(f"{place}.video_url", part.video_url.url, True, chosen)
