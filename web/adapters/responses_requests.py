@@ -28,6 +28,7 @@ from mtmd.web.adapters.fields import (
 from mtmd.web.adapters.tools import check_kinds, tool_options
 from mtmd.web.api.requests import of_file_data
 from mtmd.web.errors import TAG, ApiError
+from mtmd.web.intake.body import WHOLE
 from mtmd.web.intake.long_texts import PictureText
 from mtmd.web.intake.media import Reference
 
@@ -56,7 +57,7 @@ class VideoPart(Loose):
     video_url: PictureText | None = None
     file_id: str | None = None
     fps: float | None = Field(default=None, gt=0, le=240)
-    max_frames: int | None = Field(default=None, ge=1, le=1 << 20)
+    max_frames: Annotated[int, Field(ge=1, le=1 << 20), WHOLE] | None = None
     start: float | None = Field(default=None, ge=0, lt=1e9)
     end: float | None = Field(default=None, ge=0, lt=1e9)
 
