@@ -14,6 +14,7 @@ from mtmd.commands.shared import (
     add_ahead_argument,
     add_answer_arguments,
     add_model_arguments,
+    add_prompt_argument,
     add_remote_argument,
     add_system_argument,
     add_video_arguments,
@@ -33,6 +34,7 @@ HELP = "Answer a prompt about one or several images or videos."
 EXAMPLES = """\
 mtmd describe photo.jpg                     # with the demo model, which knows shapes and words
 mtmd describe photo.jpg -p "What does the sign say?" -m org/name
+mtmd describe page.jpg -p @question.txt
 mtmd describe before.jpg after.jpg -p "What has changed?"
 mtmd describe --each photos/ -p "How many people are there?"
 mtmd describe clip.mp4 -p "What happens?" --from 0:10 --to 0:25 --fps 2
@@ -49,9 +51,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         "reads one from standard input",
     )
     add_remote_argument(sub)
-    sub.add_argument(
-        "-p", "--prompt", default="Describe the image.", help="what to ask (default: %(default)s)"
-    )
+    add_prompt_argument(sub)
     add_system_argument(sub)
     sub.add_argument(
         "--each",

@@ -25,6 +25,7 @@ SHORT = {  # options of llama.cpp's programs by their short names, and ours
     "-tp": "--tp",
 }
 OUT = ("-o", "--out", "--output")
+IN_FILE = ("-f", "--file", "--prompt-file")
 GPU_LAYERS = ("-ngl", "--gpu-layers", "--n-gpu-layers")
 
 
@@ -75,6 +76,8 @@ class Parser(argparse.ArgumentParser):
             return "; what is found is written to standard output: > FILE keeps it"
         if option in GPU_LAYERS and "--split" in options:
             return "; a GPU is taken where there is one, and --split layer shares it with the host"
+        if option in IN_FILE and "--prompt" in options:
+            return "; a prompt in a file is given as --prompt @FILE"
         long = {_as_option(other): _as_option(name) for other, name in MEANT.items()}
         return did_you_mean(option, options, long | SHORT)
 
