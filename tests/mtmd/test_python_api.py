@@ -26,8 +26,15 @@ import mtmd
 from mtmd.config import AnswerOptions, LoadOptions
 from mtmd.display.answer_view import AnswerView, Shown
 from mtmd.events import Answer, Box, Finished, TextPiece
-from mtmd.kernels.errors import ImageError, ModelError, MtmdError, OptionError, PromptError
-from mtmd.model import Model
+from mtmd.kernels.errors import (
+    DeviceError,
+    ImageError,
+    ModelError,
+    MtmdError,
+    OptionError,
+    PromptError,
+)
+from mtmd.model import Model, _of_item
 from mtmd.option_types import AnswerKeywords, LoadKeywords
 from mtmd.prompt.load_image import load_image
 
@@ -110,6 +117,34 @@ def test_an_error_ends_it_or_takes_the_answers_place(demo: Model, one: Path) -> 
         list(demo.answers([one, "no.png"], COUNT))
     kinds = [type(a) for a in demo.answers([one, "no.png", one], COUNT, on_error="return")]
     assert kinds == [Answer, ImageError, Answer]
+
+
+def test_an_error_that_ends_it_names_the_item(demo: Model, one: Path, tmp_path: Path) -> None:
+    empty = tmp_path / "empty.png"
+    empty.touch()
+    long = "word " * 20_000
+    cases: list[tuple[Any, str | None, type[MtmdError], str]] = [
+        (Image.new("F", (4, 4)), None, ImageError, r"images\[2\]: found float pixels"),
+        (np.zeros((4, 4), np.int32), None, ImageError, r"images\[2\]: found an array"),
+        (empty, None, ImageError, rf"images\[2\]: {re.escape(str(empty))}: found 0 bytes"),
+        ([one, b""], None, ImageError, r"images\[2\]: image 2: found 0 bytes"),
+        (one, long, PromptError, rf"images\[2\] \({re.escape(str(one))}\): the prompt"),
+        (Image.new("RGB", (4, 4)), long, PromptError, r"images\[2\]: the prompt"),
+        ("data:image/png,", None, ImageError, r"images\[2\]: found a data URL that"),
+    ]
+    for wrong, prompt, kind, told in cases:
+        prompts = [COUNT, COUNT, prompt or COUNT]
+        with pytest.raises(kind, match=rf"^{told}") as error:
+            list(demo.answers([one, one, wrong], prompts, max_tokens=2))
+        assert error.value.__suppress_context__ and "\n" not in str(error.value)
+        assert str(pickle.loads(pickle.dumps(error.value))) == str(error.value)
+        *_, returned = demo.answers([one, one, wrong], prompts, max_tokens=2, on_error="return")
+        assert isinstance(returned, kind) and "images[" not in str(returned)
+
+
+def test_a_failed_device_is_no_items_fault() -> None:
+    failed = DeviceError("the device hangs")
+    assert _of_item(failed, 3, "a.png") is failed
 
 
 def test_wrong_calls_of_answers_are_told_at_once(demo: Model, one: Path) -> None:
