@@ -407,11 +407,18 @@ class Model:
         """The pixels of one picture, upright. Raises ImageError."""
         return self.prompts.load_image(source)
 
-    def chat(self, *, system: str | None = None, **chosen: Unpack[AnswerKeywords]) -> Chat:
-        """A conversation, in which what was said before goes with each question. `chosen` holds for
-        every answer.
+    def chat(
+        self,
+        *,
+        system: str | None = None,
+        messages: Sequence[Message] | None = None,
+        **chosen: Unpack[AnswerKeywords],
+    ) -> Chat:
+        """A conversation, in which what was said before goes with each question: `messages`, as
+        `Chat.messages` has them, and what follows. `chosen` holds for every answer. Raises
+        MtmdError.
         """
-        return Chat(self, system, chosen)
+        return Chat(self, system, chosen, () if messages is None else messages)
 
     def spans(self, messages: Sequence[Message]) -> list[Span]:
         """What the decoder would read: the conversation tokenized, its images encoded."""

@@ -6,13 +6,18 @@ Of the Python API's callers alone, who may name files; nothing that a server is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from mtmd.clip.image.decode import Picture
 from mtmd.kernels.errors import PromptError
-from mtmd.prompt.video_input import is_video
+from mtmd.prompt.load_image import picture_url
+from mtmd.prompt.urls.data_url import data_url
+from mtmd.prompt.video_input import REQUEST_NAMES, VideoInput, is_video, video_type
 
 _TEXT = ("text", "input_text", "output_text")  # the last two: OpenAI's Responses
+_BYTES = (bytes, bytearray, memoryview)
 _KINDS = {
     "image": "image",
     "image_url": "image",
@@ -29,7 +34,7 @@ def in_own_form(messages: Sequence[Any]) -> list[Any]:
     as "url", "path" or "base64", as transformers has it, and "images" beside a text, as Ollama has
     them. What is no such message or part stays, for whoever checks them.
     """
-    return [_with_parts(_with_images(message), _in_own_form) for message in messages]
+    return [with_parts(_with_images(message), _in_own_form) for message in messages]
 
 
 def filled(messages: Sequence[Any], images: Sequence[Any]) -> list[Any]:
@@ -57,7 +62,35 @@ def filled(messages: Sequence[Any], images: Sequence[Any]) -> list[Any]:
     def fill(part: Any) -> Any:
         return {**part, **_part_of(next(left))} if _is_place(part) else part
 
-    return [_with_parts(message, fill) for message in messages]
+    return [with_parts(message, fill) for message in messages]
+
+
+def in_json_types(messages: Sequence[Any], url_of: Callable[[Picture], str]) -> list[Any]:
+    """The messages, in own form, in the types of JSON, as `in_own_form` takes them: pictures and
+    the bytes of files as data URLs, others by their paths. Frames that were given stay, and what is
+    no picture.
+    """
+    return [with_parts(message, lambda part: _in_json(part, url_of)) for message in messages]
+
+
+def _in_json(part: Any, url_of: Callable[[Picture], str]) -> Any:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    source = part.get(kind) if kind in ("image", "video") else None
+    beside: dict[str, Any] = {}
+    if isinstance(source, VideoInput) and isinstance(source.source, (*_BYTES, str, os.PathLike)):
+        beside = {name: getattr(source, name) for name in REQUEST_NAMES}
+        source = source.source
+    if isinstance(source, Picture):
+        source = url_of(source)
+    elif isinstance(source, _BYTES):
+        data = bytes(source)
+        type_ = video_type(data) if kind == "video" else None
+        source = data_url(data, type_) if type_ else picture_url(data)
+    elif isinstance(source, (str, os.PathLike)):
+        source = os.fsdecode(source)
+    else:
+        return part
+    return {**part, **{k: v for k, v in beside.items() if v is not None}, kind: source}
 
 
 def _with_images(message: Any) -> Any:
@@ -88,7 +121,8 @@ def _part_of(source: Any) -> dict[str, Any]:
     return {"type": kind, kind: source}
 
 
-def _with_parts(message: Any, change: Any) -> Any:
+def with_parts(message: Any, change: Callable[[Any], Any]) -> Any:
+    """The message with every part of its content changed, where that is a list of them."""
     content = message.get("content") if isinstance(message, Mapping) else None
     if not isinstance(content, (list, tuple)):
         return message

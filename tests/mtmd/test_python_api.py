@@ -36,6 +36,7 @@ from mtmd.kernels.errors import (
 )
 from mtmd.model import Model, _of_item
 from mtmd.option_types import AnswerKeywords, LoadKeywords
+from mtmd.prompt import prompts
 from mtmd.prompt.load_image import load_image
 
 COUNT = "How many shapes are there?"
@@ -411,6 +412,78 @@ def test_tools_are_answered_in_a_conversation(demo: Model, monkeypatch: Any, one
     assert chat.give({"call-1": "-3 degrees"}).text == "Cold."
     assert seen[-1][-1] == {"role": "tool", "tool_call_id": "call-1", "content": "-3 degrees"}
     assert seen[-1][-2]["tool_calls"][0]["function"]["name"] == "weather"
+
+
+def test_a_conversation_is_saved_as_json_and_goes_on_from_it(
+    demo: Model, pictures: list[Path], tmp_path: Path
+) -> None:
+    pixels = load_image(pictures[1]).pixels
+    given: list[Any] = [
+        pictures[0],
+        str(pictures[1]),
+        pictures[2].read_bytes(),
+        Image.fromarray(pixels),
+        pixels,
+    ]
+    chat = demo.chat(system="Be brief.", max_tokens=8)
+    for image, count in zip(given, ["One.", "Two.", "Three.", "Two.", "Two."], strict=True):
+        assert chat.ask(COUNT, image).text == count
+        file = tmp_path / "chat.json"
+        file.write_text(json.dumps(chat.messages))
+        chat.undo()
+        chat = demo.chat(messages=json.loads(file.read_text()), max_tokens=8)
+        assert str(chat.ask(COUNT)) == str(demo.answer(messages=chat.messages[:-1], max_tokens=8))
+        assert len(chat.messages) == 5
+        shown = chat.messages[1]["content"][0]["image"]
+        assert load_image(shown).sha256 == load_image(image).sha256
+        is_file = isinstance(image, (str, Path, bytes))
+        assert not is_file or base64.b64decode(shown.partition(",")[2]) == (
+            image if isinstance(image, bytes) else Path(image).read_bytes()
+        )
+        chat.clear()
+
+
+def test_messages_that_were_read_are_those_that_follow(demo: Model, pictures: list[Path]) -> None:
+    chat = demo.chat(max_tokens=2)
+    held = chat.messages
+    with Image.open(pictures[1]) as image:
+        assert chat.ask(COUNT, image).text == "Two."
+    assert held is chat.messages and json.loads(json.dumps(held)) == held and len(held) == 2
+    assert held[0]["content"][0]["image"].startswith("data:image/png;base64,")
+    held.append({"role": "user", "content": [{"type": "image", "image": pictures[0]}]})
+    held.append({"role": "assistant", "content": "One."})
+    assert len(chat.ask("And now?").receipt.images) == 2
+    json.dumps(chat.messages)
+    chat.messages = held[:2]
+    assert len(chat.ask("And now?").receipt.images) == 1
+
+
+def test_pictures_of_a_conversation_are_decoded_once(
+    demo: Model, pictures: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat = demo.chat(max_tokens=2)
+    for image in (pictures[0], Image.open(pictures[1]), pictures[2].read_bytes()):
+        chat.ask(COUNT, image)
+    kept = json.dumps(chat.messages)
+    monkeypatch.setattr(prompts, "load_image", lambda *_, **__: pytest.fail("once more"))
+    chat.ask(COUNT)
+    assert 'src="data:image/jpeg;base64,' in chat._repr_html_()
+    monkeypatch.undo()
+    again = demo.chat(messages=json.loads(kept), max_tokens=2)
+    again.ask(COUNT)
+    monkeypatch.setattr(prompts, "load_image", lambda *_, **__: pytest.fail("once more"))
+    again.ask(COUNT)
+    again.clear()
+    again.ask("hello")
+    assert not again._pictures, "those of questions taken back are let go"
+
+
+@pytest.mark.parametrize("wrong", [{"format": "mtmd chat"}, "hello"], ids=["a mapping", "a text"])
+def test_what_is_no_conversation_does_not_go_on(demo: Model, wrong: Any) -> None:
+    with pytest.raises(PromptError, match=f"messages: found {type(wrong).__name__}, expected a"):
+        demo.chat(messages=wrong)
+    with pytest.raises(PromptError, match="found beside a message of role 'system'"):
+        demo.chat(system="a", messages=[{"role": "system", "content": "b"}])
 
 
 def test_none_for_a_question_leaves_what_the_chat_has(demo: Model, pictures: list[Path]) -> None:

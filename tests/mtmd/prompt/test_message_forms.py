@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from mtmd.clip.image.decode import Picture
 from mtmd.kernels.errors import PromptError
 from mtmd.prompt.conversation import asked, read_conversation
-from mtmd.prompt.message_forms import in_own_form
+from mtmd.prompt.message_forms import in_json_types, in_own_form
 from mtmd.prompt.video_input import VideoInput
 
 RED = np.full((4, 6, 3), (255, 0, 0), np.uint8)
@@ -52,6 +55,36 @@ def test_what_stands_beside_a_source_stays() -> None:
         {"type": "image", "image": "a.png", "detail": "low"},
         {"type": "video", "video": "a.mp4", "fps": 2},
     )
+
+
+@pytest.mark.parametrize(
+    ("part", "kept"),
+    [
+        ({"type": "image", "image": Picture(RED, (6, 4)), "detail": "low"}, {"image": "data:RED"}),
+        ({"type": "image", "image": Path("a.png")}, {"image": "a.png"}),
+        ({"type": "image", "image": b"GIF89a"}, {"image": "data:image/gif;base64,R0lGODlh"}),
+        ({"type": "video", "video": Path("a.mp4"), "fps": 2}, {"video": "a.mp4", "fps": 2}),
+        (
+            {"type": "video", "video": VideoInput("a.mp4", fps=2, end=3.0)},
+            {"video": "a.mp4", "fps": 2, "end": 3.0},
+        ),
+        (
+            {"type": "video", "video": VideoInput(b"\0\0\0\x18ftypisom")},
+            {"video": "data:video/mp4;base64,AAAAGGZ0eXBpc29t"},
+        ),
+        ({"type": "image"}, {}),
+        (text("x"), {}),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_parts_in_types_of_json(part: dict[str, Any], kept: dict[str, Any]) -> None:
+    (found,) = in_json_types(user(part), lambda _: "data:RED")
+    assert found == user(part | kept)[0] and json.loads(json.dumps(found)) == found
+
+
+def test_frames_that_were_given_stay() -> None:
+    frames = user({"type": "video", "video": VideoInput([RED, RED], rate=2)})
+    assert in_json_types(frames, str)[0]["content"] == frames[0]["content"]
 
 
 @pytest.mark.parametrize(
