@@ -65,7 +65,7 @@ def check_path(path: str, name: str = "") -> os.stat_result:
         _refuse_other_address(path)
         near = nearest_path(path)
         advice = f"did you mean {printable(near)!r}?" if near else "check the path"
-        if not near and len(path.split()) > 1 and not re.search(r"\.\w+$", path):
+        if not near and not re.search(r"\.\w+$|^[^\s/\\]*[/\\]\S*$", path):  # words, and no path
             advice += ", or give it as the prompt"
         raise ImageError(f"{name}: found no such file, expected a picture; {advice}") from None
     except PermissionError:

@@ -40,7 +40,7 @@ SECRET = "data:,secret"
         ),
         (
             {"messages": [USER[0] | {"content": [{"type": "file", "file": {"filename": SECRET}}]}]},
-            "messages[0].content[0].file: found neither, expected file_data, as in {",
+            "messages[0].content[0].file: found neither file_data nor file_id, expected one of them; ",
         ),
         ({"messages": [USER[0] | {"content": [SECRET]}]}, "found a text without a type"),
         ({"messages": [{"role": SECRET, "content": "x"}]}, "found another text, expected 'system'"),

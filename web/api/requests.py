@@ -131,12 +131,12 @@ class FileReference(FrameChoice):
     @model_validator(mode="after")
     def _one(self) -> FileReference:
         if (self.file_id is None) == (self.file_data is None):
-            found = "neither" if self.file_id is None else "both"
+            found = "neither file_data nor" if self.file_id is None else "both file_data and"
             raise PydanticCustomError(
                 "file",
-                f"found {found}, expected file_data, as in "
-                '{{"file_data": "data:image/png;base64,...", "filename": "a.png"}}, or the file_id '
-                "of a file that was uploaded to /v1/files",
+                "found {found} file_id, expected one of them; file_data is the file, as "
+                "data:image/png;base64,..., file_id what /v1/files has given it",
+                {"found": found},
             )
         return self
 

@@ -79,8 +79,10 @@ def test_a_misspelt_path_is_understood(
     assert told.endswith("did you mean 'Holiday pictures/beach.png'?")
     assert mtmd("describe", "zzz/qqq.png").refused().endswith("check the path")
     assert mtmd("describe", "zzz qqq.png").refused().endswith("check the path")
-    told = mtmd("describe", one, "What do you see here?").refused()
-    assert told.endswith("check the path, or give it as the prompt")
+    assert mtmd("describe", "folder/nothing").refused().endswith("check the path")
+    for words in ("What do you see here?", "how", "cats/dogs or birds?"):
+        told = mtmd("describe", one, words).refused()
+        assert told.endswith("check the path, or give it as the prompt")
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     assert "did you mean 'model.gguf'?" in mtmd("info", "modell.gguf").refused()
 

@@ -149,6 +149,13 @@ def test_the_official_client_lists_models_and_keeps_files(served):
         served.chat.completions.create(model="fake", messages=[user("size?", image_part(kept.id))])
 
 
+@pytest.mark.parametrize("data", [png(), noise(1), png(kind="JPEG")], ids=["short", "long", "JPEG"])
+def test_base64_in_place_of_a_url_is_told(client, data):
+    reply = post_chat(client, "what?", image_part(data_url(data).partition(",")[2]))
+    told = "image_url: found base64 alone, expected a data URL, as data:image/png;base64,..., "
+    assert reply.status_code == 400 and told in reply.get_json()["error"]["message"]
+
+
 def file_part(data, name="a.png"):
     return {"type": "file", "file": {"file_data": data, "filename": name}}
 
@@ -179,10 +186,10 @@ def test_the_official_client_sends_pictures_as_files(served, is_long, is_url):
         ),
         (file_part("https://example.com/a.png"), "file: found data that is not base64"),
         ({"type": "file", "file": {"file_id": "file-x"}}, "there is no file of this id"),
-        ({"type": "file", "file": {"file_id": "x"}}, "expected a data URL, an http(s) address or"),
+        ({"type": "file", "file": {"file_id": "x"}}, "expected a data URL, as data:image/png;"),
         (
             {"type": "file", "file": {"file_id": "file-x", "file_data": RED}},
-            "file: found both, expe",
+            "file: found both file_data and file_id, expe",
         ),
     ],
 )
