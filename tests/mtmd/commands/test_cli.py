@@ -482,6 +482,25 @@ CALLS: dict[str, tuple[tuple[object, ...], str]] = {
         ("describe", "IMAGE", "-o", "x.txt"),
         "option '-o' is not known; what is found is written to standard output: > FILE keeps it",
     ),
+    "a question for a conversation": (
+        ("chat", "-p", "hi"),
+        "option '-p' is not known; questions are typed, or come line by line from a pipe; see",
+    ),
+    "word by word": (
+        ("describe", "IMAGE", "--stream"),
+        "option '--stream' is not known; an answer is written as it comes; see",
+    ),
+    "the version in short": (("-V",), "option '-V' is not known; did you mean '--version'?"),
+    "a question by another name": (
+        ("describe", "IMAGE", "--question", "hi"),
+        "option '--question' is not known; did you mean '--prompt'?",
+    ),
+    "workers": (("batch", "x", "--workers", 4, "--out", "a.csv"), "did you mean '--parallel'?"),
+    "an option like none of ours": (
+        ("serve", "--reload"),
+        "option '--reload' is not known; see 'mtmd serve --help'",
+    ),
+    "a letter": (("serve", "-p", 80), "option '-p' is not known; see 'mtmd serve --help'"),
     "quiet in short": (
         ("describe", "IMAGE", "-q"),
         "option '-q' is not known; did you mean '--quiet'?",
