@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from typing import Any
 
@@ -115,8 +116,10 @@ def _each(args: argparse.Namespace, chosen: dict[str, Any]) -> int:
 
     ahead = chosen_ahead(args)
     found = find_inputs(args.images, piped=piped_picture(args.images))
-    named = (one.path for one in found.inputs if one.data is None)
-    check_sources(named, args.allow_remote_media)
+    paths = (one.path for one in found.inputs if one.data is None)
+    # what is there and no picture is told in its row, as a link in a folder that leads nowhere
+    missing = (path for path in paths if not os.path.lexists(path))
+    check_sources(missing, args.allow_remote_media)
     frames = frame_request(args)
     model = load_from(args)
     from mtmd.batch.answering import Batch

@@ -61,6 +61,11 @@ def check_path(path: str, name: str = "") -> os.stat_result:
     try:
         result = Path(user_path(path)).stat()
     except (FileNotFoundError, NotADirectoryError):
+        if os.path.lexists(user_path(path)):
+            raise ImageError(
+                f"{name}: found a link to a file that is not there, expected a picture; check "
+                "where it leads"
+            ) from None
         _refuse_base64(path, name)
         _refuse_other_address(path)
         near = nearest_path(path)
