@@ -16,7 +16,14 @@ from mtmd.display.answer_view import EDGE, picture_html
 from mtmd.events import Answer, Event, Finished
 from mtmd.kernels.errors import PromptError
 from mtmd.option_types import AnswerKeywords
-from mtmd.prompt.conversation import Images, Message, check_list, messages_of, with_system
+from mtmd.prompt.conversation import (
+    Images,
+    Message,
+    check_list,
+    check_message,
+    messages_of,
+    with_system,
+)
 from mtmd.prompt.load_image import ImageSource, picture_url, png_bytes, preview, read_picture
 from mtmd.prompt.message_forms import in_json_types, in_own_form, with_parts
 from mtmd.prompt.urls.kinds import is_data_url, is_url
@@ -63,6 +70,8 @@ class Chat:
         """`messages`: what was said before. Raises PromptError for what is none."""
         if messages:
             check_list(messages)
+        for number, message in enumerate(messages, 1):
+            check_message(message, number)
         self.model = model
         self._messages = with_system(in_own_form(messages), system)
         self._is_read = False

@@ -14,9 +14,11 @@ from mtmd.clip.image.decode import Picture
 from mtmd.kernels.errors import PromptError
 from mtmd.prompt.load_image import picture_url
 from mtmd.prompt.urls.data_url import data_url
+from mtmd.prompt.urls.kinds import is_data_url
 from mtmd.prompt.video_input import REQUEST_NAMES, VideoInput, is_video, video_type
 
 _TEXT = ("text", "input_text", "output_text")  # the last two: OpenAI's Responses
+_FILES = ("file", "input_file")  # of OpenAI's chat and of its Responses
 _BYTES = (bytes, bytearray, memoryview)
 _KINDS = {
     "image": "image",
@@ -30,9 +32,10 @@ _KINDS = {
 
 def in_own_form(messages: Sequence[Any]) -> list[Any]:
     """The messages with every picture and video where this package has it. Takes image_url,
-    video_url and the types of OpenAI's Responses, beside the types "image" and "video" the source
-    as "url", "path" or "base64", as transformers has it, and "images" beside a text, as Ollama has
-    them. What is no such message or part stays, for whoever checks them.
+    video_url, file_data and the types of OpenAI's Responses, beside the types "image" and "video"
+    the source as "url", "path" or "base64", as transformers has it, or as "source", as Anthropic's
+    interface does, and "images" beside a text, as Ollama has them. What is no such message or
+    part stays, for whoever checks them.
     """
     return [with_parts(_with_images(message), _in_own_form) for message in messages]
 
@@ -140,7 +143,11 @@ def _in_own_form(part: Any) -> Any:
         return part
     if given in _TEXT:
         return {**part, "type": "text"}
+    if given in _FILES:
+        return _of_file(part)
     kind = _KINDS.get(given)
+    if kind == "image" and isinstance(part.get("source"), Mapping):
+        part = _of_anthropics(part, part["source"])
     if kind is None or part.get(kind) is not None:
         return part if kind is None else {**part, "type": kind}
     if isinstance(part.get("base64"), str):
@@ -154,3 +161,20 @@ def _in_own_form(part: Any) -> Any:
             rest = {k: v for k, v in {**part, **inner}.items() if k not in (name, "url", kind)}
             return {**rest, "type": kind, kind: inner["url"]}
     return part
+
+
+def _of_file(part: Mapping[str, Any]) -> Any:
+    """What is in the file; one by an id stays, for whoever checks it."""
+    inner = part["file"] if isinstance(part.get("file"), Mapping) else part
+    data = inner.get("file_data")
+    if not isinstance(data, str):
+        return part
+    return _part_of(data if is_data_url(data) else f"data:;base64,{data}")
+
+
+def _of_anthropics(part: Mapping[str, Any], source: Mapping[str, Any]) -> dict[str, Any]:
+    """With the source as a URL."""
+    rest = {name: value for name, value in part.items() if name != "source"}
+    if isinstance(source.get("data"), str):
+        return {**rest, "url": f"data:{source.get('media_type', '')};base64,{source['data']}"}
+    return {**rest, "url": source.get("url")}

@@ -482,6 +482,11 @@ def test_pictures_of_a_conversation_are_decoded_once(
 def test_what_is_no_conversation_does_not_go_on(demo: Model, wrong: Any) -> None:
     with pytest.raises(PromptError, match=f"messages: found {type(wrong).__name__}, expected a"):
         demo.chat(messages=wrong)
+    for part in ({"content": "hello"}, "hello"):
+        with pytest.raises(
+            PromptError, match=r"message 2: found .*, expected a mapping with 'role'"
+        ):
+            demo.chat(messages=[{"role": "user", "content": "hi"}, part])  # type: ignore[list-item]
     with pytest.raises(PromptError, match="found beside a message of role 'system'"):
         demo.chat(system="a", messages=[{"role": "system", "content": "b"}])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from mtmd.prompt.video_input import VideoInput
 RED = np.full((4, 6, 3), (255, 0, 0), np.uint8)
 BLUE = np.full((2, 3, 3), (0, 0, 255), np.uint8)
 HOLE = {"type": "image"}
+PNG, CLIP = "data:image/png;base64,iVBO", "data:;base64,AAAAGGZ0eXBpc29t"  # their first bytes
 
 
 def user(*content: Any) -> list[Any]:
@@ -41,11 +43,34 @@ def text(said: str) -> dict[str, str]:
         ({"type": "video", "url": "a.mp4"}, ("video", "a.mp4")),
         ({"type": "video_url", "video_url": {"url": "a.mp4"}}, ("video", "a.mp4")),
         ({"type": "input_text", "text": "x"}, ("text", "x")),
+        ({"type": "file", "file": {"file_data": PNG, "filename": "a.png"}}, ("image", PNG)),
+        ({"type": "input_file", "file_data": "iVBO"}, ("image", "data:;base64,iVBO")),
+        ({"type": "input_file", "file_data": CLIP}, ("video", CLIP)),
+        (
+            {"type": "image", "source": {"media_type": "image/png", "data": "iVBO"}},
+            ("image", "data:image/png;base64,iVBO"),
+        ),
+        ({"type": "image", "source": {"type": "url", "url": "a.png"}}, ("image", "a.png")),
     ],
     ids=lambda value: str(value),
 )
 def test_parts_as_others_write_them(part: dict[str, Any], own: tuple[str, str]) -> None:
     assert in_own_form(user(part)) == user({"type": own[0], own[0]: own[1]})
+
+
+@pytest.mark.parametrize(
+    ("part", "told"),
+    [
+        ({"type": "file", "file": {"file_id": "file-1"}}, "found a part of type 'file', expected"),
+        ({"type": "image", "source": {}}, "a part of type 'image' has no 'image'; write"),
+        ("hi", "found str as a part, expected one of type 'text', 'image' or 'video'"),
+        ({"text": "hi"}, "found dict as a part, expected one of type"),
+    ],
+    ids=str,
+)
+def test_what_is_no_part_is_told(part: Any, told: str) -> None:
+    with pytest.raises(PromptError, match=re.escape(told)):
+        read_conversation(in_own_form(user(part)), str)
 
 
 def test_what_stands_beside_a_source_stays() -> None:
