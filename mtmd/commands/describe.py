@@ -27,7 +27,7 @@ from mtmd.commands.shared import (
     piped_picture,
     with_frames_chosen,
 )
-from mtmd.kernels.errors import OptionError
+from mtmd.kernels.errors import ImageError, OptionError
 from mtmd.kernels.text import for_terminal
 from mtmd.terminal.status_line import Status
 
@@ -79,6 +79,12 @@ def run(args: argparse.Namespace) -> int:
         return _each(args, chosen)
     if args.prepare_ahead is not None:
         raise OptionError("--prepare-ahead: found without --each, expected beside it")
+    for word in args.images:
+        if os.path.isdir(word):  # noqa: PTH112  # a data URL is too long a path
+            raise ImageError(
+                f"{word}: found a folder, expected a picture file; with --each, each picture in it "
+                "is asked about"
+            )
     images = with_frames_chosen(pictures_named(args.images, args.allow_remote_media), args)
     model, status, in_line = load_from(args), Status(), False
     from mtmd.events import Finished, Progress, TextPiece

@@ -784,11 +784,13 @@ def test_what_is_no_picture_is_one_line(name: str, tmp_path: Path, mtmd: Any, on
 
 
 def test_a_folder_is_no_picture(tmp_path: Path, mtmd: Any) -> None:
-    for verb in ("describe", "dump"):
-        assert (
-            "found a folder, expected a picture file; give the picture files in it"
-            in mtmd(verb, tmp_path).refused()
-        )
+    advice = {
+        "describe": "with --each, each picture in it is asked about",
+        "dump": "give the picture files in it",
+    }
+    for verb, what in advice.items():
+        told = mtmd(verb, tmp_path).refused()
+        assert f"found a folder, expected a picture file; {what}" in told
 
 
 class Screen(io.StringIO):
