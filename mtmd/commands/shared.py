@@ -207,7 +207,7 @@ def add_system_argument(sub: argparse.ArgumentParser) -> None:
         "--system",
         default="",
         metavar="TEXT",
-        help="what the model is told before all else; @FILE as for --prompt",
+        help="what the model is told before all else; @FILE reads it from a file",
     )
 
 
