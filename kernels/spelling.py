@@ -7,15 +7,18 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 from pathlib import Path
 
+ALIKE = 0.65  # of the letters of a name: --reload is no --threads, and --input no --min-p
 LOOKED_AT = 10_000  # names of a folder among which a misspelt one is looked for
 
 
-def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Of the `known` words the one spelled most like `word`, None where none is like it."""
+def nearest(word: str, known: Iterable[str], alike: float = 0.6) -> str | None:
+    """Of the `known` words the one spelled most like `word`, None where none has that part of its
+    letters, or more, in common with it.
+    """
     from difflib import get_close_matches  # here: only mistakes need it
 
     by_lower = {other.lower(): other for other in known}
-    found = get_close_matches(word.lower(), by_lower, 1)
+    found = get_close_matches(word.lower(), by_lower, 1, alike)
     return by_lower[found[0]] if found else None
 
 
@@ -24,8 +27,12 @@ def did_you_mean(word: str, known: Iterable[str], meant: Mapping[str, str] | Non
     of others and the `known` ones that they are `meant` for go before what is spelled alike.
     """
     known = list(known)
-    other = (meant or {}).get(word)
-    near = other if other in known else nearest(word, known)
+    near = (meant or {}).get(word)
+    if near not in known:
+        bare = {other.lstrip("-"): other for other in known}  # the dashes of options say nothing
+        name = word.lstrip("-")
+        found = nearest(name, bare, ALIKE) if len(name) > 1 else None
+        near = bare[found] if found else None
     return f"; did you mean {near!r}?" if near else ""
 
 

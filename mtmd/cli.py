@@ -22,6 +22,7 @@ from mtmd.commands import batch, bench, chat, completion, describe, embed, histo
 from mtmd.commands.inspect import compare, dump, fit, info
 from mtmd.commands.models import listing, pull, remove
 from mtmd.commands.parser import Parser, by_option, terminal_line
+from mtmd.commands.shared import read_texts
 from mtmd.kernels.errors import MtmdError
 from mtmd.kernels.spelling import did_you_mean
 
@@ -189,6 +190,7 @@ def _run(args: argparse.Namespace) -> int:
             from mtmd.follower import join
 
             join(launched)
+    read_texts(args)
     code: int = VERBS[args.verb].run(args)
     return code
 

@@ -55,7 +55,7 @@ ELSEWHERE = {  # options of other libraries, and what takes their place
     "response_format": "json_schema takes a JSON schema, or True for any object",
     "regex": 'it is written grammar={"regex": ...}',
     "choice": 'it is written grammar={"choice": [...]}',
-    "top_logprobs": "logprobs takes the number of them",
+    "top_logprobs": "logprobs takes the number of them, or True for the tokens of the answer alone",
     "gpu_memory_utilization": 'memory_limit takes bytes, as "20GiB"',
     "load_in_4bit": "quantized weights come as GGUF: load('org/name:Q4_K_M')",
     "load_in_8bit": "quantized weights come as GGUF: load('org/name:Q8_0')",
@@ -77,11 +77,17 @@ MEANT = {  # options of other programs under names of theirs, and ours
     "max_completion_tokens": "max_tokens",
     "max_output_tokens": "max_tokens",
     "temp": "temperature",
+    "question": "prompt",
+    "query": "prompt",
     "repeat_penalty": "repetition_penalty",
     "n_threads": "threads",
     "num_thread": "threads",
     "max_num_seqs": "parallel",
     "n_parallel": "parallel",
+    "num_workers": "parallel",
+    "workers": "parallel",
+    "batch_size": "parallel",
+    "served_model_name": "alias",
     "system_prompt": "system",
     "tensor_parallel_size": "tp",
     "model_path": "model",
@@ -191,7 +197,8 @@ class LoadOptions:
 class AnswerOptions(Sampling):
     """How an answer is generated: how its tokens are chosen, and when it ends. `detail` is how
     closely pictures are looked at; `stop` are texts before which it ends, 16 of 256 characters at
-    most; `logprobs` asks for the probability of each token, and of so many others at its place;
+    most; `logprobs` asks for the log probability of each token, and of so many of the most probable
+    ones at its place, where True is 0;
     `json_schema`, a mapping, JSON text, a Pydantic model, another type that Pydantic knows, such as
     a list of models, or True for any object, is what an answer
     that ends by itself follows. It is kept as JSON text. `grammar` is what it follows in
@@ -207,7 +214,7 @@ class AnswerOptions(Sampling):
     ignore_eos: bool = False
     stop: tuple[str, ...] = ()
     detail: str = "auto"
-    logprobs: int | None = None
+    logprobs: int | bool | None = None
     json_schema: Mapping[str, Any] | str | bool | type[Any] | None = None
     grammar: Mapping[str, Any] | str | None = None
     min_tokens: int = 0
@@ -219,7 +226,7 @@ class AnswerOptions(Sampling):
 
     def __post_init__(self) -> None:
         _among("detail", self.detail, DETAILS)
-        object.__setattr__(self, "logprobs", integer_or_none("logprobs", self.logprobs, 0, 20))
+        object.__setattr__(self, "logprobs", _logprobs(self.logprobs))
         object.__setattr__(self, "json_schema", schema_text(self.json_schema))
         super().__post_init__()
         object.__setattr__(self, "max_tokens", integer("max_tokens", self.max_tokens, 0, 1 << 20))
@@ -241,6 +248,13 @@ class AnswerOptions(Sampling):
     def toolbox(self) -> Toolbox:
         assert isinstance(self.tools, Toolbox)  # made so when this was
         return self.tools
+
+
+def _logprobs(value: object) -> int | None:
+    """True and False as in OpenAI's interface."""
+    if isinstance(value, bool):
+        return 0 if value else None
+    return integer_or_none("logprobs", value, 0, 20)
 
 
 def _ids(value: object) -> tuple[int, ...]:
@@ -357,7 +371,9 @@ def tokenize_in_own_thread() -> None:
 
 
 def options(kind: type[T], values: Mapping[str, Any]) -> T:
-    """`kind(**values)`, with an OptionError for a name it does not have."""
+    """`kind(**values)`, with an OptionError for a name it does not have. None stands for what was
+    not given, as programs have it that pass settings through.
+    """
     return kind(**_known(values, kind))
 
 
@@ -371,13 +387,18 @@ def split_options(values: Mapping[str, Any]) -> tuple[LoadOptions, AnswerOptions
     )
 
 
-def _known(values: Mapping[str, Any], *kinds: Any) -> Mapping[str, Any]:
+def given(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Without those that are None, which is the default itself or stands for it."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _known(values: Mapping[str, Any], *kinds: Any) -> dict[str, Any]:
     names = [f.name for kind in kinds for f in dataclasses.fields(kind)]
     for name in values:
         if name not in names:
             beside = [other for kind in kinds for other in BESIDE[kind] if other != name]
             raise OptionError(f"option {name!r:.60} is not known{_advice(name, names, beside)}")
-    return values
+    return given(values)
 
 
 def _advice(name: str, names: Sequence[str], beside: Sequence[str]) -> str:

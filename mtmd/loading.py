@@ -15,7 +15,7 @@ from mtmd.checkpoint.checkpoint import Checkpoint
 from mtmd.checkpoint.headers import fetch_headers
 from mtmd.checkpoint.hub import DEMO_NAME, check_name, is_demo, resolve_model
 from mtmd.checkpoint.open import open_checkpoint
-from mtmd.config import LoadOptions, options, split_options
+from mtmd.config import LoadOptions, given, options, split_options
 from mtmd.kernels.errors import ModelError, OptionError
 from mtmd.kernels.resources.default_device import made_on_the_host
 from mtmd.loaded.fitting.context import check_length
@@ -143,7 +143,7 @@ def describe(
     MtmdError.
     """
     for_loading, for_answer = split_options(chosen)
-    options_given = cast(Mapping[str, Any], chosen)
+    options_given = given(cast(Mapping[str, Any], chosen))
     answer_options = cast(
         AnswerKeywords, {k: v for k, v in options_given.items() if hasattr(for_answer, k)}
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import aclosing
+from copy import copy
 from dataclasses import replace
 from os import PathLike
 from threading import Lock
@@ -20,11 +21,12 @@ from mtmd.display.answer_view import view_of, with_pictures_loaded
 from mtmd.events import Answer, Event, Finished
 from mtmd.kernels.backends import Backend
 from mtmd.kernels.dtype import name_of
-from mtmd.kernels.errors import MtmdError, OptionError
+from mtmd.kernels.errors import DeviceError, MtmdError, OptionError
 from mtmd.kernels.options import integer, refuse
 from mtmd.kernels.plan.executor import Observer
 from mtmd.kernels.report.warmup_report import WarmupReport
 from mtmd.kernels.resources.default_device import made_on_the_host
+from mtmd.kernels.text import one_line, printable, shortened
 from mtmd.llm.engine.runner import Runner
 from mtmd.llm.engine.spans import Span
 from mtmd.loaded.loaded_model import LoadedModel
@@ -33,6 +35,7 @@ from mtmd.option_types import AnswerKeywords
 from mtmd.prompt.conversation import DEFAULT_PROMPT, Asked, Images, Message, asked
 from mtmd.prompt.load_image import ImageSource, decoded_bytes
 from mtmd.prompt.prompts import EncodedPrompt, Prompts
+from mtmd.prompt.urls.kinds import is_url
 from mtmd.service.asynchronous import AsyncTickets
 from mtmd.service.many import Many
 from mtmd.service.measures.prepare_ahead import LEAST, PrepareAhead
@@ -205,7 +208,7 @@ class Model:
         *,
         system: str | None = None,
         parallel: int | None = None,
-        prepare_ahead: int | Literal["auto"] = "auto",
+        prepare_ahead: int | Literal["auto"] | None = "auto",
         progress: bool = False,
         on_error: Literal["raise"] = "raise",
         **chosen: Unpack[AnswerKeywords],
@@ -219,7 +222,7 @@ class Model:
         *,
         system: str | None = None,
         parallel: int | None = None,
-        prepare_ahead: int | Literal["auto"] = "auto",
+        prepare_ahead: int | Literal["auto"] | None = "auto",
         progress: bool = False,
         on_error: Literal["return"],
         **chosen: Unpack[AnswerKeywords],
@@ -232,7 +235,7 @@ class Model:
         *,
         system: str | None = None,
         parallel: int | None = None,
-        prepare_ahead: int | Literal["auto"] = "auto",
+        prepare_ahead: int | Literal["auto"] | None = "auto",
         progress: bool = False,
         on_error: Literal["raise", "return"] = "raise",
         **chosen: Unpack[AnswerKeywords],
@@ -244,8 +247,9 @@ class Model:
         for each. parallel: questions answered at once, None for as many as the model was loaded
         for. prepare_ahead: questions whose pictures are prepared beside those, 1 to 64, or auto, as
         many as keep the device from waiting, within cores and memory. progress: a bar on stderr.
-        on_error: "raise" ends it with the first error, "return" gives the MtmdError in the answer's
-        place. Options are checked at once. Leaving the loop gives up what is under way.
+        on_error: "raise" ends it with the first error, which names its place, "images[3]", "return"
+        gives the MtmdError in the answer's place. Options are checked at once. Leaving the loop
+        gives up what is under way.
         """
         settings = self.loaded.answer_options(chosen)
         if on_error not in ("raise", "return"):
@@ -255,18 +259,20 @@ class Model:
         ahead = PrepareAhead(parallel, checked_ahead(prepare_ahead))
         many = Many(parallel, ahead, self.service.places)
 
-        def one(question: tuple[Images | None, str | None]) -> Answer | MtmdError:
+        def one(item: tuple[int, tuple[Images | None, str | None]]) -> Answer | MtmdError:
+            index, question = item
             try:
                 many.make_room(decoded_bytes(question[0]))
                 taken = self._taken(asked(*question, system=system))
                 return _with_view(many.finish(self.service.submit_placed(taken, settings)), taken)
             except MtmdError as error:
                 if on_error == "raise":
-                    raise
+                    named = _of_item(error, index, question[0])
+                    raise named.with_traceback(error.__traceback__) from error.__cause__
                 return error
 
         questions = _questions(images, prompt)
-        results = many.results(questions, one)
+        results = many.results(enumerate(questions), one)
         total = len(images) if isinstance(images, Sized) else None
         return _with_bar(results, total) if progress else results
 
@@ -401,11 +407,18 @@ class Model:
         """The pixels of one picture, upright. Raises ImageError."""
         return self.prompts.load_image(source)
 
-    def chat(self, *, system: str | None = None, **chosen: Unpack[AnswerKeywords]) -> Chat:
-        """A conversation, in which what was said before goes with each question. `chosen` holds for
-        every answer.
+    def chat(
+        self,
+        *,
+        system: str | None = None,
+        messages: Sequence[Message] | None = None,
+        **chosen: Unpack[AnswerKeywords],
+    ) -> Chat:
+        """A conversation, in which what was said before goes with each question: `messages`, as
+        `Chat.messages` has them, and what follows. `chosen` holds for every answer. Raises
+        MtmdError.
         """
-        return Chat(self, system, chosen)
+        return Chat(self, system, chosen, () if messages is None else messages)
 
     def spans(self, messages: Sequence[Message]) -> list[Span]:
         """What the decoder would read: the conversation tokenized, its images encoded."""
@@ -492,6 +505,20 @@ def _paired(
         yield image, prompt
     if next(prompts, none) is not none:
         raise OptionError(f"prompt: found more than images, {number}, expected one for each")
+
+
+def _of_item(error: MtmdError, index: int, image: Images | None) -> MtmdError:
+    """The error, which several may have in common, with the place among `images` before it, and the
+    path where it does not tell that itself; as it is where the device has failed, for all.
+    """
+    if isinstance(error, DeviceError):
+        return error
+    told = str(error).removeprefix("image: ")
+    is_path = isinstance(image, (str, PathLike)) and not is_url(image)
+    path = shortened(printable(one_line(image))) if is_path else ""
+    named = copy(error)
+    named.args = (f"images[{index}]{f' ({path})' if path and path not in told else ''}: {told}",)
+    return named
 
 
 def _with_bar(results: Iterator[T], total: int | None) -> Iterator[T]:

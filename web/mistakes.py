@@ -21,7 +21,12 @@ _KINDS = {  # of pydantic's errors about types
 _TAKEN = {  # by the field's name, where several kinds are taken, or one of a known form
     "stop": "a text or a list of texts",
     "image_url": 'an object such as {"url": "data:image/png;base64,..."}',
+    "file": 'an object such as {"file_data": "data:image/png;base64,..."}',
     "messages": 'a list such as [{"role": "user", "content": "..."}]',
+}
+_FILES = {  # as _PICTURES, of files
+    "file": '{"type": "file", "file": {"file_data": "data:image/png;base64,..."}}',
+    "input_file": '{"type": "input_file", "file_data": "data:image/png;base64,..."}',
 }
 _PICTURES = {  # types of parts that show one, of several interfaces
     "image_url": '{"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}',
@@ -49,6 +54,8 @@ def words(error: Mapping[str, Any], field: str) -> str:
     only where it is a number: it may be a picture.
     """
     kind, context, value = error["type"], error.get("ctx", {}), error.get("input")
+    if kind == "string_type" and field == "image_url":  # as OpenAI's Responses have it
+        return f'found {_kind_of(value)}, expected a text such as "data:image/png;base64,..."'
     if kind in _KINDS:
         return f"found {_kind_of(value)}, expected {_TAKEN.get(field, _KINDS[kind])}"
     if kind == "part":
@@ -77,9 +84,12 @@ def _about_part(taken: str, part: Any) -> str:
     told = f"; found {kind!r}"
     if "audio" in kind:
         return f"{told}: sound cannot be understood"
-    if kind in _PICTURES:
-        other = next((form for name, form in _PICTURES.items() if name in taken), "")
-        return f"{told}: a picture is {other}" if other else told
+    for what, forms in (("picture", _PICTURES), ("file", _FILES)):
+        if kind in forms:
+            other = next(
+                (form for name, form in forms.items() if re.search(rf"\b{name}\b", taken)), ""
+            )
+            return f"{told}: a {what} is {other}" if other else told
     return told
 
 

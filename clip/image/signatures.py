@@ -154,7 +154,8 @@ def _looks_like_text(head: bytes) -> tuple[str, str]:
     if not any(head):
         return "nothing but zero bytes", "fetch or copy the file again"
     printable = sum(byte >= 32 or byte in b"\t\n\r\f" for byte in head)
-    if printable == len(head) and text.decode("utf-8", "ignore").isprintable() | text.isascii():
+    words = "".join(text.decode("utf-8", "ignore").split())  # a letter may be cut at the end
+    if printable == len(head) and words.isprintable() | text.isascii():
         return "plain text", _NOT_A_PICTURE
     return "data of no known kind", _NOT_A_PICTURE
 

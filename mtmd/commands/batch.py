@@ -17,6 +17,7 @@ from mtmd.commands.shared import (
     add_ahead_argument,
     add_answer_arguments,
     add_model_arguments,
+    add_prompt_argument,
     add_remote_argument,
     add_system_argument,
     add_video_arguments,
@@ -60,12 +61,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="a file with a path or URL on each line, - for stdin; may be repeated",
     )
-    sub.add_argument(
-        "-p",
-        "--prompt",
-        default="Describe the image.",
-        help="what to ask about each (default: %(default)s)",
-    )
+    add_prompt_argument(sub, " about each")
     add_system_argument(sub)
     sub.add_argument(
         "-o",

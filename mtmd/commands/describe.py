@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from typing import Any
 
@@ -14,6 +15,7 @@ from mtmd.commands.shared import (
     add_ahead_argument,
     add_answer_arguments,
     add_model_arguments,
+    add_prompt_argument,
     add_remote_argument,
     add_system_argument,
     add_video_arguments,
@@ -25,7 +27,7 @@ from mtmd.commands.shared import (
     piped_picture,
     with_frames_chosen,
 )
-from mtmd.kernels.errors import OptionError
+from mtmd.kernels.errors import ImageError, OptionError
 from mtmd.kernels.text import for_terminal
 from mtmd.terminal.status_line import Status
 
@@ -33,6 +35,7 @@ HELP = "Answer a prompt about one or several images or videos."
 EXAMPLES = """\
 mtmd describe photo.jpg                     # with the demo model, which knows shapes and words
 mtmd describe photo.jpg -p "What does the sign say?" -m org/name
+mtmd describe page.jpg -p @question.txt
 mtmd describe before.jpg after.jpg -p "What has changed?"
 mtmd describe --each photos/ -p "How many people are there?"
 mtmd describe clip.mp4 -p "What happens?" --from 0:10 --to 0:25 --fps 2
@@ -49,9 +52,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         "reads one from standard input",
     )
     add_remote_argument(sub)
-    sub.add_argument(
-        "-p", "--prompt", default="Describe the image.", help="what to ask (default: %(default)s)"
-    )
+    add_prompt_argument(sub)
     add_system_argument(sub)
     sub.add_argument(
         "--each",
@@ -78,6 +79,12 @@ def run(args: argparse.Namespace) -> int:
         return _each(args, chosen)
     if args.prepare_ahead is not None:
         raise OptionError("--prepare-ahead: found without --each, expected beside it")
+    for word in args.images:
+        if os.path.isdir(word):  # noqa: PTH112  # a data URL is too long a path
+            raise ImageError(
+                f"{word}: found a folder, expected a picture file; with --each, each picture in it "
+                "is asked about"
+            )
     images = with_frames_chosen(pictures_named(args.images, args.allow_remote_media), args)
     model, status, in_line = load_from(args), Status(), False
     from mtmd.events import Finished, Progress, TextPiece
@@ -115,8 +122,10 @@ def _each(args: argparse.Namespace, chosen: dict[str, Any]) -> int:
 
     ahead = chosen_ahead(args)
     found = find_inputs(args.images, piped=piped_picture(args.images))
-    named = (one.path for one in found.inputs if one.data is None)
-    check_sources(named, args.allow_remote_media)
+    paths = (one.path for one in found.inputs if one.data is None)
+    # what is there and no picture is told in its row, as a link in a folder that leads nowhere
+    missing = (path for path in paths if not os.path.lexists(path))
+    check_sources(missing, args.allow_remote_media)
     frames = frame_request(args)
     model = load_from(args)
     from mtmd.batch.answering import Batch

@@ -23,8 +23,12 @@ SHORT = {  # options of llama.cpp's programs by their short names, and ours
     "-sys": "--system",
     "-t": "--threads",
     "-tp": "--tp",
+    "-V": "--version",
+    "-v": "--version",
 }
 OUT = ("-o", "--out", "--output")
+ASKED = ("-p", "--prompt", "--question")
+IN_FILE = ("-f", "--file", "--prompt-file")
 GPU_LAYERS = ("-ngl", "--gpu-layers", "--n-gpu-layers")
 
 
@@ -75,6 +79,12 @@ class Parser(argparse.ArgumentParser):
             return "; what is found is written to standard output: > FILE keeps it"
         if option in GPU_LAYERS and "--split" in options:
             return "; a GPU is taken where there is one, and --split layer shares it with the host"
+        if option in ASKED and "--system" in options and "--prompt" not in options:
+            return "; questions are typed, or come line by line from a pipe"
+        if option == "--stream" and "--max-tokens" in options:
+            return "; an answer is written as it comes"
+        if option in IN_FILE and "--prompt" in options:
+            return "; a prompt in a file is given as --prompt @FILE"
         long = {_as_option(other): _as_option(name) for other, name in MEANT.items()}
         return did_you_mean(option, options, long | SHORT)
 

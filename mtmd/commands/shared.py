@@ -7,8 +7,9 @@ import dataclasses
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from mtmd.commands.completion import offers, offers_models
 from mtmd.terminal.status_line import Status
@@ -24,6 +25,9 @@ MODEL_HELP = (
 )
 STDIN = "-"  # in place of a picture's path
 STDIN_BYTES_MAX = 64 << 20  # as of a picture's file
+IN_FILE = "@"  # before the path of a file in which a text stands
+TEXT_BYTES_MAX = 1 << 20
+TEXT_HELP = "@FILE reads it from a file, - from standard input, and @@ begins a text with @"
 
 
 def add_device_arguments(group: argparse._ArgumentGroup) -> None:
@@ -188,10 +192,84 @@ def add_model_arguments(
         )
 
 
+def add_prompt_argument(sub: argparse.ArgumentParser, about: str = "") -> None:
+    sub.add_argument(
+        "-p",
+        "--prompt",
+        default="Describe the image.",
+        metavar="TEXT",
+        help=f"what to ask{about}; {TEXT_HELP} (default: %(default)s)",
+    )
+
+
 def add_system_argument(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
-        "--system", default="", metavar="TEXT", help="what the model is told before all else"
+        "--system",
+        default="",
+        metavar="TEXT",
+        help="what the model is told before all else; @FILE reads it from a file",
     )
+
+
+def read_texts(args: argparse.Namespace) -> None:
+    """What stands in files, or comes from standard input, in the place of `--prompt` and
+    `--system`. Raises OptionError.
+    """
+    given = {name: getattr(args, name) for name in ("prompt", "system") if hasattr(args, name)}
+    for name, word in given.items():
+        if word == STDIN:
+            _check_stdin(name, args)
+            setattr(args, name, _text_of(name, sys.stdin.buffer, "standard input"))
+        elif word.startswith(IN_FILE * 2):
+            setattr(args, name, word[1:])
+        elif word.startswith(IN_FILE):
+            setattr(args, name, _text_in(name, word))
+
+
+def _check_stdin(name: str, args: argparse.Namespace) -> None:
+    """Raises OptionError where standard input is to be something else, or is a person."""
+    from mtmd.kernels.errors import OptionError
+
+    if not hasattr(args, "prompt"):
+        raise OptionError(f"{name}: found -, expected a text: standard input is what is said")
+    others = [getattr(args, other, ()) for other in ("images", "image", "list")]
+    if [args.prompt, getattr(args, "system", ""), *chain(*others)].count(STDIN) > 1:
+        raise OptionError(f"{name}: found - twice, expected once: standard input is read once")
+    if sys.stdin.isatty():
+        raise OptionError(f"{name}: found - and a terminal, expected a file: give @FILE, or < FILE")
+
+
+def _text_in(name: str, word: str) -> str:
+    from mtmd.kernels.errors import OptionError
+
+    path = word.removeprefix(IN_FILE)
+    try:
+        with Path(path).expanduser().open("rb") as file:
+            return _text_of(name, file, path)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        reason = error.strerror if isinstance(error, OSError) else "no path"
+        raise OptionError(
+            f"{name}: {path!r:.200} cannot be read ({reason}), expected a file with the text; for "
+            f"a text that begins with @ give {IN_FILE}{word:.40}"
+        ) from error
+
+
+def _text_of(name: str, file: BinaryIO, where: str) -> str:
+    """Without the line breaks at its end."""
+    from mtmd.kernels.errors import OptionError
+
+    data = file.read(TEXT_BYTES_MAX + 1)
+    if len(data) > TEXT_BYTES_MAX:
+        raise OptionError(
+            f"{name}: found more than {TEXT_BYTES_MAX:,} bytes in {where}, expected at most that"
+        )
+    try:
+        text = data.decode("utf-8-sig").rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        raise OptionError(f"{name}: found no UTF-8 text in {where}, expected one") from error
+    if not text.strip():
+        raise OptionError(f"{name}: found nothing in {where}, expected a text")
+    return text
 
 
 def add_ahead_argument(sub: argparse.ArgumentParser) -> None:

@@ -24,7 +24,7 @@ from mtmd.clip.image.decode import Picture
 from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.clip.token_budget import Budget
 from mtmd.clip.warmup import check_encoder, encoder_graphs, encoder_placement, preprocessing_facts
-from mtmd.config import LoadOptions, kernels_from_environment, options
+from mtmd.config import LoadOptions, given, kernels_from_environment, options
 from mtmd.embedding.dual_checkpoint import DualCheckpoint, is_dual_folder, open_dual
 from mtmd.embedding.receipt import EmbeddingReceipt, TextReceipt
 from mtmd.kernels.backends import Backend, backends_for
@@ -330,7 +330,7 @@ def load_embedder(model: str | PathLike[str], *, progress: bool = False, **chose
     Raises MtmdError: ModelError for the checkpoint, OptionError for an option.
     """
     settings = options(LoadOptions, chosen)
-    for name in chosen:
+    for name in given(chosen):
         if name not in EMBEDDER_OPTIONS:
             raise OptionError(
                 f"option {name!r:.60} is not one of a dual encoder; expected one of "

@@ -9,7 +9,7 @@ import torch
 
 from mtmd.bench.shapes import random_checkpoint
 from mtmd.checkpoint.checkpoint import Checkpoint
-from mtmd.config import LoadOptions, options
+from mtmd.config import LoadOptions, given, options
 from mtmd.inspect.prediction import GraphOps, Needs, Prediction, card_facts, facts_of, usable_bytes
 from mtmd.inspect.prediction_text import render_prediction
 from mtmd.inspect.ranks.facts import LinkFacts
@@ -111,6 +111,7 @@ def subject_of(
     """The model as it would be placed on the target, whose weights are not read. Raises MtmdError,
     OptionError for options of a device that is here.
     """
+    chosen = given(chosen)
     if useless := [name for name in NO_USE if name in chosen]:
         hint = "give memory" if useless[0] == "memory_limit" else "leave it out"
         raise OptionError(

@@ -206,6 +206,17 @@ def check_list(messages: object) -> None:
         )
 
 
+def check_message(message: object, number: int) -> None:
+    """Raises PromptError for what has no role."""
+    if isinstance(message, Mapping) and isinstance(message.get("role"), str):
+        return
+    several = "; each conversation is a call of its own" if isinstance(message, list) else ""
+    found = "no text as 'role'" if isinstance(message, Mapping) else type(message).__name__
+    raise PromptError(
+        f"message {number}: found {found}, expected a mapping with 'role' and 'content'{several}"
+    )
+
+
 def _details(messages: Sequence[Any]) -> Iterator[str]:
     """What stands beside pictures, as in OpenAI's interface."""
     for number, message in enumerate(messages, 1):
@@ -281,12 +292,7 @@ def _message(
     videos: list[Mapping[str, Any]],
 ) -> dict[str, Any]:
     where = f"message {number}"
-    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        several = "; each conversation is a call of its own" if isinstance(message, list) else ""
-        found = "no text as 'role'" if isinstance(message, Mapping) else type(message).__name__
-        raise PromptError(
-            f"{where}: found {found}, expected a mapping with 'role' and 'content'{several}"
-        )
+    check_message(message, number)
     role, content = str(message["role"]), message.get("content")
     # Templates write roles into the prompt beside control tokens, so a role must not spell one.
     if not re.fullmatch(r"[A-Za-z_]{1,32}", role):
@@ -409,10 +415,10 @@ def _part(
             f'{{"type": "{kind}", "{kind}": {value}}}'
             + (", or give what belongs there beside the messages" if kind != "text" else "")
         )
-    raise PromptError(
-        f"{where}: found a part of type {kind!r:.60}, expected one of type 'text', 'image' or "
-        "'video'"
+    found = (
+        f"a part of type {kind!r:.60}" if kind is not None else f"{type(part).__name__} as a part"
     )
+    raise PromptError(f"{where}: found {found}, expected one of type 'text', 'image' or 'video'")
 
 
 def _says_something(content: str | list[dict[str, str]]) -> bool:

@@ -33,7 +33,7 @@ from mtmd.kernels.errors import ImageError, MtmdError
 from mtmd.kernels.isolation.limits import available as can_isolate
 from mtmd.kernels.text import shortened
 from mtmd.prompt.picture_paths import check_path, not_opened, not_readable, user_path
-from mtmd.prompt.urls.data_url import URL_BYTES_MAX, read_data_url
+from mtmd.prompt.urls.data_url import URL_BYTES_MAX, data_url, read_data_url
 from mtmd.prompt.urls.fetch import RemoteMedia
 from mtmd.prompt.urls.kinds import is_address, is_data_url, is_url, url_identity, url_name
 
@@ -48,6 +48,7 @@ __all__ = [
     "load_isolated",
     "picture_format",
     "picture_size",
+    "picture_url",
     "png_bytes",
 ]
 
@@ -276,6 +277,12 @@ def jpeg_bytes(pixels: Pixels, longest: int | None = None) -> bytes:
     file = io.BytesIO()
     image.save(file, "JPEG", quality=90, subsampling=0)
     return file.getvalue()
+
+
+def picture_url(data: bytes) -> str:
+    """A picture's file as a data URL; what is none is told by whoever opens it."""
+    kind = picture_format(data) or "octet-stream"
+    return data_url(data, f"{'application' if kind == 'PDF' else 'image'}/{kind.lower()}")
 
 
 def png_bytes(pixels: Pixels) -> bytes:

@@ -6,13 +6,20 @@ Of the Python API's callers alone, who may name files; nothing that a server is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from mtmd.clip.image.decode import Picture
 from mtmd.kernels.errors import PromptError
-from mtmd.prompt.video_input import is_video
+from mtmd.prompt.load_image import picture_url
+from mtmd.prompt.urls.data_url import data_url
+from mtmd.prompt.urls.kinds import is_data_url
+from mtmd.prompt.video_input import REQUEST_NAMES, VideoInput, is_video, video_type
 
 _TEXT = ("text", "input_text", "output_text")  # the last two: OpenAI's Responses
+_FILES = ("file", "input_file")  # of OpenAI's chat and of its Responses
+_BYTES = (bytes, bytearray, memoryview)
 _KINDS = {
     "image": "image",
     "image_url": "image",
@@ -25,11 +32,12 @@ _KINDS = {
 
 def in_own_form(messages: Sequence[Any]) -> list[Any]:
     """The messages with every picture and video where this package has it. Takes image_url,
-    video_url and the types of OpenAI's Responses, beside the types "image" and "video" the source
-    as "url", "path" or "base64", as transformers has it, and "images" beside a text, as Ollama has
-    them. What is no such message or part stays, for whoever checks them.
+    video_url, file_data and the types of OpenAI's Responses, beside the types "image" and "video"
+    the source as "url", "path" or "base64", as transformers has it, or as "source", as Anthropic's
+    interface does, and "images" beside a text, as Ollama has them. What is no such message or
+    part stays, for whoever checks them.
     """
-    return [_with_parts(_with_images(message), _in_own_form) for message in messages]
+    return [with_parts(_with_images(message), _in_own_form) for message in messages]
 
 
 def filled(messages: Sequence[Any], images: Sequence[Any]) -> list[Any]:
@@ -57,7 +65,35 @@ def filled(messages: Sequence[Any], images: Sequence[Any]) -> list[Any]:
     def fill(part: Any) -> Any:
         return {**part, **_part_of(next(left))} if _is_place(part) else part
 
-    return [_with_parts(message, fill) for message in messages]
+    return [with_parts(message, fill) for message in messages]
+
+
+def in_json_types(messages: Sequence[Any], url_of: Callable[[Picture], str]) -> list[Any]:
+    """The messages, in own form, in the types of JSON, as `in_own_form` takes them: pictures and
+    the bytes of files as data URLs, others by their paths. Frames that were given stay, and what is
+    no picture.
+    """
+    return [with_parts(message, lambda part: _in_json(part, url_of)) for message in messages]
+
+
+def _in_json(part: Any, url_of: Callable[[Picture], str]) -> Any:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    source = part.get(kind) if kind in ("image", "video") else None
+    beside: dict[str, Any] = {}
+    if isinstance(source, VideoInput) and isinstance(source.source, (*_BYTES, str, os.PathLike)):
+        beside = {name: getattr(source, name) for name in REQUEST_NAMES}
+        source = source.source
+    if isinstance(source, Picture):
+        source = url_of(source)
+    elif isinstance(source, _BYTES):
+        data = bytes(source)
+        type_ = video_type(data) if kind == "video" else None
+        source = data_url(data, type_) if type_ else picture_url(data)
+    elif isinstance(source, (str, os.PathLike)):
+        source = os.fsdecode(source)
+    else:
+        return part
+    return {**part, **{k: v for k, v in beside.items() if v is not None}, kind: source}
 
 
 def _with_images(message: Any) -> Any:
@@ -88,7 +124,8 @@ def _part_of(source: Any) -> dict[str, Any]:
     return {"type": kind, kind: source}
 
 
-def _with_parts(message: Any, change: Any) -> Any:
+def with_parts(message: Any, change: Callable[[Any], Any]) -> Any:
+    """The message with every part of its content changed, where that is a list of them."""
     content = message.get("content") if isinstance(message, Mapping) else None
     if not isinstance(content, (list, tuple)):
         return message
@@ -106,7 +143,11 @@ def _in_own_form(part: Any) -> Any:
         return part
     if given in _TEXT:
         return {**part, "type": "text"}
+    if given in _FILES:
+        return _of_file(part)
     kind = _KINDS.get(given)
+    if kind == "image" and isinstance(part.get("source"), Mapping):
+        part = _of_anthropics(part, part["source"])
     if kind is None or part.get(kind) is not None:
         return part if kind is None else {**part, "type": kind}
     if isinstance(part.get("base64"), str):
@@ -120,3 +161,20 @@ def _in_own_form(part: Any) -> Any:
             rest = {k: v for k, v in {**part, **inner}.items() if k not in (name, "url", kind)}
             return {**rest, "type": kind, kind: inner["url"]}
     return part
+
+
+def _of_file(part: Mapping[str, Any]) -> Any:
+    """What is in the file; one by an id stays, for whoever checks it."""
+    inner = part["file"] if isinstance(part.get("file"), Mapping) else part
+    data = inner.get("file_data")
+    if not isinstance(data, str):
+        return part
+    return _part_of(data if is_data_url(data) else f"data:;base64,{data}")
+
+
+def _of_anthropics(part: Mapping[str, Any], source: Mapping[str, Any]) -> dict[str, Any]:
+    """With the source as a URL."""
+    rest = {name: value for name, value in part.items() if name != "source"}
+    if isinstance(source.get("data"), str):
+        return {**rest, "url": f"data:{source.get('media_type', '')};base64,{source['data']}"}
+    return {**rest, "url": source.get("url")}

@@ -61,11 +61,16 @@ def check_path(path: str, name: str = "") -> os.stat_result:
     try:
         result = Path(user_path(path)).stat()
     except (FileNotFoundError, NotADirectoryError):
+        if os.path.lexists(user_path(path)):
+            raise ImageError(
+                f"{name}: found a link to a file that is not there, expected a picture; check "
+                "where it leads"
+            ) from None
         _refuse_base64(path, name)
         _refuse_other_address(path)
         near = nearest_path(path)
         advice = f"did you mean {printable(near)!r}?" if near else "check the path"
-        if not near and len(path.split()) > 1 and not re.search(r"\.\w+$", path):
+        if not near and not re.search(r"\.\w+$|^[^\s/\\]*[/\\]\S*$", path):  # words, and no path
             advice += ", or give it as the prompt"
         raise ImageError(f"{name}: found no such file, expected a picture; {advice}") from None
     except PermissionError:

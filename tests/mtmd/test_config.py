@@ -56,7 +56,6 @@ GOOD: list[tuple[type, dict[str, Any]]] = [
 BAD: list[tuple[str, Any, str]] = [
     ("max_tokens", -1, "integer from 0"),
     ("max_tokens", -3, "integer from 0"),
-    ("max_tokens", None, "integer from 0"),
     ("max_tokens", 2.0, "integer"),
     ("max_tokens", "5", "integer"),
     ("max_tokens", True, "integer"),
@@ -67,7 +66,6 @@ BAD: list[tuple[str, Any, str]] = [
     ("temperature", True, "number"),
     ("temperature", math.inf, "number"),
     ("temperature", "1", "number"),
-    ("temperature", None, "number"),
     ("temperature", 10**400, "number"),
     ("top_k", -1, "integer from 0"),
     ("top_k", 1.5, "integer"),
@@ -94,17 +92,14 @@ BAD: list[tuple[str, Any, str]] = [
     ("seed", "x", "integer"),
     ("ignore_eos", 1, "true or false"),
     ("ignore_eos", "no", "true or false"),
-    ("ignore_eos", None, "true or false"),
     ("stop", "", "not empty"),
     ("stop", ["a", ""], "not empty"),
     ("stop", 5, "list of texts"),
     ("stop", "x" * 257, "at most 256"),
     ("stop", ["x"] * 17, "at most 16"),
-    ("stop", None, "list of texts"),
     ("stop", [b"x"], "a text"),
     ("stop", {"a": 1}, "list of texts"),
     ("dtype", "int3", "auto, bf16, fp32"),
-    ("dtype", None, "auto, bf16, fp32"),
     ("dtype", ["bf16"], "auto"),
     ("dtype", np.zeros(3), "auto"),
     ("flash_attn", "maybe", "auto, on, off"),
@@ -117,7 +112,6 @@ BAD: list[tuple[str, Any, str]] = [
     ("speculate", 2.0, "auto, off, or a number from 1 to 32"),
     ("flash_attn", True, "auto, on, off"),
     ("device", "", "not empty"),
-    ("device", None, "a text"),
     ("device", 0, "a text"),
     ("override_tensor", 3, "list of texts"),
     ("override_tensor", [None], "a text"),
@@ -137,6 +131,26 @@ def test_taken(kind: type, values: dict[str, Any]) -> None:
     made = options(kind, values)
     for name, value in values.items():
         assert getattr(made, name) == (tuple(value) if isinstance(value, list) else value)
+
+
+@pytest.mark.parametrize("kind", [LoadOptions, AnswerOptions])
+def test_none_is_what_was_not_given(kind: type) -> None:
+    assert options(kind, {f.name: None for f in dataclasses.fields(kind)}) == kind()
+
+
+def test_none_is_not_given_to_both_kinds_at_once() -> None:
+    none = {f.name: None for kind in (LoadOptions, AnswerOptions) for f in dataclasses.fields(kind)}
+    assert split_options(none) == (LoadOptions(), AnswerOptions())
+    with pytest.raises(OptionError, match="'colour' is not known"):
+        options(AnswerOptions, {"colour": None})
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"), [(True, 0), (False, None), (0, 0), (3, 3), (None, None)]
+)
+def test_logprobs_may_be_said_as_in_openais_interface(given: Any, kept: int | None) -> None:
+    found = AnswerOptions(logprobs=given).logprobs
+    assert found == kept and type(found) is type(kept)
 
 
 def test_a_number_to_propose_may_be_text_as_on_a_command_line() -> None:

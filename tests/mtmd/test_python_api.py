@@ -26,9 +26,17 @@ import mtmd
 from mtmd.config import AnswerOptions, LoadOptions
 from mtmd.display.answer_view import AnswerView, Shown
 from mtmd.events import Answer, Box, Finished, TextPiece
-from mtmd.kernels.errors import ImageError, ModelError, MtmdError, OptionError, PromptError
-from mtmd.model import Model
+from mtmd.kernels.errors import (
+    DeviceError,
+    ImageError,
+    ModelError,
+    MtmdError,
+    OptionError,
+    PromptError,
+)
+from mtmd.model import Model, _of_item
 from mtmd.option_types import AnswerKeywords, LoadKeywords
+from mtmd.prompt import prompts
 from mtmd.prompt.load_image import load_image
 
 COUNT = "How many shapes are there?"
@@ -110,6 +118,34 @@ def test_an_error_ends_it_or_takes_the_answers_place(demo: Model, one: Path) -> 
         list(demo.answers([one, "no.png"], COUNT))
     kinds = [type(a) for a in demo.answers([one, "no.png", one], COUNT, on_error="return")]
     assert kinds == [Answer, ImageError, Answer]
+
+
+def test_an_error_that_ends_it_names_the_item(demo: Model, one: Path, tmp_path: Path) -> None:
+    empty = tmp_path / "empty.png"
+    empty.touch()
+    long = "word " * 20_000
+    cases: list[tuple[Any, str | None, type[MtmdError], str]] = [
+        (Image.new("F", (4, 4)), None, ImageError, r"images\[2\]: found float pixels"),
+        (np.zeros((4, 4), np.int32), None, ImageError, r"images\[2\]: found an array"),
+        (empty, None, ImageError, rf"images\[2\]: {re.escape(str(empty))}: found 0 bytes"),
+        ([one, b""], None, ImageError, r"images\[2\]: image 2: found 0 bytes"),
+        (one, long, PromptError, rf"images\[2\] \({re.escape(str(one))}\): the prompt"),
+        (Image.new("RGB", (4, 4)), long, PromptError, r"images\[2\]: the prompt"),
+        ("data:image/png,", None, ImageError, r"images\[2\]: found a data URL that"),
+    ]
+    for wrong, prompt, kind, told in cases:
+        prompts = [COUNT, COUNT, prompt or COUNT]
+        with pytest.raises(kind, match=rf"^{told}") as error:
+            list(demo.answers([one, one, wrong], prompts, max_tokens=2))
+        assert error.value.__suppress_context__ and "\n" not in str(error.value)
+        assert str(pickle.loads(pickle.dumps(error.value))) == str(error.value)
+        *_, returned = demo.answers([one, one, wrong], prompts, max_tokens=2, on_error="return")
+        assert isinstance(returned, kind) and "images[" not in str(returned)
+
+
+def test_a_failed_device_is_no_items_fault() -> None:
+    failed = DeviceError("the device hangs")
+    assert _of_item(failed, 3, "a.png") is failed
 
 
 def test_wrong_calls_of_answers_are_told_at_once(demo: Model, one: Path) -> None:
@@ -378,6 +414,92 @@ def test_tools_are_answered_in_a_conversation(demo: Model, monkeypatch: Any, one
     assert seen[-1][-2]["tool_calls"][0]["function"]["name"] == "weather"
 
 
+def test_a_conversation_is_saved_as_json_and_goes_on_from_it(
+    demo: Model, pictures: list[Path], tmp_path: Path
+) -> None:
+    pixels = load_image(pictures[1]).pixels
+    given: list[Any] = [
+        pictures[0],
+        str(pictures[1]),
+        pictures[2].read_bytes(),
+        Image.fromarray(pixels),
+        pixels,
+    ]
+    chat = demo.chat(system="Be brief.", max_tokens=8)
+    for image, count in zip(given, ["One.", "Two.", "Three.", "Two.", "Two."], strict=True):
+        assert chat.ask(COUNT, image).text == count
+        file = tmp_path / "chat.json"
+        file.write_text(json.dumps(chat.messages))
+        chat.undo()
+        chat = demo.chat(messages=json.loads(file.read_text()), max_tokens=8)
+        assert str(chat.ask(COUNT)) == str(demo.answer(messages=chat.messages[:-1], max_tokens=8))
+        assert len(chat.messages) == 5
+        shown = chat.messages[1]["content"][0]["image"]
+        assert load_image(shown).sha256 == load_image(image).sha256
+        is_file = isinstance(image, (str, Path, bytes))
+        assert not is_file or base64.b64decode(shown.partition(",")[2]) == (
+            image if isinstance(image, bytes) else Path(image).read_bytes()
+        )
+        chat.clear()
+
+
+def test_messages_that_were_read_are_those_that_follow(demo: Model, pictures: list[Path]) -> None:
+    chat = demo.chat(max_tokens=2)
+    held = chat.messages
+    with Image.open(pictures[1]) as image:
+        assert chat.ask(COUNT, image).text == "Two."
+    assert held is chat.messages and json.loads(json.dumps(held)) == held and len(held) == 2
+    assert held[0]["content"][0]["image"].startswith("data:image/png;base64,")
+    held.append({"role": "user", "content": [{"type": "image", "image": pictures[0]}]})
+    held.append({"role": "assistant", "content": "One."})
+    assert len(chat.ask("And now?").receipt.images) == 2
+    json.dumps(chat.messages)
+    chat.messages = held[:2]
+    assert len(chat.ask("And now?").receipt.images) == 1
+
+
+def test_pictures_of_a_conversation_are_decoded_once(
+    demo: Model, pictures: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat = demo.chat(max_tokens=2)
+    for image in (pictures[0], Image.open(pictures[1]), pictures[2].read_bytes()):
+        chat.ask(COUNT, image)
+    kept = json.dumps(chat.messages)
+    monkeypatch.setattr(prompts, "load_image", lambda *_, **__: pytest.fail("once more"))
+    chat.ask(COUNT)
+    assert 'src="data:image/jpeg;base64,' in chat._repr_html_()
+    monkeypatch.undo()
+    again = demo.chat(messages=json.loads(kept), max_tokens=2)
+    again.ask(COUNT)
+    monkeypatch.setattr(prompts, "load_image", lambda *_, **__: pytest.fail("once more"))
+    again.ask(COUNT)
+    again.clear()
+    again.ask("hello")
+    assert not again._pictures, "those of questions taken back are let go"
+
+
+@pytest.mark.parametrize("wrong", [{"format": "mtmd chat"}, "hello"], ids=["a mapping", "a text"])
+def test_what_is_no_conversation_does_not_go_on(demo: Model, wrong: Any) -> None:
+    with pytest.raises(PromptError, match=f"messages: found {type(wrong).__name__}, expected a"):
+        demo.chat(messages=wrong)
+    for part in ({"content": "hello"}, "hello"):
+        with pytest.raises(
+            PromptError, match=r"message 2: found .*, expected a mapping with 'role'"
+        ):
+            demo.chat(messages=[{"role": "user", "content": "hi"}, part])  # type: ignore[list-item]
+    with pytest.raises(PromptError, match="found beside a message of role 'system'"):
+        demo.chat(system="a", messages=[{"role": "system", "content": "b"}])
+
+
+def test_none_for_a_question_leaves_what_the_chat_has(demo: Model, pictures: list[Path]) -> None:
+    schema = {"type": "object"}
+    chat = demo.chat(max_tokens=1, json_schema=schema)
+    asked = chat._with({"max_tokens": None, "stop": None, "json_schema": None})
+    assert asked == {"max_tokens": 1, "json_schema": None}
+    answer = chat.ask(COUNT, pictures[0], max_tokens=None, temperature=None, json_schema=None)
+    assert answer.text == "One" and answer.receipt.output_tokens == 1
+
+
 # notebooks
 
 
@@ -448,6 +570,10 @@ def test_what_holds_pixels_and_requests_says_so_in_few_words(demo: Model, one: P
 
 
 def test_probabilities_are_in_the_answer(demo: Model, one: Path) -> None:
+    alone = demo.answer(one, COUNT, logprobs=True)
+    assert len(alone.logprobs) == len(alone.output_token_ids)
+    assert {len(token.top) for token in alone.logprobs} == {0}
+    assert not demo.answer(one, COUNT, logprobs=False).logprobs
     answer = demo.answer(one, COUNT, logprobs=2)
     assert tuple(token.id for token in answer.logprobs) == answer.output_token_ids
     assert "".join(token.text for token in answer.logprobs) == "One."
@@ -482,6 +608,17 @@ def test_a_conversation_is_shown(demo: Model, one: Path) -> None:
 )
 def test_the_types_name_every_option(keywords: Any, options: Any) -> None:
     assert set(typing.get_type_hints(keywords)) == {f.name for f in dataclasses.fields(options)}
+
+
+def test_settings_that_are_none_are_passed_through(pictures: list[Path]) -> None:
+    load = dict.fromkeys(typing.get_type_hints(LoadKeywords))
+    none = dict.fromkeys(typing.get_type_hints(AnswerKeywords))
+    with mtmd.load(**load) as model:  # type: ignore[arg-type]
+        assert model.options == LoadOptions()
+        assert model.describe(pictures[0], COUNT, **none) == "One."  # type: ignore[arg-type]
+        assert mtmd.describe(pictures[0], COUNT, model=model, **load, **none) == "One."  # type: ignore[arg-type]
+        found = model.answers(pictures[:1], COUNT, prepare_ahead=None, parallel=None, **none)  # type: ignore[call-overload]
+        assert [str(answer) for answer in found] == ["One."]
 
 
 def test_the_calls_take_them_by_name() -> None:

@@ -7,6 +7,7 @@ from fake_service import FakeService
 from pydantic import ValidationError
 from serving import client_for
 
+from mtmd.web.adapters.responses_requests import ResponsesRequest
 from mtmd.web.api.requests import ChatRequest
 from mtmd.web.errors import invalid
 
@@ -39,12 +40,20 @@ SECRET = "data:,secret"
             "found 'input_audio': sound cannot be understood",
         ),
         (
-            {
-                "messages": [
-                    USER[0] | {"content": [{"type": "file", "file": {"file_data": SECRET}}]}
-                ]
-            },
-            "messages[0].content[0].file: found file_data, expected the file_id of a file that was",
+            {"messages": [USER[0] | {"content": [{"type": "file", "file": {"filename": SECRET}}]}]},
+            "messages[0].content[0].file: found neither file_data nor file_id, expected one of them; ",
+        ),
+        (
+            {"messages": [USER[0] | {"content": [{"type": "file", "file": SECRET}]}]},
+            'file: found a text, expected an object such as {"file_data": "data:image/png;base64',
+        ),
+        (
+            {"messages": [USER[0] | {"content": [{"type": "file", "file_data": SECRET}]}]},
+            'file: it has to be there; expected an object such as {"file_data": "data:',
+        ),
+        (
+            {"messages": [USER[0] | {"content": [{"type": "input_file", "file_data": SECRET}]}]},
+            'found \'input_file\': a file is {"type": "file", "file": {"file_data": "data:',
         ),
         ({"messages": [USER[0] | {"content": [SECRET]}]}, "found a text without a type"),
         ({"messages": [{"role": SECRET, "content": "x"}]}, "found another text, expected 'system'"),
@@ -72,6 +81,31 @@ def test_what_is_wrong(body, told):
         ChatRequest.model_validate(body)
     message = invalid(error.value).message
     assert told in message and "secret" not in message and "Input" not in message
+
+
+@pytest.mark.parametrize(
+    ("part", "told"),
+    [
+        (
+            {"type": "input_image", "image_url": {"url": SECRET}},
+            'image_url: found an object, expected a text such as "data:image/png;base64,..."',
+        ),
+        (
+            {"type": "file", "file": {"file_data": SECRET}},
+            'found \'file\': a file is {"type": "input_file", "file_data": "data:image/png;base64',
+        ),
+        (
+            {"type": "image_url", "image_url": SECRET},
+            'a picture is {"type": "input_image", "image_url": "data:image/png;base64,..."}',
+        ),
+    ],
+    ids=lambda value: value[:40] if isinstance(value, str) else "",
+)
+def test_what_is_wrong_for_the_responses_api(part, told):
+    with pytest.raises(ValidationError) as error:
+        ResponsesRequest.model_validate({"input": [USER[0] | {"content": [part]}]})
+    message = invalid(error.value).message
+    assert told in message and "secret" not in message
 
 
 def test_addresses_of_ollamas_that_are_not_here_answer_in_its_form():

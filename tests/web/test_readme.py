@@ -1,4 +1,4 @@
-"""What the README says of the server works as printed: its curl lines, and its lines of Python."""
+"""What README and guide say of the server works as printed: lines of curl and of Python."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ ANSWER = (
 
 @pytest.mark.skipif(not shutil.which("curl"), reason="there is no curl here")
 def test_curl_lines():
-    block = re.search(r"^    ID=\$\(curl.*?\n\n", README, re.M | re.S)[0]
+    guide = (ROOT / "docs" / "server.md").read_text()
+    block = re.search(r"^    ID=\$\(curl.*?\n\n", guide, re.M | re.S)[0]
     with running(load(device="cpu").service) as server:
         port = int(server.effective_port)
         done = subprocess.run(

@@ -12,6 +12,7 @@ from pydantic_core import PydanticCustomError, to_json
 
 from mtmd.config import STOP_CHARS_MAX, STOPS_MAX
 from mtmd.web.errors import TAG, ApiError
+from mtmd.web.intake.body import WHOLE
 
 MOST_MESSAGES = 4096
 MOST_PARTS = 1 << 14  # of one message
@@ -49,12 +50,11 @@ ModelName = Annotated[str, Field(max_length=512)]
 Schema = Annotated[dict[str, Any], AfterValidator(_schema)]
 Temperature = Annotated[float, Field(ge=0, le=100)]
 TopP = Annotated[float, Field(ge=0, le=1)]
-TopK = Annotated[int, Field(ge=0, lt=1 << 31)]
+TopK = Annotated[int, Field(ge=0, lt=1 << 31), WHOLE]
 MinP = Annotated[float, Field(ge=0, le=1)]
 Penalty = Annotated[float, Field(ge=0.01, le=100)]
 Additive = Annotated[float, Field(ge=-2, le=2)]  # of a penalty taken off a logit
-Seed = Annotated[int, Field(ge=0, lt=1 << 63)]
-MaxTokens = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
+MaxTokens = Annotated[int, Field(ge=1, le=MOST_TOKENS), WHOLE]
 Stops = Annotated[
     list[Annotated[str, Field(min_length=1, max_length=STOP_CHARS_MAX)]],
     Field(max_length=STOPS_MAX, fail_fast=True),

@@ -31,7 +31,7 @@ from mtmd.web.adapters.fields import (
 from mtmd.web.api.requests import LONGEST_GRAMMAR, MOST_PROMPTS, ChatRequest
 from mtmd.web.auth import without_key
 from mtmd.web.errors import ApiError
-from mtmd.web.intake.body import json_body
+from mtmd.web.intake.body import WHOLE, json_body
 from mtmd.web.intake.gate import Body, Work, takes
 
 
@@ -82,23 +82,23 @@ class Completion(Request):
 
     prompt: str | Mixed | list[str | Ids | Mixed] = Field(union_mode="left_to_right")
     model: ModelName | None = None
-    n_predict: Annotated[int, Field(ge=-1, le=MOST_TOKENS)] | None = None
-    max_tokens: Annotated[int, Field(ge=-1, le=MOST_TOKENS)] | None = None
+    n_predict: Annotated[int, Field(ge=-1, le=MOST_TOKENS), WHOLE] | None = None
+    max_tokens: Annotated[int, Field(ge=-1, le=MOST_TOKENS), WHOLE] | None = None
     stream: bool = False
     temperature: Temperature | None = None
-    top_k: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=1 << 31), WHOLE] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     min_p: MinP | None = None
     repeat_penalty: Penalty | None = None
     presence_penalty: Additive | None = None
     frequency_penalty: Additive | None = None
-    seed: Annotated[int, Field(ge=-1, lt=1 << 63)] | None = None
+    seed: Annotated[int, Field(ge=-1, lt=1 << 63), WHOLE] | None = None
     stop: Stops | None = None
     ignore_eos: bool | None = None
     logit_bias: dict[str, float] | list[tuple[int, float | Literal[False]]] | None = None
     grammar: str | None = Field(default=None, max_length=LONGEST_GRAMMAR)
     json_schema: Schema | None = None
-    n_probs: int = Field(default=0, ge=0, le=20)
+    n_probs: Annotated[int, Field(ge=0, le=20), WHOLE] = 0
     return_tokens: bool = False
     response_fields: list[str] = Field(default_factory=list, max_length=64)
     typical_p: Any = None

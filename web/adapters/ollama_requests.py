@@ -22,7 +22,6 @@ from mtmd.web.adapters.fields import (
     Penalty,
     Request,
     Schema,
-    Seed,
     Stops,
     Temperature,
     TopP,
@@ -31,6 +30,7 @@ from mtmd.web.adapters.fields import (
 )
 from mtmd.web.adapters.tools import tool_options
 from mtmd.web.errors import ApiError
+from mtmd.web.intake.body import WHOLE
 from mtmd.web.intake.long_texts import CutText, PictureText, as_data_url, beginning
 from mtmd.web.intake.media import Reference
 
@@ -47,13 +47,13 @@ class Options(Loose):
     (`num_ctx`, `num_gpu`, ...) was settled when the server was started, and is left aside.
     """
 
-    num_predict: int | None = Field(default=None, ge=-2, le=MOST_TOKENS)
+    num_predict: Annotated[int, Field(ge=-2, le=MOST_TOKENS), WHOLE] | None = None
     temperature: Temperature | None = None
-    top_k: int | None = Field(default=None, ge=-1, lt=1 << 31)
+    top_k: Annotated[int, Field(ge=-1, lt=1 << 31), WHOLE] | None = None
     top_p: TopP | None = None
     min_p: MinP | None = None
     repeat_penalty: Penalty | None = None
-    seed: Seed | Literal[-1] | None = None
+    seed: Annotated[int, Field(ge=-1, lt=1 << 63), WHOLE] | None = None
     stop: Stops | None = None
     presence_penalty: Additive | None = None
     frequency_penalty: Additive | None = None

@@ -26,7 +26,9 @@ from mtmd.web.adapters.fields import (
     text_or_list,
 )
 from mtmd.web.adapters.tools import check_kinds, tool_options
+from mtmd.web.api.requests import of_file_data
 from mtmd.web.errors import TAG, ApiError
+from mtmd.web.intake.body import WHOLE
 from mtmd.web.intake.long_texts import PictureText
 from mtmd.web.intake.media import Reference
 
@@ -55,9 +57,18 @@ class VideoPart(Loose):
     video_url: PictureText | None = None
     file_id: str | None = None
     fps: float | None = Field(default=None, gt=0, le=240)
-    max_frames: int | None = Field(default=None, ge=1, le=1 << 20)
+    max_frames: Annotated[int, Field(ge=1, le=1 << 20), WHOLE] | None = None
     start: float | None = Field(default=None, ge=0, lt=1e9)
     end: float | None = Field(default=None, ge=0, lt=1e9)
+
+
+class FilePart(Loose):
+    """A picture or video as a file."""
+
+    type: Literal["input_file"]
+    file_data: PictureText | None = None
+    file_url: PictureText | None = None
+    file_id: str | None = None
 
 
 Part: TypeAlias = Annotated[
@@ -66,12 +77,13 @@ Part: TypeAlias = Annotated[
     | Annotated[TextPart, Tag(f"{TAG}text")]
     | Annotated[RefusalPart, Tag(f"{TAG}refusal")]
     | Annotated[ImagePart, Tag(f"{TAG}input_image")]
-    | Annotated[VideoPart, Tag(f"{TAG}input_video")],
+    | Annotated[VideoPart, Tag(f"{TAG}input_video")]
+    | Annotated[FilePart, Tag(f"{TAG}input_file")],
     Discriminator(
         kind,
         custom_error_type="part",
         custom_error_message="the type of a part has to be input_text, input_image, input_video, "
-        "output_text or refusal",
+        "input_file, output_text or refusal",
     ),
 ]
 Content: TypeAlias = Annotated[
@@ -295,6 +307,8 @@ def _parts(content: str | list[Any], place: str) -> tuple[str | Reference, ...]:
         if isinstance(part, RefusalPart)
         else _video(part, f"{place}[{i}]")
         if isinstance(part, VideoPart)
+        else _file(part, f"{place}[{i}]")
+        if isinstance(part, FilePart)
         else _picture(part, f"{place}[{i}]")
         for i, part in enumerate(content)
     )
@@ -308,6 +322,19 @@ def _video(part: VideoPart, place: str) -> Reference:
         )
     chosen = part.model_dump(include={"fps", "max_frames", "start", "end"}, exclude_none=True)
     return Reference(f"{place}.video_url", url, True, chosen)
+
+
+def _file(part: FilePart, place: str) -> Reference:
+    data = None if part.file_data is None else of_file_data(part.file_data)
+    for name, url in (("file_data", data), ("file_url", part.file_url), ("file_id", part.file_id)):
+        if url is not None:
+            return Reference(f"{place}.{name}", url, None)
+    raise ApiError(
+        400,
+        f"{place}: expected file_data, such as data:image/png;base64,..., a file_url or a file_id",
+        param=place,
+        code="invalid_image",
+    )
 
 
 def _picture(part: ImagePart, place: str) -> Reference:

@@ -203,4 +203,4 @@ class EmbeddingRequest(BaseModel):
                 elif isinstance(part, ImagePart):
                     yield Picture(f"{place}.image_url", part.image_url.url)
                 elif isinstance(part, FilePart):
-                    yield Picture(f"{place}.file", part.file.file_id)
+                    yield Picture(f"{place}.file", part.file.reference)

@@ -24,6 +24,7 @@ from pydantic_core import PydanticCustomError, to_json
 from mtmd.config import STOP_CHARS_MAX, STOP_IDS_MAX, STOPS_MAX
 from mtmd.tools.tool import TOOLS_MAX
 from mtmd.web.errors import TAG
+from mtmd.web.intake.body import WHOLE
 from mtmd.web.intake.long_texts import CutText, PictureText, as_data_url, beginning
 from mtmd.web.intake.media import Reference
 
@@ -42,7 +43,7 @@ class _Loose(BaseModel):
 
 def _minus_one(value: Any) -> Any:
     """-1 is how some clients leave an option out."""
-    return None if type(value) is int and value == -1 else value
+    return None if type(value) in (int, float) and value == -1 else value
 
 
 def _as_url(value: Any) -> Any:
@@ -54,7 +55,7 @@ def _as_data(value: Any) -> Any:
 
 
 FrameCount: TypeAlias = Annotated[
-    Annotated[int, Field(ge=1, le=1 << 20)] | None,
+    Annotated[int, Field(ge=1, le=1 << 20), WHOLE] | None,
     BeforeValidator(_minus_one),
     WithJsonSchema({"type": "integer", "minimum": -1, "maximum": 1 << 20}),
 ]
@@ -120,20 +121,34 @@ class InputVideo(FrameChoice):
 
 
 class FileReference(FrameChoice):
-    """An upload; the choice of frames is for one that is a video."""
+    """A picture or video, uploaded before or in `file_data`: a data URL, or base64 alone. The
+    choice of frames is for a video.
+    """
 
-    file_id: str
+    file_id: str | None = None
+    file_data: PictureText | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _uploaded(cls, value: Any) -> Any:
-        if isinstance(value, dict) and "file_data" in value and "file_id" not in value:
+    @model_validator(mode="after")
+    def _one(self) -> FileReference:
+        if (self.file_id is None) == (self.file_data is None):
+            found = "neither file_data nor" if self.file_id is None else "both file_data and"
             raise PydanticCustomError(
                 "file",
-                "found file_data, expected the file_id of a file that was uploaded to /v1/files; a "
-                'picture may be sent as {"type": "image_url", "image_url": {"url": "data:..."}}',
+                "found {found} file_id, expected one of them; file_data is the file, as "
+                "data:image/png;base64,..., file_id what /v1/files has given it",
+                {"found": found},
             )
-        return value
+        return self
+
+    @property
+    def reference(self) -> str | CutText:
+        return self.file_id or "" if self.file_data is None else of_file_data(self.file_data)
+
+
+def of_file_data(data: str | CutText) -> str | CutText:
+    """As a data URL: what it is, the first bytes say."""
+    is_url = beginning(data).startswith("data:")
+    return data if is_url else as_data_url(data, "application/octet-stream")
 
 
 class TextPart(_Loose):
@@ -157,7 +172,7 @@ class InputVideoPart(_Loose):
 
 
 class FilePart(_Loose):
-    """A picture or video uploaded before."""
+    """A picture or video as a file."""
 
     type: Literal["file"]
     file: FileReference
@@ -188,7 +203,7 @@ def _prompts(value: Any) -> Any:
 
 
 Count: TypeAlias = Annotated[
-    Annotated[int, Field(ge=0, le=1 << 20)] | None,
+    Annotated[int, Field(ge=0, le=1 << 20), WHOLE] | None,
     BeforeValidator(_minus_one),
     WithJsonSchema({"type": "integer", "minimum": -1, "maximum": 1 << 20}),
 ]
@@ -400,9 +415,9 @@ class Generation(BaseModel):
     max_tokens: Count | None = None
     temperature: float | None = Field(default=None, ge=0, le=100)
     top_p: float | None = Field(default=None, ge=0, le=1)
-    top_k: Annotated[int | None, BeforeValidator(_minus_one)] = Field(
-        default=None, ge=0, lt=1 << 31
-    )
+    top_k: Annotated[
+        Annotated[int, Field(ge=0, lt=1 << 31), WHOLE] | None, BeforeValidator(_minus_one)
+    ] = None
     min_p: float | None = Field(default=None, ge=0, le=1)
     repetition_penalty: float | None = Field(default=None, ge=0.01, le=100)
     repeat_penalty: float | None = Field(default=None, ge=0.01, le=100)
@@ -411,17 +426,19 @@ class Generation(BaseModel):
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(
         default=None, max_length=1024
     )
-    seed: Annotated[int | None, BeforeValidator(_minus_one)] = Field(default=None, ge=0, lt=1 << 63)
+    seed: Annotated[
+        Annotated[int, Field(ge=0, lt=1 << 63), WHOLE] | None, BeforeValidator(_minus_one)
+    ] = None
     stop: Texts | None = None
-    min_tokens: int | None = Field(default=None, ge=0, le=1 << 20)
-    stop_token_ids: list[Annotated[int, Field(ge=0, lt=1 << 31)]] | None = Field(
+    min_tokens: Annotated[int, Field(ge=0, le=1 << 20), WHOLE] | None = None
+    stop_token_ids: list[Annotated[int, Field(ge=0, lt=1 << 31), WHOLE]] | None = Field(
         default=None, max_length=STOP_IDS_MAX
     )
     ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_progress: bool | None = None  # llama.cpp's: chunks that say how far the prompt is
-    n: int | None = Field(default=None, ge=1, le=MOST_CHOICES)
+    n: Annotated[int, Field(ge=1, le=MOST_CHOICES), WHOLE] | None = None
     grammar: str | None = Field(default=None, max_length=LONGEST_GRAMMAR)
     json_schema: dict[str, Any] | None = None
     guided_json: dict[str, Any] | str | None = None
@@ -537,7 +554,7 @@ class ChatRequest(Generation):
     messages: list[Message] = Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    top_logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
     response_format: ResponseFormat | None = None
     tools: list[dict[str, Any]] | None = Field(default=None, max_length=TOOLS_MAX)
     tool_choice: str | dict[str, Any] | None = None
@@ -612,7 +629,7 @@ class ChatRequest(Generation):
                     yield Reference(f"{place}.image_url", part.image_url.url)
                 elif isinstance(part, FilePart):
                     chosen = usual | part.file.chosen()
-                    yield Reference(f"{place}.file", part.file.file_id, None, chosen)
+                    yield Reference(f"{place}.file", part.file.reference, None, chosen)
                 elif isinstance(part, VideoPart):
                     chosen = usual | part.video_url.chosen()
                     yield Reference(f"{place}.video_url", part.video_url.url, True, chosen)
@@ -646,7 +663,7 @@ class CompletionRequest(Generation):
     prompt: Annotated[list[RawText], BeforeValidator(_prompts), WithJsonSchema(_PROMPT_SCHEMA)] = (
         Field(min_length=1, max_length=MOST_PROMPTS)
     )
-    logprobs: int | None = Field(default=None, ge=0, le=20)
+    logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
     echo: bool | None = None
 
     def options(self) -> dict[str, Any]:

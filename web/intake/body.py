@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, BeforeValidator
 
 from mtmd.web.intake.gate import checked_json
 
 Body = TypeVar("Body", bound=BaseModel)
+
+
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+# beside an int, last of what is said of it: also as 60.0 and 6e1, as programs write it that know
+# one kind of number
+WHOLE = BeforeValidator(_whole)
 
 
 def json_body(kind: type[Body], typed: bool = True) -> Body:

@@ -10,11 +10,12 @@ from itertools import accumulate
 from mtmd.web.errors import ApiError
 from mtmd.web.settings import JsonLimits
 
-# begins a picture that comes along: its URL, or, in base64, the first bytes of its file, as PNG,
-# JPEG (with a slash that may be escaped), GIF, WebP, BMP and TIFF have them
-PICTURES = (
-    b"data:", b"iVBORw0KGgo", b"/9j/", b"\\/9j\\/", b"R0lGOD", b"UklGR", b"Qk", b"SUkqA", b"TU0AK"
+# begins a picture in base64: the first bytes of its file, as PNG, JPEG (with a slash that may be
+# escaped), GIF, WebP, BMP and TIFF have them
+BASE64 = (
+    b"iVBORw0KGgo", b"/9j/", b"\\/9j\\/", b"R0lGOD", b"UklGR", b"Qk", b"SUkqA", b"TU0AK"
 )  # fmt: skip
+PICTURES = (b"data:", *BASE64)  # begins one that comes along
 PIECE = 16 << 10  # bytes; what works on one keeps the interpreter to itself meanwhile
 _NO_BRACKETS = bytes(c for c in range(256) if c not in b"[]{}")
 _STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}

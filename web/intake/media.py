@@ -24,6 +24,7 @@ from mtmd.prompt.video_input import Footage, is_video_data, sent_video
 from mtmd.service.turns import aside
 from mtmd.web.errors import ApiError
 from mtmd.web.intake.fetch import Fetcher
+from mtmd.web.intake.json_limits import BASE64
 from mtmd.web.intake.long_texts import CutText, beginning
 from mtmd.web.intake.picture_budget import PictureBudget
 from mtmd.web.intake.uploads import PREFIX, Uploads
@@ -206,9 +207,14 @@ class Media:
             return self._remote(reference, url)
         elif scheme == "file":
             return self._file(reference, url)
+        alone = isinstance(url, CutText) or url[:_SHOWN].encode("utf-8", "replace").startswith(
+            BASE64
+        )
+        found = "found base64 alone, " if alone else ""
         raise ApiError(
             400,
-            f"{place}: expected a data URL, an http(s) address or the id of an uploaded file",
+            f"{place}: {found}expected a data URL, as data:image/png;base64,..., an http(s) "
+            "address or the id of an uploaded file",
             param=place,
         )
 

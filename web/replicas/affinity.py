@@ -20,8 +20,8 @@ from mtmd.web.settings import JsonLimits
 BEGINNING = 1024  # characters of the first thing said
 NAMED_CHARS = 256  # of an id
 _PICTURES = {
-    "data", "file", "image", "image_url", "images", "input_image", "input_video", "multimodal_data",
-    "url", "video", "video_url",
+    "data", "file", "file_data", "file_url", "image", "image_url", "images", "input_image",
+    "input_video", "multimodal_data", "url", "video", "video_url",
 }  # fmt: skip
 _TEXTS = {"content", "input", "instructions", "prompt", "prompt_string", "system", "text"}
 _SYSTEM = {"developer", "system"}

@@ -14,6 +14,7 @@ from mtmd.commands.completion import offers_models
 from mtmd.commands.shared import (
     MODEL_HELP,
     add_model_arguments,
+    add_prompt_argument,
     loading,
     pictures_named,
     settle_threads,
@@ -56,9 +57,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         metavar="IMAGE",
         help="a picture file, - for one on standard input; may be repeated (default: text alone)",
     )
-    sub.add_argument(
-        "-p", "--prompt", default="Describe the image.", help="what to ask (default: %(default)s)"
-    )
+    add_prompt_argument(sub)
     sub.add_argument(
         "--tokens",
         type=int,

@@ -8,7 +8,13 @@ import argparse
 import json
 from pathlib import Path
 
-from mtmd.commands.shared import add_model_arguments, load_from, loading, pictures_named
+from mtmd.commands.shared import (
+    add_model_arguments,
+    add_prompt_argument,
+    load_from,
+    loading,
+    pictures_named,
+)
 from mtmd.kernels.errors import OptionError
 from mtmd.kernels.text import for_terminal
 
@@ -29,9 +35,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         metavar="IMAGE",
         help="picture files, - for one on standard input; without one, only the decoder is run",
     )
-    sub.add_argument(
-        "-p", "--prompt", default="Describe the image.", help="what to ask (default: %(default)s)"
-    )
+    add_prompt_argument(sub)
     sub.add_argument("--filter", metavar="RE", help="only nodes whose name matches")
     form = sub.add_mutually_exclusive_group()
     form.add_argument(

@@ -17,7 +17,7 @@ from mtmd.checkpoint.checkpoint import Checkpoint
 from mtmd.checkpoint.headers import fetch_headers
 from mtmd.checkpoint.hub import HubUnreachable, check_name, is_demo
 from mtmd.checkpoint.open import open_checkpoint
-from mtmd.config import LoadOptions, options
+from mtmd.config import LoadOptions, given, options
 from mtmd.inspect.fit.facts import FitDevice, FitFacts
 from mtmd.inspect.fit.text import render_fit
 from mtmd.inspect.prediction import usable_bytes
@@ -83,7 +83,7 @@ def fit(
     Of a name on the hub that is not in the cache, headers alone are fetched. Raises MtmdError.
     """
     for name in NO_USE:
-        if name in chosen:
+        if name in given(chosen):
             raise OptionError(f"{name}: has no meaning where every way is tried; leave it out")
     settings = options(LoadOptions, chosen)
     if settings.override_tensor or settings.tensor_split or settings.no_kv_offload:

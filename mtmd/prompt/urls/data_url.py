@@ -22,6 +22,11 @@ def base64_of(url: str) -> str:
     return encoded
 
 
+def data_url(data: bytes, kind: str) -> str:
+    """Of the media type `kind`."""
+    return f"data:{kind};base64,{base64.b64encode(data).decode('ascii')}"
+
+
 def byte_count(characters: int) -> int:
     """The most bytes that so many characters may hold, known before they are decoded."""
     return characters * 3 // 4

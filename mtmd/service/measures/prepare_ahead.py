@@ -21,7 +21,7 @@ PART_OF_FREE = 8
 
 def prepare_ahead(value: object) -> int | None:
     """As asked for; None for auto. Raises OptionError."""
-    if value == "auto":
+    if value is None or value == "auto":
         return None
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST:
         refuse("prepare_ahead", value, f"an integer from 1 to {MOST}, or auto")

@@ -74,7 +74,7 @@ def assert_fit_for_users(message: str) -> None:
         (b"SIMPLE  =   T", "a FITS picture"), (b"DDS \x7c\0\0\0", "a DDS texture"), (b"P6\n2 2\n255\n", "a PNM picture"),
         (b"\0\0\1\0\1\0", "a Windows icon"), (b"PK\3\4\x14\0", "a ZIP archive"), (b'{"a": 1}', "JSON or other text"),
         (b"Once upon a time", "plain text"),
-        ("Il était".encode(), "plain text"), (b"BMW is a make of car, not a picture", "plain text"),
+        ("Il était\nun navire\n".encode(), "plain text"), (b"BMW is a make of car, not a picture", "plain text"),
         (b"version https://git-lfs.github.com/spec/v1\noid", "a Git LFS pointer"), (b"\0" * 99, "nothing but zero bytes"),
         (b"data:image/png;base64,AAAA", "a data URL"), (b"\x07\x91\xfe\x00junk", "data of no known kind"),
         (b"GGUF\3\0\0\0", "a GGUF model"),

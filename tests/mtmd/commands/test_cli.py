@@ -482,6 +482,25 @@ CALLS: dict[str, tuple[tuple[object, ...], str]] = {
         ("describe", "IMAGE", "-o", "x.txt"),
         "option '-o' is not known; what is found is written to standard output: > FILE keeps it",
     ),
+    "a question for a conversation": (
+        ("chat", "-p", "hi"),
+        "option '-p' is not known; questions are typed, or come line by line from a pipe; see",
+    ),
+    "word by word": (
+        ("describe", "IMAGE", "--stream"),
+        "option '--stream' is not known; an answer is written as it comes; see",
+    ),
+    "the version in short": (("-V",), "option '-V' is not known; did you mean '--version'?"),
+    "a question by another name": (
+        ("describe", "IMAGE", "--question", "hi"),
+        "option '--question' is not known; did you mean '--prompt'?",
+    ),
+    "workers": (("batch", "x", "--workers", 4, "--out", "a.csv"), "did you mean '--parallel'?"),
+    "an option like none of ours": (
+        ("serve", "--reload"),
+        "option '--reload' is not known; see 'mtmd serve --help'",
+    ),
+    "a letter": (("serve", "-p", 80), "option '-p' is not known; see 'mtmd serve --help'"),
     "quiet in short": (
         ("describe", "IMAGE", "-q"),
         "option '-q' is not known; did you mean '--quiet'?",
@@ -620,6 +639,33 @@ CALLS: dict[str, tuple[tuple[object, ...], str]] = {
     ),
     "a blank prompt": (("describe", "IMAGE", "-p", " \n\t"), "the prompt is empty"),
     "a prompt in half a character": (("describe", "IMAGE", "-p", "\udcff"), "not valid Unicode"),
+    "a prompt in a file that is not there": (
+        ("describe", "IMAGE", "-p", "@no_such"),
+        "--prompt: 'no_such' cannot be read (No such file or directory), expected a file with the "
+        "text; for a text that begins with @ give @@no_such",
+    ),
+    "a system text in a folder": (
+        ("describe", "IMAGE", "--system", "@/"),
+        "--system: '/' cannot be read (Is a directory)",
+    ),
+    "a prompt in a picture": (("describe", "IMAGE", "-p", "@IMAGE"), "--prompt: found no UTF-8"),
+    "a prompt in a file as in llama.cpp": (
+        ("describe", "IMAGE", "-f", "question.txt"),
+        "option '-f' is not known; a prompt in a file is given as --prompt @FILE",
+    ),
+    "picture and prompt on stdin": (
+        ("describe", "-", "-p", "-"),
+        "--prompt: found - twice, expected once: standard input is read once",
+    ),
+    "both texts on stdin": (("describe", "IMAGE", "-p", "-", "--system", "-"), "found - twice"),
+    "paths and prompt on stdin": (
+        ("batch", "--list", "-", "-p", "-", "--out", "a.csv"),
+        "--prompt: found - twice",
+    ),
+    "a system text where questions come": (
+        ("chat", "--system", "-"),
+        "--system: found -, expected a text: standard input is what is said",
+    ),
     "a prompt over the context": (
         ("describe", "IMAGE", "-p", "word " * 9000),
         "images included, and the context holds ",
@@ -635,7 +681,56 @@ CALLS: dict[str, tuple[tuple[object, ...], str]] = {
 @pytest.mark.parametrize("case", CALLS)
 def test_a_wrong_call_is_one_line(case: str, one: Path, mtmd: Any) -> None:
     arguments, expected = CALLS[case]
-    assert expected in mtmd(*(one if a == "IMAGE" else a for a in arguments)).refused()
+    named = {"IMAGE": one, "@IMAGE": f"@{one}"}
+    assert expected in mtmd(*(named.get(str(a), a) for a in arguments)).refused()
+
+
+QUESTION = "How many shapes are there?"
+
+
+def test_a_prompt_stands_in_a_file(one: Path, tmp_path: Path, mtmd: Any) -> None:
+    file = tmp_path / "question.txt"
+    file.write_bytes(b"\xef\xbb\xbf" + QUESTION.encode() + b"\r\n\n")
+    for command in (("describe", one), ("describe", "--each", one)):
+        found = mtmd(*command, "-p", f"@{file}", "--json")
+        assert json.loads(found.out)["text"] == "One.", found
+    out = tmp_path / "answers.jsonl"
+    mtmd("batch", one, "-p", f"@{file}", "--out", out)
+    assert mtmd("batch", one, "-p", QUESTION, "--out", out, "--resume").code == 0, "the same prompt"
+
+
+@pytest.mark.parametrize("name", ["prompt", "system"])
+def test_a_text_comes_from_standard_input(
+    name: str, one: Path, mtmd: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for text, data in ((QUESTION, b""), ("-", QUESTION.encode() + b"\n")):
+        with io.TextIOWrapper(io.BytesIO(data)) as file:
+            monkeypatch.setattr("sys.stdin", file)
+            found.append(json.loads(mtmd("describe", one, f"--{name}", text, "--json").out))
+    assert found[0]["text"] == found[1]["text"]
+    assert found[0]["receipt"]["prompt_tokens"] == found[1]["receipt"]["prompt_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (b"\n", "--prompt: found nothing in standard input, expected a text"),
+        (b"x" * ((1 << 20) + 1), "--prompt: found more than 1,048,576 bytes in standard input"),
+    ],
+    ids=["nothing", "much"],
+)
+def test_what_is_no_prompt_on_standard_input(
+    data: bytes, told: str, one: Path, mtmd: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with io.TextIOWrapper(io.BytesIO(data)) as file:
+        monkeypatch.setattr("sys.stdin", file)
+        assert told in mtmd("describe", one, "-p", "-").refused()
+
+
+def test_a_text_may_begin_with_an_at_sign(one: Path, mtmd: Any, demo: Model) -> None:
+    found = json.loads(mtmd("describe", one, "-p", "@@x", "--json").out)
+    assert found["receipt"]["prompt_tokens"] == demo.answer(one, "@x").receipt.prompt_tokens
 
 
 def png_of(width: int, height: int) -> bytes:
@@ -689,11 +784,13 @@ def test_what_is_no_picture_is_one_line(name: str, tmp_path: Path, mtmd: Any, on
 
 
 def test_a_folder_is_no_picture(tmp_path: Path, mtmd: Any) -> None:
-    for verb in ("describe", "dump"):
-        assert (
-            "found a folder, expected a picture file; give the picture files in it"
-            in mtmd(verb, tmp_path).refused()
-        )
+    advice = {
+        "describe": "with --each, each picture in it is asked about",
+        "dump": "give the picture files in it",
+    }
+    for verb, what in advice.items():
+        told = mtmd(verb, tmp_path).refused()
+        assert f"found a folder, expected a picture file; {what}" in told
 
 
 class Screen(io.StringIO):

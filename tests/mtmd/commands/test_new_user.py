@@ -79,8 +79,10 @@ def test_a_misspelt_path_is_understood(
     assert told.endswith("did you mean 'Holiday pictures/beach.png'?")
     assert mtmd("describe", "zzz/qqq.png").refused().endswith("check the path")
     assert mtmd("describe", "zzz qqq.png").refused().endswith("check the path")
-    told = mtmd("describe", one, "What do you see here?").refused()
-    assert told.endswith("check the path, or give it as the prompt")
+    assert mtmd("describe", "folder/nothing").refused().endswith("check the path")
+    for words in ("What do you see here?", "how", "cats/dogs or birds?"):
+        told = mtmd("describe", one, words).refused()
+        assert told.endswith("check the path, or give it as the prompt")
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     assert "did you mean 'model.gguf'?" in mtmd("info", "modell.gguf").refused()
 
@@ -119,6 +121,7 @@ def test_each_picture_by_itself(mtmd: Any, world: dict[int, Path], tmp_path: Pat
     for n, path in world.items():
         shutil.copy(path, folder / f"{n}.png")
     (folder / "5.png").write_bytes(b"no picture")
+    (folder / "6.png").symlink_to("nowhere")
     for name in ("a.txt", "b.txt", "notes", ".hidden"):
         (folder / name).touch()
     ran = mtmd("describe", "--each", folder, "-p", COUNT, "--max-tokens", 8)
@@ -129,7 +132,10 @@ def test_each_picture_by_itself(mtmd: Any, world: dict[int, Path], tmp_path: Pat
         ("3", "Three."),
         ("4", "Four."),
         ("5", "failed"),
+        ("6", "failed"),
     ]
+    assert "found a link to a file that is not there" in rows[-1][1]
+    assert "no.png: found no such file" in mtmd("describe", "--each", folder, "no.png").refused()
     assert ran.code == 1 and ran.err == (
         "skipped 3 files that are no pictures by the ending: 2 .txt, 1 without an ending\n"
     )

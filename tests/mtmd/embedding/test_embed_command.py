@@ -135,7 +135,7 @@ def test_a_warm_up_of_a_dual_encoder(mtmd, model_folder):
 
 
 def test_python(model_folder, photos):
-    model = load_embedder(model_folder, dtype="fp32")
+    model = load_embedder(model_folder, dtype="fp32", threads=None, context=None)
     result = model.embeddings(str(photos / "a.png"), "a photo of a cat " * 9)
     assert result.vectors.shape == (2, model.width)
     (image,), (text,) = result.receipt.images, result.receipt.texts

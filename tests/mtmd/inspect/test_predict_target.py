@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from mtmd import OptionError, predict
+from mtmd import OptionError, fit, predict
 from mtmd.commands import warmup as command
 from mtmd.config import LoadOptions
 from mtmd.inspect.predict_target import NO_USE
@@ -81,6 +81,13 @@ def test_the_command_drops_no_option_of_loading() -> None:
     every = {field.name for field in fields(LoadOptions)} - {"isolate", "allow_remote_media"}
     assert {*command.PREDICTED, *command.DEVICE, *told} == every
     assert set(command.DEVICE) <= set(NO_USE)
+
+
+def test_options_that_are_none_are_not_given() -> None:
+    none = dict.fromkeys(field.name for field in fields(LoadOptions))
+    found, usual = (predict("cuda:75", compile=False, **given) for given in (none, {}))
+    assert str(found) == str(usual) and "fp32" in str(found)
+    assert fit(memory="20MiB", **none) == fit(memory="20MiB")
 
 
 def test_keys_and_values_may_lie_on_the_host(mtmd: Any) -> None:

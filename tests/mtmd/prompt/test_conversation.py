@@ -137,10 +137,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
         [{"role": "user", "content": {"type": "text", "text": "x"}}],
         "content is dict",
     ),
-    "a part that is text": (
-        [{"role": "user", "content": ["x"]}],
-        "found a part of type None, expected",
-    ),
+    "a part that is text": ([{"role": "user", "content": ["x"]}], "found str as a part, expected"),
     "text that is none": (
         [{"role": "user", "content": [{"type": "text", "text": None}]}],
         "message 1: the text is of type NoneType, expected a str",

@@ -192,6 +192,8 @@ def test_paths_that_lead_nowhere(png, tmp_path):
     assert "found a folder" in refusal(str(tmp_path) + "/")
     assert "found an empty path" in refusal("")
     assert "not a usable path" in refusal("a\0b.png")
+    (tmp_path / "link.png").symlink_to("nowhere")
+    assert "link.png: found a link to a file that is not there" in refusal(tmp_path / "link.png")
     loop = tmp_path / "loop"
     loop.symlink_to(loop)
     assert "cannot be opened" in refusal(loop)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from mtmd.clip.image.decode import Picture
 from mtmd.kernels.errors import PromptError
 from mtmd.prompt.conversation import asked, read_conversation
-from mtmd.prompt.message_forms import in_own_form
+from mtmd.prompt.message_forms import in_json_types, in_own_form
 from mtmd.prompt.video_input import VideoInput
 
 RED = np.full((4, 6, 3), (255, 0, 0), np.uint8)
 BLUE = np.full((2, 3, 3), (0, 0, 255), np.uint8)
 HOLE = {"type": "image"}
+PNG, CLIP = "data:image/png;base64,iVBO", "data:;base64,AAAAGGZ0eXBpc29t"  # their first bytes
 
 
 def user(*content: Any) -> list[Any]:
@@ -38,11 +43,34 @@ def text(said: str) -> dict[str, str]:
         ({"type": "video", "url": "a.mp4"}, ("video", "a.mp4")),
         ({"type": "video_url", "video_url": {"url": "a.mp4"}}, ("video", "a.mp4")),
         ({"type": "input_text", "text": "x"}, ("text", "x")),
+        ({"type": "file", "file": {"file_data": PNG, "filename": "a.png"}}, ("image", PNG)),
+        ({"type": "input_file", "file_data": "iVBO"}, ("image", "data:;base64,iVBO")),
+        ({"type": "input_file", "file_data": CLIP}, ("video", CLIP)),
+        (
+            {"type": "image", "source": {"media_type": "image/png", "data": "iVBO"}},
+            ("image", "data:image/png;base64,iVBO"),
+        ),
+        ({"type": "image", "source": {"type": "url", "url": "a.png"}}, ("image", "a.png")),
     ],
     ids=lambda value: str(value),
 )
 def test_parts_as_others_write_them(part: dict[str, Any], own: tuple[str, str]) -> None:
     assert in_own_form(user(part)) == user({"type": own[0], own[0]: own[1]})
+
+
+@pytest.mark.parametrize(
+    ("part", "told"),
+    [
+        ({"type": "file", "file": {"file_id": "file-1"}}, "found a part of type 'file', expected"),
+        ({"type": "image", "source": {}}, "a part of type 'image' has no 'image'; write"),
+        ("hi", "found str as a part, expected one of type 'text', 'image' or 'video'"),
+        ({"text": "hi"}, "found dict as a part, expected one of type"),
+    ],
+    ids=str,
+)
+def test_what_is_no_part_is_told(part: Any, told: str) -> None:
+    with pytest.raises(PromptError, match=re.escape(told)):
+        read_conversation(in_own_form(user(part)), str)
 
 
 def test_what_stands_beside_a_source_stays() -> None:
@@ -52,6 +80,36 @@ def test_what_stands_beside_a_source_stays() -> None:
         {"type": "image", "image": "a.png", "detail": "low"},
         {"type": "video", "video": "a.mp4", "fps": 2},
     )
+
+
+@pytest.mark.parametrize(
+    ("part", "kept"),
+    [
+        ({"type": "image", "image": Picture(RED, (6, 4)), "detail": "low"}, {"image": "data:RED"}),
+        ({"type": "image", "image": Path("a.png")}, {"image": "a.png"}),
+        ({"type": "image", "image": b"GIF89a"}, {"image": "data:image/gif;base64,R0lGODlh"}),
+        ({"type": "video", "video": Path("a.mp4"), "fps": 2}, {"video": "a.mp4", "fps": 2}),
+        (
+            {"type": "video", "video": VideoInput("a.mp4", fps=2, end=3.0)},
+            {"video": "a.mp4", "fps": 2, "end": 3.0},
+        ),
+        (
+            {"type": "video", "video": VideoInput(b"\0\0\0\x18ftypisom")},
+            {"video": "data:video/mp4;base64,AAAAGGZ0eXBpc29t"},
+        ),
+        ({"type": "image"}, {}),
+        (text("x"), {}),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_parts_in_types_of_json(part: dict[str, Any], kept: dict[str, Any]) -> None:
+    (found,) = in_json_types(user(part), lambda _: "data:RED")
+    assert found == user(part | kept)[0] and json.loads(json.dumps(found)) == found
+
+
+def test_frames_that_were_given_stay() -> None:
+    frames = user({"type": "video", "video": VideoInput([RED, RED], rate=2)})
+    assert in_json_types(frames, str)[0]["content"] == frames[0]["content"]
 
 
 @pytest.mark.parametrize(

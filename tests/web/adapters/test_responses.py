@@ -4,7 +4,7 @@ import openai
 import pydantic
 import pytest
 from fake_service import FakeService
-from serving import client_for, data_url, png, running
+from serving import client_for, data_url, noise, png, running
 
 from mtmd import DeviceMemoryError, ToolCall
 from mtmd.web.adapters.door import Turn
@@ -159,6 +159,10 @@ def test_the_oldest_make_room():
     assert there("b", "c", "of ben") == []
 
 
+pdf = {"type": "input_file", "file_data": data_url(b"%PDF-1.7", "application/pdf")}
+by_address = {"type": "input_file", "file_url": "https://example.com/a.png"}
+
+
 @pytest.mark.parametrize(
     "more, named",
     [
@@ -169,8 +173,14 @@ def test_the_oldest_make_room():
         ({"max_tool_calls": 1}, "max_tool_calls"),
         ({"input": [{"type": "function_call_output", "call_id": "1"}]}, "input[0].output"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
-        ({"input": said("x", {"type": "input_file", "file_id": "x"})}, "input[0].content[0]"),
+        (
+            {"input": said("x", {"type": "input_file", "file_id": "x"})},
+            "input[0].content[0].file_id",
+        ),
         ({"input": said("x", {"type": "input_image"})}, "input[0].content[0]"),
+        ({"input": said("x", {"type": "input_file"})}, "input[0].content[0]"),
+        ({"input": said("x", pdf)}, "input[0].content[0].file_data"),
+        ({"input": said("x", by_address)}, "input[0].content[0].file_url"),
         ({"background": True}, "background"),
         ({"truncation": "auto"}, "truncation"),
         ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
@@ -182,6 +192,16 @@ def test_what_cannot_be_done_is_refused_by_name(more, named):
     found = client_for(FakeService()).post("/v1/responses", json={"input": "hi"} | more)
     assert found.status_code == (404 if named == "model" else 400)
     assert found.get_json()["error"]["param"] == named
+
+
+def test_pictures_come_as_files(sdk):
+    files = [
+        {"type": "input_file", "filename": "a.png", "file_data": data_url(png(20, 10))},
+        {"type": "input_file", "filename": "b.png", "file_data": data_url(noise(1)).split(",")[1]},
+        {"type": "input_file", "file_url": data_url(png(8, 6))},
+    ]
+    found = sdk.responses.create(model="fake", input=said("sizes?", *files))
+    assert "[(20, 10), (200, 150), (8, 6)]" in found.output_text
 
 
 def test_what_fails_in_a_stream_is_its_last_event(sdk, service):

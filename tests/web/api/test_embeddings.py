@@ -117,6 +117,9 @@ def test_uploads_are_embedded(client, embedder):
     id_ = upload.get_json()["id"]
     found = client.post("/v1/embeddings", json={"input": {"image": id_}})
     assert np.array_equal(vectors(found), embedder.embed(RED))
+    part = {"type": "file", "file": {"file_data": data_url(RED), "filename": "r.png"}}
+    found = client.post("/v1/embeddings", json={"messages": [user(part)]})
+    assert np.array_equal(vectors(found), embedder.embed(RED))
 
 
 def test_a_text_that_is_cut_is_told_or_refused(client):

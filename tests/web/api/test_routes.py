@@ -5,7 +5,17 @@ import json
 import openai
 import pytest
 from fake_service import CONTEXT, FakeService, until
-from serving import client_for, data_url, image_part, png, post_chat, raw_request, running, user
+from serving import (
+    client_for,
+    data_url,
+    image_part,
+    noise,
+    png,
+    post_chat,
+    raw_request,
+    running,
+    user,
+)
 
 from mtmd import BusyError, DeviceMemoryError, MtmdError, PromptError
 
@@ -137,6 +147,57 @@ def test_the_official_client_lists_models_and_keeps_files(served):
     assert served.files.delete(kept.id).deleted
     with pytest.raises(openai.NotFoundError):
         served.chat.completions.create(model="fake", messages=[user("size?", image_part(kept.id))])
+
+
+@pytest.mark.parametrize("data", [png(), noise(1), png(kind="JPEG")], ids=["short", "long", "JPEG"])
+def test_base64_in_place_of_a_url_is_told(client, data):
+    reply = post_chat(client, "what?", image_part(data_url(data).partition(",")[2]))
+    told = "image_url: found base64 alone, expected a data URL, as data:image/png;base64,..., "
+    assert reply.status_code == 400 and told in reply.get_json()["error"]["message"]
+
+
+def file_part(data, name="a.png"):
+    return {"type": "file", "file": {"file_data": data, "filename": name}}
+
+
+@pytest.mark.parametrize("is_long", [False, True], ids=["short", "long"])
+@pytest.mark.parametrize("is_url", [False, True], ids=["base64", "a data URL"])
+def test_the_official_client_sends_pictures_as_files(served, is_long, is_url):
+    data = data_url(noise(1) if is_long else png(20, 10))
+    part = file_part(data if is_url else data.partition(",")[2])
+    answer = served.chat.completions.create(model="fake", messages=[user("size?", part)])
+    assert f"[{(200, 150) if is_long else (20, 10)}]" in answer.choices[0].message.content
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        (
+            file_part(data_url(b"%PDF-1.7", "application/pdf"), "a.pdf"),
+            "file: picture: found a truncated PDF",
+        ),
+        (
+            file_part(data_url(b"hello", "text/plain")),
+            "found plain text, expected a JPEG, PNG, WebP",
+        ),
+        (
+            file_part("data:image/png,abc"),
+            "file: expected a data URL of the form data:image/png;ba",
+        ),
+        (file_part("https://example.com/a.png"), "file: found data that is not base64"),
+        ({"type": "file", "file": {"file_id": "file-x"}}, "there is no file of this id"),
+        ({"type": "file", "file": {"file_id": "x"}}, "expected a data URL, as data:image/png;"),
+        (
+            {"type": "file", "file": {"file_id": "file-x", "file_data": RED}},
+            "file: found both file_data and file_id, expe",
+        ),
+    ],
+)
+def test_a_file_that_shows_no_picture_is_refused(client, part, words):
+    reply = post_chat(client, "what?", part)
+    error = reply.get_json()["error"]
+    assert reply.status_code in (400, 404) and words in error["message"]
+    assert error["param"].startswith(("messages[0].content[1]", "file_id"))
 
 
 def test_the_official_client_completes_prompts(served):

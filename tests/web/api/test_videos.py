@@ -51,6 +51,7 @@ def test_an_upload(service, clip):
     for part in (
         {"type": "file", "file": {"file_id": made["id"], "fps": 2}},
         {"type": "video_url", "video_url": {"url": made["id"], "fps": 2}},
+        {"type": "file", "file": {"file_data": data_url(clip), "filename": "a.mp4", "fps": 2}},
     ):
         assert post_chat(client, TEXT, part).status_code == 200
         assert shown(service)[0]["fps"] == 2

@@ -464,6 +464,40 @@ def test_of_many_files_each_one_refused_is_told(person):
     assert person.page.locator(".toast").count() == 1
 
 
+@pytest.mark.parametrize("size", [DESK, {"width": 390, "height": 844}], ids=["desk", "phone"])
+def test_a_notice_covers_nothing(size, visit):
+    phone = {"is_mobile": True, "has_touch": True} if size != DESK else {}
+    person = visit(size=size, **phone)
+    person.expects = ("400",)
+    page = person.page
+    for text in ("one", "two", "three", "four", "five", "six"):
+        person.say(text)
+    person.until(f"({EDGES}).under >= 0")
+    broken = {"name": "broken.png", "mimeType": "image/png", "buffer": png()[:40]}
+    page.set_input_files("#files", [broken])
+    page.wait_for_selector(".toast:has-text('found a truncated PNG')")
+    person.until(f"({EDGES}).apart >= 0 && ({EDGES}).under >= 0")
+    page.locator("#scroll").hover()
+    page.mouse.wheel(0, -5000)
+    person.until("document.querySelector('#scroll').scrollTop === 0")
+    page.wait_for_selector("#down:visible")
+    assert page.evaluate(f"({EDGES}).down") >= 0, "the way back to the end is in nobody's way"
+    page.click(".toast [aria-label=Dismiss]")
+    page.wait_for_timeout(100)
+    assert page.evaluate("document.querySelector('#scroll').scrollTop") == 0, "who reads may go on"
+    page.click("#down")
+    person.until(f"({EDGES}).under >= 0")
+
+
+# pixels from what ends the last answer to the notice, and to the end of the thread's window; from
+# the button that leads there to the notice
+EDGES = """(() => {
+    const edge = (name, side) => document.querySelector(name)?.getBoundingClientRect()[side] ?? NaN;
+    const end = edge(".message.answer.last", "bottom"), notice = edge(".toast", "top");
+    return { apart: notice - end, under: edge("#scroll", "bottom") - end, down: notice - edge("#down", "bottom") };
+})()"""
+
+
 @pytest.mark.parametrize(
     ("tokens", "context"), [(12_345, 131_072), (600, 512)], ids=["fits", "not"]
 )

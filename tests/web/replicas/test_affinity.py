@@ -39,6 +39,10 @@ ABOUT = {
     "openai": openai(text("How many?"), picture()),
     "openai, another question": openai(picture(), text("What colour?"), system="Be short."),
     "openai, two pictures": openai(picture(), picture(OTHER.join(["data:image/png;base64,", ""]))),
+    "openai, as a file": openai({"type": "file", "file": {"file_data": URL}}, text("What?")),
+    "responses, as a file": {
+        "input": [{"role": "user", "content": [{"type": "input_file", "file_data": PICTURE}]}]
+    },
     "openai, a later turn": {
         "messages": [
             *openai(picture(), text("How many?"))["messages"],

@@ -75,7 +75,8 @@ async function start() {
     shown.reset();
     draw();
   });
-  new ResizeObserver(() => document.documentElement.style.setProperty("--composer-height", `${$("composer").offsetHeight}px`)).observe($("composer"));
+  for (const name of ["composer", "toasts"]) // notices stand above the composer, and the thread above both
+    new ResizeObserver(() => document.documentElement.style.setProperty(`--${name}-height`, `${$(name).offsetHeight}px`)).observe($(name));
   setSide(!NARROW.matches);
   list.refresh();
   showBadge();

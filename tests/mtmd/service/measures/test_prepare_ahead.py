@@ -120,7 +120,7 @@ def test_what_is_asked_for_is_kept() -> None:
     machine = Machine(0.133, 4 * 0.013, 1 << 40, asked=7, most_cores=1)
     machine.run(100)
     assert machine.ahead.now == machine.most == 7
-    assert [prepare_ahead(n) for n in (1, 64, "auto")] == [1, 64, None]
+    assert [prepare_ahead(n) for n in (1, 64, "auto", None)] == [1, 64, None, None]
     for wrong in (0, 65, -1, "8", 2.5, None, True):
         with pytest.raises(OptionError, match=r"found .* an integer from 1 to 64, or auto"):
             prepare_ahead(wrong)
