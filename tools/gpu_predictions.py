@@ -74,7 +74,7 @@ an assumption: it differs by card and version.
 For one run of a plan:
 
     device = sum over nodes of max(bytes / (bandwidth x eb), FLOPs / (rate x ef), cycles / (clock x ei), launches x floor)
-    host   = torch launches x t + Triton launches x u + nodes x step, or replay
+    host   = torch launches x t + Triton launches x u + nodes x step, or replay + outputs x t
     time   = max(host, device)
 
 The bound that is told is `launches` where the host is slower, else what takes most of the device's time; `unpacking` is that of `cycles`. Bytes, FLOPs and launches are
@@ -82,7 +82,8 @@ counted from the plan: what torch computes is called on meta tensors, and what r
 reads its inputs and writes its result; a Triton kernel is one launch, two where attention shares out its keys, five for experts. FLOPs of attention are those of all keys, also of those that a causal mask or a window hides.
 Under a window, attention to a cache reads the window. Copies between host and card, image decoding and sampling are not counted. A plan
 that can be recorded as a CUDA graph is one replay for the host: all of one device whose values take at most 512 MiB, from the third run of
-a shape on.
+a shape on. The outputs of a replay (logits, embeddings) are copied, in memory of their own, and counted with the rest; caches and recurrent states are
+written where they lie.
 
 | factor | | NVIDIA: slow, middle, fast | AMD: slow, middle, fast |
 |---|---|---|---|

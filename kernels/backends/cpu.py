@@ -18,7 +18,7 @@ class Cpu:
     name = "cpu"
     space = "cpu"
     device = torch.device("cpu")
-    fuses, blocks, side_streams = False, True, False
+    fuses, blocks, side_streams, records = False, True, False, False
     recorder = None
 
     def __init__(self, native: bool = True):

@@ -27,7 +27,7 @@ MIN_CAPABILITY = (8, 0)  # bf16 in matrix instructions, and asynchronous copies
 class Gpu:
     """`name`: cuda:N, also for AMD cards, which torch calls so too."""
 
-    fuses, native, blocks, side_streams = True, False, True, True
+    fuses, native, blocks, side_streams, records = True, False, True, True, True
 
     def __init__(self, name: str = "cuda:0"):
         self.name = self.space = name

@@ -24,7 +24,7 @@ class Target:
     OptionError for anything else. `name` tells several of them apart.
     """
 
-    fuses, native, blocks, side_streams = True, False, True, True
+    fuses, native, blocks, side_streams, records = True, False, True, True, True
     recorder = None
 
     def __init__(self, target: str, name: str | None = None):
