@@ -4,7 +4,7 @@ options and families, forced ones against none.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from random import Random
 from typing import Any
@@ -13,8 +13,9 @@ import pytest
 import test_engine_schedules as schedules
 import test_runner as small
 import torch
+from stand_in import StandIn
 
-from mtmd.kernels.backends import Cpu
+from mtmd.kernels.backends import Backend, Cpu, Reference
 from mtmd.kernels.errors import DeviceMemoryError, MtmdError
 from mtmd.llm.engine.engine import Engine, Prompt
 from mtmd.llm.engine.runner import Runner
@@ -68,14 +69,22 @@ class Alternating(Ready):
         self.taken.append(token)
 
 
+# Machine code, node by node, and runs that are recorded and replayed
+DEVICES: Mapping[str, Callable[[], list[Backend]]] = {
+    "native": lambda: [Cpu()],
+    "by node": lambda: [Cpu(native=False)],
+    "stand-in": lambda: [StandIn(), Cpu(), Reference()],
+}
+
+
 def engine(
-    name: str, speculate: Mode, *, pages: int | None = None, native: bool = True, slots: int = 3
+    name: str, speculate: Mode, *, pages: int | None = None, device: str = "native", slots: int = 3
 ) -> Engine:
-    family = schedules.FAMILIES[name]
+    family = (schedules.FAMILIES | schedules.WIDER)[name]
     runner = Runner(
         family,
         schedules.Noise(family),
-        [Cpu(native=native)],
+        DEVICES[device](),
         dtype=torch.float32,
         context=256,
         sequences=slots,
@@ -128,12 +137,21 @@ def assert_same(found: list[Token], expected: list[Token]) -> None:
             assert [p for _, p in a.top] == pytest.approx([p for _, p in b.top], abs=1e-4)
 
 
-@pytest.mark.parametrize("native", [True, False], ids=["native", "by node"])
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("name", schedules.FAMILIES)
-def test_forced_proposals_change_no_answer(name: str, seed: int, native: bool) -> None:
+@pytest.mark.parametrize(
+    ("device", "name", "seed"),
+    [
+        *(
+            (d, name, s)
+            for d in ("native", "by node")
+            for name in schedules.FAMILIES
+            for s in (0, 1, 2)
+        ),
+        *(("stand-in", name, seed) for name in schedules.WIDER for seed in (0, 1)),
+    ],
+)
+def test_forced_proposals_change_no_answer(device: str, name: str, seed: int) -> None:
     rng = Random(seed)
-    subject = engine(name, rng.choice((1, 3, 7)), pages=rng.choice((9, 14, None)), native=native)
+    subject = engine(name, rng.choice((1, 3, 7)), pages=rng.choice((9, 14, None)), device=device)
     subject.batcher.tokens = rng.choice((20, 64, 512))
     asked: list[tuple[int, Sequence]] = []
     for _ in range(8):
@@ -156,6 +174,8 @@ def test_forced_proposals_change_no_answer(name: str, seed: int, native: bool) -
     assert subject.batcher.pages.held == 0 and not subject._before and not subject._held
     assert sum(s.proposed for _, s in asked) >= sum(s.accepted for _, s in asked) > 0
     assert not subject.speculation._texts
+    recorder = subject.runner.backends[0].recorder
+    assert device != "stand-in" or recorder.replays > recorder.recordings > 1  # type: ignore[union-attr]
 
 
 def assert_pages_fit(subject: Engine) -> None:
