@@ -138,6 +138,7 @@ class Limited:
         self.name, self.device, self.space = "limited", inner.device, "limited"
         self.fuses, self.blocks, self.recorder = inner.fuses, inner.blocks, inner.recorder
         self.side_streams, self.records = inner.side_streams, inner.records
+        self.large_batches = inner.large_batches
 
     def rejects(self, node: Node) -> str | None:
         refused = (rule.refuses(node) for rule in self.rules)

@@ -24,7 +24,8 @@ class Target:
     OptionError for anything else. `name` tells several of them apart.
     """
 
-    fuses, native, blocks, side_streams, records = True, False, True, True, True
+    native = False
+    fuses = blocks = side_streams = records = large_batches = True
     recorder = None
 
     def __init__(self, target: str, name: str | None = None):

@@ -37,7 +37,7 @@ LIMITS = {torch.float32: 1e-6, torch.bfloat16: 1e-3, torch.float16: 1e-4}  # NMS
 class TorchDevice:
     """`name`: mps, or xpu:N. `device`: where it is, if not there."""
 
-    fuses = native = blocks = side_streams = records = False
+    fuses = native = blocks = side_streams = records = large_batches = False
     recorder = None
 
     def __init__(self, name: str, device: torch.device | None = None):

@@ -25,7 +25,7 @@ from mtmd.llm.engine.beside import Alone, Beside
 from mtmd.llm.engine.lookup import PICTURE
 from mtmd.llm.engine.make_batch import make_batch
 from mtmd.llm.engine.pages import Pages, page_keys
-from mtmd.llm.engine.runner import PREFILL, Runner
+from mtmd.llm.engine.runner import Runner
 from mtmd.llm.engine.sequence import Sequence, Token
 from mtmd.llm.engine.spans import Span, blocks, identities, lay_out, stretch
 from mtmd.llm.engine.speculation import MOST_ROWS, Mode, Speculation, speculation
@@ -138,7 +138,7 @@ class Engine:
         self.batcher = Batcher(
             Pages(self.cache.pages, PAGE),
             self.runner.sequences,
-            PREFILL,
+            self.runner.prefill_tokens,
             self.cache.recurrent,
             self.beside.rows,
             FEW if self.cache.in_place else None,
@@ -588,7 +588,8 @@ class Engine:
             self._before.pop(sequence, None)
             self.cache.clear(sequence.slot)
             while sequence.done < sequence.total and sequence.finish is None:
-                step, total = Step(((sequence, sequence.chunk(PREFILL)),), (), ()), sequence.total
+                part = sequence, sequence.chunk(self.runner.prefill_tokens)
+                step, total = Step((part,), (), ()), sequence.total
                 self._advance(*self._run(step))
                 if sequence.total > total:
                     break
