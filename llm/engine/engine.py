@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
 
+import numpy as np
 from torch import Tensor
 
 from mtmd.kernels.cpu.sampling import rows as drawing
@@ -50,7 +51,12 @@ class Constraint(Protocol):
         """The prompt is about to be read, perhaps anew."""
 
     def ready(self, wait_s: float = 0) -> bool:
-        """Whether `mask` would wait for nothing, after `wait_s` at the latest."""
+        """Whether `mask` or `allowed` would wait for nothing, after `wait_s` at the latest."""
+
+    def allowed(self, size: int) -> np.ndarray:
+        """uint8 [size / 8]: a bit for each of `size` logits, the lowest of each byte first, set
+        where that token may come next. Asked for in place of `mask`, where a device has the logits.
+        """
 
     def mask(self, logits: Tensor) -> Tensor:
         """Logits [V] with -inf at every token that may not come next."""
@@ -392,7 +398,8 @@ class Engine:
                 allowed = None
                 if constraint is not None:
                     try:
-                        allowed = constraint.mask(logits[first]) if constraint.ready() else None
+                        if constraint.ready():
+                            allowed = constraint.allowed(logits.shape[1])
                     except MtmdError:
                         allowed = None  # it will say so again, to this sequence alone
                     if allowed is None:
@@ -419,9 +426,7 @@ class Engine:
             first += count
         drawn: dict[Sequence, list[Drawn]] = {}
         if wishes:
-            # Most often all of them, in their order
-            chosen = logits if len(rows) == len(logits) else logits[rows]
-            for sequence, one in zip(whose, draw(chosen, wishes), strict=True):
+            for sequence, one in zip(whose, draw(logits, wishes, rows), strict=True):
                 drawn.setdefault(sequence, []).append(one)
         return drawn
 
