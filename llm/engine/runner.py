@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import abc
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
@@ -241,6 +242,22 @@ class Runner:
                 mirror=self.lead.new_cache() if self.lead else None,
                 paged=self.reads_pages,
             )
+
+    @property
+    def has_lasting_cache(self) -> bool:
+        """Whether a cache takes all of its memory when it is made, and not as it is written."""
+        return not all(backend.native for backend in self._state_backends().values())
+
+    def small(self, tokens: int) -> Runner:
+        """The same with a cache of one sequence of so many tokens, for trials beside the real one.
+        Weights and measurements are shared, plans are its own.
+        """
+        result = copy.copy(self)
+        result.context, result.sequences = min(tokens, self.context), 1
+        result.pages = 1 + self.pages_for(result.context)
+        result._plan = MadeOnce(result._make_plan, PLANS)
+        result._executor = MadeOnce(result._make_executor, PLANS)
+        return result
 
     @property
     def reads_pages(self) -> bool:

@@ -24,8 +24,8 @@ from mtmd.llm.engine.sequence import Sequence, Token
 from mtmd.llm.engine.spans import Span
 from mtmd.llm.engine.speculation import Mode, Pace, Speculation, speculation
 from mtmd.llm.sampling.sampler import Sampler, Sampling
-from mtmd.llm.state import PAGE
-from mtmd.llm.warmup import measure_rows
+from mtmd.llm.state import PAGE, Cache
+from mtmd.llm.warmup import check_decoder, measure_rows
 
 SAMPLINGS: tuple[Mapping[str, Any], ...] = (
     {},
@@ -406,6 +406,39 @@ def test_the_warm_up_measures_rows_and_leaves_their_plans() -> None:
     finish(subject)
     assert runner.plans_made <= made + 2  # of the prompt, and of what was left at the end
     measure_rows(small.runner(8))  # no room for so many rows: nothing to measure
+
+
+@pytest.mark.parametrize("name", schedules.WIDER)
+def test_trials_take_a_small_cache_where_it_is_taken_at_once(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of a service may be there already. The plans that answers need are left all the same."""
+    taken: list[int] = []
+    new_cache = Runner.new_cache
+
+    def noted(runner: Runner) -> Cache:
+        cache = new_cache(runner)
+        taken.append(sum(state.nbytes for state in cache.tensors.values()))
+        return cache
+
+    subject = engine(name, 7, device="stand-in")
+    runner = subject.runner
+    monkeypatch.setattr(Runner, "new_cache", noted)
+    check = check_decoder(runner)
+    assert check.first_nan is None and not check.failed
+    measure_rows(runner)
+    whole = sum(runner.cache_bytes().values())
+    assert len(taken) == 2 and max(taken) <= sum(runner.cache_bytes(25, 1).values()) < whole / 2
+    assert [rows for rows, _ in runner.pace.measured()] == [2, 4, 8]
+    made = runner.plans_made
+    assert made == 4
+    subject.submit(repeating(16, constraint=Recital(), spans=[Span((3, 4, 5))]))
+    finish(subject)
+    assert runner.plans_made <= made + 2  # of the prompt, and of what was left at the end
+    taken.clear()
+    on_cpu = small.runner(64)
+    measure_rows(on_cpu)
+    assert taken == [sum(on_cpu.cache_bytes().values())], "which is taken as it is written"
 
 
 def test_states_too_large_to_keep_are_told() -> None:
