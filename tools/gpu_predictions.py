@@ -82,8 +82,8 @@ The bound that is told is `launches` where the host is slower, else what takes m
 counted from the plan: what torch computes is called on meta tensors, and what reaches its dispatcher and is no view is a launch that
 reads its inputs and writes its result; a Triton kernel is one launch, two where attention shares out its keys, five for experts. FLOPs of attention are those of all keys, also of those that a causal mask or a window hides.
 Under a window, attention to a cache reads the window. Copies between host and card, image decoding and sampling are not counted. A plan
-that can be recorded as a CUDA graph is one replay for the host: all of one device whose values take at most 512 MiB, from the third run of
-a shape on. The outputs of a replay (logits, embeddings) are copied, in memory of their own, and counted with the rest; caches and recurrent states are
+that can be recorded as a CUDA graph is one replay for the host: all of one device whose values take at most 128 MiB (with more the
+device takes several times as long as the launches), from the third run of a shape on. The outputs of a replay (logits, embeddings) are copied, in memory of their own, and counted with the rest; caches and recurrent states are
 written where they lie.
 
 | factor | | NVIDIA: slow, middle, fast | AMD: slow, middle, fast |

@@ -23,9 +23,10 @@ from mtmd.kernels.plan.layer_split import LayerSplit
 from mtmd.kernels.plan.row_blocks import Chain, chains
 from mtmd.kernels.plan.steps import NativeFacts, Split, Step
 
-# Of the values of a plan that is recorded: they keep their memory as long as there are recordings.
-# A step of decoding takes a few MiB.
-MOST_RECORDED = 512 << 20
+# Of the values of a plan that is recorded: they keep their memory as long as there are recordings,
+# beside what other runs take. A step of decoding takes a few MiB; where values are larger, the
+# device takes several times as long as the host takes to launch them (docs/gpu.md).
+MOST_RECORDED = 128 << 20
 FALLBACK = ("cpu",)  # memories of the backends that take what a device of several refuses
 
 
