@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import sys
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, distribution
@@ -23,3 +24,13 @@ def install_command(extra: str) -> str:
         folder = unquote(urlsplit(origin["url"]).path)
         return f"{sys.executable} -m pip install -e '{folder}[{extra}]'"
     return f"pip install 'mtmd[{extra}]'"
+
+
+def install_triton() -> str:
+    """How to have Triton, of which its makers publish builds for Linux alone."""
+    if platform.system() == "Linux":
+        return install_command("gpu")
+    return (
+        "its makers publish it for Linux (WSL is one); for Windows others do (pip install "
+        "triton-windows, not tried)"
+    )

@@ -118,6 +118,14 @@ class Node:
     def is_leaf(self) -> bool:
         return self.op in ("input", "weight")
 
+    @property
+    def is_in_state(self) -> bool:
+        """Whether it lies in the memory of a state, which outlives the run."""
+        node = self
+        while node.alias and node.inputs[0] is not None:
+            node = node.inputs[0]
+        return bool(node.attrs.get("state"))
+
     def __str__(self) -> str:
         return f"{self.name or '(unnamed)'} = {self.op} -> {self.type}"
 

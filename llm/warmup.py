@@ -5,6 +5,7 @@ prefill, and one step run.
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from mtmd.kernels.report.check import run_check
 from mtmd.kernels.report.facts import Check, GraphFacts, Placement
@@ -53,6 +54,7 @@ def _tokens(count: int) -> str:
 def check_decoder(runner: Runner) -> Check:
     """Read a few tokens and compute the logits of the next."""
     tokens = _tokens_of(runner, min(CHECKED, runner.context - 1))
+    runner = _for_trials(runner, len(tokens) + 1)
     cache = runner.new_cache()
     sequence = runner.begin(cache, 0)
     runner.prefill([Span(tokens)], cache, sequence)
@@ -70,16 +72,29 @@ def measure_rows(runner: Runner) -> None:
     read = min(CHECKED, runner.context - 1 - ROWS[-1])
     if read < 1:
         return
-    tokens, cache = _tokens_of(runner, read), runner.new_cache()
-    sequence = runner.begin(cache, 0)
-    runner.prefill([Span(tokens)], cache, sequence)
+    tokens, trial = _tokens_of(runner, read), _for_trials(runner, read + ROWS[-1] + 1)
+    cache = trial.new_cache()
+    sequence = trial.begin(cache, 0)
+    trial.prefill([Span(tokens)], cache, sequence)
     for number in range(RUNS + 1):
         for rows in (1, *ROWS):
             start = time.perf_counter()
             batch = make_batch([(sequence, [Span(_tokens_of(runner, rows))])], cache, rows=[rows])
-            runner.forward(batch).argmax(-1).tolist()  # which waits for the device
+            trial.forward(batch).argmax(-1).tolist()  # which waits for the device
             if number:
                 runner.pace.record(1, rows, time.perf_counter() - start)
+            elif trial is not runner:
+                paged = trial.reads_pages
+                shape = replace(batch.shape, pages=runner.pages) if paged else batch.shape
+                runner.prepare(shape)
+
+
+def _for_trials(runner: Runner, tokens: int) -> Runner:
+    """By which so many tokens are read: by one with a small cache, where a second one like that of
+    the service would take as much memory. Ranks have one cache in mind, all of them.
+    """
+    together = runner.sharding is not None or runner.lead is not None
+    return runner if together or not runner.has_lasting_cache else runner.small(tokens)
 
 
 def _tokens_of(runner: Runner, count: int) -> tuple[int, ...]:

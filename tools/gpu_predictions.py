@@ -51,7 +51,8 @@ for a whole machine: on its CPU, and for CLIP and SigLIP, it is noted and not us
 Programs are compiled for what a launch looks at: types, sizes that are constants, whether numbers are multiples of 16, where tensors begin, how much memory they span.
 Both ways ask Triton's own code for that, and a test compares the keys of every launch of every kernel's cases. What is foreseen: every number of answers at once,
 prompts of one token to the most that are read at once, with and without pictures and proposals; every batch of tiles at the sizes of the
-warm-up, of the largest picture and of usual ones. Of a family that takes pictures in their own size, small ones (up to 2,048 patches) of any sizes are encoded in one run, which is rounded up to 128
+warm-up, of the largest picture and of usual ones; of attention of the encoder our kernel as it comes and in every form that may be measured to be the fastest,
+once it is measured in that one. Of a family that takes pictures in their own size, small ones (up to 2,048 patches) of any sizes are encoded in one run, which is rounded up to 128
 patches: these 16 lengths are foreseen, and planned. So a new size of a small picture is neither planned nor compiled while somebody waits, and from the third run of a length on it is
 replayed ([estimated gain](../benchmarks/results/2026-11-23-packing.md)). A larger picture may still meet a shape that was not foreseen. Where a program is compiled while an answer waits, the receipt and a line in
 the log say so, and `mtmd_programs_compiled_total` in `/metrics` counts it.
@@ -74,15 +75,16 @@ an assumption: it differs by card and version.
 For one run of a plan:
 
     device = sum over nodes of max(bytes / (bandwidth x eb), FLOPs / (rate x ef), cycles / (clock x ei), launches x floor)
-    host   = torch launches x t + Triton launches x u + nodes x step, or replay
+    host   = torch launches x t + Triton launches x u + nodes x step, or replay + outputs x t
     time   = max(host, device)
 
 The bound that is told is `launches` where the host is slower, else what takes most of the device's time; `unpacking` is that of `cycles`. Bytes, FLOPs and launches are
 counted from the plan: what torch computes is called on meta tensors, and what reaches its dispatcher and is no view is a launch that
 reads its inputs and writes its result; a Triton kernel is one launch, two where attention shares out its keys, five for experts. FLOPs of attention are those of all keys, also of those that a causal mask or a window hides.
 Under a window, attention to a cache reads the window. Copies between host and card, image decoding and sampling are not counted. A plan
-that can be recorded as a CUDA graph is one replay for the host: all of one device whose values take at most 512 MiB, from the third run of
-a shape on.
+that can be recorded as a CUDA graph is one replay for the host: all of one device whose values take at most 128 MiB (with more the
+device takes several times as long as the launches), from the third run of a shape on. The outputs of a replay (logits, embeddings) are copied, in memory of their own, and counted with the rest; caches and recurrent states are
+written where they lie.
 
 | factor | | NVIDIA: slow, middle, fast | AMD: slow, middle, fast |
 |---|---|---|---|
@@ -147,7 +149,7 @@ launches are the bound. **Not run on several GPUs.**
 
 ## Launches
 
-Of one step of decode, of a prefill of 512 tokens and of an encode at the warm-up's size. Each costs the host `t` or `u` where a plan is not
+Of one step of decode, of a prefill of 2,048 tokens and of an encode at the warm-up's size. Each costs the host `t` or `u` where a plan is not
 recorded, and the device `floor` everywhere: what the bound `launches` comes from.
 
 | model | layers | decode | a layer | by Triton nodes | prefill | encode |

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 import torch
 
@@ -12,6 +13,7 @@ from mtmd.kernels.backends.cpu import Cpu
 from mtmd.kernels.backends.limited import Limited
 from mtmd.kernels.backends.reference import Reference
 from mtmd.kernels.errors import OptionError
+from mtmd.kernels.extras import install_triton
 
 __all__ = ["Backend", "Cpu", "Limited", "Reference", "backends_for", "several_backends"]
 
@@ -73,6 +75,12 @@ def several_backends(device: str = "auto", refuse: Sequence[str] = ()) -> list[B
 
 
 def _gpu(number: int) -> Backend:
+    """By our kernels, or by torch's alone where Triton is not installed, as on Windows."""
+    if find_spec("triton") is None:
+        from mtmd.kernels.backends.torch_device import TorchDevice
+
+        lacks = f"Triton, which compiles kernels for it, is not installed: {install_triton()}"
+        return TorchDevice(f"cuda:{number}", lacks=lacks)
     from mtmd.kernels.backends.gpu import Gpu
 
     return Gpu(f"cuda:{number}")

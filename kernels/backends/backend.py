@@ -25,6 +25,8 @@ class Backend(Protocol):
     fuses: bool  # graphs are rewritten for it, to have few launches (kernels/plan/fusion)
     blocks: bool  # multiplies block-quantized weights as they are
     side_streams: bool  # has queues beside that of the decoder, or would, were it here
+    records: bool  # has a recorder, or would, were it here
+    large_batches: bool  # thousands of rows at once keep it busy, hundreds do not
     native: bool  # steps of few rows become programs of machine code (kernels/cpu/native)
 
     @property

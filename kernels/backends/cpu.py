@@ -18,7 +18,7 @@ class Cpu:
     name = "cpu"
     space = "cpu"
     device = torch.device("cpu")
-    fuses, blocks, side_streams = False, True, False
+    blocks, fuses, side_streams, records, large_batches = True, False, False, False, False
     recorder = None
 
     def __init__(self, native: bool = True):

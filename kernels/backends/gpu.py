@@ -27,7 +27,8 @@ MIN_CAPABILITY = (8, 0)  # bf16 in matrix instructions, and asynchronous copies
 class Gpu:
     """`name`: cuda:N, also for AMD cards, which torch calls so too."""
 
-    fuses, native, blocks, side_streams = True, False, True, True
+    native = False
+    fuses = blocks = side_streams = records = large_batches = True
 
     def __init__(self, name: str = "cuda:0"):
         self.name = self.space = name

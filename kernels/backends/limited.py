@@ -137,7 +137,8 @@ class Limited:
         self.rules = tuple(r if isinstance(r, Rule) else Rule.parse(r) for r in rules)
         self.name, self.device, self.space = "limited", inner.device, "limited"
         self.fuses, self.blocks, self.recorder = inner.fuses, inner.blocks, inner.recorder
-        self.side_streams = inner.side_streams
+        self.side_streams, self.records = inner.side_streams, inner.records
+        self.large_batches = inner.large_batches
 
     def rejects(self, node: Node) -> str | None:
         refused = (rule.refuses(node) for rule in self.rules)

@@ -23,7 +23,7 @@ ROUGH = 8
 
 
 class Reference:
-    fuses = native = side_streams = False
+    fuses = native = side_streams = records = large_batches = False
     blocks = True
     recorder = None
 

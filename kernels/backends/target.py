@@ -11,6 +11,8 @@ import torch
 from mtmd.kernels.backends.backend import Run
 from mtmd.kernels.backends.gpu import chosen_workspace
 from mtmd.kernels.backends.side_stream import SideStream
+from mtmd.kernels.backends.vision_attention.candidates import tiled
+from mtmd.kernels.backends.vision_attention.choice import AttentionChoice
 from mtmd.kernels.errors import PlacementError
 from mtmd.kernels.gpu.architectures import architecture
 from mtmd.kernels.gpu.table import Choice, choose
@@ -24,7 +26,8 @@ class Target:
     OptionError for anything else. `name` tells several of them apart.
     """
 
-    fuses, native, blocks, side_streams = True, False, True, True
+    native = False
+    fuses = blocks = side_streams = records = large_batches = True
     recorder = None
 
     def __init__(self, target: str, name: str | None = None):
@@ -32,6 +35,8 @@ class Target:
         self.target = target
         self.name = self.space = name or target
         self.device = torch.device("meta")
+        self.attention = AttentionChoice(candidates=tiled(target))
+        """Of encoders: nothing is measured, so all that could win is foreseen."""
 
     def rejects(self, node: Node) -> str | None:
         return self.choose(node).reason

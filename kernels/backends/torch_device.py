@@ -1,5 +1,6 @@
-"""A device that torch knows and that has no kernels here: Apple's GPUs (mps), Intel's (xpu). Every
-op by its reference, attention by torch's own.
+"""A device that torch knows and that has no kernels here: Apple's GPUs (mps), Intel's (xpu), and
+NVIDIA's and AMD's (cuda) where Triton is not installed, as on Windows. Every op by its reference,
+attention by torch's own.
 
 Which operators such a device has, and whether it computes them rightly, differs between versions of
 torch and of its system. So it is asked: each op, on operands of the types at hand, against the
@@ -23,33 +24,36 @@ from mtmd.kernels.backends.operands import fewer_rows, operands, smaller
 from mtmd.kernels.backends.reference import lower_reference, reference_workspace
 from mtmd.kernels.backends.side_stream import SideStream
 from mtmd.kernels.dtype import name_of
+from mtmd.kernels.errors import DeviceError
 from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.kernel import types_of
 from mtmd.kernels.ops import OPS
 from mtmd.kernels.ops.attention import visible
 
-KINDS = ("mps", "xpu")
 ASKED_BYTES = 64 << 20  # of an op's operands; with larger ones, such as experts, it is not tried
 MOST_KNOWN = 4096
 LIMITS = {torch.float32: 1e-6, torch.bfloat16: 1e-3, torch.float16: 1e-4}  # NMSE, see `_distance`
 
 
 class TorchDevice:
-    """`name`: mps, or xpu:N. `device`: where it is, if not there."""
+    """`name`: mps, xpu:N or cuda:N. `device`: where it is, if not there. `lacks`: what kernels
+    would need, and is not installed, and how to have it.
+    """
 
-    fuses = native = blocks = side_streams = False
+    fuses = native = blocks = side_streams = records = large_batches = False
     recorder = None
 
-    def __init__(self, name: str, device: torch.device | None = None):
+    def __init__(self, name: str, device: torch.device | None = None, lacks: str | None = None):
         self.name = self.space = name
+        self.lacks = lacks
         self.device = device or torch.device(name)
         self._known: dict[Any, str | None] = {}
         self.untried: dict[str, int] = {}
         """Ops that were taken without being tried, with the bytes of the largest operands."""
 
     def rejects(self, node: Node) -> str | None:
-        if OPS[node.op].is_view:
-            return None
+        if OPS[node.op].is_view or "group" in node.attrs:
+            return None  # a collective cannot be tried by one rank alone
         key = node.op, types_of(node), tuple(node.attrs.items())
         if key not in self._known:
             if len(self._known) >= MOST_KNOWN:  # pictures of ever new sizes
@@ -74,6 +78,8 @@ class TorchDevice:
             torch.mps.synchronize()
         elif self.device.type == "xpu":
             torch.xpu.synchronize(self.device)
+        elif self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
     def _ask(
         self, op: str, types: tuple[Type | None, ...], attrs: tuple[tuple[str, Any], ...]
@@ -98,6 +104,12 @@ class TorchDevice:
                 found = run(*theirs, **options).cpu()
             except (RuntimeError, TypeError) as error:  # NotImplementedError among them
                 words = " ".join(str(error).split())
+                if isinstance(error, torch.AcceleratorError) and self.name.startswith("cuda"):
+                    # Nothing runs on it any more
+                    raise DeviceError(
+                        f"{self.name} has failed while {op} was tried ({words:.200}); start the "
+                        "process again with --device cpu"
+                    ) from error
                 if "out of memory" in words:
                     raise _NoRoomError from error
                 return f"torch on {self.name}: {words:.200}"

@@ -16,6 +16,7 @@ from mtmd.kernels.estimate.unpacking import Unpacking, unpacking
 from mtmd.kernels.graph import Type
 from mtmd.kernels.kernel import types_of
 from mtmd.kernels.ops import OPS
+from mtmd.kernels.plan.scheduler import Plan
 from mtmd.kernels.plan.steps import Step
 
 # Calls of torch that compute nothing on the device, beside views.
@@ -54,6 +55,11 @@ def cost(step: Step, target: Target) -> Cost:
     count, moved = _counted(node.op, types_of(node), tuple(node.attrs.items()), in_place)
     # An op that says what it moves reads a part of its operands: rows of a table, pages.
     return Cost(count, 0, OPS[node.op].bytes(node) if OPS[node.op].reads_a_part else moved)
+
+
+def copied_out(plan: Plan) -> list[Cost]:
+    """What copies of a replayed run's outputs launch and move, beside its steps."""
+    return [Cost(1, 0, 2 * output.type.bytes) for output in plan.copied_out]
 
 
 @lru_cache(maxsize=65536)

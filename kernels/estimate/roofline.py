@@ -2,7 +2,7 @@
 
     device = sum over nodes of max(bytes / (bandwidth x eb), FLOPs / (rate x ef),
                                    cycles / (threads' cycles a second x ei), launches x FLOOR)
-    host   = torch launches x t + Triton launches x u + nodes x STEP, or REPLAY
+    host   = torch launches x t + Triton launches x u + nodes x STEP, or REPLAY + outputs x t
     time   = max(host, device)
 
 `cycles` are those of threads that unpack quantized weights (`unpacking.py`), of a card of which a
@@ -10,9 +10,10 @@ kernel with fewer programs than multiprocessors uses a part. A collective of sev
 device as long as `links.py` says, and the host `host`. Kernels are launched one after another by
 the host while the device works, so the slower of the two is what one waits for. A plan that can be
 recorded (`kernels/plan/replay.py`) is replayed from its third run on, which costs the host the same
-whatever is in it. Bytes, FLOPs, cycles and launches are counted from the plan; eb, ef, ei, t, u,
-FLOOR, STEP and REPLAY are the `Factors` below. **None of this was run on a GPU**: each has a middle
-and a range, and so has the time. docs/gpu.md says where each comes from.
+whatever is in it, and a copy of each output that lies in no state. Bytes, FLOPs, cycles and
+launches are counted from the plan; eb, ef, ei, t, u, FLOOR, STEP and REPLAY are the `Factors`
+below. **None of this was run on a GPU**: each has a middle and a range, and so has the time.
+docs/gpu.md says where each comes from.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 
 from mtmd.kernels.backends.target import Target
 from mtmd.kernels.estimate.cards import Card
-from mtmd.kernels.estimate.launches import Cost, cost
+from mtmd.kernels.estimate.launches import Cost, copied_out, cost
 from mtmd.kernels.estimate.links import PARTS, REACHED, Link, exchange_s
 from mtmd.kernels.estimate.unpacking import UNPACKS
 from mtmd.kernels.graph import Node
@@ -140,8 +141,8 @@ def estimate(plan: Plan, target: Target, card: Card, link: Link | None = None) -
         return None
     costs = [(step.node, cost(step, target)) for step in plan.steps]
     factors = factors_of(card)
-    replayed = why_not(plan, lambda node: target.choose(node).kernel is None) is None
-    times = {name: _times(costs, card, f, replayed, link, name) for name, f in factors.items()}
+    copies = copied_out(plan) if _is_replayed(plan, target) else None
+    times = {name: _times(costs, card, f, copies, link, name) for name, f in factors.items()}
     host, device, causes = times[MIDDLE]
     return Estimate(
         max(host, device) * 1e3,
@@ -150,16 +151,20 @@ def estimate(plan: Plan, target: Target, card: Card, link: Link | None = None) -
         LAUNCHES if host > device else max(causes, key=lambda cause: causes[cause]),
         host * 1e3,
         device * 1e3,
-        sum(c.torch + c.triton for _, c in costs),
+        sum(c.torch + c.triton for _, c in costs) + len(copies or ()),
         plan.flops / 1e9,
-        sum(c.bytes for _, c in costs) / 2**30,
+        sum(c.bytes for c in (*(c for _, c in costs), *(copies or ()))) / 2**30,
         causes[EXCHANGE] * 1e3,
     )
 
 
+def _is_replayed(plan: Plan, target: Target) -> bool:
+    return why_not(plan, lambda node: target.choose(node).kernel is None) is None
+
+
 def shares(plan: Plan, target: Target, card: Card | None) -> tuple[OpShare, ...]:
     """The plan's nodes by op and kernel, most time first; without a card whose rates are known,
-    most launches first, and no times.
+    most launches first, and no times. Copies of a replayed run's outputs are a row of their own.
     """
     rows: dict[tuple[str, str], list[tuple[Node, Cost]]] = {}
     for step in plan.steps:
@@ -185,7 +190,25 @@ def shares(plan: Plan, target: Target, card: Card | None) -> tuple[OpShare, ...]
                 max(causes, key=lambda cause: causes[cause]) if device else "",
             )
         )
+    if plan.copied_out and _is_replayed(plan, target):
+        result.append(_copies(copied_out(plan), card))
     return tuple(sorted(result, key=lambda r: (-r.ms, -r.launches)))
+
+
+def _copies(copies: list[Cost], card: Card | None) -> OpShare:
+    device, causes = 0.0, dict[str, float]()
+    if card is not None and card.is_known:
+        _, device, causes = _times([], card, factors_of(card)[MIDDLE], copies)
+    return OpShare(
+        "output",
+        "copy",
+        len(copies),
+        sum(c.torch for c in copies),
+        0.0,
+        sum(c.bytes for c in copies) / 2**20,
+        device * 1e3,
+        max(causes, key=lambda cause: causes[cause]) if device else "",
+    )
 
 
 def _kernel(node: Node, backend: object, target: Target) -> str:
@@ -200,11 +223,13 @@ def _times(
     costs: list[tuple[Node, Cost]],
     card: Card,
     factors: Factors,
-    replayed: bool = False,
+    copies: list[Cost] | None = None,
     link: Link | None = None,
     range_: str = MIDDLE,
 ) -> tuple[float, float, dict[str, float]]:
-    """Seconds of the host, of the device, and of the device by what holds it up."""
+    """Seconds of the host, of the device, and of the device by what holds it up. `copies`: of the
+    outputs, where the run is replayed.
+    """
     causes: dict[str, float] = dict.fromkeys((BANDWIDTH, FLOPS, UNPACKING, LAUNCHES, EXCHANGE), 0.0)
     launched = 0.0
     for node, used in costs:
@@ -219,7 +244,17 @@ def _times(
         if node.op != "copy":
             seconds, cause = node_time(node, used, card, factors)
             causes[cause] += seconds
-    host = min(launched, factors.replay) if replayed else launched  # of few nodes it is less
+    if copies is None:
+        return launched, sum(causes.values()), causes
+    for used in copies:
+        assert card.bandwidth is not None
+        seconds, cause = max(
+            (used.bytes / (card.bandwidth * factors.bandwidth), BANDWIDTH),
+            (factors.floor, LAUNCHES),
+        )
+        causes[cause] += seconds
+    # Of few nodes it is less
+    host = min(launched, factors.replay) + len(copies) * factors.torch_launch
     return host, sum(causes.values()), causes
 
 

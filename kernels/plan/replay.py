@@ -3,7 +3,8 @@ of its inputs and the recording.
 
 Inputs have memory of their own for that, in which every run finds them: all that come from the host
 side by side, so that one copy brings them. States that a run writes in place (caches) are read
-where they lie; for another cache a run is recorded anew.
+where they lie; for another cache a run is recorded anew. Outputs are copied for the caller, but for
+those that lie in a state.
 """
 
 from __future__ import annotations
@@ -20,15 +21,13 @@ from mtmd.kernels.backends.recording import Recorder, Recording, Staging
 from mtmd.kernels.errors import DeviceError
 from mtmd.kernels.graph import Node, filled
 from mtmd.kernels.ops import OPS
+from mtmd.kernels.plan import scheduler
 from mtmd.kernels.plan.scheduler import Plan
 from mtmd.kernels.text import mib
 
 # Runs before one is recorded: a shape that does not come again is not worth it, and kernels are
 # compiled, and libraries choose theirs, in the first.
 BEFORE = 2
-# Of a plan's values on the way: they keep their memory as long as there are recordings. A step of
-# decoding takes a few MiB.
-MOST_BYTES = 512 << 20
 ALIGN = 256
 
 BROKEN = "the device has failed in a recorded run, and nothing runs on it any more"
@@ -50,8 +49,9 @@ def why_not(plan: Plan, by_torch: Callable[[Node], bool]) -> str | None:
         return (
             f"{waiting[0].name} ({waiting[0].op}) and {len(waiting) - 1} others wait for the device"
         )
-    if (taken := sum(plan.compute_bytes.values())) > MOST_BYTES:
-        return f"its values take {mib(taken)}, of which up to {mib(MOST_BYTES)} are kept"
+    if (taken := sum(plan.run_bytes.values())) > scheduler.MOST_RECORDED:
+        most = mib(scheduler.MOST_RECORDED)
+        return f"its values take {mib(taken)}, of which up to {most} are kept"
     return None
 
 
@@ -68,11 +68,13 @@ class Replay:
         recorder: Recorder,
         check: Check,
         device: torch.device,
+        in_states: Sequence[bool],
     ):
+        """`in_states`: of each output, whether it lies in a state."""
         self._states = [(s, n) for s, n in inputs if n.attrs.get("state")]
         self._inputs = [(s, n) for s, n in inputs if not n.attrs.get("state")]
         self._template, self._run, self._recorder = template, run, recorder
-        self._check, self._device = check, device
+        self._check, self._device, self._in_states = check, device, tuple(in_states)
         self._before, self._lock = BEFORE, Lock()
         self._places: dict[Node, Tensor] = {}  # on the device
         self._hosted: dict[Node, Tensor] = {}  # of those, what the host writes
@@ -84,7 +86,9 @@ class Replay:
         """Why recording failed; runs go on without."""
 
     def outputs(self, batch: Any) -> list[Tensor] | None:
-        """Of one batch, in memory of their own; None where the run is to be made as ever."""
+        """Of one batch, in memory of their own or a state's; None where the run is to be made as
+        ever.
+        """
         with self._lock:
             if self.failure is not None:
                 return None
@@ -103,7 +107,10 @@ class Replay:
             except torch.AcceleratorError as error:
                 raise DeviceError(f"{BROKEN} ({_line(error)}); start the process again") from error
             self.replayed += 1
-            return [output.clone() for output in self._recording.outputs]
+            return [
+                output if in_state else output.clone()
+                for output, in_state in zip(self._recording.outputs, self._in_states, strict=True)
+            ]
 
     def _filled(self, node: Node, batch: Any) -> Tensor:
         value = filled(node, batch)

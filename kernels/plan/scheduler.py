@@ -23,6 +23,10 @@ from mtmd.kernels.plan.layer_split import LayerSplit
 from mtmd.kernels.plan.row_blocks import Chain, chains
 from mtmd.kernels.plan.steps import NativeFacts, Split, Step
 
+# Of the values of a plan that is recorded: they keep their memory as long as there are recordings,
+# beside what other runs take. A step of decoding takes a few MiB; where values are larger, the
+# device takes several times as long as the host takes to launch them (docs/gpu.md).
+MOST_RECORDED = 128 << 20
 FALLBACK = ("cpu",)  # memories of the backends that take what a device of several refuses
 
 
@@ -138,12 +142,39 @@ class Plan:
 
     @cached_property
     def compute_bytes(self) -> dict[str, int]:
-        """Predicted peak of everything but weights and caches, per memory space; nothing is
-        allocated to find it.
+        """Predicted peak of everything but weights and caches, per memory space, with the copies
+        of a replayed run's outputs; nothing is allocated to find it.
         """
+        return self._with_copies(self.run_bytes, self.copied_out)
+
+    @cached_property
+    def run_bytes(self) -> dict[str, int]:
+        """The same of a run that is launched node by node, or recorded."""
         return self._peak(
-            lambda step: step.backend.workspace(step.node), lambda plan: plan.compute_bytes
+            lambda step: step.backend.workspace(step.node), lambda plan: plan.run_bytes
         )
+
+    @property
+    def may_be_recorded(self) -> bool:
+        """Whether its device records runs, and their values are few enough to be kept."""
+        records = all(step.backend.records for step in self.steps)
+        alone = len({step.backend.space for step in self.steps}) == 1 and not self.copies
+        return records and alone and sum(self.run_bytes.values()) <= MOST_RECORDED
+
+    @cached_property
+    def copied_out(self) -> tuple[Node, ...]:
+        """The outputs that a replayed run hands over as copies, as the next one overwrites them:
+        all that lie in no state.
+        """
+        return self._outside_states if self.may_be_recorded else ()
+
+    @property
+    def _outside_states(self) -> tuple[Node, ...]:
+        return tuple(o for o in self.outputs if not o.is_in_state)
+
+    def _with_copies(self, peak: dict[str, int], copies: Iterable[Node]) -> dict[str, int]:
+        more = sum(copy.type.bytes for copy in copies)
+        return {space: size + more for space, size in peak.items()} if more else peak
 
     @cached_property
     def rough_bytes(self) -> dict[str, int]:
@@ -151,10 +182,12 @@ class Plan:
         take on the way is found by running them on meta tensors, for which torch loads its
         compiler.
         """
-        return self._peak(
+        rough = self._peak(
             lambda step: step.backend.workspace(step.node, exact=False),
             lambda plan: plan.rough_bytes,
         )
+        records = any(step.backend.records for step in self.steps)
+        return self._with_copies(rough, self._outside_states if records else ())
 
     @cached_property
     def chains(self) -> tuple[Chain, ...]:

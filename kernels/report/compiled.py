@@ -23,7 +23,7 @@ def compiled_kernels(graph: str, plan: Plan, target: Target) -> list[CompiledKer
 
     alike: dict[Hashable, list[tuple[Node, str, Program]]] = {}
     for node, choice, programs in launches_of(plan):
-        for program in programs[:1]:
+        for program in programs:
             row = node, program.title or choice.name, program
             alike.setdefault(specialisation(program), []).append(row)
     kernels = []

@@ -38,7 +38,9 @@ def device_of(backend: Backend) -> Gpu | Target | None:
 
 @dataclass
 class Programs:
-    """Of several plans, the first of each."""
+    """Of several plans, the first of each; of attention that is measured those of all kernels that
+    may turn out to be the fastest, too.
+    """
 
     found: dict[Hashable, Program] = field(default_factory=dict)
     _seen: set[Hashable] = field(default_factory=set)
@@ -52,7 +54,12 @@ class Programs:
                 continue  # another layer's
             self._seen.add(key)
             kernel = device.choose(node).kernel
-            for program in kernel.launched(*types, **node.attrs) if kernel else ():
+            if kernel is None:
+                continue
+            programs = kernel.launched(*types, **node.attrs)
+            if node.op == "attention":
+                programs += device.attention.programs(node, types)
+            for program in programs:
                 self.found.setdefault(specialisation(program), program)
 
     def add_all(self, plans: Iterable[Plan]) -> Programs:

@@ -193,6 +193,13 @@ def _warnings(report: WarmupFacts) -> Iterator[str]:
 
 
 def _untried(report: WarmupFacts) -> Iterator[str]:
+    if report.lacks:
+        yield (
+            f"WARNING: {report.device} runs by torch's own operators, launched one by one, and "
+            "quantized weights take the memory of plain ones"
+        )
+        yield f"  {report.lacks}"
+        yield ""
     if report.untried:
         ops = ", ".join(f"{op} ({mib(size)})" for op, size in report.untried)
         yield f"not tried on {report.device}, as operands are too large for that: {ops}"

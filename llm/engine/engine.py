@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
 
+import numpy as np
 from torch import Tensor
 
 from mtmd.kernels.cpu.sampling import rows as drawing
@@ -25,7 +26,7 @@ from mtmd.llm.engine.beside import Alone, Beside
 from mtmd.llm.engine.lookup import PICTURE
 from mtmd.llm.engine.make_batch import make_batch
 from mtmd.llm.engine.pages import Pages, page_keys
-from mtmd.llm.engine.runner import PREFILL, Runner
+from mtmd.llm.engine.runner import Runner
 from mtmd.llm.engine.sequence import Sequence, Token
 from mtmd.llm.engine.spans import Span, blocks, identities, lay_out, stretch
 from mtmd.llm.engine.speculation import MOST_ROWS, Mode, Speculation, speculation
@@ -50,7 +51,12 @@ class Constraint(Protocol):
         """The prompt is about to be read, perhaps anew."""
 
     def ready(self, wait_s: float = 0) -> bool:
-        """Whether `mask` would wait for nothing, after `wait_s` at the latest."""
+        """Whether `mask` or `allowed` would wait for nothing, after `wait_s` at the latest."""
+
+    def allowed(self, size: int) -> np.ndarray:
+        """uint8 [size / 8]: a bit for each of `size` logits, the lowest of each byte first, set
+        where that token may come next. Asked for in place of `mask`, where a device has the logits.
+        """
 
     def mask(self, logits: Tensor) -> Tensor:
         """Logits [V] with -inf at every token that may not come next."""
@@ -138,7 +144,7 @@ class Engine:
         self.batcher = Batcher(
             Pages(self.cache.pages, PAGE),
             self.runner.sequences,
-            PREFILL,
+            self.runner.prefill_tokens,
             self.cache.recurrent,
             self.beside.rows,
             FEW if self.cache.in_place else None,
@@ -392,7 +398,8 @@ class Engine:
                 allowed = None
                 if constraint is not None:
                     try:
-                        allowed = constraint.mask(logits[first]) if constraint.ready() else None
+                        if constraint.ready():
+                            allowed = constraint.allowed(logits.shape[1])
                     except MtmdError:
                         allowed = None  # it will say so again, to this sequence alone
                     if allowed is None:
@@ -419,9 +426,7 @@ class Engine:
             first += count
         drawn: dict[Sequence, list[Drawn]] = {}
         if wishes:
-            # Most often all of them, in their order
-            chosen = logits if len(rows) == len(logits) else logits[rows]
-            for sequence, one in zip(whose, draw(chosen, wishes), strict=True):
+            for sequence, one in zip(whose, draw(logits, wishes, rows), strict=True):
                 drawn.setdefault(sequence, []).append(one)
         return drawn
 
@@ -588,7 +593,8 @@ class Engine:
             self._before.pop(sequence, None)
             self.cache.clear(sequence.slot)
             while sequence.done < sequence.total and sequence.finish is None:
-                step, total = Step(((sequence, sequence.chunk(PREFILL)),), (), ()), sequence.total
+                part = sequence, sequence.chunk(self.runner.prefill_tokens)
+                step, total = Step((part,), (), ()), sequence.total
                 self._advance(*self._run(step))
                 if sequence.total > total:
                     break

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import abc
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
@@ -29,7 +30,10 @@ from mtmd.llm.family import TextFamily
 from mtmd.llm.inputs import TextInputs
 from mtmd.llm.state import KV, PAGE, Cache, Layers, Mirror, state_dtype, states_by_name
 
-PREFILL = 512  # tokens of a prefill batch
+# Tokens of a prefill batch: of a device that needs many to be busy, 2,048 take a quarter of the
+# launches, and of the reads of weights.
+PREFILL, LARGE_PREFILL = 512, 2048
+ATTENTION = ("attention", "paged_attention")
 PLANS = 128  # kept for shapes that come again; some MiB each, of a large model
 FALLBACKS = 16  # every length of prompt has a plan of its own; what they refuse is much the same
 
@@ -60,7 +64,7 @@ class Lead(Protocol):
 class Runner:
     """A text family on its backends. `context` is the longest sequence, in tokens, and `sequences`
     the number its cache holds at once; `image_tokens` the most tokens that one picture takes, 0
-    where there are none.
+    where there are none. `cuts_images`: a picture may be read in several batches.
     """
 
     def __init__(
@@ -73,6 +77,7 @@ class Runner:
         context: int,
         sequences: int = 1,
         image_tokens: int = 0,
+        cuts_images: bool = False,
         flash_attn: str = "auto",
         overrides: abc.Sequence[Override] = (),
         residency: Residency | None = None,
@@ -92,12 +97,8 @@ class Runner:
             backends,
             tuple(overrides),
         )
-        self.dtype, self.context, self.sequences, self.image_tokens = (
-            dtype,
-            context,
-            sequences,
-            image_tokens,
-        )
+        self.dtype, self.context, self.sequences = dtype, context, sequences
+        self._image_tokens, self._cuts_images = image_tokens, cuts_images
         self.pages = 1 + sequences * self.pages_for(context)
         self.residency = residency or Residency()
         self.flash: FlashChoice = choose(self._probes, backends, overrides, flash_attn, split)
@@ -125,15 +126,45 @@ class Runner:
         logits = self.family.graph(inputs, self.weights, form or self.flash.form)
         return [*inputs.kept, logits]
 
+    @property
+    def prefill_tokens(self) -> int:
+        """Of a batch of prompts, as far as pictures do not make it larger."""
+        return LARGE_PREFILL if self._reads_many else PREFILL
+
+    @cached_property
+    def _reads_many(self) -> bool:
+        """Whether prompts are read by thousands of tokens: where that is what keeps all devices
+        busy, and attention runs there. Explicit attention keeps the scores of all of them at once,
+        and a CPU that has the cache takes memory and time for each.
+        """
+        form = self.flash.form
+        if form.all_explicit or form.explicit or not self._many_at_most:
+            return False
+        steps = self.plan(BatchShape(1)).steps
+        return all(s.backend.large_batches for s in steps if s.node.op in ATTENTION)
+
+    @property
+    def _many_at_most(self) -> bool:
+        return all(device.large_batches for device in self.devices)
+
+    @property
+    def image_tokens(self) -> int:
+        """The most of one picture in one batch."""
+        return self._image_tokens_of(self.prefill_tokens)
+
+    def _image_tokens_of(self, prefill: int) -> int:
+        return min(self._image_tokens, prefill) if self._cuts_images else self._image_tokens
+
     def sizes(self) -> dict[str, BatchShape]:
         """Batches by label: a step of decode, and the largest prefill."""
-        most, pages = (
-            min(max(PREFILL, self.image_tokens), self.context),
-            self.pages_for(self.context),
-        )
+        return self._sizes(self.prefill_tokens)
+
+    def _sizes(self, prefill: int) -> dict[str, BatchShape]:
+        images, pages = self._image_tokens_of(prefill), self.pages_for(self.context)
+        most = min(max(prefill, images), self.context)
         return {
             "decode": BatchShape(1, pages=pages),
-            "prefill": BatchShape(most, min(self.image_tokens, most), pages=pages),
+            "prefill": BatchShape(most, min(images, most), pages=pages),
         }
 
     @staticmethod
@@ -167,7 +198,8 @@ class Runner:
         return executor is not None and executor.is_prepared
 
     def _probes(self, form: AttentionForm) -> list[list[Node]]:
-        return [self.graph(batch, form) for batch in self.sizes().values()]
+        largest = self._sizes(LARGE_PREFILL if self._many_at_most else PREFILL)
+        return [self.graph(batch, form) for batch in largest.values()]
 
     def _make_executor(self, key: tuple[BatchShape, bool]) -> Executor:
         batch, intact = key
@@ -210,6 +242,22 @@ class Runner:
                 mirror=self.lead.new_cache() if self.lead else None,
                 paged=self.reads_pages,
             )
+
+    @property
+    def has_lasting_cache(self) -> bool:
+        """Whether a cache takes all of its memory when it is made, and not as it is written."""
+        return not all(backend.native for backend in self._state_backends().values())
+
+    def small(self, tokens: int) -> Runner:
+        """The same with a cache of one sequence of so many tokens, for trials beside the real one.
+        Weights and measurements are shared, plans are its own.
+        """
+        result = copy.copy(self)
+        result.context, result.sequences = min(tokens, self.context), 1
+        result.pages = 1 + self.pages_for(result.context)
+        result._plan = MadeOnce(result._make_plan, PLANS)
+        result._executor = MadeOnce(result._make_executor, PLANS)
+        return result
 
     @property
     def reads_pages(self) -> bool:
@@ -320,7 +368,7 @@ class Runner:
         """
         sequence = sequence or self.begin(cache, 0)
         self.check(spans, sequence.done)
-        *before, last = cut(lay_out(spans, sequence.position)[0], PREFILL)
+        *before, last = cut(lay_out(spans, sequence.position)[0], self.prefill_tokens)
         for part in before:
             self.read([(sequence, part)], cache, observe, wants_logits=False)
         return self.read([(sequence, last)], cache, observe)[0]

@@ -91,12 +91,16 @@ class JsonConstraint:
         """Always: `mask` computes what it gives."""
         return True
 
+    def allowed(self, size: int) -> np.ndarray:
+        """As `allowed_bits`. Raises OptionError where no token may come next."""
+        bits = allowed_tokens(self._matcher)
+        return allowed_bits(bits, size, self._tokens, self._stop, self._matcher.is_accepting())
+
     def mask(self, logits: Tensor) -> Tensor:
         """Logits [V] with -inf at every token that may not come next. A copy. Raises OptionError
         where none may.
         """
-        bits = allowed_tokens(self._matcher)
-        return masked(logits, bits, self._tokens, self._stop, self._matcher.is_accepting())
+        return masked(logits, self.allowed(len(logits)))
 
     def accept(self, token: int) -> None:
         take(self._matcher, token)
@@ -105,19 +109,32 @@ class JsonConstraint:
         """It holds nothing."""
 
 
-def masked(
-    logits: Tensor, bits: bytes | memoryview, tokens: int, stop: frozenset[int], may_end: bool
-) -> Tensor:
-    """Logits [V] with -inf where `bits` (as `grammar.allowed_tokens` gives them, of so many
-    `tokens`) has none; the tokens of `stop` go by `may_end`. A copy. Raises OptionError where
-    nothing is left.
+def allowed_bits(
+    bits: bytes | memoryview, size: int, tokens: int, stop: frozenset[int], may_end: bool
+) -> np.ndarray:
+    """uint8 [size / 8], a bit for each of `size` logits, the lowest of each byte first: those of
+    `bits` (as `grammar.allowed_tokens` gives them, of so many `tokens`), and the tokens of `stop`
+    by `may_end`. Raises OptionError where nothing is left.
     """
-    allowed = np.unpackbits(np.frombuffer(bits, np.uint8), count=len(logits), bitorder="little")
-    forbidden = torch.from_numpy(allowed) == 0
-    forbidden[tokens:] = True  # rows beyond the vocabulary, and the library's own end
-    forbidden[[s for s in stop if s < len(logits)]] = not may_end
-    if forbidden.all():
+    result = np.zeros(-(-size // 8), np.uint8)
+    known = min(tokens, size)  # behind: rows beyond the vocabulary, and the library's own end
+    given = np.frombuffer(bits, np.uint8)[: -(-known // 8)]
+    result[: len(given)] = given
+    if known % 8:
+        result[known // 8] &= (1 << known % 8) - 1
+    for token in stop:
+        if token < size:
+            result[token // 8] &= ~np.uint8(1 << token % 8)
+            result[token // 8] |= may_end << token % 8
+    if not result.any():
         raise OptionError(UNWRITABLE)
+    return result
+
+
+def masked(logits: Tensor, allowed: np.ndarray) -> Tensor:
+    """Logits [V] with -inf where `allowed` (as `allowed_bits` gives it) has no bit. A copy."""
+    bits = np.unpackbits(allowed, count=len(logits), bitorder="little")
+    forbidden = torch.from_numpy(bits == 0)
     return logits.masked_fill(forbidden.to(logits.device), float("-inf"))
 
 

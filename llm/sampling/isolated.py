@@ -16,13 +16,14 @@ import threading
 import time
 from collections import OrderedDict
 
+import numpy as np
 from torch import Tensor
 
 from mtmd.kernels.errors import BusyError, MtmdError, OptionError
 from mtmd.kernels.isolation.fork_server import ForkServer, Worker, WorkerFailed
 from mtmd.kernels.isolation.limits import Limits
 from mtmd.kernels.isolation.places import PATIENCE_S
-from mtmd.llm.sampling.constraint import check_end, masked
+from mtmd.llm.sampling.constraint import allowed_bits, check_end, masked
 from mtmd.llm.sampling.grammar_worker import ANSWER, GOES_ON, MAY_END, TOKEN, TRIAL, WRONG, pack
 from mtmd.llm.sampling.json_schema import CheckedSchema, schema_text
 from mtmd.llm.tokenizer.tokenizer import Tokenizer
@@ -140,8 +141,14 @@ class IsolatedConstraint:
         return False
 
     def mask(self, logits: Tensor) -> Tensor:
-        """Logits [V] with -inf at every token that may not come next. A copy. Raises OptionError
-        where none may, and for a schema that cannot be followed.
+        """Logits [V] with -inf at every token that may not come next. A copy. Raises OptionError as
+        `allowed`.
+        """
+        return masked(logits, self.allowed(len(logits)))
+
+    def allowed(self, size: int) -> np.ndarray:
+        """As `allowed_bits`. Raises OptionError where no token may come next, and for a schema that
+        cannot be followed.
         """
         while not self.ready(1.0):
             pass
@@ -158,7 +165,7 @@ class IsolatedConstraint:
         if bytes(said[:1]) not in (GOES_ON, MAY_END) or len(said) * 8 < self._grammars.tokens:
             raise self._fail("more than can be")
         may_end = bytes(said[:1]) == MAY_END
-        return masked(logits, said[1:], self._grammars.tokens, self._stop, may_end)
+        return allowed_bits(said[1:], size, self._grammars.tokens, self._stop, may_end)
 
     def accept(self, token: int) -> None:
         """The token has been taken; what may follow is found out meanwhile. Raises OptionError."""

@@ -1,12 +1,13 @@
-"""The next tokens of several sequences at once, where the logits are: one upload of what is asked,
-one read-back of what is chosen, whatever the number of sequences.
+"""The next tokens of several sequences at once, where the logits are: one upload of all that is
+asked, grammars included, one read-back of what is chosen, whatever the number of sequences.
 
 The formulas, their order and the random numbers are those of `sampler.py`, which chooses one token
 on the host: an answer is the same either way, but for the last bits of sums.
 
 No row is sorted as a whole: what `top_k` and `top_p` keep is found among the `HEAD` largest, and
 how much the others have follows from the sum of all. Where that is not enough, as in a row in which
-thousands are about as likely, the row is sorted after all, which takes a second read-back.
+thousands are about as likely, the row is sorted after all, which takes another upload and
+read-back.
 """
 
 from __future__ import annotations
@@ -19,11 +20,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mtmd.kernels.backends.side_stream import host_bytes
 from mtmd.kernels.errors import MtmdError
 from mtmd.llm.sampling.options import Sampling
 from mtmd.llm.sampling.sampler import check_peak
 
 HEAD = 1024  # of the largest of a row, which are put in order
+ALIGN = 16  # bytes between two parts of what is uploaded
+TYPES = {
+    np.dtype(np.uint8): torch.uint8,
+    np.dtype(np.int64): torch.int64,
+    np.dtype(np.float64): torch.float64,
+}
 
 
 @dataclass(frozen=True)
@@ -32,7 +40,8 @@ class Wish:
 
     `seen`: tokens that a repetition penalty counts; `written`: those of the answer; `forbidden`:
     tokens that do not come where another may. `point`: a random number in [0, 1), of a row that is
-    not greedy. `allowed` [V]: the row as a constraint leaves it, None where there is none.
+    not greedy. `allowed` uint8 [V / 8]: a bit for each token that a constraint allows, the lowest
+    of each byte first; None where there is none.
     `alternatives`: how many of the most probable tokens to tell, None for no probabilities.
     """
 
@@ -41,7 +50,7 @@ class Wish:
     written: Sequence[int] = ()
     forbidden: frozenset[int] = frozenset()
     point: float = 0.0
-    allowed: Tensor | None = None
+    allowed: np.ndarray | None = None
     alternatives: int | None = None
 
 
@@ -57,30 +66,31 @@ class Drawn:
     error: MtmdError | None = None
 
 
-def draw(logits: Tensor, wishes: Sequence[Wish], head: int | None = HEAD) -> list[Drawn]:
-    """For each row of `logits` [N, V], any float type, any device, what its wish asks for. `head`:
-    how many of the largest are put in order at first, None for all; the result is the same.
+def draw(
+    logits: Tensor,
+    wishes: Sequence[Wish],
+    rows: Sequence[int] | None = None,
+    head: int | None = HEAD,
+) -> list[Drawn]:
+    """For each of these `rows` of `logits` [N, V], any float type, any device, what its wish asks
+    for; without, for each of all. `head`: how many of the largest are put in order at first, None
+    for all; the result is the same.
     """
     size = logits.shape[1]
     errors = [_unknown(wish, size) for wish in wishes]
+    rows = range(len(logits)) if rows is None else rows
+    asked = _Asked(wishes, size, errors, rows, logits.device)
+    if list(rows) != list(range(len(logits))):  # most often all of them, in their order
+        logits = logits.index_select(0, asked.rows)
     values = logits.float()
-    if any(w.allowed is not None for w in wishes):
-        values = torch.stack(
-            [
-                row if w.allowed is None else w.allowed.float()
-                for row, w in zip(values, wishes, strict=True)
-            ]
-        )
-    elif values.data_ptr() == logits.data_ptr():
+    if values.data_ptr() == logits.data_ptr():
         values = values.clone()
-    asked = _Asked(wishes, size, errors)
     values = asked.applied(values)
     peak, tokens = values.max(1)
-    random = [w.sampling.temperature > 0 for w in wishes]
     enough = torch.ones_like(tokens, dtype=torch.bool)
-    if any(random):
+    if any(w.sampling.temperature > 0 for w in wishes):
         drawn, enough = asked.drawn(values, peak, _head(wishes, size, head))
-        is_random = asked.column(random, bool, values.device)[:, 0]
+        is_random = asked.is_random
         tokens = torch.where(is_random, drawn, tokens)
         enough = enough | ~is_random | ~peak.isfinite()
     found = [enough[:, None].double(), tokens[:, None].double(), peak[:, None].double()]
@@ -90,13 +100,13 @@ def draw(logits: Tensor, wishes: Sequence[Wish], head: int | None = HEAD) -> lis
         logprobs = logits.float().log_softmax(1)
         best = logprobs.topk(min(most, size), 1)
         found += [logprobs.gather(1, tokens[:, None]), best.indices, best.values]
-    rows = torch.cat([part.double() for part in found], 1).cpu().tolist()
+    lines = torch.cat([part.double() for part in found], 1).cpu().tolist()
     result = [
-        _drawn(row[1:], wish, error, logits[i])
-        for i, (row, wish, error) in enumerate(zip(rows, wishes, errors, strict=True))
+        _drawn(line[1:], wish, error, logits[i])
+        for i, (line, wish, error) in enumerate(zip(lines, wishes, errors, strict=True))
     ]
-    if short := [i for i, row in enumerate(rows) if not row[0]]:
-        again = draw(logits[short], [wishes[i] for i in short], None)
+    if short := [i for i, line in enumerate(lines) if not line[0]]:
+        again = draw(logits, [wishes[i] for i in short], short, None)
         for i, one in zip(short, again, strict=True):
             result[i] = one
     return result
@@ -142,11 +152,19 @@ def _drawn(row: list[float], wish: Wish, error: MtmdError | None, logits: Tensor
 
 
 class _Asked:
-    """What all rows ask, as numbers side by side: places among the N x V logits, and what is done
-    there.
+    """What all rows ask, as numbers side by side, brought to the device at once: which rows they
+    are, tokens that grammars allow, places among the N x V logits and what is done there, and how
+    each row is drawn.
     """
 
-    def __init__(self, wishes: Sequence[Wish], size: int, errors: Sequence[MtmdError | None]):
+    def __init__(
+        self,
+        wishes: Sequence[Wish],
+        size: int,
+        errors: Sequence[MtmdError | None],
+        rows: Sequence[int],
+        device: torch.device,
+    ):
         self.wishes, self.size = wishes, size
         self.repeated: dict[int, float] = {}
         self.added: Counter[int] = Counter()
@@ -154,6 +172,21 @@ class _Asked:
         for number, (wish, error) in enumerate(zip(wishes, errors, strict=True)):
             if error is None:
                 self._ask(number * size, wish)
+        held = [number for number, wish in enumerate(wishes) if wish.allowed is not None]
+        bits = [wish.allowed for wish in wishes if wish.allowed is not None]
+        places = [*self.without, *self.repeated, *self.added]
+        amounts = [0.0] * len(self.without) + [*self.repeated.values(), *self.added.values()]
+        parts = (
+            np.array(rows, np.int64),
+            np.array(held, np.int64),
+            np.array(places, np.int64),
+            np.array(amounts, np.float64),
+            np.array([self._options(wish) for wish in wishes], np.float64),
+            np.stack(bits) if bits else np.empty((0, -(-size // 8)), np.uint8),
+        )
+        self.rows, self._held, self._at, self._amounts, self._drawing, self._bits = upload(
+            parts, device
+        )
 
     def _ask(self, base: int, wish: Wish) -> None:
         sampling = wish.sampling
@@ -170,18 +203,24 @@ class _Asked:
                 )
         self.without += [base + token for token in wish.forbidden if token < self.size]
 
+    def _options(self, wish: Wish) -> tuple[float, ...]:
+        s = wish.sampling
+        top_k = s.top_k if 0 < s.top_k < self.size else self.size
+        return s.temperature or 1.0, top_k, s.top_p, s.min_p, wish.point, s.temperature > 0
+
+    @property
+    def is_random(self) -> Tensor:
+        """bool [N]"""
+        return self._drawing[:, 5] > 0
+
     def applied(self, values: Tensor) -> Tensor:
-        """`values` [N, V] fp32 with biases and penalties, in place."""
-        places = [*self.without, *self.repeated, *self.added]
-        if not places:
-            return values
-        amounts = [*self.repeated.values(), *self.added.values()]
-        packed = np.empty(2 * len(places), np.float64)
-        packed[: len(places)] = places
-        packed[len(places) : len(places) + len(self.without)] = 0
-        packed[len(places) + len(self.without) :] = amounts
-        at, amount = torch.from_numpy(packed).to(values.device).chunk(2)
-        at, flat = at.long(), values.view(-1)
+        """`values` [N, V] fp32 with what grammars allow, biases and penalties, in place."""
+        if len(self._held):
+            bit = torch.arange(8, dtype=torch.uint8, device=values.device)
+            forbidden = (self._bits[:, :, None] >> bit & 1).flatten(1)[:, : self.size] == 0
+            left = values.index_select(0, self._held).masked_fill(forbidden, -torch.inf)
+            values.index_copy_(0, self._held, left)
+        at, amount, flat = self._at, self._amounts, values.view(-1)
         without, repeated = len(self.without), len(self.without) + len(self.repeated)
         if without:
             hidden = values.clone()
@@ -194,36 +233,17 @@ class _Asked:
             place, factor = at[without:repeated], amount[without:repeated].float()
             held = flat[place]
             flat[place] = torch.where(held < 0, held * factor, held / factor)
-        if len(places) > repeated:
+        if len(at) > repeated:
             flat[at[repeated:]] += amount[repeated:].float()
         return values
-
-    def column(self, numbers: Sequence[float], dtype: type, device: torch.device) -> Tensor:
-        """[N, 1]"""
-        return torch.from_numpy(np.array(numbers, dtype)[:, None]).to(device)
 
     def drawn(self, values: Tensor, peak: Tensor, head: int) -> tuple[Tensor, Tensor]:
         """[N], drawn by each row's random number, and whether the `head` largest were enough for
         that; of greedy rows anything.
         """
         options = [w.sampling for w in self.wishes]
-        size = values.shape[1]
-        packed = self.column(
-            [
-                n
-                for s, w in zip(options, self.wishes, strict=True)
-                for n in (
-                    s.temperature or 1.0,
-                    s.top_k if 0 < s.top_k < size else size,
-                    s.top_p,
-                    s.min_p,
-                    w.point,
-                )
-            ],
-            np.float64,
-            values.device,
-        ).view(len(options), 5)
-        temperature, top_k, top_p, min_p, point = (packed[:, i : i + 1] for i in range(5))
+        size = self.size
+        temperature, top_k, top_p, min_p, point = (self._drawing[:, i : i + 1] for i in range(5))
         scores = (values - peak[:, None]) / temperature.float()
         enough = torch.ones(len(options), dtype=torch.bool, device=values.device)
         if any(0 < s.top_k < size or s.top_p < 1 for s in options):
@@ -268,3 +288,20 @@ def _nucleus(scores: Tensor, ordered: Tensor, top_p: Tensor) -> tuple[Tensor, Te
     is_whole = ordered.shape[1] == scores.shape[1]
     enough = gone[:, -1:] | ordered[:, -1:].isneginf() | is_all
     return kept, enough[:, 0] | is_whole
+
+
+def upload(parts: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
+    """Arrays, side by side in one copy to the device, which waits for nothing."""
+    offsets, size = [], 0
+    for part in parts:
+        offsets.append(size)
+        size += -(-part.nbytes // ALIGN) * ALIGN
+    # torch hands page-locked memory out again only when what was copied from it has left
+    host = host_bytes((size,)) if device.type == "cuda" else torch.empty(size, dtype=torch.uint8)
+    for part, offset in zip(parts, offsets, strict=True):
+        host.numpy()[offset : offset + part.nbytes] = part.reshape(-1).view(np.uint8)
+    there = host.to(device, non_blocking=True)
+    return [
+        there[offset : offset + part.nbytes].view(TYPES[part.dtype]).view(part.shape)
+        for part, offset in zip(parts, offsets, strict=True)
+    ]

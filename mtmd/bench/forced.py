@@ -31,5 +31,10 @@ class Forced:
         result[self._tokens[self._at]] = 0.0
         return torch.from_numpy(result)
 
+    def allowed(self, size: int) -> np.ndarray:
+        result = np.zeros(-(-size // 8), np.uint8)
+        result[self._tokens[self._at] // 8] = 1 << self._tokens[self._at] % 8
+        return result
+
     def accept(self, token: int) -> None:  # noqa: ARG002
         self._at += 1

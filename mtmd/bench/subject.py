@@ -35,7 +35,6 @@ from mtmd.kernels.resources.threads import ask_threads
 from mtmd.llm.batch import Batch
 from mtmd.llm.engine.engine import Engine, Prompt
 from mtmd.llm.engine.make_batch import make_batch
-from mtmd.llm.engine.runner import PREFILL
 from mtmd.llm.engine.sequence import Sequence as Running
 from mtmd.llm.engine.spans import Span, cut, lay_out
 from mtmd.llm.sampling.sampler import Sampler, Sampling
@@ -309,7 +308,7 @@ class Subject:
     def prefill_work(self, spans: Sequence[Span]) -> Work:
         """Of reading a prompt in batches as the runner does."""
         sequence, result = self.runner.begin(self._cache, 0), list[tuple[int, int]]()
-        batches = cut(lay_out(spans, 0)[0], PREFILL)
+        batches = cut(lay_out(spans, 0)[0], self.runner.prefill_tokens)
         for part in batches:
             last = part is batches[-1]
             batch = make_batch([(sequence, part)], self._cache, wants_logits=last)

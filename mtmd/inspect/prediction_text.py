@@ -122,7 +122,7 @@ def _speed(report: Prediction) -> Iterator[str]:
     if all(length.decode is None for length in report.lengths):
         yield "speed: not estimated, as some of the model does not run on the card"
         return
-    yield f"{'speed':<31}{'middle':>8}{'slow to fast':>18}{'':4}{'bound':<11}{'launches':>8}"
+    yield f"{'speed':<31}{'middle':>8}{'slow to fast':>19}{'':4}{'bound':<10}{'launches':>8}"
     for pictures in _alike(report.pictures):
         first, last = pictures[0], pictures[-1]
         if first.encode is not None:
@@ -145,7 +145,7 @@ def _speed(report: Prediction) -> Iterator[str]:
             many = f"decode {at} x {report.sequences}{star}"
             yield _row(many, length.decode_all, "tok/s", report.sequences)
     yield from _wrapped(
-        f"  'at': when a sequence is so long; prefill by {report.asked.prefill_tokens} tokens; "
+        f"  'at': when a sequence is so long; prefill by {report.asked.prefill_tokens:,} tokens; "
         f"'x': of {_count(report.sequences, 'answer')} together"
     )
     if any(report.fits(b) is False for row in report.lengths for b in _all(row)):
@@ -184,7 +184,7 @@ def _row(what: str, e: Estimate, unit: str, tokens: int) -> str:
     else:
         middle, slow, fast = (tokens / ms * 1e3 for ms in (e.ms, e.slow_ms, e.fast_ms))
     spread = f"{_digits(slow)} to {_digits(fast)}"
-    return f"  {what:<28}{_digits(middle):>9} {unit:<5}{spread:>17} {e.bound:<9}{e.launches:>8,}"
+    return f"  {what:<28}{_digits(middle):>9} {unit:<5} {spread:>17} {e.bound:<9}{e.launches:>7,}"
 
 
 def _memory(report: Prediction) -> Iterator[str]:

@@ -58,6 +58,7 @@ def warmup_report(
     if check:
         with loaded.checked_together(), ahead():
             checks = run_checks(loaded)
+    by_torch = _by_torch(loaded)
     placements = loaded.placements  # after the checks, which may bring shapes of their own
     report = WarmupReport(
         loaded.name,
@@ -76,7 +77,8 @@ def warmup_report(
         programs=programs,
         vision_attention=attention,
         preprocessing=preprocessing,
-        untried=_untried(loaded),
+        untried=tuple(by_torch.untried.items()) if by_torch else (),
+        lacks=by_torch.lacks if by_torch else None,
     )
     if report.ranks is not None:
         watch = None  # the other ranks, which are processes, would be taken for others
@@ -94,10 +96,11 @@ def run_checks(loaded: LoadedModel) -> list[Check]:
     return checks
 
 
-def _untried(loaded: LoadedModel) -> tuple[tuple[str, int], ...]:
+def _by_torch(loaded: LoadedModel) -> TorchDevice | None:
+    """The device, where it is one that has no kernels of ours."""
     device = loaded.backends[0]
     device = device.inner if isinstance(device, Limited) else device
-    return tuple(device.untried.items()) if isinstance(device, TorchDevice) else ()
+    return device if isinstance(device, TorchDevice) else None
 
 
 def _speculation(loaded: LoadedModel) -> SpeculationFacts:

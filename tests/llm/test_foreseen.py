@@ -82,7 +82,7 @@ def test_every_small_batch_in_which_somebody_waits_is_foreseen(
 ) -> None:
     subject = small.engine(sequences=sequences, context=128)
     runner = subject.runner
-    runner.image_tokens, whole = image_tokens, runner.pages_for(runner.context)
+    runner._image_tokens, whole = image_tokens, runner.pages_for(runner.context)
     foreseen, answers = few_rows(runner, subject.cache), few_rows(runner, subject.cache, False)
     assert len(set(foreseen)) == len(foreseen) <= FORESEEN < PLANS
     assert foreseen[: len(answers)] == answers and foreseen[0] == BatchShape(1).rounded(True)

@@ -259,6 +259,7 @@ class StandIn(Reference):
         self.name = self.space = "stand-in"
         self.fuses = fuses
         self.recorder = StandInRecorder() if records else None  # type: ignore[assignment]
+        self.records = records
         self.sides = {"encode": side} if side else {}
         self.side_streams = side is not None
 

@@ -9,8 +9,8 @@ them that picks is a setting of the whole process.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.gpu.flash_attention.tiles import Tile, plan_launch
+from mtmd.kernels.gpu.triton_kernel import Program
 from mtmd.kernels.graph import Type
 from mtmd.kernels.kernel import Kernel
 
@@ -26,6 +27,13 @@ LOADED = 8  # values of 16 bits that are loaded at once: heads, and what lies be
 SLACK = 1 << 20  # bytes of a library's own, such as lengths and states of random numbers
 LEAST_ROWS, MOST_TILED = 128, 80  # rows, and the head size, of our kernel with other tiles
 LOG_ROWS = 128  # rows to which logarithms of sums may be rounded up
+
+
+@dataclass(frozen=True)
+class Tiled(Kernel):
+    """Ours with another tile. programs: all that a run on these types launches."""
+
+    programs: Callable[..., Sequence[Program]] = field(kw_only=True)
 
 
 def _rejects(
@@ -136,16 +144,22 @@ def _kernel(call: Callable[..., Tensor], dtypes: tuple[torch.dtype, ...], most: 
     )
 
 
-def _other_tile(rows: int, keys: int, warps: int, stages: int) -> Kernel:
+def _other_tile(rows: int, keys: int, warps: int, stages: int) -> Tiled:
+    tile = Tile(rows, keys, warps, stages)
+
     def run(q: Tensor, k: Tensor, v: Tensor, *absent: None, **options: Any) -> Tensor:
         from mtmd.kernels.gpu.flash_attention.kernel import run_launch
 
         assert not any(x is not None for x in absent)  # it was asked
         types = [Type.of(x) for x in (q, k, v)]
-        launch = plan_launch(*types, **options, tile=Tile(rows, keys, warps, stages))
-        return run_launch(launch, q, k, v, None, None)
+        return run_launch(plan_launch(*types, **options, tile=tile), q, k, v, None, None)
 
-    return Kernel(run=run, rejects=_rejects_other_tile)
+    def programs(*types: Type | None, **options: Any) -> Sequence[Program]:
+        from mtmd.kernels.gpu.flash_attention import kernel
+
+        return kernel.programs(*types, **options, tile=tile)
+
+    return Tiled(run=run, rejects=_rejects_other_tile, programs=programs)
 
 
 def _rejects_other_tile(q: Type, *types: Type | None, **options: Any) -> str | None:
@@ -154,7 +168,9 @@ def _rejects_other_tile(q: Type, *types: Type | None, **options: Any) -> str | N
     return _rejects(q, *types, **options, dtypes=SHORT, most=MOST_TILED)  # type: ignore[arg-type]
 
 
-def _carried(rows: int, keys: int, warps: int, stages: int) -> Kernel:
+def _carried(rows: int, keys: int, warps: int, stages: int) -> Tiled:
+    tile = Tile(rows, keys, warps, stages)
+
     def run(
         q: Tensor,
         k: Tensor,
@@ -167,18 +183,35 @@ def _carried(rows: int, keys: int, warps: int, stages: int) -> Kernel:
         from mtmd.kernels.gpu.flash_attention.carried import carried_attention
 
         assert not causal and not any(x is not None for x in (*absent, *limits.values()))
-        return carried_attention(q, k, v, scale=scale, tile=Tile(rows, keys, warps, stages))
+        return carried_attention(q, k, v, scale=scale, tile=tile)
+
+    def programs(
+        q: Type, k: Type, v: Type, *absent: None, scale: float, **limits: Any
+    ) -> Sequence[Program]:
+        from mtmd.kernels.gpu.flash_attention.carried import program
+
+        assert not any(x is not None for x in absent) and not any(limits.values())
+        return [program(q, k, v, scale=scale, tile=tile)]
 
     def rejects(q: Type, k: Type, *types: Type | None, **options: Any) -> str | None:
-        if torch.version.hip is not None or _capability() not in (None, 9):
-            return "matrix instructions run beside others on cards of compute capability 9.0 alone"
         if options.get("causal"):
             return "the node is causal, which it does not take"
         if k.shape[1] < keys:
             return f"{k.shape[1]} keys; it takes {keys} and more"
         return _rejects_other_tile(q, k, *types, **options)
 
-    return Kernel(run=run, rejects=rejects)
+    return Tiled(run=run, rejects=rejects, programs=programs)
+
+
+def _on_hopper(kernel: Tiled) -> Tiled:
+    """The same, where the card at hand is one."""
+
+    def rejects(*types: Type | None, **options: Any) -> str | None:
+        if torch.version.hip is not None or _capability() not in (None, 9):
+            return "matrix instructions run beside others on cards of compute capability 9.0 alone"
+        return kernel.rejects(*types, **options)
+
+    return replace(kernel, rejects=rejects)
 
 
 def _capability() -> int | None:
@@ -197,18 +230,22 @@ TORCHS: Mapping[str, Kernel] = {
 # multiprocessor of cuda:90; of 64 x 64 there are three (160 registers at head 72), and 128 x 128
 # has half the steps. Without spills under Triton 3.9 at heads 64 and 72 for cuda:80, cuda:90 and
 # gfx942.
-TILES: Mapping[str, Kernel] = {
+TILES: Mapping[str, Tiled] = {
     "triton 64 x 64": _other_tile(64, 64, 4, 2),
     "triton 128 x 128": _other_tile(128, 128, 8, 2),
 }
 # The product with the next block's keys runs beside the softmax of this one, in what is compiled
 # for cuda:90: 182 to 204 registers at heads 64 and 72, none spilled, eight warps on a
 # multiprocessor with either. Elsewhere matrix instructions are waited for one by one.
-CARRIED: Mapping[str, Kernel] = {
+CARRIED: Mapping[str, Tiled] = {
     "triton 64 x 64, carried": _carried(64, 64, 4, 2),
     "triton 128 x 64, carried": _carried(128, 64, 8, 2),
 }
-CANDIDATES: Mapping[str, Kernel] = {**TORCHS, **TILES, **CARRIED}
+CANDIDATES: Mapping[str, Kernel] = {
+    **TORCHS,
+    **TILES,
+    **{name: _on_hopper(kernel) for name, kernel in CARRIED.items()},
+}
 PLANNED: Mapping[str, str] = {
     "torch cuDNN": (
         "it plans each shape anew, for up to some 0.1 s and in memory that is kept, and tiles of "
@@ -216,3 +253,8 @@ PLANNED: Mapping[str, str] = {
     )
 }
 """Candidates that are fast only where few shapes come, and why."""
+
+
+def tiled(target: str) -> Mapping[str, Tiled]:
+    """Of the candidates those that are compiled, for an architecture that need not be here."""
+    return {**TILES, **(CARRIED if target == "cuda:90" else {})}

@@ -9,7 +9,7 @@ not asked again, which the log, the report and receipts tell.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -17,12 +17,13 @@ import torch
 from torch import Tensor
 
 from mtmd.kernels.backends.backend import Run
-from mtmd.kernels.backends.vision_attention.candidates import CANDIDATES, PLANNED
+from mtmd.kernels.backends.vision_attention.candidates import CANDIDATES, PLANNED, Tiled
 from mtmd.kernels.backends.vision_attention.kept import Kept
 from mtmd.kernels.backends.vision_attention.measure import Error, Probe, measure
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.gpu.launch import power_of_two
-from mtmd.kernels.graph import Node
+from mtmd.kernels.gpu.triton_kernel import Program
+from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.kernel import Kernel, types_of
 from mtmd.kernels.ops import OPS
 from mtmd.kernels.text import one_line, printable
@@ -131,6 +132,24 @@ class AttentionChoice:
         types = types_of(node)
         able = [n for n, reason in self._takers(node).items() if reason is None]
         return max(ours, *(self.candidates[n].workspace(*types, **node.attrs) for n in able), 0)
+
+    def programs(self, node: Node, types: Sequence[Type | None]) -> list[Program]:
+        """What is launched for a node by Triton's candidates that may run it, beside ours: by the
+        one that was measured to be the fastest, or, as long as that is not known, by all that take
+        it. `types`: of its inputs, with where they lie.
+        """
+        if self._not_measured(node) is not None:
+            return []
+        able = [name for name, reason in self._takers(node).items() if reason is None]
+        names = able if self._measured(class_of(node)) is None else [self.way(node).name]
+        found = (self.candidates.get(name) for name in names)
+        return [
+            program
+            for kernel in found
+            if isinstance(kernel, Tiled)
+            for program in kernel.programs(*types, **node.attrs)
+            if program.call.programs
+        ]
 
     def lower(self, node: Node, ours: Run) -> Run:
         way = self.way(node)

@@ -657,7 +657,8 @@ def combine_program(
     part = Type.contiguous((1,), torch.float32)
     call = plan_combine(plan_launch(q, k, v, mask, bounds, **options))
     operands = {"parts": part, "sums": part, "out": fresh(v)}
-    return Program(combine_kernel, call, operands, ("SPLITS", "COLUMNS"), head=v.shape[3])
+    tile = "SPLITS", "COLUMNS"
+    return Program(combine_kernel, call, operands, tile, "attention parts", v.shape[3])
 
 
 def programs(*types: Type | None, **options: Any) -> list[Program]:

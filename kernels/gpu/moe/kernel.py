@@ -481,7 +481,8 @@ def program(
     number = Type.contiguous((1,), torch.int32)
     operands = {"x": x, "gate": gate, "up": up, "out": fresh(x)}
     operands |= dict.fromkeys(("chosen", "order", "starts"), number)
-    return Program(_gated_kernel_of(call), call, operands, ("ROWS", "COLUMNS", "COUNT"))
+    tile = "ROWS", "COLUMNS", "COUNT"
+    return Program(_gated_kernel_of(call), call, operands, tile, title="experts, gate and up")
 
 
 def down_program(
@@ -491,7 +492,8 @@ def down_program(
     number, exact = (Type.contiguous((1,), t) for t in (torch.int32, torch.float32))
     operands = {"gated": fresh(x), "down": down, "weights": exact, "out": exact}
     operands |= dict.fromkeys(("chosen", "order", "starts"), number)
-    return Program(_down_kernel_of(call), call, operands, ("ROWS", "COLUMNS", "COUNT"))
+    tile = "ROWS", "COLUMNS", "COUNT"
+    return Program(_down_kernel_of(call), call, operands, tile, title="experts, down")
 
 
 def programs(
@@ -510,12 +512,13 @@ def programs(
     calls = plan_calls(*given, **options)
     number, exact = (Type.contiguous((1,), t) for t in (torch.int32, torch.float32))
     route = {"router": router, "shares": shares or exact, "weights": exact, "chosen": number}
-    found = [Program(route_kernel, calls.route, route)]
+    found = [Program(route_kernel, calls.route, route, title="experts, choice")]
     if calls.order is not None:
         order = dict.fromkeys(("chosen", "order", "starts"), number)
-        found.append(Program(order_kernel, calls.order, order))
+        found.append(Program(order_kernel, calls.order, order, title="experts, order"))
     found += [program(*given, **options), down_program(*given, **options)]
-    return [*found, Program(sum_kernel, calls.sum, {"parts": exact, "out": fresh(x)})]
+    parts = {"parts": exact, "out": fresh(x)}
+    return [*found, Program(sum_kernel, calls.sum, parts, title="experts, sum")]
 
 
 KERNEL = TritonKernel(

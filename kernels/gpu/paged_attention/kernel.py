@@ -538,7 +538,8 @@ def reduce_program(q: Type, *others: Type | None, **options: Any) -> Program:
     part = Type.contiguous((1,), torch.float32)
     call = plan_reduce(q, plan_call(q, *others, **options))  # type: ignore[arg-type]
     operands = {"partial": part, "sums": part, "out": fresh(q)}
-    return Program(reduce_kernel, call, operands, ("PARTS", "COLUMNS"), head=q.shape[3])
+    tile = "PARTS", "COLUMNS"
+    return Program(reduce_kernel, call, operands, tile, "attention parts", q.shape[3])
 
 
 def programs(*types: Type | None, **options: Any) -> list[Program]:

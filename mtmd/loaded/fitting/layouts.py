@@ -11,7 +11,6 @@ import torch
 
 from mtmd.checkpoint.checkpoint import Checkpoint
 from mtmd.clip.encoder import Encoder
-from mtmd.clip.family import VisionFamily
 from mtmd.clip.token_budget import Budget
 from mtmd.config import LoadOptions
 from mtmd.kernels.backends import Backend
@@ -22,7 +21,7 @@ from mtmd.kernels.parallel.shard import Sharding
 from mtmd.kernels.plan.executor import Residency
 from mtmd.kernels.plan.layer_split import LayerSplit, layer_weights, spread
 from mtmd.kernels.plan.scheduler import Override
-from mtmd.llm.engine.runner import PREFILL, Runner
+from mtmd.llm.engine.runner import Runner
 from mtmd.loaded.fitting.needed_memory import HOST, Bytes, NeededMemory, with_margin, with_pictures
 
 ANY = 1 << 60  # bytes: of a host of which nothing is known
@@ -66,7 +65,7 @@ def make_graphs(
     """
     shares = layout.shares or None
     overrides, residency = layout.overrides(chosen.override_tensor), Residency()
-    budget = Budget(chosen.image_min_tokens, chosen.image_max_tokens)
+    budget, vision = Budget(chosen.image_min_tokens, chosen.image_max_tokens), checkpoint.vision
     runner = Runner(
         checkpoint.text,
         checkpoint.text_weights,
@@ -74,7 +73,8 @@ def make_graphs(
         dtype=dtype,
         context=context,
         sequences=chosen.parallel,
-        image_tokens=_longest_image(checkpoint.vision, budget),
+        image_tokens=vision.resolution.most_tokens(budget) if vision else 0,
+        cuts_images=vision is not None and not vision.bidirectional,
         flash_attn=chosen.flash_attn,
         overrides=overrides,
         residency=residency,
@@ -95,16 +95,6 @@ def make_graphs(
         preprocess=chosen.preprocess,
     )
     return encoder, runner
-
-
-def _longest_image(vision: VisionFamily | None, limits: Budget) -> int:
-    """Tokens of a picture that one batch has to take: all of them where they see each other in both
-    directions.
-    """
-    if vision is None:
-        return 0
-    most = vision.resolution.most_tokens(limits)
-    return most if vision.bidirectional else min(most, PREFILL)
 
 
 def devices_of(backends: Sequence[Backend], asked: str = "auto") -> list[Backend]:

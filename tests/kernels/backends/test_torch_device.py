@@ -10,11 +10,21 @@ import pytest
 import torch
 from op_cases import MAKERS, copies, draw, node_of
 
-from mtmd.kernels.backends import backends_for, torch_device
+from mtmd.kernels.backends import (
+    Cpu,
+    Limited,
+    Reference,
+    backends_for,
+    several_backends,
+    torch_device,
+)
+from mtmd.kernels.backends.gpu import Gpu
 from mtmd.kernels.backends.torch_device import TorchDevice, attention
-from mtmd.kernels.errors import OptionError
+from mtmd.kernels.errors import DeviceError, OptionError
+from mtmd.kernels.extras import install_command
 from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.ops import OPS
+from mtmd.kernels.parallel.shard import Seat
 
 
 @pytest.fixture
@@ -280,3 +290,44 @@ def test_devices_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
         backends_for("xpu:1")
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     assert [b.name for b in backends_for("mps")] == ["mps", "cpu", "reference"]
+
+
+@pytest.mark.parametrize("system", ["Linux", "Windows"])
+def test_a_cuda_device_without_triton_is_torchs(
+    system: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert [type(b) for b in backends_for("cuda:1")] == [Gpu, Cpu, Reference]
+    monkeypatch.setattr("mtmd.kernels.backends.find_spec", lambda _: None)
+    monkeypatch.setattr("platform.system", lambda: system)
+    for device, names in (("cuda:1", ["cuda:1"]), ("auto", ["cuda:0"])):
+        accelerator, *others = backends_for(device)
+        assert isinstance(accelerator, TorchDevice) and str(accelerator.device) == accelerator.name
+        assert [accelerator.name] == names and [b.name for b in others] == ["cpu", "reference"]
+        assert accelerator.lacks is not None and "Triton" in accelerator.lacks
+        told = install_command("gpu") if system == "Linux" else "pip install triton-windows"
+        assert told in accelerator.lacks
+    every = several_backends("auto")
+    assert [b.name for b in every] == ["cuda:0", "cuda:1", "cpu", "reference"]
+    assert all(isinstance(b, TorchDevice) for b in every[:2])
+    (limited, *_) = backends_for("cuda", ["attention"])
+    assert isinstance(limited, Limited) and isinstance(limited.inner, TorchDevice)
+
+
+def test_a_collective_is_not_tried_by_one_rank_alone(
+    device: TorchDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OPS["all_reduce"], "reference", not_there)
+    assert device.rejects(OPS["all_reduce"](input_node("x", 1, 8), group=Seat(0, 2))) is None
+
+
+def test_a_device_that_fails_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of CUDA's: nothing runs there any more, and no other op is to be blamed."""
+
+    def fails(*_: object, **__: object) -> torch.Tensor:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    subject, node = TorchDevice("cuda:0", torch.device("cpu")), node_of("gelu", *draw("gelu", 0))
+    on_the_device(monkeypatch, "gelu", fails)
+    with pytest.raises(DeviceError, match="cuda:0 has failed while gelu was tried"):
+        subject.rejects(node)

@@ -24,10 +24,11 @@ from mtmd.kernels.estimate.roofline import (
     factors_of,
     shares,
 )
-from mtmd.kernels.graph import Node, graph_input
+from mtmd.kernels.graph import Node, Type, graph_input
 from mtmd.kernels.plan.scheduler import Plan, make_plan
 
 H100, F = CARDS["h100"], NVIDIA[MIDDLE]
+COPY = 1  # launch, of the output of a replayed run
 
 
 def value(name: str, *shape: int, dtype: torch.dtype = torch.bfloat16) -> Node:
@@ -43,14 +44,25 @@ def product(rows: int, width: int = 4096) -> tuple[Plan, Target]:
     return planned(ops.matmul(value("x", rows, width), value("w", width, width), name="y"))
 
 
+def copy_s(size: int, bandwidth: float) -> float:
+    """Of the output of a replayed run, on the device of an H100."""
+    return 2 * size / (3350e9 * bandwidth)
+
+
 def test_a_large_product_is_bound_by_flops() -> None:
     found = estimate(*product(4096), H100)
-    assert found is not None and (found.bound, found.launches) == ("FLOPs", 1)
+    assert found is not None and (found.bound, found.launches) == ("FLOPs", 1 + COPY)
     assert found.gflop == pytest.approx(2 * 4096**3 / 1e9)
-    assert found.ms == pytest.approx(2 * 4096**3 / (989.4e12 * F.product) * 1e3)
-    assert found.fast_ms == pytest.approx(2 * 4096**3 / (989.4e12 * 0.80) * 1e3)
-    assert found.slow_ms == pytest.approx(2 * 4096**3 / (989.4e12 * 0.40) * 1e3)
-    assert found.host_ms == pytest.approx((F.torch_launch + F.step) * 1e3)
+    size = 2 * 4096**2
+    assert found.gib == pytest.approx((3 + 2) * size / 2**30), "three matrices, and a copy"
+    for ms, product_rate, bandwidth in (
+        (found.ms, F.product, F.bandwidth),
+        (found.fast_ms, 0.80, 0.90),
+        (found.slow_ms, 0.40, 0.55),
+    ):
+        flops_s = 2 * 4096**3 / (989.4e12 * product_rate)
+        assert ms == pytest.approx((flops_s + copy_s(size, bandwidth)) * 1e3)
+    assert found.host_ms == pytest.approx((2 * F.torch_launch + F.step) * 1e3)
 
 
 def test_a_product_with_one_row_is_bound_by_bandwidth() -> None:
@@ -66,13 +78,14 @@ def test_many_small_nodes_are_bound_by_launches() -> None:
     for _ in range(50):
         x = ops.add(x, x)
     found = estimate(*planned(x), H100)
-    assert found is not None and (found.bound, found.launches) == ("launches", 50)
-    assert found.ms == found.device_ms == pytest.approx(50 * F.floor * 1e3)
-    assert found.host_ms == pytest.approx(F.replay * 1e3), "it is recorded, and replayed"
+    assert found is not None and (found.bound, found.launches) == ("launches", 50 + COPY)
+    assert found.ms == found.device_ms == pytest.approx((50 + COPY) * F.floor * 1e3)
+    replayed = F.replay + F.torch_launch
+    assert found.host_ms == pytest.approx(replayed * 1e3), "it is recorded, and its output copied"
 
 
 def test_what_is_not_recorded_is_launched_by_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mtmd.kernels.plan.replay.MOST_BYTES", 0)
+    monkeypatch.setattr("mtmd.kernels.plan.scheduler.MOST_RECORDED", 0)
     x = value("x", 1, 64)
     for _ in range(50):
         x = ops.add(x, x)
@@ -87,6 +100,7 @@ def test_fp32_products_take_the_rate_of_fp32() -> None:
     )
     found = estimate(*planned(wide), H100)
     assert found is not None
+    assert found.launches == 1, "of more values than are kept for a recording"
     assert found.ms == pytest.approx(2 * 4096**3 / (66.9e12 * F.product) * 1e3)
 
 
@@ -95,12 +109,32 @@ def test_attention_takes_the_rate_of_attention_and_one_launch_of_triton() -> Non
     plan, device = planned(ops.attention(q, k, v, scale=0.125))
     found = estimate(plan, device, H100)
     flops = 2 * 16 * 4096**2 * 128
-    assert found is not None and (found.bound, found.launches) == ("FLOPs", 1)
-    assert found.ms == pytest.approx(flops / (989.4e12 * F.attention) * 1e3)
-    assert found.host_ms == pytest.approx((F.triton_launch + F.step) * 1e3)
-    assert [(s.op, s.kernel) for s in shares(plan, device, H100)] == [
-        ("attention", "attention (Triton)")
+    assert found is not None and (found.bound, found.launches) == ("FLOPs", 1 + COPY)
+    copy = copy_s(2 * 4096 * 16 * 64, F.bandwidth)
+    assert found.ms == pytest.approx((flops / (989.4e12 * F.attention) + copy) * 1e3)
+    launched = F.triton_launch + F.step + F.torch_launch
+    assert found.host_ms == pytest.approx(launched * 1e3)
+    assert [(s.op, s.kernel, s.launches) for s in shares(plan, device, H100)] == [
+        ("attention", "attention (Triton)", 1),
+        ("output", "copy", COPY),
     ]
+
+
+def test_states_are_not_copied_out_of_a_replay() -> None:
+    """What a run leaves in them lies there; logits are another's memory by the next run."""
+    pool = Type.contiguous((5, 2, 4096), torch.bfloat16)
+    state = Node("input", (), pool, {"fill": lambda batch: batch, "state": True}, "state")
+    rows, at = value("rows", 2, 4096), value("at", 1, dtype=torch.int64)
+    kept, y = ops.state_store(state, rows, at, name="kept"), ops.scale(rows, factor=2.0)
+    (plan, device), (plain, other) = planned(kept, y), planned(y)
+    assert plan.copied_out == plain.copied_out == (y,)
+    found, alone = estimate(plan, device, H100), estimate(plain, other, H100)
+    assert found is not None and alone is not None and alone.launches == 2 + COPY
+    assert found.launches - cost(plan.steps[0], device).torch == 2 + COPY
+    on_cpu = make_plan((y,), [Cpu(), Reference()])
+    assert on_cpu.copied_out == ()
+    moved = plain.compute_bytes["cuda:90"] - on_cpu.compute_bytes["cpu"]
+    assert moved == y.type.bytes, "memory of its own"
 
 
 def test_attention_that_shares_out_its_keys_is_launched_twice() -> None:

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from stand_in import Refused, StandIn
+from stand_in import Refused, StandIn, storage
 
 from mtmd.kernels import ops
 from mtmd.kernels.backends import Cpu, Reference
 from mtmd.kernels.errors import PlacementError
 from mtmd.kernels.graph import Node, Type, graph_input
-from mtmd.kernels.plan import replay
+from mtmd.kernels.plan import scheduler
 from mtmd.kernels.plan.executor import Executor, Residency
 from mtmd.kernels.plan.scheduler import Override, make_plan
 from mtmd.kernels.text import mib
@@ -68,6 +68,25 @@ def test_a_replay_is_a_run(caches: int) -> None:
     assert (subject.replay.replayed, subject.not_replayed) == (7, None)
 
 
+def test_a_state_is_handed_over_as_it_lies() -> None:
+    """And so is what is a view of it; all other outputs in memory of their own, counted so."""
+    state, other = torch.zeros(SLOTS, 1, 3), torch.zeros(SLOTS, 1, 3)
+    kept, out = graph()
+    flat = ops.reshape(kept, shape=(SLOTS, 3), name="seen")
+    subject = executor(StandIn(), kept, flat, out)
+    for number, cache in enumerate((state, state, state, state, other)):
+        found = subject.run(batch(cache, number))
+        assert all(value.data_ptr() == cache.data_ptr() for value in found[:2])
+        assert storage(found[2]) not in {storage(cache)}
+        last = subject.run(batch(cache, number))[2]
+        assert storage(last) != storage(found[2])
+    assert subject.replay is not None and subject.replay.replayed == 8
+    assert subject.plan.copied_out == (out,)
+    plain = make_plan([kept, flat, out], [StandIn(records=False)])
+    more = subject.plan.compute_bytes["stand-in"] - plain.compute_bytes["stand-in"]
+    assert more == out.type.bytes and plain.copied_out == ()
+
+
 def test_looking_on_goes_node_by_node() -> None:
     device, state = StandIn(), torch.zeros(SLOTS, 1, 3)
     subject, seen = executor(device), []
@@ -116,9 +135,10 @@ def test_why_a_plan_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "it runs in several memories: cpu, stand-in" in str(
         Executor(plan, Residency()).not_replayed
     )
-    monkeypatch.setattr(replay, "MOST_BYTES", 50)
+    monkeypatch.setattr(scheduler, "MOST_RECORDED", 50)
     large = executor(StandIn())
-    assert large.replay is None and f"of which up to {mib(50)} are kept" in str(large.not_replayed)
+    assert large.replay is None and large.plan.copied_out == ()
+    assert f"of which up to {mib(50)} are kept" in str(large.not_replayed)
 
 
 def test_an_op_that_asks_the_device_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:

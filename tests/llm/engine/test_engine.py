@@ -8,6 +8,7 @@ from random import Random
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import test_runner as small
 import torch
@@ -392,6 +393,10 @@ class Slow:
         if self.error is not None:
             raise self.error
         return logits
+
+    def allowed(self, size: int) -> np.ndarray:
+        finite = self.mask(torch.zeros(size)).isfinite()
+        return np.packbits(finite.numpy(), bitorder="little")
 
     def accept(self, token: int) -> None:
         self.tokens.append(token)

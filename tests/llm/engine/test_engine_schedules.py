@@ -1,10 +1,11 @@
 """Requests come, are given up and give way at random, over families that keep different things:
-each is answered as if it were alone.
+each is answered as if it were alone. On the CPU, on a device that records its runs and replays
+them, and by the kernels of a GPU in Triton's interpreter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from random import Random
@@ -13,10 +14,16 @@ from typing import Any
 import pytest
 import test_runner as small
 import torch
+from interpreted import Interpreted
+from quick_interpreter import quicken
+from stand_in import StandIn
 
-from mtmd.kernels.backends import Cpu
+from mtmd.kernels.backends import Backend, Cpu, Reference
+from mtmd.kernels.checkpoint.rotary import rotary
 from mtmd.kernels.checkpoint.settings import Settings
+from mtmd.kernels.gpu.paged_attention import kernel as paged
 from mtmd.kernels.graph import Type
+from mtmd.llm.batch import Batch
 from mtmd.llm.engine import engine as engines
 from mtmd.llm.engine.engine import Engine, Prompt
 from mtmd.llm.engine.runner import Runner
@@ -68,6 +75,18 @@ FAMILIES: Mapping[str, Any] = {
     "delta nets, grids": qwen3_next.read(Settings(HYBRID, "config.json")),
     "convolutions": lfm2.read(Settings(CONVOLUTIONS, "config.json")),
 }
+# Whose heads are as large as the kernel of paged attention takes them
+WIDER: Mapping[str, Any] = {
+    "windows, blocks, heads of 16": replace(
+        small.FAMILY,
+        head=16,
+        ropes={"sliding_attention": rotary(1e4, 16), "full_attention": rotary(1e6, 16)},
+    ),
+    "delta nets, grids": FAMILIES["delta nets, grids"],
+    "convolutions, heads of 20": lfm2.read(
+        Settings(CONVOLUTIONS | {"num_attention_heads": 2, "num_key_value_heads": 1}, "config.json")
+    ),
+}
 
 
 class Noise:
@@ -93,9 +112,11 @@ class Noise:
         return None
 
 
-def engine(name: str, pages: int | None = None) -> Engine:
-    family = FAMILIES[name]
-    runner = Runner(family, Noise(family), [Cpu()], dtype=torch.float32, context=256, sequences=3)
+def engine(name: str, pages: int | None = None, device: Backend | None = None) -> Engine:
+    """On a CPU, or on a device and what it refuses there."""
+    family = (FAMILIES | WIDER)[name]
+    backends = [device, Cpu(), Reference()] if device else [Cpu()]
+    runner = Runner(family, Noise(family), backends, dtype=torch.float32, context=256, sequences=3)
     if pages is not None:
         runner.pages = pages
     return Engine(runner)
@@ -103,13 +124,13 @@ def engine(name: str, pages: int | None = None) -> Engine:
 
 def request(name: str, seed: int) -> Prompt:
     """A prompt of one of few beginnings, with a picture perhaps, and something of its own."""
-    rng, width = Random(seed), FAMILIES[name].width
+    rng, width = Random(seed), (FAMILIES | WIDER)[name].width
     beginning, picture, content = rng.randint(0, 1), rng.choice((0, 1, 1)), rng.randint(0, 2)
     spans = [Span(tuple(5 + beginning + i % 40 for i in range(rng.choice((3, 40)))))]
     if picture:
         values = torch.randn(48, width, generator=torch.Generator().manual_seed(content))
         block, grid = (
-            name == "windows, blocks",
+            name.startswith("windows, blocks"),
             ((6, 8), (4, 12), (8, 6))[content] if "grids" in name else None,
         )
         spans.append(Span((9,) * 48, values, block, grid, content=b"picture %d" % content))
@@ -126,19 +147,18 @@ def alone(name: str, seed: int) -> list[int]:
     return sequence.tokens
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("name", FAMILIES)
-def test_each_is_answered_as_if_it_were_alone(
-    name: str, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(engines, "SNAPSHOTS", 4)
-    rng = Random(seed)
-    subject = engine(name, pages=rng.choice((9, 14, None)))
+def answer_all(
+    subject: Engine, name: str, rng: Random, requests: int, most: int = 40
+) -> list[tuple[int, Sequence]]:
+    """Requests of up to `most` tokens, by number, as they come and are given up; each is compared.
+    A batch has as many tokens as the draw says.
+    """
     subject.batcher.tokens = rng.choice((20, 64, 512))
     asked: list[tuple[int, Sequence]] = []
-    for _ in range(14):
+    for _ in range(requests):
         number = rng.randint(0, 11)
         prompt = replace(request(name, number), owner=rng.choice("aab"))
+        prompt = replace(prompt, max_tokens=min(prompt.max_tokens, most))
         asked.append((number, subject.submit(prompt)))
         for _ in range(rng.choice((0, 1, 4, 30))):
             subject.step()
@@ -149,12 +169,90 @@ def test_each_is_answered_as_if_it_were_alone(
             subject.step()
     for number, sequence in asked:
         assert sequence.finish in ("length", "cancelled")
-        expected = alone(name, number)
+        expected = alone(name, number)[:most]
         assert sequence.tokens == (
             expected if sequence.finish == "length" else expected[: len(sequence.tokens)]
         )
     assert subject.batcher.pages.held == 0 and len(subject._snapshots) <= 4
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("device", "name", "seed"),
+    [
+        *(("cpu", name, seed) for name in FAMILIES for seed in range(4)),
+        *(("stand-in", name, seed) for name in WIDER for seed in range(2)),
+    ],
+)
+def test_each_is_answered_as_if_it_were_alone(
+    device: str, name: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "SNAPSHOTS", 4)
+    rng, recording = Random(seed), StandIn() if device == "stand-in" else None
+    subject = engine(name, rng.choice((9, 14, None)), recording)
+    asked = answer_all(subject, name, rng, 14)
     assert sum(g.reused for _, g in asked) >= PAGE, "beginnings were known"
+    if recording is not None and recording.recorder is not None:
+        assert recording.recorder.replays > recording.recorder.recordings > 1
+
+
+class Watched:
+    """What batches were: with answers, with parts of prompts, with both, or with pictures; and by
+    how many programs keys were shared out.
+    """
+
+    def __init__(self, subject: Engine, monkeypatch: pytest.MonkeyPatch):
+        self.batches: set[str] = set()
+        self.splits: set[int] = set()
+        forward, launch = subject.runner.forward, paged.choose_launch
+
+        def seen(batch: Batch, *rest: Any) -> torch.Tensor:
+            counts = batch.starts[1:] - batch.starts[:-1]
+            several = min(counts) == 1 < max(counts)
+            self.batches.add(
+                "both" if several else "answers" if max(counts) == 1 else "parts of prompts"
+            )
+            self.batches |= {"pictures"} if batch.images is not None else set()
+            return forward(batch, *rest)
+
+        def chosen(*types: Any) -> Any:
+            tile, splits = launch(*types)
+            self.splits.add(splits)
+            return tile, splits
+
+        monkeypatch.setattr(subject.runner, "forward", seen)
+        monkeypatch.setattr(paged, "choose_launch", chosen)
+
+
+@pytest.fixture
+def few_splits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Keys are shared out as soon as there are two blocks of them, by few programs: the interpreter
+    runs one after the other.
+    """
+    quicken(monkeypatch)
+    monkeypatch.setattr(paged, "WANTED", 4)
+    monkeypatch.setattr(paged, "LEAST", 1)
+    yield
+
+
+@pytest.mark.parametrize(
+    ("name", "seed", "requests"), [*((name, 0, 4) for name in WIDER), (next(iter(WIDER)), 1, 5)]
+)
+@pytest.mark.usefixtures("few_splits")
+def test_by_the_kernels_of_a_gpu(
+    name: str, seed: int, requests: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Paged, with keys shared out and not, prompts and answers in one batch, on rewritten graphs."""
+    monkeypatch.setattr(engines, "SNAPSHOTS", 4)
+    rng, device = Random(seed), Interpreted()
+    subject = engine(name, rng.choice((9, 14, None)), device)
+    watched = Watched(subject, monkeypatch)
+    answer_all(subject, name, rng, requests, most=4)
+    assert watched.batches >= {"answers", "both", "pictures"}
+    assert len(watched.splits) > 1 and 1 in watched.splits, "of large batches they are not"
+    ops = {step.node.op for step in subject.runner.plan(subject.runner.sizes()["decode"]).steps}
+    assert ops >= {"paged_attention", "rope_store", "add_norm"} and "gather_pages" not in ops
+    assert not subject.runner.fallbacks
 
 
 @pytest.mark.parametrize("name", FAMILIES)

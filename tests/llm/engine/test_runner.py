@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import torch
+from stand_in import StandIn
 
 from mtmd.kernels.backends import Backend, Cpu, Limited, Reference
+from mtmd.kernels.backends.target import Target
+from mtmd.kernels.backends.torch_device import TorchDevice
 from mtmd.kernels.checkpoint.rotary import rotary
 from mtmd.kernels.errors import DeviceMemoryError, ModelError, PromptError
 from mtmd.kernels.graph import Type
+from mtmd.kernels.plan.scheduler import Override
+from mtmd.llm.batch import Batch, BatchShape
+from mtmd.llm.engine.engine import Engine, Prompt
 from mtmd.llm.engine.runner import Runner
 from mtmd.llm.engine.spans import Span
 from mtmd.llm.families.gemma3 import Gemma3Text
+from mtmd.llm.foreseen import foreseen_batches
+from mtmd.llm.sampling.sampler import Sampler, Sampling
 from mtmd.llm.state import PAGE
 
 FAMILY = Gemma3Text(
@@ -33,12 +42,13 @@ FAMILY = Gemma3Text(
     softcap=None,
     final_softcap=None,
 )
+ON_HOST = Override.parse(r"^blk\.\d+\.(kv_store|keys|values|attn)$=cpu")
 PROMPT = [Span(tuple(range(5, 16)))]
 
 
 class Noise:
-    def __init__(self) -> None:
-        self.shapes = {name: p.shape for name, p in FAMILY.parameters().items()}
+    def __init__(self, family: Gemma3Text = FAMILY) -> None:
+        self.shapes = {name: p.shape for name, p in family.parameters().items()}
 
     def type_of(self, name: str, dtype: torch.dtype) -> Type:
         return Type.contiguous(self.shapes[name], dtype)
@@ -185,3 +195,77 @@ def test_a_slot_is_used_again() -> None:
     first = subject.prefill(PROMPT, cache)
     subject.prefill([Span((1, 2, 3))], cache)
     assert torch.equal(subject.prefill(PROMPT, cache, subject.begin(cache, 0)), first)
+
+
+@pytest.mark.parametrize(
+    ("device", "chosen", "tokens"),
+    [
+        (Cpu(), {}, 512),
+        (Reference(), {}, 512),
+        (TorchDevice("xpu:0", torch.device("cpu")), {}, 512),
+        (Target("cuda:90"), {}, 2048),
+        (Target("hip:gfx942"), {}, 2048),
+        (Target("cuda:90"), {"flash_attn": "off"}, 512),
+        (Limited(Target("cuda:90"), ["attention:/blk.1/"]), {}, 512),
+        (Limited(Target("cuda:90"), ["matmul"]), {}, 2048),
+        (Target("cuda:90"), {"overrides": [ON_HOST]}, 512),
+    ],
+    ids=lambda value: value.name if hasattr(value, "name") else str(value),
+)
+def test_a_prefill_is_as_large_as_the_device_needs_it(
+    device: Backend, chosen: dict[str, Any], tokens: int
+) -> None:
+    """Of a GPU many tokens, but where the scores of all of them would be kept at once."""
+    family = replace(FAMILY, head=16, ropes={kind: rotary(1e4, 16) for kind in FAMILY.ropes})
+    subject = Runner(
+        replace(family, context=8192),
+        Noise(family),
+        [device, Cpu(), Reference()],
+        dtype=torch.float32,
+        context=8192,
+        sequences=2,
+        image_tokens=3000,
+        cuts_images=True,
+        **chosen,
+    )
+    assert subject.prefill_tokens == subject.image_tokens == tokens
+    sizes = subject.sizes()["prefill"]
+    assert (sizes.tokens, sizes.images) == (tokens, tokens)
+    longest = max(shape.tokens for shape in foreseen_batches(subject))
+    assert longest == BatchShape(tokens + 2).rounded().tokens
+    whole = Runner(
+        family, Noise(family), [device, Cpu(), Reference()], dtype=torch.float32, context=200
+    )
+    assert whole.sizes()["prefill"].tokens == 200
+
+
+def test_an_engine_reads_as_much_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a step by hand: prompts are cut at so many tokens."""
+    family, device = replace(FAMILY, context=4096), StandIn()
+    device.large_batches = True
+    rest = BatchShape(252).rounded().tokens
+    for many, batches in ((True, [2048, rest]), (False, [*[512] * 4, rest])):
+        subject = Runner(family, Noise(), [device, Cpu()], dtype=torch.float32, context=4096)
+        assert subject._reads_many
+        subject.__dict__["_reads_many"] = many
+        seen: list[int] = []
+        forward = subject.forward
+
+        def counted(
+            batch: Batch, *others: Any, seen: list[int] = seen, forward: Any = forward
+        ) -> torch.Tensor:
+            seen.append(len(batch.tokens))
+            logits: torch.Tensor = forward(batch, *others)
+            return logits
+
+        monkeypatch.setattr(subject, "forward", counted)
+        prompt = [Span((5, 6, 7, 8) * 575)]
+        logits = subject.prefill(prompt, subject.new_cache())
+        assert seen == batches
+        seen.clear()
+        engine = Engine(subject)
+        sequence = engine.submit(Prompt(prompt, Sampler(Sampling()), max_tokens=1))
+        while engine.busy:
+            engine.step()
+        assert sequence.tokens == [int(logits.argmax())] and seen == batches
+        assert engine.batcher.tokens == subject.prefill_tokens == max(batches)

@@ -4,17 +4,19 @@ options and families, forced ones against none.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 import test_engine_schedules as schedules
 import test_runner as small
 import torch
+from stand_in import StandIn
 
-from mtmd.kernels.backends import Cpu
+from mtmd.kernels.backends import Backend, Cpu, Reference
 from mtmd.kernels.errors import DeviceMemoryError, MtmdError
 from mtmd.llm.engine.engine import Engine, Prompt
 from mtmd.llm.engine.runner import Runner
@@ -22,8 +24,8 @@ from mtmd.llm.engine.sequence import Sequence, Token
 from mtmd.llm.engine.spans import Span
 from mtmd.llm.engine.speculation import Mode, Pace, Speculation, speculation
 from mtmd.llm.sampling.sampler import Sampler, Sampling
-from mtmd.llm.state import PAGE
-from mtmd.llm.warmup import measure_rows
+from mtmd.llm.state import PAGE, Cache
+from mtmd.llm.warmup import check_decoder, measure_rows
 
 SAMPLINGS: tuple[Mapping[str, Any], ...] = (
     {},
@@ -42,6 +44,13 @@ class Ready:
 
     def ready(self, wait_s: float = 0) -> bool:  # noqa: ARG002
         return True
+
+    def mask(self, logits: torch.Tensor) -> torch.Tensor:
+        return logits
+
+    def allowed(self, size: int) -> np.ndarray:
+        finite = self.mask(torch.zeros(size)).isfinite()
+        return np.packbits(finite.numpy(), bitorder="little")
 
     def close(self) -> None:
         pass
@@ -68,14 +77,22 @@ class Alternating(Ready):
         self.taken.append(token)
 
 
+# Machine code, node by node, and runs that are recorded and replayed
+DEVICES: Mapping[str, Callable[[], list[Backend]]] = {
+    "native": lambda: [Cpu()],
+    "by node": lambda: [Cpu(native=False)],
+    "stand-in": lambda: [StandIn(), Cpu(), Reference()],
+}
+
+
 def engine(
-    name: str, speculate: Mode, *, pages: int | None = None, native: bool = True, slots: int = 3
+    name: str, speculate: Mode, *, pages: int | None = None, device: str = "native", slots: int = 3
 ) -> Engine:
-    family = schedules.FAMILIES[name]
+    family = (schedules.FAMILIES | schedules.WIDER)[name]
     runner = Runner(
         family,
         schedules.Noise(family),
-        [Cpu(native=native)],
+        DEVICES[device](),
         dtype=torch.float32,
         context=256,
         sequences=slots,
@@ -128,12 +145,21 @@ def assert_same(found: list[Token], expected: list[Token]) -> None:
             assert [p for _, p in a.top] == pytest.approx([p for _, p in b.top], abs=1e-4)
 
 
-@pytest.mark.parametrize("native", [True, False], ids=["native", "by node"])
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("name", schedules.FAMILIES)
-def test_forced_proposals_change_no_answer(name: str, seed: int, native: bool) -> None:
+@pytest.mark.parametrize(
+    ("device", "name", "seed"),
+    [
+        *(
+            (d, name, s)
+            for d in ("native", "by node")
+            for name in schedules.FAMILIES
+            for s in (0, 1, 2)
+        ),
+        *(("stand-in", name, seed) for name in schedules.WIDER for seed in (0, 1)),
+    ],
+)
+def test_forced_proposals_change_no_answer(device: str, name: str, seed: int) -> None:
     rng = Random(seed)
-    subject = engine(name, rng.choice((1, 3, 7)), pages=rng.choice((9, 14, None)), native=native)
+    subject = engine(name, rng.choice((1, 3, 7)), pages=rng.choice((9, 14, None)), device=device)
     subject.batcher.tokens = rng.choice((20, 64, 512))
     asked: list[tuple[int, Sequence]] = []
     for _ in range(8):
@@ -156,6 +182,8 @@ def test_forced_proposals_change_no_answer(name: str, seed: int, native: bool) -
     assert subject.batcher.pages.held == 0 and not subject._before and not subject._held
     assert sum(s.proposed for _, s in asked) >= sum(s.accepted for _, s in asked) > 0
     assert not subject.speculation._texts
+    recorder = subject.runner.backends[0].recorder
+    assert device != "stand-in" or recorder.replays > recorder.recordings > 1  # type: ignore[union-attr]
 
 
 def assert_pages_fit(subject: Engine) -> None:
@@ -378,6 +406,39 @@ def test_the_warm_up_measures_rows_and_leaves_their_plans() -> None:
     finish(subject)
     assert runner.plans_made <= made + 2  # of the prompt, and of what was left at the end
     measure_rows(small.runner(8))  # no room for so many rows: nothing to measure
+
+
+@pytest.mark.parametrize("name", schedules.WIDER)
+def test_trials_take_a_small_cache_where_it_is_taken_at_once(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of a service may be there already. The plans that answers need are left all the same."""
+    taken: list[int] = []
+    new_cache = Runner.new_cache
+
+    def noted(runner: Runner) -> Cache:
+        cache = new_cache(runner)
+        taken.append(sum(state.nbytes for state in cache.tensors.values()))
+        return cache
+
+    subject = engine(name, 7, device="stand-in")
+    runner = subject.runner
+    monkeypatch.setattr(Runner, "new_cache", noted)
+    check = check_decoder(runner)
+    assert check.first_nan is None and not check.failed
+    measure_rows(runner)
+    whole = sum(runner.cache_bytes().values())
+    assert len(taken) == 2 and max(taken) <= sum(runner.cache_bytes(25, 1).values()) < whole / 2
+    assert [rows for rows, _ in runner.pace.measured()] == [2, 4, 8]
+    made = runner.plans_made
+    assert made == 4
+    subject.submit(repeating(16, constraint=Recital(), spans=[Span((3, 4, 5))]))
+    finish(subject)
+    assert runner.plans_made <= made + 2  # of the prompt, and of what was left at the end
+    taken.clear()
+    on_cpu = small.runner(64)
+    measure_rows(on_cpu)
+    assert taken == [sum(on_cpu.cache_bytes().values())], "which is taken as it is written"
 
 
 def test_states_too_large_to_keep_are_told() -> None:

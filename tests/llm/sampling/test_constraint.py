@@ -11,6 +11,7 @@ import sys
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
 import small_tokenizers
 import test_runner as small
@@ -23,7 +24,7 @@ from mtmd.config import AnswerOptions
 from mtmd.kernels.errors import MtmdError, OptionError
 from mtmd.llm.engine.engine import Engine, Prompt
 from mtmd.llm.engine.spans import Span
-from mtmd.llm.sampling.constraint import Grammars, JsonConstraint
+from mtmd.llm.sampling.constraint import Grammars, JsonConstraint, allowed_bits, masked
 from mtmd.llm.sampling.json_schema import MULTIPLE_MAX, SCHEMA_BYTES_MAX, schema_text
 from mtmd.llm.sampling.sampler import Sampler, Sampling
 from mtmd.llm.tokenizer.tokenizer import Tokenizer
@@ -473,3 +474,25 @@ def test_the_library_is_loaded_only_when_used() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
     )
     assert done.stdout.split() == ["False", "True", "False"]
+
+
+def test_bits_are_those_of_the_library_but_for_ends_and_rows_behind_the_vocabulary() -> None:
+    rng = np.random.default_rng(3)
+    for size, tokens in ((64, 61), (61, 61), (70, 64), (50, 61), (9, 9), (8, 8)):
+        given = rng.integers(0, 2, 96).astype(np.uint8)
+        given[1] = 1
+        stop = frozenset({2, tokens - 1, size - 1, size, 1000})
+        for may_end in (False, True):
+            expected = given[:size] == 1
+            expected[tokens:] = False
+            expected[[s for s in stop if s < size]] = may_end
+            bits = allowed_bits(
+                np.packbits(given, bitorder="little").tobytes(), size, tokens, stop, may_end
+            )
+            assert len(bits) == -(-size // 8)
+            found = np.unpackbits(bits, bitorder="little")
+            assert found[:size].tolist() == expected.tolist() and not found[size:].any()
+            left = masked(torch.zeros(size), bits).isfinite()
+            assert left.tolist() == expected.tolist()
+    with pytest.raises(OptionError):
+        allowed_bits(bytes(8), 61, 61, frozenset({3}), False)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from random import Random
+from typing import ClassVar
 
+import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -15,6 +17,11 @@ from mtmd.llm.sampling.sampler import Sampler, Sampling
 from mtmd.llm.sampling.together import Wish, draw
 
 VOCABULARY = 211
+
+
+def packed(row: torch.Tensor) -> np.ndarray:
+    """A bit for each token that is left."""
+    return np.packbits(row.isfinite().numpy(), bitorder="little")
 
 
 def sampling(rng: Random, seed: int) -> Sampling:
@@ -49,7 +56,8 @@ def test_as_one_by_one(count: int, dtype: torch.dtype) -> None:
             alternatives = rng.choice((None, 0, 4))
             sampler, twin = Sampler(one), Sampler(one)
             point = twin.points(3)[0] if one.temperature else 0.0
-            wishes.append(Wish(one, seen, written, forbidden, point, allowed, alternatives))
+            bits = None if allowed is None else packed(allowed)
+            wishes.append(Wish(one, seen, written, forbidden, point, bits, alternatives))
             left = row if allowed is None else allowed
             token = sampler(left, seen, written, forbidden)
             expected.append(_with_probabilities(token, row, alternatives))
@@ -57,7 +65,11 @@ def test_as_one_by_one(count: int, dtype: torch.dtype) -> None:
                 twin.use()
             assert sampler.points(2) == twin.points(2), "what is left of chance is the same"
         before = logits.clone()
-        for found, one in zip(draw(logits, wishes), expected, strict=True):
+        chosen, doubled = list(range(count))[::-1], torch.cat([logits, logits])
+        some = draw(doubled, wishes[::-1], [count + row for row in chosen])
+        together = draw(logits, wishes)
+        assert some[::-1] == together, "of some rows, in another order"
+        for found, one in zip(together, expected, strict=True):
             assert found.error is None and found.token == one.id
             assert found.logprob == pytest.approx(one.logprob, abs=1e-5)
             assert [t for t, _ in found.top] == [t for t, _ in one.top]
@@ -107,6 +119,32 @@ def test_what_comes_back_comes_at_once() -> None:
     assert Waits.count == 0  # and one copy of all that was found
 
 
+def test_all_that_is_asked_is_uploaded_at_once() -> None:
+    """Grammars of several rows included: a device of torch's that computes nothing counts copies to
+    it, until what was found is to be read.
+    """
+
+    class Copies(TorchDispatchMode):
+        found: ClassVar[list[str]] = []
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            result = func(*args, **(kwargs or {}))
+            given = [a for a in args if isinstance(a, torch.Tensor) and a.device.type == "cpu"]
+            if given and isinstance(result, torch.Tensor) and result.is_meta:
+                Copies.found.append(func._schema.name)
+            return result
+
+    rng = Random(0)
+    bits = packed(torch.zeros(VOCABULARY))
+    wishes = [
+        Wish(sampling(rng, i), [1, 2], [2], frozenset({3}), 0.5, bits if i % 2 else None, 3)
+        for i in range(17)
+    ]
+    with Copies(), pytest.raises(NotImplementedError, match="meta"):
+        draw(torch.empty(20, VOCABULARY, device="meta"), wishes, list(range(1, 18)))
+    assert Copies.found == ["aten::_to_copy"]
+
+
 TOP_P = (1.0, 0.9987, 0.8977, 0.5113, 1.1e-3, 1e-9)  # not where one of equals just goes or stays
 
 
@@ -149,13 +187,13 @@ def test_the_largest_tell_what_all_of_them_in_order_do(head: int) -> None:
             )
             for _ in logits
         ]
-        assert draw(logits, wishes, head) == draw(logits, wishes, None)
+        assert draw(logits, wishes, head=head) == draw(logits, wishes, head=None)
         one_by_one = []
         for row, wish in zip(logits, wishes, strict=True):
             tokens, weights = candidates(row.numpy().copy(), wish.sampling)
             index = pick(weights, wish.point)
             one_by_one.append(index if tokens is None else int(tokens[index]))
-        found = [d.token for d in draw(logits, wishes, head)]
+        found = [d.token for d in draw(logits, wishes, head=head)]
         # Logits of the third row differ, but not how likely they are in single precision, by which
         # the host puts them in order.
         assert found[:2] + found[3:] == one_by_one[:2] + one_by_one[3:]
@@ -175,8 +213,8 @@ def test_a_row_as_models_give_it_is_not_sorted_and_one_that_is_flat_once_more() 
     wishes = [Wish(Sampling(temperature=0.7, top_p=0.9), point=0.5)] * 2
     wishes.append(Wish(Sampling(temperature=0.7, top_k=40), point=0.5))
     with Sorts():
-        draw(logits, wishes, 64)
+        draw(logits, wishes, head=64)
         assert sorted_rows == []
         logits[1] = 0
-        draw(logits, wishes, 64)
+        draw(logits, wishes, head=64)
     assert sorted_rows == [(1, 5000)]

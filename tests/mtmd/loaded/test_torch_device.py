@@ -50,3 +50,27 @@ def test_quantized_weights_are_dequantized_at_load(device: TorchDevice) -> None:
         assert len(after.dequantized) == len(before.dequantized) + len(kept)
         for name in kept:
             assert after.type_of(name, torch.bfloat16).dtype == torch.bfloat16
+
+
+def test_a_cuda_device_without_triton_says_what_it_lacks_and_refuses(
+    demo: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And answers as the CPU does, attention by torch's own."""
+    lacks = "Triton, which compiles kernels for it, is not installed: pip install triton"
+    device = TorchDevice("cuda:0", torch.device("cpu"), lacks)
+    rejects = device.rejects
+    refused = "torch on cuda:0: no such operator"
+    monkeypatch.setattr(
+        device, "rejects", lambda node: refused if node.op == "rope_table" else rejects(node)
+    )
+    ours = Model(demo.checkpoint, LoadOptions(dtype="fp32"), [device, Cpu(), Reference()])
+    answer = ours.answer(SHAPES, "How many shapes are there?")
+    assert answer.text == demo.answer(SHAPES, "How many shapes are there?").text
+    report = ours.warmup_report
+    assert report.lacks == lacks and report.asdict()["lacks"] == lacks
+    text = str(report)
+    assert "WARNING: cuda:0 runs by torch's own operators, launched one by one" in text
+    assert f"  {lacks}\n" in text
+    assert "x rope_table" in text and f"{refused}; runs on cpu" in text
+    assert text.count("flash attention, ") == text.count(": ON") == 2
+    assert demo.warmup_report.lacks is None and "WARNING" not in str(demo.warmup_report)

@@ -6,7 +6,13 @@ import pytest
 import torch
 
 from mtmd.kernels.backends.vision_attention import candidates
-from mtmd.kernels.backends.vision_attention.candidates import CARRIED, TILES, TORCHS, _heads_first
+from mtmd.kernels.backends.vision_attention.candidates import (
+    CANDIDATES,
+    CARRIED,
+    TILES,
+    TORCHS,
+    _heads_first,
+)
 from mtmd.kernels.gpu.flash_attention.cases import TOLERANCE, Case, largest_error
 from mtmd.kernels.graph import Type
 from mtmd.kernels.ops import attention
@@ -128,7 +134,7 @@ def test_scores_that_are_computed_a_block_ahead(name):
 
 
 def test_what_scores_ahead_are_not_for(monkeypatch):
-    kernel = CARRIED["triton 64 x 64, carried"]
+    kernel = CANDIDATES["triton 64 x 64, carried"]
     taken, few = kinds(72, rows=200, keys=200), kinds(72, rows=200, keys=63)
     assert "63 keys; it takes 64 and more" in str(kernel.rejects(*few, scale=1.0))
     assert "causal" in str(kernel.rejects(*taken, scale=1.0, causal=True))

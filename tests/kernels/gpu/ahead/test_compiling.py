@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from mtmd.kernels.backends.vision_attention.candidates import CARRIED, TILES
 from mtmd.kernels.gpu.table import KERNELS
 
 SCRIPT = """
@@ -23,6 +24,7 @@ from triton.backends.nvidia.compiler import get_ptxas_version
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 from mtmd.inspect import save_kernels as saving
+from mtmd.kernels.backends.vision_attention.candidates import tiled
 from mtmd.kernels.gpu import launch as launching
 from mtmd.kernels.gpu.ahead import saved
 from mtmd.kernels.gpu.ahead.compilations import compilations
@@ -61,7 +63,7 @@ driver.set_active(Driver())
 launching.threads_of_a_warp = lambda device: parse_target(HERE.target).warp_size
 launching.is_nvidia = lambda device: HERE.target.startswith("cuda")
 compile_for_launch = JITFunction._do_compile
-asked, out = [], {"differ": [], "launches": {}, "limited": 0}
+asked, out = [], {"differ": [], "launches": {}, "limited": 0, "tiled": []}
 
 def note(self, key, signature, device, constants, options, attributes, warmup):
     asked.append((self.ASTSource(self, signature, constants, attributes).hash(), options.hash()))
@@ -80,6 +82,17 @@ for HERE.target in ("cuda:90", "hip:gfx942"):
                     out["differ"].append(f"{HERE.target} {op} {case}")
                 out["launches"][op] = out["launches"].get(op, 0) + len(asked)
                 out["limited"] += sum(p.call.registers is not None for p in programs)
+    for name, kernel in tiled(HERE.target).items():
+        whole = torch.zeros(1, 200, 3 * 2 * 72, dtype=torch.bfloat16)
+        parts = [part.unflatten(2, (2, 72)) for part in whole.chunk(3, 2)]
+        for inputs in (parts, [part.contiguous() for part in parts]):
+            asked.clear()
+            forget()
+            kernel.run(*inputs, None, None, scale=0.1)
+            programs = kernel.programs(*map(placed, inputs), None, None, scale=0.1)
+            if not asked or asked != [cache_key(HERE.target, program) for program in programs]:
+                out["differ"].append(f"{HERE.target} {name}")
+            out["tiled"].append(name)
 
 HERE.target = "cuda:90"
 cache, kept, other = (Path(sys.argv[1]) / name for name in ("cache", "kept", "other"))
@@ -151,6 +164,8 @@ def test_what_is_compiled_ahead_is_what_every_launch_of_a_run_asks_for(told: dic
     """By Triton's keys of source and options, in order, for each kernel's cases."""
     assert told["differ"] == []
     assert set(told["launches"]) == set(KERNELS) and all(told["launches"].values())
+    names = {*TILES, *CARRIED}
+    assert len(told["tiled"]) == 2 * (len(names) + len(TILES)) and set(told["tiled"]) == names
     assert told["limited"], "in registers of a thread: an option that NVIDIA alone has"
 
 
