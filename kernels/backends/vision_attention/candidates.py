@@ -136,13 +136,13 @@ def _kernel(call: Callable[..., Tensor], dtypes: tuple[torch.dtype, ...], most: 
     )
 
 
-def _other_tile(rows: int, keys: int, warps: int, stages: int) -> Kernel:
+def _other_tile(tile: Tile) -> Kernel:
     def run(q: Tensor, k: Tensor, v: Tensor, *absent: None, **options: Any) -> Tensor:
         from mtmd.kernels.gpu.flash_attention.kernel import run_launch
 
         assert not any(x is not None for x in absent)  # it was asked
         types = [Type.of(x) for x in (q, k, v)]
-        launch = plan_launch(*types, **options, tile=Tile(rows, keys, warps, stages))
+        launch = plan_launch(*types, **options, tile=tile)
         return run_launch(launch, q, k, v, None, None)
 
     return Kernel(run=run, rejects=_rejects_other_tile)
@@ -154,7 +154,7 @@ def _rejects_other_tile(q: Type, *types: Type | None, **options: Any) -> str | N
     return _rejects(q, *types, **options, dtypes=SHORT, most=MOST_TILED)  # type: ignore[arg-type]
 
 
-def _carried(rows: int, keys: int, warps: int, stages: int) -> Kernel:
+def _carried(tile: Tile) -> Kernel:
     def run(
         q: Tensor,
         k: Tensor,
@@ -167,15 +167,15 @@ def _carried(rows: int, keys: int, warps: int, stages: int) -> Kernel:
         from mtmd.kernels.gpu.flash_attention.carried import carried_attention
 
         assert not causal and not any(x is not None for x in (*absent, *limits.values()))
-        return carried_attention(q, k, v, scale=scale, tile=Tile(rows, keys, warps, stages))
+        return carried_attention(q, k, v, scale=scale, tile=tile)
 
     def rejects(q: Type, k: Type, *types: Type | None, **options: Any) -> str | None:
         if torch.version.hip is not None or _capability() not in (None, 9):
             return "matrix instructions run beside others on cards of compute capability 9.0 alone"
         if options.get("causal"):
             return "the node is causal, which it does not take"
-        if k.shape[1] < keys:
-            return f"{k.shape[1]} keys; it takes {keys} and more"
+        if k.shape[1] < tile.keys:
+            return f"{k.shape[1]} keys; it takes {tile.keys} and more"
         return _rejects_other_tile(q, k, *types, **options)
 
     return Kernel(run=run, rejects=rejects)
@@ -197,17 +197,19 @@ TORCHS: Mapping[str, Kernel] = {
 # multiprocessor of cuda:90; of 64 x 64 there are three (160 registers at head 72), and 128 x 128
 # has half the steps. Without spills under Triton 3.9 at heads 64 and 72 for cuda:80, cuda:90 and
 # gfx942.
-TILES: Mapping[str, Kernel] = {
-    "triton 64 x 64": _other_tile(64, 64, 4, 2),
-    "triton 128 x 128": _other_tile(128, 128, 8, 2),
+OTHER: Mapping[str, Tile] = {
+    "triton 64 x 64": Tile(64, 64, 4, 2),
+    "triton 128 x 128": Tile(128, 128, 8, 2),
 }
+TILES: Mapping[str, Kernel] = {name: _other_tile(tile) for name, tile in OTHER.items()}
 # The product with the next block's keys runs beside the softmax of this one, in what is compiled
 # for cuda:90: 182 to 204 registers at heads 64 and 72, none spilled, eight warps on a
 # multiprocessor with either. Elsewhere matrix instructions are waited for one by one.
-CARRIED: Mapping[str, Kernel] = {
-    "triton 64 x 64, carried": _carried(64, 64, 4, 2),
-    "triton 128 x 64, carried": _carried(128, 64, 8, 2),
+CARRYING: Mapping[str, Tile] = {
+    "triton 64 x 64, carried": Tile(64, 64, 4, 2),
+    "triton 128 x 64, carried": Tile(128, 64, 8, 2),
 }
+CARRIED: Mapping[str, Kernel] = {name: _carried(tile) for name, tile in CARRYING.items()}
 CANDIDATES: Mapping[str, Kernel] = {**TORCHS, **TILES, **CARRIED}
 PLANNED: Mapping[str, str] = {
     "torch cuDNN": (
