@@ -36,7 +36,7 @@ from typing import Any
 from gpu_kernels.package import find_package
 
 RESULTS = Path(__file__).parent / "results"
-LEAST_S = 12  # a part that is given less is left out: to import torch takes as long
+LEAST = 0.5  # of its seconds; with less a part is left out: to load a model takes as much
 SPARE_S = 3  # of the budget, for the report
 NO_END = float("inf")
 DRY_S = 300  # of a part in a dry run: the interpreter takes its time, and nothing waits for it
@@ -105,7 +105,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--rates", type=json.loads, default={}, help=argparse.SUPPRESS)
     parser.add_argument("--seconds", type=float, default=NO_END, help=argparse.SUPPRESS)
     parser.add_argument("--run-cases", action="store_true", help=argparse.SUPPRESS)
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    options.device = {"cuda": "cuda:0"}.get(options.device, options.device)
+    return options
 
 
 def heading(options: argparse.Namespace) -> str | None:
@@ -160,10 +162,10 @@ def run_all(
 
     try:
         for part, op in parts:
-            left = options.budget - (time.monotonic() - begun) - SPARE_S
-            seconds = min(float(part.seconds), left)
-            given.append((part, max(seconds, 0)))
             elapsed = time.monotonic() - begun
+            used = 0 if options.dry_run else elapsed  # which has all parts
+            seconds = min(float(part.seconds), options.budget - used - SPARE_S)
+            given.append((part, max(seconds, 0)))
             print(f"{elapsed:4.0f} s: {part.name}, {seconds:.0f} s at most", flush=True)
             for line in lines_of(part, op, seconds, rates(lines), options):
                 lines.append(line)
@@ -192,8 +194,8 @@ def lines_of(
 ) -> Iterator[dict[str, Any]]:
     from gpu_kernels.processes import part_lines
 
-    if seconds < min(LEAST_S, part.seconds):
-        yield {"part": part.name, "no_time_for": ["all of it: the budget is used up"]}
+    if seconds < part.seconds * LEAST:
+        yield {"part": part.name, "no_time_for": ["all of it: too little of the budget is left"]}
         return
     command = [sys.executable, __file__, "--part", "--only", part.name, "--device", options.device]
     command += ["--tune"] * options.tune + ["--dry-run"] * options.dry_run

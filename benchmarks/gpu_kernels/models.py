@@ -326,7 +326,13 @@ def predicted(shape: str, weights: str, subject: Any, setting: Setting) -> Predi
 
     card, options = card_of(setting), subject.model.options
     model = subject_of(
-        card.name, None, shape, weights, context=options.context, parallel=options.parallel
+        card.name,
+        None,
+        shape,
+        weights,
+        dtype=options.dtype,
+        context=options.context,
+        parallel=options.parallel,
     )
     return Predicted(model, card)
 

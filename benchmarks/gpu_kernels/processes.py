@@ -120,6 +120,8 @@ class _Run:
         else:
             return None
         where = {"row": self.at} if self.at is not None and not self._made else {}
+        last = next((error for error in reversed(self._errors) if error.strip()), None)
+        text += f": {last.strip():.200}" if last else ""
         return {**where, "failure": text, "stderr": "\n".join(self._errors)}
 
     def _forward(self, errors: IO[str]) -> None:

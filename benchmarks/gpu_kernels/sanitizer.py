@@ -21,7 +21,7 @@ from gpu_kernels.rows import Cells, Once, Row, Setting, SkipError, Task, WrongEr
 
 TOOL = "compute-sanitizer"
 CHECKS = ("memcheck", "racecheck", "initcheck", "synccheck")
-WHERE = re.compile(r"=+\s+at (?:void )?([A-Za-z_]\w*)")
+WHERE = re.compile(r"\bat (\S.*)")  # "attention_kernel+0x410 in kernel.py:120", or the like
 SUMMARY = re.compile(r"=+\s+(?:ERROR|RACECHECK) SUMMARY: (\d+)")
 SCRIPT = Path(__file__).parents[1] / "gpu.py"
 ERROR_CODE = 9
@@ -88,7 +88,7 @@ def judged(code: int, log: str, own: frozenset[str]) -> int:
     if code != ERROR_CODE:
         return 0
     where = WHERE.findall(log)
-    ours = sorted(set(where) & own)
+    ours = sorted(own.intersection(re.findall(r"\w+", " ".join(where))))
     errors = sum(map(int, SUMMARY.findall(log)))
     if ours or not where:
         raise WrongError(

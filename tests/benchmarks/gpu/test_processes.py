@@ -63,7 +63,8 @@ def test_an_exception_that_nobody_caught_is_a_failure(run):
     """It ends with exit code 1, as a part with a failure does."""
     lines = run(rows="if number == 1: raise OSError('no disk')")
     assert rows_of(lines) == ["0", "2"]
-    assert failures(lines) == [("1", "its process did not end as it should (exit code 1)")]
+    text = "its process did not end as it should (exit code 1): OSError: no disk"
+    assert failures(lines) == [("1", text)]
     assert "OSError: no disk" in next(line for line in lines if "failure" in line)["stderr"]
 
 
@@ -72,7 +73,7 @@ def test_so_it_is_after_a_row_that_failed(run):
     lines = run(rows=f"{rows}\nif number == 1: raise OSError('no disk')")
     assert failures(lines) == [
         ("0", "wrong"),
-        ("1", "its process ended before its last row (exit code 1)"),
+        ("1", "its process ended before its last row (exit code 1): OSError: no disk"),
     ]
     assert rows_of(lines) == ["2"]
     assert failures(run(rows=rows)) == [("0", "wrong")]

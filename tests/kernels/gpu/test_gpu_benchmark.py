@@ -67,6 +67,7 @@ def small(module, monkeypatch):
 
 
 def test_reports_are_whole_tables(small, module):
+    """Seconds: every timed kernel in the interpreter, attention with seven tiles."""
     lines = []
     for name in TIMED:
         for label, row in small(name, tune=True):
@@ -205,7 +206,9 @@ def test_a_batch_of_decoding_and_reading(module):
 
 
 def test_programs_are_those_that_are_launched(compiler):
-    """As far as they can be told without a GPU: each is there once, and can be specialised."""
+    """As far as they can be told without a GPU: each is there once, and can be specialised.
+    Seconds: a process imports Triton.
+    """
     code = """
 import sys
 sys.path.insert(0, folder)
@@ -235,5 +238,8 @@ def test_a_program_that_cannot_be_compiled_is_told(module):
     setting = rows.Setting("cpu")
     row = ended("moe", lambda: None, {"moe": [job(None), job(None)]}, setting)
     assert row.cells["programs"] == 2
+    slow = rows.Setting("cpu", until=0)
+    with pytest.raises(rows.WrongError, match="1 of 2 programs are not compiled in time"):
+        ended("moe", lambda: None, {"moe": [job(None), Future()]}, slow)
     with pytest.raises(rows.WrongError, match="1 of 2 programs: PlacementError: no"):
         ended("moe", lambda: None, {"moe": [job(None), job("PlacementError: no")]}, setting)
