@@ -1,19 +1,22 @@
-"""Check and time the Triton kernels on this machine's GPU: `python benchmarks/gpu.py [--only
-PART] [--out] [--tune] [--dry-run]`.
+"""Check and time the package on this machine's GPU: `python benchmarks/gpu.py [--budget SECONDS]
+[--only NAME ...] [--out [FOLDER]] [--tune] [--dry-run]`.
 
-Each part has a process of its own: a kernel that takes the device down takes its part alone.
-
-1. Every case of a part's kernels (`kernels/gpu/table.py`) and every timed shape is compared with
-the reference on the GPU. If one differs, nothing of that part is timed; the others go on.
-2. Attention, decoding from a paged cache and products with quantized weights are timed against
-torch's own way (`gpu_kernels/`: a file each), every other kernel against its op's reference;
-pictures on their way to the encoder against Pillow, and steps of a decoder beside an encode.
+Parts (`gpu_kernels/parts.py`) come in the order of their worth, each in a process of its own and
+for so many seconds at most. A part is rows: each is a line of JSON as soon as it is there, with
+what was aimed at and whether that was reached. A row that fails leaves the others; one that takes
+the process or the device down, too: the part goes on after it in another process. A kernel whose
+result is wrong is not timed.
 
 Times are medians of runs replayed from a CUDA graph, with the L2 cache flushed before each
-(triton.testing.do_bench). Results go to the terminal and, with --out, to a folder as they come, a
-line of JSON each, and as a report at the end. --dry-run makes a few of the checks in Triton's
-interpreter, on any machine, and times nothing. Exit code 1: a check failed, or a part did not end;
-2: no GPU.
+(triton.testing.do_bench), or, of models, by the host's clock. Results go to the terminal and, with
+--out, to a folder as they come, `lines.jsonl` and `report.md`. --budget ends parts, and leaves out
+those for which nothing is left. The package need not be installed.
+
+--dry-run, on any machine: every part makes its rows with small problems on the CPU and in Triton's
+interpreter, times nothing, and says what it would run and for how long.
+
+Exit code 1: a check failed, or a part did not end as it should; 2: no GPU, or a wrong option. An
+aim that was missed is no failure.
 """
 
 from __future__ import annotations
@@ -23,34 +26,43 @@ import datetime
 import json
 import os
 import platform
-import subprocess
+import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-from gpu_kernels import attention, matmul, paged, pictures, reference
+from gpu_kernels.package import find_package
 
 RESULTS = Path(__file__).parent / "results"
-# Those with more to compare than a kernel and its op's reference.
-SPECIAL = {"attention": attention, "paged_attention": paged, "matmul": matmul, "pictures": pictures}
-PART_S = 600  # a part that takes longer hangs
-DRY = 3  # checks of each part in a dry run: its first ones, which are small
+LEAST = 0.5  # of its seconds; with less a part is left out: to load a model takes as much
+SPARE_S = 3  # of the budget, for the report
+NO_END = float("inf")
+DRY_S = 300  # of a part in a dry run: the interpreter takes its time, and nothing waits for it
 
 
 def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
-    names = sections()
-    if options.only:
-        if options.only not in names:
-            print(f"--only {options.only}: expected one of {', '.join(names)}", file=sys.stderr)
-            return 2
-        names = [options.only]
+    if not options.budget > 0:
+        print(f"--budget {options.budget}: expected seconds, more than 0", file=sys.stderr)
+        return 2
+    found = find_package()
+    if options.run_cases:
+        from gpu_kernels.sanitizer import run_cases
+
+        return run_cases(options.device)
+    from gpu_kernels.parts import chosen, known
+
+    try:
+        parts = chosen(options.only)
+    except KeyError as unknown:
+        names = ", ".join(known())
+        print(f"--only {unknown.args[0]}: expected one of {names}", file=sys.stderr)
+        return 2
     if options.part:
-        return part(names[0], options.device, options.tune, options.dry_run, write_line)
-    title = heading(options.device, options.dry_run)
+        return run_part(parts, options)
+    title = heading(options)
     if title is None:
         print(
             "benchmarks/gpu.py: found no CUDA device; run it on a machine with a GPU and a CUDA or "
@@ -58,32 +70,20 @@ def main(arguments: list[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
-    folder = None
-    if options.out is not None:
-        folder = Path(options.out) if options.out else RESULTS / title.lower().replace(" ", "-")
-        folder.mkdir(parents=True, exist_ok=True)
-    lines = (folder / "lines.jsonl").open("a") if folder else None
-    texts, failed = [describe(title, options.dry_run)], False
-    print(texts[0], flush=True)
-    for name in names:
-        for line in run_part(name, options):
-            if lines:
-                write_line(line, lines)
-            failed = failed or line.get("failure") is not None
-            if "text" in line or line.get("failure"):
-                texts.append(line.get("text") or f"\n**{name}: {line['failure']}**")
-                print(texts[-1], flush=True)
-    if lines and folder:
-        lines.close()
-        (folder / "report.md").write_text("\n".join(texts) + "\n")
-    return int(failed)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # parts are ended, what there is kept
+    return run_all(title, f"{describe(options)} The package is {found}.", parts, options)
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="benchmarks/gpu.py", description=(__doc__ or "").split("\n\n")[0]
     )
-    parser.add_argument("--only", metavar="PART", help="an op's kernels, and no others")
+    parser.add_argument(
+        "--only", nargs="+", default=[], metavar="NAME", help="these parts, or all that is of an op"
+    )
+    parser.add_argument(
+        "--budget", type=float, default=NO_END, metavar="SECONDS", help="for all together"
+    )
     parser.add_argument(
         "--out",
         nargs="?",
@@ -96,112 +96,142 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--tune", action="store_true", help="also time each shape of attention with other tiles"
     )
     parser.add_argument(
-        "--dry-run", action="store_true", help="a few checks in the interpreter, on any machine"
+        "--dry-run", action="store_true", help="say what would be run, and try it, on any machine"
     )
+    # Of the processes that the script starts
     parser.add_argument("--part", action="store_true", help=argparse.SUPPRESS)
-    return parser.parse_args(arguments)
+    parser.add_argument("--op", help=argparse.SUPPRESS)
+    parser.add_argument("--after", help=argparse.SUPPRESS)
+    parser.add_argument("--rates", type=json.loads, default={}, help=argparse.SUPPRESS)
+    parser.add_argument("--seconds", type=float, default=NO_END, help=argparse.SUPPRESS)
+    parser.add_argument("--run-cases", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    options.device = {"cuda": "cuda:0"}.get(options.device, options.device)
+    return options
 
 
-def heading(device: str, dry_run: bool) -> str | None:
+def heading(options: argparse.Namespace) -> str | None:
     """What is measured; None without a GPU."""
     import torch
 
-    if dry_run:
+    if options.dry_run:
         return "a dry run"
     if not torch.cuda.is_available():
         return None
-    return f"{torch.cuda.get_device_name(device)} {datetime.date.today()}"
+    return f"{torch.cuda.get_device_name(options.device)} {datetime.date.today()}"
 
 
-def describe(title: str, dry_run: bool) -> str:
+def describe(options: argparse.Namespace) -> str:
     import torch
     import triton
 
+    command = "python benchmarks/gpu.py"
+    command += f" --budget {options.budget:.0f}" if options.budget < NO_END else ""
+    command += f" --only {' '.join(options.only)}" * bool(options.only) + " --tune" * options.tune
     what = (
-        "no times: in Triton's interpreter"
-        if dry_run
-        else "bf16, medians of `python benchmarks/gpu.py`; a ratio above 1 means a faster kernel"
+        f"`{command} --dry-run`, without a GPU: small problems on the CPU and in Triton's "
+        "interpreter, no times."
+        if options.dry_run
+        else f"medians of `{command}`, bf16; a ratio above 1 means that ours is faster."
     )
     return (
-        f"# Kernels: {title}\n\n{datetime.date.today()}, torch {torch.__version__}, triton "
-        f"{triton.__version__}, Python {platform.python_version()}; {what}."
+        f"{datetime.date.today()}, torch {torch.__version__}, triton {triton.__version__}, Python "
+        f"{platform.python_version()}; {what}"
     )
 
 
-def sections() -> list[str]:
-    """The parts of the report: the special ones, and every other op of the table."""
-    from mtmd.kernels.gpu.table import KERNELS
+def run_all(
+    title: str, what: str, parts: list[tuple[Any, str | None]], options: argparse.Namespace
+) -> int:
+    """Every part; results are kept line by line, and a report of all so far after each part."""
+    from gpu_kernels.report import dry_report, outcome, report, summary
 
-    return [*SPECIAL, *(op for op in KERNELS if op not in SPECIAL)]
+    begun, folder = time.monotonic(), None
+    if options.out is not None:
+        folder = Path(options.out) if options.out else RESULTS / title.lower().replace(" ", "-")
+        folder.mkdir(parents=True, exist_ok=True)
+    print(what, flush=True)
+    lines: list[dict[str, Any]] = []
+    given: list[tuple[Any, float]] = []
+
+    def keep() -> str:
+        text = dry_report(what, given, lines) if options.dry_run else report(title, what, lines)
+        if folder:
+            (folder / "report.md").write_text(text)
+        return text if options.dry_run else summary(lines)
+
+    try:
+        for part, op in parts:
+            elapsed = time.monotonic() - begun
+            used = 0 if options.dry_run else elapsed  # which has all parts
+            seconds = min(float(part.seconds), options.budget - used - SPARE_S)
+            given.append((part, max(seconds, 0)))
+            print(f"{elapsed:4.0f} s: {part.name}, {seconds:.0f} s at most", flush=True)
+            for line in lines_of(part, op, seconds, rates(lines), options):
+                lines.append(line)
+                if folder:
+                    with (folder / "lines.jsonl").open("a") as kept:
+                        kept.write(json.dumps(line) + "\n")
+                if text := outcome(line):
+                    print(text, flush=True)
+            keep()
+    finally:
+        print(f"\n{keep()}", flush=True)
+    return int(any("failure" in line for line in lines))
 
 
-def write_line(line: dict[str, Any], to: TextIO | None = None) -> None:
-    print(json.dumps(line), file=to or sys.stdout, flush=True)
+def rates(lines: list[dict[str, Any]]) -> dict[str, float]:
+    """What was measured so far that others are compared with."""
+    return {name: rate for line in lines for name, rate in line.get("rates", {}).items()}
 
 
-def run_part(name: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """The lines of a part, as its process writes them."""
-    command = [sys.executable, __file__, "--part", "--only", name, "--device", options.device]
+def lines_of(
+    part: Any,
+    op: str | None,
+    seconds: float,
+    measured: dict[str, float],
+    options: argparse.Namespace,
+) -> Iterator[dict[str, Any]]:
+    from gpu_kernels.processes import part_lines
+
+    if seconds < part.seconds * LEAST:
+        yield {"part": part.name, "no_time_for": ["all of it: too little of the budget is left"]}
+        return
+    command = [sys.executable, __file__, "--part", "--only", part.name, "--device", options.device]
     command += ["--tune"] * options.tune + ["--dry-run"] * options.dry_run
+    command += ["--op", op] * (op is not None) + ["--rates", json.dumps(measured)]
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     if options.dry_run:
-        environment["TRITON_INTERPRET"] = "1"
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
-    assert process.stdout is not None
-    hangs = threading.Timer(PART_S, process.kill)
-    hangs.start()
-    with process.stdout as lines:
-        for line in lines:
-            yield json.loads(line)
-    code = process.wait()
-    hangs.cancel()
-    if code not in (0, 1):
-        yield {"part": name, "failure": f"did not end as it should (exit code {code})"}
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+        if not part.compiles:
+            environment["TRITON_INTERPRET"] = "1"
+    limit = DRY_S if options.dry_run else seconds
+    yield from part_lines(part.name, command, environment, limit)
 
 
-def part(
-    name: str, device: str, tune: bool, dry_run: bool, emit: Callable[[dict[str, Any]], None]
-) -> int:
-    """Checks, then times, of one part; `emit` gets each as it comes."""
-    import torch
+def run_part(parts: list[tuple[Any, str | None]], options: argparse.Namespace) -> int:
+    """In a process of its own."""
+    from gpu_kernels.rows import Setting, make_rows
 
-    if not dry_run:
-        torch.cuda.set_device(device)
-    found, number = False, 0
-    dry = (
-        pictures.checks("cpu") if name == "pictures" else reference.checks("cpu", name, exact=True)
+    part = parts[-1][0]
+    device = "cpu" if options.dry_run else options.device
+    setting = Setting(
+        device,
+        options.dry_run,
+        options.tune,
+        options.op,
+        options.rates,
+        time.monotonic() + options.seconds,
     )
-    for failure in islice(dry, DRY) if dry_run else checks(device, [name]):
-        number += 1
-        found = found or failure is not None
-        if failure is not None:
-            emit({"part": name, "failure": failure})
-    if found:
-        return 1
-    emit({"part": name, "checks": number})
-    if dry_run:
-        emit({"part": name, "text": f"\n{name}: {number} checks"})
-    else:
-        emit({"part": name, "text": "\n".join(report(device, name, tune))})
-    return 0
+    if not options.dry_run:
+        import torch
+
+        torch.cuda.set_device(device)
+    return make_rows(part.name, part.tasks(setting), setting, write_line, options.after)
 
 
-def checks(device: str, names: Sequence[str]) -> Iterator[str | None]:
-    """For every case and shape, None or how it failed."""
-    from mtmd.kernels.gpu.table import KERNELS
-
-    for name in names:
-        yield from reference.checks(device, name) if name in KERNELS else ()
-        yield from SPECIAL[name].checks(device) if name in SPECIAL else ()
-
-
-def report(device: str, name: str, tune: bool) -> list[str]:
-    if name == "attention":
-        return attention.report(device, tune)
-    if name in SPECIAL:
-        lines: list[str] = SPECIAL[name].report(device)
-        return lines
-    return reference.report(device, name)
+def write_line(line: dict[str, Any]) -> None:
+    print(json.dumps(line), flush=True)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import gc
 import os
 import signal
 import sys
+from pathlib import Path
 
 import asked_device as devices
 import pytest
@@ -33,6 +34,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[DEVICE] = devices.configure(config.getoption("device"))
+    if config.getoption("device") is not None:
+        config.addinivalue_line("filterwarnings", "default")  # the last one holds
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    if config.getoption("device") is None or devices.is_asking(collection_path):
+        return None
+    return True
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

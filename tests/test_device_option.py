@@ -11,8 +11,10 @@ from types import SimpleNamespace
 import asked_device
 import pytest
 import torch
+from lacking import without
 
 ROOT = Path(__file__).parents[1]
+FIXTURE = "asked_device"
 
 
 @pytest.fixture(autouse=True)
@@ -60,6 +62,70 @@ def test_on_a_card_kernels_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None
 def test_those_that_can_be_run_on_a_device_are_chosen() -> None:
     tests = [SimpleNamespace(fixturenames=n) for n in (["asked_device"], ["device"], [])]
     assert asked_device.choose(tests) == (tests[:1], tests[1:])
+
+
+def test_files_are_chosen_before_they_are_read(tmp_path: Path) -> None:
+    """By what their tests take, and folders by their files."""
+    asking, other = tmp_path / "a" / "test_asking.py", tmp_path / "b" / "test_other.py"
+    for file in (asking, other):
+        file.parent.mkdir()
+    asking.write_text(f"def test_x(\n    one,\n    {FIXTURE}: str,\n) -> None: ...\n")
+    other.write_text("import asked_device\n\ndef test_x(device): assert asked_device\n")
+    found = {path.name for path in tmp_path.rglob("*") if asked_device.is_asking(path)}
+    assert found == {"a", "test_asking.py"} and asked_device.is_asking(tmp_path)
+    chosen = [f.name for f in (ROOT / "tests").rglob("test_*.py") if asked_device.is_asking(f)]
+    assert {"test_table.py", "test_on_a_device.py", "test_against_transformers.py"} <= {*chosen}
+    assert "test_device_option.py" not in chosen and len(chosen) < 10
+
+
+def test_a_machine_with_a_device_may_lack_what_other_tests_need(tmp_path: Path) -> None:
+    """The package itself, too: it is found by links. With `--device cpu` as with any other."""
+    place = without(tmp_path, installed=False)
+    links = subprocess.run(
+        [sys.executable, ROOT / "tools" / "editable_types.py", tmp_path / "links"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+    assert links == str(tmp_path / "links")
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--collect-only", "-q"]
+    done = subprocess.run(
+        [
+            *command,
+            "-c",
+            ROOT / "pyproject.toml",
+            "--rootdir",
+            ROOT,
+            "--device",
+            "cpu",
+            ROOT / "tests",
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env=place | {"PYTHONPATH": os.pathsep.join((place["PYTHONPATH"], links))},
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr
+    collected = {line.partition("::")[0] for line in done.stdout.splitlines() if "::" in line}
+    assert {Path(name).name for name in collected} == {
+        "test_table.py",
+        "test_on_a_device.py",
+        "test_against_transformers.py",
+    }
+
+
+def test_warnings_of_other_versions_are_no_errors(tmp_path: Path) -> None:
+    conftest = str(ROOT / "tests" / "conftest.py")
+    text = f"exec(compile(open({conftest!r}).read(), {conftest!r}, 'exec'))\n"
+    (tmp_path / "conftest.py").write_text(text)
+    body = "    warnings.warn('it is old', stacklevel=1)\n"
+    (tmp_path / "test_warning.py").write_text(f"import warnings\n\ndef test_x({FIXTURE}):\n{body}")
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-c"]
+    command += [str(ROOT / "pyproject.toml"), str(tmp_path)]
+    for options, code in ((["--device", "cpu"], 0), ([], 1)):
+        done = subprocess.run([*command, *options], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == code, done.stdout + done.stderr
+        assert "it is old" in done.stdout
 
 
 def test_pytest_ends_with_one_line() -> None:

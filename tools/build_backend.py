@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from editable_types import PTH, ROOT, add_file, link
+from editable_types import PTH, TREE, add_file, link
 from setuptools import build_meta
 from setuptools.build_meta import *  # noqa: F403  # whatever else a frontend asks for
 
@@ -20,7 +20,7 @@ def build_editable(
 ) -> str:
     name: str = build_meta.build_editable(wheel_directory, config_settings, metadata_directory)
     try:
-        tree = link(ROOT / "build" / "editable")
+        tree = link(TREE)
     except OSError as error:  # Windows lets not everybody make links
         print(f"type checkers will not find mtmd: {error}", file=sys.stderr)
         return name

@@ -1,5 +1,8 @@
 """What an editable install gets beside setuptools' import hook, which no type checker follows: a
 folder of links in the form of the package, and the folder's name in a .pth file.
+
+`python tools/editable_types.py [FOLDER]` makes and prints the folder alone, for PYTHONPATH where
+nothing can be installed.
 """
 
 from __future__ import annotations
@@ -7,10 +10,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import shutil
+import sys
 import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+TREE = ROOT / "build" / "editable"
 ROOMS = ("kernels", "clip", "llm", "web")
 PTH = "mtmd_types.pth"
 
@@ -37,3 +42,7 @@ def add_file(wheel: Path, name: str, data: bytes) -> None:
                 content += f"{name},sha256={digest},{len(data)}\n".encode()
             new.writestr(info, content)
         new.writestr(name, data)
+
+
+if __name__ == "__main__":
+    print(link(Path(sys.argv[1]).resolve() if sys.argv[1:] else TREE))

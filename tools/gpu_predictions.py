@@ -33,8 +33,22 @@ Written by `python tools/gpu_predictions.py > docs/gpu.md`. Do not edit by hand.
 
 **Nothing here was run on a GPU.** Memory is what the plans say, by the rule that a loaded model lets work in (`mtmd/loaded/memory_admission.py`).
 Which op runs by which kernel is asked of the same table that a GPU uses; registers, shared memory and spills are the compiler's (they
-need Triton, `pip install 'mtmd[gpu]'`, all else does not). Times are estimates, each with a range. On a machine with a GPU `pytest --device cuda`
-runs every kernel's cases, the families' tiny models and the demo model on it, and `python benchmarks/gpu.py` the same cases with times.
+need Triton, `pip install 'mtmd[gpu]'`, all else does not). Times are estimates, each with a range.
+
+## On a machine with a GPU
+
+    python benchmarks/gpu.py --budget 580 --out FOLDER       # in ten minutes, what matters most
+    python benchmarks/gpu.py --only sanitizer tests          # parts by name, or all of one op's kernels: --only moe
+    python benchmarks/gpu.py --dry-run                       # on any machine: what would be run, tried with small problems
+    pytest --device cuda                                     # kernels' cases, the families' tiny models, the demo model
+
+`benchmarks/gpu.py` measures what the card copies and multiplies, compiles every program by all cores, runs all cases of the kernels and the demo model,
+and then times: attention against each of torch's, decoding in the shapes of Gemma 3 4B and an 8B model with 1 to 64 sequences, pictures of 896 px
+against transformers, the first picture after the start against the tenth; and has compute-sanitizer look. Each row says what was aimed at, whether it
+was reached, and, of models, what is estimated below. Parts come in the order of their worth (`benchmarks/gpu_kernels/parts.py`), each in a process of its own with
+so many seconds at most; `--budget` leaves out those for which too little is left. What fails costs a row. It needs torch, Triton, numpy, Pillow,
+safetensors and tokenizers, transformers to be compared with, pytest for the tests, and no network. The package need not be installed; for pytest, where it cannot be
+(setuptools before 77), `PYTHONPATH=$(python tools/editable_types.py) pytest --device cuda`. [Its dry run](../benchmarks/results/2026-11-26-gpu-dry-run.md).
 
 ## Compiled ahead: `--save`, `--kernels`
 

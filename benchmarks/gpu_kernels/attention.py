@@ -1,13 +1,15 @@
-"""Attention: against torch's scaled_dot_product_attention, and against itself with the head padded
-or the keys not shared out.
+"""Attention: ours, with every tile that a warm-up tries, against torch's own: cuDNN's, flash and
+efficient, each by itself, and scaled_dot_product_attention as it chooses.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from gpu_kernels.measure import judged, milliseconds, table
+from gpu_kernels.ceilings import COPY, PRODUCT
+from gpu_kernels.rows import Aim, Cells, Row, Setting, Task, first_line, is_gone, judged, must
 
 
 class Shape(NamedTuple):
@@ -20,15 +22,30 @@ class Shape(NamedTuple):
     batch: int = 1
     causal: bool = False
 
+    @property
+    def small(self) -> Shape:
+        """For Triton's interpreter, with blocks of all kinds."""
+        rows, keys = min(self.rows, 20), min(self.keys, 20 if self.rows > 1 else 600)
+        group = min(self.heads // self.groups, 2)
+        return self._replace(rows=rows, keys=keys, heads=2 * group, groups=2, batch=1)
 
+    @property
+    def is_judged(self) -> bool:
+        """Whether it is one of those that are to be as fast as torch's."""
+        return self.batch == 8 and self.rows == 4096
+
+
+# The first ones are what an encoder has to be good at: 8 pictures of 4096 patches.
 SHAPES = (
+    *(Shape("8 x 4096 patches, 16 heads", 4096, 4096, 16, 16, k, batch=8) for k in (72, 64, 80)),
+    Shape("8 x 4096 patches, 16 heads", 4096, 4096, 16, 16, 128, batch=8),
     Shape("SigLIP, Gemma 3: 4096 patches", 4096, 4096, 16, 16, 72),
     Shape("SigLIP, Gemma 3: 4 pictures", 4096, 4096, 16, 16, 72, batch=4),
+    Shape("prefill 2048, GQA 32 over 8", 2048, 2048, 32, 8, 128, causal=True),
+    Shape("prefill 2048, Gemma 3 4B: 8 over 4", 2048, 2048, 8, 4, 256, causal=True),
     Shape("SigLIP, 729 patches, 8 pictures", 729, 729, 16, 16, 72, batch=8),
     Shape("ViT-L/14 at 336: 577 patches, 8 pictures", 577, 577, 16, 16, 64, batch=8),
     Shape("ViT with head 80: 4096 patches", 4096, 4096, 16, 16, 80),
-    Shape("prefill 2048, GQA 32 over 8", 2048, 2048, 32, 8, 128, causal=True),
-    Shape("prefill 2048, Gemma 3 4B: 8 over 4", 2048, 2048, 8, 4, 256, causal=True),
     Shape("prefill 2048, GQA 16 over 2", 2048, 2048, 16, 2, 512, causal=True),
     Shape("decode over 8192 keys, GQA 32 over 8", 1, 8192, 32, 8, 128),
     Shape("decode over 1024 keys, GQA 32 over 8", 1, 1024, 32, 8, 128),
@@ -50,15 +67,38 @@ TILES = (
     (16, 128, 4, 2),
     (16, 32, 4, 2),
 )
+LEAST_TFLOPS = {72: 400}  # by head size, of 8 x 4096 patches on a card of compute capability 9.0
+TITLE = "Attention, against torch's"
 
 
-def checks(device: str) -> Iterator[str | None]:
-    """For every shape, None or how it failed."""
-    from mtmd.kernels.gpu.flash_attention.kernel import flash_attention
+def tasks(setting: Setting) -> Iterator[Task]:
+    for shape in SHAPES:
+        yield Task(named(shape), functools.partial(measured, shape, setting))
+    for shape in SHAPES if setting.tune else ():
+        yield Task(f"tiles: {named(shape)}", functools.partial(tuned, shape, setting))
+
+
+def named(shape: Shape) -> str:
+    return f"{shape.label}, head {shape.width}"
+
+
+def programs(target: str) -> Iterator[Any]:
+    """What the timed shapes launch on a target."""
+    from mtmd.kernels.backends.vision_attention.candidates import CARRYING, OTHER, TILES
+    from mtmd.kernels.gpu.flash_attention.carried import program as carried
+    from mtmd.kernels.gpu.flash_attention.kernel import KERNEL, program
+    from mtmd.kernels.graph import Type
 
     for shape in SHAPES:
-        given, settings = problem(shape, device)
-        yield compare(shape.label, given, flash_attention(*given, **settings), settings)
+        given, options = problem(shape, "meta")
+        types = [Type.of(x) for x in given[:3]]
+        yield from KERNEL.launched(*types, **options)
+        if any(kernel.rejects(*types, **options) is not None for kernel in TILES.values()):
+            continue
+        yield from (program(*types, **options, tile=tile) for tile in OTHER.values())
+        if target == "cuda:90" and not shape.causal:
+            scale = options["scale"]
+            yield from (carried(*types, scale=scale, tile=tile) for tile in CARRYING.values())
 
 
 def compare(label: str, given: tuple[Any, ...], got: Any, options: dict[str, Any]) -> str | None:
@@ -69,19 +109,21 @@ def compare(label: str, given: tuple[Any, ...], got: Any, options: dict[str, Any
     return judged(label, error, TOLERANCE[given[0].dtype])
 
 
-def problem(shape: Shape, device: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The inputs (bf16, q, k and v side by side in one buffer, as a fused projection leaves them)
-    and the attributes of a shape.
+def problem(
+    shape: Shape, device: str, exact: bool = False
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The inputs (bf16, or fp32 where it is `exact`; q, k and v side by side in one buffer, as a
+    fused projection leaves them) and the attributes of a shape.
     """
     import torch
 
-    rng = torch.Generator(device).manual_seed(0)
+    dtype = torch.float32 if exact else torch.bfloat16
+    rng = None if device == "meta" else torch.Generator(device).manual_seed(0)
 
     def draw(count: int, size: int) -> Any:
-        held = torch.randn(shape.batch, count, size * shape.width, generator=rng, device=device).to(
-            torch.bfloat16
-        )
-        return held.unflatten(-1, (size, shape.width))
+        held = shape.batch, count, size * shape.width
+        values = torch.randn(held, generator=rng, device=device).to(dtype)
+        return values.unflatten(-1, (size, shape.width))
 
     if shape.rows == shape.keys:
         q, k, v = draw(shape.rows, shape.heads + 2 * shape.groups).split(
@@ -96,44 +138,23 @@ def problem(shape: Shape, device: str) -> tuple[tuple[Any, ...], dict[str, Any]]
     return (q, k, v, None, None), {"scale": shape.width**-0.5, "causal": shape.causal}
 
 
-def report(device: str, tune: bool) -> list[str]:
-    heads = (
-        "shape",
-        "tile",
-        "kernel ms",
-        "keys and values (1 row) or arithmetic",
-        "torch SDPA ms",
-        "ratio",
-        "without the split ms",
-        "ratio",
-        *own(),
-    )
-    lines = table(
-        "Attention, against torch's scaled_dot_product_attention",
-        heads,
-        (measured(shape, device) for shape in SHAPES),
-    )
-    if tune:
-        lines += table(
-            "Attention with other tiles, ms",
-            ("shape", *map(str, TILES)),
-            (tuned(shape, device) for shape in SHAPES),
-        )
-    return lines
-
-
-def measured(shape: Shape, device: str) -> list[str]:
+def measured(shape: Shape, setting: Setting) -> Row:
     import torch.nn.functional as F
 
+    from mtmd.kernels.backends.vision_attention.candidates import TORCHS
     from mtmd.kernels.gpu.flash_attention.kernel import flash_attention, run_launch
     from mtmd.kernels.gpu.flash_attention.tiles import parts, plan_launch
     from mtmd.kernels.gpu.launch import power_of_two
     from mtmd.kernels.graph import Type
 
-    given, options = problem(shape, device)
+    label, real = named(shape), shape
+    if setting.dry:
+        shape = shape.small
+    given, options = problem(shape, setting.device, exact=setting.dry)
+    must(compare(label, given, flash_attention(*given, **options), options))
     q, k, v = (x.transpose(1, 2) for x in given[:3])
-    ours = milliseconds(lambda: flash_attention(*given, **options))
-    torchs = milliseconds(
+    plain = setting.milliseconds(lambda: flash_attention(*given, **options))
+    chosen = setting.milliseconds(
         lambda: F.scaled_dot_product_attention(
             q,
             k,
@@ -143,76 +164,113 @@ def measured(shape: Shape, device: str) -> list[str]:
             enable_gqa=shape.heads != shape.groups,
         )
     )
+    tried = {name: candidate(name, given, options, setting) for name in candidates()}
+    times = {name: ms for name, (ms, _) in tried.items() if ms is not None}
+    ours = {"triton": plain} | {n: ms for n, ms in times.items() if n not in TORCHS}
+    torchs = {n: ms for n, ms in times.items() if n in TORCHS} or {"SDPA": chosen}
+    best, other = min(ours, key=ours.__getitem__), min(torchs, key=torchs.__getitem__)
     types = [Type.of(x) for x in given[:3]]
-    launch, without = plan_launch(*types, **options), ["-", "-"]
+    launch = plan_launch(*types, **options)
+    unsplit: float | str = "-"
     padded = sum(parts(shape.width)) < power_of_two(shape.width)
     if padded or launch.splits > 1:
-        plain = plan_launch(*types, **options, split=not padded, splits=1)
-        took = milliseconds(lambda: run_launch(plain, *given))
-        without = [
-            f"{took:.4f} ({'head padded' if padded else 'keys not shared out'})",
-            f"{took / ours:.2f}",
-        ]
-    read = 2 * 2 * shape.batch * shape.groups * shape.keys * shape.width
-    flops = (
-        4
-        * shape.batch
-        * shape.heads
-        * shape.rows
-        * shape.keys
-        * shape.width
-        / (2 if shape.causal else 1)
-    )
-    rate = (
-        f"{read / ours / 1e6:.0f} GB/s" if shape.rows == 1 else f"{flops / ours / 1e9:.0f} TFLOP/s"
-    )
+        without = plan_launch(*types, **options, split=not padded, splits=1)
+        unsplit = setting.milliseconds(lambda: run_launch(without, *given))
     tile = f"{launch.tile.rows} x {launch.tile.keys}, {launch.tile.warps}, {launch.tile.stages}"
-    shared = f", keys shared by {launch.splits}" if launch.splits > 1 else ""
-    return [
-        f"{shape.label}, head {shape.width}",
-        tile + shared,
-        f"{ours:.4f}",
-        rate,
-        f"{torchs:.4f}",
-        f"{torchs / ours:.2f}",
-        *without,
-        *(apart(name, types, given, options) for name in own()),
-    ]
+    ratio = torchs[other] / ours[best]
+    rate, unit, share = speed(shape, ours[best], setting)
+    cells: Cells = {
+        "shape": label,
+        "tile": tile + (f", keys shared by {launch.splits}" if launch.splits > 1 else ""),
+        "triton ms": plain,
+        "head padded, or keys not shared out, ms": unsplit,
+        **{name: shown for name, (_, shown) in tried.items()},
+        "SDPA ms": chosen,
+        "best of ours": f"{best}, {rate:.4g} {unit}",
+        "of ceiling": "-" if share is None else share,
+        "best of torch's": other,
+        "ratio": ratio,
+    }
+    aims = []
+    if real.is_judged:
+        aims.append(Aim(f"{label}: against torch's best", ratio, least=1.0))
+    if real.is_judged and real.width in LEAST_TFLOPS and (setting.dry or is_hopper()):
+        least = LEAST_TFLOPS[real.width]
+        aims.append(Aim(f"{label}: TFLOP/s", flops(shape) / ours[best] / 1e9, least=least))
+    return Row(cells, TITLE, tuple(aims))
 
 
-def own() -> list[str]:
+def flops(shape: Shape) -> float:
+    pairs = shape.batch * shape.heads * shape.rows * shape.keys / (2 if shape.causal else 1)
+    return 4 * pairs * shape.width
+
+
+def speed(shape: Shape, ms: float, setting: Setting) -> tuple[float, str, float | None]:
+    """Of keys and values that are read, where there is one row; of arithmetic otherwise; and which
+    part that is of what the card can do.
+    """
+    if shape.rows == 1:
+        rate = 2 * 2 * shape.batch * shape.groups * shape.keys * shape.width / ms * 1e3
+        return rate / 1e9, "GB/s", setting.share(rate, COPY)
+    rate = flops(shape) / ms * 1e3
+    return rate / 1e12, "TFLOP/s", setting.share(rate, PRODUCT)
+
+
+def is_hopper() -> bool:
+    import torch
+
+    return torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+
+
+def candidates() -> Sequence[str]:
     """What the warm-up measures beside our kernel: torch's, and ours with other tiles."""
     from mtmd.kernels.backends.vision_attention.candidates import CANDIDATES
 
     return list(CANDIDATES)
 
 
-def apart(name: str, types: Sequence[Any], given: tuple[Any, ...], options: dict[str, Any]) -> str:
-    """Milliseconds of one of them and its error, or why it is not timed."""
+def candidate(
+    name: str, given: tuple[Any, ...], options: dict[str, Any], setting: Setting
+) -> tuple[float | None, float | str]:
+    """Milliseconds of one of them, if it is right; and these, or why there are none, for the table.
+
+    Raises the exception of a device that has failed.
+    """
     from mtmd.kernels.backends.vision_attention.candidates import CANDIDATES
-    from mtmd.kernels.gpu.flash_attention.cases import largest_error
+    from mtmd.kernels.graph import Type
 
     kernel = CANDIDATES[name]
-    if kernel.rejects(*types, **options) is not None:
-        return "-"
+    if kernel.rejects(*(Type.of(x) for x in given[:3]), **options) is not None:
+        return None, "-"
     try:
-        error = largest_error("attention", kernel.run(*given, **options), given, options)
-        return f"{milliseconds(lambda: kernel.run(*given, **options)):.4f} (error {error:.1e})"
+        wrong = compare(name, given, kernel.run(*given, **options), options)
+        if wrong:
+            return None, wrong
+        ms = setting.milliseconds(lambda: kernel.run(*given, **options))
     except Exception as refusal:  # what a card or a build of torch does not have; the table says so
-        return type(refusal).__name__
+        if is_gone(refusal, setting.device):
+            raise
+        return None, first_line(refusal)[:60]
+    return ms, ms
 
 
-def tuned(shape: Shape, device: str) -> list[str]:
+def tuned(shape: Shape, setting: Setting) -> Row:
     from mtmd.kernels.gpu.flash_attention.kernel import run_launch
     from mtmd.kernels.gpu.flash_attention.tiles import Tile, plan_launch
     from mtmd.kernels.graph import Type
 
-    given, options = problem(shape, device)
-    cells = []
+    cells: Cells = {"shape": named(shape)}
+    if setting.dry:
+        shape = shape.small
+    given, options = problem(shape, setting.device, exact=setting.dry)
     for sizes in TILES:
         launch = plan_launch(*(Type.of(x) for x in given[:3]), **options, tile=Tile(*sizes))
         try:
-            cells.append(f"{milliseconds(lambda launch=launch: run_launch(launch, *given)):.4f}")  # type: ignore[misc]
-        except Exception as error:  # a tile may not fit the card; the table says so
-            cells.append(type(error).__name__)
-    return [f"{shape.label}, head {shape.width}", *cells]
+            cells[str(sizes)] = setting.milliseconds(
+                lambda launch=launch: run_launch(launch, *given)  # type: ignore[misc]
+            )
+        except Exception as refusal:  # a tile may not fit the card; the table says so
+            if is_gone(refusal, setting.device):
+                raise
+            cells[str(sizes)] = type(refusal).__name__
+    return Row(cells, "Attention with other tiles, ms")

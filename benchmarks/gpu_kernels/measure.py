@@ -1,8 +1,10 @@
-"""What the GPU benchmarks share: times, errors and tables."""
+"""How times are taken on a GPU."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable
+from statistics import median
 from typing import Any
 
 
@@ -20,6 +22,18 @@ def milliseconds(run: Callable[[], Any], replayed: bool = True) -> float:
     )
 
 
+def host_milliseconds(run: Callable[[], Any], runs: int = 5) -> float:
+    """Median time on the host's clock, as a caller sees it, of runs that end with the device being
+    waited for; the first is left out.
+    """
+    found = []
+    for _ in range(runs + 1):
+        start = time.perf_counter()
+        run()
+        found.append((time.perf_counter() - start) * 1e3)
+    return median(found[1:])
+
+
 def _capture(run: Callable[[], Any]) -> Callable[[], None]:
     import torch
 
@@ -34,20 +48,3 @@ def _capture(run: Callable[[], Any]) -> Callable[[], None]:
     with torch.cuda.graph(graph):
         run()
     return graph.replay
-
-
-def judged(label: str, error: float, allowed: float) -> str | None:
-    """None, or how a result is wrong; NaN is."""
-    return (
-        None if error <= allowed else f"{label}: error {error:.3g}, expected at most {allowed:.3g}"
-    )
-
-
-def table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """A section of the report."""
-    return [
-        "",
-        f"## {title}",
-        "",
-        *(f"| {' | '.join(cells)} |" for cells in (heads, ["---"] * len(heads), *rows)),
-    ]

@@ -4,13 +4,14 @@ the host; and steps of a decoder beside an encode on a stream of lower priority.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from statistics import median
 from typing import Any
 
-from gpu_kernels.measure import table
+from gpu_kernels.measure import host_milliseconds
+from gpu_kernels.rows import Cells, Row, Setting, SkipError, Task, WrongError, synchronize
 
 # (width, height) before and after: odd sides, smaller, larger and both, in both orders of passes
 SIZES = (
@@ -27,7 +28,8 @@ PHOTOS = (
     ("a screen", (1920, 1080), (1512, 1512)),
     ("a small picture enlarged", (320, 240), (896, 896)),
 )
-STEPS, RUNS = 40, 5
+STEPS = 40
+Way = Callable[[Any, str], tuple[float, "float | str"]]
 
 
 class HostStream:
@@ -58,119 +60,151 @@ def stream(device: str) -> Any:
     return HostStream() if device == "cpu" else CudaSideStream(torch.device(device))
 
 
-def checks(device: str) -> Iterator[str | None]:
-    """For every filter and size, and every byte, None or how it failed."""
+def checks(setting: Setting) -> Iterator[Task]:
+    """For every filter and size, and every byte."""
+    from mtmd.clip.image.device.pillow import FILTERS
+
+    for resample in FILTERS:
+        for given, wanted in SIZES:
+            name = f"{resample} from {given[0]} x {given[1]} to {wanted[0]} x {wanted[1]}"
+            make = functools.partial(resized_right, given, wanted, resample, setting)
+            yield Task(f"pictures: {name}", make, given == SIZES[0][0])
+    for dtype in ("float32", "bfloat16"):
+        make = functools.partial(normalised_right, dtype, setting)
+        yield Task(f"pictures: bytes normalised in {dtype}", make)
+
+
+def resized_right(
+    given: tuple[int, int], wanted: tuple[int, int], resample: str, setting: Setting
+) -> Row:
+    import numpy as np
+
+    from mtmd.clip.image.device.resizer import DeviceResizer
+    from mtmd.clip.image.resize import by_pillow
+
+    pixels = np.random.default_rng(0).integers(0, 256, (*given[::-1], 3), dtype=np.uint8)
+    found = DeviceResizer(stream(setting.device)).resize(pixels, *wanted, resample)
+    if isinstance(found, str):
+        raise WrongError(found)
+    if apart := int((found != by_pillow(pixels, *wanted, resample)).sum()):
+        raise WrongError(f"{apart} bytes are not Pillow's")
+    return Row()
+
+
+def normalised_right(dtype: str, setting: Setting) -> Row:
     import numpy as np
     import torch
 
     from mtmd.clip.image.device.normalize import normalized, tables
-    from mtmd.clip.image.device.pillow import FILTERS
-    from mtmd.clip.image.device.resizer import DeviceResizer
     from mtmd.clip.image.pixels import CLIP_MEAN, CLIP_STD, Normalize
-    from mtmd.clip.image.resize import by_pillow
 
-    side = stream(device)
-    resizer, rng = DeviceResizer(side), np.random.default_rng(0)
-    for resample in FILTERS:
-        for (width, height), wanted in SIZES:
-            pixels = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
-            found = resizer.resize(pixels, *wanted, resample)
-            label = f"pictures: {resample} from {width} x {height} to {wanted[0]} x {wanted[1]}"
-            if isinstance(found, str):
-                yield f"{label}: {found}"
-            else:
-                apart = int((found != by_pillow(pixels, *wanted, resample)).sum())
-                yield f"{label}: {apart} bytes are not Pillow's" if apart else None
+    kind, side = getattr(torch, dtype), stream(setting.device)
     way = Normalize(CLIP_MEAN, CLIP_STD, 1 / 255)
     tile = np.arange(256, dtype=np.uint8).reshape(1, 16, 16).repeat(3, 0)
-    for dtype in (torch.float32, torch.bfloat16):
-        there = torch.from_numpy(tile)[None].to(side.device)
-        found = normalized(there, tables([way], dtype).to(side.device))[0].cpu()
-        same = torch.equal(found, torch.from_numpy(way.planes(tile)).to(dtype))
-        yield None if same else f"pictures: bytes normalised in {dtype} are not the host's"
+    there = torch.from_numpy(tile)[None].to(side.device)
+    found = normalized(there, tables([way], kind).to(side.device))[0].cpu()
+    if not torch.equal(found, torch.from_numpy(way.planes(tile)).to(kind)):
+        raise WrongError("they are not the host's")
+    return Row()
 
 
-def report(device: str) -> list[str]:
-    lines = table(
-        "Pictures resized, there and back, against Pillow on the host (bicubic)",
-        ("picture", "device ms", "host ms", "ratio"),
-        (resized(*photo, stream(device)) for photo in PHOTOS),
-    )
-    return lines + table(
-        "Steps of a decoder beside an encode",
-        ("encode", f"{STEPS} steps, ms", "encode ms"),
-        beside(device),
-    )
+def tasks(setting: Setting) -> Iterator[Task]:
+    for photo in PHOTOS:
+        yield Task(photo[0], functools.partial(resized, *photo, setting))
+    ways = {
+        "none": steps_alone,
+        "before, in one queue": steps_behind,
+        "on a stream of lower priority": steps_beside,
+    }
+    for name, way in ways.items():
+        yield Task(f"steps beside an encode: {name}", functools.partial(beside, name, way, setting))
 
 
-def resized(label: str, given: tuple[int, int], wanted: tuple[int, int], side: Any) -> list[str]:
+def resized(label: str, given: tuple[int, int], wanted: tuple[int, int], setting: Setting) -> Row:
     import numpy as np
 
     from mtmd.clip.image.device.resizer import DeviceResizer
     from mtmd.clip.image.resize import by_pillow
 
-    resizer = DeviceResizer(side)
-    pixels = np.random.default_rng(0).integers(0, 256, (*given[::-1], 3), dtype=np.uint8)
-    there = timed(lambda: resizer.resize(pixels, *wanted, "bicubic"))
-    here = timed(lambda: by_pillow(pixels, *wanted, "bicubic"))
     name = f"{label}: {given[0]} x {given[1]} to {wanted[0]} x {wanted[1]}"
-    return [name, f"{there:.2f}", f"{here:.2f}", f"{here / there:.1f}"]
+    if setting.dry:
+        given, wanted = ((max(1, n // 100) for n in size) for size in (given, wanted))  # type: ignore[assignment]
+        given, wanted = tuple(given), tuple(wanted)  # type: ignore[assignment]
+    resizer = DeviceResizer(stream(setting.device))
+    pixels = np.random.default_rng(0).integers(0, 256, (*given[::-1], 3), dtype=np.uint8)
+    there = host_milliseconds(lambda: resizer.resize(pixels, *wanted, "bicubic"))
+    here = host_milliseconds(lambda: by_pillow(pixels, *wanted, "bicubic"))
+    cells: Cells = {"picture": name, "device ms": there, "host ms": here}
+    title = "Pictures resized, there and back, against Pillow on the host (bicubic)"
+    return Row(cells | {"ratio": here / there}, title)
 
 
-def timed(run: Callable[[], Any]) -> float:
-    """Milliseconds on the host's clock, as requests see it, the first run left out."""
-    found = []
-    for _ in range(RUNS + 1):
-        start = time.perf_counter()
-        run()
-        found.append((time.perf_counter() - start) * 1e3)
-    return median(found[1:])
+def beside(name: str, way: Way, setting: Setting) -> Row:
+    """Small products, each waited for, as a step's read-back is, and large ones."""
+    work = Work(setting)
+    work.steps()
+    work.encode()[0, 0].item()
+    synchronize(setting.device)
+    took, encode = way(work, setting.device)
+    cells: Cells = {"encode": name, f"{STEPS} steps, ms": took, "encode ms": encode}
+    return Row(cells, "Steps of a decoder beside an encode")
 
 
-def beside(device: str) -> Iterator[list[str]]:
-    """Small products, each waited for, as a step's read-back is, and large ones: alone, in the same
-    stream before them, and in one of lower priority.
-    """
-    import torch
+class Work:
+    """What a decoder and an encoder give a card to do, about."""
 
-    small = torch.randn(16, 4096, device=device, dtype=torch.bfloat16)
-    weight = torch.randn(4096, 4096, device=device, dtype=torch.bfloat16)
-    large = torch.randn(8192, 8192, device=device, dtype=torch.bfloat16)
+    def __init__(self, setting: Setting) -> None:
+        import torch
 
-    def steps() -> float:
+        width, side = (64, 64) if setting.dry else (4096, 8192)
+
+        def draw(*shape: int) -> Any:
+            return torch.randn(*shape, device=setting.device).to(torch.bfloat16)
+
+        self.small, self.weight, self.large = draw(16, width), draw(width, width), draw(side, side)
+
+    def steps(self) -> float:
         start = time.perf_counter()
         for _ in range(STEPS):
-            (small @ weight)[0, 0].item()
+            (self.small @ self.weight)[0, 0].item()
         return (time.perf_counter() - start) * 1e3
 
-    def encode() -> Any:
-        result = large
+    def encode(self) -> Any:
+        result = self.large
         for _ in range(24):
-            result = result @ large
+            result = result @ self.large
         return result
 
-    steps()
-    encode()[0, 0].item()
-    yield ["none", f"{steps():.2f}", "-"]
+
+def steps_alone(work: Work, device: str) -> tuple[float, float | str]:  # noqa: ARG001
+    return work.steps(), "-"
+
+
+def steps_behind(work: Work, device: str) -> tuple[float, float | str]:  # noqa: ARG001
     start = time.perf_counter()
-    kept = encode()
-    took = steps()
+    kept = work.encode()
+    took = work.steps()
     kept[0, 0].item()
-    yield ["before, in one queue", f"{took:.2f}", f"{(time.perf_counter() - start) * 1e3:.2f}"]
-    side = stream(device)
+    return took, (time.perf_counter() - start) * 1e3
+
+
+def steps_beside(work: Work, device: str) -> tuple[float, float | str]:
+    import torch
+
     if device == "cpu":
-        return
-    own = torch.cuda.current_stream()
+        raise SkipError("the host has no streams")
+    side, own = stream(device), torch.cuda.current_stream()
     try:
         side.let_first()
         side.follow()
         start = time.perf_counter()
         with side.entered():
-            kept = encode()
+            kept = work.encode()
             mark = side.mark()
-        took = steps()
+        took = work.steps()
         mark.wait()
         ended = (time.perf_counter() - start) * 1e3
     finally:
         torch.cuda.set_stream(own)
-    yield ["on a stream of lower priority", f"{took:.2f}", f"{ended:.2f}"]
+    del kept
+    return took, ended

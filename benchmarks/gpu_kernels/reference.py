@@ -1,55 +1,56 @@
-"""Every kernel of the table on its `USES`, against the op's reference, which launches op by op."""
+"""Kernels of the table on their `USES`, against the op's reference, which launches op by op."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
-from gpu_kernels.measure import milliseconds, table
+from gpu_kernels.cases import kernels
+from gpu_kernels.ceilings import COPY
+from gpu_kernels.rows import Cells, Row, Setting, Task, must
+
+# Timed by parts of their own.
+SPECIAL = ("attention", "paged_attention", "matmul")
 
 
-def kernels(op: str) -> Iterator[Any]:
-    """Those for an op, in order of preference."""
+def tasks(setting: Setting) -> Iterator[Task]:
     from mtmd.kernels.gpu.table import KERNELS
 
-    return (entry.load() for entry in KERNELS[op])
+    for op in KERNELS:
+        if setting.op == op or (setting.op is None and op not in SPECIAL):
+            for kernel in kernels(op):
+                for label, case in kernel.uses.items():
+                    make = functools.partial(measured, label, op, kernel, case, setting)
+                    yield Task(f"{op}: {label}", make)
 
 
-def checks(device: str, op: str, exact: bool = False) -> Iterator[str | None]:
-    """For every case and use of an op's kernels, None or how it failed. `exact`: for cases in fp32
-    alone, with whose numbers Triton's interpreter computes as a GPU does.
-    """
-    import torch
-
-    for kernel in kernels(op):
-        cases = [(str(c), c) for c in kernel.cases if not exact or c.dtype == torch.float32]
-        for label, case in [*cases, *({} if exact else kernel.uses).items()]:
-            yield kernel.failure(op, case, device, label)
-
-
-def report(device: str, op: str) -> list[str]:
-    heads = ("use", "kernel ms", "GB/s", "TFLOP/s", "reference ms", "ratio")
-    rows = [
-        measured(label, op, kernel, case, device)
-        for kernel in kernels(op)
-        for label, case in kernel.uses.items()
-    ]
-    return table(f"{op}, against its reference, which launches op by op", heads, rows)
-
-
-def measured(label: str, op: str, kernel: Any, case: Any, device: str) -> list[str]:
+def measured(label: str, op: str, kernel: Any, case: Any, setting: Setting) -> Row:
     from mtmd.kernels.gpu.triton_kernel import node_of
     from mtmd.kernels.ops import OPS
 
+    if setting.dry:  # a problem of real size would take the interpreter hours
+        case = kernel.cases[0]
+    device = setting.device
+    must(kernel.failure(op, case, device, label))
     inputs, node = case.inputs(device), node_of(op, case)
-    ours = milliseconds(lambda: kernel.run(*inputs, **case.options))
+    ours = setting.milliseconds(lambda: kernel.run(*inputs, **case.options))
     # References may ask where sequences start, for which they wait: that cannot be replayed.
-    reference = milliseconds(lambda: OPS[op].reference(*inputs, **case.options), replayed=False)
-    return [
-        label,
-        f"{ours:.4f}",
-        f"{OPS[op].bytes(node) / ours / 1e6:.0f}",
-        f"{OPS[op].flops(node) / ours / 1e9:.1f}",
-        f"{reference:.3f}",
-        f"{reference / ours:.1f}",
-    ]
+    reference = setting.milliseconds(
+        lambda: OPS[op].reference(*inputs, **case.options), replayed=False
+    )
+    rate = OPS[op].bytes(node) / ours * 1e3
+    cells: Cells = {
+        "use": label,
+        "kernel ms": ours,
+        "GB/s": rate / 1e9,
+        "of copy": _share(setting.share(rate, COPY)),
+        "TFLOP/s": OPS[op].flops(node) / ours / 1e9,
+        "reference ms": reference,
+        "ratio": reference / ours,
+    }
+    return Row(cells, f"{op}, against its reference, which launches op by op")
+
+
+def _share(value: float | None) -> float | str:
+    return "-" if value is None else value

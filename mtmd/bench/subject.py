@@ -32,7 +32,7 @@ from mtmd.kernels.ops import OPS
 from mtmd.kernels.plan.scheduler import Plan
 from mtmd.kernels.report.ceilings import Ceilings, measure_ceilings
 from mtmd.kernels.resources.threads import ask_threads
-from mtmd.llm.batch import Batch
+from mtmd.llm.batch import Batch, BatchShape
 from mtmd.llm.engine.engine import Engine, Prompt
 from mtmd.llm.engine.make_batch import make_batch
 from mtmd.llm.engine.sequence import Sequence as Running
@@ -318,7 +318,15 @@ class Subject:
 
     def decode_work(self, sequences: Prefilled) -> Work:
         """Of one step."""
-        return _work(self.runner.plan(self._step(sequences).shape))
+        return _work(self.runner.plan(self.decode_shape(sequences)))
+
+    def decode_shape(self, sequences: Prefilled) -> BatchShape:
+        """Of the batch of one step."""
+        return self._step(sequences).shape
+
+    def encode_shapes(self, plans: Sequence[ImagePlan]) -> list[tuple[int, tuple[int, ...]]]:
+        """How the encoder shares out the pictures' tiles: how many at once, and their shape."""
+        return _batches(plans)
 
     def _step(self, sequences: Prefilled) -> Batch:
         parts = [

@@ -19,10 +19,17 @@ from torch.profiler import ProfilerActivity, profile
 from mtmd.kernels.resources import result_memory
 
 
+def is_interpreted(config: pytest.Config) -> bool:
+    """Whether kernels run in Triton's interpreter: not on a device, with whose version of Triton it
+    may not be as it is here.
+    """
+    return find_spec("triton") is not None and config.getoption("device") in (None, "cpu")
+
+
 @pytest.fixture(scope="session", autouse=True)
-def quick_interpreter() -> Iterator[None]:
+def quick_interpreter(pytestconfig: pytest.Config) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as monkeypatch:
-        if find_spec("triton"):
+        if is_interpreted(pytestconfig):
             quicken(monkeypatch)
         yield
 
@@ -83,10 +90,12 @@ def peak_bytes(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]],
 
 
 @pytest.fixture
-def exact_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+def exact_bf16(monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config) -> None:
     """The interpreter (triton 3.9) keeps bf16 as its bits: it multiplies those bits in a dot
     product, and truncates where a GPU rounds.
     """
+    if not is_interpreted(pytestconfig):
+        return
     import triton.language as tl
     from triton.runtime import interpreter
 

@@ -2,7 +2,8 @@
 
 A test takes the fixture `asked_device`; without the option it is the CPU, where Triton's kernels
 run in its interpreter. On cuda and hip (torch's name of which is cuda) they are the card's, on mps
-and xpu, which have none, each op is torch's.
+and xpu, which have none, each op is torch's. Other files are not read: a machine with a device may
+lack what they import. Nor are warnings errors there: its versions may be others.
 """
 
 from __future__ import annotations
@@ -11,10 +12,13 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+TAKES_IT = re.compile(r"def \w+\([^)]*\basked_device\b")
 NAMES = "cpu, cuda, cuda:N, hip, hip:N, mps, xpu or xpu:N"
 
 
@@ -68,6 +72,14 @@ def configure(name: str | None) -> AskedDevice:
     if found.startswith("cuda"):
         torch.cuda.set_device(f"cuda:{found.partition(':')[2] or 0}")
     return AskedDevice(found)
+
+
+@lru_cache(maxsize=4096)
+def is_asking(path: Path) -> bool:
+    """Whether a file of tests has one that can be run on a device, or a folder such a file."""
+    if path.is_dir():
+        return any(map(is_asking, path.rglob("test_*.py")))
+    return TAKES_IT.search(path.read_text()) is not None
 
 
 def choose(items: Sequence[Any]) -> tuple[list[Any], list[Any]]:

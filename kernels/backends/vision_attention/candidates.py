@@ -144,9 +144,7 @@ def _kernel(call: Callable[..., Tensor], dtypes: tuple[torch.dtype, ...], most: 
     )
 
 
-def _other_tile(rows: int, keys: int, warps: int, stages: int) -> Tiled:
-    tile = Tile(rows, keys, warps, stages)
-
+def _other_tile(tile: Tile) -> Tiled:
     def run(q: Tensor, k: Tensor, v: Tensor, *absent: None, **options: Any) -> Tensor:
         from mtmd.kernels.gpu.flash_attention.kernel import run_launch
 
@@ -168,9 +166,7 @@ def _rejects_other_tile(q: Type, *types: Type | None, **options: Any) -> str | N
     return _rejects(q, *types, **options, dtypes=SHORT, most=MOST_TILED)  # type: ignore[arg-type]
 
 
-def _carried(rows: int, keys: int, warps: int, stages: int) -> Tiled:
-    tile = Tile(rows, keys, warps, stages)
-
+def _carried(tile: Tile) -> Tiled:
     def run(
         q: Tensor,
         k: Tensor,
@@ -196,8 +192,8 @@ def _carried(rows: int, keys: int, warps: int, stages: int) -> Tiled:
     def rejects(q: Type, k: Type, *types: Type | None, **options: Any) -> str | None:
         if options.get("causal"):
             return "the node is causal, which it does not take"
-        if k.shape[1] < keys:
-            return f"{k.shape[1]} keys; it takes {keys} and more"
+        if k.shape[1] < tile.keys:
+            return f"{k.shape[1]} keys; it takes {tile.keys} and more"
         return _rejects_other_tile(q, k, *types, **options)
 
     return Tiled(run=run, rejects=rejects, programs=programs)
@@ -230,17 +226,19 @@ TORCHS: Mapping[str, Kernel] = {
 # multiprocessor of cuda:90; of 64 x 64 there are three (160 registers at head 72), and 128 x 128
 # has half the steps. Without spills under Triton 3.9 at heads 64 and 72 for cuda:80, cuda:90 and
 # gfx942.
-TILES: Mapping[str, Tiled] = {
-    "triton 64 x 64": _other_tile(64, 64, 4, 2),
-    "triton 128 x 128": _other_tile(128, 128, 8, 2),
+OTHER: Mapping[str, Tile] = {
+    "triton 64 x 64": Tile(64, 64, 4, 2),
+    "triton 128 x 128": Tile(128, 128, 8, 2),
 }
+TILES: Mapping[str, Tiled] = {name: _other_tile(tile) for name, tile in OTHER.items()}
 # The product with the next block's keys runs beside the softmax of this one, in what is compiled
 # for cuda:90: 182 to 204 registers at heads 64 and 72, none spilled, eight warps on a
 # multiprocessor with either. Elsewhere matrix instructions are waited for one by one.
-CARRIED: Mapping[str, Tiled] = {
-    "triton 64 x 64, carried": _carried(64, 64, 4, 2),
-    "triton 128 x 64, carried": _carried(128, 64, 8, 2),
+CARRYING: Mapping[str, Tile] = {
+    "triton 64 x 64, carried": Tile(64, 64, 4, 2),
+    "triton 128 x 64, carried": Tile(128, 64, 8, 2),
 }
+CARRIED: Mapping[str, Tiled] = {name: _carried(tile) for name, tile in CARRYING.items()}
 CANDIDATES: Mapping[str, Kernel] = {
     **TORCHS,
     **TILES,

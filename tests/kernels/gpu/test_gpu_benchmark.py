@@ -1,15 +1,12 @@
-"""benchmarks/gpu.py without a GPU: its help, its refusal, its checks (in the interpreter) and its
-tables.
+"""The parts of benchmarks/gpu.py that check and time kernels, in the interpreter: their problems,
+and that a wrong kernel is noticed and not timed.
 """
 
 from __future__ import annotations
 
 import importlib
-import json
-import subprocess
-import sys
+import math
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -22,182 +19,89 @@ from mtmd.kernels.gpu.table import KERNELS, Entry
 from mtmd.kernels.ops import OPS
 from mtmd.kernels.ops.attention import attention
 
-SCRIPT = Path(__file__).parents[3] / "benchmarks" / "gpu.py"
-SPECIAL = ("attention", "paged_attention", "matmul", "pictures")
-FILES = ("attention", "paged", "matmul", "pictures")
-OTHERS = tuple(op for op in KERNELS if op not in SPECIAL)
-SECTIONS = (*SPECIAL, *OTHERS)
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+TIMED = ("attention", "paged_attention", "matmul", "others", "pictures")
+RATES = {"copied bytes/s": 4e12, "bf16 flop/s": 8e14}
 pytestmark = pytest.mark.usefixtures("exact_bf16")
 
 
 @pytest.fixture
-def part(monkeypatch):
-    """Imports gpu.py, or a file of gpu_kernels, as the script does."""
-    monkeypatch.syspath_prepend(str(SCRIPT.parent))
-    return importlib.import_module
+def module(monkeypatch):
+    """Imports a file of gpu_kernels, as the script does."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return lambda name: importlib.import_module(f"gpu_kernels.{name}")
 
 
 @pytest.fixture
-def gpu_benchmark(part):
-    return part("gpu")
-
-
-def test_help_needs_no_gpu():
-    done = subprocess.run(
-        [sys.executable, SCRIPT, "--help"], capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0 and "--out" in done.stdout and done.stderr == ""
-
-
-def test_it_imports_nothing_that_a_machine_with_torch_and_triton_may_lack():
-    """All that its checks and reports import."""
-    lacking = "flask", "gguf", "pydantic", "PIL", "jinja2", "waitress"
-    code = f"""
-import runpy, sys
-sys.modules.update(dict.fromkeys({lacking!r}))
-sys.path.insert(0, {str(SCRIPT.parent)!r})
-names = runpy.run_path({str(SCRIPT)!r})["sections"]()
-from mtmd.kernels.gpu.table import KERNELS
-[entry.load() for entries in KERNELS.values() for entry in entries]
-print(*names)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == list(SECTIONS)
-
-
-def test_without_a_gpu_one_clear_line(gpu_benchmark, capsys, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert gpu_benchmark.main([]) == 2
-    printed = capsys.readouterr()
-    assert printed.out == "" and "no CUDA device" in printed.err
-    assert printed.err.count("\n") == 1
-
-
-@pytest.mark.parametrize("name", SECTIONS)
-def test_nothing_of_a_part_is_timed_when_a_check_fails(gpu_benchmark, monkeypatch, name):
-    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
-    monkeypatch.setattr(
-        gpu_benchmark, "checks", lambda *_: iter([None, "a case: error 1", "b", None])
-    )
-    monkeypatch.setattr(gpu_benchmark, "report", lambda *_: pytest.fail("timed over a failure"))
-    lines = []
-    assert gpu_benchmark.part(name, "cuda:0", False, False, lines.append) == 1
-    assert [line["failure"] for line in lines] == ["a case: error 1", "b"]
-
-
-def test_a_part_that_fails_leaves_the_others(gpu_benchmark, capsys, monkeypatch, tmp_path):
-    """Lines are written as they come, also where the process of a part dies."""
-    processes = {
-        "attention": 'print(\'{"part": "attention", "text": "| a table |"}\', flush=True)',
-        "matmul": 'print(\'{"part": "matmul", "checks": 3}\'); import os; os.abort()',
-        "paged_attention": 'print(\'{"part": "x", "failure": "x: error 1"}\'); raise SystemExit(1)',
-    }
-    start = subprocess.Popen
-
-    def popen(command, **options):
-        name = command[command.index("--only") + 1]
-        return start([sys.executable, "-c", processes[name]], stderr=subprocess.DEVNULL, **options)
-
-    monkeypatch.setattr(subprocess, "Popen", popen)
-    monkeypatch.setattr(gpu_benchmark, "sections", lambda: list(processes))
-    monkeypatch.setattr(gpu_benchmark, "heading", lambda *_: "a card")
-    assert gpu_benchmark.main(["--out", str(tmp_path)]) == 1
-    lines = [json.loads(line) for line in (tmp_path / "lines.jsonl").read_text().splitlines()]
-    assert [line["part"] for line in lines] == ["attention", "matmul", "matmul", "x"]
-    assert "exit code -6" in lines[2]["failure"]
-    text = (tmp_path / "report.md").read_text()
-    assert "| a table |" in text and "x: error 1" in text and text == capsys.readouterr().out
-
-
-def test_a_dry_run_checks_a_part_on_any_machine():
-    done = subprocess.run(
-        [sys.executable, SCRIPT, "--dry-run", "--only", "add_norm"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "add_norm: 3 checks" in done.stdout and "no times" in done.stdout
-
-
-def test_an_unknown_part_is_refused(gpu_benchmark, capsys):
-    assert gpu_benchmark.main(["--only", "gelu"]) == 2
-    assert ", ".join(SECTIONS) in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "case",
-    [Case(72, batch=2, mask="BHTS", causal=True), Case(40, batch=2, mask="TS", bounds="BT")],
-    ids=str,
-)
-def test_compare(part, case):
-    compare = part("gpu_kernels.attention").compare
-    given = case.inputs()
-    right = attention.reference(*given, **case.options)
-    assert compare("x", given, right, case.options) is None
-    for wrong in (right + 1e-3, right.clone().index_fill_(0, torch.tensor([1]), torch.nan)):
-        assert "expected at most" in compare("x", given, wrong, case.options)
-
-
-def test_shapes_are_problems(part):
-    """With and without a buffer shared by q, k and v."""
-    module = part("gpu_kernels.attention")
-    for keys in (33, 40):
-        shape = module.Shape("x", 33, keys, 4, 2, 72, batch=2, causal=True)
-        (q, k, v, _, _), options = module.problem(shape, "cpu")
-        assert q.shape == (2, 33, 4, 72) and k.shape == v.shape == (2, keys, 2, 72)
-        assert options["causal"] and q.stride(3) == 1
-
-
-@pytest.fixture
-def small(part, monkeypatch):
-    """Every file of gpu_kernels with problems that the interpreter can run, and a clock that runs
-    what it times once.
-    """
-    modules = {name: part(f"gpu_kernels.{name}") for name in (*FILES, "reference")}
-    ran = []
-    for module in modules.values():
-        clock = "timed" if module is modules["pictures"] else "milliseconds"
-        monkeypatch.setattr(module, clock, lambda run, **_: ran.append(run()) or 0.5)
-    shape = modules["attention"].Shape
-    monkeypatch.setattr(
-        modules["attention"],
-        "SHAPES",
-        (shape("a", 20, 20, 4, 2, 72), shape("b", 1, 600, 4, 2, 16), shape("c", 9, 9, 2, 2, 16)),
-    )
-    monkeypatch.setattr(modules["attention"], "TILES", ((16, 16, 4, 2),))
-    batch = modules["paged"].Batch
-    monkeypatch.setattr(
-        modules["paged"], "BATCHES", (batch(1, 64, 4, 2, 16), batch(3, 544, 4, 2, 16))
-    )
-    monkeypatch.setattr(modules["pictures"], "SIZES", modules["pictures"].SIZES[:2])
-    monkeypatch.setattr(modules["pictures"], "PHOTOS", (("a", (20, 30), (9, 8)),))
-    monkeypatch.setattr(modules["pictures"], "beside", lambda _: [["none", "1", "-"]])
-    monkeypatch.setattr(modules["matmul"], "WEIGHTS", ((33, 256),))
-    monkeypatch.setattr(modules["matmul"], "ROWS", (1, 3, 65))
+def small(module, monkeypatch):
+    """Few problems of each part; the rows of one that a dry run makes, as a device makes them."""
+    shapes, batches = module("attention").SHAPES, module("paged").BATCHES
+    monkeypatch.setattr(module("attention"), "SHAPES", (shapes[0], shapes[6], shapes[12]))
+    monkeypatch.setattr(module("attention"), "TILES", ((16, 16, 4, 2),))
+    monkeypatch.setattr(module("paged"), "BATCHES", (*batches[:2], batches[7], batches[8]))
+    monkeypatch.setattr(module("matmul"), "WEIGHTS", ((33, 256),))
+    monkeypatch.setattr(module("matmul"), "ROWS", (1, 3, 65))
+    monkeypatch.setattr(module("pictures"), "PHOTOS", module("pictures").PHOTOS[:1])
     load = Entry.load
 
     def small_load(entry):
         kernel = load(entry)
-        return replace(kernel, cases=kernel.cases[:1], uses={"a use": kernel.cases[-1]})
+        return replace(kernel, uses={"a use": kernel.cases[-1]})
 
     monkeypatch.setattr(Entry, "load", small_load)
-    return modules, ran
+    rows, parts = module("rows"), {p.name: p for p in module("parts").PARTS}
+
+    def make(name, **settings):
+        setting = rows.Setting("cpu", dry=True, rates=RATES, **settings)
+        tasks, lines = parts[name].tasks(setting), []
+        for task in tasks:
+            try:
+                row = task.make()
+            except (rows.WrongError, rows.SkipError) as why:
+                lines.append((task.label, why))
+            else:
+                lines.append((task.label, row))
+        return lines
+
+    return make
 
 
-@pytest.mark.usefixtures("small")
-def test_every_check_passes_and_notices_a_wrong_kernel(gpu_benchmark, monkeypatch):
-    results = {name: list(gpu_benchmark.checks("cpu", [name])) for name in SECTIONS}
-    assert not any(any(failures) for failures in results.values()), results
-    counts = {name: len(failures) for name, failures in results.items()}
-    timed = {
-        "attention": 2 + 3,
-        "paged_attention": 2 + 2,
-        "matmul": 2 + 4 * 3,
-        "pictures": 5 * 2 + 2,
-    }
-    assert counts == {op: 2 * len(KERNELS[op]) for op in OTHERS} | timed
+def test_reports_are_whole_tables(small, module):
+    """Seconds: every timed kernel in the interpreter, attention with seven tiles."""
+    lines = []
+    for name in TIMED:
+        for label, row in small(name, tune=True):
+            if isinstance(row, module("rows").SkipError):
+                assert label.endswith("of lower priority")
+                continue
+            assert all(math.isfinite(x) for x in row.cells.values() if isinstance(x, float))
+            aims = [aim.line for aim in row.aims]
+            line = {"part": name, "row": label, "cells": dict(row.cells), "table": row.table}
+            lines.append({**line, "aims": aims})
+    text = module("report").report("a card", "what", lines)
+    tables = [
+        [line for line in section.splitlines() if line.startswith("|")]
+        for section in text.split("\n## ")
+    ]
+    others = [op for op in KERNELS if op not in ("attention", "paged_attention", "matmul")]
+    counts = [3, 3, 4, 4 * 3, *(len(KERNELS[op]) for op in others), 1, 2]
+    assert [len(table) - 2 for table in tables[1:]] == counts
+    assert all(len({row.count("|") for row in table}) == 1 for table in tables)
+    for words in ("keys shared by", "head padded", "TFLOP/s", "GB/s", "triton 64 x 64, carried"):
+        assert words in text
+    aims = [aim["aim"] for line in lines for aim in line["aims"]]
+    assert aims == [
+        "8 x 4096 patches, 16 heads, head 72: against torch's best",
+        "8 x 4096 patches, 16 heads, head 72: TFLOP/s",
+        "17 x 2048 keys, GQA 32 over 8, head 128: a sequence, against 16",
+    ]
+
+
+def test_a_wrong_kernel_is_noticed_and_not_timed(small, module, monkeypatch):
+    wrong = module("rows").WrongError
+    monkeypatch.setattr(
+        module("rows").Setting, "milliseconds", lambda *_, **__: pytest.fail("timed")
+    )
     load = Entry.load
 
     def wrong_load(entry):
@@ -213,46 +117,129 @@ def test_every_check_passes_and_notices_a_wrong_kernel(gpu_benchmark, monkeypatc
         monkeypatch.setattr(
             f"mtmd.kernels.gpu.{name}", lambda *a, right=reference, **k: right(*a, **k) * 1.05
         )
+    for name in TIMED[:-1]:
+        rows = small(name)
+        assert rows and all(isinstance(row, wrong) for _, row in rows)
+        assert all("expected at most" in str(row) for _, row in rows)
+
+
+def test_checks_are_all_cases_and_notice_a_wrong_kernel(module, monkeypatch):
+    cases, rows = module("cases"), module("rows")
+    setting = rows.Setting("cpu", dry=True)
+    tasks = list(cases.tasks(setting))
+    assert len({task.label for task in tasks}) == len(tasks)
+    counts = {op: sum(len(e.load().cases) for e in KERNELS[op]) for op in KERNELS}
+    for op, count in counts.items():
+        assert sum(task.label.startswith(f"{op}: ") for task in tasks) == count
+        assert 0 < sum(task.here for task in tasks if task.label.startswith(f"{op}: ")) <= cases.DRY
+    own = list(cases.tasks(replace(setting, op="add_norm")))
+    assert len(own) == counts["add_norm"]
+    own[0].make()
+    load = Entry.load
+
+    def wrong_load(entry):
+        kernel = load(entry)
+        return replace(kernel, run=lambda *a, **k: kernel.run(*a, **k) * 1.05)
+
+    monkeypatch.setattr(Entry, "load", wrong_load)
+    [first, *_] = cases.tasks(replace(setting, op="add_norm"))
+    with pytest.raises(rows.WrongError, match="expected at most"):
+        first.make()
+
+
+def test_pictures_that_are_wrong_are_noticed(module, monkeypatch):
+    tasks = list(module("cases").tasks(module("rows").Setting("cpu", op="pictures")))
+    chosen = [tasks[0], *tasks[-2:]]
+    assert [task.make().cells for task in chosen] == [{}, {}, {}]
     for name, right in (("resizer.resize_rows", resize_rows), ("normalize.normalized", normalized)):
         monkeypatch.setattr(
             f"mtmd.clip.image.device.{name}", lambda *a, right=right: right(*a).add_(1)
         )
-    assert all(all(gpu_benchmark.checks("cpu", [name])) for name in SECTIONS)
+    for task in chosen:
+        with pytest.raises(module("rows").WrongError):
+            task.make()
 
 
-def test_reports_are_whole_tables(small):
-    modules, ran = small
-    lines = list(
-        chain(
-            modules["attention"].report("cpu", True),
-            *(modules[name].report("cpu") for name in FILES[1:]),
-            *(modules["reference"].report("cpu", op) for op in OTHERS),
-        )
-    )
-    sections = "\n".join(lines).split("\n## ")[1:]
-    tables = [
-        [line for line in section.splitlines() if line.startswith("|")] for section in sections
-    ]
-    assert [len(table) - 2 for table in tables] == [
-        3,
-        3,
-        2,
-        4 * 3,
-        1,
-        1,
-        *(len(KERNELS[op]) for op in OTHERS),
-    ]
-    assert all(len({row.count("|") for row in table}) == 1 for table in tables)
-    assert ran and all(
-        torch.isfinite(torch.as_tensor(x)).all()
-        for result in ran
-        for x in (result if isinstance(result, tuple) else (result,))
-    )
-    text = "\n".join(lines)
-    assert (
-        "keys shared by 2" in text
-        and "head padded" in text
-        and "keys not shared out" in text
-        and "GB/s" in text
-        and "TFLOP/s" in text
-    )
+@pytest.mark.parametrize(
+    "case",
+    [Case(72, batch=2, mask="BHTS", causal=True), Case(40, batch=2, mask="TS", bounds="BT")],
+    ids=str,
+)
+def test_compare(module, case):
+    compare = module("attention").compare
+    given = case.inputs()
+    right = attention.reference(*given, **case.options)
+    assert compare("x", given, right, case.options) is None
+    for wrong in (right + 1e-3, right.clone().index_fill_(0, torch.tensor([1]), torch.nan)):
+        assert "expected at most" in compare("x", given, wrong, case.options)
+
+
+def test_shapes_are_problems(module):
+    """With and without a buffer shared by q, k and v."""
+    attention = module("attention")
+    for keys in (33, 40):
+        shape = attention.Shape("x", 33, keys, 4, 2, 72, batch=2, causal=True)
+        (q, k, v, _, _), options = attention.problem(shape, "cpu")
+        assert q.shape == (2, 33, 4, 72) and k.shape == v.shape == (2, keys, 2, 72)
+        assert options["causal"] and q.stride(3) == 1 and q.dtype == torch.bfloat16
+
+
+def test_what_attention_is_judged_by(module):
+    """The issue's shapes: 8 pictures of 4096 patches, 16 heads of 64, 72, 80 and 128."""
+    shapes = [shape for shape in module("attention").SHAPES if shape.is_judged]
+    assert sorted(shape.width for shape in shapes) == [64, 72, 80, 128]
+    assert {shape[1:5] for shape in shapes} == {(4096, 4096, 16, 16)}
+    assert module("attention").flops(shapes[0]) == 4 * 8 * 16 * 4096 * 4096 * 72
+
+
+def test_a_batch_of_decoding_and_reading(module):
+    """Each new token sees its own sequence up to itself."""
+    paged = module("paged")
+    batch = paged.Batch(2, 64, 4, 2, 16, prompts=1, new=5)
+    q, cache, pages, bounds, starts = paged.problem(batch, "cpu", exact=True)
+    assert starts.tolist() == [0, 1, 2, 7] and q.shape == (1, 7, 4, 16)
+    assert bounds.tolist() == [[0, 63], [64, 127], *([128, 187 + i] for i in range(5))]
+    assert len(set(pages.tolist())) == len(pages) == 6 and cache.shape[1] > 6 * paged.PAGE
+    assert str(batch) == "2 x 64 keys and 1 x 5 tokens of a prompt over 64, GQA 4 over 2, head 16"
+    mixed = [b for b in paged.BATCHES if b.prompts]
+    assert {(b.new, b.keys) for b in mixed} == {(512, 8192)} and {b.width for b in mixed} > {128}
+
+
+def test_programs_are_those_that_are_launched(compiler):
+    """As far as they can be told without a GPU: each is there once, and can be specialised.
+    Seconds: a process imports Triton.
+    """
+    code = """
+import sys
+sys.path.insert(0, folder)
+from gpu_kernels import ahead, attention
+from gpu_kernels.rows import Setting
+assert ahead.ops(Setting(op="moe")) == ["moe"] and len(ahead.ops(Setting())) == ops
+found = {target: len(ahead.different("attention", target)) for target in ("cuda:80", "cuda:90")}
+titles = [p.function.__name__ for p in ahead.different("attention", "cuda:90")]
+out = found, titles.count("carried_kernel"), len(ahead.different("paged_attention", "cuda:90"))
+"""
+    found, carried, paged = compiler(code, folder=str(BENCHMARKS), ops=len(KERNELS))
+    cases = KERNELS["attention"][0].load().cases
+    assert found["cuda:90"] - found["cuda:80"] >= carried >= 4
+    assert found["cuda:80"] > 20 and paged > 20 and cases
+
+
+def test_a_program_that_cannot_be_compiled_is_told(module):
+    ahead, rows = module("ahead"), module("rows")
+    ended = ahead._ended
+    from concurrent.futures import Future
+
+    def job(result):
+        future = Future()
+        future.set_result(result)
+        return future
+
+    setting = rows.Setting("cpu")
+    row = ended("moe", lambda: None, {"moe": [job(None), job(None)]}, setting)
+    assert row.cells["programs"] == 2
+    slow = rows.Setting("cpu", until=0)
+    with pytest.raises(rows.WrongError, match="1 of 2 programs are not compiled in time"):
+        ended("moe", lambda: None, {"moe": [job(None), Future()]}, slow)
+    with pytest.raises(rows.WrongError, match="1 of 2 programs: PlacementError: no"):
+        ended("moe", lambda: None, {"moe": [job(None), job("PlacementError: no")]}, setting)

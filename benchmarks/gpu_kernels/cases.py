@@ -1,0 +1,47 @@
+"""Every case of every kernel against its op's reference on the GPU; and every filter for
+pictures against Pillow, to the bit.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+from gpu_kernels import pictures
+from gpu_kernels.rows import Row, Setting, Task, must
+
+DRY = 3  # cases of an op that a dry run makes: its first ones in fp32, which are small
+
+
+def tasks(setting: Setting) -> Iterator[Task]:
+    """A dry run has those in fp32, with whose numbers Triton's interpreter computes as a GPU."""
+    import torch
+
+    from mtmd.kernels.gpu.table import KERNELS
+
+    for op in KERNELS:
+        if setting.op not in (None, op):
+            continue
+        left = DRY
+        for kernel in kernels(op):
+            for case in kernel.cases:
+                here = setting.dry and left > 0 and case.dtype == torch.float32
+                left -= here
+                yield Task(
+                    f"{op}: {case}", functools.partial(right, op, kernel, case, setting), here
+                )
+    if setting.op in (None, "pictures"):
+        yield from pictures.checks(setting)
+
+
+def right(op: str, kernel: Any, case: Any, setting: Setting) -> Row:
+    must(kernel.failure(op, case, "cpu" if setting.dry else setting.device))
+    return Row()
+
+
+def kernels(op: str) -> Iterator[Any]:
+    """Those for an op, in order of preference."""
+    from mtmd.kernels.gpu.table import KERNELS
+
+    return (entry.load() for entry in KERNELS[op])

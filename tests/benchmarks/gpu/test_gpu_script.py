@@ -1,0 +1,232 @@
+"""benchmarks/gpu.py as a whole, without a GPU: what it refuses, how it shares out its time, and what
+it keeps.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from lacking import without
+
+ROOT = Path(__file__).parents[3]
+SCRIPT = ROOT / "benchmarks" / "gpu.py"
+
+
+@pytest.fixture
+def here(script, monkeypatch):
+    """The script on a card, where parts are given lines; its calls, as (part, seconds, options)."""
+    calls, clock = [], [0.0]
+    monkeypatch.setattr(script, "heading", lambda *_: "A card 2026-01-01")
+    monkeypatch.setattr(script.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+
+    def give(lines, took=10.0):
+        def part_lines(part, command, environment, seconds):
+            calls.append((part, seconds, command, environment))
+            clock[0] += min(took, seconds)
+            yield from ({"part": part, **line} for line in lines(part))
+
+        monkeypatch.setattr("gpu_kernels.processes.part_lines", part_lines)
+        return calls
+
+    return give
+
+
+def test_help_needs_no_gpu():
+    done = subprocess.run(
+        [sys.executable, SCRIPT, "--help"], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0 and "--budget" in done.stdout and done.stderr == ""
+    assert "--part" not in done.stdout
+
+
+def test_without_a_gpu_one_clear_line(script, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert script.main([]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == "" and "no CUDA device" in printed.err
+    assert printed.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--only", "gelu"], "--only gelu: expected one of ceilings, compile, cases"),
+        (["--budget", "0"], "--budget 0.0: expected seconds, more than 0"),
+        (["--budget", "nan"], "--budget nan: expected seconds, more than 0"),
+    ],
+)
+def test_an_option_that_is_wrong(script, capsys, options, told):
+    assert script.main(options) == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith(told) and printed.err.count("\n") == 1
+
+
+def test_names_are_those_of_parts_and_of_ops(module):
+    parts = module("gpu_kernels.parts")
+    assert [(p.name, op) for p, op in parts.chosen(["compile", "encode"])] == [
+        ("compile", None),
+        ("encode", None),
+    ]
+    for op, timed in (("moe", "others"), ("matmul", "matmul"), ("pictures", "pictures")):
+        assert [(p.name, o) for p, o in parts.chosen([op])] == [("cases", op), (timed, op)]
+    assert {"moe", "add_norm", "decode-qwen3-8b-Q4_K", "sanitizer"} <= set(parts.known())
+    names = [part.name for part in parts.PARTS]
+    assert len(set(names)) == len(names)
+    # What the others need, then what has to be right, then what has to be fast
+    assert names[:4] == ["ceilings", "compile", "cases", "demo"]
+
+
+def test_every_part_has_its_time_and_the_budget_holds_for_all(here, script, module):
+    parts = module("gpu_kernels.parts").PARTS
+    calls = here(lambda _: [{"ends": True}])
+    assert script.main([]) == 0
+    assert [(name, seconds) for name, seconds, *_ in calls] == [(p.name, p.seconds) for p in parts]
+    del calls[:]
+    assert script.main(["--budget", "100"]) == 0
+    given = [(name, seconds) for name, seconds, *_ in calls]
+    # Ten seconds each; those that would have less than half of their time are left out
+    assert given == [
+        ("ceilings", 25),
+        ("compile", 87),
+        ("cases", 75),
+        ("demo", 45),
+        ("attention", 57),
+        ("decode-gemma-3-4b-BF16", 47),
+        ("paged_attention", 37),
+        ("matmul", 27),
+        ("pictures", 17),
+    ]
+
+
+def test_parts_for_which_nothing_is_left_are_told(here, script, tmp_path, capsys):
+    here(lambda _: [{"ends": True}], took=1000)
+    assert script.main(["--budget", "60", "--out", str(tmp_path)]) == 0
+    lines = [json.loads(line) for line in (tmp_path / "lines.jsonl").read_text().splitlines()]
+    left = [line["part"] for line in lines if "no_time_for" in line]
+    assert left[:2] == ["compile", "cases"] and "demo" not in left and "sanitizer" in left
+    assert "- sanitizer: all of it: too little of the budget is left" in capsys.readouterr().out
+
+
+def test_what_the_first_has_measured_is_told_the_others(here, script):
+    def lines(part):
+        row = {"row": "copy", "cells": {"GB/s": 1.0}, "table": "Ceilings", "aims": [], "s": 1}
+        return [{**row, "rates": {"copied bytes/s": 4e12}}] if part == "ceilings" else []
+
+    calls = here(lines)
+    script.main(["--only", "ceilings", "attention", "--tune", "--device", "cuda:1"])
+    assert [name for name, *_ in calls] == ["ceilings", "cases", "attention"]
+    for _, _, command, environment in calls[1:]:
+        assert json.loads(command[command.index("--rates") + 1]) == {"copied bytes/s": 4e12}
+        assert command[command.index("--op") + 1] == "attention" and "--tune" in command
+        assert command[command.index("--device") + 1] == "cuda:1"
+        assert "TRITON_INTERPRET" not in environment
+
+
+def test_results_are_kept_and_summed_up(here, script, tmp_path, capsys):
+    aims = [
+        {"aim": "of copying", "found": 0.8, "at_least": 0.75, "met": True},
+        {"aim": "no cliff", "found": 1.3, "at_most": 1.1, "met": False},
+        {"aim": "estimate", "found": None, "at_least": 0.75, "at_most": 1.25, "met": None},
+    ]
+    given = {
+        "demo": [
+            {"begins": "a"},
+            {"row": "a", "cells": {}, "table": "", "aims": [], "s": 1},
+            {"row": "b", "failure": "error 1 | 2", "traceback": "Traceback"},
+            {"row": "c", "skipped": "no tool"},
+        ],
+        "encode": [
+            {"row": "x", "cells": {"what": "a|b", "ms": 1.23456}, "table": "T", "aims": aims},
+            {"row": "y", "cells": {"what": "c", "ratio": 2.0}, "table": "T", "aims": []},
+        ],
+    }
+    here(given.__getitem__)
+    assert script.main(["--only", "demo", "encode", "--out", str(tmp_path)]) == 1
+    lines = [json.loads(line) for line in (tmp_path / "lines.jsonl").read_text().splitlines()]
+    assert lines == [{"part": p, **line} for p in given for line in given[p]]
+    text = (tmp_path / "report.md").read_text()
+    for wanted in (
+        "1 of 3 aims met, 1 missed, 1 unknown.",
+        "| no cliff | 1.3 | at most 1.1 | **missed** |",
+        "| estimate | - | at least 0.75, at most 1.25 | not measured |",
+        "- demo, b: error 1 | 2",
+        "- demo, c: no tool",
+        "demo: 1 right.",
+        "## T\n\n| what | ms | ratio |\n| --- | --- | --- |\n| a/b | 1.235 | - |\n| c | - | 2 |",
+        "`python benchmarks/gpu.py --only demo encode`",
+    ):
+        assert wanted in text, text
+    printed = capsys.readouterr().out
+    assert "FAILED demo, b: error 1 | 2" in printed and "MISSED: no cliff: 1.3" in printed
+    given["demo"].pop(2)
+    assert script.main(["--only", "demo", "encode"]) == 0  # an aim that is missed is no failure
+
+
+def test_what_there_is_is_kept_when_it_is_ended(tmp_path):
+    """As by `timeout`, in the midst of a part. Seconds: three processes import torch."""
+    command = [
+        sys.executable,
+        SCRIPT,
+        "--dry-run",
+        "--only",
+        "ceilings",
+        "cases",
+        "--out",
+        tmp_path,
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    kept = tmp_path / "lines.jsonl"
+    until = time.monotonic() + 120
+    while time.monotonic() < until and not (kept.exists() and '"cases"' in kept.read_text()):
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert "| ceilings | 25 | 3 | 3 |" in (tmp_path / "report.md").read_text() and "cases" in output
+
+
+def test_a_dry_run_on_a_machine_that_lacks_most(tmp_path):
+    """Not even the package is installed there. Seconds: three processes import torch."""
+    environment = without(tmp_path, installed=False)
+    command = [sys.executable, SCRIPT, "--dry-run", "--only", "ceilings", "encode"]
+    done = subprocess.run(
+        [*command, "--out", tmp_path / "out"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=environment,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "The package is not installed, and found by links." in done.stdout
+    assert "| ceilings | 25 | 3 | 3 |" in done.stdout
+    assert "| encode | 90 | 5 | 5 |" in done.stdout and "**encode**, aims:" in done.stdout
+    lines = [
+        json.loads(line) for line in (tmp_path / "out" / "lines.jsonl").read_text().splitlines()
+    ]
+    assert {line["part"] for line in lines} == {"ceilings", "encode"}
+
+
+def test_from_the_repository_the_package_is_whole(tmp_path):
+    """Its folder of that name has a part of it."""
+    environment = without(tmp_path, installed=False) | {
+        "PYTHONPATH": os.pathsep.join((without(tmp_path, installed=False)["PYTHONPATH"], str(ROOT)))
+    }
+    code = (
+        f"import sys; sys.path.insert(0, {str(SCRIPT.parent)!r}); import gpu_kernels.package as p; "
+        "import mtmd; print(p.find_package()); import mtmd.kernels, mtmd.llm; "
+        "print(p.find_package())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=60
+    )
+    assert done.stdout.split("\n")[:2] == ["not installed, and found by links", "installed"], done
