@@ -18,7 +18,8 @@ SPARE_STATES, SPARE_PAGES = 2, 3  # that no sequence of the batch has
 # What each row of the result takes of its own rows of operands alone.
 BY_ROWS = (
     *("add", "mul", "scale", "clamp", "cast", "gelu", "silu", "relu", "sigmoid", "softplus"),
-    *("gelu_mul", "silu_mul", "softcap", "rms_norm", "layer_norm", "l2_norm", "add_norm"),
+    *("gelu_mul", "silu_mul", "softcap", "rms_norm", "layer_norm", "l2_norm"),
+    *("add_norm", "add_layer_norm"),
     *("matmul", "matmul_gelu"),
 )
 Named = Mapping[str, "Type | None"]

@@ -45,6 +45,7 @@ def has_quantized_weight(node: Node) -> bool:
 
 # By op, in order of preference: the first that applies and does not reject runs the node.
 KERNELS: dict[str, tuple[Entry, ...]] = {
+    "add_layer_norm": (Entry("residual and layer norm", "add_layer_norm"),),
     "add_norm": (Entry("residual and norm", "add_norm"),),
     "attention": (Entry("attention", "flash_attention.kernel"),),
     "gated_delta": (Entry("gated delta rule", "gated_delta"),),

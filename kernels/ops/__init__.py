@@ -36,7 +36,7 @@ from mtmd.kernels.ops.gather import (
 from mtmd.kernels.ops.image import patch_embed, pool2d, resize2d, unshuffle
 from mtmd.kernels.ops.matmul import matmul, matmul_gelu
 from mtmd.kernels.ops.moe import moe
-from mtmd.kernels.ops.norm import add_norm, l2_norm, layer_norm, rms_norm
+from mtmd.kernels.ops.norm import add_layer_norm, add_norm, l2_norm, layer_norm, rms_norm
 from mtmd.kernels.ops.op import OPS, Op
 from mtmd.kernels.ops.recurrent import gated_delta, short_conv, state_store
 from mtmd.kernels.ops.rope import rope, rope_store, rope_table
@@ -46,6 +46,7 @@ __all__ = [
     "OPS",
     "Op",
     "add",
+    "add_layer_norm",
     "add_norm",
     "add_rows",
     "all_gather",

@@ -95,3 +95,33 @@ def add_norm(
     added = y if y_norm is None or y_eps is None else rms_norm.reference(y, y_norm, eps=y_eps)
     total = x + added
     return torch.stack((total, rms_norm.reference(total, w, eps=eps)))
+
+
+def _add_layer_norm_shape(
+    x: Type,
+    y: Type,
+    w: Type,
+    b: Type | None = None,
+    *,
+    eps: float,  # noqa: ARG001
+) -> Type:
+    need_floats(x, y, w, b)
+    need(x.shape == y.shape and x.dtype == y.dtype and len(x.shape) > 0, f"x {x}, y {y}")
+    for weight in (w, b):
+        need(
+            weight is None or (weight.shape == x.shape[-1:] and weight.dtype == x.dtype),
+            f"a weight {weight} does not match x {x}",
+        )
+    return Type.contiguous((2, *x.shape), x.dtype)
+
+
+@op(shape=_add_layer_norm_shape, flops=lambda n: 4 * n.type.count)
+def add_layer_norm(
+    x: Tensor, y: Tensor, w: Tensor, b: Tensor | None = None, *, eps: float
+) -> Tensor:
+    """s = x + y; then s and layer_norm(s), one behind the other
+
+    x, y [..., D], w, b [D] in x's type, b zeros where it is absent -> [2, ..., D]
+    """
+    total = x + y
+    return torch.stack((total, layer_norm.reference(total, w, b, eps=eps)))

@@ -295,6 +295,16 @@ def _add_norm(d: Draw) -> Case:
     ], {"eps": 1e-6, "y_eps": 1e-5 if normed else None}
 
 
+def _add_layer_norm(d: Draw) -> Case:
+    shape = (*([d.batch()] if d.maybe() else []), d.size(), d.size())
+    return [
+        d.values(*shape),
+        d.values(*shape),
+        d.values(shape[-1]),
+        d.values(shape[-1]) if d.maybe() else None,
+    ], {"eps": 1e-5}
+
+
 def _half(d: Draw) -> Case:
     return [d.values(2, d.size(), d.size())], {"which": d.rng.randint(0, 1)}
 
@@ -617,6 +627,7 @@ def _moe(d: Draw) -> Case:
 
 MAKERS: dict[str, Callable[[Draw], Case]] = {
     "add": _add,
+    "add_layer_norm": _add_layer_norm,
     "add_norm": _add_norm,
     "add_rows": _place_rows,
     "all_gather": _all_gather,

@@ -141,14 +141,12 @@ def residual_norms(graph: Graph) -> Iterator[Match]:
             y_eps=y_eps,
             name=f"{total.name}+{norm.name}",
         )
-        yield Match(
-            tuple(nodes),
-            both,
-            {
-                total: ops.half(both, which=0, name=total.name),
-                norm: ops.half(both, which=1, name=norm.name),
-            },
-        )
+        yield Match(tuple(nodes), both, _halves(both, total, norm))
+
+
+def _halves(both: Node, total: Node, norm: Node) -> dict[Node, Node]:
+    """A sum and its norm, which one op makes, one behind the other."""
+    return {n: ops.half(both, which=i, name=n.name) for i, n in enumerate((total, norm))}
 
 
 def _is_added_norm(graph: Graph, node: Node, total: Node) -> bool:
@@ -157,6 +155,23 @@ def _is_added_norm(graph: Graph, node: Node, total: Node) -> bool:
         and (*node.inputs, None)[1] is not None
         and graph.only_for(node, total)
     )
+
+
+def residual_layer_norms(graph: Graph) -> Iterator[Match]:
+    """A sum and the layer norm of it."""
+    for norm in graph.of("layer_norm"):
+        total, weight, bias = (*norm.inputs, None)[:3]
+        assert total is not None
+        if total.op != "add":
+            continue
+        x, y = total.inputs
+        assert x is not None and y is not None
+        if x.type != y.type or not x.type.is_contiguous:
+            continue
+        both = ops.add_layer_norm(
+            x, y, weight, bias, eps=norm.attrs["eps"], name=f"{total.name}+{norm.name}"
+        )
+        yield Match((norm, total), both, _halves(both, total, norm))
 
 
 def activated_products(graph: Graph) -> Iterator[Match]:
@@ -226,6 +241,7 @@ RULES: tuple[Rule, ...] = (
     turned_queries,
     stored_keys,
     residual_norms,
+    residual_layer_norms,
     activated_products,
     joint_products,
 )

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mtmd.kernels.errors import PlacementError
-from mtmd.kernels.gpu import add_norm, gated
+from mtmd.kernels.gpu import add_layer_norm, add_norm, gated
 from mtmd.kernels.gpu.moe import kernel as moe
 from mtmd.kernels.gpu.moe.cases import Case as Experts
 from mtmd.kernels.gpu.paged_attention import kernel as paged
@@ -154,5 +154,15 @@ def test_others_that_are_refused():
     assert "w is i64" in str(add_norm.rejects(of(3, 9), of(3, 9), of(9, dtype=torch.int64)))
     assert "y has strides" in str(add_norm.rejects(of(3, 9), Type((3, 9), f32, (1, 3)), of(9)))
     assert "of 20000 values" in str(add_norm.rejects(of(1, 20000), of(1, 20000), of(20000)))
+    assert "b is i64" in str(
+        add_layer_norm.rejects(of(3, 9), of(3, 9), of(9), of(9, dtype=torch.int64))
+    )
+    assert "x has strides" in str(
+        add_layer_norm.rejects(Type((3, 9), f32, (1, 3)), of(3, 9), of(9))
+    )
+    assert "of 20000 values" in str(add_layer_norm.rejects(of(1, 20000), of(1, 20000), of(20000)))
+    with pytest.raises(PlacementError, match="residual and layer norm on the GPU: x has strides"):
+        x = torch.zeros(9, 3).T
+        add_layer_norm.add_layer_norm(x, x, torch.ones(9), eps=1e-6)
     assert "up is bf16" in str(gated.rejects(of(3, 9), of(3, 9, dtype=bf16)))
     assert "rows one after another" in str(gated.rejects(of(3, 9), Type((3, 9), f32, (1, 3))))

@@ -149,6 +149,30 @@ def test_residual_and_norms(normed: bool, last: bool):
     assert ops_of(plan) == {"add_norm": 1, "scale": 2}
 
 
+@pytest.mark.parametrize("bias", [False, True])
+def test_residual_and_layer_norm(bias: bool):
+    x, y = value("x", 2, T, D), value("yy", 2, T, D)
+    total = ops.add(x, y, name="residual")
+    weights = [parameter("w", D), parameter("b", D) if bias else None]
+    norm = ops.layer_norm(total, *weights, eps=1e-6, name="norm")
+    plan = compared(ops.scale(norm, factor=2.0, name="a"), ops.scale(total, factor=3.0, name="b"))
+    assert ops_of(plan) == {"add_layer_norm": 1, "scale": 2}
+    assert {s.node.name for s in plan.steps if s.node.op == "half"} == {"residual", "norm"}
+
+
+def test_a_sum_is_put_into_one_of_two_layer_norms():
+    total = ops.add(value("x", T, D), value("yy", T, D), name="residual")
+    norms = [ops.layer_norm(total, parameter(w, D), eps=1e-6, name=w) for w in "vw"]
+    assert ops_of(compared(*norms)) == {"add_layer_norm": 1, "layer_norm": 1}
+
+
+def test_what_is_added_to_each_picture_is_not_put_into_a_layer_norm():
+    """Positions, which lie there once: the sum is a launch of its own."""
+    total = ops.add(value("x", 2, T, D), value("places", T, D), name="sum")
+    norm = ops.layer_norm(total, parameter("w", D), eps=1e-6, name="norm")
+    assert ops_of(compared(norm)) == {"add": 1, "layer_norm": 1}
+
+
 def test_a_norm_that_is_read_twice_stays():
     x, y = value("x", T, D), value("yy", T, D)
     post = ops.rms_norm(y, parameter("post", D), eps=1e-5, name="post")
