@@ -43,12 +43,18 @@ def has_quantized_weight(node: Node) -> bool:
     return node.attrs.get("quant") is not None
 
 
+def is_quick(node: Node) -> bool:
+    """GELU in the form that torch has no kernel for, and takes three: the others are one launch."""
+    return bool(node.attrs["approximate"] == "quick")
+
+
 # By op, in order of preference: the first that applies and does not reject runs the node.
 KERNELS: dict[str, tuple[Entry, ...]] = {
     "add_layer_norm": (Entry("residual and layer norm", "add_layer_norm"),),
     "add_norm": (Entry("residual and norm", "add_norm"),),
     "attention": (Entry("attention", "flash_attention.kernel"),),
     "gated_delta": (Entry("gated delta rule", "gated_delta"),),
+    "gelu": (Entry("GELU", "gated", applies=is_quick, optional=True, constant="GELU_KERNEL"),),
     "gelu_mul": (Entry("GELU gate", "gated", optional=True, constant="GELU_MUL"),),
     "kv_store": (Entry("kv store", "rotary.kv_store", optional=True, constant="KV_STORE"),),
     "matmul": (Entry("quantized matmul", "quant_matmul.kernel", applies=has_quantized_weight),),

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from mtmd.kernels.backends.gpu import Gpu
 from mtmd.kernels.errors import PlacementError
 from mtmd.kernels.gpu import add_layer_norm, add_norm, gated
 from mtmd.kernels.gpu.moe import kernel as moe
@@ -116,6 +117,24 @@ def test_memory_of_a_run(kernel, op, case, peak_bytes):
     assert taken == kernel.workspace(*types_of(node), **node.attrs) + node.type.bytes
 
 
+@pytest.mark.parametrize("name", ["SILU_MUL", "GELU_MUL", "GELU_KERNEL"])
+def test_a_result_that_lies_where_the_first_input_did(name):
+    kernel = getattr(gated, name)
+    case = kernel.cases[0]
+    inputs = case.inputs()
+    expected = kernel.run(*inputs, **case.options)
+    result = kernel.in_place(*inputs, **case.options)
+    assert result is inputs[0] and torch.equal(result, expected)
+
+
+def test_a_gpu_overwrites_where_the_plan_says_so(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    node = node_of("gelu", gated.GELU_KERNEL.cases[0])
+    assert Gpu().lower(node).func is gated.gelu
+    assert Gpu().lower(node, in_place=True).func is gated.gelu_in_place
+
+
 EXPERTS = [of(3, 64), of(3, 8), of(8, 32, 64), of(8, 32, 64), of(8, 64, 32)]
 
 
@@ -165,4 +184,8 @@ def test_others_that_are_refused():
         x = torch.zeros(9, 3).T
         add_layer_norm.add_layer_norm(x, x, torch.ones(9), eps=1e-6)
     assert "up is bf16" in str(gated.rejects(of(3, 9), of(3, 9, dtype=bf16)))
+    assert "x is i64" in str(gated.rejects_gelu(of(3, dtype=torch.int64), approximate="quick"))
+    assert "fewer than 2^40" in str(gated.rejects_gelu(of(2**40), approximate="quick"))
+    with pytest.raises(PlacementError, match="GELU on the GPU: x has strides"):
+        gated.gelu(torch.zeros(9, 3).T, approximate="quick")
     assert "rows one after another" in str(gated.rejects(of(3, 9), Type((3, 9), f32, (1, 3))))
