@@ -34,7 +34,7 @@ from mtmd.kernels.ops.gather import (
     take_rows,
 )
 from mtmd.kernels.ops.image import patch_embed, pool2d, resize2d, unshuffle
-from mtmd.kernels.ops.matmul import matmul, matmul_gelu
+from mtmd.kernels.ops.matmul import matmul, matmul_gated, matmul_gelu
 from mtmd.kernels.ops.moe import moe
 from mtmd.kernels.ops.norm import add_layer_norm, add_norm, l2_norm, layer_norm, rms_norm
 from mtmd.kernels.ops.op import OPS, Op
@@ -71,6 +71,7 @@ __all__ = [
     "l2_norm",
     "layer_norm",
     "matmul",
+    "matmul_gated",
     "matmul_gelu",
     "moe",
     "mul",

@@ -325,10 +325,24 @@ def _rope_store(d: Draw) -> Case:
 
 
 def _matmul_gelu(d: Draw) -> Case:
-    outer, width = d.size(), d.size()
+    attrs: dict[str, Any] = {"approximate": d.rng.choice(("none", "tanh", "quick"))}
+    return _activated(d, d.size(), attrs)
+
+
+def _matmul_gated(d: Draw) -> Case:
+    return _activated(d, 2 * d.size(), {"act": d.rng.choice(("silu", "none", "tanh", "quick"))})
+
+
+def _activated(d: Draw, outer: int, attrs: dict[str, Any]) -> Case:
+    width = d.size()
     lead = [d.batch()] if d.maybe() else []
-    x, w = d.values(*lead, d.size(), width), d.values(outer, width).mul_(0.2)
-    return [x, w, d.values(outer)], {}
+    bias = d.values(outer) if d.maybe() else None
+    if d.maybe():
+        kind, w = d.blocks(outer)
+        width = w.shape[1] // BLOCKS[kind].bytes * BLOCKS[kind].values
+        # Of gated units, whose numbers are products of two, none is too large for fp16.
+        return [d.values(*lead, d.size(), width).mul_(0.05), w, bias], attrs | {"quant": kind}
+    return [d.values(*lead, d.size(), width), d.values(outer, width).mul_(0.2), bias], attrs
 
 
 def _patch_embed(d: Draw) -> Case:
@@ -652,6 +666,7 @@ MAKERS: dict[str, Callable[[Draw], Case]] = {
     "l2_norm": _l2_norm,
     "layer_norm": _layer_norm,
     "matmul": _matmul,
+    "matmul_gated": _matmul_gated,
     "matmul_gelu": _matmul_gelu,
     "moe": _moe,
     "mul": _add,

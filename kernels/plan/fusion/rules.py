@@ -175,16 +175,18 @@ def residual_layer_norms(graph: Graph) -> Iterator[Match]:
 
 
 def activated_products(graph: Graph) -> Iterator[Match]:
-    """A product with a bias, and GELU of it."""
+    """A product and GELU of it: in any form where weights are quantized, whose products are our own
+    kernels; else by the tanh approximation and with a bias, as cuBLAS has it and no other form.
+    """
     for node in graph.of("gelu"):
         product = node.inputs[0]
         assert product is not None
-        if product.op != "matmul" or node.attrs["approximate"] != "tanh":
+        if product.op != "matmul" or not graph.only_for(product, node):
             continue
         x, w, bias = (*product.inputs, None)[:3]
-        if bias is None or product.attrs.get("quant") or not graph.only_for(product, node):
+        if not product.attrs.get("quant") and (bias is None or node.attrs["approximate"] != "tanh"):
             continue
-        made = ops.matmul_gelu(x, w, bias, name=node.name)
+        made = ops.matmul_gelu(x, w, bias, name=node.name, **product.attrs, **node.attrs)
         yield Match((node, product), made, {node: made})
 
 
@@ -223,6 +225,38 @@ def joint_products(graph: Graph) -> Iterator[Match]:
         yield Match(tuple(nodes), joint, instead)
 
 
+def gated_products(graph: Graph) -> Iterator[Match]:
+    """The product with gate and up, where weights are quantized, and the gated unit of its halves;
+    cuBLAS has no such end of a product.
+    """
+    for op in ("silu_mul", "gelu_mul"):
+        for node in graph.of(op):
+            gate, up = node.inputs
+            assert gate is not None and up is not None
+            product = gate.inputs[0] if gate.op == "columns" else None
+            if product is None or product.op != "matmul" or not product.attrs.get("quant"):
+                continue
+            if up.op != "columns" or up.inputs != (product,):
+                continue
+            middle, end = node.shape[-1], product.shape[-1]
+            if _between(gate) != (0, middle) or _between(up) != (middle, end):
+                continue
+            halves = graph.only_for(gate, node) and graph.only_for(up, node)
+            if not halves or set(graph.users[product]) != {gate, up} or product in graph.outputs:
+                continue
+            made = ops.matmul_gated(
+                *product.inputs,
+                name=node.name,
+                act=node.attrs.get("approximate", "silu"),
+                **product.attrs,
+            )
+            yield Match((node, gate, up, product), made, {node: made})
+
+
+def _between(columns: Node) -> tuple[int, int]:
+    return columns.attrs["start"], columns.attrs["stop"]
+
+
 def _joint(weights: Iterator[Node | None]) -> Node:
     """One parameter that holds several, row after row; a plan's memory has each of them once."""
     parts = [w for w in weights if w is not None]
@@ -244,4 +278,5 @@ RULES: tuple[Rule, ...] = (
     residual_layer_norms,
     activated_products,
     joint_products,
+    gated_products,
 )

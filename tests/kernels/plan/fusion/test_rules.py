@@ -15,8 +15,10 @@ from stand_in import StandIn
 from mtmd.kernels import ops
 from mtmd.kernels.backends import Limited, Reference
 from mtmd.kernels.backends.backend import Backend
+from mtmd.kernels.gpu.quant_matmul.cases import random_blocks
 from mtmd.kernels.graph import Node, Type, graph_input, weight
 from mtmd.kernels.ops import OPS
+from mtmd.kernels.ops.elementwise import GELUS
 from mtmd.kernels.plan.executor import Executor, Residency
 from mtmd.kernels.plan.scheduler import Override, Plan, make_plan
 
@@ -227,11 +229,88 @@ def test_a_joint_weight_is_held_once():
         assert sum(storages.values()) == residency.bytes["stand-in"] == 4 * 24 * (D + 1)
 
 
-@pytest.mark.parametrize(("approximate", "fused"), [("tanh", True), ("none", False)])
-def test_gelu_behind_a_product(approximate: str, fused: bool):
-    x, w, b = value("x", 2, T, D), parameter("w", 16, D), parameter("b", 16)
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("approximate", GELUS)
+def test_gelu_behind_a_product(approximate: str, bias: bool):
+    x, w, b = value("x", 2, T, D), parameter("w", 16, D), parameter("b", 16) if bias else None
     plan = compared(ops.gelu(ops.matmul(x, w, b, name="p"), approximate=approximate, name="g"))
+    fused = bias and approximate == "tanh"  # as cuBLAS has it
     assert ops_of(plan) == ({"matmul_gelu": 1} if fused else {"matmul": 1, "gelu": 1})
+
+
+class Blocks(Source):
+    """Random blocks of Q8_0, by rows and bytes; other weights as before."""
+
+    def type_of(self, name: str, dtype: torch.dtype) -> Type:
+        kind = torch.uint8 if self.quant(name) else dtype
+        return Type.contiguous(super().type_of(name, dtype).shape, kind)
+
+    def read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
+        if self.quant(name) is None:
+            return super().read(name, dtype)
+        rows, size = self.type_of(name, dtype).shape
+        return random_blocks("Q8_0", rows, size // 34 * 32, sum(map(ord, name)))
+
+    def quant(self, name: str) -> str | None:
+        return "Q8_0" if name.startswith("q") else None
+
+
+BLOCKS = Blocks()
+
+
+def quantized(x: Node, name: str, rows: int, bias: bool = False) -> Node:
+    size = x.shape[-1] // 32 * 34
+    return ops.matmul(
+        x,
+        weight(f"q.{name}:{rows}x{size}", BLOCKS, torch.float32),
+        weight(f"b.{name}:{rows}", BLOCKS, torch.float32) if bias else None,
+        quant="Q8_0",
+        name=name,
+    )
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("approximate", GELUS)
+def test_gelu_behind_a_quantized_product(approximate: str, bias: bool):
+    x = value("x", 2, T, 64)
+    plan = compared(ops.gelu(quantized(x, "p", 16, bias), approximate=approximate, name="g"))
+    assert ops_of(plan) == {"matmul_gelu": 1}
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("act", ["silu", *GELUS])
+def test_a_gated_unit_of_quantized_products(act: str, bias: bool):
+    x = value("x", T, 64)
+    gate, up = (quantized(x, name, 16, bias) for name in ("gate", "up"))
+    made = (
+        ops.silu_mul(gate, up, name="act")
+        if act == "silu"
+        else ops.gelu_mul(gate, up, approximate=act, name="act")
+    )
+    plan = compared(made)
+    assert ops_of(plan) == {"matmul_gated": 1}
+    (weight_of,) = {i.name for s in plan.steps for i in s.node.operands if i.name.startswith("q.")}
+    assert weight_of == f"q.gate:16x{64 // 32 * 34}+q.up:16x{64 // 32 * 34}"
+
+
+def test_a_gated_unit_that_keeps_its_product():
+    """Of plain weights, whose product is cuBLAS's; of a third weight's product beside the two; of
+    gate behind up; and where somebody reads a half, or all.
+    """
+    plain, x = value("x", T, D), value("x", T, 64)
+    gate, up = (ops.matmul(plain, parameter(n, 16, D), name=n) for n in ("gate", "up"))
+    assert ops_of(compared(ops.silu_mul(gate, up, name="act"))) == {"matmul": 1, "silu_mul": 1}
+    gate, up, other = (quantized(x, name, 16) for name in ("gate", "up", "other"))
+    act = ops.silu_mul(gate, up, name="act")
+    assert ops_of(compared(act, other)) == {"matmul": 1, "silu_mul": 1}
+    assert ops_of(compared(act, gate)) == {"matmul": 1, "silu_mul": 1}
+    both = quantized(x, "both", 32)
+    first, second = (ops.columns(both, start=s, stop=s + 16, name=f"c{s}") for s in (0, 16))
+    turned = ops.silu_mul(second, first, name="act")
+    assert ops_of(compared(turned)) == {"matmul": 1, "silu_mul": 1}
+    act = ops.silu_mul(first, second, name="act")
+    assert ops_of(compared(act)) == {"matmul_gated": 1}
+    assert ops_of(compared(act, both)) == {"matmul": 1, "silu_mul": 1}
 
 
 @pytest.mark.parametrize("rule", ["rope", "attention:head=16", "paged_attention", "gather_pages"])
