@@ -53,6 +53,20 @@ KERNELS: dict[str, tuple[Entry, ...]] = {
     "add_layer_norm": (Entry("residual and layer norm", "add_layer_norm"),),
     "add_norm": (Entry("residual and norm", "add_norm"),),
     "attention": (Entry("attention", "flash_attention.kernel"),),
+    "embed": (Entry("quantized rows", "embed", applies=has_quantized_weight, optional=True),),
+    "gated_delta": (Entry("gated delta rule", "gated_delta"),),
+    "gelu": (Entry("GELU", "gated", applies=is_quick, optional=True, constant="GELU_KERNEL"),),
+    "gelu_mul": (Entry("GELU gate", "gated", optional=True, constant="GELU_MUL"),),
+    "kv_store": (Entry("kv store", "rotary.kv_store", optional=True, constant="KV_STORE"),),
+    "matmul": (Entry("quantized matmul", "quant_matmul.kernel", applies=has_quantized_weight),),
+    "matmul_gated": (
+        Entry(
+            "quantized gated unit",
+            "quant_matmul.kernel",
+            applies=has_quantized_weight,
+            constant="GATED_KERNEL",
+        ),
+    ),
     "matmul_gelu": (
         Entry(
             "quantized matmul and GELU",

@@ -11,7 +11,7 @@ import torch
 
 from mtmd.kernels.backends.gpu import Gpu
 from mtmd.kernels.errors import PlacementError
-from mtmd.kernels.gpu import add_layer_norm, add_norm, gated
+from mtmd.kernels.gpu import add_layer_norm, add_norm, embed, gated
 from mtmd.kernels.gpu.moe import kernel as moe
 from mtmd.kernels.gpu.moe.cases import Case as Experts
 from mtmd.kernels.gpu.paged_attention import kernel as paged
@@ -184,6 +184,16 @@ def test_others_that_are_refused():
         x = torch.zeros(9, 3).T
         add_layer_norm.add_layer_norm(x, x, torch.ones(9), eps=1e-6)
     assert "up is bf16" in str(gated.rejects(of(3, 9), of(3, 9, dtype=bf16)))
+    tokens, table = of(3, dtype=torch.int64), of(9, 34, dtype=torch.uint8)
+    assert "the table is IQ1_S" in str(embed.rejects(tokens, table, quant="IQ1_S"))
+    assert "tokens has strides" in str(
+        embed.rejects(Type((3,), torch.int64, (2,)), table, quant="Q8_0")
+    )
+    many = of(2**31, dtype=torch.int64)
+    assert "2147483648 tokens" in str(embed.rejects(many, table, quant="Q8_0"))
+    with pytest.raises(PlacementError, match="quantized rows on the GPU: the table begins at"):
+        shifted = torch.zeros(35, dtype=torch.uint8)[1:].view(1, 34)
+        embed.embed(torch.zeros(1).long(), shifted, quant="Q8_0", dtype="bf16")
     assert "x is i64" in str(gated.rejects_gelu(of(3, dtype=torch.int64), approximate="quick"))
     assert "fewer than 2^40" in str(gated.rejects_gelu(of(2**40), approximate="quick"))
     with pytest.raises(PlacementError, match="GELU on the GPU: x has strides"):
