@@ -58,6 +58,7 @@ KERNELS: dict[str, tuple[Entry, ...]] = {
     "gelu": (Entry("GELU", "gated", applies=is_quick, optional=True, constant="GELU_KERNEL"),),
     "gelu_mul": (Entry("GELU gate", "gated", optional=True, constant="GELU_MUL"),),
     "kv_store": (Entry("kv store", "rotary.kv_store", optional=True, constant="KV_STORE"),),
+    "l2_norm": (Entry("L2 norm", "rms_norm", optional=True, constant="L2_NORM"),),
     "matmul": (Entry("quantized matmul", "quant_matmul.kernel", applies=has_quantized_weight),),
     "matmul_gated": (
         Entry(
