@@ -36,9 +36,16 @@ from mtmd.kernels.ops.gather import (
 from mtmd.kernels.ops.image import patch_embed, pool2d, resize2d, unshuffle
 from mtmd.kernels.ops.matmul import matmul, matmul_gated, matmul_gelu
 from mtmd.kernels.ops.moe import moe
-from mtmd.kernels.ops.norm import add_layer_norm, add_norm, l2_norm, layer_norm, rms_norm
+from mtmd.kernels.ops.norm import (
+    add_layer_norm,
+    add_norm,
+    gated_norm,
+    l2_norm,
+    layer_norm,
+    rms_norm,
+)
 from mtmd.kernels.ops.op import OPS, Op
-from mtmd.kernels.ops.recurrent import gated_delta, short_conv, state_store
+from mtmd.kernels.ops.recurrent import delta_gates, gated_delta, short_conv, state_store
 from mtmd.kernels.ops.rope import rope, rope_store, rope_table
 from mtmd.kernels.ops.view import columns, half, kv_half, reshape, rows
 
@@ -59,9 +66,11 @@ __all__ = [
     "clamp",
     "columns",
     "concat",
+    "delta_gates",
     "embed",
     "embed_part",
     "gated_delta",
+    "gated_norm",
     "gather_pages",
     "gelu",
     "gelu_mul",

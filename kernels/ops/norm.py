@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mtmd.kernels.graph import Type
+from mtmd.kernels.ops.elementwise import silu_mul
 from mtmd.kernels.ops.op import need, need_floats, op, same_as_first
 
 
@@ -125,3 +126,20 @@ def add_layer_norm(
     """
     total = x + y
     return torch.stack((total, layer_norm.reference(total, w, b, eps=eps)))
+
+
+def _gated_norm_shape(x: Type, w: Type, gate: Type, *, eps: float) -> Type:  # noqa: ARG001
+    need_floats(x, w, gate)
+    need(x.shape == gate.shape and len(x.shape) == 3, f"x {x}, gate {gate}")
+    need(w.shape == x.shape[-1:], f"a weight {w} does not match x {list(x.shape)}")
+    return Type.contiguous(x.shape, gate.dtype)
+
+
+@op(shape=_gated_norm_shape, flops=lambda n: 10 * n.type.count)
+def gated_norm(x: Tensor, w: Tensor, gate: Tensor, *, eps: float) -> Tensor:
+    """silu(gate) * rms_norm(x), which is rounded to gate's type before
+
+    x, gate [T, H, D], w [D] -> [T, H, D] in gate's type
+    """
+    normed = rms_norm.reference(x, w, eps=eps).to(gate.dtype)
+    return silu_mul.reference(gate, normed).contiguous()

@@ -305,6 +305,19 @@ def _add_layer_norm(d: Draw) -> Case:
     ], {"eps": 1e-5}
 
 
+def _gated_norm(d: Draw) -> Case:
+    tokens, heads, width = d.size(), d.size(), d.size()
+    gate = d.values(tokens, heads * width).unflatten(1, (heads, width))
+    x = d.values(tokens, heads, width, dtype=torch.float32)
+    return [x, d.values(width, dtype=torch.float32), gate], {"eps": 1e-6}
+
+
+def _delta_gates(d: Draw) -> Case:
+    tokens, heads = d.size(), d.size()
+    dt, a = (d.values(heads, dtype=torch.float32) for _ in "da")
+    return [d.values(tokens, heads), d.values(tokens, heads), dt, a], {}
+
+
 def _half(d: Draw) -> Case:
     return [d.values(2, d.size(), d.size())], {"which": d.rng.randint(0, 1)}
 
@@ -654,9 +667,11 @@ MAKERS: dict[str, Callable[[Draw], Case]] = {
     "clamp": _clamp,
     "columns": _columns,
     "concat": _concat,
+    "delta_gates": _delta_gates,
     "embed": _embed,
     "embed_part": _embed_part,
     "gated_delta": _gated_delta,
+    "gated_norm": _gated_norm,
     "gather_pages": _gather_pages,
     "gelu": _gelu,
     "gelu_mul": _gelu_mul,

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
+
 from mtmd.kernels import ops
 from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.plan.fusion.rewrite import Graph, Match, Rule
@@ -174,6 +176,60 @@ def residual_layer_norms(graph: Graph) -> Iterator[Match]:
         yield Match((norm, total), both, _halves(both, total, norm))
 
 
+def gated_norms(graph: Graph) -> Iterator[Match]:
+    """The norm of heads, rounded where it was of more bits than its gate, and the gated unit."""
+    for node in graph.of("silu_mul"):
+        gate, normed = node.inputs
+        assert gate is not None and normed is not None
+        rounded = _source(graph, normed, "cast", node)
+        norm = rounded or normed
+        if norm.op != "rms_norm" or not graph.only_for(norm, normed if rounded else node):
+            continue
+        x, weight = (*norm.inputs, None)[:2]
+        assert x is not None
+        if weight is None or len(x.shape) != 3 or gate.dtype != normed.dtype:
+            continue
+        made = ops.gated_norm(x, weight, gate, eps=norm.attrs["eps"], name=node.name)
+        yield Match(tuple(dict.fromkeys((node, normed, norm))), made, {node: made})
+
+
+def delta_gates(graph: Graph) -> Iterator[Match]:
+    """What each head of the gated delta rule keeps and writes."""
+    for node in graph.of("gated_delta"):
+        decay, beta = node.inputs[3:5]
+        assert decay is not None and beta is not None
+        soft = _source(graph, decay, "mul", node, "softplus")
+        total = soft and _source(graph, soft, "softplus", decay, "add")
+        if soft is None or total is None or beta.op != "sigmoid":
+            continue
+        alpha, a = total.inputs[0], decay.inputs[1]
+        if not graph.only_for(total, soft) or not graph.only_for(beta, node):
+            continue
+        nodes = [decay, soft, total, beta]
+        inputs = [alpha, beta.inputs[0]]
+        for at, (value, user) in enumerate(zip(tuple(inputs), (total, beta), strict=True)):
+            assert value is not None
+            if wide := _source(graph, value, "cast", user):
+                nodes.append(value)
+                inputs[at] = wide
+        dt = total.inputs[1]
+        assert inputs[0] is not None and dt is not None and a is not None
+        if any(w.shape != decay.shape[1:] or w.dtype != torch.float32 for w in (dt, a)):
+            continue
+        both = ops.delta_gates(*inputs, dt, a, name=f"{decay.name}+{beta.name}")
+        yield Match(tuple(nodes), both, _halves(both, decay, beta))
+
+
+def _source(
+    graph: Graph, node: Node, op: str, user: Node, source_op: str | None = None
+) -> Node | None:
+    """The first operand of a node of such an op, which is only for `user`; None of another."""
+    source = node.inputs[0] if node.inputs else None
+    if node.op != op or not graph.only_for(node, user) or source is None:
+        return None
+    return source if source_op in (None, source.op) else None
+
+
 def activated_products(graph: Graph) -> Iterator[Match]:
     """A product and GELU of it: in any form where weights are quantized, whose products are our own
     kernels; else by the tanh approximation and with a bias, as cuBLAS has it and no other form.
@@ -276,6 +332,8 @@ RULES: tuple[Rule, ...] = (
     stored_keys,
     residual_norms,
     residual_layer_norms,
+    gated_norms,
+    delta_gates,
     activated_products,
     joint_products,
     gated_products,

@@ -11,7 +11,7 @@ import torch
 
 from mtmd.kernels.backends.gpu import Gpu
 from mtmd.kernels.errors import PlacementError
-from mtmd.kernels.gpu import add_layer_norm, add_norm, embed, gated
+from mtmd.kernels.gpu import add_layer_norm, add_norm, delta_gates, embed, gated, gated_norm
 from mtmd.kernels.gpu.moe import kernel as moe
 from mtmd.kernels.gpu.moe.cases import Case as Experts
 from mtmd.kernels.gpu.paged_attention import kernel as paged
@@ -199,3 +199,29 @@ def test_others_that_are_refused():
     with pytest.raises(PlacementError, match="GELU on the GPU: x has strides"):
         gated.gelu(torch.zeros(9, 3).T, approximate="quick")
     assert "rows one after another" in str(gated.rejects(of(3, 9), Type((3, 9), f32, (1, 3))))
+
+
+def test_gates_of_heads_that_are_refused():
+    heads, one = of(3, 2, 16), of(16)
+    assert "gate is i64" in str(gated_norm.rejects(heads, one, of(3, 2, 16, dtype=torch.int64)))
+    assert "w has strides" in str(gated_norm.rejects(heads, Type((16,), f32, (2,)), heads))
+    apart = Type((3, 2, 16), f32, (64, 32, 1))
+    assert "gate has strides" in str(gated_norm.rejects(heads, one, apart))
+    assert "of 2000 values" in str(gated_norm.rejects(of(3, 2, 2000), of(2000), of(3, 2, 2000)))
+    with pytest.raises(PlacementError, match="gated norm on the GPU: x has strides"):
+        x = torch.zeros(16, 2, 3).permute(2, 1, 0)
+        gated_norm.gated_norm(x, torch.ones(16), x.contiguous(), eps=1e-6)
+    of_head = of(2)
+    assert "beta is i64" in str(
+        delta_gates.rejects(of(3, 2), of(3, 2, dtype=torch.int64), of_head, of_head)
+    )
+    assert "alpha has strides" in str(
+        delta_gates.rejects(Type((3, 2), f32, (1, 3)), of(3, 2), of_head, of_head)
+    )
+    assert "a has strides" in str(
+        delta_gates.rejects(of(3, 2), of(3, 2), of_head, Type((2,), f32, (2,)))
+    )
+    assert "takes fewer" in str(delta_gates.rejects(of(2**37, 2), of(2**37, 2), of_head, of_head))
+    with pytest.raises(PlacementError, match="gates of the delta rule on the GPU: dt has strides"):
+        x = torch.zeros(3, 2)
+        delta_gates.delta_gates(x, x, torch.zeros(4)[::2], torch.zeros(2))

@@ -175,6 +175,50 @@ def test_what_is_added_to_each_picture_is_not_put_into_a_layer_norm():
     assert ops_of(compared(norm)) == {"add": 1, "layer_norm": 1}
 
 
+def gated_heads(dtype: torch.dtype) -> tuple[Node, Node]:
+    """The norm of heads in fp32, rounded where its gate is, and their gated unit."""
+    x, gate = value("x", T, H, K), value("gate", T, H * K, dtype=dtype)
+    norm = ops.rms_norm(x, parameter("w", K), eps=1e-6, name="norm")
+    if dtype != torch.float32:
+        norm = ops.cast(norm, dtype=dtype, name="norm.cast")
+    heads = ops.reshape(gate, shape=(T, H, K), name="gate.heads")
+    return norm, ops.silu_mul(heads, norm, name="gated")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_norm_of_heads_and_their_gate(dtype: torch.dtype):
+    norm, made = gated_heads(dtype)
+    assert ops_of(compared(made)) == {"gated_norm": 1}
+    kept = {"rms_norm": 1, "silu_mul": 1} | ({"cast": 1} if dtype != torch.float32 else {})
+    assert ops_of(compared(made, norm)) == kept
+
+
+def delta_layer(cast: bool) -> tuple[Node, Node]:
+    """Numbers of each head, and the delta rule that reads what is made of them."""
+    dtype = torch.bfloat16 if cast else torch.float32
+    alpha, beta = (value(name, T, H, dtype=dtype) for name in ("alpha", "beta"))
+    if cast:
+        alpha, beta = (ops.cast(n, dtype=torch.float32, name=f"{n.name}.32") for n in (alpha, beta))
+    soft = ops.softplus(ops.add(alpha, parameter("dt", H), name="sum"), name="soft")
+    decay = ops.mul(soft, given("a", -torch.rand(H)), name="decay")
+    sequences = given("starts", torch.tensor([0, 2, T])), given("slots", torch.tensor([1, 0]))
+    q, k = (value(name, T, G, K) for name in "qk")
+    gain = ops.sigmoid(beta, name="gain")
+    state = value("state", 3, K, H, K)
+    made = ops.gated_delta(
+        q, k, value("v", T, H, K), decay, gain, state, *sequences, scale=0.1, name="delta"
+    )
+    return decay, made
+
+
+@pytest.mark.parametrize("cast", [False, True])
+def test_the_gates_of_the_delta_rule(cast: bool):
+    decay, made = delta_layer(cast)
+    assert ops_of(compared(made)) == {"delta_gates": 1, "gated_delta": 1}
+    found = ops_of(compared(made, decay))
+    assert found["softplus"] == 1 and "delta_gates" not in found
+
+
 def test_a_norm_that_is_read_twice_stays():
     x, y = value("x", T, D), value("yy", T, D)
     post = ops.rms_norm(y, parameter("post", D), eps=1e-5, name="post")
