@@ -41,7 +41,8 @@ What attention takes: head sizes 16 to {most} (keys and values may differ), bf16
 window, bounds, soft cap, an additive mask of any floating-point type that broadcasts, any strides but in the last dimension. Anything
 else is refused with a reason (`rejects` in `kernels/gpu/flash_attention/kernel.py`).
 
-Each cell: shared memory in KiB / registers per thread / spilled bytes per thread / matrix instruction. Limits of shared memory:
+Each cell: shared memory in KiB / registers per thread / spilled bytes per thread / programs that a multiprocessor holds at once, by the
+former, its warps and its own limit (`kernels/gpu/architectures.py`) / matrix instruction. Limits of shared memory:
 {limits}. `tile` is rows x keys, warps, stages, and how many programs share out
 the keys, if several.
 """
@@ -155,7 +156,8 @@ def resources(form: Form, width: int, target: str, **options: Any) -> Resources:
 
 
 def cell(r: Resources) -> str:
-    return f"{r.shared_bytes / 1024:.0f} / {r.registers} / {r.spill_bytes} / {r.instruction}"
+    taken = f"{r.shared_bytes / 1024:.0f} / {r.registers} / {r.spill_bytes}"
+    return f"{taken} / {r.at_once} / {r.instruction}"
 
 
 def row(form: Form, width: int, split: bool = True) -> str:

@@ -26,7 +26,6 @@ import triton
 from instructions import of_experts, of_rows
 
 from mtmd.kernels.errors import PlacementError
-from mtmd.kernels.gpu.architectures import architecture
 from mtmd.kernels.gpu.compile import compile_program
 from mtmd.kernels.gpu.flash_attention.cases import HEAD_SIZES
 from mtmd.kernels.gpu.flash_attention.kernel import combine_program
@@ -119,7 +118,6 @@ def _short(dtype: torch.dtype) -> str:
 
 def line_of(group: str, target: str, programs: Sequence[tuple[str, Program]]) -> tuple[str, bool]:
     """A line of the table, and whether nothing spills or is refused."""
-    limits = architecture(target)
     most, at_once, wrong = 0, list[int](), list[str]()
     for form, program in programs:
         try:
@@ -127,9 +125,8 @@ def line_of(group: str, target: str, programs: Sequence[tuple[str, Program]]) ->
         except PlacementError as error:
             wrong.append(f"{form} refused ({str(error).splitlines()[-1]:.120})")
             continue
-        warps = program.call.warps_of(limits.warp)
         most = max(most, used.registers)
-        at_once.append(limits.programs_at_once(warps, used.registers, used.shared_bytes))
+        at_once.append(used.at_once)
         if used.spill_bytes:
             wrong.append(f"{form} {used.spill_bytes}")
     held = " to ".join(str(n) for n in sorted({min(at_once, default=0), max(at_once, default=0)}))
