@@ -84,6 +84,7 @@ KERNELS: dict[str, tuple[Entry, ...]] = {
     "rope": (Entry("rope", "rotary.rope", optional=True),),
     "rope_store": (Entry("rope and kv store", "rotary.kv_store", constant="ROPE_STORE"),),
     "short_conv": (Entry("short convolution", "short_conv"),),
+    "sigmoid_gate": (Entry("sigmoid gate", "sigmoid_gate"),),
     "silu_mul": (Entry("SwiGLU gate", "gated", optional=True, constant="SILU_MUL"),),
 }
 

@@ -305,6 +305,12 @@ def _add_layer_norm(d: Draw) -> Case:
     ], {"eps": 1e-5}
 
 
+def _sigmoid_gate(d: Draw) -> Case:
+    shape = (*([d.batch()] if d.maybe() else []), d.size(), d.size())
+    gate = d.values(*shape) if d.maybe() else d.values(*shape[:-1], 1)
+    return [d.values(*shape), gate, d.values(*shape) if d.maybe() else None], {}
+
+
 def _gated_norm(d: Draw) -> Case:
     tokens, heads, width = d.size(), d.size(), d.size()
     gate = d.values(tokens, heads * width).unflatten(1, (heads, width))
@@ -702,6 +708,7 @@ MAKERS: dict[str, Callable[[Draw], Case]] = {
     "scale": _scale,
     "short_conv": _short_conv,
     "sigmoid": _one,
+    "sigmoid_gate": _sigmoid_gate,
     "silu": _one,
     "silu_mul": _two,
     "softcap": _softcap,

@@ -193,6 +193,28 @@ def gated_norms(graph: Graph) -> Iterator[Match]:
         yield Match(tuple(dict.fromkeys((node, normed, norm))), made, {node: made})
 
 
+def sigmoid_gates(graph: Graph) -> Iterator[Match]:
+    """What a sigmoid lets through, and what it alone is added to."""
+    for node in graph.of("mul"):
+        x, gate = node.inputs
+        assert x is not None and gate is not None
+        opened = _source(graph, gate, "sigmoid", node)
+        if opened is None or opened.shape not in (x.shape, (*x.shape[:-1], 1)):
+            continue
+        total = next(iter(graph.users.get(node, ())), node)
+        added = [i for i in total.operands if i is not node]
+        if (
+            total.op == "add"
+            and graph.only_for(node, total)
+            and [i.type for i in added] == [node.type]
+        ):
+            made = ops.sigmoid_gate(x, opened, *added, name=total.name)
+            yield Match((total, node, gate), made, {total: made})
+        else:
+            made = ops.sigmoid_gate(x, opened, name=node.name)
+            yield Match((node, gate), made, {node: made})
+
+
 def delta_gates(graph: Graph) -> Iterator[Match]:
     """What each head of the gated delta rule keeps and writes."""
     for node in graph.of("gated_delta"):
@@ -334,6 +356,7 @@ RULES: tuple[Rule, ...] = (
     residual_layer_norms,
     gated_norms,
     delta_gates,
+    sigmoid_gates,
     activated_products,
     joint_products,
     gated_products,

@@ -11,7 +11,15 @@ import torch
 
 from mtmd.kernels.backends.gpu import Gpu
 from mtmd.kernels.errors import PlacementError
-from mtmd.kernels.gpu import add_layer_norm, add_norm, delta_gates, embed, gated, gated_norm
+from mtmd.kernels.gpu import (
+    add_layer_norm,
+    add_norm,
+    delta_gates,
+    embed,
+    gated,
+    gated_norm,
+    sigmoid_gate,
+)
 from mtmd.kernels.gpu.moe import kernel as moe
 from mtmd.kernels.gpu.moe.cases import Case as Experts
 from mtmd.kernels.gpu.paged_attention import kernel as paged
@@ -117,9 +125,12 @@ def test_memory_of_a_run(kernel, op, case, peak_bytes):
     assert taken == kernel.workspace(*types_of(node), **node.attrs) + node.type.bytes
 
 
-@pytest.mark.parametrize("name", ["SILU_MUL", "GELU_MUL", "GELU_KERNEL"])
-def test_a_result_that_lies_where_the_first_input_did(name):
-    kernel = getattr(gated, name)
+@pytest.mark.parametrize(
+    "kernel",
+    [gated.SILU_MUL, gated.GELU_MUL, gated.GELU_KERNEL, sigmoid_gate.KERNEL],
+    ids=["silu_mul", "gelu_mul", "gelu", "sigmoid_gate"],
+)
+def test_a_result_that_lies_where_the_first_input_did(kernel):
     case = kernel.cases[0]
     inputs = case.inputs()
     expected = kernel.run(*inputs, **case.options)
@@ -199,6 +210,15 @@ def test_others_that_are_refused():
     with pytest.raises(PlacementError, match="GELU on the GPU: x has strides"):
         gated.gelu(torch.zeros(9, 3).T, approximate="quick")
     assert "rows one after another" in str(gated.rejects(of(3, 9), Type((3, 9), f32, (1, 3))))
+
+
+def test_a_sigmoid_gate_that_is_refused():
+    x = of(3, 9)
+    assert "gate is i64" in str(sigmoid_gate.rejects(x, of(3, 1, dtype=torch.int64)))
+    assert "y has strides" in str(sigmoid_gate.rejects(x, x, Type((3, 9), f32, (1, 3))))
+    assert "fewer than 2^31 programs" in str(sigmoid_gate.rejects(of(2**31, 9), of(2**31, 1)))
+    with pytest.raises(PlacementError, match="sigmoid gate on the GPU: x has strides"):
+        sigmoid_gate.sigmoid_gate(torch.zeros(9, 3).T, torch.zeros(3, 1))
 
 
 def test_gates_of_heads_that_are_refused():

@@ -193,6 +193,24 @@ def test_the_norm_of_heads_and_their_gate(dtype: torch.dtype):
     assert ops_of(compared(made, norm)) == kept
 
 
+@pytest.mark.parametrize("wide", [False, True], ids=["a row", "each value"])
+def test_what_a_sigmoid_lets_through(wide: bool):
+    x, y, gate = value("x", T, D), value("yy", T, D), value("gate", T, D if wide else 1)
+    opened = ops.sigmoid(gate, name="open")
+    part = ops.mul(x, opened, name="part")
+    total = ops.add(part, y, name="total")
+    assert ops_of(compared(ops.scale(part, factor=2.0, name="a"))) == {
+        "sigmoid_gate": 1,
+        "scale": 1,
+    }
+    assert ops_of(compared(total)) == {"sigmoid_gate": 1}
+    assert ops_of(compared(ops.add(y, part, name="turned"))) == {"sigmoid_gate": 1}
+    assert ops_of(compared(total, part)) == {"sigmoid_gate": 1, "add": 1}
+    assert ops_of(compared(total, opened)) == {"sigmoid": 1, "mul": 1, "add": 1}
+    twice = ops.add(part, part, name="twice")
+    assert ops_of(compared(twice)) == {"sigmoid_gate": 1, "add": 1}
+
+
 def delta_layer(cast: bool) -> tuple[Node, Node]:
     """Numbers of each head, and the delta rule that reads what is made of them."""
     dtype = torch.bfloat16 if cast else torch.float32
