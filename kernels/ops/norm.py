@@ -103,12 +103,13 @@ def _add_layer_norm_shape(
     y: Type,
     w: Type,
     b: Type | None = None,
+    scale: Type | None = None,
     *,
     eps: float,  # noqa: ARG001
 ) -> Type:
-    need_floats(x, y, w, b)
+    need_floats(x, y, w, b, scale)
     need(x.shape == y.shape and x.dtype == y.dtype and len(x.shape) > 0, f"x {x}, y {y}")
-    for weight in (w, b):
+    for weight in (w, b, scale):
         need(
             weight is None or (weight.shape == x.shape[-1:] and weight.dtype == x.dtype),
             f"a weight {weight} does not match x {x}",
@@ -118,13 +119,20 @@ def _add_layer_norm_shape(
 
 @op(shape=_add_layer_norm_shape, flops=lambda n: 4 * n.type.count)
 def add_layer_norm(
-    x: Tensor, y: Tensor, w: Tensor, b: Tensor | None = None, *, eps: float
+    x: Tensor,
+    y: Tensor,
+    w: Tensor,
+    b: Tensor | None = None,
+    scale: Tensor | None = None,
+    *,
+    eps: float,
 ) -> Tensor:
-    """s = x + y; then s and layer_norm(s), one behind the other
+    """s = x + y * scale; then s and layer_norm(s), one behind the other
 
-    x, y [..., D], w, b [D] in x's type, b zeros where it is absent -> [2, ..., D]
+    x, y [..., D], w, b, scale [D] in x's type, b zeros and scale ones where they are absent
+    -> [2, ..., D]
     """
-    total = x + y
+    total = x + (y if scale is None else y * scale)
     return torch.stack((total, layer_norm.reference(total, w, b, eps=eps)))
 
 

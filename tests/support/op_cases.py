@@ -302,6 +302,7 @@ def _add_layer_norm(d: Draw) -> Case:
         d.values(*shape),
         d.values(shape[-1]),
         d.values(shape[-1]) if d.maybe() else None,
+        d.values(shape[-1]) if d.maybe() else None,
     ], {"eps": 1e-5}
 
 

@@ -5,11 +5,13 @@ is right on its own; the order is that in which most is found.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import torch
 
 from mtmd.kernels import ops
 from mtmd.kernels.graph import Node, Type
+from mtmd.kernels.ops import OPS
 from mtmd.kernels.plan.fusion.rewrite import Graph, Match, Rule
 
 WIDE = 8  # rows of a weight: columns of a joint product begin where 16 bytes do, in 16-bit types
@@ -160,7 +162,7 @@ def _is_added_norm(graph: Graph, node: Node, total: Node) -> bool:
 
 
 def residual_layer_norms(graph: Graph) -> Iterator[Match]:
-    """A sum and the layer norm of it."""
+    """A sum and the layer norm of it, and, where there is one, the scale of what is added."""
     for norm in graph.of("layer_norm"):
         total, weight, bias = (*norm.inputs, None)[:3]
         assert total is not None
@@ -170,10 +172,28 @@ def residual_layer_norms(graph: Graph) -> Iterator[Match]:
         assert x is not None and y is not None
         if x.type != y.type or not x.type.is_contiguous:
             continue
+        if _is_scaled(graph, x, total):
+            x, y = y, x
+        nodes, scale = [norm, total], None
+        if _is_scaled(graph, y, total):
+            nodes.append(y)
+            y, scale = y.inputs
         both = ops.add_layer_norm(
-            x, y, weight, bias, eps=norm.attrs["eps"], name=f"{total.name}+{norm.name}"
+            x, y, weight, bias, scale, eps=norm.attrs["eps"], name=f"{total.name}+{norm.name}"
         )
-        yield Match((norm, total), both, _halves(both, total, norm))
+        yield Match(tuple(nodes), both, _halves(both, total, norm))
+
+
+def _is_scaled(graph: Graph, node: Node, total: Node) -> bool:
+    """By a weight for each column."""
+    scale = node.inputs[1] if node.op == "mul" else None
+    return (
+        scale is not None
+        and scale.op == "weight"
+        and scale.shape == node.shape[-1:]
+        and scale.dtype == node.dtype
+        and graph.only_for(node, total)
+    )
 
 
 def gated_norms(graph: Graph) -> Iterator[Match]:
@@ -303,6 +323,58 @@ def joint_products(graph: Graph) -> Iterator[Match]:
         yield Match(tuple(nodes), joint, instead)
 
 
+def joint_heads(graph: Graph) -> Iterator[Match]:
+    """What is done to each head by itself, to heads next to each other in one product: to those of
+    queries and keys."""
+    groups: dict[object, list[Node]] = {}
+    for op in ("rope", "l2_norm"):
+        for node in graph.of(op):
+            heads, *others = node.inputs
+            assert heads is not None
+            columns = heads.inputs[0] if heads.op == "reshape" else None
+            if columns is None or columns.op != "columns" or node in graph.outputs:
+                continue
+            if heads.shape[:-2] != columns.shape[:-1] or not graph.only_for(heads, node):
+                continue
+            key = op, columns.inputs[0], *others, heads.shape[-1], tuple(node.attrs.items())
+            groups.setdefault(key, []).append(node)
+    for nodes in groups.values():
+        nodes.sort(key=lambda node: _columns_of(node)[0])
+        places = [_columns_of(node) for node in nodes]
+        if len(nodes) == 1 or any(a[1] != b[0] for a, b in pairwise(places)):
+            continue
+        heads = nodes[0].inputs[0]
+        assert heads is not None and heads.inputs[0] is not None
+        width, name = heads.shape[-1], "+".join(node.name for node in nodes)
+        first, last = places[0][0], places[-1][1]
+        both = ops.columns(
+            heads.inputs[0].inputs[0], start=first, stop=last, name=f"{name}.columns"
+        )
+        shape = (*both.shape[:-1], both.shape[-1] // width, width)
+        made = OPS[nodes[0].op](
+            ops.reshape(both, shape=shape, name=f"{name}.heads"),
+            *nodes[0].inputs[1:],
+            name=name,
+            **nodes[0].attrs,
+        )
+        flat = ops.reshape(made, shape=both.shape, name=f"{name}.flat")
+        parts = [
+            ops.columns(flat, start=a - first, stop=b - first, name=f"{node.name}.columns")
+            for node, (a, b) in zip(nodes, places, strict=True)
+        ]
+        instead = {
+            node: ops.reshape(part, shape=node.shape, name=node.name)
+            for node, part in zip(nodes, parts, strict=True)
+        }
+        yield Match(tuple(nodes), made, instead)
+
+
+def _columns_of(node: Node) -> tuple[int, int]:
+    heads = node.inputs[0]
+    assert heads is not None and heads.inputs[0] is not None
+    return _between(heads.inputs[0])
+
+
 def gated_products(graph: Graph) -> Iterator[Match]:
     """The product with gate and up, where weights are quantized, and the gated unit of its halves;
     cuBLAS has no such end of a product.
@@ -359,5 +431,6 @@ RULES: tuple[Rule, ...] = (
     sigmoid_gates,
     activated_products,
     joint_products,
+    joint_heads,
     gated_products,
 )

@@ -162,6 +162,45 @@ def test_residual_and_layer_norm(bias: bool):
     assert {s.node.name for s in plan.steps if s.node.op == "half"} == {"residual", "norm"}
 
 
+@pytest.mark.parametrize("last", [False, True], ids=["x first", "x last"])
+def test_what_is_scaled_before_it_is_added(last: bool):
+    x, scale = value("x", T, D), parameter("scale", D)
+    y = ops.mul(value("yy", T, D), scale, name="scaled")
+    total = ops.add(*((y, x) if last else (x, y)), name="residual")
+    norm = ops.layer_norm(total, parameter("w", D), eps=1e-6, name="norm")
+    assert ops_of(compared(norm, total)) == {"add_layer_norm": 1}
+    assert ops_of(compared(norm, y)) == {"mul": 1, "add_layer_norm": 1}
+
+
+def heads_of(product: Node, at: int, count: int, name: str) -> Node:
+    columns = ops.columns(product, start=at * K, stop=(at + count) * K, name=f"{name}.columns")
+    return ops.reshape(columns, shape=(*product.shape[:-1], count, K), name=f"{name}.heads")
+
+
+@pytest.mark.parametrize("shape", [(T,), (2, T)], ids=["tokens", "pictures"])
+def test_heads_next_to_each_other_are_turned_together(shape: tuple[int, ...]):
+    product, table = value("p", *shape, (H + 2 * G) * K), angles()
+    q, k = (
+        ops.rope(heads_of(product, at, count, name), table, name=f"{name}.rope")
+        for name, at, count in (("q", 0, H), ("k", H, G))
+    )
+    made = [ops.scale(n, factor=2.0, name=f"{n.name}.2") for n in (q, k)]
+    assert ops_of(compared(*made)) == {"rope": 1, "scale": 2}
+    assert ops_of(compared(*made, q)) == {"rope": 2, "scale": 2}
+    apart = ops.rope(heads_of(product, H + G, G, "v"), table, name="v.rope")
+    assert ops_of(compared(made[0], ops.scale(apart, factor=2.0, name="c"))) == {
+        "rope": 2,
+        "scale": 2,
+    }
+    normed = [
+        ops.scale(
+            ops.l2_norm(heads_of(product, at, G, f"n{at}"), eps=eps), factor=1.5, name=f"s{at}"
+        )
+        for at, eps in ((0, 1e-6), (G, 1e-6), (2 * G, 1e-5))
+    ]
+    assert ops_of(compared(*normed)) == {"l2_norm": 2, "scale": 3}
+
+
 def test_a_sum_is_put_into_one_of_two_layer_norms():
     total = ops.add(value("x", T, D), value("yy", T, D), name="residual")
     norms = [ops.layer_norm(total, parameter(w, D), eps=1e-6, name=w) for w in "vw"]
