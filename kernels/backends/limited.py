@@ -34,6 +34,7 @@ NO_BATCH = (
     "kv_half",
     "paged_attention",
     "rope",
+    "rope_columns",
     "rope_store",
     "state_store",
 )

@@ -47,7 +47,7 @@ from mtmd.kernels.ops.norm import (
 )
 from mtmd.kernels.ops.op import OPS, Op
 from mtmd.kernels.ops.recurrent import delta_gates, gated_delta, short_conv, state_store
-from mtmd.kernels.ops.rope import rope, rope_store, rope_table
+from mtmd.kernels.ops.rope import rope, rope_columns, rope_store, rope_table
 from mtmd.kernels.ops.view import columns, half, kv_half, reshape, rows
 
 __all__ = [
@@ -96,6 +96,7 @@ __all__ = [
     "resize2d",
     "rms_norm",
     "rope",
+    "rope_columns",
     "rope_store",
     "rope_table",
     "rows",

@@ -329,6 +329,17 @@ def _half(d: Draw) -> Case:
     return [d.values(2, d.size(), d.size())], {"which": d.rng.randint(0, 1)}
 
 
+def _rope_columns(d: Draw) -> Case:
+    pairs, heads, before = d.size(1, 4, 12), d.size(1, 2, 3), d.size(1, 2) - 1
+    head, tokens = 2 * pairs + d.size(1, 2, 3) - 1, d.size()
+    width = (before + heads) * head + d.size()
+    table = rope_table.reference(torch.arange(tokens).expand(3, -1) * 37, rotary=_rotary(d, pairs))
+    x = d.values(*([d.batch()] if d.maybe() else []), tokens, width)
+    start = before * head
+    attrs = {"start": start, "stop": start + heads * head, "head": head}
+    return [x, table], attrs | {"pairs": d.rng.choice(("half", "adjacent"))}
+
+
 def _rope_store(d: Draw) -> Case:
     (cache, k, v, slots), _ = _kv_store(d)
     assert cache is not None and k is not None and v is not None
@@ -703,6 +714,7 @@ MAKERS: dict[str, Callable[[Draw], Case]] = {
     "resize2d": _resize2d,
     "rms_norm": _rms_norm,
     "rope": _rope,
+    "rope_columns": _rope_columns,
     "rope_store": _rope_store,
     "rope_table": _rope_table,
     "rows": _rows,

@@ -11,7 +11,6 @@ import torch
 
 from mtmd.kernels import ops
 from mtmd.kernels.graph import Node, Type
-from mtmd.kernels.ops import OPS
 from mtmd.kernels.plan.fusion.rewrite import Graph, Match, Rule
 
 WIDE = 8  # rows of a weight: columns of a joint product begin where 16 bytes do, in 16-bit types
@@ -172,6 +171,9 @@ def residual_layer_norms(graph: Graph) -> Iterator[Match]:
         assert x is not None and y is not None
         if x.type != y.type or not x.type.is_contiguous:
             continue
+        # One that is kept for somebody further on would keep its norm, beside which it lies.
+        if len(graph.users[total]) > 2:
+            continue
         if _is_scaled(graph, x, total):
             x, y = y, x
         nodes, scale = [norm, total], None
@@ -323,56 +325,84 @@ def joint_products(graph: Graph) -> Iterator[Match]:
         yield Match(tuple(nodes), joint, instead)
 
 
-def joint_heads(graph: Graph) -> Iterator[Match]:
-    """What is done to each head by itself, to heads next to each other in one product: to those of
-    queries and keys."""
-    groups: dict[object, list[Node]] = {}
-    for op in ("rope", "l2_norm"):
-        for node in graph.of(op):
-            heads, *others = node.inputs
-            assert heads is not None
-            columns = heads.inputs[0] if heads.op == "reshape" else None
-            if columns is None or columns.op != "columns" or node in graph.outputs:
-                continue
-            if heads.shape[:-2] != columns.shape[:-1] or not graph.only_for(heads, node):
-                continue
-            key = op, columns.inputs[0], *others, heads.shape[-1], tuple(node.attrs.items())
-            groups.setdefault(key, []).append(node)
-    for nodes in groups.values():
-        nodes.sort(key=lambda node: _columns_of(node)[0])
-        places = [_columns_of(node) for node in nodes]
-        if len(nodes) == 1 or any(a[1] != b[0] for a, b in pairwise(places)):
+def turned_columns(graph: Graph) -> Iterator[Match]:
+    """Queries and keys that are columns of one product are turned where they lie in it, and all
+    who read other columns of it read them behind that.
+    """
+    for nodes in _next_to_each_other(graph, "rope"):
+        columns, table = _columns_of(nodes[0]), nodes[0].inputs[1]
+        product, heads = columns.inputs[0], nodes[0].inputs[0]
+        assert product is not None and heads is not None
+        users = graph.users[product]
+        if product.op != "matmul" or product in graph.outputs:
             continue
-        heads = nodes[0].inputs[0]
-        assert heads is not None and heads.inputs[0] is not None
-        width, name = heads.shape[-1], "+".join(node.name for node in nodes)
-        first, last = places[0][0], places[-1][1]
-        both = ops.columns(
-            heads.inputs[0].inputs[0], start=first, stop=last, name=f"{name}.columns"
-        )
-        shape = (*both.shape[:-1], both.shape[-1] // width, width)
-        made = OPS[nodes[0].op](
-            ops.reshape(both, shape=shape, name=f"{name}.heads"),
-            *nodes[0].inputs[1:],
-            name=name,
+        if any(u.op != "columns" or u in graph.outputs for u in users):
+            continue
+        made = ops.rope_columns(
+            product,
+            table,
+            start=_between(columns)[0],
+            stop=_between(_columns_of(nodes[-1]))[1],
+            head=heads.shape[-1],
+            name="+".join(node.name for node in nodes),
             **nodes[0].attrs,
         )
-        flat = ops.reshape(made, shape=both.shape, name=f"{name}.flat")
-        parts = [
-            ops.columns(flat, start=a - first, stop=b - first, name=f"{node.name}.columns")
-            for node, (a, b) in zip(nodes, places, strict=True)
-        ]
-        instead = {
-            node: ops.reshape(part, shape=node.shape, name=node.name)
-            for node, part in zip(nodes, parts, strict=True)
-        }
+        instead = {u: ops.columns(made, name=u.name, **u.attrs) for u in users}
+        for node in nodes:
+            part = instead.pop(_columns_of(node))
+            instead[node] = ops.reshape(part, shape=node.shape, name=node.name)
         yield Match(tuple(nodes), made, instead)
 
 
-def _columns_of(node: Node) -> tuple[int, int]:
+def joint_l2_norms(graph: Graph) -> Iterator[Match]:
+    """The norms of heads next to each other, as queries and keys of the delta rule are."""
+    for nodes in _next_to_each_other(graph, "l2_norm"):
+        places = [_between(_columns_of(node)) for node in nodes]
+        width, name = nodes[0].shape[-1], "+".join(node.name for node in nodes)
+        source, first, last = _columns_of(nodes[0]).inputs[0], places[0][0], places[-1][1]
+        both = ops.columns(source, start=first, stop=last, name=f"{name}.columns")
+        shape = (*both.shape[:-1], both.shape[-1] // width, width)
+        heads = ops.reshape(both, shape=shape, name=f"{name}.heads")
+        made = ops.l2_norm(heads, name=name, **nodes[0].attrs)
+        flat = ops.reshape(made, shape=both.shape, name=f"{name}.flat")
+        instead = {}
+        for node, (start, stop) in zip(nodes, places, strict=True):
+            columns = ops.columns(
+                flat, start=start - first, stop=stop - first, name=f"{node.name}.columns"
+            )
+            instead[node] = ops.reshape(columns, shape=node.shape, name=node.name)
+        yield Match(tuple(nodes), made, instead)
+
+
+def _next_to_each_other(graph: Graph, op: str) -> Iterator[list[Node]]:
+    """Nodes of an op that works on each head by itself, and does the same to heads that are columns
+    of one value, without a gap between them.
+    """
+    groups: dict[object, list[Node]] = {}
+    for node in graph.of(op):
+        heads, *others = node.inputs
+        assert heads is not None
+        columns = heads.inputs[0] if heads.op == "reshape" else None
+        if columns is None or columns.op != "columns" or node in graph.outputs:
+            continue
+        if heads.shape[:-2] != columns.shape[:-1]:
+            continue
+        if not graph.only_for(heads, node) or not graph.only_for(columns, heads):
+            continue
+        key = columns.inputs[0], *others, heads.shape[-1], tuple(node.attrs.items())
+        groups.setdefault(key, []).append(node)
+    for nodes in groups.values():
+        nodes.sort(key=lambda node: _between(_columns_of(node)))
+        places = [_between(_columns_of(node)) for node in nodes]
+        if len(nodes) > 1 and all(a[1] == b[0] for a, b in pairwise(places)):
+            yield nodes
+
+
+def _columns_of(node: Node) -> Node:
+    """The columns of a product whose heads a node reads."""
     heads = node.inputs[0]
     assert heads is not None and heads.inputs[0] is not None
-    return _between(heads.inputs[0])
+    return heads.inputs[0]
 
 
 def gated_products(graph: Graph) -> Iterator[Match]:
@@ -431,6 +461,7 @@ RULES: tuple[Rule, ...] = (
     sigmoid_gates,
     activated_products,
     joint_products,
-    joint_heads,
+    turned_columns,
+    joint_l2_norms,
     gated_products,
 )

@@ -11,17 +11,10 @@ import torch
 
 from mtmd.kernels.backends.gpu import Gpu
 from mtmd.kernels.errors import PlacementError
-from mtmd.kernels.gpu import (
-    add_layer_norm,
-    add_norm,
-    delta_gates,
-    embed,
-    gated,
-    gated_norm,
-    sigmoid_gate,
-)
+from mtmd.kernels.gpu import delta_gates, embed, gated, sigmoid_gate
 from mtmd.kernels.gpu.moe import kernel as moe
 from mtmd.kernels.gpu.moe.cases import Case as Experts
+from mtmd.kernels.gpu.norms import add_layer_norm, add_norm, gated_norm
 from mtmd.kernels.gpu.paged_attention import kernel as paged
 from mtmd.kernels.gpu.paged_attention.cases import Case as Paged
 from mtmd.kernels.gpu.rotary import kv_store, rope
@@ -127,8 +120,8 @@ def test_memory_of_a_run(kernel, op, case, peak_bytes):
 
 @pytest.mark.parametrize(
     "kernel",
-    [gated.SILU_MUL, gated.GELU_MUL, gated.GELU_KERNEL, sigmoid_gate.KERNEL],
-    ids=["silu_mul", "gelu_mul", "gelu", "sigmoid_gate"],
+    [gated.SILU_MUL, gated.GELU_MUL, gated.GELU_KERNEL, sigmoid_gate.KERNEL, rope.ROPE_COLUMNS],
+    ids=["silu_mul", "gelu_mul", "gelu", "sigmoid_gate", "rope_columns"],
 )
 def test_a_result_that_lies_where_the_first_input_did(kernel):
     case = kernel.cases[0]
@@ -169,6 +162,10 @@ def test_experts_that_are_refused(changed, options, words):
 def test_others_that_are_refused():
     table, wide = of(3, 2, 8), of(3, 2, 2000)
     assert "x is fp64" in str(rope.rejects(of(3, 2, 16, dtype=torch.float64), table))
+    whole = {"start": 0, "stop": 16, "head": 16}
+    assert "x has strides" in str(rope.rejects_columns(Type((3, 48), f32, (1, 3)), table, **whole))
+    with pytest.raises(PlacementError, match="rope of columns on the GPU: x is i64"):
+        rope.rope_columns(torch.zeros(3, 48).long(), torch.zeros(3, 2, 8), **whole)
     assert "table is" in str(rope.rejects(of(3, 2, 16), Type((3, 2, 8), f32, (1, 3, 6))))
     assert "stride 1 in the last" in str(rope.rejects(Type((3, 2, 16), f32, (1, 3, 6)), table))
     assert "of 2000 values" in str(rope.rejects(wide, table))

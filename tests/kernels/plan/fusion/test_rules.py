@@ -177,34 +177,62 @@ def heads_of(product: Node, at: int, count: int, name: str) -> Node:
     return ops.reshape(columns, shape=(*product.shape[:-1], count, K), name=f"{name}.heads")
 
 
-@pytest.mark.parametrize("shape", [(T,), (2, T)], ids=["tokens", "pictures"])
-def test_heads_next_to_each_other_are_turned_together(shape: tuple[int, ...]):
-    product, table = value("p", *shape, (H + 2 * G) * K), angles()
+def turned_heads(product: Node) -> list[Node]:
+    """What reads queries and keys that turn, and values that do not."""
+    table = angles()
     q, k = (
         ops.rope(heads_of(product, at, count, name), table, name=f"{name}.rope")
         for name, at, count in (("q", 0, H), ("k", H, G))
     )
-    made = [ops.scale(n, factor=2.0, name=f"{n.name}.2") for n in (q, k)]
-    assert ops_of(compared(*made)) == {"rope": 1, "scale": 2}
-    assert ops_of(compared(*made, q)) == {"rope": 2, "scale": 2}
-    apart = ops.rope(heads_of(product, H + G, G, "v"), table, name="v.rope")
-    assert ops_of(compared(made[0], ops.scale(apart, factor=2.0, name="c"))) == {
-        "rope": 2,
-        "scale": 2,
-    }
+    v = heads_of(product, H + G, G, "v")
+    return [ops.scale(n, factor=2.0, name=f"{n.name}.2") for n in (q, k, v)]
+
+
+@pytest.mark.parametrize("shape", [(T,), (2, T)], ids=["tokens", "pictures"])
+def test_heads_next_to_each_other_are_turned_in_their_product(shape: tuple[int, ...]):
+    product = ops.matmul(value("x", *shape, D), parameter("w", (H + 2 * G) * K, D), name="p")
+    made = turned_heads(product)
+    plan = compared(*made)
+    assert ops_of(plan) == {"matmul": 1, "rope_columns": 1, "scale": 3}
+    assert next(s for s in plan.steps if s.node.op == "rope_columns").in_place
+    turned = made[0].inputs[0]
+    assert turned is not None
+    for kept in (product, turned):
+        found = ops_of(compared(*made, kept))
+        assert found == {"matmul": 1, "rope": 2, "scale": 3}
+    read = ops.scale(product, factor=3.0, name="all of it")
+    assert ops_of(compared(*made, read)) == {"matmul": 1, "rope": 2, "scale": 4}
+    table, places = angles(), {"q": 0, "w": H + G}  # with a gap between them
+    apart = [
+        ops.scale(ops.rope(heads_of(product, at, G, n), table, name=n), factor=2.0, name=f"{n}.3")
+        for n, at in places.items()
+    ]
+    assert ops_of(compared(*apart)) == {"matmul": 1, "rope": 2, "scale": 2}
+
+
+def test_heads_next_to_each_other_are_brought_to_length_one_together():
+    product = value("p", T, 3 * G * K)
     normed = [
-        ops.scale(
-            ops.l2_norm(heads_of(product, at, G, f"n{at}"), eps=eps), factor=1.5, name=f"s{at}"
-        )
+        ops.l2_norm(heads_of(product, at, G, f"n{at}"), eps=eps, name=f"l{at}")
         for at, eps in ((0, 1e-6), (G, 1e-6), (2 * G, 1e-5))
     ]
-    assert ops_of(compared(*normed)) == {"l2_norm": 2, "scale": 3}
+    made = [ops.scale(n, factor=1.5, name=f"{n.name}.2") for n in normed]
+    assert ops_of(compared(*made)) == {"l2_norm": 2, "scale": 3}
+    assert ops_of(compared(*made, normed[1])) == {"l2_norm": 3, "scale": 3}
 
 
 def test_a_sum_is_put_into_one_of_two_layer_norms():
     total = ops.add(value("x", T, D), value("yy", T, D), name="residual")
     norms = [ops.layer_norm(total, parameter(w, D), eps=1e-6, name=w) for w in "vw"]
     assert ops_of(compared(*norms)) == {"add_layer_norm": 1, "layer_norm": 1}
+
+
+def test_a_sum_that_is_kept_for_others_is_made_alone():
+    """As Qwen3-VL's encoder keeps some for the end: beside each would lie its norm."""
+    total = ops.add(value("x", T, D), value("yy", T, D), name="residual")
+    norm = ops.layer_norm(total, parameter("w", D), eps=1e-6, name="norm")
+    others = [ops.scale(total, factor=f, name=f"s{f}") for f in (2.0, 3.0)]
+    assert ops_of(compared(norm, *others)) == {"add": 1, "layer_norm": 1, "scale": 2}
 
 
 def test_what_is_added_to_each_picture_is_not_put_into_a_layer_norm():
