@@ -73,7 +73,7 @@ its norm (`kernels/gpu/norms/add_norm.py`, `kernels/gpu/norms/add_layer_norm.py`
 heads of up to 1,024. Rows of quantized tables (`kernels/gpu/embed.py`) have any width.
 
 GELU and gated units in products (`matmul_gelu`, `matmul_gated`) are those of `kernels/gpu/quant_matmul/kernel.py`, with quantized weights and x in 16 bits: an
-activation of what is summed takes no register more. Plain weights' products are cuBLAS's (hipBLASLt's), which ends a product in a bias and GELU by its tanh
+activation of what is summed takes a register or two more, if any; `tile` is rows of x, where there are more than 32, x rows of w x groups of 32, or units, at a time. Plain weights' products are cuBLAS's (hipBLASLt's), which ends a product in a bias and GELU by its tanh
 approximation, and in no other form, no SiLU and no gate: those stay launches of their own. A layer norm that follows no sum is torch's, in one launch.
 """
 # These have sections of their own, with what their tiles were chosen against.

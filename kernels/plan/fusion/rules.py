@@ -188,9 +188,11 @@ def residual_layer_norms(graph: Graph) -> Iterator[Match]:
 
 def _is_scaled(graph: Graph, node: Node, total: Node) -> bool:
     """By a weight for each column."""
-    scale = node.inputs[1] if node.op == "mul" else None
+    value, scale = node.inputs if node.op == "mul" else (None, None)
     return (
         scale is not None
+        and value is not None
+        and value.type == node.type
         and scale.op == "weight"
         and scale.shape == node.shape[-1:]
         and scale.dtype == node.dtype
@@ -221,7 +223,9 @@ def sigmoid_gates(graph: Graph) -> Iterator[Match]:
         x, gate = node.inputs
         assert x is not None and gate is not None
         opened = _source(graph, gate, "sigmoid", node)
-        if opened is None or opened.shape not in (x.shape, (*x.shape[:-1], 1)):
+        if opened is None or opened.dtype != x.dtype:
+            continue
+        if opened.shape not in (x.shape, (*x.shape[:-1], 1)):
             continue
         total = next(iter(graph.users.get(node, ())), node)
         added = [i for i in total.operands if i is not node]
