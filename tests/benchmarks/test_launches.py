@@ -21,7 +21,7 @@ ENCODERS = {
     "qwen3-vl-8b": 8,
     "pixtral-12b": 9,
 }
-OUTSIDE = 50  # the first and the last layer, what comes before and behind, mergers between
+OUTSIDE = 56  # the first and the last layer, what comes before and behind, mergers between
 KEPT = 3  # layers of Qwen3-VL whose sums are kept for the end, and made alone
 
 
