@@ -41,7 +41,8 @@ What attention takes: head sizes 16 to {most} (keys and values may differ), bf16
 window, bounds, soft cap, an additive mask of any floating-point type that broadcasts, any strides but in the last dimension. Anything
 else is refused with a reason (`rejects` in `kernels/gpu/flash_attention/kernel.py`).
 
-Each cell: shared memory in KiB / registers per thread / spilled bytes per thread / matrix instruction. Limits of shared memory:
+Each cell: shared memory in KiB / registers per thread / spilled bytes per thread / programs that a multiprocessor holds at once, by the
+former, its warps and its own limit (`kernels/gpu/architectures.py`) / matrix instruction. Limits of shared memory:
 {limits}. `tile` is rows x keys, warps, stages, and how many programs share out
 the keys, if several.
 """
@@ -60,14 +61,20 @@ OTHERS = """
 Each at the sizes of its `USES`. The gated delta rule (`kernels/gpu/gated_delta.py`) takes bf16,
 fp16 or fp32, keys of 1 to 256 and values of any size: decoding and inputs that are not bf16 go token by token, others by chunks; `tile`
 is tokens of a chunk x columns of a state, and warps. The short convolution (`kernels/gpu/short_conv.py`) is over 2 to 8 tokens; `tile`
-is rows x channels, and warps. The RMS norm (`kernels/gpu/rms_norm.py`) takes rows of any width under any strides; `tile` is rows x
+is rows x channels, and warps. The RMS norm and the L2 norm (`kernels/gpu/norms/rms_norm.py`) take rows of any width under any strides; `tile` is rows x
 values of a row at a time, and warps.
 
 Attention to a cache (`kernels/gpu/paged_attention/`) reads the table of pages, for head sizes 16 to {most}; `tile` is rows x keys, and warps.
 Experts (`kernels/gpu/moe/`) are plain or quantized; `tile` is choices x values x groups of 32, of the products with gate and up; of quantized tables and
 at most 32 rows an expert x units, whose operands are made of packed codes (`kernels/gpu/moe/few_rows.py`). A residual and
-its norm (`kernels/gpu/add_norm.py`) take rows of up to 16,384 values, rotary turning and cache writes (`kernels/gpu/rotary/`) heads of up
-to 1,024, gated units (`kernels/gpu/gated.py`) rows of any width.
+its norm (`kernels/gpu/norms/add_norm.py`, `kernels/gpu/norms/add_layer_norm.py`) take rows of up to 16,384 values, rotary turning and cache writes
+(`kernels/gpu/rotary/`) heads of up to 1,024, gated units and the quick GELU (`kernels/gpu/gated.py`), what a sigmoid lets through
+(`kernels/gpu/sigmoid_gate.py`) and the gates of the delta rule (`kernels/gpu/delta_gates.py`) rows of any width, gated norms (`kernels/gpu/norms/gated_norm.py`)
+heads of up to 1,024. Rows of quantized tables (`kernels/gpu/embed.py`) have any width.
+
+GELU and gated units in products (`matmul_gelu`, `matmul_gated`) are those of `kernels/gpu/quant_matmul/kernel.py`, with quantized weights and x in 16 bits: an
+activation of what is summed takes a register or two more, if any; `tile` is rows of x, where there are more than 32, x rows of w x groups of 32, or units, at a time. Plain weights' products are cuBLAS's (hipBLASLt's), which ends a product in a bias and GELU by its tanh
+approximation, and in no other form, no SiLU and no gate: those stay launches of their own. A layer norm that follows no sum is torch's, in one launch.
 """
 # These have sections of their own, with what their tiles were chosen against.
 WITH_SECTIONS = ("attention", "matmul")
@@ -155,7 +162,8 @@ def resources(form: Form, width: int, target: str, **options: Any) -> Resources:
 
 
 def cell(r: Resources) -> str:
-    return f"{r.shared_bytes / 1024:.0f} / {r.registers} / {r.spill_bytes} / {r.instruction}"
+    taken = f"{r.shared_bytes / 1024:.0f} / {r.registers} / {r.spill_bytes}"
+    return f"{taken} / {r.at_once} / {r.instruction}"
 
 
 def row(form: Form, width: int, split: bool = True) -> str:

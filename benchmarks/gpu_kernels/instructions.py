@@ -122,8 +122,12 @@ def counted(
         }
 
 
-def of_rows(kind: str, rows: int, outer: int = OUTER, width: int = WIDTH, dtype: Any = None) -> Any:
-    """The program of a product of so many rows of x, in bf16 or a type given, and of w."""
+def of_rows(
+    kind: str, rows: int, outer: int = OUTER, width: int = WIDTH, dtype: Any = None, **options: Any
+) -> Any:
+    """The program of a product of so many rows of x, in bf16 or a type given, and of w. `options`:
+    what is made of it.
+    """
     import torch
 
     from mtmd.kernels.gpu.quant_matmul.kernel import program
@@ -131,7 +135,8 @@ def of_rows(kind: str, rows: int, outer: int = OUTER, width: int = WIDTH, dtype:
     from mtmd.kernels.quantization.blocks import row_bytes
 
     x = Type.contiguous((rows, width), dtype or torch.bfloat16)
-    return program(x, Type.contiguous((outer, row_bytes(kind, width)), torch.uint8), quant=kind)
+    w = Type.contiguous((outer, row_bytes(kind, width)), torch.uint8)
+    return program(x, w, quant=kind, **options)
 
 
 def of_experts(kind: str, rows: int, table: str) -> Any:

@@ -26,7 +26,6 @@ import triton
 from instructions import of_experts, of_rows
 
 from mtmd.kernels.errors import PlacementError
-from mtmd.kernels.gpu.architectures import architecture
 from mtmd.kernels.gpu.compile import compile_program
 from mtmd.kernels.gpu.flash_attention.cases import HEAD_SIZES
 from mtmd.kernels.gpu.flash_attention.kernel import combine_program
@@ -52,6 +51,7 @@ PRODUCTS = (
     (512, 4096, 4096),
 )
 IN_FP32 = ((1, 4096, 4096), (4, 4096, 4096), (16, 4096, 4096), (64, 4096, 4096))
+GATED_ROWS = (1, 16, 32, 64, 512)
 EXPERT_ROWS = (0, 6, 12, 32, 64)  # on average; 0: one token
 # Of attention: tokens, query heads of four, and whether there are bounds.
 ATTENTION = {"encoder": (4096, 4, False), "prefill": (2048, 8, True), "decoding": (1, 8, True)}
@@ -67,6 +67,14 @@ def products() -> Iterator[Found]:
     for sizes in IN_FP32:
         for kind in KINDS:
             yield f"matmul {_name(sizes, exact)}", kind, of_rows(kind, *sizes, exact)
+
+
+def gated() -> Iterator[Found]:
+    """Products with gate and up, and the gated unit."""
+    for rows in GATED_ROWS:
+        for kind in KINDS:
+            made = of_rows(kind, rows, 28672, 4096, act="silu", gated=True)
+            yield f"gated {_name((rows, 28672, 4096), torch.bfloat16)}", kind, made
 
 
 def experts() -> Iterator[Found]:
@@ -119,7 +127,6 @@ def _short(dtype: torch.dtype) -> str:
 
 def line_of(group: str, target: str, programs: Sequence[tuple[str, Program]]) -> tuple[str, bool]:
     """A line of the table, and whether nothing spills or is refused."""
-    limits = architecture(target)
     most, at_once, wrong = 0, list[int](), list[str]()
     for form, program in programs:
         try:
@@ -127,9 +134,8 @@ def line_of(group: str, target: str, programs: Sequence[tuple[str, Program]]) ->
         except PlacementError as error:
             wrong.append(f"{form} refused ({str(error).splitlines()[-1]:.120})")
             continue
-        warps = program.call.warps_of(limits.warp)
         most = max(most, used.registers)
-        at_once.append(limits.programs_at_once(warps, used.registers, used.shared_bytes))
+        at_once.append(used.at_once)
         if used.spill_bytes:
             wrong.append(f"{form} {used.spill_bytes}")
     held = " to ".join(str(n) for n in sorted({min(at_once, default=0), max(at_once, default=0)}))
@@ -137,7 +143,12 @@ def line_of(group: str, target: str, programs: Sequence[tuple[str, Program]]) ->
     return f"| {' | '.join(cells)} |", not wrong
 
 
-GROUPS: dict[str, Any] = {"matmul": products, "moe": experts, "attention": attention}
+GROUPS: dict[str, Any] = {
+    "matmul": products,
+    "matmul_gated": gated,
+    "moe": experts,
+    "attention": attention,
+}
 
 
 def main(arguments: list[str] | None = None) -> int:

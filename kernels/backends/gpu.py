@@ -51,7 +51,9 @@ class Gpu:
             raise PlacementError(f"{node.name} on {self.name}: {choice.reason}")
         if choice.kernel is None:
             return lower_reference(node, in_place)
-        run = functools.partial(choice.kernel.run, **node.attrs)
+        kernel = choice.kernel
+        function = kernel.in_place if in_place and kernel.in_place else kernel.run
+        run = functools.partial(function, **node.attrs)
         return self.attention.lower(node, run) if node.op == "attention" else run
 
     def workspace(self, node: Node, exact: bool = True) -> int:

@@ -27,12 +27,14 @@ FACTS = ("head", "batch", "rows", "width")
 # Ops on tokens, one after another: no dimension of theirs counts as a batch.
 NO_BATCH = (
     "gated_delta",
+    "gated_norm",
     "gather_pages",
     "half",
     "kv_store",
     "kv_half",
     "paged_attention",
     "rope",
+    "rope_columns",
     "rope_store",
     "state_store",
 )

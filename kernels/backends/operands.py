@@ -18,8 +18,9 @@ SPARE_STATES, SPARE_PAGES = 2, 3  # that no sequence of the batch has
 # What each row of the result takes of its own rows of operands alone.
 BY_ROWS = (
     *("add", "mul", "scale", "clamp", "cast", "gelu", "silu", "relu", "sigmoid", "softplus"),
-    *("gelu_mul", "silu_mul", "softcap", "rms_norm", "layer_norm", "l2_norm", "add_norm"),
-    *("matmul", "matmul_gelu"),
+    *("gelu_mul", "silu_mul", "softcap", "rms_norm", "layer_norm", "l2_norm"),
+    *("add_norm", "add_layer_norm", "sigmoid_gate"),
+    *("matmul", "matmul_gelu", "matmul_gated"),
 )
 Named = Mapping[str, "Type | None"]
 Sizes = Sequence[int]
@@ -79,7 +80,7 @@ def _kept(named: Named, options: Mapping[str, Any]) -> dict[str, Callable[[Type]
 
 
 def _most(op: str) -> dict[str, Callable[[Type], Sizes]]:
-    if op in ("matmul", "matmul_gelu"):
+    if op in ("matmul", "matmul_gelu", "matmul_gated"):
         return {
             "w": lambda t: (MOST_OUTPUTS, *(0,) * (len(t.shape) - 1)),
             "bias": lambda _: (MOST_OUTPUTS,),

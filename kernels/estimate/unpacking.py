@@ -17,7 +17,7 @@ from mtmd.kernels.gpu.triton_kernel import Program, TritonKernel
 from mtmd.kernels.graph import Node
 from mtmd.kernels.kernel import types_of
 
-UNPACKS = ("matmul", "moe")  # ops that take quantized weights
+UNPACKS = ("matmul", "matmul_gated", "matmul_gelu", "moe")  # ops that take quantized weights
 
 # Cycles of a thread for a weight, where a multiprocessor has 128 threads in a cycle, by kernel and
 # its rows of x, and by type of block: `python benchmarks/gpu_kernels/instructions.py --all`.
@@ -71,7 +71,7 @@ def _of(node: Node, program: Program) -> Unpacking | None:
     kinds = [str(kind) for kind in found if kind != PLAIN]
     if not kinds or (form := form_of(program)) not in CYCLES:
         return None
-    programs = call.programs if node.op == "matmul" else _filled(node, call)
+    programs = _filled(node, call) if node.op == "moe" else call.programs
     weights = programs * int(call.constants["COLUMNS"]) * int(call.scalars["K"])
     return Unpacking(weights * sum(CYCLES[form][kind] for kind in kinds), programs)
 

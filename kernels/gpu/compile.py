@@ -42,7 +42,7 @@ ADDED = ("instrumentation_mode", "fpsan_homomorphic_casts")  # by a launch, as i
 @dataclass(frozen=True)
 class Resources:
     """Of one program. `spill_bytes` per thread: registers that did not fit and live in memory
-    instead.
+    instead. at_once: programs that a multiprocessor holds.
     """
 
     target: str
@@ -50,6 +50,7 @@ class Resources:
     registers: int
     spill_bytes: int
     instruction: str
+    at_once: int
 
 
 def parse_target(text: str) -> GPUTarget:
@@ -67,7 +68,11 @@ def compile_program(target: str, program: Program) -> Resources:
     gpu_target = parse_target(target)
     compiled = compiled_for(target, program)
     read = _read_cuda if gpu_target.backend == "cuda" else _read_hip
-    return read(target, compiled)
+    registers, spilled, instruction = read(compiled)
+    limits, shared = architecture(target), compiled.metadata.shared
+    warps = program.call.warps_of(limits.warp)
+    at_once = limits.programs_at_once(warps, registers, shared)
+    return Resources(target, shared, registers, spilled, instruction, at_once)
 
 
 def compiled_for(target: str, program: Program) -> Any:
@@ -193,7 +198,8 @@ def _told_apart(value: float, fixed: bool) -> Hashable:
     return wide if fixed else (wide, value == 1, value % 16 == 0)
 
 
-def _read_cuda(target: str, compiled: Any) -> Resources:
+def _read_cuda(compiled: Any) -> tuple[int, int, str]:
+    """Registers of a thread, spilled bytes, matrix instruction."""
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.TemporaryDirectory() as folder:
         cubin = Path(folder) / "kernel.cubin"
@@ -205,10 +211,10 @@ def _read_cuda(target: str, compiled: Any) -> Resources:
     assert match, usage
     ptx = compiled.asm["ptx"]
     instruction = next((name for name in ("wgmma", "tcgen05", "mma.sync") if name in ptx), "fma")
-    return Resources(target, compiled.metadata.shared, int(match[1]), int(match[2]), instruction)
+    return int(match[1]), int(match[2]), instruction
 
 
-def _read_hip(target: str, compiled: Any) -> Resources:
+def _read_hip(compiled: Any) -> tuple[int, int, str]:
     text = compiled.asm["amdgcn"]
 
     def field(name: str) -> int:
@@ -218,10 +224,5 @@ def _read_hip(target: str, compiled: Any) -> Resources:
 
     # Spilled scalar registers move into lanes of vector registers; what reaches memory is the
     # private segment.
-    return Resources(
-        target,
-        compiled.metadata.shared,
-        field("vgpr_count"),
-        field("private_segment_fixed_size"),
-        "mfma" if "v_mfma" in text else "fma",
-    )
+    instruction = "mfma" if "v_mfma" in text else "fma"
+    return field("vgpr_count"), field("private_segment_fixed_size"), instruction

@@ -43,20 +43,49 @@ def has_quantized_weight(node: Node) -> bool:
     return node.attrs.get("quant") is not None
 
 
+def is_quick(node: Node) -> bool:
+    """GELU in the form that torch has no kernel for, and takes three: the others are one launch."""
+    return bool(node.attrs["approximate"] == "quick")
+
+
 # By op, in order of preference: the first that applies and does not reject runs the node.
 KERNELS: dict[str, tuple[Entry, ...]] = {
-    "add_norm": (Entry("residual and norm", "add_norm"),),
+    "add_layer_norm": (Entry("sum and layer norm", "norms.add_layer_norm"),),
+    "add_norm": (Entry("residual and norm", "norms.add_norm"),),
     "attention": (Entry("attention", "flash_attention.kernel"),),
+    "delta_gates": (Entry("delta gates", "delta_gates"),),
+    "embed": (Entry("quantized rows", "embed", applies=has_quantized_weight, optional=True),),
     "gated_delta": (Entry("gated delta rule", "gated_delta"),),
+    "gated_norm": (Entry("gated norm", "norms.gated_norm"),),
+    "gelu": (Entry("GELU", "gated", applies=is_quick, optional=True, constant="GELU_KERNEL"),),
     "gelu_mul": (Entry("GELU gate", "gated", optional=True, constant="GELU_MUL"),),
     "kv_store": (Entry("kv store", "rotary.kv_store", optional=True, constant="KV_STORE"),),
+    "l2_norm": (Entry("L2 norm", "norms.rms_norm", optional=True, constant="L2_NORM"),),
     "matmul": (Entry("quantized matmul", "quant_matmul.kernel", applies=has_quantized_weight),),
+    "matmul_gated": (
+        Entry(
+            "quantized gate",
+            "quant_matmul.kernel",
+            applies=has_quantized_weight,
+            constant="GATED_KERNEL",
+        ),
+    ),
+    "matmul_gelu": (
+        Entry(
+            "quantized GELU",
+            "quant_matmul.kernel",
+            applies=has_quantized_weight,
+            constant="GELU_KERNEL",
+        ),
+    ),
     "moe": (Entry("experts", "moe.kernel"),),
     "paged_attention": (Entry("paged attention", "paged_attention.kernel"),),
-    "rms_norm": (Entry("RMS norm", "rms_norm", optional=True),),
+    "rms_norm": (Entry("RMS norm", "norms.rms_norm", optional=True),),
     "rope": (Entry("rope", "rotary.rope", optional=True),),
+    "rope_columns": (Entry("rope of columns", "rotary.rope", constant="ROPE_COLUMNS"),),
     "rope_store": (Entry("rope and kv store", "rotary.kv_store", constant="ROPE_STORE"),),
     "short_conv": (Entry("short convolution", "short_conv"),),
+    "sigmoid_gate": (Entry("sigmoid gate", "sigmoid_gate"),),
     "silu_mul": (Entry("SwiGLU gate", "gated", optional=True, constant="SILU_MUL"),),
 }
 

@@ -18,6 +18,7 @@ from mtmd.kernels.ops.elementwise import (
     relu,
     scale,
     sigmoid,
+    sigmoid_gate,
     silu,
     silu_mul,
     softcap,
@@ -34,18 +35,26 @@ from mtmd.kernels.ops.gather import (
     take_rows,
 )
 from mtmd.kernels.ops.image import patch_embed, pool2d, resize2d, unshuffle
-from mtmd.kernels.ops.matmul import matmul, matmul_gelu
+from mtmd.kernels.ops.matmul import matmul, matmul_gated, matmul_gelu
 from mtmd.kernels.ops.moe import moe
-from mtmd.kernels.ops.norm import add_norm, l2_norm, layer_norm, rms_norm
+from mtmd.kernels.ops.norm import (
+    add_layer_norm,
+    add_norm,
+    gated_norm,
+    l2_norm,
+    layer_norm,
+    rms_norm,
+)
 from mtmd.kernels.ops.op import OPS, Op
-from mtmd.kernels.ops.recurrent import gated_delta, short_conv, state_store
-from mtmd.kernels.ops.rope import rope, rope_store, rope_table
+from mtmd.kernels.ops.recurrent import delta_gates, gated_delta, short_conv, state_store
+from mtmd.kernels.ops.rope import rope, rope_columns, rope_store, rope_table
 from mtmd.kernels.ops.view import columns, half, kv_half, reshape, rows
 
 __all__ = [
     "OPS",
     "Op",
     "add",
+    "add_layer_norm",
     "add_norm",
     "add_rows",
     "all_gather",
@@ -58,9 +67,11 @@ __all__ = [
     "clamp",
     "columns",
     "concat",
+    "delta_gates",
     "embed",
     "embed_part",
     "gated_delta",
+    "gated_norm",
     "gather_pages",
     "gelu",
     "gelu_mul",
@@ -70,6 +81,7 @@ __all__ = [
     "l2_norm",
     "layer_norm",
     "matmul",
+    "matmul_gated",
     "matmul_gelu",
     "moe",
     "mul",
@@ -84,12 +96,14 @@ __all__ = [
     "resize2d",
     "rms_norm",
     "rope",
+    "rope_columns",
     "rope_store",
     "rope_table",
     "rows",
     "scale",
     "short_conv",
     "sigmoid",
+    "sigmoid_gate",
     "silu",
     "silu_mul",
     "softcap",

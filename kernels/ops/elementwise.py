@@ -165,6 +165,28 @@ def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
     return F.silu(gate).mul_(up)
 
 
+def _sigmoid_gate_shape(x: Type, gate: Type, y: Type | None = None) -> Type | None:
+    fits = gate.shape in (x.shape, (*x.shape[:-1], 1)) and (y is None or y.shape == x.shape)
+    need(fits, f"x {list(x.shape)}, gate {list(gate.shape)}, y {y and list(y.shape)}")
+    need(all(t is None or t.dtype == x.dtype for t in (gate, y)), f"x {x}, gate {gate}, y {y}")
+    return same_as_first(x, gate, y)
+
+
+def _sigmoid_gate_in_place(x: Tensor, gate: Tensor, y: Tensor | None = None) -> Tensor:
+    x.mul_(torch.sigmoid(gate))
+    return x if y is None else x.add_(y)
+
+
+@op(shape=_sigmoid_gate_shape, flops=lambda n: 6 * n.type.count, in_place=_sigmoid_gate_in_place)
+def sigmoid_gate(x: Tensor, gate: Tensor, y: Tensor | None = None) -> Tensor:
+    """x * sigmoid(gate) + y
+
+    x, y [..., D], gate [..., D] or [..., 1]; y zeros where it is absent
+    """
+    made = x * torch.sigmoid(gate)
+    return made if y is None else made.add_(y)
+
+
 @op(
     shape=same_as_first,
     flops=lambda n: 10 * n.type.count,

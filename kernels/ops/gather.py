@@ -77,10 +77,10 @@ def embed(
     rows = F.embedding(tokens, table)
     if quant is not None:
         rows = dequantize(rows, quant).to(DTYPES[str(dtype)])
-    return rows if scale == 1.0 else rows * _rounded(scale, rows.dtype)
+    return rows if scale == 1.0 else rows * rounded_to(scale, rows.dtype)
 
 
-def _rounded(number: float, dtype: torch.dtype) -> float:
+def rounded_to(number: float, dtype: torch.dtype) -> float:
     """As a tensor of this type would hold it. By hand: a tensor's number is waited for."""
     if dtype == torch.float16:
         return float(struct.unpack("e", struct.pack("e", number))[0])

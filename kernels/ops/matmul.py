@@ -7,8 +7,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mtmd.kernels.graph import Node, Type
+from mtmd.kernels.ops.elementwise import GELUS, gelu, gelu_mul, silu_mul
 from mtmd.kernels.ops.op import need, need_floats, op, values_in
 from mtmd.kernels.quantization.blocks import dequantize
+
+ACTIVATIONS = ("silu", *GELUS)  # of the gate of a gated unit
 
 
 def _flops(node: Node) -> int:
@@ -43,29 +46,57 @@ def matmul(x: Tensor, w: Tensor, bias: Tensor | None = None, *, quant: str | Non
     return F.linear(x, w if quant is None else dequantize(w, quant).to(x.dtype), bias)
 
 
-def _gelu_shape(x: Type, w: Type, bias: Type) -> Type | None:
-    need_floats(x, w, bias)
-    need(
-        len(w.shape) == 2
-        and len(x.shape) >= 2
-        and x.shape[-1] == w.shape[1]
-        and bias.shape == w.shape[:1]
-        and x.dtype == w.dtype == bias.dtype,
-        f"x {x}, w {w}, bias {bias}",
-    )
-    return Type.contiguous((*x.shape[:-1], w.shape[0]), x.dtype) if x.is_contiguous else None
+def _activated_flops(node: Node) -> int:
+    x, w = node.inputs[:2]
+    assert x is not None and w is not None
+    rows = x.type.count // max(1, x.shape[-1])
+    return 2 * rows * w.shape[0] * x.shape[-1] + 10 * node.type.count
 
 
-@op(
-    shape=_gelu_shape,
-    flops=lambda n: n.type.count * (2 * (n.inputs[1].shape[1] if n.inputs[1] else 0) + 10),
-)
-def matmul_gelu(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
-    """gelu(x @ w.T + bias), GELU by its tanh approximation: cuBLAS has it at the end of a product
+def _gelu_shape(
+    x: Type, w: Type, bias: Type | None = None, *, approximate: str, quant: str | None = None
+) -> Type | None:
+    need(approximate in GELUS, f"approximate {approximate!r}, expected one of {', '.join(GELUS)}")
+    need(len(x.shape) >= 2, f"x {x}")
+    return _shape(x, w, bias, quant=quant)
 
-    x [..., K], w [N, K], bias [N] -> [..., N]
+
+@op(shape=_gelu_shape, flops=_activated_flops)
+def matmul_gelu(
+    x: Tensor, w: Tensor, bias: Tensor | None = None, *, approximate: str, quant: str | None = None
+) -> Tensor:
+    """gelu(x @ w.T + bias); cuBLAS has the tanh approximation at the end of a product with a bias
+
+    x [..., K], w [N, K], bias [N] -> [..., N]; `quant` as `matmul` has it, `approximate` as `gelu`
     """
-    if x.device.type not in ("cuda", "meta"):  # elsewhere torch's is not the approximation
-        return F.gelu(F.linear(x, w, bias), approximate="tanh")
-    rows = x.reshape(-1, x.shape[-1])
-    return torch._addmm_activation(bias, rows, w.t(), use_gelu=True).view(*x.shape[:-1], w.shape[0])
+    at_its_end = quant is None and bias is not None and approximate == "tanh"
+    # Elsewhere torch's is not the approximation.
+    if at_its_end and bias is not None and x.device.type in ("cuda", "meta"):
+        rows = x.reshape(-1, x.shape[-1])
+        made = torch._addmm_activation(bias, rows, w.t(), use_gelu=True)
+        return made.view(*x.shape[:-1], w.shape[0])
+    return gelu.reference(matmul.reference(x, w, bias, quant=quant), approximate=approximate)
+
+
+def _gated_shape(
+    x: Type, w: Type, bias: Type | None = None, *, act: str, quant: str | None = None
+) -> Type | None:
+    need(act in ACTIVATIONS, f"act {act!r}, expected one of {', '.join(ACTIVATIONS)}")
+    result = _shape(x, w, bias, quant=quant)
+    need(w.shape[0] % 2 == 0, f"w {list(w.shape)}: expected as many rows for gate as for up")
+    return result and Type.contiguous((*x.shape[:-1], w.shape[0] // 2), x.dtype)
+
+
+@op(shape=_gated_shape, flops=_activated_flops)
+def matmul_gated(
+    x: Tensor, w: Tensor, bias: Tensor | None = None, *, act: str, quant: str | None = None
+) -> Tensor:
+    """act(gate) * up of [gate, up] = x @ w.T + bias, the gated unit of arXiv:2002.05202
+
+    x [..., K], w [2 F, K], first the rows of gate, bias [2 F] -> [..., F]; `quant` as `matmul` has
+    it, `act` "silu" or a form of `gelu`
+    """
+    gate, up = matmul.reference(x, w, bias, quant=quant).chunk(2, -1)
+    if act == "silu":
+        return silu_mul.reference(gate, up)
+    return gelu_mul.reference(gate, up, approximate=act)

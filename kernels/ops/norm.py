@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mtmd.kernels.graph import Type
+from mtmd.kernels.ops.elementwise import silu_mul
 from mtmd.kernels.ops.op import need, need_floats, op, same_as_first
 
 
@@ -95,3 +96,58 @@ def add_norm(
     added = y if y_norm is None or y_eps is None else rms_norm.reference(y, y_norm, eps=y_eps)
     total = x + added
     return torch.stack((total, rms_norm.reference(total, w, eps=eps)))
+
+
+def _add_layer_norm_shape(
+    x: Type,
+    y: Type,
+    w: Type,
+    b: Type | None = None,
+    scale: Type | None = None,
+    *,
+    eps: float,  # noqa: ARG001
+) -> Type:
+    need_floats(x, y, w, b, scale)
+    need(x.shape == y.shape and x.dtype == y.dtype and len(x.shape) > 0, f"x {x}, y {y}")
+    for weight in (w, b, scale):
+        need(
+            weight is None or (weight.shape == x.shape[-1:] and weight.dtype == x.dtype),
+            f"a weight {weight} does not match x {x}",
+        )
+    return Type.contiguous((2, *x.shape), x.dtype)
+
+
+@op(shape=_add_layer_norm_shape, flops=lambda n: 4 * n.type.count)
+def add_layer_norm(
+    x: Tensor,
+    y: Tensor,
+    w: Tensor,
+    b: Tensor | None = None,
+    scale: Tensor | None = None,
+    *,
+    eps: float,
+) -> Tensor:
+    """s = x + y * scale; then s and layer_norm(s), one behind the other
+
+    x, y [..., D], w, b, scale [D] in x's type, b zeros and scale ones where they are absent
+    -> [2, ..., D]
+    """
+    total = x + (y if scale is None else y * scale)
+    return torch.stack((total, layer_norm.reference(total, w, b, eps=eps)))
+
+
+def _gated_norm_shape(x: Type, w: Type, gate: Type, *, eps: float) -> Type:  # noqa: ARG001
+    need_floats(x, w, gate)
+    need(x.shape == gate.shape and len(x.shape) == 3, f"x {x}, gate {gate}")
+    need(w.shape == x.shape[-1:], f"a weight {w} does not match x {list(x.shape)}")
+    return Type.contiguous(x.shape, gate.dtype)
+
+
+@op(shape=_gated_norm_shape, flops=lambda n: 10 * n.type.count)
+def gated_norm(x: Tensor, w: Tensor, gate: Tensor, *, eps: float) -> Tensor:
+    """silu(gate) * rms_norm(x), which is rounded to gate's type before
+
+    x, gate [T, H, D], w [D] -> [T, H, D] in gate's type
+    """
+    normed = rms_norm.reference(x, w, eps=eps).to(gate.dtype)
+    return silu_mul.reference(gate, normed).contiguous()

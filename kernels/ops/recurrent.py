@@ -263,3 +263,25 @@ def state_store(state: Tensor, rows: Tensor, slots: Tensor) -> Tensor:
     """
     state.index_copy_(0, slots, rows.reshape(slots.shape[0], *state.shape[1:]).to(state.dtype))
     return state
+
+
+def _gates_shape(alpha: Type, beta: Type, dt: Type, a: Type) -> Type:
+    need_floats(alpha, beta)
+    need(len(alpha.shape) == 2 and alpha.shape == beta.shape, f"alpha {alpha}, beta {beta}")
+    for weight in (dt, a):
+        need(
+            weight.shape == alpha.shape[1:] and weight.dtype == torch.float32,
+            f"{weight} for each of {alpha.shape[1]} heads, expected fp32",
+        )
+    return Type.contiguous((2, *alpha.shape), torch.float32)
+
+
+@op(shape=_gates_shape, flops=lambda n: 6 * n.type.count)
+def delta_gates(alpha: Tensor, beta: Tensor, dt: Tensor, a: Tensor) -> Tensor:
+    """What each head keeps and writes, as `gated_delta` takes it: a softplus(alpha + dt), and
+    sigmoid(beta)
+
+    alpha, beta [T, H], dt, a fp32 [H] -> fp32 [2, T, H]
+    """
+    decay = F.softplus(alpha.float() + dt) * a
+    return torch.stack((decay, torch.sigmoid(beta.float())))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -108,6 +109,46 @@ def rope(x: Tensor, table: Tensor, *, pairs: str = "half", parts: int = 1) -> Te
     return (
         turned if 2 * count == x.shape[-1] else torch.cat((turned, x[..., 2 * count :]), -1)
     ).contiguous()
+
+
+def _columns_shape(
+    x: Type, table: Type, *, start: int, stop: int, head: int, pairs: str = "half", parts: int = 1
+) -> Type | None:
+    fits = 0 <= start < stop <= x.shape[-1] and (stop - start) % head == 0
+    need(len(x.shape) >= 2 and fits, f"columns {start} to {stop} of {x}, heads of {head}")
+    heads = Type.contiguous((*x.shape[:-1], (stop - start) // head, head), x.dtype)
+    _shape(heads, table, pairs=pairs, parts=parts)
+    return x if x.is_contiguous else None
+
+
+def _turn_columns(x: Tensor, table: Tensor, start: int, stop: int, head: int, **how: Any) -> Tensor:
+    part = x[..., start:stop]
+    part.copy_(rope.reference(part.unflatten(-1, (-1, head)), table, **how).flatten(-2))
+    return x
+
+
+@op(
+    shape=_columns_shape,
+    flops=lambda n: 6 * n.type.count * (n.attrs["stop"] - n.attrs["start"]) // n.shape[-1],
+    traffic=lambda n: 2 * n.type.bytes * (n.attrs["stop"] - n.attrs["start"]) // n.shape[-1],
+    in_place=_turn_columns,
+)
+def rope_columns(
+    x: Tensor,
+    table: Tensor,
+    *,
+    start: int,
+    stop: int,
+    head: int,
+    pairs: str = "half",
+    parts: int = 1,
+) -> Tensor:
+    """x, of which columns `start` to `stop` are heads of `head` values each that `rope` turns: a
+    joint product's queries and keys
+
+    x [..., T, D], table [T, 2, R] -> [..., T, D]
+    """
+    return _turn_columns(x.clone(), table, start, stop, head, pairs=pairs, parts=parts)
 
 
 def _rope_store_shape(

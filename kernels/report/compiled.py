@@ -43,9 +43,7 @@ def compiled_kernels(graph: str, plan: Plan, target: Target) -> list[CompiledKer
                 used.registers,
                 used.spill_bytes,
                 used.instruction,
-                limits.programs_at_once(
-                    program.call.warps_of(limits.warp), used.registers, used.shared_bytes
-                ),
+                used.at_once,
             )
         )
     return kernels

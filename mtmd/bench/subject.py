@@ -527,8 +527,8 @@ def _reads_memory(node: Node) -> bool:
 def _size(node: Node) -> str:
     """What tells nodes of one op apart: the weight's size and type, or the result's."""
     weight = next((i for i in node.operands if i.op == "weight"), None)
-    if node.op != "matmul" or weight is None:
+    if not node.op.startswith("matmul") or weight is None:
         return "×".join(map(str, node.shape))
-    kind = weight.attrs["source"].quant(weight.name) or name_of(weight.dtype)
+    kind = node.attrs.get("quant") or name_of(weight.dtype)
     columns = next(node.operands).shape[-1]
     return f"{weight.shape[-2] if len(weight.shape) > 1 else 1}×{columns} {kind}"

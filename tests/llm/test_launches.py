@@ -30,13 +30,17 @@ DENSE = {
 }
 
 
-def launches(name: str, layers: int, tokens: int) -> int:
+# Of which the values' projection has another type in some layers, and of which all have one.
+QUANTIZED = ("Q4_K_M", "Q4_0")
+
+
+def launches(name: str, layers: int, tokens: int, kind: str = "BF16") -> int:
     _, config, _ = read_shape(name)
     settings = Settings({**text_settings(config).values, "num_hidden_layers": layers}, name)
     family, target = text_family(DENSE[name], settings), Target("cuda:90")
     parameters = family.parameters()
     weights = CanonicalWeights(
-        RandomFile(parameters, text_kinds("BF16", parameters)), parameters, name
+        RandomFile(parameters, text_kinds(kind, parameters)), parameters, name
     )
     runner = Runner(
         family, weights, [target, Cpu(), Reference()], dtype=torch.bfloat16, context=2048
@@ -54,3 +58,16 @@ def test_a_dense_layer_takes_at_most_ten(name: str, tokens: int) -> None:
     six, eight = (launches(name, layers, tokens) for layers in (6, 8))
     assert 0 < eight - six <= 2 * 10
     assert six - 6 * 10 <= 21  # embeddings, angles of each kind, the last norm, logits
+
+
+@pytest.mark.parametrize("tokens", [1, 17])
+@pytest.mark.parametrize("kind", QUANTIZED)
+@pytest.mark.parametrize("name", DENSE)
+def test_a_quantized_layer_takes_at_most_ten(name: str, kind: str, tokens: int) -> None:
+    """The activation of gate and up is in their product. A layer whose values are projected apart
+    has one launch more for it.
+    """
+    few, many = (launches(name, layers, tokens, kind) for layers in (8, 16))
+    most = 10 if kind == "Q4_K_M" else 9
+    assert 0 < many - few <= 8 * most
+    assert few - 8 * most <= 21

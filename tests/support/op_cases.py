@@ -295,8 +295,49 @@ def _add_norm(d: Draw) -> Case:
     ], {"eps": 1e-6, "y_eps": 1e-5 if normed else None}
 
 
+def _add_layer_norm(d: Draw) -> Case:
+    shape = (*([d.batch()] if d.maybe() else []), d.size(), d.size())
+    return [
+        d.values(*shape),
+        d.values(*shape),
+        d.values(shape[-1]),
+        d.values(shape[-1]) if d.maybe() else None,
+        d.values(shape[-1]) if d.maybe() else None,
+    ], {"eps": 1e-5}
+
+
+def _sigmoid_gate(d: Draw) -> Case:
+    shape = (*([d.batch()] if d.maybe() else []), d.size(), d.size())
+    gate = d.values(*shape) if d.maybe() else d.values(*shape[:-1], 1)
+    return [d.values(*shape), gate, d.values(*shape) if d.maybe() else None], {}
+
+
+def _gated_norm(d: Draw) -> Case:
+    tokens, heads, width = d.size(), d.size(), d.size()
+    gate = d.values(tokens, heads * width).unflatten(1, (heads, width))
+    x = d.values(tokens, heads, width, dtype=torch.float32)
+    return [x, d.values(width, dtype=torch.float32), gate], {"eps": 1e-6}
+
+
+def _delta_gates(d: Draw) -> Case:
+    tokens, heads = d.size(), d.size()
+    dt, a = (d.values(heads, dtype=torch.float32) for _ in "da")
+    return [d.values(tokens, heads), d.values(tokens, heads), dt, a], {}
+
+
 def _half(d: Draw) -> Case:
     return [d.values(2, d.size(), d.size())], {"which": d.rng.randint(0, 1)}
+
+
+def _rope_columns(d: Draw) -> Case:
+    pairs, heads, before = d.size(1, 4, 12), d.size(1, 2, 3), d.size(1, 2) - 1
+    head, tokens = 2 * pairs + d.size(1, 2, 3) - 1, d.size()
+    width = (before + heads) * head + d.size()
+    table = rope_table.reference(torch.arange(tokens).expand(3, -1) * 37, rotary=_rotary(d, pairs))
+    x = d.values(*([d.batch()] if d.maybe() else []), tokens, width)
+    start = before * head
+    attrs = {"start": start, "stop": start + heads * head, "head": head}
+    return [x, table], attrs | {"pairs": d.rng.choice(("half", "adjacent"))}
 
 
 def _rope_store(d: Draw) -> Case:
@@ -315,10 +356,24 @@ def _rope_store(d: Draw) -> Case:
 
 
 def _matmul_gelu(d: Draw) -> Case:
-    outer, width = d.size(), d.size()
+    attrs: dict[str, Any] = {"approximate": d.rng.choice(("none", "tanh", "quick"))}
+    return _activated(d, d.size(), attrs)
+
+
+def _matmul_gated(d: Draw) -> Case:
+    return _activated(d, 2 * d.size(), {"act": d.rng.choice(("silu", "none", "tanh", "quick"))})
+
+
+def _activated(d: Draw, outer: int, attrs: dict[str, Any]) -> Case:
+    width = d.size()
     lead = [d.batch()] if d.maybe() else []
-    x, w = d.values(*lead, d.size(), width), d.values(outer, width).mul_(0.2)
-    return [x, w, d.values(outer)], {}
+    bias = d.values(outer) if d.maybe() else None
+    if d.maybe():
+        kind, w = d.blocks(outer)
+        width = w.shape[1] // BLOCKS[kind].bytes * BLOCKS[kind].values
+        # Of gated units, whose numbers are products of two, none is too large for fp16.
+        return [d.values(*lead, d.size(), width).mul_(0.05), w, bias], attrs | {"quant": kind}
+    return [d.values(*lead, d.size(), width), d.values(outer, width).mul_(0.2), bias], attrs
 
 
 def _patch_embed(d: Draw) -> Case:
@@ -617,6 +672,7 @@ def _moe(d: Draw) -> Case:
 
 MAKERS: dict[str, Callable[[Draw], Case]] = {
     "add": _add,
+    "add_layer_norm": _add_layer_norm,
     "add_norm": _add_norm,
     "add_rows": _place_rows,
     "all_gather": _all_gather,
@@ -629,9 +685,11 @@ MAKERS: dict[str, Callable[[Draw], Case]] = {
     "clamp": _clamp,
     "columns": _columns,
     "concat": _concat,
+    "delta_gates": _delta_gates,
     "embed": _embed,
     "embed_part": _embed_part,
     "gated_delta": _gated_delta,
+    "gated_norm": _gated_norm,
     "gather_pages": _gather_pages,
     "gelu": _gelu,
     "gelu_mul": _gelu_mul,
@@ -641,6 +699,7 @@ MAKERS: dict[str, Callable[[Draw], Case]] = {
     "l2_norm": _l2_norm,
     "layer_norm": _layer_norm,
     "matmul": _matmul,
+    "matmul_gated": _matmul_gated,
     "matmul_gelu": _matmul_gelu,
     "moe": _moe,
     "mul": _add,
@@ -655,12 +714,14 @@ MAKERS: dict[str, Callable[[Draw], Case]] = {
     "resize2d": _resize2d,
     "rms_norm": _rms_norm,
     "rope": _rope,
+    "rope_columns": _rope_columns,
     "rope_store": _rope_store,
     "rope_table": _rope_table,
     "rows": _rows,
     "scale": _scale,
     "short_conv": _short_conv,
     "sigmoid": _one,
+    "sigmoid_gate": _sigmoid_gate,
     "silu": _one,
     "silu_mul": _two,
     "softcap": _softcap,

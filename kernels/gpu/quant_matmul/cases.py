@@ -37,6 +37,9 @@ HALVES = {
 # the result is rounded, and in tiles the weights are, each by half a unit in the last place at
 # most.
 NMSE = {torch.float32: 1e-11, torch.float16: 2.0**-21, torch.bfloat16: 2.0**-15}
+# The same of a gated unit, whose two factors are such products, and of a GELU, which takes the
+# larger ones.
+ACTIVATED_NMSE = {torch.float16: 2.0**-19, torch.bfloat16: 2.0**-13}
 
 
 def product_error(
@@ -75,7 +78,9 @@ def random_blocks(kind: str, rows: int, width: int, seed: int = 0) -> Tensor:
 
 @dataclass(frozen=True)
 class Case:
-    """One problem: x [rows, blocks x values of a block] times a weight of `outer` rows."""
+    """One problem: x [rows, blocks x values of a block] times a weight of `outer` rows. `gelu`: in
+    this form of the product; `gate`: by this activation of its first half.
+    """
 
     quant: str
     rows: int
@@ -83,12 +88,13 @@ class Case:
     blocks: int = 1
     dtype: torch.dtype = torch.float32
     bias: bool = False
+    gelu: str | None = None
+    gate: str | None = None
 
     def __str__(self) -> str:
-        return (
-            f"{self.quant} {name_of(self.dtype)} M{self.rows} N{self.outer} K{self.width}"
-            + " bias" * self.bias
-        )
+        text = f"{self.quant} {name_of(self.dtype)} M{self.rows} N{self.outer} K{self.width}"
+        text += " bias" * self.bias + f" GELU {self.gelu}" * bool(self.gelu)
+        return text + f" gate {self.gate}" * bool(self.gate)
 
     @property
     def width(self) -> int:
@@ -96,14 +102,20 @@ class Case:
 
     @property
     def options(self) -> dict[str, Any]:
-        return {"quant": self.quant}
+        options: dict[str, Any] = {"quant": self.quant}
+        if self.gelu:
+            options["approximate"] = self.gelu
+        return options | ({"act": self.gate} if self.gate else {})
 
     def inputs(
         self, device: str | torch.device = "cpu", seed: int = 0
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """x, w, bias."""
         rng = torch.Generator().manual_seed(seed)
-        x = torch.randn(self.rows, self.width, generator=rng).to(self.dtype).to(device)
+        x = torch.randn(self.rows, self.width, generator=rng)
+        if self.gate:  # whose results are products of two, none of them too large for fp16
+            x *= 0.05
+        x = x.to(self.dtype).to(device)
         bias = (
             torch.randn(self.outer, generator=rng).to(self.dtype).to(device) if self.bias else None
         )
@@ -146,4 +158,51 @@ USES = {
     )
     for kind in KINDS
     for rows in (1, 16, 32, 512)
+}
+
+
+def _in_turn(of: Sequence[str], at: int) -> str:
+    return of[at % len(of)]
+
+
+def _activated(kind: str, at: int) -> list[Case]:
+    """Few rows and many of a type of weights, as GELU and as gated units of one form or another;
+    half of a gated unit's weight ends anywhere in a program's eights.
+    """
+    blocks, half = 5 if BLOCKS[kind].values == 32 else 1, torch.float16
+    gelu, gate = _in_turn(FORMS[1:], at), _in_turn(FORMS, at)
+    return [
+        Case(kind, 1 + at, 21, blocks, torch.bfloat16, gelu=gelu),
+        Case(kind, 40, 35, blocks, half, True, gelu=_in_turn(FORMS[1:], at + 1)),
+        Case(kind, 1 + 2 * at, 26 + 8 * at, blocks, torch.bfloat16, gate=gate),
+        Case(kind, 35 + at, 38, blocks, half, at % 2 > 0, gate=_in_turn(FORMS, at + 1)),
+    ]
+
+
+FORMS = ("silu", "tanh", "none", "quick")
+ACTIVATED = [case for at, kind in enumerate(KINDS) for case in _activated(kind, at)] + [
+    Case("Q4_0", 17, 70, 2, torch.bfloat16, True, gate="silu"),
+    Case("Q4_K", 1, 8202, 1, torch.bfloat16, gate="tanh"),
+    Case("Q8_0", 3, 40, 3, torch.bfloat16, True, gelu="quick"),
+]
+GELU_CASES = [case for case in ACTIVATED if case.gelu]
+GATED_CASES = [case for case in ACTIVATED if case.gate]
+
+GELU_USES = {
+    f"{kind} 4304 x 1152, GELU {form}, 4096 rows of x": Case(
+        kind, 4096, 4304, 1152 // BLOCKS[kind].values, torch.bfloat16, True, gelu=form
+    )
+    for kind, form in (("Q8_0", "tanh"), ("Q8_0", "none"), ("Q4_0", "quick"))
+}
+GATED_USES = {
+    f"{kind} 28672 x 4096, {form} gate, {rows} rows of x": Case(
+        kind, rows, 28672, 4096 // BLOCKS[kind].values, torch.bfloat16, gate=form
+    )
+    for kind, form, rows in (
+        ("Q4_0", "silu", 1),
+        ("Q4_K", "silu", 1),
+        ("Q4_K", "tanh", 32),
+        ("Q6_K", "silu", 16),
+        ("Q4_K", "silu", 512),
+    )
 }

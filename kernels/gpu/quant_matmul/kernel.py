@@ -1,5 +1,5 @@
 """Products with block-quantized weights on NVIDIA and AMD GPUs: the `matmul` op, x [M, K] times the
-values of w [N, row bytes].
+values of w [N, row bytes], and `matmul_gelu` and `matmul_gated`, which make more of a product.
 
 Weights stay as they are in memory; each program decodes the blocks it needs in registers, with
 fp32 sums. The forms:
@@ -12,6 +12,11 @@ fp32 sums. The forms:
 * **Few rows in fp32**, whose products matrix instructions would round: packed codes four at a time
   (`word_kernel`, `words`); one row of the types that it does not have value by value
   (`row_kernel`).
+
+The first two apply an activation to what they have summed, before it is rounded. Of a gated unit a
+program multiplies as many rows of gate as of up, in turn, so that the two numbers of a result are
+registers of one thread: eight rows of each where a thread has the same row of every eight, one of
+each where a thread has columns next to each other.
 """
 
 # Triton's language is not Python's: its functions carry no types.
@@ -20,16 +25,28 @@ fp32 sums. The forms:
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.errors import PlacementError
+from mtmd.kernels.gpu.gated import activation
 from mtmd.kernels.gpu.jit import tl, triton
 from mtmd.kernels.gpu.launch import MOST_REGISTERS, Call, power_of_two, run_call
 from mtmd.kernels.gpu.quant_matmul.blocks import add_product, decode, decoded, read, units_from
-from mtmd.kernels.gpu.quant_matmul.cases import CASES, NMSE, USES, product_error
+from mtmd.kernels.gpu.quant_matmul.cases import (
+    ACTIVATED_NMSE,
+    CASES,
+    GATED_CASES,
+    GATED_USES,
+    GELU_CASES,
+    GELU_USES,
+    NMSE,
+    USES,
+    product_error,
+)
 from mtmd.kernels.gpu.quant_matmul.operands import (
     columns_of,
     eights_of,
@@ -59,19 +76,24 @@ def tile_kernel(
     row_bytes,
     QUANT: tl.constexpr,
     BIAS: tl.constexpr,
+    ACT: tl.constexpr,
+    GATED: tl.constexpr,
     WHOLE: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     COUNT: tl.constexpr,
 ):
     """WHOLE: K is a multiple of 32 COUNT. Programs that share rows of w follow each other, so that
-    its bytes stay in the second cache.
+    its bytes stay in the second cache. ACT: of the result, nothing of none.
     """
     VALUES: tl.constexpr = 32 * COUNT
     blocks = tl.cdiv(M, ROWS)
     m = tl.program_id(0) % blocks * ROWS + tl.arange(0, ROWS)
-    n = tl.program_id(0) // blocks * COLUMNS + tl.arange(0, COLUMNS)
-    row = tl.minimum(n, N - 1).to(tl.int64) * row_bytes  # surplus rows repeat the last one
+    first = tl.program_id(0) // blocks * COLUMNS
+    n = tl.minimum(first + tl.arange(0, COLUMNS), N - 1)  # surplus rows repeat the last one
+    if GATED:
+        n = n // 2 + n % 2 * (N // 2)
+    row = n.to(tl.int64) * row_bytes
     x_row = x + tl.minimum(m, M - 1).to(tl.int64)[:, None] * K
     # The sum stays in fp32 over all of K; only decoded values are rounded, once, to x's type.
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
@@ -82,9 +104,19 @@ def tile_kernel(
         words = read(w, row, units_from(start + VALUES, K, QUANT, False, VALUES), QUANT)
         total = add_product(total, x_row, None, start, K, value, WHOLE)
     if BIAS:
-        total += tl.load(bias + n, mask=n < N, other=0).to(tl.float32)[None, :]
-    at = m.to(tl.int64)[:, None] * N + n[None, :]
-    tl.store(out + at, total.to(out.dtype.element_ty), mask=(m < M)[:, None] & (n < N)[None, :])
+        total += tl.load(bias + n).to(tl.float32)[None, :]
+    if GATED:
+        gate, up = tl.split(tl.reshape(total, [ROWS, COLUMNS // 2, 2]))
+        result = activation(gate, ACT) * up
+        n = first // 2 + tl.arange(0, COLUMNS // 2)
+        outer = N // 2
+    else:
+        result = activation(total, ACT) if ACT != "" else total
+        n = first + tl.arange(0, COLUMNS)
+        outer = N
+    at = m.to(tl.int64)[:, None] * outer + n[None, :]
+    inside = (m < M)[:, None] & (n < outer)[None, :]
+    tl.store(out + at, result.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -170,35 +202,57 @@ def operand_kernel(
     units,
     QUANT: tl.constexpr,
     BIAS: tl.constexpr,
+    ACT: tl.constexpr,
+    GATED: tl.constexpr,
     WHOLE: tl.constexpr,
     EIGHTS: tl.constexpr,
     COLUMNS: tl.constexpr,
     COUNT: tl.constexpr,
 ):
     """At most 8 EIGHTS rows of x by rows of w of so many units (`operands`). Warps share out the
-    units of a row.
+    units of a row. ACT: as `tile_kernel` has it.
     """
+    R: tl.constexpr = COLUMNS // 8
     n = eights_of(tl.program_id(0) * COLUMNS, COLUMNS)
+    if GATED:  # eights of gate and of up in turn
+        outer = N // 2
+        n = n // 16 * 8 + n % 8
+        row = tl.minimum(n, outer - 1) + tl.arange(0, R)[:, None, None, None] % 2 * outer
+    else:
+        outer = N
+        row = tl.minimum(n, N - 1)  # surplus rows repeat the last one
     m = eights_of(0, 8 * EIGHTS, True)
-    w_row = w + tl.minimum(n, N - 1).to(tl.int64) * row_bytes  # surplus rows repeat the last one
     x_row = x + tl.minimum(m, M - 1).to(tl.int64) * K
-    result = product(x_row, w_row, units, QUANT, WHOLE, COUNT)
-    n = tl.reshape(n, [COLUMNS // 8, 8, 1, 1, 1])
+    result = product(x_row, w + row.to(tl.int64) * row_bytes, units, QUANT, WHOLE, COUNT)
     m = result_rows(0, m.shape[0])
     if BIAS:
-        result += tl.load(bias + n, mask=n < N, other=0).to(tl.float32)
-    at = m.to(tl.int64) * N + n
-    tl.store(out + at, result.to(out.dtype.element_ty), mask=(m < M) & (n < N))
+        result += tl.load(bias + tl.reshape(row, [R, 8, 1, 1, 1])).to(tl.float32)
+    if GATED:
+        MT: tl.constexpr = result.shape[3]
+        pairs = tl.permute(tl.reshape(result, [R // 2, 2, 8, 4, MT, 2]), (0, 2, 3, 4, 5, 1))
+        gate, up = tl.split(pairs)
+        result = activation(gate, ACT) * up
+        n = eights_of(tl.program_id(0) * (COLUMNS // 2), COLUMNS // 2)
+    elif ACT != "":
+        result = activation(result, ACT)
+    n = tl.reshape(n, [result.shape[0], 8, 1, 1, 1])
+    at = m.to(tl.int64) * outer + n
+    tl.store(out + at, result.to(out.dtype.element_ty), mask=(m < M) & (n < outer))
 
 
-def rejects(x: Type, w: Type, bias: Type | None = None, *, quant: str) -> str | None:
+def rejects(
+    x: Type, w: Type, bias: Type | None = None, *, quant: str, act: str = "", gated: bool = False
+) -> str | None:
     """None if a kernel multiplies tensors of these types, else why not. Sizes of M, N and K never
     matter short of the limits of a grid and of 32-bit numbers, which are named.
     """
+    del gated
     if quant not in NATIVE:
         return f"weights are {quant}; the kernel takes {', '.join(sorted(NATIVE))}"
     if x.dtype not in (torch.bfloat16, torch.float16, torch.float32):
         return f"x is {name_of(x.dtype)}; the kernel takes bf16, fp16 or fp32"
+    if act and x.dtype == torch.float32:
+        return "x is fp32; the kernel applies an activation to products in bf16 or fp16"
     for name, type_ in (("x", x), ("w", w), ("bias", bias)):
         if type_ is not None and not type_.is_contiguous:
             return f"{name} has strides {list(type_.strides)}; the kernel needs it contiguous"
@@ -211,7 +265,9 @@ def rejects(x: Type, w: Type, bias: Type | None = None, *, quant: str) -> str | 
     return None
 
 
-def plan_call(x: Type, w: Type, bias: Type | None = None, *, quant: str) -> Call:
+def plan_call(
+    x: Type, w: Type, bias: Type | None = None, *, quant: str, act: str = "", gated: bool = False
+) -> Call:
     """Tiles are chosen from the compiler's report alone, not by a GPU's clock."""
     width, outer = x.shape[-1], w.shape[0]
     rows, groups = x.count // width, width // GROUP
@@ -222,8 +278,8 @@ def plan_call(x: Type, w: Type, bias: Type | None = None, *, quant: str) -> Call
         columns = columns_of(outer, eights)
         most = most_warps(-(-outer // columns), eights, quant)
         units, count, warps = units_at_once(width, columns, eights, quant, most)
-        constants |= {"WHOLE": units % count == 0, "EIGHTS": eights}
-        constants |= {"COLUMNS": columns, "COUNT": count}
+        constants |= {"ACT": act, "GATED": gated, "WHOLE": units % count == 0}
+        constants |= {"EIGHTS": eights, "COLUMNS": columns, "COUNT": count}
         scalars |= {"M": rows, "units": units}
         # Left to itself the compiler of Triton 3.6 spills here, for a program more on cuda:90.
         registers = MOST_REGISTERS if quant == "Q6_K" and eights == 2 else None
@@ -244,7 +300,8 @@ def plan_call(x: Type, w: Type, bias: Type | None = None, *, quant: str) -> Call
         constants |= {"WHOLE": groups % count == 0, "COLUMNS": columns, "COUNT": count}
         return Call(scalars, constants, -(-outer // columns), 4, 1)
     block, columns, count, warps = _tile(rows, x.dtype)
-    constants |= {"WHOLE": groups % count == 0, "ROWS": block, "COLUMNS": columns, "COUNT": count}
+    constants |= {"ACT": act, "GATED": gated, "WHOLE": groups % count == 0}
+    constants |= {"ROWS": block, "COLUMNS": columns, "COUNT": count}
     programs = -(-rows // block) * -(-outer // columns)
     # Left to itself NVIDIA's compiler spills in six types, for a program more on cuda:90.
     registers = MOST_REGISTERS if x.dtype == torch.float32 and block == 32 else None
@@ -289,26 +346,50 @@ def quant_matmul(x: Tensor, w: Tensor, bias: Tensor | None = None, *, quant: str
 
     Raises PlacementError with what `rejects` says.
     """
+    return _multiply(x, w, bias, quant=quant)
+
+
+def quant_matmul_gelu(
+    x: Tensor, w: Tensor, bias: Tensor | None = None, *, approximate: str, quant: str
+) -> Tensor:
+    """The `matmul_gelu` op, as `quant_matmul`."""
+    return _multiply(x, w, bias, quant=quant, act=approximate)
+
+
+def quant_matmul_gated(
+    x: Tensor, w: Tensor, bias: Tensor | None = None, *, act: str, quant: str
+) -> Tensor:
+    """The `matmul_gated` op, as `quant_matmul`: w [2 F, bytes of K values] -> [..., F]"""
+    return _multiply(x, w, bias, quant=quant, act=act, gated=True)
+
+
+def _multiply(
+    x: Tensor, w: Tensor, bias: Tensor | None, *, quant: str, act: str = "", gated: bool = False
+) -> Tensor:
     types = [None if t is None else Type.of(t) for t in (x, w, bias)]
-    reason = rejects(*types, quant=quant)  # type: ignore[arg-type]
+    reason = rejects(*types, quant=quant, act=act, gated=gated)  # type: ignore[arg-type]
     size = math.gcd(BLOCKS[quant].bytes, 4) if quant in BLOCKS else 1
     if reason is None and w.data_ptr() % size:
         reason = f"w begins at {w.data_ptr():#x}; the kernel needs it aligned to {size} bytes"
     if reason:
         raise PlacementError(f"quantized matmul on the GPU: {reason}")
-    out = torch.empty((*x.shape[:-1], len(w)), dtype=x.dtype, device=x.device)
+    outer = len(w) // 2 if gated else len(w)
+    out = torch.empty((*x.shape[:-1], outer), dtype=x.dtype, device=x.device)
     if out.numel():
-        call = plan_call(*types, quant=quant)  # type: ignore[arg-type]
+        call = plan_call(*types, quant=quant, act=act, gated=gated)  # type: ignore[arg-type]
         run_call(kernel_of(call), call, (x, w, x if bias is None else bias, out))
     return out
 
 
-def program(x: Type, w: Type, bias: Type | None = None, *, quant: str) -> Program:
+def program(
+    x: Type, w: Type, bias: Type | None = None, *, quant: str, act: str = "", gated: bool = False
+) -> Program:
     """What a run on these types launches."""
-    call = plan_call(x, w, bias, quant=quant)
+    call = plan_call(x, w, bias, quant=quant, act=act, gated=gated)
     tile = [name for name in ("ROWS", "FEW", "COLUMNS", "COUNT") if name in call.constants]
     operands = {"x": x, "w": w, "bias": bias or x, "out": fresh(x)}
-    return Program(kernel_of(call), call, operands, tile, title=f"{quant} matmul")
+    title = f"{quant} matmul{f' and {act}' * bool(act)}{' gate' * gated}"
+    return Program(kernel_of(call), call, operands, tile, title=title)
 
 
 KERNEL = TritonKernel(
@@ -319,4 +400,30 @@ KERNEL = TritonKernel(
     uses=USES,
     error=product_error,
     limits=NMSE,
+)
+
+
+def _with_gelu(*, approximate: str, quant: str) -> dict[str, Any]:
+    return {"quant": quant, "act": approximate}
+
+
+def _gated(*, act: str, quant: str) -> dict[str, Any]:
+    return {"quant": quant, "act": act, "gated": True}
+
+
+GELU_KERNEL = TritonKernel(
+    run=quant_matmul_gelu,
+    rejects=lambda *types, **attrs: rejects(*types, **_with_gelu(**attrs)),
+    program=lambda *types, **attrs: program(*types, **_with_gelu(**attrs)),
+    cases=GELU_CASES,
+    uses=GELU_USES,
+    limits=ACTIVATED_NMSE,
+)
+GATED_KERNEL = TritonKernel(
+    run=quant_matmul_gated,
+    rejects=lambda *types, **attrs: rejects(*types, **_gated(**attrs)),
+    program=lambda *types, **attrs: program(*types, **_gated(**attrs)),
+    cases=GATED_CASES,
+    uses=GATED_USES,
+    limits=ACTIVATED_NMSE,
 )

@@ -1,5 +1,5 @@
 """Rotary position embedding (arXiv:2104.09864), for NVIDIA and AMD GPUs: the `rope` op in one
-launch.
+launch, and `rope_columns`, which turns heads where they lie in a product.
 
     y_i = x_i cos - x_j sin          y_j = x_j cos + x_i sin          for each pair (i, j)
 
@@ -68,6 +68,38 @@ def rope_kernel(
     )
 
 
+@triton.jit(do_not_specialize=["N", "T"])
+def rope_columns_kernel(
+    x,
+    table,
+    out,
+    N,
+    T,
+    H,
+    D,
+    first,
+    K: tl.constexpr,
+    R: tl.constexpr,
+    PARTS: tl.constexpr,
+    ADJACENT: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """ROWS of the N heads, H of each token from column `first` of D on. `out` may be x."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    there = row < N
+    token = row // H
+    rows = token * D + first + row % H * K
+    c = tl.arange(0, COLUMNS)
+    values = turn(
+        x, rows, there, c, table + token % T * (2 * R), x, rows, K, R, PARTS, ADJACENT, False, False
+    )
+    tl.debug_barrier()  # other warps have read a value's partner before it is overwritten
+    at = rows[:, None] + c[None, :]
+    mask = there[:, None] & (c < K)[None, :]
+    tl.store(out + at, values.to(out.dtype.element_ty), mask=mask)
+
+
 def rejects(x: Type, table: Type, *, pairs: str = "half", parts: int = 1) -> str | None:
     """None if the kernel turns heads of these types, else why not."""
     del pairs, parts
@@ -134,6 +166,61 @@ def program(x: Type, table: Type, **options: Any) -> Program:
     return Program(rope_kernel, plan_call(x, table, **options), operands, ("ROWS", "COLUMNS"))
 
 
+def rejects_columns(
+    x: Type, table: Type, *, start: int, stop: int, head: int, **how: Any
+) -> str | None:
+    """None if the kernel turns heads in a product of this type, else why not."""
+    if not x.is_contiguous:
+        return f"x has strides {list(x.strides)}; the kernel needs it contiguous"
+    return rejects(_heads(x, start, stop, head), table, **how)
+
+
+def _heads(x: Type, start: int, stop: int, head: int) -> Type:
+    """Of all tokens of x, whichever batch entry they are of."""
+    count = (stop - start) // head
+    shape, width = (prod(x.shape[:-1]), count, head), x.shape[-1]
+    return Type(shape, x.dtype, (width, head, 1))
+
+
+def plan_columns(x: Type, table: Type, *, start: int, stop: int, head: int, **how: Any) -> Call:
+    call = plan_call(_heads(x, start, stop, head), table, **how)
+    scalars: dict[str, int | float] = {
+        "N": call.scalars["N"],
+        "T": x.shape[-2],
+        "H": (stop - start) // head,
+        "D": x.shape[-1],
+        "first": start,
+    }
+    return Call(scalars, call.constants, call.programs, call.warps, call.stages)
+
+
+def rope_columns(x: Tensor, table: Tensor, **options: Any) -> Tensor:
+    """The `rope_columns` op: x [..., T, D], table [T, 2, R] -> [..., T, D]
+
+    Raises PlacementError with what `rejects_columns` says.
+    """
+    return rope_columns_in_place(x.clone(), table, **options)
+
+
+def rope_columns_in_place(x: Tensor, table: Tensor, **options: Any) -> Tensor:
+    """The same into x."""
+    types = Type.of(x), Type.of(table)
+    reason = rejects_columns(*types, **options)
+    if reason:
+        raise PlacementError(f"rope of columns on the GPU: {reason}")
+    call = plan_columns(*types, **options)
+    if call.programs:
+        run_call(rope_columns_kernel, call, (x, table, x))
+    return x
+
+
+def columns_program(x: Type, table: Type, **options: Any) -> Program:
+    """What a run on these types launches."""
+    operands = {"x": x, "table": table, "out": fresh(x)}
+    call = plan_columns(x, table, **options)
+    return Program(rope_columns_kernel, call, operands, ("ROWS", "COLUMNS"))
+
+
 @dataclass(frozen=True)
 class Case:
     """One problem: the shape of x, and its pairs. `fused`: x is some heads of more."""
@@ -187,4 +274,61 @@ USES = {
 
 KERNEL = TritonKernel(
     run=rope, rejects=rejects, program=program, cases=CASES, uses=USES, limits=NMSE
+)
+
+
+@dataclass(frozen=True)
+class Product:
+    """One problem of `rope_columns`: tokens of some batch entries with so many heads, of which
+    `before` are not turned, nor are as many columns as one has behind them.
+    """
+
+    shape: tuple[int, ...]
+    turned: int
+    dtype: torch.dtype = torch.float32
+    pairs: str = "half"
+    parts: int = 1
+    before: int = 0
+
+    def __str__(self) -> str:
+        text = f"{'x'.join(map(str, self.shape))} R{self.turned} {name_of(self.dtype)} {self.pairs}"
+        return text + f" parts {self.parts}" * (self.parts > 1) + f" before {self.before}"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        *_, heads, head = self.shape
+        start = self.before * head
+        how = {"pairs": self.pairs, "parts": self.parts}
+        return {"start": start, "stop": start + heads * head, "head": head, **how}
+
+    def inputs(
+        self, device: str | torch.device = "cpu", seed: int = 0
+    ) -> tuple[Tensor | None, ...]:
+        rng = torch.Generator().manual_seed(seed)
+        *lead, heads, head = self.shape
+        x = torch.randn(*lead, (self.before + heads + 1) * head, generator=rng)
+        angles = torch.rand(lead[-1], self.turned, generator=rng) * 100
+        table = torch.stack((angles.cos(), angles.sin()), 1)
+        return x.to(self.dtype).to(device), table.to(device)
+
+
+ROPE_COLUMNS = TritonKernel(
+    run=rope_columns,
+    in_place=rope_columns_in_place,
+    rejects=rejects_columns,
+    program=columns_program,
+    cases=(
+        Product((3, 2, 8), 4),
+        Product((0, 2, 8), 4),
+        Product((5, 3, 24), 12, _B, before=1),
+        Product((7, 2, 40), 12, _H, "adjacent"),
+        Product((2, 9, 3, 72), 36, _B),
+        Product((3, 5, 2, 80), 40, parts=2, before=2),
+        Product((17, 5, 128), 64, _B, "adjacent", 2),
+    ),
+    uses={
+        "rope of a product, 4096 patches, 32 heads of 80": Product((1, 4096, 32, 80), 40, _B),
+        "rope of a product, 784 patches, 32 heads of 64": Product((1, 784, 32, 64), 32, _B),
+    },
+    limits=NMSE,
 )

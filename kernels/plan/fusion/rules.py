@@ -5,6 +5,9 @@ is right on its own; the order is that in which most is found.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
+
+import torch
 
 from mtmd.kernels import ops
 from mtmd.kernels.graph import Node, Type
@@ -141,14 +144,12 @@ def residual_norms(graph: Graph) -> Iterator[Match]:
             y_eps=y_eps,
             name=f"{total.name}+{norm.name}",
         )
-        yield Match(
-            tuple(nodes),
-            both,
-            {
-                total: ops.half(both, which=0, name=total.name),
-                norm: ops.half(both, which=1, name=norm.name),
-            },
-        )
+        yield Match(tuple(nodes), both, _halves(both, total, norm))
+
+
+def _halves(both: Node, total: Node, norm: Node) -> dict[Node, Node]:
+    """A sum and its norm, which one op makes, one behind the other."""
+    return {n: ops.half(both, which=i, name=n.name) for i, n in enumerate((total, norm))}
 
 
 def _is_added_norm(graph: Graph, node: Node, total: Node) -> bool:
@@ -159,17 +160,137 @@ def _is_added_norm(graph: Graph, node: Node, total: Node) -> bool:
     )
 
 
+def residual_layer_norms(graph: Graph) -> Iterator[Match]:
+    """A sum and the layer norm of it, and, where there is one, the scale of what is added."""
+    for norm in graph.of("layer_norm"):
+        total, weight, bias = (*norm.inputs, None)[:3]
+        assert total is not None
+        if total.op != "add":
+            continue
+        x, y = total.inputs
+        assert x is not None and y is not None
+        if x.type != y.type or not x.type.is_contiguous:
+            continue
+        # One that is kept for somebody further on would keep its norm, beside which it lies.
+        if len(graph.users[total]) > 2:
+            continue
+        if _is_scaled(graph, x, total):
+            x, y = y, x
+        nodes, scale = [norm, total], None
+        if _is_scaled(graph, y, total):
+            nodes.append(y)
+            y, scale = y.inputs
+        both = ops.add_layer_norm(
+            x, y, weight, bias, scale, eps=norm.attrs["eps"], name=f"{total.name}+{norm.name}"
+        )
+        yield Match(tuple(nodes), both, _halves(both, total, norm))
+
+
+def _is_scaled(graph: Graph, node: Node, total: Node) -> bool:
+    """By a weight for each column."""
+    value, scale = node.inputs if node.op == "mul" else (None, None)
+    return (
+        scale is not None
+        and value is not None
+        and value.type == node.type
+        and scale.op == "weight"
+        and scale.shape == node.shape[-1:]
+        and scale.dtype == node.dtype
+        and graph.only_for(node, total)
+    )
+
+
+def gated_norms(graph: Graph) -> Iterator[Match]:
+    """The norm of heads, rounded where it was of more bits than its gate, and the gated unit."""
+    for node in graph.of("silu_mul"):
+        gate, normed = node.inputs
+        assert gate is not None and normed is not None
+        rounded = _source(graph, normed, "cast", node)
+        norm = rounded or normed
+        if norm.op != "rms_norm" or not graph.only_for(norm, normed if rounded else node):
+            continue
+        x, weight = (*norm.inputs, None)[:2]
+        assert x is not None
+        if weight is None or len(x.shape) != 3 or gate.dtype != normed.dtype:
+            continue
+        made = ops.gated_norm(x, weight, gate, eps=norm.attrs["eps"], name=node.name)
+        yield Match(tuple(dict.fromkeys((node, normed, norm))), made, {node: made})
+
+
+def sigmoid_gates(graph: Graph) -> Iterator[Match]:
+    """What a sigmoid lets through, and what it alone is added to."""
+    for node in graph.of("mul"):
+        x, gate = node.inputs
+        assert x is not None and gate is not None
+        opened = _source(graph, gate, "sigmoid", node)
+        if opened is None or opened.dtype != x.dtype:
+            continue
+        if opened.shape not in (x.shape, (*x.shape[:-1], 1)):
+            continue
+        total = next(iter(graph.users.get(node, ())), node)
+        added = [i for i in total.operands if i is not node]
+        if (
+            total.op == "add"
+            and graph.only_for(node, total)
+            and [i.type for i in added] == [node.type]
+        ):
+            made = ops.sigmoid_gate(x, opened, *added, name=total.name)
+            yield Match((total, node, gate), made, {total: made})
+        else:
+            made = ops.sigmoid_gate(x, opened, name=node.name)
+            yield Match((node, gate), made, {node: made})
+
+
+def delta_gates(graph: Graph) -> Iterator[Match]:
+    """What each head of the gated delta rule keeps and writes."""
+    for node in graph.of("gated_delta"):
+        decay, beta = node.inputs[3:5]
+        assert decay is not None and beta is not None
+        soft = _source(graph, decay, "mul", node, "softplus")
+        total = soft and _source(graph, soft, "softplus", decay, "add")
+        if soft is None or total is None or beta.op != "sigmoid":
+            continue
+        alpha, a = total.inputs[0], decay.inputs[1]
+        if not graph.only_for(total, soft) or not graph.only_for(beta, node):
+            continue
+        nodes = [decay, soft, total, beta]
+        inputs = [alpha, beta.inputs[0]]
+        for at, (value, user) in enumerate(zip(tuple(inputs), (total, beta), strict=True)):
+            assert value is not None
+            if wide := _source(graph, value, "cast", user):
+                nodes.append(value)
+                inputs[at] = wide
+        dt = total.inputs[1]
+        assert inputs[0] is not None and dt is not None and a is not None
+        if any(w.shape != decay.shape[1:] or w.dtype != torch.float32 for w in (dt, a)):
+            continue
+        both = ops.delta_gates(*inputs, dt, a, name=f"{decay.name}+{beta.name}")
+        yield Match(tuple(nodes), both, _halves(both, decay, beta))
+
+
+def _source(
+    graph: Graph, node: Node, op: str, user: Node, source_op: str | None = None
+) -> Node | None:
+    """The first operand of a node of such an op, which is only for `user`; None of another."""
+    source = node.inputs[0] if node.inputs else None
+    if node.op != op or not graph.only_for(node, user) or source is None:
+        return None
+    return source if source_op in (None, source.op) else None
+
+
 def activated_products(graph: Graph) -> Iterator[Match]:
-    """A product with a bias, and GELU of it."""
+    """A product and GELU of it: in any form where weights are quantized, whose products are our own
+    kernels; else by the tanh approximation and with a bias, as cuBLAS has it and no other form.
+    """
     for node in graph.of("gelu"):
         product = node.inputs[0]
         assert product is not None
-        if product.op != "matmul" or node.attrs["approximate"] != "tanh":
+        if product.op != "matmul" or not graph.only_for(product, node):
             continue
         x, w, bias = (*product.inputs, None)[:3]
-        if bias is None or product.attrs.get("quant") or not graph.only_for(product, node):
+        if not product.attrs.get("quant") and (bias is None or node.attrs["approximate"] != "tanh"):
             continue
-        made = ops.matmul_gelu(x, w, bias, name=node.name)
+        made = ops.matmul_gelu(x, w, bias, name=node.name, **product.attrs, **node.attrs)
         yield Match((node, product), made, {node: made})
 
 
@@ -208,6 +329,118 @@ def joint_products(graph: Graph) -> Iterator[Match]:
         yield Match(tuple(nodes), joint, instead)
 
 
+def turned_columns(graph: Graph) -> Iterator[Match]:
+    """Queries and keys that are columns of one product are turned where they lie in it, and all
+    who read other columns of it read them behind that.
+    """
+    for nodes in _next_to_each_other(graph, "rope"):
+        columns, table = _columns_of(nodes[0]), nodes[0].inputs[1]
+        product, heads = columns.inputs[0], nodes[0].inputs[0]
+        assert product is not None and heads is not None
+        users = graph.users[product]
+        if product.op != "matmul" or product in graph.outputs:
+            continue
+        if any(u.op != "columns" or u in graph.outputs for u in users):
+            continue
+        made = ops.rope_columns(
+            product,
+            table,
+            start=_between(columns)[0],
+            stop=_between(_columns_of(nodes[-1]))[1],
+            head=heads.shape[-1],
+            name="+".join(node.name for node in nodes),
+            **nodes[0].attrs,
+        )
+        instead = {u: ops.columns(made, name=u.name, **u.attrs) for u in users}
+        for node in nodes:
+            part = instead.pop(_columns_of(node))
+            instead[node] = ops.reshape(part, shape=node.shape, name=node.name)
+        yield Match(tuple(nodes), made, instead)
+
+
+def joint_l2_norms(graph: Graph) -> Iterator[Match]:
+    """The norms of heads next to each other, as queries and keys of the delta rule are."""
+    for nodes in _next_to_each_other(graph, "l2_norm"):
+        places = [_between(_columns_of(node)) for node in nodes]
+        width, name = nodes[0].shape[-1], "+".join(node.name for node in nodes)
+        source, first, last = _columns_of(nodes[0]).inputs[0], places[0][0], places[-1][1]
+        both = ops.columns(source, start=first, stop=last, name=f"{name}.columns")
+        shape = (*both.shape[:-1], both.shape[-1] // width, width)
+        heads = ops.reshape(both, shape=shape, name=f"{name}.heads")
+        made = ops.l2_norm(heads, name=name, **nodes[0].attrs)
+        flat = ops.reshape(made, shape=both.shape, name=f"{name}.flat")
+        instead = {}
+        for node, (start, stop) in zip(nodes, places, strict=True):
+            columns = ops.columns(
+                flat, start=start - first, stop=stop - first, name=f"{node.name}.columns"
+            )
+            instead[node] = ops.reshape(columns, shape=node.shape, name=node.name)
+        yield Match(tuple(nodes), made, instead)
+
+
+def _next_to_each_other(graph: Graph, op: str) -> Iterator[list[Node]]:
+    """Nodes of an op that works on each head by itself, and does the same to heads that are columns
+    of one value, without a gap between them.
+    """
+    groups: dict[object, list[Node]] = {}
+    for node in graph.of(op):
+        heads, *others = node.inputs
+        assert heads is not None
+        columns = heads.inputs[0] if heads.op == "reshape" else None
+        if columns is None or columns.op != "columns" or node in graph.outputs:
+            continue
+        if heads.shape[:-2] != columns.shape[:-1]:
+            continue
+        if not graph.only_for(heads, node) or not graph.only_for(columns, heads):
+            continue
+        key = columns.inputs[0], *others, heads.shape[-1], tuple(node.attrs.items())
+        groups.setdefault(key, []).append(node)
+    for nodes in groups.values():
+        nodes.sort(key=lambda node: _between(_columns_of(node)))
+        places = [_between(_columns_of(node)) for node in nodes]
+        if len(nodes) > 1 and all(a[1] == b[0] for a, b in pairwise(places)):
+            yield nodes
+
+
+def _columns_of(node: Node) -> Node:
+    """The columns of a product whose heads a node reads."""
+    heads = node.inputs[0]
+    assert heads is not None and heads.inputs[0] is not None
+    return heads.inputs[0]
+
+
+def gated_products(graph: Graph) -> Iterator[Match]:
+    """The product with gate and up, where weights are quantized, and the gated unit of its halves;
+    cuBLAS has no such end of a product.
+    """
+    for op in ("silu_mul", "gelu_mul"):
+        for node in graph.of(op):
+            gate, up = node.inputs
+            assert gate is not None and up is not None
+            product = gate.inputs[0] if gate.op == "columns" else None
+            if product is None or product.op != "matmul" or not product.attrs.get("quant"):
+                continue
+            if up.op != "columns" or up.inputs != (product,):
+                continue
+            middle, end = node.shape[-1], product.shape[-1]
+            if _between(gate) != (0, middle) or _between(up) != (middle, end):
+                continue
+            halves = graph.only_for(gate, node) and graph.only_for(up, node)
+            if not halves or set(graph.users[product]) != {gate, up} or product in graph.outputs:
+                continue
+            made = ops.matmul_gated(
+                *product.inputs,
+                name=node.name,
+                act=node.attrs.get("approximate", "silu"),
+                **product.attrs,
+            )
+            yield Match((node, gate, up, product), made, {node: made})
+
+
+def _between(columns: Node) -> tuple[int, int]:
+    return columns.attrs["start"], columns.attrs["stop"]
+
+
 def _joint(weights: Iterator[Node | None]) -> Node:
     """One parameter that holds several, row after row; a plan's memory has each of them once."""
     parts = [w for w in weights if w is not None]
@@ -226,6 +459,13 @@ RULES: tuple[Rule, ...] = (
     turned_queries,
     stored_keys,
     residual_norms,
+    residual_layer_norms,
+    gated_norms,
+    delta_gates,
+    sigmoid_gates,
     activated_products,
     joint_products,
+    turned_columns,
+    joint_l2_norms,
+    gated_products,
 )

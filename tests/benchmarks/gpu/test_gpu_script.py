@@ -59,7 +59,7 @@ def test_without_a_gpu_one_clear_line(script, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (["--only", "gelu"], "--only gelu: expected one of ceilings, compile, cases"),
+        (["--only", "softmax"], "--only softmax: expected one of ceilings, compile, cases"),
         (["--budget", "0"], "--budget 0.0: expected seconds, more than 0"),
         (["--budget", "nan"], "--budget nan: expected seconds, more than 0"),
     ],

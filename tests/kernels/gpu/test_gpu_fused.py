@@ -9,10 +9,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from mtmd.kernels.backends.gpu import Gpu
 from mtmd.kernels.errors import PlacementError
-from mtmd.kernels.gpu import add_norm, gated
+from mtmd.kernels.gpu import delta_gates, embed, gated, sigmoid_gate
 from mtmd.kernels.gpu.moe import kernel as moe
 from mtmd.kernels.gpu.moe.cases import Case as Experts
+from mtmd.kernels.gpu.norms import add_layer_norm, add_norm, gated_norm
 from mtmd.kernels.gpu.paged_attention import kernel as paged
 from mtmd.kernels.gpu.paged_attention.cases import Case as Paged
 from mtmd.kernels.gpu.rotary import kv_store, rope
@@ -116,6 +118,27 @@ def test_memory_of_a_run(kernel, op, case, peak_bytes):
     assert taken == kernel.workspace(*types_of(node), **node.attrs) + node.type.bytes
 
 
+@pytest.mark.parametrize(
+    "kernel",
+    [gated.SILU_MUL, gated.GELU_MUL, gated.GELU_KERNEL, sigmoid_gate.KERNEL, rope.ROPE_COLUMNS],
+    ids=["silu_mul", "gelu_mul", "gelu", "sigmoid_gate", "rope_columns"],
+)
+def test_a_result_that_lies_where_the_first_input_did(kernel):
+    case = kernel.cases[0]
+    inputs = case.inputs()
+    expected = kernel.run(*inputs, **case.options)
+    result = kernel.in_place(*inputs, **case.options)
+    assert result is inputs[0] and torch.equal(result, expected)
+
+
+def test_a_gpu_overwrites_where_the_plan_says_so(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    node = node_of("gelu", gated.GELU_KERNEL.cases[0])
+    assert Gpu().lower(node).func is gated.gelu
+    assert Gpu().lower(node, in_place=True).func is gated.gelu_in_place
+
+
 EXPERTS = [of(3, 64), of(3, 8), of(8, 32, 64), of(8, 32, 64), of(8, 64, 32)]
 
 
@@ -139,6 +162,10 @@ def test_experts_that_are_refused(changed, options, words):
 def test_others_that_are_refused():
     table, wide = of(3, 2, 8), of(3, 2, 2000)
     assert "x is fp64" in str(rope.rejects(of(3, 2, 16, dtype=torch.float64), table))
+    whole = {"start": 0, "stop": 16, "head": 16}
+    assert "x has strides" in str(rope.rejects_columns(Type((3, 48), f32, (1, 3)), table, **whole))
+    with pytest.raises(PlacementError, match="rope of columns on the GPU: x is i64"):
+        rope.rope_columns(torch.zeros(3, 48).long(), torch.zeros(3, 2, 8), **whole)
     assert "table is" in str(rope.rejects(of(3, 2, 16), Type((3, 2, 8), f32, (1, 3, 6))))
     assert "stride 1 in the last" in str(rope.rejects(Type((3, 2, 16), f32, (1, 3, 6)), table))
     assert "of 2000 values" in str(rope.rejects(wide, table))
@@ -154,5 +181,64 @@ def test_others_that_are_refused():
     assert "w is i64" in str(add_norm.rejects(of(3, 9), of(3, 9), of(9, dtype=torch.int64)))
     assert "y has strides" in str(add_norm.rejects(of(3, 9), Type((3, 9), f32, (1, 3)), of(9)))
     assert "of 20000 values" in str(add_norm.rejects(of(1, 20000), of(1, 20000), of(20000)))
+    assert "b is i64" in str(
+        add_layer_norm.rejects(of(3, 9), of(3, 9), of(9), of(9, dtype=torch.int64))
+    )
+    assert "x has strides" in str(
+        add_layer_norm.rejects(Type((3, 9), f32, (1, 3)), of(3, 9), of(9))
+    )
+    assert "of 20000 values" in str(add_layer_norm.rejects(of(1, 20000), of(1, 20000), of(20000)))
+    with pytest.raises(PlacementError, match="residual and layer norm on the GPU: x has strides"):
+        x = torch.zeros(9, 3).T
+        add_layer_norm.add_layer_norm(x, x, torch.ones(9), eps=1e-6)
     assert "up is bf16" in str(gated.rejects(of(3, 9), of(3, 9, dtype=bf16)))
+    tokens, table = of(3, dtype=torch.int64), of(9, 34, dtype=torch.uint8)
+    assert "the table is IQ1_S" in str(embed.rejects(tokens, table, quant="IQ1_S"))
+    assert "tokens has strides" in str(
+        embed.rejects(Type((3,), torch.int64, (2,)), table, quant="Q8_0")
+    )
+    many = of(2**31, dtype=torch.int64)
+    assert "2147483648 tokens" in str(embed.rejects(many, table, quant="Q8_0"))
+    with pytest.raises(PlacementError, match="quantized rows on the GPU: the table begins at"):
+        shifted = torch.zeros(35, dtype=torch.uint8)[1:].view(1, 34)
+        embed.embed(torch.zeros(1).long(), shifted, quant="Q8_0", dtype="bf16")
+    assert "x is i64" in str(gated.rejects_gelu(of(3, dtype=torch.int64), approximate="quick"))
+    assert "fewer than 2^40" in str(gated.rejects_gelu(of(2**40), approximate="quick"))
+    with pytest.raises(PlacementError, match="GELU on the GPU: x has strides"):
+        gated.gelu(torch.zeros(9, 3).T, approximate="quick")
     assert "rows one after another" in str(gated.rejects(of(3, 9), Type((3, 9), f32, (1, 3))))
+
+
+def test_a_sigmoid_gate_that_is_refused():
+    x = of(3, 9)
+    assert "gate is i64" in str(sigmoid_gate.rejects(x, of(3, 1, dtype=torch.int64)))
+    assert "y has strides" in str(sigmoid_gate.rejects(x, x, Type((3, 9), f32, (1, 3))))
+    assert "fewer than 2^31 programs" in str(sigmoid_gate.rejects(of(2**31, 9), of(2**31, 1)))
+    with pytest.raises(PlacementError, match="sigmoid gate on the GPU: x has strides"):
+        sigmoid_gate.sigmoid_gate(torch.zeros(9, 3).T, torch.zeros(3, 1))
+
+
+def test_gates_of_heads_that_are_refused():
+    heads, one = of(3, 2, 16), of(16)
+    assert "gate is i64" in str(gated_norm.rejects(heads, one, of(3, 2, 16, dtype=torch.int64)))
+    assert "w has strides" in str(gated_norm.rejects(heads, Type((16,), f32, (2,)), heads))
+    apart = Type((3, 2, 16), f32, (64, 32, 1))
+    assert "gate has strides" in str(gated_norm.rejects(heads, one, apart))
+    assert "of 2000 values" in str(gated_norm.rejects(of(3, 2, 2000), of(2000), of(3, 2, 2000)))
+    with pytest.raises(PlacementError, match="gated norm on the GPU: x has strides"):
+        x = torch.zeros(16, 2, 3).permute(2, 1, 0)
+        gated_norm.gated_norm(x, torch.ones(16), x.contiguous(), eps=1e-6)
+    of_head = of(2)
+    assert "beta is i64" in str(
+        delta_gates.rejects(of(3, 2), of(3, 2, dtype=torch.int64), of_head, of_head)
+    )
+    assert "alpha has strides" in str(
+        delta_gates.rejects(Type((3, 2), f32, (1, 3)), of(3, 2), of_head, of_head)
+    )
+    assert "a has strides" in str(
+        delta_gates.rejects(of(3, 2), of(3, 2), of_head, Type((2,), f32, (2,)))
+    )
+    assert "takes fewer" in str(delta_gates.rejects(of(2**37, 2), of(2**37, 2), of_head, of_head))
+    with pytest.raises(PlacementError, match="gates of the delta rule on the GPU: dt has strides"):
+        x = torch.zeros(3, 2)
+        delta_gates.delta_gates(x, x, torch.zeros(4)[::2], torch.zeros(2))

@@ -266,7 +266,7 @@ def test_a_target_says_the_same_and_compiles_each_kernel_once(monkeypatch):
 
     def compile_program(target: str, program: Program) -> Resources:
         asked.append((program.title, program.call.constants.get("ROWS")))
-        return Resources(target, 1024, 64, 0, "wgmma")
+        return Resources(target, 1024, 64, 0, "wgmma", 4)
 
     monkeypatch.setattr(compile_module, "compile_program", compile_program)
     target = Target("cuda:90")

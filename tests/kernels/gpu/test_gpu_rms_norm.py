@@ -12,7 +12,7 @@ import torch
 from op_cases import Draw, node_of
 
 from mtmd.kernels.errors import PlacementError
-from mtmd.kernels.gpu import rms_norm
+from mtmd.kernels.gpu.norms import rms_norm
 from mtmd.kernels.gpu.triton_kernel import relative_error
 from mtmd.kernels.graph import Type
 

@@ -242,7 +242,7 @@ def test_the_documented_table_is_current(compiled):
     for title, rows in uses.items():
         cells = [
             f"{r['shared_bytes'] / 1024:.0f} / {r['registers']} / {r['spill_bytes']} / "
-            f"{r['instruction']}"
+            f"{r['at_once']} / {r['instruction']}"
             for r in rows
         ]
         line = next((x for x in lines if x.startswith(f"| {title} |")), "")

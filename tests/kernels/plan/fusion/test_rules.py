@@ -15,8 +15,10 @@ from stand_in import StandIn
 from mtmd.kernels import ops
 from mtmd.kernels.backends import Limited, Reference
 from mtmd.kernels.backends.backend import Backend
+from mtmd.kernels.gpu.quant_matmul.cases import random_blocks
 from mtmd.kernels.graph import Node, Type, graph_input, weight
 from mtmd.kernels.ops import OPS
+from mtmd.kernels.ops.elementwise import GELUS
 from mtmd.kernels.plan.executor import Executor, Residency
 from mtmd.kernels.plan.scheduler import Override, Plan, make_plan
 
@@ -149,6 +151,159 @@ def test_residual_and_norms(normed: bool, last: bool):
     assert ops_of(plan) == {"add_norm": 1, "scale": 2}
 
 
+@pytest.mark.parametrize("bias", [False, True])
+def test_residual_and_layer_norm(bias: bool):
+    x, y = value("x", 2, T, D), value("yy", 2, T, D)
+    total = ops.add(x, y, name="residual")
+    weights = [parameter("w", D), parameter("b", D) if bias else None]
+    norm = ops.layer_norm(total, *weights, eps=1e-6, name="norm")
+    plan = compared(ops.scale(norm, factor=2.0, name="a"), ops.scale(total, factor=3.0, name="b"))
+    assert ops_of(plan) == {"add_layer_norm": 1, "scale": 2}
+    assert {s.node.name for s in plan.steps if s.node.op == "half"} == {"residual", "norm"}
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["x first", "x last"])
+def test_what_is_scaled_before_it_is_added(last: bool):
+    x, scale = value("x", T, D), parameter("scale", D)
+    y = ops.mul(value("yy", T, D), scale, name="scaled")
+    total = ops.add(*((y, x) if last else (x, y)), name="residual")
+    norm = ops.layer_norm(total, parameter("w", D), eps=1e-6, name="norm")
+    assert ops_of(compared(norm, total)) == {"add_layer_norm": 1}
+    assert ops_of(compared(norm, y)) == {"mul": 1, "add_layer_norm": 1}
+
+
+def heads_of(product: Node, at: int, count: int, name: str) -> Node:
+    columns = ops.columns(product, start=at * K, stop=(at + count) * K, name=f"{name}.columns")
+    return ops.reshape(columns, shape=(*product.shape[:-1], count, K), name=f"{name}.heads")
+
+
+def turned_heads(product: Node) -> list[Node]:
+    """What reads queries and keys that turn, and values that do not."""
+    table = angles()
+    q, k = (
+        ops.rope(heads_of(product, at, count, name), table, name=f"{name}.rope")
+        for name, at, count in (("q", 0, H), ("k", H, G))
+    )
+    v = heads_of(product, H + G, G, "v")
+    return [ops.scale(n, factor=2.0, name=f"{n.name}.2") for n in (q, k, v)]
+
+
+@pytest.mark.parametrize("shape", [(T,), (2, T)], ids=["tokens", "pictures"])
+def test_heads_next_to_each_other_are_turned_in_their_product(shape: tuple[int, ...]):
+    product = ops.matmul(value("x", *shape, D), parameter("w", (H + 2 * G) * K, D), name="p")
+    made = turned_heads(product)
+    plan = compared(*made)
+    assert ops_of(plan) == {"matmul": 1, "rope_columns": 1, "scale": 3}
+    assert next(s for s in plan.steps if s.node.op == "rope_columns").in_place
+    turned = made[0].inputs[0]
+    assert turned is not None
+    for kept in (product, turned):
+        found = ops_of(compared(*made, kept))
+        assert found == {"matmul": 1, "rope": 2, "scale": 3}
+    read = ops.scale(product, factor=3.0, name="all of it")
+    assert ops_of(compared(*made, read)) == {"matmul": 1, "rope": 2, "scale": 4}
+    table, places = angles(), {"q": 0, "w": H + G}  # with a gap between them
+    apart = [
+        ops.scale(ops.rope(heads_of(product, at, G, n), table, name=n), factor=2.0, name=f"{n}.3")
+        for n, at in places.items()
+    ]
+    assert ops_of(compared(*apart)) == {"matmul": 1, "rope": 2, "scale": 2}
+
+
+def test_heads_next_to_each_other_are_brought_to_length_one_together():
+    product = value("p", T, 3 * G * K)
+    normed = [
+        ops.l2_norm(heads_of(product, at, G, f"n{at}"), eps=eps, name=f"l{at}")
+        for at, eps in ((0, 1e-6), (G, 1e-6), (2 * G, 1e-5))
+    ]
+    made = [ops.scale(n, factor=1.5, name=f"{n.name}.2") for n in normed]
+    assert ops_of(compared(*made)) == {"l2_norm": 2, "scale": 3}
+    assert ops_of(compared(*made, normed[1])) == {"l2_norm": 3, "scale": 3}
+
+
+def test_a_sum_is_put_into_one_of_two_layer_norms():
+    total = ops.add(value("x", T, D), value("yy", T, D), name="residual")
+    norms = [ops.layer_norm(total, parameter(w, D), eps=1e-6, name=w) for w in "vw"]
+    assert ops_of(compared(*norms)) == {"add_layer_norm": 1, "layer_norm": 1}
+
+
+def test_a_sum_that_is_kept_for_others_is_made_alone():
+    """As Qwen3-VL's encoder keeps some for the end: beside each would lie its norm."""
+    total = ops.add(value("x", T, D), value("yy", T, D), name="residual")
+    norm = ops.layer_norm(total, parameter("w", D), eps=1e-6, name="norm")
+    others = [ops.scale(total, factor=f, name=f"s{f}") for f in (2.0, 3.0)]
+    assert ops_of(compared(norm, *others)) == {"add": 1, "layer_norm": 1, "scale": 2}
+
+
+def test_what_is_added_to_each_picture_is_not_put_into_a_layer_norm():
+    """Positions, which lie there once: the sum is a launch of its own."""
+    total = ops.add(value("x", 2, T, D), value("places", T, D), name="sum")
+    norm = ops.layer_norm(total, parameter("w", D), eps=1e-6, name="norm")
+    assert ops_of(compared(norm)) == {"add": 1, "layer_norm": 1}
+
+
+def gated_heads(dtype: torch.dtype) -> tuple[Node, Node]:
+    """The norm of heads in fp32, rounded where its gate is, and their gated unit."""
+    x, gate = value("x", T, H, K), value("gate", T, H * K, dtype=dtype)
+    norm = ops.rms_norm(x, parameter("w", K), eps=1e-6, name="norm")
+    if dtype != torch.float32:
+        norm = ops.cast(norm, dtype=dtype, name="norm.cast")
+    heads = ops.reshape(gate, shape=(T, H, K), name="gate.heads")
+    return norm, ops.silu_mul(heads, norm, name="gated")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_norm_of_heads_and_their_gate(dtype: torch.dtype):
+    norm, made = gated_heads(dtype)
+    assert ops_of(compared(made)) == {"gated_norm": 1}
+    kept = {"rms_norm": 1, "silu_mul": 1} | ({"cast": 1} if dtype != torch.float32 else {})
+    assert ops_of(compared(made, norm)) == kept
+
+
+@pytest.mark.parametrize("wide", [False, True], ids=["a row", "each value"])
+def test_what_a_sigmoid_lets_through(wide: bool):
+    x, y, gate = value("x", T, D), value("yy", T, D), value("gate", T, D if wide else 1)
+    opened = ops.sigmoid(gate, name="open")
+    part = ops.mul(x, opened, name="part")
+    total = ops.add(part, y, name="total")
+    assert ops_of(compared(ops.scale(part, factor=2.0, name="a"))) == {
+        "sigmoid_gate": 1,
+        "scale": 1,
+    }
+    assert ops_of(compared(total)) == {"sigmoid_gate": 1}
+    assert ops_of(compared(ops.add(y, part, name="turned"))) == {"sigmoid_gate": 1}
+    assert ops_of(compared(total, part)) == {"sigmoid_gate": 1, "add": 1}
+    assert ops_of(compared(total, opened)) == {"sigmoid": 1, "mul": 1, "add": 1}
+    twice = ops.add(part, part, name="twice")
+    assert ops_of(compared(twice)) == {"sigmoid_gate": 1, "add": 1}
+
+
+def delta_layer(cast: bool) -> tuple[Node, Node]:
+    """Numbers of each head, and the delta rule that reads what is made of them."""
+    dtype = torch.bfloat16 if cast else torch.float32
+    alpha, beta = (value(name, T, H, dtype=dtype) for name in ("alpha", "beta"))
+    if cast:
+        alpha, beta = (ops.cast(n, dtype=torch.float32, name=f"{n.name}.32") for n in (alpha, beta))
+    soft = ops.softplus(ops.add(alpha, parameter("dt", H), name="sum"), name="soft")
+    decay = ops.mul(soft, given("a", -torch.rand(H)), name="decay")
+    sequences = given("starts", torch.tensor([0, 2, T])), given("slots", torch.tensor([1, 0]))
+    q, k = (value(name, T, G, K) for name in "qk")
+    gain = ops.sigmoid(beta, name="gain")
+    state = value("state", 3, K, H, K)
+    made = ops.gated_delta(
+        q, k, value("v", T, H, K), decay, gain, state, *sequences, scale=0.1, name="delta"
+    )
+    return decay, made
+
+
+@pytest.mark.parametrize("cast", [False, True])
+def test_the_gates_of_the_delta_rule(cast: bool):
+    decay, made = delta_layer(cast)
+    assert ops_of(compared(made)) == {"delta_gates": 1, "gated_delta": 1}
+    found = ops_of(compared(made, decay))
+    assert found["softplus"] == 1 and "delta_gates" not in found
+
+
 def test_a_norm_that_is_read_twice_stays():
     x, y = value("x", T, D), value("yy", T, D)
     post = ops.rms_norm(y, parameter("post", D), eps=1e-5, name="post")
@@ -203,11 +358,88 @@ def test_a_joint_weight_is_held_once():
         assert sum(storages.values()) == residency.bytes["stand-in"] == 4 * 24 * (D + 1)
 
 
-@pytest.mark.parametrize(("approximate", "fused"), [("tanh", True), ("none", False)])
-def test_gelu_behind_a_product(approximate: str, fused: bool):
-    x, w, b = value("x", 2, T, D), parameter("w", 16, D), parameter("b", 16)
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("approximate", GELUS)
+def test_gelu_behind_a_product(approximate: str, bias: bool):
+    x, w, b = value("x", 2, T, D), parameter("w", 16, D), parameter("b", 16) if bias else None
     plan = compared(ops.gelu(ops.matmul(x, w, b, name="p"), approximate=approximate, name="g"))
+    fused = bias and approximate == "tanh"  # as cuBLAS has it
     assert ops_of(plan) == ({"matmul_gelu": 1} if fused else {"matmul": 1, "gelu": 1})
+
+
+class Blocks(Source):
+    """Random blocks of Q8_0, by rows and bytes; other weights as before."""
+
+    def type_of(self, name: str, dtype: torch.dtype) -> Type:
+        kind = torch.uint8 if self.quant(name) else dtype
+        return Type.contiguous(super().type_of(name, dtype).shape, kind)
+
+    def read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
+        if self.quant(name) is None:
+            return super().read(name, dtype)
+        rows, size = self.type_of(name, dtype).shape
+        return random_blocks("Q8_0", rows, size // 34 * 32, sum(map(ord, name)))
+
+    def quant(self, name: str) -> str | None:
+        return "Q8_0" if name.startswith("q") else None
+
+
+BLOCKS = Blocks()
+
+
+def quantized(x: Node, name: str, rows: int, bias: bool = False) -> Node:
+    size = x.shape[-1] // 32 * 34
+    return ops.matmul(
+        x,
+        weight(f"q.{name}:{rows}x{size}", BLOCKS, torch.float32),
+        weight(f"b.{name}:{rows}", BLOCKS, torch.float32) if bias else None,
+        quant="Q8_0",
+        name=name,
+    )
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("approximate", GELUS)
+def test_gelu_behind_a_quantized_product(approximate: str, bias: bool):
+    x = value("x", 2, T, 64)
+    plan = compared(ops.gelu(quantized(x, "p", 16, bias), approximate=approximate, name="g"))
+    assert ops_of(plan) == {"matmul_gelu": 1}
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("act", ["silu", *GELUS])
+def test_a_gated_unit_of_quantized_products(act: str, bias: bool):
+    x = value("x", T, 64)
+    gate, up = (quantized(x, name, 16, bias) for name in ("gate", "up"))
+    made = (
+        ops.silu_mul(gate, up, name="act")
+        if act == "silu"
+        else ops.gelu_mul(gate, up, approximate=act, name="act")
+    )
+    plan = compared(made)
+    assert ops_of(plan) == {"matmul_gated": 1}
+    (weight_of,) = {i.name for s in plan.steps for i in s.node.operands if i.name.startswith("q.")}
+    assert weight_of == f"q.gate:16x{64 // 32 * 34}+q.up:16x{64 // 32 * 34}"
+
+
+def test_a_gated_unit_that_keeps_its_product():
+    """Of plain weights, whose product is cuBLAS's; of a third weight's product beside the two; of
+    gate behind up; and where somebody reads a half, or all.
+    """
+    plain, x = value("x", T, D), value("x", T, 64)
+    gate, up = (ops.matmul(plain, parameter(n, 16, D), name=n) for n in ("gate", "up"))
+    assert ops_of(compared(ops.silu_mul(gate, up, name="act"))) == {"matmul": 1, "silu_mul": 1}
+    gate, up, other = (quantized(x, name, 16) for name in ("gate", "up", "other"))
+    act = ops.silu_mul(gate, up, name="act")
+    assert ops_of(compared(act, other)) == {"matmul": 1, "silu_mul": 1}
+    assert ops_of(compared(act, gate)) == {"matmul": 1, "silu_mul": 1}
+    both = quantized(x, "both", 32)
+    first, second = (ops.columns(both, start=s, stop=s + 16, name=f"c{s}") for s in (0, 16))
+    turned = ops.silu_mul(second, first, name="act")
+    assert ops_of(compared(turned)) == {"matmul": 1, "silu_mul": 1}
+    act = ops.silu_mul(first, second, name="act")
+    assert ops_of(compared(act)) == {"matmul_gated": 1}
+    assert ops_of(compared(act, both)) == {"matmul": 1, "silu_mul": 1}
 
 
 @pytest.mark.parametrize("rule", ["rope", "attention:head=16", "paged_attention", "gather_pages"])

@@ -1,7 +1,8 @@
 """Normalisation by the root mean square of the last dimension, for NVIDIA and AMD GPUs: the
-`rms_norm` op in one launch.
+`rms_norm` op in one launch, and `l2_norm`, by the sum of squares.
 
     y[r, c] = x[r, c] / sqrt(mean_c(x[r, c]^2) + eps) * w[c]
+    y[r, c] = x[r, c] / sqrt(sum_c(x[r, c]^2) + eps)
 
 One program makes a block of rows. A row of up to WIDEST values is read once and stays in registers;
 a wider one is read twice, block by block, the second time out of the cache where it fits. Squares
@@ -59,12 +60,16 @@ def rms_norm_kernel(
     out_inner,
     out_column,
     DIMS: tl.constexpr,
+    MEAN: tl.constexpr,
     WEIGHT: tl.constexpr,
     WHOLE: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """ROWS of the R rows, which lie along DIMS dimensions. WHOLE: a row fits into COLUMNS."""
+    """ROWS of the R rows, which lie along DIMS dimensions. WHOLE: a row fits into COLUMNS. MEAN: of
+    squares, in place of their sum.
+    """
+    over = D if MEAN else 1
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     there = (row < R)[:, None]
     from_row = x + _offset(row, middle, inner, x_outer, x_middle, x_inner, DIMS)[:, None]
@@ -73,7 +78,7 @@ def rms_norm_kernel(
     if WHOLE:
         c = columns[None, :]
         values = tl.load(from_row + c * x_column, mask=there & (c < D), other=0).to(tl.float32)
-        scale = tl.rsqrt(tl.sum(values * values, 1) / D + eps)[:, None]
+        scale = tl.rsqrt(tl.sum(values * values, 1) / over + eps)[:, None]
         _store(values * scale, to_row, w, c, there, D, w_column, out_column, WEIGHT)
     else:
         squares = tl.zeros([ROWS, COLUMNS], tl.float32)
@@ -81,7 +86,7 @@ def rms_norm_kernel(
             c = (start + columns)[None, :]
             values = tl.load(from_row + c * x_column, mask=there & (c < D), other=0).to(tl.float32)
             squares += values * values
-        scale = tl.rsqrt(tl.sum(squares, 1) / D + eps)[:, None]
+        scale = tl.rsqrt(tl.sum(squares, 1) / over + eps)[:, None]
         for start in range(0, D, COLUMNS):
             c = (start + columns)[None, :]
             values = tl.load(from_row + c * x_column, mask=there & (c < D), other=0).to(tl.float32)
@@ -107,10 +112,12 @@ def _store(values, to_row, w, c, there, D, w_column, out_column, WEIGHT: tl.cons
     tl.store(to_row + c * out_column, values.to(to_row.dtype.element_ty), mask=there & (c < D))
 
 
-def _result(x: Type, w: Type | None, eps: float) -> Type:
+def _result(x: Type, w: Type | None, eps: float, mean: bool) -> Type:
     """What the op promises. Where x is not contiguous only torch can tell; the op keeps its
     answers.
     """
+    if not mean:
+        return Type.contiguous(x.shape, x.dtype)
     leaves = [None if t is None else Node("input", (), t) for t in (x, w)]
     return ops.rms_norm(*leaves, eps=eps).type
 
@@ -130,7 +137,7 @@ def _rows(x: Type, result: Type) -> list[tuple[int, int, int]]:
     return rows or [(1, 0, 0)]
 
 
-def rejects(x: Type, w: Type | None = None, *, eps: float) -> str | None:
+def rejects(x: Type, w: Type | None = None, *, eps: float, mean: bool = True) -> str | None:
     """None if the kernel normalises rows of these types, else why not. Any strides but those that
     leave rows along more than three dimensions.
     """
@@ -142,7 +149,7 @@ def rejects(x: Type, w: Type | None = None, *, eps: float) -> str | None:
             f"{prod(x.shape[:-1])} rows of {x.shape[-1]} values; the kernel takes below 2^31 rows "
             "and 2^30 values"
         )
-    dimensions = len(_rows(x, _result(x, w, eps)))
+    dimensions = len(_rows(x, _result(x, w, eps, mean)))
     if dimensions > 3:
         return (
             f"rows of x lie along {dimensions} dimensions, with strides {list(x.strides)}; the "
@@ -151,8 +158,8 @@ def rejects(x: Type, w: Type | None = None, *, eps: float) -> str | None:
     return None
 
 
-def plan_call(x: Type, w: Type | None = None, *, eps: float) -> Call:
-    result = _result(x, w, eps)
+def plan_call(x: Type, w: Type | None = None, *, eps: float, mean: bool = True) -> Call:
+    result = _result(x, w, eps, mean)
     rows = _rows(x, result)
     outer, middle, inner = [(1, 0, 0)] * (3 - len(rows)) + rows
     count, width = prod(x.shape[:-1]), x.shape[-1]
@@ -177,6 +184,7 @@ def plan_call(x: Type, w: Type | None = None, *, eps: float) -> Call:
     }
     constants: dict[str, int | bool | str] = {
         "DIMS": len(rows),
+        "MEAN": mean,
         "WEIGHT": w is not None,
         "WHOLE": whole,
         "ROWS": block,
@@ -191,23 +199,33 @@ def rms_norm(x: Tensor, w: Tensor | None = None, *, eps: float) -> Tensor:
 
     Raises PlacementError with what `rejects` says.
     """
+    return _normalised(x, w, eps, True)
+
+
+def l2_norm(x: Tensor, *, eps: float) -> Tensor:
+    """The `l2_norm` op: x [..., D] -> contiguous, as `rms_norm`"""
+    return _normalised(x, None, eps, False)
+
+
+def _normalised(x: Tensor, w: Tensor | None, eps: float, mean: bool) -> Tensor:
     types = Type.of(x), None if w is None else Type.of(w)
-    reason = rejects(*types, eps=eps)
+    reason = rejects(*types, eps=eps, mean=mean)
     if reason:
-        raise PlacementError(f"RMS norm on the GPU: {reason}")
-    result = _result(*types, eps)
+        raise PlacementError(f"{'RMS' if mean else 'L2'} norm on the GPU: {reason}")
+    result = _result(*types, eps, mean)
     out = torch.empty(result.count, dtype=x.dtype, device=x.device)
     out = out.as_strided(result.shape, result.strides)
-    call = plan_call(*types, eps=eps)
+    call = plan_call(*types, eps=eps, mean=mean)
     if call.programs:
         run_call(rms_norm_kernel, call, (x, x if w is None else w, out))
     return out
 
 
-def program(x: Type, w: Type | None = None, *, eps: float) -> Program:
+def program(x: Type, w: Type | None = None, *, eps: float, mean: bool = True) -> Program:
     """What a run on these types launches."""
     operands = {"x": x, "w": w or x, "out": fresh(x)}
-    return Program(rms_norm_kernel, plan_call(x, w, eps=eps), operands, ("ROWS", "COLUMNS"))
+    call = plan_call(x, w, eps=eps, mean=mean)
+    return Program(rms_norm_kernel, call, operands, ("ROWS", "COLUMNS"))
 
 
 @dataclass(frozen=True)
@@ -238,7 +256,7 @@ class Case:
     def inputs(
         self, device: str | torch.device = "cpu", seed: int = 0
     ) -> tuple[Tensor | None, ...]:
-        """x, and the weight if there is one; what is not x's holds NaN."""
+        """x, and the weight; what is not x's holds NaN."""
         rng = torch.Generator().manual_seed(seed)
         order = self.order or tuple(range(len(self.shape)))
         last = self.shape[order[-1]]
@@ -296,4 +314,34 @@ USES = {
 
 KERNEL = TritonKernel(
     run=rms_norm, rejects=rejects, program=program, cases=CASES, uses=USES, limits=NMSE
+)
+
+
+@dataclass(frozen=True)
+class Rows(Case):
+    """The same without a weight, which `l2_norm` does not take."""
+
+    def inputs(self, device: str | torch.device = "cpu", seed: int = 0) -> tuple[Tensor, ...]:
+        x = super().inputs(device, seed)[0]
+        assert x is not None
+        return (x,)
+
+
+L2_NORM = TritonKernel(
+    run=l2_norm,
+    rejects=lambda x, *, eps: rejects(x, eps=eps, mean=False),
+    program=lambda x, *, eps: program(x, eps=eps, mean=False),
+    cases=(
+        Rows((3, 40)),
+        Rows((0, 5)),
+        Rows((1,), eps=0.5),
+        Rows((2, 13, 31), _B),
+        Rows((5, 3, 24), _B, unused=8),
+        Rows((5, 3, 24), _H, order=(1, 0, 2), unused=8),
+        Rows((5, 24, 3), step=2),
+        Rows((2, 8193), _B),
+        Rows((65, 16), _H),
+    ),
+    uses={"L2 norm, heads of 128, prefill of 512": Rows((512, 16, 128), _B)},
+    limits=NMSE,
 )
