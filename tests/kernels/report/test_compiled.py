@@ -51,7 +51,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def compile_program(target: str, program: Program) -> Resources:
         names.append(getattr(program.function, "fn", program.function).__name__)
-        return Resources(target, 1024, 64, 0, "wgmma")
+        return Resources(target, 1024, 64, 0, "wgmma", 8)
 
     monkeypatch.setattr(compile_module, "compile_program", compile_program)
     return names
