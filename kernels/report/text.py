@@ -395,8 +395,10 @@ def _checks(report: WarmupFacts, wide: bool) -> Iterator[str]:
             f"    against the reference in fp32, op by op (NMSE, at most {check.limit:.0e} "
             "allowed):"
         )
+        longest = max((len(op) for op, _, _ in check.worst), default=0)
         for op, node, error in check.worst:
-            yield f"    {op:<12} {error:8.1e}  worst at {node}"
+            most = f", at most {check.limits[op]:.0e}" if op in check.limits else ""
+            yield f"    {op:<{longest}} {error:8.1e}  worst at {node}{most}"
         if (native := check.native) is not None:
             yield (
                 f"    machine code against node by node: {native.error:.1e}; {native.kernels} "
