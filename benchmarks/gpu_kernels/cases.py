@@ -11,13 +11,11 @@ from typing import Any
 from gpu_kernels import pictures
 from gpu_kernels.rows import Row, Setting, Task, must
 
-DRY = 3  # cases of an op that a dry run makes: its first ones in fp32, which are small
+DRY = 3  # cases of an op that a dry run makes: its first ones that are exact, which are small
 
 
 def tasks(setting: Setting) -> Iterator[Task]:
-    """A dry run has those in fp32, with whose numbers Triton's interpreter computes as a GPU."""
-    import torch
-
+    """A dry run has some of those that are exact."""
     from mtmd.kernels.gpu.table import KERNELS
 
     for op in KERNELS:
@@ -26,7 +24,7 @@ def tasks(setting: Setting) -> Iterator[Task]:
         left = DRY
         for kernel in kernels(op):
             for case in kernel.cases:
-                here = setting.dry and left > 0 and case.dtype == torch.float32
+                here = setting.dry and left > 0 and is_exact(case)
                 left -= here
                 yield Task(
                     f"{op}: {case}", functools.partial(right, op, kernel, case, setting), here
@@ -45,3 +43,17 @@ def kernels(op: str) -> Iterator[Any]:
     from mtmd.kernels.gpu.table import KERNELS
 
     return (entry.load() for entry in KERNELS[op])
+
+
+def first(kernel: Any) -> Any:
+    """Of its cases, one that is small and exact."""
+    return next(case for case in kernel.cases if is_exact(case))
+
+
+def is_exact(case: Any) -> bool:
+    """Whether Triton's interpreter computes with its numbers as a GPU does: not with bf16, of which
+    it multiplies the bits.
+    """
+    import torch
+
+    return bool(case.dtype != torch.bfloat16)

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
-from gpu_kernels.cases import kernels
+from gpu_kernels.cases import first, kernels
 from gpu_kernels.ceilings import COPY
 from gpu_kernels.rows import Cells, Row, Setting, Task, must
 
@@ -30,7 +30,7 @@ def measured(label: str, op: str, kernel: Any, case: Any, setting: Setting) -> R
     from mtmd.kernels.ops import OPS
 
     if setting.dry:  # a problem of real size would take the interpreter hours
-        case = kernel.cases[0]
+        case = first(kernel)
     device = setting.device
     must(kernel.failure(op, case, device, label))
     inputs, node = case.inputs(device), node_of(op, case)
