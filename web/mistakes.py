@@ -86,9 +86,8 @@ def _about_part(taken: str, part: Any) -> str:
         return f"{told}: sound cannot be understood"
     for what, forms in (("picture", _PICTURES), ("file", _FILES)):
         if kind in forms:
-            other = next(
-                (form for name, form in forms.items() if re.search(rf"\b{name}\b", taken)), ""
-            )
+            words = re.findall(r"\w+", taken)
+            other = next((form for name, form in forms.items() if name in words), "")
             return f"{told}: a {what} is {other}" if other else told
     return told
 

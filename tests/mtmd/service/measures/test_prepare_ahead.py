@@ -121,6 +121,6 @@ def test_what_is_asked_for_is_kept() -> None:
     machine.run(100)
     assert machine.ahead.now == machine.most == 7
     assert [prepare_ahead(n) for n in (1, 64, "auto", None)] == [1, 64, None, None]
-    for wrong in (0, 65, -1, "8", 2.5, None, True):
+    for wrong in (0, 65, -1, "8", 2.5, True):
         with pytest.raises(OptionError, match=r"found .* an integer from 1 to 64, or auto"):
             prepare_ahead(wrong)
