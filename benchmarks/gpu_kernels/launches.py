@@ -14,16 +14,12 @@ dispatcher and is no view is a launch; a Triton kernel says how many it is.
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -36,50 +32,6 @@ from mtmd.kernels.plan.scheduler import Plan
 from mtmd.llm.batch import BatchShape
 from mtmd.model import Model
 
-# As published: Qwen/Qwen3-30B-A3B and Qwen/Qwen3-Next-80B-A3B-Instruct.
-_EXPERTS = {
-    "hidden_size": 2048,
-    "num_hidden_layers": 48,
-    "intermediate_size": 6144,
-    "norm_topk_prob": True,
-    "decoder_sparse_step": 1,
-    "rms_norm_eps": 1e-6,
-    "vocab_size": 151936,
-}
-CONFIGS: dict[str, dict[str, Any]] = {
-    "qwen3-30b-a3b": {
-        **_EXPERTS,
-        "model_type": "qwen3_moe",
-        "num_attention_heads": 32,
-        "num_key_value_heads": 4,
-        "head_dim": 128,
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-        "moe_intermediate_size": 768,
-        "rope_theta": 1e6,
-        "max_position_embeddings": 40960,
-    },
-    "qwen3-next-80b-a3b": {
-        **_EXPERTS,
-        "model_type": "qwen3_next",
-        "num_attention_heads": 16,
-        "num_key_value_heads": 2,
-        "head_dim": 256,
-        "num_experts": 512,
-        "num_experts_per_tok": 10,
-        "moe_intermediate_size": 512,
-        "shared_expert_intermediate_size": 512,
-        "full_attention_interval": 4,
-        "linear_num_key_heads": 16,
-        "linear_num_value_heads": 32,
-        "linear_key_head_dim": 128,
-        "linear_value_head_dim": 128,
-        "linear_conv_kernel_dim": 4,
-        "partial_rotary_factor": 0.25,
-        "rope_theta": 1e7,
-        "max_position_embeddings": 262144,
-    },
-}
 DECODERS = (
     ("gemma-3-4b", "BF16"),
     ("gemma-3-4b", "Q4_0"),
@@ -146,16 +98,6 @@ def _nodes(plan: Plan, target: Target) -> Iterator[tuple[str, str, int]]:
 
 @cache
 def model_on(target: Target, shape: str, weights: str) -> Model:
-    if shape not in CONFIGS:
-        return _placed(shape, weights, target)
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / shape / "config.json"
-        file.parent.mkdir()
-        file.write_text(json.dumps(CONFIGS[shape]))
-        return _placed(str(file), weights, target)
-
-
-def _placed(shape: str, weights: str, target: Target) -> Model:
     options = LoadOptions(context=4096)
     return Model(random_checkpoint(shape, weights), options, [target, Cpu(), Reference()])
 
@@ -216,7 +158,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--weights", default="BF16", help="of a decoder, with --ops (%(default)s)")
     options = parser.parse_args(arguments)
     targets = OneByOne(options.target), Target(options.target)
-    known = (*CONFIGS, *shape_names())
+    known = shape_names()
     if options.ops and options.ops not in known:
         print(f"{options.ops}: expected one of {', '.join(known)}", file=sys.stderr)
         return 2

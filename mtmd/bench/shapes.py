@@ -30,7 +30,7 @@ from mtmd.llm.tokenizer.tokenizer import Tokenizer
 TABLE = Path(__file__).parent / "shapes.json"
 END = "<|end|>"
 SAME_SHAPE = frozenset(  # parts of names on the hub that make no other shape
-    ("it", "pt", "instruct", "thinking", "base", "chat", "hf", "ov")
+    ("it", "pt", "instruct", "thinking", "base", "chat", "hf", "ov", "2507")
 )
 LEAST_VOCABULARY = 512  # the stand-in's bytes and control tokens
 LOOKED_AT = 1024  # pixels a side of the picture whose text tells the control tokens

@@ -55,11 +55,13 @@ def test_a_model_of_any_type_gives_numbers(shape, weights):
 
 @pytest.mark.parametrize("name", shape_names())
 def test_every_shape_in_the_table_gives_numbers(name, tmp_path):
-    """With three layers, as many as pictures are added to, and a small table of tokens."""
+    """With three layers, as many as pictures are added to, few experts and a small table of tokens."""
     _, config, image = read_shape(name)
     values = json.loads(json.dumps(config.values))
     text = values.get("text_config", values)
     text |= {"num_hidden_layers": 3, "vocab_size": 1024, "max_position_embeddings": 4096}
+    if "num_experts" in text:
+        text["num_experts"] = 16
     if "layer_types" in text:
         text["layer_types"] = ["conv", "full_attention", "conv"]
     (tmp_path / "config.json").write_text(json.dumps(text))
@@ -87,6 +89,8 @@ def test_equal_shapes_are_equal_models_and_tensors_differ(shape):
         ("llava-hf/llava-onevision-qwen2-0.5b-ov-hf", "llava-onevision-0.5b"),
         ("zai-org/GLM-4.1V-9B-Thinking", "glm-4.1v-9b"),
         ("SmolVLM-256M", "smolvlm-256m"),
+        ("Qwen/Qwen3-30B-A3B-Instruct-2507", "qwen3-30b-a3b"),
+        ("Qwen/Qwen3-VL-30B-A3B-Thinking", "qwen3-vl-30b-a3b"),
     ],
 )
 def test_names_of_the_hub_are_known(name, expected):
