@@ -49,7 +49,7 @@ tl: Any = (
     else SimpleNamespace(constexpr=lambda value: value)
 )
 
-OLD = has_triton() and tuple(map(int, triton.__version__.split(".")[:2])) < (3, 8)
+BEFORE_3_8 = has_triton() and tuple(map(int, triton.__version__.split(".")[:2])) < (3, 8)
 
 
 def on_amd(_semantic: Any = None) -> Any:
@@ -70,7 +70,7 @@ def joins_wide(_semantic: Any = None) -> Any:
     lane has four values that follow each other in place of two and two: Triton before 3.8, on
     NVIDIA.
     """
-    return tl.constexpr(OLD and not on_amd(_semantic).value)
+    return tl.constexpr(BEFORE_3_8 and not on_amd(_semantic).value)
 
 
 def last_first(places: Any, _semantic: Any = None) -> Any:

@@ -24,7 +24,7 @@ from mtmd.kernels.errors import PlacementError
 from mtmd.kernels.gpu.gated import sigmoid
 from mtmd.kernels.gpu.jit import tl, triton
 from mtmd.kernels.gpu.launch import Call, power_of_two, run_call
-from mtmd.kernels.gpu.triton_kernel import Program, TritonKernel, fresh
+from mtmd.kernels.gpu.triton_kernel import Program, TritonKernel, fresh, not_dense
 from mtmd.kernels.graph import Type
 
 # Largest mean square error against the reference in fp32, relative to the result's: three roundings
@@ -57,13 +57,8 @@ def sigmoid_gate_kernel(
 
 def rejects(x: Type, gate: Type, y: Type | None = None) -> str | None:
     """None if the kernel takes rows of these types, else why not."""
-    for name, type_ in (("x", x), ("gate", gate), ("y", y)):
-        if type_ is None:
-            continue
-        if type_.dtype not in (torch.bfloat16, torch.float16, torch.float32):
-            return f"{name} is {name_of(type_.dtype)}; the kernel takes bf16, fp16 or fp32"
-        if not type_.is_contiguous:
-            return f"{name} has strides {list(type_.strides)}; the kernel needs it contiguous"
+    if reason := not_dense({"x": x, "gate": gate, "y": y}):
+        return reason
     if prod(x.shape[:-1]) * -(-x.shape[-1] // BLOCK) >= 2**31:
         return f"{x}; a grid has fewer than 2^31 programs"
     return None

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from mtmd.kernels.dtype import name_of
 from mtmd.kernels.gpu.launch import Call
 from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.kernel import Kernel
@@ -36,6 +37,20 @@ class Placed(Type):
 def fresh(kind: Type) -> Type:
     """Of a tensor with memory of its own."""
     return Type(kind.shape, kind.dtype, kind.strides)
+
+
+def not_dense(named: Mapping[str, Type | None]) -> str | None:
+    """The first of some operands that is not in bf16, fp16 or fp32, or not contiguous; None if
+    there is none.
+    """
+    for name, type_ in named.items():
+        if type_ is None:
+            continue
+        if type_.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+            return f"{name} is {name_of(type_.dtype)}; the kernel takes bf16, fp16 or fp32"
+        if not type_.is_contiguous:
+            return f"{name} has strides {list(type_.strides)}; the kernel needs it contiguous"
+    return None
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ before its own norm is taken, as it is where both are ops; sums are fp32.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 import torch
@@ -21,15 +20,10 @@ from torch import Tensor
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.errors import PlacementError
 from mtmd.kernels.gpu.jit import tl, triton
-from mtmd.kernels.gpu.launch import Call, power_of_two, run_call
+from mtmd.kernels.gpu.launch import Call, run_call
+from mtmd.kernels.gpu.norms.residual import NMSE, call_of, rejects_rows
 from mtmd.kernels.gpu.triton_kernel import Program, TritonKernel, fresh
 from mtmd.kernels.graph import Type
-
-# Largest mean square error against the reference in fp32, relative to the result's: a rounding of
-# the sum, which its norm is taken of, and one of the norm, in 16 bits.
-NMSE = {torch.float32: 1e-12, torch.float16: 2.0**-21, torch.bfloat16: 2.0**-15}
-WIDEST = 16384  # values of a row in registers: 64 for each thread of 8 warps
-TILE = 1024  # values of a program where rows are short
 
 
 @triton.jit(do_not_specialize=["N"])
@@ -70,19 +64,7 @@ def add_norm_kernel(
 def rejects(x: Type, y: Type, w: Type, y_norm: Type | None = None, **options: Any) -> str | None:
     """None if the kernel takes rows of these types, else why not."""
     del options
-    for name, type_ in (("x", x), ("y", y), ("w", w), ("y's norm", y_norm)):
-        if type_ is None:
-            continue
-        if type_.dtype not in (torch.bfloat16, torch.float16, torch.float32):
-            return f"{name} is {name_of(type_.dtype)}; the kernel takes bf16, fp16 or fp32"
-        if not type_.is_contiguous:
-            return f"{name} has strides {list(type_.strides)}; the kernel needs it contiguous"
-    if x.shape[-1] > WIDEST or prod(x.shape[:-1]) >= 2**30:
-        return (
-            f"{prod(x.shape[:-1])} rows of {x.shape[-1]} values; the kernel takes below 2^30 rows "
-            f"of up to {WIDEST}"
-        )
-    return None
+    return rejects_rows(x, {"x": x, "y": y, "w": w, "y's norm": y_norm})
 
 
 def plan_call(
@@ -94,22 +76,8 @@ def plan_call(
     eps: float,
     y_eps: float | None = None,
 ) -> Call:
-    count, width = prod(x.shape[:-1]), x.shape[-1]
-    columns = power_of_two(max(width, 1))
-    rows = max(1, TILE // columns)
-    scalars: dict[str, int | float] = {
-        "N": count,
-        "D": width,
-        "eps": float(eps),
-        "y_eps": float(y_eps or 0),
-    }
-    constants: dict[str, int | bool | str] = {
-        "Y_NORM": y_norm is not None,
-        "ROWS": rows,
-        "COLUMNS": columns,
-    }
-    programs = -(-count // rows) if width else 0
-    return Call(scalars, constants, programs, 4 if columns <= 4096 else 8, 1)
+    scalars = {"eps": float(eps), "y_eps": float(y_eps or 0)}
+    return call_of(x, scalars, {"Y_NORM": y_norm is not None})
 
 
 def add_norm(

@@ -186,7 +186,7 @@ def test_the_order_of_operands_of_older_compilers_gives_the_same_products(rows, 
         x, w, _ = Case(kind, rows, 24, 512 // BLOCKS[kind].values, torch.bfloat16).inputs()
         newer = quant_matmul(x, w, quant=kind)
         with monkeypatch.context() as patch:
-            patch.setattr(jit, "OLD", True)
+            patch.setattr(jit, "BEFORE_3_8", True)
             older = quant_matmul(x, w, quant=kind)
         for found in (newer, older):
             error = product_error("matmul", found, (x, w), {"quant": kind})
@@ -341,7 +341,7 @@ from mtmd.kernels.quantization.blocks import row_bytes
 out = {}
 with tempfile.TemporaryDirectory() as folder, knobs.cache.scope():
     knobs.cache.dir = folder  # where nothing lies that was made with the other order
-    was, jit.OLD = jit.OLD, True
+    was, jit.BEFORE_3_8 = jit.BEFORE_3_8, True
     try:
         for kind, rows in (("Q4_0", 8), ("Q5_K", 16), ("Q6_K", 32), ("IQ4_XS", 16), ("Q2_K", 8)):
             x = Type.contiguous((rows, 2048), torch.bfloat16)
@@ -351,7 +351,7 @@ with tempfile.TemporaryDirectory() as folder, knobs.cache.scope():
             loads = re.findall(r"= tt.load .*: tensor<[^#]*, (#\\w+)>", text)
             out[f"{kind} {rows}"] = text.count("tt.contiguity"), [sizes.get(n) for n in loads]
     finally:
-        jit.OLD = was
+        jit.BEFORE_3_8 = was
 """
 
 
