@@ -28,6 +28,7 @@ REPORT = WarmupReport("fake", "cpu", "fake device", "fp32", (), (), (GRAPH,))
 
 class FakeTicket:
     _ids = itertools.count(1)
+    read = set()  # all that somebody iterates now
 
     def __init__(self, service, messages, settings, pictures):
         self.id = f"request-{next(self._ids)}"
@@ -54,6 +55,13 @@ class FakeTicket:
 
     def __iter__(self):
         get_up()
+        self.read.add(self)
+        try:
+            yield from self._events()
+        finally:
+            self.read.discard(self)
+
+    def _events(self):
         service = self.service
         if service.calls and self.settings.toolbox.callable:
             yield from self._call(service.calls)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from fake_service import FakeTicket, until
 from werkzeug.routing import Rule
 
 
@@ -29,3 +30,12 @@ def routes_compiled_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(Rule, "_compile_builder", compiled)
         yield
+
+
+@pytest.fixture(autouse=True)
+def no_answer_outlives_its_test() -> Iterator[None]:
+    """Some fake services say a word a minute: it would come while another test counts what lives."""
+    yield
+    for ticket in tuple(FakeTicket.read):
+        ticket.cancel()
+    assert until(lambda: not FakeTicket.read)
