@@ -89,7 +89,7 @@ $(VENV)-clients/installed: tests/clients/requirements.txt tests/clients/package.
 $(VENV)/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[video]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[gpu,video]'
 	touch $@
 
 $(VENV)/tested-with: $(VENV)/installed

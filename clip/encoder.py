@@ -175,6 +175,14 @@ class TowerEncoder:
         tokens = None if alone else self.packed(shapes)
         return self.plan(len(shapes), shapes[0]) if tokens is None else self.pack_plan(tokens)
 
+    def largest_plans(self) -> list[Plan]:
+        """Of the most tiles at once, and of the largest pack of unequal pictures."""
+        batch, tile = self.sizes()["largest"]
+        plans = [self.plan(batch, tile.shape)]
+        if self.strip is not None and self.why_no_packs is None:
+            plans.append(self.pack_plan(self.strip.sizes[-1]))
+        return plans
+
     def _probes(self, form: AttentionForm) -> list[list[Node]]:
         """Every batch of the tiles that are expected."""
         tiles = dict.fromkeys(tile for _, tile in self.sizes().values())

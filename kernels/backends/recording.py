@@ -19,8 +19,9 @@ from mtmd.kernels.backends.side_stream import host_bytes, own_stream
 
 @dataclass(frozen=True)
 class Recording:
-    """`replay` runs what was recorded, on what its inputs hold now, and `outputs` hold the results
-    until the next replay of any recording of the same recorder in the same queue.
+    """`replay` runs what was recorded, on what its inputs hold now. `outputs` are what the run
+    returned; those in memory that it took on the way hold nothing after the next replay of any
+    recording of the same recorder in the same queue.
     """
 
     outputs: list[Tensor]
@@ -40,10 +41,22 @@ class Staging(Protocol):
         """The host's bytes to the device's, before whatever it runs next."""
 
 
+def results_bytes(size: int) -> int:
+    """Of memory for results of so many bytes. Those of earlier recordings, which outlive a larger
+    one, take less than that together.
+    """
+    return 1 << (size - 1).bit_length() if size else 0
+
+
 class Recorder(Protocol):
     """All its recordings of one queue share memory: no two of them run at once."""
 
     def staging(self, size: int) -> Staging: ...
+
+    def results(self, size: int) -> Tensor:
+        """At least so many bytes of the device, for what recordings of this queue return: the same
+        for all of them, as long as they suffice.
+        """
 
     def record(self, run: Callable[[], list[Tensor]]) -> Recording:
         """What `run` launches; none of it has been run afterwards. Raises RuntimeError where it
@@ -71,16 +84,25 @@ class PinnedStaging:
 class CudaGraphs:
     """CUDA's graphs, and HIP's. Values on the way lie in one pool of memory for each stream, which
     is as large as the largest of its runs needs: all of them are captured on one stream, as torch
-    gives memory of a pool again only where it was allocated.
+    gives memory of a pool again only where it was allocated, and none returns memory of it.
     """
 
     def __init__(self, device: torch.device):
         self._device = device
         # torch's names of them, each with the stream of its captures, by stream
         self._pools: dict[int, tuple[Any, torch.cuda.Stream]] = {}
+        self._results: dict[int, Tensor] = {}  # by stream
 
     def staging(self, size: int) -> Staging:
         return PinnedStaging(size, self._device)
+
+    def results(self, size: int) -> Tensor:
+        own = torch.cuda.current_stream(self._device).cuda_stream
+        held = self._results.get(own)
+        if held is None or held.nbytes < size:
+            held = torch.empty(results_bytes(size), dtype=torch.uint8, device=self._device)
+            self._results[own] = held
+        return held
 
     def record(self, run: Callable[[], list[Tensor]]) -> Recording:
         graph = torch.cuda.CUDAGraph()

@@ -277,7 +277,7 @@ class Executor:
                 recorder,
                 lambda node, value: _check(node, value, device, written[node]),
                 device,
-                [output.is_in_state for output in self.plan.outputs],
+                self.plan.outputs,
             )
         return reason
 

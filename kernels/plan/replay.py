@@ -3,21 +3,23 @@ of its inputs and the recording.
 
 Inputs have memory of their own for that, in which every run finds them: all that come from the host
 side by side, so that one copy brings them. States that a run writes in place (caches) are read
-where they lie; for another cache a run is recorded anew. Outputs are copied for the caller, but for
-those that lie in a state.
+where they lie; for another cache a run is recorded anew. Outputs, but for those that lie in a
+state, are part of what is replayed: they end where those of all recordings do, so that no recording
+keeps memory for its own, and are copied from there for the caller.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from threading import Lock
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from mtmd.kernels.backends.recording import Recorder, Recording, Staging
+from mtmd.kernels.backends.recording import Recorder, Recording, Staging, results_bytes
 from mtmd.kernels.errors import DeviceError
 from mtmd.kernels.graph import Node, filled
 from mtmd.kernels.ops import OPS
@@ -55,6 +57,23 @@ def why_not(plan: Plan, by_torch: Callable[[Node], bool]) -> str | None:
     return None
 
 
+def recordings_bytes(queue: Iterable[tuple[Plan, int]]) -> dict[str, int]:
+    """What recordings of one queue keep, by memory: the values of the largest that is recorded, and
+    memory for results. `queue`: its largest plans, each with how many times as large those like it
+    may be. Of plans that are too large to be recorded, smaller ones are, whose results are taken to
+    be smaller by as much as their values.
+    """
+    values, results = Counter[str](), Counter[str]()
+    for plan, times in queue:
+        if plan.is_where_runs_are_recorded:
+            for space, size in plan.run_bytes.items():
+                kept = min(times * size, scheduler.MOST_RECORDED)
+                values[space] = max(values[space], kept)
+                returned = size_of(plan.outside_states) * kept // max(size, 1)
+                results[space] = max(results[space], returned)
+    return {space: size + 2 * results_bytes(results[space]) for space, size in values.items()}
+
+
 class Replay:
     """`run` computes the outputs from a list with the inputs' values at their slots, and leaves the
     list as it is. One replay at a time: from any thread, one waits for the other.
@@ -68,13 +87,12 @@ class Replay:
         recorder: Recorder,
         check: Check,
         device: torch.device,
-        in_states: Sequence[bool],
+        outputs: Sequence[Node],
     ):
-        """`in_states`: of each output, whether it lies in a state."""
         self._states = [(s, n) for s, n in inputs if n.attrs.get("state")]
         self._inputs = [(s, n) for s, n in inputs if not n.attrs.get("state")]
         self._template, self._run, self._recorder = template, run, recorder
-        self._check, self._device, self._in_states = check, device, tuple(in_states)
+        self._check, self._device, self._outputs = check, device, tuple(outputs)
         self._before, self._lock = BEFORE, Lock()
         self._places: dict[Node, Tensor] = {}  # on the device
         self._hosted: dict[Node, Tensor] = {}  # of those, what the host writes
@@ -108,8 +126,8 @@ class Replay:
                 raise DeviceError(f"{BROKEN} ({_line(error)}); start the process again") from error
             self.replayed += 1
             return [
-                output if in_state else output.clone()
-                for output, in_state in zip(self._recording.outputs, self._in_states, strict=True)
+                value if node.is_in_state else value.clone()
+                for node, value in zip(self._outputs, self._recording.outputs, strict=True)
             ]
 
     def _filled(self, node: Node, batch: Any) -> Tensor:
@@ -133,19 +151,12 @@ class Replay:
             place.copy_(value)
 
     def _lay_out(self, values: Mapping[Node, Tensor]) -> None:
-        hosted = {n: v for n, v in values.items() if v.device.type == "cpu"}
-        offsets, size = [], 0
-        for node in hosted:
-            offsets.append(size)
-            size += -(-node.type.bytes // ALIGN) * ALIGN
-        self._staging = self._recorder.staging(size)
-        for node, offset in zip(hosted, offsets, strict=True):
-            self._hosted[node], self._places[node] = (
-                side[offset : offset + node.type.bytes].view(node.dtype).view(node.shape)
-                for side in (self._staging.host, self._staging.device)
-            )
+        hosted = [node for node, value in values.items() if value.device.type == "cpu"]
+        self._staging = self._recorder.staging(size_of(hosted))
+        self._hosted = _side_by_side(hosted, self._staging.host)
+        self._places = _side_by_side(hosted, self._staging.device)
         for node in values:
-            if node not in hosted:
+            if node not in self._hosted:
                 self._places[node] = torch.empty(node.shape, dtype=node.dtype, device=self._device)
 
     def _record(self, states: Sequence[Tensor]) -> Recording | None:
@@ -154,8 +165,15 @@ class Replay:
             values[slot] = state
         for slot, node in self._inputs:
             values[slot] = self._places[node]
+        returned = [node for node in self._outputs if not node.is_in_state]
+        places = _side_by_side(returned, self._recorder.results(size_of(returned)))
+
+        def run() -> list[Tensor]:
+            results = zip(self._outputs, self._run(values), strict=True)
+            return [places[n].copy_(value) if n in places else value for n, value in results]
+
         try:
-            recording = self._recorder.record(lambda: self._run(values))
+            recording = self._recorder.record(run)
         except torch.OutOfMemoryError as error:
             # What was half recorded holds memory that nothing gives back.
             raise DeviceError(
@@ -170,6 +188,20 @@ class Replay:
             return None
         self.recorded += 1
         return recording
+
+
+def size_of(nodes: Iterable[Node]) -> int:
+    """Bytes of their values, side by side."""
+    return sum(-(-node.type.bytes // ALIGN) * ALIGN for node in nodes)
+
+
+def _side_by_side(nodes: Iterable[Node], memory: Tensor) -> dict[Node, Tensor]:
+    """Where the value of each lies in such memory."""
+    places, offset = {}, 0
+    for node in nodes:
+        place = memory[offset : offset + node.type.bytes]
+        places[node], offset = place.view(node.dtype).view(node.shape), offset + size_of([node])
+    return places
 
 
 def _line(error: Exception) -> str:

@@ -157,19 +157,24 @@ class Plan:
     @property
     def may_be_recorded(self) -> bool:
         """Whether its device records runs, and their values are few enough to be kept."""
-        records = all(step.backend.records for step in self.steps)
-        alone = len({step.backend.space for step in self.steps}) == 1 and not self.copies
-        return records and alone and sum(self.run_bytes.values()) <= MOST_RECORDED
+        return self.is_where_runs_are_recorded and sum(self.run_bytes.values()) <= MOST_RECORDED
+
+    @property
+    def is_where_runs_are_recorded(self) -> bool:
+        """Whether it runs on one device, which records runs, and without other ranks."""
+        records = all(s.backend.records and "group" not in s.node.attrs for s in self.steps)
+        return records and len({s.backend.space for s in self.steps}) == 1 and not self.copies
 
     @cached_property
     def copied_out(self) -> tuple[Node, ...]:
         """The outputs that a replayed run hands over as copies, as the next one overwrites them:
         all that lie in no state.
         """
-        return self._outside_states if self.may_be_recorded else ()
+        return self.outside_states if self.may_be_recorded else ()
 
     @property
-    def _outside_states(self) -> tuple[Node, ...]:
+    def outside_states(self) -> tuple[Node, ...]:
+        """The outputs that have memory of their own."""
         return tuple(o for o in self.outputs if not o.is_in_state)
 
     def _with_copies(self, peak: dict[str, int], copies: Iterable[Node]) -> dict[str, int]:
@@ -187,7 +192,7 @@ class Plan:
             lambda plan: plan.rough_bytes,
         )
         records = any(step.backend.records for step in self.steps)
-        return self._with_copies(rough, self._outside_states if records else ())
+        return self._with_copies(rough, self.outside_states if records else ())
 
     @cached_property
     def chains(self) -> tuple[Chain, ...]:

@@ -32,6 +32,7 @@ from mtmd.kernels.dtype import name_of
 from mtmd.kernels.errors import DeviceMemoryError, ModelError, OptionError, PromptError
 from mtmd.kernels.plan.executor import Residency
 from mtmd.kernels.plan.free_memory import free_bytes
+from mtmd.kernels.plan.replay import recordings_bytes
 from mtmd.kernels.plan.scheduler import Override
 from mtmd.kernels.report.facts import Placement
 from mtmd.kernels.report.measure_machine import computing_threads, machine_facts, thread_warnings
@@ -312,6 +313,10 @@ class Embedder:
         towers = {g.graph: g.weight_bytes.get(space, 0) for g in graphs}
         self._weight_bytes = sum(towers.values())
         needed = self._weight_bytes + max(g.compute_bytes.get(space, 0) for g in graphs)
+        if preferred.records:
+            texts = [self.texts.plan(TEXTS_AT_ONCE, self.texts.tower.context)]
+            for plans in (self.images.largest_plans(), texts):
+                needed += recordings_bytes((plan, 1) for plan in plans).get(space, 0)
         resizing = self.images.preprocessing.device_bytes
         if free is not None and needed + resizing > free:
             instead = "--preprocess host, " if needed <= free else ""

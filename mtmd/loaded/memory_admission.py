@@ -9,6 +9,7 @@ What fits, but not just now, is for the caller to put off.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -115,14 +116,19 @@ class Admission:
 
     @cached_property
     def _beside_weights(self) -> Bytes:
-        """Limits less weights, what is counted of caches, and what pictures are resized in."""
+        """Limits less weights, what is counted of caches, and what is kept beside."""
         return {
             space: limit
             - self._weights[space]
             - self.counted_caches.get(space, 0)
-            - self.needed.resizing.get(space, 0)
+            - self._kept.get(space, 0)
             for space, limit in self.limits.items()
         }
+
+    @cached_property
+    def _kept(self) -> Bytes:
+        """What pictures are resized in, and what recorded runs keep."""
+        return Counter(self.needed.resizing) + Counter(self.needed.recordings())
 
     @cached_property
     def embedding_cache_bytes(self) -> int:
@@ -274,16 +280,15 @@ class Admission:
         )
 
     def free_now(self) -> Bytes:
-        """What is free, by memory space, less the weights that are yet to be read, and what
-        pictures are resized in, at any time.
+        """What is free, by memory space, less the weights that are yet to be read, and what is
+        kept beside at any time: of recorded runs that is free by torch's count.
         """
         result = {}
         for backend in self.backends:
             free = free_bytes(backend)
             if free is not None and backend.space in self.limits:
                 to_come = self._weights[backend.space] - self.runner.residency.bytes[backend.space]
-                resizing = self.needed.resizing.get(backend.space, 0)
-                result[backend.space] = free - max(to_come, 0) - resizing
+                result[backend.space] = free - max(to_come, 0) - self._kept.get(backend.space, 0)
         return result
 
     @staticmethod

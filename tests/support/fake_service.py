@@ -6,6 +6,7 @@ import itertools
 import threading
 import time
 from types import SimpleNamespace
+from typing import ClassVar
 
 from mtmd import BusyError, PromptError, Receipt
 from mtmd.checkpoint.facts import CheckpointFacts
@@ -28,7 +29,7 @@ REPORT = WarmupReport("fake", "cpu", "fake device", "fp32", (), (), (GRAPH,))
 
 class FakeTicket:
     _ids = itertools.count(1)
-    read = set()  # all that somebody iterates now
+    read: ClassVar = set()  # all that somebody iterates now
 
     def __init__(self, service, messages, settings, pictures):
         self.id = f"request-{next(self._ids)}"

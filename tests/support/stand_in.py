@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from mtmd.kernels.backends.backend import Run
-from mtmd.kernels.backends.recording import Recording
+from mtmd.kernels.backends.recording import Recording, results_bytes
 from mtmd.kernels.backends.reference import Reference
 from mtmd.kernels.gpu.table import choose
 from mtmd.kernels.graph import Node
@@ -36,6 +36,7 @@ ALLOWED = frozenset(
         "clamp",
         "clone",
         "contiguous",
+        "copy_",
         "cos",
         "detach",
         "div_",
@@ -85,8 +86,10 @@ class Refused(RuntimeError):
 
 
 class _Recorder(TorchDispatchMode):
-    def __init__(self) -> None:
+    def __init__(self, results: Tensor) -> None:
+        """`results`: the only memory that is copied to."""
         super().__init__()  # type: ignore[no-untyped-call]
+        self._results = storage(results)
         self.calls: list[tuple[Callable[[], Any], list[Tensor]]] = []
         self.ops: set[str] = set()
         self.before: dict[int, tuple[Tensor, Tensor]] = {}
@@ -96,6 +99,7 @@ class _Recorder(TorchDispatchMode):
         name = func._schema.name.removeprefix("aten::")
         self.ops.add(name)
         kwargs = kwargs or {}
+        assert name != "copy_" or storage(args[0]) == self._results, "copied over another value"
         if func._schema.is_mutable:
             self.keep(args[0])
         result = func(*args, **kwargs)
@@ -154,12 +158,18 @@ class StandInRecorder:
         self.active: _Recorder | None = None
         self.recordings = self.replays = 0
         self.ops: set[str] = set()
+        self._results = torch.empty(0, dtype=torch.uint8)
 
     def staging(self, size: int) -> _Staging:
         return _Staging(size)
 
+    def results(self, size: int) -> Tensor:
+        if self._results.nbytes < size:
+            self._results = torch.empty(results_bytes(size), dtype=torch.uint8)
+        return self._results
+
     def record(self, run: Callable[[], list[Tensor]]) -> Recording:
-        self.active = recorder = _Recorder()
+        self.active = recorder = _Recorder(self._results)
         try:
             with recorder:
                 outputs = run()

@@ -7,6 +7,7 @@ a margin, and the cache of encoded pictures.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,9 +19,11 @@ from mtmd.kernels.backends import Backend
 from mtmd.kernels.errors import ImageError, OptionError
 from mtmd.kernels.graph import Shape
 from mtmd.kernels.plan.free_memory import free_bytes
+from mtmd.kernels.plan.replay import recordings_bytes
 from mtmd.kernels.plan.scheduler import Plan
 from mtmd.llm.batch import BatchShape
 from mtmd.llm.engine.runner import Runner
+from mtmd.llm.engine.speculation import MOST, MOST_ROWS
 from mtmd.llm.state import PAGE
 
 CACHE_BYTES = 256 << 20  # the most that encoded pictures are kept in, where there is memory for it
@@ -39,7 +42,8 @@ Bytes = Mapping[str, int]
 @dataclass(frozen=True)
 class Parts:
     """Bytes of one memory: weights of the decoder, those of the encoder, the cache of all
-    sequences, and what is computed with, pictures that are resized, or kept encoded, among it.
+    sequences, and what is computed with, pictures that are resized, or kept encoded, and what
+    recorded runs keep, among it.
     """
 
     weights: int = 0
@@ -100,6 +104,24 @@ class NeededMemory:
             for space, size in self.runner.cache_bytes(context, answers).items()
         }
 
+    def recordings(self, context: int | None = None, answers: int | None = None) -> Bytes:
+        """What recorded runs keep, beside whatever runs: of the decoder, for so many answers at
+        once with all that may be proposed of each, and of the encoder, which have queues of their
+        own.
+        """
+        if not self.runner.backends[0].records:
+            return {}
+        step, prefill = self.plans(context or self.runner.context)
+        rows = min((answers or self.runner.sequences) * (1 + MOST), MOST_ROWS)
+        return Counter(recordings_bytes([(step, rows), (prefill, 1)])) + self._encodes
+
+    @cached_property
+    def _encodes(self) -> Counter[str]:
+        """What recorded runs of the encoder keep."""
+        if self.encoder is None:
+            return Counter()
+        return Counter(recordings_bytes((plan, 1) for plan in self.encoder.largest_plans()))
+
     def plans(self, context: int) -> tuple[Plan, Plan]:
         """A step of decode, and a prefill, of a sequence that is as long as `context`."""
         pages = self.runner.pages_for(context)
@@ -124,6 +146,7 @@ class NeededMemory:
         step, prefill = (plan.compute_bytes for plan in self.plans(context))
         encode, cache = encode or {}, self.cache(context, answers)
         keeps = (self.encoder or self.runner).backends[0].space
+        recordings = self.recordings(context, answers)
         spaces = dict.fromkeys((*self.weights, *self.tower, *cache, *step, *prefill, *encode))
         found = {}
         for space in spaces:
@@ -133,7 +156,7 @@ class NeededMemory:
             )
             if space == keeps:
                 compute = with_pictures(compute)
-            compute += self.resizing.get(space, 0)
+            compute += self.resizing.get(space, 0) + recordings.get(space, 0)
             found[space] = Parts(
                 self.weights.get(space, 0), self.tower.get(space, 0), cache.get(space, 0), compute
             )

@@ -4,12 +4,15 @@ calls: which stream waits for which, priorities, and the device that was current
 
 from __future__ import annotations
 
+import itertools
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from mtmd.kernels.backends.gpu import Gpu
+from mtmd.kernels.backends.recording import CudaGraphs
 from mtmd.kernels.backends.side_stream import STREAMS, CudaSideStream, host_bytes, own_stream
 from mtmd.kernels.backends.vision_attention import measure
 from mtmd.kernels.backends.vision_attention.measure import CudaProbe
@@ -232,3 +235,14 @@ def test_what_is_left_to_the_caller_is_waited_for_on_its_own_queue(driver, monke
     side.hand_over(Value())
     assert driver.calls == ["own queue is done"] and recorded == [queue]
     side.hand_over(torch.zeros(1))  # a tensor of the host is everybody's
+
+
+def test_results_of_each_queue_lie_in_one_place(monkeypatch):
+    graphs = CudaGraphs(torch.device("cpu"))
+    queues = [SimpleNamespace(cuda_stream=n) for n in (1, 2)]
+    found = []
+    for queue, size in itertools.product(queues, (300, 200, 512, 600)):
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda _, queue=queue: queue)
+        found.append(graphs.results(size))
+    assert [f.nbytes for f in found] == 2 * [512, 512, 512, 1024]
+    assert found[0] is found[1] is found[2] and found[0].data_ptr() != found[4].data_ptr()

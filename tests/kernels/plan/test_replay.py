@@ -16,6 +16,7 @@ from mtmd.kernels.errors import PlacementError
 from mtmd.kernels.graph import Node, Type, graph_input
 from mtmd.kernels.plan import scheduler
 from mtmd.kernels.plan.executor import Executor, Residency
+from mtmd.kernels.plan.replay import recordings_bytes
 from mtmd.kernels.plan.scheduler import Override, make_plan
 from mtmd.kernels.text import mib
 
@@ -85,6 +86,34 @@ def test_a_state_is_handed_over_as_it_lies() -> None:
     plain = make_plan([kept, flat, out], [StandIn(records=False)])
     more = subject.plan.compute_bytes["stand-in"] - plain.compute_bytes["stand-in"]
     assert more == out.type.bytes and plain.copied_out == ()
+
+
+def test_recordings_keep_no_results_of_their_own() -> None:
+    """What they return lies in one place for all of them, which a larger one replaces."""
+    device = StandIn()
+    assert device.recorder is not None
+    rows = [graph_input("rows", (n, 3), torch.float32, lambda b: b.rows) for n in (2, 3, 90)]
+    subjects = [executor(device, *(ops.scale(r, factor=f) for f in (2.0, 3.0))) for r in rows]
+    given = [SimpleNamespace(rows=torch.full((n, 3), float(n))) for n in (2, 3, 90)]
+    for _ in range(4):
+        results = [s.run(b) for s, b in zip(subjects, given, strict=True)]
+    assert all(s.replay is not None and s.replay.replayed == 2 for s in subjects)
+    for found, b in zip(results, given, strict=True):
+        assert all(torch.equal(r, b.rows * f) for r, f in zip(found, (2, 3), strict=True))
+    small, middle, large = (storage(s.replay._recording.outputs[0]) for s in subjects)  # type: ignore
+    assert small == middle != large
+    assert device.recorder.results(0).nbytes == 4096 >= 2 * 90 * 3 * 4
+
+
+def test_what_recordings_keep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The values of the largest that is recorded, and twice what results take."""
+    plan = make_plan(graph(), [StandIn()])
+    run, result = plan.run_bytes["stand-in"], 256
+    assert recordings_bytes([(plan, 1)]) == {"stand-in": run + 2 * result}
+    assert recordings_bytes([(plan, 1), (plan, 3)]) == {"stand-in": 3 * run + 2 * 1024}
+    assert recordings_bytes([(make_plan(graph(), [StandIn(records=False)]), 1)]) == {}
+    monkeypatch.setattr(scheduler, "MOST_RECORDED", 50)
+    assert recordings_bytes([(plan, 9)]) == {"stand-in": 50 + 2 * 256}  # 50 parts of 256
 
 
 def test_looking_on_goes_node_by_node() -> None:

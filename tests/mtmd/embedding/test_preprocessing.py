@@ -4,6 +4,7 @@ was done, told.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,21 @@ def test_what_pictures_are_resized_in_is_part_of_what_is_needed(
     beside(folder, preprocess="host")
     with pytest.raises(DeviceMemoryError, match=r"has 120\.00 MiB free; use --preprocess host"):
         beside(folder)
+
+
+def test_what_recorded_runs_keep_is_part_of_what_is_needed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of images and of texts."""
+    refused = []
+    monkeypatch.setattr(module, "free_bytes", lambda _: 1)
+    for records in (False, True):
+        device = StandIn(records=records, fuses=False)
+        with pytest.raises(DeviceMemoryError, match="needs") as told:
+            Embedder(open_dual(folder), LoadOptions(dtype="fp32"), [device, Cpu(), Reference()])
+        refused.append(str(told.value))
+    plain, more = (float(re.search(r"needs ([\d.]+) MiB", r)[1]) for r in refused)  # type: ignore
+    assert more > 1.5 * plain
 
 
 def test_the_command_hands_it_on(mtmd: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from qwen2_vl import qwen2_vl
+from stand_in import StandIn
 from torch.profiler import ProfilerActivity, profile
 
 from mtmd.clip.image.decode import Picture, open_picture
@@ -22,13 +23,16 @@ from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.clip.token_budget import Budget
 from mtmd.config import LoadOptions
 from mtmd.events import Answer, Finished
+from mtmd.kernels.backends import Cpu, Reference
 from mtmd.kernels.errors import DeviceMemoryError, OptionError
+from mtmd.kernels.plan.replay import recordings_bytes
 from mtmd.kernels.plan.scheduler import Plan
 from mtmd.kernels.text import mib
 from mtmd.loaded import memory_admission as module
 from mtmd.loaded.fitting import needed_memory
 from mtmd.loaded.memory_admission import Admission
-from mtmd.loading import load
+from mtmd.loaded.predicted_memory import predicted_bytes
+from mtmd.loading import load, open_checkpoint
 from mtmd.model import Model
 from mtmd.prompt.bridge import Bridge
 from mtmd.prompt.conversation import user_message
@@ -509,3 +513,32 @@ def test_a_waiting_picture_can_be_cancelled(
         time.sleep(0.01)
     ticket.cancel()
     assert answer(ticket).receipt.finish == "cancelled" and service.stats().encoding == 0
+
+
+def test_what_recorded_runs_keep_is_kept_from_all_else(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a limit, of what is free at any time, and in what is told: of both queues."""
+    for one in (module, needed_memory):
+        monkeypatch.setattr(one, "free_bytes", lambda _: 1 << 30)
+    checkpoint, told = open_checkpoint(folder), []
+    for device in (StandIn(), StandIn(records=False)):
+        chosen = LoadOptions(dtype="fp32", context=256, parallel=2)
+        with Model(checkpoint, chosen, [device, Cpu(), Reference()]) as model:
+            admission = model.loaded.admission
+            room = admission.room["stand-in"] + admission.embedding_cache_bytes
+            predicted = predicted_bytes(model.loaded)["stand-in"]
+            told.append((room, admission.free_now()["stand-in"], predicted))
+            needed = admission.needed
+            encoder = recordings_bytes((plan, 1) for plan in needed.encoder.largest_plans())  # type: ignore
+            found = needed.recordings()
+            assert (found == {}) is not device.records
+            if device.records:
+                step, prefill = needed.plans(256)
+                decoder = recordings_bytes([(step, 16), (prefill, 1)])["stand-in"]
+                assert found == {"stand-in": decoder + encoder["stand-in"]}
+                copied = [sum(o.type.bytes for o in p.copied_out) for p in (step, prefill)]
+                kept = found["stand-in"]
+    (room, free, predicted), plain = told[0], told[1]
+    assert plain[0] - room == plain[1] - free == kept > max(copied) > 0
+    assert predicted - plain[2] >= kept

@@ -173,6 +173,7 @@ def test_a_device_that_is_launched_plans_no_new_size(folder: Path, model: Model)
     assert foreseen_packs(encoder) == encoder.strip.sizes  # type: ignore[union-attr]
     for tokens in foreseen_packs(encoder):
         encoder.pack_plan(tokens)
+    assert few.loaded.admission.needed.recordings()["stand-in"] > 0
     planned, own = encoder._pack_plan.cache_info().misses, encoder._plan.cache_info().misses
     for count in (1, 1, 2, 3, 4):
         queue, jobs = queued(few, *"abcd"[4 - count :])
