@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 import shutil
 import time
 from contextlib import contextmanager
@@ -22,6 +23,13 @@ CHROMIUM = next(
 DESK, PHONE = {"width": 1280, "height": 800}, {"width": 360, "height": 720}
 SERIOUS = ["serious", "critical"]
 LIMIT_MS = 20_000
+# With LATE_BROWSER_MS=150, everything that happens in a browser on its own happens that late: a test
+# that does not wait for it fails, as it may on a busy machine.
+LATE = os.environ.get("LATE_BROWSER_MS") and (
+    (Path(__file__).parent / "late_browser.js")
+    .read_text()
+    .replace("MILLISECONDS", str(int(os.environ["LATE_BROWSER_MS"])))
+)
 CALM = {"reduced_motion": "reduce"}  # colours that fade in have no contrast for a while
 USUAL = {"viewport": DESK, **CALM}
 _left = {}  # by browser: the context of a usual window that was closed
@@ -54,6 +62,24 @@ def chromium():
         browser.close()
 
 
+@contextmanager
+def held(page, address, method="GET", most=1):
+    """The first requests, which do not reach the server until the end."""
+    found = []
+
+    def hold(route):
+        if route.request.method == method and len(found) < most:
+            found.append(route)
+        else:
+            route.continue_()
+
+    page.route(address, hold)
+    yield found
+    for route in found:
+        route.continue_()
+    page.unroute(address)
+
+
 class Visitor:
     """One person with one window. What the browser complains of is collected, and is an error at
     the end unless `expects` it.
@@ -68,6 +94,8 @@ class Visitor:
         self.browser, self.url, self.is_usual = browser, url, asked == USUAL
         left = _left.pop(browser, None) if self.is_usual else None
         self.context = left or browser.new_context(**asked)
+        if LATE and not left:
+            self.context.add_init_script(LATE)
         self.context.set_default_timeout(LIMIT_MS)
         before, self.page = self.context.pages, self.context.new_page()
         self.complaints, self.expects, self.fingers = [], (), context.get("is_mobile", False)
@@ -109,10 +137,14 @@ class Visitor:
 
     def until(self, expression):
         """Playwright's own wait evaluates text inside the page, which its policy forbids."""
+        self.wait(lambda: self.page.evaluate(expression))
+
+    def wait(self, condition):
+        """While the browser goes on."""
         end = time.monotonic() + LIMIT_MS / 1000
-        while not self.page.evaluate(expression):
-            assert time.monotonic() < end, f"never true: {expression}"
-            self.page.wait_for_timeout(30)
+        while not condition():
+            assert time.monotonic() < end
+            self.page.wait_for_timeout(20)
 
     def attach(self, *paths):
         before = self.page.locator(".thumb").count()
@@ -160,8 +192,15 @@ class Visitor:
             ).all_inner_texts()
         ]
 
-    def listed(self):
-        return self.page.locator("#list .item a > span:first-child").all_inner_texts()
+    def lists(self, *titles, in_order=True):
+        """Wait until the conversations are these; they come a moment later than their answers."""
+        wanted, end = list(titles), time.monotonic() + LIMIT_MS / 1000
+        while True:
+            found = self.page.locator("#list .item a > span:first-child").all_inner_texts()
+            if (found if in_order else sorted(found)) == wanted:
+                return
+            assert time.monotonic() < end, (found, wanted)
+            self.page.wait_for_timeout(30)
 
     def axe(self):
         """Serious findings as (theme, rule, element), [] where there are none: of all rules in the

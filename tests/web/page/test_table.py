@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 
-from browsing import PHONE
+from browsing import PHONE, held
 from PIL import Image
 
 
@@ -28,7 +28,7 @@ def rows(page):
 def test_a_folder_becomes_a_table_that_goes_on_after_a_reload(visit, fake, tmp_path):
     person = visit()
     page = person.page
-    fake.pace_s, fake.words = 0.2, "=SUM(1) of " + "words " * 30
+    fake.pace_s, fake.words = 0.2, "=SUM(1) of " + "words " * 300
     page.set_input_files("#folder", str(folder_of(tmp_path, 12)))
     page.wait_for_selector("#over-count:has-text('12 pictures; 1 other file left out')")
     page.fill("#over-question", "How wide?")
@@ -71,3 +71,16 @@ def test_a_folder_becomes_a_table_that_goes_on_after_a_reload(visit, fake, tmp_p
     page.wait_for_selector("#table-question:has-text('Another question')")
     page.wait_for_selector("#table-state:has-text('12 of 12 pictures answered')")
     assert next(text for _, text in rows(page)).startswith("as a conversation")
+
+
+def test_rows_asked_for_when_a_table_is_stopped_are_stopped(person, fake, tmp_path):
+    page = person.page
+    fake.pace_s, fake.words = 60, "one two"
+    with held(page, "**/answers", "POST", most=3) as found:
+        page.set_input_files("#folder", str(folder_of(tmp_path, 3)))
+        page.fill("#over-question", "How wide?")
+        page.click("#over button.primary")
+        person.wait(lambda: found)
+        page.click("#table-stop")
+    page.wait_for_selector("#table-go:visible")
+    assert all(ticket.cancelled.is_set() for ticket in fake.tickets)

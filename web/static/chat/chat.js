@@ -40,6 +40,8 @@ let picker = null; // of several models
 let comparing;
 let problem = ""; // why the last message has no answer
 let unsure = null; // {conversation, parent, text, images}: a message that may have arrived, for the server went while it was sent
+let opened = Promise.resolve(); // of the conversation that is to be shown, when it is
+let opening = 0; // which of those that were to be shown is the last
 let unsureAnswer = null; // the message that an answer was asked for when the server went
 const views = new Map(); // id of an answer -> what draws its text, with what somebody has opened or selected in it
 const drawn = new Map(); // message id -> {message, key, element}: what has not changed stays as it is, an open receipt too
@@ -61,7 +63,7 @@ async function start() {
   tell(about.notice);
   if (about.shared) toast("Another server uses the same history. An answer that one of them is writing looks cut off in the other.", { sticky: true });
   if (about.fault) toast(`The server cannot answer: ${about.fault}.`, { sticky: true });
-  composer = new Composer(about, { ready: () => !picker || picker.isReady(), send, where, editLast, anew: () => go(null), askOver: (files) => table.ask(files), dropOldest });
+  composer = new Composer(about, { ready: () => !picker || picker.isReady(), opened: () => opened, send, where, editLast, anew: () => go(null), askOver: (files) => table.ask(files), dropOldest });
   table = new Table({ places: about.places, openRow, changed: onRow, ended: () => list.refresh(), options });
   list = new ConversationList({ open: (id, found) => go(id, found), gone: (id) => { if (conversation?.id === id) go(null); }, renamed: onRenamed });
   startSettings(about, () => composer.changed());
@@ -70,6 +72,7 @@ async function start() {
   startVideos();
   startWelcome(about, askSample);
   listen();
+  for (const part of document.querySelectorAll("[data-from-start]")) part.inert = false; // a click before would have been lost
   shown = new ThreadWindow({ path: () => tree.path(), load: loadLight, draw });
   startScrolling(() => {
     shown.reset();
@@ -204,7 +207,13 @@ function mark(element, words) {
   CSS.highlights.set("found", new Highlight(...ranges));
 }
 
-async function open(id) {
+function open(id) {
+  opened = load(id, ++opening);
+  return opened;
+}
+
+/** What is typed while it comes is its own, and is sent when it is there. */
+async function load(id, mine) {
   following?.controller.abort();
   asked?.controller.abort();
   [following, asked] = [null, null];
@@ -213,23 +222,27 @@ async function open(id) {
   drawn.clear();
   views.clear();
   compared.clear();
+  composer.restore(id);
+  composer.setBusy(false);
   try {
     const loaded = id ? await get(`/api/conversations/${id}`) : { conversation: null, messages: [] };
+    if (opening !== mine) return;
     conversation = loaded.conversation;
     tree.load(loaded.messages, conversation?.head, loaded.outline);
     shown.reset();
     if (loaded.outline) { // which has taken as long as a frame: what follows is another task
       await new Promise((go) => { setTimeout(go, 0); });
-      if (conversation !== loaded.conversation) return;
+      if (opening !== mine) return;
     }
   } catch (error) {
+    if (opening !== mine) return;
     toast(error.message);
     window.history.replaceState(null, "", at("/"));
     conversation = null;
     tree.load([], null);
+    composer.restore(null, $("prompt").value);
   }
-  composer.restore(conversation?.id);
-  composer.setBusy(false);
+  composer.changed();
   list.select(conversation?.id ?? null);
   draw();
   stayAtEnd();
@@ -259,6 +272,7 @@ async function onRow(changed, message) {
   if (!message) {
     window.history.pushState(null, "", at(`/c/${changed.id}`));
     await open(changed.id);
+    if (conversation?.id !== changed.id) return changed.id; // somebody has gone elsewhere
     conversation = changed;
     draw();
     table.show(conversation.id, tree);
@@ -407,14 +421,16 @@ async function send(text, images, editing) {
     return !images.length;
   }
   composer.setBusy(true);
+  const there = opening; // elsewhere, another conversation is shown meanwhile
+  const draft = { parent: editing ? editing.parent : tree.head, text, images: images.map(asSent) };
+  const wanted = (comparing.on ? comparing.sides() : [options()]).map(withSince);
   try {
-    if (!conversation) {
-      conversation = await post("/api/conversations");
-      window.history.pushState(null, "", at(`/c/${conversation.id}`));
-      composer.moveDraft(conversation.id);
+    const { id } = conversation ?? await begin(there);
+    const sent = await arrived(id, draft) ?? await deliver(id, draft);
+    if (opening !== there) {
+      askUnseen(id, sent.message, wanted);
+      return true;
     }
-    const draft = { parent: editing ? editing.parent : tree.head, text, images: images.map(asSent) };
-    const sent = await arrived(draft) ?? await deliver(draft);
     conversation = sent.conversation;
     tree.put({ ...sent.message, regions: null });
     tree.head = sent.message.id;
@@ -425,28 +441,48 @@ async function send(text, images, editing) {
     else ask(sent.message, options());
     return true;
   } catch (error) {
-    composer.setBusy(false);
+    if (opening === there) composer.setBusy(false);
     toast(`Not sent: ${error.message}`, { sticky: true });
     return false;
   }
 }
 
-async function deliver(draft) {
+async function begin(there) {
+  const begun = await post("/api/conversations");
+  if (opening === there) {
+    conversation = begun;
+    window.history.pushState(null, "", at(`/c/${begun.id}`));
+    composer.moveDraft(begun.id);
+  }
+  return begun;
+}
+
+/** Who sent a message and looks at another conversation since finds it answered on coming back. */
+async function askUnseen(id, message, wanted) {
   try {
-    const sent = await post(`/api/conversations/${conversation.id}/messages`, draft);
+    await Promise.all(wanted.map((chosen, side) => post(`/api/conversations/${id}/answers`, { parent: message.id, options: chosen, ...(wanted.length > 1 ? { side } : {}) }, { patient: true })));
+  } catch (error) {
+    toast(`A message was sent and is not answered: ${error.message}`, { sticky: true });
+  }
+  list.refresh();
+}
+
+async function deliver(id, draft) {
+  try {
+    const sent = await post(`/api/conversations/${id}/messages`, draft);
     unsure = null;
     return sent;
   } catch (error) {
-    if (error.status === 0) unsure = { ...draft, conversation: conversation.id };
+    if (error.status === 0) unsure = { ...draft, conversation: id };
     throw error;
   }
 }
 
 /** The same message where it arrived although the server's answer to it did not: nothing is sent twice. */
-async function arrived(draft) {
+async function arrived(id, draft) {
   const key = ({ parent, text, images }) => JSON.stringify([parent, text.trim(), images.map(({ sha256 }) => sha256)]);
-  if (unsure?.conversation !== conversation.id || key(unsure) !== key(draft)) return null;
-  const loaded = await get(`/api/conversations/${conversation.id}`);
+  if (unsure?.conversation !== id || key(unsure) !== key(draft)) return null;
+  const loaded = await get(`/api/conversations/${id}`);
   const found = loaded.messages.find((message) => message.role === "user" && !tree.messages.has(message.id)
     && (key(message) === key(draft) || (!draft.text.trim() && message.parent === draft.parent)));
   unsure = null;

@@ -14,10 +14,11 @@ const touch = matchMedia("(pointer: coarse)").matches;
 
 export class Composer {
   /** `about`: what the server says of its model and limits. `send(text, images, editing)`, `where()`: {conversation, parent}, `editLast()`, `anew()`: an empty chat,
-   * `ready()`: whether the model is in memory, `askOver(files)`: one question over many, `dropOldest()`: make room. */
-  constructor(about, { ready, send, where, editLast, anew, askOver, dropOldest }) {
-    Object.assign(this, { about, ready, submit: send, where, editLast, anew, askOver, dropOldest });
+   * `ready()`: whether the model is in memory, `opened()`: a promise of the conversation that is to be shown, `askOver(files)`: one question over many, `dropOldest()`: make room. */
+  constructor(about, { ready, opened, send, where, editLast, anew, askOver, dropOldest }) {
+    Object.assign(this, { about, ready, opened, submit: send, where, editLast, anew, askOver, dropOldest });
     this.attached = []; // {key, image | null, preview, name, tokens, uploading}
+    this.draft = null; // {key}: where what is typed is kept, another one for each conversation that is shown; null before the first
     this.editing = null;
     this.busy = false;
     this.#listen();
@@ -199,23 +200,24 @@ export class Composer {
     this.changed();
   }
 
+  /** Whether nothing can be sent now; why is told. */
+  #isHeld() {
+    if (this.busy) toast("An answer is being written; stop it first.");
+    else if (!$("prompt").value.trim() && !this.attached.length) return true;
+    else if (this.over) toast("Not sent: this conversation has no room for another message.", { action: this.where(null).parent ? { label: "Drop the oldest turns", run: () => this.dropOldest() } : null });
+    else if (this.refused) this.#hold(); // it may not have been seen that the picture is not there
+    else return false;
+    return true;
+  }
+
   async send() {
-    const text = $("prompt").value;
-    if (this.busy) {
-      toast("An answer is being written; stop it first.");
-      return;
-    }
-    if (this.sending || (!text.trim() && !this.attached.length)) return;
-    if (this.over) {
-      toast("Not sent: this conversation has no room for another message.", { action: this.where(null).parent ? { label: "Drop the oldest turns", run: () => this.dropOldest() } : null });
-      return;
-    }
-    if (this.refused) { // it may not have been seen that the picture is not there
-      this.#hold();
-      return;
-    }
+    if (this.sending || this.#isHeld()) return;
     this.sending = true;
+    const { draft } = this;
+    const elsewhere = () => this.draft !== draft; // another conversation is shown: what is typed there is not meant
     try {
+      await this.opened();
+      if (elsewhere() || this.#isHeld()) return;
       for (const one of this.attached) if (one.failed) this.#upload(one);
       this.draw();
       const here = await Promise.all(this.attached.map((one) => one.uploading ?? true));
@@ -223,8 +225,11 @@ export class Composer {
         this.#hold();
         return;
       }
+      if (elsewhere()) return;
       const images = this.attached.map((one) => one.image).filter(Boolean);
-      if (await this.submit($("prompt").value, images, this.editing)) this.clear();
+      if (!await this.submit($("prompt").value, images, this.editing)) return;
+      if (elsewhere()) sessionStorage.removeItem(draft.key);
+      else this.clear();
     } finally {
       this.sending = false;
     }
@@ -273,31 +278,31 @@ export class Composer {
     this.changed();
   }
 
-  /** What was typed for one conversation is kept for this tab. */
-  restore(conversation) {
-    this.draftKey = null;
+  /** What was typed for one conversation is kept for this tab. `typed` stands in its place: by somebody who was faster than the page. */
+  restore(conversation, typed = this.draft ? "" : $("prompt").value) {
+    this.draft = { key: null };
     this.clear();
-    this.draftKey = `mtmd.draft.${conversation ?? ""}`;
-    const draft = JSON.parse(sessionStorage.getItem(this.draftKey) ?? "null");
-    if (draft) {
-      $("prompt").value = draft.text;
-      this.attached = draft.images.map((image) => ({ key: image.sha256, image, preview: null, name: image.name, tokens: null, uploading: null }));
+    this.draft.key = `mtmd.draft.${conversation ?? ""}`;
+    const kept = JSON.parse(sessionStorage.getItem(this.draft.key) ?? "null");
+    $("prompt").value = typed || (kept?.text ?? "");
+    if (kept) {
+      this.attached = kept.images.map((image) => ({ key: image.sha256, image, preview: null, name: image.name, tokens: null, uploading: null }));
     }
     this.changed();
   }
 
   /** What is in the box belongs to a conversation that was just begun. */
   moveDraft(conversation) {
-    sessionStorage.removeItem(this.draftKey);
-    this.draftKey = `mtmd.draft.${conversation}`;
+    sessionStorage.removeItem(this.draft.key);
+    this.draft.key = `mtmd.draft.${conversation}`;
     this.#keepDraft();
   }
 
   #keepDraft() {
-    if (!this.draftKey || this.editing) return;
-    const draft = { text: $("prompt").value, images: this.attached.map((one) => one.image).filter(Boolean) };
-    if (draft.text || draft.images.length) sessionStorage.setItem(this.draftKey, JSON.stringify(draft));
-    else sessionStorage.removeItem(this.draftKey);
+    if (!this.draft?.key || this.editing) return;
+    const typed = { text: $("prompt").value, images: this.attached.map((one) => one.image).filter(Boolean) };
+    if (typed.text || typed.images.length) sessionStorage.setItem(this.draft.key, JSON.stringify(typed));
+    else sessionStorage.removeItem(this.draft.key);
   }
 
   setBusy(busy) {

@@ -92,7 +92,7 @@ export class Table {
         const { sha256 } = await image();
         const sent = await post(`/api/conversations/${conversation.id}/messages`, { text: question, images: [{ sha256, name: name.slice(0, 200) }], table: true });
         await this.changed(sent.conversation, sent.message);
-        this.go();
+        if (!this.stopped) this.go(); // the rest of the rows are kept all the same
       } catch (error) {
         skipped.push(`${name}: ${error.message}`);
         if (error.status === 0 || error.status >= 500) break;
@@ -129,7 +129,7 @@ export class Table {
     for (const { controller } of this.running.values()) controller.abort();
     this.running.clear();
     this.rows.clear();
-    [this.going, this.refused, this.sort] = [false, "", ["", 1]];
+    [this.going, this.stopped, this.refused, this.sort] = [false, false, "", ["", 1]];
     $("table-rows").replaceChildren();
   }
 
@@ -170,7 +170,7 @@ export class Table {
 
   /** Answer what has no answer yet. */
   async go() {
-    [this.going, this.refused] = [true, ""];
+    [this.going, this.stopped, this.refused] = [true, false, ""];
     const conversation = this.conversation;
     while (this.going && this.conversation === conversation && this.running.size < this.places) {
       const row = this.#open().find((one) => !one.tried);
@@ -188,6 +188,7 @@ export class Table {
       const answer = await post(`/api/conversations/${conversation}/answers`, { parent: row.message.id, options: this.options() });
       if (this.conversation !== conversation) return;
       this.tree.put(answer);
+      if (this.running.get(row.message.id)?.stopped) await post(`/api/answers/${answer.id}/stop`); // somebody was faster than the server
       await this.#follow(row, answer);
     } catch (error) {
       this.running.delete(row.message.id);
@@ -232,7 +233,8 @@ export class Table {
   }
 
   async stop() {
-    this.going = false;
+    [this.going, this.stopped] = [false, true];
+    for (const one of this.running.values()) one.stopped = true;
     await Promise.all([...this.running.values()].filter(({ answer }) => answer).map(({ answer }) => post(`/api/answers/${answer.id}/stop`).catch((error) => toast(error.message))));
     this.#end();
     this.#draw();
