@@ -90,7 +90,7 @@ def test_conversations_of_other_programs_are_imported_found_and_taken_along(pers
     page.wait_for_selector(".toast:has-text('1 conversation imported')")
     bring(page, open_webui())
     page.wait_for_selector(".item:has-text('Colours')")
-    assert sorted(person.listed()) == ["A bird", "Colours"]
+    person.lists("A bird", "Colours", in_order=False)
     person.until("document.querySelector('.item .first')?.naturalWidth > 0")
     assert page.locator(".item .first").count() == 1  # the one that has a picture
     bring(page, [{"some": "thing"}])

@@ -104,11 +104,12 @@ def test_one_message_is_answered_twice_and_one_answer_is_gone_on_with(person, fa
     page.fill("[name=system-b]", "Answer in French.")
     assert person.axe() == []
     page.click("#compare-form .primary")
-    assert "temperature 0.9" in page.inner_text("#comparing")
-    fake.pace_s, fake.words = 0.05, "some words to read"
+    page.wait_for_selector("#comparing:has-text('temperature 0.9')")
+    fake.pace_s, fake.words = 0.5, "some words to read"
     person.say("which one", wait=False)
     page.wait_for_selector(".columns.two .answer:nth-child(2) .text.growing")
     assert page.locator(".columns.two .answer").count() == 2
+    fake.pace_s = 0.0
     page.wait_for_selector(".go-on >> nth=1")
     assert page.locator(".columns .receipt").count() == 2
     left, right = page.locator(".settings-of").all_inner_texts()
@@ -121,7 +122,6 @@ def test_one_message_is_answered_twice_and_one_answer_is_gone_on_with(person, fa
     page.locator(".go-on").nth(1).click()
     page.wait_for_selector(".branches:has-text('2 / 2')")
     assert page.is_hidden("#comparing")
-    fake.pace_s = 0
     person.say("and now")
     ticket = fake.tickets[-1]
     assert ticket.settings.temperature == 0.9

@@ -217,8 +217,7 @@ def test_history_is_searched_renamed_and_deleted(person):
         person.say(question)
         person.page.click("#new-chat")
     page = person.page
-    person.until("document.querySelectorAll('#list .item').length === 2")
-    assert person.listed() == ["about <b>ships</b>", "about elephants"]
+    person.lists("about <b>ships</b>", "about elephants")
     page.fill("#search", "elephANT")
     person.until("document.querySelectorAll('#list .item').length === 1")
     page.fill("#search", "nothing like it")
