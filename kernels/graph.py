@@ -174,9 +174,13 @@ def toposort(*outputs: Node) -> list[Node]:
     stack = list(reversed(outputs))
     while stack:
         node = stack[-1]
-        waits = () if node in order else [i for i in node.inputs if i and i not in order]
+        if node in order:
+            stack.pop()
+            continue
+        waits = [i for i in node.inputs if i is not None and i not in order]
         if waits:
-            stack.extend(reversed(waits))
+            waits.reverse()
+            stack.extend(waits)
         else:
             order[stack.pop()] = None
     return list(order)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from typing import NamedTuple
 
@@ -32,6 +33,7 @@ class Entry:
     optional: bool = False
     constant: str = "KERNEL"
 
+    @cache  # noqa: B019 - entries are as many as stand here; a plan asks for them a thousand times
     def load(self) -> TritonKernel:
         """Imports Triton."""
         module = import_module(f"mtmd.kernels.gpu.{self.module}")

@@ -304,8 +304,10 @@ def make_plan(
     """
     overrides = tuple(overrides)
     if overwrite and any(b.fuses for b in (split.devices if split else backends[:1])):
-        outputs = rewritten(outputs, RULES, backends[0], overrides, split)
-    every = toposort(*outputs)
+        graph = rewritten(outputs, RULES, backends[0], overrides, split)
+        outputs, every = graph.outputs, graph.nodes
+    else:
+        every = toposort(*outputs)
     nodes = [n for n in every if not n.is_leaf]
     homes = split.homes(every) if split else {}
     where, refusals = _assign(nodes, backends, overrides, homes)

@@ -20,19 +20,26 @@ from mtmd.kernels.ops import OPS
 
 
 class Graph:
-    """Nodes that some outputs need, and who reads each."""
+    """Nodes that some outputs need, and who reads each. `nodes`: in `toposort`'s order, where that
+    is known.
+    """
 
-    def __init__(self, outputs: Sequence[Node]):
+    def __init__(self, outputs: Sequence[Node], nodes: Sequence[Node] | None = None):
         self.outputs = tuple(outputs)
-        self.nodes = toposort(*outputs)
+        self.nodes = toposort(*outputs) if nodes is None else nodes
 
     @cached_property
     def users(self) -> Mapping[Node, tuple[Node, ...]]:
         found: dict[Node, list[Node]] = {}
         for node in self.nodes:
-            for i in node.operands:
-                found.setdefault(i, []).append(node)
-        return {node: tuple(dict.fromkeys(users)) for node, users in found.items()}
+            for i in node.inputs:
+                if i is None:
+                    continue
+                if (users := found.get(i)) is None:
+                    found[i] = [node]
+                elif users[-1] is not node:  # it may read a value twice
+                    users.append(node)
+        return {node: tuple(users) for node, users in found.items()}
 
     def of(self, op: str) -> Iterator[Node]:
         return (n for n in self.nodes if n.op == op)
@@ -72,8 +79,8 @@ def rewritten(
     backend: Backend,
     overrides: Sequence[Named],
     split: Homes | None = None,
-) -> tuple[Node, ...]:
-    """The outputs after all rules, each in turn, where `backend` takes what they make, or, of
+) -> Graph:
+    """The graph after all rules, each in turn, where `backend` takes what they make, or, of
     several devices, the one that has all the nodes replaced.
     """
     graph = Graph(outputs)
@@ -92,8 +99,8 @@ def rewritten(
                 taken.update(match.nodes)
                 instead.update(match.instead)
         if instead:
-            graph = Graph(substituted(graph.outputs, instead))
-    return graph.outputs
+            graph = substituted(graph.outputs, instead)
+    return graph
 
 
 def _may(match: Match, backend: Backend, overrides: Sequence[Named]) -> bool:
@@ -103,8 +110,8 @@ def _may(match: Match, backend: Backend, overrides: Sequence[Named]) -> bool:
     )
 
 
-def substituted(outputs: Iterable[Node], instead: Mapping[Node, Node]) -> tuple[Node, ...]:
-    """The outputs with nodes replaced, and all who read them made anew. What stands `instead` may
+def substituted(outputs: Iterable[Node], instead: Mapping[Node, Node]) -> Graph:
+    """The graph with nodes replaced, and all who read them made anew. What stands `instead` may
     read nodes that are replaced themselves.
     """
     outputs = tuple(outputs)
@@ -112,20 +119,32 @@ def substituted(outputs: Iterable[Node], instead: Mapping[Node, Node]) -> tuple[
     stack = list(reversed(outputs))
     while stack:
         node = stack[-1]
+        if node in new:
+            stack.pop()
+            continue
         target = instead.get(node, node)
-        waits = () if node in new else [i for i in target.inputs if i and i not in new]
+        waits = [i for i in target.inputs if i is not None and i not in new]
         if waits:
-            stack.extend(reversed(waits))
-        elif stack.pop() not in new:
-            new[node] = _reading(target, tuple(i and new[i] for i in target.inputs))
-    return tuple(new[o] for o in outputs)
+            waits.reverse()
+            stack.extend(waits)
+        else:
+            stack.pop()
+            new[node] = _reading(target, new)
+    # Made in the order in which `toposort` would find them.
+    return Graph([new[o] for o in outputs], list(dict.fromkeys(new.values())))
 
 
-def _reading(node: Node, inputs: tuple[Node | None, ...]) -> Node:
+def _reading(node: Node, new: Mapping[Node, Node]) -> Node:
     """The same with other inputs; of values of the same types, its own type is the same."""
-    pairs = list(zip(inputs, node.inputs, strict=True))
-    if all(a is b for a, b in pairs):
+    same = alike = True
+    inputs = []
+    for old in node.inputs:
+        inputs.append(found := None if old is None else new[old])
+        if found is not old:
+            same = False
+            alike = alike and found is not None and old is not None and found.type == old.type
+    if same:
         return node
-    if all(a is b or (a and b and a.type == b.type) for a, b in pairs):
-        return Node(node.op, inputs, node.type, node.attrs, node.name, node.alias)
+    if alike:
+        return Node(node.op, tuple(inputs), node.type, node.attrs, node.name, node.alias)
     return OPS[node.op](*inputs, name=node.name, **node.attrs)

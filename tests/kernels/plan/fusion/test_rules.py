@@ -16,10 +16,12 @@ from mtmd.kernels import ops
 from mtmd.kernels.backends import Limited, Reference
 from mtmd.kernels.backends.backend import Backend
 from mtmd.kernels.gpu.quant_matmul.cases import random_blocks
-from mtmd.kernels.graph import Node, Type, graph_input, weight
+from mtmd.kernels.graph import Node, Type, graph_input, toposort, weight
 from mtmd.kernels.ops import OPS
 from mtmd.kernels.ops.elementwise import GELUS
 from mtmd.kernels.plan.executor import Executor, Residency
+from mtmd.kernels.plan.fusion.rewrite import rewritten
+from mtmd.kernels.plan.fusion.rules import RULES
 from mtmd.kernels.plan.scheduler import Override, Plan, make_plan
 
 T, G, H, K, D = 5, 2, 4, 16, 24
@@ -67,6 +69,8 @@ def compared(*outputs: Node) -> Plan:
     found, expected = (Executor(plan, Residency()).run(None) for plan in plans)
     for a, b in zip(found, expected, strict=True):
         assert Type.of(a).shape == b.shape and torch.allclose(a, b, atol=1e-5)
+    graph = rewritten(outputs, RULES, StandIn(), ())
+    assert list(graph.nodes) == toposort(*graph.outputs)
     names = {s.node.name for s in plans[0].steps}
     assert {o.name for o in outputs} <= names, "what a graph is asked for keeps its name"
     return plans[0]
