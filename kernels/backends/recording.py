@@ -7,14 +7,19 @@ way is decided for good, and whatever it waited for cannot be recorded.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from mtmd.kernels.backends.side_stream import host_bytes, own_stream
+
+MOST_FAILED = 3  # captures, before no other is tried
 
 
 @dataclass(frozen=True)
@@ -92,6 +97,7 @@ class CudaGraphs:
         # torch's names of them, each with the stream of its captures, by stream
         self._pools: dict[int, tuple[Any, torch.cuda.Stream]] = {}
         self._results: dict[int, Tensor] = {}  # by stream
+        self._failed = 0
 
     def staging(self, size: int) -> Staging:
         return PinnedStaging(size, self._device)
@@ -105,6 +111,8 @@ class CudaGraphs:
         return held
 
     def record(self, run: Callable[[], list[Tensor]]) -> Recording:
+        if self._failed >= MOST_FAILED:
+            raise RuntimeError(f"{MOST_FAILED} runs before could not be recorded")
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(self._device):
             own = torch.cuda.current_stream()
@@ -114,14 +122,55 @@ class CudaGraphs:
                 self._pools[own.cuda_stream] = torch.cuda.graph_pool_handle(), made
             pool, stream = self._pools[own.cuda_stream]
             stream.wait_stream(own)
-            # Other threads go on with what they do, allocations included.
-            with torch.cuda.graph(
-                graph, pool=pool, stream=stream, capture_error_mode="thread_local"
-            ):
-                outputs = run()
+            try:
+                with _capturing, _uncollected(), torch.cuda.stream(stream):
+                    outputs = self._captured(graph, pool, run)
+            except BaseException:
+                self._failed += 1
+                self._pools[own.cuda_stream] = torch.cuda.graph_pool_handle(), stream
+                raise
 
         def replay() -> None:
             with torch.cuda.device(self._device):
                 graph.replay()
 
         return Recording(outputs, replay)
+
+    def _captured(
+        self, graph: Any, pool: tuple[int, int], run: Callable[[], list[Tensor]]
+    ) -> list[Tensor]:
+        """On the current stream. Not by `torch.cuda.graph`, which leaves a thread on the stream of
+        the capture where that cannot begin or end, and tells of its end in place of the cause.
+        """
+        torch.cuda.empty_cache()  # what is free cannot be given back in a capture
+        try:
+            # Other threads go on with what they do, allocations included.
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            try:
+                outputs = run()
+            except BaseException:
+                with suppress(RuntimeError):
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+        except BaseException:
+            with suppress(RuntimeError):  # until 2.12, torch goes on to allocate there
+                torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
+            raise
+        return outputs
+
+
+# Of all devices: what one thread waits for in a capture can end another's.
+_capturing = Lock()
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without looking for garbage, which may be a graph: none is freed during a capture."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()

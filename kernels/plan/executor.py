@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -273,21 +274,13 @@ class Executor:
             self.replay = Replay(
                 [(slot, node) for slot, node, *_ in self._inputs],
                 self._template,
-                self._launched,
+                partial(_launched, self._program, self._outputs),
                 recorder,
                 lambda node, value: _check(node, value, device, written[node]),
                 device,
                 self.plan.outputs,
             )
         return reason
-
-    def _launched(self, values: list[Tensor | None]) -> list[Tensor]:
-        """The outputs, from a list that holds the inputs."""
-        for kernel, reads, result, frees, _ in self._program:
-            values[result] = kernel(*(values[i] for i in reads))
-            for slot in frees:
-                values[slot] = None
-        return [values[i] for i in self._outputs]  # type: ignore[misc]
 
     def prepare(self) -> None:
         """All that the first run would make otherwise, but for what it writes to."""
@@ -318,6 +311,21 @@ class Executor:
                 self._native = native_plan(self.plan, kernels, self._residency.get, _placed)
                 self._may_be_native = self._native is not None
             return self._native
+
+
+def _launched(
+    program: Sequence[tuple[Run, tuple[int, ...], int, tuple[int, ...], Node]],
+    outputs: Sequence[int],
+    values: list[Tensor | None],
+) -> list[Tensor]:
+    """The outputs, from a list that holds the inputs. No method: a recording that held its executor
+    would be freed as garbage, at any time, and its memory with it.
+    """
+    for kernel, reads, result, frees, _ in program:
+        values[result] = kernel(*(values[i] for i in reads))
+        for slot in frees:
+            values[slot] = None
+    return [values[i] for i in outputs]  # type: ignore[misc]
 
 
 @dataclass(frozen=True)

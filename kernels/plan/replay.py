@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from threading import Lock
+from threading import Lock, get_ident
 from typing import Any, TypeAlias
 
 import torch
@@ -94,6 +94,8 @@ class Replay:
         self._template, self._run, self._recorder = template, run, recorder
         self._check, self._device, self._outputs = check, device, tuple(outputs)
         self._before, self._lock = BEFORE, Lock()
+        # Those that have run it: libraries have handles for each, which cannot be made meanwhile
+        self._threads: set[int] = set()
         self._places: dict[Node, Tensor] = {}  # on the device
         self._hosted: dict[Node, Tensor] = {}  # of those, what the host writes
         self._staging: Staging | None = None
@@ -110,13 +112,19 @@ class Replay:
         with self._lock:
             if self.failure is not None:
                 return None
+            here = get_ident()
             if self._before:
                 self._before -= 1
+                self._threads.add(here)
                 return None
             states = [self._filled(node, batch) for _, node in self._states]
-            self._fill({node: self._filled(node, batch) for _, node in self._inputs})
             key = tuple(state.data_ptr() for state in states)
-            if self._recording is None or key != self._key:
+            new = self._recording is None or key != self._key
+            if new and here not in self._threads:
+                self._threads.add(here)
+                return None
+            self._fill({node: self._filled(node, batch) for _, node in self._inputs})
+            if new:
                 self._recording, self._key = self._record(states), key
             if self._recording is None:
                 return None
@@ -180,14 +188,21 @@ class Replay:
                 f"the device ran out of memory while a run was recorded ({_line(error)}); start "
                 "the process again with a smaller context (--context) or fewer answers at once"
             ) from error
-        except torch.AcceleratorError as error:
-            raise DeviceError(f"{BROKEN} ({_line(error)}); start the process again") from error
         except RuntimeError as error:
+            if isinstance(error, torch.AcceleratorError) and not _is_of_recording(error):
+                raise DeviceError(f"{BROKEN} ({_line(error)}); start the process again") from error
             self.failure = _line(error)
             log.warning("runs are not recorded, and launched one by one: %s", self.failure)
             return None
         self.recorded += 1
         return recording
+
+
+def _is_of_recording(error: Exception) -> bool:
+    """Whether the device is sound, and only what was asked of it cannot be recorded (codes 900 to
+    908 of CUDA's runtime).
+    """
+    return "captur" in str(error)
 
 
 def size_of(nodes: Iterable[Node]) -> int:

@@ -4,6 +4,7 @@ calls: which stream waits for which, priorities, and the device that was current
 
 from __future__ import annotations
 
+import gc
 import itertools
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from mtmd.kernels.backends.gpu import Gpu
-from mtmd.kernels.backends.recording import CudaGraphs
+from mtmd.kernels.backends.recording import MOST_FAILED, CudaGraphs
 from mtmd.kernels.backends.side_stream import STREAMS, CudaSideStream, host_bytes, own_stream
 from mtmd.kernels.backends.vision_attention import measure
 from mtmd.kernels.backends.vision_attention.measure import CudaProbe
@@ -27,6 +28,7 @@ class Driver:
         self.calls, self.device, self.made = [], 1, 0
         self.now, self.after = "default", 2  # polls until an event is over
         self.handles, self.turns = {}, {}
+        self.entered = []
         self.slept, self.launched = 0, -1  # of the device and the host, in the device's cycles
 
     def handle(self, priority):
@@ -79,8 +81,11 @@ def driver(monkeypatch):
     @contextmanager
     def entered(stream):
         before, made.now = made.now, stream.name
-        yield
-        made.now = before
+        made.entered.append((stream.cuda_stream, stream.priority))
+        try:
+            yield
+        finally:
+            made.now = before
 
     @contextmanager
     def device(_):
@@ -156,27 +161,40 @@ def test_memory_beyond_the_result(monkeypatch, driver):  # noqa: ARG001
 class Graphs:
     """What CudaGraphs asks of torch, noted: on which stream each run was captured, in what pool."""
 
-    def __init__(self, monkeypatch):
+    def __init__(self, driver, monkeypatch):
         self.captures, self.pools = [], 0
 
-        @contextmanager
-        def graph(_, pool, stream, capture_error_mode):
-            assert capture_error_mode == "thread_local"
-            self.captures.append((stream.cuda_stream, stream.priority, pool))
-            yield
+        self.refuses, self.notes, outer = set(), [], self
+
+        class CUDAGraph:
+            def capture_begin(self, pool, capture_error_mode):
+                assert capture_error_mode == "thread_local" and not gc.isenabled()
+                outer.note("begin")
+                outer.captures.append((*driver.entered[-1], pool))
+
+            def capture_end(self):
+                outer.note("end")
 
         def pool():
             self.pools += 1
             return self.pools
 
-        monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
-        monkeypatch.setattr(torch.cuda, "graph", graph)
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", CUDAGraph)
         monkeypatch.setattr(torch.cuda, "graph_pool_handle", pool)
+        monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+        monkeypatch.setattr(
+            torch._C, "_cuda_endAllocateToPool", lambda *at: self.notes.append(at), raising=False
+        )
+
+    def note(self, name):
+        self.notes.append(name)
+        if name in self.refuses:
+            raise RuntimeError(f"{name} is not permitted")
 
 
 def test_each_queue_has_a_pool_and_a_stream_of_captures_that_is_nobody_elses(driver, monkeypatch):
     """Memory of a pool is given again only on the stream of its allocation."""
-    graphs, card = Graphs(monkeypatch), Gpu("cuda:0")
+    graphs, card = Graphs(driver, monkeypatch), Gpu("cuda:0")
     sides = [card.side_stream(use) for use in ("encode", "resize")]
     queues = [sides[0]._stream, sides[0]._first]
     for _ in range(2 * STREAMS):
@@ -189,6 +207,34 @@ def test_each_queue_has_a_pool_and_a_stream_of_captures_that_is_nobody_elses(dri
     others = {id(s.cuda_stream) for side in sides for s in (side._stream, side._first)}
     assert len(others) == 4 and not others & {id(encode[0]), id(decode[0])}
     assert len(driver.calls) == 4 * STREAMS  # each capture waits for what was asked before
+
+
+@pytest.mark.parametrize("at", ["begin", "run", "end"])
+def test_a_capture_that_fails_leaves_the_thread_where_it_was(at, driver, monkeypatch):
+    """And torch allocates in its pool no more, which no other capture has."""
+    graphs, recorder = Graphs(driver, monkeypatch), CudaGraphs(torch.device("cuda:0"))
+    own = torch.cuda.Stream()
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: own)
+
+    def run():
+        graphs.note("run")
+        return ["result"]
+
+    assert recorder.record(run).outputs == ["result"] and graphs.notes == ["begin", "run", "end"]
+    graphs.refuses.add(at)
+    if at == "run":
+        graphs.refuses.add("end")  # as CUDA then says; what is told is why
+    for failed in range(MOST_FAILED):
+        graphs.notes.clear()
+        with pytest.raises(RuntimeError, match=f"{at} is not permitted"):
+            recorder.record(run)
+        assert graphs.notes[-1] == (1, 1 + failed)
+        assert driver.now == "default" and gc.isenabled()
+    stream = {capture[0] for capture in graphs.captures}
+    assert len(stream) == 1 and graphs.pools == 1 + MOST_FAILED
+    graphs.refuses.clear()
+    with pytest.raises(RuntimeError, match="3 runs before could not be recorded"):
+        recorder.record(run)
 
 
 @pytest.mark.usefixtures("driver")

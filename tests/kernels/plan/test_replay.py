@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import threading
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -124,7 +127,7 @@ def test_looking_on_goes_node_by_node() -> None:
     assert "twice" in seen and subject.replay is not None and subject.replay.replayed == 2
 
 
-@pytest.mark.parametrize("error", [RuntimeError, Refused])
+@pytest.mark.parametrize("error", [RuntimeError, Refused, torch.AcceleratorError])
 def test_what_cannot_be_recorded_is_launched(
     error: type[RuntimeError], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -142,6 +145,38 @@ def test_what_cannot_be_recorded_is_launched(
     )
     (record,) = caplog.records
     assert "operation not permitted when stream is capturing" in record.getMessage()
+
+
+def test_a_thread_that_has_never_run_it_records_nothing() -> None:
+    """Libraries make a thread's handles in its first run, which cannot be recorded."""
+    device, state = StandIn(), torch.zeros(SLOTS, 1, 3)
+    assert device.recorder is not None
+    subject, recorded = executor(device), []
+
+    def elsewhere() -> None:
+        for step in (2, 3):
+            run(subject, [state], range(step, step + 1))
+            recorded.append(device.recorder.recordings)
+
+    run(subject, [state], range(2))
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert recorded == [0, 1]
+
+
+def test_recordings_go_with_their_executor_at_once() -> None:
+    """As garbage they would be freed at any time, such as during another recording."""
+    subject = executor(StandIn())
+    run(subject, [torch.zeros(SLOTS, 1, 3)], range(4))
+    assert subject.replay is not None and subject.replay.recorded == 1
+    gone = weakref.ref(subject), weakref.ref(subject.replay)
+    gc.disable()
+    try:
+        del subject
+        assert [one() for one in gone] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_a_wrong_input_is_refused_as_ever() -> None:
