@@ -20,7 +20,7 @@ from torch import Tensor
 
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.errors import PlacementError
-from mtmd.kernels.gpu.gated import sigmoid
+from mtmd.kernels.gpu.gated import nan_or, sigmoid
 from mtmd.kernels.gpu.jit import tl, triton
 from mtmd.kernels.gpu.launch import Call, run_call
 from mtmd.kernels.gpu.triton_kernel import Program, TritonKernel
@@ -46,10 +46,10 @@ def delta_gates_kernel(alpha, beta, dt, a, out, T, H, alpha_step, beta_step, BLO
     small = one_more == 1
     ratio = power / tl.where(small, 1.0, one_more - 1)
     kept = tl.where(small, power, tl.log(one_more) * ratio)
-    kept = tl.where(x > 20, x, kept) * tl.load(a + h, mask=there, other=0)
+    kept = nan_or(x, tl.where(x > 20, x, kept)) * tl.load(a + h, mask=there, other=0)
     tl.store(out + i, kept, mask=there)
     y = tl.load(beta + t * beta_step + h, mask=there, other=0).to(tl.float32)
-    tl.store(out + T.to(tl.int64) * H + i, sigmoid(y), mask=there)
+    tl.store(out + T.to(tl.int64) * H + i, nan_or(y, sigmoid(y)), mask=there)
 
 
 def rejects(alpha: Type, beta: Type, dt: Type, a: Type) -> str | None:

@@ -35,8 +35,16 @@ BLOCK = 1024
 
 @triton.jit
 def sigmoid(x):
-    """1 / (1 + exp(-x)), whose exponential stays finite: below -80 it is nothing beside 1."""
+    """1 / (1 + exp(-x)), whose exponential stays finite: below -80 it is nothing beside 1. On a GPU
+    a NaN goes the same way, for who multiplies by it; others ask `nan_or` for it.
+    """
     return tl.sigmoid(tl.maximum(x, -80.0))
+
+
+@triton.jit
+def nan_or(x, y):
+    """y, or NaN where x is."""
+    return tl.where(x == x, y, x)
 
 
 @triton.jit

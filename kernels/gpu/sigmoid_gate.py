@@ -21,7 +21,7 @@ from torch import Tensor
 
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.errors import PlacementError
-from mtmd.kernels.gpu.gated import sigmoid
+from mtmd.kernels.gpu.gated import nan_or, sigmoid
 from mtmd.kernels.gpu.jit import tl, triton
 from mtmd.kernels.gpu.launch import Call, power_of_two, run_call
 from mtmd.kernels.gpu.triton_kernel import Program, TritonKernel, fresh, not_dense
@@ -47,7 +47,7 @@ def sigmoid_gate_kernel(
         g = tl.load(gate + at, mask=c < D, other=0).to(tl.float32)
     else:
         g = tl.load(gate + row + tl.zeros([COLUMNS], tl.int32)).to(tl.float32)
-    part = sigmoid(g).to(x.dtype.element_ty).to(tl.float32)
+    part = nan_or(g, sigmoid(g)).to(x.dtype.element_ty).to(tl.float32)
     value = (value.to(tl.float32) * part).to(x.dtype.element_ty)
     if ADD:
         added = tl.load(y + at, mask=c < D, other=0).to(tl.float32)

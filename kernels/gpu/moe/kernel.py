@@ -63,6 +63,9 @@ def route_kernel(
     x = tl.load(router + t * router_step + e, mask=e < E, other=float("-inf")).to(tl.float32)
     p = tl.exp(x - tl.max(x, 0))
     p /= tl.sum(p, 0)
+    # Ratings that are no numbers lose to all that are, lanes without an expert included: of a token
+    # with no others the first expert is chosen, and its weights are no numbers.
+    x = tl.where(x == x, x, float("-inf"))
     best = tl.zeros([CHOICES], tl.int32)
     part = tl.zeros([CHOICES], tl.float32)
     for number in range(TOP):

@@ -242,3 +242,22 @@ def test_gates_of_heads_that_are_refused():
     with pytest.raises(PlacementError, match="gates of the delta rule on the GPU: dt has strides"):
         x = torch.zeros(3, 2)
         delta_gates.delta_gates(x, x, torch.zeros(4)[::2], torch.zeros(2))
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")  # numpy's, of what a GPU computes in silence
+def test_a_token_whose_numbers_overflowed_spoils_no_other():
+    """Compiled, a comparison with NaN is lost, also by the lanes that hold no expert."""
+    for case in (Experts(1, 6, 2, 32, 32), Experts(5, 6, 2, 32, 32)):
+        x, router, *rest = case.inputs()
+        whole = moe.moe(x, router, *rest, **case.options)
+        router = router.clone()
+        router[0] = float("nan")
+        found = moe.moe(x, router, *rest, **case.options)
+        assert found[0].isnan().all() and torch.equal(found[1:], whole[1:])
+
+
+def test_a_gate_that_is_no_number_is_none_afterwards():
+    nan = torch.tensor([[float("nan"), 0.5]])
+    assert sigmoid_gate.sigmoid_gate(torch.ones(1, 2), nan).isnan().tolist() == [[True, False]]
+    found = delta_gates.delta_gates(nan, nan, torch.zeros(2), -torch.ones(2))
+    assert found.flatten().isnan().tolist() == [True, False] * 2
