@@ -54,6 +54,11 @@ class ContextError(PromptError):
         super().__init__(text)
         self.tokens, self.context = tokens, context
 
+    @property
+    def is_short(self) -> bool:
+        """Whether the prompt does not fit because it takes no tokens at all."""
+        return self.tokens is not None and self.tokens < self.context
+
     def __reduce__(self) -> tuple[type, tuple[str, int | None, int]]:
         """For other processes: what makes it again takes three arguments."""
         return type(self), (str(self), self.tokens, self.context)

@@ -99,6 +99,43 @@ class ApiError(Exception):
         }
 
 
+class ContextApiError(ApiError):
+    """A prompt that is longer than the context. Clients shorten a conversation where they find the
+    words of their interface: the message has OpenAI's, `in_anthropics_form` and the like others.
+    """
+
+    def __init__(self, error: ContextError) -> None:
+        self.reason, self.tokens, self.context = str(error), error.tokens, error.context
+        least = "" if error.tokens is not None else "at least "
+        super().__init__(
+            400,
+            f"This model's maximum context length is {error.context} tokens. However, your prompt "
+            f"takes {least}{self.at_least} tokens; {error}",
+            code="context_length_exceeded",
+            fields={"n_prompt_tokens": error.tokens, "n_ctx": error.context},
+        )
+
+    @property
+    def at_least(self) -> int:
+        """The tokens of the prompt; the fewest it may take where it was too long to be counted."""
+        return self.context if self.tokens is None else self.tokens
+
+    def anthropics_message(self) -> str:
+        """Claude Code reads both numbers, in this order; the answer takes a token at least."""
+        longest = self.context - 1
+        return f"prompt is too long: {self.at_least} tokens > {longest} maximum; {self.reason}"
+
+    def ollamas_message(self) -> str:
+        over = self.at_least - self.context + 1
+        return f"prompt too long; exceeded max context length by {over} tokens; {self.reason}"
+
+    def llamas_message(self) -> str:
+        return (
+            f"request ({self.at_least} tokens) exceeds the available context size ({self.context} "
+            f"tokens), try increasing it; {self.reason}"
+        )
+
+
 def as_api_error(error: BaseException, request_id: str) -> ApiError:
     """The answer to any error. What is not the client's business is written to the
     log.
@@ -107,13 +144,8 @@ def as_api_error(error: BaseException, request_id: str) -> ApiError:
         return error
     if isinstance(error, ValidationError):
         return invalid(error)
-    if isinstance(error, ContextError):
-        return ApiError(
-            400,
-            str(error),
-            code="context_length_exceeded",
-            fields={"n_prompt_tokens": error.tokens, "n_ctx": error.context},
-        )
+    if isinstance(error, ContextError) and not error.is_short:
+        return ContextApiError(error)
     if isinstance(error, (PromptError, ImageError, OptionError)):
         return ApiError(
             400,
@@ -158,15 +190,26 @@ def in_anthropics_form(error: ApiError, request_id: str) -> dict[str, Any]:
     kind = _ANTHROPICS.get(error.status) or (
         "api_error" if error.status >= 500 else "invalid_request_error"
     )
-    return {
-        "type": "error",
-        "error": {"type": kind, "message": error.body()["error"]["message"]},
-        "request_id": request_id,
-    }
+    if isinstance(error, ContextApiError):
+        message = error.anthropics_message()
+    else:
+        message = error.body()["error"]["message"]
+    return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
 
 
 def in_ollamas_form(error: ApiError) -> dict[str, Any]:
+    if isinstance(error, ContextApiError):
+        return {"error": error.ollamas_message()}
     return {"error": error.body()["error"]["message"]}
+
+
+def in_llamas_form(error: ApiError) -> dict[str, Any]:
+    """OpenAI's, but for prompts that are too long."""
+    body = error.body()
+    if isinstance(error, ContextApiError):
+        kind = {"type": "exceed_context_size_error", "code": error.status}
+        body["error"] |= {"message": error.llamas_message(), **kind}
+    return body
 
 
 def in_form_of(path: str, error: ApiError, request_id: str) -> dict[str, Any]:

@@ -25,6 +25,8 @@ ALIAS_CHARS = 256
 VIDEO_LIMITS = VideoLimits(max_seconds=6 * 3600.0, cpu_s=120.0)
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([^\s/*]+|\*)")
 _HOST = re.compile(r"(\*\.)?[\w.-]+|\[?[0-9A-Fa-f:.]+\]?")
+# End names of no public name server; host.docker.internal is how containers reach this machine
+_OWN = (".localhost", ".local", ".internal")
 _ROOT = re.compile(r"(/[\w.~-]+)+")
 
 
@@ -283,6 +285,8 @@ class ServerSettings:
         if is_loopback(host) or not (self.loopback or self.allowed_hosts):
             return True
         host = host.lower().rstrip(".")
+        if self.loopback and (host.endswith(_OWN) or host == socket.gethostname().lower()):
+            return True
         under = (f"*{host[at:]}" for at, c in enumerate(host) if c == ".")
         return not {"*", host, *under}.isdisjoint(h.lower() for h in self.allowed_hosts)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,6 +20,12 @@ DEEP_MAX = 100
 # Without forcing, every way to cut a text into tokens stays open: the model is asked, not the
 # library's tokenizer.
 _HEAD = '%llguidance {"no_forcing": true}\n'
+# Of GBNF: a comment, a text, a class of characters; each also without an end, which the converter
+# refuses.
+_GBNF_PARTS = re.compile(r'#[^\n]*|"(?:\\.|[^"\\])*"?|\[(?:\\.|[^\]\\])*\]?', re.DOTALL)
+_GBNF_ESCAPES = re.compile(
+    r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL
+)
 
 
 def grammar_source(value: object, check: Callable[[str], object] = lark_grammar) -> str | None:
@@ -89,6 +96,7 @@ def _gbnf(grammar: object) -> str:
     source = _text(grammar, "gbnf")
     if source.count("(") > DEEP_MAX and _depth(source) > DEEP_MAX:
         raise OptionError(f"grammar: found more than {DEEP_MAX} parentheses in one another")
+    source = _GBNF_PARTS.sub(_with_characters, source)
     try:
         return _lark(gbnf_to_lark(source))
     except Exception as error:  # the library's own, of several kinds
@@ -96,6 +104,27 @@ def _gbnf(grammar: object) -> str:
             f"grammar: found GBNF that cannot be read ({one_line(str(error))[:160]}), expected "
             "rules of the kind 'root ::= ...'"
         ) from error
+
+
+def _with_characters(part: re.Match[str]) -> str:
+    """A text or class of GBNF with characters in place of \\x, \\u and \\U, which stand for code
+    points: the library's converter reads them otherwise. Those of ASCII, which may mean something
+    there, stay escaped.
+    """
+    return part[0] if part[0].startswith("#") else _GBNF_ESCAPES.sub(_character, part[0])
+
+
+def _character(escape: re.Match[str]) -> str:
+    digits = escape[1] or escape[2] or escape[3]
+    if digits is None:
+        return escape[0]
+    code = int(digits, 16)
+    if 0xD800 <= code < 0xE000 or code > sys.maxunicode:
+        raise OptionError(
+            f"grammar: found {escape[0]}, which is no character, expected a code point; write one "
+            "beyond U+FFFF as \\UXXXXXXXX"
+        )
+    return f"\\x{code:02x}" if code < 0x80 else chr(code)
 
 
 def _depth(source: str) -> int:

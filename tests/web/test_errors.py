@@ -4,6 +4,7 @@ import base64
 import io
 import json
 import logging
+import re
 
 import pytest
 from fake_service import FakeService
@@ -275,3 +276,49 @@ def test_a_prompt_that_is_too_long_is_told_with_its_numbers():
         None,
         512,
     )
+    assert (
+        "512 tokens. However, your prompt takes at least 512 tokens; prompt: found 100,000"
+        in (found["message"])
+    )
+
+
+def test_a_prompt_that_is_too_long_is_refused_in_words_that_clients_look_for():
+    """Claude Code, LiteLLM, llama.cpp's and Ollama's clients shorten a conversation by them."""
+    service = FakeService()
+    service.refuses = ContextError("shorten the prompt", 900, 512)
+    client, said = client_for(service), {"messages": [{"role": "user", "content": "hi"}]}
+
+    def refused(path, **body):
+        found = client.post(path, json={"model": "fake", **body})
+        assert found.status_code == 400
+        return found.get_json()["error"]
+
+    openai = "This model's maximum context length is 512 tokens. However, your prompt takes 900 "
+    for path, body in (
+        ("/v1/chat/completions", said),
+        ("/v1/completions", {"prompt": "hi"}),
+        ("/v1/responses", {"input": "hi"}),
+    ):
+        found = refused(path, **body)
+        assert found["message"] == f"{openai}tokens; shorten the prompt"
+        assert found["code"] == "context_length_exceeded"
+    found = refused("/v1/messages", max_tokens=5, **said)
+    claude_code = r"prompt is too long[^0-9]*(\d+)\s*tokens?\s*>\s*(\d+)"
+    assert re.match(claude_code, found["message"]).groups() == ("900", "511")
+    assert found["type"] == "invalid_request_error"
+    found = refused("/completion", prompt="hi")
+    assert (found["type"], found["code"]) == ("exceed_context_size_error", 400)
+    assert (found["n_prompt_tokens"], found["n_ctx"]) == (900, 512)
+    assert found["message"].startswith(
+        "request (900 tokens) exceeds the available context size (512 tokens), try increasing it"
+    )
+    for path, body in (("/api/chat", said), ("/api/generate", {"prompt": "hi"})):
+        found = refused(path, stream=False, **body)
+        assert found.startswith("prompt too long; exceeded max context length by 389 tokens; ")
+
+
+def test_a_prompt_of_no_tokens_is_not_called_too_long():
+    service = FakeService()
+    service.refuses = ContextError("the prompt takes no tokens", 0, 512)
+    found = post_chat(client_for(service), "hi").get_json()["error"]
+    assert (found["message"], found["code"]) == ("the prompt takes no tokens", None)

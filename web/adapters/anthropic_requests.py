@@ -33,6 +33,8 @@ from mtmd.web.errors import TAG, ApiError
 from mtmd.web.intake.long_texts import PictureText, as_data_url
 from mtmd.web.intake.media import Reference
 
+_BILLING = "x-anthropic-billing-header:"
+
 
 class Source(Loose):
     """`media_type` does not matter: the first bytes decide."""
@@ -179,10 +181,8 @@ class CountRequest(Request):
     def asked(self) -> Asked:
         thinking = self.thinking.type if self.thinking else None
         refuse_unsupported({"thinking": thinking}, {"thinking": ("disabled", "adaptive")})
-        system = (
-            [self.system] if isinstance(self.system, str) else [b.text for b in self.system or ()]
-        )
-        turns = [Turn("system", tuple(system))] if self.system else []
+        system = _system(self.system)
+        turns = [Turn("system", system)] if system else []
         for i, message in enumerate(self.messages):
             turns += _turns(message, f"messages[{i}].content")
         return Asked(turns, self.chosen(), tools=self._tools())
@@ -230,6 +230,15 @@ class MessagesRequest(CountRequest):
             stop=tuple(self.stop_sequences) if self.stop_sequences else None,
             json_schema=written.schema_ if written else None,
         )
+
+
+def _system(value: str | Sequence[TextBlock] | None) -> tuple[str, ...]:
+    """Without what Claude Code writes first for who counts what it costs: it is another one with
+    every request, and nothing after it would be known from the last.
+    """
+    texts = [value] if isinstance(value, str) else [block.text for block in value or ()]
+    said = (t.partition("\n")[2] if t.startswith(_BILLING) else t for t in texts)
+    return tuple(text for text in said if text)
 
 
 def _turns(message: Message, place: str) -> Iterator[Turn]:

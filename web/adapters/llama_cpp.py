@@ -6,14 +6,14 @@ and its tokens, slots, whether it is ready.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 from flask import Blueprint, Response, jsonify, request
 from pydantic import Field
 
 from mtmd import Answer, Event, Finished, RawPrompt, Receipt, TextPiece, TokenInfo, __version__
 from mtmd.web import sse
-from mtmd.web.adapters.door import Door, ModelDoor
+from mtmd.web.adapters.door import Door, ModelDoor, error_response
 from mtmd.web.adapters.fields import (
     MOST_TOKENS,
     Additive,
@@ -28,9 +28,9 @@ from mtmd.web.adapters.fields import (
     given,
     refuse_unsupported,
 )
-from mtmd.web.api.requests import LONGEST_GRAMMAR, MOST_PROMPTS, ChatRequest
+from mtmd.web.api.requests import LONGEST_GRAMMAR, MOST_PROMPTS, Bias, ChatRequest
 from mtmd.web.auth import without_key
-from mtmd.web.errors import ApiError
+from mtmd.web.errors import ApiError, in_llamas_form
 from mtmd.web.intake.body import WHOLE, json_body
 from mtmd.web.intake.gate import Body, Work, takes
 
@@ -95,7 +95,7 @@ class Completion(Request):
     seed: Annotated[int, Field(ge=-1, lt=1 << 63), WHOLE] | None = None
     stop: Stops | None = None
     ignore_eos: bool | None = None
-    logit_bias: dict[str, float] | list[tuple[int, float | Literal[False]]] | None = None
+    logit_bias: Bias | None = None
     grammar: str | None = Field(default=None, max_length=LONGEST_GRAMMAR)
     json_schema: Schema | None = None
     n_probs: Annotated[int, Field(ge=0, le=20), WHOLE] = 0
@@ -125,9 +125,6 @@ class Completion(Request):
         values = {name: getattr(self, name) for name in self.unsupported}
         refuse_unsupported(values, self.unsupported)
         most = self.n_predict if self.n_predict is not None else self.max_tokens
-        bias = self.logit_bias
-        if isinstance(bias, list):
-            bias = {str(token): -100.0 if value is False else value for token, value in bias}
         wants_tokens = self.n_probs or self.stream or self.return_tokens
         return given(
             max_tokens=None if most == -1 else most,
@@ -141,7 +138,7 @@ class Completion(Request):
             seed=None if self.seed == -1 else self.seed,
             stop=tuple(self.stop) if self.stop else None,
             ignore_eos=self.ignore_eos,
-            logit_bias=bias or None,
+            logit_bias=self.logit_bias or None,
             grammar=self.grammar or None,
             json_schema=self.json_schema,
             logprobs=self.n_probs if wants_tokens else None,
@@ -150,6 +147,7 @@ class Completion(Request):
 
 def blueprint(door: Door) -> Blueprint:
     routes = Blueprint("llama_cpp", __name__)
+    routes.register_error_handler(Exception, lambda error: error_response(error, in_llamas_form))
 
     @routes.post("/completion")
     @takes(Body.JSON, Work.ANSWER)
@@ -248,7 +246,7 @@ def _completed(door: Door, body: Completion) -> Response:
     chosen = body.options()
 
     def failed(error: ApiError) -> str:
-        return sse.event(error.body())
+        return sse.event(in_llamas_form(error))
 
     def begin(asked: ModelDoor) -> Response:
         options = asked.model.usual("auto") | chosen
@@ -257,7 +255,7 @@ def _completed(door: Door, body: Completion) -> Response:
             return answering.streamed(_Form(asked, body, prompts[0], 0).events, failed)
         return answering.whole_of_all(
             lambda i, answer, tokens: _Form(asked, body, prompts[i], i).whole(answer, tokens),
-            ApiError.body,
+            in_llamas_form,
         )
 
     if not door.models.many:

@@ -226,6 +226,41 @@ def _several(value: Any) -> Any:
     return [v for v in values if v != ""] if isinstance(values, list) else values
 
 
+def _bias(value: Any) -> Any:
+    """llama.cpp's lists of pairs, in which false stands for never."""
+    if not isinstance(value, list) or not all(
+        isinstance(pair, list) and len(pair) == 2 and type(pair[0]) is int for pair in value
+    ):
+        return value
+    return {str(token): -100.0 if bias is False else bias for token, bias in value}
+
+
+_BIAS = {"type": "number", "minimum": -100, "maximum": 100}
+Bias: TypeAlias = Annotated[
+    dict[str, Annotated[float, Field(ge=-100, le=100)]],
+    Field(max_length=1024),
+    BeforeValidator(_bias),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "object", "additionalProperties": _BIAS, "maxProperties": 1024},
+                {
+                    "type": "array",
+                    "items": {
+                        "type": "array",
+                        "prefixItems": [
+                            {"type": "integer", "minimum": 0},
+                            {"anyOf": [_BIAS, {"const": False}]},
+                        ],
+                        "minItems": 2,
+                        "maxItems": 2,
+                    },
+                    "maxItems": 1024,
+                },
+            ]
+        }
+    ),
+]
 Part: TypeAlias = Annotated[
     Annotated[TextPart, Tag(f"{TAG}text")]
     | Annotated[ImagePart, Tag(f"{TAG}image_url")]
@@ -423,9 +458,7 @@ class Generation(BaseModel):
     repeat_penalty: float | None = Field(default=None, ge=0.01, le=100)
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(
-        default=None, max_length=1024
-    )
+    logit_bias: Bias | None = None
     seed: Annotated[
         Annotated[int, Field(ge=0, lt=1 << 63), WHOLE] | None, BeforeValidator(_minus_one)
     ] = None

@@ -12,6 +12,12 @@ from mtmd.kernels.errors import ImageError
 URL_BYTES_MAX = 64 << 20  # of what a URL holds or leads to, as of a request to the server
 PIECE = 1 << 18  # characters; what decodes one keeps the interpreter to itself meanwhile
 _LINE_BREAKS = b"\r\n"
+_STANDARD = bytes.maketrans(b"-_", b"+/")  # of the alphabet for URLs and file names, RFC 4648
+_ESCAPES = [
+    (f"%{digits}", character)
+    for character in "+/=\r\n"
+    for digits in {f"{ord(character):02X}", f"{ord(character):02x}"}
+]
 
 
 def base64_of(url: str) -> str:
@@ -33,7 +39,12 @@ def byte_count(characters: int) -> int:
 
 
 def decoded(encoded: str) -> bytes:
-    """Raises ValueError for what is not base64; line breaks may stand in it."""
+    """Of either alphabet of RFC 4648, with padding or without; line breaks may stand in it, and
+    what URLs escape of all this. Raises ValueError for what is not base64.
+    """
+    if "%" in encoded:
+        for escape, character in _ESCAPES:
+            encoded = encoded.replace(escape, character)
     pieces = (encoded[start : start + PIECE] for start in range(0, len(encoded), PIECE))
     try:
         plain = (piece.encode("ascii").translate(None, _LINE_BREAKS) for piece in pieces)
@@ -43,12 +54,13 @@ def decoded(encoded: str) -> bytes:
 
 
 def decoded_pieces(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """What base64 without line breaks says that comes in pieces of any length. At its end stand at
-    most two "=", also where none is needed. Raises ValueError.
+    """What base64 without line breaks says that comes in pieces of any length, in either alphabet.
+    At its end stand at most two "=", also where none is needed; all of them may be missing. Raises
+    ValueError.
     """
     rest, padding = b"", 0
     for piece in filter(None, pieces):
-        plain = piece.rstrip(b"=")
+        plain = piece.translate(_STANDARD).rstrip(b"=")
         if b"=" in plain or (plain and padding):
             raise ValueError("found more after the padding")
         padding += len(piece) - len(plain)
@@ -59,7 +71,7 @@ def decoded_pieces(pieces: Iterable[bytes]) -> Iterator[bytes]:
         yield base64.b64decode(plain[:whole], validate=True)
         rest = plain[whole:]
     if rest:
-        yield base64.b64decode(rest + b"=" * padding, validate=True)
+        yield base64.b64decode(rest + b"=" * (padding or -len(rest) % 4), validate=True)
 
 
 def read_data_url(url: str, max_bytes: int, name: str) -> bytes:

@@ -132,6 +132,45 @@ def test_answers_follow_grammars(service, grammar, pattern):
 
 
 @pytest.mark.parametrize(
+    "grammar, text",
+    [
+        (r'root ::= "\x41\u00e9\U0001F600\u0022\x5c\u000a"', 'Aé😀"\\\n'),
+        (
+            r"root ::= [\u00E9] [\U0001F600-\U0001F601] [\xe8-\xea] [^\u0000-\u0060\x62-\U0010FFFF]",
+            None,
+        ),
+        (r"root ::= [\x2d\x5d] [\u005b] [\u005e\u005E]", None),
+        ('root ::= "a" # \\uD800 "\nroot2 ::= [b]', "a"),
+    ],
+)
+def test_escapes_of_gbnf_are_code_points(service, grammar, text):
+    """As llama.cpp documents them, in texts and in classes."""
+    found = answer(service, grammar=grammar, max_tokens=30).text
+    if text is not None:
+        assert found == text
+    elif "2d" in grammar:
+        assert found in ("-[^", "][^")
+    else:
+        assert re.fullmatch("é[😀😁][èéê]a", found)
+
+
+@pytest.mark.parametrize("escape", [r"\ud83d", r"\U00110000", r"\UFFFFFFFF"])
+def test_escapes_of_gbnf_that_are_no_character(service, escape):
+    for grammar in (f'root ::= "{escape}"', f"root ::= [{escape}]"):
+        with pytest.raises(OptionError, match=r"^grammar: found \\[uU][\da-fA-F]+, which is no"):
+            answer(service, grammar=grammar)
+
+
+@pytest.mark.parametrize("start", ['"', "[", "[\\", '"\\', "#", '"a"[', "\\u"])
+def test_long_gbnf_without_an_end_is_refused_in_time(start):
+    """Quadratic work on a mebibyte would take hours."""
+    from mtmd.llm.sampling.grammar_notations import grammar_source
+
+    with pytest.raises(OptionError):
+        grammar_source({"gbnf": (start * (1 << 20))[: 1 << 20]})
+
+
+@pytest.mark.parametrize(
     "grammar",
     ['root ::= "a', {"regex": "(a"}, {"choice": []}, {"lark": "start: nowhere"}, {"x": 1}, "("],
     ids=str,

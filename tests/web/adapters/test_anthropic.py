@@ -270,3 +270,21 @@ def test_calls_and_results_in_the_history(sdk, service):
     history.pop()
     sdk.messages.count_tokens(model="fake", messages=history, tools=TOOLS)
     assert not service.tickets[0].settings.continue_final_message
+
+
+def test_the_first_block_of_claude_code_is_left_out(service):
+    """It is another one with every request: the prompts' beginnings would never be the same."""
+    client = client_for(service)
+
+    def asked(system):
+        body = {"model": "fake", "max_tokens": 5, "messages": hi(), "system": system}
+        assert client.post("/v1/messages", json=body).status_code == 200
+        return [m["content"] for m in service.tickets[-1].messages if m["role"] == "system"]
+
+    billing = "x-anthropic-billing-header: cc_version=2.1; cch=fa690;"
+    blocks = [{"type": "text", "text": text} for text in (billing, "be brief", "and kind")]
+    assert asked(blocks) == ["be briefand kind"]
+    assert asked(f"{billing}\nbe brief") == ["be brief"]
+    assert asked(blocks[:1]) == asked(billing) == []
+    kept = "say x-anthropic-billing-header: a"
+    assert asked(kept) == [kept]

@@ -148,6 +148,7 @@ def test_what_sloppy_clients_send(service, body):
             {"frequency_penalty": 0.5, "presence_penalty": -1},
         ),
         ({"logit_bias": {"5": -100}}, {"logit_bias": {"5": -100}}),
+        ({"logit_bias": [[5, -1.5], [6, False]]}, {"logit_bias": {"5": -1.5, "6": -100}}),
         ({"repeat_penalty": 1.5}, {"repetition_penalty": 1.5}),
         ({"min_tokens": 3, "stop_token_ids": [1]}, {"min_tokens": 3, "stop_token_ids": (1,)}),
         ({"guided_choice": ["a", "b"]}, {"grammar": {"choice": ["a", "b"]}}),

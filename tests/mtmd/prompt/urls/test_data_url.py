@@ -19,8 +19,25 @@ def test_it_is_what_was_written(count: int) -> None:
     assert decoded(base64.encodebytes(data).decode()) == data
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 100, PIECE])
+def test_other_ways_to_write_it(count: int) -> None:
+    """The alphabet of URLs, no padding, and what a URL escapes."""
+    data = random.Random(count).randbytes(count)
+    plain, for_urls = base64.b64encode(data).decode(), base64.urlsafe_b64encode(data).decode()
+    escaped = plain.replace("+", "%2B").replace("/", "%2f").replace("=", "%3D")
+    for text in (plain.rstrip("="), for_urls, for_urls.rstrip("="), escaped):
+        assert decoded(text) == data
+
+
 @pytest.mark.parametrize(
-    "wrong", ["A", "AA=A", "AA==AA==", "é" * 8, "A" * PIECE + "A", "A" * (PIECE - 2) + "==AAAA"]
+    "wrong",
+    [
+        "%C3%A9AAAA",
+        "AAA%",
+        "AA%2",
+        "%25%25%25%25",
+        *["A", "AA=A", "AA==AA==", "é" * 8, "A" * PIECE + "A", "A" * (PIECE - 2) + "==AAAA"],
+    ],
 )
 def test_what_is_no_base64_is_refused(wrong: str) -> None:
     with pytest.raises(ValueError, match="not base64"):
