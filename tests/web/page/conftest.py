@@ -17,6 +17,35 @@ from mtmd.web.store.store import Store
 
 _open = ExitStack()
 _found = []
+DRAW = """async ([text, live]) => {
+    const { AnswerText } = await import("./MODULE");
+    const view = new AnswerText().draw(text, live);
+    document.body.append(view.element);
+    const loaded = () => !view.element.querySelector(".math.source:not([title]), code[data-language]");
+    for (let n = 0; n < 200 && !live && !loaded(); n += 1) await new Promise((go) => setTimeout(go, 20));
+    const html = view.element.outerHTML;
+    view.element.remove();
+    return html;
+}"""
+# What is drawn at each length, and the heights there.
+GROW = """async ([text, step]) => {
+    const { AnswerText } = await import("./MODULE");
+    const view = new AnswerText();
+    document.querySelector("#thread").hidden = false;
+    document.querySelector("#thread").append(view.element);
+    const heights = [];
+    for (let end = 1; end < text.length; end += step) {
+        view.draw(text.slice(0, end), true);
+        heights.push(view.element.offsetHeight);
+    }
+    view.draw(text, false);
+    heights.push(view.element.offsetHeight);
+    for (const one of view.element.querySelectorAll(".grown")) one.classList.remove("grown"); // that it was written here
+    const whole = new AnswerText().draw(text, false).element;
+    const [grown, same] = [view.element.innerHTML, view.element.isEqualNode(whole)];
+    view.element.remove();
+    return [heights, same ? null : [grown, whole.innerHTML]];
+}"""
 
 
 @pytest.fixture(scope="module")
@@ -102,3 +131,23 @@ def visit(browser, fake):
 @pytest.fixture
 def person(visit):
     return visit()
+
+
+@pytest.fixture(scope="module")
+def drawn(browser):
+    """A window with the page's modules; `draw(text, live=False)` gives the HTML."""
+    fake = FakeService()
+    with running(fake, create_app(fake, ServerSettings(port=0), Store(None))) as server:
+        person = Visitor(browser, server.url)
+        module = person.page.locator("link[href$='markdown/view.js']").get_attribute("href")
+        person.module = module
+        person.draw = lambda text, live=False: person.page.evaluate(
+            DRAW.replace("MODULE", module), [text, live]
+        )
+        person.grow = lambda text, step=1: person.page.evaluate(
+            GROW.replace("MODULE", module), [text, step]
+        )
+        person.expects = ("TrustedHTML",)
+        yield person
+
+        person.close()

@@ -6,45 +6,9 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 
 import pytest
-from browsing import Visitor
-from fake_service import FakeService
-from serving import running
-
-from mtmd.web.app import create_app
-from mtmd.web.settings import ServerSettings
-from mtmd.web.store.store import Store
-
-DRAW = """async ([text, live]) => {
-    const { AnswerText } = await import("./MODULE");
-    const view = new AnswerText().draw(text, live);
-    document.body.append(view.element);
-    const loaded = () => !view.element.querySelector(".math.source:not([title]), code[data-language]");
-    for (let n = 0; n < 200 && !live && !loaded(); n += 1) await new Promise((go) => setTimeout(go, 20));
-    const html = view.element.outerHTML;
-    view.element.remove();
-    return html;
-}"""
-# What is drawn at each length, and the heights there.
-GROW = """async ([text, step]) => {
-    const { AnswerText } = await import("./MODULE");
-    const view = new AnswerText();
-    document.querySelector("#thread").hidden = false;
-    document.querySelector("#thread").append(view.element);
-    const heights = [];
-    for (let end = 1; end < text.length; end += step) {
-        view.draw(text.slice(0, end), true);
-        heights.push(view.element.offsetHeight);
-    }
-    view.draw(text, false);
-    heights.push(view.element.offsetHeight);
-    for (const one of view.element.querySelectorAll(".grown")) one.classList.remove("grown"); // that it was written here
-    const whole = new AnswerText().draw(text, false).element;
-    const [grown, same] = [view.element.innerHTML, view.element.isEqualNode(whole)];
-    view.element.remove();
-    return [heights, same ? null : [grown, whole.innerHTML]];
-}"""
 EVERYTHING = """# A *title* of words
 
 Some **bold**, *slanted*, ***both***, ~~gone~~ and `code`, a [link](https://example.com/a_b) and https://example.com/c.
@@ -74,25 +38,6 @@ Between them $5 and $10, *2 \\* 3*.
 ---
 
 The end"""
-
-
-@pytest.fixture(scope="module")
-def drawn(browser):
-    """A window with the page's modules; `draw(text, live=False)` gives the HTML."""
-    fake = FakeService()
-    with running(fake, create_app(fake, ServerSettings(port=0), Store(None))) as server:
-        person = Visitor(browser, server.url)
-        module = person.page.locator("link[href$='markdown/view.js']").get_attribute("href")
-        person.draw = lambda text, live=False: person.page.evaluate(
-            DRAW.replace("MODULE", module), [text, live]
-        )
-        person.grow = lambda text, step=1: person.page.evaluate(
-            GROW.replace("MODULE", module), [text, step]
-        )
-        person.expects = ("TrustedHTML",)
-        yield person
-
-        person.close()
 
 
 def test_everything_grows_into_what_it_would_be_at_once_and_never_shrinks(drawn):
@@ -267,3 +212,38 @@ def test_a_long_answer_costs_no_more_than_its_length(drawn):
     )
     for deep in (">" * 2000 + "x", "*a" * 5000, "[" * 5000, "$" * 5000, "\\(" * 3000, "`" * 4001):
         assert drawn.draw(deep) and drawn.draw(deep, True)
+
+
+RECEIPT = "CORNER SHOP\nTOTAL 12.50\nVAT 2.10\nCASH 20.00"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (RECEIPT, "<p>CORNER SHOP<br>TOTAL 12.50<br>VAT 2.10<br>CASH 20.00</p>"),
+        ("- one\n  two\n- three", "<li>one<br>two</li>"),
+        ("1. one\n\n   two\n   three", "<p>two<br>three</p>"),
+        ("> one\n> two\nthree", "one<br>two<br>three"),
+        ("**one\ntwo** `three\nfour`", "<strong>one<br>two</strong>"),
+        ("one  \ntwo\\\nthree", "<p>one<br>two<br>three</p>"),
+        ("one\n\ntwo", "<p>one</p>"),
+        ("<think>one\ntwo</think>\nthree", "<p>one<br>two</p>"),
+        ("```\none\ntwo\n```", "one\ntwo"),
+    ],
+)
+def test_each_line_of_an_answer_is_a_line(drawn, text, expected):
+    plain = re.sub(r' dir="\w+"', "", drawn.draw(text))
+    assert expected in plain and "<br></" not in plain
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{RECEIPT}\n\nThe end",
+        "Lines:\n12\n12.50\n-5\n- a list\n  of lines\n\n> a\n> b\n1. c\nd",
+        "Roses are *red,\nviolets* are blue,\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\ntext\nmore",
+    ],
+)
+def test_a_line_that_is_being_written_does_not_jump(drawn, text):
+    heights, differs = drawn.grow(text)
+    assert differs is None and not [1 for a, b in itertools.pairwise(heights) if b < a - 1]

@@ -1,20 +1,45 @@
 // Markdown as tokens: CommonMark with tables, strikethrough, links that are written out, and LaTeX. No HTML: a tag is text.
 
 import MarkdownIt from "../vendor/markdown-it/markdown-it.js";
+import { flanking, isCjk } from "./flanking.js";
 
 const MATH_MAX = 4000; // characters of one formula
 const DIGIT = /^[0-9]$/;
 const SPACE = /^\s$/;
 const INLINE_PAIRS = [["\\(", "\\)", false], ["\\[", "\\]", true], ["$$", "$$", true]];
 const BLOCK_PAIRS = [["$$", "$$"], ["\\[", "\\]"]];
+const ENDS_ADDRESS = /[\p{Ps}\p{Pe}“”、。，．！？：；､｡]/u; // of what is wide, and quotation marks: no space stands before them
 
 function reader(rules) {
   const made = MarkdownIt({ html: false, linkify: true, typographer: false });
   made.linkify.set({ fuzzyLink: false, fuzzyEmail: false, fuzzyIP: false });
+  endLinksAtCjkPunctuation(made.linkify);
+  made.inline.State = class extends made.inline.State {
+    scanDelims(start, inWords) {
+      let end = start;
+      while (end < this.posMax && this.src[end] === this.src[start]) end += 1;
+      const { opens, closes } = flanking(this.src, start, end, inWords);
+      return { can_open: opens, can_close: closes, length: end - start };
+    }
+  };
   made.inline.ruler.before("escape", "math", inlineMath);
   made.block.ruler.before("fence", "math", blockMath, { alt: ["paragraph", "blockquote", "list"] });
   made.core.ruler.enableOnly(rules);
   return made;
+}
+
+/** An address that is written out ends before a bracket, a quotation mark or a full stop of Chinese and Japanese. */
+function endLinksAtCjkPunctuation(linkify) {
+  const lengthOf = linkify.testSchemaAt.bind(linkify);
+  linkify.testSchemaAt = (text, schema, at) => {
+    const address = text.slice(at, at + lengthOf(text, schema, at));
+    let length = 0;
+    for (const sign of address) {
+      if (ENDS_ADDRESS.test(sign) && (isCjk(sign) || sign === "“" || sign === "”")) break;
+      length += sign.length;
+    }
+    return address.startsWith("//") && length <= 2 ? 0 : length;
+  };
 }
 
 const outer = reader(["normalize", "block"]);

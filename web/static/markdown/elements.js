@@ -49,8 +49,7 @@ function leaf(token, parent, live) {
     case "code_block": parent.append(codeBlock(token.content, "", live)); break;
     case "math_block": case "math_inline": parent.append(formula(token.content, token.meta)); break;
     case "hr": parent.append(el("hr")); break;
-    case "softbreak": parent.append("\n"); break;
-    case "hardbreak": parent.append(el("br")); break;
+    case "softbreak": case "hardbreak": parent.append(el("br")); break; // receipts, signs and poems are read line by line
     case "code_inline": parent.append(el("code", {}, token.content)); break;
     case "image": parent.append(link(token.attrGet("src"), token.attrGet("title"), token.content || token.attrGet("src"))); break; // never fetched: a stranger would learn of it
     case "text": case "text_special": parent.append(token.content); break;

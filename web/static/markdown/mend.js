@@ -1,12 +1,12 @@
 // The end of a text that is still being written, as it will most likely look: what is begun is taken for finished, so that nothing
 // jumps when it is.
 
-const MARKERS_ONLY = /^[ \t]*(?:[-*+_=~#|>`]{1,3}|[0-9]{1,9}[.)])[ \t]*$/;
+import { flanking } from "./flanking.js";
+
+const MARKERS_ONLY = /^[ \t]*(?:[-*+_=~#|>`]{1,3}|[0-9]{1,9}[.)]?)[ \t]*$/;
 const FENCE_BEGUN = /^[ \t]*(?:```|~~~)[^\n]*$/;
 const RULE_ROW = /^[ \t:|-]*$/;
-const DIGIT = /^[0-9]$/;
-const SPACE = /^\s$/;
-const CLOSED_BY = { "**": "**", "*": "*", __: "__", _: "_", "~~": "~~" };
+const MARKS = new Set(["**", "*", "__", "_", "~~"]);
 
 /** Lines of the last block: a line that may become anything is kept back, and a first row is a table's. `inCode`: it is a block of
  * code, where signs mean nothing. */
@@ -27,7 +27,6 @@ function mendTable(text) {
 }
 
 const isRow = (line) => line.trimStart().startsWith("|") && line.trim().length > 1;
-const isWord = (sign) => DIGIT.test(sign) || sign.toLowerCase() !== sign.toUpperCase();
 
 function cells(row) {
   const whole = row.trim();
@@ -53,8 +52,10 @@ export function mendWords(text) {
       const link = linkOpen(text, at);
       if (link !== null) return closed(text.slice(0, at) + link, open);
       at += 1;
-    } else if (sign === "*" || sign === "_" || sign === "~") at = emphasis(text, at, open);
-    else at += 1;
+    } else if (sign === "*" || sign === "_" || sign === "~") {
+      if (isHalf(text, at, open)) return closed(text.slice(0, at), open);
+      at = emphasis(text, at, open);
+    } else at += 1;
   }
   return closed(text, open);
 }
@@ -95,17 +96,22 @@ function linkOpen(text, at) {
   return text.slice(at + 1, middle);
 }
 
+/** Whether the text ends in signs that may be the first of several: of what ends open emphasis, or of what strikes out. */
+function isHalf(text, at, open) {
+  const run = runAt(text, at);
+  if (at + run < text.length) return false;
+  return text[at] === "~" && run === 1 || (open.some(({ mark }) => mark[0] === text[at]) && flanking(text, at, at + run, text[at] !== "_").closes);
+}
+
 function emphasis(text, at, open) {
   const run = runAt(text, at);
-  const [before, after] = [text[at - 1] ?? " ", text[at + run] ?? " "];
-  const [left, right] = [!SPACE.test(after), !SPACE.test(before)];
-  const inWord = isWord(before) && isWord(after);
-  if (text[at] === "~" ? run === 2 : run <= 3) {
-    const marks = run === 3 ? [text[at] + text[at], text[at]] : [text[at].repeat(run)];
+  const { opens, closes } = flanking(text, at, at + run, text[at] !== "_");
+  const marks = run === 3 ? [text[at] + text[at], text[at]] : [text[at].repeat(run)];
+  if (marks.every((mark) => MARKS.has(mark))) {
     for (const mark of marks) {
       const known = open.findLastIndex((one) => one.mark === mark);
-      if (right && known >= 0) open.length = known;
-      else if (at + run >= text.length || (left && !(inWord && mark.length === 1))) open.push({ mark, at });
+      if (closes && known >= 0) open.length = known;
+      else if (opens || at + run >= text.length) open.push({ mark, at: run === 3 && mark.length === 1 ? at + 2 : at });
     }
   }
   return at + run;
@@ -116,9 +122,7 @@ function closed(text, open) {
   const ends = [];
   for (const { mark, at } of [...open].reverse()) {
     if (end.length <= at + mark.length && end.slice(at).startsWith(mark)) end = end.slice(0, at).trimEnd(); // nothing behind it yet
-    else ends.push(CLOSED_BY[mark]);
+    else ends.push(mark);
   }
-  const sign = ends[0]?.[0];
-  if (sign && ends[0].length > trailing(end, sign) && trailing(end, sign) === 1) end = end.slice(0, -1); // half of what ends it
   return end + ends.join("");
 }
