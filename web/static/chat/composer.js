@@ -1,7 +1,7 @@
 // The message box: text, pictures that are uploaded as soon as they are attached, and what it all would take of the context.
 
 import { $, announce, el, icon, toast } from "../shared/dom.js";
-import { plural } from "../shared/format.js";
+import { isolated, plural } from "../shared/format.js";
 import { imagePath, post, show, smallPath, upload, uploadPages } from "../shared/server.js";
 import { options } from "./settings.js";
 import { openViewer } from "./viewer.js";
@@ -107,7 +107,7 @@ export class Composer {
     if (files.length > room) toast(`One message takes at most ${plural(this.about.images, "picture")}; ${files.length - room} left out.`);
     for (const file of files.slice(0, Math.max(0, room))) {
       if (file.type.startsWith("video/") && !this.about.video) {
-        toast(`${file.name} was left out: this server reads no videos. Its library for them, PyAV, is not installed.`, { group: "files" });
+        toast(`${isolated(file.name)} was left out: this server reads no videos. Its library for them, PyAV, is not installed.`, { group: "files" });
         continue;
       }
       if (file.type === "application/pdf" || file.name.toLowerCase().endsWith(".pdf")) this.#addPages(file);
@@ -124,7 +124,7 @@ export class Composer {
       const room = this.about.images - this.attached.length + 1;
       const taken = images.slice(0, room).map((image) => this.#known(image));
       this.attached.splice(this.attached.indexOf(waiting), 1, ...taken);
-      if (pages > taken.length) toast(`${file.name} has ${plural(pages, "page")}; the first ${taken.length} are attached, for one message takes no more.`);
+      if (pages > taken.length) toast(`${isolated(file.name)} has ${plural(pages, "page")}; the first ${taken.length} are attached, for one message takes no more.`);
       announce(`${file.name}: ${plural(taken.length, "page")} attached`);
       return true;
     }, (error) => {
@@ -406,7 +406,7 @@ const newKey = () => crypto.getRandomValues(new Uint32Array(1))[0];
 
 /** Why a picture is not attached: which file, what was found in it and what is taken. */
 function refusal(name, error, refused) {
-  const file = name || "The picture";
+  const file = name ? isolated(name) : "The picture";
   if (refused && error.code === "invalid_image") return `${file}: ${error.message.replace(/^(picture|image): /i, "")}`;
   return `${file} is not attached. ${error.message}`;
 }

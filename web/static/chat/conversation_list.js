@@ -1,7 +1,7 @@
 // The list of conversations: search, open, rename, export, delete, import.
 
 import { $, copyText, el, iconButton, icon, toast } from "../shared/dom.js";
-import { plural } from "../shared/format.js";
+import { isolated, plural } from "../shared/format.js";
 import { at, download, get, patch, post, remove, save, show, smallPath } from "../shared/server.js";
 import { fromElsewhere } from "../history/foreign.js";
 import { markdownOf } from "../history/markdown.js";
@@ -139,7 +139,7 @@ export class ConversationList {
       if (event.metaKey || event.ctrlKey || event.shiftKey) return;
       event.preventDefault();
       this.open(id, message ? { message, words: $("search").value.toLowerCase().split(" ").filter(Boolean) } : null);
-    } } }, el("span", {}, title || "New chat"), around ? el("span", { class: "around" }, around) : null);
+    } } }, el("span", { dir: "auto" }, title || "New chat"), around ? el("span", { class: "around", dir: "auto" }, around) : null);
     const thumbnail = picture ? el("img", { class: "first", alt: "", width: 26, height: 26, dataset: { sha256: picture } }) : null;
     if (thumbnail) this.seen.observe(thumbnail);
     const more = iconButton("more", `More about ${title || "this conversation"}`, () => this.#showMenu(conversation, more, item));
@@ -208,7 +208,7 @@ export class ConversationList {
       this.told = null;
       this.refresh();
     };
-    const input = el("input", { value: conversation.title, maxLength: 200, "aria-label": "Title", on: {
+    const input = el("input", { value: conversation.title, maxLength: 200, dir: "auto", "aria-label": "Title", on: {
       blur: () => end(true),
       keydown: (event) => { if (event.key === "Enter" || event.key === "Escape") { event.stopPropagation(); end(event.key === "Enter"); } },
     } });
@@ -227,7 +227,7 @@ export class ConversationList {
         await remove(`/api/conversations/${id}`, options);
         this.conversations = this.conversations.filter((one) => one.id !== id);
       } catch (error) {
-        toast(`“${title || "New chat"}” is not deleted. ${error.message}`);
+        toast(`“${isolated(title || "New chat")}” is not deleted. ${error.message}`);
       }
       this.leaving.delete(id);
       this.refresh();
@@ -243,7 +243,7 @@ export class ConversationList {
     this.leaving.set(id, now);
     this.draw();
     this.gone(id);
-    toast(`Deleted “${title || "New chat"}”.`, { action: { label: "Undo", run: undo }, closed: now, ms: UNDO_MS });
+    toast(`Deleted “${isolated(title || "New chat")}”.`, { action: { label: "Undo", run: undo }, closed: now, ms: UNDO_MS });
   }
 
   /** One conversation at a time, with the pictures it needs: a large history would be more than one request may bring. */

@@ -97,7 +97,7 @@ function marked(message, context) {
   return el("div", { class: "grounding" }, figure(image, grounding, units, sizes, open),
     el("div", { class: "regions" }, grounding.regions.slice(0, REGIONS_NAMED).map((region, index) => (region.kind === "box" ? el("button", {
       class: "region", type: "button", title: "Ask about this part of the picture", on: { click: () => askAboutBox(viewerItem(image, pictures.length, grounding, sizes), index).catch((error) => toast(error.message)) },
-    }, icon("region"), el("span", {}, region.label || `Region ${index + 1}`)) : null))),
+    }, icon("region"), el("span", { dir: "auto" }, region.label || `Region ${index + 1}`)) : null))),
     el("p", { class: "aside" }, `${plural(grounding.regions.length, "region")} marked · `, copy));
 }
 

@@ -1,7 +1,7 @@
 // The receipt below an answer: what the model saw, where it ran, how long each part took.
 
 import { el, svg, toast } from "../shared/dom.js";
-import { STAGES, milliseconds, pixels, plural } from "../shared/format.js";
+import { STAGES, isolated, milliseconds, pixels, plural } from "../shared/format.js";
 import { get, show } from "../shared/server.js";
 import { clock, isVideo, openVideo } from "./video.js";
 import { openViewer } from "./viewer.js";
@@ -64,12 +64,12 @@ function sampling(receipt, options) {
 export function settingsOf(receipt, options) {
   const given = options ?? {};
   return [given.model, sampling(receipt ?? { seed: given.seed ?? null }, given), given.detail ? `${given.detail} detail` : null,
-    given.system ? `system prompt “${given.system.length > SYSTEM_SHOWN ? `${given.system.slice(0, SYSTEM_SHOWN)}…` : given.system}”` : null].filter(Boolean).join(" · ");
+    given.system ? `system prompt “${isolated(given.system.length > SYSTEM_SHOWN ? `${given.system.slice(0, SYSTEM_SHOWN)}…` : given.system)}”` : null].filter(Boolean).join(" · ");
 }
 
 function facts(rows) {
   return el("dl", { class: "facts" }, rows.filter(([, value]) => value).map(([name, value, kind]) =>
-    [el("dt", {}, name), el("dd", { class: kind }, value)]).flat());
+    [el("dt", {}, name), el("dd", { class: kind, dir: "auto" }, value)]).flat());
 }
 
 function seen(image, picture) {

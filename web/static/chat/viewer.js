@@ -1,6 +1,6 @@
 // A picture large: zoom, the marks of an answer, and a region to ask about, chosen by mouse, finger or keys.
 
-import { $, announce, toast } from "../shared/dom.js";
+import { $, announce, el, toast } from "../shared/dom.js";
 import { pixels } from "../shared/format.js";
 import { imagePath, pictureUrl } from "../shared/server.js";
 import { chosenUnits, chooseUnits, drawMarks, sharesOf } from "./regions.js";
@@ -75,7 +75,7 @@ function move(by) {
 function display() {
   const item = items[place];
   zoom = 1;
-  $("viewer-title").textContent = items.length > 1 ? `${item.title} (${place + 1} of ${items.length})` : item.title;
+  $("viewer-title").replaceChildren(el("bdi", {}, item.title), items.length > 1 ? ` (${place + 1} of ${items.length})` : "");
   $("viewer-info").textContent = item.info;
   $("viewer-image").removeAttribute("src");
   $("viewer-image").alt = item.title;

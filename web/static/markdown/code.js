@@ -41,7 +41,7 @@ class Elements {
 export function codeBlock(text, language, live) {
   const code = el("code", {}, text);
   const button = el("button", { class: "copy-code", type: "button", on: { click: () => copy(button) } }, icon("copy"), el("span", {}, "Copy"));
-  const made = el("figure", { class: "code" }, el("figcaption", {}, el("span", {}, language || "text"), button), el("pre", { tabIndex: 0 }, code));
+  const made = el("figure", { class: "code", dir: "ltr" }, el("figcaption", {}, el("span", {}, language || "text"), button), el("pre", { tabIndex: 0 }, code));
   if (!language || text.length > (live ? COLOURED_LIVE_MAX : COLOURED_MAX)) return made;
   if (highlighter) colour(code, language);
   else {

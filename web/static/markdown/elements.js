@@ -4,6 +4,7 @@ import { el } from "../shared/dom.js";
 import { codeBlock } from "./code.js";
 import { formula } from "./math.js";
 
+const LISTS = new Set(["UL", "OL"]);
 const PLAIN = new Set(["p", "h1", "h2", "h3", "h4", "h5", "h6", "ul", "li", "blockquote", "em", "strong", "s", "thead", "tbody", "tr"]);
 const SCHEMES = new Set(["http:", "https:", "mailto:"]);
 const TASK = /^\[([ xX])\][ \t]/;
@@ -24,11 +25,16 @@ function build(tokens, root, live) {
     } else if (token.nesting > 0) {
       if (token.hidden) continue; // a paragraph in a list without blank lines
       const [outer, inner] = opened(token);
+      if (token.block && hasOwnDirection(outer, stack.at(-1))) outer.dir = "auto";
       stack.at(-1).append(outer);
       stack.push(inner);
     } else leaf(token, stack.at(-1), live);
   }
 }
+
+/** Whether a block is read from left to right or the other way by its own first letter: a browser looks for that in all of a block
+ * but the blocks in it that have a direction of their own. So items and cells have none; markdown.css orders their words. */
+const hasOwnDirection = (block, parent) => parent.nodeType === Node.DOCUMENT_FRAGMENT_NODE || (LISTS.has(block.nodeName) && parent.nodeName === "LI");
 
 /** [what is put, what the next ones go into]. */
 function opened(token) {
@@ -36,7 +42,11 @@ function opened(token) {
     const table = el("table");
     return [el("div", { class: "table", tabIndex: 0, role: "group", "aria-label": "Table" }, table), table];
   }
-  if (token.tag === "a") return Array(2).fill(link(token.attrGet("href"), token.attrGet("title")));
+  if (token.tag === "a") {
+    const made = link(token.attrGet("href"), token.attrGet("title"));
+    if (token.markup === "linkify") made.dir = "ltr"; // an address
+    return [made, made];
+  }
   if (token.tag === "ol") return Array(2).fill(el("ol", { start: Number(token.attrGet("start") ?? 1) }));
   if (token.tag === "th" || token.tag === "td") return Array(2).fill(el(token.tag, { class: ALIGNED[token.attrGet("style")] ?? null, scope: token.tag === "th" ? "col" : null }));
   return Array(2).fill(el(PLAIN.has(token.tag) ? token.tag : "span"));
@@ -50,7 +60,7 @@ function leaf(token, parent, live) {
     case "math_block": case "math_inline": parent.append(formula(token.content, token.meta)); break;
     case "hr": parent.append(el("hr")); break;
     case "softbreak": case "hardbreak": parent.append(el("br")); break; // receipts, signs and poems are read line by line
-    case "code_inline": parent.append(el("code", {}, token.content)); break;
+    case "code_inline": parent.append(el("code", { dir: "ltr" }, token.content)); break;
     case "image": parent.append(link(token.attrGet("src"), token.attrGet("title"), token.content || token.attrGet("src"))); break; // never fetched: a stranger would learn of it
     case "text": case "text_special": parent.append(token.content); break;
     default: // an address by its name, which is nothing to see

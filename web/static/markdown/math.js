@@ -9,6 +9,7 @@ let loading = null;
 export function formula(source, { display, unfinished }) {
   const made = document.createElement(display ? "div" : "span");
   made.className = display ? "math display" : "math";
+  made.dir = "ltr";
   made.dataset.is = `${display} ${unfinished} ${source}`;
   made.textContent = source;
   if (unfinished) made.classList.add("source");

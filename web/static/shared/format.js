@@ -4,6 +4,9 @@ export const STAGES = [["queued_ms", "waiting"], ["preprocess_ms", "preprocess"]
 
 export const plural = (count, word) => `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;
 
+/** Words of somebody in a sentence of ours: in whichever direction they are read, the sentence is not mixed up with them. */
+export const isolated = (text) => `\u2068${text}\u2069`;
+
 /** `size`: [width, height]. */
 export const pixels = ([width, height]) => `${width.toLocaleString("en")} × ${height.toLocaleString("en")} px`;
 

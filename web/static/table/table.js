@@ -2,7 +2,7 @@
 // conversation, so that it is kept, found and exported as any, and goes on where it was left.
 
 import { $, announce, el, toast } from "../shared/dom.js";
-import { STAGES, milliseconds, plural } from "../shared/format.js";
+import { STAGES, isolated, milliseconds, plural } from "../shared/format.js";
 import { events, imagePath, post, save, show, smallPath, upload } from "../shared/server.js";
 import { AnswerText, answerOf } from "../markdown/view.js";
 import { loadingWords } from "../chat/message.js";
@@ -94,7 +94,7 @@ export class Table {
         await this.changed(sent.conversation, sent.message);
         if (!this.stopped) this.go(); // the rest of the rows are kept all the same
       } catch (error) {
-        skipped.push(`${name}: ${error.message}`);
+        skipped.push(`${isolated(name)}: ${error.message}`);
         if (error.status === 0 || error.status >= 500) break;
       }
     }
@@ -142,7 +142,7 @@ export class Table {
     row.note = el("span", { class: "soft" });
     [row.tokensCell, row.msCell] = [el("td", { class: "number c-tokens" }), el("td", { class: "number c-ms" })];
     row.open = el("button", { class: "link", type: "button", title: "Open as a conversation", hidden: true, on: { click: () => this.openRow(message) } }, "Open");
-    row.element = el("tr", {}, el("th", { scope: "row", class: "c-name" }, el("div", { class: "named" }, picture, el("span", {}, name))),
+    row.element = el("tr", {}, el("th", { scope: "row", class: "c-name" }, el("div", { class: "named" }, picture, el("span", { dir: "auto" }, name))),
       el("td", { class: "c-answer" }, row.view.element, row.note, " ", row.open), row.tokensCell, row.msCell);
     return row;
   }
