@@ -1,6 +1,7 @@
 // The chat page: opens conversations, sends messages, follows answers while they are written.
 
 import { $, announce, el, themeButton, toast } from "../shared/dom.js";
+import { ignoreComposing } from "../shared/keys.js";
 import { ServerError, at, events, get, patch, post, upload } from "../shared/server.js";
 import { Comparing, SideBySide } from "../compare/compare.js";
 import { Picker } from "../models/picker.js";
@@ -50,6 +51,7 @@ const compared = new Set(); // messages whose answers are shown side by side
 const act = { edit: startEdit, answer, again, goOn, goOnWith, look, show: showBranch, compare };
 
 async function start() {
+  ignoreComposing();
   // relative ones would mean something else in the addresses of conversations
   for (const link of document.querySelectorAll('a[href]:not([href^="#"]), link[rel="icon"]')) link.href = link.href;
   themeButton($("theme"));

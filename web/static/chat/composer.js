@@ -41,7 +41,7 @@ export class Composer {
       this.changed();
     });
     prompt.addEventListener("keydown", (event) => {
-      if (event.key === "Enter" && !event.shiftKey && !event.isComposing && !touch) {
+      if (event.key === "Enter" && !event.shiftKey && !touch) {
         event.preventDefault();
         this.send();
       } else if (event.key === "ArrowUp" && !prompt.value && !this.editing) {
@@ -56,7 +56,7 @@ export class Composer {
       const files = [...(event.clipboardData?.files ?? [])];
       if (!files.length || document.querySelector("dialog[open]")) return;
       const elsewhere = event.target instanceof HTMLInputElement; // a field of its own, which takes text
-      const text = elsewhere ? "" : event.clipboardData.getData("text/plain"); // a spreadsheet gives its cells both as text and as a picture
+      const text = elsewhere ? "" : textBeside(files, event.clipboardData.getData("text/plain"));
       if (elsewhere && event.clipboardData.types.includes("text/plain")) return;
       event.preventDefault();
       if (text.trim()) this.#type(text);
@@ -397,6 +397,24 @@ export class Composer {
     $("meter-text").replaceChildren(numbers, el("span", { class: "unit" }, " tokens"), over ? ": too long" : "",
       ...(over && parent ? [el("button", { class: "link", type: "button", on: { click: () => this.dropOldest() } }, "Drop the oldest turns"),
         el("button", { class: "link", type: "button", on: { click: () => this.#moveOn() } }, "Go on in a new chat")] : []));
+  }
+}
+
+/** What was copied together with files: a spreadsheet gives its cells both as text and as a picture, a file manager gives the names or
+ * paths of the files, which nobody meant to write. */
+function textBeside(files, text) {
+  const names = new Set(files.map(({ name }) => name));
+  const lines = text.split(/[\r\n]+/).map((line) => line.trim()).filter(Boolean);
+  return lines.every((line) => names.has(line) || names.has(nameIn(line))) ? "" : text;
+}
+
+/** The last part of a path or of a file's address. */
+function nameIn(path) {
+  const last = path.split(/[/\\]/).at(-1);
+  try {
+    return path.startsWith("file:") ? decodeURIComponent(last) : last;
+  } catch {
+    return last;
   }
 }
 

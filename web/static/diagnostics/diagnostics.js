@@ -3,6 +3,7 @@
 import { $, copyText, el, icon, svg, themeButton, toast } from "../shared/dom.js";
 import { commandBox } from "../shared/command.js";
 import { STAGES, milliseconds } from "../shared/format.js";
+import { ignoreComposing } from "../shared/keys.js";
 import { at, get, getText } from "../shared/server.js";
 
 const EVERY_MS = 1000;
@@ -167,6 +168,7 @@ async function drawWhich() {
   $("which").addEventListener("change", () => { location.search = `?model=${encodeURIComponent($("which").value)}`; });
 }
 
+ignoreComposing();
 themeButton($("theme"));
 poll();
 drawWhich().catch((error) => toast(error.message));

@@ -40,9 +40,13 @@ export function announce(text) {
   requestAnimationFrame(() => { $("live").textContent = text; });
 }
 
-/** A notice that goes away by itself, or with `sticky` when it is closed; `closed` is then called. `action`: {label, run}, a button in it.
+const SHOWN_MS = 5000; // before anybody has begun to read a notice,
+const CHARACTER_MS = 70; // and for each of its characters: a slow reader's pace
+
+/** A notice that goes away by itself, or with `sticky` when it is closed; `closed` is then called. It stays as long as it takes to read
+ * it, and while a pointer or the focus is on it; one with `ms` goes after that time, whatever happens. `action`: {label, run}, a button in it.
  * One with a `group` takes those of it that are still there with it, a line for each. Gives a function that takes it away. */
-export function toast(text, { sticky = false, closed = () => {}, action = null, ms = 7000, group = null } = {}) {
+export function toast(text, { sticky = false, closed = () => {}, action = null, ms = null, group = null } = {}) {
   const before = group && [...$("toasts").children].find((old) => old.dataset.group === group);
   const lines = before ? [...new Set([...before.firstChild.textContent.split("\n"), text])] : [text];
   text = lines.join("\n");
@@ -58,8 +62,19 @@ export function toast(text, { sticky = false, closed = () => {}, action = null, 
   }));
   $("toasts").append(made);
   while ($("toasts").children.length > 3) $("toasts").firstChild.remove();
-  if (!sticky) setTimeout(() => made.remove(), ms * lines.length);
+  if (ms) setTimeout(() => made.remove(), ms);
+  else if (!sticky) removeOnceRead(made, SHOWN_MS + CHARACTER_MS * text.length);
   return () => made.remove();
+}
+
+function removeOnceRead(notice, ms) {
+  let timer;
+  const wait = () => {
+    clearTimeout(timer);
+    timer = setTimeout(() => { if (!notice.matches(":hover, :focus-within")) notice.remove(); }, ms);
+  };
+  for (const kind of ["pointerleave", "focusout"]) notice.addEventListener(kind, wait);
+  wait();
 }
 
 /** navigator.clipboard is there on https and localhost only. */

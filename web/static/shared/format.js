@@ -4,8 +4,10 @@ export const STAGES = [["queued_ms", "waiting"], ["preprocess_ms", "preprocess"]
 
 export const plural = (count, word) => `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;
 
-/** Words of somebody in a sentence of ours: in whichever direction they are read, the sentence is not mixed up with them. */
-export const isolated = (text) => `\u2068${text}\u2069`;
+const RIGHT_TO_LEFT = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc\u{10800}-\u{10fff}\u{1e800}-\u{1efff}]/u;
+
+/** Words of somebody in a sentence of ours: what is read from right to left is not mixed up with the sentence around it. */
+export const isolated = (text) => (RIGHT_TO_LEFT.test(text) ? `\u2068${text}\u2069` : text);
 
 /** `size`: [width, height]. */
 export const pixels = ([width, height]) => `${width.toLocaleString("en")} × ${height.toLocaleString("en")} px`;
