@@ -9,6 +9,7 @@ import random
 import re
 
 import pytest
+
 EVERYTHING = """# A *title* of words
 
 Some **bold**, *slanted*, ***both***, ~~gone~~ and `code`, a [link](https://example.com/a_b) and https://example.com/c.

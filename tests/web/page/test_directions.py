@@ -138,7 +138,7 @@ def test_lines_of_a_message_titles_and_fields_have_their_own_direction(person, f
         assert page.locator(selector).get_attribute("dir") == "auto"
 
 
-def test_an_arabic_name_does_not_mix_up_a_sentence_of_the_page(person, fake):
+def test_an_arabic_name_does_not_mix_up_a_sentence_of_the_page(person):
     person.say(ARABIC)
     page = person.page
     page.hover("#list .item")

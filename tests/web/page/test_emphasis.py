@@ -50,7 +50,7 @@ CASES = [
     ("그는 **“네.”**라고 했다", "그는 <b>“네.”</b>라고 했다"),
     ("ᄒ**(h)**ᅡ", "ᄒ<b>(h)</b>ᅡ"),
     # followed by other punctuation and preceded by a CJK character (2b gamma), and the other way
-    ("彼は**\"はい\"**と言った", '彼は<b>"はい"</b>と言った'),
+    ('彼は**"はい"**と言った', '彼は<b>"はい"</b>と言った'),
     ("使い方は**`git push`**です", "使い方は<b>git push</b>です"),
     ("詳しくは**[こちら](https://example.com)**を参照", "詳しくは<b>こちら</b>を参照"),
     ("値は**-5**度", "値は<b>-5</b>度"),
