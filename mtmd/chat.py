@@ -11,7 +11,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from mtmd.clip.image.decode import Picture
-from mtmd.config import AnswerOptions
+from mtmd.config import CONVERSATION, AnswerOptions
 from mtmd.display.answer_view import EDGE, picture_html
 from mtmd.events import Answer, Event, Finished
 from mtmd.kernels.errors import PromptError
@@ -188,7 +188,7 @@ class Chat:
 
     def _with(self, chosen: AnswerKeywords) -> AnswerKeywords:
         own = {k: v for k, v in chosen.items() if v is not None or k in _MAY_BE_NONE}
-        return cast(AnswerKeywords, {**self.options, **own})
+        return cast(AnswerKeywords, {**CONVERSATION, **self.options, **own})
 
     def _turn(self, prompt: str | None, image: Images | None) -> list[Message]:
         """The next question, its pictures as data URLs where they come from files, else loaded:

@@ -19,7 +19,7 @@ from mtmd.kernels.options import integer, integer_or_none, refuse, size_or_none
 from mtmd.kernels.spelling import did_you_mean
 from mtmd.llm.sampling.grammar_notations import grammar_source
 from mtmd.llm.sampling.json_schema import schema_text
-from mtmd.llm.sampling.options import Sampling
+from mtmd.llm.sampling.options import WAYS, AppliedSampling, Sampling
 from mtmd.tools.tool import Tool, Toolbox, read_toolbox
 
 DTYPES = ("auto", "bf16", "fp32")
@@ -36,6 +36,8 @@ SPECULATE = ("auto", "off")
 SPLITS = ("none", "layer")
 MOST_PROPOSED = 32
 MOST_RANKS = 64
+TOKENS_MAX = 1 << 20
+WHOLE_CONTEXT = -1  # as max_tokens: llama.cpp and Ollama write it so
 PARALLEL_MAX = 1024  # answers computed at once
 # Of files that are taken for pictures where none is named: in folders, and dropped on a terminal.
 # One that is named may have any.
@@ -46,7 +48,8 @@ IMAGE_SUFFIXES = (
 VIDEO_SUFFIXES = (".mp4", ".m4v", ".mov", ".webm", ".mkv", ".avi")
 ELSEWHERE = {  # options of other libraries, and what takes their place
     "stream": "load().stream(image, prompt) gives an answer word by word",
-    "do_sample": "an answer is drawn where temperature is above 0",
+    "do_sample": "an answer is drawn where temperature is above 0; sampling='model' draws as the "
+    "model's own settings say",
     "num_beams": "answers are sampled, or greedy: there is no beam search",
     "text": "that is `prompt`",
     "video": "pictures and videos are given as `image`",
@@ -208,6 +211,11 @@ class AnswerOptions(Sampling):
     beginning of the answer. `tools` are functions that the model may call, as OpenAI's interface
     describes them, `tool_choice` "none", "auto", "required", or one of them; without
     `parallel_tool_calls` an answer has one call at most. The three are kept as `Toolbox`.
+    `sampling`: which of the model's own settings (generation_config.json, general.sampling of a
+    GGUF) hold where an option is not given: "greedy" its penalties, with the most probable token;
+    "model" all of them; "off" none. Kept as `AppliedSampling` once the model is known.
+    `max_tokens` -1 is the end of the context. `stop_repeating` ends an answer that says the same
+    again and again (`mtmd.llm.tokenizer.repetition`).
     """
 
     max_tokens: int = 256
@@ -223,15 +231,21 @@ class AnswerOptions(Sampling):
     tools: Sequence[Mapping[str, Any] | Tool] | Toolbox | None = None
     tool_choice: Mapping[str, Any] | str | None = None
     parallel_tool_calls: bool | None = None
+    sampling: str | AppliedSampling = "greedy"
+    stop_repeating: bool = False
 
     def __post_init__(self) -> None:
         _among("detail", self.detail, DETAILS)
+        if not isinstance(self.sampling, AppliedSampling):
+            _among("sampling", self.sampling, WAYS)
         object.__setattr__(self, "logprobs", _logprobs(self.logprobs))
         object.__setattr__(self, "json_schema", schema_text(self.json_schema))
         super().__post_init__()
-        object.__setattr__(self, "max_tokens", integer("max_tokens", self.max_tokens, 0, 1 << 20))
-        object.__setattr__(self, "min_tokens", integer("min_tokens", self.min_tokens, 0, 1 << 20))
-        for name in ("ignore_eos", "continue_final_message"):
+        object.__setattr__(self, "max_tokens", _max_tokens(self.max_tokens))
+        object.__setattr__(
+            self, "min_tokens", integer("min_tokens", self.min_tokens, 0, TOKENS_MAX)
+        )
+        for name in ("ignore_eos", "continue_final_message", "stop_repeating"):
             if type(getattr(self, name)) is not bool:
                 refuse(name, getattr(self, name), "true or false")
         object.__setattr__(self, "stop_token_ids", _ids(self.stop_token_ids))
@@ -250,6 +264,12 @@ class AnswerOptions(Sampling):
         return self.tools
 
 
+def _max_tokens(value: object) -> int:
+    """No context is longer than the largest number, which -1 becomes."""
+    is_whole = type(value) is int and value == WHOLE_CONTEXT
+    return TOKENS_MAX if is_whole else integer("max_tokens", value, 0, TOKENS_MAX)
+
+
 def _logprobs(value: object) -> int | None:
     """True and False as in OpenAI's interface."""
     if isinstance(value, bool):
@@ -264,6 +284,8 @@ def _ids(value: object) -> tuple[int, ...]:
     return tuple(integer("stop_token_ids", item, 0, (1 << 31) - 1) for item in value)
 
 
+# What holds in a conversation, and for `mtmd ask`, where nothing else is said.
+CONVERSATION: dict[str, Any] = {"sampling": "model", "max_tokens": WHOLE_CONTEXT}
 BESIDE: dict[Any, tuple[str, ...]] = {  # what calls that take options have beside them
     LoadOptions: ("model", "progress"),
     AnswerOptions: ("image", "prompt", "messages", "system"),

@@ -29,6 +29,7 @@ from mtmd.kernels.resources.default_device import made_on_the_host
 from mtmd.kernels.text import one_line, printable, shortened
 from mtmd.llm.engine.runner import Runner
 from mtmd.llm.engine.spans import Span
+from mtmd.llm.sampling.options import ModelSampling
 from mtmd.loaded.loaded_model import LoadedModel
 from mtmd.loaded.report import attention_kernels, warmup_report
 from mtmd.option_types import AnswerKeywords
@@ -99,6 +100,13 @@ class Model:
     @property
     def dtype(self) -> torch.dtype:
         return self.loaded.dtype
+
+    @property
+    def sampling(self) -> ModelSampling:
+        """How the model's files recommend to choose tokens. Conversations and `mtmd serve` do so;
+        `describe` and `answer` do with `sampling="model"`.
+        """
+        return self.checkpoint.sampling
 
     @property
     def service(self) -> Service:
@@ -174,10 +182,11 @@ class Model:
         OpenAI's interface ("image_url") and transformers ("url", "path") have it; the pictures of
         {"type": "image"} without a source are those of `image`.
         system: what the model is told before all else.
-        chosen: the fields of `AnswerOptions` by name, most of all max_tokens (256), temperature (0,
-        the most probable tokens; seed, top_k and top_p where some are drawn), stop (texts that end
-        the answer), json_schema (a mapping or a Pydantic model that it follows), detail ("low",
-        "auto", "high").
+        chosen: the fields of `AnswerOptions` by name, most of all max_tokens (256; -1 for the end
+        of the context), temperature (0, the most probable tokens; seed, top_k and top_p where some
+        are drawn), sampling ("model": as the model's files recommend), stop (texts that end the
+        answer), json_schema (a mapping or a Pydantic model that it follows), detail ("low", "auto",
+        "high").
         Raises MtmdError.
         """
         return self.answer(image, prompt, messages=messages, system=system, **chosen).text
@@ -415,8 +424,9 @@ class Model:
         **chosen: Unpack[AnswerKeywords],
     ) -> Chat:
         """A conversation, in which what was said before goes with each question: `messages`, as
-        `Chat.messages` has them, and what follows. `chosen` holds for every answer. Raises
-        MtmdError.
+        `Chat.messages` has them, and what follows. `chosen` holds for every answer; where it does
+        not say otherwise, tokens are chosen by the model's own settings (`sampling`), and an answer
+        may go on to the end of the context. Raises MtmdError.
         """
         return Chat(self, system, chosen, () if messages is None else messages)
 

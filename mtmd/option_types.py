@@ -75,6 +75,8 @@ class AnswerKeywords(TypedDict, total=False):
     tools: Sequence[Mapping[str, Any] | Tool] | Toolbox | None
     tool_choice: Mapping[str, Any] | str | None
     parallel_tool_calls: bool | None
+    sampling: Literal["model", "greedy", "off"] | None
+    stop_repeating: bool | None
 
 
 class DescribeKeywords(LoadKeywords, AnswerKeywords, total=False):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 
@@ -73,6 +73,16 @@ class VideoReceipt:
 
 
 @dataclass(frozen=True)
+class SamplingReceipt:
+    """A setting by which tokens were chosen. `source`: "request" where the request, the command or
+    a preset gave it, "default", or the file of the model that holds it.
+    """
+
+    value: float
+    source: str
+
+
+@dataclass(frozen=True)
 class Receipt:
     """Times are wall time in milliseconds; `reused_tokens` of the prompt were known from before;
     `proposed_tokens` were read out of the text and verified, `accepted_tokens` of them were right;
@@ -84,7 +94,12 @@ class Receipt:
     there was nothing to choose. `preprocessed` says where pictures and frames that were not known
     from before were resized and normalised, "" where that was the host. Frames of `videos` are not
     among the `images`, their tokens among the `image_tokens`. `kernels_compiled` for the CPU while
-    it was under way, by whichever request, took `compile_ms`."""
+    it was under way, by whichever request, took `compile_ms`.
+
+    `sampling` has the settings by which tokens were chosen, by the names of the options;
+    `sampling_unused` names settings of the model's files that were not applied, each with the
+    reason. `repeated_tokens` at the end of the answer say the same again and again, 0 where none
+    do."""
 
     model: str
     images: tuple[ImageReceipt, ...]
@@ -113,9 +128,31 @@ class Receipt:
     preprocessed: str = ""
     kernels_compiled: int = 0
     compile_ms: float = 0.0
+    sampling: dict[str, SamplingReceipt] = field(default_factory=dict)
+    sampling_unused: tuple[str, ...] = ()
+    repeated_tokens: int = 0
 
     def asdict(self) -> dict[str, Any]:
         return asdict(self)
+
+    @property
+    def sampling_text(self) -> str:
+        """The settings by where they come from; "" where the most probable token was taken, and
+        nothing else was said.
+        """
+        by_source: dict[str, list[str]] = {}
+        for name, one in self.sampling.items():
+            if one.source != "default" or self.sampling["temperature"].value:
+                by_source.setdefault(one.source, []).append(f"{name} {one.value:g}")
+        told = {"request": "as requested", "default": "by default"}
+        parts = [
+            f"{', '.join(names)} {told.get(source) or f'from {source}'}"
+            for source, names in by_source.items()
+            if by_source.keys() != {"default"}
+        ]
+        if self.sampling_unused:
+            parts.append(f"not applied: {', '.join(self.sampling_unused)}")
+        return "; ".join(parts)
 
     def __str__(self) -> str:
         """One or a few lines for a terminal."""
@@ -163,6 +200,8 @@ class Receipt:
         lines.append(f"{self.model} on {self.device}{threads}{ranks}, {self.dtype}; {where}{seed}")
         if self.layout:
             lines.append(self.layout)
+        if sampling := self.sampling_text:
+            lines.append(f"sampling: {sampling}")
         return "\n".join([*lines, *(f"warning: {w}" for w in self.warnings)])
 
 

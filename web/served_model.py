@@ -74,11 +74,12 @@ class ServedModel:
         return self._warmup
 
     def usual(self, detail: str) -> dict[str, Any]:
-        """The fields of AnswerOptions that an answer has where its request leaves them out.
-        `detail`: what it asks of pictures, "auto" where it does not.
+        """The fields of AnswerOptions that an answer has where its request leaves them out: the
+        preset's, and, where that says nothing, the model's own sampling, up to the end of the
+        context. `detail`: what it asks of pictures, "auto" where it does not.
         """
         preset = self.preset if detail == "auto" else self.preset | {"detail": detail}
-        return {"max_tokens": self.context, "detail": detail} | preset
+        return {"max_tokens": self.context, "sampling": "model", "detail": detail} | preset
 
     def with_system(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """A conversation, begun by what the model is told before all else, unless it says so

@@ -5,7 +5,7 @@ wrong one is told at once.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mtmd.kernels.options import as_float, integer, integer_or_none, number, refuse
 
@@ -71,6 +71,48 @@ class Sampling:
             return ()
         off = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
         return tuple(name for name, value in off.items() if getattr(self, name) != value)
+
+
+WAYS = ("model", "greedy", "off")  # which of a model's own settings hold
+DRAWING = ("temperature", "top_k", "top_p", "min_p")  # of no effect where nothing is drawn
+
+
+@dataclass(frozen=True)
+class ModelSampling:
+    """How the publisher of a model recommends to choose its tokens.
+
+    `values`: fields of `Sampling`, checked, those that are off left out. `source`: the file or the
+    keys that hold them. `unused`: settings there that are not applied, each with the reason.
+    `length`: settings of the answer's length, which are shown and not applied.
+    """
+
+    source: str = ""
+    values: Mapping[str, float] = field(default_factory=dict)
+    unused: tuple[str, ...] = ()
+    length: tuple[str, ...] = ()
+
+    def defaults(self, way: str) -> dict[str, float]:
+        """The fields of `Sampling` that hold where a request leaves them out. `way`: "model" for
+        all; "greedy" for all but the temperature, so that the most probable token is taken, after
+        the model's own penalties; "off" for none.
+        """
+        if way == "off":
+            return {}
+        return {n: v for n, v in self.values.items() if way == "model" or n != "temperature"}
+
+
+NOTHING_RECOMMENDED = ModelSampling()
+
+
+@dataclass(frozen=True)
+class AppliedSampling:
+    """What became of `AnswerOptions.sampling` for one model: the fields in `names` have the values
+    of `settings`, as no other was given.
+    """
+
+    way: str
+    settings: ModelSampling
+    names: tuple[str, ...] = ()
 
 
 def _temperature(value: object) -> float:

@@ -12,6 +12,7 @@ from mtmd.clip.family import VisionFamily
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights
 from mtmd.kernels.errors import ModelError
 from mtmd.llm.family import TextFamily
+from mtmd.llm.sampling.options import NOTHING_RECOMMENDED, ModelSampling
 from mtmd.llm.tokenizer.tokenizer import Tokenizer
 
 FILES, RANDOM = "files", "random weights"
@@ -23,7 +24,7 @@ class Checkpoint:
     `opened_from` is what another process opens the same with: FILES, the model, its projector
     and its template, None where not given; or RANDOM, a shape and a type of weights.
     `architecture`: model_type of config.json, or a GGUF's general.architecture; `file_type`: its
-    general.file_type, -1 where there is none.
+    general.file_type, -1 where there is none. `sampling`: how its files recommend to choose tokens.
     """
 
     folder: Path
@@ -39,6 +40,7 @@ class Checkpoint:
     opened_from: tuple[str | None, ...] = ()
     architecture: str = ""
     file_type: int = -1
+    sampling: ModelSampling = NOTHING_RECOMMENDED
 
     def without_blocks(self) -> Checkpoint:
         """The same for a device that multiplies no block-quantized weights."""

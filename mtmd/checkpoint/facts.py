@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING
+
+from mtmd.llm.sampling.options import NOTHING_RECOMMENDED, ModelSampling
 
 if TYPE_CHECKING:
     from mtmd.checkpoint.checkpoint import Checkpoint
@@ -55,6 +57,7 @@ class CheckpointFacts:
     general.architecture of a GGUF. `parameters`: numbers that are stored, of encoder and decoder.
     `width`: of the decoder, of vectors where there is none. `weight_type`: BF16, Q4_K_M; of several
     types the one that holds most of the parameters, where the file has no name for the mixture.
+    `sampling`: how the files recommend to choose tokens.
     """
 
     format: str
@@ -62,17 +65,19 @@ class CheckpointFacts:
     parameters: int
     width: int
     weight_type: str
+    sampling: ModelSampling = NOTHING_RECOMMENDED
 
 
 def facts_of(checkpoint: Checkpoint) -> CheckpointFacts:
     """Of a checkpoint that was opened; no weight is read."""
     parts = (checkpoint.text_weights, checkpoint.vision_weights)
-    return facts_of_weights(
+    facts = facts_of_weights(
         [part for part in parts if part is not None],
         checkpoint.architecture,
         checkpoint.text.width,
         checkpoint.file_type,
     )
+    return replace(facts, sampling=checkpoint.sampling)
 
 
 def facts_of_weights(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from mtmd.chat_template.template import ChatTemplate
 from mtmd.checkpoint.checkpoint import Checkpoint, check_vocabulary, placeholders
+from mtmd.checkpoint.sampling import GENERATION_CONFIG, of_config, of_generation_config
 from mtmd.clip.dual.family import is_dual
 from mtmd.clip.family import VisionFamily, vision_family
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights, check_no_extra
@@ -15,6 +16,7 @@ from mtmd.kernels.checkpoint.open_weights import open_weights
 from mtmd.kernels.checkpoint.settings import Settings, read_json
 from mtmd.kernels.errors import DualEncoderError, ModelError
 from mtmd.llm.family import TextFamily, text_family
+from mtmd.llm.sampling.options import ModelSampling
 from mtmd.llm.tokenizer.tokenizer import Tokenizer
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -60,6 +62,7 @@ def open_folder(folder: Path, template: Path | None = None) -> Checkpoint:
         chat,
         _stop_tokens(folder, settings),
         architecture=settings.get("model_type", ""),
+        sampling=_sampling(folder, settings),
     )
 
 
@@ -152,9 +155,7 @@ def _stop_tokens(folder: Path, config: Settings) -> frozenset[int]:
     """End-of-sequence ids of the generation settings, else of the configuration. Raises ModelError
     for what is neither id nor list.
     """
-    generation = Settings(
-        read_json(folder / "generation_config.json", required=False), "generation_config.json"
-    )
+    generation = Settings(read_json(folder / GENERATION_CONFIG, required=False), GENERATION_CONFIG)
     for settings in (generation, config, config.part("text_config")):
         found = settings.get("eos_token_id", None)
         if found is None:
@@ -169,3 +170,10 @@ def _stop_tokens(folder: Path, config: Settings) -> frozenset[int]:
     raise ModelError(
         f"{folder}: no eos_token_id in generation_config.json or config.json; answers could not end"
     )
+
+
+def _sampling(folder: Path, config: Settings) -> ModelSampling:
+    path = folder / GENERATION_CONFIG
+    if path.exists():
+        return of_generation_config(read_json(path), GENERATION_CONFIG)
+    return of_config(config.values)

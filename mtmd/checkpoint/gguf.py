@@ -6,6 +6,7 @@ from pathlib import Path
 
 from mtmd.chat_template.template import ChatTemplate
 from mtmd.checkpoint.checkpoint import Checkpoint, check_vocabulary, placeholders
+from mtmd.checkpoint.sampling import of_gguf
 from mtmd.clip.family import VisionFamily, gguf_vision_family
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights, check_no_extra
 from mtmd.kernels.checkpoint.open_weights import GgufFile
@@ -63,6 +64,7 @@ def open_gguf(
         missing,
         architecture=architecture,
         file_type=_file_type(file),
+        sampling=of_gguf(file.metadata, where),
     )
 
 

@@ -21,7 +21,6 @@ from mtmd.cluster.places import told_reason
 from mtmd.cluster.sources.find import Columns
 from mtmd.cluster.sources.reader import Reader, path_of
 from mtmd.cluster.units import Item, Unit, part_name
-from mtmd.config import AnswerOptions, options
 from mtmd.kernels.errors import DeviceError, MtmdError, OptionError
 from mtmd.loaded.predicted_memory import predicted_bytes
 from mtmd.loading import load
@@ -112,7 +111,7 @@ class Worker:
             chosen["threads"] = self._threads
         try:
             self._model = load(self.job.model, **chosen)
-            options(AnswerOptions, self.job.answering)
+            self._model.loaded.answer_options(self.job.answering)
             host_bytes = predicted_bytes(self._model.loaded).get("cpu", 0)
         except MtmdError as error:
             text = f"{socket.gethostname()}: {error}"
@@ -158,7 +157,7 @@ class Worker:
         batch = Batch(
             service,
             self.job.prompt,
-            options(AnswerOptions, self.job.answering),
+            self._model.loaded.answer_options(self.job.answering),
             parallel,
             self.job.system,
             FrameRequest(**self.job.frames),

@@ -114,7 +114,6 @@ def run(args: argparse.Namespace) -> int:
     from mtmd.batch.inputs import check_urls, find_inputs
     from mtmd.batch.output import check_output
     from mtmd.batch.output_lock import output_lock
-    from mtmd.config import AnswerOptions, options
     from mtmd.kernels.errors import OptionError
 
     cluster.check(args)
@@ -125,7 +124,7 @@ def run(args: argparse.Namespace) -> int:
         )
     if isinstance(args.out, str):
         raise OptionError(f"out {args.out}: found an address, expected a file without --ray")
-    settings, ahead = options(AnswerOptions, answer_options(args)), chosen_ahead(args)
+    answering, ahead = answer_options(args), chosen_ahead(args)
     if STDIN in args.images:
         raise OptionError(
             "found - in place of a picture, expected files; --list - reads paths from standard "
@@ -137,14 +136,14 @@ def run(args: argparse.Namespace) -> int:
     with output_lock(args.out) as note:
         if note:
             print(for_terminal(note), file=sys.stderr)
-        return _run(args, found, settings, ahead)
+        return _run(args, found, answering, ahead)
 
 
-def _run(args: argparse.Namespace, found: Any, settings: Any, ahead: int | None) -> int:
+def _run(args: argparse.Namespace, found: Any, answering: dict[str, Any], ahead: int | None) -> int:
     from mtmd.batch.asked import AskedBefore, asked, chosen, name_of_model
     from mtmd.batch.output import open_output
     from mtmd.batch.resuming import what_is_left
-    from mtmd.config import LoadOptions, options
+    from mtmd.config import AnswerOptions, LoadOptions, options
     from mtmd.kernels.errors import DeviceError
 
     inputs = list(found.inputs)
@@ -159,7 +158,7 @@ def _run(args: argparse.Namespace, found: Any, settings: Any, ahead: int | None)
             args.prompt,
             args.system,
             chosen(options(LoadOptions, chosen_load_options(args))),
-            chosen(settings),
+            chosen(options(AnswerOptions, answering)),
             chosen(frames),
         ),
         bool(output.known),
@@ -187,7 +186,7 @@ def _run(args: argparse.Namespace, found: Any, settings: Any, ahead: int | None)
     rows = Batch(
         model.service,
         args.prompt,
-        settings,
+        model.loaded.answer_options(answering),
         args.parallel,
         args.system,
         frames,

@@ -38,7 +38,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--no-history", action="store_true", help="do not keep what is entered for the next time"
     )
-    add_answer_arguments(sub)
+    add_answer_arguments(sub, conversation=True)
     add_model_arguments(sub)
 
 

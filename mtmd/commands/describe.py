@@ -117,7 +117,6 @@ def run(args: argparse.Namespace) -> int:
 def _each(args: argparse.Namespace, chosen: dict[str, Any]) -> int:
     """A row for each picture, in order, as soon as it is there."""
     from mtmd.batch.inputs import find_inputs
-    from mtmd.config import AnswerOptions, options
     from mtmd.prompt.picture_paths import check_sources
 
     ahead = chosen_ahead(args)
@@ -132,7 +131,7 @@ def _each(args: argparse.Namespace, chosen: dict[str, Any]) -> int:
     from mtmd.service.measures.prepare_ahead import PrepareAhead
     from mtmd.terminal.table import Table
 
-    settings, parallel = options(AnswerOptions, chosen), model.options.parallel
+    settings, parallel = model.loaded.answer_options(chosen), model.options.parallel
     batch = Batch(
         model.service,
         args.prompt,

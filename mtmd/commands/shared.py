@@ -23,6 +23,7 @@ _OF_A_SERVER = ("parallel", "isolate")  # options that `mtmd serve` sets for any
 MODEL_HELP = (
     "a checkpoint folder, a GGUF file, org/name or org/name:Q4_K_M on the Hugging Face hub, or demo"
 )
+WHOLE = "-1 for the end of the context"
 STDIN = "-"  # in place of a picture's path
 STDIN_BYTES_MAX = 64 << 20  # as of a picture's file
 IN_FILE = "@"  # before the path of a file in which a text stands
@@ -291,10 +292,16 @@ def chosen_ahead(args: argparse.Namespace) -> int | None:
     return prepare_ahead(int(word) if word.isdecimal() and len(word) < 9 else word)
 
 
-def add_answer_arguments(sub: argparse.ArgumentParser) -> None:
-    """All of `AnswerOptions` that concern one answer."""
+def add_answer_arguments(sub: argparse.ArgumentParser, conversation: bool = False) -> None:
+    """All of `AnswerOptions` that concern one answer. `conversation`: the model's own sampling
+    holds, and an answer ends where it ends.
+    """
+    length, way = ("-1", "model") if conversation else ("256", "greedy")
+    own = "the model's own, or 0" if conversation else "0"
     answer = sub.add_argument_group("answer", argument_default=argparse.SUPPRESS)
-    answer.add_argument("--max-tokens", type=int, metavar="N", help="longest answer (default: 256)")
+    answer.add_argument(
+        "--max-tokens", type=int, metavar="N", help=f"longest answer, {WHOLE} (default: {length})"
+    )
     detail = answer.add_argument(
         "--detail", metavar="HOW", help="auto, low (few tokens, no tiles) or high (default: auto)"
     )
@@ -312,7 +319,19 @@ def add_answer_arguments(sub: argparse.ArgumentParser) -> None:
         "--temperature",
         type=float,
         metavar="T",
-        help="0 takes the most probable token, 1 draws (default: 0)",
+        help=f"0 takes the most probable token, 1 draws (default: {own})",
+    )
+    sampling = answer.add_argument(
+        "--sampling",
+        metavar="WHICH",
+        help="which of the model's own settings hold where no option is given: model (all), greedy "
+        f"(its penalties), off (none); 'mtmd info' shows them (default: {way})",
+    )
+    offers(sampling, ("model", "greedy", "off"))
+    answer.add_argument(
+        "--stop-repeating",
+        action="store_true",
+        help="end an answer that says the same again and again",
     )
     answer.add_argument(
         "--top-k",

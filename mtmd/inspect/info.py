@@ -22,6 +22,7 @@ from mtmd.kernels.errors import ImageError, OptionError
 from mtmd.kernels.quantization.blocks import BLOCKS, row_bytes
 from mtmd.kernels.report.facts import DequantizedTensor, GraphFacts
 from mtmd.llm.batch import BatchShape
+from mtmd.llm.sampling.options import ModelSampling
 from mtmd.loaded.device_and_dtype import device_name
 from mtmd.model import Model
 
@@ -119,6 +120,7 @@ class ModelInfo:
     image_token: TokenFact | None
     stop_tokens: tuple[TokenFact, ...]
     chat_template: str
+    sampling: ModelSampling
 
     def asdict(self) -> dict[str, Any]:
         return asdict(self)
@@ -166,6 +168,7 @@ def model_info(model: Model) -> ModelInfo:
             for i in sorted(checkpoint.stop_tokens)
         ),
         chat_template=model.options.chat_template or "the model's own",
+        sampling=checkpoint.sampling,
     )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from mtmd.inspect.info import ModelInfo, Part, PictureCost, TokenFact
 from mtmd.kernels.report.facts import GraphFacts
 from mtmd.kernels.text import mib
+from mtmd.llm.sampling.options import ModelSampling
 
 COLUMNS = 100
 SHOWN = 4  # files and special tokens that are named
@@ -173,6 +174,22 @@ def _tokens(info: ModelInfo) -> Iterator[str]:
     named = [f"{t.name.removesuffix('_token')} {_token(t)}" for t in info.tokens]
     yield from _wrapped("special tokens", ", ".join(named) or "none", 15)
     yield f"{'chat template':<14} {info.chat_template}"
+    yield from _sampling(info.sampling)
+
+
+def _sampling(sampling: ModelSampling) -> Iterator[str]:
+    """What the model's files recommend, and which of that is not applied."""
+    values = [f"{name} {value:g}" for name, value in sampling.values.items()]
+    if sampling.values and "temperature" not in sampling.values:
+        values = ["the most probable token", *values]
+    text = f"{', '.join(values)} ({sampling.source})" if values else ""
+    nothing = "the most probable token; the files recommend nothing else"
+    yield from _wrapped("sampling", text or nothing, 15)
+    if sampling.unused:
+        yield from _wrapped("  not applied", ", ".join(sampling.unused), 15)
+    if sampling.length:
+        text = f"{', '.join(sampling.length)}, which is shown here alone: max_tokens decides"
+        yield from _wrapped("  length", text, 15)
 
 
 def _token(token: TokenFact) -> str:

@@ -18,7 +18,7 @@ from mtmd.clip.encoder import Encoder
 from mtmd.clip.image.isolated import start as start_picture_workers
 from mtmd.clip.token_budget import Budget
 from mtmd.clip.warmup import encoder_placement
-from mtmd.config import AnswerOptions, LoadOptions, launcher, options
+from mtmd.config import AnswerOptions, LoadOptions, given, launcher, options
 from mtmd.kernels.backends import Backend, backends_for, several_backends
 from mtmd.kernels.backends.side_stream import SideStream
 from mtmd.kernels.dtype import name_of
@@ -33,6 +33,7 @@ from mtmd.llm.sampling.constraint import Grammars
 from mtmd.llm.sampling.grammar_notations import grammar_source
 from mtmd.llm.sampling.isolated import IsolatedGrammars
 from mtmd.llm.sampling.json_schema import CheckedSchema
+from mtmd.llm.sampling.options import WAYS, AppliedSampling
 from mtmd.llm.warmup import decoder_placement
 from mtmd.loaded.device_and_dtype import choose_dtype, own_threads
 from mtmd.loaded.device_thread import DeviceThread
@@ -227,15 +228,23 @@ class LoadedModel:
         )
 
     def answer_options(self, values: Mapping[str, Any]) -> AnswerOptions:
-        """From the fields of `AnswerOptions` by name; a schema is checked where this model's
-        grammars are made. Raises OptionError.
+        """From the fields of `AnswerOptions` by name, and, where `sampling` says so, from this
+        model's own settings; a schema is checked where this model's grammars are made. Raises
+        OptionError.
         """
         if values.get("json_schema") is not None:
             values = {**values, "json_schema": self.grammars.checked(values["json_schema"])}
         if values.get("grammar") is not None:
             source = grammar_source(values["grammar"], self.grammars.check)
             values = {**values, "grammar": CheckedSchema(source)}
-        return options(AnswerOptions, values)
+        return options(AnswerOptions, self._with_own_sampling(given(values)))
+
+    def _with_own_sampling(self, values: dict[str, Any]) -> dict[str, Any]:
+        way, settings = values.get("sampling", AnswerOptions.sampling), self.checkpoint.sampling
+        if way not in WAYS:
+            return values  # which is refused by name
+        own = {n: v for n, v in settings.defaults(way).items() if n not in values}
+        return own | values | {"sampling": AppliedSampling(way, settings, tuple(own))}
 
     def weights_read(self) -> tuple[int, int]:
         """Bytes of weights that are where they are needed, and of all of them."""

@@ -9,10 +9,11 @@ from mtmd.kernels.dtype import name_of
 from mtmd.kernels.gpu.ahead.compilations import Compilations, compilations
 from mtmd.kernels.report.measure_machine import thread_warnings
 from mtmd.kernels.resources.compiled import kernels_compiled
+from mtmd.llm.sampling.options import DRAWING, NOTHING_RECOMMENDED, AppliedSampling, Sampling
 from mtmd.loaded.loaded_model import LoadedModel
 from mtmd.loaded.ranks_report import ranks_warnings
 from mtmd.loaded.report import attention_told, layout_text, preprocessed_where, refusal_warnings
-from mtmd.receipt import Receipt
+from mtmd.receipt import Receipt, SamplingReceipt
 from mtmd.service.request import Request
 
 
@@ -50,6 +51,7 @@ def make_receipt(loaded: LoadedModel, request: Request, finish: str, speculation
             *request.prompt.notes,
             *request.warnings,
             *_without_effect(request.settings),
+            *_repeated(request, finish),
             *_cut(request, finish),
             *_compiled_meanwhile(request.compiled_before),
         ),
@@ -62,11 +64,49 @@ def make_receipt(loaded: LoadedModel, request: Request, finish: str, speculation
         ),
         kernels_compiled=compiled.kernels - before.kernels,
         compile_ms=compiled.ms - before.ms,
+        sampling=_sampling(request.settings),
+        sampling_unused=_sampling_unused(request.settings),
+        repeated_tokens=request.repetition.repeated,
+    )
+
+
+def _sampling(settings: AnswerOptions) -> dict[str, SamplingReceipt]:
+    """What chose the tokens, by the names of the options: the temperature, and the others that are
+    not off.
+    """
+    applied = _applied(settings)
+    penalties = ("repetition_penalty", "frequency_penalty", "presence_penalty")
+    names = (*(DRAWING if settings.temperature else ("temperature",)), *penalties)
+    usual, own = Sampling(), applied.settings.defaults(applied.way)
+    found = {}
+    for name in names:
+        value = getattr(settings, name)
+        is_usual = value == getattr(usual, name)
+        if name in applied.names:
+            found[name] = SamplingReceipt(value, applied.settings.source)
+        elif not is_usual or name in own:
+            found[name] = SamplingReceipt(value, "request")
+        elif name == "temperature":
+            found[name] = SamplingReceipt(value, "default")
+    return found
+
+
+def _sampling_unused(settings: AnswerOptions) -> tuple[str, ...]:
+    applied = _applied(settings)
+    return applied.settings.unused if applied.way != "off" else ()
+
+
+def _applied(settings: AnswerOptions) -> AppliedSampling:
+    """Nothing of a model's, where its settings were not asked about."""
+    found = settings.sampling
+    return (
+        found if isinstance(found, AppliedSampling) else AppliedSampling("off", NOTHING_RECOMMENDED)
     )
 
 
 def _without_effect(settings: AnswerOptions) -> tuple[str, ...]:
-    names = settings.without_effect
+    own = _applied(settings).names  # which nobody gave for this answer
+    names = [name for name in settings.without_effect if name not in own]
     if not names:
         return ()
     return (
@@ -75,12 +115,28 @@ def _without_effect(settings: AnswerOptions) -> tuple[str, ...]:
     )
 
 
+def _repeated(request: Request, finish: str) -> tuple[str, ...]:
+    """Of an answer that ends in a loop."""
+    found = request.repetition
+    if not found.found or finish == "cancelled":
+        return ()
+    said = (
+        f"the last {found.repeated:,} tokens of the answer are the same {found.period} again and "
+        "again"
+    )
+    if request.settings.stop_repeating:
+        return (f"{said}, so it was stopped (stop_repeating)",)
+    return (f"{said}; a repetition_penalty such as 1.1 helps, and stop_repeating ends it",)
+
+
 def _cut(request: Request, finish: str) -> tuple[str, ...]:
     """Of an answer that was to be JSON and is the beginning of some."""
     if request.settings.json_schema is None or finish not in ("length", "stop"):
         return ()
     if _is_json("".join(request.texts)):
         return ()
+    if request.settings.stop_repeating and request.repetition.found:
+        return ()  # the warning about the repetition says it
     if finish == "stop":
         return ("a stop text cut the answer before its JSON ended",)
     return ("the answer was cut before its JSON ended; give more max_tokens",)

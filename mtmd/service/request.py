@@ -12,6 +12,7 @@ from mtmd.kernels.resources.compiled import KernelsCompiled, kernels_compiled
 from mtmd.llm.engine.engine import Constraint
 from mtmd.llm.engine.sequence import Sequence
 from mtmd.llm.sampling.sampler import Sampler
+from mtmd.llm.tokenizer.repetition import RepetitionFinder
 from mtmd.llm.tokenizer.text_stream import StopChecker, TextStream
 from mtmd.prompt.prompts import PreparedPrompt
 from mtmd.service.encode_queue import Job
@@ -60,3 +61,4 @@ class Request:
     texts: list[str] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenInfo] = field(default_factory=list)
+    repetition: RepetitionFinder = field(default_factory=RepetitionFinder)

@@ -722,8 +722,15 @@ class Service:
         self._note(request, len(tokens), sequence.queued_ms)
         for token in tokens:
             request.tokens.append(token.id)
+            request.repetition.push(token.id)
             self._let_follow(request)
             self._read(request, request.stream.push(token.id), token)
+            if request.settings.stop_repeating and request.repetition.found:
+                if sequence.finish is None:
+                    self.engine.end(sequence, "stop")
+                self._read(request, request.stream.finish(), None, last=True)
+                self._finish(request, "stop")
+                return
             if request.checker.found is not None:
                 if sequence.finish is None:
                     self.engine.end(sequence, "stop")

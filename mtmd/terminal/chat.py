@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mtmd.config import IMAGE_SUFFIXES, VIDEO_SUFFIXES, AnswerOptions, options
+from mtmd.config import CONVERSATION, IMAGE_SUFFIXES, VIDEO_SUFFIXES, AnswerOptions, options
 from mtmd.events import Answer, Finished, Progress, TextPiece
 from mtmd.kernels.errors import MtmdError, OptionError
 from mtmd.kernels.text import for_terminal, one_line
@@ -206,6 +206,10 @@ class Chat:
         for one in [name] if name else names:
             _say(f"{one} {json.dumps(getattr(settings, one))}")
 
+    def _settings(self) -> AnswerOptions:
+        """What was chosen, and the model's own settings for the rest."""
+        return self.model.loaded.answer_options(CONVERSATION | self.chosen)
+
     def _save(self, value: str) -> None:
         path = self._file(value, (".json", ".md"))
         if path.exists() and path not in self._files:
@@ -250,7 +254,7 @@ class Chat:
 
     def _ask(self, question: str) -> None:
         """Answer a question. Where that fails, it is as if it had not been asked."""
-        settings = options(AnswerOptions, self.chosen)
+        settings = self._settings()
         turn = Turn(question, tuple(self.attached))
         self.transcript.turns.append(turn)
         self.attached = []

@@ -54,7 +54,7 @@ GOOD: list[tuple[type, dict[str, Any]]] = [
     (LoadOptions, {"threads": None, "context": None, "override_tensor": [], "refuse": ()}),
 ]
 BAD: list[tuple[str, Any, str]] = [
-    ("max_tokens", -1, "integer from 0"),
+    ("max_tokens", -2, "integer from 0"),
     ("max_tokens", -3, "integer from 0"),
     ("max_tokens", 2.0, "integer"),
     ("max_tokens", "5", "integer"),

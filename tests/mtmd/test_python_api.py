@@ -495,7 +495,7 @@ def test_none_for_a_question_leaves_what_the_chat_has(demo: Model, pictures: lis
     schema = {"type": "object"}
     chat = demo.chat(max_tokens=1, json_schema=schema)
     asked = chat._with({"max_tokens": None, "stop": None, "json_schema": None})
-    assert asked == {"max_tokens": 1, "json_schema": None}
+    assert asked == {"sampling": "model", "max_tokens": 1, "json_schema": None}
     answer = chat.ask(COUNT, pictures[0], max_tokens=None, temperature=None, json_schema=None)
     assert answer.text == "One" and answer.receipt.output_tokens == 1
 

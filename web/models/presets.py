@@ -24,7 +24,7 @@ SYSTEM_CHARS_MAX = 100_000
 EVERY = "*"
 ANSWER = (
     *("temperature", "top_k", "top_p", "min_p", "repetition_penalty"),
-    *("seed", "max_tokens", "detail"),
+    *("seed", "max_tokens", "detail", "sampling", "stop_repeating"),
 )  # of AnswerOptions
 LOAD = (
     *("dtype", "flash_attn", "override_tensor", "refuse", "context", "mmproj", "chat_template"),

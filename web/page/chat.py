@@ -134,8 +134,9 @@ class Chat:
                 messages = model_messages(path, system, self.pictures)
                 if begun:
                     messages.append({"role": "assistant", "content": begun})
+                usual = served.usual(options.get("detail") or "auto")
                 return served.service.submit(
-                    messages, tenant=tenant, **options, continue_final_message=bool(begun)
+                    messages, tenant=tenant, **usual | options, continue_final_message=bool(begun)
                 )
 
             whose = copy_context()

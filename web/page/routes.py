@@ -37,7 +37,6 @@ from mtmd.web.store.errors import StoreBusyError, StoreDamagedError, StoreError,
 from mtmd.web.store.image_files import SHOWN_BY_BROWSERS
 from mtmd.web.store.import_export import export_file, import_file, read_file
 
-MAX_TOKENS = 1024  # of an answer, where the context has room for it
 LAST_ANSWERS = 20  # whose stages the diagnostics show
 FOREVER = "private, max-age=31536000, immutable"  # of what is named by its own digest
 
@@ -84,15 +83,15 @@ def _page_routes(routes: Blueprint, chat: Chat) -> None:
     @routes.get("/api/about")
     @takes(Body.NOTHING)
     def about() -> dict[str, Any]:
-        """`context`, and what follows from it, is None for a model of several that is not known
-        yet.
+        """`context` and `sampling`, how the model's files recommend to choose tokens, are None for
+        a model of several that was not opened yet.
         """
         models = chat.models
         model = models.find(request.args.get("model"))
         fault, notice = models.fault, chat.store.notice
         demo = model.name in (DEMO_NAME, DEMO)
         sees = model.sees is not False
-        most = MAX_TOKENS if model.context is None else min(MAX_TOKENS, model.context // 2)
+        facts = model.checkpoint
         return {
             "model": model.name,
             "many": models.many,
@@ -106,7 +105,7 @@ def _page_routes(routes: Blueprint, chat: Chat) -> None:
             "kept": chat.store.keeps,
             "shared": chat.store.shared,
             "notice": notice.asdict() if notice else None,
-            "max_tokens": most,
+            "sampling": None if facts is None else asdict(facts.sampling),
             "images": chat.budget.limits.images,
             "places": max(1, models.slots),
             "image_bytes": chat.budget.limits.bytes,

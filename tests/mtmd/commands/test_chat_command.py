@@ -196,6 +196,8 @@ def test_options(piped: Any, one: Path) -> None:
         "grammar",
         "min_tokens",
         "stop_token_ids",
+        "sampling",
+        "stop_repeating",
     ]
     answer = "\n".join(said[7 : said.index("temperature 0.0")])
     assert isinstance(json.loads(answer), dict)

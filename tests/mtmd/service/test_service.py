@@ -628,3 +628,25 @@ def test_closing_waits_for_the_plan_that_is_being_made(
     threading.Timer(0.05, may.set).start()
     service.close()
     assert may.is_set() and not thread.is_alive() and not service._plans.foreseen
+
+
+def test_an_answer_that_repeats_itself_is_noticed_and_can_be_stopped(service: Service) -> None:
+    """A token that nothing keeps from coming again and again."""
+    token = service.tokens_of("a")[0]
+    loop = {"logit_bias": {token: 100}, "ignore_eos": True, "max_tokens": 256}
+    (whole,) = [e.answer for e in service.submit(HELLO, **loop) if isinstance(e, Finished)]
+    assert (whole.receipt.finish, whole.receipt.repeated_tokens) == ("length", 256)
+    assert any("are the same 1 again and again" in w for w in whole.receipt.warnings)
+    events = service.submit(HELLO, **loop, stop_repeating=True)
+    (cut,) = [e.answer for e in events if isinstance(e, Finished)]
+    assert (cut.receipt.finish, len(cut.output_token_ids)) == ("stop", 96)
+    assert cut.text == whole.text[: len(cut.text)]
+    assert any("so it was stopped (stop_repeating)" in w for w in cut.receipt.warnings)
+    (short,) = [e.answer for e in service.submit(HELLO) if isinstance(e, Finished)]
+    assert (short.receipt.repeated_tokens, short.receipt.warnings) == (0, ())
+
+
+def test_an_answer_may_go_on_to_the_end_of_the_context() -> None:
+    with load(device="cpu", context=64) as model:
+        found = model.answer(prompt="Hello", max_tokens=-1, ignore_eos=True).receipt
+    assert (found.finish, found.prompt_tokens + found.output_tokens) == ("length", 64)

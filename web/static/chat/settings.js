@@ -4,7 +4,8 @@ import { $ } from "../shared/dom.js";
 import { forgetKey } from "../shared/server.js";
 
 const KEY = "mtmd.settings";
-const PLAIN = { system: "", detail: "auto", max_tokens: 1024, temperature: 0, top_p: 1, top_k: 0, min_p: 0, repetition_penalty: 1, seed: null };
+const PLAIN = { system: "", detail: "auto", max_tokens: null, temperature: 0, top_p: 1, top_k: 0, min_p: 0, repetition_penalty: 1, seed: null };
+const SAMPLING = ["temperature", "top_p", "top_k", "min_p", "repetition_penalty"];
 const AGAIN_TEMPERATURE = 0.7;
 let defaults = PLAIN;
 let chosen = {};
@@ -12,26 +13,28 @@ let key = KEY;
 let model = null; // of several, which have their own settings
 let changed = () => {};
 
-const read = () => ({ ...defaults, ...chosen });
+/** All settings as they are in force; null where the model decides, which was not opened yet. */
+export const read = () => ({ ...defaults, ...chosen });
 
-/** What a request carries: only what differs from the server's own defaults, and how long an answer may be. */
+/** What a request carries: the system prompt, and what was chosen here. All else the server knows. */
 export function options() {
-  const { detail, seed, ...rest } = read();
-  const given = Object.fromEntries(Object.entries(rest).filter(([name, value]) => name === "max_tokens" || value !== PLAIN[name]));
-  return { ...(model ? { model } : {}), ...given, ...(detail === "auto" ? {} : { detail }), ...(seed === null ? {} : { seed }) };
+  const given = Object.entries(chosen).filter(([name, value]) => name in PLAIN && value !== null && value !== defaults[name]);
+  const { system } = read();
+  return { ...(model ? { model } : {}), ...Object.fromEntries(given), ...(system ? { system } : {}) };
 }
 
 /** For another answer to the same question: at temperature 0 it would be the same one again. */
 export function optionsForAnother() {
   const given = options();
   delete given.seed;
-  return given.temperature ? given : { ...given, temperature: AGAIN_TEMPERATURE };
+  return read().temperature === 0 ? { ...given, temperature: AGAIN_TEMPERATURE } : given;
 }
 
-/** Of this model: what was chosen for it in this browser, before what its preset says. */
+/** Of this model: what was chosen for it in this browser, before what its preset and its own files say. */
 export function settingsFor(about) {
   const preset = Object.fromEntries(Object.entries(about.preset).filter(([name]) => name in PLAIN));
-  defaults = { ...PLAIN, max_tokens: about.max_tokens, ...preset };
+  defaults = { ...PLAIN, ...own(about), ...preset };
+  $("settings-source").textContent = source(about, preset);
   model = about.many ? about.model : null;
   key = model ? `${KEY}.${model}` : KEY;
   $("settings-model").textContent = model ?? "";
@@ -42,10 +45,27 @@ export function settingsFor(about) {
   }
 }
 
+/** By the model's own files, as far as the preset lets them. */
+function own({ preset, sampling }) {
+  if (!sampling) return Object.fromEntries(SAMPLING.map((name) => [name, null]));
+  const { temperature, ...rest } = sampling.values;
+  return preset.sampling === "off" ? {} : preset.sampling === "greedy" || temperature === undefined ? rest : { temperature, ...rest };
+}
+
+/** Which defaults are in force, and where they come from. */
+function source(about, preset) {
+  const words = (values) => SAMPLING.filter((name) => name in values).map((name) => `${name.replace("_", " ")} ${values[name]}`).join(", ");
+  if (!about.sampling) return "The defaults are the model's own, and shown once it was loaded.";
+  const model = words(own(about));
+  const parts = [words(preset) && `${words(preset)} (preset)`, model && `${model} (${about.sampling.source})`].filter(Boolean);
+  const unused = about.sampling.unused.length ? ` Not applied: ${about.sampling.unused.join(", ")}.` : "";
+  return `Defaults: ${parts.join("; ") || "the likeliest token each time; the model's files recommend nothing else"}.${unused}`;
+}
+
 /** What an answer was made with is how the next ones are. */
 export function adopt(given) {
   for (const name of ["system", "detail", "temperature", "seed", "top_p", "top_k", "min_p", "repetition_penalty"]) {
-    const value = given[name] ?? PLAIN[name];
+    const value = given[name] ?? (name === "system" ? "" : defaults[name]);
     if (value === defaults[name]) delete chosen[name];
     else chosen[name] = value;
   }
@@ -83,7 +103,7 @@ function keep(form) {
   chosen = {};
   for (const [name, usual] of Object.entries(defaults)) {
     const text = form.elements[name].value;
-    const value = name === "system" || name === "detail" ? text : text === "" ? null : Number(text);
+    const value = name === "system" || name === "detail" ? text : text === "" ? usual : Number(text);
     if (value !== usual) chosen[name] = value;
   }
   localStorage.setItem(key, JSON.stringify(chosen));

@@ -4,6 +4,7 @@ import { $, el, toast } from "../shared/dom.js";
 import { events, post } from "../shared/server.js";
 import { Growing } from "../chat/message.js";
 import { settingsOf } from "../chat/receipt.js";
+import { read } from "../chat/settings.js";
 
 const KEY = "mtmd.compare";
 const SIDES = ["a", "b"];
@@ -40,7 +41,7 @@ export class Comparing {
     const several = this.models().length > 0;
     return this.chosen.map((side) => {
       const { model, temperature, seed, detail, system, ...rest } = { ...this.options(), ...side };
-      return { ...rest, ...(model && several ? { model } : {}), ...(temperature ? { temperature } : {}), ...(seed === null || seed === undefined ? {} : { seed }),
+      return { ...rest, ...(model && several ? { model } : {}), ...(temperature === null || temperature === undefined ? {} : { temperature }), ...(seed === null || seed === undefined ? {} : { seed }),
         ...(detail && detail !== "auto" ? { detail } : {}), ...(system ? { system } : {}) };
     });
   }
@@ -49,7 +50,7 @@ export class Comparing {
     const form = $("compare-form");
     const names = this.models();
     for (const label of form.querySelectorAll(".many-only")) label.hidden = names.length === 0;
-    const now = { temperature: 0, seed: null, detail: "auto", system: "", ...this.options() };
+    const now = { ...read(), ...this.options() };
     const other = names.find((name) => name !== now.model);
     const sides = this.chosen ?? [now, other ? { ...now, model: other } : { ...now, temperature: now.temperature ? 0 : ANOTHER_TEMPERATURE }];
     SIDES.forEach((side, index) => {
@@ -67,7 +68,7 @@ export class Comparing {
     const { elements } = $("compare-form");
     this.chosen = SIDES.map((side) => {
       const seed = elements[`seed-${side}`].value;
-      return { model: elements[`model-${side}`].value || null, temperature: Number(elements[`temperature-${side}`].value), seed: seed === "" ? null : Number(seed),
+      return { model: elements[`model-${side}`].value || null, temperature: number(elements[`temperature-${side}`].value), seed: number(seed),
         detail: elements[`detail-${side}`].value, system: elements[`system-${side}`].value };
     });
     sessionStorage.setItem(KEY, JSON.stringify(this.chosen));
@@ -87,9 +88,11 @@ export class Comparing {
   }
 }
 
+const number = (text) => (text === "" ? null : Number(text));
+
 /** What each has that the other has not, in words. */
 function differences(left, right) {
-  const words = (side) => [side.model, `temperature ${side.temperature ?? 0}`, side.seed === undefined ? "any seed" : `seed ${side.seed}`,
+  const words = (side) => [side.model, side.temperature === undefined ? "its own temperature" : `temperature ${side.temperature}`, side.seed === undefined ? "any seed" : `seed ${side.seed}`,
     `${side.detail ?? "auto"} detail`, side.system ? `“${side.system.slice(0, SYSTEM_SHOWN)}${side.system.length > SYSTEM_SHOWN ? "…" : ""}”` : "no system prompt"];
   const [one, other] = [words(left), words(right)];
   const apart = (own, others) => own.filter((word, index) => word && word !== others[index]).join(" · ") || own[0] || "the same settings";
