@@ -24,7 +24,7 @@ LONGEST = 60  # characters of a name or a value
 _NAMES = {
     name: name for name in (*DRAWING, "repetition_penalty", "frequency_penalty", "presence_penalty")
 }
-# By the keys of llama.cpp (src/llama-arch.cpp, LLM_KV_GENERAL_SAMPLING_*)
+# By the keys of llama.cpp (LLM_KV_GENERAL_SAMPLING_*)
 _GGUF_NAMES = {
     "temp": "temperature",
     "top_k": "top_k",
