@@ -125,11 +125,11 @@ class ContextApiError(ApiError):
         longest = self.context - 1
         return f"prompt is too long: {self.at_least} tokens > {longest} maximum; {self.reason}"
 
-    def ollamas_message(self) -> str:
+    def ollama_cpp_message(self) -> str:
         over = self.at_least - self.context + 1
         return f"prompt too long; exceeded max context length by {over} tokens; {self.reason}"
 
-    def llamas_message(self) -> str:
+    def llama_cpp_message(self) -> str:
         return (
             f"request ({self.at_least} tokens) exceeds the available context size ({self.context} "
             f"tokens), try increasing it; {self.reason}"
@@ -199,16 +199,16 @@ def in_anthropics_form(error: ApiError, request_id: str) -> dict[str, Any]:
 
 def in_ollamas_form(error: ApiError) -> dict[str, Any]:
     if isinstance(error, ContextApiError):
-        return {"error": error.ollamas_message()}
+        return {"error": error.ollama_cpp_message()}
     return {"error": error.body()["error"]["message"]}
 
 
-def in_llamas_form(error: ApiError) -> dict[str, Any]:
+def in_llama_cpp_form(error: ApiError) -> dict[str, Any]:
     """OpenAI's, but for prompts that are too long."""
     body = error.body()
     if isinstance(error, ContextApiError):
         kind = {"type": "exceed_context_size_error", "code": error.status}
-        body["error"] |= {"message": error.llamas_message(), **kind}
+        body["error"] |= {"message": error.llama_cpp_message(), **kind}
     return body
 
 

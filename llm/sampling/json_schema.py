@@ -2,12 +2,13 @@
 torch and without the grammar library.
 
 What a grammar cannot promise is refused: keywords that llguidance does not know, and a few uses of
-others, each told below with its reason.
+others, each told below with its reason. Where a schema is not strict they are passed over.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
 from functools import lru_cache
@@ -34,9 +35,14 @@ SCHEMA_BYTES_MAX = 64 << 10
 # A grammar for multiples of N has N states, for several at once as many as their common multiple:
 # 20,000 take 0.2 s to make.
 MULTIPLE_MAX = 20_000
-_AROUND = {"type", "name", "description", "schema", "strict"}  # of OpenAI's `response_format`
+_TABLES = ("properties", "patternProperties", *DEFINITIONS, "dependentSchemas")
+_DATA = ("enum", "const", "required")
+_DEEP_MAX = 100
 _LOOP_PASSES = 16
-_PARTS_DEEP_MAX = 100
+_LOOKS_AROUND = re.compile(r"\(\?<?[=!]|\\[bB1-9]")
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+_FAR = 1e15
+_AROUND = {"type", "name", "description", "schema", "strict"}  # of OpenAI's `response_format`
 LARK = "%llguidance"  # begins a grammar in Lark notation
 GRAMMAR_CHARS_MAX = 1 << 20
 
@@ -44,16 +50,22 @@ GRAMMAR_CHARS_MAX = 1 << 20
 # one line, with a blank or none after commas and colons: blanks are tokens that say nothing.
 # These take the place of a schema's own "x-guidance".
 GRAMMAR_OPTIONS = {
-    "x-guidance": {
-        "item_separator": ", ?",
-        "key_separator": ": ?",
-        "whitespace_flexible": False,
-        "json_allowed_escapes": 'nrbtf\\"',
-        "json_allow_general_unicode_escapes": False,
-        "coerce_one_of": False,
-        "lenient": False,
-    }
+    "item_separator": ", ?",
+    "key_separator": ": ?",
+    "whitespace_flexible": False,
+    "json_allowed_escapes": 'nrbtf\\"',
+    "json_allow_general_unicode_escapes": False,
+    "coerce_one_of": False,
 }
+# Of a schema that answers follow in part: the reason. No keyword.
+LEFT_OUT = "x-left-out"
+
+
+def grammar_options(is_lenient: bool) -> dict[str, Any]:
+    """For a schema of a grammar; `is_lenient`: keywords that llguidance does not know are passed
+    over.
+    """
+    return {"x-guidance": {**GRAMMAR_OPTIONS, "lenient": is_lenient}}
 
 
 class CheckedSchema(str):
@@ -70,11 +82,12 @@ def schema_text(value: object, check: Callable[[str], object] | None = None) -> 
     has around it. None stays None. `check` is called with it, None for `grammar_text`.
 
     Raises OptionError for what is no schema, is larger than 64 KiB, or asks for what cannot be
-    promised.
+    promised. In a `response_format` that does not say `"strict": true` the last is passed over,
+    and `left_out` says so.
     """
     if value is None or isinstance(value, CheckedSchema):
         return value
-    schema = _read(value)
+    schema, is_strict = _read(value)
     if schema is True:
         schema = {"type": "object"}
     if not isinstance(schema, dict):
@@ -94,8 +107,33 @@ def schema_text(value: object, check: Callable[[str], object] | None = None) -> 
         ) from error
     if size > SCHEMA_BYTES_MAX:
         raise _wrong(f"{size} bytes", f"at most {SCHEMA_BYTES_MAX}")
-    (check or grammar_text)(text)
+    try:
+        (check or grammar_text)(text)
+    except OptionError as error:
+        if is_strict:
+            raise
+        return _in_part(schema, check or grammar_text, error)
     return text
+
+
+def _in_part(
+    schema: dict[str, Any], check: Callable[[str], object], error: OptionError
+) -> CheckedSchema:
+    """A schema without what cannot be promised: first what llguidance passes over by itself, then
+    patterns that look around, too. Raises `error`, which says what that is, where it is not enough.
+    """
+    less = without_loops(schema)
+    if _multiples(less) > MULTIPLE_MAX:
+        less = changed(less, lambda part: {k: v for k, v in part.items() if k != "multipleOf"})
+    reason = str(error).removeprefix("json_schema: ")
+    for one in (less, loosened(less)):
+        text = json.dumps({**one, LEFT_OUT: reason}, ensure_ascii=False)
+        try:
+            check(text)
+        except OptionError:
+            continue
+        return CheckedSchema(text)
+    raise error
 
 
 @lru_cache(maxsize=512)  # of all the tools of a request, and more
@@ -108,8 +146,10 @@ def grammar_text(schema: str) -> str:
     if schema.startswith(LARK):
         return lark_grammar(schema)
     parsed = json.loads(schema)
+    is_lenient = parsed.pop(LEFT_OUT, None) is not None
     say_plainly(parsed)
-    _check_promises(parsed)
+    if not is_lenient:
+        _check_promises(parsed)
     drop_formats(parsed)
     drop_idle(parsed)
     say_any_of(parsed)
@@ -121,7 +161,7 @@ def grammar_text(schema: str) -> str:
     with panics_as(lambda words: _wrong(f"a schema that cannot be read ({words})", "a usual one")):
         grammar = LLMatcher.grammar_from_lark(
             '%llguidance {"no_forcing": true}\n'
-            f"start: %json {json.dumps(parsed | GRAMMAR_OPTIONS)}"
+            f"start: %json {json.dumps(parsed | grammar_options(is_lenient))}"
         )
         problem = LLMatcher.validate_grammar(grammar)
     if problem:
@@ -133,8 +173,10 @@ def grammar_text(schema: str) -> str:
 
 def left_out(schema: str) -> tuple[str, ...]:
     """Warnings: what answers are not held to of a schema as `schema_text` returns it."""
-    formats = drop_formats(json.loads(schema))
-    return (f"json_schema: {not_held(formats)}",) if formats else ()
+    parsed = json.loads(schema)
+    reason, formats = parsed.pop(LEFT_OUT, None), drop_formats(parsed)
+    in_part = (f"json_schema: the answer follows it in part: {reason}",) if reason else ()
+    return (*in_part, *([f"json_schema: {not_held(formats)}"] if formats else []))
 
 
 def lark_grammar(source: str) -> str:
@@ -168,7 +210,6 @@ def _check_promises(schema: Any) -> None:
     """
     for table, name in endless(schema):
         raise _wrong(f"#/{table}/{_short(name)}, which leads to nothing but itself", "a value")
-    multiples = set()
     for part in _subschemas(schema):
         least, required = part.get("minProperties"), part.get("required", ())
         # The grammar counts a key that comes twice as two properties, a reader as one.
@@ -179,15 +220,67 @@ def _check_promises(schema: Any) -> None:
                 f"minProperties {_short(least)}",
                 "as many names in 'required': a key written twice would count twice",
             )
-        multiple = part.get("multipleOf")
-        if isinstance(multiple, (int, float)) and not isinstance(multiple, bool):
-            multiples.add(Decimal(repr(multiple)))
-    places = max((-int(m.normalize().as_tuple().exponent) for m in multiples), default=0)
-    if prod(abs(m).scaleb(max(places, 0)) for m in multiples) > MULTIPLE_MAX:
+    if _multiples(schema) > MULTIPLE_MAX:
+        found = sorted({part["multipleOf"] for part in _subschemas(schema) if _multiple(part)})
         raise _wrong(
-            f"multipleOf {_short(', '.join(map(str, sorted(multiples))))}",
+            f"multipleOf {_short(', '.join(map(str, found)))}",
             f"numbers whose product is at most {MULTIPLE_MAX}",
         )
+
+
+def _multiples(schema: Any) -> Decimal:
+    """How many states a grammar has for all `multipleOf` together, at most."""
+    found = {multiple for part in _subschemas(schema) if (multiple := _multiple(part))}
+    places = max((-int(m.normalize().as_tuple().exponent) for m in found), default=0)
+    return prod((abs(m).scaleb(max(places, 0)) for m in found), start=Decimal(1))
+
+
+def _multiple(part: dict[str, Any]) -> Decimal | None:
+    multiple = part.get("multipleOf")
+    is_number = isinstance(multiple, (int, float)) and not isinstance(multiple, bool)
+    return Decimal(repr(multiple)) if is_number else None
+
+
+def changed(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]], deep: int = 0) -> Any:
+    """A copy in which `change` is made to each schema, to the outer ones first."""
+    if deep > _DEEP_MAX:
+        return schema
+    if isinstance(schema, list):
+        return [changed(item, change, deep + 1) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    result = {}
+    for key, value in change(schema).items():
+        if key in _TABLES and isinstance(value, dict):
+            result[key] = {k: changed(v, change, deep + 1) for k, v in value.items()}
+        else:
+            result[key] = value if key in _DATA else changed(value, change, deep + 1)
+    return result
+
+
+def loosened(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema without what the grammars' regular expressions cannot say: look-around in
+    patterns (word boundaries, too), numbers of more digits than they count.
+    """
+
+    def is_said(key: str, value: Any) -> bool:
+        if key == "pattern":
+            return not _LOOKS_AROUND.search(str(value))
+        is_far = isinstance(value, (int, float)) and abs(value) > _FAR
+        return not (is_far and key in _BOUNDS)
+
+    result: dict[str, Any] = changed(
+        schema, lambda part: {k: v for k, v in part.items() if is_said(k, v)}
+    )
+    return result
+
+
+def without_loops(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema, in which definitions that lead to nothing but themselves are of any value."""
+    found: dict[str, dict[str, Any]] = {}
+    for table, name in endless(schema):
+        found.setdefault(table, {})[name] = {}
+    return {**schema, **{table: {**schema[table], **names} for table, names in found.items()}}
 
 
 def endless(schema: Any) -> list[tuple[str, str]]:
@@ -234,7 +327,7 @@ def _reached(schema: dict[str, Any], tables: dict[str, Any]) -> set[tuple[str, s
 
 def _has_end(part: Any, open_ones: set[tuple[str, str]], deep: int = 0) -> bool:
     """Whether a value may follow it, as far as is known."""
-    if not isinstance(part, dict) or deep > _PARTS_DEEP_MAX:
+    if not isinstance(part, dict) or deep > _DEEP_MAX:
         return True
     if definition_of(part.get("$ref")) in open_ones:
         return False
@@ -261,11 +354,13 @@ def _subschemas(schema: Any) -> Iterator[dict[str, Any]]:
             waiting += part
 
 
-def _read(value: object) -> object:
+def _read(value: object) -> tuple[object, bool]:
+    """A schema, and whether all that it asks for has to be promised."""
     if isinstance(value, type) or get_origin(value) is not None:
-        return _of_type(value)
+        return _of_type(value), True
     if type(value).__name__ == "TypeAdapter":  # of Pydantic
-        return _made(value.json_schema, f"{value!r:.60}")  # type: ignore[attr-defined]
+        made = _made(value.json_schema, f"{value!r:.60}")  # type: ignore[attr-defined]
+        return made, True
     if hasattr(value, "model_json_schema"):
         name = type(value).__name__
         raise _wrong(f"an object of the class {name:.60}", f"the class itself, {name:.60}")
@@ -279,16 +374,18 @@ def _read(value: object) -> object:
         raise _wrong(f"text that is not JSON ({_short(error)})", "a JSON schema") from error
 
 
-def _unwrapped(value: object) -> object:
-    """What OpenAI's `response_format` has around a schema, taken off."""
+def _unwrapped(value: object) -> tuple[object, bool]:
+    """What OpenAI's `response_format` has around a schema, taken off. There, as nowhere else, a
+    schema is strict only where it says so.
+    """
     inner = value
     if isinstance(inner, Mapping) and inner.get("type") == "json_schema":
         inner = inner.get("json_schema", inner)
     if isinstance(inner, Mapping) and isinstance(inner.get("schema"), Mapping):
         kind = inner.get("type", "json_schema")
         if kind == "json_schema" and not set(inner) - _AROUND:
-            return inner["schema"]
-    return value
+            return inner["schema"], inner.get("strict") is True
+    return value, True
 
 
 def _of_type(value: Any) -> object:

@@ -495,21 +495,21 @@ class Service:
         """What an answer has to look like, None for anything, and what of that is not held to.
         Raises OptionError. The first call reads the vocabulary, which takes time.
         """
-        make = self._loaded.grammars.constraint
+        make, schema = self._loaded.grammars.constraint, settings.json_schema
+        warnings = left_out(schema) if isinstance(schema, str) else ()
         if plan is None:
-            schema = settings.json_schema
             source = settings.grammar or schema
             assert source is None or isinstance(source, str)  # the options made it so
-            warnings = left_out(schema) if isinstance(schema, str) else ()
             return (None if source is None else make(source, stop)), warnings
+        warnings = (*warnings, *plan.warnings)
         if plan.grammar is None:
-            return None, plan.warnings
+            return None, warnings
         try:
-            return make(plan.grammar, stop), plan.warnings
+            return make(plan.grammar, stop), warnings
         except OptionError as error:
             if settings.toolbox.choice.mode == "required" or settings.json_schema:
                 raise
-            return None, (*plan.warnings, f"tool calls are not held to their schemas: {error}")
+            return None, (*warnings, f"tool calls are not held to their schemas: {error}")
 
     def _count(self, statistic: str) -> None:
         """One more of what any thread counts; the device thread alone counts the rest."""

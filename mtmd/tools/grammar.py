@@ -10,18 +10,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from mtmd.kernels.errors import OptionError
-from mtmd.llm.sampling.schema_defaults import drop_formats, not_held, say_plainly, shown
+from mtmd.llm.sampling.json_schema import LEFT_OUT, loosened, without_loops
+from mtmd.llm.sampling.schema_defaults import (
+    close_objects,
+    drop_formats,
+    not_held,
+    say_plainly,
+    shown,
+)
 from mtmd.tools.lark import ANY, Lark, TooLongError, loose_pattern_of
 from mtmd.tools.schemas import (
     ANNOTATIONS,
     TYPES,
-    loosened,
     resolve,
     texts_of,
     types_of,
     with_definitions,
     without_annotations,
-    without_loops,
 )
 from mtmd.tools.syntax import Arguments, CallSyntax, common_prefix
 from mtmd.tools.tool import Tool, Toolbox
@@ -152,7 +157,7 @@ def answer_grammar(
     if box.choice.mode == "required":
         return lark.source(f"{lark.text(opening)} {call} {after}")
     if schema is not None:
-        free = lark.rule(lark.json(schema))
+        free = lark.rule(lark.json(_as_alone(schema), lenient=LEFT_OUT in schema))
         return lark.source(f"{free} | {lark.text(opening)} {call} {after}")
     if trigger is None:
         begins = "|".join(
@@ -168,6 +173,16 @@ def answer_grammar(
         else lark.without(f"{ANY}{loose_pattern_of(trigger).removeprefix(chr(92) + 's*')}{ANY}")
     )
     return lark.source(f"{free} | {head} {rest} {call} {after}")
+
+
+def _as_alone(schema: Mapping[str, object]) -> dict[str, Any]:
+    """The schema of an answer as `grammar_text` reads it where there are no tools."""
+    plain: dict[str, Any] = json.loads(json.dumps(schema))
+    plain.pop(LEFT_OUT, None)
+    say_plainly(plain)
+    drop_formats(plain)
+    close_objects(plain)
+    return plain
 
 
 def _call(lark: Lark, held: HeldTool, syntax: CallSyntax, freer: list[str]) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mtmd.kernels.errors import OptionError
-from mtmd.llm.sampling.json_schema import GRAMMAR_CHARS_MAX, GRAMMAR_OPTIONS
+from mtmd.llm.sampling.json_schema import GRAMMAR_CHARS_MAX, grammar_options
 from mtmd.llm.sampling.schema_defaults import bound_numbers, drop_idle, say_any_of, share_numbers
 from mtmd.tools.syntax import ID, ID_PATTERN
 
@@ -101,7 +101,6 @@ class Lark:
 
     def json(self, schema: Mapping[str, Any], lenient: bool = False) -> str:
         """A value by a JSON schema. Raises TooLongError where all of them are too long."""
-        options = {**GRAMMAR_OPTIONS["x-guidance"], "lenient": lenient}
         text = json.dumps(dict(schema), ensure_ascii=False)
         self._json_size += len(text)
         if self._json_size > JSON_MAX:
@@ -114,7 +113,7 @@ class Lark:
         say_any_of(bounded)
         bound_numbers(bounded)
         share_numbers(bounded)
-        return f"%json {json.dumps({**bounded, 'x-guidance': options}, ensure_ascii=False)}"
+        return f"%json {json.dumps(bounded | grammar_options(lenient), ensure_ascii=False)}"
 
     def source(self, start: str) -> str:
         return f"{HEAD}start: {start}\n" + "\n".join(self._rules) + "\n"

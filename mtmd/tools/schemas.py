@@ -9,29 +9,23 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from mtmd.llm.sampling.json_schema import endless
+from mtmd.llm.sampling.json_schema import changed
 from mtmd.llm.sampling.schema_defaults import DEFINITIONS, unescaped
 
 TYPES = ("string", "integer", "number", "boolean", "null", "array", "object")
 ANNOTATIONS = frozenset(
     ["title", "description", "default", "examples", "$comment", "deprecated", "readOnly"]
 )
-_TABLES = ("properties", "patternProperties", *DEFINITIONS, "dependentSchemas")
-_DATA = ("enum", "const", "required")
-_DEEP_MAX = 100
 _INDEX_DIGITS = 9
 _PARTS_MAX = 1000  # of a choice
 _REPEATED_MAX = 1 << 20  # characters of what is repeated among the definitions
 _PLACE = "place-"  # begins the names of those
-_LOOKS_AROUND = re.compile(r"\(\?<?[=!]|\\[bB1-9]")
-_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
-_FAR = 1e15
 _DEFINITION = re.compile(r"#/(\$defs|definitions)/[^/]+")
 
 
 def without_annotations(schema: Any) -> Any:
     """The schema without what tells people only: a property named "title" stays."""
-    return _changed(schema, lambda part: {k: v for k, v in part.items() if k not in ANNOTATIONS})
+    return changed(schema, lambda part: {k: v for k, v in part.items() if k not in ANNOTATIONS})
 
 
 def with_definitions(schema: dict[str, Any]) -> dict[str, Any]:
@@ -56,14 +50,14 @@ def with_definitions(schema: dict[str, Any]) -> dict[str, Any]:
             waiting.append(reference)
         return {**part, "$ref": f"#/$defs/{names[reference]}"}
 
-    result, places, left = _changed(schema, named), dict[str, Any](), _REPEATED_MAX
+    result, places, left = changed(schema, named), dict[str, Any](), _REPEATED_MAX
     while waiting:
         reference = waiting.pop()
         place = _place(schema, reference)
         left -= len(json.dumps(place))
         if left < 0:
             return schema
-        places[names[reference]] = _changed(place, named)
+        places[names[reference]] = changed(place, named)
     return {**result, "$defs": {**result.get("$defs", {}), **places}} if places else schema
 
 
@@ -86,48 +80,6 @@ def _place(schema: dict[str, Any], reference: str) -> Any:
     if found is schema:
         return {key: value for key, value in schema.items() if key not in DEFINITIONS}
     return found if isinstance(found, (dict, bool)) else None
-
-
-def _changed(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]], deep: int = 0) -> Any:
-    """A copy in which `change` is made to each schema, to the outer ones first."""
-    if deep > _DEEP_MAX:
-        return schema
-    if isinstance(schema, list):
-        return [_changed(item, change, deep + 1) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    result = {}
-    for key, value in change(schema).items():
-        if key in _TABLES and isinstance(value, dict):
-            result[key] = {k: _changed(v, change, deep + 1) for k, v in value.items()}
-        else:
-            result[key] = value if key in _DATA else _changed(value, change, deep + 1)
-    return result
-
-
-def loosened(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema without what the grammars' regular expressions cannot say: look-around in
-    patterns (word boundaries, too), numbers of more digits than they count.
-    """
-
-    def is_said(key: str, value: Any) -> bool:
-        if key == "pattern":
-            return not _LOOKS_AROUND.search(str(value))
-        is_far = isinstance(value, (int, float)) and abs(value) > _FAR
-        return not (is_far and key in _BOUNDS)
-
-    result: dict[str, Any] = _changed(
-        schema, lambda part: {k: v for k, v in part.items() if is_said(k, v)}
-    )
-    return result
-
-
-def without_loops(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema, in which definitions that lead to nothing but themselves are of any value."""
-    found: dict[str, dict[str, Any]] = {}
-    for table, name in endless(schema):
-        found.setdefault(table, {})[name] = {}
-    return {**schema, **{table: {**schema[table], **names} for table, names in found.items()}}
 
 
 def definitions(root: Mapping[str, Any], part: Any) -> dict[str, Any]:

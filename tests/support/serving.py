@@ -48,6 +48,11 @@ def user(*parts):
     }
 
 
+def loose(schema):
+    """A schema that is not strict, as the service gets it."""
+    return {"schema": schema, "strict": False}
+
+
 def client_for(service, **settings):
     return create_app(service, ServerSettings(**settings)).test_client()
 

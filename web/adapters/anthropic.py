@@ -171,6 +171,7 @@ def _usage(receipt: Receipt) -> dict[str, Any]:
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": receipt.reused_tokens,
         "output_tokens": receipt.output_tokens,
+        "mtmd_receipt": receipt.asdict(),
     }
 
 

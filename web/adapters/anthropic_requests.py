@@ -29,6 +29,7 @@ from mtmd.web.adapters.fields import (
     text_or_list,
 )
 from mtmd.web.adapters.tools import check_kinds, tool_options
+from mtmd.web.api.requests import promised
 from mtmd.web.errors import TAG, ApiError
 from mtmd.web.intake.long_texts import PictureText, as_data_url
 from mtmd.web.intake.media import Reference
@@ -228,7 +229,7 @@ class MessagesRequest(CountRequest):
             top_k=self.top_k,
             top_p=self.top_p,
             stop=tuple(self.stop_sequences) if self.stop_sequences else None,
-            json_schema=written.schema_ if written else None,
+            json_schema=promised(written.schema_) if written else None,
         )
 
 

@@ -28,9 +28,9 @@ from mtmd.web.adapters.fields import (
     given,
     refuse_unsupported,
 )
-from mtmd.web.api.requests import LONGEST_GRAMMAR, MOST_PROMPTS, Bias, ChatRequest
+from mtmd.web.api.requests import LONGEST_GRAMMAR, MOST_PROMPTS, Bias, ChatRequest, promised
 from mtmd.web.auth import without_key
-from mtmd.web.errors import ApiError, in_llamas_form
+from mtmd.web.errors import ApiError, in_llama_cpp_form
 from mtmd.web.intake.body import WHOLE, json_body
 from mtmd.web.intake.gate import Body, Work, takes
 
@@ -140,14 +140,14 @@ class Completion(Request):
             ignore_eos=self.ignore_eos,
             logit_bias=self.logit_bias or None,
             grammar=self.grammar or None,
-            json_schema=self.json_schema,
+            json_schema=promised(self.json_schema),
             logprobs=self.n_probs if wants_tokens else None,
         )
 
 
 def blueprint(door: Door) -> Blueprint:
     routes = Blueprint("llama_cpp", __name__)
-    routes.register_error_handler(Exception, lambda error: error_response(error, in_llamas_form))
+    routes.register_error_handler(Exception, lambda error: error_response(error, in_llama_cpp_form))
 
     @routes.post("/completion")
     @takes(Body.JSON, Work.ANSWER)
@@ -246,7 +246,7 @@ def _completed(door: Door, body: Completion) -> Response:
     chosen = body.options()
 
     def failed(error: ApiError) -> str:
-        return sse.event(in_llamas_form(error))
+        return sse.event(in_llama_cpp_form(error))
 
     def begin(asked: ModelDoor) -> Response:
         options = asked.model.usual("auto") | chosen
@@ -255,7 +255,7 @@ def _completed(door: Door, body: Completion) -> Response:
             return answering.streamed(_Form(asked, body, prompts[0], 0).events, failed)
         return answering.whole_of_all(
             lambda i, answer, tokens: _Form(asked, body, prompts[i], i).whole(answer, tokens),
-            in_llamas_form,
+            in_llama_cpp_form,
         )
 
     if not door.models.many:
@@ -345,6 +345,7 @@ class _Form:
             "stop_type": stopped,
             "stopping_word": answer.stop or "",
             "timings": _timings(receipt),
+            "mtmd_receipt": receipt.asdict(),
         }
 
     def _probabilities(self, tokens: Sequence[TokenInfo]) -> dict[str, Any]:

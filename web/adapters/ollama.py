@@ -221,6 +221,7 @@ def _end(answer: Answer, began: int) -> dict[str, Any]:
         "prompt_eval_duration": int((receipt.encode_ms + receipt.prefill_ms) * _NS),
         "eval_count": receipt.output_tokens,
         "eval_duration": int(receipt.decode_ms * _NS),
+        "mtmd_receipt": receipt.asdict(),
     }
 
 

@@ -29,6 +29,7 @@ from mtmd.web.adapters.fields import (
     refuse_unsupported,
 )
 from mtmd.web.adapters.tools import tool_options
+from mtmd.web.api.requests import promised
 from mtmd.web.errors import ApiError
 from mtmd.web.intake.body import WHOLE
 from mtmd.web.intake.long_texts import CutText, PictureText, as_data_url, beginning
@@ -134,7 +135,7 @@ class Answered(Request):
     def chosen(self) -> dict[str, Any]:
         """The fields of AnswerOptions that were given. Raises ApiError."""
         refuse_unsupported({"think": self.think, "logprobs": self.logprobs}, _NEITHER)
-        schema = {"type": "object"} if self.format == "json" else self.format or None
+        schema = {"type": "object"} if self.format == "json" else promised(self.format or None)
         return (self.options.chosen() if self.options else {}) | given(json_schema=schema)
 
 

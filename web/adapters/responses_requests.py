@@ -26,7 +26,7 @@ from mtmd.web.adapters.fields import (
     text_or_list,
 )
 from mtmd.web.adapters.tools import check_kinds, tool_options
-from mtmd.web.api.requests import of_file_data
+from mtmd.web.api.requests import of_file_data, promised
 from mtmd.web.errors import TAG, ApiError
 from mtmd.web.intake.body import WHOLE
 from mtmd.web.intake.long_texts import PictureText
@@ -286,7 +286,7 @@ class ResponsesRequest(Request):
         written = self.text.format if self.text else None
         schema: dict[str, Any] | None = None
         if isinstance(written, SchemaFormat):
-            schema = written.schema_
+            schema = promised(written.schema_, written.strict)
         elif written is not None and written.type == "json_object":
             schema = {"type": "object"}
         return given(

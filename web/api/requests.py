@@ -4,7 +4,9 @@ known and cannot be done is refused by name.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import (
@@ -361,9 +363,21 @@ class StreamOptions(_Loose):
         return value
 
 
+def promised(schema: Any, strict: bool | None = None) -> Any:
+    """A schema as `AnswerOptions` takes it: unless it is `strict`, what cannot be promised of it is
+    passed over, and the receipt says so.
+    """
+    if isinstance(schema, str) and len(schema) <= LONGEST_SCHEMA:
+        with suppress(ValueError, RecursionError):
+            schema = json.loads(schema)
+    is_schema = isinstance(schema, dict)
+    return {"schema": schema, "strict": strict is True} if is_schema else schema
+
+
 class NamedSchema(_Loose):
     name: str = Field(default="answer", max_length=64)
     schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
 
     @field_validator("schema_")
     @classmethod
@@ -497,9 +511,9 @@ class Generation(BaseModel):
         """(field, option, value) of each way to say what the answer has to look like."""
         wanted = self.structured_outputs or Structured()
         for field, option, value in (
-            ("json_schema", "json_schema", self.json_schema),
-            ("guided_json", "json_schema", self.guided_json),
-            ("structured_outputs", "json_schema", wanted.json_),
+            ("json_schema", "json_schema", promised(self.json_schema)),
+            ("guided_json", "json_schema", promised(self.guided_json)),
+            ("structured_outputs", "json_schema", promised(wanted.json_)),
             ("structured_outputs", "json_schema", True if wanted.json_object else None),
             ("grammar", "grammar", self.grammar),
             ("guided_grammar", "grammar", self.guided_grammar),
@@ -612,9 +626,10 @@ class ChatRequest(Generation):
         yield from super()._structures()
         wanted = self.response_format
         if isinstance(wanted, SchemaFormat):
-            yield "response_format", "json_schema", wanted.json_schema.schema_
+            named = wanted.json_schema
+            yield "response_format", "json_schema", promised(named.schema_, named.strict)
         elif wanted is not None and wanted.type == "json_object":
-            yield "response_format", "json_schema", wanted.schema_ or {"type": "object"}
+            yield "response_format", "json_schema", promised(wanted.schema_ or {"type": "object"})
 
     @model_validator(mode="after")
     def _need_logprobs(self) -> ChatRequest:

@@ -93,7 +93,9 @@ def test_answers_in_a_schema(sdk, service):
     service.words = '{"n":3}'
     found = sdk.responses.parse(model="fake", input="how many?", text_format=Count)
     assert found.output_parsed == Count(n=3)
-    assert service.tickets[0].chosen["json_schema"]["properties"]["n"]["type"] == "integer"
+    assert service.tickets[0].chosen["json_schema"]["strict"] is True
+    properties = service.tickets[0].chosen["json_schema"]["schema"]["properties"]
+    assert properties["n"]["type"] == "integer"
 
 
 def test_an_answer_that_is_cut_is_incomplete(sdk):
