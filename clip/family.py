@@ -72,6 +72,8 @@ class VisionFamily(Tower, Protocol):
 
     marker: str
     """What the chat template writes where a picture belongs."""
+    around: tuple[str, str]
+    """The texts that templates of this family write before and after the marker."""
     image_token: str
     """The token whose place the picture's embeddings take."""
     bidirectional: bool

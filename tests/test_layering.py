@@ -9,7 +9,6 @@ import gc
 import re
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache, lru_cache
 from pathlib import Path
@@ -102,7 +101,6 @@ ORDER = {
         ("replicas",),  # several servers as one
     ),
 }
-MOST_FILES = 12  # flat in a folder: a list that can be read at a glance
 ONLY_IN = {  # library -> the files, or folders, that may import it
     "triton": ("kernels/gpu/",),
     "llvmlite": ("kernels/cpu/native/",),
@@ -372,11 +370,6 @@ def test_no_imports_run_in_a_circle():
 def test_a_circle_is_seen():
     assert circle({1: {2}, 2: {3}, 3: {2}}) == [2, 3]
     assert circle({1: {2, 3}, 2: {3}, 3: set()}) == []
-
-
-def test_folders_can_be_read_at_a_glance():
-    counts = Counter(p.parent for p in FILES if p.name != "__init__.py")
-    assert {name_of(f): n for f, n in counts.items() if n > MOST_FILES} == {}
 
 
 def test_the_guide_names_what_is_there():

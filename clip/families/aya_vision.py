@@ -38,6 +38,7 @@ class AyaVision:
     resolution: StretchedTiling
 
     marker = "<image>"
+    around = ("", "")
     image_token = "<|IMG_PATCH|>"
     bidirectional = False
     separator = None

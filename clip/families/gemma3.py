@@ -41,6 +41,7 @@ class Gemma3Vision:
     resolution: FixedSquare
 
     marker = "<start_of_image>"
+    around = ("", "")
     image_token = "<image_soft_token>"
     bidirectional = True
     separator = None

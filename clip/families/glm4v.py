@@ -58,6 +58,7 @@ class Glm4Vision:
     video: PairedFrames
 
     marker = image_token = IMAGE_TOKEN
+    around = ("<|begin_of_image|>", "<|end_of_image|>")
     bidirectional = False
     separator = None
     unused = ()

@@ -53,6 +53,7 @@ class Idefics3Vision:
     video: SingleFrames | None  # of SmolVLM2
 
     marker = image_token = IMAGE_TOKEN
+    around = ("", "")
     bidirectional = False
     separator = None
     unused = ()

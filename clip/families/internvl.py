@@ -59,6 +59,7 @@ class InternVision:
     video: SingleFrames | None
 
     marker = image_token = IMAGE_TOKEN
+    around = ("", "")
     bidirectional = False
     separator = None
     unused = (r"(model\.)?vision_tower\.embeddings\.mask_token",)

@@ -45,6 +45,7 @@ class Lfm2Vision:
     text_width: int
 
     marker = "<image>"
+    around = ("", "")
     image_token = "<image>"
     bidirectional = False
     separator = None

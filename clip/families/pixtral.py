@@ -54,6 +54,7 @@ class PixtralVision:
     resolution: NativeResolution
 
     marker = image_token = "[IMG]"
+    around = ("", "")
     bidirectional = False
     separator = None
     video = None

@@ -55,6 +55,7 @@ class Qwen25Vision:
     video: PairedFrames
 
     marker = image_token = "<|image_pad|>"
+    around = ("<|vision_start|>", "<|vision_end|>")
     bidirectional = False
     separator = None
     unused = ()

@@ -48,6 +48,7 @@ class Qwen2Vision:
     video: PairedFrames
 
     marker = image_token = "<|image_pad|>"
+    around = ("<|vision_start|>", "<|vision_end|>")
     bidirectional = False
     separator = None
     unused = ()

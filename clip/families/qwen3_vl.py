@@ -67,6 +67,7 @@ class Qwen3Vision:
     video: PairedFrames
 
     marker = image_token = "<|image_pad|>"
+    around = AROUND
     bidirectional = False
     separator = None
     unused = ()

@@ -200,8 +200,8 @@ class EngineClient:
         text: str = self._call("spelling_of", list(tokens))
         return text
 
-    def rendered(self, messages: Sequence[Message]) -> str:
-        text: str = self._call("rendered", messages)
+    def rendered(self, messages: Sequence[Message], **chosen: Any) -> str:
+        text: str = self._call("rendered", messages, chosen)
         return text
 
     def processed(self, sha256: str, tenant: str = "") -> tuple[np.ndarray, ...] | None:

@@ -111,7 +111,7 @@ class EngineProcess:
                 args[0], special=args[1], around=args[2]
             ),
             "spelling_of": lambda *args: self.service.spelling_of(*args),
-            "rendered": lambda *args: self.service.rendered(*args),
+            "rendered": lambda messages, chosen: self.service.rendered(messages, **chosen),
             "processed": lambda *args: self.service.processed(*args),
         }
 

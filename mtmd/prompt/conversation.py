@@ -25,6 +25,7 @@ Image: TypeAlias = "ImageSource | Picture | VideoInput"
 Images: TypeAlias = "Image | Sequence[Image]"
 Message: TypeAlias = Mapping[str, Any]
 Asked: TypeAlias = "Images | Sequence[Message]"
+EMPTY = "the prompt is empty; say what you want to know"
 DEFAULT_PROMPT = "Describe the image."
 ID_CHARS_MAX = 256
 CALLS_MAX = 256  # of one message
@@ -69,7 +70,7 @@ def user_message(image: Images, prompt: str) -> Message:
             "image or an array"
         )
     if isinstance(prompt, str) and not prompt.replace(SEAL, "").strip():
-        raise PromptError("the prompt is empty; say what you want to know")
+        raise PromptError(EMPTY)
     return {
         "role": "user",
         "content": [*(_shown(source) for source in images), {"type": "text", "text": prompt}],
@@ -106,6 +107,8 @@ def messages_of(
     and what `user_message` does.
     """
     told = with_system((), system)
+    if isinstance(prompt, str) and not prompt.replace(SEAL, "").strip():
+        raise PromptError(EMPTY)
     if images is not None:
         return [*told, user_message(images, DEFAULT_PROMPT if prompt is None else prompt)]
     if prompt is None:
@@ -173,7 +176,7 @@ def read_conversation(
     and end beside the source where they are asked for}. A message of the assistant may have
     "tool_calls" as OpenAI's interface has them, and then no content; one of role "tool" has the
     result of the call "tool_call_id". Raises PromptError for anything else and for a conversation
-    in which the user says and shows nothing, ImageError for a picture, VideoError for a video.
+    in which nothing is said or shown, ImageError for a picture, VideoError for a video.
     """
     check_list(messages)
     images: list[ImageSource | Picture] = []
@@ -181,13 +184,8 @@ def read_conversation(
     detail = max(_details(messages), key=CLOSER.index, default="auto")
     messages, notes = _without_system_pictures(messages)
     plain = tuple(_message(m, i, seal, images, videos) for i, m in enumerate(messages, 1))
-    roles = {m["role"] for m in plain}
-    if not roles & {"user", "tool"}:
-        raise PromptError(
-            f"messages: found those of {', '.join(sorted(roles))}, expected one of the role 'user'"
-        )
-    if not any(_says_something(m["content"]) for m in plain if m["role"] in ("user", "tool")):
-        raise PromptError("the prompt is empty; say what you want to know")
+    if not any(_says_something(m["content"]) or m.get("tool_calls") for m in plain):
+        raise PromptError(EMPTY)
     footage = _open(videos, load_footage)
     return Conversation(plain, _load(images, load), notes, footage, detail)
 
@@ -344,16 +342,11 @@ def _call(call: Any, where: str, seal: Callable[[str], str]) -> dict[str, Any]:
     name, arguments = function.get("name"), function.get("arguments")
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise PromptError(f"{where}: found the name {name!r:.60}, expected a function's")
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments) if arguments.strip() else {}
-        except (ValueError, RecursionError):
-            arguments = None
-    if arguments is None and "arguments" not in function:
-        arguments = {}
-    if not isinstance(arguments, Mapping):
+    arguments = {} if arguments is None else _read_arguments(arguments)
+    if not isinstance(arguments, (str, Mapping)):
         raise PromptError(
-            f"{where}: the arguments are not a JSON object; send what the model wrote"
+            f"{where}: the arguments are of type {type(arguments).__name__}, expected a JSON "
+            "object, or the text that the model wrote"
         )
     if is_deep(arguments):
         raise PromptError(f"{where}: expected arguments of at most {DEEP_MAX} levels")
@@ -363,6 +356,19 @@ def _call(call: Any, where: str, seal: Callable[[str], str]) -> dict[str, Any]:
         "type": "function",
         "function": {"name": name, "arguments": values},
     }
+
+
+def _read_arguments(arguments: Any) -> Any:
+    """Return the arguments of a call as an object; a text that is none, as of a call that was cut,
+    stays the text that the model wrote.
+    """
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        value = json.loads(arguments) if arguments.strip() else {}
+    except (ValueError, RecursionError):
+        return arguments
+    return value if isinstance(value, Mapping) else arguments
 
 
 def _answered(message: Message, where: str) -> dict[str, Any]:

@@ -10,38 +10,61 @@ from typing import Any
 from mtmd.kernels.errors import PromptError
 from mtmd.tools.history import plain_text
 
+DEVELOPER = "the chat template knows no role 'developer': such messages are those of the system"
 SYSTEM_GATHERED = "the chat template takes one system message: they stand as one at the beginning"
 SYSTEM_IN_TURN = "the chat template takes no system message: it begins the first turn"
+TURNS_JOINED = "the chat template takes turns in alternation: neighbours of one role are one turn"
 # Stands where the text of the last message ends: a Unicode noncharacter.
 _END = "\ufdd2"
+_SYSTEM = ("system", "developer")
 
 
-def system_moved(messages: list[dict[str, Any]]) -> Iterator[tuple[list[dict[str, Any]], str]]:
-    """Other places for what system messages say, each with what is to be said of it."""
+def rearranged(messages: list[dict[str, Any]]) -> Iterator[tuple[list[dict[str, Any]], str]]:
+    """Other arrangements of a conversation that say the same, each with a note on the change."""
+    renamed = [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
+    if renamed != messages:
+        yield renamed, DEVELOPER
     one = with_one_system(messages)
     if one != messages:
         yield one, SYSTEM_GATHERED
-    if one[0]["role"] in ("system", "developer") and len(one) > 1 and one[1]["role"] == "user":
-        begins = plain_text(one[0]["content"])
-        content = _together(begins, one[1]["content"])
-        yield [{"role": "user", "content": content}, *one[2:]], SYSTEM_IN_TURN
+    joined = _turns_joined(messages)
+    if joined != messages:
+        yield joined, TURNS_JOINED
+    if one[0]["role"] in _SYSTEM:
+        text, rest = plain_text(one[0]["content"]), one[1:]
+        if rest and rest[0]["role"] == "user":
+            first = {**rest[0], "content": _together(text, rest[0]["content"])}
+            yield _turns_joined([first, *rest[1:]]), SYSTEM_IN_TURN
+        else:
+            yield _turns_joined([{"role": "user", "content": text}, *rest]), SYSTEM_IN_TURN
 
 
 def with_one_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """All system messages as one, first, and turns of one role that then meet as one turn. The same
     where there are none to gather.
     """
-    system = [m for m in messages if m["role"] in ("system", "developer")]
+    system = [m for m in messages if m["role"] in _SYSTEM]
     if not system or (len(system) == 1 and messages[0] is system[0]):
         return messages
     text = "\n\n".join(filter(None, (plain_text(m["content"]) for m in system)))
-    made: list[dict[str, Any]] = [{"role": "system", "content": text}]
+    others = [m for m in messages if m["role"] not in _SYSTEM]
+    return [{"role": "system", "content": text}, *_turns_joined(others, ("user",))]
+
+
+def _turns_joined(
+    messages: list[dict[str, Any]], roles: tuple[str, ...] = ("user", "assistant")
+) -> list[dict[str, Any]]:
+    """Neighbouring turns of one of these roles as one; calls and their results stay apart."""
+    made: list[dict[str, Any]] = []
     for message in messages:
-        if message["role"] in ("system", "developer"):
-            continue
-        last = made[-1]
-        if message["role"] == last["role"] == "user":
-            made[-1] = {"role": "user", "content": _together(last["content"], message["content"])}
+        last = made[-1] if made else None
+        if (
+            last is not None
+            and message["role"] == last["role"] in roles
+            and not (last.get("tool_calls") or message.get("tool_calls"))
+        ):
+            content = _together(last["content"], message["content"])
+            made[-1] = {**last, "content": content}
         else:
             made.append(message)
     return made
@@ -49,7 +72,7 @@ def with_one_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _together(one: Any, other: Any) -> Any:
     if isinstance(one, str) and isinstance(other, str):
-        return f"{one}\n\n{other}"
+        return "\n\n".join(filter(None, (one, other)))
     return [*_parts(one), *_parts(other)]
 
 

@@ -16,18 +16,17 @@ from mtmd.clip.video.footage import Footage
 from mtmd.kernels.errors import ContextError, PromptError
 from mtmd.kernels.plan.executor import Observer
 from mtmd.llm.engine.spans import Span
+from mtmd.llm.tokenizer.control_tokens import SEAL
 from mtmd.loaded.loaded_model import LoadedModel
 from mtmd.prompt.bridge import Bridge, Prepared, PreparedVideo, Shown, flat
 from mtmd.prompt.conversation import Conversation, Message, RawPrompt, read_conversation
-from mtmd.prompt.leniency import open_ended, system_moved
+from mtmd.prompt.conversation_text import ConversationText
 from mtmd.prompt.load_image import load_image, load_isolated
 from mtmd.prompt.pieces import Piece
 from mtmd.prompt.urls.fetch import RemoteMedia
 from mtmd.prompt.video_input import load_video
 from mtmd.prompt.videos import NOT_SHOWN, ShownVideo, Videos, in_place_of_videos
 from mtmd.receipt import VideoReceipt
-from mtmd.tools.history import tell
-from mtmd.tools.probe import ToolTemplate, read_template
 from mtmd.tools.tool import Toolbox
 
 NO_TOOLS = Toolbox()
@@ -107,16 +106,20 @@ class Prompts:
         return conversation
 
     @cached_property
-    def tool_template(self) -> ToolTemplate:
-        """What the chat template knows of tools, found out when it is first asked for."""
+    def text(self) -> ConversationText:
+        """What the chat template makes of conversations."""
         checkpoint, encoder = self._loaded.checkpoint, self._loaded.encoder
-        tokenizer = checkpoint.tokenizer
+        tokenizer, family = checkpoint.tokenizer, encoder.family if encoder else None
         stops = [text for text, i in tokenizer.silent.items() if i in checkpoint.stop_tokens]
-        return read_template(
+        video = self.bridge.video
+        return ConversationText(
             checkpoint.template.render,
+            tokenizer.seal,
             tuple(tokenizer.silent),
             stops,
-            encoder.family.marker if encoder else None,
+            family.marker if family else None,
+            family.marker.join(family.around) if family else None,
+            video.markers[0] if video else "",
         )
 
     def prepare(
@@ -149,19 +152,19 @@ class Prompts:
         if conversation.videos:
             nothing = [NOT_SHOWN] * len(conversation.videos)
             bare = in_place_of_videos(conversation, images, nothing)
-            pieces, *_ = self._read(conversation, bare, box, open_end)
+            pieces, *_ = self._read(bare, box, open_end)
             context = self._loaded.runner.context
             room = context - min(reserve, context // 4) - sum(len(piece.tokens) for piece in pieces)
             videos = self.videos.show(conversation.videos, room, detail, anew, salt, counting)
         made = in_place_of_videos(conversation, images, videos)
         try:
-            pieces, shown, notes = self._read(conversation, made, box, open_end)
+            pieces, shown, notes = self._read(made, box, open_end)
         except PromptError:
             if not any(video.part["type"] == "video" for video in videos):
                 raise
             # A template that knows no videos writes what stands around a picture.
             made = in_place_of_videos(conversation, images, [v.as_picture for v in videos])
-            pieces, shown, notes = self._read(conversation, made, box, open_end)
+            pieces, shown, notes = self._read(made, box, open_end)
         return PreparedPrompt(
             pieces,
             flat(shown),
@@ -172,16 +175,36 @@ class Prompts:
         )
 
     def _read(
-        self,
-        conversation: Conversation,
-        made: tuple[list[dict[str, Any]], list[Shown]],
-        box: Toolbox,
-        open_end: bool,
+        self, made: tuple[list[dict[str, Any]], list[Shown]], box: Toolbox, open_end: bool
     ) -> tuple[list[Piece], list[Shown], tuple[str, ...]]:
         messages, shown = made
-        told = replace(conversation, messages=tuple(messages))
-        rendered, notes = self._render(told, box, open_end)
-        return self.bridge.read(self._with_markers(rendered, shown), shown), shown, notes
+
+        def read(text: str) -> list[Piece]:
+            return self.bridge.read(self._with_markers(text, shown), shown)
+
+        pieces, notes = self.text.write(messages, box, read, open_end)
+        return pieces, shown, notes
+
+    def rendered(
+        self, messages: Sequence[Message], box: Toolbox = NO_TOOLS, open_end: bool = False
+    ) -> str:
+        """Return the text that `prepare` would tokenize, pictures as the template writes them.
+        Raises what `read` does.
+        """
+        conversation = self.read(messages)
+        pictures = len(conversation.pictures)
+        marker = self._loaded.encoder.family.marker if self._loaded.encoder else ""
+
+        def read(text: str) -> str:
+            if pictures and not conversation.videos and text.count(marker) != pictures:
+                raise PromptError(
+                    f"the chat template wrote {text.count(marker)} picture places for {pictures} "
+                    "pictures; it does not fit this model"
+                )
+            return text.replace(SEAL, "")
+
+        text, _ = self.text.write(list(conversation.messages), box, read, open_end)
+        return text
 
     def _with_markers(self, rendered: str, shown: list[Shown]) -> str:
         """With the markers of videos where those of pictures were written for all that is shown."""
@@ -218,39 +241,6 @@ class Prompts:
         if {tokenizer.id(t) for t in media | ({video.token} if video else set())} & set(tokens):
             raise PromptError("prompt: found a token that stands for a picture; send messages")
         return PreparedPrompt([Piece(tokens)], [])
-
-    def _render(
-        self, conversation: Conversation, box: Toolbox, open_end: bool
-    ) -> tuple[str, tuple[str, ...]]:
-        """The prompt, and what was done for the template."""
-        checkpoint = self._loaded.checkpoint
-        render, seal = checkpoint.template.render, checkpoint.tokenizer.seal
-        messages, tools = [*conversation.messages], None
-        notes: tuple[str, ...] = ()
-        if box.callable or any("tool_calls" in m or m["role"] == "tool" for m in messages):
-            told = tell(messages, box, self.tool_template, seal)
-            messages, tools, notes = told.messages, told.tools, told.notes
-        try:
-            return self._written(render, messages, tools, open_end), notes
-        except PromptError as refused:
-            # Many templates take one system message, at the beginning, some none.
-            for other, note in system_moved(messages):
-                try:
-                    return self._written(render, other, tools, open_end), (*notes, note)
-                except PromptError:
-                    continue
-            raise refused
-
-    @staticmethod
-    def _written(
-        render: Callable[..., str],
-        messages: list[dict[str, Any]],
-        tools: list[dict[str, Any]] | None,
-        open_end: bool,
-    ) -> str:
-        if not open_end:
-            return render(messages, tools=tools)
-        return open_ended(render, messages, tools)
 
     def encode(self, prompt: PreparedPrompt, observe: Observer | None = None) -> EncodedPrompt:
         """Its pictures encoded, one after another, every node shown to `observe`. Needs the

@@ -405,11 +405,13 @@ class Service:
         """Its source."""
         return self._loaded.checkpoint.template.source
 
-    def rendered(self, messages: abc.Sequence[Message]) -> str:
-        """A conversation as its chat template writes it. Raises what `submit` does."""
-        conversation = self._prompts.read(messages)
-        text = self._loaded.checkpoint.template.render(conversation.messages)
-        return text.replace(SEAL, "")
+    def rendered(self, messages: abc.Sequence[Message], **chosen: Any) -> str:
+        """Return the prompt that a conversation becomes, pictures as the chat template writes them;
+        `chosen` are fields of `AnswerOptions` that matter. Raises what `submit` does.
+        """
+        settings = self._loaded.answer_options(chosen)
+        box, open_end = settings.toolbox, settings.continue_final_message
+        return self._prompts.rendered(messages, box, open_end)
 
     def stats(self) -> ServiceStats:
         """Of this moment. The device is not asked, which may be in a long step, or hang."""
@@ -484,7 +486,7 @@ class Service:
         """Of the tools that an answer may call, if there are any. Raises OptionError."""
         if not settings.toolbox.callable:
             return None
-        loaded, template = self._loaded, self._prompts.tool_template
+        loaded, template = self._loaded, self._prompts.text.tools
         return plan_calls(
             settings, template, loaded.checkpoint.tokenizer.silent, loaded.grammars.check
         )

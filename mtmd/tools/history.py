@@ -13,6 +13,9 @@ from mtmd.tools.probe import ToolTemplate
 from mtmd.tools.tool import Toolbox
 
 DESCRIBED = "the chat template knows no tools: they are told in a system message"
+CALLS_WRITTEN = "the chat template cannot show these tool calls: they are written as text"
+RESULTS_WRITTEN = "the chat template cannot show tool results: they stand in turns of the user"
+BROKEN_ARGUMENTS = "arguments of a tool call are not JSON: the call is shown as the model wrote it"
 PICTURES_MOVED = "the chat template takes no pictures in tool results: they stand in the next turn"
 ID_CHARS = 9  # at least so many have those ids that templates write
 
@@ -51,9 +54,15 @@ def tell(
     """Messages as `read_conversation` made them, sealed already; `seal` is for the tools."""
     notes: list[str] = []
     declared = [sealed(tool.declaration(), seal) for tool in box.tools] if box.callable else None
-    made = _calls(messages, template)
+    made = _calls(messages, template, notes)
     made = _results(made, template, notes)
-    if declared and not template.declares:
+    described = bool(declared) and not template.declares
+    if any(m.get("tool_calls") for m in messages) and not described:
+        shown = any(m.get("tool_calls") for m in made)
+        notes += [CALLS_WRITTEN] if not shown and BROKEN_ARGUMENTS not in notes else []
+    if any(m["role"] == "tool" for m in messages) and not described:
+        notes += [RESULTS_WRITTEN] if not template.writes_results else []
+    if declared and described:
         text = _TEXT.format(tools="\n".join(json.dumps(t, ensure_ascii=False) for t in declared))
         made, declared = _with_system(made, text), None
         notes.append(DESCRIBED)
@@ -69,28 +78,36 @@ def sealed(value: Any, seal: Callable[[str], str]) -> Any:
     return [sealed(item, seal) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-def _calls(messages: Sequence[Mapping[str, Any]], template: ToolTemplate) -> list[dict[str, Any]]:
-    """Calls in the form that the template takes, or written out here."""
+def _calls(
+    messages: Sequence[Mapping[str, Any]], template: ToolTemplate, notes: list[str]
+) -> list[dict[str, Any]]:
+    """Return the messages with calls in the form that the template reads, or written as text."""
     made = []
     for message in messages:
         calls = message.get("tool_calls")
         if not calls:
             made.append(dict(message))
-        elif template.writes_calls and (template.syntax.several or len(calls) == 1):
-            made.append({**message, "tool_calls": [_as_taken(call, template) for call in calls]})
+            continue
+        broken = any(isinstance(call["function"]["arguments"], str) for call in calls)
+        if broken and BROKEN_ARGUMENTS not in notes:
+            notes.append(BROKEN_ARGUMENTS)
+        shows = template.writes_calls and (template.syntax.several or len(calls) == 1)
+        if shows and (template.text_arguments or not broken):
+            made.append({**message, "tool_calls": [_as_read(call, template) for call in calls]})
         else:
             written = template.syntax.write(
                 [(c["function"]["name"], c["function"]["arguments"], _long(c["id"])) for c in calls]
             )
             text = plain_text(message.get("content"))
             content = f"{text}\n{written}" if text else written
-            made.append({"role": "assistant", "content": content})
+            rest = {name: value for name, value in message.items() if name != "tool_calls"}
+            made.append({**rest, "content": content})
     return made
 
 
-def _as_taken(call: Mapping[str, Any], template: ToolTemplate) -> dict[str, Any]:
+def _as_read(call: Mapping[str, Any], template: ToolTemplate) -> dict[str, Any]:
     name, arguments = call["function"]["name"], call["function"]["arguments"]
-    if template.text_arguments:
+    if template.text_arguments and not isinstance(arguments, str):
         arguments = json.dumps(arguments, ensure_ascii=False)
     return {
         "id": _long(call["id"]),

@@ -68,7 +68,9 @@ def read_template(
             results, pictures = _results(render, text_arguments, marker)
             return ToolTemplate(declares, syntax, True, results, pictures, text_arguments)
     marked = declares and all(mark in special for mark in MARKED)
-    return ToolTemplate(declares, MARKED_CALLS if marked else GENERIC, False, False)
+    results, pictures = _results(render, False, marker)
+    syntax = MARKED_CALLS if marked else GENERIC
+    return ToolTemplate(declares, syntax, False, results, pictures)
 
 
 def _results(render: Render, text_arguments: bool, marker: str | None) -> tuple[bool, bool]:

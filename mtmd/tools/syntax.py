@@ -65,13 +65,17 @@ class CallSyntax:
         word = re.match(r"<[^\s<>{}]+>|\[[A-Z_]{3,}\]", opening)
         return word[0] if word else None
 
-    def write(self, calls: Sequence[tuple[str, Mapping[str, Any], str]]) -> str:
-        """Calls (name, arguments, id) as the model would write them."""
+    def write(self, calls: Sequence[tuple[str, Mapping[str, Any] | str, str]]) -> str:
+        """Calls (name, arguments, id) as the model would write them; arguments that are a text, as
+        of a call that was cut, stand as they are.
+        """
         written = self.between.join(self._one(*call) for call in calls)
         return self.begin + written + self.end
 
-    def _one(self, name: str, arguments: Mapping[str, Any], id_: str) -> str:
-        if self.arguments is None:
+    def _one(self, name: str, arguments: Mapping[str, Any] | str, id_: str) -> str:
+        if isinstance(arguments, str):
+            body = (self.after_name if self.arguments is None else self.arguments.first) + arguments
+        elif self.arguments is None:
             body = self.after_name + json.dumps(arguments, ensure_ascii=False)
         elif not arguments:
             return (self.before_name + name + self.arguments.none).replace(ID, id_)

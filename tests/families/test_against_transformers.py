@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import jinja2
 import numpy as np
 import pytest
 import torch
@@ -26,6 +27,7 @@ from mtmd.llm.engine.runner import Runner
 from mtmd.llm.engine.sequence import Sequence
 from mtmd.llm.engine.spans import Span
 from mtmd.model import Model
+from mtmd.prompt.leniency import SYSTEM_IN_TURN
 
 Build = Callable[[str, str], Oracle]
 TOKENS = 48
@@ -219,6 +221,54 @@ def test_prompts(subject: Subject) -> None:
         assert [t for s in subject.spans(index) for t in s.tokens] == subject.oracle.prompt_ids(
             inputs
         )
+
+
+def said(role: str, *parts: Any) -> dict[str, Any]:
+    """A message: one text as a string, anything else in parts."""
+    (message,) = conversation(*parts)
+    content = parts[0] if len(parts) == 1 and isinstance(parts[0], str) else message["content"]
+    return {"role": role, "content": content}
+
+
+def in_parts(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [
+        conversation(m["content"])[0] | {"role": m["role"]} if isinstance(m["content"], str) else m
+        for m in messages
+    ]
+
+
+TURNS = [
+    said("user", "What do you see?"),
+    said("assistant", "a red circle"),
+    said("user", "and at the left?"),
+    said("assistant", "a blue square"),
+    said("user", "Describe the circle"),
+]
+SHAPES = {
+    "text alone": [said("user", "Describe a red circle")],
+    "system": [said("system", "see the image"), said("user", "Describe a red circle")],
+    "three turns": TURNS,
+    "three turns in parts": in_parts(TURNS),
+    "a picture, then text alone": [said("user", 0, "What do you see?"), *TURNS[1:]],
+    "several parts": [said("user", "What is", "at the left", "here?"), *TURNS[1:]],
+}
+
+
+@every_variant
+@pytest.mark.parametrize("shape", SHAPES)
+def test_prompts_of_conversations(subject: Subject, row: str, shape: str) -> None:
+    """transformers' processors read parts; strings have to become the same prompt."""
+    messages = SHAPES[shape]
+    if not ROWS[row].vision and shape.startswith("a picture"):
+        messages = TURNS
+    prepared = subject.model.prompts.prepare(messages)
+    try:
+        expected = asked(subject.oracle, in_parts(messages))
+    except jinja2.TemplateError:  # the template refuses a system message
+        assert shape == "system" and prepared.notes == (SYSTEM_IN_TURN,)
+        return
+    assert prepared.notes == ()
+    assert list(prepared.tokens) == subject.oracle.prompt_ids(expected)
 
 
 @every_variant

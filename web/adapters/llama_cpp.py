@@ -179,11 +179,13 @@ def blueprint(door: Door) -> Blueprint:
     @routes.post("/apply-template")
     @takes(Body.JSON_WITH_PICTURES, Work.ANSWER)
     def apply_template() -> dict[str, str]:
-        """Pictures stand in the text as the template writes them."""
+        """The prompt that a chat request would read, tools and the beginning of the answer
+        included; pictures stand in it as the template writes them.
+        """
         body = json_body(ChatRequest)
         asked = door.of(body.model)
         with asked.api.messages(body) as messages:
-            return {"prompt": asked.service.rendered(messages)}
+            return {"prompt": asked.service.rendered(messages, **body.prompt_options())}
 
     @routes.get("/slots")
     @takes(Body.NOTHING)

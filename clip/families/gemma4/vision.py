@@ -57,6 +57,7 @@ class Gemma4Vision:
     video: SingleFrames
 
     marker = image_token = "<|image|>"
+    around = ("", "")
     separator = None
     unused = (r"(model\.)?(audio_tower|embed_audio)\..*", r"(a|mm\.a)\..*")  # audio
 

@@ -32,6 +32,7 @@ class LlavaVision:
     video: SingleFrames | None = None  # of OneVision
 
     marker = "<image>"
+    around = ("", "")
     image_token = "<image>"
     bidirectional = False
 

@@ -1,0 +1,157 @@
+"""The form in which a chat template reads the content of a message: a string, a list of parts, or
+either. It can differ by role, and is found out by rendering short conversations, once per template.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mtmd.kernels.errors import MtmdError
+
+Render = Callable[..., str]
+SEPARATOR = "\n"
+"""Stands between the texts of parts that become one string, as llama.cpp and vLLM join them."""
+_ONE, _TWO, _ASK, _REPLY = "probedone", "probedtwo", "probedask", "probedreply"
+_CALL = "probedcall"
+# A part that was printed instead of read: Python's or JSON's notation of it.
+_AS_DATA = re.compile(rf"['\"]text['\"]\s*:\s*['\"](?:{_ONE}|{_TWO})")
+
+
+@dataclass(frozen=True)
+class RoleForm:
+    """What a template shows of one role's content: `text`, a string; `parts`, a list with one text
+    part; `several`, a list with several; `pictures`, a picture among them.
+    """
+
+    text: bool = True
+    parts: bool = False
+    several: bool = False
+    pictures: bool = False
+
+
+@dataclass(frozen=True)
+class ContentForms:
+    """The forms by role. A role that is not in `roles` has that of the user; `marker` and `video`
+    are the texts that stand for a picture and for a video in a string.
+    """
+
+    roles: Mapping[str, RoleForm]
+    marker: str = ""
+    video: str = ""
+
+    def of(self, role: str) -> RoleForm:
+        """Return the form of a role."""
+        if role == "developer" and role not in self.roles:
+            role = "system"
+        return self.roles.get(role) or self.roles.get("user", RoleForm())
+
+    def only(self, form: RoleForm) -> ContentForms:
+        """Return the same for a template of which nothing is known but that it reads this form."""
+        return ContentForms({"user": form}, self.marker, self.video)
+
+    def fit(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Return the messages with every content in a form that the template shows. A content that
+        is in such a form already stays as it is; texts of several parts are joined by a line break.
+        """
+        return [
+            {**message, "content": self._fitted(message["content"], self.of(message["role"]))}
+            for message in messages
+        ]
+
+    def _fitted(self, content: Any, form: RoleForm) -> Any:
+        if isinstance(content, str):
+            if form.text or not form.parts or not content:
+                return content
+            return [{"type": "text", "text": content}]
+        is_text = all(part["type"] == "text" for part in content)
+        if is_text and form.parts and (len(content) == 1 or form.several):
+            return content
+        if not is_text and form.pictures:
+            return content
+        joined = SEPARATOR.join(filter(None, map(self._as_text, content)))
+        return joined if form.text or not form.parts else [{"type": "text", "text": joined}]
+
+    def _as_text(self, part: Mapping[str, Any]) -> str:
+        if part["type"] == "text":
+            return str(part["text"])
+        return self.video if part["type"] == "video" else self.marker
+
+
+def read_forms(
+    render: Render, marker: str | None = None, in_text: str | None = None, video: str = ""
+) -> ContentForms:
+    """Return the forms that a template reads. `render(messages, tools=..., ...)` is
+    `ChatTemplate.render`; `marker` is the text that a template writes for a picture, None for a
+    model without pictures; `in_text` is the text that stands for one in a string, where other text
+    belongs around the marker, and `video` the same for a video.
+    """
+    probe = _Probe(render, marker)
+    user = probe.form(lambda content: [{"role": "user", "content": content}])
+    ask = _said("user", _ASK, user)
+
+    def before(*messages: dict[str, Any]) -> Callable[[Any], list[dict[str, Any]]]:
+        """Conversations in which the probed content is that of the last message."""
+        *known, last = messages
+        return lambda content: [*known, {**last, "content": content}]
+
+    system = probe.form(lambda content: [{"role": "system", "content": content}, ask])
+    assistant = probe.form(
+        lambda content: [ask, {"role": "assistant", "content": content}, ask], pictures=False
+    )
+    roles = {"user": user, "system": system, "assistant": assistant}
+    developer = probe.form(lambda content: [{"role": "developer", "content": content}, ask])
+    if developer.text or developer.parts:
+        roles["developer"] = developer
+    for arguments in ({}, "{}"):
+        call = {"id": "probeid01", "type": "function"}
+        called = {**call, "function": {"name": _CALL, "arguments": arguments}}
+        tool = probe.form(
+            before(
+                ask,
+                {"role": "assistant", "content": "", "tool_calls": [called]},
+                {"role": "tool", "tool_call_id": "probeid01", "name": _CALL},
+            )
+        )
+        if tool.text or tool.parts:
+            roles["tool"] = tool
+            break
+    shown = {role: form for role, form in roles.items() if form.text or form.parts}
+    return ContentForms(shown, in_text or marker or "", video)
+
+
+def _said(role: str, text: str, form: RoleForm) -> dict[str, Any]:
+    content: Any = [{"type": "text", "text": text}] if form.parts and not form.text else text
+    return {"role": role, "content": content}
+
+
+class _Probe:
+    def __init__(self, render: Render, marker: str | None):
+        self._render, self._marker = render, marker
+
+    def form(
+        self, conversation: Callable[[Any], list[dict[str, Any]]], pictures: bool = True
+    ) -> RoleForm:
+        """Return what is shown of a content that `conversation` puts into a message."""
+        one, two = {"type": "text", "text": _ONE}, {"type": "text", "text": _TWO}
+        parts = self._shows(conversation([one]), _ONE)
+        return RoleForm(
+            text=self._shows(conversation(_ONE), _ONE),
+            parts=parts,
+            several=parts and self._shows(conversation([one, two]), _ONE, _TWO),
+            pictures=pictures
+            and self._marker is not None
+            and self._shows(conversation([{"type": "image"}, one]), _ONE, self._marker),
+        )
+
+    def _shows(self, messages: list[dict[str, Any]], *texts: str) -> bool:
+        """Whether each of the texts stands in the prompt once, those of parts in their order."""
+        try:
+            prompt = self._render(messages, tools=None, add_generation_prompt=False)
+        except MtmdError:
+            return False
+        if any(prompt.count(text) != 1 for text in texts) or _AS_DATA.search(prompt):
+            return False
+        return _TWO not in texts or prompt.index(_ONE) < prompt.index(_TWO)

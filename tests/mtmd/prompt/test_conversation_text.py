@@ -1,0 +1,138 @@
+"""What a template has no place for is written in another way, with a note, or refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tool_templates import SPECIAL, STOPS
+
+from mtmd.chat_template.template import ChatTemplate
+from mtmd.kernels.errors import PromptError
+from mtmd.prompt.conversation import read_conversation
+from mtmd.prompt.conversation_text import ConversationText
+from mtmd.prompt.leniency import DEVELOPER, SYSTEM_GATHERED, SYSTEM_IN_TURN, TURNS_JOINED
+from mtmd.tools.history import BROKEN_ARGUMENTS, CALLS_WRITTEN, RESULTS_WRITTEN
+from mtmd.tools.tool import Toolbox
+
+NOTHING = Toolbox()
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+ALTERNATE = (  # Mistral, Gemma
+    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+)
+SILENT = (  # leaves out what it does not know
+    "{% for m in messages %}{% if m.role in ('user', 'assistant') %}[{{ m.role }}]{{ m.content }}"
+    "{% endif %}{% endfor %}"
+)
+SYSTEM, USER = {"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}
+REPLY = {"role": "assistant", "content": "yes"}
+
+
+def write(source: str, *messages: Any, **more: Any) -> tuple[str, tuple[str, ...]]:
+    made = ConversationText(ChatTemplate(source, {}, "test").render, str, SPECIAL, STOPS, "<image>")
+    conversation = read_conversation(messages, str)
+    return made.write(list(conversation.messages), NOTHING, lambda prompt: prompt, **more)
+
+
+@pytest.mark.parametrize(
+    ("source", "messages", "expected", "note"),
+    [
+        (ALTERNATE, [SYSTEM, USER], "[user]be brief\n\nhello", SYSTEM_IN_TURN),
+        (ALTERNATE, [SYSTEM], "[user]be brief", SYSTEM_IN_TURN),
+        (ALTERNATE, [SYSTEM, REPLY, USER], "[user]be brief[assistant]yes[user]hello", SYSTEM_IN_TURN),
+        (ALTERNATE, [USER, USER], "[user]hello\n\nhello", TURNS_JOINED),
+        (ALTERNATE, [USER, REPLY, REPLY, USER], "[user]hello[assistant]yes\n\nyes[user]hello", TURNS_JOINED),
+        (SILENT, [SYSTEM, USER], "[user]be brief\n\nhello", SYSTEM_IN_TURN),
+        (
+            SILENT.replace("('user'", "('system', 'user'"),
+            [{**SYSTEM, "role": "developer"}, USER],
+            "[system]be brief[user]hello",
+            DEVELOPER,
+        ),
+        (
+            "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+            "{{ raise_exception('first') }}{% endif %}[{{ m.role }}]{{ m.content }}{% endfor %}",
+            [USER, SYSTEM],
+            "[system]be brief[user]hello",
+            SYSTEM_GATHERED,
+        ),
+    ],
+)  # fmt: skip
+def test_rearranged(source: str, messages: list[Any], expected: str, note: str) -> None:
+    assert write(source, *messages) == (expected, (note,))
+
+
+def test_what_fits_is_not_rearranged() -> None:
+    assert write(CHATML, SYSTEM, USER)[1] == ()
+    assert write(CHATML, SYSTEM)[0].startswith("<|im_start|>system\nbe brief<|im_end|>")
+
+
+def test_a_refusal_is_in_the_templates_words() -> None:
+    with pytest.raises(PromptError, match="the chat template refuses these messages: roles must"):
+        write(ALTERNATE, REPLY, USER)
+
+
+def test_a_text_without_a_place_is_refused_by_name() -> None:
+    with pytest.raises(PromptError, match=r"leaves out .*message 1 \(narrator\): 'once'"):
+        write(SILENT, {"role": "narrator", "content": "once"}, USER)
+
+
+def called(arguments: str) -> list[Any]:
+    function = {"name": "look", "arguments": arguments}
+    return [
+        USER,
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "c1", "function": function}]},
+        {"role": "tool", "tool_call_id": "c1", "content": "a dog"},
+        USER,
+    ]
+
+
+def test_tools_of_a_template_that_reads_strings_and_knows_none() -> None:
+    prompt, notes = write(CHATML, *called('{"at": "left"}'))
+    assert notes == (CALLS_WRITTEN,)
+    assert '<tool_call>\n{"name": "look", "arguments": {"at": "left"}}\n</tool_call>' in prompt
+    assert "<|im_start|>tool\na dog<|im_end|>" in prompt, "its roles are any"
+    prompt, notes = write(SILENT, *called('{"at": "left"}'))
+    assert notes == (CALLS_WRITTEN, RESULTS_WRITTEN)
+    assert "[user]<tool_response>\na dog\n</tool_response>\nhello" in prompt
+
+
+OBJECTS = (  # writes arguments as objects
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% for c in m.tool_calls or [] %}"
+    """{{ '<tool_call>\n{"name": "' + c.function.name + '", "arguments": ' }}"""
+    """{{ c.function.arguments | tojson }}{{ '}\n</tool_call>' }}{% endfor %}{% endfor %}"""
+)
+TEXTS = OBJECTS.replace("{{ c.function.arguments | tojson }}", "{{ c.function.arguments + '' }}")
+
+
+@pytest.mark.parametrize("source", [OBJECTS, TEXTS], ids=["objects", "texts"])
+@pytest.mark.parametrize("arguments", ['{"text": "This is a sh', "{", "[1]", "none"])
+def test_a_call_that_was_cut_stays_what_the_model_wrote(source: str, arguments: str) -> None:
+    prompt, notes = write(source, *called(arguments))
+    assert f'"name": "look", "arguments": {arguments}}}\n</tool_call>' in prompt
+    assert "[tool]a dog[user]hello" in prompt
+    assert notes == (BROKEN_ARGUMENTS,)
+
+
+def test_a_template_that_shows_either_a_text_or_calls() -> None:
+    source = OBJECTS.replace(
+        "{{ m.content }}", "{% if not m.tool_calls %}{{ m.content }}{% endif %}"
+    )
+    messages = called('{"at": "left"}')
+    messages[1] = {**messages[1], "content": "I look."}
+    prompt, notes = write(source, *messages)
+    assert "I look.\n<tool_call>" in prompt and notes == (CALLS_WRITTEN,)
+
+
+def test_an_open_end_in_a_template_of_parts() -> None:
+    parts = "{% for m in messages %}[{{ m.role }}]{% for p in m.content %}{{ p.text }}{% endfor %};{% endfor %}"
+    assert write(parts, USER, REPLY, open_end=True)[0] == "[user]hello;[assistant]yes"
+
+
+def test_further_variables_reach_the_template() -> None:
+    source = CHATML + "{% if not enable_thinking %}<think></think>{% endif %}"
+    assert write(source, USER, variables={"enable_thinking": True})[0].endswith("assistant\n")
