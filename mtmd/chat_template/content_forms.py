@@ -105,7 +105,8 @@ def read_forms(
     developer = probe.form(lambda content: [{"role": "developer", "content": content}, ask])
     if developer.text or developer.parts:
         roles["developer"] = developer
-    for arguments in ({}, "{}"):
+    objects_and_texts: tuple[Any, ...] = ({}, "{}")
+    for arguments in objects_and_texts:
         call = {"id": "probeid01", "type": "function"}
         called = {**call, "function": {"name": _CALL, "arguments": arguments}}
         tool = probe.form(

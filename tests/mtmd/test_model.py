@@ -490,15 +490,18 @@ def test_more_messages_than_may_fit_are_not_rendered(
 ) -> None:
     """25,000 took most of a second before they were refused. Who asks how long they are is told."""
     context, rendered, prompts = demo.runner.context, list[int](), demo.prompts
-    template = type(demo.loaded.checkpoint.template)
-    monkeypatch.setattr(template, "render", lambda _, m, **__: rendered.append(len(m)) or "")
+    render = demo.loaded.checkpoint.template.render
+    assert prompts.text.forms.of("user").text  # found out before
+    monkeypatch.setattr(
+        prompts.text, "_render", lambda m, **more: rendered.append(len(m)) or render(m, **more)
+    )
     turns = [{"role": ("user", "assistant")[i % 2], "content": "a"} for i in range(context)]
     with pytest.raises(ContextError, match="found 2,048, and the context holds 2,048") as caught:
         prompts.prepare(turns)
     assert not rendered and (caught.value.tokens, caught.value.context) == (None, context)
     prompts.prepare(turns, counting=True)
     prompts.prepare(turns[:-1])
-    assert rendered == [context, context - 1]
+    assert rendered == 2 * [context] + 2 * [context - 1], "each is written once, and checked"
 
 
 @pytest.mark.parametrize(
