@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any, Protocol
 
 from mtmd.kernels.checkpoint.canonical import Parameter
+from mtmd.kernels.checkpoint.rotary import Rotary, gguf_scaling
 from mtmd.kernels.checkpoint.settings import Settings
 from mtmd.kernels.errors import ModelError
 from mtmd.kernels.graph import Node, WeightSource
 from mtmd.kernels.plan.flash_choice import AttentionForm
 from mtmd.llm.inputs import TextInputs
 from mtmd.llm.state import State
+
+DEFAULT_CONTEXT = 8192
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,28 @@ def text_family(model_type: str, config: Settings) -> TextFamily:
     return family
 
 
+def default_context(text: TextFamily) -> int:
+    """Return the context of a model that is loaded without one: at most DEFAULT_CONTEXT tokens, and
+    no more than LongRoPE's short factors are for, with which a prompt of that length is read as
+    transformers reads it.
+    """
+    short = (how.short_context for how in _embeddings(text).values() if how.long)
+    return min(DEFAULT_CONTEXT, text.context, *short)
+
+
+def for_context(text: TextFamily, context: int) -> TextFamily:
+    """Return the family of a model whose cache holds up to `context` tokens: LongRoPE has other
+    frequencies for long ones.
+    """
+    made = {name: how.for_context(context) for name, how in _embeddings(text).items() if how.long}
+    return replace(text, **made) if made else text  # type: ignore[type-var]
+
+
+def _embeddings(text: TextFamily) -> dict[str, Rotary]:
+    found = {field: getattr(text, field) for field in getattr(text, "__dataclass_fields__", ())}
+    return {name: value for name, value in found.items() if isinstance(value, Rotary)}
+
+
 def gguf_text_family(
     architecture: str, metadata: Mapping[str, Any], names: frozenset[str], where: str
 ) -> TextFamily:
@@ -157,17 +182,5 @@ def common_keys(
     config["vocab_size"] = keys.get("vocab_size", None) or len(tokens)
     config["tie_word_embeddings"] = "output.weight" not in names
     config["pad_token_id"] = metadata.get("tokenizer.ggml.padding_token_id")
-    kind = keys.get("rope.scaling.type", "none")
-    if kind != "none":
-        config["rope_scaling"] = {
-            "rope_type": kind,
-            "factor": keys.get("rope.scaling.factor", None),
-            "original_max_position_embeddings": keys.get(
-                "rope.scaling.original_context_length", None
-            ),
-            "beta_fast": keys.get("rope.scaling.yarn_beta_fast", None),
-            "beta_slow": keys.get("rope.scaling.yarn_beta_slow", None),
-            "mscale": keys.get("rope.scaling.yarn_log_multiplier", None),
-            "mscale_all_dim": keys.get("rope.scaling.yarn_log_multiplier", None),
-        }
+    config["rope_scaling"] = gguf_scaling(keys)
     return config

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +17,10 @@ from torch import Tensor
 from mtmd.kernels.checkpoint.settings import Settings
 from mtmd.kernels.errors import ModelError
 
-TYPES = ("default", "linear", "llama3", "yarn", "proportional")
+# transformers' ROPE_INIT_FUNCTIONS, and older names: "mrope" says nothing of scaling, "su" was
+# Phi-3's for longrope
+TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
+OLD_TYPES = {"mrope": "default", "su": "longrope"}
 
 
 @dataclass(frozen=True)
@@ -25,12 +29,21 @@ class Rotary:
     multiplied by `scale`.
 
     `axes` () means that every pair goes by the first position. A head has at least twice as many
-    dimensions as there are frequencies; those beyond are left as they are.
+    dimensions as there are frequencies; those beyond are left as they are. LongRoPE has other
+    frequencies, `long`, for contexts of more than `short_context` tokens.
     """
 
     frequencies: tuple[float, ...]
     axes: tuple[int, ...] = ()
     scale: float = 1.0
+    long: tuple[float, ...] = ()
+    short_context: int = 0
+
+    def for_context(self, context: int) -> Rotary:
+        """Return the embedding of a cache that holds up to `context` tokens."""
+        if not self.long or context <= self.short_context:
+            return self
+        return replace(self, frequencies=self.long)
 
     def by_axes(self, axes: Sequence[int]) -> Rotary:
         return replace(self, axes=tuple(axes))
@@ -51,14 +64,71 @@ def turning_dims(head: int, share: float, where: str) -> int:
     return int(head * share)
 
 
+def rope_settings(c: Settings) -> Settings:
+    """Return what a config.json says of rotary embeddings: `rope_parameters` (transformers 5) over
+    `rope_scaling`. An `original_max_position_embeddings` beside them, as Phi-3 has it, goes first.
+    """
+    values = {**c.part("rope_scaling").values, **c.part("rope_parameters").values}
+    if c.get("original_max_position_embeddings", None) is not None:
+        values["original_max_position_embeddings"] = c.values["original_max_position_embeddings"]
+    return Settings(values, f"{c.where}: rope_parameters")
+
+
+def gguf_scaling(keys: Settings) -> dict[str, Any] | None:
+    """Return what a GGUF's keys `rope.scaling.*` say, as `rope_scaling` of a config.json says it;
+    None for no scaling. Raises ModelError for longrope, whose factors are tensors.
+
+    The rules are llama.cpp's (llama-model.cpp, load_hparams): a factor without a type is linear,
+    `rope.scale_linear` is the factor's old name, 0 is no factor, and `attn_factor` multiplies
+    whatever the type. `yarn_ext_factor` and `yarn_attn_factor` are read for Grok alone.
+    """
+    name = (
+        "rope.scale_linear"
+        if keys.get("rope.scaling.factor", None) is None
+        else ("rope.scaling.factor")
+    )
+    factor = keys.number(name) if keys.get(name, 0) else 1.0
+    kind = keys.choice("rope.scaling.type", ("none", "linear", "yarn", "longrope"), "linear")
+    if kind == "longrope":
+        raise ModelError(
+            f"{keys.where}: rope.scaling.type is longrope, which is read from checkpoint folders "
+            "only; use the model in safetensors"
+        )
+    scaling: dict[str, Any] = {"rope_type": "default"}
+    if kind == "linear" and factor != 1:
+        scaling = {"rope_type": "linear", "factor": factor}
+    if kind == "yarn":
+        scaling = {
+            "rope_type": "yarn",
+            "factor": factor,
+            "original_max_position_embeddings": keys.get(
+                "rope.scaling.original_context_length", None
+            ),
+            "beta_fast": keys.get("rope.scaling.yarn_beta_fast", None),
+            "beta_slow": keys.get("rope.scaling.yarn_beta_slow", None),
+            "mscale": keys.get("rope.scaling.yarn_log_multiplier", None) and 1.0,
+            "mscale_all_dim": keys.get("rope.scaling.yarn_log_multiplier", None),
+        }
+    if keys.get("rope.scaling.attn_factor", None) is not None:
+        scaling["multiplier"] = keys.number("rope.scaling.attn_factor")
+    return None if scaling == {"rope_type": "default"} else scaling
+
+
 def read_rotary(parameters: Settings, dims: int, base: float, context: int) -> Rotary:
     """From `rope_parameters` (or `rope_scaling`) of a config.json: `dims` of each head turn, `base`
     where it is not given there, `context` the tokens the checkpoint is made for. Raises ModelError
     for a type we do not know and for numbers that cannot be.
+
+    "dynamic" changes nothing up to `context` tokens, and no cache is longer.
     """
-    # "mrope", an old name, says nothing of scaling.
-    kind = parameters.choice("rope_type", (*TYPES, "mrope"), parameters.get("type", "default"))
+    named = parameters.choice("rope_type", (*TYPES, *OLD_TYPES), parameters.get("type", "default"))
+    kind = OLD_TYPES.get(named, named)
     base = parameters.number("rope_theta", base)
+    made = _read(kind, parameters, base, dims, context)
+    return replace(made, scale=made.scale * parameters.number("multiplier", 1.0))
+
+
+def _read(kind: str, parameters: Settings, base: float, dims: int, context: int) -> Rotary:
     if kind == "proportional":
         turning = 2 * int(parameters.number("partial_rotary_factor", 1.0) * dims // 2)
         kept = _inverse(base, dims)[: turning // 2] / parameters.number("factor", 1.0)
@@ -70,6 +140,8 @@ def read_rotary(parameters: Settings, dims: int, base: float, context: int) -> R
         return Rotary(tuple(_by_wavelength(plain, parameters, context).tolist()))
     if kind == "yarn":
         return _yarn(parameters, base, dims, context)
+    if kind == "longrope":
+        return _long(parameters, base, dims, context)
     return Rotary(tuple(plain.tolist()))
 
 
@@ -149,3 +221,26 @@ def _temper(p: Settings, factor: float) -> float:
     if p.get("mscale", None) and p.get("mscale_all_dim", None):
         return mscale(p.number("mscale")) / mscale(p.number("mscale_all_dim"))
     return mscale(1.0)
+
+
+def _long(p: Settings, base: float, dims: int, context: int) -> Rotary:
+    """LongRoPE (arXiv:2402.13753): each pair is slowed by a factor of its own, of one list up to
+    the length of pre-training, of another beyond.
+    """
+    old = p.count("original_max_position_embeddings", context)
+    factor = p.number("factor", context / old)
+    root = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(old))
+    steps = base ** (torch.arange(0, dims, 2, dtype=torch.int64).float() / dims)
+
+    def slowed(key: str) -> tuple[float, ...]:
+        slower = torch.tensor(p.numbers(key, dims // 2, ()), dtype=torch.float32)
+        if not bool((slower > 0).all()):
+            raise ModelError(f"{p.where}: {key} has a factor of {slower.min():g}, expected above 0")
+        return tuple((1.0 / (slower * steps)).tolist())
+
+    return Rotary(
+        slowed("short_factor"),
+        scale=p.number("attention_factor", root),
+        long=slowed("long_factor"),
+        short_context=old,
+    )

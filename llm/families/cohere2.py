@@ -10,7 +10,7 @@ from typing import Any
 
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter
-from mtmd.kernels.checkpoint.rotary import Rotary, read_rotary
+from mtmd.kernels.checkpoint.rotary import Rotary, read_rotary, rope_settings
 from mtmd.kernels.checkpoint.settings import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Settings
 from mtmd.kernels.errors import ModelError
 from mtmd.kernels.graph import Node, WeightSource
@@ -141,7 +141,7 @@ def read(c: Settings) -> Cohere2Text:
     count, groups, head = read_heads(
         c, 64, None, width // c.count("num_attention_heads", 64, most=MAX_HEADS)
     )
-    rope = c.part("rope_scaling" if c.get("rope_parameters", None) is None else "rope_parameters")
+    rope = rope_settings(c)
     whole = c.get("part_of", None)
     return Cohere2Text(
         width=width,

@@ -10,7 +10,7 @@ from typing import Any
 
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter, plus_one
-from mtmd.kernels.checkpoint.rotary import Rotary, read_rotary
+from mtmd.kernels.checkpoint.rotary import Rotary, gguf_scaling, read_rotary
 from mtmd.kernels.checkpoint.settings import MAX_LAYERS, MAX_WIDTH, Settings
 from mtmd.kernels.errors import ModelError
 from mtmd.kernels.graph import Node, WeightSource
@@ -113,10 +113,12 @@ def from_gguf(keys: Settings, names: Collection[str]) -> dict[str, Any]:  # noqa
     """What config.json would say beyond the common keys."""
     ropes = {
         SLIDING: {"rope_type": "default", "rope_theta": keys.number("rope.freq_base_swa", 1e4)},
-        FULL: {"rope_type": "default", "rope_theta": keys.number("rope.freq_base", 1e6)},
+        FULL: {
+            "rope_type": "default",
+            "rope_theta": keys.number("rope.freq_base", 1e6),
+            **(gguf_scaling(keys) or {}),
+        },
     }
-    if (factor := keys.get("rope.scaling.factor", None)) is not None:
-        ropes[FULL] |= {"rope_type": "linear", "factor": factor}
     # As in llama.cpp: the 27B model, of 62 layers, alone scales by its width per head; every sixth
     # layer is global in all sizes.
     large = keys.count("block_count") == 62

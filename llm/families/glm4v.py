@@ -12,7 +12,7 @@ import torch
 
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter
-from mtmd.kernels.checkpoint.rotary import Rotary, read_rotary, turning_dims
+from mtmd.kernels.checkpoint.rotary import Rotary, read_rotary, rope_settings, turning_dims
 from mtmd.kernels.checkpoint.settings import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Settings
 from mtmd.kernels.errors import ModelError
 from mtmd.kernels.graph import Node, WeightSource
@@ -152,10 +152,7 @@ def read(c: Settings) -> Glm4Text:
     c.choice("head_dim", (size,), size)  # another the reference would follow in its angles alone
     groups = None if "num_key_value_heads" in c.values else 2  # null there means as many as heads
     count, groups, head = read_heads(c, 32, groups, size)
-    rope = Settings(
-        {**c.part("rope_scaling").values, **c.part("rope_parameters").values},
-        f"{c.where}: rope_parameters",
-    )
+    rope = rope_settings(c)
     share = rope.number("partial_rotary_factor", c.number("partial_rotary_factor", 1.0))
     dims = c.count(
         "rope_dimension_count", turning_dims(head, share, c.where)

@@ -10,7 +10,7 @@ from typing import Any
 
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter, Stored
-from mtmd.kernels.checkpoint.rotary import Rotary, read_rotary
+from mtmd.kernels.checkpoint.rotary import Rotary, read_rotary, rope_settings
 from mtmd.kernels.checkpoint.settings import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Settings
 from mtmd.kernels.errors import ModelError
 from mtmd.kernels.graph import Node, WeightSource
@@ -219,7 +219,7 @@ def read(c: Settings) -> Lfm2Text:
     count, groups, head = read_heads(
         c, 32, 8, width // c.count("num_attention_heads", 32, most=MAX_HEADS)
     )
-    rope = c.part("rope_scaling" if c.get("rope_parameters", None) is None else "rope_parameters")
+    rope = rope_settings(c)
     return Lfm2Text(
         kinds=_kinds(c),
         width=width,

@@ -13,7 +13,7 @@ import torch
 
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter, adjacent_pairs
-from mtmd.kernels.checkpoint.rotary import Rotary, read_rotary
+from mtmd.kernels.checkpoint.rotary import Rotary, read_rotary, rope_settings
 from mtmd.kernels.checkpoint.settings import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Settings
 from mtmd.kernels.errors import ModelError
 from mtmd.kernels.graph import Node, WeightSource, graph_input
@@ -202,7 +202,7 @@ def read(c: Settings) -> LlamaText:
         known["groups"],
         known["head"] or width // c.count("num_attention_heads", 32, most=MAX_HEADS),
     )
-    rope = c.part("rope_scaling" if c.get("rope_parameters", None) is None else "rope_parameters")
+    rope = rope_settings(c)
     # A window that is null is none; one that is left out is the default.
     has_window = kind != "llama" and c.values.get("sliding_window", known["window"]) is not None
     period = rope.number("original_max_position_embeddings", context)

@@ -10,7 +10,7 @@ from typing import Any
 
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter
-from mtmd.kernels.checkpoint.rotary import Rotary, read_rotary
+from mtmd.kernels.checkpoint.rotary import Rotary, read_rotary, rope_settings
 from mtmd.kernels.checkpoint.settings import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Settings
 from mtmd.kernels.errors import ModelError
 from mtmd.kernels.graph import Node, WeightSource
@@ -150,10 +150,7 @@ def read(c: Settings) -> Qwen2Text:
         groups,
         width // c.count("num_attention_heads", known["heads"], most=MAX_HEADS),
     )
-    rope = Settings(
-        {**c.part("rope_scaling").values, **c.part("rope_parameters").values},
-        f"{c.where}: rope_parameters",
-    )
+    rope = rope_settings(c)
     rotary = read_rotary(rope, head, c.number("rope_theta", known["base"]), context)
     return Qwen2Text(
         width=width,

@@ -10,7 +10,7 @@ from typing import Any
 
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter
-from mtmd.kernels.checkpoint.rotary import Rotary, read_rotary
+from mtmd.kernels.checkpoint.rotary import Rotary, read_rotary, rope_settings
 from mtmd.kernels.checkpoint.settings import MAX_LAYERS, MAX_WIDTH, Settings
 from mtmd.kernels.errors import ModelError
 from mtmd.kernels.graph import Node, WeightSource
@@ -268,9 +268,6 @@ def _rotary(c: Settings, head: int, pictured: bool) -> Rotary:
     """`rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling`; sections are
     interleaved, whatever the settings say.
     """
-    rope = Settings(
-        {**c.part("rope_scaling").values, **c.part("rope_parameters").values},
-        f"{c.where}: rope_parameters",
-    )
+    rope = rope_settings(c)
     rotary = read_rotary(rope, head, c.number("rope_theta"), c.count("max_position_embeddings"))
     return by_sections(rotary, rope, head, [24, 20, 20] if pictured else None, interleaved=True)

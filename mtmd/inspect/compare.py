@@ -39,8 +39,8 @@ from mtmd.kernels.dtype import name_of
 from mtmd.kernels.graph import Node
 from mtmd.kernels.quantization.blocks import BLOCKS
 from mtmd.llm.engine.spans import Span
+from mtmd.llm.family import default_context
 from mtmd.loaded.device_and_dtype import device_name
-from mtmd.loaded.loaded_model import DEFAULT_CONTEXT
 from mtmd.loading import find_checkpoint
 from mtmd.model import Model
 from mtmd.prompt.conversation import Message
@@ -67,7 +67,7 @@ def open_both(a: Source, b: Source) -> list[Model]:
     and the context of the model that was made for less. Raises MtmdError.
     """
     result = [(source.options, *find_checkpoint(source.model, source.options)) for source in (a, b)]
-    context = min(DEFAULT_CONTEXT, *(checkpoint.text.context for _, checkpoint, _ in result))
+    context = min(*(default_context(checkpoint.text) for _, checkpoint, _ in result))
     return [
         Model(
             checkpoint,

@@ -29,6 +29,7 @@ from mtmd.kernels.report.facts import FitFacts, LayersFacts, Placement
 from mtmd.kernels.resources.threads import ask_threads, settle_cores
 from mtmd.llm.batch import BatchShape
 from mtmd.llm.engine.runner import Runner
+from mtmd.llm.family import default_context, for_context
 from mtmd.llm.sampling.constraint import Grammars
 from mtmd.llm.sampling.grammar_notations import grammar_source
 from mtmd.llm.sampling.isolated import IsolatedGrammars
@@ -51,7 +52,6 @@ if TYPE_CHECKING:  # torch.distributed takes its time to load
     from mtmd.kernels.parallel.distributed import DistributedGroup
     from mtmd.ranks.leader import Ranks
 
-DEFAULT_CONTEXT = 8192
 T = TypeVar("T")
 
 
@@ -88,8 +88,10 @@ class LoadedModel:
         if not self.backends[0].blocks:
             self.checkpoint = checkpoint = checkpoint.without_blocks()
         self.dtype = choose_dtype(chosen.dtype, self.backends[0], checkpoint.weight_bytes)
-        context = chosen.context or min(DEFAULT_CONTEXT, checkpoint.text.context)
+        context = chosen.context or default_context(checkpoint.text)
         check_length(context, checkpoint, self.name)
+        text = for_context(checkpoint.text, context)
+        self.checkpoint = checkpoint = replace(checkpoint, text=text)
         self.limits = Budget(chosen.image_min_tokens, chosen.image_max_tokens)
         self.fit: FitFacts | None = None
         """What was looked at before the layout was chosen; None where it was asked for."""

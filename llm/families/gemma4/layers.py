@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mtmd.kernels.checkpoint.rotary import Rotary, read_rotary
+from mtmd.kernels.checkpoint.rotary import Rotary, gguf_scaling, read_rotary
 from mtmd.kernels.checkpoint.settings import MAX_HEADS, MAX_LAYERS, Settings
 from mtmd.kernels.errors import ModelError
 from mtmd.llm.blocks import read_layer_types
@@ -167,6 +167,11 @@ def gguf_layer_kinds(keys: Settings, names: Collection[str]) -> dict[str, Any]:
         SLIDING: {**ROPES[SLIDING], "rope_theta": keys.number("rope.freq_base_swa", 1e4)},
         FULL: {"rope_type": "default", "rope_theta": keys.number("rope.freq_base", 1e6)},
     }
+    if gguf_scaling(keys) is not None:
+        raise ModelError(
+            f"{keys.where}: rope.scaling keys are not read in this architecture; found a factor or "
+            "type, expected none; convert the file again"
+        )
     if "rope_freqs.weight" not in names:  # which makes the frequencies proportional
         ropes[FULL] = {**ROPES[FULL], **ropes[FULL], "rope_type": "proportional"}
     return {

@@ -12,7 +12,7 @@ import torch
 
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter, plus_one
-from mtmd.kernels.checkpoint.rotary import Rotary, read_rotary, turning_dims
+from mtmd.kernels.checkpoint.rotary import Rotary, read_rotary, rope_settings, turning_dims
 from mtmd.kernels.checkpoint.settings import MAX_LAYERS, MAX_WIDTH, Settings
 from mtmd.kernels.errors import ModelError
 from mtmd.kernels.graph import Node, WeightSource
@@ -280,10 +280,7 @@ def _rotary(c: Settings, head: int, pictured: bool) -> Rotary:
     """`rope_parameters` (transformers 5), or `rope_theta`, `rope_scaling` and the part of a head
     that turns. Sections are interleaved.
     """
-    rope = Settings(
-        {**c.part("rope_scaling").values, **c.part("rope_parameters").values},
-        f"{c.where}: rope_parameters",
-    )
+    rope = rope_settings(c)
     share = rope.number("partial_rotary_factor", c.number("partial_rotary_factor", 0.25))
     dims = turning_dims(head, share, c.where)
     rotary = read_rotary(

@@ -27,11 +27,11 @@ from mtmd.kernels.dtype import name_of
 from mtmd.kernels.errors import OptionError
 from mtmd.kernels.estimate.cards import find_card
 from mtmd.kernels.options import refuse, size_or_none
+from mtmd.llm.family import default_context
 from mtmd.loaded.device_and_dtype import choose_dtype
 from mtmd.loaded.fitting.choose import Ways, what_would_fit
 from mtmd.loaded.fitting.context import check_length
 from mtmd.loaded.fitting.needed_memory import HOST, SPARE, lazy_memories, limits
-from mtmd.loaded.loaded_model import DEFAULT_CONTEXT
 from mtmd.loading import find_checkpoint
 
 USUAL = "cuda:80"  # the architecture of memories of which nothing else is said
@@ -96,7 +96,7 @@ def fit(
         settings.parallel,
     )
     checkpoint, name = _checkpoint(model, random_weights, weights, settings)
-    context = settings.context or min(DEFAULT_CONTEXT, checkpoint.text.context)
+    context = settings.context or default_context(checkpoint.text)
     check_length(context, checkpoint, name)
     dtype = choose_dtype(_dtype(settings, backends), backends[0], checkpoint.weight_bytes)
     available = {d.name: d.usable_bytes for d in devices if d.usable_bytes is not None}

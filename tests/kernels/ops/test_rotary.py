@@ -11,7 +11,14 @@ import torch
 from torch import Tensor
 
 from mtmd.kernels import ops
-from mtmd.kernels.checkpoint.rotary import Rotary, read_rotary, rotary, sections
+from mtmd.kernels.checkpoint.rotary import (
+    Rotary,
+    gguf_scaling,
+    read_rotary,
+    rope_settings,
+    rotary,
+    sections,
+)
 from mtmd.kernels.checkpoint.settings import Settings
 from mtmd.kernels.errors import ModelError
 
@@ -73,6 +80,114 @@ def test_rope_is_transformers(base: float, heads: int, size: int, kind: str) -> 
         0
     ].transpose(1, 2)[0]
     torch.testing.assert_close(turned(x, POSITIONS, how), expected, rtol=1e-6, atol=1e-6)
+
+
+SLOWED = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0, 1.05, 1.1, 1.2, 1.3, 1.4, 1.6, 2.0],
+    "long_factor": [1.0, 1.5, 2.0, 3.5, 7.0, 12.0, 30.0, 60.0],
+}
+
+
+@pytest.mark.parametrize("more", [{}, {"factor": 8.0}, {"attention_factor": 1.5}])
+@pytest.mark.parametrize("context", [2048, 2049])
+def test_longrope_is_transformers(more: dict[str, float], context: int) -> None:
+    """Its factors go by the length of what is read, its scale by how far contexts were stretched."""
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    parameters = {**SLOWED, **more, "original_max_position_embeddings": 2048}
+    config = LlamaConfig(
+        hidden_size=32,
+        num_attention_heads=2,
+        max_position_embeddings=65536,
+        rope_parameters=dict(parameters),
+    )
+    positions = torch.tensor([0, 1, 5, context - 1])
+    cos, sin = LlamaRotaryEmbedding(config)(torch.zeros(1), positions[None])
+    how = read_rotary(Settings(parameters, "config.json"), 16, 1.0, 65536).for_context(context)
+    found = ops.rope_table.reference(positions.expand(3, -1), rotary=how)
+    expected = torch.stack((cos[0, :, :8], sin[0, :, :8]), 1)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_dynamic_is_transformers_up_to_the_length_that_a_model_is_made_for() -> None:
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    parameters = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e6}
+    config = LlamaConfig(
+        hidden_size=32,
+        num_attention_heads=2,
+        max_position_embeddings=4096,
+        rope_parameters=dict(parameters),
+    )
+    table = LlamaRotaryEmbedding(config)
+    table(torch.zeros(1), torch.tensor([[0, 4095]]))
+    how = read_rotary(Settings(parameters, "config.json"), 16, 1.0, 4096)
+    assert torch.equal(torch.tensor(how.frequencies), table.inv_freq)
+
+
+def test_older_names_of_settings() -> None:
+    """Phi-3 called longrope "su", and has the length of pre-training beside the factors."""
+    old = {"type": "su", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "rope_theta": 1e4}
+    beside = Settings({"rope_scaling": old, "original_max_position_embeddings": 512}, "config.json")
+    new = {**old, "rope_type": "longrope", "original_max_position_embeddings": 512}
+    assert read_rotary(rope_settings(beside), 16, 1.0, 4096) == read_rotary(
+        Settings(new, "config.json"), 16, 1.0, 4096
+    )
+
+
+GGUF: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
+    # what llama.cpp makes of the keys: src/llama-model.cpp, load_hparams
+    "nothing": ({}, None),
+    "a type without a factor": ({"rope.scaling.type": "linear"}, None),
+    "a factor that is none": ({"rope.scaling.factor": 0.0}, None),
+    "none, whatever the factor": ({"rope.scaling.type": "none", "rope.scaling.factor": 4.0}, None),
+    "a factor without a type": (
+        {"rope.scaling.factor": 4.0},
+        {"rope_type": "linear", "factor": 4.0},
+    ),
+    "the factor's old name": ({"rope.scale_linear": 2.0}, {"rope_type": "linear", "factor": 2.0}),
+    "the new name goes first": (
+        {"rope.scale_linear": 2.0, "rope.scaling.factor": 4.0},
+        {"rope_type": "linear", "factor": 4.0},
+    ),
+    "a factor of cosines and sines": (
+        {"rope.scaling.attn_factor": 1.5},
+        {"rope_type": "default", "multiplier": 1.5},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", GGUF)
+def test_keys_of_a_gguf(case: str) -> None:
+    keys, expected = GGUF[case]
+    assert gguf_scaling(Settings(keys, "x.gguf: llama")) == expected
+
+
+def test_a_factor_of_cosines_and_sines_multiplies_what_yarn_makes() -> None:
+    keys = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}
+    both = (
+        read_rotary(Settings(gguf_scaling(Settings(all_keys, "x")), "x"), 16, 1e4, 2048)
+        for all_keys in (keys, keys | {"rope.scaling.attn_factor": 1.5})
+    )
+    plain, scaled = both
+    assert plain.scale == pytest.approx(1.138629436) and scaled.scale == plain.scale * 1.5
+
+
+@pytest.mark.parametrize(
+    "keys, found",
+    [
+        ({"rope.scaling.type": "longrope"}, "longrope, which is read from checkpoint folders only"),
+        ({"rope.scaling.type": "dynamic"}, "rope.scaling.type is 'dynamic', expected one of"),
+        ({"rope.scaling.factor": -1.0}, "rope.scaling.factor is -1.0, expected a number above 0"),
+    ],
+)
+def test_keys_of_a_gguf_that_are_not_read(keys: dict[str, Any], found: str) -> None:
+    with pytest.raises(ModelError, match=found):
+        gguf_scaling(Settings(keys, "x.gguf: llama"))
 
 
 def test_the_table_is_fp32_whatever_torch_makes_by_default() -> None:
@@ -159,8 +274,12 @@ def test_position_zero_changes_nothing_and_lengths_are_kept() -> None:
 @pytest.mark.parametrize(
     "values, told",
     [
-        ({"rope_type": "longrope"}, "rope_type is 'longrope', expected one of default, linear"),
-        ({"type": "dynamic"}, "rope_type is 'dynamic'"),
+        ({"rope_type": "longrope"}, "short_factor is \\(\\), expected 8 numbers"),
+        (
+            {"rope_type": "longrope", "short_factor": [1.0] * 7 + [0.0], "long_factor": [1.0] * 8},
+            "short_factor has a factor of 0, expected above 0",
+        ),
+        ({"type": "ntk"}, "rope_type is 'ntk', expected one of default, linear, dynamic"),
         ({"rope_type": "linear"}, "factor is None, expected a number above 0"),
         (
             {"rope_type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 1},

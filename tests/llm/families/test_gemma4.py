@@ -378,8 +378,8 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         "top_k_experts is 7, expected an integer from 1 to 6",
     ),
     "rope": (
-        {"rope_parameters": {FULL: {"rope_type": "dynamic"}}},
-        "rope_parameters: full_attention: rope_type is 'dynamic'",
+        {"rope_parameters": {FULL: {"rope_type": "ntk"}}},
+        "rope_parameters: full_attention: rope_type is 'ntk'",
     ),
 }
 

@@ -17,7 +17,7 @@ from mtmd.kernels.errors import ModelError
 from mtmd.llm.engine.runner import Runner
 from mtmd.llm.engine.spans import Span
 from mtmd.llm.families.llama import LlamaText, read
-from mtmd.llm.family import gguf_text_family, text_family
+from mtmd.llm.family import default_context, for_context, gguf_text_family, text_family
 
 SIZES = {
     "vocab_size": 50,
@@ -45,6 +45,12 @@ YARN = {
     "beta_slow": 1.0,
 }
 MINISTRAL = YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0, 1.2, 1.5],
+    "long_factor": [1.0, 4.0, 16.0],
+}
 TOKENS = tuple(torch.randint(0, 50, (70,), generator=torch.Generator().manual_seed(1)).tolist())
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -57,6 +63,18 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "linear rope": (
         "Llama",
         {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}},
+    ),
+    "dynamic rope": (
+        "Llama",
+        {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
+    ),
+    "longrope, as long as was trained": (
+        "Llama",
+        {"rope_parameters": LONG | {"original_max_position_embeddings": 128}},
+    ),
+    "longrope, longer": (
+        "Llama",
+        {"rope_parameters": LONG | {"original_max_position_embeddings": 64}},
     ),
     "no window": ("Mistral", {"sliding_window": None}),
     "window": ("Mistral", {"sliding_window": 9}),
@@ -89,6 +107,7 @@ def logits(
 ) -> torch.Tensor:
     weights = CanonicalWeights(file, family.parameters(), "test")
     check_no_extra(file, weights.sources, family.unused, "test")
+    family = for_context(family, 128)
     engine = Runner(family, weights, [Cpu()], dtype=dtype, context=128, flash_attn=flash)
     return engine.prefill([Span(TOKENS)], engine.new_cache())
 
@@ -253,16 +272,23 @@ def test_mistral3_in_a_gguf() -> None:
     assert nmse(logits(family, TensorFile(tensors, canonical=True)), expected) <= 1e-10
 
 
+def test_the_context_without_one_is_that_of_the_short_factors() -> None:
+    long = LONG | {"original_max_position_embeddings": 64}
+    for rope, expected in ((LLAMA3, 512), (long, 64)):
+        config = Settings(SIZES | {"rope_parameters": rope}, "config.json")
+        assert default_context(text_family("llama", config)) == expected
+
+
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "act": ({"hidden_act": "gelu"}, "hidden_act is 'gelu', expected one of silu"),
     "groups": ({"num_key_value_heads": 5}, "32 heads of size 128 in 5 groups"),
     "rope": (
-        {"rope_parameters": {"rope_type": "dynamic"}},
-        "rope_parameters: rope_type is 'dynamic', expected one of",
+        {"rope_parameters": {"rope_type": "ntk"}},
+        "rope_parameters: rope_type is 'ntk', expected one of",
     ),
     "older rope": (
         {"rope_scaling": {"type": "su", "factor": 2.0}},
-        "rope_scaling: rope_type is 'su', expected one of",
+        "rope_parameters: short_factor is \\(\\), expected 64 numbers",
     ),
     "growth": (
         {"model_type": "ministral3", "rope_parameters": {}},
