@@ -18,7 +18,8 @@ Convert = Callable[[Tensor], Tensor]
 QKV = ("attn_q", "attn_k", "attn_v")
 ATTENTION = (*QKV, "attn_output")
 MLP = ("ffn_gate", "ffn_up", "ffn_down")
-LM_HEAD = ("lm_head.weight", "language_model.lm_head.weight")
+LM_HEAD = ("lm_head.weight", "language_model.lm_head.weight", "model.lm_head.weight")
+COPIED_HEAD = r"((language_)?model\.)?lm_head\.weight"  # of a tied table: a copy nobody needs
 
 
 def prefixed(prefixes: Iterable[str]) -> Source:
@@ -52,22 +53,23 @@ def decoder_parameters(
     vocabulary: int,
     width: int,
     tied: bool,
-    lm_head: tuple[str, ...] = LM_HEAD,
     biased: Collection[str] = (),
     converts: Mapping[str, Convert] | None = None,
     norms: Convert | None = None,
 ) -> dict[str, Parameter]:
     """The token table, the last norm, the table of outputs where it is not `tied`, and each layer's
-    `.weight`s, with `.bias`es of the parts `biased`.
+    `.weight`s, with `.bias`es of the parts `biased`. A tied table may be stored as either.
 
     `converts` turn a part's weight and bias into our layout, `norms` every norm's weight.
     """
     parameters = {
-        "token_embd.weight": Parameter((vocabulary, width), source("embed_tokens.weight")),
+        "token_embd.weight": Parameter(
+            (vocabulary, width), (*source("embed_tokens.weight"), *(LM_HEAD if tied else ()))
+        ),
         "output_norm.weight": Parameter((width,), source("norm.weight"), convert=norms),
     }
     if not tied:
-        parameters["output.weight"] = Parameter((vocabulary, width), lm_head)
+        parameters["output.weight"] = Parameter((vocabulary, width), LM_HEAD)
     for layer, tensors in enumerate(layers):
         for part, (theirs, shape) in tensors.items():
             at, name = f"blk.{layer}.{part}", f"layers.{layer}.{theirs}"

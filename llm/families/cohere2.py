@@ -28,6 +28,7 @@ from mtmd.llm.blocks import (
 from mtmd.llm.inputs import TextInputs
 from mtmd.llm.parameters import (
     ATTENTION,
+    COPIED_HEAD,
     attention_tensors,
     decoder_parameters,
     mlp_tensors,
@@ -58,7 +59,7 @@ class Cohere2Text:
 
     @property
     def unused(self) -> tuple[str, ...]:
-        return (r"(language_model\.)?lm_head\.weight",) if self.tied else ()
+        return (COPIED_HEAD,) if self.tied else ()
 
     @property
     def layers(self) -> list[tuple[KV]]:

@@ -28,7 +28,13 @@ from mtmd.llm.blocks import (
     token_embeddings,
 )
 from mtmd.llm.inputs import TextInputs
-from mtmd.llm.parameters import attention_tensors, decoder_parameters, mlp_tensors, prefixed
+from mtmd.llm.parameters import (
+    COPIED_HEAD,
+    attention_tensors,
+    decoder_parameters,
+    mlp_tensors,
+    prefixed,
+)
 from mtmd.llm.state import KV
 
 KINDS = SLIDING, FULL = ("sliding_attention", "full_attention")
@@ -51,8 +57,9 @@ class Gemma3Text:
     ropes: Mapping[str, Rotary]
     softcap: float | None
     final_softcap: float | None
+    tied: bool
 
-    unused = (r"(language_model\.)?lm_head\.weight",)  # a copy of the tied token table
+    unused = (COPIED_HEAD,)
 
     @property
     def layers(self) -> list[tuple[KV]]:
@@ -77,7 +84,7 @@ class Gemma3Text:
             [layer] * len(self.kinds),
             vocabulary=self.vocabulary,
             width=self.width,
-            tied=True,
+            tied=self.tied,
             norms=plus_one,
         )
 
@@ -104,7 +111,7 @@ class Gemma3Text:
             y = geglu(w.rms_norm(x, f"{at}.ffn_norm", self.eps), at, w)
             y = w.rms_norm(y, f"{at}.post_ffw_norm", self.eps)
             x = ops.add(y, x, name=f"{at}.ffn_residual")
-        y = logits(x, inputs, w, eps=self.eps, tied=True)
+        y = logits(x, inputs, w, eps=self.eps, tied=self.tied)
         cap = self.final_softcap
         return ops.softcap(y, cap=cap, name="logits.capped") if cap else y
 
@@ -132,7 +139,6 @@ def from_gguf(keys: Settings, names: Collection[str]) -> dict[str, Any]:  # noqa
         "query_pre_attn_scalar": scalar,
         "_sliding_window_pattern": 6,
         "final_logit_softcapping": keys.get("final_logit_softcapping", None),
-        "tie_word_embeddings": True,
     }
 
 
@@ -141,8 +147,6 @@ def read(c: Settings) -> Gemma3Text:
     out; ModelError where it is impossible.
     """
     c.choice("hidden_activation", ("gelu_pytorch_tanh",), "gelu_pytorch_tanh")
-    if not c.flag("tie_word_embeddings", True):
-        raise ModelError(f"{c.where}: tie_word_embeddings false is not supported")
     for key in ("attention_bias", "use_bidirectional_attention"):
         if c.flag(key, False):
             raise ModelError(f"{c.where}: {key} true is not supported")
@@ -165,6 +169,7 @@ def read(c: Settings) -> Gemma3Text:
         ropes=_ropes(c, head),
         softcap=_optional(c, "attn_logit_softcapping"),
         final_softcap=_optional(c, "final_logit_softcapping"),
+        tied=c.flag("tie_word_embeddings", True),
     )
 
 

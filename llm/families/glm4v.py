@@ -28,7 +28,7 @@ from mtmd.llm.blocks import (
     token_embeddings,
 )
 from mtmd.llm.inputs import TextInputs
-from mtmd.llm.parameters import QKV, attention_tensors, decoder_parameters, prefixed
+from mtmd.llm.parameters import COPIED_HEAD, QKV, attention_tensors, decoder_parameters, prefixed
 from mtmd.llm.state import KV
 
 PREFIXES = ("model.language_model.", "language_model.model.", "model.")
@@ -51,7 +51,7 @@ class Glm4Text:
 
     @property
     def unused(self) -> tuple[str, ...]:
-        return (r"(language_model\.)?lm_head\.weight", r"output\.weight") if self.tied else ()
+        return (COPIED_HEAD,) if self.tied else ()
 
     @property
     def layers(self) -> list[tuple[KV]]:

@@ -28,7 +28,13 @@ from mtmd.llm.blocks import (
     token_embeddings,
 )
 from mtmd.llm.inputs import TextInputs
-from mtmd.llm.parameters import Tensors, attention_tensors, decoder_parameters, prefixed
+from mtmd.llm.parameters import (
+    COPIED_HEAD,
+    Tensors,
+    attention_tensors,
+    decoder_parameters,
+    prefixed,
+)
 from mtmd.llm.state import KV, ConvWindow, State
 
 KINDS = CONV, _ = ("conv", "full_attention")
@@ -51,7 +57,7 @@ class Lfm2Text:
     rotary: Rotary
     tied: bool
 
-    unused = (r"(language_model\.)?lm_head\.weight",)  # where it is tied, a copy of the token table
+    unused = (COPIED_HEAD,)
     image_width = property(lambda self: self.width)
 
     @property

@@ -31,6 +31,7 @@ from mtmd.llm.blocks import (
 from mtmd.llm.inputs import TextInputs
 from mtmd.llm.parameters import (
     ATTENTION,
+    COPIED_HEAD,
     MLP,
     attention_tensors,
     decoder_parameters,
@@ -87,10 +88,7 @@ class LlamaText:
 
     @property
     def unused(self) -> tuple[str, ...]:
-        return (
-            r".*\.rotary_emb\.inv_freq",
-            *((r"(language_model\.)?lm_head\.weight",) if self.tied else ()),
-        )
+        return (r".*\.rotary_emb\.inv_freq", *((COPIED_HEAD,) if self.tied else ()))
 
     @property
     def layers(self) -> list[tuple[KV]]:

@@ -28,7 +28,14 @@ from mtmd.llm.blocks import (
     token_embeddings,
 )
 from mtmd.llm.inputs import TextInputs
-from mtmd.llm.parameters import QKV, attention_tensors, decoder_parameters, mlp_tensors, prefixed
+from mtmd.llm.parameters import (
+    COPIED_HEAD,
+    QKV,
+    attention_tensors,
+    decoder_parameters,
+    mlp_tensors,
+    prefixed,
+)
 from mtmd.llm.state import KV
 
 KINDS = ("full_attention", "sliding_attention")
@@ -78,7 +85,7 @@ class Qwen2Text:
 
     @property
     def unused(self) -> tuple[str, ...]:
-        return (r"(language_model\.)?lm_head\.weight", r"output\.weight") if self.tied else ()
+        return (COPIED_HEAD,) if self.tied else ()
 
     @property
     def layers(self) -> list[tuple[KV]]:

@@ -33,6 +33,7 @@ from mtmd.llm.experts import Experts, expert_parameters, read_experts
 from mtmd.llm.inputs import TextInputs
 from mtmd.llm.parameters import (
     ATTENTION,
+    COPIED_HEAD,
     attention_tensors,
     decoder_parameters,
     mlp_tensors,
@@ -108,7 +109,7 @@ class Qwen3Text:
 
     @property
     def unused(self) -> tuple[str, ...]:
-        return (r"lm_head\.weight",) if self.tied else ()  # a copy of the token table
+        return (COPIED_HEAD,) if self.tied else ()
 
     @property
     def layers(self) -> list[tuple[KV]]:
@@ -134,7 +135,6 @@ class Qwen3Text:
             vocabulary=self.vocabulary,
             width=self.width,
             tied=self.tied,
-            lm_head=("lm_head.weight",),
             biased=ATTENTION * self.bias,
         )
         for layer in sparse:

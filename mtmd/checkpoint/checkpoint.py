@@ -25,6 +25,7 @@ class Checkpoint:
     and its template, None where not given; or RANDOM, a shape and a type of weights.
     `architecture`: model_type of config.json, or a GGUF's general.architecture; `file_type`: its
     general.file_type, -1 where there is none. `sampling`: how its files recommend to choose tokens.
+    `notes` say where the files contradict themselves, and how they are read.
     """
 
     folder: Path
@@ -41,6 +42,7 @@ class Checkpoint:
     architecture: str = ""
     file_type: int = -1
     sampling: ModelSampling = NOTHING_RECOMMENDED
+    notes: tuple[str, ...] = ()
 
     def without_blocks(self) -> Checkpoint:
         """The same for a device that multiplies no block-quantized weights."""

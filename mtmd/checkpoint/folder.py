@@ -9,13 +9,14 @@ from pathlib import Path
 from mtmd.chat_template.template import ChatTemplate
 from mtmd.checkpoint.checkpoint import Checkpoint, check_vocabulary, placeholders
 from mtmd.checkpoint.sampling import GENERATION_CONFIG, of_config, of_generation_config
+from mtmd.checkpoint.quantized import refused_by_name
+from mtmd.checkpoint.tying import text_as_stored, tying
 from mtmd.clip.dual.family import is_dual
 from mtmd.clip.family import VisionFamily, vision_family
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights, check_no_extra
 from mtmd.kernels.checkpoint.open_weights import open_weights
 from mtmd.kernels.checkpoint.settings import Settings, read_json
 from mtmd.kernels.errors import DualEncoderError, ModelError
-from mtmd.llm.family import TextFamily, text_family
 from mtmd.llm.sampling.options import ModelSampling
 from mtmd.llm.tokenizer.tokenizer import Tokenizer
 
@@ -26,19 +27,23 @@ def open_folder(folder: Path, template: Path | None = None) -> Checkpoint:
     """Everything checked that can be without reading weights. Raises ModelError saying which file
     is wrong and how.
     """
-    file = open_weights(folder)
+    settings = Settings(read_json(folder / "config.json", required=False), "config.json")
+    with refused_by_name(settings, folder):
+        file = open_weights(folder)
     settings = Settings(read_json(folder / "config.json"), "config.json")
     if is_dual(settings):
         raise DualEncoderError(
             f"{folder} is a dual encoder, which gives vectors and no answers; use `mtmd embed`, or "
             "`mtmd.load_embedder`"
         )
-    vision, text = _families(folder, settings)
     where = str(folder)
-    text_weights = CanonicalWeights(file, text.parameters(), where)
-    vision_weights = CanonicalWeights(file, vision.parameters(), where) if vision else None
-    used = text_weights.sources | (vision_weights.sources if vision_weights else set())
-    check_no_extra(file, used, (*text.unused, *(vision.unused if vision else ())), where)
+    vision, (kind, config) = _families(folder, settings)
+    with refused_by_name(settings, folder):
+        text, notes = text_as_stored(kind, config, file)
+        text_weights = CanonicalWeights(file, text.parameters(), where)
+        vision_weights = CanonicalWeights(file, vision.parameters(), where) if vision else None
+        used = text_weights.sources | (vision_weights.sources if vision_weights else set())
+        check_no_extra(file, used, (*text.unused, *(vision.unused if vision else ())), where)
     tokenizer = Tokenizer.from_folder(folder, reserved=placeholders(vision))
     check_vocabulary(tokenizer, text, where)
     if vision:
@@ -63,10 +68,12 @@ def open_folder(folder: Path, template: Path | None = None) -> Checkpoint:
         _stop_tokens(folder, settings),
         architecture=settings.get("model_type", ""),
         sampling=_sampling(folder, settings),
+        notes=tuple(notes),
     )
 
 
-def _families(folder: Path, settings: Settings) -> tuple[VisionFamily | None, TextFamily]:
+def _families(folder: Path, settings: Settings) -> tuple[VisionFamily | None, tuple[str, Settings]]:
+    """Return the vision family, and what the decoder's is read from. Raises ModelError."""
     kind = settings.get("model_type", None)
     if not isinstance(kind, str):
         raise ModelError(
@@ -74,7 +81,7 @@ def _families(folder: Path, settings: Settings) -> tuple[VisionFamily | None, Te
             "architecture"
         )
     if settings.get("vision_config", None) is None:
-        return None, text_family(kind, settings)
+        return None, (kind, settings)
     text = text_settings(settings)
     text_kind = text.get("model_type", f"{kind}_text") if text is not settings else f"{kind}_text"
     if not isinstance(text_kind, str):
@@ -82,7 +89,7 @@ def _families(folder: Path, settings: Settings) -> tuple[VisionFamily | None, Te
             f"{folder / 'config.json'}: text_config: model_type is {text_kind!r:.60}, expected the "
             "name of an architecture"
         )
-    return vision_family(kind, settings, _image_processor(folder)), text_family(text_kind, text)
+    return vision_family(kind, settings, _image_processor(folder)), (text_kind, text)
 
 
 def text_settings(settings: Settings) -> Settings:
@@ -93,9 +100,7 @@ def text_settings(settings: Settings) -> Settings:
         return settings
     text = settings.part("text_config")
     shared = {
-        "tie_word_embeddings": settings.get(
-            "tie_word_embeddings", None
-        ),  # the reference goes by the outer one
+        "tie_word_embeddings": tying(settings, text),
         "deepstack_visual_indexes": settings.part("vision_config").get(
             "deepstack_visual_indexes", None
         ),

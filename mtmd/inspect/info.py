@@ -93,7 +93,7 @@ class ModelInfo:
     """What `mtmd info` tells. The cache holds `sequences` of `context` tokens each. Bytes are per
     memory space where they are dictionaries; `peak_bytes` is all weights, a full cache and the
     larger of what the largest image and the largest prefill take to compute. `most_tokens` is 0
-    without an encoder.
+    without an encoder. `notes` say where the files contradict themselves, and how they are read.
     """
 
     model: str
@@ -121,6 +121,7 @@ class ModelInfo:
     stop_tokens: tuple[TokenFact, ...]
     chat_template: str
     sampling: ModelSampling
+    notes: tuple[str, ...] = ()
 
     def asdict(self) -> dict[str, Any]:
         return asdict(self)
@@ -169,6 +170,7 @@ def model_info(model: Model) -> ModelInfo:
         ),
         chat_template=model.options.chat_template or "the model's own",
         sampling=checkpoint.sampling,
+        notes=checkpoint.notes,
     )
 
 

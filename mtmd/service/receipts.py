@@ -48,6 +48,7 @@ def make_receipt(loaded: LoadedModel, request: Request, finish: str, speculation
             *refusal_warnings(loaded.placements),
             *ranks_warnings(loaded),
             *thread_warnings(loaded.backends[0], loaded.cores),
+            *loaded.checkpoint.notes,
             *request.prompt.notes,
             *request.warnings,
             *_without_effect(request.settings),

@@ -33,6 +33,7 @@ from mtmd.llm.families.gemma4.layers import FULL, LayerKinds, gguf_layer_kinds, 
 from mtmd.llm.families.gemma4.per_layer import PerLayer, read_per_layer
 from mtmd.llm.inputs import TextInputs
 from mtmd.llm.parameters import (
+    COPIED_HEAD,
     Tensors,
     attention_tensors,
     decoder_parameters,
@@ -58,12 +59,13 @@ class Gemma4Text:
     per_layer: PerLayer | None
     experts: ExpertBranch | None
     softcap: float | None
+    tied: bool
 
     image_width = property(lambda self: self.width)
 
     @property
     def unused(self) -> tuple[str, ...]:
-        return (r"(.*\.)?lm_head\.weight", *self.stack.unused)  # a copy of the tied token table
+        return (COPIED_HEAD, *self.stack.unused)
 
     @property
     def layers(self) -> list[tuple[KV, ...]]:
@@ -76,7 +78,7 @@ class Gemma4Text:
             [self._tensors(layer) for layer in range(depth)],
             vocabulary=self.vocabulary,
             width=self.width,
-            tied=True,
+            tied=self.tied,
         )
         for layer in range(depth):
             at, theirs = f"blk.{layer}", f"layers.{layer}."
@@ -134,7 +136,7 @@ class Gemma4Text:
             if self.per_layer and layer_inputs:
                 x = self.per_layer.add(x, layer, layer_inputs, w)
             x = ops.mul(x, w.tensor(f"{at}.layer_output_scale.weight"), name=f"{at}.scaled")
-        y = logits(x, inputs, w, eps=self.eps, tied=True)
+        y = logits(x, inputs, w, eps=self.eps, tied=self.tied)
         return ops.softcap(y, cap=self.softcap, name="logits.capped") if self.softcap else y
 
     def _queries_keys_values(
@@ -193,10 +195,8 @@ def read(c: Settings) -> Gemma4Text:
     impossible.
     """
     c.choice("hidden_activation", ("gelu_pytorch_tanh",), "gelu_pytorch_tanh")
-    if not c.flag("tie_word_embeddings", True) or c.flag("attention_bias", False):
-        raise ModelError(
-            f"{c.where}: tie_word_embeddings false and attention_bias true are not supported"
-        )
+    if c.flag("attention_bias", False):
+        raise ModelError(f"{c.where}: attention_bias true is not supported")
     stack, width, eps = (
         read_layer_kinds(c),
         c.count("hidden_size", 2304, most=MAX_WIDTH),
@@ -218,4 +218,5 @@ def read(c: Settings) -> Gemma4Text:
         softcap=None
         if c.get("final_logit_softcapping", None) is None
         else c.number("final_logit_softcapping"),
+        tied=c.flag("tie_word_embeddings", True),
     )

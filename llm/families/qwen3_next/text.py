@@ -41,6 +41,7 @@ from mtmd.llm.families.qwen3_next.delta_net import (
 )
 from mtmd.llm.inputs import TextInputs
 from mtmd.llm.parameters import (
+    COPIED_HEAD,
     Tensors,
     attention_tensors,
     decoder_parameters,
@@ -112,7 +113,7 @@ class Qwen3NextText:
             r"(model\.)?(language_model\.)?mtp\..*",
             *(rf"blk\.{len(self.kinds) + i}\..*" for i in range(self.ahead)),
         )
-        return (*ahead, r"lm_head\.weight") if self.tied else ahead  # a copy of the token table
+        return (*ahead, COPIED_HEAD) if self.tied else ahead
 
     @property
     def layers(self) -> list[tuple[State, ...]]:
@@ -139,13 +140,7 @@ class Qwen3NextText:
             for layer, kind in enumerate(self.kinds)
         ]
         parameters = decoder_parameters(
-            source,
-            layers,
-            vocabulary=self.vocabulary,
-            width=width,
-            tied=self.tied,
-            lm_head=("lm_head.weight",),
-            norms=plus_one,
+            source, layers, vocabulary=self.vocabulary, width=width, tied=self.tied, norms=plus_one
         )
         for layer, kind in enumerate(self.kinds):
             at, theirs = f"blk.{layer}", f"layers.{layer}."

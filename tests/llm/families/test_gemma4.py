@@ -323,14 +323,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"use_bidirectional_attention": "all"},
         "use_bidirectional_attention is 'all', expected one of vision, None",
     ),
-    "table": (
-        {"tie_word_embeddings": False},
-        "tie_word_embeddings false and attention_bias true are not supported",
-    ),
-    "bias": (
-        {"attention_bias": True},
-        "tie_word_embeddings false and attention_bias true are not supported",
-    ),
+    "bias": ({"attention_bias": True}, "attention_bias true is not supported"),
     "kinds": (
         {"layer_types": [SLIDING, FULL]},
         "layer_types has to name 5 layers, each sliding_attention or full_attention",

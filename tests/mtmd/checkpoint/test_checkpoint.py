@@ -416,9 +416,62 @@ def test_a_text_part_knows_the_model_it_is_part_of(
         seen.append(settings)
         return text_family(kind, settings)
 
-    monkeypatch.setattr("mtmd.checkpoint.folder.text_family", look)
+    monkeypatch.setattr("mtmd.checkpoint.tying.text_family", look)
     open_checkpoint(folder)
     assert [settings.get("part_of", None) for settings in seen] == ["gemma3"]
+
+
+SCALES = "model.language_model.layers.0.mlp.up_proj.scales"
+QUANTIZED: dict[str, tuple[dict[str, Any], Callable[[dict[str, torch.Tensor]], Any], str]] = {
+    "awq": (
+        {"quantization_config": {"quant_method": "awq", "bits": 4}},
+        lambda t: t.update(
+            {
+                first(t, "up_proj").replace("weight", "qweight"): torch.zeros(8, 2).int(),
+                SCALES: t.pop(first(t, "up_proj"))[:1].half(),
+            }
+        ),
+        "awq, 4 bits",
+    ),
+    "bitsandbytes": (
+        {"text_config": {"quantization_config": {"quant_method": "bnb", "load_in_4bit": True}}},
+        lambda t: t.update({first(t, "up_proj"): torch.zeros(64, 1, dtype=torch.uint8)}),
+        "bnb, 4 bits",
+    ),
+    "mlx": (
+        {"quantization": {"group_size": 64, "bits": 4}},
+        lambda t: t.update({first(t, "up_proj"): torch.zeros(8, 2).to(torch.uint32)}),
+        "MLX, 4 bits",
+    ),
+    "fp8": (
+        {"quantization_config": {"quant_method": "fp8"}},
+        lambda t: t.update({first(t, "up_proj"): t[first(t, "up_proj")].to(torch.float8_e4m3fn)}),
+        "fp8",
+    ),
+    "no method": (
+        {"compression_config": {"format": "packed"}},
+        lambda t: t.pop(first(t, "up_proj")),
+        "compression_config",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", QUANTIZED)
+def test_weights_that_others_quantized_are_refused_by_their_name(folder: Path, case: str) -> None:
+    config, change, words = QUANTIZED[case]
+    for key, value in config.items():
+        if key == "text_config":
+            edit("config.json", key, **value)(folder)
+        else:
+            edit("config.json", **{key: value})(folder)
+    open_checkpoint(folder)  # the tensors are whole: what it was made from does not matter
+    tensors(change)(folder)
+    with pytest.raises(
+        ModelError,
+        match=rf"its weights are quantized \({words}, says config.json\) in a way that is not read; "
+        "use the original checkpoint, or a GGUF",
+    ):
+        open_checkpoint(folder)
 
 
 def test_millions_of_layers_are_refused_before_they_are_named(folder: Path) -> None:

@@ -1,0 +1,113 @@
+"""Whether the table of outputs is the token table: every family's decoder against transformers,
+where config.json and tensors say different things.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from common import Oracle
+from safetensors.torch import load_file, save_file
+from table import ROWS
+
+from mtmd.checkpoint.open import open_checkpoint
+from mtmd.kernels.backends.cpu import Cpu
+from mtmd.kernels.errors import ModelError
+from mtmd.llm.engine.runner import Runner
+from mtmd.llm.engine.spans import Span
+
+Build = Callable[[str, str], Oracle]
+Tensors = dict[str, torch.Tensor]
+TOKENS = (5, 9, 3, 7, 11, 2)
+HEAD = "lm_head.weight"
+pytestmark = [pytest.mark.filterwarnings("ignore:.*"), pytest.mark.parametrize("row", ROWS)]
+
+
+def spoilt(
+    oracle: Oracle, folder: Path, tie: bool | None, change: Callable[[Tensors, str], object]
+) -> Path:
+    """A copy of a checkpoint: what its configuration says of the tables, and its tensors changed,
+    given the name of the token table.
+    """
+    shutil.copytree(oracle.folder, folder)
+    config = json.loads((folder / "config.json").read_text())
+    for part in (config, config.get("text_config", {})):
+        for key in ("tie_word_embeddings", "tie_embedding"):
+            part.pop(key, None)
+    if tie is not None:
+        config["tie_word_embeddings"] = tie
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors = load_file(folder / "model.safetensors")
+    (table,) = (name for name in tensors if name.endswith("embed_tokens.weight"))
+    for name in [name for name in tensors if name.endswith(HEAD)]:
+        del tensors[name]
+    change(tensors, table)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def other_head(tensors: Tensors, table: str) -> None:
+    noise = torch.randn(tensors[table].shape, generator=torch.Generator().manual_seed(1))
+    tensors[HEAD] = (noise * 0.1).to(tensors[table].dtype)
+
+
+def head_of_one_other_row(tensors: Tensors, table: str) -> None:
+    tensors[HEAD] = tensors[table].clone()
+    tensors[HEAD][-3] *= -1
+
+
+def copied_head(tensors: Tensors, table: str) -> None:
+    tensors[HEAD] = tensors[table].clone()
+
+
+def only_the_head(tensors: Tensors, table: str) -> None:
+    tensors[HEAD] = tensors.pop(table)
+
+
+def no_head(tensors: Tensors, table: str) -> None:
+    pass
+
+
+@torch.no_grad()
+def theirs(oracle: Oracle, folder: Path) -> torch.Tensor:
+    model = type(oracle.model).from_pretrained(folder, dtype=torch.float32).eval()
+    model.set_experts_implementation("eager")
+    found: torch.Tensor = model(torch.tensor([TOKENS])).logits[0, -1]
+    return found
+
+
+def ours(folder: Path) -> tuple[torch.Tensor, Any]:
+    checkpoint = open_checkpoint(folder)
+    runner = Runner(
+        checkpoint.text, checkpoint.text_weights, [Cpu()], dtype=torch.float32, context=32
+    )
+    return runner.prefill([Span(TOKENS)], runner.new_cache()), checkpoint
+
+
+@pytest.mark.parametrize("change", [other_head, head_of_one_other_row, copied_head, only_the_head])
+def test_tensors_decide(
+    row: str, change: Callable[[Tensors, str], object], build: Build, tmp_path: Path
+) -> None:
+    oracle = build(row, next(iter(ROWS[row].variants)))
+    folder = spoilt(oracle, tmp_path / "model", True, change)
+    expected, (found, checkpoint) = theirs(oracle, folder), ours(folder)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    differs = change in (other_head, head_of_one_other_row)
+    assert any("lm_head.weight differs from" in note for note in checkpoint.notes) == differs
+
+
+def test_no_head_and_nothing_said(row: str, build: Build, tmp_path: Path) -> None:
+    """As the model's configuration class has it; without a word of it the head is missing."""
+    oracle = build(row, next(iter(ROWS[row].variants)))
+    folder = spoilt(oracle, tmp_path / "model", None, no_head)
+    if type(oracle.model.config)().tie_word_embeddings:
+        torch.testing.assert_close(ours(folder)[0], theirs(oracle, folder), rtol=1e-4, atol=1e-4)
+        return
+    with pytest.raises(ModelError, match=r"tensor lm_head.weight is missing"):
+        ours(folder)
