@@ -7,7 +7,9 @@ library's BPE.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import tokenizers
@@ -20,12 +22,17 @@ from mtmd.llm.tokenizer.gguf_vocabulary import (
     CONTROL,
     MERGES_MAX,
     NORMAL,
+    PREFIX,
+    UNDEFINED,
     UNKNOWN,
+    UNUSED,
     USER_DEFINED,
     Vocabulary,
 )
 from mtmd.llm.tokenizer.score_merges import merges_from_scores
 
+TEMPLATE = "tokenizer.chat_template"
+_MARK = re.compile(r"<[^<>\s{}]{1,64}>|\[/?[A-Z_]{1,32}\]")
 BLANK = "▁"  # U+2581, how sentencepiece writes a space
 # of all tokens together; 262,144 have 2 million. Above, the file is made to keep us busy
 CHARACTERS_MAX = 4_000_000
@@ -38,12 +45,30 @@ NAMED = {
 }
 
 
-def build(metadata: Mapping[str, Any], where: str) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
-    """The tokenizer, whose post-processor adds what the file says goes around a prompt, and the
-    spellings of its named tokens.
+@dataclass(frozen=True)
+class Built:
+    """`inner` has a post-processor that adds what the file says goes around a prompt. The spellings
+    of its named tokens are `special_text`; `marks` are those that its chat template writes and that
+    no merges make: each is one token.
+    """
 
-    `where` names the file, for errors. Raises ModelError naming the key that is missing, broken or
-    of a kind that is not read.
+    inner: tokenizers.Tokenizer
+    special_text: dict[str, str]
+    marks: tuple[str, ...]
+    vocabulary: Vocabulary
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What in the file was not believed, for people."""
+        if not self.marks:
+            return self.vocabulary.notes
+        text = f"{', '.join(self.marks)}: read whole, though the file's types differ"
+        return (*self.vocabulary.notes, text)
+
+
+def build(metadata: Mapping[str, Any], where: str) -> Built:
+    """`where` names the file, for errors. Raises ModelError naming the key that is missing, broken
+    or of a kind that is not read.
     """
     vocabulary = Vocabulary(metadata, where)
     kind = vocabulary.text("model")
@@ -62,13 +87,40 @@ def build(metadata: Mapping[str, Any], where: str) -> tuple[tokenizers.Tokenizer
             "again"
         ) from error
     inner.post_processor = _around(vocabulary, adds_bos)
+    marks = _marks(inner, vocabulary)
+    inner.add_tokens([AddedToken(text, normalized=False) for text in marks])
     ids = {name: vocabulary.id(key) for name, key in NAMED.items()}
     if ids["unk_token"] is None and UNKNOWN in vocabulary.types:
         ids["unk_token"] = vocabulary.types.index(UNKNOWN)
-    return inner, {name: vocabulary.tokens[i] for name, i in ids.items() if i is not None}
+    named = {name: vocabulary.tokens[i] for name, i in ids.items() if i is not None}
+    return Built(inner, named, marks, vocabulary)
+
+
+def _marks(inner: tokenizers.Tokenizer, vocabulary: Vocabulary) -> tuple[str, ...]:
+    """Spellings in the file's own chat template that are tokens of ordinary text by their type,
+    though no merges make them: their type is wrong, as that of "<start_of_turn>" in official files.
+    """
+    template = vocabulary.metadata.get(TEMPLATE)
+    spelled = set(_MARK.findall(template)) if isinstance(template, str) else set()
+    plain = (NORMAL, UNUSED, UNDEFINED)
+    return tuple(
+        text
+        for text in sorted(spelled & vocabulary.ids.keys())
+        if vocabulary.types[i := vocabulary.ids[text]] in plain
+        and not any(
+            i in inner.encode(around, add_special_tokens=False).ids
+            for around in (text, f"\n{text}\n")
+        )
+    )
 
 
 def _byte_level(vocabulary: Vocabulary) -> tuple[tokenizers.Tokenizer, bool]:
+    if vocabulary.get("pre") is None:
+        raise ModelError(
+            f"{vocabulary.where} has no {PREFIX}pre, which names how text is cut before merging; "
+            "files made before May 2024 lack it, and a wrong one spoils answers: fetch a newer "
+            "GGUF of the model, or convert it again"
+        )
     name = vocabulary.text("pre")
     if name not in pretokenizers.FAMILIES:
         raise vocabulary.error(
@@ -95,13 +147,10 @@ def _sentencepiece(vocabulary: Vocabulary) -> tuple[tokenizers.Tokenizer, bool]:
     scores = vocabulary.numbers("scores", float, len(vocabulary.tokens))
     if not scores:
         raise vocabulary.error("scores", "nothing", "a score for each token")
-    ids = {_with_blanks(text, vocabulary.types[i]): i for text, i in vocabulary.ids.items()}
-    if len(ids) < len(vocabulary.ids):
-        raise vocabulary.error(
-            "tokens",
-            f"a token spelled with a space and one spelled with {BLANK!r}",
-            "one of the two",
-        )
+    ids: dict[str, int] = {}
+    for text, i in vocabulary.ids.items():
+        if (first := ids.setdefault(_with_blanks(text, vocabulary.types[i]), i)) != i:
+            vocabulary.repeated[i] = first
     merges = _merges_from_scores(vocabulary, ids, scores)
     return _with_byte_fallback(
         vocabulary, ids, merges, vocabulary.flag("add_space_prefix", True)

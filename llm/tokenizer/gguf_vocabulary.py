@@ -12,9 +12,12 @@ from typing import Any
 from mtmd.kernels.errors import ModelError
 
 PREFIX = "tokenizer.ggml."
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(
-    1, 7
-)  # token_type, of llama.h; 0 is "undefined"
+# token_type, of llama.h
+UNDEFINED, NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(7)
+NAMED_IDS = (
+    *("bos_token_id", "eos_token_id", "eot_token_id", "eom_token_id"),
+    *("padding_token_id", "unknown_token_id"),
+)
 
 # Twice or more of what the largest files in use have, so that a file made to keep us busy is
 # refused within seconds.
@@ -23,13 +26,53 @@ SPECIAL_TOKENS_MAX = 1 << 16
 TOKEN_CHARS_MAX = 2048
 MERGES_MAX = 1 << 20
 
+# Spellings that nothing but the end of a turn has, whatever type files in use give them: official
+# ones have "<end_of_turn>" as plain text. llama.cpp has a list of its own (src/llama-vocab.cpp,
+# special_eog_ids); ends of fill-in-the-middle, which are on it, end no chat.
+TURN_ENDS = frozenset(
+    {
+        "<|eot_id|>",
+        "<|eom_id|>",
+        "<|eot|>",
+        "<|im_end|>",
+        "<|end|>",
+        "<end_of_turn>",
+        "<|end_of_turn|>",
+        "<|END_OF_TURN_TOKEN|>",
+        "<turn|>",
+        "<|tool_response>",  # where the answer's tool call ends, in Gemma 4
+        "<|endoftext|>",
+        "<|end_of_text|>",
+        "<end_of_utterance>",
+        "<eos>",
+        "[EOS]",
+        "<EOT>",
+        "_<EOT>",
+        "[EOT]",
+        "<｜end▁of▁sentence｜>",
+        "<|return|>",
+        "<|call|>",
+        "<|calls|>",
+        "<|flush|>",
+        "[e~[",
+    }
+)
+TAG_END = "</s>"  # ends a turn as a control token alone: many vocabularies have it as HTML
+# What ends a part of an answer, and not the answer, where all of a set are in the vocabulary.
+INNER_ENDS = {
+    "<|end|>": ({"<|return|>", "<|call|>"}, {"<|calls|>", "<|flush|>"}),
+    TAG_END: ({"<|tool_response>"}, {"<|plamo:eos|>"}),
+}
+
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """`tokens[i]` is spelled as the file has it, `types[i]` is its token_type; `ids` leaves the
-    padding rows out.
+    """`tokens[i]` is spelled as the file has it, `types[i]` is its token_type, CONTROL for `ends`,
+    which are the tokens spelled as ends of a turn, whatever the file says. `ids` leaves the padding
+    rows out, and of tokens that are spelled alike has the one that text becomes; the others are in
+    `repeated`, each with that one's id.
 
-    `where` names the file, for errors.
+    `where` names the file, for errors. `notes` say what in the file was not believed.
     """
 
     metadata: Mapping[str, Any]
@@ -37,11 +80,12 @@ class Vocabulary:
     tokens: list[str] = field(init=False)
     types: list[int] = field(init=False)
     ids: dict[str, int] = field(init=False)
+    repeated: dict[int, int] = field(init=False)
+    ends: frozenset[int] = field(init=False)
+    notes: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Raises ModelError naming the key that is missing, of another type, of another length, or
-        has a token twice.
-        """
+        """Raises ModelError naming the key that is missing, of another type or another length."""
         tokens = self.strings("tokens", TOKENS_MAX)
         longest = max(tokens, key=len, default="")
         if not tokens or len(longest) > TOKEN_CHARS_MAX:
@@ -67,20 +111,48 @@ class Vocabulary:
             )
         object.__setattr__(self, "tokens", tokens)
         object.__setattr__(self, "types", kinds)
-        object.__setattr__(self, "ids", self._by_spelling())
+        ids, repeated = self._by_spelling()
+        object.__setattr__(self, "ids", ids)
+        object.__setattr__(self, "repeated", repeated)
+        ends, mistyped = self._turn_ends()
+        object.__setattr__(self, "ends", ends)
+        object.__setattr__(self, "notes", (*_of_types(mistyped), *_of_repeated(tokens, repeated)))
 
-    def _by_spelling(self) -> dict[str, int]:
+    def _by_spelling(self) -> tuple[dict[str, int], dict[int, int]]:
         ids: dict[str, int] = {}
-        for i, (text, kind) in enumerate(zip(self.tokens, self.types, strict=True)):
+        repeated: dict[int, int] = {}
+        # Named ones first: those are what the model was trained on.
+        named = [i for key in NAMED_IDS if (i := self.id(key)) is not None]
+        for i in dict.fromkeys((*named, *range(len(self.tokens)))):
+            text = self.tokens[i]
             # llama.cpp's converter fills embedding rows beyond the tokenizer's own tokens with
             # these
-            if kind == UNUSED and text == f"[PAD{i}]":
+            if self.types[i] == UNUSED and text == f"[PAD{i}]":
                 continue
-            if ids.setdefault(text, i) != i:
-                raise self.error(
-                    "tokens", f"{text!r:.60} twice, as {ids[text]} and {i}", "each token once"
-                )
-        return ids
+            if (first := ids.setdefault(text, i)) != i:
+                repeated[i] = first
+        return ids, repeated
+
+    def _turn_ends(self) -> tuple[frozenset[int], list[str]]:
+        """Ends of a turn by their spelling, and those that the file has as another type."""
+        spelled = TURN_ENDS & self.ids.keys()
+        if TAG_END in self.ids and self.types[self.ids[TAG_END]] == CONTROL:
+            spelled |= {TAG_END}
+        for text, sets in INNER_ENDS.items():
+            if any(others <= self.ids.keys() for others in sets):
+                spelled -= {text}
+        mistyped = [text for text in spelled if self.types[self.ids[text]] != CONTROL]
+        for text in mistyped:
+            self.types[self.ids[text]] = CONTROL
+        ends = {self.ids[text] for text in spelled}
+        return frozenset(
+            ends | {i for i, first in self.repeated.items() if first in ends}
+        ), mistyped
+
+    def stop_tokens(self) -> frozenset[int]:
+        """Return the ids that end an answer: those the file names, and ends of a turn."""
+        named = (self.id(key) for key in ("eos_token_id", "eot_token_id", "eom_token_id"))
+        return self.ends | {i for i in named if i is not None}
 
     def error(self, key: str, found: str, expected: str) -> ModelError:
         return ModelError(
@@ -129,14 +201,16 @@ class Vocabulary:
         return list(value)
 
     def numbers(self, key: str, kind: type, length: int) -> list[Any]:
-        """`length` numbers of the Python type `kind`, or [] if the file has no such key."""
+        """`length` numbers of the Python type `kind`, or [] if the file has no such key. Integers
+        are taken for floats.
+        """
         value = self.get(key)
         if value is None:
             return []
         if hasattr(value, "tolist"):  # a numpy array, an array.array
             value = value.tolist()
         if not isinstance(value, (list, tuple)) or not all(
-            type(number) is kind for number in value
+            type(number) in ((int, float) if kind is float else (kind,)) for number in value
         ):
             raise self.error(key, f"{value!r:.60}", f"a list of {kind.__name__}")
         if len(value) != length:
@@ -144,3 +218,16 @@ class Vocabulary:
         if not all(map(math.isfinite, value)):
             raise self.error(key, "a number that is not finite", "finite numbers")
         return list(value)
+
+
+def _of_types(mistyped: list[str]) -> tuple[str, ...]:
+    if not mistyped:
+        return ()
+    return (f"{', '.join(sorted(mistyped))}: ends of a turn, though the file's types differ",)
+
+
+def _of_repeated(tokens: list[str], repeated: dict[int, int]) -> tuple[str, ...]:
+    if not repeated:
+        return ()
+    shown = ", ".join(repr(tokens[i])[:24] for i in list(repeated)[:3])
+    return (f"vocabulary entries that are there before: {len(repeated)}, as {shown}",)

@@ -8,7 +8,8 @@ import codecs
 import json
 import re
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import tokenizers
 
@@ -22,7 +23,7 @@ _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 class TextStream:
     """Incremental detokenisation. The pieces joined are what `Tokenizer.decode` gives for all ids
-    at once.
+    at once, less a character that has only begun where the ids end.
 
     A piece never ends inside a character. Work per token is bounded: byte-level tokens go through
     an incremental UTF-8 decoder; for the other kinds only the tokens since the last piece are
@@ -31,7 +32,14 @@ class TextStream:
     of it is certain earlier.
     """
 
-    def __init__(self, inner: tokenizers.Tokenizer, skipped: frozenset[int]) -> None:
+    def __init__(
+        self,
+        inner: tokenizers.Tokenizer,
+        skipped: frozenset[int],
+        repeated: Mapping[int, int] = MappingProxyType({}),
+    ) -> None:
+        """`repeated` ids give the text of the ids that are their values."""
+        self._repeated = repeated
         kinds = decoder_kinds(inner)
         if "ByteLevel" in kinds and kinds != ["ByteLevel"]:
             raise ModelError(
@@ -48,6 +56,7 @@ class TextStream:
 
     def push(self, token: int) -> str:
         """The text that is certain after this token, possibly empty."""
+        token = self._repeated.get(token, token)
         spelling = self._inner.id_to_token(token)
         if spelling is None or token in self._skipped:
             return ""
@@ -59,12 +68,30 @@ class TextStream:
         return self._flush()
 
     def finish(self) -> str:
-        """The rest; an incomplete character becomes U+FFFD. The stream is then empty and can be
-        used again.
+        """Return the rest. What has only begun of a character is left out: an answer that is cut
+        there can be continued. The stream is then empty and can be used again.
         """
-        text = self._utf8.decode(b"", final=True) if self._utf8 is not None else self._flush()
+        if self._utf8 is not None:
+            self._utf8.reset()
+            return ""
+        self._pending = self._whole(self._pending)
+        text = self._flush()
         self._context = []
         return text
+
+    def _whole(self, pending: list[int]) -> list[int]:
+        """Byte tokens without those of a character that has only begun, where all before are
+        right.
+        """
+        spelled = (self._inner.id_to_token(i) or "" for i in pending)
+        data = bytes(int(text[3:5], 16) for text in spelled)
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        try:
+            decoder.decode(data)
+        except UnicodeDecodeError:
+            return pending
+        begun = len(decoder.getstate()[0])
+        return pending[: len(pending) - begun]
 
     def _flush(self) -> str:
         if not self._pending:
@@ -154,12 +181,14 @@ class StopChecker:
         return text
 
 
-def token_bytes(inner: tokenizers.Tokenizer, skipped: frozenset[int]) -> list[bytes]:
+def token_bytes(
+    inner: tokenizers.Tokenizer, skipped: frozenset[int], repeated: Mapping[int, int]
+) -> list[bytes]:
     """What each id adds to a text in UTF-8, which may be a part of a character; nothing for
-    `skipped` ids and those without a token.
+    `skipped` ids and those without a token. `repeated` as for `TextStream`.
     """
     kinds, spelled = decoder_kinds(inner), inner.get_vocab(with_added_tokens=True)
-    pieces = [b""] * (max(spelled.values(), default=-1) + 1)
+    pieces = [b""] * (max((*spelled.values(), *repeated), default=-1) + 1)
     for spelling, i in spelled.items():
         if i in skipped:
             continue
@@ -171,6 +200,8 @@ def token_bytes(inner: tokenizers.Tokenizer, skipped: frozenset[int]) -> list[by
             pieces[i] = (
                 inner.decoder.decode(["a", spelling])[1:] if inner.decoder else spelling
             ).encode()
+    for i, first in repeated.items():
+        pieces[i] = pieces[first]
     return pieces
 
 

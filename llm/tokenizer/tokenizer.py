@@ -33,7 +33,9 @@ class Tokenizer:
     `special_text` to spellings; `special_strings` are the spellings that user text must not smuggle
     in: every token flagged special, every named one, and `reserved`. Plain added tokens (Gemma's
     "<table>", runs of newlines) are ordinary text and not among them. What is `reserved` is sealed
-    where it is no token, too: a template may write it for a picture.
+    where it is no token, too: a template may write it for a picture. `ends` are the ids that end an
+    answer, sealed as well; `repeated` ids are spelled as others are, whose ids are their values;
+    `notes` say what in the tokenizer's file was not believed.
     """
 
     def __init__(
@@ -41,7 +43,12 @@ class Tokenizer:
         inner: tokenizers.Tokenizer,
         special_text: Mapping[str, str],
         reserved: Iterable[str] = (),
+        *,
+        ends: Iterable[int] = (),
+        repeated: Mapping[int, int] | None = None,
+        notes: tuple[str, ...] = (),
     ) -> None:
+        self.ends, self.notes, self._repeated = frozenset(ends), notes, dict(repeated or {})
         inner.no_truncation()  # tokenizer.json may carry training settings that cut or pad
         inner.no_padding()
         check_added((t.content for t in inner.get_added_tokens_decoder().values()), "the tokenizer")
@@ -65,7 +72,9 @@ class Tokenizer:
         self._skipped = frozenset(
             i for i, token in inner.get_added_tokens_decoder().items() if token.special
         )
-        reserved = frozenset(text for text in reserved if text.strip())
+        self._skipped |= {i for i, first in self._repeated.items() if first in self._skipped}
+        spelled = (inner.id_to_token(i) for i in self.ends)
+        reserved = frozenset(t for t in (*reserved, *spelled) if t and t.strip())
         known = {text for text in reserved if inner.token_to_id(text) is not None}
         # Blank tokens stay open: sealing them would change how every indented text is cut.
         self.special_strings = frozenset(
@@ -77,9 +86,11 @@ class Tokenizer:
         self._control_tokens = ControlTokens(inner, self.special_strings | reserved, ids)
 
     @classmethod
-    def from_folder(cls, folder: Path, reserved: Iterable[str] = ()) -> Tokenizer:
+    def from_folder(
+        cls, folder: Path, reserved: Iterable[str] = (), ends: Iterable[int] = ()
+    ) -> Tokenizer:
         """Read a checkpoint folder. `reserved`: further spellings to seal, such as an image
-        placeholder not flagged special.
+        placeholder not flagged special; `ends`: the ids that end an answer.
 
         Raises ModelError naming the file that is missing, too large or broken.
         """
@@ -102,7 +113,7 @@ class Tokenizer:
         special_text, unnamed = _named_tokens({**special_map, **config}, folder)
         _add_listed(inner, config, folder)
         listed = [text for text in unnamed if inner.token_to_id(text) is not None]
-        return cls(inner, special_text, [*listed, *reserved])
+        return cls(inner, special_text, [*listed, *reserved], ends=ends)
 
     @classmethod
     def from_pieces(cls, folder: Path) -> Tokenizer:
@@ -128,12 +139,19 @@ class Tokenizer:
 
         Raises ModelError naming the key that is missing, broken or of a kind that is not read.
         """
-        inner, special_text = gguf_tokenizer.build(metadata, where)
-        return cls(inner, special_text, reserved)
+        built = gguf_tokenizer.build(metadata, where)
+        return cls(
+            built.inner,
+            built.special_text,
+            [*built.marks, *reserved],
+            ends=built.vocabulary.stop_tokens(),
+            repeated=built.vocabulary.repeated,
+            notes=built.notes,
+        )
 
     def __len__(self) -> int:
         """Number of ids, added tokens included. A checkpoint's embedding may have more rows."""
-        return self._inner.get_vocab_size(with_added_tokens=True)
+        return self._inner.get_vocab_size(with_added_tokens=True) + len(self._repeated)
 
     def largest_ordinary_id(self) -> int:
         """The largest id that user text can produce; sealed tokens, which it cannot, may lie beyond
@@ -211,14 +229,15 @@ class Tokenizer:
         """The text of `ids`; ids that the tokenizer does not know give nothing, incomplete
         characters U+FFFD.
         """
-        return self._inner.decode(list(ids), skip_special_tokens=skip_special)
+        known = [self._repeated.get(i, i) for i in ids] if self._repeated else list(ids)
+        return self._inner.decode(known, skip_special_tokens=skip_special)
 
     def stream(self, skip_special: bool = True, keep: Iterable[int] = ()) -> TextStream:
         """A decoder for ids that arrive one at a time. Special tokens give no text, but for those
         to `keep`.
         """
         skipped = self._skipped - frozenset(keep) if skip_special else frozenset[int]()
-        return TextStream(self._inner, skipped)
+        return TextStream(self._inner, skipped, self._repeated)
 
     @cached_property
     def silent(self) -> dict[str, int]:
@@ -228,7 +247,7 @@ class Tokenizer:
 
     def token_bytes(self) -> list[bytes]:
         """What each id adds to an answer, in UTF-8: nothing for special tokens."""
-        return token_bytes(self._inner, self._skipped)
+        return token_bytes(self._inner, self._skipped, self._repeated)
 
     def seal(self, text: str) -> str:
         """User text in which no special token can be found, wherever a template puts it. Text

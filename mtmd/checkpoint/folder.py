@@ -8,8 +8,8 @@ from pathlib import Path
 
 from mtmd.chat_template.template import ChatTemplate
 from mtmd.checkpoint.checkpoint import Checkpoint, check_vocabulary, placeholders
-from mtmd.checkpoint.sampling import GENERATION_CONFIG, of_config, of_generation_config
 from mtmd.checkpoint.quantized import refused_by_name
+from mtmd.checkpoint.sampling import GENERATION_CONFIG, of_config, of_generation_config
 from mtmd.checkpoint.tying import text_as_stored, tying
 from mtmd.clip.dual.family import is_dual
 from mtmd.clip.family import VisionFamily, vision_family
@@ -44,7 +44,8 @@ def open_folder(folder: Path, template: Path | None = None) -> Checkpoint:
         vision_weights = CanonicalWeights(file, vision.parameters(), where) if vision else None
         used = text_weights.sources | (vision_weights.sources if vision_weights else set())
         check_no_extra(file, used, (*text.unused, *(vision.unused if vision else ())), where)
-    tokenizer = Tokenizer.from_folder(folder, reserved=placeholders(vision))
+    ends = _stop_tokens(folder, settings)
+    tokenizer = Tokenizer.from_folder(folder, placeholders(vision), ends)
     check_vocabulary(tokenizer, text, where)
     if vision:
         _check_image_token(folder, settings, vision.image_token, tokenizer)
@@ -65,7 +66,7 @@ def open_folder(folder: Path, template: Path | None = None) -> Checkpoint:
         file.bytes,
         tokenizer,
         chat,
-        _stop_tokens(folder, settings),
+        ends,
         architecture=settings.get("model_type", ""),
         sampling=_sampling(folder, settings),
         notes=tuple(notes),

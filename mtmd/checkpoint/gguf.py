@@ -12,11 +12,10 @@ from mtmd.kernels.checkpoint.canonical import CanonicalWeights, check_no_extra
 from mtmd.kernels.checkpoint.open_weights import GgufFile
 from mtmd.kernels.errors import ModelError
 from mtmd.llm.family import gguf_text_family
-from mtmd.llm.tokenizer.gguf_stop_tokens import stop_tokens
+from mtmd.llm.tokenizer.gguf_tokenizer import TEMPLATE
 from mtmd.llm.tokenizer.tokenizer import Tokenizer
 
 PROJECTOR = "clip"  # general.architecture of projector files
-TEMPLATE = "tokenizer.chat_template"
 
 
 def open_gguf(
@@ -60,11 +59,12 @@ def open_gguf(
         file.bytes + projector_bytes,
         tokenizer,
         chat,
-        stop_tokens(file.metadata, where),
+        tokenizer.ends,
         missing,
         architecture=architecture,
         file_type=_file_type(file),
         sampling=of_gguf(file.metadata, where),
+        notes=tokenizer.notes,
     )
 
 

@@ -34,7 +34,6 @@ from transformers.tokenization_utils_base import generate_merges
 from mtmd.kernels.errors import ModelError
 from mtmd.llm.tokenizer import gguf_tokenizer
 from mtmd.llm.tokenizer.control_tokens import SEAL
-from mtmd.llm.tokenizer.gguf_stop_tokens import stop_tokens
 from mtmd.llm.tokenizer.tokenizer import Tokenizer
 
 GOLDEN = Path(__file__).parents[4] / "shared" / "golden"
@@ -160,7 +159,7 @@ def test_merges_are_those_of_transformers_in_the_order_of_2023() -> None:
     model = sentencepiece_model(True)
     pieces = {model.IdToPiece(i): i for i in range(model.vocab_size())}
     scores = {piece: model.GetScore(i) for piece, i in pieces.items()}
-    inner, _ = gguf_tokenizer.build(scored(model), "m.gguf")
+    inner = gguf_tokenizer.build(scored(model), "m.gguf").inner
     merges = [tuple(pair) for pair in json.loads(inner.to_str())["model"]["merges"]]
     assert (
         set(merges) == set(generate_merges(pieces, scores))
@@ -234,7 +233,7 @@ def test_the_converters_own_files(family: str) -> None:
     )
     for name in ("eos_token", "pad_token"):
         assert built.special[name] == folder.special[name]
-    assert built.special["eos_token"] in stop_tokens(keys, family)
+    assert built.special["eos_token"] in built.ends
     assert built.special_strings >= folder.special_strings and built.prefix == folder.prefix == ()
     assert [built.seal(text) for text in TEXTS] == [folder.seal(text) for text in TEXTS]
 
@@ -320,13 +319,11 @@ BREAKS: list[tuple[str, Any, str]] = [
     ("model", 3, "3"),
     ("model", "t5", "'t5'; expected one that is read"),
     ("model", "rwkv", "'rwkv'; expected one that is read"),
-    ("pre", None, "nothing"),
     ("pre", "brand-new", "'brand-new'; expected a pre-tokenizer that is known: bloom, chatglm-bpe"),
     ("tokens", None, "nothing"),
     ("tokens", [], "0 tokens"),
     ("tokens", ["a", 1], "a list of texts"),
     ("tokens", "ab", "a list of texts"),
-    ("tokens", ["a"] * 704, "'a' twice, as 0 and 1"),
     ("tokens", ["x" * 3000], "the longest of 3000 characters"),
     ("token_type", [1], "1 entries; expected one for each of the 704"),
     ("token_type", [9] * 704, "the type 9"),
@@ -363,12 +360,8 @@ def test_a_broken_file_names_the_key(key: str, value: Any, message: str) -> None
         ({"scores": None}, "scores has nothing"),
         ({"scores": [0.0]}, "1 entries"),
         ({"scores": [float("nan")] * 4}, "not finite"),
-        ({"scores": [1] * 4}, "a list of float"),
+        ({"scores": [True] * 4}, "a list of float"),
         ({"add_space_prefix": 0}, "add_space_prefix has 0"),
-        (
-            {"tokens": ["<unk>", "▁▁", "  ", "a"], "token_type": [2, 1, 4, 1]},
-            "a token spelled with a space",
-        ),
         ({"tokens": ["<unk>", "a", "b", "\ud800"]}, "make no tokenizer"),
         (
             {"bos_token_id": None, "add_bos_token": True},
