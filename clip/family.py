@@ -20,17 +20,19 @@ from mtmd.kernels.plan.flash_choice import AttentionForm
 class Entry:
     """A family's file, and the names its models go by: model_type in a config.json, followed by a
     slash and that of its vision_config where one model_type has towers of several families;
-    clip.projector_type in a GGUF.
+    clip.projector_type in a GGUF. The decoders of those in `ties` have one table of tokens for both
+    ends unless config.json says otherwise, as transformers' configuration classes (5.23) do.
     """
 
     module: str
     model_types: tuple[str, ...]
     gguf: tuple[str, ...] = ()
+    ties: tuple[str, ...] = ()
 
 
 FAMILIES = (
-    Entry("mtmd.clip.families.gemma3", ("gemma3",), ("gemma3",)),
-    Entry("mtmd.clip.families.gemma4.vision", ("gemma4",), ("gemma4v",)),
+    Entry("mtmd.clip.families.gemma3", ("gemma3",), ("gemma3",), ("gemma3",)),
+    Entry("mtmd.clip.families.gemma4.vision", ("gemma4",), ("gemma4v",), ("gemma4",)),
     Entry("mtmd.clip.families.idefics3", ("idefics3", "smolvlm"), ("idefics3",)),
     Entry("mtmd.clip.families.llava.vision", ("llava", "llava_next"), ("mlp",)),
     Entry("mtmd.clip.families.llava.onevision", ("llava_onevision",)),
@@ -41,11 +43,11 @@ FAMILIES = (
     ),
     Entry("mtmd.clip.families.qwen2_vl", ("qwen2_vl",), ("qwen2vl_merger",)),
     Entry("mtmd.clip.families.qwen2_5_vl", ("qwen2_5_vl",), ("qwen2.5vl_merger",)),
-    Entry("mtmd.clip.families.lfm2_vl", ("lfm2_vl",), ("lfm2",)),
-    Entry("mtmd.clip.families.pixtral", ("llava/pixtral", "mistral3"), ("pixtral",)),
-    Entry("mtmd.clip.families.internvl", ("internvl",), ("internvl",)),
+    Entry("mtmd.clip.families.lfm2_vl", ("lfm2_vl",), ("lfm2",), ("lfm2_vl",)),
+    Entry("mtmd.clip.families.pixtral", ("llava/pixtral", "mistral3"), ("pixtral",), ("mistral3",)),
+    Entry("mtmd.clip.families.internvl", ("internvl",), ("internvl",), ("internvl",)),
     Entry("mtmd.clip.families.glm4v", ("glm4v",), ("glm4v",)),
-    Entry("mtmd.clip.families.aya_vision", ("aya_vision",)),
+    Entry("mtmd.clip.families.aya_vision", ("aya_vision",), ties=("aya_vision",)),
 )
 
 
@@ -109,6 +111,11 @@ def vision_family(model_type: str, config: Settings, image: Settings) -> VisionF
         )
     family: VisionFamily = import_module(entry.module).read(config, image)
     return family
+
+
+def ties_tables(model_type: str | None) -> bool:
+    """Whether the tables of such a model are one where its config.json does not say."""
+    return any(model_type in entry.ties for entry in FAMILIES)
 
 
 def gguf_vision_family(

@@ -8,9 +8,8 @@ from pathlib import Path
 
 from mtmd.chat_template.template import ChatTemplate
 from mtmd.checkpoint.checkpoint import Checkpoint, check_vocabulary, placeholders
-from mtmd.checkpoint.quantized import refused_by_name
 from mtmd.checkpoint.sampling import GENERATION_CONFIG, of_config, of_generation_config
-from mtmd.checkpoint.tying import text_as_stored, tying
+from mtmd.checkpoint.stored import refused_by_name, text_as_stored, tying
 from mtmd.clip.dual.family import is_dual
 from mtmd.clip.family import VisionFamily, vision_family
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights, check_no_extra

@@ -416,7 +416,7 @@ def test_a_text_part_knows_the_model_it_is_part_of(
         seen.append(settings)
         return text_family(kind, settings)
 
-    monkeypatch.setattr("mtmd.checkpoint.tying.text_family", look)
+    monkeypatch.setattr("mtmd.checkpoint.stored.text_family", look)
     open_checkpoint(folder)
     assert [settings.get("part_of", None) for settings in seen] == ["gemma3"]
 

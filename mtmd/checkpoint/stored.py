@@ -1,21 +1,22 @@
-"""Whether a decoder's table of outputs is its token table: what a configuration says, against the
-tensors that are there.
+"""What a config.json says of its weights, against the tensors that are there: whether a decoder's
+table of outputs is its token table, and how other programs quantized them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
+from mtmd.clip.family import ties_tables
 from mtmd.kernels.checkpoint.canonical import WeightFile
 from mtmd.kernels.checkpoint.settings import Settings
+from mtmd.kernels.errors import ModelError
 from mtmd.llm.family import TextFamily, text_family
 from mtmd.llm.parameters import LM_HEAD
 
-# Models whose configuration class of transformers (5.23) ties the tables unless config.json says
-# otherwise, whatever its text_config says.
-TIED = ("aya_vision", "gemma3", "gemma4", "internvl", "lfm2_vl", "mistral3")
 SAMPLES = 64  # rows that are compared first: tables that differ do so nearly everywhere
 BLOCK_NUMBERS = 1 << 24  # compared at once
 
@@ -25,7 +26,7 @@ def tying(settings: Settings, text: Settings) -> bool | None:
     decoder's default.
     """
     found: bool | None = settings.get("tie_word_embeddings", None)
-    if found is None and settings.get("model_type", None) in TIED:
+    if found is None and ties_tables(settings.get("model_type", None)):
         return True
     return text.get("tie_word_embeddings", None) if found is None else found
 
@@ -65,3 +66,42 @@ def _parts(rows: int, width: int) -> Iterator[torch.Tensor | slice]:
     step = max(BLOCK_NUMBERS // max(width, 1), 1)
     for start in range(0, rows, step):
         yield slice(start, start + step)
+
+
+def quantization(settings: Settings) -> str:
+    """Return how the weights of a config.json are quantized, such as "awq, 4 bits", in its own
+    words; "" where it says nothing.
+    """
+    text = settings.values.get("text_config")
+    for place in (settings.values, text if isinstance(text, dict) else {}):
+        for key in ("quantization_config", "compression_config", "quantization"):
+            found = place.get(key)
+            if isinstance(found, dict) and found:
+                return _words(found, key)
+    return ""
+
+
+@contextmanager
+def refused_by_name(settings: Settings, folder: Path) -> Iterator[None]:
+    """Weights that do not fit their configuration because they are quantized in a way that is not
+    read: raises ModelError naming it in place of the tensor.
+    """
+    try:
+        yield
+    except ModelError as error:
+        if words := quantization(settings):
+            raise ModelError(
+                f"{folder}: its weights are quantized ({words}, says config.json) in a way that "
+                "is not read; use the original checkpoint, or a GGUF of it"
+            ) from error
+        raise
+
+
+def _words(found: dict[str, object], key: str) -> str:
+    method = found.get("quant_method", found.get("method", found.get("quant_algo")))
+    # MLX names no method, but the size of its groups
+    name = method if isinstance(method, str) else "MLX" if "group_size" in found else key
+    bits = found.get("bits", found.get("w_bit"))
+    if bits is None:
+        bits = next((n for n in (4, 8) if found.get(f"load_in_{n}bit") is True), None)
+    return f"{name!s:.40}{f', {bits} bits' if type(bits) is int else ''}"
