@@ -328,6 +328,11 @@ def notify_socket() -> str | None:
     return f"\0{address[1:]}" if address.startswith("@") else address or None
 
 
+def wants_style() -> bool:
+    """Whether a terminal may be given bold and dim letters (no-color.org)."""
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
+
+
 def kernels_from_environment() -> str | None:
     """The folder of compiled GPU programs that MTMD_KERNELS names."""
     return os.environ.get("MTMD_KERNELS") or None

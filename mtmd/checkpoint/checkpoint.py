@@ -37,7 +37,7 @@ class Checkpoint:
     tokenizer: Tokenizer
     template: ChatTemplate
     stop_tokens: frozenset[int]
-    without_vision: str = "use a vision model"
+    without_vision: str = "it reads text only; use a vision model"
     opened_from: tuple[str | None, ...] = ()
     architecture: str = ""
     file_type: int = -1

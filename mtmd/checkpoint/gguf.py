@@ -37,7 +37,7 @@ def open_gguf(
     text_weights = CanonicalWeights(file, text.parameters(), where)
     check_no_extra(file, text_weights.sources, text.unused, where)
     if projector is None:
-        projector, missing = _beside(path)
+        projector, missing = _beside(path, architecture)
     else:
         missing = ""
     vision, vision_weights, projector_bytes = (
@@ -83,7 +83,7 @@ def _architecture(file: GgufFile, where: str) -> str:
     return found
 
 
-def _beside(path: Path) -> tuple[Path | None, str]:
+def _beside(path: Path, architecture: str) -> tuple[Path | None, str]:
     """The one projector in a GGUF's folder, or None and what to do about it."""
     found = sorted(
         p for p in path.parent.glob("*.gguf") if "mmproj" in p.name.lower() and p != path
@@ -98,8 +98,9 @@ def _beside(path: Path) -> tuple[Path | None, str]:
         )
     return (
         None,
-        f"its projector, an mmproj-*.gguf of the same model, is not beside {path.name}; fetch it, "
-        "or give it with mmproj= (--mmproj)",
+        f"it reads text only ({architecture!r:.40}). If it is the text half of a vision model, "
+        "fetch the mmproj-*.gguf of the same model into its folder, or give it with mmproj= "
+        "(--mmproj)",
     )
 
 

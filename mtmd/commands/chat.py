@@ -16,7 +16,7 @@ from mtmd.commands.shared import (
     check_loading,
     load_from,
 )
-from mtmd.kernels.text import for_terminal
+from mtmd.terminal.wrap import wrapped
 
 HELP = "Talk with the model about images."
 EXAMPLES = """\
@@ -67,12 +67,8 @@ def run(args: argparse.Namespace) -> int:
     chat = Chat(model, chosen, args.system, interactive)
     chat.attached = attached
     if interactive:
-        print(
-            for_terminal(
-                f"{model.name} on {model.backends[0].name}; /help tells the commands, Ctrl-D leaves"
-            ),
-            file=sys.stderr,
-        )
+        told = f"{model.name} on {model.backends[0].name}; /help tells the commands, Ctrl-D leaves"
+        print(wrapped(told, sys.stderr), file=sys.stderr)
     kept = interactive and not args.no_history
     file = data_folder() / "chat_history" if kept else None
     with history(file, [f"/{name}" for name in COMMANDS]) if interactive else nullcontext():

@@ -7,18 +7,32 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from mtmd.config import CONVERSATION, IMAGE_SUFFIXES, VIDEO_SUFFIXES, AnswerOptions, options
+from mtmd.config import (
+    CONVERSATION,
+    IMAGE_SUFFIXES,
+    TOKENS_MAX,
+    VIDEO_SUFFIXES,
+    AnswerOptions,
+    options,
+)
 from mtmd.events import Answer, Finished, Progress, TextPiece
 from mtmd.kernels.errors import MtmdError, OptionError
-from mtmd.kernels.text import for_terminal, one_line
+from mtmd.kernels.text import one_line
+from mtmd.llm.sampling.options import AppliedSampling
 from mtmd.model import Model
 from mtmd.prompt.urls.kinds import is_url
 from mtmd.receipt import Receipt
-from mtmd.terminal.line_input import interruptible, leading_paths, path_of, words_of
+from mtmd.terminal.line_input import (
+    interruptible,
+    leading_paths,
+    path_of,
+    without_echo_of_keys,
+    words_of,
+)
 from mtmd.terminal.status_line import Status
 from mtmd.terminal.transcript import (
     Attachment,
@@ -28,6 +42,7 @@ from mtmd.terminal.transcript import (
     read_transcript,
     write_text,
 )
+from mtmd.terminal.wrap import DIM, StreamedText, styled, wrapped
 
 HELP = {
     "image": (
@@ -42,7 +57,8 @@ HELP = {
     "system": ("TEXT", "what the model is told before all else; without TEXT, nothing"),
     "set": (
         "NAME VALUE",
-        "an answer option, like temperature 0.7; default puts it back; without NAME, tell all",
+        "an answer option, like temperature 0.7; default puts it back; without NAME, show those "
+        "that are changed most; all shows the others, too",
     ),
     "receipt": ("", "what the last answer is made of: pictures, tokens, times, device"),
     "save": ("FILE", "write the conversation to FILE.json, or FILE.md to be read"),
@@ -55,6 +71,7 @@ NOTES = (
     "Ctrl-C stops an answer. A line that ends with \\ goes on in the next; "
     '""" begins and ends a text of several lines.'
 )
+CHANGED_MOST = ("temperature", "top_p", "top_k", "repetition_penalty", "max_tokens", "seed")
 # options whose effect a terminal does not show
 NOT_HERE = ("logprobs", "continue_final_message", "tools", "tool_choice", "parallel_tool_calls")
 
@@ -78,6 +95,7 @@ class Chat:
         """Of the last answer."""
         self._files: set[Path] = set()
         """Those of this conversation, which may be written again."""
+        self._sampling_shown = ""
 
     def enter(self, text: str) -> bool:
         """Do what was entered. False to leave. What goes wrong is told in one line."""
@@ -93,7 +111,7 @@ class Chat:
 
     def complain(self, text: str) -> None:
         self.failed = True
-        print(f"mtmd chat: {for_terminal(one_line(text))}", file=sys.stderr, flush=True)
+        print(wrapped(f"mtmd chat: {one_line(text)}", sys.stderr), file=sys.stderr, flush=True)
 
     def _do(self, text: str) -> bool:
         paths, rest = leading_paths(text, (*IMAGE_SUFFIXES, *VIDEO_SUFFIXES))
@@ -119,11 +137,14 @@ class Chat:
 
     def _help(self, _: str) -> None:
         for name, (value, text) in HELP.items():
-            _say(f"/{name} {value}".ljust(20) + text)
+            _say(f"/{name} {value}".ljust(20) + text, " " * 20)
         _say(NOTES)
 
     def _image(self, value: str) -> None:
-        paths = [word if is_url(word) else path_of(word) for word in words_of(value)]
+        words = words_of(value)
+        if len(words) > 1 and _is_file(value):  # blanks in it, and no quotation marks
+            words = [value]
+        paths = [word if is_url(word) else path_of(word) for word in words]
         if not paths:
             raise CommandError(
                 "/image: found no path, expected that of a picture, in quotation marks if it has "
@@ -192,6 +213,10 @@ class Chat:
     def _set(self, value: str) -> None:
         name, _, text = value.partition(" ")
         names = [f.name for f in dataclasses.fields(AnswerOptions) if f.name not in NOT_HERE]
+        if name == "all":
+            name = ""
+        elif not name:
+            names, others = list(CHANGED_MOST), len(names) - len(CHANGED_MOST)
         if name and name not in names:
             raise OptionError(
                 f"option {name!r:.60} is not known; expected one of {', '.join(names)}"
@@ -202,9 +227,11 @@ class Chat:
                 chosen[name] = _value(text.strip())
             options(AnswerOptions, chosen)
             self.chosen = chosen
-        settings = options(AnswerOptions, self.chosen)
+        settings = self._settings()
         for one in [name] if name else names:
-            _say(f"{one} {json.dumps(getattr(settings, one))}")
+            _say(f"{one} {_setting(settings, one)}")
+        if not value:
+            _say(f"(/set all shows {others} more, such as stop and json_schema)")
 
     def _settings(self) -> AnswerOptions:
         """What was chosen, and the model's own settings for the rest."""
@@ -268,17 +295,45 @@ class Chat:
             self.complain("stopped before the first word; the question is taken back")
             return
         turn.answer, turn.receipt, self.last = answer.text, answer.receipt.asdict(), answer.receipt
-        if answer.receipt.finish == "length":
-            print(
-                f"(ended at {answer.receipt.output_tokens} tokens; /set max_tokens N allows more)",
-                file=sys.stderr,
-                flush=True,
+        for note in self._notes(answer.receipt, settings):
+            shown = styled(wrapped(f"({note})", sys.stderr), DIM, sys.stderr)
+            print(shown, file=sys.stderr, flush=True)
+
+    def _notes(self, receipt: Receipt, settings: AnswerOptions) -> Iterator[str]:
+        """What is said below an answer: for a person how fast it came, and, once, how its tokens
+        were chosen; for everybody why it ended early.
+        """
+        if self.interactive and receipt.output_tokens:
+            fast = receipt.output_tokens / receipt.decode_ms * 1e3 if receipt.decode_ms else 0.0
+            tokens = f"{receipt.output_tokens:,} token{'' if receipt.output_tokens == 1 else 's'}"
+            yield f"{tokens}{f', {fast:.0f} tokens/s' if fast else ''}"
+            if receipt.sampling_text != self._sampling_shown:
+                self._sampling_shown = receipt.sampling_text
+                yield receipt.sampling_text or "the most probable token each time"
+        if receipt.finish == "cancelled":
+            yield "stopped"
+        elif receipt.repeated_tokens and settings.stop_repeating:
+            yield f"stopped, as the last {receipt.repeated_tokens:,} tokens say the same"
+        elif receipt.repeated_tokens:
+            yield (
+                f"the last {receipt.repeated_tokens:,} tokens say the same again and again; /set "
+                "repetition_penalty 1.1 helps, and /set stop_repeating true ends such an answer"
             )
+        if receipt.finish != "length":
+            return
+        context = self.model.runner.context
+        if receipt.prompt_tokens + receipt.output_tokens >= context:
+            yield (
+                f"the context of {context:,} tokens is full; /clear begins a new conversation, and "
+                "'mtmd chat --context N' has room for a longer one, where the model has"
+            )
+        else:
+            yield f"ended at {receipt.output_tokens} tokens; /set max_tokens N allows more"
 
     def _answer(self, settings: AnswerOptions) -> Answer:
         """The answer, shown as it comes."""
-        status, shown = Status(), False
-        with interruptible(self.interactive) as interrupt:
+        status, text, shown = Status(), StreamedText(), False
+        with without_echo_of_keys(), interruptible(self.interactive) as interrupt:
             ticket = self.model.service.submit_checked(self.transcript.messages(), settings)
             interrupt.calls(ticket.cancel)
             try:
@@ -288,14 +343,14 @@ class Chat:
                     elif isinstance(event, TextPiece):
                         status.clear()
                         shown = True
-                        print(for_terminal(event.text), end="", flush=True)
+                        text.write(event.text)
                     elif isinstance(event, Finished):
                         shown = shown or event.answer.receipt.finish != "cancelled"
                         return event.answer
             finally:
                 status.clear()
                 if shown:
-                    print(flush=True)
+                    text.end()
         raise AssertionError("a ticket ends with Finished, or raises")
 
 
@@ -311,5 +366,33 @@ def _value(text: str) -> Any:
         return text
 
 
-def _say(text: str) -> None:
-    print(for_terminal(text), flush=True)
+def _setting(settings: AnswerOptions, name: str) -> str:
+    """The value of an option, where it comes from, and whether it does anything."""
+    value, applied = getattr(settings, name), settings.sampling
+    assert isinstance(applied, AppliedSampling)  # made so for this model
+    if name == "sampling":
+        return json.dumps(applied.way)
+    if name == "max_tokens" and value == TOKENS_MAX:
+        return "-1 (to the end of the context)"
+    if name == "seed" and value is None:
+        return "null (a new one for each answer)"
+    shown = json.dumps(value)
+    if name in applied.names:
+        return f"{shown} ({applied.settings.source})"
+    if name in settings.without_effect:
+        return (
+            f"{shown} (no effect at temperature 0, which takes the most probable token; /set "
+            "temperature 0.7 draws)"
+        )
+    return shown
+
+
+def _is_file(path: str) -> bool:
+    try:
+        return path_of(path).is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def _say(text: str, indent: str = "") -> None:
+    print(wrapped(text, indent=indent), flush=True)

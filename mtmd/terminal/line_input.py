@@ -14,6 +14,8 @@ from pathlib import Path
 from types import ModuleType
 from urllib.parse import unquote, urlsplit
 
+from mtmd.terminal.wrap import BOLD, styled
+
 HISTORY = 1000  # lines kept
 BLOCK = '"""'
 
@@ -48,11 +50,20 @@ def texts(prompt: str, interactive: bool) -> Iterator[str]:
 
 def _line(prompt: str, interactive: bool) -> str:
     if interactive:
-        return input(prompt)
+        return input(_bold(prompt))
     line = sys.stdin.readline()
     if not line:
         raise EOFError
     return line.rstrip("\r\n")
+
+
+def _bold(prompt: str) -> str:
+    """Between marks that tell GNU's readline which characters take no room; others count them."""
+    readline, bold = _readline(), styled(prompt, BOLD, sys.stdout)
+    if bold == prompt or readline is None or "libedit" in (readline.__doc__ or ""):
+        return prompt
+    before, after = bold.split(prompt)
+    return f"\001{before}\002{prompt}\001{after}\002"
 
 
 def _text(read: Callable[[bool], str]) -> str:
@@ -158,6 +169,29 @@ def interruptible(interactive: bool) -> Iterator[Interrupt]:
     finally:
         if interactive:
             signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def without_echo_of_keys() -> Iterator[None]:
+    """While an answer is written, Ctrl-C does not leave its ^C in it."""
+    try:
+        import termios
+    except ImportError:  # Windows
+        yield
+        return
+    try:
+        terminal = sys.stdin.fileno()
+        before = termios.tcgetattr(terminal)
+    except (OSError, ValueError, termios.error):  # no terminal
+        yield
+        return
+    changed = [*before]
+    changed[3] &= ~termios.ECHOCTL
+    termios.tcsetattr(terminal, termios.TCSANOW, changed)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(terminal, termios.TCSANOW, before)
 
 
 def words_of(text: str) -> list[str]:

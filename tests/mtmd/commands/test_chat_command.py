@@ -9,6 +9,7 @@ import os
 import pty
 import re
 import select
+import shutil
 import struct
 import subprocess
 import sys
@@ -23,8 +24,9 @@ from clips import video
 from PIL import Image
 
 from mtmd.kernels.errors import ImageError, OptionError
+from mtmd.loading import DEMO_MODEL
 from mtmd.model import Model
-from mtmd.terminal.chat import HELP, Chat
+from mtmd.terminal.chat import CHANGED_MOST, HELP, Chat
 from mtmd.terminal.line_input import _completion, leading_paths, texts, words_of
 from mtmd.terminal.transcript import (
     Transcript,
@@ -168,16 +170,26 @@ def test_options(piped: Any, one: Path) -> None:
             "/set json_schema",
             COUNT,
             "/set",
+            "/set all",
         ],
         one,
         "--max-tokens",
         3,
     )
     said = ran.out.splitlines()
-    assert "max_tokens 2" in said and "max_tokens 256" in said and 'stop ["At"]' in said
+    assert (
+        "max_tokens 2" in said
+        and "max_tokens -1 (to the end of the context)" in said
+        and 'stop ["At"]' in said
+    )
     assert said.count('json_schema "{\\"type\\": \\"object\\"}"') == 3
     assert said[0] == "One." and "(ended at 2 tokens; /set max_tokens N allows more)" in ran.err
-    settings = said[said.index("temperature 0.0") :]
+    first = said.index("temperature 0.0")
+    assert [line.split()[0] for line in said[first : first + 6]] == [*CHANGED_MOST]
+    settings = said[said.index("temperature 0.0", first + 1) :]
+    assert said[first + 6] == (
+        f"(/set all shows {len(settings) - 6} more, such as stop and json_schema)"
+    )
     assert [line.split()[0] for line in settings] == [
         "temperature",
         "top_k",
@@ -201,6 +213,36 @@ def test_options(piped: Any, one: Path) -> None:
     ]
     answer = "\n".join(said[7 : said.index("temperature 0.0")])
     assert isinstance(json.loads(answer), dict)
+
+
+def test_settings_of_the_model_hold_and_are_shown(piped: Any, one: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "sampled"
+    shutil.copytree(DEMO_MODEL, folder)
+    path = folder / "generation_config.json"
+    chosen = {"do_sample": True, "temperature": 0.6, "top_k": 3}
+    path.write_text(json.dumps(json.loads(path.read_text()) | chosen))
+    lines = ["/set", COUNT, "/receipt", "/set temperature 0", "/set top_k 5", COUNT, "/receipt"]
+    ran = piped(lines, one, "-m", folder, "--seed", 1)
+    assert "temperature 0.6 (generation_config.json)\n" in ran.out
+    assert "top_k 3 (generation_config.json)\n" in ran.out
+    assert "sampling: temperature 0.6, top_k 3 from generation_config.json\n" in ran.out
+    assert "top_k 5 (no effect at temperature 0, which takes the most probable" in ran.out
+    assert "sampling: temperature 0 as requested\n" in ran.out
+
+
+def test_a_path_with_blanks_needs_no_quotation_marks(piped: Any, one: Path, tmp_path: Path) -> None:
+    path = tmp_path / "my picture of it.png"
+    path.write_bytes(one.read_bytes())
+    ran = piped([f"/image {path}", COUNT])
+    assert f"attached: {path} (" in ran.out and (ran.code, ran.err) == (0, "")
+
+
+def test_a_loop_is_said(piped: Any, demo: Model) -> None:
+    token = demo.service.tokens_of("a")[0]
+    lines = [f'/set logit_bias {{"{token}": 100}}', "/set max_tokens 200", COUNT]
+    ran = piped([*lines, "/set stop_repeating true", COUNT], "--ignore-eos")
+    assert "(the last 200 tokens say the same again and again; /set" in ran.err
+    assert "(stopped, as the last 96 tokens say the same)\n" in ran.err
 
 
 def chat(model: Model, *lines: object, **chosen: Any) -> Chat:
