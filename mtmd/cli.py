@@ -18,16 +18,17 @@ from types import ModuleType
 from typing import Any
 
 from mtmd import __version__
-from mtmd.commands import batch, bench, chat, completion, describe, embed, history, serve, warmup
-from mtmd.commands.inspect import compare, dump, fit, info
+from mtmd.commands import ask, batch, chat, completion, describe, embed, history, serve, warmup
+from mtmd.commands.inspect import bench, compare, dump, fit, info
 from mtmd.commands.models import listing, pull, remove
 from mtmd.commands.parser import Parser, by_option, terminal_line
-from mtmd.commands.shared import read_texts
+from mtmd.commands.shared import read_texts, settle_model
 from mtmd.kernels.errors import MtmdError
 from mtmd.kernels.spelling import did_you_mean
+from mtmd.terminal.wrap import wrapped
 
 GROUPS: dict[str, dict[str, ModuleType]] = {
-    "ask": {"describe": describe, "batch": batch, "chat": chat, "embed": embed},
+    "ask": {"ask": ask, "describe": describe, "batch": batch, "chat": chat, "embed": embed},
     "serve": {"serve": serve, "history": history},
     "models": {"pull": pull, "list": listing, "rm": remove, "info": info},
     "examine": {"warmup": warmup, "fit": fit, "bench": bench, "compare": compare, "dump": dump},
@@ -38,7 +39,7 @@ HELP = "help"
 MEANT = {  # commands of other programs, and ours
     "delete": "rm",
     "download": "pull",
-    "generate": "describe",
+    "generate": "ask",
     "ls": "list",
     "remove": "rm",
     "run": "chat",
@@ -49,6 +50,7 @@ ABOUT = "Answers questions about images, and says what the model saw and where i
 EXAMPLES = """\
 mtmd describe photo.jpg                     # with the demo model, which knows shapes and words
 mtmd describe photo.jpg -m org/name         # with a model of the Hugging Face hub
+mtmd ask "What is this?" -i photo.jpg       # a question, with pictures or without
 mtmd serve                                  # a page to chat, and OpenAI's interface
 mtmd warmup                                 # what this machine can and cannot do"""
 
@@ -71,12 +73,19 @@ def parser() -> Parser:
     } | {"help": {HELP: "Tell all about a command: mtmd help COMMAND."}}
     for name, module in VERBS.items():
         sub = verbs.add_parser(
-            name, description=module.HELP, allow_abbrev=False, examples=module.EXAMPLES
+            name,
+            description=module.HELP,
+            allow_abbrev=False,
+            examples=module.EXAMPLES,
+            short=getattr(module, "SHORT", ()),
         )
         module.add_arguments(sub)
     about = verbs.add_parser(
-        HELP, description="Tell all about a command.", examples="mtmd help\nmtmd help describe"
+        HELP,
+        description="Tell all about a command.",
+        examples="mtmd help\nmtmd help describe\nmtmd help describe --all",
     )
+    about.add_argument("--all", action="store_true", help="with every option that it has")
     about.add_argument("words", nargs="*", metavar="COMMAND", help="which (default: the overview)")
     return top
 
@@ -103,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         top.print_help()
         return 0
     if args.verb == HELP:
-        return main([*args.words, "--help"])
+        return main([*args.words, "--help-all" if args.all else "--help"])
     try:
         with _interrupts_of_imports():
             code = _run(args)
@@ -190,6 +199,7 @@ def _run(args: argparse.Namespace) -> int:
             from mtmd.follower import join
 
             join(launched)
+    settle_model(args)
     read_texts(args)
     code: int = VERBS[args.verb].run(args)
     return code
@@ -203,7 +213,7 @@ def _check_verb(top: Parser, words: Sequence[str]) -> None:
 
 
 def _refuse(verb: str, message: str) -> int:
-    print(f"mtmd {verb}: {terminal_line(message)}", file=sys.stderr)
+    print(wrapped(f"mtmd {verb}: {terminal_line(message)}", sys.stderr), file=sys.stderr)
     return 2
 
 

@@ -66,7 +66,9 @@ def create_app(
     """`store`: of conversations, None to keep them no longer than the server lives. `warmup`: the
     report to show, None for one that is made without a run.
     """
-    model = ServedModel(service, warmup, settings.aliases, any_name=settings.any_model)
+    model = ServedModel(
+        service, warmup, settings.aliases, any_name=settings.any_model, preset=settings.answers
+    )
     return _create(OneModel(model), settings, store)
 
 

@@ -6,10 +6,11 @@ import ipaddress
 import re
 import socket
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from mtmd import OptionError
 from mtmd.prompt.load_image import ImageLimits
@@ -108,7 +109,8 @@ class ServerSettings:
     through the socket in a file.
     `unknown_fields` of requests: "ignore", which the receipt says, or "refuse". `aliases`: other
     names by which requests may call the model; `any_model`: they may call it by any. `tag` stands
-    in the ids of what the server keeps, by which it is found among several. Raises OptionError.
+    in the ids of what the server keeps, by which it is found among several. `answers`: fields of
+    AnswerOptions that hold where neither a request nor a preset says otherwise. Raises OptionError.
     """
 
     host: str = "127.0.0.1"
@@ -131,6 +133,7 @@ class ServerSettings:
     drain_s: float = 25.0
     aliases: tuple[str, ...] = ()
     any_model: bool = False
+    answers: Mapping[str, Any] = field(default_factory=dict)
     media: MediaBudget = MediaBudget()
     upload_bytes: int = 256 << 20
     storage_bytes: int = 16 << 30

@@ -43,6 +43,11 @@ mtmd batch films/ -p "What happens here?" --every 10s --out scenes.csv
 find . -name '*.png' | mtmd batch --list - --out answers.jsonl
 mtmd batch --list addresses.txt --allow-remote-media --out answers.jsonl
 mtmd batch s3://bucket/photos --ray auto --out s3://bucket/answers.parquet --resume"""
+SHORT = (
+    *("--prompt", "--model", "--out", "--resume", "--retry-failed", "--list"),
+    *("--parallel", "--max-tokens", "--temperature", "--json-schema", "--detail"),
+    *("--every", "--ray", "--device"),
+)
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:

@@ -24,6 +24,11 @@ mtmd chat photo.jpg                         # pictures for the first question, i
 mtmd chat --allow-remote-media https://example.com/photo.jpg
 mtmd chat --system "Answer in one word."
 mtmd chat -m org/name --temperature 0.7"""
+SHORT = (
+    *("--model", "--system", "--max-tokens", "--temperature", "--top-p"),
+    *("--sampling", "--repetition-penalty", "--stop-repeating", "--no-history"),
+    *("--device", "--context", "--dtype", "--threads"),
+)
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:

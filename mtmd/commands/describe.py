@@ -28,8 +28,8 @@ from mtmd.commands.shared import (
     with_frames_chosen,
 )
 from mtmd.kernels.errors import ImageError, OptionError
-from mtmd.kernels.text import for_terminal
 from mtmd.terminal.status_line import Status
+from mtmd.terminal.wrap import wrapped
 
 HELP = "Answer a prompt about one or several images or videos."
 EXAMPLES = """\
@@ -41,6 +41,11 @@ mtmd describe --each photos/ -p "How many people are there?"
 mtmd describe clip.mp4 -p "What happens?" --from 0:10 --to 0:25 --fps 2
 mtmd describe --allow-remote-media https://example.com/photo.jpg
 curl -s https://example.com/photo.jpg | mtmd describe -"""
+SHORT = (
+    *("--prompt", "--model", "--system", "--max-tokens", "--temperature"),
+    *("--json-schema", "--detail", "--each", "--from", "--to"),
+    *("--json", "--quiet", "--device", "--context"),
+)
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
@@ -86,31 +91,10 @@ def run(args: argparse.Namespace) -> int:
                 "is asked about"
             )
     images = with_frames_chosen(pictures_named(args.images, args.allow_remote_media), args)
-    model, status, in_line = load_from(args), Status(), False
-    from mtmd.events import Finished, Progress, TextPiece
-    from mtmd.prompt.conversation import messages_of
-    from mtmd.prompt.video_input import is_video
+    model = load_from(args)
+    from mtmd.terminal.one_answer import print_answer
 
-    if any(is_video(image) for image in images):
-        status.say("reading the video")
-    try:
-        for event in model.stream(messages_of(images, args.prompt, args.system), **chosen):
-            if isinstance(event, Progress):
-                status.show(event)
-            elif isinstance(event, TextPiece) and not args.json:
-                status.clear()
-                in_line = True
-                print(for_terminal(event.text), end="", flush=True)
-            elif isinstance(event, Finished):
-                status.clear()
-                in_line = False
-                print(json.dumps(event.answer.asdict()) if args.json else "", flush=True)
-                if not (args.json or args.quiet):
-                    print(for_terminal(str(event.answer.receipt)), file=sys.stderr)
-    finally:
-        status.clear()
-        if in_line:  # broken off: what is told next begins a line of its own
-            print(flush=True)
+    print_answer(model, images, args, chosen)
     return 0
 
 
@@ -159,5 +143,5 @@ def _each(args: argparse.Namespace, chosen: dict[str, Any]) -> int:
         status.clear()
         rows.close()
     if not args.quiet and (told := found.told):
-        print(for_terminal(told), file=sys.stderr)
+        print(wrapped(told, sys.stderr), file=sys.stderr)
     return 1 if failed else 0

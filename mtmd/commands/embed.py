@@ -27,6 +27,11 @@ mtmd embed cat.jpg -m openai/clip-vit-base-patch32 --labels "a cat,a dog,a bird"
 """
 READ_AT_ONCE = 16  # pictures, so that progress shows and a bad one is known by its name
 
+SHORT = (
+    *("--model", "--text", "--query", "--labels", "--index", "--top", "--out", "--list"),
+    *("--json", "--quiet", "--allow-remote-media", "--device", "--threads"),
+)
+
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(

@@ -5,12 +5,14 @@ lines no wider than the terminal.
 from __future__ import annotations
 
 import argparse
+import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 from mtmd.kernels.spelling import did_you_mean
 from mtmd.kernels.text import one_line, printable
+from mtmd.terminal.wrap import wrapped
 
 LONGEST = 600  # characters of an error line
 SHORT = {  # options of llama.cpp's programs by their short names, and ours
@@ -33,21 +35,28 @@ GPU_LAYERS = ("-ngl", "--gpu-layers", "--n-gpu-layers")
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse's, with `examples` under the help: commands, each on a line. `groups` of commands
-    with a line on each, by name, are told in place of argparse's list.
+    """argparse's, whose help has `examples` before the options: commands, each on a line. `groups`
+    of commands with a line on each, by name, stand in place of argparse's list. `short`: the
+    options, by their long names, that `--help` shows of many; `--help-all` shows all.
     """
 
     groups: dict[str, dict[str, str]]
 
-    def __init__(self, *args: Any, examples: str = "", **options: Any):
+    def __init__(
+        self, *args: Any, examples: str = "", short: Sequence[str] = (), **options: Any
+    ) -> None:
         super().__init__(*args, **options)
-        self.examples, self.groups = examples, {}
+        self.examples, self.short, self.groups = examples, frozenset(short), {}
+        self.add_argument(
+            "--help-all", action=_HelpAll, help="show all options" if short else argparse.SUPPRESS
+        )
 
     def error(self, message: str) -> NoReturn:
         """One line on stderr for a wrong call, in place of argparse's usage text."""
         told = terminal_line(message)
         link = " " if told.endswith("?") else "; "
-        self.exit(2, f"{self.prog}: {told}{link}see '{self.prog} --help'\n")
+        line = f"{self.prog}: {told}{link}see '{self.prog} --help'"
+        self.exit(2, f"{wrapped(line, sys.stderr)}\n")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As in the base class, but what is left over is an error of the command it was given to,
@@ -79,8 +88,10 @@ class Parser(argparse.ArgumentParser):
             return "; what is found is written to standard output: > FILE keeps it"
         if option in GPU_LAYERS and "--split" in options:
             return "; a GPU is taken where there is one, and --split layer shares it with the host"
+        if option in ASKED and "--image" in options:
+            return '; the question stands without an option: mtmd ask "What is this?"'
         if option in ASKED and "--system" in options and "--prompt" not in options:
-            return "; questions are typed, or come line by line from a pipe"
+            return "; questions are typed, or come by lines from a pipe; for one there is mtmd ask"
         if option == "--stream" and "--max-tokens" in options:
             return "; an answer is written as it comes"
         if option in IN_FILE and "--prompt" in options:
@@ -88,15 +99,77 @@ class Parser(argparse.ArgumentParser):
         long = {_as_option(other): _as_option(name) for other, name in MEANT.items()}
         return did_you_mean(option, options, long | SHORT)
 
-    def format_help(self) -> str:
-        text = super().format_help().rstrip()
+    def format_help(self, every: bool = False) -> str:
+        """`every`: with the options that are not among `short`."""
+        left_out = [] if every or not self.short else [*self._left_out()]
+        before = [(action, action.help) for action in left_out]
+        for action in left_out:
+            action.help = argparse.SUPPRESS
+        try:
+            head, options = self._head(bool(left_out)), self._options()
+        finally:
+            for action, text in before:
+                action.help = text
         width = self._get_formatter()._width
-        parts = [text, *_told(self.groups, width)]
+        parts = [head]
         if self.examples:
             parts.append("examples:\n" + textwrap.indent(self.examples.rstrip(), "  "))
+        parts += [part for part in (options, *_told(self.groups, width)) if part]
+        if left_out:
+            parts.append(f"'{self.prog} --help-all' shows {len(left_out)} more options.")
         if self.groups:
             parts.append(f"'{self.prog} help COMMAND' tells its options and shows examples.")
         return "\n\n".join(parts) + "\n"
+
+    def _left_out(self) -> Iterator[argparse.Action]:
+        """The options that the short help leaves out."""
+        for action in self._actions:
+            named = self.short & {*action.option_strings}
+            is_help = isinstance(action, (argparse._HelpAction, _HelpAll))
+            if action.option_strings and not (named or is_help or action.required):
+                yield action
+
+    def _head(self, is_short: bool) -> str:
+        """Usage, which is a line where options are left out, and description."""
+        formatter = self._get_formatter()
+        if is_short:
+            words = [_usage_of(a) for a in self._actions if a.required or not a.option_strings]
+            usage = " ".join([self.prog, "[OPTIONS]", *words])
+            formatter.add_usage(usage, [], [])
+        else:
+            formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
+        formatter.add_text(self.description)
+        return formatter.format_help().rstrip()
+
+    def _options(self) -> str:
+        formatter = self._get_formatter()
+        for group in self._action_groups:
+            formatter.start_section(group.title)
+            formatter.add_text(group.description)
+            formatter.add_arguments(group._group_actions)
+            formatter.end_section()
+        return formatter.format_help().rstrip()
+
+
+class _HelpAll(argparse.Action):
+    """As argparse's own for --help."""
+
+    def __init__(self, option_strings: Sequence[str], **options: Any) -> None:
+        super().__init__(option_strings, **options | {"dest": argparse.SUPPRESS, "nargs": 0})
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        assert isinstance(parser, Parser)
+        print(parser.format_help(every=True), end="")
+        parser.exit()
+
+
+def _usage_of(action: argparse.Action) -> str:
+    """How an argument stands in a line of usage."""
+    name = str(action.metavar or action.dest)
+    if action.option_strings:
+        return f"{action.option_strings[-1]} {name}"
+    ways = {"?": f"[{name}]", "*": f"[{name} ...]", "+": f"{name} [{name} ...]"}
+    return ways.get(str(action.nargs), name)
 
 
 def _as_option(name: str) -> str:

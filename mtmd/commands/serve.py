@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from mtmd.commands.completion import offers_models
+from mtmd.commands.completion import offers, offers_models
 from mtmd.commands.ray_options import add_ray_arguments, check_ray_options
 from mtmd.commands.shared import (
     SMALL_BYTES,
@@ -49,6 +49,12 @@ mtmd serve -m org/name --parallel 4 --port 9000
 mtmd serve --models ~/models --unload-after 600
 mtmd serve --host 0.0.0.0 --api-key-file keys.txt
 mtmd serve --ray auto --replicas 2:8 -m org/name"""
+
+SHORT = (
+    *("--model", "--models", "--host", "--port", "--api-key-file", "--parallel", "--context"),
+    *("--alias", "--sampling", "--stop-repeating", "--allow-remote-media", "--no-history"),
+    *("--device", "--dtype", "--memory-limit", "--no-warmup"),
+)
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
@@ -124,6 +130,19 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         default="ignore",
         help="fields of requests that nobody knows: ignored, which the receipt or the header "
         "X-Mtmd-Ignored says, or refused",
+    )
+    sampling = server.add_argument(
+        "--sampling",
+        choices=("model", "greedy", "off"),
+        default="model",
+        help="which of the model's own settings hold where a request says nothing: model (all), "
+        "greedy (its penalties), off (none); 'mtmd info' shows them (default: %(default)s)",
+    )
+    offers(sampling, ("model", "greedy", "off"))
+    server.add_argument(
+        "--stop-repeating",
+        action="store_true",
+        help="end answers that say the same again and again",
     )
     server.add_argument(
         "--queue",
@@ -724,6 +743,8 @@ def _settings(args: argparse.Namespace) -> Any:
             most=args.max_connections, per_address=args.max_connections_per_address
         ),
         unknown_fields=args.unknown_fields,
+        answers={"sampling": args.sampling}
+        | ({"stop_repeating": True} if args.stop_repeating else {}),
     )
 
 

@@ -73,6 +73,38 @@ def add_device_arguments(group: argparse._ArgumentGroup) -> None:
     )
 
 
+def add_model_named(sub: argparse.ArgumentParser) -> None:
+    """The model of a command that takes nothing else: as its argument, or, as in all others, by
+    -m.
+    """
+    named = sub.add_argument(
+        "model", nargs="?", metavar="MODEL", help=f"{MODEL_HELP} (default: demo)"
+    )
+    by_option = sub.add_argument(
+        "-m", "--model", dest="models_by_option", action="append", metavar="MODEL", help="the same"
+    )
+    offers_models(named)
+    offers_models(by_option)
+
+
+def settle_model(args: argparse.Namespace) -> None:
+    """The models given by -m where they stand without it, too. Raises OptionError for more than a
+    command takes.
+    """
+    given = getattr(args, "models_by_option", None)
+    if not given:
+        return
+    from mtmd.kernels.errors import OptionError
+
+    places = ("model",) if hasattr(args, "model") else ("a", "b")
+    found = [*(m for m in (getattr(args, place) for place in places) if m is not None), *given]
+    if len(found) > len(places):
+        most = "one model" if len(places) == 1 else "two models"
+        raise OptionError(f"--model: found {', '.join(found)[:200]}, expected {most}")
+    for place, name in zip(places, found, strict=False):
+        setattr(args, place, name)
+
+
 def add_preprocess_argument(group: argparse._ArgumentGroup) -> None:
     """Of what sees pictures."""
     where = group.add_argument(
@@ -212,11 +244,11 @@ def add_system_argument(sub: argparse.ArgumentParser) -> None:
     )
 
 
-def read_texts(args: argparse.Namespace) -> None:
+def read_texts(args: argparse.Namespace, names: Sequence[str] = ("prompt", "system")) -> None:
     """What stands in files, or comes from standard input, in the place of `--prompt` and
     `--system`. Raises OptionError.
     """
-    given = {name: getattr(args, name) for name in ("prompt", "system") if hasattr(args, name)}
+    given = {name: getattr(args, name) for name in names if hasattr(args, name)}
     for name, word in given.items():
         if word == STDIN:
             _check_stdin(name, args)

@@ -45,6 +45,11 @@ PREDICTED = (  # what of the options of loading is taken into account where noth
     "preprocess",
 )
 
+SHORT = (
+    *("--model", "--device", "--dtype", "--context", "--parallel", "--threads", "--json"),
+    *("--strict", "--no-run", "--target", "--memory", "--save", "--random-weights", "--tp"),
+)
+
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
     add_model_arguments(sub)

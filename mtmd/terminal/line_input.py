@@ -182,7 +182,7 @@ def without_echo_of_keys() -> Iterator[None]:
     try:
         terminal = sys.stdin.fileno()
         before = termios.tcgetattr(terminal)
-    except (OSError, ValueError, termios.error):  # no terminal
+    except (AttributeError, OSError, ValueError, termios.error):  # no terminal
         yield
         return
     changed = [*before]

@@ -9,7 +9,6 @@ import sys
 import unicodedata
 from typing import TextIO
 
-from mtmd.config import wants_style
 from mtmd.kernels.text import for_terminal
 
 TAB = 8
@@ -160,6 +159,8 @@ def styled(text: str, style: str, file: TextIO) -> str:
     """`text` in bold or dim letters, where `file` is a terminal that has them and the user has not
     asked for none (NO_COLOR).
     """
+    from mtmd.config import wants_style  # here: what writes no style has no use for options
+
     if not (text and file.isatty() and wants_style()):
         return text
     return f"\x1b[{style}m{text}\x1b[0m"

@@ -482,6 +482,8 @@ class Generation(BaseModel):
         default=None, max_length=STOP_IDS_MAX
     )
     ignore_eos: bool | None = None
+    sampling: Literal["model", "greedy", "off"] | None = None
+    stop_repeating: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_progress: bool | None = None  # llama.cpp's: chunks that say how far the prompt is
@@ -568,6 +570,8 @@ class Generation(BaseModel):
             "seed",
             "min_tokens",
             "ignore_eos",
+            "sampling",
+            "stop_repeating",
         )
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         if self.repetition_penalty is None and self.repeat_penalty is not None:

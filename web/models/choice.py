@@ -203,6 +203,7 @@ class OneModel:
                 model.since,
                 context=model.context,
                 sees=model.sees,
+                preset={"system": model.system} | model.preset,
                 checkpoint=model.service.checkpoint_facts,
             )
         ]

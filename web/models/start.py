@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from mtmd import OptionError
 from mtmd.checkpoint.collection import Source, read_sources
 from mtmd.web.models.entry import Entry
 from mtmd.web.models.loader import PackageLoader
-from mtmd.web.models.presets import FILE, NONE, read_presets
+from mtmd.web.models.presets import FILE, NONE, Preset, read_presets
 from mtmd.web.models.registry import Registry
 from mtmd.web.settings import ServerSettings
 
@@ -50,7 +51,7 @@ def make_registry(
         warm_up=warm_up,
     )
     return Registry(
-        [Entry(source, known.get(source.name, NONE)) for source in sources],
+        [Entry(source, _preset(known.get(source.name, NONE), settings)) for source in sources],
         loader,
         slots=int(chosen["parallel"]),
         most=most,
@@ -75,6 +76,11 @@ def _named(first: str, sources: list[Source]) -> str:
             )
         sources.append(found)
     return found.name
+
+
+def _preset(own: Preset, settings: ServerSettings) -> Preset:
+    """With what holds for all models where it says nothing."""
+    return replace(own, answer={**settings.answers, **own.answer})
 
 
 def _presets_file(given: Sequence[str], presets: str | None) -> Path | None:

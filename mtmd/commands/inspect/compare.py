@@ -36,6 +36,12 @@ PER_SIDE = {
     "chat_template": "FILE",
 }
 
+SHORT = (
+    *("--model", "--image", "--prompt", "--tokens", "--tolerance", "--json"),
+    *("--dtype-a", "--dtype-b", "--device-a", "--device-b", "--flash-attn-a", "--flash-attn-b"),
+    *("--threads", "--context"),
+)
+
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
     a = sub.add_argument(
@@ -48,8 +54,16 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         help="what is compared with it, given in the same way (default: A, for which an option "
         "of one side alone has to differ)",
     )
-    offers_models(a)
-    offers_models(b)
+    by_option = sub.add_argument(
+        "-m",
+        "--model",
+        dest="models_by_option",
+        action="append",
+        metavar="MODEL",
+        help="A, and, given again, B",
+    )
+    for named in (a, b, by_option):
+        offers_models(named)
     sub.add_argument(
         "--image",
         action="append",

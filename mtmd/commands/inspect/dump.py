@@ -27,6 +27,11 @@ mtmd dump photo.jpg --filter attn_out       # the demo model
 mtmd dump photo.jpg -m org/name --json > here.json
 mtmd dump photo.jpg -m org/name --compare there.json"""
 
+SHORT = (
+    *("--model", "--prompt", "--filter", "--json", "--compare"),
+    *("--device", "--dtype", "--threads", "--context"),
+)
+
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(

@@ -7,8 +7,8 @@ import json
 import re
 from typing import Any
 
-from mtmd.commands.completion import offers, offers_models
-from mtmd.commands.shared import MODEL_HELP
+from mtmd.commands.completion import offers
+from mtmd.commands.shared import add_model_named
 from mtmd.kernels.text import for_terminal
 
 HELP = "Tell in which ways a model fits into memories, of GPUs that need not be here; nothing runs."
@@ -32,10 +32,7 @@ NAMES = (
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
-    named = sub.add_argument(
-        "model", nargs="?", metavar="MODEL", help=f"{MODEL_HELP} (default: demo)"
-    )
-    offers_models(named)
+    add_model_named(sub)
     where = sub.add_argument_group("memories (default: what is free on this machine)")
     where.add_argument(
         "--memory",

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from mtmd.commands.completion import offers_models
-from mtmd.commands.shared import MODEL_HELP, add_model_arguments, load_from
+from mtmd.commands.shared import add_model_arguments, add_model_named, load_from
 from mtmd.kernels.text import for_terminal
 
 HELP = (
@@ -18,12 +17,14 @@ mtmd info                                   # the demo model
 mtmd info org/name:Q4_K_M --context 4096
 mtmd info path/to/checkpoint --json"""
 
+SHORT = (
+    *("--model", "--json", "--context", "--device", "--dtype"),
+    *("--mmproj", "--chat-template", "--image-max-tokens", "--threads"),
+)
+
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
-    named = sub.add_argument(
-        "model", nargs="?", metavar="MODEL", help=f"{MODEL_HELP} (default: demo)"
-    )
-    offers_models(named)
+    add_model_named(sub)
     sub.add_argument("--json", action="store_true", help="print one JSON object")
     add_model_arguments(sub, model=False)
 

@@ -8,6 +8,7 @@ import _thread
 import io
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -86,6 +87,9 @@ def test_json(one: Path, mtmd: Any, demo: Model) -> None:
         "preprocessed",
         "kernels_compiled",
         "compile_ms",
+        "sampling",
+        "sampling_unused",
+        "repeated_tokens",
         "encode_ms",
         "prefill_ms",
         "decode_ms",
@@ -219,7 +223,7 @@ def options_of(verb: str) -> set[str]:
     """As the help text lists them."""
     text = io.StringIO()
     with redirect_stdout(text), pytest.raises(SystemExit):
-        main([verb, "--help"])
+        main([verb, "--help-all"])
     return {
         word.rstrip(",")
         for line in text.getvalue().splitlines()
@@ -250,6 +254,9 @@ def test_every_option_of_describe_is_tried_here() -> None:
         "--quiet",
         "--model",
         "--help",
+        "--help-all",
+        "--sampling",  # these in tests/mtmd/checkpoint/test_sampling.py and service/test_service.py
+        "--stop-repeating",
         *IN_TEST_GGUF,
         "--memory-limit",  # tests/mtmd/loaded/test_memory_admission.py
         "--isolate",  # tests/mtmd/test_isolate.py
@@ -336,6 +343,7 @@ def test_quiet_and_model(one: Path, mtmd: Any, tmp_path: Path) -> None:
 def test_every_option_of_warmup(mtmd: Any, tmp_path: Path) -> None:
     assert options_of("warmup") == {
         "--help",
+        "--help-all",
         "--json",
         "--strict",
         "--no-run",
@@ -484,7 +492,7 @@ CALLS: dict[str, tuple[tuple[object, ...], str]] = {
     ),
     "a question for a conversation": (
         ("chat", "-p", "hi"),
-        "option '-p' is not known; questions are typed, or come line by line from a pipe; see",
+        "option '-p' is not known; questions are typed, or come by lines from a pipe; for one there",
     ),
     "word by word": (
         ("describe", "IMAGE", "--stream"),
@@ -806,9 +814,11 @@ class Screen(io.StringIO):
         ]
 
 
-def on_a_terminal(*arguments: object) -> tuple[int, Screen]:
+def on_a_terminal(*arguments: object, columns: int = 1000) -> tuple[int, Screen]:
     screen = Screen()
-    with redirect_stdout(screen), redirect_stderr(screen):
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(screen), redirect_stderr(screen):
+        patch.setenv("COLUMNS", str(columns))
+        patch.setenv("NO_COLOR", "1")
         return main([str(a) for a in arguments]), screen
 
 
@@ -828,6 +838,18 @@ def test_a_terminal_shows_an_error_on_a_line_of_its_own(one: Path) -> None:
     assert code == 2 and "encoded" not in screen.getvalue(), "what cannot fit is not encoded first"
     (line,) = screen.shows()
     assert line.startswith("mtmd describe: the prompt takes ")
+
+
+@pytest.mark.parametrize("columns", [24, 44, 80])
+def test_no_word_breaks_on_a_terminal(columns: int, one: Path, plain: dict[str, Any]) -> None:
+    """Of an answer, a receipt, an error: only what is longer than a line."""
+    code, screen = on_a_terminal("describe", one, columns=columns)
+    taken_back = re.compile(r"(.*)\x1b\[(\d+)D\x1b\[K")
+    lines = [taken_back.sub(lambda m: m[1][: -int(m[2])], line) for line in screen.shows()]
+    assert code == 0 and max(map(len, lines)) <= columns
+    assert plain["text"] in " ".join(line.strip() for line in lines)
+    _, screen = on_a_terminal("describe", "nothing-of-this-name.png", columns=columns)
+    assert "found no such file, expected a picture" in " ".join(screen.shows())
 
 
 def interrupt_after(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,7 @@ def test_help_of_everything_has_examples_that_are_right(mtmd: Any) -> None:
     for verb in cli.VERBS:
         shown = mtmd("help", verb)
         assert shown == mtmd(verb, "--help") and shown.code == 0
-        examples = shown.out.partition("\nexamples:\n")[2].splitlines()
+        examples = shown.out.partition("\nexamples:\n")[2].partition("\n\n")[0].splitlines()
         assert examples, verb
         assert shown.out.lower().count("examples:") == 1, verb
         for line in examples:
@@ -47,6 +47,45 @@ def test_help_of_everything_has_examples_that_are_right(mtmd: Any) -> None:
                 words = words[: words.index(">")] if ">" in words else words
                 words = words[: words.index(">>")] if ">>" in words else words
                 top.parse_args(words[1:])
+
+
+MANY = 20  # options that --help shows at most
+
+
+def test_the_short_help_shows_what_people_use(mtmd: Any) -> None:
+    """Examples before the options, a line of usage, and how to see the rest."""
+    verbs = cli.parser()._subparsers._group_actions[0].choices  # type: ignore[union-attr]
+    for verb, module in cli.VERBS.items():
+        sub, short, every = verbs[verb], mtmd(verb, "--help").out, mtmd(verb, "--help-all").out
+        assert mtmd("help", verb, "--all").out == every, verb
+        named = {name for action in sub._actions for name in action.option_strings}
+        assert set(getattr(module, "SHORT", ())) <= named, verb
+        options = [line for line in short.splitlines() if line.startswith("  -")]
+        assert len(options) <= MANY, verb
+        at = [short.find(word) for word in ("usage:", "examples:", "options:")]
+        assert at == sorted(at), verb
+        if hasattr(module, "SHORT"):
+            assert short.startswith(f"usage: mtmd {verb} [OPTIONS]"), verb
+            left = sum(line.startswith("  -") for line in every.splitlines()) - len(options)
+            assert f"'mtmd {verb} --help-all' shows {left} more options." in short
+        else:
+            assert short == every, verb
+
+
+@pytest.mark.parametrize("verb", ["info", "fit", "bench"])
+def test_every_command_takes_its_model_by_an_option(verb: str, mtmd: Any) -> None:
+    args = cli.parser().parse_args([verb, "-m", "there"])
+    cli.settle_model(args)
+    assert args.model == "there"
+    assert "expected one model" in mtmd(verb, "demo", "-m", "demo").refused()
+
+
+def test_both_models_of_a_comparison_by_options(mtmd: Any) -> None:
+    for words in (["-m", "x", "-m", "y"], ["x", "y"], ["x", "-m", "y"]):
+        args = cli.parser().parse_args(["compare", *words])
+        cli.settle_model(args)
+        assert (args.a, args.b) == ("x", "y"), words
+    assert "expected two models" in mtmd("compare", "x", "y", "-m", "z").refused()
 
 
 def test_no_command_tells_what_there_is(mtmd: Any) -> None:

@@ -9,7 +9,7 @@ import sys
 from dataclasses import fields
 from pathlib import Path
 
-from mtmd.commands.shared import MODEL_HELP, settle_threads
+from mtmd.commands.shared import add_model_named, settle_threads
 from mtmd.kernels.errors import OptionError
 from mtmd.kernels.text import for_terminal
 
@@ -26,10 +26,16 @@ DESCRIPTION = (
 MOST = 1 << 20
 LISTS = ("context", "threads")  # options of loading that are axes here
 
+SHORT = (
+    *("--model", "--random-weights", "--weights", "--resolution", "--images", "--context"),
+    *("--batch", "--threads", "--stages", "--decode", "--rounds", "--device", "--dtype"),
+    *("--json", "--html"),
+)
+
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
     sub.description = DESCRIPTION
-    sub.add_argument("model", nargs="?", metavar="MODEL", help=f"{MODEL_HELP} (default: demo)")
+    add_model_named(sub)
     sub.add_argument(
         "--random-weights",
         metavar="SHAPE",

@@ -1,0 +1,51 @@
+"""One answer, streamed to stdout, for `mtmd describe` and `mtmd ask`; all else goes to stderr."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mtmd.events import Finished, Progress, TextPiece
+from mtmd.model import Model
+from mtmd.prompt.conversation import messages_of
+from mtmd.prompt.video_input import is_video
+from mtmd.terminal.line_input import without_echo_of_keys
+from mtmd.terminal.status_line import Status
+from mtmd.terminal.wrap import DIM, StreamedText, styled, wrapped
+
+
+def print_answer(
+    model: Model, images: Sequence[Any], args: argparse.Namespace, chosen: Mapping[str, Any]
+) -> None:
+    """The answer to `args.prompt` about `images`, none for the prompt alone; `chosen` are fields of
+    `AnswerOptions`. With `args.json` it is one object, with `args.quiet` it comes without a
+    receipt. Raises MtmdError.
+    """
+    status, text = Status(), StreamedText()
+    if any(is_video(image) for image in images):
+        status.say("reading the video")
+    messages = messages_of(images or None, args.prompt, args.system)
+    with without_echo_of_keys():
+        try:
+            for event in model.stream(messages, **chosen):
+                if isinstance(event, Progress):
+                    status.show(event)
+                elif isinstance(event, TextPiece) and not args.json:
+                    status.clear()
+                    text.write(event.text)
+                elif isinstance(event, Finished):
+                    status.clear()
+                    if args.json:
+                        print(json.dumps(event.answer.asdict()), flush=True)
+                    else:
+                        text.end()
+                    if not (args.json or args.quiet):
+                        receipt = wrapped(str(event.answer.receipt), sys.stderr)
+                        print(styled(receipt, DIM, sys.stderr), file=sys.stderr)
+        finally:
+            status.clear()
+            if text.begun:  # broken off: what is said next begins a line of its own
+                text.end()
