@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import Discriminator, Field, Tag
-from pydantic_core import to_json
+from pydantic import Discriminator, Field, Tag, field_validator
+from pydantic_core import PydanticCustomError, to_json
 
 from mtmd import ToolCall
 from mtmd.tools.tool import TOOLS_MAX
@@ -28,7 +30,8 @@ from mtmd.web.adapters.fields import (
     refuse_unsupported,
     text_or_list,
 )
-from mtmd.web.adapters.tools import check_kinds, tool_options
+from mtmd.web.adapters.tools import tool_options
+from mtmd.web.api.agent_tools import GivenTools, given_tools
 from mtmd.web.api.requests import promised
 from mtmd.web.errors import TAG, ApiError
 from mtmd.web.intake.long_texts import PictureText, as_data_url
@@ -74,13 +77,78 @@ class ToolUse(Loose):
     input: dict[str, Any] = Field(default_factory=dict)
 
 
+class DocumentBlock(Loose):
+    """A text as a file."""
+
+    type: Literal["document"]
+    source: dict[str, Any]
+    title: str | None = None
+
+    @field_validator("source")
+    @classmethod
+    def _is_text(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if value.get("type") != "text" or not isinstance(value.get("data"), str):
+            raise PydanticCustomError(
+                "document",
+                "expected a document of plain text, with a source of the type text; others, such "
+                "as PDF, cannot be read: send their pages as pictures",
+            )
+        return value
+
+    @property
+    def text(self) -> str:
+        return "\n".join(filter(None, (self.title, self.source["data"])))
+
+
+class SearchResultBlock(Loose):
+    """What the client has found."""
+
+    type: Literal["search_result"]
+    source: str
+    title: str
+    content: list[TextBlock] = Field(max_length=MOST_PARTS)
+
+    @property
+    def text(self) -> str:
+        return "\n".join((self.title, self.source, *(block.text for block in self.content)))
+
+
+class ToolReference(Loose):
+    """A tool that the client has found for the model, which knows all tools anyway."""
+
+    type: Literal["tool_reference"]
+    tool_name: str
+
+    @property
+    def text(self) -> str:
+        return self.tool_name
+
+
+class OtherBlock(Loose):
+    """Of a tool that a server runs; left out."""
+
+    type: str
+
+
+_OTHERS = re.compile(r"server_tool_use|mcp_tool_use|\w+_tool_result")
+
+
+def _block(value: Any) -> str | None:
+    found = kind(value)
+    return f"{TAG}other" if found and _OTHERS.fullmatch(found.removeprefix(TAG)) else found
+
+
 Shown: TypeAlias = Annotated[
-    Annotated[TextBlock, Tag(f"{TAG}text")] | Annotated[ImageBlock, Tag(f"{TAG}image")],
+    Annotated[TextBlock, Tag(f"{TAG}text")]
+    | Annotated[ImageBlock, Tag(f"{TAG}image")]
+    | Annotated[DocumentBlock, Tag(f"{TAG}document")]
+    | Annotated[SearchResultBlock, Tag(f"{TAG}search_result")]
+    | Annotated[ToolReference, Tag(f"{TAG}tool_reference")],
     Discriminator(
         kind,
         custom_error_type="block",
-        custom_error_message="the type of a block in a result has to be text or image; documents "
-        "cannot be read",
+        custom_error_message="the type of a block in a result has to be text, image, document, "
+        "search_result or tool_reference",
     ),
 ]
 Result: TypeAlias = Annotated[
@@ -107,12 +175,15 @@ Block: TypeAlias = Annotated[
     | Annotated[ThinkingBlock, Tag(f"{TAG}thinking")]
     | Annotated[ThinkingBlock, Tag(f"{TAG}redacted_thinking")]
     | Annotated[ToolUse, Tag(f"{TAG}tool_use")]
-    | Annotated[ToolResult, Tag(f"{TAG}tool_result")],
+    | Annotated[ToolResult, Tag(f"{TAG}tool_result")]
+    | Annotated[DocumentBlock, Tag(f"{TAG}document")]
+    | Annotated[SearchResultBlock, Tag(f"{TAG}search_result")]
+    | Annotated[OtherBlock, Tag(f"{TAG}other")],
     Discriminator(
-        kind,
+        _block,
         custom_error_type="block",
-        custom_error_message="the type of a block has to be text, image, tool_use or tool_result; "
-        "documents cannot be read",
+        custom_error_message="the type of a block has to be text, image, document, search_result, "
+        "tool_use or tool_result",
     ),
 ]
 Content: TypeAlias = Annotated[
@@ -169,7 +240,7 @@ class CountRequest(Request):
     """What matters for how many tokens a conversation takes."""
 
     harmless: ClassVar[frozenset[str]] = frozenset(
-        ("metadata", "service_tier", "inference_geo", "cache_control", "betas")
+        ("metadata", "service_tier", "inference_geo", "cache_control", "betas", "speed")
     )
 
     model: ModelName
@@ -188,14 +259,29 @@ class CountRequest(Request):
             turns += _turns(message, f"messages[{i}].content")
         return Asked(turns, self.chosen(), tools=self._tools())
 
+    @cached_property
+    def given_tools(self) -> GivenTools:
+        return given_tools(self.tools, "custom")
+
+    @property
+    def unknown(self) -> list[str]:
+        blocks = [
+            f"messages[{i}].content[{j}] ({block.type[:60]})"
+            for i, message in enumerate(self.messages)
+            for j, block in enumerate(
+                message.content if not isinstance(message.content, str) else ()
+            )
+            if isinstance(block, OtherBlock)
+        ]
+        return [*super().unknown, *self.given_tools.left_out, *blocks]
+
     def _tools(self) -> dict[str, Any]:
-        check_kinds(self.tools, "custom")
+        tools = self.given_tools.tools
         choice = self.tool_choice or Choice(type="auto")
-        if choice.type == "any" and not self.tools:
+        if choice.type == "any" and not tools:
             raise ApiError(
                 400, "tool_choice.type: found 'any' without tools", param="tool_choice.type"
             )
-        tools = [{k: v for k, v in tool.items() if k != "type"} for tool in self.tools or ()]
         several = False if choice.disable_parallel_tool_use else None
         return tool_options(tools, choice.chosen(), several)
 
@@ -292,7 +378,7 @@ def _parts(blocks: Sequence[tuple[str, Any]]) -> tuple[str | Reference, ...]:
     """Texts and pictures of blocks, each with its place."""
     parts: list[str | Reference] = []
     for place, block in blocks:
-        if isinstance(block, TextBlock):
+        if isinstance(block, (TextBlock, DocumentBlock, SearchResultBlock, ToolReference)):
             parts.append(block.text)
         elif isinstance(block, ImageBlock):
             parts.append(block.source.reference(f"{place}.source"))

@@ -157,6 +157,11 @@ class ModelDoor:
             begun.pop_all()
         return Answering(tickets, ExitStack())
 
+    def begin_text(self, prompt: RawPrompt, chosen: Mapping[str, Any]) -> Answering:
+        """Of one prompt, a text, without a chat template. Raises as `begin`."""
+        self.check_length("prompt", len(prompt.text))
+        return self.begin_raw([prompt], self.model.usual("auto") | dict(chosen))
+
     def count(self, asked: Asked) -> TokenCount:
         with self._opened(asked.turns) as messages:
             return self.service.count(

@@ -141,8 +141,10 @@ def _answered(
     `part`: a text, and calls of tools, in the form of the route.
     """
     began = perf_counter_ns()
-    name, said = _known(door, body.model), body.asked() if says else None
-    if said is None and body.unloads and door.models.unload(name):
+    raw = body.raw_prompt() if says and isinstance(body, GenerateRequest) else None
+    name, said = _known(door, body.model), body.asked() if says and raw is None else None
+    chosen = body.chosen() if raw is not None else {}
+    if not says and body.unloads and door.models.unload(name):
         return jsonify(_line(body.model, part("", ())) | {"done_reason": "unload", "done": True})
 
     def beat() -> str:
@@ -155,9 +157,12 @@ def _answered(
         return _dumped(in_ollamas_form(error))
 
     def begin(asked: ModelDoor) -> Response:
-        if said is None:
+        if raw is not None:
+            answering = asked.begin_text(raw, chosen)
+        elif said is not None:
+            answering = asked.begin(said)
+        else:
             return jsonify(_line(body.model, part("", ())) | {"done_reason": "load", "done": True})
-        answering = asked.begin(said)
         if body.streams:
             return answering.streamed(lines, failed, mimetype=LINES, beat=beat)
         return answering.whole(

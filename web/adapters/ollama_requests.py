@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 from pydantic_core import to_json
 
-from mtmd import ToolCall
+from mtmd import RawPrompt, ToolCall
 from mtmd.tools.tool import TOOLS_MAX
 from mtmd.web.adapters.door import Asked, Turn
 from mtmd.web.adapters.fields import (
@@ -190,7 +190,9 @@ class _OpenCalls:
 
 
 class GenerateRequest(Answered):
-    """`prompt` is what the user says: the model's chat template is put around it."""
+    """`prompt` is what the user says: the model's chat template is put around it, unless it is
+    `raw`.
+    """
 
     prompt: str | None = None
     system: str | None = None
@@ -198,7 +200,19 @@ class GenerateRequest(Answered):
     suffix: Any = None
     template: Any = None
     context: Any = None
-    raw: Any = None
+    raw: bool | None = None
+
+    def raw_prompt(self) -> RawPrompt | None:
+        """What is read as it is, without a chat template. Raises ApiError for pictures, which have
+        no place in it, and a system message.
+        """
+        if not self.raw:
+            return None
+        refuse_unsupported({name: getattr(self, name) for name in _GENERATE}, _GENERATE)
+        for name in ("images", "system"):
+            if getattr(self, name):
+                raise ApiError(400, f"{name}: found beside raw, expected one of them", param=name)
+        return RawPrompt(self.prompt or "")
 
     def asked(self) -> Asked:
         refuse_unsupported({name: getattr(self, name) for name in _GENERATE}, _GENERATE)
@@ -207,12 +221,7 @@ class GenerateRequest(Answered):
         return Asked([*system, Turn("user", parts)], self.chosen())
 
 
-_GENERATE: dict[str, tuple[Any, ...]] = {
-    "suffix": ("",),
-    "template": ("",),
-    "context": ([],),
-    "raw": (False,),
-}
+_GENERATE: dict[str, tuple[Any, ...]] = {"suffix": ("",), "template": ("",), "context": ([],)}
 
 
 class EmbedRequest(Loose):

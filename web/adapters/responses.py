@@ -16,10 +16,14 @@ from mtmd.web import sse
 from mtmd.web.adapters.door import Asked, Door, ModelDoor, Turn
 from mtmd.web.adapters.kept_responses import KeptResponses
 from mtmd.web.adapters.responses_requests import ResponsesRequest
+from mtmd.web.api.agent_tools import CustomCall, CustomCallPiece, CustomCalls
 from mtmd.web.auth import owner
 from mtmd.web.errors import ApiError
 from mtmd.web.intake.body import json_body
 from mtmd.web.intake.gate import Body, Work, takes
+
+_ARGUMENTS = "response.function_call_arguments"
+_CUSTOM_INPUT = "response.custom_tool_call_input"
 
 
 def blueprint(door: Door, kept: KeptResponses) -> Blueprint:
@@ -40,7 +44,7 @@ def blueprint(door: Door, kept: KeptResponses) -> Blueprint:
             answering = asked.begin(said)
             if body.stream:
                 return answering.streamed(writing.events, writing.failed)
-            return answering.whole(writing.finished, ApiError.body)
+            return answering.whole(writing.whole, ApiError.body)
 
         return door.answered(body, begin, _Writing(body.model or "", kept, body, turns).failed)
 
@@ -72,6 +76,7 @@ class _Writing:
     ) -> None:
         self._kept, self._owner, self._turns = kept, owner(), turns
         self._id, self._request_id = f"resp_{g.own_id}", g.own_id
+        self._custom = CustomCalls(body.given_tools.custom)
         self._numbers = itertools.count()
         self._head = {
             "id": self._id,
@@ -99,19 +104,24 @@ class _Writing:
         yield self.event("response.created", response=begun)
         yield self.event("response.in_progress", response=begun)
         writing = _OpenItem(self)
-        for event in events:
-            if event is None:
+        for come in events:
+            if come is None:
                 yield ""
-            elif isinstance(event, TextPiece) and event.text:
-                yield from writing.text(event.text)
-            elif isinstance(event, ToolCallPiece):
-                yield from writing.call(event)
-            elif isinstance(event, Finished):
-                if not writing.begun:
-                    yield from writing.text("")
-                whole = self.finished(event.answer)
-                yield from writing.close(whole["output"])
-                yield self.event(f"response.{whole['status']}", response=whole)
+                continue
+            for event in self._custom.read(come):
+                yield from self._written(event, writing)
+
+    def _written(self, event: Event, writing: _OpenItem) -> Iterator[str]:
+        if isinstance(event, TextPiece) and event.text:
+            yield from writing.text(event.text)
+        elif isinstance(event, ToolCallPiece):
+            yield from writing.call(event)
+        elif isinstance(event, Finished):
+            if not writing.begun:
+                yield from writing.text("")
+            whole = self.finished(event.answer)
+            yield from writing.close(whole["output"])
+            yield self.event(f"response.{whole['status']}", response=whole)
 
     def failed(self, error: ApiError) -> str:
         told = error.body()["error"]
@@ -120,11 +130,20 @@ class _Writing:
         body["error"] = {"code": code, "message": told["message"]}
         return self.event("response.failed", response=body)
 
+    def whole(self, answer: Answer) -> dict[str, Any]:
+        (finished,) = self._custom.read(Finished(answer))
+        assert isinstance(finished, Finished)
+        return self.finished(finished.answer)
+
     def finished(self, answer: Answer) -> dict[str, Any]:
         status = "incomplete" if answer.receipt.finish == "length" else "completed"
         body = self._body(status, self._output(answer, status), answer.receipt)
         if self._head["store"]:
-            turns = (*self._turns, Turn("assistant", (answer.text,), answer.tool_calls))
+            calls = tuple(
+                call.as_function() if isinstance(call, CustomCall) else call
+                for call in answer.tool_calls
+            )
+            turns = (*self._turns, Turn("assistant", (answer.text,), calls))
             body["store"] = self._kept.add(self._owner, turns, body)
         return body
 
@@ -160,6 +179,15 @@ class _Writing:
         }
 
     def called(self, status: str, call: ToolCall) -> dict[str, Any]:
+        if isinstance(call, CustomCall):
+            return {
+                "id": f"ctc_{call.id.removeprefix('call_')}",
+                "type": "custom_tool_call",
+                "status": status,
+                "call_id": call.id,
+                "name": call.name,
+                "input": call.arguments,
+            }
         return {
             "id": f"fc_{call.id.removeprefix('call_')}",
             "type": "function_call",
@@ -200,13 +228,13 @@ class _OpenItem:
 
     def call(self, piece: ToolCallPiece) -> Iterator[str]:
         if self._which != piece.index:
-            call = ToolCall(piece.id or "", piece.name or "", "")
+            made = CustomCall if isinstance(piece, CustomCallPiece) else ToolCall
+            call = made(piece.id or "", piece.name or "", "")
             yield from self._begin(piece.index, self._writing.called("in_progress", call))
         self._written.append(piece.arguments)
         if piece.arguments:
-            yield self._writing.event(
-                "response.function_call_arguments.delta", **self._place, delta=piece.arguments
-            )
+            kind = _CUSTOM_INPUT if "input" in self._item else _ARGUMENTS
+            yield self._writing.event(f"{kind}.delta", **self._place, delta=piece.arguments)
 
     def close(self, output: list[dict[str, Any]] | None = None) -> Iterator[str]:
         """`output`: of the whole response, at its end."""
@@ -217,11 +245,12 @@ class _OpenItem:
             yield event("response.output_text.done", **self._place, text=text, logprobs=[])
             yield event("response.content_part.done", **self._place, part=_part(text))
             done = {"status": "completed", "content": [_part(text)]}
+        elif "input" in self._item:
+            yield event(f"{_CUSTOM_INPUT}.done", **self._place, input=text)
+            done = {"status": "completed", "input": text}
         else:
             name = self._item["name"]
-            yield event(
-                "response.function_call_arguments.done", **self._place, name=name, arguments=text
-            )
+            yield event(f"{_ARGUMENTS}.done", **self._place, name=name, arguments=text)
             done = {"status": "completed", "arguments": text}
         item = output[-1] if output else self._item | done
         yield event("response.output_item.done", output_index=self._index, item=item)

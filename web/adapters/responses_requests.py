@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import Discriminator, Field, Tag
@@ -25,12 +27,15 @@ from mtmd.web.adapters.fields import (
     refuse_unsupported,
     text_or_list,
 )
-from mtmd.web.adapters.tools import check_kinds, tool_options
+from mtmd.web.adapters.tools import tool_options
+from mtmd.web.api.agent_tools import GivenTools, chosen_tool, given_tools, text_arguments
 from mtmd.web.api.requests import of_file_data, promised
 from mtmd.web.errors import TAG, ApiError
 from mtmd.web.intake.body import WHOLE
 from mtmd.web.intake.long_texts import PictureText
 from mtmd.web.intake.media import Reference
+
+_LOGPROBS = "message.output_text.logprobs"
 
 
 class TextPart(Loose):
@@ -115,24 +120,50 @@ class CallItem(Loose):
     arguments: str
 
 
+class CustomItem(Loose):
+    """A call of a tool that takes a text."""
+
+    type: Literal["custom_tool_call"]
+    call_id: str
+    name: str
+    input: str
+
+
+class OtherItem(Loose):
+    """Of a tool that a server runs; left out."""
+
+    type: str
+
+
 class OutputItem(Loose):
     """The result of a call."""
 
-    type: Literal["function_call_output"]
+    type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
     output: Content
 
 
+# Items of tools that a server runs, and of what OpenAI's does beside an answer.
+_OTHERS = re.compile(
+    r"(?!function|custom_tool)\w+_call(_output)?|mcp_\w+|tool_search_output|additional_tools|"
+    r"compaction\w*|context_compaction|program(_output)?"
+)
+
+
 def _item(value: Any) -> str | None:
     """Messages may come without a type."""
-    return kind(value) or f"{TAG}message"
+    found = kind(value) or f"{TAG}message"
+    return f"{TAG}other" if _OTHERS.fullmatch(found.removeprefix(TAG)) else found
 
 
 Item: TypeAlias = Annotated[
     Annotated[MessageItem, Tag(f"{TAG}message")]
     | Annotated[ReasoningItem, Tag(f"{TAG}reasoning")]
     | Annotated[CallItem, Tag(f"{TAG}function_call")]
-    | Annotated[OutputItem, Tag(f"{TAG}function_call_output")],
+    | Annotated[CustomItem, Tag(f"{TAG}custom_tool_call")]
+    | Annotated[OutputItem, Tag(f"{TAG}function_call_output")]
+    | Annotated[OutputItem, Tag(f"{TAG}custom_tool_call_output")]
+    | Annotated[OtherItem, Tag(f"{TAG}other")],
     Discriminator(
         _item,
         custom_error_type="item",
@@ -193,17 +224,18 @@ Metadata: TypeAlias = Annotated[
 
 
 class ResponsesRequest(Request):
+    """`truncation` is "auto" or not: what is too long is refused, and never cut. `max_tool_calls`
+    counts those that a server runs, of which there are none.
+    """
+
     harmless: ClassVar[frozenset[str]] = frozenset(
         ("user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
-    ) | {"service_tier", "stream_options"}
+    ) | {"service_tier", "stream_options", "truncation", "max_tool_calls", "client_metadata"}
     unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {
         "background": (False,),
         "conversation": (),
         "prompt": (),
-        "truncation": ("disabled",),
         "top_logprobs": (0,),
-        "include": ([], ["reasoning.encrypted_content"]),
-        "max_tool_calls": (),
     }
 
     model: ModelName | None = None
@@ -221,13 +253,11 @@ class ResponsesRequest(Request):
     tools: list[dict[str, Any]] | None = Field(default=None, max_length=TOOLS_MAX)
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    max_tool_calls: Any = None
     background: Any = None
     conversation: Any = None
     prompt: Any = None
-    truncation: Any = None
     top_logprobs: Any = None
-    include: Any = None
+    include: list[str] | None = Field(default=None, max_length=64)
 
     @property
     def is_kept(self) -> bool:
@@ -235,12 +265,28 @@ class ResponsesRequest(Request):
 
     def check(self) -> None:
         """Raises ApiError for what cannot be done."""
-        check_kinds(self.tools, "function")
         effort = self.reasoning.effort if self.reasoning else None
         refuse_unsupported({"reasoning.effort": effort}, {"reasoning.effort": ("none",)})
         refuse_unsupported(
             {name: getattr(self, name) for name in self.unsupported}, self.unsupported
         )
+        if _LOGPROBS in (self.include or ()):
+            raise ApiError(
+                400,
+                f"include: {_LOGPROBS} is not supported here; chat completions have logprobs",
+                param="include",
+                code="unsupported_parameter",
+            )
+
+    @cached_property
+    def given_tools(self) -> GivenTools:
+        return given_tools(self.tools)
+
+    @property
+    def unknown(self) -> list[str]:
+        items = enumerate(self.input if not isinstance(self.input, str) else ())
+        others = [f"input[{i}] ({x.type[:60]})" for i, x in items if isinstance(x, OtherItem)]
+        return [*super().unknown, *self.given_tools.left_out, *others]
 
     def turns(self) -> list[Turn]:
         """What is said in this request, without its instructions."""
@@ -248,10 +294,13 @@ class ResponsesRequest(Request):
             return [Turn("user", (self.input,))]
         turns: list[Turn] = []
         for i, item in enumerate(self.input):
-            if isinstance(item, CallItem):
+            if isinstance(item, (CallItem, CustomItem)):
                 if not turns or turns[-1].role != "assistant":
                     turns.append(Turn("assistant", ()))
-                call = ToolCall(item.call_id, item.name, item.arguments)
+                arguments = (
+                    item.arguments if isinstance(item, CallItem) else text_arguments(item.input)
+                )
+                call = ToolCall(item.call_id, item.name, arguments)
                 turns[-1] = replace(turns[-1], calls=(*turns[-1].calls, call))
             elif isinstance(item, OutputItem):
                 parts = _parts(item.output, f"input[{i}].output")
@@ -263,7 +312,8 @@ class ResponsesRequest(Request):
 
     def tool_options(self) -> dict[str, Any]:
         """The fields of AnswerOptions that say which tools there are."""
-        return tool_options(self.tools, self.tool_choice, self.parallel_tool_calls)
+        tools, choice = self.given_tools.tools, chosen_tool(self.tool_choice)
+        return tool_options(tools, choice, self.parallel_tool_calls)
 
     def details(self) -> list[str]:
         """How closely pictures are to be looked at: "original" is as they are."""

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from mtmd import Event, Finished, TextPiece, ToolCall, ToolCallPiece
-from mtmd.web.errors import ApiError
 
 
 def tool_options(
@@ -28,21 +27,6 @@ def arguments_of(call: ToolCall) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
-
-
-def check_kinds(tools: Sequence[Mapping[str, Any]] | None, own: str) -> None:
-    """Raises ApiError for a tool that is none of the client's own functions, which are of the type
-    `own` or of none.
-    """
-    for i, tool in enumerate(tools or ()):
-        if tool.get("type") not in (None, own):
-            raise ApiError(
-                400,
-                f"tools[{i}].type: found {tool['type']!r:.60}, expected {own!r}; tools that a "
-                "server runs are not run here",
-                param=f"tools[{i}].type",
-                code="unsupported_parameter",
-            )
 
 
 class CallReader:

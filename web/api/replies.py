@@ -10,12 +10,14 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from mtmd import Answer, Progress, Receipt, TokenInfo, ToolCallPiece, __version__
+from mtmd.web.api.agent_tools import CustomCall, CustomCallPiece
 
 
 @dataclass(frozen=True)
 class Reply:
     """What all parts of one answer have in common. `logprobs`: whether they were asked for;
-    `warnings` go into its receipt; `index` is its place among several answers to one request.
+    `warnings` go into its receipt; `index` is its place among several answers to one request;
+    `calls_old_way`: a call is a `function_call`, as before there were tools.
     """
 
     id: str
@@ -23,18 +25,22 @@ class Reply:
     logprobs: bool = False
     warnings: tuple[str, ...] = ()
     index: int = 0
+    calls_old_way: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
 
     def chat(self, answer: Answer, tokens: Sequence[TokenInfo]) -> dict[str, Any]:
         calls = [call.asdict() for call in answer.tool_calls]
         text = answer.text or (None if calls else "")
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
-        message |= {"tool_calls": calls} if calls else {}
+        if calls and self.calls_old_way:
+            message["function_call"] = calls[0]["function"]
+        elif calls:
+            message["tool_calls"] = calls
         choice = {
             "index": self.index,
             "message": message,
             "logprobs": self._chat_logprobs(tokens),
-            "finish_reason": answer.receipt.finish,
+            "finish_reason": self._finish(answer.receipt.finish),
         }
         return self._head("chat.completion") | {
             "choices": [choice],
@@ -52,18 +58,27 @@ class Reply:
         }
 
     def chat_call(self, piece: ToolCallPiece) -> dict[str, Any]:
+        if isinstance(piece, CustomCallPiece):
+            whole = CustomCall(piece.id or "", piece.name or "", piece.arguments)
+            return self.chat_chunk({"tool_calls": [{"index": piece.index} | whole.asdict()]})
         call: dict[str, Any] = {"index": piece.index}
         if piece.id is not None:
             call |= {"id": piece.id, "type": "function"}
         name = {} if piece.name is None else {"name": piece.name}
         call["function"] = {**name, "arguments": piece.arguments}
+        if self.calls_old_way:
+            return self.chat_chunk({"function_call": call["function"]})
         return self.chat_chunk({"tool_calls": [call]})
 
     def chat_text(self, text: str, tokens: Sequence[TokenInfo]) -> dict[str, Any]:
         return self.chat_chunk({"content": text}, tokens)
 
     def chat_end(self, finish: str) -> dict[str, Any]:
-        return self.chat_chunk({}, finish=finish)
+        return self.chat_chunk({}, finish=self._finish(finish))
+
+    def _finish(self, finish: str) -> str:
+        is_old = self.calls_old_way and finish == "tool_calls"
+        return "function_call" if is_old else finish
 
     def plain(self, answer: Answer, tokens: Sequence[TokenInfo]) -> dict[str, Any]:
         return self._plain(answer.text, tokens, answer.receipt.finish) | {

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import (
@@ -25,6 +26,7 @@ from pydantic_core import PydanticCustomError, to_json
 
 from mtmd.config import STOP_CHARS_MAX, STOP_IDS_MAX, STOPS_MAX
 from mtmd.tools.tool import TOOLS_MAX
+from mtmd.web.api.agent_tools import GivenTools, called_function, chosen_tool, given_tools
 from mtmd.web.errors import TAG
 from mtmd.web.intake.body import WHOLE
 from mtmd.web.intake.long_texts import CutText, PictureText, as_data_url, beginning
@@ -317,6 +319,11 @@ class MessageCall(_Loose):
     id: str | None = Field(default=None, max_length=256)
     function: CalledFunction
 
+    @model_validator(mode="before")
+    @classmethod
+    def _of_a_text(cls, value: Any) -> Any:
+        return called_function(value)
+
 
 class Message(_Loose):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
@@ -457,6 +464,7 @@ class Generation(BaseModel):
             "prompt_cache_key",
             "prompt_cache_retention",
             "prediction",
+            "client_metadata",
         ]
     )
 
@@ -592,14 +600,11 @@ class MediaOptions(_Loose):
 
 class ChatRequest(Generation):
     unsupported: ClassVar[dict[str, tuple[Any, ...]]] = Generation.unsupported | {
-        "functions": (None, []),
-        "function_call": (None, "none", "auto"),
         "audio": (None,),
         "chat_template": (None, ""),
         "chat_template_kwargs": (None, {}),
         "documents": (None, []),
         "modalities": (None, [], ["text"]),
-        "web_search_options": (None,),
     }
 
     messages: list[Message] = Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)
@@ -610,10 +615,28 @@ class ChatRequest(Generation):
     tools: list[dict[str, Any]] | None = Field(default=None, max_length=TOOLS_MAX)
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
+    functions: list[dict[str, Any]] | None = Field(default=None, max_length=TOOLS_MAX)
+    function_call: str | CalledFunction | None = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
     media_io_kwargs: MediaOptions | None = None
     mm_processor_kwargs: FrameChoice | None = None
+
+    @cached_property
+    def given_tools(self) -> GivenTools:
+        """Of `functions`, the old form of `tools`, where there are no others."""
+        if self.tools or not self.functions:
+            return given_tools(self.tools)
+        return given_tools([{"type": "function", "function": f} for f in self.functions])
+
+    @property
+    def calls_old_way(self) -> bool:
+        """Whether a call is to be a `function_call`."""
+        return bool(self.functions and not self.tools)
+
+    @property
+    def unknown(self) -> list[str]:
+        return [*super().unknown, *self.given_tools.left_out]
 
     @property
     def continues(self) -> bool:
@@ -656,10 +679,18 @@ class ChatRequest(Generation):
     def prompt_options(self) -> dict[str, Any]:
         """Those that are part of the prompt."""
         given: dict[str, Any] = {"continue_final_message": True} if self.continues else {}
-        if self.tools:
-            given |= {"tools": self.tools, "parallel_tool_calls": self.parallel_tool_calls}
-        if self.tool_choice not in (None, "none", "auto") or self.tools:
-            given["tool_choice"] = self.tool_choice
+        tools, choice = list(self.given_tools.tools), chosen_tool(self.tool_choice)
+        several = self.parallel_tool_calls
+        if self.calls_old_way:
+            named: Any = self.function_call
+            several = False
+            if isinstance(named, CalledFunction):
+                named = {"type": "function", "function": {"name": named.name}}
+            choice = choice or named
+        if tools:
+            given |= {"tools": tools, "parallel_tool_calls": several}
+        if choice not in (None, "none", "auto") or tools:
+            given["tool_choice"] = choice
         return given
 
     def details(self) -> Iterator[str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, Protocol
 
 from flask import Blueprint, Response, g, render_template
@@ -25,6 +26,7 @@ from mtmd import (
 from mtmd.checkpoint.hub import DEMO_NAMES
 from mtmd.web import sse
 from mtmd.web.api import openapi
+from mtmd.web.api.agent_tools import with_custom_calls
 from mtmd.web.api.reference import operations
 from mtmd.web.api.replies import Reply, together
 from mtmd.web.api.requests import (
@@ -169,7 +171,11 @@ def blueprint(api: Api) -> Blueprint:
                 name = asked.model.called(body.model)
                 tickets = asked.submit(messages, body.n or 1, usual | options)
                 reply = Reply(f"chatcmpl-{g.request_id}", name, bool(body.logprobs), warnings)
-                return _answer(Answering(tickets, reply, CHAT, Reply.chat), body, stack)
+                reply = replace(reply, calls_old_way=body.calls_old_way)
+                answering = Answering(
+                    tickets, reply, CHAT, Reply.chat, custom=body.given_tools.custom
+                )
+                return _answer(answering, body, stack)
 
         return api.answered(body, begin, failure)
 
@@ -232,6 +238,10 @@ def blueprint(api: Api) -> Blueprint:
         return {
             "object": "list",
             "data": [_model(name, model, api.models.many) for name, model in called],
+            # as Anthropic's clients look for it, who read lists page by page
+            "has_more": False,
+            "first_id": called[0][0] if called else None,
+            "last_id": called[-1][0] if called else None,
             # as llama.cpp's clients look for it
             "models": [
                 {"name": name, "model": name, "capabilities": _can(model)} for name, model in called
@@ -264,7 +274,7 @@ def blueprint(api: Api) -> Blueprint:
 @dataclass(frozen=True)
 class Answering:
     """The answers under way to one request, `each` for every prompt; `echo` is what they begin
-    with.
+    with; `custom` are the names of tools that take a text.
     """
 
     tickets: Sequence[Ticket]
@@ -273,6 +283,7 @@ class Answering:
     whole: Callable[[Reply, Answer, Sequence[TokenInfo]], dict[str, Any]]
     each: int = 0
     echo: Sequence[str] = ()
+    custom: frozenset[str] = frozenset()
 
     @property
     def replies(self) -> list[Reply]:
@@ -294,11 +305,14 @@ def _answer(answering: Answering, body: Generation, held: ExitStack) -> Response
     tickets are given up and `held` let go.
     """
     incoming = Incoming(answering.tickets, held.pop_all())
+    events: Iterable[tuple[int, Event] | None] = incoming
+    if answering.custom:
+        events = with_custom_calls(incoming, answering.custom)
     if not body.stream:
-        return whole(incoming, _collected(answering, incoming), response)
+        return whole(incoming, _collected(answering, events), response)
     include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
     chunks = stream(
-        incoming,
+        events,
         answering.replies,
         answering.form,
         include_usage,
@@ -392,6 +406,9 @@ def _model(name: str, model: Listed, many: bool) -> dict[str, Any]:
         "object": "model",
         "created": int(model.since),
         "owned_by": "mtmd",
+        "type": "model",
+        "display_name": name,
+        "created_at": datetime.fromtimestamp(int(model.since), timezone.utc).isoformat(),
         "mtmd": {"context": model.context, "vision": model.sees, "video": model.sees},
     }
     if many:

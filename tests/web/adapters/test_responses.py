@@ -168,11 +168,13 @@ by_address = {"type": "input_file", "file_url": "https://example.com/a.png"}
 @pytest.mark.parametrize(
     "more, named",
     [
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "custom"}]}, "tools[0].name"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "web_search"}}, "tool_choice.type"),
+        ({"include": ["message.output_text.logprobs"]}, "include"),
         ({"tools": [{"type": "function", "name": ""}]}, "tools[0].name"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "x"}}, "tool_choice.name"),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"max_tool_calls": 1}, "max_tool_calls"),
         ({"input": [{"type": "function_call_output", "call_id": "1"}]}, "input[0].output"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
         (
@@ -184,7 +186,6 @@ by_address = {"type": "input_file", "file_url": "https://example.com/a.png"}
         ({"input": said("x", pdf)}, "input[0].content[0].file_data"),
         ({"input": said("x", by_address)}, "input[0].content[0].file_url"),
         ({"background": True}, "background"),
-        ({"truncation": "auto"}, "truncation"),
         ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
         ({"model": "other"}, "model"),
     ],

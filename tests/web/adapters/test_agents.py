@@ -1,0 +1,513 @@
+"""Requests as coding agents and chat pages send them (Codex, Claude Code, Cline, Continue,
+OpenCode, Open WebUI), each with all that it has beside what it needs. What is left out is named.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+from fake_service import FakeService
+from serving import client_for, running
+
+from mtmd import Service, ToolCall, load
+
+PATCH = '*** Begin Patch\n*** Add File: é.txt\n+"hi" \\ 😀\n*** End Patch'
+APPLY_PATCH = {
+    "type": "custom",
+    "name": "apply_patch",
+    "description": "Edits files.",
+    "format": {"type": "grammar", "syntax": "lark", "definition": 'start: "*** Begin Patch" LF'},
+}
+SHELL = {
+    "type": "function",
+    "name": "shell",
+    "description": "Runs a command",
+    "strict": False,
+    "parameters": {"type": "object", "properties": {"command": {"type": "string"}}},
+}
+CODEX: dict[str, Any] = {
+    "model": "fake",
+    "instructions": "You are a coding agent.",
+    "input": [
+        {
+            "type": "message",
+            "role": "developer",
+            "content": [{"type": "input_text", "text": "<p>"}],
+        },
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hi"}]},
+        {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {}},
+        {"type": "custom_tool_call", "call_id": "c1", "name": "apply_patch", "input": PATCH},
+        {"type": "custom_tool_call_output", "call_id": "c1", "output": "Success"},
+        {"type": "local_shell_call", "id": "x", "call_id": "c2", "status": "completed"},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "go on"}]},
+    ],
+    "tools": [
+        SHELL,
+        {"type": "web_search", "external_web_access": True},
+        APPLY_PATCH,
+        {"type": "local_shell"},
+        {"type": "tool_search"},
+        {"type": "namespace", "name": "mcp__x", "tools": []},
+    ],
+    "tool_choice": "auto",
+    "parallel_tool_calls": False,
+    "store": False,
+    "stream": False,
+    "include": ["reasoning.encrypted_content", "web_search_call.action.sources"],
+    "service_tier": "auto",
+    "prompt_cache_key": "0199",
+    "truncation": "auto",
+    "text": {"verbosity": "medium"},
+    "client_metadata": {"x": "y"},
+    "metadata": {"a": "b"},
+    "safety_identifier": "me",
+    "max_tool_calls": 5,
+}
+EPHEMERAL = {"type": "ephemeral", "ttl": "1h"}
+CLAUDE_CODE: dict[str, Any] = {
+    "model": "fake",
+    "max_tokens": 32000,
+    "system": [
+        {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1; cch=1;"},
+        {"type": "text", "text": "You are Claude Code.", "cache_control": EPHEMERAL},
+    ],
+    "messages": [
+        {"role": "user", "content": [{"type": "text", "text": "hey", "cache_control": EPHEMERAL}]},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "hm", "signature": ""},
+                {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {}},
+                {"type": "web_search_tool_result", "tool_use_id": "srvtoolu_1", "content": []},
+                {"type": "tool_use", "id": "toolu_1", "name": "ToolSearch", "input": {"q": "x"}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {
+                    "type": "tool_result",
+                    "tool_use_id": "toolu_1",
+                    "content": [{"type": "tool_reference", "tool_name": "Bash"}],
+                    "cache_control": EPHEMERAL,
+                },
+                {
+                    "type": "document",
+                    "source": {"type": "text", "media_type": "text/plain", "data": "a file"},
+                    "title": "a.txt",
+                },
+            ],
+        },
+    ],
+    "tools": [
+        {
+            "name": "Bash",
+            "input_schema": {"type": "object", "properties": {"command": {"type": "string"}}},
+            "cache_control": EPHEMERAL,
+            "eager_input_streaming": True,
+            "defer_loading": True,
+        },
+        {"name": "ToolSearch", "input_schema": {"type": "object"}, "type": "custom"},
+        {"type": "web_search_20250305", "name": "web_search", "max_uses": 8},
+        {"type": "bash_20250124", "name": "bash"},
+        {"type": "text_editor_20250728", "name": "str_replace_based_edit_tool"},
+    ],
+    "tool_choice": {"type": "auto"},
+    "thinking": {"type": "adaptive"},
+    "metadata": {"user_id": "u"},
+    "betas": ["claude-code-20250219"],
+    "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+    "output_config": {"effort": "medium"},
+    "speed": "fast",
+}
+SAY = [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]
+
+
+def test_codex() -> None:
+    service = FakeService()
+    found = client_for(service).post("/v1/responses", json=CODEX)
+    assert found.status_code == 200, found.text
+    assert found.headers["X-Mtmd-Ignored"] == (
+        "tools[1] (web_search), tools[3] (local_shell), tools[4] (tool_search), "
+        "tools[5] (namespace), input[2] (web_search_call), input[5] (local_shell_call)"
+    )
+    ticket = service.tickets[0]
+    assert [tool.name for tool in ticket.settings.toolbox.tools] == ["shell", "apply_patch"]
+    assert 'start: "*** Begin Patch" LF' in ticket.settings.toolbox.tools[1].description
+    (call,) = ticket.messages[2]["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == {"input": PATCH}
+    assert [m["role"] for m in ticket.messages][-3:] == ["assistant", "tool", "user"]
+
+
+def test_claude_code() -> None:
+    service = FakeService()
+    client = client_for(service)
+    found = client.post("/v1/messages?beta=true", json=CLAUDE_CODE)
+    assert found.status_code == 200, found.text
+    ignored = found.headers["X-Mtmd-Ignored"].split(", ")
+    assert set(ignored) == {
+        "context_management",
+        "tools[2] (web_search_20250305)",
+        "tools[3] (bash_20250124)",
+        "tools[4] (text_editor_20250728)",
+        "messages[1].content[1] (server_tool_use)",
+        "messages[1].content[2] (web_search_tool_result)",
+    }
+    ticket = service.tickets[0]
+    assert [tool.name for tool in ticket.settings.toolbox.tools] == ["Bash", "ToolSearch"]
+    said = [(m["role"], m["content"]) for m in ticket.messages]
+    assert said[0] == ("system", "You are Claude Code.")
+    assert said[-2:] == [("tool", "Bash"), ("user", "a.txt\na file")]
+    counted = {k: CLAUDE_CODE[k] for k in ("model", "system", "messages", "tools", "thinking")}
+    assert client.post("/v1/messages/count_tokens?beta=true", json=counted).status_code == 200
+    quota = {"model": "fake", "max_tokens": 1, "messages": [{"role": "user", "content": "quota"}]}
+    assert client.post("/v1/messages", json=quota).status_code == 200
+
+
+OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "Cline": (
+        "/v1/chat/completions",
+        {
+            "model": "fake",
+            "messages": [{"role": "system", "content": "be"}, *SAY],
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "max_tokens": 8192,
+            "tools": [{"type": "function", "function": {"name": "look", "strict": False}}],
+            "tool_choice": "auto",
+            "parallel_tool_calls": False,
+        },
+    ),
+    "Continue, chat": (
+        "/v1/chat/completions",
+        {"model": "fake", "messages": SAY, "stream": True, "max_tokens": 4096, "stop": None},
+    ),
+    "Continue, completion by Ollama": (
+        "/api/generate",
+        {
+            "model": "fake",
+            "prompt": "<fim_prefix>a<fim_suffix>b<fim_middle>",
+            "raw": True,
+            "keep_alive": 1800,
+            "options": {"num_predict": 20, "num_ctx": 4096, "stop": ["<fim_prefix>"], "mmap": True},
+        },
+    ),
+    "Continue, llama.cpp": (
+        "/completion",
+        {"prompt": "hi", "stream": True, "n_predict": 20, "cache_prompt": True, "stop": ["x"]},
+    ),
+    "OpenCode": (
+        "/v1/chat/completions",
+        {
+            "model": "fake",
+            "messages": [{"role": "system", "content": "be"}, {"role": "user", "content": "hi"}],
+            "max_tokens": 32000,
+            "top_p": 1,
+            "tools": [
+                {
+                    "type": "function",
+                    "function": {
+                        "name": "bash",
+                        "parameters": {
+                            "$schema": "http://json-schema.org/draft-07/schema#",
+                            "type": "object",
+                            "properties": {"command": {"type": "string"}},
+                        },
+                    },
+                }
+            ],
+            "tool_choice": "auto",
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        },
+    ),
+    "Open WebUI, OpenAI's": (
+        "/v1/chat/completions",
+        {"model": "fake", "messages": SAY, "stream": True, "user": "me", "metadata": {"a": "b"}},
+    ),
+    "Open WebUI, Ollama's": (
+        "/api/chat",
+        {
+            "model": "fake:latest",
+            "messages": [{"role": "user", "content": "hi", "images": []}],
+            "options": {"temperature": 0.8, "num_ctx": 2048, "mirostat": 0, "num_keep": 5},
+            "stream": True,
+            "keep_alive": "5m",
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_agents(name: str) -> None:
+    path, body = OTHERS[name]
+    service = FakeService()
+    found = client_for(service).post(path, json=body, buffered=True)
+    assert found.status_code == 200, found.text
+    assert "error" not in found.text and len(service.ended) == 1
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/api/version",
+        "/api/tags",
+        "/api/ps",
+        "/v1/models",
+        "/models",
+        "/props",
+        "/slots",
+        "/health",
+    ],
+)
+def test_what_open_webui_and_others_look_for_is_there(path: str) -> None:
+    assert client_for(FakeService()).get(path).status_code == 200
+
+
+def test_anthropics_client_lists_models() -> None:
+    with (
+        running(FakeService()) as server,
+        anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as client,
+    ):
+        page = client.models.list(limit=1000)
+        (model,) = page.data
+        assert (model.id, model.display_name, model.type) == ("fake", "fake", "model")
+        assert (page.has_more, page.first_id, page.last_id) == (False, "fake", "fake")
+        assert model.created_at.year >= 2024
+        assert client.models.retrieve("fake").display_name == "fake"
+
+
+# A text as it comes in a call's arguments, streamed and not, whole and cut.
+
+
+@pytest.fixture
+def service() -> FakeService:
+    service = FakeService()
+    service.calls = (
+        ToolCall("call_1", "shell", '{"command": "ls"}'),
+        ToolCall("call_2", "apply_patch", json.dumps({"input": PATCH})),
+    )
+    return service
+
+
+@pytest.fixture
+def sdk(service: FakeService) -> Iterator[openai.OpenAI]:
+    with (
+        running(service) as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        yield client
+
+
+def test_custom_tools_in_responses(sdk: openai.OpenAI, service: FakeService) -> None:
+    tools: Any = [SHELL, APPLY_PATCH]
+    found = sdk.responses.create(model="fake", input="hi", tools=tools)
+    function, custom = found.output
+    assert (function.type, function.arguments) == ("function_call", '{"command": "ls"}')
+    assert (custom.type, custom.call_id, custom.name) == (
+        "custom_tool_call",
+        "call_2",
+        "apply_patch",
+    )
+    assert custom.input == PATCH
+    events = list(sdk.responses.create(model="fake", input="hi", tools=tools, stream=True))
+    kinds = [event.type for event in events]
+    at = kinds.index("response.custom_tool_call_input.delta")
+    assert kinds[at - 1 : at + 3] == [
+        "response.output_item.added",
+        "response.custom_tool_call_input.delta",
+        "response.custom_tool_call_input.done",
+        "response.output_item.done",
+    ]
+    assert (events[at].delta, events[at + 1].input, events[at + 2].item.input) == (PATCH,) * 3
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    result: Any = {"type": "custom_tool_call_output", "call_id": "call_2", "output": "done"}
+    sdk.responses.create(model="fake", previous_response_id=found.id, input=[result], tools=tools)
+    calls = next(m for m in service.tickets[-1].messages if m.get("tool_calls"))["tool_calls"]
+    assert json.loads(calls[1]["function"]["arguments"]) == {"input": PATCH}
+    chosen: Any = {"type": "custom", "name": "apply_patch"}
+    sdk.responses.create(model="fake", input="hi", tools=tools, tool_choice=chosen)
+    assert service.tickets[-1].settings.toolbox.choice.names == ("apply_patch",)
+
+
+def test_custom_tools_in_chats(sdk: openai.OpenAI, service: FakeService) -> None:
+    told = {k: v for k, v in APPLY_PATCH.items() if k in ("name", "description")}
+    grammar = {"syntax": "regex", "definition": "[a-z]+"}
+    custom = {**told, "format": {"type": "grammar", "grammar": grammar}}
+    tools: Any = [
+        {"type": "function", "function": {"name": "shell"}},
+        {"type": "custom", "custom": custom},
+    ]
+    say: Any = [{"role": "user", "content": "hi"}]
+    found = sdk.chat.completions.create(model="fake", messages=say, tools=tools)
+    function, call = found.choices[0].message.tool_calls
+    assert function.type == "function" and function.function.name == "shell"
+    assert (call.type, call.custom.name, call.custom.input) == ("custom", "apply_patch", PATCH)
+    schema = service.tickets[0].settings.toolbox.tools[1].schema
+    assert schema["properties"]["input"]["pattern"] == "^(?:[a-z]+)$"
+    pieces = [
+        piece.choices[0].delta.tool_calls[0]
+        for piece in sdk.chat.completions.create(
+            model="fake", messages=say, tools=tools, stream=True
+        )
+        if piece.choices and piece.choices[0].delta.tool_calls
+    ]
+    last = pieces[-1].model_dump()
+    assert (last["index"], last["id"], last["type"]) == (1, "call_2", "custom")
+    assert last["custom"] == {"name": "apply_patch", "input": PATCH}
+    history: Any = [
+        *say,
+        found.choices[0].message.model_dump(exclude_none=True),
+        {"role": "tool", "tool_call_id": "call_1", "content": "a"},
+        {"role": "tool", "tool_call_id": "call_2", "content": "b"},
+    ]
+    sdk.chat.completions.create(model="fake", messages=history, tools=tools)
+    calls = service.tickets[-1].messages[1]["tool_calls"]
+    assert json.loads(calls[1]["function"]["arguments"]) == {"input": PATCH}
+
+
+@pytest.mark.parametrize(
+    "arguments, text",
+    [
+        ('{"input": "a\\n\\"b', 'a\n"b'),
+        ('{"input": "a\\', "a"),
+        ('{"input": "a\\ud83d\\ude0', "a"),
+        ('{"input": "a\\ud83d', "a"),
+        ('{"input": "a"', "a"),
+        ('{"inp', ""),
+        ("", ""),
+        ("[" * 100_000, ""),
+        ('{"input": 5}', ""),
+    ],
+)
+def test_a_text_that_was_cut(arguments: str, text: str) -> None:
+    service = FakeService()
+    service.calls, service.calls_finish = (ToolCall("call_1", "apply_patch", arguments),), "length"
+    body = {"model": "fake", "input": "hi", "tools": [APPLY_PATCH]}
+    found = client_for(service).post("/v1/responses", json=body).get_json()
+    assert (found["status"], found["output"][0]["input"]) == ("incomplete", text)
+
+
+def test_functions_as_before_there_were_tools(sdk: openai.OpenAI, service: FakeService) -> None:
+    service.calls = service.calls[:1]
+    say: Any = [{"role": "user", "content": "hi"}]
+    functions: Any = [{"name": "shell", "parameters": {"type": "object", "properties": {}}}]
+    found = sdk.chat.completions.create(
+        model="fake", messages=say, functions=functions, function_call={"name": "shell"}
+    )
+    message = found.choices[0].message
+    assert found.choices[0].finish_reason == "function_call" and message.tool_calls is None
+    assert (message.function_call.name, message.function_call.arguments) == (
+        "shell",
+        '{"command": "ls"}',
+    )
+    box = service.tickets[0].settings.toolbox
+    assert (box.choice.mode, box.choice.names, box.several) == ("required", ("shell",), False)
+    pieces = list(
+        sdk.chat.completions.create(model="fake", messages=say, functions=functions, stream=True)
+    )
+    deltas = [p.choices[0].delta.function_call for p in pieces if p.choices[0].delta.function_call]
+    assert deltas[0].name == "shell" and "".join(d.arguments for d in deltas) == '{"command": "ls"}'
+    assert pieces[-1].choices[0].finish_reason == "function_call"
+    history: Any = [
+        *say,
+        message.model_dump(exclude_none=True),
+        {"role": "function", "name": "shell", "content": "a"},
+    ]
+    sdk.chat.completions.create(model="fake", messages=history, functions=functions)
+    none: Any = "none"
+    sdk.chat.completions.create(model="fake", messages=say, functions=functions, function_call=none)
+    assert service.tickets[-1].settings.toolbox.choice.mode == "none"
+
+
+@pytest.mark.parametrize(
+    "choice, names",
+    [
+        ({"type": "custom", "custom": {"name": "x"}}, ("x",)),
+        (
+            {
+                "type": "allowed_tools",
+                "allowed_tools": {
+                    "mode": "auto",
+                    "tools": [{"type": "web_search"}, {"type": "custom", "custom": {"name": "x"}}],
+                },
+            },
+            ("x",),
+        ),
+        ({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "web_search"}]}, ()),
+    ],
+)
+def test_tools_that_are_left_out_are_no_choice(choice: Any, names: tuple[str, ...]) -> None:
+    service = FakeService()
+    body = {
+        "messages": SAY,
+        "tools": [{"type": "custom", "custom": {"name": "x"}}, {"type": "web_search"}],
+        "tool_choice": choice,
+    }
+    found = client_for(service).post("/v1/chat/completions", json=body)
+    assert found.status_code == 200, found.text
+    box = service.tickets[0].settings.toolbox
+    assert box.choice.names == names and (names or box.choice.mode == "none")
+    warnings = found.get_json()["usage"]["mtmd_receipt"]["warnings"]
+    assert any("tools[1] (web_search)" in warning for warning in warnings)
+
+
+HOSTILE: list[dict[str, Any]] = [
+    {"tools": [{"type": "custom", "custom": 5}]},
+    {"tools": [{"type": "custom", "custom": {"name": "x" * 10_000}}]},
+    {"tools": [{"type": ["custom"]}]},
+    {"tools": [{"type": "custom", "name": "x", "format": [1]}], "tool_choice": {"type": 5}},
+    {
+        "tools": [
+            {"type": "custom", "name": "x", "format": {"type": "grammar", "definition": "(" * 9000}}
+        ]
+    },
+    {"tools": [{"type": "x" * 10_000}] * 256},
+    {"tools": [{"type": "\x00\r\nSet-Cookie: a"}]},
+    {"tool_choice": {"type": "allowed_tools", "tools": [[]]}},
+    {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"tools": {}}}},
+    {"functions": [[]]},
+    {"functions": [{"name": "x"}], "function_call": {"name": 5}},
+    {"functions": [{"name": "x"}], "function_call": "y"},
+]
+
+
+@pytest.mark.parametrize("more", HOSTILE, ids=range(len(HOSTILE)))
+def test_hostile_tools(more: dict[str, Any]) -> None:
+    for path, said in (
+        ("/v1/chat/completions", {"messages": SAY}),
+        ("/v1/responses", {"input": "a"}),
+    ):
+        found = client_for(FakeService()).post(path, json=said | more)
+        assert found.status_code in (200, 400), found.text
+        assert "\n" not in found.headers.get("X-Mtmd-Ignored", "")
+        assert len(found.headers.get("X-Mtmd-Ignored", "")) < 4096
+
+
+def test_the_model_calls_a_custom_tool() -> None:
+    """Held to a regular expression, as there is no other way to know what it writes."""
+    service = Service(load(threads=1))
+    form = {"type": "grammar", "syntax": "regex", "definition": "say (yes|no)\\."}
+    tool = {"type": "custom", "name": "say", "format": form}
+    body = {"input": "hi", "tools": [tool], "tool_choice": "required"}
+    found = client_for(service).post("/v1/responses", json=body).get_json()
+    service.close()
+    assert found["output"][0]["type"] == "custom_tool_call"
+    assert found["output"][0]["input"] in ("say yes.", "say no.")
+
+
+def test_raw_prompts_of_ollama() -> None:
+    service = FakeService()
+    client, body = client_for(service), {"model": "fake", "prompt": "a<b>", "raw": True}
+    assert client.post("/api/generate", json=body | {"stream": False}).get_json()["response"]
+    assert service.tickets[0].messages == [{"role": "user", "content": "a<b>"}]
+    assert "continue_final_message" not in service.tickets[0].chosen
+    for more in ({"images": ["aGk="]}, {"system": "x"}, {"template": "x"}, {"context": [1]}):
+        found = client.post("/api/generate", json=body | more)
+        assert found.status_code == 400 and next(iter(more)) in found.get_json()["error"]

@@ -1,0 +1,226 @@
+"""Tools as agents send them beside plain functions: those that take a text in place of arguments,
+and those that a server would run, which are left out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mtmd import Event, Finished, TextPiece, ToolCall, ToolCallPiece
+from mtmd.web.errors import ApiError
+
+CUSTOM = "custom"
+_OWN = (None, "function")
+_INPUT = "input"  # the argument that has the text
+_SHOWN = 60  # characters of the name of a kind
+# The text of a call that was cut, up to its last whole escape.
+_BEGUN = re.compile(r'\s*\{\s*"input"\s*:\s*"((?:[^"\\]|\\(?:u[0-9a-fA-F]{4}|[^u]))*)')
+
+
+@dataclass(frozen=True)
+class GivenTools:
+    """The tools of a request that a model may call, as functions. `custom`: names of those that
+    take a text; `left_out`: places and kinds of those that a server would run, as
+    "tools[1] (web_search)".
+    """
+
+    tools: tuple[Mapping[str, Any], ...]
+    custom: frozenset[str] = frozenset()
+    left_out: tuple[str, ...] = ()
+
+
+def given_tools(
+    tools: Sequence[Mapping[str, Any]] | None, own: str | None = None, place: str = "tools"
+) -> GivenTools:
+    """`own`: what an interface calls functions beside "function"; without one, tools of the kind
+    "custom" take a text.
+    """
+    kept, custom, left_out = list[Mapping[str, Any]](), set[str](), list[str]()
+    for i, tool in enumerate(tools or ()):
+        kind = tool.get("type")
+        if kind in _OWN:
+            kept.append(tool)
+        elif kind == own:
+            kept.append({key: value for key, value in tool.items() if key != "type"})
+        elif kind == CUSTOM:
+            kept.append(_as_function(tool))
+            custom.add(str(kept[-1]["name"]))
+        else:
+            left_out.append(f"{place}[{i}] ({str(kind)[:_SHOWN]})")
+    return GivenTools(tuple(kept), frozenset(custom), tuple(left_out))
+
+
+def chosen_tool(choice: Any) -> Any:
+    """A `tool_choice` in which tools that take a text are functions. Raises ApiError for one that
+    asks for what a server would run.
+    """
+    if not isinstance(choice, Mapping):
+        return choice
+    kind = choice.get("type")
+    if kind == "allowed_tools":
+        return _allowed(choice)
+    if kind == CUSTOM:
+        return {"type": "function", "name": _inner(choice, CUSTOM).get("name")}
+    if kind not in _OWN:
+        raise ApiError(
+            400,
+            f"tool_choice.type: found {str(kind)[:_SHOWN]!r}, a tool that a server runs, and none "
+            "is run here; expected auto, none, required or a function",
+            param="tool_choice.type",
+            code="unsupported_parameter",
+        )
+    return choice
+
+
+def _allowed(choice: Mapping[str, Any]) -> Any:
+    inner = _inner(choice, "allowed_tools")
+    tools = inner.get("tools")
+    if not isinstance(tools, list) or not all(isinstance(tool, Mapping) for tool in tools):
+        return choice  # which is refused where options are read
+    found = given_tools(tools)
+    if not found.tools and tools and inner.get("mode") != "required":
+        return "none"
+    names = [{"type": "function", "name": _inner(t, "function").get("name")} for t in found.tools]
+    return {"type": "allowed_tools", "mode": inner.get("mode", "auto"), "tools": names}
+
+
+def _as_function(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool that takes a text: a function of one. A regular expression is held to; a grammar in
+    Lark's notation is told.
+    """
+    told = _inner(tool, CUSTOM)
+    form = told.get("format")
+    form = form if isinstance(form, Mapping) else {}
+    grammar = _inner(form, "grammar")
+    syntax, definition = grammar.get("syntax"), grammar.get("definition")
+    text: dict[str, Any] = {"type": "string"}
+    description = told.get("description") or ""
+    if form.get("type") == "grammar" and isinstance(definition, str):
+        if syntax == "regex":
+            text["pattern"] = f"^(?:{definition})$"
+        elif isinstance(description, str):
+            description = f"{description}\n\nThe input follows this grammar:\n{definition}".lstrip()
+    parameters = {
+        "type": "object",
+        "properties": {_INPUT: text},
+        "required": [_INPUT],
+        "additionalProperties": False,
+    }
+    return {
+        "type": "function",
+        "name": told.get("name"),
+        "description": description,
+        "parameters": parameters,
+    }
+
+
+def _inner(value: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """What chat completions have in an object of its own, and Responses beside the type."""
+    inner = value.get(key)
+    return inner if isinstance(inner, Mapping) else value
+
+
+def text_arguments(text: str) -> str:
+    """What a call says in place of a text."""
+    return json.dumps({_INPUT: text}, ensure_ascii=False)
+
+
+def called_function(call: Any) -> Any:
+    """A call in the history, of a tool that takes a text, as one of a function."""
+    if not isinstance(call, Mapping) or call.get("type") != CUSTOM or "function" in call:
+        return call
+    custom = call.get(CUSTOM)
+    if not isinstance(custom, Mapping) or not isinstance(custom.get(_INPUT), str):
+        return call
+    function = {"name": custom.get("name"), "arguments": text_arguments(custom[_INPUT])}
+    return {"id": call.get("id"), "function": function}
+
+
+@dataclass(frozen=True)
+class CustomCall(ToolCall):
+    """A call of a tool that takes a text, which are its `arguments`."""
+
+    def asdict(self) -> dict[str, Any]:
+        custom = {"name": self.name, _INPUT: self.arguments}
+        return {"id": self.id, "type": CUSTOM, CUSTOM: custom}
+
+    def as_function(self) -> ToolCall:
+        return ToolCall(self.id, self.name, text_arguments(self.arguments))
+
+
+@dataclass(frozen=True)
+class CustomCallPiece(ToolCallPiece):
+    """A whole call of a tool that takes a text."""
+
+
+class CustomCalls:
+    """Reads the events of one answer: calls of the tools of these `names` come whole, with their
+    text for arguments.
+    """
+
+    def __init__(self, names: frozenset[str]) -> None:
+        self._names = names
+        self._open: tuple[ToolCallPiece, list[str]] | None = None
+
+    def read(self, event: Event) -> Iterator[Event]:
+        if isinstance(event, ToolCallPiece):
+            if event.name is None and self._open and self._open[0].index == event.index:
+                self._open[1].append(event.arguments)
+                return
+            yield from self._close()
+            if event.name in self._names:
+                self._open = event, [event.arguments]
+            else:
+                yield event
+            return
+        if isinstance(event, Finished):
+            yield from self._close()
+            calls = tuple(self._custom(call) for call in event.answer.tool_calls)
+            event = replace(event, answer=replace(event.answer, tool_calls=calls))
+        elif isinstance(event, TextPiece) and event.text:
+            yield from self._close()
+        yield event
+
+    def _close(self) -> Iterator[Event]:
+        if self._open is not None:
+            first, arguments = self._open
+            self._open = None
+            text = _text_of("".join(arguments))
+            yield CustomCallPiece(first.index, first.id, first.name, text)
+
+    def _custom(self, call: ToolCall) -> ToolCall:
+        if call.name not in self._names:
+            return call
+        return CustomCall(call.id, call.name, _text_of(call.arguments))
+
+
+def with_custom_calls(
+    events: Iterable[tuple[int, Event] | None], names: frozenset[str]
+) -> Iterator[tuple[int, Event] | None]:
+    """As `CustomCalls`, of several answers by their places."""
+    readers: dict[int, CustomCalls] = {}
+    for come in events:
+        if come is None:
+            yield None
+            continue
+        index, event = come
+        for one in readers.setdefault(index, CustomCalls(names)).read(event):
+            yield index, one
+
+
+def _text_of(arguments: str) -> str:
+    """Of a call that was cut, what there is of it."""
+    with suppress(ValueError, RecursionError):
+        found = json.loads(arguments)
+        if isinstance(found, dict) and isinstance(found.get(_INPUT), str):
+            return str(found[_INPUT])
+    begun = _BEGUN.match(arguments)
+    if begun is None:
+        return ""
+    text: str = json.loads(f'"{begun[1]}"', strict=False)
+    return text.encode("utf-8", "ignore").decode()  # without half of a pair
