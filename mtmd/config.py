@@ -106,7 +106,8 @@ T = TypeVar("T")
 @dataclass(frozen=True)
 class LoadOptions:
     """How a model is loaded. `mmproj` is the projector file of a GGUF, None for the one beside it;
-    `chat_template` a file to use in place of the checkpoint's template. `image_min_tokens`,
+    `chat_template` a file to use in place of the checkpoint's template, or the name of a
+    built-in one (docs/templates.md). `image_min_tokens`,
     `image_max_tokens`: what one picture may take, None for the checkpoint's own limits. `parallel`
     answers are computed at once at most, each of a `context` of so many tokens, None for what the
     checkpoint was made for, at most 8192. `override_tensor` are "REGEX=DEVICE" on node and weight

@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 from threading import Lock
 from typing import TYPE_CHECKING, Any, cast
 
+from mtmd.chat_template.built_in_templates import template_file
 from mtmd.checkpoint.checkpoint import Checkpoint
 from mtmd.checkpoint.headers import fetch_headers
 from mtmd.checkpoint.hub import DEMO_NAME, check_name, is_demo, resolve_model
@@ -74,9 +75,8 @@ def find_checkpoint(
     """What `load` takes as `model`, opened, and the name to show where it is not the folder's or
     file's.
     """
-    projector, template = (
-        Path(p).expanduser() if p else None for p in (settings.mmproj, settings.chat_template)
-    )
+    projector = Path(settings.mmproj).expanduser() if settings.mmproj else None
+    template = template_file(settings.chat_template) if settings.chat_template else None
     if is_demo(model):
         return open_checkpoint(DEMO_MODEL, projector, template), DEMO_NAME
     if not isinstance(model, (str, PathLike)):

@@ -20,6 +20,8 @@ from torch import Tensor
 from mtmd.bench.forced import Forced
 from mtmd.bench.measure import HostPeak
 from mtmd.bench.shapes import random_checkpoint
+from mtmd.chat_template.built_in_templates import built_in_file
+from mtmd.chat_template.template import ChatTemplate
 from mtmd.clip.encoder import BATCH, Encoder
 from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.clip.token_budget import Budget
@@ -102,6 +104,10 @@ class Subject:
             name: str | None = f"{checkpoint.folder.name}, random {weights}"
         else:
             checkpoint, name = find_checkpoint(model, options)
+        if checkpoint.template.missing:  # times do not depend on what stands around a text
+            special = checkpoint.tokenizer.special_text
+            template = ChatTemplate.from_file(built_in_file("vicuna"), special)
+            checkpoint = replace(checkpoint, template=template)
         self.budget = Budget(options.image_min_tokens, options.image_max_tokens, detail)
         pictured, images = 0, int(checkpoint.vision is not None) if images is None else images
         if images:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mtmd.chat_template.built_in_templates import how_to_give_one
 from mtmd.chat_template.jinja_sandbox import SafeTemplate
 from mtmd.kernels.errors import ModelError, PromptError
 from mtmd.kernels.files import open_regular
@@ -15,14 +16,26 @@ FILE_BYTES_MAX = 16 << 20
 
 
 class ChatTemplate:
-    """A compiled template. It may be used from several threads."""
+    """A compiled template. It may be used from several threads. `missing` says what to do about a
+    checkpoint that has none, "" for one that has.
+    """
 
     def __init__(self, source: str, special: Mapping[str, str], name: str) -> None:
         """`special`: `bos_token` and so on with their spellings; `name` is used in errors. Raises
         ModelError for a broken template.
         """
         self.source, self._special = source, dict(special)
+        self.missing = ""
         self._template = SafeTemplate(source, name)
+
+    @classmethod
+    def none(cls, missing: str) -> ChatTemplate:
+        """Return what stands in the place of a template that is not there: it renders nothing, and
+        refuses every conversation with `missing`.
+        """
+        template = cls("", {}, "")
+        template.missing = missing
+        return template
 
     @classmethod
     def from_file(cls, path: Path, special: Mapping[str, str]) -> ChatTemplate:
@@ -30,9 +43,11 @@ class ChatTemplate:
         return cls(_read_text(path), special, str(path))
 
     @classmethod
-    def from_folder(cls, folder: Path, special: Mapping[str, str]) -> ChatTemplate:
-        """The template of a checkpoint folder. Raises ModelError if there is none, naming the
-        places looked at.
+    def from_folder(
+        cls, folder: Path, special: Mapping[str, str], knows: Callable[[str], bool]
+    ) -> ChatTemplate:
+        """The template of a checkpoint folder; for one without, that of `none`, which names the
+        places looked at. `knows`: whether the vocabulary has a special token.
         """
         path = folder / "chat_template.jinja"
         if path.exists():
@@ -53,11 +68,10 @@ class ChatTemplate:
                 )
             if isinstance(source, str):
                 return cls(source, special, f"{path}: chat_template")
-        raise ModelError(
-            f"{folder} has no chat template; looked for chat_template.jinja, chat_template.json "
-            "and 'chat_template' "
-            "(a string, or a list with one named default) in tokenizer_config.json. Is this an "
-            "instruction-tuned checkpoint?"
+        return cls.none(
+            f"{folder.name} has no chat template (looked for chat_template.jinja, "
+            "chat_template.json and 'chat_template', a string or a list with one named default, in "
+            f"tokenizer_config.json): {how_to_give_one(knows)}"
         )
 
     def render(
@@ -70,9 +84,11 @@ class ChatTemplate:
 
         Messages are {"role", "content"}; a content is a string or a list of {"type": "text",
         "text": ...} and {"type": "image"}, checked and sealed by `read_conversation`: they are put
-        in as they are. Raises PromptError for messages that the template refuses,
-        ModelError for a template that misbehaves.
+        in as they are. Raises PromptError for messages that the template refuses, and
+        where there is no template, ModelError for a template that misbehaves.
         """
+        if self.missing:
+            raise PromptError(self.missing)
         variables = {
             "tools": None,
             "documents": None,

@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from mtmd.chat_template.built_in_templates import end_of_turn as end_of_built_in
 from mtmd.chat_template.template import ChatTemplate
 from mtmd.clip.family import VisionFamily
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights
@@ -56,6 +57,12 @@ def placeholders(vision: VisionFamily | None) -> tuple[str, ...]:
         return ()
     video = () if vision.video is None else (vision.video.markers[-1], vision.video.token)
     return (vision.marker, vision.image_token, *video)
+
+
+def end_of_turn(template: Path | None, tokenizer: Tokenizer) -> frozenset[int]:
+    """Return the token that ends a turn of a built-in template, where the vocabulary has it."""
+    end = end_of_built_in(template) if template else None
+    return frozenset({tokenizer.id(end)}) if end and tokenizer.knows(end) else frozenset()
 
 
 def check_vocabulary(tokenizer: Tokenizer, text: TextFamily, where: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from mtmd.chat_template.template import ChatTemplate
-from mtmd.checkpoint.checkpoint import Checkpoint, check_vocabulary, placeholders
+from mtmd.checkpoint.checkpoint import Checkpoint, check_vocabulary, end_of_turn, placeholders
 from mtmd.checkpoint.sampling import GENERATION_CONFIG, of_config, of_generation_config
 from mtmd.checkpoint.stored import refused_by_name, text_as_stored, tying
 from mtmd.clip.dual.family import is_dual
@@ -52,7 +52,7 @@ def open_folder(folder: Path, template: Path | None = None) -> Checkpoint:
     chat = (
         ChatTemplate.from_file(template, special)
         if template
-        else ChatTemplate.from_folder(folder, special)
+        else ChatTemplate.from_folder(folder, special, tokenizer.knows)
     )
     if not template:
         _check_named_tokens(folder, chat, special)
@@ -65,7 +65,7 @@ def open_folder(folder: Path, template: Path | None = None) -> Checkpoint:
         file.bytes,
         tokenizer,
         chat,
-        ends,
+        ends | end_of_turn(template, tokenizer),
         architecture=settings.get("model_type", ""),
         sampling=_sampling(folder, settings),
         notes=tuple(notes),

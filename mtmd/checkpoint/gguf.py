@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from mtmd.chat_template.built_in_templates import how_to_give_one
 from mtmd.chat_template.template import ChatTemplate
-from mtmd.checkpoint.checkpoint import Checkpoint, check_vocabulary, placeholders
+from mtmd.checkpoint.checkpoint import Checkpoint, check_vocabulary, end_of_turn, placeholders
 from mtmd.checkpoint.sampling import of_gguf
 from mtmd.clip.family import VisionFamily, gguf_vision_family
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights, check_no_extra
@@ -59,7 +60,7 @@ def open_gguf(
         file.bytes + projector_bytes,
         tokenizer,
         chat,
-        tokenizer.ends,
+        tokenizer.ends | end_of_turn(template, tokenizer),
         missing,
         architecture=architecture,
         file_type=_file_type(file),
@@ -130,9 +131,6 @@ def _open_projector(path: Path) -> tuple[VisionFamily, CanonicalWeights, int]:
 def _template(file: GgufFile, tokenizer: Tokenizer, where: str) -> ChatTemplate:
     source = file.metadata.get(TEMPLATE)
     if not isinstance(source, str):
-        raise ModelError(
-            f"{where} has no chat template ({TEMPLATE}); give one with chat_template= "
-            "(--chat-template FILE). "
-            "Is it an instruction-tuned model?"
-        )
+        how = how_to_give_one(tokenizer.knows)
+        return ChatTemplate.none(f"{where} has no chat template ({TEMPLATE}): {how}")
     return ChatTemplate(source, tokenizer.special_text, f"{where}: {TEMPLATE}")

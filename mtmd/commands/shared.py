@@ -132,8 +132,9 @@ def add_model_arguments(
     )
     group.add_argument(
         "--chat-template",
-        metavar="FILE",
-        help="a Jinja chat template to use in place of the model's own",
+        metavar="FILE|NAME",
+        help="a Jinja chat template to use in place of the model's own, or the name of a built-in "
+        "one (`chatml`, ...; docs/templates.md)",
     )
     add_device_arguments(group)
     group.add_argument(
@@ -566,13 +567,15 @@ def check_loading(args: argparse.Namespace) -> bool:
     """Whether the model the options name is on this disk. Raises MtmdError for an option out of its
     range, and for files that are not there. Without torch.
     """
+    from mtmd.chat_template.built_in_templates import template_file
     from mtmd.checkpoint.hub import check_name, is_demo
     from mtmd.config import LoadOptions, options
     from mtmd.kernels.checkpoint.magic import first_bytes
 
     settings = options(LoadOptions, chosen_load_options(args))
     is_here = is_demo(args.model) or check_name(args.model)
-    for file in (settings.mmproj, settings.chat_template):
+    template = settings.chat_template and template_file(settings.chat_template)
+    for file in (settings.mmproj, template):
         if file is not None:
             first_bytes(Path(file).expanduser())
     return is_here

@@ -168,7 +168,9 @@ def model_info(model: Model) -> ModelInfo:
             TokenFact("stop", tokenizer.decode([i], skip_special=False), i)
             for i in sorted(checkpoint.stop_tokens)
         ),
-        chat_template=model.options.chat_template or "the model's own",
+        chat_template=model.options.chat_template
+        or ("none; " if checkpoint.template.missing else "the model's own")
+        + checkpoint.template.missing.partition(": ")[2],
         sampling=checkpoint.sampling,
         notes=checkpoint.notes,
     )

@@ -84,7 +84,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     device = sub.add_argument_group("model and device")
     for option, metavar, text in (
         ("--mmproj", "FILE", "the projector of a GGUF (default: the one beside it)"),
-        ("--chat-template", "FILE", "a Jinja chat template in place of the model's own"),
+        ("--chat-template", "FILE|NAME", "a chat template in place of the model's own"),
         ("--device", "DEVICE", "auto, cpu, cuda:N, mps or xpu:N (default: auto)"),
         ("--dtype", "TYPE", "auto, bf16 or fp32 (default: auto)"),
         ("--flash-attn", "WHEN", "auto, on or off (default: auto)"),

@@ -8,7 +8,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -136,6 +136,12 @@ def test_same_text_as_transformers(
     assert len(expected) > 20
 
 
+def from_folder(folder: Path, special: Mapping[str, str] | None = None) -> ChatTemplate:
+    return ChatTemplate.from_folder(
+        folder, special or {}, {"<|im_start|>", "<|im_end|>"}.__contains__
+    )
+
+
 def test_same_text_as_a_tokenizer_of_transformers(tmp_path: Path) -> None:
     import tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -147,7 +153,7 @@ def test_same_text_as_a_tokenizer_of_transformers(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text(GEMMA)
     reference = PreTrainedTokenizerFast.from_pretrained(tmp_path)
     expected = reference.apply_chat_template(LONG, tokenize=False, add_generation_prompt=True)
-    assert ChatTemplate.from_folder(tmp_path, {"bos_token": "<bos>"}).render(LONG) == expected
+    assert from_folder(tmp_path, {"bos_token": "<bos>"}).render(LONG) == expected
     assert expected.startswith(
         "<bos><start_of_turn>user\nBe brief.\n\nWhat is "
         "<this>?<end_of_turn>\n<start_of_turn>model\nA dog."
@@ -178,10 +184,10 @@ def test_the_places_of_a_template_in_their_order(tmp_path: Path) -> None:
     for name, content in PLACES.items():
         (tmp_path / name).write_text(content)
     for name, text in zip(PLACES, ["jinja", "json", "config"], strict=True):
-        assert ChatTemplate.from_folder(tmp_path, {}).render(TEXT) == text
+        assert from_folder(tmp_path).render(TEXT) == text
         (tmp_path / name).unlink()
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "plain"}))
-    assert ChatTemplate.from_folder(tmp_path, {}).render(TEXT) == "plain"
+    assert from_folder(tmp_path).render(TEXT) == "plain"
 
 
 @pytest.mark.parametrize(
@@ -197,11 +203,13 @@ def test_the_places_of_a_template_in_their_order(tmp_path: Path) -> None:
 def test_no_template(config: object, tmp_path: Path) -> None:
     if config is not None:
         (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    template = from_folder(tmp_path)
     with pytest.raises(
-        ModelError,
-        match=r"no chat template; .* chat_template\.jinja, chat_template\.json and .*tokenizer_config\.json",
+        PromptError,
+        match=r"no chat template .* chat_template\.jinja, chat_template\.json and .*tokenizer_config\.json.*: "
+        r"its vocabulary was made for 'chatml'",
     ):
-        ChatTemplate.from_folder(tmp_path, {})
+        template.render(TEXT)
 
 
 @pytest.mark.parametrize(
@@ -218,7 +226,7 @@ def test_no_template(config: object, tmp_path: Path) -> None:
 def test_broken_files_are_named(name: str, content: bytes, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ModelError, match=name.replace(".", r"\.")) as caught:
-        ChatTemplate.from_folder(tmp_path, {})
+        from_folder(tmp_path)
     assert "\n" not in str(caught.value)
 
 

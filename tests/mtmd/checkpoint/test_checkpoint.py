@@ -226,10 +226,6 @@ SPOILED: dict[str, tuple[Change, str]] = {
         ),
         "tokenizer has no token '<image_soft_token>'",
     ),
-    "no template": (
-        drop("chat_template.jinja"),
-        r"has no chat template; looked for chat_template\.jinja",
-    ),
     "a broken template": (write("chat_template.jinja", "{% if %}"), r"chat_template\.jinja"),
     "no end token": (
         NO_EOS,

@@ -265,7 +265,9 @@ def test_a_chat_template_from_a_file(
     assert "none.jinja cannot be read" in refused(tmp_path / "none.jinja")
     (tmp_path / "broken.jinja").write_text("{% if %}")
     assert "broken.jinja is not a usable chat template" in refused(tmp_path / "broken.jinja")
-    (tmp_path / "blind.jinja").write_text("{{ messages[0].content[1].text }}")
+    (tmp_path / "blind.jinja").write_text(
+        "{{ messages[0].content | replace('<start_of_image>', '') }}"
+    )
     assert (
         "the chat template wrote 0 picture places for 1 pictures; it does not fit this model"
         in refused(tmp_path / "blind.jinja")
@@ -278,9 +280,11 @@ def test_a_gguf_without_a_chat_template(
     text, _ = gemma3_gguf.write(folder, tmp_path / "plain", template=False)
     line = mtmd("describe", picture, "-m", text).refused()
     assert (
-        "text.gguf has no chat template (tokenizer.chat_template); give one with chat_template= "
-        "(--chat-template FILE)" in line
+        "text.gguf has no chat template (tokenizer.chat_template): its vocabulary was made for "
+        "'gemma': --chat-template gemma" in line
     )
+    assert "none; its vocabulary was made for 'gemma'" in mtmd("info", text).out
+    assert answer(mtmd, picture, "-m", text, "--chat-template", "gemma")
     assert answer(
         mtmd, picture, "-m", text, "--chat-template", folder / "chat_template.jinja"
     ) == answer(mtmd, picture, "-m", folder)

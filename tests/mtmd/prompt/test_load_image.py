@@ -93,7 +93,7 @@ def test_a_data_url_is_the_picture_that_it_holds(png):
 def test_data_urls_are_refused_without_repeating_them(png):
     url = data_url(png.read_bytes() * 100)
     many = {
-        url[:-9] + "-": "not base64",
+        url[:-9] + "!": "not base64",
         url.replace(";base64", ""): "not of the form data:TYPE;base64,...",
         data_url(b"no picture"): "found plain text",
         "data:": "not of the form",
