@@ -68,7 +68,8 @@ def read_template(
             results, pictures = _results(render, text_arguments, marker)
             return ToolTemplate(declares, syntax, True, results, pictures, text_arguments)
     marked = declares and all(mark in special for mark in MARKED)
-    results, pictures = _results(render, False, marker)
+    # One that knows of no tools may show any role: its model has never seen results in one.
+    results, pictures = _results(render, False, marker) if declares else (False, False)
     syntax = MARKED_CALLS if marked else GENERIC
     return ToolTemplate(declares, syntax, False, results, pictures)
 

@@ -13,16 +13,19 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import numpy as np
 import pytest
 import torch
 from checkpoints import nmse
+from transformers import AutoTokenizer
 
 from mtmd import Finished, VideoInput, load
 from mtmd.checkpoint.open import open_checkpoint
 from mtmd.config import LoadOptions
 from mtmd.model import Model
 from mtmd.prompt.conversation import user_message
+from mtmd.prompt.leniency import SYSTEM_IN_TURN
 
 GOLDEN = Path(__file__).parents[4] / "shared" / "golden"
 pytestmark = pytest.mark.skipif(
@@ -136,3 +139,36 @@ def test_both_formats_read_videos_alike(family: str) -> None:
         assert isinstance(last, Finished)
         told.append((last.answer.prompt_token_ids, last.answer.output_token_ids))
     assert told[0] == told[1] and last.answer.receipt.videos[0].tokens == 18
+
+
+TURNS = [("user", "Describe it"), ("assistant", "a red circle"), ("user", "and at the left?")]
+CONVERSATIONS = {
+    "text alone": [("user", "word " * 20 + "here")],
+    "system": [("system", "see the image"), ("user", "Describe it")],
+    "three turns": TURNS,
+}
+
+
+@pytest.mark.parametrize("in_parts", [False, True], ids=["strings", "parts"])
+@pytest.mark.parametrize("case", CONVERSATIONS)
+@pytest.mark.parametrize("family", FOLDERS)
+def test_prompts_of_text_are_those_of_transformers(family: str, case: str, in_parts: bool) -> None:
+    """Whichever form a content is sent in, and whichever the template reads."""
+    turns = CONVERSATIONS[case]
+    strings = [{"role": role, "content": text} for role, text in turns]
+    parts = [{"role": r, "content": [{"type": "text", "text": text}]} for r, text in turns]
+    model = folder(family)
+    prepared = model.prompts.prepare(parts if in_parts else strings)
+    theirs = AutoTokenizer.from_pretrained(GOLDEN / family / "hf")
+    expected = []
+    for messages in (parts, strings):
+        try:
+            made = theirs.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        except (jinja2.TemplateError, TypeError):  # a role or a form that the template refuses
+            continue
+        if all(text.strip() in made for _, text in turns):
+            expected.append(theirs(made, add_special_tokens=False)["input_ids"])
+    if prepared.notes:
+        assert case == "system" and prepared.notes == (SYSTEM_IN_TURN,) and not expected
+    else:
+        assert list(prepared.tokens) in expected

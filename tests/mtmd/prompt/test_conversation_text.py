@@ -93,9 +93,9 @@ def called(arguments: str) -> list[Any]:
 
 def test_tools_of_a_template_that_reads_strings_and_knows_none() -> None:
     prompt, notes = write(CHATML, *called('{"at": "left"}'))
-    assert notes == (CALLS_WRITTEN,)
+    assert notes == (CALLS_WRITTEN, RESULTS_WRITTEN)
     assert '<tool_call>\n{"name": "look", "arguments": {"at": "left"}}\n</tool_call>' in prompt
-    assert "<|im_start|>tool\na dog<|im_end|>" in prompt, "its roles are any"
+    assert "user\n<tool_response>\na dog\n</tool_response>\nhello<|im_end|>" in prompt
     prompt, notes = write(SILENT, *called('{"at": "left"}'))
     assert notes == (CALLS_WRITTEN, RESULTS_WRITTEN)
     assert "[user]<tool_response>\na dog\n</tool_response>\nhello" in prompt
