@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from threading import Lock
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -22,6 +23,7 @@ from PIL import (
     BmpImagePlugin,
     GifImagePlugin,
     Image,
+    ImageChops,
     ImageFile,
     JpegImagePlugin,
     PngImagePlugin,
@@ -37,8 +39,10 @@ from mtmd.clip.image.formats import (
     open_heif,
     pdf_page,
 )
-from mtmd.clip.image.headers import TooMuch, check_scans, header_size
+from mtmd.clip.image.headers import TooMuch, header_size
+from mtmd.clip.image.jpeg_scans import check_scans, lacks_end, two_endings
 from mtmd.clip.image.pixels import Pixels
+from mtmd.clip.image.png_chunks import pixels_only
 from mtmd.clip.image.quiet import quiet_pillow
 from mtmd.clip.image.signatures import (
     CONVERT,
@@ -67,6 +71,8 @@ _READERS: dict[str, Callable[[io.BytesIO], ImageFile.ImageFile]] = {
 }
 _GREY_OF_16 = ("PNG", "PPM")  # files that Pillow has as mode I only where they have 16 bits
 _ORIENTATION = 0x0112  # EXIF and TIFF 6.0
+PLANAR_CONFIGURATION = 284
+_libtiff = Lock()
 _TURNS: dict[int, Callable[[Pixels], Pixels]] = {  # from what the file holds to upright
     2: lambda p: p[:, ::-1],
     3: lambda p: p[::-1, ::-1],
@@ -190,9 +196,12 @@ def decode_file(
     kind = _format(data, limits, name)
     with suppress(EOFError, ValueError, struct.error):  # which the decoder has better words for
         _check_pixels(_header_size(kind, data, name), limits, name)
-    if kind == "JPEG":
-        with _refusing_too_much(kind, name):
+    notes: list[str] = []
+    with _refusing_too_much(kind, name):
+        if kind == "JPEG":
             check_scans(data)
+        if kind == "PNG":
+            data, notes = pixels_only(data)
     with _decoding(name, NAMES[kind], lambda: ends_early(kind, data)):
         if kind == "TIFF" and ends_early(
             kind, data
@@ -200,13 +209,32 @@ def decode_file(
             raise EOFError
         if kind == "PDF":
             return _decode_page(data, page, name, new)
+        if kind == "JPEG" and lacks_end(data):
+            data = _with_end(data)
+            notes.append("the marker that ends a JPEG is missing; all of its pixels are there")
         image = _READERS[kind](io.BytesIO(data))
         _check_pixels(image.size, limits, name)
         if isinstance(image, TiffImagePlugin.TiffImageFile):
             _check_tiff(image, len(data), limits, name)
+            if _has_wide_planes(image):
+                image = _read_by_libtiff(data)
         if isinstance(image, PngImagePlugin.PngImageFile):
             _repair_grey_key(image, depth=data[24])
-        return Decoded(*_decode(image, name, new, own=True))
+        pixels, more = _decode(image, name, new, own=True)
+        return Decoded(pixels, [*notes, *more])
+
+
+def _with_end(data: bytes) -> bytes:
+    """A JPEG without an end marker, with one. Raises EOFError where pixels are missing: then what
+    comes behind the data would change them.
+    """
+    endings = two_endings(data)
+    if endings is None:
+        raise EOFError
+    first, other = (JpegImagePlugin.JpegImageFile(io.BytesIO(one)) for one in endings)
+    if ImageChops.difference(first, other).getbbox(alpha_only=False) is not None:
+        raise EOFError
+    return endings[0]
 
 
 def _decode_page(data: bytes, page: int, name: str, new: NewRows[R]) -> Decoded[R]:
@@ -371,6 +399,11 @@ def _decode(
     further frames.
     """
     notes: list[str] = []
+    if not own and isinstance(image, TiffImagePlugin.TiffImageFile) and _has_wide_planes(image):
+        raise ImageError(
+            f"{name}: found a Pillow image of a TIFF whose channels of {_bits(image)} bits lie one "
+            "after another, which Pillow reads wrongly; give its path or bytes"
+        )
     # Pillow turns TIFFs by itself while it decodes, and then forgets the tag.
     orientation = _orientation(image) if image.format == "TIFF" else 1
     image.load()
@@ -517,6 +550,39 @@ def _check_tiff(
         ends = map(sum, zip(tags.get(starts, ()), tags.get(counts, ()), strict=False))
         if max(ends, default=0) > file_bytes:
             raise EOFError
+
+    if 2 in tags.get(TiffImagePlugin.SAMPLEFORMAT, ()) and _bits(image) == 8:
+        raise ImageError(
+            f"{name}: found a TIFF of signed 8-bit values, expected 8 or 16 bits without sign; "
+            f"{CONVERT}"
+        )
+
+
+def _bits(image: TiffImagePlugin.TiffImageFile) -> int:
+    """Of its widest channel."""
+    return int(max(image.tag_v2.get(TiffImagePlugin.BITSPERSAMPLE, (1,))))
+
+
+def _has_wide_planes(image: TiffImagePlugin.TiffImageFile) -> bool:
+    """Whether channels of more than 8 bits lie one after another and are not compressed: Pillow
+    (up to 13.0, at least) would read their bytes as pixels.
+    """
+    tags = image.tag_v2
+    raw, apart = tags.get(TiffImagePlugin.COMPRESSION, 1) == 1, tags.get(PLANAR_CONFIGURATION) == 2
+    channels = tags.get(TiffImagePlugin.SAMPLESPERPIXEL, 1)
+    return raw and apart and channels > 1 and _bits(image) > 8
+
+
+def _read_by_libtiff(data: bytes) -> TiffImagePlugin.TiffImageFile:
+    """Opened so that libtiff decodes it, though it is not compressed. Pillow's setting is one for
+    the process: others may read theirs by libtiff meanwhile, which are the same pixels.
+    """
+    with _libtiff:
+        before, TiffImagePlugin.READ_LIBTIFF = TiffImagePlugin.READ_LIBTIFF, True
+        try:
+            return TiffImagePlugin.TiffImageFile(io.BytesIO(data))
+        finally:
+            TiffImagePlugin.READ_LIBTIFF = before
 
 
 def _repair_grey_key(image: PngImagePlugin.PngImageFile, depth: int) -> None:

@@ -21,15 +21,10 @@ BLOCKS_MAX = 1 << 16
 """Of 255 bytes at most, of a GIF before its first frame."""
 FILL_MAX = 1 << 16
 """Fill bytes between a JPEG's segments; usual are none."""
-SCANS_MAX = 100
-"""Of a progressive JPEG: usual are 10. Each goes over all pixels (libjpeg-turbo's own advice on
-"two issues with the JPEG standard" is a limit of this kind)."""
 
-_START_OF_FRAME = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})
-_ALONE = frozenset({0x01, *range(0xD0, 0xD9)})  # markers without a length: TEM, RST, SOI
-_END, _SCAN = 0xD9, 0xDA
-# In the data of a scan a marker is what follows 0xFF, but for stuffing and restarts (ITU T.81, B.1)
-_NEXT_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
+FRAMES = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})
+ALONE = frozenset({0x01, *range(0xD0, 0xD9)})  # markers without a length: TEM, RST, SOI
+END, SCAN = 0xD9, 0xDA
 _NOT_FILL = re.compile(rb"[^\xff]")
 _TIFF_COUNTS = {1: "B", 3: "H", 4: "I", 16: "Q"}  # unsigned types that a size may have
 
@@ -75,26 +70,6 @@ def header_size(kind: str, data: bytes) -> tuple[int, int]:
     return width, height
 
 
-def check_scans(data: bytes) -> None:
-    """Raises TooMuch for a JPEG of more scans than `SCANS_MAX`."""
-    # Other data, such as a film behind the picture, has these bytes by chance.
-    if data.count(b"\xff\xda") <= SCANS_MAX:
-        return
-    position, scans = 2, 0
-    while marker := _NEXT_MARKER.search(data, position):
-        kind, position = data[marker.end() - 1], marker.end()
-        if kind == _END:
-            return
-        if kind in _ALONE:
-            continue
-        scans += kind == _SCAN
-        if scans > SCANS_MAX:
-            raise TooMuch(f"more than {SCANS_MAX} scans over all pixels")
-        if position + 2 > len(data):
-            return
-        position += max(int.from_bytes(data[position : position + 2], "big"), 2)
-
-
 def _jpeg_size(data: bytes) -> tuple[int, int]:
     """Of the last frame header before the first scan."""
     position, fill, size = 2, 0, None
@@ -111,11 +86,11 @@ def _jpeg_size(data: bytes) -> tuple[int, int]:
                 raise ValueError("no marker")
             continue
         kind, position = data[found.start()], found.end()
-        if kind in _ALONE or kind == 0:
+        if kind in ALONE or kind == 0:
             continue
-        if kind in (_END, _SCAN):
+        if kind in (END, SCAN):
             break
-        if kind in _START_OF_FRAME and position + 7 <= len(data):
+        if kind in FRAMES and position + 7 <= len(data):
             height, width = struct.unpack_from(">HH", data, position + 3)
             size = width, height
         if position + 2 > len(data):

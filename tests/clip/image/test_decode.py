@@ -413,3 +413,61 @@ def test_pixels_above_pillows_own_warning_are_fine(monkeypatch):
 def test_lenient_decoding_set_by_others_is_noted(monkeypatch):
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
     assert "LOAD_TRUNCATED_IMAGES" in open_picture(encode(noise(4, 4), "PNG")).notes[0]
+
+
+def tiff_of_planes(pixels: np.ndarray, order: str, rows: int, **more: int) -> bytes:
+    """An uncompressed TIFF (6.0) of 16-bit channels that lie one after another, in strips of so many
+    rows. `pixels` uint16 [H, W, C].
+    """
+    height, width, channels = pixels.shape
+    strips = [
+        pixels[top : top + rows, :, c].astype(f"{order}u2").tobytes()
+        for c in range(channels)
+        for top in range(0, height, rows)
+    ]
+    data, starts = bytearray(8), []
+    for strip in strips:
+        starts.append(len(data))
+        data += strip
+    lists = {258: [16] * channels, 273: starts, 279: [len(strip) for strip in strips]}
+    tags: dict[int, list[int]] = {
+        256: [width], 257: [height], 259: [1], 262: [2], 277: [channels], 278: [rows], 284: [2],
+        **lists, **{int(k.removeprefix("t")): [v] for k, v in more.items()},
+    }  # fmt: skip
+    entries = b""
+    for tag, values in sorted(tags.items()):
+        packed = struct.pack(f"{order}{len(values)}I", *values)
+        if len(values) > 1:
+            at, packed = len(data), packed
+            data += packed
+            packed = struct.pack(f"{order}I", at)
+        entries += struct.pack(f"{order}HHI", tag, 4, len(values)) + packed
+    head = struct.pack(f"{order}2sHI", b"II" if order == "<" else b"MM", 42, len(data))
+    data[:8] = head
+    return bytes(data) + struct.pack(f"{order}H", len(tags)) + entries + bytes(4)
+
+
+@pytest.mark.parametrize("rows", [4, 100])
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_channels_of_16_bits_that_lie_one_after_another(order: str, rows: int) -> None:
+    """Pillow reads their bytes as pixels; tifffile gives the values that were written."""
+    pixels = np.random.default_rng(2).integers(0, 1 << 16, (11, 7, 3), np.uint16)
+    made = tiff_of_planes(pixels, order, rows)
+    assert np.array_equal(open_picture(made).pixels, pixels >> 8)
+    turned = tiff_of_planes(pixels, order, rows, t274=6)
+    assert np.array_equal(open_picture(turned).pixels, np.rot90(pixels >> 8, -1))
+    clear = np.dstack([pixels, np.full(pixels.shape[:2], 65535, np.uint16)])
+    with_alpha = tiff_of_planes(clear, order, rows, t338=2)
+    assert np.array_equal(open_picture(with_alpha).pixels, pixels >> 8)
+    with (
+        Image.open(io.BytesIO(made)) as image,
+        pytest.raises(ImageError, match="channels of 16 bits lie one after another, which Pillow"),
+    ):
+        open_picture(image)
+
+
+def test_a_tiff_of_signed_bytes_is_refused() -> None:
+    file = io.BytesIO()
+    Image.new("L", (5, 3), 200).save(file, "TIFF", tiffinfo={339: 2})
+    with pytest.raises(ImageError, match="found a TIFF of signed 8-bit values, expected 8 or 16"):
+        open_picture(file.getvalue())

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mtmd.clip.image import headers
 from mtmd.clip.image.decode import open_picture, picture_size
-from mtmd.clip.image.headers import TooMuch, check_scans, header_size
+from mtmd.clip.image.headers import TooMuch, header_size
+from mtmd.clip.image.jpeg_scans import SCANS_MAX, check_scans
 from mtmd.kernels.errors import ImageError
 
 SAVED = [
@@ -142,6 +142,6 @@ def test_usual_ones_are_not() -> None:
     film = rng.bytes(1 << 22) + b"\xff\xda" * 300
     for data in (usual + film, jpeg(scans=50)):
         check_scans(data)
-    assert headers.SCANS_MAX == 100
+    assert SCANS_MAX == 100
     progressive = saved("JPEG", "RGB", (64, 64), progressive=True)
     assert open_picture(progressive + film).size == (64, 64)
