@@ -36,6 +36,23 @@ def did_you_mean(word: str, known: Iterable[str], meant: Mapping[str, str] | Non
     return f"; did you mean {near!r}?" if near else ""
 
 
+def _nearest_name(part: str, names: Iterable[str]) -> str | None:
+    """The name of a file or folder that is spelled most like `part`. An ending that both have, as
+    .png, does not make them alike.
+    """
+    stem, ending = os.path.splitext(part)  # noqa: PTH122  # of a name
+    alike: dict[str, str] = {}
+    others = []
+    for name in names:
+        its_stem, its_ending = os.path.splitext(name)  # noqa: PTH122
+        if its_ending.lower() == ending.lower():
+            alike[its_stem] = name
+        else:
+            others.append(name)
+    found = nearest(stem, alike)
+    return alike[found] if found else nearest(part, others, ALIKE)
+
+
 def nearest_path(path: str) -> str | None:
     """The file or folder there is that a misspelt path most likely means, None where none is like
     it: any of its parts may be misspelt.
@@ -47,7 +64,7 @@ def nearest_path(path: str) -> str | None:
                 here /= part
                 continue
             names = islice((entry.name for entry in os.scandir(here)), LOOKED_AT)
-            found = nearest(part, names)
+            found = _nearest_name(part, names)
             if found is None:
                 return None
             here /= found

@@ -94,8 +94,8 @@ def text_family(model_type: str, config: Settings) -> TextFamily:
     if entry is None:
         known = sorted(t for e in FAMILIES for t in e.model_types)
         raise ModelError(
-            f"{config.where}: text architecture {model_type!r:.60} is not known; this version "
-            f"reads {', '.join(known)}"
+            f"{config.where}: model_type {model_type!r:.60} is not supported for text; this "
+            f"version reads {', '.join(known)}"
         )
     family: TextFamily = import_module(entry.module).read(config)
     return family

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import io
 import os
 import signal
@@ -135,7 +136,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:  # a full disk under the output, for one
         with suppress(OSError):
             _leave_stdout()
-        where = f": {error.filename}" if error.filename else ""
+        is_output = error.errno == errno.ENOSPC  # whoever writes another file gives its name
+        name = error.filename or ("standard output" if is_output else "")
+        where = f": {name}" if name else ""
         return _refuse(args.verb, f"{error.strerror or type(error).__name__}{where}")
 
 

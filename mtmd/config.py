@@ -94,6 +94,7 @@ MEANT = {  # options of other programs under names of theirs, and ours
     "system_prompt": "system",
     "tensor_parallel_size": "tp",
     "model_path": "model",
+    "torch_dtype": "dtype",
     "hf_repo": "model",
     "output": "out",
 }
@@ -173,7 +174,7 @@ class LoadOptions:
         object.__setattr__(self, "memory_limit", size_or_none("memory_limit", self.memory_limit))
         if str(self.dtype) in DTYPES_ELSEWHERE:
             object.__setattr__(self, "dtype", DTYPES_ELSEWHERE[str(self.dtype)])
-        _among("dtype", self.dtype, DTYPES)
+        _check_dtype(self.dtype)
         _among("flash_attn", self.flash_attn, FLASH)
         _among("split", self.split, SPLITS)
         _among("vision_attention", self.vision_attention, VISION_ATTENTION)
@@ -482,6 +483,15 @@ def _shares(value: object, ranks: int | None) -> tuple[float, ...]:
     if shares and (len(shares) != (ranks or len(shares)) or not all(0 < s < 1e6 for s in shares)):
         refuse("tensor_split", value, expected)
     return shares
+
+
+def _check_dtype(value: object) -> None:
+    if str(value).removeprefix("torch.") in ("float16", "fp16", "half", "f16"):
+        raise OptionError(
+            f"dtype: found {value!s:.20}, expected one of {', '.join(DTYPES)}; fp16 is left out as "
+            "large activations of these models overflow in it, and bf16 takes the same memory"
+        )
+    _among("dtype", value, DTYPES)
 
 
 def _among(name: str, value: object, among: tuple[str, ...]) -> None:

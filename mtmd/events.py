@@ -106,6 +106,13 @@ class Answer:
         return format(self.text, spec)
 
     @property
+    def finish_reason(self) -> str:
+        """Why it ended, as clients of OpenAI's interface read it: "stop", "length", "tool_calls" or
+        "cancelled".
+        """
+        return self.receipt.finish
+
+    @property
     def boxes(self) -> tuple[Box, ...]:
         """Those that its text gives, in any notation of vision-language models. Of an answer about
         one picture: of several, none says which one is meant.

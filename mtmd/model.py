@@ -18,10 +18,10 @@ from mtmd.clip.encoder import Encoder
 from mtmd.clip.image.decode import Picture
 from mtmd.config import PARALLEL_MAX, AnswerOptions, LoadOptions
 from mtmd.display.answer_view import view_of, with_pictures_loaded
-from mtmd.events import Answer, Event, Finished
+from mtmd.events import Answer, Event, Finished, TextPiece
 from mtmd.kernels.backends import Backend
 from mtmd.kernels.dtype import name_of
-from mtmd.kernels.errors import DeviceError, MtmdError, OptionError
+from mtmd.kernels.errors import DeviceError, ModelError, MtmdError, OptionError
 from mtmd.kernels.options import integer, refuse
 from mtmd.kernels.plan.executor import Observer
 from mtmd.kernels.report.warmup_report import WarmupReport
@@ -71,6 +71,7 @@ class Model:
         self._service: Service | None = None
         self._async: AsyncTickets | None = None
         self._lock = Lock()
+        self._closed = False
 
     @property
     def name(self) -> str:
@@ -110,16 +111,26 @@ class Model:
 
     @property
     def service(self) -> Service:
-        """Where answers are computed, of all threads together. Made when it is first asked for."""
+        """Where answers are computed, of all threads together. Made when it is first asked for.
+        Raises ModelError once the model was closed.
+        """
         with self._lock:
+            if self._closed:
+                raise ModelError(f"{self.name} was closed; load it again to ask it")
             if self._service is None:
                 self._service = Service(self)
             return self._service
 
     def close(self) -> None:
-        """End all answers and let the memory of their caches go; the model may be used again.
-        Leaving `with load() as model:` does it.
+        """End all answers and let the memory of their caches go; the model answers nothing after
+        that. Leaving `with load() as model:` does it.
         """
+        with self._lock:
+            self._closed = True
+        self.release()
+
+    def release(self) -> None:
+        """As `close`, of a model that may be asked again, which makes new caches then."""
         with self._lock:
             service, self._service = self._service, None
             waiting, self._async = self._async, None
@@ -326,6 +337,22 @@ class Model:
         taken = self._taken(messages)
         for event in self.service.submit_checked(taken, settings):
             yield _viewed(event, taken)
+
+    def stream_text(
+        self,
+        image: Asked | None = None,
+        prompt: str | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        system: str | None = None,
+        **chosen: Unpack[AnswerKeywords],
+    ) -> Iterator[str]:
+        """As `stream`, the pieces of the text alone, as they come: `"".join(...)` is the answer's
+        text.
+        """
+        settings = self.loaded.answer_options(chosen)
+        events = self._stream(asked(image, prompt, messages, system), settings)
+        return (event.text for event in events if isinstance(event, TextPiece))
 
     async def aanswer(
         self,

@@ -45,7 +45,6 @@ _OTHERS = (
     (b"\x00\x00\x00\x0cjP  ", "a JPEG 2000 picture", CONVERT),
     (b"\xff\x4f\xff\x51", "a JPEG 2000 picture", CONVERT),
     (b"\x00\x00\x01\x00", "a Windows icon", CONVERT),
-    (b"\x00\x00\x02\x00", "a Windows cursor", CONVERT),
     (b"DDS ", "a DDS texture", CONVERT),
     (b"qoif", "a QOI picture", CONVERT),
     (b"\x76\x2f\x31\x01", "an OpenEXR picture", CONVERT),
@@ -135,9 +134,22 @@ def looks_like(data: bytes) -> tuple[str, str]:
         return "an MP4 or QuickTime video", "give it as a video, or extract a frame"
     if data[:4] == b"RIFF" and data[8:12] in (b"AVI ", b"WAVE"):
         return "an AVI video or WAV sound", _NOT_A_PICTURE
+    if _is_tga(data):
+        return "a TGA picture", CONVERT
+    if data[:4] == b"\x00\x00\x02\x00" and any(data[4:6]):  # the number of its pictures
+        return "a Windows cursor", CONVERT
     if data[:1] == b"P" and data[1:2] in b"123456f7" and data[2:3].isspace():
         return "a PNM picture", CONVERT
     return _looks_like_text(data[:1024])
+
+
+def _is_tga(data: bytes) -> bool:
+    """By its header, as it has no signature (Truevision, TGA file format specification 2.0)."""
+    if len(data) < 18 or data[1] > 1 or data[2] not in (1, 2, 3, 9, 10, 11):
+        return False
+    has_map = any(data[3:8])
+    size = data[12:14], data[14:16]
+    return has_map == bool(data[1]) and all(map(any, size)) and data[16] in (8, 15, 16, 24, 32)
 
 
 def _looks_like_text(head: bytes) -> tuple[str, str]:

@@ -85,7 +85,11 @@ class AskedBefore:
         began = 0.0 if self.note else time.time()
         kept = {"version": VERSION, "began": began, "folder": self.folder, **self._now}
         made = self.path.with_name(self.path.name + ".new")
-        made.write_text(json.dumps(kept, ensure_ascii=False, indent=1) + "\n", "utf-8")
+        try:
+            made.write_text(json.dumps(kept, ensure_ascii=False, indent=1) + "\n", "utf-8")
+        except OSError as error:
+            error.filename = error.filename or str(made)
+            raise
         made.replace(self.path)
         self._is_there = True
 

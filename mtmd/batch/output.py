@@ -203,8 +203,12 @@ class Appended:
 
     def _put(self, data: bytes) -> None:
         assert self._file is not None
-        while data:
-            data = data[self._file.write(data) or 0 :]
+        try:
+            while data:
+                data = data[self._file.write(data) or 0 :]
+        except OSError as error:  # a full disk, which does not say whose file it was
+            error.filename = error.filename or str(self._path)
+            raise
 
     def _drop(self) -> None:
         """What is to be forgotten. The file is whole at any time."""

@@ -283,7 +283,7 @@ class Subject:
         _ = self.model.service
 
     def stop_service(self) -> None:
-        self.model.close()
+        self.model.release()
         gc.collect()
 
     def _new_picture(self, resolution: int) -> np.ndarray:

@@ -11,11 +11,14 @@ from mtmd.checkpoint.checkpoint import Checkpoint, check_vocabulary, end_of_turn
 from mtmd.checkpoint.sampling import GENERATION_CONFIG, of_config, of_generation_config
 from mtmd.checkpoint.stored import refused_by_name, text_as_stored, tying
 from mtmd.clip.dual.family import is_dual
+from mtmd.clip.family import FAMILIES as VISION_FAMILIES
 from mtmd.clip.family import VisionFamily, vision_family
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights, check_no_extra
 from mtmd.kernels.checkpoint.open_weights import open_weights
 from mtmd.kernels.checkpoint.settings import Settings, read_json
 from mtmd.kernels.errors import DualEncoderError, ModelError
+from mtmd.llm.family import FAMILIES as TEXT_FAMILIES
+from mtmd.llm.family import text_family
 from mtmd.llm.sampling.options import ModelSampling
 from mtmd.llm.tokenizer.tokenizer import Tokenizer
 
@@ -28,7 +31,11 @@ def open_folder(folder: Path, template: Path | None = None) -> Checkpoint:
     """
     settings = Settings(read_json(folder / "config.json", required=False), "config.json")
     with refused_by_name(settings, folder):
-        file = open_weights(folder)
+        try:
+            file = open_weights(folder)
+        except ModelError:
+            _check_kind(settings)  # a reason that other weights would not mend
+            raise
     settings = Settings(read_json(folder / "config.json"), "config.json")
     if is_dual(settings):
         raise DualEncoderError(
@@ -70,6 +77,14 @@ def open_folder(folder: Path, template: Path | None = None) -> Checkpoint:
         sampling=_sampling(folder, settings),
         notes=tuple(notes),
     )
+
+
+def _check_kind(settings: Settings) -> None:
+    """Raises ModelError for an architecture that no family reads, naming those that are."""
+    kind = settings.get("model_type", None)
+    known = {t for entry in (*TEXT_FAMILIES, *VISION_FAMILIES) for t in entry.model_types}
+    if isinstance(kind, str) and not {kind, f"{kind}_text"} & known and not is_dual(settings):
+        text_family(kind, settings)
 
 
 def _families(folder: Path, settings: Settings) -> tuple[VisionFamily | None, tuple[str, Settings]]:

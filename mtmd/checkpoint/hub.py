@@ -31,6 +31,7 @@ NOTHING = ["-"]  # names no file: the folder alone is asked for
 PROJECTOR_TYPES = ("BF16", "F16", "F32", "Q8_0")  # of several projectors, the first there is
 PART = re.compile(r"-(?P<part>\d{5})-of-\d{5}\.gguf", re.I)
 
+WEIGHT_FILES = (".gguf", ".safetensors")
 _REPO = re.compile(
     r"(?P<repo>\w[\w.-]*/\w[\w.-]*)(?::(?P<type>\w[\w.-]{0,30}))?(?:@(?P<revision>[\w./-]+))?",
     re.ASCII,
@@ -96,7 +97,7 @@ def check_name(model: str | os.PathLike[str]) -> bool:
             f"model {text!r} is a file; expected a GGUF, the folder of a checkpoint, or org/name "
             f"on the Hugging Face hub{_about(path)}"
         )
-    if not _REPO.fullmatch(text):
+    if not _REPO.fullmatch(text) or text.lower().endswith(WEIGHT_FILES):
         _refuse_name(text)
     return False
 
@@ -372,9 +373,23 @@ def _cause(error: Exception) -> str:
 
 
 def _refuse_name(model: str) -> NoReturn:
-    raise ModelError(
-        f"model {model!r:.200} is no folder here and no name on the Hugging Face hub; "
+    expected = (
         f"expected a checkpoint folder, a GGUF file, org/name[:TYPE], or {DEMO}{_near(model)}"
+    )
+    if _is_path(model):
+        raise ModelError(f"model {model!r:.200}: found no such file or folder, {expected}")
+    raise ModelError(
+        f"model {model!r:.200} is no folder here and no name on the Hugging Face hub; {expected}"
+    )
+
+
+def _is_path(model: str) -> bool:
+    """Whether somebody who writes this means a path, and not a name on the hub."""
+    return (
+        model.startswith((".", "/", "~"))
+        or model.lower().endswith(WEIGHT_FILES)
+        or model.count("/") > 1
+        or "\\" in model
     )
 
 

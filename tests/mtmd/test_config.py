@@ -367,3 +367,13 @@ def test_a_class_that_is_no_schema() -> None:
     for kind, words in told.items():
         with pytest.raises(OptionError, match=f"json_schema: {words}"):
             AnswerOptions(json_schema=kind)
+
+
+@pytest.mark.parametrize("value", ["float16", "fp16", "torch.float16", torch.float16], ids=str)
+def test_half_precision_is_refused_with_the_reason(value: Any) -> None:
+    with pytest.raises(OptionError, match="expected one of auto, bf16, fp32; fp16 is left out as"):
+        LoadOptions(dtype=value)
+    with pytest.raises(
+        OptionError, match="option 'torch_dtype' is not known; did you mean 'dtype'"
+    ):
+        options(LoadOptions, {"torch_dtype": "bfloat16"})

@@ -620,7 +620,7 @@ def test_a_text_model_says_that_it_sees_nothing(tmp_path: Path, one: Path) -> No
         and set(last.answer.receipt.attention) == {"decoder"}
     )
     with pytest.raises(
-        PromptError, match="text has no image encoder and was given 1 image; use a vision model"
+        PromptError, match="text has no image encoder and was given 1 image; it reads text only"
     ):
         model.describe(one, COUNT)
 

@@ -628,3 +628,21 @@ def test_the_calls_take_them_by_name() -> None:
     assert mtmd.load.__annotations__["chosen"] == "Unpack[LoadKeywords]"
     assert mtmd.describe.__annotations__["chosen"] == "Unpack[DescribeKeywords]"
     assert (Path(mtmd.__file__).parent / "py.typed").exists()
+
+
+def test_a_closed_model_says_so(one: Path) -> None:
+    with mtmd.load() as model:
+        assert model.answer(one, COUNT).finish_reason == "stop"
+    for ask in (model.answer, model.describe):
+        with pytest.raises(ModelError, match="demo model was closed; load it again"):
+            ask(one, COUNT)
+
+
+def test_the_text_alone_as_it_comes(demo: Model, one: Path) -> None:
+    pieces = list(demo.stream_text(one, COUNT))
+    assert len(pieces) > 1 and "".join(pieces) == "One."
+    assert "".join(demo.stream_text([{"role": "user", "content": "hi"}])) == demo.describe(
+        messages=[{"role": "user", "content": "hi"}]
+    )
+    with pytest.raises(OptionError, match="did you mean 'max_tokens'"):
+        demo.stream_text(one, COUNT, max_new_tokens=3)  # type: ignore[call-arg]

@@ -61,6 +61,13 @@ def assert_fit_for_users(message: str) -> None:
         assert leak not in message
 
 
+def tga(kind: int, depth: int, colours: int = 0) -> bytes:
+    """The beginning of a TGA of 3 x 2 pixels, which has no signature."""
+    colour_map = struct.pack("<HHB", 0, colours, 24 if colours else 0)
+    size = struct.pack("<HHHHBB", 0, 0, 3, 2, depth, 0)
+    return bytes([0, bool(colours), kind]) + colour_map + size + bytes(64)
+
+
 @pytest.mark.parametrize(
     ("data", "words"),
     [
@@ -72,7 +79,10 @@ def assert_fit_for_users(message: str) -> None:
         (b"RIFF\x24\0\0\0WAVEfmt ", "an AVI video or WAV sound"), (b"8BPS\0\1", "a Photoshop document"),
         (b"%!PS-Adobe-3.0 EPSF", "a PostScript"),
         (b"SIMPLE  =   T", "a FITS picture"), (b"DDS \x7c\0\0\0", "a DDS texture"), (b"P6\n2 2\n255\n", "a PNM picture"),
-        (b"\0\0\1\0\1\0", "a Windows icon"), (b"PK\3\4\x14\0", "a ZIP archive"), (b'{"a": 1}', "JSON or other text"),
+        (b"\0\0\1\0\1\0", "a Windows icon"),
+        (b"\0\0\2\0\1\0 ", "a Windows cursor"), (tga(2, 24), "a TGA picture"), (tga(10, 32), "a TGA picture"),
+        (tga(3, 8), "a TGA picture"), (tga(1, 8, colours=256), "a TGA picture"),
+        (b"PK\3\4\x14\0", "a ZIP archive"), (b'{"a": 1}', "JSON or other text"),
         (b"Once upon a time", "plain text"),
         ("Il était\nun navire\n".encode(), "plain text"), (b"BMW is a make of car, not a picture", "plain text"),
         (b"version https://git-lfs.github.com/spec/v1\noid", "a Git LFS pointer"), (b"\0" * 99, "nothing but zero bytes"),

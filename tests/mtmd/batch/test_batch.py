@@ -5,6 +5,7 @@ often it is broken off.
 from __future__ import annotations
 
 import csv
+import errno
 import fcntl
 import hashlib
 import io
@@ -576,3 +577,15 @@ def test_a_row_of_many_lines_is_put_together_once() -> None:
     ends, rows = zip(*form.read(lines), strict=True)
     assert [row["image"] for row in rows] == ["a.png", "b.png"]
     assert rows[0]["text"] == 'a "line"\n' * 1000 and ends[-1] == len(form.header + data)
+
+
+def test_a_full_disk_names_the_file(tmp_path: Path) -> None:
+    output = open_output(tmp_path / "rows.jsonl", False)
+
+    class Full:
+        def write(self, _: bytes) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    output._file = Full()  # type: ignore[attr-defined]
+    with pytest.raises(OSError, match=r"No space left on device: '.*rows\.jsonl'"):
+        output.append(Row("a.png", None, "text"))

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -179,7 +180,7 @@ SPOILED: dict[str, tuple[Change, str]] = {
     ),
     "an unknown text architecture": (
         edit("config.json", "text_config", model_type="rwkv"),
-        "text architecture 'rwkv' is not known; this version reads",
+        "model_type 'rwkv' is not supported for text; this version reads",
     ),
     "a text architecture that is a list": (
         edit("config.json", "text_config", model_type=["a"]),
@@ -187,7 +188,7 @@ SPOILED: dict[str, tuple[Change, str]] = {
     ),
     "text alone of an unknown kind": (
         edit("config.json", vision_config=None),
-        "text architecture 'gemma3' is not known",
+        "model_type 'gemma3' is not supported for text",
     ),
     "text_config that is a number": (
         edit("config.json", text_config=5),
@@ -357,12 +358,26 @@ def test_a_file_of_a_checkpoint_leads_to_its_folder(folder: Path, mtmd: Any) -> 
     ],
 )
 def test_a_model_that_is_nowhere(name: str, mtmd: Any, one: Path) -> None:
-    with pytest.raises(
-        ModelError,
-        match="is no folder here and no name on the Hugging Face hub; expected a checkpoint folder",
-    ):
+    told = "is no folder here and no name on the Hugging Face hub; expected a checkpoint folder"
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+        told = "found no such file or folder, expected a checkpoint folder, a GGUF file, org/name"
+    with pytest.raises(ModelError, match=re.escape(told)):
         load(name)
-    assert "is no folder here" in mtmd("describe", one, "-m", name).refused()
+    assert told[:20] in mtmd("describe", one, "-m", name).refused()
+
+
+@pytest.mark.parametrize("name", ["model.gguf", "./model.gguf", "there/model.Q4_K_M.gguf"])
+def test_a_gguf_that_is_not_there_is_a_path(name: str, mtmd: Any, one: Path) -> None:
+    line = mtmd("describe", one, "-m", name).refused()
+    assert f"model {name!r}: found no such file or folder, expected a checkpoint folder" in line
+
+
+def test_an_architecture_is_named_whatever_its_weights_are(tmp_path: Path) -> None:
+    """Of BERT, with weights in a form that is not loaded either: another file would not help."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert", "hidden_size": 8}))
+    (tmp_path / "pytorch_model.bin").write_bytes(b"PK\x03\x04")
+    with pytest.raises(ModelError, match="model_type 'bert' is not supported for text; this"):
+        load(tmp_path)
 
 
 @pytest.mark.parametrize("model", [5, b"demo", ["a"], object()], ids=lambda m: type(m).__name__)

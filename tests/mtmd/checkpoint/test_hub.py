@@ -98,11 +98,13 @@ def test_what_is_neither_a_folder_nor_a_name(
     name: str, closed_port: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(
-        ModelError,
-        match="is no folder here and no name on the Hugging Face hub; expected a checkpoint "
-        "folder, a GGUF",
-    ):
+    is_path = not name or name[:1] in "./" or name.count("/") > 1
+    told = (
+        "found no such file or folder, expected a checkpoint folder, a GGUF"
+        if is_path
+        else "is no folder here and no name on the Hugging Face hub; expected a checkpoint folder"
+    )
+    with pytest.raises(ModelError, match=told):
         resolve_model(
             name if name else str(tmp_path / "gone"),
             endpoint=closed_port,

@@ -889,7 +889,7 @@ def test_a_full_disk_is_one_line(
 
     monkeypatch.setattr(sys, "stdout", Full())
     assert main(["describe", str(one), "-p", COUNT]) == 2
-    assert capsys.readouterr().err == "mtmd describe: No space left on device\n"
+    assert capsys.readouterr().err == "mtmd describe: No space left on device: standard output\n"
 
 
 def test_characters_that_the_terminal_does_not_have(

@@ -11,6 +11,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -332,3 +333,27 @@ def test_the_result_of_a_warm_up_comes_first_and_fits(columns: int) -> None:
     lines = report.text(columns).splitlines()
     assert max(map(len, lines)) <= columns
     assert any(line.startswith("result: not fully") for line in lines[:5])
+
+
+def test_a_guess_is_like_what_was_written(
+    mtmd: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same ending makes no two names alike."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("trunc.png", "beach.png"):
+        (tmp_path / name).write_bytes(b"")
+    assert "did you mean" not in mtmd("describe", "nosuch.png").refused()
+    assert "did you mean 'beach.png'?" in mtmd("describe", "baech.png").refused()
+    assert "did you mean 'beach.png'?" in mtmd("describe", "beach.pgn").refused()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes with names")
+def test_a_picture_from_a_pipe_with_a_name(mtmd: Any, one: Path, tmp_path: Path) -> None:
+    """As a shell makes one of <(cat picture.png)."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=lambda: pipe.write_bytes(one.read_bytes()))
+    writer.start()
+    ran = mtmd("describe", pipe, "-p", COUNT, "--quiet")
+    writer.join()
+    assert (ran.code, ran.out) == (0, "One.\n")
