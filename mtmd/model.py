@@ -33,7 +33,7 @@ from mtmd.llm.sampling.options import ModelSampling
 from mtmd.loaded.loaded_model import LoadedModel
 from mtmd.loaded.report import attention_kernels, warmup_report
 from mtmd.option_types import AnswerKeywords
-from mtmd.prompt.conversation import DEFAULT_PROMPT, Asked, Images, Message, asked
+from mtmd.prompt.conversation import DEFAULT_PROMPT, Asked, Images, Message, RawPrompt, asked
 from mtmd.prompt.load_image import ImageSource, decoded_bytes
 from mtmd.prompt.prompts import EncodedPrompt, Prompts
 from mtmd.prompt.urls.kinds import is_url
@@ -219,6 +219,17 @@ class Model:
         *_, last = self.service.submit_checked(taken, settings)
         assert isinstance(last, Finished)
         return _with_view(last.answer, taken)
+
+    def complete(self, text: str | Sequence[int], **chosen: Unpack[AnswerKeywords]) -> Answer:
+        """Continue a text, or the ids of its tokens, without a chat template, as base models do.
+        Spellings of special tokens become those tokens: do not put text of others into it.
+        `chosen` are options as for `answer`. Raises MtmdError.
+        """
+        settings = self.loaded.answer_options(chosen)
+        prompt = RawPrompt(text if isinstance(text, str) else tuple(text))
+        *_, last = self.service.submit_checked(prompt, settings)
+        assert isinstance(last, Finished)
+        return last.answer
 
     @overload
     def answers(

@@ -68,4 +68,4 @@ def how_to_give_one(knows: Callable[[str], bool]) -> str:
         else "give one with --chat-template (chat_template=): a Jinja file, or one of "
         f"{', '.join(BUILT_IN)}"
     )
-    return f"{advice}; or have a text continued as it is by /v1/completions"
+    return f"{advice}; or have a text continued as it is: /v1/completions, model.complete(text)"

@@ -229,6 +229,10 @@ class Prompts:
         tokens = prompt.text
         if isinstance(tokens, str):
             tokens = tuple(tokenizer.encode_prompt(tokens))
+        if not all(isinstance(token, int) for token in tokens):
+            raise PromptError(
+                "prompt: found what is no token's id, expected a text or a list of ids"
+            )
         if not tokens:
             raise PromptError("the prompt is empty; say what is to be gone on from")
         if not 0 <= min(tokens) <= max(tokens) < len(tokenizer):

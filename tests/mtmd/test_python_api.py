@@ -646,3 +646,17 @@ def test_the_text_alone_as_it_comes(demo: Model, one: Path) -> None:
     )
     with pytest.raises(OptionError, match="did you mean 'max_tokens'"):
         demo.stream_text(one, COUNT, max_new_tokens=3)  # type: ignore[call-arg]
+
+
+def test_a_text_is_continued_as_it_is(demo: Model) -> None:
+    tokens = demo.checkpoint.tokenizer.encode_prompt("a red circle")
+    by_text = demo.complete("a red circle", max_tokens=6)
+    assert list(by_text.prompt_token_ids) == tokens and by_text.output_token_ids
+    assert demo.complete(tokens, max_tokens=6).output_token_ids == by_text.output_token_ids
+    for wrong, told in (
+        ("", "the prompt is empty"),
+        (["a"], "a text or a list of ids"),
+        ([-1], "-1"),
+    ):
+        with pytest.raises(PromptError, match=told):
+            demo.complete(wrong, max_tokens=6)  # type: ignore[arg-type]
