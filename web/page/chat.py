@@ -84,15 +84,19 @@ class Chat:
         images: Sequence[StoredImage],
         *,
         table: bool = False,
+        newest: bool = False,
     ) -> Message:
         """A message of the user's, in the store when this returns; pictures alone are to be
         described. The first message gives the conversation its title, unless it says no more than
         that: then the answer will. `table`: one of many pictures that are asked the same, each
-        answered by itself.
+        answered by itself. Raises NewerTurnError where it is to be the `newest` and its parent has
+        a reply.
         """
         text = text if text.strip() else DEFAULT_PROMPT
         options = {"table": True} if table else None
-        message = self.store.add(conversation, parent, "user", text, images=images, options=options)
+        message = self.store.add(
+            conversation, parent, "user", text, images=images, options=options, newest=newest
+        )
         if parent is None and text.strip() != DEFAULT_PROMPT:
             self.store.name(conversation, title_from(text, images))
         return message

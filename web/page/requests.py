@@ -60,12 +60,15 @@ class Change(_Strict):
 
 
 class NewMessage(_Strict):
-    """`table`: one of many pictures that are asked the same."""
+    """`table`: one of many pictures that are asked the same. `newest`: refuse the message where its
+    parent has a reply already, which another window has added.
+    """
 
     parent: Id | None = None
     text: Annotated[str, Field(max_length=1 << 20)] = ""
     images: Annotated[list[Attached], Field(max_length=100, fail_fast=True)] = []
     table: bool = False
+    newest: bool = False
 
 
 class Wanted(_Strict):

@@ -33,7 +33,13 @@ from mtmd.web.page.requests import (
 )
 from mtmd.web.page.samples import offered
 from mtmd.web.store.conversation import Conversation, StoredImage
-from mtmd.web.store.errors import StoreBusyError, StoreDamagedError, StoreError, StoreReadOnlyError
+from mtmd.web.store.errors import (
+    NewerTurnError,
+    StoreBusyError,
+    StoreDamagedError,
+    StoreError,
+    StoreReadOnlyError,
+)
 from mtmd.web.store.image_files import SHOWN_BY_BROWSERS
 from mtmd.web.store.import_export import export_file, import_file, read_file
 
@@ -55,9 +61,11 @@ def blueprint(chat: Chat) -> Blueprint:
 
 
 def _not_stored(error: StoreError) -> ApiError:
-    """503 for what passes by itself or with a start of the server, 507 for what needs room, or
-    another folder.
+    """409 for a message that another window was faster with, 503 for what passes by itself or with
+    a start of the server, 507 for what needs room, or another folder.
     """
+    if isinstance(error, NewerTurnError):
+        return ApiError(409, str(error), code="newer_turn")
     if isinstance(error, StoreBusyError):
         return ApiError(503, str(error), code="history_busy", headers={"Retry-After": "1"})
     if isinstance(error, StoreDamagedError):
@@ -228,7 +236,9 @@ def _message_routes(routes: Blueprint, chat: Chat) -> None:
             raise ApiError(400, "the message is empty; say what you want to know", param="text")
         if new.parent is not None:
             _check_message(chat, id_, new.parent)
-        message = chat.add_message(id_, new.parent, new.text, _images(chat, new), table=new.table)
+        message = chat.add_message(
+            id_, new.parent, new.text, _images(chat, new), table=new.table, newest=new.newest
+        )
         return jsonify(message=asdict(message), conversation=_conversation(chat, id_).asdict())
 
     @routes.post("/api/conversations/<id_>/answers")

@@ -23,6 +23,10 @@ class StoreBusyError(StoreError):
     """Another program holds the database; the same may succeed in a moment."""
 
 
+class NewerTurnError(StoreError):
+    """A message has a reply that its sender did not know of."""
+
+
 class StoreFullError(StoreError):
     """There is no room on the disk, or the disk does not take what is written."""
 

@@ -28,7 +28,7 @@ from mtmd.web.store.conversation import (
     StoredImage,
 )
 from mtmd.web.store.database import Database
-from mtmd.web.store.errors import StoreDamagedError, StoreError, store_errors
+from mtmd.web.store.errors import NewerTurnError, StoreDamagedError, StoreError, store_errors
 from mtmd.web.store.folder import FolderLock, make_private
 from mtmd.web.store.image_files import ImageFiles, media_type
 from mtmd.web.store.recovery import Notice, open_or_recover, read_notice
@@ -228,9 +228,11 @@ class Store:
         images: Sequence[StoredImage] = (),
         state: str = COMPLETE,
         options: Mapping[str, Any] | None = None,
+        newest: bool = False,
     ) -> Message:
         """A message under `parent`, which becomes the one shown. Raises StoreError, also where a
-        picture was collected meanwhile.
+        picture was collected meanwhile, and NewerTurnError where it is to be the `newest` and there
+        is another under `parent`.
         """
         made = Message(
             uuid.uuid4().hex,
@@ -246,6 +248,11 @@ class Store:
             time.time(),
         )
         with self.change() as db:
+            if newest and _has_reply(db, conversation, parent):
+                raise NewerTurnError(
+                    "another window has gone on with this conversation; read what is new there, "
+                    "then send again"
+                )
             self.insert(db, made)
             db.execute(
                 "UPDATE conversations SET head = ?, changed = ?, latest = ? WHERE id = ?",
@@ -533,6 +540,12 @@ def _drop_unused(db: sqlite3.Connection, names: Sequence[str], before: float) ->
             db.execute("INSERT OR IGNORE INTO deleted_images VALUES (?)", (sha256,))
             dropped += 1
     return dropped
+
+
+def _has_reply(db: sqlite3.Connection, conversation: str, parent: str | None) -> bool:
+    """Whether a message stands under `parent`, None for the conversation itself."""
+    query = "SELECT 1 FROM messages WHERE conversation = ? AND parent IS ? LIMIT 1"
+    return db.execute(query, (conversation, parent)).fetchone() is not None
 
 
 def _latest(db: sqlite3.Connection, now: float) -> float:

@@ -785,6 +785,21 @@ def test_of_a_long_conversation_most_is_told_by_its_place_and_read_when_it_is_as
     assert [m["text"] for m in read["messages"]] == ["n7", "another answer"]
 
 
+def test_a_message_that_is_to_be_the_newest_is_refused_where_there_is_another(page):
+    conversation, asked, answer, _ = page.talk()
+    address = f"/conversations/{conversation}/messages"
+    newest = {"text": "two", "parent": answer, "newest": True}
+    page.call("POST", address, newest)
+    refused = page.call("POST", address, newest | {"text": "two, from elsewhere"}, 409)
+    assert refused["error"]["code"] == "newer_turn"
+    assert "another window has gone on" in refused["error"]["message"]
+    page.call("POST", address, newest | {"parent": None}, 409)
+    page.call("POST", address, newest | {"parent": asked}, 409)
+    page.call("POST", address, newest | {"newest": False})  # a branch on purpose
+    assert [m["text"] for m in page.messages(conversation)][2:] == ["two", "two"]
+    page.call("POST", f"/conversations/{page.new()}/messages", newest | {"parent": None})
+
+
 def test_what_was_read_of_an_answer_that_a_server_took_with_it_is_kept(page):
     conversation, asked, whole, _ = page.talk()
     cut = page.store.add(conversation, asked, "assistant", "w0 w1", state="running").id

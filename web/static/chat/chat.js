@@ -8,6 +8,7 @@ import { Picker } from "../models/picker.js";
 import { Composer, asSent } from "./composer.js";
 import { ConversationList } from "./conversation_list.js";
 import { Growing, answerMessage, sideBySide, userMessage } from "./message.js";
+import { listenToOthers, tellOthers } from "./other_windows.js";
 import { leaveEnd, startScrolling, stayAtEnd } from "./scroll.js";
 import { adopt, options, optionsForAnother, settingsFor, startSettings } from "./settings.js";
 import { Tree } from "./tree.js";
@@ -43,6 +44,7 @@ let problem = ""; // why the last message has no answer
 let unsure = null; // {conversation, parent, text, images}: a message that may have arrived, for the server went while it was sent
 let opened = Promise.resolve(); // of the conversation that is to be shown, when it is
 let opening = 0; // which of those that were to be shown is the last
+let missed = false; // another window has changed this conversation while an answer was followed here
 let unsureAnswer = null; // the message that an answer was asked for when the server went
 const views = new Map(); // id of an answer -> what draws its text, with what somebody has opened or selected in it
 const drawn = new Map(); // message id -> {message, key, element}: what has not changed stays as it is, an open receipt too
@@ -128,6 +130,7 @@ function listen() {
   for (const id of ["close-side", "veil"]) $(id).addEventListener("click", () => setSide(false));
   NARROW.addEventListener("change", () => setSide(!NARROW.matches));
   addEventListener("popstate", () => open(idInAddress()));
+  listenToOthers(onOtherWindow);
   for (const id of ["open-keys", "close-keys"]) $(id).addEventListener("click", () => ($("keys").open ? $("keys").close() : showKeys()));
   addEventListener("keydown", (event) => {
     shortcut(event);
@@ -249,11 +252,16 @@ async function load(id, mine) {
   draw();
   stayAtEnd();
   if (!matchMedia("(pointer: coarse)").matches && !document.querySelector("dialog[open]")) $("prompt").focus();
+  followRunning();
+}
+
+/** An answer that is being written, or several to one message. */
+async function followRunning() {
   const running = [...tree.messages.values()].filter((message) => message.state === "running");
   if (!running.length || rowsOf(tree).length) return;
   const beside = running.filter((message) => message.options?.side !== undefined);
-  if (beside.length) followBoth(tree.messages.get(beside[0].parent), beside.map((message) => ({ options: message.options, answer: message })));
-  else follow(running[0]);
+  if (beside.length) await followBoth(tree.messages.get(beside[0].parent), beside.map((message) => ({ options: message.options, answer: message })));
+  else await follow(running[0]);
 }
 
 /** A row of a table as a conversation of its own; null for the table. */
@@ -286,6 +294,59 @@ async function onRow(changed, message) {
   list.refreshSoon();
   draw();
   return changed.id;
+}
+
+/** Another window has changed a conversation; `id` is null where nobody knows whether one has. */
+async function onOtherWindow(id) {
+  await list.refresh();
+  if (!conversation || (id ?? conversation.id) !== conversation.id) return;
+  takeTitle();
+  const listed = list.conversations.find((one) => one.id === conversation.id);
+  if (id || !listed || listed.changed !== conversation.changed) await takeNews();
+}
+
+/** What other windows have added to the conversation that is shown. Where they went on from its end, so does this one. */
+async function takeNews() {
+  const there = opening;
+  if (following || asked || composer.busy) {
+    missed = true;
+    return;
+  }
+  missed = false;
+  let loaded;
+  try {
+    loaded = await get(`/api/conversations/${conversation.id}`);
+  } catch (error) {
+    if (error.status === 404 && opening === there) await leaveDeleted();
+    return; // a server that is gone is noticed by whoever asks it for something
+  }
+  if (opening !== there) return;
+  if (following || asked || composer.busy) {
+    missed = true;
+    return;
+  }
+  conversation = loaded.conversation;
+  const added = tree.merge(loaded.messages, loaded.outline);
+  const old = tree.head;
+  tree.head = old ? tree.lastBelow(old) : conversation.head;
+  if (tree.head !== old) shown.showEnd();
+  draw();
+  composer.changed();
+  if (tree.head !== old) announce("Another window has gone on with this conversation");
+  else if (added.includes(conversation.head) && !rowsOf(tree).length) {
+    const head = conversation.head;
+    toast("Another window went on with another version of this conversation.", { action: { label: "Show it", run: () => showBranch(head) } });
+  }
+  if (tree.path().at(-1)?.state === "running") await followRunning();
+}
+
+/** What is being written stays in the message box. */
+async function leaveDeleted() {
+  const typed = $("prompt").value;
+  toast("This conversation was deleted in another window.");
+  window.history.replaceState(null, "", at("/"));
+  await open(null);
+  if (typed) composer.restore(null, typed);
 }
 
 async function reload() {
@@ -424,7 +485,8 @@ async function send(text, images, editing) {
   }
   composer.setBusy(true);
   const there = opening; // elsewhere, another conversation is shown meanwhile
-  const draft = { parent: editing ? editing.parent : tree.head, text, images: images.map(asSent) };
+  const isLast = !editing && !tree.children.get(tree.head ?? "")?.length;
+  const draft = { parent: editing ? editing.parent : tree.head, text, images: images.map(asSent), ...(isLast ? { newest: true } : {}) };
   const wanted = (comparing.on ? comparing.sides() : [options()]).map(withSince);
   try {
     const { id } = conversation ?? await begin(there);
@@ -445,6 +507,7 @@ async function send(text, images, editing) {
   } catch (error) {
     if (opening === there) composer.setBusy(false);
     toast(`Not sent: ${error.message}`, { sticky: true });
+    if (error.code === "newer_turn" && opening === there) takeNews();
     return false;
   }
 }
@@ -466,6 +529,7 @@ async function askUnseen(id, message, wanted) {
   } catch (error) {
     toast(`A message was sent and is not answered: ${error.message}`, { sticky: true });
   }
+  tellOthers(id);
   list.refresh();
 }
 
@@ -516,7 +580,9 @@ async function ask(message, chosen, continued = null) {
     tree.put(answer);
     tree.head = answer.id;
     list.refresh();
+    tellOthers(conversation.id);
     await follow(answer);
+    tellOthers(answer.conversation);
   } catch (error) {
     if (asked !== mine && following) return;
     if (mine.controller.signal.aborted) {
@@ -528,6 +594,7 @@ async function ask(message, chosen, continued = null) {
     problem = error.message;
     unsureAnswer = error.status === 0 ? message.id : null;
     composer.setBusy(false);
+    tellOthers(conversation.id);
     if (continued) {
       toast(problem, { sticky: true });
       problem = "";
@@ -576,8 +643,10 @@ async function followBoth(message, parts) {
   redrawAll();
   announce(answers.length > 1 ? "Both answers are there" : "One answer is there");
   composer.changed();
+  tellOthers(conversation.id);
   await list.refresh();
   takeTitle();
+  if (missed) await takeNews();
 }
 
 /** One of several answers, with the model and the settings that it was made with. */
@@ -659,6 +728,7 @@ async function follow(running) {
   composer.changed();
   await list.refresh();
   takeTitle();
+  if (missed) await takeNews();
 }
 
 function connected(mine, whether) {

@@ -5,6 +5,7 @@ import { isolated, plural } from "../shared/format.js";
 import { at, download, get, patch, post, remove, save, show, smallPath } from "../shared/server.js";
 import { fromElsewhere } from "../history/foreign.js";
 import { markdownOf } from "../history/markdown.js";
+import { tellOthers } from "./other_windows.js";
 import { Tree } from "./tree.js";
 
 const SEARCH_AFTER_MS = 150;
@@ -185,6 +186,7 @@ export class ConversationList {
   async #pin({ id, pinned }) {
     try {
       await patch(`/api/conversations/${id}`, { pinned: !pinned });
+      tellOthers(id);
       await this.refresh();
     } catch (error) {
       toast(error.message);
@@ -200,6 +202,7 @@ export class ConversationList {
       if (keep && title && title !== conversation.title) {
         try {
           this.renamed(await patch(`/api/conversations/${conversation.id}`, { title }));
+          tellOthers(conversation.id);
         } catch (error) {
           toast(error.message);
         }
@@ -225,6 +228,7 @@ export class ConversationList {
       if (!this.leaving.has(id)) return;
       try {
         await remove(`/api/conversations/${id}`, options);
+        tellOthers(id);
         this.conversations = this.conversations.filter((one) => one.id !== id);
       } catch (error) {
         toast(`“${isolated(title || "New chat")}” is not deleted. ${error.message}`);

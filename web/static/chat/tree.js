@@ -16,6 +16,20 @@ export class Tree {
     this.head = this.messages.has(head) ? head : [...this.messages.keys()].at(-1) ?? null;
   }
 
+  /** Put what is new or has changed of what the server has; the rest stays as it is, and so does the branch that is shown. Gives the
+   * ids that were not known. */
+  merge(messages, outline = null) {
+    const whole = new Map(messages.map((message) => [message.id, message]));
+    const added = [];
+    for (const message of outline ? placesIn(outline) : messages) {
+      const known = this.messages.get(message.id);
+      const read = whole.get(message.id);
+      if (!known) added.push(message.id);
+      if (!known || (read && (known.light || known.state !== read.state || known.text !== read.text))) this.put(read ?? message);
+    }
+    return added;
+  }
+
   put(message) {
     this.branch = null;
     if (!this.messages.has(message.id)) {
