@@ -68,6 +68,7 @@ def ask(page: Any, picture: str, question: str) -> None:
 def compare(page: Any, picture: str, question: str) -> None:
     """A new chat in which a message has two answers, side by side."""
     page.goto("/")
+    page.click("#add")
     page.click("#compare-open")
     page.fill("[name=temperature-b]", "1.2")
     page.fill("[name=seed-b]", "4")

@@ -31,6 +31,7 @@ from mtmd.web.store.store import Store
 
 SHOWN_WHOLE = 300  # messages: a conversation of so many is shown with all of them
 SHOWN_AT_FIRST = 80  # of a longer one
+HALF_CHARACTER = "\ufffd"  # stands for bytes of a character whose others did not come
 READERS_EACH = 16  # of one answer: a few devices of one person
 
 
@@ -331,17 +332,18 @@ def _seen(path: list[Message], since: str | None) -> list[Message]:
 
 
 def _text_to_continue(messages: dict[str, Message], parent: str, answer: str | None) -> str:
-    """Of an answer to `parent`, empty for None. Raises ApiError where there is no such answer, or
-    nothing in it.
+    """Of an answer to `parent`, empty for None; without the half of a character that its end may be
+    cut in. Raises ApiError where there is no such answer, or nothing in it.
     """
     if answer is None:
         return ""
     found = messages.get(answer)
     if found is None or found.role != "assistant" or found.parent != parent:
         raise ApiError(404, "there is no such answer to this message", param="continues")
-    if not found.text:
+    text = found.text.rstrip(HALF_CHARACTER)
+    if not text:
         raise ApiError(400, "this answer has no text to go on from; ask again", param="continues")
-    return found.text
+    return text
 
 
 def _regions(answer: Message) -> dict[str, Any] | None:

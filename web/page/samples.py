@@ -4,8 +4,12 @@ are in `static/samples/`, the same as in the repository's `examples/`.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import asdict, dataclass
+from functools import cache
 from typing import Any
+
+from mtmd.web.page.assets import FOLDER
 
 
 @dataclass(frozen=True)
@@ -61,10 +65,17 @@ SAMPLES = (
 
 
 def offered(demo: bool, videos: bool) -> list[dict[str, Any]]:
-    """As the page draws them; with what moves where `videos` can be read."""
+    """As the page draws them, with the SHA-256 that each file has once it is uploaded; with what
+    moves where `videos` can be read.
+    """
     offers = []
     for sample in (s for s in SAMPLES if videos or s.poster is None):
         fields = asdict(sample)
         general, own = fields.pop("asks_any"), fields.pop("asks")
-        offers.append(fields | {"asks": own if demo else general})
+        offers.append(fields | {"asks": own if demo else general, "sha256": _sha256(sample.file)})
     return offers
+
+
+@cache
+def _sha256(file: str) -> str:
+    return hashlib.sha256((FOLDER / "samples" / file).read_bytes()).hexdigest()

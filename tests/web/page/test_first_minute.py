@@ -71,6 +71,7 @@ def test_an_empty_chat_offers_pictures_to_ask_about(browser, served_demo):
     )
     words = page.inner_text("#welcome")
     assert "demo model" in words and "mtmd serve -m org/name" in words
+    assert words.index("demo model") < words.index("Describe the image.")
     page.fill("#prompt", "half a thought")
     page.click(".ask:has-text('How many shapes')")
 
@@ -342,7 +343,7 @@ def test_an_answer_that_was_cut_goes_on_from_its_end(person, fake):
     fake.words = "one two three four five"
     person.say("count")
     assert person.texts("answer") == ["one two three"]
-    assert "Cut at the longest length" in page.inner_text(".message.answer .aside")
+    assert "Reached the longest length" in page.inner_text(".message.answer .aside")
     fake.words = " four five"
     page.click(".aside button:has-text('Continue')")
     page.wait_for_selector(".branches:has-text('2 / 2')")
@@ -354,6 +355,72 @@ def test_an_answer_that_was_cut_goes_on_from_its_end(person, fake):
         {"role": "assistant", "content": "one two three"},
     ]
     assert page.locator(".aside").count() == 0
+
+
+def test_a_full_context_is_said_and_older_turns_make_room_to_go_on(person, fake):
+    """The fake's prompts have 7 tokens of a context of 512."""
+    fake.words = "first"
+    person.say("one")
+    page = person.page
+    page.click("#open-settings")
+    page.fill("[name=max_tokens]", "505")
+    page.click("#settings >> text=Done")
+    fake.words = "word " * 600
+    person.say("two")
+    assert page.inner_text(".message.last .aside").startswith("The context is full.")
+    fake.words = " and on"
+    page.click(".aside button:has-text('Drop the oldest turns and continue')")
+    page.wait_for_selector(".branches:has-text('2 / 2')")
+    person.answered()
+    assert person.texts("answer")[-1].endswith("word word and on")
+    first, second = fake.tickets[-1].messages
+    assert first["content"] == "two" and second["content"].startswith("word word")
+    assert page.locator(".dropped").count() == 1
+    page.click("#new-chat")
+    page.wait_for_selector("#welcome:visible")
+    fake.words = "word " * 600
+    person.say("only")
+    page.click(".aside button:has-text('Drop the oldest turns and continue')")
+    page.wait_for_selector(".toast:has-text('There is only one turn')")
+
+
+def test_an_answer_of_the_demo_model_about_another_picture_says_that_it_is_a_guess(
+    browser, served_demo
+):
+    person = Visitor(browser, served_demo)
+    page = person.page
+    page.click(".ask:has-text('How many shapes')")
+    person.answered("How many shapes are there?")
+    assert page.locator(".demo-answer").count() == 0  # it knows this one
+    person.say("What color is the triangle?")
+    assert page.locator(".demo-answer").count() == 0
+    page.set_input_files("#files", [file(90, 60)])
+    page.wait_for_selector(".thumb:not(.loading)")
+    person.say("What is it?")
+    assert page.locator(".demo-answer").all_inner_texts() == [
+        "The demo model knows drawn shapes, short words and numbers: what it says of any other "
+        "picture is a guess."
+    ]
+    page.click("#new-chat")
+    page.wait_for_selector("#welcome:visible")
+    person.say("Hello")
+    assert page.locator(".demo-answer").count() == 0
+    person.close()
+
+
+def test_the_note_on_the_demo_model_is_seen_first_on_a_phone(browser, served_demo):
+    person = Visitor(browser, served_demo, size=PHONE, has_touch=True, is_mobile=True)
+    edges = person.page.locator("#welcome-model p").last.bounding_box()
+    composer = person.page.locator("#composer").bounding_box()
+    assert edges["y"] + edges["height"] < composer["y"]
+    person.close()
+
+
+def test_no_other_model_has_the_note_of_the_demo_model(person):
+    person.page.set_input_files("#files", [file(90, 60)])
+    person.page.wait_for_selector(".thumb:not(.loading)")
+    person.say("What is it?")
+    assert person.page.locator(".demo-answer, #welcome-model p").count() == 0
 
 
 def test_the_demo_model_goes_on_in_mid_sentence(model):

@@ -99,6 +99,7 @@ def test_a_model_is_chosen_loaded_with_its_progress_and_asked(browser, registry,
 
 def test_one_message_is_answered_twice_and_one_answer_is_gone_on_with(person, fake):
     page = person.page
+    page.click("#add")
     page.click("#compare-open")
     page.fill("[name=temperature-b]", "0.9")
     page.fill("[name=system-b]", "Answer in French.")

@@ -487,9 +487,10 @@ def test_everything_fits_a_phone(visit, fake):
     fake.words = f'A long word: {"x" * 200}\n\n| a | b |\n|---|---|\n| 1 | {"y" * 100} |\n\n{{"bbox_2d": [1, 2, 300, 400]}}'
     person = visit(size=PHONE, has_touch=True, is_mobile=True)
     page = person.page
-    assert not page.evaluate(
-        "document.querySelector('#side').getBoundingClientRect().right > 0"
-    ) and page.is_visible("#shoot")
+    assert not page.evaluate("document.querySelector('#side').getBoundingClientRect().right > 0")
+    page.click("#add")
+    assert page.is_visible("#shoot") and person.overflow() == 0
+    page.keyboard.press("Escape")
     assert page.get_attribute("#camera", "capture") == "environment"
     person.attach(SHAPES, WORD, FOUR)
     assert person.overflow() == 0
@@ -601,7 +602,11 @@ def test_a_device_that_has_failed_is_told_on_both_pages(visit, fake):
 def test_a_model_without_eyes_says_so(visit, fake):
     fake.sees = False
     person = visit()
-    assert not person.page.is_visible("#pick")
+    person.page.click("#add")
+    assert person.page.locator("#add-menu [role=menuitem]:visible").all_inner_texts() == [
+        "Compare\ntwo answers to the same message"
+    ]
+    person.page.keyboard.press("Escape")
     person.page.set_input_files(
         "#files", files=[{"name": "a.png", "mimeType": "image/png", "buffer": _png()}]
     )

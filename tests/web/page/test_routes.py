@@ -785,6 +785,18 @@ def test_of_a_long_conversation_most_is_told_by_its_place_and_read_when_it_is_as
     assert [m["text"] for m in read["messages"]] == ["n7", "another answer"]
 
 
+def test_an_answer_that_was_cut_in_a_character_goes_on_before_it(page):
+    conversation, asked, _, _ = page.talk()
+    cut = page.store.add(conversation, asked, "assistant", "a cat 👩\u200d\ufffd\ufffd").id
+    address = f"/conversations/{conversation}/answers"
+    answer = page.call("POST", address, {"parent": asked, "continues": cut, "options": {}})
+    page.events(answer["id"])
+    assert page.service.tickets[-1].messages[-1]["content"] == "a cat 👩\u200d"
+    assert page.messages(conversation)[-1]["text"].startswith("a cat 👩\u200d")
+    nothing = page.store.add(conversation, asked, "assistant", "\ufffd").id
+    page.call("POST", address, {"parent": asked, "continues": nothing, "options": {}}, 400)
+
+
 def test_a_message_that_is_to_be_the_newest_is_refused_where_there_is_another(page):
     conversation, asked, answer, _ = page.talk()
     address = f"/conversations/{conversation}/messages"

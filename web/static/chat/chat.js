@@ -50,7 +50,7 @@ const views = new Map(); // id of an answer -> what draws its text, with what so
 const drawn = new Map(); // message id -> {message, key, element}: what has not changed stays as it is, an open receipt too
 
 const compared = new Set(); // messages whose answers are shown side by side
-const act = { edit: startEdit, answer, again, goOn, goOnWith, look, show: showBranch, compare };
+const act = { edit: startEdit, answer, again, goOn, goOnWithRoom, goOnWith, look, show: showBranch, compare };
 
 async function start() {
   ignoreComposing();
@@ -405,7 +405,7 @@ function drawMessage(message, last) {
     old.element.classList.toggle("last", last);
     return old.element;
   }
-  const context = { tree, act, running, problem, model: about.model, last, redraw: redrawAll, view, since: seen, old: old?.element.matches(".message.answer") ? old.element : null };
+  const context = { tree, act, running, problem, model: about.model, last, redraw: redrawAll, view, isFull, since: seen, old: old?.element.matches(".message.answer") ? old.element : null };
   const element = message.light ? el("article", { class: "message light", id: `m-${message.id}`, "aria-busy": "true" }) : message.role === "user" ? userMessage(message, context)
     : side ? sideBySide(side.filter((one) => !one.light), context, (one) => (following?.id === one.id ? following.growing.elements : [])) : answerMessage(message, context);
   if (asked?.id === message.id && asked.element) element.append(asked.element);
@@ -448,7 +448,7 @@ function seenFrom() {
 
 const withSince = (chosen) => ({ ...chosen, ...(seenFrom() ? { since: seenFrom() } : {}) });
 
-/** As few of the oldest turns as make room for the draft and an answer. */
+/** As few of the oldest turns as make room for the draft and an answer. Whether there was something to drop. */
 async function dropOldest() {
   const path = tree.path();
   const first = path.findIndex((message) => message.id === seenFrom());
@@ -464,16 +464,17 @@ async function dropOldest() {
     }
   } catch (error) {
     toast(error.message);
-    return;
+    return false;
   }
   if (!turns.length) {
-    toast("There is but one turn, and it has no room. Go on in a new chat.");
-    return;
+    toast("There is only one turn, and the context has no room for more. Go on in a new chat.");
+    return false;
   }
   since = turns[low].id;
   redrawAll();
   composer.changed();
   announce("The oldest turns are dropped: the model does not see them any more.");
+  return true;
 }
 
 /** Send a message: it is acknowledged once it is on the server's disk. True where it is. */
@@ -693,6 +694,18 @@ function again(old) {
 function goOn(old) {
   if (following) return toast("An answer is being written; stop it first.");
   return ask(tree.messages.get(old.parent), options(), old);
+}
+
+/** Whether an answer took what the context had left: it cannot go on before something makes room. */
+function isFull({ receipt }) {
+  const { context, model } = about;
+  return receipt?.finish === "length" && receipt.model === model && context !== null && receipt.prompt_tokens + receipt.output_tokens >= context;
+}
+
+/** The same once older turns made room for more. */
+async function goOnWithRoom(old) {
+  if (following) return toast("An answer is being written; stop it first.");
+  if (await dropOldest()) await goOn(old);
 }
 
 /** Whether the server is back, and what it has. */

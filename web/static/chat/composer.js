@@ -2,6 +2,7 @@
 
 import { $, announce, el, icon, toast } from "../shared/dom.js";
 import { isolated, plural } from "../shared/format.js";
+import { openMenu, startMenu } from "../shared/menu.js";
 import { imagePath, post, show, smallPath, upload, uploadPages } from "../shared/server.js";
 import { options } from "./settings.js";
 import { openViewer } from "./viewer.js";
@@ -62,6 +63,16 @@ export class Composer {
       if (text.trim()) this.#type(text);
       this.attach(files);
     });
+    const menu = $("add-menu");
+    startMenu(menu);
+    let openWhenPressed = false; // then the press has closed it
+    $("add").addEventListener("pointerdown", () => { openWhenPressed = menu.matches(":popover-open"); });
+    $("add").addEventListener("click", () => {
+      if (!openWhenPressed) openMenu(menu, $("add"));
+      openWhenPressed = false;
+    });
+    menu.addEventListener("beforetoggle", ({ newState }) => $("add").setAttribute("aria-expanded", String(newState === "open")));
+    menu.addEventListener("click", () => menu.hidePopover(), { capture: true }); // before what is chosen opens its own
     for (const [button, input] of [["pick", "files"], ["shoot", "camera"], ["welcome-pick", "files"]]) {
       $(button).addEventListener("click", () => $(input).click());
     }

@@ -2,6 +2,7 @@
 
 import { $, copyText, el, iconButton, icon, toast } from "../shared/dom.js";
 import { isolated, plural } from "../shared/format.js";
+import { openMenu, startMenu } from "../shared/menu.js";
 import { at, download, get, patch, post, remove, save, show, smallPath } from "../shared/server.js";
 import { fromElsewhere } from "../history/foreign.js";
 import { markdownOf } from "../history/markdown.js";
@@ -49,11 +50,7 @@ export class ConversationList {
       }
     }, { root: $("list"), rootMargin: "200px" });
     this.menu = el("div", { class: "menu", popover: "auto", role: "menu" });
-    this.menu.addEventListener("keydown", (event) => {
-      const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
-      const all = [...this.menu.children];
-      if (step) all[(all.indexOf(document.activeElement) + step + all.length) % all.length].focus();
-    });
+    startMenu(this.menu);
     document.body.append(this.menu);
   }
 
@@ -159,11 +156,7 @@ export class ConversationList {
       entry("out", "Export as Markdown", () => this.#markdown(conversation, (text) => save(new Blob([text], { type: "text/markdown" }), "conversation.md"))),
       entry("out", "Export as JSON", () => download(`/api/conversations/${conversation.id}/export`).catch((error) => toast(error.message))),
       entry("trash", "Delete", () => this.#delete(conversation), "danger"));
-    const at = button.getBoundingClientRect();
-    this.menu.showPopover();
-    this.menu.style.left = `${Math.min(at.left, innerWidth - this.menu.offsetWidth - 8)}px`;
-    this.menu.style.top = `${Math.min(at.bottom + 4, innerHeight - this.menu.offsetHeight - 8)}px`;
-    this.menu.firstChild.focus();
+    openMenu(this.menu, button);
   }
 
   /** The branch that is shown, given to `use`. */

@@ -2,12 +2,14 @@
 
 import { copyText, el, icon, iconButton, toast } from "../shared/dom.js";
 import { pixels, plural } from "../shared/format.js";
+import { codeBlock } from "../markdown/code.js";
 import { AnswerText, answerOf } from "../markdown/view.js";
 import { imagePath, sentence, show } from "../shared/server.js";
-import { chosenUnits, figure, inPixels } from "./regions.js";
+import { chosenUnits, figure, inPixels, withoutPlaces } from "./regions.js";
 import { receiptOf, settingsOf } from "./receipt.js";
 import { isVideo, linkTimes, videoButton } from "./video.js";
 import { askAboutBox, openViewer } from "./viewer.js";
+import { isBeyondDemo } from "./welcome.js";
 
 const LARGEST = [320, 240]; // CSS pixels of a picture in the thread
 const SMALLEST = 48;
@@ -30,7 +32,8 @@ function shownSize({ width, height }) {
   return { width: Math.max(SMALLEST, Math.round(width * scale)), height: Math.max(SMALLEST, Math.round(height * scale)) };
 }
 
-/** `context`: {tree, model, last, running, act, view, old}, `act` with the functions behind the buttons, `view(answer)` with what draws its text,
+/** `context`: {tree, model, last, running, act, view, isFull, old}, `act` with the functions behind the buttons, `view(answer)` with what draws its text,
+ * `isFull(answer)`: whether it ended because the context had no more room,
  * `old`: the element that the message had while it was being written. */
 export function userMessage(message, context) {
   const { tree, act } = context;
@@ -53,16 +56,19 @@ export function answerMessage(message, context) {
   const { act } = context;
   const made = context.old ?? el("article", { id: `m-${message.id}`, "aria-label": "Answer" });
   made.className = `message answer${context.last ? " last" : ""}`;
-  const text = message.state !== "running" && message.text ? context.view(message).draw(message.text, false).element : null;
+  const places = message.regions && marked(message, context);
+  const draw = (words) => context.view(message).draw(words, false, places ? (answer) => withoutPlaces(answer).words : undefined).element;
+  const text = message.state !== "running" && message.text ? draw(message.text) : null;
   for (const part of [...made.children]) if (part !== text) part.remove();
   if (message.state === "running") return made;
   if (text && text.parentNode !== made) made.append(text); // a long one that has grown here stays where it is: moved, all of it would be laid out anew
   const video = text && message.receipt?.videos?.length ? context.tree.picturesBefore(message).filter(isVideo).at(-1) : null;
   if (video) linkTimes(text, video);
-  if (message.regions) made.append(marked(message, context));
+  if (places) text.before(places); // the picture first
+  if (isBeyondDemo(message.receipt, context.tree.picturesBefore(message))) made.append(el("p", { class: "aside demo-answer" }, "The demo model knows drawn shapes, short words and numbers: what it says of any other picture is a guess."));
   const ending = ENDINGS[message.state];
   const cut = message.receipt?.finish === "length" && message.state === "complete";
-  if (message.text && (ending || cut)) made.append(endOf(message, ending ?? "Cut at the longest length that the settings allow.", act));
+  if (message.text && (ending || cut)) made.append(endOf(message, ending ?? (context.isFull(message) ? "The context is full." : "Reached the longest length that the settings allow."), context));
   else if (ending) made.append(el("p", { class: "aside" }, ending));
   if (message.state === "failed") {
     made.append(el("div", { class: "problem" }, el("span", {}, sentence(message.error ?? "The answer failed.")),
@@ -77,8 +83,8 @@ export function answerMessage(message, context) {
 }
 
 /** Where an answer ended early, and the way on. */
-function endOf(message, words, act) {
-  const button = message.state === "lost" ? el("button", { class: "link", type: "button", on: { click: () => act.look() } }, "Look again")
+function endOf(message, words, { act, isFull }) {
+  const button = isFull(message) ? el("button", { class: "link", type: "button", on: { click: () => act.goOnWithRoom(message) } }, "Drop the oldest turns and continue") : message.state === "lost" ? el("button", { class: "link", type: "button", on: { click: () => act.look() } }, "Look again")
     : el("button", { class: "link", type: "button", title: "Go on from here, as another version of this answer", on: { click: () => act.goOn(message) } }, "Continue");
   return el("p", { class: "aside" }, `${words} `, button);
 }
@@ -87,7 +93,7 @@ function endOf(message, words, act) {
 function marked(message, context) {
   const pictures = context.tree.picturesBefore(message).filter((one) => !isVideo(one));
   const image = pictures.at(-1);
-  if (!image) return "";
+  if (!image) return null;
   const seen = message.receipt?.images.at(-1);
   const sizes = { original: [image.width, image.height], processed: seen?.processed_size ?? [image.width, image.height] };
   const grounding = message.regions;
@@ -98,8 +104,12 @@ function marked(message, context) {
     el("div", { class: "regions" }, grounding.regions.slice(0, REGIONS_NAMED).map((region, index) => (region.kind === "box" ? el("button", {
       class: "region", type: "button", title: "Ask about this part of the picture", on: { click: () => askAboutBox(viewerItem(image, pictures.length, grounding, sizes), index).catch((error) => toast(error.message)) },
     }, icon("region"), el("span", { dir: "auto" }, region.label || `Region ${index + 1}`)) : null))),
-    el("p", { class: "aside" }, `${plural(grounding.regions.length, "region")} marked · `, copy));
+    el("p", { class: "aside" }, `${plural(grounding.regions.length, "region")} marked · `, copy), asWritten(withoutPlaces(answerOf(message.text)).notation));
 }
+
+/** The places that were drawn, folded. */
+const asWritten = (notation) => (notation ? el("details", { class: "notation" }, el("summary", {}, "As the model wrote it"),
+  el("div", { class: "text" }, codeBlock(notation, /^[[{]/.test(notation) ? "json" : "", false))) : null);
 
 function copyButton(text) {
   const button = iconButton("copy", "Copy", async () => {

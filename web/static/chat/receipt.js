@@ -7,7 +7,7 @@ import { clock, isVideo, openVideo } from "./video.js";
 import { openViewer } from "./viewer.js";
 
 const SYSTEM_SHOWN = 40; // characters
-const ENDS = { stop: "finished", length: "cut at the longest length", cancelled: "stopped" };
+const ENDS = { stop: "finished", length: "reached the longest length", cancelled: "stopped" };
 
 /** `pictures()`: those of the branch before the answer, in the order of the receipt's. */
 export function receiptOf(receipt, options, pictures) {
@@ -26,7 +26,7 @@ function summary(receipt) {
   const looked = [[receipt.images, "picture"], [videos, "video"]].filter(([list]) => list.length).map(([list, word]) => plural(list.length, word));
   if (looked.length) parts.push(`${looked.join(" and ")}, ${plural(receipt.image_tokens, "token")}`);
   parts.push(`${plural(receipt.output_tokens, "token")} in ${milliseconds(total)}`, receipt.device);
-  if (receipt.finish === "length") parts.push("cut at the longest length");
+  if (receipt.finish === "length") parts.push(ENDS.length);
   const words = [el("span", {}, parts.join(" · "))];
   if (receipt.warnings.length) words.push(el("span", { class: "warning" }, plural(receipt.warnings.length, "warning")));
   return words;

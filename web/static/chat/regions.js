@@ -67,6 +67,75 @@ export function inPixels(grounding, units, sizes) {
   });
 }
 
+const MEMBER = /["'](?:bbox_2d|bbox|box_2d|box|point_2d|point)["']\s*:\s*\[/;
+const NUMBERS = /^\[[\s\d.,[\]-]*\]$/; // of one box, or of several
+const TAGS = /(?:<(?:ref|\|object_ref_start\|)>[^<]*<[^<>]*>\s*)?<(?:box|\|box_start\|)>[^<]*<(?:\/box|\|box_end\|)>|(?:<loc\d{4}>){4}[^<;\n]*|<point\s[^<>]*>[^<]*<\/point>/g;
+const FENCE = /^[ \t]*(?:```|~~~)/;
+const READ_MAX = 1 << 20; // characters that are looked at for the ends of what begins
+
+/** An answer without the places that are drawn over its picture: {words, notation}. Out go blocks of code with them and JSON that ends
+ * a line; what is named in the midst of a sentence stays. */
+export function withoutPlaces(text) {
+  if (!text.replace(TAGS, "").replace(/[\s;,.]/g, "")) return { words: "", notation: text };
+  const [words, notation] = [[], []];
+  let [at, read] = [0, 0];
+  while (at < text.length) {
+    const end = lineEnd(text, at);
+    const place = FENCE.test(text.slice(at, end)) ? fencedAt(text, at, end) : read < READ_MAX ? jsonIn(text, at, end) : {};
+    read += place.read ?? 0;
+    const next = place.until ?? end;
+    words.push(text.slice(at, place.notation ? place.begin : next));
+    if (place.notation) notation.push(place.notation);
+    at = next;
+  }
+  return { words: words.join("").trim(), notation: notation.join("\n") };
+}
+
+/** {begin, until, notation} of the block of code that begins at `at`; `notation` null where it says no places. */
+function fencedAt(text, at, end) {
+  let until = end;
+  for (let last = false; until < text.length && !last;) {
+    const next = lineEnd(text, until);
+    last = FENCE.test(text.slice(until, next));
+    until = next;
+  }
+  const code = text.slice(end, until).replace(/[ \t]*(?:```|~~~)[ \t]*\n?$/, "").trim();
+  return { begin: at, until, notation: MEMBER.test(code) || NUMBERS.test(code) ? code : null };
+}
+
+/** The same of JSON that begins in this line and ends with a line; only what was `read` where it says no places. */
+function jsonIn(text, at, end) {
+  const begin = at + text.slice(at, end).search(/[[{]/);
+  if (begin < at) return {};
+  const until = jsonEnd(text, begin);
+  const code = text.slice(begin, until);
+  const after = lineEnd(text, until);
+  const isPlace = !text.slice(until, after).trim() && (MEMBER.test(code) || (!text.slice(at, begin).trim() && NUMBERS.test(code)));
+  return isPlace ? { begin, until: after, notation: code.trim(), read: code.length } : { read: code.length };
+}
+
+/** Behind the line break. */
+function lineEnd(text, at) {
+  const end = text.indexOf("\n", at);
+  return end < 0 ? text.length : end + 1;
+}
+
+/** Behind the bracket that closes the one at `at`; the end of the text where an answer was cut before that. */
+function jsonEnd(text, at) {
+  let [depth, quoted] = [0, false];
+  for (let place = at; place < text.length; place += 1) {
+    const sign = text[place];
+    if (quoted) {
+      if (sign === "\\") place += 1;
+      else if (sign === '"') quoted = false;
+    } else if (sign === '"') quoted = true;
+    else if (sign === "[" || sign === "{") depth += 1;
+    else if (sign === "]" || sign === "}") depth -= 1;
+    if (!depth) return place + 1;
+  }
+  return text.length;
+}
+
 /** The picture with its marks as a button, which opens the viewer. */
 export function figure(image, grounding, units, sizes, open) {
   const marks = svg("svg", { class: "marks", "aria-hidden": "true" });

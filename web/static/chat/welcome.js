@@ -5,10 +5,13 @@ import { $, el, icon } from "../shared/dom.js";
 import { at } from "../shared/server.js";
 import { openViewer } from "./viewer.js";
 
+const demo = { model: null, samples: new Set() };
+
 const path = (file) => `/static/samples/${file}`;
 
 /** `about`: of the model. `ask(fetch, name, question)` is called with what was clicked; `fetch()` gives the picture's file. */
 export function startWelcome(about, ask) {
+  if (about.demo) Object.assign(demo, { model: about.model, samples: new Set(about.samples.map(({ sha256 }) => sha256)) });
   $("welcome-title").textContent = about.vision ? "Ask about a picture" : "Ask a question";
   $("welcome-how").hidden = !about.vision;
   $("welcome-text-only").hidden = about.vision;
@@ -54,6 +57,9 @@ async function once(button, run) {
     for (const one of all) one.disabled = false;
   }
 }
+
+/** Whether an answer of the demo model is about a picture of somebody's own, of which it may know nothing. `pictures`: those before it. */
+export const isBeyondDemo = (receipt, pictures) => receipt?.model === demo.model && pictures.some(({ sha256 }) => !demo.samples.has(sha256));
 
 function demoNote() {
   return [el("p", {}, "This is the small demo model. It knows drawn shapes, short words and numbers on a plain ground, in pictures and little videos, and nothing of photos."),

@@ -79,7 +79,6 @@ export class Comparing {
 
   #draw() {
     $("comparing").hidden = !this.on;
-    $("compare-open").setAttribute("aria-pressed", String(this.on));
     if (!this.on) return;
     const named = differences(...this.sides()).map((words) => el("b", {}, words));
     $("comparing").replaceChildren(el("span", {}, "Comparing ", named[0], " with ", named[1]),

@@ -129,13 +129,14 @@ export class AnswerText {
     this.next = 0; // not to be drawn again before
   }
 
-  /** `live`: more is to come. */
-  draw(text, live) {
+  /** `live`: more is to come. `wordsOf(answer)`: what is shown of the answer, where that is not all. */
+  draw(text, live, wordsOf = (answer) => answer) {
     cancelAnimationFrame(this.frame);
     clearTimeout(this.timer);
     this.waiting = false;
     this.element.hidden = !text;
-    const { thought, answer, thinking } = splitThoughts(text, live);
+    const { thought, answer: whole, thinking } = splitThoughts(text, live);
+    const answer = whole && wordsOf(whole);
     if (thought !== null) this.#drawThought(thought, thinking);
     this.answer.element.classList.toggle("growing", live);
     if (live) this.answer.element.classList.add("grown");
