@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # what type checkers see of the table below; a test keeps the
     from mtmd.events import Finished as Finished
     from mtmd.events import Progress as Progress
     from mtmd.events import TextPiece as TextPiece
+    from mtmd.events import ThinkingPiece as ThinkingPiece
     from mtmd.events import TokenInfo as TokenInfo
     from mtmd.events import ToolCallPiece as ToolCallPiece
     from mtmd.inspect.fit.fit import fit as fit
@@ -76,6 +77,7 @@ _PLACES = {
         "Finished",
         "Progress",
         "TextPiece",
+        "ThinkingPiece",
         "TokenInfo",
         "ToolCallPiece",
     ),

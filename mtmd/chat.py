@@ -232,6 +232,8 @@ class Chat:
 
     def _keep(self, turn: Sequence[Message], answer: Answer) -> None:
         said: dict[str, Any] = {"role": "assistant", "content": answer.text}
+        if answer.thinking:
+            said["reasoning_content"] = answer.thinking
         if answer.tool_calls:
             said["tool_calls"] = [call.asdict() for call in answer.tool_calls]
         new = [*turn, said]

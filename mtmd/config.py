@@ -20,6 +20,7 @@ from mtmd.kernels.spelling import did_you_mean
 from mtmd.llm.sampling.grammar_notations import grammar_source
 from mtmd.llm.sampling.json_schema import schema_text
 from mtmd.llm.sampling.options import WAYS, AppliedSampling, Sampling
+from mtmd.thinking.request import EFFORTS, ThinkingRequest, checked_variables
 from mtmd.tools.tool import Tool, Toolbox, read_toolbox
 
 DTYPES = ("auto", "bf16", "fp32")
@@ -218,6 +219,10 @@ class AnswerOptions(Sampling):
     "model" all of them; "off" none. Kept as `AppliedSampling` once the model is known.
     `max_tokens` -1 is the end of the context. `stop_repeating` ends an answer that says the same
     again and again (`mtmd.llm.tokenizer.repetition`).
+    `think`: whether a model that can think does so before it answers, or how much: "minimal",
+    "low", "medium", "high", "xhigh" or "max", where its chat template knows that; None for what the
+    template does. `think_budget`: the most tokens of the thought, after which it is closed by its
+    own mark. `chat_template_kwargs` are variables for the chat template.
     """
 
     max_tokens: int = 256
@@ -235,6 +240,9 @@ class AnswerOptions(Sampling):
     parallel_tool_calls: bool | None = None
     sampling: str | AppliedSampling = "greedy"
     stop_repeating: bool = False
+    think: bool | str | None = None
+    think_budget: int | None = None
+    chat_template_kwargs: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         _among("detail", self.detail, DETAILS)
@@ -259,6 +267,19 @@ class AnswerOptions(Sampling):
         if self.grammar is not None and box.callable:
             raise OptionError("grammar: found beside tools, expected one of them")
         object.__setattr__(self, "stop", _stops(self.stop))
+        if self.think in ("on", "off"):  # as a command has it
+            object.__setattr__(self, "think", self.think == "on")
+        if self.think is not None and type(self.think) is not bool:
+            _among("think", self.think, ("on", "off", *EFFORTS))
+        budget = integer_or_none("think_budget", self.think_budget, 0, 1 << 20)
+        object.__setattr__(self, "think_budget", budget)
+        variables = checked_variables(self.chat_template_kwargs)
+        object.__setattr__(self, "chat_template_kwargs", variables)
+
+    @property
+    def thinking(self) -> ThinkingRequest:
+        """What is asked of thinking, and of the chat template."""
+        return ThinkingRequest(self.think, self.think_budget, self.chat_template_kwargs or {})
 
     @property
     def toolbox(self) -> Toolbox:

@@ -47,6 +47,16 @@ class TextPiece:
 
 
 @dataclass(frozen=True)
+class ThinkingPiece:
+    """More of what a model thinks before it answers, without the marks around it; `tokens` as of
+    `TextPiece`.
+    """
+
+    text: str
+    tokens: tuple[TokenInfo, ...] = ()
+
+
+@dataclass(frozen=True)
 class ToolCallPiece:
     """More of a tool call: `index` tells which of the answer's, in order; the first piece of each
     has its `id` and `name`, all joined have its `arguments`, JSON text.
@@ -87,7 +97,7 @@ class Answer:
     (`receipt.finish`: "stop", "length", "cancelled"). `tool_calls` are those that the model wrote,
     not part of the text. `stop`: the text of the option's before which it ended, None where it
     ended otherwise. `logprobs`: each token of the answer with its log probability, where the option
-    asked for them.
+    asked for them. `thinking` is what the model thought before, not part of the text either.
     """
 
     text: str
@@ -97,6 +107,7 @@ class Answer:
     tool_calls: tuple[ToolCall, ...] = ()
     stop: str | None = None
     logprobs: tuple[TokenInfo, ...] = ()
+    thinking: str = ""
     view: View | None = field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:
@@ -124,10 +135,12 @@ class Answer:
         return self.view.html(self) if self.view else f"<p>{escape(self.text)}</p>"
 
     def asdict(self) -> dict[str, Any]:
-        """Of JSON types; `logprobs` where they were asked for, `boxes` where there are any, `stop`
-        where the answer ended before one.
+        """Of JSON types; `thinking` where there is some, `logprobs` where they were asked for,
+        `boxes` where there are any, `stop` where the answer ended before one.
         """
         told: dict[str, Any] = {}
+        if self.thinking:
+            told["thinking"] = self.thinking
         if self.logprobs:
             told["logprobs"] = [token.asdict() for token in self.logprobs]
         if boxes := self.boxes:
@@ -151,4 +164,4 @@ class Finished:
     answer: Answer
 
 
-Event: TypeAlias = "Progress | TextPiece | ToolCallPiece | Finished"
+Event: TypeAlias = "Progress | ThinkingPiece | TextPiece | ToolCallPiece | Finished"

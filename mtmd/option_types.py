@@ -77,6 +77,9 @@ class AnswerKeywords(TypedDict, total=False):
     parallel_tool_calls: bool | None
     sampling: Literal["model", "greedy", "off"] | None
     stop_repeating: bool | None
+    think: bool | str | None
+    think_budget: int | None
+    chat_template_kwargs: Mapping[str, Any] | None
 
 
 class DescribeKeywords(LoadKeywords, AnswerKeywords, total=False):

@@ -94,7 +94,8 @@ class Receipt:
     there was nothing to choose. `preprocessed` says where pictures and frames that were not known
     from before were resized and normalised, "" where that was the host. Frames of `videos` are not
     among the `images`, their tokens among the `image_tokens`. `kernels_compiled` for the CPU while
-    it was under way, by whichever request, took `compile_ms`.
+    it was under way, by whichever request, took `compile_ms`. `thinking_tokens` of the output are
+    those of the thought before the answer, its marks among them.
 
     `sampling` has the settings by which tokens were chosen, by the names of the options;
     `sampling_unused` names settings of the model's files that were not applied, each with the
@@ -131,6 +132,7 @@ class Receipt:
     sampling: dict[str, SamplingReceipt] = field(default_factory=dict)
     sampling_unused: tuple[str, ...] = ()
     repeated_tokens: int = 0
+    thinking_tokens: int = 0
 
     def asdict(self) -> dict[str, Any]:
         return asdict(self)
@@ -173,6 +175,7 @@ class Receipt:
             if self.proposed_tokens
             else ""
         )
+        thought = f", {self.thinking_tokens} of them thought" if self.thinking_tokens else ""
         place = f" ({self.preprocessed})" if self.preprocessed else ""
         compiled = (
             f"; meanwhile {self.kernels_compiled} "
@@ -183,8 +186,8 @@ class Receipt:
         )
         waited = f"waited {self.queued_ms:.0f} ms, " if self.queued_ms >= 1 else ""
         lines.append(
-            f"{self.prompt_tokens} prompt tokens{reused}, {self.output_tokens} output tokens "
-            f"({self.finish}); "
+            f"{self.prompt_tokens} prompt tokens{reused}, "
+            f"{self.output_tokens} output tokens{thought} ({self.finish}); "
             f"{waited}preprocess {self.preprocess_ms:.0f} ms{place}, encode {self.encode_ms:.0f} "
             f"ms, prefill {self.prefill_ms:.0f} ms, decode {self.decode_ms:.0f} ms{per_second}"
             f"{proposed}{compiled}"

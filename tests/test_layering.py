@@ -73,6 +73,7 @@ ORDER = {
     ),
     "mtmd": (
         ("chat_template", "openmp", "process", "receipt", "tools"),
+        ("thinking",),  # over templates and tools
         ("config",),
         ("checkpoint", "events"),
         ("ranks",),  # the other processes of a model that several share

@@ -50,6 +50,9 @@ class Constraint(Protocol):
     def begin(self) -> None:
         """The prompt is about to be read, perhaps anew."""
 
+    def wake(self) -> None:
+        """What it is for begins now, some time after `begin`."""
+
     def ready(self, wait_s: float = 0) -> bool:
         """Whether `mask` or `allowed` would wait for nothing, after `wait_s` at the latest."""
 
@@ -68,13 +71,39 @@ class Constraint(Protocol):
         """The answer is over."""
 
 
+class Thought(Protocol):
+    """What a model thinks before it answers, counted by tokens. A constraint of the answer knows of
+    it by itself.
+    """
+
+    tokens: int
+    """Of the thought so far, marks included."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the answer has begun: nothing is asked of it afterwards."""
+
+    @property
+    def must_be_closed(self) -> bool:
+        """Whether a token of `Prompt.stop` may not end the answer here, as it has none yet."""
+
+    def forced(self) -> int | None:
+        """The token that has to come next, None for any."""
+
+    def close(self) -> int:
+        """End the thought. Returns the first token of the mark that does."""
+
+    def accept(self, token: int) -> None:
+        """The token has been taken."""
+
+
 @dataclass(frozen=True)
 class Prompt:
     """What is to be read, and how it is to be answered. `alternatives`: how many of the most
     probable tokens to give beside each, None for no probabilities at all. `constraint` is of this
     answer alone. What was read for a prompt of another `salt` is not used for this one. Before
-    `min_tokens` no token of `stop` comes, where another may. Places and batches are shared out by
-    `owner`.
+    `min_tokens` no token of `stop` comes, where another may; those of a `thought` are not among
+    them. Places and batches are shared out by `owner`.
     """
 
     spans: abc.Sequence[Span]
@@ -86,6 +115,16 @@ class Prompt:
     salt: bytes = b""
     min_tokens: int = 0
     owner: str = ""
+    thought: Thought | None = None
+
+    @property
+    def thinks(self) -> bool:
+        """Whether the answer has not begun yet."""
+        return self.thought is not None and not self.thought.is_over
+
+    def may_end(self, tokens: int) -> bool:
+        """Whether so many tokens, those of the thought among them, are enough."""
+        return tokens - (self.thought.tokens if self.thought else 0) >= self.min_tokens
 
     @cached_property
     def distinct(self) -> tuple[int, ...]:
@@ -405,11 +444,12 @@ class Engine:
                     if allowed is None:
                         first += count
                         continue
-                number = count if constraint is None else 1
+                # Nor is it known whether a thought has ended by then.
+                number = 1 if constraint is not None or prompt.thinks else count
                 points = prompt.sampler.points(number) if random else [0.0] * number
                 for i, point in enumerate(points):
                     proposed = list(sequence.proposal[:i])
-                    few = len(sequence.tokens) + i < prompt.min_tokens
+                    few = not prompt.may_end(len(sequence.tokens) + i)
                     wishes.append(
                         Wish(
                             prompt.sampler.sampling,
@@ -511,13 +551,19 @@ class Engine:
         if prompt.max_tokens == 0:
             self.end(sequence, "length")
             return -1
-        if drawn is None:
+        thought = prompt.thought if prompt.thinks else None
+        forced = thought.forced() if thought else None
+        if forced is not None:
+            token = forced
+            if prompt.sampler.sampling.temperature > 0:
+                prompt.sampler.use()  # each token has its own random number
+        elif drawn is None:
             allowed = prompt.constraint.mask(tensor_of(logits)) if prompt.constraint else logits
             token = prompt.sampler(
                 allowed,
                 self._seen(sequence, prompt),
                 sequence.tokens,
-                prompt.stop if len(sequence.tokens) < prompt.min_tokens else (),
+                () if prompt.may_end(len(sequence.tokens)) else prompt.stop,
             )
         else:
             if drawn.error is not None:
@@ -526,15 +572,19 @@ class Engine:
             if prompt.sampler.sampling.temperature > 0:
                 prompt.sampler.use()
         sequence.decode_ms = (time.perf_counter() - sequence.first) * 1e3
-        if token in prompt.stop:
-            self.end(sequence, "stop")
-            return token
+        if token in prompt.stop and forced is None:
+            if thought is None or not thought.must_be_closed:
+                self.end(sequence, "stop")
+                return token
+            token, drawn = thought.close(), None
         if prompt.constraint:
             prompt.constraint.accept(token)
+        if prompt.thinks and thought:
+            thought.accept(token)
         # Probabilities are the model's own, before what a constraint allows.
         sequence.append(
             _with_probabilities(token, logits, prompt.alternatives)
-            if drawn is None
+            if drawn is None or drawn.token != token
             else Token(token, drawn.logprob, drawn.top)
         )
         self._chosen += 1

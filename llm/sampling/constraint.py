@@ -87,6 +87,9 @@ class JsonConstraint:
     def begin(self) -> None:
         """It has begun."""
 
+    def wake(self) -> None:
+        """It waits for nothing."""
+
     def ready(self, wait_s: float = 0) -> bool:  # noqa: ARG002
         """Always: `mask` computes what it gives."""
         return True

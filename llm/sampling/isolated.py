@@ -126,6 +126,10 @@ class IsolatedConstraint:
                 self._error = BusyError(f"json_schema: {error}; try again later")
                 self._opened.set()
 
+    def wake(self) -> None:
+        """The answer is about to begin, after a thought: until now nobody has waited."""
+        self._asked = time.monotonic()
+
     def ready(self, wait_s: float = 0) -> bool:
         """Whether `mask` would wait for nothing, after `wait_s` at the latest."""
         self.begin()

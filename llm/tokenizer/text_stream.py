@@ -8,7 +8,7 @@ import codecs
 import json
 import re
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 import tokenizers
@@ -66,6 +66,10 @@ class TextStream:
         if self._byte_fallback and _BYTE_TOKEN.fullmatch(spelling):
             return ""
         return self._flush()
+
+    def skip(self, tokens: Iterable[int]) -> None:
+        """From now on these tokens give no text."""
+        self._skipped |= frozenset(tokens)
 
     def finish(self) -> str:
         """Return the rest. What has only begun of a character is left out: an answer that is cut

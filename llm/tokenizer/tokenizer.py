@@ -245,6 +245,18 @@ class Tokenizer:
         spelled = ((self._inner.id_to_token(i), i) for i in self._skipped)
         return {text: i for text, i in spelled if text and text.strip()}
 
+    @property
+    def added_spellings(self) -> frozenset[str]:
+        """The spellings of tokens that no text is cut into: special ones, and others that were
+        added.
+        """
+        return frozenset(t.content for t in self._inner.get_added_tokens_decoder().values())
+
+    @property
+    def skipped(self) -> frozenset[int]:
+        """The special tokens, which add nothing to an answer."""
+        return self._skipped
+
     def token_bytes(self) -> list[bytes]:
         """What each id adds to an answer, in UTF-8: nothing for special tokens."""
         return token_bytes(self._inner, self._skipped, self._repeated)

@@ -131,6 +131,11 @@ class EngineClient:
         return sees
 
     @property
+    def thinks(self) -> bool:
+        thinks: bool = self._facts["thinks"]
+        return thinks
+
+    @property
     def chat_template(self) -> str:
         source: str = self._facts["chat_template"]
         return source

@@ -18,7 +18,7 @@ from mtmd.checkpoint.facts import CheckpointFacts
 from mtmd.clip.image.decode import Picture
 from mtmd.clip.video.footage import VideoFile
 from mtmd.clip.video.limits import VideoLimits
-from mtmd.events import Finished, Progress, TextPiece, ToolCallPiece
+from mtmd.events import Finished, Progress, TextPiece, ThinkingPiece, ToolCallPiece
 from mtmd.kernels import errors
 from mtmd.kernels.errors import MtmdError
 from mtmd.kernels.report.warmup_report import WarmupReport
@@ -30,7 +30,7 @@ from mtmd.tools.tool import Toolbox
 Parts = list[memoryview]
 ALIGNED = 64  # bytes: where an array begins
 _ROOTS = (
-    *(Progress, TextPiece, ToolCallPiece, Finished),
+    *(Progress, ThinkingPiece, TextPiece, ToolCallPiece, Finished),
     *(WarmupReport, ServiceStats, TokenCount, Latencies),
     *(Picture, VideoLimits, RawPrompt, Toolbox, CheckpointFacts),
 )

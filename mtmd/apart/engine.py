@@ -243,6 +243,7 @@ class EngineProcess:
             "context": service.context,
             "capacity": service.capacity,
             "sees": service.sees,
+            "thinks": service.thinks,
             "chat_template": service.chat_template,
             "checkpoint": service.checkpoint_facts,
             "measures": self._measures(),

@@ -66,6 +66,8 @@ class ContentForms:
             if form.text or not form.parts or not content:
                 return content
             return [{"type": "text", "text": content}]
+        if any(part["type"] == "thinking" for part in content):  # of a template that reads those
+            return content
         is_text = all(part["type"] == "text" for part in content)
         if is_text and form.parts and (len(content) == 1 or form.several):
             return content

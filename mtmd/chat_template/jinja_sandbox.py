@@ -12,9 +12,10 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
+from functools import cached_property
 from typing import Any, NoReturn
 
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.exceptions import SecurityError, TemplateSyntaxError
 from jinja2.ext import Extension
 from jinja2.filters import do_indent
@@ -80,6 +81,7 @@ class SafeTemplate:
         """`name` is used in errors. Raises ModelError for a template that is too long or does not
         compile.
         """
+        self._source = source
         # Whoever sends messages need not know where the file lies.
         self._shown = re.split(r"[/\\]", name)[-1]
         if len(source) > TEMPLATE_CHARS_MAX:
@@ -113,6 +115,11 @@ class SafeTemplate:
                 f"{self._shown} cannot render these messages: {type(error).__name__}: "
                 f"{_cause(error)}"
             ) from error
+
+    @cached_property
+    def variables(self) -> frozenset[str]:
+        """The names that it reads and does not set before."""
+        return frozenset(meta.find_undeclared_variables(_Sandbox().parse(self._source)))
 
     def _collect(self, variables: dict[str, Any], meter: Meter) -> str:
         parts, size = [], 0

@@ -74,6 +74,11 @@ class ChatTemplate:
             f"tokenizer_config.json): {how_to_give_one(knows)}"
         )
 
+    @property
+    def variables(self) -> frozenset[str]:
+        """The names of all variables that it reads."""
+        return self._template.variables
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],

@@ -58,7 +58,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--json", action="store_true", help="print a JSON object: text, token ids and the receipt"
     )
-    sub.add_argument("--quiet", action="store_true", help="no receipt on stderr")
+    sub.add_argument("--quiet", action="store_true", help="no receipt and no thoughts on stderr")
     add_video_arguments(sub)
     add_answer_arguments(sub, conversation=True)
     add_model_arguments(sub, isolate=True)

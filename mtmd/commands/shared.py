@@ -401,6 +401,24 @@ def add_answer_arguments(sub: argparse.ArgumentParser, conversation: bool = Fals
         metavar="S",
         help="of the random draws (default: a new one, told in the receipt)",
     )
+    think = answer.add_argument(
+        "--think",
+        metavar="HOW",
+        help="on or off, or how much where the model knows that: minimal, low, medium, high, "
+        "xhigh, max (default: what the model's template does)",
+    )
+    offers(think, ("on", "off", "low", "medium", "high"))
+    answer.add_argument(
+        "--think-budget",
+        type=int,
+        metavar="N",
+        help="end the thought after N tokens, and begin the answer (default: no limit)",
+    )
+    answer.add_argument(
+        "--chat-template-kwargs",
+        metavar="JSON",
+        help="variables for the chat template, as a JSON object",
+    )
     answer.add_argument(
         "--json-schema",
         metavar="FILE",

@@ -18,6 +18,7 @@ from mtmd.llm.tokenizer.control_tokens import SEAL
 from mtmd.prompt.load_image import ImageSource, load_image
 from mtmd.prompt.message_forms import filled, in_own_form
 from mtmd.prompt.video_input import VideoInput, Wanted, is_video, load_video, request_of
+from mtmd.thinking.history import FIELD, NAMES
 from mtmd.tools.history import sealed
 from mtmd.tools.tool import DEEP_MAX, NAME, is_deep
 
@@ -175,8 +176,10 @@ def read_conversation(
     "image", "image": source} and {"type": "video", "video": source}, with fps, max_frames, start
     and end beside the source where they are asked for}. A message of the assistant may have
     "tool_calls" as OpenAI's interface has them, and then no content; one of role "tool" has the
-    result of the call "tool_call_id". Raises PromptError for anything else and for a conversation
-    in which nothing is said or shown, ImageError for a picture, VideoError for a video.
+    result of the call "tool_call_id"; one of the assistant may have the thought before it as
+    "reasoning_content", "reasoning" or "thinking". Raises PromptError for anything else and for a
+    conversation in which nothing is said or shown, ImageError for a picture, VideoError for a
+    video.
     """
     check_list(messages)
     images: list[ImageSource | Picture] = []
@@ -304,7 +307,7 @@ def _message(
                 f"{where}: found {name!r} beside the content, expected it as a part of that, "
                 '{"type": "image", "image": source}, or pictures as a list of \'images\''
             )
-    more = _calls(message, where, seal) | _answered(message, where)
+    more = _calls(message, where, seal) | _answered(message, where) | _thought(message, where, seal)
     if content is None and (role == "assistant" or "tool_call_id" in more):
         content = ""
     role = "tool" if "tool_call_id" in more else role
@@ -333,6 +336,19 @@ def _calls(message: Message, where: str, seal: Callable[[str], str]) -> dict[str
     return {
         "tool_calls": [_call(call, f"{where}, call {n}", seal) for n, call in enumerate(calls, 1)]
     }
+
+
+def _thought(message: Message, where: str, seal: Callable[[str], str]) -> dict[str, str]:
+    """The thought before an answer, by any of the names that interfaces have for it."""
+    if message["role"] != "assistant":
+        return {}
+    name = next((name for name in NAMES if message.get(name) is not None), None)
+    thought = None if name is None else message[name]
+    if thought is None or thought == "":
+        return {}
+    if not isinstance(thought, str):
+        raise PromptError(f"{where}: {name} is {type(thought).__name__}, expected a text")
+    return {FIELD: seal(thought)}
 
 
 def _call(call: Any, where: str, seal: Callable[[str], str]) -> dict[str, Any]:

@@ -7,10 +7,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
+from mtmd.chat_template.text_check import THOUGHTS_LEFT_OUT
 from mtmd.clip.image.decode import Picture
 from mtmd.clip.video.footage import Footage
 from mtmd.kernels.errors import ContextError, PromptError
@@ -27,9 +28,17 @@ from mtmd.prompt.urls.fetch import RemoteMedia
 from mtmd.prompt.video_input import load_video
 from mtmd.prompt.videos import NOT_SHOWN, ShownVideo, Videos, in_place_of_videos
 from mtmd.receipt import VideoReceipt
+from mtmd.thinking.history import FIELD, with_thoughts, without_thoughts
+from mtmd.thinking.probe import ThinkingTemplate, read_thinking
+from mtmd.thinking.prompt_end import PromptEnd
+from mtmd.thinking.request import ThinkingRequest
+from mtmd.thinking.switches import choose
+from mtmd.tools.history import sealed
 from mtmd.tools.tool import Toolbox
 
 NO_TOOLS = Toolbox()
+NOTHING_REQUESTED = ThinkingRequest()
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -46,6 +55,8 @@ class PreparedPrompt:
     videos: tuple[VideoReceipt, ...] = ()
     images: tuple[Prepared, ...] = ()
     """Those of the `pictures` that are not of a video."""
+    inside_thought: bool | None = None
+    """Whether it ends inside a thought; None where the answer has none."""
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -113,7 +124,7 @@ class Prompts:
         stops = [text for text, i in tokenizer.silent.items() if i in checkpoint.stop_tokens]
         video = self.bridge.video
         return ConversationText(
-            checkpoint.template.render,
+            self._render,
             tokenizer.seal,
             tuple(tokenizer.silent),
             stops,
@@ -121,6 +132,24 @@ class Prompts:
             family.marker.join(family.around) if family else None,
             video.markers[0] if video else "",
         )
+
+    @cached_property
+    def thinking_template(self) -> ThinkingTemplate:
+        """What the chat template and the vocabulary know of thoughts, found out when it is first
+        needed.
+        """
+        template, tokenizer = self._loaded.checkpoint.template, self._loaded.checkpoint.tokenizer
+
+        def render(messages: Sequence[Message], **more: Any) -> str:
+            return template.render(self.text.forms.fit(messages), **more)
+
+        return read_thinking(render, template.source, template.variables, tokenizer.added_spellings)
+
+    def _render(self, messages: Sequence[Message], **more: Any) -> str:
+        """As `ChatTemplate.render`, of messages that may have thoughts."""
+        if any(FIELD in message for message in messages):
+            messages = with_thoughts(messages, self.thinking_template)
+        return self._loaded.checkpoint.template.render(messages, **more)
 
     def prepare(
         self,
@@ -130,6 +159,7 @@ class Prompts:
         salt: str = "",
         box: Toolbox = NO_TOOLS,
         open_end: bool = False,
+        thinking: ThinkingRequest = NOTHING_REQUESTED,
         reserve: int = 0,
         counting: bool = False,
     ) -> PreparedPrompt:
@@ -137,9 +167,10 @@ class Prompts:
         pictures in the cache are to be encoded; `detail` "auto": as the messages have it; `salt`:
         pictures of another are not found there; `box`: tools that the answer may call; `open_end`:
         the answer goes on from the last message; `reserve`: tokens of the answer that videos are to
-        leave room for, a quarter of the context at most; `counting`: it is not encoded afterwards,
-        and however long. Raises what `read` and `Bridge.prepare_media` do, VideoError, and
-        ContextError for more messages than may fit.
+        leave room for, a quarter of the context at most; `thinking`: what is requested of the
+        thought before the answer; `counting`: it is not encoded afterwards, and however long.
+        Raises what `read` and `Bridge.prepare_media` do, VideoError, and ContextError for more
+        messages than may fit.
         """
         if not counting:
             _check_number(messages, self._loaded.runner.context)
@@ -152,19 +183,19 @@ class Prompts:
         if conversation.videos:
             nothing = [NOT_SHOWN] * len(conversation.videos)
             bare = in_place_of_videos(conversation, images, nothing)
-            pieces, *_ = self._read(bare, box, open_end)
+            pieces, *_ = self._read(bare, box, open_end, thinking)
             context = self._loaded.runner.context
             room = context - min(reserve, context // 4) - sum(len(piece.tokens) for piece in pieces)
             videos = self.videos.show(conversation.videos, room, detail, anew, salt, counting)
         made = in_place_of_videos(conversation, images, videos)
         try:
-            pieces, shown, notes = self._read(made, box, open_end)
+            pieces, shown, notes, inside = self._read(made, box, open_end, thinking)
         except PromptError:
             if not any(video.part["type"] == "video" for video in videos):
                 raise
             # A template that knows no videos writes what stands around a picture.
             made = in_place_of_videos(conversation, images, [v.as_picture for v in videos])
-            pieces, shown, notes = self._read(made, box, open_end)
+            pieces, shown, notes, inside = self._read(made, box, open_end, thinking)
         return PreparedPrompt(
             pieces,
             flat(shown),
@@ -172,21 +203,61 @@ class Prompts:
             tuple(shown),
             tuple(video.receipt for video in videos),
             tuple(images),
+            inside,
         )
 
     def _read(
-        self, made: tuple[list[dict[str, Any]], list[Shown]], box: Toolbox, open_end: bool
-    ) -> tuple[list[Piece], list[Shown], tuple[str, ...]]:
+        self,
+        made: tuple[list[dict[str, Any]], list[Shown]],
+        box: Toolbox,
+        open_end: bool,
+        thinking: ThinkingRequest,
+    ) -> tuple[list[Piece], list[Shown], tuple[str, ...], bool | None]:
         messages, shown = made
 
         def read(text: str) -> list[Piece]:
             return self.bridge.read(self._with_markers(text, shown), shown)
 
-        pieces, notes = self.text.write(messages, box, read, open_end)
-        return pieces, shown, notes
+        (pieces, inside), notes = self._written(messages, box, read, open_end, thinking)
+        return pieces, shown, notes, inside
+
+    def _written(
+        self,
+        messages: list[dict[str, Any]],
+        box: Toolbox,
+        read: Callable[[str], T],
+        open_end: bool,
+        thinking: ThinkingRequest,
+    ) -> tuple[tuple[T, bool | None], tuple[str, ...]]:
+        """What `read` makes of the prompt, whether that ends inside a thought, and notes."""
+        seal = self._loaded.checkpoint.tokenizer.seal
+        chosen = choose(thinking, self.thinking_template, lambda value: sealed(value, seal))
+        end = PromptEnd(self.thinking_template.marks, chosen.closes, messages, open_end)
+        variables = chosen.variables
+
+        def read_end(text: str) -> tuple[T, bool | None]:
+            text, inside = end.of(text)
+            return read(text), inside
+
+        def write(messages: Sequence[dict[str, Any]]) -> tuple[Any, tuple[str, ...]]:
+            return self.text.write(messages, box, read_end, end.open_end, variables)
+
+        try:
+            made, notes = write(end.messages)
+        except PromptError:
+            if not any(FIELD in message for message in end.messages):
+                raise
+            # Some templates refuse a thought beside calls.
+            made, notes = write(without_thoughts(end.messages))
+            notes = (*notes, THOUGHTS_LEFT_OUT)
+        return made, (*chosen.notes, *notes)
 
     def rendered(
-        self, messages: Sequence[Message], box: Toolbox = NO_TOOLS, open_end: bool = False
+        self,
+        messages: Sequence[Message],
+        box: Toolbox = NO_TOOLS,
+        open_end: bool = False,
+        thinking: ThinkingRequest = NOTHING_REQUESTED,
     ) -> str:
         """Return the text that `prepare` would tokenize, pictures as the template writes them.
         Raises what `read` does.
@@ -203,7 +274,7 @@ class Prompts:
                 )
             return text.replace(SEAL, "")
 
-        text, _ = self.text.write(list(conversation.messages), box, read, open_end)
+        (text, _), _ = self._written(list(conversation.messages), box, read, open_end, thinking)
         return text
 
     def _with_markers(self, rendered: str, shown: list[Shown]) -> str:

@@ -68,6 +68,7 @@ def make_receipt(loaded: LoadedModel, request: Request, finish: str, speculation
         sampling=_sampling(request.settings),
         sampling_unused=_sampling_unused(request.settings),
         repeated_tokens=request.repetition.repeated,
+        thinking_tokens=request.thought.tokens if request.thought else 0,
     )
 
 

@@ -17,6 +17,7 @@ from mtmd.llm.tokenizer.text_stream import StopChecker, TextStream
 from mtmd.prompt.prompts import PreparedPrompt
 from mtmd.service.encode_queue import Job
 from mtmd.service.ticket import Ticket
+from mtmd.thinking.thought import Thought
 from mtmd.tools.parser import CallParser
 
 
@@ -39,6 +40,8 @@ class Request:
     """Of the caches: what is kept of it is known only to requests of the same."""
     parser: CallParser | None = None
     warnings: tuple[str, ...] = ()
+    thought: Thought | None = None
+    """Where the answer may begin with one."""
     owner: str = ""
     """Among whom the device is shared out."""
 
@@ -59,6 +62,9 @@ class Request:
     tiles_reported: int = -1
     sequence: Sequence | None = None
     texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    undecided: tuple[TokenInfo, ...] = ()
+    """Of tokens that may be of the thought, or of the answer."""
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenInfo] = field(default_factory=list)
     repetition: RepetitionFinder = field(default_factory=RepetitionFinder)

@@ -14,7 +14,7 @@ import time
 from collections import abc
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
-from functools import cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
@@ -23,7 +23,15 @@ from torch import Tensor
 from mtmd.checkpoint.facts import CheckpointFacts, facts_of
 from mtmd.clip.image.decode import Picture
 from mtmd.config import AnswerOptions
-from mtmd.events import Answer, Finished, Progress, TextPiece, TokenInfo, ToolCallPiece
+from mtmd.events import (
+    Answer,
+    Finished,
+    Progress,
+    TextPiece,
+    ThinkingPiece,
+    TokenInfo,
+    ToolCallPiece,
+)
 from mtmd.kernels.errors import (
     BusyError,
     DeviceError,
@@ -52,7 +60,7 @@ from mtmd.loaded.loaded_model import LoadedModel
 from mtmd.loaded.report import warmup_report
 from mtmd.process.tracebacks import traceback_text
 from mtmd.prompt.conversation import Message, RawPrompt
-from mtmd.prompt.prompts import Prompts
+from mtmd.prompt.prompts import PreparedPrompt, Prompts
 from mtmd.service.call_plan import CallPlan, check_ids, plan_calls
 from mtmd.service.encode_queue import EncodeQueue, Job
 from mtmd.service.measures.latencies import Latencies
@@ -63,6 +71,8 @@ from mtmd.service.processed_tiles import ProcessedTiles
 from mtmd.service.receipts import make_receipt
 from mtmd.service.request import Request
 from mtmd.service.ticket import Ticket
+from mtmd.thinking.marks import Marks, ThoughtText
+from mtmd.thinking.thought import AfterThought, MarkTokens, Thought
 from mtmd.tools.parser import CallPiece, Piece
 
 if TYPE_CHECKING:  # not in typing before Python 3.11
@@ -164,6 +174,11 @@ class Service:
     def sees(self) -> bool:
         """Whether it takes pictures."""
         return self._loaded.encoder is not None
+
+    @property
+    def thinks(self) -> bool:
+        """Whether its chat template or vocabulary has marks of thoughts."""
+        return self._prompts.thinking_template.marks is not None
 
     @property
     def checkpoint_facts(self) -> CheckpointFacts:
@@ -323,6 +338,7 @@ class Service:
                     salt=salt,
                     box=box,
                     open_end=settings.continue_final_message,
+                    thinking=settings.thinking,
                     reserve=settings.max_tokens,
                 )
             )
@@ -336,20 +352,54 @@ class Service:
         check_ids(settings, len(tokenizer))
         plan = made()
         constraint, warnings = self._constraint(settings, plan, stop)
+        stream = tokenizer.stream(keep=plan.marks if plan else ())
+        thought = self._thought(prompt, settings, plan)
+        if thought is not None:
+            stream = thought.stream
+            constraint = constraint and AfterThought(constraint, thought)
         return Request(
             Ticket(self._give_up, sum(one.held for one in prompt.pictures)),
             prompt,
             settings,
             Sampler(settings),
             preprocess_ms,
-            tokenizer.stream(keep=plan.marks if plan else ()),
+            stream,
             StopChecker(settings.stop),
             stop | frozenset(settings.stop_token_ids),
             constraint,
             salt,
             plan.parser() if plan else None,
             warnings,
+            thought,
         )
+
+    def _thought(
+        self, prompt: PreparedPrompt, settings: AnswerOptions, plan: CallPlan | None
+    ) -> Thought | None:
+        """What reads the thought of an answer that may have one."""
+        if prompt.inside_thought is None:
+            return None
+        marks, tokens = self._marks
+        calls = frozenset(plan.marks if plan else ())
+        is_prescribed = bool(settings.json_schema or settings.grammar)
+        is_prescribed |= bool(plan and plan.grammar and not marks.answer)
+        tokenizer = self._loaded.checkpoint.tokenizer
+        return Thought(
+            marks,
+            replace(tokens, special=tokens.special - calls),
+            tokenizer.stream(keep=tokens.special | calls),
+            tokenizer.encode,
+            inside=prompt.inside_thought,
+            budget=settings.think_budget,
+            bound=is_prescribed,
+        )
+
+    @cached_property
+    def _marks(self) -> tuple[Marks, MarkTokens]:
+        """Those of thoughts, where there are any."""
+        marks, tokenizer = self._prompts.thinking_template.marks, self._loaded.checkpoint.tokenizer
+        assert marks is not None
+        return marks, MarkTokens.of(marks, tokenizer.encode, tokenizer.skipped)
 
     @made_on_the_host()
     def count(
@@ -370,6 +420,7 @@ class Service:
             salt=self._salt(tenant),
             box=settings.toolbox,
             open_end=settings.continue_final_message,
+            thinking=settings.thinking,
             reserve=settings.max_tokens,
             counting=True,
         )
@@ -411,7 +462,7 @@ class Service:
         """
         settings = self._loaded.answer_options(chosen)
         box, open_end = settings.toolbox, settings.continue_final_message
-        return self._prompts.rendered(messages, box, open_end)
+        return self._prompts.rendered(messages, box, open_end, settings.thinking)
 
     def stats(self) -> ServiceStats:
         """Of this moment. The device is not asked, which may be in a long step, or hang."""
@@ -708,6 +759,7 @@ class Service:
                 request.salt.encode(),
                 settings.min_tokens,
                 request.owner,
+                request.thought,
             )
             request.sequence = self.engine.submit(prompt)
         except MtmdError as error:
@@ -726,11 +778,11 @@ class Service:
             request.tokens.append(token.id)
             request.repetition.push(token.id)
             self._let_follow(request)
-            self._read(request, request.stream.push(token.id), token)
+            self._read_token(request, token)
             if request.settings.stop_repeating and request.repetition.found:
                 if sequence.finish is None:
                     self.engine.end(sequence, "stop")
-                self._read(request, request.stream.finish(), None, last=True)
+                self._read_rest(request)
                 self._finish(request, "stop")
                 return
             if request.checker.found is not None:
@@ -741,7 +793,7 @@ class Service:
         if sequence.error is not None:
             self._fail(request, sequence.error)
         elif sequence.finish is not None:
-            self._read(request, request.stream.finish(), None, last=True)
+            self._read_rest(request)
             called = sequence.finish == "stop" and request.parser and request.parser.calls
             self._finish(request, "tool_calls" if called else sequence.finish)
 
@@ -759,8 +811,39 @@ class Service:
             latencies.between_tokens.add((now - told) / tokens, tokens)
         request.told = now
 
+    def _read_token(self, request: Request, token: Token) -> None:
+        infos: tuple[TokenInfo, ...] = () if token.logprob is None else (self._info(token),)
+        if request.thought is None:
+            self._read(request, request.stream.push(token.id), infos)
+            return
+        pieces, is_thought = request.thought.read(token.id)
+        request.undecided += infos
+        if is_thought is None:
+            return
+        infos, request.undecided = request.undecided, ()
+        thought = "".join(p.text for p in pieces if isinstance(p, ThoughtText))
+        self._think(request, thought, infos if is_thought else ())
+        text = "".join(p for p in pieces if isinstance(p, str))
+        if text or not is_thought:
+            self._read(request, text, () if is_thought else infos)
+
+    def _read_rest(self, request: Request) -> None:
+        if request.thought is None:
+            self._read(request, request.stream.finish(), (), last=True)
+            return
+        pieces = request.thought.finish()
+        self._think(request, "".join(p.text for p in pieces if isinstance(p, ThoughtText)), ())
+        text = "".join(p for p in pieces if isinstance(p, str))
+        self._read(request, text, request.undecided, last=True)
+
+    def _think(self, request: Request, text: str, infos: tuple[TokenInfo, ...]) -> None:
+        if text or infos:
+            request.thoughts.append(text)
+            request.logprobs += infos
+            request.ticket.put(ThinkingPiece(text, infos))
+
     def _read(
-        self, request: Request, text: str, token: Token | None, *, last: bool = False
+        self, request: Request, text: str, infos: tuple[TokenInfo, ...], *, last: bool = False
     ) -> None:
         """More of the answer: its text goes on to the caller, calls in it by themselves."""
         pieces: list[Piece] = [text]
@@ -769,15 +852,14 @@ class Service:
             pieces += request.parser.finish() if last else []
         texts = [request.checker.push(piece) for piece in pieces if isinstance(piece, str)]
         texts += [request.checker.finish()] if last else []
-        self._write(request, "".join(texts), token)
+        self._write(request, "".join(texts), infos)
         for piece in pieces:
             if isinstance(piece, CallPiece) and request.checker.found is None:
                 request.ticket.put(
                     ToolCallPiece(piece.index, piece.id, piece.name, piece.arguments)
                 )
 
-    def _write(self, request: Request, text: str, token: Token | None) -> None:
-        infos = () if token is None or token.logprob is None else (self._info(token),)
+    def _write(self, request: Request, text: str, infos: tuple[TokenInfo, ...]) -> None:
         if text or infos:
             request.texts.append(text)
             request.logprobs += infos
@@ -818,6 +900,7 @@ class Service:
             request.parser.calls if request.parser else (),
             request.checker.found,
             tuple(request.logprobs),
+            "".join(request.thoughts),
         )
         self._let_go(request)
         request.ticket.put(Finished(answer))

@@ -19,7 +19,7 @@ from mtmd.config import (
     AnswerOptions,
     options,
 )
-from mtmd.events import Answer, Finished, Progress, TextPiece
+from mtmd.events import Answer, Finished, Progress, TextPiece, ThinkingPiece
 from mtmd.kernels.errors import MtmdError, OptionError
 from mtmd.kernels.text import one_line
 from mtmd.llm.sampling.options import AppliedSampling
@@ -294,7 +294,8 @@ class Chat:
             self._take_back()
             self.complain("stopped before the first word; the question is taken back")
             return
-        turn.answer, turn.receipt, self.last = answer.text, answer.receipt.asdict(), answer.receipt
+        turn.answer, turn.thought = answer.text, answer.thinking
+        turn.receipt, self.last = answer.receipt.asdict(), answer.receipt
         for note in self._notes(answer.receipt, settings):
             shown = styled(wrapped(f"({note})", sys.stderr), DIM, sys.stderr)
             print(shown, file=sys.stderr, flush=True)
@@ -333,6 +334,7 @@ class Chat:
     def _answer(self, settings: AnswerOptions) -> Answer:
         """The answer, shown as it comes."""
         status, text, shown = Status(), StreamedText(), False
+        thought = StreamedText(is_thought=True)
         with without_echo_of_keys(), interruptible(self.interactive) as interrupt:
             ticket = self.model.service.submit_checked(self.transcript.messages(), settings)
             interrupt.calls(ticket.cancel)
@@ -340,8 +342,13 @@ class Chat:
                 for event in ticket:
                     if isinstance(event, Progress):
                         status.show(event)
+                    elif isinstance(event, ThinkingPiece):
+                        status.clear()
+                        thought.write(event.text)
                     elif isinstance(event, TextPiece):
                         status.clear()
+                        if thought.begun:
+                            thought.end()
                         shown = True
                         text.write(event.text)
                     elif isinstance(event, Finished):
@@ -349,6 +356,8 @@ class Chat:
                         return event.answer
             finally:
                 status.clear()
+                if thought.begun:
+                    thought.end()
                 if shown:
                     text.end()
         raise AssertionError("a ticket ends with Finished, or raises")

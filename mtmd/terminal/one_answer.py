@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mtmd.events import Finished, Progress, TextPiece
+from mtmd.events import Finished, Progress, TextPiece, ThinkingPiece
 from mtmd.model import Model
 from mtmd.prompt.conversation import messages_of
 from mtmd.prompt.video_input import is_video
@@ -22,9 +22,9 @@ def print_answer(
 ) -> None:
     """The answer to `args.prompt` about `images`, none for the prompt alone; `chosen` are fields of
     `AnswerOptions`. With `args.json` it is one object, with `args.quiet` it comes without a
-    receipt. Raises MtmdError.
+    receipt and without what the model thought before. Raises MtmdError.
     """
-    status, text = Status(), StreamedText()
+    status, text, thought = Status(), StreamedText(), StreamedText(is_thought=True)
     if any(is_video(image) for image in images):
         status.say("reading the video")
     messages = messages_of(images or None, args.prompt, args.system)
@@ -33,11 +33,18 @@ def print_answer(
             for event in model.stream(messages, **chosen):
                 if isinstance(event, Progress):
                     status.show(event)
+                elif isinstance(event, ThinkingPiece) and not (args.json or args.quiet):
+                    status.clear()
+                    thought.write(event.text)
                 elif isinstance(event, TextPiece) and not args.json:
                     status.clear()
+                    if thought.begun:
+                        thought.end()
                     text.write(event.text)
                 elif isinstance(event, Finished):
                     status.clear()
+                    if thought.begun:
+                        thought.end()
                     if args.json:
                         print(json.dumps(event.answer.asdict()), flush=True)
                     else:
@@ -47,5 +54,7 @@ def print_answer(
                         print(styled(receipt, DIM, sys.stderr), file=sys.stderr)
         finally:
             status.clear()
+            if thought.begun:
+                thought.end()
             if text.begun:  # broken off: what is said next begins a line of its own
                 text.end()

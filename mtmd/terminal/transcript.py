@@ -54,6 +54,8 @@ class Turn:
     images: tuple[Attachment, ...] = ()
     answer: str = ""
     receipt: Mapping[str, Any] | None = None
+    thought: str = ""
+    """What the model thought before its answer."""
 
 
 @dataclass
@@ -77,7 +79,8 @@ class Transcript:
                 }
             )
             if turn is not self.turns[-1]:
-                result.append({"role": "assistant", "content": turn.answer})
+                said = {"role": "assistant", "content": turn.answer}
+                result.append(said | ({"reasoning_content": turn.thought} if turn.thought else {}))
         return result
 
     def to_json(self, model: str, options: Mapping[str, Any]) -> str:
@@ -87,6 +90,7 @@ class Transcript:
                 "images": [{"path": str(i.path), "sha256": i.picture.sha256} for i in t.images],
                 "answer": t.answer,
                 "receipt": t.receipt,
+                **({"thinking": t.thought} if t.thought else {}),
             }
             for t in self.turns
         ]
@@ -168,6 +172,7 @@ def read_transcript(
                 tuple(_reattach(i, notes, remote) for i in _list(t["images"])),
                 _text(t["answer"]),
                 t.get("receipt"),
+                _text(t.get("thinking", "")),
             )
             for t in _list(values["turns"])
         ]

@@ -109,24 +109,31 @@ class Wrapper:
 
 
 class StreamedText:
-    """An answer on its way to stdout, wrapped where that is a terminal. `begun`: something was
-    printed whose line is not ended.
+    """An answer on its way to stdout, wrapped where that is a terminal; with `is_thought`, what the
+    model thinks before it, dimmed on its way to stderr. `begun`: something was printed whose line
+    is not ended.
     """
 
-    def __init__(self) -> None:
-        width = width_of(sys.stdout)
+    def __init__(self, is_thought: bool = False) -> None:
+        self._file, self._style = (sys.stderr, DIM) if is_thought else (sys.stdout, "")
+        self._between = "\n" if is_thought else ""  # an empty line
+        width = width_of(self._file)
         self._wrapper = None if width is None else Wrapper(width, erases=True)
         self.begun = False
 
     def write(self, text: str) -> None:
         self.begun = True
         text = for_terminal(text)
-        print(self._wrapper.push(text) if self._wrapper else text, end="", flush=True)
+        self._print(self._wrapper.push(text) if self._wrapper else text)
 
     def end(self) -> None:
         """What was held back, and the end of its line."""
         self.begun = False
-        print(self._wrapper.finish() if self._wrapper else "", flush=True)
+        self._print(self._wrapper.finish() if self._wrapper else "", f"\n{self._between}")
+
+    def _print(self, text: str, end: str = "") -> None:
+        shown = styled(text, self._style, self._file) if self._style else text
+        print(shown, end=end, file=self._file, flush=True)
 
 
 def width_of(file: TextIO) -> int | None:

@@ -90,7 +90,7 @@ class CallParser:
             return
         at = self._text.find(self._trigger)
         if at < 0:
-            certain = len(self._text) - _overlap(self._text, self._trigger)
+            certain = len(self._text) - overlap(self._text, self._trigger)
             # Blanks before a call belong to it; they wait until it is known what follows.
             blank = len(self._text[:certain].rstrip())
             certain = max(blank, certain - BLANKS_HELD)
@@ -316,7 +316,7 @@ class _JsonEnd:
         return len(text)
 
 
-def _overlap(text: str, mark: str) -> int:
+def overlap(text: str, mark: str) -> int:
     """How many characters at the text's end may be the beginning of the mark."""
     return next((n for n in range(min(len(mark), len(text)), 0, -1) if text.endswith(mark[:n])), 0)
 

@@ -62,6 +62,67 @@ def test_one_request_is_what_the_runner_generates() -> None:
     assert alone() == small.answer(small.runner(128))
 
 
+class Thought:
+    """Closed after so many tokens, by two more; then the answer begins."""
+
+    def __init__(self, budget: int = 5, closing: tuple[int, ...] = (7, 9)):
+        self.budget, self.closing, self.tokens = budget, list(closing), 0
+        self.must_be_closed = False
+
+    @property
+    def is_over(self) -> bool:
+        return not self.closing
+
+    def forced(self) -> int | None:
+        return self.closing[0] if self.tokens >= self.budget else None
+
+    def close(self) -> int:
+        self.budget = 0
+        return self.closing[0]
+
+    def accept(self, token: int) -> None:
+        if self.forced() == token:
+            self.closing.pop(0)
+        self.tokens += 1
+
+
+@pytest.mark.parametrize("drawn", [{}, {"temperature": 1.0, "seed": 3}], ids=["greedy", "drawn"])
+def test_a_thought_is_closed_by_tokens_as_others_are(drawn: dict[str, Any]) -> None:
+    """They are part of what is read afterwards, also by who gave way and comes again."""
+    expected = [alone(first=n, count=20, thought=Thought(), **drawn) for n in range(3)]
+    plain = alone(first=0, count=20, **drawn)
+    assert expected[0][:5] == plain[:5] and expected[0][5:7] == [7, 9]
+    assert (
+        expected[0][7:]
+        == alone(spans=[Span((*(i % 50 for i in range(11)), *expected[0][:7]))], count=13)
+        or drawn
+    )
+    subject = engine(pages=5)  # for two of three
+    sequences = [
+        subject.submit(request(first=n, count=20, thought=Thought(), **drawn)) for n in range(3)
+    ]
+    run(subject)
+    assert [s.tokens for s in sequences] == expected
+
+
+def test_what_ends_an_answer_ends_no_thought_that_has_to_be_followed_by_one() -> None:
+    plain = alone(count=12)
+    stop, thought = frozenset(plain[2:3]), Thought(budget=9)
+    subject = engine()
+    sequence = subject.submit(request(count=12, stop=stop, thought=thought))
+    run(subject)
+    assert (sequence.finish, sequence.tokens) == ("stop", plain[:2])
+    thought = Thought(budget=9)
+    thought.must_be_closed = True
+    sequence = subject.submit(request(count=12, stop=stop, thought=thought, alternatives=1))
+    run(subject)
+    assert sequence.tokens[:4] == [*plain[:2], 7, 9]
+    assert all(token.logprob is not None for token in sequence.take())
+    sequence = subject.submit(request(count=12, stop=stop, thought=Thought(budget=2), min_tokens=4))
+    run(subject)
+    assert len(sequence.tokens) - 4 >= 4
+
+
 @pytest.mark.parametrize(
     ("rows", "expected"), [(16, [(16, 3)]), (20, [(16, 0), (2, 2)]), (40, [(40, 0), (2, 2)])]
 )

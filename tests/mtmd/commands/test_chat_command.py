@@ -210,6 +210,9 @@ def test_options(piped: Any, one: Path) -> None:
         "stop_token_ids",
         "sampling",
         "stop_repeating",
+        "think",
+        "think_budget",
+        "chat_template_kwargs",
     ]
     answer = "\n".join(said[7 : said.index("temperature 0.0")])
     assert isinstance(json.loads(answer), dict)

@@ -1,0 +1,194 @@
+"""The marks that a model writes around a thought, and a text split at them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeAlias
+
+from mtmd.llm.tokenizer.control_tokens import SEAL
+from mtmd.tools.parser import overlap
+
+# One mark: <think>, <|channel|>, <seed:think>, [THINK], [BEGIN FINAL RESPONSE].
+ATOM = re.compile(r"<[^<>\s]{1,48}>|\[/?[A-Z][A-Z_ ]{1,46}\]")
+ABOUT_THOUGHTS = re.compile(r"think|thought|reason", re.I)
+# Two marks that say together what they are of: <|open|>think<|sep|>.
+_TWO = re.compile(rf"(?:{ATOM.pattern})(?i:think|thought|reasoning)(?:{ATOM.pattern})")
+
+
+@dataclass(frozen=True)
+class Marks:
+    """`opening` is all that the template writes between the beginning of an answer and a thought,
+    `closing` all between the thought and the rest of the answer, blanks included.
+    """
+
+    opening: str
+    closing: str
+
+    @cached_property
+    def open(self) -> str:
+        """The text that begins a thought, without the blanks around it."""
+        return self.opening.strip()
+
+    @cached_property
+    def close(self) -> str:
+        """The text that ends a thought: the first mark of `closing`."""
+        found = _TWO.match(self.closing.strip()) or ATOM.search(self.closing)
+        return found[0] if found else self.closing.strip()
+
+    @cached_property
+    def answer(self) -> str:
+        """The text that begins the rest of the answer after `close`, such as the header of a
+        channel; often empty.
+        """
+        return self.closing[self.closing.index(self.close) + len(self.close) :].strip()
+
+    @cached_property
+    def texts(self) -> tuple[str, ...]:
+        """`open`, `close` and `answer`, those that are not empty."""
+        return tuple(text for text in (self.open, self.close, self.answer) if text)
+
+    def ends_inside(self, prompt: str) -> bool:
+        """Whether a rendered prompt ends inside a thought."""
+        return prompt.rstrip().endswith(self.open)
+
+    def ends_after(self, prompt: str) -> bool:
+        """Whether a rendered prompt ends with a thought that is closed."""
+        text = prompt.rstrip()
+        return text.endswith(self.close) or bool(self.answer and text.endswith(self.answer))
+
+    def seal(self, text: str) -> str:
+        """A text in which none of the marks stands: a thought must not end itself."""
+        for mark in self.texts:
+            text = text.replace(mark, f"{mark[0]}{SEAL}{mark[1:]}") if len(mark) > 1 else text
+        return text
+
+
+@dataclass(frozen=True)
+class ThoughtText:
+    """More of the thought."""
+
+    text: str
+
+
+Piece: TypeAlias = "str | ThoughtText"
+
+
+class Splitter:
+    """Splits the text of one answer, in whatever pieces it comes, into thought and answer.
+    `inside`: the prompt ends inside a thought. Only what stands before the answer is a thought:
+    marks inside the answer are its text. Blanks around a thought belong to neither part.
+    """
+
+    def __init__(self, marks: Marks, inside: bool):
+        self._marks, self._text = marks, ""
+        self._step = self._thought if inside else self._before
+        self._begun = False  # the thought has had a character that is no blank
+        self._between = ""  # of what the last thought said and what the next one does
+        self.had_thought = inside
+        self.has_header = False
+        """Whether the answer has begun with a mark of its own."""
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether what comes next is of a thought, as far as is known."""
+        return self._step == self._thought
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all that comes next is of the answer."""
+        return self._step == self._answer
+
+    @property
+    def held(self) -> str:
+        """Text that may be a mark, and is neither thought nor answer yet."""
+        return self._text
+
+    def push(self, text: str) -> list[Piece]:
+        """What is certain after more of the text."""
+        self._text += text
+        return list(self._run())
+
+    def finish(self) -> list[Piece]:
+        """What was held back."""
+        text, self._text = self._text, ""
+        if self._step == self._thought:
+            text = text.rstrip() if self._begun else text.strip()
+            return [ThoughtText(text)] if text else []
+        text = text.lstrip() if self.had_thought else text
+        return [text] if text else []
+
+    def no_more(self) -> None:
+        """All that comes is of the answer."""
+        self._step = self._answer
+
+    def _run(self) -> Iterator[Piece]:
+        while self._text:
+            step, length = self._step, len(self._text)
+            yield from step()
+            if self._step == step and len(self._text) == length:
+                return
+
+    def _before(self) -> Iterator[Piece]:
+        """Before the first word of the answer: a thought, or the answer's own header."""
+        text, marks = self._text.lstrip(), self._marks
+        headers = [h for h in (marks.open, *_headers(marks)) if h]
+        for header in headers:
+            if text.startswith(header):
+                self._text = text[len(header) :]
+                is_open = header == marks.open
+                self._step = self._thought if is_open else self._answer
+                self.had_thought, self.has_header, self._begun = True, not is_open, False
+                return
+        if not any(header.startswith(text) for header in headers):
+            self._step = self._answer
+            self._text = text if self.had_thought else self._text
+        yield from ()
+
+    def _thought(self) -> Iterator[Piece]:
+        if not self._begun:
+            self._text = self._text.lstrip()
+            self._begun = bool(self._text)
+        at = self._text.find(self._marks.close)
+        if at >= 0:
+            thought = self._text[:at].rstrip()
+            self._text = self._text[at + len(self._marks.close) :]
+            self._step, self._begun = self._before, False
+        else:
+            certain = len(self._text) - overlap(self._text, self._marks.close)
+            thought = self._text[:certain].rstrip()
+            self._text = self._text[len(thought) :]
+        if thought:
+            yield ThoughtText(f"{self._between}{thought}")
+            self._between = ""
+        if at >= 0:
+            self._between = "\n\n"
+
+    def _answer(self) -> Iterator[Piece]:
+        text = self._text
+        if self.had_thought and not self._begun:
+            text = text.lstrip()
+        self._text = ""
+        if text:
+            self._begun = True
+            yield text
+
+
+def last_mark(text: str) -> str:
+    """The mark that a text ends with, and the blanks after it; nothing where it ends otherwise."""
+    stem = text.rstrip()
+    for pattern in (_TWO, ATOM):
+        for found in pattern.finditer(stem):
+            if found.end() == len(stem):
+                return text[found.start() :]
+    return ""
+
+
+def _headers(marks: Marks) -> tuple[str, ...]:
+    """What may begin the answer: of a header of several marks, also its end, as where the prompt
+    has the beginning.
+    """
+    found = [match.start() for match in ATOM.finditer(marks.answer)]
+    return tuple(marks.answer[start:] for start in (0, *found[1:])) if marks.answer else ()

@@ -1,0 +1,228 @@
+"""The thought of one answer while it is written: where it begins and ends, how many tokens it may
+have, and what is held back until it is over.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from mtmd.llm.engine.engine import Constraint
+from mtmd.llm.sampling.constraint import masked
+from mtmd.llm.tokenizer.text_stream import TextStream
+from mtmd.thinking.marks import Marks, Piece, Splitter
+
+
+@dataclass(frozen=True)
+class MarkTokens:
+    """The marks as tokens: what begins a thought, what ends it, and the ids of special tokens among
+    them, which would give no text.
+    """
+
+    opening: tuple[int, ...]
+    closing: tuple[int, ...]
+    special: frozenset[int]
+
+    @classmethod
+    def of(
+        cls, marks: Marks, encode: Callable[[str], Sequence[int]], special: Iterable[int]
+    ) -> MarkTokens:
+        opening, closing = tuple(encode(marks.opening.rstrip())), tuple(encode(marks.closing))
+        used = {i for text in marks.texts for i in encode(text)}
+        return cls(opening, closing, frozenset(special) & used)
+
+
+class Thought:
+    """An `mtmd.llm.engine.engine.Thought`: the engine reports each token by `accept` until the
+    thought is over; `read` gives its text, for each token in turn. `inside`: the prompt ends inside
+    the thought; otherwise the answer may begin with one. After `budget` tokens it is closed by its
+    own mark. `bound`: how the answer begins is prescribed, so that nothing but the closing mark may
+    end the thought, and what the template writes after it is written.
+    """
+
+    def __init__(
+        self,
+        marks: Marks,
+        tokens: MarkTokens,
+        stream: TextStream,
+        encode: Callable[[str], Sequence[int]],
+        *,
+        inside: bool,
+        budget: int | None = None,
+        bound: bool = False,
+    ):
+        self._marks, self._tokens, self._encode = marks, tokens, encode
+        self.stream = stream
+        """Its tokens, and those of the answer after it, as text."""
+        self._splitter = Splitter(marks, inside)
+        self._budget, self._bound, self._spent, self._undecided = budget, bound, 0, 0
+        self._forced: deque[int] = deque()
+        self._read: deque[tuple[list[Piece], bool | None]] = deque()
+        self.tokens = 0
+        """Of the thought so far, its marks among them."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the answer has begun."""
+        return self._splitter.is_over
+
+    @property
+    def sleeps(self) -> bool:
+        """Whether what is prescribed for the answer is not for the next token."""
+        return self._splitter.is_inside or bool(self._forced)
+
+    @property
+    def may_begin(self) -> bool:
+        """Whether the next token may be the first of the thought, or of the answer."""
+        return not (self.sleeps or self.is_over or self._splitter.had_thought)
+
+    @property
+    def first(self) -> int:
+        """The token that begins a thought."""
+        return self._tokens.opening[0]
+
+    @property
+    def is_first_blank(self) -> bool:
+        """Whether that token alone shows nothing."""
+        return self._marks.opening[:1].isspace()
+
+    def forced(self) -> int | None:
+        """The token that has to come next, None for any."""
+        return self._forced[0] if self._forced else None
+
+    def open(self) -> None:
+        """Begin the thought, by all tokens of its mark."""
+        self._forced = deque(self._tokens.opening)
+
+    def close(self) -> int:
+        """End the thought. Returns the first token that does, which comes next."""
+        self._forced = deque(self._tokens.closing)
+        return self._forced[0]
+
+    def no_more(self) -> None:
+        """The answer has no thought."""
+        self._splitter.no_more()
+
+    @property
+    def must_be_closed(self) -> bool:
+        """Whether the thought goes on, and an answer has to follow it."""
+        return self._bound and self.sleeps
+
+    def accept(self, token: int) -> None:
+        """The token has been taken."""
+        if self._forced:
+            self._forced.popleft()
+        was_inside = self._splitter.is_inside
+        pieces, part = self._push(token), self._part()
+        self._read.append((pieces, part))
+        self._undecided += 1
+        if part is not None:
+            self.tokens += self._undecided if part else 0
+            self._undecided = 0
+        if self._splitter.is_inside:
+            self._spent += was_inside
+            if self._budget is not None and self._spent >= self._budget and not self._forced:
+                self.close()
+        elif was_inside and self._bound and not self._forced:
+            self._end()
+
+    def _part(self) -> bool | None:
+        """Whether the last token is one of the thought, its marks included; None where that is not
+        known yet.
+        """
+        splitter = self._splitter
+        if splitter.is_over:
+            return splitter.has_header
+        if splitter.is_inside:
+            return True
+        return True if splitter.had_thought and not splitter.held.strip() else None
+
+    def read(self, token: int) -> tuple[list[Piece], bool | None]:
+        """The text that is certain after this token, and whether it is one of the thought, None
+        where that is not known yet.
+        """
+        return self._read.popleft() if self._read else (self._push(token), False)
+
+    def finish(self) -> list[Piece]:
+        """What was held back at the end of the answer."""
+        return [*self._splitter.push(self.stream.finish()), *self._splitter.finish()]
+
+    def _push(self, token: int) -> list[Piece]:
+        was_over = self.is_over
+        pieces = self._splitter.push(self.stream.push(token))
+        if self.is_over and not was_over:
+            self.stream.skip(self._tokens.special)
+        return pieces
+
+    def _end(self) -> None:
+        """The model has ended its thought: what the template writes there is added, where nothing
+        is known of what would come instead.
+        """
+        closing, close = self._marks.closing, self._marks.close
+        rest = closing[closing.index(close) + len(close) :]
+        written = self._splitter.held
+        if not written.strip():
+            self._forced = deque(self._encode(rest.removeprefix(written)))
+
+
+class AfterThought:
+    """An `mtmd.llm.engine.engine.Constraint` that begins once the thought is over. Where the answer
+    may begin with a thought, the token that begins one is allowed, too.
+    """
+
+    def __init__(self, inner: Constraint, thought: Thought):
+        self._inner, self._thought = inner, thought
+        self._is_awake = not thought.sleeps
+        self._is_first_allowed = False  # also by what the answer has to look like
+        self._asked: np.ndarray | None = None  # before the thought: for the answer's first token
+
+    def begin(self) -> None:
+        self._inner.begin()
+
+    def ready(self, wait_s: float = 0) -> bool:
+        if self._thought.sleeps:
+            return True
+        if not self._is_awake:
+            self._is_awake = True
+            self._inner.wake()
+        return self._asked is not None or self._inner.ready(wait_s)
+
+    def wake(self) -> None:
+        """It wakes by itself."""
+
+    def allowed(self, size: int) -> np.ndarray:
+        if self._thought.sleeps:
+            return np.full(-(-size // 8), 255, np.uint8)
+        bits, first = self._asked, self._thought.first
+        bits = self._inner.allowed(size) if bits is None else bits
+        if self._thought.may_begin:
+            self._asked, bits = bits, bits.copy()
+            self._is_first_allowed = bool(bits[first // 8] >> first % 8 & 1)
+            bits[first // 8] |= 1 << first % 8
+        return bits
+
+    def mask(self, logits: Tensor) -> Tensor:
+        return logits if self._thought.sleeps else masked(logits, self.allowed(len(logits)))
+
+    def accept(self, token: int) -> None:
+        """Of the thought nothing is looked at. A token that may begin either begins the answer,
+        unless it is blank.
+        """
+        thought = self._thought
+        if thought.sleeps:
+            return
+        if thought.may_begin:
+            is_either = self._is_first_allowed and not thought.is_first_blank
+            if token == thought.first and not is_either:
+                thought.open()
+                return
+            thought.no_more()
+        self._asked = None
+        self._inner.accept(token)
+
+    def close(self) -> None:
+        self._inner.close()

@@ -1,0 +1,129 @@
+"""Marks and switches are found in every way in which templates write thoughts, and thoughts of the
+history go into each.
+"""
+
+from __future__ import annotations
+
+import pytest
+from thinking_templates import EXPECTED, known, template
+
+from mtmd.thinking.history import FIELD, with_thoughts
+from mtmd.thinking.request import ThinkingRequest
+from mtmd.thinking.switches import CLOSED, NO_MARKS, NO_SWITCH, choose
+
+HI = [{"role": "user", "content": "hi"}]
+
+
+@pytest.mark.parametrize("kind", EXPECTED)
+def test_a_template_is_read_by_rendering_it(kind):
+    found = known(kind)
+    assert found.marks is not None
+    marks = found.marks.open, found.marks.close, found.marks.answer
+    switches = found.on, found.off, found.effort, " ".join(sorted(found.efforts))
+    assert (*marks, found.field, *switches) == EXPECTED[kind]
+
+
+def test_a_template_without_thoughts_has_no_marks():
+    assert known("silent").marks is None
+    assert known("silent", ("<bos>", "<think>")).marks is None
+
+
+@pytest.mark.parametrize(
+    ("words", "marks"),
+    [
+        (("<think>", "</think>"), ("<think>", "</think>")),
+        (("[THINK]", "[/THINK]"), ("[THINK]", "[/THINK]")),
+        (("<seed:think>", "</seed:think>"), ("<seed:think>", "</seed:think>")),
+        (
+            ("<|begin_of_thought|>", "<|end_of_thought|>"),
+            ("<|begin_of_thought|>", "<|end_of_thought|>"),
+        ),
+    ],
+)
+def test_marks_of_the_vocabulary_alone_are_known_by_their_shape(words, marks):
+    found = known("silent", ("<|im_end|>", *words)).marks
+    assert found is not None and (found.open, found.close) == marks
+
+
+@pytest.mark.parametrize("kind", EXPECTED)
+def test_a_prompt_that_ends_inside_a_thought_is_told_from_one_that_does_not(kind):
+    found, render = known(kind), template(kind).render
+    opened = ("opened", "stripped", "start", "words", "pairs")
+    assert found.marks.ends_inside(render(HI)) == (kind in opened)
+    assert found.marks.ends_after(render(HI)) == (kind in ("asked", "channel"))
+    if found.off is not None:
+        off = render(HI, **found.off)
+        assert not found.marks.ends_inside(off)
+        assert found.marks.ends_after(off) or kind == "told"
+    if kind == "asked":
+        assert found.marks.ends_inside(render(HI, **found.on))
+
+
+@pytest.mark.parametrize("kind", [k for k in EXPECTED if k not in ("stripped", "told", "channel")])
+def test_thoughts_go_back_in_the_field_that_is_read(kind):
+    found = known(kind)
+    said = {"role": "assistant", "content": "Hello.", FIELD: f"greet {found.marks.close} back"}
+    text = template(kind).render(with_thoughts([*HI, said], found), add_generation_prompt=False)
+    before, _ = text.split("Hello.")
+    assert (
+        "greet " in before and " back" in before and found.marks.open in before
+    ) or kind == "words"
+    assert f"greet {found.marks.close} back" not in before, "a thought does not end itself"
+    later = [*HI, said, *HI, {"role": "assistant", "content": "So."}]
+    assert template(kind).render(with_thoughts(later, found)).count("Hello.") == 1
+
+
+def test_thoughts_in_a_content_are_left_to_the_template():
+    found = known("stripped")
+    said = {"role": "assistant", "content": "Hello.", FIELD: "greet"}
+    made = with_thoughts([*HI, said], found)
+    assert made[1]["content"] == "<think>\ngreet\n</think>\n\nHello."
+    assert "greet" not in template("stripped").render(made)
+    assert with_thoughts([*HI, said], known("told"))[1] == {
+        "role": "assistant",
+        "content": "Hello.",
+    }
+    assert with_thoughts([*HI, said], known("silent"))[1]["content"] == "Hello."
+
+
+@pytest.mark.parametrize(
+    ("kind", "request_", "variables", "closes", "notes"),
+    [
+        ("opened", {"think": False}, {"enable_thinking": False}, False, ()),
+        ("opened", {"think": "none"}, {"enable_thinking": False}, False, ()),
+        ("opened", {"think": True}, {"enable_thinking": True}, False, ()),
+        ("opened", {"budget": 0}, {"enable_thinking": False}, False, ()),
+        ("opened", {"budget": 9}, {}, False, ()),
+        ("asked", {"think": True}, {"thinking": True}, False, ()),
+        (
+            *("asked", {"think": "low"}, {"thinking": True}, False),
+            (f"reasoning_effort: {NO_SWITCH}; it has no effect",),
+        ),
+        ("channels", {"think": "high"}, {"reasoning_effort": "high"}, False, ()),
+        ("channels", {"think": False}, {}, True, (CLOSED,)),
+        ("channels", {"think": True}, {}, False, (f"think: {NO_SWITCH}; the model decides",)),
+        (
+            *("pairs", {"think": "medium"}, {"thinking": True}, False),
+            ("reasoning_effort: the chat template knows low, max; 'medium' has no effect",),
+        ),
+        ("pairs", {"think": "low"}, {"thinking": True, "thinking_effort": "low"}, False, ()),
+        ("start", {"think": "none"}, {"reasoning_effort": "none"}, False, ()),
+        ("stripped", {"think": False}, {}, True, (CLOSED,)),
+        ("stripped", {"budget": 0}, {}, True, ()),
+        ("silent", {"think": False}, {}, True, (f"think: {NO_MARKS}",)),
+        ("silent", {"think": "low"}, {}, False, (f"think: {NO_MARKS}; it has no effect",)),
+        ("silent", {"budget": 5}, {}, False, (f"think_budget: {NO_MARKS}; it has no effect",)),
+        (
+            *("opened", {"variables": {"enable_thinking": False, "colour": 1}}),
+            *({"enable_thinking": False, "colour": 1}, False),
+            ("chat_template_kwargs: the chat template reads no colour",),
+        ),
+        (
+            *("opened", {"think": True, "variables": {"enable_thinking": False}}),
+            *({"enable_thinking": False}, False, ()),
+        ),
+    ],
+)
+def test_what_is_requested_becomes_variables_or_a_note(kind, request_, variables, closes, notes):
+    chosen = choose(ThinkingRequest(**request_), known(kind), lambda value: value)
+    assert (dict(chosen.variables), chosen.closes, chosen.notes) == (variables, closes, notes)

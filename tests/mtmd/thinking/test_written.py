@@ -1,0 +1,31 @@
+"""Thought and answer as one text, and back."""
+
+from __future__ import annotations
+
+import pytest
+
+from mtmd.thinking.written import Writing, assistant_message, parts
+
+
+@pytest.mark.parametrize("begun", ["", "<think>\nH", "<think>\nHm.\n</think>\n\nHel"])
+def test_pieces_become_a_text_that_is_read_back(begun):
+    writing, text = Writing(begun), begun
+    if "</think>" not in begun:
+        for piece in ("m", "", "."):
+            text += writing.thought(piece)
+        assert parts(text) == ("Hm." if begun else "m.", "")
+        assert "content" in assistant_message(text)
+    for piece in ("", "lo", "!"):
+        text += writing.answer(piece)
+    assert text.count("<think>") == text.count("</think>") == 1
+    assert parts(text)[1].endswith("lo!")
+    message = assistant_message(text)
+    assert message["content"] == parts(text)[1] and message["reasoning_content"] == parts(text)[0]
+
+
+def test_a_text_without_a_thought_stays_as_it_is():
+    writing = Writing()
+    text = "".join(writing.answer(piece) for piece in ("a ", "<think>", " b"))
+    assert (text, parts(text)) == ("a <think> b", ("", "a <think> b"))
+    assert assistant_message(text) == {"role": "assistant", "content": text}
+    assert parts("x</think>y") == ("", "x</think>y")
