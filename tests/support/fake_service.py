@@ -210,6 +210,7 @@ class FakeService:
         return bytes(tokens).decode()
 
     chat_template = "{{ messages }}"
+    thinks = False
 
     def rendered(self, messages):
         _pictures(messages)

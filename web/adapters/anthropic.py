@@ -4,12 +4,13 @@ counted.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from typing import Any
 
 from flask import Blueprint, Response, g
 
-from mtmd import Answer, Event, Finished, Progress, Receipt, TextPiece, ToolCallPiece
+from mtmd import Answer, Event, Finished, Progress, Receipt, TextPiece, ThinkingPiece, ToolCallPiece
 from mtmd.web import sse
 from mtmd.web.adapters.anthropic_requests import CountRequest, MessagesRequest
 from mtmd.web.adapters.door import Door, ModelDoor, error_response
@@ -81,6 +82,9 @@ def _failed(error: Exception) -> Response:
 
 def _blocks(answer: Answer) -> Iterator[dict[str, Any]]:
     """A call that is cut, as its answer was, has no arguments that could be given."""
+    if answer.thinking:
+        signature = _signature(answer.thinking)
+        yield {"type": "thinking", "thinking": answer.thinking, "signature": signature}
     if answer.text:
         yield {"type": "text", "text": answer.text}
     for call in answer.tool_calls:
@@ -99,7 +103,10 @@ def _written(events: Iterator[Event | None], head: dict[str, Any]) -> Iterator[s
         if not started and not (isinstance(event, Progress) and event.stage == "encode"):
             started = True
             yield _begin(head, event.total if isinstance(event, Progress) else 0)
-        if isinstance(event, TextPiece) and event.text:
+        if isinstance(event, ThinkingPiece) and event.text:
+            yield from blocks.to("thinking", {"type": "thinking", "thinking": "", "signature": ""})
+            yield blocks.delta({"type": "thinking_delta", "thinking": event.text})
+        elif isinstance(event, TextPiece) and event.text:
             yield from blocks.to("text", {"type": "text", "text": ""})
             yield blocks.delta({"type": "text_delta", "text": event.text})
         elif isinstance(event, ToolCallPiece):
@@ -122,11 +129,14 @@ def _written(events: Iterator[Event | None], head: dict[str, Any]) -> Iterator[s
 
 
 class _OpenBlock:
-    """The block of a stream that is being written: a text, or a call. One is open at a time."""
+    """The block of a stream that is being written: a thought, a text, or a call. One is open at a
+    time.
+    """
 
     def __init__(self) -> None:
         self._index = -1
         self._which: str | int | None = None
+        self._thought = ""
 
     def to(self, which: str | int, block: dict[str, Any]) -> Iterator[str]:
         """Another one is begun, where `which` is not the one that is open."""
@@ -138,12 +148,21 @@ class _OpenBlock:
             )
 
     def delta(self, delta: dict[str, Any]) -> str:
+        self._thought += delta.get("thinking", "")
         return _event({"type": "content_block_delta", "index": self._index, "delta": delta})
 
     def close(self) -> Iterator[str]:
+        if self._which == "thinking":
+            signature = _signature(self._thought)
+            yield self.delta({"type": "signature_delta", "signature": signature})
         if self._which is not None:
             self._which = None
             yield _event({"type": "content_block_stop", "index": self._index})
+
+
+def _signature(thought: str) -> str:
+    """Clients send it back, and some leave out a thought without one. Nothing depends on it."""
+    return f"mtmd-{hashlib.sha256(thought.encode()).hexdigest()[:32]}"
 
 
 def _begin(head: dict[str, Any], prompt_tokens: int) -> str:

@@ -33,6 +33,7 @@ from mtmd.web.adapters.fields import (
 from mtmd.web.adapters.tools import tool_options
 from mtmd.web.api.agent_tools import GivenTools, given_tools
 from mtmd.web.api.requests import promised
+from mtmd.web.api.thinking import Effort, Thinking
 from mtmd.web.errors import TAG, ApiError
 from mtmd.web.intake.long_texts import PictureText, as_data_url
 from mtmd.web.intake.media import Reference
@@ -65,9 +66,10 @@ class ImageBlock(Loose):
 
 
 class ThinkingBlock(Loose):
-    """Of an answer of another model; left out."""
+    """What the assistant thought. The signature is not looked at; what is redacted is left out."""
 
     type: Literal["thinking", "redacted_thinking"]
+    thinking: str = ""
 
 
 class ToolUse(Loose):
@@ -218,10 +220,7 @@ class JsonFormat(Loose):
 
 class OutputConfig(Loose):
     format: JsonFormat | None = None
-
-
-class Thinking(Loose):
-    type: Literal["enabled", "disabled", "adaptive"]
+    effort: Effort | None = None
 
 
 class Choice(Loose):
@@ -249,15 +248,21 @@ class CountRequest(Request):
     tools: list[dict[str, Any]] | None = Field(default=None, max_length=TOOLS_MAX)
     tool_choice: Choice | None = None
     thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
 
     def asked(self) -> Asked:
-        thinking = self.thinking.type if self.thinking else None
-        refuse_unsupported({"thinking": thinking}, {"thinking": ("disabled", "adaptive")})
         system = _system(self.system)
         turns = [Turn("system", system)] if system else []
         for i, message in enumerate(self.messages):
             turns += _turns(message, f"messages[{i}].content")
-        return Asked(turns, self.chosen(), tools=self._tools())
+        thinking = self.output_effort | (self.thinking.options() if self.thinking else {})
+        return Asked(turns, self.chosen(), tools=self._tools(), thinking=thinking)
+
+    @property
+    def output_effort(self) -> dict[str, Any]:
+        """How much to think, as an option."""
+        effort = self.output_config.effort if self.output_config else None
+        return given(think=effort)
 
     @cached_property
     def given_tools(self) -> GivenTools:
@@ -299,7 +304,6 @@ class MessagesRequest(CountRequest):
     top_p: TopP | None = None
     stop_sequences: Stops | None = None
     stream: bool | None = None
-    output_config: OutputConfig | None = None
     output_format: JsonFormat | None = None
     container: Any = None
     mcp_servers: Any = None
@@ -337,7 +341,7 @@ def _turns(message: Message, place: str) -> Iterator[Turn]:
         return
     said: list[tuple[str, Any]] = []
     calls: list[ToolCall] = []
-    results = False
+    results, thoughts = False, list[str]()
     for i, block in enumerate(message.content):
         at = f"{place}[{i}]"
         if isinstance(block, ToolUse):
@@ -347,10 +351,12 @@ def _turns(message: Message, place: str) -> Iterator[Turn]:
             _check_role(message, "user", at)
             yield Turn("tool", _result(block, at), answers=block.tool_use_id)
             results = True
+        elif isinstance(block, ThinkingBlock):
+            thoughts += [block.thinking] if message.role == "assistant" and block.thinking else []
         else:
             said.append((at, block))
     if said or calls or not results:
-        yield Turn(message.role, _parts(said), tuple(calls))
+        yield Turn(message.role, _parts(said), tuple(calls), thought="\n\n".join(thoughts))
 
 
 def _check_role(message: Message, role: str, place: str) -> None:

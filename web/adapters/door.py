@@ -40,37 +40,41 @@ _DETAILS = ("low", "auto", "high")
 @dataclass(frozen=True)
 class Turn:
     """What one message says: texts and pictures in order, then `calls` of tools. `answers`: the id
-    of the call whose result this is, in a turn of the role "tool".
+    of the call whose result this is, in a turn of the role "tool". `thought`: what the assistant
+    thought before.
     """
 
     role: str
     parts: tuple[str | Reference, ...]
     calls: tuple[ToolCall, ...] = ()
     answers: str | None = None
+    thought: str = ""
 
     @property
     def characters(self) -> int:
         texts = [part for part in self.parts if isinstance(part, str)]
-        return sum(map(len, texts)) + sum(len(call.arguments) for call in self.calls)
+        called = sum(len(call.arguments) for call in self.calls)
+        return sum(map(len, texts)) + called + len(self.thought)
 
     @property
     def held_bytes(self) -> int:
         """What it takes to keep."""
         said = sum(len(p.encode()) if isinstance(p, str) else p.held_bytes for p in self.parts)
         called = sum(len(c.id) + len(c.name) + len(c.arguments.encode()) for c in self.calls)
-        return said + called + len(self.answers or "")
+        return said + called + len(self.answers or "") + len(self.thought.encode())
 
 
 @dataclass(frozen=True)
 class Asked:
     """A request in nobody's form. `options`: fields of AnswerOptions; `tools`: those of them that
-    say which tools there are, and are part of the prompt.
+    say which tools there are, and `thinking`: those about thoughts, which are part of the prompt.
     """
 
     turns: Sequence[Turn]
     options: Mapping[str, Any] = field(default_factory=dict)
     details: Sequence[str] = ()
     tools: Mapping[str, Any] = field(default_factory=dict)
+    thinking: Mapping[str, Any] = field(default_factory=dict)
 
 
 def error_response(
@@ -184,7 +188,9 @@ class ModelDoor:
             names = {call.id: call.name for turn in turns for call in turn.calls}
             yield self.model.with_system(
                 [
-                    {"role": turn.role, "content": _content(turn, left)} | _tool_fields(turn, names)
+                    {"role": turn.role, "content": _content(turn, left)}
+                    | ({"reasoning_content": turn.thought} if turn.thought else {})
+                    | _tool_fields(turn, names)
                     for turn in _merged(turns)
                 ]
             )
@@ -310,7 +316,8 @@ def _of_the_prompt(asked: Asked) -> dict[str, Any]:
     """
     last = asked.turns[-1] if asked.turns else None
     goes_on = last is not None and last.role == "assistant" and not last.calls
-    return ({"continue_final_message": True} if goes_on else {}) | dict(asked.tools)
+    continued = {"continue_final_message": True} if goes_on else {}
+    return {**continued, **asked.tools, **asked.thinking}
 
 
 def _detail(asked: Asked) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 from flask import Blueprint, Response, jsonify
 
-from mtmd import Answer, Event, Finished, TextPiece, ToolCall, __version__
+from mtmd import Answer, Event, Finished, TextPiece, ThinkingPiece, ToolCall, __version__
 from mtmd.checkpoint.cached_models import type_of
 from mtmd.web.adapters.door import Door, ModelDoor, error_response
 from mtmd.web.adapters.ollama_requests import (
@@ -126,7 +126,7 @@ def _model_routes(routes: Blueprint, door: Door) -> None:
             "license": "",
             "details": _details(model),
             "model_info": _info(model),
-            "capabilities": ["completion", "tools", *(["vision"] if model.sees else [])],
+            "capabilities": _can(model, bool(there and there.service.thinks)),
             "modified_at": _time(datetime.fromtimestamp(model.since, timezone.utc)),
         }
 
@@ -135,23 +135,25 @@ def _answered(
     door: Door,
     body: ChatRequest | GenerateRequest,
     says: bool,
-    part: Callable[[str, Sequence[ToolCall]], dict[str, Any]],
+    part: Callable[[str, Sequence[ToolCall], str], dict[str, Any]],
 ) -> Response:
     """`says`: whether there is anything to answer; a request without it loads a model, of others.
-    `part`: a text, and calls of tools, in the form of the route.
+    `part`: a text, calls of tools, and a thought, in the form of the route.
     """
     began = perf_counter_ns()
     raw = body.raw_prompt() if says and isinstance(body, GenerateRequest) else None
     name, said = _known(door, body.model), body.asked() if says and raw is None else None
     chosen = body.chosen() if raw is not None else {}
     if not says and body.unloads and door.models.unload(name):
-        return jsonify(_line(body.model, part("", ())) | {"done_reason": "unload", "done": True})
+        return jsonify(
+            _line(body.model, part("", (), "")) | {"done_reason": "unload", "done": True}
+        )
 
     def beat() -> str:
         """Lines of JSON have no comments, and clients read an empty line as broken JSON; a piece
         without text is what Ollama itself sends now and then.
         """
-        return _dumped(_line(body.model, part("", ())) | {"done": False})
+        return _dumped(_line(body.model, part("", (), "")) | {"done": False})
 
     def failed(error: ApiError) -> str:
         return _dumped(in_ollamas_form(error))
@@ -162,11 +164,13 @@ def _answered(
         elif said is not None:
             answering = asked.begin(said)
         else:
-            return jsonify(_line(body.model, part("", ())) | {"done_reason": "load", "done": True})
+            return jsonify(
+                _line(body.model, part("", (), "")) | {"done_reason": "load", "done": True}
+            )
         if body.streams:
             return answering.streamed(lines, failed, mimetype=LINES, beat=beat)
         return answering.whole(
-            lambda a: _line(body.model, part(a.text, a.tool_calls)) | _end(a, began),
+            lambda a: _line(body.model, part(a.text, a.tool_calls, a.thinking)) | _end(a, began),
             in_ollamas_form,
         )
 
@@ -177,11 +181,13 @@ def _answered(
                 yield ""
                 continue
             for call in calls.read(event):
-                yield _dumped(_line(body.model, part("", (call,))) | {"done": False})
-            if isinstance(event, TextPiece) and event.text:
-                yield _dumped(_line(body.model, part(event.text, ())) | {"done": False})
+                yield _dumped(_line(body.model, part("", (call,), "")) | {"done": False})
+            if isinstance(event, ThinkingPiece) and event.text:
+                yield _dumped(_line(body.model, part("", (), event.text)) | {"done": False})
+            elif isinstance(event, TextPiece) and event.text:
+                yield _dumped(_line(body.model, part(event.text, (), "")) | {"done": False})
             elif isinstance(event, Finished):
-                yield _dumped(_line(body.model, part("", ())) | _end(event.answer, began))
+                yield _dumped(_line(body.model, part("", (), "")) | _end(event.answer, began))
 
     return door.answered(_Named(name, body.streams), begin, failed, beat, LINES)
 
@@ -194,7 +200,7 @@ class _Named:
     stream: bool
 
 
-def _message(text: str, calls: Sequence[ToolCall]) -> dict[str, Any]:
+def _message(text: str, calls: Sequence[ToolCall], thought: str) -> dict[str, Any]:
     """A call that is cut, as its answer was, has no arguments that could be given."""
     found = [(call, arguments_of(call)) for call in calls]
     made = [
@@ -203,11 +209,12 @@ def _message(text: str, calls: Sequence[ToolCall]) -> dict[str, Any]:
         if arguments is not None
     ]
     message: dict[str, Any] = {"role": "assistant", "content": text}
+    message |= {"thinking": thought} if thought else {}
     return {"message": message | ({"tool_calls": made} if made else {})}
 
 
-def _response(text: str, _: Sequence[ToolCall]) -> dict[str, Any]:
-    return {"response": text}
+def _response(text: str, _: Sequence[ToolCall], thought: str) -> dict[str, Any]:
+    return {"response": text} | ({"thinking": thought} if thought else {})
 
 
 def _line(model: str, part: dict[str, Any]) -> dict[str, Any]:
@@ -234,6 +241,12 @@ def _known(door: Door, name: str) -> str:
     """Ollama's clients write the tag that stands for none."""
     names = {known for model in door.models.listed() for known in model.names}
     return name if name in names else name.removesuffix(":latest")
+
+
+def _can(model: Listed, thinks: bool) -> list[str]:
+    """What clients offer their users."""
+    more = {"vision": model.sees, "thinking": thinks}
+    return ["completion", "tools", *(name for name, there in more.items() if there)]
 
 
 def _details(model: Listed) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from mtmd.web.adapters.fields import (
 )
 from mtmd.web.adapters.tools import tool_options
 from mtmd.web.api.requests import promised
+from mtmd.web.api.thinking import Effort
 from mtmd.web.errors import ApiError
 from mtmd.web.intake.body import WHOLE
 from mtmd.web.intake.long_texts import CutText, PictureText, as_data_url, beginning
@@ -103,6 +104,7 @@ class Message(Loose):
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = ""
+    thinking: str | None = None
     images: Images | None = None
     tool_calls: list[MessageCall] | None = Field(default=None, max_length=MOST_CALLS)
     tool_name: str | None = None
@@ -120,7 +122,7 @@ class Answered(Request):
     format: Schema | Literal["json", ""] | None = None
     options: Options | None = None
     stream: bool | None = None
-    think: Any = None
+    think: bool | Effort | None = None
     logprobs: Any = None
 
     @property
@@ -132,14 +134,16 @@ class Answered(Request):
     def streams(self) -> bool:
         return self.stream is not False
 
+    @property
+    def thinking(self) -> dict[str, Any]:
+        """The fields of AnswerOptions about thoughts that were given."""
+        return given(think=self.think)
+
     def chosen(self) -> dict[str, Any]:
         """The fields of AnswerOptions that were given. Raises ApiError."""
-        refuse_unsupported({"think": self.think, "logprobs": self.logprobs}, _NEITHER)
+        refuse_unsupported({"logprobs": self.logprobs}, {"logprobs": (False,)})
         schema = {"type": "object"} if self.format == "json" else promised(self.format or None)
         return (self.options.chosen() if self.options else {}) | given(json_schema=schema)
-
-
-_NEITHER: dict[str, tuple[Any, ...]] = {"think": (False,), "logprobs": (False,)}
 
 
 class ChatRequest(Answered):
@@ -155,8 +159,11 @@ class ChatRequest(Answered):
                 turns.append(Turn("tool", parts, answers=open_calls.answered(message)))
             else:
                 calls = message.tool_calls if message.role == "assistant" else None
-                turns.append(Turn(message.role, parts, open_calls.made(calls or ())))
-        return Asked(turns, self.chosen(), tools=tool_options(self.tools))
+                thought = (message.thinking if message.role == "assistant" else None) or ""
+                made = open_calls.made(calls or ())
+                turns.append(Turn(message.role, parts, made, thought=thought))
+        tools = tool_options(self.tools)
+        return Asked(turns, self.chosen(), tools=tools, thinking=self.thinking)
 
 
 class _OpenCalls:
@@ -218,7 +225,7 @@ class GenerateRequest(Answered):
         refuse_unsupported({name: getattr(self, name) for name in _GENERATE}, _GENERATE)
         system = [Turn("system", (self.system,))] if self.system else []
         parts: tuple[str | Reference, ...] = (*_pictures(self.images, "images"), self.prompt or "")
-        return Asked([*system, Turn("user", parts)], self.chosen())
+        return Asked([*system, Turn("user", parts)], self.chosen(), thinking=self.thinking)
 
 
 _GENERATE: dict[str, tuple[Any, ...]] = {"suffix": ("",), "template": ("",), "context": ([],)}

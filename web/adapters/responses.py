@@ -11,11 +11,11 @@ from typing import Any
 
 from flask import Blueprint, Response, g
 
-from mtmd import Answer, Event, Finished, Receipt, TextPiece, ToolCall, ToolCallPiece
+from mtmd import Answer, Event, Finished, Receipt, TextPiece, ThinkingPiece, ToolCall, ToolCallPiece
 from mtmd.web import sse
 from mtmd.web.adapters.door import Asked, Door, ModelDoor, Turn
 from mtmd.web.adapters.kept_responses import KeptResponses
-from mtmd.web.adapters.responses_requests import ResponsesRequest
+from mtmd.web.adapters.responses_requests import ResponsesRequest, sealed_thought
 from mtmd.web.api.agent_tools import CustomCall, CustomCallPiece, CustomCalls
 from mtmd.web.auth import owner
 from mtmd.web.errors import ApiError
@@ -24,6 +24,7 @@ from mtmd.web.intake.gate import Body, Work, takes
 
 _ARGUMENTS = "response.function_call_arguments"
 _CUSTOM_INPUT = "response.custom_tool_call_input"
+_THOUGHT = "thought"
 
 
 def blueprint(door: Door, kept: KeptResponses) -> Blueprint:
@@ -37,7 +38,13 @@ def blueprint(door: Door, kept: KeptResponses) -> Blueprint:
         body.check()
         turns = (*_before(body, kept), *body.turns())
         instructions = [Turn("system", (body.instructions,))] if body.instructions else []
-        said = Asked([*instructions, *turns], body.chosen(), body.details(), body.tool_options())
+        said = Asked(
+            [*instructions, *turns],
+            body.chosen(),
+            body.details(),
+            body.tool_options(),
+            body.thinking_options,
+        )
 
         def begin(asked: ModelDoor) -> Response:
             writing = _Writing(asked.model.called(body.model), kept, body, turns)
@@ -75,6 +82,7 @@ class _Writing:
         self, model: str, kept: KeptResponses, body: ResponsesRequest, turns: tuple[Turn, ...]
     ) -> None:
         self._kept, self._owner, self._turns = kept, owner(), turns
+        self._wants_encoded = body.wants_encoded
         self._id, self._request_id = f"resp_{g.own_id}", g.own_id
         self._custom = CustomCalls(body.given_tools.custom)
         self._numbers = itertools.count()
@@ -88,7 +96,10 @@ class _Writing:
             "metadata": body.metadata or {},
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": body.previous_response_id,
-            "reasoning": {"effort": None, "summary": None},
+            "reasoning": {
+                "effort": body.reasoning.effort if body.reasoning else None,
+                "summary": None,
+            },
             "store": body.is_kept,
             "temperature": body.temperature,
             "text": {"format": _format(body)},
@@ -112,12 +123,14 @@ class _Writing:
                 yield from self._written(event, writing)
 
     def _written(self, event: Event, writing: _OpenItem) -> Iterator[str]:
-        if isinstance(event, TextPiece) and event.text:
+        if isinstance(event, ThinkingPiece) and event.text:
+            yield from writing.thought(event.text)
+        elif isinstance(event, TextPiece) and event.text:
             yield from writing.text(event.text)
         elif isinstance(event, ToolCallPiece):
             yield from writing.call(event)
         elif isinstance(event, Finished):
-            if not writing.begun:
+            if not writing.says:
                 yield from writing.text("")
             whole = self.finished(event.answer)
             yield from writing.close(whole["output"])
@@ -143,13 +156,18 @@ class _Writing:
                 call.as_function() if isinstance(call, CustomCall) else call
                 for call in answer.tool_calls
             )
-            turns = (*self._turns, Turn("assistant", (answer.text,), calls))
+            turns = (
+                *self._turns,
+                Turn("assistant", (answer.text,), calls, thought=answer.thinking),
+            )
             body["store"] = self._kept.add(self._owner, turns, body)
         return body
 
     def _output(self, answer: Answer, status: str) -> list[dict[str, Any]]:
         """The last of it is what an answer that was cut did not come to the end of."""
-        calls, output = answer.tool_calls, []
+        calls, output = answer.tool_calls, list[dict[str, Any]]()
+        if answer.thinking:
+            output.append(self.reasoned("completed", answer.thinking))
         if answer.text or not calls:
             said = "completed" if calls else status
             output.append(self.message(said, [_part(answer.text)]))
@@ -178,6 +196,18 @@ class _Writing:
             "content": content,
         }
 
+    def reasoned(self, status: str, thought: str) -> dict[str, Any]:
+        return {
+            "id": f"rs_{self._request_id}",
+            "type": "reasoning",
+            "status": status,
+            "summary": [],
+            "content": [_thought(thought)] if thought else [],
+            "encrypted_content": sealed_thought(thought)
+            if self._wants_encoded and thought
+            else None,
+        }
+
     def called(self, status: str, call: ToolCall) -> dict[str, Any]:
         if isinstance(call, CustomCall):
             return {
@@ -203,19 +233,32 @@ class _Writing:
 
 
 class _OpenItem:
-    """The item of a stream that is being written: the message, or a call. One is open at a time,
-    in the order of the whole response's output.
+    """The item of a stream that is being written: the thought, the message, or a call. One is open
+    at a time, in the order of the whole response's output.
     """
 
     def __init__(self, writing: _Writing) -> None:
         self._writing, self._index = writing, -1
-        self._which: int | None = None  # of the calls; None for the message
+        self._which: int | str | None = None  # of the calls; None for the message
         self._item: dict[str, Any] = {}
         self._written: list[str] = []
 
     @property
     def begun(self) -> bool:
         return self._index >= 0
+
+    @property
+    def says(self) -> bool:
+        """Whether there is more than a thought."""
+        return self.begun and self._which != _THOUGHT
+
+    def thought(self, text: str) -> Iterator[str]:
+        event = self._writing.event
+        if self._which != _THOUGHT:
+            yield from self._begin(_THOUGHT, self._writing.reasoned("in_progress", ""))
+            yield event("response.content_part.added", **self._place, part=_thought(""))
+        self._written.append(text)
+        yield event("response.reasoning_text.delta", **self._place, delta=text)
 
     def text(self, text: str) -> Iterator[str]:
         event = self._writing.event
@@ -248,6 +291,10 @@ class _OpenItem:
         elif "input" in self._item:
             yield event(f"{_CUSTOM_INPUT}.done", **self._place, input=text)
             done = {"status": "completed", "input": text}
+        elif self._which == _THOUGHT:
+            yield event("response.reasoning_text.done", **self._place, text=text)
+            yield event("response.content_part.done", **self._place, part=_thought(text))
+            done = self._writing.reasoned("completed", text)
         else:
             name = self._item["name"]
             yield event(f"{_ARGUMENTS}.done", **self._place, name=name, arguments=text)
@@ -255,7 +302,7 @@ class _OpenItem:
         item = output[-1] if output else self._item | done
         yield event("response.output_item.done", output_index=self._index, item=item)
 
-    def _begin(self, which: int | None, item: dict[str, Any]) -> Iterator[str]:
+    def _begin(self, which: int | str | None, item: dict[str, Any]) -> Iterator[str]:
         yield from self.close()
         self._index, self._which, self._item, self._written = self._index + 1, which, item, []
         yield self._writing.event("response.output_item.added", output_index=self._index, item=item)
@@ -263,7 +310,11 @@ class _OpenItem:
     @property
     def _place(self) -> dict[str, Any]:
         place = {"item_id": self._item["id"], "output_index": self._index}
-        return place | ({"content_index": 0} if self._which is None else {})
+        return place | ({"content_index": 0} if self._which in (None, _THOUGHT) else {})
+
+
+def _thought(text: str) -> dict[str, Any]:
+    return {"type": "reasoning_text", "text": text}
 
 
 def _part(text: str) -> dict[str, Any]:
@@ -280,7 +331,7 @@ def _usage(receipt: Receipt) -> dict[str, Any]:
         "input_tokens": receipt.prompt_tokens,
         "input_tokens_details": {"cached_tokens": receipt.reused_tokens},
         "output_tokens": receipt.output_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": receipt.thinking_tokens},
         "total_tokens": receipt.prompt_tokens + receipt.output_tokens,
         "mtmd_receipt": receipt.asdict(),
     }

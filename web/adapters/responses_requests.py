@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from dataclasses import replace
 from functools import cached_property
@@ -30,6 +31,7 @@ from mtmd.web.adapters.fields import (
 from mtmd.web.adapters.tools import tool_options
 from mtmd.web.api.agent_tools import GivenTools, chosen_tool, given_tools, text_arguments
 from mtmd.web.api.requests import of_file_data, promised
+from mtmd.web.api.thinking import Reasoning
 from mtmd.web.errors import TAG, ApiError
 from mtmd.web.intake.body import WHOLE
 from mtmd.web.intake.long_texts import PictureText
@@ -107,10 +109,27 @@ class MessageItem(Loose):
     content: Content
 
 
+class ReasoningText(Loose):
+    type: Literal["reasoning_text", "summary_text", "text"]
+    text: str
+
+
 class ReasoningItem(Loose):
-    """Of an answer of another model; left out."""
+    """What the assistant thought before the item after it. Of another server's, whose content is
+    encrypted, the summary is read.
+    """
 
     type: Literal["reasoning"]
+    content: list[ReasoningText] | None = Field(default=None, max_length=MOST_PARTS)
+    summary: list[ReasoningText] | None = Field(default=None, max_length=MOST_PARTS)
+    encrypted_content: str | None = None
+
+    @property
+    def thought(self) -> str:
+        if self.content:
+            return "\n\n".join(part.text for part in self.content)
+        sealed = unsealed_thought(self.encrypted_content or "")
+        return sealed or "\n\n".join(part.text for part in self.summary or ())
 
 
 class CallItem(Loose):
@@ -213,8 +232,23 @@ class TextConfig(Loose):
     format: Format | None = None
 
 
-class Reasoning(Loose):
-    effort: str | None = None
+# What a client that keeps conversations itself is given in place of OpenAI's encrypted content: the
+# thought, readable to anybody who looks.
+_ENCODED = "mtmd-base64:"
+
+
+def sealed_thought(thought: str) -> str:
+    return _ENCODED + base64.b64encode(thought.encode()).decode()
+
+
+def unsealed_thought(text: str) -> str:
+    """Nothing where it is another server's."""
+    if not text.startswith(_ENCODED):
+        return ""
+    try:
+        return base64.b64decode(text[len(_ENCODED) :], validate=True).decode()
+    except ValueError:
+        return ""
 
 
 Metadata: TypeAlias = Annotated[
@@ -265,8 +299,6 @@ class ResponsesRequest(Request):
 
     def check(self) -> None:
         """Raises ApiError for what cannot be done."""
-        effort = self.reasoning.effort if self.reasoning else None
-        refuse_unsupported({"reasoning.effort": effort}, {"reasoning.effort": ("none",)})
         refuse_unsupported(
             {name: getattr(self, name) for name in self.unsupported}, self.unsupported
         )
@@ -293,10 +325,14 @@ class ResponsesRequest(Request):
         if isinstance(self.input, str):
             return [Turn("user", (self.input,))]
         turns: list[Turn] = []
+        thought = ""
         for i, item in enumerate(self.input):
-            if isinstance(item, (CallItem, CustomItem)):
-                if not turns or turns[-1].role != "assistant":
-                    turns.append(Turn("assistant", ()))
+            if isinstance(item, ReasoningItem):
+                thought = "\n\n".join(filter(None, (thought, item.thought)))
+            elif isinstance(item, (CallItem, CustomItem)):
+                if not turns or turns[-1].role != "assistant" or thought:
+                    turns.append(Turn("assistant", (), thought=thought))
+                    thought = ""
                 arguments = (
                     item.arguments if isinstance(item, CallItem) else text_arguments(item.input)
                 )
@@ -307,8 +343,19 @@ class ResponsesRequest(Request):
                 turns.append(Turn("tool", parts, answers=item.call_id))
             elif isinstance(item, MessageItem):
                 role = "system" if item.role == "developer" else item.role
-                turns.append(Turn(role, _parts(item.content, f"input[{i}].content")))
+                parts, of_it = _parts(item.content, f"input[{i}].content"), thought
+                turns.append(Turn(role, parts, thought=of_it if role == "assistant" else ""))
+                thought = ""
         return turns
+
+    @property
+    def thinking_options(self) -> dict[str, Any]:
+        """The fields of AnswerOptions about thoughts that were given."""
+        return self.reasoning.options() if self.reasoning else {}
+
+    @property
+    def wants_encoded(self) -> bool:
+        return "reasoning.encrypted_content" in (self.include or ())
 
     def tool_options(self) -> dict[str, Any]:
         """The fields of AnswerOptions that say which tools there are."""

@@ -16,6 +16,7 @@ from mtmd.web.api.agent_tools import CustomCall, CustomCallPiece
 @dataclass(frozen=True)
 class Reply:
     """What all parts of one answer have in common. `logprobs`: whether they were asked for;
+    `thoughts`: whether what the model thought is sent;
     `warnings` go into its receipt; `index` is its place among several answers to one request;
     `calls_old_way`: a call is a `function_call`, as before there were tools.
     """
@@ -27,11 +28,14 @@ class Reply:
     index: int = 0
     calls_old_way: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
+    thoughts: bool = True
 
     def chat(self, answer: Answer, tokens: Sequence[TokenInfo]) -> dict[str, Any]:
         calls = [call.asdict() for call in answer.tool_calls]
         text = answer.text or (None if calls else "")
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if answer.thinking and self.thoughts:
+            message["reasoning_content"] = answer.thinking
         if calls and self.calls_old_way:
             message["function_call"] = calls[0]["function"]
         elif calls:
@@ -72,6 +76,9 @@ class Reply:
 
     def chat_text(self, text: str, tokens: Sequence[TokenInfo]) -> dict[str, Any]:
         return self.chat_chunk({"content": text}, tokens)
+
+    def chat_thought(self, text: str) -> dict[str, Any]:
+        return self.chat_chunk({"reasoning_content": text})
 
     def chat_end(self, finish: str) -> dict[str, Any]:
         return self.chat_chunk({}, finish=self._finish(finish))
@@ -120,6 +127,9 @@ class Reply:
             "completion_tokens": output,
             "total_tokens": first.prompt_tokens + output,
             "prompt_tokens_details": {"cached_tokens": first.reused_tokens},
+            "completion_tokens_details": {
+                "reasoning_tokens": sum(receipt.thinking_tokens for receipt in receipts)
+            },
             "mtmd_receipt": given | {"warnings": [*given["warnings"], *self.warnings]},
         }
 

@@ -27,6 +27,7 @@ from pydantic_core import PydanticCustomError, to_json
 from mtmd.config import STOP_CHARS_MAX, STOP_IDS_MAX, STOPS_MAX
 from mtmd.tools.tool import TOOLS_MAX
 from mtmd.web.api.agent_tools import GivenTools, called_function, chosen_tool, given_tools
+from mtmd.web.api.thinking import ThinkingFields
 from mtmd.web.errors import TAG
 from mtmd.web.intake.body import WHOLE
 from mtmd.web.intake.long_texts import CutText, PictureText, as_data_url, beginning
@@ -326,13 +327,22 @@ class MessageCall(_Loose):
 
 
 class Message(_Loose):
+    """`reasoning_content`: what the assistant thought before, also as `reasoning` or `thinking`."""
+
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Content | None = Field(default=None, validate_default=True)
     name: str | None = Field(default=None, max_length=256)
     tool_calls: list[MessageCall] | None = Field(default=None, max_length=MOST_CALLS)
     function_call: CalledFunction | None = None
     tool_call_id: str | None = Field(default=None, max_length=256)
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    thinking: str | None = None
     images: list[Any] | None = None  # where Ollama's messages have them: never left aside
+
+    @property
+    def thought(self) -> str | None:
+        return self.reasoning_content or self.reasoning or self.thinking
 
     @field_validator("images")
     @classmethod
@@ -598,11 +608,10 @@ class MediaOptions(_Loose):
     video: FrameChoice | None = None
 
 
-class ChatRequest(Generation):
+class ChatRequest(ThinkingFields, Generation):
     unsupported: ClassVar[dict[str, tuple[Any, ...]]] = Generation.unsupported | {
         "audio": (None,),
         "chat_template": (None, ""),
-        "chat_template_kwargs": (None, {}),
         "documents": (None, []),
         "modalities": (None, [], ["text"]),
     }
@@ -646,7 +655,7 @@ class ChatRequest(Generation):
         if self.continue_final_message is not None:
             return self.continue_final_message
         last = self.messages[-1]
-        says = last.role == "assistant" and last.content and not last.tool_calls
+        says = last.role == "assistant" and (last.content or last.thought) and not last.tool_calls
         return bool(says) and not self.add_generation_prompt
 
     def _structures(self) -> Iterator[tuple[str, str, Any]]:
@@ -676,9 +685,13 @@ class ChatRequest(Generation):
             given["logprobs"] = self.top_logprobs or 0
         return given | self.prompt_options()
 
+    def warnings(self) -> tuple[str, ...]:
+        return (*super().warnings(), *self.thinking_warnings())
+
     def prompt_options(self) -> dict[str, Any]:
         """Those that are part of the prompt."""
         given: dict[str, Any] = {"continue_final_message": True} if self.continues else {}
+        given |= self.thinking_options()
         tools, choice = list(self.given_tools.tools), chosen_tool(self.tool_choice)
         several = self.parallel_tool_calls
         if self.calls_old_way:
@@ -731,7 +744,8 @@ class ChatRequest(Generation):
             for m in self.messages
         )
         calls = (str(c.function.arguments or "") for m in self.messages for c in m.tool_calls or ())
-        return sum(len(text) for some in texts for text in some) + sum(map(len, calls))
+        thoughts = (m.thought or "" for m in self.messages)
+        return sum(map(len, (*(text for some in texts for text in some), *calls, *thoughts)))
 
 
 class CompletionRequest(Generation):

@@ -171,7 +171,9 @@ def blueprint(api: Api) -> Blueprint:
                 name = asked.model.called(body.model)
                 tickets = asked.submit(messages, body.n or 1, usual | options)
                 reply = Reply(f"chatcmpl-{g.request_id}", name, bool(body.logprobs), warnings)
-                reply = replace(reply, calls_old_way=body.calls_old_way)
+                reply = replace(
+                    reply, calls_old_way=body.calls_old_way, thoughts=body.shows_thoughts
+                )
                 answering = Answering(
                     tickets, reply, CHAT, Reply.chat, custom=body.given_tools.custom
                 )
@@ -375,16 +377,16 @@ def _messages(body: ChatRequest, shown: Sequence[Shown]) -> list[dict[str, Any]]
                 for part in message.content
             ]
         )
-        made.append({"role": role, "content": content, **_tool_fields(message)})
+        made.append({"role": role, "content": content, **_other_fields(message)})
     return made
 
 
-def _tool_fields(message: Message) -> dict[str, Any]:
-    """What calls and results have beside a text; nothing where there is none of it."""
+def _other_fields(message: Message) -> dict[str, Any]:
+    """What thoughts, calls and results have beside a text; nothing where there is none of it."""
     calls: Sequence[MessageCall] = message.tool_calls or ()
     if message.function_call is not None and not calls:
         calls = (MessageCall(function=message.function_call),)
-    given: dict[str, Any] = {}
+    given: dict[str, Any] = {"reasoning_content": message.thought} if message.thought else {}
     if calls:
         given["tool_calls"] = [
             {"id": c.id, "function": {"name": c.function.name, "arguments": c.function.arguments}}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mtmd import Event, Finished, Progress, Receipt, TextPiece, ToolCallPiece
+from mtmd import Event, Finished, Progress, Receipt, TextPiece, ThinkingPiece, ToolCallPiece
 from mtmd.web.api.replies import Reply, progress
 from mtmd.web.errors import ApiError
 from mtmd.web.sse import event
@@ -26,6 +26,7 @@ class Form:
     first: Callable[[Reply], dict[str, Any] | None]
     quiet: Callable[[Reply], dict[str, Any]]
     text: Callable[[Reply, str, Any], dict[str, Any]]
+    thought: Callable[[Reply, str], dict[str, Any]]
     call: Callable[[Reply, ToolCallPiece], dict[str, Any]]
     end: Callable[[Reply, str], dict[str, Any]]
 
@@ -34,6 +35,7 @@ CHAT = Form(
     lambda r: r.chat_chunk({"role": "assistant", "content": ""}),
     lambda r: r.chat_chunk({}),
     Reply.chat_text,
+    Reply.chat_thought,
     Reply.chat_call,
     Reply.chat_end,
 )
@@ -41,6 +43,7 @@ PLAIN = Form(
     lambda _: None,
     lambda r: r.plain_text("", ()),
     Reply.plain_text,
+    lambda r, _: r.plain_text("", ()),  # nor thoughts
     lambda r, _: r.plain_text("", ()),  # plain completions have no tools
     Reply.plain_end,
 )
@@ -81,6 +84,9 @@ def stream(
             reply = replies[index]
             if isinstance(item, Progress) and tells_progress:
                 yield event(progress(form.quiet(reply), item))
+            elif isinstance(item, ThinkingPiece):
+                if item.text and reply.thoughts:
+                    yield event(form.thought(reply, item.text))
             elif isinstance(item, TextPiece):
                 yield event(form.text(reply, item.text, item.tokens))
             elif isinstance(item, ToolCallPiece):

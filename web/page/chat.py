@@ -15,6 +15,7 @@ from mtmd import ImageError, Ticket, TokenCount
 from mtmd.display.grounding import find_regions
 from mtmd.prompt.conversation import DEFAULT_PROMPT
 from mtmd.service.turns import in_any_case
+from mtmd.thinking.written import assistant_message, parts
 from mtmd.web.auth import owner
 from mtmd.web.errors import ApiError
 from mtmd.web.intake.picture_budget import PictureBudget
@@ -138,7 +139,7 @@ class Chat:
                 pixels.enter_context(self.budget.held(checked_pixels(path, self.budget)))
                 messages = model_messages(path, system, self.pictures)
                 if begun:
-                    messages.append({"role": "assistant", "content": begun})
+                    messages.append(assistant_message(begun))
                 usual = served.usual(options.get("detail") or "auto")
                 return served.service.submit(
                     messages, tenant=tenant, **usual | options, continue_final_message=bool(begun)
@@ -354,5 +355,5 @@ def _regions(answer: Message) -> dict[str, Any] | None:
     if not images:
         return None
     sizes = images[-1].get("processed_size"), images[-1].get("original_size")
-    regions = find_regions(answer.text, *sizes)
+    regions = find_regions(parts(answer.text)[1], *sizes)
     return regions.asdict() if regions else None

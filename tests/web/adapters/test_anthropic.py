@@ -161,7 +161,7 @@ def test_the_official_client_raises_its_own_errors(sdk, service, anthropic):
     with pytest.raises(anthropic.BadRequestError, match=r"messages\[0\].content\[0\]: found in a"):
         ask(messages=[{"role": "user", "content": [used]}])
     with pytest.raises(anthropic.BadRequestError, match="thinking"):
-        ask(thinking={"type": "enabled", "budget_tokens": 1024})
+        ask(thinking={"type": "sometimes"})
     with pytest.raises(anthropic.BadRequestError, match="document of plain text"):
         ask(messages=[{"role": "user", "content": [{"type": "document", "source": {}}]}])
     service.refuses = BusyError("64 requests wait, the most that may; try again later")

@@ -216,7 +216,7 @@ def test_what_says_nothing_loads_a_model_that_is_loaded(client, service):
     [
         ({"tools": [{"type": "function"}]}, "tools[0].function.name"),
         ({"tools": [{"type": "search"}]}, "tools[0].type"),
-        ({"think": True}, "think"),
+        ({"think": "endless"}, "think"),
         ({"options": {"mirostat": 2}}, "mirostat"),
         ({"options": {"num_predict": 0}}, "num_predict"),
         ({"format": "yaml"}, "format"),

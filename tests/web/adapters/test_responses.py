@@ -186,7 +186,7 @@ by_address = {"type": "input_file", "file_url": "https://example.com/a.png"}
         ({"input": said("x", pdf)}, "input[0].content[0].file_data"),
         ({"input": said("x", by_address)}, "input[0].content[0].file_url"),
         ({"background": True}, "background"),
-        ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
+        ({"reasoning": {"effort": "endless"}}, "reasoning.effort"),
         ({"model": "other"}, "model"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

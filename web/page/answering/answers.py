@@ -18,8 +18,9 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from mtmd import Finished, Progress, TextPiece, Ticket
+from mtmd import Finished, Progress, TextPiece, ThinkingPiece, Ticket
 from mtmd.service.turns import ahead
+from mtmd.thinking.written import Writing, parts
 from mtmd.web.errors import as_api_error
 from mtmd.web.page.answering.once_loaded import Loading, NotBegun, OnceLoaded
 from mtmd.web.store.conversation import COMPLETE, FAILED, STOPPED, title_from
@@ -176,8 +177,8 @@ class Answers:
         while True:
             try:
                 self._store.finish(answer.id, text, state, receipt, error)
-                if text:
-                    self._store.name(answer.conversation, title_from(text, ()))
+                if said := parts(text)[1]:
+                    self._store.name(answer.conversation, title_from(said, ()))
                 return None
             except StoreError as failure:
                 if isinstance(failure, StoreBusyError) and time.monotonic() < latest:
@@ -188,6 +189,7 @@ class Answers:
     def _read(self, answer: Answer) -> tuple[str, dict[str, Any] | None]:
         """(state, receipt) at the end."""
         state, receipt = FAILED, None
+        writing = Writing("".join(answer.pieces))
         for event in answer.ticket:
             if isinstance(event, Loading):
                 answer.add({"type": "loading", **asdict(event)})
@@ -195,8 +197,10 @@ class Answers:
                 state = STOPPED
             elif isinstance(event, Progress):
                 answer.add({"type": "progress", **asdict(event)})
-            elif isinstance(event, TextPiece):
-                answer.add({"type": "text", "text": event.text, "tokens": 1})
+            elif isinstance(event, (ThinkingPiece, TextPiece)):
+                is_thought = isinstance(event, ThinkingPiece)
+                text = writing.thought(event.text) if is_thought else writing.answer(event.text)
+                answer.add({"type": "text", "text": text, "tokens": 1})
             elif isinstance(event, Finished):
                 receipt = event.answer.receipt.asdict()
                 state = STOPPED if receipt["finish"] == "cancelled" else COMPLETE

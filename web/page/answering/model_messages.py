@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mtmd import PromptError
+from mtmd.thinking.written import parts as thought_and_answer
 from mtmd.web.intake.picture_budget import PictureBudget
 from mtmd.web.page.pictures import PictureCache
 from mtmd.web.store.conversation import Message, StoredImage
@@ -18,7 +19,7 @@ def model_messages(
     of its pictures are held by the caller, as `checked_pixels` counts them.
     """
     videos = sum(image.is_video for message in branch for image in message.images)
-    turns: list[tuple[str, list[dict[str, Any]]]] = []
+    turns: list[tuple[str, list[dict[str, Any]], list[str]]] = []
     for message in branch:
         parts: list[dict[str, Any]] = [
             _video(image, pictures, videos)
@@ -26,14 +27,23 @@ def model_messages(
             else {"type": "image", "image": pictures.get(image)}
             for image in message.images
         ]
-        if message.text:
-            parts.append({"type": "text", "text": message.text})
+        is_answer = message.role == "assistant"
+        thought, text = thought_and_answer(message.text) if is_answer else ("", message.text)
+        thoughts = [thought] if thought else []
+        if text:
+            parts.append({"type": "text", "text": text})
         if turns and turns[-1][0] == message.role:
             turns[-1][1].extend(parts)
-        elif parts:
-            turns.append((message.role, parts))
+            turns[-1][2].extend(thoughts)
+        elif parts or thoughts:
+            turns.append((message.role, parts, thoughts))
     first = [{"role": "system", "content": system}] if system.strip() else []
-    return [*first, *({"role": role, "content": _content(parts)} for role, parts in turns)]
+    said = (
+        {"role": role, "content": _content(parts)}
+        | ({"reasoning_content": "\n\n".join(thoughts)} if thoughts else {})
+        for role, parts, thoughts in turns
+    )
+    return [*first, *said]
 
 
 def checked_pixels(branch: Sequence[Message], budget: PictureBudget) -> int:
