@@ -6,14 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
-from itertools import islice
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 from mtmd.chat_template.content_forms import ContentForms, Render, RoleForm, read_forms
 from mtmd.chat_template.text_check import check_texts
 from mtmd.kernels.errors import PromptError
-from mtmd.prompt.leniency import open_ended, rearranged
+from mtmd.prompt.leniency import ARRANGEMENTS, Arrange, open_ended
 from mtmd.tools.history import tell
 from mtmd.tools.probe import ToolTemplate, read_template
 from mtmd.tools.tool import Toolbox
@@ -46,18 +45,35 @@ class ConversationText:
         self._special, self._stops, self._marker = special, stops, marker
         self._in_text, self._video = in_text, video
 
+    def _shown(self, messages: Sequence[Mapping[str, Any]], **more: Any) -> str:
+        if self._needs_list and more.get("tools") is None:
+            more["tools"] = []
+        return self._render(messages, **more)
+
+    @cached_property
+    def _needs_list(self) -> bool:
+        """Whether the template reads a list of tools where there are none."""
+        ask = [{"role": "user", "content": "probed"}]
+        try:
+            self._render(ask, tools=None)
+        except PromptError:
+            try:
+                self._render(ask, tools=[])
+            except PromptError:
+                return False
+            return True
+        return False
+
     @cached_property
     def forms(self) -> ContentForms:
         """How the template reads contents, found out when it is first needed."""
-        return read_forms(self._render, self._marker, self._in_text, self._video)
+        return read_forms(self._shown, self._marker, self._in_text, self._video)
 
     @cached_property
     def tools(self) -> ToolTemplate:
         """What the template can do with tools, found out when it is first needed."""
 
-        def render(messages: Sequence[Mapping[str, Any]], **more: Any) -> str:
-            return self._render(self.forms.fit(messages), **more)
-
+        render = partial(_fitted, self._shown, self.forms, {})
         return read_template(render, self._special, self._stops, self._marker)
 
     def write(
@@ -78,60 +94,90 @@ class ConversationText:
         are, and naming the text that it leaves out.
         """
         refused: PromptError | None = None
-        for arranged, template, forms, notes in islice(self._ways(messages, box), ATTEMPTS_MAX):
-            found: list[str] = []
-
-            def rendered(
-                made: list[dict[str, Any]],
-                template: ToolTemplate | None = template,
-                forms: ContentForms = forms,
-                found: list[str] = found,
-            ) -> str:
-                tools = None
-                if template is not None:
-                    told = tell(made, box, template, self._seal)
-                    made, tools = told.messages, told.tools
-                    found[:] = told.notes
-                fit = forms.fit
-
-                def render(messages: Sequence[Mapping[str, Any]], **more: Any) -> str:
-                    return self._render(fit(messages), **{**(variables or {}), **more})
-
-                if open_end:
-                    return open_ended(render, made, tools)
-                return render(made, tools=tools)
-
-            try:
-                prompt, left_out = check_texts(rendered, arranged)
-                return read(prompt), (*found, *notes, *left_out)
-            except PromptError as error:
-                refused = refused or error
+        attempts = 0
+        for template, forms in self._ways(messages, box):
+            written = _Written(self._shown, template, forms, box, self._seal, open_end, variables)
+            for arrange, note in ARRANGEMENTS:
+                if note and not written.changes(arrange, messages):
+                    continue
+                attempts += 1
+                try:
+                    prompt, left_out = check_texts(partial(written.prompt, arrange), messages)
+                    notes = (*written.notes, *filter(None, [note]), *left_out)
+                    return read(prompt), notes
+                except PromptError as error:
+                    refused = refused or error
+                if attempts == ATTEMPTS_MAX:
+                    raise refused
         assert refused is not None, "there is one way at least"
         raise refused
 
     def _ways(
         self, messages: Sequence[dict[str, Any]], box: Toolbox
-    ) -> Iterator[tuple[list[dict[str, Any]], ToolTemplate | None, ContentForms, tuple[str, ...]]]:
-        """The conversation in the ways in which it can be written, the most faithful one first:
-        messages, how tools are written (None where there are none), forms, notes.
+    ) -> Iterator[tuple[ToolTemplate | None, ContentForms]]:
+        """How a conversation can be written, the most faithful way first: what the template can do
+        with tools (None where there are none), and the forms of contents.
         """
-        is_tool_use = bool(box.callable) or any(
-            "tool_calls" in m or m["role"] == "tool" for m in messages
-        )
-        arrangements: list[tuple[list[dict[str, Any]], tuple[str, ...]]] = [(list(messages), ())]
-        arrangements += [(made, (note,)) for made, note in rearranged(list(messages))]
-        for template in self._tool_ways() if is_tool_use else [None]:
-            for arranged, notes in arrangements:
-                yield arranged, template, self.forms, notes
-        for form in (_TEXT, _PARTS):
-            for arranged, notes in arrangements:
-                template = self.tools if is_tool_use else None
-                yield arranged, template, self.forms.only(form), notes
+        template: ToolTemplate | None = None
+        if bool(box.callable) or any("tool_calls" in m or m["role"] == "tool" for m in messages):
+            template = self.tools
+            yield template, self.forms
+            if self.tools.writes_calls:
+                yield replace(self.tools, writes_calls=False), self.forms
+            written = replace(self.tools, writes_calls=False, writes_results=False)
+            if self.tools.writes_results:
+                yield written, self.forms
+            if self.tools.declares:
+                yield replace(written, declares=False), self.forms
+        else:
+            yield None, self.forms
+        yield template, self.forms.only(_TEXT)
+        yield template, self.forms.only(_PARTS)
 
-    def _tool_ways(self) -> Iterator[ToolTemplate]:
-        """The template as it was found, and as one that shows less of tools."""
-        yield self.tools
-        if self.tools.writes_calls:
-            yield replace(self.tools, writes_calls=False)
-        if self.tools.writes_results:
-            yield replace(self.tools, writes_calls=False, writes_results=False)
+
+class _Written:
+    """A conversation written in one way. `notes` say what was done to its tools."""
+
+    def __init__(
+        self,
+        render: Render,
+        template: ToolTemplate | None,
+        forms: ContentForms,
+        box: Toolbox,
+        seal: Callable[[str], str],
+        open_end: bool,
+        variables: Mapping[str, Any] | None,
+    ):
+        self._fitted = partial(_fitted, render, forms, dict(variables or {}))
+        self._template, self._box, self._seal, self._open = template, box, seal, open_end
+        self.notes: tuple[str, ...] = ()
+
+    def prompt(self, arrange: Arrange, messages: list[dict[str, Any]]) -> str:
+        made, tools = self._with_tools(messages)
+        made = arrange(made)
+        if self._open:
+            return open_ended(self._fitted, made, tools)
+        return self._fitted(made, tools=tools)
+
+    def changes(self, arrange: Arrange, messages: Sequence[dict[str, Any]]) -> bool:
+        made, _ = self._with_tools(list(messages))
+        return arrange(made) != made
+
+    def _with_tools(
+        self, messages: list[dict[str, Any]]
+    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
+        if self._template is None:
+            return messages, None
+        told = tell(messages, self._box, self._template, self._seal)
+        self.notes = told.notes
+        return told.messages, told.tools
+
+
+def _fitted(
+    render: Render,
+    forms: ContentForms,
+    variables: Mapping[str, Any],
+    messages: Sequence[Mapping[str, Any]],
+    **more: Any,
+) -> str:
+    return render(forms.fit(messages), **{**variables, **more})

@@ -4,7 +4,7 @@ does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from mtmd.kernels.errors import PromptError
@@ -17,26 +17,11 @@ TURNS_JOINED = "the chat template takes turns in alternation: neighbours of one 
 # Stands where the text of the last message ends: a Unicode noncharacter.
 _END = "\ufdd2"
 _SYSTEM = ("system", "developer")
+Arrange = Callable[[list[dict[str, Any]]], list[dict[str, Any]]]
 
 
-def rearranged(messages: list[dict[str, Any]]) -> Iterator[tuple[list[dict[str, Any]], str]]:
-    """Other arrangements of a conversation that say the same, each with a note on the change."""
-    renamed = [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
-    if renamed != messages:
-        yield renamed, DEVELOPER
-    one = with_one_system(messages)
-    if one != messages:
-        yield one, SYSTEM_GATHERED
-    joined = _turns_joined(messages)
-    if joined != messages:
-        yield joined, TURNS_JOINED
-    if one[0]["role"] in _SYSTEM:
-        text, rest = plain_text(one[0]["content"]), one[1:]
-        if rest and rest[0]["role"] == "user":
-            first = {**rest[0], "content": _together(text, rest[0]["content"])}
-            yield _turns_joined([first, *rest[1:]]), SYSTEM_IN_TURN
-        else:
-            yield _turns_joined([{"role": "user", "content": text}, *rest]), SYSTEM_IN_TURN
+def _developer_as_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
 
 
 def with_one_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -68,6 +53,30 @@ def _turns_joined(
         else:
             made.append(message)
     return made
+
+
+def _system_in_turn(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What the system says as the beginning of the user's first turn, or as a turn of its own."""
+    one = with_one_system(messages)
+    if one[0]["role"] not in _SYSTEM:
+        return messages
+    text, rest = plain_text(one[0]["content"]), one[1:]
+    if rest and rest[0]["role"] == "user":
+        content = _together(text, rest[0]["content"])
+        return _turns_joined([{**rest[0], "content": content}, *rest[1:]])
+    return _turns_joined([{"role": "user", "content": text}, *rest])
+
+
+ARRANGEMENTS: tuple[tuple[Arrange, str], ...] = (
+    (lambda messages: messages, ""),
+    (_developer_as_system, DEVELOPER),
+    (with_one_system, SYSTEM_GATHERED),
+    (_turns_joined, TURNS_JOINED),
+    (_system_in_turn, SYSTEM_IN_TURN),
+)
+"""Ways to arrange a conversation that say the same, the first as it is, each with a note on the
+change. One that is not about a conversation returns it as it is.
+"""
 
 
 def _together(one: Any, other: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 from mtmd.tools.probe import ToolTemplate
 from mtmd.tools.tool import Toolbox
 
-DESCRIBED = "the chat template knows no tools: they are told in a system message"
+DESCRIBED = "the chat template cannot show the tools: they are described in a system message"
 CALLS_WRITTEN = "the chat template cannot show these tool calls: they are written as text"
 RESULTS_WRITTEN = "the chat template cannot show tool results: they stand in turns of the user"
 BROKEN_ARGUMENTS = "arguments of a tool call are not JSON: the call is shown as the model wrote it"

@@ -12,8 +12,8 @@ from mtmd.kernels.errors import PromptError
 from mtmd.prompt.conversation import read_conversation
 from mtmd.prompt.conversation_text import ConversationText
 from mtmd.prompt.leniency import DEVELOPER, SYSTEM_GATHERED, SYSTEM_IN_TURN, TURNS_JOINED
-from mtmd.tools.history import BROKEN_ARGUMENTS, CALLS_WRITTEN, RESULTS_WRITTEN
-from mtmd.tools.tool import Toolbox
+from mtmd.tools.history import BROKEN_ARGUMENTS, CALLS_WRITTEN, DESCRIBED, RESULTS_WRITTEN
+from mtmd.tools.tool import Toolbox, read_toolbox
 
 NOTHING = Toolbox()
 CHATML = (
@@ -32,10 +32,12 @@ SYSTEM, USER = {"role": "system", "content": "be brief"}, {"role": "user", "cont
 REPLY = {"role": "assistant", "content": "yes"}
 
 
-def write(source: str, *messages: Any, **more: Any) -> tuple[str, tuple[str, ...]]:
+def write(
+    source: str, *messages: Any, box: Toolbox = NOTHING, **more: Any
+) -> tuple[str, tuple[str, ...]]:
     made = ConversationText(ChatTemplate(source, {}, "test").render, str, SPECIAL, STOPS, "<image>")
     conversation = read_conversation(messages, str)
-    return made.write(list(conversation.messages), NOTHING, lambda prompt: prompt, **more)
+    return made.write(list(conversation.messages), box, lambda prompt: prompt, **more)
 
 
 @pytest.mark.parametrize(
@@ -136,3 +138,26 @@ def test_an_open_end_in_a_template_of_parts() -> None:
 def test_further_variables_reach_the_template() -> None:
     source = CHATML + "{% if not enable_thinking %}<think></think>{% endif %}"
     assert write(source, USER, variables={"enable_thinking": True})[0].endswith("assistant\n")
+
+
+LOOK = read_toolbox([{"type": "function", "function": {"name": "look", "parameters": {}}}])
+
+
+def test_tools_of_a_template_without_system_messages() -> None:
+    prompt, notes = write(ALTERNATE, USER, box=LOOK)
+    assert notes == (DESCRIBED, SYSTEM_IN_TURN)
+    assert prompt.startswith("[user]# Tools") and prompt.endswith("\n\nhello")
+
+
+def test_a_template_that_reads_a_list_of_tools_where_there_are_none() -> None:
+    lists = "{% for tool in tools %}<tool>{{ tool | tojson }}</tool>{% endfor %}" + CHATML
+    assert write(lists, USER) == write(CHATML, USER)
+    assert write(lists, USER, box=LOOK)[0].startswith('<tool>{"type": "function"')
+
+
+def test_tools_that_the_template_refuses_are_described() -> None:
+    refuses = (
+        CHATML + "{% for t in tools or [] %}{{ t.function.parameters.properties.x.y }}{% endfor %}"
+    )
+    prompt, notes = write(refuses, USER, box=LOOK)
+    assert notes == (DESCRIBED,) and '"name": "look"' in prompt
