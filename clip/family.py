@@ -42,7 +42,7 @@ FAMILIES = (
         ("qwen3vl_merger",),
     ),
     Entry("mtmd.clip.families.qwen2_vl", ("qwen2_vl",), ("qwen2vl_merger",)),
-    Entry("mtmd.clip.families.qwen2_5_vl", ("qwen2_5_vl",), ("qwen2.5vl_merger",)),
+    Entry("mtmd.clip.families.qwen2_5_vl", ("qwen2_5_vl",), ("qwen2.5vl_merger", "qwen2.5o")),
     Entry("mtmd.clip.families.lfm2_vl", ("lfm2_vl",), ("lfm2",), ("lfm2_vl",)),
     Entry("mtmd.clip.families.pixtral", ("llava/pixtral", "mistral3"), ("pixtral",), ("mistral3",)),
     Entry("mtmd.clip.families.internvl", ("internvl",), ("internvl",), ("internvl",)),

@@ -8,7 +8,7 @@ from mtmd.chat_template.built_in_templates import how_to_give_one
 from mtmd.chat_template.template import ChatTemplate
 from mtmd.checkpoint.checkpoint import Checkpoint, check_vocabulary, end_of_turn, placeholders
 from mtmd.checkpoint.sampling import of_gguf
-from mtmd.clip.family import VisionFamily, gguf_vision_family
+from mtmd.clip.family import gguf_vision_family
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights, check_no_extra
 from mtmd.kernels.checkpoint.open_weights import GgufFile
 from mtmd.kernels.errors import ModelError
@@ -17,6 +17,12 @@ from mtmd.llm.tokenizer.gguf_tokenizer import TEMPLATE
 from mtmd.llm.tokenizer.tokenizer import Tokenizer
 
 PROJECTOR = "clip"  # general.architecture of projector files
+TOWER = (
+    "v.",
+    "mm.",
+    "a.",
+)  # how tensors of encoders and projectors begin, of pictures and of sound
+SOUND = (r"a\..*", r"mm\.a\..*")  # what hears, in projectors of both
 
 
 def open_gguf(
@@ -33,17 +39,17 @@ def open_gguf(
             f"{where} is a projector, which sees and does not write; give the decoder's GGUF as "
             "the model and this file as mmproj= (--mmproj)"
         )
-    names = frozenset(file.names())
+    names = frozenset(name for name in file.names() if not name.startswith(TOWER))
+    tower = _Tower(file, where) if len(names) < len(list(file.names())) else None
     text = gguf_text_family(architecture, file.metadata, names, where)
     text_weights = CanonicalWeights(file, text.parameters(), where)
-    check_no_extra(file, text_weights.sources, text.unused, where)
-    if projector is None:
+    check_no_extra(file, text_weights.sources, (*text.unused, rf"({'|'.join(TOWER)}).*"), where)
+    missing = ""
+    if projector is None and tower is None:
         projector, missing = _beside(path, architecture)
-    else:
-        missing = ""
-    vision, vision_weights, projector_bytes = (
-        _open_projector(projector) if projector else (None, None, 0)
-    )
+    if projector:
+        tower = _open_projector(projector)
+    vision = tower and tower.vision
     tokenizer = Tokenizer.from_gguf(file.metadata, where, reserved=placeholders(vision))
     check_vocabulary(tokenizer, text, where)
     chat = (
@@ -55,9 +61,9 @@ def open_gguf(
         path,
         vision,
         text,
-        vision_weights,
+        tower and tower.weights,
         text_weights,
-        file.bytes + projector_bytes,
+        file.bytes + (tower.file.bytes if tower and tower.file is not file else 0),
         tokenizer,
         chat,
         tokenizer.ends | end_of_turn(template, tokenizer),
@@ -105,7 +111,41 @@ def _beside(path: Path, architecture: str) -> tuple[Path | None, str]:
     )
 
 
-def _open_projector(path: Path) -> tuple[VisionFamily, CanonicalWeights, int]:
+class _Tower:
+    """The encoder and projector in a file, which may be the decoder's as well."""
+
+    def __init__(self, file: GgufFile, where: str) -> None:
+        """Raises ModelError for one that is not read."""
+        kind = file.metadata.get(
+            "clip.projector_type", file.metadata.get("clip.vision.projector_type")
+        )
+        if not isinstance(kind, str):
+            _refuse_ollamas(file, where)
+            raise ModelError(
+                f"{where}: clip.projector_type is {kind!r:.60}, expected the name of one; convert "
+                "the file again"
+            )
+        shapes = {n: file.meta(n)[0] for n in file.names() if n.startswith(TOWER)}
+        self.file, self.vision = file, gguf_vision_family(kind, file.metadata, shapes, where)
+        self.weights = CanonicalWeights(file, self.vision.parameters(), where)
+        used = {*self.weights.sources, *(n for n in file.names() if n not in shapes)}
+        check_no_extra(file, used, (*self.vision.unused, *SOUND), where)
+
+
+def _refuse_ollamas(file: GgufFile, where: str) -> None:
+    """Raises ModelError for an encoder in the decoder's file with names and keys as Ollama's own
+    converter writes them, which also leaves out what its decoder is made with.
+    """
+    said = {key for key in file.metadata if key.endswith("vision.block_count")}
+    if said - {"clip.vision.block_count"}:
+        raise ModelError(
+            f"{where} holds its image encoder as well, laid out as Ollama's own converter does, "
+            "which is not read; fetch a GGUF of the model and its mmproj file from the Hugging "
+            "Face hub (`mtmd pull org/name:TYPE`)"
+        )
+
+
+def _open_projector(path: Path) -> _Tower:
     file, where = GgufFile(path), path.name
     architecture = _architecture(file, where)
     if architecture != PROJECTOR:
@@ -114,18 +154,7 @@ def _open_projector(path: Path) -> tuple[VisionFamily, CanonicalWeights, int]:
             f"({PROJECTOR!r}); "
             "fetch the model's mmproj file"
         )
-    kind = file.metadata.get("clip.projector_type", file.metadata.get("clip.vision.projector_type"))
-    if not isinstance(kind, str):
-        raise ModelError(
-            f"{where}: clip.projector_type is {kind!r:.60}, expected the name of one; convert the "
-            "file again"
-        )
-    vision = gguf_vision_family(
-        kind, file.metadata, {name: file.meta(name)[0] for name in file.names()}, where
-    )
-    weights = CanonicalWeights(file, vision.parameters(), where)
-    check_no_extra(file, weights.sources, vision.unused, where)
-    return vision, weights, file.bytes
+    return _Tower(file, where)
 
 
 def _template(file: GgufFile, tokenizer: Tokenizer, where: str) -> ChatTemplate:

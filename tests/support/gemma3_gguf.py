@@ -65,12 +65,14 @@ def write(
     kinds: Mapping[str, str] | None = None,
     template: bool = True,
     projector: Change | None = None,
+    one_file: bool = False,
 ) -> tuple[Path, Path]:
     """The decoder and the projector of a checkpoint that `checkpoints.gemma3` wrote with `LAYERS`,
     in fp32, in `target` or the folder.
 
     `kinds` are block types by tensor name; without `template` there is no chat template;
-    `projector` changes keys and tensors of it.
+    `projector` changes keys and tensors of it, which are in the decoder's file as well with
+    `one_file`.
     """
     target = target or folder
     target.mkdir(exist_ok=True)
@@ -85,7 +87,9 @@ def write(
         projector(keys, sees)
     _write(target / PROJECTOR, "clip", keys, sees, {})
     says = {name: tensor for name, tensor in named.items() if name not in sees}
-    keys = _decoder_keys(config["text_config"]) | _tokenizer_keys(folder, template)
+    seeing = (keys, sees) if one_file else ({}, {})
+    keys = _decoder_keys(config["text_config"]) | _tokenizer_keys(folder, template) | seeing[0]
+    says |= seeing[1]
     _write(target / TEXT, "gemma3", keys, says, kinds or {})
     return target / TEXT, target / PROJECTOR
 

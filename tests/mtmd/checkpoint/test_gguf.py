@@ -84,6 +84,51 @@ def test_the_same_answer_as_from_the_folder(
     )
 
 
+def test_a_file_that_holds_both(folder: Path, picture: Path, mtmd: Any, tmp_path: Path) -> None:
+    """Its encoder with llama.cpp's names and keys, as that would read it from a file of its own."""
+    text, projector = gemma3_gguf.write(folder, tmp_path / "one", one_file=True)
+    given = answer(mtmd, picture, "-m", text, "--mmproj", projector)
+    projector.unlink()
+    assert answer(mtmd, picture, "-m", text) == given == answer(mtmd, picture, "-m", folder)
+
+
+def test_a_projector_that_hears_as_well(
+    folder: Path, picture: Path, mtmd: Any, tmp_path: Path
+) -> None:
+    """As that of Qwen2.5-Omni: what is sound is passed over."""
+
+    def hear(keys: dict[str, Any], tensors: dict[str, np.ndarray]) -> None:
+        keys |= {"clip.has_audio_encoder": True, "clip.audio.projector_type": "qwen2.5o"}
+        keys["clip.vision.projector_type"] = keys.pop("clip.projector_type")
+        for name in ("a.conv1d.1.weight", "a.blk.0.attn_q.weight", "mm.a.fc.weight"):
+            tensors[name] = np.ones((8, 8), np.float32)
+
+    text, _ = gemma3_gguf.write(folder, tmp_path / "hears", projector=hear)
+    assert answer(mtmd, picture, "-m", text) == answer(mtmd, picture, "-m", folder)
+
+
+def test_an_encoder_as_ollama_lays_it_out_is_refused_by_name(
+    folder: Path, picture: Path, mtmd: Any, tmp_path: Path
+) -> None:
+    def lay_out(keys: dict[str, Any], tensors: dict[str, np.ndarray]) -> None:
+        for key in list(keys):
+            value = keys.pop(key)
+            if key.startswith("clip.vision."):
+                keys[key.replace("clip.", "gemma3.", 1)] = value
+        tensors["v.patch_embedding.weight"] = tensors.pop("v.patch_embd.weight")
+
+    text, _ = gemma3_gguf.write(folder, tmp_path / "blob", projector=lay_out, one_file=True)
+    ran = mtmd("describe", picture, "-m", text)
+    assert (
+        ran.code != 0
+        and (
+            f"{TEXT} holds its image encoder as well, laid out as Ollama's own converter does, which "
+            "is not read; fetch a GGUF of the model and its mmproj file"
+        )
+        in ran.err
+    )
+
+
 def test_every_node_has_the_values_of_the_folder(
     pair: tuple[Path, Path], folder: Path, picture: Path, mtmd: Any
 ) -> None:
