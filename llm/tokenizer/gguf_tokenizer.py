@@ -8,7 +8,7 @@ library's BPE.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,9 +66,9 @@ class Built:
         return (*self.vocabulary.notes, text)
 
 
-def build(metadata: Mapping[str, Any], where: str) -> Built:
-    """`where` names the file, for errors. Raises ModelError naming the key that is missing, broken
-    or of a kind that is not read.
+def build(metadata: Mapping[str, Any], where: str, placeholders: Iterable[str] = ()) -> Built:
+    """`where` names the file, for errors; `placeholders` are marks besides those that the template
+    writes. Raises ModelError naming the key that is missing, broken or of a kind that is not read.
     """
     vocabulary = Vocabulary(metadata, where)
     kind = vocabulary.text("model")
@@ -87,7 +87,7 @@ def build(metadata: Mapping[str, Any], where: str) -> Built:
             "again"
         ) from error
     inner.post_processor = _around(vocabulary, adds_bos)
-    marks = _marks(inner, vocabulary)
+    marks = _marks(inner, vocabulary, placeholders)
     inner.add_tokens([AddedToken(text, normalized=False) for text in marks])
     ids = {name: vocabulary.id(key) for name, key in NAMED.items()}
     if ids["unk_token"] is None and UNKNOWN in vocabulary.types:
@@ -96,12 +96,16 @@ def build(metadata: Mapping[str, Any], where: str) -> Built:
     return Built(inner, named, marks, vocabulary)
 
 
-def _marks(inner: tokenizers.Tokenizer, vocabulary: Vocabulary) -> tuple[str, ...]:
-    """Spellings in the file's own chat template that are tokens of ordinary text by their type,
-    though no merges make them: their type is wrong, as that of "<start_of_turn>" in official files.
+def _marks(
+    inner: tokenizers.Tokenizer, vocabulary: Vocabulary, placeholders: Iterable[str]
+) -> tuple[str, ...]:
+    """Of `placeholders` and what the file's own chat template writes, the tokens that are ordinary
+    text by their type, though no merges make them: their type is wrong, as that of
+    "<start_of_turn>" in official files.
     """
     template = vocabulary.metadata.get(TEMPLATE)
-    spelled = set(_MARK.findall(template)) if isinstance(template, str) else set()
+    spelled = set(placeholders)
+    spelled |= set(_MARK.findall(template)) if isinstance(template, str) else set()
     plain = (NORMAL, UNUSED, UNDEFINED)
     return tuple(
         text
@@ -210,12 +214,17 @@ def _merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
     """The file's merges, "left right". The left part may begin with a space, so the first character
     separates nothing.
     """
-    pairs = []
+    pairs, ids = [], vocabulary.ids
     for text in vocabulary.strings("merges", MERGES_MAX):
         at = text.find(" ", 1)
-        if at < 0 or text[:at] not in vocabulary.ids or text[at + 1 :] not in vocabulary.ids:
-            raise vocabulary.error("merges", f"{text!r:.60}", "two tokens with a space between")
-        pairs.append((text[:at], text[at + 1 :]))
+        left, right = text[:at], text[at + 1 :]
+        whole = at > 0 and left in ids and right in ids and left + right in ids
+        if whole:
+            pairs.append((left, right))
+        # One entry of two that are alike has lost its own spelling, which merges may still have.
+        elif at < 0 or not vocabulary.repeated:
+            expected = "two tokens with a space between, which make a third"
+            raise vocabulary.error("merges", f"{text!r:.60}", expected)
     return pairs
 
 

@@ -139,7 +139,8 @@ class Tokenizer:
 
         Raises ModelError naming the key that is missing, broken or of a kind that is not read.
         """
-        built = gguf_tokenizer.build(metadata, where)
+        reserved = tuple(reserved)
+        built = gguf_tokenizer.build(metadata, where, reserved)
         return cls(
             built.inner,
             built.special_text,

@@ -120,7 +120,13 @@ class _Tower:
             "clip.projector_type", file.metadata.get("clip.vision.projector_type")
         )
         if not isinstance(kind, str):
-            _refuse_ollamas(file, where)
+            if file.metadata.get("general.architecture") != PROJECTOR:
+                raise ModelError(
+                    f"{where} holds an image encoder as well, without llama.cpp's keys for it "
+                    "(clip.*), as Ollama's own converter lays files out, which is not read; fetch "
+                    "a GGUF of the model and its mmproj file from the Hugging Face hub "
+                    "(`mtmd pull org/name:TYPE`)"
+                )
             raise ModelError(
                 f"{where}: clip.projector_type is {kind!r:.60}, expected the name of one; convert "
                 "the file again"
@@ -130,19 +136,6 @@ class _Tower:
         self.weights = CanonicalWeights(file, self.vision.parameters(), where)
         used = {*self.weights.sources, *(n for n in file.names() if n not in shapes)}
         check_no_extra(file, used, (*self.vision.unused, *SOUND), where)
-
-
-def _refuse_ollamas(file: GgufFile, where: str) -> None:
-    """Raises ModelError for an encoder in the decoder's file with names and keys as Ollama's own
-    converter writes them, which also leaves out what its decoder is made with.
-    """
-    said = {key for key in file.metadata if key.endswith("vision.block_count")}
-    if said - {"clip.vision.block_count"}:
-        raise ModelError(
-            f"{where} holds its image encoder as well, laid out as Ollama's own converter does, "
-            "which is not read; fetch a GGUF of the model and its mmproj file from the Hugging "
-            "Face hub (`mtmd pull org/name:TYPE`)"
-        )
 
 
 def _open_projector(path: Path) -> _Tower:

@@ -137,6 +137,28 @@ def test_entries_that_are_there_twice() -> None:
     )
 
 
+def test_merges_of_a_spelling_that_an_entry_has_lost() -> None:
+    """Of two entries that are alike one had another spelling, which the file's merges still have."""
+    made = keys([])
+    tokens = made["tokenizer.ggml.tokens"]
+    words = [text for text in tokens if text.isascii() and text.isalpha()]
+    word, other = max(words, key=len), min((w for w in words if len(w) == 2), key=tokens.index)
+    lost, first, text = tokens.index(word), tokens.index(other), f"{other} {word} {other}"
+    made["tokenizer.ggml.tokens"] = [*tokens[:lost], other, *tokens[lost + 1 :]]
+    tokenizer = Tokenizer.from_gguf(made, "m")
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert lost not in tokenizer.encode(text) and tokenizer.encode(other) == [first]
+    made["tokenizer.ggml.tokens"][lost] = "a spelling of its own"
+    with pytest.raises(ModelError, match="two tokens with a space between, which make a third"):
+        Tokenizer.from_gguf(made, "m")
+
+
+def test_a_placeholder_of_pictures_is_whole() -> None:
+    made = keys([("<pic>", NORMAL)])
+    plain, sees = (Tokenizer.from_gguf(made, "m", reserved) for reserved in ((), ("<pic>",)))
+    assert len(plain.encode("<pic>")) > 1 and sees.encode("<pic>") == [sees.id("<pic>")]
+
+
 def test_of_entries_spelled_alike_the_named_one_is_what_text_becomes() -> None:
     extra = [("<stop>", CONTROL), ("<stop>", CONTROL)]
     count = len(keys([])["tokenizer.ggml.tokens"])
