@@ -49,7 +49,7 @@ def open_gguf(
         projector, missing = _beside(path, architecture)
     if projector:
         tower = _open_projector(projector)
-    vision = tower and tower.vision
+    vision, vision_weights = (tower.vision, tower.weights) if tower else (None, None)
     tokenizer = Tokenizer.from_gguf(file.metadata, where, reserved=placeholders(vision))
     check_vocabulary(tokenizer, text, where)
     chat = (
@@ -61,7 +61,7 @@ def open_gguf(
         path,
         vision,
         text,
-        tower and tower.weights,
+        vision_weights,
         text_weights,
         file.bytes + (tower.file.bytes if tower and tower.file is not file else 0),
         tokenizer,
@@ -122,7 +122,7 @@ class _Tower:
         if not isinstance(kind, str):
             if file.metadata.get("general.architecture") != PROJECTOR:
                 raise ModelError(
-                    f"{where} holds an image encoder as well, without llama.cpp's keys for it "
+                    f"{where} holds an image encoder as well, without the keys that describe it "
                     "(clip.*), as Ollama's own converter lays files out, which is not read; fetch "
                     "a GGUF of the model and its mmproj file from the Hugging Face hub "
                     "(`mtmd pull org/name:TYPE`)"

@@ -120,7 +120,7 @@ def test_an_encoder_as_ollama_lays_it_out_is_refused_by_name(
     text, _ = gemma3_gguf.write(folder, tmp_path / "blob", projector=lay_out, one_file=True)
     line = mtmd("describe", picture, "-m", text).refused()
     assert (
-        f"{TEXT} holds an image encoder as well, without llama.cpp's keys for it (clip.*), as "
+        f"{TEXT} holds an image encoder as well, without the keys that describe it (clip.*), as "
         "Ollama's own converter lays files out, which is not read" in line
     )
 
