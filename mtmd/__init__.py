@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # what type checkers see of the table below; a test keeps the
     from mtmd.events import Event as Event
     from mtmd.events import Finished as Finished
     from mtmd.events import Progress as Progress
+    from mtmd.events import PromptTokenInfo as PromptTokenInfo
     from mtmd.events import TextPiece as TextPiece
     from mtmd.events import ThinkingPiece as ThinkingPiece
     from mtmd.events import TokenInfo as TokenInfo
@@ -78,6 +79,7 @@ _PLACES = {
         "Progress",
         "TextPiece",
         "ThinkingPiece",
+        "PromptTokenInfo",
         "TokenInfo",
         "ToolCallPiece",
     ),

@@ -204,7 +204,8 @@ class AnswerOptions(Sampling):
     """How an answer is generated: how its tokens are chosen, and when it ends. `detail` is how
     closely pictures are looked at; `stop` are texts before which it ends, 16 of 256 characters at
     most; `logprobs` asks for the log probability of each token, and of so many of the most probable
-    ones at its place, where True is 0;
+    ones at its place, where True is 0; `prompt_logprobs` asks for those of the prompt, which is
+    read whole for them and has no pictures;
     `json_schema`, a mapping, JSON text, a Pydantic model, another type that Pydantic knows, such as
     a list of models, or True for any object, is what an answer
     that ends by itself follows. It is kept as JSON text. `grammar` is what it follows in
@@ -230,6 +231,7 @@ class AnswerOptions(Sampling):
     stop: tuple[str, ...] = ()
     detail: str = "auto"
     logprobs: int | bool | None = None
+    prompt_logprobs: int | bool | None = None
     json_schema: Mapping[str, Any] | str | bool | type[Any] | None = None
     grammar: Mapping[str, Any] | str | None = None
     min_tokens: int = 0
@@ -248,7 +250,8 @@ class AnswerOptions(Sampling):
         _among("detail", self.detail, DETAILS)
         if not isinstance(self.sampling, AppliedSampling):
             _among("sampling", self.sampling, WAYS)
-        object.__setattr__(self, "logprobs", _logprobs(self.logprobs))
+        for name in ("logprobs", "prompt_logprobs"):
+            object.__setattr__(self, name, _logprobs(name, getattr(self, name)))
         object.__setattr__(self, "json_schema", schema_text(self.json_schema))
         super().__post_init__()
         object.__setattr__(self, "max_tokens", _max_tokens(self.max_tokens))
@@ -293,11 +296,11 @@ def _max_tokens(value: object) -> int:
     return TOKENS_MAX if is_whole else integer("max_tokens", value, 0, TOKENS_MAX)
 
 
-def _logprobs(value: object) -> int | None:
+def _logprobs(name: str, value: object) -> int | None:
     """True and False as in OpenAI's interface."""
     if isinstance(value, bool):
         return 0 if value else None
-    return integer_or_none("logprobs", value, 0, 20)
+    return integer_or_none(name, value, 0, 20)
 
 
 def _ids(value: object) -> tuple[int, ...]:

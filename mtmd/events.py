@@ -32,8 +32,28 @@ class TokenInfo:
 
     def asdict(self) -> dict[str, Any]:
         """Of JSON types."""
-        top = [{"text": text, "logprob": logprob} for text, logprob in self.top]
-        return {"id": self.id, "text": self.text, "logprob": self.logprob, "top": top}
+        return _token_told(self)
+
+
+@dataclass(frozen=True)
+class PromptTokenInfo:
+    """A token of the prompt, as `TokenInfo`. Nothing comes before the first: its log probability is
+    None.
+    """
+
+    id: int
+    text: str
+    logprob: float | None
+    top: tuple[tuple[str, float], ...]
+
+    def asdict(self) -> dict[str, Any]:
+        """Of JSON types."""
+        return _token_told(self)
+
+
+def _token_told(token: TokenInfo | PromptTokenInfo) -> dict[str, Any]:
+    top = [{"text": text, "logprob": logprob} for text, logprob in token.top]
+    return {"id": token.id, "text": token.text, "logprob": token.logprob, "top": top}
 
 
 @dataclass(frozen=True)
@@ -98,6 +118,7 @@ class Answer:
     not part of the text. `stop`: the text of the option's before which it ended, None where it
     ended otherwise. `logprobs`: each token of the answer with its log probability, where the option
     asked for them. `thinking` is what the model thought before, not part of the text either.
+    `prompt_logprobs`: each token of the prompt, where the option asked for them.
     """
 
     text: str
@@ -109,6 +130,7 @@ class Answer:
     logprobs: tuple[TokenInfo, ...] = ()
     thinking: str = ""
     view: View | None = field(default=None, repr=False, compare=False)
+    prompt_logprobs: tuple[PromptTokenInfo, ...] = ()
 
     def __str__(self) -> str:
         return self.text
@@ -143,6 +165,8 @@ class Answer:
             told["thinking"] = self.thinking
         if self.logprobs:
             told["logprobs"] = [token.asdict() for token in self.logprobs]
+        if self.prompt_logprobs:
+            told["prompt_logprobs"] = [token.asdict() for token in self.prompt_logprobs]
         if boxes := self.boxes:
             told["boxes"] = [asdict(box) for box in boxes]
         if self.stop is not None:

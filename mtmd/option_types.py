@@ -67,6 +67,7 @@ class AnswerKeywords(TypedDict, total=False):
     stop: str | Sequence[str] | None
     detail: Detail | None
     logprobs: int | bool | None
+    prompt_logprobs: int | bool | None
     json_schema: Mapping[str, Any] | str | bool | type[Any] | None
     grammar: Mapping[str, Any] | str | None
     min_tokens: int | None

@@ -255,6 +255,8 @@ class Batcher:
     def _usable(self, sequence: Sequence) -> abc.Sequence[bytes]:
         """Keys of pages that end before the last token: one has to be read anew, for its logits."""
         keys = sequence.keys[: (sequence.total - 1) // self.pages.size]
+        if sequence.scores is not None:
+            return ()
         if not self.recurrent:
             return keys
         usable = 0

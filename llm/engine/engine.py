@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from mtmd.kernels.cpu.sampling import rows as drawing
@@ -42,6 +43,7 @@ SNAPSHOT_BYTES = 512 << 20
 # For constraints that do not know yet what may come next: of one batch together, and where nothing
 # else is left to do.
 READY_S, IDLE_S = 0.005, 0.02
+SCORED_AT_ONCE = 32  # rows of logits: a copy of each is made
 
 
 class Constraint(Protocol):
@@ -103,7 +105,8 @@ class Prompt:
     probable tokens to give beside each, None for no probabilities at all. `constraint` is of this
     answer alone. What was read for a prompt of another `salt` is not used for this one. Before
     `min_tokens` no token of `stop` comes, where another may; those of a `thought` are not among
-    them. Places and batches are shared out by `owner`.
+    them. Places and batches are shared out by `owner`. `prompt_alternatives`: as
+    `alternatives`, of the prompt's own tokens, which are text.
     """
 
     spans: abc.Sequence[Span]
@@ -116,6 +119,7 @@ class Prompt:
     min_tokens: int = 0
     owner: str = ""
     thought: Thought | None = None
+    prompt_alternatives: int | None = None
 
     @property
     def thinks(self) -> bool:
@@ -220,6 +224,7 @@ class Engine:
             position=position,
             owner=prompt.owner,
             prompt_tokens=total,
+            scores=None if prompt.prompt_alternatives is None else [],
         )
         self._prompts[sequence] = replace(prompt, spans=spans)
         self.batcher.add(sequence)
@@ -387,8 +392,9 @@ class Engine:
     def _batch(self, step: Step) -> Batch:
         parts = [(sequence, self._next_spans(sequence, number)) for sequence, number in step.parts]
         # Logits of all or of none: rows of a batch that only reads prompts are not worth a plan.
-        wanted = any(number >= sequence.left for sequence, number in step.parts)
-        return make_batch(parts, self.cache, wanted, [rows for _, rows in _rows(step)])
+        wanted = any(number >= s.left or _is_scored(s) for s, number in step.parts)
+        rows = [scored + rows for _, scored, rows in _rows(step)]
+        return make_batch(parts, self.cache, wanted, rows)
 
     def _next_spans(self, sequence: Sequence, number: int) -> list[Span]:
         """The next tokens of a sequence, laid out."""
@@ -400,7 +406,16 @@ class Engine:
         return list(stretch(self._all_spans(sequence), sequence.done, sequence.done + number))
 
     def _advance(self, step: Step, logits: Tensor | None) -> list[Sequence]:
-        parts = [(sequence, rows, sequence.done) for sequence, rows in _rows(step)]
+        parts = list[tuple[Sequence, int, int]]()
+        answers, read = list[int](), 0  # rows that answers go by, after those of prompts' tokens
+        for sequence, scored, rows in _rows(step):
+            if logits is not None and _is_scored(sequence):
+                self._score(sequence, logits[read : read + scored + 1])
+            parts.append((sequence, rows, sequence.done))
+            answers += range(read + scored, read + scored + rows)
+            read += scored + rows
+        if logits is not None and len(answers) < read:
+            logits = logits[answers]
         self.batcher.ran(step)
         changed, first, end = [], 0, time.perf_counter() + READY_S
         drawn = self._draw_together(parts, logits)
@@ -419,6 +434,30 @@ class Engine:
                     changed.append(sequence)
             first += rows
         return changed
+
+    def _score(self, sequence: Sequence, logits: Tensor) -> None:
+        """Log probabilities of tokens of a prompt: logits [N, V] after the next N that are read
+        tell those of the tokens behind them. What is read once more, as its sequence gave way
+        before, is known.
+        """
+        prompt, scores = self._prompts[sequence], sequence.scores
+        assert scores is not None
+        tokens = [token for span in prompt.spans for token in span.tokens]
+        start = sequence.done + 1
+        for first in range(0, len(logits), SCORED_AT_ONCE):
+            stop = min(first + SCORED_AT_ONCE, len(logits))
+            targets = tokens[start + first : start + stop]
+            known = len(scores) - (start + first - 1)
+            if known >= len(targets):
+                continue
+            rows = logits[first : first + len(targets)].float().log_softmax(1)
+            own = rows.gather(1, rows.new_tensor(targets, dtype=torch.int64)[:, None])[:, 0]
+            best = rows.topk(min(prompt.prompt_alternatives or 0, rows.shape[1]))
+            lines = zip(
+                targets, own.tolist(), best.indices.tolist(), best.values.tolist(), strict=True
+            )
+            for token, logprob, ids, values in list(lines)[known:]:
+                scores.append(Token(token, logprob, tuple(zip(ids, values, strict=True))))
 
     def _draw_together(
         self, parts: abc.Sequence[tuple[Sequence, int, int]], logits: Tensor | None
@@ -679,11 +718,19 @@ def _close(prompt: Prompt) -> None:
         prompt.constraint.close()
 
 
-def _rows(step: Step) -> list[tuple[Sequence, int]]:
-    """The logits that each part of a step is asked for: after its last token, and after each of its
-    proposal.
+def _is_scored(sequence: Sequence) -> bool:
+    """Whether log probabilities of tokens of its prompt are still to be found."""
+    return sequence.scores is not None and len(sequence.scores) + 1 < sequence.prompt_tokens
+
+
+def _rows(step: Step) -> list[tuple[Sequence, int, int]]:
+    """The logits that each part of a step is asked for: how many by which tokens of a prompt are
+    scored alone, then those after its last token, and after each of its proposal.
     """
-    return [(sequence, 1 + max(number - sequence.left, 0)) for sequence, number in step.parts]
+    return [
+        (s, number - 1 if _is_scored(s) else 0, 1 + max(number - s.left, 0))
+        for s, number in step.parts
+    ]
 
 
 def _texts(spans: abc.Iterable[Span]) -> abc.Iterator[int]:

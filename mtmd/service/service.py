@@ -27,6 +27,7 @@ from mtmd.events import (
     Answer,
     Finished,
     Progress,
+    PromptTokenInfo,
     TextPiece,
     ThinkingPiece,
     TokenInfo,
@@ -346,6 +347,11 @@ class Service:
             self._count("images_refused")
             raise
         loaded.runner.check(prompt.pieces)
+        if settings.prompt_logprobs is not None and prompt.pictures:
+            raise OptionError(
+                f"prompt_logprobs: found beside {len(prompt.pictures)} pictures, whose tokens have "
+                "no probabilities, expected a prompt of text"
+            )
         preprocess_ms = (time.perf_counter() - clock) * 1e3
         stop = frozenset() if settings.ignore_eos else loaded.checkpoint.stop_tokens
         tokenizer = loaded.checkpoint.tokenizer
@@ -760,6 +766,7 @@ class Service:
                 settings.min_tokens,
                 request.owner,
                 request.thought,
+                settings.prompt_logprobs,
             )
             request.sequence = self.engine.submit(prompt)
         except MtmdError as error:
@@ -872,6 +879,13 @@ class Service:
             token.id, decode([token.id], skip_special=False), token.logprob or 0.0, top
         )
 
+    def _prompt_logprobs(self, request: Request) -> tuple[PromptTokenInfo, ...]:
+        if request.sequence is None or request.sequence.scores is None:
+            return ()
+        tokens = Token(request.prompt.tokens[0]), *request.sequence.scores
+        found = [(self._info(token), token.logprob) for token in tokens]
+        return tuple(PromptTokenInfo(i.id, i.text, logprob, i.top) for i, logprob in found)
+
     def _finish(self, request: Request, finish: str) -> None:
         stats, sequence = self._stats, request.sequence
         if finish == "cancelled":
@@ -901,6 +915,7 @@ class Service:
             request.checker.found,
             tuple(request.logprobs),
             "".join(request.thoughts),
+            prompt_logprobs=self._prompt_logprobs(request),
         )
         self._let_go(request)
         request.ticket.put(Finished(answer))

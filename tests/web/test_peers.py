@@ -222,6 +222,7 @@ HELD: dict[str, tuple[str, Any, Any]] = {
     "vllm chat: a regular expression": (CHAT, chat(structured_outputs={"regex": "[a-c]{3}"}), lambda b: re.fullmatch("[a-c]{3}", said(b))),
     "vllm chat: a regular expression that is none": (CHAT, chat(structured_outputs={"regex": {"1": "Python"}}), 400),
     "vllm chat: logprobs of one of several answers": (CHAT, chat(structured_outputs={"choice": ["Python", "C++"]}, logprobs=True, top_logprobs=5), lambda b: all(t["logprob"] >= -9999 for x in b["choices"][0]["logprobs"]["content"] for t in x["top_logprobs"])),
+    "vllm chat: prompt_logprobs": (CHAT, chat(prompt_logprobs=1), lambda b: len(b["prompt_logprobs"]) == b["usage"]["prompt_tokens"]),
     "vllm chat: json_object": (CHAT, schema({"type": "json_object"}), lambda b: said(b).startswith("{")),
     "vllm chat: json_schema": (CHAT, schema({"type": "json_schema", "json_schema": {"name": "t", "schema": {"type": "object", "properties": {"r": {"const": 2}}, "required": ["r"], "additionalProperties": False}}}), lambda b: json.loads(said(b))["r"] == 2),
     "vllm chat: text": (CHAT, schema({"type": "text"}), said),
@@ -246,7 +247,6 @@ OTHERWISE: dict[str, tuple[str, Any, int, str]] = {
     "llama completion: post_sampling_probs": (COMPLETION, {"prompt": "a", "post_sampling_probs": True}, 400, "probabilities are the model's own, before sampling"),
     "llama anthropic: thinking": (MESSAGES, message(thinking={"type": "enabled", "budget_tokens": 50}), 400, "no budget of thinking can be kept"),
     "llama security: /models without a key": ("/v1/models", None, 401, "names of models are not told without a key"),
-    "vllm chat: prompt_logprobs": (CHAT, chat(prompt_logprobs=1), 400, "log probabilities are of the answer"),
     "vllm chat: usage in every chunk": (CHAT, chat(stream=True, stream_options={"continuous_usage_stats": True}), 400, "usage is told once, at the end"),
 }  # fmt: skip
 # what does not apply, told in the same way

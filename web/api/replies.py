@@ -9,8 +9,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from mtmd import Answer, Progress, Receipt, TokenInfo, ToolCallPiece, __version__
+from mtmd import Answer, Progress, PromptTokenInfo, Receipt, TokenInfo, ToolCallPiece, __version__
 from mtmd.web.api.agent_tools import CustomCall, CustomCallPiece
+
+_FAR = 4  # characters that tokens of parts of them may stand for
 
 
 @dataclass(frozen=True)
@@ -18,7 +20,8 @@ class Reply:
     """What all parts of one answer have in common. `logprobs`: whether they were asked for;
     `thoughts`: whether what the model thought is sent;
     `warnings` go into its receipt; `index` is its place among several answers to one request;
-    `calls_old_way`: a call is a `function_call`, as before there were tools.
+    `calls_old_way`: a call is a `function_call`, as before there were tools; `prompt_logprobs`:
+    whether those of the prompt are given as vLLM does.
     """
 
     id: str
@@ -27,6 +30,7 @@ class Reply:
     warnings: tuple[str, ...] = ()
     index: int = 0
     calls_old_way: bool = False
+    prompt_logprobs: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
     thoughts: bool = True
 
@@ -46,10 +50,11 @@ class Reply:
             "logprobs": self._chat_logprobs(tokens),
             "finish_reason": self._finish(answer.receipt.finish),
         }
-        return self._head("chat.completion") | {
-            "choices": [choice],
-            "usage": self.usage(answer.receipt),
-        }
+        return (
+            self._head("chat.completion")
+            | self._of_prompt(answer)
+            | {"choices": [choice], "usage": self.usage(answer.receipt)}
+        )
 
     def chat_chunk(
         self, delta: dict[str, Any], tokens: Sequence[TokenInfo] = (), finish: str | None = None
@@ -87,10 +92,30 @@ class Reply:
         is_old = self.calls_old_way and finish == "tool_calls"
         return "function_call" if is_old else finish
 
-    def plain(self, answer: Answer, tokens: Sequence[TokenInfo]) -> dict[str, Any]:
-        return self._plain(answer.text, tokens, answer.receipt.finish) | {
-            "usage": self.usage(answer.receipt)
-        }
+    def plain(
+        self, answer: Answer, tokens: Sequence[TokenInfo | PromptTokenInfo]
+    ) -> dict[str, Any]:
+        reply = self._plain(answer.text, tokens, answer.receipt.finish)
+        reply["choices"][0] |= self._of_prompt(answer)
+        return reply | {"usage": self.usage(answer.receipt)}
+
+    def _of_prompt(self, answer: Answer) -> dict[str, Any]:
+        """By the ids of tokens, the first without any."""
+        if not self.prompt_logprobs:
+            return {}
+        found: list[dict[str, Any] | None] = [None]
+        for token in answer.prompt_logprobs[1:]:
+            ranks = {text: rank for rank, (text, _) in enumerate(token.top, 1)}
+            found.append(
+                {
+                    str(token.id): {
+                        "logprob": token.logprob,
+                        "rank": ranks.get(token.text),
+                        "decoded_token": token.text,
+                    }
+                }
+            )
+        return {"prompt_logprobs": found}
 
     def plain_text(self, text: str, tokens: Sequence[TokenInfo]) -> dict[str, Any]:
         return self._plain(text, tokens, None)
@@ -98,12 +123,15 @@ class Reply:
     def plain_end(self, finish: str) -> dict[str, Any]:
         return self._plain("", (), finish)
 
-    def _plain(self, text: str, tokens: Sequence[TokenInfo], finish: str | None) -> dict[str, Any]:
+    def _plain(
+        self, text: str, tokens: Sequence[TokenInfo | PromptTokenInfo], finish: str | None
+    ) -> dict[str, Any]:
         logprobs = (
             {
                 "tokens": [t.text for t in tokens],
                 "token_logprobs": [t.logprob for t in tokens],
-                "top_logprobs": [dict(t.top) for t in tokens],
+                "top_logprobs": [_top(t) for t in tokens],
+                "text_offset": list(_offsets(text, tokens)),
             }
             if self.logprobs
             else None
@@ -152,6 +180,27 @@ def together(replies: Sequence[dict[str, Any]], usage: dict[str, Any]) -> dict[s
     """Several answers to one request as one."""
     choices = [choice for reply in replies for choice in reply["choices"]]
     return replies[0] | {"choices": choices, "usage": usage}
+
+
+def _top(token: TokenInfo | PromptTokenInfo) -> dict[str, float] | None:
+    """The most probable ones, and the token itself; None of the first of a prompt."""
+    if token.logprob is None:
+        return None
+    return dict(token.top) | ({token.text: token.logprob} if token.top else {})
+
+
+def _offsets(text: str, tokens: Sequence[TokenInfo | PromptTokenInfo]) -> Iterator[int]:
+    """Where in a text each token begins. Special tokens, which a text has not, are between others;
+    parts of a character are where it is.
+    """
+    at = 0
+    for token in tokens:
+        own = token.text.strip("\ufffd")
+        found = text.find(own, at, at + len(own) + _FAR) if own else -1
+        if found < 0 and own.startswith(" ") and text.startswith(own[1:], at):
+            found, own = at, own[1:]  # the first of a text may come without its blank
+        yield at if found < 0 or own != token.text else found
+        at = at if found < 0 else found + len(own)
 
 
 def _chat_tokens(tokens: Sequence[TokenInfo]) -> Iterator[dict[str, Any]]:

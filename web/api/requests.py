@@ -448,7 +448,6 @@ class Generation(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
 
     unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {  # field -> values that ask for nothing
-        "prompt_logprobs": (None, 0),
         "best_of": (None, 1),
         "use_beam_search": (None, False),
         "length_penalty": (None, 1),
@@ -506,6 +505,7 @@ class Generation(BaseModel):
     stream_options: StreamOptions | None = None
     return_progress: bool | None = None  # llama.cpp's: chunks that say how far the prompt is
     n: Annotated[int, Field(ge=1, le=MOST_CHOICES), WHOLE] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None  # vLLM's
     grammar: str | None = Field(default=None, max_length=LONGEST_GRAMMAR)
     json_schema: dict[str, Any] | None = None
     guided_json: dict[str, Any] | str | None = None
@@ -586,6 +586,7 @@ class Generation(BaseModel):
             "frequency_penalty",
             "presence_penalty",
             "seed",
+            "prompt_logprobs",
             "min_tokens",
             "ignore_eos",
             "sampling",
@@ -763,5 +764,26 @@ class CompletionRequest(Generation):
     logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
     echo: bool | None = None
 
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether the log probabilities of an answer begin with those of its prompt."""
+        return bool(self.echo) and self.logprobs is not None
+
+    @model_validator(mode="after")
+    def _whole(self) -> CompletionRequest:
+        if self.scores_prompt and self.stream:
+            raise PydanticCustomError(
+                "stream",
+                "{param}: found beside echo and logprobs, expected two of the three: log "
+                "probabilities of a prompt come with the whole answer",
+                {"param": "stream"},
+            )
+        return self
+
     def options(self) -> dict[str, Any]:
-        return super().options() | ({} if self.logprobs is None else {"logprobs": self.logprobs})
+        given = super().options()
+        if self.logprobs is not None:
+            given["logprobs"] = self.logprobs
+        if self.scores_prompt:
+            given["prompt_logprobs"] = max(self.logprobs or 0, self.prompt_logprobs or 0)
+        return given

@@ -17,6 +17,7 @@ from mtmd import (
     ContextError,
     Event,
     Finished,
+    PromptTokenInfo,
     RawPrompt,
     Receipt,
     TextPiece,
@@ -172,7 +173,10 @@ def blueprint(api: Api) -> Blueprint:
                 tickets = asked.submit(messages, body.n or 1, usual | options)
                 reply = Reply(f"chatcmpl-{g.request_id}", name, bool(body.logprobs), warnings)
                 reply = replace(
-                    reply, calls_old_way=body.calls_old_way, thoughts=body.shows_thoughts
+                    reply,
+                    calls_old_way=body.calls_old_way,
+                    thoughts=body.shows_thoughts,
+                    prompt_logprobs=body.prompt_logprobs is not None,
                 )
                 answering = Answering(
                     tickets, reply, CHAT, Reply.chat, custom=body.given_tools.custom
@@ -206,6 +210,7 @@ def blueprint(api: Api) -> Blueprint:
                     body.logprobs is not None,
                     warnings,
                 )
+                reply = replace(reply, prompt_logprobs=body.prompt_logprobs is not None)
                 texts = [asked.echo(text) for text in body.prompt for _ in range(number)]
                 answering = Answering(
                     tickets, reply, PLAIN, Reply.plain, number, texts if body.echo else []
@@ -282,7 +287,7 @@ class Answering:
     tickets: Sequence[Ticket]
     reply: Reply
     form: Form
-    whole: Callable[[Reply, Answer, Sequence[TokenInfo]], dict[str, Any]]
+    whole: Callable[[Reply, Answer, Sequence[Any]], dict[str, Any]]
     each: int = 0
     echo: Sequence[str] = ()
     custom: frozenset[str] = frozenset()
@@ -345,9 +350,11 @@ def _collected(
     parts = []
     for index, reply in enumerate(answering.replies):
         answer = answers[index]
+        found: list[TokenInfo | PromptTokenInfo] = [*tokens.get(index, [])]
         if answering.echo:
             answer = replace(answer, text=answering.echo[index] + answer.text)
-        parts.append(answering.whole(reply, answer, tokens.get(index, [])))
+            found = [*answer.prompt_logprobs, *found]
+        parts.append(answering.whole(reply, answer, found))
     receipts = {index: answer.receipt for index, answer in answers.items()}
     return together(parts, answering.usage(receipts))
 

@@ -4,6 +4,7 @@ their parts come.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -70,12 +71,14 @@ def stream(
     how far the prompt is.
     """
     receipts: dict[int, Receipt] = {}
+    written = Counter[int]()  # characters of each answer
     for reply in replies:
         if first := form.first(reply):
             yield event(first)
     try:
         for index, text in enumerate(echo):
             yield event(form.text(replies[index], text, ()))
+            written[index] += len(text)
         for come in events:
             if come is None:
                 yield ""
@@ -88,7 +91,8 @@ def stream(
                 if item.text and reply.thoughts:
                     yield event(form.thought(reply, item.text))
             elif isinstance(item, TextPiece):
-                yield event(form.text(reply, item.text, item.tokens))
+                yield event(_placed(form.text(reply, item.text, item.tokens), written[index]))
+                written[index] += len(item.text)
             elif isinstance(item, ToolCallPiece):
                 yield event(form.call(reply, item))
             elif isinstance(item, Finished):
@@ -102,3 +106,12 @@ def stream(
     except Exception as error:
         yield event(as_error(error).body())
     yield DONE
+
+
+def _placed(chunk: dict[str, Any], before: int) -> dict[str, Any]:
+    """A chunk after so many characters of its answer."""
+    for choice in chunk["choices"]:
+        found = choice["logprobs"]
+        if found and "text_offset" in found:
+            found["text_offset"] = [offset + before for offset in found["text_offset"]]
+    return chunk

@@ -609,3 +609,64 @@ def test_a_step_of_decoding_leaves_the_interpreter_to_itself(chosen: dict[str, A
         changed = subject.step()
     assert len(changed) == 4
     assert len(called.names) <= 5  # memory for the logits, and how numpy comes by them
+
+
+def scored(prompts: list[Prompt], **chosen: Any) -> list[Sequence]:
+    subject = engine(**chosen)
+    sequences = [subject.submit(prompt) for prompt in prompts]
+    run(subject)
+    return sequences
+
+
+def test_tokens_of_a_prompt_have_the_probabilities_that_answers_would_have() -> None:
+    prompt = request(70, count=2, alternatives=3, prompt_alternatives=3)
+    (sequence,) = scored([prompt])
+    tokens = [token for span in prompt.spans for token in span.tokens]
+    assert sequence.scores is not None and [s.id for s in sequence.scores] == tokens[1:]
+    for place in (1, 2, 33, 69):
+        shorter = Prompt(
+            [Span(tuple(tokens[:place]))], Sampler(Sampling()), max_tokens=1, alternatives=100_000
+        )
+        (other,) = scored([shorter])
+        (token,) = other.take()
+        expected, found = dict(token.top), sequence.scores[place - 1]
+        assert found.logprob == pytest.approx(expected[tokens[place]], abs=1e-5)
+        assert [i for i, _ in found.top] == [i for i, _ in token.top[:3]]
+        assert [p for _, p in found.top] == pytest.approx([p for _, p in token.top[:3]], abs=1e-5)
+    plain = request(70, count=2, alternatives=3)
+    assert scored([plain])[0].tokens == sequence.tokens
+
+
+def test_probabilities_of_prompts_are_the_same_whatever_is_known_and_whoever_gives_way() -> None:
+    """Also where a prompt is known from before, is read in parts beside others, and where a
+    sequence has to be read again, as there are too few pages.
+    """
+    prompts = [
+        request(90, first, 30, prompt_alternatives=0 if first % 2 else 2)
+        for first in (5, 8, 11, 14)
+    ]
+    expected = [scored([prompt])[0].scores for prompt in prompts]
+    crowded = scored([*prompts, *prompts[:1]], pages=7)
+    assert sum(sequence.preemptions for sequence in crowded) > 0
+    subject = engine()
+    for tokens in (7, 16, 33):  # at once
+        subject.batcher.tokens = tokens
+        known = subject.submit(prompts[0])
+        run(subject)
+        assert not known.reused
+        crowded.append(known)
+    for found, right in zip(crowded, [*expected, *[expected[0]] * 4], strict=True):
+        assert found.scores is not None and right is not None
+        assert [s.id for s in found.scores] == [s.id for s in right]
+        assert [s.logprob for s in found.scores] == pytest.approx(
+            [s.logprob for s in right], abs=1e-5
+        )
+        assert [len(s.top) for s in found.scores] == [len(s.top) for s in right]
+    plain = subject.submit(request(90, 5, 3))
+    run(subject)
+    assert plain.reused and plain.scores is None
+
+
+def test_a_prompt_of_one_token_has_no_probabilities() -> None:
+    (sequence,) = scored([request(1, count=0, prompt_alternatives=1)])
+    assert (sequence.scores, sequence.finish) == ([], "length")

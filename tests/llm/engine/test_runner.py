@@ -41,6 +41,7 @@ FAMILY = Gemma3Text(
     ropes={"sliding_attention": rotary(1e4, 8), "full_attention": rotary(1e6, 8)},
     softcap=None,
     final_softcap=None,
+    tied=True,
 )
 ON_HOST = Override.parse(r"^blk\.\d+\.(kv_store|keys|values|attn)$=cpu")
 PROMPT = [Span(tuple(range(5, 16)))]

@@ -289,7 +289,7 @@ def test_the_closest_look_that_any_picture_asks_for_holds_for_all(service, clien
         ({"tool_choice": {"type": "web_search"}}, "tool_choice.type"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"functions": [{"name": ""}]}, "tools[0].function.name"),
-        ({"prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
         ({"grammar": "root ::= 5"}, "grammar"),
         ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_choice"),

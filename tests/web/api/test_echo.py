@@ -1,0 +1,150 @@
+"""Completions that begin with their prompt, with log probabilities, in the form that OpenAI's had and
+lm-evaluation-harness reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from serving import client_for, running
+
+from mtmd import Service, TokenInfo, load
+from mtmd.web.api.replies import Reply
+
+TEXT = "The capital of France is"
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[Service]:
+    with Service(load(threads=1)) as service:
+        yield service
+
+
+@pytest.fixture(scope="module")
+def sdk(service: Service) -> Iterator[openai.OpenAI]:
+    with (
+        running(service, any_model=True) as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        yield client
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_a_prompt_has_log_probabilities_as_its_answer_has(sdk: openai.OpenAI, count: int) -> None:
+    asked: Any = {"model": "demo", "max_tokens": count, "temperature": 0}
+    plain = sdk.completions.create(prompt=TEXT, **asked).choices[0]
+    found = sdk.completions.create(prompt=TEXT, echo=True, logprobs=2, **asked).choices[0]
+    assert found.text == TEXT + plain.text and found.finish_reason == plain.finish_reason
+    told = found.logprobs
+    assert told is not None and told.tokens and told.token_logprobs and told.text_offset
+    assert len(told.tokens) == len(told.token_logprobs) == len(told.text_offset)
+    assert told.top_logprobs is not None and len(told.top_logprobs) == len(told.tokens)
+    assert told.token_logprobs[0] is None and told.top_logprobs[0] is None
+    assert all(logprob < 0 for logprob in told.token_logprobs[1:])
+    assert "".join(told.tokens) == found.text
+    assert all(
+        found.text.startswith(t, o) for t, o in zip(told.tokens, told.text_offset, strict=True)
+    )
+    for token, own, top in zip(
+        told.tokens[1:], told.token_logprobs[1:], told.top_logprobs[1:], strict=True
+    ):
+        assert top[token] == own and len(top) in (2, 3)
+    answer = sdk.completions.create(prompt=TEXT, logprobs=2, **asked).choices[0].logprobs
+    if count:
+        assert answer is not None and answer.tokens == told.tokens[-count:]
+        assert answer.token_logprobs == pytest.approx(told.token_logprobs[-count:], abs=1e-4)
+        assert answer.text_offset is not None and answer.text_offset[0] == 0
+
+
+def test_ids_of_tokens_are_scored_one_by_one(sdk: openai.OpenAI, service: Service) -> None:
+    """As lm-evaluation-harness asks: prompts of ids, one token more, several at once."""
+    first, second = service.tokens_of(TEXT), service.tokens_of("I see a red")
+    made = sdk.completions.create(
+        model="demo", prompt=[first, second], max_tokens=1, echo=True, logprobs=1, temperature=0
+    )
+    for choice, ids in zip(made.choices, (first, second), strict=True):
+        told = choice.logprobs
+        assert told is not None and told.token_logprobs is not None
+        assert len(told.token_logprobs) == len(ids) + 1 and told.token_logprobs[0] is None
+    # what a continuation's probability is made of does not depend on how it is asked for
+    told = made.choices[0].logprobs
+    whole = sdk.completions.create(
+        model="demo", prompt=TEXT, max_tokens=1, echo=True, logprobs=1, temperature=0
+    )
+    expected = whole.choices[0].logprobs
+    assert told is not None and expected is not None and told.token_logprobs is not None
+    assert expected.token_logprobs is not None
+    assert told.token_logprobs[1:] == pytest.approx(expected.token_logprobs[1:], abs=1e-4)
+
+
+def test_several_answers_have_those_of_the_prompt_each(sdk: openai.OpenAI) -> None:
+    made = sdk.completions.create(
+        model="demo", prompt=TEXT, n=2, max_tokens=1, echo=True, logprobs=0, seed=1, temperature=1
+    )
+    one, two = (choice.logprobs for choice in made.choices)
+    assert one is not None and two is not None
+    assert one.token_logprobs is not None and two.token_logprobs is not None
+    assert one.token_logprobs[1:-1] == pytest.approx(two.token_logprobs[1:-1], abs=1e-5)
+
+
+def test_prompt_logprobs_as_vllm_gives_them(service: Service) -> None:
+    client = client_for(service, any_model=True)
+    body = {"prompt": TEXT, "max_tokens": 1, "prompt_logprobs": 1}
+    found = client.post("/v1/completions", json=body).get_json()["choices"][0]
+    ids, told = service.tokens_of(TEXT, around=True), found["prompt_logprobs"]
+    assert found["logprobs"] is None and told[0] is None
+    assert [list(one) for one in told[1:]] == [[str(i)] for i in ids[1:]]
+    assert all(one[str(i)]["logprob"] < 0 for one, i in zip(told[1:], ids[1:], strict=True))
+    chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1, "prompt_logprobs": 1}
+    found = client.post("/v1/chat/completions", json=chat).get_json()
+    assert len(found["prompt_logprobs"]) == found["usage"]["prompt_tokens"]
+    ranks = [next(iter(one.values()))["rank"] for one in found["prompt_logprobs"][1:]]
+    assert set(ranks) <= {1, None}
+
+
+def test_what_cannot_be_had_is_refused_by_name(service: Service) -> None:
+    client = client_for(service, any_model=True)
+    body = {"prompt": TEXT, "echo": True, "logprobs": 1}
+    found = client.post("/v1/completions", json=body | {"stream": True})
+    assert found.status_code == 400 and found.get_json()["error"]["param"] == "stream"
+    for wrong in ({"logprobs": 21}, {"prompt_logprobs": -1}, {"prompt_logprobs": 21}):
+        assert client.post("/v1/completions", json=body | wrong).status_code == 400
+    streamed = client.post(
+        "/v1/completions", json=body | {"stream": True, "logprobs": None}, buffered=True
+    )
+    assert streamed.status_code == 200 and TEXT in streamed.text
+
+
+def test_offsets_in_a_stream_go_on(sdk: openai.OpenAI) -> None:
+    chunks = sdk.completions.create(
+        model="demo", prompt=TEXT, max_tokens=4, logprobs=1, temperature=0, stream=True
+    )
+    text, offsets = "", []
+    for chunk in chunks:
+        choice = chunk.choices[0]
+        if choice.logprobs is not None and choice.logprobs.tokens:
+            assert choice.logprobs.text_offset is not None
+            offsets += zip(choice.logprobs.text_offset, choice.logprobs.tokens, strict=True)
+        text += choice.text
+    assert len(offsets) == 4
+    assert all(text.startswith(token, offset) for offset, token in offsets)
+
+
+@pytest.mark.parametrize(
+    "text, tokens, offsets",
+    [
+        ("a b", ["<s>", "a", " b"], [0, 0, 1]),
+        ("a b", [" a", " b"], [0, 1]),
+        ("x👩y", ["x", "\ufffd", "\ufffd", "y"], [0, 1, 1, 2]),
+        ("x👩y", ["x", "\ufffd", "\ufffdy"], [0, 1, 1]),
+        ("", ["<s>"], [0]),
+        ("abc", ["zz", "abc"], [0, 0]),
+    ],
+)
+def test_where_tokens_begin(text: str, tokens: list[str], offsets: list[int]) -> None:
+    reply = Reply("cmpl-1", "m", logprobs=True)
+    made = reply.plain_text(text, [TokenInfo(1, token, -1.0, ()) for token in tokens])
+    assert made["choices"][0]["logprobs"]["text_offset"] == offsets
