@@ -120,10 +120,6 @@ class Splitter:
         text = text.lstrip() if self.had_thought else text
         return [text] if text else []
 
-    def no_more(self) -> None:
-        """All that comes is of the answer."""
-        self._step = self._answer
-
     def _run(self) -> Iterator[Piece]:
         while self._text:
             step, length = self._step, len(self._text)

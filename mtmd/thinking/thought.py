@@ -86,9 +86,11 @@ class Thought:
         return self._tokens.opening[0]
 
     @property
-    def is_first_blank(self) -> bool:
-        """Whether that token alone shows nothing."""
-        return self._marks.opening[:1].isspace()
+    def is_first_alone(self) -> bool:
+        """Whether that token can begin nothing but a thought: it is the whole mark, or a blank, as
+        which no answer begins.
+        """
+        return len(self._tokens.opening) == 1 or self._marks.opening[:1].isspace()
 
     def forced(self) -> int | None:
         """The token that has to come next, None for any."""
@@ -102,10 +104,6 @@ class Thought:
         """End the thought. Returns the first token that does, which comes next."""
         self._forced = deque(self._tokens.closing)
         return self._forced[0]
-
-    def no_more(self) -> None:
-        """The answer has no thought."""
-        self._splitter.no_more()
 
     @property
     def must_be_closed(self) -> bool:
@@ -176,7 +174,7 @@ class AfterThought:
 
     def __init__(self, inner: Constraint, thought: Thought):
         self._inner, self._thought = inner, thought
-        self._is_awake = not thought.sleeps
+        self._is_awake, self._at_start = not thought.sleeps, thought.may_begin
         self._is_first_allowed = False  # also by what the answer has to look like
         self._asked: np.ndarray | None = None  # before the thought: for the answer's first token
 
@@ -199,7 +197,7 @@ class AfterThought:
             return np.full(-(-size // 8), 255, np.uint8)
         bits, first = self._asked, self._thought.first
         bits = self._inner.allowed(size) if bits is None else bits
-        if self._thought.may_begin:
+        if self._at_start:
             self._asked, bits = bits, bits.copy()
             self._is_first_allowed = bool(bits[first // 8] >> first % 8 & 1)
             bits[first // 8] |= 1 << first % 8
@@ -209,18 +207,18 @@ class AfterThought:
         return logits if self._thought.sleeps else masked(logits, self.allowed(len(logits)))
 
     def accept(self, token: int) -> None:
-        """Of the thought nothing is looked at. A token that may begin either begins the answer,
-        unless it is blank.
+        """Of the thought nothing is looked at. Where its mark is the beginning of an answer that is
+        allowed, too, it is looked at as that, until the mark is whole.
         """
-        thought = self._thought
+        thought, at_start = self._thought, self._at_start
         if thought.sleeps:
             return
-        if thought.may_begin:
-            is_either = self._is_first_allowed and not thought.is_first_blank
-            if token == thought.first and not is_either:
-                thought.open()
-                return
-            thought.no_more()
+        self._at_start = False
+        is_mark = thought.is_first_alone or not self._is_first_allowed
+        if at_start and token == thought.first and is_mark:
+            self._is_awake = False
+            thought.open()
+            return
         self._asked = None
         self._inner.accept(token)
 
