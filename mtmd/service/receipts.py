@@ -131,8 +131,17 @@ def _repeated(request: Request, finish: str) -> tuple[str, ...]:
     return (f"{said}; a repetition_penalty such as 1.1 helps, and stop_repeating ends it",)
 
 
+_ONLY_THOUGHT = {
+    "length": "the answer was cut within its thought; give more max_tokens, or a think_budget",
+    "stop": "the model ended its answer within the thought; a think_budget leaves room for more",
+}
+
+
 def _cut(request: Request, finish: str) -> tuple[str, ...]:
-    """Of an answer that was to be JSON and is the beginning of some."""
+    """Of an answer that was to be JSON and is the beginning of some, or that is a thought alone."""
+    if request.thoughts and not request.texts and finish in ("length", "stop"):
+        called = request.parser is not None and request.parser.calls
+        return () if called else (_ONLY_THOUGHT[finish],)
     if request.settings.json_schema is None or finish not in ("length", "stop"):
         return ()
     if _is_json("".join(request.texts)):

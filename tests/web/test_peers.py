@@ -237,6 +237,7 @@ HELD: dict[str, tuple[str, Any, Any]] = {
     "vllm basic: /health": ("/health", None, 200),
     "vllm basic: /load": ("/load", None, lambda b: b == {"server_load": 0}),
     "vllm basic: min_tokens": (CHAT, chat(max_tokens=20, min_tokens=20), lambda b: b["usage"]["completion_tokens"] == 20),
+    "llama anthropic: thinking": (MESSAGES, message(thinking={"type": "enabled", "budget_tokens": 50}), lambda b: b["content"]),
     "vllm body: a list": (CHAT, ["not", "an", "object"], 400),
     "vllm body: a number": (CHAT, 42, 400),
     "vllm body: a text": (CHAT, "no object", 400),
@@ -245,7 +246,6 @@ HELD: dict[str, tuple[str, Any, Any]] = {
 OTHERWISE: dict[str, tuple[str, Any, int, str]] = {
     "llama chat: timings in chunks": (CHAT, chat(timings_per_token=True), 200, "times are in `usage.mtmd_receipt`, and the field is named there among those that were ignored"),
     "llama completion: post_sampling_probs": (COMPLETION, {"prompt": "a", "post_sampling_probs": True}, 400, "probabilities are the model's own, before sampling"),
-    "llama anthropic: thinking": (MESSAGES, message(thinking={"type": "enabled", "budget_tokens": 50}), 400, "no budget of thinking can be kept"),
     "llama security: /models without a key": ("/v1/models", None, 401, "names of models are not told without a key"),
     "vllm chat: usage in every chunk": (CHAT, chat(stream=True, stream_options={"continuous_usage_stats": True}), 400, "usage is told once, at the end"),
 }  # fmt: skip

@@ -30,7 +30,7 @@ from mtmd.web.adapters.fields import (
 )
 from mtmd.web.adapters.tools import tool_options
 from mtmd.web.api.requests import promised
-from mtmd.web.api.thinking import Effort
+from mtmd.web.api.thinking import Budget, Effort
 from mtmd.web.errors import ApiError
 from mtmd.web.intake.body import WHOLE
 from mtmd.web.intake.long_texts import CutText, PictureText, as_data_url, beginning
@@ -47,6 +47,7 @@ Images = Annotated[list[PictureText], Field(max_length=MOST_PARTS)]
 class Options(Loose):
     """`num_predict` below 0 is for as many as there is room for. What says how to load a model
     (`num_ctx`, `num_gpu`, ...) was settled when the server was started, and is left aside.
+    `think_budget` is not Ollama's.
     """
 
     num_predict: Annotated[int, Field(ge=-2, le=MOST_TOKENS), WHOLE] | None = None
@@ -59,6 +60,7 @@ class Options(Loose):
     stop: Stops | None = None
     presence_penalty: Additive | None = None
     frequency_penalty: Additive | None = None
+    think_budget: Budget | None = None
     typical_p: Any = None
     tfs_z: Any = None
     mirostat: Any = None
@@ -137,7 +139,8 @@ class Answered(Request):
     @property
     def thinking(self) -> dict[str, Any]:
         """The fields of AnswerOptions about thoughts that were given."""
-        return given(think=self.think)
+        budget = self.options.think_budget if self.options else None
+        return given(think=self.think, think_budget=budget)
 
     def chosen(self) -> dict[str, Any]:
         """The fields of AnswerOptions that were given. Raises ApiError."""

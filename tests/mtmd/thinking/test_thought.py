@@ -110,6 +110,7 @@ def test_a_thought_that_is_cut_is_no_answer(models):
     with writes(model, "I wonder and wonder"):
         answer = model.answer(messages=HI, max_tokens=4)
     assert answer.text == "" and answer.thinking and answer.receipt.finish == "length"
+    assert "cut within its thought" in answer.receipt.warnings[-1]
     with writes(model, "I wonder"):
         answer = model.answer(messages=HI)
     assert (answer.thinking, answer.text, answer.receipt.finish) == ("I wonder", "", "stop")
