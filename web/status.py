@@ -37,7 +37,7 @@ def blueprint(models: Models, settings: ServerSettings, counters: metrics.Metric
         there = models.at_hand(model.name)
         return {
             # as llama.cpp's clients look for it
-            "default_generation_settings": {"n_ctx": model.context},
+            "default_generation_settings": {"n_ctx": model.context, "params": model.usual_sampling},
             "total_slots": slots,
             "model_alias": model.name,
             "modalities": {"vision": model.sees, "video": model.sees, "audio": False},

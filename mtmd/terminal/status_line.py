@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from typing import Any
 
 from mtmd.kernels.text import for_terminal
+from mtmd.terminal.wrap import width_of
 
 
 class Status:
@@ -26,8 +26,9 @@ class Status:
 
     def say(self, text: str) -> None:
         """`text` in the line's place."""
-        if sys.stderr.isatty():
-            shown = for_terminal(text)[: shutil.get_terminal_size().columns - 1]
+        width = width_of(sys.stderr)
+        if width is not None:
+            shown = for_terminal(text)[: width - 1]
             print(f"\r\x1b[K{shown}", end="", file=sys.stderr, flush=True)
             self.shown = True
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
 
 from mtmd.kernels.text import for_terminal, one_line
+from mtmd.terminal.wrap import width_of
 
 LEAST, GAP = 16, 2  # characters of a column, and between two
 
@@ -16,8 +16,9 @@ class Table:
     """Two columns under `heads`; `firsts` are the first column's cells, whose width is known so."""
 
     def __init__(self, heads: tuple[str, str], firsts: Sequence[str]):
-        self.on_terminal = sys.stdout.isatty()
-        width = shutil.get_terminal_size().columns
+        width = width_of(sys.stdout)
+        self.on_terminal = width is not None
+        width = width or 80
         self.first = min(max(map(len, (heads[0], *firsts))), max(width // 3, LEAST))
         self.last = max(width - self.first - GAP, LEAST)
         if self.on_terminal:

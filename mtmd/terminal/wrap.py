@@ -4,6 +4,7 @@ goes into a pipe or a file is left as it is.
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import unicodedata
@@ -137,8 +138,16 @@ class StreamedText:
 
 
 def width_of(file: TextIO) -> int | None:
-    """The columns of the terminal that `file` is, None where it is none."""
-    return shutil.get_terminal_size().columns if file.isatty() else None
+    """The columns of the terminal that `file` is, None where it is none. Of that file: stdout may
+    go elsewhere, by which `shutil` goes.
+    """
+    if not file.isatty():
+        return None
+    try:
+        found = os.get_terminal_size(file.fileno()).columns
+    except (AttributeError, OSError, ValueError):
+        found = 0
+    return found or shutil.get_terminal_size().columns
 
 
 def wrapped(text: str, file: TextIO | None = None, indent: str = "") -> str:

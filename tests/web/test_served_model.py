@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from datetime import datetime
 from types import SimpleNamespace
 
 import pytest
-from fake_service import FakeService
+from fake_service import CONTEXT, FakeService
 from serving import client_for
 
+from mtmd.llm.sampling.options import ModelSampling
 from mtmd.web.errors import ApiError
 from mtmd.web.models.choice import OneModel
 from mtmd.web.served_model import ServedModel
@@ -53,3 +55,58 @@ def test_who_asks_for_a_model_by_its_name_finds_that(name):
     service.name = "demo model"
     client = client_for(service)
     assert client.get(f"/v1/models/{name}").get_json()["id"] == name
+
+
+def test_what_holds_where_a_request_says_nothing():
+    """The model's own settings, up to the end of the context; a preset comes first."""
+    served = ServedModel(FakeService())
+    assert served.usual("auto") == {"max_tokens": CONTEXT, "sampling": "model", "detail": "auto"}
+    preset = {"temperature": 0.2, "sampling": "off"}
+    served = ServedModel(FakeService(), preset=preset)
+    assert served.usual("low") == preset | {"max_tokens": CONTEXT, "detail": "low"}
+
+
+def test_lists_show_how_tokens_are_chosen():
+    """llama.cpp's /props and Ollama's /api/show have the model's settings, and the server's."""
+    service = FakeService()
+    own = ModelSampling("x.json", {"temperature": 0.7, "repetition_penalty": 1.05})
+    service.checkpoint_facts = replace(service.checkpoint_facts, sampling=own)
+    for answers, shown in (
+        ({}, {"temperature": 0.7, "repetition_penalty": 1.05}),
+        ({"sampling": "greedy"}, {"repetition_penalty": 1.05}),
+        ({"sampling": "off"}, {}),
+        ({"temperature": 0.1}, {"temperature": 0.1, "repetition_penalty": 1.05}),
+    ):
+        client = client_for(service, answers=answers)
+        found = client.get("/props").get_json()["default_generation_settings"]["params"]
+        assert found == shown, answers
+        told = client.post("/api/show", json={"model": "fake"}).get_json()["parameters"]
+        names = {"repetition_penalty": "repeat_penalty"}
+        assert told.splitlines() == [f"{names.get(n, n)} {v:g}" for n, v in shown.items()]
+        about = client.get("/api/about").get_json()
+        assert (
+            about["sampling"]["source"] == "x.json" and answers.items() <= about["preset"].items()
+        )
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
+        ("/v1/completions", {"prompt": "hi"}),
+        ("/v1/responses", {"input": "hi"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 9}),
+        ("/api/chat", {"messages": [{"role": "user", "content": "hi"}], "stream": False}),
+        ("/api/generate", {"prompt": "hi", "stream": False}),
+        ("/completion", {"prompt": "hi"}),
+    ],
+)
+def test_every_interface_answers_by_the_models_own_settings_to_the_end(path, body):
+    """As many tokens as the context has room for, but where a length is required."""
+    service = FakeService()
+    client = client_for(service, answers={"sampling": "model", "stop_repeating": True})
+    assert client.post(path, json={"model": "fake"} | body).status_code == 200
+    chosen = service.tickets[-1].chosen
+    assert (chosen["sampling"], chosen["stop_repeating"]) == ("model", True)
+    assert chosen["max_tokens"] == body.get("max_tokens", CONTEXT)
+    assert "temperature" not in chosen, "only what is given goes before the model's own"

@@ -320,7 +320,7 @@ class _Form:
 
     def _end(self, answer: Answer) -> dict[str, Any]:
         receipt, body, context = answer.receipt, self._body, self._door.model.context
-        limit = receipt.finish == "length"
+        limit, used = receipt.finish == "length", receipt.sampling.get("temperature")
         stopped = "word" if answer.stop is not None else "limit" if limit else "eos"
         prompt = self._prompt
         if not isinstance(prompt, str):
@@ -336,7 +336,7 @@ class _Form:
             "generation_settings": {
                 "n_predict": -1 if body.n_predict is None else body.n_predict,
                 "seed": receipt.seed,
-                "temperature": body.temperature or 0.0,
+                "temperature": used.value if used else body.temperature or 0.0,
                 "stop": list(body.stop or ()),
                 "stream": body.stream,
                 "n_probs": body.n_probs,

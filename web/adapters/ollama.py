@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from time import perf_counter_ns
@@ -121,7 +121,7 @@ def _model_routes(routes: Blueprint, door: Door) -> None:
         there = door.models.at_hand(model.name)
         return {
             "modelfile": "",
-            "parameters": "",
+            "parameters": _parameters(model.usual_sampling),
             "template": there.service.chat_template if there else "",
             "license": "",
             "details": _details(model),
@@ -279,6 +279,12 @@ def _family(model: Listed) -> str:
     """Of a GGUF that was not opened yet, nothing says it."""
     kind = "" if model.kind == _GGUF else model.kind
     return (model.checkpoint.architecture if model.checkpoint else kind) or "unknown"
+
+
+def _parameters(sampling: Mapping[str, float]) -> str:
+    """As a Modelfile has them, a line each."""
+    names = {"repetition_penalty": "repeat_penalty"}
+    return "\n".join(f"{names.get(name, name)} {value:g}" for name, value in sampling.items())
 
 
 def _parameter_size(parameters: int) -> str:

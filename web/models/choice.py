@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Protocol
 
 from flask import request
 
 from mtmd.checkpoint.collection import near
 from mtmd.checkpoint.facts import CheckpointFacts
+from mtmd.llm.sampling.options import Sampling
 from mtmd.web.errors import ApiError
 from mtmd.web.served_model import ServedModel
 from mtmd.web.telemetry.metrics import Life, Measured
@@ -52,6 +53,16 @@ class Listed:
     default: bool = True
     preset: Mapping[str, Any] = field(default_factory=dict)
     checkpoint: CheckpointFacts | None = None
+
+    @property
+    def usual_sampling(self) -> dict[str, float]:
+        """How tokens are chosen where a request says nothing: by the preset, and the model's own
+        settings.
+        """
+        way = str(self.preset.get("sampling", "model"))
+        own = {} if self.checkpoint is None else self.checkpoint.sampling.defaults(way)
+        names = {field.name for field in fields(Sampling)} - {"logit_bias", "seed"}
+        return own | {name: value for name, value in self.preset.items() if name in names}
 
 
 class Claim(Protocol):

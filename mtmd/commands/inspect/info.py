@@ -6,7 +6,7 @@ import argparse
 import json
 
 from mtmd.commands.shared import add_model_arguments, add_model_named, load_from
-from mtmd.kernels.text import for_terminal
+from mtmd.terminal.wrap import wrapped
 
 HELP = (
     "Tell a model's families, sizes, types, tokens per image and memory; no weight is read, "
@@ -35,5 +35,5 @@ def run(args: argparse.Namespace) -> int:
     from mtmd.inspect.info_text import render
 
     info = model_info(model)
-    print(json.dumps(info.asdict()) if args.json else for_terminal(render(info)))
+    print(json.dumps(info.asdict()) if args.json else wrapped(render(info), indent="  "))
     return 0

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
+import os
+import pty
 import random
 import re
+import struct
 import sys
+import termios
 
 import pytest
 
-from mtmd.terminal.wrap import StreamedText, Wrapper, columns, styled, wrapped
+from mtmd.terminal.wrap import StreamedText, Wrapper, columns, styled, width_of, wrapped
 
 TEXT = (
     "The last rose of the season leans on the window, and nobody  looks.\n\n  def f():\n\treturn 1"
@@ -115,3 +120,17 @@ def test_styles_are_for_terminals_that_have_them(
     monkeypatch.delenv("NO_COLOR")
     monkeypatch.setenv("TERM", "dumb")
     assert styled("> ", "1", terminal) == "> "
+
+
+def test_the_width_is_that_of_the_terminal_that_is_written_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An error on a terminal, of a command whose output goes into a pipe."""
+    ours, its = pty.openpty()
+    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("4H", 40, 33, 0, 0))
+    monkeypatch.delenv("COLUMNS", raising=False)
+    with open(its, "w") as terminal:  # noqa: PTH123  # a descriptor
+        assert width_of(terminal) == 33
+        assert wrapped("word " * 7, terminal).split("\n")[0] == "word word word word word word"
+    os.close(ours)
+    assert width_of(io.StringIO()) is None

@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from PIL import Image
 from serving import running
 
 from mtmd import BusyError, DeviceError, Progress, PromptError
+from mtmd.llm.sampling.options import ModelSampling
 from mtmd.web.app import create_app
 from mtmd.web.settings import ServerSettings
 from mtmd.web.store.store import Store
@@ -417,6 +419,38 @@ def test_what_is_marked_up_in_an_answer_is_shown_and_harms_nobody(person, fake):
         ["https://example.com/p.png", "noopener noreferrer nofollow"],
         ["https://example.com", "noopener noreferrer nofollow"],
     ]
+
+
+def test_settings_show_the_models_own_and_where_they_come_from(visit, fake):
+    own = ModelSampling(
+        "generation_config.json",
+        {"temperature": 0.7, "top_k": 20},
+        ("no_repeat_ngram_size 3 (not supported)",),
+    )
+    fake.checkpoint_facts = replace(fake.checkpoint_facts, sampling=own)
+    person = visit()
+    page = person.page
+    page.click("#open-settings")
+    assert page.input_value("[name=temperature]") == "0.7"
+    assert page.input_value("[name=max_tokens]") == ""
+    assert page.inner_text("#settings-source") == (
+        "Defaults: temperature 0.7, top k 20 (generation_config.json). Not applied: "
+        "no_repeat_ngram_size 3 (not supported)."
+    )
+    page.click("#settings >> text=Done")
+    person.say("hi")
+    assert fake.tickets[-1].chosen.keys() & {"temperature", "top_k"} == set()
+    assert fake.tickets[-1].chosen["sampling"] == "model"
+    page.click("#open-settings")
+    page.fill("[name=temperature]", "0")
+    page.click("#settings >> text=Done")
+    person.say("again")
+    assert fake.tickets[-1].chosen["temperature"] == 0, "0 is greedy, and not left out"
+    page.click("#open-settings")
+    page.fill("[name=temperature]", "")
+    page.click("#settings >> text=Done")
+    person.say("and again")
+    assert "temperature" not in fake.tickets[-1].chosen, "nothing is the default"
 
 
 def test_settings_are_used_and_kept(person, fake):
