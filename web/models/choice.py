@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from flask import request
 
 from mtmd.checkpoint.collection import near
 from mtmd.checkpoint.facts import CheckpointFacts
-from mtmd.llm.sampling.options import Sampling
 from mtmd.web.errors import ApiError
+from mtmd.web.models.presets import SAMPLING
 from mtmd.web.served_model import ServedModel
 from mtmd.web.telemetry.metrics import Life, Measured
 
@@ -61,8 +61,7 @@ class Listed:
         """
         way = str(self.preset.get("sampling", "model"))
         own = {} if self.checkpoint is None else self.checkpoint.sampling.defaults(way)
-        names = {field.name for field in fields(Sampling)} - {"logit_bias", "seed"}
-        return own | {name: value for name, value in self.preset.items() if name in names}
+        return own | {n: value for n, value in self.preset.items() if n in SAMPLING}
 
 
 class Claim(Protocol):

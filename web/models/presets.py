@@ -22,8 +22,9 @@ FILE = "presets.json"  # in a folder of models
 BYTES_MAX = 1 << 20
 SYSTEM_CHARS_MAX = 100_000
 EVERY = "*"
+SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 ANSWER = (
-    *("temperature", "top_k", "top_p", "min_p", "repetition_penalty"),
+    *SAMPLING,
     *("seed", "max_tokens", "detail", "sampling", "stop_repeating"),
 )  # of AnswerOptions
 LOAD = (
