@@ -118,7 +118,8 @@ class Answer:
     not part of the text. `stop`: the text of the option's before which it ended, None where it
     ended otherwise. `logprobs`: each token of the answer with its log probability, where the option
     asked for them. `thinking` is what the model thought before, not part of the text either.
-    `prompt_logprobs`: each token of the prompt, where the option asked for them.
+    `prompt_logprobs`: each token of the prompt, where the option asked for them. `end`: the token
+    that ended the answer, where one did and `logprobs` were asked for.
     """
 
     text: str
@@ -131,6 +132,7 @@ class Answer:
     thinking: str = ""
     view: View | None = field(default=None, repr=False, compare=False)
     prompt_logprobs: tuple[PromptTokenInfo, ...] = ()
+    end: TokenInfo | None = None
 
     def __str__(self) -> str:
         return self.text

@@ -613,6 +613,7 @@ class Engine:
         sequence.decode_ms = (time.perf_counter() - sequence.first) * 1e3
         if token in prompt.stop and forced is None:
             if thought is None or not thought.must_be_closed:
+                sequence.last = self._told(token, logits, prompt, drawn)
                 self.end(sequence, "stop")
                 return token
             token, drawn = thought.close(), None
@@ -620,17 +621,19 @@ class Engine:
             prompt.constraint.accept(token)
         if prompt.thinks and thought:
             thought.accept(token)
-        # Probabilities are the model's own, before what a constraint allows.
-        sequence.append(
-            _with_probabilities(token, logits, prompt.alternatives)
-            if drawn is None or drawn.token != token
-            else Token(token, drawn.logprob, drawn.top)
-        )
+        sequence.append(self._told(token, logits, prompt, drawn))
         self._chosen += 1
         self.speculation.push(sequence, token)
         if len(sequence.tokens) >= prompt.max_tokens or sequence.total >= self.runner.context:
             self.end(sequence, "length")
         return token
+
+    @staticmethod
+    def _told(token: int, logits: Row, prompt: Prompt, drawn: Drawn | None) -> Token:
+        """Probabilities are the model's own, before what a constraint allows."""
+        if drawn is None or drawn.token != token:
+            return _with_probabilities(token, logits, prompt.alternatives)
+        return Token(token, drawn.logprob, drawn.top)
 
     @staticmethod
     def _seen(sequence: Sequence, prompt: Prompt) -> list[int]:

@@ -76,6 +76,8 @@ class Sequence:
     admitted: float | None = None
     first: float | None = None
     """When its first token was chosen."""
+    last: Token | None = None
+    """The stop token that ended it."""
     scores: list[Token] | None = None
     """The tokens of its prompt from the second on, as far as they have been read; None where they
     are not wanted. A prompt whose tokens are is read whole, whatever is known of it.

@@ -886,6 +886,10 @@ class Service:
         found = [(self._info(token), token.logprob) for token in tokens]
         return tuple(PromptTokenInfo(i.id, i.text, logprob, i.top) for i, logprob in found)
 
+    def _end_of(self, request: Request) -> TokenInfo | None:
+        last = request.sequence.last if request.sequence else None
+        return None if last is None or last.logprob is None else self._info(last)
+
     def _finish(self, request: Request, finish: str) -> None:
         stats, sequence = self._stats, request.sequence
         if finish == "cancelled":
@@ -916,6 +920,7 @@ class Service:
             tuple(request.logprobs),
             "".join(request.thoughts),
             prompt_logprobs=self._prompt_logprobs(request),
+            end=self._end_of(request),
         )
         self._let_go(request)
         request.ticket.put(Finished(answer))

@@ -353,7 +353,9 @@ def _collected(
         found: list[TokenInfo | PromptTokenInfo] = [*tokens.get(index, [])]
         if answering.echo:
             answer = replace(answer, text=answering.echo[index] + answer.text)
-            found = [*answer.prompt_logprobs, *found]
+            # so that an answer of one token has one whatever it is: clients leave it out
+            end = [answer.end] if answer.end and answer.prompt_logprobs else []
+            found = [*answer.prompt_logprobs, *found, *end]
         parts.append(answering.whole(reply, answer, found))
     receipts = {index: answer.receipt for index, answer in answers.items()}
     return together(parts, answering.usage(receipts))

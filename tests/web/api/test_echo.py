@@ -80,6 +80,22 @@ def test_ids_of_tokens_are_scored_one_by_one(sdk: openai.OpenAI, service: Servic
     assert told.token_logprobs[1:] == pytest.approx(expected.token_logprobs[1:], abs=1e-4)
 
 
+def test_the_token_that_ends_an_answer_is_among_those_of_it(service: Service) -> None:
+    """Who asks for one token and leaves it out would else lose one of the prompt's."""
+    client = client_for(service, any_model=True)
+    body = {"prompt": TEXT, "max_tokens": 1, "temperature": 0}
+    (first,) = client.post("/v1/completions", json=body | {"logprobs": 0}).get_json()["choices"]
+    ended = body | {"stop_token_ids": service.tokens_of(first["logprobs"]["tokens"][0])[:1]}
+    plain = client.post("/v1/completions", json=ended | {"logprobs": 0}).get_json()["choices"][0]
+    assert (plain["finish_reason"], plain["logprobs"]["tokens"]) == ("stop", [])
+    echo = client.post("/v1/completions", json=ended | {"logprobs": 1, "echo": True}).get_json()
+    told = echo["choices"][0]["logprobs"]
+    assert echo["choices"][0]["text"] == TEXT
+    assert told["tokens"][-1] == first["logprobs"]["tokens"][0]
+    assert told["token_logprobs"][-1] == first["logprobs"]["token_logprobs"][0]
+    assert len(told["tokens"]) == len(service.tokens_of(TEXT, around=True)) + 1
+
+
 def test_several_answers_have_those_of_the_prompt_each(sdk: openai.OpenAI) -> None:
     made = sdk.completions.create(
         model="demo", prompt=TEXT, n=2, max_tokens=1, echo=True, logprobs=0, seed=1, temperature=1
