@@ -25,7 +25,7 @@ EVERY = "*"
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 ANSWER = (
     *SAMPLING,
-    *("seed", "max_tokens", "detail", "sampling", "stop_repeating"),
+    *("seed", "max_tokens", "detail", "sampling", "stop_repeating", "think", "think_budget"),
 )  # of AnswerOptions
 LOAD = (
     *("dtype", "flash_attn", "override_tensor", "refuse", "context", "mmproj", "chat_template"),

@@ -30,6 +30,8 @@ class Options(_Strict):
     repetition_penalty: float | None = None
     seed: int | None = None
     detail: Literal["auto", "low", "high"] | None = None
+    think: Literal["on", "off"] | None = None
+    think_budget: int | None = None
     since: Id | None = None
 
     def chosen(self) -> dict[str, Any]:

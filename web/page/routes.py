@@ -91,15 +91,15 @@ def _page_routes(routes: Blueprint, chat: Chat) -> None:
     @routes.get("/api/about")
     @takes(Body.NOTHING)
     def about() -> dict[str, Any]:
-        """`context` and `sampling`, how the model's files recommend to choose tokens, are None for
-        a model of several that was not opened yet.
+        """`context` and `sampling`, how the model's files recommend to choose tokens, and whether
+        it can think are None for a model of several that was not opened yet.
         """
         models = chat.models
         model = models.find(request.args.get("model"))
         fault, notice = models.fault, chat.store.notice
         demo = model.name in (DEMO_NAME, DEMO)
         sees = model.sees is not False
-        facts = model.checkpoint
+        facts, there = model.checkpoint, models.at_hand(model.name)
         return {
             "model": model.name,
             "many": models.many,
@@ -110,6 +110,7 @@ def _page_routes(routes: Blueprint, chat: Chat) -> None:
             "key": caller.name if (caller := g.get("caller")) else None,
             "context": model.context,
             "vision": sees,
+            "thinks": there.service.thinks if there else None,
             "kept": chat.store.keeps,
             "shared": chat.store.shared,
             "notice": notice.asdict() if notice else None,

@@ -40,6 +40,7 @@ function body(receipt, options, pictures) {
   made.append(times(receipt), facts([
     ["Prompt", `${plural(receipt.prompt_tokens, "token")}${receipt.reused_tokens ? `, ${receipt.reused_tokens.toLocaleString("en")} known from before` : ""}`],
     ["Answer", `${plural(receipt.output_tokens, "token")}, ${ENDS[receipt.finish] ?? receipt.finish}`],
+    ["Thought", receipt.thinking_tokens ? plural(receipt.thinking_tokens, "token") : null],
     ["Speed", receipt.decode_ms > 0 && receipt.output_tokens > 1 ? `${(((receipt.output_tokens - 1) / receipt.decode_ms) * 1000).toFixed(1)} tokens/s` : null],
     ["Compiled", receipt.kernels_compiled ? `${plural(receipt.kernels_compiled, "kernel")} meanwhile, in ${Math.round(receipt.compile_ms)} ms, kept for later answers` : null],
     ["Proposed", receipt.proposed_tokens ? `${plural(receipt.proposed_tokens, "token")} out of the text, ${receipt.accepted_tokens.toLocaleString("en")} accepted` : null],

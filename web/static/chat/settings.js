@@ -4,8 +4,9 @@ import { $ } from "../shared/dom.js";
 import { forgetKey } from "../shared/server.js";
 
 const KEY = "mtmd.settings";
-const PLAIN = { system: "", detail: "auto", max_tokens: null, temperature: 0, top_p: 1, top_k: 0, min_p: 0, repetition_penalty: 1, seed: null };
+const PLAIN = { system: "", detail: "auto", max_tokens: null, temperature: 0, top_p: 1, top_k: 0, min_p: 0, repetition_penalty: 1, seed: null, think: "", think_budget: null };
 const SAMPLING = ["temperature", "top_p", "top_k", "min_p", "repetition_penalty"];
+const TEXTS = ["system", "detail", "think"];
 const AGAIN_TEMPERATURE = 0.7;
 let defaults = PLAIN;
 let chosen = {};
@@ -34,7 +35,9 @@ export function optionsForAnother() {
 export function settingsFor(about) {
   const preset = Object.fromEntries(Object.entries(about.preset).filter(([name]) => name in PLAIN));
   defaults = { ...PLAIN, ...own(about), ...preset };
+  if (typeof defaults.think === "boolean") defaults.think = defaults.think ? "on" : "off";
   $("settings-source").textContent = source(about, preset);
+  $("thinking-settings").hidden = about.thinks === false;
   model = about.many ? about.model : null;
   key = model ? `${KEY}.${model}` : KEY;
   $("settings-model").textContent = model ?? "";
@@ -64,7 +67,7 @@ function source(about, preset) {
 
 /** What an answer was made with is how the next ones are. */
 export function adopt(given) {
-  for (const name of ["system", "detail", "temperature", "seed", "top_p", "top_k", "min_p", "repetition_penalty"]) {
+  for (const name of ["system", "detail", "temperature", "seed", "top_p", "top_k", "min_p", "repetition_penalty", "think", "think_budget"]) {
     const value = given[name] ?? (name === "system" ? "" : defaults[name]);
     if (value === defaults[name]) delete chosen[name];
     else chosen[name] = value;
@@ -103,7 +106,7 @@ function keep(form) {
   chosen = {};
   for (const [name, usual] of Object.entries(defaults)) {
     const text = form.elements[name].value;
-    const value = name === "system" || name === "detail" ? text : text === "" ? usual : Number(text);
+    const value = TEXTS.includes(name) ? text : text === "" ? usual : Number(text);
     if (value !== usual) chosen[name] = value;
   }
   localStorage.setItem(key, JSON.stringify(chosen));
