@@ -538,13 +538,13 @@ def test_a_step_made_smaller() -> None:
 
 @pytest.mark.parametrize("speculate", ["off", 4])
 def test_tokens_chosen_together_are_those_chosen_one_by_one(speculate: Any) -> None:
-    """Greedy ones, drawn ones, with penalties, probabilities, a least length and constraints, of
-    which one is late and one fails.
+    """Greedy ones, drawn ones, with penalties, probabilities, a least length, thoughts and
+    constraints, of which one is late and one fails.
     """
     answers = []
     for together in (False, True):
         late = Slow()
-        subject = Engine(small.runner(128, sequences=9), speculate=speculate)
+        subject = Engine(small.runner(128, sequences=11), speculate=speculate)
         subject.draws_together = together
         odd = type("Odd", (Slow,), {"mask": lambda _, x: x.masked_fill(ODD, -torch.inf)})
         asked = [
@@ -559,6 +559,8 @@ def test_tokens_chosen_together_are_those_chosen_one_by_one(speculate: Any) -> N
                     {"constraint": late},
                     {"constraint": Slow(True, MtmdError("no such answer"))},
                     {"spans": [Span((5, 6, 7, 8) * 6)], "temperature": 0.5, "seed": 6},
+                    {"spans": [Span((5, 6, 7, 8) * 6)], "thought": Thought(9), "min_tokens": 3},
+                    {"thought": Thought(3), "temperature": 0.8, "seed": 7, "alternatives": 2},
                 )
             )
         ]
