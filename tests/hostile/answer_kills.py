@@ -199,7 +199,7 @@ def _one(person: Any, servers: Servers, text: str, whole: str, kill: Kill) -> Co
         counts["whole"] += 1
     else:
         counts["said where it ended"] += 1
-        end_of = "Cut off when the server ended." + (" Continue" if found else "")
+        end_of = "Interrupted when the server stopped." + (" Continue" if found else "")
         assert asides.inner_text() == end_of, asides.inner_text()
     assert page.input_value("#prompt") == ""
     _once(person, text)

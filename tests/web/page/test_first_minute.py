@@ -343,7 +343,7 @@ def test_an_answer_that_was_cut_goes_on_from_its_end(person, fake):
     fake.words = "one two three four five"
     person.say("count")
     assert person.texts("answer") == ["one two three"]
-    assert "Reached the longest length" in page.inner_text(".message.answer .aside")
+    assert "Reached the length limit" in page.inner_text(".message.answer .aside")
     fake.words = " four five"
     page.click(".aside button:has-text('Continue')")
     page.wait_for_selector(".branches:has-text('2 / 2')")

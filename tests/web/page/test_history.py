@@ -118,6 +118,20 @@ def test_conversations_of_other_programs_are_imported_found_and_taken_along(pers
     assert person.page.set_viewport_size(PHONE) is None and person.overflow() == 0
 
 
+def test_an_exported_conversation_has_every_line_as_it_was_written(person, fake):
+    fake.words = (
+        "TOTAL 12.50\nCASH 20.00\n\n- **「重点」**内容\n  שלום\n\n| a | b |\n|---|---|\n| 1 | 2 |"
+    )
+    asked = "one\ntwo"
+    person.say(asked)
+    page = person.page
+    page.click("#list .item .icon-button")
+    with page.expect_download() as download:
+        page.click("text=Export as Markdown")
+    text = download.value.path().read_text()
+    assert text == f"# one two\n\n## You\n\n{asked}\n\n## Answer\n\n{fake.words}\n"
+
+
 def test_the_oldest_turns_are_dropped_where_there_is_no_room(person, fake):
     page = person.page
     person.attach(SHAPES)

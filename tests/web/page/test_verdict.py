@@ -115,7 +115,7 @@ def test_every_command_of_a_verdict_is_one_that_there_is(capsys):
     for finding in (f for r in reports for f in verdict(r, None).findings if f.command):
         _, verb, *rest = finding.command.split()
         with pytest.raises(SystemExit):
-            main([verb, "--help"])
+            main([verb, "--help-all"])
         known = capsys.readouterr().out
         assert all(option in known for option in rest if option.startswith("--")), finding.command
 

@@ -15,7 +15,7 @@ const LARGEST = [320, 240]; // CSS pixels of a picture in the thread
 const SMALLEST = 48;
 const AROUND = 62; // of the window's width: padding, frame, and the room that a scroll bar has on both sides
 const REGIONS_NAMED = 12;
-const ENDINGS = { stopped: "Stopped.", interrupted: "Cut off when the server ended.", lost: "The connection was lost here." };
+const ENDINGS = { stopped: "Stopped.", interrupted: "Interrupted when the server stopped.", lost: "The connection was lost here." };
 const RATE_EVERY_MS = 300;
 const WORK = { encode: "Looking at the pictures", prefill: "Reading" };
 
@@ -68,7 +68,7 @@ export function answerMessage(message, context) {
   if (isBeyondDemo(message.receipt, context.tree.picturesBefore(message))) made.append(el("p", { class: "aside demo-answer" }, "The demo model knows drawn shapes, short words and numbers: what it says of any other picture is a guess."));
   const ending = ENDINGS[message.state];
   const cut = message.receipt?.finish === "length" && message.state === "complete";
-  if (message.text && (ending || cut)) made.append(endOf(message, ending ?? (context.isFull(message) ? "The context is full." : "Reached the longest length that the settings allow."), context));
+  if (message.text && (ending || cut)) made.append(endOf(message, ending ?? (context.isFull(message) ? "The context is full." : "Reached the length limit of the settings."), context));
   else if (ending) made.append(el("p", { class: "aside" }, ending));
   if (message.state === "failed") {
     made.append(el("div", { class: "problem" }, el("span", {}, sentence(message.error ?? "The answer failed.")),

@@ -7,7 +7,7 @@ import { clock, isVideo, openVideo } from "./video.js";
 import { openViewer } from "./viewer.js";
 
 const SYSTEM_SHOWN = 40; // characters
-const ENDS = { stop: "finished", length: "reached the longest length", cancelled: "stopped" };
+const ENDS = { stop: "finished", length: "reached the length limit", cancelled: "stopped" };
 
 /** `pictures()`: those of the branch before the answer, in the order of the receipt's. */
 export function receiptOf(receipt, options, pictures) {
@@ -38,12 +38,12 @@ function body(receipt, options, pictures) {
   receipt.images.forEach((image, index) => made.append(seen(image, stills[index])));
   (receipt.videos ?? []).forEach((video, index) => made.append(seenVideo(video, videos[index])));
   made.append(times(receipt), facts([
-    ["Prompt", `${plural(receipt.prompt_tokens, "token")}${receipt.reused_tokens ? `, ${receipt.reused_tokens.toLocaleString("en")} known from before` : ""}`],
+    ["Prompt", `${plural(receipt.prompt_tokens, "token")}${receipt.reused_tokens ? `, ${receipt.reused_tokens.toLocaleString("en")} from the cache` : ""}`],
     ["Answer", `${plural(receipt.output_tokens, "token")}, ${ENDS[receipt.finish] ?? receipt.finish}`],
     ["Thought", receipt.thinking_tokens ? plural(receipt.thinking_tokens, "token") : null],
     ["Speed", receipt.decode_ms > 0 && receipt.output_tokens > 1 ? `${(((receipt.output_tokens - 1) / receipt.decode_ms) * 1000).toFixed(1)} tokens/s` : null],
     ["Compiled", receipt.kernels_compiled ? `${plural(receipt.kernels_compiled, "kernel")} meanwhile, in ${Math.round(receipt.compile_ms)} ms, kept for later answers` : null],
-    ["Proposed", receipt.proposed_tokens ? `${plural(receipt.proposed_tokens, "token")} out of the text, ${receipt.accepted_tokens.toLocaleString("en")} accepted` : null],
+    ["Speculation", receipt.proposed_tokens ? `${plural(receipt.proposed_tokens, "token")} proposed, ${receipt.accepted_tokens.toLocaleString("en")} accepted` : null],
     ["Model", receipt.model],
     ["Device", `${receipt.device}${receipt.threads ? `, ${plural(receipt.threads, "thread")}` : ""}, ${receipt.dtype}`],
     ["Layout", receipt.layout || null],

@@ -38,7 +38,7 @@ function line([title, values, unit, more = ""]) {
   const shape = points.length > 1 ? `M${points.join("L")}` : "";
   const first = points[0]?.split(" ")[0];
   return el("figure", { class: "line" },
-    el("figcaption", {}, el("span", {}, title), el("span", {}, `${number(values.at(-1) ?? 0)} ${unit}, most ${number(Math.max(0, ...values))}${more}`)),
+    el("figcaption", {}, el("span", {}, title), el("span", {}, `${number(values.at(-1) ?? 0)} ${unit}, max ${number(Math.max(0, ...values))}${more}`)),
     el("div", { class: "plot" }, el("span", { class: "most" }, number(most)), el("span", { class: "none" }, "0"),
       svg("svg", { viewBox: "0 0 1000 100", preserveAspectRatio: "none", "aria-hidden": "true" },
         svg("path", { class: "axis", d: "M0 98L1000 98M0 6L1000 6" }), svg("path", { class: "area", d: shape ? `${shape}L1000 98L${first} 98Z` : "" }), svg("path", { d: shape }))),
@@ -61,9 +61,9 @@ function draw(stats) {
     ["requests", number(stats.requests)], ["answers", number(stats.finished)], ["stopped", number(stats.cancelled)], ["failed", number(stats.failed)],
     ["turned away", number(stats.rejected)], ["pictures", number(stats.images)],
     ["pictures from the cache", stats.images ? `${number((100 * stats.image_cache_hits) / stats.images)} %` : "none"],
-    ["prompt known before", stats.prompt_tokens ? `${number((100 * stats.reused_tokens) / stats.prompt_tokens)} %` : "none"],
+    ["prompt from the cache", stats.prompt_tokens ? `${number((100 * stats.reused_tokens) / stats.prompt_tokens)} %` : "none"],
     ["proposed tokens accepted", stats.proposed_tokens ? `${number((100 * stats.accepted_tokens) / stats.proposed_tokens)} %` : "none proposed"],
-    ["tokens a batch", stats.batches ? number(stats.batch_rows / stats.batches) : "none"], ["interrupted for others", number(stats.preemptions)]]);
+    ["tokens a batch", stats.batches ? number(stats.batch_rows / stats.batches) : "none"], ["preempted", number(stats.preemptions)]]);
   stages(stats, answered);
 }
 

@@ -159,7 +159,7 @@ export class Table {
     row.ms = receipt ? STAGES.reduce((sum, [name]) => sum + (receipt[name] ?? 0), 0) : 0;
     row.tokensCell.textContent = receipt ? row.tokens.toLocaleString("en") : "";
     row.msCell.textContent = receipt ? milliseconds(row.ms) : "";
-    row.note.textContent = { failed: answer.error ?? "Failed.", stopped: "Stopped.", interrupted: "Cut off when the server ended." }[answer.state] ?? "";
+    row.note.textContent = { failed: answer.error ?? "Failed.", stopped: "Stopped.", interrupted: "Interrupted when the server stopped." }[answer.state] ?? "";
     row.open.hidden = answer.state === "running";
     row.view.draw(answer.text, answer.state === "running");
   }
