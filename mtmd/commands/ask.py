@@ -32,7 +32,8 @@ mtmd ask @question.txt -i page.jpg           # - reads it from a pipe
 mtmd ask "Name three colours." --temperature 0.7 --max-tokens 50"""
 SHORT = (
     *("--image", "--model", "--system", "--max-tokens", "--temperature", "--sampling"),
-    *("--stop-repeating", "--json-schema", "--seed", "--json", "--quiet", "--device", "--context"),
+    *("--stop-repeating", "--json-schema", "--seed", "--think", "--json", "--quiet"),
+    *("--device", "--context"),
 )
 
 

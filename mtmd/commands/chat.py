@@ -26,7 +26,7 @@ mtmd chat --system "Answer in one word."
 mtmd chat -m org/name --temperature 0.7"""
 SHORT = (
     *("--model", "--system", "--max-tokens", "--temperature", "--top-p"),
-    *("--sampling", "--repetition-penalty", "--stop-repeating", "--no-history"),
+    *("--sampling", "--repetition-penalty", "--stop-repeating", "--no-history", "--think"),
     *("--device", "--context", "--dtype", "--threads"),
 )
 

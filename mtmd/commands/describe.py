@@ -44,7 +44,7 @@ curl -s https://example.com/photo.jpg | mtmd describe -"""
 SHORT = (
     *("--prompt", "--model", "--system", "--max-tokens", "--temperature"),
     *("--json-schema", "--detail", "--each", "--from", "--to"),
-    *("--json", "--quiet", "--device", "--context"),
+    *("--json", "--quiet", "--think", "--device", "--context"),
 )
 
 
