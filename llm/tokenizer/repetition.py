@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from array import array
 
-LOOK_EACH = 16  # tokens between two looks
+LOOK_EACH = 32  # tokens between two looks
 NEEDLE = 16  # tokens at the end that are looked for earlier
 TIMES = 4  # that the same tokens have to come, exactly
 LEAST = 96  # tokens that repeat: rows of dashes, digits and indents are shorter
-WINDOW = 4096  # tokens that are looked at, from the end
+WINDOW = 2048  # tokens that are looked at, from the end
 
 
 class RepetitionFinder:
     """Takes the tokens of an answer one by one. A look costs some microseconds, whatever the
-    length of the answer, and there is one each 16 tokens.
+    length of the answer, and there is one each 32 tokens.
     """
 
     def __init__(self) -> None:
