@@ -73,7 +73,10 @@ NOTES = (
 )
 CHANGED_MOST = ("temperature", "top_p", "top_k", "repetition_penalty", "max_tokens", "seed")
 # options whose effect a terminal does not show
-NOT_HERE = ("logprobs", "continue_final_message", "tools", "tool_choice", "parallel_tool_calls")
+NOT_HERE = (
+    *("logprobs", "prompt_logprobs", "continue_final_message"),
+    *("tools", "tool_choice", "parallel_tool_calls"),
+)
 
 
 class CommandError(MtmdError):

@@ -90,6 +90,7 @@ def test_json(one: Path, mtmd: Any, demo: Model) -> None:
         "sampling",
         "sampling_unused",
         "repeated_tokens",
+        "thinking_tokens",
         "encode_ms",
         "prefill_ms",
         "decode_ms",
@@ -236,6 +237,7 @@ def options_of(verb: str) -> set[str]:
 VIDEOS = {"--fps", "--max-frames", "--from", "--to"}  # tests/mtmd/prompt/test_videos.py
 # tests/mtmd/ranks, tests/mtmd/loaded/fitting
 RANKS = {"--tp", "--tensor-split", "--no-kv-offload", "--split", "--fit"}
+THINKING = {"--think", "--think-budget", "--chat-template-kwargs"}  # tests/mtmd/thinking
 IN_TEST_GGUF = {
     "--mmproj",
     "--chat-template",
@@ -257,6 +259,7 @@ def test_every_option_of_describe_is_tried_here() -> None:
         "--help-all",
         "--sampling",  # these in tests/mtmd/checkpoint/test_sampling.py and service/test_service.py
         "--stop-repeating",
+        *THINKING,
         *IN_TEST_GGUF,
         "--memory-limit",  # tests/mtmd/loaded/test_memory_admission.py
         "--isolate",  # tests/mtmd/test_isolate.py
