@@ -45,7 +45,9 @@ def open_folder(folder: Path, template: Path | None = None) -> Checkpoint:
     where = str(folder)
     vision, (kind, config) = _families(folder, settings)
     with refused_by_name(settings, folder):
-        text, notes = text_as_stored(kind, config, file)
+        parts = (settings, settings.part("text_config"))
+        said = any(part.get("tie_word_embeddings", False) is True for part in parts)
+        text, notes = text_as_stored(kind, config, file, said)
         text_weights = CanonicalWeights(file, text.parameters(), where)
         vision_weights = CanonicalWeights(file, vision.parameters(), where) if vision else None
         used = text_weights.sources | (vision_weights.sources if vision_weights else set())

@@ -31,10 +31,12 @@ def tying(settings: Settings, text: Settings) -> bool | None:
     return text.get("tie_word_embeddings", None) if found is None else found
 
 
-def text_as_stored(kind: str, config: Settings, file: WeightFile) -> tuple[TextFamily, list[str]]:
+def text_as_stored(
+    kind: str, config: Settings, file: WeightFile, said: bool
+) -> tuple[TextFamily, list[str]]:
     """Return the decoder that `config` describes, with a table of outputs of its own where the file
     has one that differs from the token table, as transformers' `tie_weights` decides; and notes
-    for people. Raises ModelError.
+    for people, where it was `said` that they are one. Raises ModelError.
     """
     text, names = text_family(kind, config), set(file.names())
     parameters = text.parameters()
@@ -47,10 +49,12 @@ def text_as_stored(kind: str, config: Settings, file: WeightFile) -> tuple[TextF
     if _are_equal(file, head, table):
         return text, []
     untied = dict.fromkeys(("tie_word_embeddings", "tie_embedding"), False)
-    return text_family(kind, Settings({**config.values, **untied}, config.where)), [
+    note = (
         f"{head} differs from {table} and is used, though config.json says that they are one "
         "(tie_word_embeddings)"
-    ]
+    )
+    text = text_family(kind, Settings({**config.values, **untied}, config.where))
+    return text, [note] if said else []
 
 
 def _are_equal(file: WeightFile, a: str, b: str) -> bool:

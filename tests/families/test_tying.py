@@ -102,6 +102,15 @@ def test_tensors_decide(
     assert any("lm_head.weight differs from" in note for note in checkpoint.notes) == differs
 
 
+def test_a_head_of_its_own_and_nothing_said(row: str, build: Build, tmp_path: Path) -> None:
+    """As published: the model's default may be another, which is no contradiction."""
+    oracle = build(row, next(iter(ROWS[row].variants)))
+    folder = spoilt(oracle, tmp_path / "model", None, other_head)
+    expected, (found, checkpoint) = theirs(oracle, folder), ours(folder)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    assert checkpoint.notes == ()
+
+
 def test_no_head_and_nothing_said(row: str, build: Build, tmp_path: Path) -> None:
     """As the model's configuration class has it; without a word of it the head is missing."""
     oracle = build(row, next(iter(ROWS[row].variants)))

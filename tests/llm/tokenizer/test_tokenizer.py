@@ -72,6 +72,23 @@ def test_named_tokens_that_are_not_flagged_are_special_too(tmp_path: Path) -> No
     assert not {tokenizer.id("<image>"), tokenizer.id("<row_1>")} & set(ids)
 
 
+def test_an_end_that_is_not_flagged_is_no_text_of_users(tmp_path: Path) -> None:
+    """generation_config.json names it; in tokenizer.json it is added text like any other, which is
+    one token for transformers as well, and shows.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    inner = byte_level()
+    inner.add_tokens([AddedToken("<end>", special=False)])
+    folder, end = save(tmp_path, inner), inner.token_to_id("<end>")
+    ours = Tokenizer.from_folder(folder, ends=[end])
+    reference = PreTrainedTokenizerFast.from_pretrained(folder)
+    ids = reference("The<end>x", add_special_tokens=False)["input_ids"]
+    assert ours.encode("The<end>x") == ids and end in ids
+    assert ours.decode(ids) == reference.decode(ids, skip_special_tokens=True) == "The<end>x"
+    assert end not in ours.encode(ours.seal("The<end>x")) and ours.ends == {end}
+
+
 def test_a_picture_place_that_is_no_token_is_sealed_too(tmp_path: Path) -> None:
     """The template's pictures are found by its text; what a user writes is not one of them."""
     config = {"additional_special_tokens": ["<gone>"]}
