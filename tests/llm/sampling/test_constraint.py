@@ -197,7 +197,7 @@ def test_random_answers_follow_the_schema(kind: tuple[Tokenizer, Grammars, int],
         tokens, is_whole = write(constraint, stop, len(tokenizer) + 3, seed, seed % 3 * 0.7)
         stream = tokenizer.stream()
         text = "".join(map(stream.push, tokens)) + stream.finish()
-        assert text == tokenizer.decode(tokens)
+        assert text == tokenizer.decode(tokens) or not is_whole  # cut within a character
         if is_whole:
             ended += 1
             assert conforms(text, SCHEMAS[name]), text
