@@ -93,7 +93,7 @@ ORDER = {
     "web": (
         ("keys", "mistakes"),
         ("errors", "settings", "sse", "store", "served_model", "telemetry"),
-        ("waiting",),  # answers, and connections, without a thread
+        ("waiting", "bodies"),  # answers, and connections, without a thread; bodies of requests
         ("auth", "headers", "intake", "connections"),  # what may come in
         ("models",),  # which of several answers it
         ("api", "page", "server", "status"),  # two products that do not know each other

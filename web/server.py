@@ -20,7 +20,7 @@ from waitress.server import TcpWSGIServer
 from mtmd import OptionError
 from mtmd.service.turns import goes_first
 from mtmd.web.auth import keys_of
-from mtmd.web.connections.body_budget import BodyBudget
+from mtmd.web.bodies.body_budget import BodyBudget
 from mtmd.web.connections.channel import HELD, Channel
 from mtmd.web.connections.clients import Clients, is_here
 from mtmd.web.connections.loop import Sockets

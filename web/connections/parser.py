@@ -14,7 +14,7 @@ from waitress.parser import HTTPRequestParser, ParsingError
 from waitress.receiver import ChunkedReceiver
 from waitress.utilities import Error, RequestHeaderFieldsTooLarge
 
-from mtmd.web.connections.body_budget import BodyBudget
+from mtmd.web.bodies.body_budget import BodyBudget
 from mtmd.web.connections.refusal import Refusal
 from mtmd.web.keys import authorization
 

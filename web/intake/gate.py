@@ -6,6 +6,7 @@ A route says what it takes by `takes`; one that does not cannot be registered.
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -18,6 +19,8 @@ from werkzeug.exceptions import HTTPException
 
 from mtmd import BusyError
 from mtmd.service.turns import Turns, get_up, sit_down, wanted_unless, work_for
+from mtmd.web.bodies.body_budget import BodyBudget
+from mtmd.web.bodies.compressed import plain, refused
 from mtmd.web.errors import ApiError, as_api_error
 from mtmd.web.errors import response as as_response
 from mtmd.web.intake.json_limits import check_json
@@ -47,6 +50,9 @@ class Body(Enum):
     HISTORY = "an exported history"
     PICTURE = "the file of a picture"
     FORM = "a form with a file"
+
+
+_FILES = (Body.PICTURE, Body.FORM)  # which come as they are
 
 
 class Work(Enum):
@@ -125,6 +131,7 @@ class Gate:
         app.gate = self
         self._desk = Turns(SEATS, each=1)
         self.budget = PictureBudget(settings.media)
+        self.plain_bodies = BodyBudget(settings.connections.body_bytes)
         app.before_request(self._enter)
         app.after_request(self._leave_with)
         app.teardown_request(_leave)
@@ -184,6 +191,8 @@ class Gate:
                 "this address",
                 code="body_too_large",
             )
+        if what is not None and what.body in _FILES and _encoding() not in ("", "identity"):
+            raise refused(_encoding(), [])
         client = self._client()
         if what is not None and what.work in self._places and request.method != "OPTIONS":
             g.give_back = self._places[what.work].take(client)
@@ -227,6 +236,23 @@ class Gate:
 CURLS = "application/x-www-form-urlencoded"  # whatever `curl -d` sends, unless it is told otherwise
 
 
+def _encoding() -> str:
+    return request.headers.get("Content-Encoding", "")
+
+
+def _take_plain(count: int) -> None:
+    """For bytes of a body that was compressed, until this request is over. Raises ApiError."""
+    bodies = cast("GatedFlask", current_app).gate.plain_bodies
+    if not bodies.take(count):
+        raise ApiError(
+            503,
+            "too many long requests are being read; try again later",
+            code="server_busy",
+            headers={"Retry-After": "1"},
+        )
+    g.plain_bytes = g.get("plain_bytes", 0) + count
+
+
 def whole_body() -> bytes:
     """Of this request, whose length `_enter` has checked. Of one that lies in a file it is the only
     copy, made while other threads run: `get_data` makes two, and none runs meanwhile.
@@ -262,7 +288,9 @@ def checked_json(typed: bool = True) -> CutBody:
     app = cast("GatedFlask", current_app)
     what = takes_of(app.view_functions[request.endpoint or ""])
     assert what is not None
-    body = CutBody(_in_memory())
+    limit = app.gate.bytes_of(what)
+    memory = plain(_in_memory(), _encoding(), limit, _take_plain)
+    body = CutBody(memory[len(BOM_UTF8) :] if memory[: len(BOM_UTF8)] == BOM_UTF8 else memory)
     check_json(body.data, app.gate.json_of(what), body.escapes)
     return body
 
@@ -286,3 +314,5 @@ def _leave(_: BaseException | None) -> None:
     wanted_unless(None)
     if (give_back := g.pop("give_back", None)) is not None:
         give_back()
+    if count := g.pop("plain_bytes", 0):
+        cast("GatedFlask", current_app).gate.plain_bodies.give_back(count)

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from urllib.parse import quote_from_bytes
 
 from mtmd.web.auth import RateLimit
-from mtmd.web.connections.body_budget import BodyBudget
+from mtmd.web.bodies.body_budget import BodyBudget
 from mtmd.web.errors import ApiError, in_form_of
 from mtmd.web.headers import allowing, preflight
 from mtmd.web.keys import ANYBODY, Caller, authorization

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from waitress.adjustments import Adjustments
 
-from mtmd.web.connections.body_budget import BodyBudget
+from mtmd.web.bodies.body_budget import BodyBudget
 from mtmd.web.connections.channel import Channel
 from mtmd.web.connections.clients import Clients
 

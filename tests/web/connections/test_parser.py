@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from waitress.adjustments import Adjustments
 
-from mtmd.web.connections.body_budget import BodyBudget
+from mtmd.web.bodies.body_budget import BodyBudget
 from mtmd.web.connections.parser import CHUNKED, HEADERS, Parser
 
 GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"

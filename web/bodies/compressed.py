@@ -1,0 +1,161 @@
+"""Bodies of requests that clients have compressed, made plain piece by piece: never more of one
+than its route takes, whatever it would become.
+"""
+
+from __future__ import annotations
+
+import io
+import zlib
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from importlib.util import find_spec
+from mmap import mmap
+from typing import Any, TypeAlias
+
+from mtmd.web.errors import ApiError
+
+PIECE = 256 << 10  # bytes that are read, or made, at once
+MEMBERS = 256  # of gzip, one behind another: each takes a decoder of its own
+_ZSTD_WINDOW = 8 << 20  # bytes: as RFC 9659 has it for the web
+Memory: TypeAlias = bytes | mmap
+Pieces: TypeAlias = Iterator[bytes]
+
+
+class _WrongError(ValueError):
+    """What is no compressed text."""
+
+
+def _inflated(data: Memory, kind: int) -> Pieces:
+    """By zlib; gzip's files may stand one behind another."""
+    left = memoryview(data)
+    if not left:
+        raise _WrongError("nothing is there")
+    for _ in range(MEMBERS):
+        one = zlib.decompressobj(kind)
+        while not one.eof:
+            waiting: bytes | memoryview = one.unconsumed_tail
+            if not waiting:
+                waiting, left = left[:PIECE], left[PIECE:]
+            piece = one.decompress(waiting, PIECE)
+            if not (waiting or piece or one.eof):
+                raise _WrongError("it ends too soon")
+            yield piece
+        rest = len(one.unused_data)
+        left = memoryview(data)[len(data) - len(left) - rest :]
+        if not left:
+            return
+        if kind != _GZIP:
+            raise _WrongError("more comes behind its end")
+    raise _WrongError(f"it has more than {MEMBERS} parts")
+
+
+_GZIP, _ZLIB, _RAW = 16 + zlib.MAX_WBITS, zlib.MAX_WBITS, -zlib.MAX_WBITS
+
+
+def _gzip(data: Memory) -> Pieces:
+    return _inflated(data, _GZIP)
+
+
+def _deflate(data: Memory) -> Pieces:
+    """In zlib's form, as RFC 9110 has it, or without, as some send it."""
+    head = bytes(data[:2])
+    is_zlib = len(head) == 2 and head[0] & 15 == 8 and int.from_bytes(head, "big") % 31 == 0
+    return _inflated(data, _ZLIB if is_zlib else _RAW)
+
+
+def _brotli(data: Memory) -> Pieces:
+    one: Any = import_module("brotli").Decompressor()
+    left = memoryview(data)
+    while not one.is_finished():
+        waiting = b""
+        if one.can_accept_more_data():
+            waiting, left = bytes(left[:PIECE]), left[PIECE:]
+        piece = one.process(waiting, output_buffer_limit=PIECE)
+        if not (waiting or piece or one.is_finished()):
+            raise _WrongError("it ends too soon")
+        yield piece
+    if left:
+        raise _WrongError("more comes behind its end")
+
+
+def _zstd(data: Memory) -> Pieces:
+    zstandard: Any = import_module("zstandard")
+    source = io.BytesIO(data)
+    reader = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW).stream_reader(
+        source, read_size=PIECE, read_across_frames=True
+    )
+    yield from iter(lambda: reader.read(PIECE), b"")
+
+
+_READERS: dict[str, tuple[Callable[[Memory], Pieces], str | None]] = {  # and the library it takes
+    "gzip": (_gzip, None),
+    "x-gzip": (_gzip, None),
+    "deflate": (_deflate, None),
+    "br": (_brotli, "brotli"),
+    "zstd": (_zstd, "zstandard"),
+}
+
+
+def supported() -> list[str]:
+    """What may stand in Content-Encoding: brotli and zstd where their libraries are."""
+    return [
+        name
+        for name, (_, library) in _READERS.items()
+        if name != "x-gzip" and (library is None or find_spec(library) is not None)
+    ]
+
+
+def refused(encoding: str, names: list[str]) -> ApiError:
+    """An encoding that is none of these `names`."""
+    listed = ", ".join(names) or "none"
+    return ApiError(
+        415,
+        f"found the header 'Content-Encoding: {encoding[:40]}', expected one of: {listed}",
+        code="unsupported_encoding",
+        headers={"Accept-Encoding": ", ".join(names) or "identity"},
+    )
+
+
+def plain(data: Memory, encoding: str, most: int, take: Callable[[int], None]) -> Memory:
+    """A body as it was before it was compressed. `take` is called with how many bytes are made, as
+    they come. Raises ApiError for another encoding, for more than `most` bytes, and for what cannot
+    be read; and what `take` raises.
+    """
+    name = encoding.strip().lower()
+    if name in ("", "identity"):
+        return data
+    names = supported()
+    if name not in (*names, "x-gzip"):
+        raise refused(encoding, names)
+    pieces, count = list[bytes](), 0
+    try:
+        for piece in _READERS[name][0](data):
+            count += len(piece)
+            if count > most:
+                break
+            take(len(piece))
+            pieces.append(piece)
+    except (ApiError, MemoryError):
+        raise
+    except Exception as error:  # each library has its own
+        reason = str(error) if isinstance(error, _WrongError) else "it is damaged"
+        raise ApiError(400, f"the body cannot be read as {name}: {reason}") from error
+    if count > most:
+        raise ApiError(
+            413,
+            f"the body has more than {most:,} bytes once it is read as {name}, the most there may "
+            "be at this address",
+            code="body_too_large",
+        )
+    return _joined(pieces, count)
+
+
+def _joined(pieces: list[bytes], count: int) -> Memory:
+    """A long one in memory that is given back while other threads run; no step takes long."""
+    if count <= PIECE:
+        return b"".join(pieces)
+    memory, at = mmap(-1, count), 0
+    for piece in pieces:
+        memory[at : at + len(piece)] = piece
+        at += len(piece)
+    return memory
