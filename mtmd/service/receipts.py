@@ -99,7 +99,7 @@ def _sampling_unused(settings: AnswerOptions) -> tuple[str, ...]:
 
 
 def _applied(settings: AnswerOptions) -> AppliedSampling:
-    """Nothing of a model's, where its settings were not asked about."""
+    """Nothing of a model's, where its settings were not looked up."""
     found = settings.sampling
     return (
         found if isinstance(found, AppliedSampling) else AppliedSampling("off", NOTHING_RECOMMENDED)

@@ -173,7 +173,7 @@ def _lines(text: str, width: int) -> list[str]:
 
 def styled(text: str, style: str, file: TextIO) -> str:
     """`text` in bold or dim letters, where `file` is a terminal that has them and the user has not
-    asked for none (NO_COLOR).
+    requested none (NO_COLOR).
     """
     from mtmd.config import wants_style  # here: what writes no style has no use for options
 
