@@ -223,6 +223,14 @@ def gguf_keys(**more: Any) -> dict[str, Any]:
     return {f"gemma4.{key}": value for key, value in (keys | more).items()}
 
 
+def test_a_gguf_that_scales_positions_is_refused() -> None:
+    for key in ("rope.scaling.factor", "rope.scale_linear", "rope.scaling.attn_factor"):
+        with pytest.raises(
+            ModelError, match=r"rope\.scaling keys are not read in this architecture"
+        ):
+            gguf_text_family("gemma4", gguf_keys(**{key: 4.0}), frozenset(), "text.gguf")
+
+
 def test_a_gguf_says_what_a_config_would() -> None:
     names = frozenset({"rope_freqs.weight"})
     found = gguf_text_family(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from safetensors import safe_open
 from mtmd import load
 from mtmd.clip.resolution.dynamic import DynamicResolution
 from mtmd.inspect.info import SIZES, model_info
-from mtmd.inspect.info_text import COLUMNS, count
+from mtmd.inspect.info_text import COLUMNS, count, render
 from mtmd.kernels.checkpoint.open_weights import GgufFile, SafetensorsWeights
 from mtmd.kernels.errors import ImageError
 from mtmd.kernels.plan.executor import Executor
@@ -118,6 +119,15 @@ def test_a_folder(mtmd: Any, demo: Model) -> None:
     }
     assert {t["name"]: t["id"] for t in found["tokens"]} == demo.checkpoint.tokenizer.special
     assert found["chat_template"] == "the model's own"
+
+
+def test_what_the_files_say_against_each_other(demo: Model) -> None:
+    note = "<end_of_turn>: ends of a turn, though the file's types differ"
+    checkpoint = replace(demo.checkpoint, notes=(note,))
+    with Model(checkpoint, demo.options) as model:
+        assert model_info(model).notes == (note,)
+        assert " ".join(render(model_info(model)).split()).endswith(f"note {note}")
+        assert model.answer(prompt="hello", max_tokens=2).receipt.warnings[0] == note
 
 
 def test_pictures_of_one_size(mtmd: Any) -> None:
