@@ -54,8 +54,13 @@ class AnswerView:
         receipts = {r.sha256: r for r in answer.receipt.images}
         alone = len(self.pictures) == 1
         figures = "".join(_figure(shown, receipts, answer.text, alone) for shown in self.pictures)
+        thought = ""
+        if answer.thinking:
+            style = "white-space:pre-wrap;max-width:46em"
+            thought = f'<p style="{style}">{escape(answer.thinking)}</p>'
+            thought = f"<details><summary>thought</summary>{thought}</details>"
         return (
-            f'<div class="mtmd-answer">{figures}'
+            f'<div class="mtmd-answer">{figures}{thought}'
             f'<p style="white-space:pre-wrap;max-width:46em">{escape(answer.text)}</p>'
             "<details><summary>receipt</summary>"
             f'<pre style="white-space:pre-wrap">{escape(str(answer.receipt))}</pre></details></div>'

@@ -9,6 +9,7 @@ thought, by their shape: a pair of marks whose name says that they are of a thou
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,8 @@ from mtmd.tools.syntax import common_prefix
 
 Render = Callable[..., str]
 IN_CONTENT, IN_PARTS = "content", "parts"
+VARIABLES_MAX = 8  # that are tried as a switch
+SECONDS_MAX = 5.0  # of this thread, for all of it; templates take a tenth of a second
 FIELDS = ("reasoning_content", "reasoning", "thinking", "thought", IN_PARTS)
 _THOUGHT, _CONTENT, _CALLED = "probedthought", "probedcontent", "probedcall"
 _QUESTION = {"role": "user", "content": "probedquestion"}
@@ -67,7 +70,7 @@ class _Probe:
         self, render: Render, source: str, variables: frozenset[str], vocabulary: Collection[str]
     ):
         self._render, self._source, self._variables = render, source, variables
-        self._vocabulary = vocabulary
+        self._vocabulary, self._end = vocabulary, time.thread_time() + SECONDS_MAX
         self._asked = self._try([_QUESTION])
         # What the template writes before an answer, first without any variable.
         self._switch = self._find_switch()
@@ -92,7 +95,9 @@ class _Probe:
         more: Mapping[str, Any] | None = None,
         **way: Any,
     ) -> str:
-        """Nothing where the template refuses."""
+        """Nothing where the template refuses, or has taken too long already."""
+        if time.thread_time() > self._end:
+            return ""
         try:
             given = {"add_generation_prompt": False, **(more or {}), **way}
             return self._render(messages, **given)
@@ -108,7 +113,7 @@ class _Probe:
     def _find_switch(self) -> str | None:
         """The variable that is true or false, and makes a difference to a prompt."""
         names = [n for n in self._variables if ABOUT_THOUGHTS.search(n) and not _EFFORT.search(n)]
-        for name in sorted(names, key=_rank):
+        for name in sorted(names, key=_rank)[:VARIABLES_MAX]:
             on, off = (
                 self._try([_QUESTION], {name: v}, add_generation_prompt=True) for v in (True, False)
             )
@@ -126,7 +131,7 @@ class _Probe:
         """
         names = [n for n in self._variables if _EFFORT.search(n)]
         on = next(iter(self._switched(True)), {})
-        for name in sorted(names, key=_rank):
+        for name in sorted(names, key=_rank)[:VARIABLES_MAX]:
             texts = {"": self._try([_QUESTION], on, add_generation_prompt=True)}
             for value in EFFORTS:
                 texts[value] = self._try(

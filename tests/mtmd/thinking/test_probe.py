@@ -8,6 +8,7 @@ import pytest
 from thinking_templates import EXPECTED, known, template
 
 from mtmd.thinking.history import FIELD, with_thoughts
+from mtmd.thinking.probe import read_thinking
 from mtmd.thinking.request import ThinkingRequest
 from mtmd.thinking.switches import CLOSED, NO_MARKS, NO_SWITCH, choose
 
@@ -43,6 +44,16 @@ def test_a_template_without_thoughts_has_no_marks():
 def test_marks_of_the_vocabulary_alone_are_known_by_their_shape(words, marks):
     found = known("silent", ("<|im_end|>", *words)).marks
     assert found is not None and (found.open, found.close) == marks
+
+
+def test_a_template_that_takes_long_is_not_tried_for_ever(monkeypatch):
+    calls, seconds = [], iter(range(10_000))
+    monkeypatch.setattr("mtmd.thinking.probe.time.thread_time", lambda: next(seconds) / 10)
+    names = [f"think{n}" for n in range(1000)]
+    found = read_thinking(lambda *_, **more: calls.append(more) or str(more), "", names, ())
+    assert found.marks is None and len(calls) < 60
+    tried = {name for call in calls for name in call if name.startswith("think")}
+    assert len(tried) <= 8
 
 
 @pytest.mark.parametrize("kind", EXPECTED)

@@ -92,6 +92,7 @@ def test_thought_and_answer_come_as_events_and_fields_of_their_own(models, kind,
     thought = answer.receipt.thinking_tokens
     assert thought == len(infos) - len(shown) > 2
     assert answer.asdict()["thinking"] == "Hm."
+    assert "<summary>thought</summary>" in answer._repr_html_() and "Hm." in answer._repr_html_()
     assert f"{thought} of them thought" in str(answer.receipt)
 
 
