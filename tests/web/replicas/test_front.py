@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 from dataclasses import replace
 
@@ -108,6 +109,15 @@ def test_a_request_goes_to_a_replica_and_its_answer_comes_back():
         "x-request-id": "mine", "X-Forwarded-Proto": "http", "X-Forwarded-For": "10.1.2.3",
     }  # fmt: skip
     assert route.key and not route.only and not route.firmly
+
+
+def test_a_compressed_body_goes_on_as_it_is():
+    """The replica reads it, within its limits."""
+    crew, body = Crew(WHOLE), gzip.compress(b'{"prompt": "x"}')
+    told, _ = ask(crew, body=body, headers=[("Content-Encoding", "gzip")])
+    request, route = crew.calls[0]
+    assert told.status == 200 and request.body == body
+    assert dict(request.headers)["content-encoding"] == "gzip" and not route.firmly
 
 
 def test_what_a_trusted_proxy_says_goes_on():
