@@ -274,8 +274,15 @@ def in_scripts() -> list[Found]:
             match = REGEX_LITERAL.match(code, slash.start())
             if match and code[: slash.start()].rstrip()[-1:] in BEFORE_LITERAL:
                 name = path.relative_to(ROOT).as_posix()
-                found.append(Found(name, match[1], match[1].replace(r"\/", "/")))
+                found.append(Found(name, match[1], from_script(match[1])))
     return found
+
+
+def from_script(pattern: str) -> str:
+    """A script's pattern as Python writes it; `\\w` stands for any Unicode property."""
+    pattern = pattern.replace(r"\/", "/").replace("[[", r"[\[")
+    pattern = re.sub(r"\\p\{[^}]*\}", r"\\w", pattern)
+    return re.sub(r"\\u\{([0-9a-f]+)\}", lambda m: f"\\U{int(m[1], 16):08x}", pattern)
 
 
 def test_the_scripts_patterns_are_found() -> None:

@@ -22,7 +22,7 @@ from mtmd.kernels.text import one_line
 _BEGIN, _END, _DIGITS = "\ufdd3", "\ufdd4", "\ufdd8\ufdd9\ufdda\ufddb\ufddc\ufddd\ufdde\ufddf"
 _MARKS = re.compile(f"([{_BEGIN}{_END}])([{_DIGITS}]+)")
 # Templates write tags and line breaks in their own way.
-_BETWEEN = re.compile(r"<[^<>\s]{1,40}>|\[[^\[\]\s]{1,40}\]|\s*\n\s*")
+_BETWEEN = re.compile(r"<[^<>\s]{1,40}>|\[[^\[\]\s]{1,40}\]|\n")
 # A part that was printed instead of read, in Python's or JSON's notation.
 _AS_DATA = re.compile(rf"['\"]text['\"]\s*:\s*['\"].(?:{_BEGIN}|\\u{ord(_BEGIN):x})", re.DOTALL)
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")

@@ -99,7 +99,8 @@ function fencedAt(text, at, end) {
     last = FENCE.test(text.slice(until, next));
     until = next;
   }
-  const code = text.slice(end, until).replace(/[ \t]*(?:```|~~~)[ \t]*\n?$/, "").trim();
+  const body = text.slice(end, until).trimEnd();
+  const code = (/(?:```|~~~)$/.test(body) ? body.slice(0, -3) : body).trim();
   return { begin: at, until, notation: MEMBER.test(code) || NUMBERS.test(code) ? code : null };
 }
 
