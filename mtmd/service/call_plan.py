@@ -21,7 +21,7 @@ _IN_FORM = "it cannot be followed as the model writes calls"
 @dataclass(frozen=True)
 class CallPlan:
     """`grammar` is of the whole answer, None where none can be followed; `marks` are special tokens
-    that calls may have, `special` their spellings.
+    that calls may have, `special` their spellings. `unmarked`: calls without their mark count.
     """
 
     syntax: CallSyntax
@@ -30,9 +30,10 @@ class CallPlan:
     special: tuple[str, ...]
     marks: tuple[int, ...]
     warnings: tuple[str, ...]
+    unmarked: bool = False
 
     def parser(self) -> CallParser:
-        return CallParser(self.syntax, self.tools, self.special)
+        return CallParser(self.syntax, self.tools, self.special, self.unmarked)
 
 
 def plan_calls(
@@ -91,7 +92,13 @@ def plan_calls(
             warnings.append(f"tool calls are not held to their schemas: {_reason(problem)}")
     warnings += partly if grammar is not None else []
     return CallPlan(
-        syntax, tuple(tools), grammar, tuple(marks), tuple(marks.values()), tuple(warnings)
+        syntax,
+        tuple(tools),
+        grammar,
+        tuple(marks),
+        tuple(marks.values()),
+        tuple(warnings),
+        unmarked=schema is None,
     )
 
 

@@ -17,6 +17,8 @@ from mtmd.tools.tool import ToolCall, new_id
 from mtmd.tools.values import ValueEnd, ValueError_, read_value
 
 BLANKS_HELD = 64  # at a text's end, that may come before a call
+FENCES = ("", "```", "```json")  # what an unmarked call may stand in
+_CLOSING = re.compile(r"\s*\}")
 
 
 @dataclass(frozen=True)
@@ -35,15 +37,26 @@ Piece: TypeAlias = "str | CallPiece"
 
 
 class CallParser:
-    """For one answer. `special` are the spellings of tokens that a call may have."""
+    """For one answer. `special` are the spellings of tokens that a call may have. `unmarked`: an
+    answer that begins with the JSON of a call, without the mark that belongs before it, is a call,
+    too, also within a block of code: small models write it so.
+    """
 
-    def __init__(self, syntax: CallSyntax, tools: Sequence[HeldTool], special: Sequence[str]):
+    def __init__(
+        self,
+        syntax: CallSyntax,
+        tools: Sequence[HeldTool],
+        special: Sequence[str],
+        unmarked: bool = False,
+    ):
         self._syntax = syntax
         self._tools = {held.tool.name: held for held in tools}
         self._names = sorted(self._tools, key=len, reverse=True)
         self._trigger = syntax.trigger(special)
         self._opening = syntax.opening.lstrip()
-        self._step = self._free
+        self._key = _json_key(syntax, self._trigger) if unmarked else None
+        self._step = self._free if self._key is None else self._unmarked
+        self._after_json: Any = None
         self._text = ""
         self._begun = False
         self._ended = False
@@ -74,7 +87,7 @@ class CallParser:
     def finish(self) -> list[Piece]:
         """What was held back and begins no call."""
         text, self._text = self._text, ""
-        return [text] if text and self._step == self._free else []
+        return [text] if text and self._step in (self._free, self._unmarked) else []
 
     def _run(self) -> Iterator[Piece]:
         while True:
@@ -102,6 +115,45 @@ class CallParser:
             yield before
         self._take(len(self._trigger))
         self._step = self._after(self._opening[len(self._trigger) :], self._name)
+
+    def _unmarked(self) -> Iterator[Piece]:
+        """A call without its mark. Text that may be one waits until that is known."""
+        found = re.compile(
+            r"\s*(?:```(?:json)?\s*)?\{\s*\"name\"\s*:\s*\"(?P<name>"
+            + "|".join(map(re.escape, self._names))
+            + rf")\"\s*,\s*\"{self._key}\"\s*:\s*(?=\{{)"
+        ).match(self._text)
+        if found:
+            self._take(found.end())
+            yield self._called(found["name"])
+            self._after_json = self._unmarked_end
+            self._step = self._json
+            return
+        text = "".join(self._text.split())
+        begins = (
+            f'{fence}{{"name":"{"".join(name.split())}","{self._key}":{{'
+            for fence in FENCES
+            for name in self._names
+        )
+        if not any(begin.startswith(text) for begin in begins):
+            self._step = self._free
+
+    def _unmarked_end(self) -> Iterator[Piece]:
+        """The end of a call without its mark, and of its block of code; another one may follow."""
+        found = _CLOSING.match(self._text)
+        if found:
+            self._take(found.end())
+            self._step = self._fence
+        elif self._text.strip():
+            self._step = self._lost
+        return iter(())
+
+    def _fence(self) -> Iterator[Piece]:
+        text = self._text.lstrip()
+        if text.startswith("```") or (text and not "```".startswith(text)):
+            self._text = text.removeprefix("```")
+            self._step = self._unmarked
+        return iter(())
 
     def _beginning(self) -> Iterator[Piece]:
         """Without a mark, an answer is a call if it begins like one."""
@@ -146,18 +198,22 @@ class CallParser:
             if len(self._text) > max(map(len, self._names), default=0) + self._longest():
                 self._step = self._lost
             return
-        id_ = new_id()
         self._take(len(name))
-        self._made.append((id_, name))
-        self._arguments.append([])
-        yield CallPiece(len(self._made) - 1, id_, name, "")
+        yield self._called(name)
         how = self._syntax.arguments
         if how is None:
-            self._reader = _JsonEnd()
+            self._after_json = self._after(self._syntax.after, self._next)
             self._step = self._after(self._syntax.after_name, self._json)
         else:
             self._keys = 0
             self._step = self._first
+
+    def _called(self, name: str) -> CallPiece:
+        """The first piece of the next call."""
+        self._made.append((new_id(), name))
+        self._arguments.append([])
+        self._reader = _JsonEnd()
+        return CallPiece(len(self._made) - 1, self._made[-1][0], name, "")
 
     def _follows(self, name: str) -> bool:
         """Whether the text begins with a name and goes on as a call does after it."""
@@ -180,7 +236,7 @@ class CallParser:
         if length:
             yield self._more(self._take(length))
         if self._reader.done:
-            self._step = self._after(self._syntax.after, self._next)
+            self._step = self._after_json
 
     def _first(self) -> Iterator[Piece]:
         """Named arguments, or none: a call may have no first."""
@@ -284,6 +340,15 @@ class CallParser:
     def _take(self, count: int) -> str:
         taken, self._text = self._text[:count], self._text[count:]
         return taken
+
+
+def _json_key(syntax: CallSyntax, trigger: str | None) -> str | None:
+    """The key of the arguments where a call is a mark, and JSON with the name and them."""
+    if trigger is None or syntax.arguments is not None:
+        return None
+    between = "".join(f"{syntax.opening.lstrip()[len(trigger) :]}\0{syntax.after_name}".split())
+    found = re.fullmatch(r'\{"name":"\0","(\w+)":', between)
+    return found[1] if found else None
 
 
 class _JsonEnd:

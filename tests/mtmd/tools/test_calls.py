@@ -111,6 +111,52 @@ def test_text_that_is_no_call_stays_text(kind):
     assert "".join(found) == text and parser.calls == ()
 
 
+def unmarked(text, size=1, kind="tags"):
+    parser = CallParser(syntax_of(kind), [HeldTool(Tool("f"), {})], SPECIAL, unmarked=True)
+    found = [p for at in range(0, len(text), size) for p in parser.push(text[at : at + size])]
+    found += parser.finish()
+    said = "".join(piece for piece in found if isinstance(piece, str))
+    return said, [(call.name, json.loads(call.arguments)) for call in parser.calls]
+
+
+@pytest.mark.parametrize("size", [1, 4, 10_000])
+@pytest.mark.parametrize(
+    "form",
+    ["{}", "```json\n{}\n```", "\n```\n{}```\n", "```json\n{}\n```\n```json\n{}\n```", "{}\n{}"],
+)
+def test_calls_without_their_mark_are_read_as_calls(form, size):
+    """Qwen2.5-Coder 0.5B writes its calls so, whatever it is told of tags."""
+    written = '{\n  "name": "f",\n  "arguments": {\n "a": {"b": "}```"}}\n}'
+    said, calls = unmarked(form.replace("{}", written), size)
+    assert said.strip() == ""
+    assert calls == [("f", {"a": {"b": "}```"}})] * form.count("{}")
+
+
+@pytest.mark.parametrize("size", [1, 10_000])
+@pytest.mark.parametrize(
+    "text",
+    [
+        '```json\n{"name": "g", "arguments": {}}\n```',
+        '{"name": "f", "age": 3}',
+        '{"name": "f f", "arguments": {}}',
+        '{"name": "f", "arguments": "x"}',
+        '```json\n{"name": "f"',
+        "```python\nf(1)\n```",
+        'Write {"name": "f", "arguments": {}}',
+        "  ``",
+    ],
+)
+def test_json_that_is_no_call_stays_text(text, size):
+    assert unmarked(text, size) == (text, [])
+
+
+def test_text_after_a_call_without_its_mark_stays_text():
+    text = '```json\n{"name": "f", "arguments": {}}\n```\nThat is all.'
+    assert unmarked(text) == ("\nThat is all.", [("f", {})])
+    marked = 'So: <tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+    assert unmarked(marked) == ("So:", [("f", {"a": 1})])
+
+
 def test_a_call_that_is_cut_keeps_what_there_is():
     parser = CallParser(syntax_of("tags"), [HeldTool(Tool("f"), {})], SPECIAL)
     parser.push('<tool_call>\n{"name": "f", "arguments": {"a": "hal')
