@@ -377,6 +377,8 @@ def _result(block: ToolResult, place: str) -> tuple[str | Reference, ...]:
         parts = _parts([(f"{place}.content[{i}]", part) for i, part in shown])
     if not block.is_error or str(parts[0] if parts else "").lower().startswith("error"):
         return parts
+    if parts and isinstance(parts[0], str):
+        return (f"Error: {parts[0]}", *parts[1:])
     return ("Error: ", *parts)
 
 

@@ -285,13 +285,17 @@ def _merged(turns: Sequence[Turn]) -> list[Turn]:
         return list(turns)
     parts: list[str | Reference] = []
     for turn in turns[:count]:
-        parts += ["\n\n", *turn.parts] if parts else turn.parts
+        first, *more = turn.parts or ("",)
+        is_text = bool(parts) and isinstance(first, str) and isinstance(parts[-1], str)
+        if is_text:
+            first = f"{parts.pop()}\n\n{first}"
+        parts += [first, *more]
     return [Turn("system", tuple(parts)), *turns[count:]]
 
 
 def _content(turn: Turn, shown: Iterator[Any]) -> str | list[dict[str, Any]]:
-    """A text where it is nothing else: some templates take no lists."""
-    if all(isinstance(part, str) for part in turn.parts):
+    """A text alone as it is. Several parts stay apart until it is known what the template reads."""
+    if len(turn.parts) <= 1 and all(isinstance(part, str) for part in turn.parts):
         return "".join(part for part in turn.parts if isinstance(part, str))
     return [
         {"type": "text", "text": part} if isinstance(part, str) else next(shown).part
