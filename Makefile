@@ -10,7 +10,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 QUICK := tests/test_layering.py tests/clip tests/kernels tests/llm tests/mtmd/prompt tests/mtmd/test_config.py \
     --ignore tests/kernels/gpu --ignore tests/mtmd/prompt/test_bridge.py
 
-.PHONY: demo test ray check quick lint floors audit hostile clients deployments clean
+.PHONY: demo test ray published check quick lint floors audit hostile clients deployments clean
 
 demo: $(VENV)/installed
 	$(BIN)/mtmd describe examples/shapes.png
@@ -21,6 +21,14 @@ test: $(VENV)/tested-with
 # `mtmd batch --ray` and `mtmd serve --ray` on a Ray that is started here, which takes longer to install and to start than other tests to run.
 ray: $(VENV)/tested-with $(VENV)/with-ray
 	$(BIN)/python -m pytest -q tests/web/replicas/on_aiohttp.py tests/mtmd/cluster/on_ray.py tests/web/replicas/on_ray.py
+
+# Published models, some hundred MB of them fetched by pip, against transformers with the same files: PUBLISHED="smollm2" chooses.
+PUBLISHED ?= smollm2 qwen2.5-coder gemma3
+PUBLISHED_MODELS := $(VENV)-published/models
+published: $(VENV)/tested-with $(VENV)/with-accelerate $(if $(filter qwen2.5-coder,$(PUBLISHED)),$(VENV)-published/installed)
+	$(BIN)/python tests/published/published_models.py $(PUBLISHED_MODELS) $(PUBLISHED)
+	OMP_NUM_THREADS=$(WORKERS) HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests/published/on_*.py \
+	    --published "$(PUBLISHED)" --published-folder $(PUBLISHED_MODELS)
 
 # What to run before each commit: under a minute on two cores. mypy, one process, runs beside the tests.
 check: $(VENV)/tested-with
@@ -97,9 +105,20 @@ $(VENV)/tested-with: $(VENV)/installed
 	sh tools/browser.sh
 	touch $@
 
+# transformers opens GGUF files with it.
+$(VENV)/with-accelerate: pyproject.toml constraints.txt $(VENV)/tested-with
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt accelerate
+	touch $@
+
+# Clients that run tools themselves, at the versions that docs/clients.md names.
+$(VENV)-published/installed: tests/clients/requirements.txt
+	test -x $(VENV)-published/bin/python || $(PYTHON) -m venv $(VENV)-published
+	$(VENV)-published/bin/python -m pip install --quiet --disable-pip-version-check $$(grep -E '^(langchain-openai|pydantic-ai)' $<)
+	touch $@
+
 $(VENV)/with-ray: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-floors $(VENV)-audit $(VENV)-clients build *.egg-info
+	rm -rf $(VENV) $(VENV)-floors $(VENV)-audit $(VENV)-clients $(VENV)-published build *.egg-info

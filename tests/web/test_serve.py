@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import socket
-import subprocess
-import sys
-from contextlib import contextmanager
 from pathlib import Path
 from urllib.request import Request, urlopen
 
@@ -17,6 +13,7 @@ import numpy as np
 import openai
 import pytest
 from dual_encoders import clip
+from serve_command import address, serving
 from serving import data_url, image_part, user
 from warm_process import warm
 
@@ -54,43 +51,6 @@ ABORTS = FORWARD.format("os.abort()")
 def python():
     with warm() as found:
         yield found
-
-
-@contextmanager
-def serving(*arguments, python=(sys.executable,), program=("-m", "mtmd"), env=None, umask=-1):
-    """The running command and the lines it said up to its address."""
-    command = [
-        *python,
-        *program,
-        "serve",
-        "--port",
-        "0",
-        "--no-warmup",
-        "--threads",
-        "1",
-        *arguments,
-    ]
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=None if env is None else os.environ | env,
-        umask=umask,
-    )
-    try:
-        lines = []
-        while not lines or not lines[-1].startswith("serving at "):
-            lines.append(process.stdout.readline())
-            assert lines[-1], process.stderr.read()
-        yield process, "".join(lines)
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def address(said):
-    return re.search(r"serving at (http://\S+),", said)[1]
 
 
 def test_the_demo_model_is_served_as_it_answers_alone():
