@@ -18,6 +18,10 @@ from mtmd.tools.values import ValueEnd, ValueError_, read_value
 
 BLANKS_HELD = 64  # at a text's end, that may come before a call
 FENCES = ("", "```", "```json")  # what an unmarked call may stand in
+_UNMARKED = re.compile(
+    r"\s*(?:```(?:json)?\s*)?\{\s*"
+    r"\"name\"\s*:\s*\"(?P<name>[^\"]*)\"\s*,\s*\"(?P<key>\w+)\"\s*:\s*(?=\{)"
+)
 _CLOSING = re.compile(r"\s*\}")
 
 
@@ -118,12 +122,8 @@ class CallParser:
 
     def _unmarked(self) -> Iterator[Piece]:
         """A call without its mark. Text that may be one waits until that is known."""
-        found = re.compile(
-            r"\s*(?:```(?:json)?\s*)?\{\s*\"name\"\s*:\s*\"(?P<name>"
-            + "|".join(map(re.escape, self._names))
-            + rf")\"\s*,\s*\"{self._key}\"\s*:\s*(?=\{{)"
-        ).match(self._text)
-        if found:
+        found = _UNMARKED.match(self._text)
+        if found and found["name"] in self._tools and found["key"] == self._key:
             self._take(found.end())
             yield self._called(found["name"])
             self._after_json = self._unmarked_end
