@@ -44,7 +44,7 @@ def sentence(results: Results) -> Iterator[str]:
     equal = sum(found["equal"] for found in results.values())
     prompts = sum(found["prompts"] for found in results.values())
     models = "; ".join(
-        f"{MODELS[name].title} {found['quality']['written']:.4f} "
+        f"{MODELS[name].title} {max(found['quality'][key] for key in ('read', 'written')):.4f} "
         f"({found['quality']['transformers_bf16']:.4f})"
         for name, found in results.items()
     )
