@@ -45,10 +45,7 @@ def make_receipt(loaded: LoadedModel, request: Request, finish: str, speculation
         speculation=speculation,
         seed=request.sampler.seed if request.settings.temperature else None,
         warnings=(
-            *refusal_warnings(loaded.placements),
-            *ranks_warnings(loaded),
-            *thread_warnings(loaded.backends[0], loaded.cores),
-            *loaded.checkpoint.notes,
+            *model_warnings(loaded),
             *request.prompt.notes,
             *request.warnings,
             *_without_effect(request.settings),
@@ -69,6 +66,16 @@ def make_receipt(loaded: LoadedModel, request: Request, finish: str, speculation
         sampling_unused=_sampling_unused(request.settings),
         repeated_tokens=request.repetition.repeated,
         thinking_tokens=request.thought.tokens if request.thought else 0,
+    )
+
+
+def model_warnings(loaded: LoadedModel) -> tuple[str, ...]:
+    """Return the warnings that every receipt of the model has."""
+    return (
+        *refusal_warnings(loaded.placements),
+        *ranks_warnings(loaded),
+        *thread_warnings(loaded.backends[0], loaded.cores),
+        *loaded.checkpoint.notes,
     )
 
 
@@ -131,17 +138,25 @@ def _repeated(request: Request, finish: str) -> tuple[str, ...]:
     return (f"{said}; a repetition_penalty such as 1.1 helps, and stop_repeating ends it",)
 
 
-_ONLY_THOUGHT = {
+_IN_THOUGHT = {
     "length": "the answer was cut within its thought; give more max_tokens, or a think_budget",
     "stop": "the model ended its answer within the thought; a think_budget leaves room for more",
+}
+_AFTER_THOUGHT = {
+    "length": "the answer was cut before its first word, after its thought; give more max_tokens, "
+    "or a think_budget",
+    "stop": "the model ended its answer after the thought, before its first word",
 }
 
 
 def _cut(request: Request, finish: str) -> tuple[str, ...]:
     """Of an answer that was to be JSON and is the beginning of some, or that is a thought alone."""
-    if request.thoughts and not request.texts and finish in ("length", "stop"):
-        called = request.parser is not None and request.parser.calls
-        return () if called else (_ONLY_THOUGHT[finish],)
+    if finish in ("length", "stop") and _has_no_answer(request):
+        thought = request.thought
+        if thought is not None and thought.sleeps and request.tokens:
+            return (_IN_THOUGHT[finish],)
+        if request.thoughts:
+            return (_AFTER_THOUGHT[finish],)
     if request.settings.json_schema is None or finish not in ("length", "stop"):
         return ()
     if _is_json("".join(request.texts)):
@@ -151,6 +166,11 @@ def _cut(request: Request, finish: str) -> tuple[str, ...]:
     if finish == "stop":
         return ("a stop text cut the answer before its JSON ended",)
     return ("the answer was cut before its JSON ended; give more max_tokens",)
+
+
+def _has_no_answer(request: Request) -> bool:
+    called = request.parser is not None and request.parser.calls
+    return not (called or request.checker.found or "".join(request.texts).strip())
 
 
 def _is_json(text: str) -> bool:

@@ -14,7 +14,7 @@ import time
 from collections import abc
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
@@ -69,7 +69,7 @@ from mtmd.service.measures.stats import ServiceStats, TokenCount
 from mtmd.service.measures.turnover import Turnover
 from mtmd.service.places import Places
 from mtmd.service.processed_tiles import ProcessedTiles
-from mtmd.service.receipts import make_receipt
+from mtmd.service.receipts import make_receipt, model_warnings
 from mtmd.service.request import Request
 from mtmd.service.ticket import Ticket
 from mtmd.thinking.marks import Marks, ThoughtText
@@ -175,6 +175,11 @@ class Service:
     def sees(self) -> bool:
         """Whether it takes pictures."""
         return self._loaded.encoder is not None
+
+    @property
+    def model_warnings(self) -> tuple[str, ...]:
+        """The warnings that every receipt has, as they are about the model."""
+        return model_warnings(self._loaded)
 
     @property
     def thinks(self) -> bool:
@@ -357,12 +362,10 @@ class Service:
         tokenizer = loaded.checkpoint.tokenizer
         check_ids(settings, len(tokenizer))
         plan = made()
-        constraint, warnings = self._constraint(settings, plan, stop)
-        stream = tokenizer.stream(keep=plan.marks if plan else ())
         thought = self._thought(prompt, settings, plan)
-        if thought is not None:
-            stream = thought.stream
-            constraint = constraint and AfterThought(constraint, thought)
+        constraint, warnings = self._constraint(settings, plan, stop, thought)
+        keep = plan.marks if plan else ()
+        stream = tokenizer.stream(keep=keep) if thought is None else thought.stream
         return Request(
             Ticket(self._give_up, sum(one.held for one in prompt.pictures)),
             prompt,
@@ -549,22 +552,31 @@ class Service:
         )
 
     def _constraint(
-        self, settings: AnswerOptions, plan: CallPlan | None, stop: frozenset[int]
+        self,
+        settings: AnswerOptions,
+        plan: CallPlan | None,
+        stop: frozenset[int],
+        thought: Thought | None,
     ) -> tuple[Constraint | None, tuple[str, ...]]:
-        """What an answer has to look like, None for anything, and what of that is not held to.
-        Raises OptionError. The first call reads the vocabulary, which takes time.
+        """What an answer has to look like after its thought, None for anything, and what of that is
+        not held to. Raises OptionError. The first call reads the vocabulary, which takes time.
         """
-        make, schema = self._loaded.grammars.constraint, settings.json_schema
+        schema = settings.json_schema
+
+        def make(source: str) -> Constraint:
+            new = partial(self._loaded.grammars.constraint, source, stop)
+            return new() if thought is None else AfterThought(new, thought)
+
         warnings = left_out(schema) if isinstance(schema, str) else ()
         if plan is None:
             source = settings.grammar or schema
             assert source is None or isinstance(source, str)  # the options made it so
-            return (None if source is None else make(source, stop)), warnings
+            return (None if source is None else make(source)), warnings
         warnings = (*warnings, *plan.warnings)
         if plan.grammar is None:
             return None, warnings
         try:
-            return make(plan.grammar, stop), warnings
+            return make(plan.grammar), warnings
         except OptionError as error:
             if settings.toolbox.choice.mode == "required" or settings.json_schema:
                 raise
@@ -825,13 +837,13 @@ class Service:
             return
         pieces, is_thought = request.thought.read(token.id)
         request.undecided += infos
-        if is_thought is None:
-            return
-        infos, request.undecided = request.undecided, ()
+        infos = ()
+        if is_thought is not None:
+            infos, request.undecided = request.undecided, ()
         thought = "".join(p.text for p in pieces if isinstance(p, ThoughtText))
         self._think(request, thought, infos if is_thought else ())
         text = "".join(p for p in pieces if isinstance(p, str))
-        if text or not is_thought:
+        if text or is_thought is False:
             self._read(request, text, () if is_thought else infos)
 
     def _read_rest(self, request: Request) -> None:

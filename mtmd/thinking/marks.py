@@ -84,8 +84,10 @@ class Splitter:
 
     def __init__(self, marks: Marks, inside: bool):
         self._marks, self._text = marks, ""
+        self._blanks: list[str] = []  # before `_text`, of which nothing is known yet either
         self._step = self._thought if inside else self._before
         self._begun = False  # the thought has had a character that is no blank
+        self._may_repeat = inside  # the mark that begins it: some models write it once more
         self._between = ""  # of what the last thought said and what the next one does
         self.had_thought = inside
         self.has_header = False
@@ -104,21 +106,37 @@ class Splitter:
     @property
     def held(self) -> str:
         """Text that may be a mark, and is neither thought nor answer yet."""
-        return self._text
+        return "".join((*self._blanks, self._text))
+
+    @property
+    def holds_blanks_only(self) -> bool:
+        """Whether nothing but blanks is held."""
+        return not self._text
 
     def push(self, text: str) -> list[Piece]:
         """What is certain after more of the text."""
         self._text += text
         return list(self._run())
 
-    def finish(self) -> list[Piece]:
-        """What was held back."""
-        text, self._text = self._text, ""
+    def finish(self, is_mark: bool = False) -> list[Piece]:
+        """What was held back. `is_mark`: that is known to be the beginning of a mark."""
+        held, text = self.held, self._text
+        self._text, self._blanks = "", []
+        if is_mark:
+            return []
         if self._step == self._thought:
-            text = text.rstrip() if self._begun else text.strip()
-            return [ThoughtText(text)] if text else []
-        text = text.lstrip() if self.had_thought else text
+            return [ThoughtText(held.rstrip())] if held.strip() else []
+        if self._is_header(text):
+            return []
+        text = text if self.had_thought else held
         return [text] if text else []
+
+    def _is_header(self, text: str) -> bool:
+        """Whether a text is the beginning of the answer's header, of which a mark was whole before
+        or is now.
+        """
+        is_beginning = any(header.startswith(text) for header in _headers(self._marks))
+        return is_beginning and (self.had_thought or ATOM.match(text) is not None)
 
     def _run(self) -> Iterator[Piece]:
         while self._text:
@@ -127,40 +145,55 @@ class Splitter:
             if self._step == step and len(self._text) == length:
                 return
 
+    def _strip(self) -> None:
+        """Put the blanks at the beginning of the text before it."""
+        text = self._text.lstrip()
+        if len(text) < len(self._text):
+            self._blanks.append(self._text[: len(self._text) - len(text)])
+            self._text = text
+
     def _before(self) -> Iterator[Piece]:
         """Before the first word of the answer: a thought, or the answer's own header."""
-        text, marks = self._text.lstrip(), self._marks
+        self._strip()
+        text, marks = self._text, self._marks
         headers = [h for h in (marks.open, *_headers(marks)) if h]
         for header in headers:
             if text.startswith(header):
-                self._text = text[len(header) :]
+                self._text, self._blanks = text[len(header) :], []
                 is_open = header == marks.open
                 self._step = self._thought if is_open else self._answer
                 self.had_thought, self.has_header, self._begun = True, not is_open, False
+                self._may_repeat = is_open
                 return
         if not any(header.startswith(text) for header in headers):
             self._step = self._answer
-            self._text = text if self.had_thought else self._text
+            self._text = text if self.had_thought else self.held
+            self._blanks = []
         yield from ()
 
     def _thought(self) -> Iterator[Piece]:
+        marks = self._marks
         if not self._begun:
             self._text = self._text.lstrip()
+            if self._may_repeat and marks.open and self._text:
+                if self._text.startswith(marks.open):
+                    self._text, self._may_repeat = self._text[len(marks.open) :], False
+                    return
+                if marks.open.startswith(self._text):
+                    return
             self._begun = bool(self._text)
-        at = self._text.find(self._marks.close)
-        if at >= 0:
-            thought = self._text[:at].rstrip()
-            self._text = self._text[at + len(self._marks.close) :]
-            self._step, self._begun = self._before, False
-        else:
-            certain = len(self._text) - overlap(self._text, self._marks.close)
-            thought = self._text[:certain].rstrip()
-            self._text = self._text[len(thought) :]
+        at = self._text.find(marks.close)
+        certain = at if at >= 0 else len(self._text) - overlap(self._text, marks.close)
+        thought = self._text[:certain].rstrip()
+        blanks, self._text = self._text[len(thought) : certain], self._text[certain:]
         if thought:
-            yield ThoughtText(f"{self._between}{thought}")
-            self._between = ""
+            yield ThoughtText("".join((self._between, *self._blanks, thought)))
+            self._between, self._blanks = "", []
+        if blanks:
+            self._blanks.append(blanks)
         if at >= 0:
-            self._between = "\n\n"
+            self._text, self._blanks = self._text[len(marks.close) :], []
+            self._step, self._begun, self._between = self._before, False, "\n\n"
 
     def _answer(self) -> Iterator[Piece]:
         text = self._text

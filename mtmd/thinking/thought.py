@@ -81,14 +81,14 @@ class Thought:
         return not (self.sleeps or self.is_over or self._splitter.had_thought)
 
     @property
-    def first(self) -> int:
-        """The token that begins a thought."""
-        return self._tokens.opening[0]
+    def opening(self) -> tuple[int, ...]:
+        """The tokens that begin a thought."""
+        return self._tokens.opening
 
     @property
     def is_first_alone(self) -> bool:
-        """Whether that token can begin nothing but a thought: it is the whole mark, or a blank, as
-        which no answer begins.
+        """Whether the first of them can begin nothing but a thought: it is the whole mark, or a
+        blank, as which no answer begins.
         """
         return len(self._tokens.opening) == 1 or self._marks.opening[:1].isspace()
 
@@ -96,9 +96,9 @@ class Thought:
         """The token that has to come next, None for any."""
         return self._forced[0] if self._forced else None
 
-    def open(self) -> None:
-        """Begin the thought, by all tokens of its mark."""
-        self._forced = deque(self._tokens.opening)
+    def open(self, written: int = 0) -> None:
+        """Begin the thought, by all tokens of its mark but so many that are written already."""
+        self._forced = deque(self._tokens.opening[written:])
 
     def close(self) -> int:
         """End the thought. Returns the first token that does, which comes next."""
@@ -137,7 +137,7 @@ class Thought:
             return splitter.has_header
         if splitter.is_inside:
             return True
-        return True if splitter.had_thought and not splitter.held.strip() else None
+        return True if splitter.had_thought and splitter.holds_blanks_only else None
 
     def read(self, token: int) -> tuple[list[Piece], bool | None]:
         """The text that is certain after this token, and whether it is one of the thought, None
@@ -147,7 +147,8 @@ class Thought:
 
     def finish(self) -> list[Piece]:
         """What was held back at the end of the answer."""
-        return [*self._splitter.push(self.stream.finish()), *self._splitter.finish()]
+        pieces = self._splitter.push(self.stream.finish())
+        return [*pieces, *self._splitter.finish(is_mark=bool(self._forced))]
 
     def _push(self, token: int) -> list[Piece]:
         was_over = self.is_over
@@ -169,20 +170,23 @@ class Thought:
 
 class AfterThought:
     """An `mtmd.llm.engine.engine.Constraint` that begins once the thought is over. Where the answer
-    may begin with a thought, the token that begins one is allowed, too.
+    may begin with a thought, the tokens of its mark are allowed, too. `make` returns the constraint
+    of the answer, each time a new one.
     """
 
-    def __init__(self, inner: Constraint, thought: Thought):
-        self._inner, self._thought = inner, thought
-        self._is_awake, self._at_start = not thought.sleeps, thought.may_begin
-        self._is_first_allowed = False  # also by what the answer has to look like
+    def __init__(self, make: Callable[[], Constraint], thought: Thought):
+        self._make, self._inner, self._thought = make, make(), thought
+        self._is_awake, self._has_read = not thought.sleeps, False
+        # How many tokens of the mark are written; None where no thought can begin any more.
+        self._written: int | None = 0 if thought.may_begin else None
+        self._is_next_allowed = False  # also by what the answer has to look like
         self._asked: np.ndarray | None = None  # before the thought: for the answer's first token
 
     def begin(self) -> None:
         self._inner.begin()
 
     def ready(self, wait_s: float = 0) -> bool:
-        if self._thought.sleeps:
+        if self._sleeps():
             return True
         if not self._is_awake:
             self._is_awake = True
@@ -193,34 +197,47 @@ class AfterThought:
         """It wakes by itself."""
 
     def allowed(self, size: int) -> np.ndarray:
-        if self._thought.sleeps:
+        if self._sleeps():
             return np.full(-(-size // 8), 255, np.uint8)
-        bits, first = self._asked, self._thought.first
-        bits = self._inner.allowed(size) if bits is None else bits
-        if self._at_start:
+        bits = self._inner.allowed(size) if self._asked is None else self._asked
+        if self._written is not None:
+            after = self._thought.opening[self._written]
             self._asked, bits = bits, bits.copy()
-            self._is_first_allowed = bool(bits[first // 8] >> first % 8 & 1)
-            bits[first // 8] |= 1 << first % 8
+            self._is_next_allowed = bool(bits[after // 8] >> after % 8 & 1)
+            bits[after // 8] |= 1 << after % 8
         return bits
 
     def mask(self, logits: Tensor) -> Tensor:
-        return logits if self._thought.sleeps else masked(logits, self.allowed(len(logits)))
+        return logits if self._sleeps() else masked(logits, self.allowed(len(logits)))
 
     def accept(self, token: int) -> None:
-        """Of the thought nothing is looked at. Where its mark is the beginning of an answer that is
-        allowed, too, it is looked at as that, until the mark is whole.
+        """Read a token of the answer; those of the thought are skipped. The beginning of a mark
+        that may also begin the answer is read as that, until it is known to be a mark: then the
+        constraint begins anew.
         """
-        thought, at_start = self._thought, self._at_start
-        if thought.sleeps:
+        thought, written = self._thought, self._written
+        if self._sleeps():
             return
-        self._at_start = False
-        is_mark = thought.is_first_alone or not self._is_first_allowed
-        if at_start and token == thought.first and is_mark:
-            self._is_awake = False
-            thought.open()
-            return
-        self._asked = None
+        self._written = None
+        if written is not None and token == thought.opening[written]:
+            if thought.is_first_alone or not self._is_next_allowed:
+                self._is_awake = False
+                thought.open(written)
+                return
+            if written + 1 < len(thought.opening):
+                self._written = written + 1
+        self._asked, self._has_read = None, True
         self._inner.accept(token)
 
     def close(self) -> None:
         self._inner.close()
+
+    def _sleeps(self) -> bool:
+        """Whether the thought goes on. What was read of its mark is no part of the answer."""
+        sleeps = self._thought.sleeps
+        if sleeps and self._has_read:
+            self._inner.close()
+            self._inner, self._asked = self._make(), None
+            self._inner.begin()
+            self._is_awake = self._has_read = False
+        return sleeps

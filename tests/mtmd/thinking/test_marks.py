@@ -42,6 +42,13 @@ CASES = [
     (True, "a</think>\n<think>\nb\n</think>c", ("a\n\nb", "c")),
     (True, "<tool_call>{}</tool_call></think>x", ("<tool_call>{}</tool_call>", "x")),
     (False, "", ("", "")),
+    (True, "<think>\nHm.\n</think>\n\nHello.", ("Hm.", "Hello.")),
+    (True, "\n<think>\n\n</think>\n\nHello.", ("", "Hello.")),
+    (True, "<think>\n<think>Hm.</think>Hello.", ("<think>Hm.", "Hello.")),
+    (True, "a <think>b</think>c", ("a <think>b", "c")),
+    (True, "<thi", ("<thi", "")),
+    (True, "<thinker</think>c", ("<thinker", "c")),
+    (False, "<think><think>Hm.</think>Hello.", ("Hm.", "Hello.")),
     (True, "   ", ("", "")),
 ]
 
@@ -62,6 +69,32 @@ def test_headers_of_channels_belong_to_neither():
     marks = known("pairs").marks
     text = "Hm.<|close|>think<|sep|><|open|>response<|sep|>Hello."
     assert split(marks, True, text) == ("Hm.", "Hello.")
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_header_that_is_cut_is_no_answer(inside):
+    marks = known("channels").marks
+    thought = ("" if inside else marks.opening) + "Hm."
+    for cut in range(len(marks.closing.rstrip())):
+        found, answer = split(marks, inside, thought + marks.closing[:cut])
+        assert answer == "" and found.startswith("Hm."), cut
+    header = "<|channel|>final<|message|>"
+    for cut in range(len("<|channel|>"), len(header)):
+        assert split(marks, False, header[:cut]) == ("", "")
+
+
+@pytest.mark.parametrize("begin", ["", "<think>", "<think>Hm.", "<think>Hm.</think>"])
+def test_blanks_that_wait_are_copied_once(begin):
+    splitter, looked = Splitter(THINK, inside=False), 0
+    splitter.push(begin)
+    for _ in range(2000):
+        splitter.push(" \n" * 4)
+        looked += len(splitter._text)
+    assert looked <= 2000 * len("</think>")
+    blanks = " \n" * 8000
+    pieces = [*splitter.push("x"), *splitter.finish()]
+    text = "".join(p if isinstance(p, str) else p.text for p in pieces)
+    assert text == ("x" if begin in ("<think>", "<think>Hm.</think>") else f"{blanks}x")
 
 
 def test_what_is_certain_does_not_wait():

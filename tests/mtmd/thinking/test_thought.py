@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from scripted import writes
@@ -14,6 +15,7 @@ from thinking_templates import TEMPLATES
 
 from mtmd import Finished, OptionError, PromptError, TextPiece, ThinkingPiece, load
 from mtmd.chat_template.text_check import THOUGHTS_LEFT_OUT
+from mtmd.llm.tokenizer.text_stream import TextStream
 from mtmd.thinking.switches import CLOSED, NO_MARKS
 
 HI = [{"role": "user", "content": "hi"}]
@@ -206,6 +208,94 @@ def test_a_grammar_that_may_begin_as_a_thought_does_is_the_answer(models):
     with writes(models("written"), "<b>"):
         answer = models("written").answer(messages=HI, grammar={"choice": ["<b>", "<c>"]})
     assert (answer.thinking, answer.text) == ("", "<b>")
+
+
+@pytest.mark.parametrize("begun", ["<think> no", "<thin"])
+def test_a_mark_that_is_the_beginning_of_an_answer_too_is_no_part_of_it(models, begun):
+    with writes(models("written"), "<think>x</think>\n\n<b>"):
+        answer = models("written").answer(messages=HI, grammar={"choice": ["<b>", begun]})
+    assert (answer.thinking, answer.text) == ("x", "<b>")
+
+
+def test_so_does_one_of_a_worker(tmp_path):
+    (tmp_path / "chat.jinja").write_text(TEMPLATES["written"])
+    model = load(chat_template=tmp_path / "chat.jinja", context=1024, isolate=True)
+    with writes(model, "<think>x</think>\n\n<b>"):
+        answer = model.answer(messages=HI, grammar={"choice": ["<b>", "<think> no"]})
+    assert (answer.thinking, answer.text) == ("x", "<b>")
+
+
+def test_a_call_that_begins_as_a_thought_does_forbids_none(models):
+    model = models("written")
+    tokens = model.loaded.checkpoint.tokenizer.encode
+    assert tokens("<think>")[0] == tokens("<tool_call>")[0], "else this tests nothing"
+    with writes(model, f"<think>\nHm.\n</think>\n\n{CALL}"):
+        answer = model.answer(messages=HI, tools=TOOLS, tool_choice="required")
+    assert (answer.thinking, answer.text) == ("Hm.", "")
+    assert [c.name for c in answer.tool_calls] == ["look"]
+    with writes(model, CALL):
+        answer = model.answer(messages=HI, tools=TOOLS, tool_choice="required")
+    assert answer.thinking == "" and answer.tool_calls[0].name == "look"
+
+
+def test_a_model_that_begins_a_thought_that_the_prompt_has_begun(models):
+    model = models("opened")
+    with writes(model, "<think>\nHm.\n</think>\n\nHello."):
+        *events, last = model.stream(HI, logprobs=0)
+    assert (last.answer.thinking, last.answer.text) == ("Hm.", "Hello.")
+    infos = [i for e in events if isinstance(e, (ThinkingPiece, TextPiece)) for i in e.tokens]
+    assert [i.id for i in infos] == list(last.answer.output_token_ids)
+
+
+def test_text_of_a_token_that_is_undecided_is_not_lost(models):
+    """A token that has the end of a thought, its mark, and what may begin another mark."""
+    model = models("opened")
+    tokenizer = model.loaded.checkpoint.tokenizer
+    ids = iter(tokenizer.encode("abc"))
+    spelled = dict(zip(ids, ["one", " two</think>\n<", "b>"], strict=True))
+    push = TextStream.push
+    with (
+        writes(model, "abc"),
+        patch.object(
+            TextStream, "push", lambda self, token: spelled.get(token) or push(self, token)
+        ),
+    ):
+        *events, last = model.stream(HI, logprobs=0)
+    assert (last.answer.thinking, last.answer.text) == ("one two", "<b>")
+    assert "".join(e.text for e in events if isinstance(e, ThinkingPiece)) == "one two"
+    assert [i.id for i in last.answer.logprobs] == list(last.answer.output_token_ids)
+
+
+@pytest.mark.parametrize(
+    ("text", "limit", "warning"),
+    [
+        ("Hm.\n</think>\n\n", None, "ended its answer after the thought"),
+        ("Hm.\n</think>\n\n ", None, "ended its answer after the thought"),
+        ("Hm.\n</think>\n\nHello.", 1, "was cut before its first word, after its thought"),
+        ("Hm.\n</think>\n\nHello.", 0, "cut within its thought"),
+        ("Hm.\n</think>\n\nHello.", 2, None),
+    ],
+)
+def test_where_a_thought_leaves_no_answer_the_receipt_says_how(models, text, limit, warning):
+    model = models("opened")
+    encode = model.loaded.checkpoint.tokenizer.encode
+    limits = {0: 1, 1: len(encode("Hm.\n</think>")), 2: len(encode(text))}
+    with writes(model, text):
+        answer = model.answer(messages=HI, max_tokens=limits.get(limit, 40))
+    found = [w for w in answer.receipt.warnings if "thought" in w]
+    assert len(found) == (warning is not None) and all(str(warning) in w for w in found)
+
+
+@pytest.mark.parametrize("kind", ["channels", "written"])
+def test_marks_that_are_cut_are_no_answer(models, kind):
+    model = models(kind)
+    marks = model.prompts.thinking_template.marks
+    whole = f"{marks.opening}Hm.{marks.closing}"
+    encode = model.loaded.checkpoint.tokenizer.encode
+    for limit in range(len(encode(f"{marks.opening}Hm.")), len(encode(whole.rstrip()))):
+        with writes(model, whole):
+            answer = model.answer(messages=HI, json_schema=SCHEMA, max_tokens=limit)
+        assert answer.text == "" and answer.thinking.startswith("Hm."), limit
 
 
 def test_stops_and_least_lengths_are_of_the_answer(models):
