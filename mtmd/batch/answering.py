@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Collection, Generator, Iterable
 from typing import Any
 
 from mtmd.batch.inputs import Input
@@ -89,15 +89,18 @@ class Batch:
                 shown = found
             messages = messages_of(shown, self.prompt, self.system)
             answer = self.many.finish(self.service.submit_placed(messages, self.settings))
-            return _answered(name, digest or answer.receipt.videos[0].sha256, answer)
+            digest = digest or answer.receipt.videos[0].sha256
+            return _answered(name, digest, answer, self.service.model_warnings)
         except (OptionError, DeviceError):
             raise
         except MtmdError as error:
             return Row(name, digest, error=str(error))
 
 
-def _answered(name: str, digest: str, answer: Answer) -> Row:
+def _answered(name: str, digest: str, answer: Answer, usual: Collection[str]) -> Row:
+    """`usual` are the warnings that every answer of the model has: no row repeats them."""
     took = answer.receipt
+    warnings = [warning for warning in took.warnings if warning not in usual]
     return Row(
         name,
         digest,
@@ -107,14 +110,12 @@ def _answered(name: str, digest: str, answer: Answer) -> Row:
         took.prompt_tokens,
         took.image_tokens,
         took.output_tokens,
-        *(
-            round(ms, 2)
-            for ms in (
-                took.queued_ms,
-                took.preprocess_ms,
-                took.encode_ms,
-                took.prefill_ms,
-                took.decode_ms,
-            )
-        ),
+        queued_ms=round(took.queued_ms, 2),
+        preprocess_ms=round(took.preprocess_ms, 2),
+        encode_ms=round(took.encode_ms, 2),
+        prefill_ms=round(took.prefill_ms, 2),
+        decode_ms=round(took.decode_ms, 2),
+        thinking=answer.thinking or None,
+        thinking_tokens=took.thinking_tokens,
+        warnings="; ".join(warnings) or None,
     )

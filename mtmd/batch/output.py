@@ -26,7 +26,8 @@ GROUP = 1024  # rows that go to a Parquet file at a time
 @dataclass(frozen=True)
 class Row:
     """What became of a picture, or a video: an answer or an error. `sha256` is of the file. Times
-    are in milliseconds.
+    are in milliseconds. `thinking` is what the model thought before the answer; its tokens are
+    among `output_tokens`. `warnings` are those of this answer, joined by "; ".
     """
 
     image: str
@@ -42,12 +43,16 @@ class Row:
     encode_ms: float | None = None
     prefill_ms: float | None = None
     decode_ms: float | None = None
+    thinking: str | None = None
+    thinking_tokens: int | None = None
+    warnings: str | None = None
 
     def asdict(self) -> dict[str, Any]:
         return asdict(self)
 
 
 COLUMNS = tuple(f.name for f in fields(Row))
+LATER = frozenset({"thinking", "thinking_tokens", "warnings"})  # rows of version 0.1 have none
 
 
 class Before(NamedTuple):
@@ -119,7 +124,7 @@ class JsonForm:
             end += len(line)
             if line.endswith(b"\n"):
                 row = json.loads(line)
-                yield end, {name: row[name] for name in COLUMNS}
+                yield end, {n: row.get(n) if n in LATER else row[n] for n in COLUMNS}
 
 
 class CsvForm:
@@ -238,8 +243,8 @@ class Appended:
                     self.known[str(row["image"])] = _before(row["sha256"], row["error"])
         except (ValueError, KeyError, TypeError, csv.Error) as error:
             raise OptionError(
-                f"out {self._path}: found what `mtmd batch` did not write, expected its rows; name "
-                "another file"
+                f"out {self._path}: found what this version of `mtmd batch` did not write, "
+                "expected its rows; name another file"
             ) from error
 
 
@@ -303,8 +308,8 @@ def _unpack(path: Path, rows: Path) -> None:
         made.replace(rows)
     except (pa.ArrowInvalid, TypeError) as error:
         raise OptionError(
-            f"out {path}: found what `mtmd batch` did not write, expected its rows; name another "
-            "file"
+            f"out {path}: found what this version of `mtmd batch` did not write, expected its "
+            "rows; name another file"
         ) from error
     finally:
         with suppress(FileNotFoundError):

@@ -257,13 +257,14 @@ class _Summary:
     """Of a run: rows of before that stay, and those that it has written."""
 
     def __init__(self, resumed: Any):
-        self.known, self.rows = resumed.known, 0
+        self.known, self.rows, self.only_thoughts = resumed.known, 0, 0
         self.failed = len(resumed.failed)
         self.shown = list(resumed.failed[:FAILURES_SHOWN])
         self.start, self.is_broken_off = time.perf_counter(), False
 
     def count(self, row: Any) -> None:
         self.rows += 1
+        self.only_thoughts += bool(row.thinking and not (row.text or "").strip())
         if row.error is not None:
             self.failed += 1
             self.shown += [(row.image, row.error)] if len(self.shown) < FAILURES_SHOWN else []
@@ -282,6 +283,9 @@ class _Summary:
         speed = f", {self.rows / seconds:.1f} images/s" if self.rows and seconds else ""
         rows = f"{self.rows} row{'' if self.rows == 1 else 's'}"
         yield f"{path}: {rows} in {seconds:.1f} s{speed}{before}; {self.failed} failed"
+        if count := self.only_thoughts:
+            have = "row has" if count == 1 else "rows have"
+            yield f"  {count} {have} a thought and no answer; give --max-tokens or --think-budget"
         if self.is_broken_off:
             yield "  the same command with --resume goes on"
         for name, error in self.shown:

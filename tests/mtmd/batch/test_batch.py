@@ -26,10 +26,12 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from scripted import writes
+from thinking_templates import TEMPLATES
 
 from mtmd.batch.answering import Batch
 from mtmd.batch.inputs import find_inputs
-from mtmd.batch.output import COLUMNS, GROUP, KINDS, Before, CsvForm, Row, open_output
+from mtmd.batch.output import COLUMNS, GROUP, KINDS, LATER, Before, CsvForm, Row, open_output
 from mtmd.config import AnswerOptions
 from mtmd.kernels.errors import DeviceError, MtmdError, OptionError
 from mtmd.model import Model
@@ -88,6 +90,43 @@ def test_every_picture_has_its_answer_in_order(
         assert all(float(row[name]) >= 0 for name in COLUMNS if name.endswith("_ms"))
     asked = tmp_path / f"rows{ending}.run.json"
     assert set(tmp_path.iterdir()) == {out, asked}, "nothing else is left behind"
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_row_has_the_thought_and_the_warnings_of_its_answer(
+    ending: str, one: Path, demo: Model, mtmd: Any, tmp_path: Path
+) -> None:
+    template, cut, whole = (tmp_path / name for name in ("chat.jinja", "cut", "whole"))
+    template.write_text(TEMPLATES["opened"])
+    command = "batch", one, "--chat-template", template, "--out"
+    with writes(demo, "I wonder and wonder"):
+        ran = mtmd(*command, cut.with_suffix(ending), "--max-tokens", 4)
+    assert ran.code == 0 and "1 row has a thought and no answer; give --max-tokens" in ran.err
+    (row,) = rows_of(cut.with_suffix(ending))
+    assert not row["text"] and row["thinking"] and "I wonder and".startswith(row["thinking"])
+    assert (row["finish"], int(row["thinking_tokens"])) == ("length", 4)
+    assert row["warnings"].startswith("the answer was cut within its thought")
+    with writes(demo, "Hm.\n</think>\n\nHello."):
+        ran = mtmd(*command, whole.with_suffix(ending))
+    assert ran.code == 0 and "no answer" not in ran.err
+    (row,) = rows_of(whole.with_suffix(ending))
+    assert (row["text"], row["thinking"], row["finish"]) == ("Hello.", "Hm.", "stop")
+    assert 0 < int(row["thinking_tokens"]) < int(row["output_tokens"]) and row["warnings"] is None
+
+
+def test_rows_of_the_version_before_are_gone_on_from(tmp_path: Path) -> None:
+    path, rows = tmp_path / "a.jsonl", [Row(f"{n}.png", text=str(n)) for n in range(2)]
+    before = {k: v for k, v in rows[0].asdict().items() if k not in LATER}
+    path.write_text(json.dumps(before) + "\n")
+    output = open_output(path, True)
+    output.append(rows[1])
+    output.close()
+    assert output.known == {"0.png": Before(None, None), "1.png": Before(None, None)}
+    assert [row["text"] for row in rows_of(path)] == ["0", "1"]
+    table = tmp_path / "a.parquet"
+    (tmp_path / "a.parquet.rows.jsonl").write_bytes(path.read_bytes())
+    open_output(table, True).close()
+    assert [(r["text"], r["thinking"]) for r in rows_of(table)] == [("0", None), ("1", None)]
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
@@ -297,7 +336,7 @@ ODD = [
         4.0,
     ),
     Row('b",\n.png', None, None, 'an "error"'),
-    Row("c.png", "1" * 64, "", None, "length", 1, 2, 3, 0.5, 0.0, 0.0, 0.0, 0.0),
+    Row("c.png", "1" * 64, "", None, "length", 1, 2, 3, 0.5, 0.0, 0.0, 0.0, 0.0, "=a\n", 2, "cut"),
 ]
 
 
@@ -335,6 +374,8 @@ def test_values_survive_each_format(tmp_path: Path) -> None:
         assert [r["image"] for r in rows] == [r.image for r in ODD] and [
             r["error"] for r in rows
         ] == [r.error for r in ODD]
+        assert (rows[2]["thinking"] or "").lstrip("'") == ODD[2].thinking
+        assert (int(rows[2]["thinking_tokens"]), rows[2]["warnings"]) == (2, "cut")
         assert (
             rows[0]["text"] == ODD[0].text
             and float(rows[0]["queued_ms"]) == 0.25
