@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass, field
 from html import escape
 from typing import Any, Protocol, TypeAlias
 
+from mtmd.prompt_logprobs import PromptLogprobs as PromptLogprobs
+from mtmd.prompt_logprobs import PromptTokenInfo as PromptTokenInfo
 from mtmd.receipt import Receipt
 from mtmd.tools.tool import ToolCall
 
@@ -32,28 +34,8 @@ class TokenInfo:
 
     def asdict(self) -> dict[str, Any]:
         """Of JSON types."""
-        return _token_told(self)
-
-
-@dataclass(frozen=True)
-class PromptTokenInfo:
-    """A token of the prompt, as `TokenInfo`. Nothing comes before the first: its log probability is
-    None.
-    """
-
-    id: int
-    text: str
-    logprob: float | None
-    top: tuple[tuple[str, float], ...]
-
-    def asdict(self) -> dict[str, Any]:
-        """Of JSON types."""
-        return _token_told(self)
-
-
-def _token_told(token: TokenInfo | PromptTokenInfo) -> dict[str, Any]:
-    top = [{"text": text, "logprob": logprob} for text, logprob in token.top]
-    return {"id": token.id, "text": token.text, "logprob": token.logprob, "top": top}
+        top = [{"text": text, "logprob": logprob} for text, logprob in self.top]
+        return {"id": self.id, "text": self.text, "logprob": self.logprob, "top": top}
 
 
 @dataclass(frozen=True)
@@ -118,7 +100,8 @@ class Answer:
     not part of the text. `stop`: the text of the option's before which it ended, None where it
     ended otherwise. `logprobs`: each token of the answer with its log probability, where the option
     asked for them. `thinking` is what the model thought before, not part of the text either.
-    `prompt_logprobs`: each token of the prompt, where the option asked for them. `end`: the token
+    `prompt_logprobs`: a sequence of `PromptTokenInfo`, one for each token of the prompt, where the
+    option asked for them; all answers to one prompt share it. `end`: the token
     that ended the answer, where one did and `logprobs` were asked for.
     """
 
@@ -131,7 +114,7 @@ class Answer:
     logprobs: tuple[TokenInfo, ...] = ()
     thinking: str = ""
     view: View | None = field(default=None, repr=False, compare=False)
-    prompt_logprobs: tuple[PromptTokenInfo, ...] = ()
+    prompt_logprobs: PromptLogprobs | tuple[PromptTokenInfo, ...] = ()
     end: TokenInfo | None = None
 
     def __str__(self) -> str:

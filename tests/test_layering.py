@@ -74,7 +74,7 @@ ORDER = {
     "mtmd": (
         ("chat_template", "openmp", "process", "receipt", "tools"),
         ("thinking",),  # over templates and tools
-        ("config",),
+        ("config", "prompt_logprobs"),
         ("checkpoint", "events"),
         ("ranks",),  # the other processes of a model that several share
         ("loaded",),  # a model in memory, without anybody to ask it

@@ -451,13 +451,16 @@ class Engine:
             if known >= len(targets):
                 continue
             rows = logits[first : first + len(targets)].float().log_softmax(1)
-            own = rows.gather(1, rows.new_tensor(targets, dtype=torch.int64)[:, None])[:, 0]
+            own = rows.gather(1, rows.new_tensor(targets, dtype=torch.int64)[:, None])
+            ranks = (rows > own).sum(1) + 1
             best = rows.topk(min(prompt.prompt_alternatives or 0, rows.shape[1]))
             lines = zip(
-                targets, own.tolist(), best.indices.tolist(), best.values.tolist(), strict=True
+                *(targets, own[:, 0].tolist(), ranks.tolist()),
+                *(best.indices.tolist(), best.values.tolist()),
+                strict=True,
             )
-            for token, logprob, ids, values in list(lines)[known:]:
-                scores.append(Token(token, logprob, tuple(zip(ids, values, strict=True))))
+            for token, logprob, rank, ids, values in list(lines)[known:]:
+                scores.append(Token(token, logprob, tuple(zip(ids, values, strict=True)), rank))
 
     def _draw_together(
         self, parts: abc.Sequence[tuple[Sequence, int, int]], logits: Tensor | None

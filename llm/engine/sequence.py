@@ -15,12 +15,13 @@ from mtmd.kernels.errors import MtmdError
 @dataclass(frozen=True)
 class Token:
     """A token of an answer, its log probability before temperature and filters, and those of the
-    most probable ones.
+    most probable ones. `rank`, of a prompt's tokens: 1 plus the number of more probable ones.
     """
 
     id: int
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()
+    rank: int | None = None
 
 
 @dataclass(eq=False)

@@ -16,6 +16,7 @@ from mtmd.llm.tokenizer.repetition import RepetitionFinder
 from mtmd.llm.tokenizer.text_stream import StopChecker, TextStream
 from mtmd.prompt.prompts import PreparedPrompt
 from mtmd.service.encode_queue import Job
+from mtmd.service.prompt_scores import PromptScores
 from mtmd.service.ticket import Ticket
 from mtmd.thinking.thought import Thought
 from mtmd.tools.parser import CallParser
@@ -42,6 +43,8 @@ class Request:
     warnings: tuple[str, ...] = ()
     thought: Thought | None = None
     """Where the answer may begin with one."""
+    scores: PromptScores = field(default_factory=PromptScores)
+    """The log probabilities of its prompt, where they were requested."""
     owner: str = ""
     """Among whom the device is shared out."""
 

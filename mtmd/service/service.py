@@ -27,7 +27,6 @@ from mtmd.events import (
     Answer,
     Finished,
     Progress,
-    PromptTokenInfo,
     TextPiece,
     ThinkingPiece,
     TokenInfo,
@@ -62,6 +61,7 @@ from mtmd.loaded.report import warmup_report
 from mtmd.process.tracebacks import traceback_text
 from mtmd.prompt.conversation import Message, RawPrompt
 from mtmd.prompt.prompts import PreparedPrompt, Prompts
+from mtmd.prompt_logprobs import check_prompt_logprobs
 from mtmd.service.call_plan import CallPlan, check_ids, plan_calls
 from mtmd.service.encode_queue import EncodeQueue, Job
 from mtmd.service.measures.latencies import Latencies
@@ -69,6 +69,7 @@ from mtmd.service.measures.stats import ServiceStats, TokenCount
 from mtmd.service.measures.turnover import Turnover
 from mtmd.service.places import Places
 from mtmd.service.processed_tiles import ProcessedTiles
+from mtmd.service.prompt_scores import PromptScores
 from mtmd.service.receipts import make_receipt, model_warnings
 from mtmd.service.request import Request
 from mtmd.service.ticket import Ticket
@@ -146,6 +147,7 @@ class Service:
         self._processed = ProcessedTiles()
         self._share_cache, self._gathered = share_cache, gathered
         self._counting = threading.Lock()
+        self._spelling: list[threading.Thread] = []
         self._device = DeviceUser(
             loaded.device_thread,
             self._turn,
@@ -244,13 +246,15 @@ class Service:
         first; the others have those after it.
         """
         first = self._loaded.answer_options(chosen)
-        plan = cache(lambda: self._plan(first))
-        tickets = [self.submit_checked(messages, first, tenant, plan=plan)]
+        plan, scores = cache(lambda: self._plan(first)), PromptScores(number)
+        tickets = [self.submit_checked(messages, first, tenant, plan=plan, scores=scores)]
         try:
             for index in range(1, number):
                 seed = None if first.seed is None else (first.seed + index) % (SEED_MAX + 1)
                 settings = replace(first, seed=seed)
-                tickets.append(self.submit_checked(messages, settings, tenant, tickets[0], plan))
+                tickets.append(
+                    self.submit_checked(messages, settings, tenant, tickets[0], plan, scores)
+                )
         except BaseException:
             for ticket in tickets:
                 ticket.cancel()
@@ -264,9 +268,10 @@ class Service:
         tenant: str = "",
         after: Ticket | None = None,
         plan: abc.Callable[[], CallPlan | None] | None = None,
+        scores: PromptScores | None = None,
     ) -> Ticket:
         """As `submit`, with the options made; not begun before the prompt of `after` is read.
-        `plan`: of calls, where that is made for several.
+        `plan`: of calls, where that is made for several; `scores`: likewise, of the prompt.
         """
         if self.fault is not None:
             raise again(self.fault)
@@ -280,7 +285,7 @@ class Service:
                 wait_s,
             )
         try:
-            return self._submit(messages, settings, tenant, after, plan)
+            return self._submit(messages, settings, tenant, after, plan, scores=scores)
         except BaseException:
             self._free_place()
             raise
@@ -301,9 +306,10 @@ class Service:
         after: Ticket | None = None,
         plan: abc.Callable[[], CallPlan | None] | None = None,
         placed: bool = False,
+        scores: PromptScores | None = None,
     ) -> Ticket:
-        plan = plan or (lambda: self._plan(settings))
-        request = self._prepare(messages, settings, self._salt(tenant), plan)
+        plan, scores = plan or (lambda: self._plan(settings)), scores or PromptScores()
+        request = self._prepare(messages, settings, self._salt(tenant), plan, scores)
         request.owner, request.placed = for_whom() or tenant, placed
         self._post(request, after)
         self._processed.add(request.prompt.pictures, tenant)
@@ -330,6 +336,7 @@ class Service:
         settings: AnswerOptions,
         salt: str,
         made: abc.Callable[[], CallPlan | None],
+        scores: PromptScores,
     ) -> Request:
         """All that can be done, and go wrong, on the caller's thread."""
         clock, loaded = time.perf_counter(), self._loaded
@@ -357,6 +364,10 @@ class Service:
                 f"prompt_logprobs: found beside {len(prompt.pictures)} pictures, whose tokens have "
                 "no probabilities, expected a prompt of text"
             )
+        if (alternatives := settings.prompt_logprobs) is not None:
+            check_prompt_logprobs(
+                "prompt_logprobs", len(prompt.tokens), alternatives, scores.answers
+            )
         preprocess_ms = (time.perf_counter() - clock) * 1e3
         stop = frozenset() if settings.ignore_eos else loaded.checkpoint.stop_tokens
         tokenizer = loaded.checkpoint.tokenizer
@@ -380,6 +391,7 @@ class Service:
             plan.parser() if plan else None,
             warnings,
             thought,
+            scores,
         )
 
     def _thought(
@@ -540,6 +552,8 @@ class Service:
         """
         self._plans.close()
         self._device.close(within_s)
+        for thread in self._spelling:
+            thread.join(within_s)
         self._plans.join(within_s)
 
     def _plan(self, settings: AnswerOptions) -> CallPlan | None:
@@ -725,8 +739,14 @@ class Service:
             self._encode_progress(request)
 
     def _let_follow(self, request: Request) -> None:
-        """Those for the same prompt begin."""
+        """Those for the same prompt begin; the first alone, and the others after it, where the
+        prompt is still to be scored.
+        """
         followers, request.followers = request.followers, []
+        if request.settings.prompt_logprobs is not None and request.scores.tokens is None:
+            followers = [one for one in followers if one.ticket in self._requests]
+            if followers:
+                followers, followers[0].followers = followers[:1], followers[1:]
         for follower in followers:
             follower.waits = False
             if follower.ticket in self._requests:
@@ -778,7 +798,7 @@ class Service:
                 settings.min_tokens,
                 request.owner,
                 request.thought,
-                settings.prompt_logprobs,
+                settings.prompt_logprobs if request.scores.tokens is None else None,
             )
             request.sequence = self.engine.submit(prompt)
         except MtmdError as error:
@@ -791,6 +811,7 @@ class Service:
         """New tokens as text, and the end."""
         sequence = request.sequence
         assert sequence is not None
+        request.scores.note(sequence)
         tokens = sequence.take()
         self._note(request, len(tokens), sequence.queued_ms)
         for token in tokens:
@@ -891,12 +912,17 @@ class Service:
             token.id, decode([token.id], skip_special=False), token.logprob or 0.0, top
         )
 
-    def _prompt_logprobs(self, request: Request) -> tuple[PromptTokenInfo, ...]:
-        if request.sequence is None or request.sequence.scores is None:
-            return ()
-        tokens = Token(request.prompt.tokens[0]), *request.sequence.scores
-        found = [(self._info(token), token.logprob) for token in tokens]
-        return tuple(PromptTokenInfo(i.id, i.text, logprob, i.top) for i, logprob in found)
+    def _put_spelled(self, request: Request, answer: Answer) -> None:
+        """On a thread of its own: put the answer with the log probabilities of its prompt."""
+        decode = self._loaded.checkpoint.tokenizer.decode
+        try:
+            found = request.scores.spelled(
+                request.prompt.tokens[0], lambda i: decode([i], skip_special=False)
+            )
+            request.ticket.put(Finished(replace(answer, prompt_logprobs=found)))
+        except Exception as error:
+            log.error("%s\n%s", request.ticket.id, traceback_text(error))
+            request.ticket.put(MtmdError(f"internal error: {type(error).__name__}"))
 
     def _end_of(self, request: Request) -> TokenInfo | None:
         last = request.sequence.last if request.sequence else None
@@ -931,11 +957,18 @@ class Service:
             request.checker.found,
             tuple(request.logprobs),
             "".join(request.thoughts),
-            prompt_logprobs=self._prompt_logprobs(request),
             end=self._end_of(request),
         )
         self._let_go(request)
-        request.ticket.put(Finished(answer))
+        if request.settings.prompt_logprobs is not None and request.scores.tokens is not None:
+            # On the device's thread spelling would keep other answers waiting.
+            thread = threading.Thread(
+                target=self._put_spelled, args=(request, answer), name="mtmd spelling"
+            )
+            thread.start()
+            self._spelling = [*(one for one in self._spelling if one.is_alive()), thread]
+        else:
+            request.ticket.put(Finished(answer))
 
     def _fail(self, request: Request, error: MtmdError) -> None:
         self._stats.failed += 1

@@ -19,6 +19,7 @@ from mtmd.config import LoadOptions
 from mtmd.kernels.errors import OptionError
 from mtmd.kernels.isolation import places
 from mtmd.prompt.urls.fetch import MOST_REDIRECTS
+from mtmd.prompt_logprobs import PROMPT_LOGPROBS_MAX
 from mtmd.service import many
 from mtmd.service.measures import prepare_ahead
 from mtmd.web import server
@@ -92,6 +93,7 @@ def most_of(option):
         ("pixels of all", [f"{M.server_pixels // 10**6} million"]),
         ("pictures being", [f"{M.decoding_pixels // 10**6} million"]),
         ("pictures, videos and", [f"{places.LONG_JOBS} and {places.STOPPED_JOBS}"]),
+        ("log probabilities of prompts", [f"{PROMPT_LOGPROBS_MAX:,}"]),
         ("readers of", [S.followers, chat.READERS_EACH]),
         ("downloads", [S.downloads]),
         ("uploaded files", [f"{S.upload_bytes // MIB} MiB", f"{RECORD_BYTES // KIB} KiB"]),

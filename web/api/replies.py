@@ -21,7 +21,7 @@ class Reply:
     `thoughts`: whether what the model thought is sent;
     `warnings` go into its receipt; `index` is its place among several answers to one request;
     `calls_old_way`: a call is a `function_call`, as before there were tools; `prompt_logprobs`:
-    whether those of the prompt are given as vLLM does.
+    how many alternatives each token of the prompt has in vLLM's field, None for no such field.
     """
 
     id: str
@@ -30,7 +30,7 @@ class Reply:
     warnings: tuple[str, ...] = ()
     index: int = 0
     calls_old_way: bool = False
-    prompt_logprobs: bool = False
+    prompt_logprobs: int | None = None
     created: int = field(default_factory=lambda: int(time.time()))
     thoughts: bool = True
 
@@ -52,7 +52,7 @@ class Reply:
         }
         return (
             self._head("chat.completion")
-            | self._of_prompt(answer)
+            | ({} if self.index else self._of_prompt(answer))
             | {"choices": [choice], "usage": self.usage(answer.receipt)}
         )
 
@@ -100,21 +100,18 @@ class Reply:
         return reply | {"usage": self.usage(answer.receipt)}
 
     def _of_prompt(self, answer: Answer) -> dict[str, Any]:
-        """By the ids of tokens, the first without any."""
-        if not self.prompt_logprobs:
+        """As vLLM has it: None for the first token; for each other a mapping of ids to log
+        probabilities, of the token itself and of the most probable ones.
+        """
+        if self.prompt_logprobs is None:
             return {}
         found: list[dict[str, Any] | None] = [None]
         for token in answer.prompt_logprobs[1:]:
-            ranks = {text: rank for rank, (text, _) in enumerate(token.top, 1)}
-            found.append(
-                {
-                    str(token.id): {
-                        "logprob": token.logprob,
-                        "rank": ranks.get(token.text),
-                        "decoded_token": token.text,
-                    }
-                }
-            )
+            best = [*zip(token.top_ids, token.top, strict=True)][: self.prompt_logprobs]
+            entry = {str(token.id): _ranked(token.text, token.logprob, token.rank)}
+            for rank, (id, (text, logprob)) in enumerate(best, 1):
+                entry.setdefault(str(id), _ranked(text, logprob, rank))
+            found.append(entry)
         return {"prompt_logprobs": found}
 
     def plain_text(self, text: str, tokens: Sequence[TokenInfo]) -> dict[str, Any]:
@@ -180,6 +177,10 @@ def together(replies: Sequence[dict[str, Any]], usage: dict[str, Any]) -> dict[s
     """Several answers to one request as one."""
     choices = [choice for reply in replies for choice in reply["choices"]]
     return replies[0] | {"choices": choices, "usage": usage}
+
+
+def _ranked(text: str, logprob: float | None, rank: int | None) -> dict[str, Any]:
+    return {"logprob": logprob, "rank": rank, "decoded_token": text}
 
 
 def _top(token: TokenInfo | PromptTokenInfo) -> dict[str, float] | None:

@@ -564,6 +564,17 @@ class Generation(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _scored_whole(self) -> Generation:
+        if self.prompt_logprobs is not None and self.stream:
+            raise PydanticCustomError(
+                "stream",
+                "{param}: found beside prompt_logprobs, expected one of the two: log probabilities "
+                "of a prompt come with the whole answer",
+                {"param": "stream"},
+            )
+        return self
+
+    @model_validator(mode="after")
     def _one_structure(self) -> Generation:
         fields = [field for field, *_ in self._structures()]
         if len(fields) > 1:

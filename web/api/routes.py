@@ -25,6 +25,7 @@ from mtmd import (
     TokenInfo,
 )
 from mtmd.checkpoint.hub import DEMO_NAMES
+from mtmd.prompt_logprobs import check_prompt_logprobs
 from mtmd.web import sse
 from mtmd.web.api import openapi
 from mtmd.web.api.agent_tools import with_custom_calls
@@ -142,6 +143,20 @@ class ModelApi:
                 self.model.context,
             )
 
+    def check_scores(self, body: CompletionRequest, number: int) -> None:
+        """Raise OptionError where the prompts together have too many log probabilities. Those of
+        one prompt are counted when it is submitted.
+        """
+        alternatives = body.options().get("prompt_logprobs")
+        if alternatives is None or len(body.prompt) == 1:
+            return
+        tokens = sum(
+            len(self.service.tokens_of(one, around=True) if isinstance(one, str) else one)
+            for one in body.prompt
+        )
+        field = "logprobs" if body.scores_prompt else "prompt_logprobs"
+        check_prompt_logprobs(field, tokens, alternatives, number)
+
     @contextmanager
     def messages(self, body: ChatRequest) -> Iterator[list[dict[str, Any]]]:
         """The conversation as `Service.submit` takes it, its pictures decoded."""
@@ -176,7 +191,7 @@ def blueprint(api: Api) -> Blueprint:
                     reply,
                     calls_old_way=body.calls_old_way,
                     thoughts=body.shows_thoughts,
-                    prompt_logprobs=body.prompt_logprobs is not None,
+                    prompt_logprobs=body.prompt_logprobs,
                 )
                 answering = Answering(
                     tickets, reply, CHAT, Reply.chat, custom=body.given_tools.custom
@@ -195,6 +210,7 @@ def blueprint(api: Api) -> Blueprint:
 
         def begin(asked: ModelApi) -> Response:
             asked.check_length("prompt", sum(map(len, body.prompt)))
+            asked.check_scores(body, number)
             with ExitStack() as stack:
                 options = asked.model.usual("auto") | chosen
                 tickets: list[Ticket] = []
@@ -210,10 +226,11 @@ def blueprint(api: Api) -> Blueprint:
                     body.logprobs is not None,
                     warnings,
                 )
-                reply = replace(reply, prompt_logprobs=body.prompt_logprobs is not None)
+                reply = replace(reply, prompt_logprobs=body.prompt_logprobs)
                 texts = [asked.echo(text) for text in body.prompt for _ in range(number)]
                 answering = Answering(
-                    tickets, reply, PLAIN, Reply.plain, number, texts if body.echo else []
+                    *(tickets, reply, PLAIN, Reply.plain, number, texts if body.echo else []),
+                    scored=body.logprobs if body.scores_prompt else None,
                 )
                 return _answer(answering, body, stack)
 
@@ -281,7 +298,8 @@ def blueprint(api: Api) -> Blueprint:
 @dataclass(frozen=True)
 class Answering:
     """The answers under way to one request, `each` for every prompt; `echo` is what they begin
-    with; `custom` are the names of tools that take a text.
+    with; `custom` are the names of tools that take a text; `scored` is how many alternatives each
+    token of the prompt has among the log probabilities of the answer, None where it is not there.
     """
 
     tickets: Sequence[Ticket]
@@ -291,6 +309,7 @@ class Answering:
     each: int = 0
     echo: Sequence[str] = ()
     custom: frozenset[str] = frozenset()
+    scored: int | None = None
 
     @property
     def replies(self) -> list[Reply]:
@@ -353,9 +372,12 @@ def _collected(
         found: list[TokenInfo | PromptTokenInfo] = [*tokens.get(index, [])]
         if answering.echo:
             answer = replace(answer, text=answering.echo[index] + answer.text)
+        if answering.scored is not None:
             # so that an answer of one token has one whatever it is: clients leave it out
-            end = [answer.end] if answer.end and answer.prompt_logprobs else []
-            found = [*answer.prompt_logprobs, *found, *end]
+            end = [answer.end] if answer.end else []
+            most = answering.scored
+            scored = [replace(one, top=one.top[:most]) for one in answer.prompt_logprobs]
+            found = [*scored, *found, *end]
         parts.append(answering.whole(reply, answer, found))
     receipts = {index: answer.receipt for index, answer in answers.items()}
     return together(parts, answering.usage(receipts))

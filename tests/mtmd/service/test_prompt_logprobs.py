@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import pickle
+import threading
+from collections import Counter
 from typing import Any
 
 import checkpoints as make
@@ -9,7 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from mtmd import Answer, Finished, OptionError, RawPrompt, Service, load
+from mtmd import Answer, Finished, OptionError, RawPrompt, Service, gather, load
+from mtmd.apart.codec import decode, encode
+from mtmd.prompt_logprobs import PROMPT_LOGPROBS_MAX
 
 TEXT = "What is on the table? a red apple and two green pears " * 8
 
@@ -39,10 +45,17 @@ def test_they_are_transformers(both: tuple[Service, object]) -> None:
         assert [token.id for token in found] == ids[1:].tolist()
         own = expected[:-1].gather(1, ids[1:, None])[:, 0].numpy()
         np.testing.assert_allclose([token.logprob for token in found], own, atol=1e-4)
+        ranks = (expected[:-1] > expected[:-1].gather(1, ids[1:, None])).sum(1) + 1
+        assert [token.rank for token in found] == ranks.tolist()
         best = expected[:-1].topk(4).values.numpy()
         tops = [[p for _, p in token.top] for token in found]
         np.testing.assert_allclose(np.reshape(tops, best.shape), best, atol=1e-4)
+        for token, row in zip(found, expected, strict=False):
+            near = row[list(token.top_ids)].numpy()
+            np.testing.assert_allclose([p for _, p in token.top], near, atol=1e-4)
+            assert [service.spelling_of([i]) for i in token.top_ids] == [t for t, _ in token.top]
         assert answer.asdict()["prompt_logprobs"][0]["logprob"] is None
+        assert pickle.loads(pickle.dumps(answer)) == answer
 
 
 def test_none_are_told_where_none_are_asked_for(both: tuple[Service, object]) -> None:
@@ -55,3 +68,76 @@ def test_pictures_have_none() -> None:
         say = [{"role": "user", "content": [{"type": "image", "image": red}]}]
         with pytest.raises(OptionError, match=r"^prompt_logprobs: found beside 1 pictures"):
             service.submit(say, prompt_logprobs=1)
+
+
+def several(service: Service, number: int, **chosen: Any) -> list[Answer]:
+    tickets = service.submit_several(RawPrompt(TEXT), number, **chosen)
+    found = {i: event.answer for i, event in gather(tickets) if isinstance(event, Finished)}
+    return [found[i] for i in range(number)]
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1, 3])
+def test_answers_to_one_prompt_share_them(
+    both: tuple[Service, object], monkeypatch: pytest.MonkeyPatch, max_tokens: int
+) -> None:
+    """It is scored once, the other answers take what was read, and each id is spelled once, on a
+    thread that is not the device's.
+    """
+    service, _ = both
+    scored, spelled = list[int](), Counter[int]()
+    score, tokenizer = service.engine._score, service._loaded.checkpoint.tokenizer
+    decode, device = tokenizer.decode, service._device.thread
+
+    def count(sequence: Any, logits: torch.Tensor) -> None:
+        scored.append(len(logits))
+        score(sequence, logits)
+
+    def spell(ids: list[int], skip_special: bool = True) -> str:
+        assert threading.current_thread().name == "mtmd spelling", device
+        spelled.update(ids)
+        return decode(ids, skip_special)
+
+    monkeypatch.setattr(service.engine, "_score", count)
+    monkeypatch.setattr(tokenizer, "decode", spell)
+    answers = several(service, 6, max_tokens=max_tokens, prompt_logprobs=3)
+    first, *others = answers
+    assert sum(scored) <= len(first.prompt_token_ids)
+    assert not first.receipt.reused_tokens and all(a.receipt.reused_tokens for a in others)
+    assert all(a.prompt_logprobs is first.prompt_logprobs for a in others)
+    assert len(first.prompt_logprobs) == len(first.prompt_token_ids)
+    assert spelled and set(spelled.values()) == {1}
+
+
+def test_the_next_answer_scores_a_prompt_whose_first_is_given_up(
+    both: tuple[Service, object],
+) -> None:
+    service, _ = both
+    expected = several(service, 1, max_tokens=1, prompt_logprobs=2)[0].prompt_logprobs
+    tickets = service.submit_several(RawPrompt(TEXT), 4, max_tokens=1, prompt_logprobs=2)
+    tickets[0].cancel()
+    for ticket in tickets[1:]:
+        *_, end = ticket
+        assert isinstance(end, Finished)
+        found = end.answer.prompt_logprobs
+        assert [t.id for t in found] == [t.id for t in expected]
+        np.testing.assert_allclose(
+            [t.logprob for t in found[1:]], [t.logprob for t in expected[1:]], atol=1e-4
+        )
+
+
+def test_too_many_are_refused_before_anything_is_read(both: tuple[Service, object]) -> None:
+    service, _ = both
+    tokens, before = len(service.tokens_of(TEXT, around=True)), service.stats().requests
+    number = PROMPT_LOGPROBS_MAX // (21 * tokens) + 1
+    with pytest.raises(OptionError, match=rf"^prompt_logprobs: found {tokens} prompt tokens x 21"):
+        service.submit_several(RawPrompt(TEXT), number, prompt_logprobs=20)
+    assert service.stats().requests == before
+
+
+def test_they_go_to_another_process(both: tuple[Service, object]) -> None:
+    answer = answered(both[0], TEXT, max_tokens=1, prompt_logprobs=2)
+    parts: list[memoryview] = []
+    written = json.loads(json.dumps(encode(answer, parts)))
+    found = decode(written, memoryview(b"".join(parts)))
+    assert found.prompt_logprobs == answer.prompt_logprobs and len(found.prompt_logprobs) > 1
+    assert len(json.dumps(written)) < 40 * len(answer.prompt_token_ids) + 10_000

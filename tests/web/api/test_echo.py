@@ -112,13 +112,72 @@ def test_prompt_logprobs_as_vllm_gives_them(service: Service) -> None:
     found = client.post("/v1/completions", json=body).get_json()["choices"][0]
     ids, told = service.tokens_of(TEXT, around=True), found["prompt_logprobs"]
     assert found["logprobs"] is None and told[0] is None
-    assert [list(one) for one in told[1:]] == [[str(i)] for i in ids[1:]]
+    assert [next(iter(one)) for one in told[1:]] == [str(i) for i in ids[1:]]
     assert all(one[str(i)]["logprob"] < 0 for one, i in zip(told[1:], ids[1:], strict=True))
-    chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1, "prompt_logprobs": 1}
-    found = client.post("/v1/chat/completions", json=chat).get_json()
+    chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1, "n": 2}
+    found = client.post("/v1/chat/completions", json=chat | {"prompt_logprobs": 5}).get_json()
     assert len(found["prompt_logprobs"]) == found["usage"]["prompt_tokens"]
-    ranks = [next(iter(one.values()))["rank"] for one in found["prompt_logprobs"][1:]]
-    assert set(ranks) <= {1, None}
+    assert not any("prompt_logprobs" in choice for choice in found["choices"])
+    everything = client.post(
+        "/v1/chat/completions", json=chat | {"n": 1, "prompt_logprobs": 20}
+    ).get_json()["prompt_logprobs"]
+    far = 0
+    for one, more in zip(found["prompt_logprobs"][1:], everything[1:], strict=True):
+        own, *_ = one.values()
+        best = sorted(one.values(), key=lambda entry: -entry["logprob"])[:5]
+        assert [entry["rank"] for entry in best] == [1, 2, 3, 4, 5]
+        assert len(one) == (5 if own["rank"] <= 5 else 6) and own["rank"] >= 1
+        assert next(iter(one)) == next(iter(more)) and len(more) in (20, 21)
+        assert all(service.spelling_of([int(i)]) == e["decoded_token"] for i, e in one.items())
+        far += own["rank"] > 5
+    assert far  # ranks beyond the alternatives are known, too
+    none = client.post("/v1/chat/completions", json=chat | {"prompt_logprobs": 0}).get_json()
+    assert {len(one) for one in none["prompt_logprobs"][1:]} == {1}
+
+
+def test_each_field_has_as_many_alternatives_as_it_asks_for(service: Service) -> None:
+    client = client_for(service, any_model=True)
+    body = {"prompt": TEXT, "max_tokens": 1, "echo": True}
+    for logprobs, prompt_logprobs in ((1, 4), (4, 1)):
+        asked = {"logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
+        (found,) = client.post("/v1/completions", json=body | asked).get_json()["choices"]
+        tops = found["logprobs"]["top_logprobs"][1:]
+        assert {len(top) for top in tops} <= {logprobs, logprobs + 1}
+        mappings = found["prompt_logprobs"][1:]
+        assert {len(one) for one in mappings} <= {prompt_logprobs, prompt_logprobs + 1}
+
+
+def test_too_many_are_refused_with_the_numbers(service: Service) -> None:
+    client = client_for(service, any_model=True)
+    before = service.stats().requests
+    long = {"prompt": "red " * 400, "max_tokens": 1}
+    tokens = len(service.tokens_of(long["prompt"], around=True))
+    for path, body, param in (
+        ("completions", long | {"n": 64, "prompt_logprobs": 20}, "prompt_logprobs"),
+        ("completions", long | {"n": 64, "echo": True, "logprobs": 20}, "prompt_logprobs"),
+        (
+            "completions",
+            {"prompt": [long["prompt"]] * 64, "max_tokens": 1, "echo": True, "logprobs": 20},
+            "logprobs",
+        ),
+        (
+            "chat/completions",
+            {
+                "messages": [{"role": "user", "content": long["prompt"]}],
+                "n": 64,
+                "prompt_logprobs": 20,
+            },
+            "prompt_logprobs",
+        ),
+    ):
+        found = client.post(f"/v1/{path}", json=body)
+        error = found.get_json()["error"]
+        assert (found.status_code, error["param"]) == (400, param), error
+        assert "x 21 log probabilities" in error["message"] and "131,072" in error["message"]
+        if path == "completions" and "n" in body:
+            assert f"found {tokens:,} prompt tokens" in error["message"]
+            assert f"= {tokens * 21 * 64:,}" in error["message"]
+    assert service.stats().requests == before
 
 
 def test_what_cannot_be_had_is_refused_by_name(service: Service) -> None:
@@ -126,6 +185,12 @@ def test_what_cannot_be_had_is_refused_by_name(service: Service) -> None:
     body = {"prompt": TEXT, "echo": True, "logprobs": 1}
     found = client.post("/v1/completions", json=body | {"stream": True})
     assert found.status_code == 400 and found.get_json()["error"]["param"] == "stream"
+    chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+    for path, asked in (("completions", {"prompt": TEXT}), ("chat/completions", chat)):
+        streamed = asked | {"stream": True, "prompt_logprobs": 1}
+        found = client.post(f"/v1/{path}", json=streamed)
+        assert found.status_code == 400 and found.get_json()["error"]["param"] == "stream"
+        assert "prompt_logprobs" in found.get_json()["error"]["message"]
     for wrong in ({"logprobs": 21}, {"prompt_logprobs": -1}, {"prompt_logprobs": 21}):
         assert client.post("/v1/completions", json=body | wrong).status_code == 400
     streamed = client.post(
