@@ -20,6 +20,8 @@ from mtmd.llm.tokenizer.gguf_vocabulary import TOKEN_CHARS_MAX
 
 # A Unicode noncharacter: reserved for use inside a program, never part of text that is exchanged.
 SEAL = "\ufdd0"
+# This one and those beside it have uses here, which no text from outside may interfere with.
+_INSIDE = re.compile("[\ufdd0-\ufdef]")
 # A second look finds what normalising makes of the parts; no tokenizer is known to need a third.
 ROUNDS = 4
 LONG = 4096  # characters, which take about a millisecond
@@ -107,7 +109,7 @@ class _Spellings:
         )
 
     def seal(self, text: str) -> str:
-        text = text.replace(SEAL, "")
+        text = text if text.isascii() else _INSIDE.sub("", text)
         if self._begins is not None:
             text = self._break(text, self._begins)
         # A template may put two texts side by side: "<end_of_" must not wait for a "turn>". It may

@@ -69,6 +69,10 @@ _WIDE = re.compile(r"\d{4}|%[^a-zA-Z%]*\*|\{[^{}]+\{")
 _FIELD_CHARS = 1000  # what one field may be padded to
 
 
+class RenderLimitError(PromptError):
+    """Messages are too long for what a rendering may use: no other form of them would do."""
+
+
 class Meter:
     """What one rendering may still use. `given`: characters of its messages."""
 
@@ -120,7 +124,7 @@ class Meter:
         """A limit is hit: by the messages where they are long, otherwise by the template itself."""
         if self._given < LONG:
             self.refuse(what, cause)
-        raise PromptError(
+        raise RenderLimitError(
             f"messages of {self._given:,} characters make {self._name} ask for {what}; shorten them"
         ) from cause
 

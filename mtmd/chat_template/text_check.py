@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 from mtmd.kernels.errors import PromptError
@@ -23,19 +24,27 @@ _BEGIN, _END, _DIGITS = "\ufdd3", "\ufdd4", "\ufdd8\ufdd9\ufdda\ufddb\ufddc\ufdd
 _MARKS = re.compile(f"([{_BEGIN}{_END}])([{_DIGITS}]+)")
 # Templates write tags and line breaks in their own way.
 _BETWEEN = re.compile(r"<[^<>\s]{1,40}>|\[[^\[\]\s]{1,40}\]|\n")
-# A part that was printed instead of read, in Python's or JSON's notation.
-_AS_DATA = re.compile(rf"['\"]text['\"]\s*:\s*['\"].(?:{_BEGIN}|\\u{ord(_BEGIN):x})", re.DOTALL)
+# A text behind the key of a part: its part may have been printed instead of read, in Python's or
+# JSON's notation, where a mark is escaped or not.
+_AS_DATA = re.compile(
+    rf"['\"]text['\"]\s*:\s*['\"](?:\\.|.)"
+    rf"(?:{_BEGIN}([{_DIGITS}]+)|\\u{ord(_BEGIN):x}((?:\\ufdd[89a-f])+))",
+    re.DOTALL,
+)
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 """Fields of an assistant's message that templates may leave out of the history."""
+_TAG = re.compile(r"</|\[/|<\|")
 THOUGHTS_LEFT_OUT = "the chat template leaves thoughts of earlier answers out of the prompt"
 REPEATED = "the chat template writes a text of the conversation more than once"
+CHANGED = "the chat template changes a text in the middle"
 _SHOWN_CHARS = 60
 
 
 @dataclass(frozen=True)
 class SentText:
     """A text of message `number`, from 1. `optional`: a thought, which a template may leave out;
-    `repeatable`: a function's name, which it may write with the result as well.
+    `repeatable`: a function's name, which it may write with the result as well; `in_part`: of a
+    content that is a list.
     """
 
     number: int
@@ -43,6 +52,7 @@ class SentText:
     text: str
     optional: bool = False
     repeatable: bool = False
+    in_part: bool = False
 
     def __str__(self) -> str:
         return f"message {self.number} ({self.role}): {one_line(self.text, _SHOWN_CHARS)!r}"
@@ -67,22 +77,25 @@ def check_texts(
     except PromptError:  # a text that the template compares with others
         other = ""
     whole = _MARKS.sub("", other) == prompt
-    if _AS_DATA.search(other):
+    if any(texts[_index(*found.groups())].in_part for found in _AS_DATA.finditer(other)):
         raise PromptError("the chat template prints parts of a message as data")
-    found = _found_by_marks(other, len(texts)) if whole else _found_by_search(prompt, texts)
+    places = _places_of_marks(other, len(texts)) if whole else _places_by_search(prompt, texts)
     notes: dict[str, None] = {}
-    for text, (begins, ends) in zip(texts, found, strict=True):
-        if (begins > 1 or ends > 1) and not text.repeatable:
-            notes[REPEATED] = None
+    for text, (begins, ends) in zip(texts, places, strict=True):
+        if begins > 1 or ends > 1:
+            notes |= {} if text.repeatable else {REPEATED: None}
         if begins and ends:
             continue
-        if text.optional or (text.role == "assistant" and ends):
+        is_thought = text.role == "assistant" and ends and _TAG.search(text.text)
+        if text.optional or is_thought:
             notes[THOUGHTS_LEFT_OUT] = None
             continue
         raise PromptError(
             f"the chat template leaves out a text that was sent: {text}; use another chat template "
             "(--chat-template), or send the text in a message of another role"
         )
+    if whole:
+        notes |= {f"{CHANGED}: {texts[index]}": None for index in _changed(other, marked)}
     return prompt, tuple(notes)
 
 
@@ -96,7 +109,9 @@ def _with_marks(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], l
             content = mark(content)
         else:
             content = [
-                {**part, "text": mark(part["text"])} if part["type"] == "text" else part
+                {**part, "text": mark(part["text"], in_part=True)}
+                if part["type"] == "text"
+                else part
                 for part in content
             ]
         changed = {**message, "content": content}
@@ -113,11 +128,17 @@ def _call_with_marks(call: Mapping[str, Any], mark: Callable[..., str]) -> dict[
     """Return the call with marks in its name and in the texts among its arguments."""
     function, arguments = call["function"], call["function"]["arguments"]
     name = mark(function["name"], repeatable=True)
-    if isinstance(arguments, Mapping):
-        arguments = {k: mark(v) if isinstance(v, str) else v for k, v in arguments.items()}
-    else:
-        arguments = mark(arguments)
+    arguments = _values_with_marks(arguments, mark)
     return {**call, "function": {**function, "name": name, "arguments": arguments}}
+
+
+def _values_with_marks(value: Any, mark: Callable[..., str]) -> Any:
+    """Return a value of JSON types, of `DEEP_MAX` levels at most, with marks in all its texts."""
+    if isinstance(value, str):
+        return mark(value)
+    if isinstance(value, Mapping):
+        return {key: _values_with_marks(item, mark) for key, item in value.items()}
+    return [_values_with_marks(item, mark) for item in value] if isinstance(value, list) else value
 
 
 def _mark(texts: list[SentText], number: int, role: str, text: str, **kind: bool) -> str:
@@ -138,36 +159,89 @@ def _marked(text: str, index: int) -> str:
     return f"{text[: start + 1]}{_BEGIN}{digits}{inside}{_END}{digits}{last}{text[stop:]}"
 
 
-def _found_by_marks(prompt: str, count: int) -> list[tuple[int, int]]:
-    """How often the beginning and the end of each text stand in the prompt."""
-    places = Counter(match.groups() for match in _MARKS.finditer(prompt))
-    names = ["".join(_DIGITS[int(digit)] for digit in f"{i:o}") for i in range(count)]
-    return [(places[_BEGIN, name], places[_END, name]) for name in names]
+def _index(digits: str | None, escaped: str | None) -> int:
+    """Return the number of a text, from the digits of its mark."""
+    if digits is None:
+        return int(
+            "".join(str(int(part[-1], 16) - 8) for part in (escaped or "").split("\\")[1:]), 8
+        )
+    return int("".join(str(_DIGITS.index(digit)) for digit in digits), 8)
 
 
-def _found_by_search(prompt: str, texts: Sequence[SentText]) -> list[tuple[int, int]]:
-    """As `_found_by_marks`, from the texts themselves: each is searched for behind the one before
-    it, piece by piece where the template writes line breaks or tags in another way.
+def _places_of_marks(prompt: str, count: int) -> list[tuple[int, int]]:
+    """Return how often the beginning and the end of each text stand in the prompt."""
+    places = Counter((mark[1], _index(mark[2], None)) for mark in _MARKS.finditer(prompt))
+    return [(places[_BEGIN, index], places[_END, index]) for index in range(count)]
+
+
+def _changed(prompt: str, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Return the texts of contents that stand in the prompt with other words between their marks,
+    blanks and the escapes of JSON aside.
     """
-    found, at = [], 0
+    sent = {
+        index: inside
+        for message in messages
+        for text in _texts_of(message["content"])
+        for index, inside in _between_marks(text)
+    }
+    return [
+        index
+        for index, inside in _between_marks(prompt)
+        if index in sent
+        and _squeezed(inside) != _squeezed(sent[index])
+        and _squeezed(inside) != _squeezed(json.dumps(sent[index], ensure_ascii=False)[1:-1])
+    ]
+
+
+def _texts_of(content: Any) -> list[str]:
+    if isinstance(content, str):
+        return [content]
+    return [part["text"] for part in content if part["type"] == "text"]
+
+
+def _between_marks(text: str) -> Iterator[tuple[int, str]]:
+    """Yield what stands between the two marks of each text, where nothing else is marked there."""
+    marks = list(_MARKS.finditer(text))
+    for begin, end in pairwise(marks):
+        if (begin[1], end[1], begin[2]) == (_BEGIN, _END, end[2]):
+            yield _index(begin[2], None), text[begin.end() : end.start()]
+
+
+def _squeezed(text: str) -> str:
+    return "".join(text.split())
+
+
+def _places_by_search(prompt: str, texts: Sequence[SentText]) -> list[tuple[int, int]]:
+    """As `_places_of_marks`, from the texts themselves: each is searched for behind the one before
+    it, or anywhere; piece by piece where the template writes line breaks or tags in another way,
+    up to the first piece that is missing.
+    """
+    places, at = [], 0
     for text in texts:
-        end = _end_of(prompt, text.text, at)
-        if end is None:
-            pieces = list(filter(None, map(str.strip, _BETWEEN.split(text.text)))) or [text.text]
-            ends = [_end_of(prompt, piece, 0) for piece in pieces]
-            found.append((int(None not in ends), int(ends[-1] is not None)))
+        stem = text.text.strip()
+        end = _end_of(prompt, stem, at) or _end_of(prompt, stem, 0)
+        if end is not None:
+            places.append((1, 1))
+            at = end
             continue
-        found.append((1, 1))
-        at = end
-    return found
+        pieces = list(filter(None, map(str.strip, _BETWEEN.split(stem)))) or [stem]
+        reached, missing = at, False
+        for piece in pieces:
+            found = _end_of(prompt, piece, reached)
+            if found is None:
+                missing = True
+                break
+            reached = found
+        last = not missing or _end_of(prompt, pieces[-1], at) is not None
+        places.append((int(not missing), int(last)))
+        at = at if missing else reached
+    return places
 
 
-def _end_of(prompt: str, text: str, at: int) -> int | None:
-    """Where the text, or its notation in JSON, ends in the prompt behind `at`, or anywhere."""
-    stem = text.strip()
-    for form in (stem, json.dumps(stem, ensure_ascii=False)[1:-1]):
-        for start in (at, 0):
-            place = prompt.find(form, start)
-            if place >= 0:
-                return place + len(form)
+def _end_of(prompt: str, stem: str, at: int) -> int | None:
+    """Return where the text, or its notation in JSON, ends in the prompt behind `at`."""
+    for form in dict.fromkeys((stem, json.dumps(stem, ensure_ascii=False)[1:-1])):
+        place = prompt.find(form, at)
+        if place >= 0:
+            return place + len(form)
     return None

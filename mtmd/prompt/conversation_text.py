@@ -4,12 +4,15 @@ the template has no place for something, and checked to hold every text that was
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
+from threading import RLock
 from typing import Any, TypeVar
 
 from mtmd.chat_template.content_forms import ContentForms, Render, RoleForm, read_forms
+from mtmd.chat_template.render_limits import SECONDS_MAX, RenderLimitError
 from mtmd.chat_template.text_check import check_texts
 from mtmd.kernels.errors import PromptError
 from mtmd.prompt.leniency import ARRANGEMENTS, Arrange, open_ended
@@ -18,6 +21,7 @@ from mtmd.tools.probe import ToolTemplate, read_template
 from mtmd.tools.tool import Toolbox
 
 ATTEMPTS_MAX = 16
+PROBES_S = 4.0  # of this thread, for all probes of one template; they take some 10 ms
 _TEXT, _PARTS = RoleForm(), RoleForm(False, True, True, True)
 T = TypeVar("T")
 
@@ -44,8 +48,11 @@ class ConversationText:
         self._render, self._seal = render, seal
         self._special, self._stops, self._marker = special, stops, marker
         self._in_text, self._video = in_text, video
+        self._probing = RLock()
+        self._forms: ContentForms | None = None
+        self._tools: ToolTemplate | None = None
 
-    def _shown(self, messages: Sequence[Mapping[str, Any]], **more: Any) -> str:
+    def _shown(self, messages: Sequence[Mapping[str, Any]], /, **more: Any) -> str:
         if self._needs_list and more.get("tools") is None:
             more["tools"] = []
         return self._render(messages, **more)
@@ -64,17 +71,23 @@ class ConversationText:
             return True
         return False
 
-    @cached_property
+    @property
     def forms(self) -> ContentForms:
         """How the template reads contents, found out when it is first needed."""
-        return read_forms(self._shown, self._marker, self._in_text, self._video)
+        with self._probing:
+            if self._forms is None:
+                render = _in_time(self._shown)
+                self._forms = read_forms(render, self._marker, self._in_text, self._video)
+            return self._forms
 
-    @cached_property
+    @property
     def tools(self) -> ToolTemplate:
         """What the template can do with tools, found out when it is first needed."""
-
-        render = partial(_fitted, self._shown, self.forms, {})
-        return read_template(render, self._special, self._stops, self._marker)
+        with self._probing:
+            if self._tools is None:
+                render = _in_time(partial(_fitted, self._shown, self.forms, {}))
+                self._tools = read_template(render, self._special, self._stops, self._marker)
+            return self._tools
 
     def write(
         self,
@@ -94,7 +107,7 @@ class ConversationText:
         are, and naming the text that it leaves out.
         """
         refused: PromptError | None = None
-        attempts = 0
+        attempts, end = 0, time.thread_time() + SECONDS_MAX
         for template, forms in self._ways(messages, box):
             written = _Written(self._shown, template, forms, box, self._seal, open_end, variables)
             for arrange, note in ARRANGEMENTS:
@@ -105,9 +118,11 @@ class ConversationText:
                     prompt, left_out = check_texts(partial(written.prompt, arrange), messages)
                     notes = (*written.notes, *filter(None, [note]), *left_out)
                     return read(prompt), notes
+                except RenderLimitError as error:
+                    raise PromptError(str(error)) from error
                 except PromptError as error:
                     refused = refused or error
-                if attempts == ATTEMPTS_MAX:
+                if attempts == ATTEMPTS_MAX or time.thread_time() > end:
                     raise refused
         assert refused is not None, "there is one way at least"
         raise refused
@@ -173,11 +188,24 @@ class _Written:
         return told.messages, told.tools
 
 
+def _in_time(render: Render) -> Render:
+    """The same, refusing everything after `PROBES_S`."""
+    end = time.thread_time() + PROBES_S
+
+    def rendered(messages: Sequence[Mapping[str, Any]], /, **more: Any) -> str:
+        if time.thread_time() > end:
+            raise PromptError("the chat template takes too long to be probed")
+        return render(messages, **more)
+
+    return rendered
+
+
 def _fitted(
     render: Render,
     forms: ContentForms,
     variables: Mapping[str, Any],
     messages: Sequence[Mapping[str, Any]],
+    /,
     **more: Any,
 ) -> str:
     return render(forms.fit(messages), **{**variables, **more})

@@ -5,6 +5,7 @@ does.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import groupby
 from typing import Any
 
 from mtmd.kernels.errors import PromptError
@@ -40,18 +41,17 @@ def _turns_joined(
     messages: list[dict[str, Any]], roles: tuple[str, ...] = ("user", "assistant")
 ) -> list[dict[str, Any]]:
     """Neighbouring turns of one of these roles as one; calls and their results stay apart."""
-    made: list[dict[str, Any]] = []
-    for message in messages:
-        last = made[-1] if made else None
-        if (
-            last is not None
-            and message["role"] == last["role"] in roles
-            and not (last.get("tool_calls") or message.get("tool_calls"))
-        ):
-            content = _together(last["content"], message["content"])
-            made[-1] = {**last, "content": content}
-        else:
-            made.append(message)
+
+    def turn(numbered: tuple[int, dict[str, Any]]) -> tuple[str, int]:
+        number, message = numbered
+        joins = message["role"] in roles and not message.get("tool_calls")
+        return message["role"], -1 if joins else number
+
+    made = []
+    for _, run in groupby(enumerate(messages), key=turn):
+        first, *others = (message for _, message in run)
+        content = _together(first["content"], *(m["content"] for m in others))
+        made.append({**first, "content": content} if others else first)
     return made
 
 
@@ -79,10 +79,10 @@ change. One that is not about a conversation returns it as it is.
 """
 
 
-def _together(one: Any, other: Any) -> Any:
-    if isinstance(one, str) and isinstance(other, str):
-        return "\n\n".join(filter(None, (one, other)))
-    return [*_parts(one), *_parts(other)]
+def _together(*contents: Any) -> Any:
+    if all(isinstance(content, str) for content in contents):
+        return "\n\n".join(filter(None, contents))
+    return [part for content in contents for part in _parts(content)]
 
 
 def _parts(content: Any) -> list[dict[str, Any]]:

@@ -85,6 +85,11 @@ def test_random_mixtures_of_fragments_are_sealed(tokenizer: Tokenizer) -> None:
         assert not special & set(tokenizer.encode("".join(pieces)))
 
 
+def test_noncharacters_of_a_users_text_are_left_out(tokenizer: Tokenizer) -> None:
+    """They have uses inside the program: marks of what was sent, ends, ids."""
+    assert tokenizer.seal("a\ufdd2b\ufdd3\ufdd8c\ufdefd\ufdcfe") == "abcd\ufdcfe"
+
+
 def test_the_seal_in_a_users_text_counts_for_nothing(tokenizer: Tokenizer) -> None:
     assert tokenizer.encode(tokenizer.seal(f"{SEAL}the{SEAL} qu{SEAL}ick")) == tokenizer.encode(
         "the quick"

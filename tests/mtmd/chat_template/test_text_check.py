@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mtmd.chat_template.template import ChatTemplate
-from mtmd.chat_template.text_check import REPEATED, THOUGHTS_LEFT_OUT, check_texts
+from mtmd.chat_template.text_check import CHANGED, REPEATED, THOUGHTS_LEFT_OUT, check_texts
 from mtmd.kernels.errors import PromptError
 
 USER = {"role": "user", "content": "What is it?"}
@@ -107,3 +107,40 @@ def test_calls_are_checked_by_name_and_texts() -> None:
         check(PLAIN, USER, call)
     # a name may stand with the result as well
     assert check(CALLS + "{{ messages[1].tool_calls[0].function.name }}", USER, call)[1] == ()
+
+
+def called(arguments: Any) -> dict[str, Any]:
+    function = {"name": "send", "arguments": arguments}
+    return {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "function": function}]}
+
+
+@pytest.mark.parametrize("text", ["hello there", '"quoted"', "\nx", "a"])
+def test_an_argument_called_text_is_no_part(text: str) -> None:
+    for source in (CALLS, CALLS.replace("c.function | tojson", "c.function")):
+        assert check(source, USER, called({"text": text}))[1] == ()
+
+
+def test_texts_inside_arguments_are_checked() -> None:
+    nested = called({"list": [{"deep": "left out"}], "n": 1})
+    assert check(CALLS, nested)[1] == ()
+    with pytest.raises(PromptError, match=r"message 1 \(assistant\): 'left out'"):
+        check("{{ messages[0].tool_calls[0].function.name }}", nested)
+
+
+def test_a_text_that_is_changed_in_the_middle_is_noted() -> None:
+    message = {"role": "user", "content": "one secret two"}
+    for removed, expected in (
+        ("secret", (f"{CHANGED}: message 1 (user): 'one secret two'",)),
+        ("x", ()),
+    ):
+        assert (
+            check(f"{{{{ messages[0].content | replace('{removed}', '') }}}}", message)[1]
+            == expected
+        )
+    lines = {"role": "user", "content": "one\n  two\n three"}
+    assert check("{{ messages[0].content | replace('\n', ' ') | tojson }}", lines)[1] == ()
+
+
+def test_an_answer_that_is_cut_and_had_no_thought_is_refused() -> None:
+    with pytest.raises(PromptError, match="message 1"):
+        check("{{ messages[0].content.split('|')[-1] }}", {"role": "assistant", "content": "a|b|c"})

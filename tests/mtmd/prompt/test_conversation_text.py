@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from tool_templates import SPECIAL, STOPS
 
+from mtmd.chat_template.render_limits import RenderLimitError
 from mtmd.chat_template.template import ChatTemplate
 from mtmd.kernels.errors import PromptError
 from mtmd.prompt.conversation import read_conversation
@@ -161,3 +162,31 @@ def test_tools_that_the_template_refuses_are_described() -> None:
     )
     prompt, notes = write(refuses, USER, box=LOOK)
     assert notes == (DESCRIBED,) and '"name": "look"' in prompt
+
+
+def test_variables_may_have_any_name() -> None:
+    variables = {"self": 1, "render": 2, "forms": 3}
+    source = CHATML + "{{ self_ }}{{ render }}{{ forms }}"
+    assert write(source, USER, variables=variables)[0].endswith("assistant\n23")
+
+
+def test_many_turns_of_one_role_become_one() -> None:
+    prompt, notes = write(ALTERNATE, *[{"role": "user", "content": str(n)} for n in range(3000)])
+    assert prompt == "[user]" + "\n\n".join(map(str, range(3000))) and notes == (TURNS_JOINED,)
+
+
+def test_messages_that_are_too_long_are_not_tried_in_other_ways(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = ConversationText(ChatTemplate(ALTERNATE, {}, "test").render, str)
+    renders = list[int]()
+
+    def render(messages: Any, **_: Any) -> str:
+        renders.append(len(messages))
+        raise RenderLimitError("messages of 100,000 characters make test ask for too much")
+
+    assert made.forms.of("user").text
+    monkeypatch.setattr(made, "_render", render)
+    with pytest.raises(PromptError, match="messages of 100,000 characters") as caught:
+        made.write([USER, USER], NOTHING, str)
+    assert type(caught.value) is PromptError and renders == [2]
