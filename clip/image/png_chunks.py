@@ -7,6 +7,7 @@ PNG (third edition, 2025): chunks in 5.3, critical and ancillary ones in 5.4, er
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 
 from mtmd.clip.image.headers import TooMuch
 
@@ -23,35 +24,42 @@ _ANCILLARY = 0x20  # of the first letter
 
 def pixels_only(data: bytes) -> tuple[bytes, list[str]]:
     """Return a PNG without the chunks that do not decide about its pixels, and without damaged ones
-    that a decoder may pass over, as libpng does; and notes on the latter. Raises TooMuch.
+    that a decoder may pass over, as libpng does; and a note on the latter, one for each type.
+    Raises TooMuch.
     """
     kept: list[memoryview] = []
-    notes: list[str] = []
+    damaged: Counter[bytes] = Counter()
     view, position, start = memoryview(data), SIGNATURE, 0
     for _ in range(CHUNKS_MAX):
         end = position + 12 + int.from_bytes(data[position : position + 4], "big")
         kind = data[position + 4 : position + 8]
         if end > len(data) or len(kind) < 4 or kind == b"IEND":
             break
-        if kind[0] & _ANCILLARY and not _is_needed(kind, view[position + 4 : end], notes):
+        if kind[0] & _ANCILLARY and not _is_needed(kind, view[position + 4 : end], damaged):
             kept.append(view[start:position])
             start = end
         position = end
     else:
         raise TooMuch(f"more than {CHUNKS_MAX:,} chunks")
+    notes = [_note(kind, count) for kind, count in damaged.items()]
     if not start:
         return data, notes
     return b"".join([*kept, view[start:]]), notes
 
 
-def _is_needed(kind: bytes, chunk: memoryview, notes: list[str]) -> bool:
-    """`chunk`: from its type to its checksum."""
+def _note(kind: bytes, count: int) -> str:
+    parts = "a damaged part" if count == 1 else f"{count:,} damaged parts"
+    return f"{parts} of the PNG ({kind.decode()}) {'was' if count == 1 else 'were'} left out"
+
+
+def _is_needed(kind: bytes, chunk: memoryview, damaged: Counter[bytes]) -> bool:
+    """`chunk`: from its type to its checksum. One that is damaged is counted."""
     if kind in _TEXTS:
         return _may_tell_orientation(kind, bytes(chunk[4:-4])) and _is_whole(chunk)
     if kind not in _NEEDED:
         return False
     if not _is_whole(chunk):
-        notes.append(f"a damaged part of the PNG ({kind.decode()}) was left out")
+        damaged[kind] += 1
         return False
     return True
 

@@ -124,8 +124,22 @@ def read_rotary(parameters: Settings, dims: int, base: float, context: int) -> R
     named = parameters.choice("rope_type", (*TYPES, *OLD_TYPES), parameters.get("type", "default"))
     kind = OLD_TYPES.get(named, named)
     base = parameters.number("rope_theta", base)
-    made = _read(kind, parameters, base, dims, context)
-    return replace(made, scale=made.scale * parameters.number("multiplier", 1.0))
+    multiplier = parameters.number("multiplier", 1.0)
+    try:
+        made = _read(kind, parameters, base, dims, context)
+    except (ArithmeticError, ValueError) as error:
+        raise ModelError(_no_number(parameters.where, named)) from error
+    made = replace(made, scale=made.scale * multiplier)
+    if not all(map(math.isfinite, (*made.frequencies, *made.long, made.scale))):
+        raise ModelError(_no_number(parameters.where, named))
+    return made
+
+
+def _no_number(where: str, kind: str) -> str:
+    return (
+        f"{where}: rotary frequencies of rope_type {kind} are not finite, expected a rope_theta "
+        "and factors that give numbers within a 4-byte float; fetch the file again"
+    )
 
 
 def _read(kind: str, parameters: Settings, base: float, dims: int, context: int) -> Rotary:
@@ -228,6 +242,10 @@ def _long(p: Settings, base: float, dims: int, context: int) -> Rotary:
     the length of pre-training, of another beyond.
     """
     old = p.count("original_max_position_embeddings", context)
+    if old < 2:
+        raise ModelError(
+            f"{p.where}: original_max_position_embeddings is {old}, expected at least 2"
+        )
     factor = p.number("factor", context / old)
     root = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(old))
     steps = base ** (torch.arange(0, dims, 2, dtype=torch.int64).float() / dims)

@@ -17,18 +17,16 @@ from mtmd.llm.tokenizer.gguf_tokenizer import TEMPLATE
 from mtmd.llm.tokenizer.tokenizer import Tokenizer
 
 PROJECTOR = "clip"  # general.architecture of projector files
-TOWER = (
-    "v.",
-    "mm.",
-    "a.",
-)  # how tensors of encoders and projectors begin, of pictures and of sound
+PICTURES = "v."  # how tensors of an image encoder begin
+TOWER = (PICTURES, "mm.", "a.")  # and of projectors, and of what hears
 SOUND = (r"a\..*", r"mm\.a\..*")  # what hears, in projectors of both
 
 
 def open_gguf(
     path: Path, projector: Path | None = None, template: Path | None = None
 ) -> Checkpoint:
-    """The decoder in `path`, with the projector given, or with the one that lies beside it.
+    """The decoder in `path`, with the projector given, or with its own, or with the one that
+    lies beside it.
 
     Raises ModelError saying which file is wrong and how.
     """
@@ -39,16 +37,19 @@ def open_gguf(
             f"{where} is a projector, which sees and does not write; give the decoder's GGUF as "
             "the model and this file as mmproj= (--mmproj)"
         )
-    names = frozenset(name for name in file.names() if not name.startswith(TOWER))
-    tower = _Tower(file, where) if len(names) < len(list(file.names())) else None
-    text = gguf_text_family(architecture, file.metadata, names, where)
+    has_tower = any(name.startswith(PICTURES) for name in file.names())
+    towers = frozenset(n for n in file.names() if has_tower and n.startswith(TOWER))
+    text = gguf_text_family(architecture, file.metadata, frozenset(file.names()) - towers, where)
     text_weights = CanonicalWeights(file, text.parameters(), where)
-    check_no_extra(file, text_weights.sources, (*text.unused, rf"({'|'.join(TOWER)}).*"), where)
+    check_no_extra(file, {*text_weights.sources, *towers}, text.unused, where)
     missing = ""
-    if projector is None and tower is None:
+    if projector is None and not has_tower:
         projector, missing = _beside(path, architecture)
-    if projector:
+    tower = None
+    if projector:  # one that is given is used in place of the file's own
         tower = _open_projector(projector)
+    elif has_tower:
+        tower = _Tower(file, where)
     vision, vision_weights = (tower.vision, tower.weights) if tower else (None, None)
     tokenizer = Tokenizer.from_gguf(file.metadata, where, reserved=placeholders(vision))
     check_vocabulary(tokenizer, text, where)
@@ -125,7 +126,8 @@ class _Tower:
                     f"{where} holds an image encoder as well, without the keys that describe it "
                     "(clip.*), as Ollama's own converter lays files out, which is not read; fetch "
                     "a GGUF of the model and its mmproj file from the Hugging Face hub "
-                    "(`mtmd pull org/name:TYPE`)"
+                    "(`mtmd pull org/name:TYPE`), or give an mmproj file of the same model with "
+                    "mmproj= (--mmproj)"
                 )
             raise ModelError(
                 f"{where}: clip.projector_type is {kind!r:.60}, expected the name of one; convert "

@@ -36,6 +36,7 @@ _REPO = re.compile(
     r"(?P<repo>\w[\w.-]*/\w[\w.-]*)(?::(?P<type>\w[\w.-]{0,30}))?(?:@(?P<revision>[\w./-]+))?",
     re.ASCII,
 )
+_DRIVE = re.compile(r"[A-Za-z]:[/\\]")
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ def check_name(model: str | os.PathLike[str]) -> bool:
             f"model {text!r} is a file; expected a GGUF, the folder of a checkpoint, or org/name "
             f"on the Hugging Face hub{_about(path)}"
         )
-    if not _REPO.fullmatch(text) or text.lower().endswith(WEIGHT_FILES):
+    if not _REPO.fullmatch(text) or _is_weight_file(text):
         _refuse_name(text)
     return False
 
@@ -387,10 +388,20 @@ def _is_path(model: str) -> bool:
     """Whether somebody who writes this means a path, and not a name on the hub."""
     return (
         model.startswith((".", "/", "~"))
-        or model.lower().endswith(WEIGHT_FILES)
+        or _DRIVE.match(model) is not None
         or model.count("/") > 1
         or "\\" in model
+        or _is_weight_file(model)
     )
+
+
+def _is_weight_file(model: str) -> bool:
+    """Whether this is a path to weights. A name on the hub may end as one does ("org/name.GGUF"):
+    it is one where no such folder is here.
+    """
+    folder, slash, _ = model.rpartition("/")
+    is_name = slash and not os.path.isdir(folder)  # noqa: PTH112  # False for names too long
+    return model.lower().endswith(WEIGHT_FILES) and not is_name
 
 
 def _about(path: Path) -> str:

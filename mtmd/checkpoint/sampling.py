@@ -104,10 +104,11 @@ def of_gguf(metadata: Mapping[str, Any], where: str) -> ModelSampling:
     """What the keys general.sampling.* of the GGUF `where` recommend. Its converter leaves out
     `do_sample`, and a temperature of 1.
     """
+    # Not by items(): each array that is looked up is parsed, the vocabulary too.
+    found = {name: metadata[name] for name in metadata if name.startswith(GGUF_KEYS)}
     keys = {
         name.removeprefix(GGUF_KEYS): float(f"{value:.7g}") if type(value) is float else value
-        for name, value in metadata.items()
-        if name.startswith(GGUF_KEYS)
+        for name, value in found.items()
     }  # floats of four bytes: 0.95 and not 0.949999988
     if keys.get("penalty_last_n") == 0:  # the penalty counts no token at all
         keys = {n: v for n, v in keys.items() if n not in ("penalty_repeat", "penalty_last_n")}

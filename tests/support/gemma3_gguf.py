@@ -64,6 +64,7 @@ def write(
     *,
     kinds: Mapping[str, str] | None = None,
     template: bool = True,
+    decoder: Change | None = None,
     projector: Change | None = None,
     one_file: bool = False,
 ) -> tuple[Path, Path]:
@@ -71,8 +72,8 @@ def write(
     in fp32, in `target` or the folder.
 
     `kinds` are block types by tensor name; without `template` there is no chat template;
-    `projector` changes keys and tensors of it, which are in the decoder's file as well with
-    `one_file`.
+    `decoder` changes keys and tensors of the one, `projector` of the other, which are in the
+    decoder's file as well with `one_file`.
     """
     target = target or folder
     target.mkdir(exist_ok=True)
@@ -90,6 +91,8 @@ def write(
     seeing = (keys, sees) if one_file else ({}, {})
     keys = _decoder_keys(config["text_config"]) | _tokenizer_keys(folder, template) | seeing[0]
     says |= seeing[1]
+    if decoder:
+        decoder(keys, says)
     _write(target / TEXT, "gemma3", keys, says, kinds or {})
     return target / TEXT, target / PROJECTOR
 

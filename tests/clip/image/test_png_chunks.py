@@ -103,6 +103,16 @@ def test_damage_that_a_decoder_may_pass_over_is_noted() -> None:
     )
 
 
+def test_damage_that_repeats_is_one_note() -> None:
+    clear, exif = chunk(b"tRNS", b"\0" * 6, broken=True), chunk(b"eXIf", EXIF, broken=True)
+    found = open_picture(png(clear * 100_000, exif))
+    assert np.array_equal(found.pixels, PIXELS)
+    assert found.notes == (
+        "100,000 damaged parts of the PNG (tRNS) were left out",
+        "a damaged part of the PNG (eXIf) was left out",
+    )
+
+
 def test_damage_that_no_decoder_may_pass_over() -> None:
     with pytest.raises(ImageError, match="found a PNG that is damaged"):
         open_picture(png(LEFT_OUT["a damaged time"], data=chunk(b"IDAT", b"no pixels")))

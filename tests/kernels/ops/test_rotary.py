@@ -112,6 +112,24 @@ def test_longrope_is_transformers(more: dict[str, float], context: int) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("values", "found"),
+    [
+        (SLOWED | {"original_max_position_embeddings": 1}, "embeddings is 1, expected at least 2"),
+        (SLOWED | {"short_factor": [1e-45] * 8}, "rope_type longrope are not finite"),
+        (SLOWED | {"long_factor": [1.0] * 7 + [1e-44]}, "rope_type longrope are not finite"),
+        ({"rope_type": "linear", "factor": 1e-300}, "rope_type linear are not finite"),
+        (KINDS["yarn"] | {"rope_theta": 1}, "rope_type yarn are not finite"),
+        (KINDS["yarn"] | {"beta_fast": 1e308}, "rope_type yarn are not finite"),
+        ({"multiplier": 1e308, **KINDS["yarn"], "attention_factor": 10}, "yarn are not finite"),
+    ],
+)
+def test_numbers_that_give_no_angle(values: dict[str, Any], found: str) -> None:
+    """They were a ZeroDivisionError, or infinite frequencies."""
+    with pytest.raises(ModelError, match=found):
+        read_rotary(Settings(values, "config.json"), 16, 1e4, 65536)
+
+
 def test_dynamic_is_transformers_up_to_the_length_that_a_model_is_made_for() -> None:
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding

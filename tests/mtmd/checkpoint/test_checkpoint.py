@@ -367,7 +367,11 @@ def test_a_model_that_is_nowhere(name: str, mtmd: Any, one: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["model.gguf", "./model.gguf", "there/model.Q4_K_M.gguf"])
-def test_a_gguf_that_is_not_there_is_a_path(name: str, mtmd: Any, one: Path) -> None:
+def test_a_gguf_that_is_not_there_is_a_path(
+    name: str, mtmd: Any, one: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path)
     line = mtmd("describe", one, "-m", name).refused()
     assert f"model {name!r}: found no such file or folder, expected a checkpoint folder" in line
 

@@ -124,6 +124,39 @@ def test_an_encoder_as_ollama_lays_it_out_is_refused_by_name(
         "Ollama's own converter lays files out, which is not read" in line
     )
 
+    apart, projector = gemma3_gguf.write(folder, tmp_path / "apart")
+    rescued = answer(mtmd, picture, "-m", text, "--mmproj", projector)
+    assert rescued == answer(mtmd, picture, "-m", apart)
+
+
+EXTRA = ("altup_proj.weight", "attn_sinks.weight", "vocab_extra")
+
+
+@pytest.mark.parametrize("name", [*EXTRA, "mm.0.weight", "a.conv1d.1.weight"])
+def test_a_tensor_of_neither_half_is_refused(
+    name: str, folder: Path, picture: Path, mtmd: Any, tmp_path: Path
+) -> None:
+    """Names that begin as those of an encoder do, or that lie where there is no encoder."""
+
+    def add(_: dict[str, Any], tensors: dict[str, np.ndarray]) -> None:
+        tensors[name] = np.ones((8, 8), np.float32)
+
+    text, projector = gemma3_gguf.write(folder, tmp_path / "extra", decoder=add)
+    line = mtmd("describe", picture, "-m", text, "--mmproj", projector).refused()
+    assert name in line, line
+
+
+@pytest.mark.parametrize("name", EXTRA)
+def test_a_tensor_of_neither_half_is_refused_in_a_file_of_both(
+    name: str, folder: Path, picture: Path, mtmd: Any, tmp_path: Path
+) -> None:
+    def add(_: dict[str, Any], tensors: dict[str, np.ndarray]) -> None:
+        tensors[name] = np.ones((8, 8), np.float32)
+
+    text, _ = gemma3_gguf.write(folder, tmp_path / "both", decoder=add, one_file=True)
+    line = mtmd("describe", picture, "-m", text).refused()
+    assert name in line, line
+
 
 def test_every_node_has_the_values_of_the_folder(
     pair: tuple[Path, Path], folder: Path, picture: Path, mtmd: Any

@@ -13,7 +13,7 @@ import pytest
 from fake_hub import COMMIT, FILES, FakeHub, address, running_hub
 
 from mtmd.checkpoint import hub
-from mtmd.checkpoint.hub import Found, NotInCacheError, resolve_model
+from mtmd.checkpoint.hub import Found, NotInCacheError, check_name, resolve_model
 from mtmd.kernels.errors import ModelError
 
 
@@ -110,6 +110,17 @@ def test_what_is_neither_a_folder_nor_a_name(
             endpoint=closed_port,
             cache_dir=tmp_path / "cache",
         )
+
+
+def test_a_name_may_end_as_a_file_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for name in ("someone/some-model.GGUF", "org/name.gguf", "org/name.gguf:Q4_0", "o/n.gguf@v1"):
+        assert not check_name(name), name
+    paths = ("here/name.gguf", "name.gguf", "./org/name.gguf", "~/name.gguf", "a/b/name.gguf")
+    for path in (*paths, "/org/name.gguf", "C:/name.gguf", "C:\\name.gguf", "C:\\models"):
+        with pytest.raises(ModelError, match="found no such file or folder, expected"):
+            check_name(path)
 
 
 def test_a_file_is_refused(tmp_path: Path) -> None:

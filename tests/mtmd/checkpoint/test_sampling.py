@@ -132,6 +132,23 @@ def test_a_gguf_without_a_temperature_draws_at_one() -> None:
     assert of_gguf(off, "m.gguf").values == {}, "it counts no token"
 
 
+def test_no_other_key_of_a_gguf_is_looked_up() -> None:
+    """Arrays are parsed each time, and a vocabulary has 262,144 tokens."""
+
+    class Keys(dict[str, object]):
+        def __getitem__(self, key: str) -> object:
+            looked_up.append(key)
+            return super().__getitem__(key)
+
+        def items(self) -> Any:
+            return ((key, self[key]) for key in self)
+
+    looked_up: list[str] = []
+    keys = Keys({"tokenizer.ggml.tokens": ["a"], "general.sampling.temp": 0.5})
+    assert of_gguf(keys, "m.gguf").values == {"temperature": 0.5}
+    assert looked_up == ["general.sampling.temp"]
+
+
 @pytest.fixture(scope="module")
 def sampled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo model with settings of its own."""
