@@ -13,12 +13,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from mtmd.config import AnswerOptions
 from mtmd.kernels.errors import OptionError
+from mtmd.llm.sampling.options import DRAWING, AppliedSampling
 from mtmd.prompt.urls.kinds import is_url
 
 ENDING = ".run.json"
 LOADING = ("dtype", "context", "mmproj", "chat_template", "image_min_tokens", "image_max_tokens")
-VERSION = 1
+VERSION = 2  # 1 has no SAMPLING: models' own settings were not used
+SAMPLING = "sampling"
 
 
 def chosen(options: Any) -> dict[str, Any]:
@@ -49,6 +52,16 @@ def asked(
     }
 
 
+def own_sampling(answering: AnswerOptions) -> dict[str, float]:
+    """Return the model's own settings that take part in choosing tokens, from options that are
+    resolved for it. Those for drawing take none where the most probable token is taken.
+    """
+    applied = answering.sampling
+    names = applied.names if isinstance(applied, AppliedSampling) else ()
+    draws = answering.temperature > 0
+    return {n: getattr(answering, n) for n in names if draws or n not in DRAWING}
+
+
 def check_same(out: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raises OptionError."""
     for name, value in now.items():
@@ -66,6 +79,7 @@ class AskedBefore:
 
     def __init__(self, out: Path, now: Mapping[str, Any], has_rows: bool):
         self.path, self.note = out.with_name(out.name + ENDING), ""
+        self._out, self._version, self._sampling = str(out), VERSION, dict[str, Any]()
         self._now = dict(json.loads(json.dumps(now, default=str)))
         self._is_there = has_rows and self.path.exists()
         self.folder, self.began = str(Path.cwd()), 0.0
@@ -77,6 +91,23 @@ class AskedBefore:
                 f"{self.path.name} is not there: whether the rows of before answer the same "
                 "question is not known"
             )
+
+    def check_sampling(self, now: Mapping[str, float]) -> None:
+        """Check the model's own settings, which are known once it is loaded, against those of the
+        rows. Raises OptionError where they differ.
+        """
+        self._now[SAMPLING] = dict(now)
+        if not self._is_there or self._sampling == self._now[SAMPLING]:
+            return
+        if self._version < 2:
+            settings = ", ".join(f"{name} {value:g}" for name, value in now.items())
+            raise OptionError(
+                f"out {self._out}: found rows of a version that did not use the model's own "
+                f"settings ({settings}), expected the same; go on without them by --sampling off, "
+                "or name another file"
+            )
+        before = {SAMPLING: self._sampling}
+        check_same(self._out, before, {SAMPLING: self._now[SAMPLING]})
 
     def keep(self) -> None:
         """Before the first row is written."""
@@ -97,6 +128,7 @@ class AskedBefore:
         try:
             before = dict(json.loads(self.path.read_text("utf-8")))
             self.folder, self.began = str(before["folder"]), float(before["began"])
+            self._version, self._sampling = int(before["version"]), dict(before.get(SAMPLING, {}))
         except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
             raise OptionError(
                 f"out {out}: found in {self.path.name} what `mtmd batch` did not write there, "

@@ -32,7 +32,7 @@ from mtmd.cluster.worker import Failed, Job, Loaded, Placed, Written, not_writte
 from mtmd.kernels.errors import DeviceError, OptionError
 
 JOB = "_job.json"
-VERSION = 1
+VERSION = 2  # since 2 the model's own penalties are used
 READERS = 16  # of rows of an earlier run, at once
 TICK_S = 0.5
 log = logging.getLogger("mtmd.cluster")

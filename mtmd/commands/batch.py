@@ -145,7 +145,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace, found: Any, answering: dict[str, Any], ahead: int | None) -> int:
-    from mtmd.batch.asked import AskedBefore, asked, chosen, name_of_model
+    from mtmd.batch.asked import SAMPLING, AskedBefore, asked, chosen, name_of_model, own_sampling
     from mtmd.batch.output import open_output
     from mtmd.batch.resuming import what_is_left
     from mtmd.config import AnswerOptions, LoadOptions, options
@@ -156,6 +156,8 @@ def _run(args: argparse.Namespace, found: Any, answering: dict[str, Any], ahead:
     if not output.known:
         _check_any(inputs)
     frames = frame_request(args)
+    answers = chosen(options(AnswerOptions, answering))
+    answers.pop(SAMPLING, None)  # what comes of it is compared, once the model is loaded
     before = AskedBefore(
         args.out,
         asked(
@@ -163,7 +165,7 @@ def _run(args: argparse.Namespace, found: Any, answering: dict[str, Any], ahead:
             args.prompt,
             args.system,
             chosen(options(LoadOptions, chosen_load_options(args))),
-            chosen(options(AnswerOptions, answering)),
+            answers,
             chosen(frames),
         ),
         bool(output.known),
@@ -172,7 +174,6 @@ def _run(args: argparse.Namespace, found: Any, answering: dict[str, Any], ahead:
         inputs = _in_parts(inputs, args)
     resumed = what_is_left(inputs, output.known, before, args.retry_failed)
     left = resumed.inputs
-    output.forget(resumed.old)
     text = _Summary(resumed)
     for note in (found.told, before.note, resumed.told):
         if note:
@@ -182,6 +183,9 @@ def _run(args: argparse.Namespace, found: Any, answering: dict[str, Any], ahead:
         return text.code
     _check_any(left)
     model = load_from(args)
+    resolved = model.loaded.answer_options(answering)
+    before.check_sampling(own_sampling(resolved))
+    output.forget(resumed.old)
     from tqdm import tqdm
 
     from mtmd.batch.answering import Batch
@@ -191,7 +195,7 @@ def _run(args: argparse.Namespace, found: Any, answering: dict[str, Any], ahead:
     rows = Batch(
         model.service,
         args.prompt,
-        model.loaded.answer_options(answering),
+        resolved,
         args.parallel,
         args.system,
         frames,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,13 @@ from typing import Any
 import pytest
 
 from mtmd.batch import resuming
-from mtmd.batch.asked import AskedBefore, asked
+from mtmd.batch.asked import AskedBefore, asked, own_sampling
 from mtmd.batch.inputs import Input
 from mtmd.batch.output import KINDS, Before, Row, open_output
 from mtmd.batch.resuming import what_is_left
+from mtmd.config import AnswerOptions
 from mtmd.kernels.errors import OptionError
+from mtmd.llm.sampling.options import AppliedSampling, ModelSampling
 
 NOW = asked("demo", "How many?", "", {"dtype": "fp32", "threads": 3}, {"max_tokens": 5}, {})
 
@@ -59,6 +62,33 @@ def test_another_question_is_refused(changes: dict[str, Any], told: str, tmp_pat
         AskedBefore(out, NOW | changes, True)
     assert told in str(error.value)
     AskedBefore(out, NOW | changes, False)  # the rows are gone
+
+
+def test_other_settings_of_the_model_are_refused(tmp_path: Path) -> None:
+    """What holds where nothing is chosen may change, with the model's files or with a version."""
+    out = tmp_path / "rows.jsonl"
+    first = AskedBefore(out, NOW, False)
+    first.check_sampling({"repetition_penalty": 1.1})
+    first.keep()
+    AskedBefore(out, NOW, True).check_sampling({"repetition_penalty": 1.1})
+    for other in ({}, {"repetition_penalty": 1.2}):
+        with pytest.raises(OptionError, match=r"rows with sampling .*1\.1.*, now it is"):
+            AskedBefore(out, NOW, True).check_sampling(other)
+    kept = json.loads(first.path.read_text())
+    first.path.write_text(
+        json.dumps({n: v for n, v in kept.items() if n != "sampling"} | {"version": 1})
+    )
+    AskedBefore(out, NOW, True).check_sampling({})
+    with pytest.raises(OptionError, match=r"\(repetition_penalty 1.1\).* by --sampling off"):
+        AskedBefore(out, NOW, True).check_sampling({"repetition_penalty": 1.1})
+
+
+def test_settings_that_choose_no_token_are_not_compared() -> None:
+    own = {"top_k": 20, "repetition_penalty": 1.1}
+    applied = AppliedSampling("greedy", ModelSampling("x", own), tuple(own))
+    greedy = AnswerOptions(**own, sampling=applied)
+    assert own_sampling(greedy) == {"repetition_penalty": 1.1}
+    assert own_sampling(AnswerOptions(**own, temperature=1, sampling=applied)) == own
 
 
 def test_threads_make_no_other_question() -> None:

@@ -224,3 +224,23 @@ def test_greedy_equals_transformers_with_the_same_file(tmp_path: Path) -> None:
     expected = oracle.generate(ids, max_new_tokens=24, eos_token_id=None)[0, ids.shape[1] :]
     assert list(found.output_token_ids) == expected.tolist()
     assert found.output_token_ids != plain.output_token_ids, "the penalty changes nothing"
+
+
+def test_a_batch_goes_on_with_the_settings_of_its_rows(
+    sampled: Path, one: Path, mtmd: Any, tmp_path: Path
+) -> None:
+    out, other = tmp_path / "rows.jsonl", tmp_path / "other.png"
+    shutil.copy(one, other)
+    command = ("-p", "How many?", "-m", sampled, "--out", out, "--max-tokens", 2)
+    assert mtmd("batch", one, *command).code == 0
+    asked = tmp_path / "rows.jsonl.run.json"
+    kept = json.loads(asked.read_text())
+    assert (kept["version"], kept["sampling"]) == (2, {"repetition_penalty": 1.3})
+    line = mtmd("batch", one, other, *command, "--sampling", "off", "--resume").refused()
+    assert "found rows with sampling {'repetition_penalty': 1.3}, now it is {}" in line
+    del kept["sampling"]
+    asked.write_text(json.dumps(kept | {"version": 1}))
+    line = mtmd("batch", one, other, *command, "--resume").refused()
+    assert "did not use the model's own settings (repetition_penalty 1.3)" in line
+    assert mtmd("batch", one, other, *command, "--sampling", "off", "--resume").code == 0
+    assert out.read_text().count("\n") == 2
