@@ -26,8 +26,8 @@ TOKENIZER_CONFIG = "tokenizer_config.json"
 
 
 def open_folder(folder: Path, template: Path | None = None) -> Checkpoint:
-    """Everything checked that can be without reading weights. Raises ModelError saying which file
-    is wrong and how.
+    """Everything checked that can be without reading weights; of these, tables for tokens and for
+    outputs are compared where there are both. Raises ModelError saying which file is wrong and how.
     """
     settings = Settings(read_json(folder / "config.json", required=False), "config.json")
     with refused_by_name(settings, folder):

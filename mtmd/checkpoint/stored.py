@@ -36,7 +36,8 @@ def text_as_stored(
 ) -> tuple[TextFamily, list[str]]:
     """Return the decoder that `config` describes, with a table of outputs of its own where the file
     has one that differs from the token table, as transformers' `tie_weights` decides; and notes
-    for people, where it was `said` that they are one. Raises ModelError.
+    for people, where it was `said` that they are one. Both tables are read for that, until they
+    differ: whole where they are equal, in blocks of the mapped file. Raises ModelError.
     """
     text, names = text_family(kind, config), set(file.names())
     parameters = text.parameters()

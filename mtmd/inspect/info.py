@@ -1,4 +1,4 @@
-"""What a model is and what it takes, told without reading a weight or running anything."""
+"""What a model is and what it takes, by the headers of its files and without running anything."""
 
 from __future__ import annotations
 

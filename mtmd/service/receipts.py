@@ -125,16 +125,21 @@ def _without_effect(settings: AnswerOptions) -> tuple[str, ...]:
 
 
 def _repeated(request: Request, finish: str) -> tuple[str, ...]:
-    """Of an answer that ends in a loop."""
+    """Of an answer that ends in a loop, or a thought that did."""
     found = request.repetition
+    closed = (
+        ("the thought said the same again and again, so it was closed (stop_repeating)",)
+        if request.closed_loop
+        else ()
+    )
     if not found.found or finish == "cancelled":
-        return ()
+        return closed
     said = (
         f"the last {found.repeated:,} tokens of the answer are the same {found.period} again and "
         "again"
     )
     if request.settings.stop_repeating:
-        return (f"{said}, so it was stopped (stop_repeating)",)
+        return (*closed, f"{said}, so it was stopped (stop_repeating)")
     return (f"{said}; a repetition_penalty such as 1.1 helps, and stop_repeating ends it",)
 
 

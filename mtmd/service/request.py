@@ -71,3 +71,5 @@ class Request:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenInfo] = field(default_factory=list)
     repetition: RepetitionFinder = field(default_factory=RepetitionFinder)
+    closed_loop: bool = False
+    """Whether a thought that repeated itself was closed."""

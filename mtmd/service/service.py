@@ -818,8 +818,11 @@ class Service:
             request.tokens.append(token.id)
             request.repetition.push(token.id)
             self._let_follow(request)
-            self._read_token(request, token)
+            is_thought = self._read_token(request, token)
             if request.settings.stop_repeating and request.repetition.found:
+                if is_thought and request.thought is not None:
+                    request.closed_loop |= request.thought.close_early()
+                    continue  # the closing mark comes next, and the answer after it
                 if sequence.finish is None:
                     self.engine.end(sequence, "stop")
                 self._read_rest(request)
@@ -851,11 +854,12 @@ class Service:
             latencies.between_tokens.add((now - told) / tokens, tokens)
         request.told = now
 
-    def _read_token(self, request: Request, token: Token) -> None:
+    def _read_token(self, request: Request, token: Token) -> bool:
+        """Return whether it is one of the thought, False where that is not known yet."""
         infos: tuple[TokenInfo, ...] = () if token.logprob is None else (self._info(token),)
         if request.thought is None:
             self._read(request, request.stream.push(token.id), infos)
-            return
+            return False
         pieces, is_thought = request.thought.read(token.id)
         request.undecided += infos
         infos = ()
@@ -866,6 +870,7 @@ class Service:
         text = "".join(p for p in pieces if isinstance(p, str))
         if text or is_thought is False:
             self._read(request, text, () if is_thought else infos)
+        return bool(is_thought)
 
     def _read_rest(self, request: Request) -> None:
         if request.thought is None:

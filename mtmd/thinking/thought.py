@@ -105,6 +105,13 @@ class Thought:
         self._forced = deque(self._tokens.closing)
         return self._forced[0]
 
+    def close_early(self) -> bool:
+        """End a thought that goes on. Returns whether it did: its mark may be due already."""
+        if not self._splitter.is_inside or self._forced:
+            return False
+        self.close()
+        return True
+
     @property
     def must_be_closed(self) -> bool:
         """Whether the thought goes on, and an answer has to follow it."""

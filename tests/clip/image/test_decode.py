@@ -466,6 +466,23 @@ def test_channels_of_16_bits_that_lie_one_after_another(order: str, rows: int) -
         open_picture(image)
 
 
+def test_libtiff_writes_nothing_of_a_damaged_file(capfd: pytest.CaptureFixture[str]) -> None:
+    """It writes to the file descriptor of stderr, past Python."""
+    pixels = np.zeros((11, 7, 3), np.uint16)
+    packed = io.BytesIO()
+    Image.fromarray(noise(12, 12)).save(packed, "TIFF", compression="tiff_deflate")
+    damaged = {
+        "no strips": tiff_of_planes(pixels[:0], "<", 4, t256=7, t257=11),
+        "codes that are none": tiff_of_planes(pixels, "<", 100, t259=5),
+        "short strips": tiff_of_planes(pixels, "<", 4, t278=100),
+        "a broken stream": packed.getvalue()[:8] + bytes(40) + packed.getvalue()[48:],
+    }
+    for name, data in damaged.items():
+        with pytest.raises(ImageError, match="TIFF"):
+            open_picture(data)
+        assert capfd.readouterr() == ("", ""), name
+
+
 def test_a_tiff_of_signed_bytes_is_refused() -> None:
     file = io.BytesIO()
     Image.new("L", (5, 3), 200).save(file, "TIFF", tiffinfo={339: 2})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import threading
 import warnings
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -27,6 +28,23 @@ def test_silence_lasts_until_the_last_one_leaves():
         warn_from("PIL.TiffImagePlugin")
     with pytest.raises(UserWarning, match="about metadata"):
         warn_from("PIL.TiffImagePlugin")
+
+
+def damaged_tiff() -> Image.Image:
+    file = io.BytesIO()
+    Image.new("RGB", (20, 20)).save(file, "TIFF", compression="tiff_deflate")
+    data = file.getvalue()
+    return Image.open(io.BytesIO(data[:8] + bytes(30) + data[38:]))
+
+
+def test_what_libtiff_writes_for_others_is_still_written(capfd):
+    """Past Python, to the file descriptor of stderr."""
+    written = []
+    for silence in (nullcontext(), quiet_pillow, nullcontext()):
+        with silence, damaged_tiff() as image, pytest.raises(OSError):
+            image.load()
+        written.append(capfd.readouterr().err)
+    assert written[1] == "" and written[0] == written[2] != ""
 
 
 def test_others_are_still_heard():

@@ -142,6 +142,22 @@ def test_a_budget_closes_the_thought_by_its_own_mark(models, kind, mark, drawn):
     assert len(answer.logprobs) == len(answer.output_token_ids)
 
 
+@pytest.mark.parametrize("kind", ["opened", "written", "special"])
+def test_a_thought_that_repeats_itself_is_closed_and_the_answer_follows(models, kind):
+    """After the script the model writes what it would by itself, as behind a budget."""
+    model = models(kind)
+    opening = {"opened": "", "written": "<think>\n", "special": "<pad>\n"}[kind]
+    with writes(model, opening + "one two three " * 120):
+        answer = model.answer(messages=HI, max_tokens=400, stop_repeating=True)
+    assert answer.thinking.startswith("one two three one two three")
+    assert 96 <= answer.receipt.thinking_tokens < 200 and answer.text
+    closed = "the thought said the same again and again, so it was closed (stop_repeating)"
+    assert closed in answer.receipt.warnings
+    with writes(model, opening + "one two three " * 120):
+        answer = model.answer(messages=HI, max_tokens=400)
+    assert answer.receipt.thinking_tokens > 200 and closed not in answer.receipt.warnings
+
+
 @pytest.mark.parametrize("drawn", [{}, {"temperature": 1.0, "seed": 5}], ids=["greedy", "drawn"])
 def test_speculation_and_other_answers_change_nothing(tmp_path, drawn):
     path = tmp_path / "chat.jinja"
