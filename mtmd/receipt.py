@@ -100,7 +100,7 @@ class Receipt:
     `sampling` has the settings by which tokens were chosen, by the names of the options;
     `sampling_unused` names settings of the model's files that were not applied, each with the
     reason. `repeated_tokens` at the end of the answer say the same again and again, 0 where none
-    do."""
+    do. `model_notes` say where the model's files contradict themselves, and how they are read."""
 
     model: str
     images: tuple[ImageReceipt, ...]
@@ -133,6 +133,7 @@ class Receipt:
     sampling_unused: tuple[str, ...] = ()
     repeated_tokens: int = 0
     thinking_tokens: int = 0
+    model_notes: tuple[str, ...] = ()
 
     def asdict(self) -> dict[str, Any]:
         return asdict(self)

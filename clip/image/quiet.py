@@ -10,9 +10,8 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
+from importlib.util import find_spec
 from typing import Any
-
-from PIL import Image
 
 _MODULES = r"PIL\."
 
@@ -57,12 +56,13 @@ def _set_libtiff_handler() -> Callable[[int | None], int | None]:
     """Return libtiff's TIFFSetErrorHandler, which returns the handler of before; None handles
     nothing. Where Pillow's build does not export it, what is returned does nothing.
     """
+    pillow = find_spec("PIL._imaging")
     try:
-        found = ctypes.CDLL(Image.core.__file__).TIFFSetErrorHandler
+        found = ctypes.CDLL(pillow.origin if pillow else None).TIFFSetErrorHandler
     except (AttributeError, OSError):
         return lambda _: None
     found.argtypes, found.restype = [ctypes.c_void_p], ctypes.c_void_p
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 quiet_pillow = _QuietPillow()

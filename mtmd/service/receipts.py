@@ -64,6 +64,7 @@ def make_receipt(loaded: LoadedModel, request: Request, finish: str, speculation
         compile_ms=compiled.ms - before.ms,
         sampling=_sampling(request.settings),
         sampling_unused=_sampling_unused(request.settings),
+        model_notes=loaded.checkpoint.notes,
         repeated_tokens=request.repetition.repeated,
         thinking_tokens=request.thought.tokens if request.thought else 0,
     )
@@ -75,7 +76,6 @@ def model_warnings(loaded: LoadedModel) -> tuple[str, ...]:
         *refusal_warnings(loaded.placements),
         *ranks_warnings(loaded),
         *thread_warnings(loaded.backends[0], loaded.cores),
-        *loaded.checkpoint.notes,
     )
 
 

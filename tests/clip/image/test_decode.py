@@ -470,7 +470,7 @@ def test_libtiff_writes_nothing_of_a_damaged_file(capfd: pytest.CaptureFixture[s
     """It writes to the file descriptor of stderr, past Python."""
     pixels = np.zeros((11, 7, 3), np.uint16)
     packed = io.BytesIO()
-    Image.fromarray(noise(12, 12)).save(packed, "TIFF", compression="tiff_deflate")
+    noise(12, 12).save(packed, "TIFF", compression="tiff_deflate")
     damaged = {
         "no strips": tiff_of_planes(pixels[:0], "<", 4, t256=7, t257=11),
         "codes that are none": tiff_of_planes(pixels, "<", 100, t259=5),

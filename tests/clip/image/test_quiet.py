@@ -32,7 +32,8 @@ def test_silence_lasts_until_the_last_one_leaves():
 
 def damaged_tiff() -> Image.Image:
     file = io.BytesIO()
-    Image.new("RGB", (20, 20)).save(file, "TIFF", compression="tiff_deflate")
+    noise = np.random.default_rng(0).integers(0, 256, (40, 50, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(file, "TIFF", compression="tiff_deflate")
     data = file.getvalue()
     return Image.open(io.BytesIO(data[:8] + bytes(30) + data[38:]))
 

@@ -89,6 +89,7 @@ def test_json(one: Path, mtmd: Any, demo: Model) -> None:
         "compile_ms",
         "sampling",
         "sampling_unused",
+        "model_notes",
         "repeated_tokens",
         "thinking_tokens",
         "encode_ms",

@@ -51,6 +51,7 @@ function body(receipt, options, pictures) {
     ["Attention", Object.entries(receipt.attention).map(([part, kernel]) => `${part}: ${kernel}`).join("; ")],
     ["Sampling", sampling(receipt, options)],
     ["Not applied", (receipt.sampling_unused ?? []).join(", ")],
+    ["Files", (receipt.model_notes ?? []).join("; ")],
     ...receipt.warnings.map((warning) => ["Warning", warning, "warning"]),
   ]));
   return made;
