@@ -221,9 +221,9 @@ class AnswerOptions(Sampling):
     `max_tokens` -1 is the end of the context. `stop_repeating` ends an answer that says the same
     again and again (`mtmd.llm.tokenizer.repetition`).
     `think`: whether a model that can think does so before it answers, or how much: "minimal",
-    "low", "medium", "high", "xhigh" or "max", where its chat template knows that; None for what the
-    template does. `think_budget`: the most tokens of the thought, after which it is closed by its
-    own mark. `chat_template_kwargs` are variables for the chat template.
+    "low", "medium", "high", "xhigh" or "max", where its chat template knows that; None, or "auto",
+    for what the template does. `think_budget`: the most tokens of the thought, after which it is
+    closed by its own mark. `chat_template_kwargs` are variables for the chat template.
     """
 
     max_tokens: int = 256
@@ -272,8 +272,10 @@ class AnswerOptions(Sampling):
         object.__setattr__(self, "stop", _stops(self.stop))
         if self.think in ("on", "off"):  # as a command has it
             object.__setattr__(self, "think", self.think == "on")
+        elif self.think == "auto":  # which a request may give in place of a preset's value
+            object.__setattr__(self, "think", None)
         if self.think is not None and type(self.think) is not bool:
-            _among("think", self.think, ("on", "off", *EFFORTS))
+            _among("think", self.think, ("on", "off", "auto", *EFFORTS))
         budget = integer_or_none("think_budget", self.think_budget, 0, 1 << 20)
         object.__setattr__(self, "think_budget", budget)
         variables = checked_variables(self.chat_template_kwargs)

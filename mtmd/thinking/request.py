@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 from mtmd.kernels.errors import OptionError
 from mtmd.kernels.options import refuse
 
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+EFFORTS: tuple[str, ...] = get_args(Effort)
 VARIABLES_MAX = 16 << 10  # characters of JSON
 # What the conversation says, and the request by other fields.
 RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")

@@ -11,6 +11,7 @@ from pydantic import Discriminator, Field, Tag, field_validator
 from pydantic_core import PydanticCustomError, to_json
 
 from mtmd import ToolCall
+from mtmd.thinking.request import Effort
 from mtmd.tools.tool import TOOLS_MAX
 from mtmd.web.adapters.door import Asked, Turn
 from mtmd.web.adapters.fields import (
@@ -33,7 +34,7 @@ from mtmd.web.adapters.fields import (
 from mtmd.web.adapters.tools import tool_options
 from mtmd.web.api.agent_tools import GivenTools, given_tools
 from mtmd.web.api.requests import promised
-from mtmd.web.api.thinking import Effort, Thinking
+from mtmd.web.api.thinking import Thinking
 from mtmd.web.errors import TAG, ApiError
 from mtmd.web.intake.long_texts import PictureText, as_data_url
 from mtmd.web.intake.media import Reference

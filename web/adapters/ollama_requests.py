@@ -9,6 +9,7 @@ from pydantic import Field
 from pydantic_core import to_json
 
 from mtmd import RawPrompt, ToolCall
+from mtmd.thinking.request import Effort
 from mtmd.tools.tool import TOOLS_MAX
 from mtmd.web.adapters.door import Asked, Turn
 from mtmd.web.adapters.fields import (
@@ -30,7 +31,7 @@ from mtmd.web.adapters.fields import (
 )
 from mtmd.web.adapters.tools import tool_options
 from mtmd.web.api.requests import promised
-from mtmd.web.api.thinking import Budget, Effort
+from mtmd.web.api.thinking import Budget
 from mtmd.web.errors import ApiError
 from mtmd.web.intake.body import WHOLE
 from mtmd.web.intake.long_texts import CutText, PictureText, as_data_url, beginning

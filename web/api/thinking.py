@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from mtmd.thinking.request import Effort
 from mtmd.web.intake.body import WHOLE
 
-Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Budget: TypeAlias = Annotated[int, Field(ge=0, le=1 << 20), WHOLE]
 
 
@@ -54,7 +54,7 @@ class ThinkingFields(BaseModel):
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
 
-    think: bool | Effort | None = None
+    think: bool | Effort | Literal["auto"] | None = None
     think_budget: Budget | None = None
     thinking_budget: Budget | None = None
     thinking_token_budget: Budget | None = None
@@ -74,7 +74,7 @@ class ThinkingFields(BaseModel):
 
     def thinking_options(self) -> dict[str, Any]:
         """The fields of AnswerOptions that were given. What turns thinking off comes before what
-        says how much.
+        says how much; "auto" is what the model does by itself, also where a preset says otherwise.
         """
         made: dict[str, Any] = {}
         for part in (self.reasoning, self.thinking):
@@ -83,8 +83,8 @@ class ThinkingFields(BaseModel):
         given = [value for value in switches if value is not None]
         if given:
             is_off = any(value in (False, "none") for value in given)
-            efforts = [value for value in given if isinstance(value, str)]
-            made["think"] = False if is_off else next(iter(efforts), True)
+            efforts = [value for value in given if isinstance(value, str) and value != "auto"]
+            made["think"] = False if is_off else next(iter(efforts), True in given or "auto")
         for budget in (self.thinking_token_budget, self.thinking_budget, self.think_budget):
             made |= {} if budget is None else {"think_budget": budget}
         if self.chat_template_kwargs:

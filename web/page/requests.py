@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from mtmd.thinking.request import Effort
+
 Id = Annotated[str, Field(max_length=64)]
 
 
@@ -16,8 +18,9 @@ class _Strict(BaseModel):
 
 
 class Options(_Strict):
-    """As `AnswerOptions`, which checks the ranges; None leaves the choice to the server. `model`:
-    of several. `since`: the first message that the model is to see.
+    """As `AnswerOptions`, which checks the ranges; None leaves the choice to the server. `think`
+    "auto" is what the model does by itself, also where a preset says otherwise. `model`: of
+    several. `since`: the first message that the model is to see.
     """
 
     model: Annotated[str, Field(max_length=512)] | None = None
@@ -30,7 +33,7 @@ class Options(_Strict):
     repetition_penalty: float | None = None
     seed: int | None = None
     detail: Literal["auto", "low", "high"] | None = None
-    think: Literal["on", "off"] | None = None
+    think: Literal["auto", "on", "off"] | Effort | None = None
     think_budget: int | None = None
     since: Id | None = None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
 
 import pytest
 from browsing import Visitor
@@ -11,6 +12,7 @@ from serving import running
 from thinking_templates import TEMPLATES
 
 from mtmd import load
+from mtmd.config import AnswerOptions
 from mtmd.web.app import create_app
 from mtmd.web.settings import ServerSettings
 from mtmd.web.store.store import Store
@@ -93,7 +95,7 @@ def test_thinking_can_be_turned_off_in_the_settings(browser, thinker):
     person = Visitor(browser, url)
     page = person.page
     page.click("#open-settings")
-    page.check("#settings input[name=think][value=off]")
+    page.select_option("#settings select[name=think]", "off")
     if SHOTS:
         page.screenshot(path=f"{SHOTS}/settings.png")
     page.click("#settings button[value=ok]")
@@ -103,6 +105,55 @@ def test_thinking_can_be_turned_off_in_the_settings(browser, thinker):
     assert page.locator(".thought").count() == 0
     assert page.inner_text(".answer .answer-text").strip() == "Hello!"
     person.close()
+
+
+@pytest.mark.parametrize("preset, shown", [("low", "low"), (True, "on"), (False, "off")])
+def test_a_preset_is_shown_stays_and_can_be_left_to_the_model(browser, tmp_path, preset, shown):
+    path = tmp_path / "chat.jinja"
+    path.write_text(TEMPLATES["opened"])
+    model = load(chat_template=path, context=1024, threads=1)
+    app = create_app(model.service, ServerSettings(port=0, answers={"think": preset}), Store(None))
+    with running(model.service, app) as server:
+        person = Visitor(browser, server.url)
+        page = person.page
+        page.evaluate("localStorage.setItem('mtmd.settings', JSON.stringify({ think: '' }))")
+        page.reload()
+        page.click("#open-settings")
+        choice = page.locator("#settings select[name=think]")
+        assert choice.input_value() == shown
+        page.fill("#settings input[name=max_tokens]", "60")
+        page.click("#settings button[value=ok]")
+        answers = 0
+        for chosen in (None, "auto", "high"):
+            if chosen:
+                page.click("#open-settings")
+                page.select_option("#settings select[name=think]", chosen)
+                page.click("#settings button[value=ok]")
+            stored = page.evaluate("JSON.parse(localStorage['mtmd.settings']).think ?? null")
+            assert stored == chosen
+            with writes(model, "So.\n</think>\n\nYes."), requested(model.service) as found:
+                ask(page, "hi")
+                answers += 1
+                person.until(f"document.querySelectorAll('.answer .receipt').length === {answers}")
+            assert found == [{None: preset, "auto": None}.get(chosen, chosen)]
+        person.close()
+
+
+@contextmanager
+def requested(service):
+    """What answers are to do about thinking, as AnswerOptions have it."""
+    found, submit = [], service.submit
+
+    def noted(*given, **options):
+        named = {n: v for n, v in options.items() if n in ("think", "think_budget")}
+        found.append(AnswerOptions(**named).think)
+        return submit(*given, **options)
+
+    service.submit = noted
+    try:
+        yield found
+    finally:
+        del service.submit
 
 
 def test_a_model_that_does_not_think_has_no_such_setting(person):

@@ -4,7 +4,7 @@ import { $ } from "../shared/dom.js";
 import { forgetKey } from "../shared/server.js";
 
 const KEY = "mtmd.settings";
-const PLAIN = { system: "", detail: "auto", max_tokens: null, temperature: 0, top_p: 1, top_k: 0, min_p: 0, repetition_penalty: 1, seed: null, think: "", think_budget: null };
+const PLAIN = { system: "", detail: "auto", max_tokens: null, temperature: 0, top_p: 1, top_k: 0, min_p: 0, repetition_penalty: 1, seed: null, think: "auto", think_budget: null };
 const SAMPLING = ["temperature", "top_p", "top_k", "min_p", "repetition_penalty"];
 const TEXTS = ["system", "detail", "think"];
 const AGAIN_TEMPERATURE = 0.7;
@@ -35,7 +35,7 @@ export function optionsForAnother() {
 export function settingsFor(about) {
   const preset = Object.fromEntries(Object.entries(about.preset).filter(([name]) => name in PLAIN));
   defaults = { ...PLAIN, ...own(about), ...preset };
-  if (typeof defaults.think === "boolean") defaults.think = defaults.think ? "on" : "off";
+  defaults.think = { true: "on", false: "off", none: "off" }[defaults.think] ?? defaults.think ?? "auto";
   $("settings-source").textContent = source(about, preset);
   $("thinking-settings").hidden = about.thinks === false;
   model = about.many ? about.model : null;
@@ -46,6 +46,7 @@ export function settingsFor(about) {
   } catch {
     chosen = {};
   }
+  if (!chosen.think) delete chosen.think;
 }
 
 /** By the model's own files, as far as the preset lets them. */
