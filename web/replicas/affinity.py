@@ -14,7 +14,7 @@ from typing import Any
 
 from mtmd.web.errors import ApiError
 from mtmd.web.intake.json_limits import check_json
-from mtmd.web.intake.long_texts import CutBody, CutText
+from mtmd.web.intake.long_texts import CutBody, CutText, Memory
 from mtmd.web.settings import JsonLimits
 
 BEGINNING = 1024  # characters of the first thing said
@@ -40,7 +40,7 @@ class Common:
     named: str = ""
 
 
-def common(body: bytes, tenant: str, limits: JsonLimits) -> Common:
+def common(body: Memory, tenant: str, limits: JsonLimits) -> Common:
     """Of a request with this body. `tenant`: whose caches would be asked."""
     try:
         cut = CutBody(body)

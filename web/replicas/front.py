@@ -16,11 +16,12 @@ from urllib.parse import quote_from_bytes
 
 from mtmd.web.auth import RateLimit
 from mtmd.web.bodies.body_budget import BodyBudget
+from mtmd.web.bodies.compressed import plain
 from mtmd.web.errors import ApiError, in_form_of
 from mtmd.web.headers import allowing, preflight
 from mtmd.web.keys import ANYBODY, Caller, authorization
-from mtmd.web.replicas.affinity import common, named_in
-from mtmd.web.replicas.bodies import Bodies, too_long
+from mtmd.web.replicas.affinity import Common, common, named_in
+from mtmd.web.replicas.bodies import Bodies, no_room, too_long
 from mtmd.web.replicas.choice import Route
 from mtmd.web.replicas.forwarded import (
     REPLICA,
@@ -179,7 +180,9 @@ class Front:
                 async with self._place(asked, Route()):
                     await self._gather(asked.request, path, send)
                 return
-            route = await self._route(asked.request, path, owner)
+            route = await self._route(
+                asked.request, path, owner, _header(given, "content-encoding")
+            )
             await self._forward(asked, route, receive, send)
         finally:
             asked.end()
@@ -208,18 +211,40 @@ class Front:
         self._bodies.budget.most = self._settings.connections.body_bytes * self._share()
         return await self._bodies.read(receive, most)
 
-    async def _route(self, request: Forwarded, path: str, owner: str) -> Route:
-        """What is kept by one replica is asked for there."""
+    async def _route(self, request: Forwarded, path: str, owner: str, encoding: str) -> Route:
+        """What is kept by one replica is asked for there. Raises ApiError for a compressed body
+        that cannot be read.
+        """
         if named := named_in(path):
             return Route(only=named)
         if path == FILES:  # what one client uploads is asked about together
             return Route(key=owner, firmly=True)
         tenant = "" if self._settings.share_cache else owner
-        if len(request.body) > IN_A_THREAD:
+        if encoding and request.body:
+            found = await asyncio.to_thread(self._common_of, request.body, encoding, tenant)
+        elif len(request.body) > IN_A_THREAD:
             found = await asyncio.to_thread(common, request.body, tenant, self._settings.json)
         else:
             found = common(request.body, tenant, self._settings.json)
         return Route(found.key if self._affinity else "", only=found.named)
+
+    def _common_of(self, body: bytes, encoding: str, tenant: str) -> Common:
+        """Of a compressed body. What it becomes counts among the bodies while it is looked at; the
+        replica gets it as it came.
+        """
+        count, budget = 0, self._bodies.budget
+
+        def take(more: int) -> None:
+            nonlocal count
+            if not budget.take(more):
+                raise no_room()
+            count += more
+
+        try:
+            made = plain(body, encoding, self._settings.body_bytes, take)
+            return common(made, tenant, self._settings.json)
+        finally:
+            budget.give_back(count)
 
     async def _forward(self, asked: _Asked, route: Route, receive: Receive, send: Send) -> None:
         """Until the answer is sent, or its client has left. Raises ApiError where nothing has been

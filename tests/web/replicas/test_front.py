@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import json
 from dataclasses import replace
+from zlib import compress
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -118,6 +119,53 @@ def test_a_compressed_body_goes_on_as_it_is():
     request, route = crew.calls[0]
     assert told.status == 200 and request.body == body
     assert dict(request.headers)["content-encoding"] == "gzip" and not route.firmly
+    assert route.key == route_of({"prompt": "x"}).key != ""
+
+
+def route_of(request, encoded=bytes, headers=()):
+    crew = Crew(WHOLE)
+    told, _ = ask(crew, body=encoded(json.dumps(request).encode()), headers=headers)
+    assert told.status == 200
+    return crew.calls[0][1]
+
+
+@pytest.mark.parametrize(
+    "encoding, encode", [("gzip", gzip.compress), ("X-GZip", gzip.compress), ("deflate", compress)]
+)
+@pytest.mark.parametrize(
+    "request_, named",
+    [
+        ({"previous_response_id": "resp_req-b-0123456789abcdef", "input": "x"}, "b"),
+        ({"messages": [{"content": [{"type": "file", "file": {"file_id": FILE}}]}]}, "b"),
+        ({"messages": [{"content": [{"image_url": {"url": "data:;base64,QUFB"}}]}]}, ""),
+        ({"input": [{"image_url": "data:image/png;base64," + "QUFB" * 50_000}]}, ""),
+    ],
+)
+def test_a_compressed_body_goes_where_the_plain_one_goes(encoding, encode, request_, named):
+    found = route_of(request_, encode, [("Content-Encoding", encoding)])
+    assert found == route_of(request_)
+    assert found.only == named and (found.key or named)
+
+
+@pytest.mark.parametrize(
+    "body, encoding, status",
+    [
+        (gzip.compress(b"{}" * 500)[:-4], "gzip", 400),
+        (gzip.compress(bytes(20 << 20)), "gzip", 413),
+        (b"{}", "compress", 415),
+    ],
+)
+def test_a_compressed_body_that_cannot_be_read_goes_to_nobody(body, encoding, status):
+    crew, settings = Crew(), ServerSettings(media=MediaBudget(bytes=1 << 20))
+    told, _ = ask(crew, settings, body=body, headers=[("Content-Encoding", encoding)])
+    assert told.status == status and not crew.calls
+
+
+def test_what_a_compressed_body_becomes_counts_among_the_bodies():
+    crew, settings = Crew(), ServerSettings(connections=ConnectionLimits(body_bytes=50_000))
+    body, headers = gzip.compress(bytes(200_000)), [("Content-Encoding", "gzip")]
+    told, _ = ask(crew, settings, body=body, headers=headers)
+    assert (told.status, told.code) == (503, "server_busy") and not crew.calls
 
 
 def test_what_a_trusted_proxy_says_goes_on():
