@@ -15,7 +15,9 @@ from typing import Any, TypeAlias
 from mtmd.web.errors import ApiError
 
 PIECE = 256 << 10  # bytes that are read, or made, at once
-MEMBERS = 256  # of gzip, one behind another: each takes a decoder of its own
+MEMBERS = 256  # of gzip, or frames of zstd, one behind another
+BLOCKS = 1 << 17  # of zstd: a walk over so many takes a tenth of a second
+_ZSTD_HEAD = 18  # bytes, at most
 _ZSTD_WINDOW = 8 << 20  # bytes: as RFC 9659 has it for the web
 Memory: TypeAlias = bytes | mmap
 Pieces: TypeAlias = Iterator[bytes]
@@ -79,12 +81,50 @@ def _brotli(data: Memory) -> Pieces:
 
 
 def _zstd(data: Memory) -> Pieces:
+    """The library does not say whether the last frame was whole: that is checked before."""
     zstandard: Any = import_module("zstandard")
+    _check_frames(data, zstandard)
     source = io.BytesIO(data)
     reader = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW).stream_reader(
         source, read_size=PIECE, read_across_frames=True
     )
     yield from iter(lambda: reader.read(PIECE), b"")
+
+
+def _check_frames(data: Memory, zstandard: Any) -> None:
+    """Raises _WrongError for frames (RFC 8878, section 3.1) of which one does not end, and for one
+    whose window takes too much memory.
+    """
+    at, frames, blocks = 0, 0, 0
+    while at < len(data) or not frames:
+        frames += 1
+        if frames > MEMBERS:
+            raise _WrongError(f"it has more than {MEMBERS} parts")
+        head = bytes(data[at : at + _ZSTD_HEAD])
+        if head[1:4] == b"\x2a\x4d\x18" and head[0] >> 4 == 5:  # a frame to be skipped
+            at += 8 + int.from_bytes(head[4:8], "little")
+            last = len(head) >= 8
+        else:
+            if not head.startswith(b"\x28\xb5\x2f\xfd"):
+                raise _WrongError("more comes behind its end" if at else "it does not begin as one")
+            told = zstandard.get_frame_parameters(head)
+            if told.window_size > _ZSTD_WINDOW:
+                raise _WrongError(
+                    f"found a window of {told.window_size:,} bytes, expected at most "
+                    f"{_ZSTD_WINDOW:,}; compress it with a smaller one (zstd without --long)"
+                )
+            at += zstandard.frame_header_size(head)
+            last = False
+            while not last and at + 3 <= len(data):
+                block = int.from_bytes(data[at : at + 3], "little")
+                last, is_one_byte = bool(block & 1), block >> 1 & 3 == 1  # said how often it comes
+                at += 3 + (1 if is_one_byte else block >> 3)
+                blocks += 1
+                if blocks > BLOCKS:
+                    raise _WrongError(f"it has more than {BLOCKS:,} blocks")
+            at += 4 if told.has_checksum else 0
+        if not last or at > len(data):
+            raise _WrongError("it ends too soon")
 
 
 _READERS: dict[str, tuple[Callable[[Memory], Pieces], str | None]] = {  # and the library it takes
@@ -151,11 +191,15 @@ def plain(data: Memory, encoding: str, most: int, take: Callable[[int], None]) -
 
 
 def _joined(pieces: list[bytes], count: int) -> Memory:
-    """A long one in memory that is given back while other threads run; no step takes long."""
+    """A long one in memory that is given back while other threads run; no step takes long. Each
+    piece is released once it is there, so that no byte is in memory twice.
+    """
     if count <= PIECE:
         return b"".join(pieces)
     memory, at = mmap(-1, count), 0
-    for piece in pieces:
-        memory[at : at + len(piece)] = piece
-        at += len(piece)
+    pieces.reverse()
+    while pieces:
+        end = at + len(pieces[-1])
+        memory[at:end] = pieces.pop()
+        at = end
     return memory

@@ -6,7 +6,6 @@ A route says what it takes by `takes`; one that does not cannot be registered.
 
 from __future__ import annotations
 
-from codecs import BOM_UTF8
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -289,8 +288,7 @@ def checked_json(typed: bool = True) -> CutBody:
     what = takes_of(app.view_functions[request.endpoint or ""])
     assert what is not None
     limit = app.gate.bytes_of(what)
-    memory = plain(_in_memory(), _encoding(), limit, _take_plain)
-    body = CutBody(memory[len(BOM_UTF8) :] if memory[: len(BOM_UTF8)] == BOM_UTF8 else memory)
+    body = CutBody(plain(_in_memory(), _encoding(), limit, _take_plain))
     check_json(body.data, app.gate.json_of(what), body.escapes)
     return body
 

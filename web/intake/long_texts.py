@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import secrets
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from mmap import mmap
@@ -84,12 +85,13 @@ class _Cut:
 
 
 class CutBody:
-    """JSON without its long pictures. `data`: with names in their place; `escapes`: how many
-    backslashes were taken out with them.
+    """JSON without its long pictures, and without a byte order mark before it. `data`: with names
+    in their place; `escapes`: how many backslashes were taken out with them.
     """
 
     def __init__(self, whole: Memory) -> None:
         self._whole = whole
+        self._begin = len(BOM_UTF8) if whole[: len(BOM_UTF8)] == BOM_UTF8 else 0
         self._cuts = {secrets.token_hex(16): cut for cut in _cuts(whole)}
         self._put_together()
 
@@ -141,13 +143,13 @@ class CutBody:
         self._put_together()
 
     def _put_together(self) -> None:
-        parts, at = list[bytes](), 0
+        parts, at = list[bytes](), self._begin
         for name, cut in self._cuts.items():
             parts += self._whole[at : cut.start], name.encode()
             at = cut.end
-        self.data = b"".join([*parts, self._whole[at:]]) if parts else self._whole[:]
+        self.data = b"".join([*parts, self._whole[at:]]) if parts else self._whole[at:]
         if not self._cuts:
-            self._whole = self.data
+            self._whole, self._begin = self.data, 0
         self.escapes = sum(cut.escapes for cut in self._cuts.values())
         self._names = {cut.begin + name: name for name, cut in self._cuts.items()}
         self._taken = set[str]()

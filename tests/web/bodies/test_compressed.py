@@ -7,8 +7,10 @@ import http.client
 import json
 import random
 import time
+import tracemalloc
 import zlib
 from collections.abc import Callable
+from mmap import mmap
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,7 +19,7 @@ from fake_service import FakeService
 from serving import client_for, data_url, image_part, noise, running, user
 
 from mtmd.web.bodies import compressed
-from mtmd.web.bodies.compressed import MEMBERS, PIECE, plain
+from mtmd.web.bodies.compressed import BLOCKS, MEMBERS, PIECE, plain
 from mtmd.web.errors import ApiError
 from mtmd.web.settings import ConnectionLimits, JsonLimits
 
@@ -77,13 +79,11 @@ def test_what_is_damaged_is_refused(way: str) -> None:
     encoding, compress = WAYS[way]
     whole = compress(random.Random(1).randbytes(20_000) + bytes(20_000))
     chance = random.Random(2)
-    wrong = [b"", b"\0", whole[: len(whole) // 2], b"{}", chance.randbytes(1000)]
-    if way != "zstd":  # which may leave out what says that it has ended
-        wrong.append(whole[:-1])
+    wrong = [b"", b"\0", whole[: len(whole) // 2], b"{}", chance.randbytes(1000), whole[:-1]]
     wrong += [whole + b"more", bytes(100)]
     for data in wrong:
         try:
-            assert read(data, encoding) in (b"", whole) or way in ("zstd", "raw deflate", "br")
+            assert read(data, encoding) in (b"", whole) or way in ("raw deflate", "br")
         except ApiError as error:
             assert error.status == 400 and "cannot be read as" in error.message
     for _ in range(300):
@@ -121,8 +121,58 @@ def test_a_window_of_zstd_takes_no_memory_beyond_that_of_the_web() -> None:
     data = zstandard.ZstdCompressor(compression_params=parameters).compressobj().compress(b"x" * 99)
     made = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
     data = made.compress(b"x" * 99) + made.flush()
-    with pytest.raises(ApiError, match="cannot be read as zstd"):
+    with pytest.raises(ApiError, match="found a window of 134,217,728 bytes, expected at most 8,3"):
         read(data, "zstd")
+
+
+@pytest.mark.parametrize("checksum", [False, True])
+@pytest.mark.parametrize("sized", [False, True])
+def test_every_frame_of_zstd_ends(checksum: bool, sized: bool) -> None:
+    said = random.Random(3).randbytes(400_000) + bytes(600_000)
+    make = zstandard.ZstdCompressor(write_checksum=checksum, write_content_size=sized)
+    skipped = b"\x57\x2a\x4d\x18\x03\0\0\0abc"
+    frame, little = make.compress(said), make.compress(b"{}")
+    becomes = {frame: said, little: b"{}", skipped: b""}
+    for parts in ([frame], [little], [skipped, frame], [frame, skipped], [little, frame, little]):
+        whole = b"".join(parts)
+        assert read(whole, "zstd") == b"".join(becomes[part] for part in parts)
+        for cut in (n for n in range(1, len(parts[-1])) if n < 40 or n % 9973 == 0):
+            with pytest.raises(ApiError, match="cannot be read as zstd"):
+                read(whole[:-cut], "zstd")
+    if checksum:
+        with pytest.raises(ApiError, match="damaged"):
+            read(frame[:-1] + bytes([frame[-1] ^ 1]), "zstd")
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "identity"])
+def test_no_byte_is_in_memory_twice(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Measured(mmap):
+        most = 0
+
+        def __setitem__(self, at: Any, piece: Any) -> None:
+            super().__setitem__(at, piece)
+            live = tracemalloc.get_traced_memory()[0] - before
+            type(self).most = max(self.most, live + at.stop)
+
+    monkeypatch.setattr(compressed, "mmap", Measured)
+    encoding, compress = WAYS[way]
+    data = compress(random.Random(4).randbytes(1 << 20) * 12)
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        made = plain(data, encoding, 16 << 20, lambda _: None)
+    finally:
+        tracemalloc.stop()
+    assert isinstance(made, Measured)
+    assert 12 << 20 <= made.most < (12 << 20) + 8 * PIECE
+
+
+def test_many_blocks_of_zstd_are_refused() -> None:
+    frame = zstandard.ZstdCompressor(write_content_size=False).compress(b"")
+    begin, last = frame[:-3], frame[-3:]
+    assert read(begin + bytes(3) * (BLOCKS - 1) + last, "zstd") == b""
+    with pytest.raises(ApiError, match="blocks"):
+        read(begin + bytes(3) * BLOCKS + last, "zstd")
 
 
 def test_parts_of_gzip_stand_one_behind_another() -> None:

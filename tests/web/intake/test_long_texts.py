@@ -459,3 +459,11 @@ def test_what_is_no_json_is_refused_in_the_same_words():
         assert json.dumps(found, default=str) == json.dumps(expected, default=str), whole
         wrong += isinstance(expected, tuple)
     assert wrong > 500
+
+
+def test_a_byte_order_mark_is_left_out_however_often_it_is_put_together() -> None:
+    for said in (b'{"a": "%b"}' % (b"QUFB" * LONG), b'{"a": 1}'):
+        body, found = CutBody(b"\xef\xbb\xbf" + said), list[bytes]()
+        body.read(found.append)
+        assert found[-1] == said and not any(b"\xef\xbb\xbf" in data for data in found)
+    assert CutBody(b"\xef\xbb\xbf" * 2 + b"{}").data == b"\xef\xbb\xbf{}"
