@@ -26,8 +26,7 @@ ALIAS_CHARS = 256
 VIDEO_LIMITS = VideoLimits(max_seconds=6 * 3600.0, cpu_s=120.0)
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([^\s/*]+|\*)")
 _HOST = re.compile(r"(\*\.)?[\w.-]+|\[?[0-9A-Fa-f:.]+\]?")
-# End names of no public name server; host.docker.internal is how containers reach this machine
-_OWN = (".localhost", ".local", ".internal")
+_CONTAINERS = "host.docker.internal"  # how containers call this machine
 _ROOT = re.compile(r"(/[\w.~-]+)+")
 
 
@@ -288,7 +287,7 @@ class ServerSettings:
         if is_loopback(host) or not (self.loopback or self.allowed_hosts):
             return True
         host = host.lower().rstrip(".")
-        if self.loopback and (host.endswith(_OWN) or host == socket.gethostname().lower()):
+        if self.loopback and (host.endswith(".localhost") or host in _own_names()):
             return True
         under = (f"*{host[at:]}" for at, c in enumerate(host) if c == ".")
         return not {"*", host, *under}.isdisjoint(h.lower() for h in self.allowed_hosts)
@@ -301,6 +300,14 @@ class ServerSettings:
     def body_bytes(self) -> int:
         """Of one request: its pictures in base64, and text."""
         return self.media.bytes * 4 // 3 + self.json.bytes
+
+
+def _own_names() -> frozenset[str]:
+    """Names of this machine beside localhost: its own, the same in its network (mDNS), and how
+    containers call it. Others that end with .local anybody in the network can give to a page.
+    """
+    name = socket.gethostname().lower()
+    return frozenset((name, f"{name.partition('.')[0]}.local", _CONTAINERS))
 
 
 def is_loopback(host: str) -> bool:
