@@ -215,7 +215,7 @@ class GenerateRequest(Answered):
 
     def raw_prompt(self) -> RawPrompt | None:
         """What is read as it is, without a chat template. Raises ApiError for pictures, which have
-        no place in it, and a system message.
+        no place in it, a system message, and thinking, which the template opens.
         """
         if not self.raw:
             return None
@@ -223,6 +223,17 @@ class GenerateRequest(Answered):
         for name in ("images", "system"):
             if getattr(self, name):
                 raise ApiError(400, f"{name}: found beside raw, expected one of them", param=name)
+        for name, found in (
+            ("think", self.think not in (None, False, "none")),
+            ("options.think_budget", "think_budget" in self.thinking),
+        ):
+            if found:
+                raise ApiError(
+                    400,
+                    f"{name}: found beside raw, expected no thinking there: without a chat "
+                    "template nothing opens a thought",
+                    param=name,
+                )
         return RawPrompt(self.prompt or "")
 
     def asked(self) -> Asked:
