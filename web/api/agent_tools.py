@@ -20,6 +20,8 @@ _INPUT = "input"  # the argument that has the text
 _SHOWN = 60  # characters of the name of a kind
 # The text of a call that was cut, up to its last whole escape.
 _BEGUN = re.compile(r'\s*\{\s*"input"\s*:\s*"((?:[^"\\]|\\(?:u[0-9a-fA-F]{4}|[^u]))*)')
+_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
+_OF_JSON = '"\\/bfnrtu'
 
 
 @dataclass(frozen=True)
@@ -90,8 +92,8 @@ def _allowed(choice: Mapping[str, Any]) -> Any:
 
 
 def _as_function(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool that takes a text: a function of one. A regular expression is held to; a grammar in
-    Lark's notation is told.
+    """A tool that takes a text: a function of one. A regular expression is followed, or refused; a
+    grammar in Lark's notation is shown to the model.
     """
     told = _inner(tool, CUSTOM)
     form = told.get("format")
@@ -116,6 +118,7 @@ def _as_function(tool: Mapping[str, Any]) -> dict[str, Any]:
         "name": told.get("name"),
         "description": description,
         "parameters": parameters,
+        "strict": "pattern" in text,
     }
 
 
@@ -214,7 +217,9 @@ def with_custom_calls(
 
 
 def _text_of(arguments: str) -> str:
-    """Of a call that was cut, what there is of it."""
+    """Of a call that was cut, what there is of it. An escape that is not JSON's, as in a regular
+    expression, stands for itself.
+    """
     with suppress(ValueError, RecursionError):
         found = json.loads(arguments)
         if isinstance(found, dict) and isinstance(found.get(_INPUT), str):
@@ -222,5 +227,6 @@ def _text_of(arguments: str) -> str:
     begun = _BEGUN.match(arguments)
     if begun is None:
         return ""
-    text: str = json.loads(f'"{begun[1]}"', strict=False)
+    escaped = _ESCAPE.sub(lambda m: m[0] if m[1] in _OF_JSON else f"\\{m[0]}", begun[1])
+    text: str = json.loads(f'"{escaped}"', strict=False)
     return text.encode("utf-8", "ignore").decode()  # without half of a pair

@@ -680,6 +680,28 @@ class ChatRequest(ThinkingFields, Generation):
             yield "response_format", "json_schema", promised(wanted.schema_ or {"type": "object"})
 
     @model_validator(mode="after")
+    def _calls_one_way(self) -> ChatRequest:
+        """Not by fields of both ways, of which one would mean nothing."""
+        both = None
+        if self.tools and self.functions:
+            both = "functions", "tools"
+        elif self.tool_choice is not None and self.function_call is not None:
+            both = "function_call", "tool_choice"
+        if both:
+            raise PydanticCustomError(
+                "calls",
+                "{param}: found beside {other}, expected one of them",
+                {"param": both[0], "other": both[1]},
+            )
+        if self.function_call not in (None, "none", "auto") and not self.functions:
+            raise PydanticCustomError(
+                "function_call",
+                "{param}: found without functions, expected some in functions",
+                {"param": "function_call"},
+            )
+        return self
+
+    @model_validator(mode="after")
     def _need_logprobs(self) -> ChatRequest:
         if self.top_logprobs and not self.logprobs:
             raise PydanticCustomError(

@@ -14,7 +14,8 @@ import pytest
 from fake_service import FakeService
 from serving import client_for, running
 
-from mtmd import Service, ToolCall, load
+from mtmd import Service, TextPiece, ToolCall, ToolCallPiece, load
+from mtmd.web.api.agent_tools import CustomCalls
 
 PATCH = '*** Begin Patch\n*** Add File: é.txt\n+"hi" \\ 😀\n*** End Patch'
 APPLY_PATCH = {
@@ -502,12 +503,74 @@ def test_the_model_calls_a_custom_tool() -> None:
     assert found["output"][0]["input"] in ("say yes.", "say no.")
 
 
+@pytest.mark.parametrize("definition", ["(", "a{2,1}", "(?<=a)b"])
+def test_what_is_no_regular_expression_is_refused(definition: str) -> None:
+    service = Service(load(threads=1))
+    form = {"type": "grammar", "syntax": "regex", "definition": definition}
+    for path, said, tool in (
+        ("/v1/responses", {"input": "hi"}, {"name": "say", "format": form}),
+        (
+            "/v1/chat/completions",
+            {"messages": SAY},
+            {"custom": {"name": "say", "format": {"type": "grammar", "grammar": form}}},
+        ),
+    ):
+        body = said | {"tools": [{"type": "custom"} | tool]}
+        found = client_for(service).post(path, json=body)
+        message = found.get_json()["error"]["message"]
+        assert found.status_code == 400 and "'say'" in message and "regex" in message
+    service.close()
+
+
+@pytest.mark.parametrize(
+    "arguments, text",
+    [
+        (r'{"input": "\d+"}', r"\d+"),
+        (r'{"input": "\\d\n\q\u0041\/', "\\d\n\\qA/"),
+        ('{"input": "a\\', "a"),
+        (r'{"input": "a\uZZ"}', "a"),
+        ('{"input": "a\\\nb"}', "a\\\nb"),
+    ],
+)
+def test_escapes_that_are_not_those_of_json(arguments: str, text: str) -> None:
+    calls = CustomCalls(frozenset(("say",)))
+    assert not list(calls.read(ToolCallPiece(0, "call_1", "say", arguments)))
+    found, _ = calls.read(TextPiece("x"))
+    assert isinstance(found, ToolCallPiece) and found.arguments == text
+
+
+@pytest.mark.parametrize(
+    "more, param",
+    [
+        ({"function_call": {"name": "f"}}, "function_call"),
+        ({"function_call": "required"}, "function_call"),
+        ({"function_call": {"name": "f"}, "tools": [{"function": {"name": "f"}}]}, "function_call"),
+        ({"functions": [{"name": "f"}], "tools": [{"function": {"name": "g"}}]}, "functions"),
+        (
+            {"functions": [{"name": "f"}], "function_call": "auto", "tool_choice": "none"},
+            "function_call",
+        ),
+    ],
+)
+def test_old_and_new_fields_of_calls_are_not_mixed(more: dict[str, Any], param: str) -> None:
+    found = client_for(FakeService()).post("/v1/chat/completions", json={"messages": SAY} | more)
+    assert found.status_code == 400, found.text
+    assert found.get_json()["error"]["param"] == param
+    harmless = {"messages": SAY, "functions": [], "function_call": "auto", "tools": None}
+    assert client_for(FakeService()).post("/v1/chat/completions", json=harmless).status_code == 200
+
+
 def test_raw_prompts_of_ollama() -> None:
     service = FakeService()
     client, body = client_for(service), {"model": "fake", "prompt": "a<b>", "raw": True}
     assert client.post("/api/generate", json=body | {"stream": False}).get_json()["response"]
     assert service.tickets[0].messages == [{"role": "user", "content": "a<b>"}]
     assert "continue_final_message" not in service.tickets[0].chosen
-    for more in ({"images": ["aGk="]}, {"system": "x"}, {"template": "x"}, {"context": [1]}):
+    for more in (
+        {"images": ["aGk="]}, {"system": "x"}, {"template": "x"}, {"context": [1]},
+        {"think": True}, {"think": "low"}, {"options": {"think_budget": 5}},
+    ):  # fmt: skip
         found = client.post("/api/generate", json=body | more)
         assert found.status_code == 400 and next(iter(more)) in found.get_json()["error"]
+    off = client.post("/api/generate", json=body | {"stream": False, "think": False})
+    assert off.status_code == 200, "which asks for nothing"
