@@ -200,6 +200,16 @@ class LoadOptions:
 
 
 @dataclass(frozen=True)
+class PresetSampling:
+    """`AnswerOptions.sampling` of a request to a server with a preset. `way`: as there; `names`:
+    options that have the preset's values, as the request gave no others.
+    """
+
+    way: str
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class AnswerOptions(Sampling):
     """How an answer is generated: how its tokens are chosen, and when it ends. `detail` is how
     closely pictures are looked at; `stop` are texts before which it ends, 16 of 256 characters at
@@ -240,7 +250,7 @@ class AnswerOptions(Sampling):
     tools: Sequence[Mapping[str, Any] | Tool] | Toolbox | None = None
     tool_choice: Mapping[str, Any] | str | None = None
     parallel_tool_calls: bool | None = None
-    sampling: str | AppliedSampling = "greedy"
+    sampling: str | AppliedSampling | PresetSampling = "greedy"
     stop_repeating: bool = False
     think: bool | str | None = None
     think_budget: int | None = None
@@ -249,7 +259,8 @@ class AnswerOptions(Sampling):
     def __post_init__(self) -> None:
         _among("detail", self.detail, DETAILS)
         if not isinstance(self.sampling, AppliedSampling):
-            _among("sampling", self.sampling, WAYS)
+            given = self.sampling
+            _among("sampling", given.way if isinstance(given, PresetSampling) else given, WAYS)
         for name in ("logprobs", "prompt_logprobs"):
             object.__setattr__(self, name, _logprobs(name, getattr(self, name)))
         object.__setattr__(self, "json_schema", schema_text(self.json_schema))

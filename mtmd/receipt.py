@@ -74,8 +74,9 @@ class VideoReceipt:
 
 @dataclass(frozen=True)
 class SamplingReceipt:
-    """A setting by which tokens were chosen. `source`: "request" where the request, the command or
-    a preset gave it, "default", or the file of the model that holds it.
+    """A setting by which tokens were chosen. `source`: "request" where the request or the command
+    gave it, "preset" where a preset or an option of `mtmd serve` did, "default", or the file of the
+    model that holds it.
     """
 
     value: float
@@ -147,7 +148,7 @@ class Receipt:
         for name, one in self.sampling.items():
             if one.source != "default" or self.sampling["temperature"].value:
                 by_source.setdefault(one.source, []).append(f"{name} {one.value:g}")
-        told = {"request": "as requested", "default": "by default"}
+        told = {"request": "as requested", "preset": "by the preset", "default": "by default"}
         parts = [
             f"{', '.join(names)} {told.get(source) or f'from {source}'}"
             for source, names in by_source.items()

@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from mtmd import WarmupReport
 from mtmd.checkpoint.hub import DEMO_NAMES
+from mtmd.config import PresetSampling
 
 if TYPE_CHECKING:
     from mtmd import Service
+
+SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")  # of AnswerOptions
 
 
 class ServedModel:
@@ -73,13 +76,17 @@ class ServedModel:
             self._warmup = self.service.warmup_report
         return self._warmup
 
-    def usual(self, detail: str) -> dict[str, Any]:
-        """The fields of AnswerOptions that an answer has where its request leaves them out: the
-        preset's, and, where that says nothing, the model's own sampling, up to the end of the
-        context. `detail`: what it asks of pictures, "auto" where it does not.
+    def options(self, chosen: Mapping[str, Any], detail: str = "auto") -> dict[str, Any]:
+        """The fields of AnswerOptions for a request that gives those in `chosen`: the others are
+        the preset's, and, where that says nothing, the model's own sampling, up to the end of the
+        context. `detail`: of pictures, "auto" where the request does not say.
         """
         preset = self.preset if detail == "auto" else self.preset | {"detail": detail}
-        return {"max_tokens": self.context, "sampling": "model", "detail": detail} | preset
+        usual: dict[str, Any] = {"max_tokens": self.context, "sampling": "model", "detail": detail}
+        options = usual | preset | dict(chosen)
+        if names := tuple(name for name in SAMPLING if name in preset and name not in chosen):
+            options["sampling"] = PresetSampling(options["sampling"], names)
+        return options
 
     def with_system(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """A conversation, begun by what the model is told before all else, unless it says so

@@ -107,12 +107,13 @@ NOTHING_RECOMMENDED = ModelSampling()
 @dataclass(frozen=True)
 class AppliedSampling:
     """What became of `AnswerOptions.sampling` for one model: the fields in `names` have the values
-    of `settings`, as no other was given.
+    of `settings`, as no other was given; those in `preset` were given by a preset.
     """
 
     way: str
     settings: ModelSampling
     names: tuple[str, ...] = ()
+    preset: tuple[str, ...] = ()
 
 
 def _temperature(value: object) -> float:

@@ -18,7 +18,7 @@ from mtmd.clip.encoder import Encoder
 from mtmd.clip.image.isolated import start as start_picture_workers
 from mtmd.clip.token_budget import Budget
 from mtmd.clip.warmup import encoder_placement
-from mtmd.config import AnswerOptions, LoadOptions, given, launcher, options
+from mtmd.config import AnswerOptions, LoadOptions, PresetSampling, given, launcher, options
 from mtmd.kernels.backends import Backend, backends_for, several_backends
 from mtmd.kernels.backends.side_stream import SideStream
 from mtmd.kernels.dtype import name_of
@@ -242,11 +242,15 @@ class LoadedModel:
         return options(AnswerOptions, self._with_own_sampling(given(values)))
 
     def _with_own_sampling(self, values: dict[str, Any]) -> dict[str, Any]:
-        way, settings = values.get("sampling", AnswerOptions.sampling), self.checkpoint.sampling
+        way: Any = values.get("sampling", AnswerOptions.sampling)
+        settings = self.checkpoint.sampling
+        preset: tuple[str, ...] = ()
+        if isinstance(way, PresetSampling):
+            way, preset = way.way, way.names
         if way not in WAYS:
-            return values  # which is refused by name
+            return values | {"sampling": way}  # which is refused by name
         own = {n: v for n, v in settings.defaults(way).items() if n not in values}
-        return own | values | {"sampling": AppliedSampling(way, settings, tuple(own))}
+        return own | values | {"sampling": AppliedSampling(way, settings, tuple(own), preset)}
 
     def weights_read(self) -> tuple[int, int]:
         """Bytes of weights that are where they are needed, and of all of them."""

@@ -93,6 +93,8 @@ def _sampling(settings: AnswerOptions) -> dict[str, SamplingReceipt]:
         is_usual = value == getattr(usual, name)
         if name in applied.names:
             found[name] = SamplingReceipt(value, applied.settings.source)
+        elif name in applied.preset:
+            found[name] = SamplingReceipt(value, "preset")
         elif not is_usual or name in own:
             found[name] = SamplingReceipt(value, "request")
         elif name == "temperature":

@@ -11,6 +11,8 @@ import pytest
 from fake_service import CONTEXT, FakeService
 from serving import client_for
 
+from mtmd import load
+from mtmd.config import PresetSampling
 from mtmd.llm.sampling.options import ModelSampling
 from mtmd.web.errors import ApiError
 from mtmd.web.models.choice import OneModel
@@ -60,10 +62,28 @@ def test_who_asks_for_a_model_by_its_name_finds_that(name):
 def test_what_holds_where_a_request_says_nothing():
     """The model's own settings, up to the end of the context; a preset comes first."""
     served = ServedModel(FakeService())
-    assert served.usual("auto") == {"max_tokens": CONTEXT, "sampling": "model", "detail": "auto"}
+    assert served.options({}) == {"max_tokens": CONTEXT, "sampling": "model", "detail": "auto"}
     preset = {"temperature": 0.2, "sampling": "off"}
     served = ServedModel(FakeService(), preset=preset)
-    assert served.usual("low") == preset | {"max_tokens": CONTEXT, "detail": "low"}
+    own = {"max_tokens": CONTEXT, "detail": "low"}
+    noted = {"sampling": PresetSampling("off", ("temperature",))}
+    assert served.options({}, "low") == preset | own | noted
+    assert served.options({"temperature": 0.2}, "low") == preset | own
+
+
+def test_a_receipt_says_what_a_preset_gave():
+    model = load(threads=1)
+    answers = {"temperature": 0.5, "top_p": 0.9, "repetition_penalty": 1.2}
+    client = client_for(model.service, answers=answers)
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, "top_p": 0.9}
+    found = client.post("/v1/chat/completions", json=body | {"sampling": "greedy"}).get_json()
+    model.close()
+    used = found["usage"]["mtmd_receipt"]["sampling"]
+    assert {name: (one["value"], one["source"]) for name, one in used.items()} == {
+        "temperature": (0.5, "preset"),
+        "top_p": (0.9, "request"),
+        "repetition_penalty": (1.2, "preset"),
+    }
 
 
 def test_lists_show_how_tokens_are_chosen():

@@ -146,8 +146,8 @@ class ModelDoor:
         """Raises ApiError and MtmdError for what is wrong with it."""
         with ExitStack() as stack:
             messages = stack.enter_context(self._opened(asked.turns))
-            usual = self.model.usual(_detail(asked))
-            options = usual | _of_the_prompt(asked) | dict(asked.options)
+            chosen = _of_the_prompt(asked) | dict(asked.options)
+            options = self.model.options(chosen, _detail(asked))
             ticket = self.service.submit(messages, tenant=owner(), **options)
             return Answering([ticket], stack.pop_all())
 
@@ -164,7 +164,7 @@ class ModelDoor:
     def begin_text(self, prompt: RawPrompt, chosen: Mapping[str, Any]) -> Answering:
         """Of one prompt, a text, without a chat template. Raises as `begin`."""
         self.check_length("prompt", len(prompt.text))
-        return self.begin_raw([prompt], self.model.usual("auto") | dict(chosen))
+        return self.begin_raw([prompt], self.model.options(chosen))
 
     def count(self, asked: Asked) -> TokenCount:
         with self._opened(asked.turns) as messages:

@@ -251,7 +251,7 @@ def _completed(door: Door, body: Completion) -> Response:
         return sse.event(in_llama_cpp_form(error))
 
     def begin(asked: ModelDoor) -> Response:
-        options = asked.model.usual("auto") | chosen
+        options = asked.model.options(chosen)
         answering = asked.begin_raw([_raw(asked, prompt) for prompt in prompts], options)
         if body.stream:
             return answering.streamed(_Form(asked, body, prompts[0], 0).events, failed)

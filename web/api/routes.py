@@ -183,9 +183,10 @@ def blueprint(api: Api) -> Blueprint:
         def begin(asked: ModelApi) -> Response:
             with ExitStack() as stack:
                 messages = stack.enter_context(asked.messages(body))
-                usual = asked.model.usual(_detail(body))
                 name = asked.model.called(body.model)
-                tickets = asked.submit(messages, body.n or 1, usual | options)
+                tickets = asked.submit(
+                    messages, body.n or 1, asked.model.options(options, _detail(body))
+                )
                 reply = Reply(f"chatcmpl-{g.request_id}", name, bool(body.logprobs), warnings)
                 reply = replace(
                     reply,
@@ -212,7 +213,7 @@ def blueprint(api: Api) -> Blueprint:
             asked.check_length("prompt", sum(map(len, body.prompt)))
             asked.check_scores(body, number)
             with ExitStack() as stack:
-                options = asked.model.usual("auto") | chosen
+                options = asked.model.options(chosen)
                 tickets: list[Ticket] = []
                 with ExitStack() as begun:
                     for text in body.prompt:

@@ -12,8 +12,7 @@ from flask import request
 from mtmd.checkpoint.collection import near
 from mtmd.checkpoint.facts import CheckpointFacts
 from mtmd.web.errors import ApiError
-from mtmd.web.models.presets import SAMPLING
-from mtmd.web.served_model import ServedModel
+from mtmd.web.served_model import SAMPLING, ServedModel
 from mtmd.web.telemetry.metrics import Life, Measured
 
 if TYPE_CHECKING:

@@ -16,13 +16,13 @@ from typing import Any
 
 from mtmd import OptionError
 from mtmd.checkpoint.collection import near
+from mtmd.web.served_model import SAMPLING
 from mtmd.web.settings import ALIAS_CHARS
 
 FILE = "presets.json"  # in a folder of models
 BYTES_MAX = 1 << 20
 SYSTEM_CHARS_MAX = 100_000
 EVERY = "*"
-SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 ANSWER = (
     *SAMPLING,
     *("seed", "max_tokens", "detail", "sampling", "stop_repeating", "think", "think_budget"),

@@ -140,9 +140,9 @@ class Chat:
                 messages = model_messages(path, system, self.pictures)
                 if begun:
                     messages.append(assistant_message(begun))
-                usual = served.usual(options.get("detail") or "auto")
+                chosen = served.options(options, options.get("detail") or "auto")
                 return served.service.submit(
-                    messages, tenant=tenant, **usual | options, continue_final_message=bool(begun)
+                    messages, tenant=tenant, **chosen, continue_final_message=bool(begun)
                 )
 
             whose = copy_context()
