@@ -46,6 +46,14 @@ class Marks:
         return self.closing[self.closing.index(self.close) + len(self.close) :].strip()
 
     @cached_property
+    def turn(self) -> str:
+        """The text before the second mark of `answer`, with which the template may begin any
+        message, a tool call as well: <|start|>assistant. Empty where `answer` has one mark alone.
+        """
+        found = [match.start() for match in ATOM.finditer(self.answer)]
+        return self.answer[: found[1]] if len(found) > 1 else ""
+
+    @cached_property
     def texts(self) -> tuple[str, ...]:
         """`open`, `close` and `answer`, those that are not empty."""
         return tuple(text for text in (self.open, self.close, self.answer) if text)
@@ -167,7 +175,10 @@ class Splitter:
                 return
         if not any(header.startswith(text) for header in headers):
             self._step = self._answer
-            self._text = text if self.had_thought else self.held
+            if self.had_thought:
+                self._text = text.removeprefix(marks.turn)
+            else:
+                self._text = self.held
             self._blanks = []
         yield from ()
 

@@ -71,6 +71,14 @@ def test_headers_of_channels_belong_to_neither():
     assert split(marks, True, text) == ("Hm.", "Hello.")
 
 
+def test_what_begins_any_message_is_no_text_of_one_without_a_header():
+    marks = known("channels").marks
+    thought, call = "<|channel|>analysis<|message|>Hm.<|end|>", "to=look<|channel|>commentary{}"
+    assert split(marks, False, f"{thought}<|start|>assistant {call}") == ("Hm.", call)
+    assert split(marks, True, f"Hm.<|end|><|start|>assistant {call}") == ("Hm.", call)
+    assert marks.turn == "<|start|>assistant" and THINK.turn == ""
+
+
 @pytest.mark.parametrize("inside", [True, False])
 def test_a_header_that_is_cut_is_no_answer(inside):
     marks = known("channels").marks

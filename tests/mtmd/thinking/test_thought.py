@@ -337,6 +337,24 @@ def test_calls_inside_a_thought_are_none(models):
     assert answer.thinking == "I could look." and answer.tool_calls[0].name == "look"
 
 
+def test_calls_after_a_thought_are_read_where_messages_are_channels(tmp_path):
+    calls = """{%- if m.tool_calls -%}{%- for c in m.tool_calls -%}{{ '<|start|>assistant to=functions.' + c.function.name + '<|channel|>commentary json<|message|>' + c.function.arguments | tojson + '<|end|>' }}{%- endfor -%}{%- else -%}"""
+    said = "{{- '<|start|>assistant<|channel|>final"
+    end = "{%- else -%}{{ '<|start|>' + m.role"
+    template = TEMPLATES["channels"].replace(said, calls + said)
+    template = template.replace(end, "{%- endif -%}" + end)
+    (tmp_path / "chat.jinja").write_text(template)
+    model = load(chat_template=tmp_path / "chat.jinja", context=1024)
+    text = (
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant to=functions.look"
+        '<|channel|>commentary json<|message|>{"at": "b"}'
+    )
+    with writes(model, text):
+        answer = model.answer(messages=HI, tools=TOOLS)
+    assert (answer.thinking, answer.text) == ("Hm.", "")
+    assert [(c.name, c.arguments) for c in answer.tool_calls] == [("look", '{"at": "b"}')]
+
+
 @pytest.mark.parametrize("kind", ["opened", "written", "line", "asked", "channel", "start"])
 def test_thinking_is_turned_off_by_the_template(models, kind):
     model = models(kind)
