@@ -73,7 +73,7 @@ def answers(model: Model, asked: list[list[dict[str, Any]]]) -> list[Answer]:
     """All of them at once."""
     tickets = [model.service.submit(messages, max_tokens=16, ignore_eos=True) for messages in asked]
     found = [list(ticket)[-1] for ticket in tickets]
-    model.close()
+    model.release()
     return [event.answer for event in found if isinstance(event, Finished)]
 
 
@@ -89,7 +89,7 @@ def test_what_was_read_before_changes_no_answer(case: str, build: Build) -> None
     one_after_another = [
         list(model.stream(messages, max_tokens=16, ignore_eos=True))[-1] for messages in asked
     ]
-    model.close()
+    model.release()
     found = [event.answer for event in one_after_another if isinstance(event, Finished)]
     assert [a.output_token_ids for a in found] == [a.output_token_ids for a in expected]
     assert sum(a.receipt.reused_tokens >= PAGE for a in found[1:]) >= 3, [

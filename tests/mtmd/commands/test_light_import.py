@@ -75,7 +75,7 @@ CASES = {
     ),
     "models that are not there": HELP.format(
         code=2,
-        told="; expected ",
+        told="expected a checkpoint folder",
         calls=[
             ["info", "no_such.gguf"],
             ["warmup", "-m", "no such"],
