@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from conversations import as_strings
+from published_conversations import as_strings
 from published_models import MODELS
 from published_subject import TOKENS, Subject, of, prompts_of
 

@@ -15,7 +15,7 @@ import ollama
 import openai
 import pytest
 from browsing import Visitor, chromium
-from conversations import TEXTS, as_strings, part
+from published_conversations import TEXTS, as_strings, part
 from published_subject import BASE, CHAT, TOKENS, Subject, of
 
 from mtmd import Finished, RawPrompt

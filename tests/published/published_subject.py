@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from conversations import CONVERSATIONS, TEXTS
+from published_conversations import CONVERSATIONS, TEXTS
 from published_models import MODELS
 from serve_command import address, serving
 from transformers_oracle import Oracle
