@@ -91,7 +91,8 @@ class CallParser:
     def finish(self) -> list[Piece]:
         """What was held back and begins no call."""
         text, self._text = self._text, ""
-        return [text] if text and self._step in (self._free, self._unmarked) else []
+        is_text = self._step == self._free or (self._step == self._unmarked and not self._made)
+        return [text] if text and is_text else []
 
     def _run(self) -> Iterator[Piece]:
         while True:
@@ -136,7 +137,7 @@ class CallParser:
             for name in self._names
         )
         if not any(begin.startswith(text) for begin in begins):
-            self._step = self._free
+            self._step = self._lost if self._made else self._free
 
     def _unmarked_end(self) -> Iterator[Piece]:
         """The end of a call without its mark, and of its block of code; another one may follow."""

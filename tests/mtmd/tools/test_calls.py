@@ -150,9 +150,14 @@ def test_json_that_is_no_call_stays_text(text, size):
     assert unmarked(text, size) == (text, [])
 
 
-def test_text_after_a_call_without_its_mark_stays_text():
+def test_text_after_a_call_without_its_mark_is_left_out_as_after_others():
+    """In every interface an answer's text stands before its calls."""
     text = '```json\n{"name": "f", "arguments": {}}\n```\nThat is all.'
-    assert unmarked(text) == ("\nThat is all.", [("f", {})])
+    assert unmarked(text) == ("", [("f", {})])
+    assert unmarked('{"name": "f", "arguments": {}}\n{"name": "f') == ("", [("f", {})])
+
+
+def test_a_call_with_its_mark_is_read_as_ever():
     marked = 'So: <tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
     assert unmarked(marked) == ("So:", [("f", {"a": 1})])
 
