@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from clips import video
@@ -14,6 +15,7 @@ from mtmd.checkpoint.open import open_checkpoint
 from mtmd.clip.video.footage import VideoFile
 from mtmd.clip.video.video import Video
 from mtmd.config import LoadOptions
+from mtmd.kernels.errors import PromptError
 from mtmd.model import Model
 
 ROW = "qwen2_vl", "qwen2.5-vl, windows of 2x2 merged patches"
@@ -83,13 +85,13 @@ def test_a_template_that_knows_no_videos(
     usual = model.answer(clip, "what?", max_tokens=1).prompt_token_ids
     render = model.checkpoint.template.render
 
-    def blind(messages, **more):
+    def blind(messages: Any, **more: Any) -> str:
+        if any(isinstance(m["content"], str) for m in messages):
+            raise PromptError("parts alone are read")
         shown = [
             {**m, "content": [p for p in m["content"] if p["type"] != "video"]} for m in messages
         ]
         return render(shown, **more)
 
-    monkeypatch.setattr(
-        type(model.checkpoint.template), "render", lambda _, *a, **k: blind(*a, **k)
-    )
+    monkeypatch.setattr(model.prompts.text, "_render", blind)
     assert model.answer(clip, "what?", max_tokens=1).prompt_token_ids == usual

@@ -369,7 +369,9 @@ def test_a_tolerance_that_fits() -> None:
 
 
 def test_every_option(mtmd: Any) -> None:
-    lines = [line for line in mtmd("compare", "--help").out.splitlines() if line.startswith("  -")]
+    lines = [
+        line for line in mtmd("compare", "--help-all").out.splitlines() if line.startswith("  -")
+    ]
     options = {word.rstrip(",") for line in lines for word in line.split() if word.startswith("--")}
     sides = {
         f"--{name}-{s}"
@@ -378,6 +380,8 @@ def test_every_option(mtmd: Any) -> None:
     }
     assert options == {
         "--help",
+        "--help-all",
+        "--model",
         "--image",
         "--prompt",
         "--tokens",
@@ -410,7 +414,7 @@ def test_every_option(mtmd: Any) -> None:
 
 REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
     "one model": (("DEMO",), "found one model, expected a second one"),
-    "no such model": (("DEMO", "NONE"), "is no folder here"),
+    "no such model": (("DEMO", "NONE"), "found no such file or folder"),
     "no such picture": (("DEMO", "DEMO", "--image", "NONE"), "found no such file"),
     "a tolerance below 0": (
         ("DEMO", "DEMO", "--tolerance=-1"),
