@@ -340,8 +340,8 @@ def encode_rates(encode: Callable[[], object]) -> Rates:
     """The best of several encodes after a first one, and what the process held at most meanwhile
     beside what it held before: weights, and whatever made them.
     """
+    from mtmd.base.process_memory import resident_bytes
     from mtmd.bench.measure import HostPeak, peak_bytes
-    from mtmd.process.memory import resident_bytes
 
     encode()
     whole = peak_bytes()

@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 
+from mtmd.llm.sampling.batch_sampler import HEAD, Wish, draw
 from mtmd.llm.sampling.sampler import Sampler, Sampling
-from mtmd.llm.sampling.together import HEAD, Wish, draw
 
 ROUNDS = 12
 SEEN = 2000  # tokens of a prompt that a repetition penalty counts

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mtmd.clip.family import Tower, VisionFamily
 from mtmd.clip.grids import PackedGrids
-from mtmd.clip.image.device.normalize import normalized, tables
+from mtmd.clip.image.device_normalize import normalized, tables
 from mtmd.clip.image.pixels import Normalize
 from mtmd.clip.packing import SIZES, Pack, Packs, Strip, all_equal
 from mtmd.clip.preprocessing import Preprocessing

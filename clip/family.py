@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Protocol
 
+from mtmd.base.errors import ModelError
 from mtmd.clip.resolution.resolution import ImagePlan, Resolution
 from mtmd.clip.video.family import VideoFamily
 from mtmd.kernels.checkpoint.canonical import Parameter
 from mtmd.kernels.checkpoint.settings import Settings
-from mtmd.kernels.errors import ModelError
 from mtmd.kernels.graph import Node, Shape, WeightSource
 from mtmd.kernels.plan.flash_choice import AttentionForm
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from mtmd.clip.image.device.resizer import TAKEN_BYTES, DeviceResizer
+from mtmd.clip.image.device_resize import TAKEN_BYTES, DeviceResizer
 from mtmd.clip.image.pixels import Pixels, left_as_bytes
 from mtmd.clip.image.resize import by_pillow, resized_by
-from mtmd.clip.resolution.adaptive import AdaptiveTiling
 from mtmd.clip.resolution.resolution import AmongSeveral, ImagePlan, Resolution
+from mtmd.clip.resolution.whole_or_tiles import AdaptiveTiling
 from mtmd.kernels.backends.side_stream import SideStream
 
 SETTINGS = ("auto", "host")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mtmd.kernels.errors import OptionError
+from mtmd.base.errors import OptionError
 
 DETAILS = ("auto", "low", "high")
 LOW_TOKENS = 256  # what detail "low" leaves a family of any size; tiles are not cut then

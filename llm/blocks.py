@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mtmd.base.errors import ModelError
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.rotary import Rotary, sections
 from mtmd.kernels.checkpoint.settings import MAX_HEADS, MAX_WIDTH, Settings
-from mtmd.kernels.errors import ModelError
 from mtmd.kernels.graph import Node
 from mtmd.kernels.layers import Weights
 from mtmd.kernels.plan.flash_choice import AttentionForm

@@ -8,9 +8,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from mtmd.base.errors import ModelError
 from mtmd.kernels.checkpoint.canonical import Parameter, Stored
 from mtmd.kernels.checkpoint.settings import MAX_WIDTH, Settings
-from mtmd.kernels.errors import ModelError
 
 MAX_EXPERTS = 1 << 14
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any, Protocol
 
+from mtmd.base.errors import ModelError
 from mtmd.kernels.checkpoint.canonical import Parameter
 from mtmd.kernels.checkpoint.rotary import Rotary, gguf_scaling
 from mtmd.kernels.checkpoint.settings import Settings
-from mtmd.kernels.errors import ModelError
 from mtmd.kernels.graph import Node, WeightSource
 from mtmd.kernels.plan.flash_choice import AttentionForm
 from mtmd.llm.inputs import TextInputs

@@ -13,8 +13,8 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from mtmd.kernels.resources.heartbeat import Heartbeat, beat
-from mtmd.kernels.resources.priority import step_back
+from mtmd.base.heartbeat import Heartbeat, beat
+from mtmd.base.priority import step_back
 from mtmd.llm.batch import BatchShape
 
 IDLE_S = 2.0  # after which the thread ends

@@ -15,6 +15,17 @@ from typing import TYPE_CHECKING, Any
 from mtmd.openmp import wait_shortly
 
 if TYPE_CHECKING:  # what type checkers see of the table below; a test keeps the two alike
+    from mtmd.base.errors import BusyError as BusyError
+    from mtmd.base.errors import ContextError as ContextError
+    from mtmd.base.errors import DeviceError as DeviceError
+    from mtmd.base.errors import DeviceMemoryError as DeviceMemoryError
+    from mtmd.base.errors import ImageError as ImageError
+    from mtmd.base.errors import ModelError as ModelError
+    from mtmd.base.errors import MtmdError as MtmdError
+    from mtmd.base.errors import OptionError as OptionError
+    from mtmd.base.errors import PlacementError as PlacementError
+    from mtmd.base.errors import PromptError as PromptError
+    from mtmd.base.errors import VideoError as VideoError
     from mtmd.chat import Chat as Chat
     from mtmd.clip.image.decode import Picture as Picture
     from mtmd.embedding.embedder import Embedder as Embedder
@@ -29,19 +40,8 @@ if TYPE_CHECKING:  # what type checkers see of the table below; a test keeps the
     from mtmd.events import ThinkingPiece as ThinkingPiece
     from mtmd.events import TokenInfo as TokenInfo
     from mtmd.events import ToolCallPiece as ToolCallPiece
-    from mtmd.inspect.fit.fit import fit as fit
+    from mtmd.inspect.fit import fit as fit
     from mtmd.inspect.predict_target import predict as predict
-    from mtmd.kernels.errors import BusyError as BusyError
-    from mtmd.kernels.errors import ContextError as ContextError
-    from mtmd.kernels.errors import DeviceError as DeviceError
-    from mtmd.kernels.errors import DeviceMemoryError as DeviceMemoryError
-    from mtmd.kernels.errors import ImageError as ImageError
-    from mtmd.kernels.errors import ModelError as ModelError
-    from mtmd.kernels.errors import MtmdError as MtmdError
-    from mtmd.kernels.errors import OptionError as OptionError
-    from mtmd.kernels.errors import PlacementError as PlacementError
-    from mtmd.kernels.errors import PromptError as PromptError
-    from mtmd.kernels.errors import VideoError as VideoError
     from mtmd.kernels.report.warmup_report import WarmupReport as WarmupReport
     from mtmd.loading import describe as describe
     from mtmd.loading import load as load
@@ -56,9 +56,9 @@ if TYPE_CHECKING:  # what type checkers see of the table below; a test keeps the
     from mtmd.receipt import ImageReceipt as ImageReceipt
     from mtmd.receipt import Receipt as Receipt
     from mtmd.receipt import VideoReceipt as VideoReceipt
-    from mtmd.service.measures.stats import ServiceStats as ServiceStats
-    from mtmd.service.measures.stats import TokenCount as TokenCount
     from mtmd.service.service import Service as Service
+    from mtmd.service.stats import ServiceStats as ServiceStats
+    from mtmd.service.stats import TokenCount as TokenCount
     from mtmd.service.ticket import Ticket as Ticket
     from mtmd.service.ticket import gather as gather
     from mtmd.tools.tool import Tool as Tool
@@ -88,15 +88,15 @@ _PLACES = {
     "mtmd.loading": ("describe", "load"),
     "mtmd.model": ("Model",),
     "mtmd.service.service": ("Service",),
-    "mtmd.service.measures.stats": ("ServiceStats", "TokenCount"),
+    "mtmd.service.stats": ("ServiceStats", "TokenCount"),
     "mtmd.prompt.conversation": ("Images", "Message", "RawPrompt"),
     "mtmd.service.ticket": ("Ticket", "gather"),
-    "mtmd.inspect.fit.fit": ("fit",),
+    "mtmd.inspect.fit": ("fit",),
     "mtmd.inspect.predict_target": ("predict",),
     "mtmd.receipt": ("FrameReceipt", "ImageReceipt", "Receipt", "VideoReceipt"),
     "mtmd.clip.image.decode": ("Picture",),
     "mtmd.kernels.report.warmup_report": ("WarmupReport",),
-    "mtmd.kernels.errors": (
+    "mtmd.base.errors": (
         "BusyError",
         "ContextError",
         "DeviceError",

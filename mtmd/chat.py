@@ -10,11 +10,11 @@ from io import BytesIO
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from mtmd.base.errors import PromptError
 from mtmd.clip.image.decode import Picture
 from mtmd.config import CONVERSATION, AnswerOptions
 from mtmd.display.answer_view import EDGE, picture_html
 from mtmd.events import Answer, Event, Finished
-from mtmd.kernels.errors import PromptError
 from mtmd.option_types import AnswerKeywords
 from mtmd.prompt.conversation import (
     Images,
@@ -26,7 +26,7 @@ from mtmd.prompt.conversation import (
 )
 from mtmd.prompt.load_image import ImageSource, picture_url, png_bytes, preview, read_picture
 from mtmd.prompt.message_forms import in_json_types, in_own_form, with_parts
-from mtmd.prompt.urls.kinds import is_data_url, is_url
+from mtmd.prompt.url_kinds import is_data_url, is_url
 
 if TYPE_CHECKING:  # not in typing before Python 3.11
     from typing_extensions import Unpack

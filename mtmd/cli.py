@@ -19,13 +19,13 @@ from types import ModuleType
 from typing import Any
 
 from mtmd import __version__
+from mtmd.base.errors import MtmdError
+from mtmd.base.spelling import did_you_mean
 from mtmd.commands import ask, batch, chat, completion, describe, embed, history, serve, warmup
+from mtmd.commands.argument_parser import Parser, by_option, terminal_line
 from mtmd.commands.inspect import bench, compare, dump, fit, info
 from mtmd.commands.models import listing, pull, remove
-from mtmd.commands.parser import Parser, by_option, terminal_line
 from mtmd.commands.shared import read_texts, settle_model
-from mtmd.kernels.errors import MtmdError
-from mtmd.kernels.spelling import did_you_mean
 from mtmd.terminal.wrap import wrapped
 
 GROUPS: dict[str, dict[str, ModuleType]] = {

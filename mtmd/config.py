@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from mtmd.base.errors import OptionError
+from mtmd.base.options import integer, integer_or_none, refuse, size_or_none
+from mtmd.base.spelling import did_you_mean
 from mtmd.clip.token_budget import DETAILS
-from mtmd.kernels.errors import OptionError
-from mtmd.kernels.options import integer, integer_or_none, refuse, size_or_none
-from mtmd.kernels.spelling import did_you_mean
 from mtmd.llm.sampling.grammar_notations import grammar_source
 from mtmd.llm.sampling.json_schema import schema_text
 from mtmd.llm.sampling.options import WAYS, AppliedSampling, Sampling

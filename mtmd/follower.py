@@ -18,18 +18,18 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from mtmd.base.errors import MtmdError
+from mtmd.base.group_signals import outlive
+from mtmd.base.heartbeat import Heartbeat, beat, waiting
 from mtmd.bench.shapes import random_checkpoint
 from mtmd.checkpoint.checkpoint import RANDOM, Checkpoint
 from mtmd.checkpoint.open import open_checkpoint
 from mtmd.config import Launched, LoadOptions
-from mtmd.kernels.errors import MtmdError
 from mtmd.kernels.parallel.distributed import DistributedGroup
-from mtmd.kernels.resources.heartbeat import Heartbeat, beat, waiting
 from mtmd.llm.batch import Batch
 from mtmd.llm.state import Cache, Snapshot
 from mtmd.loaded.loaded_model import LoadedModel
 from mtmd.loaded.report import run_checks
-from mtmd.process.group_signals import outlive
 from mtmd.ranks.meeting import KEY, join_store, launcher_store, transport
 from mtmd.ranks.signs import Signs
 from mtmd.ranks.wire import Head, Wire

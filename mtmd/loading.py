@@ -11,13 +11,13 @@ from tempfile import TemporaryDirectory
 from threading import Lock
 from typing import TYPE_CHECKING, Any, cast
 
+from mtmd.base.errors import ModelError, OptionError
 from mtmd.chat_template.built_in_templates import template_file
 from mtmd.checkpoint.checkpoint import Checkpoint
 from mtmd.checkpoint.headers import fetch_headers
 from mtmd.checkpoint.hub import DEMO_NAME, check_name, is_demo, resolve_model
 from mtmd.checkpoint.open import open_checkpoint
 from mtmd.config import LoadOptions, given, options, split_options
-from mtmd.kernels.errors import ModelError, OptionError
 from mtmd.kernels.resources.default_device import made_on_the_host
 from mtmd.loaded.fitting.context import check_length
 from mtmd.model import Model

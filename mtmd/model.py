@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Literal, TypeVar, overload
 
 import torch
 
+from mtmd.base.errors import DeviceError, ModelError, MtmdError, OptionError
+from mtmd.base.options import integer, refuse
+from mtmd.base.text import one_line, printable, shortened
 from mtmd.chat import Chat
 from mtmd.checkpoint.checkpoint import Checkpoint
 from mtmd.clip.encoder import Encoder
@@ -21,12 +24,9 @@ from mtmd.display.answer_view import view_of, with_pictures_loaded
 from mtmd.events import Answer, Event, Finished, TextPiece
 from mtmd.kernels.backends import Backend
 from mtmd.kernels.dtype import name_of
-from mtmd.kernels.errors import DeviceError, ModelError, MtmdError, OptionError
-from mtmd.kernels.options import integer, refuse
 from mtmd.kernels.plan.executor import Observer
 from mtmd.kernels.report.warmup_report import WarmupReport
 from mtmd.kernels.resources.default_device import made_on_the_host
-from mtmd.kernels.text import one_line, printable, shortened
 from mtmd.llm.engine.runner import Runner
 from mtmd.llm.engine.spans import Span
 from mtmd.llm.sampling.options import ModelSampling
@@ -36,11 +36,11 @@ from mtmd.option_types import AnswerKeywords
 from mtmd.prompt.conversation import DEFAULT_PROMPT, Asked, Images, Message, RawPrompt, asked
 from mtmd.prompt.load_image import ImageSource, decoded_bytes
 from mtmd.prompt.prompts import EncodedPrompt, Prompts
-from mtmd.prompt.urls.kinds import is_url
+from mtmd.prompt.url_kinds import is_url
 from mtmd.service.asynchronous import AsyncTickets
 from mtmd.service.many import Many
-from mtmd.service.measures.prepare_ahead import LEAST, PrepareAhead
-from mtmd.service.measures.prepare_ahead import prepare_ahead as checked_ahead
+from mtmd.service.prepare_ahead import LEAST, PrepareAhead
+from mtmd.service.prepare_ahead import prepare_ahead as checked_ahead
 from mtmd.service.service import Service
 from mtmd.service.ticket import Ticket
 

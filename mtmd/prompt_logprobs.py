@@ -10,7 +10,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from mtmd.kernels.errors import OptionError
+from mtmd.base.errors import OptionError
 
 PROMPT_LOGPROBS_MAX = 131_072  # of one request: about 10 MB of JSON
 

@@ -20,13 +20,14 @@ from mtmd.clip.family import FAMILIES as VISION
 from mtmd.llm.family import FAMILIES as TEXT
 
 ROOT = Path(__file__).parents[1]
-MAY_IMPORT = {  # folder -> folders beside it that it may import
+MAY_IMPORT = {  # room -> rooms that it may import, beside the ground
     "kernels": set(),
     "clip": {"kernels"},
     "llm": {"kernels"},
     "mtmd": {"kernels", "clip", "llm"},
     "web": {"mtmd"},
 }
+GROUND = "mtmd/base/"  # what every room may import, and imports nothing of ours
 UPWARD = {  # inside their functions
     "mtmd/commands/serve.py": "web",
     "mtmd/commands/history.py": "web",
@@ -35,11 +36,8 @@ UPWARD = {  # inside their functions
 # that lies flat in its room counts by its name; names in one row do not import each other.
 ORDER = {
     "kernels": (
-        # words that everybody uses
-        ("errors", "dtype", "extras", "files", "spelling"),
-        ("resources",),  # what is shared in a process
-        ("options", "graph", "quantization", "text"),  # what a value is
-        ("isolation", "panics"),  # work that may end badly
+        ("dtype", "resources"),  # what is shared in a process
+        ("graph", "quantization"),  # what a value is
         # where weights come from; what a kernel says of itself, and what came of trying it
         ("checkpoint", "kernel", "trials"),
         ("ops",),  # what can be computed
@@ -61,7 +59,7 @@ ORDER = {
         ("family", "families"),  # the table loads a family's file by its name
         ("preprocessing", "packing"),
         ("encoder", "dual"),
-        ("foreseen", "warmup"),
+        ("batch_shapes", "warmup"),
     ),
     "llm": (
         ("experts", "parameters", "state", "tokenizer"),
@@ -69,10 +67,11 @@ ORDER = {
         ("inputs", "plan_maker"),
         ("blocks", "family"),
         ("engine", "families"),  # neither knows the other: a family builds, the engine runs
-        ("foreseen", "warmup"),
+        ("batch_shapes", "warmup"),
     ),
     "mtmd": (
-        ("chat_template", "openmp", "process", "receipt", "tools"),
+        ("base",),  # the ground
+        ("chat_template", "openmp", "receipt", "tools"),
         ("thinking",),  # over templates and tools
         ("config", "prompt_logprobs"),
         ("checkpoint", "events"),
@@ -84,14 +83,14 @@ ORDER = {
         ("chat",),  # a model makes it, and types name the model
         ("batch", "model"),
         ("loading", "terminal"),
-        ("apart", "bench", "cluster", "embedding"),  # apart: a service in a process of its own
+        ("bench", "cluster", "embedding", "engine_process"),
         ("inspect",),  # whose predictions take a model's shape from the benchmark
         ("commands", "follower", "__init__"),
         ("cli",),
         ("__main__",),
     ),
     "web": (
-        ("keys", "mistakes"),
+        ("api_keys", "mistakes"),
         ("errors", "settings", "sse", "store", "served_model", "telemetry"),
         ("waiting", "bodies"),  # answers, and connections, without a thread; bodies of requests
         ("auth", "headers", "intake", "connections"),  # what may come in
@@ -129,9 +128,9 @@ WITHOUT_TORCH = (
     "llm/engine/waiting.py",
     "kernels/plan/steps.py",
     "kernels/report/facts.py",
-    "kernels/report/text.py",
+    "kernels/report/report_text.py",
     "kernels/report/warmup_report.py",
-    "kernels/text.py",
+    "mtmd/base/text.py",
     "kernels/trials.py",
     "web/",
     "mtmd/__init__.py",
@@ -147,7 +146,7 @@ ENVIRONMENT = (
     "mtmd/config.py",
     "mtmd/openmp.py",  # set, before torch reads it
     "mtmd/commands/completion.py",  # what a shell sets on TAB
-    "kernels/files.py",  # where the user's cache is
+    "mtmd/base/files.py",  # where the user's cache is
 )
 # Ollama and llama.cpp are programs.
 FAMILY_WORDS = re.compile(
@@ -213,7 +212,11 @@ def broken_arrows(rel: str, source: str) -> list[str]:
                 f"{name}: by its folder's name, which is another distribution's; write mtmd.{name}"
             )
         elif top == "mtmd":
+            if sub[:1] == ["base"]:
+                continue
             target = sub[0] if sub and sub[0] in MAY_IMPORT else "mtmd"
+            if rel.startswith(GROUND):
+                found.append(f"{name}: the ground imports nothing of ours")
             upward = UPWARD.get(rel) == target and id(statement) not in top_level
             if target != here and target not in MAY_IMPORT[here] and not upward:
                 found.append(f"{name}: {here} -> {target} points up the arrow")
@@ -509,7 +512,7 @@ def test_the_process_that_serves_for_an_engine_process_loads_without_torch():
     """All of the server, and what `mtmd serve --engine-process` has beside it."""
     web = {module_name(p) for p in FILES if part_of(p)[0] == "web"}
     beside = {
-        "mtmd.apart.client",
+        "mtmd.engine_process.client",
         "mtmd.clip.image.isolated",
         "mtmd.commands.serve",
         "mtmd.loaded.allocator",

@@ -19,7 +19,7 @@ from mtmd.web.api import embeddings, files
 from mtmd.web.api import routes as openai
 from mtmd.web.api.embeddings import EmbeddingApi
 from mtmd.web.connections.clients import group_of
-from mtmd.web.intake.fetch import Fetcher
+from mtmd.web.intake.fetch_media import Fetcher
 from mtmd.web.intake.gate import Gate, GatedFlask
 from mtmd.web.intake.media import Media
 from mtmd.web.intake.proxies import Proxies

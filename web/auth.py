@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 from flask import Flask, Response, current_app, g, request
 from werkzeug.datastructures import Headers
 
+from mtmd.web.api_keys import ANYBODY, Caller, Keys, authorization
 from mtmd.web.errors import ApiError
-from mtmd.web.keys import ANYBODY, Caller, Keys, authorization
 from mtmd.web.settings import ServerSettings
 
 _SAFE = ("GET", "HEAD", "OPTIONS")

@@ -26,7 +26,7 @@ from mtmd import (
     PromptError,
     VideoError,
 )
-from mtmd.process.tracebacks import traceback_text
+from mtmd.base.tracebacks import traceback_text
 from mtmd.service.turns import LeftError
 from mtmd.web.mistakes import words
 

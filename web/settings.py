@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 from mtmd import OptionError
 from mtmd.prompt.load_image import ImageLimits
 from mtmd.prompt.video_input import VideoLimits
-from mtmd.web.keys import Keys, NamedKey
+from mtmd.web.api_keys import Keys, NamedKey
 
 Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 Trusted: TypeAlias = Network | Literal["unix"]

@@ -108,6 +108,6 @@ def target_of(setting: Setting) -> str:
 
 
 def cores() -> int:
-    from mtmd.kernels.resources.cores import usable_cores
+    from mtmd.base.cores import usable_cores
 
     return int(usable_cores().usable)

@@ -29,7 +29,7 @@ def versions(setting: Setting) -> Row:
     import torch
     import triton
 
-    from mtmd.kernels.resources.cores import usable_cores
+    from mtmd.base.cores import usable_cores
 
     cells: Cells = {
         "torch": torch.__version__,

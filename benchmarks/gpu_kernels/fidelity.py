@@ -79,7 +79,7 @@ def tested(name: str, setting: Setting) -> Row:
 
 def workers() -> list[str]:
     """Models and transformers' answers take a core each."""
-    from mtmd.kernels.resources.cores import usable_cores
+    from mtmd.base.cores import usable_cores
 
     cores = usable_cores().usable
     if find_spec("xdist") is None or cores < LEAST_CORES:

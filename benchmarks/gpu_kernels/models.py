@@ -341,7 +341,7 @@ def card_of(setting: Setting) -> Any:
     """The table's card of the device; in a dry run one that it has."""
     import torch
 
-    from mtmd.kernels.errors import OptionError
+    from mtmd.base.errors import OptionError
     from mtmd.kernels.estimate.cards import CARDS, find_card
 
     name = "H200" if setting.dry else torch.cuda.get_device_name(setting.device)

@@ -62,7 +62,7 @@ def stream(device: str) -> Any:
 
 def checks(setting: Setting) -> Iterator[Task]:
     """For every filter and size, and every byte."""
-    from mtmd.clip.image.device.pillow import FILTERS
+    from mtmd.clip.image.device_pillow import FILTERS
 
     for resample in FILTERS:
         for given, wanted in SIZES:
@@ -79,7 +79,7 @@ def resized_right(
 ) -> Row:
     import numpy as np
 
-    from mtmd.clip.image.device.resizer import DeviceResizer
+    from mtmd.clip.image.device_resize import DeviceResizer
     from mtmd.clip.image.resize import by_pillow
 
     pixels = np.random.default_rng(0).integers(0, 256, (*given[::-1], 3), dtype=np.uint8)
@@ -95,7 +95,7 @@ def normalised_right(dtype: str, setting: Setting) -> Row:
     import numpy as np
     import torch
 
-    from mtmd.clip.image.device.normalize import normalized, tables
+    from mtmd.clip.image.device_normalize import normalized, tables
     from mtmd.clip.image.pixels import CLIP_MEAN, CLIP_STD, Normalize
 
     kind, side = getattr(torch, dtype), stream(setting.device)
@@ -123,7 +123,7 @@ def tasks(setting: Setting) -> Iterator[Task]:
 def resized(label: str, given: tuple[int, int], wanted: tuple[int, int], setting: Setting) -> Row:
     import numpy as np
 
-    from mtmd.clip.image.device.resizer import DeviceResizer
+    from mtmd.clip.image.device_resize import DeviceResizer
     from mtmd.clip.image.resize import by_pillow
 
     name = f"{label}: {given[0]} x {given[1]} to {wanted[0]} x {wanted[1]}"

@@ -25,7 +25,7 @@ import torch
 import triton
 from instructions import of_experts, of_rows
 
-from mtmd.kernels.errors import PlacementError
+from mtmd.base.errors import PlacementError
 from mtmd.kernels.gpu.compile import compile_program
 from mtmd.kernels.gpu.flash_attention.cases import HEAD_SIZES
 from mtmd.kernels.gpu.flash_attention.kernel import combine_program

@@ -36,7 +36,7 @@ from typing import Any
 import numpy as np
 from scenario import ESTIMATED, MEASURED, Costs
 
-from mtmd.kernels.errors import MtmdError
+from mtmd.base.errors import MtmdError
 
 ROOT = Path(__file__).parents[2]
 COSTS = Path(__file__).parent / "costs"

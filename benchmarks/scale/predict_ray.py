@@ -28,7 +28,7 @@ from measure_costs import CLOCK, cpu_s
 from scenario import Costs, Failures, Fleet, Kill, Scenario, Traffic
 from simulation import simulate
 
-from mtmd.kernels.errors import MtmdError
+from mtmd.base.errors import MtmdError
 
 sys.path.append(str(Path(__file__).parents[1]))
 from ray_batch import COUNT, below, draw_pictures, end, node, nodes_of, parts, until

@@ -27,7 +27,7 @@ import numpy as np
 from scenario import DAY_S, PATTERNS, Costs, Failures, Fleet, Kill, Scenario, Traffic
 from simulation import Result, simulate
 
-from mtmd.kernels.errors import MtmdError, OptionError
+from mtmd.base.errors import MtmdError, OptionError
 
 COSTS = Path(__file__).parent / "costs"
 HOUR_S = 3600.0

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from mtmd.kernels.errors import OptionError
+from mtmd.base.errors import OptionError
 
 DAY_S = 86_400.0
 PATTERNS = ("backlog", "steady", "wave", "bursts")

@@ -15,8 +15,8 @@ import simpy
 from scenario import Scenario
 from shared_cores import Shared
 
+from mtmd.base.errors import OptionError
 from mtmd.cluster.schedule import Schedule, Task
-from mtmd.kernels.errors import OptionError
 
 SLICE_S = 0.01  # of encoding between two steps of the decoder, as in mtmd/service/service.py
 STEPS_AT_ONCE = 8  # of the decoder, where nothing else waits: one event in place of so many

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 
+from mtmd.base.errors import ModelError
 from mtmd.clip.dual.text_tower import TextTower
 from mtmd.clip.family import Tower
 from mtmd.kernels.checkpoint.canonical import Parameter
 from mtmd.kernels.checkpoint.settings import Settings
-from mtmd.kernels.errors import ModelError
 
 # model_type in a config.json -> the file of its family
 FAMILIES = {

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from mtmd.base.errors import ModelError
 from mtmd.clip.blocks import (
     VitParams,
     biased_parameters,
@@ -16,12 +17,11 @@ from mtmd.clip.blocks import (
     vit_block,
     vit_parameters,
 )
+from mtmd.clip.resolution.closest_grid import StretchedTiling, read_stretched_tiling
 from mtmd.clip.resolution.resolution import ImagePlan
-from mtmd.clip.resolution.stretched import StretchedTiling, read_stretched_tiling
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter
 from mtmd.kernels.checkpoint.settings import MAX_WIDTH, Settings
-from mtmd.kernels.errors import ModelError
 from mtmd.kernels.graph import Node, WeightSource
 from mtmd.kernels.layers import Weights
 from mtmd.kernels.plan.flash_choice import AttentionForm

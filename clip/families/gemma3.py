@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from mtmd.base.errors import ModelError
 from mtmd.clip.blocks import (
     VitParams,
     checkpoint_names,
@@ -27,7 +28,6 @@ from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter, Stored, plus_one
 from mtmd.kernels.checkpoint.settings import MAX_WIDTH, Settings
-from mtmd.kernels.errors import ModelError
 from mtmd.kernels.graph import Node, WeightSource
 from mtmd.kernels.layers import Weights
 from mtmd.kernels.plan.flash_choice import AttentionForm

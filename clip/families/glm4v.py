@@ -13,16 +13,10 @@ import torch
 
 from mtmd.clip.blocks import frames_kernel, gguf_vit, read_grid_rotary, rotary_attention, two_frames
 from mtmd.clip.grids import Cells, Grids, OneGrid
-from mtmd.clip.resolution.dynamic import DynamicResolution, gguf_dynamic, read_dynamic
 from mtmd.clip.resolution.resolution import ImagePlan
+from mtmd.clip.resolution.smart_resize import DynamicResolution, gguf_dynamic, read_dynamic
 from mtmd.clip.video.family import ClipShape, group_times
-from mtmd.clip.video.groups.pairs import (
-    AllFrames,
-    PairedFrames,
-    check_limits,
-    read_limits,
-    read_pairs,
-)
+from mtmd.clip.video.pairs import AllFrames, PairedFrames, check_limits, read_limits, read_pairs
 from mtmd.clip.video.rules import EveryInterval, FrameRule
 from mtmd.clip.video.video import Video
 from mtmd.kernels import ops

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from mtmd.base.errors import ModelError
 from mtmd.clip import blocks
 from mtmd.clip.blocks import VitParams, gguf_vit, read_vit
 from mtmd.clip.image.pixels import fused, gguf_image, read_normalize
@@ -26,14 +27,13 @@ from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.clip.resolution.sizes import Size, read_longest
 from mtmd.clip.token_budget import Budget
 from mtmd.clip.video.family import ClipShape
-from mtmd.clip.video.groups.number_words import in_words
-from mtmd.clip.video.groups.single import SingleFrames
+from mtmd.clip.video.number_words import in_words
 from mtmd.clip.video.rules import FrameRule, WithoutEnds
+from mtmd.clip.video.single import SingleFrames
 from mtmd.clip.video.video import Video
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter
 from mtmd.kernels.checkpoint.settings import MAX_WIDTH, Settings
-from mtmd.kernels.errors import ModelError
 from mtmd.kernels.graph import Node, WeightSource, graph_input
 from mtmd.kernels.layers import Weights
 from mtmd.kernels.plan.flash_choice import AttentionForm

@@ -11,21 +11,21 @@ from typing import Any
 
 import torch
 
+from mtmd.base.errors import ModelError
 from mtmd.clip import blocks
 from mtmd.clip.blocks import ACTIVATIONS, VitParams, checkpoint_names
 from mtmd.clip.image.pixels import CLIP_MEAN, CLIP_STD, fused, gguf_image, read_normalize
 from mtmd.clip.image.resize import read_resample
 from mtmd.clip.image.tensor_resize import MODES
+from mtmd.clip.resolution.closest_grid import StretchedTiling, read_stretched_tiling
 from mtmd.clip.resolution.resolution import ImagePlan
-from mtmd.clip.resolution.stretched import StretchedTiling, read_stretched_tiling
 from mtmd.clip.video.family import ClipShape
-from mtmd.clip.video.groups.single import SingleFrames, Stretched
 from mtmd.clip.video.rules import FrameRule, Middles
+from mtmd.clip.video.single import SingleFrames, Stretched
 from mtmd.clip.video.video import Video
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter, Stored
 from mtmd.kernels.checkpoint.settings import MAX_WIDTH, Settings
-from mtmd.kernels.errors import ModelError
 from mtmd.kernels.graph import Node, Shape, WeightSource, graph_input
 from mtmd.kernels.layers import Weights
 from mtmd.kernels.plan.flash_choice import AttentionForm

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from math import isqrt
 from typing import Any
 
+from mtmd.base.errors import ModelError
 from mtmd.clip.blocks import (
     ACTIVATIONS,
     VitParams,
@@ -22,12 +23,11 @@ from mtmd.clip.blocks import (
 )
 from mtmd.clip.grids import Cells, Grids, OneGrid
 from mtmd.clip.image.pixels import gguf_image
-from mtmd.clip.resolution.adaptive import WHOLE, AdaptiveTiling, read_adaptive
 from mtmd.clip.resolution.resolution import ImagePlan
+from mtmd.clip.resolution.whole_or_tiles import WHOLE, AdaptiveTiling, read_adaptive
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter
 from mtmd.kernels.checkpoint.settings import MAX_WIDTH, Settings
-from mtmd.kernels.errors import ModelError
 from mtmd.kernels.graph import Node, Shape, WeightSource
 from mtmd.kernels.layers import Weights
 from mtmd.kernels.plan.flash_choice import AttentionForm

@@ -8,17 +8,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mtmd.base.errors import ModelError
 from mtmd.clip import blocks
 from mtmd.clip.blocks import ACTIVATIONS, checkpoint_names
 from mtmd.clip.grids import Cells, Grids, OneGrid
 from mtmd.clip.image.pixels import gguf_image
-from mtmd.clip.resolution.native import NativeResolution, read_native
 from mtmd.clip.resolution.resolution import ImagePlan
+from mtmd.clip.resolution.rounded_up import NativeResolution, read_native
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter, adjacent_pairs
 from mtmd.kernels.checkpoint.rotary import Rotary, rotary
 from mtmd.kernels.checkpoint.settings import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Settings
-from mtmd.kernels.errors import ModelError
 from mtmd.kernels.graph import Node, Shape, WeightSource
 from mtmd.kernels.layers import Weights
 from mtmd.kernels.plan.flash_choice import AttentionForm

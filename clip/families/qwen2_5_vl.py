@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from mtmd.base.errors import ModelError
 from mtmd.clip.blocks import (
     biased_parameters,
     frames_kernel,
@@ -22,16 +23,15 @@ from mtmd.clip.blocks import (
     two_frames,
 )
 from mtmd.clip.grids import Cells, Grids, OneGrid, Part, nothing_seen
-from mtmd.clip.resolution.dynamic import DynamicResolution, gguf_dynamic, read_dynamic
 from mtmd.clip.resolution.resolution import ImagePlan
+from mtmd.clip.resolution.smart_resize import DynamicResolution, gguf_dynamic, read_dynamic
 from mtmd.clip.video.family import taken_fps
-from mtmd.clip.video.groups.pairs import FRAMES, PairedFrames, read_each_frame
+from mtmd.clip.video.pairs import FRAMES, PairedFrames, read_each_frame
 from mtmd.clip.video.video import Video
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter
 from mtmd.kernels.checkpoint.rotary import Rotary
 from mtmd.kernels.checkpoint.settings import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Settings
-from mtmd.kernels.errors import ModelError
 from mtmd.kernels.graph import Node, WeightSource
 from mtmd.kernels.layers import Weights
 from mtmd.kernels.plan.flash_choice import AttentionForm

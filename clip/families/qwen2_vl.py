@@ -20,9 +20,9 @@ from mtmd.clip.blocks import (
     two_frames,
 )
 from mtmd.clip.grids import Cells, Grids, OneGrid
-from mtmd.clip.resolution.dynamic import DynamicResolution, gguf_dynamic, read_dynamic
 from mtmd.clip.resolution.resolution import ImagePlan
-from mtmd.clip.video.groups.pairs import PairedFrames, read_each_frame
+from mtmd.clip.resolution.smart_resize import DynamicResolution, gguf_dynamic, read_dynamic
+from mtmd.clip.video.pairs import PairedFrames, read_each_frame
 from mtmd.clip.video.video import Video
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter

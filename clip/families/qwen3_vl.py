@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from math import isqrt
 from typing import Any
 
+from mtmd.base.errors import ModelError
 from mtmd.clip.blocks import (
     ACTIVATIONS,
     biased_parameters,
@@ -21,10 +22,10 @@ from mtmd.clip.blocks import (
     two_frames,
 )
 from mtmd.clip.grids import Cells, Grids, OneGrid
-from mtmd.clip.resolution.dynamic import DynamicResolution, gguf_dynamic, read_dynamic
 from mtmd.clip.resolution.resolution import ImagePlan
+from mtmd.clip.resolution.smart_resize import DynamicResolution, gguf_dynamic, read_dynamic
 from mtmd.clip.video.family import ClipShape, group_times
-from mtmd.clip.video.groups.pairs import (
+from mtmd.clip.video.pairs import (
     AllFrames,
     PairedFrames,
     check_limits,
@@ -38,7 +39,6 @@ from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter
 from mtmd.kernels.checkpoint.rotary import Rotary
 from mtmd.kernels.checkpoint.settings import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Settings
-from mtmd.kernels.errors import ModelError
 from mtmd.kernels.graph import Node, WeightSource
 from mtmd.kernels.layers import Weights
 from mtmd.kernels.plan.flash_choice import AttentionForm

@@ -31,6 +31,8 @@ from PIL import (
     WebPImagePlugin,
 )
 
+from mtmd.base.errors import ImageError
+from mtmd.base.text import printable
 from mtmd.clip.image.formats import (
     LIBRARIES,
     load_libraries,
@@ -52,8 +54,6 @@ from mtmd.clip.image.signatures import (
     looks_like,
     picture_format,
 )
-from mtmd.kernels.errors import ImageError
-from mtmd.kernels.text import printable
 
 _BLOCK_PIXELS = 1 << 20
 """Converted at a time: more would take further copies of the whole picture."""

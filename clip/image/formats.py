@@ -13,9 +13,9 @@ from typing import Any, cast
 import numpy as np
 from PIL import ImageFile, features
 
+from mtmd.base.errors import ImageError
+from mtmd.base.extras import install_command
 from mtmd.clip.image.pixels import Pixels
-from mtmd.kernels.errors import ImageError
-from mtmd.kernels.extras import install_command
 
 PAGE_SIDE = 2048
 """Pixels of the longer side of a page: A4 at 175 dots per inch, which small print needs."""

@@ -16,6 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from mtmd.base.cores import usable_cores
+from mtmd.base.errors import ImageError
+from mtmd.base.isolation.channel import Channel
+from mtmd.base.isolation.fork_server import ForkServer, Worker, WorkerFailed
+from mtmd.base.isolation.limits import Limits
 from mtmd.clip.image.decode import (
     DEFAULT_LIMITS,
     ImageLimits,
@@ -28,11 +33,6 @@ from mtmd.clip.image.decode import (
 )
 from mtmd.clip.image.pixels import Pixels
 from mtmd.clip.image.signatures import picture_format
-from mtmd.kernels.errors import ImageError
-from mtmd.kernels.isolation.channel import Channel
-from mtmd.kernels.isolation.fork_server import ForkServer, Worker, WorkerFailed
-from mtmd.kernels.isolation.limits import Limits
-from mtmd.kernels.resources.cores import usable_cores
 
 AT_ONCE = max(2, usable_cores().usable)
 CPU_S, CPU_S_A_PIXEL = 2.0, 20 / 128e6

@@ -13,8 +13,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from mtmd.base.errors import ModelError
 from mtmd.kernels.checkpoint.settings import Settings
-from mtmd.kernels.errors import ModelError
 
 Pixels: TypeAlias = NDArray[np.uint8]
 

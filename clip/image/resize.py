@@ -10,9 +10,9 @@ from typing import TypeAlias
 import numpy as np
 from PIL import Image
 
+from mtmd.base.errors import OptionError
 from mtmd.clip.image.pixels import Pixels
 from mtmd.kernels.checkpoint.settings import Settings
-from mtmd.kernels.errors import OptionError
 
 RESAMPLE = {
     0: "nearest",

@@ -7,13 +7,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from mtmd.base.errors import ModelError, OptionError
 from mtmd.clip.image.pixels import Normalize, Pixels, read_normalize
 from mtmd.clip.image.resize import read_resample, resize
 from mtmd.clip.resolution.resolution import ImagePlan, tile_of
 from mtmd.clip.resolution.sizes import squarest_grid
 from mtmd.clip.token_budget import DEFAULT_BUDGET, Budget
 from mtmd.kernels.checkpoint.settings import Settings
-from mtmd.kernels.errors import ModelError, OptionError
 from mtmd.kernels.graph import Type
 
 

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mtmd.base.errors import ImageError, ModelError
 from mtmd.clip.image.pixels import Normalize, Pixels
 from mtmd.clip.image.resize import read_resample, resize
 from mtmd.clip.resolution.resolution import ImagePlan, tile_of
 from mtmd.clip.resolution.sizes import Size
 from mtmd.clip.token_budget import DEFAULT_BUDGET, Budget
 from mtmd.kernels.checkpoint.settings import Settings
-from mtmd.kernels.errors import ImageError, ModelError
 from mtmd.kernels.graph import Type
 
 MAX_PIXELS = 64_000_000  # of a picture scaled by its shorter edge

@@ -7,13 +7,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
+from mtmd.base.errors import ModelError
 from mtmd.clip.image.pixels import Normalize, Pixels, read_normalize
 from mtmd.clip.image.resize import read_resample, resize
 from mtmd.clip.resolution.resolution import ImagePlan, tile_of
 from mtmd.clip.resolution.sizes import MAX_IN_A_ROW, Size, cut, read_longest
 from mtmd.clip.token_budget import DEFAULT_BUDGET, Budget
 from mtmd.kernels.checkpoint.settings import Settings
-from mtmd.kernels.errors import ModelError
 from mtmd.kernels.graph import Type
 
 LONGEST = 4096  # what `scaled_to_edge` never goes beyond

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from mtmd.base.errors import ImageError, ModelError
 from mtmd.clip.image.pixels import Pixels
 from mtmd.kernels.checkpoint.settings import MAX_WIDTH, Settings
-from mtmd.kernels.errors import ImageError, ModelError
 
 Size = tuple[int, int]
 

@@ -12,12 +12,12 @@ from typing import BinaryIO, TypeAlias
 import numpy as np
 from PIL import GifImagePlugin, Image, ImageFile, PngImagePlugin, WebPImagePlugin
 
+from mtmd.base.errors import VideoError
 from mtmd.clip.image.pixels import Pixels
 from mtmd.clip.video.choose import part_between
 from mtmd.clip.video.limits import VideoLimits, admit_any, check_size
 from mtmd.clip.video.signatures import NAMES
 from mtmd.clip.video.video import Part, VideoFacts
-from mtmd.kernels.errors import VideoError
 
 SHORTEST_S, USUAL_S = 0.011, 0.1
 """A frame shown for less than the first is shown for the second, as browsers do."""

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from mtmd.base.errors import OptionError
 from mtmd.clip.video.video import FrameRequest, Part, VideoFacts
-from mtmd.kernels.errors import OptionError
 
 LEAST_FPS, MOST_FPS = 1e-6, 240.0
 MOST = 1 << 14

@@ -19,6 +19,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from mtmd.base.cores import usable_cores
+from mtmd.base.errors import VideoError
+from mtmd.base.extras import install_command
 from mtmd.clip.image.pixels import Pixels
 from mtmd.clip.video.choose import part_between
 from mtmd.clip.video.limits import (
@@ -32,9 +35,6 @@ from mtmd.clip.video.limits import (
 )
 from mtmd.clip.video.signatures import NAMES
 from mtmd.clip.video.video import Part, VideoFacts
-from mtmd.kernels.errors import VideoError
-from mtmd.kernels.extras import install_command
-from mtmd.kernels.resources.cores import usable_cores
 
 if TYPE_CHECKING:
     from av.container import InputContainer

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import BinaryIO, Protocol
 
+from mtmd.base.errors import VideoError
 from mtmd.clip.image.decode import one_line
 from mtmd.clip.image.pixels import Pixels
 from mtmd.clip.image.signatures import looks_like
@@ -13,7 +14,6 @@ from mtmd.clip.video.container import Container
 from mtmd.clip.video.limits import DEFAULT_LIMITS, VideoLimits, admit_any
 from mtmd.clip.video.signatures import EXPECTED, HEAD_BYTES, is_container, video_format
 from mtmd.clip.video.video import Part, VideoFacts
-from mtmd.kernels.errors import VideoError
 
 
 class Reader(Protocol):

@@ -16,13 +16,13 @@ from typing import Any, BinaryIO, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from mtmd.base.errors import VideoError
 from mtmd.clip.image.pixels import Pixels
 from mtmd.clip.video.choose import part_between
 from mtmd.clip.video.decode import Reader, open_video
 from mtmd.clip.video.isolated import opened_isolated
 from mtmd.clip.video.limits import DEFAULT_LIMITS, VideoLimits, check_bytes, check_facts, check_size
 from mtmd.clip.video.video import Part, VideoFacts
-from mtmd.kernels.errors import VideoError
 
 LEAST_S = 0.5e-6  # between two frames
 _HASHED_BYTES = 1 << 22

@@ -23,17 +23,17 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from mtmd.base.cores import usable_cores
+from mtmd.base.errors import OptionError, VideoError
+from mtmd.base.isolation.channel import Channel
+from mtmd.base.isolation.fork_server import ForkServer, Worker, WorkerFailed
+from mtmd.base.isolation.limits import Limits, address_space, allow_memory
 from mtmd.clip.image.decode import one_line
 from mtmd.clip.image.pixels import Pixels
 from mtmd.clip.video.container import THREADS
 from mtmd.clip.video.decode import Reader, open_video
 from mtmd.clip.video.limits import VideoLimits, check_facts, check_size
 from mtmd.clip.video.video import Part, VideoFacts
-from mtmd.kernels.errors import OptionError, VideoError
-from mtmd.kernels.isolation.channel import Channel
-from mtmd.kernels.isolation.fork_server import ForkServer, Worker, WorkerFailed
-from mtmd.kernels.isolation.limits import Limits, address_space, allow_memory
-from mtmd.kernels.resources.cores import usable_cores
 
 AT_ONCE = max(2, usable_cores().usable // 2)
 MEMORY_BYTES = (256 << 20) + THREADS * (160 << 20)  # threads set room aside that they do not use

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mtmd.base.errors import VideoError
 from mtmd.clip.video.video import VideoFacts
-from mtmd.kernels.errors import VideoError
 
 MOST_FPS = 1000.0  # that any video has
 MOST_FRAMES = 10_000_000  # of any: a day at 115 a second

@@ -8,12 +8,12 @@ from importlib.util import find_spec
 
 import torch
 
+from mtmd.base.errors import OptionError
+from mtmd.base.extras import install_triton
 from mtmd.kernels.backends.backend import Backend
 from mtmd.kernels.backends.cpu import Cpu
 from mtmd.kernels.backends.limited import Limited
 from mtmd.kernels.backends.reference import Reference
-from mtmd.kernels.errors import OptionError
-from mtmd.kernels.extras import install_triton
 
 __all__ = ["Backend", "Cpu", "Limited", "Reference", "backends_for", "several_backends"]
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from mtmd.kernels.backends.recording import Recorder
+from mtmd.kernels.backends.cuda_graphs import Recorder
 from mtmd.kernels.backends.side_stream import SideStream
 from mtmd.kernels.graph import Node
 

@@ -9,14 +9,14 @@ from importlib.util import find_spec
 
 import torch
 
+from mtmd.base.errors import DeviceError, PlacementError
+from mtmd.base.extras import install_command
 from mtmd.kernels.backends.backend import Run
-from mtmd.kernels.backends.recording import CudaGraphs
+from mtmd.kernels.backends.cuda_graphs import CudaGraphs
 from mtmd.kernels.backends.reference import lower_reference, reference_workspace
 from mtmd.kernels.backends.side_stream import CudaSideStream, SideStream
 from mtmd.kernels.backends.vision_attention.choice import AttentionChoice
 from mtmd.kernels.backends.vision_attention.kept import Kept, machine
-from mtmd.kernels.errors import DeviceError, PlacementError
-from mtmd.kernels.extras import install_command
 from mtmd.kernels.gpu.table import Choice, choose
 from mtmd.kernels.graph import Node
 from mtmd.kernels.kernel import types_of

@@ -11,10 +11,10 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from mtmd.base.errors import OptionError
 from mtmd.kernels.backends.backend import Backend, Run
 from mtmd.kernels.backends.side_stream import SideStream
 from mtmd.kernels.dtype import name_of
-from mtmd.kernels.errors import OptionError
 from mtmd.kernels.graph import Node
 from mtmd.kernels.ops import OPS
 

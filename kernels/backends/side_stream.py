@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from mtmd.kernels.text import one_line
+from mtmd.base.text import one_line
 
 POLL_S = 0.0002
 STREAMS = 32  # of each priority, which torch gives out in turn, one to several

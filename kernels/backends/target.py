@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import torch
 
+from mtmd.base.errors import PlacementError
 from mtmd.kernels.backends.backend import Run
 from mtmd.kernels.backends.gpu import chosen_workspace
 from mtmd.kernels.backends.side_stream import SideStream
 from mtmd.kernels.backends.vision_attention.candidates import tiled
 from mtmd.kernels.backends.vision_attention.choice import AttentionChoice
-from mtmd.kernels.errors import PlacementError
 from mtmd.kernels.gpu.architectures import architecture
 from mtmd.kernels.gpu.table import Choice, choose
 from mtmd.kernels.graph import Node

@@ -19,12 +19,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mtmd.base.errors import DeviceError
 from mtmd.kernels.backends.backend import Run
 from mtmd.kernels.backends.operands import fewer_rows, operands, smaller
 from mtmd.kernels.backends.reference import lower_reference, reference_workspace
 from mtmd.kernels.backends.side_stream import SideStream
 from mtmd.kernels.dtype import name_of
-from mtmd.kernels.errors import DeviceError
 from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.kernel import types_of
 from mtmd.kernels.ops import OPS

@@ -14,8 +14,8 @@ from typing import Protocol
 
 import torch
 
+from mtmd.base.errors import ModelError
 from mtmd.kernels.dtype import name_of
-from mtmd.kernels.errors import ModelError
 from mtmd.kernels.graph import Shape, Type
 from mtmd.kernels.quantization.blocks import BLOCKS, NATIVE, dequantize, row_bytes
 

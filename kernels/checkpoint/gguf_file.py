@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
+from mtmd.base.errors import ModelError
+from mtmd.base.files import open_regular
 from mtmd.kernels.checkpoint.gguf_header import Entry, Metadata, parse_header
-from mtmd.kernels.errors import ModelError
-from mtmd.kernels.files import open_regular
 from mtmd.kernels.quantization.blocks import row_bytes
 
 DTYPES = {

@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from mtmd.base.errors import ModelError
 from mtmd.kernels.checkpoint.magic import HEAD_BYTES, stand_in
-from mtmd.kernels.errors import ModelError
 from mtmd.kernels.quantization.blocks import BLOCKS
 
 # Real headers have some MB, most of it the vocabulary; the limits keep a hostile one from taking

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mtmd.kernels.errors import ModelError
-from mtmd.kernels.files import open_regular
+from mtmd.base.errors import ModelError
+from mtmd.base.files import open_regular
 
 GGUF = b"GGUF"
 HEAD_BYTES = 64  # enough to tell the format

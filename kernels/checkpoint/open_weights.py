@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from mtmd.base.errors import ModelError
 from mtmd.kernels.checkpoint.gguf_file import GgufFile
 from mtmd.kernels.checkpoint.magic import GGUF, first_bytes
 from mtmd.kernels.checkpoint.safetensors_file import SafetensorsWeights
-from mtmd.kernels.errors import ModelError
 
 __all__ = ["GgufFile", "SafetensorsWeights", "open_weights"]
 

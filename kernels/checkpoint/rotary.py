@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mtmd.base.errors import ModelError
 from mtmd.kernels.checkpoint.settings import Settings
-from mtmd.kernels.errors import ModelError
 
 # transformers' ROPE_INIT_FUNCTIONS, and older names: "mrope" says nothing of scaling, "su" was
 # Phi-3's for longrope

@@ -17,9 +17,9 @@ from typing import Any, TypeGuard
 import torch
 from safetensors import SafetensorError, safe_open
 
+from mtmd.base.errors import ModelError
+from mtmd.base.files import open_regular
 from mtmd.kernels.checkpoint.magic import ADAPTER, CONVERT, HEAD_BYTES, MERGE, stand_in
-from mtmd.kernels.errors import ModelError
-from mtmd.kernels.files import open_regular
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mtmd.kernels.errors import ModelError
+from mtmd.base.errors import ModelError
 
 MAX_BYTES = 16 << 20  # a configuration; tokenizers have a limit of their own
 MAX_COUNT = 1 << 24  # no size in a configuration is larger

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from mtmd.kernels.errors import OptionError
+from mtmd.base.errors import OptionError
 from mtmd.kernels.gpu.architectures import ARCHITECTURES, Architecture, architecture
 
 TERA, GIGA, GIB = 10**12, 10**9, 1 << 30

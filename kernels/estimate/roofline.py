@@ -9,9 +9,9 @@
 kernel with fewer programs than multiprocessors uses a part. A collective of several ranks takes the
 device as long as `links.py` says, and the host `host`. Kernels are launched one after another by
 the host while the device works, so the slower of the two is what one waits for. A plan that can be
-recorded (`kernels/plan/replay.py`) is replayed from its third run on, which costs the host the same
-whatever is in it, and a copy of each output that lies in no state. Bytes, FLOPs, cycles and
-launches are counted from the plan; eb, ef, ei, t, u, FLOOR, STEP and REPLAY are the `Factors`
+recorded (`kernels/plan/graph_replay.py`) is replayed from its third run on, which costs the host
+the same whatever is in it, and a copy of each output that lies in no state. Bytes, FLOPs, cycles
+and launches are counted from the plan; eb, ef, ei, t, u, FLOOR, STEP and REPLAY are the `Factors`
 below. **None of this was run on a GPU**: each has a middle and a range, and so has the time.
 docs/gpu.md says where each comes from.
 """
@@ -27,7 +27,7 @@ from mtmd.kernels.estimate.links import PARTS, REACHED, Link, exchange_s
 from mtmd.kernels.estimate.unpacking import UNPACKS
 from mtmd.kernels.graph import Node
 from mtmd.kernels.ops import OPS
-from mtmd.kernels.plan.replay import why_not
+from mtmd.kernels.plan.graph_replay import why_not
 from mtmd.kernels.plan.scheduler import Plan
 
 BANDWIDTH, FLOPS, LAUNCHES, EXCHANGE = "bandwidth", "FLOPs", "launches", "exchange"

@@ -12,7 +12,7 @@ import difflib
 import re
 from dataclasses import dataclass
 
-from mtmd.kernels.errors import OptionError
+from mtmd.base.errors import OptionError
 
 KIB = 1024
 

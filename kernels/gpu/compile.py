@@ -25,7 +25,7 @@ from triton.compiler.compiler import make_backend
 from triton.runtime.cache import get_cache_key
 from triton.runtime.jit import create_function_from_signature
 
-from mtmd.kernels.errors import PlacementError
+from mtmd.base.errors import PlacementError
 from mtmd.kernels.gpu.ahead.compilations import ahead
 from mtmd.kernels.gpu.architectures import ARCHITECTURES, architecture
 from mtmd.kernels.gpu.triton_kernel import Placed, Program

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mtmd.base.errors import PlacementError
 from mtmd.kernels.dtype import DTYPES, name_of
-from mtmd.kernels.errors import PlacementError
 from mtmd.kernels.gpu.jit import tl, triton
 from mtmd.kernels.gpu.launch import Call, run_call
 from mtmd.kernels.gpu.quant_matmul.blocks import decode

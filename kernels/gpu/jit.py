@@ -11,8 +11,8 @@ from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 
-from mtmd.kernels.errors import PlacementError
-from mtmd.kernels.extras import install_command
+from mtmd.base.errors import PlacementError
+from mtmd.base.extras import install_command
 from mtmd.kernels.gpu.ahead.compilations import listen
 
 INSTALL = install_command("gpu")

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from mtmd.kernels.errors import PlacementError
+from mtmd.base.errors import PlacementError
 from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.quantization.blocks import BLOCKS
 

@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mtmd.kernels.errors import DeviceError
+from mtmd.base.errors import DeviceError
+from mtmd.base.heartbeat import waiting
 from mtmd.kernels.parallel.shared_memory import SharedMemory
-from mtmd.kernels.resources.heartbeat import waiting
 
 WAIT_S = 8.0  # for the other ranks at a sum; all have the same work
 T = TypeVar("T")

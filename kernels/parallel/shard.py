@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from mtmd.kernels.errors import PlacementError
+from mtmd.base.errors import PlacementError
 from mtmd.kernels.graph import Node, Type, constant, toposort
 from mtmd.kernels.ops import OPS
 from mtmd.kernels.ops.collective import Group

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
+from mtmd.base.errors import DeviceMemoryError, PlacementError
+from mtmd.base.heartbeat import beat, heart_here, patience
+from mtmd.base.text import mib
 from mtmd.kernels.backends.backend import Backend, Run
 from mtmd.kernels.backends.side_stream import Mark
-from mtmd.kernels.errors import DeviceMemoryError, PlacementError
 from mtmd.kernels.graph import Node, Type, filled
 from mtmd.kernels.ops import OPS
-from mtmd.kernels.plan.replay import Replay, why_not
+from mtmd.kernels.plan.graph_replay import Replay, why_not
 from mtmd.kernels.plan.row_blocks import Chain
 from mtmd.kernels.plan.scheduler import Plan
-from mtmd.kernels.resources.heartbeat import beat, heart_here, patience
 from mtmd.kernels.resources.result_memory import ResultMemory, new_result
-from mtmd.kernels.text import mib
 
 if TYPE_CHECKING:
     from mtmd.kernels.plan.native_run import NativePlan

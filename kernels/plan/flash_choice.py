@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mtmd.base.errors import OptionError
 from mtmd.kernels import ops
 from mtmd.kernels.backends.backend import Backend
-from mtmd.kernels.errors import OptionError
 from mtmd.kernels.graph import Node, toposort
 from mtmd.kernels.plan.layer_split import LayerSplit
 from mtmd.kernels.plan.scheduler import Override, Refusal

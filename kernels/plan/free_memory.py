@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 
+from mtmd.base.control_groups import CGROUP, PROC, groups, text_of
 from mtmd.kernels.backends.backend import Backend
-from mtmd.kernels.resources.control_groups import CGROUP, PROC, groups, text_of
 
 KEPT_S = 0.05  # an answer may be this old: it is asked for with every batch
 _known: dict[torch.device, tuple[float, int | None]] = {}

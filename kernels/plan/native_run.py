@@ -11,16 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mtmd.base.cores import usable_cores
+from mtmd.base.heartbeat import heart_here
+from mtmd.base.throttling import SustainedClock
 from mtmd.kernels.cpu.native.pool import Pool, shared_pool
 from mtmd.kernels.cpu.native.program import Frame, Pointer, Program
 from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.ops import OPS
 from mtmd.kernels.plan.lower import ARENA, Lowered, Lowering, StepFacts, worth
 from mtmd.kernels.plan.thread_choice import ThreadChoice
-from mtmd.kernels.resources.cores import usable_cores
-from mtmd.kernels.resources.heartbeat import heart_here
 from mtmd.kernels.resources.threads import asked_threads
-from mtmd.kernels.resources.throttling import SustainedClock
 
 if TYPE_CHECKING:
     from mtmd.kernels.backends.backend import Backend

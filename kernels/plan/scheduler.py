@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from mtmd.base.errors import OptionError, PlacementError
 from mtmd.kernels.backends.backend import Backend
-from mtmd.kernels.errors import OptionError, PlacementError
 from mtmd.kernels.graph import Node, toposort
 from mtmd.kernels.ops import OPS
 from mtmd.kernels.plan.fusion.rewrite import rewritten

@@ -14,7 +14,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from mtmd.kernels.errors import ModelError
+from mtmd.base.errors import ModelError
 from mtmd.kernels.quantization import blocks_of_32, iq_quants, k_quants, ternary
 
 Decode = Callable[[Tensor], Tensor]

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
+from mtmd.base.cores import usable_cores
+from mtmd.base.throttling import SustainedClock
 from mtmd.kernels.dtype import DTYPES
-from mtmd.kernels.resources.cores import usable_cores
-from mtmd.kernels.resources.throttling import SustainedClock
 
 READ_BYTES = {
     "cpu": 512 << 20,

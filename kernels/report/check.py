@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mtmd.base.cores import usable_cores
 from mtmd.kernels.backends.backend import Backend
 from mtmd.kernels.graph import Node
 from mtmd.kernels.ops import OPS
@@ -16,7 +17,6 @@ from mtmd.kernels.plan.executor import Executor, Residency
 from mtmd.kernels.plan.scheduler import Plan
 from mtmd.kernels.report.facts import Check, NativeRun
 from mtmd.kernels.report.from_plans import op_times
-from mtmd.kernels.resources.cores import usable_cores
 from mtmd.kernels.resources.threads import why_threads
 
 LIMITS = {

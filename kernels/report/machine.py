@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mtmd.kernels.resources.cores import Cores
-from mtmd.kernels.resources.throttling import Throttled
+from mtmd.base.cores import Cores
+from mtmd.base.throttling import Throttled
 
 USED_UP = 0.25  # of a CPU quota's periods, from which on it is told
 SPARE = 0.25  # of a core: threads have to wait where others take more than that of their cores

@@ -6,15 +6,15 @@ from functools import cache
 
 import torch
 
+from mtmd.base.cores import Cores, OthersWatch
+from mtmd.base.throttling import ThrottleWatch
 from mtmd.kernels.backends.backend import Backend
 from mtmd.kernels.plan.free_memory import free_bytes
 from mtmd.kernels.report.ceilings import READ_BYTES, flops_rate_of, read_rate_of
 from mtmd.kernels.report.machine import MachineFacts, threads_told
 from mtmd.kernels.report.warmup_report import WarmupReport
 from mtmd.kernels.report.why_slow import encode_flops, step_bytes
-from mtmd.kernels.resources.cores import Cores, OthersWatch
 from mtmd.kernels.resources.threads import asked_threads
-from mtmd.kernels.resources.throttling import ThrottleWatch
 
 ROOM = 2  # times what is read to find out how fast that goes, which has to be free
 

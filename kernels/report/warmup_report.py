@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mtmd.kernels.report.facts import WarmupFacts
-from mtmd.kernels.report.text import render
+from mtmd.kernels.report.report_text import render
 
 
 class WarmupReport(WarmupFacts):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from mtmd.kernels.resources.cores import Cores, usable_cores
+from mtmd.base.cores import Cores, usable_cores
 
 
 @dataclass

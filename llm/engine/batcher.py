@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import Counter, abc
 from dataclasses import dataclass
 
-from mtmd.kernels.resources.turns import Shares
+from mtmd.base.turns import Shares
 from mtmd.llm.engine.pages import Pages
 from mtmd.llm.engine.sequence import Sequence
 from mtmd.llm.engine.waiting import Waiting

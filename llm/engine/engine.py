@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mtmd.base.errors import DeviceError, MtmdError
 from mtmd.kernels.cpu.sampling import rows as drawing
-from mtmd.kernels.errors import DeviceError, MtmdError
 from mtmd.kernels.plan.scheduler import Plan
 from mtmd.llm.batch import FEW, Batch
 from mtmd.llm.engine.batcher import Batcher, Step
@@ -32,9 +32,9 @@ from mtmd.llm.engine.sequence import Sequence, Token
 from mtmd.llm.engine.spans import Span, blocks, identities, lay_out, stretch
 from mtmd.llm.engine.speculation import MOST_ROWS, Mode, Speculation, speculation
 from mtmd.llm.plan_maker import Deferral, PlanMaker
-from mtmd.llm.sampling.rows import Row, rows_of, tensor_of
+from mtmd.llm.sampling.batch_sampler import Drawn, Wish, draw
+from mtmd.llm.sampling.logit_rows import Row, rows_of, tensor_of
 from mtmd.llm.sampling.sampler import Sampler
-from mtmd.llm.sampling.together import Drawn, Wish, draw
 from mtmd.llm.state import PAGE, Cache, Snapshot
 
 # recurrent states kept for prompts that begin alike, as far as they do not take more than

@@ -12,15 +12,15 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from mtmd.base.errors import ContextError, ModelError
+from mtmd.base.made_once import MadeOnce
 from mtmd.kernels.backends.backend import Backend
-from mtmd.kernels.errors import ContextError, ModelError
 from mtmd.kernels.graph import Node, WeightSource
 from mtmd.kernels.parallel.shard import Sharding
 from mtmd.kernels.plan.executor import Executor, Observer, Residency, memory_for
 from mtmd.kernels.plan.flash_choice import AttentionForm, FlashChoice, choose
 from mtmd.kernels.plan.layer_split import LayerSplit
 from mtmd.kernels.plan.scheduler import Override, Plan, make_plan
-from mtmd.kernels.resources.made_once import MadeOnce
 from mtmd.llm.batch import Batch, BatchShape
 from mtmd.llm.engine.make_batch import make_batch
 from mtmd.llm.engine.sequence import Sequence

@@ -9,7 +9,7 @@ import time
 from collections import abc
 from dataclasses import dataclass, field
 
-from mtmd.kernels.errors import MtmdError
+from mtmd.base.errors import MtmdError
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping
 
-from mtmd.kernels.resources.turns import Shares
+from mtmd.base.turns import Shares
 from mtmd.llm.engine.sequence import Sequence
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from mtmd.kernels.errors import OptionError
-from mtmd.kernels.panics import panics_as
+from mtmd.base.errors import OptionError
+from mtmd.base.panics import panics_as
 from mtmd.llm.sampling.json_schema import grammar_text
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mtmd.kernels.errors import OptionError
-from mtmd.kernels.text import one_line
+from mtmd.base.errors import OptionError
+from mtmd.base.text import one_line
 from mtmd.llm.sampling.json_schema import GRAMMAR_CHARS_MAX, LARK, CheckedSchema, lark_grammar
 
 NOTATIONS = ("regex", "choice", "lark", "gbnf")

@@ -11,9 +11,9 @@ import struct
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
-from mtmd.kernels.errors import OptionError
-from mtmd.kernels.isolation.channel import Channel
-from mtmd.kernels.isolation.limits import allow_time
+from mtmd.base.errors import OptionError
+from mtmd.base.isolation.channel import Channel
+from mtmd.base.isolation.limits import allow_time
 from mtmd.llm.sampling.grammar import allowed_tokens, compile_grammar, read_vocabulary, take
 from mtmd.llm.sampling.json_schema import GRAMMAR_CHARS_MAX
 

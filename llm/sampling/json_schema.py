@@ -15,9 +15,9 @@ from functools import lru_cache
 from math import prod
 from typing import Any, get_origin
 
-from mtmd.kernels.errors import OptionError
-from mtmd.kernels.panics import panics_as
-from mtmd.kernels.text import one_line
+from mtmd.base.errors import OptionError
+from mtmd.base.panics import panics_as
+from mtmd.base.text import one_line
 from mtmd.llm.sampling.schema_defaults import (
     DEFINITIONS,
     bound_numbers,

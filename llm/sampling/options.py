@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from mtmd.kernels.options import as_float, integer, integer_or_none, number, refuse
+from mtmd.base.options import as_float, integer, integer_or_none, number, refuse
 
 SEED_MAX = (1 << 63) - 1  # torch.Generator takes a signed 64-bit integer
 TOP_K_MAX = (1 << 31) - 1

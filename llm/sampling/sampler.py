@@ -14,12 +14,12 @@ from itertools import islice
 import numpy as np
 import torch
 
+from mtmd.base.errors import MtmdError
 from mtmd.kernels.cpu.sampling.rows import draw
-from mtmd.kernels.errors import MtmdError
 from mtmd.kernels.resources.threads import one_thread
-from mtmd.llm.sampling.candidates import candidates, pick
+from mtmd.llm.sampling.host_filters import candidates, pick
+from mtmd.llm.sampling.logit_rows import Row, numbers_of, tensor_of
 from mtmd.llm.sampling.options import Sampling
-from mtmd.llm.sampling.rows import Row, numbers_of, tensor_of
 
 __all__ = ["Sampler", "Sampling", "check_peak"]
 

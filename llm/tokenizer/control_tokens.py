@@ -14,8 +14,8 @@ from typing import Any
 
 import tokenizers
 
-from mtmd.kernels.errors import ModelError, PromptError
-from mtmd.kernels.panics import panics_as
+from mtmd.base.errors import ModelError, PromptError
+from mtmd.base.panics import panics_as
 from mtmd.llm.tokenizer.gguf_vocabulary import TOKEN_CHARS_MAX
 
 # A Unicode noncharacter: reserved for use inside a program, never part of text that is exchanged.

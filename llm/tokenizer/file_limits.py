@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from mtmd.kernels.errors import ModelError
+from mtmd.base.errors import ModelError
 
 EXPANSION_MAX = 2048
 """Characters that one may become, by a normalizer or decoder. NFKC's most is 18 (U+FDFA); the

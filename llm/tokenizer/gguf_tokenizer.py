@@ -15,8 +15,8 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
-from mtmd.kernels.errors import ModelError
-from mtmd.kernels.text import one_line
+from mtmd.base.errors import ModelError
+from mtmd.base.text import one_line
 from mtmd.llm.tokenizer import pretokenizers
 from mtmd.llm.tokenizer.gguf_vocabulary import (
     CONTROL,

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mtmd.kernels.errors import ModelError
+from mtmd.base.errors import ModelError
 
 PREFIX = "tokenizer.ggml."
 # token_type, of llama.h

@@ -18,8 +18,8 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers
 
-from mtmd.kernels.errors import ModelError
-from mtmd.kernels.text import one_line
+from mtmd.base.errors import ModelError
+from mtmd.base.text import one_line
 from mtmd.llm.tokenizer.file_limits import check_steps
 
 BLANK = "▁"

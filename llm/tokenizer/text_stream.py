@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 import tokenizers
 
-from mtmd.kernels.errors import ModelError, OptionError
+from mtmd.base.errors import ModelError, OptionError
 
 # Decoders look at the tokens before only to place blanks; one would do, a few more cost nothing.
 CONTEXT_TOKENS = 4

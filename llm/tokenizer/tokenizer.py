@@ -11,9 +11,9 @@ from typing import Any
 
 import tokenizers
 
-from mtmd.kernels.errors import ModelError
-from mtmd.kernels.files import open_regular
-from mtmd.kernels.text import json_object, one_line
+from mtmd.base.errors import ModelError
+from mtmd.base.files import open_regular
+from mtmd.base.text import json_object, one_line
 from mtmd.llm.tokenizer import gguf_tokenizer, sentencepiece_file
 from mtmd.llm.tokenizer.control_tokens import SEAL, ControlTokens, encode_piece
 from mtmd.llm.tokenizer.file_limits import check_added, check_file

@@ -6,17 +6,17 @@ import hashlib
 from collections.abc import Callable, Collection, Generator, Iterable
 from typing import Any
 
+from mtmd.base.errors import DeviceError, MtmdError, OptionError
 from mtmd.batch.inputs import Input
 from mtmd.batch.output import Row
 from mtmd.config import AnswerOptions
 from mtmd.events import Answer
-from mtmd.kernels.errors import DeviceError, MtmdError, OptionError
 from mtmd.prompt.conversation import messages_of
 from mtmd.prompt.load_image import decoded_bytes, read_picture, read_url
-from mtmd.prompt.urls.kinds import is_address
+from mtmd.prompt.url_kinds import is_address
 from mtmd.prompt.video_input import FrameRequest, VideoInput, is_video
 from mtmd.service.many import Many
-from mtmd.service.measures.prepare_ahead import PrepareAhead
+from mtmd.service.prepare_ahead import PrepareAhead
 from mtmd.service.service import Service
 
 

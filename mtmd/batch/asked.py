@@ -13,10 +13,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from mtmd.base.errors import OptionError
 from mtmd.config import AnswerOptions
-from mtmd.kernels.errors import OptionError
 from mtmd.llm.sampling.options import DRAWING, AppliedSampling
-from mtmd.prompt.urls.kinds import is_url
+from mtmd.prompt.url_kinds import is_url
 
 ENDING = ".run.json"
 LOADING = ("dtype", "context", "mmproj", "chat_template", "image_min_tokens", "image_max_tokens")

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
 
+from mtmd.base.errors import OptionError, VideoError
+from mtmd.base.text import printable
 from mtmd.config import IMAGE_SUFFIXES, VIDEO_SUFFIXES
-from mtmd.kernels.errors import OptionError, VideoError
-from mtmd.kernels.text import printable
 from mtmd.prompt.picture_paths import check_path, user_path
-from mtmd.prompt.urls.kinds import is_address, is_url, url_identity
+from mtmd.prompt.url_kinds import is_address, is_url, url_identity
 
 SUFFIXES = (*IMAGE_SUFFIXES, *VIDEO_SUFFIXES)
 PARTS_MAX = 100_000  # of one video

@@ -18,7 +18,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from mtmd.kernels.errors import OptionError
+from mtmd.base.errors import OptionError
 
 GROUP = 1024  # rows that go to a Parquet file at a time
 

@@ -15,9 +15,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from mtmd.kernels.errors import OptionError
-from mtmd.kernels.text import one_line
-from mtmd.process.file_lock import lock
+from mtmd.base.errors import OptionError
+from mtmd.base.file_lock import lock
+from mtmd.base.text import one_line
 
 ENDING = ".lock"
 OWNER_BYTES = 1000

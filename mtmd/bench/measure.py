@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from mtmd.process import memory
+from mtmd.base import process_memory as memory
 
 # How far two counters of the same memory may be apart: other threads go on between two readings.
 SLACK = 16 << 20

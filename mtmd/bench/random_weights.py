@@ -17,8 +17,8 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
+from mtmd.base.errors import OptionError
 from mtmd.kernels.checkpoint.canonical import Parameter
-from mtmd.kernels.errors import OptionError
 from mtmd.kernels.graph import Shape
 from mtmd.kernels.quantization.blocks import BLOCKS, NATIVE, row_bytes
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from mtmd.base.text import mib
 from mtmd.bench.measure import Sample, exponent
-from mtmd.kernels.text import mib
 
 # In the order of a request.
 STAGES = ("preprocess", "encode", "prefill", "decode", "first token", "copy", "speculative copy")

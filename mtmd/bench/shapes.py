@@ -14,6 +14,9 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
+from mtmd.base.errors import ModelError, OptionError
+from mtmd.base.options import refuse
+from mtmd.base.spelling import did_you_mean
 from mtmd.bench.random_weights import RandomFile, plain_kinds, text_kinds
 from mtmd.chat_template.template import ChatTemplate
 from mtmd.checkpoint.checkpoint import RANDOM, Checkpoint
@@ -21,9 +24,6 @@ from mtmd.checkpoint.folder import text_settings
 from mtmd.clip.family import VisionFamily, vision_family
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights
 from mtmd.kernels.checkpoint.settings import Settings, read_json
-from mtmd.kernels.errors import ModelError, OptionError
-from mtmd.kernels.options import refuse
-from mtmd.kernels.spelling import did_you_mean
 from mtmd.llm.family import text_family
 from mtmd.llm.tokenizer.tokenizer import Tokenizer
 

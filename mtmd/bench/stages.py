@@ -15,16 +15,16 @@ from typing import Any
 import torch
 
 from mtmd import __version__
+from mtmd.base.cores import usable_cores
+from mtmd.base.process_memory import resident_bytes
+from mtmd.base.throttling import SustainedClock
 from mtmd.bench.measure import Sample, busy
 from mtmd.bench.report import AXES, Machine, OpRow, Point, PredictedMemory, Report, Stage
 from mtmd.bench.subject import OpCost, Prefilled, Subject, Work
 from mtmd.config import LoadOptions
 from mtmd.kernels.report.ceilings import RUNS, Ceilings
-from mtmd.kernels.resources.cores import usable_cores
 from mtmd.kernels.resources.threads import asked_threads
-from mtmd.kernels.resources.throttling import SustainedClock
 from mtmd.model import Model
-from mtmd.process.memory import resident_bytes
 
 # What an axis can change; the rest is as at the base.
 STAGES_OF = {

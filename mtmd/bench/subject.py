@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mtmd.base.errors import OptionError
+from mtmd.base.process_memory import resident_bytes
 from mtmd.bench.forced import Forced
 from mtmd.bench.measure import HostPeak
 from mtmd.bench.shapes import random_checkpoint
@@ -28,7 +30,6 @@ from mtmd.clip.token_budget import Budget
 from mtmd.config import LoadOptions
 from mtmd.events import Finished
 from mtmd.kernels.dtype import name_of
-from mtmd.kernels.errors import OptionError
 from mtmd.kernels.graph import Node
 from mtmd.kernels.ops import OPS
 from mtmd.kernels.plan.scheduler import Plan
@@ -44,7 +45,6 @@ from mtmd.loaded.device_and_dtype import device_name
 from mtmd.loading import find_checkpoint
 from mtmd.model import Model
 from mtmd.option_types import Detail
-from mtmd.process.memory import resident_bytes
 
 SLACK = 256  # tokens that a chat template may put around a prompt
 COPIED = 120  # tokens, with which a prompt and its copy fit into the slack

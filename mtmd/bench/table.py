@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mtmd.base.text import mib
 from mtmd.bench.report import AXIS_MEANING, STAGE_MEANING, Report, Stage, above, growths, many
-from mtmd.kernels.text import mib
 
 OPS_SHOWN = 8  # of each graph, those that take most time
 ROOFLINE = "100 % is as fast as the ceilings above allow, main memory's and that of products"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mtmd.kernels.errors import MtmdError
+from mtmd.base.errors import MtmdError
 
 Render = Callable[..., str]
 SEPARATOR = "\n"

@@ -24,9 +24,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace, pass_context
 from jinja2.visitor import NodeTransformer
 
+from mtmd.base.errors import ModelError, MtmdError, PromptError
+from mtmd.base.text import one_line
 from mtmd.chat_template.render_limits import Meter
-from mtmd.kernels.errors import ModelError, MtmdError, PromptError
-from mtmd.kernels.text import one_line
 
 TEMPLATE_CHARS_MAX = 256 << 10  # the longest in use have about 30 thousand
 CAUSE_CHARS = 300  # of a message of jinja2, or of a template

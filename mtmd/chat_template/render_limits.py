@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
 
-from mtmd.kernels.errors import ModelError, PromptError
+from mtmd.base.errors import ModelError, PromptError
 
 VALUE_WEIGHT_MAX = 4 << 20  # characters of one value; a list element counts as 16
 MADE_WEIGHT_MAX = 256 << 20  # all values of one rendering together

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mtmd.base.errors import ModelError, PromptError
+from mtmd.base.files import open_regular
+from mtmd.base.text import json_object, one_line
 from mtmd.chat_template.built_in_templates import how_to_give_one
 from mtmd.chat_template.jinja_sandbox import SafeTemplate
-from mtmd.kernels.errors import ModelError, PromptError
-from mtmd.kernels.files import open_regular
-from mtmd.kernels.text import json_object, one_line
 
 FILE_BYTES_MAX = 16 << 20
 

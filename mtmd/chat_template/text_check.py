@@ -16,8 +16,8 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from mtmd.kernels.errors import PromptError
-from mtmd.kernels.text import one_line
+from mtmd.base.errors import PromptError
+from mtmd.base.text import one_line
 
 # Unicode noncharacters, which are for use inside a program and not part of exchanged text.
 _BEGIN, _END, _DIGITS = "\ufdd3", "\ufdd4", "\ufdd8\ufdd9\ufdda\ufddb\ufddc\ufddd\ufdde\ufddf"

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from mtmd.base.errors import ModelError
+from mtmd.base.spelling import did_you_mean
 from mtmd.checkpoint.hub import PART, WEIGHTS, is_projector, parse_name
-from mtmd.kernels.errors import ModelError
-from mtmd.kernels.spelling import did_you_mean
 
 CONFIG_BYTES_MAX = 16 << 20
 # The word of a GGUF's name, or of its folder's, that tells its type.

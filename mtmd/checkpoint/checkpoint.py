@@ -7,11 +7,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from mtmd.base.errors import ModelError
 from mtmd.chat_template.built_in_templates import end_of_turn as end_of_built_in
 from mtmd.chat_template.template import ChatTemplate
 from mtmd.clip.family import VisionFamily
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights
-from mtmd.kernels.errors import ModelError
 from mtmd.llm.family import TextFamily
 from mtmd.llm.sampling.options import NOTHING_RECOMMENDED, ModelSampling
 from mtmd.llm.tokenizer.tokenizer import Tokenizer

@@ -13,6 +13,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from mtmd.base.errors import ModelError, OptionError
+from mtmd.base.spelling import did_you_mean
 from mtmd.checkpoint.cached_models import CONFIG_BYTES_MAX, read_cache
 from mtmd.checkpoint.hub import (
     DEMO,
@@ -25,8 +27,6 @@ from mtmd.checkpoint.hub import (
     resolve_model,
 )
 from mtmd.kernels.checkpoint.magic import is_gguf
-from mtmd.kernels.errors import ModelError, OptionError
-from mtmd.kernels.spelling import did_you_mean
 
 CACHE = "cache"  # stands for all models in the hub's cache, where no file is called so
 DEEPEST = 3  # folders below the one that is given: org/name/file

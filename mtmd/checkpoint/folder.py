@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from mtmd.base.errors import DualEncoderError, ModelError
 from mtmd.chat_template.template import ChatTemplate
 from mtmd.checkpoint.checkpoint import Checkpoint, check_vocabulary, end_of_turn, placeholders
 from mtmd.checkpoint.sampling import GENERATION_CONFIG, of_config, of_generation_config
@@ -16,7 +17,6 @@ from mtmd.clip.family import VisionFamily, vision_family
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights, check_no_extra
 from mtmd.kernels.checkpoint.open_weights import open_weights
 from mtmd.kernels.checkpoint.settings import Settings, read_json
-from mtmd.kernels.errors import DualEncoderError, ModelError
 from mtmd.llm.family import FAMILIES as TEXT_FAMILIES
 from mtmd.llm.family import text_family
 from mtmd.llm.sampling.options import ModelSampling

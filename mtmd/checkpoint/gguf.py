@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from mtmd.base.errors import ModelError
 from mtmd.chat_template.built_in_templates import how_to_give_one
 from mtmd.chat_template.template import ChatTemplate
 from mtmd.checkpoint.checkpoint import Checkpoint, check_vocabulary, end_of_turn, placeholders
@@ -11,7 +12,6 @@ from mtmd.checkpoint.sampling import of_gguf
 from mtmd.clip.family import gguf_vision_family
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights, check_no_extra
 from mtmd.kernels.checkpoint.open_weights import GgufFile
-from mtmd.kernels.errors import ModelError
 from mtmd.llm.family import gguf_text_family
 from mtmd.llm.tokenizer.gguf_tokenizer import TEMPLATE
 from mtmd.llm.tokenizer.tokenizer import Tokenizer

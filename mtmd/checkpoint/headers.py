@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from mtmd.base.errors import ModelError
 from mtmd.checkpoint.hub import (
     TIMEOUT_S,
     Found,
@@ -21,7 +22,6 @@ from mtmd.checkpoint.hub import (
     parse_name,
     progress_bars,
 )
-from mtmd.kernels.errors import ModelError
 
 FIRST_BYTES = 4 << 20  # of a GGUF, whose header's length is not told; most have more
 MOST_BYTES = 128 << 20  # of one header

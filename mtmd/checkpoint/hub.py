@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from mtmd.base.errors import ModelError
+from mtmd.base.spelling import nearest_path
 from mtmd.kernels.checkpoint.magic import ADAPTER, CONVERT, MERGE, first_bytes, is_gguf, stand_in
-from mtmd.kernels.errors import ModelError
-from mtmd.kernels.spelling import nearest_path
 
 TIMEOUT_S = 10.0
 # What is read, and nothing else: no pickles, no copies in other formats. `consolidated*` repeats

@@ -6,9 +6,9 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+from mtmd.base.errors import ModelError
 from mtmd.checkpoint.checkpoint import FILES, Checkpoint
 from mtmd.kernels.checkpoint.magic import is_gguf
-from mtmd.kernels.errors import ModelError
 
 
 def open_checkpoint(

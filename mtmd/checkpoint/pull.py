@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mtmd.base.errors import ModelError
 from mtmd.checkpoint.hub import (
     Found,
     HubName,
@@ -22,7 +23,6 @@ from mtmd.checkpoint.hub import (
     parse_name,
     resolve_model,
 )
-from mtmd.kernels.errors import ModelError
 
 CHUNK = 1 << 22  # bytes of a file that are hashed at a time
 SPARE = 64 << 20  # bytes of the disk that are left free

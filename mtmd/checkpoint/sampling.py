@@ -11,8 +11,8 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from mtmd.kernels.errors import OptionError
-from mtmd.kernels.text import one_line, printable
+from mtmd.base.errors import OptionError
+from mtmd.base.text import one_line, printable
 from mtmd.llm.sampling.options import DRAWING, NOTHING_RECOMMENDED, ModelSampling, Sampling
 
 GENERATION_CONFIG = "generation_config.json"

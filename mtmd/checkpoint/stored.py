@@ -10,10 +10,10 @@ from pathlib import Path
 
 import torch
 
+from mtmd.base.errors import ModelError
 from mtmd.clip.family import ties_tables
 from mtmd.kernels.checkpoint.canonical import WeightFile
 from mtmd.kernels.checkpoint.settings import Settings
-from mtmd.kernels.errors import ModelError
 from mtmd.llm.family import TextFamily, text_family
 from mtmd.llm.parameters import LM_HEAD
 

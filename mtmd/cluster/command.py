@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mtmd.kernels.errors import DeviceError, OptionError
-from mtmd.kernels.text import for_terminal, one_line
+from mtmd.base.errors import DeviceError, OptionError
+from mtmd.base.text import for_terminal, one_line
 
 OWN = ("actors", "unit", "column", "name_column", "trust_tables")  # options that only it has
 MOST = {"actors": 100_000, "unit": 1_000_000}

@@ -11,10 +11,10 @@ from math import ceil
 from threading import Thread
 from typing import Any
 
+from mtmd.base.errors import DeviceError, OptionError
+from mtmd.base.extras import install_command
+from mtmd.base.text import one_line
 from mtmd.config import guard_own_ray, keep_ray_quiet
-from mtmd.kernels.errors import DeviceError, OptionError
-from mtmd.kernels.extras import install_command
-from mtmd.kernels.text import one_line
 
 LOCAL, AUTO = "local", "auto"
 ANSWER_S = 10.0  # for a machine that is there

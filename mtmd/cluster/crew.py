@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import Any
 
+from mtmd.base.errors import DeviceError, MtmdError, OptionError
+from mtmd.base.text import one_line
 from mtmd.cluster.connect import Seats, told
 from mtmd.cluster.job import Ended, Given
 from mtmd.cluster.places import without_secrets
@@ -16,8 +18,6 @@ from mtmd.cluster.sources.find import Columns
 from mtmd.cluster.sources.listing import Listed, Shard, list_shard
 from mtmd.cluster.units import Unit
 from mtmd.cluster.worker import Failed, Job, Worker
-from mtmd.kernels.errors import DeviceError, MtmdError, OptionError
-from mtmd.kernels.text import one_line
 
 LISTED_AT_ONCE = 64
 DOUBT_S, ASK_S = 60.0, 0.2

@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from mtmd.base.errors import DeviceError, OptionError
 from mtmd.batch.asked import asked, check_same
 from mtmd.batch.output import Row
 from mtmd.cluster.ends import Ends
@@ -29,7 +30,6 @@ from mtmd.cluster.sources.find import Found
 from mtmd.cluster.sources.listing import Listed, Listing
 from mtmd.cluster.units import Item, Plan, Unit, check_count, done_in, part_name, unit_size
 from mtmd.cluster.worker import Failed, Job, Loaded, Placed, Written, not_written
-from mtmd.kernels.errors import DeviceError, OptionError
 
 JOB = "_job.json"
 VERSION = 2  # since 2 the model's own penalties are used

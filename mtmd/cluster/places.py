@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
 from urllib.parse import quote, unquote_to_bytes
 
-from mtmd.kernels.errors import ImageError, OptionError
-from mtmd.kernels.files import open_regular
-from mtmd.kernels.text import one_line
-from mtmd.prompt.urls.data_url import read_data_url
-from mtmd.prompt.urls.kinds import is_data_url, url_identity
+from mtmd.base.errors import ImageError, OptionError
+from mtmd.base.files import open_regular
+from mtmd.base.text import one_line
+from mtmd.prompt.data_url import read_data_url
+from mtmd.prompt.url_kinds import is_data_url, url_identity
 
 ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 # Stores in which an object is there whole or not at all: what is sent in pieces is put together at

@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass, fields
 from hashlib import sha256
 from typing import Any
 
+from mtmd.base.errors import OptionError
+from mtmd.base.text import one_line
 from mtmd.cluster.out.folder import Folder
-from mtmd.kernels.errors import OptionError
-from mtmd.kernels.text import one_line
 
 ITEMS_MOST = 20_000_000
 UNIT_MOST = 256  # rows that are lost, to be done again, when a machine goes away

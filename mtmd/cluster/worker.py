@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from mtmd.base.errors import DeviceError, MtmdError, OptionError
 from mtmd.batch.answering import Batch
 from mtmd.batch.inputs import Input
 from mtmd.batch.output import Row
@@ -21,11 +22,10 @@ from mtmd.cluster.places import told_reason
 from mtmd.cluster.sources.find import Columns
 from mtmd.cluster.sources.reader import Reader, path_of
 from mtmd.cluster.units import Item, Unit, part_name
-from mtmd.kernels.errors import DeviceError, MtmdError, OptionError
 from mtmd.loaded.predicted_memory import predicted_bytes
 from mtmd.loading import load
 from mtmd.prompt.video_input import FrameRequest
-from mtmd.service.measures.prepare_ahead import PrepareAhead
+from mtmd.service.prepare_ahead import PrepareAhead
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from mtmd.base.errors import OptionError
 from mtmd.commands.shared import (
     STDIN,
     TEXT_HELP,
@@ -21,7 +22,6 @@ from mtmd.commands.shared import (
     read_texts,
     with_frames_chosen,
 )
-from mtmd.kernels.errors import OptionError
 
 HELP = "Ask one question, about pictures or without any."
 EXAMPLES = """\

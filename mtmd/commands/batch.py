@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from mtmd.base.text import for_terminal, one_line
 from mtmd.cluster import command as cluster
 from mtmd.commands.shared import (
     STDIN,
@@ -28,7 +29,6 @@ from mtmd.commands.shared import (
     load_from,
     seconds,
 )
-from mtmd.kernels.text import for_terminal, one_line
 
 FAILURES_SHOWN = 3
 
@@ -116,10 +116,10 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """0 where every image has its answer, 1 where some failed."""
+    from mtmd.base.errors import OptionError
     from mtmd.batch.inputs import check_urls, find_inputs
     from mtmd.batch.output import check_output
     from mtmd.batch.output_lock import output_lock
-    from mtmd.kernels.errors import OptionError
 
     cluster.check(args)
     if args.ray is not None:
@@ -145,11 +145,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace, found: Any, answering: dict[str, Any], ahead: int | None) -> int:
+    from mtmd.base.errors import DeviceError
     from mtmd.batch.asked import SAMPLING, AskedBefore, asked, chosen, name_of_model, own_sampling
     from mtmd.batch.output import open_output
     from mtmd.batch.resuming import what_is_left
     from mtmd.config import AnswerOptions, LoadOptions, options
-    from mtmd.kernels.errors import DeviceError
 
     inputs = list(found.inputs)
     output = open_output(args.out, args.resume or args.retry_failed)
@@ -189,7 +189,7 @@ def _run(args: argparse.Namespace, found: Any, answering: dict[str, Any], ahead:
     from tqdm import tqdm
 
     from mtmd.batch.answering import Batch
-    from mtmd.service.measures.prepare_ahead import PrepareAhead
+    from mtmd.service.prepare_ahead import PrepareAhead
 
     text.start = time.perf_counter()
     rows = Batch(
@@ -243,8 +243,8 @@ def _check_any(inputs: Sequence[Any]) -> None:
 
 def _in_parts(inputs: list[Any], args: argparse.Namespace) -> list[Any]:
     """Raises OptionError."""
+    from mtmd.base.errors import OptionError
     from mtmd.batch.inputs import in_parts
-    from mtmd.kernels.errors import OptionError
 
     if args.start is not None or args.end is not None:
         raise OptionError("--every: found beside --from or --to, expected one of them")

@@ -11,6 +11,7 @@ import os
 import sys
 from typing import Any
 
+from mtmd.base.errors import ImageError, OptionError
 from mtmd.commands.shared import (
     add_ahead_argument,
     add_answer_arguments,
@@ -27,7 +28,6 @@ from mtmd.commands.shared import (
     piped_picture,
     with_frames_chosen,
 )
-from mtmd.kernels.errors import ImageError, OptionError
 from mtmd.terminal.status_line import Status
 from mtmd.terminal.wrap import wrapped
 
@@ -112,7 +112,7 @@ def _each(args: argparse.Namespace, chosen: dict[str, Any]) -> int:
     frames = frame_request(args)
     model = load_from(args)
     from mtmd.batch.answering import Batch
-    from mtmd.service.measures.prepare_ahead import PrepareAhead
+    from mtmd.service.prepare_ahead import PrepareAhead
     from mtmd.terminal.table import Table
 
     settings, parallel = model.loaded.answer_options(chosen), model.options.parallel

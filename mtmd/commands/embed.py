@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from mtmd.base.text import for_terminal, one_line
 from mtmd.commands.shared import (
     add_device_arguments,
     add_preprocess_argument,
@@ -17,7 +18,6 @@ from mtmd.commands.shared import (
     piped_picture,
     settle_threads,
 )
-from mtmd.kernels.text import for_terminal, one_line
 
 HELP = "Turn images and texts into vectors of one space, find images by a text, label them."
 EXAMPLES = """\
@@ -165,7 +165,7 @@ def _labels(args: argparse.Namespace) -> list[str]:
 
 def _check(args: argparse.Namespace, labels: list[str]) -> None:
     """Raises OptionError, before torch is imported."""
-    from mtmd.kernels.errors import OptionError
+    from mtmd.base.errors import OptionError
 
     images = bool(args.images or args.list or args.index)
     if args.labels is not None and not labels:
@@ -187,7 +187,7 @@ def _embed(model: Any, inputs: Sequence[Any]) -> tuple[list[str], Any, list[Any]
     import numpy as np
     from tqdm import tqdm
 
-    from mtmd.kernels.errors import ImageError
+    from mtmd.base.errors import ImageError
     from mtmd.prompt.load_image import load_image, read_url
 
     names: list[str] = []

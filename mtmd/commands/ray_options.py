@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 
-from mtmd.kernels.errors import OptionError
+from mtmd.base.errors import OptionError
 
 MOST_REPLICAS = 1000
 OWN = ("replicas", "no_affinity")  # options that only --ray has

@@ -17,6 +17,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+from mtmd.base.cores import leave_half, usable_cores
+from mtmd.base.errors import DeviceError, DualEncoderError, OptionError
+from mtmd.base.text import for_terminal
 from mtmd.commands.completion import offers, offers_models
 from mtmd.commands.ray_options import add_ray_arguments, check_ray_options
 from mtmd.commands.shared import (
@@ -30,9 +33,6 @@ from mtmd.commands.shared import (
     loading,
     warmed_up,
 )
-from mtmd.kernels.errors import DeviceError, DualEncoderError, OptionError
-from mtmd.kernels.resources.cores import leave_half, usable_cores
-from mtmd.kernels.text import for_terminal
 
 ENDING_S = 20.0  # for the step that the device is in
 NAMED = 8  # models, when the server begins
@@ -360,8 +360,8 @@ def _serve(
     """Until it is stopped. The fault of the device, if that is why. `begin` is called with server
     and service when it can answer, in place of what a command does about signals.
     """
+    from mtmd.base.isolation.limits import available as can_isolate
     from mtmd.config import tokenize_in_own_thread
-    from mtmd.kernels.isolation.limits import available as can_isolate
     from mtmd.loaded.allocator import return_freed_memory
     from mtmd.loaded.interpreter import shared_out_promptly
     from mtmd.web.models.progress import Loading
@@ -450,7 +450,7 @@ def ray_application(options: dict[str, str]) -> Any:
 
 def _check_options_of_many(args: argparse.Namespace) -> None:
     """Raises OptionError for options that would do nothing."""
-    from mtmd.kernels.errors import OptionError
+    from mtmd.base.errors import OptionError
 
     if not args.models:
         for name in ("models_max", "unload_after", "presets"):
@@ -480,7 +480,7 @@ def _serve_many(
     args: argparse.Namespace, settings: Any, folder: Path | None, sock: socket.socket
 ) -> Any:
     """As `_serve`, of several models, none of which has to be there at the start."""
-    from mtmd.kernels.isolation.limits import available as can_isolate
+    from mtmd.base.isolation.limits import available as can_isolate
     from mtmd.loaded.allocator import return_freed_memory
     from mtmd.loaded.interpreter import shared_out_promptly
     from mtmd.web.app import create_app_of_many
@@ -571,8 +571,8 @@ def _load_apart(args: argparse.Namespace, settings: Any, stack: ExitStack) -> An
     """As `_load`, in a process that ends with `stack`; None for a dual encoder, which has none
     unless one was asked for. Raises MtmdError.
     """
-    from mtmd.apart.client import EngineClient
     from mtmd.clip.image.isolated import start as start_picture_workers
+    from mtmd.engine_process.client import EngineClient
 
     is_here = check_loading(args)
     with ExitStack() as own:
@@ -713,7 +713,7 @@ def _close_to_others(folder: Path | None) -> list[str]:
 def _settings(args: argparse.Namespace) -> Any:
     """Raises OptionError."""
     from mtmd.config import api_keys_from_environment
-    from mtmd.web.keys import parse_keys
+    from mtmd.web.api_keys import parse_keys
     from mtmd.web.settings import ConnectionLimits, MediaBudget, ServerSettings
 
     return ServerSettings(

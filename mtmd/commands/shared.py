@@ -100,7 +100,7 @@ def settle_model(args: argparse.Namespace) -> None:
     given = getattr(args, "models_by_option", None)
     if not given:
         return
-    from mtmd.kernels.errors import OptionError
+    from mtmd.base.errors import OptionError
 
     places = ("model",) if hasattr(args, "model") else ("a", "b")
     found = [*(m for m in (getattr(args, place) for place in places) if m is not None), *given]
@@ -268,7 +268,7 @@ def read_texts(args: argparse.Namespace, names: Sequence[str] = ("prompt", "syst
 
 def _check_stdin(name: str, args: argparse.Namespace) -> None:
     """Raises OptionError where standard input is to be something else, or is a person."""
-    from mtmd.kernels.errors import OptionError
+    from mtmd.base.errors import OptionError
 
     if not hasattr(args, "prompt"):
         raise OptionError(f"{name}: found -, expected a text: standard input is what is said")
@@ -280,7 +280,7 @@ def _check_stdin(name: str, args: argparse.Namespace) -> None:
 
 
 def _text_in(name: str, word: str) -> str:
-    from mtmd.kernels.errors import OptionError
+    from mtmd.base.errors import OptionError
 
     path = word.removeprefix(IN_FILE)
     try:
@@ -296,7 +296,7 @@ def _text_in(name: str, word: str) -> str:
 
 def _text_of(name: str, file: BinaryIO, where: str) -> str:
     """Without the line breaks at its end."""
-    from mtmd.kernels.errors import OptionError
+    from mtmd.base.errors import OptionError
 
     data = file.read(TEXT_BYTES_MAX + 1)
     if len(data) > TEXT_BYTES_MAX:
@@ -325,7 +325,7 @@ def add_ahead_argument(sub: argparse.ArgumentParser) -> None:
 
 def chosen_ahead(args: argparse.Namespace) -> int | None:
     """None for auto. Raises OptionError."""
-    from mtmd.service.measures.prepare_ahead import prepare_ahead
+    from mtmd.service.prepare_ahead import prepare_ahead
 
     word = args.prepare_ahead or "auto"
     return prepare_ahead(int(word) if word.isdecimal() and len(word) < 9 else word)
@@ -479,7 +479,7 @@ def with_frames_chosen(images: Sequence[Any], args: argparse.Namespace) -> list[
     chosen = {name: getattr(args, name) for name in ("fps", "max_frames", "start", "end")}
     if all(value is None for value in chosen.values()):
         return list(images)
-    from mtmd.kernels.errors import OptionError
+    from mtmd.base.errors import OptionError
     from mtmd.prompt.video_input import VideoInput, is_video
 
     made = [VideoInput(one, **chosen) if is_video(one) else one for one in images]
@@ -509,7 +509,7 @@ def _read_schema(path: str) -> str:
     """The text of a schema: of the file, or what stands in its place."""
     if path.lstrip().startswith("{"):
         return path
-    from mtmd.kernels.errors import OptionError
+    from mtmd.base.errors import OptionError
     from mtmd.llm.sampling.json_schema import SCHEMA_BYTES_MAX
 
     try:
@@ -527,7 +527,7 @@ def pictures_named(words: Sequence[str], remote: bool = False) -> list[Any]:
     of the addresses; what comes from a pipe, in place of STDIN or by its path, as bytes. Nothing
     heavy is imported for it, nothing fetched. Raises ImageError.
     """
-    from mtmd.kernels.errors import ImageError
+    from mtmd.base.errors import ImageError
     from mtmd.prompt.picture_paths import check_sources
 
     if words.count(STDIN) > 1:
@@ -552,7 +552,7 @@ def _from_pipe(word: str) -> Any:
     """As `_from_stdin`, of a pipe with a name, which can be read once."""
     from io import BytesIO
 
-    from mtmd.kernels.errors import ImageError
+    from mtmd.base.errors import ImageError
 
     with Path(word).open("rb") as pipe:
         file = BytesIO(pipe.read(STDIN_BYTES_MAX + 1))
@@ -568,7 +568,7 @@ def _from_stdin() -> Any:
     """
     from io import BytesIO
 
-    from mtmd.kernels.errors import ImageError
+    from mtmd.base.errors import ImageError
 
     if sys.stdin.isatty():
         raise ImageError(
@@ -596,7 +596,7 @@ def piped_picture(words: Sequence[str], lists: Sequence[str] = ()) -> bytes | No
     """What standard input holds where one of `words` stands for it, None where none does. Raises
     ImageError, also where it is to be a list as well.
     """
-    from mtmd.kernels.errors import ImageError
+    from mtmd.base.errors import ImageError
 
     if STDIN not in words:
         return None
@@ -652,9 +652,9 @@ def load_dual_from(args: argparse.Namespace) -> Any:
     """The dual encoder the options name. Raises MtmdError, for an option that it has no use for
     too.
     """
+    from mtmd.base.errors import OptionError
     from mtmd.config import LoadOptions
     from mtmd.embedding.embedder import EMBEDDER_OPTIONS, load_embedder
-    from mtmd.kernels.errors import OptionError
 
     useless = {
         field.name: field.default

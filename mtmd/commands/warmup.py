@@ -9,6 +9,8 @@ import shutil
 import sys
 from typing import Any
 
+from mtmd.base.errors import OptionError
+from mtmd.base.text import for_terminal
 from mtmd.commands.shared import (
     add_model_arguments,
     chosen_load_options,
@@ -17,8 +19,6 @@ from mtmd.commands.shared import (
     settle_threads,
     warmed_up,
 )
-from mtmd.kernels.errors import OptionError
-from mtmd.kernels.text import for_terminal
 
 HELP = "Ask the device about every op, run one encode and one step of decode, and report."
 EXAMPLES = """\

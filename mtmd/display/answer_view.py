@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
+from mtmd.base.errors import MtmdError
 from mtmd.clip.image.decode import Picture
 from mtmd.display.grounding import Region, Regions, find_regions
 from mtmd.events import Answer, Box
-from mtmd.kernels.errors import MtmdError
 from mtmd.prompt.conversation import Message
 from mtmd.prompt.load_image import load_image, preview
-from mtmd.prompt.urls.kinds import is_url
+from mtmd.prompt.url_kinds import is_url
 from mtmd.receipt import ImageReceipt
 
 EDGE = 512  # pixels of a preview's longer side

@@ -7,11 +7,11 @@ import string
 from dataclasses import dataclass
 from pathlib import Path
 
+from mtmd.base.errors import ModelError
 from mtmd.clip.dual.family import DualFamily, dual_family
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights, check_no_extra
 from mtmd.kernels.checkpoint.open_weights import open_weights
 from mtmd.kernels.checkpoint.settings import Settings, read_json
-from mtmd.kernels.errors import ModelError
 from mtmd.llm.tokenizer.sentencepiece_file import BLANK
 from mtmd.llm.tokenizer.tokenizer import PIECES, Tokenizer
 

@@ -16,6 +16,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mtmd.base.cores import OthersWatch
+from mtmd.base.errors import DeviceMemoryError, ModelError, OptionError, PromptError
+from mtmd.base.text import mib
 from mtmd.clip.dual.family import FAMILIES
 from mtmd.clip.dual.text_encoder import BATCH as TEXTS_AT_ONCE
 from mtmd.clip.dual.text_encoder import TextEncoder
@@ -29,18 +32,15 @@ from mtmd.embedding.dual_checkpoint import DualCheckpoint, is_dual_folder, open_
 from mtmd.embedding.receipt import EmbeddingReceipt, TextReceipt
 from mtmd.kernels.backends import Backend, backends_for
 from mtmd.kernels.dtype import name_of
-from mtmd.kernels.errors import DeviceMemoryError, ModelError, OptionError, PromptError
 from mtmd.kernels.plan.executor import Residency
 from mtmd.kernels.plan.free_memory import free_bytes
-from mtmd.kernels.plan.replay import recordings_bytes
+from mtmd.kernels.plan.graph_replay import recordings_bytes
 from mtmd.kernels.plan.scheduler import Override
 from mtmd.kernels.report.facts import Placement
 from mtmd.kernels.report.measure_machine import computing_threads, machine_facts, thread_warnings
 from mtmd.kernels.report.warmup_report import WarmupReport
-from mtmd.kernels.resources.cores import OthersWatch
 from mtmd.kernels.resources.default_device import made_on_the_host
 from mtmd.kernels.resources.threads import ask_threads, settle_cores
-from mtmd.kernels.text import mib
 from mtmd.loaded.device_and_dtype import choose_dtype, device_name
 from mtmd.loaded.report import attention_kernels, preprocessed_where, refusal_warnings
 from mtmd.loaded.vision_attention import ours_only, told, vision_attention

@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
+from mtmd.base.errors import BusyError, DeviceError, MtmdError, PromptError
 from mtmd.checkpoint.facts import CheckpointFacts, facts_of_weights
 from mtmd.clip.image.decode import Picture
 from mtmd.embedding.embedder import Embedder, Embeddings
-from mtmd.kernels.errors import BusyError, DeviceError, MtmdError, PromptError
 from mtmd.kernels.report.warmup_report import WarmupReport
 from mtmd.loaded.device_thread import AGAIN
-from mtmd.service.measures.latencies import Latencies
-from mtmd.service.measures.stats import ServiceStats
+from mtmd.service.latencies import Latencies
+from mtmd.service.stats import ServiceStats
 
 
 class EmbeddingService:

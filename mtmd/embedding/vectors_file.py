@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from mtmd.base.errors import OptionError
 from mtmd.embedding.embedder import Vectors
-from mtmd.kernels.errors import OptionError
 
 SUFFIXES = (".npy", ".npz")
 MAX_BYTES = 8 << 30

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
+from mtmd.base.errors import OptionError
 from mtmd.inspect.observing import Key, Occurrences, observer
 from mtmd.kernels.dtype import name_of
-from mtmd.kernels.errors import OptionError
 from mtmd.kernels.graph import Node
 from mtmd.model import Model
 from mtmd.prompt.conversation import Message

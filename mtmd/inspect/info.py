@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
+from mtmd.base.errors import ImageError, OptionError
 from mtmd.clip.family import VisionFamily
 from mtmd.clip.resolution.resolution import prepare_blank
 from mtmd.clip.token_budget import Budget
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights
 from mtmd.kernels.checkpoint.magic import is_gguf
 from mtmd.kernels.dtype import name_of
-from mtmd.kernels.errors import ImageError, OptionError
 from mtmd.kernels.quantization.blocks import BLOCKS, row_bytes
 from mtmd.kernels.report.facts import DequantizedTensor, GraphFacts
 from mtmd.llm.batch import BatchShape

@@ -6,9 +6,9 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
+from mtmd.base.text import mib
 from mtmd.inspect.info import ModelInfo, Part, PictureCost, TokenFact
 from mtmd.kernels.report.facts import GraphFacts
-from mtmd.kernels.text import mib
 from mtmd.llm.sampling.options import ModelSampling
 
 COLUMNS = 100

@@ -7,20 +7,20 @@ from typing import Any
 
 import torch
 
+from mtmd.base.errors import OptionError
+from mtmd.base.options import size_or_none
 from mtmd.bench.shapes import random_checkpoint
 from mtmd.checkpoint.checkpoint import Checkpoint
 from mtmd.config import LoadOptions, given, options
+from mtmd.inspect.predict_ranks import shared_out
 from mtmd.inspect.prediction import GraphOps, Needs, Prediction, card_facts, facts_of, usable_bytes
 from mtmd.inspect.prediction_text import render_prediction
-from mtmd.inspect.ranks.facts import LinkFacts
-from mtmd.inspect.ranks.predict import shared_out
+from mtmd.inspect.ranks_facts import LinkFacts
 from mtmd.kernels.backends import Cpu, Reference
 from mtmd.kernels.backends.target import MIN_CAPABILITY, Target
-from mtmd.kernels.errors import OptionError
 from mtmd.kernels.estimate.cards import find_card
 from mtmd.kernels.estimate.roofline import shares
 from mtmd.kernels.gpu.jit import INSTALL, has_triton
-from mtmd.kernels.options import size_or_none
 from mtmd.kernels.plan.scheduler import Plan
 from mtmd.kernels.report.compiled import compiled_kernels
 from mtmd.loading import find_checkpoint

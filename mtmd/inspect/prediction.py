@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mtmd.base.errors import ImageError, OptionError
 from mtmd.clip.encoder import BATCH
 from mtmd.clip.resolution.resolution import ImagePlan, prepare_blank
 from mtmd.clip.token_budget import Budget
-from mtmd.inspect.ranks.facts import LinkFacts
+from mtmd.inspect.ranks_facts import LinkFacts
 from mtmd.kernels.backends.target import Target
-from mtmd.kernels.errors import ImageError, OptionError
 from mtmd.kernels.estimate.cards import Card
 from mtmd.kernels.estimate.roofline import Estimate, OpShare, estimate
 from mtmd.kernels.plan.scheduler import Plan

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from mtmd.inspect.prediction import GraphOps, Length, Picture, Prediction
-from mtmd.inspect.ranks.text import render_ranks
+from mtmd.inspect.ranks_text import render_ranks
 from mtmd.kernels.estimate.roofline import Estimate
 from mtmd.kernels.report.facts import CompiledKernel
 from mtmd.loaded.fitting.needed_memory import MOST_ANSWERS

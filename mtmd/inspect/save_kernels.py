@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from mtmd import __version__
+from mtmd.base.errors import OptionError
+from mtmd.base.text import mib
 from mtmd.inspect.predict_target import subject_of
-from mtmd.kernels.errors import OptionError
 from mtmd.kernels.gpu.jit import INSTALL, has_triton
 from mtmd.kernels.report.programs import device_of
-from mtmd.kernels.text import mib
 from mtmd.loaded.programs import foreseen_programs
 
 

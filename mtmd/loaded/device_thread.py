@@ -21,11 +21,11 @@ import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from mtmd.kernels.errors import DeviceError, MtmdError
-from mtmd.kernels.resources.heartbeat import Heartbeat
-from mtmd.kernels.resources.priority import ahead
-from mtmd.kernels.resources.turns import aside
-from mtmd.process.tracebacks import stack_text, traceback_text
+from mtmd.base.errors import DeviceError, MtmdError
+from mtmd.base.heartbeat import Heartbeat
+from mtmd.base.priority import ahead
+from mtmd.base.tracebacks import stack_text, traceback_text
+from mtmd.base.turns import aside
 
 HANG_S = 300.0  # a node takes seconds; the first run of one may compile it
 TICK_S = 1.0  # between two looks at the thread, at most

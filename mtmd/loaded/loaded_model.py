@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
 
+from mtmd.base.errors import ModelError, OptionError
+from mtmd.base.isolation.limits import available as can_isolate
 from mtmd.checkpoint.checkpoint import Checkpoint
 from mtmd.clip.encoder import Encoder
 from mtmd.clip.image.isolated import start as start_picture_workers
@@ -22,8 +24,6 @@ from mtmd.config import AnswerOptions, LoadOptions, PresetSampling, given, launc
 from mtmd.kernels.backends import Backend, backends_for, several_backends
 from mtmd.kernels.backends.side_stream import SideStream
 from mtmd.kernels.dtype import name_of
-from mtmd.kernels.errors import ModelError, OptionError
-from mtmd.kernels.isolation.limits import available as can_isolate
 from mtmd.kernels.plan.scheduler import Override
 from mtmd.kernels.report.facts import FitFacts, LayersFacts, Placement
 from mtmd.kernels.resources.threads import ask_threads, settle_cores
@@ -32,7 +32,7 @@ from mtmd.llm.engine.runner import Runner
 from mtmd.llm.family import default_context, for_context
 from mtmd.llm.sampling.constraint import Grammars
 from mtmd.llm.sampling.grammar_notations import grammar_source
-from mtmd.llm.sampling.isolated import IsolatedGrammars
+from mtmd.llm.sampling.isolated_grammar import IsolatedGrammars
 from mtmd.llm.sampling.json_schema import CheckedSchema
 from mtmd.llm.sampling.options import WAYS, AppliedSampling
 from mtmd.llm.warmup import decoder_placement

@@ -17,14 +17,14 @@ from functools import cached_property
 
 import numpy as np
 
+from mtmd.base.errors import DeviceMemoryError, OptionError, PlacementError
+from mtmd.base.text import mib
 from mtmd.clip.encoder import Encoder
 from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.clip.token_budget import Budget
-from mtmd.kernels.errors import DeviceMemoryError, OptionError, PlacementError
 from mtmd.kernels.graph import Shape
 from mtmd.kernels.plan.free_memory import free_bytes
 from mtmd.kernels.plan.scheduler import Plan
-from mtmd.kernels.text import mib
 from mtmd.llm.engine.runner import Runner
 from mtmd.loaded.fitting.needed_memory import (
     CACHE_PART,

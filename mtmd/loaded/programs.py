@@ -7,19 +7,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from mtmd.base.errors import OptionError
+from mtmd.clip.batch_shapes import foreseen_packs, foreseen_tiles
 from mtmd.clip.encoder import Encoder
-from mtmd.clip.foreseen import foreseen_packs, foreseen_tiles
 from mtmd.clip.token_budget import Budget
 from mtmd.config import kernels_from_environment
 from mtmd.kernels.backends import Backend
 from mtmd.kernels.backends.gpu import Gpu
-from mtmd.kernels.errors import OptionError
 from mtmd.kernels.gpu.ahead.compilations import compilations
 from mtmd.kernels.gpu.triton_kernel import Program
 from mtmd.kernels.report.facts import GivenPrograms, ProgramFacts
 from mtmd.kernels.report.programs import Programs, device_of
+from mtmd.llm.batch_shapes import foreseen_batches
 from mtmd.llm.engine.runner import Runner
-from mtmd.llm.foreseen import foreseen_batches
 
 log = logging.getLogger("mtmd.kernels")
 Progress = Callable[[int, int], None]

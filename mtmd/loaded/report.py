@@ -7,6 +7,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from mtmd.base.cores import OthersWatch
+from mtmd.base.text import mib
+from mtmd.base.throttling import ThrottleWatch
 from mtmd.clip.encoder import TowerEncoder
 from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.clip.warmup import check_encoder, encoder_graphs, preprocessing_facts
@@ -23,10 +26,7 @@ from mtmd.kernels.report.facts import (
 )
 from mtmd.kernels.report.measure_machine import computing_threads, machine_facts
 from mtmd.kernels.report.warmup_report import WarmupReport
-from mtmd.kernels.resources.cores import OthersWatch
 from mtmd.kernels.resources.default_device import made_on_the_host
-from mtmd.kernels.resources.throttling import ThrottleWatch
-from mtmd.kernels.text import mib
 from mtmd.llm.engine.speculation import refusal
 from mtmd.llm.warmup import check_decoder, decoder_graphs, measure_rows
 from mtmd.loaded.device_and_dtype import device_name

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from mtmd.base.errors import OptionError
+from mtmd.clip.batch_shapes import foreseen_tiles
 from mtmd.clip.encoder import TowerEncoder
-from mtmd.clip.foreseen import foreseen_tiles
 from mtmd.clip.token_budget import Budget
 from mtmd.kernels.backends import Backend
 from mtmd.kernels.backends.gpu import Gpu
 from mtmd.kernels.backends.vision_attention.measure import CudaProbe, Probe
-from mtmd.kernels.errors import OptionError
 from mtmd.kernels.gpu.table import KERNELS
 from mtmd.kernels.graph import Node
 from mtmd.kernels.plan.scheduler import Plan

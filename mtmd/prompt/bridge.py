@@ -17,6 +17,8 @@ from typing import TypeAlias
 import numpy as np
 from torch import Tensor
 
+from mtmd.base.errors import PromptError
+from mtmd.base.turns import aside
 from mtmd.clip.encoder import Encoder
 from mtmd.clip.image.decode import Picture
 from mtmd.clip.image.pixels import Pixels
@@ -24,8 +26,6 @@ from mtmd.clip.resolution.resolution import AmongSeveral, ImagePlan, closed
 from mtmd.clip.token_budget import DEFAULT_BUDGET, Budget
 from mtmd.clip.video.family import ClipShape, VideoFamily
 from mtmd.clip.video.video import Video
-from mtmd.kernels.errors import PromptError
-from mtmd.kernels.resources.turns import aside
 from mtmd.llm.engine.spans import Span
 from mtmd.llm.tokenizer.tokenizer import Tokenizer
 from mtmd.loaded.fitting.needed_memory import CACHE_BYTES

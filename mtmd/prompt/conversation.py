@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeAlias, cast
 
+from mtmd.base.errors import ImageError, PromptError
 from mtmd.clip.image.decode import Picture
 from mtmd.clip.video.footage import Footage
-from mtmd.kernels.errors import ImageError, PromptError
 from mtmd.llm.tokenizer.control_tokens import SEAL
 from mtmd.prompt.load_image import ImageSource, load_image
 from mtmd.prompt.message_forms import filled, in_own_form

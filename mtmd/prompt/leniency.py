@@ -8,7 +8,7 @@ from collections.abc import Callable
 from itertools import groupby
 from typing import Any
 
-from mtmd.kernels.errors import PromptError
+from mtmd.base.errors import PromptError
 from mtmd.tools.history import plain_text
 
 DEVELOPER = "the chat template knows no role 'developer': such messages are those of the system"

@@ -16,6 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from mtmd.base.errors import ImageError, MtmdError
+from mtmd.base.isolation.limits import available as can_isolate
+from mtmd.base.text import shortened
 from mtmd.clip.image.decode import (
     DEFAULT_LIMITS,
     ImageLimits,
@@ -29,13 +32,10 @@ from mtmd.clip.image.decode import (
 from mtmd.clip.image.isolated import open_isolated
 from mtmd.clip.image.pixels import Pixels
 from mtmd.clip.image.signatures import picture_format
-from mtmd.kernels.errors import ImageError, MtmdError
-from mtmd.kernels.isolation.limits import available as can_isolate
-from mtmd.kernels.text import shortened
+from mtmd.prompt.data_url import URL_BYTES_MAX, data_url, read_data_url
+from mtmd.prompt.fetch_url import RemoteMedia
 from mtmd.prompt.picture_paths import check_path, not_opened, not_readable, user_path
-from mtmd.prompt.urls.data_url import URL_BYTES_MAX, data_url, read_data_url
-from mtmd.prompt.urls.fetch import RemoteMedia
-from mtmd.prompt.urls.kinds import is_address, is_data_url, is_url, url_identity, url_name
+from mtmd.prompt.url_kinds import is_address, is_data_url, is_url, url_identity, url_name
 
 __all__ = [
     "DEFAULT_LIMITS",

@@ -10,11 +10,11 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from mtmd.base.errors import PromptError
 from mtmd.clip.image.decode import Picture
-from mtmd.kernels.errors import PromptError
+from mtmd.prompt.data_url import data_url
 from mtmd.prompt.load_image import picture_url
-from mtmd.prompt.urls.data_url import data_url
-from mtmd.prompt.urls.kinds import is_data_url
+from mtmd.prompt.url_kinds import is_data_url
 from mtmd.prompt.video_input import REQUEST_NAMES, VideoInput, is_video, video_type
 
 _TEXT = ("text", "input_text", "output_text")  # the last two: OpenAI's Responses

@@ -9,10 +9,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import unquote_to_bytes
 
-from mtmd.kernels.errors import ImageError
-from mtmd.kernels.spelling import nearest_path
-from mtmd.kernels.text import printable, shortened
-from mtmd.prompt.urls.kinds import is_address, is_data_url, url_name
+from mtmd.base.errors import ImageError
+from mtmd.base.spelling import nearest_path
+from mtmd.base.text import printable, shortened
+from mtmd.prompt.url_kinds import is_address, is_data_url, url_name
 
 BASE64_CHARS = 200  # fewer may be a name
 _BASE64 = re.compile(r"[A-Za-z0-9+/_-]+={0,2}")

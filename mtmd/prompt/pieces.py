@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
+from mtmd.base.errors import PromptError
 from mtmd.clip.resolution.resolution import ImagePlan
-from mtmd.kernels.errors import PromptError
 
 
 @dataclass(frozen=True)

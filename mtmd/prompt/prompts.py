@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
+from mtmd.base.errors import ContextError, PromptError
 from mtmd.chat_template.text_check import THOUGHTS_LEFT_OUT
 from mtmd.clip.image.decode import Picture
 from mtmd.clip.video.footage import Footage
-from mtmd.kernels.errors import ContextError, PromptError
 from mtmd.kernels.plan.executor import Observer
 from mtmd.llm.engine.spans import Span
 from mtmd.llm.tokenizer.control_tokens import SEAL
@@ -22,9 +22,9 @@ from mtmd.loaded.loaded_model import LoadedModel
 from mtmd.prompt.bridge import Bridge, Prepared, PreparedVideo, Shown, flat
 from mtmd.prompt.conversation import Conversation, Message, RawPrompt, read_conversation
 from mtmd.prompt.conversation_text import ConversationText
+from mtmd.prompt.fetch_url import RemoteMedia
 from mtmd.prompt.load_image import load_image, load_isolated
 from mtmd.prompt.pieces import Piece
-from mtmd.prompt.urls.fetch import RemoteMedia
 from mtmd.prompt.video_input import load_video
 from mtmd.prompt.videos import NOT_SHOWN, ShownVideo, Videos, in_place_of_videos
 from mtmd.receipt import VideoReceipt

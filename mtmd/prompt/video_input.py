@@ -14,6 +14,9 @@ from typing import Any, BinaryIO, TypeAlias, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from mtmd.base.errors import ImageError, OptionError, VideoError
+from mtmd.base.isolation.limits import available as can_isolate
+from mtmd.base.text import shortened
 from mtmd.clip.image.decode import Picture, one_line
 from mtmd.clip.video.animation import moves
 from mtmd.clip.video.choose import check_request
@@ -22,14 +25,11 @@ from mtmd.clip.video.limits import DEFAULT_LIMITS, VideoLimits
 from mtmd.clip.video.signatures import HEAD_BYTES, is_container, video_format
 from mtmd.clip.video.video import FrameRequest, VideoFacts
 from mtmd.config import VIDEO_SUFFIXES
-from mtmd.kernels.errors import ImageError, OptionError, VideoError
-from mtmd.kernels.isolation.limits import available as can_isolate
-from mtmd.kernels.text import shortened
+from mtmd.prompt.data_url import URL_BYTES_MAX, base64_of, decoded, read_data_url
+from mtmd.prompt.fetch_url import RemoteMedia
 from mtmd.prompt.load_image import ImageSource, load_image
 from mtmd.prompt.picture_paths import check_path, user_path
-from mtmd.prompt.urls.data_url import URL_BYTES_MAX, base64_of, decoded, read_data_url
-from mtmd.prompt.urls.fetch import RemoteMedia
-from mtmd.prompt.urls.kinds import is_address, is_data_url, url_name
+from mtmd.prompt.url_kinds import is_address, is_data_url, url_name
 
 __all__ = [
     "Footage",

@@ -11,15 +11,15 @@ from typing import Any, TypeAlias, cast
 
 import numpy as np
 
+from mtmd.base.wanted import check_wanted
 from mtmd.clip.image.decode import Picture
 from mtmd.clip.image.pixels import Pixels
 from mtmd.clip.token_budget import Budget
 from mtmd.clip.video.choose import Evenly, chosen
 from mtmd.clip.video.decode import Reader
 from mtmd.clip.video.family import ClipShape
-from mtmd.clip.video.groups.room import fitting
+from mtmd.clip.video.room_for_frames import fitting
 from mtmd.clip.video.video import FrameRequest, Part, Video, VideoFacts
-from mtmd.kernels.resources.wanted import check_wanted
 from mtmd.loaded.loaded_model import LoadedModel
 from mtmd.prompt.bridge import Bridge, Prepared, PreparedVideo, Shown
 from mtmd.prompt.conversation import Conversation

@@ -26,16 +26,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mtmd.base.cores import usable_cores
+from mtmd.base.errors import DeviceError
+from mtmd.base.group_signals import held_back
+from mtmd.base.heartbeat import waiting
 from mtmd.config import Launched, LoadOptions
-from mtmd.kernels.errors import DeviceError
 from mtmd.kernels.parallel.distributed import DistributedGroup, check_unused
 from mtmd.kernels.parallel.shared_memory import new_memory
-from mtmd.kernels.resources.cores import usable_cores
-from mtmd.kernels.resources.heartbeat import waiting
 from mtmd.llm.batch import Batch
 from mtmd.llm.engine.runner import PLANS
 from mtmd.llm.state import Snapshot
-from mtmd.process.group_signals import held_back
 from mtmd.ranks.meeting import KEY, LOCALHOST, launcher_store, new_store, transport
 from mtmd.ranks.signs import Watch
 from mtmd.ranks.wire import Head, Wire

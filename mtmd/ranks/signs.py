@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 
-from mtmd.kernels.resources.heartbeat import Heartbeat, heart_here
-from mtmd.kernels.resources.priority import ahead
+from mtmd.base.heartbeat import Heartbeat, heart_here
+from mtmd.base.priority import ahead
 from mtmd.ranks.wire import Head, Wire
 
 SIGN_S = 1.0  # between two signs, and between two looks

@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Event as Flag
 from threading import Lock, Semaphore
 
+from mtmd.base.wanted import wanted_unless
 from mtmd.events import Event, Finished
-from mtmd.kernels.resources.wanted import wanted_unless
 from mtmd.service.ticket import Ticket
 
 

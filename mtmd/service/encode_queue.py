@@ -19,12 +19,12 @@ from math import prod
 import numpy as np
 from torch import Tensor
 
+from mtmd.base.errors import DeviceError, MtmdError
+from mtmd.base.heartbeat import beat
+from mtmd.base.turns import Shares
 from mtmd.clip.encoder import BATCH
 from mtmd.kernels.backends.side_stream import Mark
-from mtmd.kernels.errors import DeviceError, MtmdError
 from mtmd.kernels.graph import Shape
-from mtmd.kernels.resources.heartbeat import beat
-from mtmd.kernels.resources.turns import Shares
 from mtmd.prompt.bridge import Bridge, Prepared
 from mtmd.prompt.embedding_cache import Key
 

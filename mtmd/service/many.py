@@ -11,8 +11,8 @@ from threading import Condition, local
 from typing import Any, TypeVar
 
 from mtmd.events import Answer, Finished
-from mtmd.service.measures.prepare_ahead import PrepareAhead
 from mtmd.service.places import Places
+from mtmd.service.prepare_ahead import PrepareAhead
 from mtmd.service.ticket import Ticket
 
 # times as many as are answered at once may have been begun: answers that came early wait for those

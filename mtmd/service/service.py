@@ -20,6 +20,16 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy as np
 from torch import Tensor
 
+from mtmd.base.errors import (
+    BusyError,
+    DeviceError,
+    DeviceMemoryError,
+    MtmdError,
+    OptionError,
+    PromptError,
+)
+from mtmd.base.tracebacks import traceback_text
+from mtmd.base.turns import for_whom, goes_first
 from mtmd.checkpoint.facts import CheckpointFacts, facts_of
 from mtmd.clip.image.decode import Picture
 from mtmd.config import AnswerOptions
@@ -32,23 +42,14 @@ from mtmd.events import (
     TokenInfo,
     ToolCallPiece,
 )
-from mtmd.kernels.errors import (
-    BusyError,
-    DeviceError,
-    DeviceMemoryError,
-    MtmdError,
-    OptionError,
-    PromptError,
-)
 from mtmd.kernels.gpu.ahead.compilations import compilations
 from mtmd.kernels.report.ceilings import read_rate_of
 from mtmd.kernels.report.warmup_report import WarmupReport
 from mtmd.kernels.resources.default_device import made_on_the_host
-from mtmd.kernels.resources.turns import for_whom, goes_first
 from mtmd.llm.batch import BatchShape
+from mtmd.llm.batch_shapes import few_rows
 from mtmd.llm.engine.engine import Constraint, Engine, Prompt
 from mtmd.llm.engine.sequence import Sequence, Token
-from mtmd.llm.foreseen import few_rows
 from mtmd.llm.plan_maker import PlanMaker
 from mtmd.llm.sampling.json_schema import left_out
 from mtmd.llm.sampling.options import SEED_MAX
@@ -58,21 +59,20 @@ from mtmd.llm.tokenizer.text_stream import StopChecker
 from mtmd.loaded.device_thread import AGAIN, HANG_S, DeviceUser, again
 from mtmd.loaded.loaded_model import LoadedModel
 from mtmd.loaded.report import warmup_report
-from mtmd.process.tracebacks import traceback_text
 from mtmd.prompt.conversation import Message, RawPrompt
 from mtmd.prompt.prompts import PreparedPrompt, Prompts
 from mtmd.prompt_logprobs import check_prompt_logprobs
 from mtmd.service.call_plan import CallPlan, check_ids, plan_calls
 from mtmd.service.encode_queue import EncodeQueue, Job
-from mtmd.service.measures.latencies import Latencies
-from mtmd.service.measures.stats import ServiceStats, TokenCount
-from mtmd.service.measures.turnover import Turnover
+from mtmd.service.latencies import Latencies
 from mtmd.service.places import Places
 from mtmd.service.processed_tiles import ProcessedTiles
 from mtmd.service.prompt_scores import PromptScores
 from mtmd.service.receipts import make_receipt, model_warnings
 from mtmd.service.request import Request
+from mtmd.service.stats import ServiceStats, TokenCount
 from mtmd.service.ticket import Ticket
+from mtmd.service.turnover import Turnover
 from mtmd.thinking.marks import Marks, ThoughtText
 from mtmd.thinking.thought import AfterThought, MarkTokens, Thought
 from mtmd.tools.parser import CallPiece, Piece

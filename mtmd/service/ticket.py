@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from threading import Lock
 
+from mtmd.base.errors import MtmdError
+from mtmd.base.tracebacks import traceback_text
+from mtmd.base.turns import get_up
 from mtmd.events import Event, Finished
-from mtmd.kernels.errors import MtmdError
-from mtmd.kernels.resources.turns import get_up
-from mtmd.process.tracebacks import traceback_text
 
 log = logging.getLogger("mtmd.service")
 

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from mtmd.kernels.errors import LeftError
-from mtmd.kernels.resources.cores import usable_cores
-from mtmd.kernels.resources.priority import ahead, step_back
-from mtmd.kernels.resources.turns import (
-    Turns,
-    aside,
-    for_whom,
-    get_up,
-    goes_first,
-    sit_down,
-    work_for,
-)
-from mtmd.kernels.resources.wanted import check_wanted, in_any_case, is_gone, left, wanted_unless
+from mtmd.base.cores import usable_cores
+from mtmd.base.errors import LeftError
+from mtmd.base.priority import ahead, step_back
+from mtmd.base.turns import Turns, aside, for_whom, get_up, goes_first, sit_down, work_for
+from mtmd.base.wanted import check_wanted, in_any_case, is_gone, left, wanted_unless
 
 __all__ = [
     "LeftError",

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from mtmd.base.errors import MtmdError, OptionError
+from mtmd.base.text import one_line
 from mtmd.config import (
     CONVERSATION,
     IMAGE_SUFFIXES,
@@ -20,11 +22,9 @@ from mtmd.config import (
     options,
 )
 from mtmd.events import Answer, Finished, Progress, TextPiece, ThinkingPiece
-from mtmd.kernels.errors import MtmdError, OptionError
-from mtmd.kernels.text import one_line
 from mtmd.llm.sampling.options import AppliedSampling
 from mtmd.model import Model
-from mtmd.prompt.urls.kinds import is_url
+from mtmd.prompt.url_kinds import is_url
 from mtmd.receipt import Receipt
 from mtmd.terminal.line_input import (
     interruptible,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from mtmd.kernels.text import for_terminal
+from mtmd.base.text import for_terminal
 from mtmd.terminal.wrap import width_of
 
 

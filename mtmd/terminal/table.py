@@ -6,7 +6,7 @@ import sys
 import textwrap
 from collections.abc import Sequence
 
-from mtmd.kernels.text import for_terminal, one_line
+from mtmd.base.text import for_terminal, one_line
 from mtmd.terminal.wrap import width_of
 
 LEAST, GAP = 16, 2  # characters of a column, and between two

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mtmd.base.errors import ImageError, MtmdError
 from mtmd.clip.image.decode import Picture
-from mtmd.kernels.errors import ImageError, MtmdError
 from mtmd.prompt.conversation import Message
+from mtmd.prompt.fetch_url import RemoteMedia
 from mtmd.prompt.load_image import load_image
 from mtmd.prompt.picture_paths import check_path, user_path
-from mtmd.prompt.urls.fetch import RemoteMedia
-from mtmd.prompt.urls.kinds import is_address, is_url, url_identity
+from mtmd.prompt.url_kinds import is_address, is_url, url_identity
 from mtmd.prompt.video_input import Footage, is_video, load_video
 
 FORMAT = "mtmd chat"

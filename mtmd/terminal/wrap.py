@@ -10,7 +10,7 @@ import sys
 import unicodedata
 from typing import TextIO
 
-from mtmd.kernels.text import for_terminal
+from mtmd.base.text import for_terminal
 
 TAB = 8
 BOLD, DIM = "1", "2"  # of ECMA-48's SGR

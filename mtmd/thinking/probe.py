@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mtmd.kernels.errors import MtmdError
+from mtmd.base.errors import MtmdError
 from mtmd.thinking.marks import ABOUT_THOUGHTS, ATOM, Marks, last_mark
 from mtmd.thinking.request import EFFORTS
 from mtmd.tools.syntax import common_prefix

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, get_args
 
-from mtmd.kernels.errors import OptionError
-from mtmd.kernels.options import refuse
+from mtmd.base.errors import OptionError
+from mtmd.base.options import refuse
 
 Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 EFFORTS: tuple[str, ...] = get_args(Effort)

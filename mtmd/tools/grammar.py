@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mtmd.kernels.errors import OptionError
+from mtmd.base.errors import OptionError
 from mtmd.llm.sampling.json_schema import LEFT_OUT, loosened, without_loops
 from mtmd.llm.sampling.schema_defaults import (
     close_objects,

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from mtmd.kernels.errors import OptionError
+from mtmd.base.errors import OptionError
 from mtmd.llm.sampling.json_schema import GRAMMAR_CHARS_MAX, grammar_options
 from mtmd.llm.sampling.schema_defaults import bound_numbers, drop_idle, say_any_of, share_numbers
 from mtmd.tools.syntax import ID, ID_PATTERN

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mtmd.kernels.errors import MtmdError
+from mtmd.base.errors import MtmdError
 from mtmd.tools.syntax import (
     GENERIC,
     ID,

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from mtmd.kernels.errors import OptionError
-from mtmd.kernels.text import one_line
+from mtmd.base.errors import OptionError
+from mtmd.base.text import one_line
 
 TOOLS_MAX = 256
 TOOLS_BYTES_MAX = 512 << 10  # of all of them together, as JSON

@@ -16,7 +16,7 @@ from table import CASES
 
 from mtmd.checkpoint.open import open_checkpoint
 from mtmd.config import LoadOptions
-from mtmd.inspect.fit.fit import fit
+from mtmd.inspect.fit import fit
 from mtmd.kernels.backends import Cpu, Reference
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights
 from mtmd.llm.engine.spans import Span

@@ -18,7 +18,7 @@ from mtmd.config import LoadOptions
 from mtmd.kernels.backends import Cpu, Reference
 from mtmd.kernels.backends.backend import Backend
 from mtmd.kernels.graph import toposort
-from mtmd.kernels.plan.replay import Replay
+from mtmd.kernels.plan.graph_replay import Replay
 from mtmd.llm.batch import Batch, BatchShape
 from mtmd.llm.engine.spans import Span
 from mtmd.llm.state import KV

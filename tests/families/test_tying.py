@@ -16,9 +16,9 @@ from common import Oracle
 from safetensors.torch import load_file, save_file
 from table import ROWS
 
+from mtmd.base.errors import ModelError
 from mtmd.checkpoint.open import open_checkpoint
 from mtmd.kernels.backends.cpu import Cpu
-from mtmd.kernels.errors import ModelError
 from mtmd.llm.engine.runner import Runner
 from mtmd.llm.engine.spans import Span
 

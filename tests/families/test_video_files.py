@@ -11,11 +11,11 @@ from clips import video
 from common import Oracle
 
 from mtmd import VideoInput
+from mtmd.base.errors import PromptError
 from mtmd.checkpoint.open import open_checkpoint
 from mtmd.clip.video.footage import VideoFile
 from mtmd.clip.video.video import Video
 from mtmd.config import LoadOptions
-from mtmd.kernels.errors import PromptError
 from mtmd.model import Model
 
 ROW = "qwen2_vl", "qwen2.5-vl, windows of 2x2 merged patches"

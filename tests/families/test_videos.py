@@ -18,12 +18,12 @@ from gguf_files import decoder, glm4v_projector
 from test_against_transformers import decode, nmse
 from videos import CASES, Clip, VideoCase, VideoOracle, clip
 
+from mtmd.base.errors import PromptError
 from mtmd.checkpoint.open import open_checkpoint
 from mtmd.clip.image.decode import open_picture
 from mtmd.clip.token_budget import Budget
 from mtmd.clip.video.video import Video, VideoFacts
 from mtmd.config import LoadOptions
-from mtmd.kernels.errors import PromptError
 from mtmd.llm.engine.runner import Runner
 from mtmd.llm.engine.spans import Span
 from mtmd.model import Model

@@ -24,7 +24,7 @@ from mtmd.llm.tokenizer.text_stream import StopChecker
 from mtmd.llm.tokenizer.tokenizer import Tokenizer
 from mtmd.terminal.line_input import words_of
 from mtmd.web.app import create_app
-from mtmd.web.page.answering.answers import Answer
+from mtmd.web.page.answers import Answer
 from mtmd.web.settings import ServerSettings
 from mtmd.web.store.search import around
 

@@ -69,7 +69,7 @@ def engines_of(server: int) -> list[int]:
     return [
         pid
         for pid in children(server)
-        if b"mtmd.apart.boot" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        if b"mtmd.engine_process.boot" in Path(f"/proc/{pid}/cmdline").read_bytes()
     ]
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from mtmd.base.errors import PlacementError
 from mtmd.kernels import ops
-from mtmd.kernels.errors import PlacementError
 from mtmd.kernels.graph import Node, Type, graph_input, toposort
 
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from mtmd.base.errors import ModelError
 from mtmd.kernels.backends import Cpu
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights, Parameter
 from mtmd.kernels.checkpoint.open_weights import GgufFile
-from mtmd.kernels.errors import ModelError
 from mtmd.kernels.graph import Type, graph_input, toposort
 from mtmd.kernels.layers import Weights
 from mtmd.kernels.plan.executor import Executor, Residency

@@ -15,8 +15,8 @@ from unittest.mock import Mock, patch
 import pytest
 import test_engine as small
 
-from mtmd.kernels.errors import ModelError
-from mtmd.kernels.resources.heartbeat import Heartbeat
+from mtmd.base.errors import ModelError
+from mtmd.base.heartbeat import Heartbeat
 from mtmd.llm import plan_maker
 from mtmd.llm.batch import BatchShape
 from mtmd.llm.engine.engine import Engine

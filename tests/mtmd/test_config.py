@@ -14,8 +14,8 @@ import pytest
 import torch
 from pydantic import BaseModel, TypeAdapter
 
+from mtmd.base.errors import OptionError
 from mtmd.config import AnswerOptions, LoadOptions, options, split_options
-from mtmd.kernels.errors import OptionError
 from mtmd.llm.sampling.options import Sampling
 
 GOOD: list[tuple[type, dict[str, Any]]] = [

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from mtmd.base.errors import ImageError, ModelError, OptionError
 from mtmd.clip.image import decode
 from mtmd.events import Finished
-from mtmd.kernels.errors import ImageError, ModelError, OptionError
-from mtmd.llm.sampling import grammar, isolated
+from mtmd.llm.sampling import grammar, isolated_grammar
 from mtmd.loaded import loaded_model
 from mtmd.loading import load
 from mtmd.model import Model
@@ -58,7 +58,7 @@ def test_neither_is_looked_into_here(
 def test_a_bomb_is_refused_while_others_are_answered(
     apart: Model, world: dict[int, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(isolated, "TRIAL_LIMITS", isolated.Limits(2, 64 << 20))
+    monkeypatch.setattr(isolated_grammar, "TRIAL_LIMITS", isolated_grammar.Limits(2, 64 << 20))
     expected, errors = apart.describe(world[2], COUNT), list[OptionError]()
 
     def bomb() -> None:

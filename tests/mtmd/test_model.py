@@ -20,8 +20,7 @@ from forking import forked
 from PIL import Image
 
 import mtmd.loading as model_module
-from mtmd.events import Answer, Finished, Progress, TextPiece
-from mtmd.kernels.errors import (
+from mtmd.base.errors import (
     ContextError,
     ImageError,
     ModelError,
@@ -30,6 +29,7 @@ from mtmd.kernels.errors import (
     PlacementError,
     PromptError,
 )
+from mtmd.events import Answer, Finished, Progress, TextPiece
 from mtmd.loaded import device_thread
 from mtmd.loading import describe, load
 from mtmd.model import Model

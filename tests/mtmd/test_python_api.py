@@ -23,10 +23,7 @@ import torch
 from PIL import Image
 
 import mtmd
-from mtmd.config import AnswerOptions, LoadOptions
-from mtmd.display.answer_view import AnswerView, Shown
-from mtmd.events import Answer, Box, Finished, TextPiece
-from mtmd.kernels.errors import (
+from mtmd.base.errors import (
     DeviceError,
     ImageError,
     ModelError,
@@ -34,6 +31,9 @@ from mtmd.kernels.errors import (
     OptionError,
     PromptError,
 )
+from mtmd.config import AnswerOptions, LoadOptions
+from mtmd.display.answer_view import AnswerView, Shown
+from mtmd.events import Answer, Box, Finished, TextPiece
 from mtmd.model import Model, _of_item
 from mtmd.option_types import AnswerKeywords, LoadKeywords
 from mtmd.prompt import prompts

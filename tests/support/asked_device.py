@@ -55,8 +55,8 @@ def configure(name: str | None) -> AskedDevice:
 
     import torch
 
+    from mtmd.base.errors import OptionError
     from mtmd.kernels.backends import backends_for
-    from mtmd.kernels.errors import OptionError
 
     found = name.replace("hip", "cuda")
     if name != found and torch.version.hip is None:

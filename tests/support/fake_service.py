@@ -17,7 +17,7 @@ from mtmd.kernels.report.warmup_report import WarmupReport
 from mtmd.prompt.conversation import RawPrompt
 from mtmd.prompt.load_image import Picture
 from mtmd.receipt import ImageReceipt
-from mtmd.service.measures.latencies import Latencies
+from mtmd.service.latencies import Latencies
 from mtmd.service.turns import get_up
 
 CONTEXT = 512

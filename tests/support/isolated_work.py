@@ -7,7 +7,7 @@ import signal
 import time
 from typing import Any
 
-from mtmd.kernels.isolation.channel import Channel
+from mtmd.base.isolation.channel import Channel
 
 
 def prepare(setup: bytes) -> bytes:

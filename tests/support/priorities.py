@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import pytest
 
-from mtmd.kernels.resources.priority import step_back
+from mtmd.base.priority import step_back
 
 T = TypeVar("T")
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="threads have no priorities here")

@@ -10,7 +10,7 @@ from typing import Any
 from unittest.mock import patch
 
 import mtmd.service.service as service_module
-from mtmd.llm.sampling.rows import Row, tensor_of
+from mtmd.llm.sampling.logit_rows import Row, tensor_of
 from mtmd.llm.sampling.sampler import Sampler
 
 

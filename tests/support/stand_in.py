@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from mtmd.kernels.backends.backend import Run
-from mtmd.kernels.backends.recording import Recording, results_bytes
+from mtmd.kernels.backends.cuda_graphs import Recording, results_bytes
 from mtmd.kernels.backends.reference import Reference
 from mtmd.kernels.gpu.table import choose
 from mtmd.kernels.graph import Node

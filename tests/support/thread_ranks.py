@@ -16,10 +16,10 @@ import torch
 from ranks import Meeting, ThreadGroup
 from test_engine_schedules import FAMILIES, Noise
 
+from mtmd.base.heartbeat import Heartbeat
 from mtmd.follower import Follower
 from mtmd.kernels.backends import Cpu
 from mtmd.kernels.parallel.shard import Sharding
-from mtmd.kernels.resources.heartbeat import Heartbeat
 from mtmd.llm.engine.runner import Runner
 from mtmd.ranks import leader
 from mtmd.ranks.signs import Signs, Watch

@@ -10,7 +10,7 @@ from fake_service import FakeService
 from serving import client_for, data_url, image_part, png, post_chat, running
 
 from mtmd import OptionError
-from mtmd.web import keys
+from mtmd.web import api_keys as keys
 from mtmd.web.auth import RateLimit
 from mtmd.web.settings import ServerSettings, is_loopback
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from mtmd.base.errors import OptionError
+from mtmd.base.isolation import worker_slots as places
 from mtmd.batch.inputs import PARTS_MAX
 from mtmd.clip.image.decode import DEFAULT_LIMITS
 from mtmd.clip.video.limits import DEFAULT_LIMITS as VIDEO_LIMITS
@@ -16,18 +18,15 @@ from mtmd.cluster.out import lease
 from mtmd.cluster.sources import reader, tables, tar
 from mtmd.commands import batch
 from mtmd.config import LoadOptions
-from mtmd.kernels.errors import OptionError
-from mtmd.kernels.isolation import places
-from mtmd.prompt.urls.fetch import MOST_REDIRECTS
+from mtmd.prompt.fetch_url import MOST_REDIRECTS
 from mtmd.prompt_logprobs import PROMPT_LOGPROBS_MAX
-from mtmd.service import many
-from mtmd.service.measures import prepare_ahead
+from mtmd.service import many, prepare_ahead
 from mtmd.web import server
 from mtmd.web.api import embedding_requests as vectors
 from mtmd.web.connections import parser
 from mtmd.web.connections.parser import SHORT_BODY
 from mtmd.web.intake import gate
-from mtmd.web.intake.fetch import Fetcher
+from mtmd.web.intake.fetch_media import Fetcher
 from mtmd.web.intake.uploads import RECORD_BYTES
 from mtmd.web.models import registry
 from mtmd.web.page import chat, pictures

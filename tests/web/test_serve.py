@@ -27,7 +27,7 @@ SHAPES = (Path(__file__).parents[2] / "examples" / "shapes.png").read_bytes()
 JSON = {"Content-Type": "application/json"}
 FORWARD = '''
 import sys
-from mtmd.apart import process
+from mtmd.engine_process import process
 from mtmd.cli import main
 from mtmd.commands import serve
 from mtmd.web import server

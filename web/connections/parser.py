@@ -14,9 +14,9 @@ from waitress.parser import HTTPRequestParser, ParsingError
 from waitress.receiver import ChunkedReceiver
 from waitress.utilities import Error, RequestHeaderFieldsTooLarge
 
+from mtmd.web.api_keys import authorization
 from mtmd.web.bodies.body_budget import BodyBudget
 from mtmd.web.connections.refusal import Refusal
-from mtmd.web.keys import authorization
 
 SHORT_BODY = 64 << 10  # bytes
 HEADERS = 256  # of one request

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from mtmd import OptionError
-from mtmd.process.file_lock import lock
+from mtmd.base.file_lock import lock
 
 BACKLOG = 1024
 WAIT_S = 10.0  # for another server that begins beside this one

@@ -19,7 +19,7 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 from pydantic import GetCoreSchemaHandler, ValidationInfo
 from pydantic_core import CoreSchema, core_schema
 
-from mtmd.prompt.urls.data_url import byte_count, decoded_pieces
+from mtmd.prompt.data_url import byte_count, decoded_pieces
 from mtmd.web.intake.json_limits import PICTURES
 
 LONG = 64 << 10  # bytes of a text from which on it is taken out

@@ -19,11 +19,11 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from mtmd import ImageError, Picture, VideoError
-from mtmd.prompt.urls.data_url import base64_of, byte_count, decoded
+from mtmd.prompt.data_url import base64_of, byte_count, decoded
 from mtmd.prompt.video_input import Footage, is_video_data, sent_video
 from mtmd.service.turns import aside
 from mtmd.web.errors import ApiError
-from mtmd.web.intake.fetch import Fetcher
+from mtmd.web.intake.fetch_media import Fetcher
 from mtmd.web.intake.json_limits import BASE64
 from mtmd.web.intake.long_texts import CutText, beginning
 from mtmd.web.intake.picture_budget import PictureBudget

@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from mtmd import BusyError, Picture
 from mtmd.prompt.load_image import load_isolated, picture_size
 from mtmd.prompt.video_input import VideoFacts, check_video
-from mtmd.service.measures.turnover import Turnover
+from mtmd.service.turnover import Turnover
 from mtmd.service.turns import Turns, aside, for_whom, usable_cores
 from mtmd.web.intake.places import Askers
 from mtmd.web.settings import MediaBudget
 
 # Pictures of one client beside one for each core, so that few of his wait for a worker with their
 # pixels counted; which of several clients' run is the workers' own rule:
-# `mtmd.kernels.isolation.places`.
+# `mtmd.base.isolation.worker_slots`.
 BESIDE_CORES = 8
 
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from mtmd import BusyError
-from mtmd.service.measures.turnover import Turnover
+from mtmd.service.turnover import Turnover
 
 SHARED_S = 60.0  # an owner who has asked within so long counts as one who shares
 

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 from mtmd.checkpoint.collection import Source
 from mtmd.checkpoint.facts import CheckpointFacts
-from mtmd.service.measures.latencies import Latencies
-from mtmd.service.measures.stats import ServiceStats
+from mtmd.service.latencies import Latencies
+from mtmd.service.stats import ServiceStats
 from mtmd.web.models.choice import FETCHING, LOADED, LOADING, UNLOADED, UNLOADING, Listed
 from mtmd.web.models.presets import NONE, Preset
 from mtmd.web.models.progress import Loading, Read

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 from flask import Flask, g
 
 from mtmd import DeviceError, MtmdError
+from mtmd.base.tracebacks import traceback_text
 from mtmd.checkpoint.collection import Source
 from mtmd.checkpoint.hub import DEMO, DEMO_NAME, NotInCacheError
-from mtmd.process.tracebacks import traceback_text
 from mtmd.service.turns import aside, for_whom, is_gone, left
 from mtmd.web.intake.places import Places
 from mtmd.web.models.choice import (

@@ -21,9 +21,9 @@ from mtmd.web.errors import ApiError
 from mtmd.web.intake.picture_budget import PictureBudget
 from mtmd.web.intake.places import Places
 from mtmd.web.models.choice import Models
-from mtmd.web.page.answering.answers import Answer, Answers
-from mtmd.web.page.answering.model_messages import checked_pixels, model_messages
-from mtmd.web.page.answering.once_loaded import OnceLoaded
+from mtmd.web.page.answers import Answer, Answers
+from mtmd.web.page.model_messages import checked_pixels, model_messages
+from mtmd.web.page.once_loaded import OnceLoaded
 from mtmd.web.page.pictures import PictureCache
 from mtmd.web.served_model import ServedModel
 from mtmd.web.settings import ServerSettings

@@ -11,8 +11,8 @@ from typing import Any
 from flask import Blueprint, Response, jsonify, render_template, request
 
 from mtmd import DeviceError, MtmdError, ServiceStats, WarmupReport
-from mtmd.process.memory import resident_bytes
-from mtmd.service.measures.decode_speed import decode_speed, step_bytes
+from mtmd.base.process_memory import resident_bytes
+from mtmd.service.decode_speed import decode_speed, step_bytes
 from mtmd.service.turns import usable_cores
 from mtmd.web.auth import without_key
 from mtmd.web.intake.gate import Body, takes

@@ -20,7 +20,7 @@ from mtmd.web.auth import owner, without_key
 from mtmd.web.errors import ApiError, response
 from mtmd.web.intake.body import json_body
 from mtmd.web.intake.gate import Body, Work, checked_json, keep_place, takes, whole_body
-from mtmd.web.page.answering.answers import follow
+from mtmd.web.page.answers import follow
 from mtmd.web.page.chat import Chat
 from mtmd.web.page.requests import (
     Change,

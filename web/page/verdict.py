@@ -9,7 +9,7 @@ from typing import Any
 
 from mtmd import WarmupReport
 from mtmd.checkpoint.hub import DEMO_NAME
-from mtmd.service.measures.decode_speed import DecodeSpeed
+from mtmd.service.decode_speed import DecodeSpeed
 
 FAST, SLOWER, WRONG = "fast", "slower", "wrong"
 WORDS = {

@@ -14,12 +14,12 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 from urllib.parse import quote_from_bytes
 
+from mtmd.web.api_keys import ANYBODY, Caller, authorization
 from mtmd.web.auth import RateLimit
 from mtmd.web.bodies.body_budget import BodyBudget
 from mtmd.web.bodies.compressed import plain
 from mtmd.web.errors import ApiError, in_form_of
 from mtmd.web.headers import allowing, preflight
-from mtmd.web.keys import ANYBODY, Caller, authorization
 from mtmd.web.replicas.affinity import Common, common, named_in
 from mtmd.web.replicas.bodies import Bodies, no_room, too_long
 from mtmd.web.replicas.choice import Route

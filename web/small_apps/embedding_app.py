@@ -15,7 +15,7 @@ from mtmd.web.api import embeddings, files
 from mtmd.web.api.embeddings import EmbeddingApi
 from mtmd.web.auth import without_key
 from mtmd.web.errors import ApiError
-from mtmd.web.intake.fetch import Fetcher
+from mtmd.web.intake.fetch_media import Fetcher
 from mtmd.web.intake.gate import Body, GatedFlask, takes
 from mtmd.web.intake.media import Media
 from mtmd.web.intake.uploads import Uploads

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from mtmd.process.file_lock import lock
+from mtmd.base.file_lock import lock
 from mtmd.web.store.errors import StoreBusyError, store_errors
 
 LOCK = "conversations.lock"

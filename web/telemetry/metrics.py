@@ -19,8 +19,8 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from mtmd import __version__
-from mtmd.service.measures.latencies import Histogram, Latencies
-from mtmd.service.measures.stats import ServiceStats
+from mtmd.service.latencies import Histogram, Latencies
+from mtmd.service.stats import ServiceStats
 
 if TYPE_CHECKING:
     from mtmd import DeviceError

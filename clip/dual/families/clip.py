@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from mtmd.base.errors import ModelError
 from mtmd.clip.blocks import VitParams, biased_parameters, read_vit, vit_block, vit_parameters
 from mtmd.clip.dual.family import DualFamily
 from mtmd.clip.dual.text_tower import TextTower, image_names
@@ -17,7 +18,6 @@ from mtmd.clip.resolution.fixed_square import FixedSquare, read_fixed_square
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter
 from mtmd.kernels.checkpoint.settings import MAX_WIDTH, Settings
-from mtmd.kernels.errors import ModelError
 from mtmd.kernels.graph import Node, WeightSource, graph_input
 from mtmd.kernels.layers import Weights
 from mtmd.kernels.plan.flash_choice import AttentionForm

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import isqrt
 
+from mtmd.base.errors import ModelError
 from mtmd.clip.blocks import (
     VitParams,
     attend,
@@ -24,11 +25,10 @@ from mtmd.clip.dual.family import DualFamily
 from mtmd.clip.dual.text_tower import TextTower, image_names
 from mtmd.clip.image.pixels import read_normalize
 from mtmd.clip.resolution.fixed_square import FixedSquare, read_fixed_square
-from mtmd.clip.resolution.most_patches import MostPatches, read_most_patches
+from mtmd.clip.resolution.naflex import MostPatches, read_most_patches
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter
 from mtmd.kernels.checkpoint.settings import MAX_WIDTH, Settings
-from mtmd.kernels.errors import ModelError
 from mtmd.kernels.graph import Node, WeightSource
 from mtmd.kernels.layers import Weights
 from mtmd.kernels.plan.flash_choice import AttentionForm

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 import torch
 
+from mtmd.base.errors import ModelError
 from mtmd.clip.blocks import attend, split_heads
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter, Stored
 from mtmd.kernels.checkpoint.rotary import Rotary, rotary
 from mtmd.kernels.checkpoint.settings import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Settings
-from mtmd.kernels.errors import ModelError
 from mtmd.kernels.graph import Node
 from mtmd.kernels.layers import Weights
 from mtmd.kernels.plan.flash_choice import AttentionForm

@@ -22,8 +22,8 @@ from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.clip.resolution.sizes import Size
 from mtmd.clip.token_budget import Budget
 from mtmd.clip.video.family import ClipShape
-from mtmd.clip.video.groups.single import SingleFrames
 from mtmd.clip.video.rules import Beginnings, FrameRule
+from mtmd.clip.video.single import SingleFrames
 from mtmd.clip.video.video import Video
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter, Stored

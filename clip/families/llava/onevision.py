@@ -10,20 +10,20 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from mtmd.base.errors import ModelError
 from mtmd.clip.families.llava.tower import FeatureTower
 from mtmd.clip.families.llava.vision import TOWERS, LlavaVision, check_grid, check_uncut, read_tower
 from mtmd.clip.image.pixels import CLIP_MEAN, CLIP_STD, Pixels, fused, read_normalize
 from mtmd.clip.image.resize import read_resample
 from mtmd.clip.image.tensor_resize import MODES
-from mtmd.clip.resolution.any_resolution import AnyAlone, mixed, read_canvases
+from mtmd.clip.resolution.anyres import AnyAlone, mixed, read_canvases
 from mtmd.clip.resolution.fixed_square import read_fixed_square
 from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.clip.token_budget import DEFAULT_BUDGET, Budget
 from mtmd.clip.video.family import ClipShape, Run
-from mtmd.clip.video.groups.single import SingleFrames, Stretched
 from mtmd.clip.video.rules import Beginnings, FrameRule
+from mtmd.clip.video.single import SingleFrames, Stretched
 from mtmd.kernels.checkpoint.settings import Settings
-from mtmd.kernels.errors import ModelError
 
 VIDEO_TOKEN = "<video>"
 FRAMES = 32  # that the authors train with, where the settings do not say

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from mtmd.base.errors import ModelError
 from mtmd.clip.blocks import (
     VitParams,
     biased_parameters,
@@ -20,7 +21,6 @@ from mtmd.clip.blocks import (
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter
 from mtmd.kernels.checkpoint.settings import Settings
-from mtmd.kernels.errors import ModelError
 from mtmd.kernels.graph import Node, WeightSource, graph_input
 from mtmd.kernels.layers import Weights
 from mtmd.kernels.plan.flash_choice import AttentionForm

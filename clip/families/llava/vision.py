@@ -8,16 +8,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from mtmd.base.errors import ModelError
 from mtmd.clip.blocks import ACTIVATIONS, checkpoint_names, gguf_vit, read_vit
 from mtmd.clip.families.llava.tower import FeatureTower, read_features
 from mtmd.clip.image.pixels import CLIP_MEAN, CLIP_STD, gguf_image, read_normalize
-from mtmd.clip.resolution.any_resolution import AnyResolution, read_canvases
+from mtmd.clip.resolution.anyres import AnyResolution, read_canvases
 from mtmd.clip.resolution.fixed_square import FixedSquare, read_fixed_square
 from mtmd.clip.resolution.resolution import ImagePlan
-from mtmd.clip.video.groups.single import SingleFrames
+from mtmd.clip.video.single import SingleFrames
 from mtmd.kernels.checkpoint.canonical import Parameter, Stored
 from mtmd.kernels.checkpoint.settings import MAX_WIDTH, Settings
-from mtmd.kernels.errors import ModelError
 from mtmd.kernels.graph import Node, Shape, WeightSource
 from mtmd.kernels.plan.flash_choice import AttentionForm
 

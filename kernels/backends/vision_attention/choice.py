@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from mtmd.base.text import one_line, printable
 from mtmd.kernels.backends.backend import Run
 from mtmd.kernels.backends.vision_attention.candidates import CANDIDATES, PLANNED, Tiled
 from mtmd.kernels.backends.vision_attention.kept import Kept
@@ -26,7 +27,6 @@ from mtmd.kernels.gpu.triton_kernel import Program
 from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.kernel import Kernel, types_of
 from mtmd.kernels.ops import OPS
-from mtmd.kernels.text import one_line, printable
 from mtmd.kernels.trials import ClassFacts, Learned, Measured
 
 SETTINGS = ("auto", "triton", "torch")

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from mtmd.kernels.files import cache_folder, open_regular, write_aside
+from mtmd.base.files import cache_folder, open_regular, write_aside
 from mtmd.kernels.trials import Measured, Trial
 
 FORMAT = 2

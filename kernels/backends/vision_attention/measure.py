@@ -11,10 +11,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from mtmd.kernels.errors import DeviceError
+from mtmd.base.errors import DeviceError
+from mtmd.base.text import mib, one_line, printable
 from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.kernel import Kernel, types_of
-from mtmd.kernels.text import mib, one_line, printable
 from mtmd.kernels.trials import Measured, Trial
 
 ROWS = 256  # that are compared with the reference, whose scores are rows x keys

@@ -23,10 +23,10 @@ import llvmlite
 import llvmlite.binding as llvm
 from llvmlite import ir
 
+from mtmd.base.files import cache_folder, write_aside
+from mtmd.base.heartbeat import beat
 from mtmd.kernels.cpu.native.emit import I64, PTR, Emitter
-from mtmd.kernels.files import cache_folder, write_aside
 from mtmd.kernels.resources.compiled import note_compiled
-from mtmd.kernels.resources.heartbeat import beat
 
 KERNEL = (PTR, I64, I64, PTR)
 SOURCES = (

@@ -8,9 +8,9 @@ from typing import Any
 
 from triton.runtime.driver import driver
 
+from mtmd.base.cores import usable_cores
 from mtmd.kernels.gpu.compile import cache_key, compiled_for, parse_target
 from mtmd.kernels.gpu.triton_kernel import Program
-from mtmd.kernels.resources.cores import usable_cores
 
 Progress = Callable[[int, int], None]
 

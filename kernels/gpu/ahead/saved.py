@@ -28,8 +28,8 @@ from triton._C.libtriton import get_cache_invalidating_env_vars
 from triton.compiler.compiler import make_backend
 from triton.runtime.cache import get_cache_manager, triton_key
 
-from mtmd.kernels.errors import OptionError
-from mtmd.kernels.files import open_regular
+from mtmd.base.errors import OptionError
+from mtmd.base.files import open_regular
 from mtmd.kernels.gpu.compile import parse_target
 
 MANIFEST, FORMAT = "manifest.json", 2

@@ -45,8 +45,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mtmd.base.errors import PlacementError
 from mtmd.kernels.dtype import name_of
-from mtmd.kernels.errors import PlacementError
 from mtmd.kernels.gpu.flash_attention.cases import CASES, TOLERANCE, USES, largest_error
 from mtmd.kernels.gpu.flash_attention.tiles import (
     MAX_HEAD,

@@ -35,8 +35,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mtmd.base.errors import PlacementError
 from mtmd.kernels.dtype import name_of
-from mtmd.kernels.errors import PlacementError
 from mtmd.kernels.gpu.flash_attention.kernel import fold, load_columns, store_columns
 from mtmd.kernels.gpu.flash_attention.tiles import MAX_HEAD, Tile, choose_tile
 from mtmd.kernels.gpu.flash_attention.tiles import parts as head_parts

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mtmd.base.errors import PlacementError
 from mtmd.kernels.dtype import name_of
-from mtmd.kernels.errors import PlacementError
 from mtmd.kernels.gpu.jit import tl, triton
 from mtmd.kernels.gpu.launch import Call, power_of_two, run_call
 from mtmd.kernels.gpu.rotary.turn import turn

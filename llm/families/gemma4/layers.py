@@ -8,9 +8,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mtmd.base.errors import ModelError
 from mtmd.kernels.checkpoint.rotary import Rotary, gguf_scaling, read_rotary
 from mtmd.kernels.checkpoint.settings import MAX_HEADS, MAX_LAYERS, Settings
-from mtmd.kernels.errors import ModelError
 from mtmd.llm.blocks import read_layer_types
 from mtmd.llm.state import KV
 

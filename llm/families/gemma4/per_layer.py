@@ -7,10 +7,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from mtmd.base.errors import ModelError
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter
 from mtmd.kernels.checkpoint.settings import MAX_WIDTH, Settings
-from mtmd.kernels.errors import ModelError
 from mtmd.kernels.graph import Node
 from mtmd.kernels.layers import Weights
 from mtmd.llm.inputs import TextInputs

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mtmd.base.errors import ModelError
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter, Stored
 from mtmd.kernels.checkpoint.settings import MAX_HEADS, MAX_LAYERS, Settings
-from mtmd.kernels.errors import ModelError
 from mtmd.kernels.graph import Node, Shape
 from mtmd.kernels.layers import Weights
 from mtmd.llm.blocks import read_layer_types, split_heads

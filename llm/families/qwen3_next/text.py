@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
+from mtmd.base.errors import ModelError
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter, plus_one
 from mtmd.kernels.checkpoint.rotary import Rotary, read_rotary, rope_settings, turning_dims
 from mtmd.kernels.checkpoint.settings import MAX_LAYERS, MAX_WIDTH, Settings
-from mtmd.kernels.errors import ModelError
 from mtmd.kernels.graph import Node, WeightSource
 from mtmd.kernels.layers import Weights
 from mtmd.kernels.plan.flash_choice import AttentionForm

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from mtmd.base.errors import MtmdError
 from mtmd.cluster.places import (
     DIGESTS,
     TIMES,
@@ -24,7 +25,6 @@ from mtmd.cluster.places import (
     stamp_of,
     told_reason,
 )
-from mtmd.kernels.errors import MtmdError
 
 WRITING = "_writing-"
 TRIES = 4  # of one file: another command that ends sweeps what is being written

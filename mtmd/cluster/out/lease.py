@@ -26,10 +26,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from mtmd.base.errors import DeviceError, OptionError
+from mtmd.base.text import one_line
 from mtmd.cluster.out.folder import Folder
 from mtmd.cluster.places import told_reason
-from mtmd.kernels.errors import DeviceError, OptionError
-from mtmd.kernels.text import one_line
 
 LEASE = "_lease"  # stays, empty: who was stopped and wakes can tell that it lost its claim
 BEAT_S = 10.0

@@ -7,8 +7,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from mtmd.base.text import one_line
 from mtmd.batch.output import COLUMNS, Row, parquet_schema
-from mtmd.kernels.text import one_line
 
 ENDINGS = (".jsonl", ".parquet")
 Named = tuple[str, Row]  # with the id that it has in the plan

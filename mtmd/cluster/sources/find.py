@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from mtmd.base.errors import OptionError
+from mtmd.base.text import printable
 from mtmd.batch.inputs import SUFFIXES, find_inputs
 from mtmd.cluster.places import as_text, expand, full_name, identity, is_address, path_in
 from mtmd.cluster.places import without_secrets as shown
 from mtmd.cluster.units import Item
-from mtmd.kernels.errors import OptionError
-from mtmd.kernels.text import printable
 
 TAR, TABLE = ".tar", ".parquet"
 PACKED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")

@@ -12,10 +12,10 @@ from itertools import accumulate
 from typing import Any
 from weakref import finalize
 
+from mtmd.base.errors import ImageError, MtmdError, OptionError
 from mtmd.cluster.places import LOOKED_AT, open_seekable, told_reason, without_secrets
 from mtmd.cluster.sources.find import Columns
 from mtmd.cluster.units import ITEMS_MOST
-from mtmd.kernels.errors import ImageError, MtmdError, OptionError
 
 GROUP_MOST = 4 << 30  # bytes of a row group that are decoded to get at one of its rows
 CURSORS = 4  # places at which tables are read: an actor has two units

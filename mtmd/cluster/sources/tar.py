@@ -6,11 +6,11 @@ import tarfile
 from collections.abc import Iterator
 from typing import Any
 
+from mtmd.base.errors import ImageError
+from mtmd.base.text import printable
 from mtmd.batch.inputs import SUFFIXES
 from mtmd.cluster.places import LOOKED_AT, identity, read_range, without_secrets
 from mtmd.cluster.units import ITEMS_MOST, Item
-from mtmd.kernels.errors import ImageError
-from mtmd.kernels.text import printable
 
 HEADERS_MOST = 1 << 20  # bytes before a member: its name, as long as systems allow, and attributes
 HEADER = tarfile.BLOCKSIZE

@@ -9,9 +9,9 @@ import sys
 from dataclasses import fields
 from pathlib import Path
 
+from mtmd.base.errors import OptionError
+from mtmd.base.text import for_terminal
 from mtmd.commands.shared import add_model_named, settle_threads
-from mtmd.kernels.errors import OptionError
-from mtmd.kernels.text import for_terminal
 
 HELP = "Measure the stages of a model apart: time, memory, share of what the machine can do."
 EXAMPLES = """\

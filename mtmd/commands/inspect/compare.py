@@ -10,6 +10,7 @@ import json
 import math
 from typing import Any
 
+from mtmd.base.text import for_terminal
 from mtmd.commands.completion import offers_models
 from mtmd.commands.shared import (
     MODEL_HELP,
@@ -19,7 +20,6 @@ from mtmd.commands.shared import (
     pictures_named,
     settle_threads,
 )
-from mtmd.kernels.text import for_terminal
 
 HELP = (
     "Run one request through two models or settings, and name the first node whose values differ."
@@ -97,9 +97,9 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """0 where nothing differs beyond the tolerance, else 1."""
+    from mtmd.base.errors import OptionError
+    from mtmd.base.options import integer
     from mtmd.checkpoint.hub import DEMO, check_name, is_demo
-    from mtmd.kernels.errors import OptionError
-    from mtmd.kernels.options import integer
 
     tokens = integer("tokens", args.tokens, 1, 1 << 20)
     if args.tolerance is not None and not 0 <= args.tolerance < math.inf:

@@ -8,6 +8,8 @@ import argparse
 import json
 from pathlib import Path
 
+from mtmd.base.errors import OptionError
+from mtmd.base.text import for_terminal
 from mtmd.commands.shared import (
     add_model_arguments,
     add_prompt_argument,
@@ -15,8 +17,6 @@ from mtmd.commands.shared import (
     loading,
     pictures_named,
 )
-from mtmd.kernels.errors import OptionError
-from mtmd.kernels.text import for_terminal
 
 HELP = (
     "Print every node of an encode and prefill: name, op, shape, device, sum, first and last "

@@ -7,9 +7,9 @@ import json
 import re
 from typing import Any
 
+from mtmd.base.text import for_terminal
 from mtmd.commands.completion import offers
 from mtmd.commands.shared import add_model_named
-from mtmd.kernels.text import for_terminal
 
 HELP = "Tell in which ways a model fits into memories, of GPUs that need not be here; nothing runs."
 EXAMPLES = """\
@@ -107,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
         print("\n".join(shape_names()))
         return 0
     image = _size(args.image)
-    from mtmd.inspect.fit.fit import fit
+    from mtmd.inspect.fit import fit
 
     chosen: dict[str, Any] = {
         name: getattr(args, name) for name in NAMES if getattr(args, name) is not None
@@ -127,7 +127,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _parts(name: str, text: str) -> list[str]:
-    from mtmd.kernels.options import refuse
+    from mtmd.base.options import refuse
 
     parts = [part.strip() for part in text.split(",")] if text else []
     if not all(parts):
@@ -140,7 +140,7 @@ def _size(text: str | None) -> tuple[int, int] | None:
         return None
     match = re.fullmatch(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})", text.strip(), re.ASCII)
     if match is None:
-        from mtmd.kernels.options import refuse
+        from mtmd.base.options import refuse
 
         refuse("image", text, "a size in pixels such as 1920x1080")
     return int(match[1]), int(match[2])

@@ -7,7 +7,7 @@ import json
 import time
 from dataclasses import asdict
 
-from mtmd.kernels.text import for_terminal
+from mtmd.base.text import for_terminal
 
 HELP = "List the models that were fetched, with their sizes."
 EXAMPLES = """\

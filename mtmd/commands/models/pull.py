@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from mtmd.kernels.text import for_terminal
+from mtmd.base.text import for_terminal
 
 HELP = "Fetch a model from the Hugging Face hub, and compare its checksums."
 EXAMPLES = """\

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 
+from mtmd.base.errors import OptionError
+from mtmd.base.text import for_terminal
 from mtmd.commands.completion import offers_models
-from mtmd.kernels.errors import OptionError
-from mtmd.kernels.text import for_terminal
 
 HELP = "Remove fetched models from the disk."
 EXAMPLES = """\

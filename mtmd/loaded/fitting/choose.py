@@ -10,16 +10,16 @@ from functools import cached_property
 
 import torch
 
+from mtmd.base.errors import DeviceMemoryError, MtmdError, OptionError
+from mtmd.base.text import mib
 from mtmd.checkpoint.checkpoint import Checkpoint
 from mtmd.clip.encoder import Encoder
 from mtmd.clip.token_budget import Budget
 from mtmd.config import LoadOptions
 from mtmd.kernels.backends import Backend
-from mtmd.kernels.errors import DeviceMemoryError, MtmdError, OptionError
 from mtmd.kernels.parallel.shard import Seat
 from mtmd.kernels.quantization.blocks import BLOCKS, row_bytes
 from mtmd.kernels.report.facts import FitFacts, LayersFacts, LayoutFacts, MemoryFacts
-from mtmd.kernels.text import mib
 from mtmd.llm.engine.runner import Runner
 from mtmd.loaded.fitting.layouts import Layout, make_graphs, over_layers
 from mtmd.loaded.fitting.needed_memory import (

@@ -4,9 +4,9 @@ weight is read.
 
 from __future__ import annotations
 
+from mtmd.base.errors import OptionError
+from mtmd.base.text import mib
 from mtmd.checkpoint.checkpoint import Checkpoint
-from mtmd.kernels.errors import OptionError
-from mtmd.kernels.text import mib
 from mtmd.loaded.fitting.choose import Way
 
 

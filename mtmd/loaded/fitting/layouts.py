@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 import torch
 
+from mtmd.base.errors import OptionError
 from mtmd.checkpoint.checkpoint import Checkpoint
 from mtmd.clip.encoder import Encoder
 from mtmd.clip.token_budget import Budget
 from mtmd.config import LoadOptions
 from mtmd.kernels.backends import Backend
-from mtmd.kernels.errors import OptionError
 from mtmd.kernels.graph import toposort
 from mtmd.kernels.ops.collective import Group
 from mtmd.kernels.parallel.shard import Sharding

@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from mtmd.base.errors import ImageError, OptionError
 from mtmd.clip.encoder import Encoder
 from mtmd.clip.resolution.resolution import prepare_blank
 from mtmd.clip.token_budget import Budget
 from mtmd.kernels.backends import Backend
-from mtmd.kernels.errors import ImageError, OptionError
 from mtmd.kernels.graph import Shape
 from mtmd.kernels.plan.free_memory import free_bytes
-from mtmd.kernels.plan.replay import recordings_bytes
+from mtmd.kernels.plan.graph_replay import recordings_bytes
 from mtmd.kernels.plan.scheduler import Plan
 from mtmd.llm.batch import BatchShape
 from mtmd.llm.engine.runner import Runner

@@ -4,9 +4,9 @@ holds smaller pictures.
 
 from __future__ import annotations
 
+from mtmd.base.errors import ImageError, OptionError
 from mtmd.clip.encoder import Encoder
 from mtmd.clip.token_budget import Budget
-from mtmd.kernels.errors import ImageError, OptionError
 from mtmd.loaded.fitting.needed_memory import LargestPicture, largest_picture
 
 LEAST = 64  # tokens of the shortest context that pictures are looked at in

@@ -11,7 +11,7 @@ import scale_sim
 from scenario import Costs
 from test_simulation import DEMO
 
-from mtmd.kernels.errors import OptionError
+from mtmd.base.errors import OptionError
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from scenario import MEASURED, Costs, Failures, Fleet, Kill, Scenario, Traffic
 from shared_cores import Shared
 from simulation import Arrivals, Result, Simulation, simulate
 
-from mtmd.kernels.errors import OptionError
+from mtmd.base.errors import OptionError
 
 FREE = Costs(
     name="nothing costs anything", kind=MEASURED, how="", machine="", device="cpu",

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mtmd.base.errors import ModelError
 from mtmd.clip.families import aya_vision
 from mtmd.clip.families.aya_vision import AyaVision
 from mtmd.kernels.checkpoint.settings import Settings
-from mtmd.kernels.errors import ModelError
 
 SIDE = {"size": {"height": 224, "width": 224}}
 

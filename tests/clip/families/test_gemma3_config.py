@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from mtmd.base.errors import ModelError
 from mtmd.clip.families.gemma3 import Gemma3Vision, read
 from mtmd.kernels.checkpoint.settings import Settings
-from mtmd.kernels.errors import ModelError
 
 VISION = {
     "hidden_size": 144,

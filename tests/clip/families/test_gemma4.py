@@ -12,6 +12,7 @@ import pytest
 import torch
 from common import picture, randomize
 
+from mtmd.base.errors import ModelError, OptionError
 from mtmd.clip.encoder import Encoder
 from mtmd.clip.families.gemma4 import vision as gemma4
 from mtmd.clip.family import gguf_vision_family, vision_family
@@ -21,7 +22,6 @@ from mtmd.kernels.backends import Cpu
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights, check_no_extra
 from mtmd.kernels.checkpoint.open_weights import open_weights
 from mtmd.kernels.checkpoint.settings import Settings
-from mtmd.kernels.errors import ModelError, OptionError
 
 TINY = {
     "hidden_size": 40,

@@ -12,12 +12,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from mtmd.base.errors import ImageError, ModelError
 from mtmd.clip.families import glm4v
 from mtmd.clip.family import gguf_vision_family, vision_family
 from mtmd.clip.token_budget import Budget
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.settings import Settings
-from mtmd.kernels.errors import ImageError, ModelError
 
 
 def read(image: dict[str, Any] | None = None, **vision: Any) -> glm4v.Glm4Vision:

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 import torch
 
+from mtmd.base.errors import ModelError, OptionError
 from mtmd.clip.families.idefics3 import Idefics3Vision, _position_rows, read
 from mtmd.clip.family import gguf_vision_family
 from mtmd.clip.resolution.longest_edge import scaled_to_edge
 from mtmd.clip.token_budget import Budget
 from mtmd.kernels.checkpoint.open_weights import GgufFile
 from mtmd.kernels.checkpoint.settings import Settings, read_json
-from mtmd.kernels.errors import ModelError, OptionError
 
 GOLDEN = Path(__file__).parents[4] / "shared" / "golden" / "smolvlm"
 VISION = {

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mtmd.base.errors import ModelError
 from mtmd.clip.families import internvl
 from mtmd.clip.families.internvl import InternVision, from_gguf
 from mtmd.kernels.checkpoint.settings import Settings
-from mtmd.kernels.errors import ModelError
 
 
 def read(

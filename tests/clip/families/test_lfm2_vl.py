@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from mtmd.base.errors import ModelError
 from mtmd.clip.encoder import BATCH, Encoder
 from mtmd.clip.families import lfm2_vl
 from mtmd.clip.family import gguf_vision_family, vision_family
@@ -19,7 +20,6 @@ from mtmd.clip.warmup import encoder_graphs, encoder_placement
 from mtmd.kernels.backends import Cpu, Limited, Reference
 from mtmd.kernels.checkpoint.open_weights import GgufFile
 from mtmd.kernels.checkpoint.settings import Settings
-from mtmd.kernels.errors import ModelError
 from mtmd.kernels.graph import Type
 from mtmd.kernels.report.warmup_report import WarmupReport
 

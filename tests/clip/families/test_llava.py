@@ -14,16 +14,16 @@ import pytest
 import torch
 from tensor_file import TensorFile
 
+from mtmd.base.errors import ImageError, ModelError, OptionError
 from mtmd.clip.encoder import Encoder
 from mtmd.clip.families.llava.vision import LlavaVision, read
 from mtmd.clip.family import FAMILIES, Entry, gguf_vision_family, vision_family
-from mtmd.clip.resolution.any_resolution import AnyResolution
+from mtmd.clip.resolution.anyres import AnyResolution
 from mtmd.clip.token_budget import Budget
 from mtmd.kernels.backends.cpu import Cpu
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights, check_no_extra
 from mtmd.kernels.checkpoint.open_weights import GgufFile
 from mtmd.kernels.checkpoint.settings import Settings
-from mtmd.kernels.errors import ImageError, ModelError, OptionError
 
 VISION = {
     "hidden_size": 32,

@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch.nn.functional import interpolate
 
+from mtmd.base.errors import ModelError, OptionError
 from mtmd.clip.families.llava.onevision import PooledFrames
 from mtmd.clip.families.llava.vision import LlavaVision
 from mtmd.clip.family import vision_family
-from mtmd.clip.resolution.any_resolution import mixed
+from mtmd.clip.resolution.anyres import mixed
 from mtmd.clip.token_budget import Budget
 from mtmd.clip.video.rules import Beginnings, FrameRule
 from mtmd.kernels.checkpoint.settings import Settings
-from mtmd.kernels.errors import ModelError, OptionError
 
 SIDE = 30  # of which 28 are patches
 EDGES = (SIDE, 2 * SIDE, 3 * SIDE)

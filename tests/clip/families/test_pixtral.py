@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
+from mtmd.base.errors import ModelError
 from mtmd.clip.families.pixtral import PixtralVision, from_gguf
 from mtmd.clip.families.pixtral import read as read_settings
 from mtmd.clip.family import vision_family
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.settings import Settings
-from mtmd.kernels.errors import ModelError
 
 TEXT = {"hidden_size": 32, "rms_norm_eps": 1e-5}
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from mtmd.base.errors import ModelError
 from mtmd.bench.random_weights import RandomFile, plain_kinds
 from mtmd.clip.families import qwen2_5_vl
 from mtmd.clip.families.qwen2_5_vl import layout, layouts
@@ -21,7 +22,6 @@ from mtmd.clip.packing import Strip
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights
 from mtmd.kernels.checkpoint.open_weights import GgufFile
 from mtmd.kernels.checkpoint.settings import Settings
-from mtmd.kernels.errors import ModelError
 from mtmd.kernels.graph import graph_input, toposort
 from mtmd.kernels.ops import OPS
 from mtmd.kernels.plan.flash_choice import AttentionForm

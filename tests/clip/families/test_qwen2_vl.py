@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from mtmd.base.errors import ModelError
 from mtmd.clip.families import qwen2_vl
 from mtmd.clip.family import gguf_vision_family
 from mtmd.kernels.checkpoint.settings import Settings
-from mtmd.kernels.errors import ModelError
 
 
 def read(**vision: Any) -> qwen2_vl.Qwen2Vision:

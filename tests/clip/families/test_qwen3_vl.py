@@ -13,6 +13,7 @@ import pytest
 import torch
 from common import picture, randomize
 
+from mtmd.base.errors import ModelError
 from mtmd.clip.encoder import Encoder
 from mtmd.clip.families import qwen3_vl
 from mtmd.clip.family import gguf_vision_family, vision_family
@@ -22,7 +23,6 @@ from mtmd.kernels.backends import Cpu
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights, check_no_extra
 from mtmd.kernels.checkpoint.open_weights import GgufFile, open_weights
 from mtmd.kernels.checkpoint.settings import Settings
-from mtmd.kernels.errors import ModelError
 
 GOLDEN = Path(__file__).parents[4] / "shared" / "golden"
 needs_golden = pytest.mark.skipif(

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from mtmd.base.errors import ModelError
 from mtmd.clip.family import VisionFamily, vision_family
-from mtmd.clip.video.groups.pairs import AllFrames, EachFrame
+from mtmd.clip.video.pairs import AllFrames, EachFrame
 from mtmd.clip.video.rules import (
     Beginnings,
     EveryInterval,
@@ -20,7 +21,6 @@ from mtmd.clip.video.rules import (
 )
 from mtmd.clip.video.video import Video, VideoFacts
 from mtmd.kernels.checkpoint.settings import Settings
-from mtmd.kernels.errors import ModelError
 
 QWEN = {"size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280}}
 SMOL = {"max_image_size": {"longest_edge": 512}, "size": {"longest_edge": 2048}}

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFile
 
+from mtmd.base.errors import ImageError, OptionError
 from mtmd.clip.image.decode import ImageLimits, open_picture
 from mtmd.clip.image.resize import resize
-from mtmd.kernels.errors import ImageError, OptionError
 
 UPRIGHT = np.random.default_rng(7).integers(0, 256, (5, 3, 3), dtype=np.uint8)
 ON_WHITE = "transparent parts laid on white"

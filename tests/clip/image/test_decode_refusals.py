@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFile, TiffImagePlugin, WebPImagePlugin
 
+from mtmd.base.errors import ImageError
 from mtmd.clip.image.decode import ImageLimits, open_picture
-from mtmd.kernels.errors import ImageError
 
 SAMPLES = [
     ("JPEG", "RGB", {}), ("JPEG", "CMYK", {"progressive": True}), ("PNG", "RGB", {}), ("PNG", "P", {}), ("PNG", "I;16", {}),

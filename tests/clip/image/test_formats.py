@@ -15,11 +15,11 @@ import pypdfium2
 import pytest
 from PIL import Image
 
+from mtmd.base.errors import ImageError
 from mtmd.clip.image import formats
 from mtmd.clip.image.decode import ImageLimits, open_picture, picture_size
 from mtmd.clip.image.isolated import open_isolated
 from mtmd.clip.image.signatures import picture_format
-from mtmd.kernels.errors import ImageError
 
 SIZE = (96, 64)
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from mtmd.base.errors import ImageError
 from mtmd.clip.image.decode import open_picture, picture_size
 from mtmd.clip.image.headers import TooMuch, header_size
 from mtmd.clip.image.jpeg_scans import SCANS_MAX, check_scans
-from mtmd.kernels.errors import ImageError
 
 SAVED = [
     ("JPEG", "RGB", {}),

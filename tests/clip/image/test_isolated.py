@@ -13,12 +13,12 @@ import pytest
 from PIL import Image
 from test_headers import SAVED, saved
 
+from mtmd.base.errors import ImageError
+from mtmd.base.isolation import fork_server
+from mtmd.base.isolation.limits import Limits
 from mtmd.clip.image import isolated
 from mtmd.clip.image.decode import ImageLimits, open_picture
 from mtmd.clip.image.isolated import open_isolated
-from mtmd.kernels.errors import ImageError
-from mtmd.kernels.isolation import fork_server
-from mtmd.kernels.isolation.limits import Limits
 
 
 def noise(kind: str, width: int, height: int, **options: object) -> bytes:

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from mtmd.base.errors import ImageError
 from mtmd.clip.image.decode import open_picture
 from mtmd.clip.image.jpeg_scans import lacks_end
-from mtmd.kernels.errors import ImageError
 
 NOTE = "the marker that ends a JPEG is missing; all of its pixels are there"
 WAYS = {

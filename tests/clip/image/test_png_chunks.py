@@ -10,9 +10,9 @@ import zlib
 import numpy as np
 import pytest
 
+from mtmd.base.errors import ImageError
 from mtmd.clip.image.decode import open_picture
 from mtmd.clip.image.png_chunks import CHUNKS_MAX, pixels_only
-from mtmd.kernels.errors import ImageError
 
 PIXELS = np.random.default_rng(1).integers(0, 256, (5, 7, 3), np.uint8)
 LARGE = bytes(3 << 20)

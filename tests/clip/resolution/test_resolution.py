@@ -7,11 +7,11 @@ import json
 import numpy as np
 import pytest
 
+from mtmd.base.errors import OptionError
 from mtmd.bench.shapes import TABLE, read_shape
 from mtmd.clip.family import vision_family
 from mtmd.clip.resolution.resolution import prepare_blank
 from mtmd.clip.token_budget import Budget
-from mtmd.kernels.errors import OptionError
 
 SIZES = ((70, 50), (333, 500), (900, 200))
 

@@ -8,6 +8,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
+from mtmd.base.errors import OptionError
 from mtmd.clip.video.choose import Evenly, Rule, check_request, chosen, part_between
 from mtmd.clip.video.rules import (
     Beginnings,
@@ -19,7 +20,6 @@ from mtmd.clip.video.rules import (
     WithoutEnds,
 )
 from mtmd.clip.video.video import FrameRequest, Part, VideoFacts
-from mtmd.kernels.errors import OptionError
 
 
 def facts(frames: int = 240, fps: float = 24.0) -> VideoFacts:

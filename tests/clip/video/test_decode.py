@@ -12,11 +12,11 @@ import pytest
 from clips import animation, number_of, numbered, video
 from PIL import Image
 
+from mtmd.base.errors import VideoError
 from mtmd.clip.video import animation as animations
 from mtmd.clip.video.animation import moves
 from mtmd.clip.video.decode import open_video
 from mtmd.clip.video.limits import VideoLimits
-from mtmd.kernels.errors import VideoError
 
 KINDS = {
     "mp4, h264 with b-frames": {"options": {"bf": "2"}},

@@ -15,14 +15,14 @@ import pytest
 from clips import animation, number_of, numbered, video
 from PIL import Image
 
+from mtmd.base.errors import LeftError, OptionError, VideoError
+from mtmd.base.isolation.fork_server import Reason, WorkerFailed
+from mtmd.base.isolation.limits import Limits
+from mtmd.base.wanted import wanted_unless
 from mtmd.clip.video.footage import GivenFrames, VideoFile, frames_of
 from mtmd.clip.video.isolated import MEMORY_BYTES, MEMORY_BYTES_A_PIXEL, Remote, no_more_files
 from mtmd.clip.video.limits import VideoLimits
 from mtmd.clip.video.video import Part, VideoFacts
-from mtmd.kernels.errors import LeftError, OptionError, VideoError
-from mtmd.kernels.isolation.fork_server import Reason, WorkerFailed
-from mtmd.kernels.isolation.limits import Limits
-from mtmd.kernels.resources.wanted import wanted_unless
 
 
 def seen(footage, *indices):

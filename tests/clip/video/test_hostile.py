@@ -11,12 +11,12 @@ import pytest
 from clips import number_of
 from damaged_videos import BOMBS, film, many_frames, names_another, sound
 
+from mtmd.base.errors import VideoError
 from mtmd.clip.video.choose import Evenly, chosen
 from mtmd.clip.video.decode import open_video
 from mtmd.clip.video.footage import VideoFile
 from mtmd.clip.video.limits import VideoLimits
 from mtmd.clip.video.video import FrameRequest
-from mtmd.kernels.errors import VideoError
 
 LIMITS = VideoLimits(max_pixels=4_000_000, cpu_s=20)
 COUNT = 120

@@ -8,10 +8,10 @@ import pytest
 import torch
 from random_graphs import given
 
+from mtmd.base.errors import OptionError
 from mtmd.kernels import ops
 from mtmd.kernels.backends import Cpu, Limited, Reference, backends_for
 from mtmd.kernels.backends.limited import Rule
-from mtmd.kernels.errors import OptionError
 from mtmd.kernels.graph import Node
 
 

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from mtmd.kernels.backends.cuda_graphs import MOST_FAILED, CudaGraphs
 from mtmd.kernels.backends.gpu import Gpu
-from mtmd.kernels.backends.recording import MOST_FAILED, CudaGraphs
 from mtmd.kernels.backends.side_stream import STREAMS, CudaSideStream, host_bytes, own_stream
 from mtmd.kernels.backends.vision_attention import measure
 from mtmd.kernels.backends.vision_attention.measure import CudaProbe

@@ -10,6 +10,8 @@ import pytest
 import torch
 from op_cases import MAKERS, copies, draw, node_of
 
+from mtmd.base.errors import DeviceError, OptionError
+from mtmd.base.extras import install_command
 from mtmd.kernels.backends import (
     Cpu,
     Limited,
@@ -20,8 +22,6 @@ from mtmd.kernels.backends import (
 )
 from mtmd.kernels.backends.gpu import Gpu
 from mtmd.kernels.backends.torch_device import TorchDevice, attention
-from mtmd.kernels.errors import DeviceError, OptionError
-from mtmd.kernels.extras import install_command
 from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.ops import OPS
 from mtmd.kernels.parallel.shard import Seat

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from mtmd.base.errors import ModelError
 from mtmd.kernels.checkpoint.canonical import (
     CanonicalWeights,
     Parameter,
@@ -16,7 +17,6 @@ from mtmd.kernels.checkpoint.canonical import (
     check_no_extra,
     plus_one,
 )
-from mtmd.kernels.errors import ModelError
 from mtmd.kernels.graph import Type
 from mtmd.kernels.quantization.blocks import BLOCKS, dequantize
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
 
+from mtmd.base.errors import ModelError
 from mtmd.kernels.checkpoint.gguf_file import DTYPES, GgufFile
-from mtmd.kernels.errors import ModelError
 from mtmd.kernels.quantization.blocks import BLOCKS, row_bytes
 
 GOLDEN = Path(__file__).parents[3].parent / "shared" / "golden"

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType, GGUFWriter
 
+from mtmd.base.errors import ModelError
 from mtmd.kernels.checkpoint.gguf_file import GgufFile
-from mtmd.kernels.errors import ModelError
 
 MUTATIONS = 1000  # of each file
 EXTREME = [

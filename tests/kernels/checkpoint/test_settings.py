@@ -9,8 +9,8 @@ import math
 
 import pytest
 
+from mtmd.base.errors import ModelError
 from mtmd.kernels.checkpoint.settings import MAX_BYTES, MAX_COUNT, Settings, read_json
-from mtmd.kernels.errors import ModelError
 
 HUGE = 10**400
 

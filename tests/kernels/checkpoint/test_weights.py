@@ -11,9 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from mtmd.base.errors import ModelError
 from mtmd.kernels.checkpoint.open_weights import open_weights
 from mtmd.kernels.checkpoint.safetensors_file import DTYPES, INDEX, SINGLE
-from mtmd.kernels.errors import ModelError
 
 
 def raw(header: object, data: bytes = b"", pad: int = 0) -> bytes:

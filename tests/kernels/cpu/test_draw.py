@@ -13,7 +13,7 @@ import torch
 from mtmd.kernels.cpu.sampling import rows
 from mtmd.kernels.cpu.sampling.draw import MOST
 from mtmd.kernels.cpu.sampling.rows import draw
-from mtmd.llm.sampling.candidates import candidates, pick
+from mtmd.llm.sampling.host_filters import candidates, pick
 from mtmd.llm.sampling.options import Sampling
 
 POINTS = (0.0, 0.13, 0.5, 0.731, 0.97, math.nextafter(1.0, 0))

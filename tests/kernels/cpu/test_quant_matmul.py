@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from op_cases import node_of
 from torch import Tensor
 
+from mtmd.base.errors import PlacementError
 from mtmd.kernels import ops
 from mtmd.kernels.backends import Cpu
 from mtmd.kernels.cpu import matmul, quant_matmul
-from mtmd.kernels.errors import PlacementError
 from mtmd.kernels.gpu.quant_matmul.cases import KINDS, random_blocks
 from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.ops import OPS

@@ -26,7 +26,7 @@ from mtmd.kernels.ops import attention
 from mtmd.kernels.plan.scheduler import make_plan
 from mtmd.kernels.report.facts import WarmupFacts
 from mtmd.kernels.report.from_plans import graph_facts
-from mtmd.kernels.report.text import render
+from mtmd.kernels.report.report_text import render
 
 pytestmark = [
     pytest.mark.usefixtures("poisoned"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mtmd.kernels.errors import OptionError
+from mtmd.base.errors import OptionError
 from mtmd.kernels.estimate.cards import ALIASES, CARDS, find_card
 from mtmd.kernels.gpu.architectures import ARCHITECTURES, architecture
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mtmd.kernels.errors import PlacementError
+from mtmd.base.errors import PlacementError
 from mtmd.kernels.gpu.flash_attention.cases import TOLERANCE, Case
 from mtmd.kernels.gpu.flash_attention.kernel import flash_attention, rejects, run_launch
 from mtmd.kernels.gpu.flash_attention.tiles import choose_splits, parts, plan_launch

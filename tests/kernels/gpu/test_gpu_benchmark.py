@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from mtmd.clip.image.device.normalize import normalized
-from mtmd.clip.image.device.pillow import resize_rows
+from mtmd.clip.image.device_normalize import normalized
+from mtmd.clip.image.device_pillow import resize_rows
 from mtmd.kernels.gpu.flash_attention.cases import Case
 from mtmd.kernels.gpu.table import KERNELS, Entry
 from mtmd.kernels.ops import OPS
@@ -152,9 +152,7 @@ def test_pictures_that_are_wrong_are_noticed(module, monkeypatch):
     chosen = [tasks[0], *tasks[-2:]]
     assert [task.make().cells for task in chosen] == [{}, {}, {}]
     for name, right in (("resizer.resize_rows", resize_rows), ("normalize.normalized", normalized)):
-        monkeypatch.setattr(
-            f"mtmd.clip.image.device.{name}", lambda *a, right=right: right(*a).add_(1)
-        )
+        monkeypatch.setattr(f"mtmd.clip.image.{name}", lambda *a, right=right: right(*a).add_(1))
     for task in chosen:
         with pytest.raises(module("rows").WrongError):
             task.make()

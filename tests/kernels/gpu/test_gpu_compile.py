@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from kernel_table import VISION, resources
 
-from mtmd.kernels.errors import OptionError, PlacementError
+from mtmd.base.errors import OptionError, PlacementError
 from mtmd.kernels.gpu import compile as aot
 
 ROOT = Path(__file__).parents[3]

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mtmd.kernels.errors import PlacementError
+from mtmd.base.errors import PlacementError
 from mtmd.kernels.gpu.moe import kernel as moe
 from mtmd.kernels.gpu.moe.cases import Case
 from mtmd.kernels.gpu.moe.few_rows import few_down_kernel, few_gated_kernel, rows_of_a_block

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from mtmd.base.errors import PlacementError
 from mtmd.kernels.backends.gpu import Gpu
-from mtmd.kernels.errors import PlacementError
 from mtmd.kernels.gpu import delta_gates, embed, gated, sigmoid_gate
 from mtmd.kernels.gpu.moe import kernel as moe
 from mtmd.kernels.gpu.moe.cases import Case as Experts

@@ -19,9 +19,9 @@ import triton
 import triton.language as tl
 from op_cases import node_of
 
+from mtmd.base.errors import PlacementError
 from mtmd.kernels.backends.gpu import Gpu
 from mtmd.kernels.backends.target import Target
-from mtmd.kernels.errors import PlacementError
 from mtmd.kernels.gpu import compile as compile_module
 from mtmd.kernels.gpu import jit
 from mtmd.kernels.gpu.compile import SHARED_LIMIT, Resources

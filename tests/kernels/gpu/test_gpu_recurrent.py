@@ -9,7 +9,7 @@ import random
 import pytest
 import torch
 
-from mtmd.kernels.errors import PlacementError
+from mtmd.base.errors import PlacementError
 from mtmd.kernels.gpu import gated_delta, short_conv
 from mtmd.kernels.gpu.triton_kernel import relative_error
 from mtmd.kernels.graph import Type

@@ -11,7 +11,7 @@ import pytest
 import torch
 from op_cases import Draw, node_of
 
-from mtmd.kernels.errors import PlacementError
+from mtmd.base.errors import PlacementError
 from mtmd.kernels.gpu.norms import rms_norm
 from mtmd.kernels.gpu.triton_kernel import relative_error
 from mtmd.kernels.graph import Type

@@ -16,11 +16,11 @@ import torch
 from op_cases import copies, draw
 from op_cases import node_of as node_on
 
+from mtmd.base.extras import install_command
 from mtmd.kernels.backends import backends_for, gpu
 from mtmd.kernels.backends.gpu import Gpu
 from mtmd.kernels.backends.target import Target
 from mtmd.kernels.backends.torch_device import LIMITS, TorchDevice
-from mtmd.kernels.extras import install_command
 from mtmd.kernels.gpu import table
 from mtmd.kernels.gpu.compile import SHARED_LIMIT
 from mtmd.kernels.gpu.table import KERNELS, Entry

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from mtmd.base.cores import Cores
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.rotary import Rotary
 from mtmd.kernels.cpu.native.pool import Pool
@@ -17,7 +18,6 @@ from mtmd.kernels.ops import OPS
 from mtmd.kernels.plan import native_run
 from mtmd.kernels.plan.lower import RULES, Lowering, StepFacts
 from mtmd.kernels.plan.native_run import NativePlan
-from mtmd.kernels.resources.cores import Cores
 
 F, B = torch.float32, torch.bfloat16
 LIMIT = {F: 1e-11, B: 5e-5}

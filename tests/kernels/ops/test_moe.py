@@ -11,10 +11,10 @@ import torch
 from op_cases import node_of
 from torch import Tensor
 
+from mtmd.base.errors import PlacementError
 from mtmd.kernels import ops
 from mtmd.kernels.backends import Cpu
 from mtmd.kernels.backends.reference import _Allocations
-from mtmd.kernels.errors import PlacementError
 from mtmd.kernels.gpu.quant_matmul.cases import random_blocks
 from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.ops import OPS

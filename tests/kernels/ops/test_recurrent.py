@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from op_cases import draw, node_of
 from torch import Tensor
 
+from mtmd.base.errors import PlacementError
 from mtmd.kernels import ops
 from mtmd.kernels.backends import Backend, Cpu, Reference
 from mtmd.kernels.cpu import gated_delta, short_conv
-from mtmd.kernels.errors import PlacementError
 from mtmd.kernels.graph import Node, Type, graph_input
 from mtmd.kernels.ops import OPS
 from mtmd.kernels.plan.executor import Executor, Residency

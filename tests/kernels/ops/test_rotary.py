@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from mtmd.base.errors import ModelError
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.rotary import (
     Rotary,
@@ -20,7 +21,6 @@ from mtmd.kernels.checkpoint.rotary import (
     sections,
 )
 from mtmd.kernels.checkpoint.settings import Settings
-from mtmd.kernels.errors import ModelError
 
 POSITIONS = torch.tensor([0, 1, 2, 5, 511, 4095, 131071])
 KINDS: dict[str, dict[str, Any]] = {

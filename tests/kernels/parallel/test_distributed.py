@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mtmd.kernels.errors import DeviceError
+from mtmd.base.errors import DeviceError
 from mtmd.kernels.parallel import distributed
 from mtmd.kernels.parallel.distributed import DistributedGroup, check_unused
 from mtmd.ranks.meeting import new_store

@@ -14,9 +14,9 @@ import torch
 from random_graphs import RandomGraph, Source, evaluate, given, transformer
 from torch import Tensor
 
+from mtmd.base.errors import PlacementError
 from mtmd.kernels import ops
 from mtmd.kernels.backends import Cpu, Limited, Reference
-from mtmd.kernels.errors import PlacementError
 from mtmd.kernels.graph import Node
 from mtmd.kernels.plan.executor import Executor, Residency
 from mtmd.kernels.plan.scheduler import make_plan

@@ -10,9 +10,9 @@ import pytest
 import torch
 from random_graphs import Source, evaluate, given, transformer
 
+from mtmd.base.errors import OptionError
 from mtmd.kernels import ops
 from mtmd.kernels.backends import Cpu, Limited, Reference
-from mtmd.kernels.errors import OptionError
 from mtmd.kernels.graph import Node, toposort
 from mtmd.kernels.plan.executor import Executor, Residency
 from mtmd.kernels.plan.flash_choice import AttentionForm, FlashChoice, choose

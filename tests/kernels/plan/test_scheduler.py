@@ -10,9 +10,9 @@ import torch
 from random_graphs import Batch, RandomGraph, Source, device, evaluate, given
 from torch import Tensor
 
+from mtmd.base.errors import OptionError, PlacementError
 from mtmd.kernels import ops
 from mtmd.kernels.backends import Backend, Cpu, Reference
-from mtmd.kernels.errors import OptionError, PlacementError
 from mtmd.kernels.graph import Node, toposort
 from mtmd.kernels.ops import OPS
 from mtmd.kernels.plan.executor import Executor, Residency

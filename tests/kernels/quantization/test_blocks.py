@@ -9,7 +9,7 @@ import pytest
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 
-from mtmd.kernels.errors import ModelError
+from mtmd.base.errors import ModelError
 from mtmd.kernels.quantization import blocks
 from mtmd.kernels.quantization.blocks import BLOCKS, NATIVE, dequantize, row_bytes
 

@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from mtmd.base.cores import Cores
+from mtmd.base.throttling import Throttled
 from mtmd.kernels.backends import Cpu
 from mtmd.kernels.report import measure_machine
 from mtmd.kernels.report.facts import Check, GraphFacts, NativeRun, OpTime
@@ -14,8 +16,6 @@ from mtmd.kernels.report.machine import MachineFacts
 from mtmd.kernels.report.measure_machine import machine_facts, thread_warnings
 from mtmd.kernels.report.warmup_report import WarmupReport
 from mtmd.kernels.report.why_slow import hindrances, reached
-from mtmd.kernels.resources.cores import Cores
-from mtmd.kernels.resources.throttling import Throttled
 
 TWO = Cores(2)
 

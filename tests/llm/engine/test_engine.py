@@ -14,7 +14,7 @@ import test_runner as small
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mtmd.kernels.errors import DeviceMemoryError, MtmdError, PromptError
+from mtmd.base.errors import DeviceMemoryError, MtmdError, PromptError
 from mtmd.kernels.plan.scheduler import Plan
 from mtmd.llm.batch import Batch
 from mtmd.llm.engine.batcher import LEAST_SHARE, Step

@@ -10,19 +10,19 @@ import pytest
 import torch
 from stand_in import StandIn
 
+from mtmd.base.errors import DeviceMemoryError, ModelError, PromptError
 from mtmd.kernels.backends import Backend, Cpu, Limited, Reference
 from mtmd.kernels.backends.target import Target
 from mtmd.kernels.backends.torch_device import TorchDevice
 from mtmd.kernels.checkpoint.rotary import rotary
-from mtmd.kernels.errors import DeviceMemoryError, ModelError, PromptError
 from mtmd.kernels.graph import Type
 from mtmd.kernels.plan.scheduler import Override
 from mtmd.llm.batch import Batch, BatchShape
+from mtmd.llm.batch_shapes import foreseen_batches
 from mtmd.llm.engine.engine import Engine, Prompt
 from mtmd.llm.engine.runner import Runner
 from mtmd.llm.engine.spans import Span
 from mtmd.llm.families.gemma3 import Gemma3Text
-from mtmd.llm.foreseen import foreseen_batches
 from mtmd.llm.sampling.sampler import Sampler, Sampling
 from mtmd.llm.state import PAGE
 

@@ -16,8 +16,8 @@ import test_runner as small
 import torch
 from stand_in import StandIn
 
+from mtmd.base.errors import DeviceMemoryError, MtmdError
 from mtmd.kernels.backends import Backend, Cpu, Reference
-from mtmd.kernels.errors import DeviceMemoryError, MtmdError
 from mtmd.llm.engine.engine import Engine, Prompt
 from mtmd.llm.engine.runner import Runner
 from mtmd.llm.engine.sequence import Sequence, Token

@@ -10,10 +10,10 @@ import pytest
 import torch
 from tensor_file import TensorFile
 
+from mtmd.base.errors import ModelError
 from mtmd.kernels.backends.cpu import Cpu
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights, check_no_extra
 from mtmd.kernels.checkpoint.settings import Settings
-from mtmd.kernels.errors import ModelError
 from mtmd.llm.engine.runner import Runner
 from mtmd.llm.engine.spans import Span
 from mtmd.llm.families.cohere2 import Cohere2Text, read

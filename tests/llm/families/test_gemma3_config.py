@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from mtmd.base.errors import ModelError
 from mtmd.kernels.checkpoint.rotary import rotary
 from mtmd.kernels.checkpoint.settings import Settings
-from mtmd.kernels.errors import ModelError
 from mtmd.llm.families import gemma3
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from mtmd.base.errors import ModelError
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.rotary import rotary, sections
 from mtmd.kernels.checkpoint.settings import Settings
-from mtmd.kernels.errors import ModelError
 from mtmd.llm.families import glm4v
 from mtmd.llm.family import gguf_text_family, text_family
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from mtmd.base.errors import ModelError
 from mtmd.kernels.backends import Reference
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights
 from mtmd.kernels.checkpoint.open_weights import GgufFile, open_weights
 from mtmd.kernels.checkpoint.rotary import rotary
 from mtmd.kernels.checkpoint.settings import Settings
-from mtmd.kernels.errors import ModelError
 from mtmd.llm.engine.runner import Runner
 from mtmd.llm.engine.spans import Span
 from mtmd.llm.families import lfm2

@@ -12,12 +12,12 @@ import pytest
 import torch
 from common import randomize
 
+from mtmd.base.errors import ModelError
 from mtmd.kernels.backends import Cpu
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights, check_no_extra
 from mtmd.kernels.checkpoint.open_weights import GgufFile, open_weights
 from mtmd.kernels.checkpoint.rotary import rotary, sections
 from mtmd.kernels.checkpoint.settings import Settings
-from mtmd.kernels.errors import ModelError
 from mtmd.llm.engine.runner import Runner
 from mtmd.llm.engine.spans import Span
 from mtmd.llm.experts import Experts

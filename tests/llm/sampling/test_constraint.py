@@ -20,8 +20,8 @@ import tokenizers
 import torch
 from tokenizer_samples import metadata, original
 
+from mtmd.base.errors import MtmdError, OptionError
 from mtmd.config import AnswerOptions
-from mtmd.kernels.errors import MtmdError, OptionError
 from mtmd.llm.engine.engine import Engine, Prompt
 from mtmd.llm.engine.spans import Span
 from mtmd.llm.sampling.constraint import Grammars, JsonConstraint, allowed_bits, masked

@@ -20,8 +20,8 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from mtmd.kernels.errors import MtmdError, OptionError
-from mtmd.llm.sampling.candidates import HEADS, ROWS, candidates, pick
+from mtmd.base.errors import MtmdError, OptionError
+from mtmd.llm.sampling.host_filters import HEADS, ROWS, candidates, pick
 from mtmd.llm.sampling.sampler import POINTS, Sampler, Sampling, adjust, penalize
 
 

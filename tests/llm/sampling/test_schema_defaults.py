@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mtmd.kernels.errors import OptionError
+from mtmd.base.errors import OptionError
 from mtmd.llm.sampling.grammar import compile_grammar, read_vocabulary
 from mtmd.llm.sampling.json_schema import schema_text
 from mtmd.llm.sampling.schema_defaults import (

@@ -12,7 +12,7 @@ import tokenizers
 from small_tokenizers import SPECIAL, TEXTS, byte_level
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 
-from mtmd.kernels.errors import ModelError, PromptError
+from mtmd.base.errors import ModelError, PromptError
 from mtmd.llm.tokenizer import control_tokens
 from mtmd.llm.tokenizer.control_tokens import SEAL, ControlTokens, _Spellings
 from mtmd.llm.tokenizer.tokenizer import Tokenizer

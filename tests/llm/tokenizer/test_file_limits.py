@@ -14,7 +14,7 @@ from test_tokenizer import save
 from tokenizer_samples import metadata, original
 from tokenizers import AddedToken, normalizers, pre_tokenizers
 
-from mtmd.kernels.errors import ModelError, PromptError
+from mtmd.base.errors import ModelError, PromptError
 from mtmd.llm.tokenizer.file_limits import EXPANSION_MAX, check_steps
 from mtmd.llm.tokenizer.tokenizer import Tokenizer
 

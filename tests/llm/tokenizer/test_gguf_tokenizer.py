@@ -31,7 +31,7 @@ from tokenizers import (
 from transformers import PreTrainedTokenizerFast
 from transformers.tokenization_utils_base import generate_merges
 
-from mtmd.kernels.errors import ModelError
+from mtmd.base.errors import ModelError
 from mtmd.llm.tokenizer import gguf_tokenizer
 from mtmd.llm.tokenizer.control_tokens import SEAL
 from mtmd.llm.tokenizer.tokenizer import Tokenizer

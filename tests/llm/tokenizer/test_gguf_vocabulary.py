@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tokenizer_samples import metadata, original
 
-from mtmd.kernels.errors import ModelError
+from mtmd.base.errors import ModelError
 from mtmd.llm.tokenizer.gguf_vocabulary import (
     CONTROL,
     NORMAL,

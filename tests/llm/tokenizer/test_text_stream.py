@@ -9,7 +9,7 @@ import pytest
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
-from mtmd.kernels.errors import ModelError, OptionError
+from mtmd.base.errors import ModelError, OptionError
 from mtmd.llm.tokenizer.text_stream import CONTEXT_TOKENS, StopChecker, TextStream
 
 PIECES = [

@@ -10,7 +10,7 @@ import tokenizers
 from small_tokenizers import KINDS, NAMES, TEXTS, byte_level
 from tokenizers import AddedToken
 
-from mtmd.kernels.errors import ModelError, PromptError
+from mtmd.base.errors import ModelError, PromptError
 from mtmd.llm.tokenizer.tokenizer import Tokenizer
 
 

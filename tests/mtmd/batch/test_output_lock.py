@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from mtmd.base.errors import OptionError
 from mtmd.batch import output_lock as module
 from mtmd.batch.output_lock import output_lock
-from mtmd.kernels.errors import OptionError
 
 HOLDS = """
 import sys

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from mtmd.base.errors import OptionError
 from mtmd.batch import resuming
 from mtmd.batch.asked import AskedBefore, asked, own_sampling
 from mtmd.batch.inputs import Input
 from mtmd.batch.output import KINDS, Before, Row, open_output
 from mtmd.batch.resuming import what_is_left
 from mtmd.config import AnswerOptions
-from mtmd.kernels.errors import OptionError
 from mtmd.llm.sampling.options import AppliedSampling, ModelSampling
 
 NOW = asked("demo", "How many?", "", {"dtype": "fp32", "threads": 3}, {"max_tokens": 5}, {})

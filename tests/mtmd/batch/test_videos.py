@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from clips import video
 
+from mtmd.base.errors import OptionError
 from mtmd.batch.inputs import Input, in_parts
-from mtmd.kernels.errors import OptionError
 
 
 @pytest.fixture(scope="module")

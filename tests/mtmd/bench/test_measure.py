@@ -74,14 +74,14 @@ def test_the_peak_counts_from_its_start_or_is_not_given():
 def test_a_peak_that_does_not_start_anew_is_not_given(tmp_path, monkeypatch, peak, known):
     (tmp_path / "clear_refs").touch()
     (tmp_path / "status").write_text(f"Name:\tx\nVmHWM:\t{peak} kB\nVmRSS:\t{1 << 20} kB\n")
-    monkeypatch.setattr("mtmd.process.memory.PROC", tmp_path)
+    monkeypatch.setattr("mtmd.base.process_memory.PROC", tmp_path)
     host = HostPeak()
     host.restart()
     assert host.read() == (peak * 1024 if known else None)
 
 
 def test_no_peak_without_proc(tmp_path, monkeypatch):
-    monkeypatch.setattr("mtmd.process.memory.PROC", tmp_path / "none")
+    monkeypatch.setattr("mtmd.base.process_memory.PROC", tmp_path / "none")
     host = HostPeak()
     host.restart()
     assert host.read() is None and peak_bytes() is None

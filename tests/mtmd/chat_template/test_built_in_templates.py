@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from mtmd.base.errors import PromptError
 from mtmd.chat_template.built_in_templates import (
     BUILT_IN,
     built_in_file,
@@ -15,7 +16,6 @@ from mtmd.chat_template.built_in_templates import (
     template_file,
 )
 from mtmd.chat_template.template import ChatTemplate
-from mtmd.kernels.errors import PromptError
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 SYSTEM, ASK = {"role": "system", "content": "S"}, {"role": "user", "content": "a"}

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from mtmd.base.errors import ModelError, PromptError
 from mtmd.chat_template.template import ChatTemplate
-from mtmd.kernels.errors import ModelError, PromptError
 
 GEMMA = """{{ bos_token }}
 {%- if messages[0]['role'] == 'system' -%}

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from mtmd.base.errors import PromptError
 from mtmd.chat_template.template import ChatTemplate
-from mtmd.kernels.errors import PromptError
 from mtmd.prompt.conversation import read_conversation
 from mtmd.prompt.conversation_text import ConversationText
 from mtmd.tools.tool import Toolbox, read_toolbox

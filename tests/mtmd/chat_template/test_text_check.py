@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from mtmd.base.errors import PromptError
 from mtmd.chat_template.template import ChatTemplate
 from mtmd.chat_template.text_check import CHANGED, REPEATED, THOUGHTS_LEFT_OUT, check_texts
-from mtmd.kernels.errors import PromptError
 
 USER = {"role": "user", "content": "What is it?"}
 ANSWER = {"role": "assistant", "content": "A dog."}

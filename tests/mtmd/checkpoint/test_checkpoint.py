@@ -17,10 +17,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from mtmd.base.errors import ModelError, MtmdError, PromptError
 from mtmd.checkpoint.open import open_checkpoint
 from mtmd.events import Finished
 from mtmd.kernels.checkpoint.settings import Settings
-from mtmd.kernels.errors import ModelError, MtmdError, PromptError
 from mtmd.llm.family import TextFamily, text_family
 from mtmd.loading import DEMO_MODEL, load
 

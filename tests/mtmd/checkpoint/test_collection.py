@@ -9,10 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from mtmd.base.errors import ModelError, OptionError
 from mtmd.checkpoint import collection
 from mtmd.checkpoint.cached_models import Cache, CachedModel
 from mtmd.checkpoint.collection import Source, read_sources
-from mtmd.kernels.errors import ModelError, OptionError
 
 
 @pytest.fixture(autouse=True)

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from fake_hub import REPOS, address, running_hub
 
+from mtmd.base.errors import ModelError
 from mtmd.checkpoint import headers as module
 from mtmd.checkpoint.headers import fetch_headers
 from mtmd.checkpoint.open import open_checkpoint
-from mtmd.inspect.fit import fit as fitting
+from mtmd.inspect import fit as fitting
 from mtmd.kernels.checkpoint.gguf_file import GgufFile
-from mtmd.kernels.errors import ModelError
 from mtmd.loading import DEMO_MODEL
 
 

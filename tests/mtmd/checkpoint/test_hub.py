@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from fake_hub import COMMIT, FILES, FakeHub, address, running_hub
 
+from mtmd.base.errors import ModelError
 from mtmd.checkpoint import hub
 from mtmd.checkpoint.hub import Found, NotInCacheError, check_name, resolve_model
-from mtmd.kernels.errors import ModelError
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ import mutations_gguf
 import pytest
 from mutated_files import Worker, failures, make_seeds
 
+from mtmd.base.errors import ModelError
 from mtmd.checkpoint.open import open_checkpoint
-from mtmd.kernels.errors import ModelError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is measured through /proc")
 

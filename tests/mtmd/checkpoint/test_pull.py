@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from fake_hub import COMMIT, FILES, GGUFS, REPOS, address, running_hub
 
+from mtmd.base.errors import ModelError
 from mtmd.checkpoint import cached_models
 from mtmd.checkpoint import pull as pulling
 from mtmd.checkpoint.cached_models import plan_removal, read_cache
 from mtmd.checkpoint.hub import resolve_model
 from mtmd.checkpoint.pull import Arriving, pull, size_text
-from mtmd.kernels.errors import ModelError
 
 READ = ("config.json", "tokenizer.json", "chat_template.jinja", "model.safetensors")
 

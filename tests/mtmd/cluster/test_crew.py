@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from mtmd.base.errors import DeviceError
 from mtmd.cluster import crew as crews
 from mtmd.cluster.connect import Seats
 from mtmd.cluster.crew import RayCrew, is_to_blame, listing, reason
@@ -15,7 +16,6 @@ from mtmd.cluster.schedule import Task
 from mtmd.cluster.sources.find import Columns
 from mtmd.cluster.units import Item, Unit
 from mtmd.cluster.worker import Job, Placed, Written
-from mtmd.kernels.errors import DeviceError
 
 
 class RayError(Exception):

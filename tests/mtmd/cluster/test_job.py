@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from mtmd.base.errors import DeviceError, MtmdError, OptionError
 from mtmd.batch.output import Row
 from mtmd.cluster import job as jobs
 from mtmd.cluster.job import Batches, Ended, Given, Progress
@@ -26,7 +27,6 @@ from mtmd.cluster.sources.find import Columns, Found
 from mtmd.cluster.sources.listing import Listed, Shard, list_shard, list_shards
 from mtmd.cluster.units import Item, Unit
 from mtmd.cluster.worker import Failed, Job, Loaded, Placed, Worker, Written
-from mtmd.kernels.errors import DeviceError, MtmdError, OptionError
 
 
 def items(count: int, first: int = 0) -> tuple[Item, ...]:

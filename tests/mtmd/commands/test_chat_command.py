@@ -23,7 +23,7 @@ import pytest
 from clips import video
 from PIL import Image
 
-from mtmd.kernels.errors import ImageError, OptionError
+from mtmd.base.errors import ImageError, OptionError
 from mtmd.loading import DEMO_MODEL
 from mtmd.model import Model
 from mtmd.terminal.chat import CHANGED_MOST, HELP, Chat

@@ -20,7 +20,7 @@ import pytest
 
 from mtmd import cli
 from mtmd.commands import completion
-from mtmd.commands.parser import Parser
+from mtmd.commands.argument_parser import Parser
 from mtmd.loading import DEMO_MODEL, load
 from mtmd.web.store.errors import StoreError
 

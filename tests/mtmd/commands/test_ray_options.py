@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from mtmd.base.errors import OptionError
 from mtmd.cli import parser
 from mtmd.commands.ray_options import check_ray_options, replicas
-from mtmd.kernels.errors import OptionError
 
 
 def check(*words):

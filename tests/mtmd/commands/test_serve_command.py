@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from mtmd import OptionError, cli
+from mtmd.base.cores import Cores
 from mtmd.commands import serve
-from mtmd.kernels.resources.cores import Cores
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,9 @@ from PIL import Image
 
 from mtmd import ImageError
 from mtmd.batch.inputs import find_inputs
-from mtmd.prompt.urls import fetch
-from mtmd.prompt.urls.fetch import Denied, Fetched
-from mtmd.prompt.urls.kinds import url_identity, url_name
+from mtmd.prompt import fetch_url as fetch
+from mtmd.prompt.fetch_url import Denied, Fetched
+from mtmd.prompt.url_kinds import url_identity, url_name
 from mtmd.terminal.transcript import attach
 
 ADDRESS = "https://me:secret@pictures.test/a.png?key=1"

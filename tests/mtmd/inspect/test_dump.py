@@ -13,8 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from mtmd.base.errors import OptionError
 from mtmd.inspect.dump import Row, compare, pattern, read_rows
-from mtmd.kernels.errors import OptionError
 from mtmd.loading import DEMO_MODEL
 from mtmd.model import Model
 

@@ -14,10 +14,10 @@ import pytest
 
 from mtmd import MtmdError, OptionError, predict
 from mtmd.checkpoint.open import open_checkpoint
-from mtmd.clip.image.device.resizer import TAKEN_BYTES
+from mtmd.clip.image.device_resize import TAKEN_BYTES
 from mtmd.config import LoadOptions
-from mtmd.inspect.fit import fit as module
-from mtmd.inspect.fit.fit import FitReport, fit
+from mtmd.inspect import fit as module
+from mtmd.inspect.fit import FitReport, fit
 from mtmd.kernels.backends import Reference
 from mtmd.kernels.plan import free_memory
 from mtmd.kernels.report.facts import LayoutFacts

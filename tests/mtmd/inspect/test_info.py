@@ -16,11 +16,11 @@ from qwen3_vl import qwen3_vl
 from safetensors import safe_open
 
 from mtmd import load
-from mtmd.clip.resolution.dynamic import DynamicResolution
+from mtmd.base.errors import ImageError
+from mtmd.clip.resolution.smart_resize import DynamicResolution
 from mtmd.inspect.info import SIZES, model_info
 from mtmd.inspect.info_text import COLUMNS, count, render
 from mtmd.kernels.checkpoint.open_weights import GgufFile, SafetensorsWeights
-from mtmd.kernels.errors import ImageError
 from mtmd.kernels.plan.executor import Executor
 from mtmd.loading import DEMO_MODEL
 from mtmd.model import Model

@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 
 from mtmd import OptionError, predict
+from mtmd.base.extras import install_command
 from mtmd.bench.shapes import random_checkpoint
-from mtmd.clip.image.device.resizer import TAKEN_BYTES
+from mtmd.clip.image.device_resize import TAKEN_BYTES
 from mtmd.clip.token_budget import Budget
 from mtmd.config import LoadOptions
 from mtmd.inspect.prediction import SIZES, Needs, Prediction, usable_bytes
@@ -25,7 +26,6 @@ from mtmd.inspect.prediction_text import render_comparison
 from mtmd.kernels.backends import Cpu, Reference
 from mtmd.kernels.backends.target import Target
 from mtmd.kernels.estimate.cards import find_card
-from mtmd.kernels.extras import install_command
 from mtmd.llm.batch import BatchShape
 from mtmd.model import Model
 

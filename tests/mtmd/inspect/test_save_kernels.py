@@ -22,7 +22,7 @@ from mtmd.kernels.gpu import compile as compile_module
 from mtmd.kernels.gpu.ahead import compiling, saved
 from mtmd.kernels.gpu.ahead.compilations import Compilations
 from mtmd.kernels.gpu.compile import specialisation
-from mtmd.kernels.report.text import render
+from mtmd.kernels.report.report_text import render
 from mtmd.kernels.report.warmup_report import WarmupReport
 from mtmd.loaded import programs
 from mtmd.loaded.programs import (

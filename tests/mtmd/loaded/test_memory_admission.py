@@ -18,16 +18,16 @@ from qwen2_vl import qwen2_vl
 from stand_in import StandIn
 from torch.profiler import ProfilerActivity, profile
 
+from mtmd.base.errors import DeviceMemoryError, OptionError
+from mtmd.base.text import mib
 from mtmd.clip.image.decode import Picture, open_picture
 from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.clip.token_budget import Budget
 from mtmd.config import LoadOptions
 from mtmd.events import Answer, Finished
 from mtmd.kernels.backends import Cpu, Reference
-from mtmd.kernels.errors import DeviceMemoryError, OptionError
-from mtmd.kernels.plan.replay import recordings_bytes
+from mtmd.kernels.plan.graph_replay import recordings_bytes
 from mtmd.kernels.plan.scheduler import Plan
-from mtmd.kernels.text import mib
 from mtmd.loaded import memory_admission as module
 from mtmd.loaded.fitting import needed_memory
 from mtmd.loaded.memory_admission import Admission

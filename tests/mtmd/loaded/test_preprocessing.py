@@ -12,15 +12,15 @@ import torch
 from stand_in import StandIn, StandInStream
 
 from mtmd.clip.encoder import BATCH, Encoder
-from mtmd.clip.image.device import resizer as module
-from mtmd.clip.image.device.normalize import normalized, tables
+from mtmd.clip.image import device_resize as module
+from mtmd.clip.image.device_normalize import normalized, tables
 from mtmd.clip.image.pixels import CLIP_MEAN, CLIP_STD, Normalize, fused
 from mtmd.clip.preprocessing import Preprocessing
-from mtmd.clip.resolution.adaptive import AdaptiveTiling
-from mtmd.clip.resolution.dynamic import DynamicResolution
+from mtmd.clip.resolution.closest_grid import StretchedTiling
 from mtmd.clip.resolution.fixed_square import FixedSquare
 from mtmd.clip.resolution.longest_edge import LongestEdgeTiling
-from mtmd.clip.resolution.stretched import StretchedTiling
+from mtmd.clip.resolution.smart_resize import DynamicResolution
+from mtmd.clip.resolution.whole_or_tiles import AdaptiveTiling
 from mtmd.clip.token_budget import Budget
 from mtmd.clip.warmup import preprocessing_facts
 from mtmd.config import LoadOptions

@@ -12,6 +12,7 @@ import torch
 from dual_encoders import clip
 from stand_in import StandInStream
 
+from mtmd.base.errors import OptionError
 from mtmd.clip.blocks import VitParams
 from mtmd.clip.encoder import BATCH, Encoder
 from mtmd.clip.families.gemma3 import Gemma3Vision
@@ -27,7 +28,6 @@ from mtmd.kernels.backends.gpu import Gpu
 from mtmd.kernels.backends.vision_attention import choice as module
 from mtmd.kernels.backends.vision_attention.choice import AttentionChoice
 from mtmd.kernels.backends.vision_attention.kept import Kept
-from mtmd.kernels.errors import OptionError
 from mtmd.kernels.graph import Type
 from mtmd.kernels.kernel import Kernel
 from mtmd.kernels.ops import attention

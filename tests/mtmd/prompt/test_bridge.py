@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from mtmd.base.errors import PromptError
 from mtmd.clip.image.decode import Picture, open_picture
 from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.clip.token_budget import Budget
-from mtmd.kernels.errors import PromptError
 from mtmd.model import Model
 from mtmd.prompt.bridge import Bridge, Prepared
 from mtmd.prompt.pieces import Part, pieces_of

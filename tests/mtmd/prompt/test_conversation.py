@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mtmd.kernels.errors import ImageError, PromptError
+from mtmd.base.errors import ImageError, PromptError
 from mtmd.prompt.conversation import read_conversation, user_message
 
 RED = np.full((4, 6, 3), (255, 0, 0), np.uint8)

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from tool_templates import SPECIAL, STOPS
 
+from mtmd.base.errors import PromptError
 from mtmd.chat_template.render_limits import RenderLimitError
 from mtmd.chat_template.template import ChatTemplate
-from mtmd.kernels.errors import PromptError
 from mtmd.prompt.conversation import read_conversation
 from mtmd.prompt.conversation_text import ConversationText
 from mtmd.prompt.leniency import DEVELOPER, SYSTEM_GATHERED, SYSTEM_IN_TURN, TURNS_JOINED

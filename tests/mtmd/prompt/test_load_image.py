@@ -15,8 +15,8 @@ import pytest
 import torch
 from PIL import Image
 
+from mtmd.base.errors import ImageError
 from mtmd.clip.image.decode import ImageLimits
-from mtmd.kernels.errors import ImageError
 from mtmd.prompt.load_image import load_image
 
 PIXELS = np.random.default_rng(5).integers(0, 256, (5, 7, 3), dtype=np.uint8)

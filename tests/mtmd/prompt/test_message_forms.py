@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mtmd.base.errors import PromptError
 from mtmd.clip.image.decode import Picture
-from mtmd.kernels.errors import PromptError
 from mtmd.prompt.conversation import asked, read_conversation
 from mtmd.prompt.message_forms import in_json_types, in_own_form
 from mtmd.prompt.video_input import VideoInput

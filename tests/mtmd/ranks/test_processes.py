@@ -26,6 +26,7 @@ from processes import children
 from random_graphs import device
 
 from mtmd import DeviceError, OptionError, follower, load
+from mtmd.base.group_signals import held_back
 from mtmd.cli import main
 from mtmd.config import LoadOptions
 from mtmd.kernels.backends import Cpu
@@ -34,7 +35,6 @@ from mtmd.kernels.resources.threads import ask_threads
 from mtmd.llm.engine.engine import Engine, Prompt
 from mtmd.llm.sampling.sampler import Sampler, Sampling
 from mtmd.model import Model
-from mtmd.process.group_signals import held_back
 from mtmd.ranks import leader, signs
 from mtmd.ranks.meeting import KEY
 

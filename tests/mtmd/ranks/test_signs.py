@@ -14,8 +14,8 @@ import pytest
 from test_engine_schedules import alone, request
 from thread_ranks import ThreadRanks, runner_of
 
-from mtmd.kernels.errors import DeviceError
-from mtmd.kernels.resources.heartbeat import Heartbeat, waiting
+from mtmd.base.errors import DeviceError
+from mtmd.base.heartbeat import Heartbeat, waiting
 from mtmd.llm.batch import BatchShape
 from mtmd.llm.engine.engine import Engine
 from mtmd.ranks import leader, signs

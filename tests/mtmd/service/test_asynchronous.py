@@ -8,8 +8,8 @@ from typing import NoReturn
 
 import pytest
 
-from mtmd.kernels.errors import LeftError
-from mtmd.kernels.resources.wanted import check_wanted, wait
+from mtmd.base.errors import LeftError
+from mtmd.base.wanted import check_wanted, wait
 from mtmd.service.asynchronous import AsyncTickets
 
 

@@ -16,11 +16,11 @@ import torch
 from failing_backend import FailingDevice
 from stand_in import StandIn
 
+from mtmd.base.errors import DeviceError, MtmdError
 from mtmd.checkpoint.open import open_checkpoint
 from mtmd.config import LoadOptions
 from mtmd.kernels.backends import Cpu, Reference
-from mtmd.kernels.backends.recording import Recording
-from mtmd.kernels.errors import DeviceError, MtmdError
+from mtmd.kernels.backends.cuda_graphs import Recording
 from mtmd.loaded.device_thread import DeviceThread, Stall
 from mtmd.loading import DEMO_MODEL
 from mtmd.model import Model

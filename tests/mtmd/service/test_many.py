@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mtmd.kernels.errors import OptionError
+from mtmd.base.errors import OptionError
 from mtmd.model import Model
 from mtmd.prompt.load_image import decoded_bytes
 from mtmd.service.many import WAITING, Many
-from mtmd.service.measures.prepare_ahead import MOST_BYTES, PrepareAhead
 from mtmd.service.places import Places
+from mtmd.service.prepare_ahead import MOST_BYTES, PrepareAhead
 from mtmd.service.ticket import Ticket
 
 WAIT_S = 30.0

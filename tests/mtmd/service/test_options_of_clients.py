@@ -8,7 +8,7 @@ import re
 import pytest
 
 from mtmd import PromptError, RawPrompt, ToolCallPiece, gather
-from mtmd.kernels.errors import OptionError
+from mtmd.base.errors import OptionError
 from mtmd.service import service as service_module
 from mtmd.service.service import Service
 

@@ -12,14 +12,14 @@ import pytest
 import torch
 from stand_in import StandIn, StandInStream
 
+from mtmd.base.errors import DeviceMemoryError
 from mtmd.bench.shapes import random_checkpoint
-from mtmd.clip.foreseen import foreseen_packs
+from mtmd.clip.batch_shapes import foreseen_packs
 from mtmd.clip.image.decode import Picture, open_picture
 from mtmd.clip.warmup import encoder_graphs
 from mtmd.config import LoadOptions
 from mtmd.kernels.backends import Cpu, Reference
 from mtmd.kernels.backends.backend import Backend
-from mtmd.kernels.errors import DeviceMemoryError
 from mtmd.model import Model
 from mtmd.prompt.bridge import Bridge
 from mtmd.service.encode_queue import EncodeQueue, Job

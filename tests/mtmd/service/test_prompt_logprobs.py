@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from mtmd import Answer, Finished, OptionError, RawPrompt, Service, gather, load
-from mtmd.apart.codec import decode, encode
+from mtmd.engine_process.codec import decode, encode
 from mtmd.prompt_logprobs import PROMPT_LOGPROBS_MAX
 
 TEXT = "What is on the table? a red apple and two green pears " * 8

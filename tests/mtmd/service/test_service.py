@@ -18,9 +18,8 @@ import numpy as np
 import pytest
 import torch
 
-from mtmd.clip.image.decode import open_picture
-from mtmd.events import Answer, Event, Finished, Progress, TextPiece
-from mtmd.kernels.errors import (
+from mtmd.base import turns
+from mtmd.base.errors import (
     BusyError,
     DeviceMemoryError,
     ImageError,
@@ -28,9 +27,10 @@ from mtmd.kernels.errors import (
     OptionError,
     PromptError,
 )
-from mtmd.kernels.resources import turns
+from mtmd.clip.image.decode import open_picture
+from mtmd.events import Answer, Event, Finished, Progress, TextPiece
 from mtmd.llm.batch import BatchShape
-from mtmd.llm.foreseen import few_rows
+from mtmd.llm.batch_shapes import few_rows
 from mtmd.loading import load
 from mtmd.model import Model
 from mtmd.prompt.conversation import user_message

@@ -7,8 +7,8 @@ import weakref
 
 import pytest
 
+from mtmd.base.errors import MtmdError
 from mtmd.events import Finished, Progress
-from mtmd.kernels.errors import MtmdError
 from mtmd.service.ticket import Ticket
 
 

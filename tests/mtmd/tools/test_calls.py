@@ -13,7 +13,7 @@ import pytest
 from tool_templates import SPECIAL, STOPS, TEMPLATES, template
 from tool_walks import MARKS, random_tools, vocabulary, walk
 
-from mtmd.kernels.errors import OptionError
+from mtmd.base.errors import OptionError
 from mtmd.llm.sampling.json_schema import grammar_text, left_out
 from mtmd.tools.grammar import HeldTool, answer_grammar, hold
 from mtmd.tools.parser import CallParser, CallPiece

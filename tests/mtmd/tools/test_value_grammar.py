@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mtmd.kernels.errors import OptionError
+from mtmd.base.errors import OptionError
 from mtmd.tools import lark
 from mtmd.tools.lark import Lark
 from mtmd.tools.schemas import TYPES, definitions, texts_of, types_of, with_definitions

@@ -19,7 +19,7 @@ from fake_service import FakeService, until
 from serving import raw_request, running, user
 
 from mtmd import BusyError
-from mtmd.kernels.resources import turns
+from mtmd.base import turns
 from mtmd.web.connections.channel import FEW, Channel
 from mtmd.web.server import ENDED_AT_ONCE, Server
 from mtmd.web.settings import ConnectionLimits

@@ -9,7 +9,7 @@ from fake_models import registry_of
 from fake_service import FakeService
 from priorities import on_linux, priority
 
-from mtmd.kernels.resources.priority import BEHIND, NICEST
+from mtmd.base.priority import BEHIND, NICEST
 from mtmd.web.app import create_app, create_app_of_many
 from mtmd.web.connections.channel import HELD
 from mtmd.web.connections.threads import KEPT, InTurn, Pools

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from mtmd.web.errors import ApiError
-from mtmd.web.intake.fetch import Fetcher
+from mtmd.web.intake.fetch_media import Fetcher
 
 
 def not_found(*_, **__):

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 import pytest
 
 from mtmd import BusyError
-from mtmd.kernels.resources.cores import Cores
+from mtmd.base.cores import Cores
 from mtmd.service.turns import work_for
 from mtmd.web.intake import picture_budget as module
 from mtmd.web.intake.picture_budget import PictureBudget

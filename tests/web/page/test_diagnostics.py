@@ -6,8 +6,8 @@ import pytest
 from fake_models import registry_of
 
 from mtmd import DeviceError, MtmdError
-from mtmd.kernels.resources.cores import Cores
-from mtmd.service.measures.stats import ServiceStats
+from mtmd.base.cores import Cores
+from mtmd.service.stats import ServiceStats
 from mtmd.web.page import diagnostics
 
 

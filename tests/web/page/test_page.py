@@ -593,7 +593,7 @@ def test_a_key_is_asked_for_once_and_kept(browser, fake):
 
 def test_two_people_take_turns_at_one_browser(browser, fake, tmp_path, monkeypatch):
     """Who changes the key begins anew, and finds nothing of who was there before."""
-    monkeypatch.setattr("mtmd.web.keys.LOOK_S", 0.0)
+    monkeypatch.setattr("mtmd.web.api_keys.LOOK_S", 0.0)
     keys = tmp_path / "keys"
     keys.write_text("anna:the-key-that-anna-has\nben:the-key-that-ben-has-\n")
     app = create_app(fake, ServerSettings(port=0, api_key_file=keys), Store(None))

@@ -14,9 +14,9 @@ from PIL import Image
 from serving import noise, png
 
 from mtmd import BusyError, MtmdError
-from mtmd.kernels.resources.wanted import check_wanted
+from mtmd.base.wanted import check_wanted
 from mtmd.web.app import create_app
-from mtmd.web.page.answering.answers import Answer
+from mtmd.web.page.answers import Answer
 from mtmd.web.settings import MediaBudget, ServerSettings
 from mtmd.web.store.errors import (
     StoreBusyError,

@@ -10,6 +10,7 @@ from fake_service import FakeService
 from serving import client_for, running
 
 from mtmd import DeviceError
+from mtmd.base.cores import Cores
 from mtmd.cli import main
 from mtmd.kernels.report.facts import (
     Check,
@@ -22,9 +23,8 @@ from mtmd.kernels.report.facts import (
 )
 from mtmd.kernels.report.machine import MachineFacts
 from mtmd.kernels.report.warmup_report import WarmupReport
-from mtmd.kernels.resources.cores import Cores
 from mtmd.kernels.trials import ClassFacts, Learned, Measured, Trial
-from mtmd.service.measures.decode_speed import DecodeSpeed
+from mtmd.service.decode_speed import DecodeSpeed
 from mtmd.web.app import create_app
 from mtmd.web.page.verdict import FAST, WORDS, verdict
 from mtmd.web.settings import ServerSettings

@@ -11,7 +11,7 @@ from zlib import compress
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from mtmd.web.keys import NamedKey
+from mtmd.web.api_keys import NamedKey
 from mtmd.web.replicas.forwarded import Full, Head, Lost, Taken
 from mtmd.web.replicas.front import STRANGERS, TAKEN_S, Front
 from mtmd.web.settings import ConnectionLimits, MediaBudget, ServerSettings

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from mtmd.base.errors import DeviceError
 from mtmd.kernels.backends.vision_attention import choice as module
 from mtmd.kernels.backends.vision_attention import kept as kept_module
 from mtmd.kernels.backends.vision_attention.choice import OURS, AttentionChoice, class_of
 from mtmd.kernels.backends.vision_attention.kept import BYTES_MAX, Kept
 from mtmd.kernels.backends.vision_attention.measure import measure
-from mtmd.kernels.errors import DeviceError
 from mtmd.kernels.gpu.flash_attention.cases import TOLERANCE, largest_error
 from mtmd.kernels.graph import graph_input
 from mtmd.kernels.kernel import Kernel

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import triton
 
-from mtmd.kernels.errors import OptionError
+from mtmd.base.errors import OptionError
 from mtmd.kernels.gpu.ahead import saved
 
 KEY = "ab" * 32

@@ -13,10 +13,10 @@ from typing import Any
 import fsspec
 import pytest
 
+from mtmd.base.errors import DeviceError, OptionError
 from mtmd.cluster.out import lease as leases
 from mtmd.cluster.out.folder import Folder
 from mtmd.cluster.out.lease import LEASE, LEASE_S, Lease, is_running, this_process
-from mtmd.kernels.errors import DeviceError, OptionError
 
 
 @pytest.fixture(params=("here", "memory://bucket/out.jsonl"))

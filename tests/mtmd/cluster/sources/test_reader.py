@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from mtmd.base.errors import ImageError
 from mtmd.cluster import places
 from mtmd.cluster.places import identity, named_by, told_reason, without_secrets
 from mtmd.cluster.sources import reader as readers
@@ -21,7 +22,6 @@ from mtmd.cluster.sources.find import Columns, find
 from mtmd.cluster.sources.listing import list_shard
 from mtmd.cluster.sources.reader import Reader
 from mtmd.cluster.units import Item
-from mtmd.kernels.errors import ImageError
 
 MP4 = b"\0\0\0\x18ftypmp42"
 

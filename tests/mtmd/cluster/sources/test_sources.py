@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from mtmd.base.errors import ImageError, OptionError
 from mtmd.cluster import places
 from mtmd.cluster.places import as_text, full_name, identity, is_address
 from mtmd.cluster.sources import reader as readers
@@ -21,8 +22,7 @@ from mtmd.cluster.sources.find import Columns, find
 from mtmd.cluster.sources.listing import list_shard
 from mtmd.cluster.sources.reader import Reader, path_of
 from mtmd.cluster.units import Item
-from mtmd.kernels.errors import ImageError, OptionError
-from mtmd.prompt.urls.kinds import url_identity
+from mtmd.prompt.url_kinds import url_identity
 
 
 @pytest.fixture

@@ -12,13 +12,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from mtmd.base.errors import ImageError, OptionError
 from mtmd.cluster.sources import tables
 from mtmd.cluster.sources.find import Columns
 from mtmd.cluster.sources.listing import list_shard
 from mtmd.cluster.sources.reader import Reader
 from mtmd.cluster.sources.tables import Rows
 from mtmd.cluster.units import Item
-from mtmd.kernels.errors import ImageError, OptionError
 
 COLUMNS = Columns()
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from mtmd.base.errors import ImageError
 from mtmd.bench.shapes import random_checkpoint
 from mtmd.clip.encoder import Encoder
 from mtmd.clip.token_budget import Budget
 from mtmd.kernels.backends import Reference
 from mtmd.kernels.backends.target import Target
-from mtmd.kernels.errors import ImageError
 from mtmd.loaded.fitting.needed_memory import (
     largest_picture,
     longest_that_fits,

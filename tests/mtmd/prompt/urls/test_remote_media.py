@@ -1,5 +1,5 @@
 """Addresses in Python and on the command line. What is fetched from where is tested with the server's
-fetcher, which asks the same function (tests/web/intake/test_fetch.py).
+fetcher, which asks the same function (tests/web/intake/test_fetch_media.py).
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from mtmd.base.errors import ImageError
 from mtmd.events import Finished
-from mtmd.kernels.errors import ImageError
 from mtmd.model import Model
+from mtmd.prompt import fetch_url as fetch
+from mtmd.prompt.fetch_url import Denied, Fetched, RemoteMedia
 from mtmd.prompt.load_image import load_image
-from mtmd.prompt.urls import fetch
-from mtmd.prompt.urls.fetch import Denied, Fetched, RemoteMedia
 from mtmd.prompt.video_input import is_video
 
 ADDRESS = "https://me:secret@pictures.test/a.png?key=1"

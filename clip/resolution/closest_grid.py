@@ -1,0 +1,123 @@
+"""Pictures stretched to the grid of tiles that is closest to their shape, cut, and once more as a
+whole (arXiv:2404.16821).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from mtmd.base.errors import ModelError
+from mtmd.clip.image.pixels import CLIP_MEAN, CLIP_STD, Normalize, Pixels, read_normalize
+from mtmd.clip.image.resize import read_resample, resize
+from mtmd.clip.resolution.resolution import ImagePlan, tile_of
+from mtmd.clip.resolution.sizes import MAX_TILES, Size, closest_grid, cut
+from mtmd.clip.token_budget import DEFAULT_BUDGET, Budget
+from mtmd.kernels.checkpoint.settings import Settings
+from mtmd.kernels.graph import Type
+
+
+@dataclass(frozen=True)
+class StretchedTiling:
+    """`fewest` to `most` tiles of `tile` pixels a side, each of `tile_tokens`; the whole follows
+    where there are several.
+    """
+
+    tile: int
+    tile_tokens: int
+    fewest: int
+    most: int
+    normalize: Normalize
+    resample: str
+
+    def prepare(self, pixels: Pixels, budget: Budget = DEFAULT_BUDGET) -> ImagePlan:
+        grid, notes = self.choose((pixels.shape[1], pixels.shape[0]), budget)
+        tiles = tuple(self.tiles(pixels, grid))
+        return ImagePlan(
+            tiles,
+            ((self.tile, self.tile),) * len(tiles),
+            self.tokens(grid[0] * grid[1]),
+            cut=(grid[1], grid[0]),
+            notes=notes,
+        )
+
+    def tokens(self, tiles: int) -> int:
+        return (tiles + (tiles > 1)) * self.tile_tokens
+
+    def choose(self, size: Size, budget: Budget = DEFAULT_BUDGET) -> tuple[Size, tuple[str, ...]]:
+        """The grid, (columns, rows) of tiles, for a picture of a size, (width, height), and
+        notes.
+        """
+        ranges = [(self.fewest, self.most)]
+        if budget != DEFAULT_BUDGET:
+            counts, least, most = range(1, self.most + 1), budget.min_tokens or 0, budget.max_tokens
+            first = next((n for n in counts if self.tokens(n) >= least), self.most)
+            last = max((n for n in counts if most is None or self.tokens(n) <= most), default=1)
+            ranges += [(1, 1), (1, last), (first, self.most), (min(first, last), last)]
+        grids = [closest_grid(size, _grids(*limits), self.tile) for limits in ranges]
+        chosen, notes = budget.choose([self.tokens(columns * rows) for columns, rows in grids])
+        return grids[chosen], notes
+
+    def tiles(self, pixels: Pixels, grid: Size) -> list[np.ndarray]:
+        """fp32 [3, Y, X] each, line by line, the whole picture last"""
+        columns, rows = grid
+        tiles = cut(
+            resize(pixels, columns * self.tile, rows * self.tile, self.resample), rows, columns
+        )
+        if len(tiles) > 1:
+            tiles.append(resize(pixels, self.tile, self.tile, self.resample))
+        return [self.normalize(tile) for tile in tiles]
+
+    def most_tokens(self, budget: Budget = DEFAULT_BUDGET) -> int:
+        return budget.most([self.tokens(self.most), self.tokens(1)])
+
+    def tile_type(self) -> Type:
+        return tile_of(self.tile, self.tile)
+
+    largest_tile_type = tile_type
+
+
+@lru_cache
+def _grids(fewest: int, most: int) -> tuple[Size, ...]:
+    """(columns, rows) of so many tiles, by their number, of equal numbers the narrowest first: at a
+    tie of shapes the order decides.
+    """
+    counts = range(fewest, most + 1)
+    return tuple(
+        (columns, count // columns)
+        for count in counts
+        for columns in range(1, count + 1)
+        if count % columns == 0
+    )
+
+
+def read_stretched_tiling(image: Settings, side: int, tile_tokens: int) -> StretchedTiling:
+    """From an image processor's settings; `side` is config.json's. Raises ModelError where they do
+    not fit together.
+
+    crop_to_patches is not read: the reference cuts whatever it says.
+    """
+    size = image.part("size")
+    if {size.count("height", 384), size.count("width", 384)} != {side}:
+        raise ModelError(
+            f"{size.where} is {size.values!r:.60}, expected height and width {side} as "
+            "config.json's image_size; correct one"
+        )
+    fewest, most = (
+        image.count("min_patches", 1, most=MAX_TILES),
+        image.count("max_patches", 12, most=MAX_TILES),
+    )
+    if fewest > most:
+        raise ModelError(
+            f"{image.where}: min_patches is {fewest}, expected at most max_patches, {most}"
+        )
+    return StretchedTiling(
+        tile=side,
+        tile_tokens=tile_tokens,
+        fewest=fewest,
+        most=most,
+        normalize=read_normalize(image, CLIP_MEAN, CLIP_STD),
+        resample=read_resample(image, 3),
+    )

@@ -1,0 +1,208 @@
+"""Pictures of any size: kept in shape, rounded to whole groups of patches, within limits on the
+pixels (arXiv:2409.12191).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from mtmd.base.errors import ModelError
+from mtmd.clip.image.pixels import (
+    CLIP_MEAN,
+    CLIP_STD,
+    Normalize,
+    Pixels,
+    gguf_image,
+    read_normalize,
+)
+from mtmd.clip.image.resize import read_resample, resize
+from mtmd.clip.resolution.resolution import USUAL_SIDE, ImagePlan, tile_of
+from mtmd.clip.resolution.sizes import MAX_RATIO, squarest_grid, too_narrow, within
+from mtmd.clip.token_budget import DEFAULT_BUDGET, Budget
+from mtmd.kernels.checkpoint.settings import Settings
+from mtmd.kernels.graph import Type
+
+PIXELS = (56 * 56, 28 * 28 * 1280)  # transformers' defaults
+GGUF_TOKENS = (
+    4,
+    16384,
+)  # the limits of every published Qwen2-VL and Qwen2.5-VL; GGUF files do not say
+
+
+@dataclass(frozen=True)
+class DynamicResolution:
+    """Patches of `patch` pixels a side, `merge` x `merge` of which become one token; from `least`
+    to `most` pixels a picture. `enlarge`: one narrower than a token is first scaled up to it.
+    """
+
+    patch: int
+    merge: int
+    least: int
+    most: int
+    normalize: Normalize
+    resample: str
+    enlarge: bool = False
+
+    @property
+    def factor(self) -> int:
+        """Pixels on a side of what becomes one token."""
+        return self.patch * self.merge
+
+    def prepare(self, pixels: Pixels, budget: Budget = DEFAULT_BUDGET) -> ImagePlan:
+        """One tile, and an image token for each group of patches, which lie on a grid."""
+        given = pixels.shape[0], pixels.shape[1]
+        (height, width), usual = self.size(*given, budget), self.size(*given)
+        notes = (
+            ()
+            if (height, width) == usual
+            else (
+                f"scaled to {width} x {height} by the image budget, {usual[1]} x {usual[0]} "
+                "without it",
+            )
+        )
+        grid = height // self.factor, width // self.factor
+        tile = self.normalize(resize(pixels, width, height, self.resample))
+        return ImagePlan((tile,), ((width, height),), grid[0] * grid[1], grids=(grid,), notes=notes)
+
+    def size(self, height: int, width: int, budget: Budget = DEFAULT_BUDGET) -> tuple[int, int]:
+        """Height and width in pixels that a picture is scaled to. Raises ImageError for one that is
+        too narrow.
+        """
+        scaled = smart_resize(
+            height, width, self.factor, *self._pixels(budget), enlarge=self.enlarge
+        )
+        rows, columns = (side // self.factor for side in scaled)
+        if budget.max_tokens is not None:  # rounded up beyond what was asked for
+            rows, columns = within(rows, columns, budget.max_tokens)
+        return rows * self.factor, columns * self.factor
+
+    def most_tokens(self, budget: Budget = DEFAULT_BUDGET) -> int:
+        """The most that any picture takes: narrow and small ones are rounded up, beyond the limit
+        on the pixels if need be.
+        """
+        if budget.max_tokens is not None:
+            return budget.max_tokens
+        least, most = self._pixels(budget)
+        small = -(-least // self.factor**2)
+        # Each side of a picture that is scaled up is rounded up: to two rows at worst where one and
+        # a bit were meant.
+        return max(
+            most // self.factor**2,
+            math.isqrt(MAX_RATIO * most) // self.factor,
+            2 * small,
+            math.isqrt(MAX_RATIO * small) + 1,
+        )
+
+    def tile_type(self) -> Type:
+        height, width = self.size(USUAL_SIDE, USUAL_SIDE)
+        return tile_of(width, height)
+
+    def largest_tile_type(self) -> Type:
+        """The squarest of those with the most tokens."""
+        rows, columns = squarest_grid(self.most_tokens())
+        return tile_of(columns * self.factor, rows * self.factor)
+
+    def _pixels(self, budget: Budget) -> tuple[int, int]:
+        """At least and at most: a budget of tokens in pixels, the checkpoint's own limits as they
+        are.
+        """
+        cell = self.factor**2
+        least, most = -(-self.least // cell), self.most // cell
+        low, high = budget.limits(least, most)
+        return (
+            self.least if low == least else low * cell,
+            self.most if high == most else high * cell,
+        )
+
+
+def smart_resize(
+    height: int, width: int, factor: int, least: int, most: int, *, enlarge: bool = False
+) -> tuple[int, int]:
+    """Height and width as multiples of `factor` with `least` to `most` pixels, nearly in the same
+    ratio (transformers' `smart_resize`).
+    """
+    given = width, height
+    if enlarge and min(height, width) < factor:
+        up = factor / min(height, width)
+        height, width = int(height * up), int(width * up)
+    if max(height, width) > MAX_RATIO * min(height, width):
+        raise too_narrow(*given)
+    rows, columns = round(height / factor), round(width / factor)
+    if rows * columns * factor**2 > most:
+        shrink = math.sqrt(height * width / most)
+        rows, columns = (
+            max(1, math.floor(height / shrink / factor)),
+            max(1, math.floor(width / shrink / factor)),
+        )
+    elif rows * columns * factor**2 < least:
+        grow = math.sqrt(least / (height * width))
+        rows, columns = math.ceil(height * grow / factor), math.ceil(width * grow / factor)
+    return rows * factor, columns * factor
+
+
+def read_dynamic(
+    image: Settings,
+    patch: int,
+    merge: int,
+    mean: tuple[float, ...] = CLIP_MEAN,
+    std: tuple[float, ...] = CLIP_STD,
+    *,
+    frames: int = 1,
+    enlarge: bool = False,
+) -> DynamicResolution:
+    """From an image processor's settings; `patch` and `merge` are config.json's, and its limits
+    count every pixel `frames` times. Raises ModelError where the two do not fit together.
+    """
+    for key, expected, default in (
+        ("patch_size", patch, 14),
+        ("merge_size", merge, 2),
+        ("temporal_patch_size", 2, 2),
+    ):
+        if (value := image.count(key, default)) != expected:
+            raise ModelError(
+                f"{image.where}: {key} is {value}, expected {expected} as config.json says; "
+                "correct one of them"
+            )
+    size = image.part("size")
+    edges = (
+        (size.count("shortest_edge"), size.count("longest_edge", most=1 << 40))
+        if size.values
+        else PIXELS
+    )
+    least, most = (
+        image.count("min_pixels", edges[0]),
+        image.count("max_pixels", edges[1], most=1 << 40),
+    )
+    least, most = -(-least // frames), most // frames
+    if least > most or most < (patch * merge) ** 2:
+        raise ModelError(
+            f"{image.where}: {least} to {most} pixels a picture, expected limits that allow "
+            f"{(patch * merge) ** 2} and more"
+        )
+    return DynamicResolution(
+        patch=patch,
+        merge=merge,
+        least=least,
+        most=most,
+        normalize=read_normalize(image, mean, std),
+        resample=read_resample(image, 3),
+        enlarge=enlarge,
+    )
+
+
+def gguf_dynamic(
+    keys: Settings, merge: int = 2, limits: tuple[int, int] = GGUF_TOKENS
+) -> dict[str, object]:
+    """What an image processor's settings would say, from the `clip.` keys of a GGUF; `limits` of
+    tokens where it does not say.
+    """
+    patch = keys.count("vision.patch_size", 14)
+    least, most = (tokens * (patch * merge) ** 2 for tokens in limits)
+    return {
+        "patch_size": patch,
+        "merge_size": merge,
+        "min_pixels": keys.get("vision.image_min_pixels", least),
+        "max_pixels": keys.get("vision.image_max_pixels", most),
+        **gguf_image(keys),
+    }

@@ -1,0 +1,211 @@
+"""Values that go between the server's process and the engine's, as JSON and a memory beside it: the
+bytes of pictures, files and arrays lie there.
+
+What JSON has is written as it is, but for lists: each begins with a tag, which says what the others
+make. Only the classes of a closed table are known: those below, and what their fields hold.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any, get_args, get_origin, get_type_hints
+
+import numpy as np
+
+from mtmd.base import errors
+from mtmd.base.errors import MtmdError
+from mtmd.checkpoint.facts import CheckpointFacts
+from mtmd.clip.image.decode import Picture
+from mtmd.clip.video.footage import VideoFile
+from mtmd.clip.video.limits import VideoLimits
+from mtmd.events import Finished, Progress, TextPiece, ThinkingPiece, ToolCallPiece
+from mtmd.kernels.report.warmup_report import WarmupReport
+from mtmd.prompt.conversation import RawPrompt
+from mtmd.service.latencies import Histogram, Latencies
+from mtmd.service.stats import ServiceStats, TokenCount
+from mtmd.tools.tool import Toolbox
+
+Parts = list[memoryview]
+ALIGNED = 64  # bytes: where an array begins
+_ROOTS = (
+    *(Progress, ThinkingPiece, TextPiece, ToolCallPiece, Finished),
+    *(WarmupReport, ServiceStats, TokenCount, Latencies),
+    *(Picture, VideoLimits, RawPrompt, Toolbox, CheckpointFacts),
+)
+_ERRORS = {
+    kind.__name__: kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, MtmdError)
+}
+_ERROR_FIELDS: dict[type[MtmdError], tuple[str, ...]] = {
+    errors.ContextError: ("tokens", "context"),
+    errors.BusyError: ("retry_after_s",),
+}
+_PLAIN = (str, int, float, bool, type(None))
+
+
+class CodecError(TypeError):
+    """A value of a class that does not go to the other process, or what is no value."""
+
+
+def _named(hint: Any) -> Iterator[Any]:
+    """The classes that a hint names."""
+    if get_origin(hint) is None:
+        yield hint
+    for argument in get_args(hint):
+        yield from _named(argument)
+
+
+def _known() -> dict[str, type]:
+    """The dataclasses above, and those that their fields hold, by name."""
+    known: dict[str, type] = {}
+    waiting: list[Any] = list(_ROOTS)
+    while waiting:
+        kind = waiting.pop()
+        if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
+            continue
+        if known.setdefault(kind.__name__, kind) is not kind:
+            raise CodecError(f"two classes are called {kind.__name__}")
+        hints = get_type_hints(kind)
+        waiting += (
+            one
+            for field in dataclasses.fields(kind)
+            for one in _named(hints[field.name])
+            if known.get(getattr(one, "__name__", "")) is not one
+        )
+    return known
+
+
+KNOWN = _known()
+"""Classes by the names under which they go."""
+
+
+@cache
+def _fields(kind: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind))
+
+
+def encode(value: Any, parts: Parts) -> Any:
+    """What `json` can write; bytes of pictures and the like are added to `parts`, which lie one
+    after another in the memory beside it. Raises CodecError for a class that is not known.
+    """
+    kind: Any = type(value)
+    if kind in _PLAIN:
+        return value
+    if kind is list:
+        return ["list", *[encode(one, parts) for one in value]]
+    if kind is tuple:
+        return ["tuple", *[encode(one, parts) for one in value]]
+    name: str = kind.__name__
+    if KNOWN.get(name) is kind:
+        return [name, *[encode(getattr(value, n), parts) for n in _fields(kind)]]
+    if isinstance(value, MtmdError):
+        return _error(value, parts)
+    if isinstance(value, np.ndarray):
+        return _array(value, parts)
+    for base, write in _OTHERS.items():
+        if isinstance(value, base):
+            return write(value, parts)
+    raise CodecError(f"a {kind.__module__}.{kind.__qualname__} does not go to another process")
+
+
+def decode(value: Any, memory: memoryview) -> Any:
+    """What `encode` was given. Arrays lie in `memory`. Raises CodecError for what it has not
+    written.
+    """
+    if isinstance(value, dict):
+        return {name: decode(one, memory) for name, one in value.items()}
+    if not isinstance(value, list):
+        return value
+    try:
+        tag, *items = value
+        if tag in _BYTES:
+            return _BYTES[tag](memory, *items)
+        items = [decode(one, memory) for one in items]
+        if tag in KNOWN:
+            kind = KNOWN[tag]
+            return kind(**dict(zip(_fields(kind), items, strict=True)))
+        return _MADE[tag](items)
+    except (KeyError, ValueError, TypeError) as error:
+        raise CodecError(f"found {str(value)[:60]!r}, expected a value: {error}") from error
+
+
+def _mapping(value: Any, parts: Parts) -> dict[str, Any]:
+    if not all(isinstance(name, str) for name in value):
+        raise CodecError("a mapping goes to another process by names alone")
+    return {name: encode(one, parts) for name, one in value.items()}
+
+
+def _error(error: MtmdError, parts: Parts) -> list[Any]:
+    """By its class, or the nearest above it that is known."""
+    kind = next(k for k in type(error).__mro__ if _ERRORS.get(k.__name__) is k)
+    names = _ERROR_FIELDS.get(kind, ())
+    return [kind.__name__, str(error), *[encode(getattr(error, name), parts) for name in names]]
+
+
+def _place(data: memoryview, parts: Parts) -> int:
+    """Where `data`, the next of the memory, begins."""
+    at = sum(part.nbytes for part in parts)
+    if gap := -at % ALIGNED:
+        parts.append(memoryview(bytes(gap)))
+    parts.append(data)
+    return at + gap
+
+
+def _array(array: Any, parts: Parts) -> list[Any]:
+    if array.dtype.hasobject:
+        raise CodecError("an array of objects does not go to another process")
+    whole = np.ascontiguousarray(array)
+    data = whole.reshape(-1).view(np.uint8).data
+    return ["array", _place(data, parts), whole.dtype.str, *array.shape]
+
+
+def _array_in(memory: memoryview, at: int, dtype: str, *shape: int) -> Any:
+    count = int(np.prod(shape, dtype=np.int64))
+    if not count:
+        return np.empty(shape, np.dtype(dtype))
+    return np.frombuffer(memory, np.dtype(dtype), count, at).reshape(shape)
+
+
+def _bytes(data: Any, parts: Parts) -> list[Any]:
+    view = memoryview(data).cast("B")
+    return ["bytes", _place(view, parts), view.nbytes]
+
+
+def _bytes_in(memory: memoryview, at: int, count: int) -> bytes:
+    return bytes(memory[at : at + count])
+
+
+def _video(video: VideoFile, parts: Parts) -> list[Any]:
+    """One that was sent: of a path the other process knows nothing."""
+    if not isinstance(video.source, bytes):
+        raise CodecError("a video goes to another process by its bytes alone")
+    facts = video.limits, video.name, video.isolate
+    return ["VideoFile", _bytes(video.source, parts), *[encode(one, parts) for one in facts]]
+
+
+def _histogram(histogram: Histogram, parts: Parts) -> list[Any]:
+    facts = histogram.bounds, histogram.counts, histogram.total_s
+    return ["Histogram", *[encode(one, parts) for one in facts]]
+
+
+_OTHERS: dict[type, Callable[[Any, Parts], Any]] = {
+    Histogram: _histogram,
+    VideoFile: _video,
+    bytes: _bytes,
+    bytearray: _bytes,
+    memoryview: _bytes,
+    Mapping: _mapping,
+    np.generic: lambda value, _: value.item(),
+    str: lambda value, _: str(value),
+}
+_BYTES: dict[str, Callable[..., Any]] = {"array": _array_in, "bytes": _bytes_in}
+_MADE: dict[str, Callable[[Sequence[Any]], Any]] = {
+    "list": list,
+    "tuple": tuple,
+    "VideoFile": lambda items: VideoFile(*items),
+    "Histogram": lambda items: Histogram.of(*items),
+    **{name: lambda items, kind=kind: kind(*items) for name, kind in _ERRORS.items()},  # type: ignore[misc]
+}

@@ -1,0 +1,123 @@
+"""A report of `fit` as text of 80 columns: what was asked, then each way with what it needs."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+
+from mtmd.inspect.fit_facts import FitFacts
+from mtmd.kernels.report.facts import LayoutFacts
+from mtmd.loaded.fitting.choose import NOTHING
+from mtmd.loaded.fitting.needed_memory import MOST_ANSWERS
+
+WIDTH = 80
+GIB, MIB = 1 << 30, 1 << 20
+NOT_RUN = "PREDICTED: no weight is read, nothing is run."
+
+
+def render_fit(report: FitFacts) -> str:
+    lines = [*_head(report), "", *_table(report), *_result(report)]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _head(report: FitFacts) -> Iterator[str]:
+    yield from _wrapped(f"{report.model}, {report.dtype}: {_asked(report)}")
+    for device in report.devices:
+        if device.memory_bytes is not None:
+            usable = _size(report, device.usable_bytes)
+            size = f"{_size(report, device.memory_bytes)}, of which {usable} are usable"
+        elif device.usable_bytes is not None:
+            size = f"{_size(report, device.usable_bytes)} usable"
+        else:
+            size = "of unknown size (give --host-memory)"
+        counted = ""
+        if device.counted < report.answers:
+            counted = f"; keys and values of {device.counted} are counted, others wait for room"
+        yield from _wrapped(f"  {device.name}: {device.what}, {size}{counted}")
+    yield NOT_RUN
+
+
+def _asked(report: FitFacts) -> str:
+    many = f"{report.answers} answer{'s' if report.answers > 1 else ''} at once"
+    text = f"{many} of {report.context:,} tokens"
+    if not report.picture_tokens:
+        return f"{text}, no pictures"
+    size = "the largest picture"
+    if report.picture_size:
+        size = f"pictures of {report.picture_size[0]} x {report.picture_size[1]} pixels"
+    return f"{text}, {size} ({report.picture_tokens:,} tokens)"
+
+
+def _table(report: FitFacts) -> Iterator[str]:
+    columns = ("weights", "tower", "KV", "activ.", "needed", "usable")
+    yield f"{_unit(report)[1]:<18}" + "".join(f"{c:>10}" for c in columns)
+    for layout in report.layouts:
+        yield from _layout(report, layout)
+
+
+def _layout(report: FitFacts, layout: LayoutFacts) -> Iterator[str]:
+    if layout.reason is not None:
+        yield from _wrapped(f"CANNOT BE   {layout.name}: {layout.reason}")
+        return
+    verdict = "FITS" if layout.fits else "DOES NOT FIT"
+    if layout.fits and layout.unknown:
+        verdict = "UNKNOWN"
+    chosen = " (chosen)" if layout.name == report.chosen else ""
+    yield from _wrapped(f"{verdict:<12}  {layout.name}{chosen}")
+    runs = {part.device: part for part in layout.layers}
+    for memory in layout.memories:
+        parts = (memory.weights, memory.encoder, memory.cache, memory.compute, memory.needed)
+        cells = "".join(f"{_number(report, size):>10}" for size in parts)
+        usable = "" if memory.available is None else _number(report, memory.available)
+        mark = "" if memory.fits else " *"
+        run = runs.get(memory.space)
+        where = memory.space if run is None else f"{memory.space}, {run.first}-{run.last}"
+        yield f"    {where:<14}{cells}{usable:>10}{mark}"
+    if layout.longest_context is not None and layout.most_answers is not None:
+        limit = ", the model's limit" if layout.longest_context == report.context_most else ""
+        longest = f"{layout.longest_context:,}{limit}" if layout.longest_context else "none"
+        if layout.longest_text:
+            longest = f"none with pictures, {layout.longest_text:,} with text alone"
+        more = " or more" if layout.most_answers == MOST_ANSWERS else ""
+        most = f"{layout.most_answers:,}{more}" if layout.most_answers else "none"
+        yield from _wrapped(f"    longest context: {longest}; most chats at once: {most}")
+
+
+def _result(report: FitFacts) -> Iterator[str]:
+    if any(not m.fits for layout in report.layouts for m in layout.memories):
+        yield "* is more than usable"
+    if any(layout.layers for layout in report.layouts):
+        yield "behind a memory: the first and the last layer that it has"
+    yield ""
+    if report.chosen is not None:
+        yield from _wrapped(f"result: fits {report.chosen}")
+        return
+    advice = "; ".join(report.advice)
+    if not report.undecided:
+        yield from _wrapped(
+            "result: fits nowhere; " + (f"what would fit: {advice}" if advice else NOTHING)
+        )
+        return
+    first = report.undecided[0]
+    needs = " and ".join(f"{_size(report, m.needed)} usable of {m.space}" for m in first.unknown)
+    told = f"result: fits into no memory of a known size; with {needs}: {first.name}"
+    yield from _wrapped(told + (f"; it would fit with {advice}" if advice else ""))
+
+
+def _unit(report: FitFacts) -> tuple[int, str]:
+    """MiB where all is small."""
+    needs = [m.needed for layout in report.layouts for m in layout.memories]
+    return (GIB, "GiB") if max(needs, default=0) >= 2 * GIB else (MIB, "MiB")
+
+
+def _number(report: FitFacts, size: int) -> str:
+    return f"{size / _unit(report)[0]:,.1f}"
+
+
+def _size(report: FitFacts, size: int | None) -> str:
+    return "?" if size is None else f"{_number(report, size)} {_unit(report)[1]}"
+
+
+def _wrapped(text: str) -> list[str]:
+    indent = " " * (len(text) - len(text.lstrip()))
+    return textwrap.wrap(text, WIDTH, subsequent_indent=indent + "  ", break_on_hyphens=False)

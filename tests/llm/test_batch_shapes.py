@@ -1,0 +1,102 @@
+"""Batches foreseen: what any other batch would launch is among what they do. On a GPU that is not
+here; nothing is run or compiled.
+"""
+
+from __future__ import annotations
+
+import random
+from unittest.mock import patch
+
+import pytest
+import test_engine as small
+
+from mtmd.config import LoadOptions
+from mtmd.kernels.backends import Cpu, Reference
+from mtmd.kernels.backends.target import Target
+from mtmd.kernels.report.programs import Programs
+from mtmd.llm.batch import FEW, BatchShape
+from mtmd.llm.batch_shapes import FORESEEN, few_rows, foreseen_batches
+from mtmd.llm.engine.runner import PLANS
+from mtmd.loading import find_checkpoint
+from mtmd.model import Model
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    settings = LoadOptions(parallel=6, context=1024)
+    checkpoint, name = find_checkpoint("demo", settings)
+    return Model(checkpoint, settings, [Target("cuda:90"), Cpu(), Reference()], name=name)
+
+
+def test_batches_that_come_launch_no_other_programs(model: Model) -> None:
+    runner, chance = model.runner, random.Random(0)
+    foreseen = Programs().add_all(runner.new_plan(b) for b in foreseen_batches(runner)).found
+    assert len(foreseen) > 8
+    for _ in range(20):
+        count = chance.randint(1, runner.sequences)
+        tokens = max(count, chance.choice((1, 4, 17, 64, 200, 512)) - chance.randint(0, 3))
+        verified = chance.random() < 0.2
+        batch = BatchShape(
+            tokens,
+            images=chance.choice((0, 0, min(tokens, runner.image_tokens))),
+            wanted=tokens if verified and tokens <= 64 else count,
+            sequences=count,
+        ).rounded(False, runner.pages)
+        other = Programs().add_all([runner.new_plan(batch)]).found
+        assert set(other) <= set(foreseen), batch
+
+
+def test_there_are_few_of_them(model: Model) -> None:
+    batches = foreseen_batches(model.runner)
+    assert len(set(batches)) == len(batches) < 160
+    assert {b.pages for b in batches} == {model.runner.pages}, "of a table there is one size"
+    assert {b.tokens for b in batches if b.tokens == b.sequences} >= set(range(1, 7))
+
+
+def test_small_batches_of_those_who_wait_are_foreseen() -> None:
+    subject = small.engine(sequences=4, context=128)
+    foreseen = set(few_rows(subject.runner, subject.cache))
+    assert foreseen and len(foreseen) <= FORESEEN < PLANS
+    met, prepare, chance = set[BatchShape](), subject.runner.prepare, random.Random(1)
+
+    def prepared(batch: BatchShape) -> None:
+        met.add(batch)
+        prepare(batch)
+
+    with patch.object(subject.runner, "prepare", prepared):
+        for number in range(30):
+            subject.submit(
+                small.request(chance.randint(2, 60), 5 + number % 9, chance.randint(1, 12))
+            )
+            for _ in range(chance.randint(0, 6)):
+                subject.step()
+        small.run(subject)
+    few = {b for b in met if b.tokens <= FEW and b.wanted}
+    assert few and few <= foreseen
+
+
+@pytest.mark.parametrize("sequences", [1, 4, 6])
+@pytest.mark.parametrize("image_tokens", [0, 9])
+def test_every_small_batch_in_which_somebody_waits_is_foreseen(
+    sequences: int, image_tokens: int
+) -> None:
+    subject = small.engine(sequences=sequences, context=128)
+    runner = subject.runner
+    runner._image_tokens, whole = image_tokens, runner.pages_for(runner.context)
+    foreseen, answers = few_rows(runner, subject.cache), few_rows(runner, subject.cache, False)
+    assert len(set(foreseen)) == len(foreseen) <= FORESEEN < PLANS
+    assert foreseen[: len(answers)] == answers and foreseen[0] == BatchShape(1).rounded(True)
+    for tokens in range(1, FEW + 1):
+        for count in range(1, min(tokens, sequences) + 1):
+            for pages in range(1, count * whole + 1):
+                for images in range(min(image_tokens, tokens) + 1):
+                    batch = BatchShape(tokens, images, count, count, pages)
+                    assert batch.rounded(True) in answers, batch
+                proposed = BatchShape(tokens, 0, tokens, count, pages)
+                assert proposed.rounded(True) in foreseen, proposed
+
+
+def test_none_are_foreseen_where_pages_are_gathered() -> None:
+    subject = small.engine()
+    subject.cache.in_place = False
+    assert not list(few_rows(subject.runner, subject.cache))

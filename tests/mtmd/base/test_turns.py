@@ -1,0 +1,240 @@
+"""Whose turn it is: nobody's many stand before another's one, and nothing stands idle."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from contextlib import ExitStack
+from random import Random
+
+import pytest
+
+from mtmd.base import turns as turns_module
+from mtmd.base.turns import Shares, Turns, aside, for_whom, get_up, goes_first, sit_down, work_for
+
+
+def test_who_has_had_least_is_first_and_who_comes_anew_saved_nothing() -> None:
+    shares = Shares()
+    assert shares.order("aab") == ["a", "b"]
+    shares.add("a", 5)
+    shares.add("b", 3)
+    assert shares.order("ab") == ["b", "a"]
+    assert shares.order("abc") == ["c", "b", "a"], "c begins where b stands"
+    shares.add("c", 1)
+    assert shares.order("abc") == ["b", "c", "a"]
+    assert shares.order("a") == ["a"] and shares.order("ab") == ["b", "a"], "b is forgotten"
+    shares.add("b", 1)
+    assert shares.order("ab") == ["a", "b"], "and has to begin where a stands"
+    shares.add("nobody", 1)
+    assert shares.order([]) == []
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_those_who_always_want_some_have_equal_parts(seed: int) -> None:
+    rng, shares, had = Random(seed), Shares(), Counter[str]()
+    for turn in range(2000):
+        wanting = ["a", "b"] + ["c"] * (turn >= 1000) + ["d"] * (rng.random() < 0.3)
+        rng.shuffle(wanting)
+        first, amount = shares.order(wanting)[0], rng.randint(1, 9)
+        shares.add(first, amount)
+        had[first] += amount
+        if turn == 999:
+            before = had.copy()
+    assert abs(had["a"] - had["b"]) <= 9
+    assert abs((had["a"] - before["a"]) - had["c"]) <= 18
+
+
+def test_who_asks_for_one_thing_after_another_has_no_more_than_who_waits() -> None:
+    """One owner has a long line, the others ask for the next when they have had one."""
+    shares, had = Shares(), Counter[str]()
+    asking = set("abcd")
+    for _ in range(400):
+        first = shares.order(sorted(asking))[0]
+        shares.add(first, 1)
+        had[first] += 1
+        if first != "a":
+            shares.order(sorted(asking - {first}))  # it has left, and comes back
+    assert had == dict.fromkeys("abcd", 100)
+
+
+def test_who_was_alone_for_long_does_not_wait_for_one_who_comes() -> None:
+    """Nor the other way round."""
+    shares, had = Shares(), Counter[str]()
+    for _ in range(1000):
+        assert shares.order("a") == ["a"]
+        shares.add("a", 1)
+    for _ in range(100):
+        first = shares.order("ab")[0]
+        shares.add(first, 1)
+        had[first] += 1
+    assert abs(had["a"] - had["b"]) <= 1
+
+
+def test_ever_new_ones_do_not_keep_one_who_has_had_nothing_from_his_turn() -> None:
+    shares = Shares()
+    shares.order(["waits"])
+    for number in range(3):
+        assert shares.order(["waits", str(number)])[0] == "waits", "in the order in which they came"
+
+
+def test_no_more_is_known_of_those_who_left_than_has_to_be() -> None:
+    shares = Shares()
+    for number in range(5000):
+        owner = str(number)
+        shares.order(["waits", owner])
+        shares.add(owner, 1)
+    assert len(shares._had) <= turns_module.LEFT + 2
+    assert shares.order([]) == [] and not shares._had
+
+
+def play(turns: Turns, asked: list[tuple[str, int]], at_once: int) -> list[str]:
+    """Owners in the order in which they had their turns; all wait before the first is let in."""
+    order, lock, now, go = list[str](), threading.Lock(), Counter[str](), threading.Event()
+    ready = threading.Event()
+
+    def hold() -> None:
+        with ExitStack() as held:
+            for _ in range(1 if turns._most else turns._count):
+                held.enter_context(turns.one(turns._most or 1))
+            ready.set()
+            go.wait()
+
+    def work(owner: str, weight: int) -> None:
+        work_for(owner)
+        with turns.one(weight):
+            with lock:
+                order.append(owner)
+                now["here"] += 1
+                assert now["here"] <= at_once and for_whom() == owner
+            with lock:
+                now["here"] -= 1
+
+    threads = [threading.Thread(target=hold)]
+    threads[0].start()
+    ready.wait()
+    for number, (owner, weight) in enumerate(asked, 1):
+        threads.append(threading.Thread(target=work, args=(owner, weight)))
+        threads[-1].start()
+        while turns.waiting < number:
+            pass
+    go.set()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+    assert turns.waiting == turns.at_work == 0
+    return order
+
+
+def test_threads_are_let_in_by_owner_in_turn() -> None:
+    asked = [("a", 1)] * 6 + [("b", 1), ("c", 1), ("b", 1)]
+    assert play(Turns(1), asked, 1) == ["a", "b", "c", "a", "b", "a", "a", "a", "a"]
+    assert sorted(play(Turns(3), asked, 3)) == sorted(owner for owner, _ in asked)
+
+
+def test_what_weighs_more_than_all_may_goes_alone() -> None:
+    turns = Turns(4, 100)
+    order = play(turns, [("a", 60), ("a", 60), ("b", 30), ("b", 500), ("c", 90)], 4)
+    assert sorted(order) == list("aabbc")
+
+
+def test_of_one_owner_there_are_so_many_at_a_time() -> None:
+    turns = Turns(3, each=1)
+    work_for("a")
+    first = turns.take()
+    assert first and turns.take(within_s=0.0) is None and turns.waiting == 0
+    work_for("b")
+    second = turns.take(within_s=0.0)
+    assert second and turns.at_work == 2
+    first()
+    work_for("a")
+    again = turns.take(within_s=0.0)
+    assert again
+    again()
+    second()
+    work_for("")
+    assert turns.at_work == 0
+
+
+def test_who_stops_waiting_leaves_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = Turns(1)
+    first = turns.take()
+    assert first
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def handed_over(*_: object) -> None:
+        first()
+        raise KeyboardInterrupt
+
+    for wait in (interrupted, handed_over):  # at that moment it has its turn, and gives it back
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Event, "wait", wait)
+            with pytest.raises(KeyboardInterrupt):
+                turns.take()
+        assert turns.waiting == 0
+    assert turns.at_work == 0
+
+
+def test_who_waits_gets_up_and_comes_back_in_turn() -> None:
+    desk, other = Turns(1), Turns(1)
+    sit_down(desk)
+    first, done = other.take(), threading.Event()
+    assert first
+
+    def work() -> None:
+        sit_down(desk)
+        first()  # which the other thread waits for, and so has got up
+        done.set()
+        get_up()
+        get_up()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    with other.one():
+        assert done.is_set()
+    thread.join(20)
+    assert not desk.waiting and desk.at_work == 1, "and sits again"
+    with aside():
+        assert desk.at_work == 0
+        get_up()
+    assert desk.at_work == 1
+    sit_down(desk)  # a request that was never ended
+    assert desk.at_work == 1
+    get_up()
+    with aside():
+        pass
+    assert desk.at_work == 0
+
+
+def test_nobody_is_kept_by_who_sits_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns_module, "STANDS_S", 0.0)
+    monkeypatch.setattr(turns_module, "STANDS_BACK_S", 0.0)
+    desk = Turns(1)
+    with desk.one(), goes_first():
+        sit_down(desk)
+        assert desk.at_work == 1 and desk.waiting == 0
+        get_up()
+    assert desk.at_work == 0
+
+
+def test_who_sits_down_waits_until_nobody_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two go first, of whom one ends earlier."""
+    monkeypatch.setattr(turns_module, "STANDS_BACK_S", 60.0)
+    desk, sits = Turns(1), threading.Event()
+
+    def work() -> None:
+        sit_down(desk)
+        sits.set()
+        get_up()
+
+    thread = threading.Thread(target=work)
+    with goes_first():
+        with goes_first():
+            thread.start()
+            while not desk.at_work:
+                time.sleep(0.001)
+        assert not sits.wait(0.1), "the other has not ended"
+    thread.join(20)
+    assert sits.is_set() and desk.at_work == 0

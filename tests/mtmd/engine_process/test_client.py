@@ -1,0 +1,430 @@
+"""What another process answers is what a service of this one would; and that process may end."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from dual_encoders import clip
+from PIL import Image
+from processes import descendants
+
+from mtmd.base.errors import (
+    BusyError,
+    ContextError,
+    DeviceError,
+    DualEncoderError,
+    ImageError,
+    LeftError,
+    MtmdError,
+    OptionError,
+    PromptError,
+)
+from mtmd.clip.video.limits import VideoLimits
+from mtmd.engine_process import client, process
+from mtmd.engine_process.client import EngineClient
+from mtmd.engine_process.engine import _ToServer
+from mtmd.events import Answer, Finished, Progress, TextPiece
+from mtmd.loading import load
+from mtmd.prompt.conversation import RawPrompt
+from mtmd.prompt.load_image import Picture, load_isolated
+from mtmd.prompt.video_input import sent_video
+from mtmd.service.service import Service
+from mtmd.service.turns import wanted_unless
+
+TEXT = [{"role": "user", "content": "How many shapes are there?"}]
+TEXT_PART = [{"type": "text", "text": "What is shown?"}]
+QUEUE = 2
+SMALL = 64 << 20
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "count",
+            "description": "Count shapes",
+            "parameters": {"type": "object", "properties": {"color": {"type": "string"}}},
+        },
+    }
+]
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+
+
+def started(hang_s: float | None = None) -> EngineClient:
+    made = EngineClient(hang_s=hang_s)
+    made.load(None, {"parallel": 2, "threads": 1, "isolate": True}, SMALL)
+    made.begin(queue=QUEUE, share_cache=False)
+    return made
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[EngineClient]:
+    """A process with the demo model costs seconds to start: one for all that leave it alive."""
+    with started(hang_s=300) as made:
+        yield made
+        made.close(20)
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[Service]:
+    with load(device="cpu", parallel=2, threads=1) as model:
+        yield Service(model, queue=QUEUE)
+
+
+@pytest.fixture
+def about(one: Path) -> list[dict[str, Any]]:
+    image = {"type": "image", "image": load_isolated(one)}
+    return [{"role": "user", "content": [image, {"type": "text", "text": "Describe the image."}]}]
+
+
+def events(ticket: Any) -> list[Any]:
+    return list(ticket)
+
+
+def answer(ticket: Any) -> Answer:
+    last = events(ticket)[-1]
+    assert isinstance(last, Finished)
+    return last.answer
+
+
+def without_times(found: Answer) -> Answer:
+    times = ("queued_ms", "preprocess_ms", "encode_ms", "prefill_ms", "decode_ms", "compile_ms")
+    images = tuple(replace(image, cached=False) for image in found.receipt.images)
+    receipt = replace(found.receipt, **dict.fromkeys(times, 0.0), images=images)
+    calls = tuple(replace(call, id="") for call in found.tool_calls)
+    return replace(
+        found, receipt=replace(receipt, reused_tokens=0, kernels_compiled=0), tool_calls=calls
+    )
+
+
+def until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end, "nothing after 20 s"
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        {},
+        {"logprobs": 3},
+        {"stop": ("shape", "circle")},
+        {"json_schema": SCHEMA},
+        {"tools": TOOLS, "tool_choice": "required"},
+        {"temperature": 0.8, "seed": 7},
+        {"detail": "low", "max_tokens": 3},
+    ],
+    ids=lambda chosen: "-".join(chosen) or "greedy",
+)
+def test_answers_are_those_of_a_service_in_this_process(
+    engine: EngineClient, service: Service, about: list[Any], chosen: dict[str, Any]
+) -> None:
+    options = {"max_tokens": 24} | chosen
+    apart, here = (
+        events(one.submit(about, tenant="me", **options))  # type: ignore[attr-defined]
+        for one in (engine, service)
+    )
+    assert without_times(apart[-1].answer) == without_times(here[-1].answer)
+    texts = ["".join(e.text for e in of if isinstance(e, TextPiece)) for of in (apart, here)]
+    assert texts[0] == texts[1]
+    stages = [e.stage for e in apart if isinstance(e, Progress)]
+    assert stages[-1] == "prefill" and not isinstance(apart[0], TextPiece)
+    assert apart[-1].answer.receipt.prefill_ms > 0
+
+
+def test_several_answers_to_one_prompt(engine: EngineClient, service: Service) -> None:
+    chosen: dict[str, Any] = {"max_tokens": 8, "temperature": 1.0, "seed": 3}
+    apart, here = (
+        [answer(t).text for t in of.submit_several(TEXT, 2, tenant="me", **chosen)]
+        for of in (engine, service)
+    )
+    assert apart == here and len(apart) == 2
+
+
+def test_what_needs_no_answer(engine: EngineClient, service: Service, about: list[Any]) -> None:
+    assert (engine.name, engine.context, engine.capacity, engine.sees) == (
+        service.name,
+        service.context,
+        service.capacity,
+        service.sees,
+    )
+    assert engine.chat_template == service.chat_template
+    assert engine.checkpoint_facts == service.checkpoint_facts
+    assert engine.count(about, tenant="me") == service.count(about, tenant="me")
+    ids = service.tokens_of("Two circles", around=True)
+    assert engine.tokens_of("Two circles", around=True) == ids
+    assert engine.text_of(ids) == service.text_of(ids)
+    assert engine.spelling_of(ids) == service.spelling_of(ids)
+    assert engine.rendered(TEXT) == service.rendered(TEXT)
+    assert str(engine.warmup_report.graphs) == str(service.warmup_report.graphs)
+    assert engine.load_image(about[0]["content"][0]["image"].pixels).size
+
+
+def test_what_the_model_saw_of_a_picture(engine: EngineClient, about: list[Any]) -> None:
+    picture: Picture = about[0]["content"][0]["image"]
+    answer(engine.submit(about, tenant="mine", max_tokens=1))
+    tiles = engine.processed(picture.sha256, "mine")
+    assert tiles and tiles[0].dtype == np.uint8 and tiles[0].shape[2] == 3
+    assert engine.processed(picture.sha256, "another's") is None
+
+
+@pytest.mark.parametrize(
+    ("messages", "chosen", "kind"),
+    [
+        ([], {}, PromptError),
+        ([{"role": "user", "content": "word " * 9000}], {}, ContextError),
+        (RawPrompt(()), {}, PromptError),
+        (TEXT, {"temperature": -1}, OptionError),
+        (TEXT, {"json_schema": "{"}, OptionError),
+        ([{"role": "user", "content": [{"type": "image", "image": b"no"}]}], {}, ImageError),
+    ],
+    ids=["empty", "long", "raw", "option", "schema", "picture"],
+)
+def test_mistakes_are_told_in_the_same_words(
+    engine: EngineClient, service: Service, messages: Any, chosen: dict[str, Any], kind: type
+) -> None:
+    found = []
+    for one in (engine, service):
+        with pytest.raises(kind) as caught:
+            one.submit(messages, **chosen)  # type: ignore[attr-defined]
+        found.append(caught.value)
+    assert type(found[0]) is type(found[1]) and str(found[0]) == str(found[1])
+    assert {k: v for k, v in vars(found[0]).items() if k != "__notes__"} == vars(found[1])
+    assert not engine.busy
+
+
+def test_who_cancels_gives_a_place_back(engine: EngineClient) -> None:
+    endless: dict[str, Any] = {"max_tokens": 1500, "ignore_eos": True}
+    tickets = [engine.submit(TEXT, **endless) for _ in range(engine.capacity)]
+    with pytest.raises(BusyError) as caught:
+        engine.submit(TEXT)
+    assert caught.value.retry_after_s > 0 and engine.busy
+    begun = iter(tickets[0])
+    while not isinstance(next(begun), TextPiece):
+        pass
+    for ticket in tickets[1:]:
+        ticket.cancel()
+        assert answer(ticket).receipt.finish == "cancelled"
+    begun.close()  # type: ignore[attr-defined]  # as who leaves the loop
+    until(lambda: not engine.busy)
+    assert answer(engine.submit(TEXT, max_tokens=2)).receipt.output_tokens == 2
+    stats = engine.stats()
+    assert stats.cancelled >= len(tickets) and stats.rejected >= 1 and stats.running == 0
+    assert engine.latencies.first_token.counts[-1] > 0
+
+
+def test_who_leaves_before_it_has_begun_is_not_waited_for(engine: EngineClient) -> None:
+    before = engine.stats()
+    os.kill(engine.pid, signal.SIGSTOP)
+    wanted_unless(lambda: True)
+    try:
+        with pytest.raises(LeftError):
+            engine.submit(TEXT, max_tokens=1500, ignore_eos=True)
+    finally:
+        wanted_unless(None)
+        os.kill(engine.pid, signal.SIGCONT)
+    assert not engine.busy
+    until(lambda: engine.stats().running == 0)
+    assert engine.stats().finished == before.finished
+
+
+def test_it_is_no_fork_and_outlives_what_a_terminal_sends(engine: EngineClient) -> None:
+    told = Path(f"/proc/{engine.pid}/cmdline").read_bytes()
+    assert b"mtmd.engine_process.boot" in told
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        os.kill(engine.pid, number)
+    assert answer(engine.submit(TEXT, max_tokens=2)).receipt.output_tokens == 2
+
+
+def test_a_sink_that_fails_is_no_fault_of_the_process(
+    engine: EngineClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(_: object) -> None:
+        if threading.current_thread() is not threading.main_thread():  # what waits is handed here
+            raise ValueError("no writer")
+
+    ticket = engine.submit(TEXT, max_tokens=1500, ignore_eos=True)
+    ticket.redirect(broken)
+    until(lambda: not engine.busy)
+    assert engine.fault is None and "no writer" in caplog.text
+    assert answer(engine.submit(TEXT, max_tokens=2)).receipt.output_tokens == 2
+
+
+def test_a_record_that_does_not_fit_its_form_raises_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    handler = _ToServer(SimpleNamespace(put=lambda _: None))  # type: ignore[arg-type]
+    record = logging.LogRecord("mtmd", logging.INFO, "x.py", 1, "%d of %d", ("one",), None)
+    handler.handle(record)
+    assert "Logging error" in capsys.readouterr().err
+
+
+def test_it_is_closed_when_what_is_under_way_has_been_told() -> None:
+    with started() as apart:
+        ticket = apart.submit(TEXT, max_tokens=1500, ignore_eos=True)
+        apart.close(20)
+        assert answer(ticket).receipt.finish == "cancelled" and not apart.busy
+        with pytest.raises(MtmdError, match="the service is closed"):
+            apart.submit(TEXT)
+        assert apart.stats().cancelled == 1 and apart.fault is None
+        apart.close(20)
+        processes = descendants(apart.pid)
+    until(lambda: not any(Path(f"/proc/{p}").exists() for p in processes))
+
+
+def test_a_process_that_is_killed_is_a_fault() -> None:
+    with started() as apart:
+        told: list[DeviceError] = []
+        apart.on_fault(told.append)
+        tickets = [apart.submit(TEXT, max_tokens=1500, ignore_eos=True) for _ in range(3)]
+        before = apart.stats()
+        os.kill(apart.pid, signal.SIGKILL)
+        for ticket in tickets:
+            with pytest.raises(DeviceError, match=r"process has ended \(by SIGKILL\)"):
+                list(ticket)
+        until(lambda: told)
+        assert apart.fault is told[0] and not apart.busy
+        with pytest.raises(DeviceError, match="start the process again"):
+            apart.submit(TEXT)
+        assert apart.stats().requests == before.requests
+        late: list[DeviceError] = []
+        apart.on_fault(late.append)
+        assert late == told
+        apart.close(1)
+
+
+@pytest.mark.parametrize("is_fault", [True, False], ids=["in a fault", "loading"])
+def test_one_that_the_system_keeps_is_not_waited_for(
+    is_fault: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a driver may, whatever is sent to it: its end of the link stays open."""
+    monkeypatch.setattr(process, "ENDS_S", 0.1)
+    apart = EngineClient()
+    kept = apart._process._process
+    os.kill(apart.pid, signal.SIGSTOP)
+    if is_fault:
+        apart._take("fault", 0, DeviceError("the device hangs"))
+    with monkeypatch.context() as patch:
+        patch.setattr(kept, "kill", lambda: None)
+        leaves = threading.Thread(target=apart.__exit__, args=(None, None, None), daemon=True)
+        leaves.start()
+        leaves.join(10)
+        is_left = not leaves.is_alive()
+    kept.kill()
+    kept.wait()
+    assert is_left
+
+
+def test_who_is_in_a_call_when_it_ends_is_told() -> None:
+    found: list[BaseException] = []
+
+    def ask(apart: EngineClient) -> None:
+        with pytest.raises(MtmdError) as caught:
+            apart.text_of([1])
+        found.append(caught.value)
+
+    with started() as apart:
+        os.kill(apart.pid, signal.SIGSTOP)
+        thread = threading.Thread(target=ask, args=(apart,), daemon=True)
+        thread.start()
+        until(lambda: apart._replies)
+        threading.Timer(0.2, os.kill, (apart.pid, signal.SIGCONT)).start()
+    thread.join(20)
+    assert [str(error) for error in found] == ["the service is closed; start another"]
+
+
+def test_a_process_that_gives_no_sign_of_life_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "TICK_S", 0.1)
+    with started() as apart:
+        apart._hang_s = 1.0
+        os.kill(apart.pid, signal.SIGSTOP)
+        threading.Thread(target=apart._watch, daemon=True).start()
+        with pytest.raises(DeviceError, match="no sign of life for 1 s"):
+            apart.submit(TEXT)
+
+
+def test_who_sends_to_one_that_hangs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than the socket takes."""
+    monkeypatch.setattr(client, "TICK_S", 0.1)
+    found: list[BaseException] = []
+
+    def ask(apart: EngineClient) -> None:
+        with pytest.raises(MtmdError) as caught:
+            apart.tokens_of("a" * (4 << 20))
+        found.append(caught.value)
+
+    with started() as apart:
+        os.kill(apart.pid, signal.SIGSTOP)
+        threads = [threading.Thread(target=ask, args=(apart,), daemon=True) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        until(apart._process.link._sending.locked)
+        apart._hang_s = 1.0
+        threading.Thread(target=apart._watch, daemon=True).start()
+        for thread in threads:
+            thread.join(20)
+        assert len(found) == 2 and all("no sign of life" in str(error) for error in found)
+
+
+def test_who_leaves_waits_for_nobody() -> None:
+    """Not for an engine that reads nothing, with more sent to it than the socket takes."""
+    with started() as apart:
+        ticket = apart.submit(TEXT, max_tokens=1500, ignore_eos=True)
+        os.kill(apart.pid, signal.SIGSTOP)
+        asks = threading.Thread(target=apart.tokens_of, args=("a" * (4 << 20),), daemon=True)
+        asks.start()
+        until(apart._process.link._sending.locked)
+        leaves = threading.Thread(target=ticket.cancel, daemon=True)
+        leaves.start()
+        leaves.join(10)
+        assert not leaves.is_alive() and asks.is_alive()
+        os.kill(apart.pid, signal.SIGCONT)
+        assert [type(event) for event in ticket][-1] is Finished
+        asks.join(60)
+
+
+def test_one_that_lives_is_not_given_up_between_two_signs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "QUIET_S", 20.0)
+    with started() as apart:
+        apart._hang_s = 0.01
+        watch = threading.Thread(target=apart._watch, daemon=True)
+        beats = apart._beats
+        watch.start()
+        until(lambda: apart._beats > beats + 1)
+        assert apart.fault is None and watch.is_alive()
+
+
+def test_a_model_that_cannot_be_loaded_is_told(tmp_path: Path) -> None:
+    with EngineClient() as apart, pytest.raises(MtmdError, match="nosuch"):
+        apart.load(str(tmp_path / "nosuch"), {}, SMALL)
+
+
+def test_frames_of_a_video_are_chosen_by_the_model(engine: EngineClient, service: Service) -> None:
+    file, colors = io.BytesIO(), ("red", "blue", "green")
+    first, *others = (Image.new("RGB", (64, 64), color) for color in colors)
+    first.save(file, "GIF", save_all=True, append_images=others, duration=500)
+    video = sent_video(file.getvalue(), VideoLimits(), "clip")
+    shown = [{"role": "user", "content": [{"type": "video", "video": video}, *TEXT_PART]}]
+    apart, here = (
+        answer(one.submit(shown, tenant="me", max_tokens=4))  # type: ignore[attr-defined]
+        for one in (engine, service)
+    )
+    assert apart.text == here.text and apart.prompt_token_ids == here.prompt_token_ids
+    assert apart.receipt.videos[0].sha256 == here.receipt.videos[0].sha256
+
+
+def test_a_dual_encoder_is_refused(tmp_path: Path) -> None:
+    clip(tmp_path)
+    with EngineClient() as apart, pytest.raises(DualEncoderError):
+        apart.load(str(tmp_path), {}, SMALL)

@@ -1,0 +1,199 @@
+"""Values go to the other process and come back as they were; what is not known does not go."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import os
+import socket
+import typing
+from collections.abc import Iterator
+from threading import Thread
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mtmd.base import errors
+from mtmd.base.isolation.channel import Channel, ChannelClosed
+from mtmd.clip.image.decode import Picture
+from mtmd.clip.video.footage import VideoFile
+from mtmd.clip.video.limits import VideoLimits
+from mtmd.engine_process.codec import KNOWN, CodecError, Parts, decode, encode
+from mtmd.engine_process.link import Link
+from mtmd.service.latencies import Histogram
+
+
+def sent(value: Any) -> Any:
+    """As the other process has it."""
+    parts: Parts = []
+    text = json.dumps(encode(value, parts))
+    return decode(json.loads(text), memoryview(b"".join(parts)))
+
+
+def example(hint: Any) -> Any:
+    """A value of a field's type, with something in it."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if dataclasses.is_dataclass(hint):
+        hints = typing.get_type_hints(hint)
+        return hint(**{f.name: example(hints[f.name]) for f in dataclasses.fields(hint)})
+    if origin is typing.Literal:
+        return arguments[0]
+    if origin is tuple:
+        return tuple(example(a) for a in arguments if a is not Ellipsis)
+    if origin is list:
+        return [example(arguments[0])]
+    if origin is dict:
+        return {"a name": example(arguments[1])}
+    if origin is np.ndarray:
+        return np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
+    if arguments:  # one of several
+        return example(arguments[0]) if arguments[0].__name__ != "View" else None
+    if hint is Histogram:
+        return Histogram.of((0.5, 1), (1, 2, 2), 1.25)
+    return {str: 'text \ud800 "\n', int: -(1 << 60), float: 0.1, bool: True}[hint]
+
+
+def same(one: Any, other: Any) -> bool:
+    """Also of what does not compare by its values."""
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and np.array_equal(one, other)
+    if isinstance(one, Histogram):
+        return vars(one) == vars(other)
+    if dataclasses.is_dataclass(one):
+        names = [f.name for f in dataclasses.fields(one)]
+        return type(one) is type(other) and all(
+            same(getattr(one, n), getattr(other, n)) for n in names
+        )
+    if isinstance(one, (list, tuple)):
+        return type(one) is type(other) and all(map(same, one, other)) and len(one) == len(other)
+    return type(one) is type(other) and one == other
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_every_class_comes_back_as_it_was(name: str) -> None:
+    value = example(KNOWN[name])
+    assert same(sent(value), value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        [1, (2.5, [True, "list"]), ["list"]],
+        {"a": {"b": [{}]}, "": ()},
+        float("-inf"),
+        (b"", b"bytes", b"\0" * 100),
+        np.empty((0, 4), np.float32),
+        np.arange(24, dtype=np.float32).reshape(2, 3, 4)[:, ::-1],
+    ],
+    ids=repr,
+)
+def test_plain_values(value: Any) -> None:
+    assert same(sent(value), value)
+
+
+def test_errors_are_of_the_same_class_with_what_they_tell() -> None:
+    full = sent(errors.ContextError("too long", 70, 64))
+    assert type(full) is errors.ContextError and (full.tokens, full.context) == (70, 64)
+    busy = sent(errors.BusyError("later", 2.5))
+    assert (type(busy), str(busy), busy.retry_after_s) == (errors.BusyError, "later", 2.5)
+    for kind in (errors.MtmdError, errors.DeviceError, errors.VideoError, errors.LeftError):
+        assert type(sent(kind("why"))) is kind
+
+    class Own(errors.ModelError):
+        pass
+
+    assert type(sent(Own("why"))) is errors.ModelError, "the nearest that is known there"
+
+
+def test_a_video_goes_with_its_bytes() -> None:
+    video = sent(VideoFile(b"a film", VideoLimits(max_frames=5), "clip.mp4", True))
+    assert (video.source, video.limits.max_frames, video.name, video.isolate) == (
+        b"a film",
+        5,
+        "clip.mp4",
+        True,
+    )
+
+
+class Unknown:
+    pass
+
+
+@dataclasses.dataclass
+class Answer:
+    """Not the one of that name that is known."""
+
+
+@pytest.mark.parametrize(
+    "value",
+    [Unknown(), Answer(), {1: "a"}, {3}, [Unknown()], ValueError("x"), np.array([Unknown()])],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_is_not_known_does_not_go(value: Any) -> None:
+    with pytest.raises(CodecError):
+        encode(value, [])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '["Unknown"]',
+        '["Progress", "encode"]',
+        '["Progress", "encode", 1, 2, 3]',
+        "[]",
+        '[["list"]]',
+        '["os.system", "x"]',
+        '["array", 0, "|u1", 9]',
+        '["array", 0, "|O", 1]',
+    ],
+)
+def test_what_was_not_written_by_the_other_side_is_refused(text: str) -> None:
+    with pytest.raises(CodecError):
+        decode(json.loads(text), memoryview(b"12345678"))
+
+
+@pytest.fixture
+def links() -> Iterator[tuple[Link, Link]]:
+    ends = tuple(Link(Channel(end)) for end in socket.socketpair())
+    yield ends[0], ends[1]
+    for end in ends:
+        end.close()
+
+
+def test_pixels_go_in_a_memory_that_both_see(links: tuple[Link, Link]) -> None:
+    picture = Picture(
+        np.random.default_rng(1).integers(0, 256, (500, 700, 3), np.uint8), (700, 500)
+    )
+    thread = Thread(target=lambda: links[0].send([("call", 1, [picture, picture, b"file"])]))
+    thread.start()
+    ((what, number, (first, second, data)),) = links[1].receive()
+    thread.join()
+    assert (what, number, data) == ("call", 1, b"file") and first.sha256 == picture.sha256
+    second.pixels[:] = 0  # this process's own copy
+    assert first.pixels.any() and picture.pixels.any()
+
+
+def test_pixels_go_where_the_system_allows_no_such_memory(
+    links: tuple[Link, Link], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with vm.memfd_noexec=2, or in a container that forbids the call."""
+
+    def refused(*_: object) -> int:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(os, "memfd_create", refused, raising=False)
+    links[0].send([b"file", np.arange(3)])
+    data, array = links[1].receive()
+    assert data == b"file" and array.tolist() == [0, 1, 2]
+
+
+def test_what_is_no_message_ends_the_link(links: tuple[Link, Link]) -> None:
+    links[0]._channel.send(b'["Unknown"]')
+    with pytest.raises(ChannelClosed):
+        links[1].receive()
+    links[0].close()
+    with pytest.raises(ChannelClosed):
+        links[1].receive()

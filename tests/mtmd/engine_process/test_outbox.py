@@ -1,0 +1,165 @@
+"""What is said comes in order and whole, whoever reads it when; and an engine that can hear or tell
+nothing any more ends, and so tells it.
+"""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import ClassVar, cast
+
+import pytest
+
+from mtmd.base.isolation.channel import Channel
+from mtmd.engine_process.engine import FAILED
+from mtmd.engine_process.link import Link
+from mtmd.engine_process.outbox import Item, Outbox
+
+MUTE = """
+import threading
+from mtmd.engine_process.engine import end_by
+from mtmd.engine_process.outbox import Outbox
+class Link:
+    def send(self, value):
+        raise ValueError("neither")
+Outbox(Link(), end_by).put(("log", 20, ("mtmd", "said")))
+threading.Event().wait()
+"""
+DEAF = """
+import threading
+from mtmd.engine_process.engine import EngineProcess
+class Link:
+    calls = [("call", 1, ("load", "", ("", {}, 20, 0), ()))]
+    def receive(self):
+        if self.calls:
+            return [self.calls.pop()]
+        raise OSError("neither")
+    def send(self, value):
+        pass
+EngineProcess(Link(), lambda *_: threading.Event().wait()).run()
+"""
+
+
+@pytest.mark.parametrize("program", [MUTE, DEAF], ids=["mute", "deaf"])
+@pytest.mark.parametrize("is_read", [True, False], ids=["read", "not read"])
+def test_it_ends_whether_its_stderr_is_read_or_not(program: str, is_read: bool) -> None:
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr
+            if is_read:
+                assert "neither" in process.stderr.read()
+            else:
+                process.stderr.close()
+            assert process.wait(60) == FAILED
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Outbox, Link]]:
+    """An outbox, and who reads what it sends."""
+    ours, its = (Link(Channel(one)) for one in socket.socketpair())
+    failures: list[BaseException] = []
+    outbox = Outbox(ours, failures.append)
+    yield outbox, its
+    its.end()
+    outbox.close()
+    ours.close()
+    its.close()
+    assert not failures
+
+
+def said(link: Link, number: int) -> list[Item]:
+    """The next `number` that come, and no more."""
+    found: list[Item] = []
+    while len(found) < number:
+        found += link.receive()
+    assert len(found) == number
+    return found
+
+
+def test_what_is_gathered_is_sent_without_the_thread() -> None:
+    class Ear:
+        """Of a link, what is heard, and in which thread it was said."""
+
+        heard: ClassVar[list[object]] = []
+
+        def send_at_once(self, items: list[Item]) -> tuple[bool, bool]:
+            self.heard += [threading.get_ident(), items]
+            return True, True
+
+    failures: list[BaseException] = []
+    outbox = Outbox(cast(Link, Ear()), failures.append)
+    items: list[Item] = [("event", number, "text") for number in range(3)]
+    with outbox.gathered():
+        for item in items:
+            outbox.put(item)
+    assert Ear.heard == [threading.get_ident(), items] and not failures
+
+
+def test_what_is_long_comes_after_what_was_said_before_it(ends: tuple[Outbox, Link]) -> None:
+    outbox, link = ends
+    with outbox.gathered():
+        outbox.put(("event", 1, "text"))
+        outbox.put(("event", 1, "end"), is_long=True)
+        outbox.put(("event", 2, "text"))
+    assert said(link, 3) == [("event", 1, "text"), ("event", 2, "text"), ("event", 1, "end")]
+
+
+@pytest.mark.parametrize("text", ["a", "a" * 5_000, "a" * 300_000], ids=len)
+def test_nothing_is_lost_or_overtaken_where_nobody_reads_for_a_while(
+    ends: tuple[Outbox, Link], text: str
+) -> None:
+    outbox, link = ends
+    threads: list[threading.Thread] = []
+
+    def speaker(who: int, say: Callable[[Item], None]) -> None:
+        def run() -> None:
+            for number in range(200):
+                say((f"event {who}", number, text))
+
+        threads.append(threading.Thread(target=run))
+
+    def say_gathered(item: Item) -> None:
+        outbox.put((f"before {item[0]}", item[1], None))
+        with outbox.gathered():
+            outbox.put(item)
+
+    speaker(1, say_gathered)
+    speaker(2, outbox.put)
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)  # with nobody who reads
+    found = said(link, 600)
+    for who in (1, 2):
+        own = [item for item in found if item[0].endswith(f"event {who}")]
+        before = [f"before event {who}"] if who == 1 else []
+        assert [(name, number) for name, number, _ in own] == [
+            (name, number) for number in range(200) for name in (*before, f"event {who}")
+        ]
+
+
+def test_a_value_that_nobody_knows_is_told_of_either_way() -> None:
+    ours, its = (Link(Channel(one)) for one in socket.socketpair())
+    failures: list[BaseException] = []
+    told = threading.Event()
+
+    def failed(error: BaseException) -> None:
+        failures.append(error)
+        told.set()
+
+    outbox = Outbox(ours, failed)
+    with outbox.gathered():
+        outbox.put(("event", 1, object()))
+    assert len(failures) == 1
+    told.clear()
+    outbox.put(("event", 1, object()))
+    assert told.wait(10) and all("object" in str(error) for error in failures)
+    outbox.close()
+    ours.close()
+    its.close()
