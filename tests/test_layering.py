@@ -95,6 +95,7 @@ ORDER = {
         ("waiting", "bodies"),  # answers, and connections, without a thread; bodies of requests
         ("auth", "headers", "intake", "connections"),  # what may come in
         ("models",),  # which of several answers it
+        ("answering",),  # a request of any interface answered
         ("api", "page", "server", "status"),  # two products that do not know each other
         ("adapters",),  # other interfaces, over what OpenAI's is made of
         ("app", "small_apps"),

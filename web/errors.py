@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
@@ -264,8 +264,7 @@ def register(app: Flask) -> None:
         if request.url_rule is None and request.path.startswith(
             "/api/"
         ):  # of Ollama's, or nobody's
-            body = json.dumps(in_ollamas_form(refused))
-            return Response(body, refused.status, refused.headers, mimetype="application/json")
+            return response(refused, in_ollamas_form)
         return response(refused)
 
 
@@ -334,9 +333,12 @@ class _Body:
             close()
 
 
-def response(error: ApiError) -> Response:
+def response(
+    error: ApiError, form: Callable[[ApiError], Mapping[str, Any]] = ApiError.body
+) -> Response:
+    """`form`: the body, as the clients of an interface read it."""
     return Response(
-        json.dumps(error.body()), error.status, error.headers, mimetype="application/json"
+        json.dumps(form(error)), error.status, error.headers, mimetype="application/json"
     )
 
 

@@ -38,7 +38,7 @@ def blueprint(door: Door) -> Blueprint:
             return _event(in_anthropics_form(error, request_id))
 
         def begin(asked: ModelDoor) -> Response:
-            answering = asked.begin(said)
+            delivery = asked.begin(said)
             head = {
                 "id": f"msg_{request_id}",
                 "type": "message",
@@ -46,9 +46,9 @@ def blueprint(door: Door) -> Blueprint:
                 "model": asked.model.called(body.model),
             }
             if body.stream:
-                return answering.streamed(lambda events: _written(events, head), failed)
-            return answering.whole(
-                lambda answer: head | _content(answer) | {"usage": _usage(answer.receipt)},
+                return delivery.streamed(_MessageWriter(head), failed)
+            return delivery.whole(
+                lambda answers: head | _content(answers[0].answer),
                 lambda error: in_anthropics_form(error, request_id),
             )
 
@@ -71,7 +71,7 @@ def blueprint(door: Door) -> Blueprint:
 
 
 def _content(answer: Answer) -> dict[str, Any]:
-    return {"content": list(_blocks(answer)), **_end(answer)}
+    return {"content": list(_blocks(answer)), **_end(answer), "usage": _usage(answer.receipt)}
 
 
 def _failed(error: Exception) -> Response:
@@ -93,39 +93,48 @@ def _blocks(answer: Answer) -> Iterator[dict[str, Any]]:
             yield {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments}
 
 
-def _written(events: Iterator[Event | None], head: dict[str, Any]) -> Iterator[str]:
-    """The first event has the number of tokens of the prompt, so it waits until that is known."""
-    started, blocks = False, _OpenBlock()
-    for event in events:
-        if event is None:
-            yield ""
-            continue
-        if not started and not (isinstance(event, Progress) and event.stage == "encode"):
-            started = True
-            yield _begin(head, event.total if isinstance(event, Progress) else 0)
+class _MessageWriter:
+    """Writes one message as a stream. The first event has the number of tokens of the prompt, so it
+    waits until that is known.
+    """
+
+    def __init__(self, head: dict[str, Any]) -> None:
+        self._head, self._started, self._block = head, False, _OpenBlock()
+
+    def begin(self) -> Iterator[str]:
+        yield from ()
+
+    def write(self, _: int, event: Event) -> Iterator[str]:
+        if not self._started and not (isinstance(event, Progress) and event.stage == "encode"):
+            self._started = True
+            yield _begin(self._head, event.total if isinstance(event, Progress) else 0)
+        block = self._block
         if isinstance(event, ThinkingPiece) and event.text:
-            yield from blocks.to("thinking", {"type": "thinking", "thinking": "", "signature": ""})
-            yield blocks.delta({"type": "thinking_delta", "thinking": event.text})
+            yield from block.to("thinking", {"type": "thinking", "thinking": "", "signature": ""})
+            yield block.delta({"type": "thinking_delta", "thinking": event.text})
         elif isinstance(event, TextPiece) and event.text:
-            yield from blocks.to("text", {"type": "text", "text": ""})
-            yield blocks.delta({"type": "text_delta", "text": event.text})
+            yield from block.to("text", {"type": "text", "text": ""})
+            yield block.delta({"type": "text_delta", "text": event.text})
         elif isinstance(event, ToolCallPiece):
-            block: dict[str, Any] = {
+            call: dict[str, Any] = {
                 "type": "tool_use",
                 "id": event.id,
                 "name": event.name,
                 "input": {},
             }
-            yield from blocks.to(event.index, block)
+            yield from block.to(event.index, call)
             if event.arguments:
-                yield blocks.delta({"type": "input_json_delta", "partial_json": event.arguments})
+                yield block.delta({"type": "input_json_delta", "partial_json": event.arguments})
         elif isinstance(event, Finished):
-            yield from blocks.close()
+            yield from block.close()
             usage = _usage(event.answer.receipt)
             yield _event({"type": "message_delta", "delta": _end(event.answer), "usage": usage})
             yield _event({"type": "message_stop"})
         elif isinstance(event, Progress):
             yield _event({"type": "ping"})
+
+    def end(self) -> Iterator[str]:
+        yield from ()
 
 
 class _OpenBlock:

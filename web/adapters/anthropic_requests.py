@@ -32,7 +32,7 @@ from mtmd.web.adapters.fields import (
     text_or_list,
 )
 from mtmd.web.adapters.tools import tool_options
-from mtmd.web.api.agent_tools import GivenTools, given_tools
+from mtmd.web.answering.tools import GivenTools, given_tools
 from mtmd.web.api.requests import promised
 from mtmd.web.api.thinking import Thinking
 from mtmd.web.errors import TAG, ApiError

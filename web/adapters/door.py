@@ -4,34 +4,21 @@ answer handed out whole or as it is written, and all let go of when nobody waits
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from flask import Response, after_this_request, g, json
+from flask import Response, after_this_request, g
 
-from mtmd import (
-    Answer,
-    Event,
-    Finished,
-    MtmdError,
-    RawPrompt,
-    TextPiece,
-    Ticket,
-    TokenCount,
-    TokenInfo,
-    ToolCall,
-)
+from mtmd import RawPrompt, Ticket, TokenCount, ToolCall
 from mtmd.web import sse
 from mtmd.web.adapters.fields import Request
+from mtmd.web.answering.delivery import Delivery, cancel
 from mtmd.web.api.routes import Api, Asking, ModelApi, unknown_field
-from mtmd.web.api.stream import SHUTTING_DOWN
 from mtmd.web.auth import owner
-from mtmd.web.errors import ApiError, as_api_error
+from mtmd.web.errors import ApiError, as_api_error, response
 from mtmd.web.intake.media import Reference
-from mtmd.web.waiting.incoming import Incoming, give_up
-from mtmd.web.waiting.responses import streamed, whole
 
 IGNORED = "X-Mtmd-Ignored"
 _DETAILS = ("low", "auto", "high")
@@ -77,22 +64,9 @@ class Asked:
     thinking: Mapping[str, Any] = field(default_factory=dict)
 
 
-def error_response(
-    error: Exception, form: Callable[[ApiError], Mapping[str, Any]], **headers: str
-) -> Response:
-    """The answer to an error in an adapter's own form."""
-    return _refused(as_api_error(error, g.get("request_id", "req")), form, headers)
-
-
-def _refused(
-    known: ApiError, form: Callable[[ApiError], Mapping[str, Any]], headers: Mapping[str, str]
-) -> Response:
-    return Response(
-        json.dumps(form(known)),
-        known.status,
-        {**known.headers, **headers},
-        mimetype="application/json",
-    )
+def error_response(error: Exception, form: Callable[[ApiError], Mapping[str, Any]]) -> Response:
+    """Return the answer to an error in an adapter's own form."""
+    return response(as_api_error(error, g.get("request_id", "req")), form)
 
 
 class Door:
@@ -142,26 +116,26 @@ class ModelDoor:
     def __init__(self, api: ModelApi) -> None:
         self.api, self.model, self.service = api, api.model, api.service
 
-    def begin(self, asked: Asked) -> Answering:
+    def begin(self, asked: Asked, custom: frozenset[str] = frozenset()) -> Delivery:
         """Raises ApiError and MtmdError for what is wrong with it."""
         with ExitStack() as stack:
             messages = stack.enter_context(self._opened(asked.turns))
             chosen = _of_the_prompt(asked) | dict(asked.options)
             options = self.model.options(chosen, _detail(asked))
             ticket = self.service.submit(messages, tenant=owner(), **options)
-            return Answering([ticket], stack.pop_all())
+            return Delivery([ticket], stack.pop_all(), custom)
 
-    def begin_raw(self, prompts: Sequence[RawPrompt], options: Mapping[str, Any]) -> Answering:
+    def begin_raw(self, prompts: Sequence[RawPrompt], options: Mapping[str, Any]) -> Delivery:
         """Of prompts without a chat template. Raises as `begin`."""
         tickets: list[Ticket] = []
         with ExitStack() as begun:
             for prompt in prompts:
                 tickets.append(self.service.submit(prompt, tenant=owner(), **options))
-                begun.callback(give_up, tickets[-1])
+                begun.callback(cancel, tickets[-1])
             begun.pop_all()
-        return Answering(tickets, ExitStack())
+        return Delivery(tickets, ExitStack())
 
-    def begin_text(self, prompt: RawPrompt, chosen: Mapping[str, Any]) -> Answering:
+    def begin_text(self, prompt: RawPrompt, chosen: Mapping[str, Any]) -> Delivery:
         """Of one prompt, a text, without a chat template. Raises as `begin`."""
         self.check_length("prompt", len(prompt.text))
         return self.begin_raw([prompt], self.model.options(chosen))
@@ -194,89 +168,6 @@ class ModelDoor:
                     for turn in _merged(turns)
                 ]
             )
-
-
-class Answering:
-    """An answer under way. `whole` or `streamed` ends with everything let go of, however it
-    ends.
-    """
-
-    def __init__(self, tickets: Sequence[Ticket], held: ExitStack) -> None:
-        self._incoming = Incoming(tickets, held)
-
-    def whole(
-        self,
-        write: Callable[[Answer], dict[str, Any]],
-        failed: Callable[[ApiError], Mapping[str, Any]],
-    ) -> Response:
-        """`write`: what is sent for the answer; `failed`: in its place."""
-
-        def steps() -> Generator[None, None, dict[str, Any]]:
-            for event in self._events():
-                if event is None:
-                    yield
-                elif isinstance(event, Finished):
-                    return write(event.answer)
-            raise MtmdError("the service ended an answer without saying how")
-
-        return whole(self._incoming, steps(), lambda error: _refused(error, failed, {}))
-
-    def whole_of_all(
-        self,
-        write: Callable[[int, Answer, list[TokenInfo]], dict[str, Any]],
-        failed: Callable[[ApiError], Mapping[str, Any]],
-    ) -> Response:
-        """As `whole`, of several answers, as a list; `write` has the tokens too, where `logprobs`
-        was asked for.
-        """
-
-        def steps() -> Generator[None, None, Any]:
-            tokens: dict[int, list[TokenInfo]] = {}
-            answers: dict[int, Answer] = {}
-            for come in self._incoming:
-                if come is None:
-                    yield
-                    continue
-                index, event = come
-                if isinstance(event, TextPiece):
-                    tokens.setdefault(index, []).extend(event.tokens)
-                elif isinstance(event, Finished):
-                    if event.answer.receipt.finish == "cancelled":
-                        raise SHUTTING_DOWN
-                    answers[index] = event.answer
-            made = [write(i, answers[i], tokens.get(i, [])) for i in sorted(answers)]
-            return made[0] if len(made) == 1 else made
-
-        return whole(self._incoming, steps(), lambda error: _refused(error, failed, {}))
-
-    def streamed(
-        self,
-        write: Callable[[Iterator[Event | None]], Iterator[str]],
-        failed: Callable[[ApiError], str],
-        **form: Any,
-    ) -> Response:
-        """`write`: what is sent for the events, for None an empty piece; `failed`: for an error,
-        whose status cannot be sent any more. `form`: `mimetype` and `beat`, as
-        `web.waiting.responses.streamed`.
-        """
-
-        def pieces() -> Iterator[str]:
-            try:
-                yield from write(self._events())
-            except Exception as error:
-                yield failed(self._incoming.as_error(error))
-
-        return streamed(self._incoming, pieces(), **form)
-
-    def _events(self) -> Iterator[Event | None]:
-        """As the ticket has them, None where there is nothing now; an answer that the server
-        itself gave up raises ApiError.
-        """
-        for come in self._incoming:
-            event = None if come is None else come[1]
-            if isinstance(event, Finished) and event.answer.receipt.finish == "cancelled":
-                raise SHUTTING_DOWN
-            yield event
 
 
 def _merged(turns: Sequence[Turn]) -> list[Turn]:

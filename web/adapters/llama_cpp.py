@@ -28,6 +28,7 @@ from mtmd.web.adapters.fields import (
     given,
     refuse_unsupported,
 )
+from mtmd.web.answering.delivery import Collected
 from mtmd.web.api.requests import LONGEST_GRAMMAR, MOST_PROMPTS, Bias, ChatRequest, promised
 from mtmd.web.auth import without_key
 from mtmd.web.errors import ApiError, in_llama_cpp_form
@@ -252,13 +253,18 @@ def _completed(door: Door, body: Completion) -> Response:
 
     def begin(asked: ModelDoor) -> Response:
         options = asked.model.options(chosen)
-        answering = asked.begin_raw([_raw(asked, prompt) for prompt in prompts], options)
+        delivery = asked.begin_raw([_raw(asked, prompt) for prompt in prompts], options)
+        forms = [_Form(asked, body, prompt, i) for i, prompt in enumerate(prompts)]
         if body.stream:
-            return answering.streamed(_Form(asked, body, prompts[0], 0).events, failed)
-        return answering.whole_of_all(
-            lambda i, answer, tokens: _Form(asked, body, prompts[i], i).whole(answer, tokens),
-            in_llama_cpp_form,
-        )
+            return delivery.streamed(forms[0], failed)
+
+        def whole(answers: Sequence[Collected]) -> Any:
+            made = [
+                form.whole(one.answer, one.tokens) for form, one in zip(forms, answers, strict=True)
+            ]
+            return made[0] if len(made) == 1 else made
+
+        return delivery.whole(whole, in_llama_cpp_form)
 
     if not door.models.many:
         return begin(_of(door, body))
@@ -290,28 +296,31 @@ class _Form:
 
     def __init__(self, door: ModelDoor, body: Completion, prompt: str | Mixed, index: int) -> None:
         self._door, self._body, self._prompt, self._index = door, body, prompt, index
+        self._count = 0  # tokens that were written
 
-    def events(self, events: Iterator[Event | None]) -> Iterator[str]:
-        count = 0
-        for event in events:
-            if event is None:
-                yield ""
-            elif isinstance(event, TextPiece):
-                count += len(event.tokens)
-                yield sse.event(
-                    {
-                        "index": self._index,
-                        "content": event.text,
-                        "tokens": [token.id for token in event.tokens],
-                        "stop": False,
-                        "id_slot": -1,
-                        "tokens_predicted": count,
-                    }
-                    | self._probabilities(event.tokens)
-                )
-            elif isinstance(event, Finished):
-                end = self._end(event.answer) | {"content": "", "tokens": []}
-                yield sse.event(self._fields(end))
+    def begin(self) -> Iterator[str]:
+        yield from ()
+
+    def write(self, _: int, event: Event) -> Iterator[str]:
+        if isinstance(event, TextPiece):
+            self._count += len(event.tokens)
+            yield sse.event(
+                {
+                    "index": self._index,
+                    "content": event.text,
+                    "tokens": [token.id for token in event.tokens],
+                    "stop": False,
+                    "id_slot": -1,
+                    "tokens_predicted": self._count,
+                }
+                | self._probabilities(event.tokens)
+            )
+        elif isinstance(event, Finished):
+            end = self._end(event.answer) | {"content": "", "tokens": []}
+            yield sse.event(self._fields(end))
+
+    def end(self) -> Iterator[str]:
+        yield from ()
 
     def whole(self, answer: Answer, tokens: Sequence[TokenInfo]) -> dict[str, Any]:
         ids = list(answer.output_token_ids) if self._body.return_tokens else []

@@ -24,6 +24,7 @@ from mtmd.web.adapters.ollama_requests import (
     ShowRequest,
 )
 from mtmd.web.adapters.tools import CallReader, arguments_of
+from mtmd.web.answering.delivery import Collected
 from mtmd.web.api.embeddings import no_vectors
 from mtmd.web.errors import ApiError, in_ollamas_form
 from mtmd.web.intake.body import json_body
@@ -160,36 +161,49 @@ def _answered(
 
     def begin(asked: ModelDoor) -> Response:
         if raw is not None:
-            answering = asked.begin_text(raw, chosen)
+            delivery = asked.begin_text(raw, chosen)
         elif said is not None:
-            answering = asked.begin(said)
+            delivery = asked.begin(said)
         else:
             return jsonify(
                 _line(body.model, part("", (), "")) | {"done_reason": "load", "done": True}
             )
         if body.streams:
-            return answering.streamed(lines, failed, mimetype=LINES, beat=beat)
-        return answering.whole(
-            lambda a: _line(body.model, part(a.text, a.tool_calls, a.thinking)) | _end(a, began),
-            in_ollamas_form,
-        )
+            writer = _LineWriter(lambda *said: _line(body.model, part(*said)), began)
+            return delivery.streamed(writer, failed, LINES, beat)
+        return delivery.whole(whole, in_ollamas_form)
 
-    def lines(events: Iterator[Event | None]) -> Iterator[str]:
-        calls = CallReader()
-        for event in events:
-            if event is None:
-                yield ""
-                continue
-            for call in calls.read(event):
-                yield _dumped(_line(body.model, part("", (call,), "")) | {"done": False})
-            if isinstance(event, ThinkingPiece) and event.text:
-                yield _dumped(_line(body.model, part("", (), event.text)) | {"done": False})
-            elif isinstance(event, TextPiece) and event.text:
-                yield _dumped(_line(body.model, part(event.text, (), "")) | {"done": False})
-            elif isinstance(event, Finished):
-                yield _dumped(_line(body.model, part("", (), "")) | _end(event.answer, began))
+    def whole(answers: Sequence[Collected]) -> dict[str, Any]:
+        answer = answers[0].answer
+        said = part(answer.text, answer.tool_calls, answer.thinking)
+        return _line(body.model, said) | _end(answer, began)
 
     return door.answered(_Named(name, body.streams), begin, failed, beat, LINES)
+
+
+class _LineWriter:
+    """Writes an answer as lines of JSON. `line`: one for a text, calls of tools, and a thought."""
+
+    def __init__(
+        self, line: Callable[[str, Sequence[ToolCall], str], dict[str, Any]], began: int
+    ) -> None:
+        self._line, self._began, self._calls = line, began, CallReader()
+
+    def begin(self) -> Iterator[str]:
+        yield from ()
+
+    def write(self, _: int, event: Event) -> Iterator[str]:
+        for call in self._calls.read(event):
+            yield _dumped(self._line("", (call,), "") | {"done": False})
+        if isinstance(event, ThinkingPiece) and event.text:
+            yield _dumped(self._line("", (), event.text) | {"done": False})
+        elif isinstance(event, TextPiece) and event.text:
+            yield _dumped(self._line(event.text, (), "") | {"done": False})
+        elif isinstance(event, Finished):
+            yield _dumped(self._line("", (), "") | _end(event.answer, self._began))
+
+    def end(self) -> Iterator[str]:
+        yield from ()
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from mtmd.web import sse
 from mtmd.web.adapters.door import Asked, Door, ModelDoor, Turn
 from mtmd.web.adapters.kept_responses import KeptResponses
 from mtmd.web.adapters.responses_requests import ResponsesRequest, sealed_thought
-from mtmd.web.api.agent_tools import CustomCall, CustomCallPiece, CustomCalls
+from mtmd.web.answering.tools import CustomCall, CustomCallPiece
 from mtmd.web.auth import owner
 from mtmd.web.errors import ApiError
 from mtmd.web.intake.body import json_body
@@ -48,10 +48,10 @@ def blueprint(door: Door, kept: KeptResponses) -> Blueprint:
 
         def begin(asked: ModelDoor) -> Response:
             writing = _Writing(asked.model.called(body.model), kept, body, turns)
-            answering = asked.begin(said)
+            delivery = asked.begin(said, body.given_tools.custom)
             if body.stream:
-                return answering.streamed(writing.events, writing.failed)
-            return answering.whole(writing.whole, ApiError.body)
+                return delivery.streamed(writing, writing.failed)
+            return delivery.whole(lambda answers: writing.finished(answers[0].answer))
 
         return door.answered(body, begin, _Writing(body.model or "", kept, body, turns).failed)
 
@@ -84,8 +84,7 @@ class _Writing:
         self._kept, self._owner, self._turns = kept, owner(), turns
         self._wants_encoded = body.wants_encoded
         self._id, self._request_id = f"resp_{g.own_id}", g.own_id
-        self._custom = CustomCalls(body.given_tools.custom)
-        self._numbers = itertools.count()
+        self._numbers, self._item = itertools.count(), _OpenItem(self)
         self._head = {
             "id": self._id,
             "object": "response",
@@ -110,19 +109,13 @@ class _Writing:
             "background": False,
         }
 
-    def events(self, events: Iterator[Event | None]) -> Iterator[str]:
+    def begin(self) -> Iterator[str]:
         begun = self._body("in_progress", [], None)
         yield self.event("response.created", response=begun)
         yield self.event("response.in_progress", response=begun)
-        writing = _OpenItem(self)
-        for come in events:
-            if come is None:
-                yield ""
-                continue
-            for event in self._custom.read(come):
-                yield from self._written(event, writing)
 
-    def _written(self, event: Event, writing: _OpenItem) -> Iterator[str]:
+    def write(self, _: int, event: Event) -> Iterator[str]:
+        writing = self._item
         if isinstance(event, ThinkingPiece) and event.text:
             yield from writing.thought(event.text)
         elif isinstance(event, TextPiece) and event.text:
@@ -136,17 +129,15 @@ class _Writing:
             yield from writing.close(whole["output"])
             yield self.event(f"response.{whole['status']}", response=whole)
 
+    def end(self) -> Iterator[str]:
+        yield from ()
+
     def failed(self, error: ApiError) -> str:
         told = error.body()["error"]
         code = "server_error" if error.status >= 500 else told["code"] or "invalid_prompt"
         body = self._body("failed", [], None)
         body["error"] = {"code": code, "message": told["message"]}
         return self.event("response.failed", response=body)
-
-    def whole(self, answer: Answer) -> dict[str, Any]:
-        (finished,) = self._custom.read(Finished(answer))
-        assert isinstance(finished, Finished)
-        return self.finished(finished.answer)
 
     def finished(self, answer: Answer) -> dict[str, Any]:
         status = "incomplete" if answer.receipt.finish == "length" else "completed"

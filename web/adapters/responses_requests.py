@@ -29,7 +29,7 @@ from mtmd.web.adapters.fields import (
     text_or_list,
 )
 from mtmd.web.adapters.tools import tool_options
-from mtmd.web.api.agent_tools import GivenTools, chosen_tool, given_tools, text_arguments
+from mtmd.web.answering.tools import GivenTools, chosen_tool, given_tools, text_arguments
 from mtmd.web.api.requests import of_file_data, promised
 from mtmd.web.api.thinking import Reasoning
 from mtmd.web.errors import TAG, ApiError

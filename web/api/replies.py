@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from mtmd import Answer, Progress, PromptTokenInfo, Receipt, TokenInfo, ToolCallPiece, __version__
-from mtmd.web.api.agent_tools import CustomCall, CustomCallPiece
+from mtmd.web.answering.tools import CustomCall, CustomCallPiece
 
 _FAR = 4  # characters that tokens of parts of them may stand for
 

@@ -4,31 +4,21 @@ the document that describes them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from flask import Blueprint, Response, g, render_template
 
-from mtmd import (
-    Answer,
-    ContextError,
-    Event,
-    Finished,
-    PromptTokenInfo,
-    RawPrompt,
-    Receipt,
-    TextPiece,
-    Ticket,
-    TokenInfo,
-)
+from mtmd import Answer, ContextError, PromptTokenInfo, RawPrompt, Receipt, Ticket, TokenInfo
 from mtmd.checkpoint.hub import DEMO_NAMES
 from mtmd.prompt_logprobs import check_prompt_logprobs
 from mtmd.web import sse
+from mtmd.web.answering.delivery import Collected, Delivery, cancel, until_loaded
 from mtmd.web.api import openapi
-from mtmd.web.api.agent_tools import with_custom_calls
 from mtmd.web.api.reference import operations
 from mtmd.web.api.replies import Reply, together
 from mtmd.web.api.requests import (
@@ -40,17 +30,14 @@ from mtmd.web.api.requests import (
     MessageCall,
     TextPart,
 )
-from mtmd.web.api.stream import CHAT, PLAIN, SHUTTING_DOWN, Form, failure, stream
-from mtmd.web.api.until_loaded import until_loaded
+from mtmd.web.api.stream import CHAT, PLAIN, ChunkWriter, Form, failure
 from mtmd.web.auth import owner, without_key
-from mtmd.web.errors import ApiError, response
+from mtmd.web.errors import ApiError
 from mtmd.web.intake.body import json_body
 from mtmd.web.intake.gate import Body, Work, takes
 from mtmd.web.intake.media import Media, Shown
 from mtmd.web.models.choice import FAILED, LOADING, UNLOADED, Listed, Models
 from mtmd.web.served_model import ServedModel
-from mtmd.web.waiting.incoming import Incoming
-from mtmd.web.waiting.responses import streamed, whole
 
 if TYPE_CHECKING:
     from mtmd import Service
@@ -219,7 +206,8 @@ def blueprint(api: Api) -> Blueprint:
                     for text in body.prompt:
                         prompt = RawPrompt(text if isinstance(text, str) else tuple(text))
                         tickets += asked.submit(prompt, number, options)
-                        begun.callback(_give_up_all, tickets)
+                        for ticket in tickets[-number:]:
+                            begun.callback(cancel, ticket)
                     begun.pop_all()
                 reply = Reply(
                     f"cmpl-{g.request_id}",
@@ -328,49 +316,25 @@ class Answering:
 
 
 def _answer(answering: Answering, body: Generation, held: ExitStack) -> Response:
-    """The answers streamed or whole. However they end, and even if they are never begun, the
-    tickets are given up and `held` let go.
-    """
-    incoming = Incoming(answering.tickets, held.pop_all())
-    events: Iterable[tuple[int, Event] | None] = incoming
-    if answering.custom:
-        events = with_custom_calls(incoming, answering.custom)
+    delivery = Delivery(answering.tickets, held.pop_all(), answering.custom)
     if not body.stream:
-        return whole(incoming, _collected(answering, events), response)
+        return delivery.whole(partial(_together, answering))
     include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-    chunks = stream(
-        events,
+    writer = ChunkWriter(
         answering.replies,
         answering.form,
-        include_usage,
-        incoming.as_error,
-        answering.usage,
+        answering.usage if include_usage else None,
         answering.echo,
         bool(body.return_progress),
     )
-    return streamed(incoming, chunks)
+    return delivery.streamed(writer, failure)
 
 
-def _collected(
-    answering: Answering, incoming: Iterable[tuple[int, Event] | None]
-) -> Generator[None, None, dict[str, Any]]:
-    tokens: dict[int, list[TokenInfo]] = {}
-    answers: dict[int, Answer] = {}
-    for come in incoming:
-        if come is None:
-            yield
-            continue
-        index, event = come
-        if isinstance(event, TextPiece):
-            tokens.setdefault(index, []).extend(event.tokens)
-        elif isinstance(event, Finished):
-            if event.answer.receipt.finish == "cancelled":
-                raise SHUTTING_DOWN
-            answers[index] = event.answer
+def _together(answering: Answering, answers: Sequence[Collected]) -> dict[str, Any]:
     parts = []
-    for index, reply in enumerate(answering.replies):
-        answer = answers[index]
-        found: list[TokenInfo | PromptTokenInfo] = [*tokens.get(index, [])]
+    for index, (reply, collected) in enumerate(zip(answering.replies, answers, strict=True)):
+        answer = collected.answer
+        found: list[TokenInfo | PromptTokenInfo] = [*collected.tokens]
         if answering.echo:
             answer = replace(answer, text=answering.echo[index] + answer.text)
         if answering.scored is not None:
@@ -380,13 +344,8 @@ def _collected(
             scored = [replace(one, top=one.top[:most]) for one in answer.prompt_logprobs]
             found = [*scored, *found, *end]
         parts.append(answering.whole(reply, answer, found))
-    receipts = {index: answer.receipt for index, answer in answers.items()}
+    receipts = {index: one.answer.receipt for index, one in enumerate(answers)}
     return together(parts, answering.usage(receipts))
-
-
-def _give_up_all(tickets: Sequence[Ticket]) -> None:
-    for ticket in tickets:
-        ticket.cancel()
 
 
 def _detail(body: ChatRequest) -> str:

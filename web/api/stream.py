@@ -1,11 +1,11 @@
-"""An answer as a stream of chunks, in the order in which OpenAI's servers send them; several, as
+"""Answers as a stream of chunks, in the order in which OpenAI's servers send them; several, as
 their parts come.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,6 @@ from mtmd.web.errors import ApiError
 from mtmd.web.sse import event
 
 DONE = "data: [DONE]\n\n"
-SHUTTING_DOWN = ApiError(503, "the server is shutting down", code="shutting_down")
 
 
 @dataclass(frozen=True)
@@ -55,57 +54,54 @@ def failure(error: ApiError) -> str:
     return event(error.body()) + DONE
 
 
-def stream(
-    events: Iterable[tuple[int, Event] | None],
-    replies: Sequence[Reply],
-    form: Form,
-    include_usage: bool,
-    as_error: Callable[[Exception], ApiError],
-    usage: Callable[[dict[int, Receipt]], dict[str, Any]],
-    echo: Sequence[str] = (),
-    tells_progress: bool = False,
-) -> Iterator[str]:
-    """`events` with the place of their answer among `replies`; for None, an empty piece.
-    `as_error`: what is sent for an exception, whose status cannot be sent any more; `usage` of the
-    answers' receipts; `echo`: what each answer begins with; `tells_progress`: with chunks that say
-    how far the prompt is.
+class ChunkWriter:
+    """Writes a stream of chunks. `usage` of the answers' receipts, None to leave it out; `echo`:
+    what each answer begins with; `reports_progress`: with chunks that say how far the prompt is.
     """
-    receipts: dict[int, Receipt] = {}
-    written = Counter[int]()  # characters of each answer
-    for reply in replies:
-        if first := form.first(reply):
-            yield event(first)
-    try:
-        for index, text in enumerate(echo):
-            yield event(form.text(replies[index], text, ()))
-            written[index] += len(text)
-        for come in events:
-            if come is None:
-                yield ""
-                continue
-            index, item = come
-            reply = replies[index]
-            if isinstance(item, Progress) and tells_progress:
-                yield event(progress(form.quiet(reply), item))
-            elif isinstance(item, ThinkingPiece):
-                if item.text and reply.thoughts:
-                    yield event(form.thought(reply, item.text))
-            elif isinstance(item, TextPiece):
-                yield event(_placed(form.text(reply, item.text, item.tokens), written[index]))
-                written[index] += len(item.text)
-            elif isinstance(item, ToolCallPiece):
-                yield event(form.call(reply, item))
-            elif isinstance(item, Finished):
-                receipt = receipts[index] = item.answer.receipt
-                if receipt.finish == "cancelled":
-                    # and yet somebody listens: the service is being closed
-                    raise SHUTTING_DOWN
-                yield event(form.end(reply, receipt.finish))
-        if include_usage:
-            yield event(form.quiet(replies[0]) | {"choices": [], "usage": usage(receipts)})
-    except Exception as error:
-        yield event(as_error(error).body())
-    yield DONE
+
+    def __init__(
+        self,
+        replies: Sequence[Reply],
+        form: Form,
+        usage: Callable[[dict[int, Receipt]], dict[str, Any]] | None,
+        echo: Sequence[str] = (),
+        reports_progress: bool = False,
+    ) -> None:
+        self._replies, self._form, self._usage = replies, form, usage
+        self._echo, self._reports_progress = echo, reports_progress
+        self._receipts: dict[int, Receipt] = {}
+        self._written = Counter[int]()  # characters of each answer
+
+    def begin(self) -> Iterator[str]:
+        for reply in self._replies:
+            if first := self._form.first(reply):
+                yield event(first)
+        for index, text in enumerate(self._echo):
+            yield event(self._form.text(self._replies[index], text, ()))
+            self._written[index] += len(text)
+
+    def write(self, index: int, item: Event) -> Iterator[str]:
+        form, reply = self._form, self._replies[index]
+        if isinstance(item, Progress) and self._reports_progress:
+            yield event(progress(form.quiet(reply), item))
+        elif isinstance(item, ThinkingPiece):
+            if item.text and reply.thoughts:
+                yield event(form.thought(reply, item.text))
+        elif isinstance(item, TextPiece):
+            chunk = form.text(reply, item.text, item.tokens)
+            yield event(_placed(chunk, self._written[index]))
+            self._written[index] += len(item.text)
+        elif isinstance(item, ToolCallPiece):
+            yield event(form.call(reply, item))
+        elif isinstance(item, Finished):
+            receipt = self._receipts[index] = item.answer.receipt
+            yield event(form.end(reply, receipt.finish))
+
+    def end(self) -> Iterator[str]:
+        if self._usage is not None:
+            usage = self._usage(self._receipts)
+            yield event(self._form.quiet(self._replies[0]) | {"choices": [], "usage": usage})
+        yield DONE
 
 
 def _placed(chunk: dict[str, Any], before: int) -> dict[str, Any]:

@@ -21,12 +21,12 @@ from typing import Any
 from mtmd import Finished, Progress, TextPiece, ThinkingPiece, Ticket
 from mtmd.service.turns import ahead
 from mtmd.thinking.written import Writing, parts
+from mtmd.web.answering.delivery import cancel
 from mtmd.web.errors import as_api_error
 from mtmd.web.page.once_loaded import Loading, NotBegun, OnceLoaded
 from mtmd.web.store.conversation import COMPLETE, FAILED, STOPPED, title_from
 from mtmd.web.store.errors import StoreBusyError, StoreError
 from mtmd.web.store.store import Store
-from mtmd.web.waiting.incoming import give_up
 
 SAVE_SECONDS = 0.5
 END_SECONDS = 5.0
@@ -144,7 +144,7 @@ class Answers:
         """Stop all that are running, and wait until they are saved."""
         running, latest = self.running(), time.monotonic() + END_SECONDS
         for answer in running:
-            give_up(answer.ticket)
+            cancel(answer.ticket)
         for answer in running:
             with answer.changed:
                 answer.changed.wait_for(

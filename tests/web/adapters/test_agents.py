@@ -15,7 +15,7 @@ from fake_service import FakeService
 from serving import client_for, running
 
 from mtmd import Service, TextPiece, ToolCall, ToolCallPiece, load
-from mtmd.web.api.agent_tools import CustomCalls
+from mtmd.web.answering.tools import CustomCalls
 
 PATCH = '*** Begin Patch\n*** Add File: é.txt\n+"hi" \\ 😀\n*** End Patch'
 APPLY_PATCH = {

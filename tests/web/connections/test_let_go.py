@@ -13,13 +13,13 @@ import pytest
 from fake_service import FakeService, until
 from serving import running
 
+from mtmd.web.answering.delivery import Delivery
 from mtmd.web.connections.parser import Parser
 from mtmd.web.connections.task import Task
 from mtmd.web.telemetry.record import Record
-from mtmd.web.waiting.incoming import Incoming
 from mtmd.web.waiting.waits import Waits
 
-OURS = (Incoming, Parser, Record, Task, Waits)
+OURS = (Delivery, Parser, Record, Task, Waits)
 CHAT = {"messages": [{"role": "user", "content": "hello"}]}
 
 

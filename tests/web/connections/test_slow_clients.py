@@ -406,8 +406,7 @@ def test_an_answer_that_fails_after_a_wait_has_its_status_and_headers():
 
 
 def test_who_waits_long_hears_that_the_server_is_there(monkeypatch):
-    for place in ("task", "responses"):
-        module = "connections.task" if place == "task" else "waiting.responses"
+    for module in ("connections.task", "answering.delivery"):
         monkeypatch.setattr(f"mtmd.web.{module}.BEAT_S", 0.0)
     body = {"messages": [user("hi")], "stream": True}
     with running(FakeService(pace_s=60)) as server, raw_request(server, body) as sock:

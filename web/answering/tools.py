@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -200,20 +200,6 @@ class CustomCalls:
         if call.name not in self._names:
             return call
         return CustomCall(call.id, call.name, _text_of(call.arguments))
-
-
-def with_custom_calls(
-    events: Iterable[tuple[int, Event] | None], names: frozenset[str]
-) -> Iterator[tuple[int, Event] | None]:
-    """As `CustomCalls`, of several answers by their places."""
-    readers: dict[int, CustomCalls] = {}
-    for come in events:
-        if come is None:
-            yield None
-            continue
-        index, event = come
-        for one in readers.setdefault(index, CustomCalls(names)).read(event):
-            yield index, one
 
 
 def _text_of(arguments: str) -> str:

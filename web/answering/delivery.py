@@ -1,0 +1,327 @@
+"""Answers on their way to a client: their events awaited, and sent whole or as a stream.
+
+No other module knows how a connection waits.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, Protocol, cast
+
+from flask import Response, current_app, g, json, request
+
+from mtmd import Answer, Event, Finished, MtmdError, Progress, TextPiece, Ticket, TokenInfo
+from mtmd.service.turns import get_up
+from mtmd.web import sse
+from mtmd.web.answering.tools import CustomCalls
+from mtmd.web.errors import ApiError, as_api_error
+from mtmd.web.errors import response as error_response
+from mtmd.web.intake.gate import GatedFlask
+from mtmd.web.models.choice import Claim, Models
+from mtmd.web.served_model import ServedModel
+from mtmd.web.telemetry.record import Record
+from mtmd.web.waiting.waits import BEAT_S, CAN_WAIT, WAITS, Waits
+
+SHUTTING_DOWN = ApiError(503, "the server is shutting down", code="shutting_down")
+
+
+@dataclass
+class Collected:
+    """One whole answer. `tokens` are those of its text, where `logprobs` were requested."""
+
+    answer: Answer
+    tokens: list[TokenInfo] = field(default_factory=list)
+
+
+class Writer(Protocol):
+    """Writes the answers to one request as a stream, in the form of an interface. `index` is the
+    number of an answer among several. What a method yields is sent at once.
+    """
+
+    def begin(self) -> Iterator[str]: ...
+
+    def write(self, index: int, event: Event) -> Iterator[str]: ...
+
+    def end(self) -> Iterator[str]: ...
+
+
+class Cancellable(Protocol):
+    def cancel(self) -> None: ...
+
+
+class Delivery:
+    """The answers of `tickets`, sent `whole` or `streamed`. However that ends, and even if it never
+    begins, the tickets are cancelled and `held` is closed.
+
+    `custom`: names of tools that take a text in place of arguments. Made where a request is
+    answered.
+    """
+
+    def __init__(
+        self, tickets: Sequence[Ticket], held: ExitStack, custom: frozenset[str] = frozenset()
+    ) -> None:
+        self._tickets, self._held, self._running = tickets, held, len(tickets)
+        self._readers = [CustomCalls(custom) for _ in tickets]
+        self._events: queue.SimpleQueue[tuple[int, Event | BaseException]] = queue.SimpleQueue()
+        self._record: Record | None = g.get("record")
+        self._request_id = g.get("request_id", "req")
+        self._waits: Waits | None = None
+        if request.environ.get(CAN_WAIT):
+            self._waits = request.environ.setdefault(WAITS, Waits())
+        for index, ticket in enumerate(tickets):
+            ticket.redirect(self._sink(index))
+
+    def whole(
+        self,
+        write: Callable[[Sequence[Collected]], Any],
+        form: Callable[[ApiError], Mapping[str, Any]] = ApiError.body,
+    ) -> Response:
+        """Return what `write` makes of all answers, as JSON; `form` makes the body for an
+        error.
+        """
+        made, waits = self._made(write, form), self._waits
+        if waits is None:
+            try:
+                while True:
+                    next(made)
+            except StopIteration as end:
+                response: Response = end.value
+                return response
+            finally:
+                self._close()
+
+        def pieces() -> Iterator[bytes]:
+            while True:
+                try:
+                    next(made)
+                except StopIteration as end:
+                    waits.response = end.value
+                    yield end.value.get_data()
+                    return
+                yield b""
+
+        response = Response(pieces(), mimetype="application/json")
+        response.call_on_close(self._close)
+        return response
+
+    def streamed(
+        self,
+        writer: Writer,
+        failure: Callable[[ApiError], str],
+        mimetype: str = sse.MIMETYPE,
+        beat: Callable[[], str] | None = None,
+    ) -> Response:
+        """Return what `writer` makes of the events. `failure` writes an error, whose status cannot
+        be sent any more. After BEAT_S of silence comes what `beat` makes, a comment of server-sent
+        events where that is None: proxies and clients give up what is silent.
+        """
+        pieces = self._with_beats(self._pieces(writer, failure), beat or _still_there)
+        headers = {"Cache-Control": "no-cache", **sse.UNBUFFERED}
+        response = Response(pieces, mimetype=mimetype, headers=headers)
+        response.call_on_close(self._close)
+        return response
+
+    def _made(
+        self,
+        write: Callable[[Sequence[Collected]], Any],
+        form: Callable[[ApiError], Mapping[str, Any]],
+    ) -> Generator[None, None, Response]:
+        """Yield None where there is no event now."""
+        try:
+            answers: dict[int, Collected] = {}
+            tokens: list[list[TokenInfo]] = [[] for _ in self._tickets]
+            for come in self._incoming():
+                if come is None:
+                    yield
+                    continue
+                index, event = come
+                if isinstance(event, TextPiece):
+                    tokens[index].extend(event.tokens)
+                elif isinstance(event, Finished):
+                    answers[index] = Collected(event.answer, tokens[index])
+            body = write([answers[index] for index in sorted(answers)])
+        except Exception as error:
+            return error_response(self._as_error(error), form)
+        return Response(json.dumps(body), mimetype="application/json")
+
+    def _pieces(self, writer: Writer, failure: Callable[[ApiError], str]) -> Iterator[str]:
+        """Yield "" where there is no event now."""
+        try:
+            yield from writer.begin()
+            for come in self._incoming():
+                if come is None:
+                    yield ""
+                else:
+                    yield from writer.write(*come)
+            yield from writer.end()
+        except Exception as error:
+            yield failure(self._as_error(error))
+
+    @staticmethod
+    def _with_beats(pieces: Iterator[str], beat: Callable[[], str]) -> Iterator[str]:
+        sent = time.monotonic()
+        for piece in pieces:
+            now = time.monotonic()
+            if piece or now - sent >= BEAT_S:
+                sent = now
+                yield piece or beat()
+            else:
+                yield ""
+
+    def _incoming(self) -> Iterator[tuple[int, Event] | None]:
+        """Yield the events of all answers, each with the index of its answer; None where there is
+        no event now: at once where the connection can wait without a thread, else after BEAT_S.
+        Raises the error of the first that fails, and ApiError where the server itself cancelled an
+        answer. Leaving the loop cancels all.
+        """
+        get_up()
+        try:
+            while self._running:
+                try:
+                    index, event = self._events.get(self._waits is None, BEAT_S)
+                except queue.Empty:
+                    yield None
+                    continue
+                if isinstance(event, BaseException):
+                    raise event
+                if self._record is not None and not isinstance(event, Progress):
+                    self._record.has_token()
+                if isinstance(event, Finished):
+                    self._running -= 1
+                    if self._record is not None:
+                        self._record.receipts.append(event.answer.receipt)
+                    if event.answer.receipt.finish == "cancelled":
+                        raise SHUTTING_DOWN  # somebody still listens
+                for one in self._readers[index].read(event):
+                    yield index, one
+        finally:
+            self._cancel()
+
+    def _as_error(self, error: BaseException) -> ApiError:
+        """What the client is sent, and the record notes."""
+        known = as_api_error(error, self._request_id)
+        if self._record is not None:
+            self._record.status = known.status
+        return known
+
+    def _close(self) -> None:
+        self._cancel()
+        self._held.close()
+
+    def _cancel(self) -> None:
+        if self._running:
+            self._running = 0
+            for ticket in self._tickets:
+                cancel(ticket)
+
+    def _sink(self, index: int) -> Callable[[Event | BaseException], None]:
+        def put(event: Event | BaseException) -> None:
+            self._events.put((index, event))
+            if self._waits is not None:
+                self._waits.news()
+
+        return put
+
+
+def cancel(ticket: Cancellable) -> None:
+    """End an answer that nobody reads any more."""
+    with suppress(MtmdError):  # the service is closed, which has ended it
+        ticket.cancel()
+
+
+def _still_there() -> str:
+    return sse.comment("still there")
+
+
+def until_loaded(
+    models: Models,
+    name: str | None,
+    begin: Callable[[ServedModel], Response],
+    failed: Callable[[ApiError], str],
+    beat: Callable[[], str] | None = None,
+    mimetype: str = sse.MIMETYPE,
+) -> Response:
+    """What `begin` makes of the model called `name`. Where that is not in memory within BEAT_S, a
+    stream, in which `beat` is sent every BEAT_S, comments with how far it is where that is None;
+    then what `begin` made. What goes wrong before is an error with its status, and after it what
+    `failed` writes. Raises ApiError, BusyError, DeviceError, LeftError.
+    """
+    claim = models.claim(name)
+    try:
+        if claim.wait(BEAT_S):
+            return begin(claim.chosen())
+    except BaseException:
+        claim.give_back()
+        raise
+    # A thread waits until the model is there; what comes then waits without one.
+    if request.environ.get(CAN_WAIT):
+        request.environ[WAITS] = Waits()
+    goes_on = _Request()
+    pieces = goes_on.pieces(claim, begin, failed, beat or (lambda: _how_far(claim)))
+    response = Response(pieces, mimetype=mimetype)
+    response.headers.update({"Cache-Control": "no-cache", **sse.UNBUFFERED})
+    response.call_on_close(goes_on.end)
+    response.call_on_close(claim.give_back)  # if not even the first piece is asked for
+    return response
+
+
+def _how_far(claim: Claim) -> str:
+    far = claim.how_far
+    return sse.comment("loading" if far is None else f"loading, {far:.0%}")
+
+
+class _Request:
+    """One whose view has returned, and which is not prepared yet."""
+
+    def __init__(self) -> None:
+        self._app = cast("GatedFlask", current_app._get_current_object())  # type: ignore[attr-defined]
+        self._environ = request.environ
+        self._known = g._get_current_object()
+        self._made: Response | None = None
+
+    def pieces(
+        self,
+        claim: Claim,
+        begin: Callable[[ServedModel], Response],
+        failed: Callable[[ApiError], str],
+        beat: Callable[[], str],
+    ) -> Iterator[bytes]:
+        try:
+            while not self._is_there(claim):
+                yield beat().encode()
+            with self._at_work():
+                self._made = begin(claim.chosen())
+        except Exception as error:
+            yield failed(self._as_error(error)).encode()
+            return
+        yield from self._made.iter_encoded()
+
+    def end(self) -> None:
+        if self._made is not None:
+            self._made.close()
+
+    def _is_there(self, claim: Claim) -> bool:
+        with self._at_work():
+            return claim.wait(BEAT_S)
+
+    def _as_error(self, error: Exception) -> ApiError:
+        told = as_api_error(error, self._known.get("request_id", "req"))
+        record: Record | None = self._known.get("record")
+        if record is not None:
+            record.status = told.status
+        return told
+
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
+        """As in its view: what is known of the request, for whom this thread works, and that all is
+        let go of at the end.
+        """
+        with self._app.request_context(self._environ):
+            for name in self._known:
+                setattr(g, name, self._known.get(name))
+            self._app.gate.resume()
+            yield
