@@ -43,6 +43,29 @@ class Settings:
             )
         return value
 
+    def token_id(self, key: str, default: int) -> int:
+        """Return a token's id: 0 or more, and below the size of any vocabulary."""
+        value = self.get(key, default)
+        if not is_token_id(value):
+            raise ModelError(
+                f"{self.where}: {key} is {_short(value)}, expected a token's id, from 0 to "
+                f"{MAX_COUNT - 1}"
+            )
+        return value
+
+    def token_ids(self, key: str) -> list[int]:
+        """Return the ids that are given alone or as a list, none where the key is absent."""
+        value = self.get(key, None)
+        if value is None:
+            return []
+        ids = value if isinstance(value, list) else [value]
+        if not ids or not all(map(is_token_id, ids)):
+            raise ModelError(
+                f"{self.where}: {key} is {_short(value)}, expected a token's id or a list of ids, "
+                f"each from 0 to {MAX_COUNT - 1}"
+            )
+        return ids
+
     def number(self, key: str, default: float | None = None) -> float:
         """A finite number above zero."""
         value = self.get(key, default)
@@ -102,6 +125,11 @@ def read_json(path: Path, required: bool = True) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ModelError(f"{path}: found a JSON {type(values).__name__}, expected an object")
     return values
+
+
+def is_token_id(value: Any) -> bool:
+    """Return whether a value from a file may be a token's id: libraries take no larger integers."""
+    return type(value) is int and 0 <= value < MAX_COUNT
 
 
 def _is_number(value: Any) -> bool:

@@ -174,21 +174,18 @@ def _check_named_tokens(folder: Path, chat: ChatTemplate, special: Mapping[str, 
 
 
 def _stop_tokens(folder: Path, config: Settings) -> frozenset[int]:
-    """End-of-sequence ids of the generation settings, else of the configuration. Raises ModelError
-    for what is neither id nor list.
+    """Return the end-of-sequence ids of the generation settings, else of the configuration. Raises
+    ModelError for a value that is neither an id nor a list of ids.
     """
-    generation = Settings(read_json(folder / GENERATION_CONFIG, required=False), GENERATION_CONFIG)
-    for settings in (generation, config, config.part("text_config")):
-        found = settings.get("eos_token_id", None)
-        if found is None:
-            continue
-        ids = found if isinstance(found, list) else [found]
-        if not ids or not all(type(i) is int and i >= 0 for i in ids):
-            raise ModelError(
-                f"{folder}: {settings.where}: eos_token_id is {found!r:.60}, expected a token's id "
-                "or a list of ids"
-            )
-        return frozenset(ids)
+    generation = read_json(folder / GENERATION_CONFIG, required=False)
+    whole = Settings(config.values, f"{folder}: {config.where}")
+    for settings in (
+        Settings(generation, f"{folder}: {GENERATION_CONFIG}"),
+        whole,
+        whole.part("text_config"),
+    ):
+        if ids := settings.token_ids("eos_token_id"):
+            return frozenset(ids)
     raise ModelError(
         f"{folder}: no eos_token_id in generation_config.json or config.json; answers could not end"
     )

@@ -172,7 +172,7 @@ def read(top: Settings, image: Settings) -> DualFamily:
         vocabulary=text.count("vocab_size", 32000, most=MAX_VOCABULARY),
         context=text.count("max_position_embeddings", 64, most=MAX_CONTEXT),
         causal=False,
-        padding=_padding(text),
+        padding=text.token_id("pad_token_id", 1),
         projection=width,
         projection_bias=True,
         projection_name="text_model.head",
@@ -186,10 +186,3 @@ def read(top: Settings, image: Settings) -> DualFamily:
         lower=True,
         bare_with="SiglipTokenizer",
     )
-
-
-def _padding(text: Settings) -> int:
-    found = text.get("pad_token_id", 1)
-    if type(found) is not int or found < 0:
-        raise ModelError(f"{text.where}: pad_token_id is {found!r:.60}, expected a token's id")
-    return found

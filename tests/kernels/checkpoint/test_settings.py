@@ -40,6 +40,25 @@ def test_a_count_may_have_a_limit_of_its_own():
         settings(n=13).count("n", most=12)
 
 
+@pytest.mark.parametrize("value", [0, 5, MAX_COUNT - 1])
+def test_ids_of_tokens(value):
+    assert settings(t=value).token_id("t", 1) == value
+    assert settings(t=value).token_ids("t") == [value]
+    assert settings(t=[7, value]).token_ids("t") == [7, value]
+    assert settings(t=None).token_id("t", 1) == 1
+    assert settings().token_ids("t") == []
+
+
+@pytest.mark.parametrize("value", [-1, 1.0, True, "3", MAX_COUNT, HUGE, math.nan, {}])
+def test_what_is_no_id_of_a_token(value):
+    """Libraries take ids as integers of the machine: larger ones would raise OverflowError."""
+    with refused(rf"config.json: t is .*, expected a token's id, from 0 to {MAX_COUNT - 1}"):
+        settings(t=value).token_id("t", 1)
+    for ids in (value, [value], [3, value], []):
+        with refused(r"config.json: t is .*, expected a token's id or a list of ids, each from 0"):
+            settings(t=ids).token_ids("t")
+
+
 @pytest.mark.parametrize("value", [1, 1e-6, 10000.0, 2**53])
 def test_numbers(value):
     found = settings(x=value).number("x")

@@ -278,6 +278,8 @@ WRONG_ENDS = {
     "a fraction": 5.0,
     "negative": -1,
     "an object": {},
+    "of sixty digits": 10**59,
+    "of sixty digits in a list": [5, 10**59],
 }
 SPOILED |= {
     f"end tokens: {kind}": (
