@@ -288,14 +288,14 @@ class Model:
         parallel = self.options.parallel if parallel is None else parallel
         parallel = integer("parallel", parallel, 1, PARALLEL_MAX)
         ahead = PrepareAhead(parallel, checked_ahead(prepare_ahead))
-        many = Many(parallel, ahead, self.service.places)
+        many = Many(parallel, ahead, self.service.bulk_slots)
 
         def one(item: tuple[int, tuple[Images | None, str | None]]) -> Answer | MtmdError:
             index, question = item
             try:
                 many.make_room(decoded_bytes(question[0]))
                 taken = self._taken(asked(*question, system=system))
-                return _with_view(many.finish(self.service.submit_placed(taken, settings)), taken)
+                return _with_view(many.finish(self.service.submit_bulk(taken, settings)), taken)
             except MtmdError as error:
                 if on_error == "raise":
                     named = _of_item(error, index, question[0])

@@ -17,10 +17,9 @@ from __future__ import annotations
 from collections import Counter, abc
 from dataclasses import dataclass
 
-from mtmd.base.turns import Shares
+from mtmd.base.fair_queue import FairQueue, FairShares
 from mtmd.llm.engine.pages import Pages
 from mtmd.llm.engine.sequence import Sequence
-from mtmd.llm.engine.waiting import Waiting
 
 LEAST_SHARE = 32  # tokens of a prompt that are worth a place in a batch
 BESIDE = 128  # tokens of a batch in which somebody waits for his next one, if nobody says
@@ -92,10 +91,10 @@ class Batcher:
         self.pages, self.tokens, self.recurrent = pages, tokens, recurrent
         self._beside, self._few, self._alone = beside, few, alone
         self.snapshots: set[bytes] = set()
-        self.waiting = Waiting()
+        self.waiting = FairQueue[Sequence]()
         self.running: list[Sequence] = []
         self._slots = list(range(slots))
-        self._read = Shares()  # tokens of prompts
+        self._read = FairShares()  # tokens of prompts
 
     def add(self, sequence: Sequence) -> None:
         if self.recurrent:
@@ -206,7 +205,7 @@ class Batcher:
         """
         for sequence, count in step.parts:
             if not sequence.decoding:
-                self._read.add(sequence.owner, count)
+                self._read.charge(sequence.owner, count)
             sequence.done += min(count, sequence.left)
             sequence.behind = 0
             self.register(sequence)
@@ -243,7 +242,7 @@ class Batcher:
             if need > self.pages.available - self._reserve():
                 self.pages.release(known)
                 break
-            self.waiting.let_in(sequence)
+            self.waiting.serve(sequence)
             running[sequence.owner] += 1
             sequence.pages = known
             sequence.done = len(known) * self.pages.size

@@ -37,7 +37,7 @@ class Batch:
     ):
         """`frames`: which are seen of videos. `ahead`: how many are prepared meanwhile."""
         self.service, self.prompt, self.settings = service, prompt, settings
-        self.system, self.many = system, Many(parallel, ahead, service.places)
+        self.system, self.many = system, Many(parallel, ahead, service.bulk_slots)
         self.frames = frames or FrameRequest()
 
     def rows(self, inputs: Iterable[Input], ordered: bool = True) -> Generator[Row, None, None]:
@@ -88,7 +88,7 @@ class Batch:
                 self.many.make_room(None)
                 shown = found
             messages = messages_of(shown, self.prompt, self.system)
-            answer = self.many.finish(self.service.submit_placed(messages, self.settings))
+            answer = self.many.finish(self.service.submit_bulk(messages, self.settings))
             digest = digest or answer.receipt.videos[0].sha256
             return _answered(name, digest, answer, self.service.model_warnings)
         except (OptionError, DeviceError):

@@ -20,8 +20,8 @@ import numpy as np
 from torch import Tensor
 
 from mtmd.base.errors import DeviceError, MtmdError
+from mtmd.base.fair_queue import FairShares
 from mtmd.base.heartbeat import beat
-from mtmd.base.turns import Shares
 from mtmd.clip.encoder import BATCH
 from mtmd.kernels.backends.side_stream import Mark
 from mtmd.kernels.graph import Shape
@@ -73,7 +73,7 @@ class EncodeQueue:
         self._parts: list[Part] = []
         self._running: Generator[Mark | None, None, list[Tensor]] | None = None
         self._spent = self._began = 0.0
-        self._shares = Shares()  # in tiles
+        self._shares = FairShares()  # in tiles
 
     def add(self, prepared: Prepared, owner: str = "") -> Job:
         """Encode a picture for somebody, or join those who wait for the same. It may have been
@@ -166,7 +166,7 @@ class EncodeQueue:
             if (shape := _tile(first).shape) not in too_large:
                 if parts := self._that_fit(self._together(first, waiting)):
                     for owner in (o for job, _ in parts for o in job.owners):
-                        self._shares.add(owner, 1)
+                        self._shares.charge(owner, 1)
                     return parts
                 too_large.add(shape)
             first[0].short_since = first[0].short_since or time.monotonic()

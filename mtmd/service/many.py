@@ -10,8 +10,8 @@ from itertools import islice
 from threading import Condition, local
 from typing import Any, TypeVar
 
+from mtmd.base.fair_queue import Claim, FairSlots
 from mtmd.events import Answer, Finished
-from mtmd.service.places import Places
 from mtmd.service.prepare_ahead import PrepareAhead
 from mtmd.service.ticket import Ticket
 
@@ -24,24 +24,24 @@ R = TypeVar("R")
 
 class Many:
     """`parallel` questions are answered at once, and the pictures of `ahead` more read and prepared
-    meanwhile; what one measures, others may go on with. `places`: of the service, shared with
+    meanwhile; what one measures, others may go on with. `slots`: of the service, shared with
     others who ask it many questions.
     """
 
     def __init__(
-        self, parallel: int, ahead: PrepareAhead | None = None, places: Places | None = None
+        self, parallel: int, ahead: PrepareAhead | None = None, slots: FairSlots | None = None
     ):
         self.ahead = ahead or PrepareAhead(parallel)
         self._parallel = parallel
         self._most = parallel + self.ahead.most
-        self._places = places or Places(self._most)
-        self._most = min(self._most, self._places.most)
+        self._slots = slots or FairSlots(self._most)
+        self._most = min(self._most, self._slots.count or self._most)
         self._stopped = False
         self._tickets: set[Ticket] = set()
         self._changed = Condition()
         self._under_way = 0
-        self._left: deque[tuple[Future[Any], Callable[[], None]]] = deque()
-        self._asked: dict[Future[Any], int] = {}
+        self._left: deque[tuple[Future[Any], Callable[[Claim], None]]] = deque()
+        self._claims: dict[Future[Any], Claim] = {}
         self._held: dict[object, int] = {}
         """Bytes of pictures under way."""
         self._waiting: deque[object] = deque()
@@ -88,45 +88,47 @@ class Many:
             pool.shutdown()
 
     def _go_on(self) -> None:
-        """Ask places for as many of those left as may be under way."""
+        """Request slots for as many of those left as may be under way."""
         with self._changed:
             while self._left and not self._stopped and self._under_way < self.workers:
                 future, begin = self._left.popleft()
                 if not self._under_way:
                     self.ahead.begin()
                 self._under_way += 1
-                self._asked[future] = self._places.ask(begin)
+                self._claims[future] = self._slots.request(begin)
 
-    def _begin(self, pool: ThreadPoolExecutor, future: Future[R], work: Callable[[], R]) -> None:
-        """With a place. Called within `ask` and `free`."""
+    def _begin(
+        self, pool: ThreadPoolExecutor, future: Future[R], work: Callable[[], R], claim: Claim
+    ) -> None:
+        """Start the work, with a slot."""
         try:
-            pool.submit(self._run, future, work)
+            pool.submit(self._run, future, work, claim)
         except RuntimeError:  # it has just been closed
             future.cancel()
-            self._places.free()
+            self._slots.release(claim)
 
-    def _run(self, future: Future[R], work: Callable[[], R]) -> None:
+    def _run(self, future: Future[R], work: Callable[[], R], claim: Claim) -> None:
         self._mine.since, self._mine.future = self.ahead.clock(), future
         try:
             if self._stopped:
                 raise CancelledError
             result = work()
         except BaseException as error:
-            self._end(future)
+            self._end(future, claim)
             future.set_exception(error)
         else:
-            self._end(future)
+            self._end(future, claim)
             future.set_result(result)
         finally:
             del future, work  # an error's traceback would hold them, and they it
 
-    def _end(self, future: Future[Any]) -> None:
+    def _end(self, future: Future[Any], claim: Claim) -> None:
         with self._changed:
             self._under_way -= 1
-            self._asked.pop(future, None)
+            self._claims.pop(future, None)
             self._held.pop(future, None)
             self._changed.notify_all()
-        self._places.free()
+        self._slots.release(claim)
         self._go_on()
 
     def make_room(self, held: int | None) -> None:
@@ -183,8 +185,8 @@ class Many:
             for future, _ in self._left:
                 future.cancel()
             self._left.clear()
-            for future, number in list(self._asked.items()):
-                if self._places.take_back(number):
+            for future, claim in list(self._claims.items()):
+                if self._slots.cancel(claim):
                     future.cancel()
             for ticket in self._tickets:
                 ticket.cancel()

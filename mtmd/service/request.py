@@ -54,8 +54,8 @@ class Request:
     """When it was ready to be taken, after `preprocess_ms`."""
     told: float | None = None
     """When its last tokens were handed out."""
-    placed: bool = False
-    """By its caller, who has one of `Service.places`."""
+    is_bulk: bool = False
+    """Whether its caller has one of `Service.bulk_slots`."""
     waits: bool = False
     """For another to read the prompt of both."""
     followers: list[Request] = field(default_factory=list)

@@ -28,6 +28,7 @@ from mtmd.base.errors import (
     OptionError,
     PromptError,
 )
+from mtmd.base.fair_queue import FairSlots
 from mtmd.base.tracebacks import traceback_text
 from mtmd.base.turns import for_whom, goes_first
 from mtmd.checkpoint.facts import CheckpointFacts, facts_of
@@ -65,7 +66,6 @@ from mtmd.prompt_logprobs import check_prompt_logprobs
 from mtmd.service.call_plan import CallPlan, check_ids, plan_calls
 from mtmd.service.encode_queue import EncodeQueue, Job
 from mtmd.service.latencies import Latencies
-from mtmd.service.places import Places
 from mtmd.service.processed_tiles import ProcessedTiles
 from mtmd.service.prompt_scores import PromptScores
 from mtmd.service.receipts import make_receipt, model_warnings
@@ -133,9 +133,9 @@ class Service:
         self._most = queue + loaded.runner.sequences
         self._places = threading.Semaphore(self._most)
         """One for each request from `submit` to its end."""
-        self.places = Places(self._most)
-        """Beside those, of who asks many questions and waits to be let in: however many such there
-        are, they refuse neither each other nor anybody else.
+        self.bulk_slots = FairSlots(self._most)
+        """More slots, for callers who ask many questions and wait: however many of them there are,
+        nobody is refused because of them.
         """
         self._turnover = Turnover()
         self.latencies = Latencies()
@@ -290,13 +290,13 @@ class Service:
             self._free_place()
             raise
 
-    def submit_placed(
+    def submit_bulk(
         self, messages: abc.Sequence[Message] | RawPrompt, settings: AnswerOptions
     ) -> Ticket:
-        """As `submit_checked`, of a caller who has one of `places`; it is never busy."""
+        """As `submit_checked`, for a caller who has one of `bulk_slots`; it is never busy."""
         if self.fault is not None:
             raise again(self.fault)
-        return self._submit(messages, settings, placed=True)
+        return self._submit(messages, settings, is_bulk=True)
 
     def _submit(
         self,
@@ -305,12 +305,12 @@ class Service:
         tenant: str = "",
         after: Ticket | None = None,
         plan: abc.Callable[[], CallPlan | None] | None = None,
-        placed: bool = False,
+        is_bulk: bool = False,
         scores: PromptScores | None = None,
     ) -> Ticket:
         plan, scores = plan or (lambda: self._plan(settings)), scores or PromptScores()
         request = self._prepare(messages, settings, self._salt(tenant), plan, scores)
-        request.owner, request.placed = for_whom() or tenant, placed
+        request.owner, request.is_bulk = for_whom() or tenant, is_bulk
         self._post(request, after)
         self._processed.add(request.prompt.pictures, tenant)
         return request.ticket
@@ -602,7 +602,7 @@ class Service:
             setattr(self._stats, statistic, getattr(self._stats, statistic) + 1)
 
     def _free_place(self, request: Request | None = None) -> None:
-        if request is not None and request.placed:
+        if request is not None and request.is_bulk:
             return
         self._places.release()
         with self._counting:

@@ -8,7 +8,7 @@ fork server itself touches nothing from outside, so it is safe to fork from, and
 should it be killed. Workers get their input over a channel (`channel.py`), without pickles.
 
 Jobs that take long do not keep short ones waiting: after `PATIENCE_S` a job is run at low priority
-and beside the others, or stopped while others go first: `places.py` has the rule.
+and beside the others, or stopped while others go first: `worker_slots.py` has the rule.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from mtmd.base.errors import BusyError, MtmdError
 from mtmd.base.isolation import host
 from mtmd.base.isolation.channel import LONGEST, Channel, ChannelClosed, ChannelTimeout
 from mtmd.base.isolation.limits import Limits
-from mtmd.base.isolation.worker_slots import LONG_JOBS, PATIENCE_S, STOPPED_JOBS, Place, Places
+from mtmd.base.isolation.worker_slots import LONG_JOBS, PATIENCE_S, STOPPED_JOBS, Job, WorkerSlots
 from mtmd.base.priority import ahead
 from mtmd.base.turns import aside, for_whom
 from mtmd.base.wanted import LOOKED_S, check_wanted, may_be_left, wait
@@ -186,7 +186,7 @@ class ForkServer:
     ):
         self._module, self._setup, self._jobs = module, setup, jobs
         self._at_once = at_once
-        self._places = Places(at_once, LONG_JOBS, STOPPED_JOBS, PATIENCE_S)
+        self._slots = WorkerSlots(at_once, LONG_JOBS, STOPPED_JOBS, PATIENCE_S)
         self._lock = threading.Lock()
         self._running: _Running | None = None
         self._idle: deque[Worker] = deque()
@@ -202,7 +202,7 @@ class ForkServer:
         parent's, which goes on speaking with them.
         """
         self._lock = threading.Lock()  # another thread may have held it
-        self._places = Places(self._at_once, LONG_JOBS, STOPPED_JOBS, PATIENCE_S)
+        self._slots = WorkerSlots(self._at_once, LONG_JOBS, STOPPED_JOBS, PATIENCE_S)
         self._running = None
         self._idle.clear()
         self._orders = deque()  # those for the parent's workers with it
@@ -224,13 +224,13 @@ class ForkServer:
         one that raises is ended. Raises BusyError where no process can be started, or too many
         that take long are at work; LeftError.
         """
-        place = self._places.ask(for_whom())
+        job = self._slots.request(for_whom())
         try:
             with aside():
-                wait(place.goes_on)
+                wait(job.goes_on)
                 worker = self._worker(limits)
-            self._places.begin(place)
-            worker.look = partial(self._look, place, worker)
+            self._slots.begin(job)
+            worker.look = partial(self._look, job, worker)
             try:
                 yield worker
             except BaseException:
@@ -238,20 +238,20 @@ class ForkServer:
                 raise
             finally:
                 worker.look = None  # which holds the worker
-            self._keep(worker, place.is_long)
+            self._keep(worker, job.is_long)
         finally:
-            self._places.leave(place)
+            self._slots.release(job)
 
-    def _look(self, place: Place, worker: Worker) -> float:
-        was_long, began = place.is_long, time.monotonic()
-        goes_on = self._places.look(place)
-        if place.is_long and not was_long:
+    def _look(self, job: Job, worker: Worker) -> float:
+        was_long, began = job.is_long, time.monotonic()
+        goes_on = self._slots.check(job)
+        if job.is_long and not was_long:
             worker.lower_priority()
         if goes_on:
             return 0.0
         worker.stop()
-        wait(place.goes_on)
-        place.check()
+        wait(job.goes_on)
+        job.check()
         worker.go_on()
         return time.monotonic() - began
 

@@ -6,86 +6,11 @@ import threading
 import time
 from collections import Counter
 from contextlib import ExitStack
-from random import Random
 
 import pytest
 
 from mtmd.base import turns as turns_module
-from mtmd.base.turns import Shares, Turns, aside, for_whom, get_up, goes_first, sit_down, work_for
-
-
-def test_who_has_had_least_is_first_and_who_comes_anew_saved_nothing() -> None:
-    shares = Shares()
-    assert shares.order("aab") == ["a", "b"]
-    shares.add("a", 5)
-    shares.add("b", 3)
-    assert shares.order("ab") == ["b", "a"]
-    assert shares.order("abc") == ["c", "b", "a"], "c begins where b stands"
-    shares.add("c", 1)
-    assert shares.order("abc") == ["b", "c", "a"]
-    assert shares.order("a") == ["a"] and shares.order("ab") == ["b", "a"], "b is forgotten"
-    shares.add("b", 1)
-    assert shares.order("ab") == ["a", "b"], "and has to begin where a stands"
-    shares.add("nobody", 1)
-    assert shares.order([]) == []
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_those_who_always_want_some_have_equal_parts(seed: int) -> None:
-    rng, shares, had = Random(seed), Shares(), Counter[str]()
-    for turn in range(2000):
-        wanting = ["a", "b"] + ["c"] * (turn >= 1000) + ["d"] * (rng.random() < 0.3)
-        rng.shuffle(wanting)
-        first, amount = shares.order(wanting)[0], rng.randint(1, 9)
-        shares.add(first, amount)
-        had[first] += amount
-        if turn == 999:
-            before = had.copy()
-    assert abs(had["a"] - had["b"]) <= 9
-    assert abs((had["a"] - before["a"]) - had["c"]) <= 18
-
-
-def test_who_asks_for_one_thing_after_another_has_no_more_than_who_waits() -> None:
-    """One owner has a long line, the others ask for the next when they have had one."""
-    shares, had = Shares(), Counter[str]()
-    asking = set("abcd")
-    for _ in range(400):
-        first = shares.order(sorted(asking))[0]
-        shares.add(first, 1)
-        had[first] += 1
-        if first != "a":
-            shares.order(sorted(asking - {first}))  # it has left, and comes back
-    assert had == dict.fromkeys("abcd", 100)
-
-
-def test_who_was_alone_for_long_does_not_wait_for_one_who_comes() -> None:
-    """Nor the other way round."""
-    shares, had = Shares(), Counter[str]()
-    for _ in range(1000):
-        assert shares.order("a") == ["a"]
-        shares.add("a", 1)
-    for _ in range(100):
-        first = shares.order("ab")[0]
-        shares.add(first, 1)
-        had[first] += 1
-    assert abs(had["a"] - had["b"]) <= 1
-
-
-def test_ever_new_ones_do_not_keep_one_who_has_had_nothing_from_his_turn() -> None:
-    shares = Shares()
-    shares.order(["waits"])
-    for number in range(3):
-        assert shares.order(["waits", str(number)])[0] == "waits", "in the order in which they came"
-
-
-def test_no_more_is_known_of_those_who_left_than_has_to_be() -> None:
-    shares = Shares()
-    for number in range(5000):
-        owner = str(number)
-        shares.order(["waits", owner])
-        shares.add(owner, 1)
-    assert len(shares._had) <= turns_module.LEFT + 2
-    assert shares.order([]) == [] and not shares._had
+from mtmd.base.turns import Turns, aside, for_whom, get_up, goes_first, sit_down, work_for
 
 
 def play(turns: Turns, asked: list[tuple[str, int]], at_once: int) -> list[str]:
@@ -95,8 +20,8 @@ def play(turns: Turns, asked: list[tuple[str, int]], at_once: int) -> list[str]:
 
     def hold() -> None:
         with ExitStack() as held:
-            for _ in range(1 if turns._most else turns._count):
-                held.enter_context(turns.one(turns._most or 1))
+            for _ in range(1 if turns._slots.total_weight else turns._slots.count):
+                held.enter_context(turns.one(turns._slots.total_weight or 1))
             ready.set()
             go.wait()
 

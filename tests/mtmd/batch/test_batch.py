@@ -522,7 +522,7 @@ def test_leaving_early_gives_up_what_is_under_way(pictures: dict[Path, str]) -> 
 def test_errors_of_the_service_are_rows(
     pictures: dict[Path, str], demo: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    submit, calls = demo.service.submit_placed, []
+    submit, calls = demo.service.submit_bulk, []
 
     def failing(*arguments: Any) -> Any:
         calls.append(1)
@@ -530,7 +530,7 @@ def test_errors_of_the_service_are_rows(
             raise MtmdError("no more of that")
         return submit(*arguments)
 
-    monkeypatch.setattr(demo.service, "submit_placed", failing)
+    monkeypatch.setattr(demo.service, "submit_bulk", failing)
     rows = list(
         Batch(demo.service, COUNT, AnswerOptions(), 1).rows(
             find_inputs(map(str, list(pictures)[:4])).inputs
@@ -550,7 +550,7 @@ def test_a_device_that_fails_ends_it_with_the_cause_and_it_goes_on_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """None of those left could be answered: they are no rows, which a later run would skip."""
-    out, submit = tmp_path / f"out{ending}", Service.submit_placed
+    out, submit = tmp_path / f"out{ending}", Service.submit_bulk
     first, load = threading.local(), read_picture
 
     def reading(path: str) -> Any:
@@ -564,7 +564,7 @@ def test_a_device_that_fails_ends_it_with_the_cause_and_it_goes_on_later(
 
     asked = ("batch", *list(pictures)[:5], "-p", COUNT, "--out", out, "--parallel", 1)
     with monkeypatch.context() as during:
-        during.setattr(Service, "submit_placed", failing)
+        during.setattr(Service, "submit_bulk", failing)
         during.setattr("mtmd.batch.answering.read_picture", reading)
         ran = mtmd(*asked)
     assert ran.code == 2 and "the device cpu has failed" in ran.err and "--resume" in ran.err

@@ -12,10 +12,10 @@ import pytest
 from PIL import Image
 
 from mtmd.base.errors import OptionError
+from mtmd.base.fair_queue import FairSlots
 from mtmd.model import Model
 from mtmd.prompt.load_image import decoded_bytes
 from mtmd.service.many import WAITING, Many
-from mtmd.service.places import Places
 from mtmd.service.prepare_ahead import MOST_BYTES, PrepareAhead
 from mtmd.service.ticket import Ticket
 
@@ -60,7 +60,7 @@ def begun_by(many: Many, work: Any, inputs: Any) -> threading.Thread:
 @pytest.mark.parametrize("capacity", [None, 5])
 def test_so_many_are_under_way(capacity: int | None) -> None:
     gate, taken = Gate(), list[int]()
-    many = Many(2, PrepareAhead(2, asked=6), capacity and Places(capacity))
+    many = Many(2, PrepareAhead(2, asked=6), capacity and FairSlots(capacity))
     wanted = 8 if capacity is None else capacity
     assert many.workers == wanted
     inputs = (taken.append(n) or n for n in range(500))  # type: ignore[func-returns-value]
@@ -120,7 +120,7 @@ def test_none_is_overtaken_by_one_begun_later() -> None:
 
 def test_callers_share_the_places_in_turn() -> None:
     """Each asked for more than there are, one gives its up: nobody is refused."""
-    places, gates = Places(5), [Gate(), Gate()]
+    places, gates = FairSlots(5), [Gate(), Gate()]
     manys = [Many(2, PrepareAhead(2, asked=6), places) for _ in gates]
     first = begun(manys[0], gates[0], iter(range(40)))
     assert gates[0].reached(5)
@@ -133,11 +133,11 @@ def test_callers_share_the_places_in_turn() -> None:
     gates[1].let_go()
     for thread in (first, second):
         thread.join(WAIT_S)
-    assert taken == list(range(40)) and places._taken == 0
+    assert taken == list(range(40)) and places.in_use == 0
 
 
 def test_who_leaves_asks_for_places_no_more() -> None:
-    places, gate = Places(1), Gate()
+    places, gate = FairSlots(1), Gate()
     first = begun(Many(1, PrepareAhead(1, asked=1), places), gate, iter(range(2)))
     assert gate.reached(1)
     leaves = Many(1, PrepareAhead(1, asked=1), places)
@@ -149,13 +149,13 @@ def test_who_leaves_asks_for_places_no_more() -> None:
 
     waits = threading.Thread(target=wait)
     waits.start()
-    while not leaves._asked:
+    while not leaves._claims:
         threading.Event().wait(0.001)
     leaves._stop()
     waits.join(WAIT_S)
     gate.let_go()
     first.join(WAIT_S)
-    assert not waits.is_alive() and places._taken == 0 and not places._asked
+    assert not waits.is_alive() and places.in_use == 0 and not places._queue
 
 
 def test_a_large_picture_waits_until_it_fits() -> None:
@@ -193,7 +193,7 @@ def test_what_a_picture_will_take_is_known_before_it_is_decoded(tmp_path: Any) -
 def test_several_callers_leave_places_to_others(demo: Model) -> None:
     """More at once than the service lets wait, by two who ask many, and one who asks one."""
     service = demo.service
-    several = [Many(1, PrepareAhead(1, asked=64), service.places) for _ in range(2)]
+    several = [Many(1, PrepareAhead(1, asked=64), service.bulk_slots) for _ in range(2)]
     asked = Gate()
     threads = [begun(many, asked, iter(range(80))) for many in several]
     assert asked.reached(service.capacity)

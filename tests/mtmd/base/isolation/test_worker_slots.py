@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 import pytest
 
 from mtmd.base.errors import BusyError
+from mtmd.base.isolation import worker_slots
 from mtmd.base.isolation.worker_slots import (
     LONG_JOBS,
     PATIENCE_S,
     SLICE_S,
     STOPPED_JOBS,
-    Place,
-    Places,
+    WorkerSlots,
 )
 
 STEP_S = 0.25  # between two looks at a job
@@ -22,7 +22,7 @@ LONG_S = 120.0
 
 @dataclass
 class Job:
-    place: Place
+    slot: worker_slots.Job
     left_s: float
     asked_s: float
     had_s: float = 0.0
@@ -39,14 +39,14 @@ class Machine:
     given_up: list[Job] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.places = Places(self.at_once, clock=lambda: self.now)
+        self.slots = WorkerSlots(self.at_once, clock=lambda: self.now)
 
     def ask(self, owner: str, work_s: float) -> Job:
-        self.jobs.append(Job(self.places.ask(owner), work_s, self.now))
+        self.jobs.append(Job(self.slots.request(owner), work_s, self.now))
         return self.jobs[-1]
 
     def step(self) -> None:
-        ran = [job for job in self.jobs if job.place.goes_on.is_set()]
+        ran = [job for job in self.jobs if job.slot.goes_on.is_set()]
         assert len(ran) <= self.at_once + 1 + LONG_JOBS
         self.now += STEP_S
         for job in ran:
@@ -55,16 +55,16 @@ class Machine:
                 self._end(job, self.ended)
                 continue
             try:
-                self.places.look(job.place)
+                self.slots.check(job.slot)
             except BusyError:
                 self._end(job, self.given_up)
-        for job in [job for job in self.jobs if job.place.is_given_up]:
+        for job in [job for job in self.jobs if job.slot.is_given_up]:
             self._end(job, self.given_up)
-        standing = [j for j in self.jobs if j.had_s and not j.place.goes_on.is_set()]
+        standing = [j for j in self.jobs if j.had_s and not j.slot.goes_on.is_set()]
         assert len(standing) <= STOPPED_JOBS
 
     def _end(self, job: Job, among: list[Job]) -> None:
-        self.places.leave(job.place)
+        self.slots.release(job.slot)
         self.jobs.remove(job)
         among.append(job)
 
@@ -77,7 +77,7 @@ class Machine:
 
     def keep_busy(self, owners: int, each: int = 6) -> None:
         for owner in map(str, range(owners)):
-            for _ in range(each - sum(job.place.owner == owner for job in self.jobs)):
+            for _ in range(each - sum(job.slot.owner == owner for job in self.jobs)):
                 self.ask(owner, LONG_S)
 
     def seconds_of(self, work_s: float, owners: int, each: int = 6) -> float:
@@ -110,7 +110,7 @@ def test_who_asks_for_more_has_his_part_from_the_beginning(owners: int) -> None:
         most = 10 / share + 2 * SLICE_S + PATIENCE_S * owners
         assert machine.seconds_of(10, owners) <= most
         machine.run(owners, 10)
-    assert all(job.place.owner != "visitor" for job in machine.given_up)
+    assert all(job.slot.owner != "visitor" for job in machine.given_up)
 
 
 @pytest.mark.parametrize("owners", [2, 3, 5, 12])
@@ -122,7 +122,7 @@ def test_each_owner_has_an_equal_part_of_what_is_long(owners: int) -> None:
     machine.run(owners, 150)
     had = [0.0] * owners
     for job in machine.jobs + machine.ended + machine.given_up:
-        had[int(job.place.owner)] += job.had_s
+        had[int(job.slot.owner)] += job.had_s
     assert min(had) > 0.9 * 150 * LONG_JOBS / owners
 
 
@@ -130,14 +130,14 @@ def test_one_alone_has_everything_and_nothing_of_his_is_stopped() -> None:
     machine = Machine()
     machine.run(1, 60, each=30)
     assert sum(job.had_s > 0 for job in machine.jobs) == machine.at_once + LONG_JOBS
-    assert all(job.place.goes_on.is_set() for job in machine.jobs if job.had_s)
+    assert all(job.slot.goes_on.is_set() for job in machine.jobs if job.had_s)
     assert not machine.given_up
 
 
 def test_a_few_who_have_one_each_stop_nobody() -> None:
     machine = Machine()
     machine.run(LONG_JOBS, 60, each=1)
-    assert all(job.place.goes_on.is_set() for job in machine.jobs)
+    assert all(job.slot.goes_on.is_set() for job in machine.jobs)
 
 
 def test_who_has_most_long_jobs_gives_the_latest_up() -> None:
@@ -147,8 +147,8 @@ def test_who_has_most_long_jobs_gives_the_latest_up() -> None:
     for number in range(owners):
         machine.ask(f"one of {number}", LONG_S)
         machine.run(1, 3, each=40)
-    assert {job.place.owner for job in machine.given_up} == {"0"}
-    assert sum(job.place.owner != "0" for job in machine.jobs) == owners
+    assert {job.slot.owner for job in machine.given_up} == {"0"}
+    assert sum(job.slot.owner != "0" for job in machine.jobs) == owners
 
 
 def test_equals_wait_for_each_other_and_lose_nothing() -> None:
@@ -163,6 +163,6 @@ def test_places_of_jobs_that_are_left_are_had_by_others() -> None:
     machine = Machine(at_once=1)
     machine.run(4, 30)
     for job in list(machine.jobs):
-        machine.places.leave(job.place)
+        machine.slots.release(job.slot)
     machine.jobs.clear()
     assert machine.seconds_of(STEP_S, 0) == STEP_S
