@@ -46,8 +46,8 @@ if TYPE_CHECKING:  # what type checkers see of the table below; a test keeps the
     from mtmd.loading import describe as describe
     from mtmd.loading import load as load
     from mtmd.model import Model as Model
-    from mtmd.option_types import AnswerKeywords as AnswerKeywords
-    from mtmd.option_types import LoadKeywords as LoadKeywords
+    from mtmd.options.keywords import AnswerKeywords as AnswerKeywords
+    from mtmd.options.keywords import LoadKeywords as LoadKeywords
     from mtmd.prompt.conversation import Images as Images
     from mtmd.prompt.conversation import Message as Message
     from mtmd.prompt.conversation import RawPrompt as RawPrompt
@@ -70,7 +70,7 @@ wait_shortly()
 
 _PLACES = {
     "mtmd.chat": ("Chat",),
-    "mtmd.option_types": ("AnswerKeywords", "LoadKeywords"),
+    "mtmd.options.keywords": ("AnswerKeywords", "LoadKeywords"),
     "mtmd.events": (
         "Answer",
         "Box",

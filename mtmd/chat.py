@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from mtmd.base.errors import PromptError
 from mtmd.clip.image.decode import Picture
-from mtmd.config import CONVERSATION, AnswerOptions
 from mtmd.display.answer_view import EDGE, picture_html
 from mtmd.events import Answer, Event, Finished
-from mtmd.option_types import AnswerKeywords
+from mtmd.options.answer import CONVERSATION, AnswerOptions
+from mtmd.options.keywords import AnswerKeywords
 from mtmd.prompt.conversation import (
     Images,
     Message,

@@ -195,7 +195,7 @@ def _run(args: argparse.Namespace) -> int:
     the first, whatever the first one says.
     """
     if getattr(args, "tp", 1) > 1:
-        from mtmd.config import launcher
+        from mtmd.environment import launcher
 
         launched = launcher(args.tp)
         if launched is not None and launched.rank:

@@ -24,12 +24,13 @@ from mtmd.base.heartbeat import Heartbeat, beat, waiting
 from mtmd.bench.shapes import random_checkpoint
 from mtmd.checkpoint.checkpoint import RANDOM, Checkpoint
 from mtmd.checkpoint.open import open_checkpoint
-from mtmd.config import Launched, LoadOptions
+from mtmd.environment import Launched
 from mtmd.kernels.parallel.distributed import DistributedGroup
 from mtmd.llm.batch import Batch
 from mtmd.llm.state import Cache, Snapshot
 from mtmd.loaded.loaded_model import LoadedModel
 from mtmd.loaded.report import run_checks
+from mtmd.options.load import LoadOptions
 from mtmd.ranks.meeting import KEY, join_store, launcher_store, transport
 from mtmd.ranks.signs import Signs
 from mtmd.ranks.wire import Head, Wire

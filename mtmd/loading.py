@@ -17,11 +17,12 @@ from mtmd.checkpoint.checkpoint import Checkpoint
 from mtmd.checkpoint.headers import fetch_headers
 from mtmd.checkpoint.hub import DEMO_NAME, check_name, is_demo, resolve_model
 from mtmd.checkpoint.open import open_checkpoint
-from mtmd.config import LoadOptions, given, options, split_options
 from mtmd.kernels.resources.default_device import made_on_the_host
 from mtmd.loaded.fitting.context import check_length
 from mtmd.model import Model
-from mtmd.option_types import AnswerKeywords, DescribeKeywords, LoadKeywords
+from mtmd.options.by_name import given, options, split_options
+from mtmd.options.keywords import AnswerKeywords, DescribeKeywords, LoadKeywords
+from mtmd.options.load import LoadOptions
 from mtmd.prompt.conversation import Images, Message
 
 if TYPE_CHECKING:  # not in typing before Python 3.11

@@ -19,7 +19,6 @@ from mtmd.chat import Chat
 from mtmd.checkpoint.checkpoint import Checkpoint
 from mtmd.clip.encoder import Encoder
 from mtmd.clip.image.decode import Picture
-from mtmd.config import PARALLEL_MAX, AnswerOptions, LoadOptions
 from mtmd.display.answer_view import view_of, with_pictures_loaded
 from mtmd.events import Answer, Event, Finished, TextPiece
 from mtmd.kernels.backends import Backend
@@ -32,7 +31,9 @@ from mtmd.llm.engine.spans import Span
 from mtmd.llm.sampling.options import ModelSampling
 from mtmd.loaded.loaded_model import LoadedModel
 from mtmd.loaded.report import attention_kernels, warmup_report
-from mtmd.option_types import AnswerKeywords
+from mtmd.options.answer import AnswerOptions
+from mtmd.options.keywords import AnswerKeywords
+from mtmd.options.load import PARALLEL_MAX, LoadOptions
 from mtmd.prompt.conversation import DEFAULT_PROMPT, Asked, Images, Message, RawPrompt, asked
 from mtmd.prompt.load_image import ImageSource, decoded_bytes
 from mtmd.prompt.prompts import EncodedPrompt, Prompts

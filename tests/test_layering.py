@@ -73,13 +73,12 @@ ORDER = {
         ("base",),  # the ground
         ("chat_template", "openmp", "receipt", "tools"),
         ("thinking",),  # over templates and tools
-        ("config", "prompt_logprobs"),
+        ("environment", "options", "prompt_logprobs"),
         ("checkpoint", "events"),
         ("ranks",),  # the other processes of a model that several share
         ("loaded",),  # a model in memory, without anybody to ask it
         ("prompt",),  # messages into spans
         ("service", "display"),  # requests into answers; answers on a screen
-        ("option_types",),
         ("chat",),  # a model makes it, and types name the model
         ("batch", "model"),
         ("loading", "terminal"),
@@ -137,14 +136,14 @@ WITHOUT_TORCH = (
     "mtmd/__init__.py",
     "mtmd/cli.py",
     "mtmd/commands/",
-    "mtmd/option_types.py",
+    "mtmd/options/keywords.py",
     "mtmd/prompt/picture_paths.py",
     "mtmd/checkpoint/hub.py",
     "mtmd/checkpoint/cached_models.py",
     "mtmd/checkpoint/collection.py",
 )
 ENVIRONMENT = (
-    "mtmd/config.py",
+    "mtmd/environment.py",
     "mtmd/openmp.py",  # set, before torch reads it
     "mtmd/commands/completion.py",  # what a shell sets on TAB
     "mtmd/base/files.py",  # where the user's cache is

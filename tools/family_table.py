@@ -20,10 +20,10 @@ sys.path[:0] = [str(ROOT / "tests" / folder) for folder in ("families", "support
 from mtmd.checkpoint.checkpoint import Checkpoint  # noqa: E402
 from mtmd.checkpoint.open import open_checkpoint  # noqa: E402
 from mtmd.clip.family import FAMILIES as VISION  # noqa: E402
-from mtmd.config import LoadOptions  # noqa: E402
 from mtmd.llm.batch import BatchShape  # noqa: E402
 from mtmd.llm.family import FAMILIES as TEXT  # noqa: E402
 from mtmd.model import Model  # noqa: E402
+from mtmd.options.load import LoadOptions  # noqa: E402
 
 
 def rows() -> Iterator[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mtmd import WarmupReport
 from mtmd.checkpoint.hub import DEMO_NAMES
-from mtmd.config import PresetSampling
+from mtmd.options.answer import PresetSampling
 
 if TYPE_CHECKING:
     from mtmd import Service

@@ -55,9 +55,9 @@ def questions(folder: Path) -> list[tuple[Path, str]]:
 
 
 def on_device(dtype: str, setting: Setting) -> Any:
-    from mtmd.config import LoadOptions
     from mtmd.loading import find_checkpoint
     from mtmd.model import Model
+    from mtmd.options.load import LoadOptions
 
     options = LoadOptions(device=setting.device, dtype=dtype)
     checkpoint, name = find_checkpoint(None, options)
@@ -67,10 +67,10 @@ def on_device(dtype: str, setting: Setting) -> Any:
 @functools.cache
 def on_cpu() -> Any:
     """The ops' references, in fp32."""
-    from mtmd.config import LoadOptions
     from mtmd.kernels.backends import Reference
     from mtmd.loading import find_checkpoint
     from mtmd.model import Model
+    from mtmd.options.load import LoadOptions
 
     options = LoadOptions(device="cpu", dtype="fp32")
     checkpoint, name = find_checkpoint(None, options)

@@ -24,13 +24,13 @@ from functools import cache
 import torch
 
 from mtmd.bench.shapes import random_checkpoint, shape_names
-from mtmd.config import LoadOptions
 from mtmd.kernels.backends import Cpu, Reference
 from mtmd.kernels.backends.target import Target
 from mtmd.kernels.estimate.launches import cost
 from mtmd.kernels.plan.scheduler import Plan
 from mtmd.llm.batch import BatchShape
 from mtmd.model import Model
+from mtmd.options.load import LoadOptions
 
 DECODERS = (
     ("gemma-3-4b", "BF16"),

@@ -79,7 +79,7 @@ class Decoding:
 
     def _subject(self) -> Any:
         from mtmd.bench.subject import Subject
-        from mtmd.config import LoadOptions
+        from mtmd.options.load import LoadOptions
 
         return Subject(
             None,
@@ -177,7 +177,7 @@ class Encoding:
 
     def __init__(self, shape: str, weights: str, setting: Setting):
         from mtmd.bench.subject import Subject
-        from mtmd.config import LoadOptions
+        from mtmd.options.load import LoadOptions
 
         self.name, self.setting = shape, setting
         self.side = SMALL_VISION["image_size"] if setting.dry else SIDE

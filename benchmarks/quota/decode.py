@@ -82,9 +82,9 @@ def measured(folder: Path, shape: str, threads: int, steps: int) -> dict[str, An
 
     from mtmd.bench.shapes import random_checkpoint
     from mtmd.bench.subject import picture
-    from mtmd.config import LoadOptions
     from mtmd.llm.engine.spans import Span
     from mtmd.model import Model
+    from mtmd.options.load import LoadOptions
 
     options = LoadOptions(threads=threads or None, speculate="off", context=CONTEXT, parallel=1)
     model = Model(random_checkpoint(shape, "BF16"), options)

@@ -23,11 +23,11 @@ import mtmd  # noqa: F401  # before torch, whose threads else wait in another wa
 import torch
 
 from mtmd.bench.shapes import random_checkpoint
-from mtmd.config import LoadOptions
 from mtmd.kernels.parallel.distributed import DistributedGroup
 from mtmd.kernels.resources.threads import ask_threads
 from mtmd.llm.engine.spans import Span
 from mtmd.model import Model
+from mtmd.options.load import LoadOptions
 
 PROMPT, STEPS, CONTEXT = 128, 24, 512
 T = TypeVar("T")

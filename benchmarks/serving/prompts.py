@@ -16,12 +16,13 @@ from statistics import median
 
 from mtmd import load
 from mtmd.bench.shapes import random_checkpoint
-from mtmd.config import LoadOptions, options
 from mtmd.llm.batch import FEW
 from mtmd.llm.engine.engine import Engine, Prompt
 from mtmd.llm.engine.spans import Span
 from mtmd.llm.sampling.sampler import Sampler, Sampling
 from mtmd.model import Model
+from mtmd.options.by_name import options
+from mtmd.options.load import LoadOptions
 
 LENGTHS = (24, 48, 100, 200)
 ROUNDS = 12  # prompts read in each way

@@ -7,7 +7,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from mtmd.base.options import as_float, integer, integer_or_none, number, refuse
+from mtmd.base.options import (
+    Kind,
+    as_float,
+    check_options,
+    integer,
+    number,
+    option,
+    real,
+    refuse,
+    whole,
+)
 
 SEED_MAX = (1 << 63) - 1  # torch.Generator takes a signed 64-bit integer
 TOP_K_MAX = (1 << 31) - 1
@@ -20,47 +30,107 @@ BIAS_MAX = 100.0
 PENALTY_RANGE = (0.01, 100.0)  # keeps penalised float32 logits finite
 
 
+def _temperature(name: str, value: object) -> float:
+    result = as_float(value)
+    if not 0 <= result <= TEMPERATURE_MAX:
+        refuse(name, value, f"a number from 0 (greedy) to {TEMPERATURE_MAX:g}")
+    return result if result >= TEMPERATURE_MIN else 0.0
+
+
+def _top_p(name: str, value: object) -> float:
+    result = as_float(value)
+    if not 0 <= result <= 1:
+        refuse(name, value, "a number from 0 (the best token alone) to 1 (off)")
+    return result
+
+
+def _biases(name: str, value: object) -> tuple[tuple[int, float], ...]:
+    """(token, bias) of each; tokens may come as text, as they do in JSON."""
+    items = list(value.items()) if isinstance(value, Mapping) else value
+    if not isinstance(items, (list, tuple)) or len(items) > BIASES_MAX:
+        refuse(name, value, f"at most {BIASES_MAX} biases by tokens' ids")
+    result = []
+    for item in items:
+        if not isinstance(item, tuple) or len(item) != 2:
+            refuse(name, item, "a token's id and its bias")
+        token, bias = item
+        if isinstance(token, str) and token.isascii() and token.isdigit() and len(token) < 12:
+            token = int(token)
+        token = integer(name, token, 0, TOP_K_MAX)
+        result.append((token, number(name, bias, -BIAS_MAX, BIAS_MAX)))
+    return tuple(result)
+
+
 @dataclass(frozen=True)
 class Sampling:
-    """How to choose tokens. The defaults are greedy: `temperature` 0 takes the most probable token
-    and ignores all but the penalty; so does any below 1e-5, which is 0 then.
-
-    `top_k`: keep this many tokens (0: all). `top_p`: keep the smallest set of tokens with this
-    probability. `min_p`: keep tokens with at least this share of the best token's probability.
-    `repetition_penalty`: above 1 makes tokens seen before less likely, in prompt and answer.
-    `frequency_penalty` is taken off the logit of a token of the answer as often as it came,
-    `presence_penalty` once; `logit_bias` is added to those of its tokens, by id. `seed`: equal
-    seeds give equal answers; None draws one.
-
-    Raises OptionError naming the field, what was found and what is expected.
+    """How to choose tokens. The defaults are greedy. Raises OptionError naming the field, what was
+    found and what is expected.
     """
 
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    logit_bias: Mapping[int | str, float] | tuple[tuple[int, float], ...] = ()
-    seed: int | None = None
+    temperature: float = option(
+        0.0,
+        Kind(_temperature, parse=float, low=0, high=TEMPERATURE_MAX),
+        "0 takes the most probable token, 1 draws",
+        metavar="T",
+        preset=True,
+    )
+    top_k: int = option(
+        0,
+        whole(0, TOP_K_MAX),
+        "draw from the K most probable tokens",
+        default="{}, off",
+        metavar="K",
+        preset=True,
+    )
+    top_p: float = option(
+        1.0,
+        Kind(_top_p, parse=float, low=0, high=1),
+        "draw from the fewest tokens of probability P together",
+        default="{}, off",
+        metavar="P",
+        preset=True,
+    )
+    min_p: float = option(
+        0.0,
+        real(0, 1),
+        "draw from tokens at least P times as probable as the best",
+        metavar="P",
+        preset=True,
+    )
+    repetition_penalty: float = option(
+        1.0,
+        real(*PENALTY_RANGE),
+        "above 1: make tokens already there less probable",
+        default="{}, off",
+        metavar="R",
+        preset=True,
+    )
+    frequency_penalty: float = option(
+        0.0,
+        real(-2, 2),
+        "take so much off the logit of a token for each time it came in the answer",
+        flag=None,
+    )
+    presence_penalty: float = option(
+        0.0, real(-2, 2), "take so much off the logits of tokens that came in the answer", flag=None
+    )
+    logit_bias: Mapping[int | str, float] | tuple[tuple[int, float], ...] = option(
+        (),
+        Kind(_biases, "Mapping[int | str, float] | Mapping[int, float] | Mapping[str, float]"),
+        "numbers added to the logits of tokens, by their ids",
+        flag=None,
+    )
+    seed: int | None = option(
+        None,
+        whole(0, SEED_MAX),
+        "of the random draws: equal seeds give equal answers",
+        default="a new one, reported in the receipt",
+        metavar="S",
+        preset=True,
+    )
 
     def __post_init__(self) -> None:
-        checked = {
-            "temperature": _temperature(self.temperature),
-            "top_k": integer("top_k", self.top_k, 0, TOP_K_MAX),
-            "top_p": _top_p(self.top_p),
-            "min_p": number("min_p", self.min_p, 0, 1),
-            "repetition_penalty": number(
-                "repetition_penalty", self.repetition_penalty, *PENALTY_RANGE
-            ),
-            "frequency_penalty": number("frequency_penalty", self.frequency_penalty, -2, 2),
-            "presence_penalty": number("presence_penalty", self.presence_penalty, -2, 2),
-            "logit_bias": _biases(self.logit_bias),
-            "seed": integer_or_none("seed", self.seed, 0, SEED_MAX),
-        }
-        for name, value in checked.items():
-            object.__setattr__(self, name, value)
+        check_options(self)
 
     @property
     def without_effect(self) -> tuple[str, ...]:
@@ -114,34 +184,3 @@ class AppliedSampling:
     settings: ModelSampling
     names: tuple[str, ...] = ()
     preset: tuple[str, ...] = ()
-
-
-def _temperature(value: object) -> float:
-    result = as_float(value)
-    if not 0 <= result <= TEMPERATURE_MAX:
-        refuse("temperature", value, f"a number from 0 (greedy) to {TEMPERATURE_MAX:g}")
-    return result if result >= TEMPERATURE_MIN else 0.0
-
-
-def _biases(value: object) -> tuple[tuple[int, float], ...]:
-    """(token, bias) of each; tokens may come as text, as they do in JSON."""
-    items = list(value.items()) if isinstance(value, Mapping) else value
-    if not isinstance(items, (list, tuple)) or len(items) > BIASES_MAX:
-        refuse("logit_bias", value, f"at most {BIASES_MAX} biases by tokens' ids")
-    result = []
-    for item in items:
-        if not isinstance(item, tuple) or len(item) != 2:
-            refuse("logit_bias", item, "a token's id and its bias")
-        token, bias = item
-        if isinstance(token, str) and token.isascii() and token.isdigit() and len(token) < 12:
-            token = int(token)
-        token = integer("logit_bias", token, 0, TOP_K_MAX)
-        result.append((token, number("logit_bias", bias, -BIAS_MAX, BIAS_MAX)))
-    return tuple(result)
-
-
-def _top_p(value: object) -> float:
-    result = as_float(value)
-    if not 0 <= result <= 1:
-        refuse("top_p", value, "a number from 0 (the best token alone) to 1 (off)")
-    return result

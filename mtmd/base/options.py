@@ -1,15 +1,191 @@
-"""Numbers that people choose, checked. NumPy's scalars count as the numbers they hold, booleans do
-not.
+"""Options that people choose: declared once each, as a field of a dataclass, and checked.
+
+    @dataclass(frozen=True)
+    class LoadOptions:
+        threads: int | None = option(None, whole(1, 1024), "CPU threads", default="torch's choice")
+
+        def __post_init__(self) -> None:
+            check_options(self)
+
+Commands, keyword arguments, fields of requests and `docs/options.md` are made of what stands there.
+NumPy's scalars count as the numbers they hold, booleans do not.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import os
 import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from numbers import Integral, Real
-from typing import NoReturn
+from types import MappingProxyType
+from typing import Any, NoReturn
 
 from mtmd.base.errors import OptionError
+
+
+@dataclass(frozen=True)
+class Kind:
+    """The values that an option takes.
+
+    `check(name, value)` returns the value as it is stored, or raises OptionError. `takes` is the
+    Python type of the keyword argument, "" for the type of the field. A command reads its word by
+    `parse`; `repeated`: it may be given several times; `switch`: it has no value.
+    """
+
+    check: Callable[[str, Any], Any]
+    takes: str = ""
+    parse: Callable[[str], Any] | None = None
+    metavar: str | None = None
+    low: float | None = None
+    high: float | None = None
+    values: tuple[str, ...] = ()
+    repeated: bool = False
+    switch: bool = False
+
+    def __str__(self) -> str:
+        """What is expected, in a few words."""
+        if self.values:
+            return ", ".join(self.values)
+        if self.low is not None and self.high is not None:
+            return f"{self.low:,} to {self.high:,}"
+        return "" if self.low is None else f"from {self.low:,}"
+
+
+@dataclass(frozen=True)
+class Option:
+    """How an option is declared. The field has its name and default.
+
+    `help` is a sentence without its full stop; `default` is how the default is described where its
+    value does not say enough ("{}" stands for the value). `group` is the heading in the help of
+    commands; `flag` the spelling there where it is not --the-name, with a short one before it where
+    there is one, and None for an option that no command has. `scale`: a command counts in such
+    units. `suggested`: values that a shell offers. `preset`: a preset may set it.
+    """
+
+    kind: Kind
+    help: str
+    default: str | None = None
+    metavar: str | None = None
+    flag: str | None = ""
+    group: str = ""
+    dest: str = ""
+    scale: int = 1
+    suggested: tuple[str, ...] = ()
+    preset: bool = False
+
+
+def option(
+    value: Any, kind: Kind, help: str, *, repr: bool = True, preset: bool = False, **how: Any
+) -> Any:
+    """A field of a dataclass with this default. `how`: fields of `Option`."""
+    declared = Option(kind, help, preset=preset, **how)
+    return dataclasses.field(default=value, repr=repr, metadata={"option": declared})
+
+
+@cache
+def options_of(record: type) -> Mapping[str, Option]:
+    """The options among the fields of a dataclass, by name."""
+    fields = dataclasses.fields(record)
+    found = {f.name: f.metadata["option"] for f in fields if "option" in f.metadata}
+    return MappingProxyType(found)
+
+
+@cache
+def defaults_of(record: type) -> Mapping[str, Any]:
+    """The defaults of the options of a dataclass, by name."""
+    fields = dataclasses.fields(record)
+    return MappingProxyType({f.name: f.default for f in fields if "option" in f.metadata})
+
+
+def name_of(field: str, declared: Option) -> str:
+    """The name in messages: as a command spells it, with underscores."""
+    flag = (declared.flag or "").split()
+    return flag[-1].removeprefix("--").replace("-", "_") if flag else field
+
+
+def check_options(record: Any) -> None:
+    """Check every option of a frozen dataclass, and store what the checks return. None passes where
+    it is the default. Raises OptionError for the first that is wrong.
+    """
+    kind: type = type(record)
+    defaults = defaults_of(kind)
+    for field, declared in options_of(kind).items():
+        value = getattr(record, field)
+        if value is not None or defaults[field] is not None:
+            value = declared.kind.check(name_of(field, declared), value)
+            object.__setattr__(record, field, value)
+
+
+def whole(low: int, high: int | None = None, **how: Any) -> Kind:
+    """Whole numbers in a range, to any size without `high`."""
+
+    def check(name: str, value: object) -> int:
+        if high is None and isinstance(value, int) and value < low:
+            refuse(name, value, f"at least {low}")
+        return integer(name, value, low, (1 << 63) if high is None else high)
+
+    return Kind(check, parse=int, low=low, high=high, **{"metavar": "N"} | how)
+
+
+def real(low: float, high: float, **how: Any) -> Kind:
+    """Numbers in a range."""
+    return Kind(
+        lambda name, value: number(name, value, low, high), parse=float, low=low, high=high, **how
+    )
+
+
+def one_of(*values: str, **how: Any) -> Kind:
+    """One of a few words."""
+
+    def check(name: str, value: object) -> str:
+        if not isinstance(value, str) or value not in values:
+            refuse(name, value, f"one of {', '.join(values)}")
+        return value
+
+    usual = {
+        "takes": f"Literal[{', '.join(map(repr, values))}]".replace("'", '"'),
+        "metavar": f"{{{','.join(values)}}}",
+    }
+    return Kind(check, values=values, **usual | how)
+
+
+def _flag(name: str, value: object) -> bool:
+    if type(value) is not bool:
+        refuse(name, value, "true or false")
+    return value
+
+
+def _texts(name: str, value: object) -> tuple[str, ...]:
+    values = (value,) if isinstance(value, str) else value
+    if not isinstance(values, (list, tuple)):
+        refuse(name, value, "a text or a list of texts")
+    for item in values:
+        if not isinstance(item, str) or not item:
+            refuse(name, item, "a text that is not empty")
+    return tuple(values)
+
+
+def _path(name: str, value: object) -> str:
+    path = os.fspath(value) if isinstance(value, (str, os.PathLike)) else value
+    if not isinstance(path, str) or not path or "\0" in path:
+        refuse(name, value, "a path")
+    return path
+
+
+def _list(_: str, value: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(value)
+
+
+FLAG = Kind(_flag, switch=True)
+TEXTS = Kind(_texts, takes="str | Sequence[str]", repeated=True)
+LIST = Kind(_list, repeated=True)  # of what the record checks
+AS_GIVEN = Kind(lambda _, value: value)  # checked by the record
+PATH = Kind(_path, takes="str | PathLike[str]", metavar="FILE")
+SIZE = Kind(lambda name, value: size_or_none(name, value), takes="int | str", metavar="SIZE")
 
 
 def integer(name: str, value: object, least: int, most: int) -> int:

@@ -9,8 +9,8 @@ from typing import Any
 from mtmd.base.errors import DeviceError, MtmdError, OptionError
 from mtmd.batch.inputs import Input
 from mtmd.batch.output import Row
-from mtmd.config import AnswerOptions
 from mtmd.events import Answer
+from mtmd.options.answer import AnswerOptions
 from mtmd.prompt.conversation import messages_of
 from mtmd.prompt.load_image import decoded_bytes, read_picture, read_url
 from mtmd.prompt.url_kinds import is_address

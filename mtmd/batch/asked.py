@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from mtmd.base.errors import OptionError
-from mtmd.config import AnswerOptions
 from mtmd.llm.sampling.options import DRAWING, AppliedSampling
+from mtmd.options.answer import AnswerOptions
 from mtmd.prompt.url_kinds import is_url
 
 ENDING = ".run.json"

@@ -17,8 +17,7 @@ from pathlib import Path
 
 from mtmd.base.errors import OptionError, VideoError
 from mtmd.base.text import printable
-from mtmd.config import IMAGE_SUFFIXES, VIDEO_SUFFIXES
-from mtmd.prompt.picture_paths import check_path, user_path
+from mtmd.prompt.picture_paths import IMAGE_SUFFIXES, VIDEO_SUFFIXES, check_path, user_path
 from mtmd.prompt.url_kinds import is_address, is_url, url_identity
 
 SUFFIXES = (*IMAGE_SUFFIXES, *VIDEO_SUFFIXES)

@@ -21,10 +21,10 @@ from mtmd.base.throttling import SustainedClock
 from mtmd.bench.measure import Sample, busy
 from mtmd.bench.report import AXES, Machine, OpRow, Point, PredictedMemory, Report, Stage
 from mtmd.bench.subject import OpCost, Prefilled, Subject, Work
-from mtmd.config import LoadOptions
 from mtmd.kernels.report.ceilings import RUNS, Ceilings
 from mtmd.kernels.resources.threads import asked_threads
 from mtmd.model import Model
+from mtmd.options.load import LoadOptions
 
 # What an axis can change; the rest is as at the base.
 STAGES_OF = {

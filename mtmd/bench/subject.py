@@ -27,7 +27,6 @@ from mtmd.chat_template.template import ChatTemplate
 from mtmd.clip.encoder import BATCH, Encoder
 from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.clip.token_budget import Budget
-from mtmd.config import LoadOptions
 from mtmd.events import Finished
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.graph import Node
@@ -44,7 +43,8 @@ from mtmd.llm.sampling.sampler import Sampler, Sampling
 from mtmd.loaded.device_and_dtype import device_name
 from mtmd.loading import find_checkpoint
 from mtmd.model import Model
-from mtmd.option_types import Detail
+from mtmd.options.keywords import Detail
+from mtmd.options.load import LoadOptions
 
 SLACK = 256  # tokens that a chat template may put around a prompt
 COPIED = 120  # tokens, with which a prompt and its copy fit into the slack

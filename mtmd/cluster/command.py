@@ -103,7 +103,9 @@ def run(
     not. Raises MtmdError.
     """
     from mtmd.cluster.connect import check_address, connected, import_ray, seats
-    from mtmd.config import AnswerOptions, LoadOptions, options
+    from mtmd.options.answer import AnswerOptions
+    from mtmd.options.by_name import options
+    from mtmd.options.load import LoadOptions
 
     check_address(args.ray)
     options(LoadOptions, loading)

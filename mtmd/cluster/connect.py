@@ -14,7 +14,7 @@ from typing import Any
 from mtmd.base.errors import DeviceError, OptionError
 from mtmd.base.extras import install_command
 from mtmd.base.text import one_line
-from mtmd.config import guard_own_ray, keep_ray_quiet
+from mtmd.environment import guard_own_ray, keep_ray_quiet
 
 LOCAL, AUTO = "local", "auto"
 ANSWER_S = 10.0  # for a machine that is there

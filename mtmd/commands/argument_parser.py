@@ -79,7 +79,7 @@ class Parser(argparse.ArgumentParser):
 
     def _meant(self, option: str) -> str:
         """What to do about an option that is not known here."""
-        from mtmd.config import MEANT  # here: only mistakes need it
+        from mtmd.options.by_name import MEANT  # here: only mistakes need it
 
         if option in ("--image", "--video") and any(a.dest == "images" for a in self._actions):
             return "; pictures and videos are given without an option: photo.jpg"

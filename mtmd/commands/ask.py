@@ -66,7 +66,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from mtmd.config import CONVERSATION
+    from mtmd.options.answer import CONVERSATION
 
     chosen = answer_options(args)  # a wrong one is reported before a model is loaded for it
     args.prompt = " ".join(args.question)

@@ -13,6 +13,7 @@ from typing import Any
 
 from mtmd.base.text import for_terminal, one_line
 from mtmd.cluster import command as cluster
+from mtmd.commands.arguments import add_options, options_in
 from mtmd.commands.shared import (
     STDIN,
     add_ahead_argument,
@@ -24,11 +25,11 @@ from mtmd.commands.shared import (
     add_video_arguments,
     answer_options,
     chosen_ahead,
-    chosen_load_options,
     frame_request,
     load_from,
     seconds,
 )
+from mtmd.options.load import LoadOptions
 
 FAILURES_SHOWN = 3
 
@@ -94,13 +95,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         action="store_true",
         help="write rows as they come (default: in the order of the images)",
     )
-    sub.add_argument(
-        "--parallel",
-        type=int,
-        default=8,
-        metavar="N",
-        help="images answered at once (default: %(default)s)",
-    )
+    add_options(sub, LoadOptions, ["parallel"], defaults={"parallel": 8})
     add_ahead_argument(sub)
     add_video_arguments(sub).add_argument(
         "--every",
@@ -125,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
     if args.ray is not None:
         frames = vars(frame_request(args))
         return cluster.run(
-            args, chosen_load_options(args), answer_options(args), frames, chosen_ahead(args)
+            args, options_in(args, LoadOptions), answer_options(args), frames, chosen_ahead(args)
         )
     if isinstance(args.out, str):
         raise OptionError(f"out {args.out}: found an address, expected a file without --ray")
@@ -149,7 +144,8 @@ def _run(args: argparse.Namespace, found: Any, answering: dict[str, Any], ahead:
     from mtmd.batch.asked import SAMPLING, AskedBefore, asked, chosen, name_of_model, own_sampling
     from mtmd.batch.output import open_output
     from mtmd.batch.resuming import what_is_left
-    from mtmd.config import AnswerOptions, LoadOptions, options
+    from mtmd.options.answer import AnswerOptions
+    from mtmd.options.by_name import options
 
     inputs = list(found.inputs)
     output = open_output(args.out, args.resume or args.retry_failed)
@@ -164,7 +160,7 @@ def _run(args: argparse.Namespace, found: Any, answering: dict[str, Any], ahead:
             name_of_model(args.model),
             args.prompt,
             args.system,
-            chosen(options(LoadOptions, chosen_load_options(args))),
+            chosen(options(LoadOptions, options_in(args, LoadOptions))),
             answers,
             chosen(frames),
         ),

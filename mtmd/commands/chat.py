@@ -50,7 +50,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """0, or 1 where lines come from a pipe and something went wrong with one."""
     from mtmd.base.errors import OptionError
-    from mtmd.config import data_folder
+    from mtmd.environment import data_folder
     from mtmd.prompt.picture_paths import check_sources
     from mtmd.terminal.line_input import history, is_interactive, texts
 

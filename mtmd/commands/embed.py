@@ -10,14 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from mtmd.base.text import for_terminal, one_line
-from mtmd.commands.shared import (
-    add_device_arguments,
-    add_preprocess_argument,
-    add_remote_argument,
-    loading,
-    piped_picture,
-    settle_threads,
-)
+from mtmd.commands.arguments import add_options
+from mtmd.commands.shared import add_remote_argument, loading, piped_picture, settle_threads
+from mtmd.options.load import EMBEDDER_OPTIONS, LoadOptions
 
 HELP = "Turn images and texts into vectors of one space, find images by a text, label them."
 EXAMPLES = """\
@@ -92,8 +87,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--json", action="store_true", help="print one JSON object")
     sub.add_argument("--quiet", action="store_true", help="no receipt on stderr")
     group = sub.add_argument_group("model and device")
-    add_device_arguments(group)
-    add_preprocess_argument(group)
+    add_options(group, LoadOptions, EMBEDDER_OPTIONS)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -111,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
         piped = piped_picture(args.images, args.list)
         inputs = find_inputs(args.images, args.list, piped=piped).inputs
         check_urls(inputs, args.allow_remote_media)
-    from mtmd.embedding.embedder import EMBEDDER_OPTIONS, load_embedder
+    from mtmd.embedding.embedder import load_embedder
 
     chosen = {
         name: getattr(args, name)

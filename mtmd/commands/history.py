@@ -58,7 +58,7 @@ def _task(
 
 
 def run(args: argparse.Namespace) -> int:
-    from mtmd.config import data_folder
+    from mtmd.environment import data_folder
 
     folder = Path(args.data).expanduser() if args.data else data_folder()
     if args.task == "check":

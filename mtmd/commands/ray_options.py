@@ -33,28 +33,6 @@ OF_ONE_SERVER: dict[
 }
 
 
-def add_ray_arguments(sub: argparse.ArgumentParser) -> None:
-    group = sub.add_argument_group("on many machines")
-    group.add_argument(
-        "--ray",
-        metavar="ADDRESS",
-        help="by replicas of this server that Ray Serve runs: on a Ray cluster that is started "
-        "for this command (local), the one this machine belongs to (auto) or HOST:PORT of its head",
-    )
-    group.add_argument(
-        "--replicas",
-        metavar="MIN[:MAX]",
-        help="how many; up to MAX where more is asked than MIN can answer (default: as many as "
-        "fit)",
-    )
-    group.add_argument(
-        "--no-affinity",
-        action="store_true",
-        help="send requests to the replica that is least busy, and not to the one that knows their "
-        "picture or the beginning of their prompt",
-    )
-
-
 def check_ray_options(args: argparse.Namespace) -> bool:
     """Whether the server is to be one of several, by Ray. Raises OptionError for options that
     would do nothing.

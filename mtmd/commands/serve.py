@@ -20,20 +20,23 @@ from typing import Any, NoReturn
 from mtmd.base.cores import leave_half, usable_cores
 from mtmd.base.errors import DeviceError, DualEncoderError, OptionError
 from mtmd.base.text import for_terminal
-from mtmd.commands.completion import offers, offers_models
-from mtmd.commands.ray_options import add_ray_arguments, check_ray_options
+from mtmd.commands.arguments import add_options, options_in
+from mtmd.commands.ray_options import check_ray_options
 from mtmd.commands.shared import (
     SMALL_BYTES,
     add_model_arguments,
     check_loading,
-    chosen_load_options,
     compiling,
     load_dual_from,
     load_from,
     loading,
     warmed_up,
 )
+from mtmd.options.answer import AnswerOptions
+from mtmd.options.load import LoadOptions
+from mtmd.options.serve import ServeOptions
 
+ANSWERING = ("sampling", "stop_repeating")  # what holds where a request does not give it
 ENDING_S = 20.0  # for the step that the device is in
 NAMED = 8  # models, when the server begins
 DEVICE_FAILED = 70  # the exit code by which whoever started it knows to start it again
@@ -58,256 +61,15 @@ SHORT = (
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
-    server = sub.add_argument_group("server")
-    server.add_argument(
-        "--host",
-        default="127.0.0.1",
-        help="address to listen on; others than this machine's own need a key (--api-key-file). "
-        "unix:PATH is a socket in a file, without a port (default: %(default)s)",
-    )
-    server.add_argument(
-        "--port", type=int, default=8080, help="0 takes a free one (default: %(default)s)"
-    )
-    server.add_argument(
-        "--socket-mode",
-        type=_mode,
-        default=0o600,
-        metavar="MODE",
-        help="who may open the socket of --host unix:PATH: 660 its group too, 666 every user of "
-        "this machine (default: 600, its owner alone)",
-    )
-    server.add_argument(
-        "--alias",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="another name by which requests may call the model; may be repeated",
-    )
-    server.add_argument(
-        "--any-model",
-        action="store_true",
-        help="answer whatever model a request names; answers tell the model's own name",
-    )
-    several = sub.add_argument_group("several models")
-    named = several.add_argument(
-        "--models",
-        action="append",
-        default=[],
-        metavar="WHICH",
-        help="serve several models, each loaded when a request names it: a folder of checkpoints "
-        "and GGUF files, models as -m takes them, with commas between them, or cache for all that "
-        "were fetched; may be repeated. -m NAME is then loaded at once",
-    )
-    offers_models(named)
-    several.add_argument(
-        "--models-max",
-        type=int,
-        metavar="N",
-        help="models in memory at once (default: as many as fit)",
-    )
-    several.add_argument(
-        "--unload-after",
-        type=float,
-        metavar="SECONDS",
-        help="unload a model that was not used for so long (default: only to make room)",
-    )
-    several.add_argument(
-        "--presets",
-        metavar="FILE",
-        help="JSON: system prompt, sampling, aliases and options of loading by model (default: "
-        "presets.json in the folder of --models)",
-    )
-    server.add_argument(
-        "--parallel",
-        type=int,
-        default=16,
-        metavar="N",
-        help="answers computed at once (default: %(default)s)",
-    )
-    server.add_argument(
-        "--unknown-fields",
-        choices=("ignore", "refuse"),
-        default="ignore",
-        help="fields of requests that nobody knows: ignored, which the receipt or the header "
-        "X-Mtmd-Ignored says, or refused",
-    )
-    sampling = server.add_argument(
-        "--sampling",
-        choices=("model", "greedy", "off"),
-        default="model",
-        help="which of the model's own settings hold where a request says nothing: model (all), "
-        "greedy (its penalties), off (none); 'mtmd info' shows them (default: %(default)s)",
-    )
-    offers(sampling, ("model", "greedy", "off"))
-    server.add_argument(
-        "--stop-repeating",
-        action="store_true",
-        help="end answers that say the same again and again",
-    )
-    server.add_argument(
-        "--queue",
-        type=int,
-        default=1024,
-        metavar="N",
-        help="requests that may wait (default: %(default)s)",
-    )
-    server.add_argument(
-        "--max-connections",
-        type=int,
-        default=4096,
-        metavar="N",
-        help="open connections; where more come, those that wait longest are closed "
-        "(default: %(default)s)",
-    )
-    server.add_argument(
-        "--max-connections-per-address",
-        type=int,
-        default=1024,
-        metavar="N",
-        help="open connections of one address, other than this machine's (default: %(default)s)",
-    )
-    server.add_argument(
-        "--max-request",
-        type=int,
-        default=64,
-        metavar="MIB",
-        help="pictures of one request, as files (default: %(default)s)",
-    )
-    server.add_argument(
-        "--max-storage",
-        type=int,
-        default=16,
-        metavar="GIB",
-        help="pictures of all conversations (default: %(default)s)",
-    )
-    server.add_argument(
-        "--data",
-        metavar="DIR",
-        help="folder of conversations and their pictures (default: in the user's data folder)",
-    )
-    server.add_argument("--no-history", action="store_true", help="keep no conversations on disk")
-    server.add_argument(
-        "--hang-limit",
-        type=float,
-        default=300.0,
-        metavar="SECONDS",
-        help="end the server when the device does nothing for so long in the midst of an answer; 0 "
-        "for never (default: %(default)g)",
-    )
-    server.add_argument(
-        "--drain",
-        type=float,
-        default=25.0,
-        metavar="SECONDS",
-        help="when asked to end by SIGTERM or SIGHUP, take nothing new and write answers under way "
-        "for so long (default: %(default)g); Ctrl-C ends at once",
-    )
-    server.add_argument(
-        "--engine-process",
-        action=argparse.BooleanOptionalAction,
-        help="compute answers in a process of their own, so that requests which keep the server "
-        "busy do not hold up tokens (default: for one model that writes, on Linux with more than "
-        "one core)",
-    )
-    server.add_argument(
-        "--no-warmup", action="store_true", help="begin at once; the first answer then takes longer"
-    )
-    access = sub.add_argument_group("access")
-    access.add_argument(
-        "--api-key-file",
-        metavar="FILE",
-        help="let in who has a key of FILE: NAME:KEY on each line, # for comments; read again when "
-        "it changes. The variable MTMD_API_KEYS holds such entries too, with commas between them",
-    )
-    access.add_argument(
-        "--api-key",
-        action="append",
-        default=[],
-        metavar="KEY",
-        help="let in who has KEY, which every user of this machine sees in `ps`; may be repeated",
-    )
-    access.add_argument(
-        "--share-cache",
-        action="store_true",
-        help="let prompts and pictures that one key has asked about be known when another asks: "
-        "faster, but a key can tell what others asked",
-    )
-    access.add_argument(
-        "--access-log", action="store_true", help="write a line for each request to stderr"
-    )
-    access.add_argument(
-        "--log-level",
-        choices=("error", "warning", "info"),
-        default="warning",
-        help="what else is written there (default: %(default)s)",
-    )
-    access.add_argument(
-        "--log-format",
-        choices=("text", "json"),
-        default="text",
-        help="lines of text, or one JSON object a line (default: %(default)s)",
-    )
-    access.add_argument(
-        "--insecure-no-auth", action="store_true", help="let anybody in who can reach the address"
-    )
-    access.add_argument(
-        "--rate-limit",
-        type=int,
-        default=0,
-        metavar="N",
-        help="requests a minute for each key (default: any number)",
-    )
-    access.add_argument(
-        "--allow-remote-media",
-        dest="fetches",  # by the server itself: the model has no use for addresses
-        action="store_true",
-        help="fetch pictures from public web addresses in requests",
-    )
-    access.add_argument(
-        "--media-path", metavar="DIR", help="let requests name pictures in DIR by file://"
-    )
-    access.add_argument(
-        "--cors-origin",
-        action="append",
-        default=[],
-        metavar="ORIGIN",
-        help="let web pages of ORIGIN use the server: https://HOST, app://NAME, "
-        "vscode-webview://* for all of a scheme, null, * for all; may be repeated",
-    )
-    access.add_argument(
-        "--allowed-host",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="answer to NAME in the Host header, as a proxy in front passes it on; *.NAME for all "
-        "under it, * for any; may be repeated (default: on this machine's own address its own "
-        "names, on others any)",
-    )
-    access.add_argument(
-        "--root-path",
-        default="",
-        metavar="PATH",
-        help="where a proxy in front has the server, such as /mtmd, whether it takes it off or not",
-    )
-    access.add_argument(
-        "--trusted-proxy",
-        action="append",
-        default=[],
-        metavar="ADDRESS",
-        help="believe X-Forwarded-For, -Host, -Proto and -Prefix of this address or network; unix: "
-        "of who comes through --host unix:PATH; may be repeated (default: nobody's)",
-    )
+    from mtmd.web.settings import ConnectionLimits, MediaBudget, ServerSettings
+
+    server, *_ = (sub.add_argument_group(group) for group in ("server", "several models", "access"))
+    for record in (ServerSettings, MediaBudget, ConnectionLimits):
+        add_options(sub, record)
+    add_options(server, LoadOptions, ["parallel"], defaults={"parallel": 16})
+    add_options(server, AnswerOptions, ANSWERING, defaults={"sampling": "model"})
     add_model_arguments(sub)
-    add_ray_arguments(sub)
-
-
-def _mode(text: str) -> int:
-    try:
-        return int(text, 8)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(
-            f"found {text!r:.40}, expected octal digits such as 660"
-        ) from error
+    add_options(sub, ServeOptions)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -361,7 +123,7 @@ def _serve(
     and service when it can answer, in place of what a command does about signals.
     """
     from mtmd.base.isolation.limits import available as can_isolate
-    from mtmd.config import tokenize_in_own_thread
+    from mtmd.environment import tokenize_in_own_thread
     from mtmd.loaded.allocator import return_freed_memory
     from mtmd.loaded.interpreter import shared_out_promptly
     from mtmd.web.models.progress import Loading
@@ -495,7 +257,7 @@ def _serve_many(
         args.models,
         args.model,
         settings,
-        chosen_load_options(args),
+        options_in(args, LoadOptions),
         presets=args.presets,
         most=args.models_max,
         unload_after_s=args.unload_after or 0.0,
@@ -583,7 +345,7 @@ def _load_apart(args: argparse.Namespace, settings: Any, stack: ExitStack) -> An
             with loading(args.model) as status:
                 if not is_here:
                     status.clear()  # the hub's own bars come in its place
-                engine.load(args.model, chosen_load_options(args), SMALL_BYTES)
+                engine.load(args.model, options_in(args, LoadOptions), SMALL_BYTES)
         except DualEncoderError as error:
             if not args.engine_process:
                 return None
@@ -712,44 +474,25 @@ def _close_to_others(folder: Path | None) -> list[str]:
 
 def _settings(args: argparse.Namespace) -> Any:
     """Raises OptionError."""
-    from mtmd.config import api_keys_from_environment
+    from mtmd.environment import api_keys_from_environment
+    from mtmd.options.by_name import options
     from mtmd.web.api_keys import parse_keys
     from mtmd.web.settings import ConnectionLimits, MediaBudget, ServerSettings
 
+    options(ServeOptions, options_in(args, ServeOptions))
+    answers = {name: value for name in ANSWERING if (value := getattr(args, name))}
+    options(AnswerOptions, answers)
     return ServerSettings(
-        host=args.host,
-        port=args.port,
-        socket_mode=args.socket_mode,
-        api_keys=tuple(args.api_key),
+        **options_in(args, ServerSettings),
         named_keys=parse_keys(api_keys_from_environment(), "MTMD_API_KEYS"),
-        api_key_file=Path(args.api_key_file).expanduser() if args.api_key_file else None,
-        share_cache=args.share_cache,
-        insecure_no_auth=args.insecure_no_auth,
-        rate_limit=args.rate_limit,
-        allow_remote_media=args.fetches,
-        media_path=Path(args.media_path) if args.media_path else None,
-        cors_origins=tuple(args.cors_origin),
-        allowed_hosts=tuple(args.allowed_host),
-        root_path=args.root_path.rstrip("/"),
-        trusted_proxy=tuple(args.trusted_proxy),
-        queue=args.queue,
-        hang_s=args.hang_limit,
-        drain_s=args.drain,
-        aliases=tuple(args.alias),
-        any_model=args.any_model,
-        media=MediaBudget(bytes=args.max_request << 20),
-        storage_bytes=args.max_storage << 30,
-        connections=ConnectionLimits(
-            most=args.max_connections, per_address=args.max_connections_per_address
-        ),
-        unknown_fields=args.unknown_fields,
-        answers={"sampling": args.sampling}
-        | ({"stop_repeating": True} if args.stop_repeating else {}),
+        media=MediaBudget(**options_in(args, MediaBudget)),
+        connections=ConnectionLimits(**options_in(args, ConnectionLimits)),
+        answers=answers,
     )
 
 
 def _folder(args: argparse.Namespace) -> Path | None:
-    from mtmd.config import data_folder
+    from mtmd.environment import data_folder
 
     return None if args.no_history else Path(args.data).expanduser() if args.data else data_folder()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,7 +10,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from mtmd.base.options import defaults_of, options_of
+from mtmd.commands.arguments import add_options, options_in
 from mtmd.commands.completion import offers, offers_models
+from mtmd.options.answer import CONVERSATION, AnswerOptions
+from mtmd.options.load import EMBEDDER_OPTIONS, LoadOptions
 from mtmd.terminal.status_line import Status
 
 # Below this, products are too small to share between threads: on a busy machine waiting for each
@@ -29,54 +32,6 @@ STDIN_BYTES_MAX = 64 << 20  # as of a picture's file
 IN_FILE = "@"  # before the path of a file in which a text stands
 TEXT_BYTES_MAX = 1 << 20
 TEXT_HELP = "@FILE reads it from a file, - from standard input, and @@ begins a text with @"
-
-
-def add_device_arguments(group: argparse._ArgumentGroup) -> None:
-    """Where a model runs and how: what every kind of model has."""
-    device = group.add_argument(
-        "--device",
-        metavar="DEVICE",
-        default="auto",
-        help="auto, cpu, cuda:N, mps or xpu:N; several of cuda:N and cpu between commas with "
-        "--split or --fit (default: auto)",
-    )
-    offers(device, ("auto", "cpu", "cuda", "mps", "xpu"))
-    dtype = group.add_argument(
-        "--dtype",
-        metavar="TYPE",
-        default="auto",
-        help="the type that is computed in: fp32 (the tokens of transformers in fp32), bf16 (half "
-        "the memory, prompts read two to three times faster, rounded to three digits) or auto: "
-        "bf16 where the device multiplies it, fp32 elsewhere and for models below 16 MiB (default: "
-        "auto)",
-    )
-    offers(dtype, ("auto", "bf16", "fp32"))
-    flash = group.add_argument(
-        "--flash-attn", metavar="WHEN", default="auto", help="auto, on or off (default: auto)"
-    )
-    offers(flash, ("auto", "on", "off"))
-    group.add_argument(
-        "--override-tensor",
-        action="append",
-        default=[],
-        metavar="RE=DEVICE",
-        help="run nodes whose name, or weight's name, matches RE on DEVICE; may be repeated",
-    )
-    group.add_argument(
-        "--refuse",
-        action="append",
-        default=[],
-        metavar="RULE",
-        help="plan as if the device did not support OP, OP:head=72, OP:batch>1, OP:bf16 or "
-        "OP:/NAME REGEX/; may be repeated",
-    )
-    group.add_argument(
-        "--threads",
-        type=int,
-        metavar="N",
-        help="CPU threads (default: torch's choice, 1 for a very small model; decoding measures "
-        "how many are best)",
-    )
 
 
 def add_model_named(sub: argparse.ArgumentParser) -> None:
@@ -111,18 +66,6 @@ def settle_model(args: argparse.Namespace) -> None:
         setattr(args, place, name)
 
 
-def add_preprocess_argument(group: argparse._ArgumentGroup) -> None:
-    """Of what sees pictures."""
-    where = group.add_argument(
-        "--preprocess",
-        metavar="WHERE",
-        default="auto",
-        help="resize and normalise pictures on the host, or auto: on a GPU where that gives the "
-        "same to the bit (default: auto)",
-    )
-    offers(where, ("auto", "host"))
-
-
 def add_model_arguments(
     sub: argparse.ArgumentParser, model: bool = True, isolate: bool = False
 ) -> None:
@@ -133,103 +76,8 @@ def add_model_arguments(
             "-m", "--model", metavar="MODEL", help=f"{MODEL_HELP} (default: demo)"
         )
         offers_models(named)
-    group.add_argument(
-        "--mmproj", metavar="FILE", help="the projector of a GGUF (default: the one beside it)"
-    )
-    group.add_argument(
-        "--chat-template",
-        metavar="FILE|NAME",
-        help="a Jinja chat template to use in place of the model's own, or the name of a built-in "
-        "one (`chatml`, ...; docs/templates.md)",
-    )
-    add_device_arguments(group)
-    group.add_argument(
-        "--image-min-tokens",
-        type=int,
-        metavar="N",
-        help="least tokens of one picture (default: the model's)",
-    )
-    group.add_argument(
-        "--image-max-tokens",
-        type=int,
-        metavar="N",
-        help="most tokens of one picture (default: the model's)",
-    )
-    group.add_argument(
-        "--context",
-        type=int,
-        metavar="N",
-        help="longest sequence in tokens, answer included (default: the model's, at most 8192)",
-    )
-    group.add_argument(
-        "--tp",
-        type=int,
-        metavar="N",
-        default=1,
-        help="share every layer out among N processes, each with a GPU of its own where there are "
-        "several (default: 1)",
-    )
-    split = group.add_argument(
-        "--split",
-        metavar="HOW",
-        default="none",
-        help="layer: each device of --device, or each GPU, has a run of layers; one GPU and the "
-        "host where there is one (default: none)",
-    )
-    offers(split, ("none", "layer"))
-    group.add_argument(
-        "--tensor-split",
-        metavar="SHARES",
-        default="",
-        help="the shares of --tp's processes or --split's devices, such as 3,1 (default: equal "
-        "ones; of devices, by free memory)",
-    )
-    group.add_argument(
-        "--fit",
-        action="store_true",
-        help="choose how the model lies in memory (one device, layers over several, --tp, keys and "
-        "values on the host, part of the layers there), the first way that is predicted to fit",
-    )
-    group.add_argument(
-        "--no-kv-offload",
-        action="store_true",
-        help="keep keys and values in the host's memory, and run the decoder's attention there",
-    )
-    group.add_argument(
-        "--kernels",
-        metavar="DIR",
-        help="GPU programs compiled elsewhere, by 'mtmd warmup --target GPU --save DIR' (default: "
-        "what MTMD_KERNELS names)",
-    )
-    vision = group.add_argument(
-        "--vision-attention",
-        metavar="KERNEL",
-        default="auto",
-        help="attention of the encoder on a GPU: triton (ours), torch (its own, where they take a "
-        "node) or auto, what the warm-up has measured to be faster (default: auto)",
-    )
-    offers(vision, ("auto", "triton", "torch"))
-    add_preprocess_argument(group)
-    group.add_argument(
-        "--speculate",
-        metavar="HOW",
-        default="auto",
-        help="tokens of an answer to propose at once out of prompt and answer: auto (as many as "
-        "pay), off or a number; answers are the same (default: auto)",
-    )
-    group.add_argument(
-        "--memory-limit",
-        metavar="SIZE",
-        help="most memory of the device, or of each GPU, to take, like 8GiB; pictures are made "
-        "smaller to fit (default: what is free)",
-    )
-    if isolate:
-        group.add_argument(
-            "--isolate",
-            action="store_true",
-            help="decode pictures, and follow JSON schemas, in worker processes with limits of "
-            "memory and time; for files that others sent",
-        )
+    left_out = ("parallel", "allow_remote_media") + (() if isolate else ("isolate",))
+    add_options(group, LoadOptions, leave_out=left_out)
 
 
 def add_prompt_argument(sub: argparse.ArgumentParser, about: str = "") -> None:
@@ -335,96 +183,10 @@ def add_answer_arguments(sub: argparse.ArgumentParser, conversation: bool = Fals
     """All of `AnswerOptions` that concern one answer. `conversation`: the model's own sampling
     holds, and an answer ends where it ends.
     """
-    length, way = ("-1", "model") if conversation else ("256", "greedy")
-    own = "the model's own, or 0" if conversation else "0"
-    answer = sub.add_argument_group("answer", argument_default=argparse.SUPPRESS)
-    answer.add_argument(
-        "--max-tokens", type=int, metavar="N", help=f"longest answer, {WHOLE} (default: {length})"
-    )
-    detail = answer.add_argument(
-        "--detail", metavar="HOW", help="auto, low (few tokens, no tiles) or high (default: auto)"
-    )
-    offers(detail, ("auto", "low", "high"))
-    answer.add_argument(
-        "--stop",
-        action="append",
-        metavar="TEXT",
-        help="end the answer before TEXT; may be repeated",
-    )
-    answer.add_argument(
-        "--ignore-eos", action="store_true", help="go on past the end-of-answer token"
-    )
-    answer.add_argument(
-        "--temperature",
-        type=float,
-        metavar="T",
-        help=f"0 takes the most probable token, 1 draws (default: {own})",
-    )
-    sampling = answer.add_argument(
-        "--sampling",
-        metavar="WHICH",
-        help="which of the model's own settings hold where no option is given: model (all), greedy "
-        f"(its penalties), off (none); 'mtmd info' shows them (default: {way})",
-    )
-    offers(sampling, ("model", "greedy", "off"))
-    answer.add_argument(
-        "--stop-repeating",
-        action="store_true",
-        help="end an answer that says the same again and again",
-    )
-    answer.add_argument(
-        "--top-k",
-        type=int,
-        metavar="K",
-        help="draw from the K most probable tokens (default: 0, off)",
-    )
-    answer.add_argument(
-        "--top-p",
-        type=float,
-        metavar="P",
-        help="draw from the fewest tokens of probability P together (default: 1, off)",
-    )
-    answer.add_argument(
-        "--min-p",
-        type=float,
-        metavar="P",
-        help="draw from tokens at least P times as probable as the best (default: 0)",
-    )
-    answer.add_argument(
-        "--repetition-penalty",
-        type=float,
-        metavar="R",
-        help="above 1: make tokens already there less probable (default: 1, off)",
-    )
-    answer.add_argument(
-        "--seed",
-        type=int,
-        metavar="S",
-        help="of the random draws (default: a new one, told in the receipt)",
-    )
-    think = answer.add_argument(
-        "--think",
-        metavar="HOW",
-        help="on or off, or how much where the model knows that: minimal, low, medium, high, "
-        "xhigh, max (default: what the model's template does)",
-    )
-    offers(think, ("on", "off", "low", "medium", "high"))
-    answer.add_argument(
-        "--think-budget",
-        type=int,
-        metavar="N",
-        help="end the thought after N tokens, and begin the answer (default: no limit)",
-    )
-    answer.add_argument(
-        "--chat-template-kwargs",
-        metavar="JSON",
-        help="variables for the chat template, as a JSON object",
-    )
-    answer.add_argument(
-        "--json-schema",
-        metavar="FILE",
-        help="a JSON schema that the answer follows, in a file or as it is; {} is any JSON",
-    )
+    own = CONVERSATION | {"temperature": "the model's own, or 0"} if conversation else {}
+    names = dict.fromkeys(("max_tokens", "detail", *options_of(AnswerOptions)))
+    group = sub.add_argument_group("answer")
+    add_options(group, AnswerOptions, names, defaults=own, absent=True)
 
 
 def add_video_arguments(sub: argparse.ArgumentParser) -> argparse._ArgumentGroup:
@@ -492,17 +254,13 @@ def with_frames_chosen(images: Sequence[Any], args: argparse.Namespace) -> list[
 
 def answer_options(args: argparse.Namespace) -> dict[str, Any]:
     """What was chosen of `AnswerOptions`, checked. Raises OptionError."""
-    from mtmd.config import AnswerOptions, options
+    from mtmd.options.by_name import options
 
-    chosen = {
-        f.name: getattr(args, f.name)
-        for f in dataclasses.fields(AnswerOptions)
-        if hasattr(args, f.name)
-    }
-    if "json_schema" in chosen:
-        chosen["json_schema"] = _read_schema(chosen["json_schema"])
-    options(AnswerOptions, chosen)
-    return chosen
+    answering = options_in(args, AnswerOptions)
+    if "json_schema" in answering:
+        answering["json_schema"] = _read_schema(answering["json_schema"])
+    options(AnswerOptions, answering)
+    return answering
 
 
 def _read_schema(path: str) -> str:
@@ -585,11 +343,7 @@ def _from_stdin() -> Any:
 
 
 def add_remote_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--allow-remote-media",
-        action="store_true",
-        help="IMAGE may be an http(s) address, too: what lies at public ones is fetched",
-    )
+    add_options(parser, LoadOptions, ["allow_remote_media"])
 
 
 def piped_picture(words: Sequence[str], lists: Sequence[str] = ()) -> bytes | None:
@@ -605,24 +359,16 @@ def piped_picture(words: Sequence[str], lists: Sequence[str] = ()) -> bytes | No
     return bytes(_from_stdin().getvalue())
 
 
-def chosen_load_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The fields of `LoadOptions` that are among the options."""
-    from mtmd.config import LoadOptions
-
-    names = [f.name for f in dataclasses.fields(LoadOptions)]
-    return {name: getattr(args, name) for name in names if hasattr(args, name)}
-
-
 def check_loading(args: argparse.Namespace) -> bool:
     """Whether the model the options name is on this disk. Raises MtmdError for an option out of its
     range, and for files that are not there. Without torch.
     """
     from mtmd.chat_template.built_in_templates import template_file
     from mtmd.checkpoint.hub import check_name, is_demo
-    from mtmd.config import LoadOptions, options
     from mtmd.kernels.checkpoint.magic import first_bytes
+    from mtmd.options.by_name import options
 
-    settings = options(LoadOptions, chosen_load_options(args))
+    settings = options(LoadOptions, options_in(args, LoadOptions))
     is_here = is_demo(args.model) or check_name(args.model)
     template = settings.chat_template and template_file(settings.chat_template)
     for file in (settings.mmproj, template):
@@ -643,7 +389,7 @@ def load_from(args: argparse.Namespace) -> Any:
 
         if not is_here:
             status.clear()  # the hub's own bars come in its place
-        model = load(args.model, progress=sys.stderr.isatty(), **chosen_load_options(args))
+        model = load(args.model, progress=sys.stderr.isatty(), **options_in(args, LoadOptions))
     settle_threads(args.threads, [model])
     return model
 
@@ -653,15 +399,11 @@ def load_dual_from(args: argparse.Namespace) -> Any:
     too.
     """
     from mtmd.base.errors import OptionError
-    from mtmd.config import LoadOptions
-    from mtmd.embedding.embedder import EMBEDDER_OPTIONS, load_embedder
+    from mtmd.embedding.embedder import load_embedder
 
-    useless = {
-        field.name: field.default
-        for field in dataclasses.fields(LoadOptions)
-        if field.name not in (*EMBEDDER_OPTIONS, *_OF_A_SERVER)
-    }
-    for name, usual in useless.items():
+    for name, usual in defaults_of(LoadOptions).items():
+        if name in (*EMBEDDER_OPTIONS, *_OF_A_SERVER):
+            continue
         if getattr(args, name, None) not in (usual, None, "", [], ()):
             raise OptionError(
                 f"--{name.replace('_', '-')}: {args.model} is a dual encoder, which has no use "

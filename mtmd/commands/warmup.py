@@ -11,14 +11,9 @@ from typing import Any
 
 from mtmd.base.errors import OptionError
 from mtmd.base.text import for_terminal
-from mtmd.commands.shared import (
-    add_model_arguments,
-    chosen_load_options,
-    load_from,
-    loading,
-    settle_threads,
-    warmed_up,
-)
+from mtmd.commands.arguments import add_options, options_in
+from mtmd.commands.shared import add_model_arguments, load_from, loading, settle_threads, warmed_up
+from mtmd.options.load import EMBEDDER_OPTIONS, LoadOptions
 
 HELP = "Ask the device about every op, run one encode and one step of decode, and report."
 EXAMPLES = """\
@@ -79,12 +74,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--memory", metavar="SIZE", help="the GPU's memory, like 24GiB (default: the card's)"
     )
-    group.add_argument(
-        "--parallel",
-        type=int,
-        metavar="N",
-        help="answers computed at once, each with a cache of its own (default: 4)",
-    )
+    add_options(group, LoadOptions, ["parallel"], absent=True)
     group.add_argument(
         "--save",
         metavar="DIR",
@@ -109,10 +99,9 @@ def run(args: argparse.Namespace) -> int:
     if args.target is not None:
         return _predict(args)
     for name in ("memory", "parallel", "save", "no_compile"):
-        if getattr(args, name) not in (None, False):
+        if getattr(args, name, None) not in (None, False):
             option = "--" + name.replace("_", "-")
             raise OptionError(f"{option} is for a GPU that is not here; give it with --target")
-    del args.parallel  # `load` keeps its own default
     model = _random(args) or _dual_encoder(args) or load_from(args)
     report = model.warmup_report if args.no_run else warmed_up(model)
     if args.json:
@@ -139,7 +128,7 @@ def _predict(args: argparse.Namespace) -> int:
     shared = args.tp != 1 or args.tensor_split
     if shared and len(names) > 1:
         raise OptionError(f"tp: found {len(names)} targets, expected one, of which there are N")
-    given = {name: getattr(args, name) for name in PREDICTED}
+    given = {name: getattr(args, name) for name in PREDICTED if hasattr(args, name)}
     saves = args.save is not None
     predicted = args.no_compile or args.memory is not None or args.strict or shared
     if saves and (len(names) > 1 or predicted):
@@ -227,9 +216,9 @@ def _random(args: argparse.Namespace) -> Any:
         raise OptionError(
             f"found both the model {args.model!r:.60} and --random-weights; expected one of them"
         )
-    from mtmd.config import LoadOptions, options
+    from mtmd.options.by_name import options
 
-    chosen = options(LoadOptions, chosen_load_options(args))
+    chosen = options(LoadOptions, options_in(args, LoadOptions))
     with loading(args.random_weights):
         from mtmd.bench.shapes import random_checkpoint
         from mtmd.model import Model
@@ -248,7 +237,7 @@ def _dual_encoder(args: argparse.Namespace) -> Any:
     if args.model is None or not Path(args.model).is_dir():
         return None
     from mtmd.embedding.dual_checkpoint import is_dual_folder
-    from mtmd.embedding.embedder import EMBEDDER_OPTIONS, load_embedder
+    from mtmd.embedding.embedder import load_embedder
 
     if not is_dual_folder(Path(args.model)):
         return None

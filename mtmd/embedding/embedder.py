@@ -27,9 +27,9 @@ from mtmd.clip.image.decode import Picture
 from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.clip.token_budget import Budget
 from mtmd.clip.warmup import check_encoder, encoder_graphs, encoder_placement, preprocessing_facts
-from mtmd.config import LoadOptions, given, kernels_from_environment, options
 from mtmd.embedding.dual_checkpoint import DualCheckpoint, is_dual_folder, open_dual
 from mtmd.embedding.receipt import EmbeddingReceipt, TextReceipt
+from mtmd.environment import kernels_from_environment
 from mtmd.kernels.backends import Backend, backends_for
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.plan.executor import Residency
@@ -44,6 +44,8 @@ from mtmd.kernels.resources.threads import ask_threads, settle_cores
 from mtmd.loaded.device_and_dtype import choose_dtype, device_name
 from mtmd.loaded.report import attention_kernels, preprocessed_where, refusal_warnings
 from mtmd.loaded.vision_attention import ours_only, told, vision_attention
+from mtmd.options.by_name import given, options
+from mtmd.options.load import EMBEDDER_OPTIONS, LoadOptions
 from mtmd.prompt.load_image import ImageSource, load_image
 from mtmd.receipt import ImageReceipt
 
@@ -357,12 +359,6 @@ def load_embedder(model: str | PathLike[str], *, progress: bool = False, **chose
     local = found.path.resolve().name == str(model).rstrip("/").rpartition("/")[2]
     with made_on_the_host():
         return Embedder(open_dual(found.path), settings, name=None if local else str(model))
-
-
-EMBEDDER_OPTIONS = (
-    *("device", "dtype", "flash_attn", "override_tensor", "refuse", "threads"),
-    "preprocess",
-)
 
 
 class _Clock:

@@ -11,7 +11,7 @@ from typing import Any
 
 from mtmd.base.group_signals import outlive
 from mtmd.base.isolation.limits import end_with_parent
-from mtmd.config import tokenize_in_own_thread
+from mtmd.environment import tokenize_in_own_thread
 from mtmd.loaded.allocator import return_freed_memory
 from mtmd.openmp import wait_shortly
 

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from mtmd.clip.resolution.resolution import ImagePlan
-from mtmd.config import LoadOptions
 from mtmd.inspect.comparison import (
     KEPT,
     ImageDifference,
@@ -43,6 +42,7 @@ from mtmd.llm.family import default_context
 from mtmd.loaded.device_and_dtype import device_name
 from mtmd.loading import find_checkpoint
 from mtmd.model import Model
+from mtmd.options.load import LoadOptions
 from mtmd.prompt.conversation import Message
 
 GRAPHS = ("pixels", "encoder", "decoder")

@@ -11,7 +11,6 @@ from mtmd.base.errors import OptionError
 from mtmd.base.options import size_or_none
 from mtmd.bench.shapes import random_checkpoint
 from mtmd.checkpoint.checkpoint import Checkpoint
-from mtmd.config import LoadOptions, given, options
 from mtmd.inspect.predict_ranks import shared_out
 from mtmd.inspect.prediction import GraphOps, Needs, Prediction, card_facts, facts_of, usable_bytes
 from mtmd.inspect.prediction_text import render_prediction
@@ -25,6 +24,8 @@ from mtmd.kernels.plan.scheduler import Plan
 from mtmd.kernels.report.compiled import compiled_kernels
 from mtmd.loading import find_checkpoint
 from mtmd.model import Model
+from mtmd.options.by_name import given, options
+from mtmd.options.load import LoadOptions
 
 NO_USE = (  # of a device that is here
     *("device", "refuse", "threads", "memory_limit", "isolate", "allow_remote_media"),

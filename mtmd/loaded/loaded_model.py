@@ -20,7 +20,7 @@ from mtmd.clip.encoder import Encoder
 from mtmd.clip.image.isolated import start as start_picture_workers
 from mtmd.clip.token_budget import Budget
 from mtmd.clip.warmup import encoder_placement
-from mtmd.config import AnswerOptions, LoadOptions, PresetSampling, given, launcher, options
+from mtmd.environment import launcher
 from mtmd.kernels.backends import Backend, backends_for, several_backends
 from mtmd.kernels.backends.side_stream import SideStream
 from mtmd.kernels.dtype import name_of
@@ -47,6 +47,9 @@ from mtmd.loaded.fitting.pictures import Pictures
 from mtmd.loaded.memory_admission import Admission
 from mtmd.loaded.programs import saved_programs
 from mtmd.loaded.vision_attention import ask_for, know_shapes
+from mtmd.options.answer import AnswerOptions, PresetSampling
+from mtmd.options.by_name import given, options
+from mtmd.options.load import LoadOptions
 
 if TYPE_CHECKING:  # torch.distributed takes its time to load
     from mtmd.kernels.parallel.distributed import DistributedGroup

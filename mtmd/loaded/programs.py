@@ -11,7 +11,7 @@ from mtmd.base.errors import OptionError
 from mtmd.clip.batch_shapes import foreseen_packs, foreseen_tiles
 from mtmd.clip.encoder import Encoder
 from mtmd.clip.token_budget import Budget
-from mtmd.config import kernels_from_environment
+from mtmd.environment import kernels_from_environment
 from mtmd.kernels.backends import Backend
 from mtmd.kernels.backends.gpu import Gpu
 from mtmd.kernels.gpu.ahead.compilations import compilations

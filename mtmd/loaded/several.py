@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from mtmd.config import LoadOptions, options
 from mtmd.kernels.backends import Backend, backends_for
 from mtmd.kernels.plan.free_memory import free_bytes, look_again
 from mtmd.kernels.resources.threads import ask_threads
+from mtmd.options.by_name import options
+from mtmd.options.load import LoadOptions
 
 
 class Shared:

@@ -14,6 +14,13 @@ from mtmd.base.spelling import nearest_path
 from mtmd.base.text import printable, shortened
 from mtmd.prompt.url_kinds import is_address, is_data_url, url_name
 
+# Of files that are taken for pictures where none is named: in folders, and dropped on a terminal.
+# One that is named may have any.
+IMAGE_SUFFIXES = (
+    *(".jpg", ".jpeg", ".png", ".webp", ".avif", ".heic", ".heif"),
+    *(".gif", ".bmp", ".tif", ".tiff", ".pdf"),
+)
+VIDEO_SUFFIXES = (".mp4", ".m4v", ".mov", ".webm", ".mkv", ".avi")
 BASE64_CHARS = 200  # fewer may be a name
 _BASE64 = re.compile(r"[A-Za-z0-9+/_-]+={0,2}")
 _KINDS = (

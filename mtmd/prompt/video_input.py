@@ -24,11 +24,10 @@ from mtmd.clip.video.footage import Footage, GivenFrames, VideoFile, frames_of
 from mtmd.clip.video.limits import DEFAULT_LIMITS, VideoLimits
 from mtmd.clip.video.signatures import HEAD_BYTES, is_container, video_format
 from mtmd.clip.video.video import FrameRequest, VideoFacts
-from mtmd.config import VIDEO_SUFFIXES
 from mtmd.prompt.data_url import URL_BYTES_MAX, base64_of, decoded, read_data_url
 from mtmd.prompt.fetch_url import RemoteMedia
 from mtmd.prompt.load_image import ImageSource, load_image
-from mtmd.prompt.picture_paths import check_path, user_path
+from mtmd.prompt.picture_paths import VIDEO_SUFFIXES, check_path, user_path
 from mtmd.prompt.url_kinds import is_address, is_data_url, url_name
 
 __all__ = [

@@ -30,12 +30,13 @@ from mtmd.base.cores import usable_cores
 from mtmd.base.errors import DeviceError
 from mtmd.base.group_signals import held_back
 from mtmd.base.heartbeat import waiting
-from mtmd.config import Launched, LoadOptions
+from mtmd.environment import Launched
 from mtmd.kernels.parallel.distributed import DistributedGroup, check_unused
 from mtmd.kernels.parallel.shared_memory import new_memory
 from mtmd.llm.batch import Batch
 from mtmd.llm.engine.runner import PLANS
 from mtmd.llm.state import Snapshot
+from mtmd.options.load import LoadOptions
 from mtmd.ranks.meeting import KEY, LOCALHOST, launcher_store, new_store, transport
 from mtmd.ranks.signs import Watch
 from mtmd.ranks.wire import Head, Wire

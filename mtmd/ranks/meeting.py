@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import is_torchelastic_launched
 from torch.distributed.rendezvous import rendezvous
 
-from mtmd.config import Launched, stay_on_this_machine
+from mtmd.environment import Launched, stay_on_this_machine
 
 LOCALHOST = "127.0.0.1"
 KEY = "mtmd/ranks"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mtmd.base.errors import OptionError
-from mtmd.config import AnswerOptions
+from mtmd.options.answer import AnswerOptions
 from mtmd.tools.grammar import HeldTool, answer_grammar, hold, looser
 from mtmd.tools.parser import CallParser
 from mtmd.tools.probe import ToolTemplate

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-from mtmd.config import AnswerOptions
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.gpu.ahead.compilations import Compilations, compilations
 from mtmd.kernels.report.measure_machine import thread_warnings
@@ -13,6 +12,7 @@ from mtmd.llm.sampling.options import DRAWING, NOTHING_RECOMMENDED, AppliedSampl
 from mtmd.loaded.loaded_model import LoadedModel
 from mtmd.loaded.ranks_report import ranks_warnings
 from mtmd.loaded.report import attention_told, layout_text, preprocessed_where, refusal_warnings
+from mtmd.options.answer import AnswerOptions
 from mtmd.receipt import Receipt, SamplingReceipt
 from mtmd.service.request import Request
 

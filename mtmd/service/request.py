@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from mtmd.config import AnswerOptions
 from mtmd.events import TokenInfo
 from mtmd.kernels.gpu.ahead.compilations import Compilations, compilations
 from mtmd.kernels.resources.compiled import KernelsCompiled, kernels_compiled
@@ -14,6 +13,7 @@ from mtmd.llm.engine.sequence import Sequence
 from mtmd.llm.sampling.sampler import Sampler
 from mtmd.llm.tokenizer.repetition import RepetitionFinder
 from mtmd.llm.tokenizer.text_stream import StopChecker, TextStream
+from mtmd.options.answer import AnswerOptions
 from mtmd.prompt.prompts import PreparedPrompt
 from mtmd.service.encode_queue import Job
 from mtmd.service.prompt_scores import PromptScores

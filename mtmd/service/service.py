@@ -33,7 +33,6 @@ from mtmd.base.tracebacks import traceback_text
 from mtmd.base.turns import for_whom, goes_first
 from mtmd.checkpoint.facts import CheckpointFacts, facts_of
 from mtmd.clip.image.decode import Picture
-from mtmd.config import AnswerOptions
 from mtmd.events import (
     Answer,
     Finished,
@@ -60,6 +59,7 @@ from mtmd.llm.tokenizer.text_stream import StopChecker
 from mtmd.loaded.device_thread import AGAIN, HANG_S, DeviceUser, again
 from mtmd.loaded.loaded_model import LoadedModel
 from mtmd.loaded.report import warmup_report
+from mtmd.options.answer import AnswerOptions
 from mtmd.prompt.conversation import Message, RawPrompt
 from mtmd.prompt.prompts import PreparedPrompt, Prompts
 from mtmd.prompt_logprobs import check_prompt_logprobs

@@ -13,17 +13,12 @@ from typing import Any
 
 from mtmd.base.errors import MtmdError, OptionError
 from mtmd.base.text import one_line
-from mtmd.config import (
-    CONVERSATION,
-    IMAGE_SUFFIXES,
-    TOKENS_MAX,
-    VIDEO_SUFFIXES,
-    AnswerOptions,
-    options,
-)
 from mtmd.events import Answer, Finished, Progress, TextPiece, ThinkingPiece
 from mtmd.llm.sampling.options import AppliedSampling
 from mtmd.model import Model
+from mtmd.options.answer import CONVERSATION, TOKENS_MAX, AnswerOptions
+from mtmd.options.by_name import options
+from mtmd.prompt.picture_paths import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 from mtmd.prompt.url_kinds import is_url
 from mtmd.receipt import Receipt
 from mtmd.terminal.line_input import (

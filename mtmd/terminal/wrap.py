@@ -175,7 +175,7 @@ def styled(text: str, style: str, file: TextIO) -> str:
     """`text` in bold or dim letters, where `file` is a terminal that has them and the user has not
     requested none (NO_COLOR).
     """
-    from mtmd.config import wants_style  # here: what writes no style has no use for options
+    from mtmd.environment import wants_style  # here: what writes no style has no use for options
 
     if not (text and file.isatty() and wants_style()):
         return text

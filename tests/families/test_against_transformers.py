@@ -19,7 +19,6 @@ from table import CASES, ROWS
 from mtmd.checkpoint.open import open_checkpoint
 from mtmd.clip.encoder import Encoder
 from mtmd.clip.image.decode import open_picture
-from mtmd.config import LoadOptions
 from mtmd.events import Finished
 from mtmd.kernels.plan.executor import finish
 from mtmd.kernels.plan.flash_choice import SETTINGS
@@ -27,6 +26,7 @@ from mtmd.llm.engine.runner import Runner
 from mtmd.llm.engine.sequence import Sequence
 from mtmd.llm.engine.spans import Span
 from mtmd.model import Model
+from mtmd.options.load import LoadOptions
 from mtmd.prompt.leniency import SYSTEM_IN_TURN
 
 Build = Callable[[str, str], Oracle]

@@ -18,8 +18,8 @@ from gguf_files import Tensors, named, read_json, vocabulary, write_gguf
 from safetensors.numpy import load_file
 
 from mtmd.checkpoint.open import open_checkpoint
-from mtmd.config import LoadOptions
 from mtmd.model import Model
+from mtmd.options.load import LoadOptions
 
 PICTURES = [picture(0, 70, 50), picture(1, 33, 91)]
 MESSAGES = [

@@ -15,8 +15,8 @@ from gguf_files import decoder, glm4v_projector, internvl_projector, pixtral_pro
 from table import ROWS
 
 from mtmd.checkpoint.open import open_checkpoint
-from mtmd.config import LoadOptions
 from mtmd.model import Model
+from mtmd.options.load import LoadOptions
 
 Build = Callable[[str, str], Oracle]
 PICTURES = [picture(0, 70, 50), picture(1, 33, 91)]

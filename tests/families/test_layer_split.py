@@ -15,12 +15,12 @@ from stand_in import StandIn
 from table import CASES
 
 from mtmd.checkpoint.open import open_checkpoint
-from mtmd.config import LoadOptions
 from mtmd.inspect.fit import fit
 from mtmd.kernels.backends import Cpu, Reference
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights
 from mtmd.llm.engine.spans import Span
 from mtmd.model import Model
+from mtmd.options.load import LoadOptions
 
 Build = Callable[[str, str], Oracle]
 FAMILIES = ("gemma3", "gemma4", "qwen3_next", "lfm2_vl", "qwen3_vl", "pixtral")

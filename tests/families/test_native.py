@@ -13,11 +13,11 @@ from table import CASES
 
 from mtmd import load
 from mtmd.checkpoint.open import open_checkpoint
-from mtmd.config import LoadOptions
 from mtmd.kernels.plan.executor import Executor
 from mtmd.llm.engine.make_batch import make_batch
 from mtmd.llm.engine.spans import Span
 from mtmd.model import Model
+from mtmd.options.load import LoadOptions
 
 Build = Callable[[str, str], Oracle]
 PROMPTS = (tuple(range(3, 43)), tuple(range(30, 39)), (5,))

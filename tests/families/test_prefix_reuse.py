@@ -11,10 +11,10 @@ import pytest
 from common import Oracle, picture
 
 from mtmd.checkpoint.open import open_checkpoint
-from mtmd.config import LoadOptions
 from mtmd.events import Answer, Finished
 from mtmd.llm.state import PAGE
 from mtmd.model import Model
+from mtmd.options.load import LoadOptions
 
 Build = Callable[[str, str], Oracle]
 CASES = {

@@ -21,7 +21,6 @@ from mtmd.bench.shapes import random_checkpoint
 from mtmd.checkpoint.checkpoint import Checkpoint
 from mtmd.checkpoint.open import open_checkpoint
 from mtmd.clip.encoder import Encoder
-from mtmd.config import LoadOptions
 from mtmd.kernels.backends import Backend, Cpu
 from mtmd.kernels.parallel.shard import Sharding, collectives
 from mtmd.kernels.plan.scheduler import Override
@@ -29,6 +28,7 @@ from mtmd.llm.engine.runner import Runner
 from mtmd.llm.engine.spans import Span
 from mtmd.loaded.ranks_report import rank_plans
 from mtmd.model import Model
+from mtmd.options.load import LoadOptions
 
 Build = Callable[[str, str], Oracle]
 TOKENS = 12  # 48 of each by `python tools/rank_table.py`

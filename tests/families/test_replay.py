@@ -14,7 +14,6 @@ from stand_in import StandIn, storage
 from table import CASES
 
 from mtmd.checkpoint.open import open_checkpoint
-from mtmd.config import LoadOptions
 from mtmd.kernels.backends import Cpu, Reference
 from mtmd.kernels.backends.backend import Backend
 from mtmd.kernels.graph import toposort
@@ -23,6 +22,7 @@ from mtmd.llm.batch import Batch, BatchShape
 from mtmd.llm.engine.spans import Span
 from mtmd.llm.state import KV
 from mtmd.model import Model
+from mtmd.options.load import LoadOptions
 
 Build = Callable[[str, str], Oracle]
 PROMPTS = (tuple(range(3, 40)), tuple(range(30, 39)), (5,))

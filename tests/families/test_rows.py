@@ -12,13 +12,13 @@ from common import Oracle
 from table import CASES, ROWS
 
 from mtmd.checkpoint.open import open_checkpoint
-from mtmd.config import LoadOptions
 from mtmd.llm.engine.engine import Engine, Prompt
 from mtmd.llm.engine.make_batch import make_batch
 from mtmd.llm.engine.spans import Span, lay_out
 from mtmd.llm.sampling.sampler import Sampler, Sampling
 from mtmd.llm.state import PAGE
 from mtmd.model import Model
+from mtmd.options.load import LoadOptions
 
 Build = Callable[[str, str], Oracle]
 PROMPT, NEXT = tuple(range(3, 76)), (7, 21, 9, 30, 11, 2, 5, 17)

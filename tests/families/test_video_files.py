@@ -15,8 +15,8 @@ from mtmd.base.errors import PromptError
 from mtmd.checkpoint.open import open_checkpoint
 from mtmd.clip.video.footage import VideoFile
 from mtmd.clip.video.video import Video
-from mtmd.config import LoadOptions
 from mtmd.model import Model
+from mtmd.options.load import LoadOptions
 
 ROW = "qwen2_vl", "qwen2.5-vl, windows of 2x2 merged patches"
 

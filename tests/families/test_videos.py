@@ -23,10 +23,10 @@ from mtmd.checkpoint.open import open_checkpoint
 from mtmd.clip.image.decode import open_picture
 from mtmd.clip.token_budget import Budget
 from mtmd.clip.video.video import Video, VideoFacts
-from mtmd.config import LoadOptions
 from mtmd.llm.engine.runner import Runner
 from mtmd.llm.engine.spans import Span
 from mtmd.model import Model
+from mtmd.options.load import LoadOptions
 from mtmd.prompt.bridge import Bridge, PreparedVideo, flat
 from mtmd.prompt.prompts import PreparedPrompt
 from mtmd.service.encode_queue import EncodeQueue

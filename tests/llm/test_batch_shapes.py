@@ -10,7 +10,6 @@ from unittest.mock import patch
 import pytest
 import test_engine as small
 
-from mtmd.config import LoadOptions
 from mtmd.kernels.backends import Cpu, Reference
 from mtmd.kernels.backends.target import Target
 from mtmd.kernels.report.programs import Programs
@@ -19,6 +18,7 @@ from mtmd.llm.batch_shapes import FORESEEN, few_rows, foreseen_batches
 from mtmd.llm.engine.runner import PLANS
 from mtmd.loading import find_checkpoint
 from mtmd.model import Model
+from mtmd.options.load import LoadOptions
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,9 @@ import pytest
 import torch
 from asked_device import AskedDevice
 
-from mtmd.config import LoadOptions
 from mtmd.kernels.backends import Reference
 from mtmd.model import Model
+from mtmd.options.load import LoadOptions
 from mtmd.prompt.conversation import user_message
 
 QUESTIONS = ("How many shapes are there?", "Describe the image.")

@@ -24,7 +24,7 @@ def spins(code: str, **environment: str) -> str:
     return done.stdout.strip()
 
 
-@pytest.mark.parametrize("code", ["import mtmd", "from mtmd.config import LoadOptions"])
+@pytest.mark.parametrize("code", ["import mtmd", "from mtmd.options.load import LoadOptions"])
 def test_it_is_said_with_the_first_import(code: str) -> None:
     assert spins(code) == SPINS
 

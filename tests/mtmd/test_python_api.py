@@ -31,11 +31,12 @@ from mtmd.base.errors import (
     OptionError,
     PromptError,
 )
-from mtmd.config import AnswerOptions, LoadOptions
 from mtmd.display.answer_view import AnswerView, Shown
 from mtmd.events import Answer, Box, Finished, TextPiece
 from mtmd.model import Model, _of_item
-from mtmd.option_types import AnswerKeywords, LoadKeywords
+from mtmd.options.answer import AnswerOptions
+from mtmd.options.keywords import AnswerKeywords, LoadKeywords
+from mtmd.options.load import LoadOptions
 from mtmd.prompt import prompts
 from mtmd.prompt.load_image import load_image
 

@@ -10,10 +10,11 @@ from typing import ClassVar
 
 from mtmd import BusyError, PromptError, Receipt
 from mtmd.checkpoint.facts import CheckpointFacts
-from mtmd.config import AnswerOptions, options
 from mtmd.events import Answer, Finished, Progress, TextPiece, TokenInfo, ToolCallPiece
 from mtmd.kernels.report.facts import GraphFacts
 from mtmd.kernels.report.warmup_report import WarmupReport
+from mtmd.options.answer import AnswerOptions
+from mtmd.options.by_name import options
 from mtmd.prompt.conversation import RawPrompt
 from mtmd.prompt.load_image import Picture
 from mtmd.receipt import ImageReceipt

@@ -122,7 +122,7 @@ def attempt(folder: Path, model_of: Any) -> tuple[str, str]:
     """ "loaded", the name of an MtmdError, or how it went wrong, in words; and the error's text."""
     from mtmd.base.errors import DeviceMemoryError, MtmdError
     from mtmd.checkpoint.open import open_checkpoint
-    from mtmd.config import LoadOptions
+    from mtmd.options.load import LoadOptions
 
     try:
         checkpoint = open_checkpoint(folder)

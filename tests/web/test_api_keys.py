@@ -201,7 +201,7 @@ def test_a_single_key_in_a_file_is_not_everybody(file):
 
 
 def test_entries_of_a_variable(monkeypatch):
-    from mtmd.config import api_keys_from_environment
+    from mtmd.environment import api_keys_from_environment
 
     monkeypatch.setenv("MTMD_API_KEYS", f"anna:{ANNA}, {BEN}\nanna:{NEW}")
     found = parse_keys(api_keys_from_environment(), "MTMD_API_KEYS")

@@ -17,7 +17,7 @@ from mtmd.cluster import command, ends, job, schedule, units
 from mtmd.cluster.out import lease
 from mtmd.cluster.sources import reader, tables, tar
 from mtmd.commands import batch
-from mtmd.config import LoadOptions
+from mtmd.options.load import LoadOptions
 from mtmd.prompt.fetch_url import MOST_REDIRECTS
 from mtmd.prompt_logprobs import PROMPT_LOGPROBS_MAX
 from mtmd.service import many, prepare_ahead
@@ -73,9 +73,9 @@ def most_of(option):
             "videos of one",
             [
                 M.videos,
-                f"{M.video.max_seconds / 3600:g} hours",
-                f"{M.video.max_pixels // 10**6} mil",
-                f"{M.video.cpu_s:g} s of a core to read all",
+                f"{M.video_s / 3600:g} hours",
+                f"{M.video_of(1).max_pixels // 10**6} mil",
+                f"{M.video_cpu_s:g} s of a core to read all",
             ],
         ),
         ("of these, one video", [f"{M.video_pixels // 10**6} million"]),

@@ -12,8 +12,8 @@ from fake_service import CONTEXT, FakeService
 from serving import client_for
 
 from mtmd import load
-from mtmd.config import PresetSampling
 from mtmd.llm.sampling.options import ModelSampling
+from mtmd.options.answer import PresetSampling
 from mtmd.web.errors import ApiError
 from mtmd.web.models.choice import OneModel
 from mtmd.web.served_model import ServedModel

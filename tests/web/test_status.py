@@ -12,8 +12,8 @@ from serving import client_for, post_chat, raw_request, running
 
 from mtmd import DeviceError, Model
 from mtmd.checkpoint.open import open_checkpoint
-from mtmd.config import LoadOptions
 from mtmd.loading import DEMO_MODEL
+from mtmd.options.load import LoadOptions
 from mtmd.service.service import ServiceStats
 from mtmd.web.telemetry import metrics
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError, to_json
 
-from mtmd.config import STOP_CHARS_MAX, STOPS_MAX
+from mtmd.options.answer import STOP_CHARS_MAX, STOPS_MAX
 from mtmd.web.errors import TAG, ApiError
 from mtmd.web.intake.body import WHOLE
 

@@ -24,7 +24,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError, to_json
 
-from mtmd.config import STOP_CHARS_MAX, STOP_IDS_MAX, STOPS_MAX
+from mtmd.options.answer import STOP_CHARS_MAX, STOP_IDS_MAX, STOPS_MAX
 from mtmd.tools.tool import TOOLS_MAX
 from mtmd.web.answering.tools import GivenTools, called_function, chosen_tool, given_tools
 from mtmd.web.api.thinking import ThinkingFields

@@ -91,7 +91,9 @@ def read_presets(path: Path, names: Iterable[str]) -> dict[str, Preset]:
 
 
 def _preset(values: Any, where: str, folder: Path) -> Preset:
-    from mtmd.config import AnswerOptions, LoadOptions, options
+    from mtmd.options.answer import AnswerOptions
+    from mtmd.options.by_name import options
+    from mtmd.options.load import LoadOptions
 
     if not isinstance(values, dict):
         raise OptionError(f"{where}: found {type(values).__name__}, expected an object")

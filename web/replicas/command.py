@@ -26,9 +26,10 @@ from mtmd.cluster.connect import (
     told,
 )
 from mtmd.cluster.crew import nodes
+from mtmd.commands.arguments import options_in
 from mtmd.commands.ray_options import replicas
-from mtmd.commands.shared import chosen_load_options
-from mtmd.config import LoadOptions, options
+from mtmd.options.by_name import options
+from mtmd.options.load import LoadOptions
 from mtmd.web.replicas.forwarded import LEAVING_S, NOT_STARTED, Serving, SettingsOf
 from mtmd.web.server import bind
 from mtmd.web.settings import ServerSettings
@@ -139,7 +140,7 @@ def room(there: Sequence[Mapping[str, float]], seats: Seats) -> int:
 
 def _check_loading(args: argparse.Namespace) -> None:
     """What is wrong with the options is told before a cluster is asked for anything."""
-    options(LoadOptions, chosen_load_options(args))
+    options(LoadOptions, options_in(args, LoadOptions))
 
 
 def _full(name: Any) -> Any:

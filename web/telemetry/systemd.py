@@ -7,7 +7,7 @@ from __future__ import annotations
 import socket
 from contextlib import suppress
 
-from mtmd.config import notify_socket
+from mtmd.environment import notify_socket
 
 
 def notify_systemd(*lines: str) -> None:

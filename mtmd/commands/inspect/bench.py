@@ -6,12 +6,14 @@ import argparse
 import json
 import shlex
 import sys
-from dataclasses import fields
 from pathlib import Path
 
 from mtmd.base.errors import OptionError
 from mtmd.base.text import for_terminal
+from mtmd.commands.arguments import add_options, options_in
 from mtmd.commands.shared import add_model_named, settle_threads
+from mtmd.options.answer import AnswerOptions
+from mtmd.options.load import LoadOptions
 
 HELP = "Measure the stages of a model apart: time, memory, share of what the machine can do."
 EXAMPLES = """\
@@ -24,6 +26,10 @@ DESCRIPTION = (
     "each is the base from which the others are varied."
 )
 MOST = 1 << 20
+LOADING = (
+    *("mmproj", "chat_template", "device", "dtype", "flash_attn", "tensor_split"),
+    *("memory_limit", "tp", "no_kv_offload", "image_min_tokens", "image_max_tokens"),
+)
 LISTS = ("context", "threads")  # options of loading that are axes here
 
 SHORT = (
@@ -72,9 +78,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--rounds", type=int, default=5, metavar="N", help="measurements of each (default: 5)"
     )
-    what.add_argument(
-        "--detail", default="auto", help="of pictures: auto, low (no tiles) or high (default: auto)"
-    )
+    add_options(what, AnswerOptions, ["detail"])
     what.add_argument(
         "--copy",
         action="store_true",
@@ -82,37 +86,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     )
     what.add_argument("--no-ops", action="store_true", help="leave out the times of single ops")
     device = sub.add_argument_group("model and device")
-    for option, metavar, text in (
-        ("--mmproj", "FILE", "the projector of a GGUF (default: the one beside it)"),
-        ("--chat-template", "FILE|NAME", "a chat template in place of the model's own"),
-        ("--device", "DEVICE", "auto, cpu, cuda:N, mps or xpu:N (default: auto)"),
-        ("--dtype", "TYPE", "auto, bf16 or fp32 (default: auto)"),
-        ("--flash-attn", "WHEN", "auto, on or off (default: auto)"),
-        ("--tensor-split", "SHARES", "the shares of --tp's processes, such as 3,1"),
-        ("--memory-limit", "SIZE", "most memory of the device to take, like 8GiB"),
-    ):
-        device.add_argument(option, metavar=metavar, default=argparse.SUPPRESS, help=text)
-    device.add_argument(
-        "--tp",
-        type=int,
-        metavar="N",
-        default=argparse.SUPPRESS,
-        help="share every layer out among N processes (default: 1)",
-    )
-    device.add_argument(
-        "--no-kv-offload",
-        action="store_true",
-        default=argparse.SUPPRESS,
-        help="keep keys and values in the host's memory, and run the decoder's attention there",
-    )
-    for option, text in (("--image-min-tokens", "least"), ("--image-max-tokens", "most")):
-        device.add_argument(
-            option,
-            type=int,
-            metavar="N",
-            default=argparse.SUPPRESS,
-            help=f"{text} tokens of one picture (default: the model's)",
-        )
+    add_options(device, LoadOptions, LOADING, absent=True)
     out = sub.add_argument_group("output")
     out.add_argument("--json", action="store_true", help="print one JSON object, not a table")
     out.add_argument("--html", metavar="FILE", help="write a page with charts, complete in itself")
@@ -138,15 +112,11 @@ def run(args: argparse.Namespace) -> int:
     page = _writable(args.html) if args.html else None
     from mtmd.bench.stages import Plan
     from mtmd.bench.stages import run as measure
-    from mtmd.clip.token_budget import DETAILS
-    from mtmd.config import LoadOptions, options
+    from mtmd.options.by_name import options
 
-    if args.detail not in DETAILS:
-        raise OptionError(
-            f"detail: found {args.detail!r:.40}, expected one of {', '.join(DETAILS)}"
-        )
-    given = (f.name for f in fields(LoadOptions) if f.name not in LISTS and hasattr(args, f.name))
-    chosen = options(LoadOptions, {name: getattr(args, name) for name in given})
+    options(AnswerOptions, {"detail": args.detail})
+    given = options_in(args, LoadOptions)
+    chosen = options(LoadOptions, {n: value for n, value in given.items() if n not in LISTS})
     plan = Plan(
         args.model,
         args.random_weights,

@@ -5,12 +5,13 @@ values part.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import math
 from typing import Any
 
+from mtmd.base.options import options_of
 from mtmd.base.text import for_terminal
+from mtmd.commands.arguments import options_in
 from mtmd.commands.completion import offers_models
 from mtmd.commands.shared import (
     MODEL_HELP,
@@ -20,6 +21,7 @@ from mtmd.commands.shared import (
     pictures_named,
     settle_threads,
 )
+from mtmd.options.load import LoadOptions
 
 HELP = (
     "Run one request through two models or settings, and name the first node whose values differ."
@@ -28,13 +30,7 @@ EXAMPLES = """\
 mtmd compare --dtype-b bf16                 # the demo model in fp32 and in bf16
 mtmd compare path/to/checkpoint model-Q8_0.gguf --image photo.jpg
 mtmd compare org/name org/name --flash-attn-b off"""
-PER_SIDE = {
-    "mmproj": "FILE",
-    "dtype": "TYPE",
-    "device": "DEVICE",
-    "flash_attn": "WHEN",
-    "chat_template": "FILE",
-}
+PER_SIDE = ("mmproj", "dtype", "device", "flash_attn", "chat_template")
 
 SHORT = (
     *("--model", "--image", "--prompt", "--tokens", "--tolerance", "--json"),
@@ -89,7 +85,9 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     sides = sub.add_argument_group(
         "one side alone", "Options that would count for both, for A or for B alone."
     )
-    for name, metavar in PER_SIDE.items():
+    for name in PER_SIDE:
+        declared = options_of(LoadOptions)[name]
+        metavar = declared.metavar or declared.kind.metavar
         for side in "ab":
             sides.add_argument(f"--{name.replace('_', '-')}-{side}", metavar=metavar)
     add_model_arguments(sub, model=False)
@@ -133,13 +131,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _options(args: argparse.Namespace, side: str) -> Any:
-    from mtmd.config import LoadOptions, options
+    from mtmd.options.by_name import options
 
-    chosen = {
-        f.name: getattr(args, f.name)
-        for f in dataclasses.fields(LoadOptions)
-        if hasattr(args, f.name)
-    }
+    chosen = options_in(args, LoadOptions)
     own = {
         name: value for name in PER_SIDE if (value := getattr(args, f"{name}_{side}")) is not None
     }

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from typing import Any
 
 from mtmd.base.text import for_terminal
-from mtmd.commands.completion import offers
+from mtmd.commands.arguments import add_options, options_in
 from mtmd.commands.shared import add_model_named
+from mtmd.options.load import LoadOptions
 
 HELP = "Tell in which ways a model fits into memories, of GPUs that need not be here; nothing runs."
 EXAMPLES = """\
@@ -54,41 +54,12 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         "counts as not fitting)",
     )
     what = sub.add_argument_group("what is asked of it")
-    what.add_argument(
-        "--context",
-        type=int,
-        metavar="N",
-        help="longest sequence in tokens (default: the model's, at most 8192)",
-    )
-    what.add_argument(
-        "--parallel",
-        type=int,
-        metavar="N",
-        help="answers computed at once, each with a cache of its own (default: 4)",
-    )
+    add_options(what, LoadOptions, NAMES, absent=True)
     what.add_argument(
         "--image",
         metavar="WxH",
         help="pictures of this size in pixels (default: the largest that is taken)",
     )
-    for option, text in (("--image-min-tokens", "least"), ("--image-max-tokens", "most")):
-        what.add_argument(
-            option,
-            type=int,
-            metavar="N",
-            help=f"{text} tokens of one picture (default: the model's)",
-        )
-    dtype = what.add_argument("--dtype", metavar="TYPE", help="auto, bf16 or fp32 (default: auto)")
-    offers(dtype, ("auto", "bf16", "fp32"))
-    what.add_argument(
-        "--mmproj", metavar="FILE", help="the projector of a GGUF (default: the one beside it)"
-    )
-    where_resized = what.add_argument(
-        "--preprocess",
-        metavar="WHERE",
-        help="host: no GPU resizes pictures, which takes 120 MiB of it (default: auto)",
-    )
-    offers(where_resized, ("auto", "host"))
     what.add_argument(
         "--random-weights",
         metavar="CONFIG",
@@ -109,9 +80,6 @@ def run(args: argparse.Namespace) -> int:
     image = _size(args.image)
     from mtmd.inspect.fit import fit
 
-    chosen: dict[str, Any] = {
-        name: getattr(args, name) for name in NAMES if getattr(args, name) is not None
-    }
     report = fit(
         args.model,
         memory=_parts("memory", args.memory),
@@ -120,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
         image=image,
         random_weights=args.random_weights,
         weights=args.weights,
-        **chosen,
+        **options_in(args, LoadOptions),
     )
     print(json.dumps(report.asdict()) if args.json else for_terminal(str(report)))
     return 0 if report.fits else NOWHERE

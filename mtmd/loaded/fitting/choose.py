@@ -15,7 +15,6 @@ from mtmd.base.text import mib
 from mtmd.checkpoint.checkpoint import Checkpoint
 from mtmd.clip.encoder import Encoder
 from mtmd.clip.token_budget import Budget
-from mtmd.config import LoadOptions
 from mtmd.kernels.backends import Backend
 from mtmd.kernels.parallel.shard import Seat
 from mtmd.kernels.quantization.blocks import BLOCKS, row_bytes
@@ -34,6 +33,7 @@ from mtmd.loaded.fitting.needed_memory import (
     smaller_picture,
 )
 from mtmd.loaded.fitting.pictures import Pictures
+from mtmd.options.load import LoadOptions
 
 SMALLER = (2048, 1024, 512, 256, 128, 64)  # tokens of a picture, where the largest does not fit
 QUANTIZED = ("Q8_0", "Q4_K")

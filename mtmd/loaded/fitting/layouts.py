@@ -13,7 +13,6 @@ from mtmd.base.errors import OptionError
 from mtmd.checkpoint.checkpoint import Checkpoint
 from mtmd.clip.encoder import Encoder
 from mtmd.clip.token_budget import Budget
-from mtmd.config import LoadOptions
 from mtmd.kernels.backends import Backend
 from mtmd.kernels.graph import toposort
 from mtmd.kernels.ops.collective import Group
@@ -23,6 +22,7 @@ from mtmd.kernels.plan.layer_split import LayerSplit, layer_weights, spread
 from mtmd.kernels.plan.scheduler import Override
 from mtmd.llm.engine.runner import Runner
 from mtmd.loaded.fitting.needed_memory import HOST, Bytes, NeededMemory, with_margin, with_pictures
+from mtmd.options.load import LoadOptions
 
 ANY = 1 << 60  # bytes: of a host of which nothing is known
 KV_NODES = r"^blk\.\d+\.(kv_store|keys|values|attn|attn\.(scores|softmax))$"

@@ -11,9 +11,9 @@ from typing import TypeVar
 import pytest
 import torch
 
-from mtmd.config import MOST_RANKS
 from mtmd.kernels.parallel import shared_memory
 from mtmd.kernels.parallel.shared_memory import SharedMemory, new_memory
+from mtmd.options.load import MOST_RANKS
 
 T = TypeVar("T")
 

@@ -21,13 +21,13 @@ import torch
 from tokenizer_samples import metadata, original
 
 from mtmd.base.errors import MtmdError, OptionError
-from mtmd.config import AnswerOptions
 from mtmd.llm.engine.engine import Engine, Prompt
 from mtmd.llm.engine.spans import Span
 from mtmd.llm.sampling.constraint import Grammars, JsonConstraint, allowed_bits, masked
 from mtmd.llm.sampling.json_schema import MULTIPLE_MAX, SCHEMA_BYTES_MAX, schema_text
 from mtmd.llm.sampling.sampler import Sampler, Sampling
 from mtmd.llm.tokenizer.tokenizer import Tokenizer
+from mtmd.options.answer import AnswerOptions
 
 NAMES = test_tokenizer.NAMES
 
@@ -466,8 +466,8 @@ def test_nothing_ends_the_answer() -> None:
 
 def test_the_library_is_loaded_only_when_used() -> None:
     code = (
-        "import sys, mtmd.config; mtmd.config.AnswerOptions(); print('llguidance' in sys.modules); "
-        "mtmd.config.AnswerOptions(json_schema=True); print('llguidance' in sys.modules, 'torch' "
+        "import sys, mtmd.options.answer; mtmd.options.answer.AnswerOptions(); print('llguidance' in sys.modules); "
+        "mtmd.options.answer.AnswerOptions(json_schema=True); print('llguidance' in sys.modules, 'torch' "
         "in sys.modules)"
     )
     done = subprocess.run(

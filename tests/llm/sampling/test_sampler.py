@@ -276,8 +276,8 @@ def test_options_out_of_range_are_named(name: str, value: object) -> None:
 
 def test_options_are_checked_without_torch() -> None:
     code = (
-        "import sys; from mtmd.llm.sampling.options import Sampling; from mtmd.config import "
-        "AnswerOptions; AnswerOptions(); Sampling(); "
+        "import sys; from mtmd.llm.sampling.options import Sampling; from "
+        "mtmd.options.answer import AnswerOptions; AnswerOptions(); Sampling(); "
         "sys.exit(' '.join({'torch', 'numpy', 'tokenizers'} & set(sys.modules)) or 0)"
     )
     done = subprocess.run(

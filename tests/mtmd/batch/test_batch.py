@@ -33,8 +33,8 @@ from mtmd.base.errors import DeviceError, MtmdError, OptionError
 from mtmd.batch.answering import Batch
 from mtmd.batch.inputs import find_inputs
 from mtmd.batch.output import COLUMNS, GROUP, KINDS, LATER, Before, CsvForm, Row, open_output
-from mtmd.config import AnswerOptions
 from mtmd.model import Model
+from mtmd.options.answer import AnswerOptions
 from mtmd.prompt.load_image import read_picture
 from mtmd.service.service import Service
 

@@ -16,8 +16,8 @@ from mtmd.batch.asked import AskedBefore, asked, own_sampling
 from mtmd.batch.inputs import Input
 from mtmd.batch.output import KINDS, Before, Row, open_output
 from mtmd.batch.resuming import what_is_left
-from mtmd.config import AnswerOptions
 from mtmd.llm.sampling.options import AppliedSampling, ModelSampling
+from mtmd.options.answer import AnswerOptions
 
 NOW = asked("demo", "How many?", "", {"dtype": "fp32", "threads": 3}, {"max_tokens": 5}, {})
 

@@ -14,10 +14,10 @@ import torch
 from mtmd.base.errors import ModelError, OptionError
 from mtmd.bench.random_weights import BANK, KINDS, RandomFile, _blocks, plain_kinds, text_kinds
 from mtmd.bench.shapes import random_checkpoint, read_shape, shape_names
-from mtmd.config import LoadOptions
 from mtmd.kernels.quantization.blocks import BLOCKS, NATIVE
 from mtmd.llm.engine.spans import Span
 from mtmd.model import Model
+from mtmd.options.load import LoadOptions
 
 
 @pytest.mark.parametrize("kind", sorted(NATIVE))

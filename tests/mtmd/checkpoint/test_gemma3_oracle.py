@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from mtmd.checkpoint.open import open_checkpoint
-from mtmd.config import LoadOptions
 from mtmd.events import Finished
 from mtmd.model import Model
+from mtmd.options.load import LoadOptions
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "head 72": {},

@@ -22,8 +22,8 @@ from transformers import AutoTokenizer
 
 from mtmd import Finished, VideoInput, load
 from mtmd.checkpoint.open import open_checkpoint
-from mtmd.config import LoadOptions
 from mtmd.model import Model
+from mtmd.options.load import LoadOptions
 from mtmd.prompt.conversation import user_message
 from mtmd.prompt.leniency import SYSTEM_IN_TURN
 

@@ -17,7 +17,7 @@ from mtmd.cluster.command import SOME_FAILED, exit_code
 from mtmd.cluster.connect import Seats, seats, wants_token
 from mtmd.cluster.job import Progress
 from mtmd.cluster.telling import Teller, duration, line
-from mtmd.config import guard_own_ray
+from mtmd.environment import guard_own_ray
 
 
 def test_mistakes(one: Path, mtmd: Any, tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_answers_line_by_line(piped: Any, one: Path, monkeypatch: pytest.MonkeyP
     def no_home() -> Path:
         raise OptionError("found no home folder of this user")
 
-    monkeypatch.setattr("mtmd.config.data_folder", no_home)  # of no use for lines of a pipe
+    monkeypatch.setattr("mtmd.environment.data_folder", no_home)  # of no use for lines of a pipe
     ran = piped([f"/image '{one}'", COUNT, "", "/quit", COUNT])
     with Image.open(one) as image:
         size = f"{image.width} x {image.height}"
@@ -201,18 +201,18 @@ def test_options(piped: Any, one: Path) -> None:
         "logit_bias",
         "seed",
         "max_tokens",
-        "ignore_eos",
-        "stop",
         "detail",
-        "json_schema",
-        "grammar",
-        "min_tokens",
-        "stop_token_ids",
+        "stop",
+        "ignore_eos",
         "sampling",
         "stop_repeating",
         "think",
         "think_budget",
         "chat_template_kwargs",
+        "json_schema",
+        "grammar",
+        "min_tokens",
+        "stop_token_ids",
     ]
     answer = "\n".join(said[7 : said.index("temperature 0.0")])
     assert isinstance(json.loads(answer), dict)

@@ -17,11 +17,11 @@ from stand_in import StandIn, StandInStream
 
 from mtmd.base.errors import DeviceMemoryError, OptionError
 from mtmd.clip.image.device_resize import TAKEN_BYTES
-from mtmd.config import LoadOptions
 from mtmd.embedding import embedder as module
 from mtmd.embedding.dual_checkpoint import open_dual
 from mtmd.embedding.embedder import Embedder
 from mtmd.kernels.backends import Cpu, Reference
+from mtmd.options.load import LoadOptions
 
 
 @pytest.fixture(scope="module")

@@ -15,12 +15,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from mtmd.config import LoadOptions
 from mtmd.inspect.compare import GRAPHS, Source, compare_models, fitting_tolerance, open_both
 from mtmd.inspect.comparison import KEPT, SideFacts, beyond, kept, nmse
 from mtmd.kernels.backends import Cpu
 from mtmd.loading import DEMO_MODEL
 from mtmd.model import Model
+from mtmd.options.load import LoadOptions
 
 CPU = ("--device", "cpu", "--threads", 1)
 

@@ -15,7 +15,6 @@ import pytest
 from mtmd import MtmdError, OptionError, predict
 from mtmd.checkpoint.open import open_checkpoint
 from mtmd.clip.image.device_resize import TAKEN_BYTES
-from mtmd.config import LoadOptions
 from mtmd.inspect import fit as module
 from mtmd.inspect.fit import FitReport, fit
 from mtmd.kernels.backends import Reference
@@ -25,6 +24,7 @@ from mtmd.llm.state import PAGE
 from mtmd.loaded.fitting.needed_memory import NeededMemory
 from mtmd.loading import DEMO_MODEL
 from mtmd.model import Model
+from mtmd.options.load import LoadOptions
 
 MIB = 1 << 20
 

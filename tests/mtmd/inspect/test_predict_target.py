@@ -15,8 +15,8 @@ import pytest
 
 from mtmd import OptionError, fit, predict
 from mtmd.commands import warmup as command
-from mtmd.config import LoadOptions
 from mtmd.inspect.predict_target import NO_USE
+from mtmd.options.load import LoadOptions
 
 pytest.importorskip(
     "triton", reason="ahead-of-time compilation needs Triton, which has no build for this platform"

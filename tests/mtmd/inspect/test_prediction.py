@@ -20,7 +20,6 @@ from mtmd.base.extras import install_command
 from mtmd.bench.shapes import random_checkpoint
 from mtmd.clip.image.device_resize import TAKEN_BYTES
 from mtmd.clip.token_budget import Budget
-from mtmd.config import LoadOptions
 from mtmd.inspect.prediction import SIZES, Needs, Prediction, usable_bytes
 from mtmd.inspect.prediction_text import render_comparison
 from mtmd.kernels.backends import Cpu, Reference
@@ -28,6 +27,7 @@ from mtmd.kernels.backends.target import Target
 from mtmd.kernels.estimate.cards import find_card
 from mtmd.llm.batch import BatchShape
 from mtmd.model import Model
+from mtmd.options.load import LoadOptions
 
 GOLDEN = Path(__file__).parent / "golden" / "demo_h100.txt"
 GIB = 1 << 30

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from mtmd import OptionError, load
-from mtmd.config import LoadOptions
 from mtmd.inspect import save_kernels as save_kernels_module
 from mtmd.inspect.predict_target import subject_of
 from mtmd.kernels.backends import Cpu, Reference
@@ -32,6 +31,7 @@ from mtmd.loaded.programs import (
     saved_programs,
     use_saved,
 )
+from mtmd.options.load import LoadOptions
 from mtmd.service import receipts
 
 

@@ -23,7 +23,6 @@ from mtmd.base.text import mib
 from mtmd.clip.image.decode import Picture, open_picture
 from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.clip.token_budget import Budget
-from mtmd.config import LoadOptions
 from mtmd.events import Answer, Finished
 from mtmd.kernels.backends import Cpu, Reference
 from mtmd.kernels.plan.graph_replay import recordings_bytes
@@ -34,6 +33,7 @@ from mtmd.loaded.memory_admission import Admission
 from mtmd.loaded.predicted_memory import predicted_bytes
 from mtmd.loading import load, open_checkpoint
 from mtmd.model import Model
+from mtmd.options.load import LoadOptions
 from mtmd.prompt.bridge import Bridge
 from mtmd.prompt.conversation import user_message
 from mtmd.service.encode_queue import EncodeQueue, Job

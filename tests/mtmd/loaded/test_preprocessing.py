@@ -23,12 +23,12 @@ from mtmd.clip.resolution.smart_resize import DynamicResolution
 from mtmd.clip.resolution.whole_or_tiles import AdaptiveTiling
 from mtmd.clip.token_budget import Budget
 from mtmd.clip.warmup import preprocessing_facts
-from mtmd.config import LoadOptions
 from mtmd.kernels.backends import Cpu, Reference
 from mtmd.kernels.report.warmup_report import WarmupReport
 from mtmd.loaded.predicted_memory import predicted_bytes
 from mtmd.loaded.report import preprocessed_where
 from mtmd.model import Model
+from mtmd.options.load import LoadOptions
 from mtmd.prompt.bridge import Prepared
 from mtmd.prompt.conversation import user_message
 from mtmd.receipt import ImageReceipt

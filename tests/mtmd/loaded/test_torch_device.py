@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from mtmd.bench.shapes import random_checkpoint
-from mtmd.config import LoadOptions
 from mtmd.kernels.backends import Cpu, Reference
 from mtmd.kernels.backends.torch_device import TorchDevice
 from mtmd.model import Model
+from mtmd.options.load import LoadOptions
 
 SHAPES = Path(__file__).parents[3] / "examples" / "shapes.png"
 

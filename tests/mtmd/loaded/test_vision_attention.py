@@ -20,7 +20,6 @@ from mtmd.clip.image.pixels import Normalize
 from mtmd.clip.preprocessing import Preprocessing
 from mtmd.clip.resolution.fixed_square import FixedSquare
 from mtmd.clip.token_budget import Budget
-from mtmd.config import LoadOptions
 from mtmd.embedding.dual_checkpoint import open_dual
 from mtmd.embedding.embedder import Embedder, _Watch
 from mtmd.kernels.backends import Cpu, Limited, Reference
@@ -34,6 +33,7 @@ from mtmd.kernels.ops import attention
 from mtmd.kernels.report.warmup_report import WarmupReport
 from mtmd.loaded import report
 from mtmd.loaded.vision_attention import ask_for, know_shapes, told, vision_attention
+from mtmd.options.load import LoadOptions
 
 FAMILY = Gemma3Vision(
     vit=VitParams(layers=2, width=48, ffn=64, heads=2, eps=1e-6, gelu="tanh"),

@@ -18,8 +18,8 @@ from mtmd.clip.video.family import ClipShape
 from mtmd.clip.video.footage import GivenFrames
 from mtmd.clip.video.rules import Beginnings, FrameRule
 from mtmd.clip.video.video import FrameRequest, Video
-from mtmd.config import AnswerOptions
 from mtmd.model import Model
+from mtmd.options.answer import AnswerOptions
 from mtmd.prompt.video_input import Wanted, is_video
 from mtmd.prompt.videos import _Own
 

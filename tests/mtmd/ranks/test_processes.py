@@ -28,13 +28,13 @@ from random_graphs import device
 from mtmd import DeviceError, OptionError, follower, load
 from mtmd.base.group_signals import held_back
 from mtmd.cli import main
-from mtmd.config import LoadOptions
 from mtmd.kernels.backends import Cpu
 from mtmd.kernels.parallel import distributed
 from mtmd.kernels.resources.threads import ask_threads
 from mtmd.llm.engine.engine import Engine, Prompt
 from mtmd.llm.sampling.sampler import Sampler, Sampling
 from mtmd.model import Model
+from mtmd.options.load import LoadOptions
 from mtmd.ranks import leader, signs
 from mtmd.ranks.meeting import KEY
 

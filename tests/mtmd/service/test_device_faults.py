@@ -18,12 +18,12 @@ from stand_in import StandIn
 
 from mtmd.base.errors import DeviceError, MtmdError
 from mtmd.checkpoint.open import open_checkpoint
-from mtmd.config import LoadOptions
 from mtmd.kernels.backends import Cpu, Reference
 from mtmd.kernels.backends.cuda_graphs import Recording
 from mtmd.loaded.device_thread import DeviceThread, Stall
 from mtmd.loading import DEMO_MODEL
 from mtmd.model import Model
+from mtmd.options.load import LoadOptions
 from mtmd.service.service import Service
 
 TEXT = [{"role": "user", "content": "How many shapes are there?"}]

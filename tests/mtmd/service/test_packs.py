@@ -17,10 +17,10 @@ from mtmd.bench.shapes import random_checkpoint
 from mtmd.clip.batch_shapes import foreseen_packs
 from mtmd.clip.image.decode import Picture, open_picture
 from mtmd.clip.warmup import encoder_graphs
-from mtmd.config import LoadOptions
 from mtmd.kernels.backends import Cpu, Reference
 from mtmd.kernels.backends.backend import Backend
 from mtmd.model import Model
+from mtmd.options.load import LoadOptions
 from mtmd.prompt.bridge import Bridge
 from mtmd.service.encode_queue import EncodeQueue, Job
 

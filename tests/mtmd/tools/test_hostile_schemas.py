@@ -13,8 +13,8 @@ from tool_templates import SPECIAL, STOPS, TEMPLATES, template
 from tool_walks import MARKS
 
 from mtmd.base.errors import OptionError, PromptError
-from mtmd.config import AnswerOptions
 from mtmd.llm.sampling.json_schema import endless, grammar_text, schema_text
+from mtmd.options.answer import AnswerOptions
 from mtmd.prompt.conversation import read_conversation
 from mtmd.service import call_plan
 from mtmd.service.call_plan import CallPlan, plan_calls

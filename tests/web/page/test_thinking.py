@@ -12,7 +12,7 @@ from serving import running
 from thinking_templates import TEMPLATES
 
 from mtmd import load
-from mtmd.config import AnswerOptions
+from mtmd.options.answer import AnswerOptions
 from mtmd.web.app import create_app
 from mtmd.web.settings import ServerSettings
 from mtmd.web.store.store import Store

@@ -14,12 +14,12 @@ from random_graphs import device
 from mtmd.base.errors import DeviceMemoryError, OptionError
 from mtmd.bench.shapes import random_checkpoint
 from mtmd.checkpoint.open import open_checkpoint
-from mtmd.config import LoadOptions
 from mtmd.kernels.backends import Backend, Cpu, Reference, several_backends
 from mtmd.kernels.backends.target import Target
 from mtmd.loaded.fitting.choose import Way, Ways, choose, chosen_by, saved_by
 from mtmd.loading import DEMO_MODEL
 from mtmd.model import Model
+from mtmd.options.load import LoadOptions
 
 MIB = 1 << 20
 STAND_IN = ("--refuse", "gelu:/no node is called so/")  # a device of its own beside the CPU

@@ -11,10 +11,10 @@ import pytest
 from mtmd import loading
 from mtmd.base.errors import ModelError, OptionError
 from mtmd.checkpoint.hub import Found, NotInCacheError
-from mtmd.config import LoadOptions
 from mtmd.kernels.plan import free_memory
 from mtmd.loaded.loaded_model import LoadedModel
 from mtmd.loading import DEMO_MODEL, find_checkpoint
+from mtmd.options.load import LoadOptions
 
 MIB = 1 << 20
 

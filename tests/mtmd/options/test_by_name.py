@@ -15,8 +15,10 @@ import torch
 from pydantic import BaseModel, TypeAdapter
 
 from mtmd.base.errors import OptionError
-from mtmd.config import AnswerOptions, LoadOptions, options, split_options
 from mtmd.llm.sampling.options import Sampling
+from mtmd.options.answer import AnswerOptions
+from mtmd.options.by_name import options, split_options
+from mtmd.options.load import LoadOptions
 
 GOOD: list[tuple[type, dict[str, Any]]] = [
     (AnswerOptions, {}),

@@ -1,0 +1,237 @@
+"""How an answer is generated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from mtmd.base.errors import OptionError
+from mtmd.base.options import (
+    AS_GIVEN,
+    FLAG,
+    TEXTS,
+    Kind,
+    check_options,
+    integer,
+    one_of,
+    option,
+    refuse,
+    whole,
+)
+from mtmd.clip.token_budget import DETAILS
+from mtmd.llm.sampling.options import WAYS, AppliedSampling, Sampling
+from mtmd.thinking.request import EFFORTS, ThinkingRequest, checked_variables
+
+if TYPE_CHECKING:  # read when a request has some, as help has no use for them
+    from mtmd.tools.tool import Tool, Toolbox
+
+TOKENS_MAX = 1 << 20
+WHOLE_CONTEXT = -1  # as max_tokens: llama.cpp and Ollama write it so
+STOPS_MAX = 16
+STOP_CHARS_MAX = 256
+STOP_IDS_MAX = 256
+
+
+@dataclass(frozen=True)
+class PresetSampling:
+    """`AnswerOptions.sampling` of a request to a server with a preset. `way`: as there; `names`:
+    options that have the preset's values, as the request gave no others.
+    """
+
+    way: str
+    names: tuple[str, ...]
+
+
+def _max_tokens(name: str, value: object) -> int:
+    """No context is longer than the largest number, which -1 becomes."""
+    is_whole = type(value) is int and value == WHOLE_CONTEXT
+    return TOKENS_MAX if is_whole else integer(name, value, 0, TOKENS_MAX)
+
+
+def _logprobs(name: str, value: object) -> int | None:
+    """True and False as in OpenAI's interface."""
+    if isinstance(value, bool):
+        return 0 if value else None
+    return integer(name, value, 0, 20)
+
+
+def _ids(name: str, value: object) -> tuple[int, ...]:
+    """Ids of tokens: how many there are, the model knows."""
+    if not isinstance(value, (list, tuple)) or len(value) > STOP_IDS_MAX:
+        refuse(name, value, f"a list of at most {STOP_IDS_MAX} ids of tokens")
+    return tuple(integer(name, item, 0, (1 << 31) - 1) for item in value)
+
+
+def _stops(name: str, value: object) -> tuple[str, ...]:
+    stops: tuple[str, ...] = TEXTS.check(name, value)
+    if len(stops) > STOPS_MAX:
+        raise OptionError(f"{name}: found {len(stops)} texts, expected at most {STOPS_MAX}")
+    longest = max(map(len, stops), default=0)
+    if longest > STOP_CHARS_MAX:
+        raise OptionError(
+            f"{name}: found a text of {longest} characters, expected at most {STOP_CHARS_MAX}"
+        )
+    return stops
+
+
+def _way(name: str, value: object) -> object:
+    if not isinstance(value, AppliedSampling):
+        given = value.way if isinstance(value, PresetSampling) else value
+        one_of(*WAYS).check(name, given)
+    return value
+
+
+def _think(name: str, value: object) -> object:
+    """on and off as a command has them, auto as a request may give it in place of a preset's."""
+    if type(value) is bool:
+        return value
+    one_of("on", "off", "auto", *EFFORTS).check(name, value)
+    words: dict[object, bool | None] = {"on": True, "off": False, "auto": None}
+    return words.get(value, value)
+
+
+def _schema(_: str, value: object) -> str | None:
+    from mtmd.llm.sampling.json_schema import schema_text
+
+    return schema_text(value)
+
+
+def _grammar(_: str, value: object) -> str | None:
+    from mtmd.llm.sampling.grammar_notations import grammar_source
+
+    return grammar_source(value)
+
+
+@dataclass(frozen=True)
+class AnswerOptions(Sampling):
+    """How an answer is generated: how its tokens are chosen, and when it ends. Raises OptionError
+    naming the field, what was found and what is expected.
+
+    `json_schema` is stored as JSON text, `grammar` in Lark notation, `tools`, `tool_choice` and
+    `parallel_tool_calls` as a `Toolbox`, `sampling` as `AppliedSampling` once the model is known.
+    """
+
+    max_tokens: int = option(
+        256,
+        Kind(_max_tokens, parse=int, metavar="N", low=0, high=TOKENS_MAX),
+        "longest answer, -1 for the end of the context",
+        preset=True,
+    )
+    detail: str = option(
+        "auto",
+        one_of(*DETAILS, takes="Detail"),
+        "auto, low (few tokens, no tiles) or high",
+        metavar="HOW",
+        preset=True,
+    )
+    stop: tuple[str, ...] = option(
+        (),
+        Kind(_stops, "str | Sequence[str]", repeated=True),
+        "end the answer before TEXT; may be repeated",
+        metavar="TEXT",
+    )
+    ignore_eos: bool = option(False, FLAG, "go on past the end-of-answer token")
+    sampling: str | AppliedSampling | PresetSampling = option(
+        "greedy",
+        Kind(_way, one_of(*WAYS).takes, values=WAYS),
+        "which of the model's own settings hold where no option is given: model (all), greedy "
+        "(its penalties), off (none); 'mtmd info' shows them",
+        metavar="WHICH",
+        preset=True,
+    )
+    stop_repeating: bool = option(
+        False, FLAG, "end an answer that says the same again and again", preset=True
+    )
+    think: bool | str | None = option(
+        None,
+        Kind(_think),
+        "on or off, or how much where the model knows that: minimal, low, medium, high, xhigh, max",
+        default="what the model's template does",
+        metavar="HOW",
+        suggested=("on", "off", "low", "medium", "high"),
+        preset=True,
+    )
+    think_budget: int | None = option(
+        None,
+        whole(0, 1 << 20),
+        "end the thought after N tokens, and begin the answer",
+        default="no limit",
+        preset=True,
+    )
+    chat_template_kwargs: Mapping[str, Any] | None = option(
+        None,
+        Kind(lambda _, value: checked_variables(value)),
+        "variables for the chat template, as a JSON object",
+        metavar="JSON",
+    )
+    json_schema: Mapping[str, Any] | str | bool | type[Any] | None = option(
+        None,
+        Kind(_schema),
+        "a JSON schema that the answer follows, in a file or as it is; {} is any JSON",
+        metavar="FILE",
+    )
+    grammar: Mapping[str, Any] | str | None = option(
+        None,
+        Kind(_grammar),
+        'what the answer follows in another notation: {"regex": ...}, {"choice": [...]}, '
+        '{"lark": ...} or {"gbnf": ...}, or a text in one of the last two',
+        flag=None,
+    )
+    min_tokens: int = option(
+        0, whole(0, TOKENS_MAX), "no token ends the answer before so many", flag=None
+    )
+    stop_token_ids: tuple[int, ...] = option(
+        (), Kind(_ids, "Sequence[int]"), "ids of tokens that end the answer, too", flag=None
+    )
+    logprobs: int | bool | None = option(
+        None,
+        Kind(_logprobs, low=0, high=20),
+        "log probabilities of each token, and of so many of the most probable ones (True: 0)",
+        flag=None,
+    )
+    prompt_logprobs: int | bool | None = option(
+        None,
+        Kind(_logprobs, low=0, high=20),
+        "as logprobs, of the prompt, which has no pictures then",
+        flag=None,
+    )
+    continue_final_message: bool = option(
+        False, FLAG, "the last message is the beginning of the answer", flag=None
+    )
+    tools: Sequence[Mapping[str, Any] | Tool] | Toolbox | None = option(
+        None,
+        AS_GIVEN,
+        "functions that the model may call, as OpenAI's interface describes them",
+        flag=None,
+    )
+    tool_choice: Mapping[str, Any] | str | None = option(
+        None, AS_GIVEN, "none, auto, required, or one of the tools", flag=None
+    )
+    parallel_tool_calls: bool | None = option(
+        None, AS_GIVEN, "whether an answer may have several calls", default="True", flag=None
+    )
+
+    def __post_init__(self) -> None:
+        from mtmd.tools.tool import read_toolbox
+
+        check_options(self)
+        if self.grammar is not None and self.json_schema is not None:
+            raise OptionError("grammar: found beside json_schema, expected one of them")
+        box = read_toolbox(self.tools, self.tool_choice, self.parallel_tool_calls)
+        object.__setattr__(self, "tools", box)
+        if self.grammar is not None and box.callable:
+            raise OptionError("grammar: found beside tools, expected one of them")
+
+    @property
+    def thinking(self) -> ThinkingRequest:
+        """What the request says of thinking, and of the chat template."""
+        return ThinkingRequest(self.think, self.think_budget, self.chat_template_kwargs or {})
+
+    @property
+    def toolbox(self) -> Toolbox:
+        return cast("Toolbox", self.tools)  # made so when this was
+
+
+# What holds in a conversation, and for `mtmd ask`, where nothing else is said.
+CONVERSATION: dict[str, Any] = {"sampling": "model", "max_tokens": WHOLE_CONTEXT}

@@ -1,0 +1,268 @@
+"""How a model is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from mtmd.base.errors import OptionError
+from mtmd.base.options import (
+    FLAG,
+    PATH,
+    SIZE,
+    TEXTS,
+    Kind,
+    check_options,
+    one_of,
+    option,
+    refuse,
+    whole,
+)
+
+DTYPES = ("auto", "bf16", "fp32")
+DTYPES_ELSEWHERE = {  # as torch, transformers and vLLM write them
+    "bfloat16": "bf16",
+    "torch.bfloat16": "bf16",
+    "float32": "fp32",
+    "torch.float32": "fp32",
+}
+SPECULATE = ("auto", "off")
+MOST_PROPOSED = 32
+MOST_RANKS = 64
+PARALLEL_MAX = 1024  # answers computed at once
+EMBEDDER_OPTIONS = (  # that models which give vectors have, too
+    *("device", "dtype", "flash_attn", "override_tensor", "refuse", "threads"),
+    "preprocess",
+)
+
+
+def _device(name: str, value: object) -> str:
+    if type(value).__module__ == "torch" and type(value).__name__ == "device":
+        value = str(value)
+    if not isinstance(value, str) or not value:
+        refuse(name, value, 'a text that is not empty, such as "cpu" or "cuda:0"')
+    return value
+
+
+def _dtype(name: str, value: object) -> str:
+    text = DTYPES_ELSEWHERE.get(str(value), value)
+    if str(text).removeprefix("torch.") in ("float16", "fp16", "half", "f16"):
+        raise OptionError(
+            f"{name}: found {text!s:.20}, expected one of {', '.join(DTYPES)}; fp16 is left out as "
+            "large activations of these models overflow in it, and bf16 takes the same memory"
+        )
+    return str(one_of(*DTYPES).check(name, text))
+
+
+def _speculate(name: str, value: object) -> int | str:
+    """A number also as text, as a command has it."""
+    if isinstance(value, str) and value in SPECULATE:
+        return value
+    number = int(value) if isinstance(value, str) and value.isdecimal() else value
+    if type(number) is not int or not 1 <= number <= MOST_PROPOSED:
+        refuse(name, value, f"auto, off, or a number from 1 to {MOST_PROPOSED}")
+    return number
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """How a model is loaded. Raises OptionError naming the field, what was found and what is
+    expected.
+    """
+
+    mmproj: str | None = option(
+        None, PATH, "the projector of a GGUF", default="the one in the same folder", preset=True
+    )
+    chat_template: str | None = option(
+        None,
+        PATH,
+        "a Jinja chat template to use in place of the model's own, or the name of a built-in one "
+        "(`chatml`, ...; docs/templates.md)",
+        metavar="FILE|NAME",
+        preset=True,
+    )
+    device: str = option(
+        "auto",
+        Kind(_device, "Device"),
+        "auto, cpu, cuda:N, mps or xpu:N; several of cuda:N and cpu between commas with --split or "
+        "--fit",
+        metavar="DEVICE",
+        suggested=("auto", "cpu", "cuda", "mps", "xpu"),
+    )
+    dtype: str = option(
+        "auto",
+        Kind(_dtype, "Dtype", values=DTYPES),
+        "the type that is computed in: fp32 (the tokens of transformers in fp32), bf16 (half the "
+        "memory, prompts read two to three times faster, rounded to three digits) or auto: bf16 "
+        "where the device multiplies it, fp32 elsewhere and for models below 16 MiB",
+        metavar="TYPE",
+        preset=True,
+    )
+    flash_attn: str = option(
+        "auto", one_of("auto", "on", "off"), "auto, on or off", metavar="WHEN", preset=True
+    )
+    override_tensor: tuple[str, ...] = option(
+        (),
+        TEXTS,
+        "run nodes whose name, or weight's name, matches RE on DEVICE; may be repeated",
+        metavar="RE=DEVICE",
+        preset=True,
+    )
+    refuse: tuple[str, ...] = option(
+        (),
+        TEXTS,
+        "plan as if the device did not support OP, OP:head=72, OP:batch>1, OP:bf16 or OP:/NAME "
+        "REGEX/; may be repeated",
+        metavar="RULE",
+        preset=True,
+    )
+    threads: int | None = option(
+        None,
+        whole(1, 1024),
+        "CPU threads, of the whole process",
+        default="torch's choice, 1 for a very small model; decoding measures how many are best",
+    )
+    image_min_tokens: int | None = option(
+        None, whole(1, 1 << 20), "min tokens of one picture", default="the model's", preset=True
+    )
+    image_max_tokens: int | None = option(
+        None, whole(1, 1 << 20), "max tokens of one picture", default="the model's", preset=True
+    )
+    context: int | None = option(
+        None,
+        whole(16, 1 << 24),
+        "longest sequence in tokens, answer included",
+        default="the model's, at most 8192",
+        preset=True,
+    )
+    parallel: int = option(
+        4,
+        whole(1, PARALLEL_MAX),
+        "answers computed at once, each with a cache of its own",
+        preset=True,
+    )
+    tp: int = option(
+        1,
+        whole(1, MOST_RANKS),
+        "share every layer out among N processes, each with a GPU of its own where there are "
+        "several",
+    )
+    split: str = option(
+        "none",
+        one_of("none", "layer"),
+        "layer: each device of --device, or each GPU, has a run of layers; one GPU and the host "
+        "where there is one",
+        metavar="HOW",
+    )
+    tensor_split: tuple[float, ...] = option(
+        (),
+        Kind(lambda _, value: value, "str | Sequence[float]"),
+        "the shares of --tp's processes or --split's devices, such as 3,1",
+        default="equal ones; of devices, by free memory",
+        metavar="SHARES",
+    )
+    fit: bool = option(
+        False,
+        FLAG,
+        "choose how the model lies in memory (one device, layers over several, --tp, keys and "
+        "values on the host, part of the layers there), the first way that is predicted to fit",
+    )
+    no_kv_offload: bool = option(
+        False,
+        FLAG,
+        "keep keys and values in the host's memory, and run the decoder's attention there",
+        preset=True,
+    )
+    kernels: str | None = option(
+        None,
+        PATH,
+        "GPU programs compiled elsewhere, by 'mtmd warmup --target GPU --save DIR'",
+        default="what MTMD_KERNELS names",
+        metavar="DIR",
+    )
+    vision_attention: str = option(
+        "auto",
+        one_of("auto", "triton", "torch"),
+        "attention of the encoder on a GPU: triton (ours), torch (its own, where they take a node) "
+        "or auto, what the warm-up has measured to be faster",
+        metavar="KERNEL",
+        preset=True,
+    )
+    preprocess: str = option(
+        "auto",
+        one_of("auto", "host"),
+        "resize and normalise pictures on the host, or auto: on a GPU, in 120 MiB of its memory, "
+        "where that gives the same to the bit",
+        metavar="WHERE",
+        preset=True,
+    )
+    speculate: int | str = option(
+        "auto",
+        Kind(_speculate, "int | str"),
+        "tokens of an answer to propose at once out of prompt and answer: auto (as many as pay), "
+        "off or a number; answers are the same",
+        metavar="HOW",
+        preset=True,
+    )
+    memory_limit: int | str | None = option(
+        None,
+        SIZE,
+        "max memory of the device, or of each GPU, to take, like 8GiB; pictures are made smaller "
+        "to fit",
+        default="what is free",
+    )
+    isolate: bool = option(
+        False,
+        FLAG,
+        "decode pictures, and follow JSON schemas, in worker processes with limits of memory and "
+        "time; for files that others sent",
+    )
+    allow_remote_media: bool = option(
+        False,
+        FLAG,
+        "pictures and videos may be http(s) addresses, too: what lies at public ones is fetched",
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        low, high = self.image_min_tokens, self.image_max_tokens
+        if low is not None and high is not None and low > high:
+            raise OptionError(
+                f"image_min_tokens is {low}, image_max_tokens {high}; expected the first to be "
+                "no more than the second"
+            )
+        several = None if self.split == "layer" else self.tp
+        object.__setattr__(self, "tensor_split", _checked_shares(self.tensor_split, several))
+        _check_layout(self)
+
+
+def _checked_shares(value: object, ranks: int | None) -> tuple[float, ...]:
+    """Also as text, as a command has it: 3,1; of any number where there are None `ranks`."""
+    items: Any = [v for v in value.split(",") if v] if isinstance(value, str) else value
+    expected = (
+        "positive numbers, one for each device"
+        if ranks is None
+        else f"{ranks} positive numbers, one for each of tp's ranks"
+    )
+    try:
+        shares = tuple(float(item) for item in items)
+    except (TypeError, ValueError):
+        refuse("tensor_split", value, expected)
+    if shares and (len(shares) != (ranks or len(shares)) or not all(0 < s < 1e6 for s in shares)):
+        refuse("tensor_split", value, expected)
+    return shares
+
+
+def _check_layout(chosen: LoadOptions) -> None:
+    """Raises OptionError for two ways at once in which a model could lie."""
+    if chosen.split == "layer" and chosen.tp > 1:
+        raise OptionError("split layer: found beside tp, expected one of them")
+    others = {
+        "tp": chosen.tp > 1,
+        "split": chosen.split != "none",
+        "tensor_split": bool(chosen.tensor_split),
+        "no_kv_offload": chosen.no_kv_offload,
+    }
+    if chosen.fit and any(others.values()):
+        name = next(name for name, given in others.items() if given)
+        raise OptionError(f"fit: found beside {name}, which it is to choose; give one of them")
