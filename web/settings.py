@@ -142,6 +142,10 @@ class MediaBudget:
 
         return ImageLimits(self.bytes, self.pixels)
 
+    @property
+    def video(self) -> VideoLimits:
+        return self.video_of(1)
+
     def video_of(self, count: int) -> VideoLimits:
         """Of each of `count` videos of one request."""
         from mtmd.prompt.video_input import VideoLimits

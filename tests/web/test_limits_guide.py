@@ -73,9 +73,9 @@ def most_of(option):
             "videos of one",
             [
                 M.videos,
-                f"{M.video_s / 3600:g} hours",
-                f"{M.video_of(1).max_pixels // 10**6} mil",
-                f"{M.video_cpu_s:g} s of a core to read all",
+                f"{M.video.max_seconds / 3600:g} hours",
+                f"{M.video.max_pixels // 10**6} mil",
+                f"{M.video.cpu_s:g} s of a core to read all",
             ],
         ),
         ("of these, one video", [f"{M.video_pixels // 10**6} million"]),
