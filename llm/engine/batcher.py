@@ -168,7 +168,10 @@ class Batcher:
                 if count > 0 and self._grow(sequence, count, preempted, may_preempt=False):
                     parts.append((sequence, count))
                     own, room = own - count, room - count
-        apart = self._few is not None and 0 < len(decoding) < len(parts)
+        # Of a prompt of one token, or of one that is known but for its last, `decoding` is true as
+        # soon as it is let in: such parts alone are no batch of prompts.
+        reads = any(not sequence.decoding for sequence, _ in parts)
+        apart = self._few is not None and bool(decoding) and reads
         apart = apart and sum(count for _, count in parts) > (self._few or 0)
         return Step(
             tuple(parts or self._oldest(preempted)), tuple(admitted), tuple(preempted), apart

@@ -93,6 +93,29 @@ def test_what_is_more_than_a_few_rows_is_two_batches(
     assert counts(subject.step()) == [512] and not subject.step().apart, "nobody waits"
 
 
+def test_prompts_of_one_token_beside_answers_are_one_batch_with_them() -> None:
+    """They wait for their next token as soon as they are let in: a batch of prompts would have no
+    parts.
+    """
+    subject = batcher(pages=400, tokens=512, slots=40)
+    subject._beside, subject._few = lambda _: 40, 16
+    first = Sequence(3)
+    subject.add(first)
+    run(subject)
+    first.total += 1
+    prompts = [Sequence(1) for _ in range(20)]
+    for prompt in prompts:
+        subject.add(prompt)
+    step = subject.step()
+    assert counts(step) == [1] * 21 and step.batches() == (step,)
+    subject.ran(step)
+    for sequence in (first, *prompts):
+        sequence.total += 1
+    subject.add(Sequence(1000))
+    step = subject.step()
+    assert all(batch.parts for batch in step.batches()) and len(step.batches()) == 2
+
+
 def test_a_small_share_is_not_cut_smaller() -> None:
     subject = batcher(tokens=40, slots=3)
     items = [Sequence(30) for _ in range(3)]
