@@ -43,7 +43,6 @@ COSTS = Path(__file__).parent / "costs"
 sys.path += [str(ROOT / "benchmarks"), str(ROOT / "tools" / "demo_model")]
 WARM = 2  # units before those that are measured
 UNIT = 33
-AT_ONCE = 2  # units of an actor, mtmd/cluster/schedule.py
 CLOCK = os.sysconf("SC_CLK_TCK")
 STEP_TOKENS, BESIDE_TOKENS = 512, 128  # llm/engine/runner.py, batcher.py
 OUTPUT_TOKENS = 64.0  # of an answer, where no answers are written: an assumption
@@ -81,7 +80,7 @@ class Clocks:
     def set(self) -> Iterator[None]:
         """Around the stages of an actor."""
         from mtmd.batch import answering
-        from mtmd.cluster.worker import Worker
+        from mtmd.cluster import worker
         from mtmd.llm.engine.engine import Engine
         from mtmd.service.encode_queue import EncodeQueue
         from mtmd.service.service import Service
@@ -119,7 +118,7 @@ class Clocks:
             (EncodeQueue, "step", encoded),
             (Engine, "_run", counted),
             (Engine, "step", stepped),
-            (Worker, "write", self.around("write", Worker.write)),
+            (worker, "write_part", self.around("write", worker.write_part)),
         )
         kept = [(owner, name, owner.__dict__[name]) for owner, name, _ in changed]
         for owner, name, value in changed:
@@ -168,8 +167,9 @@ def actor(count: int) -> tuple[dict[str, float], dict[str, Any]]:
     """Costs of an actor without Ray, one thread; and facts beside."""
     from ray_batch import COUNT
 
+    from mtmd.cluster.manifest import Item, Unit
     from mtmd.cluster.out.folder import Folder
-    from mtmd.cluster.units import Item, Unit
+    from mtmd.cluster.schedule import UNITS_PER_ACTOR
     from mtmd.cluster.worker import Job, Loaded, Worker, Written
 
     clocks = Clocks()
@@ -189,7 +189,7 @@ def actor(count: int) -> tuple[dict[str, float], dict[str, Any]]:
         units = [
             Unit(n, tuple(items[at : at + UNIT])) for n, at in enumerate(range(0, len(items), UNIT))
         ]
-        with clocks.set(), ThreadPoolExecutor(AT_ONCE) as pool:
+        with clocks.set(), ThreadPoolExecutor(UNITS_PER_ACTOR) as pool:
             list(pool.map(worker.run, units[:WARM]))
             clocks.clear()
             cpu, wall = time.process_time(), time.perf_counter()

@@ -452,7 +452,10 @@ class Backlog:
         return self.schedule.finished
 
     def _more(self, worker: Worker) -> None:
-        units = self.held.setdefault(worker, {})
+        if worker not in self.held:
+            self.held[worker] = {}
+            self.schedule.started(worker.number)
+        units = self.held[worker]
         while (task := self.schedule.next_for(worker.number)) is not None:
             first = task.unit * self.run.scenario.traffic.unit
             pictures = deque(
@@ -494,8 +497,8 @@ class Backlog:
         worker.pull()
 
     def lost(self, worker: Worker, pictures: list[Picture]) -> None:  # noqa: ARG002
-        self.held.pop(worker, None)
-        self.schedule.ended(worker.number, blame=False)
+        if self.held.pop(worker, None) is not None:
+            self.schedule.ended(worker.number, blame=False)
         for one in self.run.ready:
             one.pull()
         self.run.look_whether_over()

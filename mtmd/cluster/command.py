@@ -6,7 +6,9 @@ import argparse
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +104,14 @@ def run(
     `FrameRequest`; `ahead`: of `Job`. 0 where every picture has its answer, `SOME_FAILED` where
     not. Raises MtmdError.
     """
-    from mtmd.cluster.connect import check_address, connected, import_ray, seats
+    from mtmd.cluster.connect import (
+        check_address,
+        cluster_lock,
+        connected,
+        import_ray,
+        nodes,
+        pool_size,
+    )
     from mtmd.options.answer import AnswerOptions
     from mtmd.options.by_name import options
     from mtmd.options.load import LoadOptions
@@ -112,12 +121,13 @@ def run(
     options(AnswerOptions, answering)
     ray_errors = import_ray(args.ray).exceptions
     from mtmd.batch.inputs import told_of
-    from mtmd.cluster.crew import RayCrew, listing, nodes
-    from mtmd.cluster.job import Batches, Progress
-    from mtmd.cluster.out.lease import Lease
-    from mtmd.cluster.places import full_name
+    from mtmd.batch.output_lock import output_lock
+    from mtmd.cluster.actors import Actors, list_on_cluster
+    from mtmd.cluster.output import Output
+    from mtmd.cluster.places import full_name, is_address
+    from mtmd.cluster.progress import Progress, Reporter
+    from mtmd.cluster.run import Run
     from mtmd.cluster.sources.find import Columns, find
-    from mtmd.cluster.telling import Teller
     from mtmd.cluster.worker import Job
 
     out = str(args.out)
@@ -126,54 +136,56 @@ def run(
         Path(out).suffix.lower(),
         args.prompt,
         args.system,
-        _found(args.model),
-        {**loading, **{name: _found(loading[name]) for name in FILES if name in loading}},
+        _absolute(args.model),
+        {**loading, **{name: _absolute(loading[name]) for name in FILES if name in loading}},
         dict(answering),
         dict(frames),
         Columns(args.column or "image", args.name_column or "", bool(args.trust_tables)),
         ahead,
     )
-    batches = Batches(job, args.resume)
-    found = find(args.images, args.list, job.out)
-    if told := told_of(found.skipped):
-        print(for_terminal(told), file=sys.stderr)
     progress, start = Progress(), time.perf_counter()
     try:
-        with connected(args.ray) as ray:
-            there = nodes(ray)
-            chosen = seats(there, loading.get("device", "auto"), args.tp, args.actors, args.threads)
-            asked = replace(job, loading={**job.loading, "device": chosen.device})
-            with Lease(batches.folder, _tell) as lease:
-                try:
-                    batches.look(args.resume)
-                    batches.prepare(
-                        found,
-                        lambda shards, columns: listing(ray, shards, columns),
-                        args.unit,
-                        chosen.actors,
-                    )
-                    batches.count_before(progress)
-                    start = time.perf_counter()
-                    with Teller() as teller:
-                        crew = RayCrew(ray, asked, chosen)
-                        batches.run(crew, chosen.actors, progress, teller.tell, lease.check)
-                finally:
-                    batches.leave()  # while nobody else may begin there
+        with ExitStack() as stack:
+            is_local = not is_address(job.out)
+            if is_local and (note := stack.enter_context(output_lock(_folder(job.out)))):
+                _report(note)
+            output = Output(job, args.resume)
+            found = find(args.images, args.list, job.out)
+            if skipped := told_of(found.skipped):
+                _report(skipped)
+            ray = stack.enter_context(connected(args.ray))
+            if not is_local:
+                stack.enter_context(cluster_lock(ray, job.out))
+                output.look(args.resume)
+            device, cluster = loading.get("device", "auto"), nodes(ray)
+            size = pool_size(cluster, device, args.tp, args.actors, args.threads)
+            stack.callback(output.leave)
+            output.prepare(found, partial(list_on_cluster, ray), args.unit, size.actors)
+            output.count_before(progress)
+            start = time.perf_counter()
+            job = replace(job, loading={**job.loading, "device": size.device})
+            reporter = stack.enter_context(Reporter())
+            run = Run(output, Actors(ray, job, size), progress)
+            run.until_done(size.actors, reporter.report)
     except ray_errors.RayError as error:
         raise DeviceError(
             f"ray: the cluster has failed ({one_line(error, 300)}); rows that are there stay, "
             "--resume goes on"
         ) from error
     finally:
-        batches.leave()
         if progress.before + progress.written:
-            print(
-                for_terminal(_summary(out, progress, time.perf_counter() - start)), file=sys.stderr
-            )
+            _report(progress.summary(out, time.perf_counter() - start))
     return exit_code(progress)
 
 
-def _tell(line: str) -> None:
+def _folder(out: str) -> Path:
+    """Return the path of a folder that has a parent."""
+    path = Path(out)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def _report(line: str) -> None:
     print(for_terminal(line), file=sys.stderr, flush=True)
 
 
@@ -182,19 +194,7 @@ def exit_code(progress: Any) -> int:
     return SOME_FAILED if progress.failed + progress.failed_before else 0
 
 
-def _found(name: Any) -> Any:
-    """A path as it is from any folder; the name of a model on the hub as it stands."""
+def _absolute(name: Any) -> Any:
+    """Return a path as it is from any folder, and the name of a model on the hub as it stands."""
     path = Path(name).expanduser() if isinstance(name, str) else None
     return str(path.resolve()) if path is not None and path.exists() else name
-
-
-def _summary(out: str, progress: Any, seconds: float) -> str:
-    before = f" and {progress.before} from before" if progress.before else ""
-    speed = f", {progress.rows_s:.1f} images/s" if progress.written else ""
-    left = f"; {progress.left} left" if progress.left else ""
-    ended = f"; {progress.ended} actors ended and were replaced" if progress.ended else ""
-    failed = progress.failed + progress.failed_before
-    return (
-        f"{out}: {progress.written} rows in {seconds:.1f} s{speed}{before}; {failed} failed"
-        f"{left}{ended}"
-    )

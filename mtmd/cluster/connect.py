@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,19 +15,20 @@ from typing import Any
 from mtmd.base.errors import DeviceError, OptionError
 from mtmd.base.extras import install_command
 from mtmd.base.text import one_line
+from mtmd.cluster.places import identity, without_secrets
 from mtmd.environment import guard_own_ray, keep_ray_quiet
 
 LOCAL, AUTO = "local", "auto"
 ANSWER_S = 10.0  # for a machine that is there
 JOIN_S = 30.0  # for one at which Ray runs, perhaps busily
 STORE_BYTES = 256 << 20  # of shared memory on this machine: lists of paths, and rows
-CPUS_MOST = 8  # of an actor that computes on a GPU
+MAX_CPUS = 8  # of an actor that computes on a GPU
 
 
 @dataclass(frozen=True)
-class Seats:
-    """How many actors there are to be, and what each takes of a machine; `threads` of each of its
-    ranks.
+class PoolSize:
+    """How many actors there are, and what each takes of a machine; `threads` are those of each of
+    its ranks.
     """
 
     actors: int
@@ -149,15 +151,15 @@ def wants_token(error: BaseException | None) -> bool:
     return False
 
 
-def seats(
+def pool_size(
     nodes: Sequence[Mapping[str, float]],
     device: str = "auto",
     tp: int = 1,
     actors: int | None = None,
     threads: int | None = None,
-) -> Seats:
-    """`nodes` are the resources of each, as Ray has them. Of `actors`, as many as fit now where
-    none are asked for. Raises OptionError where not one fits.
+) -> PoolSize:
+    """Return the size of a pool on `nodes`, the resources of each as Ray has them. `actors` are as
+    many as fit now where none are given. Raises OptionError where not one fits.
     """
     if device not in ("auto", "cpu", "cuda"):
         raise OptionError(
@@ -168,7 +170,7 @@ def seats(
     if device == "cuda" or (device == "auto" and with_gpu):
         each = [int(node["GPU"]) // tp for node in with_gpu]
         free = [int(node.get("CPU", 0)) // n for node, n in zip(with_gpu, each, strict=True)]
-        cpus = threads or max(1, min([*free, CPUS_MOST]))
+        cpus = threads or max(1, min([*free, MAX_CPUS]))
         fit = sum(
             min(n, int(node.get("CPU", 0)) // cpus) for node, n in zip(with_gpu, each, strict=True)
         )
@@ -183,17 +185,59 @@ def seats(
 
 def _checked(
     actors: int, cpus: int, gpus: int, threads: int, what: str, nodes: Sequence[Mapping[str, float]]
-) -> Seats:
+) -> PoolSize:
     if not actors:
         raise OptionError(
-            f"ray: found {told(nodes)}, expected a machine with {what} for an actor; take fewer "
-            "threads or a smaller tp, or give --actors N to wait for machines that are yet to come"
+            f"ray: found {describe(nodes)}, expected a machine with {what} for an actor; take "
+            "fewer threads or a smaller tp, or give --actors N to wait for machines to come"
         )
-    return Seats(actors, cpus, gpus, threads)
+    return PoolSize(actors, cpus, gpus, threads)
 
 
-def told(nodes: Sequence[Mapping[str, float]]) -> str:
-    """What machines have."""
+def describe(nodes: Sequence[Mapping[str, float]]) -> str:
+    """Return what machines have, in words."""
     count = len(nodes)
     cpus, gpus = (sum(int(n.get(kind, 0)) for n in nodes) for kind in ("CPU", "GPU"))
     return f"{count} machine{'s' * (count != 1)} with {cpus} CPUs and {gpus} GPUs"
+
+
+def nodes(ray: Any) -> list[dict[str, float]]:
+    """Return the resources of each machine that is there."""
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+class _Owner:
+    """Lives as long as the command that made it, as Ray has it of actors."""
+
+    def __init__(self, name: str):
+        self._name = name
+
+    def name(self) -> str:
+        return self._name
+
+
+@contextmanager
+def cluster_lock(ray: Any, out: str) -> Iterator[None]:
+    """Keep other commands of the cluster from writing to `out`. Raises OptionError where one does.
+
+    Commands of two clusters can write to one folder at the same time: they answer twice, and write
+    once.
+    """
+    names = {"name": f"mtmd batch {identity(out)}", "namespace": "mtmd"}
+    here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
+        ray.get_runtime_context().get_node_id(), soft=False
+    )
+    owner = ray.remote(_Owner).options(num_cpus=0, scheduling_strategy=here, **names)
+    try:
+        lock = owner.remote(f"process {os.getpid()} on {socket.gethostname()}")
+    except ray.exceptions.ActorAlreadyExistsError as error:
+        other = ray.get(ray.get_actor(**names).name.remote(), timeout=ANSWER_S)
+        raise OptionError(
+            f"out {without_secrets(out)}: found another command at work there ({other}), expected "
+            "none: pictures would be answered twice; wait until it ends, end it, or name another "
+            "folder"
+        ) from error
+    try:
+        yield
+    finally:
+        ray.kill(lock)

@@ -172,6 +172,12 @@ def renames(fs: Any) -> bool:
     return type(fs).mv is not fsspec.AbstractFileSystem.mv
 
 
+def local_file_system() -> Any:
+    import fsspec
+
+    return fsspec.filesystem("file")
+
+
 def file_system(address: str) -> tuple[Any, str]:
     """What reads and writes there, and the path in it. Raises OptionError where the library for
     this kind of address is not there, or it is of no kind that is known.

@@ -13,8 +13,7 @@ from mtmd.base.isolation import worker_slots as places
 from mtmd.batch.inputs import PARTS_MAX
 from mtmd.clip.image.decode import DEFAULT_LIMITS
 from mtmd.clip.video.limits import DEFAULT_LIMITS as VIDEO_LIMITS
-from mtmd.cluster import command, ends, job, schedule, units
-from mtmd.cluster.out import lease
+from mtmd.cluster import command, manifest, run, schedule
 from mtmd.cluster.sources import reader, tables, tar
 from mtmd.commands import batch
 from mtmd.options.load import LoadOptions
@@ -136,10 +135,10 @@ P, V = DEFAULT_LIMITS, VIDEO_LIMITS
                 f"{many.WAITING} times",
             ],
         ),
-        ("pictures of one `--out`", [f"{units.ITEMS_MOST:,}"]),
-        ("rows of a file", [f"{command.MOST['unit']:,} (at most {units.UNIT_MOST} unless"]),
+        ("pictures of one `--out`", [f"{manifest.MAX_ITEMS:,}"]),
+        ("rows of a file", [f"{command.MOST['unit']:,} (at most {manifest.MAX_UNIT} unless"]),
         ("actors \\(", [f"{command.MOST['actors']:,}"]),
-        ("units of one", [f"| {schedule.AT_ONCE} |"]),
+        ("units of one", [f"| {schedule.UNITS_PER_ACTOR} |"]),
         ("a picture in a tar", [f"{reader.PICTURE_MOST // MIB} MiB"]),
         ("a video there", [f"{reader.VIDEO_MOST >> 30} GiB"]),
         (
@@ -148,15 +147,14 @@ P, V = DEFAULT_LIMITS, VIDEO_LIMITS
         ),
         ("a row group", [f"{tables.GROUP_MOST >> 30} GiB"]),
         ("headers before", [f"{tar.HEADERS_MOST // MIB} MiB"]),
-        ("processes that ended", [f"{schedule.ENDS_MOST}, then", f"{schedule.ENDS_MOST} more"]),
-        ("rows given up", [f"| {job.LOST_MOST} |"]),
         (
-            "actors that end",
-            [f"{ends.ENDS_MOST}, or twice", f"{ends.GONE_MOST} where", "twenty times"],
+            "processes that ended",
+            [f"{schedule.MAX_LOST_ACTORS}, then", f"{schedule.MAX_LOST_ACTORS} more"],
         ),
-        ("an actor that waits", [f"{job.START_S:g} s"]),
-        ("an actor that loads", [f"{job.LOAD_S / 3600:g} hours"]),
-        ("a command without", [f"every {lease.BEAT_S:g} s", f"| {lease.LEASE_S:g} s |"]),
+        ("rows given up", [f"| {schedule.MAX_LOST_ROWS} |"]),
+        ("actors that end", [f"{schedule.MAX_ENDS}, or twice"]),
+        ("an actor that waits", [f"{run.START_S:g} s"]),
+        ("an actor that loads", [f"{run.LOAD_S / 3600:g} hours"]),
     ],
 )
 def test_limits_of_many_pictures_are_as_documented(row, facts):

@@ -14,7 +14,7 @@ from ray.serve.config import RequestRouterConfig
 from ray.serve.exceptions import BackPressureError
 from ray.serve.schema import LoggingConfig
 
-from mtmd.cluster.connect import Seats
+from mtmd.cluster.connect import PoolSize
 from mtmd.web.replicas import ready
 from mtmd.web.replicas.choice import Route
 from mtmd.web.replicas.forwarded import (
@@ -47,7 +47,7 @@ class Wanted:
 
     least: int
     most: int
-    seats: Seats
+    size: PoolSize
     parallel: int
     affinity: bool = True
 
@@ -114,9 +114,9 @@ def application(
     own name among those that may deploy this.
     """
     each = BATCHES * wanted.parallel
-    seats = wanted.seats
+    size = wanted.size
     quiet = LoggingConfig(enable_access_log=False, log_level="WARNING")
-    actor = {"num_cpus": seats.cpus, **({"num_gpus": seats.gpus} if seats.gpus else {})}
+    actor = {"num_cpus": size.cpus, **({"num_gpus": size.gpus} if size.gpus else {})}
     replicas = serve.deployment(Replica).options(
         name=REPLICAS,
         max_ongoing_requests=2 * (each + SPARE),  # with what it alone can answer

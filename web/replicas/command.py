@@ -17,15 +17,15 @@ from typing import Any
 from mtmd import DeviceError, OptionError
 from mtmd.cluster.connect import (
     LOCAL,
-    Seats,
+    PoolSize,
     check_address,
     connected,
+    describe,
     import_ray,
     import_serve,
-    seats,
-    told,
+    nodes,
+    pool_size,
 )
-from mtmd.cluster.crew import nodes
 from mtmd.commands.arguments import options_in
 from mtmd.commands.ray_options import replicas
 from mtmd.options.by_name import options
@@ -110,7 +110,7 @@ def _application(
     from mtmd.web.replicas.application import Wanted, application
 
     asked = replicas(args.replicas)
-    chosen = seats(there, args.device, args.tp, asked[1] if asked else None, args.threads)
+    chosen = pool_size(there, args.device, args.tp, asked[1] if asked else None, args.threads)
     least, most = asked or (chosen.actors, chosen.actors)
     everywhere = {
         name: _full(value) if name in FILES else value for name, value in vars(args).items()
@@ -119,20 +119,20 @@ def _application(
     if (now := room(there, chosen)) < least:
         needs = f"{chosen.cpus} CPUs" + (f" and {chosen.gpus} GPUs" if chosen.gpus else "")
         print(
-            f"room for {now} of {least} replicas: each takes {needs}, and there are {told(there)}; "
-            "the others start as machines come",
+            f"room for {now} of {least} replicas: each takes {needs}, and there are "
+            f"{describe(there)}; the others start as machines come",
             flush=True,
         )
     wanted = Wanted(least, most, chosen, args.parallel, not args.no_affinity)
     return application(wanted, everywhere, settings, settings_of, serving, command)
 
 
-def room(there: Sequence[Mapping[str, float]], seats: Seats) -> int:
+def room(there: Sequence[Mapping[str, float]], size: PoolSize) -> int:
     """How many replicas machines have room for."""
     return sum(
         min(
-            int(node.get("CPU", 0)) // seats.cpus,
-            int(node.get("GPU", 0)) // seats.gpus if seats.gpus else sys.maxsize,
+            int(node.get("CPU", 0)) // size.cpus,
+            int(node.get("GPU", 0)) // size.gpus if size.gpus else sys.maxsize,
         )
         for node in there
     )

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from mtmd.base.errors import OptionError
 from mtmd.base.text import printable
 from mtmd.batch.inputs import SUFFIXES, find_inputs
+from mtmd.cluster.manifest import Item
 from mtmd.cluster.places import as_text, expand, full_name, identity, is_address, path_in
 from mtmd.cluster.places import without_secrets as shown
-from mtmd.cluster.units import Item
 
 TAR, TABLE = ".tar", ".parquet"
 PACKED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from mtmd.base.errors import ImageError, MtmdError, OptionError
 from mtmd.base.extras import install_command
+from mtmd.cluster.manifest import Item
 from mtmd.cluster.places import identity, open_seekable, path_in, stamp_of, told_reason
 from mtmd.cluster.places import without_secrets as shown
 from mtmd.cluster.sources.find import TAR, Columns
 from mtmd.cluster.sources.tables import count_rows
 from mtmd.cluster.sources.tar import members
-from mtmd.cluster.units import Item
 
 WHOLE = ("member", "cell")  # kinds of items of a file that could be listed to its end
 

@@ -9,13 +9,13 @@ from threading import Condition, Lock
 
 from mtmd.base.errors import ImageError
 from mtmd.clip.video.signatures import HEAD_BYTES, is_container, video_format
+from mtmd.cluster.manifest import Item
 from mtmd.cluster.places import full_name, is_address, named_by, read_most, read_range
 from mtmd.cluster.places import without_secrets as shown
 from mtmd.cluster.sources.find import Columns
 from mtmd.cluster.sources.listing import check_shard
 from mtmd.cluster.sources.tables import Rows
 from mtmd.cluster.sources.tar import read_member
-from mtmd.cluster.units import Item
 from mtmd.prompt.url_kinds import is_data_url, url_identity
 
 PICTURE_MOST = 64 << 20  # bytes, as of a picture's file

@@ -13,9 +13,9 @@ from typing import Any
 from weakref import finalize
 
 from mtmd.base.errors import ImageError, MtmdError, OptionError
+from mtmd.cluster.manifest import MAX_ITEMS
 from mtmd.cluster.places import LOOKED_AT, open_seekable, told_reason, without_secrets
 from mtmd.cluster.sources.find import Columns
-from mtmd.cluster.units import ITEMS_MOST
 
 GROUP_MOST = 4 << 30  # bytes of a row group that are decoded to get at one of its rows
 CURSORS = 4  # places at which tables are read: an actor has two units
@@ -40,10 +40,10 @@ def count_rows(source: str, file: Any, columns: Columns) -> int:
             )
     count = int(facts.num_rows)
     inside = sum(facts.row_group(i).num_rows for i in range(facts.num_row_groups))
-    if count != inside or not 0 <= count <= ITEMS_MOST:
+    if count != inside or not 0 <= count <= MAX_ITEMS:
         raise ImageError(
             f"{without_secrets(source)}: found {count:,} rows, {inside:,} in its row groups, "
-            f"expected the same number, at most {ITEMS_MOST:,}"
+            f"expected the same number, at most {MAX_ITEMS:,}"
         )
     return count
 

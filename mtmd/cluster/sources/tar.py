@@ -9,8 +9,8 @@ from typing import Any
 from mtmd.base.errors import ImageError
 from mtmd.base.text import printable
 from mtmd.batch.inputs import SUFFIXES
+from mtmd.cluster.manifest import MAX_ITEMS, Item
 from mtmd.cluster.places import LOOKED_AT, identity, read_range, without_secrets
-from mtmd.cluster.units import ITEMS_MOST, Item
 
 HEADERS_MOST = 1 << 20  # bytes before a member: its name, as long as systems allow, and attributes
 HEADER = tarfile.BLOCKSIZE
@@ -46,7 +46,7 @@ def members(source: str, file: Any) -> Iterator[Item]:
     try:
         with tarfile.open(fileobj=headers, mode="r:") as tar:  # type: ignore[call-overload]
             while (member := tar.next()) is not None:
-                if member.size < 0 or tar.offset <= at or number >= ITEMS_MOST:
+                if member.size < 0 or tar.offset <= at or number >= MAX_ITEMS:
                     raise tarfile.ReadError(f"member {number:,} of {member.size:,} bytes")
                 headers.begin()
                 tar.members.clear()  # else all are kept

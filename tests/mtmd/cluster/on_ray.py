@@ -21,6 +21,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from mtmd.base.errors import OptionError
+from mtmd.cluster.connect import cluster_lock, connected
+
 COUNT = "How many shapes are there?"
 WORDS = ("Zero.", "One.", "Two.", "Three.", "Four.")
 LONG_S = 120.0
@@ -158,3 +161,16 @@ def test_every_row_is_there_once_when_an_actor_and_then_the_command_are_killed(
             break
         assert time.monotonic() < end, left
         time.sleep(0.1)
+
+
+def test_one_command_of_a_cluster_at_a_time_writes_to_an_address() -> None:
+    out = "s3://user:5ec2e7@bucket/rows.jsonl"
+    with connected("local") as ray:
+        for _ in range(2):
+            with (
+                cluster_lock(ray, out),
+                pytest.raises(OptionError, match=rf"work there \(process {os.getpid()} on") as told,
+                cluster_lock(ray, out),
+            ):
+                pass
+            assert "5ec2e7" not in str(told.value)

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from mtmd.base.errors import OptionError
+from mtmd.batch.output_lock import output_lock
 from mtmd.cluster.command import SOME_FAILED, exit_code
-from mtmd.cluster.connect import Seats, seats, wants_token
-from mtmd.cluster.job import Progress
-from mtmd.cluster.telling import Teller, duration, line
+from mtmd.cluster.connect import PoolSize, pool_size, wants_token
+from mtmd.cluster.progress import Progress, Reporter, duration
 from mtmd.environment import guard_own_ray
 
 
@@ -59,6 +59,18 @@ def test_ray_that_is_not_installed(
     assert "found no Ray, which is an extra; run `" in told and "[ray]'" in told
 
 
+def test_a_second_command_is_refused_before_ray_starts(
+    one: Path, mtmd: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mtmd.cluster.connect.connected", lambda _: pytest.fail("Ray starts"))
+    out = tmp_path / "new" / "a.jsonl"
+    out.parent.mkdir()
+    with output_lock(out):
+        told = mtmd("batch", one, "--ray", "local", "--out", out).refused()
+    assert f"another `mtmd batch` at work there (process {os.getpid()} on" in told
+    assert not out.exists()
+
+
 def test_a_head_that_does_not_answer(
     one: Path, mtmd: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,21 +92,21 @@ def test_a_head_that_does_not_answer(
 
 def test_how_many_actors_fit() -> None:
     cpu, gpu = {"CPU": 8.0, "memory": 1e9}, {"CPU": 32.0, "GPU": 4.0}
-    assert seats([cpu, cpu]) == Seats(2, 8, 0, 8)
-    assert seats([{"memory": 1e9}, cpu]) == Seats(1, 8, 0, 8)  # a head that computes nothing
-    assert seats([cpu, {"CPU": 16.0}]) == Seats(3, 8, 0, 8)
-    assert seats([cpu, cpu], threads=2) == Seats(8, 2, 0, 2)
-    assert seats([cpu, cpu], actors=4) == Seats(4, 4, 0, 4)
-    assert seats([cpu, cpu], actors=3, threads=1) == Seats(3, 1, 0, 1)
-    assert seats([cpu], tp=2) == Seats(1, 8, 0, 4)
-    assert seats([cpu], tp=2, threads=2) == Seats(2, 4, 0, 2)
-    assert seats([gpu, cpu]) == Seats(4, 8, 1, 8)
-    assert seats([gpu, gpu], tp=2) == Seats(4, 8, 2, 8)
-    assert seats([gpu, gpu], tp=8, actors=1, device="cuda") == Seats(1, 8, 8, 8)
-    assert seats([{"CPU": 4.0, "GPU": 8.0}]) == Seats(4, 1, 1, 1)
-    assert seats([gpu], device="cpu") == Seats(1, 32, 0, 32)
-    assert seats([], actors=5, device="cuda").gpus == 1  # machines come when they are asked for
-    assert (seats([gpu]).device, seats([cpu]).device) == ("cuda", "cpu")
+    assert pool_size([cpu, cpu]) == PoolSize(2, 8, 0, 8)
+    assert pool_size([{"memory": 1e9}, cpu]) == PoolSize(1, 8, 0, 8)  # a head that computes nothing
+    assert pool_size([cpu, {"CPU": 16.0}]) == PoolSize(3, 8, 0, 8)
+    assert pool_size([cpu, cpu], threads=2) == PoolSize(8, 2, 0, 2)
+    assert pool_size([cpu, cpu], actors=4) == PoolSize(4, 4, 0, 4)
+    assert pool_size([cpu, cpu], actors=3, threads=1) == PoolSize(3, 1, 0, 1)
+    assert pool_size([cpu], tp=2) == PoolSize(1, 8, 0, 4)
+    assert pool_size([cpu], tp=2, threads=2) == PoolSize(2, 4, 0, 2)
+    assert pool_size([gpu, cpu]) == PoolSize(4, 8, 1, 8)
+    assert pool_size([gpu, gpu], tp=2) == PoolSize(4, 8, 2, 8)
+    assert pool_size([gpu, gpu], tp=8, actors=1, device="cuda") == PoolSize(1, 8, 8, 8)
+    assert pool_size([{"CPU": 4.0, "GPU": 8.0}]) == PoolSize(4, 1, 1, 1)
+    assert pool_size([gpu], device="cpu") == PoolSize(1, 32, 0, 32)
+    assert pool_size([], actors=5, device="cuda").gpus == 1  # machines come when they are asked for
+    assert (pool_size([gpu]).device, pool_size([cpu]).device) == ("cuda", "cpu")
     for nodes, options, told in (
         ([cpu], {"device": "cuda"}, "1 machine with 8 CPUs and 0 GPUs, expected a machine with 1"),
         ([gpu], {"tp": 8, "device": "cuda"}, "expected a machine with 8 GPUs"),
@@ -104,17 +116,17 @@ def test_how_many_actors_fit() -> None:
         ([cpu], {"device": "cuda:1"}, "Ray says which GPU"),
     ):
         with pytest.raises(OptionError, match=told):
-            seats(nodes, **options)
+            pool_size(nodes, **options)
 
 
 def test_how_far_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     progress = Progress(total=2000, before=400, written=0, failed=1, failed_before=2, actors=3)
-    assert line(progress) == "400 of 2,000 rows, 0.0 rows/s, 1,600 left; 3 actors; 3 failed"
-    with Teller(every_s=0) as teller:
-        teller.tell(progress)
-    with Teller() as teller:
-        teller.tell(progress)  # not so soon
-    assert capsys.readouterr().err == line(progress) + "\n"
+    assert progress.line == "400 of 2,000 rows, 0.0 rows/s, 1,600 left; 3 actors; 3 failed"
+    with Reporter(interval_s=0) as reporter:
+        reporter.report(progress)
+    with Reporter() as reporter:
+        reporter.report(progress)  # not so soon
+    assert capsys.readouterr().err == progress.line + "\n"
     assert [duration(s) for s in (0.4, 61, 7322, 200_000)] == [
         "0:00:00",
         "0:01:01",

@@ -10,7 +10,7 @@ import pytest
 
 from mtmd import DeviceError, OptionError
 from mtmd.cli import parser
-from mtmd.cluster.connect import Seats
+from mtmd.cluster.connect import PoolSize
 from mtmd.commands.serve import _settings, ray_application
 from mtmd.web.replicas import command
 from mtmd.web.replicas.command import room
@@ -18,18 +18,18 @@ from mtmd.web.settings import ServerSettings
 
 
 @pytest.mark.parametrize(
-    ("seats", "count"),
+    ("size", "count"),
     [
-        (Seats(4, 2, 0, 2), 5),
-        (Seats(4, 2, 1, 2), 2),
-        (Seats(4, 8, 1, 8), 1),
-        (Seats(4, 16, 0, 16), 0),
+        (PoolSize(4, 2, 0, 2), 5),
+        (PoolSize(4, 2, 1, 2), 2),
+        (PoolSize(4, 8, 1, 8), 1),
+        (PoolSize(4, 16, 0, 16), 0),
     ],
     ids=["CPUs", "GPUs", "CPUs beside GPUs", "too many"],
 )
-def test_machines_have_room_for_so_many_replicas(seats, count):
+def test_machines_have_room_for_so_many_replicas(size, count):
     there = [{"CPU": 2.0, "memory": 1e9}, {"CPU": 8.0, "GPU": 2.0}, {"GPU": 1.0}]
-    assert room(there, seats) == count
+    assert room(there, size) == count
 
 
 class Deployed(Exception):

@@ -8,6 +8,7 @@ from typing import Any
 
 import fsspec
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 
 from mtmd.cluster.out import folder as folders
 from mtmd.cluster.out.folder import Folder
@@ -37,41 +38,11 @@ def test_a_file_is_there_whole_and_stays_as_it_was_first(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(folders.os, "link", broken)
+        patched.setattr(LocalFileSystem, "mv", broken)
         patched.setattr(type(memory), "mv", broken)
         with pytest.raises(OSError, match="No space"):
             folder.write("part-000001.jsonl", b"three")
     assert folder.names() == {"part-000000.jsonl"}
-
-
-def test_file_systems_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def none(*_: object) -> None:
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr(folders.os, "link", none)
-    folder = Folder(str(tmp_path))
-    folder.write("a", b"one")
-    folder.write("a", b"two")
-    assert (folder.names(), folder.read("a")) == ({"a"}, b"one")
-
-
-@pytest.mark.parametrize("has_links", (True, False))
-def test_what_another_command_sweeps_away_is_written_again(
-    has_links: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, swept, link = Folder(str(tmp_path)), list[int](), folders.os.link
-
-    def late(made: Path, place: Path) -> None:
-        if len(swept) < 2:
-            swept.append(1)
-            Folder(str(tmp_path)).sweep()
-        if not has_links:
-            raise PermissionError(1, "Operation not permitted")
-        link(made, place)
-
-    monkeypatch.setattr(folders.os, "link", late)
-    assert folder.write("a", b"one") and len(swept) == 2
-    assert (folder.names(), folder.read("a")) == ({"a"}, b"one")
 
 
 class Store:

@@ -16,12 +16,12 @@ import pytest
 
 from mtmd.base.errors import ImageError
 from mtmd.cluster import places
+from mtmd.cluster.manifest import Item
 from mtmd.cluster.places import identity, named_by, told_reason, without_secrets
 from mtmd.cluster.sources import reader as readers
 from mtmd.cluster.sources.find import Columns, find
 from mtmd.cluster.sources.listing import list_shard
 from mtmd.cluster.sources.reader import Reader
-from mtmd.cluster.units import Item
 
 MP4 = b"\0\0\0\x18ftypmp42"
 

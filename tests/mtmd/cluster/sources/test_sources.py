@@ -16,12 +16,12 @@ import pytest
 
 from mtmd.base.errors import ImageError, OptionError
 from mtmd.cluster import places
+from mtmd.cluster.manifest import Item
 from mtmd.cluster.places import as_text, full_name, identity, is_address
 from mtmd.cluster.sources import reader as readers
 from mtmd.cluster.sources.find import Columns, find
 from mtmd.cluster.sources.listing import list_shard
 from mtmd.cluster.sources.reader import Reader, path_of
-from mtmd.cluster.units import Item
 from mtmd.prompt.url_kinds import url_identity
 
 

@@ -13,12 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from mtmd.base.errors import ImageError, OptionError
+from mtmd.cluster.manifest import Item
 from mtmd.cluster.sources import tables
 from mtmd.cluster.sources.find import Columns
 from mtmd.cluster.sources.listing import list_shard
 from mtmd.cluster.sources.reader import Reader
 from mtmd.cluster.sources.tables import Rows
-from mtmd.cluster.units import Item
 
 COLUMNS = Columns()
 
@@ -85,7 +85,7 @@ def test_rows_of_nothing_are_counted_and_not_made(
     listed = list_shard((source, ""), COLUMNS)
     assert len(listed) == 300_000 and not listed.items
     assert next(iter(listed)) == Item(f"{source}#0", f"{source}#0", "cell", source, 0)
-    monkeypatch.setattr(tables, "ITEMS_MOST", 299_999)
+    monkeypatch.setattr(tables, "MAX_ITEMS", 299_999)
     (item,) = list_shard((source, ""), COLUMNS)
     assert item.kind == "shard"
     with pytest.raises(

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from mtmd.base.errors import ImageError
+from mtmd.cluster.manifest import Item
 from mtmd.cluster.sources import tar as tars
 from mtmd.cluster.sources.find import Columns
 from mtmd.cluster.sources.listing import list_shard
 from mtmd.cluster.sources.reader import Reader
-from mtmd.cluster.units import Item
 
 RECORD = 512 + 1024  # of a member of 1,000 bytes
 

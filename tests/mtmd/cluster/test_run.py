@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import io
-import os
 import random
 import tarfile
 from collections import Counter
@@ -18,15 +17,18 @@ import pytest
 
 from mtmd.base.errors import DeviceError, MtmdError, OptionError
 from mtmd.batch.output import Row
-from mtmd.cluster import job as jobs
-from mtmd.cluster.job import Batches, Ended, Given, Progress
+from mtmd.cluster import run as runs
+from mtmd.cluster.actors import Ended, Result
+from mtmd.cluster.manifest import Item, Unit
 from mtmd.cluster.out.folder import Folder
-from mtmd.cluster.out.lease import Lease
+from mtmd.cluster.out.parts import not_written, write_part
+from mtmd.cluster.output import Output
+from mtmd.cluster.progress import Progress
+from mtmd.cluster.run import LOST, Run
 from mtmd.cluster.schedule import Task
 from mtmd.cluster.sources.find import Columns, Found
 from mtmd.cluster.sources.listing import Listed, Shard, list_shard, list_shards
-from mtmd.cluster.units import Item, Unit
-from mtmd.cluster.worker import Failed, Job, Loaded, Placed, Worker, Written
+from mtmd.cluster.worker import Failed, Job, Loaded, Written
 
 
 def items(count: int, first: int = 0) -> tuple[Item, ...]:
@@ -49,41 +51,47 @@ class Crew:
 
     def __init__(self, job: Job, chance: random.Random, ends: Callable[[Sequence[Item]], bool]):
         self.job, self.chance, self.ends = job, chance, ends
-        self.worker, self.count, self.write_late = Worker(job), 0, True
-        self.calls: list[tuple[int, Task | None, Unit | None, Sequence[Row]]] = []
+        self.count, self.write_late = 0, True
+        self.calls: list[tuple[int, Task | None, Unit | None]] = []
         self.late: list[Callable[[], object]] = []
         self.answered: Counter[str] = Counter()
 
     def start(self, host_bytes: int) -> int:  # noqa: ARG002
         self.count += 1
-        self.calls.append((self.count, None, None, ()))
+        self.calls.append((self.count, None, None))
         return self.count
 
-    def give(self, actor: int, task: Task, unit: Unit, rows: Sequence[Row]) -> None:
-        self.calls.append((actor, task, unit, rows))
+    def give(self, actor: int, task: Task, unit: Unit) -> None:
+        self.calls.append((actor, task, unit))
 
-    def wait(self, seconds: float) -> list[Given | Ended]:  # noqa: ARG002
+    def write(self, unit: Unit) -> Written:
+        rows = [*map(row_of, unit.items)]
+        write_part(self.job.out, unit, rows, self.job.ending)
+        return Written(len(rows), sum(row.error is not None for row in rows))
+
+    def wait(self, seconds: float) -> list[Result | Ended]:  # noqa: ARG002
         if self.late and self.chance.random() < 0.3:
             self.late.pop()()
         if not self.calls:
             return []
-        actor, task, unit, rows = self.calls.pop(self.chance.randrange(len(self.calls)))
+        actor, task, unit = self.calls.pop(self.chance.randrange(len(self.calls)))
         if task is None or unit is None:
-            return [Given(actor, None, Loaded(*LOADED))]
+            return [Result(actor, None, Loaded(*LOADED))]
         here = unit.items if task.row is None else unit.items[task.row : task.row + 1]
-        if not task.write and self.ends(here):
+        if self.ends(here):
             self.calls = [call for call in self.calls if call[0] != actor]
             if self.write_late:
-                self.late.append(lambda: self.worker.write(unit, [*map(row_of, unit.items)]))
+                self.late.append(lambda: self.write(unit))
             return [Ended(actor, "killed", blame=True)]
         if task.row is not None:
-            return [Given(actor, task, row_of(unit.items[task.row]))]
-        if not task.write:
-            rows = [*map(row_of, unit.items)]
-            self.answered.update(item.id for item in unit.items)
-        return [Given(actor, task, self.worker.write(unit, rows))]
+            return [Result(actor, task, row_of(unit.items[task.row]))]
+        self.answered.update(item.id for item in unit.items)
+        try:
+            return [Result(actor, task, self.write(unit))]
+        except OSError as error:
+            return [Result(actor, task, Failed(not_written(self.job.out, error)))]
 
-    def lacks(self) -> str:
+    def needs(self) -> str:
         return "nothing"
 
 
@@ -105,23 +113,23 @@ def job_in(folder: Path, ending: str = ".jsonl", **chosen: Any) -> Job:
 
 
 def ids_in(job: Job) -> list[str]:
-    return [row["id"] for row in Batches(job, True).rows()]
+    return [row["id"] for row in Output(job, True).rows()]
 
 
-def run(batches: Batches, crew: Crew, actors: int = 2) -> Progress:
+def run(output: Output, crew: Crew, actors: int = 2) -> Progress:
     progress = Progress()
-    batches.count_before(progress)
-    batches.run(crew, actors, progress, lambda _: None)
+    output.count_before(progress)
+    Run(output, crew, progress).until_done(actors, lambda _: None)
     return progress
 
 
 @pytest.mark.parametrize("ending", (".jsonl", ".parquet"))
 def test_every_row_is_there_once_and_in_order(ending: str, tmp_path: Path) -> None:
     job = job_in(tmp_path, ending)
-    batches = Batches(job, False)
-    batches.prepare(found(*items(40)), list_shards, 6, 2)
-    progress = run(batches, Crew(job, random.Random(1), never))
-    rows = [*batches.rows()]
+    output = Output(job, False)
+    output.prepare(found(*items(40)), list_shards, 6, 2)
+    progress = run(output, Crew(job, random.Random(1), never))
+    rows = [*output.rows()]
     assert [row["id"] for row in rows] == [item.id for item in items(40)]
     assert [row["image"] for row in rows] == [item.name for item in items(40)]
     assert [row["error"] for row in rows if row["image"].endswith("7")] == ["bad"] * 4
@@ -144,8 +152,8 @@ def test_whatever_is_killed_every_row_is_there_once(seed: int, tmp_path: Path) -
     chance, job, late = random.Random(seed), job_in(tmp_path), list[Callable[[], object]]()
     known = 20
     for attempt in range(40):
-        batches = Batches(job, attempt > 0)
-        batches.prepare(found(*items(known)), list_shards, 1 + seed % 5, 3)
+        output = Output(job, attempt > 0)
+        output.prepare(found(*items(known)), list_shards, 1 + seed % 5, 3)
         crew = Crew(job, chance, lambda _: chance.random() < 0.2)
         crew.late = late
         until = chance.randrange(1, 12)
@@ -156,9 +164,9 @@ def test_whatever_is_killed_every_row_is_there_once(seed: int, tmp_path: Path) -
                 raise Killed
 
         progress = Progress()
-        batches.count_before(progress)
+        output.count_before(progress)
         try:
-            batches.run(crew, 3, progress, tell)
+            Run(output, crew, progress).until_done(3, tell)
         except Killed:
             known = min(known + chance.randrange(5), 60)
         else:
@@ -170,19 +178,19 @@ def test_whatever_is_killed_every_row_is_there_once(seed: int, tmp_path: Path) -
 
 
 def _writer(crew: Crew, call: Any) -> Callable[[], object]:
-    return lambda: crew.worker.write(call[2], [*map(row_of, call[2].items)])
+    return lambda: crew.write(call[2])
 
 
 def test_a_picture_that_ends_its_process_is_a_row_with_its_error(tmp_path: Path) -> None:
     job = job_in(tmp_path)
-    batches = Batches(job, False)
-    batches.prepare(found(*items(30)), list_shards, 10, 2)
+    output = Output(job, False)
+    output.prepare(found(*items(30)), list_shards, 10, 2)
     crew = Crew(job, random.Random(3), lambda here: any(item.id == "/p/13" for item in here))
     crew.write_late = False
-    progress = run(batches, crew)
-    rows = {row["id"]: row for row in batches.rows()}
+    progress = run(output, crew)
+    rows = {row["id"]: row for row in output.rows()}
     assert list(rows) == [item.id for item in items(30)]
-    assert rows["/p/13"]["error"] == jobs.LOST and "ended, 2 times" in jobs.LOST
+    assert rows["/p/13"]["error"] == LOST and "ended, 2 times" in LOST
     assert rows["/p/12"]["text"] == "/p/12" and rows["/p/7"]["error"] == "bad"
     # twice with its unit, twice alone
     assert (progress.ended, progress.failed, progress.written) == (4, 4, 30)
@@ -190,11 +198,11 @@ def test_a_picture_that_ends_its_process_is_a_row_with_its_error(tmp_path: Path)
 
 def test_a_later_run_answers_what_has_no_row_and_nothing_else(tmp_path: Path) -> None:
     job = job_in(tmp_path)
-    batches = Batches(job, False)
-    batches.prepare(found(*items(20)), list_shards, 5, 2)
-    run(batches, Crew(job, random.Random(1), never))
+    output = Output(job, False)
+    output.prepare(found(*items(20)), list_shards, 5, 2)
+    run(output, Crew(job, random.Random(1), never))
     first = {path.name: path.read_bytes() for path in Path(job.out).iterdir()}
-    again = Batches(job, True)
+    again = Output(job, True)
     again.prepare(found(*items(26, 2)), list_shards, 4, 2)
     crew = Crew(job, random.Random(2), never)
     progress = run(again, crew)
@@ -215,11 +223,11 @@ def test_nothing_is_written_over_what_is_there(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="files there already; --resume goes on"):
         (tmp_path / "rows.jsonl").mkdir()
         (tmp_path / "rows.jsonl" / "other").touch()
-        Batches(job, False)
+        Output(job, False)
     with pytest.raises(OptionError, match="did not write, expected its rows"):
-        Batches(job, True)
+        Output(job, True)
     (tmp_path / "rows.jsonl" / "other").unlink()
-    Batches(job, False).prepare(found(*items(2)), list_shards, 5, 2)
+    Output(job, False).prepare(found(*items(2)), list_shards, 5, 2)
     for other, told in (
         ({"prompt": "!"}, r"rows with prompt '\?', now it is '!'"),
         ({"model": "org/other"}, "rows with model None"),
@@ -227,85 +235,85 @@ def test_nothing_is_written_over_what_is_there(tmp_path: Path) -> None:
         ({"loading": {"dtype": "bf16"}}, "rows with model options"),
     ):
         with pytest.raises(OptionError, match=told):
-            Batches(replace(job, **other), True)
-    Batches(replace(job, loading={"device": "cuda", "parallel": 8, "tp": 2}), True)
+            Output(replace(job, **other), True)
+    Output(replace(job, loading={"device": "cuda", "parallel": 8, "tp": 2}), True)
     with pytest.raises(OptionError, match=r"ending '.csv', expected one of .jsonl, .parquet"):
-        Batches(job_in(tmp_path, ".csv"), False)
+        Output(job_in(tmp_path, ".csv"), False)
 
 
 def test_a_file_of_rows_that_is_not_whole_is_told(tmp_path: Path) -> None:
     job = job_in(tmp_path)
-    batches = Batches(job, False)
-    batches.prepare(found(*items(4)), list_shards, 2, 2)
-    run(batches, Crew(job, random.Random(1), never))
+    output = Output(job, False)
+    output.prepare(found(*items(4)), list_shards, 2, 2)
+    run(output, Crew(job, random.Random(1), never))
     part = Path(job.out) / "part-000001.jsonl"
     for data in (part.read_bytes()[:-30], part.read_bytes().split(b"\n")[0] + b"\n", b"[]\n"):
         part.write_bytes(data)
         with pytest.raises(OptionError, match=r"found in part-000001.jsonl what was not written"):
-            Batches(job, True).count_before(Progress())
+            Output(job, True).count_before(Progress())
     part.rename(part.with_name("part-000009.jsonl"))
     with pytest.raises(OptionError, match=r"found part-000009.jsonl, expected files of 2 units"):
-        Batches(job, True).count_before(Progress())
+        Output(job, True).count_before(Progress())
 
 
 def test_what_would_fail_for_every_picture_ends_the_job(tmp_path: Path) -> None:
     class Refusing(Crew):
-        result: Failed | Loaded
+        value: Failed | Loaded
 
-        def wait(self, seconds: float) -> list[Given | Ended]:  # noqa: ARG002
-            return [Given(call[0], call[1], self.result) for call in self.calls]
+        def wait(self, seconds: float) -> list[Result | Ended]:  # noqa: ARG002
+            return [Result(call[0], call[1], self.value) for call in self.calls]
 
     job = job_in(tmp_path)
-    batches = Batches(job, False)
-    batches.prepare(found(*items(4)), list_shards, 2, 2)
+    output = Output(job, False)
+    output.prepare(found(*items(4)), list_shards, 2, 2)
     for result, told, kind in (
         (Failed("here: no such model"), "here: no such model", DeviceError),
         (Failed("top_p: found 2", is_option=True), "top_p: found 2", OptionError),
         (Loaded("0.0.1", *LOADED[1:]), r"here: found mtmd 0.0.1, expected", OptionError),
     ):
         crew = Refusing(job, random.Random(1), never)
-        crew.result = result
+        crew.value = result
         with pytest.raises(kind, match=told):
-            run(batches, crew)
+            run(output, crew)
     assert ids_in(job) == []
 
 
 def test_actors_that_only_end_are_told_not_tried_for_ever(tmp_path: Path) -> None:
     class Ending(Crew):
-        def wait(self, seconds: float) -> list[Given | Ended]:  # noqa: ARG002
+        def wait(self, seconds: float) -> list[Result | Ended]:  # noqa: ARG002
             calls, self.calls = self.calls, []
             return [Ended(call[0], "out of memory", blame=True) for call in calls]
 
     job = job_in(tmp_path)
-    batches = Batches(job, False)
-    batches.prepare(found(*items(4)), list_shards, 2, 2)
+    output = Output(job, False)
+    output.prepare(found(*items(4)), list_shards, 2, 2)
     crew = Ending(job, random.Random(1), never)
     with pytest.raises(DeviceError, match=r"10 actors ended one after another.*out of memory"):
-        run(batches, crew)
+        run(output, crew)
     assert crew.count == 10
 
 
 def test_nobody_is_waited_for_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Silent(Crew):
-        def wait(self, seconds: float) -> list[Given | Ended]:  # noqa: ARG002
+        def wait(self, seconds: float) -> list[Result | Ended]:  # noqa: ARG002
             return []
 
-        def lacks(self) -> str:
+        def needs(self) -> str:
             return "each takes 64 CPUs"
 
-    monkeypatch.setattr(jobs, "START_S", -1.0)
-    batches = Batches(job_in(tmp_path), False)
-    batches.prepare(found(*items(4)), list_shards, 2, 2)
+    monkeypatch.setattr(runs, "START_S", -1.0)
+    output = Output(job_in(tmp_path), False)
+    output.prepare(found(*items(4)), list_shards, 2, 2)
     with pytest.raises(DeviceError, match=r"no actor had a machine.*each takes 64 CPUs"):
-        run(batches, Silent(batches.job, random.Random(1), never))
+        run(output, Silent(output.job, random.Random(1), never))
 
 
 def test_a_full_disk_ends_the_job_and_leaves_no_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = job_in(tmp_path)
-    batches = Batches(job, False)
-    batches.prepare(found(*items(4)), list_shards, 2, 2)
+    output = Output(job, False)
+    output.prepare(found(*items(4)), list_shards, 2, 2)
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -313,44 +321,43 @@ def test_a_full_disk_ends_the_job_and_leaves_no_part(
     with monkeypatch.context() as patched:
         patched.setattr("mtmd.cluster.out.folder.os.fsync", full)
         with pytest.raises(MtmdError, match="found a full disk; make room and run the command"):
-            run(batches, Crew(job, random.Random(1), never))
+            run(output, Crew(job, random.Random(1), never))
         with pytest.raises(MtmdError, match="found a full disk"):
-            Batches(job_in(tmp_path / "b"), False).prepare(found(*items(4)), list_shards, 2, 2)
+            Output(job_in(tmp_path / "b"), False).prepare(found(*items(4)), list_shards, 2, 2)
     assert sorted(Folder(job.out).names()) == ["_job.json", "_plan-000000.parquet"]
-    assert run(Batches(job, True), Crew(job, random.Random(1), never)).written == 4
+    assert run(Output(job, True), Crew(job, random.Random(1), never)).written == 4
 
 
 def test_what_was_being_written_is_swept_away_at_the_end(tmp_path: Path) -> None:
     job = job_in(tmp_path)
-    batches = Batches(job, False)
-    batches.prepare(found(*items(4)), list_shards, 2, 2)
+    output = Output(job, False)
+    output.prepare(found(*items(4)), list_shards, 2, 2)
     (Path(job.out) / "_writing-1234-part-000000.jsonl").write_bytes(b'{"id"')
-    run(batches, Crew(job, random.Random(1), never))
-    assert not [name for name in batches.folder.names() if "_writing" in name]
-    assert Written(2, 0) == Worker(job).write(batches.plan.unit(0), [*map(row_of, items(2))])
+    run(output, Crew(job, random.Random(1), never))
+    assert not [name for name in output.folder.names() if "_writing" in name]
 
 
 def test_one_that_was_killed_with_its_first_write_is_gone_on_with(tmp_path: Path) -> None:
     job = job_in(tmp_path)
     Path(job.out).mkdir()
     (Path(job.out) / "_writing-1234-_job.json").write_bytes(b'{"id"')
-    batches = Batches(job, True)
-    batches.prepare(found(*items(4)), list_shards, 2, 2)
-    assert run(batches, Crew(job, random.Random(1), never)).written == 4
+    output = Output(job, True)
+    output.prepare(found(*items(4)), list_shards, 2, 2)
+    assert run(output, Crew(job, random.Random(1), never)).written == 4
 
 
 def test_a_run_that_wrote_no_row_leaves_nothing(tmp_path: Path) -> None:
     job = job_in(tmp_path)
-    batches = Batches(job, False)
-    batches.prepare(found(*items(4)), list_shards, 2, 2)
-    batches.leave()
+    output = Output(job, False)
+    output.prepare(found(*items(4)), list_shards, 2, 2)
+    output.leave()
     assert not Path(job.out).exists()
-    batches = Batches(job, False)
-    batches.prepare(found(*items(4)), list_shards, 2, 2)
+    output = Output(job, False)
+    output.prepare(found(*items(4)), list_shards, 2, 2)
     with pytest.raises(Killed):
         progress = Progress()
-        batches.run(Crew(job, random.Random(1), never), 1, progress, stop_at(2))
-    batches.leave()
+        Run(output, Crew(job, random.Random(1), never), progress).until_done(1, stop_at(2))
+    output.leave()
     assert len(ids_in(job)) == 2
 
 
@@ -367,25 +374,25 @@ def test_many_bad_pictures_keep_no_other_from_being_answered(
     bad: range, count: int, actors: int, tmp_path: Path
 ) -> None:
     job, named = job_in(tmp_path), {f"/p/{n}" for n in bad}
-    batches = Batches(job, False)
-    batches.prepare(found(*items(count)), list_shards, 10, actors)
+    output = Output(job, False)
+    output.prepare(found(*items(count)), list_shards, 10, actors)
     crew = Crew(job, random.Random(1), lambda here: any(item.id in named for item in here))
     crew.write_late = False
-    progress = run(batches, crew, actors)
-    errors = {row["id"]: row["error"] for row in batches.rows()}
-    assert {id_ for id_, error in errors.items() if error == jobs.LOST} == named
+    progress = run(output, crew, actors)
+    errors = {row["id"]: row["error"] for row in output.rows()}
+    assert {id_ for id_, error in errors.items() if error == LOST} == named
     assert len(errors) == progress.written == count
 
 
 def test_where_no_picture_at_all_is_answered_the_job_ends(tmp_path: Path) -> None:
     job = job_in(tmp_path)
-    batches = Batches(job, False)
-    batches.prepare(found(*items(100)), list_shards, 10, 2)
+    output = Output(job, False)
+    output.prepare(found(*items(100)), list_shards, 10, 2)
     crew = Crew(job, random.Random(1), lambda _: True)
     crew.write_late = False
     with pytest.raises(DeviceError, match=r"20 pictures were given up, .* none was answered"):
-        run(batches, crew)
-    assert {row["error"] for row in batches.rows()} <= {jobs.LOST}
+        run(output, crew)
+    assert {row["error"] for row in output.rows()} <= {LOST}
 
 
 class Losing(Crew):
@@ -393,7 +400,7 @@ class Losing(Crew):
 
     times, gone, blame = 1, 12, False
 
-    def wait(self, seconds: float) -> list[Given | Ended]:
+    def wait(self, seconds: float) -> list[Result | Ended]:
         with_tasks = sorted({call[0] for call in self.calls if call[1] is not None})
         if self.times and len(with_tasks) >= self.gone:
             self.times -= 1
@@ -406,131 +413,36 @@ class Losing(Crew):
 @pytest.mark.parametrize("blame", (False, True))
 def test_a_machine_with_many_actors_may_go_away(blame: bool, tmp_path: Path) -> None:
     job = job_in(tmp_path)
-    batches = Batches(job, False)
-    batches.prepare(found(*items(160)), list_shards, 2, 16)
+    output = Output(job, False)
+    output.prepare(found(*items(160)), list_shards, 2, 16)
     crew = Losing(job, random.Random(1), never)
     crew.times, crew.blame = (1, True) if blame else (2, False)
-    progress = run(batches, crew, 16)
+    progress = run(output, crew, 16)
     assert progress.written == 160 and progress.ended == (12 if blame else 24)
 
 
 def test_a_second_command_takes_nothing_of_the_first(tmp_path: Path) -> None:
     job = job_in(tmp_path)
-    first = Batches(job, False)
+    first = Output(job, False)
     first.prepare(found(*items(8)), list_shards, 2, 2)
     (Path(job.out) / "_writing-1234-part-000000.jsonl").touch()
     there = first.folder.names()
-    Batches(job, True).leave()  # whose cluster cannot be joined, for one
-    second = Batches(job, True)
+    Output(job, True).leave()  # whose cluster cannot be joined, for one
+    second = Output(job, True)
     second.prepare(found(*items(8)), list_shards, 2, 2)
     second.leave()
     assert first.folder.names() == there
-    assert first.plan.unit(0) == second.plan.unit(0)
+    assert first.manifest.unit(0) == second.manifest.unit(0)
     second.folder.write("part-000000.jsonl", b"")
     first.leave()  # began it, but somebody else goes on
     assert first.folder.names() == there | {"part-000000.jsonl"}
 
 
-def test_one_that_goes_on_keeps_the_plan_of_one_that_leaves(tmp_path: Path) -> None:
-    """The first began the folder, and ends before any row is there; the second has read its plan,
-    and has given nothing to do yet.
-    """
-    job = job_in(tmp_path)
-    first = Batches(job, False)
-    first.prepare(found(*items(8)), list_shards, 2, 2)
-    second = Batches(job, True)
-    second.prepare(found(*items(8)), list_shards, 2, 2)
-    first.leave()
-    assert not Path(job.out).exists()
-    with pytest.raises(Killed):
-        second.run(Crew(job, random.Random(1), never), 1, Progress(), stop_at(2))
-    second.leave()
-    third = Batches(job, True)
-    third.prepare(found(*items(8)), list_shards, 2, 2)
-    assert third.plan.count == 8 and len(third.done) == 1
-
-
-def test_one_whose_actors_may_be_writing_leaves_what_they_need(tmp_path: Path) -> None:
-    class Stopped(Crew):
-        def give(self, actor: int, task: Task, unit: Unit, rows: Sequence[Row]) -> None:
-            self.late.append(lambda: self.worker.write(unit, [*map(row_of, unit.items)]))
-            super().give(actor, task, unit, rows)
-            raise Killed
-
-    job = job_in(tmp_path)
-    batches = Batches(job, False)
-    batches.prepare(found(*items(8)), list_shards, 2, 2)
-    crew = Stopped(job, random.Random(1), never)
-    with pytest.raises(Killed):
-        run(batches, crew)
-    batches.leave()
-    crew.late.pop()()
-    assert len(ids_in(job)) == 2
-
-
-class Late(Folder):
-    """Another command writes just before this one does."""
-
-    def write(self, name: str, data: bytes) -> bool:
-        other, LATE.other = LATE.other, None
-        if other is not None and other[0] in name:
-            other[1]()
-        elif other is not None:
-            LATE.other = other
-        return super().write(name, data)
-
-
-class LATE:
-    other: tuple[str, Callable[[], object]] | None = None
-
-
-@pytest.fixture
-def beside(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[[], object]], None]:
-    monkeypatch.setattr(jobs, "Folder", Late)
-
-    def set_other(name: str, work: Callable[[], object]) -> None:
-        monkeypatch.setattr(LATE, "other", (name, work))
-
-    return set_other
-
-
-def test_two_that_begin_at_once_have_one_plan(beside: Any, tmp_path: Path) -> None:
-    job = job_in(tmp_path)
-
-    def other() -> None:
-        batches = Batches(job, True)
-        batches.prepare(found(*items(6, 4)), list_shards, 3, 2)
-
-    mine = Batches(job, False)
-    beside("_plan", other)
-    mine.prepare(found(*items(8)), list_shards, 2, 2)
-    assert mine.plan.count == 10 and len(mine.plan.ids()) == 10
-    assert [mine.plan.size(n) for n in range(mine.plan.units)] == [3, 3, 2, 2]
-    assert run(mine, Crew(job, random.Random(1), never)).written == 10
-    assert len(ids_in(job)) == 10
-
-
-def test_one_that_begins_while_another_asks_something_else_is_told(
-    beside: Any, tmp_path: Path
-) -> None:
-    job = job_in(tmp_path)
-
-    def other() -> None:
-        Batches(replace(job, prompt="!"), False).prepare(found(*items(2)), list_shards, 2, 2)
-
-    mine = Batches(job, False)
-    beside("_job", other)
-    with pytest.raises(OptionError, match=r"rows with prompt '!', now it is '\?'"):
-        mine.prepare(found(*items(2)), list_shards, 2, 2)
-    mine.leave()
-    assert len(ids_in(replace(job, prompt="!"))) == 0  # what the other one began is there
-
-
 def finished(folder: Path, ending: str) -> Job:
     job = job_in(folder, ending)
-    batches = Batches(job, False)
-    batches.prepare(found(*items(20)), list_shards, 20, 1)
-    run(batches, Crew(job, random.Random(1), never), 1)
+    output = Output(job, False)
+    output.prepare(found(*items(20)), list_shards, 20, 1)
+    run(output, Crew(job, random.Random(1), never), 1)
     return job
 
 
@@ -562,7 +474,7 @@ def test_damaged_files_are_named(name: str, ending: str, tmp_path: Path) -> None
     for one in damaged:
         place.write_bytes(one)
         try:
-            Batches(job, True).count_before(progress := Progress())
+            Output(job, True).count_before(progress := Progress())
         except OptionError as error:
             told += 1
             assert place.name in str(error) or "rows with" in str(error)
@@ -586,7 +498,7 @@ def test_what_cannot_be_read_now_is_not_called_damaged(
     for name in ("_job", "_plan", "part"):
         wanted = name
         with pytest.raises(DeviceError, match=r"cannot be read \(403 for"):
-            Batches(job, True).count_before(Progress())
+            Output(job, True).count_before(Progress())
 
 
 def tar_at(place: Path, count: int, cut: int | None = None) -> None:
@@ -604,9 +516,9 @@ def test_a_tar_file_that_was_cut_is_listed_again_when_it_is_whole(tmp_path: Path
     shards = Found((), (str(place),), Counter())
 
     def numbered() -> list[str]:
-        batches = Batches(job, (tmp_path / "rows.jsonl").exists())
-        batches.prepare(shards, list_shards, 4, 1)
-        units = map(batches.plan.unit, range(batches.plan.units))
+        output = Output(job, (tmp_path / "rows.jsonl").exists())
+        output.prepare(shards, list_shards, 4, 1)
+        units = map(output.manifest.unit, range(output.manifest.units))
         return [item.id.rpartition("#")[2] for unit in units for item in unit.items]
 
     tar_at(place, 10, 1536 * 5)
@@ -623,17 +535,17 @@ def test_shards_that_have_not_changed_are_not_read_again(
 ) -> None:
     tar_at(tmp_path / "s.tar", 3)
     shards, job = Found((), (f"{tmp_path}/s.tar",), Counter()), job_in(tmp_path)
-    Batches(job, False).prepare(shards, list_shards, 4, 1)
+    Output(job, False).prepare(shards, list_shards, 4, 1)
     monkeypatch.setattr("mtmd.cluster.sources.listing.open_seekable", None)
-    again = Batches(job, True)
+    again = Output(job, True)
     again.prepare(shards, list_shards, 4, 1)
-    assert again.plan.count == 3
+    assert again.manifest.count == 3
 
 
 def test_too_many_pictures_are_told_while_they_are_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mtmd.cluster.units.ITEMS_MOST", 5)
+    monkeypatch.setattr("mtmd.cluster.manifest.MAX_ITEMS", 5)
     for name in ("a.tar", "b.tar"):
         tar_at(tmp_path / name, 3)
 
@@ -644,7 +556,7 @@ def test_too_many_pictures_are_told_while_they_are_listed(
 
     shards = tuple(f"{tmp_path}/{name}.tar" for name in "abc")
     with pytest.raises(OptionError, match="found more than 5 pictures"):
-        Batches(job_in(tmp_path), False).prepare(Found((), shards, Counter()), listing, 4, 1)
+        Output(job_in(tmp_path), False).prepare(Found((), shards, Counter()), listing, 4, 1)
 
 
 def test_a_model_may_take_long_to_fetch_and_not_for_ever(
@@ -655,21 +567,21 @@ def test_a_model_may_take_long_to_fetch_and_not_for_ever(
     class Fetching(Crew):
         looks = 0
 
-        def wait(self, seconds: float) -> list[Given | Ended]:
+        def wait(self, seconds: float) -> list[Result | Ended]:
             self.looks += 1
             if self.looks == 1:
-                return [Given(1, None, Placed("here"))]
+                return [Result(1, None, "here")]
             return super().wait(seconds) if self.looks > most else []
 
     now = iter(range(0, 10**9, 3600))
-    monkeypatch.setattr(jobs, "time", SimpleNamespace(monotonic=lambda: float(next(now))))
-    batches = Batches(job_in(tmp_path), False)
-    batches.prepare(found(*items(4)), list_shards, 4, 1)
+    monkeypatch.setattr(runs, "time", SimpleNamespace(monotonic=lambda: float(next(now))))
+    output = Output(job_in(tmp_path), False)
+    output.prepare(found(*items(4)), list_shards, 4, 1)
     most = 10
     with pytest.raises(DeviceError, match=r"no actor was ready after 4 hours .*`mtmd pull`"):
-        run(batches, Fetching(batches.job, random.Random(1), never))
+        run(output, Fetching(output.job, random.Random(1), never))
     most = 3
-    assert run(batches, Fetching(batches.job, random.Random(1), never)).written == 4
+    assert run(output, Fetching(output.job, random.Random(1), never)).written == 4
 
 
 def stop_at(rows: int) -> Callable[[Progress], None]:
@@ -683,48 +595,15 @@ def stop_at(rows: int) -> Callable[[Progress], None]:
 def test_shards_without_a_picture(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "s.tar", "w"):
         pass
-    batches = Batches(job_in(tmp_path), False)
+    output = Output(job_in(tmp_path), False)
     with pytest.raises(OptionError, match=r"found no picture in .*s\.tar"):
-        batches.prepare(Found((), (f"{tmp_path}/s.tar",), Counter()), list_shards, 2, 2)
-
-
-def test_rows_of_two_plans_are_not_mixed(tmp_path: Path) -> None:
-    """A third command begins anew after the first has left, before the second has had an answer."""
-    job = job_in(tmp_path)
-    first = Batches(job, False)
-    first.prepare(found(*items(8)), list_shards, 2, 2)
-    second = Batches(job, True)
-    second.prepare(found(*items(8)), list_shards, 2, 2)
-    first.leave()
-    third = Batches(job, False)
-    third.prepare(found(*items(8, 4)), list_shards, 2, 2)
-    with pytest.raises(OptionError, match=r"found in _plan-000000\.parquet other pictures"):
-        run(second, Crew(job, random.Random(1), never))
-    second.leave()
-    assert run(third, Crew(job, random.Random(1), never)).written == 8
-    assert ids_in(job) == [item.id for item in items(8, 4)]
-
-
-def test_a_plan_that_nobody_has_changed_is_not_read_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job = job_in(tmp_path)
-    batches = Batches(job, False)
-    batches.prepare(found(*items(8)), list_shards, 2, 2)
-    own, read = batches.folder.read, list[str]()
-    monkeypatch.setattr(batches.folder, "read", lambda name: read.append(name) or own(name))
-    batches.keep()
-    assert read == ["_job.json"]
-    plan = Path(job.out) / "_plan-000000.parquet"
-    os.utime(plan, (0, 0))
-    batches.keep()
-    assert plan.name in read
+        output.prepare(Found((), (f"{tmp_path}/s.tar",), Counter()), list_shards, 2, 2)
 
 
 def test_what_another_command_has_left_is_seen_before_it_begins(tmp_path: Path) -> None:
     job = job_in(tmp_path)
-    mine = Batches(job, False)
-    other = Batches(replace(job, prompt="!"), False)
+    mine = Output(job, False)
+    other = Output(replace(job, prompt="!"), False)
     other.prepare(found(*items(2)), list_shards, 2, 2)
     with pytest.raises(OptionError, match="found files there already"):
         mine.look(False)
@@ -732,25 +611,10 @@ def test_what_another_command_has_left_is_seen_before_it_begins(tmp_path: Path) 
         mine.look(True)
 
 
-def test_a_command_that_lost_its_place_gives_nothing_more_to_do(tmp_path: Path) -> None:
-    job = job_in(tmp_path)
-    batches = Batches(job, False)
-    with Lease(batches.folder) as lease:
-        batches.look(False)
-        batches.prepare(found(*items(8)), list_shards, 2, 2)
-        Lease(batches.folder, lives=lambda _: False).take()
-        lease.beat()
-        crew = Crew(job, random.Random(1), never)
-        with pytest.raises(DeviceError, match="another command goes on there"):
-            batches.run(crew, 2, Progress(), lambda _: None, lease.check)
-        assert not crew.count
-
-
 def test_nothing_is_left_where_nothing_was_answered(tmp_path: Path) -> None:
     job = job_in(tmp_path)
-    batches = Batches(job, False)
-    with Lease(batches.folder):
-        batches.prepare(found(*items(8)), list_shards, 2, 2)
-        batches.leave()
-    batches.leave()
+    output = Output(job, False)
+    output.prepare(found(*items(8)), list_shards, 2, 2)
+    output.leave()
+    output.leave()
     assert not Path(job.out).exists()

@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 
 from mtmd.base.errors import DeviceError
-from mtmd.cluster import crew as crews
-from mtmd.cluster.connect import Seats
-from mtmd.cluster.crew import RayCrew, is_to_blame, listing, reason
-from mtmd.cluster.job import Ended, Given
+from mtmd.cluster import actors as module
+from mtmd.cluster.actors import Actors, Ended, Result, list_on_cluster, may_be_work, reason
+from mtmd.cluster.connect import PoolSize
+from mtmd.cluster.manifest import Item, Unit
 from mtmd.cluster.schedule import Task
 from mtmd.cluster.sources.find import Columns
-from mtmd.cluster.units import Item, Unit
-from mtmd.cluster.worker import Job, Placed, Written
+from mtmd.cluster.worker import Job, Written
 
 
 class RayError(Exception):
@@ -34,16 +33,26 @@ class ActorUnavailableError(RayError):
     pass
 
 
+class GetTimeoutError(RayError):
+    pass
+
+
 class Ray:
     """Calls are numbers; `results` of those that are over."""
 
-    exceptions = SimpleNamespace(RayError=RayError, ActorUnavailableError=ActorUnavailableError)
+    exceptions = SimpleNamespace(
+        RayError=RayError,
+        ActorUnavailableError=ActorUnavailableError,
+        GetTimeoutError=GetTimeoutError,
+    )
 
     def __init__(self) -> None:
         self.made: list[tuple[int, str]] = []
         self.results: dict[int, Any] = {}
         self.asked: list[dict[str, Any]] = []
         self.killed: list[int] = []
+        self.becomes: list[Any] = []
+        """What actors that are asked whether they live give."""
 
     def remote(self, _: type) -> Any:
         return SimpleNamespace(options=self._options)
@@ -59,16 +68,15 @@ class Ray:
         assert num_returns <= len(calls) and timeout >= 0
         return [call for call in calls if call in self.results][:num_returns], []
 
-    def get(self, call: int) -> Any:
+    def get(self, call: int, timeout: float = 0) -> Any:
+        if timeout and self.made[call][1] == "__ray_ready__":
+            self.results[call] = self.becomes.pop(0)
         if isinstance(self.results[call], Exception):
             raise self.results[call]
         return self.results[call]
 
     def kill(self, actor: _Actor) -> None:
         self.killed.append(actor._number)
-
-    def last(self, method: str) -> int:
-        return max(n for n, (_, name) in enumerate(self.made) if name == method)
 
 
 class _Actor:
@@ -90,76 +98,70 @@ NODE = ActorDiedError("The actor died.\nThe actor died because its node has died
 
 @pytest.fixture
 def ray(monkeypatch: pytest.MonkeyPatch) -> Ray:
-    monkeypatch.setattr(crews, "ASK_S", 0.0)
+    monkeypatch.setattr(module, "PAUSE_S", 0.0)
     return Ray()
 
 
 @pytest.fixture
-def crew(ray: Ray) -> RayCrew:
-    return RayCrew(ray, Job("/o.jsonl", ".jsonl", "?"), Seats(2, 3, 1, 3))
+def actors(ray: Ray) -> Actors:
+    return Actors(ray, Job("/o.jsonl", ".jsonl", "?"), PoolSize(2, 3, 1, 3))
 
 
-def test_what_an_actor_takes_and_gives(ray: Ray, crew: RayCrew) -> None:
-    assert [crew.start(0), crew.start(500), crew.start(5000)] == [0, 1, 2]
+def test_what_an_actor_takes_and_gives(ray: Ray, actors: Actors) -> None:
+    assert [actors.start(0), actors.start(500), actors.start(5000)] == [0, 1, 2]
     assert [asked.get("memory") for asked in ray.asked] == [None, 500, 1000]
     assert all((asked["num_cpus"], asked["num_gpus"]) == (3, 1) for asked in ray.asked)
-    assert crew.wait(0) == []
-    ray.results |= {2: Placed("host"), 3: "loaded"}
-    assert crew.wait(0) == [
-        Given(1, None, Placed("host")),
-        Given(1, None, "loaded"),  # type: ignore[arg-type]
+    assert actors.wait(0) == []
+    ray.results |= {2: "host", 3: "loaded"}
+    assert actors.wait(0) == [
+        Result(1, None, "host"),
+        Result(1, None, "loaded"),  # type: ignore[arg-type]
     ]
-    for task in (Task(3), Task(3, 1), Task(3, write=True)):
-        crew.give(1, task, UNIT, [])
-    assert [name for _, name in ray.made[6:]] == ["run", "answer", "write"]
-    ray.results[6] = ray.results[8] = Written(2, 0)
-    given = [Given(1, Task(3), Written(2, 0)), Given(1, Task(3, write=True), Written(2, 0))]
-    assert crew.wait(0) == given
+    for task in (Task(3), Task(3, 1)):
+        actors.give(1, task, UNIT)
+    assert [name for _, name in ray.made[6:]] == ["run", "answer"]
+    ray.results[6] = Written(2, 0)
+    assert actors.wait(0) == [Result(1, Task(3), Written(2, 0))]
 
 
 @pytest.mark.parametrize(("error", "blame"), ((DIED, True), (NODE, False)))
 def test_an_actor_that_ends_is_told_of_once(
-    ray: Ray, crew: RayCrew, error: Exception, blame: bool
+    ray: Ray, actors: Actors, error: Exception, blame: bool
 ) -> None:
-    actor = crew.start(0)
-    crew.give(actor, Task(3), UNIT, [])
-    crew.give(actor, Task(4), UNIT, [])
+    actor = actors.start(0)
+    actors.give(actor, Task(3), UNIT)
+    actors.give(actor, Task(4), UNIT)
     ray.results = {1: "loaded", 2: error, 3: error}
-    told, ended = crew.wait(0)
-    assert told == Given(actor, None, "loaded")  # type: ignore[arg-type]
+    told, ended = actors.wait(0)
+    assert told == Result(actor, None, "loaded")  # type: ignore[arg-type]
     assert isinstance(ended, Ended) and (ended.actor, ended.blame) == (actor, blame)
-    assert ended.why.startswith("The actor died. ") and "actor_id" not in ended.why
+    assert ended.reason.startswith("The actor died. ") and "actor_id" not in ended.reason
     assert ray.killed == [actor]
 
 
-@pytest.mark.parametrize(("found", "blame"), ((DIED, True), (NODE, False), ("it lives", False)))
-def test_an_actor_that_does_not_answer_is_asked_what_it_has_come_to(
-    ray: Ray, crew: RayCrew, found: Any, blame: bool
+@pytest.mark.parametrize(
+    ("becomes", "blame"),
+    ((DIED, True), (NODE, False), ("it lives", False), (GetTimeoutError(), False)),
+)
+def test_an_actor_that_does_not_answer_is_asked_why(
+    ray: Ray, actors: Actors, becomes: Any, blame: bool
 ) -> None:
-    actor = crew.start(0)
-    crew.give(actor, Task(3), UNIT, [])
-    ray.results = {1: "loaded", 2: ActorUnavailableError("Socket closed")}
-    assert len(crew.wait(0)) == 1 and ray.killed == []
-    crew.give(actor, Task(4), UNIT, [])
-    assert [name for _, name in ray.made] == ["begin", "load", "run", "__ray_ready__"]
-    ray.results[ray.last("__ray_ready__")] = ActorUnavailableError("Socket closed")
-    assert crew.wait(0) == []
-    ray.results[ray.last("__ray_ready__")] = found
-    (ended,) = crew.wait(0)
+    actor = actors.start(0)
+    actors.give(actor, Task(3), UNIT)
+    ray.results = {2: ActorUnavailableError("Socket closed")}
+    ray.becomes = [ActorUnavailableError("Socket closed"), becomes]
+    (ended,) = actors.wait(0)
     assert isinstance(ended, Ended) and ended.blame == blame and ray.killed == [actor]
+    assert [name for _, name in ray.made[3:]] == ["__ray_ready__"] * 2
 
 
-@pytest.mark.parametrize("answers", (True, False))
 def test_it_is_not_asked_for_ever(
-    ray: Ray, crew: RayCrew, monkeypatch: pytest.MonkeyPatch, answers: bool
+    ray: Ray, actors: Actors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(crews, "DOUBT_S", -1.0)
-    actor = crew.start(0)
+    monkeypatch.setattr(module, "DOUBT_S", 0.0)
+    actor = actors.start(0)
     ray.results = {1: ActorUnavailableError("Socket closed")}
-    assert crew.wait(0) == []
-    if answers:
-        ray.results[2] = ActorUnavailableError("Socket closed")
-    assert crew.wait(0) == [Ended(actor, "it could not be reached", blame=False)]
+    assert actors.wait(0) == [Ended(actor, "it could not be reached", blame=False)]
     assert ray.killed == [actor]
 
 
@@ -170,13 +172,13 @@ def test_a_listing_whose_process_ends_is_told(ray: Ray) -> None:
     with pytest.raises(
         DeviceError, match=r"^https://host/a.tar: cannot be listed, .*low on memory"
     ):
-        next(listing(ray, shards, Columns()))
+        next(list_on_cluster(ray, shards, Columns()))
 
 
 def test_what_an_actor_raised_is_its_own() -> None:
     raised = RayTaskError("a traceback that names a node: its node has died")
     raised.cause = ValueError("no such thing")
-    assert is_to_blame(raised) and reason(raised) == "ValueError: no such thing"
+    assert may_be_work(raised) and reason(raised) == "ValueError: no such thing"
     failed = ActorDiedError("The actor died\n  File x\nModuleNotFoundError: No module named 'mtmd'")
     failed.actor_init_failed = True  # type: ignore[attr-defined]
     assert reason(failed) == "ModuleNotFoundError: No module named 'mtmd'"
