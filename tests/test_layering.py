@@ -90,9 +90,11 @@ ORDER = {
     ),
     "web": (
         ("api_keys", "mistakes"),
-        ("errors", "settings", "sse", "store", "served_model", "telemetry"),
-        ("waiting", "bodies"),  # answers, and connections, without a thread; bodies of requests
-        ("auth", "headers", "intake", "connections"),  # what may come in
+        ("settings",),
+        ("errors", "sse", "store", "served_model", "telemetry"),
+        ("bodies", "native_threads", "refusal", "clients", "unix_socket"),
+        ("auth", "headers", "intake"),  # what may come in
+        ("connection",),  # one of the web server's
         ("models",),  # which of several answers it
         ("answering",),  # a request of any interface answered
         ("api", "page", "server", "status"),  # two products that do not know each other
@@ -106,6 +108,12 @@ ONLY_IN = {  # library -> the files, or folders, that may import it
     "llvmlite": ("kernels/cpu/native/",),
     "av": ("clip/video/container.py",),
     "flask": ("web/",),
+    "gevent": (
+        "mtmd/__main__.py",  # before anything else is imported
+        "web/connection.py",
+        "web/native_threads.py",
+        "web/server.py",
+    ),
     "ray": ("mtmd/cluster/connect.py", "web/replicas/"),
     "aiohttp": ("web/replicas/replica.py",),
     "fsspec": ("mtmd/cluster/places.py",),

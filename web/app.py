@@ -18,7 +18,7 @@ from mtmd.web.adapters.kept_responses import KeptResponses
 from mtmd.web.api import embeddings, files
 from mtmd.web.api import routes as openai
 from mtmd.web.api.embeddings import EmbeddingApi
-from mtmd.web.connections.clients import group_of
+from mtmd.web.clients import group_of
 from mtmd.web.intake.fetch_media import Fetcher
 from mtmd.web.intake.gate import Gate, GatedFlask
 from mtmd.web.intake.media import Media
@@ -84,7 +84,7 @@ def create_app_of_many(
 
 def _create(models: Models, settings: ServerSettings, store: Store | None) -> GatedFlask:
     app = GatedFlask("mtmd.web", static_folder=None)
-    app.request_class, app.device_first = _Request, True
+    app.request_class = _Request
     app.config.update(
         MAX_CONTENT_LENGTH=settings.body_bytes,
         MAX_FORM_MEMORY_SIZE=FORM_FIELD_BYTES,

@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # loaded when they are used: the help of `mtmd serve` is made
 Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 Trusted: TypeAlias = Network | Literal["unix"]
 PEER: Literal["unix"] = "unix"  # the address of everybody who comes through a socket in a file
+HAS_LEFT = "mtmd.has_left"  # in the WSGI environment: a function, whether the client has left
 UNIX = "unix:"  # before the path, where a host is expected
 ALIAS_CHARS = 256
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([^\s/*]+|\*)")

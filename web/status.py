@@ -8,7 +8,7 @@ from flask import Blueprint, Response, request
 
 from mtmd import __version__
 from mtmd.web.auth import without_key
-from mtmd.web.intake.gate import Body, Work, takes
+from mtmd.web.intake.gate import Body, takes
 from mtmd.web.models.choice import Models, in_memory
 from mtmd.web.settings import ServerSettings
 from mtmd.web.telemetry import metrics
@@ -18,7 +18,7 @@ def blueprint(models: Models, settings: ServerSettings, counters: metrics.Metric
     routes = Blueprint("status", __name__)
 
     @routes.get("/health")
-    @takes(Body.NOTHING, Work.AT_ONCE)
+    @takes(Body.NOTHING)
     @without_key
     def health() -> tuple[dict[str, Any], int]:
         """Without the device, which may hang: what is known of it. Of several models, how far the

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 LACKING = (
-    *("flask", "waitress", "pydantic", "llguidance", "argcomplete", "prometheus_client"),
+    *("flask", "gevent", "pydantic", "llguidance", "argcomplete", "prometheus_client"),
     *("gguf", "openai", "anthropic", "ollama", "schemathesis", "jsonschema", "simpy", "playwright"),
     *("pyarrow", "pillow_heif", "pypdfium2", "av", "ray", "aiohttp", "yarl"),
 )

@@ -393,7 +393,7 @@ class Walk:
 def states(browser, folder, **context):
     """(name, visitor) of each."""
     fake = Shown()
-    with _served(fake) as server, wire(int(server.effective_port)) as line:
+    with _served(fake) as server, wire(server.port) as line:
         person = Visitor(browser, line.url, **context)
         person.expects = ("ERR_", "400", "404", "429", "503")
         for name in Walk(person, fake, line, folder):

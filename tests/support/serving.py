@@ -84,7 +84,7 @@ def raw_request(server, body, path="/v1/chat/completions", method="POST", receiv
     if receive:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive)
     sock.settimeout(10)
-    sock.connect((server.effective_host, int(server.effective_port)))
+    sock.connect((server.host, server.port))
     data = json.dumps(body).encode()
     head = (
         f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: "

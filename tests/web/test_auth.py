@@ -414,9 +414,7 @@ def test_a_long_body_is_not_read_for_who_has_no_key(framing):
                 "",
                 "",
             ]
-            with socket.create_connection(
-                (server.effective_host, int(server.effective_port)), timeout=10
-            ) as sock:
+            with socket.create_connection((server.host, server.port), timeout=10) as sock:
                 sock.sendall("\r\n".join(lines).encode())
                 head, _, body = sock.recv(4096).decode().partition("\r\n\r\n")
                 assert head.startswith(f"HTTP/1.1 {status}")
@@ -430,7 +428,7 @@ def test_a_long_body_is_not_read_for_who_has_no_key(framing):
 def test_a_body_over_the_limit_is_not_asked_for():
     with (
         running(FakeService()) as server,
-        socket.create_connection((server.effective_host, int(server.effective_port)), 10) as sock,
+        socket.create_connection((server.host, server.port), 10) as sock,
     ):
         sock.sendall(
             b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nExpect: "

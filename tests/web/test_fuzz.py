@@ -358,9 +358,7 @@ def answer(server, data, waits=False):
     """Head and body of the response; the server closes the connection after it. `waits`: it waits
     for more, which does not come.
     """
-    with socket.create_connection(
-        (server.effective_host, int(server.effective_port)), timeout=20
-    ) as sock:
+    with socket.create_connection((server.host, server.port), timeout=20) as sock:
         try:
             sock.sendall(data.replace(b"Host:", b"Connection: close\r\nHost:", 1))
             if waits:

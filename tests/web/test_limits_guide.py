@@ -20,10 +20,9 @@ from mtmd.options.load import LoadOptions
 from mtmd.prompt.fetch_url import MOST_REDIRECTS
 from mtmd.prompt_logprobs import PROMPT_LOGPROBS_MAX
 from mtmd.service import many, prepare_ahead
-from mtmd.web import server
+from mtmd.web import connection
 from mtmd.web.api import embedding_requests as vectors
-from mtmd.web.connections import parser
-from mtmd.web.connections.parser import SHORT_BODY
+from mtmd.web.connection import SHORT_BODY
 from mtmd.web.intake import gate
 from mtmd.web.intake.fetch_media import Fetcher
 from mtmd.web.intake.uploads import RECORD_BYTES
@@ -56,15 +55,11 @@ def most_of(option):
     [
         ("open connections", [f"{C.most:,}"]),
         ("of one address", [f"{C.per_address:,}"]),
-        ("the head of a request", [f"{C.head_s:g} s", f"{parser.HEADERS} headers"]),
-        (
-            "of a body in chunks",
-            [f"{n // KIB} KiB" for n in (parser.CHUNK_LINE, parser.TRAILER, parser.CHUNKED)],
-        ),
+        ("the head of a request", [f"{C.head_s:g} s", f"{connection.HEADERS} headers"]),
+        ("of a body in chunks", [f"{connection.CHUNKED // KIB} KiB"]),
         ("its body", [f"{C.body_s:g} s", f"{C.body_rate // KIB} KiB"]),
         ("a connection that nothing", [f"{C.idle_s:g} s"]),
         ("an answer that nobody", [f"{C.unread_rate // KIB} KiB/s", f"{C.unread_s:g} s"]),
-        ("what waits for one", [f"{server.HELD_BACK // MIB} MiB"]),
         ("bodies of all", [f"{C.body_bytes // MIB} MiB"]),
         ("a body above", [f"{SHORT_BODY // KIB} KiB"]),
         ("pictures of one", [M.images, f"{M.bytes // MIB} MiB", f"{M.pixels // 10**6} million"]),
@@ -85,7 +80,6 @@ def most_of(option):
         ("a picture that is", [f"{M.bytes // MIB} MiB", f"{M.pixels // 10**6} million"]),
         ("a body where none", [f"{gate.FORGIVEN_BYTES // KIB} KiB"]),
         ("requests being answered", [f"{S.queue:,}"]),
-        ("of these, requests", [gate.PREPARED_AT_ONCE]),
         ("of those, requests", [registry.MOST_WAITING, f"{registry.LONGEST_WAIT_S:g} s"]),
         ("requests a minute", [S.rate_limit or "any number"]),
         ("pixels of all", [f"{M.server_pixels // 10**6} million"]),
@@ -164,4 +158,4 @@ def test_limits_of_many_pictures_are_as_documented(row, facts):
 
 
 def test_words_that_stand_for_numbers():
-    assert MOST_REDIRECTS == 3 and UNUSED_SECONDS == 3600 and server.QUICK_THREADS == 4
+    assert MOST_REDIRECTS == 3 and UNUSED_SECONDS == 3600

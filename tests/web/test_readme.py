@@ -31,7 +31,7 @@ def test_curl_lines():
     guide = (ROOT / "docs" / "server.md").read_text()
     block = re.search(r"^    ID=\$\(curl.*?\n\n", guide, re.M | re.S)[0]
     with running(load(device="cpu").service) as server:
-        port = int(server.effective_port)
+        port = server.port
         done = subprocess.run(
             ["sh", "-c", block.replace("127.0.0.1:8080", f"127.0.0.1:{port}")],
             capture_output=True,
@@ -65,7 +65,7 @@ def test_lines_of_python(capsys):
     code = re.search(r"```python\n(from openai.*?)```", README, re.S)[1]
     picture = data_url((ROOT / "examples" / "shapes.png").read_bytes())
     with running(load(device="cpu").service) as server:
-        code = code.replace("127.0.0.1:8080", f"127.0.0.1:{int(server.effective_port)}").replace(
+        code = code.replace("127.0.0.1:8080", f"127.0.0.1:{server.port}").replace(
             "data:image/png;base64,...", picture
         )
         scope: dict[str, object] = {}

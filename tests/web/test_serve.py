@@ -6,6 +6,7 @@ import json
 import re
 import signal
 import socket
+import sys
 from pathlib import Path
 from urllib.request import Request, urlopen
 
@@ -15,7 +16,6 @@ import pytest
 from dual_encoders import clip
 from serve_command import address, serving
 from serving import data_url, image_part, user
-from warm_process import warm
 
 from mtmd import load, load_embedder
 from mtmd.cli import main
@@ -49,8 +49,7 @@ ABORTS = FORWARD.format("os.abort()")
 
 @pytest.fixture(scope="module")
 def python():
-    with warm() as found:
-        yield found
+    return [sys.executable]
 
 
 def test_the_demo_model_is_served_as_it_answers_alone():

@@ -224,7 +224,7 @@ def blueprint(door: Door) -> Blueprint:
         return {"version": __version__}
 
     @routes.get("/ready")
-    @takes(Body.NOTHING, Work.AT_ONCE)
+    @takes(Body.NOTHING)
     @without_key
     def ready() -> tuple[dict[str, Any], int]:
         """Answered from when the model is in memory, or, of several, may be asked for; without the

@@ -1,13 +1,10 @@
-"""Answers on their way to a client: their events awaited, and sent whole or as a stream.
-
-No other module knows how a connection waits.
-"""
+"""Answers on their way to a client: their events awaited, and sent whole or as a stream."""
 
 from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
@@ -15,7 +12,7 @@ from typing import Any, Protocol, cast
 from flask import Response, current_app, g, json, request
 
 from mtmd import Answer, Event, Finished, MtmdError, Progress, TextPiece, Ticket, TokenInfo
-from mtmd.service.turns import get_up
+from mtmd.service.turns import left
 from mtmd.web import sse
 from mtmd.web.answering.tools import CustomCalls
 from mtmd.web.errors import ApiError, as_api_error
@@ -23,9 +20,11 @@ from mtmd.web.errors import response as error_response
 from mtmd.web.intake.gate import GatedFlask
 from mtmd.web.models.choice import Claim, Models
 from mtmd.web.served_model import ServedModel
+from mtmd.web.settings import HAS_LEFT
 from mtmd.web.telemetry.record import Record
-from mtmd.web.waiting.waits import BEAT_S, CAN_WAIT, WAITS, Waits
 
+BEAT_S = 10.0  # of silence in a stream
+LOOK_S = 1.0  # between two looks whether the client is still there
 SHUTTING_DOWN = ApiError(503, "the server is shutting down", code="shutting_down")
 
 
@@ -69,9 +68,7 @@ class Delivery:
         self._events: queue.SimpleQueue[tuple[int, Event | BaseException]] = queue.SimpleQueue()
         self._record: Record | None = g.get("record")
         self._request_id = g.get("request_id", "req")
-        self._waits: Waits | None = None
-        if request.environ.get(CAN_WAIT):
-            self._waits = request.environ.setdefault(WAITS, Waits())
+        self._has_left: Callable[[], bool] = request.environ.get(HAS_LEFT, _never)
         for index, ticket in enumerate(tickets):
             ticket.redirect(self._sink(index))
 
@@ -83,30 +80,23 @@ class Delivery:
         """Return what `write` makes of all answers, as JSON; `form` makes the body for an
         error.
         """
-        made, waits = self._made(write, form), self._waits
-        if waits is None:
-            try:
-                while True:
-                    next(made)
-            except StopIteration as end:
-                response: Response = end.value
-                return response
-            finally:
-                self._close()
-
-        def pieces() -> Iterator[bytes]:
-            while True:
-                try:
-                    next(made)
-                except StopIteration as end:
-                    waits.response = end.value
-                    yield end.value.get_data()
-                    return
-                yield b""
-
-        response = Response(pieces(), mimetype="application/json")
-        response.call_on_close(self._close)
-        return response
+        try:
+            answers: dict[int, Collected] = {}
+            tokens: list[list[TokenInfo]] = [[] for _ in self._tickets]
+            for come in self._incoming():
+                if come is None:
+                    continue
+                index, event = come
+                if isinstance(event, TextPiece):
+                    tokens[index].extend(event.tokens)
+                elif isinstance(event, Finished):
+                    answers[index] = Collected(event.answer, tokens[index])
+            body = write([answers[index] for index in sorted(answers)])
+        except Exception as error:
+            return error_response(self._as_error(error), form)
+        finally:
+            self._close()
+        return Response(json.dumps(body), mimetype="application/json")
 
     def streamed(
         self,
@@ -124,29 +114,6 @@ class Delivery:
         response = Response(pieces, mimetype=mimetype, headers=headers)
         response.call_on_close(self._close)
         return response
-
-    def _made(
-        self,
-        write: Callable[[Sequence[Collected]], Any],
-        form: Callable[[ApiError], Mapping[str, Any]],
-    ) -> Generator[None, None, Response]:
-        """Yield None where there is no event now."""
-        try:
-            answers: dict[int, Collected] = {}
-            tokens: list[list[TokenInfo]] = [[] for _ in self._tickets]
-            for come in self._incoming():
-                if come is None:
-                    yield
-                    continue
-                index, event = come
-                if isinstance(event, TextPiece):
-                    tokens[index].extend(event.tokens)
-                elif isinstance(event, Finished):
-                    answers[index] = Collected(event.answer, tokens[index])
-            body = write([answers[index] for index in sorted(answers)])
-        except Exception as error:
-            return error_response(self._as_error(error), form)
-        return Response(json.dumps(body), mimetype="application/json")
 
     def _pieces(self, writer: Writer, failure: Callable[[ApiError], str]) -> Iterator[str]:
         """Yield "" where there is no event now."""
@@ -173,18 +140,22 @@ class Delivery:
                 yield ""
 
     def _incoming(self) -> Iterator[tuple[int, Event] | None]:
-        """Yield the events of all answers, each with the index of its answer; None where there is
-        no event now: at once where the connection can wait without a thread, else after BEAT_S.
-        Raises the error of the first that fails, and ApiError where the server itself cancelled an
-        answer. Leaving the loop cancels all.
+        """Yield the events of all answers, each with the index of its answer; None after LOOK_S
+        without one that was yielded. Raises the error of the first that fails, LeftError where the
+        client has left, and ApiError where the server itself cancelled an answer. Leaving the loop
+        cancels all.
         """
-        get_up()
+        looked = time.monotonic()
         try:
             while self._running:
-                try:
-                    index, event = self._events.get(self._waits is None, BEAT_S)
-                except queue.Empty:
+                if time.monotonic() - looked >= LOOK_S:
+                    if self._has_left():
+                        raise left()
+                    looked = time.monotonic()
                     yield None
+                try:
+                    index, event = self._events.get(timeout=LOOK_S)
+                except queue.Empty:
                     continue
                 if isinstance(event, BaseException):
                     raise event
@@ -221,8 +192,6 @@ class Delivery:
     def _sink(self, index: int) -> Callable[[Event | BaseException], None]:
         def put(event: Event | BaseException) -> None:
             self._events.put((index, event))
-            if self._waits is not None:
-                self._waits.news()
 
         return put
 
@@ -231,6 +200,10 @@ def cancel(ticket: Cancellable) -> None:
     """End an answer that nobody reads any more."""
     with suppress(MtmdError):  # the service is closed, which has ended it
         ticket.cancel()
+
+
+def _never() -> bool:
+    return False
 
 
 def _still_there() -> str:
@@ -257,9 +230,6 @@ def until_loaded(
     except BaseException:
         claim.give_back()
         raise
-    # A thread waits until the model is there; what comes then waits without one.
-    if request.environ.get(CAN_WAIT):
-        request.environ[WAITS] = Waits()
     goes_on = _Request()
     pieces = goes_on.pieces(claim, begin, failed, beat or (lambda: _how_far(claim)))
     response = Response(pieces, mimetype=mimetype)

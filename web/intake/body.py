@@ -6,7 +6,8 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator
 
-from mtmd.web.intake.gate import checked_json
+from mtmd.web.intake.gate import SHORT, checked_json
+from mtmd.web.native_threads import in_thread
 
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -25,4 +26,8 @@ def json_body(kind: type[Body], typed: bool = True) -> Body:
     turns into a 400 that names the place.
     """
     body = checked_json(typed)
-    return body.read(lambda data: kind.model_validate_json(data, context=body))
+
+    def read() -> Body:
+        return body.read(lambda data: kind.model_validate_json(data, context=body))
+
+    return read() if len(body.data) <= SHORT else in_thread(read)

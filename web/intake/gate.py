@@ -6,6 +6,7 @@ A route says what it takes by `takes`; one that does not cannot be registered.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -17,7 +18,7 @@ from flask import Flask, Response, current_app, g, request
 from werkzeug.exceptions import HTTPException
 
 from mtmd import BusyError
-from mtmd.service.turns import Turns, get_up, sit_down, wanted_unless, work_for
+from mtmd.service.turns import Turns, wanted_unless, work_for
 from mtmd.web.bodies.body_budget import BodyBudget
 from mtmd.web.bodies.compressed import plain, refused
 from mtmd.web.errors import ApiError, as_api_error
@@ -26,14 +27,14 @@ from mtmd.web.intake.json_limits import check_json
 from mtmd.web.intake.long_texts import LONG, CutBody, Memory
 from mtmd.web.intake.picture_budget import PictureBudget
 from mtmd.web.intake.places import Places
-from mtmd.web.settings import JsonLimits, ServerSettings
+from mtmd.web.native_threads import in_thread
+from mtmd.web.settings import HAS_LEFT, JsonLimits, ServerSettings
 
-PREPARED_AT_ONCE = 64  # requests whose pictures are decoded or fetched, whose prompts are read
 FORGIVEN_BYTES = 64 << 10  # of a body at an address that takes none, or is not there
 SMALL_VALUES = 4096  # in JSON that the page sends
 LONG_RESPONSE = 256 << 10  # bytes; less waits in memory for a client that does not read
+SHORT = 64 << 10  # bytes of JSON that are read where they are
 READ_AT_ONCE = 1 << 20  # bytes of a long body: whom the system lets run next has not to wait
-SEATS = 2  # for threads that read requests and write answers: there is one interpreter
 HISTORY_VALUES = 500_000  # the page sends one conversation at a time
 _TAKES = "_takes"
 View = TypeVar("View", bound=Callable[..., Any])
@@ -57,7 +58,6 @@ _FILES = (Body.PICTURE, Body.FORM)  # which come as they are
 class Work(Enum):
     """What is taken up while a request is answered."""
 
-    AT_ONCE = "less, and it waits for nothing: done by the loop of connections itself"
     QUICK = "milliseconds"
     ANSWER = "the model, or pictures that are decoded"
     FOLLOW = "a stream of what is written anyway"
@@ -85,14 +85,9 @@ def takes_of(view: Callable[..., Any] | None) -> Takes | None:
 
 
 class GatedFlask(Flask):
-    """An application whose routes all say what they take. `gate` is set by `Gate`.
-
-    `device_first`: threads that read its requests let those go first that compute answers and send
-    them.
-    """
+    """An application whose routes all say what they take. `gate` is set by `Gate`."""
 
     gate: Gate
-    device_first = False
 
     def add_url_rule(
         self,
@@ -128,7 +123,7 @@ class Gate:
         }
         self._app, self._urls = app, app.url_map.bind("localhost")
         app.gate = self
-        self._desk = Turns(SEATS, each=1)
+        self._entrance = Turns(1)
         self.budget = PictureBudget(settings.media)
         self.plain_bodies = BodyBudget(settings.connections.body_bytes)
         app.before_request(self._enter)
@@ -139,15 +134,8 @@ class Gate:
         """Places of this kind that are not free."""
         return self._places[work].taken
 
-    def threads(self) -> dict[Work, int]:
-        """How many threads each kind of work that has places may take. Answers wait without one."""
-        most = {work: places.most for work, places in self._places.items()}
-        return most | {Work.ANSWER: min(most[Work.ANSWER], PREPARED_AT_ONCE)}
-
-    def route(self, method: str, path: str) -> tuple[int, Work | None]:
-        """How many bytes may come with such a request, and what places it will want. `path` as
-        WSGI has it, in Latin-1.
-        """
+    def body_limit(self, method: str, path: str) -> int:
+        """Return how many bytes may come with such a request. `path` as WSGI has it, in Latin-1."""
         path = path.encode("latin-1").decode("utf-8", "replace")
         root = self._settings.root_path
         try:
@@ -155,11 +143,8 @@ class Gate:
                 path.removeprefix(root) if path.startswith(f"{root}/") else path, method
             )
         except HTTPException:
-            return FORGIVEN_BYTES, None
-        what = takes_of(self._app.view_functions[endpoint])
-        kinds = (Work.AT_ONCE, *self._places)
-        work = what.work if what is not None and what.work in kinds else None
-        return self.bytes_of(what), work
+            return FORGIVEN_BYTES
+        return self.bytes_of(takes_of(self._app.view_functions[endpoint]))
 
     def bytes_of(self, what: Takes | None) -> int:
         settings = self._settings
@@ -195,27 +180,23 @@ class Gate:
         client = self._client()
         if what is not None and what.work in self._places and request.method != "OPTIONS":
             g.give_back = self._places[what.work].take(client)
-        wanted_unless(request.environ.get("waitress.client_disconnected"))
-        if what is None or what.work is not Work.AT_ONCE:
-            self._sit_down(client)
+        self.resume()
+        if what is not None and what.work in self._places:
+            with self._entrance.one():  # among the clients in turn
+                time.sleep(0)  # others are answered between two that begin
 
     def resume(self) -> None:
         """This thread works on for the request at hand, which has entered before and whose place is
         taken.
         """
-        wanted_unless(request.environ.get("waitress.client_disconnected"))
-        self._sit_down(self._client())
-
-    def _sit_down(self, client: str) -> None:
-        work_for(client)
-        sit_down(self._desk)
+        wanted_unless(request.environ.get(HAS_LEFT))
+        work_for(self._client())
 
     def _leave_with(self, response: Response) -> Response:
         """The place of what is made while it is sent, or may have to wait for its client, is free
         once the last of it is on its way, or nobody wants it. What turns out to be long takes one
         now.
         """
-        get_up()
         give_back = g.pop("give_back", None)
         long = _is_long(response)
         if give_back is None and long:
@@ -288,9 +269,15 @@ def checked_json(typed: bool = True) -> CutBody:
     what = takes_of(app.view_functions[request.endpoint or ""])
     assert what is not None
     limit = app.gate.bytes_of(what)
-    body = CutBody(plain(_in_memory(), _encoding(), limit, _take_plain))
-    check_json(body.data, app.gate.json_of(what), body.escapes)
-    return body
+    limits = app.gate.json_of(what)
+
+    def checked() -> CutBody:
+        body = CutBody(plain(_in_memory(), _encoding(), limit, _take_plain))
+        check_json(body.data, limits, body.escapes)
+        return body
+
+    is_short = (request.content_length or 0) <= SHORT and _encoding() in ("", "identity")
+    return checked() if is_short else in_thread(checked)
 
 
 def keep_place() -> Callable[[], None]:
@@ -307,7 +294,6 @@ def _is_long(response: Response) -> bool:
 
 
 def _leave(_: BaseException | None) -> None:
-    get_up()
     work_for("")
     wanted_unless(None)
     if (give_back := g.pop("give_back", None)) is not None:

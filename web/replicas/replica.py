@@ -137,7 +137,7 @@ class Replica:
                 auto_decompress=False,
                 skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
             )
-        port = self._server.effective_port
+        port = self._server.port
         return self._session.request(
             request.method,
             URL(f"http://{HERE}:{port}{request.target}", encoded=True),

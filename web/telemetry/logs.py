@@ -28,23 +28,12 @@ class JsonLines(logging.Formatter):
         return json.dumps(line)
 
 
-def without_paths(record: logging.LogRecord) -> bool:
-    """waitress names the path of a request that failed, which is its client's."""
-    before, serving, _ = str(record.msg).partition(" while serving ")
-    if serving:
-        record.msg, record.args = f"{before} while serving a request", ()
-    return True
-
-
 def write_log(form: str, level: str, *, requests: bool) -> None:
     """To stderr, for the rest of the process. `requests`: a line for each, whatever the level."""
     handler = logging.StreamHandler()
-    handler.addFilter(without_paths)
     text = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
     handler.setFormatter(JsonLines() if form == "json" else text)
-    for name in ("mtmd", "waitress"):
-        logger = logging.getLogger(name)
-        logger.addHandler(handler)
-        logger.setLevel(level.upper())
-    logging.getLogger("waitress").propagate = False
+    logger = logging.getLogger("mtmd")
+    logger.addHandler(handler)
+    logger.setLevel(level.upper())
     logging.getLogger(ACCESS).setLevel(logging.INFO if requests else logging.CRITICAL)

@@ -12,6 +12,7 @@ from typing import Any
 from flask import Flask, Response, g, request
 
 from mtmd import Receipt
+from mtmd.web.settings import HAS_LEFT
 
 GONE = 499  # as nginx has it: the client left before its answer was there
 log = logging.getLogger("mtmd.access")
@@ -114,7 +115,7 @@ def register(app: Flask, count: Callable[[int, str | None], None]) -> None:
             _end(record, count)
             return response
         watched = response.response = _Watched(response.response)
-        is_gone = request.environ.get("waitress.client_disconnected", lambda: False)
+        is_gone = request.environ.get(HAS_LEFT, lambda: False)
 
         def end() -> None:
             if not watched.whole and is_gone():

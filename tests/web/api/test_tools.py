@@ -30,7 +30,7 @@ def service():
 @pytest.fixture
 def asked(service):
     with running(service) as server:
-        url = f"http://{server.effective_host}:{server.effective_port}/v1"
+        url = f"http://{server.host}:{server.port}/v1"
         with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
             yield client.chat.completions.create
 

@@ -10,6 +10,8 @@ from clips import video
 from fake_service import FakeService
 from serving import client_for, data_url, image_part, png, post_chat
 
+from mtmd.web.settings import HAS_LEFT
+
 TEXT = {"type": "text", "text": "hm"}
 
 
@@ -111,7 +113,7 @@ def test_who_leaves_while_a_video_is_read(clip):
     client = client_for(service)
     part = {"type": "video_url", "video_url": {"url": data_url(clip)}}
     body = {"messages": [{"role": "user", "content": [part, TEXT]}]}
-    gone = {"waitress.client_disconnected": lambda: bool(service.left)}
+    gone = {HAS_LEFT: lambda: bool(service.left)}
     reply = client.post("/v1/chat/completions", json=body, environ_overrides=gone)
     assert (reply.status_code, service.taken, service.tickets) == (499, [0], [])
     assert post_chat(client, part, TEXT).status_code == 200  # the next on this thread

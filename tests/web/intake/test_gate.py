@@ -28,7 +28,7 @@ BODIES = {  # what each route takes from outside; a new one is added here with o
     ("GET", "/diagnostics"): (Body.NOTHING, Work.QUICK),
     ("GET", "/docs"): (Body.NOTHING, Work.QUICK),
     ("GET", "/static/<path:filename>"): (Body.NOTHING, Work.QUICK),
-    ("GET", "/health"): (Body.NOTHING, Work.AT_ONCE),
+    ("GET", "/health"): (Body.NOTHING, Work.QUICK),
     ("POST", "/api/conversations/<id_>/messages/read"): (Body.SMALL_JSON, Work.DOWNLOAD),
     ("GET", "/api/last"): (Body.NOTHING, Work.QUICK),
     ("POST", "/api/pages"): (Body.PICTURE, Work.ANSWER),
@@ -57,7 +57,7 @@ BODIES = {  # what each route takes from outside; a new one is added here with o
     ("POST", "/apply-template"): (Body.JSON_WITH_PICTURES, Work.ANSWER),
     ("GET", "/slots"): (Body.NOTHING, Work.QUICK),
     ("GET", "/version"): (Body.NOTHING, Work.QUICK),
-    ("GET", "/ready"): (Body.NOTHING, Work.AT_ONCE),
+    ("GET", "/ready"): (Body.NOTHING, Work.QUICK),
     ("POST", "/v1/files"): (Body.FORM, Work.ANSWER),
     ("GET", "/v1/files"): (Body.NOTHING, Work.QUICK),
     ("GET", "/v1/files/<id_>"): (Body.NOTHING, Work.QUICK),
@@ -122,7 +122,7 @@ def test_a_route_that_does_not_say_so_cannot_be_registered():
 @pytest.mark.parametrize("route", BODIES, ids=" ".join)
 def test_a_body_that_is_too_long_for_its_route_is_refused_before_the_route(route):
     method, rule = route
-    body, work = BODIES[route]
+    body, _ = BODIES[route]
     media = MediaBudget(bytes=200_000)
     settings = ServerSettings(media=media, json=JsonLimits(bytes=100_000))
     app = create_app(FakeService(), settings)
@@ -134,7 +134,7 @@ def test_a_body_that_is_too_long_for_its_route_is_refused_before_the_route(route
     }.get(body, settings.body_bytes)
     path = rule.replace("<id_>", "x").replace("<sha256>", "x").replace("<int:number>", "1")
     path = path.replace("<path:name>", "fake").replace("<path:filename>", "icon.svg")
-    assert app.gate.route(method, path) == (limit, None if work is Work.QUICK else work)
+    assert app.gate.body_limit(method, path) == limit
     found = app.test_client().open(path, method=method, data=b" " * (limit + 1), headers=JSON)
     assert found.status_code == 413 and f"at most {limit:,} at this address" in found.text
 

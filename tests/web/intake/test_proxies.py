@@ -104,8 +104,8 @@ def test_a_trusted_proxy_has_as_many_connections_as_there_are(trusted, kept, mon
     monkeypatch.setattr("mtmd.web.server.is_here", lambda _: False)
     limits = replace(ConnectionLimits(), per_address=1)
     with running(FakeService(), trusted_proxy=trusted, connections=limits) as server:
-        address = server.effective_host, int(server.effective_port)
+        address = server.host, server.port
         socks = [socket.create_connection(address, timeout=10) for _ in range(3)]
-        assert until(lambda: len(server.active_channels) == kept)
+        assert until(lambda: len(server.connections) == kept)
         for sock in socks:
             sock.close()

@@ -21,6 +21,7 @@ from mtmd.web.models import fetching, schedule
 from mtmd.web.models import registry as module
 from mtmd.web.models.choice import FAILED, LOADED, LOADING, UNLOADED
 from mtmd.web.models.presets import Preset
+from mtmd.web.settings import HAS_LEFT
 
 
 @pytest.fixture(autouse=True)
@@ -587,7 +588,7 @@ def test_who_leaves_while_it_is_loaded_is_not_let_in_but_for_what_is_wanted_in_a
 ):
     monkeypatch.setattr(module, "GONE_EVERY_S", 0.01)
     app, found = Flask("test"), {}
-    has_left = {"waitress.client_disconnected": lambda: True}
+    has_left = {HAS_LEFT: lambda: True}
 
     def choose(registry, name, in_any_case):
         wanted_unless(lambda: True)

@@ -258,7 +258,7 @@ def test_an_answer_goes_on_over_every_cut_of_the_wire(browser, fake):
     fake.pace_s, fake.words = 0.01, " ".join(f"w{i}" for i in range(240))
     with (
         running(fake, create_app(fake, ServerSettings(port=0), Store(None))) as server,
-        wire(int(server.effective_port)) as line,
+        wire(server.port) as line,
     ):
         person = Visitor(browser, line.url)
         person.expects = ("ERR_",)
@@ -268,7 +268,7 @@ def test_an_answer_goes_on_over_every_cut_of_the_wire(browser, fake):
             page.wait_for_selector(f".growing:has-text('{word} ')")
             line.cut()
             page.wait_for_selector(".reconnecting:visible")
-            line.to = int(server.effective_port)
+            line.to = server.port
         person.answered()
         assert person.texts("answer") == [fake.words] and len(fake.tickets) == 1
         person.close()
@@ -278,7 +278,7 @@ def test_who_stops_waiting_for_a_server_keeps_what_was_read(browser, fake):
     fake.pace_s, fake.words = 0.02, " ".join(f"w{i}" for i in range(60))
     with (
         running(fake, create_app(fake, ServerSettings(port=0), Store(None))) as server,
-        wire(int(server.effective_port)) as line,
+        wire(server.port) as line,
     ):
         person = Visitor(browser, line.url)
         person.expects = ("ERR_",)
@@ -290,7 +290,7 @@ def test_who_stops_waiting_for_a_server_keeps_what_was_read(browser, fake):
         page.click("#stop")
         page.wait_for_selector(".aside:has-text('The connection was lost here')")
         assert person.texts("answer")[0].startswith("w0 w1 w2")
-        line.to = int(server.effective_port)
+        line.to = server.port
         page.click("text=Look again")
         page.wait_for_selector(".message.answer:has-text('w59')")
         person.answered()

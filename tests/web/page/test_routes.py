@@ -17,7 +17,7 @@ from mtmd import BusyError, MtmdError
 from mtmd.base.wanted import check_wanted
 from mtmd.web.app import create_app
 from mtmd.web.page.answers import Answer
-from mtmd.web.settings import MediaBudget, ServerSettings
+from mtmd.web.settings import HAS_LEFT, MediaBudget, ServerSettings
 from mtmd.web.store.errors import (
     StoreBusyError,
     StoreDamagedError,
@@ -105,7 +105,7 @@ def test_an_answer_is_begun_though_who_asked_has_left_the_page():
     page = Page(ChecksWhetherWanted())
     conversation = page.new()
     message = page.say(conversation)
-    gone = {"waitress.client_disconnected": lambda: True}
+    gone = {HAS_LEFT: lambda: True}
     address = f"/api/conversations/{conversation}/answers"
     body = {"parent": message, "options": {}}
     found = page.client.post(address, json=body, environ_overrides=gone)

@@ -28,7 +28,7 @@ def told_of(said):
         replica = object.__new__(Replica)
         replica.name, replica._service, replica._session = "a", SimpleNamespace(fault=None), None
         replica._server = SimpleNamespace(
-            effective_port=server.sockets[0].getsockname()[1], stop=lambda: None
+            port=server.sockets[0].getsockname()[1], stop=lambda: None
         )
         replica._thread = SimpleNamespace(join=lambda _: None)
         parts, ended = [], None

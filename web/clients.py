@@ -13,10 +13,10 @@ _ORDER = {"idle": 0, "head": 1, "body": 2}  # what waits for its client, the che
 
 
 class Connection(Protocol):
-    """`address`: its group. `began`: since when it is at what it is at."""
+    """`group`: of its address. `began`: when its phase began."""
 
     known: bool
-    address: str
+    group: str
 
     @property
     def phase(self) -> str: ...
@@ -29,7 +29,7 @@ C = TypeVar("C", bound=Connection)
 
 
 class Clients:
-    """Counted by `group_of`. For the loop alone."""
+    """Counts connections by `group_of`. Not thread-safe."""
 
     def __init__(self) -> None:
         self._count: Counter[str] = Counter()
@@ -48,14 +48,12 @@ class Clients:
     def count(self, group: str) -> int:
         return self._count[group]
 
-    def to_close(self, channels: Iterable[C], most: int) -> list[C]:
+    def to_close(self, connections: Iterable[C], most: int) -> list[C]:
         """Of those that wait for their clients, and none that is being answered: first those
         without a key, then those whose address has most, then the oldest.
         """
-        waiting = [c for c in channels if c.phase in _ORDER]
-        waiting.sort(
-            key=lambda c: (c.known, _ORDER[c.phase] == 2, -self._count[c.address], c.began)
-        )
+        waiting = [c for c in connections if c.phase in _ORDER]
+        waiting.sort(key=lambda c: (c.known, _ORDER[c.phase] == 2, -self._count[c.group], c.began))
         return waiting[:most]
 
 

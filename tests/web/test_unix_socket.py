@@ -18,7 +18,7 @@ from fake_service import FakeService, until
 from serving import running, user
 
 from mtmd import OptionError
-from mtmd.web.connections import unix_socket
+from mtmd.web import unix_socket
 from mtmd.web.server import bind
 from mtmd.web.settings import ConnectionLimits, ServerSettings
 
@@ -178,7 +178,7 @@ def test_connections_are_not_counted_by_address(path):
     limits = ConnectionLimits(per_address=1)
     with running(FakeService(), host="unix:s", connections=limits) as server:
         socks = [connected(path) for _ in range(3)]
-        until(lambda: len(server.active_channels) == 3)
+        until(lambda: len(server.connections) == 3)
         for sock in socks:
             sock.sendall(HEALTH)
             assert sock.recv(4096).startswith(b"HTTP/1.1 200")

@@ -48,13 +48,13 @@ def read(sock):
 
 def test_what_has_come_is_answered_and_nobody_new_is_let_in(served):
     service, server, thread = served
-    address = server.effective_host, int(server.effective_port)
+    address = server.host, server.port
     body = {"messages": [user("hi")]}
     socks = [raw_request(server, body | {"stream": n % 2 == 0}) for n in range(20)]
     idle, late = (socket.create_connection(address, timeout=10) for _ in range(2))
     late.sendall(b"GET /health HTTP/1.1\r\n")
-    assert until(lambda: len(service.tickets) == 20 and len(server.active_channels) == 22)
-    assert until(lambda: any(c.phase == "head" for c in server.active_channels.values()))
+    assert until(lambda: len(service.tickets) == 20 and len(server.connections) == 22)
+    assert until(lambda: any(c.phase == "head" for c in server.connections))
     server.drain(30)
     assert idle.recv(100) == b""
     with pytest.raises(OSError):
@@ -81,7 +81,7 @@ def test_what_no_client_waits_for_is_waited_for_too(served):
     service, server, thread = served
     service.busy = True
     server.drain(30)
-    assert until(lambda: not server.accepting) and thread.is_alive()
+    assert until(lambda: server.wsgi.closed) and thread.is_alive()
     service.busy = False
     thread.join(10)
     assert not thread.is_alive()
@@ -94,7 +94,7 @@ def test_what_takes_too_long_is_told_so(served, ends):
         assert until(lambda: service.tickets)
         server.drain(0.1 if ends == "time" else 300)
         if ends == "stop":
-            assert until(lambda: not server.accepting)
+            assert until(lambda: server.wsgi.closed)
             server.stop()
         service.close()
         service.open.set()
@@ -129,11 +129,3 @@ def handlers():
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
-
-
-def test_an_answer_that_ends_after_the_server_wakes_nobody(served):
-    _, server, thread = served
-    server.stop()
-    thread.join(10)
-    assert not thread.is_alive()
-    server.pull_trigger()

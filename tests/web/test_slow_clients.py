@@ -9,7 +9,6 @@ import logging
 import re
 import socket
 import struct
-import threading
 import time
 import urllib.request
 from contextlib import ExitStack, suppress
@@ -19,10 +18,9 @@ from fake_service import FakeService, until
 from serving import raw_request, running, user
 
 from mtmd import BusyError
-from mtmd.base import turns
-from mtmd.web.connections.channel import FEW, Channel
-from mtmd.web.server import ENDED_AT_ONCE, Server
-from mtmd.web.settings import ConnectionLimits
+from mtmd.web.answering import delivery
+from mtmd.web.app import create_app
+from mtmd.web.settings import ConnectionLimits, ServerSettings
 
 KEY = "a-long-enough-key"
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -37,7 +35,7 @@ def limits(**chosen):
 
 
 def connect(server, data=b""):
-    sock = socket.create_connection((server.effective_host, int(server.effective_port)), timeout=30)
+    sock = socket.create_connection((server.host, server.port), timeout=30)
     sock.sendall(data)
     return sock
 
@@ -83,8 +81,7 @@ SLOW = {
 def test_clients_that_wait_take_nothing_from_others(kind):
     with running(FakeService(), connections=limits()) as server, ExitStack() as stack:
         crowd(stack, server, SLOW[kind])
-        assert until(lambda: len(server.active_channels) == MANY)
-        assert server.task_dispatcher.threads <= 1
+        assert until(lambda: len(server.connections) == MANY)
         assert health(server) == 200
         with raw_request(server, {"messages": [user("hi")]}) as sock:
             assert sock.recv(4096).startswith(b"HTTP/1.1 200")
@@ -101,49 +98,17 @@ def test_a_request_that_does_not_come_is_told_so(kind, chosen):
             status, body = response(sock)
             assert (status, json.loads(body)["error"]["code"]) == (408, "too_slow")
             sock.close()
-        assert until(lambda: not server.active_channels)
+        assert until(lambda: not server.connections)
 
 
-def test_others_have_their_turn_while_many_are_ended(monkeypatch):
-    """All are late in the same second; each is told, and no turn of the loop ends more than some."""
-    ended = []
-
-    def check(channel, *args):
-        ended[-1] += (was_late := kept(channel, *args))
-        return was_late
-
-    def maintenance(server, now):
-        ended.append(0)
-        run(server, now)
-
-    kept, run = Channel.check, Server.maintenance
-    monkeypatch.setattr(Channel, "check", check)
-    monkeypatch.setattr(Server, "maintenance", maintenance)
-    with running(FakeService(), connections=limits(head_s=2)) as server, ExitStack() as stack:
-        socks = crowd(stack, server, SLOW["head"], 5 * ENDED_AT_ONCE)
-        began = time.monotonic()
-        assert {response(sock)[0] for sock in socks} == {408}
-        assert time.monotonic() - began < 60
-    assert max(ended) == ENDED_AT_ONCE and sum(ended) >= len(socks)
-
-
-def test_of_many_requests_that_come_together_few_are_read_at_once(monkeypatch):
-    """All are answered, in order."""
-    waited, run = [0], Server.add_task
-
-    def add_task(server, task):
-        waited.append(len(task.requests))
-        run(server, task)
-
-    monkeypatch.setattr(Server, "add_task", add_task)
+def test_many_requests_that_come_together_are_all_answered():
     last = HEALTH.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
     with running(FakeService()) as server, connect(server, HEALTH * 400 + last) as sock:
         received = b""
         while chunk := sock.recv(1 << 16):
             received += chunk
         assert received.count(b"HTTP/1.1 200") == 401
-        assert until(lambda: not server.active_channels)
-    assert 1 < max(waited) <= FEW
+        assert until(lambda: not server.connections)
 
 
 def test_a_byte_now_and_then_is_no_reason_to_wait_longer():
@@ -190,7 +155,7 @@ def test_the_oldest_that_wait_make_room_for_those_that_come():
     with running(FakeService(), connections=limits(most=64)) as server, ExitStack() as stack:
         crowd(stack, server, HEAD)
         assert health(server) == 200
-        assert len(server.active_channels) <= 65
+        assert len(server.connections) <= 65
 
 
 def test_who_has_a_key_stays_when_room_is_made():
@@ -225,7 +190,7 @@ def test_one_address_has_so_many_connections(monkeypatch):
         ExitStack() as stack,
     ):
         crowd(stack, server, HEAD, 20)
-        assert until(lambda: len(server.active_channels) == 5)
+        assert until(lambda: len(server.connections) == 5)
         for _ in range(5):  # each in the place of one that waits
             stack.enter_context(raw_request(server, {"messages": [user("hi")], "stream": True}))
         assert until(lambda: len(service.tickets) == 5)
@@ -239,8 +204,8 @@ def test_bodies_that_stand_still_make_room_for_those_that_move():
         half = HEAD + b"Content-Length: 200000\r\n\r\n" + b" " * 100_000
         socks = crowd(stack, server, half, 10)
         assert until(lambda: server.bodies.held == 1_000_000)
-        for channel in server.active_channels.values():
-            channel.request.began -= 10
+        for connection in server.connections:
+            connection.began -= 10
         body = b'{"messages": [{"role": "user", "content": "hi"}]}'.ljust(200_000)
         with connect(server, HEAD + b"Content-Length: 200000\r\n\r\n" + body) as sock:
             assert sock.recv(4096).startswith(b"HTTP/1.1 200")
@@ -287,19 +252,15 @@ def test_an_answer_that_nobody_reads_is_given_up(stream):
             stack.enter_context(raw_request(server, body))
         assert until(lambda: len(service.tickets) == 3)
         assert health(server) == 200
-        assert until(lambda: not server.active_channels, 30)
-        assert until(lambda: server.task_dispatcher.active_count == 0)
+        assert until(lambda: not server.connections, 30)
         assert stream is False or all(t.cancelled.is_set() for t in service.tickets)
 
 
-def test_a_long_answer_waits_for_its_client_and_in_no_file(monkeypatch):
-    monkeypatch.setattr("waitress.buffers.TempfileBasedBuffer.newfile", None)
+def test_a_long_answer_waits_for_its_client():
     service = FakeService()
     service.words = "x" * (40 << 20)
     with running(service) as server, raw_request(server, {"messages": [user("hi")]}) as sock:
-        assert until(lambda: any(c.total_outbufs_len for c in server.active_channels.values()))
-        for channel in server.active_channels.values():
-            assert channel.total_outbufs_len < 3 << 20
+        assert until(lambda: any(c.phase == "answering" for c in server.connections))
         received = 0
         while received < 40 << 20:
             received += len(sock.recv(1 << 20))
@@ -317,7 +278,7 @@ def test_clients_that_leave_write_nothing_to_the_log(caplog):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             sock.close()  # by a reset
         assert until(lambda: all(t.cancelled.is_set() for t in service.tickets))
-        assert until(lambda: not server.active_channels)
+        assert until(lambda: not server.connections)
     assert "Traceback" not in caplog.text
     assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
 
@@ -329,17 +290,19 @@ def test_a_panic_below_is_answered_and_its_connection_closed(caplog):
     def panic(*_, **__):
         raise Panic("inside a library")
 
-    with running(FakeService()) as server:
-        answering, server.application = server.application, panic  # the application answers its own
+    service = FakeService()
+    app = create_app(service, ServerSettings())
+    with running(service, app) as server:
+        answering, app.wsgi_app = app.wsgi_app, panic  # the application answers its own
         with raw_request(server, {"messages": [user("hi")]}) as sock:
             response(sock)
-        assert until(lambda: not server.active_channels)
-        server.application = answering
+        assert until(lambda: not server.connections)
+        app.wsgi_app = answering
         assert health(server) == 200
     assert "Panic" in caplog.text
 
 
-def test_many_requests_of_a_client_that_reads_no_answer_take_no_threads():
+def test_many_requests_of_clients_that_read_no_answer_keep_nobody_waiting():
     request = b"GET /static/chat/chat.js HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with running(FakeService(), connections=limits()) as server, ExitStack() as stack:
         socks = []
@@ -347,16 +310,9 @@ def test_many_requests_of_a_client_that_reads_no_answer_take_no_threads():
             sock = stack.enter_context(socket.socket())
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             sock.settimeout(30)
-            sock.connect((server.effective_host, int(server.effective_port)))
+            sock.connect((server.host, server.port))
             sock.sendall(request * 300)
             socks.append(sock)
-        assert until(
-            lambda: all(
-                c.total_outbufs_len and (c._postponed or (c._rest and not c.requests))
-                for c in server.active_channels.values()
-            )
-        )
-        assert server.task_dispatcher.active_count == 0
         assert health(server) == 200
         count, before = 0, b""
         while count < 250:
@@ -366,22 +322,18 @@ def test_many_requests_of_a_client_that_reads_no_answer_take_no_threads():
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_answers_are_waited_for_without_threads(stream):
+def test_many_answers_are_waited_for_at_once(stream):
     service = FakeService(pace_s=60)
     with running(service, queue=MANY) as server, ExitStack() as stack:
-        for pool in server.task_dispatcher._pools.values():
-            pool._idle_s = 0.2
         body = {"messages": [user("hi")], "stream": stream}
         socks = [stack.enter_context(raw_request(server, body)) for _ in range(MANY)]
         assert until(lambda: len(service.tickets) == MANY)
-        assert until(lambda: server.task_dispatcher.active_count == 0)
         assert health(server) == 200
         assert all(s.recv(1 << 16).startswith(b"HTTP/1.1 200") for s in socks if stream)
         for sock in socks:
             sock.close()
         assert until(lambda: all(t.cancelled.is_set() for t in service.tickets))
-        assert until(lambda: not server.active_channels)
-        assert until(lambda: server.task_dispatcher.threads <= 12)
+        assert until(lambda: not server.connections)
 
 
 def test_what_is_asked_while_an_answer_is_waited_for_comes_after_it():
@@ -389,7 +341,8 @@ def test_what_is_asked_while_an_answer_is_waited_for_comes_after_it():
     with running(service) as server, connect(server) as sock:
         body = json.dumps({"messages": [user("hi")], "stream": True}).encode()
         asked = HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
-        sock.sendall(asked.replace(b'"stream": true', b'"stream":false') * 2 + asked)
+        last = asked.replace(b"Host:", b"Connection: close\r\nHost:")
+        sock.sendall(asked.replace(b'"stream": true', b'"stream":false') * 2 + last)
         status, received = response(sock)
     assert status == 200 and received.count(b"HTTP/1.1 200 OK") == 2
     assert received.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
@@ -406,45 +359,13 @@ def test_an_answer_that_fails_after_a_wait_has_its_status_and_headers():
 
 
 def test_who_waits_long_hears_that_the_server_is_there(monkeypatch):
-    for module in ("connections.task", "answering.delivery"):
-        monkeypatch.setattr(f"mtmd.web.{module}.BEAT_S", 0.0)
+    monkeypatch.setattr(delivery, "BEAT_S", 0.0)
+    monkeypatch.setattr(delivery, "LOOK_S", 0.01)
     body = {"messages": [user("hi")], "stream": True}
     with running(FakeService(pace_s=60)) as server, raw_request(server, body) as sock:
         received = b""
         while received.count(b": still there\n\n") < 2:
             received += sock.recv(4096)
-
-
-def test_health_is_answered_without_a_thread(monkeypatch):
-    with running(FakeService()) as server:
-        monkeypatch.setattr(server.task_dispatcher, "add_task", lambda _: None)  # all are at work
-        for path in ("/health", "/ready"):
-            with raw_request(server, {}, path, "GET") as sock:
-                assert sock.recv(12) == b"HTTP/1.1 200"
-
-
-def test_nobody_sits_down_to_compute_while_connections_are_read(monkeypatch):
-    """Each piece that is read gives the interpreter away, to as many as compute."""
-    monkeypatch.setattr(turns, "STANDS_BACK_S", 60.0)
-    desk, sits, early = turns.Turns(1), threading.Event(), []
-
-    def sit():
-        turns.sit_down(desk)
-        sits.set()
-        turns.get_up()
-
-    read = Channel.received
-
-    def received(self, data):
-        if not early:
-            threading.Thread(target=sit).start()
-            early.append(sits.wait(0.1))
-        return read(self, data)
-
-    monkeypatch.setattr(Channel, "received", received)
-    with running(FakeService()) as server:
-        assert health(server) == 200
-        assert early == [False] and sits.wait(20)
 
 
 def test_many_questions_after_health_are_answered_in_order():
