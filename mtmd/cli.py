@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
@@ -56,7 +56,8 @@ mtmd serve                                  # a page to chat, and OpenAI's inter
 mtmd warmup                                 # what this machine can and cannot do"""
 
 
-def parser() -> Parser:
+def parser(chosen: Collection[str] = VERBS) -> Parser:
+    """`chosen`: the commands whose options are read; help and mistakes of others need none."""
     top = Parser(
         prog="mtmd",
         usage="mtmd [--version] COMMAND ...",
@@ -80,7 +81,8 @@ def parser() -> Parser:
             examples=module.EXAMPLES,
             short=getattr(module, "SHORT", ()),
         )
-        module.add_arguments(sub)
+        if name in chosen:
+            module.add_arguments(sub)
     about = verbs.add_parser(
         HELP,
         description="Tell all about a command.",
@@ -103,10 +105,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ):  # an answer may hold characters that a terminal's encoding does not have
         sys.stdout.reconfigure(errors="backslashreplace")
     _take_sigterm()
-    top = parser()
     if completion.is_asked():
-        completion.complete(top)
+        completion.complete(parser())
     words = list(sys.argv[1:] if arguments is None else arguments)
+    top = parser(words[:1])
     _check_verb(top, words)
     args = top.parse_args(words)
     if args.verb is None:

@@ -30,6 +30,7 @@ MAY_IMPORT = {  # room -> rooms that it may import, beside the ground
 GROUND = "mtmd/base/"  # what every room may import, and imports nothing of ours
 UPWARD = {  # inside their functions
     "mtmd/commands/serve.py": "web",
+    "mtmd/commands/ray_options.py": "web",
     "mtmd/commands/history.py": "web",
 }
 # Inside a room: what is more general stands first, and imports nothing that stands after it. A file

@@ -15,7 +15,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from mtmd.base.errors import OptionError
-from mtmd.base.options import AS_GIVEN, FLAG, LIST, Kind, check_options, one_of, option, whole
+from mtmd.base.options import (
+    AS_GIVEN,
+    FLAG,
+    LIST,
+    Kind,
+    check_options,
+    one_of,
+    option,
+    ranged,
+    whole,
+)
 
 if TYPE_CHECKING:  # loaded when they are used: the help of `mtmd serve` is made of this file
     from mtmd.prompt.load_image import ImageLimits
@@ -32,18 +42,6 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([^\s/*]+|\*)")
 _HOST = re.compile(r"(\*\.)?[\w.-]+|\[?[0-9A-Fa-f:.]+\]?")
 _CONTAINERS = "host.docker.internal"  # how containers call this machine
 _ROOT = re.compile(r"(/[\w.~-]+)+")
-
-
-def _ranged(low: float, high: float, expected: str, *, scale: int = 1, unit: str = "") -> Kind:
-    """Numbers in a range, which messages give in units."""
-
-    def check(name: str, value: Any) -> Any:
-        if not low <= value <= high:
-            shown = f"{value / scale:g} {unit}" if unit else f"{value:.12g}"
-            raise OptionError(f"{name}: found {shown}, expected {expected}")
-        return value
-
-    return Kind(check, parse=int, low=low, high=high, metavar=unit.upper() or "N")
 
 
 def _seconds(expected: str, low: float = 0.0) -> Kind:
@@ -120,7 +118,7 @@ class MediaBudget:
     images: int = 32
     bytes: int = option(
         64 << 20,
-        _ranged(1, 1 << 32, "1 to 4096", scale=1 << 20, unit="MiB"),
+        ranged(1, 1 << 32, "1 to 4096", scale=1 << 20, unit="MiB"),
         "pictures of one request, as files",
         flag="--max-request",
         scale=1 << 20,
@@ -219,7 +217,7 @@ class ServerSettings:
     )
     port: int = option(
         8080,
-        _ranged(0, (1 << 16) - 1, "0 to 65535"),
+        ranged(0, (1 << 16) - 1, "0 to 65535"),
         "0 takes a free one",
         group="server",
         metavar="PORT",
@@ -257,7 +255,7 @@ class ServerSettings:
     queue: int = option(1024, whole(1), "requests that may wait", group="server")
     storage_bytes: int = option(
         16 << 30,
-        _ranged(1 << 20, math.inf, "at least 1", scale=1 << 30, unit="GiB"),
+        ranged(1 << 20, math.inf, "at least 1", scale=1 << 30, unit="GiB"),
         "pictures of all conversations",
         flag="--max-storage",
         scale=1 << 30,
@@ -308,7 +306,7 @@ class ServerSettings:
     )
     rate_limit: int = option(
         0,
-        _ranged(0, math.inf, "requests a minute, or 0 for no limit"),
+        ranged(0, math.inf, "requests a minute, or 0 for no limit"),
         "requests a minute for each key",
         default="any number",
         group="access",

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtmd.base.errors import OptionError
-from mtmd.clip.video.video import FrameRequest, Part, VideoFacts
+from mtmd.clip.video.frame_request import FrameRequest
+from mtmd.clip.video.video import Part, VideoFacts
 
-LEAST_FPS, MOST_FPS = 1e-6, 240.0
 MOST = 1 << 14
 """Frames that a rule is asked for, however many a file says it has; no context holds them."""
 ROUNDED_S = 0.6e-3  # files may round times to milliseconds
@@ -51,23 +51,6 @@ class Evenly:
         if count > most:
             return _spread(clip.frames, most)
         return list(dict.fromkeys(min(clip.frames - 1, round(i * step)) for i in range(count)))
-
-
-def check_request(request: FrameRequest) -> None:
-    """Raises OptionError for one that no video can answer to."""
-    if request.fps is not None and not LEAST_FPS <= request.fps <= MOST_FPS:
-        raise OptionError(
-            f"fps: found {request.fps:g}, expected at least {LEAST_FPS:g} and at most {MOST_FPS:g}"
-        )
-    if request.max_frames is not None and request.max_frames < 1:
-        raise OptionError(f"max_frames: found {request.max_frames}, expected at least 1")
-    for name, value in (("start", request.start), ("end", request.end)):
-        if value is not None and not 0 <= value < math.inf:
-            raise OptionError(f"{name}: found {value:g}, expected seconds from the beginning")
-    if request.start is not None and request.end is not None and request.end < request.start:
-        raise OptionError(
-            f"end: found {request.end:g} s, expected no less than start, {request.start:g} s"
-        )
 
 
 def part_between(

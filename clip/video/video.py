@@ -65,19 +65,3 @@ class Video:
     indices: tuple[int, ...]
     times: tuple[float, ...]
     facts: VideoFacts
-
-
-@dataclass(frozen=True)
-class FrameRequest:
-    """Which frames the user asked for; None leaves it to the model's own rule.
-
-    Args:
-        fps: frames a second to take.
-        max_frames: at most so many.
-        start, end: seconds; only what lies between them.
-    """
-
-    fps: float | None = None
-    max_frames: int | None = None
-    start: float | None = None
-    end: float | None = None

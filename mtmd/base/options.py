@@ -102,8 +102,10 @@ def defaults_of(record: type) -> Mapping[str, Any]:
 
 
 def name_of(field: str, declared: Option) -> str:
-    """The name in messages: as a command spells it, with underscores."""
-    flag = (declared.flag or "").split()
+    """The name in messages, and of a command's attribute: as a command spells it, with underscores,
+    unless the option has a `dest`.
+    """
+    flag = [declared.dest] if declared.dest else (declared.flag or "").split()
     return flag[-1].removeprefix("--").replace("-", "_") if flag else field
 
 
@@ -129,6 +131,24 @@ def whole(low: int, high: int | None = None, **how: Any) -> Kind:
         return integer(name, value, low, (1 << 63) if high is None else high)
 
     return Kind(check, parse=int, low=low, high=high, **{"metavar": "N"} | how)
+
+
+def ranged(low: float, high: float, expected: str, *, scale: int = 1, unit: str = "") -> Kind:
+    """Return numbers in a range, with an expectation of its own; messages give them in units."""
+
+    def check(name: str, value: Any) -> Any:
+        if not low <= value <= high:
+            shown = f"{value / scale:g} {unit}" if unit else f"{value:.12g}"
+            raise OptionError(f"{name}: found {shown}, expected {expected}")
+        return value
+
+    return Kind(
+        check,
+        parse=int if isinstance(low, int) else float,
+        low=low,
+        high=high,
+        metavar=unit.upper() or "N",
+    )
 
 
 def real(low: float, high: float, **how: Any) -> Kind:

@@ -51,10 +51,9 @@ def _add(
     flags = (declared.flag or "").split() or [f"--{name.replace('_', '-')}"]
     if not flags[-1].startswith("--"):
         flags.append(f"--{name.replace('_', '-')}")
-    if not isinstance(value, str) and declared.scale != 1:
-        value //= declared.scale
+    value = _in_units(declared, value)
     keywords: dict[str, Any] = {
-        "dest": dest_of(name, declared),
+        "dest": name_of(name, declared),
         "help": _help(declared, value, is_own),
         "default": SUPPRESS if absent else [] if kind.repeated else value,
     }
@@ -73,9 +72,17 @@ def _add(
         offers(action, suggested)
 
 
-def dest_of(name: str, declared: Option) -> str:
-    """Return the name of the attribute that arguments have of an option."""
-    return declared.dest or name_of(name, declared)
+def defaults_in(*records: type) -> dict[str, Any]:
+    """Return the defaults of the options of records as commands have them, by attribute."""
+    return {
+        name_of(name, one): [] if one.kind.repeated else _in_units(one, defaults_of(record)[name])
+        for record in records
+        for name, one in options_of(record).items()
+    }
+
+
+def _in_units(declared: Option, value: Any) -> Any:
+    return value if declared.scale == 1 else value // declared.scale
 
 
 def _help(declared: Option, value: Any, is_own: bool) -> str:
@@ -93,7 +100,7 @@ def options_in(args: argparse.Namespace, *records: type) -> dict[str, Any]:
     result = {}
     for record in records:
         for name, one in options_of(record).items():
-            if one.flag is not None and hasattr(args, dest := dest_of(name, one)):
+            if one.flag is not None and hasattr(args, dest := name_of(name, one)):
                 value = getattr(args, dest)
                 result[name] = value * one.scale if one.scale != 1 else value
     return result

@@ -13,6 +13,7 @@ from mtmd.commands.shared import (
     TEXT_HELP,
     add_answer_arguments,
     add_model_arguments,
+    add_quiet_argument,
     add_remote_argument,
     add_system_argument,
     add_video_arguments,
@@ -59,7 +60,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--json", action="store_true", help="print a JSON object: text, token ids and the receipt"
     )
-    sub.add_argument("--quiet", action="store_true", help="no receipt and no thoughts on stderr")
+    add_quiet_argument(sub)
     add_video_arguments(sub)
     add_answer_arguments(sub, conversation=True)
     add_model_arguments(sub, isolate=True)

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from mtmd.base.text import for_terminal, one_line
+from mtmd.clip.video.frame_request import seconds
 from mtmd.cluster import command as cluster
 from mtmd.commands.arguments import add_options, options_in
 from mtmd.commands.shared import (
     STDIN,
     add_ahead_argument,
     add_answer_arguments,
+    add_list_argument,
     add_model_arguments,
     add_prompt_argument,
     add_remote_argument,
@@ -27,7 +29,6 @@ from mtmd.commands.shared import (
     chosen_ahead,
     frame_request,
     load_from,
-    seconds,
 )
 from mtmd.options.load import LoadOptions
 
@@ -60,13 +61,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         "data URLs",
     )
     add_remote_argument(sub)
-    sub.add_argument(
-        "--list",
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="a file with a path or URL on each line, - for stdin; may be repeated",
-    )
+    add_list_argument(sub)
     add_prompt_argument(sub, " about each")
     add_system_argument(sub)
     sub.add_argument(

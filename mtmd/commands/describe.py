@@ -17,6 +17,7 @@ from mtmd.commands.shared import (
     add_answer_arguments,
     add_model_arguments,
     add_prompt_argument,
+    add_quiet_argument,
     add_remote_argument,
     add_system_argument,
     add_video_arguments,
@@ -71,7 +72,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         action="store_true",
         help="print a JSON object: text, token ids and the receipt; with --each, one on each line",
     )
-    sub.add_argument("--quiet", action="store_true", help="no receipt and no thoughts on stderr")
+    add_quiet_argument(sub)
     add_video_arguments(sub)
     add_answer_arguments(sub)
     add_model_arguments(sub, isolate=True)

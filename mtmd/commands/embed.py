@@ -11,7 +11,13 @@ from typing import Any
 
 from mtmd.base.text import for_terminal, one_line
 from mtmd.commands.arguments import add_options
-from mtmd.commands.shared import add_remote_argument, loading, piped_picture, settle_threads
+from mtmd.commands.shared import (
+    add_list_argument,
+    add_remote_argument,
+    loading,
+    piped_picture,
+    settle_threads,
+)
 from mtmd.options.load import EMBEDDER_OPTIONS, LoadOptions
 
 HELP = "Turn images and texts into vectors of one space, find images by a text, label them."
@@ -44,13 +50,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         help="a dual encoder: folder, or org/name on the Hugging Face hub",
     )
-    sub.add_argument(
-        "--list",
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="a file with a path or URL on each line, - for stdin; may be repeated",
-    )
+    add_list_argument(sub)
     sub.add_argument(
         "--text",
         action="append",

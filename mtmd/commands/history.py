@@ -6,6 +6,9 @@ import argparse
 import json
 from pathlib import Path
 
+from mtmd.commands.arguments import add_options
+from mtmd.options.serve import ServeOptions
+
 HELP = "Back up, check, restore or recover the conversations that the server keeps."
 EXAMPLES = """\
 mtmd history backup ~/backups/today
@@ -49,11 +52,7 @@ def _task(
     tasks: argparse._SubParsersAction[argparse.ArgumentParser], name: str, words: str
 ) -> argparse.ArgumentParser:
     task = tasks.add_parser(name, help=words, description=words, allow_abbrev=False)
-    task.add_argument(
-        "--data",
-        metavar="DIR",
-        help="the server's data folder (default: in the user's data folder)",
-    )
+    add_options(task, ServeOptions, ["data"])
     return task
 
 

@@ -6,30 +6,21 @@ import argparse
 import re
 
 from mtmd.base.errors import OptionError
+from mtmd.commands.arguments import defaults_in
+from mtmd.options.serve import ServeOptions
 
 MOST_REPLICAS = 1000
 OWN = ("replicas", "no_affinity")  # options that only --ray has
-OF_ONE_SERVER: dict[
-    str, tuple[object, str]
-] = {  # those that mean something for one server alone: what is usual, and why
-    "models": ([], "serve one model, by -m"),
-    "models_max": (None, "serve one model, by -m"),
-    "unload_after": (None, "serve one model, by -m"),
-    "presets": (None, "serve one model, by -m"),
-    "engine_process": (None, "each replica is a process of its own; start more of them"),
-    "data": (None, "several servers keep no conversations"),
-    "max_storage": (16, "several servers keep no conversations"),
-    "no_history": (False, "several servers keep no conversations"),
-    "max_connections": (4096, "Ray Serve's proxy accepts connections; limit them in front of it"),
-    "max_connections_per_address": (
-        1024,
-        "Ray Serve's proxy accepts connections; limit them in front of it",
-    ),
-    "api_key": (
-        [],
-        "put keys into a file that every machine has (--api-key-file), or into MTMD_API_KEYS of "
-        "each",
-    ),
+_ONE_MODEL = "serve one model, by -m"
+_NO_HISTORY = "several servers keep no conversations"
+_PROXY = "Ray Serve's proxy accepts connections; limit them in front of it"
+OF_ONE_SERVER = {  # options that mean something for one server only, and why
+    **dict.fromkeys(("models", "models_max", "unload_after", "presets"), _ONE_MODEL),
+    "engine_process": "each replica is a process of its own; start more of them",
+    **dict.fromkeys(("data", "max_storage", "no_history"), _NO_HISTORY),
+    **dict.fromkeys(("max_connections", "max_connections_per_address"), _PROXY),
+    "api_key": "put keys into a file that every machine has (--api-key-file), or into "
+    "MTMD_API_KEYS of each",
 }
 
 
@@ -45,9 +36,12 @@ def check_ray_options(args: argparse.Namespace) -> bool:
                     "it out, or say where Ray runs"
                 )
         return False
-    for name, (usual, advice) in OF_ONE_SERVER.items():
+    from mtmd.web.settings import ConnectionLimits, ServerSettings
+
+    usual = defaults_in(ServeOptions, ServerSettings, ConnectionLimits)
+    for name, advice in OF_ONE_SERVER.items():
         found = getattr(args, name)
-        if found != usual and found is not False:  # --no-engine-process asks for what is so
+        if found != usual[name] and found is not False:  # --no-engine-process asks for what is so
             raise OptionError(f"--{name.replace('_', '-')}: found beside --ray; {advice}")
     if str(args.host).startswith("unix:"):
         raise OptionError(

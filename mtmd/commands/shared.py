@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from mtmd.base.options import defaults_of, options_of
+from mtmd.clip.video.frame_request import FrameRequest, check_request
 from mtmd.commands.arguments import add_options, options_in
 from mtmd.commands.completion import offers, offers_models
 from mtmd.options.answer import CONVERSATION, AnswerOptions
@@ -189,56 +190,55 @@ def add_answer_arguments(sub: argparse.ArgumentParser, conversation: bool = Fals
     add_options(group, AnswerOptions, names, defaults=own, absent=True)
 
 
+def add_random_weights(parser: argparse._ActionsContainer) -> None:
+    """Of what needs a model's shape only."""
+    parser.add_argument(
+        "--random-weights",
+        metavar="CONFIG",
+        help="a model's shape in place of a model: a config.json, or a published model's name; "
+        "list shows all names",
+    )
+    parser.add_argument(
+        "--weights",
+        metavar="TYPE",
+        help="the type of random weights: BF16, F32, or, for the decoder, a GGUF type such as Q4_0 "
+        "or Q4_K_M (default: BF16)",
+    )
+
+
+def add_list_argument(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument(
+        "--list",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a file with a path or URL on each line, - for stdin; may be repeated",
+    )
+
+
+def add_quiet_argument(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--quiet", action="store_true", help="no receipt and no thoughts on stderr")
+
+
 def add_video_arguments(sub: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     """Which frames of videos are seen."""
     video = sub.add_argument_group("videos")
-    video.add_argument(
-        "--fps",
-        type=float,
-        metavar="N",
-        help="frames a second that the model sees (default: the model's own)",
-    )
-    video.add_argument(
-        "--max-frames",
-        type=int,
-        metavar="N",
-        help="most frames of one video (default: the model's own, and what fits its context)",
-    )
-    video.add_argument(
-        "--from",
-        dest="start",
-        type=seconds,
-        metavar="TIME",
-        help="leave out what is before: seconds, or as 1:30 or 1:02:30",
-    )
-    video.add_argument(
-        "--to", dest="end", type=seconds, metavar="TIME", help="leave out what is after"
-    )
+    add_options(video, FrameRequest)
     return video
 
 
-def frame_request(args: argparse.Namespace) -> Any:
-    """What was asked for, a `FrameRequest`. Raises OptionError."""
-    from mtmd.prompt.video_input import REQUEST_NAMES, request_of
-
-    return request_of({name: getattr(args, name) for name in REQUEST_NAMES})
-
-
-def seconds(text: str) -> float:
-    """Of "90", "90s", "1:30" or "1:02:30". Raises ValueError, as argparse has it."""
-    total = 0.0
-    for part in text.removesuffix("s").split(":"):
-        if not part or not set(part) <= set("0123456789."):
-            raise ValueError
-        total = total * 60 + float(part)
-    return total
+def frame_request(args: argparse.Namespace) -> FrameRequest:
+    """What was chosen of `FrameRequest`. Raises OptionError."""
+    request = FrameRequest(**options_in(args, FrameRequest))
+    check_request(request)
+    return request
 
 
 def with_frames_chosen(images: Sequence[Any], args: argparse.Namespace) -> list[Any]:
     """The videos among `images` with what was asked for. Raises OptionError, also where something
     was asked for and there is none.
     """
-    chosen = {name: getattr(args, name) for name in ("fps", "max_frames", "start", "end")}
+    chosen = options_in(args, FrameRequest)
     if all(value is None for value in chosen.values()):
         return list(images)
     from mtmd.base.errors import OptionError
@@ -246,9 +246,8 @@ def with_frames_chosen(images: Sequence[Any], args: argparse.Namespace) -> list[
 
     made = [VideoInput(one, **chosen) if is_video(one) else one for one in images]
     if not any(isinstance(one, VideoInput) for one in made):
-        names = {"max_frames": "max-frames", "start": "from", "end": "to"}
         given = next(name for name, value in chosen.items() if value is not None)
-        raise OptionError(f"--{names.get(given, given)}: found no video, expected one to ask about")
+        raise OptionError(f"{given}: found no video, expected one to ask about")
     return made
 
 

@@ -12,7 +12,14 @@ from typing import Any
 from mtmd.base.errors import OptionError
 from mtmd.base.text import for_terminal
 from mtmd.commands.arguments import add_options, options_in
-from mtmd.commands.shared import add_model_arguments, load_from, loading, settle_threads, warmed_up
+from mtmd.commands.shared import (
+    add_model_arguments,
+    add_random_weights,
+    load_from,
+    loading,
+    settle_threads,
+    warmed_up,
+)
 from mtmd.options.load import EMBEDDER_OPTIONS, LoadOptions
 
 HELP = "Ask the device about every op, run one encode and one step of decode, and report."
@@ -55,14 +62,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         help="exit with 3 if anything is not fully on the accelerated path",
     )
     sub.add_argument("--no-run", action="store_true", help="ask and predict only, run nothing")
-    sub.add_argument(
-        "--random-weights",
-        metavar="CONFIG",
-        help="a model's shape in place of a model: a config.json, or a name; list shows all names",
-    )
-    sub.add_argument(
-        "--weights", metavar="TYPE", help="the type of random weights, like Q4_K_M (default: BF16)"
-    )
+    add_random_weights(sub)
     group = sub.add_argument_group("a GPU that is not here (nothing is run)")
     group.add_argument(
         "--target",

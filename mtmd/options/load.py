@@ -99,7 +99,11 @@ class LoadOptions:
         preset=True,
     )
     flash_attn: str = option(
-        "auto", one_of("auto", "on", "off"), "auto, on or off", metavar="WHEN", preset=True
+        "auto",
+        one_of("auto", "on", "off"),
+        "attention that stores no matrix of scores: auto, on or off",
+        metavar="WHEN",
+        preset=True,
     )
     override_tensor: tuple[str, ...] = option(
         (),

@@ -16,14 +16,15 @@ from numpy.typing import NDArray
 
 from mtmd.base.errors import ImageError, OptionError, VideoError
 from mtmd.base.isolation.limits import available as can_isolate
+from mtmd.base.options import options_of
 from mtmd.base.text import shortened
 from mtmd.clip.image.decode import Picture, one_line
 from mtmd.clip.video.animation import moves
-from mtmd.clip.video.choose import check_request
 from mtmd.clip.video.footage import Footage, GivenFrames, VideoFile, frames_of
+from mtmd.clip.video.frame_request import FrameRequest, check_request
 from mtmd.clip.video.limits import DEFAULT_LIMITS, VideoLimits
 from mtmd.clip.video.signatures import HEAD_BYTES, is_container, video_format
-from mtmd.clip.video.video import FrameRequest, VideoFacts
+from mtmd.clip.video.video import VideoFacts
 from mtmd.prompt.data_url import URL_BYTES_MAX, base64_of, decoded, read_data_url
 from mtmd.prompt.fetch_url import RemoteMedia
 from mtmd.prompt.load_image import ImageSource, load_image
@@ -54,7 +55,7 @@ VideoSource: TypeAlias = (
     "str | os.PathLike[str] | bytes | BinaryIO | NDArray[Any] | Sequence[ImageSource | Picture] "
     "| Footage"
 )
-REQUEST_NAMES = ("fps", "max_frames", "start", "end")
+REQUEST_NAMES = tuple(options_of(FrameRequest))
 MOVING_BYTES = 64 << 20  # a larger picture file is not looked through for more frames
 
 

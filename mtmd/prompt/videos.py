@@ -18,8 +18,9 @@ from mtmd.clip.token_budget import Budget
 from mtmd.clip.video.choose import Evenly, chosen
 from mtmd.clip.video.decode import Reader
 from mtmd.clip.video.family import ClipShape
+from mtmd.clip.video.frame_request import FrameRequest
 from mtmd.clip.video.room_for_frames import fitting
-from mtmd.clip.video.video import FrameRequest, Part, Video, VideoFacts
+from mtmd.clip.video.video import Part, Video, VideoFacts
 from mtmd.loaded.loaded_model import LoadedModel
 from mtmd.prompt.bridge import Bridge, Prepared, PreparedVideo, Shown
 from mtmd.prompt.conversation import Conversation

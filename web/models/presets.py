@@ -15,23 +15,21 @@ from pathlib import Path
 from typing import Any
 
 from mtmd import OptionError
+from mtmd.base.options import options_of
 from mtmd.checkpoint.collection import near
-from mtmd.web.served_model import SAMPLING
+from mtmd.options.answer import AnswerOptions
+from mtmd.options.by_name import options
+from mtmd.options.load import LoadOptions
 from mtmd.web.settings import ALIAS_CHARS
 
 FILE = "presets.json"  # in a folder of models
 BYTES_MAX = 1 << 20
 SYSTEM_CHARS_MAX = 100_000
 EVERY = "*"
-ANSWER = (
-    *SAMPLING,
-    *("seed", "max_tokens", "detail", "sampling", "stop_repeating", "think", "think_budget"),
-)  # of AnswerOptions
-LOAD = (
-    *("dtype", "flash_attn", "override_tensor", "refuse", "context", "mmproj", "chat_template"),
-    *("image_min_tokens", "image_max_tokens", "parallel", "speculate", "no_kv_offload"),
-    *("vision_attention", "preprocess"),
-)  # of LoadOptions
+ANSWER, LOAD = (
+    tuple(name for name, declared in options_of(record).items() if declared.preset)
+    for record in (AnswerOptions, LoadOptions)
+)
 _PATHS = ("mmproj", "chat_template")  # from the file's folder on
 
 
@@ -91,9 +89,6 @@ def read_presets(path: Path, names: Iterable[str]) -> dict[str, Preset]:
 
 
 def _preset(values: Any, where: str, folder: Path) -> Preset:
-    from mtmd.options.answer import AnswerOptions
-    from mtmd.options.by_name import options
-    from mtmd.options.load import LoadOptions
 
     if not isinstance(values, dict):
         raise OptionError(f"{where}: found {type(values).__name__}, expected an object")

@@ -11,7 +11,7 @@ from pathlib import Path
 from mtmd.base.errors import OptionError
 from mtmd.base.text import for_terminal
 from mtmd.commands.arguments import add_options, options_in
-from mtmd.commands.shared import add_model_named, settle_threads
+from mtmd.commands.shared import add_model_named, add_random_weights, settle_threads
 from mtmd.options.answer import AnswerOptions
 from mtmd.options.load import LoadOptions
 
@@ -42,18 +42,7 @@ SHORT = (
 def add_arguments(sub: argparse.ArgumentParser) -> None:
     sub.description = DESCRIPTION
     add_model_named(sub)
-    sub.add_argument(
-        "--random-weights",
-        metavar="SHAPE",
-        help="in place of MODEL, random weights in the shape of a config.json, or of a published "
-        "model by its name; 'list' prints the names",
-    )
-    sub.add_argument(
-        "--weights",
-        metavar="TYPE",
-        help="of random weights: BF16, F32, or, for the decoder, a GGUF type such as Q4_0, Q8_0 or "
-        "Q4_K_M (default: BF16)",
-    )
+    add_random_weights(sub)
     what = sub.add_argument_group("what is measured")
     _list(what, "--resolution", "512", "pixels a side of a picture")
     _list(

@@ -8,7 +8,7 @@ import re
 
 from mtmd.base.text import for_terminal
 from mtmd.commands.arguments import add_options, options_in
-from mtmd.commands.shared import add_model_named
+from mtmd.commands.shared import add_model_named, add_random_weights
 from mtmd.options.load import LoadOptions
 
 HELP = "Tell in which ways a model fits into memories, of GPUs that need not be here; nothing runs."
@@ -60,14 +60,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         metavar="WxH",
         help="pictures of this size in pixels (default: the largest that is taken)",
     )
-    what.add_argument(
-        "--random-weights",
-        metavar="CONFIG",
-        help="a model's shape in place of a model: a config.json, or a name; list shows all names",
-    )
-    what.add_argument(
-        "--weights", metavar="TYPE", help="the type of random weights, like Q4_K_M (default: BF16)"
-    )
+    add_random_weights(what)
     sub.add_argument("--json", action="store_true", help="print the report as one JSON object")
 
 

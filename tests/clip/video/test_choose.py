@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from mtmd.base.errors import OptionError
-from mtmd.clip.video.choose import Evenly, Rule, check_request, chosen, part_between
+from mtmd.clip.video.choose import Evenly, Rule, chosen, part_between
+from mtmd.clip.video.frame_request import FrameRequest, check_request
 from mtmd.clip.video.rules import (
     Beginnings,
     EveryInterval,
@@ -19,7 +20,7 @@ from mtmd.clip.video.rules import (
     WholeGroups,
     WithoutEnds,
 )
-from mtmd.clip.video.video import FrameRequest, Part, VideoFacts
+from mtmd.clip.video.video import Part, VideoFacts
 
 
 def facts(frames: int = 240, fps: float = 24.0) -> VideoFacts:

@@ -6,8 +6,9 @@ import pytest
 
 from mtmd.clip.video.choose import chosen, part_between
 from mtmd.clip.video.family import ClipShape, group_times, taken_fps
+from mtmd.clip.video.frame_request import FrameRequest
 from mtmd.clip.video.rules import FrameRule, WholeGroups
-from mtmd.clip.video.video import FrameRequest, Video, VideoFacts
+from mtmd.clip.video.video import Video, VideoFacts
 
 
 def taken(facts: VideoFacts, request: FrameRequest) -> Video:

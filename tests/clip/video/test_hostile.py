@@ -15,8 +15,8 @@ from mtmd.base.errors import VideoError
 from mtmd.clip.video.choose import Evenly, chosen
 from mtmd.clip.video.decode import open_video
 from mtmd.clip.video.footage import VideoFile
+from mtmd.clip.video.frame_request import FrameRequest
 from mtmd.clip.video.limits import VideoLimits
-from mtmd.clip.video.video import FrameRequest
 
 LIMITS = VideoLimits(max_pixels=4_000_000, cpu_s=20)
 COUNT = 120

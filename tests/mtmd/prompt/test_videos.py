@@ -16,8 +16,9 @@ from mtmd import OptionError, PromptError, VideoError, VideoInput
 from mtmd.clip.token_budget import DEFAULT_BUDGET
 from mtmd.clip.video.family import ClipShape
 from mtmd.clip.video.footage import GivenFrames
+from mtmd.clip.video.frame_request import FrameRequest
 from mtmd.clip.video.rules import Beginnings, FrameRule
-from mtmd.clip.video.video import FrameRequest, Video
+from mtmd.clip.video.video import Video
 from mtmd.model import Model
 from mtmd.options.answer import AnswerOptions
 from mtmd.prompt.video_input import Wanted, is_video
