@@ -11,13 +11,13 @@ from flask import Request, g, request
 
 from mtmd import WarmupReport
 from mtmd.web import auth, errors, headers, status
-from mtmd.web.adapters import anthropic, llama_cpp, ollama, responses
-from mtmd.web.adapters.bare import add_bare_routes
-from mtmd.web.adapters.door import Door
-from mtmd.web.adapters.kept_responses import KeptResponses
-from mtmd.web.api import embeddings, files
-from mtmd.web.api import routes as openai
-from mtmd.web.api.embeddings import EmbeddingApi
+from mtmd.web.interfaces import anthropic, llama_cpp, ollama, responses
+from mtmd.web.interfaces.without_v1 import add_bare_routes
+from mtmd.web.answering.answer import Door
+from mtmd.web.interfaces.stored_responses import KeptResponses
+from mtmd.web.interfaces import embeddings, files
+from mtmd.web.interfaces import openai as openai
+from mtmd.web.interfaces.embeddings import EmbeddingApi
 from mtmd.web.clients import group_of
 from mtmd.web.intake.fetch_media import Fetcher
 from mtmd.web.intake.gate import Gate, GatedFlask

@@ -28,7 +28,7 @@ from unittest.mock import patch
 from flask import request
 
 from mtmd.loaded.interpreter import shared_out_promptly
-from mtmd.web.api.requests import ChatRequest
+from mtmd.web.interfaces.openai_requests import ChatRequest
 from mtmd.web.intake import gate, long_texts
 from mtmd.web.intake.body import json_body
 from mtmd.web.intake.gate import Body, Gate, GatedFlask, takes

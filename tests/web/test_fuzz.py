@@ -30,7 +30,7 @@ from schemathesis.specs.openapi.checks import (
 )
 from serving import data_url, image_part, png, running, user
 
-from mtmd.web.api.openapi import document
+from mtmd.web.interfaces.openapi import document
 from mtmd.web.app import create_app
 from mtmd.web.settings import ServerSettings
 

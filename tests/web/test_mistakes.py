@@ -7,8 +7,8 @@ from fake_service import FakeService
 from pydantic import ValidationError
 from serving import client_for
 
-from mtmd.web.adapters.responses_requests import ResponsesRequest
-from mtmd.web.api.requests import ChatRequest
+from mtmd.web.interfaces.responses_requests import ResponsesRequest
+from mtmd.web.interfaces.openai_requests import ChatRequest
 from mtmd.web.errors import invalid
 
 USER = [{"role": "user", "content": "x"}]

@@ -263,7 +263,7 @@ ELSEWHERE = {
     "llama security: files outside it": "tests/web/intake/test_media.py::test_files_outside_it_are_refused_in_the_same_words_as_missing_ones",
     "llama security: no media folder": "tests/web/intake/test_media.py::test_files_are_off_unless_a_folder_is_given",
     "llama vision: a file that is too large": "tests/web/intake/test_media.py::test_too_many_bytes_are_refused_before_anything_is_fetched_or_decoded",
-    "llama tools: results in the history": "tests/web/api/test_tools.py::test_the_official_client_gets_calls",
+    "llama tools: results in the history": "tests/web/interfaces/test_tools.py::test_the_official_client_gets_calls",
     "vllm basic: who leaves is given up": "tests/mtmd/service/test_service.py::test_cancelling",
     "vllm basic: /health with a dead engine": "tests/web/test_status.py::test_a_fault_is_told_and_everything_but_answers_goes_on",
     "vllm basic: another content type": "tests/web/test_auth.py::test_what_a_form_can_send_is_no_request",

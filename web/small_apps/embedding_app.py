@@ -10,9 +10,9 @@ from flask import Response
 
 from mtmd import WarmupReport, __version__
 from mtmd.web import auth, status
-from mtmd.web.adapters.bare import add_bare_routes
-from mtmd.web.api import embeddings, files
-from mtmd.web.api.embeddings import EmbeddingApi
+from mtmd.web.interfaces.without_v1 import add_bare_routes
+from mtmd.web.interfaces import embeddings, files
+from mtmd.web.interfaces.embeddings import EmbeddingApi
 from mtmd.web.auth import without_key
 from mtmd.web.errors import ApiError
 from mtmd.web.intake.fetch_media import Fetcher

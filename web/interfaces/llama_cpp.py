@@ -13,8 +13,8 @@ from pydantic import Field
 
 from mtmd import Answer, Event, Finished, RawPrompt, Receipt, TextPiece, TokenInfo, __version__
 from mtmd.web import sse
-from mtmd.web.adapters.door import Door, ModelDoor, error_response
-from mtmd.web.adapters.fields import (
+from mtmd.web.answering.answer import Door, ModelDoor, error_response
+from mtmd.web.interfaces.fields import (
     MOST_TOKENS,
     Additive,
     Loose,
@@ -29,7 +29,7 @@ from mtmd.web.adapters.fields import (
     refuse_unsupported,
 )
 from mtmd.web.answering.delivery import Collected
-from mtmd.web.api.requests import LONGEST_GRAMMAR, MOST_PROMPTS, Bias, ChatRequest, promised
+from mtmd.web.interfaces.openai_requests import LONGEST_GRAMMAR, MOST_PROMPTS, Bias, ChatRequest, promised
 from mtmd.web.auth import without_key
 from mtmd.web.errors import ApiError, in_llama_cpp_form
 from mtmd.web.intake.body import WHOLE, json_body

@@ -11,8 +11,8 @@ from pydantic_core import to_json
 from mtmd import RawPrompt, ToolCall
 from mtmd.thinking.request import Effort
 from mtmd.tools.tool import TOOLS_MAX
-from mtmd.web.adapters.door import Asked, Turn
-from mtmd.web.adapters.fields import (
+from mtmd.web.answering.answer import Asked, Turn
+from mtmd.web.interfaces.fields import (
     MOST_MESSAGES,
     MOST_PARTS,
     MOST_TOKENS,
@@ -29,9 +29,9 @@ from mtmd.web.adapters.fields import (
     given,
     refuse_unsupported,
 )
-from mtmd.web.adapters.tools import tool_options
-from mtmd.web.api.requests import promised
-from mtmd.web.api.thinking import Budget
+from mtmd.web.interfaces.tools import tool_options
+from mtmd.web.interfaces.openai_requests import promised
+from mtmd.web.interfaces.thinking import Budget
 from mtmd.web.errors import ApiError
 from mtmd.web.intake.body import WHOLE
 from mtmd.web.intake.long_texts import CutText, PictureText, as_data_url, beginning

@@ -16,16 +16,16 @@ from flask import Blueprint, Response, jsonify
 
 from mtmd import Answer, Event, Finished, TextPiece, ThinkingPiece, ToolCall, __version__
 from mtmd.checkpoint.cached_models import type_of
-from mtmd.web.adapters.door import Door, ModelDoor, error_response
-from mtmd.web.adapters.ollama_requests import (
+from mtmd.web.answering.answer import Door, ModelDoor, error_response
+from mtmd.web.interfaces.ollama_requests import (
     ChatRequest,
     EmbedRequest,
     GenerateRequest,
     ShowRequest,
 )
-from mtmd.web.adapters.tools import CallReader, arguments_of
+from mtmd.web.interfaces.tools import CallReader, arguments_of
 from mtmd.web.answering.delivery import Collected
-from mtmd.web.api.embeddings import no_vectors
+from mtmd.web.interfaces.embeddings import no_vectors
 from mtmd.web.errors import ApiError, in_ollamas_form
 from mtmd.web.intake.body import json_body
 from mtmd.web.intake.gate import Body, Work, takes

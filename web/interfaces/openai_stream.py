@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mtmd import Event, Finished, Progress, Receipt, TextPiece, ThinkingPiece, ToolCallPiece
-from mtmd.web.api.replies import Reply, progress
+from mtmd.web.interfaces.openai_replies import Reply, progress
 from mtmd.web.errors import ApiError
 from mtmd.web.sse import event
 

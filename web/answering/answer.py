@@ -13,9 +13,9 @@ from flask import Response, after_this_request, g
 
 from mtmd import RawPrompt, Ticket, TokenCount, ToolCall
 from mtmd.web import sse
-from mtmd.web.adapters.fields import Request
+from mtmd.web.interfaces.fields import Request
 from mtmd.web.answering.delivery import Delivery, cancel
-from mtmd.web.api.routes import Api, Asking, ModelApi, unknown_field
+from mtmd.web.interfaces.openai import Api, Asking, ModelApi, unknown_field
 from mtmd.web.auth import owner
 from mtmd.web.errors import ApiError, as_api_error, response
 from mtmd.web.intake.media import Reference

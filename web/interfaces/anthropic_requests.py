@@ -13,8 +13,8 @@ from pydantic_core import PydanticCustomError, to_json
 from mtmd import ToolCall
 from mtmd.thinking.request import Effort
 from mtmd.tools.tool import TOOLS_MAX
-from mtmd.web.adapters.door import Asked, Turn
-from mtmd.web.adapters.fields import (
+from mtmd.web.answering.answer import Asked, Turn
+from mtmd.web.interfaces.fields import (
     MOST_MESSAGES,
     MOST_PARTS,
     Loose,
@@ -31,10 +31,10 @@ from mtmd.web.adapters.fields import (
     refuse_unsupported,
     text_or_list,
 )
-from mtmd.web.adapters.tools import tool_options
+from mtmd.web.interfaces.tools import tool_options
 from mtmd.web.answering.tools import GivenTools, given_tools
-from mtmd.web.api.requests import promised
-from mtmd.web.api.thinking import Thinking
+from mtmd.web.interfaces.openai_requests import promised
+from mtmd.web.interfaces.thinking import Thinking
 from mtmd.web.errors import TAG, ApiError
 from mtmd.web.intake.long_texts import PictureText, as_data_url
 from mtmd.web.intake.media import Reference

@@ -12,8 +12,8 @@ from pydantic import Discriminator, Field, Tag
 
 from mtmd import ToolCall
 from mtmd.tools.tool import TOOLS_MAX
-from mtmd.web.adapters.door import Turn
-from mtmd.web.adapters.fields import (
+from mtmd.web.answering.answer import Turn
+from mtmd.web.interfaces.fields import (
     MOST_MESSAGES,
     MOST_PARTS,
     Loose,
@@ -28,10 +28,10 @@ from mtmd.web.adapters.fields import (
     refuse_unsupported,
     text_or_list,
 )
-from mtmd.web.adapters.tools import tool_options
+from mtmd.web.interfaces.tools import tool_options
 from mtmd.web.answering.tools import GivenTools, chosen_tool, given_tools, text_arguments
-from mtmd.web.api.requests import of_file_data, promised
-from mtmd.web.api.thinking import Reasoning
+from mtmd.web.interfaces.openai_requests import of_file_data, promised
+from mtmd.web.interfaces.thinking import Reasoning
 from mtmd.web.errors import TAG, ApiError
 from mtmd.web.intake.body import WHOLE
 from mtmd.web.intake.long_texts import PictureText

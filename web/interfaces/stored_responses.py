@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from mtmd.web.adapters.door import Turn
+from mtmd.web.answering.answer import Turn
 from mtmd.web.errors import ApiError
 
 ROOM = 64 << 20  # bytes in all

@@ -7,8 +7,8 @@ from fake_service import FakeService
 from serving import client_for, data_url, noise, png, running
 
 from mtmd import DeviceMemoryError, ToolCall
-from mtmd.web.adapters.door import Turn
-from mtmd.web.adapters.kept_responses import LIFETIME_S, RECORD_BYTES, KeptResponses
+from mtmd.web.answering.answer import Turn
+from mtmd.web.interfaces.stored_responses import LIFETIME_S, RECORD_BYTES, KeptResponses
 from mtmd.web.errors import ApiError
 
 TOOLS = [

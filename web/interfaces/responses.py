@@ -13,9 +13,9 @@ from flask import Blueprint, Response, g
 
 from mtmd import Answer, Event, Finished, Receipt, TextPiece, ThinkingPiece, ToolCall, ToolCallPiece
 from mtmd.web import sse
-from mtmd.web.adapters.door import Asked, Door, ModelDoor, Turn
-from mtmd.web.adapters.kept_responses import KeptResponses
-from mtmd.web.adapters.responses_requests import ResponsesRequest, sealed_thought
+from mtmd.web.answering.answer import Asked, Door, ModelDoor, Turn
+from mtmd.web.interfaces.stored_responses import KeptResponses
+from mtmd.web.interfaces.responses_requests import ResponsesRequest, sealed_thought
 from mtmd.web.answering.tools import CustomCall, CustomCallPiece
 from mtmd.web.auth import owner
 from mtmd.web.errors import ApiError

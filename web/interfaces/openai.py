@@ -18,10 +18,10 @@ from mtmd.checkpoint.hub import DEMO_NAMES
 from mtmd.prompt_logprobs import check_prompt_logprobs
 from mtmd.web import sse
 from mtmd.web.answering.delivery import Collected, Delivery, cancel, until_loaded
-from mtmd.web.api import openapi
-from mtmd.web.api.reference import operations
-from mtmd.web.api.replies import Reply, together
-from mtmd.web.api.requests import (
+from mtmd.web.interfaces import openapi
+from mtmd.web.interfaces.reference import operations
+from mtmd.web.interfaces.openai_replies import Reply, together
+from mtmd.web.interfaces.openai_requests import (
     MOST_CHOICES,
     ChatRequest,
     CompletionRequest,
@@ -30,7 +30,7 @@ from mtmd.web.api.requests import (
     MessageCall,
     TextPart,
 )
-from mtmd.web.api.stream import CHAT, PLAIN, ChunkWriter, Form, failure
+from mtmd.web.interfaces.openai_stream import CHAT, PLAIN, ChunkWriter, Form, failure
 from mtmd.web.auth import owner, without_key
 from mtmd.web.errors import ApiError
 from mtmd.web.intake.body import json_body

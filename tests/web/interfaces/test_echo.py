@@ -12,7 +12,7 @@ import pytest
 from serving import client_for, running
 
 from mtmd import Service, TokenInfo, load
-from mtmd.web.api.replies import Reply
+from mtmd.web.interfaces.openai_replies import Reply
 
 TEXT = "The capital of France is"
 

@@ -27,7 +27,7 @@ from pydantic_core import PydanticCustomError, to_json
 from mtmd.options.answer import STOP_CHARS_MAX, STOP_IDS_MAX, STOPS_MAX
 from mtmd.tools.tool import TOOLS_MAX
 from mtmd.web.answering.tools import GivenTools, called_function, chosen_tool, given_tools
-from mtmd.web.api.thinking import ThinkingFields
+from mtmd.web.interfaces.thinking import ThinkingFields
 from mtmd.web.errors import TAG
 from mtmd.web.intake.body import WHOLE
 from mtmd.web.intake.long_texts import CutText, PictureText, as_data_url, beginning

@@ -10,9 +10,9 @@ from typing import Any
 from pydantic.json_schema import models_json_schema
 
 from mtmd import __version__
-from mtmd.web.api.embedding_requests import EmbeddingRequest
-from mtmd.web.api.files import PURPOSES
-from mtmd.web.api.requests import ChatRequest, CompletionRequest
+from mtmd.web.interfaces.embedding_requests import EmbeddingRequest
+from mtmd.web.interfaces.files import PURPOSES
+from mtmd.web.interfaces.openai_requests import ChatRequest, CompletionRequest
 
 _ERROR = {
     "type": "object",

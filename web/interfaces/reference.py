@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from mtmd.web.api.openapi import document
+from mtmd.web.interfaces.openapi import document
 
 METHODS = ("get", "post", "delete")
 

@@ -20,7 +20,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from mtmd.web.api.requests import MOST_PARTS, FilePart, ImagePart, Message, TextPart
+from mtmd.web.interfaces.openai_requests import MOST_PARTS, FilePart, ImagePart, Message, TextPart
 from mtmd.web.errors import TAG
 from mtmd.web.intake.long_texts import CutText, PictureText, as_data_url, beginning
 

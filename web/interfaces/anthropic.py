@@ -12,9 +12,9 @@ from flask import Blueprint, Response, g
 
 from mtmd import Answer, Event, Finished, Progress, Receipt, TextPiece, ThinkingPiece, ToolCallPiece
 from mtmd.web import sse
-from mtmd.web.adapters.anthropic_requests import CountRequest, MessagesRequest
-from mtmd.web.adapters.door import Door, ModelDoor, error_response
-from mtmd.web.adapters.tools import arguments_of
+from mtmd.web.interfaces.anthropic_requests import CountRequest, MessagesRequest
+from mtmd.web.answering.answer import Door, ModelDoor, error_response
+from mtmd.web.interfaces.tools import arguments_of
 from mtmd.web.errors import ApiError, in_anthropics_form
 from mtmd.web.intake.body import json_body
 from mtmd.web.intake.gate import Body, Work, takes

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from flask import Blueprint
 
-from mtmd.web.api.embedding_requests import EmbeddingRequest, NamedModel, Picture
+from mtmd.web.interfaces.embedding_requests import EmbeddingRequest, NamedModel, Picture
 from mtmd.web.auth import owner
 from mtmd.web.errors import ApiError
 from mtmd.web.intake.body import json_body
