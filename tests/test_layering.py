@@ -98,8 +98,7 @@ ORDER = {
         ("connection",),  # one of the web server's
         ("models",),  # which of several answers it
         ("answering",),  # a request of any interface answered
-        ("api", "page", "server", "status"),  # two products that do not know each other
-        ("adapters",),  # other interfaces, over what OpenAI's is made of
+        ("interfaces", "page", "server", "status"),  # for programs, and for people
         ("app", "small_apps"),
         ("replicas",),  # several servers as one
     ),

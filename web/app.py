@@ -11,19 +11,16 @@ from flask import Request, g, request
 
 from mtmd import WarmupReport
 from mtmd.web import auth, errors, headers, status
-from mtmd.web.interfaces import anthropic, llama_cpp, ollama, responses
-from mtmd.web.interfaces.without_v1 import add_bare_routes
-from mtmd.web.answering.answer import Door
-from mtmd.web.interfaces.stored_responses import KeptResponses
-from mtmd.web.interfaces import embeddings, files
-from mtmd.web.interfaces import openai as openai
-from mtmd.web.interfaces.embeddings import EmbeddingApi
+from mtmd.web.answering.answer import Answering
 from mtmd.web.clients import group_of
 from mtmd.web.intake.fetch_media import Fetcher
 from mtmd.web.intake.gate import Gate, GatedFlask
 from mtmd.web.intake.media import Media
 from mtmd.web.intake.proxies import Proxies
 from mtmd.web.intake.uploads import Uploads
+from mtmd.web.interfaces import anthropic, embeddings, files, llama_cpp, ollama, openai, responses
+from mtmd.web.interfaces.stored_responses import StoredResponses
+from mtmd.web.interfaces.without_v1 import add_routes_without_v1
 from mtmd.web.models import routes as several
 from mtmd.web.models.choice import Models, OneModel
 from mtmd.web.models.registry import Registry
@@ -101,27 +98,22 @@ def _create(models: Models, settings: ServerSettings, store: Store | None) -> Ga
     keys = auth.keys_of(app)
     uploads = Uploads(settings.upload_bytes, owners=lambda: keys.owners, tag=settings.tag)
     fetcher = Fetcher() if settings.allow_remote_media else None
-    api = openai.Api(
-        models, Media(budget, uploads, fetcher, settings.media_path), settings.unknown_fields
-    )
-    app.register_blueprint(openai.blueprint(api))
+    media = Media(budget, uploads, fetcher, settings.media_path)
+    answering = Answering(models, media, settings.unknown_fields)
+    for interface in (openai, embeddings, ollama, anthropic, llama_cpp):
+        app.register_blueprint(interface.blueprint(answering))
     app.register_blueprint(files.blueprint(uploads, budget))
-    vectors = EmbeddingApi(models, api.media, settings.unknown_fields)
-    app.register_blueprint(embeddings.blueprint(vectors))
-    door = Door(api)
-    for adapter in (ollama, anthropic, llama_cpp):
-        app.register_blueprint(adapter.blueprint(door))
-    kept = KeptResponses(lambda: keys.owners)
-    app.register_blueprint(responses.blueprint(door, kept))
+    stored = StoredResponses(lambda: keys.owners)
+    app.register_blueprint(responses.blueprint(answering, stored))
     app.register_blueprint(status.blueprint(models, settings, counters))
     app.register_blueprint(assets.blueprint(assets.shipped()))
     store = store or Store(None)
     chat = Chat(models, store, settings, budget)
     app.register_blueprint(page.blueprint(chat))
     app.register_blueprint(diagnostics.blueprint(models))
-    add_bare_routes(app)
+    add_routes_without_v1(app)
     counters.add_held("pictures under way", lambda: budget.held_bytes)
-    counters.add_held("responses", lambda: kept.held_bytes)
+    counters.add_held("responses", lambda: stored.held_bytes)
     counters.add_held("page pictures", lambda: chat.pictures.held_bytes)
     if not store.keeps:
         counters.add_held("conversations", lambda: store.picture_totals().bytes)

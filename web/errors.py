@@ -39,8 +39,7 @@ LONGEST = 600  # characters of a message: parts of a request may stand in it
 DOCS = "/docs"
 ROUTE_CHARS_MAX = 100  # of an address that may be a misspelt one
 ROUTE_ALIKE = 0.85  # of its letters; /v1/moderations is no misspelt /v1/completions
-# begins the names that web/interfaces/openai_requests.py gives to the kinds of a value; they are no part of a
-# place in a request
+# begins the names that requests give to the kinds of a value; they are no part of a place in one
 TAG = "="
 _WORDS = {
     400: "the request cannot be understood",

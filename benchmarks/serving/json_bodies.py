@@ -28,13 +28,13 @@ from unittest.mock import patch
 from flask import request
 
 from mtmd.loaded.interpreter import shared_out_promptly
-from mtmd.web.interfaces.openai_requests import ChatRequest
 from mtmd.web.intake import gate, long_texts
 from mtmd.web.intake.body import json_body
 from mtmd.web.intake.gate import Body, Gate, GatedFlask, takes
 from mtmd.web.intake.media import Media
 from mtmd.web.intake.picture_budget import PictureBudget
 from mtmd.web.intake.uploads import Uploads
+from mtmd.web.interfaces.openai_requests import ChatRequest
 from mtmd.web.settings import ServerSettings
 
 MIB = 1 << 20

@@ -30,8 +30,8 @@ from schemathesis.specs.openapi.checks import (
 )
 from serving import data_url, image_part, png, running, user
 
-from mtmd.web.interfaces.openapi import document
 from mtmd.web.app import create_app
+from mtmd.web.interfaces.openapi import document
 from mtmd.web.settings import ServerSettings
 
 EXAMPLES = int(os.environ.get("MTMD_FUZZ_EXAMPLES", "12"))

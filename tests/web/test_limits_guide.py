@@ -26,6 +26,7 @@ from mtmd.web.interfaces import embedding_requests as vectors
 from mtmd.web.intake import gate
 from mtmd.web.intake.fetch_media import Fetcher
 from mtmd.web.intake.uploads import RECORD_BYTES
+from mtmd.web.interfaces import embedding_requests as vectors
 from mtmd.web.models import registry
 from mtmd.web.page import chat, pictures
 from mtmd.web.settings import ServerSettings

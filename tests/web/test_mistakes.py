@@ -7,9 +7,9 @@ from fake_service import FakeService
 from pydantic import ValidationError
 from serving import client_for
 
-from mtmd.web.interfaces.responses_requests import ResponsesRequest
-from mtmd.web.interfaces.openai_requests import ChatRequest
 from mtmd.web.errors import invalid
+from mtmd.web.interfaces.openai_requests import ChatRequest
+from mtmd.web.interfaces.responses_requests import ResponsesRequest
 
 USER = [{"role": "user", "content": "x"}]
 SECRET = "data:,secret"

@@ -1,106 +1,77 @@
-"""What every adapter does with a request once it is read: pictures opened, the service asked, the
-answer handed out whole or as it is written, and all let go of when nobody waits any more.
+"""What every interface does with a request once it is read: pictures opened, the service asked, the
+answers sent whole or as they are written.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
 
 from flask import Response, after_this_request, g
 
-from mtmd import RawPrompt, Ticket, TokenCount, ToolCall
+from mtmd import ContextError, RawPrompt, Ticket, TokenCount
 from mtmd.web import sse
-from mtmd.web.interfaces.fields import Request
-from mtmd.web.answering.delivery import Delivery, cancel
-from mtmd.web.interfaces.openai import Api, Asking, ModelApi, unknown_field
+from mtmd.web.answering.delivery import Collected, Delivery, Writer, cancel, until_loaded
+from mtmd.web.answering.request import AnswerRequest, RawText
 from mtmd.web.auth import owner
 from mtmd.web.errors import ApiError, as_api_error, response
-from mtmd.web.intake.media import Reference
+from mtmd.web.intake.body import Request, json_body
+from mtmd.web.intake.media import Media, Reference
+from mtmd.web.models.choice import Models
+from mtmd.web.served_model import ServedModel
 
+# of a text that fits the context there are fewer, on average, with any tokenizer
+CHARS_PER_TOKEN = 64
 IGNORED = "X-Mtmd-Ignored"
-_DETAILS = ("low", "auto", "high")
+
+
+class Form:
+    """How an interface writes the answers to one request. `mimetype` is that of a stream; `beat`
+    makes what is sent in one while there is nothing to send, None for a comment.
+    """
+
+    mimetype: ClassVar[str] = sse.MIMETYPE
+    beat: Callable[[], str] | None = None
+
+    def check(self, model: ServedModel) -> None:
+        """Raises MtmdError for a request that this model cannot answer in this form."""
+
+    def whole(self, model: ServedModel, answers: Sequence[Collected]) -> Any:
+        """Return the body of a reply that is not streamed."""
+        raise NotImplementedError
+
+    def writer(self, model: ServedModel) -> Writer:
+        """Return what writes a stream."""
+        raise NotImplementedError
+
+    def error(self, error: ApiError) -> Mapping[str, Any]:
+        """Return the body of a reply to a request that is refused or fails."""
+        return error.body()
+
+    def failure(self, error: ApiError) -> str:
+        """Return what ends a stream that has begun and fails."""
+        return sse.event(dict(self.error(error)))
+
+
+Body = TypeVar("Body", bound=Request)
 
 
 @dataclass(frozen=True)
-class Turn:
-    """What one message says: texts and pictures in order, then `calls` of tools. `answers`: the id
-    of the call whose result this is, in a turn of the role "tool". `thought`: what the assistant
-    thought before.
-    """
+class Answering:
+    """What the routes of every interface work with."""
 
-    role: str
-    parts: tuple[str | Reference, ...]
-    calls: tuple[ToolCall, ...] = ()
-    answers: str | None = None
-    thought: str = ""
+    models: Models
+    media: Media
+    unknown_fields: str = "ignore"  # or "refuse"
 
-    @property
-    def characters(self) -> int:
-        texts = [part for part in self.parts if isinstance(part, str)]
-        called = sum(len(call.arguments) for call in self.calls)
-        return sum(map(len, texts)) + called + len(self.thought)
-
-    @property
-    def held_bytes(self) -> int:
-        """What it takes to keep."""
-        said = sum(len(p.encode()) if isinstance(p, str) else p.held_bytes for p in self.parts)
-        called = sum(len(c.id) + len(c.name) + len(c.arguments.encode()) for c in self.calls)
-        return said + called + len(self.answers or "") + len(self.thought.encode())
-
-
-@dataclass(frozen=True)
-class Asked:
-    """A request in nobody's form. `options`: fields of AnswerOptions; `tools`: those of them that
-    say which tools there are, and `thinking`: those about thoughts, which are part of the prompt.
-    """
-
-    turns: Sequence[Turn]
-    options: Mapping[str, Any] = field(default_factory=dict)
-    details: Sequence[str] = ()
-    tools: Mapping[str, Any] = field(default_factory=dict)
-    thinking: Mapping[str, Any] = field(default_factory=dict)
-
-
-def error_response(error: Exception, form: Callable[[ApiError], Mapping[str, Any]]) -> Response:
-    """Return the answer to an error in an adapter's own form."""
-    return response(as_api_error(error, g.get("request_id", "req")), form)
-
-
-class Door:
-    """`api`: what OpenAI's routes work with; adapters are beside them, over the same service."""
-
-    def __init__(self, api: Api) -> None:
-        self.api, self.models = api, api.models
-
-    def of(self, name: str | None) -> ModelDoor:
-        """For the request that is being answered. Raises ApiError (404) for a model that is not
-        here.
+    def read(self, kind: type[Body], typed: bool = True) -> Body:
+        """Return the body of the request that is answered. Fields that nobody knows are named in a
+        header of the answer, or refused. Raises as `json_body`.
         """
-        return ModelDoor(self.api.of(name))
-
-    def answered(
-        self,
-        body: Asking,
-        begin: Callable[[ModelDoor], Response],
-        failed: Callable[[ApiError], str],
-        beat: Callable[[], str] | None = None,
-        mimetype: str = sse.MIMETYPE,
-    ) -> Response:
-        """As `Api.answered`."""
-        return self.api.answered(
-            body, lambda model: begin(ModelDoor(model)), failed, beat, mimetype
-        )
-
-    def check_fields(self, body: Request) -> None:
-        """Fields that nobody knows are named in a header of the answer, or refused. Raises ApiError
-        (400) for the first one then.
-        """
-        unknown = body.unknown
-        if unknown and self.api.unknown_fields == "refuse":
-            raise unknown_field(unknown[0])
+        body = json_body(kind, typed)
+        unknown = self.refuse_unknown(body)
         if unknown:
             names = ", ".join(ascii(name[:60])[1:-1] for name in unknown[:20])
 
@@ -109,112 +80,119 @@ class Door:
                 response.headers[IGNORED] = names
                 return response
 
+        return body
 
-class ModelDoor:
-    """What a request works with, once its model is in memory."""
+    def answer(self, request: AnswerRequest, form: Form) -> Response:
+        """Raises ApiError and MtmdError for what is wrong with the request."""
 
-    def __init__(self, api: ModelApi) -> None:
-        self.api, self.model, self.service = api, api.model, api.service
+        def begin(model: ServedModel) -> Response:
+            form.check(model)
+            writer = form.writer(model) if request.stream else None
+            with ExitStack() as held:
+                tickets = self._submit(model, request, held)
+                delivery = Delivery(tickets, held.pop_all(), request.custom_tools)
+            if writer is not None:
+                return delivery.streamed(writer, form.failure, form.mimetype, form.beat)
+            return delivery.whole(lambda answers: form.whole(model, answers), form.error)
 
-    def begin(self, asked: Asked, custom: frozenset[str] = frozenset()) -> Delivery:
-        """Raises ApiError and MtmdError for what is wrong with it."""
-        with ExitStack() as stack:
-            messages = stack.enter_context(self._opened(asked.turns))
-            chosen = _of_the_prompt(asked) | dict(asked.options)
-            options = self.model.options(chosen, _detail(asked))
-            ticket = self.service.submit(messages, tenant=owner(), **options)
-            return Delivery([ticket], stack.pop_all(), custom)
+        return self.when_loaded(request.model, request.stream, begin, form)
 
-    def begin_raw(self, prompts: Sequence[RawPrompt], options: Mapping[str, Any]) -> Delivery:
-        """Of prompts without a chat template. Raises as `begin`."""
+    def when_loaded(
+        self, name: str | None, stream: bool, begin: Callable[[ServedModel], Response], form: Form
+    ) -> Response:
+        """Return what `begin` makes of the model called `name`. A stream begins while that is
+        loaded.
+        """
+        if not stream:
+            return begin(self.models.choose(name))
+        return until_loaded(self.models, name, begin, form.failure, form.beat, form.mimetype)
+
+    def count(self, request: AnswerRequest) -> TokenCount:
+        model = self.models.choose(request.model)
+        with self._messages(model, request) as messages:
+            return model.service.count(
+                messages, detail=request.detail, tenant=owner(), **request.prompt_options
+            )
+
+    def rendered(self, request: AnswerRequest) -> str:
+        """Return the prompt that a conversation becomes, as text."""
+        model = self.models.choose(request.model)
+        with self._messages(model, request) as messages:
+            return model.service.rendered(messages, **request.prompt_options)
+
+    def _submit(self, model: ServedModel, request: AnswerRequest, held: ExitStack) -> list[Ticket]:
+        """`held` closes what has to live as long as the answers."""
+        number, tenant = request.number, owner()
+        options = model.options({**request.prompt_options, **request.options}, request.detail)
+        prompts: list[Any] = [raw_prompt(model, prompt) for prompt in request.prompts]
+        if not prompts:
+            prompts.append(held.enter_context(self._messages(model, request)))
         tickets: list[Ticket] = []
         with ExitStack() as begun:
             for prompt in prompts:
-                tickets.append(self.service.submit(prompt, tenant=owner(), **options))
-                begun.callback(cancel, tickets[-1])
+                tickets += (
+                    [model.service.submit(prompt, tenant=tenant, **options)]
+                    if number == 1
+                    else model.service.submit_several(prompt, number, tenant=tenant, **options)
+                )
+                for ticket in tickets[-number:]:
+                    begun.callback(cancel, ticket)
             begun.pop_all()
-        return Delivery(tickets, ExitStack())
-
-    def begin_text(self, prompt: RawPrompt, chosen: Mapping[str, Any]) -> Delivery:
-        """Of one prompt, a text, without a chat template. Raises as `begin`."""
-        self.check_length("prompt", len(prompt.text))
-        return self.begin_raw([prompt], self.model.options(chosen))
-
-    def count(self, asked: Asked) -> TokenCount:
-        with self._opened(asked.turns) as messages:
-            return self.service.count(
-                messages, detail=_detail(asked), tenant=owner(), **_of_the_prompt(asked)
-            )
-
-    def check_length(self, where: str, characters: int) -> None:
-        """Raises PromptError for a text that cannot fit."""
-        self.api.check_length(where, characters)
+        return tickets
 
     @contextmanager
-    def _opened(self, turns: Sequence[Turn]) -> Iterator[list[dict[str, Any]]]:
-        """The conversation as `Service.submit` takes it, its pictures decoded. System messages at
-        its beginning are one: chat templates know one.
+    def _messages(
+        self, model: ServedModel, request: AnswerRequest
+    ) -> Iterator[list[dict[str, Any]]]:
+        """The conversation as `Service.submit` takes it, its pictures decoded."""
+        check_length(model, "messages", sum(turn.characters for turn in request.turns))
+        references = [p for t in request.turns for p in t.pieces if isinstance(p, Reference)]
+        with self.media.shown(references, owner()) as shown:
+            pictures = iter(shown)
+            yield model.with_system([turn.message(pictures) for turn in request.turns])
+
+    def refuse_unknown(self, body: Request) -> list[str]:
+        """Return the names of fields that nobody knows. Raises ApiError (400) for the first one,
+        where those are to be refused.
         """
-        self.check_length("messages", sum(turn.characters for turn in turns))
-        references = [p for turn in turns for p in turn.parts if isinstance(p, Reference)]
-        with self.api.media.shown(references, owner()) as shown:
-            left = iter(shown)
-            names = {call.id: call.name for turn in turns for call in turn.calls}
-            yield self.model.with_system(
-                [
-                    {"role": turn.role, "content": _content(turn, left)}
-                    | ({"reasoning_content": turn.thought} if turn.thought else {})
-                    | _tool_fields(turn, names)
-                    for turn in _merged(turns)
-                ]
+        unknown = body.unknown
+        if unknown and self.unknown_fields == "refuse":
+            name = unknown[0]
+            raise ApiError(
+                400,
+                f"{name:.60}: not known here; leave it out",
+                param=name[:60],
+                code="unknown_parameter",
             )
+        return unknown
 
 
-def _merged(turns: Sequence[Turn]) -> list[Turn]:
-    count = next((i for i, turn in enumerate(turns) if turn.role != "system"), len(turns))
-    if count < 2:
-        return list(turns)
-    parts: list[str | Reference] = []
-    for turn in turns[:count]:
-        first, *more = turn.parts or ("",)
-        is_text = bool(parts) and isinstance(first, str) and isinstance(parts[-1], str)
-        if is_text:
-            first = f"{parts.pop()}\n\n{first}"
-        parts += [first, *more]
-    return [Turn("system", tuple(parts)), *turns[count:]]
+def check_length(model: ServedModel, field: str, characters: int) -> None:
+    """Raises ContextError for a text that cannot fit: it is not tokenized to find that out."""
+    if characters > model.context * CHARS_PER_TOKEN:
+        raise ContextError(
+            f"{field}: found {characters:,} characters, and the context holds "
+            f"{model.context:,} tokens; shorten it",
+            None,
+            model.context,
+        )
 
 
-def _content(turn: Turn, shown: Iterator[Any]) -> str | list[dict[str, Any]]:
-    """A text alone as it is. Several parts stay apart until it is known what the template reads."""
-    if len(turn.parts) <= 1 and all(isinstance(part, str) for part in turn.parts):
-        return "".join(part for part in turn.parts if isinstance(part, str))
-    return [
-        {"type": "text", "text": part} if isinstance(part, str) else next(shown).part
-        for part in turn.parts
-    ]
+def raw_prompt(model: ServedModel, prompt: RawText) -> RawPrompt:
+    """A text begins as the tokenizer begins one; of a mixed list each text is put in as it is."""
+    if isinstance(prompt, str):
+        check_length(model, "prompt", len(prompt))
+        return RawPrompt(prompt)
+    ids: list[int] = []
+    for item in prompt:
+        if isinstance(item, int):
+            ids.append(item)
+        else:
+            check_length(model, "prompt", len(item))
+            ids += model.service.tokens_of(item, special=True, around=not ids)
+    return RawPrompt(tuple(ids))
 
 
-def _tool_fields(turn: Turn, names: Mapping[str, str]) -> dict[str, Any]:
-    """What calls and results have beside their content. `names` of the functions by the calls'
-    ids: some templates tell a result by it.
-    """
-    if turn.calls:
-        return {"tool_calls": [call.asdict() for call in turn.calls]}
-    if turn.answers is not None:
-        return {"tool_call_id": turn.answers, "name": names.get(turn.answers)}
-    return {}
-
-
-def _of_the_prompt(asked: Asked) -> dict[str, Any]:
-    """Options that it is written by. What the assistant says last is the beginning of the
-    answer.
-    """
-    last = asked.turns[-1] if asked.turns else None
-    goes_on = last is not None and last.role == "assistant" and not last.calls
-    continued = {"continue_final_message": True} if goes_on else {}
-    return {**continued, **asked.tools, **asked.thinking}
-
-
-def _detail(asked: Asked) -> str:
-    """One for all pictures: the closest look that any of them asks for."""
-    return max(asked.details, key=_DETAILS.index, default="auto")
+def error_response(error: Exception, form: Callable[[ApiError], Mapping[str, Any]]) -> Response:
+    """Return the answer to an error in an interface's own form."""
+    return response(as_api_error(error, g.get("request_id", "req")), form)

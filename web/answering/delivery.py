@@ -36,16 +36,19 @@ class Collected:
     tokens: list[TokenInfo] = field(default_factory=list)
 
 
-class Writer(Protocol):
+class Writer:
     """Writes the answers to one request as a stream, in the form of an interface. `index` is the
     number of an answer among several. What a method yields is sent at once.
     """
 
-    def begin(self) -> Iterator[str]: ...
+    def begin(self) -> Iterator[str]:
+        yield from ()
 
-    def write(self, index: int, event: Event) -> Iterator[str]: ...
+    def write(self, index: int, event: Event) -> Iterator[str]:
+        raise NotImplementedError
 
-    def end(self) -> Iterator[str]: ...
+    def end(self) -> Iterator[str]:
+        yield from ()
 
 
 class Cancellable(Protocol):

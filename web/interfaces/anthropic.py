@@ -5,62 +5,39 @@ counted.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from flask import Blueprint, Response, g
 
 from mtmd import Answer, Event, Finished, Progress, Receipt, TextPiece, ThinkingPiece, ToolCallPiece
 from mtmd.web import sse
-from mtmd.web.interfaces.anthropic_requests import CountRequest, MessagesRequest
-from mtmd.web.answering.answer import Door, ModelDoor, error_response
-from mtmd.web.interfaces.tools import arguments_of
+from mtmd.web.answering.answer import Answering, Form, error_response
+from mtmd.web.answering.delivery import Collected, Writer
+from mtmd.web.answering.tools import arguments_of
 from mtmd.web.errors import ApiError, in_anthropics_form
-from mtmd.web.intake.body import json_body
 from mtmd.web.intake.gate import Body, Work, takes
+from mtmd.web.interfaces.anthropic_requests import CountRequest, MessagesRequest
+from mtmd.web.served_model import ServedModel
 
 _REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
 
 
-def blueprint(door: Door) -> Blueprint:
+def blueprint(answering: Answering) -> Blueprint:
     routes = Blueprint("anthropic", __name__)
     routes.register_error_handler(Exception, _failed)
 
     @routes.post("/v1/messages")
     @takes(Body.JSON_WITH_PICTURES, Work.ANSWER)
     def messages() -> Response:
-        body = json_body(MessagesRequest)
-        door.check_fields(body)
-        said = body.asked()
-        request_id = g.request_id
-
-        def failed(error: ApiError) -> str:
-            return _event(in_anthropics_form(error, request_id))
-
-        def begin(asked: ModelDoor) -> Response:
-            delivery = asked.begin(said)
-            head = {
-                "id": f"msg_{request_id}",
-                "type": "message",
-                "role": "assistant",
-                "model": asked.model.called(body.model),
-            }
-            if body.stream:
-                return delivery.streamed(_MessageWriter(head), failed)
-            return delivery.whole(
-                lambda answers: head | _content(answers[0].answer),
-                lambda error: in_anthropics_form(error, request_id),
-            )
-
-        return door.answered(body, begin, failed)
+        body = answering.read(MessagesRequest)
+        return answering.answer(body.request(), _MessageForm(body.model, g.request_id))
 
     @routes.post("/v1/messages/count_tokens")
     @takes(Body.JSON_WITH_PICTURES, Work.ANSWER)
     def count_tokens() -> dict[str, int]:
-        body = json_body(CountRequest)
-        door.check_fields(body)
-        said = body.asked()
-        return {"input_tokens": door.of(body.model).count(said).prompt_tokens}
+        body = answering.read(CountRequest)
+        return {"input_tokens": answering.count(body.request()).prompt_tokens}
 
     @routes.after_request
     def name(response: Response) -> Response:
@@ -70,8 +47,31 @@ def blueprint(door: Door) -> Blueprint:
     return routes
 
 
-def _content(answer: Answer) -> dict[str, Any]:
-    return {"content": list(_blocks(answer)), **_end(answer), "usage": _usage(answer.receipt)}
+class _MessageForm(Form):
+    def __init__(self, model: str, request_id: str) -> None:
+        self._model, self._request_id = model, request_id
+
+    def whole(self, model: ServedModel, answers: Sequence[Collected]) -> dict[str, Any]:
+        answer = answers[0].answer
+        content = {"content": list(_blocks(answer)), **_end(answer)}
+        return self._head(model) | content | {"usage": _usage(answer.receipt)}
+
+    def writer(self, model: ServedModel) -> Writer:
+        return _MessageWriter(self._head(model))
+
+    def error(self, error: ApiError) -> dict[str, Any]:
+        return in_anthropics_form(error, self._request_id)
+
+    def failure(self, error: ApiError) -> str:
+        return _event(self.error(error))
+
+    def _head(self, model: ServedModel) -> dict[str, Any]:
+        return {
+            "id": f"msg_{self._request_id}",
+            "type": "message",
+            "role": "assistant",
+            "model": model.called(self._model),
+        }
 
 
 def _failed(error: Exception) -> Response:
@@ -93,16 +93,13 @@ def _blocks(answer: Answer) -> Iterator[dict[str, Any]]:
             yield {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments}
 
 
-class _MessageWriter:
+class _MessageWriter(Writer):
     """Writes one message as a stream. The first event has the number of tokens of the prompt, so it
     waits until that is known.
     """
 
     def __init__(self, head: dict[str, Any]) -> None:
         self._head, self._started, self._block = head, False, _OpenBlock()
-
-    def begin(self) -> Iterator[str]:
-        yield from ()
 
     def write(self, _: int, event: Event) -> Iterator[str]:
         if not self._started and not (isinstance(event, Progress) and event.stage == "encode"):
@@ -132,9 +129,6 @@ class _MessageWriter:
             yield _event({"type": "message_stop"})
         elif isinstance(event, Progress):
             yield _event({"type": "ping"})
-
-    def end(self) -> Iterator[str]:
-        yield from ()
 
 
 class _OpenBlock:

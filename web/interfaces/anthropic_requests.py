@@ -12,32 +12,33 @@ from pydantic_core import PydanticCustomError, to_json
 
 from mtmd import ToolCall
 from mtmd.thinking.request import Effort
-from mtmd.tools.tool import TOOLS_MAX
-from mtmd.web.answering.answer import Asked, Turn
+from mtmd.web.answering.request import AnswerRequest, Piece, Turn, continues, conversation
+from mtmd.web.answering.tools import GivenTools, given_tools, tool_options
+from mtmd.web.errors import TAG, ApiError
+from mtmd.web.intake.body import Loose, Request
+from mtmd.web.intake.long_texts import PictureText, as_data_url
+from mtmd.web.intake.media import Reference
 from mtmd.web.interfaces.fields import (
     MOST_MESSAGES,
     MOST_PARTS,
-    Loose,
+    Fraction,
     MaxTokens,
     ModelName,
-    Request,
     Schema,
+    Several,
     Stops,
     Temperature,
+    Text,
+    Tools,
     TopK,
-    TopP,
+    by_type,
     given,
     kind,
-    refuse_unsupported,
-    text_or_list,
+    pieces,
+    promised,
+    text_or,
 )
-from mtmd.web.interfaces.tools import tool_options
-from mtmd.web.answering.tools import GivenTools, given_tools
-from mtmd.web.interfaces.openai_requests import promised
 from mtmd.web.interfaces.thinking import Thinking
-from mtmd.web.errors import TAG, ApiError
-from mtmd.web.intake.long_texts import PictureText, as_data_url
-from mtmd.web.intake.media import Reference
 
 _BILLING = "x-anthropic-billing-header:"
 
@@ -50,7 +51,7 @@ class Source(Loose):
     url: PictureText = ""
     file_id: str = ""
 
-    def reference(self, place: str) -> Reference:
+    def piece(self, place: str) -> Piece:
         data = as_data_url(self.data, "image/unknown")
         urls = {"base64": data, "url": self.url, "file": self.file_id}
         return Reference(f"{place}.{self.type}", urls[self.type])
@@ -60,10 +61,16 @@ class TextBlock(Loose):
     type: Literal["text"]
     text: str
 
+    def piece(self, _: str) -> Piece:
+        return self.text
+
 
 class ImageBlock(Loose):
     type: Literal["image"]
     source: Source
+
+    def piece(self, place: str) -> Piece:
+        return self.source.piece(f"{place}.source")
 
 
 class ThinkingBlock(Loose):
@@ -98,8 +105,7 @@ class DocumentBlock(Loose):
             )
         return value
 
-    @property
-    def text(self) -> str:
+    def piece(self, _: str) -> Piece:
         return "\n".join(filter(None, (self.title, self.source["data"])))
 
 
@@ -111,8 +117,7 @@ class SearchResultBlock(Loose):
     title: str
     content: list[TextBlock] = Field(max_length=MOST_PARTS)
 
-    @property
-    def text(self) -> str:
+    def piece(self, _: str) -> Piece:
         return "\n".join((self.title, self.source, *(block.text for block in self.content)))
 
 
@@ -122,8 +127,7 @@ class ToolReference(Loose):
     type: Literal["tool_reference"]
     tool_name: str
 
-    @property
-    def text(self) -> str:
+    def piece(self, _: str) -> Piece:
         return self.tool_name
 
 
@@ -147,22 +151,13 @@ Shown: TypeAlias = Annotated[
     | Annotated[DocumentBlock, Tag(f"{TAG}document")]
     | Annotated[SearchResultBlock, Tag(f"{TAG}search_result")]
     | Annotated[ToolReference, Tag(f"{TAG}tool_reference")],
-    Discriminator(
-        kind,
-        custom_error_type="block",
-        custom_error_message="the type of a block in a result has to be text, image, document, "
-        "search_result or tool_reference",
+    by_type(
+        "block",
+        "the type of a block in a result has to be text, image, document, search_result or "
+        "tool_reference",
     ),
 ]
-Result: TypeAlias = Annotated[
-    Annotated[str, Tag(f"{TAG}text")]
-    | Annotated[list[Shown], Tag(f"{TAG}parts"), Field(max_length=MOST_PARTS, fail_fast=True)],
-    Discriminator(
-        text_or_list,
-        custom_error_type="content",
-        custom_error_message="expected a text or a list of blocks",
-    ),
-]
+Result: TypeAlias = Annotated[Text | Several[Shown], text_or("blocks")]
 
 
 class ToolResult(Loose):
@@ -189,24 +184,8 @@ Block: TypeAlias = Annotated[
         "tool_use or tool_result",
     ),
 ]
-Content: TypeAlias = Annotated[
-    Annotated[str, Tag(f"{TAG}text")]
-    | Annotated[list[Block], Tag(f"{TAG}parts"), Field(max_length=MOST_PARTS, fail_fast=True)],
-    Discriminator(
-        text_or_list,
-        custom_error_type="content",
-        custom_error_message="expected a text or a list of blocks",
-    ),
-]
-System: TypeAlias = Annotated[
-    Annotated[str, Tag(f"{TAG}text")]
-    | Annotated[list[TextBlock], Tag(f"{TAG}parts"), Field(max_length=MOST_PARTS, fail_fast=True)],
-    Discriminator(
-        text_or_list,
-        custom_error_type="content",
-        custom_error_message="expected a text or a list of blocks of text",
-    ),
-]
+Content: TypeAlias = Annotated[Text | Several[Block], text_or("blocks")]
+System: TypeAlias = Annotated[Text | Several[TextBlock], text_or("blocks of text")]
 
 
 class Message(Loose):
@@ -246,24 +225,26 @@ class CountRequest(Request):
     model: ModelName
     messages: list[Message] = Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)
     system: System | None = None
-    tools: list[dict[str, Any]] | None = Field(default=None, max_length=TOOLS_MAX)
+    tools: Tools | None = None
     tool_choice: Choice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
 
-    def asked(self) -> Asked:
+    def request(self) -> AnswerRequest:
+        """Raises ApiError for what cannot be done."""
         system = _system(self.system)
         turns = [Turn("system", system)] if system else []
         for i, message in enumerate(self.messages):
             turns += _turns(message, f"messages[{i}].content")
-        thinking = self.output_effort | (self.thinking.options() if self.thinking else {})
-        return Asked(turns, self.chosen(), tools=self._tools(), thinking=thinking)
-
-    @property
-    def output_effort(self) -> dict[str, Any]:
-        """How much to think, as an option."""
-        effort = self.output_config.effort if self.output_config else None
-        return given(think=effort)
+        effort = given(think=self.output_config.effort if self.output_config else None)
+        thinking = effort | (self.thinking.options() if self.thinking else {})
+        return AnswerRequest(
+            self.model,
+            self.streams,
+            turns=conversation(turns),
+            options=self.options(),
+            prompt_options={**continues(turns), **self._tools(), **thinking},
+        )
 
     @cached_property
     def given_tools(self) -> GivenTools:
@@ -291,7 +272,11 @@ class CountRequest(Request):
         several = False if choice.disable_parallel_tool_use else None
         return tool_options(tools, choice.chosen(), several)
 
-    def chosen(self) -> dict[str, Any]:
+    @property
+    def streams(self) -> bool:
+        return False
+
+    def options(self) -> dict[str, Any]:
         """The fields of AnswerOptions that were given."""
         return {}
 
@@ -302,17 +287,16 @@ class MessagesRequest(CountRequest):
     max_tokens: MaxTokens
     temperature: Temperature | None = None
     top_k: TopK | None = None
-    top_p: TopP | None = None
+    top_p: Fraction | None = None
     stop_sequences: Stops | None = None
     stream: bool | None = None
     output_format: JsonFormat | None = None
-    container: Any = None
-    mcp_servers: Any = None
 
-    def chosen(self) -> dict[str, Any]:
-        refuse_unsupported(
-            {name: getattr(self, name) for name in self.unsupported}, self.unsupported
-        )
+    @property
+    def streams(self) -> bool:
+        return bool(self.stream)
+
+    def options(self) -> dict[str, Any]:
         written = (self.output_config and self.output_config.format) or self.output_format
         return given(
             max_tokens=self.max_tokens,
@@ -340,9 +324,9 @@ def _turns(message: Message, place: str) -> Iterator[Turn]:
     if isinstance(message.content, str):
         yield Turn(message.role, (message.content,))
         return
-    said: list[tuple[str, Any]] = []
+    said: list[Piece] = []
     calls: list[ToolCall] = []
-    results, thoughts = False, list[str]()
+    results, others, thoughts = False, False, list[str]()
     for i, block in enumerate(message.content):
         at = f"{place}[{i}]"
         if isinstance(block, ToolUse):
@@ -354,10 +338,12 @@ def _turns(message: Message, place: str) -> Iterator[Turn]:
             results = True
         elif isinstance(block, ThinkingBlock):
             thoughts += [block.thinking] if message.role == "assistant" and block.thinking else []
+        elif isinstance(block, OtherBlock):
+            others = True
         else:
-            said.append((at, block))
-    if said or calls or not results:
-        yield Turn(message.role, _parts(said), tuple(calls), thought="\n\n".join(thoughts))
+            said.append(block.piece(at))
+    if said or others or calls or not results:
+        yield Turn(message.role, tuple(said), tuple(calls), thought="\n\n".join(thoughts))
 
 
 def _check_role(message: Message, role: str, place: str) -> None:
@@ -369,26 +355,11 @@ def _check_role(message: Message, role: str, place: str) -> None:
         )
 
 
-def _result(block: ToolResult, place: str) -> tuple[str | Reference, ...]:
+def _result(block: ToolResult, place: str) -> tuple[Piece, ...]:
     """What failed says so: chat templates have no other place for it."""
-    if isinstance(block.content, str):
-        parts: tuple[str | Reference, ...] = (block.content,)
-    else:
-        shown = enumerate(block.content or ())
-        parts = _parts([(f"{place}.content[{i}]", part) for i, part in shown])
+    parts = pieces(block.content, f"{place}.content")
     if not block.is_error or str(parts[0] if parts else "").lower().startswith("error"):
         return parts
     if parts and isinstance(parts[0], str):
         return (f"Error: {parts[0]}", *parts[1:])
     return ("Error: ", *parts)
-
-
-def _parts(blocks: Sequence[tuple[str, Any]]) -> tuple[str | Reference, ...]:
-    """Texts and pictures of blocks, each with its place."""
-    parts: list[str | Reference] = []
-    for place, block in blocks:
-        if isinstance(block, (TextBlock, DocumentBlock, SearchResultBlock, ToolReference)):
-            parts.append(block.text)
-        elif isinstance(block, ImageBlock):
-            parts.append(block.source.reference(f"{place}.source"))
-    return tuple(parts)

@@ -5,7 +5,7 @@ Jina's (`{"image": ...}`) send them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import (
@@ -20,9 +20,13 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from mtmd.web.interfaces.openai_requests import MOST_PARTS, FilePart, ImagePart, Message, TextPart
+from mtmd.web.answering.request import Piece
 from mtmd.web.errors import TAG
+from mtmd.web.intake.body import Loose, Request
 from mtmd.web.intake.long_texts import CutText, PictureText, as_data_url, beginning
+from mtmd.web.intake.media import Reference
+from mtmd.web.interfaces.fields import MOST_PARTS, ModelName, pieces
+from mtmd.web.interfaces.openai_requests import Message
 
 MOST_INPUTS = 2048
 LONGEST_TEXT = 1 << 16
@@ -86,42 +90,30 @@ def _several(value: Any) -> Any:
     return [value] if isinstance(value, (str, dict)) else value
 
 
-@dataclass(frozen=True)
-class Picture:
-    """`url`: also the id of an upload."""
-
-    place: str
-    url: str | CutText
-
-
-class NamedModel(BaseModel):
+class NamedModel(Loose):
     """All that is read of a request where the models give no vectors."""
 
-    model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
-
-    model: str | None = Field(default=None, max_length=512)
+    model: ModelName | None = None
 
 
-class EmbeddingRequest(BaseModel):
+class EmbeddingRequest(Request):
     """`input`: texts and pictures, one vector for each; or `messages`, with one text or picture in
     all. `truncate`: whether the end of a text that is too long is left out, which the receipt says.
     """
 
-    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
-
-    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {  # field -> values that ask for nothing
-        "dimensions": (None,),
-        "truncate_prompt_tokens": (None,),
-        "late_chunking": (None, False),
-        "embed_dtype": (None, "float32"),
-        "return_multivector": (None, False),
-        "add_special_tokens": (None, True),
+    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "dimensions": (),
+        "truncate_prompt_tokens": (),
+        "late_chunking": (False,),
+        "embed_dtype": ("float32",),
+        "return_multivector": (False,),
+        "add_special_tokens": (True,),
     }
     harmless: ClassVar[frozenset[str]] = frozenset(
         ["user", "input_type", "task", "priority", "request_id"]
     )
 
-    model: str | None = Field(default=None, max_length=512)
+    model: ModelName | None = None
     input: (
         Annotated[
             list[Input],
@@ -150,21 +142,8 @@ class EmbeddingRequest(BaseModel):
     def of_length_one(self) -> bool:
         return self.normalize is not False and self.normalized is not False
 
-    @property
-    def unknown(self) -> list[str]:
-        """Names of fields that nobody knows here."""
-        given = self.model_extra or {}
-        return [n for n in given if n not in self.harmless and n not in self.unsupported]
-
     @model_validator(mode="after")
     def _can_be_done(self) -> EmbeddingRequest:
-        for name, harmless in self.unsupported.items():
-            if (self.model_extra or {}).get(name) not in harmless:
-                raise PydanticCustomError(
-                    "unsupported",
-                    "{param}: not supported here; leave it out",
-                    {"param": name, "code": "unsupported_parameter"},
-                )
         if (self.input is None) == (self.messages is None):
             raise PydanticCustomError(
                 "input", "{param}: expected either input or messages", {"param": "input"}
@@ -178,29 +157,22 @@ class EmbeddingRequest(BaseModel):
             )
         return self
 
-    def inputs(self) -> Sequence[str | Picture]:
+    def inputs(self) -> Sequence[Piece]:
         """In order."""
         return list(self._of_messages() if self.input is None else self._of_input())
 
-    def _of_input(self) -> Iterator[str | Picture]:
+    def _of_input(self) -> Iterator[Piece]:
         for i, item in enumerate(self.input or ()):
             if isinstance(item, ImageInput):
-                yield Picture(f"input[{i}].image", item.url)
+                yield Reference(f"input[{i}].image", item.url)
             else:
                 yield item if isinstance(item, str) else item.text
 
-    def _of_messages(self) -> Iterator[str | Picture]:
+    def _of_messages(self) -> Iterator[Piece]:
         """Texts without words, which clients send beside a picture, are left out."""
         for i, message in enumerate(self.messages or ()):
-            parts = message.content
-            if isinstance(parts, str):
-                parts = [TextPart(type="text", text=parts)]
-            for j, part in enumerate(parts or ()):
-                place = f"messages[{i}].content[{j}]"
-                if isinstance(part, TextPart):
-                    if part.text.strip():
-                        yield part.text
-                elif isinstance(part, ImagePart):
-                    yield Picture(f"{place}.image_url", part.image_url.url)
-                elif isinstance(part, FilePart):
-                    yield Picture(f"{place}.file", part.file.reference)
+            for piece in pieces(message.content, f"messages[{i}].content"):
+                if isinstance(piece, str):
+                    yield from (piece,) if piece.strip() else ()
+                elif not piece.video:
+                    yield replace(piece, video=False)

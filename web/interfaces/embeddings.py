@@ -6,44 +6,23 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from flask import Blueprint
 
-from mtmd.web.interfaces.embedding_requests import EmbeddingRequest, NamedModel, Picture
+from mtmd.web.answering.answer import Answering
+from mtmd.web.answering.request import Piece
 from mtmd.web.auth import owner
 from mtmd.web.errors import ApiError
 from mtmd.web.intake.body import json_body
 from mtmd.web.intake.gate import Body, Work, takes
-from mtmd.web.intake.media import Media, Reference
+from mtmd.web.intake.media import Reference
+from mtmd.web.interfaces.embedding_requests import EmbeddingRequest, NamedModel
+from mtmd.web.interfaces.openai_requests import ignored
 from mtmd.web.models.choice import Models
 
 if TYPE_CHECKING:
     from mtmd.embedding.service import EmbeddingService
-
-
-@dataclass(frozen=True)
-class EmbeddingApi:
-    """What the route works with. `service` None: the model gives no vectors."""
-
-    models: Models
-    media: Media
-    unknown_fields: str  # "ignore" or "refuse"
-    service: EmbeddingService | None = None
-
-    def check(self, body: EmbeddingRequest) -> tuple[str, ...]:
-        """What is to be warned of. Raises ApiError for what cannot be answered."""
-        self.models.find(body.model)
-        unknown = ["".join(c for c in name[:60] if c.isprintable()) for name in body.unknown[:20]]
-        if unknown and self.unknown_fields == "refuse":
-            raise ApiError(
-                400,
-                f"{unknown[0]}: not known here; leave it out",
-                param=unknown[0],
-                code="unknown_parameter",
-            )
-        return (f"not known here, and ignored: {', '.join(unknown)}",) if unknown else ()
 
 
 def no_vectors(models: Models, name: str | None) -> ApiError:
@@ -59,21 +38,23 @@ def no_vectors(models: Models, name: str | None) -> ApiError:
     )
 
 
-def blueprint(api: EmbeddingApi) -> Blueprint:
+def blueprint(answering: Answering, service: EmbeddingService | None = None) -> Blueprint:
+    """`service` None: the models give no vectors."""
     routes = Blueprint("embeddings", __name__)
+    models, media = answering.models, answering.media
 
     @routes.post("/v1/embeddings")
     @takes(Body.JSON_WITH_PICTURES, Work.ANSWER)
     def embeddings() -> dict[str, Any]:
-        service = api.service
         if service is None:  # nothing else that may be wrong with the request matters then
-            raise no_vectors(api.models, json_body(NamedModel).model)
+            raise no_vectors(models, json_body(NamedModel).model)
         body = json_body(EmbeddingRequest)
-        warnings = api.check(body)
+        models.find(body.model)
+        warnings = ignored(answering.refuse_unknown(body))
         inputs = body.inputs()
-        shown = [item for item in inputs if isinstance(item, Picture)]
+        shown = [item for item in inputs if isinstance(item, Reference)]
         texts = [item for item in inputs if isinstance(item, str)]
-        with api.media.opened([Reference(p.place, p.url) for p in shown], owner()) as pictures:
+        with media.opened(shown, owner()) as pictures:
             made = service.embeddings(
                 pictures, texts, normalize=body.of_length_one, whole=body.truncate is False
             )
@@ -82,7 +63,7 @@ def blueprint(api: EmbeddingApi) -> Blueprint:
         tokens += sum(t.tokens for t in made.receipt.texts)
         return {
             "object": "list",
-            "model": api.models.choose(body.model).called(body.model),
+            "model": models.choose(body.model).called(body.model),
             "data": [
                 {"object": "embedding", "index": i, "embedding": _written(vector, body.is_base64)}
                 for i, vector in enumerate(_in_order(made.vectors, inputs))
@@ -97,11 +78,11 @@ def blueprint(api: EmbeddingApi) -> Blueprint:
     return routes
 
 
-def _in_order(vectors: Any, inputs: Sequence[str | Picture]) -> list[Any]:
+def _in_order(vectors: Any, inputs: Sequence[Piece]) -> list[Any]:
     """Vectors come with those of pictures first."""
-    pictures = sum(isinstance(item, Picture) for item in inputs)
+    pictures = sum(isinstance(item, Reference) for item in inputs)
     of_pictures, of_texts = iter(vectors[:pictures]), iter(vectors[pictures:])
-    return [next(of_pictures if isinstance(item, Picture) else of_texts) for item in inputs]
+    return [next(of_pictures if isinstance(item, Reference) else of_texts) for item in inputs]
 
 
 def _written(vector: Any, as_base64: bool) -> str | list[float]:

@@ -1,41 +1,34 @@
-"""What the requests of all adapters are made of. Fields that are not known are left aside; what is
+"""What the requests of all interfaces are made of. Fields that are not known are ignored; what is
 known and cannot be done is refused by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeAlias, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError, to_json
 
 from mtmd.options.answer import STOP_CHARS_MAX, STOPS_MAX
-from mtmd.web.errors import TAG, ApiError
+from mtmd.tools.tool import TOOLS_MAX
+from mtmd.web.answering.request import Piece
+from mtmd.web.errors import TAG
 from mtmd.web.intake.body import WHOLE
+from mtmd.web.intake.long_texts import CutText, as_data_url, beginning
+
+if TYPE_CHECKING:
+    pass
 
 MOST_MESSAGES = 4096
 MOST_PARTS = 1 << 14  # of one message
-LONGEST_SCHEMA = 64 << 10  # in characters of JSON: it is compiled before the answer begins
+MOST_CALLS = 256  # of one message
+MOST_PROMPTS = 128
 MOST_TOKENS = 1 << 20
-
-
-class Loose(BaseModel):
-    model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
-
-
-class Request(Loose):
-    """A whole body. `harmless` are fields that its interface knows and that change no answer
-    here.
-    """
-
-    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
-    harmless: ClassVar[frozenset[str]] = frozenset()
-
-    @property
-    def unknown(self) -> list[str]:
-        """Names of fields that nobody knows."""
-        return [name for name in self.model_extra or {} if name not in self.harmless]
+LONGEST_GRAMMAR = 1 << 20
+LONGEST_SCHEMA = 64 << 10  # in characters of JSON: it is compiled before the answer begins
 
 
 def _schema(value: dict[str, Any]) -> dict[str, Any]:
@@ -49,47 +42,83 @@ def _schema(value: dict[str, Any]) -> dict[str, Any]:
 ModelName = Annotated[str, Field(max_length=512)]
 Schema = Annotated[dict[str, Any], AfterValidator(_schema)]
 Temperature = Annotated[float, Field(ge=0, le=100)]
-TopP = Annotated[float, Field(ge=0, le=1)]
+Fraction = Annotated[float, Field(ge=0, le=1)]  # top_p, min_p
 TopK = Annotated[int, Field(ge=0, lt=1 << 31), WHOLE]
-MinP = Annotated[float, Field(ge=0, le=1)]
 Penalty = Annotated[float, Field(ge=0.01, le=100)]
 Additive = Annotated[float, Field(ge=-2, le=2)]  # of a penalty taken off a logit
 MaxTokens = Annotated[int, Field(ge=1, le=MOST_TOKENS), WHOLE]
+TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 Stops = Annotated[
     list[Annotated[str, Field(min_length=1, max_length=STOP_CHARS_MAX)]],
     Field(max_length=STOPS_MAX, fail_fast=True),
     BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
 ]
+Tools = Annotated[list[dict[str, Any]], Field(max_length=TOOLS_MAX)]
+FramesPerSecond = Annotated[float, Field(gt=0, le=240)]
+FrameCount = Annotated[int, Field(ge=1, le=1 << 20), WHOLE]
+Seconds = Annotated[float, Field(ge=0, lt=1e9)]
+
+
+def by_type(error: str, message: str) -> Discriminator:
+    """Return what chooses among objects by the type that each names."""
+    return Discriminator(kind, custom_error_type=error, custom_error_message=message)
+
+
+def kind(value: Any) -> str | None:
+    name = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return f"{TAG}{name}" if isinstance(name, str) else None
 
 
 def text_or_list(value: Any) -> str | None:
-    """For a Discriminator: which of the two a content is."""
     if isinstance(value, str):
         return f"{TAG}text"
     return f"{TAG}parts" if isinstance(value, (list, tuple)) else None
 
 
-def kind(value: Any) -> str | None:
-    """For a Discriminator: the type that an object names."""
-    name = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return f"{TAG}{name}" if isinstance(name, str) else None
+def text_or(things: str, error: str = "content") -> Discriminator:
+    """Return what chooses between a text and a list of such things."""
+    return Discriminator(
+        text_or_list,
+        custom_error_type=error,
+        custom_error_message=f"expected a text or a list of {things}",
+    )
+
+
+One = TypeVar("One")
+Text: TypeAlias = Annotated[str, Tag(f"{TAG}text")]
+Several: TypeAlias = Annotated[
+    list[One], Tag(f"{TAG}parts"), Field(max_length=MOST_PARTS, fail_fast=True)
+]
+
+
+class Part(Protocol):
+    """Of a message. `piece`: what it says or shows; `place` names it."""
+
+    def piece(self, place: str) -> Piece: ...
+
+
+def pieces(content: str | Sequence[Part] | None, place: str) -> tuple[Piece, ...]:
+    if isinstance(content, str):
+        return (content,)
+    return tuple(part.piece(f"{place}[{i}]") for i, part in enumerate(content or ()))
 
 
 def given(**options: Any) -> dict[str, Any]:
-    """Without those that are None."""
+    """Return the options without those that are None."""
     return {name: value for name, value in options.items() if value is not None}
 
 
-def refuse_unsupported(values: Mapping[str, Any], harmless: Mapping[str, tuple[Any, ...]]) -> None:
-    """`harmless`: of fields that ask for what cannot be done, the values that ask for nothing; None
-    always does. Raises ApiError.
+def of_file_data(data: str | CutText) -> str | CutText:
+    """As a data URL: what it is, the first bytes say."""
+    is_url = beginning(data).startswith("data:")
+    return data if is_url else as_data_url(data, "application/octet-stream")
+
+
+def promised(schema: Any, strict: bool | None = None) -> Any:
+    """A schema as `AnswerOptions` takes it: unless it is `strict`, what cannot be promised of it is
+    passed over, and the receipt says so.
     """
-    for name, nothing in harmless.items():
-        value = values.get(name)
-        if value is not None and value not in nothing:
-            raise ApiError(
-                400,
-                f"{name}: not supported here; leave it out",
-                param=name,
-                code="unsupported_parameter",
-            )
+    if isinstance(schema, str) and len(schema) <= LONGEST_SCHEMA:
+        with suppress(ValueError, RecursionError):
+            schema = json.loads(schema)
+    return {"schema": schema, "strict": strict is True} if isinstance(schema, dict) else schema

@@ -6,34 +6,38 @@ and its tokens, slots, whether it is ready.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
 from flask import Blueprint, Response, jsonify, request
 from pydantic import Field
 
-from mtmd import Answer, Event, Finished, RawPrompt, Receipt, TextPiece, TokenInfo, __version__
+from mtmd import Answer, Event, Finished, Receipt, TextPiece, TokenInfo, __version__
 from mtmd.web import sse
-from mtmd.web.answering.answer import Door, ModelDoor, error_response
+from mtmd.web.answering.answer import Answering, Form, check_length, error_response
+from mtmd.web.answering.delivery import Collected, Writer
+from mtmd.web.answering.request import AnswerRequest
+from mtmd.web.auth import without_key
+from mtmd.web.errors import ApiError, in_llama_cpp_form
+from mtmd.web.intake.body import WHOLE, Loose, Request, json_body
+from mtmd.web.intake.gate import Body, Work, takes
 from mtmd.web.interfaces.fields import (
+    LONGEST_GRAMMAR,
+    MOST_PROMPTS,
     MOST_TOKENS,
     Additive,
-    Loose,
-    MinP,
+    Fraction,
     ModelName,
     Penalty,
-    Request,
     Schema,
     Stops,
     Temperature,
+    TokenId,
     given,
-    refuse_unsupported,
+    promised,
 )
-from mtmd.web.answering.delivery import Collected
-from mtmd.web.interfaces.openai_requests import LONGEST_GRAMMAR, MOST_PROMPTS, Bias, ChatRequest, promised
-from mtmd.web.auth import without_key
-from mtmd.web.errors import ApiError, in_llama_cpp_form
-from mtmd.web.intake.body import WHOLE, json_body
-from mtmd.web.intake.gate import Body, Work, takes
+from mtmd.web.interfaces.openai_requests import Bias, ChatRequest
+from mtmd.web.served_model import ServedModel
 
 
 class Tokenize(Loose):
@@ -49,14 +53,12 @@ class Tokenize(Loose):
 
 
 class Detokenize(Loose):
-    tokens: list[Annotated[int, Field(ge=0, lt=1 << 31)]] = Field(
-        max_length=1 << 17, fail_fast=True
-    )
+    tokens: list[TokenId] = Field(max_length=1 << 17, fail_fast=True)
     model: ModelName | None = None
 
 
-Ids = list[Annotated[int, Field(ge=0, lt=1 << 31)]]
-Mixed = list[str | Annotated[int, Field(ge=0, lt=1 << 31)]]
+Ids = list[TokenId]
+Mixed = list[str | TokenId]
 
 
 class Completion(Request):
@@ -67,7 +69,7 @@ class Completion(Request):
     harmless: ClassVar[frozenset[str]] = frozenset(
         ("cache_prompt", "id_slot", "n_keep", "n_discard", "n_cache_reuse", "timings_per_token")
     )
-    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {  # field -> values that ask for nothing
+    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {
         "typical_p": (1,),
         "mirostat": (0,),
         "dry_multiplier": (0,),
@@ -88,8 +90,8 @@ class Completion(Request):
     stream: bool = False
     temperature: Temperature | None = None
     top_k: Annotated[int, Field(ge=-1, lt=1 << 31), WHOLE] | None = None
-    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    min_p: MinP | None = None
+    top_p: Fraction | None = None
+    min_p: Fraction | None = None
     repeat_penalty: Penalty | None = None
     presence_penalty: Additive | None = None
     frequency_penalty: Additive | None = None
@@ -102,17 +104,6 @@ class Completion(Request):
     n_probs: Annotated[int, Field(ge=0, le=20), WHOLE] = 0
     return_tokens: bool = False
     response_fields: list[str] = Field(default_factory=list, max_length=64)
-    typical_p: Any = None
-    mirostat: Any = None
-    dry_multiplier: Any = None
-    xtc_probability: Any = None
-    dynatemp_range: Any = None
-    n_indent: Any = None
-    samplers: Any = None
-    lora: Any = None
-    image_data: Any = None
-    post_sampling_probs: Any = None
-    t_max_predict_ms: Any = None
 
     def prompts(self) -> list[str | Mixed]:
         """Each a text, or texts and ids to be joined."""
@@ -121,10 +112,21 @@ class Completion(Request):
         texts = isinstance(self.prompt, list) and all(isinstance(p, str) for p in self.prompt)
         return list(self.prompt) if texts else [self.prompt]  # type: ignore[arg-type,list-item]
 
-    def options(self) -> dict[str, Any]:
-        """The fields of AnswerOptions that were given. Raises ApiError."""
-        values = {name: getattr(self, name) for name in self.unsupported}
-        refuse_unsupported(values, self.unsupported)
+    def request(self) -> AnswerRequest:
+        """Raises ApiError for too few or too many prompts, or several in a stream."""
+        prompts = self.prompts()
+        if not 0 < len(prompts) <= MOST_PROMPTS:
+            raise ApiError(400, f"prompt: expected 1 to {MOST_PROMPTS} prompts", param="prompt")
+        if self.stream and len(prompts) > 1:
+            raise ApiError(
+                400, "stream: found beside several prompts, expected one of them", param="stream"
+            )
+        return AnswerRequest(
+            self.model, self.stream, prompts=tuple(prompts), options=self._options()
+        )
+
+    def _options(self) -> dict[str, Any]:
+        """The fields of AnswerOptions that were given."""
         most = self.n_predict if self.n_predict is not None else self.max_tokens
         wants_tokens = self.n_probs or self.stream or self.return_tokens
         return given(
@@ -146,36 +148,41 @@ class Completion(Request):
         )
 
 
-def blueprint(door: Door) -> Blueprint:
+def blueprint(answering: Answering) -> Blueprint:
     routes = Blueprint("llama_cpp", __name__)
     routes.register_error_handler(Exception, lambda error: error_response(error, in_llama_cpp_form))
+
+    def chosen(body: Tokenize | Detokenize) -> ServedModel:
+        return answering.models.choose(body.model if answering.models.many else None)
 
     @routes.post("/completion")
     @takes(Body.JSON, Work.ANSWER)
     def completion() -> Response:
-        body = json_body(Completion)
-        door.check_fields(body)
-        return _completed(door, body)
+        body = answering.read(Completion)
+        asked = body.request()
+        if not answering.models.many:  # a server with one model does not mind what it is called
+            asked = replace(asked, model=None)
+        return answering.answer(asked, _CompletionForm(body))
 
     @routes.post("/tokenize")
     @takes(Body.JSON, Work.ANSWER)
     def tokenize() -> dict[str, Any]:
         body = json_body(Tokenize)
-        asked = _of(door, body)
-        asked.check_length("content", len(body.content))
-        tokens = asked.service.tokens_of(
+        model = chosen(body)
+        check_length(model, "content", len(body.content))
+        tokens = model.service.tokens_of(
             body.content, special=body.parse_special, around=body.add_special
         )
         if not body.with_pieces:
             return {"tokens": tokens}
-        spell = asked.service.spelling_of
+        spell = model.service.spelling_of
         return {"tokens": [{"id": token, "piece": spell([token])} for token in tokens]}
 
     @routes.post("/detokenize")
     @takes(Body.JSON, Work.ANSWER)
     def detokenize() -> dict[str, str]:
         body = json_body(Detokenize)
-        return {"content": _of(door, body).service.spelling_of(body.tokens)}
+        return {"content": chosen(body).service.spelling_of(body.tokens)}
 
     @routes.post("/apply-template")
     @takes(Body.JSON_WITH_PICTURES, Work.ANSWER)
@@ -183,16 +190,13 @@ def blueprint(door: Door) -> Blueprint:
         """The prompt that a chat request would read, tools and the beginning of the answer
         included; pictures stand in it as the template writes them.
         """
-        body = json_body(ChatRequest)
-        asked = door.of(body.model)
-        with asked.api.messages(body) as messages:
-            return {"prompt": asked.service.rendered(messages, **body.prompt_options())}
+        return {"prompt": answering.rendered(json_body(ChatRequest).request())}
 
     @routes.get("/slots")
     @takes(Body.NOTHING)
     def slots() -> Any:
         """Answers belong to no slot by number: as many as are computed are shown as busy."""
-        model = door.models.at_hand(request.args.get("model"))
+        model = answering.models.at_hand(request.args.get("model"))
         if model is None:
             return jsonify([])
         stats = model.service.stats()
@@ -214,7 +218,7 @@ def blueprint(door: Door) -> Blueprint:
     @takes(Body.NOTHING)
     def load() -> dict[str, int]:
         """vLLM's: requests being answered or waiting."""
-        all_stats = [measured.stats for measured in door.models.measured()]
+        all_stats = [measured.stats for measured in answering.models.measured()]
         return {"server_load": sum(stats.running + stats.waiting for stats in all_stats)}
 
     @routes.get("/version")
@@ -230,7 +234,7 @@ def blueprint(door: Door) -> Blueprint:
         """Answered from when the model is in memory, or, of several, may be asked for; without the
         device, which may hang.
         """
-        fault, loading = door.models.fault, door.models.loading()
+        fault, loading = answering.models.fault, answering.models.loading()
         if fault is not None:
             return {"status": "failed", "reason": str(fault)}, 503
         return {"status": "ready"} | ({} if loading is None else {"loading": loading}), 200
@@ -238,68 +242,34 @@ def blueprint(door: Door) -> Blueprint:
     return routes
 
 
-def _completed(door: Door, body: Completion) -> Response:
-    prompts = body.prompts()
-    if not 0 < len(prompts) <= MOST_PROMPTS:
-        raise ApiError(400, f"prompt: expected 1 to {MOST_PROMPTS} prompts", param="prompt")
-    if body.stream and len(prompts) > 1:
-        raise ApiError(
-            400, "stream: found beside several prompts, expected one of them", param="stream"
-        )
-    chosen = body.options()
+class _CompletionForm(Form):
+    """Completions as llama.cpp writes them."""
 
-    def failed(error: ApiError) -> str:
-        return sse.event(in_llama_cpp_form(error))
+    def __init__(self, body: Completion) -> None:
+        self._body = body
 
-    def begin(asked: ModelDoor) -> Response:
-        options = asked.model.options(chosen)
-        delivery = asked.begin_raw([_raw(asked, prompt) for prompt in prompts], options)
-        forms = [_Form(asked, body, prompt, i) for i, prompt in enumerate(prompts)]
-        if body.stream:
-            return delivery.streamed(forms[0], failed)
+    def whole(self, model: ServedModel, answers: Sequence[Collected]) -> Any:
+        made = [
+            _CompletionWriter(model, self._body, prompt, index).whole(one.answer, one.tokens)
+            for index, (prompt, one) in enumerate(zip(self._body.prompts(), answers, strict=True))
+        ]
+        return made[0] if len(made) == 1 else made
 
-        def whole(answers: Sequence[Collected]) -> Any:
-            made = [
-                form.whole(one.answer, one.tokens) for form, one in zip(forms, answers, strict=True)
-            ]
-            return made[0] if len(made) == 1 else made
+    def writer(self, model: ServedModel) -> Writer:
+        return _CompletionWriter(model, self._body, self._body.prompts()[0], 0)
 
-        return delivery.whole(whole, in_llama_cpp_form)
-
-    if not door.models.many:
-        return begin(_of(door, body))
-    return door.answered(body, begin, failed)
+    def error(self, error: ApiError) -> dict[str, Any]:
+        return in_llama_cpp_form(error)
 
 
-def _of(door: Door, body: Tokenize | Detokenize | Completion) -> ModelDoor:
-    """A server with one model does not mind what these routes call it."""
-    return door.of(body.model if door.models.many else None)
+class _CompletionWriter(Writer):
+    """Writes one completion."""
 
-
-def _raw(door: ModelDoor, prompt: str | Mixed) -> RawPrompt:
-    """A text begins as the tokenizer begins one; of a mixed list each text is put in as it is."""
-    if isinstance(prompt, str):
-        door.check_length("prompt", len(prompt))
-        return RawPrompt(prompt)
-    ids: list[int] = []
-    for item in prompt:
-        if isinstance(item, int):
-            ids.append(item)
-        else:
-            door.check_length("prompt", len(item))
-            ids += door.service.tokens_of(item, special=True, around=not ids)
-    return RawPrompt(tuple(ids))
-
-
-class _Form:
-    """One completion as llama.cpp writes it."""
-
-    def __init__(self, door: ModelDoor, body: Completion, prompt: str | Mixed, index: int) -> None:
-        self._door, self._body, self._prompt, self._index = door, body, prompt, index
+    def __init__(
+        self, model: ServedModel, body: Completion, prompt: str | Mixed, index: int
+    ) -> None:
+        self._model, self._body, self._prompt, self._index = model, body, prompt, index
         self._count = 0  # tokens that were written
-
-    def begin(self) -> Iterator[str]:
-        yield from ()
 
     def write(self, _: int, event: Event) -> Iterator[str]:
         if isinstance(event, TextPiece):
@@ -319,26 +289,23 @@ class _Form:
             end = self._end(event.answer) | {"content": "", "tokens": []}
             yield sse.event(self._fields(end))
 
-    def end(self) -> Iterator[str]:
-        yield from ()
-
     def whole(self, answer: Answer, tokens: Sequence[TokenInfo]) -> dict[str, Any]:
         ids = list(answer.output_token_ids) if self._body.return_tokens else []
         content = {"content": answer.text, "tokens": ids}
         return self._fields(self._end(answer) | content | self._probabilities(tokens))
 
     def _end(self, answer: Answer) -> dict[str, Any]:
-        receipt, body, context = answer.receipt, self._body, self._door.model.context
+        receipt, body, context = answer.receipt, self._body, self._model.context
         limit, used = receipt.finish == "length", receipt.sampling.get("temperature")
         stopped = "word" if answer.stop is not None else "limit" if limit else "eos"
         prompt = self._prompt
         if not isinstance(prompt, str):
-            prompt = self._door.service.spelling_of(list(answer.prompt_token_ids))
+            prompt = self._model.service.spelling_of(list(answer.prompt_token_ids))
         return {
             "index": self._index,
             "id_slot": -1,
             "stop": True,
-            "model": self._door.model.name,
+            "model": self._model.name,
             "tokens_predicted": receipt.output_tokens,
             "tokens_evaluated": receipt.prompt_tokens,
             "tokens_cached": receipt.prompt_tokens + receipt.output_tokens,

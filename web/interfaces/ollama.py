@@ -7,7 +7,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from time import perf_counter_ns
 from typing import Any
@@ -16,63 +15,61 @@ from flask import Blueprint, Response, jsonify
 
 from mtmd import Answer, Event, Finished, TextPiece, ThinkingPiece, ToolCall, __version__
 from mtmd.checkpoint.cached_models import type_of
-from mtmd.web.answering.answer import Door, ModelDoor, error_response
+from mtmd.web.answering.answer import Answering, Form, error_response
+from mtmd.web.answering.delivery import Collected, Writer
+from mtmd.web.answering.tools import CallReader, arguments_of
+from mtmd.web.errors import ApiError, in_ollamas_form
+from mtmd.web.intake.body import json_body
+from mtmd.web.intake.gate import Body, Work, takes
+from mtmd.web.interfaces.embeddings import no_vectors
 from mtmd.web.interfaces.ollama_requests import (
     ChatRequest,
     EmbedRequest,
     GenerateRequest,
     ShowRequest,
 )
-from mtmd.web.interfaces.tools import CallReader, arguments_of
-from mtmd.web.answering.delivery import Collected
-from mtmd.web.interfaces.embeddings import no_vectors
-from mtmd.web.errors import ApiError, in_ollamas_form
-from mtmd.web.intake.body import json_body
-from mtmd.web.intake.gate import Body, Work, takes
 from mtmd.web.models.choice import Listed
+from mtmd.web.served_model import ServedModel
 
 # Whose interface this follows: clients refuse versions that they hold for too old.
 INTERFACE = "0.12.6"
-LINES = "application/x-ndjson"
 _FINISH = {"stop": "stop", "length": "length", "tool_calls": "stop"}
 _NS = 1_000_000  # in a millisecond
 _GGUF = "GGUF"  # the kind of a file that was not opened
 
 
-def blueprint(door: Door) -> Blueprint:
+def blueprint(answering: Answering) -> Blueprint:
     routes = Blueprint("ollama", __name__)
     routes.register_error_handler(Exception, lambda error: error_response(error, in_ollamas_form))
-    _answer_routes(routes, door)
-    _model_routes(routes, door)
+    _answer_routes(routes, answering)
+    _model_routes(routes, answering)
     return routes
 
 
-def _answer_routes(routes: Blueprint, door: Door) -> None:
+def _answer_routes(routes: Blueprint, answering: Answering) -> None:
     @routes.post("/api/chat")
     @takes(Body.JSON_WITH_PICTURES, Work.ANSWER)
     def chat() -> Response:
-        body = json_body(ChatRequest, typed=False)
-        door.check_fields(body)
-        return _answered(door, body, bool(body.messages), _message)
+        body = answering.read(ChatRequest, typed=False)
+        return _answered(answering, body, _LineForm(body.model, _message))
 
     @routes.post("/api/generate")
     @takes(Body.JSON_WITH_PICTURES, Work.ANSWER)
     def generate() -> Response:
-        body = json_body(GenerateRequest, typed=False)
-        door.check_fields(body)
-        return _answered(door, body, bool(body.prompt or body.images), _response)
+        body = answering.read(GenerateRequest, typed=False)
+        return _answered(answering, body, _LineForm(body.model, _response))
 
     @routes.post("/api/embed")
     @routes.post("/api/embeddings")
     @takes(Body.JSON)
     def embed() -> Response:
         name = json_body(EmbedRequest, typed=False).model
-        raise no_vectors(door.models, name and _known(door, name))
+        raise no_vectors(answering.models, name and _known(answering, name))
 
 
-def _model_routes(routes: Blueprint, door: Door) -> None:
+def _model_routes(routes: Blueprint, answering: Answering) -> None:
     def described(name: str, model: Listed) -> dict[str, Any]:
-        there = door.models.at_hand(model.name)
+        there = answering.models.at_hand(model.name)
         report = there.warmup_report if there else None
         weights = [sum(g.weight_bytes.values()) for g in report.graphs] if report else []
         return {
@@ -92,16 +89,16 @@ def _model_routes(routes: Blueprint, door: Door) -> None:
     @routes.get("/api/tags")
     @takes(Body.NOTHING)
     def tags() -> dict[str, Any]:
-        listed = door.models.listed()
+        listed = answering.models.listed()
         return {"models": [described(name, model) for model in listed for name in model.names]}
 
     @routes.get("/api/ps")
     @takes(Body.NOTHING)
     def running() -> dict[str, Any]:
-        return {"models": [one for model in door.models.listed() for one in _running(model)]}
+        return {"models": [one for model in answering.models.listed() for one in _running(model)]}
 
     def _running(model: Listed) -> Iterator[dict[str, Any]]:
-        there = door.models.at_hand(model.name)
+        there = answering.models.at_hand(model.name)
         if there is not None:
             one = described(model.name, model)
             del one["modified_at"]
@@ -118,8 +115,8 @@ def _model_routes(routes: Blueprint, door: Door) -> None:
         name = body.model or body.name
         if not name:
             raise ApiError(400, "model: missing; name one of /api/tags", param="model")
-        model = door.models.find(_known(door, name))
-        there = door.models.at_hand(model.name)
+        model = answering.models.find(_known(answering, name))
+        there = answering.models.at_hand(model.name)
         return {
             "modelfile": "",
             "parameters": _parameters(model.usual_sampling),
@@ -133,85 +130,67 @@ def _model_routes(routes: Blueprint, door: Door) -> None:
 
 
 def _answered(
-    door: Door,
-    body: ChatRequest | GenerateRequest,
-    says: bool,
-    part: Callable[[str, Sequence[ToolCall], str], dict[str, Any]],
+    answering: Answering, body: ChatRequest | GenerateRequest, form: _LineForm
 ) -> Response:
-    """`says`: whether there is anything to answer; a request without it loads a model, of others.
-    `part`: a text, calls of tools, and a thought, in the form of the route.
-    """
-    began = perf_counter_ns()
-    raw = body.raw_prompt() if says and isinstance(body, GenerateRequest) else None
-    name, said = _known(door, body.model), body.asked() if says and raw is None else None
-    chosen = body.chosen() if raw is not None else {}
-    if not says and body.unloads and door.models.unload(name):
-        return jsonify(
-            _line(body.model, part("", (), "")) | {"done_reason": "unload", "done": True}
-        )
+    name = _known(answering, body.model)
+    if body.says:
+        return answering.answer(body.request(name), form)
+    if body.unloads and answering.models.unload(name):
+        return jsonify(form.line() | {"done_reason": "unload", "done": True})
 
-    def beat() -> str:
-        """Lines of JSON have no comments, and clients read an empty line as broken JSON; a piece
-        without text is what Ollama itself sends now and then.
-        """
-        return _dumped(_line(body.model, part("", (), "")) | {"done": False})
+    def loaded(_: ServedModel) -> Response:
+        return jsonify(form.line() | {"done_reason": "load", "done": True})
 
-    def failed(error: ApiError) -> str:
-        return _dumped(in_ollamas_form(error))
-
-    def begin(asked: ModelDoor) -> Response:
-        if raw is not None:
-            delivery = asked.begin_text(raw, chosen)
-        elif said is not None:
-            delivery = asked.begin(said)
-        else:
-            return jsonify(
-                _line(body.model, part("", (), "")) | {"done_reason": "load", "done": True}
-            )
-        if body.streams:
-            writer = _LineWriter(lambda *said: _line(body.model, part(*said)), began)
-            return delivery.streamed(writer, failed, LINES, beat)
-        return delivery.whole(whole, in_ollamas_form)
-
-    def whole(answers: Sequence[Collected]) -> dict[str, Any]:
-        answer = answers[0].answer
-        said = part(answer.text, answer.tool_calls, answer.thinking)
-        return _line(body.model, said) | _end(answer, began)
-
-    return door.answered(_Named(name, body.streams), begin, failed, beat, LINES)
+    return answering.when_loaded(name, body.streams, loaded, form)
 
 
-class _LineWriter:
-    """Writes an answer as lines of JSON. `line`: one for a text, calls of tools, and a thought."""
+class _LineForm(Form):
+    """Lines of JSON. `part`: a text, calls of tools, and a thought, in the form of the route."""
+
+    mimetype = "application/x-ndjson"
 
     def __init__(
-        self, line: Callable[[str, Sequence[ToolCall], str], dict[str, Any]], began: int
+        self, model: str, part: Callable[[str, Sequence[ToolCall], str], dict[str, Any]]
     ) -> None:
-        self._line, self._began, self._calls = line, began, CallReader()
+        self._model, self._part, self._began = model, part, perf_counter_ns()
+        # Lines of JSON have no comments, and clients read an empty line as broken JSON; a piece
+        # without text is what Ollama itself sends now and then.
+        self.beat = lambda: _dumped(self.line() | {"done": False})
 
-    def begin(self) -> Iterator[str]:
-        yield from ()
+    def line(
+        self, text: str = "", calls: Sequence[ToolCall] = (), thought: str = ""
+    ) -> dict[str, Any]:
+        head = {"model": self._model, "created_at": _time(datetime.now(timezone.utc))}
+        return head | self._part(text, calls, thought)
+
+    def whole(self, _: ServedModel, answers: Sequence[Collected]) -> dict[str, Any]:
+        answer = answers[0].answer
+        line = self.line(answer.text, answer.tool_calls, answer.thinking)
+        return line | _end(answer, self._began)
+
+    def writer(self, _: ServedModel) -> Writer:
+        return _LineWriter(self.line, self._began)
+
+    def error(self, error: ApiError) -> dict[str, Any]:
+        return in_ollamas_form(error)
+
+    def failure(self, error: ApiError) -> str:
+        return _dumped(in_ollamas_form(error))
+
+
+class _LineWriter(Writer):
+    def __init__(self, line: Callable[..., dict[str, Any]], began: int) -> None:
+        self._line, self._began, self._calls = line, began, CallReader()
 
     def write(self, _: int, event: Event) -> Iterator[str]:
         for call in self._calls.read(event):
-            yield _dumped(self._line("", (call,), "") | {"done": False})
+            yield _dumped(self._line(calls=[call]) | {"done": False})
         if isinstance(event, ThinkingPiece) and event.text:
-            yield _dumped(self._line("", (), event.text) | {"done": False})
+            yield _dumped(self._line(thought=event.text) | {"done": False})
         elif isinstance(event, TextPiece) and event.text:
-            yield _dumped(self._line(event.text, (), "") | {"done": False})
+            yield _dumped(self._line(event.text) | {"done": False})
         elif isinstance(event, Finished):
-            yield _dumped(self._line("", (), "") | _end(event.answer, self._began))
-
-    def end(self) -> Iterator[str]:
-        yield from ()
-
-
-@dataclass(frozen=True)
-class _Named:
-    """A request, with the model's name as it is known here."""
-
-    model: str
-    stream: bool
+            yield _dumped(self._line() | _end(event.answer, self._began))
 
 
 def _message(text: str, calls: Sequence[ToolCall], thought: str) -> dict[str, Any]:
@@ -231,10 +210,6 @@ def _response(text: str, _: Sequence[ToolCall], thought: str) -> dict[str, Any]:
     return {"response": text} | ({"thinking": thought} if thought else {})
 
 
-def _line(model: str, part: dict[str, Any]) -> dict[str, Any]:
-    return {"model": model, "created_at": _time(datetime.now(timezone.utc))} | part
-
-
 def _end(answer: Answer, began: int) -> dict[str, Any]:
     """Times in nanoseconds. `prompt_eval_duration` counts the pictures in."""
     receipt = answer.receipt
@@ -251,9 +226,9 @@ def _end(answer: Answer, began: int) -> dict[str, Any]:
     }
 
 
-def _known(door: Door, name: str) -> str:
+def _known(answering: Answering, name: str) -> str:
     """Ollama's clients write the tag that stands for none."""
-    names = {known for model in door.models.listed() for known in model.names}
+    names = {known for model in answering.models.listed() for known in model.names}
     return name if name in names else name.removesuffix(":latest")
 
 

@@ -8,67 +8,61 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 from pydantic_core import to_json
 
-from mtmd import RawPrompt, ToolCall
+from mtmd import ToolCall
 from mtmd.thinking.request import Effort
-from mtmd.tools.tool import TOOLS_MAX
-from mtmd.web.answering.answer import Asked, Turn
+from mtmd.web.answering.request import AnswerRequest, Piece, Turn, continues, conversation
+from mtmd.web.answering.tools import tool_options
+from mtmd.web.errors import ApiError
+from mtmd.web.intake.body import WHOLE, Loose, Request
+from mtmd.web.intake.long_texts import CutText, PictureText, as_data_url, beginning
+from mtmd.web.intake.media import Reference
 from mtmd.web.interfaces.fields import (
+    MOST_CALLS,
     MOST_MESSAGES,
     MOST_PARTS,
     MOST_TOKENS,
     Additive,
-    Loose,
-    MinP,
+    Fraction,
     ModelName,
     Penalty,
-    Request,
     Schema,
     Stops,
     Temperature,
-    TopP,
+    Tools,
     given,
-    refuse_unsupported,
+    promised,
 )
-from mtmd.web.interfaces.tools import tool_options
-from mtmd.web.interfaces.openai_requests import promised
 from mtmd.web.interfaces.thinking import Budget
-from mtmd.web.errors import ApiError
-from mtmd.web.intake.body import WHOLE
-from mtmd.web.intake.long_texts import CutText, PictureText, as_data_url, beginning
-from mtmd.web.intake.media import Reference
-
-# option -> values that ask for nothing
-_OPTIONS: dict[str, tuple[Any, ...]] = {"typical_p": (1, 0), "tfs_z": (1, 0), "mirostat": (0,)}
-
-MOST_CALLS = 256  # of one message
 
 Images = Annotated[list[PictureText], Field(max_length=MOST_PARTS)]
 
 
-class Options(Loose):
+class Options(Request):
     """`num_predict` below 0 is for as many as there is room for. What says how to load a model
     (`num_ctx`, `num_gpu`, ...) was settled when the server was started, and is left aside.
     `think_budget` is not Ollama's.
     """
 
+    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "typical_p": (1, 0),
+        "tfs_z": (1, 0),
+        "mirostat": (0,),
+    }
+
     num_predict: Annotated[int, Field(ge=-2, le=MOST_TOKENS), WHOLE] | None = None
     temperature: Temperature | None = None
     top_k: Annotated[int, Field(ge=-1, lt=1 << 31), WHOLE] | None = None
-    top_p: TopP | None = None
-    min_p: MinP | None = None
+    top_p: Fraction | None = None
+    min_p: Fraction | None = None
     repeat_penalty: Penalty | None = None
     seed: Annotated[int, Field(ge=-1, lt=1 << 63), WHOLE] | None = None
     stop: Stops | None = None
     presence_penalty: Additive | None = None
     frequency_penalty: Additive | None = None
     think_budget: Budget | None = None
-    typical_p: Any = None
-    tfs_z: Any = None
-    mirostat: Any = None
 
     def chosen(self) -> dict[str, Any]:
         """The fields of AnswerOptions that were given."""
-        refuse_unsupported({name: getattr(self, name) for name in _OPTIONS}, _OPTIONS)
         if self.num_predict == 0:
             raise ApiError(
                 400,
@@ -120,13 +114,13 @@ class Answered(Request):
     """
 
     harmless: ClassVar[frozenset[str]] = frozenset(("keep_alive", "truncate", "shift"))
+    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {"logprobs": (False,)}
 
     model: ModelName
     format: Schema | Literal["json", ""] | None = None
     options: Options | None = None
     stream: bool | None = None
     think: bool | Effort | None = None
-    logprobs: Any = None
 
     @property
     def unloads(self) -> bool:
@@ -138,6 +132,15 @@ class Answered(Request):
         return self.stream is not False
 
     @property
+    def says(self) -> bool:
+        """Whether there is anything to answer; a request without it loads a model."""
+        raise NotImplementedError
+
+    def request(self, model: str) -> AnswerRequest:
+        """`model`: its name as it is known here. Raises ApiError for what cannot be done."""
+        raise NotImplementedError
+
+    @property
     def thinking(self) -> dict[str, Any]:
         """The fields of AnswerOptions about thoughts that were given."""
         budget = self.options.think_budget if self.options else None
@@ -145,20 +148,23 @@ class Answered(Request):
 
     def chosen(self) -> dict[str, Any]:
         """The fields of AnswerOptions that were given. Raises ApiError."""
-        refuse_unsupported({"logprobs": self.logprobs}, {"logprobs": (False,)})
         schema = {"type": "object"} if self.format == "json" else promised(self.format or None)
         return (self.options.chosen() if self.options else {}) | given(json_schema=schema)
 
 
 class ChatRequest(Answered):
     messages: list[Message] = Field(default=[], max_length=MOST_MESSAGES, fail_fast=True)
-    tools: list[dict[str, Any]] | None = Field(default=None, max_length=TOOLS_MAX)
+    tools: Tools | None = None
 
-    def asked(self) -> Asked:
+    @property
+    def says(self) -> bool:
+        return bool(self.messages)
+
+    def request(self, model: str) -> AnswerRequest:
         turns, open_calls = [], _OpenCalls()
         for i, message in enumerate(self.messages):
             pictures = _pictures(message.images, f"messages[{i}].images")
-            parts: tuple[str | Reference, ...] = (*pictures, message.content or "")
+            parts: tuple[Piece, ...] = (*pictures, message.content or "")
             if message.role == "tool":
                 turns.append(Turn("tool", parts, answers=open_calls.answered(message)))
             else:
@@ -166,8 +172,13 @@ class ChatRequest(Answered):
                 thought = (message.thinking if message.role == "assistant" else None) or ""
                 made = open_calls.made(calls or ())
                 turns.append(Turn(message.role, parts, made, thought=thought))
-        tools = tool_options(self.tools)
-        return Asked(turns, self.chosen(), tools=tools, thinking=self.thinking)
+        return AnswerRequest(
+            model,
+            self.streams,
+            turns=conversation(turns),
+            options=self.chosen(),
+            prompt_options={**continues(turns), **tool_options(self.tools), **self.thinking},
+        )
 
 
 class _OpenCalls:
@@ -205,21 +216,40 @@ class GenerateRequest(Answered):
     `raw`.
     """
 
+    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = Answered.unsupported | {
+        "suffix": ("",),
+        "template": ("",),
+        "context": ([],),
+    }
+
     prompt: str | None = None
     system: str | None = None
     images: Images | None = None
-    suffix: Any = None
-    template: Any = None
-    context: Any = None
     raw: bool | None = None
 
-    def raw_prompt(self) -> RawPrompt | None:
-        """What is read as it is, without a chat template. Raises ApiError for pictures, which have
-        no place in it, a system message, and thinking, which the template opens.
+    @property
+    def says(self) -> bool:
+        return bool(self.prompt or self.images)
+
+    def request(self, model: str) -> AnswerRequest:
+        if self.raw:
+            self._check_raw()
+            prompts = (self.prompt or "",)
+            return AnswerRequest(model, self.streams, prompts=prompts, options=self.chosen())
+        system = [Turn("system", (self.system,))] if self.system else []
+        parts: tuple[Piece, ...] = (*_pictures(self.images, "images"), self.prompt or "")
+        return AnswerRequest(
+            model,
+            self.streams,
+            turns=conversation([*system, Turn("user", parts)]),
+            options=self.chosen(),
+            prompt_options=self.thinking,
+        )
+
+    def _check_raw(self) -> None:
+        """Raises ApiError for pictures, which have no place in a prompt that is read as it is, a
+        system message, and thinking, which the chat template opens.
         """
-        if not self.raw:
-            return None
-        refuse_unsupported({name: getattr(self, name) for name in _GENERATE}, _GENERATE)
         for name in ("images", "system"):
             if getattr(self, name):
                 raise ApiError(400, f"{name}: found beside raw, expected one of them", param=name)
@@ -234,16 +264,6 @@ class GenerateRequest(Answered):
                     "template nothing opens a thought",
                     param=name,
                 )
-        return RawPrompt(self.prompt or "")
-
-    def asked(self) -> Asked:
-        refuse_unsupported({name: getattr(self, name) for name in _GENERATE}, _GENERATE)
-        system = [Turn("system", (self.system,))] if self.system else []
-        parts: tuple[str | Reference, ...] = (*_pictures(self.images, "images"), self.prompt or "")
-        return Asked([*system, Turn("user", parts)], self.chosen(), thinking=self.thinking)
-
-
-_GENERATE: dict[str, tuple[Any, ...]] = {"suffix": ("",), "template": ("",), "context": ([],)}
 
 
 class EmbedRequest(Loose):

@@ -4,17 +4,13 @@ known and cannot be done is refused by name.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
-    Discriminator,
     Field,
     Tag,
     ValidationInfo,
@@ -24,26 +20,43 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError, to_json
 
+from mtmd import ToolCall
 from mtmd.options.answer import STOP_CHARS_MAX, STOP_IDS_MAX, STOPS_MAX
-from mtmd.tools.tool import TOOLS_MAX
+from mtmd.web.answering.request import AnswerRequest, Piece, RawText, Turn, closest
 from mtmd.web.answering.tools import GivenTools, called_function, chosen_tool, given_tools
-from mtmd.web.interfaces.thinking import ThinkingFields
 from mtmd.web.errors import TAG
-from mtmd.web.intake.body import WHOLE
+from mtmd.web.intake.body import WHOLE, Loose, Request
 from mtmd.web.intake.long_texts import CutText, PictureText, as_data_url, beginning
 from mtmd.web.intake.media import Reference
+from mtmd.web.interfaces.fields import (
+    LONGEST_GRAMMAR,
+    MOST_CALLS,
+    MOST_MESSAGES,
+    MOST_PROMPTS,
+    Additive,
+    Fraction,
+    FrameCount,
+    FramesPerSecond,
+    ModelName,
+    Penalty,
+    Schema,
+    Seconds,
+    Several,
+    Temperature,
+    Text,
+    TokenId,
+    Tools,
+    TopK,
+    by_type,
+    given,
+    of_file_data,
+    pieces,
+    promised,
+    text_or,
+)
+from mtmd.web.interfaces.thinking import ThinkingFields
 
-MOST_MESSAGES = 4096
-MOST_PARTS = 1 << 14  # of one message
-MOST_CALLS = 256  # of one message
 MOST_CHOICES = 128
-MOST_PROMPTS = 128
-LONGEST_GRAMMAR = 1 << 20
-LONGEST_SCHEMA = 64 << 10  # in characters of JSON: it is compiled before the answer begins
-
-
-class _Loose(BaseModel):
-    model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
 
 
 def _minus_one(value: Any) -> Any:
@@ -59,8 +72,8 @@ def _as_data(value: Any) -> Any:
     return {"data": value} if isinstance(value, str) else value
 
 
-FrameCount: TypeAlias = Annotated[
-    Annotated[int, Field(ge=1, le=1 << 20), WHOLE] | None,
+Frames: TypeAlias = Annotated[
+    FrameCount | None,
     BeforeValidator(_minus_one),
     WithJsonSchema({"type": "integer", "minimum": -1, "maximum": 1 << 20}),
 ]
@@ -80,24 +93,23 @@ Detail: TypeAlias = Annotated[
 ]
 
 
-class ImageURL(_Loose):
+class ImageURL(Loose):
     url: PictureText
     detail: Detail = "auto"
 
 
-class FrameChoice(_Loose):
+class FrameChoice(Loose):
     """Which frames of a video are seen; `num_frames` is vLLM's word for `max_frames`."""
 
-    fps: Annotated[float | None, BeforeValidator(_minus_one)] = Field(default=None, gt=0, le=240)
-    max_frames: FrameCount = None
-    num_frames: FrameCount = None
-    start: float | None = Field(default=None, ge=0, lt=1e9)
-    end: float | None = Field(default=None, ge=0, lt=1e9)
+    fps: Annotated[FramesPerSecond | None, BeforeValidator(_minus_one)] = None
+    max_frames: Frames = None
+    num_frames: Frames = None
+    start: Seconds | None = None
+    end: Seconds | None = None
 
     def chosen(self) -> dict[str, Any]:
-        given = {"fps": self.fps, "start": self.start, "end": self.end}
-        given["max_frames"] = self.max_frames or self.num_frames
-        return {name: value for name, value in given.items() if value is not None}
+        frames = self.max_frames or self.num_frames
+        return given(fps=self.fps, start=self.start, end=self.end, max_frames=frames)
 
 
 class VideoURL(FrameChoice):
@@ -150,52 +162,48 @@ class FileReference(FrameChoice):
         return self.file_id or "" if self.file_data is None else of_file_data(self.file_data)
 
 
-def of_file_data(data: str | CutText) -> str | CutText:
-    """As a data URL: what it is, the first bytes say."""
-    is_url = beginning(data).startswith("data:")
-    return data if is_url else as_data_url(data, "application/octet-stream")
-
-
-class TextPart(_Loose):
+class TextPart(Loose):
     type: Literal["text"]
     text: str
 
+    def piece(self, _: str) -> Piece:
+        return self.text
 
-class ImagePart(_Loose):
+
+class ImagePart(Loose):
     type: Literal["image_url"]
     image_url: ImageURL
 
+    def piece(self, place: str) -> Piece:
+        return Reference(f"{place}.image_url", self.image_url.url)
 
-class VideoPart(_Loose):
+
+class VideoPart(Loose):
     type: Literal["video_url"]
     video_url: Annotated[VideoURL, BeforeValidator(_as_url)]
 
+    def piece(self, place: str) -> Piece:
+        video = self.video_url
+        return Reference(f"{place}.video_url", video.url, True, video.chosen())
 
-class InputVideoPart(_Loose):
+
+class InputVideoPart(Loose):
     type: Literal["input_video"]
     input_video: Annotated[InputVideo, BeforeValidator(_as_data)]
 
+    def piece(self, place: str) -> Piece:
+        video = self.input_video
+        return Reference(f"{place}.input_video", video.reference, True, video.chosen())
 
-class FilePart(_Loose):
+
+class FilePart(Loose):
     """A picture or video as a file."""
 
     type: Literal["file"]
     file: FileReference
 
-
-def _kind(value: Any) -> str | None:
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return f"{TAG}{kind}" if isinstance(kind, str) else None
-
-
-def _text_or_list(value: Any) -> str | None:
-    return (
-        f"{TAG}text"
-        if isinstance(value, str)
-        else f"{TAG}parts"
-        if isinstance(value, (list, tuple))
-        else None
-    )
+    def piece(self, place: str) -> Piece:
+        return Reference(f"{place}.file", self.file.reference, None, self.file.chosen())
 
 
 def _prompts(value: Any) -> Any:
@@ -212,9 +220,7 @@ Count: TypeAlias = Annotated[
     BeforeValidator(_minus_one),
     WithJsonSchema({"type": "integer", "minimum": -1, "maximum": 1 << 20}),
 ]
-RawText: TypeAlias = (
-    str | Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(min_length=1)]
-)
+Prompt: TypeAlias = str | Annotated[list[TokenId], Field(min_length=1)]
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 _PROMPT_SCHEMA = {
     "anyOf": [
@@ -272,23 +278,10 @@ Part: TypeAlias = Annotated[
     | Annotated[VideoPart, Tag(f"{TAG}video_url")]
     | Annotated[InputVideoPart, Tag(f"{TAG}input_video")]
     | Annotated[FilePart, Tag(f"{TAG}file")],
-    Discriminator(
-        _kind,
-        custom_error_type="part",
-        custom_error_message="the type of a part has to be text, image_url, video_url, input_video "
-        "or file",
-    ),
+    by_type("part", "the type of a part has to be text, image_url, video_url, input_video or file"),
 ]
 Content: TypeAlias = Annotated[
-    Annotated[str, Tag(f"{TAG}text")]
-    | Annotated[
-        list[Part], Tag(f"{TAG}parts"), Field(min_length=1, max_length=MOST_PARTS, fail_fast=True)
-    ],
-    Discriminator(
-        _text_or_list,
-        custom_error_type="content",
-        custom_error_message="expected a text or a list of parts",
-    ),
+    Text | Annotated[Several[Part], Field(min_length=1)], text_or("parts")
 ]
 Texts: TypeAlias = Annotated[
     list[Annotated[str, Field(min_length=1, max_length=STOP_CHARS_MAX)]],
@@ -309,12 +302,18 @@ Texts: TypeAlias = Annotated[
 ]
 
 
-class CalledFunction(_Loose):
+class CalledFunction(Loose):
     name: str = Field(max_length=128)
     arguments: str | dict[str, Any] | None = None
 
+    @property
+    def text(self) -> str:
+        """The arguments as JSON text."""
+        arguments = self.arguments
+        return to_json(arguments).decode() if isinstance(arguments, dict) else arguments or ""
 
-class MessageCall(_Loose):
+
+class MessageCall(Loose):
     """A call that the assistant made."""
 
     id: str | None = Field(default=None, max_length=256)
@@ -326,7 +325,7 @@ class MessageCall(_Loose):
         return called_function(value)
 
 
-class Message(_Loose):
+class Message(Loose):
     """`reasoning_content`: what the assistant thought before, also as `reasoning` or `thinking`."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
@@ -343,6 +342,13 @@ class Message(_Loose):
     @property
     def thought(self) -> str | None:
         return self.reasoning_content or self.reasoning or self.thinking
+
+    @property
+    def calls(self) -> tuple[ToolCall, ...]:
+        calls = self.tool_calls or []
+        if self.function_call is not None and not calls:
+            calls = [MessageCall(function=self.function_call)]
+        return tuple(ToolCall(c.id or "", c.function.name, c.function.text) for c in calls)
 
     @field_validator("images")
     @classmethod
@@ -364,7 +370,7 @@ class Message(_Loose):
         return value
 
 
-class StreamOptions(_Loose):
+class StreamOptions(Loose):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
@@ -380,40 +386,20 @@ class StreamOptions(_Loose):
         return value
 
 
-def promised(schema: Any, strict: bool | None = None) -> Any:
-    """A schema as `AnswerOptions` takes it: unless it is `strict`, what cannot be promised of it is
-    passed over, and the receipt says so.
-    """
-    if isinstance(schema, str) and len(schema) <= LONGEST_SCHEMA:
-        with suppress(ValueError, RecursionError):
-            schema = json.loads(schema)
-    is_schema = isinstance(schema, dict)
-    return {"schema": schema, "strict": strict is True} if is_schema else schema
-
-
-class NamedSchema(_Loose):
+class NamedSchema(Loose):
     name: str = Field(default="answer", max_length=64)
-    schema_: dict[str, Any] = Field(alias="schema")
+    schema_: Schema = Field(alias="schema")
     strict: bool | None = None
 
-    @field_validator("schema_")
-    @classmethod
-    def _short(cls, value: dict[str, Any]) -> dict[str, Any]:
-        if len(to_json(value)) > LONGEST_SCHEMA:
-            raise PydanticCustomError(
-                "schema", "expected a schema of at most {most} characters", {"most": LONGEST_SCHEMA}
-            )
-        return value
 
-
-class PlainFormat(_Loose):
+class PlainFormat(Loose):
     """`schema` beside json_object is llama.cpp's way to ask for one."""
 
     type: Literal["text", "json_object"]
     schema_: dict[str, Any] | None = Field(default=None, alias="schema")
 
 
-class SchemaFormat(_Loose):
+class SchemaFormat(Loose):
     type: Literal["json_schema"]
     json_schema: NamedSchema
 
@@ -422,15 +408,11 @@ ResponseFormat: TypeAlias = Annotated[
     Annotated[PlainFormat, Tag(f"{TAG}text")]
     | Annotated[PlainFormat, Tag(f"{TAG}json_object")]
     | Annotated[SchemaFormat, Tag(f"{TAG}json_schema")],
-    Discriminator(
-        _kind,
-        custom_error_type="format",
-        custom_error_message="expected type text, json_object or json_schema",
-    ),
+    by_type("format", "expected type text, json_object or json_schema"),
 ]
 
 
-class Structured(_Loose):
+class Structured(Loose):
     """vLLM's `structured_outputs`: one of them."""
 
     json_: dict[str, Any] | str | None = Field(default=None, alias="json")
@@ -440,27 +422,25 @@ class Structured(_Loose):
     json_object: bool | None = None
 
 
-class Generation(BaseModel):
+class Generation(Request):
     """What chat and plain completions have in common. `top_k`, `min_p`, `repetition_penalty`,
     `min_tokens`, `stop_token_ids`, `ignore_eos` and grammars are not OpenAI's.
     """
 
-    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
-
-    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {  # field -> values that ask for nothing
-        "best_of": (None, 1),
-        "use_beam_search": (None, False),
-        "length_penalty": (None, 1),
-        "early_stopping": (None, False),
-        "truncate_prompt_tokens": (None,),
-        "typical_p": (None, 1),
-        "mirostat": (None, 0),
-        "dry_multiplier": (None, 0),
-        "xtc_probability": (None, 0),
-        "bad_words": (None, []),
-        "allowed_token_ids": (None, []),
-        "logits_processors": (None, []),
-        "lora": (None, []),
+    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "best_of": (1,),
+        "use_beam_search": (False,),
+        "length_penalty": (1,),
+        "early_stopping": (False,),
+        "truncate_prompt_tokens": (),
+        "typical_p": (1,),
+        "mirostat": (0,),
+        "dry_multiplier": (0,),
+        "xtc_probability": (0,),
+        "bad_words": ([],),
+        "allowed_token_ids": ([],),
+        "logits_processors": ([],),
+        "lora": ([],),
     }
     # fields of OpenAI's that say who asks and how the answer is kept, and nothing of the answer
     harmless: ClassVar[frozenset[str]] = frozenset(
@@ -477,18 +457,16 @@ class Generation(BaseModel):
         ]
     )
 
-    model: str | None = Field(default=None, max_length=512)
+    model: ModelName | None = None
     max_tokens: Count | None = None
-    temperature: float | None = Field(default=None, ge=0, le=100)
-    top_p: float | None = Field(default=None, ge=0, le=1)
-    top_k: Annotated[
-        Annotated[int, Field(ge=0, lt=1 << 31), WHOLE] | None, BeforeValidator(_minus_one)
-    ] = None
-    min_p: float | None = Field(default=None, ge=0, le=1)
-    repetition_penalty: float | None = Field(default=None, ge=0.01, le=100)
-    repeat_penalty: float | None = Field(default=None, ge=0.01, le=100)
-    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
-    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    temperature: Temperature | None = None
+    top_p: Fraction | None = None
+    top_k: Annotated[TopK | None, BeforeValidator(_minus_one)] = None
+    min_p: Fraction | None = None
+    repetition_penalty: Penalty | None = None
+    repeat_penalty: Penalty | None = None
+    frequency_penalty: Additive | None = None
+    presence_penalty: Additive | None = None
     logit_bias: Bias | None = None
     seed: Annotated[
         Annotated[int, Field(ge=0, lt=1 << 63), WHOLE] | None, BeforeValidator(_minus_one)
@@ -516,16 +494,9 @@ class Generation(BaseModel):
     ebnf: str | None = None
     structured_outputs: Structured | None = None
 
-    @property
-    def unknown(self) -> list[str]:
-        """Names of fields that nobody knows here."""
-        given = self.model_extra or {}
-        return [n for n in given if n not in self.harmless and n not in self.unsupported]
-
     def warnings(self) -> tuple[str, ...]:
         """What was asked for, and is not answered to."""
-        names = ["".join(c for c in name[:60] if c.isprintable()) for name in self.unknown[:20]]
-        return (f"not known here, and ignored: {', '.join(names)}",) if names else ()
+        return ignored(self.unknown)
 
     def _structures(self) -> Iterator[tuple[str, str, Any]]:
         """(field, option, value) of each way to say what the answer has to look like."""
@@ -542,26 +513,15 @@ class Generation(BaseModel):
         ):
             if value is not None and value != "":
                 yield field, option, value
-        for field, kind, given in (
+        for field, kind, text in (
             ("guided_regex", "regex", self.guided_regex),
             ("regex", "regex", self.regex),
             ("structured_outputs", "regex", wanted.regex),
             ("guided_choice", "choice", self.guided_choice),
             ("structured_outputs", "choice", wanted.choice),
         ):
-            if given:
-                yield field, "grammar", {kind: given}
-
-    @model_validator(mode="after")
-    def _refuse_unsupported(self) -> Generation:
-        for name, harmless in self.unsupported.items():
-            if (self.model_extra or {}).get(name) not in harmless:
-                raise PydanticCustomError(
-                    "unsupported",
-                    "{param}: not supported here; leave it out",
-                    {"param": name, "code": "unsupported_parameter"},
-                )
-        return self
+            if text:
+                yield field, "grammar", {kind: text}
 
     @model_validator(mode="after")
     def _scored_whole(self) -> Generation:
@@ -603,18 +563,24 @@ class Generation(BaseModel):
             "sampling",
             "stop_repeating",
         )
-        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        options = given(**{name: getattr(self, name) for name in names})
         if self.repetition_penalty is None and self.repeat_penalty is not None:
-            given["repetition_penalty"] = self.repeat_penalty
+            options["repetition_penalty"] = self.repeat_penalty
         if self.logit_bias:
-            given["logit_bias"] = self.logit_bias
+            options["logit_bias"] = self.logit_bias
         if self.stop_token_ids:
-            given["stop_token_ids"] = tuple(self.stop_token_ids)
-        given |= {option: value for _, option, value in self._structures()}
-        return given | ({"stop": tuple(self.stop)} if self.stop else {})
+            options["stop_token_ids"] = tuple(self.stop_token_ids)
+        options |= {option: value for _, option, value in self._structures()}
+        return options | ({"stop": tuple(self.stop)} if self.stop else {})
 
 
-class MediaOptions(_Loose):
+def ignored(unknown: list[str]) -> tuple[str, ...]:
+    """Return the warning of fields that nobody knows."""
+    names = ["".join(c for c in name[:60] if c.isprintable()) for name in unknown[:20]]
+    return (f"not known here, and ignored: {', '.join(names)}",) if names else ()
+
+
+class MediaOptions(Loose):
     """vLLM's, for all videos of a request."""
 
     video: FrameChoice | None = None
@@ -622,10 +588,10 @@ class MediaOptions(_Loose):
 
 class ChatRequest(ThinkingFields, Generation):
     unsupported: ClassVar[dict[str, tuple[Any, ...]]] = Generation.unsupported | {
-        "audio": (None,),
-        "chat_template": (None, ""),
-        "documents": (None, []),
-        "modalities": (None, [], ["text"]),
+        "audio": (),
+        "chat_template": ("",),
+        "documents": ([],),
+        "modalities": ([], ["text"]),
     }
 
     messages: list[Message] = Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)
@@ -633,10 +599,10 @@ class ChatRequest(ThinkingFields, Generation):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
     response_format: ResponseFormat | None = None
-    tools: list[dict[str, Any]] | None = Field(default=None, max_length=TOOLS_MAX)
+    tools: Tools | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    functions: list[dict[str, Any]] | None = Field(default=None, max_length=TOOLS_MAX)
+    functions: Tools | None = None
     function_call: str | CalledFunction | None = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
@@ -712,20 +678,32 @@ class ChatRequest(ThinkingFields, Generation):
         return self
 
     def options(self) -> dict[str, Any]:
-        given = super().options()
+        options = super().options()
         if self.max_completion_tokens is not None:
-            given["max_tokens"] = self.max_completion_tokens
+            options["max_tokens"] = self.max_completion_tokens
         if self.logprobs:
-            given["logprobs"] = self.top_logprobs or 0
-        return given | self.prompt_options()
+            options["logprobs"] = self.top_logprobs or 0
+        return options
 
     def warnings(self) -> tuple[str, ...]:
         return (*super().warnings(), *self.thinking_warnings())
 
-    def prompt_options(self) -> dict[str, Any]:
-        """Those that are part of the prompt."""
-        given: dict[str, Any] = {"continue_final_message": True} if self.continues else {}
-        given |= self.thinking_options()
+    def request(self) -> AnswerRequest:
+        """Raises ApiError for tools that a server would run."""
+        return AnswerRequest(
+            self.model,
+            bool(self.stream),
+            turns=tuple(self._turns()),
+            options=self.options(),
+            prompt_options=self._prompt_options(),
+            detail=closest(self._details()),
+            number=self.n or 1,
+            custom_tools=self.given_tools.custom,
+        )
+
+    def _prompt_options(self) -> dict[str, Any]:
+        options: dict[str, Any] = {"continue_final_message": True} if self.continues else {}
+        options |= self.thinking_options()
         tools, choice = list(self.given_tools.tools), chosen_tool(self.tool_choice)
         several = self.parallel_tool_calls
         if self.calls_old_way:
@@ -735,51 +713,41 @@ class ChatRequest(ThinkingFields, Generation):
                 named = {"type": "function", "function": {"name": named.name}}
             choice = choice or named
         if tools:
-            given |= {"tools": tools, "parallel_tool_calls": several}
+            options |= {"tools": tools, "parallel_tool_calls": several}
         if choice not in (None, "none", "auto") or tools:
-            given["tool_choice"] = choice
-        return given
+            options["tool_choice"] = choice
+        return options
 
-    def details(self) -> Iterator[str]:
+    def _turns(self) -> Iterator[Turn]:
+        usual: dict[str, Any] = {}  # choice of frames
+        for options in ((self.media_io_kwargs or MediaOptions()).video, self.mm_processor_kwargs):
+            usual |= options.chosen() if options else {}
+        for i, message in enumerate(self.messages):
+            content: str | tuple[Piece, ...] | None = None
+            if isinstance(message.content, str):
+                content = message.content
+            elif message.content is not None:
+                content = tuple(
+                    replace(piece, frames=usual | dict(piece.frames))
+                    if isinstance(piece, Reference) and piece.video is not False
+                    else piece
+                    for piece in pieces(message.content, f"messages[{i}].content")
+                )
+            yield Turn(
+                "system" if message.role == "developer" else message.role,
+                content,
+                message.calls,
+                answers=message.tool_call_id,
+                thought=message.thought or "",
+                name=message.name,
+            )
+
+    def _details(self) -> Iterator[str]:
         """How closely each picture is to be looked at."""
         for message in self.messages:
             for part in message.content if isinstance(message.content, list) else ():
                 if isinstance(part, ImagePart):
                     yield part.image_url.detail
-
-    def media(self) -> Iterator[Reference]:
-        """What stands for pictures and videos, in order."""
-        usual: dict[str, Any] = {}
-        for options in ((self.media_io_kwargs or MediaOptions()).video, self.mm_processor_kwargs):
-            usual |= options.chosen() if options else {}
-        for i, message in enumerate(self.messages):
-            for j, part in enumerate(message.content if isinstance(message.content, list) else ()):
-                place = f"messages[{i}].content[{j}]"
-                if isinstance(part, ImagePart):
-                    yield Reference(f"{place}.image_url", part.image_url.url)
-                elif isinstance(part, FilePart):
-                    chosen = usual | part.file.chosen()
-                    yield Reference(f"{place}.file", part.file.reference, None, chosen)
-                elif isinstance(part, VideoPart):
-                    chosen = usual | part.video_url.chosen()
-                    yield Reference(f"{place}.video_url", part.video_url.url, True, chosen)
-                elif isinstance(part, InputVideoPart):
-                    chosen = usual | part.input_video.chosen()
-                    yield Reference(
-                        f"{place}.input_video", part.input_video.reference, True, chosen
-                    )
-
-    def text_length(self) -> int:
-        """Characters of all texts."""
-        texts = (
-            [m.content]
-            if isinstance(m.content, str)
-            else [p.text for p in m.content or () if isinstance(p, TextPart)]
-            for m in self.messages
-        )
-        calls = (str(c.function.arguments or "") for m in self.messages for c in m.tool_calls or ())
-        thoughts = (m.thought or "" for m in self.messages)
-        return sum(map(len, (*(text for some in texts for text in some), *calls, *thoughts)))
 
 
 class CompletionRequest(Generation):
@@ -787,11 +755,9 @@ class CompletionRequest(Generation):
     those tokens, or tokens' ids; one or several.
     """
 
-    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = Generation.unsupported | {
-        "suffix": (None, "")
-    }
+    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = Generation.unsupported | {"suffix": ("",)}
 
-    prompt: Annotated[list[RawText], BeforeValidator(_prompts), WithJsonSchema(_PROMPT_SCHEMA)] = (
+    prompt: Annotated[list[Prompt], BeforeValidator(_prompts), WithJsonSchema(_PROMPT_SCHEMA)] = (
         Field(min_length=1, max_length=MOST_PROMPTS)
     )
     logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
@@ -814,9 +780,19 @@ class CompletionRequest(Generation):
         return self
 
     def options(self) -> dict[str, Any]:
-        given = super().options()
+        options = super().options()
         if self.logprobs is not None:
-            given["logprobs"] = self.logprobs
+            options["logprobs"] = self.logprobs
         if self.scores_prompt:
-            given["prompt_logprobs"] = max(self.logprobs or 0, self.prompt_logprobs or 0)
-        return given
+            options["prompt_logprobs"] = max(self.logprobs or 0, self.prompt_logprobs or 0)
+        return options
+
+    def request(self) -> AnswerRequest:
+        prompts: tuple[RawText, ...] = tuple(self.prompt)
+        return AnswerRequest(
+            self.model,
+            bool(self.stream),
+            prompts=prompts,
+            options=self.options(),
+            number=self.n or 1,
+        )

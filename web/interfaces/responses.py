@@ -6,90 +6,72 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from flask import Blueprint, Response, g
 
 from mtmd import Answer, Event, Finished, Receipt, TextPiece, ThinkingPiece, ToolCall, ToolCallPiece
 from mtmd.web import sse
-from mtmd.web.answering.answer import Asked, Door, ModelDoor, Turn
-from mtmd.web.interfaces.stored_responses import KeptResponses
-from mtmd.web.interfaces.responses_requests import ResponsesRequest, sealed_thought
+from mtmd.web.answering.answer import Answering, Form
+from mtmd.web.answering.delivery import Collected, Writer
+from mtmd.web.answering.request import Turn
 from mtmd.web.answering.tools import CustomCall, CustomCallPiece
 from mtmd.web.auth import owner
 from mtmd.web.errors import ApiError
-from mtmd.web.intake.body import json_body
 from mtmd.web.intake.gate import Body, Work, takes
+from mtmd.web.interfaces.responses_requests import ResponsesRequest, sealed_thought
+from mtmd.web.interfaces.stored_responses import StoredResponses
+from mtmd.web.served_model import ServedModel
 
 _ARGUMENTS = "response.function_call_arguments"
 _CUSTOM_INPUT = "response.custom_tool_call_input"
 _THOUGHT = "thought"
 
 
-def blueprint(door: Door, kept: KeptResponses) -> Blueprint:
+def blueprint(answering: Answering, stored: StoredResponses) -> Blueprint:
     routes = Blueprint("responses", __name__)
 
     @routes.post("/v1/responses")
     @takes(Body.JSON_WITH_PICTURES, Work.ANSWER)
     def create() -> Response:
-        body = json_body(ResponsesRequest)
-        door.check_fields(body)
-        body.check()
-        turns = (*_before(body, kept), *body.turns())
-        instructions = [Turn("system", (body.instructions,))] if body.instructions else []
-        said = Asked(
-            [*instructions, *turns],
-            body.chosen(),
-            body.details(),
-            body.tool_options(),
-            body.thinking_options,
+        body = answering.read(ResponsesRequest)
+        previous = body.previous_response_id
+        before = (
+            () if previous is None else stored.get(owner(), previous, "previous_response_id").turns
         )
-
-        def begin(asked: ModelDoor) -> Response:
-            writing = _Writing(asked.model.called(body.model), kept, body, turns)
-            delivery = asked.begin(said, body.given_tools.custom)
-            if body.stream:
-                return delivery.streamed(writing, writing.failed)
-            return delivery.whole(lambda answers: writing.finished(answers[0].answer))
-
-        return door.answered(body, begin, _Writing(body.model or "", kept, body, turns).failed)
+        turns = (*before, *body.turns())
+        return answering.answer(body.request(turns), _ResponseForm(stored, body, turns))
 
     @routes.get("/v1/responses/<id_>")
     @takes(Body.NOTHING)
     def show(id_: str) -> dict[str, Any]:
-        return kept.get(owner(), id_).body
+        return stored.get(owner(), id_).body
 
     @routes.delete("/v1/responses/<id_>")
     @takes(Body.NOTHING)
     def delete(id_: str) -> dict[str, Any]:
-        kept.delete(owner(), id_)
+        stored.delete(owner(), id_)
         return {"id": id_, "object": "response", "deleted": True}
 
     return routes
 
 
-def _before(body: ResponsesRequest, kept: KeptResponses) -> tuple[Turn, ...]:
-    if body.previous_response_id is None:
-        return ()
-    return kept.get(owner(), body.previous_response_id, "previous_response_id").turns
-
-
-class _Writing:
+class _ResponseForm(Form):
     """One response as it is made."""
 
     def __init__(
-        self, model: str, kept: KeptResponses, body: ResponsesRequest, turns: tuple[Turn, ...]
+        self, stored: StoredResponses, body: ResponsesRequest, turns: tuple[Turn, ...]
     ) -> None:
-        self._kept, self._owner, self._turns = kept, owner(), turns
+        self._stored, self._owner, self._turns = stored, owner(), turns
         self._wants_encoded = body.wants_encoded
         self._id, self._request_id = f"resp_{g.own_id}", g.own_id
-        self._numbers, self._item = itertools.count(), _OpenItem(self)
-        self._head = {
+        self._numbers = itertools.count()
+        self._head: dict[str, Any] = {
             "id": self._id,
             "object": "response",
             "created_at": int(time.time()),
-            "model": model,
+            "model": body.model or "",
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
             "metadata": body.metadata or {},
@@ -109,39 +91,27 @@ class _Writing:
             "background": False,
         }
 
-    def begin(self) -> Iterator[str]:
-        begun = self._body("in_progress", [], None)
-        yield self.event("response.created", response=begun)
-        yield self.event("response.in_progress", response=begun)
+    def whole(self, model: ServedModel, answers: Sequence[Collected]) -> dict[str, Any]:
+        self._name(model)
+        return self.finished(answers[0].answer)
 
-    def write(self, _: int, event: Event) -> Iterator[str]:
-        writing = self._item
-        if isinstance(event, ThinkingPiece) and event.text:
-            yield from writing.thought(event.text)
-        elif isinstance(event, TextPiece) and event.text:
-            yield from writing.text(event.text)
-        elif isinstance(event, ToolCallPiece):
-            yield from writing.call(event)
-        elif isinstance(event, Finished):
-            if not writing.says:
-                yield from writing.text("")
-            whole = self.finished(event.answer)
-            yield from writing.close(whole["output"])
-            yield self.event(f"response.{whole['status']}", response=whole)
+    def writer(self, model: ServedModel) -> Writer:
+        self._name(model)
+        return _ItemWriter(self)
 
-    def end(self) -> Iterator[str]:
-        yield from ()
+    def _name(self, model: ServedModel) -> None:
+        self._head["model"] = model.called(self._head["model"] or None)
 
-    def failed(self, error: ApiError) -> str:
+    def failure(self, error: ApiError) -> str:
         told = error.body()["error"]
         code = "server_error" if error.status >= 500 else told["code"] or "invalid_prompt"
-        body = self._body("failed", [], None)
+        body = self.body("failed", [], None)
         body["error"] = {"code": code, "message": told["message"]}
         return self.event("response.failed", response=body)
 
     def finished(self, answer: Answer) -> dict[str, Any]:
         status = "incomplete" if answer.receipt.finish == "length" else "completed"
-        body = self._body(status, self._output(answer, status), answer.receipt)
+        body = self.body(status, self._output(answer, status), answer.receipt)
         if self._head["store"]:
             calls = tuple(
                 call.as_function() if isinstance(call, CustomCall) else call
@@ -151,7 +121,7 @@ class _Writing:
                 *self._turns,
                 Turn("assistant", (answer.text,), calls, thought=answer.thinking),
             )
-            body["store"] = self._kept.add(self._owner, turns, body)
+            body["store"] = self._stored.add(self._owner, turns, body)
         return body
 
     def _output(self, answer: Answer, status: str) -> list[dict[str, Any]]:
@@ -166,7 +136,7 @@ class _Writing:
             output.append(self.called("completed" if call is not calls[-1] else status, call))
         return output
 
-    def _body(
+    def body(
         self, status: str, output: list[dict[str, Any]], receipt: Receipt | None
     ) -> dict[str, Any]:
         cut = {"reason": "max_output_tokens"} if status == "incomplete" else None
@@ -223,58 +193,68 @@ class _Writing:
         return sse.event(data, name=kind)
 
 
-class _OpenItem:
-    """The item of a stream that is being written: the thought, the message, or a call. One is open
-    at a time, in the order of the whole response's output.
+class _ItemWriter(Writer):
+    """Writes a response as a stream: one item after the other is open, the thought, the message, or
+    a call, in the order of the whole response's output.
     """
 
-    def __init__(self, writing: _Writing) -> None:
-        self._writing, self._index = writing, -1
+    def __init__(self, response: _ResponseForm) -> None:
+        self._response, self._index = response, -1
         self._which: int | str | None = None  # of the calls; None for the message
         self._item: dict[str, Any] = {}
         self._written: list[str] = []
 
-    @property
-    def begun(self) -> bool:
-        return self._index >= 0
+    def begin(self) -> Iterator[str]:
+        begun = self._response.body("in_progress", [], None)
+        yield self._response.event("response.created", response=begun)
+        yield self._response.event("response.in_progress", response=begun)
 
-    @property
-    def says(self) -> bool:
-        """Whether there is more than a thought."""
-        return self.begun and self._which != _THOUGHT
+    def write(self, _: int, event: Event) -> Iterator[str]:
+        if isinstance(event, ThinkingPiece) and event.text:
+            yield from self._thought(event.text)
+        elif isinstance(event, TextPiece) and event.text:
+            yield from self._text(event.text)
+        elif isinstance(event, ToolCallPiece):
+            yield from self._call(event)
+        elif isinstance(event, Finished):
+            if self._index < 0 or self._which == _THOUGHT:  # nothing is said yet
+                yield from self._text("")
+            whole = self._response.finished(event.answer)
+            yield from self._close(whole["output"])
+            yield self._response.event(f"response.{whole['status']}", response=whole)
 
-    def thought(self, text: str) -> Iterator[str]:
-        event = self._writing.event
+    def _thought(self, text: str) -> Iterator[str]:
+        event = self._response.event
         if self._which != _THOUGHT:
-            yield from self._begin(_THOUGHT, self._writing.reasoned("in_progress", ""))
+            yield from self._begin(_THOUGHT, self._response.reasoned("in_progress", ""))
             yield event("response.content_part.added", **self._place, part=_thought(""))
         self._written.append(text)
         yield event("response.reasoning_text.delta", **self._place, delta=text)
 
-    def text(self, text: str) -> Iterator[str]:
-        event = self._writing.event
-        if self._which is not None or not self.begun:
-            yield from self._begin(None, self._writing.message("in_progress", []))
+    def _text(self, text: str) -> Iterator[str]:
+        event = self._response.event
+        if self._which is not None or self._index < 0:
+            yield from self._begin(None, self._response.message("in_progress", []))
             yield event("response.content_part.added", **self._place, part=_part(""))
         self._written.append(text)
         if text:
             yield event("response.output_text.delta", **self._place, delta=text, logprobs=[])
 
-    def call(self, piece: ToolCallPiece) -> Iterator[str]:
+    def _call(self, piece: ToolCallPiece) -> Iterator[str]:
         if self._which != piece.index:
             made = CustomCall if isinstance(piece, CustomCallPiece) else ToolCall
             call = made(piece.id or "", piece.name or "", "")
-            yield from self._begin(piece.index, self._writing.called("in_progress", call))
+            yield from self._begin(piece.index, self._response.called("in_progress", call))
         self._written.append(piece.arguments)
         if piece.arguments:
             kind = _CUSTOM_INPUT if "input" in self._item else _ARGUMENTS
-            yield self._writing.event(f"{kind}.delta", **self._place, delta=piece.arguments)
+            yield self._response.event(f"{kind}.delta", **self._place, delta=piece.arguments)
 
-    def close(self, output: list[dict[str, Any]] | None = None) -> Iterator[str]:
+    def _close(self, output: list[dict[str, Any]] | None = None) -> Iterator[str]:
         """`output`: of the whole response, at its end."""
-        if not self.begun:
+        if self._index < 0:
             return
-        event, text = self._writing.event, "".join(self._written)
+        event, text = self._response.event, "".join(self._written)
         if self._which is None:
             yield event("response.output_text.done", **self._place, text=text, logprobs=[])
             yield event("response.content_part.done", **self._place, part=_part(text))
@@ -285,7 +265,7 @@ class _OpenItem:
         elif self._which == _THOUGHT:
             yield event("response.reasoning_text.done", **self._place, text=text)
             yield event("response.content_part.done", **self._place, part=_thought(text))
-            done = self._writing.reasoned("completed", text)
+            done = self._response.reasoned("completed", text)
         else:
             name = self._item["name"]
             yield event(f"{_ARGUMENTS}.done", **self._place, name=name, arguments=text)
@@ -294,9 +274,11 @@ class _OpenItem:
         yield event("response.output_item.done", output_index=self._index, item=item)
 
     def _begin(self, which: int | str | None, item: dict[str, Any]) -> Iterator[str]:
-        yield from self.close()
+        yield from self._close()
         self._index, self._which, self._item, self._written = self._index + 1, which, item, []
-        yield self._writing.event("response.output_item.added", output_index=self._index, item=item)
+        yield self._response.event(
+            "response.output_item.added", output_index=self._index, item=item
+        )
 
     @property
     def _place(self) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
@@ -11,31 +12,41 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 from pydantic import Discriminator, Field, Tag
 
 from mtmd import ToolCall
-from mtmd.tools.tool import TOOLS_MAX
-from mtmd.web.answering.answer import Turn
+from mtmd.web.answering.request import AnswerRequest, Piece, Turn, closest, continues, conversation
+from mtmd.web.answering.tools import (
+    GivenTools,
+    chosen_tool,
+    given_tools,
+    text_arguments,
+    tool_options,
+)
+from mtmd.web.errors import TAG, ApiError
+from mtmd.web.intake.body import Loose, Request
+from mtmd.web.intake.long_texts import PictureText
+from mtmd.web.intake.media import Reference
 from mtmd.web.interfaces.fields import (
     MOST_MESSAGES,
     MOST_PARTS,
-    Loose,
+    Fraction,
+    FrameCount,
+    FramesPerSecond,
     MaxTokens,
     ModelName,
-    Request,
     Schema,
+    Seconds,
+    Several,
     Temperature,
-    TopP,
+    Text,
+    Tools,
+    by_type,
     given,
     kind,
-    refuse_unsupported,
-    text_or_list,
+    of_file_data,
+    pieces,
+    promised,
+    text_or,
 )
-from mtmd.web.interfaces.tools import tool_options
-from mtmd.web.answering.tools import GivenTools, chosen_tool, given_tools, text_arguments
-from mtmd.web.interfaces.openai_requests import of_file_data, promised
 from mtmd.web.interfaces.thinking import Reasoning
-from mtmd.web.errors import TAG, ApiError
-from mtmd.web.intake.body import WHOLE
-from mtmd.web.intake.long_texts import PictureText
-from mtmd.web.intake.media import Reference
 
 _LOGPROBS = "message.output_text.logprobs"
 
@@ -44,10 +55,16 @@ class TextPart(Loose):
     type: Literal["input_text", "output_text", "text"]
     text: str
 
+    def piece(self, _: str) -> Piece:
+        return self.text
+
 
 class RefusalPart(Loose):
     type: Literal["refusal"]
     refusal: str
+
+    def piece(self, _: str) -> Piece:
+        return self.refusal
 
 
 class ImagePart(Loose):
@@ -56,6 +73,13 @@ class ImagePart(Loose):
     file_id: str | None = None
     detail: Literal["auto", "low", "high", "original"] | None = None
 
+    def piece(self, place: str) -> Piece:
+        if self.image_url is not None:
+            return Reference(f"{place}.image_url", self.image_url)
+        if self.file_id is None:
+            raise _missing(place, "expected an image_url or a file_id")
+        return Reference(f"{place}.file_id", self.file_id)
+
 
 class VideoPart(Loose):
     """Not OpenAI's: as its pictures."""
@@ -63,10 +87,17 @@ class VideoPart(Loose):
     type: Literal["input_video"]
     video_url: PictureText | None = None
     file_id: str | None = None
-    fps: float | None = Field(default=None, gt=0, le=240)
-    max_frames: Annotated[int, Field(ge=1, le=1 << 20), WHOLE] | None = None
-    start: float | None = Field(default=None, ge=0, lt=1e9)
-    end: float | None = Field(default=None, ge=0, lt=1e9)
+    fps: FramesPerSecond | None = None
+    max_frames: FrameCount | None = None
+    start: Seconds | None = None
+    end: Seconds | None = None
+
+    def piece(self, place: str) -> Piece:
+        url = self.video_url if self.video_url is not None else self.file_id
+        if url is None:
+            raise _missing(place, "expected a video_url or a file_id", "invalid_video")
+        frames = given(fps=self.fps, max_frames=self.max_frames, start=self.start, end=self.end)
+        return Reference(f"{place}.video_url", url, True, frames)
 
 
 class FilePart(Loose):
@@ -77,6 +108,20 @@ class FilePart(Loose):
     file_url: PictureText | None = None
     file_id: str | None = None
 
+    def piece(self, place: str) -> Piece:
+        data = None if self.file_data is None else of_file_data(self.file_data)
+        urls = (("file_data", data), ("file_url", self.file_url), ("file_id", self.file_id))
+        for name, url in urls:
+            if url is not None:
+                return Reference(f"{place}.{name}", url, None)
+        raise _missing(
+            place, "expected file_data, such as data:image/png;base64,..., a file_url or a file_id"
+        )
+
+
+def _missing(place: str, expected: str, code: str = "invalid_image") -> ApiError:
+    return ApiError(400, f"{place}: {expected}", param=place, code=code)
+
 
 Part: TypeAlias = Annotated[
     Annotated[TextPart, Tag(f"{TAG}input_text")]
@@ -86,22 +131,13 @@ Part: TypeAlias = Annotated[
     | Annotated[ImagePart, Tag(f"{TAG}input_image")]
     | Annotated[VideoPart, Tag(f"{TAG}input_video")]
     | Annotated[FilePart, Tag(f"{TAG}input_file")],
-    Discriminator(
-        kind,
-        custom_error_type="part",
-        custom_error_message="the type of a part has to be input_text, input_image, input_video, "
-        "input_file, output_text or refusal",
+    by_type(
+        "part",
+        "the type of a part has to be input_text, input_image, input_video, input_file, "
+        "output_text or refusal",
     ),
 ]
-Content: TypeAlias = Annotated[
-    Annotated[str, Tag(f"{TAG}text")]
-    | Annotated[list[Part], Tag(f"{TAG}parts"), Field(max_length=MOST_PARTS, fail_fast=True)],
-    Discriminator(
-        text_or_list,
-        custom_error_type="content",
-        custom_error_message="expected a text or a list of parts",
-    ),
-]
+Content: TypeAlias = Annotated[Text | Several[Part], text_or("parts")]
 
 
 class MessageItem(Loose):
@@ -191,17 +227,13 @@ Item: TypeAlias = Annotated[
     ),
 ]
 Input: TypeAlias = Annotated[
-    Annotated[str, Tag(f"{TAG}text")]
+    Text
     | Annotated[
         list[Item],
         Tag(f"{TAG}parts"),
         Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True),
     ],
-    Discriminator(
-        text_or_list,
-        custom_error_type="input",
-        custom_error_message="expected a text or a list of items",
-    ),
+    text_or("items", "input"),
 ]
 
 
@@ -220,11 +252,7 @@ Format: TypeAlias = Annotated[
     Annotated[PlainFormat, Tag(f"{TAG}text")]
     | Annotated[PlainFormat, Tag(f"{TAG}json_object")]
     | Annotated[SchemaFormat, Tag(f"{TAG}json_schema")],
-    Discriminator(
-        kind,
-        custom_error_type="format",
-        custom_error_message="expected type text, json_object or json_schema",
-    ),
+    by_type("format", "expected type text, json_object or json_schema"),
 ]
 
 
@@ -277,38 +305,21 @@ class ResponsesRequest(Request):
     instructions: str | None = None
     max_output_tokens: MaxTokens | None = None
     temperature: Temperature | None = None
-    top_p: TopP | None = None
+    top_p: Fraction | None = None
     text: TextConfig | None = None
     stream: bool | None = None
     store: bool | None = None
     previous_response_id: str | None = Field(default=None, max_length=128)
     metadata: Metadata | None = None
     reasoning: Reasoning | None = None
-    tools: list[dict[str, Any]] | None = Field(default=None, max_length=TOOLS_MAX)
+    tools: Tools | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    background: Any = None
-    conversation: Any = None
-    prompt: Any = None
-    top_logprobs: Any = None
     include: list[str] | None = Field(default=None, max_length=64)
 
     @property
     def is_kept(self) -> bool:
         return self.store is not False
-
-    def check(self) -> None:
-        """Raises ApiError for what cannot be done."""
-        refuse_unsupported(
-            {name: getattr(self, name) for name in self.unsupported}, self.unsupported
-        )
-        if _LOGPROBS in (self.include or ()):
-            raise ApiError(
-                400,
-                f"include: {_LOGPROBS} is not supported here; chat completions have logprobs",
-                param="include",
-                code="unsupported_parameter",
-            )
 
     @cached_property
     def given_tools(self) -> GivenTools:
@@ -320,8 +331,32 @@ class ResponsesRequest(Request):
         others = [f"input[{i}] ({x.type[:60]})" for i, x in items if isinstance(x, OtherItem)]
         return [*super().unknown, *self.given_tools.left_out, *others]
 
+    def request(self, turns: Sequence[Turn]) -> AnswerRequest:
+        """`turns`: what was said before, and in this request. Raises ApiError for what cannot be
+        done.
+        """
+        if self.instructions:
+            turns = [Turn("system", (self.instructions,)), *turns]
+        thinking = self.reasoning.options() if self.reasoning else {}
+        return AnswerRequest(
+            self.model,
+            bool(self.stream),
+            turns=conversation(turns),
+            options=self._options(),
+            prompt_options={**continues(turns), **self._tool_options(), **thinking},
+            detail=closest(self._details()),
+            custom_tools=self.given_tools.custom,
+        )
+
     def turns(self) -> list[Turn]:
-        """What is said in this request, without its instructions."""
+        """What is said in this request, without its instructions. Raises ApiError."""
+        if _LOGPROBS in (self.include or ()):
+            raise ApiError(
+                400,
+                f"include: {_LOGPROBS} is not supported here; chat completions have logprobs",
+                param="include",
+                code="unsupported_parameter",
+            )
         if isinstance(self.input, str):
             return [Turn("user", (self.input,))]
         turns: list[Turn] = []
@@ -339,30 +374,25 @@ class ResponsesRequest(Request):
                 call = ToolCall(item.call_id, item.name, arguments)
                 turns[-1] = replace(turns[-1], calls=(*turns[-1].calls, call))
             elif isinstance(item, OutputItem):
-                parts = _parts(item.output, f"input[{i}].output")
+                parts = pieces(item.output, f"input[{i}].output")
                 turns.append(Turn("tool", parts, answers=item.call_id))
             elif isinstance(item, MessageItem):
                 role = "system" if item.role == "developer" else item.role
-                parts, of_it = _parts(item.content, f"input[{i}].content"), thought
+                parts, of_it = pieces(item.content, f"input[{i}].content"), thought
                 turns.append(Turn(role, parts, thought=of_it if role == "assistant" else ""))
                 thought = ""
         return turns
 
     @property
-    def thinking_options(self) -> dict[str, Any]:
-        """The fields of AnswerOptions about thoughts that were given."""
-        return self.reasoning.options() if self.reasoning else {}
-
-    @property
     def wants_encoded(self) -> bool:
         return "reasoning.encrypted_content" in (self.include or ())
 
-    def tool_options(self) -> dict[str, Any]:
+    def _tool_options(self) -> dict[str, Any]:
         """The fields of AnswerOptions that say which tools there are."""
         tools, choice = self.given_tools.tools, chosen_tool(self.tool_choice)
         return tool_options(tools, choice, self.parallel_tool_calls)
 
-    def details(self) -> list[str]:
+    def _details(self) -> list[str]:
         """How closely pictures are to be looked at: "original" is as they are."""
         items = self.input if not isinstance(self.input, str) else ()
         contents = [
@@ -378,7 +408,7 @@ class ResponsesRequest(Request):
             if isinstance(part, ImagePart) and part.detail is not None
         ]
 
-    def chosen(self) -> dict[str, Any]:
+    def _options(self) -> dict[str, Any]:
         """The fields of AnswerOptions that were given."""
         written = self.text.format if self.text else None
         schema: dict[str, Any] | None = None
@@ -392,54 +422,3 @@ class ResponsesRequest(Request):
             top_p=self.top_p,
             json_schema=schema,
         )
-
-
-def _parts(content: str | list[Any], place: str) -> tuple[str | Reference, ...]:
-    if isinstance(content, str):
-        return (content,)
-    return tuple(
-        part.text
-        if isinstance(part, TextPart)
-        else part.refusal
-        if isinstance(part, RefusalPart)
-        else _video(part, f"{place}[{i}]")
-        if isinstance(part, VideoPart)
-        else _file(part, f"{place}[{i}]")
-        if isinstance(part, FilePart)
-        else _picture(part, f"{place}[{i}]")
-        for i, part in enumerate(content)
-    )
-
-
-def _video(part: VideoPart, place: str) -> Reference:
-    url = part.video_url if part.video_url is not None else part.file_id
-    if url is None:
-        raise ApiError(
-            400, f"{place}: expected a video_url or a file_id", param=place, code="invalid_video"
-        )
-    chosen = part.model_dump(include={"fps", "max_frames", "start", "end"}, exclude_none=True)
-    return Reference(f"{place}.video_url", url, True, chosen)
-
-
-def _file(part: FilePart, place: str) -> Reference:
-    data = None if part.file_data is None else of_file_data(part.file_data)
-    for name, url in (("file_data", data), ("file_url", part.file_url), ("file_id", part.file_id)):
-        if url is not None:
-            return Reference(f"{place}.{name}", url, None)
-    raise ApiError(
-        400,
-        f"{place}: expected file_data, such as data:image/png;base64,..., a file_url or a file_id",
-        param=place,
-        code="invalid_image",
-    )
-
-
-def _picture(part: ImagePart, place: str) -> Reference:
-    url = part.image_url if part.image_url is not None else part.file_id
-    if url is None:
-        raise ApiError(
-            400, f"{place}: expected an image_url or a file_id", param=place, code="invalid_image"
-        )
-    return Reference(
-        f"{place}.image_url" if part.image_url is not None else f"{place}.file_id", url
-    )

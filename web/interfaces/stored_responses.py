@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from mtmd.web.answering.answer import Turn
+from mtmd.web.answering.request import Turn
 from mtmd.web.errors import ApiError
 
 ROOM = 64 << 20  # bytes in all
@@ -21,7 +21,7 @@ RECORD_BYTES = 4096  # counted for each response beside what was said and answer
 
 
 @dataclass(frozen=True)
-class Kept:
+class StoredResponse:
     """`turns`: the conversation with its answer, without instructions; `body`: the response."""
 
     owner: str
@@ -31,7 +31,7 @@ class Kept:
     held_bytes: int
 
 
-class KeptResponses:
+class StoredResponses:
     """`room` bytes, of which each of the `owners` has an equal part; its oldest make room for new
     ones. Ids are good for their owner alone. Thread-safe.
     """
@@ -43,13 +43,15 @@ class KeptResponses:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._owners, self._room, self._clock = owners, room, clock
-        self._lock, self._kept = threading.Lock(), dict[str, Kept]()
+        self._lock, self._kept = threading.Lock(), dict[str, StoredResponse]()
 
     def add(self, owner: str, turns: tuple[Turn, ...], body: dict[str, Any]) -> bool:
         """False, and nothing is kept, for what is more than there is room for at all."""
         now, room = self._clock(), self._room // self._owners()
         said = sum(turn.held_bytes for turn in turns)
-        kept = Kept(owner, turns, body, now + LIFETIME_S, RECORD_BYTES + said + len(to_json(body)))
+        kept = StoredResponse(
+            owner, turns, body, now + LIFETIME_S, RECORD_BYTES + said + len(to_json(body))
+        )
         if kept.held_bytes > room:
             return False
         with self._lock:
@@ -70,7 +72,7 @@ class KeptResponses:
         with self._lock:
             return sum(one.held_bytes for one in self._kept.values())
 
-    def get(self, owner: str, id_: str, param: str | None = None) -> Kept:
+    def get(self, owner: str, id_: str, param: str | None = None) -> StoredResponse:
         """Raises ApiError, the same for an id that is not there and for another owner's: 400 where
         it is a part of a request, `param`, otherwise 404.
         """

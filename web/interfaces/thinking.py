@@ -9,16 +9,12 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field
 
 from mtmd.thinking.request import Effort
-from mtmd.web.intake.body import WHOLE
+from mtmd.web.intake.body import WHOLE, Loose
 
 Budget: TypeAlias = Annotated[int, Field(ge=0, le=1 << 20), WHOLE]
 
 
-class _Loose(BaseModel):
-    model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
-
-
-class Thinking(_Loose):
+class Thinking(Loose):
     """As in Anthropic's interface. `adaptive` leaves it to the model."""
 
     type: Literal["enabled", "disabled", "adaptive"]
@@ -32,7 +28,7 @@ class Thinking(_Loose):
         return on | ({} if self.budget_tokens is None else {"think_budget": self.budget_tokens})
 
 
-class Reasoning(_Loose):
+class Reasoning(Loose):
     """As in OpenAI's Responses, and in OpenRouter's chat completions. `exclude`: the thought is not
     sent.
     """

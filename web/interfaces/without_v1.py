@@ -7,7 +7,7 @@ from flask import Flask
 _PREFIX = "/v1/"
 
 
-def add_bare_routes(app: Flask) -> None:
+def add_routes_without_v1(app: Flask) -> None:
     """Every route of `/v1/` also without it: the same view, within the same limits."""
     for rule in list(app.url_map.iter_rules()):
         if rule.rule.startswith(_PREFIX):

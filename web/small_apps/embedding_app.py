@@ -10,15 +10,15 @@ from flask import Response
 
 from mtmd import WarmupReport, __version__
 from mtmd.web import auth, status
-from mtmd.web.interfaces.without_v1 import add_bare_routes
-from mtmd.web.interfaces import embeddings, files
-from mtmd.web.interfaces.embeddings import EmbeddingApi
+from mtmd.web.answering.answer import Answering
 from mtmd.web.auth import without_key
 from mtmd.web.errors import ApiError
 from mtmd.web.intake.fetch_media import Fetcher
 from mtmd.web.intake.gate import Body, GatedFlask, takes
 from mtmd.web.intake.media import Media
 from mtmd.web.intake.uploads import Uploads
+from mtmd.web.interfaces import embeddings, files
+from mtmd.web.interfaces.without_v1 import add_routes_without_v1
 from mtmd.web.models.choice import OneModel
 from mtmd.web.served_model import ServedModel
 from mtmd.web.settings import ServerSettings
@@ -57,13 +57,13 @@ def create_embedding_app(
     counters.add_held("pictures under way", lambda: budget.held_bytes)
     fetcher = Fetcher() if settings.allow_remote_media else None
     media = Media(budget, uploads, fetcher, settings.media_path)
-    api = EmbeddingApi(models, media, settings.unknown_fields, service)
-    app.register_blueprint(embeddings.blueprint(api))
+    answering = Answering(models, media, settings.unknown_fields)
+    app.register_blueprint(embeddings.blueprint(answering, service))
     app.register_blueprint(files.blueprint(uploads, budget))
     app.register_blueprint(status.blueprint(models, settings, counters))
     _model_routes(app, service, model)
     _refusals(app, model)
-    add_bare_routes(app)
+    add_routes_without_v1(app)
     return app
 
 

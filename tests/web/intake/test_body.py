@@ -10,12 +10,12 @@ from fake_service import FakeService
 from pydantic import ValidationError
 from serving import client_for
 
+from mtmd.web.errors import invalid
 from mtmd.web.interfaces.anthropic_requests import MessagesRequest
 from mtmd.web.interfaces.llama_cpp import Completion
 from mtmd.web.interfaces.ollama_requests import Options
-from mtmd.web.interfaces.responses_requests import ResponsesRequest
 from mtmd.web.interfaces.openai_requests import ChatRequest, CompletionRequest
-from mtmd.web.errors import invalid
+from mtmd.web.interfaces.responses_requests import ResponsesRequest
 
 USER = [{"role": "user", "content": "x"}]
 CHAT = {"model": "fake", "messages": USER}

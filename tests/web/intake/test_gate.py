@@ -13,10 +13,10 @@ from PIL import Image
 from pydantic import ValidationError
 from serving import client_for, data_url, image_part, png, post_chat, raw_request, running, user
 
-from mtmd.web.interfaces.openai_requests import ChatRequest
 from mtmd.web.app import create_app
 from mtmd.web.intake import picture_budget
 from mtmd.web.intake.gate import Body, GatedFlask, Work, takes, takes_of
+from mtmd.web.interfaces.openai_requests import ChatRequest
 from mtmd.web.settings import JsonLimits, MediaBudget, ServerSettings
 from mtmd.web.store.store import Store
 
@@ -160,7 +160,9 @@ def text(count):
 def test_json_is_measured_before_it_is_read(what, body, status, monkeypatch):
     limits = JsonLimits(bytes=1 << 20, values=10_000)
     if status == 413:
-        monkeypatch.setattr("mtmd.web.interfaces.openai_requests.ChatRequest.model_validate_json", None)
+        monkeypatch.setattr(
+            "mtmd.web.interfaces.openai_requests.ChatRequest.model_validate_json", None
+        )
     found = client_for(FakeService(), json=limits).post("/v1/chat/completions", json=body)
     assert found.status_code == status, (what, found.get_json())
 

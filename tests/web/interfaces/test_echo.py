@@ -12,7 +12,7 @@ import pytest
 from serving import client_for, running
 
 from mtmd import Service, TokenInfo, load
-from mtmd.web.interfaces.openai_replies import Reply
+from mtmd.web.interfaces.openai_replies import PlainReply
 
 TEXT = "The capital of France is"
 
@@ -226,6 +226,6 @@ def test_offsets_in_a_stream_go_on(sdk: openai.OpenAI) -> None:
     ],
 )
 def test_where_tokens_begin(text: str, tokens: list[str], offsets: list[int]) -> None:
-    reply = Reply("cmpl-1", "m", logprobs=True)
-    made = reply.plain_text(text, [TokenInfo(1, token, -1.0, ()) for token in tokens])
+    reply = PlainReply("cmpl-1", "m", logprobs=True)
+    made = reply.text(text, [TokenInfo(1, token, -1.0, ()) for token in tokens])
     assert made["choices"][0]["logprobs"]["text_offset"] == offsets

@@ -7,9 +7,9 @@ from fake_service import FakeService
 from serving import client_for, data_url, noise, png, running
 
 from mtmd import DeviceMemoryError, ToolCall
-from mtmd.web.answering.answer import Turn
-from mtmd.web.interfaces.stored_responses import LIFETIME_S, RECORD_BYTES, KeptResponses
+from mtmd.web.answering.request import Turn
 from mtmd.web.errors import ApiError
+from mtmd.web.interfaces.stored_responses import LIFETIME_S, RECORD_BYTES, StoredResponses
 
 TOOLS = [
     {
@@ -135,7 +135,7 @@ def test_another_key_does_not_see_them():
 
 def test_the_oldest_make_room():
     now = [0.0]
-    kept = KeptResponses(lambda: 2, 2 * (2 * RECORD_BYTES + 1050), lambda: now[0])
+    kept = StoredResponses(lambda: 2, 2 * (2 * RECORD_BYTES + 1050), lambda: now[0])
 
     def add(id_, size, owner="anna"):
         return kept.add(owner, (Turn("user", ("x" * size,)),), {"id": id_})
