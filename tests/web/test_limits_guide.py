@@ -22,7 +22,6 @@ from mtmd.prompt_logprobs import PROMPT_LOGPROBS_MAX
 from mtmd.service import many, prepare_ahead
 from mtmd.web import connection
 from mtmd.web.connection import SHORT_BODY
-from mtmd.web.interfaces import embedding_requests as vectors
 from mtmd.web.intake import gate
 from mtmd.web.intake.fetch_media import Fetcher
 from mtmd.web.intake.uploads import RECORD_BYTES

@@ -31,7 +31,7 @@ def blueprint(answering: Answering) -> Blueprint:
     @takes(Body.JSON_WITH_PICTURES, Work.ANSWER)
     def messages() -> Response:
         body = answering.read(MessagesRequest)
-        return answering.answer(body.request(), _MessageForm(body.model, g.request_id))
+        return answering.answer(body.request(), MessageForm(body.model, g.request_id))
 
     @routes.post("/v1/messages/count_tokens")
     @takes(Body.JSON_WITH_PICTURES, Work.ANSWER)
@@ -47,7 +47,7 @@ def blueprint(answering: Answering) -> Blueprint:
     return routes
 
 
-class _MessageForm(Form):
+class MessageForm(Form):
     def __init__(self, model: str, request_id: str) -> None:
         self._model, self._request_id = model, request_id
 

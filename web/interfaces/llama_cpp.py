@@ -162,7 +162,7 @@ def blueprint(answering: Answering) -> Blueprint:
         asked = body.request()
         if not answering.models.many:  # a server with one model does not mind what it is called
             asked = replace(asked, model=None)
-        return answering.answer(asked, _CompletionForm(body))
+        return answering.answer(asked, CompletionForm(body))
 
     @routes.post("/tokenize")
     @takes(Body.JSON, Work.ANSWER)
@@ -242,7 +242,7 @@ def blueprint(answering: Answering) -> Blueprint:
     return routes
 
 
-class _CompletionForm(Form):
+class CompletionForm(Form):
     """Completions as llama.cpp writes them."""
 
     def __init__(self, body: Completion) -> None:

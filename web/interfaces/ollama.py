@@ -51,13 +51,13 @@ def _answer_routes(routes: Blueprint, answering: Answering) -> None:
     @takes(Body.JSON_WITH_PICTURES, Work.ANSWER)
     def chat() -> Response:
         body = answering.read(ChatRequest, typed=False)
-        return _answered(answering, body, _LineForm(body.model, _message))
+        return _answered(answering, body, LineForm(body.model, message))
 
     @routes.post("/api/generate")
     @takes(Body.JSON_WITH_PICTURES, Work.ANSWER)
     def generate() -> Response:
         body = answering.read(GenerateRequest, typed=False)
-        return _answered(answering, body, _LineForm(body.model, _response))
+        return _answered(answering, body, LineForm(body.model, response))
 
     @routes.post("/api/embed")
     @routes.post("/api/embeddings")
@@ -130,7 +130,7 @@ def _model_routes(routes: Blueprint, answering: Answering) -> None:
 
 
 def _answered(
-    answering: Answering, body: ChatRequest | GenerateRequest, form: _LineForm
+    answering: Answering, body: ChatRequest | GenerateRequest, form: LineForm
 ) -> Response:
     name = _known(answering, body.model)
     if body.says:
@@ -144,7 +144,7 @@ def _answered(
     return answering.when_loaded(name, body.streams, loaded, form)
 
 
-class _LineForm(Form):
+class LineForm(Form):
     """Lines of JSON. `part`: a text, calls of tools, and a thought, in the form of the route."""
 
     mimetype = "application/x-ndjson"
@@ -193,7 +193,7 @@ class _LineWriter(Writer):
             yield _dumped(self._line() | _end(event.answer, self._began))
 
 
-def _message(text: str, calls: Sequence[ToolCall], thought: str) -> dict[str, Any]:
+def message(text: str, calls: Sequence[ToolCall], thought: str) -> dict[str, Any]:
     """A call that is cut, as its answer was, has no arguments that could be given."""
     found = [(call, arguments_of(call)) for call in calls]
     made = [
@@ -206,7 +206,7 @@ def _message(text: str, calls: Sequence[ToolCall], thought: str) -> dict[str, An
     return {"message": message | ({"tool_calls": made} if made else {})}
 
 
-def _response(text: str, _: Sequence[ToolCall], thought: str) -> dict[str, Any]:
+def response(text: str, _: Sequence[ToolCall], thought: str) -> dict[str, Any]:
     return {"response": text} | ({"thinking": thought} if thought else {})
 
 

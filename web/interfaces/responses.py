@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from flask import Blueprint, Response, g
@@ -41,7 +42,8 @@ def blueprint(answering: Answering, stored: StoredResponses) -> Blueprint:
             () if previous is None else stored.get(owner(), previous, "previous_response_id").turns
         )
         turns = (*before, *body.turns())
-        return answering.answer(body.request(turns), _ResponseForm(stored, body, turns))
+        form = ResponseForm(body, turns, g.own_id, partial(stored.add, owner()))
+        return answering.answer(body.request(turns), form)
 
     @routes.get("/v1/responses/<id_>")
     @takes(Body.NOTHING)
@@ -57,18 +59,23 @@ def blueprint(answering: Answering, stored: StoredResponses) -> Blueprint:
     return routes
 
 
-class _ResponseForm(Form):
-    """One response as it is made."""
+class ResponseForm(Form):
+    """One response as it is made. `store` takes the conversation with its answer, and the response;
+    it returns False where there is no room for them.
+    """
 
     def __init__(
-        self, stored: StoredResponses, body: ResponsesRequest, turns: tuple[Turn, ...]
+        self,
+        body: ResponsesRequest,
+        turns: tuple[Turn, ...],
+        id_: str,
+        store: Callable[[tuple[Turn, ...], dict[str, Any]], bool],
     ) -> None:
-        self._stored, self._owner, self._turns = stored, owner(), turns
+        self._turns, self._id, self._store = turns, id_, store
         self._wants_encoded = body.wants_encoded
-        self._id, self._request_id = f"resp_{g.own_id}", g.own_id
         self._numbers = itertools.count()
         self._head: dict[str, Any] = {
-            "id": self._id,
+            "id": f"resp_{id_}",
             "object": "response",
             "created_at": int(time.time()),
             "model": body.model or "",
@@ -121,7 +128,7 @@ class _ResponseForm(Form):
                 *self._turns,
                 Turn("assistant", (answer.text,), calls, thought=answer.thinking),
             )
-            body["store"] = self._stored.add(self._owner, turns, body)
+            body["store"] = self._store(turns, body)
         return body
 
     def _output(self, answer: Answer, status: str) -> list[dict[str, Any]]:
@@ -150,7 +157,7 @@ class _ResponseForm(Form):
 
     def message(self, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
         return {
-            "id": f"msg_{self._request_id}",
+            "id": f"msg_{self._id}",
             "type": "message",
             "status": status,
             "role": "assistant",
@@ -159,7 +166,7 @@ class _ResponseForm(Form):
 
     def reasoned(self, status: str, thought: str) -> dict[str, Any]:
         return {
-            "id": f"rs_{self._request_id}",
+            "id": f"rs_{self._id}",
             "type": "reasoning",
             "status": status,
             "summary": [],
@@ -198,7 +205,7 @@ class _ItemWriter(Writer):
     a call, in the order of the whole response's output.
     """
 
-    def __init__(self, response: _ResponseForm) -> None:
+    def __init__(self, response: ResponseForm) -> None:
         self._response, self._index = response, -1
         self._which: int | str | None = None  # of the calls; None for the message
         self._item: dict[str, Any] = {}
