@@ -45,7 +45,9 @@ class VitParams:
 def read_vit(
     vision: Settings, *, layers: int, width: int, ffn: int, heads: int, act: str, eps: float = 1e-6
 ) -> VitParams:
-    """From a vision_config with transformers' usual keys; the numbers are the family's defaults."""
+    """Read it from a vision_config with transformers' usual keys; the numbers are the family's
+    defaults.
+    """
     vit = VitParams(
         layers=vision.count("num_hidden_layers", layers, most=MAX_LAYERS),
         width=vision.count("hidden_size", width, most=MAX_WIDTH),
@@ -63,7 +65,9 @@ def read_vit(
 
 
 def gguf_vit(keys: Settings) -> dict[str, object]:
-    """What a vision_config says of a plain vision transformer, from the `clip.` keys of a GGUF."""
+    """Return what a vision_config says of a plain vision transformer, from the `clip.` keys of a
+    GGUF.
+    """
     act = (
         "gelu_pytorch_tanh"
         if keys.flag("use_gelu", False)
@@ -201,8 +205,8 @@ def vit_parameters(
 
 
 def tower_names(name: str) -> tuple[str, ...]:
-    """What a tensor of the tower is called in published checkpoints, and in those that transformers
-    5 saves.
+    """Return what a tensor of the tower is called in published checkpoints, and in those that
+    transformers 5 saves.
     """
     return checkpoint_names(f"vision_tower.vision_model.{name}") + checkpoint_names(
         f"vision_tower.{name}"

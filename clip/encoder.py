@@ -162,8 +162,8 @@ class TowerEncoder:
         return frozenset(tile.shape for _, tile in self.sizes().values())
 
     def pack_of(self, shapes: Sequence[Shape]) -> list[int]:
-        """Which tiles of these shapes make a pack with the first, as many as there is room for, in
-        order; none where it had better be encoded without one.
+        """Return which tiles of these shapes make a pack with the first, as many as there is room
+        for, in order; none where it had better be encoded without one.
         """
         if self.strip is None or self.why_no_packs is not None:
             return []
@@ -176,7 +176,9 @@ class TowerEncoder:
         return self.plan(len(shapes), shapes[0]) if tokens is None else self.pack_plan(tokens)
 
     def largest_plans(self) -> list[Plan]:
-        """Of the most tiles at once, and of the largest pack of unequal pictures."""
+        """Return the plans of the largest number of tiles at once, and of the largest pack of
+        unequal pictures.
+        """
         batch, tile = self.sizes()["largest"]
         plans = [self.plan(batch, tile.shape)]
         if self.strip is not None and self.why_no_packs is None:
@@ -243,7 +245,7 @@ class TowerEncoder:
         ways: Sequence[Normalize | None],
         length: int | None,
     ) -> Generator[Mark | None, None, Tensor]:
-        """On the side stream: between two nodes the caller's own is the current one."""
+        """Encode on the side stream: between two nodes the caller's own is the current one."""
         side.follow()
         with side.entered():
             pixels = self._uploaded(side, tiles, ways, length)

@@ -1,4 +1,4 @@
-"""What a vision family gives the encoder, and the table of families."""
+"""Interface of a vision family to the encoder, and the table of families."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ FAMILIES = (
 
 
 class Tower(Protocol):
-    """What encodes tiles. A tile's type decides its graph; tiles of equal type are encoded as one
-    batch, small ones of any sizes in one run where it reads packs, too (`packing.Packs`).
+    """Network that encodes tiles. A tile's type decides its graph; tiles of equal type are encoded
+    as one batch, small ones of any sizes in one run where it reads packs, too (`packing.Packs`).
     """
 
     @property
     def resolution(self) -> Resolution:
-        """How a picture of any size becomes tiles."""
+        """Return how a picture of any size becomes tiles."""
 
     def parameters(self) -> Mapping[str, Parameter]:
         """Canonical names and the checkpoint's."""
@@ -114,7 +114,7 @@ def vision_family(model_type: str, config: Settings, image: Settings) -> VisionF
 
 
 def ties_tables(model_type: str | None) -> bool:
-    """Whether the tables of such a model are one where its config.json does not say."""
+    """Return whether the tables of such a model are one where its config.json does not say."""
     return any(model_type in entry.ties for entry in FAMILIES)
 
 

@@ -1,4 +1,5 @@
-"""Which patches of what a tower reads belong to which picture, and where in it each lies.
+"""Layout of patches: which of those that a tower reads belong to which picture, and where in it
+each lies.
 
 A tile is one picture, whose patches lie in reading order. A pack is several pictures of any sizes
 as one that is a token wide: token below token, picture below picture, and nothing at the end. So
@@ -37,7 +38,7 @@ class Cells:
 
     @property
     def patches(self) -> int:
-        """Of a token."""
+        """Patches of a token."""
         return self.merge**2
 
 
@@ -58,12 +59,12 @@ class Part:
 
     @property
     def places(self) -> slice:
-        """Those of all its patches."""
+        """Slice of all its patches."""
         return slice(self.first, self.first + self.patches)
 
 
 class Grids(Protocol):
-    """What a family's graph asks of the patches that it reads."""
+    """Interface through which a family's graph sees the patches that it reads."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -128,7 +129,7 @@ class OneGrid(Grids):
 
     @staticmethod
     def of(tiles: Node, cells: Cells) -> OneGrid:
-        """Of the patches of tiles [B, C, Y, X]."""
+        """Return the grid of the patches of tiles [B, C, Y, X]."""
         return OneGrid(tiles.shape[2] // cells.patch, tiles.shape[3] // cells.patch)
 
     @property

@@ -32,12 +32,12 @@ class Packs(Protocol):
 
     @property
     def cells(self) -> Cells:
-        """What a token stands for."""
+        """Return what a token stands for."""
 
     def graph_on(
         self, grids: Grids, tiles: Node, weights: WeightSource, attention: AttentionForm
     ) -> Node:
-        """As `graph`, of tiles whose patches lie as `grids` says."""
+        """Build the graph as `graph` does, for tiles whose patches lie as `grids` says."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +62,7 @@ class Strip:
         return tuple(dict.fromkeys(size // self.cells.patches for size in patches))
 
     def takes(self, shape: Shape) -> bool:
-        """Whether a tile [C, Y, X] can be in a pack."""
+        """Return whether a tile [C, Y, X] can be in a pack."""
         channels, *sides = shape
         whole = channels == 3 and not any(side % self.cells.side for side in sides)
         return whole and 0 < self.tokens(shape) <= self.sizes[-1]

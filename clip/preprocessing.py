@@ -1,5 +1,5 @@
-"""Where a picture becomes tiles: on the host, or, with a device that has a side stream, resized
-there as Pillow would and left as bytes, to be normalised there when it is encoded.
+"""Preprocessing of pictures into tiles: on the host, or, with a device that has a side stream,
+resized there as Pillow would and left as bytes, to be normalised there when it is encoded.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ SETTINGS = ("auto", "host")
 
 
 class Preprocessing:
-    """Of one encoder. `why_host` says why everything is done on the host, None where it is not.
-    `foreseen`: the device is not here, and would have a side stream.
+    """Preprocessing for one encoder. `why_host` says why everything is done on the host, None where
+    it is not. `foreseen`: the device is not here, and would have a side stream.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Preprocessing:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Whoever wants a picture resized on the device waits meanwhile."""
+        """Make threads that resize pictures on the device wait meanwhile."""
         if self._resizer is None:
             yield
             return
@@ -62,9 +62,9 @@ class Preprocessing:
             yield
 
     def prepare(self, make: Callable[[], ImagePlan]) -> ImagePlan:
-        """What `make`, which calls the resolution's `prepare`, makes of a picture: the same tiles,
-        as bytes where the device is to normalise them. What had to be resized on the host has a
-        note. Raises DeviceError where the device has failed, and what `make` raises.
+        """Return what `make`, which calls the resolution's `prepare`, makes of a picture: the same
+        tiles, as bytes where the device is to normalise them. What had to be resized on the host
+        has a note. Raises DeviceError where the device has failed, and what `make` raises.
         """
         if self.why_host is not None or self._resizer is None:
             return make()

@@ -1,4 +1,4 @@
-"""How many tokens a picture may take: what the user asks for, fitted to what a family can do."""
+"""Budget of tokens for a picture: what the user requests, fitted to what a family can do."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Budget:
         return self.detail == "low"
 
     def limits(self, least: int, most: int) -> tuple[int, int]:
-        """At least and at most, from the family's own limits. Raises OptionError where the least is
-        more than the most.
+        """Return the minimum and the maximum, from the family's own limits. Raises OptionError
+        where the least is more than the most.
         """
         low = self.min_tokens if self.min_tokens is not None else least
         high = (
@@ -52,8 +52,8 @@ class Budget:
         return low, high
 
     def choose(self, ways: Sequence[int]) -> tuple[int, tuple[str, ...]]:
-        """Which of several ways to show a picture, given the tokens each takes, and a note where
-        it is not the first, the model's own.
+        """Return which of several ways to show a picture, given the tokens each takes, and a note
+        where it is not the first, the model's own.
 
         The first where it keeps the budget, else the nearest that does; where none has enough
         tokens, the one with most. Raises OptionError where all have too many.
@@ -87,12 +87,12 @@ class Budget:
 
     @property
     def least(self) -> bool:
-        """Whether a picture that may be cut into tiles is not."""
+        """Return whether a picture that may be cut into tiles is not."""
         return self.low and self.min_tokens is None and self.max_tokens is None
 
     def check_fixed(self, tokens: int) -> None:
-        """For a family whose pictures always take the same number of tokens. Raises OptionError
-        where that is outside the budget.
+        """Check the budget for a family whose pictures always take the same number of tokens.
+        Raises OptionError where that is outside the budget.
         """
         if (self.min_tokens or 0) > tokens or (
             self.max_tokens is not None and self.max_tokens < tokens

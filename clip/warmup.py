@@ -25,8 +25,8 @@ PICTURE = (1920, 1080)  # pixels, that is made tiles of in two ways
 
 
 def encoder_placement(encoder: TowerEncoder) -> Placement:
-    """What the preferred backend takes and refuses, at every size that was asked about and at those
-    used since; nothing is run.
+    """Return what the preferred backend takes and refuses, at every size that was asked about and
+    at those used since; nothing is run.
     """
     plans = [encoder.plan(batch, tile.shape) for batch, tile in encoder.sizes().values()]
     return placement(
@@ -64,9 +64,9 @@ def check_encoder(encoder: TowerEncoder) -> Check:
 
 
 def preprocessing_facts(encoder: TowerEncoder, check: bool) -> PreprocessingFacts | None:
-    """Where pictures become tiles; None where there is no choice. With `check`, which needs the
-    device, one is made tiles of on both, and where they differ everything is done on the host from
-    now on.
+    """Return where pictures become tiles; None where there is no choice. With `check`, which needs
+    the device, one is made tiles of on both, and where they differ everything is done on the host
+    from now on.
     """
     if encoder.side is None:
         return None

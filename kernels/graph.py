@@ -21,7 +21,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Type:
-    """What an op promises about its result."""
+    """Type of an op's result, as the op promises it."""
 
     shape: Shape
     dtype: torch.dtype
@@ -73,7 +73,7 @@ class Type:
 
 
 class WeightSource(Protocol):
-    """Where weights come from: their types without reading them, and their values, under canonical
+    """Source of weights: their types without reading them, and their values, under canonical
     names.
     """
 
@@ -120,7 +120,7 @@ class Node:
 
     @property
     def is_in_state(self) -> bool:
-        """Whether it lies in the memory of a state, which outlives the run."""
+        """Return whether it lies in the memory of a state, which outlives the run."""
         node = self
         while node.alias and node.inputs[0] is not None:
             node = node.inputs[0]

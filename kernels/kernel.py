@@ -1,4 +1,4 @@
-"""What a kernel is: a faster way to run one op on one kind of device."""
+"""Definition of a kernel: a faster way to run one op on one kind of device."""
 
 from __future__ import annotations
 

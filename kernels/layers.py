@@ -1,4 +1,6 @@
-"""What families are made of: a model's parameters by canonical name, and the ops that use them."""
+"""Building blocks of families: a model's parameters by canonical name, and the ops that use
+them.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What came of several kernels that were tried on an attention node, as plain data. Loads without
-torch.
-"""
+"""Trials of several kernels on an attention node, as plain data. Loads without torch."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Trial:
-    """What came of one kernel: its time, or why it is not to run such nodes. `lasting`: it would be
+    """Result of one kernel: its time, or why it is not to run such nodes. `lasting`: it would be
     the same another time; a shortage of memory, or what a library says, may not be.
     """
 
@@ -33,7 +31,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class ClassFacts:
-    """What is known of one class of shapes. `kept`: from before, not measured now."""
+    """Facts about one class of shapes. `kept`: from before, not measured now."""
 
     shape: str
     chosen: str
@@ -43,8 +41,8 @@ class ClassFacts:
 
 @dataclass(frozen=True)
 class Learned:
-    """What a warm-up found out, and why nothing was to be found out about other nodes, each reason
-    with their number.
+    """Results of a warm-up, and why there are none for other nodes, each reason with their
+    number.
     """
 
     classes: tuple[ClassFacts, ...]

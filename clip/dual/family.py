@@ -50,7 +50,7 @@ class DualFamily:
 
 
 def is_dual(config: Settings) -> bool:
-    """Whether a config.json is that of a dual encoder."""
+    """Return whether a config.json is that of a dual encoder."""
     kind = config.get("model_type", None)
     return isinstance(kind, str) and kind in FAMILIES
 

@@ -74,7 +74,7 @@ class TextEncoder:
         return torch.stack([done[i] for i in range(len(texts))])
 
     def placement(self) -> Placement:
-        """What the preferred backend takes and refuses; nothing is run."""
+        """Return what the preferred backend takes and refuses; nothing is run."""
         plans = tuple(self.plan(batch, self.tower.context) for batch in (1, BATCH))
         return placement(GRAPH, self.flash, plans, (self.backends[0].name,))
 

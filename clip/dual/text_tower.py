@@ -63,7 +63,7 @@ class TextTower:
         }
 
     def length(self, tokens: int) -> int:
-        """To how many tokens a text of so many is filled up."""
+        """Return to how many tokens a text of so many is padded."""
         if self.padding is not None:
             return self.context
         return min(-(-tokens // STEP) * STEP, self.context)

@@ -98,8 +98,8 @@ class AyaVision:
 
 
 def read(top: Settings, image: Settings) -> AyaVision:
-    """From config.json and the image processor's settings, with transformers' defaults; ModelError
-    where a value cannot be followed.
+    """Read it from config.json and the image processor's settings, with transformers' defaults;
+    ModelError where a value cannot be followed.
     """
     c, text_width = (
         top.part("vision_config"),

@@ -106,7 +106,7 @@ class Gemma3Vision:
 
 
 def from_gguf(keys: Settings, names: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:  # noqa: ARG001
-    """What config.json and the image processor's settings would say."""
+    """Return what config.json and the image processor's settings would say."""
     size, patch = keys.count("vision.image_size", 896), keys.count("vision.patch_size", 14)
     config = {
         "vision_config": gguf_vit(keys),
@@ -118,8 +118,8 @@ def from_gguf(keys: Settings, names: Collection[str]) -> tuple[dict[str, Any], d
 
 
 def read(top: Settings, image: Settings) -> Gemma3Vision:
-    """From config.json and the image processor's settings, with transformers' defaults; ModelError
-    where a value cannot be followed.
+    """Read it from config.json and the image processor's settings, with transformers' defaults;
+    ModelError where a value cannot be followed.
     """
     vision, text_width = (
         top.part("vision_config"),

@@ -175,7 +175,7 @@ def _flat(convolution: torch.Tensor) -> torch.Tensor:
 
 
 def from_gguf(keys: Settings, names: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What config.json and the image processor's settings would say."""
+    """Return what config.json and the image processor's settings would say."""
     plain, merge = gguf_vit(keys), keys.count("vision.spatial_merge_size", 2)
     vision = {
         **plain,
@@ -195,8 +195,8 @@ def from_gguf(keys: Settings, names: Collection[str]) -> tuple[dict[str, Any], d
 
 
 def read(top: Settings, image: Settings) -> Glm4Vision:
-    """From config.json and the image processor's settings, with transformers' defaults; ModelError
-    where a value cannot be followed.
+    """Read it from config.json and the image processor's settings, with transformers' defaults;
+    ModelError where a value cannot be followed.
     """
     c = top.part("vision_config")
     for key, value in (("hidden_act", "silu"), ("in_channels", 3), ("temporal_patch_size", FRAMES)):

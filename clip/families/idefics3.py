@@ -120,7 +120,8 @@ class Idefics3Vision:
 
 
 def _position_rows(grid: int, positions: int) -> torch.Tensor:
-    """Which row of the tower's table, `positions` on a side, each patch of a tile takes, int64 [P]
+    """Return which row of the tower's table, `positions` on a side, each patch of a tile takes,
+    int64 [P]
 
     The reference puts fractions into buckets in fp32; one that falls just below its own bound
     shares its neighbour's row.
@@ -133,7 +134,7 @@ def _position_rows(grid: int, positions: int) -> torch.Tensor:
 
 
 def from_gguf(keys: Settings, names: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:  # noqa: ARG001
-    """What config.json and the image processor's settings would say."""
+    """Return what config.json and the image processor's settings would say."""
     tile = keys.count("vision.image_size")
     config = {
         "vision_config": gguf_vit(keys),
@@ -151,8 +152,8 @@ def from_gguf(keys: Settings, names: Collection[str]) -> tuple[dict[str, Any], d
 
 
 def read(top: Settings, image: Settings) -> Idefics3Vision:
-    """From config.json and the image processor's settings, with transformers' defaults; ModelError
-    where a value cannot be followed.
+    """Read it from config.json and the image processor's settings, with transformers' defaults;
+    ModelError where a value cannot be followed.
     """
     vision = top.part("vision_config")
     vit = read_vit(vision, layers=12, width=1152, ffn=3072, heads=16, act="gelu_pytorch_tanh")

@@ -174,8 +174,8 @@ class InternVision:
 
 
 def from_gguf(keys: Settings, shapes: Mapping[str, Shape]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What config.json and the image processor's settings would say; older files leave out the
-    number of tiles.
+    """Return what config.json and the image processor's settings would say; older files leave out
+    the number of tiles.
     """
     vision, size, factor = (
         blocks.gguf_vit(keys),
@@ -202,8 +202,8 @@ def from_gguf(keys: Settings, shapes: Mapping[str, Shape]) -> tuple[dict[str, An
 
 
 def read(top: Settings, image: Settings) -> InternVision:
-    """From config.json and the image processor's settings, with transformers' defaults; ModelError
-    where a value cannot be followed.
+    """Read it from config.json and the image processor's settings, with transformers' defaults;
+    ModelError where a value cannot be followed.
     """
     c = top.part("vision_config")
     vit = blocks.read_vit(c, layers=24, width=1024, ffn=4096, heads=16, act="gelu")

@@ -137,8 +137,8 @@ class Lfm2Vision:
 
 
 def from_gguf(keys: Settings, shapes: Mapping[str, Shape]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What config.json and the image processor's settings would say; how pictures are cut, files do
-    not tell.
+    """Return what config.json and the image processor's settings would say; how pictures are cut,
+    files do not tell.
     """
     patch, shuffle = (
         keys.count("vision.patch_size", 16),
@@ -159,8 +159,8 @@ def from_gguf(keys: Settings, shapes: Mapping[str, Shape]) -> tuple[dict[str, An
 
 
 def read(top: Settings, image: Settings) -> Lfm2Vision:
-    """From config.json and the image processor's settings, with transformers' defaults; ModelError
-    where a value cannot be followed.
+    """Read it from config.json and the image processor's settings, with transformers' defaults;
+    ModelError where a value cannot be followed.
     """
     vision, shuffle = top.part("vision_config"), top.count("downsample_factor", 2, most=64)
     vision.choice("num_channels", (3,), 3)

@@ -175,9 +175,9 @@ class PixtralVision:
 
 
 def from_gguf(keys: Settings, shapes: Mapping[str, Shape]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What config.json and the image processor's settings would say. In published models image_size
-    is the longest edge, and the decoder's norms, of which the file says nothing, have the tower's
-    epsilon.
+    """Return what config.json and the image processor's settings would say. In published models
+    image_size is the longest edge, and the decoder's norms, of which the file says nothing, have
+    the tower's epsilon.
     """
     vision = {
         **blocks.gguf_vit(keys),
@@ -200,8 +200,8 @@ def from_gguf(keys: Settings, shapes: Mapping[str, Shape]) -> tuple[dict[str, An
 
 
 def read(top: Settings, image: Settings) -> PixtralVision:
-    """From config.json and the image processor's settings, with transformers' defaults; ModelError
-    where a value cannot be followed.
+    """Read it from config.json and the image processor's settings, with transformers' defaults;
+    ModelError where a value cannot be followed.
     """
     c, text, merges = (
         top.part("vision_config"),

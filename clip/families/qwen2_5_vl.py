@@ -171,7 +171,7 @@ class Seconds:
     each: float
 
     def __call__(self, video: Video, groups: int) -> tuple[int, ...]:
-        """In fp32, as the reference computes it."""
+        """Compute in fp32, as the reference does."""
         interval = np.float32(self.each) * np.float32(FRAMES / taken_fps(video))
         times = np.arange(groups).astype(np.float32) * interval
         return tuple(int(time) for time in times)
@@ -179,7 +179,7 @@ class Seconds:
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Where the patches of a grid go: the patch at each place, `order` [P]; its row and column,
+    """Order of the patches of a grid: the patch at each place, `order` [P]; its row and column,
     `positions` [2, P]; the first and last place of its window, `bounds` [P, 2]; and the place of
     each token in reading order, `back` [P / merge^2].
     """
@@ -191,7 +191,9 @@ class Layout:
 
 
 def layouts(parts: Sequence[Part], patches: int, merge: int, window: int) -> Layout:
-    """Of pictures one after another, each window by window; what is behind them stays there."""
+    """Return the layout of pictures one after another, each window by window; what follows them
+    stays in place.
+    """
     order, bounds = torch.arange(patches), nothing_seen(patches)
     positions = torch.zeros(2, patches, dtype=torch.int64)
     back = torch.arange(patches // merge**2)
@@ -231,7 +233,7 @@ def layout(rows: int, columns: int, merge: int, window: int) -> Layout:
 
 
 def from_gguf(keys: Settings, names: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:  # noqa: ARG001
-    """What config.json and the image processor's settings would say."""
+    """Return what config.json and the image processor's settings would say."""
     plain, layers, every = (
         gguf_vit(keys),
         keys.count("vision.block_count", most=MAX_LAYERS),
@@ -253,8 +255,8 @@ def from_gguf(keys: Settings, names: Collection[str]) -> tuple[dict[str, Any], d
 
 
 def read(top: Settings, image: Settings) -> Qwen25Vision:
-    """From config.json and the image processor's settings, with transformers' defaults; ModelError
-    where a value cannot be followed.
+    """Read it from config.json and the image processor's settings, with transformers' defaults;
+    ModelError where a value cannot be followed.
     """
     c = top.part("vision_config")
     for key, value in (("hidden_act", "silu"), ("in_channels", 3), ("temporal_patch_size", 2)):

@@ -116,7 +116,7 @@ class Qwen2Vision:
 
 
 def from_gguf(keys: Settings, names: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:  # noqa: ARG001
-    """What config.json and the image processor's settings would say."""
+    """Return what config.json and the image processor's settings would say."""
     plain, width = gguf_vit(keys), keys.count("vision.embedding_length", most=MAX_WIDTH)
     vision = {
         "depth": plain["num_hidden_layers"],
@@ -131,8 +131,8 @@ def from_gguf(keys: Settings, names: Collection[str]) -> tuple[dict[str, Any], d
 
 
 def read(top: Settings, image: Settings) -> Qwen2Vision:
-    """From config.json and the image processor's settings, with transformers' defaults; ModelError
-    where a value cannot be followed.
+    """Read it from config.json and the image processor's settings, with transformers' defaults;
+    ModelError where a value cannot be followed.
     """
     c = top.part("vision_config")
     c.choice("in_channels", (3,), 3)

@@ -194,7 +194,7 @@ def _merger(x: Node, first: str, second: str, w: Weights) -> Node:
 
 
 def from_gguf(keys: Settings, names: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:  # noqa: ARG001
-    """What config.json and the image processor's settings would say."""
+    """Return what config.json and the image processor's settings would say."""
     plain, merge, patch = (
         gguf_vit(keys),
         keys.count("vision.spatial_merge_size", 2),
@@ -217,8 +217,8 @@ def from_gguf(keys: Settings, names: Collection[str]) -> tuple[dict[str, Any], d
 
 
 def read(top: Settings, image: Settings) -> Qwen3Vision:
-    """From config.json and the image processor's settings, with transformers' defaults; ModelError
-    where a value cannot be followed.
+    """Read it from config.json and the image processor's settings, with transformers' defaults;
+    ModelError where a value cannot be followed.
     """
     c = top.part("vision_config")
     c.choice("in_channels", (3,), 3)

@@ -76,7 +76,7 @@ def _primary(data: bytes, start: int, _: int) -> int:
 
 
 def _properties_of(data: bytes, start: int, end: int, item: int) -> list[int]:
-    """Their numbers, from 1 on; of ItemPropertyAssociationBox."""
+    """Return the numbers of properties, from 1 on; of ItemPropertyAssociationBox."""
     version, long = data[start], data[start + 3] & 1
     (count,) = struct.unpack_from(">I", data, start + 4)
     if count > ITEMS_MAX:

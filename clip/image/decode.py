@@ -86,8 +86,8 @@ _TURNS: dict[int, Callable[[Pixels], Pixels]] = {  # from what the file holds to
 
 @dataclass(frozen=True)
 class ImageLimits:
-    """What one picture may bring at most. The pixels count for files, Pillow images and arrays
-    alike, the bytes for files.
+    """Limits of one picture. The pixels count for files, Pillow images and arrays alike, the bytes
+    for files.
     """
 
     max_bytes: int = 64 << 20
@@ -98,7 +98,7 @@ DEFAULT_LIMITS = ImageLimits()
 
 
 class Rows(Protocol):
-    """Where the pixels of a picture go, uint8 `[H, W, 3]`, some rows at a time."""
+    """Target for the pixels of a picture, uint8 `[H, W, 3]`, some rows at a time."""
 
     def __setitem__(self, rows: slice, values: Pixels, /) -> None: ...
 
@@ -140,7 +140,7 @@ class Picture:
 
 @dataclass(frozen=True, eq=False)
 class Decoded(Generic[R_co]):
-    """What a file holds: its pixels, notes on them, and how many pages there are."""
+    """Contents of a file: its pixels, notes on them, and how many pages there are."""
 
     pixels: R_co
     notes: list[str]
@@ -189,8 +189,8 @@ def open_picture(
 def decode_file(
     data: bytes, limits: ImageLimits, name: str, new: NewRows[R], page: int = 0
 ) -> Decoded[R]:
-    """As `open_picture` gives it. `new`: makes what the pixels are put into, given their shape.
-    Raises ImageError.
+    """Decode a file as `open_picture` does. `new`: makes what the pixels are put into, given their
+    shape. Raises ImageError.
     """
     name = one_line(name)
     kind = _format(data, limits, name)
@@ -318,7 +318,7 @@ def _check_pixels(size: tuple[int, int], limits: ImageLimits, name: str) -> None
 
 
 def _turn(array: NDArray[Any]) -> str:
-    """What to do about an array that is not taken, where that can be told."""
+    """Return what to do about an array that is not taken, where that can be told."""
     if array.dtype.kind in "USO":  # paths, or pictures
         return "; give what is in it as a list, x.tolist()"
     if array.ndim == 4:
@@ -380,8 +380,8 @@ def _from_floats(array: NDArray[Any], name: str) -> NDArray[np.uint8]:
 
 
 def _is_closed(image: Image.Image, error: BaseException | None) -> bool:
-    """What Pillow says of an image that was closed, and the bare assertion of one whose `with` has
-    ended before it was decoded.
+    """Return what Pillow says of an image that was closed, and the bare assertion of one whose
+    `with` has ended before it was decoded.
     """
     ended = isinstance(error, AssertionError) and getattr(image, "fp", image) is None
     return ended or (isinstance(error, ValueError) and "closed" in str(error))
@@ -443,8 +443,8 @@ def _orientation(image: Image.Image) -> int:
 
 
 def _has_more_frames(image: Image.Image) -> bool:
-    """Whether frames follow the first. Asked last: it moves within the file, and a broken second
-    frame does not spoil the first.
+    """Return whether frames follow the first. Asked last: it moves within the file, and a broken
+    second frame does not spoil the first.
     """
     with suppress(Exception):
         return bool(getattr(image, "is_animated", False))
@@ -534,8 +534,8 @@ def _rgb_from_grey16(image: Image.Image, notes: list[str], name: str, new: NewRo
 def _check_tiff(
     image: TiffImagePlugin.TiffImageFile, file_bytes: int, limits: ImageLimits, name: str
 ) -> None:
-    """What only a TIFF's tags tell: a thumbnail in place of the picture, a tile larger than any
-    picture, data beyond the end.
+    """Check for what only a TIFF's tags show: a thumbnail in place of the picture, a tile larger
+    than any picture, data beyond the end.
     """
     tags = image.tag_v2
     if (
@@ -559,13 +559,13 @@ def _check_tiff(
 
 
 def _bits(image: TiffImagePlugin.TiffImageFile) -> int:
-    """Of its widest channel."""
+    """Return the bits of its widest channel."""
     return int(max(image.tag_v2.get(TiffImagePlugin.BITSPERSAMPLE, (1,))))
 
 
 def _has_wide_planes(image: TiffImagePlugin.TiffImageFile) -> bool:
-    """Whether channels of more than 8 bits lie one after another and are not compressed: Pillow
-    (up to 13.0, at least) would read their bytes as pixels.
+    """Return whether channels of more than 8 bits lie one after another and are not compressed:
+    Pillow (up to 13.0, at least) would read their bytes as pixels.
     """
     tags = image.tag_v2
     raw, apart = tags.get(TiffImagePlugin.COMPRESSION, 1) == 1, tags.get(PLANAR_CONFIGURATION) == 2

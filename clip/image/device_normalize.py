@@ -12,7 +12,7 @@ from mtmd.clip.image.pixels import Normalize
 
 
 def tables(ways: Sequence[Normalize], dtype: torch.dtype) -> Tensor:
-    """Of each tile's way, what each byte of each channel becomes: [N, 3, 256]."""
+    """Return what each byte of each channel becomes, for each tile's normalisation: [N, 3, 256]."""
     every: np.ndarray = np.arange(256, dtype=np.uint8)[None, None].repeat(3, 0)
     return torch.stack([torch.from_numpy(way.planes(every)[:, 0]) for way in ways]).to(dtype)
 

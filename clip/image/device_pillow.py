@@ -61,7 +61,7 @@ def _lanczos(x: Numbers) -> Numbers:
 
 
 def _each(function: Callable[[float], float], x: Numbers) -> Numbers:
-    """By the C library, as Pillow does: numpy's may differ in the last bit."""
+    """Compute each value by the C library, as Pillow does: numpy's may differ in the last bit."""
     return np.fromiter(map(function, x.ravel().tolist()), np.float64, x.size).reshape(x.shape)
 
 
@@ -76,8 +76,8 @@ FILTERS: dict[str, tuple[Callable[[Numbers], Numbers], float]] = {
 
 
 def vertical_first(given: tuple[int, int], wanted: tuple[int, int]) -> bool:
-    """Whether (width, height) is resized along the columns first, as Pillow does from 13 on where
-    much more of the height goes than of the width (pull request 9549).
+    """Return whether (width, height) is resized along the columns first, as Pillow does from 13 on
+    where much more of the height goes than of the width (pull request 9549).
     """
     shorter = given[1] - wanted[1]
     return shorter > 0 and shorter > 2 * (given[0] - wanted[0])
@@ -85,9 +85,9 @@ def vertical_first(given: tuple[int, int], wanted: tuple[int, int]) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """Of a side of `given` pixels that becomes one of other length: `first` int32 [N] is the first
-    neighbour of each pixel, `values` int32 [K, N] the weights of that and those behind it, 0 beyond
-    the last.
+    """Weights by which a side of `given` pixels becomes one of another length: `first` int32 [N] is
+    the first neighbour of each pixel, `values` int32 [K, N] the weights of that and those behind
+    it, 0 beyond the last.
     """
 
     given: int

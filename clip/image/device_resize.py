@@ -73,8 +73,8 @@ class DeviceResizer:
             return self._checked[resample]
 
     def resize(self, pixels: Pixels, width: int, height: int, resample: str) -> Pixels | str:
-        """As `by_pillow` of clip/image/resize.py, or why not. Raises DeviceError where the device
-        has failed.
+        """Resize as `by_pillow` of clip/image/resize.py does, or return why not. Raises DeviceError
+        where the device has failed.
         """
         size = max(pixels.nbytes, 3 * width * height, 3 * width * len(pixels))
         if size > MOST_BYTES:

@@ -26,7 +26,7 @@ _PDFIUM = threading.Lock()  # which is not safe to use from several threads
 
 
 def missing(kind: str) -> str | None:
-    """What is to be done before a format can be read, None where nothing is."""
+    """Return what is to be done before a format can be read, None where nothing is."""
     if kind == "AVIF" and not features.check("avif"):
         return "this Pillow was built without AVIF; install Pillow's own wheel"
     library = LIBRARIES.get(kind)
@@ -36,7 +36,7 @@ def missing(kind: str) -> str | None:
 
 
 def load_libraries() -> None:
-    """Those that are there, so that no worker has to."""
+    """Load the libraries that are installed, so that no worker has to."""
     for library in LIBRARIES.values():
         if find_spec(library) is not None:
             import_module(library)

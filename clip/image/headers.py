@@ -1,5 +1,5 @@
-"""What a picture file's header promises, read with our own hands: the size in pixels, and of a JPEG
-how often its pixels would be gone over.
+"""Headers of picture files, read without a decoder: the size in pixels, and of a JPEG how often its
+pixels would be gone over.
 
 Before anything is decoded it has to be known whether it fits. Asking the decoder's own reader would
 be work of unknown size already: a TIFF's directory may hold megabytes of tags, a JPEG millions of
@@ -71,7 +71,7 @@ def header_size(kind: str, data: bytes) -> tuple[int, int]:
 
 
 def _jpeg_size(data: bytes) -> tuple[int, int]:
-    """Of the last frame header before the first scan."""
+    """Return the size in the last frame header before the first scan."""
     position, fill, size = 2, 0, None
     for _ in range(SEGMENTS_MAX):
         found = _NOT_FILL.search(data, position)
@@ -104,7 +104,7 @@ def _jpeg_size(data: bytes) -> tuple[int, int]:
 
 
 def _gif_size(data: bytes) -> tuple[int, int]:
-    """Of the screen, or as far as the first frame reaches beyond it (GIF89a)."""
+    """Return the size of the screen, or as far as the first frame reaches beyond it (GIF89a)."""
     width, height, flags = struct.unpack_from("<HHB", data, 6)
     position, left = 13 + (3 << (flags & 7) + 1 if flags & 0x80 else 0), BLOCKS_MAX
     while left:

@@ -44,8 +44,8 @@ _ANSWER_BYTES = 1 << 16
 def open_isolated(
     data: bytes, limits: ImageLimits = DEFAULT_LIMITS, name: str = "image", page: int = 0
 ) -> Picture:
-    """As `decode.open_picture`, of the bytes of a file. Waits while as many are being decoded as
-    may at once. Raises ImageError, also for one that takes more memory or time than a picture of
+    """Open the bytes of a file as `decode.open_picture` does. Waits while as many are being decoded
+    as may at once. Raises ImageError, also for one that takes more memory or time than a picture of
     its size may, and BusyError.
     """
     width, height = picture_size(data, limits, name)
@@ -66,13 +66,13 @@ def open_isolated(
 
 
 def prepare(_: bytes) -> None:
-    """In the fork server: each decoder is used once, so that no worker has to load it."""
+    """Prepare the fork server: each decoder is used once, so that no worker has to load it."""
     for data in one_of_each():
         open_picture(data)
 
 
 def serve(channel: Channel, _prepared: Any) -> None:
-    """In a worker: one picture."""
+    """Serve one picture in a worker."""
     size, most, name, page = json.loads(channel.receive(_ANSWER_BYTES))
     data = bytes(channel.receive(size))
     try:
@@ -98,7 +98,9 @@ class _Sent:
 
 
 def _receive(worker: Worker, pixels: int) -> Picture:
-    """What a worker sends of a picture of so many `pixels`, checked like anything from outside."""
+    """Return what a worker sends of a picture of so many `pixels`, checked like anything from
+    outside.
+    """
     try:
         first = worker.receive(_ANSWER_BYTES)
         if first:

@@ -30,7 +30,7 @@ def check_scans(data: bytes) -> None:
 
 
 def lacks_end(data: bytes) -> bool:
-    """Whether no marker ends a JPEG's scans."""
+    """Return whether no marker ends a JPEG's scans."""
     return not data.endswith(END_MARKER) and all(kind != END for kind, _ in _segments(data))
 
 
@@ -64,8 +64,8 @@ def _segments(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _has_all_scans(data: bytes) -> bool:
-    """Whether each component is in a scan and, in a progressive JPEG, each of its coefficients in
-    its last bit (ITU T.81, B.2.2 and B.2.3).
+    """Return whether each component is in a scan and, in a progressive JPEG, each of its
+    coefficients in its last bit (ITU T.81, B.2.2 and B.2.3).
     """
     components: tuple[int, ...] = ()
     sequential, lowest_bit = False, dict[tuple[int, int], int]()

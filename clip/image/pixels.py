@@ -62,8 +62,8 @@ class Normalize:
 def read_normalize(
     image: Settings, mean: tuple[float, ...] = (0.5,) * 3, std: tuple[float, ...] = (0.5,) * 3
 ) -> Normalize:
-    """From an image processor's settings. Raises ModelError for a step that is switched off and a
-    std that cannot be divided by.
+    """Read it from an image processor's settings. Raises ModelError for a step that is switched off
+    and a std that cannot be divided by.
     """
     for key in ("do_resize", "do_rescale", "do_normalize"):
         if not image.flag(key, True):
@@ -90,8 +90,8 @@ def fused(normalize: Normalize) -> Normalize:
 
 
 def gguf_image(keys: Settings) -> dict[str, object]:
-    """What an image processor's settings say of the normalisation, from the `clip.` keys of a
-    GGUF.
+    """Return what an image processor's settings say of the normalisation, from the `clip.` keys of
+    a GGUF.
     """
     return {
         "image_mean": keys.get("vision.image_mean", None),

@@ -31,7 +31,7 @@ _elsewhere: ContextVar[Resize | None] = ContextVar("elsewhere", default=None)
 
 @contextmanager
 def resized_by(resize: Resize) -> Iterator[None]:
-    """On this thread, `resize` below asks another to do it meanwhile: one whose results are equal
+    """Let `resize` below use another function on this thread meanwhile: one whose results are equal
     to the bit. It gets what differs in size, a known filter, and calls Pillow by `by_pillow`.
     """
     token = _elsewhere.set(resize)
@@ -60,7 +60,7 @@ def resize(pixels: Pixels, width: int, height: int, resample: str) -> Pixels:
 
 
 def by_pillow(pixels: Pixels, width: int, height: int, resample: str) -> Pixels:
-    """On the host."""
+    """Resize on the host."""
     return np.array(Image.fromarray(pixels).resize((width, height), _FILTERS[resample]))
 
 

@@ -1,5 +1,5 @@
-"""What the first bytes of a file say it is: which of the picture formats we decode, or, in words,
-what else. No pixels here.
+"""Picture formats recognised by a file's first bytes: those that are decoded, and, in words,
+others. No pixels are read here.
 """
 
 from __future__ import annotations
@@ -116,7 +116,9 @@ def picture_format(data: bytes) -> str | None:
 
 
 def _still(data: bytes) -> str | None:
-    """Of the file's brand, and of those it goes with, where its own names no codec."""
+    """Return the still format of the file's brand, and of those it goes with, where its own names
+    no codec.
+    """
     brand = data[8:12]
     end = min(int.from_bytes(data[:4], "big"), 256, len(data))
     others = {data[at : at + 4] for at in range(16, end, 4)}
@@ -126,7 +128,7 @@ def _still(data: bytes) -> str | None:
 
 
 def looks_like(data: bytes) -> tuple[str, str]:
-    """What data that is no picture of ours is, in words, and what to do with it."""
+    """Return what data that is no picture of ours is, in words, and what to do with it."""
     for prefix, words, advice in _OTHERS:
         if data.startswith(prefix):
             return words, advice
@@ -144,7 +146,9 @@ def looks_like(data: bytes) -> tuple[str, str]:
 
 
 def _is_tga(data: bytes) -> bool:
-    """By its header, as it has no signature (Truevision, TGA file format specification 2.0)."""
+    """Recognise it by its header, as it has no signature (Truevision, TGA file format specification
+    2.0).
+    """
     if len(data) < 18 or data[1] > 1 or data[2] not in (1, 2, 3, 9, 10, 11):
         return False
     has_map = any(data[3:8])
@@ -193,8 +197,8 @@ def webp_size(data: bytes) -> tuple[int, int] | None:
 
 
 def ends_early(kind: str, data: bytes) -> bool:
-    """Whether `data` lacks the end that its format promises. Asked only to word the refusal of a
-    picture that did not decode.
+    """Return whether `data` lacks the end that its format promises. Asked only to word the refusal
+    of a picture that did not decode.
     """
     if kind == "JPEG":
         return not data.rstrip(b"\0").endswith(b"\xff\xd9")
@@ -214,7 +218,7 @@ def ends_early(kind: str, data: bytes) -> bool:
 
 
 def _boxes_end_early(data: bytes) -> bool:
-    """Whether one of the outer boxes reaches beyond the end (ISO/IEC 14496-12, 4.2)."""
+    """Return whether one of the outer boxes reaches beyond the end (ISO/IEC 14496-12, 4.2)."""
     position = 0
     for _ in range(64):
         if position >= len(data):
@@ -229,8 +233,8 @@ def _boxes_end_early(data: bytes) -> bool:
 
 
 def _tiff_ends_early(data: bytes) -> bool:
-    """Whether the first directory of a TIFF, or a list that decoding needs, lies beyond the end
-    (TIFF 6.0 section 2, BigTIFF).
+    """Return whether the first directory of a TIFF, or a list that decoding needs, lies beyond the
+    end (TIFF 6.0 section 2, BigTIFF).
     """
     order = "<" if data[:2] == b"II" else ">"
     big = 43 in data[2:4]

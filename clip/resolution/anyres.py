@@ -102,7 +102,7 @@ class AnyResolution:
         )
 
     def _thinned(self, rows: int, columns: int) -> tuple[int, int] | None:
-        """How many rows and columns stay of so many; None for all."""
+        """Return how many rows and columns stay of so many; None for all."""
         if self.most is None:
             return None
         ratio = sqrt(rows * columns / (self.most * self.tile_tokens))
@@ -152,8 +152,8 @@ def mixed(cells: np.ndarray, rows: int, columns: int) -> tuple[np.ndarray, np.nd
 
 
 def _between(old: int, new: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of each of `new` places along `old` cells: the cell before it, the one after it, and how far
-    it is between them.
+    """Return, for each of `new` positions along `old` cells, the cell before it, the one after it,
+    and how far it is between them.
     """
     step = np.float32(old) / np.float32(new)
     at = np.maximum(

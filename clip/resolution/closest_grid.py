@@ -94,8 +94,8 @@ def _grids(fewest: int, most: int) -> tuple[Size, ...]:
 
 
 def read_stretched_tiling(image: Settings, side: int, tile_tokens: int) -> StretchedTiling:
-    """From an image processor's settings; `side` is config.json's. Raises ModelError where they do
-    not fit together.
+    """Read it from an image processor's settings; `side` is config.json's. Raises ModelError where
+    they do not fit together.
 
     crop_to_patches is not read: the reference cuts whatever it says.
     """

@@ -99,8 +99,8 @@ def largest_grid(height: int, width: int, cell: int, tokens: int) -> tuple[int, 
 def read_fixed_area(
     image: Settings, *, patch: int, pool: int, sizes: tuple[int, ...], usual: int
 ) -> FixedArea:
-    """From an image processor's settings; `patch` and `pool` are config.json's, `usual` the size
-    where none is set. Raises ModelError where the two do not fit together.
+    """Read it from an image processor's settings; `patch` and `pool` are config.json's, `usual` the
+    size where none is set. Raises ModelError where the two do not fit together.
     """
     for key, expected, default in (("patch_size", patch, 16), ("pooling_kernel_size", pool, 3)):
         if (value := image.count(key, default)) != expected:

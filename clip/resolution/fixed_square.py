@@ -107,8 +107,8 @@ def read_fixed_square(
     crops: bool,
     ground: tuple[int, ...] | None,
 ) -> FixedSquare:
-    """From an image processor's settings; `crops` where do_center_crop is left out. ModelError
-    where no square of `side` comes out.
+    """Read it from an image processor's settings; `crops` where do_center_crop is left out.
+    ModelError where no square of `side` comes out.
     """
     edge, stretched = _edge(image, "size", "shortest_edge")
     crops = image.flag("do_center_crop", crops)

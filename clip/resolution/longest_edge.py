@@ -119,9 +119,9 @@ def edge_grid(size: Size, longest: int, tile: int) -> tuple[int, int]:
 def read_longest_edge_tiling(
     image: Settings, *, patch: int, positions: int, factor: int, most_in_a_row: int
 ) -> LongestEdgeTiling:
-    """From an image processor's settings; `patch`, `positions` on a side of the table of positions
-    and `factor`, patches on a side of a token, are config.json's. Raises ModelError where they do
-    not fit together.
+    """Read it from an image processor's settings; `patch`, `positions` on a side of the table of
+    positions and `factor`, patches on a side of a token, are config.json's. Raises ModelError where
+    they do not fit together.
     """
     tile, longest = read_longest(image, "max_image_size", 364), read_longest(image, "size", 4 * 364)
     if (

@@ -70,7 +70,7 @@ def grid(height: int, width: int, patch: int, most: int) -> tuple[int, int]:
 
 
 def read_most_patches(image: Settings, patch: int) -> MostPatches:
-    """From an image processor's settings."""
+    """Read it from an image processor's settings."""
     return MostPatches(
         patch=patch,
         most=image.count("max_num_patches", 256, most=MAX_PATCHES),

@@ -1,4 +1,4 @@
-"""What becomes of a picture before an encoder sees it, and what every way to do that answers.
+"""Interface of the ways in which a picture is prepared for an encoder.
 
 Each file beside this one is a way: how a picture of any size becomes tiles. A family names its way
 as `resolution`; whoever has to know about pictures asks that.
@@ -22,7 +22,7 @@ USUAL_SIDE = 448  # pixels of the square that the warm-up asks about where any s
 
 @dataclass(frozen=True)
 class ImagePlan:
-    """How one picture goes in: pixel tiles for the encoder, and what its tokens stand for.
+    """One prepared picture: pixel tiles for the encoder, and what its tokens stand for.
 
     `tiles` are fp32 [3, Y, X], normalised, or bytes of a group of frames (`clip/video/`), `sizes`
     their (width, height) in pixels. `tokens` is the number of image tokens of all of them. `cut`:
@@ -64,8 +64,8 @@ class Resolution(Protocol):
     def normalize(self) -> Normalize: ...
 
     def prepare(self, pixels: Pixels, budget: Budget = DEFAULT_BUDGET) -> ImagePlan:
-        """From uint8 [Y, X, 3]. Raises OptionError for a budget that cannot be kept, with the
-        numbers; ImageError for a picture of a shape that is not taken.
+        """Prepare pixels, uint8 [Y, X, 3]. Raises OptionError for a budget that cannot be kept,
+        with the numbers; ImageError for a picture of a shape that is not taken.
         """
 
     def most_tokens(self, budget: Budget = DEFAULT_BUDGET) -> int:
@@ -81,8 +81,9 @@ class Resolution(Protocol):
 def prepare_blank(
     way: Resolution, width: int, height: int, budget: Budget = DEFAULT_BUDGET
 ) -> ImagePlan:
-    """What a picture of so many pixels becomes: all that its size decides. Its tiles have their
-    shapes, and bytes of no meaning: nothing is resized or normalised. Raises as `prepare` does.
+    """Return what a picture of so many pixels becomes: all that its size decides. Its tiles have
+    their shapes, and bytes of no meaning: nothing is resized or normalised. Raises as `prepare`
+    does.
     """
     with left_as_bytes(), resized_by(lambda _, width, height, __: _blank(width, height)):
         return way.prepare(_blank(width, height), budget)

@@ -98,8 +98,8 @@ class NativeResolution:
 
 
 def read_native(image: Settings, factor: int) -> NativeResolution:
-    """From an image processor's settings; its patch_size does not count, as the reference takes the
-    model's. Raises ModelError for a step that is not made.
+    """Read it from an image processor's settings; its patch_size does not count, as the reference
+    takes the model's. Raises ModelError for a step that is not made.
     """
     if image.flag("do_center_crop", False):
         raise ModelError(f"{image.where}: do_center_crop true is not supported; set it to false")

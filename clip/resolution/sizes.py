@@ -51,8 +51,8 @@ def squarest_grid(most: int) -> tuple[int, int]:
 
 
 def within(rows: int, columns: int, most: int) -> tuple[int, int]:
-    """At most `most` cells: rows and columns as they are, or the longer side shortened, and both
-    where the shorter alone is too long.
+    """Return at most `most` cells: rows and columns as they are, or the longer side shortened, and
+    both where the shorter alone is too long.
     """
     if rows * columns <= most:
         return rows, columns
@@ -62,7 +62,7 @@ def within(rows: int, columns: int, most: int) -> tuple[int, int]:
 
 
 def too_narrow(width: int, height: int) -> ImageError:
-    """What to raise for a picture whose sides differ by more than MAX_RATIO."""
+    """Return what to raise for a picture whose sides differ by more than MAX_RATIO."""
     return ImageError(
         f"picture of {width} x {height} pixels, expected sides that differ by a factor of at most "
         f"{MAX_RATIO}; crop it"

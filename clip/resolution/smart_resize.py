@@ -104,8 +104,8 @@ class DynamicResolution:
         return tile_of(columns * self.factor, rows * self.factor)
 
     def _pixels(self, budget: Budget) -> tuple[int, int]:
-        """At least and at most: a budget of tokens in pixels, the checkpoint's own limits as they
-        are.
+        """Return the minimum and the maximum: a budget of tokens in pixels, the checkpoint's own
+        limits as they are.
         """
         cell = self.factor**2
         least, most = -(-self.least // cell), self.most // cell
@@ -151,8 +151,8 @@ def read_dynamic(
     frames: int = 1,
     enlarge: bool = False,
 ) -> DynamicResolution:
-    """From an image processor's settings; `patch` and `merge` are config.json's, and its limits
-    count every pixel `frames` times. Raises ModelError where the two do not fit together.
+    """Read it from an image processor's settings; `patch` and `merge` are config.json's, and its
+    limits count every pixel `frames` times. Raises ModelError where the two do not fit together.
     """
     for key, expected, default in (
         ("patch_size", patch, 14),
@@ -194,8 +194,8 @@ def read_dynamic(
 def gguf_dynamic(
     keys: Settings, merge: int = 2, limits: tuple[int, int] = GGUF_TOKENS
 ) -> dict[str, object]:
-    """What an image processor's settings would say, from the `clip.` keys of a GGUF; `limits` of
-    tokens where it does not say.
+    """Return what an image processor's settings would say, from the `clip.` keys of a GGUF;
+    `limits` of tokens where it does not say.
     """
     patch = keys.count("vision.patch_size", 14)
     least, most = (tokens * (patch * merge) ** 2 for tokens in limits)

@@ -194,8 +194,8 @@ class AdaptiveTiling:
 
 @lru_cache
 def _grids(fewest: int, most: int) -> tuple[Size, ...]:
-    """By the number of tiles; of equal numbers in the order of a set, as the reference has it: at a
-    tie of shapes the order decides.
+    """Return the grids by their number of tiles; of equal numbers in the order of a set, as the
+    reference has it: at a tie of shapes the order decides.
     """
     grids = [
         (columns, rows)
@@ -208,7 +208,7 @@ def _grids(fewest: int, most: int) -> tuple[Size, ...]:
 
 
 def read_adaptive(image: Settings, patch: int, shuffle: int) -> AdaptiveTiling:
-    """From an image processor's settings; `patch` and `shuffle` are config.json's. Raises
+    """Read it from an image processor's settings; `patch` and `shuffle` are config.json's. Raises
     ModelError where they do not fit together.
     """
     for key, expected, default in (

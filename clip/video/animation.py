@@ -155,8 +155,8 @@ def timing_and_canvas(data: bytes, kind: str) -> tuple[list[float], tuple[int, i
 
 
 def moves(data: bytes, kind: str | None) -> bool:
-    """Whether a picture file of format `kind` has several frames, the second within the first
-    `MOST_BLOCKS` blocks.
+    """Return whether a picture file of format `kind` has several frames, the second within the
+    first `MOST_BLOCKS` blocks.
     """
     if kind not in _READERS:
         return False
@@ -241,7 +241,7 @@ def _png(data: bytes, blocks: Iterator[int]) -> Iterator[Frame]:
 
 
 def _begins_with_a_still(data: bytes) -> bool:
-    """Whether the first picture is for readers that know no animation, and no part of it."""
+    """Return whether the first picture is for readers that know no animation, and no part of it."""
     # one of them comes within MOST_BLOCKS_READ, as there are frames
     kinds = (kind for _, _, kind in _chunks(data, count()))
     return next((k for k in kinds if k in (b"fcTL", b"IDAT")), b"") == b"IDAT"

@@ -1,5 +1,5 @@
-"""Which frames of a video are taken: what the user asked for, the model's rule between, and what
-there is room for.
+"""Choice of a video's frames: what the user requests, the model's rule between, and what there is
+room for.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ROUNDED_S = 0.6e-3  # files may round times to milliseconds
 
 
 class Rule(Protocol):
-    """How a model's processor chooses."""
+    """Rule by which a model's processor chooses."""
 
     def choose(
         self, clip: VideoFacts, fps: float | None = None, most: int | None = None

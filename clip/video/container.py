@@ -77,8 +77,8 @@ def check_installed(kind: str, name: str) -> None:
 
 @dataclass(frozen=True)
 class _Shape:
-    """How a decoded frame is shown: quarter turns counterclockwise, and its width and height before
-    those.
+    """Shape of a decoded frame as it is shown: quarter turns counterclockwise, and its width and
+    height before those.
     """
 
     turns: int
@@ -312,8 +312,8 @@ class Container:
         return times[times > -1e-6], keys
 
     def _scan(self) -> Iterator[tuple[int, bool]]:
-        """Of every packet, but for those beyond the limit: its time and whether it is a key frame.
-        Nothing is decoded.
+        """Yield, for every packet up to the limit, its time and whether it is a key frame. Nothing
+        is decoded.
         """
         self._rewind()
         with suppress(Exception):  # what comes before the damage can be shown
@@ -338,7 +338,7 @@ class Container:
     # Where the decoder stands.
 
     def _is_far(self, wanted: float) -> bool:
-        """Whether to begin anew at a key frame rather than to decode on."""
+        """Return whether to begin anew at a key frame rather than to decode on."""
         if self._counts:
             return False
         here = self._passed[0] if self._passed else 0.0
@@ -351,7 +351,7 @@ class Container:
         return at >= 0 and float(self._keys[at]) > here + near
 
     def _seek(self, wanted: float, limit: float) -> None:
-        """To a key frame at `wanted`, or before it."""
+        """Seek to a key frame at `wanted`, or before it."""
         base, back = float(self._stream.time_base or 1), 0.0
         while True:
             target = max(0.0, wanted - back)
@@ -434,7 +434,7 @@ def _nothing_else(_url: str, _flags: int, _options: dict[str, str]) -> NoReturn:
 
 
 def _ends_early(file: BinaryIO, size: int) -> bool:
-    """Whether one of the outer boxes reaches beyond the end (ISO/IEC 14496-12, 4.2)."""
+    """Return whether one of the outer boxes reaches beyond the end (ISO/IEC 14496-12, 4.2)."""
     at = 0
     for _ in range(64):
         if at >= size:
@@ -467,7 +467,9 @@ def _ordered(places: NDArray[Any], base: float) -> tuple[NDArray[np.float64], ND
 
 
 def _varies(times: NDArray[np.float64]) -> bool:
-    """Whether frames are not all shown for the same time; rounded times are taken for the same."""
+    """Return whether frames are not all shown for the same time; rounded times are taken for the
+    same.
+    """
     if len(times) < 3:
         return False
     gaps = np.diff(times)

@@ -22,7 +22,9 @@ class Reader(Protocol):
     facts: VideoFacts
 
     def part(self, start: float | None, end: float | None) -> Part:
-        """As `choose.part_between`, by the times of its frames where they are known."""
+        """Return the part as `choose.part_between` does, by the times of its frames where they are
+        known.
+        """
 
     def take(
         self, indices: Sequence[int], size: tuple[int, int]

@@ -1,4 +1,4 @@
-"""What a family that reads videos gives, beside what it gives for pictures.
+"""Interface of a family that reads videos, in addition to that for pictures.
 
 A clip goes through the tower in groups of frames, each encoded by itself, as the tile of a picture
 is: no group knows of another before the decoder. So a group that was encoded once need not be
@@ -22,7 +22,7 @@ from mtmd.clip.video.video import Video
 
 @dataclass(frozen=True)
 class ClipShape:
-    """What so many frames of one size become, known before any is decoded.
+    """Shape that so many frames of one size take, known before any is decoded.
 
     Args:
         size: (width, height) in px that each frame is scaled to.
@@ -48,12 +48,12 @@ class ClipShape:
 
 
 class VideoFamily(Protocol):
-    """How one model reads videos."""
+    """Interface to the way one model reads videos."""
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """What chat templates write where a video belongs, any of them; one that holds another
-        stands before it.
+        """Return what chat templates write where a video belongs, any of them; one that holds
+        another stands before it.
         """
 
     @property
@@ -62,14 +62,14 @@ class VideoFamily(Protocol):
 
     @property
     def rule(self) -> FrameRule:
-        """Which frames are taken."""
+        """Return which frames are taken."""
 
     def shape(
         self, width: int, height: int, frames: int, budget: Budget = DEFAULT_BUDGET
     ) -> ClipShape:
-        """What `frames` frames of width x height px become. The most tokens of a `budget` are those
-        of a group; its least are for pictures. Raises ImageError for sizes that the family does not
-        take, OptionError for a budget that cannot be kept.
+        """Return what `frames` frames of width x height px become. The most tokens of a `budget`
+        are those of a group; its least are for pictures. Raises ImageError for sizes that the
+        family does not take, OptionError for a budget that cannot be kept.
         """
 
     def scale(self, frame: Pixels, shape: ClipShape) -> Pixels:
@@ -89,9 +89,9 @@ class VideoFamily(Protocol):
         """
 
     def positions(self, video: Video, shape: ClipShape) -> tuple[int, ...] | None:
-        """For a decoder that knows the time of a group by its position: how far that is behind the
-        first group's, whose rows and columns all share. None where groups are laid out one after
-        another, as pictures are.
+        """Return, for a decoder that knows the time of a group by its position, how far that is
+        behind the first group's, whose rows and columns all share. None where groups are laid out
+        one after another, as pictures are.
         """
 
 

@@ -32,7 +32,7 @@ _digests: dict[tuple[int, ...], str] = {}
 
 
 class Footage(Protocol):
-    """What frames can be taken of, any number of times. Thread-safe."""
+    """Source of which frames can be taken, any number of times. Thread-safe."""
 
     name: str
     limits: VideoLimits

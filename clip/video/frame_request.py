@@ -1,4 +1,4 @@
-"""Which frames of a video a user wants to be seen."""
+"""Request of a user for frames of a video."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def _time(name: str, value: float) -> float:
 
 @dataclass(frozen=True)
 class FrameRequest:
-    """Which frames are seen; None leaves it to the model's own rule. Checked by `check_request`."""
+    """Selection of the frames that are seen; None leaves it to the model's own rule. Checked by
+    `check_request`.
+    """
 
     fps: float | None = option(
         None,

@@ -90,7 +90,7 @@ class Remote:
         check_facts(self.facts, limits, name)
 
     def close(self) -> None:
-        """Its worker ends by itself: nobody wants it for another video."""
+        """End the connection. The worker ends by itself, as it serves one video only."""
 
     def part(self, start: float | None, end: float | None) -> Part:
         with self._blamed():
@@ -134,8 +134,8 @@ class Remote:
 
     @contextmanager
     def _blamed(self) -> Iterator[None]:
-        """What a worker says is checked like anything from outside; only for this is the file to
-        blame, and not for what is done with its frames. Raises VideoError.
+        """Blame the file for errors in what a worker sends, which is checked like anything from
+        outside, and not for what is done with its frames. Raises VideoError.
         """
         try:
             yield
@@ -153,8 +153,8 @@ class Remote:
 
 @contextmanager
 def opened_isolated(fd: int, size: int, limits: VideoLimits, name: str) -> Iterator[Remote]:
-    """As `decode.open_video`, of a file of `size` bytes. Waits while as many are being read as may
-    at once. Raises VideoError, also for one that takes more memory or time than it may, and
+    """Open a file of `size` bytes as `decode.open_video` does. Waits while as many are being read
+    as may at once. Raises VideoError, also for one that takes more memory or time than it may, and
     BusyError.
     """
     taken = Limits(limits.cpu_s, _memory_bytes(limits.max_pixels))
@@ -163,8 +163,8 @@ def opened_isolated(fd: int, size: int, limits: VideoLimits, name: str) -> Itera
 
 
 def prepare(_: bytes) -> None:
-    """In the fork server: one video of each kind is read, so that workers have all they need, and
-    open nothing for it.
+    """Prepare the fork server: one video of each kind is read, so that workers have all they need,
+    and open nothing for it.
     """
     for data in one_of_each():
         reader = open_video(io.BytesIO(data))
@@ -194,7 +194,7 @@ def one_of_each() -> Iterator[bytes]:
 
 
 def serve(channel: Channel, _prepared: Any) -> None:
-    """In a worker: one video."""
+    """Serve one video in a worker."""
     taken = address_space()
     data, fds = channel.receive_with(1, _REQUEST_BYTES)
     try:
@@ -235,7 +235,7 @@ def _read(channel: Channel, request: dict[str, Any], fd: int, taken: int) -> Non
 
 
 def _memory_bytes(pixels: int) -> int:
-    """That a video may take whose frames have so many."""
+    """Return the memory that a video may take whose frames have so many bytes."""
     return MEMORY_BYTES + MEMORY_BYTES_A_PIXEL * pixels
 
 
@@ -253,7 +253,7 @@ def no_more_files() -> Iterator[None]:
 
 
 def _facts(told: dict[str, Any]) -> VideoFacts:
-    """What a worker says of a video, checked like anything from outside."""
+    """Return what a worker says of a video, checked like anything from outside."""
     if set(told) != {f.name for f in fields(VideoFacts)}:
         raise ValueError
     notes = tuple(str(n)[:200] for n in told["notes"][:8])
@@ -272,7 +272,7 @@ def _told_part(reader: Reader, start: float | None, end: float | None) -> dict[s
 
 
 def _part(told: dict[str, Any], facts: VideoFacts) -> Part:
-    """What a worker says of a part, checked."""
+    """Return what a worker says of a part, checked."""
     first, frames = int(told["first"]), int(told["frames"])
     begins, fps, seconds = (float(told[name]) for name in ("begins", "fps", "seconds"))
     part = Part(first, begins, frames, fps, seconds)
@@ -289,5 +289,5 @@ def _server() -> ForkServer:
 
 
 def server_pid() -> int | None:
-    """Of the process that workers are forked from, while it runs."""
+    """Return the id of the process that workers are forked from, while it runs."""
     return _server().pid

@@ -1,4 +1,4 @@
-"""What one video may bring, for files and for frames that a caller gives."""
+"""Limits of one video, for files and for frames that a caller gives."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def check_bytes(count: int, limits: VideoLimits, name: str) -> None:
 
 
 def check_size(width: int, height: int, limits: VideoLimits, name: str) -> None:
-    """Of one frame, as the file says it. Raises VideoError."""
+    """Check the size of one frame, as the file states it. Raises VideoError."""
     if width < 1 or height < 1:
         raise VideoError(
             f"{name}: found frames of {width} x {height} pixels, expected at least 1 x 1"
@@ -71,4 +71,4 @@ def check_frames(count: int, name: str) -> None:
 
 
 def admit_any(_pixels: int) -> None:
-    """Where nobody sets a limit of memory by the pixels of a frame."""
+    """Admit any frame, where no limit of memory by its pixels is set."""

@@ -28,8 +28,8 @@ TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "nin
 
 
 def in_words(number: int) -> str:
-    """From 0 below a million, as the library num2words writes them: 1121 is "one thousand, one
-    hundred and twenty-one".
+    """Return a number from 0 below a million in words, as the library num2words writes them: 1121
+    is "one thousand, one hundred and twenty-one".
     """
     if number < 20:
         return SMALL[number]

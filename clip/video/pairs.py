@@ -30,7 +30,7 @@ EACH_FRAME = 128 * 28 * 28, 768 * 28 * 28  # transformers' defaults
 
 
 class Limits(Protocol):
-    """How large the frames of a clip may be."""
+    """Limits of the size of a clip's frames."""
 
     def size(self, height: int, width: int, frames: int, factor: int) -> tuple[int, int]:
         """Height and width in px, multiples of `factor`, that each of so many frames is scaled to.
@@ -42,13 +42,13 @@ class Clock(Protocol):
     """The time of groups as positions."""
 
     def __call__(self, video: Video, groups: int) -> tuple[int, ...]:
-        """How far each group is behind the first."""
+        """Return how far each group is behind the first."""
 
 
 @dataclass(frozen=True)
 class EachFrame:
-    """From `least` to `most` pixels a frame; with a `share`, no more than a frame's part of so many
-    tokens (transformers' Qwen2VLVideoProcessor).
+    """Limits of `least` to `most` pixels a frame; with a `share`, no more than a frame's part of so
+    many tokens (transformers' Qwen2VLVideoProcessor).
     """
 
     least: int
@@ -65,9 +65,9 @@ class EachFrame:
 
 @dataclass(frozen=True)
 class AllFrames:
-    """From `least` to `most` pixels for all frames together; with a `share`, no more than so many
-    tokens a frame (transformers' Qwen3VLVideoProcessor, and Glm4vVideoProcessor, for which an odd
-    number counts as the next even one).
+    """Limits of `least` to `most` pixels for all frames together; with a `share`, no more than so
+    many tokens a frame (transformers' Qwen3VLVideoProcessor, and Glm4vVideoProcessor, for which an
+    odd number counts as the next even one).
     """
 
     least: int
@@ -160,9 +160,9 @@ def read_pairs(
     mean: tuple[float, ...] = CLIP_MEAN,
     std: tuple[float, ...] = CLIP_STD,
 ) -> tuple[int, Normalize, str]:
-    """From a video processor's settings: the pixels on a side of a token, and how frames are
-    normalised and resampled. `patch` and `merge` are config.json's. Raises ModelError where they do
-    not fit together.
+    """Read it from a video processor's settings: the pixels on a side of a token, and how frames
+    are normalised and resampled. `patch` and `merge` are config.json's. Raises ModelError where
+    they do not fit together.
     """
     for key, expected, default in (
         ("patch_size", patch, patch),
@@ -178,7 +178,7 @@ def read_pairs(
 
 
 def read_limits(video: Settings, default: tuple[int, int]) -> tuple[int, int]:
-    """At least and at most, in pixels."""
+    """Read the minimum and the maximum, in pixels."""
     size = video.part("size")
     if not size.values:
         return default

@@ -1,4 +1,4 @@
-"""Which frames of a video a family takes, each way as a reference processor has it: the same
+"""Rules by which families choose frames of a video, each as a reference processor has it: the same
 indices, from the number of frames, their rate and what was asked for.
 
 Where a reference fails (a rate that comes to no frame, more frames than there are), as many frames
@@ -32,14 +32,14 @@ class Pick(Protocol):
 
 @dataclass(frozen=True)
 class FrameRule:
-    """Which frames a family takes."""
+    """Rule by which a family takes frames."""
 
     pick: Pick
 
     def choose(
         self, clip: VideoFacts, fps: float | None = None, most: int | None = None
     ) -> list[int]:
-        """As `Rule.choose`: indices in order and each once."""
+        """Choose as `Rule.choose` does: indices in order and each once."""
         rate, frames = clip.fps or UNKNOWN_FPS, max(clip.frames, 1)
         clip = replace(clip, fps=rate, frames=frames, seconds=clip.seconds or frames / rate)
         picked = self.pick(clip, fps, most)
@@ -49,7 +49,7 @@ class FrameRule:
 
 
 def _thinned(indices: Sequence[int], most: int) -> list[int]:
-    """At most `most` of them, evenly."""
+    """Return at most `most` of them, evenly spaced."""
     if len(indices) <= most:
         return list(indices)
     return [indices[i * len(indices) // most] for i in range(most)]
@@ -57,8 +57,8 @@ def _thinned(indices: Sequence[int], most: int) -> list[int]:
 
 @dataclass(frozen=True)
 class WholeGroups:
-    """At a rate, in whole groups of `group` frames, between `least` and `most` of them, spread over
-    the clip (transformers' Qwen2VLVideoProcessor).
+    """Frames at a rate, in whole groups of `group` frames, between `least` and `most` of them,
+    spread over the clip (transformers' Qwen2VLVideoProcessor).
     """
 
     fps: float
@@ -76,7 +76,7 @@ class WholeGroups:
 
 @dataclass(frozen=True)
 class FirstToLast:
-    """At a rate, between `least` and `most` frames, the first and the last among them
+    """Frames at a rate, between `least` and `most` frames, the first and the last among them
     (transformers' Qwen3VLVideoProcessor).
     """
 
@@ -117,8 +117,8 @@ class EveryInterval:
 
 @dataclass(frozen=True)
 class WithoutEnds:
-    """At a rate, up to `most` frames; of clips that are long for those, without the first and the
-    last `skip` seconds (transformers' SmolVLMVideoProcessor).
+    """Frames at a rate, up to `most` frames; of clips that are long for those, without the first
+    and the last `skip` seconds (transformers' SmolVLMVideoProcessor).
     """
 
     fps: float
@@ -169,5 +169,7 @@ class Beginnings:
 
 
 def _steps(start: float, total: int, count: int) -> list[int]:
-    """From `start` below `total`, by the `count`th part of it: in fp32, as the references do it."""
+    """Return steps from `start` below `total`, by the `count`th part of it: in fp32, as the
+    references do it.
+    """
     return [int(i) for i in torch.arange(start, total, total / count).int()]

@@ -1,4 +1,4 @@
-"""What the first bytes of a file say it is: which of the videos we read."""
+"""Video formats recognised by a file's first bytes."""
 
 from __future__ import annotations
 
@@ -40,5 +40,5 @@ def video_format(head: bytes) -> str | None:
 
 
 def is_container(kind: str | None) -> bool:
-    """Whether a format holds a video always, and is not a picture's that may move."""
+    """Return whether a format holds a video always, and is not a picture's that may move."""
     return kind in ("MOV", "MKV", "AVI")

@@ -19,11 +19,11 @@ from mtmd.clip.video.video import Video
 
 
 class Fit(Protocol):
-    """How large a frame is shown."""
+    """Rule for the size in which a frame is shown."""
 
     def fit(self, size: Size, budget: Budget) -> tuple[Size, int]:
-        """Its (width, height) in px for the tower, and its tokens. Raises OptionError for a budget
-        that cannot be kept.
+        """Return the frame's (width, height) in px for the tower, and its tokens. Raises
+        OptionError for a budget that cannot be kept.
         """
 
     def steps(self, size: Size, shape: Size) -> tuple[Size, ...]:

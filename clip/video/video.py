@@ -10,7 +10,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class VideoFacts:
-    """What a file says of itself, before any frame is decoded.
+    """Facts that a file states about itself, before any frame is decoded.
 
     Args:
         frames: how many there are; an estimate from length and rate where the file does not say.
@@ -32,7 +32,7 @@ class VideoFacts:
 
 @dataclass(frozen=True)
 class Part:
-    """What of a video lies between two times, as if it were one of its own.
+    """Part of a video between two times, as if it were one of its own.
 
     Args:
         first: its first frame's number in the file.

@@ -1,4 +1,4 @@
-"""Where nodes can run, in order of preference."""
+"""Backends on which nodes can run, in order of preference."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def backends_for(device: str = "auto", refuse: Sequence[str] = ()) -> list[Backe
 
 
 def several_backends(device: str = "auto", refuse: Sequence[str] = ()) -> list[Backend]:
-    """As `backends_for`, with every GPU that `device` lets be, in its order: auto, cpu, cuda for
-    all, or several between commas, such as cuda:1,cuda:0,cpu.
+    """Return backends as `backends_for` does, with every GPU that `device` lets be, in its order:
+    auto, cpu, cuda for all, or several between commas, such as cuda:1,cuda:0,cpu.
     """
     names = device.split(",")
     if not all(ONE_OF_SEVERAL.fullmatch(name) for name in names) or len(set(names)) < len(names):
@@ -75,7 +75,9 @@ def several_backends(device: str = "auto", refuse: Sequence[str] = ()) -> list[B
 
 
 def _gpu(number: int) -> Backend:
-    """By our kernels, or by torch's alone where Triton is not installed, as on Windows."""
+    """Return the backend of a GPU: by our kernels, or by torch's alone where Triton is not
+    installed, as on Windows.
+    """
     if find_spec("triton") is None:
         from mtmd.kernels.backends.torch_device import TorchDevice
 
@@ -87,7 +89,7 @@ def _gpu(number: int) -> Backend:
 
 
 def _devices(kind: str) -> int:
-    """How many devices of a kind torch finds; of auto, CUDA's."""
+    """Return how many devices of a kind torch finds; of auto, CUDA's."""
     if kind == "cpu":
         return 0
     if kind == "mps":

@@ -1,4 +1,4 @@
-"""What the scheduler asks of a place where nodes can run."""
+"""Interface of a backend, on which nodes can run, to the scheduler."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Backend(Protocol):
 
     @property
     def recorder(self) -> Recorder | None:
-        """What records runs and replays them; None where each is launched."""
+        """Return what records runs and replays them; None where each is launched."""
 
     def rejects(self, node: Node) -> str | None:
         """None to take the node, else why not, naming the numbers. It must hold for every shape

@@ -47,8 +47,8 @@ class Staging(Protocol):
 
 
 def results_bytes(size: int) -> int:
-    """Of memory for results of so many bytes. Those of earlier recordings, which outlive a larger
-    one, take less than that together.
+    """Return the bytes of memory for results of so many bytes. Those of earlier recordings, which
+    outlive a larger one, take less than that together.
     """
     return 1 << (size - 1).bit_length() if size else 0
 
@@ -59,13 +59,13 @@ class Recorder(Protocol):
     def staging(self, size: int) -> Staging: ...
 
     def results(self, size: int) -> Tensor:
-        """At least so many bytes of the device, for what recordings of this queue return: the same
-        for all of them, as long as they suffice.
+        """Return at least so many bytes of the device, for what recordings of this queue return:
+        the same for all of them, as long as they suffice.
         """
 
     def record(self, run: Callable[[], list[Tensor]]) -> Recording:
-        """What `run` launches; none of it has been run afterwards. Raises RuntimeError where it
-        waits for the device, or asks for what cannot be recorded.
+        """Return what `run` launches; none of it has been run afterwards. Raises RuntimeError where
+        it waits for the device, or asks for what cannot be recorded.
         """
 
 
@@ -139,8 +139,9 @@ class CudaGraphs:
     def _captured(
         self, graph: Any, pool: tuple[int, int], run: Callable[[], list[Tensor]]
     ) -> list[Tensor]:
-        """On the current stream. Not by `torch.cuda.graph`, which leaves a thread on the stream of
-        the capture where that cannot begin or end, and tells of its end in place of the cause.
+        """Capture on the current stream. This does not use `torch.cuda.graph`, which leaves a
+        thread on the stream of the capture where that cannot begin or end, and tells of its end in
+        place of the cause.
         """
         torch.cuda.empty_cache()  # what is free cannot be given back in a capture
         try:
@@ -166,7 +167,7 @@ _capturing = Lock()
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Without looking for garbage, which may be a graph: none is freed during a capture."""
+    """Suspend garbage collection: a graph that is freed during a capture would break it."""
     collects = gc.isenabled()
     gc.disable()
     try:

@@ -78,12 +78,12 @@ class Gpu:
 
     @property
     def compiles(self) -> bool:
-        """Whether kernels are compiled for it: there is Triton, and a device."""
+        """Return whether kernels are compiled for it: there is Triton, and a device."""
         return find_spec("triton") is not None and torch.cuda.is_available()
 
     @property
     def target(self) -> str:
-        """Its architecture, as the compiler has it: cuda:90, hip:gfx942."""
+        """Return its architecture, as the compiler names it: cuda:90, hip:gfx942."""
         if torch.version.hip is not None:
             name = torch.cuda.get_device_properties(self.device).gcnArchName
             return f"hip:{name.partition(':')[0]}"
@@ -95,7 +95,7 @@ class Gpu:
         return choose(node, self._lacks)
 
     def _lacks(self, kernel: str) -> str | None:
-        """What a Triton kernel would need and does not find."""
+        """Return what a Triton kernel would need and does not find."""
         if find_spec("triton") is None:
             command = install_command("gpu")
             return f"the {kernel} kernel needs Triton, which is not installed; {command}"

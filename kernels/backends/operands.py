@@ -51,7 +51,7 @@ def fewer_rows(op: str, named: Named) -> dict[str, Type | None]:
 
 
 def _cut(named: Named, most: Mapping[str, Callable[[Type], Sizes]]) -> dict[str, Type | None]:
-    """With dimensions of some operands of at most so much, 0 for as it is; strides are not kept, as
+    """Cut dimensions of some operands to at most so much, 0 for as it is; strides are not kept, as
     `operands` makes all contiguous.
     """
     found = dict(named)
@@ -64,8 +64,8 @@ def _cut(named: Named, most: Mapping[str, Callable[[Type], Sizes]]) -> dict[str,
 
 
 def _kept(named: Named, options: Mapping[str, Any]) -> dict[str, Callable[[Type], Sizes]]:
-    """Of a cache [2, S, G, K], or a pool of states [N, ...], what the places that are named need,
-    and some more.
+    """Return of a cache [2, S, G, K], or a pool of states [N, ...], what the places that are named
+    need, and some more.
     """
     if (slots := named.get("slots")) is not None:
         count = slots.count + (MOST_ROWS if named.get("cache") is not None else SPARE_STATES)
@@ -107,7 +107,7 @@ def _most(op: str) -> dict[str, Callable[[Type], Sizes]]:
 
 
 def operands(op: str, named: Named, options: Mapping[str, Any]) -> list[Tensor | None]:
-    """In the order of `named`; on the CPU, contiguous."""
+    """Return operands in the order of `named`; on the CPU, contiguous."""
     generator = torch.Generator().manual_seed(0)
     found: list[Tensor | None] = []
     for name, kind in named.items():

@@ -34,8 +34,8 @@ class Mark(Protocol):
 
 
 class SideStream(Protocol):
-    """What is launched while it is `entered`, by the thread that has, is asked of it. Inputs are
-    uploaded, and results handed over, from there.
+    """A second queue of a device. A thread that has `entered` it launches its work there. Inputs
+    are uploaded, and results handed over, from there.
     """
 
     device: torch.device
@@ -45,12 +45,10 @@ class SideStream(Protocol):
         yield
 
     def let_first(self) -> None:
-        """What this thread asks of the device from now on, outside of it, goes first where there
-        is work for both.
-        """
+        """Give priority to the work that this thread launches outside of it from now on."""
 
     def follow(self) -> None:
-        """What is asked of it from now on comes after what the caller's own queue has. Called
+        """Run what is launched on it from now on after what the caller's own queue has. Called
         before it is entered.
         """
 
@@ -61,8 +59,8 @@ class SideStream(Protocol):
         """Behind all that has been asked of it. Entered."""
 
     def hand_over(self, value: Tensor) -> None:
-        """It was made in another queue, and is used by the caller's from now on, once a mark behind
-        it is reached, or all has been waited for.
+        """Hand a tensor that was made in another queue over to the caller's, once a mark behind it
+        is reached, or all has been waited for.
         """
 
     def wait_for_caller(self) -> None:

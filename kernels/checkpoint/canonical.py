@@ -72,7 +72,7 @@ class Parameter:
     gguf: tuple[Stored, ...] = ()
 
     def ways(self, name: str, canonical: bool) -> Iterator[Stored]:
-        """How a file may hold it under `name` (GGUF), or under any of its sources."""
+        """Yield how a file may hold it under `name` (GGUF), or under any of its sources."""
         if canonical:
             yield from self.gguf or (Stored((name,), self.shape),)
             return
@@ -155,7 +155,7 @@ class CanonicalWeights:
 
     @property
     def stored(self) -> Mapping[str, Stored]:
-        """How the file holds each parameter, by its canonical name."""
+        """Return how the file holds each parameter, by its canonical name."""
         return self._stored
 
     @property

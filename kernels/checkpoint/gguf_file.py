@@ -134,7 +134,9 @@ class GgufFile:
 
 
 def header_bytes(path: Path) -> int:
-    """Where the data of one file begins. Raises ModelError for a header that is not whole."""
+    """Return where the data of one file begins. Raises ModelError for a header that is not
+    whole.
+    """
     part = _open(path)
     return min((entry.start for entry in part.entries.values()), default=len(part.data))
 

@@ -1,5 +1,4 @@
-"""What stands before the data of a GGUF file: metadata and the list of tensors, all of it checked
-before it is used.
+"""Header of a GGUF file: metadata and the list of tensors, all of it checked before it is used.
 
 The format (ggml, docs/gguf.md): "GGUF", version u32, tensor count u64, key count u64; for each key
 its name, a type and a value; for each tensor its name, number of dimensions, dimensions (innermost

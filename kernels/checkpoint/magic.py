@@ -1,4 +1,4 @@
-"""What the first bytes of a weight file say. Loads without torch."""
+"""Formats of weight files, recognised by their first bytes. Loads without torch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _STAND_INS = {
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether a path is a GGUF file. Raises ModelError for a file that cannot be read."""
+    """Return whether a path is a GGUF file. Raises ModelError for a file that cannot be read."""
     return not path.is_dir() and first_bytes(path).startswith(GGUF)
 
 
@@ -43,8 +43,8 @@ def first_bytes(path: Path) -> bytes:
 
 
 def stand_in(head: bytes) -> tuple[str, str] | None:
-    """What a file of weights is that holds none, by its first bytes, and what to do; None for one
-    that may hold some.
+    """Return what a file of weights is that holds none, by its first bytes, and what to do; None
+    for one that may hold some.
     """
     text = head.lstrip().lower()
     return next((words for begin, words in _STAND_INS.items() if text.startswith(begin)), None)

@@ -115,9 +115,9 @@ def gguf_scaling(keys: Settings) -> dict[str, Any] | None:
 
 
 def read_rotary(parameters: Settings, dims: int, base: float, context: int) -> Rotary:
-    """From `rope_parameters` (or `rope_scaling`) of a config.json: `dims` of each head turn, `base`
-    where it is not given there, `context` the tokens the checkpoint is made for. Raises ModelError
-    for a type we do not know and for numbers that cannot be.
+    """Read it from `rope_parameters` (or `rope_scaling`) of a config.json: `dims` of each head
+    turn, `base` where it is not given there, `context` the tokens the checkpoint is made for.
+    Raises ModelError for a type we do not know and for numbers that cannot be.
 
     "dynamic" changes nothing up to `context` tokens, and no cache is longer.
     """

@@ -43,11 +43,13 @@ class Card:
 
     @property
     def is_known(self) -> bool:
-        """Whether times can be estimated."""
+        """Return whether times can be estimated."""
         return self.bandwidth is not None
 
     def flops(self, dtype: torch.dtype) -> int:
-        """Of matrix products of this type; what is neither bf16 nor fp16 counts as fp32."""
+        """Return the rate of matrix products of this type; what is neither bf16 nor fp16 counts as
+        fp32.
+        """
         rate = self.flops_16 if dtype in (torch.bfloat16, torch.float16) else self.flops_32
         assert rate is not None
         return rate

@@ -1,5 +1,6 @@
-"""How many kernels a plan launches on a GPU, and what each node moves, counted by running nothing:
-an op that torch computes is called on meta tensors, and what reaches torch's dispatcher is counted.
+"""Counts of the kernels that a plan launches on a GPU, and of the bytes that each node moves,
+counted by running nothing: an op that torch computes is called on meta tensors, and what reaches
+torch's dispatcher is counted.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ NOTHING = frozenset({
 
 
 class Cost(NamedTuple):
-    """Of one node: kernels launched by torch and by Triton, bytes read and written, and what
+    """Cost of one node: kernels launched by torch and by Triton, bytes read and written, and what
     kernels take that unpack quantized weights.
     """
 
@@ -39,7 +40,7 @@ class Cost(NamedTuple):
 
 
 def cost(step: Step, target: Target) -> Cost:
-    """What a step of a plan launches and moves on `target`; nothing if it runs elsewhere."""
+    """Return what a step of a plan launches and moves on `target`; nothing if it runs elsewhere."""
     node = step.node
     if node.op == "copy":
         return Cost(1, 0, 2 * node.type.bytes)
@@ -58,7 +59,7 @@ def cost(step: Step, target: Target) -> Cost:
 
 
 def copied_out(plan: Plan) -> list[Cost]:
-    """What copies of a replayed run's outputs launch and move, beside its steps."""
+    """Return what copies of a replayed run's outputs launch and move, beside its steps."""
     return [Cost(1, 0, 2 * output.type.bytes) for output in plan.copied_out]
 
 

@@ -1,4 +1,4 @@
-"""What ties cards together, as its makers publish it, and how long ranks exchange values over it.
+"""Links between cards, as their makers publish them, and how long ranks exchange values over them.
 
     steps   = 2 (N - 1) of an all_reduce, N - 1 of an all_gather, on N cards in a ring
     handed  = bytes x steps / N                             sent by each card, and received
@@ -115,8 +115,8 @@ REACHED = {
 
 
 def links_of(card: Card, ranks: int) -> tuple[Link, ...]:
-    """What may tie so many of these cards together, the fastest first: the same card comes on
-    boards with a switch and without. Nothing for an architecture, which many cards have.
+    """Return what may tie so many of these cards together, the fastest first: the same card comes
+    on boards with a switch and without. Nothing for an architecture, which many cards have.
     """
     return tuple(LINKS[name] for name in OF_CARD.get(card.name, ()) if LINKS[name].most >= ranks)
 

@@ -1,4 +1,5 @@
-"""How long a plan would take on a card: a roofline for each node, and the host that launches them.
+"""Estimate of the time that a plan would take on a card: a roofline for each node, and the host
+that launches them.
 
     device = sum over nodes of max(bytes / (bandwidth x eb), FLOPs / (rate x ef),
                                    cycles / (threads' cycles a second x ei), launches x FLOOR)
@@ -96,10 +97,9 @@ class OpShare:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Of one run of a plan. `ms` lies between `fast_ms` and `slow_ms`; `host_ms` and `device_ms`
-    are the two that it is the larger of. `bound`: bandwidth, FLOPs, unpacking, launches or
-    exchange.
-    `exchange_ms` of `device_ms` are collectives'.
+    """Estimate for one run of a plan. `ms` lies between `fast_ms` and `slow_ms`; `host_ms` and
+    `device_ms` are the two that it is the larger of. `bound`: bandwidth, FLOPs, unpacking, launches
+    or exchange. `exchange_ms` of `device_ms` are collectives'.
     """
 
     ms: float
@@ -131,9 +131,9 @@ class Estimate:
 
 
 def estimate(plan: Plan, target: Target, card: Card, link: Link | None = None) -> Estimate | None:
-    """How long one run of `plan` takes on `card`, where it is one rank's of several over `link`;
-    None where the card's rates are not known, or where some of the plan runs elsewhere, which this
-    says nothing of.
+    """Return how long one run of `plan` takes on `card`, where it is one rank's of several over
+    `link`; None where the card's rates are not known, or where some of the plan runs elsewhere,
+    which this says nothing of.
     """
     if not card.is_known or any(step.backend is not target for step in plan.steps):
         return None

@@ -1,5 +1,5 @@
-"""What it takes to unpack quantized weights: the instructions of the kernels that multiply by them,
-as counted in what the compiler makes of those kernels.
+"""Cost of unpacking quantized weights: the instructions of the kernels that multiply by them, as
+counted in what the compiler makes of those kernels.
 
 A kernel with R rows of x unpacks every weight once for each R rows that there are, so many rows are
 bound by that sooner than by memory. Of experts the blocks of rows are counted that an even router
@@ -42,15 +42,17 @@ CYCLES: dict[tuple[str, int], dict[str, float]] = {
 
 
 class Unpacking(NamedTuple):
-    """Of one kernel: cycles of all its threads, and programs that have something to do."""
+    """Cost of unpacking in one kernel: cycles of all its threads, and programs that have something
+    to do.
+    """
 
     cycles: float
     programs: int
 
 
 def unpacking(node: Node, kernel: TritonKernel) -> tuple[Unpacking, ...]:
-    """Of the kernels that run a node; none of one whose weights are plain numbers. Nor with x in
-    fp32, of which none were counted.
+    """Return the costs for the kernels that run a node; none where its weights are plain numbers,
+    or x is fp32, for which none were counted.
     """
     if node.op not in UNPACKS or node.type.dtype.itemsize > 2:
         return ()

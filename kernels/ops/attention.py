@@ -28,7 +28,7 @@ from mtmd.kernels.ops.rope import PAIRS, rope
 
 
 def _flops(node: Node) -> int:
-    """Of the keys that a row sees at most: what is known of its bounds may say so as `keys`."""
+    """Count the keys that a row sees at most: what is known of its bounds may say so as `keys`."""
     q, k, _, _, bounds = (*node.inputs, None, None, None)[:5]
     assert q is not None and k is not None
     batch, rows, heads, _ = q.shape

@@ -120,8 +120,8 @@ def embed_part(
     quant: str | None = None,
     dtype: str | None = None,
 ) -> Tensor:
-    """As `embed`, of a table whose first row is that of token `first`; zeros for tokens that are
-    not in it
+    """Embed as `embed` does, from a table whose first row is that of token `first`; zeros for
+    tokens that are not in it
 
     tokens [T], table [V / ranks, D] -> [T, D]
     """

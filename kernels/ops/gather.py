@@ -26,7 +26,7 @@ def _rows_traffic(node: Node) -> int:
 
 
 def _written_traffic(node: Node) -> int:
-    """What is written, read and written, and the places."""
+    """Return what is written, read and written, and the places."""
     *rows, places = list(node.operands)[1:]
     return sum(2 * r.type.bytes for r in rows) + places.type.bytes
 
@@ -81,7 +81,9 @@ def embed(
 
 
 def rounded_to(number: float, dtype: torch.dtype) -> float:
-    """As a tensor of this type would hold it. By hand: a tensor's number is waited for."""
+    """Round as a tensor of this type would. No tensor is made, as reading one waits for the
+    device.
+    """
     if dtype == torch.float16:
         return float(struct.unpack("e", struct.pack("e", number))[0])
     if dtype == torch.float64:

@@ -1,5 +1,5 @@
-"""What an op is: one Python function on torch tensors, which is its meaning, its reference and its
-fallback.
+"""Definition of an op: one Python function on torch tensors, which is its meaning, its reference
+and its fallback.
 
 Calling an op on nodes builds a node; `op.reference` computes. What type the result has, the
 reference says by being run on meta tensors, cached per types and attributes. Meta tensors make
@@ -89,7 +89,7 @@ class Op:
 
     @property
     def operands(self) -> tuple[str, ...]:
-        """Their names, in order."""
+        """Return the names of the operands, in order."""
         parameters = self._signature.parameters.values()
         return tuple(p.name for p in parameters if p.kind is not p.KEYWORD_ONLY)
 
@@ -98,7 +98,7 @@ class Op:
 
     @property
     def reads_a_part(self) -> bool:
-        """Whether it says itself what it moves: operands are not read whole."""
+        """Return whether it says itself what it moves: operands are not read whole."""
         return self._traffic is not None
 
     def bytes(self, node: Node) -> int:
@@ -178,8 +178,8 @@ def need_places(at: Type) -> None:
 
 
 def values_in(table: Type, quant: str) -> int:
-    """How many values a row of a block-quantized table holds: u8, of the GGUF block type that the
-    attribute `quant` names. Refuses what cannot be rows of blocks of that type.
+    """Return how many values a row of a block-quantized table holds: u8, of the GGUF block type
+    that the attribute `quant` names. Refuses what cannot be rows of blocks of that type.
     """
     need(quant in BLOCKS, f"quant {quant!r}; expected one of {', '.join(BLOCKS)}")
     need(

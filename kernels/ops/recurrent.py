@@ -278,8 +278,8 @@ def _gates_shape(alpha: Type, beta: Type, dt: Type, a: Type) -> Type:
 
 @op(shape=_gates_shape, flops=lambda n: 6 * n.type.count)
 def delta_gates(alpha: Tensor, beta: Tensor, dt: Tensor, a: Tensor) -> Tensor:
-    """What each head keeps and writes, as `gated_delta` takes it: a softplus(alpha + dt), and
-    sigmoid(beta)
+    """Return what each head keeps and writes, as `gated_delta` takes it: a softplus(alpha + dt),
+    and sigmoid(beta)
 
     alpha, beta [T, H], dt, a fp32 [H] -> fp32 [2, T, H]
     """

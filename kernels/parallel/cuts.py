@@ -1,4 +1,4 @@
-"""Where dims are cut: each rank's share, on boundaries that heads, groups and blocks allow."""
+"""Cuts of dims: each rank's share, on boundaries that heads, groups and blocks allow."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST_UNITS = 1024  # heads, of which every way to cut them is looked at
 
 
 class Cuts:
-    """Of every dim of a graph, by its root: the fractions at which ranks' parts end."""
+    """Cuts of every dim of a graph, by its root: the fractions at which ranks' parts end."""
 
     def __init__(self, dims: Dims, shares: Sequence[float]):
         """`shares` are the ranks', of any sum. `conflicts` are the dims that cannot be cut so."""
@@ -76,7 +76,7 @@ class Cuts:
         return tuple(Fraction(e, units) for e in edges)
 
     def _excess(self, edges: Sequence[Fraction]) -> float:
-        """By how much the fullest rank has more than its share, as a part of that."""
+        """Return how much more than its share the fullest rank has, as a part of that."""
         wanted = [end - start for start, end in pairwise((Fraction(0), *self._ends))]
         parts = [stop - start for start, stop in pairwise(edges)]
         # a share so small that it is 0 here gets the least there is
@@ -115,7 +115,7 @@ class Cuts:
         return tuple(Fraction(e, units) for e in best[units][1])
 
     def ranges(self, segments: Segments, dims: Dims, rank: int) -> tuple[tuple[int, int], ...]:
-        """What a rank has of an axis: from, to, in order."""
+        """Return what a rank has of an axis: from, to, in order."""
         found: list[tuple[int, int]] = []
         at = Fraction(0)
         for size, dim in dims.flat(segments):

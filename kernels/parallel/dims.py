@@ -1,4 +1,4 @@
-"""How an axis of a value may be shared out over ranks, before anybody knows by how much.
+"""Dims: axes of values that may be split over ranks, before it is known by how much.
 
 A `Dim` is an axis, or a part of one, that is cut alike wherever it appears: the outputs of a
 projection, the heads made of them, and the inputs of the next projection are one. What must be cut

@@ -119,7 +119,7 @@ class DistributedGroup:
             self._memory.give_up()
 
     def _together(self, collective: Callable[[Any], T]) -> T:
-        """Whoever holds the error does not hold the group: no frame that it keeps refers to it."""
+        """Run together without a reference to the group in the frames of an error."""
         if self._now is None:
             raise DeviceError(f"{self} has left the others; load the model again")
         try:

@@ -1,4 +1,4 @@
-"""For each op: how its operands have to be shared out over ranks, and how its result then is.
+"""Rules for each op: how its operands have to be shared out over ranks, and how its result then is.
 
 A value is whole (every rank has all of it), split along an axis, or partial: the ranks' values add
 up to it. A rule says what it asks of each operand; who rewrites the graph brings operands there (a
@@ -46,8 +46,9 @@ WHOLE, PARTIAL = Whole(), Partial()
 
 @dataclass(frozen=True)
 class Placed:
-    """What a rule asks of each operand, and what its result is then. `once`: operands that only the
-    first rank adds. `notes`: what the rewriter needs to know to change attributes.
+    """Result of a rule: what it requires of each operand, and what the op's result is then. `once`:
+    operands that only the first rank adds. `notes`: what the rewriter needs to know to change
+    attributes.
     """
 
     operands: tuple[State, ...]
@@ -97,7 +98,9 @@ def _rank(node: Node, index: int = 0) -> int:
 
 @rule("matmul")
 def _matmul(dims: Dims, node: Node, states: list[State]) -> Placed:
-    """By the outputs where x is whole; where its columns are split, by the inputs: partial sums."""
+    """Split by the outputs where x is whole; where its columns are split, by the inputs: partial
+    sums.
+    """
     quant = node.attrs.get("quant")
     x, last = states[0], _rank(node) - 1
     bias = node.inputs[2] if len(node.inputs) > 2 else None
@@ -143,7 +146,7 @@ def _in_blocks(dims: Dims, segments: Segments, quant: str | None, what: str) -> 
 
 @rule("embed")
 def _embed(dims: Dims, node: Node, states: list[State]) -> Placed:  # noqa: ARG001
-    """By rows of the table: a token's row is on one rank, the others have zeros."""
+    """Split by rows of the table: a token's row is on one rank, the others have zeros."""
     size = _size(node, 1, 0)
     segments = dims.see([(Fraction(size), dims.fresh(node.name, size))])
     table = settled(dims, 0, segments)
@@ -245,7 +248,9 @@ def _reshape(dims: Dims, node: Node, states: list[State]) -> Placed:
 
 
 def _axis_after(before: tuple[int, ...], after: tuple[int, ...], x: Split) -> tuple[int, Fraction]:
-    """Which axis of the new shape the split axis is cut along, and its size there by that here."""
+    """Return which axis of the new shape the split axis is cut along, and its size there by that
+    here.
+    """
     if len(before) > 2 and after == (1, *before):  # a batch of one
         return x.axis + 1, Fraction(1)
     i = j = 0
@@ -478,7 +483,7 @@ def _moe(dims: Dims, node: Node, states: list[State]) -> Placed:
 
 @rule("short_conv")
 def _short_conv(dims: Dims, node: Node, states: list[State]) -> Placed:
-    """By channels."""
+    """Split by channels."""
     x = states[0]
     if not isinstance(x, Split):
         return all_whole(node)
@@ -501,7 +506,7 @@ def _short_conv(dims: Dims, node: Node, states: list[State]) -> Placed:
 
 @rule("gated_delta")
 def _gated_delta(dims: Dims, node: Node, states: list[State]) -> Placed:
-    """By heads of values; a head of keys goes with those that read it."""
+    """Split by heads of values; a head of keys goes with those that read it."""
     q, k, v, decay, beta, state = states[:6]
     if isinstance(q, Split) and isinstance(k, Split):
         dims.unify(q.segments, k.segments)

@@ -36,8 +36,8 @@ class KeptWhole:
 
 
 class Sharding:
-    """How one model is shared out, for the rank of `group`: the same for every graph of it.
-    `shares` of the work by rank, equal ones where there are none.
+    """Distribution of one model, for the rank of `group`: the same for every graph of it. `shares`
+    of the work by rank, equal ones where there are none.
     """
 
     def __init__(self, group: Group, shares: Sequence[float] | None = None):
@@ -270,7 +270,7 @@ class Seat:
 
 
 def collectives(nodes: Iterable[Node]) -> dict[str, tuple[int, int]]:
-    """How many there are of each op, and the bytes of their values."""
+    """Return how many there are of each op, and the bytes of their values."""
     counts: dict[str, tuple[int, int]] = {}
     for node in nodes:
         if node.op in ("all_reduce", "all_gather"):

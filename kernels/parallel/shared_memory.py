@@ -65,7 +65,7 @@ class SharedMemory:
         self._parent = os.getppid() if rank else None
 
     def takes(self, size: int) -> bool:
-        """Whether values of so many bytes go this way."""
+        """Return whether values of so many bytes go this way."""
         return size <= PLACE
 
     def give_up(self) -> None:
@@ -73,7 +73,7 @@ class SharedMemory:
         self._counters[self._lost_at] = 1
 
     def sum(self, x: Tensor, seconds: float) -> Tensor:
-        """In the order of ranks, on every one: all have the same to the last bit."""
+        """Sum in the order of ranks, on every one: all have the same to the last bit."""
         first, *others = self._exchange(x, [x.nbytes] * self.size, seconds)
         total = first.view(x.dtype)
         for other in others:

@@ -174,7 +174,7 @@ class Executor:
     def _prepare_chains(
         self, slots: dict[tuple[Node, str] | Node, int], residency: Residency
     ) -> dict[int, _ChainRun]:
-        """By the number of their first step."""
+        """Prepare chains, by the number of their first step."""
         found = {}
         for chain, plans in zip(self.plan.chains, self.plan.blocks, strict=True):
             found[chain.first] = _ChainRun(
@@ -199,8 +199,8 @@ class Executor:
     def steps(
         self, batch: Any, observe: Observer | None = None
     ) -> Generator[None, None, list[Tensor]]:
-        """As `run`, a node at a time: whoever drives it may do other work in between, or close it
-        and leave the rest undone.
+        """Run a plan as `run` does, a node at a time: whoever drives it may do other work in
+        between, or close it and leave the rest undone.
         """
         return (yield from self._steps(batch, observe))
 
@@ -293,7 +293,9 @@ class Executor:
 
     @property
     def threads(self) -> ThreadChoice | None:
-        """By how many threads machine code runs it, None before there is some and where none is."""
+        """Return the number of threads by which machine code runs it, None before there is some and
+        where none is.
+        """
         native = self._native
         return None if native is None else native.threads
 
@@ -341,7 +343,7 @@ class _ChainRun:
     def steps(
         self, values: list[Tensor | None], memory: ResultMemory
     ) -> Generator[None, None, None]:
-        """As the executor's, over a block after the other."""
+        """Run as the executor's `steps` does, over one block after the other."""
         chain, kind = self.chain, self.chain.result.type
         given = [
             value.view(chain.rows, *shape)
@@ -392,7 +394,7 @@ def _placed(node: Node, value: Tensor, device: torch.device, written: bool) -> T
 
 
 def _check(node: Node, value: Tensor, device: torch.device, written: bool) -> None:
-    """Whether an input is what the plan is made for, and, where it is `written`, lies where that
+    """Check that an input is what the plan is made for, and, where it is `written`, lies where that
     is.
     """
     if value.shape != node.shape or value.dtype != node.dtype:

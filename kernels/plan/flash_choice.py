@@ -24,7 +24,9 @@ EXPLICIT = ("attn_scores", "attn_softmax", "attn_mix")
 
 @dataclass(frozen=True)
 class AttentionForm:
-    """Which attention nodes, by name, are built explicitly; `all_explicit` for every one."""
+    """Form of attention: the nodes, by name, that are built explicitly; `all_explicit` for every
+    one.
+    """
 
     explicit: frozenset[str] = frozenset()
     all_explicit: bool = False
@@ -57,8 +59,8 @@ class AttentionForm:
 
 @dataclass(frozen=True)
 class FlashChoice:
-    """What was asked for, what is built, and the attention nodes that the preferred backend refused
-    on the way.
+    """Choice of flash attention: what was requested, what is built, and the attention nodes that
+    the preferred backend refused on the way.
     """
 
     setting: str
@@ -68,7 +70,7 @@ class FlashChoice:
 
     @property
     def state(self) -> str:
-        """on, off or mixed: how the attention nodes run."""
+        """State of the attention nodes, on, off or mixed: how the attention nodes run."""
         if self.form.all_explicit or len(self.form.explicit) == self.total:
             return "off"
         return "mixed" if self.form.explicit else "on"

@@ -1,5 +1,5 @@
-"""How much memory is free: of a GPU as its driver says, of the system within the limits that are
-set for this process.
+"""Free memory: of a GPU as its driver says, of the system within the limits that are set for this
+process.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def system_bytes(proc: Path, cgroup: Path) -> int | None:
 
 
 def _group_bytes(proc: Path, cgroup: Path, enough: int) -> Iterator[int]:
-    """What each control group that this process is in has left, if less than `enough`."""
+    """Yield what each control group that this process is in has left, if less than `enough`."""
     for version, folder in groups(proc, cgroup, "memory"):
         most, used, total = (
             ("memory.max", "memory.current", "")

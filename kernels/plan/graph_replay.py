@@ -58,10 +58,10 @@ def why_not(plan: Plan, by_torch: Callable[[Node], bool]) -> str | None:
 
 
 def recordings_bytes(queue: Iterable[tuple[Plan, int]]) -> dict[str, int]:
-    """What recordings of one queue keep, by memory: the values of the largest that is recorded, and
-    memory for results. `queue`: its largest plans, each with how many times as large those like it
-    may be. Of plans that are too large to be recorded, smaller ones are, whose results are taken to
-    be smaller by as much as their values.
+    """Return what recordings of one queue keep, by memory: the values of the largest that is
+    recorded, and memory for results. `queue`: its largest plans, each with how many times as large
+    those like it may be. Of plans that are too large to be recorded, smaller ones are, whose
+    results are taken to be smaller by as much as their values.
     """
     values, results = Counter[str](), Counter[str]()
     for plan, times in queue:
@@ -106,8 +106,8 @@ class Replay:
         """Why recording failed; runs go on without."""
 
     def outputs(self, batch: Any) -> list[Tensor] | None:
-        """Of one batch, in memory of their own or a state's; None where the run is to be made as
-        ever.
+        """Return the outputs of one batch, in memory of their own or a state's; None where the run
+        is to be made as ever.
         """
         with self._lock:
             if self.failure is not None:
@@ -199,8 +199,8 @@ class Replay:
 
 
 def _is_of_recording(error: Exception) -> bool:
-    """Whether the device is sound, and only what was asked of it cannot be recorded (codes 900 to
-    908 of CUDA's runtime).
+    """Return whether the device is sound, and only what was asked of it cannot be recorded (codes
+    900 to 908 of CUDA's runtime).
     """
     return "captur" in str(error)
 
@@ -211,7 +211,7 @@ def size_of(nodes: Iterable[Node]) -> int:
 
 
 def _side_by_side(nodes: Iterable[Node], memory: Tensor) -> dict[Node, Tensor]:
-    """Where the value of each lies in such memory."""
+    """Return where the value of each lies in such memory."""
     places, offset = {}, 0
     for node in nodes:
         place = memory[offset : offset + node.type.bytes]

@@ -1,4 +1,4 @@
-"""From a plan to programs: which nodes run as machine code, and where their values lie.
+"""Lowering of a plan to programs: which nodes run as machine code, and where their values lie.
 
 Steps are taken in their order. Those that a rule here takes become instructions of a program; each
 run of them is one, and between programs the other steps are called as ever. Values keep the types
@@ -51,7 +51,7 @@ def bits(number: float) -> int:
 
 @dataclass
 class Lowered:
-    """What a plan became: programs and steps in order; what a run has to bring."""
+    """Result of lowering a plan: programs and steps in order; what a run has to bring."""
 
     parts: list[Program | int] = field(default_factory=list)  # int: the number of a step
     arena: int = 0
@@ -102,7 +102,7 @@ def worth(steps: Sequence[Step]) -> str | None:
 def foresee(
     steps: Sequence[Step], outputs: Sequence[Node]
 ) -> tuple[NativeFacts, int | None] | None:
-    """How much of a plan runs as programs, and the bytes that a run takes beside weights and
+    """Return how much of a plan runs as programs, and the bytes that a run takes beside weights and
     caches, None where that is not known: where other steps run between. None where it runs as it
     is. Nothing is compiled or allocated to find it.
     """
@@ -183,7 +183,7 @@ class Lowering:
             self.instructions = []
 
     def _choose(self) -> None:
-        """Which steps are taken. An attention and what it gathers go together."""
+        """Choose the steps that are taken. An attention and what it gathers go together."""
         for step in self.steps:
             reason = self._reason(step)
             if reason is None:
@@ -232,7 +232,7 @@ class Lowering:
     # What rules use ---------------------------------------------------------------------------
 
     def place(self, node: Node) -> Place:
-        """Where a value lies that is there already."""
+        """Return where a value lies that is there already."""
         if node not in self.found.places:
             assert node.is_leaf, node
             if node.op == "weight":
@@ -316,7 +316,7 @@ class Lowering:
         return self._prepared[key]
 
     def tiled(self, x: Node, count: int, width: int, how: few_rows.Kernel) -> Place:
-        """As `prepared`, for products by tiles: all rows together."""
+        """Prepare operands as `prepared` does, for products by tiles: all rows together."""
         place = self.place(x)
         key = place, width, how.name
         if key not in self._prepared:
@@ -651,7 +651,7 @@ def _rejects_gather(low: Lowering, node: Node, inputs: Operands) -> str | None: 
 
 
 def _emit_nothing(low: Lowering, node: Node, inputs: Operands) -> None:
-    """It vanishes into its reader."""
+    """Emit nothing: the node is part of its reader."""
 
 
 def _rejects_attention(low: Lowering, node: Node, inputs: Operands) -> str | None:

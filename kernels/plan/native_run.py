@@ -33,7 +33,7 @@ NUMBERS = {np.dtype(np.int64): torch.int64, np.dtype(np.int32): torch.int32}
 
 
 class Memory:
-    """What a run of a plan writes to: its arena and a frame of each program."""
+    """Memory that a run of a plan writes to: its arena and a frame of each program."""
 
     def __init__(self, plan: NativePlan, threads: int):
         self.arena = torch.empty(plan.lowered.arena, dtype=torch.uint8)
@@ -88,7 +88,7 @@ class NativePlan:
 
     @property
     def threads(self) -> ThreadChoice:
-        """For runs of the calling thread."""
+        """Number of threads for runs of the calling thread."""
         pool, asked = self._pool(), asked_threads()
         if (pool, asked) not in self._ways:
             choice = ThreadChoice(pool.threads, fixed=asked == pool.threads)
@@ -96,7 +96,7 @@ class NativePlan:
         return self._ways[pool, asked]
 
     def steps(self, batch: Any) -> Generator[None, None, list[Tensor]]:
-        """As the executor's: the outputs, a pause after each part."""
+        """Run as the executor's `steps` does: the outputs, a pause after each part."""
         results = self.lowered
         pool, choice = self._pool(), self.threads
         memory = pool.take(self) or Memory(self, pool.threads)

@@ -60,7 +60,7 @@ class Chain:
 
     @cached_property
     def row_shapes(self) -> tuple[Shape, ...]:
-        """Of a row of each of the inputs."""
+        """Return the shape of a row of each of the inputs."""
         return tuple(_tail(node.shape, self.rows) for node in self.inputs)
 
     def graph(self, rows: int) -> Node:
@@ -82,7 +82,7 @@ class Chain:
 
 
 def chains(steps: Sequence[Step], outputs: Sequence[Node]) -> tuple[Chain, ...]:
-    """Those of a plan that are worth it, in order."""
+    """Return the chains of a plan that are worth it, in order."""
     if all(step.node.type.bytes < LARGE for step in steps):
         return ()
     found = []
@@ -109,7 +109,7 @@ def _runs(steps: Sequence[Step]) -> Iterator[tuple[int, int, int]]:
 
 
 def _joins(step: Step, rows: int) -> bool:
-    """Whether it works row by row on values of so many rows."""
+    """Return whether it works row by row on values of so many rows."""
     node = step.node
     if not rows or not step.backend.native or node.op not in ROW_WISE | OF_TWO:
         return False
@@ -140,7 +140,7 @@ def _tail(shape: Shape, rows: int) -> Shape:
 def _wide(
     steps: Sequence[Step], outputs: Sequence[Node], first: int, stop: int
 ) -> Iterator[tuple[int, int, int]]:
-    """Of a run, the parts in which there are wide values: first, end, bytes of the widest."""
+    """Return the parts of a run in which there are wide values: first, end, bytes of the widest."""
     least = min(step.node.type.bytes for step in steps[first:stop])
     begin = end = most = 0
     for index in range(first, stop):
@@ -161,8 +161,8 @@ def _wide(
 def _chain(
     steps: Sequence[Step], outputs: Sequence[Node], first: int, stop: int, rows: int, most: int
 ) -> Chain | None:
-    """Of steps whose last one makes the only result that others read, a narrow one, on one
-    backend.
+    """Return a chain of steps whose last one makes the only result that others read, a narrow one,
+    on one backend.
     """
     made = {step.node for step in steps[first:stop]}
     kept = set(outputs) | {i for step in steps[stop:] for i in step.inputs if i is not None}

@@ -1,5 +1,5 @@
-"""From a graph to a plan: which backend runs each node, in which order, what is copied between
-memories, and what it takes.
+"""Scheduling of a graph as a plan: which backend runs each node, in which order, what is copied
+between memories, and what it takes.
 
 Assign (overrides by name first, then the first backend that takes the node), make the copies at the
 seams explicit nodes, cut into splits of one backend, and free each value after its last use.
@@ -114,7 +114,7 @@ class Plan:
 
     @cached_property
     def backend_of(self) -> dict[str, Backend]:
-        """By node name."""
+        """Return the backend of each node, by name."""
         return {s.node.name: s.backend for s in self.steps}
 
     @cached_property
@@ -156,12 +156,12 @@ class Plan:
 
     @property
     def may_be_recorded(self) -> bool:
-        """Whether its device records runs, and their values are few enough to be kept."""
+        """Return whether its device records runs, and their values are few enough to be kept."""
         return self.is_where_runs_are_recorded and sum(self.run_bytes.values()) <= MOST_RECORDED
 
     @property
     def is_where_runs_are_recorded(self) -> bool:
-        """Whether it runs on one device, which records runs, and without other ranks."""
+        """Return whether it runs on one device, which records runs, and without other ranks."""
         records = all(s.backend.records and "group" not in s.node.attrs for s in self.steps)
         return records and len({s.backend.space for s in self.steps}) == 1 and not self.copies
 
@@ -183,9 +183,9 @@ class Plan:
 
     @cached_property
     def rough_bytes(self) -> dict[str, int]:
-        """At least `compute_bytes`, usually several times as much. It is known at once: what ops
-        take on the way is found by running them on meta tensors, for which torch loads its
-        compiler.
+        """Return an upper bound of `compute_bytes`, usually several times as much. It is known at
+        once: what ops take on the way is found by running them on meta tensors, for which torch
+        loads its compiler.
         """
         rough = self._peak(
             lambda step: step.backend.workspace(step.node, exact=False),
@@ -201,7 +201,7 @@ class Plan:
 
     @cached_property
     def blocks(self) -> tuple[dict[int, Plan], ...]:
-        """Of each chain, the plans of its blocks by their rows."""
+        """Return for each chain the plans of its blocks by their rows."""
         return tuple(
             {
                 rows: make_plan([chain.graph(rows)], [chain.steps[0].backend])
@@ -212,7 +212,9 @@ class Plan:
 
     @cached_property
     def native(self) -> NativeFacts | None:
-        """How much of it runs as programs of machine code; None where it runs node by node."""
+        """Return how much of it runs as programs of machine code; None where it runs node by
+        node.
+        """
         return self._native[0] if self._native is not None else None
 
     @cached_property
@@ -261,8 +263,9 @@ class Plan:
 
 
 class _Storages:
-    """Which node's memory each value lies in, and after which step that memory is free. What is
-    `inside` chains lies in the memory of their blocks, and their results have memory of their own.
+    """Storage of values: which node's memory each lies in, and after which step that memory is
+    free. What is `inside` chains lies in the memory of their blocks, and their results have memory
+    of their own.
     """
 
     def __init__(self, plan: Plan):
@@ -359,7 +362,7 @@ def _assign(
 
 
 def _in_order(backends: Sequence[Backend], home: Backend | None) -> Sequence[Backend]:
-    """Of several devices the one that is `home`, then the CPU."""
+    """Put the device that is `home` first, then the CPU."""
     if home is None:
         return backends
     return [home, *(b for b in backends if b is not home and b.space in FALLBACK)]

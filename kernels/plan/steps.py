@@ -1,4 +1,4 @@
-"""What a plan consists of: steps, splits of one backend, and how much of them is machine code."""
+"""Parts of a plan: steps, splits of one backend, and how much of them is machine code."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Split:
 
 @dataclass(frozen=True)
 class NativeFacts:
-    """How much of a graph runs as programs of machine code on the CPU: `nodes` of all, in so many
+    """Share of a graph that runs as programs of machine code on the CPU: `nodes` of all, in so many
     `programs`; `refused` are (op, reason, count) of the others.
     """
 

@@ -1,4 +1,4 @@
-"""How many threads run a program: chosen by measuring the runs that are needed anyway.
+"""Number of threads that run a program: chosen by measuring the runs that are needed anyway.
 
 More threads are not always faster: small programs lose more by handing work over than they gain,
 memory is often read at its speed by fewer threads than there are cores, and cores differ. So
@@ -34,7 +34,7 @@ class ThreadChoice:
 
     @property
     def settled(self) -> bool:
-        """Whether nothing is being tried."""
+        """Return whether nothing is being tried."""
         return self._at is None
 
     def next(self) -> int:

@@ -38,7 +38,7 @@ def q4_k(blocks: Tensor) -> Tensor:
 
 
 def q5_k(blocks: Tensor) -> Tensor:
-    """As q4_k with a fifth bit."""
+    """Decode q4_k with a fifth bit."""
     high = fields(blocks[:, 16:48], 1, 32).bitwise_left_shift_(4)
     return _scaled(
         fields(blocks[:, 48:], 4, 32).bitwise_or_(high).float(), *_scale_and_minimum(blocks)

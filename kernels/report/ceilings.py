@@ -1,4 +1,4 @@
-"""What the machine can do at best, measured on the spot: reading memory, multiplying matrices."""
+"""Ceilings of the machine, measured on the spot: reading memory, multiplying matrices."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class Ceilings:
         )
 
     def floor_ms(self, work: Iterable[tuple[int, int]], dtype: torch.dtype) -> float:
-        """Of nodes given as (flops, bytes read): each at the matmul rate or at the read rate,
-        whichever takes longer.
+        """Return the least time of nodes given as (flops, bytes read): each at the matmul rate or
+        at the read rate, whichever takes longer.
         """
         rate = self.flops_per_s(dtype)
         seconds = sum(max(flops / rate, read / self.read_bytes_per_s) for flops, read in work)

@@ -1,5 +1,5 @@
-"""What a warm-up finds out, as plain data: what runs where, what does not and why, what it costs.
-Loads without torch: `from_plans.py` reads it off plans.
+"""Facts of a warm-up, as plain data: what runs where, what does not and why, what it costs. Loads
+without torch: `from_plans.py` reads it off plans.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ class GraphFacts:
 
 @dataclass(frozen=True)
 class FlashFacts:
-    """How one graph's attention runs: `setting` asked for, `state` on, off or mixed; `rebuilt`
-    nodes are explicit on the same device.
+    """Attention of one graph: `setting` asked for, `state` on, off or mixed; `rebuilt` nodes are
+    explicit on the same device.
     """
 
     graph: str
@@ -138,7 +138,7 @@ class CollectiveFacts:
 
 @dataclass(frozen=True)
 class RanksFacts:
-    """How several processes share a model (tensor parallelism)."""
+    """Distribution of a model over several processes (tensor parallelism)."""
 
     ranks: tuple[RankFacts, ...]
     collectives: tuple[CollectiveFacts, ...]
@@ -166,7 +166,9 @@ class LayersFacts:
 
 @dataclass(frozen=True)
 class MemoryFacts:
-    """What one memory has to hold, by part, and what is there for it, None where nobody knows."""
+    """Contents that one memory needs room for, by part, and what is available for it, None where
+    nobody knows.
+    """
 
     space: str
     weights: int
@@ -231,7 +233,7 @@ class FitFacts:
 
     @property
     def cache_on_host(self) -> bool:
-        """Whether keys and values lie there by the choice."""
+        """Return whether keys and values lie there by the choice."""
         return any(one.cache_on_host for one in self.layouts if one.name == self.chosen)
 
 
@@ -265,13 +267,13 @@ class Check:
 
     @property
     def best_ms(self) -> float:
-        """With the number of threads that was found to be the best."""
+        """Return the time with the number of threads that proved to be the best."""
         tried = self.native.tried if self.native else ()
         return min([self.steady_ms, *(ms for _, ms in tried)])
 
     @property
     def failed(self) -> tuple[str, ...]:
-        """What is wrong with the results, empty if nothing."""
+        """Return what is wrong with the results, empty if nothing."""
         bad = [
             f"{op} at {node}: NMSE {error:.1e}, expected at most {limit:.0e}"
             for op, node, error in self.worst
@@ -320,8 +322,8 @@ class DequantizedTensor:
 
 @dataclass(frozen=True)
 class SpeculationFacts:
-    """How many tokens are proposed at once, as asked for; why none are, if so; and what batches of
-    several rows cost, as (rows, times that of one row), empty where nothing was run.
+    """Number of tokens that are proposed at once, as requested; why none are, if so; and what
+    batches of several rows cost, as (rows, times that of one row), empty where nothing was run.
     """
 
     setting: str
@@ -331,8 +333,8 @@ class SpeculationFacts:
 
 @dataclass(frozen=True)
 class GivenPrograms:
-    """So many `programs` of a folder that was given, saved for `model`, of which so many `used` are
-    among those that are foreseen.
+    """Number of `programs` of a folder that was given, saved for `model`, of which so many `used`
+    are among those that are foreseen.
     """
 
     folder: str
@@ -357,7 +359,7 @@ class ProgramFacts:
 
 @dataclass(frozen=True)
 class VisionAttentionFacts:
-    """By which kernel attention of the encoder runs: `setting` as asked for, `machine` what the
+    """Kernels by which attention of the encoder runs: `setting` as asked for, `machine` what the
     measurements hold for, and the file, where they are kept, None where they are not; `left_out`,
     kernels that are not asked at all, each with the reason.
     """
@@ -371,9 +373,10 @@ class VisionAttentionFacts:
 
 @dataclass(frozen=True)
 class PreprocessingFacts:
-    """Where pictures become tiles, where there is a choice: on the `device`, or on the host, which
-    `why_host` says. Of a picture of `size` pixels that was tried: milliseconds on both, how many
-    times it was resized on the device, whether the tiles were the same to the bit, and `notes`.
+    """Device on which pictures become tiles, where there is a choice: on the `device`, or on the
+    host, which `why_host` says. Of a picture of `size` pixels that was tried: milliseconds on both,
+    how many times it was resized on the device, whether the tiles were the same to the bit, and
+    `notes`.
     """
 
     device: str
@@ -416,7 +419,7 @@ class WarmupFacts:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Where nodes are meant to run: one device, or those that have layers."""
+        """Return where nodes are meant to run: one device, or those that have layers."""
         return tuple(dict.fromkeys((self.device, *(part.device for part in self.layers))))
 
     @property
@@ -450,7 +453,9 @@ class WarmupFacts:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where one graph's nodes go: how attention runs, and what the preferred backend refused."""
+    """Placement of one graph's nodes: how attention runs, and what the preferred backend
+    refused.
+    """
 
     flash: FlashFacts
     refused: tuple[RefusedOp, ...]

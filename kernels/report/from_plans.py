@@ -30,8 +30,8 @@ OPERANDS = {"attention": ("q", "k", "v", "mask", "bounds")}
 def placement(
     graph: str, choice: FlashChoice, plans: tuple[Plan, ...], preferred: Sequence[str]
 ) -> Placement:
-    """From the plans of one graph at every size that was asked about, and that was used since.
-    `preferred` are the names of the devices that it is meant for.
+    """Return the placement from the plans of one graph at every size that was asked about, and that
+    was used since. `preferred` are the names of the devices that it is meant for.
     """
     return Placement(
         flash_facts(graph, choice, plans, preferred),

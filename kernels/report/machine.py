@@ -32,18 +32,18 @@ class MachineFacts:
 
     @property
     def held_back(self) -> bool:
-        """Whether the quota stops this process's threads again and again."""
+        """Return whether the quota stops this process's threads again and again."""
         return self.throttled is not None and self.throttled.share >= USED_UP
 
     @property
     def crowded(self) -> bool:
-        """Whether others take time from this process's threads."""
+        """Return whether others take time from this process's threads."""
         if self.others is None or self.others <= SPARE:
             return False
         return min(self.threads, self.cores.usable) + self.others > self.cores.affinity + SPARE
 
 
 def threads_told(threads: int, cores: Cores) -> str:
-    """That there are more than can run."""
+    """Return the sentence that there are more threads than can run."""
     verb = "share" if threads > 1 else "has"
     return f"{threads} threads {verb} {cores}"

@@ -1,4 +1,4 @@
-"""What of the machine a model computes with, and what keeps it from computing fast."""
+"""Measurement of the machine that a model computes with, and of what slows it down."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def machine_facts(
     report: WarmupReport,
     throttling: ThrottleWatch | None = None,
 ) -> MachineFacts | None:
-    """What `report` is to say of the machine, None where a GPU computes and nothing was run.
+    """Return what `report` is to say of the machine, None where a GPU computes and nothing was run.
     `threads` of torch; `watch` has been looking since the checks of `report` began, None where
     there were none, and `throttling` as long.
     """
@@ -45,7 +45,7 @@ def machine_facts(
 
 
 def thread_warnings(backend: Backend, cores: Cores) -> tuple[str, ...]:
-    """Of receipts: more threads were asked for than can run."""
+    """Return the warnings of receipts that more threads were requested than can run."""
     threads = asked_threads() or 0
     if backend.device.type != "cpu" or threads <= cores.usable:
         return ()
@@ -56,7 +56,7 @@ def thread_warnings(backend: Backend, cores: Cores) -> tuple[str, ...]:
 
 
 def computing_threads() -> int:
-    """Of torch, in the thread that computes."""
+    """Return the number of torch's threads, in the thread that computes."""
     return asked_threads() or torch.get_num_threads()
 
 

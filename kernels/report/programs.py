@@ -38,7 +38,7 @@ def device_of(backend: Backend) -> Gpu | Target | None:
 
 @dataclass
 class Programs:
-    """Of several plans, the first of each; of attention that is measured those of all kernels that
+    """Programs of several plans, each once; of attention that is measured those of all kernels that
     may turn out to be the fastest, too.
     """
 

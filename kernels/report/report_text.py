@@ -26,7 +26,7 @@ HANG = 4  # blanks before what goes on from the line above
 
 
 def render(report: WarmupFacts, columns: int | None = None) -> str:
-    """In lines of `columns` characters at most, None for as long as they are."""
+    """Render in lines of `columns` characters at most, None for as long as they are."""
     wide = columns is None or columns >= NARROW
     parts = (
         *(_head, _result, _fit, _layers, _flash, _vision_attention, _preprocessing),
@@ -207,7 +207,7 @@ def _untried(report: WarmupFacts) -> Iterator[str]:
 
 
 def _fit(report: WarmupFacts) -> Iterator[str]:
-    """What was looked at before the model was laid out so."""
+    """Yield what was looked at before the model was laid out so."""
     if report.fit is None:
         return
     yield f"fit: {report.fit.chosen}"
@@ -232,7 +232,7 @@ def _fit(report: WarmupFacts) -> Iterator[str]:
 
 
 def _layers(report: WarmupFacts) -> Iterator[str]:
-    """What each of several devices has."""
+    """Yield what each of several devices has."""
     if not report.layers:
         return
     yield "layers over devices"
@@ -259,7 +259,7 @@ def _programs(report: WarmupFacts) -> Iterator[str]:
 
 
 def _ranks(report: WarmupFacts) -> Iterator[str]:
-    """What the ranks of a model share, and what they do not."""
+    """Yield what the ranks of a model share, and what they do not."""
     facts = report.ranks
     if facts is None:
         return
@@ -434,7 +434,9 @@ def _few_times(check: Check) -> Iterator[str]:
 
 
 def _result(report: WarmupFacts) -> Iterator[str]:
-    """What matters most: whether all is as it should be, how fast it is, and what would help."""
+    """Yield what matters most: whether all is as it should be, how fast it is, and what would
+    help.
+    """
     yield from _verdict(report)
     limits = reached(report)
     for check in report.checks:

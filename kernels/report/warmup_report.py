@@ -7,11 +7,11 @@ from mtmd.kernels.report.report_text import render
 
 
 class WarmupReport(WarmupFacts):
-    """What `mtmd warmup` shows: the facts, and `str()` of them as text for a terminal."""
+    """Report that `mtmd warmup` shows: the facts, and `str()` of them as text for a terminal."""
 
     def __str__(self) -> str:
         return render(self)
 
     def text(self, columns: int) -> str:
-        """As `str()`, in lines of so many characters at most."""
+        """Return what `str()` does, in lines of so many characters at most."""
         return render(self, columns)

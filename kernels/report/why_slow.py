@@ -30,8 +30,8 @@ class Reached:
 
 
 def step_bytes(report: WarmupFacts) -> float:
-    """What a step of decoding reads and writes, as the warm-up has counted it; 0 where it has run
-    none, or the weights are so few that caches may hold them.
+    """Return what a step of decoding reads and writes, as the warm-up has counted it; 0 where it
+    has run none, or the weights are so few that caches may hold them.
     """
     weights = [sum(g.weight_bytes.values()) for g in report.graphs if g.graph == "decoder"]
     if max(weights, default=0) < LEAST_BYTES:
@@ -41,7 +41,7 @@ def step_bytes(report: WarmupFacts) -> float:
 
 
 def encode_flops(report: WarmupFacts) -> float:
-    """Of the encode that was run; 0 where none was, or it is small."""
+    """Return the FLOPs of the encode that was run; 0 where none was, or it is small."""
     if all(check.graph != "encoder" for check in report.checks):
         return 0.0
     found = [g.gflop for g in report.graphs if g.graph == "encoder" and g.label == "warm-up"]
@@ -49,7 +49,9 @@ def encode_flops(report: WarmupFacts) -> float:
 
 
 def reached(report: WarmupFacts) -> dict[str, Reached]:
-    """By graph, how much of what the machine can do; without those of which nothing is known."""
+    """Return by graph how much of what the machine can do; without those of which nothing is
+    known.
+    """
     machine, result = report.machine, dict[str, Reached]()
     if machine is None:
         return result

@@ -1,6 +1,6 @@
-"""How many kernels this process has compiled for its CPU so far: who waits for an answer waits for
-those that its computation needs, once on a machine, as their code is kept on disk. Loads without
-the compiler.
+"""Count of the kernels that this process has compiled for its CPU so far: who waits for an answer
+waits for those that its computation needs, once on a machine, as their code is kept on disk. Loads
+without the compiler.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class KernelsCompiled:
-    """Those whose code lay on disk are not counted."""
+    """Count of compiled kernels, without those whose code lay on disk."""
 
     kernels: int = 0
     ms: float = 0.0
@@ -35,5 +35,5 @@ def note_compiled(ms: float) -> None:
 
 
 def kernels_compiled() -> KernelsCompiled:
-    """So far."""
+    """Return the number of kernels compiled so far."""
     return _counter.count

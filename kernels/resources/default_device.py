@@ -1,4 +1,4 @@
-"""Whatever `torch.set_default_device` says: what names no device here is made on the host."""
+"""Tensors on the host, whatever `torch.set_default_device` says."""
 
 from __future__ import annotations
 

@@ -81,8 +81,8 @@ class ResultMemory:
             _current.memory = before
 
     def close(self) -> None:
-        """What is free goes back to the system or to the next run, what is held goes when it is let
-        go.
+        """Give free memory back to the system or to the next run; memory in use follows once it is
+        released.
         """
         self._closed = True
         free, self._free, kept = self._free, [], list[mmap.mmap]()

@@ -1,4 +1,4 @@
-"""How many threads torch works with."""
+"""Number of threads that torch works with."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _asked = _Asked()
 
 
 def ask_threads(count: int | None, why: str = "as asked") -> None:
-    """So many, for the whole process: torch in this thread and those that begin with it from now
-    on, and machine code, which else finds out by itself how many are best. None: as before. `why`
-    is for people.
+    """Set the number of threads for the whole process: torch in this thread and those that begin
+    with it from now on, and machine code, which else finds out by itself how many are best. None:
+    as before. `why` is for people.
     """
     if _asked.before is None:
         _asked.before = torch.get_num_threads()
@@ -50,7 +50,7 @@ def why_threads() -> str:
 
 
 def asked_threads() -> int | None:
-    """What was asked for last, None where nobody has."""
+    """Return what was asked for last, None where nobody has."""
     return _asked.threads
 
 

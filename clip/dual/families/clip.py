@@ -75,8 +75,8 @@ def first_row(x: Node, name: str) -> Node:
 
 
 def read(top: Settings, image: Settings) -> DualFamily:
-    """From config.json and the image processor's settings, with transformers' defaults; ModelError
-    where a value cannot be followed.
+    """Read it from config.json and the image processor's settings, with transformers' defaults;
+    ModelError where a value cannot be followed.
     """
     vision, text = _part(top, "vision"), _part(top, "text")
     width = top.count("projection_dim", 512, most=MAX_WIDTH)

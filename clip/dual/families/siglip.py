@@ -133,8 +133,8 @@ def _fused_names(name: str) -> tuple[str, ...]:
 
 
 def read(top: Settings, image: Settings) -> DualFamily:
-    """From config.json and the image processor's settings, with transformers' defaults; ModelError
-    where a value cannot be followed.
+    """Read it from config.json and the image processor's settings, with transformers' defaults;
+    ModelError where a value cannot be followed.
     """
     vision, text = top.part("vision_config"), top.part("text_config")
     vit = read_vit(vision, layers=12, width=768, ffn=3072, heads=12, act="gelu_pytorch_tanh")

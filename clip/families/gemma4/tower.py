@@ -134,7 +134,7 @@ class GatedTower:
 
 
 def read_gated_tower(c: Settings) -> GatedTower:
-    """From a vision_config. Raises ModelError where a value cannot be followed."""
+    """Read it from a vision_config. Raises ModelError where a value cannot be followed."""
     c.choice("hidden_activation", ("gelu_pytorch_tanh",), "gelu_pytorch_tanh")
     heads, groups = (
         c.count(f"num_{kind}_heads", 12, most=MAX_HEADS) for kind in ("attention", "key_value")

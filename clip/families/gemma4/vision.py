@@ -114,8 +114,8 @@ class Gemma4Vision:
         return w.linear(x, "mm.input_projection")
 
     def _embedded_places(self, grids: Grids, w: Weights) -> Node:
-        """What stands in the tables for each patch's column, and, `places` further down, for its
-        row
+        """Return what stands in the tables for each patch's column, and, `places` further down, for
+        its row
 
         -> [P, C]
         """
@@ -162,10 +162,10 @@ class Gemma4Vision:
 
 
 def from_gguf(keys: Settings, shapes: Mapping[str, Shape]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What config.json and the image processor's settings would say. A projector does not say
-    whether pictures are read in both directions; that they may be keeps them whole, and the decoder
-    decides. Nor does it say how many tokens a picture takes: as many as in published models, unless
-    the table of positions is too short for that.
+    """Return what config.json and the image processor's settings would say. A projector does not
+    say whether pictures are read in both directions; that they may be keeps them whole, and the
+    decoder decides. Nor does it say how many tokens a picture takes: as many as in published
+    models, unless the table of positions is too short for that.
     """
     plain, table = gguf_vit(keys), shapes.get("v.position_embd.weight", ())
     places = table[1] if len(table) == 3 else None
@@ -203,8 +203,8 @@ def from_gguf(keys: Settings, shapes: Mapping[str, Shape]) -> tuple[dict[str, An
 
 
 def read(top: Settings, image: Settings) -> Gemma4Vision:
-    """From config.json and the image processor's settings, with transformers' defaults; ModelError
-    where a value cannot be followed.
+    """Read it from config.json and the image processor's settings, with transformers' defaults;
+    ModelError where a value cannot be followed.
     """
     c, text = top.part("vision_config"), top.part("text_config")
     patch, pool, places = (
@@ -229,7 +229,7 @@ def read(top: Settings, image: Settings) -> Gemma4Vision:
 
 @dataclass(frozen=True)
 class Area:
-    """As pictures, in as many tokens as frames have."""
+    """Frames shown as pictures are, in as many tokens as frames have."""
 
     pictures: FixedArea
 
@@ -269,8 +269,8 @@ def _write(video: Video, shape: ClipShape) -> str:
 
 
 def _sizes(pool: int, places: int) -> tuple[int, ...]:
-    """Those that a narrow picture, one token wide, can have: it is that many times `pool` patches
-    long.
+    """Return the sizes that a narrow picture, one token wide, can have: it is that many times
+    `pool` patches long.
     """
     return tuple(size for size in SIZES if size * pool <= places)
 

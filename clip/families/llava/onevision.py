@@ -62,8 +62,8 @@ def pooled(grid: int) -> int:
 
 
 def read(top: Settings, image: Settings) -> LlavaVision:
-    """From config.json and the image processor's settings, with transformers' defaults; ModelError
-    where a value cannot be followed.
+    """Read it from config.json and the image processor's settings, with transformers' defaults;
+    ModelError where a value cannot be followed.
     """
     tower = read_tower(top, TOWERS[1], -1, "full")
     check_grid(top, tower)

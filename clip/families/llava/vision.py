@@ -63,7 +63,7 @@ class LlavaVision:
 
 
 def from_gguf(keys: Settings, shapes: Mapping[str, Shape]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What config.json and the image processor's settings would say.
+    """Return what config.json and the image processor's settings would say.
 
     The first converters wrote these files: they drop the layers after the last feature, say nothing
     of the decoder's width, and of activations only whether it is the exact GELU.
@@ -103,8 +103,8 @@ def from_gguf(keys: Settings, shapes: Mapping[str, Shape]) -> tuple[dict[str, An
 
 
 def read(top: Settings, image: Settings) -> LlavaVision:
-    """From config.json and the image processor's settings, with transformers' defaults; ModelError
-    where a value cannot be followed.
+    """Read it from config.json and the image processor's settings, with transformers' defaults;
+    ModelError where a value cannot be followed.
     """
     tower, tiled = read_tower(top), top.get("model_type", "llava") == "llava_next"
     if tiled:

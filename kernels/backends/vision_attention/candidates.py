@@ -1,5 +1,5 @@
-"""What may run attention nodes of encoders in place of our kernel as it comes: torch's own kernels
-for CUDA and ROCm, each called by itself, and ours with other tiles; what each takes of the
+"""Kernels that may run attention nodes of encoders in place of our kernel as it comes: torch's own
+kernels for CUDA and ROCm, each called by itself, and ours with other tiles; what each takes of the
 `attention` op, and why not the rest.
 
 torch's are called as its dispatcher has them and not through scaled_dot_product_attention: which of
@@ -86,7 +86,7 @@ def _workspace(q: Type, *types: Type | None, **attrs: Any) -> int:  # noqa: ARG0
 
 
 def _heads_first(call: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """As the op is called, of a function of q, k, v [B, H, T, K]."""
+    """Return a function that is called as the op is, made of a function of q, k, v [B, H, T, K]."""
 
     def run(
         q: Tensor,
@@ -254,5 +254,7 @@ PLANNED: Mapping[str, str] = {
 
 
 def tiled(target: str) -> Mapping[str, Tiled]:
-    """Of the candidates those that are compiled, for an architecture that need not be here."""
+    """Return those of the candidates that are compiled, for an architecture that need not be
+    here.
+    """
     return {**TILES, **(CARRIED if target == "cuda:90" else {})}

@@ -1,5 +1,5 @@
-"""Which kernel runs an attention node of an encoder: ours, as it comes or with another tile, or one
-of torch's own, by what was measured on this card.
+"""Choice of the kernel that runs an attention node of an encoder: ours, as it comes or with another
+tile, or one of torch's own, by what was measured on this card.
 
 A measurement stands for a class of shapes (`ShapeClass`), is made by the warm-up and kept on disk;
 without one ours runs. A kernel that was chosen and refuses all the same, when it is launched, is
@@ -75,7 +75,7 @@ def class_of(node: Node) -> ShapeClass:
 
 
 class Way(NamedTuple):
-    """How a node runs: by the kernel of a name, None for ours, and why so."""
+    """Way in which a node runs: by the kernel of a name, None for ours, and why so."""
 
     name: str
     kernel: Kernel | None
@@ -84,7 +84,7 @@ class Way(NamedTuple):
 
 @dataclass(eq=False)
 class AttentionChoice:
-    """Of one device. `kept`: what earlier processes have measured there."""
+    """Choice for one device. `kept`: what earlier processes have measured there."""
 
     kept: Kept | None = None
     candidates: Mapping[str, Kernel] = field(default_factory=lambda: CANDIDATES)
@@ -102,7 +102,7 @@ class AttentionChoice:
         self._known: dict[ShapeClass, Measured] = {}
 
     def way(self, node: Node) -> Way:
-        """How an attention node runs that ours takes."""
+        """Return how an attention node runs that ours takes."""
         if self.setting != "torch" and (reason := _too_small(node)):
             return Way(OURS, None, reason)
         shape, takers = class_of(node), self._takers(node)
@@ -134,9 +134,9 @@ class AttentionChoice:
         return max(ours, *(self.candidates[n].workspace(*types, **node.attrs) for n in able), 0)
 
     def programs(self, node: Node, types: Sequence[Type | None]) -> list[Program]:
-        """What is launched for a node by Triton's candidates that may run it, beside ours: by the
-        one that was measured to be the fastest, or, as long as that is not known, by all that take
-        it. `types`: of its inputs, with where they lie.
+        """Return what is launched for a node by Triton's candidates that may run it, beside ours:
+        by the one that was measured to be the fastest, or, as long as that is not known, by all
+        that take it. `types`: of its inputs, with where they lie.
         """
         if self._not_measured(node) is not None:
             return []
@@ -231,7 +231,7 @@ class AttentionChoice:
         return {name: why for name, why in PLANNED.items() if name in self.candidates}
 
     def _takers(self, node: Node) -> dict[str, str | None]:
-        """Of each candidate, None or why it does not take the node."""
+        """Return for each candidate None, or why it does not take the node."""
         types, shape = types_of(node), class_of(node)
         return {
             name: self.failed.get((shape, name)) or kernel.rejects(*types, **node.attrs)
@@ -274,7 +274,7 @@ class _Watched:
 
 
 def _beside(new: Measured, old: Measured | None) -> Measured:
-    """With the trials of before that were not made again."""
+    """Add the earlier trials that were not made again."""
     made = {trial.name for trial in new.trials}
     kept = tuple(t for t in (old.trials if old else ()) if t.name not in made)
     return replace(new, trials=new.trials + kept)

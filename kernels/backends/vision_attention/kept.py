@@ -1,4 +1,4 @@
-"""What was measured on a card, kept on disk: a file of JSON for each card and set of versions.
+"""Measurements on a card, saved on disk: a file of JSON for each card and set of versions.
 
 It is a hint and no more: a file that is damaged, or says what no measurement says, is measured
 anew, and a kernel that it names still has to take the node.
@@ -30,7 +30,7 @@ log = logging.getLogger("mtmd.kernels")
 
 
 def machine(device: torch.device) -> dict[str, str]:
-    """What a measurement holds for: the card, and whatever decides which code runs there."""
+    """Return what a measurement holds for: the card, and whatever decides which code runs there."""
     cudnn = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
     return {
         "card": torch.cuda.get_device_name(device),

@@ -32,10 +32,10 @@ class Probe(Protocol):
     device: torch.device
 
     def seconds(self, run: Callable[[], Tensor]) -> float:
-        """Of one run, of which several may be made."""
+        """Return the seconds of one run, of which several may be made."""
 
     def extra_bytes(self, run: Callable[[], Tensor]) -> int:
-        """Of the device's memory, at the peak of one run, beyond the result."""
+        """Return the device memory that one run takes at its peak beyond the result."""
 
 
 class CudaProbe:
@@ -164,7 +164,7 @@ def some_rows(
 
 
 def shapes_of(node: Node) -> str:
-    """Of a node's queries and keys, for people."""
+    """Return the shapes of a node's queries and keys, for people."""
     q, k = tuple(node.operands)[:2]
     return f"q {q.type}, k {k.type}"
 

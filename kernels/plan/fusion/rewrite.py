@@ -45,7 +45,7 @@ class Graph:
         return (n for n in self.nodes if n.op == op)
 
     def only_for(self, node: Node, user: Node) -> bool:
-        """Whether nobody but `user` reads a value, so that it need not be there."""
+        """Return whether nobody but `user` reads a value, so that it need not be there."""
         return self.users.get(node) == (user,) and node not in self.outputs
 
 
@@ -68,7 +68,7 @@ Rule = Callable[[Graph], Iterable[Match]]
 
 
 class Homes(Protocol):
-    """Who says which of several devices each node is meant for."""
+    """Function that names the device, of several, that each node is meant for."""
 
     def homes(self, nodes: Sequence[Node]) -> Mapping[Node, Backend]: ...
 

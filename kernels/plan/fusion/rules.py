@@ -1,5 +1,5 @@
-"""What one kernel can do together. Each rule looks for its nodes and says what stands for them, and
-is right on its own; the order is that in which most is found.
+"""Fusion rules: what one kernel can do together. Each rule looks for its nodes and says what stands
+for them, and is right on its own; the order is that in which most is found.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ def residual_layer_norms(graph: Graph) -> Iterator[Match]:
 
 
 def _is_scaled(graph: Graph, node: Node, total: Node) -> bool:
-    """By a weight for each column."""
+    """Return whether it is scaled by a weight for each column."""
     value, scale = node.inputs if node.op == "mul" else (None, None)
     return (
         scale is not None
@@ -218,7 +218,7 @@ def gated_norms(graph: Graph) -> Iterator[Match]:
 
 
 def sigmoid_gates(graph: Graph) -> Iterator[Match]:
-    """What a sigmoid lets through, and what it alone is added to."""
+    """Yield what a sigmoid lets through, and what it alone is added to."""
     for node in graph.of("mul"):
         x, gate = node.inputs
         assert x is not None and gate is not None
@@ -242,7 +242,7 @@ def sigmoid_gates(graph: Graph) -> Iterator[Match]:
 
 
 def delta_gates(graph: Graph) -> Iterator[Match]:
-    """What each head of the gated delta rule keeps and writes."""
+    """Yield what each head of the gated delta rule keeps and writes."""
     for node in graph.of("gated_delta"):
         decay, beta = node.inputs[3:5]
         assert decay is not None and beta is not None
