@@ -63,12 +63,41 @@ class RateLimit:
             return 0.0 if tokens >= 1 else (1 - tokens) / self._rate
 
 
+class Access:
+    """The keys of a server, and how often each may ask. Knows nothing of Flask."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self.keys, self._rate = settings.make_keys(), settings.rate_limit
+        self._limit = RateLimit(self._rate)
+
+    def caller(self, header: str, api_key: str) -> Caller:
+        """Return who asks, by the headers Authorization and X-Api-Key. Raises ApiError for a key
+        that is missing, unknown, or used too often.
+        """
+        caller = self.keys.find(authorization(header, api_key))
+        if caller is None:
+            raise ApiError(
+                401,
+                "expected the header 'Authorization: Bearer KEY' with a key of this server",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        if wait := self._limit.take(caller.owner):
+            raise ApiError(
+                429,
+                f"more than {self._rate} requests a minute with this key; wait",
+                code="rate_limit_exceeded",
+                headers={"Retry-After": str(math.ceil(wait))},
+            )
+        return caller
+
+
 def register(app: Flask, settings: ServerSettings) -> None:
     """Every request is checked before its view is called, and before its body is read: keys too, of
     which some may have been taken back since the last. What was begun with one goes on to its end.
     """
-    keys = app.extensions[_KEYS] = settings.make_keys()
-    limit = RateLimit(settings.rate_limit)
+    access = Access(settings)
+    keys = app.extensions[_KEYS] = access.keys
 
     @app.before_request
     def _check() -> Response | None:
@@ -82,26 +111,8 @@ def register(app: Flask, settings: ServerSettings) -> None:
             and not (request.endpoint or "").endswith("static")
             and not getattr(view, _OPEN, False)
         ):
-            caller = keys.find(
-                authorization(
-                    request.headers.get("Authorization", ""), request.headers.get("X-Api-Key", "")
-                )
-            )
-            if caller is None:
-                raise ApiError(
-                    401,
-                    "expected the header 'Authorization: Bearer KEY' with a key of this server",
-                    code="invalid_api_key",
-                    headers={"WWW-Authenticate": "Bearer"},
-                )
-            g.caller = caller
-            if wait := limit.take(caller.owner):
-                raise ApiError(
-                    429,
-                    f"more than {settings.rate_limit} requests a minute with this key; wait",
-                    code="rate_limit_exceeded",
-                    headers={"Retry-After": str(math.ceil(wait))},
-                )
+            headers = request.headers
+            g.caller = access.caller(headers.get("Authorization", ""), headers.get("X-Api-Key", ""))
         return None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, cast
@@ -21,6 +22,7 @@ from mtmd.cluster.sources.listing import Listed, Shard, list_shard
 from mtmd.cluster.worker import Failed, Job, Loaded, Worker, Written
 
 MAX_LISTING = 64  # shards at once
+MAX_DOUBTS = 32  # actors that are asked at once
 DOUBT_S, PAUSE_S = 60.0, 0.2
 REASON_CHARS = 300
 
@@ -54,6 +56,9 @@ class Actors:
         self._numbers = count()
         self._actors: dict[int, Any] = {}
         self._calls: dict[Any, tuple[int, Task | None]] = {}
+        self._threads = ThreadPoolExecutor(MAX_DOUBTS, "mtmd actors")
+        self._doubts: dict[int, Future[Exception | None]] = {}
+        """By actor whose connection broke, why."""
 
     def start(self, host_bytes: int) -> int:
         """Start one, which loads, and return its number. `host_bytes` of memory are reserved, as
@@ -77,6 +82,8 @@ class Actors:
         return number
 
     def give(self, actor: int, task: Task, unit: Unit) -> None:
+        if actor in self._doubts:  # it loses this task with the others
+            return
         handle = self._actors[actor]
         if task.row is None:
             call = handle.run.remote(unit)
@@ -86,15 +93,24 @@ class Actors:
 
     def wait(self, seconds: float) -> list[Result | Ended]:
         """Return what has happened since the last call, at once where there is something."""
-        ray, events = self._ray, list[Result | Ended]()
-        if not ray.wait(list(self._calls), num_returns=1, timeout=seconds)[0]:
+        ray = self._ray
+        known = [actor for actor, why in self._doubts.items() if why.done()]
+        events: list[Result | Ended] = [
+            self._end(actor, self._doubts.pop(actor).result()) for actor in known
+        ]
+        if not self._calls:
+            time.sleep(0 if events else PAUSE_S)
             return events
+        ray.wait(list(self._calls), num_returns=1, timeout=0 if events else seconds)
         for call in ray.wait(list(self._calls), num_returns=len(self._calls), timeout=0)[0]:
             if call not in self._calls:  # of an actor that has ended just now
                 continue
             actor, task = self._calls.pop(call)
             try:
                 value = ray.get(call)
+            except ray.exceptions.ActorUnavailableError:
+                self._forget_calls(actor)
+                self._doubts[actor] = self._threads.submit(self._cause, self._actors[actor])
             except ray.exceptions.RayError as error:
                 events.append(self._end(actor, error))
             else:
@@ -114,14 +130,14 @@ class Actors:
         over by another one.
         """
         handle = self._actors.pop(actor)
-        for call in [call for call, (of, _) in self._calls.items() if of == actor]:
-            del self._calls[call]
-        if isinstance(error, self._ray.exceptions.ActorUnavailableError):
-            error = self._cause(handle)
+        self._forget_calls(actor)
         self._ray.kill(handle)
         if error is None:
             return Ended(actor, "it could not be reached", blame=False)
         return Ended(actor, one_line(reason(error), REASON_CHARS), may_be_work(error))
+
+    def _forget_calls(self, actor: int) -> None:
+        self._calls = {call: of for call, of in self._calls.items() if of[0] != actor}
 
     def _cause(self, handle: Any) -> Exception | None:
         """Return why the connection to an actor broke, which Ray knows a little later; None where

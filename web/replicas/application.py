@@ -53,7 +53,7 @@ class Wanted:
 
 
 class Handles:
-    """A `Crew`, by a handle of Ray's."""
+    """A `Replicas`, by a handle of Ray's."""
 
     def __init__(self, handle: Any) -> None:
         self._handle = handle.options(stream=True)

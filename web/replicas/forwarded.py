@@ -72,7 +72,7 @@ class Late(Exception):
     """Ray's router has found no replica in time."""
 
 
-class Crew(Protocol):
+class Replicas(Protocol):
     """The replicas, as the front sees them."""
 
     @property

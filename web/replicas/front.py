@@ -14,8 +14,8 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 from urllib.parse import quote_from_bytes
 
-from mtmd.web.api_keys import ANYBODY, Caller, authorization
-from mtmd.web.auth import RateLimit
+from mtmd.web.api_keys import ANYBODY
+from mtmd.web.auth import Access
 from mtmd.web.bodies.body_budget import BodyBudget
 from mtmd.web.bodies.compressed import plain
 from mtmd.web.errors import ApiError, in_form_of
@@ -25,13 +25,13 @@ from mtmd.web.replicas.bodies import Bodies, no_room, too_long
 from mtmd.web.replicas.choice import Route
 from mtmd.web.replicas.forwarded import (
     REPLICA,
-    Crew,
     Forwarded,
     Full,
     Head,
     Late,
     Lost,
     Part,
+    Replicas,
     Taken,
     backward,
     onward,
@@ -87,18 +87,17 @@ class Front:
 
     def __init__(
         self,
-        crew: Crew,
+        replicas: Replicas,
         settings: ServerSettings,
         affinity: bool = True,
         fronts: int = 1,
         each: int = 32,
     ) -> None:
-        self._crew, self._settings, self._affinity = crew, settings, affinity
-        self._keys = settings.make_keys()
-        self._rate = RateLimit(settings.rate_limit)
+        self._replicas, self._settings, self._affinity = replicas, settings, affinity
+        self._access = Access(settings)
         self._bodies = Bodies(settings.connections)
         self._fronts, self._strangers = fronts, 0
-        self._places = Places(lambda: crew.names, each, fronts, settings.queue)
+        self._places = Places(lambda: replicas.names, each, fronts, settings.queue)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -116,7 +115,7 @@ class Front:
     async def _respond(self, scope: Message, path: str, receive: Receive, send: Send) -> None:
         """Raises ApiError where nothing has been sent."""
         if path in PROBES and scope["method"] in ("GET", "HEAD"):
-            await _send(send, *_probe(path, bool(self._crew.names)))
+            await _send(send, *_probe(path, bool(self._replicas.names)))
             return
         if _is_page(path):
             raise ApiError(
@@ -126,29 +125,18 @@ class Front:
                 code="not_with_ray",
             )
         given = _decoded(scope["headers"])
-        caller = self._caller(given)
         origin = _header(given, "origin")
         if scope["method"] == "OPTIONS" and origin and self._settings.allows_origin(origin):
             private = _header(given, "access-control-request-private-network") == "true"
             told = allowing(origin, self._settings) | preflight(private)
             await _send(send, 204, list(told.items()), b"")
             return
-        let_in = caller is not None or not self._settings.needs_key
-        is_open = scope["method"] in ("GET", "HEAD") and path in OPEN
-        if not let_in and not is_open:
-            raise ApiError(
-                401,
-                "expected the header 'Authorization: Bearer KEY' with a key of this server",
-                code="invalid_api_key",
-                headers={"WWW-Authenticate": "Bearer"},
-            )
-        if caller is not None and (wait := self._rate.take(caller.owner)):
-            raise ApiError(
-                429,
-                f"more than {self._settings.rate_limit} requests a minute with this key; wait",
-                code="rate_limit_exceeded",
-                headers={"Retry-After": str(math.ceil(wait))},
-            )
+        needs_key = self._access.keys.needed
+        is_open = needs_key and scope["method"] in ("GET", "HEAD") and path in OPEN
+        owner = ANYBODY
+        if needs_key and not is_open:
+            key = (_header(given, "authorization"), _header(given, "x-api-key"))
+            owner = self._access.caller(*key).owner
         query = scope.get("query_string", b"")
         raw = scope.get("raw_path") or scope["path"].encode()
         if not raw.startswith(b"/"):
@@ -161,7 +149,7 @@ class Front:
         )
         target = quote_from_bytes(raw + (b"?" + query if query else b""), _ASCII)
         request = Forwarded(scope["method"], target, headers)
-        if not let_in:  # whoever has no key takes no place of those who have one
+        if is_open:  # whoever has no key takes no place of those who have one
             if self._strangers >= STRANGERS:
                 raise _busy()
             self._strangers += 1
@@ -175,7 +163,6 @@ class Front:
         asked = _Asked(replace(request, body=body), is_light, self._bodies.budget)
         del request, body  # `asked` ends what it holds
         try:
-            owner = caller.owner if caller else ANYBODY
             if scope["method"] == "GET" and path in ("/metrics", FILES):
                 async with self._place(asked, Route()):
                     await self._gather(asked.request, path, send)
@@ -189,18 +176,13 @@ class Front:
 
     def _share(self) -> int:
         """Replicas that this front asks for its part."""
-        return min(max(1, math.ceil(len(self._crew.names) / self._fronts)), OF_ONE_FRONT)
+        return min(max(1, math.ceil(len(self._replicas.names) / self._fronts)), OF_ONE_FRONT)
 
     def _path(self, path: str) -> str:
         """Without what a proxy has put before it, and without /v1."""
         root = self._settings.root_path
         path = path.removeprefix(root) if path.startswith(f"{root}/") else path
         return path.removeprefix("/v1") if path.startswith("/v1/") else path
-
-    def _caller(self, headers: list[tuple[str, str]]) -> Caller | None:
-        return self._keys.find(
-            authorization(_header(headers, "authorization"), _header(headers, "x-api-key"))
-        )
 
     async def _body(self, headers: list[tuple[str, str]], receive: Receive) -> bytes:
         """Raises ApiError for one that is too long or too slow, or for which there is no room."""
@@ -313,7 +295,7 @@ class Front:
         self, request: Forwarded, route: Route
     ) -> tuple[AsyncGenerator[Part, None], Head, bytes]:
         """An answer of which something is there. Raises Lost, Late and Full."""
-        answer = self._crew.answer(request, route)
+        answer = self._replicas.answer(request, route)
         try:
             try:
                 most_s = TAKEN_S + len(request.body) / CARRIED
@@ -333,7 +315,7 @@ class Front:
         """What all replicas say, as one answer; the first refusal, if any refuses."""
 
         async def ask(name: str) -> tuple[str, Head | None, bytes]:
-            answer = self._crew.answer(request, Route(only=name))
+            answer = self._replicas.answer(request, Route(only=name))
             try:
                 parts = await asyncio.wait_for(_all_of(answer), GATHERED_S)
                 head, *pieces = [part for part in parts if not isinstance(part, Taken)]
@@ -347,7 +329,7 @@ class Front:
                 await answer.aclose()
 
         # Ray tells calls apart by what HTTP request they are made for: these are for themselves.
-        asked = [Context().run(asyncio.ensure_future, ask(name)) for name in self._crew.names]
+        asked = [Context().run(asyncio.ensure_future, ask(name)) for name in self._replicas.names]
         said = await asyncio.gather(*asked)
         for _, head, body in said:
             if head is not None and head.status != 200:
@@ -366,8 +348,7 @@ class Front:
         headers = [("Content-Type", "application/json"), ("Cache-Control", "no-store")]
         origin = dict(scope["headers"]).get(b"origin", b"").decode("latin-1") or None
         if self._settings.allows_origin(origin):
-            allowed = "*" if self._settings.allows_any_origin else str(origin)
-            headers += [("Access-Control-Allow-Origin", allowed), ("Vary", "Origin")]
+            headers += allowing(str(origin), self._settings).items()
         body = json.dumps(in_form_of(path, error, "")).encode()
         await _send(send, error.status, [*headers, *error.headers.items()], body)
 

@@ -44,7 +44,7 @@ def row_of(item: Item) -> Row:
     return Row(item.name, error="bad" if bad else None, text=None if bad else item.id)
 
 
-class Crew:
+class FakePool:
     """Actors that answer at once, in any order; `ends` says which call is an actor's last. Some
     of those write what they had all the same, later: they were out of reach, not dead.
     """
@@ -116,10 +116,10 @@ def ids_in(job: Job) -> list[str]:
     return [row["id"] for row in Output(job, True).rows()]
 
 
-def run(output: Output, crew: Crew, actors: int = 2) -> Progress:
+def run(output: Output, pool: FakePool, actors: int = 2) -> Progress:
     progress = Progress()
     output.count_before(progress)
-    Run(output, crew, progress).until_done(actors, lambda _: None)
+    Run(output, pool, progress).until_done(actors, lambda _: None)
     return progress
 
 
@@ -128,7 +128,7 @@ def test_every_row_is_there_once_and_in_order(ending: str, tmp_path: Path) -> No
     job = job_in(tmp_path, ending)
     output = Output(job, False)
     output.prepare(found(*items(40)), list_shards, 6, 2)
-    progress = run(output, Crew(job, random.Random(1), never))
+    progress = run(output, FakePool(job, random.Random(1), never))
     rows = [*output.rows()]
     assert [row["id"] for row in rows] == [item.id for item in items(40)]
     assert [row["image"] for row in rows] == [item.name for item in items(40)]
@@ -154,19 +154,19 @@ def test_whatever_is_killed_every_row_is_there_once(seed: int, tmp_path: Path) -
     for attempt in range(40):
         output = Output(job, attempt > 0)
         output.prepare(found(*items(known)), list_shards, 1 + seed % 5, 3)
-        crew = Crew(job, chance, lambda _: chance.random() < 0.2)
-        crew.late = late
+        pool = FakePool(job, chance, lambda _: chance.random() < 0.2)
+        pool.late = late
         until = chance.randrange(1, 12)
 
-        def tell(progress: Progress, until: int = until, crew: Crew = crew) -> None:
+        def tell(progress: Progress, until: int = until, pool: FakePool = pool) -> None:
             if progress.written >= until:
-                late.extend(_writer(crew, call) for call in crew.calls if call[2] is not None)
+                late.extend(_writer(pool, call) for call in pool.calls if call[2] is not None)
                 raise Killed
 
         progress = Progress()
         output.count_before(progress)
         try:
-            Run(output, crew, progress).until_done(3, tell)
+            Run(output, pool, progress).until_done(3, tell)
         except Killed:
             known = min(known + chance.randrange(5), 60)
         else:
@@ -177,17 +177,17 @@ def test_whatever_is_killed_every_row_is_there_once(seed: int, tmp_path: Path) -
     assert progress.before + progress.written == known
 
 
-def _writer(crew: Crew, call: Any) -> Callable[[], object]:
-    return lambda: crew.write(call[2])
+def _writer(pool: FakePool, call: Any) -> Callable[[], object]:
+    return lambda: pool.write(call[2])
 
 
 def test_a_picture_that_ends_its_process_is_a_row_with_its_error(tmp_path: Path) -> None:
     job = job_in(tmp_path)
     output = Output(job, False)
     output.prepare(found(*items(30)), list_shards, 10, 2)
-    crew = Crew(job, random.Random(3), lambda here: any(item.id == "/p/13" for item in here))
-    crew.write_late = False
-    progress = run(output, crew)
+    pool = FakePool(job, random.Random(3), lambda here: any(item.id == "/p/13" for item in here))
+    pool.write_late = False
+    progress = run(output, pool)
     rows = {row["id"]: row for row in output.rows()}
     assert list(rows) == [item.id for item in items(30)]
     assert rows["/p/13"]["error"] == LOST and "ended, 2 times" in LOST
@@ -200,13 +200,13 @@ def test_a_later_run_answers_what_has_no_row_and_nothing_else(tmp_path: Path) ->
     job = job_in(tmp_path)
     output = Output(job, False)
     output.prepare(found(*items(20)), list_shards, 5, 2)
-    run(output, Crew(job, random.Random(1), never))
+    run(output, FakePool(job, random.Random(1), never))
     first = {path.name: path.read_bytes() for path in Path(job.out).iterdir()}
     again = Output(job, True)
     again.prepare(found(*items(26, 2)), list_shards, 4, 2)
-    crew = Crew(job, random.Random(2), never)
-    progress = run(again, crew)
-    assert set(crew.answered) == {item.id for item in items(8, 20)}
+    pool = FakePool(job, random.Random(2), never)
+    progress = run(again, pool)
+    assert set(pool.answered) == {item.id for item in items(8, 20)}
     assert (progress.before, progress.written, progress.failed_before) == (20, 8, 2)
     assert ids_in(job) == [item.id for item in items(28)]
     now = {path.name: path.read_bytes() for path in Path(job.out).iterdir()}
@@ -245,7 +245,7 @@ def test_a_file_of_rows_that_is_not_whole_is_told(tmp_path: Path) -> None:
     job = job_in(tmp_path)
     output = Output(job, False)
     output.prepare(found(*items(4)), list_shards, 2, 2)
-    run(output, Crew(job, random.Random(1), never))
+    run(output, FakePool(job, random.Random(1), never))
     part = Path(job.out) / "part-000001.jsonl"
     for data in (part.read_bytes()[:-30], part.read_bytes().split(b"\n")[0] + b"\n", b"[]\n"):
         part.write_bytes(data)
@@ -257,7 +257,7 @@ def test_a_file_of_rows_that_is_not_whole_is_told(tmp_path: Path) -> None:
 
 
 def test_what_would_fail_for_every_picture_ends_the_job(tmp_path: Path) -> None:
-    class Refusing(Crew):
+    class Refusing(FakePool):
         value: Failed | Loaded
 
         def wait(self, seconds: float) -> list[Result | Ended]:  # noqa: ARG002
@@ -271,15 +271,15 @@ def test_what_would_fail_for_every_picture_ends_the_job(tmp_path: Path) -> None:
         (Failed("top_p: found 2", is_option=True), "top_p: found 2", OptionError),
         (Loaded("0.0.1", *LOADED[1:]), r"here: found mtmd 0.0.1, expected", OptionError),
     ):
-        crew = Refusing(job, random.Random(1), never)
-        crew.value = result
+        pool = Refusing(job, random.Random(1), never)
+        pool.value = result
         with pytest.raises(kind, match=told):
-            run(output, crew)
+            run(output, pool)
     assert ids_in(job) == []
 
 
 def test_actors_that_only_end_are_told_not_tried_for_ever(tmp_path: Path) -> None:
-    class Ending(Crew):
+    class Ending(FakePool):
         def wait(self, seconds: float) -> list[Result | Ended]:  # noqa: ARG002
             calls, self.calls = self.calls, []
             return [Ended(call[0], "out of memory", blame=True) for call in calls]
@@ -287,14 +287,14 @@ def test_actors_that_only_end_are_told_not_tried_for_ever(tmp_path: Path) -> Non
     job = job_in(tmp_path)
     output = Output(job, False)
     output.prepare(found(*items(4)), list_shards, 2, 2)
-    crew = Ending(job, random.Random(1), never)
+    pool = Ending(job, random.Random(1), never)
     with pytest.raises(DeviceError, match=r"10 actors ended one after another.*out of memory"):
-        run(output, crew)
-    assert crew.count == 10
+        run(output, pool)
+    assert pool.count == 10
 
 
 def test_nobody_is_waited_for_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Silent(Crew):
+    class Silent(FakePool):
         def wait(self, seconds: float) -> list[Result | Ended]:  # noqa: ARG002
             return []
 
@@ -321,11 +321,11 @@ def test_a_full_disk_ends_the_job_and_leaves_no_part(
     with monkeypatch.context() as patched:
         patched.setattr("mtmd.cluster.out.folder.os.fsync", full)
         with pytest.raises(MtmdError, match="found a full disk; make room and run the command"):
-            run(output, Crew(job, random.Random(1), never))
+            run(output, FakePool(job, random.Random(1), never))
         with pytest.raises(MtmdError, match="found a full disk"):
             Output(job_in(tmp_path / "b"), False).prepare(found(*items(4)), list_shards, 2, 2)
     assert sorted(Folder(job.out).names()) == ["_job.json", "_plan-000000.parquet"]
-    assert run(Output(job, True), Crew(job, random.Random(1), never)).written == 4
+    assert run(Output(job, True), FakePool(job, random.Random(1), never)).written == 4
 
 
 def test_what_was_being_written_is_swept_away_at_the_end(tmp_path: Path) -> None:
@@ -333,7 +333,7 @@ def test_what_was_being_written_is_swept_away_at_the_end(tmp_path: Path) -> None
     output = Output(job, False)
     output.prepare(found(*items(4)), list_shards, 2, 2)
     (Path(job.out) / "_writing-1234-part-000000.jsonl").write_bytes(b'{"id"')
-    run(output, Crew(job, random.Random(1), never))
+    run(output, FakePool(job, random.Random(1), never))
     assert not [name for name in output.folder.names() if "_writing" in name]
 
 
@@ -343,7 +343,7 @@ def test_one_that_was_killed_with_its_first_write_is_gone_on_with(tmp_path: Path
     (Path(job.out) / "_writing-1234-_job.json").write_bytes(b'{"id"')
     output = Output(job, True)
     output.prepare(found(*items(4)), list_shards, 2, 2)
-    assert run(output, Crew(job, random.Random(1), never)).written == 4
+    assert run(output, FakePool(job, random.Random(1), never)).written == 4
 
 
 def test_a_run_that_wrote_no_row_leaves_nothing(tmp_path: Path) -> None:
@@ -356,7 +356,7 @@ def test_a_run_that_wrote_no_row_leaves_nothing(tmp_path: Path) -> None:
     output.prepare(found(*items(4)), list_shards, 2, 2)
     with pytest.raises(Killed):
         progress = Progress()
-        Run(output, Crew(job, random.Random(1), never), progress).until_done(1, stop_at(2))
+        Run(output, FakePool(job, random.Random(1), never), progress).until_done(1, stop_at(2))
     output.leave()
     assert len(ids_in(job)) == 2
 
@@ -376,9 +376,9 @@ def test_many_bad_pictures_keep_no_other_from_being_answered(
     job, named = job_in(tmp_path), {f"/p/{n}" for n in bad}
     output = Output(job, False)
     output.prepare(found(*items(count)), list_shards, 10, actors)
-    crew = Crew(job, random.Random(1), lambda here: any(item.id in named for item in here))
-    crew.write_late = False
-    progress = run(output, crew, actors)
+    pool = FakePool(job, random.Random(1), lambda here: any(item.id in named for item in here))
+    pool.write_late = False
+    progress = run(output, pool, actors)
     errors = {row["id"]: row["error"] for row in output.rows()}
     assert {id_ for id_, error in errors.items() if error == LOST} == named
     assert len(errors) == progress.written == count
@@ -388,14 +388,14 @@ def test_where_no_picture_at_all_is_answered_the_job_ends(tmp_path: Path) -> Non
     job = job_in(tmp_path)
     output = Output(job, False)
     output.prepare(found(*items(100)), list_shards, 10, 2)
-    crew = Crew(job, random.Random(1), lambda _: True)
-    crew.write_late = False
+    pool = FakePool(job, random.Random(1), lambda _: True)
+    pool.write_late = False
     with pytest.raises(DeviceError, match=r"20 pictures were given up, .* none was answered"):
-        run(output, crew)
+        run(output, pool)
     assert {row["error"] for row in output.rows()} <= {LOST}
 
 
-class Losing(Crew):
+class Losing(FakePool):
     """A machine with many actors goes away, whenever they have something to do."""
 
     times, gone, blame = 1, 12, False
@@ -415,9 +415,9 @@ def test_a_machine_with_many_actors_may_go_away(blame: bool, tmp_path: Path) -> 
     job = job_in(tmp_path)
     output = Output(job, False)
     output.prepare(found(*items(160)), list_shards, 2, 16)
-    crew = Losing(job, random.Random(1), never)
-    crew.times, crew.blame = (1, True) if blame else (2, False)
-    progress = run(output, crew, 16)
+    pool = Losing(job, random.Random(1), never)
+    pool.times, pool.blame = (1, True) if blame else (2, False)
+    progress = run(output, pool, 16)
     assert progress.written == 160 and progress.ended == (12 if blame else 24)
 
 
@@ -442,7 +442,7 @@ def finished(folder: Path, ending: str) -> Job:
     job = job_in(folder, ending)
     output = Output(job, False)
     output.prepare(found(*items(20)), list_shards, 20, 1)
-    run(output, Crew(job, random.Random(1), never), 1)
+    run(output, FakePool(job, random.Random(1), never), 1)
     return job
 
 
@@ -564,7 +564,7 @@ def test_a_model_may_take_long_to_fetch_and_not_for_ever(
 ) -> None:
     """Time runs by an hour with each look."""
 
-    class Fetching(Crew):
+    class Fetching(FakePool):
         looks = 0
 
         def wait(self, seconds: float) -> list[Result | Ended]:

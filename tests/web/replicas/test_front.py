@@ -24,7 +24,7 @@ FILE = "file-b-0123456789abcdef0123456789abcdef"
 WHOLE = [Head(200, [("Content-Type", "text/plain"), ("Connection", "close")], "a"), b"one", b" two"]
 
 
-class Crew:
+class Replicas:
     """Each call does what is next in `plays`: yields what it holds, raises errors in it, and waits
     for ever at None.
     """
@@ -59,7 +59,7 @@ class Told:
 
 
 def ask(
-    crew, settings=PLAIN, path=CHAT, method="POST", body=b"{}", headers=(), *,
+    replicas, settings=PLAIN, path=CHAT, method="POST", body=b"{}", headers=(), *,
     affinity=True, messages=None, leaves=False,
 ):  # fmt: skip
     """What a client is told, and, where the connection broke, by what."""
@@ -85,7 +85,7 @@ def ask(
             "headers": [(n.lower().encode(), v.encode()) for n, v in headers],
         }  # fmt: skip
         try:
-            await Front(crew, settings, affinity)(scope, receive, send)
+            await Front(replicas, settings, affinity)(scope, receive, send)
         except Exception as error:
             broke = error
 
@@ -98,12 +98,12 @@ def with_key(key=KEY):
 
 
 def test_a_request_goes_to_a_replica_and_its_answer_comes_back():
-    crew = Crew(WHOLE)
+    replicas = Replicas(WHOLE)
     headers = [("X-Request-Id", "mine"), ("X-Forwarded-For", "1.2.3.4"), ("Expect", "100-continue")]
-    told, _ = ask(crew, body=b'{"prompt": "x"}', headers=headers)
+    told, _ = ask(replicas, body=b'{"prompt": "x"}', headers=headers)
     assert (told.status, told.body, told.ended) == (200, b"one two", True)
     assert told.headers == {"content-type": "text/plain", "x-mtmd-replica": "a"}
-    [(request, route)] = crew.calls
+    [(request, route)] = replicas.calls
     assert (request.method, request.target) == ("POST", f"{CHAT}?x=1")
     assert request.body == b'{"prompt": "x"}'
     assert dict(request.headers) == {
@@ -114,19 +114,19 @@ def test_a_request_goes_to_a_replica_and_its_answer_comes_back():
 
 def test_a_compressed_body_goes_on_as_it_is():
     """The replica reads it, within its limits."""
-    crew, body = Crew(WHOLE), gzip.compress(b'{"prompt": "x"}')
-    told, _ = ask(crew, body=body, headers=[("Content-Encoding", "gzip")])
-    request, route = crew.calls[0]
+    replicas, body = Replicas(WHOLE), gzip.compress(b'{"prompt": "x"}')
+    told, _ = ask(replicas, body=body, headers=[("Content-Encoding", "gzip")])
+    request, route = replicas.calls[0]
     assert told.status == 200 and request.body == body
     assert dict(request.headers)["content-encoding"] == "gzip" and not route.firmly
     assert route.key == route_of({"prompt": "x"}).key != ""
 
 
 def route_of(request, encoded=bytes, headers=()):
-    crew = Crew(WHOLE)
-    told, _ = ask(crew, body=encoded(json.dumps(request).encode()), headers=headers)
+    replicas = Replicas(WHOLE)
+    told, _ = ask(replicas, body=encoded(json.dumps(request).encode()), headers=headers)
     assert told.status == 200
-    return crew.calls[0][1]
+    return replicas.calls[0][1]
 
 
 @pytest.mark.parametrize(
@@ -156,39 +156,41 @@ def test_a_compressed_body_goes_where_the_plain_one_goes(encoding, encode, reque
     ],
 )
 def test_a_compressed_body_that_cannot_be_read_goes_to_nobody(body, encoding, status):
-    crew, settings = Crew(), ServerSettings(media=MediaBudget(bytes=1 << 20))
-    told, _ = ask(crew, settings, body=body, headers=[("Content-Encoding", encoding)])
-    assert told.status == status and not crew.calls
+    replicas, settings = Replicas(), ServerSettings(media=MediaBudget(bytes=1 << 20))
+    told, _ = ask(replicas, settings, body=body, headers=[("Content-Encoding", encoding)])
+    assert told.status == status and not replicas.calls
 
 
 def test_what_a_compressed_body_becomes_counts_among_the_bodies():
-    crew, settings = Crew(), ServerSettings(connections=ConnectionLimits(body_bytes=50_000))
+    replicas, settings = Replicas(), ServerSettings(connections=ConnectionLimits(body_bytes=50_000))
     body, headers = gzip.compress(bytes(200_000)), [("Content-Encoding", "gzip")]
-    told, _ = ask(crew, settings, body=body, headers=headers)
-    assert (told.status, told.code) == (503, "server_busy") and not crew.calls
+    told, _ = ask(replicas, settings, body=body, headers=headers)
+    assert (told.status, told.code) == (503, "server_busy") and not replicas.calls
 
 
 def test_what_a_trusted_proxy_says_goes_on():
-    crew = Crew(WHOLE)
+    replicas = Replicas(WHOLE)
     headers = [("X-Forwarded-For", "1.2.3.4"), ("X-Forwarded-Proto", "https")]
-    ask(crew, ServerSettings(trusted_proxy=("10.0.0.0/8",)), headers=headers)
-    said = dict(crew.calls[0][0].headers)
+    ask(replicas, ServerSettings(trusted_proxy=("10.0.0.0/8",)), headers=headers)
+    said = dict(replicas.calls[0][0].headers)
     assert said == {"x-forwarded-proto": "https", "X-Forwarded-For": "1.2.3.4, 10.1.2.3"}
 
 
 def test_what_is_for_the_connection_alone_goes_no_further():
-    crew = Crew([Head(200, [("Connection", "close, X-Hop"), ("x-hop", "1"), ("X-Kept", "2")], "a")])
+    replicas = Replicas(
+        [Head(200, [("Connection", "close, X-Hop"), ("x-hop", "1"), ("X-Kept", "2")], "a")]
+    )
     headers = [("Connection", "keep-alive, X-Hop"), ("X-Hop", "1"), ("X-Kept", "2")]
-    told, _ = ask(crew, headers=headers)
-    names = {name for name, _ in crew.calls[0][0].headers}
+    told, _ = ask(replicas, headers=headers)
+    names = {name for name, _ in replicas.calls[0][0].headers}
     assert "x-kept" in names and names.isdisjoint({"x-hop", "connection"})
     assert told.headers == {"x-kept": "2", "x-mtmd-replica": "a"}
 
 
 def test_other_characters_than_ascii_are_not_changed_on_the_way():
-    crew = Crew(WHOLE)
-    ask(crew, path="/v1/models/ü%20", method="GET", headers=[("X-Name", "ü")])
-    request = crew.calls[0][0]
+    replicas = Replicas(WHOLE)
+    ask(replicas, path="/v1/models/ü%20", method="GET", headers=[("X-Name", "ü")])
+    request = replicas.calls[0][0]
     assert request.target == "/v1/models/%C3%BC%20?x=1"
     assert dict(request.headers)["x-name"].encode() == b"\xc3\xbc", "as aiohttp writes it"
     sent = []
@@ -200,37 +202,37 @@ def test_other_characters_than_ascii_are_not_changed_on_the_way():
     async def send(message):
         sent.append(message)
 
-    asyncio.run(Front(crew, PLAIN)(scope, None, send))
+    asyncio.run(Front(replicas, PLAIN)(scope, None, send))
     assert Told(sent).status == 400
 
 
 @pytest.mark.parametrize("lost", [[Lost("a")], [WHOLE[0], Lost("a")]], ids=["at once", "after the head"])  # fmt: skip
 def test_another_replica_answers_where_one_was_lost_and_nothing_was_sent(lost):
-    crew = Crew(lost, WHOLE)
-    told, broke = ask(crew)
+    replicas = Replicas(lost, WHOLE)
+    told, broke = ask(replicas)
     assert (told.status, told.body, told.ended, broke) == (200, b"one two", True, None)
-    assert crew.calls[1][1].avoid == ("a",) and crew.calls[0][0] == crew.calls[1][0]
-    assert crew.closed == 2
+    assert replicas.calls[1][1].avoid == ("a",) and replicas.calls[0][0] == replicas.calls[1][0]
+    assert replicas.closed == 2
 
 
 def test_an_answer_of_which_something_was_sent_is_not_begun_again():
-    crew = Crew([*WHOLE, Lost("a")], WHOLE)
-    told, broke = ask(crew)
+    replicas = Replicas([*WHOLE, Lost("a")], WHOLE)
+    told, broke = ask(replicas)
     assert told.body == b"one two" and not told.ended
-    assert isinstance(broke, Lost) and len(crew.calls) == 1
+    assert isinstance(broke, Lost) and len(replicas.calls) == 1
 
 
 def test_a_request_that_two_replicas_were_lost_with_is_given_up():
-    crew = Crew([Lost("a")], [Lost("b")], WHOLE)
-    told, _ = ask(crew, path="/v1/messages")
+    replicas = Replicas([Lost("a")], [Lost("b")], WHOLE)
+    told, _ = ask(replicas, path="/v1/messages")
     assert told.status == 503 and told.headers["retry-after"] == "1"
     assert json.loads(told.body)["error"]["type"] == "overloaded_error", (
         "as Anthropic's clients read"
     )
-    assert len(crew.calls) == 2
+    assert len(replicas.calls) == 2
 
 
-class Busy(Crew):
+class Busy(Replicas):
     """Answers take until `go`; `a` ends with all that it has once `killed`."""
 
     def __init__(self):
@@ -257,8 +259,8 @@ def test_what_a_lost_replica_had_waits_for_places_of_the_others_and_goes_first()
     """Ray's router, which cannot place what is too much, would hold up all the rest."""
 
     async def run():
-        crew = Busy()
-        front = Front(crew, PLAIN, each=4)
+        replicas = Busy()
+        front = Front(replicas, PLAIN, each=4)
         done = []
 
         async def one(number):
@@ -278,15 +280,15 @@ def test_what_a_lost_replica_had_waits_for_places_of_the_others_and_goes_first()
             await front(scope, receive, send)
 
         tasks = [asyncio.ensure_future(one(number)) for number in range(12)]
-        while len(crew.calls) < 8:
+        while len(replicas.calls) < 8:
             await asyncio.sleep(0)
-        crew.killed.set()
+        replicas.killed.set()
         while len(front._places._answers._line) < 8:  # those that were lost, and who waited
             await asyncio.sleep(0)
-        assert len(crew.calls) == 8 and crew.most == 4
-        crew.go.set()
+        assert len(replicas.calls) == 8 and replicas.most == 4
+        replicas.go.set()
         await asyncio.gather(*tasks)
-        return [number for number, _ in done], {status for _, status in done}, crew.most
+        return [number for number, _ in done], {status for _, status in done}, replicas.most
 
     order, statuses, most = asyncio.run(run())
     assert statuses == {200} and most == 4
@@ -296,19 +298,21 @@ def test_what_a_lost_replica_had_waits_for_places_of_the_others_and_goes_first()
 @pytest.mark.parametrize("placed", [True, False])
 def test_what_rays_router_cannot_place_is_taken_back_and_tried_again(placed, monkeypatch):
     monkeypatch.setattr("mtmd.web.replicas.front.TAKEN_S", 0.01)
-    crew = Crew([None], [None], [Taken("a"), *WHOLE] if placed else [None])
-    told, _ = ask(crew, path="/v1/models", method="GET", body=b"")
-    assert told.status == (200 if placed else 503) and len(crew.calls) == crew.closed == 3
+    replicas = Replicas([None], [None], [Taken("a"), *WHOLE] if placed else [None])
+    told, _ = ask(replicas, path="/v1/models", method="GET", body=b"")
+    assert told.status == (200 if placed else 503) and len(replicas.calls) == replicas.closed == 3
     assert placed or told.code == "replica_late"
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/responses", "/v1/files", "/v1/embeddings"])
 def test_what_may_have_begun_is_not_sent_again(path, monkeypatch):
     monkeypatch.setattr("mtmd.web.replicas.front.TAKEN_S", 0.01)
-    crew = Crew([None], WHOLE)
-    told, _ = ask(crew, path=path)
+    replicas = Replicas([None], WHOLE)
+    told, _ = ask(replicas, path=path)
     assert (told.status, told.code, told.headers["retry-after"]) == (503, "replica_late", "1")
-    assert len(crew.calls) == crew.closed == 1, "and who may have it is told that nobody waits"
+    assert len(replicas.calls) == replicas.closed == 1, (
+        "and who may have it is told that nobody waits"
+    )
 
 
 def test_a_long_body_has_longer_to_come(monkeypatch):
@@ -320,18 +324,18 @@ def test_a_long_body_has_longer_to_come(monkeypatch):
 
     monkeypatch.setattr("mtmd.web.replicas.front.asyncio.wait_for", wait_for)
     for count in (0, 16 << 20):
-        ask(Crew([Taken("a"), *WHOLE]), body=b"x" * count)
+        ask(Replicas([Taken("a"), *WHOLE]), body=b"x" * count)
     assert given == [TAKEN_S, TAKEN_S + 16]
 
 
 def test_where_too_many_wait_it_is_said():
-    told, _ = ask(Crew([Full()]))
+    told, _ = ask(Replicas([Full()]))
     assert (told.status, told.code, told.headers["retry-after"]) == (429, "server_busy", "1")
 
 
 def test_answers_that_fill_all_replicas_hold_up_no_list():
-    crew = Crew(*[[*WHOLE, None]] * 2, WHOLE)
-    front, told = Front(crew, replace(PLAIN, queue=1), each=1), []
+    replicas = Replicas(*[[*WHOLE, None]] * 2, WHOLE)
+    front, told = Front(replicas, replace(PLAIN, queue=1), each=1), []
 
     async def ask_for(method, path):
         async def receive():
@@ -362,31 +366,31 @@ def test_answers_that_fill_all_replicas_hold_up_no_list():
     asyncio.run(asyncio.wait_for(run(), 10))
     statuses = [status for path, status in told if path == CHAT and status]
     assert sorted(statuses) == [200, 200, 429], "one waits, and one is too many"
-    assert ("/v1/models", 200) in told and len(crew.calls) == 3
+    assert ("/v1/models", 200) in told and len(replicas.calls) == 3
 
 
 def test_a_client_that_leaves_ends_its_answer():
-    crew = Crew([*WHOLE, None])
-    told, broke = ask(crew, leaves=True)
-    assert not told.ended and broke is None and crew.closed == 1
+    replicas = Replicas([*WHOLE, None])
+    told, broke = ask(replicas, leaves=True)
+    assert not told.ended and broke is None and replicas.closed == 1
 
 
 @pytest.mark.parametrize("headers", [(), with_key("wrong" * 5)], ids=["none", "wrong"])
 @pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/metrics", "/v1/files"])
 def test_without_a_key_no_body_is_read_and_no_replica_asked(path, headers):
-    crew = Crew(WHOLE)
-    told, _ = ask(crew, KEYED, path, body=b"x" * 100, headers=headers)
-    assert (told.status, told.headers["www-authenticate"], crew.calls) == (401, "Bearer", [])
+    replicas = Replicas(WHOLE)
+    told, _ = ask(replicas, KEYED, path, body=b"x" * 100, headers=headers)
+    assert (told.status, told.headers["www-authenticate"], replicas.calls) == (401, "Bearer", [])
     error = json.loads(told.body)["error"]
     assert error["type"] == "authentication_error"
     assert path == "/v1/messages" or error["code"] == "invalid_api_key"
-    told, _ = ask(Crew(WHOLE), KEYED, CHAT, body=b"x" * 100, headers=with_key())
+    told, _ = ask(Replicas(WHOLE), KEYED, CHAT, body=b"x" * 100, headers=with_key())
     assert told.status == 200
 
 
 def test_who_has_no_key_reads_what_is_open_but_takes_few_places():
-    crew = Crew(*[[*WHOLE, None]] * 2 * STRANGERS)
-    front, told = Front(crew, KEYED), []
+    replicas = Replicas(*[[*WHOLE, None]] * 2 * STRANGERS)
+    front, told = Front(replicas, KEYED), []
 
     def scope(path):
         return {
@@ -407,7 +411,7 @@ def test_who_has_no_key_reads_what_is_open_but_takes_few_places():
         await asyncio.gather(*tasks, return_exceptions=True)
 
     asyncio.run(run())
-    assert told.count(429) == 3 and told.count(200) == len(crew.calls) == STRANGERS
+    assert told.count(429) == 3 and told.count(200) == len(replicas.calls) == STRANGERS
     assert front._strangers == 0
 
 
@@ -418,18 +422,18 @@ def test_browsers_are_told_beforehand_without_a_replica():
         ("Origin", "https://one.example"),
         ("Access-Control-Request-Private-Network", "true"),
     ]
-    crew = Crew(WHOLE)
-    told, _ = ask(crew, settings, method="OPTIONS", headers=headers)
-    assert (told.status, told.body, crew.calls) == (204, b"", [])
+    replicas = Replicas(WHOLE)
+    told, _ = ask(replicas, settings, method="OPTIONS", headers=headers)
+    assert (told.status, told.body, replicas.calls) == (204, b"", [])
     assert told.headers["access-control-allow-origin"] == "https://one.example"
     assert told.headers["access-control-allow-headers"] == "Authorization, *"
     assert told.headers["access-control-allow-private-network"] == "true"
     headers[0] = ("Origin", "https://other.example")
-    assert ask(crew, settings, method="OPTIONS", headers=headers)[0].status == 401
+    assert ask(replicas, settings, method="OPTIONS", headers=headers)[0].status == 401
 
 
 def test_the_rate_of_a_key_is_counted_before_replicas():
-    front = Front(Crew(*[WHOLE] * 20), replace(KEYED, rate_limit=60))
+    front = Front(Replicas(*[WHOLE] * 20), replace(KEYED, rate_limit=60))
     scope = {
         "type": "http", "method": "POST", "path": CHAT, "scheme": "http",
         "headers": [(b"x-api-key", KEY.encode())], "client": ("10.1.2.3", 1),
@@ -479,22 +483,22 @@ def pieces(*bodies):
     ids=["as it says", "as it comes", "too slow"],
 )
 def test_limits_hold_for_bodies(body, headers, status, code):
-    crew = Crew(WHOLE)
+    replicas = Replicas(WHOLE)
     settings = SMALL if status == 408 else replace(SMALL, connections=ConnectionLimits())
-    told, _ = ask(crew, settings, headers=headers, messages=body)
-    assert (told.status, told.code, crew.calls) == (status, code, [])
+    told, _ = ask(replicas, settings, headers=headers, messages=body)
+    assert (told.status, told.code, replicas.calls) == (status, code, [])
 
 
 def test_bodies_of_all_clients_have_a_limit_together():
     settings = replace(SMALL, connections=ConnectionLimits(body_bytes=1000))
-    told, _ = ask(Crew(WHOLE), settings, body=b"x" * 2500)
+    told, _ = ask(Replicas(WHOLE), settings, body=b"x" * 2500)
     assert (told.status, told.code) == (503, "server_busy")
 
 
 def test_a_body_counts_until_something_of_its_answer_is_there():
     settings = replace(SMALL, connections=ConnectionLimits(body_bytes=2000))
-    crew = Crew([*WHOLE, None], names=("a",))
-    front = Front(crew, settings)
+    replicas = Replicas([*WHOLE, None], names=("a",))
+    front = Front(replicas, settings)
 
     async def run():
         seen, began = [], asyncio.Event()
@@ -519,20 +523,20 @@ def test_a_body_counts_until_something_of_its_answer_is_there():
         return seen
 
     assert set(asyncio.run(run())) == {0} and front._bodies.budget.held == 0
-    assert len(crew.calls[0][0].body) == 2000
+    assert len(replicas.calls[0][0].body) == 2000
 
 
 def test_bodies_have_more_room_where_more_replicas_answer():
     settings = replace(SMALL, connections=ConnectionLimits(body_bytes=1000))
-    told, _ = ask(Crew(WHOLE), settings, body=b"x" * 1500)
+    told, _ = ask(Replicas(WHOLE), settings, body=b"x" * 1500)
     assert told.status == 200
-    told, _ = ask(Crew(WHOLE, names=("a",)), settings, body=b"x" * 1500)
+    told, _ = ask(Replicas(WHOLE, names=("a",)), settings, body=b"x" * 1500)
     assert told.status == 503
 
 
 def test_probes_say_whether_any_replica_is_ready():
-    assert ask(Crew(), KEYED, "/health", "GET")[0].status == 200
-    told, _ = ask(Crew(names=()), KEYED, "/ready", "GET")
+    assert ask(Replicas(), KEYED, "/health", "GET")[0].status == 200
+    told, _ = ask(Replicas(names=()), KEYED, "/ready", "GET")
     assert told.status == 503 and json.loads(told.body) == {"status": "loading"}
 
 
@@ -540,9 +544,9 @@ def test_probes_say_whether_any_replica_is_ready():
     "path", ["/", "/c/1", "/api/conversations", "/api/images/1", "/diagnostics"]
 )
 def test_what_one_server_keeps_for_its_page_is_refused_by_name(path):
-    crew = Crew()
-    told, _ = ask(crew, path=path, method="GET")
-    assert told.status == 404 and b"without --ray" in told.body and crew.calls == []
+    replicas = Replicas()
+    told, _ = ask(replicas, path=path, method="GET")
+    assert told.status == 404 and b"without --ray" in told.body and replicas.calls == []
 
 
 def test_an_id_says_which_replica_is_asked():
@@ -551,40 +555,40 @@ def test_an_id_says_which_replica_is_asked():
         (f"/files/{FILE}/content", b""),
         (CHAT, json.dumps({"messages": [{"content": [{"image_url": {"url": FILE}}]}]}).encode()),
     ]:
-        crew = Crew(WHOLE)
-        ask(crew, path=path, body=body, affinity=False)
-        assert crew.calls[0][1].only == "b"
+        replicas = Replicas(WHOLE)
+        ask(replicas, path=path, body=body, affinity=False)
+        assert replicas.calls[0][1].only == "b"
 
 
 def test_uploads_of_a_client_lie_together():
-    crew = Crew(WHOLE, WHOLE)
+    replicas = Replicas(WHOLE, WHOLE)
     for body in (b"one", b"two"):
-        ask(crew, KEYED, "/v1/files", body=body, headers=with_key())
-    first, second = (route for _, route in crew.calls)
+        ask(replicas, KEYED, "/v1/files", body=body, headers=with_key())
+    first, second = (route for _, route in replicas.calls)
     assert first == second and first.firmly and first.key == "anna"
 
 
 def test_caches_of_others_are_no_reason_to_go_anywhere():
     keys = []
     for settings, headers in [(KEYED, with_key()), (replace(KEYED, share_cache=True), with_key())]:
-        crew = Crew(WHOLE)
-        ask(crew, settings, body=b'{"prompt": "x"}', headers=headers)
-        keys.append(crew.calls[0][1].key)
+        replicas = Replicas(WHOLE)
+        ask(replicas, settings, body=b'{"prompt": "x"}', headers=headers)
+        keys.append(replicas.calls[0][1].key)
     assert keys[0] != keys[1]
-    crew = Crew(WHOLE)
-    ask(crew, body=b'{"prompt": "x"}', affinity=False)
-    assert crew.calls[0][1].key == ""
+    replicas = Replicas(WHOLE)
+    ask(replicas, body=b'{"prompt": "x"}', affinity=False)
+    assert replicas.calls[0][1].key == ""
 
 
 def test_the_metrics_of_all_replicas_are_one_text():
     text = b"# HELP n_total Things.\n# TYPE n_total counter\nn_total %d.0\n"
-    crew = Crew(
+    replicas = Replicas(
         [Head(200, [("Content-Type", "text/plain")], "a"), text % 3],
         [Head(200, [("Content-Type", "text/plain")], "b"), text % 4],
         [Lost("c")],
         names=("a", "b", "c"),
     )
-    told, _ = ask(crew, path="/metrics", method="GET", body=b"")
+    told, _ = ask(replicas, path="/metrics", method="GET", body=b"")
     found = {
         (sample.name, sample.labels["replica"]): sample.value
         for family in text_string_to_metric_families(told.body.decode())
@@ -594,14 +598,16 @@ def test_the_metrics_of_all_replicas_are_one_text():
         ("n_total", "a"): 3, ("n_total", "b"): 4,
         ("mtmd_replica_up", "a"): 1, ("mtmd_replica_up", "b"): 1, ("mtmd_replica_up", "c"): 0,
     }  # fmt: skip
-    assert [route.only for _, route in crew.calls] == ["a", "b", "c"]
+    assert [route.only for _, route in replicas.calls] == ["a", "b", "c"]
 
 
 def test_what_another_replica_says_is_not_told_as_of_one_that_has_gone():
     """Where the name is not there any more, Ray's router asks any other."""
     text = b"# HELP n_total Things.\n# TYPE n_total counter\nn_total 3.0\n"
     said = [Head(200, [("Content-Type", "text/plain")], "b"), text]
-    told, _ = ask(Crew(said, said, names=("gone", "b")), path="/metrics", method="GET", body=b"")
+    told, _ = ask(
+        Replicas(said, said, names=("gone", "b")), path="/metrics", method="GET", body=b""
+    )
     found = {
         (sample.name, sample.labels["replica"]): sample.value
         for family in text_string_to_metric_families(told.body.decode())
@@ -616,10 +622,10 @@ def test_uploads_are_listed_from_everywhere_or_not_at_all():
     def listed(name):
         return [Head(200, [], name), json.dumps({"object": "list", "data": [name]}).encode()]
 
-    told, _ = ask(Crew(listed("a"), listed("b")), path="/v1/files", method="GET", body=b"")
+    told, _ = ask(Replicas(listed("a"), listed("b")), path="/v1/files", method="GET", body=b"")
     assert json.loads(told.body) == {"object": "list", "data": ["a", "b"]}
-    told, _ = ask(Crew(listed("a"), [Lost("b")]), path="/v1/files", method="GET", body=b"")
+    told, _ = ask(Replicas(listed("a"), [Lost("b")]), path="/v1/files", method="GET", body=b"")
     assert told.status == 503
     refused = [Head(403, [], "b"), b"no"]
-    told, _ = ask(Crew(listed("a"), refused), path="/v1/files", method="GET", body=b"")
+    told, _ = ask(Replicas(listed("a"), refused), path="/v1/files", method="GET", body=b"")
     assert (told.status, told.body) == (403, b"no")
