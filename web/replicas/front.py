@@ -131,12 +131,15 @@ class Front:
             told = allowing(origin, self._settings) | preflight(private)
             await _send(send, 204, list(told.items()), b"")
             return
-        needs_key = self._access.keys.needed
-        is_open = needs_key and scope["method"] in ("GET", "HEAD") and path in OPEN
-        owner = ANYBODY
-        if needs_key and not is_open:
+        owner, is_stranger = ANYBODY, False
+        if self._access.keys.needed:
             key = (_header(given, "authorization"), _header(given, "x-api-key"))
-            owner = self._access.caller(*key).owner
+            try:
+                owner = self._access.caller(*key).owner
+            except ApiError:
+                if scope["method"] not in ("GET", "HEAD") or path not in OPEN:
+                    raise
+                is_stranger = True
         query = scope.get("query_string", b"")
         raw = scope.get("raw_path") or scope["path"].encode()
         if not raw.startswith(b"/"):
@@ -149,7 +152,7 @@ class Front:
         )
         target = quote_from_bytes(raw + (b"?" + query if query else b""), _ASCII)
         request = Forwarded(scope["method"], target, headers)
-        if is_open:  # whoever has no key takes no place of those who have one
+        if is_stranger:  # whoever has no key takes no place of those who have one
             if self._strangers >= STRANGERS:
                 raise _busy()
             self._strangers += 1
