@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from mtmd.llm.sampling.batch_sampler import HEAD, Wish, draw
+from mtmd.llm.sampling.batch_sampler import HEAD, RowRequest, sample
 from mtmd.llm.sampling.sampler import Sampler, Sampling
 
 ROUNDS = 12
@@ -68,7 +68,7 @@ def least_us_together(
     samplers = [Sampler(Sampling(seed=row, **settings)) for row in range(rows)]
     seen = torch.randint(0, values.shape[1], (SEEN,)).tolist()
     wishes = [
-        Wish(s.sampling, seen, point=s.points(1)[0] if s.sampling.temperature else 0.0)
+        RowRequest(s.sampling, seen, point=s.points(1)[0] if s.sampling.temperature else 0.0)
         for s in samplers
     ]
     clock = time.thread_time if values.device.type == "cpu" else time.perf_counter
@@ -76,7 +76,7 @@ def least_us_together(
     for _ in range(ROUNDS):
         for head, found in times.items():
             start = clock()
-            draw(values[:rows], wishes, head=head)
+            sample(values[:rows], wishes, head=head)
             found.append(clock() - start)
     return min(times[HEAD]) * 1e6, min(times[None]) * 1e6
 

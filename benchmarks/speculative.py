@@ -22,7 +22,8 @@ from typing import Any
 
 from mtmd import load
 from mtmd.bench.forced import Forced
-from mtmd.llm.engine.engine import Engine, Prompt
+from mtmd.llm.engine.engine import Engine
+from mtmd.llm.engine.prompt import Prompt
 from mtmd.llm.engine.spans import Span
 from mtmd.llm.sampling.sampler import Sampler, Sampling
 

@@ -131,9 +131,9 @@ ONLY_IN = {  # library -> the files, or folders, that may import it
 }
 WITHOUT_TORCH = (
     "llm/engine/pages.py",
-    "llm/engine/batcher.py",
+    "llm/engine/scheduler.py",
     "llm/engine/sequence.py",
-    "llm/engine/waiting.py",
+    "llm/engine/speculation.py",
     "kernels/plan/steps.py",
     "kernels/report/facts.py",
     "kernels/report/report_text.py",

@@ -44,7 +44,7 @@ sys.path += [str(ROOT / "benchmarks"), str(ROOT / "tools" / "demo_model")]
 WARM = 2  # units before those that are measured
 UNIT = 33
 CLOCK = os.sysconf("SC_CLK_TCK")
-STEP_TOKENS, BESIDE_TOKENS = 512, 128  # llm/engine/runner.py, batcher.py
+STEP_TOKENS, BESIDE_TOKENS = 512, 128  # llm/engine/runner.py, scheduler.py
 OUTPUT_TOKENS = 64.0  # of an answer, where no answers are written: an assumption
 
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
 from random import Random
 from statistics import median
 
 from mtmd import load
 from mtmd.bench.shapes import random_checkpoint
 from mtmd.llm.batch import FEW
-from mtmd.llm.engine.engine import Engine, Prompt
+from mtmd.llm.engine.engine import Engine
+from mtmd.llm.engine.prompt import Prompt
 from mtmd.llm.engine.spans import Span
 from mtmd.llm.sampling.sampler import Sampler, Sampling
 from mtmd.model import Model
@@ -64,20 +64,18 @@ def request(length: int, seed: int, tokens: int) -> Prompt:
 
 def short_prompts(model: Model, length: int) -> list[str]:
     engine = Engine(model.runner)
-    ways: list[Callable[[int], int]] = [
-        lambda left: left,
-        lambda left: min(left, FEW),
-        engine.reading.rows,
-    ]
-    found: list[list[float]] = [[] for _ in ways]
+    scheduler, most = engine.scheduler, engine.scheduler.tokens
+    found: list[list[float]] = [[], [], []]
+    ways = (most, None), (FEW, FEW), (most, FEW)
     for number in range(ROUNDS):
-        for way, times in zip(ways, found, strict=True):
-            engine.batcher._alone = way
+        for (tokens, few), times in zip(ways, found, strict=True):
+            scheduler.tokens, scheduler.in_place_rows = tokens, few
             sequence, start = engine.submit(request(length, number, 1)), time.process_time()
             while sequence.finish is None:
                 engine.step()
             times.append(time.process_time() - start)
-            engine.reset()  # else the next prompt like it is known
+            engine.reset()  # else the next prompt like it is cached
+            scheduler = engine.scheduler
     return [f"{1e3 * median(times[ROUNDS // 2 :]):.1f}" for times in found]
 
 
@@ -86,11 +84,12 @@ def steps(model: Model, count: int, tokens: int, rows: int) -> list[float]:
     engine, found = Engine(model.runner), list[float]()
     for number in range(count):
         engine.submit(request(tokens, number, 400))
-    while engine.batcher.waiting or not all(s.decoding for s in engine.batcher.running):
+    scheduler = engine.scheduler
+    while scheduler.waiting or not all(s.decoding for s in scheduler.running):
         engine.step()
-    engine.batcher._beside = lambda used: used + rows
+    scheduler.mixed_rows = count + rows
     for few in (None, FEW):
-        engine.batcher._few = few
+        scheduler.in_place_rows = few
         late, times = engine.submit(request(1900, 100 + (few or 0), 1)), list[float]()
         while len(times) < STEPS and late.finish is None:
             start = time.process_time()

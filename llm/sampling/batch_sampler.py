@@ -1,5 +1,5 @@
 """The next tokens of several sequences at once, where the logits are: one upload of all that is
-asked, grammars included, one read-back of what is chosen, whatever the number of sequences.
+batch, grammars included, one read-back of what is chosen, whatever the number of sequences.
 
 The formulas, their order and the random numbers are those of `sampler.py`, which chooses one token
 on the host: an answer is the same either way, but for the last bits of sums.
@@ -35,14 +35,14 @@ TYPES = {
 
 
 @dataclass(frozen=True)
-class Wish:
-    """What is asked of one row of logits.
+class RowRequest:
+    """How to choose a token from one row of logits.
 
     `seen`: tokens that a repetition penalty counts; `written`: those of the answer; `forbidden`:
     tokens that do not come where another may. `point`: a random number in [0, 1), of a row that is
     not greedy. `allowed` uint8 [V / 8]: a bit for each token that a constraint allows, the lowest
     of each byte first; None where there is none.
-    `alternatives`: how many of the most probable tokens to tell, None for no probabilities.
+    `alternatives`: how many of the most probable tokens to report, None for no probabilities.
     """
 
     sampling: Sampling
@@ -55,8 +55,8 @@ class Wish:
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """A token, and, where they are asked for, its log probability and the most probable tokens with
+class Sampled:
+    """A token, and, where they are requested, its log probability and the most probable tokens with
     theirs; or why there is none.
     """
 
@@ -66,35 +66,35 @@ class Drawn:
     error: MtmdError | None = None
 
 
-def draw(
+def sample(
     logits: Tensor,
-    wishes: Sequence[Wish],
+    requests: Sequence[RowRequest],
     rows: Sequence[int] | None = None,
     head: int | None = HEAD,
-) -> list[Drawn]:
-    """For each of these `rows` of `logits` [N, V], any float type, any device, what its wish asks
-    for; without, for each of all. `head`: how many of the largest are put in order at first, None
-    for all; the result is the same.
+) -> list[Sampled]:
+    """Choose a token from each of these `rows` of `logits` [N, V], or from all, as its request
+    says; any float type, any device. `head`: how many of the largest are put in order at first,
+    None for all; the result is the same.
     """
     size = logits.shape[1]
-    errors = [_unknown(wish, size) for wish in wishes]
+    errors = [_unknown(request, size) for request in requests]
     rows = range(len(logits)) if rows is None else rows
-    asked = _Asked(wishes, size, errors, rows, logits.device)
+    batch = _Requests(requests, size, errors, rows, logits.device)
     if list(rows) != list(range(len(logits))):  # most often all of them, in their order
-        logits = logits.index_select(0, asked.rows)
+        logits = logits.index_select(0, batch.rows)
     values = logits.float()
     if values.data_ptr() == logits.data_ptr():
         values = values.clone()
-    values = asked.applied(values)
+    values = batch.applied(values)
     peak, tokens = values.max(1)
     enough = torch.ones_like(tokens, dtype=torch.bool)
-    if any(w.sampling.temperature > 0 for w in wishes):
-        drawn, enough = asked.drawn(values, peak, _head(wishes, size, head))
-        is_random = asked.is_random
+    if any(w.sampling.temperature > 0 for w in requests):
+        drawn, enough = batch.drawn(values, peak, _head(requests, size, head))
+        is_random = batch.is_random
         tokens = torch.where(is_random, drawn, tokens)
         enough = enough | ~is_random | ~peak.isfinite()
     found = [enough[:, None].double(), tokens[:, None].double(), peak[:, None].double()]
-    most = max((w.alternatives for w in wishes if w.alternatives is not None), default=None)
+    most = max((w.alternatives for w in requests if w.alternatives is not None), default=None)
     if most is not None:
         # Probabilities are the model's own, before what a constraint allows.
         logprobs = logits.float().log_softmax(1)
@@ -102,33 +102,33 @@ def draw(
         found += [logprobs.gather(1, tokens[:, None]), best.indices, best.values]
     lines = torch.cat([part.double() for part in found], 1).cpu().tolist()
     result = [
-        _drawn(line[1:], wish, error, logits[i])
-        for i, (line, wish, error) in enumerate(zip(lines, wishes, errors, strict=True))
+        _sampled(line[1:], request, error, logits[i])
+        for i, (line, request, error) in enumerate(zip(lines, requests, errors, strict=True))
     ]
     if short := [i for i, line in enumerate(lines) if not line[0]]:
-        again = draw(logits, [wishes[i] for i in short], short, None)
+        again = sample(logits, [requests[i] for i in short], short, None)
         for i, one in zip(short, again, strict=True):
             result[i] = one
     return result
 
 
-def _head(wishes: Sequence[Wish], size: int, head: int | None) -> int:
+def _head(requests: Sequence[RowRequest], size: int, head: int | None) -> int:
     """How many of the largest are put in order: `head` for `top_p`, the `top_k` of every row."""
     if head is None:
         return size
-    most = max((w.sampling.top_k for w in wishes if w.sampling.top_k < size), default=0)
-    least = head if any(w.sampling.top_p < 1 for w in wishes) else 1
+    most = max((w.sampling.top_k for w in requests if w.sampling.top_k < size), default=0)
+    least = head if any(w.sampling.top_p < 1 for w in requests) else 1
     return min(max(least, most), size)
 
 
-def _unknown(wish: Wish, size: int) -> MtmdError | None:
-    """What is asked of tokens that are none of the model's."""
-    assert isinstance(wish.sampling.logit_bias, tuple)  # the options made it so
-    highest = max((token for token, _ in wish.sampling.logit_bias), default=0)
+def _unknown(request: RowRequest, size: int) -> MtmdError | None:
+    """Return the error of a request about tokens that the model does not have."""
+    assert isinstance(request.sampling.logit_bias, tuple)  # the options made it so
+    highest = max((token for token, _ in request.sampling.logit_bias), default=0)
     if highest >= size:
         return MtmdError(f"logit_bias: found token {highest}, expected below {size}")
-    if wish.sampling.repetition_penalty != 1 and wish.seen:
-        low, high = min(wish.seen), max(wish.seen)
+    if request.sampling.repetition_penalty != 1 and request.seen:
+        low, high = min(request.seen), max(request.seen)
         if low < 0 or high >= size:
             return MtmdError(
                 f"the tokens seen range from {low} to {high}; expected 0 to {size - 1}, the rows "
@@ -137,21 +137,23 @@ def _unknown(wish: Wish, size: int) -> MtmdError | None:
     return None
 
 
-def _drawn(row: list[float], wish: Wish, error: MtmdError | None, logits: Tensor) -> Drawn:
+def _sampled(
+    row: list[float], request: RowRequest, error: MtmdError | None, logits: Tensor
+) -> Sampled:
     if error is not None:
-        return Drawn(error=error)
+        return Sampled(error=error)
     try:
         check_peak(row[1], logits)
     except MtmdError as bad:
-        return Drawn(error=bad)
-    if wish.alternatives is None:
-        return Drawn(int(row[0]))
+        return Sampled(error=bad)
+    if request.alternatives is None:
+        return Sampled(int(row[0]))
     most = (len(row) - 3) // 2
     top = zip(map(int, row[3 : 3 + most]), row[3 + most :], strict=True)
-    return Drawn(int(row[0]), row[2], tuple(top)[: wish.alternatives])
+    return Sampled(int(row[0]), row[2], tuple(top)[: request.alternatives])
 
 
-class _Asked:
+class _Requests:
     """What all rows ask, as numbers side by side, brought to the device at once: which rows they
     are, tokens that grammars allow, places among the N x V logits and what is done there, and how
     each row is drawn.
@@ -159,21 +161,21 @@ class _Asked:
 
     def __init__(
         self,
-        wishes: Sequence[Wish],
+        requests: Sequence[RowRequest],
         size: int,
         errors: Sequence[MtmdError | None],
         rows: Sequence[int],
         device: torch.device,
     ):
-        self.wishes, self.size = wishes, size
+        self.requests, self.size = requests, size
         self.repeated: dict[int, float] = {}
         self.added: Counter[int] = Counter()
         self.without: list[int] = []
-        for number, (wish, error) in enumerate(zip(wishes, errors, strict=True)):
+        for number, (request, error) in enumerate(zip(requests, errors, strict=True)):
             if error is None:
-                self._ask(number * size, wish)
-        held = [number for number, wish in enumerate(wishes) if wish.allowed is not None]
-        bits = [wish.allowed for wish in wishes if wish.allowed is not None]
+                self._add(number * size, request)
+        held = [number for number, request in enumerate(requests) if request.allowed is not None]
+        bits = [request.allowed for request in requests if request.allowed is not None]
         places = [*self.without, *self.repeated, *self.added]
         amounts = [0.0] * len(self.without) + [*self.repeated.values(), *self.added.values()]
         parts = (
@@ -181,32 +183,32 @@ class _Asked:
             np.array(held, np.int64),
             np.array(places, np.int64),
             np.array(amounts, np.float64),
-            np.array([self._options(wish) for wish in wishes], np.float64),
+            np.array([self._options(request) for request in requests], np.float64),
             np.stack(bits) if bits else np.empty((0, -(-size // 8)), np.uint8),
         )
         self.rows, self._held, self._at, self._amounts, self._drawing, self._bits = upload(
             parts, device
         )
 
-    def _ask(self, base: int, wish: Wish) -> None:
-        sampling = wish.sampling
+    def _add(self, base: int, request: RowRequest) -> None:
+        sampling = request.sampling
         if sampling.repetition_penalty != 1:
-            for token in wish.seen:
+            for token in request.seen:
                 self.repeated[base + token] = sampling.repetition_penalty
         assert isinstance(sampling.logit_bias, tuple)
         for token, bias in sampling.logit_bias:
             self.added[base + token] += bias  # type: ignore[assignment]
         if sampling.frequency_penalty or sampling.presence_penalty:
-            for token, times in Counter(wish.written).items():
+            for token, times in Counter(request.written).items():
                 self.added[base + token] -= (  # type: ignore[assignment]
                     sampling.frequency_penalty * times + sampling.presence_penalty
                 )
-        self.without += [base + token for token in wish.forbidden if token < self.size]
+        self.without += [base + token for token in request.forbidden if token < self.size]
 
-    def _options(self, wish: Wish) -> tuple[float, ...]:
-        s = wish.sampling
+    def _options(self, request: RowRequest) -> tuple[float, ...]:
+        s = request.sampling
         top_k = s.top_k if 0 < s.top_k < self.size else self.size
-        return s.temperature or 1.0, top_k, s.top_p, s.min_p, wish.point, s.temperature > 0
+        return s.temperature or 1.0, top_k, s.top_p, s.min_p, request.point, s.temperature > 0
 
     @property
     def is_random(self) -> Tensor:
@@ -241,7 +243,7 @@ class _Asked:
         """[N], drawn by each row's random number, and whether the `head` largest were enough for
         that; of greedy rows anything.
         """
-        options = [w.sampling for w in self.wishes]
+        options = [w.sampling for w in self.requests]
         size = self.size
         temperature, top_k, top_p, min_p, point = (self._drawing[:, i : i + 1] for i in range(5))
         scores = (values - peak[:, None]) / temperature.float()

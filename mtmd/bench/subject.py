@@ -35,8 +35,9 @@ from mtmd.kernels.plan.scheduler import Plan
 from mtmd.kernels.report.ceilings import Ceilings, measure_ceilings
 from mtmd.kernels.resources.threads import ask_threads
 from mtmd.llm.batch import Batch, BatchShape
-from mtmd.llm.engine.engine import Engine, Prompt
+from mtmd.llm.engine.engine import Engine
 from mtmd.llm.engine.make_batch import make_batch
+from mtmd.llm.engine.prompt import Prompt
 from mtmd.llm.engine.sequence import Sequence as Running
 from mtmd.llm.engine.spans import Span, cut, lay_out
 from mtmd.llm.sampling.sampler import Sampler, Sampling

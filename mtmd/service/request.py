@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from mtmd.events import TokenInfo
 from mtmd.kernels.gpu.ahead.compilations import Compilations, compilations
 from mtmd.kernels.resources.compiled import KernelsCompiled, kernels_compiled
-from mtmd.llm.engine.engine import Constraint
+from mtmd.llm.engine.prompt import Constraint
 from mtmd.llm.engine.sequence import Sequence
 from mtmd.llm.sampling.sampler import Sampler
 from mtmd.llm.tokenizer.repetition import RepetitionFinder

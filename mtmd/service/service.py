@@ -48,7 +48,8 @@ from mtmd.kernels.report.warmup_report import WarmupReport
 from mtmd.kernels.resources.default_device import made_on_the_host
 from mtmd.llm.batch import BatchShape
 from mtmd.llm.batch_shapes import few_rows
-from mtmd.llm.engine.engine import Constraint, Engine, Prompt
+from mtmd.llm.engine.engine import Engine
+from mtmd.llm.engine.prompt import Constraint, Prompt
 from mtmd.llm.engine.sequence import Sequence, Token
 from mtmd.llm.plan_maker import PlanMaker
 from mtmd.llm.sampling.json_schema import left_out
@@ -488,19 +489,17 @@ class Service:
     def stats(self) -> ServiceStats:
         """Of this moment. The device is not asked, which may be in a long step, or hang."""
         stats, engine = self._stats, self.engine
-        stats.running, stats.waiting = len(engine.batcher.running), len(engine.batcher.waiting)
-        stats.clients_waiting, stats.made_way = engine.batcher.waiting.owners, engine.made_way
+        scheduler = engine.scheduler
+        stats.running, stats.waiting = len(scheduler.running), len(scheduler.waiting)
+        stats.clients_waiting, stats.made_way = scheduler.waiting.owners, engine.yielded
         stats.pages_used, stats.batches, stats.batch_rows = (
-            engine.batcher.pages.held,
+            scheduler.pages.held,
             engine.steps,
             engine.rows,
         )
         stats.programs_compiled = compilations().late - self._compiled_before
-        stats.plans_made, stats.plans_waited_for, stats.batches_deferred = (
-            self._loaded.runner.plans_made,
-            engine.held_up,
-            engine.deferred,
-        )
+        stats.plans_made = self._loaded.runner.plans_made
+        stats.plans_waited_for = engine.plans_waited_for
         if self.encoding:
             stats.encoding, stats.encode_batches = len(self.encoding.jobs), self.encoding.batches
             stats.encode_tiles, stats.encode_packed = self.encoding.tiles, self.encoding.packed

@@ -23,8 +23,7 @@ class ServiceStats:
     Pictures, which frames of videos are not among, are shrunk and refused for want of memory. Of
     tokens that were proposed for answers, some were accepted. `programs_compiled`, for a GPU, while
     answers waited for them. `preemptions`: of those finished; `made_way` for another client, of
-    all. `plans_waited_for`, of those made, by answers in the midst of being written; in
-    `batches_deferred` these went on while a plan was made, and parts of prompts waited.
+    all. `plans_waited_for`, of those made, by answers in the midst of being written.
     """
 
     slots: int = 0
@@ -65,7 +64,6 @@ class ServiceStats:
     programs_compiled: int = 0
     plans_made: int = 0
     plans_waited_for: int = 0
-    batches_deferred: int = 0
     engine_cpu_seconds: float = 0.0
     queued_ms: float = 0.0
     preprocess_ms: float = 0.0

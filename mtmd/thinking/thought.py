@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from mtmd.llm.engine.engine import Constraint
+from mtmd.llm.engine.prompt import Constraint
 from mtmd.llm.sampling.constraint import masked
 from mtmd.llm.tokenizer.text_stream import TextStream
 from mtmd.thinking.marks import Marks, Piece, Splitter

@@ -12,8 +12,9 @@ from common import Oracle
 from table import CASES, ROWS
 
 from mtmd.checkpoint.open import open_checkpoint
-from mtmd.llm.engine.engine import Engine, Prompt
+from mtmd.llm.engine.engine import Engine
 from mtmd.llm.engine.make_batch import make_batch
+from mtmd.llm.engine.prompt import Prompt
 from mtmd.llm.engine.spans import Span, lay_out
 from mtmd.llm.sampling.sampler import Sampler, Sampling
 from mtmd.llm.state import PAGE

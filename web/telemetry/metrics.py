@@ -67,7 +67,6 @@ SINCE_START = {
     "programs_compiled": "GPU programs that were compiled while answers waited for them",
     "plans_made": "Plans made, for batches of new shapes",
     "plans_waited_for": "Plans made while answers in the midst waited for them",
-    "batches_deferred": "Batches whose parts of prompts waited for a plan",
     "engine_cpu_seconds": "Processor time that the engine's process has had, if it has its own",
 }
 HISTOGRAMS = {  # field of Latencies -> (name, what it is)

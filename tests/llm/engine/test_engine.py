@@ -17,8 +17,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mtmd.base.errors import DeviceMemoryError, MtmdError, PromptError
 from mtmd.kernels.plan.scheduler import Plan
 from mtmd.llm.batch import Batch
-from mtmd.llm.engine.batcher import LEAST_SHARE, Step
-from mtmd.llm.engine.engine import Engine, Prompt
+from mtmd.llm.engine.engine import Engine
+from mtmd.llm.engine.prompt import Prompt
+from mtmd.llm.engine.runner import Runner
+from mtmd.llm.engine.scheduler import MIN_SHARE, Step
 from mtmd.llm.engine.sequence import Sequence
 from mtmd.llm.engine.spans import Span, identities
 from mtmd.llm.sampling.sampler import Sampler, Sampling
@@ -123,9 +125,7 @@ def test_what_ends_an_answer_ends_no_thought_that_has_to_be_followed_by_one() ->
     assert len(sequence.tokens) - 4 >= 4
 
 
-@pytest.mark.parametrize(
-    ("rows", "expected"), [(16, [(16, 3)]), (20, [(16, 0), (2, 2)]), (40, [(40, 0), (2, 2)])]
-)
+@pytest.mark.parametrize(("rows", "expected"), [(16, [(16, 3)]), (40, [(40, 0), (2, 2)])])
 def test_prompts_of_many_rows_run_by_themselves_beside_answers(
     rows: int, expected: list[tuple[int, int]]
 ) -> None:
@@ -135,7 +135,7 @@ def test_prompts_of_many_rows_run_by_themselves_beside_answers(
     first = [subject.submit(request(7, n, 40)) for n in range(2)]
     while any(not sequence.tokens for sequence in first):
         subject.step()
-    subject.batcher._beside = lambda _: rows
+    subject.scheduler.mixed_rows = rows
     late, forward = subject.submit(request(70, 3, 6)), subject.runner.forward
 
     def noted(batch: Batch) -> torch.Tensor:
@@ -151,26 +151,18 @@ def test_prompts_of_many_rows_run_by_themselves_beside_answers(
     assert [s.tokens for s in first] == [alone(length=7, first=n, count=40) for n in range(2)]
 
 
-def test_short_prompts_are_read_in_the_way_that_was_faster() -> None:
-    """Here by few rows at a time, as batches of more are made to look slow."""
-    subject, rows = engine(), list[int]()
-    ran, forward = subject.reading.ran, subject.runner.forward
+def test_short_prompts_are_read_a_few_rows_at_a_time() -> None:
+    subject, rows, forward = engine(), list[int](), Runner.forward
 
-    def noted(batch: Batch) -> torch.Tensor:
+    def noted(runner: Runner, batch: Batch, *rest: Any) -> torch.Tensor:
         rows.append(len(batch.tokens))
-        return forward(batch)
+        return forward(runner, batch, *rest)
 
-    with (
-        patch.object(subject.reading, "ran", lambda n, _: ran(n, 0.001 if n <= 16 else 1.0)),
-        patch.object(subject.runner, "forward", noted),
-    ):
-        for number in range(8):
-            rows.clear()
-            prompt = {"length": 60, "first": 5 + number, "count": 3}
-            sequence = subject.submit(request(**prompt))
-            run(subject)
-            assert sequence.tokens == alone(**prompt)
-    assert rows[:4] == [16, 16, 16, 16], "the last of them filled up"
+    with patch.object(Runner, "forward", noted):
+        sequence = subject.submit(request(length=44, first=5, count=1))
+        run(subject)
+    assert rows == [16, 16, 16], "the last of them filled up"
+    assert sequence.tokens == alone(length=44, first=5, count=1)
 
 
 @pytest.mark.parametrize("fails", ["prompts", "answers"])
@@ -179,7 +171,7 @@ def test_of_two_batches_the_one_that_fails_is_tried_one_by_one(fails: str) -> No
     first = subject.submit(request(7, 0, 20))
     while not first.tokens:
         subject.step()
-    subject.batcher._beside = lambda _: 40
+    subject.scheduler.mixed_rows = 40
     late, forward, failed = subject.submit(request(70, 3, 6)), subject.runner.forward, []
 
     def failing(batch: Batch) -> torch.Tensor:
@@ -293,7 +285,7 @@ def test_stop_tokens_and_penalties() -> None:
 def test_what_repetitions_are_counted_of_does_not_grow_with_a_picture() -> None:
     spans, sequence = [Span((7,) * 4000, torch.zeros(4000, 4)), Span((7, 1))], Sequence(9)
     sequence.tokens += [7, 7, 3]
-    seen = Engine._seen(sequence, request(spans=spans, repetition_penalty=1.5))
+    seen = request(spans=spans, repetition_penalty=1.5).penalized(sequence.tokens)
     assert set(seen) == {7, 1, 3} and len(seen) == 2 + 3
 
 
@@ -334,7 +326,7 @@ def test_cancelling_frees_everything_at_once(after: int) -> None:
         subject.step()
     subject.cancel(first)
     subject.cancel(first)
-    assert first.finish == "cancelled" and subject.batcher.pages.held == 0
+    assert first.finish == "cancelled" and subject.scheduler.pages.held == 0
     run(subject)
     assert second.tokens == alone()
 
@@ -389,7 +381,7 @@ def test_one_that_fails_fails_alone() -> None:
     assert [g.finish for g in answers] == ["length", "error", "length"]
     assert answers[1].error is not None and "no memory for this" in str(answers[1].error)
     assert [answers[i].tokens for i in (0, 2)] == [expected[0], expected[2]]
-    assert subject.batcher.pages.held == 0
+    assert subject.scheduler.pages.held == 0
 
 
 def test_a_fault_that_passes_is_got_over() -> None:
@@ -429,7 +421,7 @@ def test_batches_that_memory_is_short_for_are_smaller(most: int) -> None:
         run(subject)
         seen = [len(call.args[0].tokens) for call in forward.call_args_list]
     assert [g.tokens for g in answers] == expected
-    assert max(seen) <= max(most, LEAST_SHARE)
+    assert max(seen) <= max(most, MIN_SHARE)
     assert subject.rows >= sum(a["length"] for a in asked)
 
 
@@ -493,7 +485,7 @@ def test_it_may_lose_its_place_meanwhile() -> None:
     slow.is_ready = True
     run(subject)
     assert [other.tokens, held.tokens] == expected and slow.closed == 1
-    assert subject.batcher.pages.held == 0
+    assert subject.scheduler.pages.held == 0
 
 
 @pytest.mark.parametrize("is_ready", [True, False])
@@ -545,7 +537,7 @@ def test_tokens_chosen_together_are_those_chosen_one_by_one(speculate: Any) -> N
     for together in (False, True):
         late = Slow()
         subject = Engine(small.runner(128, sequences=11), speculate=speculate)
-        subject.draws_together = together
+        subject.samples_batches = together
         odd = type("Odd", (Slow,), {"mask": lambda _, x: x.masked_fill(ODD, -torch.inf)})
         asked = [
             subject.submit(request(length=9 + 7 * i, first=i, count=20, **chosen))
@@ -652,7 +644,7 @@ def test_probabilities_of_prompts_are_the_same_whatever_is_known_and_whoever_giv
     assert sum(sequence.preemptions for sequence in crowded) > 0
     subject = engine()
     for tokens in (7, 16, 33):  # at once
-        subject.batcher.tokens = tokens
+        subject.scheduler.tokens = tokens
         known = subject.submit(prompts[0])
         run(subject)
         assert not known.reused

@@ -24,8 +24,9 @@ from mtmd.kernels.checkpoint.settings import Settings
 from mtmd.kernels.gpu.paged_attention import kernel as paged
 from mtmd.kernels.graph import Type
 from mtmd.llm.batch import Batch
-from mtmd.llm.engine import engine as engines
-from mtmd.llm.engine.engine import Engine, Prompt
+from mtmd.llm.engine import snapshots
+from mtmd.llm.engine.engine import Engine
+from mtmd.llm.engine.prompt import Prompt
 from mtmd.llm.engine.runner import Runner
 from mtmd.llm.engine.sequence import Sequence
 from mtmd.llm.engine.spans import Span
@@ -153,7 +154,7 @@ def answer_all(
     """Requests of up to `most` tokens, by number, as they come and are given up; each is compared.
     A batch has as many tokens as the draw says.
     """
-    subject.batcher.tokens = rng.choice((20, 64, 512))
+    subject.scheduler.tokens = rng.choice((20, 64, 512))
     asked: list[tuple[int, Sequence]] = []
     for _ in range(requests):
         number = rng.randint(0, 11)
@@ -173,7 +174,7 @@ def answer_all(
         assert sequence.tokens == (
             expected if sequence.finish == "length" else expected[: len(sequence.tokens)]
         )
-    assert subject.batcher.pages.held == 0 and len(subject._snapshots) <= 4
+    assert subject.scheduler.pages.held == 0 and len(subject.snapshots) <= 4
     return asked
 
 
@@ -187,7 +188,7 @@ def answer_all(
 def test_each_is_answered_as_if_it_were_alone(
     device: str, name: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engines, "SNAPSHOTS", 4)
+    monkeypatch.setattr(snapshots, "SNAPSHOTS", 4)
     rng, recording = Random(seed), StandIn() if device == "stand-in" else None
     subject = engine(name, rng.choice((9, 14, None)), recording)
     asked = answer_all(subject, name, rng, 14)
@@ -243,7 +244,7 @@ def test_by_the_kernels_of_a_gpu(
     name: str, seed: int, requests: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Paged, with keys shared out and not, prompts and answers in one batch, on rewritten graphs."""
-    monkeypatch.setattr(engines, "SNAPSHOTS", 4)
+    monkeypatch.setattr(snapshots, "SNAPSHOTS", 4)
     rng, device = Random(seed), Interpreted()
     subject = engine(name, rng.choice((9, 14, None)), device)
     watched = Watched(subject, monkeypatch)
@@ -268,7 +269,7 @@ def test_one_who_makes_way_for_another_client_is_answered_all_the_same(name: str
     while one.finish is None:
         subject.step()
         steps += 1
-    assert steps < 15 and subject.made_way == 1
+    assert steps < 15 and subject.yielded == 1
     assert [s.preemptions for s in many] == [0, 0, 1, 0] and many[2].slot is None
     while subject.busy:
         subject.step()
@@ -290,11 +291,11 @@ def test_snapshots_take_a_bounded_memory(
 ) -> None:
     subject = engine("delta nets, grids")
     each = sum(state.nbytes for state in subject.cache.snapshot(0).states.values())
-    monkeypatch.setattr(engines, "SNAPSHOT_BYTES", room if room > 2 else room * each)
+    monkeypatch.setattr(snapshots, "SNAPSHOT_BYTES", room if room > 2 else room * each)
     for first in range(3):
         subject.submit(
             Prompt([Span(tuple(range(first, first + 40)))], Sampler(Sampling()), max_tokens=1)
         )
     while subject.busy:
         subject.step()
-    assert len(subject._snapshots) == len(subject.batcher.snapshots) == kept
+    assert len(subject.snapshots) == len(subject.snapshots) == kept

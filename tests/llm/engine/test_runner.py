@@ -19,7 +19,8 @@ from mtmd.kernels.graph import Type
 from mtmd.kernels.plan.scheduler import Override
 from mtmd.llm.batch import Batch, BatchShape
 from mtmd.llm.batch_shapes import foreseen_batches
-from mtmd.llm.engine.engine import Engine, Prompt
+from mtmd.llm.engine.engine import Engine
+from mtmd.llm.engine.prompt import Prompt
 from mtmd.llm.engine.runner import Runner
 from mtmd.llm.engine.spans import Span
 from mtmd.llm.families.gemma3 import Gemma3Text
@@ -269,4 +270,4 @@ def test_an_engine_reads_as_much_at_once(monkeypatch: pytest.MonkeyPatch) -> Non
         while engine.busy:
             engine.step()
         assert sequence.tokens == [int(logits.argmax())] and seen == batches
-        assert engine.batcher.tokens == subject.prefill_tokens == max(batches)
+        assert engine.scheduler.tokens == subject.prefill_tokens == max(batches)

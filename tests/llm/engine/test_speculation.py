@@ -18,9 +18,10 @@ from stand_in import StandIn
 
 from mtmd.base.errors import DeviceMemoryError, MtmdError
 from mtmd.kernels.backends import Backend, Cpu, Reference
-from mtmd.llm.engine.engine import Engine, Prompt
+from mtmd.llm.engine.engine import Engine
+from mtmd.llm.engine.prompt import Prompt
 from mtmd.llm.engine.runner import Runner
-from mtmd.llm.engine.sequence import Sequence, Token
+from mtmd.llm.engine.sequence import Sequence, State, Token
 from mtmd.llm.engine.spans import Span
 from mtmd.llm.engine.speculation import Mode, Pace, Speculation, speculation
 from mtmd.llm.sampling.sampler import Sampler, Sampling
@@ -160,7 +161,7 @@ def assert_same(found: list[Token], expected: list[Token]) -> None:
 def test_forced_proposals_change_no_answer(device: str, name: str, seed: int) -> None:
     rng = Random(seed)
     subject = engine(name, rng.choice((1, 3, 7)), pages=rng.choice((9, 14, None)), device=device)
-    subject.batcher.tokens = rng.choice((20, 64, 512))
+    subject.scheduler.tokens = rng.choice((20, 64, 512))
     asked: list[tuple[int, Sequence]] = []
     for _ in range(8):
         number = rng.randint(0, 14)
@@ -179,7 +180,9 @@ def test_forced_proposals_change_no_answer(device: str, name: str, seed: int) ->
         else:
             assert sequence.finish == end
         assert_same(found, expected)
-    assert subject.batcher.pages.held == 0 and not subject._before and not subject._held
+    assert (
+        subject.scheduler.pages.held == 0 and not subject.drafts._states and not subject.constraints
+    )
     assert sum(s.proposed for _, s in asked) >= sum(s.accepted for _, s in asked) > 0
     assert not subject.speculation._texts
     recorder = subject.runner.backends[0].recorder
@@ -188,10 +191,10 @@ def test_forced_proposals_change_no_answer(device: str, name: str, seed: int) ->
 
 def assert_pages_fit(subject: Engine) -> None:
     """Between steps nobody holds a page for a rejected token."""
-    for sequence in subject.batcher.running:
+    for sequence in subject.scheduler.running:
         if sequence.tokens and sequence.decoding:
             assert len(sequence.pages) <= -(-max(sequence.total - 1, 1) // PAGE)
-        held = sequence in subject._held  # waits for its constraint, all its tokens read
+        held = sequence in subject.constraints._waiting  # all its tokens read
         assert held == (sequence.done == sequence.total) or not sequence.tokens
         assert sequence.proposal == ()
 
@@ -228,8 +231,9 @@ def test_a_text_by_heart_takes_fewer_batches(
         finish(subject)
         found.append(sequence.take())
     assert_same(found[1], found[0])
-    assert len(found[0]) == 120 and subject.steps <= steps
-    assert sequence.accepted == 120 - subject.steps
+    batches = subject.steps - 1  # but the first 16 tokens of the prompt
+    assert len(found[0]) == 120 and batches <= steps
+    assert sequence.accepted == 120 - batches
 
 
 def test_the_next_turn_reads_on_from_what_was_accepted() -> None:
@@ -309,7 +313,7 @@ def policy(costs: Mapping[int, float], text: list[int]) -> tuple[Speculation, Se
         pace.record(1, 1, 1.0)
     for rows, cost in costs.items():
         subject.ran(1, rows, cost, rows, planned=False)
-    sequence = Sequence(len(text) + 1, done=len(text), tokens=[0])
+    sequence = Sequence(len(text) + 1, done=len(text), tokens=[0], state=State.DECODING)
     subject.begin(sequence, text, 1000)
     return subject, sequence
 
@@ -369,7 +373,7 @@ def test_nothing_is_proposed_while_somebody_reads() -> None:
 
 def test_the_likeliest_tokens_of_all_come_first() -> None:
     subject, sure = policy({}, COPY)
-    unsure = Sequence(101, done=100, tokens=[0])
+    unsure = Sequence(101, done=100, tokens=[0], state=State.DECODING)
     subject.begin(unsure, [*range(60), 90, 91, *range(36), 12, 13], 1000)
     for _ in range(20):
         subject.pace.record(2, 2, 1.0)

@@ -11,8 +11,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mtmd.base.errors import MtmdError
-from mtmd.llm.engine.engine import _with_probabilities
-from mtmd.llm.sampling.batch_sampler import Wish, draw
+from mtmd.llm.engine.next_token import with_probabilities
+from mtmd.llm.sampling.batch_sampler import RowRequest, sample
 from mtmd.llm.sampling.host_filters import candidates, pick
 from mtmd.llm.sampling.sampler import Sampler, Sampling
 
@@ -57,17 +57,17 @@ def test_as_one_by_one(count: int, dtype: torch.dtype) -> None:
             sampler, twin = Sampler(one), Sampler(one)
             point = twin.points(3)[0] if one.temperature else 0.0
             bits = None if allowed is None else packed(allowed)
-            wishes.append(Wish(one, seen, written, forbidden, point, bits, alternatives))
+            wishes.append(RowRequest(one, seen, written, forbidden, point, bits, alternatives))
             left = row if allowed is None else allowed
             token = sampler(left, seen, written, forbidden)
-            expected.append(_with_probabilities(token, row, alternatives))
+            expected.append(with_probabilities(token, row, alternatives))
             if one.temperature:
                 twin.use()
             assert sampler.points(2) == twin.points(2), "what is left of chance is the same"
         before = logits.clone()
         chosen, doubled = list(range(count))[::-1], torch.cat([logits, logits])
-        some = draw(doubled, wishes[::-1], [count + row for row in chosen])
-        together = draw(logits, wishes)
+        some = sample(doubled, wishes[::-1], [count + row for row in chosen])
+        together = sample(logits, wishes)
         assert some[::-1] == together, "of some rows, in another order"
         for found, one in zip(together, expected, strict=True):
             assert found.error is None and found.token == one.id
@@ -81,12 +81,12 @@ def test_what_is_wrong_is_told_to_whom_it_concerns() -> None:
     logits = torch.zeros(4, VOCABULARY)
     logits[1, 5], logits[3] = torch.nan, -torch.inf
     wishes = [
-        Wish(Sampling(temperature=0, logit_bias=((VOCABULARY, 1.0),))),
-        Wish(Sampling(temperature=1)),
-        Wish(Sampling(temperature=1), point=0.999),
-        Wish(Sampling(temperature=0)),
+        RowRequest(Sampling(temperature=0, logit_bias=((VOCABULARY, 1.0),))),
+        RowRequest(Sampling(temperature=1)),
+        RowRequest(Sampling(temperature=1), point=0.999),
+        RowRequest(Sampling(temperature=0)),
     ]
-    first, second, third, fourth = draw(logits, wishes)
+    first, second, third, fourth = sample(logits, wishes)
     assert "found token 211" in str(first.error)
     assert "nan in 1 of 211 logits" in str(second.error) and isinstance(second.error, MtmdError)
     assert third.error is None and third.token == 210
@@ -97,8 +97,8 @@ def test_forbidden_tokens_come_where_nothing_else_may() -> None:
     logits = torch.full((2, VOCABULARY), -torch.inf)
     logits[:, 9] = 1.0
     logits[1, 3] = 0.0
-    wish = Wish(Sampling(temperature=0), forbidden=frozenset({9}))
-    assert [d.token for d in draw(logits, [wish, wish])] == [9, 3]
+    wish = RowRequest(Sampling(temperature=0), forbidden=frozenset({9}))
+    assert [d.token for d in sample(logits, [wish, wish])] == [9, 3]
 
 
 def test_what_comes_back_comes_at_once() -> None:
@@ -113,9 +113,11 @@ def test_what_comes_back_comes_at_once() -> None:
             return func(*args, **(kwargs or {}))
 
     rng = Random(0)
-    wishes = [Wish(sampling(rng, i), [1, 2], [2], point=0.5, alternatives=3) for i in range(17)]
+    wishes = [
+        RowRequest(sampling(rng, i), [1, 2], [2], point=0.5, alternatives=3) for i in range(17)
+    ]
     with Waits():
-        draw(torch.randn(17, VOCABULARY), wishes)
+        sample(torch.randn(17, VOCABULARY), wishes)
     assert Waits.count == 0  # and one copy of all that was found
 
 
@@ -137,11 +139,11 @@ def test_all_that_is_asked_is_uploaded_at_once() -> None:
     rng = Random(0)
     bits = packed(torch.zeros(VOCABULARY))
     wishes = [
-        Wish(sampling(rng, i), [1, 2], [2], frozenset({3}), 0.5, bits if i % 2 else None, 3)
+        RowRequest(sampling(rng, i), [1, 2], [2], frozenset({3}), 0.5, bits if i % 2 else None, 3)
         for i in range(17)
     ]
     with Copies(), pytest.raises(NotImplementedError, match="meta"):
-        draw(torch.empty(20, VOCABULARY, device="meta"), wishes, list(range(1, 18)))
+        sample(torch.empty(20, VOCABULARY, device="meta"), wishes, list(range(1, 18)))
     assert Copies.found == ["aten::_to_copy"]
 
 
@@ -174,7 +176,7 @@ def test_the_largest_tell_what_all_of_them_in_order_do(head: int) -> None:
     for round_ in range(8):
         logits = ties(size, torch.Generator().manual_seed(round_))
         wishes = [
-            Wish(
+            RowRequest(
                 Sampling(
                     temperature=rng.choice((0.5, 1.0, 2.0)),
                     top_k=rng.choice((0, 0, 3, 8, 9, 100, size)),
@@ -187,13 +189,13 @@ def test_the_largest_tell_what_all_of_them_in_order_do(head: int) -> None:
             )
             for _ in logits
         ]
-        assert draw(logits, wishes, head=head) == draw(logits, wishes, head=None)
+        assert sample(logits, wishes, head=head) == sample(logits, wishes, head=None)
         one_by_one = []
         for row, wish in zip(logits, wishes, strict=True):
             tokens, weights = candidates(row.numpy().copy(), wish.sampling)
             index = pick(weights, wish.point)
             one_by_one.append(index if tokens is None else int(tokens[index]))
-        found = [d.token for d in draw(logits, wishes, head=head)]
+        found = [d.token for d in sample(logits, wishes, head=head)]
         # Logits of the third row differ, but not how likely they are in single precision, by which
         # the host puts them in order.
         assert found[:2] + found[3:] == one_by_one[:2] + one_by_one[3:]
@@ -210,11 +212,11 @@ def test_a_row_as_models_give_it_is_not_sorted_and_one_that_is_flat_once_more() 
 
     logits = torch.randn(3, 5000, generator=torch.Generator().manual_seed(1)) * 2.5
     logits[:, :30] += 12
-    wishes = [Wish(Sampling(temperature=0.7, top_p=0.9), point=0.5)] * 2
-    wishes.append(Wish(Sampling(temperature=0.7, top_k=40), point=0.5))
+    wishes = [RowRequest(Sampling(temperature=0.7, top_p=0.9), point=0.5)] * 2
+    wishes.append(RowRequest(Sampling(temperature=0.7, top_k=40), point=0.5))
     with Sorts():
-        draw(logits, wishes, head=64)
+        sample(logits, wishes, head=64)
         assert sorted_rows == []
         logits[1] = 0
-        draw(logits, wishes, head=64)
+        sample(logits, wishes, head=64)
     assert sorted_rows == [(1, 5000)]

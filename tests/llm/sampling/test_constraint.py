@@ -21,7 +21,8 @@ import torch
 from tokenizer_samples import metadata, original
 
 from mtmd.base.errors import MtmdError, OptionError
-from mtmd.llm.engine.engine import Engine, Prompt
+from mtmd.llm.engine.engine import Engine
+from mtmd.llm.engine.prompt import Prompt
 from mtmd.llm.engine.spans import Span
 from mtmd.llm.sampling.constraint import Grammars, JsonConstraint, allowed_bits, masked
 from mtmd.llm.sampling.json_schema import MULTIPLE_MAX, SCHEMA_BYTES_MAX, schema_text

@@ -31,7 +31,8 @@ from mtmd.cli import main
 from mtmd.kernels.backends import Cpu
 from mtmd.kernels.parallel import distributed
 from mtmd.kernels.resources.threads import ask_threads
-from mtmd.llm.engine.engine import Engine, Prompt
+from mtmd.llm.engine.engine import Engine
+from mtmd.llm.engine.prompt import Prompt
 from mtmd.llm.sampling.sampler import Sampler, Sampling
 from mtmd.model import Model
 from mtmd.options.load import LoadOptions

@@ -22,7 +22,7 @@ def preempted(name: str, size: int, seed: int) -> int:
     runner = runner_of(name, ranks.group, pages)  # type: ignore[arg-type]
     runner.lead = leader.RunnerLead(ranks)
     subject = Engine(runner)
-    subject.batcher.tokens = rng.choice((20, 64))
+    subject.scheduler.tokens = rng.choice((20, 64))
     asked = []
     for _ in range(8):
         number = rng.randint(0, 11)
@@ -39,7 +39,7 @@ def preempted(name: str, size: int, seed: int) -> int:
         whole = alone(name, number)
         expected = whole if sequence.finish == "length" else whole[: len(sequence.tokens)]
         assert sequence.tokens == expected
-    assert subject.batcher.pages.held == 0
+    assert subject.scheduler.pages.held == 0
     kept = {number for led in ranks.led for number in led.caches}
     ranks.end()
     assert kept == {1}

@@ -15,6 +15,7 @@ import torch
 
 from mtmd import Answer, Finished, OptionError, RawPrompt, Service, gather, load
 from mtmd.engine_process.codec import decode, encode
+from mtmd.llm.engine import engine
 from mtmd.prompt_logprobs import PROMPT_LOGPROBS_MAX
 
 TEXT = "What is on the table? a red apple and two green pears " * 8
@@ -85,19 +86,19 @@ def test_answers_to_one_prompt_share_them(
     """
     service, _ = both
     scored, spelled = list[int](), Counter[int]()
-    score, tokenizer = service.engine._score, service._loaded.checkpoint.tokenizer
+    score, tokenizer = engine.score, service._loaded.checkpoint.tokenizer
     decode, device = tokenizer.decode, service._device.thread
 
-    def count(sequence: Any, logits: torch.Tensor) -> None:
+    def count(sequence: Any, prompt: Any, logits: torch.Tensor) -> None:
         scored.append(len(logits))
-        score(sequence, logits)
+        score(sequence, prompt, logits)
 
     def spell(ids: list[int], skip_special: bool = True) -> str:
         assert threading.current_thread().name == "mtmd spelling", device
         spelled.update(ids)
         return decode(ids, skip_special)
 
-    monkeypatch.setattr(service.engine, "_score", count)
+    monkeypatch.setattr(engine, "score", count)
     monkeypatch.setattr(tokenizer, "decode", spell)
     answers = several(service, 6, max_tokens=max_tokens, prompt_logprobs=3)
     first, *others = answers

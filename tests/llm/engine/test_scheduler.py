@@ -1,4 +1,4 @@
-"""The batcher's decisions: who runs, how much of each, who gives way; and that everybody gets there
+"""The scheduler's decisions: who runs, how much of each, who gives way; and that everybody gets there
 whatever comes.
 """
 
@@ -9,20 +9,20 @@ from random import Random
 
 import pytest
 
-from mtmd.llm.engine.batcher import Batcher, Step
 from mtmd.llm.engine.pages import Pages
-from mtmd.llm.engine.sequence import Sequence
+from mtmd.llm.engine.scheduler import Scheduler, Step
+from mtmd.llm.engine.sequence import Sequence, Token
 
 
-def batcher(
+def scheduler(
     pages: int = 33, size: int = 4, slots: int = 4, tokens: int = 64, recurrent: bool = False
-) -> Batcher:
-    return Batcher(Pages(pages, size), slots, tokens, recurrent)
+) -> Scheduler:
+    return Scheduler(Pages(pages, size), slots, tokens, set() if recurrent else None)
 
 
-def run(subject: Batcher) -> Step:
-    step = subject.step()
-    subject.ran(step)
+def run(subject: Scheduler) -> Step:
+    step = subject.schedule()
+    subject.advance(step)
     return step
 
 
@@ -31,11 +31,11 @@ def counts(step: Step) -> list[int]:
 
 
 def test_decoding_goes_first_and_prompts_share_the_rest() -> None:
-    subject = batcher(tokens=72)
+    subject = scheduler(tokens=72)
     first = Sequence(3)
     subject.add(first)
     assert counts(run(subject)) == [3] and first.done == 3
-    first.total += 1  # it has got its first token
+    first.append(Token(0))  # it has got its first token
     long, short = Sequence(90), Sequence(20)
     subject.add(long)
     subject.add(short)
@@ -44,80 +44,98 @@ def test_decoding_goes_first_and_prompts_share_the_rest() -> None:
 
 
 def test_prompts_are_read_in_small_batches_while_somebody_decodes() -> None:
-    subject = batcher(pages=400, tokens=512)
+    subject = scheduler(pages=400, tokens=512)
     first = Sequence(3)
     subject.add(first)
     run(subject)
-    first.total += 1
+    first.append(Token(0))
     subject.add(Sequence(1000))
     assert counts(run(subject)) == [1, 127] and counts(run(subject)) == [512]
 
 
-def test_where_nobody_waits_prompts_are_read_as_is_said_of_so_many() -> None:
-    subject, asked = batcher(pages=400, tokens=512), list[int]()
-
-    def alone(left: int) -> int:
-        asked.append(left)
-        return 16
-
-    subject._alone = alone
-    for length in (100, 40):
+@pytest.mark.parametrize(
+    ("lengths", "expected"),
+    [((20, 28), [16, 16, 16]), ((49,), [49]), ((30, 30), [60]), ((7,), [7])],
+)
+def test_short_prompts_are_read_a_few_rows_at_a_time_if_nobody_decodes(
+    lengths: tuple[int, ...], expected: list[int]
+) -> None:
+    """Where a cache is read in place: that is as fast, up to three such batches."""
+    subject = scheduler(pages=400, tokens=512)
+    subject.in_place_rows = 16
+    for length in lengths:
         subject.add(Sequence(length))
-    assert [counts(run(subject)) for _ in range(2)] == [[16], [16]] and asked == [140, 124]
+    assert [sum(counts(run(subject))) for _ in expected] == expected
+
+
+def test_many_who_decode_leave_room_for_prompts() -> None:
+    for decoding in range(1, 40):
+        subject = scheduler(pages=400, tokens=512, slots=50)
+        first = [Sequence(1) for _ in range(decoding)]
+        for sequence in first:
+            subject.add(sequence)
+        run(subject)
+        for sequence in first:
+            sequence.append(Token(0))
+        subject.mixed_rows = subject.in_place_rows = 16
+        subject.add(Sequence(1000))
+        step = run(subject)
+        assert step.rows == (16 if decoding <= 12 else decoding + 16)
+        assert step.is_split == (decoding > 12)
 
 
 @pytest.mark.parametrize(
-    ("rows", "expected", "apart"),
-    [(16, [1, 15], False), (17, [1, 16], True), (32, [1, 16], True), (40, [1, 39], True)],
+    ("rows", "expected", "is_split"),
+    [(16, [1, 15], False), (17, [1, 16], True), (40, [1, 39], True)],
 )
 def test_what_is_more_than_a_few_rows_is_two_batches(
-    rows: int, expected: list[int], apart: bool
+    rows: int, expected: list[int], is_split: bool
 ) -> None:
-    """Where a cache is read in place, prompts of few rows too, and so not by 31 rows of them."""
-    subject = batcher(pages=400, tokens=512)
-    subject._beside, subject._few = lambda _: rows, 16
+    """Where a cache is read in place: prompts by themselves."""
+    subject = scheduler(pages=400, tokens=512)
+    subject.mixed_rows, subject.in_place_rows = rows, 16
     first, prompt = Sequence(3), Sequence(1000)
     subject.add(first)
     assert run(subject).batches() == (Step(((first, 3),), (first,), ()),)
-    first.total += 1
+    first.append(Token(0))
     subject.add(prompt)
-    step = subject.step()
-    assert counts(step) == expected and step.apart is apart
-    if apart:
+    step = subject.schedule()
+    assert counts(step) == expected and step.is_split is is_split
+    if is_split:
         prompts, answers = step.batches()
         assert prompts == Step(((prompt, expected[1]),), (prompt,), ())
         assert answers == Step(((first, 1),), (), ())
     else:
         assert step.batches() == (step,)
-    first.total -= 1
-    assert counts(subject.step()) == [512] and not subject.step().apart, "nobody waits"
+    subject.remove(first)
+    assert counts(subject.schedule()) == [512] and not subject.schedule().is_split, "nobody waits"
 
 
 def test_prompts_of_one_token_beside_answers_are_one_batch_with_them() -> None:
     """They wait for their next token as soon as they are let in: a batch of prompts would have no
     parts.
     """
-    subject = batcher(pages=400, tokens=512, slots=40)
-    subject._beside, subject._few = lambda _: 40, 16
+    subject = scheduler(pages=400, tokens=512, slots=40)
+    subject.mixed_rows, subject.in_place_rows = 40, 16
     first = Sequence(3)
     subject.add(first)
     run(subject)
-    first.total += 1
+    first.append(Token(0))
     prompts = [Sequence(1) for _ in range(20)]
     for prompt in prompts:
         subject.add(prompt)
-    step = subject.step()
+    step = subject.schedule()
     assert counts(step) == [1] * 21 and step.batches() == (step,)
-    subject.ran(step)
+    subject.advance(step)
     for sequence in (first, *prompts):
-        sequence.total += 1
+        sequence.append(Token(0))
     subject.add(Sequence(1000))
-    step = subject.step()
+    step = subject.schedule()
     assert all(batch.parts for batch in step.batches()) and len(step.batches()) == 2
 
 
 def test_a_small_share_is_not_cut_smaller() -> None:
-    subject = batcher(tokens=40, slots=3)
+    subject = scheduler(tokens=40, slots=3)
     items = [Sequence(30) for _ in range(3)]
     for item in items:
         subject.add(item)
@@ -135,7 +153,7 @@ def test_a_small_share_is_not_cut_smaller() -> None:
     ],
 )
 def test_blocks_are_not_cut(blocks: tuple[tuple[int, int], ...], expected: list[int]) -> None:
-    subject = batcher(tokens=10)
+    subject = scheduler(tokens=10)
     item = Sequence(25, blocks)
     subject.add(item)
     assert [counts(run(subject))[0] for _ in expected] == expected and item.done == 25
@@ -145,34 +163,34 @@ def test_blocks_are_not_cut(blocks: tuple[tuple[int, int], ...], expected: list[
 
 
 def test_a_batch_grows_for_one_block_beside_those_who_decode() -> None:
-    subject = batcher(tokens=12)
+    subject = scheduler(tokens=12)
     decoding, image, other = Sequence(1), Sequence(20, ((0, 20),)), Sequence(20, ((0, 20),))
     subject.add(decoding)
     assert run(subject).parts == ((decoding, 1),)
-    decoding.total += 1
+    decoding.append(Token(0))
     subject.add(image)
     subject.add(other)
     assert run(subject).parts == ((decoding, 1), (image, 20))
-    decoding.total += 1
+    decoding.append(Token(0))
     assert run(subject).parts == ((decoding, 1), (other, 20))
 
 
 def test_equal_beginnings_are_read_once() -> None:
     keys = [b"a", b"b", b"c"]
-    subject = batcher()
+    subject = scheduler()
     first, second = Sequence(13, keys=keys), Sequence(12, keys=keys)
     subject.add(first)
     run(subject)
     subject.remove(first)
     subject.add(second)
-    step = subject.step()
+    step = subject.schedule()
     assert counts(step) == [4] and second.done == 8, (
         "the last page has to be read for the logits of its last token"
     )
 
 
 def test_recurrent_states_are_taken_up_at_snapshots_only() -> None:
-    subject, keys = batcher(recurrent=True), [b"a", b"b", b"c"]
+    subject, keys = scheduler(recurrent=True), [b"a", b"b", b"c"]
     first = Sequence(13, keys=keys)
     subject.add(first)
     assert first.snapshot_at == 12 and [counts(run(subject)) for _ in range(2)] == [[12], [1]]
@@ -181,22 +199,22 @@ def test_recurrent_states_are_taken_up_at_snapshots_only() -> None:
         subject.snapshots = snapshots
         item = Sequence(13, keys=keys)
         subject.add(item)
-        step = subject.step()
+        step = subject.schedule()
         assert item.left == read and counts(step)[0] <= read
         subject.remove(item)
 
 
 def test_a_snapshot_without_its_pages_is_of_no_use() -> None:
-    subject = batcher(recurrent=True)
+    subject = scheduler(recurrent=True)
     subject.snapshots = {b"a"}
     item = Sequence(9, keys=[b"a", b"b"])
     subject.add(item)
-    subject.step()
+    subject.schedule()
     assert item.left == 9
 
 
 def test_restarting_reads_all_again() -> None:
-    subject = batcher(size=4)
+    subject = scheduler(size=4)
     item = Sequence(9)
     subject.add(item)
     run(subject)
@@ -207,7 +225,7 @@ def test_restarting_reads_all_again() -> None:
 
 
 def test_the_youngest_gives_way_and_comes_back() -> None:
-    subject = batcher(pages=6, size=2)  # five pages in use: ten tokens
+    subject = scheduler(pages=6, size=2)  # five pages in use: ten tokens
     old, young = Sequence(4), Sequence(4)
     subject.add(old)
     subject.add(young)
@@ -216,7 +234,7 @@ def test_the_youngest_gives_way_and_comes_back() -> None:
     for _ in range(12):
         for item in (old, young):
             if item.done == item.total and item.total < 8:
-                item.total += 1
+                item.append(Token(0))
         step = run(subject)
         seen |= set(step.preempted)
         if old.done == 8:
@@ -226,7 +244,7 @@ def test_the_youngest_gives_way_and_comes_back() -> None:
 
 
 def test_nobody_overtakes_one_who_waits_for_memory() -> None:
-    subject = batcher(pages=6, size=4)
+    subject = scheduler(pages=6, size=4)
     running, large, small = Sequence(9), Sequence(16), Sequence(1)
     subject.add(running)
     run(subject)
@@ -238,7 +256,7 @@ def test_nobody_overtakes_one_who_waits_for_memory() -> None:
 
 
 def test_removing_one_who_waits() -> None:
-    subject = batcher(slots=1)
+    subject = scheduler(slots=1)
     first, second = Sequence(3), Sequence(3)
     subject.add(first)
     subject.add(second)
@@ -249,7 +267,7 @@ def test_removing_one_who_waits() -> None:
 
 
 def test_a_snapshot_behind_a_page_that_is_gone_is_of_no_use() -> None:
-    subject, keys = batcher(recurrent=True), [b"a", b"b", b"c"]
+    subject, keys = scheduler(recurrent=True), [b"a", b"b", b"c"]
     pages = subject.pages
     mine = pages.take(3)
     for page, key in zip(mine, keys, strict=True):
@@ -260,7 +278,7 @@ def test_a_snapshot_behind_a_page_that_is_gone_is_of_no_use() -> None:
     assert [pages.knows(key) for key in keys] == [True, False, True]
     subject.snapshots, item = {b"c"}, Sequence(13, keys=keys)
     subject.add(item)
-    subject.step()
+    subject.schedule()
     assert item.done == 0, "there is no snapshot at the end of the pages found"
 
 
@@ -268,7 +286,7 @@ def test_an_old_reader_and_a_young_decoder_do_not_wait_for_each_other() -> None:
     """The young one has grown into the room that was meant for the other's prompt; when none is
     left, it gives way.
     """
-    subject = batcher(pages=52)
+    subject = scheduler(pages=52)
     old, young = Sequence(200), Sequence(4)
     subject.add(old)
     subject.add(young)
@@ -276,11 +294,12 @@ def test_an_old_reader_and_a_young_decoder_do_not_wait_for_each_other() -> None:
     for _ in range(60):
         step = run(subject)
         preempted |= set(step.preempted)
-        young.total += young.done == young.total
+        if young.done == young.total:
+            young.append(Token(0))
     assert old.done == 200 and preempted == {young}
 
 
-def play(rng: Random, subject: Batcher, most: int, count: int = 40) -> None:
+def play(rng: Random, subject: Scheduler, most: int, count: int = 40) -> None:
     """Random sequences come, share beginnings and go; raises AssertionError where one is run
     wrongly, or the last does not get there.
     """
@@ -303,13 +322,13 @@ def play(rng: Random, subject: Batcher, most: int, count: int = 40) -> None:
             )
             goals[item] = min(total + rng.randint(1, 30), room)
             subject.add(item)
-        if (greedy := subject.greedy()) is not None:
-            subject.preempt(greedy)
-        step = subject.step()
+        if (unfair := subject.unfair_slot()) is not None:
+            subject.preempt(unfair)
+        step = subject.schedule()
         assert step.parts or not goals, "nobody goes on"
         for item in step.admitted:
             assert (
-                not subject.recurrent
+                subject.snapshots is None
                 or not item.done
                 or item.keys[item.done // size - 1] in subject.snapshots
             )
@@ -323,9 +342,9 @@ def play(rng: Random, subject: Batcher, most: int, count: int = 40) -> None:
             assert item.done == 0 or not any(
                 start < item.done + tokens < stop for start, stop in item.blocks
             )
-        subject.ran(step)
+        subject.advance(step)
         for item, _ in step.parts:
-            if subject.recurrent and item.done == item.snapshot_at:
+            if subject.snapshots is not None and item.done == item.snapshot_at:
                 subject.snapshots.add(item.keys[item.done // size - 1])
                 subject.snapshots -= set(
                     rng.sample(sorted(subject.snapshots), max(len(subject.snapshots) - 4, 0))
@@ -336,7 +355,7 @@ def play(rng: Random, subject: Batcher, most: int, count: int = 40) -> None:
                     del goals[item]
                     finished += 1
                 else:
-                    item.total += 1
+                    item.append(Token(0))
         if finished == count:
             break
     assert finished == count and subject.pages.held == 0
@@ -348,7 +367,7 @@ def test_everybody_gets_there(seed: int) -> None:
     all pages come back.
     """
     rng = Random(seed)
-    subject = batcher(
+    subject = scheduler(
         pages=rng.randint(6, 30),
         size=rng.choice((1, 2, 4)),
         slots=rng.randint(1, 5),
@@ -361,33 +380,33 @@ def test_everybody_gets_there(seed: int) -> None:
 # several owners
 
 
-def take_places(subject: Batcher, owner: str, count: int, total: int = 5) -> list[Sequence]:
+def take_places(subject: Scheduler, owner: str, count: int, total: int = 5) -> list[Sequence]:
     items = [Sequence(total, owner=owner) for _ in range(count)]
     for item in items:
         subject.add(item)
     return items
 
 
-def turn(subject: Batcher) -> Step:
+def turn(subject: Scheduler) -> Step:
     """One step as the engine takes it: who decodes gets a token."""
-    if (greedy := subject.greedy()) is not None:
-        subject.preempt(greedy)
+    if (unfair := subject.unfair_slot()) is not None:
+        subject.preempt(unfair)
     step = run(subject)
     for item, _ in step.parts:
         item.total += item.done == item.total
     return step
 
 
-def places(subject: Batcher) -> list[str]:
+def places(subject: Scheduler) -> list[str]:
     return sorted(sequence.owner for sequence in subject.running)
 
 
 def test_one_alone_has_everything_and_gives_up_half_when_another_comes() -> None:
-    subject = batcher(pages=400)
+    subject = scheduler(pages=400)
     many = take_places(subject, "a", 9)
     for _ in range(3):
         turn(subject)
-    assert places(subject) == list("aaaa") and subject.greedy() is None
+    assert places(subject) == list("aaaa") and subject.unfair_slot() is None
     take_places(subject, "b", 1)
     assert turn(subject).admitted[0].owner == "b" and places(subject) == list("aaab")
     assert many[3] not in subject.running and next(iter(subject.waiting)) is many[3], "the youngest"
@@ -402,21 +421,21 @@ def test_one_alone_has_everything_and_gives_up_half_when_another_comes() -> None
 
 
 def test_more_owners_than_places_have_them_in_turn() -> None:
-    subject = batcher(pages=400, slots=2)
+    subject = scheduler(pages=400, slots=2)
     for owner in "abcde":
         take_places(subject, owner, 4)
     seen = []
     for _ in range(10):
         step = turn(subject)
         seen += [s.owner for s in step.admitted]
-        assert subject.greedy() is None, "nobody has two"
+        assert subject.unfair_slot() is None, "nobody has two"
         for item in list(subject.running):
             subject.remove(item)
     assert seen == list("abcde") * 4
 
 
 def test_what_is_read_of_prompts_is_shared_out_by_owner() -> None:
-    subject = batcher(pages=4000, tokens=120, slots=5)
+    subject = scheduler(pages=4000, tokens=120, slots=5)
     many, one = take_places(subject, "a", 3, 1000), take_places(subject, "b", 1, 1000)
     for _ in range(12):
         run(subject)
@@ -426,7 +445,7 @@ def test_what_is_read_of_prompts_is_shared_out_by_owner() -> None:
 
 
 def test_of_a_room_too_small_for_all_each_owner_has_some_in_turn() -> None:
-    subject = batcher(pages=4000, tokens=40, slots=4)
+    subject = scheduler(pages=4000, tokens=40, slots=4)
     items = [take_places(subject, owner, 1, 1000)[0] for owner in "abcd"]
     for _ in range(16):
         run(subject)
@@ -441,7 +460,7 @@ def test_a_flood_of_one_owner_keeps_nobody_waiting(seed: int) -> None:
     """
     rng = Random(seed)
     slots = rng.randint(2, 6)
-    subject = batcher(pages=4000, slots=slots, tokens=rng.choice((16, 64, 512)))
+    subject = scheduler(pages=4000, slots=slots, tokens=rng.choice((16, 64, 512)))
     ends: dict[Sequence, int] = {}
     waited = Counter[str]()
     quiet = 0
@@ -471,7 +490,7 @@ def test_a_flood_of_one_owner_keeps_nobody_waiting(seed: int) -> None:
 
 
 def test_of_a_sequence_that_made_way_nothing_is_read_twice_while_there_is_room() -> None:
-    subject = batcher(pages=400, size=4)
+    subject = scheduler(pages=400, size=4)
     keys = [b"%d" % i for i in range(10)]
     (first,) = take_places(subject, "a", 1)
     second = Sequence(40, keys=keys, owner="a")

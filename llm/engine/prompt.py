@@ -1,0 +1,119 @@
+"""What an answer is made from: the spans to be read, the rules that it follows."""
+
+from __future__ import annotations
+
+from collections import abc
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+from torch import Tensor
+
+from mtmd.llm.engine.spans import Span
+from mtmd.llm.sampling.sampler import Sampler
+
+
+class Constraint(Protocol):
+    """What an answer has to look like: which tokens may come next."""
+
+    def begin(self) -> None:
+        """Start over: the prompt is about to be read, perhaps once more."""
+
+    def wake(self) -> None:
+        """Start the answer, some time after `begin`."""
+
+    def ready(self, wait_s: float = 0) -> bool:
+        """Return whether `mask` or `allowed` would not block, after `wait_s` at the latest."""
+
+    def allowed(self, size: int) -> np.ndarray:
+        """uint8 [size / 8]: a bit for each of `size` logits, the lowest of each byte first, set
+        where that token may come next. Called in place of `mask`, where a device has the logits.
+        """
+
+    def mask(self, logits: Tensor) -> Tensor:
+        """Return logits [V] with -inf at every token that may not come next."""
+
+    def accept(self, token: int) -> None:
+        """Note that the token has been chosen."""
+
+    def close(self) -> None:
+        """End the answer."""
+
+
+class Thought(Protocol):
+    """What a model thinks before it answers, counted by tokens. A constraint of the answer follows
+    it by itself.
+    """
+
+    tokens: int
+    """Of the thought so far, marks included."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the answer has begun: nothing is called afterwards."""
+
+    @property
+    def must_be_closed(self) -> bool:
+        """Whether a token of `Prompt.stop` may not end the answer here, as it has none yet."""
+
+    def forced(self) -> int | None:
+        """Return the token that has to come next, None for any."""
+
+    def close(self) -> int:
+        """End the thought. Returns the first token of the mark that does."""
+
+    def accept(self, token: int) -> None:
+        """Note that the token has been chosen."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What is to be read, and how it is to be answered. `alternatives`: how many of the most
+    probable tokens to report with each, None for no probabilities at all. `constraint` is of this
+    answer only. What was read for a prompt of another `salt` is not used for this one. Before
+    `min_tokens` no token of `stop` comes, where another may; those of a `thought` do not count.
+    Slots and batches are shared out by `owner`. `prompt_alternatives`: as `alternatives`, of the
+    prompt's own tokens, which are text.
+    """
+
+    spans: abc.Sequence[Span]
+    sampler: Sampler
+    stop: frozenset[int] = frozenset()
+    max_tokens: int = 256
+    alternatives: int | None = None
+    constraint: Constraint | None = None
+    salt: bytes = b""
+    min_tokens: int = 0
+    owner: str = ""
+    thought: Thought | None = None
+    prompt_alternatives: int | None = None
+
+    @property
+    def thinks(self) -> bool:
+        """Whether the answer has not begun yet."""
+        return self.thought is not None and not self.thought.is_over
+
+    @property
+    def is_random(self) -> bool:
+        return self.sampler.sampling.temperature > 0
+
+    def forbidden(self, tokens: int) -> frozenset[int]:
+        """Return what may not come after so many tokens, those of the thought among them."""
+        answered = tokens - (self.thought.tokens if self.thought else 0)
+        return frozenset() if answered >= self.min_tokens else self.stop
+
+    def penalized(self, written: abc.Sequence[int]) -> list[int]:
+        """Return the tokens of prompt and answer, if repetitions are penalized."""
+        if self.sampler.sampling.repetition_penalty == 1:
+            return []
+        return [*self.distinct, *written]
+
+    @cached_property
+    def distinct(self) -> tuple[int, ...]:
+        """Its tokens, each once: a picture has thousands of one."""
+        return tuple({t for span in self.spans for t in span.tokens})
+
+    def close(self) -> None:
+        if self.constraint is not None:
+            self.constraint.close()
