@@ -29,8 +29,8 @@ REASON_CHARS = 300
 
 @dataclass(frozen=True)
 class Result:
-    """What a call to an actor gave; `task` is None for those of its start: the name of its machine,
-    and that it has loaded.
+    """The value of a call to an actor; `task` is None for those of its start: the name of its
+    machine, and that it has loaded.
     """
 
     actor: int

@@ -124,7 +124,7 @@ def run(
     from mtmd.batch.output_lock import output_lock
     from mtmd.cluster.actors import Actors, list_on_cluster
     from mtmd.cluster.output import Output
-    from mtmd.cluster.places import full_name, is_address
+    from mtmd.cluster.places import absolute, full_name, is_address
     from mtmd.cluster.progress import Progress, Reporter
     from mtmd.cluster.run import Run
     from mtmd.cluster.sources.find import Columns, find
@@ -136,8 +136,8 @@ def run(
         Path(out).suffix.lower(),
         args.prompt,
         args.system,
-        _absolute(args.model),
-        {**loading, **{name: _absolute(loading[name]) for name in FILES if name in loading}},
+        absolute(args.model),
+        {**loading, **{name: absolute(loading[name]) for name in FILES if name in loading}},
         dict(answering),
         dict(frames),
         Columns(args.column or "image", args.name_column or "", bool(args.trust_tables)),
@@ -190,11 +190,5 @@ def _report(line: str) -> None:
 
 
 def exit_code(progress: Any) -> int:
-    """Of a job that is done."""
+    """Return the exit code of a job that is done."""
     return SOME_FAILED if progress.failed + progress.failed_before else 0
-
-
-def _absolute(name: Any) -> Any:
-    """Return a path as it is from any folder, and the name of a model on the hub as it stands."""
-    path = Path(name).expanduser() if isinstance(name, str) else None
-    return str(path.resolve()) if path is not None and path.exists() else name

@@ -27,8 +27,8 @@ MAX_CPUS = 8  # of an actor that computes on a GPU
 
 @dataclass(frozen=True)
 class PoolSize:
-    """How many actors there are, and what each takes of a machine; `threads` are those of each of
-    its ranks.
+    """The number of actors, and what each takes of a machine; `threads` are those of each of its
+    ranks.
     """
 
     actors: int
@@ -60,7 +60,9 @@ def check_address(address: str) -> None:
 
 
 def import_ray(address: str) -> Any:
-    """What it reads of the environment is set before. Raises OptionError where it is missing."""
+    """Set what Ray reads of the environment, and return Ray. Raises OptionError where it is
+    missing.
+    """
     keep_ray_quiet()
     if address == LOCAL:
         guard_own_ray()
@@ -87,7 +89,7 @@ def import_serve(address: str) -> Any:
 
 @contextmanager
 def connected(address: str) -> Iterator[Any]:
-    """Ray, started here or joined. What runs there for this process ends with it. Raises
+    """Yield Ray, started here or joined. What runs there for this process ends with it. Raises
     OptionError and DeviceError.
     """
     check_address(address)
@@ -104,7 +106,7 @@ def connected(address: str) -> Iterator[Any]:
 
 
 def _join(ray: Any, address: str, quiet: Mapping[str, Any]) -> None:
-    """Ray itself waits without end for a machine that does not answer."""
+    """Join a cluster, within a time: Ray itself waits without end."""
     if address != AUTO:
         host, _, port = address.rpartition(":")
         try:
@@ -143,7 +145,7 @@ def _join(ray: Any, address: str, quiet: Mapping[str, Any]) -> None:
 
 
 def wants_token(error: BaseException | None) -> bool:
-    """Whether that is why a cluster was not joined, which Ray tells among the causes."""
+    """Return whether a cluster was not joined for want of a token, which is among the causes."""
     while error is not None:
         if type(error).__name__ == "AuthenticationError" or "InvalidAuthToken" in str(error):
             return True

@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 def is_address(word: str) -> bool:
-    """Of another file system: file:// is a path."""
+    """Return whether a word is an address of another file system: file:// is a path."""
     return bool(ADDRESS.match(word)) and not word.startswith("file://")
 
 
@@ -52,8 +52,14 @@ def full_name(word: str) -> str:
     return os.path.abspath(word)  # noqa: PTH100  # resolves no links
 
 
+def absolute(name: Any) -> Any:
+    """Return a path as it is from any folder, and the name of a model on the hub as it stands."""
+    path = Path(name).expanduser() if isinstance(name, str) else None
+    return str(path.resolve()) if path is not None and path.exists() else name
+
+
 def as_text(path: str) -> str:
-    """What `full_name` makes `path` of again, as valid text: names of files need not be that."""
+    """Return `path` as valid text, of which `full_name` makes it again: names need not be valid."""
     try:
         path.encode()
     except UnicodeEncodeError:
@@ -81,7 +87,7 @@ def _without_secrets(address: str) -> str:
 
 
 def told_reason(error: BaseException, source: str = "") -> str:
-    """What libraries say of a failure, which may name addresses: these without secrets."""
+    """Return what a library says of a failure, with addresses in it without secrets."""
     text = one_line(error)
     if source:
         text = text.replace(source, without_secrets(source))
@@ -104,8 +110,8 @@ def identity(source: str) -> str:
 
 
 def path_in(source: str) -> str:
-    """What says by its ending what `source` is: of an address of the web, without its query; a data
-    URL has none.
+    """Return the part of `source` whose ending says what it is: of an address of the web, without
+    its query; "" for a data URL.
     """
     if is_data_url(source):
         return ""
@@ -150,8 +156,8 @@ def _may_name(table: str, folder: str, value: str, source: str) -> bool:
 
 
 def stamp_of(source: str) -> str:
-    """What changes when a file does: its size, and its time or digest; "" where nothing is known.
-    Raises OSError, or what its file system raises.
+    """Return what changes when a file does: its size, and its time or digest; "" where nothing is
+    known. Raises OSError, or what its file system raises.
     """
     if not is_address(source):
         facts = Path(full_name(source)).stat()
@@ -166,7 +172,7 @@ def stamp_of(source: str) -> str:
 
 
 def renames(fs: Any) -> bool:
-    """Whether a file there gets another name in one step: else it is copied."""
+    """Return whether a file there gets another name in one step: else it is copied."""
     import fsspec
 
     return type(fs).mv is not fsspec.AbstractFileSystem.mv
@@ -179,8 +185,8 @@ def local_file_system() -> Any:
 
 
 def file_system(address: str) -> tuple[Any, str]:
-    """What reads and writes there, and the path in it. Raises OptionError where the library for
-    this kind of address is not there, or it is of no kind that is known.
+    """Return what reads and writes there, and the path in it. Raises OptionError where the library
+    for this kind of address is not there, or it is of no kind that is known.
     """
     try:
         import fsspec
@@ -245,7 +251,9 @@ def _is_shown(path: str, folder: str, wanted: tuple[str, ...]) -> bool:
 
 
 def open_seekable(source: str) -> BinaryIO:
-    """For libraries that look where they want. Raises OSError, or what its file system raises."""
+    """Open a file for libraries that read at any position. Raises OSError, or what its file system
+    raises.
+    """
     if not is_address(source):
         return open_regular(Path(full_name(source)))
     fs, path = file_system(source)

@@ -1,4 +1,4 @@
-"""Which actor answers what next. Plain Python: no Ray, no clock, no files.
+"""The order in which actors answer units. Plain Python: no Ray, no clock, no files.
 
 What an actor had when it ended is given to others. A unit that two actors ended with is answered
 row by row, by actors that do nothing else meanwhile. A row that two more ended with is given up.

@@ -1,4 +1,4 @@
-"""What an actor does: it holds a model, which answers units, and writes their rows. Knows nothing
+"""The work of an actor: it has a model, which answers units, and writes their rows. Knows nothing
 of Ray.
 """
 

@@ -1,5 +1,5 @@
-"""What requests have in common: the picture that they are about, or how their conversation begins.
-Found without regard to which interface a request is of; what cannot be found costs a cache hit and
+"""The common part of requests: the picture that they are about, or how their conversation begins.
+Read without regard to which interface a request is of; what cannot be found costs a cache hit and
 nothing else, as the server that answers reads the request itself.
 """
 
@@ -41,7 +41,9 @@ class Common:
 
 
 def common(body: Memory, tenant: str, limits: JsonLimits) -> Common:
-    """Of a request with this body. `tenant`: whose caches would be asked."""
+    """Return what a request with this body shares with others. `tenant`: the owner of the
+    caches.
+    """
     try:
         cut = CutBody(body)
         check_json(cut.data, limits, cut.escapes)

@@ -95,7 +95,7 @@ class Fronts:
         self._command = command
 
     async def command(self) -> str:
-        """Who has deployed this."""
+        """Return the name of the command that has deployed this."""
         return self._command
 
     def __serve_build_asgi_app__(self) -> Any:
@@ -150,5 +150,5 @@ def application(
 
 
 def replica_name() -> str:
-    """Of the replica in whose process this is called."""
+    """Return the name of the replica in whose process this is called."""
     return str(serve.get_replica_context().replica_id.unique_id)

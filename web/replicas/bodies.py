@@ -31,7 +31,7 @@ class _Coming:
 
 
 class Bodies:
-    """Of one front. `budget.most` is set by whoever knows how many there may be."""
+    """Bodies of one front, which sets `budget.most` by the number of its replicas."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self._limits, self.budget = limits, BodyBudget(limits.body_bytes)
@@ -40,8 +40,8 @@ class Bodies:
     async def read(
         self, receive: Callable[[], Awaitable[MutableMapping[str, Any]]], most: int
     ) -> bytes:
-        """At most `most` bytes, which count until they are given back to `budget`. Raises ApiError
-        for one that is too long or too slow, or for which there is no room.
+        """Return at most `most` bytes, which count until they are given back to `budget`. Raises
+        ApiError for one that is too long or too slow, or for which there is no room.
         """
         mine = _Coming(asyncio.get_running_loop().time())
         self._coming.add(mine)
@@ -124,7 +124,7 @@ class Bodies:
 
 
 async def _whole(pieces: tuple[bytes, ...], count: int) -> bytes:
-    """As one. Other requests do not wait for a long one."""
+    """Return the pieces as one. Other requests do not wait for a long one."""
     if len(pieces) > 1 and count >= LONG:
         return await asyncio.to_thread(_joined, pieces)
     return _joined(pieces)

@@ -1,4 +1,4 @@
-"""Which replica a request goes to: the one that went before it with the same picture or the same
+"""The replica that a request goes to: the one that went before it with the same picture or the same
 beginning, as long as that one is not busier than others. Plain Python; knows nothing of Ray.
 """
 
@@ -26,15 +26,15 @@ class Route:
 
 
 def ranked(key: str, names: list[str]) -> list[str]:
-    """By rendezvous hashing (Thaler and Ravishankar, 1998): where a name comes or goes, only the
-    keys that it has, or had, move. The same in every process.
+    """Return names by rendezvous hashing (Thaler and Ravishankar, 1998): where a name comes or
+    goes, only the keys that it has, or had, move. The order is the same in every process.
     """
     return sorted(names, key=lambda name: sha256(f"{key}\0{name}".encode()).digest())
 
 
 def order(route: Route, loads: Mapping[str, int], slack: int, most: int) -> list[str]:
-    """The names in `loads`, the preferred first. `loads`: requests that each has. One is too busy
-    for what it knows to be worth it with more than its part of all, and `slack` more than the
+    """Return the names in `loads`, the preferred first. `loads`: requests that each has. One is too
+    busy for what it knows to be worth it with more than its part of all, and `slack` more than the
     least busy; with `most` it gets no further, unless it alone can answer.
     """
     names = [name for name in loads if name not in route.avoid] or list(loads)

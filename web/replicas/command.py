@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from mtmd import DeviceError, OptionError
@@ -26,6 +25,7 @@ from mtmd.cluster.connect import (
     nodes,
     pool_size,
 )
+from mtmd.cluster.places import absolute
 from mtmd.commands.arguments import options_in
 from mtmd.commands.ray_options import replicas
 from mtmd.options.by_name import options
@@ -88,9 +88,9 @@ def run(args: argparse.Namespace, settings_of: SettingsOf, serving: Serving) -> 
 
 
 def application_of(args: argparse.Namespace, settings_of: SettingsOf, serving: Serving) -> Any:
-    """For a cluster that deploys it by itself, in a process that belongs to it. Where Ray Serve
-    listens decides who can reach it: `args.host` and `args.port` become that, and are None or the
-    same before. Raises OptionError.
+    """Return the application, for a cluster that deploys it, in a process that belongs to it. Where
+    Ray Serve listens decides who can reach it: `args.host` and `args.port` become that, and are
+    None or the same before. Raises OptionError.
     """
     _check_loading(args)
     ray = import_ray(args.ray)
@@ -113,7 +113,7 @@ def _application(
     chosen = pool_size(there, args.device, args.tp, asked[1] if asked else None, args.threads)
     least, most = asked or (chosen.actors, chosen.actors)
     everywhere = {
-        name: _full(value) if name in FILES else value for name, value in vars(args).items()
+        name: absolute(value) if name in FILES else value for name, value in vars(args).items()
     }
     everywhere |= {"device": chosen.device, "threads": chosen.threads}
     if (now := room(there, chosen)) < least:
@@ -128,7 +128,7 @@ def _application(
 
 
 def room(there: Sequence[Mapping[str, float]], size: PoolSize) -> int:
-    """How many replicas machines have room for."""
+    """Return how many replicas machines have room for."""
     return sum(
         min(
             int(node.get("CPU", 0)) // size.cpus,
@@ -139,14 +139,8 @@ def room(there: Sequence[Mapping[str, float]], size: PoolSize) -> int:
 
 
 def _check_loading(args: argparse.Namespace) -> None:
-    """What is wrong with the options is told before a cluster is asked for anything."""
+    """Raises OptionError for wrong options before the cluster is used."""
     options(LoadOptions, options_in(args, LoadOptions))
-
-
-def _full(name: Any) -> Any:
-    """A path as it is from any folder; the name of a model on the hub as it stands."""
-    path = Path(name).expanduser() if isinstance(name, str) else None
-    return str(path.resolve()) if path is not None and path.exists() else name
 
 
 def _deploy(serve: Any, asked: Any, settings: ServerSettings, was_there: bool) -> None:
@@ -170,7 +164,7 @@ def _deploy(serve: Any, asked: Any, settings: ServerSettings, was_there: bool) -
 
 
 def _as_served(host: str | None, port: int | None) -> tuple[str, int]:
-    """Where Ray Serve listens; everywhere, for all that is known, where it does not run yet. Raises
+    """Return where Ray Serve listens, which is everywhere where it does not run yet. Raises
     OptionError where another address is asked for.
     """
     there = _http_options()
@@ -186,9 +180,7 @@ def _as_served(host: str | None, port: int | None) -> tuple[str, int]:
 
 
 def _http_options() -> tuple[str, int] | None:
-    """Where Ray Serve listens: not what was asked for where it ran before. None where it does not
-    run.
-    """
+    """Return where Ray Serve listens, also where it ran before; None where it does not run."""
     from ray.serve.context import _get_global_client
     from ray.serve.exceptions import RayServeException
 
@@ -200,7 +192,7 @@ def _http_options() -> tuple[str, int] | None:
 
 
 def _reason(serve: Any) -> str:
-    """What the replica that could not start has said; "" where none has."""
+    """Return why a replica could not start, "" where none has said so."""
     application = serve.status().applications.get(APP)
     messages = [] if application is None else [d.message for d in application.deployments.values()]
     _, _, why = "\n".join(messages).partition(NOT_STARTED)
@@ -240,8 +232,8 @@ def _watch(
 
 
 def _whose(serve: Any) -> str | None:
-    """What the command that has deployed the application calls itself; None where no front is
-    there just now to say it.
+    """Return the name of the command that has deployed the application; None where no front is
+    there to say it.
     """
     from ray.exceptions import RayError
     from ray.serve.exceptions import RayServeException

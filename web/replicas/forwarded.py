@@ -1,4 +1,4 @@
-"""What passes between the command, the fronts and the replicas."""
+"""Messages between the command, the fronts and the replicas."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Lost(Exception):
 
 
 class Full(Exception):
-    """As many requests wait as may."""
+    """No more requests may wait."""
 
 
 class Late(Exception):
@@ -77,7 +77,7 @@ class Replicas(Protocol):
 
     @property
     def names(self) -> Sequence[str]:
-        """Of those that are ready."""
+        """Return the names of the replicas that are ready."""
 
     def answer(self, request: Forwarded, route: Route) -> AsyncGenerator[Part, None]:
         """`Taken`, the head of the answer, then its body. Raises Lost and Full. Closed, the replica
@@ -88,8 +88,8 @@ class Replicas(Protocol):
 def onward(
     headers: Iterable[tuple[str, str]], peer: str, scheme: str, trusted: Sequence[Trusted]
 ) -> list[tuple[str, str]]:
-    """What a replica is told: all that concerns the request, and who has sent it. What `peer` says
-    of others goes on where it is a proxy that is `trusted`.
+    """Return the headers for a replica: all that concern the request, and who has sent it. What
+    `peer` says of others goes on where it is a proxy that is `trusted`.
     """
     headers = list(headers)
     dropped = OF_A_CONNECTION | _named_by_connection(headers)
@@ -110,7 +110,9 @@ def is_forwarding(name: str) -> bool:
 
 
 def backward(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """What a client is told of a replica's headers. The length stays: it is the body's."""
+    """Return those of a replica's headers that are for the client. The length stays: it is the
+    body's.
+    """
     headers = list(headers)
     dropped = OF_A_CONNECTION | BY_SERVE | _named_by_connection(headers)
     dropped -= {"content-length"}

@@ -1,5 +1,5 @@
-"""What clients reach: requests are read within limits, sent to a replica, and answers handed on as
-they come. An ASGI application that knows nothing of Ray.
+"""The application that clients reach: requests are read within limits, sent to a replica, and
+answers handed on as they come. An ASGI application that knows nothing of Ray.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class _Asked:
         self.request, self.is_light, self._bodies = request, is_light, bodies
 
     def end(self) -> None:
-        """Its body is not needed any more. Does nothing the second time."""
+        """Release the body. Does nothing the second time."""
         body, self.request = self.request.body, replace(self.request, body=b"")
         if self._bodies is not None:
             self._bodies.give_back(len(body))
@@ -182,7 +182,7 @@ class Front:
         return min(max(1, math.ceil(len(self._replicas.names) / self._fronts)), OF_ONE_FRONT)
 
     def _path(self, path: str) -> str:
-        """Without what a proxy has put before it, and without /v1."""
+        """Return the path without what a proxy has put before it, and without /v1."""
         root = self._settings.root_path
         path = path.removeprefix(root) if path.startswith(f"{root}/") else path
         return path.removeprefix("/v1") if path.startswith("/v1/") else path
@@ -197,8 +197,8 @@ class Front:
         return await self._bodies.read(receive, most)
 
     async def _route(self, request: Forwarded, path: str, owner: str, encoding: str) -> Route:
-        """What is kept by one replica is asked for there. Raises ApiError for a compressed body
-        that cannot be read.
+        """Return the route, to one replica for what that one keeps. Raises ApiError for a
+        compressed body that cannot be read.
         """
         if named := named_in(path):
             return Route(only=named)
@@ -214,8 +214,8 @@ class Front:
         return Route(found.key if self._affinity else "", only=found.named)
 
     def _common_of(self, body: bytes, encoding: str, tenant: str) -> Common:
-        """Of a compressed body. What it becomes counts among the bodies while it is looked at; the
-        replica gets it as it came.
+        """Return what a compressed body shares with others. What it becomes counts among the bodies
+        while it is looked at; the replica gets it as it came.
         """
         count, budget = 0, self._bodies.budget
 
@@ -266,8 +266,8 @@ class Front:
             yield
 
     async def _hand_on(self, asked: _Asked, route: Route, send: Send) -> None:
-        """Where a replica is lost before something of its answer is there, another one is asked: no
-        client knows of it. Each time the request waits for a place like others, but before them:
+        """Ask a replica, and another one where it is lost before something of its answer is there:
+        no client knows of it. Each time the request waits for a place like others, but before them:
         fewer replicas have fewer places, and Ray's router is to be given no more than these take.
         """
         lost, late = 0, 0
@@ -315,7 +315,7 @@ class Front:
         return answer, head, first
 
     async def _gather(self, request: Forwarded, path: str, send: Send) -> None:
-        """What all replicas say, as one answer; the first refusal, if any refuses."""
+        """Send what all replicas say, as one answer; the first refusal, if any refuses."""
 
         async def ask(name: str) -> tuple[str, Head | None, bytes]:
             answer = self._replicas.answer(request, Route(only=name))
@@ -357,7 +357,9 @@ class Front:
 
 
 def _probe(path: str, is_ready: bool) -> tuple[int, list[tuple[str, str]], bytes]:
-    """Of all replicas together: each is asked by Ray, and left out where it does not answer."""
+    """Return the answer to a probe, for all replicas together: each is asked by Ray, and left out
+    where it does not answer.
+    """
     word = ("ready" if path == "/ready" else "ok") if is_ready else "loading"
     body = json.dumps({"status": word}).encode()
     headers = [("Content-Type", "application/json"), ("Cache-Control", "no-store")]
@@ -372,7 +374,7 @@ def _is_page(path: str) -> bool:
 
 
 def _decoded(headers: list[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
-    """As they can be written again. Raises ApiError."""
+    """Return headers as text that can be written again. Raises ApiError."""
     try:
         return [(n.decode("ascii"), v.decode()) for n, v in headers]
     except UnicodeDecodeError as error:

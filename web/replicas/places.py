@@ -1,4 +1,4 @@
-"""How many replicas there are, and how many requests of one front are with them at once: so few
+"""The number of replicas, and how many requests of one front are with them at once: so few
 that Ray's router finds a place for each. It works on two for every replica at a time, and one that
 it cannot place holds up all that come after it.
 """
@@ -24,8 +24,8 @@ PINNED_S = 10.0  # for an answer that one replica alone can give, before that on
 
 
 def scaling(least: int, most: int, parallel: int) -> dict[str, Any]:
-    """What Ray Serve is told of how many replicas there are to be, of which each computes
-    `parallel` answers at once. What waits in fronts Ray does not see; they give each replica more
+    """Return options of Ray Serve for the number of replicas, of which each computes `parallel`
+    answers at once. What waits in fronts Ray does not see; they give each replica more
     than it computes, though, so that more are wanted where all are busy.
     """
     if least == most:
@@ -101,8 +101,8 @@ class Room:
 
 
 class Places:
-    """Of one of `fronts`. `names`: the replicas that are ready, of which each has `each` answers at
-    once, and as many more that only it can give.
+    """Places of one of `fronts`. `names`: the replicas that are ready, of which each has `each`
+    answers at once, and as many more that only it can give.
     """
 
     def __init__(
@@ -138,12 +138,12 @@ class Places:
             yield
 
     def lost(self, name: str) -> None:
-        """It has ended, or cannot answer, which those who name replicas may not know yet."""
+        """Note that a replica has ended, or cannot answer, before `names` leaves it out."""
         self._lost[name] = self._clock() + LOST_S
 
     def _well(self) -> Sequence[str]:
-        """Those that have places. One that was lost has none until it is named no more, or a while
-        has passed; where all were, it is not known that they are gone.
+        """Return the replicas that have places. One that was lost has none until it is named no
+        more, or a while has passed; where all were, it is not known that they are gone.
         """
         names, now = self._names(), self._clock()
         self._lost = {n: end for n, end in self._lost.items() if n in names and now < end}

@@ -1,4 +1,4 @@
-"""Which replicas are ready, as the router of this process was last told by Ray."""
+"""Names of the replicas that are ready, as the router of this process was last told by Ray."""
 
 from __future__ import annotations
 

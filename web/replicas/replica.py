@@ -1,4 +1,4 @@
-"""What an actor is: the server of one machine, for this process alone to reach, and who hands
+"""The actor of a replica: the server of one machine, for this process alone to reach, and who hands
 requests on to it. Knows nothing of Ray.
 """
 
@@ -37,7 +37,7 @@ AT_ONCE = (
 
 
 class NotStarted(Exception):
-    """Of no class that may be missing where it is told."""
+    """A replica cannot start. Its class exists wherever Ray reports it."""
 
 
 class Replica:
@@ -149,5 +149,5 @@ class Replica:
 
 
 def of_a_replica(settings: ServerSettings, name: str) -> ServerSettings:
-    """What the front does for all, a replica does not do again; what it keeps has its name."""
+    """Return settings without what the front does for all, and with the name of what is kept."""
     return replace(settings, rate_limit=0, trusted_proxy=(*settings.trusted_proxy, HERE), tag=name)

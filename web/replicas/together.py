@@ -1,4 +1,4 @@
-"""What several replicas say, as one server would."""
+"""Answers of several replicas as one, as of one server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What there is to be answered: files, tar files and Parquet files, wherever these lie."""
+"""Pictures to be answered: files, tar files and Parquet files, wherever these lie."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ PACKED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 
 @dataclass(frozen=True)
 class Columns:
-    """Of Parquet files: that of the pictures, and that of their names, "" for none. `anywhere`:
-    files and addresses that they name may be any.
+    """Columns of Parquet files: of the pictures, and of their names, "" for none. `anywhere`: files
+    and addresses that they name may be any.
     """
 
     picture: str = "image"
@@ -38,8 +38,8 @@ class Found:
 
 
 def find(words: Iterable[str], lists: Sequence[str], leave_out: str) -> Found:
-    """What `words` and `lists` name, each once, in the order named, but for what lies in the folder
-    `leave_out`. Raises OptionError where one of them has nothing.
+    """Return what `words` and `lists` name, each once, in the order named, but for what lies in the
+    folder `leave_out`. Raises OptionError where one of them has nothing.
     """
     skipped: Counter[str] = Counter()
     wanted = (*SUFFIXES, TAR, TABLE)

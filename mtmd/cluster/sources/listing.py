@@ -1,4 +1,4 @@
-"""What is inside tar and Parquet files, listed."""
+"""Lists of the pictures inside tar and Parquet files."""
 
 from __future__ import annotations
 

@@ -32,14 +32,16 @@ class Reader:
 
     @contextmanager
     def holding(self) -> Iterator[Read]:
-        """What gives the name of an item, and what is in it, which is held until the end. Raises
-        MtmdError.
+        """Yield a function that returns the name of an item and its bytes, which stay in memory
+        until the end. Raises MtmdError.
         """
         with self._room.part() as take:
             yield lambda item: self._read(item, take)
 
     def read(self, item: Item) -> tuple[str, bytes]:
-        """For one who holds nothing else. Raises MtmdError."""
+        """Return the name of an item and its bytes, for a caller that has no others. Raises
+        MtmdError.
+        """
         with self.holding() as read:
             return read(item)
 
@@ -68,7 +70,7 @@ class Reader:
 
     def _cell(self, item: Item, take: Callable[[int], None]) -> tuple[str, bytes]:
         def ask(count: int) -> None:
-            """Whoever waits with a large row in memory keeps others from reading theirs."""
+            """Wait with a large row in memory, and keep others from reading theirs."""
             if count > PICTURE_MOST:
                 take(count)
 
@@ -120,14 +122,14 @@ def _check_size(name: str, count: int, head: bytes) -> None:
 
 
 class _Room:
-    """For what is larger than a picture: at most `VIDEO_MOST` bytes of it at a time."""
+    """Memory for what is larger than a picture: at most `VIDEO_MOST` bytes of it at a time."""
 
     def __init__(self) -> None:
         self._taken, self._changed = 0, Condition()
 
     @contextmanager
     def part(self) -> Iterator[Callable[[int], None]]:
-        """What waits until there is room for so many bytes, to be called once."""
+        """Yield a function that waits until there is room for so many bytes, to be called once."""
         mine = 0
 
         def take(count: int) -> None:
@@ -146,7 +148,7 @@ class _Room:
 
 
 def path_of(item: Item) -> Path | None:
-    """Of a file that can be opened by a path."""
+    """Return the path of an item that can be opened by one, else None."""
     source = item.source
     if item.kind != "file" or is_address(source) or is_data_url(source):
         return None

@@ -157,7 +157,7 @@ class _Cursor:
 
 
 def _picture_bytes(cell: Any) -> int:
-    """Of a picture that is in the table itself."""
+    """Return the bytes of a picture that is in the table itself, 0 for others."""
     import pyarrow as pa
 
     if isinstance(cell, pa.StructScalar):

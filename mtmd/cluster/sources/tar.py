@@ -85,8 +85,8 @@ def _is_wanted(name: str) -> bool:
 
 
 def _ends_at(file: Any, place: int) -> bool:
-    """Whether a tar file does, by POSIX with zeros: `tarfile` takes what it cannot read for the
-    end, and the end of a file that was cut.
+    """Return whether a tar file ends there, by POSIX with zeros: `tarfile` takes what it cannot
+    read for the end, and the end of a file that was cut.
     """
     file.seek(0, 2)
     left = file.tell() - place
