@@ -438,6 +438,24 @@ def test_a_second_command_takes_nothing_of_the_first(tmp_path: Path) -> None:
     assert first.folder.names() == there | {"part-000000.jsonl"}
 
 
+def test_one_whose_actors_may_be_writing_leaves_what_they_need(tmp_path: Path) -> None:
+    class Stopped(FakePool):
+        def give(self, actor: int, task: Task, unit: Unit) -> None:
+            self.late.append(lambda: self.write(unit))
+            super().give(actor, task, unit)
+            raise Killed
+
+    job = job_in(tmp_path)
+    output = Output(job, False)
+    output.prepare(found(*items(8)), list_shards, 2, 2)
+    pool = Stopped(job, random.Random(1), never)
+    with pytest.raises(Killed):
+        run(output, pool)
+    output.leave()
+    pool.late.pop()()
+    assert len(ids_in(job)) == 2
+
+
 def finished(folder: Path, ending: str) -> Job:
     job = job_in(folder, ending)
     output = Output(job, False)
