@@ -33,6 +33,7 @@ OTHERS = ("tests", "tools", "benchmarks")
 MANY_ARGUMENTS = 10
 LIMITS = {"lines": 92_000, "chat": 70, "describe": 75, "declared": 1, "arguments": 0, "words": 0}
 """What `--check` compares the figures with."""
+GENERATED = ("mtmd/options/keywords.py",)
 OPTION_CLASSES = ("LoadOptions", "AnswerOptions", "ServerSettings")
 SHARED_OPTIONS = 4
 """A class or function with so many names of options declares them."""
@@ -143,7 +144,7 @@ def options(root: Path) -> dict[str, list[str]]:
     function that takes several options. Options are the fields of the classes that hold them, and
     names of arguments of the command line that equal one.
     """
-    parsed = list(trees(root))
+    parsed = [(file, tree) for file, tree in trees(root) if str(file) not in GENERATED]
     names = {
         field
         for _, tree in parsed

@@ -110,13 +110,13 @@ class Server:
         self._drained_at: float | None = None
         self._thread: threading.Thread | None = None
         self._ended = False
-        self._most = min(self.limits.most, _files() - SPARE_FILES)
-        if self._most < self.limits.most:
+        self._most = min(self.limits.total, _files() - SPARE_FILES)
+        if self._most < self.limits.total:
             log.warning(
                 "found room for %d open connections, not %d: this process may open too few files "
                 "(ulimit -n)",
                 self._most,
-                self.limits.most,
+                self.limits.total,
             )
         self._threads: ThreadPool | None = None
         self.use(app)

@@ -161,7 +161,7 @@ class ConnectionLimits:
     second, over `unread_s`, does not get the rest.
     """
 
-    most: int = option(
+    total: int = option(
         4096,
         whole(16),
         "open connections; where more come, those that wait longest are closed",

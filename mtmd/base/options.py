@@ -90,8 +90,8 @@ def option(
 def options_of(record: type) -> Mapping[str, Option]:
     """The options among the fields of a dataclass, by name."""
     fields = dataclasses.fields(record)
-    found = {f.name: f.metadata["option"] for f in fields if "option" in f.metadata}
-    return MappingProxyType(found)
+    declared = {f.name: f.metadata["option"] for f in fields if "option" in f.metadata}
+    return MappingProxyType(declared)
 
 
 @cache
@@ -154,7 +154,11 @@ def ranged(low: float, high: float, expected: str, *, scale: int = 1, unit: str 
 def real(low: float, high: float, **how: Any) -> Kind:
     """Numbers in a range."""
     return Kind(
-        lambda name, value: number(name, value, low, high), parse=float, low=low, high=high, **how
+        lambda name, value: number(name, value, low, high),
+        parse=float,
+        low=low,
+        high=high,
+        **{"metavar": "X"} | how,
     )
 
 
@@ -208,22 +212,14 @@ PATH = Kind(_path, takes="str | PathLike[str]", metavar="FILE")
 SIZE = Kind(lambda name, value: size_or_none(name, value), takes="int | str", metavar="SIZE")
 
 
-def integer(name: str, value: object, least: int, most: int) -> int:
-    """`value` as an int. Raises OptionError unless it is a whole number from `least` to `most`."""
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, Integral)
-        or not least <= int(value) <= most
-    ):
-        refuse(name, value, f"an integer from {least} to {most}")
+def integer(name: str, value: object, low: int, high: int) -> int:
+    """`value` as an int. Raises OptionError unless it is a whole number from `low` to `high`."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or not low <= int(value) <= high:
+        refuse(name, value, f"an integer from {low} to {high}")
     return int(value)
 
 
-def integer_or_none(name: str, value: object, least: int, most: int) -> int | None:
-    return None if value is None else integer(name, value, least, most)
-
-
-LEAST_BYTES = 1 << 20  # nobody gives less memory than that, but "24" for GiB
+BYTES_MIN = 1 << 20  # nobody gives less memory than that, but "24" for GiB
 UNITS = {
     "": 1,
     "k": 10**3,
@@ -251,7 +247,7 @@ def size_or_none(name: str, value: object) -> int | None:
         if match is None:
             refuse(name, value, "bytes, as a number or like 8GiB or 500MB")
         value = int(float(match[1]) * UNITS[(match[2] or "").lower()])
-        if 0 < float(match[1]) < LEAST_BYTES and text[-1].isdigit():
+        if 0 < float(match[1]) < BYTES_MIN and text[-1].isdigit():
             unit = "GiB" if value < 1 << 10 else "MiB"
             raise OptionError(
                 f"{name}: found {text}, which is bytes, expected a unit; did you mean {text}{unit}?"
@@ -259,12 +255,12 @@ def size_or_none(name: str, value: object) -> int | None:
     return integer(name, value, 1, 1 << 50)
 
 
-def number(name: str, value: object, least: float, most: float) -> float:
-    """`value` as a float. Raises OptionError unless it is a number from `least` to `most`; NaN is
+def number(name: str, value: object, low: float, high: float) -> float:
+    """`value` as a float. Raises OptionError unless it is a number from `low` to `high`; NaN is
     in no range.
     """
-    if not least <= as_float(value) <= most:
-        refuse(name, value, f"a number from {least:g} to {most:g}")
+    if not low <= as_float(value) <= high:
+        refuse(name, value, f"a number from {low:g} to {high:g}")
     return as_float(value)
 
 

@@ -87,12 +87,12 @@ def _in_units(declared: Option, value: Any) -> Any:
 
 def _help(declared: Option, value: Any, is_own: bool) -> str:
     """With the default behind it."""
-    told = f"{value:g}" if isinstance(value, float) else str(value)
+    shown = f"{value:g}" if isinstance(value, float) else str(value)
     if declared.default is not None and not (is_own and "{" not in declared.default):
-        told = declared.default.format(told)
+        shown = declared.default.format(shown)
     elif value is None or value is False or value in ("", (), []):
         return declared.help
-    return f"{declared.help} (default: {told})".replace("%", "%%")
+    return f"{declared.help} (default: {shown})".replace("%", "%%")
 
 
 def options_in(args: argparse.Namespace, *records: type) -> dict[str, Any]:

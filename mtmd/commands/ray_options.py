@@ -9,7 +9,7 @@ from mtmd.base.errors import OptionError
 from mtmd.commands.arguments import defaults_in
 from mtmd.options.serve import ServeOptions
 
-MOST_REPLICAS = 1000
+REPLICAS_MAX = 1000
 OWN = ("replicas", "no_affinity")  # options that only --ray has
 _ONE_MODEL = "serve one model, by -m"
 _NO_HISTORY = "several servers keep no conversations"
@@ -52,14 +52,14 @@ def check_ray_options(args: argparse.Namespace) -> bool:
 
 
 def replicas(text: str | None) -> tuple[int, int] | None:
-    """The least and the most of MIN[:MAX], None where nothing is asked for. Raises OptionError."""
+    """Return both numbers of MIN[:MAX], None for no text. Raises OptionError."""
     if text is None:
         return None
     found = re.fullmatch(r"([0-9]{1,6})(?::([0-9]{1,6}))?", text)
-    least = int(found[1]) if found else 0
-    most = int(found[2] or least) if found else 0
-    if not 1 <= least <= most <= MOST_REPLICAS:
+    low = int(found[1]) if found else 0
+    high = int(found[2] or low) if found else 0
+    if not 1 <= low <= high <= REPLICAS_MAX:
         raise OptionError(
-            f"replicas: found {text!r:.40}, expected MIN or MIN:MAX of 1 to {MOST_REPLICAS:,}"
+            f"replicas: found {text!r:.40}, expected MIN or MIN:MAX of 1 to {REPLICAS_MAX:,}"
         )
-    return least, most
+    return low, high

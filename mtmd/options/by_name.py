@@ -64,7 +64,7 @@ MEANT = {  # options of other programs under names of theirs, and ours
     "output": "out",
 }
 T = TypeVar("T")
-BESIDE: dict[Any, tuple[str, ...]] = {  # what calls that take options have beside them
+OTHER_KEYWORDS: dict[Any, tuple[str, ...]] = {  # of calls that take options
     LoadOptions: ("model", "progress"),
     AnswerOptions: ("image", "prompt", "messages", "system"),
 }
@@ -96,17 +96,17 @@ def _known(values: Mapping[str, Any], *kinds: Any) -> dict[str, Any]:
     names = [name for kind in kinds for name in options_of(kind)]
     for name in values:
         if name not in names:
-            beside = [other for kind in kinds for other in BESIDE[kind] if other != name]
-            raise OptionError(f"option {name!r:.60} is not known{_advice(name, names, beside)}")
+            others = [other for kind in kinds for other in OTHER_KEYWORDS[kind] if other != name]
+            raise OptionError(f"option {name!r:.60} is not known{_advice(name, names, others)}")
     return given(values)
 
 
-def _advice(name: str, names: Sequence[str], beside: Sequence[str]) -> str:
-    """Return what to do about an option that is not among `names`; `beside`: other keywords."""
-    for kind, place in ((AnswerOptions, "an answer"), (LoadOptions, "`load`")):
+def _advice(name: str, names: Sequence[str], others: Sequence[str]) -> str:
+    """Return what to do about an option that is not among `names`; `others`: other keywords."""
+    for kind, owner in ((AnswerOptions, "an answer"), (LoadOptions, "`load`")):
         if name in options_of(kind):
-            return f" here; expected one of {', '.join(names)}: give it to {place}"
+            return f" here; expected one of {', '.join(names)}: give it to {owner}"
     if name in ELSEWHERE:
         return f"; {ELSEWHERE[name]}"
-    names = [*beside, *names]
+    names = [*others, *names]
     return did_you_mean(str(name), names, MEANT) or f"; expected one of {', '.join(names)}"

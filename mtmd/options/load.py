@@ -27,8 +27,8 @@ DTYPES_ELSEWHERE = {  # as torch, transformers and vLLM write them
     "torch.float32": "fp32",
 }
 SPECULATE = ("auto", "off")
-MOST_PROPOSED = 32
-MOST_RANKS = 64
+PROPOSED_MAX = 32
+RANKS_MAX = 64
 PARALLEL_MAX = 1024  # answers computed at once
 EMBEDDER_OPTIONS = (  # that models which give vectors have, too
     *("device", "dtype", "flash_attn", "override_tensor", "refuse", "threads"),
@@ -59,8 +59,8 @@ def _speculate(name: str, value: object) -> int | str:
     if isinstance(value, str) and value in SPECULATE:
         return value
     number = int(value) if isinstance(value, str) and value.isdecimal() else value
-    if type(number) is not int or not 1 <= number <= MOST_PROPOSED:
-        refuse(name, value, f"auto, off, or a number from 1 to {MOST_PROPOSED}")
+    if type(number) is not int or not 1 <= number <= PROPOSED_MAX:
+        refuse(name, value, f"auto, off, or a number from 1 to {PROPOSED_MAX}")
     return number
 
 
@@ -147,7 +147,7 @@ class LoadOptions:
     )
     tp: int = option(
         1,
-        whole(1, MOST_RANKS),
+        whole(1, RANKS_MAX),
         "share every layer out among N processes, each with a GPU of its own where there are "
         "several",
     )

@@ -13,7 +13,7 @@ import torch
 
 from mtmd.kernels.parallel import shared_memory
 from mtmd.kernels.parallel.shared_memory import SharedMemory, new_memory
-from mtmd.options.load import MOST_RANKS
+from mtmd.options.load import RANKS_MAX
 
 T = TypeVar("T")
 
@@ -60,13 +60,13 @@ def test_many_collectives_one_after_another(size: int) -> None:
 
 def test_as_many_ranks_as_there_may_be() -> None:
     """Whose counters, and the one for a loss, take more than a page."""
-    memory = new_memory(MOST_RANKS)
+    memory = new_memory(RANKS_MAX)
     assert memory is not None
-    ranks = [SharedMemory(os.dup(memory), rank, MOST_RANKS) for rank in range(MOST_RANKS)]
+    ranks = [SharedMemory(os.dup(memory), rank, RANKS_MAX) for rank in range(RANKS_MAX)]
     os.close(memory)
-    with ThreadPoolExecutor(MOST_RANKS) as pool:
+    with ThreadPoolExecutor(RANKS_MAX) as pool:
         totals = [*pool.map(lambda r: r.sum(torch.tensor([r.rank + 1.0]), 60).item(), ranks)]
-    assert set(totals) == {MOST_RANKS * (MOST_RANKS + 1) / 2}
+    assert set(totals) == {RANKS_MAX * (RANKS_MAX + 1) / 2}
     ranks[-1].give_up()
     with pytest.raises(ConnectionError, match="another rank is gone"):
         ranks[0].sum(torch.ones(1), 60)

@@ -24,9 +24,11 @@ from clips import video
 from PIL import Image
 
 from mtmd.base.errors import ImageError, OptionError
+from mtmd.base.options import options_of
 from mtmd.loading import DEMO_MODEL
 from mtmd.model import Model
-from mtmd.terminal.chat import CHANGED_MOST, HELP, Chat
+from mtmd.options.answer import AnswerOptions
+from mtmd.terminal.chat import CHANGED_MOST, HELP, NOT_HERE, Chat
 from mtmd.terminal.line_input import _completion, leading_paths, texts, words_of
 from mtmd.terminal.transcript import (
     Transcript,
@@ -191,28 +193,7 @@ def test_options(piped: Any, one: Path) -> None:
         f"(/set all shows {len(settings) - 6} more, such as stop and json_schema)"
     )
     assert [line.split()[0] for line in settings] == [
-        "temperature",
-        "top_k",
-        "top_p",
-        "min_p",
-        "repetition_penalty",
-        "frequency_penalty",
-        "presence_penalty",
-        "logit_bias",
-        "seed",
-        "max_tokens",
-        "detail",
-        "stop",
-        "ignore_eos",
-        "sampling",
-        "stop_repeating",
-        "think",
-        "think_budget",
-        "chat_template_kwargs",
-        "json_schema",
-        "grammar",
-        "min_tokens",
-        "stop_token_ids",
+        name for name in options_of(AnswerOptions) if name not in NOT_HERE
     ]
     answer = "\n".join(said[7 : said.index("temperature 0.0")])
     assert isinstance(json.loads(answer), dict)
