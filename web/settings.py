@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from mtmd.base.errors import OptionError
 from mtmd.base.options import (
-    AS_GIVEN,
     FLAG,
-    LIST,
     Kind,
+    as_given,
     check_options,
     one_of,
     option,
     ranged,
+    several,
     whole,
 )
 
@@ -55,7 +55,7 @@ def _seconds(expected: str, low: float = 0.0) -> Kind:
     return Kind(check, parse=float, low=0, metavar="SECONDS")
 
 
-def _texts(right: Callable[[str], object], expected: str) -> Kind:
+def _texts(right: Callable[[str], object], expected: str, metavar: str) -> Kind:
     """Several texts, each of which is `right`."""
 
     def check(name: str, values: Iterable[str]) -> tuple[str, ...]:
@@ -64,7 +64,7 @@ def _texts(right: Callable[[str], object], expected: str) -> Kind:
                 raise OptionError(f"{name}: found {value!r:.80}, expected {expected}")
         return tuple(values)
 
-    return Kind(check, repeated=True)
+    return Kind(check, repeated=True, metavar=metavar)
 
 
 def _is_alias(text: str) -> bool:
@@ -122,7 +122,6 @@ class MediaBudget:
         "pictures of one request, as files",
         flag="--max-request",
         scale=1 << 20,
-        group="server",
     )
     pixels: int = 128_000_000
     server_pixels: int = 512_000_000
@@ -166,14 +165,12 @@ class ConnectionLimits:
         whole(16),
         "open connections; where more come, those that wait longest are closed",
         flag="--max-connections",
-        group="server",
     )
     per_address: int = option(
         1024,
         whole(1),
         "open connections of one address, other than this machine's",
         flag="--max-connections-per-address",
-        group="server",
     )
     head_s: float = 20.0
     body_s: float = 60.0
@@ -209,57 +206,42 @@ class ServerSettings:
 
     host: str = option(
         "127.0.0.1",
-        AS_GIVEN,
+        as_given("HOST"),
         "address to listen on; others than this machine's own need a key (--api-key-file). "
         "unix:PATH is a socket in a file, without a port",
-        group="server",
-        metavar="HOST",
     )
     port: int = option(
-        8080,
-        ranged(0, (1 << 16) - 1, "0 to 65535"),
-        "0 takes a free one",
-        group="server",
-        metavar="PORT",
+        8080, ranged(0, (1 << 16) - 1, "0 to 65535", metavar="PORT"), "0 takes a free one"
     )
     socket_mode: int = option(
         0o600,
-        Kind(_socket_mode, parse=_mode),
+        Kind(_socket_mode, parse=_mode, metavar="MODE"),
         "who may open the socket of --host unix:PATH: 660 its group too, 666 every user of this "
         "machine",
         default="600, its owner alone",
-        metavar="MODE",
-        group="server",
     )
     aliases: tuple[str, ...] = option(
         (),
-        _texts(_is_alias, f"a name of at most {ALIAS_CHARS} characters"),
+        _texts(_is_alias, f"a name of at most {ALIAS_CHARS} characters", metavar="NAME"),
         "another name by which requests may call the model; may be repeated",
         flag="--alias",
-        metavar="NAME",
-        group="server",
     )
     any_model: bool = option(
-        False,
-        FLAG,
-        "answer whatever model a request names; answers tell the model's own name",
-        group="server",
+        False, FLAG, "answer whatever model a request names; answers tell the model's own name"
     )
     unknown_fields: str = option(
         "ignore",
         one_of("ignore", "refuse"),
         "fields of requests that nobody knows: ignored, which the receipt or the header "
         "X-Mtmd-Ignored says, or refused",
-        group="server",
     )
-    queue: int = option(1024, whole(1), "requests that may wait", group="server")
+    queue: int = option(1024, whole(1), "requests that may wait")
     storage_bytes: int = option(
         16 << 30,
         ranged(1 << 20, math.inf, "at least 1", scale=1 << 30, unit="GiB"),
         "pictures of all conversations",
         flag="--max-storage",
         scale=1 << 30,
-        group="server",
     )
     hang_s: float = option(
         300.0,
@@ -267,7 +249,6 @@ class ServerSettings:
         "end the server when the device does nothing for so long in the midst of an answer; 0 for "
         "never",
         flag="--hang-limit",
-        group="server",
     )
     drain_s: float = option(
         25.0,
@@ -275,7 +256,6 @@ class ServerSettings:
         "when asked to end by SIGTERM or SIGHUP, take nothing new and write answers under way for "
         "so long; Ctrl-C ends at once",
         flag="--drain",
-        group="server",
     )
     api_key_file: Path | None = option(
         None,
@@ -286,11 +266,10 @@ class ServerSettings:
     )
     api_keys: tuple[str, ...] = option(
         (),
-        LIST,
+        several("KEY"),
         "let in who has KEY, which every user of this machine sees in `ps`; may be repeated",
         repr=False,
         flag="--api-key",
-        metavar="KEY",
         group="access",
     )
     named_keys: tuple[NamedKey, ...] = ()
@@ -329,11 +308,11 @@ class ServerSettings:
         _texts(
             lambda text: text in ("*", "null") or _ORIGIN.fullmatch(text),
             "scheme://host[:port], scheme://*, null, or *",
+            metavar="ORIGIN",
         ),
         "let web pages of ORIGIN use the server: https://HOST, app://NAME, vscode-webview://* for "
         "all of a scheme, null, * for all; may be repeated",
         flag="--cors-origin",
-        metavar="ORIGIN",
         group="access",
     )
     allowed_hosts: tuple[str, ...] = option(
@@ -341,28 +320,26 @@ class ServerSettings:
         _texts(
             lambda text: text == "*" or _HOST.fullmatch(text),
             "a name or address without a port, *.name, or *",
+            metavar="NAME",
         ),
         "answer to NAME in the Host header, as a proxy in front passes it on; *.NAME for all under "
         "it, * for any; may be repeated",
         default="on this machine's own address its own names, on others any",
         flag="--allowed-host",
-        metavar="NAME",
         group="access",
     )
     root_path: str = option(
         "",
-        Kind(_root, parse=lambda text: text.rstrip("/")),
+        Kind(_root, parse=lambda text: text.rstrip("/"), metavar="PATH"),
         "where a proxy in front has the server, such as /mtmd, whether it takes it off or not",
-        metavar="PATH",
         group="access",
     )
     trusted_proxy: tuple[str, ...] = option(
         (),
-        LIST,
+        several("ADDRESS"),
         "believe X-Forwarded-For, -Host, -Proto and -Prefix of this address or network; unix: of "
         "who comes through --host unix:PATH; may be repeated",
         default="nobody's",
-        metavar="ADDRESS",
         group="access",
     )
     answers: Mapping[str, Any] = field(default_factory=dict)

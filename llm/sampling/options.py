@@ -69,40 +69,35 @@ class Sampling:
 
     temperature: float = option(
         0.0,
-        Kind(_temperature, parse=float, low=0, high=TEMPERATURE_MAX),
+        Kind(_temperature, parse=float, low=0, high=TEMPERATURE_MAX, metavar="T"),
         "0 takes the most probable token, 1 draws",
-        metavar="T",
         preset=True,
     )
     top_k: int = option(
         0,
-        whole(0, TOP_K_MAX),
+        whole(0, TOP_K_MAX, metavar="K"),
         "draw from the K most probable tokens",
         default="{}, off",
-        metavar="K",
         preset=True,
     )
     top_p: float = option(
         1.0,
-        Kind(_top_p, parse=float, low=0, high=1),
+        Kind(_top_p, parse=float, low=0, high=1, metavar="P"),
         "draw from the fewest tokens of probability P together",
         default="{}, off",
-        metavar="P",
         preset=True,
     )
     min_p: float = option(
         0.0,
-        real(0, 1),
+        real(0, 1, metavar="P"),
         "draw from tokens at least P times as probable as the best",
-        metavar="P",
         preset=True,
     )
     repetition_penalty: float = option(
         1.0,
-        real(*PENALTY_RANGE),
+        real(*PENALTY_RANGE, metavar="R"),
         "above 1: make tokens already there less probable",
         default="{}, off",
-        metavar="R",
         preset=True,
     )
     frequency_penalty: float = option(
@@ -122,10 +117,9 @@ class Sampling:
     )
     seed: int | None = option(
         None,
-        whole(0, SEED_MAX),
+        whole(0, SEED_MAX, metavar="S"),
         "of the random draws: equal seeds give equal answers",
         default="a new one, reported in the receipt",
-        metavar="S",
         preset=True,
     )
 

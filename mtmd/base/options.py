@@ -17,7 +17,7 @@ import dataclasses
 import math
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from numbers import Integral, Real
@@ -69,7 +69,6 @@ class Option:
     kind: Kind
     help: str
     default: str | None = None
-    metavar: str | None = None
     flag: str | None = ""
     group: str = ""
     dest: str = ""
@@ -133,8 +132,10 @@ def whole(low: int, high: int | None = None, **how: Any) -> Kind:
     return Kind(check, parse=int, low=low, high=high, **{"metavar": "N"} | how)
 
 
-def ranged(low: float, high: float, expected: str, *, scale: int = 1, unit: str = "") -> Kind:
-    """Return numbers in a range, with an expectation of its own; messages give them in units."""
+def ranged(
+    low: float, high: float, expected: str, *, scale: int = 1, unit: str = "", **how: Any
+) -> Kind:
+    """Numbers in a range, which messages describe in other words, and in a unit."""
 
     def check(name: str, value: Any) -> Any:
         if not low <= value <= high:
@@ -142,13 +143,8 @@ def ranged(low: float, high: float, expected: str, *, scale: int = 1, unit: str 
             raise OptionError(f"{name}: found {shown}, expected {expected}")
         return value
 
-    return Kind(
-        check,
-        parse=int if isinstance(low, int) else float,
-        low=low,
-        high=high,
-        metavar=unit.upper() or "N",
-    )
+    parse = int if isinstance(low, int) else float
+    return Kind(check, parse=parse, low=low, high=high, **{"metavar": unit.upper() or "N"} | how)
 
 
 def real(low: float, high: float, **how: Any) -> Kind:
@@ -200,16 +196,27 @@ def _path(name: str, value: object) -> str:
     return path
 
 
-def _list(_: str, value: Sequence[Any]) -> tuple[Any, ...]:
-    return tuple(value)
-
-
 FLAG = Kind(_flag, switch=True)
-TEXTS = Kind(_texts, takes="str | Sequence[str]", repeated=True)
-LIST = Kind(_list, repeated=True)  # of what the record checks
-AS_GIVEN = Kind(lambda _, value: value)  # checked by the record
-PATH = Kind(_path, takes="str | PathLike[str]", metavar="FILE")
 SIZE = Kind(lambda name, value: size_or_none(name, value), takes="int | str", metavar="SIZE")
+
+
+def texts(metavar: str = "TEXT") -> Kind:
+    """One text, or several."""
+    return Kind(_texts, takes="str | Sequence[str]", repeated=True, metavar=metavar)
+
+
+def path(metavar: str = "FILE") -> Kind:
+    return Kind(_path, takes="str | PathLike[str]", metavar=metavar)
+
+
+def several(metavar: str) -> Kind:
+    """Texts that the record checks."""
+    return Kind(lambda _, value: tuple(value), repeated=True, metavar=metavar)
+
+
+def as_given(metavar: str | None = None) -> Kind:
+    """Values that the record checks."""
+    return Kind(lambda _, value: value, metavar=metavar)
 
 
 def integer(name: str, value: object, low: int, high: int) -> int:

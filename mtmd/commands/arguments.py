@@ -18,13 +18,15 @@ def add_options(
     names: Iterable[str] | None = None,
     *,
     leave_out: Sequence[str] = (),
+    group: str = "",
     defaults: Mapping[str, Any] | None = None,
     absent: bool = False,
 ) -> None:
     """Add the options of a record that commands have: those in `names`, or all but `leave_out`.
 
-    `defaults` hold in place of the record's; of a text the help alone says it. `absent`: an option
-    that is not given is no attribute of the arguments.
+    `group` is the heading of options that name none. `defaults` hold in place of the record's; a
+    text among them is shown in the help. `absent`: an option that is not given is no attribute of
+    the arguments.
     """
     declared = options_of(record)
     own = defaults or {}
@@ -33,10 +35,11 @@ def add_options(
         one = declared[name]
         if one.flag is None or name in leave_out:
             continue
-        if one.group not in groups:
-            groups[one.group] = parser.add_argument_group(one.group)
+        heading = one.group or group
+        if heading not in groups:
+            groups[heading] = parser.add_argument_group(heading)
         value = own.get(name, defaults_of(record)[name])
-        _add(groups[one.group], name, one, value, name in own, absent)
+        _add(groups[heading], name, one, value, name in own, absent)
 
 
 def _add(
@@ -62,7 +65,7 @@ def _add(
     elif kind.switch:
         keywords["action"] = "store_true"
     else:
-        keywords["metavar"] = declared.metavar or kind.metavar
+        keywords["metavar"] = kind.metavar
         if kind.repeated:
             keywords["action"] = "append"
         if kind.parse is not None:

@@ -65,11 +65,11 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 
     server, *_ = (sub.add_argument_group(group) for group in ("server", "several models", "access"))
     for record in (ServerSettings, MediaBudget, ConnectionLimits):
-        add_options(sub, record)
+        add_options(sub, record, group="server")
     add_options(server, LoadOptions, ["parallel"], defaults={"parallel": 16})
     add_options(server, AnswerOptions, ANSWERING, defaults={"sampling": "model"})
     add_model_arguments(sub)
-    add_options(sub, ServeOptions)
+    add_options(sub, ServeOptions, group="server")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 from mtmd.base.errors import OptionError
 from mtmd.base.text import for_terminal
-from mtmd.commands.arguments import add_options, options_in
+from mtmd.commands.arguments import add_options, defaults_in, options_in
 from mtmd.commands.shared import (
     add_model_arguments,
     add_random_weights,
@@ -31,21 +31,6 @@ mtmd warmup -m org/name --target cuda:90 --save kernels     # its programs, comp
 mtmd serve -m org/name --kernels kernels    # and used there"""
 
 MOST_TARGETS = 32
-DEVICE = (*("device", "refuse", "threads", "memory_limit"), *("kernels", "vision_attention"))
-PREDICTED = (  # what of the options of loading is taken into account where nothing is loaded
-    "mmproj",
-    "chat_template",
-    "dtype",
-    "flash_attn",
-    "override_tensor",
-    "no_kv_offload",
-    "context",
-    "parallel",
-    "image_min_tokens",
-    "image_max_tokens",
-    "speculate",
-    "preprocess",
-)
 
 SHORT = (
     *("--model", "--device", "--dtype", "--context", "--parallel", "--threads", "--json"),
@@ -128,7 +113,6 @@ def _predict(args: argparse.Namespace) -> int:
     shared = args.tp != 1 or args.tensor_split
     if shared and len(names) > 1:
         raise OptionError(f"tp: found {len(names)} targets, expected one, of which there are N")
-    given = {name: getattr(args, name) for name in PREDICTED if hasattr(args, name)}
     saves = args.save is not None
     predicted = args.no_compile or args.memory is not None or args.strict or shared
     if saves and (len(names) > 1 or predicted):
@@ -136,11 +120,9 @@ def _predict(args: argparse.Namespace) -> int:
             "--save: expected one --target, and none of --memory, --strict, --no-compile and --tp, "
             "which are for predictions"
         )
-    # Of a device that is here; `predict` refuses them.
-    given |= {n: getattr(args, n) for n in DEVICE}
-    chosen = {name: value for name, value in given.items() if value not in (None, "auto", [])}
-    if shared:
-        chosen |= {"tp": args.tp, "tensor_split": args.tensor_split}
+    usual = defaults_in(LoadOptions)  # options of a device that is here are refused by `predict`
+    given = options_in(args, LoadOptions)
+    chosen = {name: value for name, value in given.items() if value != usual[name]}
     if saves:
         return _save(args, names[0], chosen)
     reports = [

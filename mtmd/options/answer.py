@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, cast
 
 from mtmd.base.errors import OptionError
 from mtmd.base.options import (
-    AS_GIVEN,
     FLAG,
-    TEXTS,
     Kind,
+    as_given,
     check_options,
     integer,
     one_of,
     option,
     refuse,
+    texts,
     whole,
 )
 from mtmd.clip.token_budget import DETAILS
@@ -64,7 +64,7 @@ def _ids(name: str, value: object) -> tuple[int, ...]:
 
 
 def _stops(name: str, value: object) -> tuple[str, ...]:
-    stops: tuple[str, ...] = TEXTS.check(name, value)
+    stops: tuple[str, ...] = texts().check(name, value)
     if len(stops) > STOPS_MAX:
         raise OptionError(f"{name}: found {len(stops)} texts, expected at most {STOPS_MAX}")
     longest = max(map(len, stops), default=0)
@@ -120,24 +120,21 @@ class AnswerOptions(Sampling):
     )
     detail: str = option(
         "auto",
-        one_of(*DETAILS, takes="Detail"),
+        one_of(*DETAILS, takes="Detail", metavar="HOW"),
         "auto, low (few tokens, no tiles) or high",
-        metavar="HOW",
         preset=True,
     )
     stop: tuple[str, ...] = option(
         (),
-        Kind(_stops, "str | Sequence[str]", repeated=True),
+        Kind(_stops, "str | Sequence[str]", repeated=True, metavar="TEXT"),
         "end the answer before TEXT; may be repeated",
-        metavar="TEXT",
     )
     ignore_eos: bool = option(False, FLAG, "go on past the end-of-answer token")
     sampling: str | AppliedSampling | PresetSampling = option(
         "greedy",
-        Kind(_way, one_of(*WAYS).takes, values=WAYS),
+        Kind(_way, one_of(*WAYS).takes, values=WAYS, metavar="WHICH"),
         "which of the model's own settings hold where no option is given: model (all), greedy "
         "(its penalties), off (none); 'mtmd info' shows them",
-        metavar="WHICH",
         preset=True,
     )
     stop_repeating: bool = option(
@@ -145,10 +142,9 @@ class AnswerOptions(Sampling):
     )
     think: bool | str | None = option(
         None,
-        Kind(_think),
+        Kind(_think, metavar="HOW"),
         "on or off, or how much where the model knows that: minimal, low, medium, high, xhigh, max",
         default="what the model's template does",
-        metavar="HOW",
         suggested=("on", "off", "low", "medium", "high"),
         preset=True,
     )
@@ -161,15 +157,13 @@ class AnswerOptions(Sampling):
     )
     chat_template_kwargs: Mapping[str, Any] | None = option(
         None,
-        Kind(lambda _, value: checked_variables(value)),
+        Kind(lambda _, value: checked_variables(value), metavar="JSON"),
         "variables for the chat template, as a JSON object",
-        metavar="JSON",
     )
     json_schema: Mapping[str, Any] | str | bool | type[Any] | None = option(
         None,
-        Kind(_schema),
+        Kind(_schema, metavar="FILE"),
         "a JSON schema that the answer follows, in a file or as it is; {} is any JSON",
-        metavar="FILE",
     )
     grammar: Mapping[str, Any] | str | None = option(
         None,
@@ -201,15 +195,15 @@ class AnswerOptions(Sampling):
     )
     tools: Sequence[Mapping[str, Any] | Tool] | Toolbox | None = option(
         None,
-        AS_GIVEN,
+        as_given(),
         "functions that the model may call, as OpenAI's interface describes them",
         flag=None,
     )
     tool_choice: Mapping[str, Any] | str | None = option(
-        None, AS_GIVEN, "none, auto, required, or one of the tools", flag=None
+        None, as_given(), "none, auto, required, or one of the tools", flag=None
     )
     parallel_tool_calls: bool | None = option(
-        None, AS_GIVEN, "whether an answer may have several calls", default="True", flag=None
+        None, as_given(), "whether an answer may have several calls", default="True", flag=None
     )
 
     def __post_init__(self) -> None:

@@ -8,14 +8,14 @@ from typing import Any
 from mtmd.base.errors import OptionError
 from mtmd.base.options import (
     FLAG,
-    PATH,
     SIZE,
-    TEXTS,
     Kind,
     check_options,
     one_of,
     option,
+    path,
     refuse,
+    texts,
     whole,
 )
 
@@ -71,53 +71,47 @@ class LoadOptions:
     """
 
     mmproj: str | None = option(
-        None, PATH, "the projector of a GGUF", default="the one in the same folder", preset=True
+        None, path(), "the projector of a GGUF", default="the one in the same folder", preset=True
     )
     chat_template: str | None = option(
         None,
-        PATH,
+        path("FILE|NAME"),
         "a Jinja chat template to use in place of the model's own, or the name of a built-in one "
         "(`chatml`, ...; docs/templates.md)",
-        metavar="FILE|NAME",
         preset=True,
     )
     device: str = option(
         "auto",
-        Kind(_device, "Device"),
+        Kind(_device, "Device", metavar="DEVICE"),
         "auto, cpu, cuda:N, mps or xpu:N; several of cuda:N and cpu between commas with --split or "
         "--fit",
-        metavar="DEVICE",
         suggested=("auto", "cpu", "cuda", "mps", "xpu"),
     )
     dtype: str = option(
         "auto",
-        Kind(_dtype, "Dtype", values=DTYPES),
+        Kind(_dtype, "Dtype", values=DTYPES, metavar="TYPE"),
         "the type that is computed in: fp32 (the tokens of transformers in fp32), bf16 (half the "
         "memory, prompts read two to three times faster, rounded to three digits) or auto: bf16 "
         "where the device multiplies it, fp32 elsewhere and for models below 16 MiB",
-        metavar="TYPE",
         preset=True,
     )
     flash_attn: str = option(
         "auto",
-        one_of("auto", "on", "off"),
+        one_of("auto", "on", "off", metavar="WHEN"),
         "attention that stores no matrix of scores: auto, on or off",
-        metavar="WHEN",
         preset=True,
     )
     override_tensor: tuple[str, ...] = option(
         (),
-        TEXTS,
+        texts("RE=DEVICE"),
         "run nodes whose name, or weight's name, matches RE on DEVICE; may be repeated",
-        metavar="RE=DEVICE",
         preset=True,
     )
     refuse: tuple[str, ...] = option(
         (),
-        TEXTS,
+        texts("RULE"),
         "plan as if the device did not support OP, OP:head=72, OP:batch>1, OP:bf16 or OP:/NAME "
         "REGEX/; may be repeated",
-        metavar="RULE",
         preset=True,
     )
     threads: int | None = option(
@@ -153,17 +147,15 @@ class LoadOptions:
     )
     split: str = option(
         "none",
-        one_of("none", "layer"),
+        one_of("none", "layer", metavar="HOW"),
         "layer: each device of --device, or each GPU, has a run of layers; one GPU and the host "
         "where there is one",
-        metavar="HOW",
     )
     tensor_split: tuple[float, ...] = option(
         (),
-        Kind(lambda _, value: value, "str | Sequence[float]"),
+        Kind(lambda _, value: value, "str | Sequence[float]", metavar="SHARES"),
         "the shares of --tp's processes or --split's devices, such as 3,1",
         default="equal ones; of devices, by free memory",
-        metavar="SHARES",
     )
     fit: bool = option(
         False,
@@ -179,33 +171,29 @@ class LoadOptions:
     )
     kernels: str | None = option(
         None,
-        PATH,
+        path("DIR"),
         "GPU programs compiled elsewhere, by 'mtmd warmup --target GPU --save DIR'",
         default="what MTMD_KERNELS names",
-        metavar="DIR",
     )
     vision_attention: str = option(
         "auto",
-        one_of("auto", "triton", "torch"),
+        one_of("auto", "triton", "torch", metavar="KERNEL"),
         "attention of the encoder on a GPU: triton (ours), torch (its own, where they take a node) "
         "or auto, what the warm-up has measured to be faster",
-        metavar="KERNEL",
         preset=True,
     )
     preprocess: str = option(
         "auto",
-        one_of("auto", "host"),
+        one_of("auto", "host", metavar="WHERE"),
         "resize and normalise pictures on the host, or auto: on a GPU, in 120 MiB of its memory, "
         "where that gives the same to the bit",
-        metavar="WHERE",
         preset=True,
     )
     speculate: int | str = option(
         "auto",
-        Kind(_speculate, "int | str"),
+        Kind(_speculate, "int | str", metavar="HOW"),
         "tokens of an answer to propose at once out of prompt and answer: auto (as many as pay), "
         "off or a number; answers are the same",
-        metavar="HOW",
         preset=True,
     )
     memory_limit: int | str | None = option(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mtmd.base.options import AS_GIVEN, FLAG, LIST, PATH, Kind, check_options, one_of, option
+from mtmd.base.options import FLAG, Kind, as_given, check_options, one_of, option, path, several
 
 
 @dataclass(frozen=True)
@@ -13,11 +13,10 @@ class ServeOptions:
 
     models: tuple[str, ...] = option(
         (),
-        LIST,
+        several("WHICH"),
         "serve several models, each loaded when a request names it: a folder of checkpoints and "
         "GGUF files, models as -m takes them, with commas between them, or cache for all that were "
         "fetched; may be repeated. -m NAME is then loaded at once",
-        metavar="WHICH",
         group="several models",
     )
     models_max: int | None = option(
@@ -36,31 +35,26 @@ class ServeOptions:
     )
     presets: str | None = option(
         None,
-        PATH,
+        path(),
         "JSON: system prompt, sampling, aliases and options of loading by model",
         default="presets.json in the folder of --models",
         group="several models",
     )
     data: str | None = option(
         None,
-        PATH,
+        path("DIR"),
         "folder of conversations and their pictures",
         default="in the user's data folder",
-        metavar="DIR",
-        group="server",
     )
-    no_history: bool = option(False, FLAG, "keep no conversations on disk", group="server")
+    no_history: bool = option(False, FLAG, "keep no conversations on disk")
     engine_process: bool | None = option(
         None,
         FLAG,
         "compute answers in a process of their own, so that requests which keep the server busy do "
         "not hold up tokens",
         default="for one model that writes, on Linux with more than one core",
-        group="server",
     )
-    no_warmup: bool = option(
-        False, FLAG, "begin at once; the first answer then takes longer", group="server"
-    )
+    no_warmup: bool = option(False, FLAG, "begin at once; the first answer then takes longer")
     access_log: bool = option(
         False, FLAG, "write a line for each request to stderr", group="access"
     )
@@ -72,18 +66,16 @@ class ServeOptions:
     )
     ray: str | None = option(
         None,
-        AS_GIVEN,
+        as_given("ADDRESS"),
         "by replicas of this server that Ray Serve runs: on a Ray cluster that is started for this "
         "command (local), the one this machine belongs to (auto) or HOST:PORT of its head",
-        metavar="ADDRESS",
         group="on many machines",
     )
     replicas: str | None = option(
         None,
-        AS_GIVEN,
+        as_given("MIN[:MAX]"),
         "how many; up to MAX where more is asked than MIN can answer",
         default="as many as fit",
-        metavar="MIN[:MAX]",
         group="on many machines",
     )
     no_affinity: bool = option(

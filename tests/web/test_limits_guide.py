@@ -53,7 +53,7 @@ def most_of(option):
 @pytest.mark.parametrize(
     "row, facts",
     [
-        ("open connections", [f"{C.most:,}"]),
+        ("open connections", [f"{C.total:,}"]),
         ("of one address", [f"{C.per_address:,}"]),
         ("the head of a request", [f"{C.head_s:g} s", f"{connection.HEADERS} headers"]),
         ("of a body in chunks", [f"{connection.CHUNKED // KIB} KiB"]),

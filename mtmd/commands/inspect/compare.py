@@ -87,7 +87,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     )
     for name in PER_SIDE:
         declared = options_of(LoadOptions)[name]
-        metavar = declared.metavar or declared.kind.metavar
+        metavar = declared.kind.metavar
         for side in "ab":
             sides.add_argument(f"--{name.replace('_', '-')}-{side}", metavar=metavar)
     add_model_arguments(sub, model=False)

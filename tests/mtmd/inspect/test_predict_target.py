@@ -14,8 +14,6 @@ from typing import Any
 import pytest
 
 from mtmd import OptionError, fit, predict
-from mtmd.commands import warmup as command
-from mtmd.inspect.predict_target import NO_USE
 from mtmd.options.load import LoadOptions
 
 pytest.importorskip(
@@ -74,13 +72,6 @@ def test_kernels_are_really_compiled(hopper: dict[str, Any]) -> None:
 def test_options_that_would_do_nothing_are_refused(chosen: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match=next(iter(chosen))):
         predict("cuda:90", **chosen)
-
-
-def test_the_command_drops_no_option_of_loading() -> None:
-    told = {"tp", "tensor_split", "split", "fit"}  # shares of several, and what is refused
-    every = {field.name for field in fields(LoadOptions)} - {"isolate", "allow_remote_media"}
-    assert {*command.PREDICTED, *command.DEVICE, *told} == every
-    assert set(command.DEVICE) <= set(NO_USE)
 
 
 def test_options_that_are_none_are_not_given() -> None:
