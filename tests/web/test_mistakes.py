@@ -67,7 +67,7 @@ SECRET = "data:,secret"
         ({"messages": USER, "max_tokens": 10**9}, "found 1000000000, expected at most 1048576"),
         (
             {"messages": USER, "seed": 2**63},
-            "found 9223372036854775808, expected less than 9223372036854775808",
+            "found 9223372036854775808, expected at most 9223372036854775807",
         ),
         ({"messages": USER, "max_tokens": 1.5}, "max_tokens: found 1.5, expected a whole number"),
         ({"messages": USER, "stream": "yes"}, "stream: found a text, expected true or false"),

@@ -7,20 +7,18 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeAlias, TypeVar
+from typing import Annotated, Any, Protocol, TypeAlias, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError, to_json
 
-from mtmd.options.answer import STOP_CHARS_MAX, STOPS_MAX
+from mtmd.base.options import options_of
+from mtmd.options.answer import STOP_CHARS_MAX, STOPS_MAX, AnswerOptions
 from mtmd.tools.tool import TOOLS_MAX
 from mtmd.web.answering.request import Piece
 from mtmd.web.errors import TAG
 from mtmd.web.intake.body import WHOLE
 from mtmd.web.intake.long_texts import CutText, as_data_url, beginning
-
-if TYPE_CHECKING:
-    pass
 
 MOST_MESSAGES = 4096
 MOST_PARTS = 1 << 14  # of one message
@@ -29,6 +27,14 @@ MOST_PROMPTS = 128
 MOST_TOKENS = 1 << 20
 LONGEST_GRAMMAR = 1 << 20
 LONGEST_SCHEMA = 64 << 10  # in characters of JSON: it is compiled before the answer begins
+
+
+def within(name: str, low: float | None = None) -> Any:
+    """Return the range that an option of answers is declared with; `low` holds in its place where
+    an interface has smaller numbers for none.
+    """
+    kind = options_of(AnswerOptions)[name].kind
+    return Field(ge=kind.low if low is None else low, le=kind.high)
 
 
 def _schema(value: dict[str, Any]) -> dict[str, Any]:
@@ -41,11 +47,13 @@ def _schema(value: dict[str, Any]) -> dict[str, Any]:
 
 ModelName = Annotated[str, Field(max_length=512)]
 Schema = Annotated[dict[str, Any], AfterValidator(_schema)]
-Temperature = Annotated[float, Field(ge=0, le=100)]
-Fraction = Annotated[float, Field(ge=0, le=1)]  # top_p, min_p
-TopK = Annotated[int, Field(ge=0, lt=1 << 31), WHOLE]
-Penalty = Annotated[float, Field(ge=0.01, le=100)]
-Additive = Annotated[float, Field(ge=-2, le=2)]  # of a penalty taken off a logit
+Temperature = Annotated[float, within("temperature")]
+Fraction = Annotated[float, within("top_p")]  # min_p, too
+TopK = Annotated[int, within("top_k"), WHOLE]
+Seed = Annotated[int, within("seed"), WHOLE]
+Penalty = Annotated[float, within("repetition_penalty")]
+Additive = Annotated[float, within("frequency_penalty")]  # presence_penalty, too
+Logprobs = Annotated[int, within("logprobs"), WHOLE]
 MaxTokens = Annotated[int, Field(ge=1, le=MOST_TOKENS), WHOLE]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 Stops = Annotated[

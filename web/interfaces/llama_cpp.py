@@ -27,6 +27,7 @@ from mtmd.web.interfaces.fields import (
     MOST_TOKENS,
     Additive,
     Fraction,
+    Logprobs,
     ModelName,
     Penalty,
     Schema,
@@ -35,6 +36,7 @@ from mtmd.web.interfaces.fields import (
     TokenId,
     given,
     promised,
+    within,
 )
 from mtmd.web.interfaces.openai_requests import Bias, ChatRequest
 from mtmd.web.served_model import ServedModel
@@ -89,19 +91,19 @@ class Completion(Request):
     max_tokens: Annotated[int, Field(ge=-1, le=MOST_TOKENS), WHOLE] | None = None
     stream: bool = False
     temperature: Temperature | None = None
-    top_k: Annotated[int, Field(ge=-1, lt=1 << 31), WHOLE] | None = None
+    top_k: Annotated[int, within("top_k", -1), WHOLE] | None = None
     top_p: Fraction | None = None
     min_p: Fraction | None = None
     repeat_penalty: Penalty | None = None
     presence_penalty: Additive | None = None
     frequency_penalty: Additive | None = None
-    seed: Annotated[int, Field(ge=-1, lt=1 << 63), WHOLE] | None = None
+    seed: Annotated[int, within("seed", -1), WHOLE] | None = None
     stop: Stops | None = None
     ignore_eos: bool | None = None
     logit_bias: Bias | None = None
     grammar: str | None = Field(default=None, max_length=LONGEST_GRAMMAR)
     json_schema: Schema | None = None
-    n_probs: Annotated[int, Field(ge=0, le=20), WHOLE] = 0
+    n_probs: Logprobs = 0
     return_tokens: bool = False
     response_fields: list[str] = Field(default_factory=list, max_length=64)
 

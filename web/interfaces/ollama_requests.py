@@ -31,6 +31,7 @@ from mtmd.web.interfaces.fields import (
     Tools,
     given,
     promised,
+    within,
 )
 from mtmd.web.interfaces.thinking import Budget
 
@@ -51,11 +52,11 @@ class Options(Request):
 
     num_predict: Annotated[int, Field(ge=-2, le=MOST_TOKENS), WHOLE] | None = None
     temperature: Temperature | None = None
-    top_k: Annotated[int, Field(ge=-1, lt=1 << 31), WHOLE] | None = None
+    top_k: Annotated[int, within("top_k", -1), WHOLE] | None = None
     top_p: Fraction | None = None
     min_p: Fraction | None = None
     repeat_penalty: Penalty | None = None
-    seed: Annotated[int, Field(ge=-1, lt=1 << 63), WHOLE] | None = None
+    seed: Annotated[int, within("seed", -1), WHOLE] | None = None
     stop: Stops | None = None
     presence_penalty: Additive | None = None
     frequency_penalty: Additive | None = None

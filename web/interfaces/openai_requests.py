@@ -37,10 +37,12 @@ from mtmd.web.interfaces.fields import (
     Fraction,
     FrameCount,
     FramesPerSecond,
+    Logprobs,
     ModelName,
     Penalty,
     Schema,
     Seconds,
+    Seed,
     Several,
     Temperature,
     Text,
@@ -53,6 +55,7 @@ from mtmd.web.interfaces.fields import (
     pieces,
     promised,
     text_or,
+    within,
 )
 from mtmd.web.interfaces.thinking import ThinkingFields
 
@@ -216,7 +219,7 @@ def _prompts(value: Any) -> Any:
 
 
 Count: TypeAlias = Annotated[
-    Annotated[int, Field(ge=0, le=1 << 20), WHOLE] | None,
+    Annotated[int, within("max_tokens"), WHOLE] | None,
     BeforeValidator(_minus_one),
     WithJsonSchema({"type": "integer", "minimum": -1, "maximum": 1 << 20}),
 ]
@@ -468,11 +471,9 @@ class Generation(Request):
     frequency_penalty: Additive | None = None
     presence_penalty: Additive | None = None
     logit_bias: Bias | None = None
-    seed: Annotated[
-        Annotated[int, Field(ge=0, lt=1 << 63), WHOLE] | None, BeforeValidator(_minus_one)
-    ] = None
+    seed: Annotated[Seed | None, BeforeValidator(_minus_one)] = None
     stop: Texts | None = None
-    min_tokens: Annotated[int, Field(ge=0, le=1 << 20), WHOLE] | None = None
+    min_tokens: Annotated[int, within("min_tokens"), WHOLE] | None = None
     stop_token_ids: list[Annotated[int, Field(ge=0, lt=1 << 31), WHOLE]] | None = Field(
         default=None, max_length=STOP_IDS_MAX
     )
@@ -483,7 +484,7 @@ class Generation(Request):
     stream_options: StreamOptions | None = None
     return_progress: bool | None = None  # llama.cpp's: chunks that say how far the prompt is
     n: Annotated[int, Field(ge=1, le=MOST_CHOICES), WHOLE] | None = None
-    prompt_logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None  # vLLM's
+    prompt_logprobs: Logprobs | None = None  # vLLM's
     grammar: str | None = Field(default=None, max_length=LONGEST_GRAMMAR)
     json_schema: dict[str, Any] | None = None
     guided_json: dict[str, Any] | str | None = None
@@ -597,7 +598,7 @@ class ChatRequest(ThinkingFields, Generation):
     messages: list[Message] = Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
+    top_logprobs: Logprobs | None = None
     response_format: ResponseFormat | None = None
     tools: Tools | None = None
     tool_choice: str | dict[str, Any] | None = None
@@ -760,7 +761,7 @@ class CompletionRequest(Generation):
     prompt: Annotated[list[Prompt], BeforeValidator(_prompts), WithJsonSchema(_PROMPT_SCHEMA)] = (
         Field(min_length=1, max_length=MOST_PROMPTS)
     )
-    logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
+    logprobs: Logprobs | None = None
     echo: bool | None = None
 
     @property

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 from mtmd.thinking.request import Effort
 from mtmd.web.intake.body import WHOLE, Loose
+from mtmd.web.interfaces.fields import within
 
-Budget: TypeAlias = Annotated[int, Field(ge=0, le=1 << 20), WHOLE]
+Budget: TypeAlias = Annotated[int, within("think_budget"), WHOLE]
 
 
 class Thinking(Loose):
