@@ -5,11 +5,12 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from functools import partial
+from typing import Any, Protocol
 
-from flask import Response, current_app, g, json, request
+from flask import Response, g, json, request, stream_with_context
 
 from mtmd import Answer, Event, Finished, MtmdError, Progress, TextPiece, Ticket, TokenInfo
 from mtmd.service.turns import left
@@ -17,7 +18,6 @@ from mtmd.web import sse
 from mtmd.web.answering.tools import CustomCalls
 from mtmd.web.errors import ApiError, as_api_error
 from mtmd.web.errors import response as error_response
-from mtmd.web.intake.gate import GatedFlask
 from mtmd.web.models.choice import Claim, Models
 from mtmd.web.served_model import ServedModel
 from mtmd.web.settings import HAS_LEFT
@@ -73,7 +73,7 @@ class Delivery:
         self._request_id = g.get("request_id", "req")
         self._has_left: Callable[[], bool] = request.environ.get(HAS_LEFT, _never)
         for index, ticket in enumerate(tickets):
-            ticket.redirect(self._sink(index))
+            ticket.redirect(partial(self._put, index))
 
     def whole(
         self,
@@ -112,35 +112,28 @@ class Delivery:
         be sent any more. After BEAT_S of silence comes what `beat` makes, a comment of server-sent
         events where that is None: proxies and clients give up what is silent.
         """
-        pieces = self._with_beats(self._pieces(writer, failure), beat or _still_there)
+        pieces = self._pieces(writer, failure, beat or _still_there)
         headers = {"Cache-Control": "no-cache", **sse.UNBUFFERED}
         response = Response(pieces, mimetype=mimetype, headers=headers)
         response.call_on_close(self._close)
         return response
 
-    def _pieces(self, writer: Writer, failure: Callable[[ApiError], str]) -> Iterator[str]:
-        """Yield "" where there is no event now."""
+    def _pieces(
+        self, writer: Writer, failure: Callable[[ApiError], str], beat: Callable[[], str]
+    ) -> Iterator[str]:
+        sent = time.monotonic()
         try:
             yield from writer.begin()
             for come in self._incoming():
-                if come is None:
-                    yield ""
-                else:
-                    yield from writer.write(*come)
+                pieces = [] if come is None else [*writer.write(*come)]
+                if not pieces and time.monotonic() - sent >= BEAT_S:
+                    pieces = [beat()]
+                if pieces:
+                    sent = time.monotonic()
+                yield from pieces
             yield from writer.end()
         except Exception as error:
             yield failure(self._as_error(error))
-
-    @staticmethod
-    def _with_beats(pieces: Iterator[str], beat: Callable[[], str]) -> Iterator[str]:
-        sent = time.monotonic()
-        for piece in pieces:
-            now = time.monotonic()
-            if piece or now - sent >= BEAT_S:
-                sent = now
-                yield piece or beat()
-            else:
-                yield ""
 
     def _incoming(self) -> Iterator[tuple[int, Event] | None]:
         """Yield the events of all answers, each with the index of its answer; None after LOOK_S
@@ -192,11 +185,8 @@ class Delivery:
             for ticket in self._tickets:
                 cancel(ticket)
 
-    def _sink(self, index: int) -> Callable[[Event | BaseException], None]:
-        def put(event: Event | BaseException) -> None:
-            self._events.put((index, event))
-
-        return put
+    def _put(self, index: int, event: Event | BaseException) -> None:
+        self._events.put((index, event))
 
 
 def cancel(ticket: Cancellable) -> None:
@@ -233,11 +223,23 @@ def until_loaded(
     except BaseException:
         claim.give_back()
         raise
-    goes_on = _Request()
-    pieces = goes_on.pieces(claim, begin, failed, beat or (lambda: _how_far(claim)))
-    response = Response(pieces, mimetype=mimetype)
+
+    def pieces() -> Iterator[bytes]:
+        try:
+            while not claim.wait(BEAT_S):
+                yield (_how_far(claim) if beat is None else beat()).encode()
+            made = begin(claim.chosen())
+        except Exception as error:
+            known = as_api_error(error, g.get("request_id", "req"))
+            if (record := g.get("record")) is not None:
+                record.status = known.status
+            yield failed(known).encode()
+            return
+        with closing(made):
+            yield from made.iter_encoded()
+
+    response = Response(stream_with_context(pieces()), mimetype=mimetype)
     response.headers.update({"Cache-Control": "no-cache", **sse.UNBUFFERED})
-    response.call_on_close(goes_on.end)
     response.call_on_close(claim.give_back)  # if not even the first piece is asked for
     return response
 
@@ -245,56 +247,3 @@ def until_loaded(
 def _how_far(claim: Claim) -> str:
     far = claim.how_far
     return sse.comment("loading" if far is None else f"loading, {far:.0%}")
-
-
-class _Request:
-    """One whose view has returned, and which is not prepared yet."""
-
-    def __init__(self) -> None:
-        self._app = cast("GatedFlask", current_app._get_current_object())  # type: ignore[attr-defined]
-        self._environ = request.environ
-        self._known = g._get_current_object()
-        self._made: Response | None = None
-
-    def pieces(
-        self,
-        claim: Claim,
-        begin: Callable[[ServedModel], Response],
-        failed: Callable[[ApiError], str],
-        beat: Callable[[], str],
-    ) -> Iterator[bytes]:
-        try:
-            while not self._is_there(claim):
-                yield beat().encode()
-            with self._at_work():
-                self._made = begin(claim.chosen())
-        except Exception as error:
-            yield failed(self._as_error(error)).encode()
-            return
-        yield from self._made.iter_encoded()
-
-    def end(self) -> None:
-        if self._made is not None:
-            self._made.close()
-
-    def _is_there(self, claim: Claim) -> bool:
-        with self._at_work():
-            return claim.wait(BEAT_S)
-
-    def _as_error(self, error: Exception) -> ApiError:
-        told = as_api_error(error, self._known.get("request_id", "req"))
-        record: Record | None = self._known.get("record")
-        if record is not None:
-            record.status = told.status
-        return told
-
-    @contextmanager
-    def _at_work(self) -> Iterator[None]:
-        """As in its view: what is known of the request, for whom this thread works, and that all is
-        let go of at the end.
-        """
-        with self._app.request_context(self._environ):
-            for name in self._known:
-                setattr(g, name, self._known.get(name))
-            self._app.gate.resume()
-            yield

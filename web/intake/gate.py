@@ -180,17 +180,11 @@ class Gate:
         client = self._client()
         if what is not None and what.work in self._places and request.method != "OPTIONS":
             g.give_back = self._places[what.work].take(client)
-        self.resume()
+        wanted_unless(request.environ.get(HAS_LEFT))
+        work_for(client)
         if what is not None and what.work in self._places:
             with self._entrance.one():  # among the clients in turn
                 time.sleep(0)  # others are answered between two that begin
-
-    def resume(self) -> None:
-        """This thread works on for the request at hand, which has entered before and whose place is
-        taken.
-        """
-        wanted_unless(request.environ.get(HAS_LEFT))
-        work_for(self._client())
 
     def _leave_with(self, response: Response) -> Response:
         """The place of what is made while it is sent, or may have to wait for its client, is free

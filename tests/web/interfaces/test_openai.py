@@ -448,7 +448,7 @@ def test_a_client_that_goes_away_before_the_first_word_gives_its_request_up():
 def test_a_server_that_has_ended_may_be_stopped_again(service):
     with running(service) as server:
         server.stop()
-        assert until(lambda: server.wsgi.closed)
+        assert until(lambda: hasattr(server, "wsgi") and server.wsgi.closed)
         server.stop()
 
 
