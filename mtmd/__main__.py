@@ -13,9 +13,7 @@ IN_PROCESS = ("--models", "--no-engine-process", "--ray")  # models of other pro
 def main() -> int:
     """As `mtmd.cli.main`, with the arguments of the process."""
     if sys.argv[1:2] == ["serve"] and _computes_elsewhere(sys.argv[2:]):
-        from gevent.monkey import patch_all
-
-        patch_all()  # before anything is imported that makes a lock or a socket
+        patch()
     try:
         from mtmd.cli import main as command
 
@@ -23,6 +21,16 @@ def main() -> int:
     except KeyboardInterrupt:
         print("mtmd: interrupted", file=sys.stderr)
         return 130
+
+
+def patch() -> None:
+    """Make threads, locks and sockets gevent's: before anything is imported that makes one. Not
+    processes: gevent starts them by a fork that runs what is to be done after one, and greenlets
+    with it, where Python's own runs nothing but the program.
+    """
+    from gevent.monkey import patch_all
+
+    patch_all(os=False, signal=False, subprocess=False)
 
 
 def _computes_elsewhere(words: list[str]) -> bool:

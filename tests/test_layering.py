@@ -90,10 +90,10 @@ ORDER = {
         ("__main__",),
     ),
     "web": (
-        ("api_keys", "mistakes"),
+        ("api_keys", "mistakes", "native_threads"),
         ("settings",),
         ("errors", "sse", "store", "served_model", "telemetry"),
-        ("bodies", "native_threads", "refusal", "clients", "unix_socket"),
+        ("bodies", "refusal", "clients", "unix_socket"),
         ("auth", "headers", "intake"),  # what may come in
         ("connection",),  # one of the web server's
         ("models",),  # which of several answers it

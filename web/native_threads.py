@@ -1,5 +1,5 @@
-"""Threads of the system where gevent has made threads greenlets: what takes the processor for long
-runs there, so that other connections are answered meanwhile.
+"""Threads of the system where gevent has made threads greenlets: what takes the processor for long,
+or waits for the disk, runs there, so that other connections are answered meanwhile.
 """
 
 from __future__ import annotations
@@ -7,8 +7,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import copy_context
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from threading import Event
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from gevent import get_hub
 from gevent.monkey import is_module_patched
 from gevent.threadpool import ThreadPool
 
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
 COMPUTING = 2  # threads that compute in Python: there is one interpreter
 Result = TypeVar("Result")
 _turns = Turns(COMPUTING, each=1)
-_END = object()
 
 
 def is_patched() -> bool:
@@ -36,8 +37,34 @@ def in_thread(function: Callable[..., Result], *arguments: Any) -> Result:
     if not is_patched():
         return function(*arguments)
     with _turns.one():
-        result: Result = _computing().apply(copy_context().run, (function, *arguments))
-        return result
+        return _apply(_computing(), copy_context().run, function, *arguments)
+
+
+def waiting(function: Callable[..., Result], *arguments: Any) -> Result:
+    """As `in_thread`, for what waits for the disk and computes little: any number of callers, up
+    to gevent's own of threads.
+    """
+    if not is_patched():
+        return function(*arguments)
+    return _apply(get_hub().threadpool, function, *arguments)
+
+
+def _apply(pool: ThreadPool, function: Callable[..., Result], *arguments: Any) -> Result:
+    """Raises what `function` raises, which gevent would write to stderr as well."""
+
+    def outcome() -> tuple[Result | None, BaseException | None]:
+        try:
+            return function(*arguments), None
+        except BaseException as error:
+            return None, error
+
+    result, error = pool.apply(outcome)
+    try:
+        if error is not None:
+            raise error
+        return cast("Result", result)
+    finally:
+        del error  # whose traceback has this frame
 
 
 @cache
@@ -51,7 +78,7 @@ def in_threads(app: WSGIApplication, pool: ThreadPool) -> WSGIApplication:
     """
 
     def call(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        return _Body(pool, pool.apply(app, (environ, start_response)))
+        return _Body(pool, _apply(pool, app, environ, start_response))
 
     return call
 
@@ -61,20 +88,29 @@ class _Body:
 
     def __init__(self, pool: ThreadPool, body: Iterable[bytes]) -> None:
         self._pool, self._body, self._pieces = pool, body, iter(body)
-        self._next: Any = None
+        self._made = Event()
+        self._made.set()
 
     def __iter__(self) -> Iterator[bytes]:
         return self
 
     def __next__(self) -> bytes:
-        self._next = self._pool.spawn(next, self._pieces, _END)
-        piece = self._next.get()
-        if piece is _END:
+        self._made.clear()
+        piece = _apply(self._pool, self._make)
+        if piece is None:
             raise StopIteration
-        return bytes(piece)
+        return piece
+
+    def _make(self) -> bytes | None:
+        try:
+            return next(self._pieces, None)
+        finally:
+            self._made.set()
 
     def close(self) -> None:
-        if self._next is not None:
-            self._next.wait()
+        _apply(self._pool, self._close)
+
+    def _close(self) -> None:
+        self._made.wait()
         if hasattr(self._body, "close"):
-            self._pool.apply(self._body.close)
+            self._body.close()

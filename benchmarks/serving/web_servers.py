@@ -33,9 +33,9 @@ HALF_BODY = HALF + b"Content-Length: 1000\r\n\r\n{"
 def serve(kind: str, words: int) -> None:
     """Serve on a free port, whose number is printed."""
     if kind in ("gevent", "mtmd"):
-        from gevent import monkey
+        from mtmd.__main__ import patch
 
-        monkey.patch_all()
+        patch()
     sys.path.insert(0, str(SUPPORT))
     from fake_service import FakeService
 

@@ -4,9 +4,9 @@ without a model: `python patched_server.py WORDS PACE_S` says its port, and drai
 
 from __future__ import annotations
 
-from gevent.monkey import patch_all
+from mtmd.__main__ import patch
 
-patch_all()
+patch()
 
 import signal  # noqa: E402
 import sys  # noqa: E402

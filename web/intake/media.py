@@ -28,6 +28,7 @@ from mtmd.web.intake.json_limits import BASE64
 from mtmd.web.intake.long_texts import CutText, beginning
 from mtmd.web.intake.picture_budget import PictureBudget
 from mtmd.web.intake.uploads import PREFIX, Uploads
+from mtmd.web.native_threads import waiting
 
 _SHOWN = 24  # characters of a URL whose scheme is not known
 
@@ -265,7 +266,9 @@ class Media:
             raise refusal from None
         if not path.is_relative_to(self._root) or not stat.S_ISREG(status.st_mode):
             raise refusal
-        return _Source(reference, status.st_size, lambda left, _: _read_file(path, left, refusal))
+        return _Source(
+            reference, status.st_size, lambda left, _: waiting(_read_file, path, left, refusal)
+        )
 
 
 def _is_video(reference: Reference, data: bytes) -> bool:

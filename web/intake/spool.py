@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import IO
 
+from mtmd.web.native_threads import waiting
+
 BLOCK = 4096  # bytes; so long are the places in the file, or some times that
 
 
@@ -135,14 +137,14 @@ class _File:
 
     def _write_some(self, start: int, data: memoryview) -> int:
         if hasattr(os, "pwrite"):
-            return os.pwrite(self._file.fileno(), data, start)
+            return waiting(os.pwrite, self._file.fileno(), data, start)
         with self._position:
             self._file.seek(start)
             return self._file.write(data)
 
     def _read_some(self, start: int, count: int) -> bytes:
         if hasattr(os, "pread"):
-            return os.pread(self._file.fileno(), count, start)
+            return waiting(os.pread, self._file.fileno(), count, start)
         with self._position:
             self._file.seek(start)
             return self._file.read(count)

@@ -10,6 +10,7 @@ from mtmd.prompt.load_image import jpeg_bytes, picture_format, png_bytes
 from mtmd.prompt.video_input import Footage, first_frame, is_video_data, sent_video
 from mtmd.web.errors import ApiError
 from mtmd.web.intake.picture_budget import PictureBudget
+from mtmd.web.native_threads import in_thread
 from mtmd.web.settings import ServerSettings
 from mtmd.web.store.conversation import StoredImage
 from mtmd.web.store.store import Store
@@ -46,7 +47,7 @@ class PictureCache:
             return self._add_video(data, name[:200], owner)
         picture = self._budget.decode_counted(data)
         if picture_format(data) == "PDF":  # which no browser shows as a picture
-            data = png_bytes(picture.pixels)
+            data = in_thread(png_bytes, picture.pixels)
         with self._adding:
             self._check_room(len(data))
             image = self._store.put_image(data, *picture.size, name[:200], owner)
@@ -86,7 +87,8 @@ class PictureCache:
             picture = self._budget.decode_counted(data, number)
             count, number = picture.pages, number + 1
             called = f"{name[:180]}, page {number}" if count > 1 else name
-            pages.append(self.add(png_bytes(picture.pixels), called, owner))
+            page = in_thread(png_bytes, picture.pixels)
+            pages.append(self.add(page, called, owner))
         return pages, count
 
     def get(self, image: StoredImage) -> Picture:
@@ -114,7 +116,7 @@ class PictureCache:
             picture = first_frame(data, self._budget.limits.video, "video")
         else:
             picture = self._budget.decode_counted(data)
-        small = jpeg_bytes(picture.pixels, THUMBNAIL_SIDE)
+        small = in_thread(jpeg_bytes, picture.pixels, THUMBNAIL_SIDE)
         with self._lock:
             self._thumbnails[sha256] = small
             while len(self._thumbnails) > THUMBNAILS_KEPT:

@@ -20,6 +20,7 @@ from mtmd.web.auth import owner, without_key
 from mtmd.web.errors import ApiError, response
 from mtmd.web.intake.body import json_body
 from mtmd.web.intake.gate import Body, Work, checked_json, keep_place, takes, whole_body
+from mtmd.web.native_threads import in_thread
 from mtmd.web.page.answers import follow
 from mtmd.web.page.chat import Chat
 from mtmd.web.page.requests import (
@@ -219,7 +220,7 @@ def _import_export_routes(routes: Blueprint, chat: Chat) -> None:
     @takes(Body.HISTORY, Work.ANSWER)
     def import_conversations() -> Response:
         body = checked_json()
-        file = body.read(lambda data: read_file(data, body.take_base64))
+        file = in_thread(body.read, lambda data: read_file(data, body.take_base64))
         made = import_file(store, owner(), file, chat.add_picture)
         return jsonify(conversations=[c.asdict() for c in made])
 
@@ -381,8 +382,8 @@ def _image_routes(routes: Blueprint, chat: Chat) -> None:
             return _served(data, stored.kind, FOREVER)
         pixels = chat.budget.decode_counted(data).pixels
         if stored.kind == "image/heif":  # a photo: as PNG it would be many times as large
-            return _served(jpeg_bytes(pixels), "image/jpeg", FOREVER)
-        return _served(png_bytes(pixels), "image/png", FOREVER)
+            return _served(in_thread(jpeg_bytes, pixels), "image/jpeg", FOREVER)
+        return _served(in_thread(png_bytes, pixels), "image/png", FOREVER)
 
     @routes.get("/api/images/<sha256>/small")
     @takes(Body.NOTHING, Work.DOWNLOAD)
@@ -409,7 +410,8 @@ def _image_routes(routes: Blueprint, chat: Chat) -> None:
             raise ApiError(
                 404, f"found {len(tiles)} tiles of this picture, not one of number {number}"
             )
-        return _served(png_bytes(tiles[number]), "image/png", "private, max-age=600")
+        data = in_thread(png_bytes, tiles[number])
+        return _served(data, "image/png", "private, max-age=600")
 
 
 def _conversation(chat: Chat, id_: str) -> Conversation:

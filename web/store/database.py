@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mtmd.service.turns import aside
+from mtmd.web.native_threads import waiting
 from mtmd.web.store.errors import StoreBusyError, StoreDamagedError, StoreError, store_errors
 from mtmd.web.store.folder import private_file, sync_folder
 from mtmd.web.store.tables import migrate
@@ -217,8 +218,17 @@ def _close_all(idle: list[sqlite3.Connection], *others: sqlite3.Connection) -> N
         connection.close()
 
 
+class _Connection(sqlite3.Connection):
+    """Others are answered while a statement waits for the disk, or for another program."""
+
+    def execute(self, statement: str, values: Any = (), /) -> sqlite3.Cursor:
+        return waiting(super().execute, statement, values)
+
+
 def _connect(database: str) -> sqlite3.Connection:
-    db = sqlite3.connect(database, isolation_level=None, check_same_thread=False, timeout=WAIT_S)
+    db = sqlite3.connect(
+        database, isolation_level=None, check_same_thread=False, timeout=WAIT_S, factory=_Connection
+    )
     db.row_factory = sqlite3.Row
     return db
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from mtmd.prompt.load_image import picture_format
 from mtmd.prompt.video_input import video_type
+from mtmd.web.native_threads import waiting
 from mtmd.web.store.folder import private_file, sync_folder
 
 UNFINISHED = ".part"  # ends the name of a file that is being written
@@ -55,6 +56,9 @@ class ImageFiles:
         """Its name. When this returns the file is on the disk, whole, under its name: a crash
         leaves all or nothing. Raises OSError.
         """
+        return waiting(self._put, data)
+
+    def _put(self, data: bytes) -> str:
         name = self.name_of(data)
         if self.folder is None:
             self._held[name] = data
@@ -85,7 +89,7 @@ class ImageFiles:
         if self.folder is None:
             return self._held.get(name)
         try:
-            return (self.folder / name).read_bytes()
+            return waiting((self.folder / name).read_bytes)
         except FileNotFoundError:
             return None
 

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, TypeAdapter, Valida
 from pydantic_core import from_json
 
 from mtmd import PromptError, Receipt
+from mtmd.web.native_threads import in_thread
 from mtmd.web.store.conversation import RUNNING, STOPPED, Conversation, Message, StoredImage
 from mtmd.web.store.store import Store
 
@@ -118,7 +119,8 @@ def export_file(store: Store, conversations: Iterable[Conversation]) -> Iterator
     written = 0
     for sha256 in shown:
         if (data := store.image_bytes(sha256)) is not None:
-            yield f'{"," if written else ""}\n"{sha256}": "{base64.b64encode(data).decode()}"'
+            encoded = in_thread(base64.b64encode, data).decode()
+            yield f'{"," if written else ""}\n"{sha256}": "{encoded}"'
             written += 1
     yield "\n}}\n"
 
