@@ -37,7 +37,8 @@ def in_thread(function: Callable[..., Result], *arguments: Any) -> Result:
     if not is_patched():
         return function(*arguments)
     with _turns.one():
-        return _apply(_computing(), copy_context().run, function, *arguments)
+        context = copy_context()
+        return _apply(_computing(), lambda: context.run(function, *arguments))
 
 
 def waiting(function: Callable[..., Result], *arguments: Any) -> Result:

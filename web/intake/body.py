@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 from pydantic_core import PydanticCustomError
 
-from mtmd.web.intake.gate import SHORT, checked_json
-from mtmd.web.native_threads import in_thread
+from mtmd.web.intake.gate import checked_json
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -63,8 +62,4 @@ def json_body(kind: type[Body], typed: bool = True) -> Body:
     turns into a 400 that names the place.
     """
     body = checked_json(typed)
-
-    def read() -> Body:
-        return body.read(lambda data: kind.model_validate_json(data, context=body))
-
-    return read() if len(body.data) <= SHORT else in_thread(read)
+    return body.read(lambda data: kind.model_validate_json(data, context=body))
