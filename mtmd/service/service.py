@@ -14,34 +14,19 @@ import time
 from collections import abc
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
-from functools import cache, cached_property, partial
+from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 from torch import Tensor
 
-from mtmd.base.errors import (
-    BusyError,
-    DeviceError,
-    DeviceMemoryError,
-    MtmdError,
-    OptionError,
-    PromptError,
-)
+from mtmd.base.errors import BusyError, DeviceError, DeviceMemoryError, MtmdError, PromptError
 from mtmd.base.fair_queue import FairSlots
 from mtmd.base.tracebacks import traceback_text
 from mtmd.base.turns import for_whom, goes_first
 from mtmd.checkpoint.facts import CheckpointFacts, facts_of
 from mtmd.clip.image.decode import Picture
-from mtmd.events import (
-    Answer,
-    Finished,
-    Progress,
-    TextPiece,
-    ThinkingPiece,
-    TokenInfo,
-    ToolCallPiece,
-)
+from mtmd.events import Answer, Finished, Progress
 from mtmd.kernels.gpu.ahead.compilations import compilations
 from mtmd.kernels.report.ceilings import read_rate_of
 from mtmd.kernels.report.warmup_report import WarmupReport
@@ -49,34 +34,29 @@ from mtmd.kernels.resources.default_device import made_on_the_host
 from mtmd.llm.batch import BatchShape
 from mtmd.llm.batch_shapes import few_rows
 from mtmd.llm.engine.engine import Engine
-from mtmd.llm.engine.prompt import Constraint, Prompt
-from mtmd.llm.engine.sequence import Sequence, Token
+from mtmd.llm.engine.prompt import Prompt
+from mtmd.llm.engine.sequence import Sequence
 from mtmd.llm.plan_maker import PlanMaker
-from mtmd.llm.sampling.json_schema import left_out
 from mtmd.llm.sampling.options import SEED_MAX
-from mtmd.llm.sampling.sampler import Sampler
 from mtmd.llm.tokenizer.control_tokens import SEAL
-from mtmd.llm.tokenizer.text_stream import StopChecker
 from mtmd.loaded.device_thread import AGAIN, HANG_S, DeviceUser, again
 from mtmd.loaded.loaded_model import LoadedModel
 from mtmd.loaded.report import warmup_report
 from mtmd.options.answer import AnswerOptions
 from mtmd.prompt.conversation import Message, RawPrompt
-from mtmd.prompt.prompts import PreparedPrompt, Prompts
-from mtmd.prompt_logprobs import check_prompt_logprobs
-from mtmd.service.call_plan import CallPlan, check_ids, plan_calls
+from mtmd.prompt.prompts import Prompts
+from mtmd.service.answer_writer import AnswerWriter
+from mtmd.service.call_plan import CallPlan
 from mtmd.service.encode_queue import EncodeQueue, Job
 from mtmd.service.latencies import Latencies
 from mtmd.service.processed_tiles import ProcessedTiles
 from mtmd.service.prompt_scores import PromptScores
 from mtmd.service.receipts import make_receipt, model_warnings
 from mtmd.service.request import Request
+from mtmd.service.request_maker import RequestMaker
 from mtmd.service.stats import ServiceStats, TokenCount
 from mtmd.service.ticket import Ticket
 from mtmd.service.turnover import Turnover
-from mtmd.thinking.marks import Marks, ThoughtText
-from mtmd.thinking.thought import AfterThought, MarkTokens, Thought
-from mtmd.tools.parser import CallPiece, Piece
 
 if TYPE_CHECKING:  # not in typing before Python 3.11
     from typing_extensions import Self
@@ -118,6 +98,8 @@ class Service:
     ):
         loaded = self._loaded = model.loaded
         self._prompts = model.prompts
+        self._maker = RequestMaker(loaded, model.prompts)
+        self._writer = AnswerWriter(loaded.checkpoint.tokenizer)
         self._plans = PlanMaker(self._make_plan, loaded.own_threads, self._not_foreseen)
         self.engine = Engine(
             loaded.runner,
@@ -247,7 +229,7 @@ class Service:
         first; the others have those after it.
         """
         first = self._loaded.answer_options(chosen)
-        plan, scores = cache(lambda: self._plan(first)), PromptScores(number)
+        plan, scores = cache(lambda: self._maker.plan(first)), PromptScores(number)
         tickets = [self.submit_checked(messages, first, tenant, plan=plan, scores=scores)]
         try:
             for index in range(1, number):
@@ -309,8 +291,14 @@ class Service:
         is_bulk: bool = False,
         scores: PromptScores | None = None,
     ) -> Ticket:
-        plan, scores = plan or (lambda: self._plan(settings)), scores or PromptScores()
-        request = self._prepare(messages, settings, self._salt(tenant), plan, scores)
+        plan, scores = plan or (lambda: self._maker.plan(settings)), scores or PromptScores()
+        try:
+            request = self._maker.prepare(
+                messages, settings, self._salt(tenant), plan, scores, self._give_up
+            )
+        except DeviceMemoryError:
+            self._count("images_refused")
+            raise
         request.owner, request.is_bulk = for_whom() or tenant, is_bulk
         self._post(request, after)
         self._processed.add(request.prompt.pictures, tenant)
@@ -329,99 +317,6 @@ class Service:
 
     def _salt(self, tenant: str) -> str:
         return "" if self._share_cache else tenant
-
-    @made_on_the_host()
-    def _prepare(
-        self,
-        messages: abc.Sequence[Message] | RawPrompt,
-        settings: AnswerOptions,
-        salt: str,
-        made: abc.Callable[[], CallPlan | None],
-        scores: PromptScores,
-    ) -> Request:
-        """All that can be done, and go wrong, on the caller's thread."""
-        clock, loaded = time.perf_counter(), self._loaded
-        try:
-            box = settings.toolbox
-            prompt = (
-                self._prompts.prepare_raw(messages)
-                if isinstance(messages, RawPrompt)
-                else self._prompts.prepare(
-                    messages,
-                    settings.detail,
-                    salt=salt,
-                    box=box,
-                    open_end=settings.continue_final_message,
-                    thinking=settings.thinking,
-                    reserve=settings.max_tokens,
-                )
-            )
-        except DeviceMemoryError:
-            self._count("images_refused")
-            raise
-        loaded.runner.check(prompt.pieces)
-        if settings.prompt_logprobs is not None and prompt.pictures:
-            raise OptionError(
-                f"prompt_logprobs: found beside {len(prompt.pictures)} pictures, whose tokens have "
-                "no probabilities, expected a prompt of text"
-            )
-        if (alternatives := settings.prompt_logprobs) is not None:
-            check_prompt_logprobs(
-                "prompt_logprobs", len(prompt.tokens), alternatives, scores.answers
-            )
-        preprocess_ms = (time.perf_counter() - clock) * 1e3
-        stop = frozenset() if settings.ignore_eos else loaded.checkpoint.stop_tokens
-        tokenizer = loaded.checkpoint.tokenizer
-        check_ids(settings, len(tokenizer))
-        plan = made()
-        thought = self._thought(prompt, settings, plan)
-        constraint, warnings = self._constraint(settings, plan, stop, thought)
-        keep = plan.marks if plan else ()
-        stream = tokenizer.stream(keep=keep) if thought is None else thought.stream
-        return Request(
-            Ticket(self._give_up, sum(one.held for one in prompt.pictures)),
-            prompt,
-            settings,
-            Sampler(settings),
-            preprocess_ms,
-            stream,
-            StopChecker(settings.stop),
-            stop | frozenset(settings.stop_token_ids),
-            constraint,
-            salt,
-            plan.parser() if plan else None,
-            warnings,
-            thought,
-            scores,
-        )
-
-    def _thought(
-        self, prompt: PreparedPrompt, settings: AnswerOptions, plan: CallPlan | None
-    ) -> Thought | None:
-        """What reads the thought of an answer that may have one."""
-        if prompt.inside_thought is None:
-            return None
-        marks, tokens = self._marks
-        calls = frozenset(plan.marks if plan else ())
-        is_prescribed = bool(settings.json_schema or settings.grammar)
-        is_prescribed |= bool(plan and plan.grammar and not marks.answer)
-        tokenizer = self._loaded.checkpoint.tokenizer
-        return Thought(
-            marks,
-            replace(tokens, special=tokens.special - calls),
-            tokenizer.stream(keep=tokens.special | calls),
-            tokenizer.encode,
-            inside=prompt.inside_thought,
-            budget=settings.think_budget,
-            bound=is_prescribed,
-        )
-
-    @cached_property
-    def _marks(self) -> tuple[Marks, MarkTokens]:
-        """Those of thoughts, where there are any."""
-        marks, tokenizer = self._prompts.thinking_template.marks, self._loaded.checkpoint.tokenizer
-        assert marks is not None
-        return marks, MarkTokens.of(marks, tokenizer.encode, tokenizer.skipped)
 
     @made_on_the_host()
     def count(
@@ -554,46 +449,6 @@ class Service:
         for thread in self._spelling:
             thread.join(within_s)
         self._plans.join(within_s)
-
-    def _plan(self, settings: AnswerOptions) -> CallPlan | None:
-        """Of the tools that an answer may call, if there are any. Raises OptionError."""
-        if not settings.toolbox.callable:
-            return None
-        loaded, template = self._loaded, self._prompts.text.tools
-        return plan_calls(
-            settings, template, loaded.checkpoint.tokenizer.silent, loaded.grammars.check
-        )
-
-    def _constraint(
-        self,
-        settings: AnswerOptions,
-        plan: CallPlan | None,
-        stop: frozenset[int],
-        thought: Thought | None,
-    ) -> tuple[Constraint | None, tuple[str, ...]]:
-        """What an answer has to look like after its thought, None for anything, and what of that is
-        not held to. Raises OptionError. The first call reads the vocabulary, which takes time.
-        """
-        schema = settings.json_schema
-
-        def make(source: str) -> Constraint:
-            new = partial(self._loaded.grammars.constraint, source, stop)
-            return new() if thought is None else AfterThought(new, thought)
-
-        warnings = left_out(schema) if isinstance(schema, str) else ()
-        if plan is None:
-            source = settings.grammar or schema
-            assert source is None or isinstance(source, str)  # the options made it so
-            return (None if source is None else make(source)), warnings
-        warnings = (*warnings, *plan.warnings)
-        if plan.grammar is None:
-            return None, warnings
-        try:
-            return make(plan.grammar), warnings
-        except OptionError as error:
-            if settings.toolbox.choice.mode == "required" or settings.json_schema:
-                raise
-            return None, (*warnings, f"tool calls are not held to their schemas: {error}")
 
     def _count(self, statistic: str) -> None:
         """One more of what any thread counts; the device thread alone counts the rest."""
@@ -817,14 +672,14 @@ class Service:
             request.tokens.append(token.id)
             request.repetition.push(token.id)
             self._let_follow(request)
-            is_thought = self._read_token(request, token)
+            is_thought = self._writer.read_token(request, token)
             if request.settings.stop_repeating and request.repetition.found:
                 if is_thought and request.thought is not None:
                     request.closed_loop |= request.thought.close_early()
                     continue  # the closing mark comes next, and the answer after it
                 if sequence.finish is None:
                     self.engine.end(sequence, "stop")
-                self._read_rest(request)
+                self._writer.read_rest(request)
                 self._finish(request, "stop")
                 return
             if request.checker.found is not None:
@@ -835,7 +690,7 @@ class Service:
         if sequence.error is not None:
             self._fail(request, sequence.error)
         elif sequence.finish is not None:
-            self._read_rest(request)
+            self._writer.read_rest(request)
             called = sequence.finish == "stop" and request.parser and request.parser.calls
             self._finish(request, "tool_calls" if called else sequence.finish)
 
@@ -852,85 +707,6 @@ class Service:
         else:
             latencies.between_tokens.add((now - told) / tokens, tokens)
         request.told = now
-
-    def _read_token(self, request: Request, token: Token) -> bool:
-        """Return whether it is one of the thought, False where that is not known yet."""
-        infos: tuple[TokenInfo, ...] = () if token.logprob is None else (self._info(token),)
-        if request.thought is None:
-            self._read(request, request.stream.push(token.id), infos)
-            return False
-        pieces, is_thought = request.thought.read(token.id)
-        request.undecided += infos
-        infos = ()
-        if is_thought is not None:
-            infos, request.undecided = request.undecided, ()
-        thought = "".join(p.text for p in pieces if isinstance(p, ThoughtText))
-        self._think(request, thought, infos if is_thought else ())
-        text = "".join(p for p in pieces if isinstance(p, str))
-        if text or is_thought is False:
-            self._read(request, text, () if is_thought else infos)
-        return bool(is_thought)
-
-    def _read_rest(self, request: Request) -> None:
-        if request.thought is None:
-            self._read(request, request.stream.finish(), (), last=True)
-            return
-        pieces = request.thought.finish()
-        self._think(request, "".join(p.text for p in pieces if isinstance(p, ThoughtText)), ())
-        text = "".join(p for p in pieces if isinstance(p, str))
-        self._read(request, text, request.undecided, last=True)
-
-    def _think(self, request: Request, text: str, infos: tuple[TokenInfo, ...]) -> None:
-        if text or infos:
-            request.thoughts.append(text)
-            request.logprobs += infos
-            request.ticket.put(ThinkingPiece(text, infos))
-
-    def _read(
-        self, request: Request, text: str, infos: tuple[TokenInfo, ...], *, last: bool = False
-    ) -> None:
-        """More of the answer: its text goes on to the caller, calls in it by themselves."""
-        pieces: list[Piece] = [text]
-        if request.parser is not None:
-            pieces = request.parser.push(text)
-            pieces += request.parser.finish() if last else []
-        texts = [request.checker.push(piece) for piece in pieces if isinstance(piece, str)]
-        texts += [request.checker.finish()] if last else []
-        self._write(request, "".join(texts), infos)
-        for piece in pieces:
-            if isinstance(piece, CallPiece) and request.checker.found is None:
-                request.ticket.put(
-                    ToolCallPiece(piece.index, piece.id, piece.name, piece.arguments)
-                )
-
-    def _write(self, request: Request, text: str, infos: tuple[TokenInfo, ...]) -> None:
-        if text or infos:
-            request.texts.append(text)
-            request.logprobs += infos
-            request.ticket.put(TextPiece(text, infos))
-
-    def _info(self, token: Token) -> TokenInfo:
-        decode = self._loaded.checkpoint.tokenizer.decode
-        top = tuple((decode([i], skip_special=False), p) for i, p in token.top)
-        return TokenInfo(
-            token.id, decode([token.id], skip_special=False), token.logprob or 0.0, top
-        )
-
-    def _put_spelled(self, request: Request, answer: Answer) -> None:
-        """On a thread of its own: put the answer with the log probabilities of its prompt."""
-        decode = self._loaded.checkpoint.tokenizer.decode
-        try:
-            found = request.scores.spelled(
-                request.prompt.tokens[0], lambda i: decode([i], skip_special=False)
-            )
-            request.ticket.put(Finished(replace(answer, prompt_logprobs=found)))
-        except Exception as error:
-            log.error("%s\n%s", request.ticket.id, traceback_text(error))
-            request.ticket.put(MtmdError(f"internal error: {type(error).__name__}"))
-
-    def _end_of(self, request: Request) -> TokenInfo | None:
-        last = request.sequence.last if request.sequence else None
-        return None if last is None or last.logprob is None else self._info(last)
 
     def _finish(self, request: Request, finish: str) -> None:
         stats, sequence = self._stats, request.sequence
@@ -961,13 +737,13 @@ class Service:
             request.checker.found,
             tuple(request.logprobs),
             "".join(request.thoughts),
-            end=self._end_of(request),
+            end=self._writer.end_of(request),
         )
         self._let_go(request)
         if request.settings.prompt_logprobs is not None and request.scores.tokens is not None:
             # On the device's thread spelling would keep other answers waiting.
             thread = threading.Thread(
-                target=self._put_spelled, args=(request, answer), name="mtmd spelling"
+                target=self._writer.put_spelled, args=(request, answer), name="mtmd spelling"
             )
             thread.start()
             self._spelling = [*(one for one in self._spelling if one.is_alive()), thread]

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
-import mtmd.service.service as service_module
+import mtmd.service.request_maker as request_maker
 from mtmd.llm.sampling.logit_rows import Row, tensor_of
 from mtmd.llm.sampling.sampler import Sampler
 
@@ -43,5 +43,5 @@ def writes(model: Any, text: str, *, ends: bool = True) -> Iterator[None]:
     tokens = checkpoint.tokenizer.encode(text)
     if ends:
         tokens = [*tokens, max(checkpoint.stop_tokens)]
-    with patch.object(service_module, "Sampler", lambda settings: Scripted(settings, tokens)):
+    with patch.object(request_maker, "Sampler", lambda settings: Scripted(settings, tokens)):
         yield

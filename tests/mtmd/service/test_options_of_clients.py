@@ -9,7 +9,7 @@ import pytest
 
 from mtmd import PromptError, RawPrompt, ToolCallPiece, gather
 from mtmd.base.errors import OptionError
-from mtmd.service import service as service_module
+from mtmd.service import request_maker
 from mtmd.service.service import Service
 
 ASK = [{"role": "user", "content": "How many circles are there?"}]
@@ -78,9 +78,9 @@ def test_several_answers_read_their_prompt_once(service):
 
 def test_several_answers_have_one_plan_of_calls(service, monkeypatch):
     """Whatever time its trials take, they are those of one request."""
-    made, plan_calls = [], service_module.plan_calls
+    made, plan_calls = [], request_maker.plan_calls
     monkeypatch.setattr(
-        service_module, "plan_calls", lambda *args: made.append(plan_calls(*args)) or made[-1]
+        request_maker, "plan_calls", lambda *args: made.append(plan_calls(*args)) or made[-1]
     )
     tickets = service.submit_several(ASK, 3, tools=TOOLS, tool_choice="required", max_tokens=120)
     answers = [e.answer for _, e in gather(tickets) if hasattr(e, "answer")]
