@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import triton
@@ -17,12 +16,11 @@ import triton
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.gpu.compile import SHARED_LIMIT, Resources, compile_program
 from mtmd.kernels.gpu.flash_attention.cases import HEAD_SIZES
-from mtmd.kernels.gpu.flash_attention.kernel import combine_program, program
-from mtmd.kernels.gpu.flash_attention.tiles import MAX_HEAD, plan_launch
+from mtmd.kernels.gpu.flash_attention.kernel import kernel as attention
+from mtmd.kernels.gpu.flash_attention.tiles import MAX_HEAD
 from mtmd.kernels.gpu.quant_matmul.cases import USES as PRODUCTS
-from mtmd.kernels.gpu.quant_matmul.cases import Case as Product
 from mtmd.kernels.gpu.quant_matmul.kernel import GROUP
-from mtmd.kernels.gpu.quant_matmul.kernel import program as product_program
+from mtmd.kernels.gpu.quant_matmul.kernel import KERNEL as PRODUCT
 from mtmd.kernels.gpu.quant_matmul.operands import UNIT_VALUES
 from mtmd.kernels.gpu.table import KERNELS
 from mtmd.kernels.gpu.triton_kernel import Case, Program, TritonKernel
@@ -82,7 +80,7 @@ WITH_SECTIONS = ("attention", "matmul")
 COMBINE = """
 ## Adding the parts of attention over shared-out keys
 
-`combine_kernel` of `kernels/gpu/flash_attention/kernel.py`, for the results of text decoding above. `tile` is parts x columns.
+`combine_kernel` of `kernels/gpu/flash_attention/limited.py`, for the results of text decoding above. `tile` is parts x columns.
 """
 
 QUANTIZED = """
@@ -112,14 +110,18 @@ class Form:
     mask: bool = False
     sizes: tuple[int, ...] = HEAD_SIZES
 
-    def types(self, width: int) -> dict[str, Type | None]:
+    def types(self, width: int) -> list[Type | None]:
         def of(rows: int, heads: int) -> Type:
             return Type.contiguous((1, rows, heads, width), self.dtype)
 
         bounds = Type.contiguous((self.rows, 2), torch.int32) if self.bounds else None
         mask = Type.contiguous((self.rows, self.keys), torch.float32) if self.mask else None
         key = of(self.keys, self.groups)
-        return {"q": of(self.rows, self.heads), "k": key, "v": key, "mask": mask, "bounds": bounds}
+        return [of(self.rows, self.heads), key, key, mask, bounds]
+
+    def programs(self, width: int, split: bool = True) -> list[Program]:
+        """What it launches: attention, and what adds its parts, if any."""
+        return attention(split=split).launched(*self.types(width), scale=width**-0.5)
 
 
 VISION = Form("Vision encoder: 4096 patches, 16 heads, every patch sees every patch", 4096, 16, 16)
@@ -157,8 +159,8 @@ FORMS = (
 )
 
 
-def resources(form: Form, width: int, target: str, **options: Any) -> Resources:
-    return compile_program(target, program(**form.types(width), scale=width**-0.5, **options))  # type: ignore[arg-type]
+def resources(form: Form, width: int, target: str, split: bool = True) -> Resources:
+    return compile_program(target, form.programs(width, split)[0])
 
 
 def cell(r: Resources) -> str:
@@ -168,14 +170,14 @@ def cell(r: Resources) -> str:
 
 def row(form: Form, width: int, split: bool = True) -> str:
     """One line of a table."""
-    launch = plan_launch(**form.types(width), scale=1.0, split=split)  # type: ignore[arg-type]
-    tile, shared = launch.tile, f", {launch.splits}" if launch.splits > 1 else ""
+    call = form.programs(width, split)[0].call
+    sizes, shared = call.constants, f", {call.across}" if call.across > 1 else ""
     cells = [
         f"{width}",
-        " + ".join(str(n) for n in (launch.constants["K1"], launch.constants["K2"]) if n),
-        f"{tile.rows} x {tile.keys}, {tile.warps}, {tile.stages}{shared}",
+        " + ".join(str(n) for n in (sizes["K1"], sizes["K2"]) if n),
+        f"{sizes['ROWS']} x {sizes['KEYS']}, {call.warps}, {call.stages}{shared}",
     ]
-    cells += (cell(resources(form, width, target, split=split)) for target in SHARED_LIMIT)
+    cells += (cell(resources(form, width, target, split)) for target in SHARED_LIMIT)
     return "| " + " | ".join(cells) + " |"
 
 
@@ -200,8 +202,7 @@ def cells_of(compiled: Program) -> list[str]:
 
 
 def combine_row(width: int) -> list[str]:
-    types = {name: t for name, t in DECODE.types(width).items() if name in ("q", "k", "v")}
-    added = combine_program(**types, scale=width**-0.5)  # type: ignore[arg-type]
+    _, added = DECODE.programs(width)
     return [str(width), tile_of(added).partition(",")[0], *cells_of(added)]
 
 
@@ -213,13 +214,13 @@ def types_of(case: Case) -> list[Type | None]:
     return [None if t is None else Type.of(t) for t in case.inputs()]
 
 
-def product_row(case: Product) -> list[str]:
-    compiled = product_program(*types_of(case), **case.options)  # type: ignore[arg-type]
+def product_row(case: Case) -> list[str]:
+    compiled = PRODUCT.main(*types_of(case), **case.options)
     sizes = compiled.call.constants
     rows = sizes["ROWS"] if "ROWS" in sizes else 8 * int(sizes["EIGHTS"])
-    values = UNIT_VALUES[case.quant] if "EIGHTS" in sizes else GROUP
+    values = UNIT_VALUES[case["quant"]] if "EIGHTS" in sizes else GROUP
     tile = f"{rows} x {sizes['COLUMNS']} x {values * int(sizes['COUNT'])}, {compiled.call.warps}"
-    return [case.quant, str(case.rows), tile, *cells_of(compiled)]
+    return [case["quant"], str(case["rows"]), tile, *cells_of(compiled)]
 
 
 def product_table() -> str:
@@ -229,7 +230,7 @@ def product_table() -> str:
 def use_rows(kernel: TritonKernel) -> Iterator[list[str]]:
     """A line for each of a kernel's uses."""
     for title, case in kernel.uses.items():
-        compiled = kernel.program(*types_of(case), **case.options)
+        compiled = kernel.main(*types_of(case), **case.options)
         yield [title, tile_of(compiled), *cells_of(compiled)]
 
 

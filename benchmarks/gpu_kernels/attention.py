@@ -84,21 +84,19 @@ def named(shape: Shape) -> str:
 
 def programs(target: str) -> Iterator[Any]:
     """What the timed shapes launch on a target."""
-    from mtmd.kernels.backends.vision_attention.candidates import CARRYING, OTHER, TILES
-    from mtmd.kernels.gpu.flash_attention.carried import program as carried
-    from mtmd.kernels.gpu.flash_attention.kernel import KERNEL, program
+    from mtmd.kernels.backends.vision_attention.candidates import CARRIED, TILES
+    from mtmd.kernels.gpu.table import KERNELS
     from mtmd.kernels.graph import Type
 
     for shape in SHAPES:
         given, options = problem(shape, "meta")
         types = [Type.of(x) for x in given[:3]]
-        yield from KERNEL.launched(*types, **options)
+        yield from KERNELS["attention"][0].load().launched(*types, **options)
         if any(kernel.rejects(*types, **options) is not None for kernel in TILES.values()):
             continue
-        yield from (program(*types, **options, tile=tile) for tile in OTHER.values())
-        if target == "cuda:90" and not shape.causal:
-            scale = options["scale"]
-            yield from (carried(*types, scale=scale, tile=tile) for tile in CARRYING.values())
+        carried = CARRIED.values() if target == "cuda:90" and not shape.causal else ()
+        for kernel in (*TILES.values(), *carried):
+            yield from kernel.programs(*types, **options)
 
 
 def compare(label: str, given: tuple[Any, ...], got: Any, options: dict[str, Any]) -> str | None:
@@ -142,18 +140,20 @@ def measured(shape: Shape, setting: Setting) -> Row:
     import torch.nn.functional as F
 
     from mtmd.kernels.backends.vision_attention.candidates import TORCHS
-    from mtmd.kernels.gpu.flash_attention.kernel import flash_attention, run_launch
-    from mtmd.kernels.gpu.flash_attention.tiles import parts, plan_launch
+    from mtmd.kernels.gpu.flash_attention.kernel import kernel
+    from mtmd.kernels.gpu.flash_attention.tiles import parts
     from mtmd.kernels.gpu.launch import power_of_two
+    from mtmd.kernels.gpu.table import KERNELS
     from mtmd.kernels.graph import Type
 
     label, real = named(shape), shape
     if setting.dry:
         shape = shape.small
     given, options = problem(shape, setting.device, exact=setting.dry)
-    must(compare(label, given, flash_attention(*given, **options), options))
+    attend = KERNELS["attention"][0].load().run
+    must(compare(label, given, attend(*given, **options), options))
     q, k, v = (x.transpose(1, 2) for x in given[:3])
-    plain = setting.milliseconds(lambda: flash_attention(*given, **options))
+    plain = setting.milliseconds(lambda: attend(*given, **options))
     chosen = setting.milliseconds(
         lambda: F.scaled_dot_product_attention(
             q,
@@ -170,18 +170,19 @@ def measured(shape: Shape, setting: Setting) -> Row:
     torchs = {n: ms for n, ms in times.items() if n in TORCHS} or {"SDPA": chosen}
     best, other = min(ours, key=ours.__getitem__), min(torchs, key=torchs.__getitem__)
     types = [Type.of(x) for x in given[:3]]
-    launch = plan_launch(*types, **options)
+    call = kernel().main(*types, **options).call
     unsplit: float | str = "-"
     padded = sum(parts(shape.width)) < power_of_two(shape.width)
-    if padded or launch.splits > 1:
-        without = plan_launch(*types, **options, split=not padded, splits=1)
-        unsplit = setting.milliseconds(lambda: run_launch(without, *given))
-    tile = f"{launch.tile.rows} x {launch.tile.keys}, {launch.tile.warps}, {launch.tile.stages}"
+    if padded or call.across > 1:
+        without = kernel(split=not padded, splits=1).run
+        unsplit = setting.milliseconds(lambda: without(*given, **options))
+    sizes = call.constants
+    tile = f"{sizes['ROWS']} x {sizes['KEYS']}, {call.warps}, {call.stages}"
     ratio = torchs[other] / ours[best]
     rate, unit, share = speed(shape, ours[best], setting)
     cells: Cells = {
         "shape": label,
-        "tile": tile + (f", keys shared by {launch.splits}" if launch.splits > 1 else ""),
+        "tile": tile + (f", keys shared by {call.across}" if call.across > 1 else ""),
         "triton ms": plain,
         "head padded, or keys not shared out, ms": unsplit,
         **{name: shown for name, (_, shown) in tried.items()},
@@ -255,19 +256,18 @@ def candidate(
 
 
 def tuned(shape: Shape, setting: Setting) -> Row:
-    from mtmd.kernels.gpu.flash_attention.kernel import run_launch
-    from mtmd.kernels.gpu.flash_attention.tiles import Tile, plan_launch
-    from mtmd.kernels.graph import Type
+    from mtmd.kernels.gpu.flash_attention.kernel import kernel
+    from mtmd.kernels.gpu.flash_attention.tiles import Tile
 
     cells: Cells = {"shape": named(shape)}
     if setting.dry:
         shape = shape.small
     given, options = problem(shape, setting.device, exact=setting.dry)
     for sizes in TILES:
-        launch = plan_launch(*(Type.of(x) for x in given[:3]), **options, tile=Tile(*sizes))
+        attend = kernel(tile=Tile(*sizes)).run
         try:
             cells[str(sizes)] = setting.milliseconds(
-                lambda launch=launch: run_launch(launch, *given)  # type: ignore[misc]
+                lambda attend=attend: attend(*given, **options)  # type: ignore[misc]
             )
         except Exception as refusal:  # a tile may not fit the card; the table says so
             if is_gone(refusal, setting.device):

@@ -130,13 +130,13 @@ def of_rows(
     """
     import torch
 
-    from mtmd.kernels.gpu.quant_matmul.kernel import program
+    from mtmd.kernels.gpu.quant_matmul.kernel import KERNEL
     from mtmd.kernels.graph import Type
     from mtmd.kernels.quantization.blocks import row_bytes
 
     x = Type.contiguous((rows, width), dtype or torch.bfloat16)
     w = Type.contiguous((outer, row_bytes(kind, width)), torch.uint8)
-    return program(x, w, quant=kind, **options)
+    return KERNEL.main(x, w, quant=kind, **options)
 
 
 def of_experts(kind: str, rows: int, table: str) -> Any:
@@ -145,7 +145,7 @@ def of_experts(kind: str, rows: int, table: str) -> Any:
     """
     import torch
 
-    from mtmd.kernels.gpu.moe.kernel import down_program, program
+    from mtmd.kernels.gpu.moe.kernel import KERNEL
     from mtmd.kernels.graph import Type
     from mtmd.kernels.quantization.blocks import row_bytes
 
@@ -158,8 +158,8 @@ def of_experts(kind: str, rows: int, table: str) -> Any:
         for outer, inner in ((EXPERT_UNITS, EXPERT_WIDTH), (EXPERT_WIDTH, EXPERT_UNITS))
     )
     quants = dict.fromkeys(("gate_quant", "up_quant", "down_quant"), kind)
-    made = program if table == "gate" else down_program
-    return made(x, router, up, up, down, top_k=CHOSEN, normalize=True, **quants)
+    made = KERNEL.launched(x, router, up, up, down, top_k=CHOSEN, normalize=True, **quants)
+    return next(p for p in made if f"{table}_step" in p.call.scalars)
 
 
 def cycles(body: list[str]) -> int:

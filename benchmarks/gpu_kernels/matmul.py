@@ -56,13 +56,14 @@ def measured(rows: int, outer: int, width: int, kind: str, setting: Setting) -> 
     import torch.nn.functional as F
 
     from mtmd.kernels.gpu.quant_matmul.cases import NMSE, product_error
-    from mtmd.kernels.gpu.quant_matmul.kernel import quant_matmul
+    from mtmd.kernels.gpu.table import KERNELS
     from mtmd.kernels.quantization.blocks import dequantize
 
     label = f"{kind} {outer} x {width}"
     if setting.dry:
         rows, (outer, width) = min(rows, SMALL_ROWS), SMALL_WEIGHT
     x, w = problem(rows, outer, width, kind, setting.device, exact=setting.dry)
+    quant_matmul = KERNELS["matmul"][0].load().run
     error = product_error("matmul", quant_matmul(x, w, quant=kind), (x, w), {"quant": kind})
     must(judged(f"{label}, {rows} rows of x", error, NMSE[x.dtype]))
     wide = dequantize(w, kind).to(x.dtype)

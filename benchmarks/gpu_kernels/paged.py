@@ -130,15 +130,17 @@ def gathered(cache: Any, pages: Any) -> tuple[Any, Any]:
 
 
 def attended(q: Any, cache: Any, pages: Any, bounds: Any, starts: Any) -> Any:
-    from mtmd.kernels.gpu.paged_attention.kernel import paged_attention
+    from mtmd.kernels.gpu.table import KERNELS
 
-    return paged_attention(q, cache, pages, bounds, starts, size=PAGE, scale=q.shape[-1] ** -0.5)
+    run = KERNELS["paged_attention"][0].load().run
+    return run(q, cache, pages, bounds, starts, size=PAGE, scale=q.shape[-1] ** -0.5)
 
 
 def attended_gathered(q: Any, cache: Any, pages: Any, bounds: Any) -> Any:
-    from mtmd.kernels.gpu.flash_attention.kernel import flash_attention
+    from mtmd.kernels.gpu.table import KERNELS
 
-    return flash_attention(q, *gathered(cache, pages), None, bounds, scale=q.shape[-1] ** -0.5)
+    run = KERNELS["attention"][0].load().run
+    return run(q, *gathered(cache, pages), None, bounds, scale=q.shape[-1] ** -0.5)
 
 
 def measured(batch: Batch, apiece: dict[int, float], setting: Setting) -> Row:

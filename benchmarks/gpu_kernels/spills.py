@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -28,11 +27,10 @@ from instructions import of_experts, of_rows
 from mtmd.base.errors import PlacementError
 from mtmd.kernels.gpu.compile import compile_program
 from mtmd.kernels.gpu.flash_attention.cases import HEAD_SIZES
-from mtmd.kernels.gpu.flash_attention.kernel import combine_program
-from mtmd.kernels.gpu.flash_attention.kernel import program as attention_program
+from mtmd.kernels.gpu.flash_attention.kernel import KERNEL as ATTENTION_KERNEL
 from mtmd.kernels.gpu.quant_matmul.cases import KINDS
 from mtmd.kernels.gpu.table import KERNELS
-from mtmd.kernels.gpu.triton_kernel import Program, node_of
+from mtmd.kernels.gpu.triton_kernel import Case, Program, node_of
 from mtmd.kernels.graph import Type
 from mtmd.kernels.kernel import types_of
 
@@ -92,28 +90,26 @@ def attention() -> Iterator[Found]:
                     Type.contiguous((1, n, h, width), dtype) for n, h in ((rows, heads), (4096, 4))
                 )
                 bounds = Type.contiguous((rows, 2), torch.int32) if limited else None
-                types = {"q": q, "k": k, "v": k, "bounds": bounds}
                 group = f"attention, {title}, {_short(dtype)}"
-                yield group, f"head {width}", attention_program(**types, scale=1.0)
-                if title == "decoding":
-                    del types["bounds"]
-                    added = combine_program(**types, scale=1.0)
-                    yield "attention, parts added", f"head {width}", added
+                first, *added = ATTENTION_KERNEL.launched(q, k, k, None, bounds, scale=1.0)
+                yield group, f"head {width}", first
+                for program in added:
+                    yield "attention, parts added", f"head {width}", program
 
 
 def uses(op: str, fp16: bool = False) -> Iterator[Found]:
     for entry in KERNELS[op]:
         kernel = entry.load()
         for title, use in kernel.uses.items():
-            case: Any = _in_fp16(use) if fp16 else use
+            case = _in_fp16(use) if fp16 else use
             node = node_of(op, case)
             for program in kernel.launched(*types_of(node), **node.attrs):
                 yield op, f"{title}, {program.function.__name__}", program
 
 
-def _in_fp16(case: Any) -> Any:
-    wide = (f.name for f in fields(case) if getattr(case, f.name) == torch.bfloat16)
-    return replace(case, **dict.fromkeys(wide, torch.float16))
+def _in_fp16(case: Case) -> Case:
+    wide = (name for name, size in case.sizes if size == torch.bfloat16)
+    return case.but(**dict.fromkeys(wide, torch.float16))
 
 
 def _name(sizes: tuple[int, int, int], dtype: torch.dtype) -> str:

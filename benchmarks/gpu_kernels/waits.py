@@ -50,14 +50,14 @@ def row(kind: str, rows: int, outer: int) -> str:
     import torch
 
     from mtmd.kernels.gpu.compile import compile_program, compiled_for
-    from mtmd.kernels.gpu.quant_matmul.kernel import program
+    from mtmd.kernels.gpu.quant_matmul.kernel import KERNEL
     from mtmd.kernels.gpu.quant_matmul.operands import UNIT_VALUES
     from mtmd.kernels.graph import Type
     from mtmd.kernels.quantization.blocks import row_bytes
 
     x = Type.contiguous((rows, WIDTH), torch.bfloat16)
     w = Type.contiguous((outer, row_bytes(kind, WIDTH)), torch.uint8)
-    made = program(x, w, quant=kind)
+    made = KERNEL.main(x, w, quant=kind)
     call, used = made.call, compile_program(TARGET, made)
     codes, begin, end = listing(disassembled(compiled_for(TARGET, made).asm["cubin"]))
     at_once = int(call.constants["COLUMNS"]) * int(call.constants["COUNT"]) * UNIT_VALUES[kind]

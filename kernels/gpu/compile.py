@@ -28,6 +28,7 @@ from triton.runtime.jit import create_function_from_signature
 from mtmd.base.errors import PlacementError
 from mtmd.kernels.gpu.ahead.compilations import ahead
 from mtmd.kernels.gpu.architectures import ARCHITECTURES, architecture
+from mtmd.kernels.gpu.launch import arguments
 from mtmd.kernels.gpu.triton_kernel import Placed, Program
 from mtmd.kernels.graph import Type
 
@@ -150,13 +151,12 @@ def specialised(target: str, program: Program) -> tuple[ASTSource, Any]:
     gpu_target = parse_target(target)
     given = {name: _Pointer.of(kind) for name, kind in program.operands.items()}
     options = {
-        **call.scalars,
-        **call.constants,
+        **arguments(kernel, given, call),
         **call.options(gpu_target.warp_size, gpu_target.backend == "cuda"),
         "debug": kernel.debug or knobs.runtime.debug,
         **{name: getattr(knobs.compilation, name) for name in ADDED if _has(name)},
     }
-    bound, known, rest = bind(**given, **options)
+    bound, known, rest = bind(**options)
     options, signature, constants, attributes = kernel._pack_args(
         backend, options, bound, known, rest
     )

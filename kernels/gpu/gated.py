@@ -13,24 +13,50 @@ once. Each result can lie where the first input does.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from math import prod
-from typing import Any
 
 import torch
-from torch import Tensor
 
-from mtmd.base.errors import PlacementError
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.gpu.jit import tl, triton
-from mtmd.kernels.gpu.launch import Call, power_of_two, run_call
-from mtmd.kernels.gpu.triton_kernel import Program, TritonKernel, fresh
+from mtmd.kernels.gpu.launch import Call, power_of_two
+from mtmd.kernels.gpu.triton_kernel import (
+    Case,
+    Launch,
+    Plan,
+    Problem,
+    TritonKernel,
+    case,
+    declared,
+    given,
+)
 from mtmd.kernels.graph import Type
 
 # Largest mean square error against the reference in fp32, relative to the result's: one rounding of
 # the result, in 16 bits; in fp32 the exponential is not the reference's, and 1 + tanh cancels.
 NMSE = {torch.float32: 1e-11, torch.float16: 2.0**-22, torch.bfloat16: 2.0**-16}
 BLOCK = 1024
+
+
+@dataclass(frozen=True)
+class Operands:
+    """Of `silu_mul` and, with `approximate`, of `gelu_mul`: gate, up [..., F] -> contiguous"""
+
+    gate: Type
+    up: Type
+    _: KW_ONLY
+    approximate: str | None = None
+
+
+@dataclass(frozen=True)
+class Values:
+    """Of `gelu`: x [...] -> [...]"""
+
+    x: Type
+    _: KW_ONLY
+    approximate: str
 
 
 @triton.jit
@@ -98,12 +124,11 @@ def _step(x: Type) -> int | None:
     return x.shape[-1] if step is None else step
 
 
-def rejects(gate: Type, up: Type, *, approximate: str | None = None) -> str | None:
+def rejects(o: Operands) -> str | None:
     """None if the kernel takes rows of these types, else why not."""
-    del approximate
-    for name, type_ in (("gate", gate), ("up", up)):
+    for name, type_ in (("gate", o.gate), ("up", o.up)):
         if type_.dtype not in (torch.bfloat16, torch.float16, torch.float32) or (
-            type_.dtype != gate.dtype
+            type_.dtype != o.gate.dtype
         ):
             return (
                 f"{name} is {name_of(type_.dtype)}; the kernel takes bf16, fp16 or fp32, both alike"
@@ -113,59 +138,30 @@ def rejects(gate: Type, up: Type, *, approximate: str | None = None) -> str | No
             return (
                 f"{name} has strides {list(type_.strides)}; the kernel takes rows one after another"
             )
-    if prod(gate.shape[:-1]) * -(-gate.shape[-1] // BLOCK) >= 2**31:
-        return f"{gate}; a grid has fewer than 2^31 programs"
+    if prod(o.gate.shape[:-1]) * -(-o.gate.shape[-1] // BLOCK) >= 2**31:
+        return f"{o.gate}; a grid has fewer than 2^31 programs"
     return None
 
 
-def plan_call(gate: Type, up: Type, *, approximate: str | None = None) -> Call:
-    width = gate.shape[-1]
+def plan(o: Operands) -> Plan:
+    width = o.gate.shape[-1]
     columns = min(BLOCK, power_of_two(max(width, 1)))
-    steps = [_step(t) for t in (gate, up)]
-    assert steps[0] is not None and steps[1] is not None
-    return Call(
-        {"D": width, "gate_step": steps[0], "up_step": steps[1]},
-        {"ACT": approximate or "silu", "COLUMNS": columns},
-        prod(gate.shape[:-1]) * -(-width // columns),
+    gate_step, up_step = _step(o.gate), _step(o.up)
+    assert gate_step is not None and up_step is not None
+    call = Call(
+        {"D": width, "gate_step": gate_step, "up_step": up_step},
+        {"ACT": o.approximate or "silu", "COLUMNS": columns},
+        prod(o.gate.shape[:-1]) * -(-width // columns),
         4,
         1,
     )
+    out = Type.contiguous(o.gate.shape, o.gate.dtype)
+    return Plan(out, [Launch(gated_kernel, call, tile=("COLUMNS",))])
 
 
-def gated(gate: Tensor, up: Tensor, *, approximate: str | None = None) -> Tensor:
-    """The `silu_mul` op and, with `approximate`, the `gelu_mul` op: gate, up [..., F] -> contiguous
-
-    Raises PlacementError with what `rejects` says.
-    """
-    out = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
-    return _gated(gate, up, out, approximate)
-
-
-def gated_in_place(gate: Tensor, up: Tensor, *, approximate: str | None = None) -> Tensor:
-    """The same into `gate`, which is contiguous and shares no memory with `up`."""
-    return _gated(gate, up, gate, approximate)
-
-
-def _gated(gate: Tensor, up: Tensor, out: Tensor, approximate: str | None) -> Tensor:
-    types = Type.of(gate), Type.of(up)
-    reason = rejects(*types)
-    if reason:
-        raise PlacementError(f"gated unit on the GPU: {reason}")
-    call = plan_call(*types, approximate=approximate)
-    if call.programs:
-        run_call(gated_kernel, call, (gate, up, out))
-    return out
-
-
-def program(gate: Type, up: Type, **options: Any) -> Program:
-    """What a run on these types launches."""
-    operands = {"gate": gate, "up": up, "out": fresh(gate)}
-    return Program(gated_kernel, plan_call(gate, up, **options), operands, ("COLUMNS",))
-
-
-def rejects_gelu(x: Type, *, approximate: str) -> str | None:
+def rejects_gelu(o: Values) -> str | None:
     """None if the kernel takes values of this type, else why not."""
-    del approximate
+    x = o.x
     if x.dtype not in (torch.bfloat16, torch.float16, torch.float32):
         return f"x is {name_of(x.dtype)}; the kernel takes bf16, fp16 or fp32"
     if not x.is_contiguous:
@@ -175,66 +171,36 @@ def rejects_gelu(x: Type, *, approximate: str) -> str | None:
     return None
 
 
-def plan_gelu(x: Type, *, approximate: str) -> Call:
-    constants: dict[str, int | bool | str] = {"ACT": approximate, "COLUMNS": BLOCK}
-    return Call({"N": x.count}, constants, -(-x.count // BLOCK), 4, 1)
+def plan_gelu(o: Values) -> Plan:
+    constants: dict[str, int | bool | str] = {"ACT": o.approximate, "COLUMNS": BLOCK}
+    call = Call({"N": o.x.count}, constants, -(-o.x.count // BLOCK), 4, 1)
+    out = Type.contiguous(o.x.shape, o.x.dtype)
+    return Plan(out, [Launch(gelu_kernel, call, tile=("COLUMNS",))])
 
 
-def gelu(x: Tensor, *, approximate: str) -> Tensor:
-    """The `gelu` op: x [...] -> [...]
-
-    Raises PlacementError with what `rejects_gelu` says.
-    """
-    return _gelu(x, torch.empty_like(x), approximate)
-
-
-def gelu_in_place(x: Tensor, *, approximate: str) -> Tensor:
-    """The same into x."""
-    return _gelu(x, x, approximate)
-
-
-def _gelu(x: Tensor, out: Tensor, approximate: str) -> Tensor:
-    kind = Type.of(x)
-    reason = rejects_gelu(kind, approximate=approximate)
-    if reason:
-        raise PlacementError(f"GELU on the GPU: {reason}")
-    call = plan_gelu(kind, approximate=approximate)
-    if call.programs:
-        run_call(gelu_kernel, call, (x, out))
-    return out
+@case
+def problem(
+    rng: torch.Generator,
+    shape: tuple[int, ...],
+    dtype: torch.dtype = torch.float32,
+    approximate: str | None = None,
+    fused: bool = False,
+) -> Problem:
+    """`fused`: both are columns of one buffer."""
+    width = shape[-1]
+    both = torch.randn(*shape[:-1], 2 * width, generator=rng).to(dtype)
+    gate, up = both[..., :width], both[..., width:]
+    if not fused:
+        gate, up = gate.contiguous(), up.contiguous()
+    return given(gate, up, **({} if approximate is None else {"approximate": approximate}))
 
 
-def gelu_program(x: Type, *, approximate: str) -> Program:
-    """What a run on this type launches."""
-    call = plan_gelu(x, approximate=approximate)
-    return Program(gelu_kernel, call, {"x": x, "out": fresh(x)}, ("COLUMNS",))
-
-
-@dataclass(frozen=True)
-class Case:
-    """One problem. `fused`: both are columns of one buffer."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype = torch.float32
-    approximate: str | None = None
-    fused: bool = False
-
-    def __str__(self) -> str:
-        text = f"{'x'.join(map(str, self.shape))} {name_of(self.dtype)} {self.approximate or ''}"
-        return text.rstrip() + " fused" * self.fused
-
-    @property
-    def options(self) -> dict[str, Any]:
-        return {} if self.approximate is None else {"approximate": self.approximate}
-
-    def inputs(
-        self, device: str | torch.device = "cpu", seed: int = 0
-    ) -> tuple[Tensor | None, ...]:
-        rng = torch.Generator().manual_seed(seed)
-        width = self.shape[-1]
-        both = torch.randn(*self.shape[:-1], 2 * width, generator=rng).to(self.dtype).to(device)
-        halves = both[..., :width], both[..., width:]
-        return halves if self.fused else tuple(t.contiguous() for t in halves)
+@case
+def values(
+    rng: torch.Generator, shape: tuple[int, ...], dtype: torch.dtype = torch.float32
+) -> Problem:
+    x = torch.randn(shape, generator=rng).mul_(3).to(dtype)
+    return given(x, approximate="quick")
 
 
 _B, _H = torch.bfloat16, torch.float16
@@ -246,68 +212,49 @@ SHAPES = (
     ((2, 3, 24), _B, True),
     ((17, 129), _H, True),
 )
-SILU = tuple(Case(s, d, None, fused) for s, d, fused in SHAPES)
+SILU = tuple(problem(s, d, None, fused) for s, d, fused in SHAPES)
 GELU = tuple(
-    Case(s, d, kind, fused)
+    problem(s, d, kind, fused)
     for i, (s, d, fused) in enumerate(SHAPES)
     for kind in (("tanh", "none", "quick") if i == 3 else ("tanh",) if i % 2 else ("none", "quick"))
 )
 
 
-def _kernel(cases: tuple[Case, ...], uses: dict[str, Case]) -> TritonKernel:
-    return TritonKernel(
-        run=gated,
-        in_place=gated_in_place,
-        rejects=rejects,
-        program=program,
+def _kernel(cases: Sequence[Case], uses: Mapping[str, Case]) -> TritonKernel:
+    return declared(
+        Operands,
+        plan,
+        rejects,
+        what="gated unit",
+        overwrites=True,
         cases=cases,
         uses=uses,
         limits=NMSE,
     )
 
 
-SILU_MUL = _kernel(SILU, {"SwiGLU's gate, decoding, 14336": Case((1, 14336), _B, fused=True)})
+SILU_MUL = _kernel(SILU, {"SwiGLU's gate, decoding, 14336": problem((1, 14336), _B, fused=True)})
 GELU_MUL = _kernel(
     GELU,
     {
-        "GELU gate, decoding, 10240": Case((1, 10240), _B, "tanh", True),
-        "GELU gate, prefill of 512, 10240": Case((512, 10240), _B, "tanh", True),
+        "GELU gate, decoding, 10240": problem((1, 10240), _B, "tanh", True),
+        "GELU gate, prefill of 512, 10240": problem((512, 10240), _B, "tanh", True),
     },
 )
-
-
-@dataclass(frozen=True)
-class Values:
-    """One problem of `gelu`."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype = torch.float32
-
-    def __str__(self) -> str:
-        return f"{'x'.join(map(str, self.shape))} {name_of(self.dtype)} quick"
-
-    @property
-    def options(self) -> dict[str, Any]:
-        return {"approximate": "quick"}
-
-    def inputs(self, device: str | torch.device = "cpu", seed: int = 0) -> tuple[Tensor, ...]:
-        rng = torch.Generator().manual_seed(seed)
-        return (torch.randn(self.shape, generator=rng).mul_(3).to(self.dtype).to(device),)
-
-
-GELU_KERNEL = TritonKernel(
-    run=gelu,
-    in_place=gelu_in_place,
-    rejects=rejects_gelu,
-    program=gelu_program,
+GELU_KERNEL = declared(
+    Values,
+    plan_gelu,
+    rejects_gelu,
+    what="GELU",
+    overwrites=True,
     cases=(
-        Values((3, 40)),
-        Values((0, 8)),
-        Values((1, 1), _H),
-        Values((2, 3, 1030), _B),
-        Values((1025,), _B),
-        Values((5, 7, 129), _H),
+        values((3, 40)),
+        values((0, 8)),
+        values((1, 1), _H),
+        values((2, 3, 1030), _B),
+        values((1025,), _B),
+        values((5, 7, 129), _H),
     ),
-    uses={"quick GELU, 577 patches of 4096 values": Values((1, 577, 4096), _B)},
+    uses={"quick GELU, 577 patches of 4096 values": values((1, 577, 4096), _B)},
     limits=NMSE,
 )

@@ -39,19 +39,16 @@ is multiplied in fp32.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from math import isfinite
-from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
-from mtmd.base.errors import PlacementError
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.gpu.jit import tl, triton
-from mtmd.kernels.gpu.launch import Call, power_of_two, run_call
-from mtmd.kernels.gpu.triton_kernel import Program, TritonKernel
+from mtmd.kernels.gpu.launch import Call, power_of_two
+from mtmd.kernels.gpu.triton_kernel import Launch, Plan, Problem, case, declared, given, same
 from mtmd.kernels.graph import Type
 
 TOKENS = 16  # of a chunk: the fewest that a matrix instruction takes
@@ -61,129 +58,86 @@ _STEPS = tl.constexpr(4)  # log2 of it
 NMSE = {torch.float32: 1e-10, torch.float16: 1e-10, torch.bfloat16: 1e-9}
 
 
+@dataclass(frozen=True)
+class Operands:
+    """Of `gated_delta`: q, k [T, G, K], v [T, H, V], decay, beta [T, H], state [N, K, H, V] -> fp32
+    [T + S K, H, V]
+    """
+
+    q: Type
+    k: Type
+    v: Type
+    decay: Type
+    beta: Type
+    state: Type
+    starts: Type
+    slots: Type
+    _: KW_ONLY
+    scale: float
+
+
 @triton.jit(do_not_specialize=["T"])
-def gated_delta_kernel(
-    q,
-    k,
-    v,
-    decay,
-    beta,
-    state,
-    starts,
-    slots,
-    out,
-    scale,
-    T,
-    H,
-    q_step,
-    q_head,
-    k_step,
-    k_head,
-    v_step,
-    v_head,
-    decay_step,
-    decay_head,
-    beta_step,
-    beta_head,
-    GROUP: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    TOKENS: tl.constexpr,
-):
+def gated_delta_kernel(p, s, T, H, C: tl.constexpr):
     """COLUMNS columns of one head of one sequence; ROWS is K or more. TOKENS: of a chunk, 1 to go
     token by token.
     """
-    blocks = tl.cdiv(V, COLUMNS)
-    c = tl.program_id(0) % blocks * COLUMNS + tl.arange(0, COLUMNS)
+    K: tl.constexpr = C.K
+    V: tl.constexpr = C.V
+    blocks = tl.cdiv(V, C.COLUMNS)
+    c = tl.program_id(0) % blocks * C.COLUMNS + tl.arange(0, C.COLUMNS)
     head = (tl.program_id(0) // blocks % H).to(tl.int64)
     sequence = (tl.program_id(0) // blocks // H).to(tl.int64)
-    r = tl.arange(0, ROWS)
+    r = tl.arange(0, C.ROWS)
     inside = (c < V)[:, None] & (r < K)[None, :]
     # The state lies as [K, H, V] and is held as [V, K]: its columns are this program's rows.
     cells = r[None, :] * (H * V) + c[:, None]
     S = tl.load(
-        state + (tl.load(slots + sequence) * K * H + head) * V + cells, mask=inside, other=0
+        p.state + (tl.load(p.slots + sequence) * K * H + head) * V + cells, mask=inside, other=0
     )
 
-    q += head // GROUP * q_head
-    k += head // GROUP * k_head
-    v += head * v_head
-    decay += head * decay_head
-    beta += head * beta_head
-    start, stop = tl.load(starts + sequence), tl.load(starts + sequence + 1)
-    if TOKENS == 1:
+    q = p.q + head // C.GROUP * s.q_head
+    k = p.k + head // C.GROUP * s.k_head
+    v = p.v + head * s.v_head
+    decay = p.decay + head * s.decay_head
+    beta = p.beta + head * s.beta_head
+    start, stop = tl.load(p.starts + sequence), tl.load(p.starts + sequence + 1)
+    if C.TOKENS == 1:
         for t in range(start, stop):
-            key = tl.load(k + t * k_step + r, mask=r < K, other=0).to(tl.float32)
-            query = tl.load(q + t * q_step + r, mask=r < K, other=0).to(tl.float32)
-            value = tl.load(v + t * v_step + c, mask=c < V, other=0).to(tl.float32)
-            S *= tl.exp(tl.load(decay + t * decay_step))
-            u = tl.load(beta + t * beta_step) * (value - tl.sum(S * key[None, :], 1))
+            key = tl.load(k + t * s.k_step + r, mask=r < K, other=0).to(tl.float32)
+            query = tl.load(q + t * s.q_step + r, mask=r < K, other=0).to(tl.float32)
+            value = tl.load(v + t * s.v_step + c, mask=c < V, other=0).to(tl.float32)
+            S *= tl.exp(tl.load(decay + t * s.decay_step))
+            u = tl.load(beta + t * s.beta_step) * (value - tl.sum(S * key[None, :], 1))
             S += u[:, None] * key[None, :]
-            tl.store(
-                out + (t * H + head) * V + c, scale * tl.sum(S * query[None, :], 1), mask=c < V
-            )
+            out = p.out + (t * H + head) * V + c
+            tl.store(out, s.scale * tl.sum(S * query[None, :], 1), mask=c < V)
     else:
-        for first in range(start, stop, TOKENS):
-            S = _chunk(
-                S,
-                q + first * q_step,
-                k + first * k_step,
-                v + first * v_step,
-                decay + first * decay_step,
-                beta + first * beta_step,
-                out + (first * H + head) * V,
-                (stop - first).to(tl.int32),
-                r,
-                c,
-                scale,
-                H,
-                q_step,
-                k_step,
-                v_step,
-                decay_step,
-                beta_step,
-                K,
-                V,
-                TOKENS,
+        for first in range(start, stop, C.TOKENS):
+            rows = (
+                q + first * s.q_step,
+                k + first * s.k_step,
+                v + first * s.v_step,
+                decay + first * s.decay_step,
+                beta + first * s.beta_step,
+                p.out + (first * H + head) * V,
             )
-    tl.store(out + ((T + sequence * K) * H + head) * V + cells, S, mask=inside)
+            S = _chunk(S, rows, (stop - first).to(tl.int32), r, c, s, H, C)
+    tl.store(p.out + ((T + sequence * K) * H + head) * V + cells, S, mask=inside)
 
 
 @triton.jit
-def _chunk(
-    S,
-    q,
-    k,
-    v,
-    decay,
-    beta,
-    out,
-    count,
-    r,
-    c,
-    scale,
-    H,
-    q_step,
-    k_step,
-    v_step,
-    decay_step,
-    beta_step,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    TOKENS: tl.constexpr,
-):
+def _chunk(S, rows, count, r, c, s, H, C: tl.constexpr):
     """S after the first TOKENS tokens, or `count` where there are fewer: the others have no decay,
-    no strength and keys of zeros.
+    no strength and keys of zeros. `rows`: where a head's q, k, v, decay, beta and results begin.
     """
-    i = tl.arange(0, TOKENS)
+    q, k, v, decay, beta, out = rows
+    i = tl.arange(0, C.TOKENS)
     there = i < count
-    wanted = there[:, None] & (r < K)[None, :]
-    keys = tl.load(k + i[:, None] * k_step + r[None, :], mask=wanted, other=0)
-    queries = tl.load(q + i[:, None] * q_step + r[None, :], mask=wanted, other=0)
-    g = tl.load(decay + i * decay_step, mask=there, other=0)
-    b = tl.load(beta + i * beta_step, mask=there, other=0)
+    wanted = there[:, None] & (r < C.K)[None, :]
+    keys = tl.load(k + i[:, None] * s.k_step + r[None, :], mask=wanted, other=0)
+    queries = tl.load(q + i[:, None] * s.q_step + r[None, :], mask=wanted, other=0)
+    g = tl.load(decay + i * s.decay_step, mask=there, other=0)
+    b = tl.load(beta + i * s.beta_step, mask=there, other=0)
     d = tl.cumsum(g, 0)
     total = tl.sum(g, 0)
 
@@ -195,8 +149,8 @@ def _chunk(
     mixed = near * tl.dot(queries, tl.trans(keys))
     X = _inverse(A, i)
 
-    seen = (c < V)[:, None] & there[None, :]
-    values = tl.load(v + i[None, :] * v_step + c[:, None], mask=seen, other=0).to(tl.float32)
+    seen = (c < C.V)[:, None] & there[None, :]
+    values = tl.load(v + i[None, :] * s.v_step + c[:, None], mask=seen, other=0).to(tl.float32)
     since = tl.exp(d)[None, :]
     # S in two bf16 numbers, so that both products run on matrix instructions with 16 bits.
     high = S.to(keys.dtype)
@@ -207,7 +161,7 @@ def _chunk(
     u = tl.dot(missing, tl.trans(X), input_precision="ieee")
     o = since * tl.dot(low, tl.trans(queries), tl.dot(high, tl.trans(queries)))
     o = tl.dot(u, tl.trans(mixed), o, input_precision="ieee")
-    tl.store(out + i[None, :] * (H * V) + c[:, None], scale * o, mask=seen)
+    tl.store(out + i[None, :] * (H * C.V) + c[:, None], s.scale * o, mask=seen)
     u *= tl.exp(total - d)[None, :]
     high = u.to(keys.dtype)
     low = (u - high.to(tl.float32)).to(keys.dtype)
@@ -229,26 +183,14 @@ def _inverse(A, i):
     return X
 
 
-def rejects(
-    q: Type,
-    k: Type,
-    v: Type,
-    decay: Type,
-    beta: Type,
-    state: Type,
-    starts: Type,
-    slots: Type,
-    *,
-    scale: float,
-) -> str | None:
+def rejects(o: Operands) -> str | None:
     """None if the kernel computes the gated delta rule on tensors of these types, else why not.
     Sizes of T, S, H and V never matter short of the limits of a grid, which are named.
     """
-    del decay, beta, starts
-    for name, type_ in (("q", q), ("k", k), ("v", v)):
+    for name, type_ in (("q", o.q), ("k", o.k), ("v", o.v)):
         if (
             type_.dtype not in (torch.bfloat16, torch.float16, torch.float32)
-            or type_.dtype != q.dtype
+            or type_.dtype != o.q.dtype
         ):
             return (
                 f"{name} is {name_of(type_.dtype)}; the kernel takes bf16, fp16 or fp32, the same "
@@ -259,47 +201,35 @@ def rejects(
                 f"{name} has strides {list(type_.strides)}; the kernel needs stride 1 in the last "
                 "dimension"
             )
-    if not 1 <= q.shape[2] <= 256:
-        return f"keys have size {q.shape[2]}; the kernel takes 1 to 256"
-    if not state.is_contiguous:
-        return f"the states have strides {list(state.strides)}; the kernel needs them contiguous"
-    if not isfinite(scale):
-        return f"scale {scale}; the kernel needs a finite number"
-    (tokens, heads, value), count = v.shape, slots.shape[0]
-    if count * heads * value >= 2**31 or q.shape[2] * heads * value >= 2**31:
+    size = o.q.shape[2]
+    if not 1 <= size <= 256:
+        return f"keys have size {size}; the kernel takes 1 to 256"
+    if not o.state.is_contiguous:
+        return f"the states have strides {list(o.state.strides)}; the kernel needs them contiguous"
+    if not isfinite(o.scale):
+        return f"scale {o.scale}; the kernel needs a finite number"
+    (tokens, heads, value), count = o.v.shape, o.slots.shape[0]
+    if count * heads * value >= 2**31 or size * heads * value >= 2**31:
         return (
             f"{count} sequences x {heads} heads x {value} columns; a grid, and a state, count "
             "below 2^31"
         )
-    if (
-        max(q.strides[0], k.strides[0], v.strides[0], heads * value) * TOKENS >= 2**31
-        or tokens >= 2**31
-    ):
+    steps = [t.strides[0] for t in (o.q, o.k, o.v)]
+    if max(*steps, heads * value) * TOKENS >= 2**31 or tokens >= 2**31:
         return (
-            f"{tokens} tokens, {q.strides[0]}, {k.strides[0]} and {v.strides[0]} apart; the kernel "
+            f"{tokens} tokens, {steps[0]}, {steps[1]} and {steps[2]} apart; the kernel "
             "counts below 2^31 in a chunk"
         )
     return None
 
 
-def plan_call(
-    q: Type,
-    k: Type,
-    v: Type,
-    decay: Type,
-    beta: Type,
-    state: Type,
-    starts: Type,
-    slots: Type,
-    *,
-    scale: float,
-) -> Call:
+def plan(o: Operands) -> Plan:
     """As many tokens as sequences: one of each, which go token by token. Both ways are right for
     any lengths.
     """
-    del state, starts
-    (tokens, groups, size), (heads, value) = q.shape, v.shape[1:]
-    chunk = TOKENS if tokens > slots.shape[0] and q.dtype == torch.bfloat16 else 1
+    (tokens, groups, size), (heads, value) = o.q.shape, o.v.shape[1:]
+    count = o.slots.shape[0]
+    chunk = TOKENS if tokens > count and o.q.dtype == torch.bfloat16 else 1
     rows, columns = power_of_two(size), power_of_two(value)
     if chunk == 1:
         # One warp and 2,048 cells of the state (64 registers a thread of 32): its reductions over
@@ -308,9 +238,10 @@ def plan_call(
     else:
         # The largest that do not spill on cuda:80 and cuda:90.
         rows, columns, warps = max(rows, 16), max(16, min(columns, 32 if rows <= 128 else 16)), 4
-    scalars: dict[str, int | float] = {"scale": float(scale), "T": tokens, "H": heads}
-    for name, type_ in (("q", q), ("k", k), ("v", v), ("decay", decay), ("beta", beta)):
-        scalars |= {f"{name}_step": type_.strides[0], f"{name}_head": type_.strides[1]}
+    scalars: dict[str, int | float] = {"scale": float(o.scale), "T": tokens, "H": heads}
+    for name in ("q", "k", "v", "decay", "beta"):
+        step, head = getattr(o, name).strides[:2]
+        scalars |= {f"{name}_step": step, f"{name}_head": head}
     constants: dict[str, int | bool | str] = {
         "GROUP": heads // groups,
         "K": size,
@@ -319,146 +250,77 @@ def plan_call(
         "COLUMNS": columns,
         "TOKENS": chunk,
     }
-    return Call(scalars, constants, slots.shape[0] * heads * -(-value // columns), warps, 1)
+    call = Call(scalars, constants, count * heads * -(-value // columns), warps, 1)
+    out = Type.contiguous((tokens + count * size, heads, value), torch.float32)
+    pointers = same("q k v decay beta state starts slots out")
+    tile = "TOKENS", "COLUMNS"
+    return Plan(out, [Launch(gated_delta_kernel, call, pointers, tile, head=value)])
 
 
-def gated_delta(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    decay: Tensor,
-    beta: Tensor,
-    state: Tensor,
-    starts: Tensor,
-    slots: Tensor,
-    *,
-    scale: float,
-) -> Tensor:
-    """The `gated_delta` op: q, k [T, G, K], v [T, H, V], decay, beta [T, H], state [N, K, H, V] ->
-    fp32 [T + S K, H, V]
-
-    Raises PlacementError with what `rejects` says.
+@case
+def problem(
+    rng: torch.Generator,
+    lengths: tuple[int, ...],
+    key: int = 16,
+    value: int = 16,
+    heads: int = 2,
+    groups: int = 1,
+    dtype: torch.dtype = torch.float32,
+    fused: bool = False,
+) -> Problem:
+    """The tokens of each sequence, and sizes. `fused`: q, k and v are columns of one buffer. Unused
+    slots of the pool hold NaN.
     """
-    given = (q, k, v, decay, beta, state, starts, slots)
-    types = [Type.of(t) for t in given]
-    reason = rejects(*types, scale=scale)
-    if reason:
-        raise PlacementError(f"gated delta rule on the GPU: {reason}")
-    out = torch.empty(
-        (v.shape[0] + slots.shape[0] * k.shape[2], *v.shape[1:]),
-        dtype=torch.float32,
-        device=v.device,
-    )
-    call = plan_call(*types, scale=scale)
-    if call.programs:
-        run_call(gated_delta_kernel, call, (*given, out))
-    return out
-
-
-def program(
-    q: Type,
-    k: Type,
-    v: Type,
-    decay: Type,
-    beta: Type,
-    state: Type,
-    starts: Type,
-    slots: Type,
-    *,
-    scale: float,
-) -> Program:
-    """What a run on these types launches."""
-    types = {"q": q, "k": k, "v": v, "decay": decay, "beta": beta, "state": state}
-    types |= {"starts": starts, "slots": slots}
-    types |= {"out": Type.contiguous((1,), torch.float32)}
-    call = plan_call(q, k, v, decay, beta, state, starts, slots, scale=scale)
-    return Program(gated_delta_kernel, call, types, ("TOKENS", "COLUMNS"), head=v.shape[2])
-
-
-@dataclass(frozen=True)
-class Case:
-    """One problem: the tokens of each sequence, and sizes. `fused`: q, k and v are columns of one
-    buffer.
-    """
-
-    lengths: tuple[int, ...]
-    key: int = 16
-    value: int = 16
-    heads: int = 2
-    groups: int = 1
-    dtype: torch.dtype = torch.float32
-    fused: bool = False
-
-    def __str__(self) -> str:
-        text = (
-            f"K{self.key}/V{self.value} {name_of(self.dtype)} H{self.heads} G{self.groups} "
-            f"T{'+'.join(map(str, self.lengths))}"
+    tokens, count = sum(lengths), len(lengths)
+    q, k = (F.normalize(torch.randn(tokens, groups, key, generator=rng), dim=-1) for _ in range(2))
+    v = torch.randn(tokens, heads, value, generator=rng)
+    if fused:
+        rows = torch.cat([x.flatten(1) for x in (q, k, v)], 1).to(dtype)
+        sizes = [groups * key, groups * key, heads * value]
+        q, k, v = (
+            x.unflatten(1, (-1, n))
+            for x, n in zip(rows.split(sizes, 1), (key, key, value), strict=True)
         )
-        return text + " fused" * self.fused
-
-    @property
-    def options(self) -> dict[str, Any]:
-        return {"scale": self.key**-0.5}
-
-    def inputs(self, device: str | torch.device = "cpu", seed: int = 0) -> tuple[Tensor, ...]:
-        """q, k, v, decay, beta, state, starts, slots; unused slots of the pool hold NaN."""
-        rng, tokens, count = (
-            torch.Generator().manual_seed(seed),
-            sum(self.lengths),
-            len(self.lengths),
-        )
-        q, k = (
-            F.normalize(torch.randn(tokens, self.groups, self.key, generator=rng), dim=-1)
-            for _ in range(2)
-        )
-        v = torch.randn(tokens, self.heads, self.value, generator=rng)
-        rows = torch.cat([x.flatten(1) for x in (q, k, v)], 1).to(self.dtype)
-        if self.fused:
-            sizes = [self.groups * self.key, self.groups * self.key, self.heads * self.value]
-            q, k, v = (
-                x.unflatten(1, (-1, n))
-                for x, n in zip(rows.split(sizes, 1), (self.key, self.key, self.value), strict=True)
-            )
-        else:
-            q, k, v = (x.to(self.dtype) for x in (q, k, v))
-        decay = -torch.rand(tokens, self.heads, generator=rng).pow(3) * 8
-        beta = torch.rand(tokens, self.heads, generator=rng)
-        slots = torch.randperm(count + 2, generator=rng)[:count]
-        state = torch.full((count + 2, self.key, self.heads, self.value), torch.nan)
-        state[slots] = torch.randn(count, self.key, self.heads, self.value, generator=rng)
-        starts = torch.tensor([0, *self.lengths]).cumsum(0)
-        return tuple(x.to(device) for x in (q, k, v, decay, beta, state, starts, slots))
+    else:
+        q, k, v = (x.to(dtype) for x in (q, k, v))
+    decay = -torch.rand(tokens, heads, generator=rng).pow(3) * 8
+    beta = torch.rand(tokens, heads, generator=rng)
+    slots = torch.randperm(count + 2, generator=rng)[:count]
+    state = torch.full((count + 2, key, heads, value), torch.nan)
+    state[slots] = torch.randn(count, key, heads, value, generator=rng)
+    starts = torch.tensor([0, *lengths]).cumsum(0)
+    return given(q, k, v, decay, beta, state, starts, slots, scale=key**-0.5)
 
 
 CASES = (
-    Case((1,)),
-    Case((1, 1, 1, 1, 1)),
-    Case((1, 1), 24, 40, 6, 2),
-    Case((1, 1), 128, 128, 4, 2, torch.bfloat16),
-    Case((1,), 3, 5),
-    Case((9, 1, 0, 2), 24, 40, 4, 2),
-    Case((6,), 64, 256, 2, 2, torch.float16),
-    Case((1, 1, 1), 24, 40, 6, 2, torch.bfloat16, True),
-    Case((32,), 32, 32, dtype=torch.bfloat16),
-    Case((33, 1, 0, 64, 2), 24, 40, 4, 2, torch.bfloat16),
-    Case((5,), 256, 24),
-    Case((7, 45), 24, 40, 6, 2, torch.bfloat16, True),
-    Case((40, 40), 128, 128, 2, 1, torch.bfloat16),
-    Case((20,), 256, 24, dtype=torch.bfloat16),
-    Case((9, 20), 3, 5, 3, 3, torch.bfloat16),
+    problem((1,)),
+    problem((1, 1, 1, 1, 1)),
+    problem((1, 1), 24, 40, 6, 2),
+    problem((1, 1), 128, 128, 4, 2, torch.bfloat16),
+    problem((1,), 3, 5),
+    problem((9, 1, 0, 2), 24, 40, 4, 2),
+    problem((6,), 64, 256, 2, 2, torch.float16),
+    problem((1, 1, 1), 24, 40, 6, 2, torch.bfloat16, True),
+    problem((32,), 32, 32, dtype=torch.bfloat16),
+    problem((33, 1, 0, 64, 2), 24, 40, 4, 2, torch.bfloat16),
+    problem((5,), 256, 24),
+    problem((7, 45), 24, 40, 6, 2, torch.bfloat16, True),
+    problem((40, 40), 128, 128, 2, 1, torch.bfloat16),
+    problem((20,), 256, 24, dtype=torch.bfloat16),
+    problem((9, 20), 3, 5, 3, 3, torch.bfloat16),
 )
 
 _DECODING, _PREFILL, _BF16 = (1,) * 16, (2048,), torch.bfloat16
 USES = {
-    f"delta rule, decoding, K = V = {size}, bf16": Case(_DECODING, size, size, 32, 16, _BF16)
+    f"delta rule, decoding, K = V = {size}, bf16": problem(_DECODING, size, size, 32, 16, _BF16)
     for size in (64, 128, 256)
 }
 USES |= {
-    f"delta rule, prefill, K = V = {size}, bf16": Case(_PREFILL, size, size, 32, 16, _BF16)
+    f"delta rule, prefill, K = V = {size}, bf16": problem(_PREFILL, size, size, 32, 16, _BF16)
     for size in (64, 128, 256)
 }
-USES["delta rule, prefill, K = V = 128, fp32"] = Case(_PREFILL, 128, 128, 32, 16)
+USES["delta rule, prefill, K = V = 128, fp32"] = problem(_PREFILL, 128, 128, 32, 16)
 
-KERNEL = TritonKernel(
-    run=gated_delta, rejects=rejects, program=program, cases=CASES, uses=USES, limits=NMSE
+KERNEL = declared(
+    Operands, plan, rejects, what="gated delta rule", cases=CASES, uses=USES, limits=NMSE
 )

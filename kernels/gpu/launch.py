@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+from collections import namedtuple
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -18,7 +20,8 @@ class Call:
     """How a kernel is called on tensors of given types: everything but the tensors.
 
     scalars: arguments by name whose values only the run has; constants: `tl.constexpr` arguments,
-    for each set of which a program of its own is compiled; programs: the size of the grid.
+    for each set of which a program of its own is compiled; programs: the size of the grid, along
+    whose second dimension there are `across`.
     most_threads: of a program, above which some would only do what others do; None: any number.
     registers: the most of a thread, on NVIDIA. None leaves it to the compiler, which may keep
     values in memory so that a multiprocessor holds more programs; with a number it takes what it
@@ -32,6 +35,7 @@ class Call:
     stages: int
     most_threads: int | None = None
     registers: int | None = None
+    across: int = 1
 
     def warps_of(self, threads: int) -> int:
         """How many of a program, on a device whose warps have so many threads."""
@@ -58,9 +62,9 @@ def power_of_two(size: int) -> int:
     return 1 << (size - 1).bit_length()
 
 
-def on_device_of(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
-    """Triton launches on the current device, which need not be the tensors' own."""
-    return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()
+def on_device_of(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Make a device the current one, on which Triton launches."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
 @cache
@@ -79,9 +83,29 @@ def options_on(device: torch.device, call: Call) -> dict[str, int | bool]:
     return call.options(threads_of_a_warp(device), is_nvidia(device))
 
 
-def run_call(kernel: Any, call: Call, tensors: tuple[Tensor, ...]) -> None:
-    """Launch `kernel` over a grid of one dimension; `tensors` are its first arguments, in order."""
-    with on_device_of(tensors[0]):
-        kernel[(call.programs,)](
-            *tensors, **call.scalars, **call.constants, **options_on(tensors[0].device, call)
+def arguments(kernel: Any, pointers: Mapping[str, Any], call: Call) -> dict[str, Any]:
+    """Return a kernel's arguments by name. Those that it does not name itself are the fields of
+    three named tuples: `p` has pointers, `s` scalars and `C` constants.
+    """
+    names = kernel.arg_names
+    result: dict[str, Any] = {}
+    for group, values in (("p", pointers), ("s", call.scalars), ("C", call.constants)):
+        rest = tuple(name for name in values if name not in names)
+        result |= {name: value for name, value in values.items() if name in names}
+        if rest:
+            result[group] = _record(group, rest)(*(values[name] for name in rest))
+    return result
+
+
+@cache
+def _record(name: str, fields: Sequence[str]) -> Any:
+    return namedtuple(name, fields)
+
+
+def run_call(kernel: Any, call: Call, pointers: Mapping[str, Tensor]) -> None:
+    """Launch a kernel; `pointers` are tensors by the names of its arguments."""
+    device = next(iter(pointers.values())).device
+    with on_device_of(device):
+        kernel[(call.programs, call.across)](
+            **arguments(kernel, pointers, call), **options_on(device, call)
         )

@@ -5,16 +5,18 @@ compiler, the tests, the benchmark and the tables of docs/kernels.md. No Triton 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import Any, Protocol
+from dataclasses import dataclass, field, fields
+from functools import lru_cache, wraps
+from inspect import Parameter, signature
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from mtmd.base.errors import PlacementError
 from mtmd.kernels.dtype import name_of
-from mtmd.kernels.gpu.launch import Call
+from mtmd.kernels.gpu.launch import Call, run_call
 from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.kernel import Kernel
 from mtmd.kernels.ops import OPS
@@ -71,20 +73,143 @@ class Program:
     head: int | None = None
 
 
-class Case(Protocol):
-    """A problem for a kernel. `str()` of it is its name in tests and tables."""
+@dataclass(frozen=True)
+class Launch:
+    """One launch of a run: a `@triton.jit` function and how it is called.
+
+    pointers: for each argument that is a pointer, the name of what it points at: an operand, "out"
+        or a buffer of the `Plan`; by default, what the argument is called. In place of an operand
+        that is absent the first one is passed, which is not read.
+    tile, title, head: as a `Program` has them.
+    """
+
+    function: Any
+    call: Call
+    pointers: Mapping[str, str] | None = None
+    tile: Sequence[str] = ()
+    title: str | None = None
+    head: int | None = None
+
+    def places(self) -> Mapping[str, str]:
+        if self.pointers is not None:
+            return self.pointers
+        others = {*self.call.scalars, *self.call.constants, "s", "C"}
+        return {name: name for name in self.function.arg_names if name not in others}
+
+
+def same(names: str) -> dict[str, str]:
+    """Return pointers that are called as what they point at."""
+    return {name: name for name in names.split()}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run on operands of given types makes and launches.
+
+    out: the result's type; None where the result is the first operand, overwritten.
+    buffers: memory beyond operands and result, by name.
+    """
+
+    out: Type | None
+    launches: Sequence[Launch]
+    buffers: Mapping[str, Type] = field(default_factory=dict)
+
+    def started(self) -> list[Launch]:
+        return [launch for launch in self.launches if launch.call.programs]
+
+
+class Problem(NamedTuple):
+    """The inputs and the attributes of one run of an op."""
+
+    inputs: tuple[Tensor | None, ...]
+    options: dict[str, Any]
+
+
+def given(*inputs: Tensor | None, **options: Any) -> Problem:
+    return Problem(inputs, options)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A problem for a kernel. `make` draws its inputs, for these sizes, from a generator of random
+    numbers; what the kernel may not read is NaN. `str()` of it is its name in tests and tables.
+    """
+
+    make: Callable[..., Problem]
+    sizes: tuple[tuple[str, Any], ...]
+
+    def __str__(self) -> str:
+        parameters = signature(self.make).parameters
+        words = [
+            _words(name, value)
+            for name, value in self.sizes
+            if parameters[name].default is Parameter.empty or parameters[name].default != value
+        ]
+        return " ".join(words)
+
+    def __getitem__(self, size: str) -> Any:
+        return dict(self.sizes)[size]
 
     @property
-    def dtype(self) -> torch.dtype: ...
+    def dtype(self) -> torch.dtype:
+        found: torch.dtype = self["dtype"]
+        return found
 
     @property
     def options(self) -> dict[str, Any]:
         """The op's attributes."""
+        return dict(_options(self))
 
     def inputs(
         self, device: str | torch.device = "cpu", seed: int = 0
     ) -> tuple[Tensor | None, ...]:
-        """The op's inputs, the same for the same seed. What the kernel may not read is NaN."""
+        """Return the op's inputs, the same for the same seed."""
+        return tuple(t if t is None else _moved(t, device) for t in self.drawn(seed).inputs)
+
+    def but(self, **changes: Any) -> Case:
+        """Return the same with other sizes."""
+        return Case(self.make, tuple((dict(self.sizes) | changes).items()))
+
+    def drawn(self, seed: int = 0) -> Problem:
+        return self.make(torch.Generator().manual_seed(seed), **dict(self.sizes))
+
+
+@lru_cache(maxsize=4096)
+def _options(case: Case) -> dict[str, Any]:
+    with _Unfilled():
+        return case.drawn().options
+
+
+P = ParamSpec("P")
+
+
+def case(make: Callable[Concatenate[torch.Generator, P], Problem]) -> Callable[P, Case]:
+    """Make a function that draws a problem from sizes a function of the sizes: their `Case`."""
+
+    @wraps(make)
+    def sized(*args: P.args, **kwargs: P.kwargs) -> Case:
+        bound = signature(make).bind(None, *args, **kwargs)
+        bound.apply_defaults()
+        return Case(make, tuple(bound.arguments.items())[1:])
+
+    return sized
+
+
+def _words(name: str, value: Any) -> str:
+    if isinstance(value, torch.dtype):
+        return name_of(value) if name == "dtype" else f"{name} {name_of(value)}"
+    if isinstance(value, tuple):
+        return f"{name} {'x'.join(map(str, value))}".replace(" ", "")
+    return name if value is True else f"{name} {value}"
+
+
+def _moved(tensor: Tensor, device: str | torch.device) -> Tensor:
+    """Return the tensor on a device, in memory as it lies here, with all that lies between."""
+    if torch.device(device).type == "cpu":
+        return tensor
+    size = tensor.untyped_storage().nbytes() // tensor.itemsize
+    memory = tensor.as_strided((size,), (1,), 0).to(device)
+    return memory.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
 def relative_error(
@@ -103,36 +228,53 @@ def relative_error(
 class TritonKernel(Kernel):
     """A kernel of `kernels/gpu/table.py`.
 
-    program: what a run on these types launches, for compiling it ahead of time; from the same
-        `Call` as the launcher's, so that what is compiled is what runs.
-    programs: all that it launches, in order, where that is more.
+    operands: makes a record of the types of the op's inputs and of its attributes.
+    plan: what a run on such a record makes and launches.
     cases: small problems, each run in Triton's interpreter (a block and a bit of everything: sizes
         of 1, primes, just over a block, every layout that `rejects` lets through).
     uses: problems of real sizes by what they are, compiled for docs/kernels.md and timed by
         benchmarks/gpu.py.
-    launches: how many kernels one run launches.
     error, limits: how far a result is from the op's reference, as `relative_error` is called, and
         the most that is right, by the type of the inputs.
     """
 
-    program: Callable[..., Program] = field(kw_only=True)
+    operands: Callable[..., Any] = field(kw_only=True)
+    plan: Callable[[Any], Plan] = field(kw_only=True)
     cases: Sequence[Case] = field(kw_only=True)
     limits: Mapping[torch.dtype, float] = field(kw_only=True)
     uses: Mapping[str, Case] = field(kw_only=True)
-    programs: Callable[..., Sequence[Program]] | None = None
-    launches: Callable[..., int] = lambda *types, **attrs: 1  # noqa: ARG005
     error: Callable[[str, Tensor, Sequence[Tensor | None], Mapping[str, Any]], float] = (
         relative_error
     )
 
     def launched(self, *types: Type | None, **attrs: Any) -> list[Program]:
-        """What a run on these types launches: nothing where there is nothing to compute."""
-        found = (
-            [self.program(*types, **attrs)]
-            if self.programs is None
-            else self.programs(*types, **attrs)
-        )
-        return [program for program in found if program.call.programs]
+        """What a run on these types launches, for compiling it ahead of time: nothing where there
+        is nothing to compute.
+        """
+        record = self.operands(*types, **attrs)
+        plan = self.plan(record)
+        named = _named(record)
+        first = next(iter(named.values()))
+        kinds = {**plan.buffers, **named, "out": plan.out or first}
+        return [
+            Program(
+                launch.function,
+                launch.call,
+                {name: kinds[place] or first for name, place in launch.places().items()},
+                launch.tile,
+                launch.title,
+                launch.head,
+            )
+            for launch in plan.started()
+        ]
+
+    def launches(self, *types: Type | None, **attrs: Any) -> int:
+        """Return how many kernels one run launches."""
+        return len(self.plan(self.operands(*types, **attrs)).started())
+
+    def main(self, *types: Type | None, **attrs: Any) -> Program:
+        """Return the first program with a tile, which does the most of a run's work."""
+        return next(p for p in self.launched(*types, **attrs) if p.tile)
 
     def failure(
         self, op: str, case: Case, device: str | torch.device = "cpu", label: str | None = None
@@ -151,6 +293,99 @@ class TritonKernel(Kernel):
         if error <= allowed:  # not so of NaN
             return None
         return f"{name}: error {error:.3g}, expected at most {allowed:.3g}"
+
+
+R = TypeVar("R")
+
+
+def _named(record: Any) -> dict[str, Any]:
+    """Return the types of a record by name, which are its fields that have places of their own."""
+    return {f.name: getattr(record, f.name) for f in fields(record) if not f.kw_only}
+
+
+def declared(
+    operands: Callable[..., R],
+    plan: Callable[[R], Plan],
+    rejects: Callable[[R], str | None],
+    *,
+    what: str,
+    overwrites: bool = False,
+    copies: bool = False,
+    aligned: Callable[[R], Mapping[str, int]] | None = None,
+    **facts: Any,
+) -> TritonKernel:
+    """Make a kernel of a record of its operands, a plan and what it rejects.
+
+    operands: makes the record, a frozen dataclass: types of the op's inputs, then attributes as
+        fields that are given by keyword.
+    what: what a refusal calls the kernel.
+    overwrites: the result can lie where the first input is. copies: elsewhere it begins as a copy
+        of the first input.
+    aligned: the multiples of bytes that operands have to begin at.
+    facts: the other fields of `TritonKernel`.
+    """
+
+    def refuses(*types: Type | None, **attrs: Any) -> str | None:
+        return rejects(operands(*types, **attrs))
+
+    def workspace(*types: Type | None, **attrs: Any) -> int:
+        made = plan(operands(*types, **attrs))
+        return sum(kind.bytes for kind in made.buffers.values()) if made.started() else 0
+
+    def execute(tensors: Sequence[Tensor | None], attrs: dict[str, Any], in_place: bool) -> Tensor:
+        record = operands(*(t if t is None else Type.of(t) for t in tensors), **attrs)
+        places = dict(zip(_named(record), tensors, strict=False))
+        reason = rejects(record) or (aligned and _unaligned(places, aligned(record)))
+        if reason:
+            raise PlacementError(f"{what} on the GPU: {reason}")
+        made, first = plan(record), tensors[0]
+        assert first is not None
+        if in_place or made.out is None:
+            out = first
+        else:
+            out = first.clone() if copies else _empty(made.out, first.device)
+        started = made.started()
+        if started:
+            places |= {name: _empty(kind, first.device) for name, kind in made.buffers.items()}
+            places["out"] = out
+        for launch in started:
+            found = {name: places.get(place) for name, place in launch.places().items()}
+            pointers = {name: first if t is None else t for name, t in found.items()}
+            run_call(launch.function, launch.call, pointers)
+        return out
+
+    def run(*tensors: Tensor | None, **attrs: Any) -> Tensor:
+        return execute(tensors, attrs, False)
+
+    def in_place(*tensors: Tensor | None, **attrs: Any) -> Tensor:
+        return execute(tensors, attrs, True)
+
+    return TritonKernel(
+        run=run,
+        in_place=in_place if overwrites else None,
+        rejects=refuses,
+        workspace=workspace,
+        operands=operands,
+        plan=plan,
+        **facts,
+    )
+
+
+def _empty(kind: Type, device: torch.device) -> Tensor:
+    memory = torch.empty(kind.count, dtype=kind.dtype, device=device)
+    return memory.as_strided(kind.shape, kind.strides)
+
+
+def _unaligned(tensors: Mapping[str, Tensor | None], sizes: Mapping[str, int]) -> str | None:
+    """Why an operand's address will not do, if it will not."""
+    for name, size in sizes.items():
+        tensor = tensors[name]
+        if tensor is not None and tensor.data_ptr() % size:
+            return (
+                f"{name} begins at {tensor.data_ptr():#x}; the kernel needs it aligned to {size} "
+                "bytes"
+            )
+    return None
 
 
 @lru_cache(maxsize=4096)

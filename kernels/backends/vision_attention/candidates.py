@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from mtmd.kernels.dtype import name_of
-from mtmd.kernels.gpu.flash_attention.tiles import Tile, plan_launch
-from mtmd.kernels.gpu.triton_kernel import Program
+from mtmd.kernels.gpu.flash_attention.tiles import Tile
+from mtmd.kernels.gpu.triton_kernel import Program, TritonKernel
 from mtmd.kernels.graph import Type
 from mtmd.kernels.kernel import Kernel
 
@@ -144,20 +144,26 @@ def _kernel(call: Callable[..., Tensor], dtypes: tuple[torch.dtype, ...], most: 
     )
 
 
-def _other_tile(tile: Tile) -> Tiled:
-    def run(q: Tensor, k: Tensor, v: Tensor, *absent: None, **options: Any) -> Tensor:
-        from mtmd.kernels.gpu.flash_attention.kernel import run_launch
+def _ours(load: Callable[[], TritonKernel], rejects: Callable[..., str | None]) -> Tiled:
+    """A kernel of ours, whose file is imported when it is used."""
+    load = functools.cache(load)
 
-        assert not any(x is not None for x in absent)  # it was asked
-        types = [Type.of(x) for x in (q, k, v)]
-        return run_launch(plan_launch(*types, **options, tile=tile), q, k, v, None, None)
+    def run(*tensors: Tensor | None, **options: Any) -> Tensor:
+        return load().run(*tensors, **options)
 
     def programs(*types: Type | None, **options: Any) -> Sequence[Program]:
-        from mtmd.kernels.gpu.flash_attention import kernel
+        return load().launched(*types, **options)
 
-        return kernel.programs(*types, **options, tile=tile)
+    return Tiled(run=run, rejects=rejects, programs=programs)
 
-    return Tiled(run=run, rejects=_rejects_other_tile, programs=programs)
+
+def _other_tile(tile: Tile) -> Tiled:
+    def load() -> TritonKernel:
+        from mtmd.kernels.gpu.flash_attention.kernel import kernel
+
+        return kernel(tile=tile)
+
+    return _ours(load, _rejects_other_tile)
 
 
 def _rejects_other_tile(q: Type, *types: Type | None, **options: Any) -> str | None:
@@ -167,27 +173,10 @@ def _rejects_other_tile(q: Type, *types: Type | None, **options: Any) -> str | N
 
 
 def _carried(tile: Tile) -> Tiled:
-    def run(
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *absent: None,
-        scale: float,
-        causal: bool = False,
-        **limits: None,
-    ) -> Tensor:
-        from mtmd.kernels.gpu.flash_attention.carried import carried_attention
+    def load() -> TritonKernel:
+        from mtmd.kernels.gpu.flash_attention.carried import kernel
 
-        assert not causal and not any(x is not None for x in (*absent, *limits.values()))
-        return carried_attention(q, k, v, scale=scale, tile=tile)
-
-    def programs(
-        q: Type, k: Type, v: Type, *absent: None, scale: float, **limits: Any
-    ) -> Sequence[Program]:
-        from mtmd.kernels.gpu.flash_attention.carried import program
-
-        assert not any(x is not None for x in absent) and not any(limits.values())
-        return [program(q, k, v, scale=scale, tile=tile)]
+        return kernel(tile)
 
     def rejects(q: Type, k: Type, *types: Type | None, **options: Any) -> str | None:
         if options.get("causal"):
@@ -196,7 +185,7 @@ def _carried(tile: Tile) -> Tiled:
             return f"{k.shape[1]} keys; it takes {tile.keys} and more"
         return _rejects_other_tile(q, k, *types, **options)
 
-    return Tiled(run=run, rejects=rejects, programs=programs)
+    return _ours(load, rejects)
 
 
 def _on_hopper(kernel: Tiled) -> Tiled:

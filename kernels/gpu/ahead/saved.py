@@ -2,8 +2,8 @@
 each program a folder by the name that Triton's cache gives it.
 
     manifest.json                         what made it, for what, and each file's size and digest
-    3f9c.../attention_kernel.json         what Triton notes of a program
-    3f9c.../attention_kernel.cubin        or .hsaco: its machine code
+    3f9c.../whole_kernel.json         what Triton notes of a program
+    3f9c.../whole_kernel.cubin        or .hsaco: its machine code
 
 Files are checked against the manifest, then put into Triton's cache, where launches look. Digests
 find what was damaged or exchanged by mistake, and are no signature: machine code runs on the GPU as

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mtmd.kernels.dtype import name_of
+from mtmd.kernels.gpu.triton_kernel import Case, Problem, case, given
 from mtmd.kernels.ops import OPS
 
 HEAD_SIZES = (16, 32, 40, 64, 72, 80, 88, 96, 112, 128, 256, 512)
@@ -20,118 +19,74 @@ HEAD_SIZES = (16, 32, 40, 64, 72, 80, 88, 96, 112, 128, 256, 512)
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}
 
 
-@dataclass(frozen=True)
-class Case:
-    """One problem. `mask` names the dimensions the mask has, "1" for one of size 1: "", "TS",
-    "HTS", "BHTS", "B1TS". `bounds`: "", "T" or "BT". `layout`: "plain", "fused" (q, k, v are
-    columns of one buffer) or "heads first" (memory order B, H, T, K).
+@case
+def problem(
+    rng: torch.Generator,
+    width: int,
+    rows: int = 65,
+    keys: int = 130,
+    heads: int = 2,
+    groups: int = 1,
+    batch: int = 1,
+    value: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    causal: bool = False,
+    window: int | None = None,
+    softcap: float | None = None,
+    mask: str = "",
+    mask_dtype: torch.dtype = torch.float32,
+    bounds: str = "",
+    layout: str = "plain",
+) -> Problem:
+    """`mask` names the dimensions the mask has, "1" for one of size 1: "", "TS", "HTS", "BHTS",
+    "B1TS". `bounds`: "", "T" or "BT". `layout`: "plain", "fused" (q, k, v are columns of one
+    buffer) or "heads first" (memory order B, H, T, K). What lies between the elements of a strided
+    tensor is NaN.
     """
+    sizes = (rows, heads, width), (keys, groups, width), (keys, groups, value or width)
+    q, k, v = (
+        _laid(torch.randn(batch, *size, generator=rng).to(dtype), layout == "fused")
+        if layout != "plain"
+        else torch.randn(batch, *size, generator=rng).to(dtype)
+        for size in sizes
+    )
+    added = None
+    if mask:
+        size = {"B": batch, "H": heads, "T": rows, "S": keys, "1": 1}
+        added = _mask([size[letter] for letter in mask], mask_dtype, rng)
+    limits = None
+    if bounds:  # random intervals, some past the ends, some empty
+        shape = [batch] * (bounds == "BT") + [rows, 2]
+        limits = torch.randint(-5, keys + 5, shape, generator=rng).sort(-1).values
+        limits[..., ::7, :] = limits[..., ::7, :].flip(-1)
+        limits = limits.to(torch.int32)
+    options = {"scale": width**-0.5, "causal": causal, "window": window, "softcap": softcap}
+    return given(q, k, v, added, limits, **options)
 
-    width: int
-    rows: int = 65
-    keys: int = 130
-    heads: int = 2
-    groups: int = 1
-    batch: int = 1
-    value: int | None = None
-    dtype: torch.dtype = torch.float32
-    causal: bool = False
-    window: int | None = None
-    softcap: float | None = None
-    mask: str = ""
-    mask_dtype: torch.dtype = torch.float32
-    bounds: str = ""
-    layout: str = "plain"
 
-    def __str__(self) -> str:
-        words = [
-            f"K{self.width}" + (f"/V{self.value}" if self.value else ""),
-            name_of(self.dtype),
-            f"B{self.batch} T{self.rows} S{self.keys} H{self.heads} G{self.groups}",
-        ]
-        words += (
-            ["causal"] * self.causal
-            + [f"window {self.window}"] * (self.window is not None)
-            + ["softcap"] * (self.softcap is not None)
-        )
-        words += [f"mask {self.mask} {name_of(self.mask_dtype)}"] * bool(self.mask) + [
-            f"bounds {self.bounds}"
-        ] * bool(self.bounds)
-        return " ".join([*words, self.layout] if self.layout != "plain" else words)
+def _laid(values: Tensor, fused: bool) -> Tensor:
+    batch, rows, heads, width = values.shape
+    shape = (batch, rows, heads + 1, width + 5) if fused else (batch, heads, rows, width)
+    buffer = torch.full(shape, torch.nan, dtype=values.dtype)
+    view = buffer[:, :, :heads, 3 : 3 + width] if fused else buffer.transpose(1, 2)
+    return view.copy_(values)
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """The op's attributes."""
-        return {
-            "scale": self.width**-0.5,
-            "causal": self.causal,
-            "window": self.window,
-            "softcap": self.softcap,
-        }
 
-    def inputs(
-        self, device: str | torch.device = "cpu", seed: int = 0
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-        """q, k, v, mask, bounds. What lies between the elements of a strided tensor is NaN."""
-        rng = torch.Generator().manual_seed(seed)
-        value = self.value or self.width
-        sizes = [
-            (self.rows, self.heads, self.width),
-            (self.keys, self.groups, self.width),
-            (self.keys, self.groups, value),
-        ]
-        q, k, v = (
-            self._tensor(*size, rng).to(device)
-            if self.layout == "plain"
-            else self._strided(*size, rng, device)
-            for size in sizes
-        )
-        return q, k, v, self._mask(rng, device), self._bounds(rng, device)
-
-    def _tensor(self, rows: int, heads: int, width: int, rng: torch.Generator) -> Tensor:
-        return torch.randn(self.batch, rows, heads, width, generator=rng).to(self.dtype)
-
-    def _strided(
-        self, rows: int, heads: int, width: int, rng: torch.Generator, device: str | torch.device
-    ) -> Tensor:
-        values = self._tensor(rows, heads, width, rng)
-        fused = self.layout == "fused"
-        shape = (
-            (self.batch, rows, heads + 1, width + 5) if fused else (self.batch, heads, rows, width)
-        )
-        buffer = torch.full(shape, torch.nan, dtype=self.dtype, device=device)
-        view = buffer[:, :, :heads, 3 : 3 + width] if fused else buffer.transpose(1, 2)
-        return view.copy_(values)
-
-    def _mask(self, rng: torch.Generator, device: str | torch.device) -> Tensor | None:
-        if not self.mask:
-            return None
-        size = {"B": self.batch, "H": self.heads, "T": self.rows, "S": self.keys, "1": 1}
-        mask = torch.randn([size[letter] for letter in self.mask], generator=rng)
-        mask[torch.rand(mask.shape, generator=rng) < 0.3] = -torch.inf
-        mask[..., self.rows // 2, :] = torch.finfo(
-            self.mask_dtype
-        ).min  # as checkpoints' masks do instead of -inf
-        mask[..., self.rows // 3, :] = -torch.inf
-        return mask.to(self.mask_dtype).to(device)
-
-    def _bounds(self, rng: torch.Generator, device: str | torch.device) -> Tensor | None:
-        """Random intervals, some past the ends, some empty."""
-        if not self.bounds:
-            return None
-        shape = [self.batch] * (self.bounds == "BT") + [self.rows, 2]
-        bounds = torch.randint(-5, self.keys + 5, shape, generator=rng).sort(-1).values
-        bounds[..., ::7, :] = bounds[..., ::7, :].flip(-1)
-        return bounds.to(torch.int32).to(device)
+def _mask(shape: Sequence[int], dtype: torch.dtype, rng: torch.Generator) -> Tensor:
+    mask, rows = torch.randn(shape, generator=rng), shape[-2]
+    mask[torch.rand(shape, generator=rng) < 0.3] = -torch.inf
+    mask[..., rows // 2, :] = torch.finfo(dtype).min  # as checkpoints' masks do instead of -inf
+    mask[..., rows // 3, :] = -torch.inf
+    return mask.to(dtype)
 
 
 def _cases() -> list[Case]:
     cases = []
     for size in HEAD_SIZES:
         cases += [
-            Case(size),
-            Case(size, keys=128, dtype=torch.bfloat16, layout="fused"),
-            Case(size, rows=66, keys=66, heads=4, groups=2, dtype=torch.float16, causal=True),
+            problem(size),
+            problem(size, keys=128, dtype=torch.bfloat16, layout="fused"),
+            problem(size, rows=66, keys=66, heads=4, groups=2, dtype=torch.float16, causal=True),
         ]
     features: list[dict[str, Any]] = [
         {"rows": 1, "heads": 8, "dtype": torch.bfloat16},
@@ -184,17 +139,17 @@ def _cases() -> list[Case]:
             {"rows": 2, "value": 130, "layout": "fused"},
         )
     ]
-    return cases + [replace(Case(72, heads=4, groups=2), **changes) for changes in features]
+    return cases + [problem(72, heads=4, groups=2).but(**changes) for changes in features]
 
 
 CASES = _cases()
 
 USES = {
-    "4096 patches, head 72": Case(72, 4096, 4096, 16, 16, dtype=torch.bfloat16, layout="fused"),
-    "prefill 2048, 32 heads over 8, head 128": Case(
+    "4096 patches, head 72": problem(72, 4096, 4096, 16, 16, dtype=torch.bfloat16, layout="fused"),
+    "prefill 2048, 32 heads over 8, head 128": problem(
         128, 2048, 2048, 32, 8, dtype=torch.bfloat16, causal=True
     ),
-    "decoding over 8192 keys, 32 heads over 8, head 128": Case(
+    "decoding over 8192 keys, 32 heads over 8, head 128": problem(
         128, 1, 8192, 32, 8, dtype=torch.bfloat16
     ),
 }

@@ -4,9 +4,8 @@ shares out the keys. Plain arithmetic, no Triton.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from math import e, gcd, log2
-from typing import Any
+from dataclasses import KW_ONLY, dataclass, replace
+from math import gcd
 
 import torch
 
@@ -21,6 +20,30 @@ FEW_TOKENS, WANTED, LEAST_BLOCKS = 16, 256, 4
 
 
 @dataclass(frozen=True)
+class Operands:
+    """Of `attention`: q [B, T, H, K], k [B, S, G, K], v [B, S, G, V] -> [B, T, H, V], contiguous
+
+    mask [T, S], [H, T, S] or [B, H, T, S]; bounds [T, 2] or [B, T, 2]
+    """
+
+    q: Type
+    k: Type
+    v: Type
+    mask: Type | None = None
+    bounds: Type | None = None
+    _: KW_ONLY
+    scale: float
+    causal: bool = False
+    window: int | None = None
+    softcap: float | None = None
+
+    @property
+    def limited(self) -> bool:
+        """Whether some rows do not see all keys."""
+        return self.causal or self.window is not None or self.bounds is not None
+
+
+@dataclass(frozen=True)
 class Tile:
     """The work of one program: `rows` (tokens x query heads of a group) by blocks of `keys`, on
     `warps` warps, with loads running `stages` - 1 blocks ahead; `registers` as `Call` has them.
@@ -31,32 +54,6 @@ class Tile:
     warps: int
     stages: int
     registers: int | None = None
-
-
-@dataclass(frozen=True)
-class Launch:
-    """How the kernel is called on tensors of given types: everything but the tensors. `splits`:
-    programs that share out the keys of a block of rows, of which there are `programs`.
-    """
-
-    scalars: dict[str, int | float]
-    constants: dict[str, int | bool]
-    tile: Tile
-    programs: int
-    splits: int
-
-    @property
-    def call(self) -> Call:
-        constants: dict[str, int | bool | str] = {**self.constants}
-        tile = self.tile
-        return Call(
-            self.scalars,
-            constants,
-            self.programs,
-            tile.warps,
-            tile.stages,
-            registers=tile.registers,
-        )
 
 
 def parts(size: int, exact: bool = False) -> tuple[int, int]:
@@ -125,47 +122,33 @@ def _tile_in_registers(
     return tile
 
 
-def plan_launch(
-    q: Type,
-    k: Type,
-    v: Type,
-    mask: Type | None = None,
-    bounds: Type | None = None,
-    *,
-    scale: float,
-    causal: bool = False,
-    window: int | None = None,
-    softcap: float | None = None,
-    tile: Tile | None = None,
-    split: bool = True,
-    splits: int | None = None,
-) -> Launch:
+def attention_call(
+    o: Operands, tile: Tile | None = None, split: bool = True, splits: int | None = None
+) -> Call:
     """`tile`, `split=False` to pad the head to a power of two and `splits` are for measurements;
     the defaults are what runs use.
     """
-    batch, rows, heads, width = q.shape
-    keys, groups, value = k.shape[1], k.shape[2], v.shape[3]
+    batch, rows, heads, width = o.q.shape
+    keys, groups, value = o.k.shape[1], o.k.shape[2], o.v.shape[3]
     per_key = heads // groups
-    limited = causal or window is not None or bounds is not None
+    masked = o.mask is not None
     tile = tile or _tile_in_registers(
-        max(width, value), q.dtype, rows * per_key, mask is not None, limited
+        max(width, value), o.q.dtype, rows * per_key, masked, o.limited
     )
-    (k1, k2), (v1, v2) = (parts(width, q.dtype == torch.float32), parts(value))
+    programs = batch * groups * -(-rows * per_key // tile.rows)
+    splits = splits or choose_splits(rows, -(-keys // tile.keys), programs)
+    (k1, k2), (v1, v2) = (parts(width, o.q.dtype == torch.float32), parts(value))
     if not split:
         (k1, k2), (v1, v2) = ((max(16, power_of_two(n)), 0) for n in (width, value))
-    # A window of this size hides nothing, one of minus this size everything; larger numbers could
-    # overflow.
-    reach = keys + rows
     scalars: dict[str, int | float] = {
-        "scale": float(scale),
-        "cap": float(softcap or 1.0),
-        "window": 0 if window is None else max(-reach, min(window, reach)),
+        "scale": float(o.scale),
+        "cap": float(o.softcap or 1.0),
         "T": rows,
         "S": keys,
         "H": heads,
         "last": rows * per_key - 1,
     }
-    steps = {name: _broadcast(t, t.shape)[:3] for name, t in (("q", q), ("k", k), ("v", v))}
+    steps = {n: _broadcast(t, t.shape)[:3] for n, t in (("q", o.q), ("k", o.k), ("v", o.v))}
     # Strides are passed divided by what all of them share, up to 16: multiplied by that constant in
     # the kernel, they tell the compiler how wide it may load (`load_columns`).
     align = gcd(16, *(s for strides in steps.values() for s in strides))
@@ -174,13 +157,10 @@ def plan_launch(
             f"{name}_{axis}": stride // align
             for axis, stride in zip(("batch", "step", "head"), strides, strict=True)
         }
-    mask_strides = _broadcast(mask, (batch, heads, rows, keys))
-    scalars |= dict(
-        zip(("mask_batch", "mask_head", "mask_row", "mask_step"), mask_strides, strict=True)
-    )
-    bound_strides = _broadcast(bounds, (batch, rows, 2))
-    scalars |= dict(zip(("bound_batch", "bound_step", "bound_end"), bound_strides, strict=True))
-    constants: dict[str, int | bool] = {
+    mask_strides = _broadcast(o.mask, (batch, heads, rows, keys))
+    names = "mask_batch", "mask_head", "mask_row", "mask_step"
+    scalars |= dict(zip(names, mask_strides, strict=True))
+    constants: dict[str, int | bool | str] = {
         "GROUP": per_key,
         "K": width,
         "V": value,
@@ -188,19 +168,34 @@ def plan_launch(
         "K2": k2,
         "V1": v1,
         "V2": v2,
-        "CAUSAL": causal,
-        "WINDOW": window is not None,
-        "BOUNDS": bounds is not None,
-        "CAP": softcap is not None,
-        "MASK": mask is not None,
-        "WHOLE": not limited and keys % tile.keys == 0,
+        "CAP": o.softcap is not None,
+        "MASK": masked,
         "ROWS": tile.rows,
         "KEYS": tile.keys,
         "ALIGN": align,
+        "SPLITS": splits,
     }
-    programs = batch * groups * -(-rows * per_key // tile.rows)
-    splits = splits or choose_splits(rows, -(-keys // tile.keys), programs)
-    return Launch(scalars, constants | {"SPLITS": splits}, tile, programs, splits)
+    if not o.limited:
+        constants["WHOLE"] = keys % tile.keys == 0
+    else:
+        # A window of this size hides nothing, one of minus this size everything; larger numbers
+        # could overflow.
+        reach = keys + rows
+        scalars["window"] = 0 if o.window is None else max(-reach, min(o.window, reach))
+        bound_strides = _broadcast(o.bounds, (batch, rows, 2))
+        of_bounds = "bound_batch", "bound_step", "bound_end"
+        scalars |= dict(zip(of_bounds, bound_strides, strict=True))
+        limits = {"CAUSAL": o.causal, "WINDOW": o.window is not None}
+        constants |= {**limits, "BOUNDS": o.bounds is not None}
+    return Call(
+        scalars,
+        constants,
+        programs,
+        tile.warps,
+        tile.stages,
+        registers=tile.registers,
+        across=splits,
+    )
 
 
 def choose_splits(rows: int, blocks: int, programs: int) -> int:
@@ -211,38 +206,6 @@ def choose_splits(rows: int, blocks: int, programs: int) -> int:
         return 1
     most = min(WANTED // programs, blocks // LEAST_BLOCKS)
     return 1 << (most.bit_length() - 1) if most > 1 else 1
-
-
-def plan_combine(launch: Launch) -> Call:
-    """How the parts that a launch over shared-out keys leaves are added. `programs` for each
-    row.
-    """
-    # With a cap or a mask the kernel's scores are what the softmax takes, else they are not scaled.
-    scaled = launch.constants["CAP"] or launch.constants["MASK"]
-    value = launch.constants["V"]
-    columns = min(128, power_of_two(value), max(16, 8192 // launch.splits))
-    constants: dict[str, int | bool | str] = {
-        "V": value,
-        "SPLITS": launch.splits,
-        "COLUMNS": columns,
-    }
-    return Call(
-        {"to_log2": (1.0 if scaled else launch.scalars["scale"]) * log2(e)},
-        constants,
-        -(-value // columns),
-        4,
-        1,
-    )
-
-
-def workspace(
-    q: Type, k: Type, v: Type, mask: Type | None = None, bounds: Type | None = None, **options: Any
-) -> int:
-    """Bytes that a launch takes for the parts of its result and their sums; the options are the
-    op's.
-    """
-    splits = plan_launch(q, k, v, mask, bounds, **options).splits
-    return 4 * splits * q.count // q.shape[3] * (v.shape[3] + 2) if splits > 1 else 0
 
 
 def _broadcast(given: Type | None, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -10,26 +10,24 @@ from mtmd.kernels.gpu.jit import tl, triton
 
 
 @triton.jit
-def block_of(
-    chosen, starts, block, E, SINGLE: tl.constexpr, SEARCH: tl.constexpr, ROWS: tl.constexpr
-):
+def block_of(p, block, E, C: tl.constexpr):
     """A block's expert, its first row among the ordered choices, and the row behind its last. It
     has none where experts had fewer choices than there might have been.
     """
-    if SINGLE:
-        expert = tl.load(chosen + block)
+    if C.SINGLE:
+        expert = tl.load(p.chosen + block)
         first = block
         end = block + 1
     else:
         expert = block * 0
-        for step in tl.static_range(SEARCH):
-            further = expert + (1 << (SEARCH - 1 - step))
+        for step in tl.static_range(C.SEARCH):
+            further = expert + (1 << (C.SEARCH - 1 - step))
             inside = further < E
-            begin = tl.load(starts + further, mask=inside, other=0) // ROWS + further
+            begin = tl.load(p.starts + further, mask=inside, other=0) // C.ROWS + further
             expert = tl.where(inside & (begin <= block), further, expert)
-        begin = tl.load(starts + expert)
-        first = begin + (block - begin // ROWS - expert) * ROWS
-        end = tl.minimum(tl.load(starts + expert + 1), first + ROWS)
+        begin = tl.load(p.starts + expert)
+        first = begin + (block - begin // C.ROWS - expert) * C.ROWS
+        end = tl.minimum(tl.load(p.starts + expert + 1), first + C.ROWS)
     return expert.to(tl.int64), first, end
 
 

@@ -39,109 +39,60 @@ def _result(first, end, n, OUTER, MT: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["blocks", "blocks_again"])
-def few_gated_kernel(
-    x,
-    gate,
-    up,
-    chosen,
-    order,
-    starts,
-    out,
-    blocks,
-    blocks_again,
-    E,
-    K,
-    F,
-    gate_step,
-    up_step,
-    units,
-    up_units,
-    TOP: tl.constexpr,
-    ACT: tl.constexpr,
-    GATE: tl.constexpr,
-    UP: tl.constexpr,
-    WHOLE: tl.constexpr,
-    UP_WHOLE: tl.constexpr,
-    SINGLE: tl.constexpr,
-    SEARCH: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    COUNT: tl.constexpr,
-    UP_COUNT: tl.constexpr,
-):
+def few_gated_kernel(p, s, blocks, blocks_again, E, K, F, C: tl.constexpr):
     """ROWS choices, a multiple of 8, by COLUMNS of F values. Blocks of one expert follow each
     other. Rows of `gate` have so many units, of which COUNT are multiplied at once. blocks_again:
     as many as `blocks`, which the compiler does not know.
     """
+    COLUMNS: tl.constexpr = C.COLUMNS
     block = tl.program_id(0) % blocks
-    expert, first, end = block_of(chosen, starts, block, E, SINGLE, SEARCH, ROWS)
+    expert, first, end = block_of(p, block, E, C)
     if first < end:
         n = eights_of(tl.program_id(0) // blocks * COLUMNS, COLUMNS)
         row = expert * F + tl.minimum(n, F - 1)  # surplus rows repeat the last one
-        m = tl.minimum(eights_of(first, ROWS, True), end - 1)
-        x_row = x + choice_of(order, m, m < end, SINGLE) // TOP * K
-        gate_row, up_row = gate + row * gate_step, up + row * up_step
+        m = tl.minimum(eights_of(first, C.ROWS, True), end - 1)
+        x_row = p.x + choice_of(p.order, m, m < end, C.SINGLE) // C.TOP * K
+        gate_row, up_row = p.gate + row * s.gate_step, p.up + row * s.up_step
         MT: tl.constexpr = m.shape[0]
         R: tl.constexpr = COLUMNS // 8
-        if GATE == UP:  # one loop, in which x is read once
-            g = tl.zeros([R, COUNT, 8, 4, MT, 2], tl.float32)
-            u = tl.zeros([R, COUNT, 8, 4, MT, 2], tl.float32)
-            for start in range(0, units, COUNT):
-                unit = units_from(start, units, WHOLE, COUNT)
-                real = start + tl.arange(0, COUNT)[None, :, None, None] < units
-                gates, ups = read(gate_row, unit, GATE), read(up_row, unit, UP)
+        if C.GATE == C.UP:  # one loop, in which x is read once
+            g = tl.zeros([R, C.COUNT, 8, 4, MT, 2], tl.float32)
+            u = tl.zeros([R, C.COUNT, 8, 4, MT, 2], tl.float32)
+            for start in range(0, s.units, C.COUNT):
+                unit = units_from(start, s.units, C.WHOLE, C.COUNT)
+                real = start + tl.arange(0, C.COUNT)[None, :, None, None] < s.units
+                gates, ups = read(gate_row, unit, C.GATE), read(up_row, unit, C.UP)
                 tl.debug_barrier()  # as `product` has it
-                g = add_product(g, x_row, gates, unit, real, R, GATE, WHOLE)
-                u = add_product(u, x_row, ups, unit, real, R, UP, WHOLE)
+                g = add_product(g, x_row, gates, unit, real, R, C.GATE, C.WHOLE)
+                u = add_product(u, x_row, ups, unit, real, R, C.UP, C.WHOLE)
             g, u = tl.sum(g, 1), tl.sum(u, 1)
         else:
-            g = product(x_row, gate_row, units, GATE, WHOLE, COUNT)
-            u = product(x_row, up_row, up_units, UP, UP_WHOLE, UP_COUNT)
-        if SINGLE:  # found anew: else they are kept from before the loop, some of them in memory
+            g = product(x_row, gate_row, s.units, C.GATE, C.WHOLE, C.COUNT)
+            u = product(x_row, up_row, s.up_units, C.UP, C.UP_WHOLE, C.UP_COUNT)
+        if C.SINGLE:  # found anew: else they are kept from before the loop, some of them in memory
             first = tl.program_id(0) % blocks_again
             end = first + 1
             n = eights_of(tl.program_id(0) // blocks_again * COLUMNS, COLUMNS)
         rows, _, n, inside = _result(first, end, n, F, MT)
         at = rows.to(tl.int64) * F + n
-        tl.store(out + at, activated(g, u, ACT).to(out.dtype.element_ty), mask=inside)
+        tl.store(p.out + at, activated(g, u, C.ACT).to(p.out.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["blocks"])
-def few_down_kernel(
-    gated,
-    down,
-    weights,
-    chosen,
-    order,
-    starts,
-    out,
-    blocks,
-    E,
-    K,
-    D,
-    down_step,
-    units,
-    DOWN: tl.constexpr,
-    WHOLE: tl.constexpr,
-    SINGLE: tl.constexpr,
-    SEARCH: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    COUNT: tl.constexpr,
-):
+def few_down_kernel(p, blocks, E, K, D, down_step, units, C: tl.constexpr):
     """ROWS choices, a multiple of 8, by COLUMNS of D values; K values each are in `gated`."""
     block = tl.program_id(0) % blocks
-    expert, first, end = block_of(chosen, starts, block, E, SINGLE, SEARCH, ROWS)
+    expert, first, end = block_of(p, block, E, C)
     if first < end:
-        n = eights_of(tl.program_id(0) // blocks * COLUMNS, COLUMNS)
+        n = eights_of(tl.program_id(0) // blocks * C.COLUMNS, C.COLUMNS)
         row = expert * D + tl.minimum(n, D - 1)
-        m = tl.minimum(eights_of(first, ROWS, True), end - 1)
-        x_row = gated + m.to(tl.int64) * K
-        total = product(x_row, down + row * down_step, units, DOWN, WHOLE, COUNT)
+        m = tl.minimum(eights_of(first, C.ROWS, True), end - 1)
+        x_row = p.gated + m.to(tl.int64) * K
+        total = product(x_row, p.down + row * down_step, units, C.DOWN, C.WHOLE, C.COUNT)
         rows, there, n, inside = _result(first, end, n, D, m.shape[0])
-        choice = choice_of(order, rows, there, SINGLE)
-        total *= tl.load(weights + choice, mask=there, other=0)
-        tl.store(out + choice * D + n, total, mask=inside)
+        choice = choice_of(p.order, rows, there, C.SINGLE)
+        total *= tl.load(p.weights + choice, mask=there, other=0)
+        tl.store(p.out + choice * D + n, total, mask=inside)
 
 
 def takes(dtype: torch.dtype, mean: int, *quants: str | None) -> bool:

@@ -6,11 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
+from typing import Any
 
 import torch
 
 from mtmd.kernels.gpu.launch import Call, power_of_two
-from mtmd.kernels.gpu.triton_kernel import not_dense
+from mtmd.kernels.gpu.triton_kernel import Launch, Plan, not_dense, same
 from mtmd.kernels.graph import Type
 
 # Largest mean square error against the reference in fp32, relative to the result's: a rounding of
@@ -32,15 +33,19 @@ def rejects_rows(x: Type, named: Mapping[str, Type | None]) -> str | None:
     return None
 
 
-def call_of(x: Type, scalars: Mapping[str, float], flags: Mapping[str, bool]) -> Call:
-    """On the rows of x. scalars: beside their number and width; flags: of a kernel's constants."""
+def plan_rows(
+    kernel: Any, x: Type, pointers: str, scalars: Mapping[str, float], flags: Mapping[str, bool]
+) -> Plan:
+    """Plan a kernel on the rows of x. scalars: beside their number and width; flags: constants."""
     count, width = prod(x.shape[:-1]), x.shape[-1]
     columns = power_of_two(max(width, 1))
     rows = max(1, TILE // columns)
-    return Call(
+    call = Call(
         {"N": count, "D": width, **scalars},
         {**flags, "ROWS": rows, "COLUMNS": columns},
         -(-count // rows) if width else 0,
         4 if columns <= 4096 else 8,
         1,
     )
+    out = Type.contiguous((2, *x.shape), x.dtype)
+    return Plan(out, [Launch(kernel, call, same(pointers), ("ROWS", "COLUMNS"))])

@@ -5,14 +5,13 @@ blocks. No Triton.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mtmd.kernels.dtype import name_of
+from mtmd.kernels.gpu.triton_kernel import Case, Problem, case, given
 from mtmd.kernels.quantization.blocks import BLOCKS, NATIVE, dequantize
 
 KINDS = tuple(sorted(NATIVE))
@@ -76,50 +75,31 @@ def random_blocks(kind: str, rows: int, width: int, seed: int = 0) -> Tensor:
     return data.view(rows, -1)
 
 
-@dataclass(frozen=True)
-class Case:
-    """One problem: x [rows, blocks x values of a block] times a weight of `outer` rows. `gelu`: in
-    this form of the product; `gate`: by this activation of its first half.
+@case
+def problem(
+    rng: torch.Generator,
+    quant: str,
+    rows: int,
+    outer: int,
+    blocks: int = 1,
+    dtype: torch.dtype = torch.float32,
+    bias: bool = False,
+    gelu: str | None = None,
+    gate: str | None = None,
+) -> Problem:
+    """x [rows, blocks x values of a block] times a weight of `outer` rows. `gelu`: in this form of
+    the product; `gate`: by this activation of its first half.
     """
-
-    quant: str
-    rows: int
-    outer: int
-    blocks: int = 1
-    dtype: torch.dtype = torch.float32
-    bias: bool = False
-    gelu: str | None = None
-    gate: str | None = None
-
-    def __str__(self) -> str:
-        text = f"{self.quant} {name_of(self.dtype)} M{self.rows} N{self.outer} K{self.width}"
-        text += " bias" * self.bias + f" GELU {self.gelu}" * bool(self.gelu)
-        return text + f" gate {self.gate}" * bool(self.gate)
-
-    @property
-    def width(self) -> int:
-        return self.blocks * BLOCKS[self.quant].values
-
-    @property
-    def options(self) -> dict[str, Any]:
-        options: dict[str, Any] = {"quant": self.quant}
-        if self.gelu:
-            options["approximate"] = self.gelu
-        return options | ({"act": self.gate} if self.gate else {})
-
-    def inputs(
-        self, device: str | torch.device = "cpu", seed: int = 0
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """x, w, bias."""
-        rng = torch.Generator().manual_seed(seed)
-        x = torch.randn(self.rows, self.width, generator=rng)
-        if self.gate:  # whose results are products of two, none of them too large for fp16
-            x *= 0.05
-        x = x.to(self.dtype).to(device)
-        bias = (
-            torch.randn(self.outer, generator=rng).to(self.dtype).to(device) if self.bias else None
-        )
-        return x, random_blocks(self.quant, self.outer, self.width, seed).to(device), bias
+    width = blocks * BLOCKS[quant].values
+    x = torch.randn(rows, width, generator=rng)
+    if gate:  # whose results are products of two, none of them too large for fp16
+        x *= 0.05
+    added = torch.randn(outer, generator=rng).to(dtype) if bias else None
+    w = random_blocks(quant, outer, width, rng.initial_seed())
+    options = {"quant": quant}
+    options |= {"approximate": gelu} if gelu else {}
+    options |= {"act": gate} if gate else {}
+    return given(x.to(dtype), w, added, **options)
 
 
 def _cases() -> list[Case]:
@@ -127,33 +107,33 @@ def _cases() -> list[Case]:
     for kind in KINDS:
         small = BLOCKS[kind].values == 32
         cases += [
-            Case(kind, 1, 7),
-            Case(kind, 1, 9, 11 if small else 2, bias=True),
-            Case(kind, 3, 33, 2),
-            Case(kind, 17, 35, 3, bias=True),
-            Case(kind, 2, 5, 40 if small else 5, torch.bfloat16),
-            Case(kind, 4, 9, 33 if small else 6, torch.float16, bias=True),
-            Case(kind, 9, 17, 5 if small else 1, torch.bfloat16),
-            Case(kind, 17, 65, 3 if small else 1, torch.float16),
+            problem(kind, 1, 7),
+            problem(kind, 1, 9, 11 if small else 2, bias=True),
+            problem(kind, 3, 33, 2),
+            problem(kind, 17, 35, 3, bias=True),
+            problem(kind, 2, 5, 40 if small else 5, torch.bfloat16),
+            problem(kind, 4, 9, 33 if small else 6, torch.float16, bias=True),
+            problem(kind, 9, 17, 5 if small else 1, torch.bfloat16),
+            problem(kind, 17, 65, 3 if small else 1, torch.float16),
         ]
     return [
         *cases,
-        Case("Q8_0", 1, 1),
-        Case("Q4_K", 1, 5, 2, torch.bfloat16, True),
-        Case("Q8_0", 130, 70, 5, torch.bfloat16, True),
-        Case("Q4_K", 40, 33, 2, torch.float16),
-        Case("Q5_0", 32, 9, 16, torch.bfloat16, True),
-        Case("Q8_0", 1, 8, 16, torch.float16),
-        Case("Q6_K", 1, 8, 1, torch.float16),
-        Case("Q4_0", 3, 20, 64, torch.bfloat16),
-        Case("Q4_K", 1, 9, 15, torch.float16, True),
+        problem("Q8_0", 1, 1),
+        problem("Q4_K", 1, 5, 2, torch.bfloat16, True),
+        problem("Q8_0", 130, 70, 5, torch.bfloat16, True),
+        problem("Q4_K", 40, 33, 2, torch.float16),
+        problem("Q5_0", 32, 9, 16, torch.bfloat16, True),
+        problem("Q8_0", 1, 8, 16, torch.float16),
+        problem("Q6_K", 1, 8, 1, torch.float16),
+        problem("Q4_0", 3, 20, 64, torch.bfloat16),
+        problem("Q4_K", 1, 9, 15, torch.float16, True),
     ]
 
 
 CASES = _cases()
 
 USES = {
-    f"{kind} 4096 x 4096, {rows} rows of x": Case(
+    f"{kind} 4096 x 4096, {rows} rows of x": problem(
         kind, rows, 4096, 4096 // BLOCKS[kind].values, torch.bfloat16
     )
     for kind in KINDS
@@ -172,30 +152,30 @@ def _activated(kind: str, at: int) -> list[Case]:
     blocks, half = 5 if BLOCKS[kind].values == 32 else 1, torch.float16
     gelu, gate = _in_turn(FORMS[1:], at), _in_turn(FORMS, at)
     return [
-        Case(kind, 1 + at, 21, blocks, torch.bfloat16, gelu=gelu),
-        Case(kind, 40, 35, blocks, half, True, gelu=_in_turn(FORMS[1:], at + 1)),
-        Case(kind, 1 + 2 * at, 26 + 8 * at, blocks, torch.bfloat16, gate=gate),
-        Case(kind, 35 + at, 38, blocks, half, at % 2 > 0, gate=_in_turn(FORMS, at + 1)),
+        problem(kind, 1 + at, 21, blocks, torch.bfloat16, gelu=gelu),
+        problem(kind, 40, 35, blocks, half, True, gelu=_in_turn(FORMS[1:], at + 1)),
+        problem(kind, 1 + 2 * at, 26 + 8 * at, blocks, torch.bfloat16, gate=gate),
+        problem(kind, 35 + at, 38, blocks, half, at % 2 > 0, gate=_in_turn(FORMS, at + 1)),
     ]
 
 
 FORMS = ("silu", "tanh", "none", "quick")
-ACTIVATED = [case for at, kind in enumerate(KINDS) for case in _activated(kind, at)] + [
-    Case("Q4_0", 17, 70, 2, torch.bfloat16, True, gate="silu"),
-    Case("Q4_K", 1, 8202, 1, torch.bfloat16, gate="tanh"),
-    Case("Q8_0", 3, 40, 3, torch.bfloat16, True, gelu="quick"),
+ACTIVATED = [one for at, kind in enumerate(KINDS) for one in _activated(kind, at)] + [
+    problem("Q4_0", 17, 70, 2, torch.bfloat16, True, gate="silu"),
+    problem("Q4_K", 1, 8202, 1, torch.bfloat16, gate="tanh"),
+    problem("Q8_0", 3, 40, 3, torch.bfloat16, True, gelu="quick"),
 ]
-GELU_CASES = [case for case in ACTIVATED if case.gelu]
-GATED_CASES = [case for case in ACTIVATED if case.gate]
+GELU_CASES = [one for one in ACTIVATED if one["gelu"]]
+GATED_CASES = [one for one in ACTIVATED if one["gate"]]
 
 GELU_USES = {
-    f"{kind} 4304 x 1152, GELU {form}, 4096 rows of x": Case(
+    f"{kind} 4304 x 1152, GELU {form}, 4096 rows of x": problem(
         kind, 4096, 4304, 1152 // BLOCKS[kind].values, torch.bfloat16, True, gelu=form
     )
     for kind, form in (("Q8_0", "tanh"), ("Q8_0", "none"), ("Q4_0", "quick"))
 }
 GATED_USES = {
-    f"{kind} 28672 x 4096, {form} gate, {rows} rows of x": Case(
+    f"{kind} 28672 x 4096, {form} gate, {rows} rows of x": problem(
         kind, rows, 28672, 4096 // BLOCKS[kind].values, torch.bfloat16, gate=form
     )
     for kind, form, rows in (

@@ -25,16 +25,15 @@ each where a thread has columns next to each other.
 from __future__ import annotations
 
 import math
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from mtmd.base.errors import PlacementError
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.gpu.gated import activation
 from mtmd.kernels.gpu.jit import tl, triton
-from mtmd.kernels.gpu.launch import MOST_REGISTERS, Call, power_of_two, run_call
+from mtmd.kernels.gpu.launch import MOST_REGISTERS, Call, power_of_two
 from mtmd.kernels.gpu.quant_matmul.blocks import add_product, decode, decoded, read, units_from
 from mtmd.kernels.gpu.quant_matmul.cases import (
     ACTIVATED_NMSE,
@@ -56,7 +55,7 @@ from mtmd.kernels.gpu.quant_matmul.operands import (
     units_at_once,
 )
 from mtmd.kernels.gpu.quant_matmul.words import MOST_ROWS, UNIT_VALUES, UNROLLED, dot
-from mtmd.kernels.gpu.triton_kernel import Program, TritonKernel, fresh
+from mtmd.kernels.gpu.triton_kernel import Launch, Plan, declared, relative_error, same
 from mtmd.kernels.graph import Type
 from mtmd.kernels.quantization.blocks import BLOCKS, NATIVE
 
@@ -64,196 +63,154 @@ MOST_EIGHTS = 4  # of rows of x by operands of packed codes
 GROUP = 32  # values that are decoded together: no block is smaller
 
 
+@dataclass(frozen=True)
+class Operands:
+    """Of `matmul`, of `matmul_gelu` with `act`, and of `matmul_gated` with both: x [..., K], w u8
+    [N, bytes of K values], bias [N] -> [..., N], of gated units [..., N / 2], in x's type
+    """
+
+    x: Type
+    w: Type
+    bias: Type | None = None
+    _: KW_ONLY
+    quant: str
+    act: str = ""
+    gated: bool = False
+
+
+def of_gelu(*types: Any, approximate: str, quant: str) -> Operands:
+    return Operands(*types, quant=quant, act=approximate)
+
+
+def of_gate(*types: Any, act: str, quant: str) -> Operands:
+    return Operands(*types, quant=quant, act=act, gated=True)
+
+
 @triton.jit
-def tile_kernel(
-    x,
-    w,
-    bias,
-    out,
-    M,
-    N,
-    K,
-    row_bytes,
-    QUANT: tl.constexpr,
-    BIAS: tl.constexpr,
-    ACT: tl.constexpr,
-    GATED: tl.constexpr,
-    WHOLE: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    COUNT: tl.constexpr,
-):
+def tile_kernel(p, M, N, K, row_bytes, C: tl.constexpr):
     """WHOLE: K is a multiple of 32 COUNT. Programs that share rows of w follow each other, so that
     its bytes stay in the second cache. ACT: of the result, nothing of none.
     """
-    VALUES: tl.constexpr = 32 * COUNT
-    blocks = tl.cdiv(M, ROWS)
-    m = tl.program_id(0) % blocks * ROWS + tl.arange(0, ROWS)
-    first = tl.program_id(0) // blocks * COLUMNS
-    n = tl.minimum(first + tl.arange(0, COLUMNS), N - 1)  # surplus rows repeat the last one
-    if GATED:
+    VALUES: tl.constexpr = 32 * C.COUNT
+    QUANT: tl.constexpr = C.QUANT
+    blocks = tl.cdiv(M, C.ROWS)
+    m = tl.program_id(0) % blocks * C.ROWS + tl.arange(0, C.ROWS)
+    first = tl.program_id(0) // blocks * C.COLUMNS
+    n = tl.minimum(first + tl.arange(0, C.COLUMNS), N - 1)  # surplus rows repeat the last one
+    if C.GATED:
         n = n // 2 + n % 2 * (N // 2)
     row = n.to(tl.int64) * row_bytes
-    x_row = x + tl.minimum(m, M - 1).to(tl.int64)[:, None] * K
+    x_row = p.x + tl.minimum(m, M - 1).to(tl.int64)[:, None] * K
     # The sum stays in fp32 over all of K; only decoded values are rounded, once, to x's type.
-    total = tl.zeros([ROWS, COLUMNS], tl.float32)
-    words = read(w, row, units_from(0, K, QUANT, WHOLE, VALUES), QUANT)
+    total = tl.zeros([C.ROWS, C.COLUMNS], tl.float32)
+    words = read(p.w, row, units_from(0, K, QUANT, C.WHOLE, VALUES), QUANT)
     for start in range(0, K, VALUES):
-        value = decoded(words, row, start, K, QUANT, WHOLE, VALUES, x.dtype.element_ty)
+        value = decoded(words, row, start, K, QUANT, C.WHOLE, VALUES, p.x.dtype.element_ty)
         # What the next step takes is under way while this one is multiplied.
-        words = read(w, row, units_from(start + VALUES, K, QUANT, False, VALUES), QUANT)
-        total = add_product(total, x_row, None, start, K, value, WHOLE)
-    if BIAS:
-        total += tl.load(bias + n).to(tl.float32)[None, :]
-    if GATED:
-        gate, up = tl.split(tl.reshape(total, [ROWS, COLUMNS // 2, 2]))
-        result = activation(gate, ACT) * up
-        n = first // 2 + tl.arange(0, COLUMNS // 2)
+        words = read(p.w, row, units_from(start + VALUES, K, QUANT, False, VALUES), QUANT)
+        total = add_product(total, x_row, None, start, K, value, C.WHOLE)
+    if C.BIAS:
+        total += tl.load(p.bias + n).to(tl.float32)[None, :]
+    if C.GATED:
+        gate, up = tl.split(tl.reshape(total, [C.ROWS, C.COLUMNS // 2, 2]))
+        result = activation(gate, C.ACT) * up
+        n = first // 2 + tl.arange(0, C.COLUMNS // 2)
         outer = N // 2
     else:
-        result = activation(total, ACT) if ACT != "" else total
-        n = first + tl.arange(0, COLUMNS)
+        result = activation(total, C.ACT) if C.ACT != "" else total
+        n = first + tl.arange(0, C.COLUMNS)
         outer = N
     at = m.to(tl.int64)[:, None] * outer + n[None, :]
     inside = (m < M)[:, None] & (n < outer)[None, :]
-    tl.store(out + at, result.to(out.dtype.element_ty), mask=inside)
+    tl.store(p.out + at, result.to(p.out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def row_kernel(
-    x,
-    w,
-    bias,
-    out,
-    N,
-    K,
-    row_bytes,
-    QUANT: tl.constexpr,
-    BIAS: tl.constexpr,
-    WHOLE: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    COUNT: tl.constexpr,
-):
+def row_kernel(p, N, K, row_bytes, C: tl.constexpr):
     """M = 1, value by value. The sums of a row's 32 COUNT lanes are added at the end."""
-    n = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    VALUES: tl.constexpr = 32 * C.COUNT
+    n = tl.program_id(0) * C.COLUMNS + tl.arange(0, C.COLUMNS)
     row = tl.minimum(n, N - 1).to(tl.int64) * row_bytes
     # A sum for each lane: lanes are added up, which takes shuffles, once and not in every step.
-    total = tl.zeros([COLUMNS, 32 * COUNT], tl.float32)
-    for start in range(0, K, 32 * COUNT):
-        k = start + tl.arange(0, 32 * COUNT)
-        part = tl.load(x + k) if WHOLE else tl.load(x + k, mask=k < K, other=0)
-        value = decode(w, row, start, K, QUANT, WHOLE, 32 * COUNT, tl.float32)
+    total = tl.zeros([C.COLUMNS, VALUES], tl.float32)
+    for start in range(0, K, VALUES):
+        k = start + tl.arange(0, VALUES)
+        part = tl.load(p.x + k) if C.WHOLE else tl.load(p.x + k, mask=k < K, other=0)
+        value = decode(p.w, row, start, K, C.QUANT, C.WHOLE, VALUES, tl.float32)
         total += value * part.to(tl.float32)[None, :]
     result = tl.sum(total, 1)
-    if BIAS:
-        result += tl.load(bias + n, mask=n < N, other=0).to(tl.float32)
-    tl.store(out + n, result.to(out.dtype.element_ty), mask=n < N)
+    if C.BIAS:
+        result += tl.load(p.bias + n, mask=n < N, other=0).to(tl.float32)
+    tl.store(p.out + n, result.to(p.out.dtype.element_ty), mask=n < N)
 
 
 @triton.jit
-def word_kernel(
-    x,
-    w,
-    bias,
-    out,
-    M,
-    N,
-    K,
-    row_bytes,
-    units,
-    QUANT: tl.constexpr,
-    BIAS: tl.constexpr,
-    WHOLE: tl.constexpr,
-    FEW: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    COUNT: tl.constexpr,
-    LANES: tl.constexpr,
-    STEPS: tl.constexpr,
-):
+def word_kernel(p, M, N, K, row_bytes, units, C: tl.constexpr):
     """At most FEW rows of x, four codes at a time, by rows of w of so many units (`words`)."""
-    m, n = tl.arange(0, FEW), tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    m, n = tl.arange(0, C.FEW), tl.program_id(0) * C.COLUMNS + tl.arange(0, C.COLUMNS)
     row = tl.minimum(n, N - 1).to(tl.int64) * row_bytes  # surplus rows repeat the last one
-    x_row = x + tl.minimum(m, M - 1).to(tl.int64) * K
-    total = tl.zeros([FEW, COLUMNS, COUNT, LANES], tl.float32)
+    x_row = p.x + tl.minimum(m, M - 1).to(tl.int64) * K
+    total = tl.zeros([C.FEW, C.COLUMNS, C.COUNT, C.LANES], tl.float32)
     # Loads of the next units are under way while these are multiplied, where registers are left.
-    for start in tl.range(0, units, COUNT, loop_unroll_factor=STEPS):
-        unit = start + tl.arange(0, COUNT)
+    for start in tl.range(0, units, C.COUNT, loop_unroll_factor=C.STEPS):
+        unit = start + tl.arange(0, C.COUNT)
         real = (unit < units)[:, None]
-        if not WHOLE:
+        if not C.WHOLE:
             unit = tl.where(unit < units, unit, 0)  # which is there, times zeros
-        total += dot(x_row, w, row, unit, real, QUANT, WHOLE)
+        total += dot(x_row, p.w, row, unit, real, C.QUANT, C.WHOLE)
     result = tl.sum(tl.sum(total, 3), 2)
-    if BIAS:
-        result += tl.load(bias + n, mask=n < N, other=0).to(tl.float32)[None, :]
+    if C.BIAS:
+        result += tl.load(p.bias + n, mask=n < N, other=0).to(tl.float32)[None, :]
     at = m.to(tl.int64)[:, None] * N + n[None, :]
-    tl.store(out + at, result.to(out.dtype.element_ty), mask=(m < M)[:, None] & (n < N)[None, :])
+    inside = (m < M)[:, None] & (n < N)[None, :]
+    tl.store(p.out + at, result.to(p.out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def operand_kernel(
-    x,
-    w,
-    bias,
-    out,
-    M,
-    N,
-    K,
-    row_bytes,
-    units,
-    QUANT: tl.constexpr,
-    BIAS: tl.constexpr,
-    ACT: tl.constexpr,
-    GATED: tl.constexpr,
-    WHOLE: tl.constexpr,
-    EIGHTS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    COUNT: tl.constexpr,
-):
+def operand_kernel(p, M, N, K, row_bytes, units, C: tl.constexpr):
     """At most 8 EIGHTS rows of x by rows of w of so many units (`operands`). Warps share out the
     units of a row. ACT: as `tile_kernel` has it.
     """
-    R: tl.constexpr = COLUMNS // 8
-    n = eights_of(tl.program_id(0) * COLUMNS, COLUMNS)
-    if GATED:  # eights of gate and of up in turn
+    R: tl.constexpr = C.COLUMNS // 8
+    n = eights_of(tl.program_id(0) * C.COLUMNS, C.COLUMNS)
+    if C.GATED:  # eights of gate and of up in turn
         outer = N // 2
         n = n // 16 * 8 + n % 8
         row = tl.minimum(n, outer - 1) + tl.arange(0, R)[:, None, None, None] % 2 * outer
     else:
         outer = N
         row = tl.minimum(n, N - 1)  # surplus rows repeat the last one
-    m = eights_of(0, 8 * EIGHTS, True)
-    x_row = x + tl.minimum(m, M - 1).to(tl.int64) * K
-    result = product(x_row, w + row.to(tl.int64) * row_bytes, units, QUANT, WHOLE, COUNT)
+    m = eights_of(0, 8 * C.EIGHTS, True)
+    x_row = p.x + tl.minimum(m, M - 1).to(tl.int64) * K
+    result = product(x_row, p.w + row.to(tl.int64) * row_bytes, units, C.QUANT, C.WHOLE, C.COUNT)
     m = result_rows(0, m.shape[0])
-    if BIAS:
-        result += tl.load(bias + tl.reshape(row, [R, 8, 1, 1, 1])).to(tl.float32)
-    if GATED:
+    if C.BIAS:
+        result += tl.load(p.bias + tl.reshape(row, [R, 8, 1, 1, 1])).to(tl.float32)
+    if C.GATED:
         MT: tl.constexpr = result.shape[3]
         pairs = tl.permute(tl.reshape(result, [R // 2, 2, 8, 4, MT, 2]), (0, 2, 3, 4, 5, 1))
         gate, up = tl.split(pairs)
-        result = activation(gate, ACT) * up
-        n = eights_of(tl.program_id(0) * (COLUMNS // 2), COLUMNS // 2)
-    elif ACT != "":
-        result = activation(result, ACT)
+        result = activation(gate, C.ACT) * up
+        n = eights_of(tl.program_id(0) * (C.COLUMNS // 2), C.COLUMNS // 2)
+    elif C.ACT != "":
+        result = activation(result, C.ACT)
     n = tl.reshape(n, [result.shape[0], 8, 1, 1, 1])
     at = m.to(tl.int64) * outer + n
-    tl.store(out + at, result.to(out.dtype.element_ty), mask=(m < M) & (n < outer))
+    tl.store(p.out + at, result.to(p.out.dtype.element_ty), mask=(m < M) & (n < outer))
 
 
-def rejects(
-    x: Type, w: Type, bias: Type | None = None, *, quant: str, act: str = "", gated: bool = False
-) -> str | None:
+def rejects(o: Operands) -> str | None:
     """None if a kernel multiplies tensors of these types, else why not. Sizes of M, N and K never
     matter short of the limits of a grid and of 32-bit numbers, which are named.
     """
-    del gated
-    if quant not in NATIVE:
-        return f"weights are {quant}; the kernel takes {', '.join(sorted(NATIVE))}"
+    x, w = o.x, o.w
+    if o.quant not in NATIVE:
+        return f"weights are {o.quant}; the kernel takes {', '.join(sorted(NATIVE))}"
     if x.dtype not in (torch.bfloat16, torch.float16, torch.float32):
         return f"x is {name_of(x.dtype)}; the kernel takes bf16, fp16 or fp32"
-    if act and x.dtype == torch.float32:
+    if o.act and x.dtype == torch.float32:
         return "x is fp32; the kernel applies an activation to products in bf16 or fp16"
-    for name, type_ in (("x", x), ("w", w), ("bias", bias)):
+    for name, type_ in (("x", x), ("w", w), ("bias", o.bias)):
         if type_ is not None and not type_.is_contiguous:
             return f"{name} has strides {list(type_.strides)}; the kernel needs it contiguous"
     rows = x.count // x.shape[-1]
@@ -265,20 +222,19 @@ def rejects(
     return None
 
 
-def plan_call(
-    x: Type, w: Type, bias: Type | None = None, *, quant: str, act: str = "", gated: bool = False
-) -> Call:
+def plan_call(o: Operands) -> Call:
     """Tiles are chosen from the compiler's report alone, not by a GPU's clock."""
-    width, outer = x.shape[-1], w.shape[0]
+    x, quant = o.x, o.quant
+    width, outer = x.shape[-1], o.w.shape[0]
     rows, groups = x.count // width, width // GROUP
-    scalars: dict[str, int | float] = {"N": outer, "K": width, "row_bytes": w.shape[1]}
-    constants: dict[str, int | bool | str] = {"QUANT": quant, "BIAS": bias is not None}
+    scalars: dict[str, int | float] = {"N": outer, "K": width, "row_bytes": o.w.shape[1]}
+    constants: dict[str, int | bool | str] = {"QUANT": quant, "BIAS": o.bias is not None}
     if x.dtype != torch.float32 and rows <= 8 * MOST_EIGHTS:
         eights = power_of_two(-(-rows // 8))
         columns = columns_of(outer, eights)
         most = most_warps(-(-outer // columns), eights, quant)
         units, count, warps = units_at_once(width, columns, eights, quant, most)
-        constants |= {"ACT": act, "GATED": gated, "WHOLE": units % count == 0}
+        constants |= {"ACT": o.act, "GATED": o.gated, "WHOLE": units % count == 0}
         constants |= {"EIGHTS": eights, "COLUMNS": columns, "COUNT": count}
         scalars |= {"M": rows, "units": units}
         # Left to itself the compiler of Triton 3.6 spills here, for a program more on cuda:90.
@@ -300,12 +256,23 @@ def plan_call(
         constants |= {"WHOLE": groups % count == 0, "COLUMNS": columns, "COUNT": count}
         return Call(scalars, constants, -(-outer // columns), 4, 1)
     block, columns, count, warps = _tile(rows, x.dtype)
-    constants |= {"ACT": act, "GATED": gated, "WHOLE": groups % count == 0}
+    constants |= {"ACT": o.act, "GATED": o.gated, "WHOLE": groups % count == 0}
     constants |= {"ROWS": block, "COLUMNS": columns, "COUNT": count}
-    programs = -(-rows // block) * -(-outer // columns)
+    programs = -(-rows // block) * -(-outer // columns) if rows else 0
     # Left to itself NVIDIA's compiler spills in six types, for a program more on cuda:90.
     registers = MOST_REGISTERS if x.dtype == torch.float32 and block == 32 else None
     return Call({"M": rows, **scalars}, constants, programs, warps, 2, columns * count, registers)
+
+
+def plan(o: Operands) -> Plan:
+    outer = o.w.shape[0] // 2 if o.gated else o.w.shape[0]
+    out = Type.contiguous((*o.x.shape[:-1], outer), o.x.dtype)
+    if not out.count:
+        return Plan(out, [])
+    call = plan_call(o)
+    tile = [name for name in ("ROWS", "FEW", "COLUMNS", "COUNT") if name in call.constants]
+    title = f"{o.quant} matmul{f' and {o.act}' * bool(o.act)}{' gate' * o.gated}"
+    return Plan(out, [Launch(kernel_of(call), call, same("x w bias out"), tile, title)])
 
 
 def _word_tile(width: int, quant: str) -> tuple[int, tuple[int, int, int, int]]:
@@ -339,91 +306,21 @@ def kernel_of(call: Call) -> object:
     return tile_kernel if "ROWS" in call.constants else row_kernel
 
 
-def quant_matmul(x: Tensor, w: Tensor, bias: Tensor | None = None, *, quant: str) -> Tensor:
-    """The `matmul` op
-
-    x [..., K], w u8 [N, bytes of K values], bias [N] -> [..., N] in x's type
-
-    Raises PlacementError with what `rejects` says.
-    """
-    return _multiply(x, w, bias, quant=quant)
-
-
-def quant_matmul_gelu(
-    x: Tensor, w: Tensor, bias: Tensor | None = None, *, approximate: str, quant: str
-) -> Tensor:
-    """The `matmul_gelu` op, as `quant_matmul`."""
-    return _multiply(x, w, bias, quant=quant, act=approximate)
-
-
-def quant_matmul_gated(
-    x: Tensor, w: Tensor, bias: Tensor | None = None, *, act: str, quant: str
-) -> Tensor:
-    """The `matmul_gated` op, as `quant_matmul`: w [2 F, bytes of K values] -> [..., F]"""
-    return _multiply(x, w, bias, quant=quant, act=act, gated=True)
-
-
-def _multiply(
-    x: Tensor, w: Tensor, bias: Tensor | None, *, quant: str, act: str = "", gated: bool = False
-) -> Tensor:
-    types = [None if t is None else Type.of(t) for t in (x, w, bias)]
-    reason = rejects(*types, quant=quant, act=act, gated=gated)  # type: ignore[arg-type]
-    size = math.gcd(BLOCKS[quant].bytes, 4) if quant in BLOCKS else 1
-    if reason is None and w.data_ptr() % size:
-        reason = f"w begins at {w.data_ptr():#x}; the kernel needs it aligned to {size} bytes"
-    if reason:
-        raise PlacementError(f"quantized matmul on the GPU: {reason}")
-    outer = len(w) // 2 if gated else len(w)
-    out = torch.empty((*x.shape[:-1], outer), dtype=x.dtype, device=x.device)
-    if out.numel():
-        call = plan_call(*types, quant=quant, act=act, gated=gated)  # type: ignore[arg-type]
-        run_call(kernel_of(call), call, (x, w, x if bias is None else bias, out))
-    return out
-
-
-def program(
-    x: Type, w: Type, bias: Type | None = None, *, quant: str, act: str = "", gated: bool = False
-) -> Program:
-    """What a run on these types launches."""
-    call = plan_call(x, w, bias, quant=quant, act=act, gated=gated)
-    tile = [name for name in ("ROWS", "FEW", "COLUMNS", "COUNT") if name in call.constants]
-    operands = {"x": x, "w": w, "bias": bias or x, "out": fresh(x)}
-    title = f"{quant} matmul{f' and {act}' * bool(act)}{' gate' * gated}"
-    return Program(kernel_of(call), call, operands, tile, title=title)
-
-
-KERNEL = TritonKernel(
-    run=quant_matmul,
-    rejects=rejects,
-    program=program,
-    cases=CASES,
-    uses=USES,
-    error=product_error,
-    limits=NMSE,
-)
-
-
-def _with_gelu(*, approximate: str, quant: str) -> dict[str, Any]:
-    return {"quant": quant, "act": approximate}
-
-
-def _gated(*, act: str, quant: str) -> dict[str, Any]:
-    return {"quant": quant, "act": act, "gated": True}
-
-
-GELU_KERNEL = TritonKernel(
-    run=quant_matmul_gelu,
-    rejects=lambda *types, **attrs: rejects(*types, **_with_gelu(**attrs)),
-    program=lambda *types, **attrs: program(*types, **_with_gelu(**attrs)),
-    cases=GELU_CASES,
-    uses=GELU_USES,
-    limits=ACTIVATED_NMSE,
-)
-GATED_KERNEL = TritonKernel(
-    run=quant_matmul_gated,
-    rejects=lambda *types, **attrs: rejects(*types, **_gated(**attrs)),
-    program=lambda *types, **attrs: program(*types, **_gated(**attrs)),
-    cases=GATED_CASES,
-    uses=GATED_USES,
-    limits=ACTIVATED_NMSE,
+KERNEL, GELU_KERNEL, GATED_KERNEL = (
+    declared(
+        operands,
+        plan,
+        rejects,
+        what="quantized matmul",
+        aligned=lambda o: {"w": math.gcd(BLOCKS[o.quant].bytes, 4)},
+        cases=cases,
+        uses=uses,
+        error=error,
+        limits=limits,
+    )
+    for operands, cases, uses, error, limits in (
+        (Operands, CASES, USES, product_error, NMSE),
+        (of_gelu, GELU_CASES, GELU_USES, relative_error, ACTIVATED_NMSE),
+        (of_gate, GATED_CASES, GATED_USES, relative_error, ACTIVATED_NMSE),
+    )
 )

@@ -12,19 +12,16 @@ the cache has the row. Products are fp32 and the result is rounded once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from math import prod
-from typing import Any
 
 import torch
-from torch import Tensor
 
-from mtmd.base.errors import PlacementError
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.gpu.jit import tl, triton
-from mtmd.kernels.gpu.launch import Call, power_of_two, run_call
+from mtmd.kernels.gpu.launch import Call, power_of_two
 from mtmd.kernels.gpu.rotary.turn import turn
-from mtmd.kernels.gpu.triton_kernel import Program, TritonKernel, fresh
+from mtmd.kernels.gpu.triton_kernel import Launch, Plan, Problem, case, declared, given
 from mtmd.kernels.graph import Type
 
 # Largest mean square error against the reference in fp32, relative to the result's: one rounding of
@@ -34,75 +31,67 @@ MOST = 1024  # values of a head
 TILE = 1024  # values of a program
 
 
+@dataclass(frozen=True)
+class Operands:
+    """Of `rope`: x [..., T, H, K], table [T, 2, R] -> x's shape, contiguous"""
+
+    x: Type
+    table: Type
+    _: KW_ONLY
+    pairs: str = "half"
+    parts: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns(Operands):
+    """Of `rope_columns`: x [..., T, D], table [T, 2, R] -> [..., T, D]"""
+
+    start: int
+    stop: int
+    head: int
+
+    @property
+    def heads(self) -> Operands:
+        """Of all tokens of x, whichever batch entry they are of."""
+        shape = prod(self.x.shape[:-1]), (self.stop - self.start) // self.head, self.head
+        kind = Type(shape, self.x.dtype, (self.x.shape[-1], self.head, 1))
+        return Operands(kind, self.table, pairs=self.pairs, parts=self.parts)
+
+
 @triton.jit(do_not_specialize=["N", "T"])
-def rope_kernel(
-    x,
-    table,
-    out,
-    N,
-    T,
-    H,
-    x_batch,
-    x_step,
-    x_head,
-    K: tl.constexpr,
-    R: tl.constexpr,
-    PARTS: tl.constexpr,
-    ADJACENT: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+def rope_kernel(x, table, out, N, T, H, x_batch, x_step, x_head, C: tl.constexpr):
     """ROWS of the N rows, each a head of a token of a batch entry."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    row = tl.program_id(0).to(tl.int64) * C.ROWS + tl.arange(0, C.ROWS)
     there = row < N
     h, t = row % H, row // H % T
     rows = row // H // T * x_batch + t * x_step + h * x_head
-    c = tl.arange(0, COLUMNS)
-    values = turn(
-        x, rows, there, c, table + t * (2 * R), x, rows, K, R, PARTS, ADJACENT, False, False
-    )
+    c = tl.arange(0, C.COLUMNS)
+    values = turn(x, rows, there, c, table + t * (2 * C.R), x, rows, C)
     tl.store(
-        out + row[:, None] * K + c[None, :],
+        out + row[:, None] * C.K + c[None, :],
         values.to(out.dtype.element_ty),
-        mask=there[:, None] & (c < K)[None, :],
+        mask=there[:, None] & (c < C.K)[None, :],
     )
 
 
 @triton.jit(do_not_specialize=["N", "T"])
-def rope_columns_kernel(
-    x,
-    table,
-    out,
-    N,
-    T,
-    H,
-    D,
-    first,
-    K: tl.constexpr,
-    R: tl.constexpr,
-    PARTS: tl.constexpr,
-    ADJACENT: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+def rope_columns_kernel(x, table, out, N, T, H, D, first, C: tl.constexpr):
     """ROWS of the N heads, H of each token from column `first` of D on. `out` may be x."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    row = tl.program_id(0).to(tl.int64) * C.ROWS + tl.arange(0, C.ROWS)
     there = row < N
     token = row // H
-    rows = token * D + first + row % H * K
-    c = tl.arange(0, COLUMNS)
-    values = turn(
-        x, rows, there, c, table + token % T * (2 * R), x, rows, K, R, PARTS, ADJACENT, False, False
-    )
+    rows = token * D + first + row % H * C.K
+    c = tl.arange(0, C.COLUMNS)
+    values = turn(x, rows, there, c, table + token % T * (2 * C.R), x, rows, C)
     tl.debug_barrier()  # other warps have read a value's partner before it is overwritten
     at = rows[:, None] + c[None, :]
-    mask = there[:, None] & (c < K)[None, :]
+    mask = there[:, None] & (c < C.K)[None, :]
     tl.store(out + at, values.to(out.dtype.element_ty), mask=mask)
 
 
-def rejects(x: Type, table: Type, *, pairs: str = "half", parts: int = 1) -> str | None:
+def rejects(o: Operands) -> str | None:
     """None if the kernel turns heads of these types, else why not."""
-    del pairs, parts
+    x, table = o.x, o.table
     if x.dtype not in (torch.bfloat16, torch.float16, torch.float32):
         return f"x is {name_of(x.dtype)}; the kernel takes bf16, fp16 or fp32"
     if table.dtype != torch.float32 or not table.is_contiguous:
@@ -120,215 +109,139 @@ def rejects(x: Type, table: Type, *, pairs: str = "half", parts: int = 1) -> str
     return None
 
 
-def plan_call(x: Type, table: Type, *, pairs: str = "half", parts: int = 1) -> Call:
-    *_, tokens, heads, width = x.shape
-    count = prod(x.shape[:-1])
+def _call(o: Operands) -> Call:
+    *_, tokens, heads, width = o.x.shape
+    count = prod(o.x.shape[:-1])
     columns = power_of_two(width)
     rows = max(1, TILE // columns)
-    scalars: dict[str, int | float] = {
-        "N": count,
-        "T": tokens,
-        "H": heads,
-        "x_batch": x.strides[0] if len(x.shape) == 4 else 0,
-        "x_step": x.strides[-3],
-        "x_head": x.strides[-2],
-    }
-    constants: dict[str, int | bool | str] = {
-        "K": width,
-        "R": table.shape[2],
-        "PARTS": parts,
-        "ADJACENT": pairs == "adjacent",
-        "ROWS": rows,
-        "COLUMNS": columns,
-    }
-    return Call(scalars, constants, -(-count // rows) if width else 0, 4, 1)
+    return Call(
+        {
+            "N": count,
+            "T": tokens,
+            "H": heads,
+            "x_batch": o.x.strides[0] if len(o.x.shape) == 4 else 0,
+            "x_step": o.x.strides[-3],
+            "x_head": o.x.strides[-2],
+        },
+        {
+            "K": width,
+            "R": o.table.shape[2],
+            "PARTS": o.parts,
+            "ADJACENT": o.pairs == "adjacent",
+            "NORM": False,
+            "WEIGHT": False,
+            "ROWS": rows,
+            "COLUMNS": columns,
+        },
+        -(-count // rows) if width else 0,
+        4,
+        1,
+    )
 
 
-def rope(x: Tensor, table: Tensor, *, pairs: str = "half", parts: int = 1) -> Tensor:
-    """The `rope` op: x [..., T, H, K], table [T, 2, R] -> x's shape, contiguous
-
-    Raises PlacementError with what `rejects` says.
-    """
-    types = Type.of(x), Type.of(table)
-    reason = rejects(*types)
-    if reason:
-        raise PlacementError(f"rope on the GPU: {reason}")
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    call = plan_call(*types, pairs=pairs, parts=parts)
-    if call.programs:
-        run_call(rope_kernel, call, (x, table, out))
-    return out
+def plan(o: Operands) -> Plan:
+    out = Type.contiguous(o.x.shape, o.x.dtype)
+    return Plan(out, [Launch(rope_kernel, _call(o), tile=("ROWS", "COLUMNS"))])
 
 
-def program(x: Type, table: Type, **options: Any) -> Program:
-    """What a run on these types launches."""
-    operands = {"x": x, "table": table, "out": fresh(x)}
-    return Program(rope_kernel, plan_call(x, table, **options), operands, ("ROWS", "COLUMNS"))
-
-
-def rejects_columns(
-    x: Type, table: Type, *, start: int, stop: int, head: int, **how: Any
-) -> str | None:
+def rejects_columns(o: Columns) -> str | None:
     """None if the kernel turns heads in a product of this type, else why not."""
-    if not x.is_contiguous:
-        return f"x has strides {list(x.strides)}; the kernel needs it contiguous"
-    return rejects(_heads(x, start, stop, head), table, **how)
+    if not o.x.is_contiguous:
+        return f"x has strides {list(o.x.strides)}; the kernel needs it contiguous"
+    return rejects(o.heads)
 
 
-def _heads(x: Type, start: int, stop: int, head: int) -> Type:
-    """Of all tokens of x, whichever batch entry they are of."""
-    count = (stop - start) // head
-    shape, width = (prod(x.shape[:-1]), count, head), x.shape[-1]
-    return Type(shape, x.dtype, (width, head, 1))
+def plan_columns(o: Columns) -> Plan:
+    call = _call(o.heads)
+    sizes = {"T": o.x.shape[-2], "H": (o.stop - o.start) // o.head, "D": o.x.shape[-1]}
+    call = replace(call, scalars={"N": call.scalars["N"], **sizes, "first": o.start})
+    out = Type.contiguous(o.x.shape, o.x.dtype)
+    return Plan(out, [Launch(rope_columns_kernel, call, tile=("ROWS", "COLUMNS"))])
 
 
-def plan_columns(x: Type, table: Type, *, start: int, stop: int, head: int, **how: Any) -> Call:
-    call = plan_call(_heads(x, start, stop, head), table, **how)
-    scalars: dict[str, int | float] = {
-        "N": call.scalars["N"],
-        "T": x.shape[-2],
-        "H": (stop - start) // head,
-        "D": x.shape[-1],
-        "first": start,
-    }
-    return Call(scalars, call.constants, call.programs, call.warps, call.stages)
+def _table(rng: torch.Generator, tokens: int, turned: int) -> torch.Tensor:
+    angles = torch.rand(tokens, turned, generator=rng) * 100
+    return torch.stack((angles.cos(), angles.sin()), 1)
 
 
-def rope_columns(x: Tensor, table: Tensor, **options: Any) -> Tensor:
-    """The `rope_columns` op: x [..., T, D], table [T, 2, R] -> [..., T, D]
-
-    Raises PlacementError with what `rejects_columns` says.
-    """
-    return rope_columns_in_place(x.clone(), table, **options)
-
-
-def rope_columns_in_place(x: Tensor, table: Tensor, **options: Any) -> Tensor:
-    """The same into x."""
-    types = Type.of(x), Type.of(table)
-    reason = rejects_columns(*types, **options)
-    if reason:
-        raise PlacementError(f"rope of columns on the GPU: {reason}")
-    call = plan_columns(*types, **options)
-    if call.programs:
-        run_call(rope_columns_kernel, call, (x, table, x))
-    return x
-
-
-def columns_program(x: Type, table: Type, **options: Any) -> Program:
-    """What a run on these types launches."""
-    operands = {"x": x, "table": table, "out": fresh(x)}
-    call = plan_columns(x, table, **options)
-    return Program(rope_columns_kernel, call, operands, ("ROWS", "COLUMNS"))
-
-
-@dataclass(frozen=True)
-class Case:
-    """One problem: the shape of x, and its pairs. `fused`: x is some heads of more."""
-
-    shape: tuple[int, ...]
-    turned: int
-    dtype: torch.dtype = torch.float32
-    pairs: str = "half"
-    parts: int = 1
-    fused: bool = False
-
-    def __str__(self) -> str:
-        text = f"{'x'.join(map(str, self.shape))} R{self.turned} {name_of(self.dtype)} {self.pairs}"
-        return text + f" parts {self.parts}" * (self.parts > 1) + " fused" * self.fused
-
-    @property
-    def options(self) -> dict[str, Any]:
-        return {"pairs": self.pairs, "parts": self.parts}
-
-    def inputs(
-        self, device: str | torch.device = "cpu", seed: int = 0
-    ) -> tuple[Tensor | None, ...]:
-        """x, table; heads that are not x's hold NaN."""
-        rng = torch.Generator().manual_seed(seed)
-        *lead, heads, width = self.shape
-        x = torch.full((*lead, heads + 2 * self.fused, width), torch.nan)
-        x[..., :heads, :] = torch.randn(*lead, heads, width, generator=rng)
-        angles = torch.rand(lead[-1], self.turned, generator=rng) * 100
-        table = torch.stack((angles.cos(), angles.sin()), 1)
-        return x.to(self.dtype).to(device)[..., :heads, :], table.to(device)
+@case
+def problem(
+    rng: torch.Generator,
+    shape: tuple[int, ...],
+    turned: int,
+    dtype: torch.dtype = torch.float32,
+    pairs: str = "half",
+    parts: int = 1,
+    fused: bool = False,
+) -> Problem:
+    """The shape of x, and its pairs. `fused`: x is some heads of more, which hold NaN."""
+    *lead, heads, width = shape
+    x = torch.full((*lead, heads + 2 * fused, width), torch.nan)
+    x[..., :heads, :] = torch.randn(*lead, heads, width, generator=rng)
+    table = _table(rng, lead[-1], turned)
+    return given(x.to(dtype)[..., :heads, :], table, pairs=pairs, parts=parts)
 
 
 _B, _H = torch.bfloat16, torch.float16
 
 CASES = (
-    Case((1, 1, 8), 4),
-    Case((0, 2, 8), 4),
-    Case((5, 3, 24), 12, _B),
-    Case((7, 2, 40), 12, _H, "adjacent"),
-    Case((2, 9, 3, 72), 36, _B, fused=True),
-    Case((3, 5, 2, 80), 40, parts=2),
-    Case((17, 5, 128), 64, _B, "adjacent", fused=True),
-    Case((3, 2, 64), 32, _B, "adjacent", 2),
-    Case((2, 1, 256), 128, parts=4),
+    problem((1, 1, 8), 4),
+    problem((0, 2, 8), 4),
+    problem((5, 3, 24), 12, _B),
+    problem((7, 2, 40), 12, _H, "adjacent"),
+    problem((2, 9, 3, 72), 36, _B, fused=True),
+    problem((3, 5, 2, 80), 40, parts=2),
+    problem((17, 5, 128), 64, _B, "adjacent", fused=True),
+    problem((3, 2, 64), 32, _B, "adjacent", 2),
+    problem((2, 1, 256), 128, parts=4),
 )
 USES = {
-    "rope, decoding, 40 heads of 128": Case((1, 40, 128), 64, _B),
-    "rope, 4096 patches, 16 heads of 80": Case((1, 4096, 16, 80), 40, _B, fused=True),
-    "rope, prefill of 512, 12 heads of 256": Case((512, 12, 256), 128, _B),
+    "rope, decoding, 40 heads of 128": problem((1, 40, 128), 64, _B),
+    "rope, 4096 patches, 16 heads of 80": problem((1, 4096, 16, 80), 40, _B, fused=True),
+    "rope, prefill of 512, 12 heads of 256": problem((512, 12, 256), 128, _B),
 }
 
-KERNEL = TritonKernel(
-    run=rope, rejects=rejects, program=program, cases=CASES, uses=USES, limits=NMSE
-)
+KERNEL = declared(Operands, plan, rejects, what="rope", cases=CASES, uses=USES, limits=NMSE)
 
 
-@dataclass(frozen=True)
-class Product:
-    """One problem of `rope_columns`: tokens of some batch entries with so many heads, of which
-    `before` are not turned, nor are as many columns as one has behind them.
+@case
+def product(
+    rng: torch.Generator,
+    shape: tuple[int, ...],
+    turned: int,
+    dtype: torch.dtype = torch.float32,
+    pairs: str = "half",
+    parts: int = 1,
+    before: int = 0,
+) -> Problem:
+    """Tokens of some batch entries with so many heads, of which `before` are not turned, nor are as
+    many columns as one has behind them.
     """
-
-    shape: tuple[int, ...]
-    turned: int
-    dtype: torch.dtype = torch.float32
-    pairs: str = "half"
-    parts: int = 1
-    before: int = 0
-
-    def __str__(self) -> str:
-        text = f"{'x'.join(map(str, self.shape))} R{self.turned} {name_of(self.dtype)} {self.pairs}"
-        return text + f" parts {self.parts}" * (self.parts > 1) + f" before {self.before}"
-
-    @property
-    def options(self) -> dict[str, Any]:
-        *_, heads, head = self.shape
-        start = self.before * head
-        how = {"pairs": self.pairs, "parts": self.parts}
-        return {"start": start, "stop": start + heads * head, "head": head, **how}
-
-    def inputs(
-        self, device: str | torch.device = "cpu", seed: int = 0
-    ) -> tuple[Tensor | None, ...]:
-        rng = torch.Generator().manual_seed(seed)
-        *lead, heads, head = self.shape
-        x = torch.randn(*lead, (self.before + heads + 1) * head, generator=rng)
-        angles = torch.rand(lead[-1], self.turned, generator=rng) * 100
-        table = torch.stack((angles.cos(), angles.sin()), 1)
-        return x.to(self.dtype).to(device), table.to(device)
+    *lead, heads, head = shape
+    x = torch.randn(*lead, (before + heads + 1) * head, generator=rng).to(dtype)
+    span = {"start": before * head, "stop": (before + heads) * head, "head": head}
+    return given(x, _table(rng, lead[-1], turned), **span, pairs=pairs, parts=parts)
 
 
-ROPE_COLUMNS = TritonKernel(
-    run=rope_columns,
-    in_place=rope_columns_in_place,
-    rejects=rejects_columns,
-    program=columns_program,
+ROPE_COLUMNS = declared(
+    Columns,
+    plan_columns,
+    rejects_columns,
+    what="rope of columns",
+    overwrites=True,
+    copies=True,
     cases=(
-        Product((3, 2, 8), 4),
-        Product((0, 2, 8), 4),
-        Product((5, 3, 24), 12, _B, before=1),
-        Product((7, 2, 40), 12, _H, "adjacent"),
-        Product((2, 9, 3, 72), 36, _B),
-        Product((3, 5, 2, 80), 40, parts=2, before=2),
-        Product((17, 5, 128), 64, _B, "adjacent", 2),
+        product((3, 2, 8), 4),
+        product((0, 2, 8), 4),
+        product((5, 3, 24), 12, _B, before=1),
+        product((7, 2, 40), 12, _H, "adjacent"),
+        product((2, 9, 3, 72), 36, _B),
+        product((3, 5, 2, 80), 40, parts=2, before=2),
+        product((17, 5, 128), 64, _B, "adjacent", 2),
     ),
     uses={
-        "rope of a product, 4096 patches, 32 heads of 80": Product((1, 4096, 32, 80), 40, _B),
-        "rope of a product, 784 patches, 32 heads of 64": Product((1, 784, 32, 64), 32, _B),
+        "rope of a product, 4096 patches, 32 heads of 80": product((1, 4096, 32, 80), 40, _B),
+        "rope of a product, 784 patches, 32 heads of 64": product((1, 784, 32, 64), 32, _B),
     },
     limits=NMSE,
 )

@@ -5,7 +5,6 @@ reads what, against the op's reference in fp64.
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -13,9 +12,9 @@ import torch
 import torch.nn.functional as F
 
 from mtmd.base.errors import PlacementError
-from mtmd.kernels.gpu.flash_attention.cases import TOLERANCE, Case
-from mtmd.kernels.gpu.flash_attention.kernel import flash_attention, rejects, run_launch
-from mtmd.kernels.gpu.flash_attention.tiles import choose_splits, parts, plan_launch
+from mtmd.kernels.gpu.flash_attention.cases import TOLERANCE, problem
+from mtmd.kernels.gpu.flash_attention.kernel import KERNEL, kernel
+from mtmd.kernels.gpu.flash_attention.tiles import choose_splits, parts
 from mtmd.kernels.gpu.launch import power_of_two
 from mtmd.kernels.graph import Type
 from mtmd.kernels.ops.attention import attention
@@ -30,6 +29,10 @@ def poisoned(monkeypatch):
     monkeypatch.setattr(torch, "empty", lambda *a, **k: empty(*a, **k).fill_(torch.nan))
 
 
+def attend(q, k, v, mask=None, bounds=None, **options):
+    return KERNEL.run(q, k, v, mask, bounds, **options)
+
+
 def error_of(got, q, k, v, mask, bounds, **options):
     """Largest error relative to max(1, |expected|), in units of the type's tolerance."""
     expected = attention.reference(q.double(), k.double(), v.double(), mask, bounds, **options)
@@ -41,7 +44,7 @@ def error_of(got, q, k, v, mask, bounds, **options):
 
 def random_case(rng):
     groups = rng.choice((1, 2, 3))
-    return Case(
+    return problem(
         rng.choice((rng.randint(16, 256), rng.randint(16, 256), rng.randint(257, 512))),
         rows=rng.choice((1, 2, 17, rng.randint(1, 80))),
         keys=rng.choice((1, 31, 64, rng.randint(1, 150))),
@@ -65,28 +68,28 @@ def test_fuzz(seed):
     case = random_case(random.Random(seed))
     given = case.inputs(seed=seed)
     for batch in range(1, 6):
-        types = [None if t is None else Type.of(t) for t in replace(case, batch=batch).inputs()]
-        assert rejects(*types, **case.options) is None
-    assert error_of(flash_attention(*given, **case.options), *given, **case.options) <= 1, case
+        types = [None if t is None else Type.of(t) for t in case.but(batch=batch).inputs()]
+        assert KERNEL.rejects(*types, **case.options) is None
+    assert error_of(attend(*given, **case.options), *given, **case.options) <= 1, case
 
 
 @pytest.mark.parametrize(
     ("causal", "groups", "masked"), [(False, 4, False), (True, 2, False), (False, 1, True)]
 )
 def test_matches_torch(causal, groups, masked):
-    case = Case(72, rows=67, keys=67, heads=4, groups=groups, batch=2, causal=causal)
+    case = problem(72, rows=67, keys=67, heads=4, groups=groups, batch=2, causal=causal)
     q, k, v, _, _ = case.inputs()
     mask = torch.randn(2, 1, 67, 67) if masked else None
     expected = F.scaled_dot_product_attention(
         *(x.transpose(1, 2) for x in (q, k, v)), attn_mask=mask, is_causal=causal, enable_gqa=True
     )
-    got = flash_attention(q, k, v, mask, scale=72**-0.5, causal=causal)
+    got = attend(q, k, v, mask, scale=72**-0.5, causal=causal)
     torch.testing.assert_close(got, expected.transpose(1, 2), atol=1e-5, rtol=1e-5)
 
 
 def test_image_block_sees_itself_in_both_directions():
     """Text is causal, slots 20..49 are an image whose rows all see 20..49 and what lies before."""
-    case = Case(72, rows=80, keys=80, heads=2, groups=1)
+    case = problem(72, rows=80, keys=80, heads=2, groups=1)
     q, k, v, _, _ = case.inputs()
     rows = torch.arange(80)
     image = (rows >= 20) & (rows < 50)
@@ -95,9 +98,9 @@ def test_image_block_sees_itself_in_both_directions():
     expected = F.scaled_dot_product_attention(
         *(x.transpose(1, 2) for x in (q, k, v)), attn_mask=allowed, enable_gqa=True
     ).transpose(1, 2)
-    got = flash_attention(q, k, v, bounds=bounds, scale=72**-0.5)
+    got = attend(q, k, v, bounds=bounds, scale=72**-0.5)
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
-    everything = flash_attention(q, k, v, scale=72**-0.5)
+    everything = attend(q, k, v, scale=72**-0.5)
     assert (got - everything).abs().max() > 0.1
 
 
@@ -105,7 +108,7 @@ def test_keys_out_of_reach_are_not_read():
     """Cache slots behind the last visible key, and whole key blocks before the first, may hold
     anything.
     """
-    case = Case(72, rows=3, keys=400, heads=2, groups=1)
+    case = problem(72, rows=3, keys=400, heads=2, groups=1)
     q, k, v, _, _ = case.inputs()
     bounds = torch.tensor([[130, 150], [140, 200], [131, 170]], dtype=torch.int32)
     expected = attention.reference(q, k, v, None, bounds, scale=0.1)
@@ -113,7 +116,7 @@ def test_keys_out_of_reach_are_not_read():
         x[:, :128] = torch.nan
         x[:, 201:] = torch.nan
     torch.testing.assert_close(
-        flash_attention(q, k, v, bounds=bounds, scale=0.1), expected, atol=1e-5, rtol=1e-5
+        attend(q, k, v, bounds=bounds, scale=0.1), expected, atol=1e-5, rtol=1e-5
     )
 
 
@@ -127,34 +130,33 @@ def test_keys_out_of_reach_are_not_read():
     ids=["bounds", "window", "mask"],
 )
 def test_a_row_that_sees_nothing_gives_zeros(options):
-    q, k, v, _, _ = Case(72, rows=3).inputs()
-    assert torch.equal(flash_attention(q, k, v, scale=0.1, **options), torch.zeros(1, 3, 2, 72))
+    q, k, v, _, _ = problem(72, rows=3).inputs()
+    assert torch.equal(attend(q, k, v, scale=0.1, **options), torch.zeros(1, 3, 2, 72))
 
 
 def test_no_keys_and_no_rows():
-    q, k, v, _, _ = Case(72, rows=3).inputs()
-    assert torch.equal(flash_attention(q, k[:, :0], v[:, :0], scale=0.1), torch.zeros(1, 3, 2, 72))
-    assert flash_attention(q[:, :0], k, v, scale=0.1).shape == (1, 0, 2, 72)
+    q, k, v, _, _ = problem(72, rows=3).inputs()
+    assert torch.equal(attend(q, k[:, :0], v[:, :0], scale=0.1), torch.zeros(1, 3, 2, 72))
+    assert attend(q[:, :0], k, v, scale=0.1).shape == (1, 0, 2, 72)
 
 
 @pytest.mark.parametrize("splits", [2, 8, 32])
 @pytest.mark.parametrize(
     "case",
     [
-        Case(40, rows=3, keys=530, heads=4, groups=2, bounds="T"),
-        Case(16, rows=1, keys=512, dtype=torch.bfloat16),
-        Case(16, rows=2, keys=100, causal=True, window=20, mask="TS", softcap=5.0),
+        problem(40, rows=3, keys=530, heads=4, groups=2, bounds="T"),
+        problem(16, rows=1, keys=512, dtype=torch.bfloat16),
+        problem(16, rows=2, keys=100, causal=True, window=20, mask="TS", softcap=5.0),
     ],
     ids=str,
 )
 def test_keys_shared_out_by_any_number_of_programs(case, splits):
     """Some of which get no keys, or keys that no row sees."""
     given = case.inputs()
-    launch = plan_launch(
-        *(None if t is None else Type.of(t) for t in given), **case.options, splits=splits
-    )
-    assert launch.splits == launch.constants["SPLITS"] == splits
-    assert error_of(run_launch(launch, *given), *given, **case.options) <= 1
+    shared = kernel(splits=splits)
+    call = shared.main(*(None if t is None else Type.of(t) for t in given), **case.options).call
+    assert call.across == call.constants["SPLITS"] == splits
+    assert error_of(shared.run(*given, **case.options), *given, **case.options) <= 1
 
 
 @pytest.mark.parametrize(
@@ -167,9 +169,9 @@ def test_keys_shared_out_by_any_number_of_programs(case, splits):
     ids=["bounds", "window", "mask"],
 )
 def test_a_row_that_sees_nothing_of_shared_out_keys_gives_zeros(options):
-    q, k, v, _, _ = Case(24, rows=2, keys=600).inputs()
-    assert plan_launch(*(Type.of(t) for t in (q, k, v)), scale=0.1).splits > 1
-    assert torch.equal(flash_attention(q, k, v, scale=0.1, **options), torch.zeros(1, 2, 2, 24))
+    q, k, v, _, _ = problem(24, rows=2, keys=600).inputs()
+    assert KERNEL.main(*(Type.of(t) for t in (q, k, v)), scale=0.1).call.across > 1
+    assert torch.equal(attend(q, k, v, scale=0.1, **options), torch.zeros(1, 2, 2, 24))
 
 
 def test_keys_are_shared_out_where_few_programs_have_many():
@@ -191,26 +193,26 @@ def test_keys_are_shared_out_where_few_programs_have_many():
 
 
 def test_64_bit_window_and_int64_bounds():
-    given = Case(72, rows=5, window=2**40, bounds="T").inputs()
+    given = problem(72, rows=5, window=2**40, bounds="T").inputs()
     bounds = given[4].long()
     bounds[0, 1] = 2**40
     bounds[1, 0] = -(2**40)
-    got = flash_attention(*given[:4], bounds, scale=0.1, window=2**40)
+    got = attend(*given[:4], bounds, scale=0.1, window=2**40)
     assert error_of(got, *given[:4], bounds, scale=0.1) <= 1
 
 
 def types(case=None, **changes):
-    given = zip(("q", "k", "v", "mask", "bounds"), (case or Case(72)).inputs(), strict=True)
+    given = zip(("q", "k", "v", "mask", "bounds"), (case or problem(72)).inputs(), strict=True)
     return {name: t if t is None else Type.of(t) for name, t in given} | changes
 
 
 @pytest.mark.parametrize(
     ("given", "options", "words"),
     [
-        (types(Case(12)), {}, "head size 12"),
-        (types(Case(513)), {}, "head size 513"),
-        (types(Case(72, value=8)), {}, "v has head size 8"),
-        (types(Case(72, dtype=torch.float64)), {}, "fp64"),
+        (types(problem(12)), {}, "head size 12"),
+        (types(problem(513)), {}, "head size 513"),
+        (types(problem(72, value=8)), {}, "v has head size 8"),
+        (types(problem(72, dtype=torch.float64)), {}, "fp64"),
         (types(v=Type.contiguous((1, 130, 1, 72), torch.bfloat16)), {}, "v is bf16"),
         (
             types(q=Type((1, 65, 2, 72), torch.float32, (9360, 1, 4680, 65))),
@@ -234,14 +236,14 @@ def types(case=None, **changes):
     ],
 )
 def test_rejects_says_why(given, options, words):
-    reason = rejects(**given, **({"scale": 0.1} | options))
+    reason = KERNEL.rejects(**given, **({"scale": 0.1} | options))
     assert reason is not None and words in reason
 
 
 def test_launcher_refuses_what_rejects_names():
-    q, k, v, _, _ = Case(72, rows=3).inputs()
+    q, k, v, _, _ = problem(72, rows=3).inputs()
     with pytest.raises(PlacementError, match=r"last dimension"):
-        flash_attention(q.transpose(1, 3).contiguous().transpose(1, 3), k, v, scale=0.1)
+        attend(q.transpose(1, 3).contiguous().transpose(1, 3), k, v, scale=0.1)
 
 
 def test_parts_cover_every_head_size():
@@ -279,11 +281,11 @@ ORDER = """
 import re
 import torch
 from mtmd.kernels.gpu.compile import compiled_for
-from mtmd.kernels.gpu.flash_attention.carried import program
+from mtmd.kernels.gpu.flash_attention.carried import kernel
 from mtmd.kernels.gpu.flash_attention.tiles import Tile
 from mtmd.kernels.graph import Type
 x = Type.contiguous((1, 256, 2, 72), torch.bfloat16)
-made = program(x, x, x, scale=0.1, tile=Tile(64, 64, 4, 2))
+made = kernel(Tile(64, 64, 4, 2)).main(x, x, x, scale=0.1)
 ptx = compiled_for("cuda:90", made).asm["ptx"]
 out = re.findall(r"wgmma.mma_async|wgmma.wait_group|ex2.approx", ptx)
 """

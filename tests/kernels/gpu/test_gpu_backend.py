@@ -10,7 +10,7 @@ import torch
 from mtmd.kernels.backends import gpu
 from mtmd.kernels.backends.gpu import Gpu
 from mtmd.kernels.backends.target import Target
-from mtmd.kernels.gpu.flash_attention.tiles import plan_launch
+from mtmd.kernels.gpu.flash_attention.kernel import KERNEL
 from mtmd.kernels.graph import Node, graph_input
 from mtmd.kernels.ops import attention, gelu, matmul
 
@@ -78,7 +78,7 @@ def test_few_tokens_over_many_keys_take_memory_for_the_parts():
     """
     q, k = value(2, 1, 4, 72), value(2, 1000, 2, 72)
     node = attention(q, k, k, name="attn", scale=0.1)
-    splits = plan_launch(q.type, k.type, k.type, scale=0.1).splits
+    splits = KERNEL.main(q.type, k.type, k.type, scale=0.1).call.across
     assert (
         splits == 8
         and Gpu().workspace(node) == Target("cuda:90").workspace(node) == 4 * splits * 8 * 74

@@ -17,14 +17,13 @@ SCRIPT = """
 from dataclasses import asdict
 from kernel_table import DECODE, PREFILL, PRODUCTS, VISION, combine_row, product_row, resources, row
 from mtmd.kernels.gpu.compile import SHARED_LIMIT, compile_program
-from mtmd.kernels.gpu.flash_attention.kernel import combine_program
 out = {f"{t} {w} {s}": asdict(resources(VISION, w, t, split=s)) for t in SHARED_LIMIT for w in (72, 80) for s in (True, False)}
 out |= {f"{t} bounds": asdict(resources(PREFILL, 72, t)) for t in SHARED_LIMIT}
 out |= {f"{t} 512": asdict(resources(PREFILL, 512, t)) for t in SHARED_LIMIT}
 out |= {f"{t} decoding {w}": asdict(resources(DECODE, w, t)) for t in SHARED_LIMIT for w in (128, 512)}
-combine = combine_program(**DECODE.types(512), scale=1.0)
+_, combine = DECODE.programs(512)
 out |= {f"{t} combine": asdict(compile_program(t, combine)) for t in SHARED_LIMIT}
-product = next(case for case in PRODUCTS.values() if (case.quant, case.rows) == ("Q4_K", 512))
+product = next(case for case in PRODUCTS.values() if (case["quant"], case["rows"]) == ("Q4_K", 512))
 rows = [row(form, width) for form, widths in ((VISION, (72, 80, 128, 256)), (PREFILL, (72, 512)), (DECODE, (128, 512))) for width in widths]
 rows += [row(VISION, width, False) for width in (72, 80)]
 rows += [f"| {' | '.join(cells)} |" for cells in (product_row(product), combine_row(512))]

@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,15 +15,16 @@ import torch
 
 from mtmd.base.errors import PlacementError
 from mtmd.kernels.gpu.moe import kernel as moe
-from mtmd.kernels.gpu.moe.cases import Case
+from mtmd.kernels.gpu.moe.cases import problem
 from mtmd.kernels.gpu.moe.few_rows import few_down_kernel, few_gated_kernel, rows_of_a_block
 from mtmd.kernels.gpu.quant_matmul.operands import UNIT_VALUES
+from mtmd.kernels.gpu.triton_kernel import Case
 from mtmd.kernels.graph import Type
 from mtmd.kernels.quantization.blocks import row_bytes
 
 INSTRUCTIONS = Path(__file__).parents[3] / "benchmarks" / "gpu_kernels" / "instructions.py"
 bf16 = torch.bfloat16
-ONE = Case(1, 8, 2, 64, 96, bf16, ("Q4_1", "Q4_1", "Q8_0"))
+ONE = problem(1, 8, 2, 64, 96, bf16, ("Q4_1", "Q4_1", "Q8_0"))
 
 
 def types(case: Case) -> list[Type | None]:
@@ -33,17 +33,17 @@ def types(case: Case) -> list[Type | None]:
 
 def chosen(case: Case) -> tuple[bool, bool]:
     """Whether products with gate and up, and those with down, are of packed codes."""
-    made = [of(*types(case), **case.options).function for of in (moe.program, moe.down_program)]
-    return made[0] is few_gated_kernel, made[1] is few_down_kernel
+    made = [p.function for p in moe.KERNEL.launched(*types(case), **case.options)]
+    return few_gated_kernel in made, few_down_kernel in made
 
 
 def test_packed_codes_are_for_few_rows_of_quantized_tables_in_16_bits():
     assert chosen(ONE) == (True, True)
-    assert chosen(replace(ONE, tokens=128)) == (True, True)  # 32 an expert
-    assert chosen(replace(ONE, tokens=129)) == (False, False)
-    assert chosen(replace(ONE, dtype=torch.float32)) == (False, False)
-    assert chosen(replace(ONE, kinds=("Q4_1", "", "Q8_0"))) == (False, True)
-    assert chosen(replace(ONE, kinds=("Q4_1", "Q8_0", ""))) == (True, False)
+    assert chosen(ONE.but(tokens=128)) == (True, True)  # 32 an expert
+    assert chosen(ONE.but(tokens=129)) == (False, False)
+    assert chosen(ONE.but(dtype=torch.float32)) == (False, False)
+    assert chosen(ONE.but(kinds=("Q4_1", "", "Q8_0"))) == (False, True)
+    assert chosen(ONE.but(kinds=("Q4_1", "Q8_0", ""))) == (True, False)
 
 
 def test_a_block_holds_what_an_expert_has_on_average_and_some_more():
@@ -60,7 +60,7 @@ def test_tables_of_different_types_share_warps_that_have_something_to_do(kinds, 
     down = Type.contiguous((4, values, 64), bf16)
     x, router = Type.contiguous((3, values), bf16), Type.contiguous((3, 4), bf16)
     options = {"gate_quant": kinds[0], "up_quant": kinds[1], "top_k": 2, "normalize": True}
-    call = moe.plan_calls(x, router, gate, up, down, **options).gated
+    call = moe.gated_call(moe.Operands(x, router, gate, up, down, **options))
     for prefix, kind in zip(("", "up_"), kinds, strict=True):
         units = int(call.scalars[f"{prefix}units"])
         at_once = int(call.constants[f"{prefix}count".upper()])
@@ -75,7 +75,7 @@ def test_a_table_at_an_address_that_words_do_not_begin_at_is_refused():
     moved = torch.empty(gate.numel() + 2, dtype=torch.uint8)[2:].view(gate.shape)
     inputs[2] = moved.copy_(gate)
     with pytest.raises(PlacementError, match=r"gate begins at .* aligned to 4 bytes"):
-        moe.moe(*inputs, **ONE.options)
+        moe.KERNEL.run(*inputs, **ONE.options)
 
 
 def test_few_instructions_for_a_weight():
@@ -93,7 +93,7 @@ MANY_ROWS = """
 from dataclasses import asdict
 import torch
 from mtmd.kernels.gpu.compile import compile_program
-from mtmd.kernels.gpu.moe.kernel import program
+from mtmd.kernels.gpu.moe.kernel import KERNEL
 from mtmd.kernels.graph import Type
 from mtmd.kernels.quantization.blocks import row_bytes
 x, router = Type.contiguous((512, 2048), torch.bfloat16), Type.contiguous((512, 8), torch.bfloat16)
@@ -105,7 +105,7 @@ for target, gate, up in (
     tables = (Type.contiguous((8, 768, row_bytes(kind, 2048)), torch.uint8) for kind in (gate, up))
     down = Type.contiguous((8, 2048, row_bytes("Q4_0", 768)), torch.uint8)
     quants = {"gate_quant": gate, "up_quant": up, "down_quant": "Q4_0"}
-    made = program(x, router, *tables, down, top_k=2, normalize=True, **quants)
+    made = KERNEL.main(x, router, *tables, down, top_k=2, normalize=True, **quants)
     assert made.function.__name__ == "gated_kernel"
     out[f"{target} {gate} {up}"] = asdict(compile_program(target, made))
 """

@@ -4,8 +4,6 @@ keys are shared out, what is refused, and the memory of a run.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -13,10 +11,10 @@ from mtmd.base.errors import PlacementError
 from mtmd.kernels.backends.gpu import Gpu
 from mtmd.kernels.gpu import delta_gates, embed, gated, sigmoid_gate
 from mtmd.kernels.gpu.moe import kernel as moe
-from mtmd.kernels.gpu.moe.cases import Case as Experts
+from mtmd.kernels.gpu.moe.cases import problem as experts
 from mtmd.kernels.gpu.norms import add_layer_norm, add_norm, gated_norm
 from mtmd.kernels.gpu.paged_attention import kernel as paged
-from mtmd.kernels.gpu.paged_attention.cases import Case as Paged
+from mtmd.kernels.gpu.paged_attention.cases import problem as pages
 from mtmd.kernels.gpu.rotary import kv_store, rope
 from mtmd.kernels.gpu.triton_kernel import node_of, relative_error
 from mtmd.kernels.graph import Type
@@ -24,11 +22,16 @@ from mtmd.kernels.kernel import types_of
 
 pytestmark = pytest.mark.usefixtures("exact_bf16", "poisoned")
 f32, bf16 = torch.float32, torch.bfloat16
-MIXED = Paged(32, ((70, 1), (0, 5), (129, 1), (31, 2), (40, 0), (200, 1)), 4, 2, window=None)
+MIXED = pages(32, ((70, 1), (0, 5), (129, 1), (31, 2), (40, 0), (200, 1)), 4, 2, window=None)
 
 
 def of(*shape: int, dtype: torch.dtype = f32) -> Type:
     return Type.contiguous(shape, dtype)
+
+
+def call_of(case):
+    types = types_of(node_of("paged_attention", case))
+    return paged.plan_call(paged.Operands(*types, **case.options))
 
 
 @pytest.mark.parametrize("window", [None, 9])
@@ -37,9 +40,9 @@ def test_however_keys_are_shared_out(monkeypatch, wanted, least, window):
     """Sequences of all lengths in one batch, more programs than some of them have keys for."""
     monkeypatch.setattr(paged, "WANTED", wanted)
     monkeypatch.setattr(paged, "LEAST", least)
-    case = replace(MIXED, window=window)
+    case = MIXED.but(window=window)
     inputs = case.inputs(seed=wanted)
-    found = paged.paged_attention(*inputs, **case.options)
+    found = paged.KERNEL.run(*inputs, **case.options)
     assert relative_error("paged_attention", found, inputs, case.options) <= paged.NMSE[f32]
 
 
@@ -47,8 +50,8 @@ def test_shares_are_a_number_of_the_launch_and_no_program_of_its_own():
     """Neither are sequences, tokens, or pages of the table."""
     calls = []
     for count, keys in ((1, 900), (2, 8000), (16, 500), (17, 500)):
-        case = Paged(128, ((keys, 1),) * count, 8, 2, bf16, spare=count)
-        calls.append(paged.plan_call(*types_of(node_of("paged_attention", case)), **case.options))
+        case = pages(128, ((keys, 1),) * count, 8, 2, bf16, spare=count)
+        calls.append(call_of(case))
     assert len({call.scalars["splits"] for call in calls}) > 2
     searches = {call.constants.pop("SEARCH") for call in calls}
     assert searches == {0, 4, 8} and len({str(call.constants) for call in calls}) == 1
@@ -58,8 +61,8 @@ def test_seventeen_sequences_take_as_many_programs_as_sixteen():
     """Or one in seventeen more: a few programs for each, and none walks another's keys."""
     programs = []
     for count in (16, 17):
-        case = Paged(256, ((2047, 1),) * count, 8, 4, bf16)
-        call = paged.plan_call(*types_of(node_of("paged_attention", case)), **case.options)
+        case = pages(256, ((2047, 1),) * count, 8, 4, bf16)
+        call = call_of(case)
         programs.append(call.programs)
         assert call.constants["SPLIT"]
     assert programs[0] <= programs[1] * 17 / 16 and programs[1] >= 204
@@ -85,30 +88,30 @@ STARTS, OPTIONS = of(2, dtype=torch.int64), {"size": 32, "scale": 0.1}
 )
 def test_pages_that_are_refused(changed, words):
     types = [changed.get(i, t) for i, t in enumerate((*PAGED, STARTS))]
-    assert words in str(paged.rejects(*types, **OPTIONS))
+    assert words in str(paged.KERNEL.rejects(*types, **OPTIONS))
 
 
 def test_options_that_are_refused():
-    assert "scale 0.0" in str(paged.rejects(*PAGED, STARTS, size=32, scale=0.0))
-    assert "softcap -1" in str(paged.rejects(*PAGED, STARTS, **OPTIONS, softcap=-1.0))
+    assert "scale 0.0" in str(paged.KERNEL.rejects(*PAGED, STARTS, size=32, scale=0.0))
+    assert "softcap -1" in str(paged.KERNEL.rejects(*PAGED, STARTS, **OPTIONS, softcap=-1.0))
     many = of(1, 200, 4, 64), *PAGED[1:3], of(200, 2, dtype=torch.int32), STARTS
     assert "queries to be turned in blocks of 64 rows" in str(
-        paged.rejects(*many, None, None, **OPTIONS, eps=1e-6)
+        paged.KERNEL.rejects(*many, None, None, **OPTIONS, eps=1e-6)
     )
-    assert paged.rejects(*many, **OPTIONS) is None
+    assert paged.KERNEL.rejects(*many, **OPTIONS) is None
     with pytest.raises(PlacementError, match="paged attention on the GPU: head size 600"):
         x = torch.zeros(1, 1, 1, 600), torch.zeros(2, 32, 1, 600), torch.zeros(1).long()
         bounds, starts = torch.zeros(1, 2).int(), torch.tensor([0, 1])
-        paged.paged_attention(*x, bounds, starts, size=32, scale=1.0)
+        paged.KERNEL.run(*x, bounds, starts, size=32, scale=1.0)
 
 
 @pytest.mark.parametrize(
     ("kernel", "op", "case"),
     [
         (paged.KERNEL, "paged_attention", MIXED),
-        (paged.KERNEL, "paged_attention", Paged(64, ((0, 70),), 4, 1)),
-        (moe.KERNEL, "moe", Experts(9, 4, 2, 64, 40)),
-        (moe.KERNEL, "moe", Experts(1, 16, 2, 64, 40)),
+        (paged.KERNEL, "paged_attention", pages(64, ((0, 70),), 4, 1)),
+        (moe.KERNEL, "moe", experts(9, 4, 2, 64, 40)),
+        (moe.KERNEL, "moe", experts(1, 16, 2, 64, 40)),
     ],
     ids=lambda value: str(value) if not hasattr(value, "run") else "kernel",
 )
@@ -135,8 +138,8 @@ def test_a_gpu_overwrites_where_the_plan_says_so(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     node = node_of("gelu", gated.GELU_KERNEL.cases[0])
-    assert Gpu().lower(node).func is gated.gelu
-    assert Gpu().lower(node, in_place=True).func is gated.gelu_in_place
+    assert Gpu().lower(node).func is gated.GELU_KERNEL.run
+    assert Gpu().lower(node, in_place=True).func is gated.GELU_KERNEL.in_place
 
 
 EXPERTS = [of(3, 64), of(3, 8), of(8, 32, 64), of(8, 32, 64), of(8, 64, 32)]
@@ -156,108 +159,138 @@ EXPERTS = [of(3, 64), of(3, 8), of(8, 32, 64), of(8, 32, 64), of(8, 64, 32)]
 )
 def test_experts_that_are_refused(changed, options, words):
     types = [changed.get(i, t) for i, t in enumerate(EXPERTS)]
-    assert words in str(moe.rejects(*types, top_k=2, normalize=True, **options))
+    assert words in str(moe.KERNEL.rejects(*types, top_k=2, normalize=True, **options))
 
 
 def test_others_that_are_refused():
     table, wide = of(3, 2, 8), of(3, 2, 2000)
-    assert "x is fp64" in str(rope.rejects(of(3, 2, 16, dtype=torch.float64), table))
+    assert "x is fp64" in str(rope.KERNEL.rejects(of(3, 2, 16, dtype=torch.float64), table))
     whole = {"start": 0, "stop": 16, "head": 16}
-    assert "x has strides" in str(rope.rejects_columns(Type((3, 48), f32, (1, 3)), table, **whole))
+    assert "x has strides" in str(
+        rope.ROPE_COLUMNS.rejects(Type((3, 48), f32, (1, 3)), table, **whole)
+    )
     with pytest.raises(PlacementError, match="rope of columns on the GPU: x is i64"):
-        rope.rope_columns(torch.zeros(3, 48).long(), torch.zeros(3, 2, 8), **whole)
-    assert "table is" in str(rope.rejects(of(3, 2, 16), Type((3, 2, 8), f32, (1, 3, 6))))
-    assert "stride 1 in the last" in str(rope.rejects(Type((3, 2, 16), f32, (1, 3, 6)), table))
-    assert "of 2000 values" in str(rope.rejects(wide, table))
+        rope.ROPE_COLUMNS.run(torch.zeros(3, 48).long(), torch.zeros(3, 2, 8), **whole)
+    assert "table is" in str(rope.KERNEL.rejects(of(3, 2, 16), Type((3, 2, 8), f32, (1, 3, 6))))
+    assert "stride 1 in the last" in str(
+        rope.KERNEL.rejects(Type((3, 2, 16), f32, (1, 3, 6)), table)
+    )
+    assert "of 2000 values" in str(rope.KERNEL.rejects(wide, table))
     slots = of(3, dtype=torch.int64)
     cache, k = of(2, 9, 2, 16), of(3, 2, 16)
     apart = Type((3, 2, 16), f32, (32, 1, 2))
-    assert "k has strides" in str(kv_store.rejects(cache, apart, k, slots))
+    assert "k has strides" in str(kv_store.KV_STORE.rejects(cache, apart, k, slots))
     assert "the cache has strides" in str(
-        kv_store.rejects(Type((2, 9, 2, 16), f32, (1, 2, 18, 36)), k, k, slots)
+        kv_store.KV_STORE.rejects(Type((2, 9, 2, 16), f32, (1, 2, 18, 36)), k, k, slots)
     )
-    assert "v is fp64" in str(kv_store.rejects(cache, k, of(3, 2, 16, dtype=torch.float64), slots))
-    assert "of 2000 values" in str(kv_store.rejects(of(2, 9, 2, 2000), wide, wide, slots))
-    assert "w is i64" in str(add_norm.rejects(of(3, 9), of(3, 9), of(9, dtype=torch.int64)))
-    assert "y has strides" in str(add_norm.rejects(of(3, 9), Type((3, 9), f32, (1, 3)), of(9)))
-    assert "of 20000 values" in str(add_norm.rejects(of(1, 20000), of(1, 20000), of(20000)))
+    assert "v is fp64" in str(
+        kv_store.KV_STORE.rejects(cache, k, of(3, 2, 16, dtype=torch.float64), slots)
+    )
+    assert "of 2000 values" in str(kv_store.KV_STORE.rejects(of(2, 9, 2, 2000), wide, wide, slots))
+    assert "w is i64" in str(
+        add_norm.KERNEL.rejects(of(3, 9), of(3, 9), of(9, dtype=torch.int64), eps=1e-6)
+    )
+    assert "y has strides" in str(
+        add_norm.KERNEL.rejects(of(3, 9), Type((3, 9), f32, (1, 3)), of(9), eps=1e-6)
+    )
+    assert "of 20000 values" in str(
+        add_norm.KERNEL.rejects(of(1, 20000), of(1, 20000), of(20000), eps=1e-6)
+    )
     assert "b is i64" in str(
-        add_layer_norm.rejects(of(3, 9), of(3, 9), of(9), of(9, dtype=torch.int64))
+        add_layer_norm.KERNEL.rejects(of(3, 9), of(3, 9), of(9), of(9, dtype=torch.int64), eps=1e-6)
     )
     assert "x has strides" in str(
-        add_layer_norm.rejects(Type((3, 9), f32, (1, 3)), of(3, 9), of(9))
+        add_layer_norm.KERNEL.rejects(Type((3, 9), f32, (1, 3)), of(3, 9), of(9), eps=1e-6)
     )
-    assert "of 20000 values" in str(add_layer_norm.rejects(of(1, 20000), of(1, 20000), of(20000)))
+    assert "of 20000 values" in str(
+        add_layer_norm.KERNEL.rejects(of(1, 20000), of(1, 20000), of(20000), eps=1e-6)
+    )
     with pytest.raises(PlacementError, match="residual and layer norm on the GPU: x has strides"):
         x = torch.zeros(9, 3).T
-        add_layer_norm.add_layer_norm(x, x, torch.ones(9), eps=1e-6)
-    assert "up is bf16" in str(gated.rejects(of(3, 9), of(3, 9, dtype=bf16)))
+        add_layer_norm.KERNEL.run(x, x, torch.ones(9), eps=1e-6)
+    assert "up is bf16" in str(gated.SILU_MUL.rejects(of(3, 9), of(3, 9, dtype=bf16)))
     tokens, table = of(3, dtype=torch.int64), of(9, 34, dtype=torch.uint8)
-    assert "the table is IQ1_S" in str(embed.rejects(tokens, table, quant="IQ1_S"))
+    assert "the table is IQ1_S" in str(
+        embed.KERNEL.rejects(tokens, table, quant="IQ1_S", dtype="bf16")
+    )
     assert "tokens has strides" in str(
-        embed.rejects(Type((3,), torch.int64, (2,)), table, quant="Q8_0")
+        embed.KERNEL.rejects(Type((3,), torch.int64, (2,)), table, quant="Q8_0", dtype="bf16")
     )
     many = of(2**31, dtype=torch.int64)
-    assert "2147483648 tokens" in str(embed.rejects(many, table, quant="Q8_0"))
-    with pytest.raises(PlacementError, match="quantized rows on the GPU: the table begins at"):
+    assert "2147483648 tokens" in str(embed.KERNEL.rejects(many, table, quant="Q8_0", dtype="bf16"))
+    with pytest.raises(PlacementError, match="quantized rows on the GPU: table begins at"):
         shifted = torch.zeros(35, dtype=torch.uint8)[1:].view(1, 34)
-        embed.embed(torch.zeros(1).long(), shifted, quant="Q8_0", dtype="bf16")
-    assert "x is i64" in str(gated.rejects_gelu(of(3, dtype=torch.int64), approximate="quick"))
-    assert "fewer than 2^40" in str(gated.rejects_gelu(of(2**40), approximate="quick"))
+        embed.KERNEL.run(torch.zeros(1).long(), shifted, quant="Q8_0", dtype="bf16")
+    assert "x is i64" in str(
+        gated.GELU_KERNEL.rejects(of(3, dtype=torch.int64), approximate="quick")
+    )
+    assert "fewer than 2^40" in str(gated.GELU_KERNEL.rejects(of(2**40), approximate="quick"))
     with pytest.raises(PlacementError, match="GELU on the GPU: x has strides"):
-        gated.gelu(torch.zeros(9, 3).T, approximate="quick")
-    assert "rows one after another" in str(gated.rejects(of(3, 9), Type((3, 9), f32, (1, 3))))
+        gated.GELU_KERNEL.run(torch.zeros(9, 3).T, approximate="quick")
+    assert "rows one after another" in str(
+        gated.SILU_MUL.rejects(of(3, 9), Type((3, 9), f32, (1, 3)))
+    )
 
 
 def test_a_sigmoid_gate_that_is_refused():
     x = of(3, 9)
-    assert "gate is i64" in str(sigmoid_gate.rejects(x, of(3, 1, dtype=torch.int64)))
-    assert "y has strides" in str(sigmoid_gate.rejects(x, x, Type((3, 9), f32, (1, 3))))
-    assert "fewer than 2^31 programs" in str(sigmoid_gate.rejects(of(2**31, 9), of(2**31, 1)))
+    assert "gate is i64" in str(sigmoid_gate.KERNEL.rejects(x, of(3, 1, dtype=torch.int64)))
+    assert "y has strides" in str(sigmoid_gate.KERNEL.rejects(x, x, Type((3, 9), f32, (1, 3))))
+    assert "fewer than 2^31 programs" in str(
+        sigmoid_gate.KERNEL.rejects(of(2**31, 9), of(2**31, 1))
+    )
     with pytest.raises(PlacementError, match="sigmoid gate on the GPU: x has strides"):
-        sigmoid_gate.sigmoid_gate(torch.zeros(9, 3).T, torch.zeros(3, 1))
+        sigmoid_gate.KERNEL.run(torch.zeros(9, 3).T, torch.zeros(3, 1))
 
 
 def test_gates_of_heads_that_are_refused():
     heads, one = of(3, 2, 16), of(16)
-    assert "gate is i64" in str(gated_norm.rejects(heads, one, of(3, 2, 16, dtype=torch.int64)))
-    assert "w has strides" in str(gated_norm.rejects(heads, Type((16,), f32, (2,)), heads))
+    assert "gate is i64" in str(
+        gated_norm.KERNEL.rejects(heads, one, of(3, 2, 16, dtype=torch.int64), eps=1e-6)
+    )
+    assert "w has strides" in str(
+        gated_norm.KERNEL.rejects(heads, Type((16,), f32, (2,)), heads, eps=1e-6)
+    )
     apart = Type((3, 2, 16), f32, (64, 32, 1))
-    assert "gate has strides" in str(gated_norm.rejects(heads, one, apart))
-    assert "of 2000 values" in str(gated_norm.rejects(of(3, 2, 2000), of(2000), of(3, 2, 2000)))
+    assert "gate has strides" in str(gated_norm.KERNEL.rejects(heads, one, apart, eps=1e-6))
+    assert "of 2000 values" in str(
+        gated_norm.KERNEL.rejects(of(3, 2, 2000), of(2000), of(3, 2, 2000), eps=1e-6)
+    )
     with pytest.raises(PlacementError, match="gated norm on the GPU: x has strides"):
         x = torch.zeros(16, 2, 3).permute(2, 1, 0)
-        gated_norm.gated_norm(x, torch.ones(16), x.contiguous(), eps=1e-6)
+        gated_norm.KERNEL.run(x, torch.ones(16), x.contiguous(), eps=1e-6)
     of_head = of(2)
     assert "beta is i64" in str(
-        delta_gates.rejects(of(3, 2), of(3, 2, dtype=torch.int64), of_head, of_head)
+        delta_gates.KERNEL.rejects(of(3, 2), of(3, 2, dtype=torch.int64), of_head, of_head)
     )
     assert "alpha has strides" in str(
-        delta_gates.rejects(Type((3, 2), f32, (1, 3)), of(3, 2), of_head, of_head)
+        delta_gates.KERNEL.rejects(Type((3, 2), f32, (1, 3)), of(3, 2), of_head, of_head)
     )
     assert "a has strides" in str(
-        delta_gates.rejects(of(3, 2), of(3, 2), of_head, Type((2,), f32, (2,)))
+        delta_gates.KERNEL.rejects(of(3, 2), of(3, 2), of_head, Type((2,), f32, (2,)))
     )
-    assert "takes fewer" in str(delta_gates.rejects(of(2**37, 2), of(2**37, 2), of_head, of_head))
+    assert "takes fewer" in str(
+        delta_gates.KERNEL.rejects(of(2**37, 2), of(2**37, 2), of_head, of_head)
+    )
     with pytest.raises(PlacementError, match="gates of the delta rule on the GPU: dt has strides"):
         x = torch.zeros(3, 2)
-        delta_gates.delta_gates(x, x, torch.zeros(4)[::2], torch.zeros(2))
+        delta_gates.KERNEL.run(x, x, torch.zeros(4)[::2], torch.zeros(2))
 
 
 @pytest.mark.filterwarnings("ignore:invalid value")  # numpy's, of what a GPU computes in silence
 def test_a_token_whose_numbers_overflowed_spoils_no_other():
     """Compiled, a comparison with NaN is lost, also by the lanes that hold no expert."""
-    for case in (Experts(1, 6, 2, 32, 32), Experts(5, 6, 2, 32, 32)):
+    for case in (experts(1, 6, 2, 32, 32), experts(5, 6, 2, 32, 32)):
         x, router, *rest = case.inputs()
-        whole = moe.moe(x, router, *rest, **case.options)
+        whole = moe.KERNEL.run(x, router, *rest, **case.options)
         router = router.clone()
         router[0] = float("nan")
-        found = moe.moe(x, router, *rest, **case.options)
+        found = moe.KERNEL.run(x, router, *rest, **case.options)
         assert found[0].isnan().all() and torch.equal(found[1:], whole[1:])
 
 
 def test_a_gate_that_is_no_number_is_none_afterwards():
     nan = torch.tensor([[float("nan"), 0.5]])
-    assert sigmoid_gate.sigmoid_gate(torch.ones(1, 2), nan).isnan().tolist() == [[True, False]]
-    found = delta_gates.delta_gates(nan, nan, torch.zeros(2), -torch.ones(2))
+    assert sigmoid_gate.KERNEL.run(torch.ones(1, 2), nan).isnan().tolist() == [[True, False]]
+    found = delta_gates.KERNEL.run(nan, nan, torch.zeros(2), -torch.ones(2))
     assert found.flatten().isnan().tolist() == [True, False] * 2

@@ -26,21 +26,18 @@ from mtmd.kernels.gpu import compile as compile_module
 from mtmd.kernels.gpu import jit
 from mtmd.kernels.gpu.compile import SHARED_LIMIT, Resources
 from mtmd.kernels.gpu.quant_matmul import blocks as quant_blocks
-from mtmd.kernels.gpu.quant_matmul.cases import KINDS, NMSE, Case, product_error, random_blocks
+from mtmd.kernels.gpu.quant_matmul.cases import KINDS, NMSE, problem, product_error, random_blocks
 from mtmd.kernels.gpu.quant_matmul.kernel import (
     GROUP,
-    kernel_of,
+    KERNEL,
     operand_kernel,
-    plan_call,
-    quant_matmul,
-    rejects,
     row_kernel,
     tile_kernel,
     word_kernel,
 )
 from mtmd.kernels.gpu.quant_matmul.operands import UNIT_VALUES
 from mtmd.kernels.gpu.quant_matmul.words import UNIT_VALUES as WORD_UNITS
-from mtmd.kernels.gpu.triton_kernel import Program
+from mtmd.kernels.gpu.triton_kernel import Case, Program
 from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.plan.scheduler import make_plan
 from mtmd.kernels.quantization.blocks import BLOCKS, dequantize, row_bytes
@@ -54,6 +51,13 @@ INSTRUCTIONS = Path(__file__).parents[3] / "benchmarks" / "gpu_kernels" / "instr
 
 def types(case: Case) -> list[Type | None]:
     return [None if t is None else Type.of(t) for t in case.inputs()]
+
+
+def plan_call(x, w, *bias, **options):
+    return KERNEL.main(x, w, *bias, **options).call
+
+
+quant_matmul = KERNEL.run
 
 
 @triton.jit
@@ -97,9 +101,11 @@ def test_blocks_are_whole_groups_of_even_size():
 
 def test_the_kernel_is_chosen_by_rows_and_type():
     def chosen(kind, rows, dtype):
-        call = plan_call(*types(Case(kind, rows, 9, dtype=dtype)), quant=kind)
+        case = problem(kind, rows, 9, dtype=dtype)
+        program = KERNEL.main(*types(case), quant=kind)
+        call = program.call
         sizes = [call.constants.get(name) for name in ("EIGHTS", "FEW", "ROWS")]
-        return kernel_of(call), next((size for size in sizes if size), None)
+        return program.function, next((size for size in sizes if size), None)
 
     for kind in KINDS:
         few = [chosen(kind, rows, torch.bfloat16) for rows in (1, 8, 9, 16, 17, 32)]
@@ -114,7 +120,7 @@ def test_the_kernel_is_chosen_by_rows_and_type():
 
 def test_more_rows_of_a_weight_go_to_a_program_where_x_is_large_or_they_are_many():
     def columns(rows, outer):
-        call = plan_call(*types(Case("Q4_0", rows, outer, dtype=torch.bfloat16)), quant="Q4_0")
+        call = plan_call(*types(problem("Q4_0", rows, outer, dtype=torch.bfloat16)), quant="Q4_0")
         assert call.programs == -(-outer // int(call.constants["COLUMNS"]))
         return call.constants["COLUMNS"]
 
@@ -125,7 +131,7 @@ def test_programs_that_are_too_few_for_a_gpu_have_more_warps():
     """Of whole rows of w each, as without: no sum of parts, and no launch for it."""
 
     def warps(rows, outer, values=4096, kind="Q4_0"):
-        case = Case(kind, rows, outer, values // BLOCKS[kind].values, torch.bfloat16)
+        case = problem(kind, rows, outer, values // BLOCKS[kind].values, torch.bfloat16)
         call = plan_call(*types(case), quant=kind)
         return call.warps, call.constants["COUNT"], call.constants["COLUMNS"]
 
@@ -142,7 +148,7 @@ def test_much_of_a_row_is_read_before_any_of_it_is_used():
     """A warp's units at once: as many as registers are for."""
 
     def each(kind, rows, outer):
-        case = Case(kind, rows, outer, 4096 // BLOCKS[kind].values, torch.bfloat16)
+        case = problem(kind, rows, outer, 4096 // BLOCKS[kind].values, torch.bfloat16)
         call = plan_call(*types(case), quant=kind)
         return int(call.constants["COUNT"]) // call.warps
 
@@ -162,7 +168,7 @@ def test_much_of_a_row_is_read_before_any_of_it_is_used():
 )
 @pytest.mark.parametrize("values", [256, 512, 2560, 4096, 6912, 9728, 14336])
 def test_no_more_than_a_quarter_of_the_work_of_few_rows_is_for_nothing(kind, dtype, values):
-    case = Case(kind, 1, 9, values // BLOCKS[kind].values, dtype)
+    case = problem(kind, 1, 9, values // BLOCKS[kind].values, dtype)
     call = plan_call(*types(case), quant=kind)
     units, at_once = int(call.scalars["units"]), int(call.constants["COUNT"])
     assert units * (WORD_UNITS if dtype == torch.float32 else UNIT_VALUES)[kind] == values
@@ -173,7 +179,7 @@ def test_codes_that_have_no_rounding_in_16_bits_lose_nothing_to_a_large_mean_of_
     """What is added to codes on the way is subtracted: of x far from zero, most of the sum."""
     cases = [(kind, torch.float16) for kind in KINDS] + [("Q8_0", torch.bfloat16)]  # in two parts
     for kind, dtype in cases:
-        x, w, _ = Case(kind, 2, 16, 256 // BLOCKS[kind].values, dtype).inputs()
+        x, w, _ = problem(kind, 2, 16, 256 // BLOCKS[kind].values, dtype).inputs()
         x = x + 8
         error = product_error("matmul", quant_matmul(x, w, quant=kind), (x, w), {"quant": kind})
         assert error < NMSE[dtype], kind
@@ -183,7 +189,7 @@ def test_codes_that_have_no_rounding_in_16_bits_lose_nothing_to_a_large_mean_of_
 def test_the_order_of_operands_of_older_compilers_gives_the_same_products(rows, monkeypatch):
     """Triton before 3.8 has another order in a lane, of x and of w alike."""
     for kind in KINDS:
-        x, w, _ = Case(kind, rows, 24, 512 // BLOCKS[kind].values, torch.bfloat16).inputs()
+        x, w, _ = problem(kind, rows, 24, 512 // BLOCKS[kind].values, torch.bfloat16).inputs()
         newer = quant_matmul(x, w, quant=kind)
         with monkeypatch.context() as patch:
             patch.setattr(jit, "BEFORE_3_8", True)
@@ -196,7 +202,7 @@ def test_the_order_of_operands_of_older_compilers_gives_the_same_products(rows, 
 def test_what_is_not_finite_in_x_makes_the_whole_row_so():
     """NaN, and infinities of the types whose codes are looked up; other rows are as they were."""
     for kind in KINDS:
-        x, w, _ = Case(kind, 2, 16, 256 // BLOCKS[kind].values, torch.float16).inputs()
+        x, w, _ = problem(kind, 2, 16, 256 // BLOCKS[kind].values, torch.float16).inputs()
         alone = quant_matmul(x, w, quant=kind)[1]
         x[0, 5] = float("inf")
         with np.errstate(invalid="ignore"):
@@ -207,7 +213,7 @@ def test_what_is_not_finite_in_x_makes_the_whole_row_so():
 
 
 def test_leading_dimensions_and_no_rows():
-    x, w, _ = Case("Q4_0", 6, 5, 2).inputs()
+    x, w, _ = problem("Q4_0", 6, 5, 2).inputs()
     assert torch.equal(
         quant_matmul(x.view(2, 3, 64), w, quant="Q4_0"),
         quant_matmul(x, w, quant="Q4_0").view(2, 3, 5),
@@ -225,13 +231,13 @@ def test_leading_dimensions_and_no_rows():
     ],
 )
 def test_rejects_says_why(changes, words):
-    x, w, bias = types(Case("Q8_0", 3, 5, 2))
-    reason = rejects(**{"x": x, "w": w, "bias": bias, "quant": "Q8_0"} | changes)
+    x, w, bias = types(problem("Q8_0", 3, 5, 2))
+    reason = KERNEL.rejects(**{"x": x, "w": w, "bias": bias, "quant": "Q8_0"} | changes)
     assert reason is not None and words in reason
 
 
 def test_launcher_refuses_what_rejects_names_and_odd_addresses():
-    x, w, _ = Case("Q8_0", 3, 5, 2).inputs()
+    x, w, _ = problem("Q8_0", 3, 5, 2).inputs()
     with pytest.raises(PlacementError, match="contiguous"):
         quant_matmul(x.t().contiguous().t(), w, quant="Q8_0")
     odd = torch.empty(w.numel() + 1, dtype=torch.uint8)[1:].view(w.shape)
@@ -240,13 +246,13 @@ def test_launcher_refuses_what_rejects_names_and_odd_addresses():
 
 
 def node(quant: str = "Q4_K", rows: int = 3, **x: Any) -> Node:
-    return node_of("matmul", list(Case(quant, rows, 5, 2, **x).inputs()), {"quant": quant})
+    return node_of("matmul", list(problem(quant, rows, 5, 2, **x).inputs()), {"quant": quant})
 
 
 def test_the_gpu_backend_runs_it_and_says_why_not(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
-    x, w, _ = Case("Q4_K", 3, 5, 2).inputs()
+    x, w, _ = problem("Q4_K", 3, 5, 2).inputs()
     assert torch.equal(Gpu().lower(node())(x, w, None), quant_matmul(x, w, quant="Q4_K"))
     wrong = node(dtype=torch.float64)
     assert "fp64" in (Gpu().rejects(wrong) or "")
@@ -306,7 +312,7 @@ def test_nvidia_alone_is_told_how_many_registers_a_thread_may_have():
 RARE = """
 import torch
 from mtmd.kernels.gpu.compile import compile_program
-from mtmd.kernels.gpu.quant_matmul.kernel import program
+from mtmd.kernels.gpu.quant_matmul.kernel import KERNEL
 from mtmd.kernels.graph import Type
 from mtmd.kernels.quantization.blocks import row_bytes
 out = {}
@@ -319,7 +325,7 @@ for target, kind, rows, width, dtype in (
 ):
     x = Type.contiguous((rows, width), dtype)
     w = Type.contiguous((4096, row_bytes(kind, width)), torch.uint8)
-    used = compile_program(target, program(x, w, quant=kind))
+    used = compile_program(target, KERNEL.main(x, w, quant=kind))
     out[f"{target} {kind} {rows} {width}"] = used.spill_bytes
 """
 
@@ -335,7 +341,7 @@ import torch
 from triton import knobs
 from mtmd.kernels.gpu import jit
 from mtmd.kernels.gpu.compile import compiled_for
-from mtmd.kernels.gpu.quant_matmul.kernel import program
+from mtmd.kernels.gpu.quant_matmul.kernel import KERNEL
 from mtmd.kernels.graph import Type
 from mtmd.kernels.quantization.blocks import row_bytes
 out = {}
@@ -346,7 +352,7 @@ with tempfile.TemporaryDirectory() as folder, knobs.cache.scope():
         for kind, rows in (("Q4_0", 8), ("Q5_K", 16), ("Q6_K", 32), ("IQ4_XS", 16), ("Q2_K", 8)):
             x = Type.contiguous((rows, 2048), torch.bfloat16)
             w = Type.contiguous((2048, row_bytes(kind, 2048)), torch.uint8)
-            text = compiled_for("cuda:80", program(x, w, quant=kind)).asm["ttgir"]
+            text = compiled_for("cuda:80", KERNEL.main(x, w, quant=kind)).asm["ttgir"]
             sizes = dict(re.findall(r"(#blocked\\d*) = #ttg.blocked<{sizePerThread = \\[([^]]*)]", text))
             loads = re.findall(r"= tt.load .*: tensor<[^#]*, (#\\w+)>", text)
             out[f"{kind} {rows}"] = text.count("tt.contiguity"), [sizes.get(n) for n in loads]
@@ -367,7 +373,7 @@ SCRIPT = """
 from dataclasses import asdict
 import torch
 from mtmd.kernels.gpu.compile import compile_program
-from mtmd.kernels.gpu.quant_matmul.kernel import program
+from mtmd.kernels.gpu.quant_matmul.kernel import KERNEL
 from mtmd.kernels.graph import Type
 from mtmd.kernels.gpu.quant_matmul.cases import KINDS
 from mtmd.kernels.quantization.blocks import row_bytes
@@ -378,7 +384,7 @@ out = {}
 for target, kind, rows in dict.fromkeys(forms):
     x = Type.contiguous((rows, 2048), torch.bfloat16)
     w = Type.contiguous((2048, row_bytes(kind, 2048)), torch.uint8)
-    out[f"{target} {kind} {rows}"] = asdict(compile_program(target, program(x, w, quant=kind)))
+    out[f"{target} {kind} {rows}"] = asdict(compile_program(target, KERNEL.main(x, w, quant=kind)))
 """
 
 

@@ -23,10 +23,12 @@ def check(op, case, seed=0):
     """The kernel's result against the reference on the same values in fp32."""
     given = case.inputs(seed=seed)
     assert (
-        KERNELS[op].rejects(*(None if t is None else Type.of(t) for t in given), **case.options)
+        KERNELS[op].KERNEL.rejects(
+            *(None if t is None else Type.of(t) for t in given), **case.options
+        )
         is None
     )
-    result = getattr(KERNELS[op], op)(*given, **case.options)
+    result = KERNELS[op].KERNEL.run(*given, **case.options)
     error = relative_error(op, result, given, case.options)
     assert error <= KERNELS[op].NMSE[case.dtype], f"{case}: NMSE {error:.1e}"
 
@@ -42,7 +44,7 @@ def test_fuzz(seed):
     )
     check(
         "gated_delta",
-        gated_delta.Case(
+        gated_delta.problem(
             lengths,
             rng.randint(1, 60),
             rng.randint(1, 60),
@@ -55,7 +57,7 @@ def test_fuzz(seed):
     )
     check(
         "short_conv",
-        short_conv.Case(
+        short_conv.problem(
             lengths,
             rng.randint(1, 300),
             rng.randint(2, 8),
@@ -72,24 +74,25 @@ def test_equal_keys_at_full_strength_do_not_lose_digits():
     """Sixteen tokens with the same key, full strength and no decay: powers of the system's matrix
     would grow to 6,435.
     """
-    given = list(gated_delta.Case((48,), 16, 16, 2, 1, torch.bfloat16).inputs())
+    given = list(gated_delta.problem((48,), 16, 16, 2, 1, torch.bfloat16).inputs())
     given[1] = given[1][:1].expand(48, -1, -1)
     given[3], given[4] = torch.zeros_like(given[3]), torch.ones_like(given[4])
     expected = OPS["gated_delta"].reference(*given, scale=0.25)
-    found = gated_delta.gated_delta(*given, scale=0.25)
+    found = gated_delta.KERNEL.run(*given, scale=0.25)
     assert float((found - expected).square().sum() / expected.square().sum()) < 1e-9
 
 
 def test_strong_decay_leaves_numbers():
-    given = list(gated_delta.Case((40,), 16, 16, 2, 1, torch.bfloat16).inputs())
+    given = list(gated_delta.problem((40,), 16, 16, 2, 1, torch.bfloat16).inputs())
     given[3] = given[3] - 200
-    assert torch.isfinite(gated_delta.gated_delta(*given, scale=0.25)).all()
+    assert torch.isfinite(gated_delta.KERNEL.run(*given, scale=0.25)).all()
 
 
 def types(op, **changes):
-    case = {"gated_delta": gated_delta.Case((5, 2)), "short_conv": short_conv.Case((5, 2), 24, 4)}[
-        op
-    ]
+    case = {
+        "gated_delta": gated_delta.problem((5, 2)),
+        "short_conv": short_conv.problem((5, 2), 24, 4),
+    }[op]
     names = {
         "gated_delta": ("q", "k", "v", "decay", "beta", "state", "starts", "slots"),
         "short_conv": ("x", "w", "state", "starts", "slots", "bias"),
@@ -127,19 +130,19 @@ f32 = torch.float32
     ],
 )
 def test_rejects_says_why(op, changes, words):
-    reason = KERNELS[op].rejects(**types(op, **changes))
+    reason = KERNELS[op].KERNEL.rejects(**types(op, **changes))
     assert reason is not None and words in reason, reason
 
 
 def test_launchers_refuse_what_rejects_names():
-    q, k, v, *rest = gated_delta.Case((5,)).inputs()
+    q, k, v, *rest = gated_delta.problem((5,)).inputs()
     with pytest.raises(PlacementError, match="last dimension"):
-        gated_delta.gated_delta(
+        gated_delta.KERNEL.run(
             q, k, v.transpose(1, 2).contiguous().transpose(1, 2), *rest, scale=0.1
         )
-    x, w, state, starts, slots, _ = short_conv.Case((5,)).inputs()
+    x, w, state, starts, slots, _ = short_conv.problem((5,)).inputs()
     with pytest.raises(PlacementError, match="contiguous"):
-        short_conv.short_conv(
+        short_conv.KERNEL.run(
             x,
             w,
             state.transpose(0, 1).contiguous().transpose(0, 1),
@@ -156,7 +159,7 @@ from mtmd.kernels.graph import Type
 out = {}
 for title, case in gated_delta.USES.items():
     if "K = V = 128" in title:
-        program = gated_delta.program(*map(Type.of, case.inputs()), **case.options)
+        program = gated_delta.KERNEL.main(*map(Type.of, case.inputs()), **case.options)
         out[title] = [compile_program(t, program).instruction for t in SHARED_LIMIT]
 """
 

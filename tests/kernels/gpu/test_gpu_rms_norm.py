@@ -12,6 +12,7 @@ import torch
 from op_cases import Draw, node_of
 
 from mtmd.base.errors import PlacementError
+from mtmd.kernels.gpu import triton_kernel
 from mtmd.kernels.gpu.norms import rms_norm
 from mtmd.kernels.gpu.triton_kernel import relative_error
 from mtmd.kernels.graph import Type
@@ -42,10 +43,10 @@ def test_fuzz(seed):
     x, w = drawn(seed)
     node = node_of("rms_norm", [x, w], {"eps": 1e-6})
     types = [None if t is None else Type.of(t) for t in (x, w)]
-    if rms_norm.rejects(*types, eps=1e-6):
+    if rms_norm.KERNEL.rejects(*types, eps=1e-6):
         assert x.ndim == 5
         return
-    result = rms_norm.rms_norm(x, w, eps=1e-6)
+    result = rms_norm.KERNEL.run(x, w, eps=1e-6)
     assert Type.of(result) == node.type
     error = relative_error("rms_norm", result, (x, w), {"eps": 1e-6})
     assert error <= rms_norm.NMSE[x.dtype], f"{types}: error {error:.1e}"
@@ -63,14 +64,14 @@ def test_fuzz(seed):
 )
 def test_rows_that_follow_each_other_in_memory_are_one_dimension(x, dims):
     """A wider projection's columns, and the heads in them."""
-    assert rms_norm.plan_call(Type.of(x), eps=1e-6).constants["DIMS"] == dims
+    assert rms_norm.KERNEL.main(Type.of(x), eps=1e-6).call.constants["DIMS"] == dims
 
 
 def test_a_run_is_one_launch(monkeypatch):
     calls = []
-    monkeypatch.setattr(rms_norm, "run_call", lambda *call: calls.append(call))
+    monkeypatch.setattr(triton_kernel, "run_call", lambda *call: calls.append(call))
     for x in (torch.ones(3, 9000), torch.ones(2, 7, 3, 8).transpose(1, 2)):
-        rms_norm.rms_norm(x, eps=1e-6)
+        rms_norm.KERNEL.run(x, eps=1e-6)
     assert len(calls) == 2
 
 
@@ -85,17 +86,17 @@ def test_a_run_is_one_launch(monkeypatch):
     ],
 )
 def test_rejects_says_why(x, w, words):
-    reason = rms_norm.rejects(x, w, eps=1e-6)
+    reason = rms_norm.KERNEL.rejects(x, w, eps=1e-6)
     assert reason is not None and words in reason, reason
 
 
 def test_the_launcher_refuses_what_rejects_names():
     with pytest.raises(PlacementError, match="x is fp64"):
-        rms_norm.rms_norm(torch.ones(2, 3, dtype=torch.float64), eps=1e-6)
+        rms_norm.KERNEL.run(torch.ones(2, 3, dtype=torch.float64), eps=1e-6)
 
 
 @pytest.mark.parametrize("shape", [(3, 200, 300), (2, 9000)])
 def test_a_run_takes_its_result_and_no_more(shape, peak_bytes):
     x, w = torch.randn(shape), torch.ones(shape[-1])
-    assert peak_bytes(lambda: rms_norm.rms_norm(x, w, eps=1e-6)) == 4 * prod(shape)
+    assert peak_bytes(lambda: rms_norm.KERNEL.run(x, w, eps=1e-6)) == 4 * prod(shape)
     assert rms_norm.KERNEL.workspace(Type.of(x), Type.of(w), eps=1e-6) == 0

@@ -188,7 +188,7 @@ out = {}
 for kernel in (entry.load() for entry in KERNELS[op]):
     for title, case in kernel.uses.items():
         node = node_of(op, case)
-        program = kernel.program(*types_of(node), **node.attrs)
+        program = kernel.main(*types_of(node), **node.attrs)
         out[title] = [asdict(compile_program(target, program)) for target in SHARED_LIMIT]
 """
 
@@ -216,12 +216,11 @@ from mtmd.kernels.gpu.paged_attention import kernel as paged
 from mtmd.kernels.gpu.triton_kernel import node_of
 from mtmd.kernels.kernel import types_of
 out = {}
-for op, module, second in (
-    ("moe", moe, moe.down_program), ("paged_attention", paged, paged.reduce_program)
-):
+for op, module in (("moe", moe), ("paged_attention", paged)):
     for title, case in module.KERNEL.uses.items():
         node = node_of(op, case)
-        program = second(*types_of(node), **node.attrs)
+        programs = module.KERNEL.launched(*types_of(node), **node.attrs)
+        program = [p for p in programs if p.tile][-1]
         out[title] = [asdict(compile_program(target, program)) for target in SHARED_LIMIT]
 """
 

@@ -51,10 +51,10 @@ def _tile(program: Program) -> tuple[int, int, int]:
 @pytest.mark.parametrize("target", ["cuda:80", "cuda:90", "hip:gfx942"])
 def test_all_that_may_win_on_a_card_that_is_not_here(target: str) -> None:
     found, small = foreseen(Target(target), attention()), foreseen(Target(target), attention(64))
-    assert len(small.pop("attention_kernel")) == 1 and not small, "nothing is measured of it"
+    assert len(small.pop("whole_kernel")) == 1 and not small, "nothing is measured of it"
     ours = foreseen(Target(target), attention(head=96))  # which the others do not take
-    assert len(ours["attention_kernel"]) == 1 and len(ours) == 1
-    assert found.pop("attention_kernel") > OTHER
+    assert len(ours["whole_kernel"]) == 1 and len(ours) == 1
+    assert found.pop("whole_kernel") > OTHER
     assert found == ({"carried_kernel": CARRIED} if target == "cuda:90" else {})
 
 
@@ -77,20 +77,20 @@ def measured(card: Gpu, winner: str) -> None:
 def test_what_was_measured_is_foreseen_for_every_shape_of_its_class(hopper: Gpu) -> None:
     nodes = [attention(), attention(999), attention(batch=3)]
     every = foreseen(hopper, *nodes)
-    assert every["carried_kernel"] == CARRIED and every["attention_kernel"] > OTHER
+    assert every["carried_kernel"] == CARRIED and every["whole_kernel"] > OTHER
     measured(hopper, "triton 128 x 64, carried")
     one = foreseen(hopper, attention(), attention(999))
-    assert one["carried_kernel"] == {(128, 64, 8)} and len(one["attention_kernel"]) == 1
+    assert one["carried_kernel"] == {(128, 64, 8)} and len(one["whole_kernel"]) == 1
     measured(hopper, "triton 64 x 64")
-    assert (64, 64, 4) in foreseen(hopper, attention())["attention_kernel"]
+    assert (64, 64, 4) in foreseen(hopper, attention())["whole_kernel"]
     assert "carried_kernel" not in foreseen(hopper, attention())
     for winner in (OURS, "torch flash"):
         measured(hopper, winner)
-        assert len(foreseen(hopper, attention())["attention_kernel"]) == 1
+        assert len(foreseen(hopper, attention())["whole_kernel"]) == 1
 
 
 def test_a_setting_leaves_others_out(hopper: Gpu) -> None:
     hopper.attention.setting = "torch"
-    assert len(foreseen(hopper, attention())["attention_kernel"]) == 1
+    assert len(foreseen(hopper, attention())["whole_kernel"]) == 1
     hopper.attention.setting = "triton"
     assert foreseen(hopper, attention())["carried_kernel"] == CARRIED

@@ -13,7 +13,7 @@ from mtmd.kernels.backends.vision_attention.candidates import (
     TORCHS,
     _heads_first,
 )
-from mtmd.kernels.gpu.flash_attention.cases import TOLERANCE, Case, largest_error
+from mtmd.kernels.gpu.flash_attention.cases import TOLERANCE, largest_error, problem
 from mtmd.kernels.graph import Type
 from mtmd.kernels.ops import attention
 
@@ -93,9 +93,9 @@ def test_our_kernel_with_other_tiles(name):
     """In Triton's interpreter: blocks and a bit, whole blocks, causal rows, strides."""
     kernel = TILES[name]
     for case in (
-        Case(72, rows=130, keys=130, heads=2, groups=2, dtype=BF16, layout="heads first"),
-        Case(64, rows=128, keys=256, heads=1, dtype=BF16),
-        Case(80, rows=129, keys=129, heads=1, dtype=BF16, causal=True),
+        problem(72, rows=130, keys=130, heads=2, groups=2, dtype=BF16, layout="heads first"),
+        problem(64, rows=128, keys=256, heads=1, dtype=BF16),
+        problem(80, rows=129, keys=129, heads=1, dtype=BF16, causal=True),
     ):
         inputs = case.inputs()[:3]
         types = [Type.of(x) for x in inputs]
@@ -122,9 +122,9 @@ def test_scores_that_are_computed_a_block_ahead(name):
     """In Triton's interpreter: one block, whole blocks, blocks and a bit, strides, batches."""
     kernel = CARRIED[name]
     for case in (
-        Case(64, rows=128, keys=64, heads=1, dtype=BF16),
-        Case(80, rows=129, keys=192, heads=2, groups=2, batch=2, dtype=BF16),
-        Case(72, rows=130, keys=130, heads=2, groups=2, dtype=BF16, layout="heads first"),
+        problem(64, rows=128, keys=64, heads=1, dtype=BF16),
+        problem(80, rows=129, keys=192, heads=2, groups=2, batch=2, dtype=BF16),
+        problem(72, rows=130, keys=130, heads=2, groups=2, dtype=BF16, layout="heads first"),
     ):
         inputs = case.inputs()[:3]
         types = [Type.of(x) for x in inputs]
