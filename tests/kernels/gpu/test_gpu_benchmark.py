@@ -142,7 +142,10 @@ def test_pictures_that_are_wrong_are_noticed(module, monkeypatch):
     tasks = list(module("cases").tasks(module("rows").Setting("cpu", op="pictures")))
     chosen = [tasks[0], *tasks[-2:]]
     assert [task.make().cells for task in chosen] == [{}, {}, {}]
-    for name, right in (("resizer.resize_rows", resize_rows), ("normalize.normalized", normalized)):
+    for name, right in (
+        ("device_resize.resize_rows", resize_rows),
+        ("device_normalize.normalized", normalized),
+    ):
         monkeypatch.setattr(f"mtmd.clip.image.{name}", lambda *a, right=right: right(*a).add_(1))
     for task in chosen:
         with pytest.raises(module("rows").WrongError):
