@@ -10,6 +10,9 @@ import sys
 # its core taken away from the thread waited for, at each of the thousand waits of a prompt: 512
 # tokens took 7 to 13 s beside three busy processes, 0.8 s with this.
 SPINS = "1000"
+# Of weights. Below this, products are too small to share between threads: on a busy machine waiting
+# for each other takes most of the time.
+ONE_THREAD_BYTES = 64 << 20
 SAID = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")  # by whoever started this process
 
 

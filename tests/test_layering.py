@@ -83,7 +83,8 @@ ORDER = {
         ("chat",),  # a model makes it, and types name the model
         ("batch", "model"),
         ("loading", "terminal"),
-        ("bench", "cluster", "embedding", "engine_process"),
+        ("bench", "cluster", "embedding"),
+        ("engine_process",),  # a model of either kind, in a process of its own
         ("inspect",),  # whose predictions take a model's shape from the benchmark
         ("commands", "follower", "__init__"),
         ("cli",),
@@ -516,10 +517,10 @@ def loaded_without_torch(names: Iterable[str]) -> str:
     return done.stderr
 
 
-def test_the_process_that_serves_for_an_engine_process_loads_without_torch():
-    """All of the server, and what `mtmd serve --engine-process` has beside it."""
+def test_the_web_process_loads_without_torch():
+    """All of the server, and whatever else the process of `mtmd serve` imports."""
     web = {module_name(p) for p in FILES if part_of(p)[0] == "web"}
-    beside = {
+    others = {
         "mtmd.engine_process.client",
         "mtmd.clip.image.isolated",
         "mtmd.commands.serve",
@@ -527,7 +528,7 @@ def test_the_process_that_serves_for_an_engine_process_loads_without_torch():
         "mtmd.loaded.interpreter",
     }
     replicas = {name for name in web if name.startswith("mtmd.web.replicas")}  # Ray's
-    assert loaded_without_torch(sorted(beside | web - replicas)) == ""
+    assert loaded_without_torch(sorted(others | web - replicas)) == ""
 
 
 def test_the_way_to_torch_is_told():

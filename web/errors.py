@@ -26,6 +26,7 @@ from mtmd import (
     PromptError,
     VideoError,
 )
+from mtmd.base.errors import EngineError
 from mtmd.base.tracebacks import traceback_text
 from mtmd.service.turns import LeftError
 from mtmd.web.mistakes import words
@@ -165,6 +166,9 @@ def as_api_error(error: BaseException, request_id: str) -> ApiError:
         return ApiError(413, str(error), code="out_of_memory")
     if isinstance(error, DeviceError):  # what caused it is in the log already
         return ApiError(503, str(error), code="device_failed")
+    if isinstance(error, EngineError):
+        wait = {"Retry-After": str(math.ceil(error.retry_after_s))}
+        return ApiError(503, str(error), code="engine_failed", headers=wait)
     if isinstance(error, HTTPException):
         status = error.code or 500
         headers = {k: v for k, v in error.get_headers() if k in ("Allow", "Retry-After")}

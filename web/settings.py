@@ -246,7 +246,7 @@ class ServerSettings:
     hang_s: float = option(
         300.0,
         _seconds("seconds, at least 1, or 0 for none", 1.0),
-        "end the server when the device does nothing for so long in the midst of an answer; 0 for "
+        "a model's process has failed when its device does nothing for so long in an answer; 0 for "
         "never",
         flag="--hang-limit",
     )

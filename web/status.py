@@ -9,7 +9,7 @@ from flask import Blueprint, Response, request
 from mtmd import __version__
 from mtmd.web.auth import without_key
 from mtmd.web.intake.gate import Body, takes
-from mtmd.web.models.choice import Models, in_memory
+from mtmd.web.models.choice import Models, in_memory, state_of
 from mtmd.web.settings import ServerSettings
 from mtmd.web.telemetry import metrics
 
@@ -21,13 +21,8 @@ def blueprint(models: Models, settings: ServerSettings, counters: metrics.Metric
     @takes(Body.NOTHING)
     @without_key
     def health() -> tuple[dict[str, Any], int]:
-        """Without the device, which may hang: what is known of it. Of several models, how far the
-        one is that is being loaded.
-        """
-        fault, loading = models.fault, models.loading()
-        if fault is not None:
-            return {"status": "failed", "reason": str(fault)}, 503
-        return {"status": "ok"} | ({} if loading is None else {"loading": loading}), 200
+        """Without the device, which may hang."""
+        return state_of(models, "ok")
 
     @routes.get("/props")
     @takes(Body.NOTHING)

@@ -74,6 +74,16 @@ class DeviceError(MtmdError):
     """
 
 
+class EngineError(MtmdError):
+    """The process that computes a model's answers has failed, and is being started again, which is
+    done in about `retry_after_s`.
+    """
+
+    def __init__(self, text: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(text)
+        self.retry_after_s = retry_after_s
+
+
 class PlacementError(MtmdError):
     """An op that no backend takes, or a device that is not there."""
 

@@ -16,7 +16,7 @@ _NO_HISTORY = "several servers keep no conversations"
 _PROXY = "Ray Serve's proxy accepts connections; limit them in front of it"
 OF_ONE_SERVER = {  # options that mean something for one server only, and why
     **dict.fromkeys(("models", "models_max", "unload_after", "presets"), _ONE_MODEL),
-    "engine_process": "each replica is a process of its own; start more of them",
+    "on_engine_failure": "Ray replaces a replica whose model's process fails",
     **dict.fromkeys(("data", "max_storage", "no_history"), _NO_HISTORY),
     **dict.fromkeys(("max_connections", "max_connections_per_address"), _PROXY),
     "api_key": "put keys into a file that every machine has (--api-key-file), or into "
@@ -41,7 +41,7 @@ def check_ray_options(args: argparse.Namespace) -> bool:
     usual = defaults_in(ServeOptions, ServerSettings, ConnectionLimits)
     for name, advice in OF_ONE_SERVER.items():
         found = getattr(args, name)
-        if found != usual[name] and found is not False:  # --no-engine-process asks for what is so
+        if found != usual[name]:
             raise OptionError(f"--{name.replace('_', '-')}: found beside --ray; {advice}")
     if str(args.host).startswith("unix:"):
         raise OptionError(

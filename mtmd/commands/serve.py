@@ -17,21 +17,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from mtmd.base.cores import leave_half, usable_cores
-from mtmd.base.errors import DeviceError, DualEncoderError, OptionError
+from mtmd.base.errors import DeviceError, OptionError
 from mtmd.base.text import for_terminal
 from mtmd.commands.arguments import add_options, options_in
 from mtmd.commands.ray_options import check_ray_options
-from mtmd.commands.shared import (
-    SMALL_BYTES,
-    add_model_arguments,
-    check_loading,
-    compiling,
-    load_dual_from,
-    load_from,
-    loading,
-    warmed_up,
-)
+from mtmd.commands.shared import add_model_arguments, check_loading, compiling, loading
 from mtmd.options.answer import AnswerOptions
 from mtmd.options.load import LoadOptions
 from mtmd.options.serve import ServeOptions
@@ -88,13 +78,14 @@ def run(args: argparse.Namespace) -> int:
     if not args.models:
         check_loading(args)
     _check_writable(folder)
+    if args.engine_process is not None:
+        word = "" if args.engine_process else "no-"
+        _warn(f"--{word}engine-process does nothing any more: each model has a process of its own")
     with bind(settings) as sock:
         try:
             fault = serve(args, settings, folder, sock)
-        except DeviceError as error:
-            if not _is_apart(args):
-                raise
-            fault = error  # the engine's process has ended while it loaded the model
+        except DeviceError as error:  # the model's process has ended while it loaded the model
+            fault = error
     if fault is None:
         return 0
     print(f"mtmd serve: {fault}", file=sys.stderr, flush=True)
@@ -123,7 +114,6 @@ def _serve(
     and service when it can answer, in place of what a command does about signals.
     """
     from mtmd.base.isolation.limits import available as can_isolate
-    from mtmd.environment import tokenize_in_own_thread
     from mtmd.loaded.allocator import return_freed_memory
     from mtmd.loaded.interpreter import shared_out_promptly
     from mtmd.web.models.progress import Loading
@@ -132,45 +122,41 @@ def _serve(
     from mtmd.web.telemetry.systemd import notify_systemd
 
     return_freed_memory()
-    tokenize_in_own_thread()
     args.isolate = can_isolate()
     _write_log(args)  # also of what is asked, or has to be warned of, while the model is loaded
     how_far = Loading()
     server = Server(create_loading_app(how_far, settings), settings, sock)
+    restarts = begin is None and args.on_engine_failure == "restart"  # Ray replaces replicas
     with ExitStack() as stack:
         with server.answering():
             print(f"loading; {_page(server.url, '/ready')} tells how far", flush=True)
             notify_systemd("STATUS=loading")
-            serve: Callable[..., tuple[Any, Any, list[str]]]
-            warm_up: Callable[[Any], Any]
-            model = _load_apart(args, settings, stack) if _is_apart(args) else None
-            if model is not None:
-                serve, warm_up = _serve_engine, _warmed_up_apart
+            engine = _load(args, settings, restarts, stack)
+            how_far.warming(engine.weights_read)
+            if args.no_warmup:
+                report = engine.warmup_report
             else:
-                model = _load(args)
-                serve = _serve_vectors if _is_dual(model) else _serve_answers
-                warm_up = warmed_up
-            how_far.warming(model.weights_read)
-            report = model.warmup_report if args.no_warmup else warm_up(model)
-            service, app, notices = serve(model, report, settings, folder, stack)
+                with compiling() as progress:
+                    report = engine.warm_up(progress)
+            app, notices = _application(engine, report, settings, folder, stack)
             if not args.isolate:
                 notices.append(NOT_ISOLATED)
             server.use(app)
-        service.on_fault(lambda _: server.stop())
+        engine.on_fault(lambda _: server.stop())
         if begin is None:
             _stop_on_signals(server, settings.drain_s)
         else:
-            begin(server, service)
+            begin(server, engine)
         stack.enter_context(shared_out_promptly())
         warn = _warn if args.log_format == "text" else log.warning
-        _say(server.url, model.name, report, settings, folder, notices, warn)
+        _say(server.url, engine.name, report, settings, folder, notices, warn)
         log.info("serving at %s", server.url)
         notify_systemd("READY=1", f"STATUS=serving at {server.url}")
-        server.serve(closing=service.close, busy=lambda: service.busy)
-        service.close(ENDING_S)
-        if service.fault is None:
+        server.serve(closing=engine.close, busy=lambda: engine.busy)
+        engine.close(ENDING_S)
+        if engine.fault is None:
             print("stopped", flush=True)
-        return service.fault
+        return engine.fault
 
 
 def _serve_in_replica(
@@ -227,8 +213,6 @@ def _check_options_of_many(args: argparse.Namespace) -> None:
             )
     if args.alias:
         raise OptionError('--alias: found beside --models; put "aliases" into the presets')
-    if args.engine_process:
-        raise OptionError("--engine-process: found beside --models; serve one alone, by -m")
     if args.tp > 1:
         raise OptionError("--tp: found beside --models; serve a model that is shared alone, by -m")
     for name in ("split", "fit"):
@@ -243,6 +227,7 @@ def _serve_many(
 ) -> Any:
     """As `_serve`, of several models, none of which has to be there at the start."""
     from mtmd.base.isolation.limits import available as can_isolate
+    from mtmd.clip.image.isolated import start as start_picture_workers
     from mtmd.loaded.allocator import return_freed_memory
     from mtmd.loaded.interpreter import shared_out_promptly
     from mtmd.web.app import create_app_of_many
@@ -262,6 +247,7 @@ def _serve_many(
         most=args.models_max,
         unload_after_s=args.unload_after or 0.0,
         warm_up=not args.no_warmup,
+        ends_on_fault=args.on_engine_failure == "exit",
         tell=left_out.append,
     )
     _write_log(args)
@@ -275,6 +261,8 @@ def _serve_many(
         _stop_on_signals(server, settings.drain_s)
         registry.on_fault(lambda _: server.stop())
         stack.enter_context(shared_out_promptly())
+        if args.isolate:
+            start_picture_workers()
         registry.start()
         if args.model is not None:
             registry.load(registry.find(None).name)
@@ -311,121 +299,43 @@ def _leave_fetch(registry: Any) -> None:
         os._exit(0)
 
 
-def _load(args: argparse.Namespace) -> Any:
-    """What writes answers, or a dual encoder. Raises MtmdError."""
-    try:
-        model = load_from(args)
-        model.loaded.start_workers()
-        return model
-    except DualEncoderError:
-        return load_dual_from(args)
-
-
-def _is_apart(args: argparse.Namespace) -> bool:
-    """Whether answers are computed in a process of their own, if the model writes any."""
-    if args.engine_process is not None:
-        return bool(args.engine_process)
-    is_one = args.ray is None and not args.models
-    return is_one and sys.platform == "linux" and usable_cores().usable > 1
-
-
-def _load_apart(args: argparse.Namespace, settings: Any, stack: ExitStack) -> Any:
-    """As `_load`, in a process that ends with `stack`; None for a dual encoder, which has none
-    unless one was asked for. Raises MtmdError.
-    """
+def _load(args: argparse.Namespace, settings: Any, restarts: bool, stack: ExitStack) -> Any:
+    """The model's process, which ends with `stack`. Raises MtmdError."""
     from mtmd.clip.image.isolated import start as start_picture_workers
     from mtmd.engine_process.client import EngineClient
 
     is_here = check_loading(args)
-    with ExitStack() as own:
-        engine = own.enter_context(EngineClient(hang_s=settings.hang_s or None))
-        if args.isolate:
-            start_picture_workers()
-        try:
-            with loading(args.model) as status:
-                if not is_here:
-                    status.clear()  # the hub's own bars come in its place
-                engine.load(args.model, options_in(args, LoadOptions), SMALL_BYTES)
-        except DualEncoderError as error:
-            if not args.engine_process:
-                return None
-            raise OptionError(
-                f"--engine-process: found {args.model}, a dual encoder, expected a model that "
-                "writes answers; leave the option out"
-            ) from error
-        leave_half()  # of the cores, which is the engine's
-        stack.enter_context(own.pop_all())
-        return engine
+    engine = stack.enter_context(EngineClient(hang_s=settings.hang_s or None, restarts=restarts))
+    if args.isolate:
+        start_picture_workers()
+    with loading(args.model) as status:
+        if not is_here:
+            status.clear()  # the hub's own bars come in its place
+        engine.load(args.model, options_in(args, LoadOptions))
+    return engine
 
 
-def _warmed_up_apart(engine: Any) -> Any:
-    with compiling() as progress:
-        return engine.warm_up(progress)
-
-
-def _is_dual(model: Any) -> bool:
-    from mtmd.embedding.embedder import Embedder
-
-    return isinstance(model, Embedder)
-
-
-def _serve_answers(
-    model: Any, report: Any, settings: Any, folder: Path | None, stack: ExitStack
-) -> tuple[Any, Any, list[str]]:
-    """Service and application, which `stack` closes, and what is to be told."""
-    from mtmd.service.service import Service
-
-    def begin() -> Any:
-        service = Service(
-            model,
-            queue=settings.queue,
-            share_cache=settings.share_cache,
-            hang_s=settings.hang_s or None,
-        )
-        stack.callback(service.close, ENDING_S)
-        service.plan_ahead()
-        return service
-
-    return _serve_page(begin, report, settings, folder, stack)
-
-
-def _serve_engine(
+def _application(
     engine: Any, report: Any, settings: Any, folder: Path | None, stack: ExitStack
-) -> tuple[Any, Any, list[str]]:
-    """As `_serve_answers`, by the model of another process."""
-
-    def begin() -> Any:
-        engine.begin(queue=settings.queue, share_cache=settings.share_cache)
-        stack.callback(engine.close, ENDING_S)
-        return engine
-
-    return _serve_page(begin, report, settings, folder, stack)
-
-
-def _serve_page(
-    begin: Callable[[], Any], report: Any, settings: Any, folder: Path | None, stack: ExitStack
-) -> tuple[Any, Any, list[str]]:
-    """As `_serve_answers`. `begin` gives the service."""
+) -> tuple[Any, list[str]]:
+    """What answers requests from now on, and warnings. `stack` closes engine and store; that of a
+    dual encoder keeps nothing on disk.
+    """
     from mtmd.web.app import create_app
-
-    opened = _close_to_others(folder)
-    store = _opened(folder)
-    stack.callback(store.close)
-    service = begin()
-    app = create_app(service, settings, store, warmup=report)
-    return service, app, [*_told_of(store), *_told_of_modes(opened)]
-
-
-def _serve_vectors(
-    model: Any, report: Any, settings: Any, _: Path | None, stack: ExitStack
-) -> tuple[Any, Any, list[str]]:
-    """As `_serve_answers`, of a dual encoder: nothing is kept on disk."""
-    from mtmd.embedding.service import EmbeddingService
     from mtmd.web.small_apps.embedding_app import create_embedding_app
 
-    service = EmbeddingService(model)
-    stack.callback(service.close, ENDING_S)
-    return service, create_embedding_app(service, settings, report), []
+    opened: list[str] = []
+    store = None
+    if engine.writes:
+        opened = _close_to_others(folder)
+        store = _opened(folder)
+        stack.callback(store.close)
+    engine.begin(queue=settings.queue, share_cache=settings.share_cache)
+    stack.callback(engine.close, ENDING_S)
+    if store is None:
+        return create_embedding_app(engine, settings, report), []
+    app = create_app(engine, settings, store, warmup=report)
+    return app, [*_told_of(store), *_told_of_modes(opened)]
 
 
 def _check_writable(folder: Path | None) -> None:

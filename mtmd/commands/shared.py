@@ -10,19 +10,13 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from mtmd.base.options import defaults_of, options_of
+from mtmd.base.options import options_of
 from mtmd.clip.video.frame_request import FrameRequest, check_request
 from mtmd.commands.arguments import add_options, options_in
 from mtmd.commands.completion import offers, offers_models
 from mtmd.options.answer import CONVERSATION, AnswerOptions
-from mtmd.options.load import EMBEDDER_OPTIONS, LoadOptions
+from mtmd.options.load import LoadOptions
 from mtmd.terminal.status_line import Status
-
-# Below this, products are too small to share between threads: on a busy machine waiting for each
-# other takes most of the time.
-SMALL_BYTES = 64 << 20
-
-_OF_A_SERVER = ("parallel", "isolate")  # options that `mtmd serve` sets for any model
 
 MODEL_HELP = (
     "a checkpoint folder, a GGUF file, org/name or org/name:Q4_K_M on the Hugging Face hub, or demo"
@@ -393,27 +387,6 @@ def load_from(args: argparse.Namespace) -> Any:
     return model
 
 
-def load_dual_from(args: argparse.Namespace) -> Any:
-    """The dual encoder the options name. Raises MtmdError, for an option that it has no use for
-    too.
-    """
-    from mtmd.base.errors import OptionError
-    from mtmd.embedding.embedder import load_embedder
-
-    for name, usual in defaults_of(LoadOptions).items():
-        if name in (*EMBEDDER_OPTIONS, *_OF_A_SERVER):
-            continue
-        if getattr(args, name, None) not in (usual, None, "", [], ()):
-            raise OptionError(
-                f"--{name.replace('_', '-')}: {args.model} is a dual encoder, which has no use "
-                "for it; leave it out"
-            )
-    chosen = {name: getattr(args, name) for name in EMBEDDER_OPTIONS}
-    model = load_embedder(args.model, progress=sys.stderr.isatty(), **chosen)
-    settle_threads(args.threads, [model])
-    return model
-
-
 @contextmanager
 def loading(what: str) -> Iterator[Status]:
     """On a terminal, a line that says what takes its time, and goes away."""
@@ -450,6 +423,7 @@ def compiling() -> Iterator[Callable[[int, int], None]]:
 def settle_threads(asked: int | None, models: Sequence[Any]) -> None:
     """One thread for very small models, unless a number was asked for."""
     from mtmd.kernels.resources.threads import ask_threads
+    from mtmd.openmp import ONE_THREAD_BYTES
 
-    if asked is None and all(model.checkpoint.weight_bytes < SMALL_BYTES for model in models):
+    if asked is None and all(model.checkpoint.weight_bytes < ONE_THREAD_BYTES for model in models):
         ask_threads(1, "as the model is very small")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from os import PathLike
 from threading import Lock
@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from mtmd.base.cores import OthersWatch
 from mtmd.base.errors import DeviceMemoryError, ModelError, OptionError, PromptError
+from mtmd.base.options import defaults_of
 from mtmd.base.text import mib
 from mtmd.clip.dual.family import FAMILIES
 from mtmd.clip.dual.text_encoder import BATCH as TEXTS_AT_ONCE
@@ -28,7 +28,7 @@ from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.clip.token_budget import Budget
 from mtmd.clip.warmup import check_encoder, encoder_graphs, encoder_placement, preprocessing_facts
 from mtmd.embedding.dual_checkpoint import DualCheckpoint, is_dual_folder, open_dual
-from mtmd.embedding.receipt import EmbeddingReceipt, TextReceipt
+from mtmd.embedding.receipt import EmbeddingReceipt, Embeddings, TextReceipt, Vectors
 from mtmd.environment import kernels_from_environment
 from mtmd.kernels.backends import Backend, backends_for
 from mtmd.kernels.dtype import name_of
@@ -51,17 +51,8 @@ from mtmd.receipt import ImageReceipt
 
 log = logging.getLogger("mtmd.kernels")
 
-Vectors = NDArray[np.float32]
 # Characters of a text: its end is cut at the model's context, some hundred tokens, anyway.
 MAX_TEXT = 1 << 16
-
-
-@dataclass(frozen=True)
-class Embeddings:
-    """`vectors` fp32 [N, D], images first, then texts, each in the order given."""
-
-    vectors: Vectors
-    receipt: EmbeddingReceipt
 
 
 class Embedder:
@@ -359,6 +350,26 @@ def load_embedder(model: str | PathLike[str], *, progress: bool = False, **chose
     local = found.path.resolve().name == str(model).rstrip("/").rpartition("/")[2]
     with made_on_the_host():
         return Embedder(open_dual(found.path), settings, name=None if local else str(model))
+
+
+def load_embedder_of(model: str, chosen: Mapping[str, Any], *, progress: bool = False) -> Embedder:
+    """As `load_embedder`, with the fields of `LoadOptions` that a command line has. Raises
+    OptionError for one that is set, and that a dual encoder has no use for.
+    """
+    for name, usual in defaults_of(LoadOptions).items():
+        if name in (*EMBEDDER_OPTIONS, *_OF_A_SERVER):
+            continue
+        if chosen.get(name) not in (usual, None, "", [], ()):
+            raise OptionError(
+                f"--{name.replace('_', '-')}: {model} is a dual encoder, which has no use for it; "
+                "leave it out"
+            )
+    return load_embedder(
+        model, progress=progress, **{n: chosen[n] for n in EMBEDDER_OPTIONS if n in chosen}
+    )
+
+
+_OF_A_SERVER = ("parallel", "isolate")  # options that `mtmd serve` sets for any model
 
 
 class _Clock:

@@ -5,7 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from mtmd.receipt import ImageReceipt
+
+Vectors = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,14 @@ class EmbeddingReceipt:
             f"{self.model} on {self.device}, {self.dtype}; {where}",
         ]
         return "\n".join([*lines, *(f"warning: {w}" for w in self.warnings)])
+
+
+@dataclass(frozen=True)
+class Embeddings:
+    """`vectors` fp32 [N, D], images first, then texts, each in the order given."""
+
+    vectors: Vectors
+    receipt: EmbeddingReceipt
 
 
 def _count(number: int, what: str) -> str:

@@ -12,7 +12,8 @@ from dataclasses import replace
 from mtmd.base.errors import BusyError, DeviceError, MtmdError, PromptError
 from mtmd.checkpoint.facts import CheckpointFacts, facts_of_weights
 from mtmd.clip.image.decode import Picture
-from mtmd.embedding.embedder import Embedder, Embeddings
+from mtmd.embedding.embedder import Embedder
+from mtmd.embedding.receipt import Embeddings
 from mtmd.kernels.report.warmup_report import WarmupReport
 from mtmd.loaded.device_thread import AGAIN
 from mtmd.service.latencies import Latencies
@@ -27,6 +28,8 @@ class EmbeddingService:
     chat_template = ""
     sees = True
     busy = False  # with what no client waits for
+    failure: str | None = None
+    """As of `Service`."""
 
     def __init__(self, embedder: Embedder) -> None:
         self.embedder = embedder

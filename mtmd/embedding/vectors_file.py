@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from mtmd.base.errors import OptionError
-from mtmd.embedding.embedder import Vectors
+from mtmd.embedding.receipt import Vectors
 
 SUFFIXES = (".npy", ".npz")
 MAX_BYTES = 8 << 30

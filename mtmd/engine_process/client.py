@@ -1,112 +1,135 @@
-"""The engine's process as a service: what the server asks of a `Service`, asked of that."""
+"""A model in a process of its own, as the server uses it: a `Service`, or an `EmbeddingService`,
+whose process is started again where it fails.
+"""
 
 from __future__ import annotations
 
-import itertools
 import logging
+import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from mtmd.base.errors import DeviceError, LeftError, MtmdError
-from mtmd.base.isolation.channel import ChannelClosed
-from mtmd.base.tracebacks import traceback_text
-from mtmd.base.turns import goes_first
-from mtmd.base.wanted import LOOKED_S, is_gone, left, may_be_left
+from mtmd.base.errors import DeviceError, EngineError, MtmdError
 from mtmd.checkpoint.facts import CheckpointFacts
 from mtmd.clip.image.decode import Picture
-from mtmd.engine_process.outbox import Outbox
-from mtmd.engine_process.process import Process
-from mtmd.events import Finished
+from mtmd.embedding.receipt import Embeddings
+from mtmd.engine_process.connection import Connection
 from mtmd.kernels.report.warmup_report import WarmupReport
-from mtmd.loaded.device_thread import AGAIN, CLOSED, TICK_S, Stall, again
+from mtmd.loaded.device_thread import AGAIN, TICK_S, Stall, again
 from mtmd.prompt.conversation import Message, RawPrompt
 from mtmd.prompt.load_image import load_isolated
 from mtmd.service.latencies import Latencies
 from mtmd.service.stats import ServiceStats, TokenCount
 from mtmd.service.ticket import Ticket
-from mtmd.service.turns import aside, for_whom
 
 if TYPE_CHECKING:  # not in typing before Python 3.11
     import numpy as np
     from typing_extensions import Self
 
-MEASURED_S = 1.0  # for its numbers; they are those of before where it takes longer
-QUIET_S = 1.0  # at least, before it is given up: it says four times a second that it lives
-OF_THIS_MOMENT_S = 0.02  # that they are
-MORE_S = 5.0  # than it has to end what it does
+MEASURE_LIMIT_S = 1.0  # for statistics; earlier ones are shown where it takes longer
+MEASURED_AGAIN_S = 0.02
+SILENT_S = 15.0  # without a beat, of which there are four a second, a process that answers hangs
+SILENT_MIN_S = 1.0
+MORE_S = 5.0  # for a process to end, beyond what its requests may take
+DELAY_S, DELAY_MAX_S = 0.5, 60.0  # before it is started again: twice as long each time
+STARTS_MAX = 8  # in a row that fail, or after which it lives shorter than this:
+STEADY_S = 60.0
 log = logging.getLogger("mtmd.engine")
-Reply = tuple[Any, "BaseException | None"]
 
 
 class EngineClient:
-    """As a `Service`, once `load` and `begin` have been called. `hang_s`: how long the process may
-    give no sign of life; None for any time. To be left as a context: the process ends.
+    """As a `Service`, once `load` or `open`, and `begin` have been called. `hang_s`: how long the
+    process may give no sign of life; None for any time. `restarts`: once it answers, a process that
+    fails is started again, as often as `STARTS_MAX` says; without, its failure is a fault, as that
+    of a device is. Leave it as a context to end the process.
 
-    Its end is a fault, as that of a device is. Pictures and videos in messages are `Picture`s and
-    videos by their bytes, as a server has them.
+    Pictures and videos in messages are `Picture`s and videos by their bytes, as a server has them.
     """
 
     load_image: Callable[..., Picture] = staticmethod(load_isolated)
-    """How files become pictures: in this process's workers."""
+    """Decodes picture files, in this process's workers."""
 
-    def __init__(self, *, hang_s: float | None = None) -> None:
-        """Starts the process. Raises OptionError where the system has no such."""
-        self._hang_s, self._ids = hang_s, itertools.count(1)
+    def __init__(self, *, hang_s: float | None = None, restarts: bool = False) -> None:
+        """Start the process."""
+        self._hang_s, self._restarts = hang_s, restarts
         self._lock = threading.Lock()
-        self._replies: dict[int, SimpleQueue[Reply]] = {}
-        self._tickets: dict[int, Ticket] = {}
-        self._numbers: dict[Ticket, int] = {}
-        self._beats, self._read, self._loaded = 0, (0, 0), False
-        self._compiling: Callable[[int, int], None] = lambda *_: None
+        self._steps: list[tuple[str, tuple[Any, ...]]] = []
+        """The calls that have made it ready, for the next process."""
+        self._facts: dict[str, Any] = {}
         self._measured, self._measured_until = (ServiceStats(), Latencies()), 0.0
         self._on_fault: list[Callable[[DeviceError], None]] = []
-        self._ending = threading.Event()
-        self._facts: dict[str, Any] = {}
-        self._closed = False
+        self._changed = threading.Event()
+        """The process has failed, or is to end."""
+        self._ending = self._closing = self._closed = False
+        self._ready_at, self._start_s = 0.0, 1.0
+        self._failed_starts = 0
         self.fault: DeviceError | None = None
         """Why nothing can be answered any more."""
-        self._process = Process()
-        self._outbox = Outbox(self._process.link, self._mute)
-        """For what nobody waits for."""
-        self._threads = [
-            threading.Thread(target=run, name=f"mtmd engine {what}", daemon=True)
-            for what, run in (("reader", self._listen), ("watch", self._watch))
-        ]
-        for thread in self._threads:
-            thread.start()
+        self.writes = True
+        """Whether it writes answers; else it gives vectors."""
+        self.failure: str | None = None
+        """Why it is being started again."""
+        self._connection: Connection
+        started: SimpleQueue[BaseException | None] = SimpleQueue()
+        self._supervisor = threading.Thread(
+            target=self._supervise, args=(started,), name="mtmd engine supervisor", daemon=True
+        )
+        self._supervisor.start()
+        error = started.get()
+        if error is not None:
+            raise error
 
     @property
     def pid(self) -> int:
         """Of the engine's process."""
-        return self._process.pid
+        return self._connection.process.pid
 
     # Until it answers.
 
-    def load(self, model: str | None, options: dict[str, Any], small_bytes: int) -> None:
-        """As `mtmd.load`, there. `small_bytes`: of weights, below which one thread computes unless
-        a number was asked for. Raises MtmdError.
+    def load(self, model: str | None, options: Mapping[str, Any]) -> None:
+        """As `mtmd.load`, or `mtmd.load_embedder` for a dual encoder; a very small model computes
+        with one thread unless a number was asked for. Raises MtmdError.
         """
-        level = logging.getLogger("mtmd").getEffectiveLevel()
-        self._call("load", model, options, level, small_bytes)
+        self.writes = self._step("load", model, dict(options), _log_level())
+
+    def open(self, model: str, options: Mapping[str, Any], name: str) -> dict[str, Any]:
+        """Open one of several models, without reading its weights. Returns the fields of
+        `web.models.entry.Facts`. Raises MtmdError.
+        """
+        facts: dict[str, Any] = self._step("open", model, dict(options), name, _log_level())
+        return facts
+
+    def drop(self) -> None:
+        """Forget the model that was opened."""
+        self._steps.clear()
+        self._call("drop")
+
+    def memory(self, options: Mapping[str, Any], limit_s: float | None = None) -> dict[str, Any]:
+        """Bytes by memory space: "limits" that `options` ask for, and what is "free" now. Raises
+        MtmdError, and Empty after `limit_s`.
+        """
+        spaces: dict[str, Any] = self._call("memory", dict(options), limit_s=limit_s)
+        return spaces
 
     def weights_read(self) -> tuple[int, int]:
         """As `Model.weights_read`, a moment ago."""
-        return self._read
+        return self._connection.weights_read
 
-    def warm_up(self, progress: Callable[[int, int], None]) -> WarmupReport:
+    def warm_up(self, progress: Callable[[int, int], None] = lambda *_: None) -> WarmupReport:
         """As `Model.warm_up`."""
-        self._compiling = progress
-        report: WarmupReport = self._call("warm_up")
+        self._connection.compiling = progress
+        report: WarmupReport = self._step("warm_up")
         return report
 
     def begin(self, *, queue: int, share_cache: bool) -> None:
-        """It answers from now on: a service with these options, whose plans are made ahead."""
-        self._facts = self._call("begin", queue, share_cache, self._hang_s)
+        """Answer from now on, as a service with these options."""
+        self._facts = self._step("begin", queue, share_cache, self._hang_s)
         self._measured = self._facts["measures"]
+        self._ready_at = time.monotonic()
 
     # As a service.
 
@@ -124,6 +147,11 @@ class EngineClient:
     def capacity(self) -> int:
         capacity: int = self._facts["capacity"]
         return capacity
+
+    @property
+    def width(self) -> int:
+        width: int = self._facts["width"]
+        return width
 
     @property
     def sees(self) -> bool:
@@ -152,7 +180,7 @@ class EngineClient:
 
     @property
     def busy(self) -> bool:
-        return bool(self._tickets)
+        return self._connection.busy
 
     def on_fault(self, tell: Callable[[DeviceError], None]) -> None:
         self._on_fault.append(tell)
@@ -172,20 +200,7 @@ class EngineClient:
         tenant: str = "",
         **chosen: Any,
     ) -> list[Ticket]:
-        tickets = [Ticket(self._give_up) for _ in range(number)]
-        with self._lock:
-            numbers = [next(self._ids) for _ in tickets]
-            self._tickets.update(zip(numbers, tickets, strict=True))
-            self._numbers.update(zip(tickets, numbers, strict=True))
-        try:
-            held = self._call("submit", messages, tenant, chosen, tickets=numbers)
-        except BaseException:
-            for one in numbers:
-                self._over(one)
-            raise
-        for ticket, count in zip(tickets, held, strict=True):
-            ticket.held = count
-        return tickets
+        return self._ready().submit(number, messages, tenant, chosen)
 
     def count(
         self, messages: Sequence[Message], detail: str = "auto", *, tenant: str = "", **chosen: Any
@@ -213,6 +228,18 @@ class EngineClient:
         tiles: tuple[np.ndarray, ...] | None = self._call("processed", sha256, tenant)
         return tiles
 
+    def embeddings(
+        self,
+        pictures: Sequence[Picture],
+        texts: Sequence[str],
+        *,
+        normalize: bool = True,
+        whole: bool = False,
+    ) -> Embeddings:
+        """As `EmbeddingService.embeddings`."""
+        made: Embeddings = self._call("embeddings", list(pictures), list(texts), normalize, whole)
+        return made
+
     def stats(self) -> ServiceStats:
         """Of this moment; of an earlier one where the process does not answer."""
         self._measure()
@@ -229,183 +256,157 @@ class EngineClient:
         return rate
 
     def close(self, within_s: float | None = None) -> None:
-        """End every request. A process that does not come to that `within_s` seconds and some more
-        is given up: that is a fault.
+        """End every request. A process that does not do that `within_s` seconds and some more is
+        given up: that is a fault.
         """
         if self._closed or not self._facts:
             return
         limit_s = None if within_s is None else within_s + MORE_S
+        self._closing = True
+        connection = self._connection
         try:
-            self._call("close", within_s, limit_s=limit_s)
+            connection.call("close", within_s, limit_s=limit_s)
             self._closed = True
         except Empty:
-            self._fail(f"the engine's process has not ended what it does in {limit_s:.3g} s")
+            connection.fail(f"the model's process has not ended what it does in {limit_s:.3g} s")
+            self._supervisor.join(TICK_S)
         except MtmdError:
-            if self.fault is None:
+            if connection.failure is None:
                 raise
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """The process ends, and what is under way with it."""
-        self._ending.set()
-        if self.fault is None and self._facts:
-            self._process.end()
-        else:
-            self._process.link.end()  # one that the system keeps would keep who listens to it
-            self._process.kill()
-        for thread in self._threads:
-            thread.join()
-        self._outbox.close()
-        self._process.link.close()
+        """End the process, and what is under way with it."""
+        self._ending = True
+        self._changed.set()
+        if self.failure is not None or not self._facts:  # it may import or load for long
+            self._connection.kill()
+        self._supervisor.join()
 
-    # Between the two.
+    # Calls.
 
-    def _call(
-        self, name: str, *arguments: Any, tickets: Sequence[int] = (), limit_s: float | None = None
-    ) -> Any:
-        """Raises what it raises there, DeviceError after a fault, LeftError where nobody waits for
-        it any more, and Empty where it takes longer than `limit_s`.
-        """
-        reply: SimpleQueue[Reply] = SimpleQueue()
-        with self._lock:
-            if self.fault is not None:
-                raise again(self.fault)
-            if self._ending.is_set():
-                raise MtmdError(CLOSED)
-            number = next(self._ids)
-            self._replies[number] = reply
-        try:
-            with aside():
-                with suppress(ChannelClosed):  # whoever listens tells everybody
-                    call = name, for_whom(), arguments, tickets
-                    self._process.link.send([("call", number, call)])
-                value, error = self._waited(reply, limit_s)
-        except LeftError:
-            self._outbox.put(("leave", number, tickets))
-            raise
-        finally:
-            with self._lock:
-                self._replies.pop(number, None)
-        if error is not None:
-            raise error
+    def _call(self, name: str, *arguments: Any, limit_s: float | None = None) -> Any:
+        """As `Connection.call`. Raises EngineError while it is started again."""
+        return self._ready().call(name, *arguments, limit_s=limit_s)
+
+    def _ready(self) -> Connection:
+        if self.fault is not None:
+            raise again(self.fault)
+        if self.failure is not None:
+            raise self._error_of(self.failure)
+        return self._connection
+
+    def _step(self, name: str, *arguments: Any) -> Any:
+        value = self._call(name, *arguments)
+        self._steps.append((name, arguments))
         return value
-
-    def _waited(self, reply: SimpleQueue[Reply], limit_s: float | None) -> Reply:
-        end = None if limit_s is None else time.monotonic() + limit_s
-        gone, looks = is_gone(), LOOKED_S if may_be_left() else None
-        while True:
-            waits = [looks, None if end is None else max(0.0, end - time.monotonic())]
-            try:
-                return reply.get(timeout=min((w for w in waits if w is not None), default=None))
-            except Empty:
-                if end is not None and time.monotonic() >= end:
-                    raise
-                if gone():
-                    raise left() from None
 
     def _measure(self) -> None:
         """Both come together: who asks for one and then for the other waits once."""
         if time.monotonic() < self._measured_until:
             return
-        with suppress(MtmdError, Empty):  # they are those of before, then
-            self._measured = self._call("measures", limit_s=MEASURED_S)
-        self._measured_until = time.monotonic() + OF_THIS_MOMENT_S
+        with suppress(MtmdError, Empty):  # earlier ones are shown, then
+            self._measured = self._call("measures", limit_s=MEASURE_LIMIT_S)
+        self._measured_until = time.monotonic() + MEASURED_AGAIN_S
 
-    def _give_up(self, ticket: Ticket) -> None:
-        number = self._numbers.get(ticket)
-        if number is not None:
-            self._outbox.put(("cancel", number, None))
+    # Supervision.
 
-    def _over(self, number: int) -> Ticket | None:
-        """Nothing comes for it any more."""
+    def _error_of(self, reason: str) -> MtmdError:
+        if not self._may_restart():
+            return DeviceError(f"{reason}; {AGAIN}")
+        wait_s = math.ceil(self._delay_s() + self._start_s)
+        return EngineError(f"{reason}; it is being started again, try again in {wait_s} s", wait_s)
+
+    def _may_restart(self) -> bool:
+        is_due = self._restarts and bool(self._facts) and not (self._closing or self._ending)
+        return is_due and self._failed_starts < STARTS_MAX
+
+    def _delay_s(self) -> float:
+        return float(min(DELAY_S * 2**self._failed_starts, DELAY_MAX_S))
+
+    def _failed(self, reason: str) -> None:
+        """On any thread."""
+        fault = None
         with self._lock:
-            ticket = self._tickets.pop(number, None)
-            if ticket is not None:
-                del self._numbers[ticket]
-        return ticket
-
-    def _listen(self) -> None:
-        try:
-            while True:
-                items = self._process.link.receive()
-                self._beats += 1
-                with goes_first():
-                    for what, number, value in items:
-                        self._take(what, number, value)
-        except ChannelClosed:
-            if self._ending.is_set():
-                self._tell(lambda: MtmdError(CLOSED))
+            if self._ending or self._may_restart():
+                self.failure = reason
             else:
-                self._fail(f"the engine's process has ended ({self._process.how_it_ended()})")
-        except Exception as error:
-            log.error("%s", traceback_text(error))
-            self._fail(f"the engine's process said what cannot be read: {type(error).__name__}")
+                self.fault = fault = DeviceError(f"{reason}; {AGAIN}")
+        self._changed.set()
+        if fault is not None:
+            for tell in self._on_fault:
+                tell(fault)
 
-    def _mute(self, error: BaseException) -> None:
-        log.error("%s", traceback_text(error))
-        self._fail(f"the engine's process cannot be told any more: {type(error).__name__}")
+    def _supervise(self, started: SimpleQueue[BaseException | None]) -> None:
+        """Start the process, watch it, and start another one where it fails. All of them are
+        started by this thread, as Linux ends a process with the thread that has started it.
+        """
+        try:
+            self._connection = Connection(self._error_of, self._failed)
+        except BaseException as error:
+            started.put(error)
+            return
+        started.put(None)
+        while self._watch(self._connection):
+            self._connection.end()
+            if self.fault is not None:
+                return
+            if time.monotonic() - self._ready_at > STEADY_S:
+                self._failed_starts = 0
+            self._changed.clear()
+            if self._ending or self._changed.wait(self._delay_s()):
+                return
+            self._failed_starts += 1
+            self._start_again()
+        self._connection.end()
 
-    def _take(self, what: str, number: int, value: Any) -> None:
-        if what == "event":
-            is_last = isinstance(value, (Finished, BaseException))
-            ticket = self._over(number) if is_last else self._tickets.get(number)
-            if ticket is not None:
-                ticket.put(value)
-        elif what in ("reply", "error"):
-            reply = self._replies.get(number)
-            if reply is not None:
-                reply.put((value, None) if what == "reply" else (None, value))
-        elif what == "beat":
-            self._read = value
-        elif what == "compiling":
-            self._compiling(*value)
-        elif what == "log":
-            name, text = value
-            logging.getLogger(name).log(number, "%s", text)
-        elif what == "fault":
-            self._given_up(value)
-
-    def _watch(self) -> None:
-        """A look that comes late counts as one that came in time, as with a device's thread. Until
-        its first sign of life it imports libraries, however long that takes.
+    def _watch(self, connection: Connection) -> bool:
+        """Return True once it has failed, False once this is to end. A look that comes late counts
+        as one that came in time. Until its first beat the process imports libraries, for any time.
         """
         stall, last = Stall(), time.monotonic()
-        limit_s = max(self._hang_s or 0.0, QUIET_S)
-        while self._hang_s is not None and not self._ending.wait(min(TICK_S, self._hang_s / 4)):
+        while not self._ending and connection.failure is None:
+            hang_s = self._hang_s
+            self._changed.wait(TICK_S if hang_s is None else min(TICK_S, hang_s / 4))
+            if hang_s is None:
+                continue
+            limit_s = max(min(hang_s, SILENT_S) if self._facts else hang_s, SILENT_MIN_S)
             now = time.monotonic()
             passed, last = min(now - last, 2 * TICK_S), now
-            if self.fault is not None:
-                return
-            if stall.look(self._beats or None, passed) >= limit_s:
-                self._fail(
-                    f"the engine's process hangs: it has given no sign of life for {limit_s:.3g} s"
+            if stall.look(connection.beats or None, passed) >= limit_s:
+                connection.fail(
+                    f"the model's process hangs: it has given no sign of life for {limit_s:.3g} s"
                 )
+        return not self._ending
 
-    def _fail(self, message: str) -> None:
-        """Nothing that it may yet do is waited for."""
-        self._given_up(DeviceError(f"{message}; {AGAIN}"), is_left=True)
+    def _start_again(self) -> None:
+        try:
+            connection = Connection(self._error_of, self._failed)
+        except OSError as error:  # no process, or no memory for one
+            self._failed(f"no process can be started ({error.strerror})")
+            return
+        self._connection = connection
+        threading.Thread(
+            target=self._prepare, args=(connection,), name="mtmd engine start", daemon=True
+        ).start()
 
-    def _given_up(self, fault: DeviceError, *, is_left: bool = False) -> None:
+    def _prepare(self, connection: Connection) -> None:
+        """Make a new process ready, as the one before was."""
+        begun = time.monotonic()
+        try:
+            for name, arguments in self._steps:
+                value = connection.call(name, *arguments)
+        except MtmdError as error:
+            connection.fail(str(error))
+            return
         with self._lock:
-            if self.fault is not None:
-                return
-            self.fault = fault
-        if is_left:
-            log.error("%s", fault)
-            # One that does not read keeps whoever sends to it.
-            self._process.link.end()
-        self._tell(lambda: again(fault))
-        for tell in self._on_fault:
-            tell(fault)
+            self._facts, self._ready_at = value, time.monotonic()
+            self._start_s = self._ready_at - begun
+            self.failure = None
+        log.warning("the model's process was started again in %.1f s", self._start_s)
 
-    def _tell(self, error: Callable[[], MtmdError]) -> None:
-        """All who wait, as nothing comes any more; each has an error of his own."""
-        with self._lock:
-            replies, tickets = list(self._replies.values()), list(self._tickets.values())
-            self._replies, self._tickets, self._numbers = {}, {}, {}
-        for reply in replies:
-            reply.put((None, error()))
-        for ticket in tickets:
-            ticket.put(error())
+
+def _log_level() -> int:
+    return logging.getLogger("mtmd").getEffectiveLevel()

@@ -1,8 +1,8 @@
-"""Values that go between the server's process and the engine's, as JSON and a memory beside it: the
-bytes of pictures, files and arrays lie there.
+"""Values that go between the server's process and an engine's, as JSON and a list of parts: the
+bytes of pictures, files and arrays.
 
 What JSON has is written as it is, but for lists: each begins with a tag, which says what the others
-make. Only the classes of a closed table are known: those below, and what their fields hold.
+make. Only the classes of a closed table are registered: those below, and those of their fields.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from mtmd.checkpoint.facts import CheckpointFacts
 from mtmd.clip.image.decode import Picture
 from mtmd.clip.video.footage import VideoFile
 from mtmd.clip.video.limits import VideoLimits
+from mtmd.embedding.receipt import Embeddings
+from mtmd.engine_process import messages
 from mtmd.events import Finished, Progress, TextPiece, ThinkingPiece, ToolCallPiece
 from mtmd.kernels.report.warmup_report import WarmupReport
 from mtmd.prompt.conversation import RawPrompt
@@ -28,10 +30,11 @@ from mtmd.service.stats import ServiceStats, TokenCount
 from mtmd.tools.tool import Toolbox
 
 Parts = list[memoryview]
-ALIGNED = 64  # bytes: where an array begins
 _ROOTS = (
+    *(messages.Call, messages.Abandon, messages.Cancel, messages.Reply, messages.TicketEvent),
+    *(messages.Beat, messages.Compiled, messages.Logged, messages.Failed),
     *(Progress, ThinkingPiece, TextPiece, ToolCallPiece, Finished),
-    *(WarmupReport, ServiceStats, TokenCount, Latencies),
+    *(WarmupReport, ServiceStats, TokenCount, Latencies, Embeddings),
     *(Picture, VideoLimits, RawPrompt, Toolbox, CheckpointFacts),
 )
 _ERRORS = {
@@ -42,6 +45,7 @@ _ERRORS = {
 _ERROR_FIELDS: dict[type[MtmdError], tuple[str, ...]] = {
     errors.ContextError: ("tokens", "context"),
     errors.BusyError: ("retry_after_s",),
+    errors.EngineError: ("retry_after_s",),
 }
 _PLAIN = (str, int, float, bool, type(None))
 
@@ -88,8 +92,8 @@ def _fields(kind: Any) -> tuple[str, ...]:
 
 
 def encode(value: Any, parts: Parts) -> Any:
-    """What `json` can write; bytes of pictures and the like are added to `parts`, which lie one
-    after another in the memory beside it. Raises CodecError for a class that is not known.
+    """Return what `json` can write; bytes of pictures and the like are added to `parts`. Raises
+    CodecError for a class that is not registered.
     """
     kind: Any = type(value)
     if kind in _PLAIN:
@@ -111,24 +115,24 @@ def encode(value: Any, parts: Parts) -> Any:
     raise CodecError(f"a {kind.__module__}.{kind.__qualname__} does not go to another process")
 
 
-def decode(value: Any, memory: memoryview) -> Any:
-    """What `encode` was given. Arrays lie in `memory`. Raises CodecError for what it has not
-    written.
+def decode(value: Any, parts: Sequence[bytearray]) -> Any:
+    """Return what `encode` was given. Arrays share the memory of their part. Raises CodecError for
+    what `encode` has not written.
     """
     if isinstance(value, dict):
-        return {name: decode(one, memory) for name, one in value.items()}
+        return {name: decode(one, parts) for name, one in value.items()}
     if not isinstance(value, list):
         return value
     try:
         tag, *items = value
         if tag in _BYTES:
-            return _BYTES[tag](memory, *items)
-        items = [decode(one, memory) for one in items]
+            return _BYTES[tag](parts, *items)
+        items = [decode(one, parts) for one in items]
         if tag in KNOWN:
             kind = KNOWN[tag]
             return kind(**dict(zip(_fields(kind), items, strict=True)))
         return _MADE[tag](items)
-    except (KeyError, ValueError, TypeError) as error:
+    except (LookupError, ValueError, TypeError) as error:
         raise CodecError(f"found {str(value)[:60]!r}, expected a value: {error}") from error
 
 
@@ -145,13 +149,10 @@ def _error(error: MtmdError, parts: Parts) -> list[Any]:
     return [kind.__name__, str(error), *[encode(getattr(error, name), parts) for name in names]]
 
 
-def _place(data: memoryview, parts: Parts) -> int:
-    """Where `data`, the next of the memory, begins."""
-    at = sum(part.nbytes for part in parts)
-    if gap := -at % ALIGNED:
-        parts.append(memoryview(bytes(gap)))
+def _part(data: memoryview, parts: Parts) -> int:
+    """Add `data`; return its number."""
     parts.append(data)
-    return at + gap
+    return len(parts) - 1
 
 
 def _array(array: Any, parts: Parts) -> list[Any]:
@@ -159,23 +160,19 @@ def _array(array: Any, parts: Parts) -> list[Any]:
         raise CodecError("an array of objects does not go to another process")
     whole = np.ascontiguousarray(array)
     data = whole.reshape(-1).view(np.uint8).data
-    return ["array", _place(data, parts), whole.dtype.str, *array.shape]
+    return ["array", _part(data, parts), whole.dtype.str, *array.shape]
 
 
-def _array_in(memory: memoryview, at: int, dtype: str, *shape: int) -> Any:
-    count = int(np.prod(shape, dtype=np.int64))
-    if not count:
-        return np.empty(shape, np.dtype(dtype))
-    return np.frombuffer(memory, np.dtype(dtype), count, at).reshape(shape)
+def _array_in(parts: Sequence[bytearray], number: int, dtype: str, *shape: int) -> Any:
+    return np.frombuffer(parts[number], np.dtype(dtype)).reshape(shape)
 
 
 def _bytes(data: Any, parts: Parts) -> list[Any]:
-    view = memoryview(data).cast("B")
-    return ["bytes", _place(view, parts), view.nbytes]
+    return ["bytes", _part(memoryview(data).cast("B"), parts)]
 
 
-def _bytes_in(memory: memoryview, at: int, count: int) -> bytes:
-    return bytes(memory[at : at + count])
+def _bytes_in(parts: Sequence[bytearray], number: int) -> bytes:
+    return bytes(parts[number])
 
 
 def _video(video: VideoFile, parts: Parts) -> list[Any]:

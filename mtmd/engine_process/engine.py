@@ -1,8 +1,7 @@
-"""The engine's process: a model, the service over it, and a thread that listens to the server's.
+"""An engine's process: a model, the service over it, and a thread that reads the server's calls.
 
-Whatever is asked for is a call by its name, in a thread of its own as it would be in the server;
-answers go out as events of numbered tickets. It ends when the server's process does, or says so by
-closing the link.
+Each call is done by a thread of its own, as it would be in the server; answers go out as events of
+numbered tickets. The process ends when the server does, or closes the link.
 """
 
 from __future__ import annotations
@@ -16,16 +15,39 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
-from mtmd.base.errors import MtmdError
-from mtmd.base.isolation.channel import ChannelClosed
+from mtmd.base.errors import DualEncoderError, MtmdError
 from mtmd.base.process_memory import resident_bytes
 from mtmd.base.tracebacks import traceback_text
-from mtmd.engine_process.link import Link
+from mtmd.checkpoint.facts import facts_of
+from mtmd.checkpoint.hub import is_demo, resolve_model
+from mtmd.embedding.embedder import Embedder, load_embedder_of
+from mtmd.embedding.service import EmbeddingService
+from mtmd.engine_process.link import Link, LinkClosedError
+from mtmd.engine_process.messages import (
+    Abandon,
+    Beat,
+    Call,
+    Cancel,
+    Compiled,
+    Failed,
+    Logged,
+    Reply,
+    TicketEvent,
+)
 from mtmd.engine_process.outbox import Outbox
 from mtmd.events import Event, Finished
-from mtmd.loaded.interpreter import shared_out_promptly
+from mtmd.kernels.backends import Backend, backends_for
+from mtmd.kernels.plan.free_memory import free_bytes, look_again
+from mtmd.kernels.resources.threads import ask_threads
+from mtmd.loaded.interpreter import collect_all, shared_out_promptly
+from mtmd.loaded.predicted_memory import predicted_bytes
+from mtmd.loading import load, load_beside
+from mtmd.model import Model
+from mtmd.openmp import ONE_THREAD_BYTES
+from mtmd.options.by_name import options
+from mtmd.options.load import LoadOptions
 from mtmd.service.service import Service
 from mtmd.service.ticket import Ticket
 from mtmd.service.turns import Turns, get_up, sit_down, step_back, wanted_unless, work_for
@@ -34,38 +56,20 @@ BEAT_S = 0.25  # between two signs of life
 SEATS = 2  # for threads that compute: as in the server, there is one interpreter
 CALLS_AT_ONCE = 128  # the server has fewer threads that ask
 ENDING_S = 5.0
-FAILED = 1  # the exit code of an engine that can hear or tell nothing any more
+FAILED = 1  # the exit code of an engine that can neither read nor write any more
 log = logging.getLogger("mtmd.engine")
 
 
-class Servable(Protocol):
-    """What the engine's process loads; a `Model` is one."""
-
-    loaded: Any
-    prompts: Any
-    warmup_report: Any
-
-    def weights_read(self) -> tuple[int, int]: ...
-
-    def warm_up(self, progress: Callable[[int, int], None] | None = None) -> Any: ...
-
-
-Loader = Callable[[str | None, dict[str, Any]], Servable]
-
-
 @dataclass
-class _Call:
-    """One under way. `tickets`: the numbers of those that it is to make."""
+class _Pending:
+    """A call under way; `gone` is set once nobody waits for it any more."""
 
-    name: str
-    owner: str
-    tickets: Sequence[int]
+    call: Call
     gone: threading.Event = field(default_factory=threading.Event)
-    """Set once nobody waits for it any more."""
 
 
 class _ToServer(logging.Handler):
-    """What is logged here is written by the server, in the form that was chosen for it."""
+    """Sends what is logged here to the server."""
 
     def __init__(self, outbox: Outbox) -> None:
         super().__init__()
@@ -76,32 +80,34 @@ class _ToServer(logging.Handler):
             text = record.getMessage()
             if record.exc_info and record.exc_info[1]:
                 text += f"\n{traceback_text(record.exc_info[1])}"
-            self._outbox.put(("log", record.levelno, (record.name, text)))
+            self._outbox.put(Logged(record.levelno, record.name, text))
         except Exception:
-            self.handleError(record)  # who logs is not to fail by it
+            self.handleError(record)  # logging raises nothing
 
 
 class EngineProcess:
-    """`load` gives the model of a name and its options."""
-
-    def __init__(self, link: Link, load: Loader) -> None:
-        self._link, self._load_model = link, load
+    def __init__(self, link: Link) -> None:
+        self._link = link
         self._outbox = Outbox(link, end_by)
-        self._model: Servable | None = None
-        self._service: Service | None = None
+        self._model: Model | Embedder | None = None
+        self._service: Service | EmbeddingService | None = None
         self._tickets: dict[int, Ticket] = {}
-        self._under_way: dict[int, _Call] = {}
+        self._pending: dict[int, _Pending] = {}
+        self._backends: list[Backend] = []
         self._desk = Turns(SEATS, each=1)
         self._ending = ExitStack()
         self._over = threading.Event()
         self._first: dict[str, Callable[..., Any]] = {
             "load": self._load,
+            "open": self._open,
+            "drop": self._drop,
+            "memory": self._memory,
             "warm_up": self._warm_up,
             "warmup_report": lambda: self.model.warmup_report,
             "begin": self._begin,
             "measures": self._measures,
             "read_rate": lambda device: self.service.read_rate(device),
-            "close": lambda within_s: self.service.close(within_s),
+            "close": self._close,
         }
         """Those that take no seat: the server does without while it waits for them."""
         self._calls: dict[str, Callable[..., Any]] = {
@@ -113,15 +119,18 @@ class EngineProcess:
             "spelling_of": lambda *args: self.service.spelling_of(*args),
             "rendered": lambda messages, chosen: self.service.rendered(messages, **chosen),
             "processed": lambda *args: self.service.processed(*args),
+            "embeddings": lambda *args: self.service.embeddings(
+                args[0], args[1], normalize=args[2], whole=args[3]
+            ),
         }
 
     @property
-    def model(self) -> Servable:
+    def model(self) -> Any:
         assert self._model is not None  # the server loads first
         return self._model
 
     @property
-    def service(self) -> Service:
+    def service(self) -> Any:
         assert self._service is not None
         return self._service
 
@@ -133,75 +142,74 @@ class EngineProcess:
         with ThreadPoolExecutor(CALLS_AT_ONCE, "mtmd call") as pool:
             try:
                 while True:
-                    for what, number, value in self._link.receive():
-                        if what == "call":
-                            name, owner, arguments, tickets = value
-                            call = self._under_way[number] = _Call(name, owner, tickets)
-                            pool.submit(self._do, number, call, arguments)
-                        elif what == "leave":
-                            self._leave(number, value)
-                        elif what == "cancel":
-                            self._cancel(number)
-            except ChannelClosed:
+                    for record in self._link.receive():
+                        if isinstance(record, Call):
+                            pending = self._pending[record.number] = _Pending(record)
+                            pool.submit(self._do, pending)
+                        elif isinstance(record, Abandon):
+                            self._abandon(record)
+                        elif isinstance(record, Cancel):
+                            self._cancel(record.ticket)
+            except LinkClosedError:
                 self._over.set()
                 self._end()
             except BaseException as error:  # no memory for a picture, say
                 end_by(error)
 
     def _end(self) -> None:
-        """Of a server that has ended, or has closed the service before."""
-        for call in list(self._under_way.values()):
-            call.gone.set()
+        """After the server has ended, or has closed the link."""
+        for pending in list(self._pending.values()):
+            pending.gone.set()
         if self._service is not None:
             self._service.close(ENDING_S)
         if self._service is not None and self._service.fault is not None:
             os._exit(1)  # whatever hangs in the device would not let the interpreter end
         self._ending.close()
-        if self._model is not None:
+        if isinstance(self._model, Model):
             self._model.loaded.close()
 
     def _beat(self) -> None:
         while not self._over.wait(BEAT_S):
-            read = (0, 0) if self._model is None else self._model.weights_read()
-            self._outbox.put(("beat", 0, read))
+            read = (0, 0) if (model := self._model) is None else model.weights_read()
+            self._outbox.put(Beat(read))
 
-    def _do(self, number: int, call: _Call, arguments: Sequence[Any]) -> None:
+    def _do(self, pending: _Pending) -> None:
         """A call, on a thread of its own."""
+        call = pending.call
         try:
             if call.name in self._first:
-                result = self._first[call.name](*arguments)
+                result = self._first[call.name](*call.arguments)
             else:
-                result = self._seated(call, arguments)
-            self._outbox.put(("reply", number, result))
+                result = self._seated(pending)
+            self._outbox.put(Reply(call.number, result))
         except BaseException as error:
-            self._outbox.put(("error", number, _as_told(error)))
+            self._outbox.put(Reply(call.number, error=_public(error)))
         finally:
-            del self._under_way[number]
-            if call.gone.is_set():
+            del self._pending[call.number]
+            if pending.gone.is_set():
                 for ticket in call.tickets:
                     self._cancel(ticket)
 
-    def _seated(self, call: _Call, arguments: Sequence[Any]) -> Any:
+    def _seated(self, pending: _Pending) -> Any:
+        call = pending.call
         step_back()
         work_for(call.owner)
-        wanted_unless(call.gone.is_set)
+        wanted_unless(pending.gone.is_set)
         sit_down(self._desk)
         try:
             if call.name == "submit":
-                return self._submit(call.tickets, *arguments)
-            return self._calls[call.name](*arguments)
+                return self._submit(call.tickets, *call.arguments)
+            return self._calls[call.name](*call.arguments)
         finally:
             get_up()
             wanted_unless(None)
             work_for("")
 
-    def _leave(self, number: int, tickets: Sequence[int]) -> None:
-        """Nobody waits for this call any more, which may be done: those are the tickets that it is
-        to make, or has made.
-        """
-        if (call := self._under_way.get(number)) is not None:
-            call.gone.set()
-        for ticket in tickets:
+    def _abandon(self, record: Abandon) -> None:
+        """The call may be done: then its tickets exist."""
+        if (pending := self._pending.get(record.number)) is not None:
+            pending.gone.set()
+        for ticket in record.tickets:
             self._cancel(ticket)
 
     def _cancel(self, number: int) -> None:
@@ -209,45 +217,101 @@ class EngineProcess:
         if ticket is not None:
             ticket.cancel()
 
-    def _load(
-        self, name: str | None, options: dict[str, Any], log_level: int, small_bytes: int
-    ) -> None:
-        from mtmd.kernels.resources.threads import ask_threads
-
+    def _load(self, name: str | None, chosen: dict[str, Any], log_level: int) -> bool:
+        """Returns whether it writes answers; else it gives vectors."""
         logging.getLogger("mtmd").setLevel(log_level)
-        model = self._load_model(name, options)
-        if options.get("threads") is None and model.loaded.checkpoint.weight_bytes < small_bytes:
+        progress = sys.stderr.isatty()
+        try:
+            model: Model | Embedder = load(name, progress=progress, **chosen)
+        except DualEncoderError:
+            assert name is not None  # the demo model is none
+            model = load_embedder_of(name, chosen, progress=progress)
+        self._take(model, chosen)
+        return isinstance(model, Model)
+
+    def _take(self, model: Model | Embedder, chosen: dict[str, Any]) -> None:
+        if chosen.get("threads") is None and model.checkpoint.weight_bytes < ONE_THREAD_BYTES:
             ask_threads(1, "as the model is very small")
-        model.loaded.start_workers()
+        if isinstance(model, Model):
+            model.loaded.start_workers()
         self._model = model
 
+    def _open(self, path: str, chosen: dict[str, Any], name: str, log_level: int) -> dict[str, Any]:
+        """One of several models, its weights not read yet."""
+        logging.getLogger("mtmd").setLevel(log_level)
+        if not is_demo(path):
+            files = resolve_model(path, fetch=False)
+            path = str(files.path)
+            if files.projector and not chosen.get("mmproj"):
+                chosen = chosen | {"mmproj": str(files.projector)}
+        if chosen.get("threads") is None:
+            ask_threads(None)
+        model = load_beside(path, **chosen)
+        needs = predicted_bytes(model.loaded)
+        if limits := self._memory(chosen)["limits"]:
+            # Its own limit is what it is predicted to take, so that all keep that of all.
+            ((space, limit),) = limits.items()
+            own = min(needs.get(space, 0), limit)
+            model = load_beside(path, **chosen | {"memory_limit": own})
+        model.loaded.name = name
+        self._take(model, chosen)
+        model.weights_read()  # plans are made for it, once
+        return {
+            "needs": needs,
+            "context": model.runner.context,
+            "sees": model.encoder is not None,
+            "checkpoint": facts_of(model.checkpoint),
+        }
+
+    def _drop(self) -> None:
+        model, self._model = self._model, None
+        if isinstance(model, Model):
+            model.loaded.close()
+        del model
+        collect_all()  # models and their caches refer to each other in circles
+
+    def _memory(self, chosen: dict[str, Any]) -> dict[str, dict[str, int]]:
+        """Bytes by memory space, as far as they are known."""
+        settings = options(LoadOptions, chosen)
+        if not self._backends:
+            self._backends = backends_for(settings.device, settings.refuse)
+        limit = settings.memory_limit
+        limits = {self._backends[0].space: limit} if isinstance(limit, int) else {}
+        look_again()
+        free = {backend.space: free_bytes(backend) for backend in self._backends}
+        return {"limits": limits, "free": {s: n for s, n in free.items() if n is not None}}
+
     def _warm_up(self) -> Any:
-        return self.model.warm_up(
-            lambda done, total: self._outbox.put(("compiling", 0, (done, total)))
-        )
+        if isinstance(self.model, Embedder):
+            return self.model.warm_up()
+        return self.model.warm_up(lambda done, total: self._outbox.put(Compiled(done, total)))
 
     def _begin(self, queue: int, share_cache: bool, hang_s: float | None) -> dict[str, Any]:
-        """The service, and what does not change of it."""
-        service = self._service = Service(
-            self.model,
-            queue=queue,
-            share_cache=share_cache,
-            hang_s=hang_s,
-            gathered=self._outbox.gathered,
-        )
-        service.on_fault(lambda fault: self._outbox.put(("fault", 0, _as_told(fault))))
-        service.plan_ahead()
+        """Start the service; return what does not change of it."""
+        writes = isinstance(self.model, Model)
+        if isinstance(self.model, Embedder):
+            self._service = EmbeddingService(self.model)
+        else:
+            service = self._service = Service(
+                self.model,
+                queue=queue,
+                share_cache=share_cache,
+                hang_s=hang_s,
+                gathered=self._outbox.gathered,
+            )
+            service.plan_ahead()
+        self.service.on_fault(lambda fault: self._outbox.put(Failed(_public(fault))))
         self._ending.enter_context(shared_out_promptly())
-        return {
-            "name": service.name,
-            "context": service.context,
-            "capacity": service.capacity,
-            "sees": service.sees,
-            "thinks": service.thinks,
-            "chat_template": service.chat_template,
-            "checkpoint": service.checkpoint_facts,
+        names = ["capacity", "thinks"] if writes else ["width"]
+        names += ["name", "context", "sees", "chat_template"]
+        return {name: getattr(self.service, name) for name in names} | {
+            "checkpoint": self.service.checkpoint_facts,
             "measures": self._measures(),
         }
+
+    def _close(self, within_s: float | None) -> None:
+        if self._service is not None:  # else it is being started again
+            self.service.close(within_s)
 
     def _measures(self) -> Any:
         stats = self.service.stats()
@@ -257,7 +321,7 @@ class EngineProcess:
     def _submit(
         self, numbers: Sequence[int], messages: Any, tenant: str, chosen: dict[str, Any]
     ) -> list[int]:
-        """Bytes that are held for each ticket."""
+        """Return the bytes that are held for each ticket."""
         tickets = (
             [self.service.submit(messages, tenant=tenant, **chosen)]
             if len(numbers) == 1
@@ -275,8 +339,8 @@ class EngineProcess:
             is_last = isinstance(event, (Finished, BaseException))
             if is_last:
                 tickets.pop(number, None)
-                event = _as_told(event) if isinstance(event, BaseException) else event
-            put(("event", number, event), is_long=is_last)
+                event = _public(event) if isinstance(event, BaseException) else event
+            put(TicketEvent(number, event), is_long=is_last)
 
         return sink
 
@@ -285,17 +349,15 @@ class EngineProcess:
 
 
 def end_by(error: BaseException) -> NoReturn:
-    """The engine's process, at once: where it can hear or tell nothing any more, the server knows
-    by its end.
-    """
+    """End the process at once, as it can neither read nor write any more; the server notices."""
     try:
         print(f"mtmd engine: {traceback_text(error)}", file=sys.stderr, flush=True)
     finally:  # nobody may read that, either
         os._exit(FAILED)
 
 
-def _as_told(error: BaseException) -> MtmdError:
-    """What is not raised on purpose is told in the log alone."""
+def _public(error: BaseException) -> MtmdError:
+    """An error as clients see it: one that is not raised on purpose is in the log alone."""
     if isinstance(error, MtmdError):
         return error
     log.error("a call has failed\n%s", traceback_text(error))

@@ -1,117 +1,82 @@
-"""Messages between the server's process and the engine's. A message is a list as JSON; the pixels
-and files that belong to it lie in a memory that both see, whose descriptor goes along: they are
-written once, and no thread of the other process copies them.
+"""Messages between the server's process and an engine's, over one stream socket: a list of records
+as JSON, and behind it the pixels and files that belong to them, as they are.
 """
 
 from __future__ import annotations
 
 import json
-import mmap
-import os
-import tempfile
+import socket
+import struct
 from collections.abc import Sequence
 from contextlib import suppress
 from threading import Lock
 from typing import Any
 
-from mtmd.base.isolation.channel import Channel, ChannelClosed
-from mtmd.engine_process.codec import Parts, decode, encode
+from mtmd.engine_process.codec import CodecError, Parts, decode, encode
 
-_NOTHING = memoryview(b"")
-_WRITTEN_AT_ONCE = 16 << 20  # bytes
+_COUNT, _SIZE = struct.Struct("<I"), struct.Struct("<Q")
+BUFFER_BYTES = 1 << 20  # of the socket: tokens of many steps, for a reader that is late
+
+
+class LinkClosedError(Exception):
+    """The other process has gone, or has written what is no message."""
 
 
 class Link:
-    """One end. Any thread may send, one may `receive`."""
+    """One end. Any thread may `send`, one may `receive`."""
 
-    def __init__(self, channel: Channel) -> None:
-        self._channel, self._sending = channel, Lock()
-        self._left = b""
-        """Of a message, what the socket has not taken yet."""
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(True)
+        for size in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            with suppress(OSError):
+                sock.setsockopt(socket.SOL_SOCKET, size, BUFFER_BYTES)
+        self._socket, self._sending = sock, Lock()
+        self._file = sock.makefile("rb")
 
-    def send(self, items: Sequence[Any]) -> None:
-        """One message; none where there is nothing to say. Raises CodecError for a value of an
-        unknown class, and ChannelClosed.
+    def send(self, records: Sequence[Any]) -> None:
+        """Send one message, none for no records. Raises CodecError for a value of a class that is
+        not registered, and LinkClosedError.
         """
-        text, parts = _written(items)
-        memory = _shared(parts) if parts else None
+        if not records:
+            return
+        parts: Parts = []
+        text = json.dumps(encode(list(records), parts), separators=(",", ":")).encode()
+        sizes = (len(text), *(part.nbytes for part in parts))
+        head = _COUNT.pack(len(sizes)) + b"".join(map(_SIZE.pack, sizes))
         try:
             with self._sending:
-                left, self._left = self._left, b""
-                self._channel.send_rest(left)
-                if items:
-                    self._channel.send(text, fds=() if memory is None else (memory,))
-        finally:
-            if memory is not None:
-                os.close(memory)
+                self._socket.sendall(head + text)
+                for part in parts:
+                    self._socket.sendall(part)
+        except (OSError, ValueError) as error:
+            raise LinkClosedError from error
 
-    def send_at_once(self, items: Sequence[Any]) -> tuple[bool, bool]:
-        """As `send` for what has neither pixels nor files, without waiting. Whether it is sent, and
-        whether all of it has left: what has not goes with the next `send`, also of nothing.
-        """
-        if not self._sending.acquire(blocking=False):
-            return False, True
+    def receive(self) -> list[Any]:
+        """Return the records of the next message. Raises LinkClosedError."""
         try:
-            if self._left:
-                return False, True
-            text, parts = _written(items)
-            assert not parts
-            self._left = self._channel.send_at_once(text)
-            return True, not self._left
-        finally:
-            self._sending.release()
+            (count,) = _COUNT.unpack(self._read(_COUNT.size))
+            sizes = [_SIZE.unpack(self._read(_SIZE.size))[0] for _ in range(count)]
+            text, *parts = (self._read(size) for size in sizes)
+            records: list[Any] = decode(json.loads(text), parts)
+        except (OSError, ValueError, CodecError) as error:
+            raise LinkClosedError from error
+        return records
 
-    def receive(self) -> Any:
-        """The next message. Raises ChannelClosed, also where it is none."""
-        text, found = self._channel.receive_with(1)
-        try:
-            memory = _mapped(found[0]) if found else _NOTHING
-        finally:
-            for one in found:
-                os.close(one)
-        try:
-            return decode(json.loads(text), memory)
-        except (TypeError, ValueError) as error:
-            raise ChannelClosed from error
+    def _read(self, size: int) -> bytearray:
+        data = bytearray(size)
+        rest = memoryview(data)
+        while rest:
+            count = self._file.readinto(rest)
+            if not count:
+                raise LinkClosedError
+            rest = rest[count:]
+        return data
 
     def end(self) -> None:
-        """From any thread: who receives, on either side, sees it closed."""
-        self._channel.end()
+        """Close it for both sides, from any thread: whoever receives has a LinkClosedError."""
+        with suppress(OSError):  # the other side has gone already
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        self._channel.close()
-
-
-def _written(items: Sequence[Any]) -> tuple[bytes, Parts]:
-    parts: Parts = []
-    return json.dumps(encode(list(items), parts), separators=(",", ":")).encode(), parts
-
-
-def _shared(parts: Parts) -> int:
-    """A descriptor of memory that holds all of them, one after another."""
-    memory = _new_memory()
-    try:
-        for part in parts:
-            while part:
-                part = part[os.write(memory, part[:_WRITTEN_AT_ONCE]) :]
-    except BaseException:
-        os.close(memory)
-        raise
-    return memory
-
-
-def _new_memory() -> int:
-    """A file without a name where the system has no other: macOS, and a Linux whose administrator
-    or container allows none (vm.memfd_noexec, seccomp).
-    """
-    if hasattr(os, "memfd_create"):
-        with suppress(OSError):
-            return os.memfd_create("mtmd", os.MFD_CLOEXEC)
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
-
-
-def _mapped(memory: int) -> memoryview:
-    """What is written to it changes nothing for the other process."""
-    count = os.fstat(memory).st_size
-    return memoryview(mmap.mmap(memory, count, access=mmap.ACCESS_COPY)) if count else _NOTHING
+        self._file.close()
+        self._socket.close()

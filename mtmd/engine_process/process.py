@@ -1,4 +1,4 @@
-"""The process of the engine, as the server's sees it: started anew, without a fork of this one."""
+"""An engine's process, as the server sees it: a new interpreter, no fork of the server's."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from mtmd.base.errors import OptionError
 from mtmd.base.group_signals import held_back
-from mtmd.base.isolation.channel import Channel
 from mtmd.engine_process.link import Link
 
 ENDS_S = 10.0  # after its link is closed
-# What is found here is found there; nothing else of the environment or the current folder has a
-# say (-I).
+# It imports from where this process does; the environment and the current folder have no influence
+# (-I).
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from mtmd.engine_process.boot import main; main(int(sys.argv[2]))"
@@ -26,32 +24,33 @@ _BOOT = (
 
 
 class Process:
-    """Linux ends it when the thread that has made this ends; elsewhere it sees its link closed."""
+    """Linux ends it together with the thread that has made this; elsewhere it ends when its link
+    is closed.
+    """
 
     def __init__(self) -> None:
-        """Raises OptionError where processes cannot be given a socket."""
-        if os.name != "posix":
-            raise OptionError(
-                "--engine-process: this system gives no socket to a process that is started; leave "
-                "the option out"
-            )
         ours, its = socket.socketpair()
+        is_posix = os.name == "posix"
+        path = json.dumps([str(Path(entry).absolute()) for entry in sys.path])
         with its, held_back():
-            path = json.dumps([str(Path(entry).absolute()) for entry in sys.path])
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-c", _BOOT, path, str(its.fileno())],
-                pass_fds=[its.fileno()],
-                stdin=subprocess.DEVNULL,
+                [sys.executable, "-I", "-c", _BOOT, path, str(its.fileno() if is_posix else -1)],
+                pass_fds=[its.fileno()] if is_posix else (),
+                stdin=subprocess.DEVNULL if is_posix else subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
             )
-        self.link = Link(Channel(ours))
+            if not is_posix:  # Windows gives a socket to a process that is there already
+                assert self._process.stdin is not None
+                with self._process.stdin as pipe:
+                    pipe.write(its.share(self._process.pid))  # type: ignore[attr-defined]
+        self.link = Link(ours)
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
     def how_it_ended(self) -> str:
-        """In words, of one whose link is closed. One that lives on is ended."""
+        """In words. One that still runs is killed."""
         try:
             code = self._process.wait(ENDS_S)
         except subprocess.TimeoutExpired:
@@ -63,13 +62,13 @@ class Process:
         return f"with exit code {code}"
 
     def kill(self) -> None:
-        """One that the system keeps, as a driver in a fault may, is not waited for."""
+        """One that the system holds on to, as a failing driver may make it, is not waited for."""
         self._process.kill()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(ENDS_S)
 
     def end(self) -> None:
-        """It ends by itself once its link is closed, or is ended."""
+        """Close its link, which ends it; kill it where it does not end."""
         self.link.end()
         try:
             self._process.wait(ENDS_S)

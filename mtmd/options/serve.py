@@ -48,11 +48,13 @@ class ServeOptions:
     )
     no_history: bool = option(False, FLAG, "keep no conversations on disk")
     engine_process: bool | None = option(
-        None,
-        FLAG,
-        "compute answers in a process of their own, so that requests which keep the server busy do "
-        "not hold up tokens",
-        default="for one model that writes, on Linux with more than one core",
+        None, FLAG, "does nothing any more: each model has a process of its own"
+    )
+    on_engine_failure: str = option(
+        "restart",
+        one_of("restart", "exit"),
+        "when a model's process crashes or hangs: restart starts it again while other models "
+        "answer; exit ends the server with exit code 70, for a supervisor",
     )
     no_warmup: bool = option(False, FLAG, "begin at once; the first answer then takes longer")
     access_log: bool = option(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import accumulate, pairwise
 
 WAITS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -30,6 +30,11 @@ class Histogram:
         self._counts[bisect_left(self.bounds, seconds)] += times
         self.total_s += seconds * times
 
+    def __add__(self, other: Histogram) -> Histogram:
+        """Of the values of both."""
+        counts = [a + b for a, b in zip(self.counts, other.counts, strict=True)]
+        return Histogram.of(self.bounds, counts, self.total_s + other.total_s)
+
     @property
     def counts(self) -> list[int]:
         """Of values up to each bound, and of all."""
@@ -46,3 +51,7 @@ class Latencies:
     between_tokens: Histogram = field(default_factory=lambda: Histogram(PAUSES_S))
     queue: Histogram = field(default_factory=lambda: Histogram(WAITS_S))
     whole: Histogram = field(default_factory=lambda: Histogram(WAITS_S))
+
+    def __add__(self, other: Latencies) -> Latencies:
+        names = (field.name for field in fields(self))
+        return Latencies(**{name: getattr(self, name) + getattr(other, name) for name in names})

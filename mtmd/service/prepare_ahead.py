@@ -12,6 +12,7 @@ from collections.abc import Callable
 from mtmd.base.control_groups import CGROUP, PROC
 from mtmd.base.cores import usable_cores
 from mtmd.base.options import refuse
+from mtmd.base.system_memory import system_bytes
 
 LEAST, MOST = 2, 64  # the most fits what a service lets wait
 REMEMBERED = 8  # answers before anything is known
@@ -53,8 +54,6 @@ class PrepareAhead:
         self.most = asked or max(LEAST, min(MOST, most_cores or usable_cores().usable))
         self.now = asked or LEAST
         if room is None:
-            from mtmd.kernels.plan.free_memory import system_bytes  # it loads torch
-
             room = min(MOST_BYTES, (system_bytes(PROC, CGROUP) or 8 * MOST_BYTES) // PART_OF_FREE)
         self.room = room
         self._parallel = parallel

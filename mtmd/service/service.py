@@ -186,6 +186,9 @@ class Service:
         """As `Model.warmup_report`: nothing is run for it."""
         return warmup_report(self._loaded, check=False)
 
+    failure: str | None = None
+    """Why it is being started again, of one in another process."""
+
     @property
     def fault(self) -> DeviceError | None:
         """Why nothing can be answered any more. Known at once, also while the device hangs."""

@@ -66,6 +66,12 @@ class FakeLoader:
             raise self.fails["open " + source.name]
         return FakeOpened(self, source, preset)
 
+    def surveyed(self):
+        pass
+
+    def close(self):
+        pass
+
 
 class FakeOpened:
     def __init__(self, loader, source, preset):

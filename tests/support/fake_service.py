@@ -141,7 +141,7 @@ class FakeService:
     def __init__(self, pace_s=0.0):
         self.pace_s, self.fails, self.refuses, self.waiting = pace_s, None, None, 0
         self.tickets, self.ended, self.words, self.running = [], [], None, 0
-        self.tenants, self.fault, self.told = [], None, []
+        self.tenants, self.fault, self.failure, self.told = [], None, None, []
         self.videos = ()  # of receipts
         self.calls = ()  # of tools, in place of words where a request has tools
         self.latencies = Latencies()

@@ -36,13 +36,11 @@ import os, sys, threading
 from mtmd.llm.engine.runner import Runner
 Runner.forward = lambda *_: {}
 """
-if "--no-engine-process" in sys.argv:
-    exec(replace)
 process._BOOT = process._BOOT.replace("main(int", "exec(" + repr(replace) + "); main(int")
 serve.ENDING_S = server.CLOSING_S = 0.5
 sys.exit(main())
 '''
-HERE, APART = "--no-engine-process", "--engine-process"
+EXIT = "--on-engine-failure", "exit"
 HANGS = FORWARD.format("(print('runs', file=sys.stderr, flush=True), threading.Event().wait())")
 ABORTS = FORWARD.format("os.abort()")
 
@@ -166,11 +164,10 @@ def test_an_answer_under_way_is_told_that_the_server_ends(python, tmp_path):
         )
 
 
-@pytest.mark.parametrize("where", [HERE, APART])
-def test_a_device_that_hangs_ends_the_server_for_whoever_starts_it_again(where, python):
+def test_a_device_that_hangs_ends_the_server_for_whoever_starts_it_again(python):
     with (
         serving(
-            where, "--no-history", "--hang-limit", "1", program=("-c", HANGS), python=python
+            *EXIT, "--no-history", "--hang-limit", "1", program=("-c", HANGS), python=python
         ) as (process, said),
         openai.OpenAI(
             base_url=f"{address(said)}/v1", api_key="unused", max_retries=0, timeout=60
@@ -187,11 +184,11 @@ def test_a_device_that_hangs_ends_the_server_for_whoever_starts_it_again(where, 
     assert re.fullmatch(r"mtmd serve: the device hangs: .* s in the midst of a step; .*", last)
 
 
-@pytest.mark.parametrize("where", [HERE, APART])
-def test_a_server_that_is_to_stop_does_not_wait_for_a_device_that_hangs(where, python):
-    with serving(
-        where, "--no-history", "--hang-limit", "0", program=("-c", HANGS), python=python
-    ) as (process, said):
+def test_a_server_that_is_to_stop_does_not_wait_for_a_device_that_hangs(python):
+    with serving("--no-history", "--hang-limit", "0", program=("-c", HANGS), python=python) as (
+        process,
+        said,
+    ):
         body = json.dumps({"messages": [user("hi")], "stream": True}).encode()
         with urlopen(Request(f"{address(said)}/v1/chat/completions", body, JSON), timeout=30):
             assert "runs\n" in iter(process.stderr.readline, "")  # before that, nothing hangs
@@ -202,16 +199,17 @@ def test_a_server_that_is_to_stop_does_not_wait_for_a_device_that_hangs(where, p
 
 
 def test_a_crash_of_native_code_tells_where_it_was(python):
-    with serving(HERE, "--no-history", program=("-c", ABORTS), python=python) as (process, said):
+    program = ("-c", ABORTS)
+    with serving(*EXIT, "--no-history", program=program, python=python) as (process, said):
         with (
             openai.OpenAI(
                 base_url=f"{address(said)}/v1", api_key="unused", max_retries=0, timeout=60
             ) as client,
-            pytest.raises(openai.APIConnectionError),
+            pytest.raises(openai.InternalServerError, match="by SIGABRT"),
         ):
             client.chat.completions.create(model="demo model", messages=[user("hi")])
         _, err = process.communicate(timeout=30)
-    assert process.returncode == -signal.SIGABRT
+    assert process.returncode == 70
     assert "Fatal Python error: Aborted" in err and "in _turn" in err
 
 
@@ -300,7 +298,7 @@ def test_a_wrong_call_is_told_in_one_line(arguments, told, capsys):
 
 
 def test_a_port_in_use_is_told_before_a_model_is_loaded(monkeypatch, capsys):
-    monkeypatch.setattr("mtmd.commands.serve.load_from", None)
+    monkeypatch.setattr("mtmd.commands.serve._load", None)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert main(["serve", "--no-history", "--port", str(taken.getsockname()[1])]) == 2
     assert "cannot be listened on" in capsys.readouterr().err

@@ -39,6 +39,7 @@ from mtmd.web.interfaces.fields import (
     within,
 )
 from mtmd.web.interfaces.openai_requests import Bias, ChatRequest
+from mtmd.web.models.choice import state_of
 from mtmd.web.served_model import ServedModel
 
 
@@ -236,10 +237,7 @@ def blueprint(answering: Answering) -> Blueprint:
         """Answered from when the model is in memory, or, of several, may be asked for; without the
         device, which may hang.
         """
-        fault, loading = answering.models.fault, answering.models.loading()
-        if fault is not None:
-            return {"status": "failed", "reason": str(fault)}, 503
-        return {"status": "ready"} | ({} if loading is None else {"loading": loading}), 200
+        return state_of(answering.models, "ready")
 
     return routes
 

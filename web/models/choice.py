@@ -138,6 +138,9 @@ class Models(Protocol):
     def busy(self) -> bool:
         """Whether anything is being answered, or waits for a model."""
 
+    def failures(self) -> Mapping[str, str]:
+        """Of models whose process has failed and is being started again: the reason, by name."""
+
     def loading(self) -> dict[str, Any] | None:
         """How far the model is that is being loaded; None where none is."""
 
@@ -233,6 +236,10 @@ class OneModel:
     def busy(self) -> bool:
         return self.model.service.busy
 
+    def failures(self) -> Mapping[str, str]:
+        failure = self.model.service.failure
+        return {} if failure is None else {self.model.name: failure}
+
     def loading(self) -> dict[str, Any] | None:
         return None
 
@@ -260,3 +267,19 @@ def in_memory(models: Models) -> ServedModel:
             code="model_not_in_memory",
         )
     return model
+
+
+def state_of(models: Models, well: str) -> tuple[dict[str, Any], int]:
+    """Return what probes of the server read, `well` where nothing is wrong, and the HTTP status.
+    Names models whose process is being started again, with the reason, which is 503 where there is
+    no other model; of several models, how far the one is that is being loaded.
+    """
+    fault, failures, loading = models.fault, models.failures(), models.loading()
+    if fault is not None:
+        return {"status": "failed", "reason": str(fault)}, 503
+    state: dict[str, Any] = {"status": well}
+    if failures:
+        state["restarting"] = [{"model": n, "reason": r} for n, r in failures.items()]
+        if not models.many:
+            return state | {"status": "restarting"}, 503
+    return state | ({} if loading is None else {"loading": loading}), 200

@@ -76,6 +76,12 @@ class Loader(Protocol):
     def free(self) -> Mapping[str, int]:
         """Bytes of memory that can be taken right now, by space, as far as they are known."""
 
+    def surveyed(self) -> None:
+        """No model is left of which nothing is known."""
+
+    def close(self) -> None:
+        """The server ends: nothing is opened any more."""
+
 
 @dataclass(eq=False)
 class Waiter:
@@ -137,7 +143,7 @@ class Entry:
     failures: int = 0
     load_seconds: float = 0.0
     past: ServiceStats = field(default_factory=ServiceStats)
-    latencies: Latencies = field(default_factory=Latencies)
+    past_latencies: Latencies = field(default_factory=Latencies)
 
     @property
     def name(self) -> str:
@@ -244,12 +250,19 @@ class Entry:
 
     def stats(self) -> ServiceStats:
         """Since the server began, whichever service has counted it."""
-        if self.served is None:
+        served = self.served
+        if served is None:
             return self.past
-        now: dict[str, Any] = vars(self.served.service.stats())
+        now: dict[str, Any] = vars(served.service.stats())
         names = [f.name for f in fields(ServiceStats) if f.name not in OF_THE_MOMENT]
         return ServiceStats(**now | {n: now[n] + getattr(self.past, n) for n in names})
 
-    def end_of_service(self) -> ServiceStats:
-        """What stays of the numbers when it is unloaded."""
-        return ServiceStats(**vars(self.stats()) | dict.fromkeys(OF_THE_MOMENT, 0))
+    def latencies(self) -> Latencies:
+        """As `stats`."""
+        past, served = self.past_latencies, self.served
+        return past if served is None else past + served.service.latencies
+
+    def end_service(self) -> None:
+        """Keep the numbers of the service, which ends."""
+        past = ServiceStats(**vars(self.stats()) | dict.fromkeys(OF_THE_MOMENT, 0))
+        self.past, self.past_latencies, self.served = past, self.latencies(), None

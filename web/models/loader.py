@@ -1,32 +1,41 @@
-"""Models of this package, loaded one beside the other in this process."""
+"""Several models, each in a process of its own: to load one is to start a process, to unload it is
+to end that.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from queue import Empty
+from typing import TYPE_CHECKING, Any, cast
 
+from mtmd import MtmdError
+from mtmd.base.control_groups import CGROUP, PROC
+from mtmd.base.system_memory import system_bytes
 from mtmd.checkpoint.collection import Source
-from mtmd.checkpoint.facts import facts_of
-from mtmd.loaded.interpreter import collect_all, leave_out
+from mtmd.engine_process.client import EngineClient
 from mtmd.web.models.entry import Facts
 from mtmd.web.models.presets import Preset
 from mtmd.web.models.progress import Read
 from mtmd.web.served_model import ServedModel
 
 if TYPE_CHECKING:
-    from mtmd import Model, Service
-    from mtmd.loaded.several import Shared
+    from collections.abc import Callable
+
+    from mtmd import Service
 
 ENDING_S = 20.0  # for the step that the device is in
+MEMORY_LIMIT_S = 1.0  # to tell what is free; an earlier number stands where it takes longer
 
 
-class PackageLoader:
+class ProcessLoader:
     """`chosen`: the fields of LoadOptions for all models, which a preset's come before; its
     `memory_limit` is that of all of them together. `warm_up`: each is run once before it answers.
-    The others are as of `Service`.
+    `restarts`: as of `EngineClient`. The others are as of `Service`.
+
+    Models are surveyed in one process, which becomes that of the model that is loaded next.
     """
 
     def __init__(
@@ -37,29 +46,43 @@ class PackageLoader:
         share_cache: bool,
         hang_s: float | None,
         warm_up: bool = True,
+        restarts: bool = False,
     ) -> None:
         self._chosen, self.warm_up = dict(chosen), warm_up
-        self.service_options: dict[str, Any] = {
-            "queue": queue,
-            "share_cache": share_cache,
-            "hang_s": hang_s,
-        }
-        self.loaded: list[Model] = []
-
-    @cached_property
-    def shared(self) -> Shared:
-        from mtmd.commands.shared import SMALL_BYTES
-        from mtmd.loaded.several import Shared
-
-        return Shared(self._chosen, SMALL_BYTES)
+        self._queue, self._share_cache = queue, share_cache
+        self._hang_s, self._restarts = hang_s, restarts
+        self._lock = threading.Lock()
+        self._ready: EngineClient | None = None
+        self._loaded: list[EngineClient] = []
+        self._limits: dict[str, int] = {}
+        self._free: dict[str, int] = {}
 
     @property
     def limits(self) -> dict[str, int]:
-        """Bytes for all models that were asked for, by memory space. Raises OptionError."""
-        return self.shared.limits
+        """Bytes for all models that were asked for, by memory space. Raises MtmdError."""
+        if not self._free:
+            self.free()
+        return self._limits
 
     def free(self) -> dict[str, int]:
-        return self.shared.free()
+        """Bytes of memory that can be taken right now, by space, as far as they are known. Raises
+        MtmdError.
+        """
+        if not self._free:
+            engine = self._take()
+            try:
+                memory = engine.memory(self._chosen)
+            finally:
+                self._give_back(engine)
+            self._limits, self._free = memory["limits"], memory["free"]
+        with self._lock:
+            engines = [*([] if self._ready is None else [self._ready]), *self._loaded]
+        if set(self._free) - {"cpu"} and engines:
+            with suppress(MtmdError, Empty):
+                self._free = engines[0].memory(self._chosen, MEMORY_LIMIT_S)["free"]
+        elif (free := system_bytes(PROC, CGROUP)) is not None:
+            self._free = self._free | {"cpu": free}
+        return self._free
 
     def fetch(self, source: Source, tell: Callable[[Read], None]) -> Source:
         """Raises ModelError."""
@@ -70,81 +93,91 @@ class PackageLoader:
 
     def open(self, source: Source, preset: Preset) -> OpenedModel:
         """Raises MtmdError."""
-        from mtmd.checkpoint.hub import is_demo, resolve_model
-        from mtmd.loaded.predicted_memory import predicted_bytes
-        from mtmd.loading import load_beside
+        engine = self._take()
+        try:
+            facts = engine.open(source.model, self._chosen | dict(preset.load), source.name)
+        except BaseException:
+            self._give_back(engine)
+            raise
+        return OpenedModel(self, engine, Facts(**facts))
 
-        self.shared.usual_threads()
-        options, path = self._chosen | dict(preset.load), source.model
-        if not is_demo(path):
-            found = resolve_model(path, fetch=False)
-            path = str(found.path)
-            if found.projector and not options.get("mmproj"):
-                options["mmproj"] = str(found.projector)
-        model = load_beside(path, **options)
-        needs = predicted_bytes(model.loaded)
-        limited = self.limits
-        if limited:
-            # The one of its own is what it is predicted to take, so that all keep the whole.
-            space = next(iter(limited))
-            own = min(needs.get(space, 0), limited[space])
-            model = load_beside(path, **options | {"memory_limit": own})
-        model.loaded.name = source.name
-        return OpenedModel(self, model, needs)
+    def surveyed(self) -> None:
+        """All models are: the process for that stays where no model is loaded yet."""
+        if self._loaded:
+            self.close()
+
+    def close(self) -> None:
+        """End the process that is ready for a model."""
+        with self._lock:
+            engine, self._ready = self._ready, None
+        if engine is not None:
+            _end(engine)
+
+    def begin(self, engine: EngineClient) -> Any:
+        """Returns the report of the warm-up. Raises MtmdError."""
+        report = engine.warm_up() if self.warm_up else engine.warmup_report
+        engine.begin(queue=self._queue, share_cache=self._share_cache)
+        with self._lock:
+            self._loaded.append(engine)
+        return report
+
+    def end(self, engine: EngineClient) -> None:
+        with self._lock:
+            if is_loaded := engine in self._loaded:
+                self._loaded.remove(engine)
+        if is_loaded:
+            with suppress(MtmdError):  # its process ends in any case
+                engine.close(ENDING_S)
+            _end(engine)
+        else:
+            self._give_back(engine)
+
+    def _take(self) -> EngineClient:
+        with self._lock:
+            engine, self._ready = self._ready, None
+        return engine or EngineClient(hang_s=self._hang_s, restarts=self._restarts)
+
+    def _give_back(self, engine: EngineClient) -> None:
+        """One whose model was not loaded."""
+        try:
+            engine.drop()
+        except MtmdError:
+            _end(engine)
+            return
+        with self._lock:
+            if self._ready is None:
+                self._ready = engine
+                return
+        _end(engine)
 
 
 class OpenedModel:
-    """Made by `PackageLoader.open`."""
+    """Made by `ProcessLoader.open`."""
 
-    def __init__(self, loader: PackageLoader, model: Model, needs: Mapping[str, int]) -> None:
-        self._loader = loader
-        self._model: Model | None = model
-        self._service: Service | None = None
+    def __init__(self, loader: ProcessLoader, engine: EngineClient, facts: Facts) -> None:
+        self._loader, self.facts = loader, facts
+        self._engine: EngineClient | None = engine
         self._closing = threading.Lock()
-        sees = model.encoder is not None
-        self.facts = Facts(needs, model.runner.context, sees, facts_of(model.checkpoint))
-        model.weights_read()  # plans are made for it, once, and not where /ready asks
 
     def weights_read(self) -> tuple[int, int]:
-        model = self._model
-        return (0, 0) if model is None else model.weights_read()
+        engine = self._engine
+        return (0, 0) if engine is None else engine.weights_read()
 
     def start(self, aliases: tuple[str, ...], preset: Preset) -> ServedModel:
-        from mtmd.service.service import Service
-
-        model, loader = self._model, self._loader
-        assert model is not None
-        sizes = [one.checkpoint.weight_bytes for one in (*loader.loaded, model)]
-        loader.shared.settle_threads(sizes)
-        model.loaded.start_workers()
-        report = model.warm_up() if loader.warm_up else model.warmup_report
-        self._service = Service(model, **loader.service_options)
-        self._service.plan_ahead()
-        loader.loaded.append(model)
-        leave_out()
-        return ServedModel(
-            self._service, report, aliases, system=preset.system, preset=preset.answer
-        )
+        engine = self._engine
+        assert engine is not None
+        report = self._loader.begin(engine)
+        service = cast("Service", engine)  # as far as it is asked anything
+        return ServedModel(service, report, aliases, system=preset.system, preset=preset.answer)
 
     def close(self) -> None:
-        """Its memory is free when this returns, but for what somebody else still holds of it. A
-        second call waits for the first, and goes on behind where that has raised.
-        """
+        """Its memory is free when this returns. A second call waits for the first."""
         with self._closing:
-            if self._model is not None:
-                self._close()
+            engine, self._engine = self._engine, None
+            if engine is not None:
+                self._loader.end(engine)
 
-    def _close(self) -> None:
-        service, self._service = self._service, None
-        if service is not None:
-            self._loader.loaded = [m for m in self._loader.loaded if m is not self._model]
-            service.close(ENDING_S)
-        model, self._model = self._model, None
-        assert model is not None
-        model.loaded.close()
-        del model, service
-        collect_all()  # models and their caches refer to each other in circles
-        self._loader.shared.given_back()
-        if left := self._loader.loaded:
-            leave_out(collected=True)
-            self._loader.shared.settle_threads([one.checkpoint.weight_bytes for one in left])
+
+def _end(engine: EngineClient) -> None:
+    with engine:
+        pass

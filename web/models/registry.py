@@ -141,9 +141,10 @@ class _Claim:
 class Registry:
     """`most` models at once, None for as many as fit. `limits`: bytes of memory for all of them, by
     space, None for what is free now but a part. `unload_after_s`: without use, None for never.
-    `default`: the name of the model for requests that name none; without it they go to the one of
-    those in memory that was used last, or the first. `any_name`: the default, or the first, stands
-    for every name that is not here, too.
+    `ends_on_fault`: a fault of one model is one of the server; without, that model is unloaded, and
+    loaded again for the next request. `default`: the name of the model for requests that name none;
+    without it they go to the one of those in memory that was used last, or the first. `any_name`:
+    the default, or the first, stands for every name that is not here, too.
     """
 
     many = True
@@ -159,6 +160,7 @@ class Registry:
         unload_after_s: float | None = None,
         default: str | None = None,
         any_name: bool = False,
+        ends_on_fault: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._entries = {entry.name: entry for entry in entries}
@@ -177,7 +179,9 @@ class Registry:
         self._places = Places("requests wait until their model is in memory", MOST_WAITING)
         self._loads, self._fetches = Loads(), Fetches(loader, self._fetched)
         self._to_survey = [entry for entry in entries if entry.source.is_here]
-        self._ending = False
+        self._ending, self._ends_on_fault = False, ends_on_fault
+        self._lost: list[tuple[Entry, DeviceError]] = []
+        """Models whose engines have failed for good."""
         self._thread: threading.Thread | None = None
         self._tell: list[Callable[[DeviceError], None]] = []
         self.fault: DeviceError | None = None
@@ -408,10 +412,15 @@ class Registry:
         """Whether anything is being fetched, also after the end."""
         return self._fetches.under_way
 
+    def failures(self) -> dict[str, str]:
+        """Without the lock, as `loading`."""
+        services = {e.name: e.served.service for e in self._entries.values() if e.served}
+        return {name: s.failure for name, s in services.items() if s.failure is not None}
+
     def measured(self) -> list[Measured]:
         with self._changed:
             entries = [e for e in self._entries.values() if e.loads]
-            return [Measured({"model": e.name}, e.stats(), e.latencies) for e in entries]
+        return [Measured({"model": e.name}, e.stats(), e.latencies()) for e in entries]
 
     def lives(self) -> dict[str, Life]:
         with self._changed:
@@ -471,6 +480,7 @@ class Registry:
             for entry in self._entries.values():
                 if entry.opened is not None:
                     self._unload(entry)
+            self._loader.close()
 
     def _run(self) -> None:
         """To the end, whatever goes wrong on the way: no other thread loads anything. What a
@@ -483,13 +493,16 @@ class Registry:
                 with self._changed:
                     if self._ending or self.fault is not None:
                         return
+                    lost, self._lost = self._lost, []
+                for entry, error in lost:
+                    self._give_up(entry, error)
+                with self._changed:
                     step = self._next_step(room)
                     if isinstance(step, Wait) and not self._to_survey:
-                        self._changed.wait(step.seconds)
+                        if not self._lost:
+                            self._changed.wait(step.seconds)
                         continue
                 self._do(step)
-            except DeviceError as fault:
-                self._on_fault(fault)
             except BaseException as error:
                 self._unforeseen(step, error)
 
@@ -527,6 +540,8 @@ class Registry:
                 seen = self._to_survey.pop(0)
                 if seen.facts is None and seen.state == UNLOADED:
                     self._survey(seen)
+                if not self._to_survey:
+                    self._loader.surveyed()
             return
         if isinstance(step, (Unload, Close)) and (unknown := self._unknown()) is not None:
             self._survey(unknown)  # nobody makes room for one that cannot be loaded anyway
@@ -603,7 +618,6 @@ class Registry:
         began, problem = self._clock(), ""
         opened: Opened | None = None
         served: ServedModel | None = None
-        fault: DeviceError | None = None
         try:
             opened = self._loader.open(entry.source, entry.preset)
             if not self._may_go_on(entry, opened):
@@ -611,8 +625,6 @@ class Registry:
             entry.progress.warming(opened.weights_read)
             served = opened.start(entry.preset.aliases, entry.preset)
             entry.opened = opened  # whatever goes wrong from here on, it is known and closed
-        except DeviceError as error:
-            problem, fault = self._problem(entry, error), error
         except BaseException as error:
             problem = self._problem(entry, error)
         if served is None:  # after the exception is gone, which holds on to the model
@@ -622,11 +634,8 @@ class Registry:
                 now = self._clock()
                 self._loads.add(clients, now - began, now)
                 self._failed(entry, problem)
-            if fault is not None:
-                self._on_fault(fault)
             return
-        served.service.latencies = entry.latencies
-        served.service.on_fault(self._on_fault)
+        served.service.on_fault(partial(self._on_fault, entry))
         with self._changed:
             now = self._clock()
             entry.served, entry.progress = served, None
@@ -680,7 +689,7 @@ class Registry:
         opened = entry.opened
         assert opened is not None
         with self._changed:
-            entry.past, entry.served = entry.end_of_service(), None
+            entry.end_service()
         opened.close()
         with self._changed:
             entry.opened, entry.state, entry.to_unload = None, UNLOADED, False
@@ -695,10 +704,16 @@ class Registry:
         refuse_waiters(entry, partial(not_loaded, entry))
         self._changed.notify_all()
 
-    def _on_fault(self, fault: DeviceError) -> None:
-        """The device is shared by all: none of them can answer."""
+    def _on_fault(self, entry: Entry, fault: DeviceError) -> None:
+        """Of one model, whose process has failed for good. From any thread."""
         with self._changed:
-            if self.fault is not None:
+            if self.fault is not None or entry.served is None:
+                return
+            if not self._ends_on_fault:
+                entry.end_service()
+                entry.state = UNLOADING  # nobody is let in
+                self._lost.append((entry, fault))
+                self._changed.notify_all()
                 return
             self.fault = fault
             for entry in self._entries.values():

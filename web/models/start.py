@@ -10,7 +10,7 @@ from typing import Any
 from mtmd import OptionError
 from mtmd.checkpoint.collection import Source, read_sources
 from mtmd.web.models.entry import Entry
-from mtmd.web.models.loader import PackageLoader
+from mtmd.web.models.loader import ProcessLoader
 from mtmd.web.models.presets import FILE, NONE, Preset, read_presets
 from mtmd.web.models.registry import Registry
 from mtmd.web.settings import ServerSettings
@@ -26,11 +26,13 @@ def make_registry(
     most: int | None,
     unload_after_s: float,
     warm_up: bool,
+    ends_on_fault: bool = False,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Registry:
     """`given`: as `read_sources` takes it; `first`: one of them, or one more, which is the default.
     `chosen`: fields of LoadOptions. `unload_after_s`: 0 for never. `tell`: as of `read_sources`.
-    Nothing is loaded. Raises OptionError, ModelError.
+    `ends_on_fault`: as of `Registry`; without, a model's
+    process that fails is started again. Nothing is loaded. Raises OptionError, ModelError.
     """
     if most is not None and most < 1:
         raise OptionError(f"models-max: found {most}, expected at least 1")
@@ -43,12 +45,13 @@ def make_registry(
     names = [source.name for source in sources]
     path = _presets_file(given, presets)
     known = {} if path is None else read_presets(path, names)
-    loader = PackageLoader(
+    loader = ProcessLoader(
         chosen,
         queue=settings.queue,
         share_cache=settings.share_cache,
         hang_s=settings.hang_s or None,
         warm_up=warm_up,
+        restarts=not ends_on_fault,
     )
     return Registry(
         [Entry(source, _preset(known.get(source.name, NONE), settings)) for source in sources],
@@ -59,6 +62,7 @@ def make_registry(
         unload_after_s=unload_after_s or None,
         default=default,
         any_name=settings.any_model,
+        ends_on_fault=ends_on_fault,
     )
 
 

@@ -19,7 +19,7 @@ from mtmd.web.intake.media import Media
 from mtmd.web.intake.uploads import Uploads
 from mtmd.web.interfaces import embeddings, files
 from mtmd.web.interfaces.without_v1 import add_routes_without_v1
-from mtmd.web.models.choice import OneModel
+from mtmd.web.models.choice import OneModel, state_of
 from mtmd.web.served_model import ServedModel
 from mtmd.web.settings import ServerSettings
 from mtmd.web.small_apps.parts import in_its_form, new_app, notice
@@ -99,8 +99,8 @@ def _model_routes(app: GatedFlask, service: EmbeddingService, model: ServedModel
     @app.get("/ready")
     @takes(Body.NOTHING)
     @without_key
-    def ready() -> dict[str, str]:
-        return {"status": "ready"}
+    def ready() -> tuple[dict[str, Any], int]:
+        return state_of(OneModel(model), "ready")
 
     @app.get("/")
     @takes(Body.NOTHING)

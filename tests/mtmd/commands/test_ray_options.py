@@ -26,7 +26,7 @@ def test_one_server_has_no_options_of_several():
         ["--models", "cache"], ["--models-max", "1"], ["--unload-after", "5"], ["--presets", "x"],
         ["--data", "x"], ["--max-storage", "1"], ["--no-history"], ["--max-connections", "9"],
         ["--max-connections-per-address", "9"], ["--api-key", "k" * 20],
-        ["--engine-process"],
+        ["--on-engine-failure", "exit"],
     ],
     ids=lambda words: words[0],
 )  # fmt: skip
@@ -39,7 +39,8 @@ def test_all_others_go_with_it():
     assert check(
         "--ray", "local", "--replicas", "2:8", "--no-affinity", "--tp", "2", "--drain", "9"
     )
-    assert check("--ray", "local", "--no-engine-process")
+    for word in ("--engine-process", "--no-engine-process"):  # they do nothing any more
+        assert check("--ray", "local", word)
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,12 @@ import errno
 import os
 import signal
 import socket
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mtmd import OptionError, cli
-from mtmd.base.cores import Cores
 from mtmd.commands import serve
 
 
@@ -111,36 +109,23 @@ def test_the_log_has_its_form_before_anything_is_asked(
 ) -> None:
     done: list[str] = []
 
-    def load(_: object) -> None:
+    def load(*_: object) -> None:
         done.append("load")
         raise OptionError("x: found y")
 
     monkeypatch.setattr(serve, "_write_log", lambda _: done.append("log"))
     monkeypatch.setattr(serve, "_load", load)
-    ran = mtmd("serve", "--port", 0, "--no-history", "--no-engine-process")
+    ran = mtmd("serve", "--port", 0, "--no-history")
     assert done == ["log", "load"] and (ran.code, ran.err) == (2, "mtmd serve: x: found y\n")
 
 
-@pytest.mark.parametrize(
-    ("words", "platform", "cores", "expected"),
-    [
-        ((), "linux", 2, True),
-        ((), "linux", 1, False),
-        ((), "darwin", 8, False),
-        (("--engine-process",), "darwin", 1, True),
-        (("--no-engine-process",), "linux", 8, False),
-        (("--ray", "auto"), "linux", 8, False),
-        (("--models", "cache"), "linux", 8, False),
-    ],
-)
-def test_where_answers_are_computed(
-    words: tuple[str, ...],
-    platform: str,
-    cores: int,
-    expected: bool,
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("word", ["--engine-process", "--no-engine-process"])
+def test_an_option_that_does_nothing_any_more_is_accepted_and_told(
+    word: str, mtmd: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a process of their own where that is known to pay."""
-    monkeypatch.setattr(sys, "platform", platform)
-    monkeypatch.setattr(serve, "usable_cores", lambda: Cores(cores))
-    assert serve._is_apart(cli.parser().parse_args(["serve", *words])) is expected
+    monkeypatch.setattr(serve, "_serve", lambda *_: None)
+    ran = mtmd("serve", "--port", 0, "--no-history", word)
+    assert ran.code == 0
+    assert ran.err == (
+        f"WARNING: {word} does nothing any more: each model has a process of its own\n"
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import os
+import shutil
 import signal
 import threading
 import time
@@ -24,7 +25,7 @@ from mtmd.base.errors import (
     BusyError,
     ContextError,
     DeviceError,
-    DualEncoderError,
+    EngineError,
     ImageError,
     LeftError,
     MtmdError,
@@ -32,11 +33,14 @@ from mtmd.base.errors import (
     PromptError,
 )
 from mtmd.clip.video.limits import VideoLimits
+from mtmd.embedding.embedder import load_embedder
 from mtmd.engine_process import client, process
 from mtmd.engine_process.client import EngineClient
 from mtmd.engine_process.engine import _ToServer
+from mtmd.engine_process.messages import Failed
 from mtmd.events import Answer, Finished, Progress, TextPiece
-from mtmd.loading import load
+from mtmd.loaded.device_thread import AGAIN
+from mtmd.loading import DEMO_MODEL, load
 from mtmd.prompt.conversation import RawPrompt
 from mtmd.prompt.load_image import Picture, load_isolated
 from mtmd.prompt.video_input import sent_video
@@ -46,7 +50,6 @@ from mtmd.service.turns import wanted_unless
 TEXT = [{"role": "user", "content": "How many shapes are there?"}]
 TEXT_PART = [{"type": "text", "text": "What is shown?"}]
 QUEUE = 2
-SMALL = 64 << 20
 TOOLS = [
     {
         "type": "function",
@@ -60,9 +63,9 @@ TOOLS = [
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 
 
-def started(hang_s: float | None = None) -> EngineClient:
-    made = EngineClient(hang_s=hang_s)
-    made.load(None, {"parallel": 2, "threads": 1, "isolate": True}, SMALL)
+def started(hang_s: float | None = None, restarts: bool = False) -> EngineClient:
+    made = EngineClient(hang_s=hang_s, restarts=restarts)
+    made.load(None, {"parallel": 2, "threads": 1, "isolate": True})
     made.begin(queue=QUEUE, share_cache=False)
     return made
 
@@ -311,10 +314,10 @@ def test_one_that_the_system_keeps_is_not_waited_for(
     """As a driver may, whatever is sent to it: its end of the link stays open."""
     monkeypatch.setattr(process, "ENDS_S", 0.1)
     apart = EngineClient()
-    kept = apart._process._process
+    kept = apart._connection.process._process
     os.kill(apart.pid, signal.SIGSTOP)
     if is_fault:
-        apart._take("fault", 0, DeviceError("the device hangs"))
+        apart._connection._take(Failed(DeviceError("the device hangs")))
     with monkeypatch.context() as patch:
         patch.setattr(kept, "kill", lambda: None)
         leaves = threading.Thread(target=apart.__exit__, args=(None, None, None), daemon=True)
@@ -338,7 +341,7 @@ def test_who_is_in_a_call_when_it_ends_is_told() -> None:
         os.kill(apart.pid, signal.SIGSTOP)
         thread = threading.Thread(target=ask, args=(apart,), daemon=True)
         thread.start()
-        until(lambda: apart._replies)
+        until(lambda: apart._connection._replies)
         threading.Timer(0.2, os.kill, (apart.pid, signal.SIGCONT)).start()
     thread.join(20)
     assert [str(error) for error in found] == ["the service is closed; start another"]
@@ -349,7 +352,6 @@ def test_a_process_that_gives_no_sign_of_life_is_a_fault(monkeypatch: pytest.Mon
     with started() as apart:
         apart._hang_s = 1.0
         os.kill(apart.pid, signal.SIGSTOP)
-        threading.Thread(target=apart._watch, daemon=True).start()
         with pytest.raises(DeviceError, match="no sign of life for 1 s"):
             apart.submit(TEXT)
 
@@ -369,9 +371,8 @@ def test_who_sends_to_one_that_hangs_is_told(monkeypatch: pytest.MonkeyPatch) ->
         threads = [threading.Thread(target=ask, args=(apart,), daemon=True) for _ in range(2)]
         for thread in threads:
             thread.start()
-        until(apart._process.link._sending.locked)
+        until(apart._connection.process.link._sending.locked)
         apart._hang_s = 1.0
-        threading.Thread(target=apart._watch, daemon=True).start()
         for thread in threads:
             thread.join(20)
         assert len(found) == 2 and all("no sign of life" in str(error) for error in found)
@@ -384,7 +385,7 @@ def test_who_leaves_waits_for_nobody() -> None:
         os.kill(apart.pid, signal.SIGSTOP)
         asks = threading.Thread(target=apart.tokens_of, args=("a" * (4 << 20),), daemon=True)
         asks.start()
-        until(apart._process.link._sending.locked)
+        until(apart._connection.process.link._sending.locked)
         leaves = threading.Thread(target=ticket.cancel, daemon=True)
         leaves.start()
         leaves.join(10)
@@ -395,19 +396,18 @@ def test_who_leaves_waits_for_nobody() -> None:
 
 
 def test_one_that_lives_is_not_given_up_between_two_signs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "QUIET_S", 20.0)
+    monkeypatch.setattr(client, "SILENT_MIN_S", 20.0)
+    monkeypatch.setattr(client, "TICK_S", 0.1)
     with started() as apart:
         apart._hang_s = 0.01
-        watch = threading.Thread(target=apart._watch, daemon=True)
-        beats = apart._beats
-        watch.start()
-        until(lambda: apart._beats > beats + 1)
-        assert apart.fault is None and watch.is_alive()
+        beats = apart._connection.beats
+        until(lambda: apart._connection.beats > beats + 1)
+        assert apart.fault is None and apart._supervisor.is_alive()
 
 
 def test_a_model_that_cannot_be_loaded_is_told(tmp_path: Path) -> None:
     with EngineClient() as apart, pytest.raises(MtmdError, match="nosuch"):
-        apart.load(str(tmp_path / "nosuch"), {}, SMALL)
+        apart.load(str(tmp_path / "nosuch"), {})
 
 
 def test_frames_of_a_video_are_chosen_by_the_model(engine: EngineClient, service: Service) -> None:
@@ -424,7 +424,93 @@ def test_frames_of_a_video_are_chosen_by_the_model(engine: EngineClient, service
     assert apart.receipt.videos[0].sha256 == here.receipt.videos[0].sha256
 
 
-def test_a_dual_encoder_is_refused(tmp_path: Path) -> None:
+def test_a_dual_encoder_gives_the_vectors_of_an_embedder(tmp_path: Path, one: Path) -> None:
     clip(tmp_path)
-    with EngineClient() as apart, pytest.raises(DualEncoderError):
-        apart.load(str(tmp_path), {}, SMALL)
+    picture = load_isolated(one)
+    with EngineClient() as apart:
+        apart.load(str(tmp_path), {"threads": 1})
+        apart.begin(queue=QUEUE, share_cache=False)
+        assert not apart.writes and not apart.busy
+        made = apart.embeddings([picture], ["a cat"])
+        here = load_embedder(tmp_path, threads=1)
+        assert (apart.name, apart.width, apart.context) == (
+            here.name,
+            here.width,
+            here.checkpoint.family.text.context,
+        )
+        assert np.abs(made.vectors - here.embed([picture], ["a cat"])).max() < 1e-5
+        assert made.receipt.images[0].sha256 == picture.sha256
+        assert apart.stats().images == 1
+        with pytest.raises(PromptError, match="text 1"):
+            apart.embeddings([], ["word " * 900], whole=True)
+
+
+def test_a_dual_encoder_has_no_use_for_some_options(tmp_path: Path) -> None:
+    clip(tmp_path)
+    with EngineClient() as apart, pytest.raises(OptionError, match=r"--context: .* dual encoder"):
+        apart.load(str(tmp_path), {"context": 99})
+
+
+def test_one_of_several_is_opened_and_dropped() -> None:
+    with EngineClient() as apart:
+        facts = apart.open("demo", {"context": 256, "threads": 1}, "mine")
+        assert facts["context"] == 256 and facts["sees"] and facts["needs"]["cpu"] > 10 << 20
+        assert apart.weights_read()[0] == 0
+        apart.drop()
+        memory = apart.memory({"memory_limit": "1GiB"})
+        assert memory["limits"] == {"cpu": 1 << 30} and memory["free"]["cpu"] > 0
+        limited = apart.open("demo", {"threads": 1, "memory_limit": "1GiB"}, "mine")
+        assert limited["needs"]["cpu"] < 1 << 30
+        apart.begin(queue=QUEUE, share_cache=False)
+        assert apart.name == "mine"
+        assert answer(apart.submit(TEXT, max_tokens=2)).receipt.output_tokens == 2
+
+
+def test_a_process_that_fails_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "DELAY_S", 0.1)
+    with started(restarts=True) as apart:
+        before = apart.pid
+        tickets = [apart.submit(TEXT, max_tokens=1500, ignore_eos=True) for _ in range(2)]
+        os.kill(before, signal.SIGKILL)
+        for ticket in tickets:
+            with pytest.raises(EngineError, match=r"by SIGKILL\); it is being started again"):
+                list(ticket)
+        until(lambda: apart.failure)
+        with pytest.raises(EngineError) as caught:
+            apart.submit(TEXT)
+        assert caught.value.retry_after_s >= 1 and not apart.busy
+        until(lambda: apart.failure is None)
+        assert apart.pid != before and apart.fault is None
+        assert answer(apart.submit(TEXT, max_tokens=2)).receipt.output_tokens == 2
+
+
+def test_one_that_cannot_be_started_again_is_a_fault(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(client, "DELAY_S", 0.01)
+    monkeypatch.setattr(client, "STARTS_MAX", 2)
+    model = tmp_path / "model"
+    shutil.copytree(DEMO_MODEL, model)
+    with EngineClient(restarts=True) as apart:
+        apart.load(str(model), {"threads": 1})
+        apart.begin(queue=QUEUE, share_cache=False)
+        told: list[DeviceError] = []
+        apart.on_fault(told.append)
+        shutil.rmtree(model)
+        os.kill(apart.pid, signal.SIGKILL)
+        until(lambda: told)
+        assert "model" in str(told[0]) and "start the process again" in str(told[0])
+        with pytest.raises(DeviceError, match="start the process again"):
+            apart.submit(TEXT)
+
+
+def test_a_fault_of_the_device_ends_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever hangs in a device would not let it go."""
+    monkeypatch.setattr(client, "DELAY_S", 0.1)
+    with started(restarts=True) as apart:
+        before = apart.pid
+        fault = DeviceError(f"the device hangs; {AGAIN}")
+        apart._connection._take(Failed(fault))
+        until(lambda: apart.failure is None and apart.pid != before)
+        assert not Path(f"/proc/{before}").exists()
+        assert answer(apart.submit(TEXT, max_tokens=2)).receipt.output_tokens == 2

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import json
-import os
 import socket
+import struct
 import typing
 from collections.abc import Iterator
 from threading import Thread
@@ -16,12 +15,12 @@ import numpy as np
 import pytest
 
 from mtmd.base import errors
-from mtmd.base.isolation.channel import Channel, ChannelClosed
 from mtmd.clip.image.decode import Picture
 from mtmd.clip.video.footage import VideoFile
 from mtmd.clip.video.limits import VideoLimits
 from mtmd.engine_process.codec import KNOWN, CodecError, Parts, decode, encode
-from mtmd.engine_process.link import Link
+from mtmd.engine_process.link import Link, LinkClosedError
+from mtmd.engine_process.messages import Call
 from mtmd.service.latencies import Histogram
 
 
@@ -29,7 +28,7 @@ def sent(value: Any) -> Any:
     """As the other process has it."""
     parts: Parts = []
     text = json.dumps(encode(value, parts))
-    return decode(json.loads(text), memoryview(b"".join(parts)))
+    return decode(json.loads(text), [bytearray(part) for part in parts])
 
 
 def example(hint: Any) -> Any:
@@ -38,6 +37,8 @@ def example(hint: Any) -> Any:
     if dataclasses.is_dataclass(hint):
         hints = typing.get_type_hints(hint)
         return hint(**{f.name: example(hints[f.name]) for f in dataclasses.fields(hint)})
+    if hint is Any or hint is errors.MtmdError:
+        return "any"
     if origin is typing.Literal:
         return arguments[0]
     if origin is tuple:
@@ -148,52 +149,59 @@ def test_what_is_not_known_does_not_go(value: Any) -> None:
         '["os.system", "x"]',
         '["array", 0, "|u1", 9]',
         '["array", 0, "|O", 1]',
+        '["array", 1, "|u1", 1]',
+        '["bytes", 1]',
     ],
 )
 def test_what_was_not_written_by_the_other_side_is_refused(text: str) -> None:
     with pytest.raises(CodecError):
-        decode(json.loads(text), memoryview(b"12345678"))
+        decode(json.loads(text), [bytearray(b"12345678")])
 
 
 @pytest.fixture
 def links() -> Iterator[tuple[Link, Link]]:
-    ends = tuple(Link(Channel(end)) for end in socket.socketpair())
+    ends = tuple(Link(end) for end in socket.socketpair())
     yield ends[0], ends[1]
     for end in ends:
         end.close()
 
 
-def test_pixels_go_in_a_memory_that_both_see(links: tuple[Link, Link]) -> None:
+def test_pixels_and_files_go_beside_the_text(links: tuple[Link, Link]) -> None:
     picture = Picture(
         np.random.default_rng(1).integers(0, 256, (500, 700, 3), np.uint8), (700, 500)
     )
-    thread = Thread(target=lambda: links[0].send([("call", 1, [picture, picture, b"file"])]))
+    call = Call(1, "submit", "me", (picture, picture, b"file"))
+    thread = Thread(target=lambda: links[0].send([call]))
     thread.start()
-    ((what, number, (first, second, data)),) = links[1].receive()
+    (received,) = links[1].receive()
     thread.join()
-    assert (what, number, data) == ("call", 1, b"file") and first.sha256 == picture.sha256
-    second.pixels[:] = 0  # this process's own copy
+    first, second, data = received.arguments
+    assert (received.number, received.name, received.owner) == (1, "submit", "me")
+    assert data == b"file" and first.sha256 == picture.sha256
+    second.pixels[:] = 0  # it may be written to
     assert first.pixels.any() and picture.pixels.any()
 
 
-def test_pixels_go_where_the_system_allows_no_such_memory(
-    links: tuple[Link, Link], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As with vm.memfd_noexec=2, or in a container that forbids the call."""
-
-    def refused(*_: object) -> int:
-        raise PermissionError(errno.EACCES, "Permission denied")
-
-    monkeypatch.setattr(os, "memfd_create", refused, raising=False)
-    links[0].send([b"file", np.arange(3)])
-    data, array = links[1].receive()
-    assert data == b"file" and array.tolist() == [0, 1, 2]
+def test_nothing_is_no_message(links: tuple[Link, Link]) -> None:
+    links[0].send([])
+    links[0].send([b""])
+    assert links[1].receive() == [b""]
 
 
-def test_what_is_no_message_ends_the_link(links: tuple[Link, Link]) -> None:
-    links[0]._channel.send(b'["Unknown"]')
-    with pytest.raises(ChannelClosed):
+@pytest.mark.parametrize(
+    "data",
+    [
+        struct.pack("<IQ", 1, 11) + b'["Unknown"]',
+        struct.pack("<IQ", 1, 1) + b"[",
+        struct.pack("<I", 0),
+        struct.pack("<IQ", 1, 9),
+    ],
+    ids=["unknown", "no JSON", "empty", "cut off"],
+)
+def test_what_is_no_message_ends_the_link(links: tuple[Link, Link], data: bytes) -> None:
+    links[0]._socket.sendall(data)
+    links[0].end()
+    with pytest.raises(LinkClosedError):
         links[1].receive()
-    links[0].close()
-    with pytest.raises(ChannelClosed):
-        links[1].receive()
+    with pytest.raises(LinkClosedError):
+        links[0].send([b""])

@@ -9,14 +9,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 
-from mtmd.base.isolation.channel import Channel
 from mtmd.engine_process.engine import FAILED
 from mtmd.engine_process.link import Link
-from mtmd.engine_process.outbox import Item, Outbox
+from mtmd.engine_process.outbox import Outbox
 
 MUTE = """
 import threading
@@ -25,21 +24,23 @@ from mtmd.engine_process.outbox import Outbox
 class Link:
     def send(self, value):
         raise ValueError("neither")
-Outbox(Link(), end_by).put(("log", 20, ("mtmd", "said")))
+Outbox(Link(), end_by).put(("mtmd", "said"))
 threading.Event().wait()
 """
 DEAF = """
 import threading
-from mtmd.engine_process.engine import EngineProcess
+from mtmd.engine_process import engine
+from mtmd.engine_process.messages import Call
+engine.load = lambda *_, **__: threading.Event().wait()
 class Link:
-    calls = [("call", 1, ("load", "", ("", {}, 20, 0), ()))]
+    calls = [Call(1, "load", "", ("", {}, 20))]
     def receive(self):
         if self.calls:
             return [self.calls.pop()]
         raise OSError("neither")
     def send(self, value):
         pass
-EngineProcess(Link(), lambda *_: threading.Event().wait()).run()
+engine.EngineProcess(Link()).run()
 """
 
 
@@ -62,7 +63,7 @@ def test_it_ends_whether_its_stderr_is_read_or_not(program: str, is_read: bool) 
 @pytest.fixture
 def ends() -> Iterator[tuple[Outbox, Link]]:
     """An outbox, and who reads what it sends."""
-    ours, its = (Link(Channel(one)) for one in socket.socketpair())
+    ours, its = (Link(one) for one in socket.socketpair())
     failures: list[BaseException] = []
     outbox = Outbox(ours, failures.append)
     yield outbox, its
@@ -73,9 +74,9 @@ def ends() -> Iterator[tuple[Outbox, Link]]:
     assert not failures
 
 
-def said(link: Link, number: int) -> list[Item]:
+def said(link: Link, number: int) -> list[Any]:
     """The next `number` that come, and no more."""
-    found: list[Item] = []
+    found: list[Any] = []
     while len(found) < number:
         found += link.receive()
     assert len(found) == number
@@ -88,13 +89,12 @@ def test_what_is_gathered_is_sent_without_the_thread() -> None:
 
         heard: ClassVar[list[object]] = []
 
-        def send_at_once(self, items: list[Item]) -> tuple[bool, bool]:
+        def send(self, items: list[Any]) -> None:
             self.heard += [threading.get_ident(), items]
-            return True, True
 
     failures: list[BaseException] = []
     outbox = Outbox(cast(Link, Ear()), failures.append)
-    items: list[Item] = [("event", number, "text") for number in range(3)]
+    items: list[Any] = [("event", number, "text") for number in range(3)]
     with outbox.gathered():
         for item in items:
             outbox.put(item)
@@ -116,15 +116,17 @@ def test_nothing_is_lost_or_overtaken_where_nobody_reads_for_a_while(
 ) -> None:
     outbox, link = ends
     threads: list[threading.Thread] = []
+    found: list[Any] = []
+    reader = threading.Thread(target=lambda: found.extend(said(link, 600)))
 
-    def speaker(who: int, say: Callable[[Item], None]) -> None:
+    def speaker(who: int, say: Callable[[Any], None]) -> None:
         def run() -> None:
             for number in range(200):
                 say((f"event {who}", number, text))
 
         threads.append(threading.Thread(target=run))
 
-    def say_gathered(item: Item) -> None:
+    def say_gathered(item: Any) -> None:
         outbox.put((f"before {item[0]}", item[1], None))
         with outbox.gathered():
             outbox.put(item)
@@ -133,9 +135,9 @@ def test_nothing_is_lost_or_overtaken_where_nobody_reads_for_a_while(
     speaker(2, outbox.put)
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join(60)  # with nobody who reads
-    found = said(link, 600)
+    reader.start()
+    for thread in [*threads, reader]:
+        thread.join(60)
     for who in (1, 2):
         own = [item for item in found if item[0].endswith(f"event {who}")]
         before = [f"before event {who}"] if who == 1 else []
@@ -145,7 +147,7 @@ def test_nothing_is_lost_or_overtaken_where_nobody_reads_for_a_while(
 
 
 def test_a_value_that_nobody_knows_is_told_of_either_way() -> None:
-    ours, its = (Link(Channel(one)) for one in socket.socketpair())
+    ours, its = (Link(one) for one in socket.socketpair())
     failures: list[BaseException] = []
     told = threading.Event()
 

@@ -229,9 +229,7 @@ def test_a_ticket_holds_nothing_unless_it_says_so() -> None:
 
 def test_memory_that_is_not_known_is_taken_for_much(monkeypatch: pytest.MonkeyPatch) -> None:
     for free, room in ((None, MOST_BYTES), (8 << 30, 1 << 30), (1 << 40, MOST_BYTES)):
-        monkeypatch.setattr(
-            "mtmd.kernels.plan.free_memory.system_bytes", lambda *_, free=free: free
-        )
+        monkeypatch.setattr("mtmd.service.prepare_ahead.system_bytes", lambda *_, free=free: free)
         assert PrepareAhead(1).room == room
 
 

@@ -1,34 +1,30 @@
-"""Models of this package, loaded one beside the other and let go again."""
+"""Models in processes of their own: opened, loaded, and their memory given back."""
 
 from __future__ import annotations
 
-import gc
-import weakref
+import os
+import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from fake_service import until
 
-from mtmd import OptionError
+from mtmd import DeviceError, MtmdError, OptionError
+from mtmd.base.errors import EngineError
 from mtmd.checkpoint.collection import Source, read_sources
 from mtmd.checkpoint.hub import Found
 from mtmd.checkpoint.pull import Arriving, Pulled
-from mtmd.kernels.plan import free_memory
+from mtmd.engine_process import client
 from mtmd.loading import DEMO_MODEL
-from mtmd.web.models.loader import PackageLoader
+from mtmd.web.models.loader import ProcessLoader
 from mtmd.web.models.presets import NONE, Preset
 from mtmd.web.models.start import make_registry
 from mtmd.web.settings import ServerSettings
 
 OPTIONS = {"threads": 1, "parallel": 2}
 SERVICE = {"queue": 8, "share_cache": False, "hang_s": None}
-
-
-@pytest.fixture(autouse=True)
-def collection():
-    """As it was: models are left out of it while they are in memory."""
-    yield
-    gc.unfreeze()
+HELLO = [{"role": "user", "content": "hi"}]
 
 
 @pytest.fixture
@@ -36,8 +32,18 @@ def source():
     return read_sources(["demo"])[0]
 
 
-def test_what_it_takes_is_known_before_a_weight_is_read(source):
-    opened = PackageLoader(OPTIONS, **SERVICE).open(source, Preset(load={"context": 256}))
+@pytest.fixture
+def loader():
+    made = ProcessLoader(OPTIONS | {"memory_limit": "1GiB"}, **SERVICE, warm_up=False)
+    yield made
+    made.close()
+
+
+def test_a_process_is_opened_loaded_and_ended(loader, source):
+    """Each costs seconds to start: one takes all of the ways that there are."""
+    assert loader.limits == {"cpu": 1 << 30} and loader.free()["cpu"] > 0
+    surveyed = loader._ready.pid
+    opened = loader.open(source, Preset(load={"context": 256}))
     assert opened.facts.sees and opened.facts.context == 256
     assert source.bytes < opened.facts.needs["cpu"] < 100 << 20
     assert opened.weights_read()[0] == 0
@@ -45,47 +51,47 @@ def test_what_it_takes_is_known_before_a_weight_is_read(source):
     assert opened.weights_read() == (0, 0), "for who asks how far it is"
     opened.close()  # as a server that ends while it is unloaded
 
-
-def test_a_model_whose_service_could_not_be_closed_is_closed_the_next_time(source, monkeypatch):
-    loader = PackageLoader(OPTIONS, **SERVICE, warm_up=False)
     opened = loader.open(source, NONE)
-    service, loaded = opened.start((), NONE).service, opened._model.loaded
-    close, ended = service.close, []
-    monkeypatch.setattr(service, "close", lambda _: 1 / 0)
-    monkeypatch.setattr(loaded, "close", lambda: ended.append(True))
-    with pytest.raises(ZeroDivisionError):
-        opened.close()
-    assert not loader.loaded and not ended
+    served = opened.start(("small",), Preset(system="Be brief."))
+    assert served.service.pid == surveyed and loader._ready is None
+    assert (served.name, served.names, served.system) == ("demo", ("demo", "small"), "Be brief.")
+    assert opened.weights_read()[0] > 0
+    assert list(served.service.submit(HELLO, max_tokens=2))[-1].answer.receipt.model == "demo"
     opened.close()
-    assert ended
-    monkeypatch.undo()
-    close(), loaded.close()
+    assert not loader._loaded and not Path(f"/proc/{surveyed}").exists()
+    assert loader.free()["cpu"] > 0 and loader._ready is None, "read without a process"
 
 
-def test_memory_is_measured_anew_when_a_model_has_given_its_own_back(source, monkeypatch):
-    """A moment ago there was no room for the next one, which would be refused for good."""
-    loader = PackageLoader(OPTIONS, **SERVICE)
-    opened = loader.open(source, NONE)
-    monkeypatch.setattr(free_memory, "_measure", lambda _: 1)
-    monkeypatch.setattr(free_memory, "KEPT_S", 1000.0)
-    monkeypatch.setattr(free_memory, "_known", {})
-    assert loader.free() == {"cpu": 1}
-    monkeypatch.setattr(free_memory, "_measure", lambda _: 2)
-    assert loader.free() == {"cpu": 1}
-    opened.close()
-    assert loader.free() == {"cpu": 2}
+def test_a_process_that_fails_while_it_opens_a_model_is_not_used_again(loader, source, monkeypatch):
+    def crash(engine, *_):
+        os.kill(engine.pid, signal.SIGKILL)
+        return really(engine, *_)
+
+    really = client.EngineClient.open
+    monkeypatch.setattr(client.EngineClient, "open", crash)
+    with pytest.raises(DeviceError, match="by SIGKILL"):
+        loader.open(source, NONE)
+    assert loader._ready is None
 
 
-def test_a_limit_is_that_of_all_together(source):
-    """A model that is alone keeps it, too: the part that it is predicted to take is its own."""
-    loader = PackageLoader(OPTIONS | {"memory_limit": "1GiB"}, **SERVICE)
-    assert loader.limits == {"cpu": 1 << 30}
-    opened = loader.open(source, NONE)
-    assert opened._model.options.memory_limit == opened.facts.needs["cpu"]
-    opened.close()
+def test_what_is_free_on_a_device_is_asked_of_a_process(loader):
+    """Of any; an earlier number stands where it does not answer."""
+    answers = [MtmdError("it fails"), {"limits": {}, "free": {"cuda": 3, "cpu": 4}}]
+
+    def memory(*_):
+        found = answers.pop()
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    loader._free = {"cuda": 1, "cpu": 2}
+    assert loader.free() == {"cuda": 1, "cpu": loader.free()["cpu"]}
+    loader._loaded = [SimpleNamespace(memory=memory)]
+    assert loader.free() == {"cuda": 3, "cpu": 4}
+    assert loader.free() == {"cuda": 3, "cpu": 4} and not answers
 
 
-def test_what_was_fetched_is_opened_without_asking_the_hub(tmp_path, monkeypatch):
+def test_what_was_fetched_is_opened_without_asking_the_hub(tmp_path, monkeypatch, loader):
     """A branch that has moved on would be fetched in the midst of loading, others waiting."""
     commit = "0" * 40
     snapshot = tmp_path / "models--org--demo" / "snapshots" / commit
@@ -94,10 +100,10 @@ def test_what_was_fetched_is_opened_without_asking_the_hub(tmp_path, monkeypatch
         (snapshot / file.name).symlink_to(file)
     (snapshot.parents[1] / "refs").mkdir()
     (snapshot.parents[1] / "refs" / "main").write_text(commit)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr("mtmd.checkpoint.hub.ask_hub", lambda *_: pytest.fail("asked"))
-    opened = PackageLoader(OPTIONS, **SERVICE).open(Source("me", "org/demo", 5, ""), NONE)
-    assert opened._model.name == "me"
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nobody listens
+    opened = loader.open(Source("me", "org/demo", 5, ""), NONE)
+    assert opened.facts.sees
     opened.close()
 
 
@@ -112,23 +118,9 @@ def test_a_fetch_tells_how_far_it_is_and_how_large_it_was(monkeypatch):
 
     monkeypatch.setattr("mtmd.checkpoint.pull.pull", pull)
     away = Source("x", "org/x:Q4_0", None, "")
-    here = PackageLoader(OPTIONS, **SERVICE).fetch(away, told.append)
+    here = ProcessLoader(OPTIONS, **SERVICE).fetch(away, told.append)
     assert (here.name, here.bytes, here.is_here) == ("x", 40, True)
     assert told[0]() == (0, 30)
-
-
-def test_small_models_keep_their_one_thread_when_others_were_looked_at(source, monkeypatch):
-    """Whatever is opened is planned for all threads; those in memory go on with theirs."""
-    loader, settled = PackageLoader(OPTIONS, **SERVICE), []
-    monkeypatch.setattr(loader.shared, "settle_threads", settled.append)
-    loader.open(source, NONE).close()
-    assert settled == [], "nothing is in memory"
-    small = loader.open(source, NONE)
-    loader.loaded.append(small._model)
-    loader.open(source, NONE).close()
-    assert settled == [[small._model.checkpoint.weight_bytes]]
-    loader.loaded.clear()
-    small.close()
 
 
 def make(*given, first=None, most=None, unload_after_s=0.0, presets=None):
@@ -144,25 +136,34 @@ def make(*given, first=None, most=None, unload_after_s=0.0, presets=None):
     )
 
 
-def test_from_the_options_of_the_command_to_an_answer_and_its_memory_given_back(tmp_path):
+def test_from_the_options_of_the_command_to_an_answer_and_its_memory_given_back(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(client, "DELAY_S", 0.1)
     file = tmp_path / "presets.json"
     file.write_text('{"demo": {"aliases": ["small"]}}')
     registry = make("demo", presets=str(file))
     registry.start()
     try:
         entry = registry.take("small")
-        ticket = entry.served.service.submit([{"role": "user", "content": "hi"}], max_tokens=2)
+        service = entry.served.service
+        ticket = service.submit(HELLO, max_tokens=2)
         assert list(ticket)[-1].answer.receipt.model == "demo"
         assert registry.find("demo").needs_bytes["cpu"] > 10 << 20
-        loaded = weakref.ref(entry.opened._model.loaded)
-        weights = weakref.ref(loaded().runner.residency)
-        assert loaded().weights_read()[0] > 5 << 20
+        first = service.pid
+        ticket = service.submit(HELLO, max_tokens=1500, ignore_eos=True)
+        os.kill(first, signal.SIGKILL)
+        with pytest.raises(EngineError):
+            list(ticket)
+        assert until(lambda: registry.failures())
+        assert until(lambda: not registry.failures(), 60)
+        assert service.pid != first and registry.find("demo").state == "loaded"
+        assert list(service.submit(HELLO, max_tokens=2))[-1].answer.receipt.model == "demo"
         registry.give_back(entry)
         registry.unload("demo")
         assert until(lambda: registry.find("demo").state == "unloaded")
-        assert loaded() is None and weights() is None, "nobody holds on to it"
-        ticket.cancel()  # as a page may that keeps it
-        assert not registry._loader.loaded
+        assert not Path(f"/proc/{service.pid}").exists()
+        assert not registry._loader._loaded
     finally:
         registry.close()
 
@@ -172,8 +173,10 @@ def test_the_first_is_the_default_and_is_added_where_it_is_not_there(tmp_path):
     registry = make(str(tmp_path), first="demo")
     assert [m.name for m in registry.listed()] == ["x", "demo"]
     assert registry.find(None).name == "demo"
+    registry.close()
     same = make(str(tmp_path), first=str(tmp_path / "x.gguf"))
     assert [m.name for m in same.listed()] == ["x"]
+    same.close()
 
 
 def test_a_default_is_one_model_and_not_the_first_of_a_folder(tmp_path):

@@ -20,6 +20,7 @@ from mtmd.web.errors import ApiError
 from mtmd.web.models import fetching, schedule
 from mtmd.web.models import registry as module
 from mtmd.web.models.choice import FAILED, LOADED, LOADING, UNLOADED
+from mtmd.web.models.choice import state_of as state_of_server
 from mtmd.web.models.presets import Preset
 from mtmd.web.settings import HAS_LEFT
 
@@ -687,9 +688,37 @@ def test_whether_it_is_busy_is_asked_while_nothing_is_unloaded():
         entry.served.service.under_way = []
 
 
-def test_a_fault_of_the_device_is_everybodys():
-    told = []
+def test_a_model_whose_process_has_failed_for_good_is_loaded_anew_while_others_answer():
+    with started({"a": 4, "b": 4}) as (registry, loader):
+        first = registry.take("a").served.service
+        first.submit([{"role": "user", "content": "hi"}])
+        other = registry.take("b").served.service
+        fault = DeviceError("the model's process has ended (by SIGKILL)")
+        first.fail(fault)
+        assert until(lambda: state_of(registry, "a") == FAILED)
+        assert first.closed and registry.fault is None and "a" not in loader.taken
+        with pytest.raises(ApiError, match="by SIGKILL"):
+            registry.take("a")
+        assert registry.take("b").served.service is other and not other.closed
+        registry.load("a")
+        assert until(lambda: state_of(registry, "a") == LOADED)
+        assert registry.take("a").served.service is not first
+        assert registry.measured()[0].stats.requests == 1
+
+
+def test_models_that_are_being_started_again_are_named():
     with started({"a": 4, "b": 4}) as (registry, _):
+        registry.take("a").served.service.failure = "it has ended"
+        registry.take("b")
+        assert registry.failures() == {"a": "it has ended"}
+        state, status = state_of_server(registry, "ok")
+        assert (state["status"], status) == ("ok", 200)
+        assert state["restarting"] == [{"model": "a", "reason": "it has ended"}]
+
+
+def test_a_fault_is_the_servers_where_that_was_chosen():
+    told = []
+    with started({"a": 4, "b": 4}, ends_on_fault=True) as (registry, _):
         registry.on_fault(told.append)
         registry.take("a").served.service.fail(DeviceError("the device hangs"))
         assert str(told[0]) == "the device hangs" and registry.fault is told[0]
@@ -700,7 +729,8 @@ def test_a_fault_of_the_device_is_everybodys():
 def test_numbers_go_on_when_it_is_loaded_anew():
     with started({"a": 4}) as (registry, _):
         entry = registry.take("a")
-        service, latencies = entry.served.service, entry.served.service.latencies
+        service = entry.served.service
+        service.latencies.whole.add(1.0)
         service.submit([{"role": "user", "content": "hi"}])
         registry.give_back(entry)
         registry.unload("a")
@@ -709,7 +739,10 @@ def test_numbers_go_on_when_it_is_loaded_anew():
         assert kept.labels == {"model": "a"} and kept.stats.requests == 1
         again = registry.take("a").served.service
         again.submit([{"role": "user", "content": "hi"}])
-        assert registry.measured()[0].stats.requests == 2 and again.latencies is latencies
+        again.latencies.whole.add(2.0)
+        (both,) = registry.measured()
+        assert both.stats.requests == 2 and both.latencies.whole.total_s == 3.0
+        assert both.latencies.whole.counts[-1] == 2
         assert registry.lives()["a"].loads == 2
 
 
