@@ -150,7 +150,7 @@ def test_a_compressed_body_goes_where_the_plain_one_goes(encoding, encode, reque
 @pytest.mark.parametrize(
     "body, encoding, status",
     [
-        (gzip.compress(b"{}" * 500)[:-4], "gzip", 400),
+        (gzip.compress(b"{}" * 500, mtime=0)[:-4], "gzip", 400),
         (gzip.compress(bytes(20 << 20)), "gzip", 413),
         (b"{}", "compress", 415),
     ],
