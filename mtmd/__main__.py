@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import sys
 
+UNPATCHED = {"-h", "--help", "--help-all", "--ray"}  # options of `serve` that start no server here
+
 
 def main() -> int:
     """As `mtmd.cli.main`, with the arguments of the process."""
-    if sys.argv[1:2] == ["serve"] and not any(w.partition("=")[0] == "--ray" for w in sys.argv[2:]):
+    if sys.argv[1:2] == ["serve"] and not UNPATCHED & {w.partition("=")[0] for w in sys.argv[2:]}:
         patch()
     try:
         from mtmd.cli import main as command
