@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # not in typing before Python 3.11
 MEASURE_LIMIT_S = 1.0  # for statistics; earlier ones are shown where it takes longer
 MEASURED_AGAIN_S = 0.02
 SILENT_S = 15.0  # without a beat, of which there are four a second, a process that answers hangs
-SILENT_MIN_S = 1.0
+SILENT_MIN_S = 5.0  # whatever limit was chosen: a busy machine may let it wait for a core
 MORE_S = 5.0  # for a process to end, beyond what its requests may take
 DELAY_S, DELAY_MAX_S = 0.5, 60.0  # before it is started again: twice as long each time
 STARTS_MAX = 8  # in a row that fail, or after which it lives shorter than this:

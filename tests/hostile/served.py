@@ -66,11 +66,14 @@ class Served:
 
 def engines_of(server: int) -> list[int]:
     """Children of a server in which an engine runs."""
-    return [
-        pid
-        for pid in children(server)
-        if b"mtmd.engine_process.boot" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    ]
+    return [pid for pid in children(server) if b"mtmd.engine_process.boot" in _command_of(pid)]
+
+
+def _command_of(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:  # it has ended meanwhile
+        return b""
 
 
 @contextmanager

@@ -349,6 +349,7 @@ def test_who_is_in_a_call_when_it_ends_is_told() -> None:
 
 def test_a_process_that_gives_no_sign_of_life_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "TICK_S", 0.1)
+    monkeypatch.setattr(client, "SILENT_MIN_S", 1.0)
     with started() as apart:
         apart._hang_s = 1.0
         os.kill(apart.pid, signal.SIGSTOP)
@@ -359,6 +360,7 @@ def test_a_process_that_gives_no_sign_of_life_is_a_fault(monkeypatch: pytest.Mon
 def test_who_sends_to_one_that_hangs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """More than the socket takes."""
     monkeypatch.setattr(client, "TICK_S", 0.1)
+    monkeypatch.setattr(client, "SILENT_MIN_S", 1.0)
     found: list[BaseException] = []
 
     def ask(apart: EngineClient) -> None:
