@@ -17,6 +17,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+from mtmd.base.cores import leave_half
 from mtmd.base.errors import DeviceError, OptionError
 from mtmd.base.text import for_terminal
 from mtmd.commands.arguments import add_options, options_in
@@ -263,6 +264,7 @@ def _serve_many(
         stack.enter_context(shared_out_promptly())
         if args.isolate:
             start_picture_workers()
+        leave_half()  # of the cores, which is the models'
         registry.start()
         if args.model is not None:
             registry.load(registry.find(None).name)
@@ -312,6 +314,7 @@ def _load(args: argparse.Namespace, settings: Any, restarts: bool, stack: ExitSt
         if not is_here:
             status.clear()  # the hub's own bars come in its place
         engine.load(args.model, options_in(args, LoadOptions))
+    leave_half()  # of the cores, which is the model's
     return engine
 
 

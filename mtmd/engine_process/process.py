@@ -11,6 +11,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from mtmd.base.cores import on_all_cores
 from mtmd.base.group_signals import held_back
 from mtmd.engine_process.link import Link
 
@@ -33,11 +34,20 @@ class Process:
         is_posix = os.name == "posix"
         path = json.dumps([str(Path(entry).absolute()) for entry in sys.path])
         with its, held_back():
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-c", _BOOT, path, str(its.fileno() if is_posix else -1)],
-                pass_fds=[its.fileno()] if is_posix else (),
-                stdin=subprocess.DEVNULL if is_posix else subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
+            self._process = on_all_cores(
+                lambda: subprocess.Popen(
+                    [
+                        sys.executable,
+                        "-I",
+                        "-c",
+                        _BOOT,
+                        path,
+                        str(its.fileno() if is_posix else -1),
+                    ],
+                    pass_fds=[its.fileno()] if is_posix else (),
+                    stdin=subprocess.DEVNULL if is_posix else subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                )
             )
             if not is_posix:  # Windows gives a socket to a process that is there already
                 assert self._process.stdin is not None

@@ -85,6 +85,11 @@ def test_the_demo_model_is_served_as_it_answers_alone(demo: Model, one: Path) ->
         assert stats["resident_bytes"] > stats["engine_bytes"] > 50 << 20
         assert json.loads(asked(server, "/api/verdict?speed=1"))["title"]
         assert json.loads(asked(server, "/ready")) == {"status": "ready"}
+        cores = sorted(os.sched_getaffinity(0))
+        own = os.sched_getaffinity(server.process.pid)
+        assert own <= set(cores) and len(own) == max(1, len(cores) // 2)
+        for others in set(descendants(server.process.pid)) - {server.process.pid}:
+            assert sorted(os.sched_getaffinity(others)) == cores
     assert server.problems == []
 
 
@@ -267,6 +272,8 @@ def test_each_of_several_models_is_a_process_that_ends_alone(tmp_path: Path) -> 
         assert chat("b") == expected
         until(lambda: "restarting" not in health())
         assert chat("a") == expected and second in server.engines()
+        for engine in server.engines():
+            assert os.sched_getaffinity(engine) == os.sched_getaffinity(0)
         asked(server, "/models/unload", {"model": "b"})
         until(lambda: second not in server.engines())
         assert chat("a") == expected
