@@ -37,6 +37,9 @@ LINGER_S = 5.0  # for a client that is still sending to read why it should not
 _JUST_BEGUN_S = 0.05
 _CONTROLS = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|\r(?!\n)")
 _NO_LINE = (b"\r\n", b"\n")  # ends a head
+_ABSOLUTE = re.compile(r"https?://([^/?#]+)(.*)", re.IGNORECASE)  # an address, as proxies get it
+_LENGTH = re.compile(r"[0-9]{1,18}")
+_NAME = re.compile(rb"[!#-'*+.^`|~\w-]+:", re.ASCII)  # of a header, as HTTP has it
 _BLANKS = b" " * 64
 Phase: TypeAlias = Literal["idle", "head", "body", "answering", "ended"]
 log = logging.getLogger("mtmd.web")
@@ -164,20 +167,19 @@ class Connection(WSGIHandler):  # type: ignore[misc]  # gevent has no types
 
     def MessageClass(self, file: Any, *_: Any) -> Any:  # gevent's name
         try:
-            return headers_factory(_Limited(file, HEAD_BYTES - len(self.requestline)))
+            headers = headers_factory(_Limited(file, HEAD_BYTES - len(self.requestline)))
         except HTTPException as error:
             raise Refusal(431, f"a request may have {HEADERS} headers") from error
-
-    def read_request(self, line: str) -> Any:
-        """Raises ValueError for a length that two readers could understand in two ways."""
-        result = super().read_request(line)
-        lengths = self.headers.get_all("content-length") or []
-        encodings = self.headers.get_all("transfer-encoding") or []
-        if len(set(lengths)) > 1 or not all(n.isascii() and n.isdigit() for n in lengths):
-            raise ValueError("expected one Content-Length, in digits")
-        if [e.strip().lower() for e in encodings] not in ([], ["chunked"]):
-            raise ValueError("expected no Transfer-Encoding but chunked")
-        return result
+        _check_framing(headers)
+        hosts = headers.get_all("host") or []
+        if len(hosts) > 1 or (not hosts and self.request_version == "HTTP/1.1"):
+            raise Refusal(400, "the request cannot be read: expected one header Host")
+        with_authority = _ABSOLUTE.fullmatch(self.path)
+        if with_authority is not None:  # it holds in place of the header
+            del headers["host"]
+            headers["host"], path = with_authority.groups()
+            self.path = path if path.startswith("/") else f"/{path}"
+        return headers
 
     def handle_one_response(self) -> None:
         if self._deadline is not None:
@@ -205,7 +207,8 @@ class Connection(WSGIHandler):  # type: ignore[misc]  # gevent has no types
         if isinstance(ex, Refusal):
             self._refusal = ex
         else:
-            reason = str(getattr(ex, "formatted_message", ex)).partition(":")[0].lower()
+            message = getattr(ex, "formatted_message", "its first line is not one of HTTP")
+            reason = message.partition(":")[0].lower()
             self._refusal = Refusal(400, f"the request cannot be read: {reason}")
         return str(self._refusal.status), b""
 
@@ -353,6 +356,8 @@ class _Limited:
             raise Refusal(431, f"the head of a request may have {HEAD_BYTES:,} bytes")
         if _CONTROLS.search(line) or line[:1].isspace() != (line in _NO_LINE):
             raise Refusal(400, "the request cannot be read: a header is more than a line of text")
+        if line not in _NO_LINE and not _NAME.match(line):
+            raise Refusal(400, "the request cannot be read: a header has no name of one word")
         if _BLANKS in line.replace(b"\t", b" "):
             raise Refusal(400, "the request cannot be read: a header has too many blanks")
         return line
@@ -373,6 +378,20 @@ class _Counted:
 
     def check(self, body: int) -> None:
         self._body = body
+
+
+def _check_framing(headers: Any) -> None:
+    """Raises Refusal for a body whose end two readers could see at two places."""
+    lengths = headers.get_all("content-length") or []
+    encodings = headers.get_all("transfer-encoding") or []
+    if len(lengths) > 1 or not all(_LENGTH.fullmatch(length) for length in lengths):
+        raise Refusal(400, "the request cannot be read: expected one Content-Length, in digits")
+    if [e.strip().lower() for e in encodings] not in ([], ["chunked"]):
+        raise Refusal(400, "the request cannot be read: expected no Transfer-Encoding but chunked")
+    if lengths and encodings:
+        raise Refusal(
+            400, "the request cannot be read: found both Content-Length and Transfer-Encoding"
+        )
 
 
 def _check_length(count: int, limit: int) -> None:

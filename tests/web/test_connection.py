@@ -31,6 +31,28 @@ HEADS = {
     "a length with a sign": (GET + b"Content-Length: +3\r\n\r\nabc", 400),
     "two lengths": (GET + b"Content-Length: 3\r\nContent-Length: 4\r\n\r\nabcd", 400),
     "another encoding": (GET + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 400),
+    "a length of no digits": (GET + b"Content-Length: \r\n\r\n", 400),
+    "a length said twice": (GET + b"Content-Length: 3\r\nContent-Length: 3\r\n\r\nabc", 400),
+    "a length and chunks": (
+        GET + b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
+        400,
+    ),
+    "a length after a blank": (GET + b"Content-Length : 3\r\n\r\nabc", 400),
+    "a length after a line of one word": (GET + b"word\r\nContent-Length: 3\r\n\r\nabc", 400),
+    "a length after the line of a mailbox": (
+        b"GET /version HTTP/1.1\r\nFrom me\r\nHost: localhost\r\nConnection: close\r\n\r\n",
+        400,
+    ),
+    "a header without a name": (GET + b": 3\r\n\r\n", 400),
+    "a version that is no number": (b"GET /version HTTP/1.x\r\n\r\n", 400),
+    "no host": (b"GET /version HTTP/1.1\r\n\r\n", 400),
+    "two hosts": (GET + b"Host: localhost\r\n\r\n", 400),
+    "no host, of old": (b"GET /version HTTP/1.0\r\n\r\n", 200),
+    "a whole address": (GET.replace(b"/version", b"http://localhost/version") + b"\r\n", 200),
+    "another host's whole address": (
+        GET.replace(b"/version", b"http://evil.example/version") + b"\r\n",
+        403,
+    ),
     "no method": (b"\x16\x03\x01\x02\r\n\r\n", 400),
 }
 POST = (

@@ -152,7 +152,7 @@ def test_a_connection_that_nothing_comes_on_is_closed():
 
 
 def test_the_oldest_that_wait_make_room_for_those_that_come():
-    with running(FakeService(), connections=limits(most=64)) as server, ExitStack() as stack:
+    with running(FakeService(), connections=limits(total=64)) as server, ExitStack() as stack:
         crowd(stack, server, HEAD)
         assert health(server) == 200
         assert len(server.connections) <= 65
@@ -160,7 +160,7 @@ def test_the_oldest_that_wait_make_room_for_those_that_come():
 
 def test_who_has_a_key_stays_when_room_is_made():
     with (
-        running(FakeService(), api_keys=(KEY,), connections=limits(most=64)) as server,
+        running(FakeService(), api_keys=(KEY,), connections=limits(total=64)) as server,
         ExitStack() as stack,
     ):
         ask = HEALTH[:-2] + f"Authorization: Bearer {KEY}\r\n\r\n".encode()
@@ -173,7 +173,7 @@ def test_who_has_a_key_stays_when_room_is_made():
 
 def test_who_is_being_answered_stays_and_the_next_is_turned_away():
     service = FakeService(pace_s=60)
-    with running(service, connections=limits(most=16), queue=30) as server, ExitStack() as stack:
+    with running(service, connections=limits(total=16), queue=30) as server, ExitStack() as stack:
         for _ in range(16):
             stack.enter_context(raw_request(server, {"messages": [user("hi")], "stream": True}))
         assert until(lambda: len(service.tickets) == 16)
