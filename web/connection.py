@@ -72,6 +72,7 @@ class Connection(WSGIHandler):  # type: ignore[misc]  # gevent has no types
     the body that is being received.
     """
 
+    path: str
     ignored_socket_errors = (
         *WSGIHandler.ignored_socket_errors,
         errno.EBADF,  # it was closed by the server
@@ -177,8 +178,8 @@ class Connection(WSGIHandler):  # type: ignore[misc]  # gevent has no types
         with_authority = _ABSOLUTE.fullmatch(self.path)
         if with_authority is not None:  # it holds in place of the header
             del headers["host"]
-            headers["host"], path = with_authority.groups()
-            self.path = path if path.startswith("/") else f"/{path}"
+            headers["host"] = with_authority[1]
+            self.path = "/" + with_authority[2].removeprefix("/")
         return headers
 
     def handle_one_response(self) -> None:

@@ -81,9 +81,12 @@ class Connection:
             self._replies[number] = queue
         try:
             with aside():
-                with suppress(LinkClosedError):  # the reader notices it, too
-                    call = Call(number, name, for_whom(), arguments, tuple(tickets))
-                    self.process.link.send([call])
+                call = Call(number, name, for_whom(), arguments, tuple(tickets))
+                if limit_s is not None:  # a process that reads nothing would hold this up
+                    self._outbox.put(call)
+                else:
+                    with suppress(LinkClosedError):  # the reader notices it, too
+                        self.process.link.send([call])
                 reply = _waited(queue, limit_s)
         except LeftError:
             self._outbox.put(Abandon(number, tuple(tickets)))

@@ -380,6 +380,25 @@ def test_who_sends_to_one_that_hangs_is_told(monkeypatch: pytest.MonkeyPatch) ->
         assert len(found) == 2 and all("no sign of life" in str(error) for error in found)
 
 
+def test_a_call_with_a_limit_keeps_it_while_others_cannot_send() -> None:
+    with started() as apart:
+        os.kill(apart.pid, signal.SIGSTOP)
+        long = [{"role": "user", "content": "a" * (16 << 20)}]
+
+        def send() -> None:
+            with pytest.raises(MtmdError, match="given up"):
+                apart.submit(long)
+
+        sender = threading.Thread(target=send)
+        sender.start()
+        lock = apart._connection.process.link._sending
+        until(lock.locked)
+        found = apart.stats()
+        assert lock.locked() and not found.finished
+        apart._connection.fail("it is given up")
+        sender.join()
+
+
 def test_who_leaves_waits_for_nobody() -> None:
     """Not for an engine that reads nothing, with more sent to it than the socket takes."""
     with started() as apart:
