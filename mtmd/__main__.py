@@ -27,9 +27,12 @@ def patch() -> None:
     processes: gevent starts them by a fork that runs what is to be done after one, and greenlets
     with it, where Python's own runs nothing but the program.
     """
+    from gevent.hub import Hub
     from gevent.monkey import patch_all
 
     patch_all(os=False, signal=False, subprocess=False)
+    # A Ctrl-C that comes while all wait is raised in the hub, which would write a traceback of it.
+    Hub.NOT_ERROR = (*Hub.NOT_ERROR, KeyboardInterrupt)
 
 
 if __name__ == "__main__":

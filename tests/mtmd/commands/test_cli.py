@@ -1019,3 +1019,23 @@ def test_closed_output_is_as_good_as_none(tmp_path: Path) -> None:
             ["sh", "-c", f"{command} {closed}"], capture_output=True, cwd=tmp_path
         )
         assert done.returncode == 0 and not done.stderr, closed
+
+
+def test_a_key_while_all_greenlets_wait_is_no_traceback() -> None:
+    """It is raised in gevent's hub then, which hands it on to the command."""
+    code = (
+        "from mtmd.__main__ import patch; patch()\n"
+        "import signal, sys\n"
+        "from threading import Event\n"
+        "from gevent import get_hub\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "get_hub().loop.run_callback(signal.raise_signal, signal.SIGINT)\n"
+        "try:\n"
+        "    Event().wait()\n"
+        "except KeyboardInterrupt:\n"
+        "    sys.exit(130)\n"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, env=environment(), timeout=60
+    )
+    assert (found.returncode, found.stderr) == (130, b"")
