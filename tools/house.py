@@ -26,7 +26,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.request import Request, urlopen
 
-from words import PRIVATE, words_of
+import words
 
 ROOMS = ("kernels", "clip", "llm", "mtmd", "web")
 OTHERS = ("tests", "tools", "benchmarks")
@@ -135,7 +135,7 @@ def private_words(root: Path) -> dict[str, int]:
     counts = Counter[str]()
     for name, tree in trees(root):
         for identifier in {*defined_names(tree), Path(name).stem}:
-            counts.update(word for word in set(words_of(identifier)) if word in PRIVATE)
+            counts.update(set(words.private_words(identifier, name)))
     return dict(counts.most_common())
 
 

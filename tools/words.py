@@ -9,12 +9,12 @@ import re
 PRIVATE: dict[str, tuple[str, ...]] = {
     "amiss": ("wrong",),
     "apart": ("separate",),
-    "aside": ("released",),
+    "aside": ("moved", "released"),
     "asked": ("requested", "request"),
     "asking": ("requesting", "request"),
     "asks": ("requests", "requesting"),
     "beside": ("alongside", "concurrent"),
-    "desk": ("worker",),
+    "desk": ("queue", "worker"),
     "door": ("adapter",),
     "found": ("result", "value", "actual", "match"),
     "held": ("stored", "cached"),
@@ -25,20 +25,36 @@ PRIVATE: dict[str, tuple[str, ...]] = {
     "placed": ("located", "assigned"),
     "places": ("slots", "locations"),
     "said": ("stated", "reported"),
-    "seat": ("worker", "slot"),
-    "seats": ("workers", "slots"),
+    "seat": ("slot", "member"),
+    "seats": ("slots", "members"),
     "tell": ("report", "notify"),
     "telling": ("reporting",),
     "tells": ("reports",),
     "told": ("reported", "passed"),
-    "want": ("request",),
+    "want": ("request", "need"),
     "wanted": ("requested", "needed"),
     "wants": ("requests", "needs"),
 }
 """Words that stand in no identifier, with those to take in their place."""
 
-ALLOWED: frozenset[str] = frozenset()
-"""Identifiers that have one of these words all the same: they are another's, or public."""
+PHRASES = re.compile(r"in_?place|not_?found|at_least|at_most|most_common|set_aside", re.I)
+"""Terms of the field, of libraries and of English in which such a word may stand."""
+
+PUBLIC = frozenset(
+    (
+        *("asks", "asks_any", "context_most", "kept_whole", "most_answers", "most_tokens_per_s"),
+        "place_rows",
+    )
+)
+"""Identifiers that are keys of JSON, or the name of an op, and stay."""
+
+PUBLIC_IN = {
+    "kernels/report/facts.py": ("found",),
+    "kernels/trials.py": ("kept",),
+    "mtmd/inspect/info.py": ("most_tokens",),
+    "mtmd/receipt.py": ("place",),
+}
+"""The same, in one file each."""
 
 NO_BEGINNING = frozenset(
     (
@@ -57,11 +73,11 @@ def words_of(identifier: str) -> list[str]:
     return [word.lower() for word in _WORD.findall(identifier)]
 
 
-def private_words(identifier: str) -> list[str]:
+def private_words(identifier: str, file: str = "") -> list[str]:
     """Return the words of an identifier that are to be replaced."""
-    if identifier in ALLOWED:
+    if identifier in PUBLIC or identifier in PUBLIC_IN.get(file, ()):
         return []
-    return [word for word in words_of(identifier) if word in PRIVATE]
+    return [word for word in words_of(PHRASES.sub("", identifier)) if word in PRIVATE]
 
 
 def first_word(docstring: str) -> str:
