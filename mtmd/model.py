@@ -296,7 +296,8 @@ class Model:
             try:
                 many.make_room(decoded_bytes(question[0]))
                 taken = self._taken(asked(*question, system=system))
-                return _with_view(many.finish(self.service.submit_bulk(taken, settings)), taken)
+                answer = many.finish(self.service.submit_bulk(taken, settings))
+                return replace(answer, view=view_of(taken, one_of_many=True))
             except MtmdError as error:
                 if on_error == "raise":
                     named = _of_item(error, index, question[0])

@@ -13,6 +13,7 @@ from typing import Any
 
 from mtmd.base.errors import MtmdError
 from mtmd.clip.image.decode import Picture
+from mtmd.clip.image.pixels import Pixels
 from mtmd.display.grounding import Region, Regions, find_regions
 from mtmd.events import Answer, Box
 from mtmd.prompt.conversation import Message
@@ -29,19 +30,21 @@ WHOLE = {"1": 1.0, "100": 100.0, "1000": 1000.0, "1024": 1024.0}
 @dataclass(frozen=True)
 class Shown:
     """A picture to be shown later: the `path` it was read from, or, of one without, its `sha256`
-    and a small `jpeg`.
+    with its pixels or a small JPEG of them.
     """
 
     path: str | None
     sha256: str = ""
-    jpeg: bytes = b""
+    content: Pixels | bytes = b""
 
     def load(self) -> tuple[str, bytes]:
-        """Its digest and a small JPEG. Raises MtmdError for a file that is gone."""
-        if self.path is None:
-            return self.sha256, self.jpeg
-        picture = load_image(self.path)
-        return picture.sha256, preview(picture.pixels, EDGE)
+        """Load its digest and a small JPEG. Raises MtmdError for a file that is gone."""
+        if self.path is not None:
+            picture = load_image(self.path)
+            return picture.sha256, preview(picture.pixels, EDGE)
+        if isinstance(self.content, bytes):
+            return self.sha256, self.content
+        return self.sha256, preview(self.content, EDGE)
 
 
 @dataclass(frozen=True)
@@ -79,11 +82,14 @@ class AnswerView:
         )
 
 
-def view_of(messages: Sequence[Message]) -> AnswerView:
-    """What shows the pictures of a conversation that are files, or loaded."""
+def view_of(messages: Sequence[Message], *, one_of_many: bool = False) -> AnswerView:
+    """Return what shows the pictures of a conversation that are files, or loaded. Their small
+    JPEGs take longer to make than the answer to a short question: they are made when they are
+    shown, but for `one_of_many` answers, which would keep the pixels of all pictures in memory.
+    """
     sources = [part["image"] for message in messages for part in _images(message)]
     return AnswerView(
-        tuple(_shown(s) for s in sources if isinstance(s, (str, os.PathLike, Picture)))
+        tuple(_shown(s, one_of_many) for s in sources if isinstance(s, (str, os.PathLike, Picture)))
     )
 
 
@@ -112,9 +118,10 @@ def with_pictures_loaded(
     return made
 
 
-def _shown(source: str | os.PathLike[str] | Picture) -> Shown:
+def _shown(source: str | os.PathLike[str] | Picture, small: bool) -> Shown:
     if isinstance(source, Picture):
-        return Shown(None, source.sha256, preview(source.pixels, EDGE))
+        pixels = source.pixels
+        return Shown(None, source.sha256, preview(pixels, EDGE) if small else pixels)
     return Shown(os.fsdecode(os.fspath(source)))
 
 

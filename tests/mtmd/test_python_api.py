@@ -31,6 +31,7 @@ from mtmd.base.errors import (
     OptionError,
     PromptError,
 )
+from mtmd.display import answer_view
 from mtmd.display.answer_view import AnswerView, Shown
 from mtmd.events import Answer, Box, Finished, TextPiece
 from mtmd.model import Model, _of_item
@@ -513,6 +514,27 @@ def test_an_answer_shows_its_picture_text_and_receipt(demo: Model, one: Path) ->
         with Image.open(io.BytesIO(base64.b64decode(data[1]))) as shown, Image.open(one) as own:
             assert shown.size == own.size
     assert str(answer) == "One." and "view" not in repr(answer)
+
+
+def test_a_small_picture_is_made_when_an_answer_is_shown(
+    demo: Model, one: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+
+    def counted(pixels: Any, edge: int) -> bytes:
+        made.append(edge)
+        return answer_view_preview(pixels, edge)
+
+    answer_view_preview = answer_view.preview
+    monkeypatch.setattr(answer_view, "preview", counted)
+    with Image.open(one) as image:
+        picture = image.convert("RGB")
+    answer = demo.answer(picture, COUNT)
+    assert not made and "data:image/jpeg" in answer._repr_html_() and len(made) == 1
+    (several,) = demo.answers([picture], COUNT)
+    assert len(made) == 2, "a list of answers does not keep the pixels of all its pictures"
+    assert "data:image/jpeg" in several._repr_html_()
+    assert len(made) == 2
 
 
 def test_boxes_lie_where_the_answer_says(demo: Model, one: Path) -> None:
