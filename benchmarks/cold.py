@@ -38,10 +38,10 @@ def main() -> None:
     for _ in range(args.n):
         for name, command in commands.items():
             times[name].append(seconds(command))
-    for name, found in times.items():
+    for name, result in times.items():
         print(
-            f"{name:<14} median {statistics.median(found):.2f} s  of {len(found)}, "
-            f"{min(found):.2f} to {max(found):.2f}"
+            f"{name:<14} median {statistics.median(result):.2f} s  of {len(result)}, "
+            f"{min(result):.2f} to {max(result):.2f}"
         )
     medians = {name: statistics.median(taken) for name, taken in times.items()}
     print(f"ratio {medians['mtmd describe'] / medians['import torch']:.2f}")

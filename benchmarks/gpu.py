@@ -36,7 +36,7 @@ from typing import Any
 from gpu_kernels.package import find_package
 
 RESULTS = Path(__file__).parent / "results"
-LEAST = 0.5  # of its seconds; with less a part is left out: to load a model takes as much
+MINIMUM = 0.5  # of its seconds; with less a part is left out: to load a model takes as much
 SPARE_S = 3  # of the budget, for the report
 NO_END = float("inf")
 DRY_S = 300  # of a part in a dry run: the interpreter takes its time, and nothing waits for it
@@ -47,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
     if not options.budget > 0:
         print(f"--budget {options.budget}: expected seconds, more than 0", file=sys.stderr)
         return 2
-    found = find_package()
+    result = find_package()
     if options.run_cases:
         from gpu_kernels.sanitizer import run_cases
 
@@ -71,7 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
         )
         return 2
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # parts are ended, what there is kept
-    return run_all(title, f"{describe(options)} The package is {found}.", parts, options)
+    return run_all(title, f"{describe(options)} The package is {result}.", parts, options)
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -170,8 +170,8 @@ def run_all(
             for line in lines_of(part, op, seconds, rates(lines), options):
                 lines.append(line)
                 if folder:
-                    with (folder / "lines.jsonl").open("a") as kept:
-                        kept.write(json.dumps(line) + "\n")
+                    with (folder / "lines.jsonl").open("a") as saved:
+                        saved.write(json.dumps(line) + "\n")
                 if text := outcome(line):
                     print(text, flush=True)
             keep()
@@ -194,7 +194,7 @@ def lines_of(
 ) -> Iterator[dict[str, Any]]:
     from gpu_kernels.processes import part_lines
 
-    if seconds < part.seconds * LEAST:
+    if seconds < part.seconds * MINIMUM:
         yield {"part": part.name, "no_time_for": ["all of it: too little of the budget is left"]}
         return
     command = [sys.executable, __file__, "--part", "--only", part.name, "--device", options.device]

@@ -63,44 +63,44 @@ async def timed(port: int, number: int) -> tuple[Reply, float, float]:
 
 async def burst(port: int, pid: int, clients: int) -> None:
     await warm(port)
-    before, most = (resident(pid), threads(pid)), [0, 0]
+    before, maximum = (resident(pid), threads(pid)), [0, 0]
 
     async def watch() -> None:
         while True:
-            most[:] = max(most[0], resident(pid)), max(most[1], threads(pid))
+            maximum[:] = max(maximum[0], resident(pid)), max(maximum[1], threads(pid))
             await asyncio.sleep(0.05)
 
     watching = asyncio.create_task(watch())
-    found = await asyncio.gather(*(timed(port, n) for n in range(clients)))
+    result = await asyncio.gather(*(timed(port, n) for n in range(clients)))
     watching.cancel()
-    statuses = Counter(reply.status for reply, *_ in found)
-    whole = sum(bool(reply.text) for reply, *_ in found)
-    firsts, ends = [first for _, first, _ in found], [end for *_, end in found]
+    statuses = Counter(reply.status for reply, *_ in result)
+    whole = sum(bool(reply.text) for reply, *_ in result)
+    firsts, ends = [first for _, first, _ in result], [end for *_, end in result]
     print(
         f"{clients} streams at once: {dict(statuses)}, {whole} with text; the first word after "
         f"{median(firsts):.2f} s (99th percentile {quantiles(firsts, n=100)[98]:.2f} s), all after "
-        f"{max(ends):.2f} s; memory {mib(before[0])} to at most {mib(most[0])}, threads "
-        f"{before[1]} to at most {most[1]} (expected: all 200 with text)"
+        f"{max(ends):.2f} s; memory {mib(before[0])} to at most {mib(maximum[0])}, threads "
+        f"{before[1]} to at most {maximum[1]} (expected: all 200 with text)"
     )
 
 
 async def drain(port: int, process: subprocess.Popen[str], clients: int) -> None:
     """All have asked, few have their answer: SIGTERM."""
     await warm(port)
-    asking = [asyncio.create_task(timed(port, n)) for n in range(clients)]
-    while not any(task.done() for task in asking):
+    requesting = [asyncio.create_task(timed(port, n)) for n in range(clients)]
+    while not any(task.done() for task in requesting):
         await asyncio.sleep(0.01)
-    done = sum(task.done() for task in asking)
+    done = sum(task.done() for task in requesting)
     start = time.perf_counter()
     process.send_signal(signal.SIGTERM)
-    found = await asyncio.gather(*asking, return_exceptions=True)
+    result = await asyncio.gather(*requesting, return_exceptions=True)
     code = await asyncio.to_thread(process.wait)
     took = time.perf_counter() - start
     kinds = Counter(
         type(reply).__name__ if isinstance(reply, BaseException) else reply[0].status
-        for reply in found
+        for reply in result
     )
-    texts = {reply[0].text for reply in found if not isinstance(reply, BaseException)}
+    texts = {reply[0].text for reply in result if not isinstance(reply, BaseException)}
     print(
         f"SIGTERM with {clients - done} of {clients} streams under way: {dict(kinds)}, "
         f"{len(texts)} different answers to {len(IMAGES)} pictures; ended after "

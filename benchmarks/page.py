@@ -21,7 +21,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 
-from browsing import DESK, chromium
+from browsing import QUEUE, chromium
 
 SUPPORT = Path(__file__).resolve().parents[1] / "tests" / "support"
 PAINT_MS, RELOAD_MS, TASK_MS = 300, 150, 50  # what is promised
@@ -109,21 +109,21 @@ class Window:
     """One window of a browser that has never been here."""
 
     def __init__(self, browser: Any, url: str) -> None:
-        self.context = browser.new_context(viewport=DESK, base_url=url)
+        self.context = browser.new_context(viewport=QUEUE, base_url=url)
         self.context.add_init_script(WATCH)
         self.page = self.context.new_page()
         self.page.set_default_timeout(LIMIT_MS)
 
     def paints(self) -> dict[str, float]:
         self.page.wait_for_timeout(300)
-        found: dict[str, float] = self.page.evaluate(PAINTS)
-        return found
+        result: dict[str, float] = self.page.evaluate(PAINTS)
+        return result
 
     def tasks(self) -> list[float]:
         """Milliseconds of each long task since this was asked last."""
         self.page.wait_for_timeout(500)
-        found: list[float] = self.page.evaluate("() => window.longTasks.splice(0)")
-        return found
+        result: list[float] = self.page.evaluate("() => window.longTasks.splice(0)")
+        return result
 
     def say(self, text: str) -> None:
         self.page.fill("#prompt", text)
@@ -131,7 +131,7 @@ class Window:
         self.page.wait_for_selector(".message.answer.last .actions")
 
 
-def told(tasks: list[float]) -> str:
+def reported(tasks: list[float]) -> str:
     return (
         f"{len(tasks)} over 50 ms, the longest {max(tasks):.0f} ms" if tasks else "none over 50 ms"
     )
@@ -139,7 +139,7 @@ def told(tasks: list[float]) -> str:
 
 def paint(browser: Any) -> Iterator[Row]:
     with serving() as (url, _):
-        first, again, asked, tasks = [], [], [], []
+        first, again, requested, tasks = [], [], [], []
         for number in range(TIMES + 1):
             window = Window(browser, url)
             window.page.goto("/")
@@ -147,11 +147,11 @@ def paint(browser: Any) -> Iterator[Row]:
             fresh = window.paints()
             window.page.reload()
             window.page.wait_for_selector(".sample")
-            kept = window.paints()
+            saved = window.paints()
             if number:  # the first one warms the server
                 first.append(fresh["first"])
-                again.append(kept["first"])
-                asked.append(kept["sent"])
+                again.append(saved["first"])
+                requested.append(saved["sent"])
                 tasks += window.tasks()
             window.context.close()
         spread = "median {:.0f} ms, {:.0f} to {:.0f}"
@@ -165,8 +165,8 @@ def paint(browser: Any) -> Iterator[Row]:
             spread.format(median(again), min(again), max(again)),
             f"{RELOAD_MS} ms",
         )
-        yield "requests that a reload sends", str(max(asked)), ""
-        yield "tasks of an empty chat", told(tasks), "none"
+        yield "requests that a reload sends", str(max(requested)), ""
+        yield "tasks of an empty chat", reported(tasks), "none"
 
 
 def messages(browser: Any) -> Iterator[Row]:
@@ -176,29 +176,29 @@ def messages(browser: Any) -> Iterator[Row]:
         number = f"{MESSAGES:,} messages"
         page.goto("/")
         page.wait_for_selector(".sample")
-        yield "the first page that a browser opens", told(window.tasks()), "none"
+        yield "the first page that a browser opens", reported(window.tasks()), "none"
         page.click(f".item a[href$='{long}']")
         page.wait_for_selector(".message.last")
-        yield f"{number}: opened", told(window.tasks()), "none"
+        yield f"{number}: opened", reported(window.tasks()), "none"
         page.reload()
         page.wait_for_selector(".message.last")
-        yield f"{number}: reloaded", told(window.tasks()), "none"
+        yield f"{number}: reloaded", reported(window.tasks()), "none"
         page.mouse.move(640, 300)
         for _ in range(60):
             page.mouse.wheel(0, -1200)
             page.wait_for_timeout(50)
-        yield f"{number}: scrolled up over 70,000 pixels", told(window.tasks()), "none"
+        yield f"{number}: scrolled up over 70,000 pixels", reported(window.tasks()), "none"
         page.click("#down")
         page.wait_for_selector(".message.last")
-        yield f"{number}: back to the end", told(window.tasks()), "none"
+        yield f"{number}: back to the end", reported(window.tasks()), "none"
         page.type("#prompt", "a question of some words")
-        yield f"{number}: typed", told(window.tasks()), "none"
+        yield f"{number}: typed", reported(window.tasks()), "none"
         page.press("#prompt", "Enter")
         page.wait_for_selector("#stop:visible")
         page.wait_for_timeout(2000)
         page.click("#stop")
         page.wait_for_selector("#send:visible")
-        yield f"{number}: asked, and stopped after two seconds", told(window.tasks()), "none"
+        yield f"{number}: asked, and stopped after two seconds", reported(window.tasks()), "none"
         window.context.close()
 
 
@@ -209,20 +209,20 @@ def conversations(browser: Any) -> Iterator[Row]:
         number = f"{CONVERSATIONS} conversations"
         page.goto("/")
         page.wait_for_selector(".item >> nth=499")
-        yield f"{number}: opened", told(window.tasks()), "none"
+        yield f"{number}: opened", reported(window.tasks()), "none"
         page.click(".item a >> nth=3")
         page.wait_for_selector(".message.user")
-        yield f"{number}: one of them shown", told(window.tasks()), "none"
+        yield f"{number}: one of them shown", reported(window.tasks()), "none"
         page.type("#search", "question 4", delay=60)
         page.wait_for_selector(".item .around")
         page.fill("#search", "")
         page.wait_for_selector(".item >> nth=499")
-        yield f"{number}: searched", told(window.tasks()), "none"
+        yield f"{number}: searched", reported(window.tasks()), "none"
         page.click(".problem button")
         page.wait_for_selector("#stop:visible")
         page.click("#stop")
         page.wait_for_selector("#send:visible")
-        yield f"{number}: one answered", told(window.tasks()), "none"
+        yield f"{number}: one answered", reported(window.tasks()), "none"
         window.context.close()
 
 
@@ -238,12 +238,12 @@ def stream(browser: Any) -> Iterator[Row]:
         window.say("write")
         yield (
             f"an answer of {TOKENS:,} tokens, {1 / PACE_S:.0f} a second at most",
-            told(window.tasks()),
+            reported(window.tasks()),
             "none",
         )
         window.page.reload()
         window.page.wait_for_selector(".message.answer .foot")
-        yield "the same, reloaded", told(window.tasks()), "none"
+        yield "the same, reloaded", reported(window.tasks()), "none"
         window.context.close()
 
 

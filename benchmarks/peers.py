@@ -88,13 +88,13 @@ class Sizes:
 
     def works(self) -> dict[tuple[int, int], str]:
         """Names by context and batch."""
-        found = {(context, 1): f"decode after {context}" for context in self.context}
+        result = {(context, 1): f"decode after {context}" for context in self.context}
         for batch in self.batch:
             if batch > 1:
-                found[self.context[0], batch] = (
+                result[self.context[0], batch] = (
                     f"decode of {batch} sequences after {self.context[0]}"
                 )
-        return found
+        return result
 
 
 @dataclass(frozen=True)
@@ -110,45 +110,45 @@ def parties(
     folder: Path, shape: str, sizes: Sizes, llama: Path | None, more: list[str], dtype: str
 ) -> list[Party]:
     """Ours first, then the peers that are installed."""
-    found = [
+    result = [
         Party("mtmd", (*TYPES, *ENCODES), lambda t, n: ours(folder, shape, sizes, t, n, dtype))
     ]
     if bench := program("llama-bench", llama):
-        found.append(
+        result.append(
             Party(
                 "llama-bench", TYPES, lambda t, n: llama_bench([bench, *more], folder, sizes, t, n)
             )
         )
     if max(sizes.batch) > 1 and (batched := program("llama-batched-bench", llama)):
-        found.append(
+        result.append(
             Party(
                 "llama-batched-bench", TYPES, lambda t, n: llama_batch(batched, folder, sizes, t, n)
             )
         )
     if sizes.servers:
-        found.append(
+        result.append(
             Party("mtmd serve", TYPES, lambda t, n: our_server(folder, sizes, t, n, dtype))
         )
         if server := program("llama-server", llama):
-            found.append(
+            result.append(
                 Party("llama-server", TYPES, lambda t, n: llama_server(server, folder, sizes, t, n))
             )
     if cli := program("llama-mtmd-cli", llama):
-        found.append(
+        result.append(
             Party("llama-mtmd-cli", (PROJECTOR,), lambda _, n: llama_encode(cli, folder, n))
         )
     if importlib.util.find_spec("llama_cpp"):
-        found.append(
+        result.append(
             Party(
                 "llama-cpp-python", TYPES, lambda t, n: worker("llama", folder, shape, sizes, t, n)
             )
         )
     if importlib.util.find_spec("transformers"):
         both = ("BF16", *ENCODES)
-        found.append(
+        result.append(
             Party("transformers", both, lambda t, n: worker("torch", folder, shape, sizes, t, n))
         )
-    return found
+    return result
 
 
 def program(name: str, folder: Path | None) -> str | None:
@@ -232,8 +232,8 @@ def serving(command: Sequence[str]) -> Iterator[int]:
             while not healthy(port):
                 if server.poll() is not None or time.monotonic() > end:
                     log.seek(0)
-                    said = log.read().decode(errors="replace").strip().splitlines()
-                    raise RuntimeError(f"the server did not start: {' '.join(said[-2:])}")
+                    stated = log.read().decode(errors="replace").strip().splitlines()
+                    raise RuntimeError(f"the server did not start: {' '.join(stated[-2:])}")
                 time.sleep(0.2)
             yield port
         finally:
@@ -283,8 +283,8 @@ def answer_tokens(port: int, prompt: str) -> int:
         {"Content-Type": "application/json"},
     )
     with urllib.request.urlopen(request, timeout=TIMEOUT_S) as reply:
-        found = json.loads(reply.read())
-    return int(found["usage"]["completion_tokens"])
+        result = json.loads(reply.read())
+    return int(result["usage"]["completion_tokens"])
 
 
 def llama_encode(program: str, folder: Path, threads: int) -> Rates:
@@ -313,10 +313,10 @@ def worker(
 ) -> Rates:
     command = [sys.executable, __file__, "--worker", which, "--folder", str(folder)]
     command += ["--types", kind, "--threads", str(threads), "--shape", shape, "--dtype", dtype]
-    found: Rates = json.loads(
+    result: Rates = json.loads(
         output([*command, "--context", str(sizes.context[0])]).splitlines()[-1]
     )
-    return found
+    return result
 
 
 def output(command: Sequence[str]) -> str:
@@ -353,8 +353,8 @@ def encode_rates(encode: Callable[[], object]) -> Rates:
         start = time.perf_counter()
         encode()
         times.append(time.perf_counter() - start)
-    held = peak.read()
-    memory = {} if held is None or before is None else {MEMORY: (held - before) / 2**20}
+    stored = peak.read()
+    memory = {} if stored is None or before is None else {MEMORY: (stored - before) / 2**20}
     if whole is not None:
         memory[PROCESS] = whole / 2**20
     return {"encode": 1 / min(times), **memory}
@@ -522,9 +522,9 @@ def add_text_keys(writer, c: dict) -> None:  # type: ignore[no-untyped-def,type-
     writer.add_rope_freq_base(c["rope_theta"])
     writer.add_vocab_size(c["vocab_size"])
     # Bytes as GPT-2 spells them, control tokens, then words that nobody writes.
-    kept = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in kept]
-    spelled = [chr(b) if b in kept else chr(256 + others.index(b)) for b in range(256)]
+    saved = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in saved]
+    spelled = [chr(b) if b in saved else chr(256 + others.index(b)) for b in range(256)]
     control = ["<|end|>", "<image>", "<fake_token_around_image>", "<global-img>"]
     tokens = [*control, *spelled, "ab"]
     tokens += [f"unused{i}" for i in range(c["vocab_size"] - len(tokens))]
@@ -585,7 +585,7 @@ def compare(args: argparse.Namespace, folder: Path) -> dict[Key, list[float]]:
     if args.parties:
         everybody = [party for party in everybody if party.name in args.parties.split(",")]
     failed = set()
-    found: dict[Key, list[float]] = {}
+    result: dict[Key, list[float]] = {}
     for number in range(args.rounds):
         for load in args.load:
             for kind in args.types:
@@ -609,34 +609,34 @@ def compare(args: argparse.Namespace, folder: Path) -> dict[Key, list[float]]:
                     for work, rate in rates.items():
                         if not work.startswith(SHARE):
                             print(f"    {work}: {rate:.2f}", file=sys.stderr)
-                        found.setdefault((kind, work, load, party.name), []).append(rate)
-    return found
+                        result.setdefault((kind, work, load, party.name), []).append(rate)
+    return result
 
 
-def show(found: dict[Key, list[float]]) -> None:
-    for kind, work, load in dict.fromkeys(key[:3] for key in found):
+def show(result: dict[Key, list[float]]) -> None:
+    for kind, work, load in dict.fromkeys(key[:3] for key in result):
         at = {
-            name: found[key] for key in found if key[:3] == (kind, work, load) for name in key[3:]
+            name: result[key] for key in result if key[:3] == (kind, work, load) for name in key[3:]
         }
         if work.startswith(SHARE):
             continue
         unit = {"encode": "tiles/s", MEMORY: "MiB", PROCESS: "MiB"}.get(work, "tok/s")
-        least = unit == "MiB"  # the better one
-        beside = f", {load} busy processes beside it" if load else ""
-        print(f"\n{work}, {kind}{beside}")
+        minimum = unit == "MiB"  # the better one
+        alongside = f", {load} busy processes beside it" if load else ""
+        print(f"\n{work}, {kind}{alongside}")
         mine = at.get("mtmd", at.get("mtmd serve"))
-        shares = found.get((kind, SHARE + work, load, "mtmd"))
+        shares = result.get((kind, SHARE + work, load, "mtmd"))
         for name, rates in at.items():
             median = statistics.median(rates)
-            most = min if least else max
-            line = f"  {name:<19} best {most(rates):9.2f}  median {median:9.2f} {unit}"
+            maximum = min if minimum else max
+            line = f"  {name:<19} best {maximum(rates):9.2f}  median {median:9.2f} {unit}"
             if name == "mtmd" and shares:
                 line += f"   share of the roofline: best {max(shares):.0%}, "
                 line += f"median {statistics.median(shares):.0%}"
                 if max(shares) > 1:
                     line += " (above 100 %: read from the processor's caches, not from memory)"
             if mine and not name.startswith("mtmd"):
-                best, middle = most(mine) / most(rates), statistics.median(mine) / median
+                best, middle = maximum(mine) / maximum(rates), statistics.median(mine) / median
                 line += f"   mtmd / it: best {best:.2f}, median {middle:.2f}"
             print(line)
 
@@ -690,15 +690,15 @@ def main() -> None:
         folder = args.folder or Path(temporary)
         extra = ["BF16"] if PROJECTOR in args.types else []  # llama-mtmd-cli wants a decoder
         write_models(folder, args.shape, dict.fromkeys([*args.types, *extra]))
-        found = compare(args, folder)
+        result = compare(args, folder)
     if args.json:
         rows = [
             dict(zip(("type", "work", "load", "party"), k, strict=True), rates=r)
-            for k, r in found.items()
+            for k, r in result.items()
         ]
         print(json.dumps(rows))
     else:
-        show(found)
+        show(result)
 
 
 if __name__ == "__main__":

@@ -35,14 +35,14 @@ def draw_pictures(folder: Path, count: int) -> dict[str, str | None]:
     """And what is to be answered, None for one that is broken."""
     from world import draw
 
-    rng, found = random.Random(3), dict[str, str | None]()
+    rng, result = random.Random(3), dict[str, str | None]()
     for n in range(count):
         image, facts = draw(rng)
         image.save(folder / f"{n:05}.png")
-        found[f"{n:05}.png"] = WORDS[len(facts.things)]
+        result[f"{n:05}.png"] = WORDS[len(facts.things)]
     broken = folder / f"{count // 2:05}.png"
     broken.write_bytes(broken.read_bytes()[:100])
-    return found | {broken.name: None}
+    return result | {broken.name: None}
 
 
 def below(pid: int) -> list[int]:
@@ -54,11 +54,11 @@ def below(pid: int) -> list[int]:
         except OSError:
             continue
         children.setdefault(parent, []).append(int(stat.parent.name))
-    found, waiting = [], [pid]
+    result, waiting = [], [pid]
     while waiting:
-        found.append(waiting.pop())
-        waiting += children.get(found[-1], [])
-    return found
+        result.append(waiting.pop())
+        waiting += children.get(result[-1], [])
+    return result
 
 
 def end(process: subprocess.Popen[Any]) -> None:
@@ -103,8 +103,8 @@ def nodes_of(address: str) -> int:
         )
     except subprocess.TimeoutExpired:
         return 0
-    found = re.search(r"alive (\d+)", done.stdout)
-    return int(found[1]) if found else 0
+    result = re.search(r"alive (\d+)", done.stdout)
+    return int(result[1]) if result else 0
 
 
 def main() -> None:
@@ -146,7 +146,7 @@ def measure(count: int, folder: Path, address: str, started: list[subprocess.Pop
 
     start = time.monotonic()
 
-    def tell(text: str) -> None:
+    def report(text: str) -> None:
         print(
             f"{time.monotonic() - start:6.1f} s  {parts(out):3} of {units} files  {text}",
             flush=True,
@@ -154,30 +154,30 @@ def measure(count: int, folder: Path, address: str, started: list[subprocess.Pop
 
     first = run()
     until(lambda: parts(out) >= units // 5, first)
-    tell("a node is killed, with its actor")
+    report("a node is killed, with its actor")
     end(started[1])
     had = parts(out)
     until(lambda: parts(out) >= had + units // 5, first)
-    tell("the command is killed")
+    report("the command is killed")
     first.kill()
     for line in (first.communicate()[1] or "").strip().splitlines():
         print(f"          {line.replace(str(folder), '')[:200]}")
-    kept = {path.name: path.read_bytes() for path in out.glob("part-*")}
+    saved = {path.name: path.read_bytes() for path in out.glob("part-*")}
     started.append(node("--address", address))
     until(lambda: nodes_of(address) == 2)
-    tell("another node has come, and the command is run again")
-    told = (second := run()).communicate(timeout=WAIT_S)[1]
-    tell(f"ended with code {second.returncode}")
-    print(told.strip().splitlines()[-1].replace(str(folder), ""))
+    report("another node has come, and the command is run again")
+    reported = (second := run()).communicate(timeout=WAIT_S)[1]
+    report(f"ended with code {second.returncode}")
+    print(reported.strip().splitlines()[-1].replace(str(folder), ""))
 
     rows = [json.loads(line) for path in out.glob("part-*") for line in path.open()]
     times = Counter(row["id"] for row in rows)
-    found = {Path(row["image"]).name: row["text"] for row in rows}
-    stayed = all((out / name).read_bytes() == data for name, data in kept.items())
+    result = {Path(row["image"]).name: row["text"] for row in rows}
+    stayed = all((out / name).read_bytes() == data for name, data in saved.items())
     print(
         f"{len(rows)} rows of {len(texts)} pictures; {sum(n > 1 for n in times.values())} twice, "
-        f"{len(texts.keys() - found.keys())} missing, "
-        f"{sum(found.get(name) != text for name, text in texts.items())} with another answer; "
+        f"{len(texts.keys() - result.keys())} missing, "
+        f"{sum(result.get(name) != text for name, text in texts.items())} with another answer; "
         f"{sum(row['error'] is not None for row in rows)} with an error; files of the first run "
         f"{'as they were' if stayed else 'CHANGED'}"
     )

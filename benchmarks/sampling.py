@@ -49,7 +49,7 @@ def logits(rows: int, vocabulary: int, dtype: torch.dtype) -> torch.Tensor:
     return values.to(dtype)
 
 
-def least_us(settings: dict[str, Any], values: torch.Tensor, rows: int) -> float:
+def min_us(settings: dict[str, Any], values: torch.Tensor, rows: int) -> float:
     samplers = [Sampler(Sampling(seed=row, **settings)) for row in range(rows)]
     seen = torch.randint(0, values.shape[1], (SEEN,)).tolist()
     times = []
@@ -61,7 +61,7 @@ def least_us(settings: dict[str, Any], values: torch.Tensor, rows: int) -> float
     return min(times) * 1e6
 
 
-def least_us_together(
+def min_us_together(
     settings: dict[str, Any], values: torch.Tensor, rows: int
 ) -> tuple[float, float]:
     """By the largest of each row, and by whole rows."""
@@ -74,17 +74,17 @@ def least_us_together(
     clock = time.thread_time if values.device.type == "cpu" else time.perf_counter
     times: dict[int | None, list[float]] = {HEAD: [], None: []}
     for _ in range(ROUNDS):
-        for head, found in times.items():
+        for head, result in times.items():
             start = clock()
             sample(values[:rows], wishes, head=head)
-            found.append(clock() - start)
+            result.append(clock() - start)
     return min(times[HEAD]) * 1e6, min(times[None]) * 1e6
 
 
 def measured(settings: dict[str, Any], values: torch.Tensor, rows: int, device: str | None) -> str:
     if device is None:
-        return f"{least_us(settings, values, rows):,.0f}"
-    largest, whole = least_us_together(settings, values.to(device), rows)
+        return f"{min_us(settings, values, rows):,.0f}"
+    largest, whole = min_us_together(settings, values.to(device), rows)
     return f"{largest:,.0f}, whole {whole:,.0f}"
 
 
@@ -107,8 +107,8 @@ def main() -> None:
             )
             values = logits(max(args.rows), vocabulary, dtype)
             for name, settings in SETTINGS.items():
-                found = (measured(settings, values, rows, args.together) for rows in args.rows)
-                print(f"| {name} | {' | '.join(found)} |", flush=True)
+                result = (measured(settings, values, rows, args.together) for rows in args.rows)
+                print(f"| {name} | {' | '.join(result)} |", flush=True)
 
 
 if __name__ == "__main__":

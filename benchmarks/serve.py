@@ -129,12 +129,12 @@ async def gaps(port: int, seconds: float, encoding: bool) -> float:
     """The 99th percentile of the time between two tokens of four answers under way, in ms;
     `encoding`: new pictures come all the while.
     """
-    end, found = time.perf_counter() + seconds, []
+    end, result = time.perf_counter() + seconds, []
 
     async def reader() -> None:
         while time.perf_counter() < end:
             reply = await ask(port, body(DESCRIBE, None, max_tokens=400, mtmd_ignore_eos=True))
-            found.extend(b - a for a, b in zip(reply.times, reply.times[1:], strict=False))
+            result.extend(b - a for a, b in zip(reply.times, reply.times[1:], strict=False))
 
     async def sender() -> None:
         while time.perf_counter() < end:
@@ -146,7 +146,7 @@ async def gaps(port: int, seconds: float, encoding: bool) -> float:
     await asyncio.gather(
         *(reader() for _ in range(4)), *(sender() for _ in range(2 if encoding else 0))
     )
-    return quantiles(found, n=100)[98] * 1e3
+    return quantiles(result, n=100)[98] * 1e3
 
 
 async def soak(port: int, pid: int, clients: int, seconds: float) -> None:

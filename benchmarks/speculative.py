@@ -155,9 +155,9 @@ def measure(model: Any, args: argparse.Namespace) -> None:
         f"{'tokens/s, median':<22} {'off':>8} {'auto':>8} {'ratio':>7} {'best':>7} {'by CPU':>7}  "
         "accepted of proposed"
     )
-    for name, found in rates.items():
-        off, auto = ([wall for wall, _ in found[mode]] for mode in MODES)
-        by_cpu = [statistics.median(cpu for _, cpu in found[mode]) for mode in MODES]
+    for name, result in rates.items():
+        off, auto = ([wall for wall, _ in result[mode]] for mode in MODES)
+        by_cpu = [statistics.median(cpu for _, cpu in result[mode]) for mode in MODES]
         medians = statistics.median(off), statistics.median(auto)
         print(
             f"{name:<22} {medians[0]:8.1f} {medians[1]:8.1f} {medians[1] / medians[0]:7.3f} "

@@ -83,7 +83,7 @@ class Workers:
     """The most memory that any process which reads videos had."""
 
     def __init__(self) -> None:
-        self.most, self._over = 0, threading.Event()
+        self.maximum, self._over = 0, threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def __enter__(self) -> Workers:
@@ -103,7 +103,7 @@ class Workers:
                 continue
             try:
                 children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-                self.most = max([self.most, *(peak(child) for child in children)])
+                self.maximum = max([self.maximum, *(peak(child) for child in children)])
             except (FileNotFoundError, ProcessLookupError):
                 continue
 
@@ -132,7 +132,7 @@ def measured(path: Path, args: argparse.Namespace) -> dict[str, Any]:
     from mtmd import VideoInput, load
 
     model = load(args.model, isolate=True)
-    asked = VideoInput(path, fps=args.fps, max_frames=args.max_frames)
+    requested = VideoInput(path, fps=args.fps, max_frames=args.max_frames)
     model.answer(np.zeros((64, 64, 3), np.uint8), "What?", max_tokens=8)
     before, answers = peak(), []
     with Workers() as workers:
@@ -140,7 +140,10 @@ def measured(path: Path, args: argparse.Namespace) -> dict[str, Any]:
             start, first = time.perf_counter(), None
             question = {
                 "role": "user",
-                "content": [{"type": "video", "video": asked}, {"type": "text", "text": prompt}],
+                "content": [
+                    {"type": "video", "video": requested},
+                    {"type": "text", "text": prompt},
+                ],
             }
             for event in model.stream([question], max_tokens=8):
                 if first is None and type(event).__name__ == "TextPiece":
@@ -150,7 +153,7 @@ def measured(path: Path, args: argparse.Namespace) -> dict[str, Any]:
     return {
         "file": f"{path.stat().st_size / MIB:.1f} MiB",
         "of this process beyond the model, MiB": round((peak() - before) / MIB),
-        "of the worker, MiB": round(workers.most / MIB),
+        "of the worker, MiB": round(workers.maximum / MIB),
         "answers": [
             {
                 "first token, ms": round((first or 0) * 1e3),

@@ -49,10 +49,10 @@ def read_vit(
     defaults.
     """
     vit = VitParams(
-        layers=vision.count("num_hidden_layers", layers, most=MAX_LAYERS),
-        width=vision.count("hidden_size", width, most=MAX_WIDTH),
-        ffn=vision.count("intermediate_size", ffn, most=MAX_WIDTH),
-        heads=vision.count("num_attention_heads", heads, most=MAX_HEADS),
+        layers=vision.count("num_hidden_layers", layers, maximum=MAX_LAYERS),
+        width=vision.count("hidden_size", width, maximum=MAX_WIDTH),
+        ffn=vision.count("intermediate_size", ffn, maximum=MAX_WIDTH),
+        heads=vision.count("num_attention_heads", heads, maximum=MAX_HEADS),
         eps=vision.number("layer_norm_eps", eps),
         gelu=ACTIVATIONS[vision.choice("hidden_act", ACTIVATIONS, act)],
     )
@@ -192,14 +192,14 @@ def vit_parameters(
             for kind, stored in (("weight", shape), ("bias", shape[:1])):
                 # The first GGUF files call the way up `ffn_down` and the way down `ffn_up`: the
                 # shapes tell.
-                held = tuple(
+                cached = tuple(
                     Stored((f"{blocks}.{index}.{at}.{kind}",), stored)
                     for at in (part, turned.get(part, part))
                 )
                 parameters[f"{blocks}.{index}.{part}.{kind}"] = Parameter(
                     stored,
                     source(f"encoder.layers.{index}.{name}.{kind}"),
-                    gguf=held if part in turned else (),
+                    gguf=cached if part in turned else (),
                 )
     return parameters
 
@@ -305,7 +305,7 @@ def two_frames(width: int, patch: int, sources: tuple[str, ...]) -> dict[str, Pa
     one, both = (width, 3, patch, patch), (width, 6, patch, patch)
     names = ("v.patch_embd.weight", "v.patch_embd.weight.1")
     summed = Stored(names, one, lambda a, b: a.float() + b.float())
-    beside = Stored(names, one, lambda a, b: torch.cat((a, b), 1))
+    alongside = Stored(names, one, lambda a, b: torch.cat((a, b), 1))
     stored = (width, 3, 2, patch, patch)
     return {
         "v.patch_embd.weight": Parameter(
@@ -320,7 +320,7 @@ def two_frames(width: int, patch: int, sources: tuple[str, ...]) -> dict[str, Pa
             sources=sources,
             stored=stored,
             convert=lambda w: w.transpose(1, 2).flatten(1, 2),
-            gguf=(beside,),
+            gguf=(alongside,),
         ),
     }
 

@@ -227,7 +227,7 @@ class TowerEncoder:
         shapes = [tuple(tile.shape) for tile in tiles]
         length = None if alone or observe is not None else self.packed(shapes)
         if self.side is not None:
-            embeddings = yield from self._beside(self.side, tiles, observe, ways, length)
+            embeddings = yield from self._alongside(self.side, tiles, observe, ways, length)
         else:
             pixels = self._on_host(tiles, ways, length)
             embeddings = yield from self._run(pixels, observe, shapes if length else None)
@@ -237,7 +237,7 @@ class TowerEncoder:
         assert self.strip is not None
         return self.strip.split(embeddings, shapes)
 
-    def _beside(
+    def _alongside(
         self,
         side: SideStream,
         tiles: Sequence[np.ndarray],
@@ -293,8 +293,8 @@ class TowerEncoder:
             return normalized(pixels, self._table(side, known[0])[None])
 
         def fill(host: Tensor) -> None:
-            for place, tile in zip(host, tiles, strict=True):
-                place.numpy()[:] = tile
+            for location, tile in zip(host, tiles, strict=True):
+                location.numpy()[:] = tile
 
         pixels = side.upload((len(tiles), *tiles[0].shape), fill)
         return normalized(pixels, torch.stack([self._table(side, way) for way in known]))

@@ -58,7 +58,7 @@ class Part:
         return self.rows * self.columns
 
     @property
-    def places(self) -> slice:
+    def locations(self) -> slice:
         """Slice of all its patches."""
         return slice(self.first, self.first + self.patches)
 
@@ -184,24 +184,24 @@ class PackedGrids(Grids):
     def _bounds(self, parts: Sequence[Part]) -> Tensor:
         bounds = nothing_seen(self.patches)
         for part in parts:
-            bounds[part.places, 0] = part.first
-            bounds[part.places, 1] = part.first + part.patches - 1
+            bounds[part.locations, 0] = part.first
+            bounds[part.locations, 1] = part.first + part.patches - 1
         return bounds
 
     def table(self, rows: Node, side: int, name: str, **how: Any) -> Node:
         merge = self._cells.merge
 
         def fill(parts: Sequence[Part]) -> Tensor:
-            found = []
+            result = []
             for part in parts:
                 grid = part.rows, part.columns
                 scaled = self._evaluate(
                     ops.resize2d(rows, grid=(side, side), size=grid, name=name, **how)
                 )
                 cells = scaled.view(grid[0] // merge, merge, grid[1] // merge, merge, -1)
-                found.append(cells.transpose(1, 2).flatten(0, 3))
-            rest = self.patches - sum(map(len, found))
-            return torch.cat((*found, found[0].new_zeros(rest, rows.shape[1])))
+                result.append(cells.transpose(1, 2).flatten(0, 3))
+            rest = self.patches - sum(map(len, result))
+            return torch.cat((*result, result[0].new_zeros(rest, rows.shape[1])))
 
         return self.input(name, (self.patches, rows.shape[1]), rows.dtype, fill)
 
@@ -213,13 +213,13 @@ def grid_positions(rows: int, columns: int) -> Tensor:
 
 def nothing_seen(patches: int) -> Tensor:
     """int32 [P, 2]: bounds within which each row sees no key."""
-    places = torch.arange(patches, dtype=torch.int32)
-    return torch.stack((places, places - 1), 1)
+    locations = torch.arange(patches, dtype=torch.int32)
+    return torch.stack((locations, locations - 1), 1)
 
 
 def token_by_token(rows: int, columns: int, merge: int) -> Tensor:
     """int64 [P]: where each patch, in reading order, lies in a picture that is a token wide."""
     row, column = grid_positions(rows, columns)
     token = row // merge * (columns // merge) + column // merge
-    places: Tensor = token * merge**2 + row % merge * merge + column % merge
-    return places
+    locations: Tensor = token * merge**2 + row % merge * merge + column % merge
+    return locations

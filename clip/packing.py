@@ -22,7 +22,7 @@ from mtmd.kernels.plan.flash_choice import AttentionForm
 
 # Patches of a pack, at most: of more, products gain nothing by more rows
 # (benchmarks/results/2026-11-23-packing.md)
-MOST_ON_HOST = 1024
+MAX_ON_HOST = 1024
 SIZES = tuple(range(128, 2049, 128))  # patches that packs have on a device
 
 
@@ -58,7 +58,7 @@ class Strip:
     @property
     def sizes(self) -> tuple[int, ...]:
         """Tokens of all the packs that there are, where they are few; of the longest."""
-        patches = SIZES if self.few else (MOST_ON_HOST,)
+        patches = SIZES if self.few else (MAX_ON_HOST,)
         return tuple(dict.fromkeys(size // self.cells.patches for size in patches))
 
     def takes(self, shape: Shape) -> bool:
@@ -94,12 +94,12 @@ class Strip:
         return 3, tokens * self.cells.side, self.cells.side
 
     def parts(self, shapes: Sequence[Shape]) -> tuple[Part, ...]:
-        found, first = [], 0
+        result, first = [], 0
         for _, height, width in shapes:
             grid = height // self.cells.patch, width // self.cells.patch
-            found.append(Part(*grid, first, token_by_token(*grid, self.cells.merge)))
-            first += found[-1].patches
-        return tuple(found)
+            result.append(Part(*grid, first, token_by_token(*grid, self.cells.merge)))
+            first += result[-1].patches
+        return tuple(result)
 
     def lay(self, tiles: Sequence[np.ndarray], strip: Tensor) -> None:
         """Tiles [3, Y, X] into a strip [3, tokens * side, side] of any type, in order; 0 behind."""

@@ -72,13 +72,13 @@ class Preprocessing:
 
         def resize(pixels: Pixels, width: int, height: int, resample: str) -> Pixels:
             nonlocal there
-            found = resizer.resize(pixels, width, height, resample)
-            if isinstance(found, str):
-                reasons[found] = None
+            result = resizer.resize(pixels, width, height, resample)
+            if isinstance(result, str):
+                reasons[result] = None
                 return by_pillow(pixels, width, height, resample)
             there = True
             self.resized_there += 1
-            return found
+            return result
 
         with left_as_bytes(), resized_by(resize):
             plan = make()

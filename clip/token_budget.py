@@ -29,17 +29,17 @@ class Budget:
     def low(self) -> bool:
         return self.detail == "low"
 
-    def limits(self, least: int, most: int) -> tuple[int, int]:
+    def limits(self, minimum: int, maximum: int) -> tuple[int, int]:
         """Return the minimum and the maximum, from the family's own limits. Raises OptionError
         where the least is more than the most.
         """
-        low = self.min_tokens if self.min_tokens is not None else least
+        low = self.min_tokens if self.min_tokens is not None else minimum
         high = (
             self.max_tokens
             if self.max_tokens is not None
-            else min(most, LOW_TOKENS)
+            else min(maximum, LOW_TOKENS)
             if self.low
-            else most
+            else maximum
         )
         if self.min_tokens is None:
             low = min(low, high)
@@ -58,14 +58,14 @@ class Budget:
         The first where it keeps the budget, else the nearest that does; where none has enough
         tokens, the one with most. Raises OptionError where all have too many.
         """
-        least, own = min(range(len(ways)), key=ways.__getitem__), ways[0]
-        low, high = self.limits(ways[least], max(ways))
-        if self.least:
-            high = ways[least]
+        minimum, own = min(range(len(ways)), key=ways.__getitem__), ways[0]
+        low, high = self.limits(ways[minimum], max(ways))
+        if self.minimum:
+            high = ways[minimum]
         allowed = [i for i, tokens in enumerate(ways) if tokens <= high]
         if not allowed:
             raise OptionError(
-                f"a picture takes at least {ways[least]} tokens with this model, more than "
+                f"a picture takes at least {ways[minimum]} tokens with this model, more than "
                 f"image_max_tokens {high}; raise it"
             )
         enough = [i for i in allowed if ways[i] >= low]
@@ -78,15 +78,15 @@ class Budget:
             return 0, ()
         return chosen, (f"shown in {ways[chosen]} tokens, {own} without limits of its own",)
 
-    def most(self, ways: Sequence[int]) -> int:
+    def maximum(self, ways: Sequence[int]) -> int:
         """The most tokens that `choose` can come to, from those that each way may take at most."""
-        if self.least:
+        if self.minimum:
             return min(ways)
-        most = ways[0] if self.min_tokens is None else max(ways)
-        return most if self.max_tokens is None else min(most, self.max_tokens)
+        maximum = ways[0] if self.min_tokens is None else max(ways)
+        return maximum if self.max_tokens is None else min(maximum, self.max_tokens)
 
     @property
-    def least(self) -> bool:
+    def minimum(self) -> bool:
         """Return whether a picture that may be cut into tiles is not."""
         return self.low and self.min_tokens is None and self.max_tokens is None
 
@@ -98,12 +98,12 @@ class Budget:
             self.max_tokens is not None and self.max_tokens < tokens
         ):
             given = {"image_min_tokens": self.min_tokens, "image_max_tokens": self.max_tokens}
-            told = ", ".join(
+            reported = ", ".join(
                 f"{name} {value}" for name, value in given.items() if value is not None
             )
             raise OptionError(
-                f"{told}: every picture takes {tokens} tokens with this model, expected a range "
-                f"with {tokens} in it; leave it out or use another model"
+                f"{reported}: every picture takes {tokens} tokens with this model, expected a "
+                f"range with {tokens} in it; leave it out or use another model"
             )
 
 

@@ -38,15 +38,15 @@ def encoder_graphs(encoder: TowerEncoder) -> list[GraphFacts]:
     """Splits, copies and predicted memory, at the warm-up size, at the largest and of the largest
     pack of unequal pictures; nothing is run or allocated.
     """
-    found = [
+    result = [
         graph_facts("encoder", label, _size(batch, tile), encoder.plan(batch, tile.shape))
         for label, (batch, tile) in encoder.sizes().items()
     ]
     if (strip := encoder.strip) is not None and encoder.why_no_packs is None:
         tokens = strip.sizes[-1]
         size = f"pictures of {tokens * strip.cells.patches} patches in all"
-        found.append(graph_facts("encoder", "pack", size, encoder.pack_plan(tokens)))
-    return found
+        result.append(graph_facts("encoder", "pack", size, encoder.pack_plan(tokens)))
+    return result
 
 
 def check_encoder(encoder: TowerEncoder) -> Check:

@@ -153,10 +153,10 @@ def filled(node: Node, batch: Any) -> torch.Tensor:
     return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
 
 
-def constant(name: str, places: torch.Tensor) -> Node:
+def constant(name: str, locations: torch.Tensor) -> Node:
     """int64 [N] that every run reads the same: `values` of the node."""
-    attrs = {"fill": lambda _: places, "values": tuple(places.tolist())}
-    return Node("input", (), Type.contiguous(places.shape, torch.int64), attrs, name)
+    attrs = {"fill": lambda _: locations, "values": tuple(locations.tolist())}
+    return Node("input", (), Type.contiguous(locations.shape, torch.int64), attrs, name)
 
 
 def weight(name: str, source: WeightSource, dtype: torch.dtype) -> Node:

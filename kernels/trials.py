@@ -31,7 +31,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class ClassFacts:
-    """Facts about one class of shapes. `kept`: from before, not measured now."""
+    """Facts about one class of shapes. `saved`: from before, not measured now."""
 
     shape: str
     chosen: str

@@ -1,5 +1,5 @@
-"""What one forward of the decoder reads, in one of few shapes. Numbers are numpy's: each tensor
-that is made or let go gives the interpreter away, and there are some ten a step.
+"""Describes what one forward of the decoder reads, in one of few shapes. Numbers are numpy's: each
+tensor that is made or let go gives the interpreter away, and there are some ten a step.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from mtmd.llm.state import Cache
 FEW = 16  # tokens of a batch whose attention reads a cache in place, where it can
 # Pages of the shortest table of a cache that is read in place, and by what the next is longer:
 # entries that nobody looks at cost nothing, and each length is a plan of its own.
-TABLE, TABLES_APART = 64, 16
-LEAST_GATHERED = 8  # pages of a larger batch: to gather so many takes next to nothing
+TABLE, SEPARATE_TABLES = 64, 16
+MIN_GATHERED = 8  # pages of a larger batch: to gather so many takes next to nothing
 
 
 @dataclass(frozen=True)
 class BatchShape:
-    """What a plan is made for: T tokens of S sequences, M of them given as embeddings, R rows of
-    logits, P pages of the past.
+    """Describes what a plan is made for: T tokens of S sequences, M of them given as embeddings, R
+    rows of logits, P pages of the past.
     """
 
     tokens: int
     images: int = 0
-    wanted: int = 1
+    requested: int = 1
     sequences: int = 1
     pages: int = 1
 
@@ -49,11 +49,13 @@ class BatchShape:
             sequences = min(_power_of_two(sequences + is_filled), tokens)
         elif is_filled or sequences > 4:
             sequences = _rounded(sequences + is_filled)
-        wanted = min(self.wanted, 1) and sequences
-        if self.wanted > sequences:  # of several rows each
-            most = _power_of_two(self.wanted) if in_place else _rounded(self.wanted)
-            wanted = tokens if tokens <= FEW else min(most, tokens)
-        return BatchShape(tokens, images, wanted, sequences, self._table(in_place, table, tokens))
+        requested = min(self.requested, 1) and sequences
+        if self.requested > sequences:  # of several rows each
+            maximum = _power_of_two(self.requested) if in_place else _rounded(self.requested)
+            requested = tokens if tokens <= FEW else min(maximum, tokens)
+        return BatchShape(
+            tokens, images, requested, sequences, self._table(in_place, table, tokens)
+        )
 
     def _table(self, in_place: bool, table: int | None, tokens: int) -> int:
         """Pages of the rounded shape."""
@@ -62,10 +64,10 @@ class BatchShape:
         if not in_place:
             return _rounded(self.pages, 4)
         if tokens > FEW:  # gathered
-            return _rounded(max(self.pages, LEAST_GATHERED), 4)
+            return _rounded(max(self.pages, MIN_GATHERED), 4)
         pages = TABLE
         while pages < self.pages:
-            pages *= TABLES_APART
+            pages *= SEPARATE_TABLES
         return pages
 
 
@@ -92,8 +94,8 @@ class Batch:
     where its own sequence begins (first), where it is itself (own), and where the block it belongs
     to ends (a block of its own for a causal one). positions int64 [3, T]; starts int64 [S + 1],
     where each sequence begins among the tokens; sequence_slots int64 [S]; pages int64 [P], those of
-    all sequences' pasts. images [M, D] are put at rows image_at; logits are computed for `wanted`,
-    and `answers` of them mean something.
+    all sequences' pasts. images [M, D] are put at rows image_at; logits are computed for
+    `requested`, and `answers` of them mean something.
     """
 
     tokens: np.ndarray
@@ -107,7 +109,7 @@ class Batch:
     pages: np.ndarray
     images: Tensor | None
     image_at: np.ndarray | None
-    wanted: np.ndarray
+    requested: np.ndarray
     answers: int
     cache: Cache
 
@@ -116,7 +118,7 @@ class Batch:
         return BatchShape(
             len(self.tokens),
             0 if self.images is None else len(self.images),
-            len(self.wanted),
+            len(self.requested),
             len(self.sequence_slots),
             len(self.pages),
         )
@@ -125,7 +127,7 @@ class Batch:
         assert self.images is not None
         return self.images
 
-    def image_places(self) -> np.ndarray:
+    def image_positions(self) -> np.ndarray:
         assert self.image_at is not None
         return self.image_at
 

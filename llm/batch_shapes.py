@@ -10,7 +10,7 @@ from mtmd.llm.engine.runner import Runner
 from mtmd.llm.state import Cache
 
 FORESEEN = 96  # batches of few rows, of those that are kept
-MOST_VERIFIED = 64  # rows with proposals: what runs them differs by little from there on
+MAX_VERIFIED = 64  # rows with proposals: what runs them differs by little from there on
 
 
 def foreseen_batches(runner: Runner) -> list[BatchShape]:
@@ -31,7 +31,7 @@ def few_rows(runner: Runner, cache: Cache, proposals: bool = True) -> list[Batch
     """Batches of few rows, the likeliest first; none where plans are not made beside. All in which
     somebody waits for the next token, as far as there is room, and with `proposals` those, too.
     """
-    if not runner.plans_beside(cache):
+    if not runner.plans_alongside(cache):
         return []
     whole, tables = runner.pages_for(runner.context), list[int]()
     while not tables or tables[-1] < runner.sequences * whole:
@@ -49,13 +49,13 @@ def _of_answers(runner: Runner) -> Iterator[BatchShape]:
     """Next tokens alone; the middle of a prompt, which is read a few rows at a time; next tokens
     beside parts of prompts, without and with pictures; then such parts alone.
     """
-    most = runner.sequences
-    for count in range(1, min(most, FEW) + 1):
-        yield BatchShape(count, wanted=count, sequences=count)
+    maximum = runner.sequences
+    for count in range(1, min(maximum, FEW) + 1):
+        yield BatchShape(count, requested=count, sequences=count)
     pictures = (0, 1) if runner.image_tokens else (0,)
     for images in pictures:
         yield BatchShape(FEW, images, 0, 1)
-    for several in (range(2, most + 1), range(1, 2)):
+    for several in (range(2, maximum + 1), range(1, 2)):
         for images in pictures:
             for tokens in range(1, FEW + 1):
                 for count in several:
@@ -66,21 +66,21 @@ def _of_answers(runner: Runner) -> Iterator[BatchShape]:
 def _of_proposals(runner: Runner) -> Iterator[BatchShape]:
     for tokens in range(2, FEW + 1):
         for count in range(1, min(tokens, runner.sequences + 1)):
-            yield BatchShape(tokens, wanted=tokens, sequences=count)
+            yield BatchShape(tokens, requested=tokens, sequences=count)
 
 
 def _batches(runner: Runner) -> Iterator[BatchShape]:
     slots = runner.sequences
     lengths = _lengths(runner.sizes()["prefill"].tokens + slots)
     for count in range(1, slots + 1):
-        yield BatchShape(count, wanted=count, sequences=count)
+        yield BatchShape(count, requested=count, sequences=count)
     for count in _together(slots):
         few = _few(lengths, 4)
         for tokens in few if count > 1 else _few(lengths, 2):
             if count < tokens:
-                yield BatchShape(tokens, wanted=count, sequences=count)
-                if tokens in few and tokens <= MOST_VERIFIED:
-                    yield BatchShape(tokens, wanted=tokens, sequences=count)
+                yield BatchShape(tokens, requested=count, sequences=count)
+                if tokens in few and tokens <= MAX_VERIFIED:
+                    yield BatchShape(tokens, requested=tokens, sequences=count)
     if runner.image_tokens:
         for tokens in lengths[:1] + lengths[-1:]:
             yield BatchShape(tokens, images=min(tokens, runner.image_tokens))
@@ -94,19 +94,19 @@ def _together(slots: int) -> list[int]:
 
 
 def _with_pages(batch: BatchShape, runner: Runner) -> Iterator[BatchShape]:
-    """Where pages are gathered: by how many, of few tokens, keys are shared out."""
-    most = batch.sequences * runner.pages_for(runner.context)
-    for pages in _lengths(most) if batch.tokens <= FEW else [most]:
-        yield BatchShape(batch.tokens, batch.images, batch.wanted, batch.sequences, pages)
+    """Yield where pages are gathered: by how many, of few tokens, keys are shared out."""
+    maximum = batch.sequences * runner.pages_for(runner.context)
+    for pages in _lengths(maximum) if batch.tokens <= FEW else [maximum]:
+        yield BatchShape(batch.tokens, batch.images, batch.requested, batch.sequences, pages)
 
 
-def _lengths(most: int) -> list[int]:
-    """What batches up to so many tokens are rounded to."""
-    return sorted({BatchShape(tokens).rounded().tokens for tokens in range(1, most + 1)})
+def _lengths(maximum: int) -> list[int]:
+    """Return what batches up to so many tokens are rounded to."""
+    return sorted({BatchShape(tokens).rounded().tokens for tokens in range(1, maximum + 1)})
 
 
-def _few(lengths: list[int], apart: int) -> list[int]:
+def _few(lengths: list[int], separate: int) -> list[int]:
     """The shortest, and of each octave every so manieth, of which some are multiples of 16 and some
     are not: beside that, programs are told apart by a few bounds on the length.
     """
-    return sorted({*lengths[:8], *lengths[8::8], *lengths[9::apart]})
+    return sorted({*lengths[:8], *lengths[8::8], *lengths[9::separate]})

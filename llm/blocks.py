@@ -28,7 +28,7 @@ def token_embeddings(inputs: TextInputs, w: Weights, scale: float = 1.0) -> Node
 
 
 def image_features(inputs: TextInputs, part: int, width: int) -> Node:
-    """What each image token holds: 0 its embedding, others what a layer adds          -> [M, D]"""
+    """Return what each image token holds: 0 its embedding, others what a layer adds -> [M, D]"""
     rows = inputs.image_rows()
     if inputs.image_width == width:
         return rows
@@ -169,7 +169,7 @@ def moe_ffn(
 
 def logits(x: Node, inputs: TextInputs, w: Weights, *, eps: float, tied: bool) -> Node:
     """The final norm and the table of outputs, for the rows wanted          [T, D] -> [R, V]"""
-    x = w.rms_norm(ops.take_rows(x, inputs.wanted_rows(), name="wanted"), "output_norm", eps)
+    x = w.rms_norm(ops.take_rows(x, inputs.requested_rows(), name="wanted"), "output_norm", eps)
     return w.linear(x, "token_embd" if tied else "output", name="logits")
 
 
@@ -180,10 +180,10 @@ def read_heads(
     None where it has none: as many groups as heads, and heads that share the width. Raises
     ModelError where they do not fit together.
     """
-    count = c.count("num_attention_heads", count, most=MAX_HEADS)
-    groups = c.count("num_key_value_heads", groups or count, most=MAX_HEADS)
+    count = c.count("num_attention_heads", count, maximum=MAX_HEADS)
+    groups = c.count("num_key_value_heads", groups or count, maximum=MAX_HEADS)
     head = c.count(
-        "head_dim", head or c.count("hidden_size", most=MAX_WIDTH) // count, most=MAX_HEADS
+        "head_dim", head or c.count("hidden_size", maximum=MAX_WIDTH) // count, maximum=MAX_HEADS
     )
     if count % groups or head % 2:
         raise ModelError(

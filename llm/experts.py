@@ -31,12 +31,12 @@ class Experts:
 
 
 def read_experts(c: Settings, layers: int, normalize: bool | None = None) -> Experts:
-    """From a text_config with transformers' usual keys. `normalize`: whatever the settings say of
-    it.
+    """Read it from a text_config with transformers' usual keys. `normalize`: whatever the settings
+    say of it.
     """
     count = c.count(
         "num_local_experts" if c.get("num_local_experts", None) is not None else "num_experts",
-        most=MAX_EXPERTS,
+        maximum=MAX_EXPERTS,
     )
     step = c.count("decoder_sparse_step", 1)
     dense: object = c.get("mlp_only_layers", [])
@@ -45,11 +45,11 @@ def read_experts(c: Settings, layers: int, normalize: bool | None = None) -> Exp
     shared = "shared_expert_intermediate_size"
     return Experts(
         count=count,
-        ffn=c.count("moe_intermediate_size", most=MAX_WIDTH),
-        top_k=c.count("num_experts_per_tok", most=count),
+        ffn=c.count("moe_intermediate_size", maximum=MAX_WIDTH),
+        top_k=c.count("num_experts_per_tok", maximum=count),
         normalize=c.flag("norm_topk_prob", False) if normalize is None else normalize,
         at=frozenset(i for i in range(layers) if i not in dense and (i + 1) % step == 0),
-        shared=c.count(shared, most=MAX_WIDTH) if c.get(shared, 0) else 0,
+        shared=c.count(shared, maximum=MAX_WIDTH) if c.get(shared, 0) else 0,
     )
 
 

@@ -1,4 +1,4 @@
-"""What a text family gives the engine, and the table of families."""
+"""Describes what a text family gives the engine, and the table of families."""
 
 from __future__ import annotations
 
@@ -119,8 +119,8 @@ def for_context(text: TextFamily, context: int) -> TextFamily:
 
 
 def _embeddings(text: TextFamily) -> dict[str, Rotary]:
-    found = {field: getattr(text, field) for field in getattr(text, "__dataclass_fields__", ())}
-    return {name: value for name, value in found.items() if isinstance(value, Rotary)}
+    result = {field: getattr(text, field) for field in getattr(text, "__dataclass_fields__", ())}
+    return {name: value for name, value in result.items() if isinstance(value, Rotary)}
 
 
 def gguf_text_family(
@@ -152,8 +152,8 @@ def gguf_text_family(
 def common_keys(
     keys: Settings, metadata: Mapping[str, Any], names: frozenset[str]
 ) -> dict[str, Any]:
-    """What GGUF files of every architecture say in the same way, under config.json's names; None
-    where they do not.
+    """Return what GGUF files of every architecture say in the same way, under config.json's names;
+    None where they do not.
 
     llama.cpp's gguf-py/gguf/constants.py lists the keys.
     """

@@ -28,7 +28,7 @@ class TextInputs:
     sequences: int
     pages: int
     dtype: torch.dtype
-    kept: list[Node] = field(default_factory=list, compare=False)
+    saved: list[Node] = field(default_factory=list, compare=False)
     """Nodes that no logit depends on and that have to run all the same: states that are written for
     later.
     """
@@ -66,7 +66,7 @@ class TextInputs:
             "inp.text_tokens",
             (self.tokens,),
             torch.int64,
-            lambda b: _put(b.tokens, b.image_places(), pad),
+            lambda b: _put(b.tokens, b.image_positions(), pad),
         )
 
     def image_rows(self) -> Node:
@@ -75,10 +75,12 @@ class TextInputs:
         )
 
     def image_at(self) -> Node:
-        return self._input("inp.image_at", (self.images,), torch.int64, Batch.image_places)
+        return self._input("inp.image_at", (self.images,), torch.int64, Batch.image_positions)
 
-    def wanted_rows(self) -> Node:
-        return self._input("inp.wanted", (self.batch.wanted,), torch.int64, lambda b: b.wanted)
+    def requested_rows(self) -> Node:
+        return self._input(
+            "inp.wanted", (self.batch.requested,), torch.int64, lambda b: b.requested
+        )
 
     def angles(
         self, rotary: Rotary, name: str = "inp.angles", divisors: Node | None = None
@@ -115,10 +117,10 @@ class TextInputs:
             name, (self.tokens, 2), torch.int32, lambda b: b.bounds(window, blocks), window=window
         )
 
-    def constant(self, name: str, places: torch.Tensor) -> Node:
+    def constant(self, name: str, locations: torch.Tensor) -> Node:
         """int64 [N], the same in every batch."""
         if name not in self._made:
-            self._made[name] = constant(name, places)
+            self._made[name] = constant(name, locations)
         return self._made[name]
 
     @cached_property
@@ -149,7 +151,7 @@ class TextInputs:
         return self._made[name]
 
 
-def _put(numbers: np.ndarray, places: np.ndarray, value: int) -> np.ndarray:
+def _put(numbers: np.ndarray, locations: np.ndarray, value: int) -> np.ndarray:
     result: np.ndarray = numbers.copy()
-    result[places] = value
+    result[locations] = value
     return result

@@ -22,7 +22,7 @@ END_S = 10.0  # that it is waited for at the end of the process
 log = logging.getLogger("mtmd.plans")
 _all: weakref.WeakSet[PlanMaker] = weakref.WeakSet()
 _forking = threading.Lock()
-_held: list[PlanMaker] = []
+_stored: list[PlanMaker] = []
 
 
 class PlanMaker:
@@ -49,14 +49,14 @@ class PlanMaker:
         _all.add(self)
 
     def foresee(self, shapes: Iterable[BatchShape]) -> None:
-        """To be made one by one, while there is nothing else to do: see `set_idle`."""
+        """Make these plans one by one, while there is nothing else to do: see `set_idle`."""
         with self._wake:
             if not self._closed:
                 self._foreseen.extend(shapes)
                 self._start()
 
     def set_idle(self, idle: bool) -> None:
-        """Whether there is nothing else to do."""
+        """Set whether there is nothing else to do."""
         if idle != self._idle:
             with self._wake:
                 self._idle = idle
@@ -64,7 +64,7 @@ class PlanMaker:
 
     @property
     def foreseen(self) -> int:
-        """How many are still to be made."""
+        """Return how many are still to be made."""
         return len(self._foreseen)
 
     def take(self, shape: BatchShape) -> None:
@@ -80,7 +80,7 @@ class PlanMaker:
                     beat(self._heart.at)
 
     def close(self) -> None:
-        """What was not begun is left; a plan that is being made is made to its end, and not waited
+        """Drop the plans that were not begun; one that is being made is finished, and not waited
         for.
         """
         with self._wake:
@@ -170,15 +170,15 @@ def _end_all() -> None:
 def _hold_all() -> None:
     """Before a fork: what the thread has locked would be locked in the child for good."""
     _forking.acquire()
-    _held.extend(_all)
-    for maker in _held:
+    _stored.extend(_all)
+    for maker in _stored:
         maker._hold()
 
 
 def _let_go_all(in_child: bool) -> None:
-    for maker in _held:
+    for maker in _stored:
         maker._let_go(in_child)
-    _held.clear()
+    _stored.clear()
     _forking.release()
 
 

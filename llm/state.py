@@ -1,5 +1,5 @@
-"""What a sequence leaves behind in each layer, and the memory it is kept in. Ranks that share a
-model each have a `part` of a state, cut along its axis 2.
+"""Describes what a sequence leaves behind in each layer, and the memory it is kept in. Ranks that
+share a model each have a `part` of a state, cut along its axis 2.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Snapshot:
 
 
 class Mirror(Protocol):
-    """Who does with other parts of a cache what is done with one."""
+    """Interface that does with other parts of a cache what is done with one."""
 
     def clear(self, slot: int) -> None: ...
     def snapshot(self, slot: int, snapshot: Snapshot) -> None: ...
@@ -136,8 +136,8 @@ class Cache:
 
     @property
     def recurrent(self) -> bool:
-        """Whether part of the past is known only as a whole: then it can be taken up again at
-        snapshots alone, not at any token.
+        """Return whether part of the past is known only as a whole: then it can be taken up again
+        at snapshots alone, not at any token.
         """
         return any(not isinstance(state, KV) for state in self._states.values())
 
@@ -172,7 +172,7 @@ class Cache:
 
 
 def _zeros(shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """On the CPU without touching the memory."""
+    """Make zeros, on the CPU without touching the memory."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     return zeros_untouched(*shape, dtype=dtype)

@@ -20,8 +20,8 @@ RUNS = 4  # of each, after one that does not count
 
 
 def decoder_placement(runner: Runner) -> Placement:
-    """What the preferred backend takes and refuses, at every size that was asked about and at those
-    used since; nothing is run.
+    """Return what the preferred backend takes and refuses, at every size that was asked about and
+    at those used since; nothing is run.
     """
     plans = [runner.plan(batch) for batch in runner.sizes().values()]
     return placement(
@@ -66,8 +66,8 @@ def check_decoder(runner: Runner) -> Check:
 
 
 def measure_rows(runner: Runner) -> None:
-    """What a step of several rows costs, for one sequence, in steps of one row: tells the runner's
-    `pace`, and leaves their plans behind.
+    """Measure what a step of several rows costs, for one sequence, in steps of one row: tells the
+    runner's `pace`, and leaves their plans behind.
     """
     read = min(CHECKED, runner.context - 1 - ROWS[-1])
     if read < 1:
@@ -90,8 +90,9 @@ def measure_rows(runner: Runner) -> None:
 
 
 def _for_trials(runner: Runner, tokens: int) -> Runner:
-    """By which so many tokens are read: by one with a small cache, where a second one like that of
-    the service would take as much memory. Ranks have one cache in mind, all of them.
+    """Return the for trials by which so many tokens are read: by one with a small cache, where a
+    second one like that of the service would take as much memory. Ranks have one cache in mind, all
+    of them.
     """
     together = runner.sharding is not None or runner.lead is not None
     return runner if together or not runner.has_lasting_cache else runner.small(tokens)

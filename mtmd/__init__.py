@@ -68,7 +68,7 @@ __version__ = "0.2.0.dev0"
 
 wait_shortly()
 
-_PLACES = {
+_LOCATIONS = {
     "mtmd.chat": ("Chat",),
     "mtmd.options.keywords": ("AnswerKeywords", "LoadKeywords"),
     "mtmd.events": (
@@ -111,15 +111,15 @@ _PLACES = {
     ),
     "mtmd.prompt.video_input": ("VideoInput",),
 }
-_PLACE_OF = {name: module for module, names in _PLACES.items() for name in names}
+_LOCATION_OF = {name: module for module, names in _LOCATIONS.items() for name in names}
 
-__all__ = sorted(_PLACE_OF)
+__all__ = sorted(_LOCATION_OF)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _PLACE_OF:
+    if name not in _LOCATION_OF:
         raise AttributeError(f"module 'mtmd' has no attribute {name!r}")
-    return getattr(import_module(_PLACE_OF[name]), name)
+    return getattr(import_module(_LOCATION_OF[name]), name)
 
 
 def __dir__() -> list[str]:

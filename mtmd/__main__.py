@@ -10,7 +10,7 @@ UNPATCHED = {"-h", "--help", "--help-all", "--ray"}  # options of `serve` that s
 
 
 def main() -> int:
-    """As `mtmd.cli.main`, with the arguments of the process."""
+    """Do what `mtmd.cli.main` does, with the arguments of the process."""
     if sys.argv[1:2] == ["serve"] and not UNPATCHED & {w.partition("=")[0] for w in sys.argv[2:]}:
         patch()
     try:

@@ -35,7 +35,7 @@ _MAY_BE_NONE = {f.name for f in fields(AnswerOptions) if f.default is None}
 
 
 class Answers(Protocol):
-    """What answers; a `Model` does."""
+    """Describes what answers; a `Model` does."""
 
     @property
     def name(self) -> str: ...
@@ -116,7 +116,7 @@ class Chat:
         image: Images | None = None,
         **chosen: Unpack[AnswerKeywords],
     ) -> Generator[Event, None, None]:
-        """As `ask`, event by event, `Finished` the last."""
+        """Do what `ask` does, event by event, `Finished` the last."""
         turn = self._turn(prompt, image)
         for event in self.model.stream(self._shown(turn), **self._with(chosen)):
             if isinstance(event, Finished):
@@ -129,7 +129,7 @@ class Chat:
         image: Images | None = None,
         **chosen: Unpack[AnswerKeywords],
     ) -> Answer:
-        """As `ask`, for asyncio."""
+        """Do what `ask` does, for asyncio."""
         async for event in self.astream(prompt, image, **chosen):
             if isinstance(event, Finished):
                 return event.answer
@@ -141,7 +141,7 @@ class Chat:
         image: Images | None = None,
         **chosen: Unpack[AnswerKeywords],
     ) -> AsyncGenerator[Event, None]:
-        """As `stream`, for `async for`."""
+        """Do what `stream` does, for `async for`."""
         turn = self._turn(prompt, image)
         async for event in self.model.astream(self._shown(turn), **self._with(chosen)):
             if isinstance(event, Finished):
@@ -168,10 +168,10 @@ class Chat:
 
     def undo(self) -> None:
         """Take the last question and its answer back. Raises PromptError where there is none."""
-        asked = [i for i, message in enumerate(self._messages) if message["role"] == "user"]
-        if not asked:
+        requested = [i for i, message in enumerate(self._messages) if message["role"] == "user"]
+        if not requested:
             raise PromptError("nothing has been asked yet")
-        del self._messages[asked[-1] :]
+        del self._messages[requested[-1] :]
 
     def clear(self) -> None:
         """Begin anew, with the system text kept."""
@@ -182,7 +182,7 @@ class Chat:
         return f"<mtmd.Chat with {self.model.name!r}, {turns} question{'s' * (turns != 1)}>"
 
     def _repr_html_(self) -> str:
-        """For notebooks."""
+        """Return the HTML for notebooks."""
         shown = map(_html, self._shown())
         return f'<div class="mtmd-chat">{"".join(shown)}</div>'
 
@@ -194,9 +194,9 @@ class Chat:
         """The next question, its pictures as data URLs where they come from files, else loaded:
         once for all that follow.
         """
-        return _with_pictures(messages_of(image, prompt), self._kept)
+        return _with_pictures(messages_of(image, prompt), self._saved)
 
-    def _kept(self, source: Any) -> Any:
+    def _saved(self, source: Any) -> Any:
         if isinstance(source, str) and is_data_url(source):
             return source
         if isinstance(source, (str, PathLike)) and not is_url(source):
@@ -231,12 +231,12 @@ class Chat:
         return url
 
     def _keep(self, turn: Sequence[Message], answer: Answer) -> None:
-        said: dict[str, Any] = {"role": "assistant", "content": answer.text}
+        stated: dict[str, Any] = {"role": "assistant", "content": answer.text}
         if answer.thinking:
-            said["reasoning_content"] = answer.thinking
+            stated["reasoning_content"] = answer.thinking
         if answer.tool_calls:
-            said["tool_calls"] = [call.asdict() for call in answer.tool_calls]
-        new = [*turn, said]
+            stated["tool_calls"] = [call.asdict() for call in answer.tool_calls]
+        new = [*turn, stated]
         self._messages += in_json_types(new, self._url_of) if self._is_read else new
 
 

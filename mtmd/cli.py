@@ -105,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ):  # an answer may hold characters that a terminal's encoding does not have
         sys.stdout.reconfigure(errors="backslashreplace")
     _take_sigterm()
-    if completion.is_asked():
+    if completion.is_requested():
         completion.complete(parser())
     words = list(sys.argv[1:] if arguments is None else arguments)
     top = parser(words[:1])
@@ -145,9 +145,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _open_closed_files() -> None:
-    """Of the three that every program has: what is opened next would take the number of one that
-    was closed before we began, and get what native code writes to it. In processes that we start,
-    too.
+    """Open those of the three standard files that are closed: what is opened next would take the
+    number of one that was closed before we began, and get what native code writes to it. In
+    processes that we start, too.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -211,7 +211,9 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _check_verb(top: Parser, words: Sequence[str]) -> None:
-    """In words of ours where argparse would list every command there is."""
+    """Check the verb and report it in our own words where argparse would list every command there
+    is.
+    """
     if words and not words[0].startswith("-") and words[0] not in (*VERBS, HELP):
         near = did_you_mean(words[0], (*VERBS, HELP, "--version"), MEANT)
         top.error(f"command {words[0]!r} is not known{near}")

@@ -11,8 +11,8 @@ from mtmd.base.errors import OptionError
 
 
 def data_folder() -> Path:
-    """Where this user's conversations are kept, as the system has it (XDG base directories on
-    Linux). Raises OptionError for a user who has no home.
+    """Return where this user's conversations are kept, as the system has it (XDG base directories
+    on Linux). Raises OptionError for a user who has no home.
     """
     try:
         return _data_folder()
@@ -41,13 +41,15 @@ def api_keys_from_environment() -> list[str]:
 
 
 def notify_socket() -> str | None:
-    """Where systemd listens that has started this process; a name in memory begins with a NUL."""
+    """Return where systemd listens that has started this process; a name in memory begins with a
+    NUL.
+    """
     address = os.environ.get("NOTIFY_SOCKET", "")
     return f"\0{address[1:]}" if address.startswith("@") else address or None
 
 
-def wants_style() -> bool:
-    """Whether a terminal may be given bold and dim letters (no-color.org)."""
+def needs_style() -> bool:
+    """Return whether a terminal may be given bold and dim letters (no-color.org)."""
     return not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
 
 
@@ -58,8 +60,8 @@ def kernels_from_environment() -> str | None:
 
 @dataclass(frozen=True)
 class Launched:
-    """What a launcher (torchrun) says of the processes it has started: which this is, of how many,
-    and where the first one is.
+    """Describes what a launcher (torchrun) says of the processes it has started: which this is, of
+    how many, and where the first one is.
     """
 
     rank: int
@@ -85,8 +87,8 @@ def launcher(tp: int) -> Launched | None:
 
 
 def stay_on_this_machine() -> None:
-    """For ranks that all are here: gloo would ask for the machine's name, which may be no address
-    of it.
+    """Keep ranks on this machine: gloo would ask for the machine's name, which may be no address of
+    it.
     """
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
 
@@ -100,7 +102,7 @@ def keep_ray_quiet() -> None:
 
 
 def guard_own_ray() -> None:
-    """For a Ray that is started for this process alone: who does not know its token has nothing
+    """Guard a Ray that is started for this process only: who does not know its token has nothing
     done by it. Without one given, Ray would leave a token of its own in the user's folder, and
     every later cluster of theirs would ask for it.
     """
@@ -111,7 +113,7 @@ def guard_own_ray() -> None:
 
 
 def tokenize_in_own_thread() -> None:
-    """For a server: one text at a time gains nothing by the threads that the tokenizers library
-    would start, which know nothing of priorities.
+    """Tokenize in the caller's thread, for a server: one text at a time gains nothing by the
+    threads that the tokenizers library would start, which know nothing of priorities.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -1,4 +1,4 @@
-"""What a caller is told while an answer is made."""
+"""Describes what a caller is told while an answer is made."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TokenInfo:
     top: tuple[tuple[str, float], ...]
 
     def asdict(self) -> dict[str, Any]:
-        """Of JSON types."""
+        """Return the asdict of JSON types."""
         top = [{"text": text, "logprob": logprob} for text, logprob in self.top]
         return {"id": self.id, "text": self.text, "logprob": self.logprob, "top": top}
 
@@ -91,8 +91,8 @@ class View(Protocol):
 
 @dataclass(frozen=True)
 class Answer:
-    """What a model said to a prompt; `str()` of it is the text, and a notebook shows it with its
-    pictures, boxes and receipt.
+    """Describes what a model said to a prompt; `str()` of it is the text, and a notebook shows it
+    with its pictures, boxes and receipt.
 
     `text` is without special tokens; `output_token_ids` are all of the answer, the end-of-answer
     token left out; `receipt` tells what the model saw, where it ran and how long each part took
@@ -132,37 +132,37 @@ class Answer:
 
     @property
     def boxes(self) -> tuple[Box, ...]:
-        """Those that its text gives, in any notation of vision-language models. Of an answer about
-        one picture: of several, none says which one is meant.
+        """Return those that its text gives, in any notation of vision-language models. Of an answer
+        about one picture: of several, none says which one is meant.
         """
         return self.view.boxes(self) if self.view else ()
 
     def _repr_html_(self) -> str:
-        """For notebooks."""
+        """Return the HTML for notebooks."""
         return self.view.html(self) if self.view else f"<p>{escape(self.text)}</p>"
 
     def asdict(self) -> dict[str, Any]:
-        """Of JSON types; `thinking` where there is some, `logprobs` where they were asked for,
-        `boxes` where there are any, `stop` where the answer ended before one.
+        """Return the asdict of JSON types; `thinking` where there is some, `logprobs` where they
+        were asked for, `boxes` where there are any, `stop` where the answer ended before one.
         """
-        told: dict[str, Any] = {}
+        reported: dict[str, Any] = {}
         if self.thinking:
-            told["thinking"] = self.thinking
+            reported["thinking"] = self.thinking
         if self.logprobs:
-            told["logprobs"] = [token.asdict() for token in self.logprobs]
+            reported["logprobs"] = [token.asdict() for token in self.logprobs]
         if self.prompt_logprobs:
-            told["prompt_logprobs"] = [token.asdict() for token in self.prompt_logprobs]
+            reported["prompt_logprobs"] = [token.asdict() for token in self.prompt_logprobs]
         if boxes := self.boxes:
-            told["boxes"] = [asdict(box) for box in boxes]
+            reported["boxes"] = [asdict(box) for box in boxes]
         if self.stop is not None:
-            told["stop"] = self.stop
+            reported["stop"] = self.stop
         return {
             "text": self.text,
             "prompt_token_ids": list(self.prompt_token_ids),
             "output_token_ids": list(self.output_token_ids),
             "receipt": self.receipt.asdict(),
             "tool_calls": [call.asdict() for call in self.tool_calls],
-            **told,
+            **reported,
         }
 
 

@@ -53,7 +53,7 @@ class Follower:
             getattr(self, f"do_{head['kind']}")(head, tensors)
 
     def _prepared(self, what: str) -> None:
-        """For the first run of a plan, which all begin together."""
+        """Prepare the first run of a plan, which all begin together."""
         self.wire.send("ready")
         self.signs.doing = f"running {what} for the first time"
 
@@ -113,12 +113,12 @@ def _open_again(how: str, *what: str | None) -> Checkpoint:
     return open_checkpoint(model, *others)
 
 
-def follow(place: dict[str, Any], rank: int, store: Any = None) -> int:
+def follow(location: dict[str, Any], rank: int, store: Any = None) -> int:
     """Until the first rank ends this one, or is gone: then 0. 1 where something failed, which the
     first rank is told.
     """
     outlive()  # the first rank says when to end
-    (host, port), key = place["address"], bytes.fromhex(place["key"])
+    (host, port), key = location["address"], bytes.fromhex(location["key"])
     try:
         wires = {kind: Wire(Client((host, port), authkey=key)) for kind in ("orders", "signs")}
         for kind, wire in wires.items():
@@ -132,12 +132,12 @@ def follow(place: dict[str, Any], rank: int, store: Any = None) -> int:
         head, _ = wire.receive()
         with signs.work("loading the model"):
             chosen = LoadOptions(**head["options"])
-            host, port = place["store"] or ("", 0)
-            store = store or join_store(host, port, place["size"])
+            host, port = location["store"] or ("", 0)
+            store = store or join_store(host, port, location["size"])
             wire.send("here")
             with waiting():
                 group = DistributedGroup(
-                    store, rank, place["size"], transport(chosen.device), place["memory"]
+                    store, rank, location["size"], transport(chosen.device), location["memory"]
                 )
             checkpoint = _open_again(*head["opened_from"])
             beat("its graphs")
@@ -178,13 +178,13 @@ def main() -> NoReturn:
     line = sys.stdin.readline()
     if not line:
         _end(0)  # the first rank is gone
-    place = json.loads(line)
-    _end(follow(place, place["rank"]))
+    location = json.loads(line)
+    _end(follow(location, location["rank"]))
 
 
 def _end(code: int) -> NoReturn:
-    """At once: threads of gloo that wait for ranks that are gone are not waited for, and are not
-    met by an interpreter that is torn down.
+    """End at once: threads of gloo that wait for ranks that are gone are not waited for, and are
+    not met by an interpreter that is torn down.
     """
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):

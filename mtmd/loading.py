@@ -1,4 +1,4 @@
-"""From a name to a model, and the shortest way from a picture to an answer."""
+"""Goes from a name to a model, and the shortest way from a picture to an answer."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def load(
     `chosen` are the fields of `LoadOptions` by name, most of all device, dtype, context, parallel
     and memory_limit. Raises MtmdError: ModelError for the checkpoint, OptionError for an option.
     """
-    made = load_beside(model, progress=progress, **chosen)
+    made = load_alongside(model, progress=progress, **chosen)
     try:
         made.loaded.check_room()
     except BaseException:
@@ -55,14 +55,14 @@ def load(
     return made
 
 
-def load_beside(
+def load_alongside(
     model: str | PathLike[str] | None = None,
     *,
     progress: bool = False,
     **chosen: Unpack[LoadKeywords],
 ) -> Model:
-    """As `load`, where memory that is taken now may be given back before the weights are read, as
-    by other models.
+    """Do what `load` does, where memory that is taken now may be given back before the weights are
+    read, as by other models.
     """
     settings = options(LoadOptions, chosen)
     with made_on_the_host():
@@ -73,8 +73,8 @@ def load_beside(
 def find_checkpoint(
     model: str | PathLike[str] | None, settings: LoadOptions, progress: bool = False
 ) -> tuple[Checkpoint, str | None]:
-    """What `load` takes as `model`, opened, and the name to show where it is not the folder's or
-    file's.
+    """Return what `load` takes as `model`, opened, and the name to show where it is not the
+    folder's or file's.
     """
     projector = Path(settings.mmproj).expanduser() if settings.mmproj else None
     template = template_file(settings.chat_template) if settings.chat_template else None
@@ -105,8 +105,8 @@ def _check_ahead(model: str, projector: Path | None, settings: LoadOptions) -> N
         return  # it is here
     with TemporaryDirectory(prefix="mtmd-headers-", ignore_cleanup_errors=True) as folder:
         try:
-            found = fetch_headers(model, Path(folder))
-            checkpoint = open_checkpoint(found.path, projector or found.projector)
+            result = fetch_headers(model, Path(folder))
+            checkpoint = open_checkpoint(result.path, projector or result.projector)
         except ModelError:
             return
         check_length(settings.context, checkpoint, model)
@@ -117,7 +117,7 @@ _loading = Lock()
 
 
 def _begin_anew() -> None:
-    """In a child that was forked while another thread of its parent loaded a model."""
+    """Start anew in a child that was forked while another thread of its parent loaded a model."""
     global _loading
     _loading = Lock()
 

@@ -34,13 +34,20 @@ from mtmd.loaded.report import attention_kernels, warmup_report
 from mtmd.options.answer import AnswerOptions
 from mtmd.options.keywords import AnswerKeywords
 from mtmd.options.load import PARALLEL_MAX, LoadOptions
-from mtmd.prompt.conversation import DEFAULT_PROMPT, Asked, Images, Message, RawPrompt, asked
+from mtmd.prompt.conversation import (
+    DEFAULT_PROMPT,
+    Images,
+    Message,
+    ParsedRequest,
+    RawPrompt,
+    requested,
+)
 from mtmd.prompt.load_image import ImageSource, decoded_bytes
 from mtmd.prompt.prompts import EncodedPrompt, Prompts
 from mtmd.prompt.url_kinds import is_url
 from mtmd.service.asynchronous import AsyncTickets
 from mtmd.service.many import Many
-from mtmd.service.prepare_ahead import LEAST, PrepareAhead
+from mtmd.service.prepare_ahead import MINIMUM, PrepareAhead
 from mtmd.service.prepare_ahead import prepare_ahead as checked_ahead
 from mtmd.service.service import Service
 from mtmd.service.ticket import Ticket
@@ -96,7 +103,7 @@ class Model:
 
     @property
     def backends(self) -> list[Backend]:
-        """In order of preference."""
+        """Backends in order of preference."""
         return self.loaded.backends
 
     @property
@@ -105,15 +112,15 @@ class Model:
 
     @property
     def sampling(self) -> ModelSampling:
-        """How the model's files recommend to choose tokens. Conversations and `mtmd serve` do so;
-        `describe` and `answer` do with `sampling="model"`.
+        """Return how the model's files recommend to choose tokens. Conversations and `mtmd serve`
+        do so; `describe` and `answer` do with `sampling="model"`.
         """
         return self.checkpoint.sampling
 
     @property
     def service(self) -> Service:
-        """Where answers are computed, of all threads together. Made when it is first asked for.
-        Raises ModelError once the model was closed.
+        """Return where answers are computed, of all threads together. Made when it is first asked
+        for. Raises ModelError once the model was closed.
         """
         with self._lock:
             if self._closed:
@@ -131,7 +138,9 @@ class Model:
         self.release()
 
     def release(self) -> None:
-        """As `close`, of a model that may be asked again, which makes new caches then."""
+        """Do what `close` does, for a model that may be asked again, which makes new caches
+        then.
+        """
         with self._lock:
             service, self._service = self._service, None
             waiting, self._async = self._async, None
@@ -146,7 +155,9 @@ class Model:
 
     @property
     def warmup_report(self) -> WarmupReport:
-        """Where everything runs and what it will take. Nothing is run for it: `warm_up` does."""
+        """Return where everything runs and what it will take. Nothing is run for it: `warm_up`
+        does.
+        """
         return warmup_report(self.loaded, check=False)
 
     def warm_up(self, progress: Callable[[int, int], None] | None = None) -> WarmupReport:
@@ -212,11 +223,11 @@ class Model:
         system: str | None = None,
         **chosen: Unpack[AnswerKeywords],
     ) -> Answer:
-        """As `describe`, by the same arguments, with token ids and receipt. `chosen` are options by
-        name, most of all max_tokens, temperature, stop, json_schema and detail.
+        """Do what `describe` does, by the same arguments, with token ids and receipt. `chosen` are
+        options by name, most of all max_tokens, temperature, stop, json_schema and detail.
         """
         settings = self.loaded.answer_options(chosen)
-        taken = self._taken(asked(image, prompt, messages, system))
+        taken = self._taken(requested(image, prompt, messages, system))
         *_, last = self.service.submit_checked(taken, settings)
         assert isinstance(last, Finished)
         return _with_view(last.answer, taken)
@@ -295,7 +306,7 @@ class Model:
             index, question = item
             try:
                 many.make_room(decoded_bytes(question[0]))
-                taken = self._taken(asked(*question, system=system))
+                taken = self._taken(requested(*question, system=system))
                 answer = many.finish(self.service.submit_bulk(taken, settings))
                 return replace(answer, view=view_of(taken, one_of_many=True))
             except MtmdError as error:
@@ -332,19 +343,19 @@ class Model:
 
     def stream(
         self,
-        image: Asked | None = None,
+        image: ParsedRequest | None = None,
         prompt: str | None = None,
         *,
         messages: Sequence[Message] | None = None,
         system: str | None = None,
         **chosen: Unpack[AnswerKeywords],
     ) -> Iterator[Event]:
-        """As `answer`, event by event, the last one `Finished`. Stop early by closing the iterator.
-        `messages` may stand in the place of `image`. What is wrong with options and messages is
-        raised at once, before the first event is asked for.
+        """Do what `answer` does, event by event, the last one `Finished`. Stop early by closing the
+        iterator. `messages` may stand in the place of `image`. What is wrong with options and
+        messages is raised at once, before the first event is asked for.
         """
         settings = self.loaded.answer_options(chosen)
-        return self._stream(asked(image, prompt, messages, system), settings)
+        return self._stream(requested(image, prompt, messages, system), settings)
 
     def _stream(self, messages: Sequence[Message], settings: AnswerOptions) -> Iterator[Event]:
         taken = self._taken(messages)
@@ -353,18 +364,18 @@ class Model:
 
     def stream_text(
         self,
-        image: Asked | None = None,
+        image: ParsedRequest | None = None,
         prompt: str | None = None,
         *,
         messages: Sequence[Message] | None = None,
         system: str | None = None,
         **chosen: Unpack[AnswerKeywords],
     ) -> Iterator[str]:
-        """As `stream`, the pieces of the text alone, as they come: `"".join(...)` is the answer's
-        text.
+        """Do what `stream` does, the pieces of the text alone, as they come: `"".join(...)` is the
+        answer's text.
         """
         settings = self.loaded.answer_options(chosen)
-        events = self._stream(asked(image, prompt, messages, system), settings)
+        events = self._stream(requested(image, prompt, messages, system), settings)
         return (event.text for event in events if isinstance(event, TextPiece))
 
     async def aanswer(
@@ -376,11 +387,11 @@ class Model:
         system: str | None = None,
         **chosen: Unpack[AnswerKeywords],
     ) -> Answer:
-        """As `answer`, for asyncio: any number may be awaited together, and share batches.
-        Cancelling it gives the request up.
+        """Do what `answer` does, for asyncio: any number may be awaited together, and share
+        batches. Cancelling it gives the request up.
         """
         settings = self.loaded.answer_options(chosen)
-        events = self._astream(lambda: asked(image, prompt, messages, system), settings)
+        events = self._astream(lambda: requested(image, prompt, messages, system), settings)
         async with aclosing(events):
             async for event in events:
                 if isinstance(event, Finished):
@@ -410,18 +421,18 @@ class Model:
 
     def astream(
         self,
-        image: Asked | None = None,
+        image: ParsedRequest | None = None,
         prompt: str | None = None,
         *,
         messages: Sequence[Message] | None = None,
         system: str | None = None,
         **chosen: Unpack[AnswerKeywords],
     ) -> AsyncGenerator[Event, None]:
-        """As `stream`, for `async for`. Options are checked at once. Who stops early closes it
-        (`contextlib.aclosing`), or cancels the task.
+        """Do what `stream` does, for `async for`. Options are checked at once. Who stops early
+        closes it (`contextlib.aclosing`), or cancels the task.
         """
         settings = self.loaded.answer_options(chosen)
-        return self._astream(lambda: asked(image, prompt, messages, system), settings)
+        return self._astream(lambda: requested(image, prompt, messages, system), settings)
 
     async def _astream(
         self, question: Callable[[], Sequence[Message]], settings: AnswerOptions
@@ -429,7 +440,7 @@ class Model:
         taken: list[Message] = []
 
         def submit() -> Ticket:
-            """On a thread of its own: files are read."""
+            """Submit on a thread of its own, as files are read."""
             taken.extend(self._taken(question()))
             return self.service.submit_checked(taken, settings)
 
@@ -441,7 +452,7 @@ class Model:
         with self._lock:
             if self._async is None or not self._async.is_here:
                 sequences = self.runner.sequences
-                self._async = AsyncTickets(2 * sequences, sequences + LEAST)
+                self._async = AsyncTickets(2 * sequences, sequences + MINIMUM)
             return self._async
 
     def _taken(self, messages: Sequence[Message]) -> list[Message]:
@@ -471,15 +482,15 @@ class Model:
         return Chat(self, system, chosen, () if messages is None else messages)
 
     def spans(self, messages: Sequence[Message]) -> list[Span]:
-        """What the decoder would read: the conversation tokenized, its images encoded."""
+        """Return what the decoder would read: the conversation tokenized, its images encoded."""
         return self.prompt(messages).spans
 
     @made_on_the_host()
     def prompt(self, messages: Sequence[Message], encoder: Observer | None = None) -> EncodedPrompt:
-        """As `spans`, with the images; every node of the encoding is shown to `encoder`, which sees
-        it all even if it is known.
+        """Do what `spans` does, with the images; every node of the encoding is shown to `encoder`,
+        which sees it all even if it is known.
         """
-        prepared = self.prompts.prepare(asked(None, None, messages), anew=encoder is not None)
+        prepared = self.prompts.prepare(requested(None, None, messages), anew=encoder is not None)
         encoded = self.exclusively(lambda: self.prompts.encode(prepared, encoder))
         side = self.loaded.encoder.side if self.loaded.encoder else None
         if side is not None:
@@ -525,8 +536,8 @@ def _questions(
     try:
         each = iter(images)  # also of a Dataset of torch's, which has items and no __iter__
     except TypeError:
-        found = type(images).__name__
-        raise OptionError(f"images: found {found}, expected a list of pictures") from None
+        value = type(images).__name__
+        raise OptionError(f"images: found {value}, expected a list of pictures") from None
     if prompt is None or isinstance(prompt, str):
         return ((image, prompt) for image in each)
     if not isinstance(prompt, Iterable):
@@ -550,8 +561,8 @@ def _paired(
     for number, image in enumerate(images, 1):
         prompt = next(prompts, none)
         if not isinstance(prompt, str):
-            found = "no more" if prompt is none else type(prompt).__name__
-            raise OptionError(f"prompt: found {found} for image {number}, expected a text for each")
+            value = "no more" if prompt is none else type(prompt).__name__
+            raise OptionError(f"prompt: found {value} for image {number}, expected a text for each")
         yield image, prompt
     if next(prompts, none) is not none:
         raise OptionError(f"prompt: found more than images, {number}, expected one for each")
@@ -563,11 +574,13 @@ def _of_item(error: MtmdError, index: int, image: Images | None) -> MtmdError:
     """
     if isinstance(error, DeviceError):
         return error
-    told = str(error).removeprefix("image: ")
+    reported = str(error).removeprefix("image: ")
     is_path = isinstance(image, (str, PathLike)) and not is_url(image)
     path = shortened(printable(one_line(image))) if is_path else ""
     named = copy(error)
-    named.args = (f"images[{index}]{f' ({path})' if path and path not in told else ''}: {told}",)
+    named.args = (
+        f"images[{index}]{f' ({path})' if path and path not in reported else ''}: {reported}",
+    )
     return named
 
 

@@ -1,4 +1,6 @@
-"""How torch's threads wait for each other, which has to be said before torch is loaded."""
+"""Describes how torch's threads wait for each other, which has to be said before torch is
+loaded.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,12 @@ SPINS = "1000"
 # Of weights. Below this, products are too small to share between threads: on a busy machine waiting
 # for each other takes most of the time.
 ONE_THREAD_BYTES = 64 << 20
-SAID = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")  # by whoever started this process
+STATED = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")  # by whoever started this process
 
 
 def wait_shortly() -> None:
-    """To be called before torch is imported; later it changes nothing."""
-    if "torch" not in sys.modules and not any(name in os.environ for name in SAID):
+    """Shorten the waits of OpenMP's threads. Call it before torch is imported; later it changes
+    nothing.
+    """
+    if "torch" not in sys.modules and not any(name in os.environ for name in STATED):
         os.environ["GOMP_SPINCOUNT"] = SPINS

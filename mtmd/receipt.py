@@ -1,4 +1,6 @@
-"""What an answer comes with: what the model saw, where it ran, and how long each part took."""
+"""Describes what an answer comes with: what the model saw, where it ran, and how long each part
+took.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ class ImageReceipt:
 @dataclass(frozen=True)
 class FrameReceipt:
     """One frame that the model saw: its number in the file, from 0, and its time in seconds.
-    `sha256` is of the pixels that were encoded together, of which it is the one at `place`;
+    `sha256` is of the pixels that were encoded together, of which it is the one at `location`;
     `tokens` are those of all of them.
     """
 
@@ -148,9 +150,9 @@ class Receipt:
         for name, one in self.sampling.items():
             if one.source != "default" or self.sampling["temperature"].value:
                 by_source.setdefault(one.source, []).append(f"{name} {one.value:g}")
-        told = {"request": "as requested", "preset": "by the preset", "default": "by default"}
+        reported = {"request": "as requested", "preset": "by the preset", "default": "by default"}
         parts = [
-            f"{', '.join(names)} {told.get(source) or f'from {source}'}"
+            f"{', '.join(names)} {reported.get(source) or f'from {source}'}"
             for source, names in by_source.items()
             if by_source.keys() != {"default"}
         ]
@@ -178,7 +180,7 @@ class Receipt:
             else ""
         )
         thought = f", {self.thinking_tokens} of them thought" if self.thinking_tokens else ""
-        place = f" ({self.preprocessed})" if self.preprocessed else ""
+        location = f" ({self.preprocessed})" if self.preprocessed else ""
         compiled = (
             f"; meanwhile {self.kernels_compiled} "
             f"kernel{'s were' if self.kernels_compiled > 1 else ' was'} compiled in "
@@ -190,9 +192,9 @@ class Receipt:
         lines.append(
             f"{self.prompt_tokens} prompt tokens{reused}, "
             f"{self.output_tokens} output tokens{thought} ({self.finish}); "
-            f"{waited}preprocess {self.preprocess_ms:.0f} ms{place}, encode {self.encode_ms:.0f} "
-            f"ms, prefill {self.prefill_ms:.0f} ms, decode {self.decode_ms:.0f} ms{per_second}"
-            f"{proposed}{compiled}"
+            f"{waited}preprocess {self.preprocess_ms:.0f} ms{location}, encode "
+            f"{self.encode_ms:.0f} ms, prefill {self.prefill_ms:.0f} ms, decode "
+            f"{self.decode_ms:.0f} ms{per_second}{proposed}{compiled}"
         )
         where = "; ".join(f"{part}: {kernel} attention" for part, kernel in self.attention.items())
         seed = "" if self.seed is None else f"; seed {self.seed}"

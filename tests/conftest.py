@@ -10,8 +10,8 @@ import signal
 import sys
 from pathlib import Path
 
-import asked_device as devices
 import pytest
+import requested_device as devices
 
 os.environ["TRITON_INTERPRET"] = "1"  # GPU kernels run in Triton's interpreter
 # The models here are too small to share between threads, and several workers run side by side.
@@ -25,7 +25,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 gc.disable()
 
 
-DEVICE = pytest.StashKey[devices.AskedDevice]()
+DEVICE = pytest.StashKey[devices.RequestedDevice]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -39,7 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    if config.getoption("device") is None or devices.is_asking(collection_path):
+    if config.getoption("device") is None or devices.is_requesting(collection_path):
         return None
     return True
 
@@ -51,7 +51,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(scope="session")
-def asked_device(pytestconfig: pytest.Config) -> devices.AskedDevice:
+def requested_device(pytestconfig: pytest.Config) -> devices.RequestedDevice:
     """What `pytest --device` asks for; the CPU without it."""
     return pytestconfig.stash[DEVICE]
 

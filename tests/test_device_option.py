@@ -8,13 +8,13 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import asked_device
 import pytest
+import requested_device
 import torch
 from lacking import without
 
 ROOT = Path(__file__).parents[1]
-FIXTURE = "asked_device"
+FIXTURE = "requested_device"
 
 
 @pytest.fixture(autouse=True)
@@ -27,21 +27,21 @@ def nothing_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "reported"),
     [
         ("cuda", "--device cuda: found 0 CUDA devices; use device=cpu"),
         ("cuda:1", "--device cuda:1: found 0 CUDA devices; use device=cpu"),
         ("mps", "--device mps: found 0 Metal devices; use device=cpu"),
         ("xpu:2", "--device xpu:2: found 0 XPU devices; use device=cpu"),
         ("hip", f"--device hip: this torch ({torch.__version__}) is no ROCm build; install one"),
-        ("tpu", f"--device tpu: expected {asked_device.NAMES}"),
-        ("cuda:", f"--device cuda:: expected {asked_device.NAMES}"),
+        ("tpu", f"--device tpu: expected {requested_device.NAMES}"),
+        ("cuda:", f"--device cuda:: expected {requested_device.NAMES}"),
     ],
 )
-def test_a_device_that_is_not_here_is_told(name: str, told: str) -> None:
+def test_a_device_that_is_not_here_is_told(name: str, reported: str) -> None:
     with pytest.raises(pytest.UsageError) as refused:
-        asked_device.configure(name)
-    assert str(refused.value).startswith(told) and "\n" not in str(refused.value)
+        requested_device.configure(name)
+    assert str(refused.value).startswith(reported) and "\n" not in str(refused.value)
 
 
 def test_on_a_card_kernels_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,38 +49,40 @@ def test_on_a_card_kernels_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", used.append)
     for name in (None, "cpu"):
-        assert asked_device.configure(name) == asked_device.AskedDevice("cpu")
+        assert requested_device.configure(name) == requested_device.RequestedDevice("cpu")
     assert os.environ["TRITON_INTERPRET"] == "1" and not used
-    assert asked_device.configure("cuda:1") == asked_device.AskedDevice("cuda:1")
+    assert requested_device.configure("cuda:1") == requested_device.RequestedDevice("cuda:1")
     assert "TRITON_INTERPRET" not in os.environ and used == ["cuda:1"]
     monkeypatch.setattr(torch.version, "hip", "6.4")
-    assert asked_device.configure("hip").name == "cuda" and used[1:] == ["cuda:0"]
+    assert requested_device.configure("hip").name == "cuda" and used[1:] == ["cuda:0"]
     monkeypatch.setattr(torch.xpu, "device_count", lambda: 1)
-    assert not asked_device.configure("xpu").has_kernels
+    assert not requested_device.configure("xpu").has_kernels
 
 
 def test_those_that_can_be_run_on_a_device_are_chosen() -> None:
-    tests = [SimpleNamespace(fixturenames=n) for n in (["asked_device"], ["device"], [])]
-    assert asked_device.choose(tests) == (tests[:1], tests[1:])
+    tests = [SimpleNamespace(fixturenames=n) for n in (["requested_device"], ["device"], [])]
+    assert requested_device.choose(tests) == (tests[:1], tests[1:])
 
 
 def test_files_are_chosen_before_they_are_read(tmp_path: Path) -> None:
     """By what their tests take, and folders by their files."""
-    asking, other = tmp_path / "a" / "test_asking.py", tmp_path / "b" / "test_other.py"
-    for file in (asking, other):
+    requesting, other = tmp_path / "a" / "test_asking.py", tmp_path / "b" / "test_other.py"
+    for file in (requesting, other):
         file.parent.mkdir()
-    asking.write_text(f"def test_x(\n    one,\n    {FIXTURE}: str,\n) -> None: ...\n")
-    other.write_text("import asked_device\n\ndef test_x(device): assert asked_device\n")
-    found = {path.name for path in tmp_path.rglob("*") if asked_device.is_asking(path)}
-    assert found == {"a", "test_asking.py"} and asked_device.is_asking(tmp_path)
-    chosen = [f.name for f in (ROOT / "tests").rglob("test_*.py") if asked_device.is_asking(f)]
+    requesting.write_text(f"def test_x(\n    one,\n    {FIXTURE}: str,\n) -> None: ...\n")
+    other.write_text("import requested_device\n\ndef test_x(device): assert requested_device\n")
+    result = {path.name for path in tmp_path.rglob("*") if requested_device.is_requesting(path)}
+    assert result == {"a", "test_asking.py"} and requested_device.is_requesting(tmp_path)
+    chosen = [
+        f.name for f in (ROOT / "tests").rglob("test_*.py") if requested_device.is_requesting(f)
+    ]
     assert {"test_table.py", "test_on_a_device.py", "test_against_transformers.py"} <= {*chosen}
     assert "test_device_option.py" not in chosen and len(chosen) < 10
 
 
 def test_a_machine_with_a_device_may_lack_what_other_tests_need(tmp_path: Path) -> None:
     """The package itself, too: it is found by links. With `--device cpu` as with any other."""
-    place = without(tmp_path, installed=False)
+    location = without(tmp_path, installed=False)
     links = subprocess.run(
         [sys.executable, ROOT / "tools" / "editable_types.py", tmp_path / "links"],
         capture_output=True,
@@ -103,7 +105,7 @@ def test_a_machine_with_a_device_may_lack_what_other_tests_need(tmp_path: Path) 
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        env=place | {"PYTHONPATH": os.pathsep.join((place["PYTHONPATH"], links))},
+        env=location | {"PYTHONPATH": os.pathsep.join((location["PYTHONPATH"], links))},
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr
     collected = {line.partition("::")[0] for line in done.stdout.splitlines() if "::" in line}
@@ -135,5 +137,5 @@ def test_pytest_ends_with_one_line() -> None:
     )
     assert (done.returncode, done.stdout) == (4, "")
     assert done.stderr.split("\n", 1)[0] == (
-        f"ERROR: --device mps:1: expected {asked_device.NAMES}"
+        f"ERROR: --device mps:1: expected {requested_device.NAMES}"
     )

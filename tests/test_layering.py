@@ -117,7 +117,7 @@ ONLY_IN = {  # library -> the files, or folders, that may import it
     ),
     "ray": ("mtmd/cluster/connect.py", "web/replicas/"),
     "aiohttp": ("web/replicas/replica.py",),
-    "fsspec": ("mtmd/cluster/places.py",),
+    "fsspec": ("mtmd/cluster/locations.py",),
     "PIL": (
         "clip/image/decode.py",
         "clip/image/formats.py",
@@ -209,15 +209,15 @@ def trees_are_let_go() -> Iterator[None]:
 
 def broken_arrows(rel: str, source: str) -> list[str]:
     """What `source`, as the file `rel`, imports and may not."""
-    module, here, found = nodes_of(source)[0], rel.split("/")[0], []
+    module, here, result = nodes_of(source)[0], rel.split("/")[0], []
     assert isinstance(module, ast.Module)
     top_level = {id(s) for s in module.body}
     for name, statement in imports(source):
         top, *sub = name.split(".")
         if name.startswith("."):
-            found.append(f"{name}: relative; write mtmd. in full")
+            result.append(f"{name}: relative; write mtmd. in full")
         elif top in MAY_IMPORT and top != "mtmd":
-            found.append(
+            result.append(
                 f"{name}: by its folder's name, which is another distribution's; write mtmd.{name}"
             )
         elif top == "mtmd":
@@ -225,15 +225,15 @@ def broken_arrows(rel: str, source: str) -> list[str]:
                 continue
             target = sub[0] if sub and sub[0] in MAY_IMPORT else "mtmd"
             if rel.startswith(GROUND):
-                found.append(f"{name}: the ground imports nothing of ours")
+                result.append(f"{name}: the ground imports nothing of ours")
             upward = UPWARD.get(rel) == target and id(statement) not in top_level
             if target != here and target not in MAY_IMPORT[here] and not upward:
-                found.append(f"{name}: {here} -> {target} points up the arrow")
+                result.append(f"{name}: {here} -> {target} points up the arrow")
         if top in ONLY_IN and not rel.startswith(ONLY_IN[top] or "\0"):
-            found.append(f"{name}: {top} only in {', '.join(ONLY_IN[top]) or 'tests and tools'}")
+            result.append(f"{name}: {top} only in {', '.join(ONLY_IN[top]) or 'tests and tools'}")
         if top == "torch" and rel.startswith(WITHOUT_TORCH) and id(statement) in top_level:
-            found.append(f"{name}: {rel} has to load without torch")
-    return found
+            result.append(f"{name}: {rel} has to load without torch")
+    return result
 
 
 def read_environment(source: str) -> list[int]:
@@ -260,7 +260,7 @@ def family_words(source: str) -> list[str]:
     """Names and texts of the code that name a family: docstrings and comments may, to say where a
     formula is from.
     """
-    nodes, found = nodes_of(source), []
+    nodes, result = nodes_of(source), []
     explained = {id(n.value) for n in nodes if isinstance(n, ast.Expr)}
     for node in nodes:
         targets = (
@@ -284,14 +284,14 @@ def family_words(source: str) -> list[str]:
             or getattr(node, "arg", None)
         )
         if isinstance(text, str) and text not in NOT_FAMILIES and FAMILY_WORDS.search(text):
-            found.append(text)
-    return found
+            result.append(text)
+    return result
 
 
 def broken(rule: Callable[[Path], list[Any]], files: Iterable[Path]) -> dict[str, list[Any]]:
     """What a rule finds, by file."""
-    found = {name_of(path): rule(path) for path in files}
-    return {name: result for name, result in found.items() if result}
+    match = {name_of(path): rule(path) for path in files}
+    return {name: result for name, result in match.items() if result}
 
 
 def test_imports_follow_the_arrows_and_libraries_stay_in_their_places():
@@ -427,12 +427,12 @@ def test_no_family_is_named_outside_its_file():
 
 def families(folder: str) -> dict[str, list[Path]]:
     """The files of each family of a room, by its name: one, or those of a folder."""
-    found: dict[str, list[Path]] = {}
+    result: dict[str, list[Path]] = {}
     for path in sorted((ROOT / folder / "families").rglob("*.py")):
         if path.stem != "__init__":
             name = path.relative_to(ROOT / folder / "families").parts[0]
-            found.setdefault(name.removesuffix(".py"), []).append(path)
-    return found
+            result.setdefault(name.removesuffix(".py"), []).append(path)
+    return result
 
 
 FAMILY_FILES = [
@@ -536,8 +536,8 @@ def test_the_web_process_loads_without_torch():
 
 
 def test_the_way_to_torch_is_told():
-    told = loaded_without_torch(["mtmd.loading"])
-    assert told.endswith("AssertionError: torch\n") and "mtmd/loading.py" in told
+    reported = loaded_without_torch(["mtmd.loading"])
+    assert reported.endswith("AssertionError: torch\n") and "mtmd/loading.py" in reported
 
 
 def test_all_folders_were_looked_at():
@@ -621,4 +621,4 @@ def test_the_types_of_public_names_are_those_of_the_table():
         if isinstance(statement, ast.If)
         for name, _ in imports(statement)
     }
-    assert typed == {(module, name) for name, module in mtmd._PLACE_OF.items()}
+    assert typed == {(module, name) for name, module in mtmd._LOCATION_OF.items()}

@@ -77,7 +77,7 @@ ADVICE = (
 
 
 @dataclass(frozen=True)
-class Found:
+class Result:
     """A pattern as it stands in the source, and how it is looked for."""
 
     file: str
@@ -125,8 +125,8 @@ def ways(tree: ast.AST, name: str) -> set[str]:
 
 
 def how_of(methods: set[str]) -> str:
-    found = {HOW.get(method, "search") for method in methods} or {"search"}
-    return found.pop() if len(found) == 1 else "search"
+    result = {HOW.get(method, "search") for method in methods} or {"search"}
+    return result.pop() if len(result) == 1 else "search"
 
 
 def flags_of(call: ast.Call) -> int:
@@ -134,46 +134,46 @@ def flags_of(call: ast.Call) -> int:
     return sum(int(getattr(re, n)) for n in names if isinstance(getattr(re, n, 0), re.RegexFlag))
 
 
-def in_source() -> tuple[list[Found], set[tuple[str, str]]]:
+def in_source() -> tuple[list[Result], set[tuple[str, str]]]:
     """All patterns, and (file, argument) of those made while the program runs."""
-    found, made = [], set()
+    result, made = [], set()
     for file, tree in sources():
         for function, call, name in calls(tree):
             how = how_of(ways(tree, name)) if function == "compile" else how_of({function})
             argument = call.args[0]
             if isinstance(argument, ast.Constant):
                 label = name or f"line {call.lineno}"
-                found.append(Found(file, label, argument.value, flags_of(call), how))
+                result.append(Result(file, label, argument.value, flags_of(call), how))
             elif name and any(_is_made_by(call, node) for node in tree.body):
                 module = importlib.import_module(
                     "mtmd." + file[:-3].removeprefix("mtmd/").replace("/", ".")
                 )
                 compiled = getattr(module, name)
-                found.append(Found(file, name, compiled.pattern, compiled.flags, how))
+                result.append(Result(file, name, compiled.pattern, compiled.flags, how))
             else:
                 made.add((file, ast.unparse(argument)))
-    return found, made
+    return result, made
 
 
 def _is_made_by(call: ast.Call, node: ast.stmt) -> bool:
     return isinstance(node, ast.Assign) and node.value is call
 
 
-FOUND, DYNAMIC = in_source()
+RESULT, DYNAMIC = in_source()
 
 
-def check(found: Found) -> None:
-    result = growth(found.pattern, found.flags & ~re.U, found.how)
+def check(match: Result) -> None:
+    result = growth(match.pattern, match.flags & ~re.U, match.how)
     assert result.is_linear, (
-        f"{found.file}, {found.name}: {found.pattern!r} takes {result.steps:.0f} steps for each "
+        f"{match.file}, {match.name}: {match.pattern!r} takes {result.steps:.0f} steps for each "
         f"character (at most {STEPS_MAX}), growing with the power {result.exponent:.2f} of the "
         f"length (at most {EXPONENT_MAX}), over a text like {result.text!r}. {ADVICE}"
     )
 
 
-@pytest.mark.parametrize("found", FOUND, ids=str)
-def test_patterns_take_time_in_proportion_to_the_text(found: Found) -> None:
-    check(found)
+@pytest.mark.parametrize("match", RESULT, ids=str)
+def test_patterns_take_time_in_proportion_to_the_text(match: Result) -> None:
+    check(match)
 
 
 def test_patterns_made_at_run_time_are_known() -> None:
@@ -182,17 +182,17 @@ def test_patterns_made_at_run_time_are_known() -> None:
 
 
 @pytest.mark.parametrize(
-    "found",
+    "match",
     [
-        Found(file, f"example {n}", pattern)
+        Result(file, f"example {n}", pattern)
         for (file, _), examples in MADE.items()
         if isinstance(examples, list)
         for n, pattern in enumerate(examples, 1)
     ],
     ids=str,
 )
-def test_patterns_made_at_run_time_too(found: Found) -> None:
-    check(found)
+def test_patterns_made_at_run_time_too(match: Result) -> None:
+    check(match)
 
 
 def test_no_other_library_of_patterns_is_used() -> None:
@@ -255,7 +255,7 @@ def cuts() -> list[str]:
     "regex", [r for r in cuts() if r != pretokenizers.BETWEEN_MARKS], ids=lambda r: r[:24]
 )
 def test_prompts_are_cut_in_time_that_grows_with_them(regex: str) -> None:
-    check(Found("llm/tokenizer/pretokenizers.py", regex[:40], as_python(regex)))
+    check(Result("llm/tokenizer/pretokenizers.py", regex[:40], as_python(regex)))
 
 
 # The page's scripts.
@@ -263,8 +263,8 @@ REGEX_LITERAL = re.compile(r"/((?![*/])(?:[^\\/\n\[]|\\.|\[(?:[^\]\\\n]|\\.)*\])
 BEFORE_LITERAL = "(=,:!&|?{;[>"  # after anything else, a slash divides
 
 
-def in_scripts() -> list[Found]:
-    found = []
+def in_scripts() -> list[Result]:
+    result = []
     for path in sorted((ROOT / "web" / "static").rglob("*.js")):
         if "vendor" in path.parts:  # libraries, as they were published
             continue
@@ -274,8 +274,8 @@ def in_scripts() -> list[Found]:
             match = REGEX_LITERAL.match(code, slash.start())
             if match and code[: slash.start()].rstrip()[-1:] in BEFORE_LITERAL:
                 name = path.relative_to(ROOT).as_posix()
-                found.append(Found(name, match[1], from_script(match[1])))
-    return found
+                result.append(Result(name, match[1], from_script(match[1])))
+    return result
 
 
 def from_script(pattern: str) -> str:
@@ -286,12 +286,12 @@ def from_script(pattern: str) -> str:
 
 
 def test_the_scripts_patterns_are_found() -> None:
-    assert {"[.!?]$", 'filename="([^"]+)"'} <= {found.pattern for found in in_scripts()}
+    assert {"[.!?]$", 'filename="([^"]+)"'} <= {result.pattern for result in in_scripts()}
 
 
-@pytest.mark.parametrize("found", in_scripts(), ids=str)
-def test_the_pages_patterns_are_linear(found: Found) -> None:
-    check(found)
+@pytest.mark.parametrize("match", in_scripts(), ids=str)
+def test_the_pages_patterns_are_linear(match: Result) -> None:
+    check(match)
 
 
 # What the test itself sees and does not mistake.
@@ -332,16 +332,16 @@ def test_linear_patterns_pass(pattern: str) -> None:
 
 def test_the_counting_matcher_matches_as_python_does() -> None:
     rng = random.Random(7)
-    for found in FOUND:
-        matcher = Matcher(found.pattern, found.flags & ~re.U)
-        compiled = re.compile(found.pattern, found.flags)
+    for result in RESULT:
+        matcher = Matcher(result.pattern, result.flags & ~re.U)
+        compiled = re.compile(result.pattern, result.flags)
         for _ in range(20):
             text = matcher._sample(list(matcher.tree), rng)
             text = "".join(rng.choice((c, c, c, "", rng.choice(string.printable))) for c in text)
             matcher._left = sys.maxsize
             ends = [matcher._first(text, at, False) for at in range(len(text) + 1)]
-            subject = text.encode("latin-1") if isinstance(found.pattern, bytes) else text
+            subject = text.encode("latin-1") if isinstance(result.pattern, bytes) else text
             assert ends == [
                 m.end() if (m := compiled.match(subject, at)) else None
                 for at in range(len(text) + 1)
-            ], (found.pattern, text)
+            ], (result.pattern, text)

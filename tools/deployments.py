@@ -55,9 +55,9 @@ def served(*options: str) -> Iterator[int]:
             lines.append(process.stdout.readline())
             if not lines[-1]:
                 raise SystemExit("".join(lines))
-        found = re.search(r"serving at http://[^:]+:(\d+)", lines[-1])
-        assert found
-        yield int(found[1])
+        result = re.search(r"serving at http://[^:]+:(\d+)", lines[-1])
+        assert result
+        yield int(result[1])
 
 
 @contextmanager
@@ -120,29 +120,31 @@ def check_requests(checks: Checks, name: str, port: int, path: str) -> None:
     where = f"{name}{path or '/'}:"
     question = {"role": "user", "content": "Describe the image."}
     chat = {"messages": [question], "stream": True, "ignore_eos": True}
-    found = ask(port, "POST", f"{path}/v1/chat/completions", json.dumps(chat).encode())
+    result = ask(port, "POST", f"{path}/v1/chat/completions", json.dumps(chat).encode())
     times, received = [], b""
-    while piece := found.read1(1 << 16):
+    while piece := result.read1(1 << 16):
         times.append(time.monotonic())
         received += piece
     spread = len(times) > 5 and times[0] < times[-1]
     checks.say(f"{where} a stream comes in {len(times)} pieces", spread and b"[DONE]" in received)
     origin = f"http://{NAME}:{port}"
     body = json.dumps({"messages": [question], "max_tokens": 4}).encode()
-    found = ask(port, "POST", f"{path}/v1/chat/completions", body, Origin=origin)
-    told = json.loads(found.read())
-    checks.say(f"{where} its own page may ask", found.status == 200 and told["choices"])
-    found = ask(port, "POST", f"{path}/v1/chat/completions", body, Origin="http://evil.example")
-    checks.say(f"{where} others' pages may not", found.status == 403)
+    result = ask(port, "POST", f"{path}/v1/chat/completions", body, Origin=origin)
+    reported = json.loads(result.read())
+    checks.say(f"{where} its own page may ask", result.status == 200 and reported["choices"])
+    result = ask(port, "POST", f"{path}/v1/chat/completions", body, Origin="http://evil.example")
+    checks.say(f"{where} others' pages may not", result.status == 403)
     long = json.dumps({"messages": [question], "x": "y" * LONG_BYTES}).encode()
-    found = ask(port, "POST", f"{path}/v1/chat/completions", long)
-    told = json.loads(found.read())  # of the server itself, which takes less text than pictures
+    result = ask(port, "POST", f"{path}/v1/chat/completions", long)
+    reported = json.loads(
+        result.read()
+    )  # of the server itself, which takes less text than pictures
     checks.say(
         f"{where} {LONG_BYTES >> 20} MiB reach it",
-        "body_too_large" in str(told) or found.status < 500,
+        "body_too_large" in str(reported) or result.status < 500,
     )
-    found = ask(port, "GET", f"{path}/v1/models", **{"X-Request-Id": "my-own-id"})
-    checks.say(f"{where} ids of requests come back", found.headers["X-Request-Id"] == "my-own-id")
+    result = ask(port, "GET", f"{path}/v1/models", **{"X-Request-Id": "my-own-id"})
+    checks.say(f"{where} ids of requests come back", result.headers["X-Request-Id"] == "my-own-id")
 
 
 def check_page(checks: Checks, name: str, port: int, path: str, folder: Path) -> None:
@@ -198,11 +200,11 @@ def check_proxy(
 ) -> None:
     root = ("--root-path", path) if path and name == "nginx" else ()
     options = ("--allowed-host", NAME, "--trusted-proxy", "127.0.0.1", *root)
-    place = folder / f"{name}{path.replace('/', '-')}"
-    place.mkdir()
-    for one in (folder, place):  # nginx's workers are another user
+    location = folder / f"{name}{path.replace('/', '-')}"
+    location.mkdir()
+    for one in (folder, location):  # nginx's workers are another user
         one.chmod(0o755)
-    with served(*options) as server, start(place, server) as port:  # type: ignore[attr-defined]
+    with served(*options) as server, start(location, server) as port:  # type: ignore[attr-defined]
         wait_for(port)
         check_requests(checks, name, port, path)
         check_page(checks, name, port, path, folder)
@@ -211,19 +213,19 @@ def check_proxy(
 def check_unit(checks: Checks, folder: Path) -> None:
     """With a program and a user that are here: the check looks for both."""
     unit = (CONTRIB / "mtmd.service").read_text().replace("User=mtmd", "User=root")
-    found = folder / "mtmd.service"
-    found.write_text(unit.replace("/opt/mtmd/bin/mtmd", "/bin/true"))
+    result = folder / "mtmd.service"
+    result.write_text(unit.replace("/opt/mtmd/bin/mtmd", "/bin/true"))
     done = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", str(found)], capture_output=True, text=True
+        ["systemd-analyze", "verify", "--man=no", str(result)], capture_output=True, text=True
     )
     checks.say(f"systemd: the unit is right {done.stderr.strip()}", not done.returncode)
 
 
 def main() -> int:
-    wanted = sys.argv[1:] or ["nginx", "caddy", "systemd"]
+    requested = sys.argv[1:] or ["nginx", "caddy", "systemd"]
     checks = Checks()
     folder = Path(tempfile.mkdtemp(prefix="deployments-"))
-    for name in wanted:
+    for name in requested:
         program = "systemd-analyze" if name == "systemd" else name
         if shutil.which(program) is None:
             checks.say(f"{name}: {program} is not here", False)

@@ -68,7 +68,7 @@ def _open(build: object) -> tuple[Checkpoint, float]:
 
 def _share(checkpoint: Checkpoint) -> float:
     options = LoadOptions(device="cpu", context=128, parallel=3, dtype="bf16")
-    plan = Model(checkpoint, options).runner.plan(BatchShape(3, wanted=3, sequences=3))
+    plan = Model(checkpoint, options).runner.plan(BatchShape(3, requested=3, sequences=3))
     return plan.native.nodes / plan.nodes if plan.native else 0.0
 
 

@@ -223,11 +223,11 @@ def link_rows() -> Iterator[str]:
     yield "|---|---|---|---|---|---|"
     for link in LINKS.values():
         cards = ", ".join(f"`{name}`" for name, links in OF_CARD.items() if link.name in links)
-        most = "any" if link.most == ANY else str(link.most)
+        maximum = "any" if link.maximum == ANY else str(link.maximum)
         rate = f"{link.bandwidth / 1e9:,.4g}" + " x (N - 1)" * link.is_mesh
         yield (
             f"| {link.title} | {rate} | {link.wait * 1e6:g}, "
-            f"{link.low_wait * 1e6:g} | {most} | {cards} | {link.source} |"
+            f"{link.low_wait * 1e6:g} | {maximum} | {cards} | {link.source} |"
         )
 
 

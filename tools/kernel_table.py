@@ -244,7 +244,7 @@ def main(arguments: list[str]) -> None:
         print(use_table(arguments))
         return
     limits = ", ".join(f"{size // 1024} KiB on `{target}`" for target, size in SHARED_LIMIT.items())
-    print(HEAD.format(triton=triton.__version__, limits=limits, most=MAX_HEAD))
+    print(HEAD.format(triton=triton.__version__, limits=limits, maximum=MAX_HEAD))
     for form in FORMS:
         print(f"## {form.title}\n\n{name_of(form.dtype)}.\n")
         print(f"{table(row(form, width) for width in form.sizes)}\n")
@@ -253,7 +253,7 @@ def main(arguments: list[str]) -> None:
     print(f"{COMBINE}\n{combine_table()}")
     print(f"{QUANTIZED}\n{product_table()}")
     print(
-        f"{OTHERS.format(most=MAX_HEAD)}\n{use_table(op for op in KERNELS if op not in WITH_SECTIONS)}"
+        f"{OTHERS.format(maximum=MAX_HEAD)}\n{use_table(op for op in KERNELS if op not in WITH_SECTIONS)}"
     )
 
 

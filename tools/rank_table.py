@@ -171,9 +171,9 @@ def differences(
             except AssertionError:
                 wrong = "the tower's embeddings"
         runners = [r[2] for r in results]
-        kept = {k.reason for r in runners for k in r.sharding.kept_whole if k.refused}
-        most = max(r.residency.bytes["cpu"] for r in runners)
-        yield size, most / total, wrong, kept, close
+        saved = {k.reason for r in runners for k in r.sharding.kept_whole if k.refused}
+        maximum = max(r.residency.bytes["cpu"] for r in runners)
+        yield size, maximum / total, wrong, saved, close
 
 
 def not_rounded(subject: Subject, size: int, expected: torch.Tensor) -> str:
@@ -197,14 +197,14 @@ def main(word: str = "") -> int:
             oracle = ROWS[row].variants[variant](folder)
             for form, checkpoint in forms(row, oracle.folder, Path(name)):
                 sees, rounds = ROWS[row].vision, form in ("Q8_0", "Q4_K")
-                found = list(differences(Subject(checkpoint, sees), sees, rounds))
-                wrong = [f"{size} ranks: {w}" for size, _, w, *_ in found if w]
-                kept = sorted({reason for *_, reasons, _ in found for reason in reasons})
-                shares = "".join(f"{share:>6.0%}" for _, share, *_ in found)
-                told = f"{row}: {variant}" + "".join(f"; {k}" for k in kept)
-                told += f"; logits within {found[0][-1]:.1g}"
-                told += "".join(f"; DIFFERS, {w}" for w in wrong)
-                print(f"{form:<12}  {shares}  {told}", flush=True)
+                result = list(differences(Subject(checkpoint, sees), sees, rounds))
+                wrong = [f"{size} ranks: {w}" for size, _, w, *_ in result if w]
+                saved = sorted({reason for *_, reasons, _ in result for reason in reasons})
+                shares = "".join(f"{share:>6.0%}" for _, share, *_ in result)
+                reported = f"{row}: {variant}" + "".join(f"; {k}" for k in saved)
+                reported += f"; logits within {result[0][-1]:.1g}"
+                reported += "".join(f"; DIFFERS, {w}" for w in wrong)
+                print(f"{form:<12}  {shares}  {reported}", flush=True)
                 count, failed = count + len(SIZES), failed + len(wrong)
     print(f"{count - failed} of {count} give the {TOKENS} tokens of one process")
     return 1 if failed else 0

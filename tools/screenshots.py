@@ -115,11 +115,11 @@ def main() -> None:
         from playwright.sync_api import sync_playwright
     except ImportError:
         sys.exit("playwright is not installed; pip install playwright")
-    found = next((c for c in CHROMIUMS if Path(c).exists()), None)
-    if found is None:
+    result = next((c for c in CHROMIUMS if Path(c).exists()), None)
+    if result is None:
         sys.exit("there is no Chromium; sh tools/browser.sh installs it")
     with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        browser = driver.chromium.launch(executable_path=result, args=["--no-sandbox"])
         if chosen.states:
             all_states(browser, chosen.states)
         else:
@@ -137,8 +137,8 @@ def documented(browser: Any) -> None:
         in_both_themes(page, "page")
         compare(page, "four.png", "Describe the image.")
         in_both_themes(page, "compare")
-        for place, name in (("/", "welcome"), ("/diagnostics", "diagnostics")):
-            page.goto(place)
+        for location, name in (("/", "welcome"), ("/diagnostics", "diagnostics")):
+            page.goto(location)
             page.wait_for_load_state("networkidle")
             in_both_themes(page, name)
         page.close()

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from mtmd import OptionError
 
-LEAST_CHARS = 16  # shorter keys are guessed
-MOST_KEYS = 1000  # every one is compared for every request
+MIN_CHARS = 16  # shorter keys are guessed
+MAX_KEYS = 1000  # every one is compared for every request
 FILE_BYTES = 1 << 20
 ANYBODY = "anybody"  # the owner where no keys are
 MAKE_ONE = "`python -c 'import secrets; print(secrets.token_urlsafe(24))'` makes one"
@@ -60,9 +60,9 @@ def authorization(header: str, api_key: str) -> str:
 
 def check_key(key: str, where: str) -> None:
     """Raises OptionError, which never has the key in it."""
-    if len(key) < LEAST_CHARS:
+    if len(key) < MIN_CHARS:
         raise OptionError(
-            f"{where}: found a key of {len(key)} characters, expected at least {LEAST_CHARS}; "
+            f"{where}: found a key of {len(key)} characters, expected at least {MIN_CHARS}; "
             f"{MAKE_ONE}"
         )
     if not (key.isascii() and key.isprintable()) or " " in key:
@@ -78,19 +78,19 @@ def parse_keys(lines: Iterable[str], where: str) -> tuple[NamedKey, ...]:
     """
     keys = []
     for number, line in enumerate(lines, 1):
-        entry, place = line.strip(), f"{where}, entry {number}"
+        entry, location = line.strip(), f"{where}, entry {number}"
         if not entry or entry.startswith("#"):
             continue
         name, colon, key = entry.partition(":")
         if colon and (not _NAME.fullmatch(name) or name.startswith(_UNNAMED)):
             raise OptionError(
-                f"{place}: expected NAME:KEY with a name of letters, digits, '.', '_' and '-', at "
-                f"most 64 of them, that does not begin with {_UNNAMED!r}"
+                f"{location}: expected NAME:KEY with a name of letters, digits, '.', '_' and '-', "
+                f"at most 64 of them, that does not begin with {_UNNAMED!r}"
             )
-        check_key(key if colon else entry, place)
+        check_key(key if colon else entry, location)
         keys.append(NamedKey(name, key) if colon else NamedKey(None, entry))
-    if len(keys) > MOST_KEYS:
-        raise OptionError(f"{where}: found {len(keys)} keys, expected at most {MOST_KEYS}")
+    if len(keys) > MAX_KEYS:
+        raise OptionError(f"{where}: found {len(keys)} keys, expected at most {MAX_KEYS}")
     return tuple(keys)
 
 
@@ -115,7 +115,7 @@ class Keys:
         """Whether nobody is let in without one."""
         self._read: tuple[NamedKey, ...] = ()
         self._mark: tuple[int, ...] | None = None
-        self._settled, self._told, self._looked_at = True, "", clock()
+        self._settled, self._reported, self._looked_at = True, "", clock()
         self._callers: dict[bytes, Caller] = {}
         if file is None:
             self._callers = _callers(self._given, alone=len(self._given) == 1)
@@ -123,20 +123,20 @@ class Keys:
             self._load(file)
 
     def find(self, header: str) -> Caller | None:
-        """Whose bearer token stands in an Authorization header, None for nobody's. Every key is
-        compared, in constant time.
+        """Return whose bearer token stands in an Authorization header, None for nobody's. Every key
+        is compared, in constant time.
         """
         self._refresh()
         scheme, _, token = header.partition(" ")
-        given, found = _digest(token.strip()), None
+        given, result = _digest(token.strip()), None
         for digest, caller in self._callers.items():
             if hmac.compare_digest(digest, given):
-                found = caller
-        return found if scheme.lower() == "bearer" else None
+                result = caller
+        return result if scheme.lower() == "bearer" else None
 
     @property
     def owners(self) -> int:
-        """How many different ones there are, at least 1."""
+        """Return how many different ones there are, at least 1."""
         return max(1, len({caller.owner for caller in self._callers.values()}))
 
     def _refresh(self) -> None:
@@ -153,16 +153,16 @@ class Keys:
             with self._lock:
                 before, count = self._callers, len(self._callers)
                 self._load(self._file)
-            self._told = ""
+            self._reported = ""
             if self._callers != before:
                 log.warning(
                     "api-key-file: changed: %d keys before, %d now", count, len(self._callers)
                 )
         except (OSError, OptionError) as error:
             reason = f"api-key-file: {error.strerror}" if isinstance(error, OSError) else str(error)
-            if reason != self._told:
+            if reason != self._reported:
                 log.error("%s; the %d keys from before stay", reason, len(self._callers))
-            self._told = reason
+            self._reported = reason
 
     def _load(self, file: Path) -> None:
         """Raises OptionError, and OSError where the file has gone between two looks."""
@@ -173,12 +173,12 @@ class Keys:
             text = data.decode("utf-8-sig")
         except UnicodeDecodeError as error:
             raise OptionError("api-key-file: found bytes that are not UTF-8 text") from error
-        found = parse_keys(text.splitlines(), "api-key-file")
-        if not found:
+        result = parse_keys(text.splitlines(), "api-key-file")
+        if not result:
             raise OptionError(
                 "api-key-file: found no keys, expected at least one NAME:KEY on a line of its own"
             )
-        self._callers = _callers((*self._given, *found), alone=False)
+        self._callers = _callers((*self._given, *result), alone=False)
 
 
 def _contents(file: Path) -> tuple[bytes, os.stat_result]:

@@ -40,7 +40,9 @@ FORM_FIELD_BYTES = 64 << 10  # of a form, beside its files
 
 
 def _client() -> str:
-    """Who has sent this request: the owner of its key, or, where no key is, an address."""
+    """Return the client that has sent this request: the owner of its key, or, where no key is, an
+    address.
+    """
     caller = g.get("caller")
     return caller.owner if caller else group_of(request.remote_addr or "")
 
@@ -72,7 +74,7 @@ def create_app(
 def create_app_of_many(
     registry: Registry, settings: ServerSettings, store: Store | None = None
 ) -> GatedFlask:
-    """As `create_app`, of several models."""
+    """Do what `create_app` does, for several models."""
     app = _create(registry, settings, store)
     registry.register(app)
     app.register_blueprint(several.blueprint(registry))
@@ -112,10 +114,10 @@ def _create(models: Models, settings: ServerSettings, store: Store | None) -> Ga
     app.register_blueprint(page.blueprint(chat))
     app.register_blueprint(diagnostics.blueprint(models))
     add_routes_without_v1(app)
-    counters.add_held("pictures under way", lambda: budget.held_bytes)
-    counters.add_held("responses", lambda: stored.held_bytes)
-    counters.add_held("page pictures", lambda: chat.pictures.held_bytes)
+    counters.add_stored("pictures under way", lambda: budget.stored_bytes)
+    counters.add_stored("responses", lambda: stored.stored_bytes)
+    counters.add_stored("page pictures", lambda: chat.pictures.stored_bytes)
     if not store.keeps:
-        counters.add_held("conversations", lambda: store.picture_totals().bytes)
+        counters.add_stored("conversations", lambda: store.picture_totals().bytes)
     app.wsgi_app = Proxies(app.wsgi_app, settings)  # type: ignore[method-assign]
     return app

@@ -1,4 +1,4 @@
-"""Who may ask: API keys, how often, by which name of this machine, and from which web pages."""
+"""Access control: API keys, rate limits, the names of this machine, and allowed web pages."""
 
 from __future__ import annotations
 
@@ -30,13 +30,15 @@ def without_key(view: View) -> View:
 
 
 def owner() -> str:
-    """Whose request this is: what belongs to one is not shown to another. Not the key itself."""
+    """Return whose request this is: what belongs to one is not shown to another. Not the key
+    itself.
+    """
     caller: Caller | None = g.get("caller")
     return caller.owner if caller else ANYBODY
 
 
 def keys_of(app: Flask) -> Keys:
-    """Those that `register` checks requests of an application against."""
+    """Return those that `register` checks requests of an application against."""
     keys: Keys = app.extensions[_KEYS]
     return keys
 
@@ -47,7 +49,7 @@ class RateLimit:
     """
 
     def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._rate, self._most, self._clock = per_minute / 60, max(10.0, per_minute / 10), clock
+        self._rate, self._maximum, self._clock = per_minute / 60, max(10.0, per_minute / 10), clock
         self._buckets: dict[str, tuple[float, float]] = {}
         self._lock = threading.Lock()
 
@@ -57,8 +59,8 @@ class RateLimit:
             return 0.0
         with self._lock:
             now = self._clock()
-            tokens, then = self._buckets.get(name, (self._most, now))
-            tokens = min(self._most, tokens + (now - then) * self._rate)
+            tokens, then = self._buckets.get(name, (self._maximum, now))
+            tokens = min(self._maximum, tokens + (now - then) * self._rate)
             self._buckets[name] = (max(tokens - 1, 0.0) if tokens >= 1 else tokens, now)
             return 0.0 if tokens >= 1 else (1 - tokens) / self._rate
 
@@ -155,9 +157,9 @@ def _denied() -> ApiError:
 
 
 def _is_blind(headers: Headers) -> bool:
-    """Whether a page elsewhere makes a browser ask without being let see the answer, by an <img>
-    or no-cors: it would cost us work all the same. Browsers say so by themselves. To follow a link
-    to one of our pages is fine.
+    """Return whether a page elsewhere makes a browser ask without being let see the answer, by an
+    <img> or no-cors: it would cost us work all the same. Browsers say so by themselves. To follow a
+    link to one of our pages is fine.
     """
     site = headers.get("Sec-Fetch-Site", "none")
     follows_link = (

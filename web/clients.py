@@ -1,4 +1,4 @@
-"""How many connections each address has, and which are closed when there are too many."""
+"""Describes how many connections each address has, and which are closed when there are too many."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ class Clients:
     def count(self, group: str) -> int:
         return self._count[group]
 
-    def to_close(self, connections: Iterable[C], most: int) -> list[C]:
-        """Of those that wait for their clients, and none that is being answered: first those
-        without a key, then those whose address has most, then the oldest.
+    def to_close(self, connections: Iterable[C], maximum: int) -> list[C]:
+        """Return the connections to close, none of them being answered: first those without a key,
+        then those whose address has most, then the oldest.
         """
         waiting = [c for c in connections if c.phase in _ORDER]
         waiting.sort(key=lambda c: (c.known, _ORDER[c.phase] == 2, -self._count[c.group], c.began))
-        return waiting[:most]
+        return waiting[:maximum]
 
 
 def group_of(address: str) -> str:
@@ -71,7 +71,7 @@ def group_of(address: str) -> str:
 
 
 def is_here(group: str) -> bool:
-    """Whether it is this machine itself, where a proxy may stand for everybody."""
+    """Return whether it is this machine itself, where a proxy may stand for everybody."""
     if group == PEER:
         return True
     try:

@@ -54,7 +54,7 @@ class Host(Protocol):
 
     @property
     def draining(self) -> bool:
-        """Whether nothing new is taken."""
+        """Return whether nothing new is taken."""
 
     def who(self, authorization: str) -> str | None:
         """Return the owner of the key in this header, "" where no keys are, None for nobody."""
@@ -98,7 +98,7 @@ class Connection(WSGIHandler):  # type: ignore[misc]  # gevent has no types
 
     @property
     def ended(self) -> bool:
-        """Whether the server has closed it."""
+        """Return whether the server has closed it."""
         return self.phase == "ended"
 
     def has_left(self) -> bool:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
 log = logging.getLogger("mtmd.web")
-MOST_MISTAKES = 1000
+MAX_MISTAKES = 1000
 LONGEST = 600  # characters of a message: parts of a request may stand in it
 DOCS = "/docs"
 ROUTE_CHARS_MAX = 100  # of an address that may be a misspelt one
@@ -62,8 +62,8 @@ _ANTHROPICS = {
 
 
 class ApiError(Exception):
-    """What a request is refused with. `param` names the part of the request that is to blame;
-    `fields` stand beside the usual ones.
+    """Describes what a request is refused with. `param` names the part of the request that is to
+    blame; `fields` stand beside the usual ones.
     """
 
     def __init__(
@@ -106,11 +106,11 @@ class ContextApiError(ApiError):
 
     def __init__(self, error: ContextError) -> None:
         self.reason, self.tokens, self.context = str(error), error.tokens, error.context
-        least = "" if error.tokens is not None else "at least "
+        minimum = "" if error.tokens is not None else "at least "
         super().__init__(
             400,
             f"This model's maximum context length is {error.context} tokens. However, your prompt "
-            f"takes {least}{self.at_least} tokens; {error}",
+            f"takes {minimum}{self.at_least} tokens; {error}",
             code="context_length_exceeded",
             fields={"n_prompt_tokens": error.tokens, "n_ctx": error.context},
         )
@@ -216,7 +216,7 @@ def in_llama_cpp_form(error: ApiError) -> dict[str, Any]:
 
 
 def in_form_of(path: str, error: ApiError, request_id: str) -> dict[str, Any]:
-    """As clients of an address read errors."""
+    """Return errors as clients of an address read them."""
     path = path.removeprefix("/v1")
     if path.startswith("/api/"):
         return in_ollamas_form(error)
@@ -229,11 +229,11 @@ def invalid(error: ValidationError) -> ApiError:
     """The first thing that is wrong with a request's fields, without the value itself: it may be
     a picture.
     """
-    if (count := error.error_count()) > MOST_MISTAKES:  # each would be built to tell the first
+    if (count := error.error_count()) > MAX_MISTAKES:  # each would be built to tell the first
         return ApiError(400, f"found {count:,} fields that are wrong or not known here")
     first = error.errors(include_url=False)[0]
     context = first.get("ctx", {})
-    param = context.get("param") or _place(first["loc"])
+    param = context.get("param") or _location(first["loc"])
     message = (
         words(first, re.split(r"[.\[]", param)[-1])
         if first["type"] != "json_invalid"
@@ -277,13 +277,13 @@ def _routes(app: Flask) -> list[str]:
 
 
 def _meant(path: str, app: Flask) -> str:
-    """What to do about an address of the interface for programs where nothing is."""
+    """Return what to do about an address of the interface for programs where nothing is."""
     routes = _routes(app)
     is_short = len(path) <= ROUTE_CHARS_MAX
     near = get_close_matches(path, routes, 1, ROUTE_ALIKE) if is_short else []
-    told = f"did you mean {near[0]}?" if near else ""
+    reported = f"did you mean {near[0]}?" if near else ""
     listed = f"{DOCS} tells what there is" if DOCS in routes else ""  # vectors alone have none
-    words = " ".join(word for word in (told, listed) if word)
+    words = " ".join(word for word in (reported, listed) if word)
     return f"; {words}" if words else ""
 
 
@@ -314,7 +314,9 @@ class _Answering:
 
 
 class _Body:
-    """Of an answer. What ends it before its end is an Exception, which closes the connection."""
+    """Body of an answer. What ends it before its end is an Exception, which closes the
+    connection.
+    """
 
     def __init__(self, pieces: Iterable[bytes]) -> None:
         self._pieces, self._next = pieces, iter(pieces)
@@ -345,21 +347,23 @@ def response(
     )
 
 
-def _place(location: tuple[int | str, ...]) -> str:
+def _location(location: tuple[int | str, ...]) -> str:
     """("messages", 0, "content") as messages[0].content."""
-    place = ""
+    position = ""
     for part in location:
         if isinstance(part, int):
-            place += f"[{part}]"
+            position += f"[{part}]"
         elif not part.startswith(TAG):
-            place += f".{part}" if place else part
-    return place
+            position += f".{part}" if position else part
+    return position
 
 
 def _field(message: str) -> str | None:
-    """What an option's error is about: "tools[0].type: found ...", "n is 3, expected ..."."""
-    found = re.match(r"([a-z_][a-z_.\[\]\d]*):? ", message[:80])
-    return found[1] if found and ("found" in message or "expected" in message) else None
+    """Return what an option's error is about: "tools[0].type: found ...", "n is 3, expected
+    ...".
+    """
+    result = re.match(r"([a-z_][a-z_.\[\]\d]*):? ", message[:80])
+    return result[1] if result and ("found" in message or "expected" in message) else None
 
 
 def _type(status: int) -> str:

@@ -1,5 +1,5 @@
-"""What every response carries: an id, the client's own where it gave one, what browsers may do with
-it, and, where allowed, for which other origins it is.
+"""Describes what every response carries: an id, the client's own where it gave one, what browsers
+may do with it, and, where allowed, for which other origins it is.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ def register(app: Flask, settings: ServerSettings) -> None:
 
     @app.context_processor
     def _links() -> dict[str, str]:
-        """Of pages, relative to them: a proxy may have put all of it under a path."""
+        """Return the links of pages, relative to them: a proxy may have put all of it under a
+        path.
+        """
         return {"root": "../" * (request.path.count("/") - 1) or "./"}
 
     @app.after_request
@@ -75,7 +77,7 @@ def _allow_origin(response: Response, settings: ServerSettings) -> None:
 
 
 def allowing(origin: str, settings: ServerSettings) -> dict[str, str]:
-    """For an answer to a page of another origin that is allowed."""
+    """Return the headers of an answer to a page of another origin that is allowed."""
     return {
         "Access-Control-Allow-Origin": "*" if "*" in settings.cors_origins else origin,
         "Access-Control-Expose-Headers": "X-Request-Id, Retry-After",
@@ -84,8 +86,8 @@ def allowing(origin: str, settings: ServerSettings) -> dict[str, str]:
 
 
 def preflight(private: bool) -> dict[str, str]:
-    """What a browser is told, beside those, before it sends the request itself. `private`: it asks
-    whether a page from elsewhere may reach this network.
+    """Return what a browser is told, beside those, before it sends the request itself. `private`:
+    it asks whether a page from elsewhere may reach this network.
     """
     return {
         "Access-Control-Allow-Methods": "GET, POST, PATCH, DELETE",

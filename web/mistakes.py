@@ -1,4 +1,6 @@
-"""What is wrong with a field of a request, in our words: what was found and what is taken."""
+"""Describes what is wrong with a field of a request, in our words: what was found and what is
+taken.
+"""
 
 from __future__ import annotations
 
@@ -50,8 +52,8 @@ _LENGTHS = {
 
 
 def words(error: Mapping[str, Any], field: str) -> str:
-    """Of one of pydantic's errors, with its input; `field` is its name. The value itself is told
-    only where it is a number: it may be a picture.
+    """Return the words of one of pydantic's errors, with its input; `field` is its name. The value
+    itself is told only where it is a number: it may be a picture.
     """
     kind, context, value = error["type"], error.get("ctx", {}), error.get("input")
     if kind == "string_type" and field == "image_url":  # as OpenAI's Responses have it
@@ -67,29 +69,31 @@ def words(error: Mapping[str, Any], field: str) -> str:
         return f"found {_kind_of(value)}, expected {at} {_number(context[name])}"
     if kind in _LENGTHS:
         name, at, what = _LENGTHS[kind]
-        found = len(value) if isinstance(value, (str, list, tuple, dict)) else "more or fewer"
-        return f"found {found} {what}, expected {at} {context[name]}"
+        result = len(value) if isinstance(value, (str, list, tuple, dict)) else "more or fewer"
+        return f"found {result} {what}, expected {at} {context[name]}"
     if kind == "literal_error":
         return f"found {_kind_of(value, 'another text')}, expected {context['expected']}"
     return str(error["msg"])
 
 
 def _about_part(taken: str, part: Any) -> str:
-    """What was found in place of a part whose type is one of those `taken`, and what to do."""
+    """Return what was found in place of a part whose type is one of those `taken`, and what to
+    do.
+    """
     kind = part.get("type") if isinstance(part, Mapping) else None
     if not isinstance(kind, str):
         return f"; found {_kind_of(part)} without a type" if part is not None else ""
     if not re.fullmatch(r"[a-z_]{1,32}", kind):
         return ""
-    told = f"; found {kind!r}"
+    reported = f"; found {kind!r}"
     if "audio" in kind:
-        return f"{told}: sound cannot be understood"
+        return f"{reported}: sound cannot be understood"
     for what, forms in (("picture", _PICTURES), ("file", _FILES)):
         if kind in forms:
             words = re.findall(r"\w+", taken)
             other = next((form for name, form in forms.items() if name in words), "")
-            return f"{told}: a {what} is {other}" if other else told
-    return told
+            return f"{reported}: a {what} is {other}" if other else reported
+    return reported
 
 
 def _kind_of(value: Any, text: str = "a text") -> str:

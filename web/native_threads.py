@@ -42,8 +42,8 @@ def in_thread(function: Callable[..., Result], *arguments: Any) -> Result:
 
 
 def waiting(function: Callable[..., Result], *arguments: Any) -> Result:
-    """As `in_thread`, for what waits for the disk and computes little: any number of callers, up
-    to gevent's own of threads.
+    """Do what `in_thread` does, for what waits for the disk and computes little: any number of
+    callers, up to gevent's own of threads.
     """
     if not is_patched():
         return function(*arguments)

@@ -1,5 +1,5 @@
-"""What a client gets where the application is not called, in the form that errors have everywhere
-else.
+"""Describes what a client gets where the application is not called, in the form that errors have
+everywhere else.
 """
 
 from __future__ import annotations

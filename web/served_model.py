@@ -44,11 +44,11 @@ class ServedModel:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Its own, then its aliases."""
+        """Names of the model: its own, then its aliases."""
         return tuple(dict.fromkeys((self.name, *self._aliases)))
 
     def answers_to(self, name: str | None) -> bool:
-        """Whether a request may call it so; None for one that names no model."""
+        """Return whether a request may call it so; None for one that names no model."""
         return name is None or self._any_name or name in self.names or self._is_demo(name)
 
     def called(self, name: str | None) -> str:
@@ -67,7 +67,7 @@ class ServedModel:
 
     @property
     def sees(self) -> bool:
-        """Whether it takes pictures."""
+        """Return whether it takes pictures."""
         return self.service.sees
 
     @property

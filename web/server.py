@@ -74,7 +74,7 @@ def bind(settings: ServerSettings) -> socket.socket:
 
 
 def _why_not_bound(error: Exception, host: str) -> str:
-    """And what to do."""
+    """Return why it is not bound, and what to do."""
     if "/" in host:
         return f"no address of that name is known; a socket in a file is --host {UNIX}PATH"
     if isinstance(error, socket.gaierror) or not isinstance(error, OSError):
@@ -110,12 +110,12 @@ class Server:
         self._drained_at: float | None = None
         self._thread: threading.Thread | None = None
         self._ended = False
-        self._most = min(self.limits.total, _files() - SPARE_FILES)
-        if self._most < self.limits.total:
+        self._maximum = min(self.limits.total, _files() - SPARE_FILES)
+        if self._maximum < self.limits.total:
             log.warning(
                 "found room for %d open connections, not %d: this process may open too few files "
                 "(ulimit -n)",
-                self._most,
+                self._maximum,
                 self.limits.total,
             )
         self._threads: ThreadPool | None = None
@@ -160,7 +160,7 @@ class Server:
             self._end()
 
     def stop(self) -> None:
-        """From any thread, or the handler of a signal; also of a server that has ended."""
+        """Stop, from any thread or the handler of a signal; also of a server that has ended."""
         self._stopping = True
 
     def drain(self, seconds: float) -> None:
@@ -175,7 +175,7 @@ class Server:
 
     @property
     def url(self) -> str:
-        """Of a socket in a file, unix:PATH."""
+        """Return the url of a socket in a file, unix:PATH."""
         if self.host == PEER:
             return f"{UNIX}{self.port}"
         return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
@@ -229,7 +229,7 @@ class Server:
         group = self.clients.came(str(address[0]))
         connection = Connection(sock, address, self, group)
         try:
-            if len(self.connections) > self._most + SPARE_FILES // 2:
+            if len(self.connections) > self._maximum + SPARE_FILES // 2:
                 return  # even those that are refused are too many
             refusal = self._refusal_of(connection, address)
             self.connections.add(connection)
@@ -243,7 +243,7 @@ class Server:
             sock.close()
 
     def _refusal_of(self, connection: Connection, address: Any) -> Refusal | None:
-        """Where there are too many, those are closed that wait for their clients."""
+        """Return where there are too many, those are closed that wait for their clients."""
         group = connection.group
         is_many = self.clients.count(group) > self.limits.per_address and not (
             is_here(group) or is_trusted(str(address[0]), self._trusted)
@@ -251,12 +251,12 @@ class Server:
         if is_many:
             own = [c for c in self.connections if c.group == group]
             return None if self._close(own, self.limits.per_address) else _TOO_MANY
-        if len(self.connections) >= self._most:
-            return None if self._close(self.connections, self._most) else _FULL
+        if len(self.connections) >= self._maximum:
+            return None if self._close(self.connections, self._maximum) else _FULL
         return None
 
-    def _close(self, connections: Iterable[Connection], most: int) -> bool:
-        closed = self.clients.to_close(connections, max(1, int(most * CLOSED_AT_ONCE)))
+    def _close(self, connections: Iterable[Connection], maximum: int) -> bool:
+        closed = self.clients.to_close(connections, max(1, int(maximum * CLOSED_AT_ONCE)))
         for connection in closed:
             connection.end(_FULL)
             self.connections.discard(connection)
@@ -288,7 +288,7 @@ class Server:
             for c in self.connections
             if c is not reader and c.phase == "body" and c.body_bytes and c.rate(now) < rate
         ]
-        needed = self.bodies.held + count - self.bodies.most + self.bodies.most // 8
+        needed = self.bodies.stored + count - self.bodies.maximum + self.bodies.maximum // 8
         for connection in sorted(slower, key=lambda c: c.rate(now)):
             if needed <= 0:
                 break
@@ -332,7 +332,9 @@ def _name_of(sock: socket.socket) -> tuple[str, int | str]:
 
 
 def _files() -> int:
-    """How many files this process may have open, once raised as far as it may do so itself."""
+    """Return how many files this process may have open, once raised as far as it may do so
+    itself.
+    """
     if os.name != "posix":
         return 512 + SPARE_FILES  # of select(), in Python for Windows
     import resource
@@ -340,9 +342,9 @@ def _files() -> int:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return sys.maxsize
-    wanted = 1 << 16 if hard == resource.RLIM_INFINITY else min(hard, 1 << 16)
-    if wanted > soft:
+    requested = 1 << 16 if hard == resource.RLIM_INFINITY else min(hard, 1 << 16)
+    if requested > soft:
         with suppress(OSError, ValueError):  # macOS has another limit, below the one it tells
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-            soft = wanted
+            resource.setrlimit(resource.RLIMIT_NOFILE, (requested, hard))
+            soft = requested
     return max(soft, SPARE_FILES + 64)

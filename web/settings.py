@@ -1,4 +1,4 @@
-"""How the server is run, checked once before a model is loaded for it."""
+"""Describes how the server is run, checked once before a model is loaded for it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _ROOT = re.compile(r"(/[\w.~-]+)+")
 
 
 def _seconds(expected: str, low: float = 0.0) -> Kind:
-    """From `low`, or 0."""
+    """Check seconds from `low`, or 0."""
 
     def check(name: str, value: float) -> float:
         if value and not low <= value <= threading.TIMEOUT_MAX:
@@ -108,11 +108,11 @@ def _root(name: str, value: str) -> str:
 
 @dataclass(frozen=True)
 class MediaBudget:
-    """What the pictures of one request may bring together; `server_pixels`: those of all requests
-    that are not answered yet; `decoding_pixels`: of pictures that are being decoded at once.
-    `bytes` count for videos as well, of which there may be `videos`, each of `video_s` seconds, and
-    read in `video_cpu_s` of processor time together; while one is answered, it counts as
-    `video_pixels`, whatever its size.
+    """Describes what the pictures of one request may bring together; `server_pixels`: those of all
+    requests that are not answered yet; `decoding_pixels`: of pictures that are being decoded at
+    once. `bytes` count for videos as well, of which there may be `videos`, each of `video_s`
+    seconds, and read in `video_cpu_s` of processor time together; while one is answered, it counts
+    as `video_pixels`, whatever its size.
     """
 
     images: int = 32
@@ -145,7 +145,7 @@ class MediaBudget:
         return self.video_of(1)
 
     def video_of(self, count: int) -> VideoLimits:
-        """Of each of `count` videos of one request."""
+        """Return the limits of each of `count` videos of one request."""
         from mtmd.prompt.video_input import VideoLimits
 
         return VideoLimits(max_seconds=self.video_s, cpu_s=self.video_cpu_s / count)
@@ -153,11 +153,11 @@ class MediaBudget:
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """What clients may take before anything is done for them, and beside it. `per_address` does not
-    bind connections from this machine, where a proxy may stand for everybody. `body_bytes`: of all
-    bodies that are being received or answered. A body may take `body_s`, and a second more for
-    every `body_rate` bytes received; whoever does not read an answer at `unread_rate` bytes a
-    second, over `unread_s`, does not get the rest.
+    """Describes what clients may take before anything is done for them, and beside it.
+    `per_address` does not bind connections from this machine, where a proxy may stand for
+    everybody. `body_bytes`: of all bodies that are being received or answered. A body may take
+    `body_s`, and a second more for every `body_rate` bytes received; whoever does not read an
+    answer at `unread_rate` bytes a second, over `unread_s`, does not get the rest.
     """
 
     total: int = option(
@@ -186,8 +186,8 @@ class ConnectionLimits:
 
 @dataclass(frozen=True)
 class JsonLimits:
-    """Of one body: `bytes` beside its pictures, `values` (names, texts, numbers, lists, ...) in
-    all, and how `deep` they may lie in one another.
+    """Limits of the JSON of one body: `bytes` beside its pictures, `values` (names, texts, numbers,
+    lists, ...) in all, and how `deep` they may lie in one another.
     """
 
     bytes: int = 8 << 20
@@ -385,14 +385,14 @@ class ServerSettings:
 
     @property
     def unix_socket(self) -> Path | None:
-        """Where it is, if it is a file."""
+        """Return where it is, if it is a file."""
         if not self.host.startswith(UNIX):
             return None
         return Path(self.host.removeprefix(UNIX)).expanduser().absolute()
 
     @property
     def needs_key(self) -> bool:
-        """Whether nobody is let in without one."""
+        """Return whether nobody is let in without one."""
         return bool(self.api_keys or self.named_keys or self.api_key_file)
 
     def make_keys(self) -> Keys:
@@ -403,7 +403,7 @@ class ServerSettings:
 
     @property
     def loopback(self) -> bool:
-        """Whether this machine alone reaches it."""
+        """Return whether this machine alone reaches it."""
         return self.unix_socket is not None or is_loopback(self.host)
 
     @cached_property
@@ -420,14 +420,14 @@ class ServerSettings:
             ) from error
 
     def allows_origin(self, origin: str | None) -> bool:
-        """Whether pages of another origin may use the server."""
+        """Return whether pages of another origin may use the server."""
         if origin is None:
             return False
         every = f"{origin.partition('://')[0]}://*"
         return not {"*", origin, every}.isdisjoint(self.cors_origins)
 
     def answers_to(self, host: str) -> bool:
-        """Whether it may be called by this name or address, which has no port."""
+        """Return whether it may be called by this name or address, which has no port."""
         if is_loopback(host) or not (self.loopback or self.allowed_hosts):
             return True
         host = host.lower().rstrip(".")
@@ -442,7 +442,7 @@ class ServerSettings:
 
     @property
     def body_bytes(self) -> int:
-        """Of one request: its pictures in base64, and text."""
+        """Return the body bytes of one request: its pictures in base64, and text."""
         return self.media.bytes * 4 // 3 + self.json.bytes
 
 
@@ -455,7 +455,7 @@ def _own_names() -> frozenset[str]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or address means this very machine, seen from itself."""
+    """Return whether a name or address means this very machine, seen from itself."""
     if host.lower().rstrip(".") == "localhost":
         return True
     try:

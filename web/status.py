@@ -1,4 +1,6 @@
-"""How the server is: whether it lives, what it is and allows, its warm-up report, its counters."""
+"""Describes how the server is: whether it lives, what it is and allows, its warm-up report, its
+counters.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ def blueprint(models: Models, settings: ServerSettings, counters: metrics.Metric
     @takes(Body.NOTHING)
     @without_key
     def health() -> tuple[dict[str, Any], int]:
-        """Without the device, which may hang."""
+        """Return it without the device, which may hang."""
         return state_of(models, "ok")
 
     @routes.get("/props")

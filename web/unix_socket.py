@@ -58,10 +58,10 @@ def bind_unix(path: Path, mode: int) -> UnixSocket:
 
 def _make_room(path: Path) -> None:
     try:
-        found = path.lstat()
+        result = path.lstat()
     except FileNotFoundError:
         return
-    if not stat.S_ISSOCK(found.st_mode):
+    if not stat.S_ISSOCK(result.st_mode):
         raise _refused(path, "a file is there that is no socket")
     if _is_live(path):
         raise _refused(path, "another server is there")
@@ -94,8 +94,8 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
 
 def _identity(path: Path) -> tuple[int, int]:
-    found = path.lstat()
-    return found.st_dev, found.st_ino
+    result = path.lstat()
+    return result.st_dev, result.st_ino
 
 
 def _refused(path: Path, why: str) -> OptionError:

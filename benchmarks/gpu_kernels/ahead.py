@@ -15,7 +15,7 @@ from gpu_kernels import attention, matmul, paged
 from gpu_kernels.rows import Row, Setting, Task, WrongError, first_line
 
 ABSENT = "cuda:90"  # what a dry run compiles for
-MOST_S = 86400
+MAX_S = 86400
 DRY = 1  # programs of an op, in a dry run
 # Those that are measured first come first.
 FIRST = ("attention", "paged_attention", "matmul")
@@ -89,13 +89,13 @@ def _ended(
     start = time.monotonic()
     begin()
     jobs = begun[op]
-    wait(jobs, None if setting.left_s() > MOST_S else max(setting.left_s(), 0))
+    wait(jobs, None if setting.left_s() > MAX_S else max(setting.left_s(), 0))
     if slow := sum(not job.done() for job in jobs):
         raise WrongError(f"{slow} of {len(jobs)} programs are not compiled in time")
-    found = [job.result() for job in jobs]
-    if wrong := [text for text in found if text is not None]:
-        raise WrongError(f"{len(wrong)} of {len(found)} programs: {'; '.join(wrong[:3])}")
-    waited: dict[str, float | str] = {"op": op, "programs": len(found)}
+    result = [job.result() for job in jobs]
+    if wrong := [text for text in result if text is not None]:
+        raise WrongError(f"{len(wrong)} of {len(result)} programs: {'; '.join(wrong[:3])}")
+    waited: dict[str, float | str] = {"op": op, "programs": len(result)}
     return Row(waited | {"waited s": time.monotonic() - start}, "Programs compiled ahead")
 
 

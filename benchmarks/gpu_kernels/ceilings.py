@@ -79,7 +79,7 @@ def seconds(run: Callable[[], Any], setting: Setting) -> float:
     if setting.dry:
         run()
         return 1.0
-    found: list[float] = []
+    result: list[float] = []
     for number in range(BEFORE + RUNS):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
@@ -87,5 +87,5 @@ def seconds(run: Callable[[], Any], setting: Setting) -> float:
         end.record()
         end.synchronize()
         if number >= BEFORE:
-            found.append(start.elapsed_time(end) / 1e3)
-    return median(found)
+            result.append(start.elapsed_time(end) / 1e3)
+    return median(result)

@@ -26,15 +26,15 @@ def tasks(setting: Setting) -> Iterator[Task]:
     the device, in which they should be.
     """
     with tempfile.TemporaryDirectory() as folder:
-        asked = Once(lambda: questions(Path(folder)))
-        right = Once(lambda: [on_cpu().answer(*one).text for one in asked()])
+        requested = Once(lambda: questions(Path(folder)))
+        right = Once(lambda: [on_cpu().answer(*one).text for one in requested()])
         for dtype in TYPES:
             there = Once(functools.partial(on_device, dtype, setting))
             yield Task(f"warm-up, {dtype}", functools.partial(warmed_up, dtype, there))
             for number in range(PICTURES + 2):
-                make = functools.partial(answered, number, dtype, there, asked, right)
+                make = functools.partial(answered, number, dtype, there, requested, right)
                 yield Task(f"answer {number + 1}, {dtype}", make, dtype == TYPES[0])
-            make = functools.partial(together, dtype, there, asked, right)
+            make = functools.partial(together, dtype, there, requested, right)
             yield Task(f"answers at once, {dtype}", make, dtype == TYPES[0])
 
 
@@ -103,21 +103,21 @@ def warm_up(model: Any) -> dict[str, float | str]:
 
 
 def answered(
-    number: int, dtype: str, there: Once[Any], asked: Once[Any], right: Once[list[str]]
+    number: int, dtype: str, there: Once[Any], requested: Once[Any], right: Once[list[str]]
 ) -> Row:
-    picture, question = asked()[number]
-    found, expected = there().answer(picture, question).text, right()[number]
-    if found != expected:
-        raise WrongError(f"{found!r}, expected {expected!r}")
-    cells = {"type": dtype, "picture": picture.name, "question": question, "answer": found}
+    picture, question = requested()[number]
+    actual, expected = there().answer(picture, question).text, right()[number]
+    if actual != expected:
+        raise WrongError(f"{actual!r}, expected {expected!r}")
+    cells = {"type": dtype, "picture": picture.name, "question": question, "answer": actual}
     return Row(cells, TITLE)
 
 
-def together(dtype: str, there: Once[Any], asked: Once[Any], right: Once[list[str]]) -> Row:
-    pictures = [picture for picture, question in asked() if question == COUNT]
-    found = [answer.text for answer in there().answers(pictures, COUNT)]
+def together(dtype: str, there: Once[Any], requested: Once[Any], right: Once[list[str]]) -> Row:
+    pictures = [picture for picture, question in requested() if question == COUNT]
+    actual = [answer.text for answer in there().answers(pictures, COUNT)]
     expected = right()[: len(pictures)]
-    if found != expected:
-        raise WrongError(f"{found}, expected {expected}")
+    if actual != expected:
+        raise WrongError(f"{actual}, expected {expected}")
     cells = {"type": dtype, "picture": f"{len(pictures)} at once", "question": COUNT}
-    return Row(cells | {"answer": ", ".join(found)}, TITLE)
+    return Row(cells | {"answer": ", ".join(actual)}, TITLE)

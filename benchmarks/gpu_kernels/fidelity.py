@@ -21,7 +21,7 @@ from gpu_kernels.rows import Cells, Row, Setting, SkipError, Task, WrongError
 
 RESULT = re.compile(r"\b(PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\b")
 FAILED = re.compile(r"^(?:FAILED|ERROR) (.*)$", re.MULTILINE)
-LEAST_CORES, MOST_WORKERS = 4, 8
+MIN_CORES, MAX_WORKERS = 4, 8
 
 
 def tasks(setting: Setting) -> Iterator[Task]:
@@ -41,10 +41,10 @@ def files() -> list[Path]:
     if find_spec("pytest") is None:
         return []
     sys.path.insert(0, str(ROOT / "tests" / "support"))
-    from asked_device import is_asking  # type: ignore[import-not-found]
+    from requested_device import is_requesting  # type: ignore[import-not-found]
 
-    found = filter(is_asking, (ROOT / "tests").rglob("test_*.py"))
-    return sorted(found, key=lambda file: (file.parent.name == "families", file.name))
+    result = filter(is_requesting, (ROOT / "tests").rglob("test_*.py"))
+    return sorted(result, key=lambda file: (file.parent.name == "families", file.name))
 
 
 def tested(name: str, setting: Setting) -> Row:
@@ -55,8 +55,8 @@ def tested(name: str, setting: Setting) -> Row:
         command += ["--rootdir", str(ROOT), "-p", "no:cacheprovider", "--tb=short", "-rfE"]
         command += ["--device", setting.device, str(ROOT / name)]
         command += ["--collect-only", "-q"] if setting.dry else workers()
-        told = Path(folder) / "output"
-        with told.open("w") as output:
+        reported = Path(folder) / "output"
+        with reported.open("w") as output:
             process = subprocess.Popen(
                 command,
                 stdout=output,
@@ -66,7 +66,7 @@ def tested(name: str, setting: Setting) -> Row:
                 start_new_session=True,
             )
             code = ended(process, min(setting.left_s(), 1e6))
-        text = told.read_text()
+        text = reported.read_text()
     counts = Counter(RESULT.findall(text.partition("short test summary")[0]))
     if code != 0:
         failed = "; ".join(FAILED.findall(text)[:5]) or text[-600:]
@@ -82,6 +82,6 @@ def workers() -> list[str]:
     from mtmd.base.cores import usable_cores
 
     cores = usable_cores().usable
-    if find_spec("xdist") is None or cores < LEAST_CORES:
+    if find_spec("xdist") is None or cores < MIN_CORES:
         return []
-    return ["-n", str(min(MOST_WORKERS, cores // 2))]
+    return ["-n", str(min(MAX_WORKERS, cores // 2))]

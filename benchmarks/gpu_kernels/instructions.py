@@ -72,14 +72,14 @@ def main(arguments: list[str] | None = None) -> int:
         print("| weight | rows of x | instructions a weight | cycles | TB/s at most |")
         print("|---|---|---|---|---|")
     for kind in options.kinds or KINDS:
-        for found in counted(kind, options.rows, options.target, options.experts):
-            each = found["instructions"] / found["weights"]
-            cycles = found["cycles"] / found["weights"]
-            rest = rate / cycles * found["bytes_per_weight"] / 1000
+        for result in counted(kind, options.rows, options.target, options.experts):
+            each = result["instructions"] / result["weights"]
+            cycles = result["cycles"] / result["weights"]
+            rest = rate / cycles * result["bytes_per_weight"] / 1000
             print(
-                json.dumps(found)
+                json.dumps(result)
                 if options.json
-                else f"| {kind} | {found['rows']} | {each:.1f} | {cycles:.1f} | {rest:.1f} |",
+                else f"| {kind} | {result['rows']} | {each:.1f} | {cycles:.1f} | {rest:.1f} |",
                 flush=True,
             )
     return 0
@@ -92,8 +92,8 @@ def print_all(target: str) -> None:
     for experts, all_rows in ROWS.items():
         for rows in all_rows:
             made = of_experts(KINDS[0], rows, experts) if experts else of_rows(KINDS[0], rows)
-            found = [next(counted(kind, [rows], target, experts)) for kind in KINDS]
-            values = (f"{f['cycles'] / f['weights']:.1f}" for f in found)
+            result = [next(counted(kind, [rows], target, experts)) for kind in KINDS]
+            values = (f"{f['cycles'] / f['weights']:.1f}" for f in result)
             name, block = form_of(made)
             print(f'    ("{name}", {block}): ({", ".join(values)}),', flush=True)
 

@@ -73,8 +73,8 @@ class Count:
 
     @property
     def of_a_layer(self) -> str:
-        found = sorted({min(self.layers), max(self.layers)}) if self.layers else []
-        return " to ".join(map(str, found)) or "-"
+        result = sorted({min(self.layers), max(self.layers)}) if self.layers else []
+        return " to ".join(map(str, result)) or "-"
 
 
 def counted(plan: Plan, target: Target) -> Count:
@@ -92,8 +92,8 @@ def _nodes(plan: Plan, target: Target) -> Iterator[tuple[str, str, int]]:
     """Name, op and launches of each."""
     with torch.no_grad():
         for step in plan.steps:
-            found = cost(step, target)
-            yield step.node.name, step.node.op, found.torch + found.triton
+            result = cost(step, target)
+            yield step.node.name, step.node.op, result.torch + result.triton
 
 
 @cache
@@ -104,13 +104,13 @@ def model_on(target: Target, shape: str, weights: str) -> Model:
 
 def plans(model: Model) -> Mapping[str, Plan]:
     """A step of one sequence, a prefill, and an encode at the size of a warm-up."""
-    decode = BatchShape(1, pages=128, wanted=1, sequences=1)
-    prefill = BatchShape(PREFILL, pages=128, wanted=1, sequences=1)
-    found = {"decode": model.runner.plan(decode), "prefill": model.runner.plan(prefill)}
+    decode = BatchShape(1, pages=128, requested=1, sequences=1)
+    prefill = BatchShape(PREFILL, pages=128, requested=1, sequences=1)
+    result = {"decode": model.runner.plan(decode), "prefill": model.runner.plan(prefill)}
     if model.encoder:
         batch, tile = next(iter(model.encoder.sizes().values()))
-        found["encode"] = model.encoder.plan(batch, tile.shape)
-    return found
+        result["encode"] = model.encoder.plan(batch, tile.shape)
+    return result
 
 
 def decoder_row(shape: str, weights: str, targets: tuple[Target, Target]) -> str:
@@ -140,9 +140,9 @@ def by_op(shape: str, weights: str, targets: tuple[Target, Target]) -> Iterator[
     both = [plans(model_on(target, shape, weights)) for target in targets]
     for graph in both[0]:
         ops: list[Counter[str]] = []
-        for found, target in zip(both, targets, strict=True):
+        for result, target in zip(both, targets, strict=True):
             ops.append(Counter())
-            for _, op, launches in _nodes(found[graph], target):
+            for _, op, launches in _nodes(result[graph], target):
                 ops[-1][op] += launches
         seen = ops[0] | ops[1]
         for op in sorted(seen, key=lambda name: (-ops[0][name], name)):

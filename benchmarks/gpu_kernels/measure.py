@@ -26,24 +26,24 @@ def host_milliseconds(run: Callable[[], Any], runs: int = 5) -> float:
     """Median time on the host's clock, as a caller sees it, of runs that end with the device being
     waited for; the first is left out.
     """
-    found = []
+    result = []
     for _ in range(runs + 1):
         start = time.perf_counter()
         run()
-        found.append((time.perf_counter() - start) * 1e3)
-    return median(found[1:])
+        result.append((time.perf_counter() - start) * 1e3)
+    return median(result[1:])
 
 
 def _capture(run: Callable[[], Any]) -> Callable[[], None]:
     import torch
 
-    aside = torch.cuda.Stream()
-    aside.wait_stream(torch.cuda.current_stream())
+    moved = torch.cuda.Stream()
+    moved.wait_stream(torch.cuda.current_stream())
     # Compiling, and libraries' choosing of algorithms, cannot be captured: both happen here.
-    with torch.cuda.stream(aside):
+    with torch.cuda.stream(moved):
         for _ in range(2):
             run()
-    torch.cuda.current_stream().wait_stream(aside)
+    torch.cuda.current_stream().wait_stream(moved)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         run()

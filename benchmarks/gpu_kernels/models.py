@@ -24,7 +24,7 @@ from gpu_kernels.rows import Aim, Cells, Once, Row, Setting, SkipError, Task, sy
 BATCHES = (1, 16, 17, 32, 64)
 PROMPT, STEPS, BEFORE, ROUNDS = 512, 64, 8, 3
 NO_CLIFF, OF_16 = 1.10, 16
-LEAST_SHARE = {"BF16": 0.75, "Q4_0": 0.50, "Q4_K": 0.50}  # of copying, with one sequence
+MIN_SHARE = {"BF16": 0.75, "Q4_0": 0.50, "Q4_K": 0.50}  # of copying, with one sequence
 ESTIMATED = (0.75, 1.25)  # parts of what was measured
 SIDE, PICTURES, TENTH = 896, (1, 4), 10
 FASTER, FIRST = 1.5, 1.2
@@ -106,20 +106,20 @@ class Decoding:
         while len(self.read) < count:
             spans = subject.prompt(self.prompt, [], [])
             self.read.append(subject.prefill(spans, len(self.read)))
-        found = self.read[:count]
-        return Prefilled(tuple(r for r, _ in found), tuple(token for _, token in found))
+        result = self.read[:count]
+        return Prefilled(tuple(r for r, _ in result), tuple(token for _, token in result))
 
     def decoded(self, batch: int) -> Row:
         ready, subject, compiled = self.filled(batch), self.subject, late()
         subject.decode(ready, min(BEFORE, self.steps))  # steps are recorded by the third
-        found = []
+        actual = []
         for _ in range(1 if self.setting.dry else ROUNDS):
             subject.synchronize()
             start = time.perf_counter()
             subject.decode(ready, self.steps)
             subject.synchronize()
-            found.append((time.perf_counter() - start) * 1e3 / self.steps)
-        ms = statistics.median(found)
+            actual.append((time.perf_counter() - start) * 1e3 / self.steps)
+        ms = statistics.median(actual)
         read = sum(size for _, size in subject.decode_work(ready))
         share = self.setting.share(read / ms * 1e3, COPY)
         shape = subject.decode_shape(ready)
@@ -138,15 +138,15 @@ class Decoding:
         }
         label = f"{self.name}, {sequences(batch)}"
         aims = [Aim(f"{label}: estimated / measured", expected / ms, *ESTIMATED)]
-        aims.append(Aim(f"{label}: compiled meanwhile", late() - compiled, most=0))
+        aims.append(Aim(f"{label}: compiled meanwhile", late() - compiled, maximum=0))
         if batch == 1:
-            least = LEAST_SHARE[self.weights]
-            aims.insert(0, Aim(f"{label}: of copying", share, least=least))
+            minimum = MIN_SHARE[self.weights]
+            aims.insert(0, Aim(f"{label}: of copying", share, minimum=minimum))
         if batch > OF_16:
             before = self.apiece.get(OF_16)
             against = None if before is None else self.apiece[batch] / before
             cells["a token, against 16"] = "-" if against is None else against
-            aims.insert(0, Aim(f"{label}: a token, against 16", against, most=NO_CLIFF))
+            aims.insert(0, Aim(f"{label}: a token, against 16", against, maximum=NO_CLIFF))
         else:
             cells["a token, against 16"] = "-"
         return Row(cells, "Decoding", tuple(aims))
@@ -154,11 +154,11 @@ class Decoding:
     def waits(self) -> Row:
         """How often the host waits for the device in one step: once, for the tokens."""
         ready, steps = self.filled(1), 4
-        found = waits_in(lambda: self.subject.decode(ready, steps), self.setting)
-        each = len(found) / steps
+        result = waits_in(lambda: self.subject.decode(ready, steps), self.setting)
+        each = len(result) / steps
         cells: Cells = {"model": self.name, "a step": each}
-        cells["where"] = "; ".join(sorted(set(found)))[:200]
-        aim = Aim(f"{self.name}: synchronising calls of a step", each, most=1)
+        cells["where"] = "; ".join(sorted(set(result)))[:200]
+        aim = Aim(f"{self.name}: synchronising calls of a step", each, maximum=1)
         return Row(cells, "Synchronising calls", (aim,))
 
 
@@ -203,21 +203,21 @@ class Encoding:
 
     def first(self) -> Row:
         """From pixels to the first token of an answer, of ten pictures that nobody has seen."""
-        found, compiled = [], late()
+        result, compiled = [], late()
         self.subject.start_service()
         try:
             for _ in range(TENTH):
                 start = time.perf_counter()
                 self.subject.first_token(self.side, 1, 16)
-                found.append((time.perf_counter() - start) * 1e3)
+                result.append((time.perf_counter() - start) * 1e3)
         finally:
             self.subject.stop_service()
-        first, tenth = found[0], found[-1]
+        first, tenth = result[0], result[-1]
         cells: Cells = {"model": self.name, "first ms": first, "tenth ms": tenth}
         cells |= {"ratio": first / tenth, "compiled meanwhile": late() - compiled}
         aims = (
-            Aim(f"{self.name}: the first picture, against the tenth", first / tenth, most=FIRST),
-            Aim(f"{self.name}: compiled meanwhile", late() - compiled, most=0),
+            Aim(f"{self.name}: the first picture, against the tenth", first / tenth, maximum=FIRST),
+            Aim(f"{self.name}: compiled meanwhile", late() - compiled, maximum=0),
         )
         return Row(cells, "A picture after the start, to the first token", aims)
 
@@ -248,7 +248,7 @@ class Encoding:
             "estimated / measured": expected / took,
         }
         aims = (
-            Aim(f"{label}: against transformers SDPA", theirs / took, least=FASTER),
+            Aim(f"{label}: against transformers SDPA", theirs / took, minimum=FASTER),
             Aim(f"{label}: estimated / measured", expected / took, *ESTIMATED),
         )
         return Row(cells, "Encoding pictures, from tiles on the host to embeddings", aims)
@@ -291,9 +291,9 @@ class Encoding:
 
     def waits(self) -> Row:
         plans = self.subject.prepare(self.side, 1)
-        found = waits_in(lambda: self.subject.encode(plans), self.setting)
-        cells: Cells = {"model": f"{self.name}, encode", "a step": len(found)}
-        cells["where"] = "; ".join(sorted(set(found)))[:200]
+        result = waits_in(lambda: self.subject.encode(plans), self.setting)
+        cells: Cells = {"model": f"{self.name}, encode", "a step": len(result)}
+        cells["where"] = "; ".join(sorted(set(result)))[:200]
         return Row(cells, "Synchronising calls")
 
 
@@ -315,10 +315,10 @@ class Predicted:
         from mtmd.kernels.estimate.roofline import estimate
 
         with torch.no_grad():
-            found = estimate(plan, self.model.backends[0], self.card)
-        if found is None:
+            result = estimate(plan, self.model.backends[0], self.card)
+        if result is None:
             raise SkipError(f"nothing is published of {self.card.title}")
-        return float(found.ms)
+        return float(result.ms)
 
 
 def predicted(shape: str, weights: str, subject: Any, setting: Setting) -> Predicted:
@@ -349,10 +349,10 @@ def card_of(setting: Setting) -> Any:
         return find_card(name)
     except OptionError as unknown:  # with its memory or its socket in its name
         words = name.lower().replace("-", " ").split()
-        found = [card for card in CARDS.values() if card.name in words]
-        if not found:
+        result = [card for card in CARDS.values() if card.name in words]
+        if not result:
             raise SkipError(str(unknown)) from unknown
-        return found[0]
+        return result[0]
 
 
 def late() -> int:

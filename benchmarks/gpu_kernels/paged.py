@@ -84,10 +84,10 @@ def programs(target: str) -> Iterator[Any]:  # noqa: ARG001 - as the others' are
 
     for batch in BATCHES:
         tokens, pages = sum(batch.counts), len(batch.counts) * batch.keys // PAGE
-        held = pages + pages // 20 + 1
+        stored = pages + pages // 20 + 1
         yield from KERNEL.launched(
             Type.contiguous((1, tokens, batch.heads, batch.width), torch.bfloat16),
-            Type.contiguous((2, held * PAGE, batch.groups, batch.width), torch.bfloat16),
+            Type.contiguous((2, stored * PAGE, batch.groups, batch.width), torch.bfloat16),
             Type.contiguous((pages,), torch.int64),
             Type.contiguous((tokens, 2), torch.int32),
             Type.contiguous((len(batch.counts) + 1,), torch.int64),
@@ -106,14 +106,14 @@ def problem(batch: Batch, device: str, exact: bool = False) -> tuple[Any, Any, A
     rng = torch.Generator(device).manual_seed(0)
     counts = torch.tensor(batch.counts)
     count = len(counts) * batch.keys // PAGE
-    held = count + count // 20 + 1
+    stored = count + count // 20 + 1
 
     def draw(*shape: int) -> Any:
         return torch.randn(*shape, generator=rng, device=device).to(dtype)
 
     q = draw(1, sum(batch.counts), batch.heads, batch.width)
-    cache = draw(2, held * PAGE, batch.groups, batch.width)
-    pages = torch.randperm(held, generator=torch.Generator().manual_seed(0))[:count]
+    cache = draw(2, stored * PAGE, batch.groups, batch.width)
+    pages = torch.randperm(stored, generator=torch.Generator().manual_seed(0))[:count]
     first = torch.arange(len(counts)).mul(batch.keys).repeat_interleave(counts)
     # The last of a sequence's new tokens is its last key.
     own = torch.cat([torch.arange(batch.keys - n, batch.keys) for n in batch.counts])
@@ -150,8 +150,8 @@ def measured(batch: Batch, apiece: dict[int, float], setting: Setting) -> Row:
     q, cache, pages, bounds, starts = problem(batch, setting.device, exact=setting.dry)
     k, v = gathered(cache, pages)
     options = {"scale": q.shape[-1] ** -0.5}
-    found = attended(q, cache, pages, bounds, starts)
-    must(compare(f"paged, {label}", (q, k, v, None, bounds), found, options))
+    result = attended(q, cache, pages, bounds, starts)
+    must(compare(f"paged, {label}", (q, k, v, None, bounds), result, options))
     ours = setting.milliseconds(lambda: attended(q, cache, pages, bounds, starts))
     both = setting.milliseconds(lambda: attended_gathered(q, cache, pages, bounds))
     cells: Cells = {
@@ -170,7 +170,7 @@ def measured(batch: Batch, apiece: dict[int, float], setting: Setting) -> Row:
             before = apiece.get(BATCHES[0].sequences)
             against = None if before is None else apiece[real.sequences] / before
             name = f"{label}: a sequence, against {BATCHES[0].sequences}"
-            aims.append(Aim(name, against, most=NO_CLIFF))
+            aims.append(Aim(name, against, maximum=NO_CLIFF))
     return Row(cells, TITLE, tuple(aims))
 
 

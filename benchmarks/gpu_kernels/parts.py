@@ -41,8 +41,10 @@ GEMMA, QWEN = "gemma-3-4b", "qwen3-8b"
 
 
 def _decoding(shape: str, weights: str, seconds: int) -> Part:
-    least = models.LEAST_SHARE[weights]
-    shows = f"at least {least:.0%} of copying with 1 sequence; no cliff from 16 to 64; the estimate"
+    minimum = models.MIN_SHARE[weights]
+    shows = (
+        f"at least {minimum:.0%} of copying with 1 sequence; no cliff from 16 to 64; the estimate"
+    )
     tasks = functools.partial(models.decoding, shape, weights)
     return Part(f"decode-{shape}-{weights}", seconds, shows, tasks)
 
@@ -88,15 +90,15 @@ def chosen(names: list[str]) -> list[tuple[Part, str | None]]:
 
     if not names:
         return [(part, None) for part in PARTS]
-    found: list[tuple[Part, str | None]] = []
+    result: list[tuple[Part, str | None]] = []
     for name in names:
         if name in KERNELS or name == "pictures":
             timed = [p for p in PARTS if p.op == name] or [p for p in PARTS if p.name == "others"]
-            found += [(part, name) for part in PARTS if part.name == "cases"]
-            found += [(part, name) for part in timed]
+            result += [(part, name) for part in PARTS if part.name == "cases"]
+            result += [(part, name) for part in timed]
         else:
-            found.append(({part.name: part for part in PARTS}[name], None))
-    return found
+            result.append(({part.name: part for part in PARTS}[name], None))
+    return result
 
 
 def known() -> list[str]:

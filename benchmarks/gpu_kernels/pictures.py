@@ -65,9 +65,9 @@ def checks(setting: Setting) -> Iterator[Task]:
     from mtmd.clip.image.device_pillow import FILTERS
 
     for resample in FILTERS:
-        for given, wanted in SIZES:
-            name = f"{resample} from {given[0]} x {given[1]} to {wanted[0]} x {wanted[1]}"
-            make = functools.partial(resized_right, given, wanted, resample, setting)
+        for given, requested in SIZES:
+            name = f"{resample} from {given[0]} x {given[1]} to {requested[0]} x {requested[1]}"
+            make = functools.partial(resized_right, given, requested, resample, setting)
             yield Task(f"pictures: {name}", make, given == SIZES[0][0])
     for dtype in ("float32", "bfloat16"):
         make = functools.partial(normalised_right, dtype, setting)
@@ -75,7 +75,7 @@ def checks(setting: Setting) -> Iterator[Task]:
 
 
 def resized_right(
-    given: tuple[int, int], wanted: tuple[int, int], resample: str, setting: Setting
+    given: tuple[int, int], requested: tuple[int, int], resample: str, setting: Setting
 ) -> Row:
     import numpy as np
 
@@ -83,11 +83,11 @@ def resized_right(
     from mtmd.clip.image.resize import by_pillow
 
     pixels = np.random.default_rng(0).integers(0, 256, (*given[::-1], 3), dtype=np.uint8)
-    found = DeviceResizer(stream(setting.device)).resize(pixels, *wanted, resample)
-    if isinstance(found, str):
-        raise WrongError(found)
-    if apart := int((found != by_pillow(pixels, *wanted, resample)).sum()):
-        raise WrongError(f"{apart} bytes are not Pillow's")
+    result = DeviceResizer(stream(setting.device)).resize(pixels, *requested, resample)
+    if isinstance(result, str):
+        raise WrongError(result)
+    if separate := int((result != by_pillow(pixels, *requested, resample)).sum()):
+        raise WrongError(f"{separate} bytes are not Pillow's")
     return Row()
 
 
@@ -102,8 +102,8 @@ def normalised_right(dtype: str, setting: Setting) -> Row:
     way = Normalize(CLIP_MEAN, CLIP_STD, 1 / 255)
     tile = np.arange(256, dtype=np.uint8).reshape(1, 16, 16).repeat(3, 0)
     there = torch.from_numpy(tile)[None].to(side.device)
-    found = normalized(there, tables([way], kind).to(side.device))[0].cpu()
-    if not torch.equal(found, torch.from_numpy(way.planes(tile)).to(kind)):
+    result = normalized(there, tables([way], kind).to(side.device))[0].cpu()
+    if not torch.equal(result, torch.from_numpy(way.planes(tile)).to(kind)):
         raise WrongError("they are not the host's")
     return Row()
 
@@ -114,32 +114,36 @@ def tasks(setting: Setting) -> Iterator[Task]:
     ways = {
         "none": steps_alone,
         "before, in one queue": steps_behind,
-        "on a stream of lower priority": steps_beside,
+        "on a stream of lower priority": steps_alongside,
     }
     for name, way in ways.items():
-        yield Task(f"steps beside an encode: {name}", functools.partial(beside, name, way, setting))
+        yield Task(
+            f"steps beside an encode: {name}", functools.partial(alongside, name, way, setting)
+        )
 
 
-def resized(label: str, given: tuple[int, int], wanted: tuple[int, int], setting: Setting) -> Row:
+def resized(
+    label: str, given: tuple[int, int], requested: tuple[int, int], setting: Setting
+) -> Row:
     import numpy as np
 
     from mtmd.clip.image.device_resize import DeviceResizer
     from mtmd.clip.image.resize import by_pillow
 
-    name = f"{label}: {given[0]} x {given[1]} to {wanted[0]} x {wanted[1]}"
+    name = f"{label}: {given[0]} x {given[1]} to {requested[0]} x {requested[1]}"
     if setting.dry:
-        given, wanted = ((max(1, n // 100) for n in size) for size in (given, wanted))  # type: ignore[assignment]
-        given, wanted = tuple(given), tuple(wanted)  # type: ignore[assignment]
+        given, requested = ((max(1, n // 100) for n in size) for size in (given, requested))  # type: ignore[assignment]
+        given, requested = tuple(given), tuple(requested)  # type: ignore[assignment]
     resizer = DeviceResizer(stream(setting.device))
     pixels = np.random.default_rng(0).integers(0, 256, (*given[::-1], 3), dtype=np.uint8)
-    there = host_milliseconds(lambda: resizer.resize(pixels, *wanted, "bicubic"))
-    here = host_milliseconds(lambda: by_pillow(pixels, *wanted, "bicubic"))
+    there = host_milliseconds(lambda: resizer.resize(pixels, *requested, "bicubic"))
+    here = host_milliseconds(lambda: by_pillow(pixels, *requested, "bicubic"))
     cells: Cells = {"picture": name, "device ms": there, "host ms": here}
     title = "Pictures resized, there and back, against Pillow on the host (bicubic)"
     return Row(cells | {"ratio": here / there}, title)
 
 
-def beside(name: str, way: Way, setting: Setting) -> Row:
+def alongside(name: str, way: Way, setting: Setting) -> Row:
     """Small products, each waited for, as a step's read-back is, and large ones."""
     work = Work(setting)
     work.steps()
@@ -182,13 +186,13 @@ def steps_alone(work: Work, device: str) -> tuple[float, float | str]:  # noqa: 
 
 def steps_behind(work: Work, device: str) -> tuple[float, float | str]:  # noqa: ARG001
     start = time.perf_counter()
-    kept = work.encode()
+    saved = work.encode()
     took = work.steps()
-    kept[0, 0].item()
+    saved[0, 0].item()
     return took, (time.perf_counter() - start) * 1e3
 
 
-def steps_beside(work: Work, device: str) -> tuple[float, float | str]:
+def steps_alongside(work: Work, device: str) -> tuple[float, float | str]:
     import torch
 
     if device == "cpu":
@@ -199,12 +203,12 @@ def steps_beside(work: Work, device: str) -> tuple[float, float | str]:
         side.follow()
         start = time.perf_counter()
         with side.entered():
-            kept = work.encode()
+            saved = work.encode()
             mark = side.mark()
         took = work.steps()
         mark.wait()
         ended = (time.perf_counter() - start) * 1e3
     finally:
         torch.cuda.set_stream(own)
-    del kept
+    del saved
     return took, ended

@@ -21,7 +21,7 @@ from gpu_kernels.rows import DEVICE_GONE, FAILED, Line
 
 STARTS = 4  # of one part: of those that follow the first each has lost a row
 GRACE_S = 5  # a part that does not look at the clock is ended so much later
-KEPT = 20  # last lines of the standard error
+SAVED = 20  # last lines of the standard error
 START_S = 3  # less time is not enough to start again
 
 
@@ -60,7 +60,7 @@ class _Run:
         self.wrong: Line | None = None
         self.timed_out = False
         self._failed = self._ended = self._made = False
-        self._errors: deque[str] = deque(maxlen=KEPT)
+        self._errors: deque[str] = deque(maxlen=SAVED)
 
     def lines(
         self, command: Sequence[str], environment: Mapping[str, str], seconds: float

@@ -62,14 +62,14 @@ def outcome(line: Line) -> str | None:
 
 def _aim_text(aim: Line) -> str:
     met = {True: "met", False: "MISSED", None: "not measured"}[aim["met"]]
-    return f"{met}: {aim['aim']}: {_found(aim)}, {_wanted(aim)}"
+    return f"{met}: {aim['aim']}: {_result(aim)}, {_requested(aim)}"
 
 
-def _found(aim: Line) -> str:
+def _result(aim: Line) -> str:
     return "-" if aim["found"] is None else f"{aim['found']:.4g}"
 
 
-def _wanted(aim: Line) -> str:
+def _requested(aim: Line) -> str:
     words = [f"at least {aim['at_least']:.4g}"] if "at_least" in aim else []
     words += [f"at most {aim['at_most']:.4g}"] if "at_most" in aim else []
     return ", ".join(words)
@@ -85,17 +85,17 @@ def _aims(lines: Sequence[Line]) -> Iterator[str]:
     yield from _table(["aim", "found", "wanted", ""])
     for aim in aims:
         met_text = {True: "met", False: "**missed**", None: "not measured"}[aim["met"]]
-        yield _line([aim["aim"], _found(aim), _wanted(aim), met_text])
+        yield _line([aim["aim"], _result(aim), _requested(aim), met_text])
 
 
 def _failures(lines: Sequence[Line]) -> Iterator[str]:
     for word, title in (("failure", "Failed"), ("skipped", "Skipped"), ("no_time_for", "No time")):
-        found = [line for line in lines if word in line]
-        if found:
+        result = [line for line in lines if word in line]
+        if result:
             yield f"\n## {title}\n"
-        for line in found:
-            told = line[word] if isinstance(line[word], str) else ", ".join(line[word])
-            yield f"- {line['part']}{', ' + line['row'] if 'row' in line else ''}: {told}"
+        for line in result:
+            reported = line[word] if isinstance(line[word], str) else ", ".join(line[word])
+            yield f"- {line['part']}{', ' + line['row'] if 'row' in line else ''}: {reported}"
 
 
 def _counts(lines: Sequence[Line]) -> Iterator[str]:

@@ -26,25 +26,25 @@ class SkipError(Exception):
 
 
 class Aim(NamedTuple):
-    """What a number is to be; `found` None where it could not be measured."""
+    """What a number is to be; `result` None where it could not be measured."""
 
     name: str
-    found: float | None
-    least: float | None = None
-    most: float | None = None
+    result: float | None
+    minimum: float | None = None
+    maximum: float | None = None
 
     @property
     def met(self) -> bool | None:
-        if self.found is None:
+        if self.result is None:
             return None
-        low = self.least is None or self.found >= self.least
-        return low and (self.most is None or self.found <= self.most)
+        low = self.minimum is None or self.result >= self.minimum
+        return low and (self.maximum is None or self.result <= self.maximum)
 
     @property
     def line(self) -> Line:
-        bounds = {"at_least": self.least, "at_most": self.most}
+        bounds = {"at_least": self.minimum, "at_most": self.maximum}
         given = {name: value for name, value in bounds.items() if value is not None}
-        return {"aim": self.name, "found": self.found, **given, "met": self.met}
+        return {"aim": self.name, "found": self.result, **given, "met": self.met}
 
 
 @dataclass(frozen=True)
@@ -105,23 +105,23 @@ class Once(Generic[T]):
 
     def __init__(self, make: Callable[[], T]):
         self._make = make
-        self._found: list[T] = []
+        self._result: list[T] = []
         self._fault: Exception | None = None
 
     @property
     def made(self) -> T | None:
-        return self._found[0] if self._found else None
+        return self._result[0] if self._result else None
 
     def __call__(self) -> T:
         if self._fault is not None:
             raise SkipError(f"as before: {first_line(self._fault)}")
-        if not self._found:
+        if not self._result:
             try:
-                self._found.append(self._make())
+                self._result.append(self._make())
             except Exception as fault:
                 self._fault = fault
                 raise
-        return self._found[0]
+        return self._result[0]
 
 
 def first_line(fault: BaseException) -> str:

@@ -38,12 +38,12 @@ class Check:
         tool = shutil.which(TOOL)
         if tool is None and not setting.dry:
             raise SkipError(f"{TOOL} is not on the PATH")
-        self.name, self._log, self._told = name, folder / f"{name}.log", folder / name
+        self.name, self._log, self._reported = name, folder / f"{name}.log", folder / name
         command = [sys.executable, str(SCRIPT), "--run-cases", "--device", setting.device]
         if tool is not None and not setting.dry:
             options = ["--tool", name, "--error-exitcode", str(ERROR_CODE)]
             command = [tool, *options, "--log-file", str(self._log), *command]
-        with self._told.open("w") as output:
+        with self._reported.open("w") as output:
             self.process = subprocess.Popen(
                 command,
                 stdout=output,
@@ -54,7 +54,7 @@ class Check:
 
     def row(self, setting: Setting) -> Row:
         code = ended(self.process, min(setting.left_s(), 1e6))
-        output = self._told.read_text()
+        output = self._reported.read_text()
         log = self._log.read_text() if self._log.exists() else ""
         done = output.count(" done\n")
         if code is None:

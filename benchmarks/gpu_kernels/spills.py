@@ -53,10 +53,10 @@ GATED_ROWS = (1, 16, 32, 64, 512)
 EXPERT_ROWS = (0, 6, 12, 32, 64)  # on average; 0: one token
 # Of attention: tokens, query heads of four, and whether there are bounds.
 ATTENTION = {"encoder": (4096, 4, False), "prefill": (2048, 8, True), "decoding": (1, 8, True)}
-Found = tuple[str, str, Program]  # group, form, what is compiled
+Result = tuple[str, str, Program]  # group, form, what is compiled
 
 
-def products() -> Iterator[Found]:
+def products() -> Iterator[Result]:
     for sizes in PRODUCTS:
         for dtype in (torch.bfloat16, torch.float16):
             for kind in KINDS:
@@ -67,7 +67,7 @@ def products() -> Iterator[Found]:
             yield f"matmul {_name(sizes, exact)}", kind, of_rows(kind, *sizes, exact)
 
 
-def gated() -> Iterator[Found]:
+def gated() -> Iterator[Result]:
     """Products with gate and up, and the gated unit."""
     for rows in GATED_ROWS:
         for kind in KINDS:
@@ -75,14 +75,14 @@ def gated() -> Iterator[Found]:
             yield f"gated {_name((rows, 28672, 4096), torch.bfloat16)}", kind, made
 
 
-def experts() -> Iterator[Found]:
+def experts() -> Iterator[Result]:
     for rows in EXPERT_ROWS:
         for table in ("gate", "down"):
             for kind in KINDS:
                 yield f"experts {table}, {rows or 'one token'}", kind, of_experts(kind, rows, table)
 
 
-def attention() -> Iterator[Found]:
+def attention() -> Iterator[Result]:
     for title, (rows, heads, limited) in ATTENTION.items():
         for dtype in (torch.bfloat16, torch.float16, torch.float32):
             for width in HEAD_SIZES:
@@ -97,7 +97,7 @@ def attention() -> Iterator[Found]:
                     yield "attention, parts added", f"head {width}", program
 
 
-def uses(op: str, fp16: bool = False) -> Iterator[Found]:
+def uses(op: str, fp16: bool = False) -> Iterator[Result]:
     for entry in KERNELS[op]:
         kernel = entry.load()
         for title, use in kernel.uses.items():
@@ -123,19 +123,19 @@ def _short(dtype: torch.dtype) -> str:
 
 def line_of(group: str, target: str, programs: Sequence[tuple[str, Program]]) -> tuple[str, bool]:
     """A line of the table, and whether nothing spills or is refused."""
-    most, at_once, wrong = 0, list[int](), list[str]()
+    maximum, at_once, wrong = 0, list[int](), list[str]()
     for form, program in programs:
         try:
             used = compile_program(target, program)
         except PlacementError as error:
             wrong.append(f"{form} refused ({str(error).splitlines()[-1]:.120})")
             continue
-        most = max(most, used.registers)
+        maximum = max(maximum, used.registers)
         at_once.append(used.at_once)
         if used.spill_bytes:
             wrong.append(f"{form} {used.spill_bytes}")
-    held = " to ".join(str(n) for n in sorted({min(at_once, default=0), max(at_once, default=0)}))
-    cells = group, target, str(len(programs)), str(most), held, ", ".join(wrong) or "0"
+    stored = " to ".join(str(n) for n in sorted({min(at_once, default=0), max(at_once, default=0)}))
+    cells = group, target, str(len(programs)), str(maximum), stored, ", ".join(wrong) or "0"
     return f"| {' | '.join(cells)} |", not wrong
 
 
@@ -159,11 +159,11 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"Triton {triton.__version__}\n\n| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
     right = True
     for op in options.only or KERNELS:
-        found = uses(op, options.fp16)
+        result = uses(op, options.fp16)
         if op in GROUPS and not options.uses:
-            found = GROUPS[op]()
+            result = GROUPS[op]()
         groups: dict[str, list[tuple[str, Program]]] = {}
-        for group, form, program in found:
+        for group, form, program in result:
             if group.startswith(tuple(options.groups)):
                 groups.setdefault(group, []).append((form, program))
         for group, programs in groups.items():

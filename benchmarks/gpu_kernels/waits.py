@@ -105,7 +105,7 @@ def waits(codes: list[str], begin: int, end: int) -> int:
 
 def loads_of_w(codes: list[str]) -> set[int]:
     """Those whose address comes from the pointer to w."""
-    known, found = set(W_POINTER), set[int]()
+    known, result = set(W_POINTER), set[int]()
     for _ in range(2):  # what a loop makes at its end is used at its beginning
         for at, code in enumerate(codes):
             name, operands = parts(code)
@@ -113,13 +113,13 @@ def loads_of_w(codes: list[str]) -> set[int]:
             if name.startswith("LDG"):
                 given = REGISTER.findall(operands[1].rpartition("[")[2])
                 if known & set(given):
-                    found.add(at)
+                    result.add(at)
                 known -= set(results(name, operands))
             elif not name.startswith(("ST", "BAR", "RED", "LDS")):
                 (known.update if known & set(given) else known.difference_update)(
                     results(name, operands)
                 )
-    return found
+    return result
 
 
 def parts(code: str) -> tuple[str, list[str]]:

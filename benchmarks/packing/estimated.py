@@ -27,13 +27,13 @@ SIDES = (224, 336, 448)  # pixels
 
 def device_ms(plan: Plan, target: Target, card: Card) -> tuple[float, float]:
     """Of attention, and of all other nodes."""
-    factors, found = factors_of(card)[MIDDLE], [0.0, 0.0]
+    factors, result = factors_of(card)[MIDDLE], [0.0, 0.0]
     for step in plan.steps:
         with torch.no_grad():
             used = cost(step, target)
         spent, _ = node_time(step.node, used, card, factors)
-        found[step.node.op != "attention"] += spent * 1e3
-    return found[0], found[1]
+        result[step.node.op != "attention"] += spent * 1e3
+    return result[0], result[1]
 
 
 def launch_ms(plan: Plan, target: Target, card: Card) -> float:
@@ -61,18 +61,18 @@ def compare(name: str, card_name: str) -> None:
         plan = encoder.new_plan(1, shape)
         planned = (time.perf_counter() - start) * 1e3
         attention, rest = device_ms(plan, target, card)
-        told = []
+        reported = []
         for count in (1, strip.sizes[-1] // tokens**2):
             length = strip.length([shape] * count)
             assert length is not None
             _, others = device_ms(encoder.pack_plan(length), target, card)
             each = attention + others / count
             padded = length * strip.cells.patches
-            told.append(f"{count} in a pack of {padded}: {each:.2f} ms each")
+            reported.append(f"{count} in a pack of {padded}: {each:.2f} ms each")
         print(
             f"{name}, {card.title}, {side} px ({patches} patches): alone {attention + rest:.2f} ms "
             f"of the device, {launch_ms(plan, target, card):.2f} to launch, {planned:.0f} to plan; "
-            + "; ".join(told),
+            + "; ".join(reported),
             flush=True,
         )
 
@@ -81,9 +81,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("cards", nargs="+", help="as of `mtmd warmup --target`")
     parser.add_argument("--models", nargs="+", default=["lfm2-vl-450m", "qwen3-vl-4b"])
-    asked = parser.parse_args()
-    for name in asked.models:
-        for card in asked.cards:
+    requested = parser.parse_args()
+    for name in requested.models:
+        for card in requested.cards:
             compare(name, card)
 
 

@@ -76,9 +76,9 @@ def compare(name: str, rounds: int) -> None:
         times: tuple[list[float], list[float]] = [], []
         runs = 0
         for _ in range(rounds):
-            for way, found in zip((alone, packed), times, strict=True):
+            for way, result in zip((alone, packed), times, strict=True):
                 spent, runs = timed(way, encoder, tiles)
-                found.append(spent)
+                result.append(spent)
         patches = [shape[1] * shape[2] // cells.patch**2 for shape in shapes]
         one, pack = times
         print(
@@ -94,9 +94,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("models", nargs="+", help="shapes of `mtmd bench --random-weights`")
     parser.add_argument("--rounds", type=int, default=5)
-    asked = parser.parse_args()
-    for name in asked.models:
-        compare(name, asked.rounds)
+    requested = parser.parse_args()
+    for name in requested.models:
+        compare(name, requested.rounds)
 
 
 if __name__ == "__main__":

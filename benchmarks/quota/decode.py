@@ -115,23 +115,25 @@ def measured(folder: Path, shape: str, threads: int, steps: int) -> dict[str, An
             cores = (time.process_time() - used) / (time.perf_counter() - start)
             after = periods(folder)
         checks = {check.graph: check for check in report.checks}
-        told = [line.strip() for line in str(report).splitlines()]
+        reported = [line.strip() for line in str(report).splitlines()]
         return {
             "tile_ms": (checks["encoder"].steady_ms if encoder else None, tile_ms),
             "token_ms": (checks["decoder"].best_ms, token_ms),
             "cores": cores,
             "periods": [late - early for late, early in zip(after, before, strict=True)],
-            "told": [x for x in told if x.startswith(("result:", "to do:")) or "decodes with" in x],
+            "told": [
+                x for x in reported if x.startswith(("result:", "to do:")) or "decodes with" in x
+            ],
         }
     finally:
         model.close()
 
 
-def row(found: dict[str, Any]) -> Iterator[str]:
-    for ms in (*found["tile_ms"], *found["token_ms"]):
+def row(result: dict[str, Any]) -> Iterator[str]:
+    for ms in (*result["tile_ms"], *result["token_ms"]):
         yield "-" if ms is None else f"{ms:,.1f}"
-    yield f"{found['cores']:.2f}"
-    every, used_up = found["periods"]
+    yield f"{result['cores']:.2f}"
+    every, used_up = result["periods"]
     yield f"{used_up} of {every} periods" if every else "-"
 
 
@@ -149,18 +151,18 @@ def main() -> None:
         print(json.dumps(measured(args.inside, args.shape, args.threads[0], args.steps)))
         return
     print(f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|")
-    told = []
+    reported = []
     for quota in args.quotas:
         for threads in args.threads:
             with group(quota) as folder:
                 command = [sys.executable, __file__, "--inside", str(folder), "--shape", args.shape]
                 command += ["--threads", str(threads), "--steps", str(args.steps)]
                 done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-            found = json.loads(done.stdout.splitlines()[-1])
+            result = json.loads(done.stdout.splitlines()[-1])
             name = f"{quota or 'none'} | {threads or 'none'}"
-            print(f"| {name} | {' | '.join(row(found))} |", flush=True)
-            told += [f"{name} | {line}" for line in found["told"]]
-    print("\n".join(["", *told]))
+            print(f"| {name} | {' | '.join(row(result))} |", flush=True)
+            reported += [f"{name} | {line}" for line in result["told"]]
+    print("\n".join(["", *reported]))
 
 
 if __name__ == "__main__":

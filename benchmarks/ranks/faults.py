@@ -28,7 +28,7 @@ def second(model: Model) -> int:
     return follower.process.pid
 
 
-def told(kind: str, number: int, expected: str, known: bool = True) -> None:
+def reported(kind: str, number: int, expected: str, known: bool = True) -> None:
     """`number` is the signal that the second rank gets in the midst of an answer; without `known`,
     before a model's first one, for which weights are read.
     """
@@ -54,26 +54,26 @@ def told(kind: str, number: int, expected: str, known: bool = True) -> None:
         model.loaded.close()
     ask_threads(None)
     ended = not Path(f"/proc/{pid}").exists()
-    outcome = error or f"answered, {'as' if said(words) == expected else 'NOT AS'} by one process"
+    outcome = error or f"answered, {'as' if stated(words) == expected else 'NOT AS'} by one process"
     when = "" if known else ", first run"
     print(f"{kind + when:<20}{seconds:6.2f} s  {outcome}; process left: {'no' if ended else 'YES'}")
 
 
-def said(events: list[object]) -> str:
+def stated(events: list[object]) -> str:
     return "".join(getattr(event, "text", "") for event in events).strip()
 
 
 def main() -> None:
     with load(speculate="off") as one:
-        expected = said(list(one.stream(MESSAGES, temperature=0)))
+        expected = stated(list(one.stream(MESSAGES, temperature=0)))
     for kind, number in (
         ("slow", signal.SIGSTOP),
         ("killed", signal.SIGKILL),
         ("hung", signal.SIGSTOP),
     ):
-        told(kind, number, expected)
+        reported(kind, number, expected)
     for kind, number in (("killed", signal.SIGKILL), ("hung", signal.SIGSTOP)):
-        told(kind, number, expected, known=False)
+        reported(kind, number, expected, known=False)
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ def measured(shape: str, weights: str, ranks: int, threads: int) -> Times:
     options = LoadOptions(
         tp=ranks, threads=threads, speculate="off", context=CONTEXT, parallel=1, dtype="bf16"
     )
-    model, found = Model(checkpoint, options), Times()
+    model, result = Model(checkpoint, options), Times()
     group = model.loaded.ranks.group if model.loaded.ranks else None
     try:
         with torch.inference_mode():
@@ -76,18 +76,18 @@ def measured(shape: str, weights: str, ranks: int, threads: int) -> Times:
                 sequence = model.runner.begin(cache, 0)
                 start = time.perf_counter()
                 model.runner.prefill([Span(tuple(range(PROMPT)))], cache, sequence)
-                found.prefill.append((time.perf_counter() - start) * 1e3)
+                result.prefill.append((time.perf_counter() - start) * 1e3)
                 for _ in range(STEPS if turn else 4):
                     spent: list[float] = []
                     with watched(group, spent) if group else watched_nothing():
                         start = time.perf_counter()
                         model.runner.read([(sequence, [Span((7,))])], cache)
-                        found.step.append((time.perf_counter() - start) * 1e3)
-                    found.collectives.append(sum(spent) * 1e3)
-                    found.count = len(spent)
-            found.prefill, found.step = found.prefill[1:], found.step[4:]
-            found.collectives = found.collectives[4:]
-        return found
+                        result.step.append((time.perf_counter() - start) * 1e3)
+                    result.collectives.append(sum(spent) * 1e3)
+                    result.count = len(spent)
+            result.prefill, result.step = result.prefill[1:], result.step[4:]
+            result.collectives = result.collectives[4:]
+        return result
     finally:
         model.close()
         ask_threads(None)

@@ -59,9 +59,9 @@ def rounded(x: Tensor, kind: str) -> tuple[Tensor, Tensor]:
     """fp32 x as products read it, in fp64, and its integers (layouts.py)."""
     layout = UNPACK[kind].layout
     groups = x.view(len(x), -1, layout.group)
-    most = groups.abs().amax(-1, keepdim=True)
-    numbers = torch.round(groups * torch.where(most > 1e-30, layout.limit / most, 0.0))
-    scales = most * torch.tensor(1 / layout.limit)
+    maximum = groups.abs().amax(-1, keepdim=True)
+    numbers = torch.round(groups * torch.where(maximum > 1e-30, layout.limit / maximum, 0.0))
+    scales = maximum * torch.tensor(1 / layout.limit)
     return (numbers.double() * scales.double()).view(x.shape), numbers
 
 
@@ -73,7 +73,7 @@ def in_fp64(node: Node, inputs: list[Tensor], rounds: bool) -> tuple[Tensor, lis
     weights, chosen = route(router, attrs["top_k"], attrs["normalize"], shares)
     total = torch.zeros(x.shape, dtype=torch.float64)
     for e in chosen.unique().tolist():
-        tokens, place = (chosen == e).nonzero(as_tuple=True)
+        tokens, location = (chosen == e).nonzero(as_tuple=True)
         g, u, d = (
             dequantize(table[e], attrs[f"{name}_quant"]).double()
             for name, table in (("gate", gate), ("up", up), ("down", down))
@@ -89,20 +89,20 @@ def in_fp64(node: Node, inputs: list[Tensor], rounds: bool) -> tuple[Tensor, lis
         gated = act * (rows @ u.T)
         if few:
             gated, _ = rounded(gated.float(), attrs["down_quant"])
-        total.index_add_(0, tokens, gated @ d.T * weights[tokens, place, None].double())
+        total.index_add_(0, tokens, gated @ d.T * weights[tokens, location, None].double())
     return total, integers
 
 
-def told(name: str, one: Seen, ranks: list[Seen]) -> None:
+def reported(name: str, one: Seen, ranks: list[Seen]) -> None:
     node, value, inputs = one[name]
     parts = [seen[name] for seen in ranks]
     shared = torch.stack([part[1].double() for part in parts]).sum(0)
-    found: dict[bool, tuple[Tensor, Tensor]] = {}
+    result: dict[bool, tuple[Tensor, Tensor]] = {}
     for rounds in (False, True):
         whole, integers = in_fp64(node, inputs, rounds)
         each = [in_fp64(part[0], part[2], rounds) for part in parts]
-        found[rounds] = whole, torch.stack([total for total, _ in each]).sum(0)
-    (exact, exact_ranks), (with_rounding, with_rounding_ranks) = found[False], found[True]
+        result[rounds] = whole, torch.stack([total for total, _ in each]).sum(0)
+    (exact, exact_ranks), (with_rounding, with_rounding_ranks) = result[False], result[True]
     differ = sum(
         int((a != b).sum()) for a, b in zip(integers, each[0][1], strict=True) if a.numel()
     )
@@ -145,7 +145,7 @@ def main(word: str = "gemma4: experts", kind: str = "Q4_K", size: str = "2") -> 
         heads = ("x", "one", "ranks", "one", "ranks", "kernels", "fp64", "rounded", "apart")
         print(f"{'layer':<16}" + "".join(f"{head:>10}" for head in heads))
         for layer in one:
-            told(layer, one, ranks)
+            reported(layer, one, ranks)
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ sys.path += [str(ROOT / "benchmarks"), str(ROOT / "tools" / "demo_model")]
 WARM = 2  # units before those that are measured
 UNIT = 33
 CLOCK = os.sysconf("SC_CLK_TCK")
-STEP_TOKENS, BESIDE_TOKENS = 512, 128  # llm/engine/runner.py, scheduler.py
+STEP_TOKENS, ALONGSIDE_TOKENS = 512, 128  # llm/engine/runner.py, scheduler.py
 OUTPUT_TOKENS = 64.0  # of an answer, where no answers are written: an assumption
 
 
@@ -61,8 +61,8 @@ class Clocks:
         """Of the encoder: seconds, tiles."""
 
     def clear(self) -> None:
-        for kept in (self.cpu, self.wall, self.calls, self.steps, self.batches):
-            kept.clear()
+        for saved in (self.cpu, self.wall, self.calls, self.steps, self.batches):
+            saved.clear()
 
     def around(self, stage: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any, **options: Any) -> Any:
@@ -91,12 +91,12 @@ class Clocks:
 
         def encoded(queue: Any, *given: Any) -> Any:
             before, start = (queue.batches, queue.tiles), time.perf_counter()
-            found = encode(queue, *given)
+            result = encode(queue, *given)
             spent[0] += time.perf_counter() - start
             if queue.batches > before[0]:
                 self.batches.append((spent[0], queue.tiles - before[1]))
                 spent[0] = 0.0
-            return found
+            return result
 
         def counted(engine: Any, one: Any) -> Any:
             rows[0] = sum(sequence.decoding for sequence, _ in one.parts)
@@ -105,10 +105,10 @@ class Clocks:
 
         def stepped(engine: Any) -> Any:
             rows[:], start = (0, 0), time.perf_counter()
-            found = step(engine)
+            result = step(engine)
             if any(rows):
                 self.steps.append((time.perf_counter() - start, *rows))
-            return found
+            return result
 
         changed = (
             (answering, "read_picture", self.around("fetch", answering.read_picture)),
@@ -120,13 +120,13 @@ class Clocks:
             (Engine, "step", stepped),
             (worker, "write_part", self.around("write", worker.write_part)),
         )
-        kept = [(owner, name, owner.__dict__[name]) for owner, name, _ in changed]
+        saved = [(owner, name, owner.__dict__[name]) for owner, name, _ in changed]
         for owner, name, value in changed:
             setattr(owner, name, value)
         try:
             yield
         finally:
-            for owner, name, value in kept:
+            for owner, name, value in saved:
                 setattr(owner, name, value)
 
 
@@ -136,17 +136,17 @@ def line(rows: list[Any]) -> list[float]:
     """
     table = np.array(sorted(rows)[: max(1, len(rows) * 19 // 20)], float)
     columns = np.column_stack([np.ones(len(table)), table[:, 1:]])
-    found, wanted = np.zeros(columns.shape[1]), list(range(columns.shape[1]))
-    while wanted:
-        solved = np.linalg.lstsq(columns[:, wanted], table[:, 0], rcond=None)[0]
+    result, requested = np.zeros(columns.shape[1]), list(range(columns.shape[1]))
+    while requested:
+        solved = np.linalg.lstsq(columns[:, requested], table[:, 0], rcond=None)[0]
         if (solved >= 0).all():
-            found[wanted] = solved
+            result[requested] = solved
             break
-        wanted = [w for w, value in zip(wanted, solved, strict=True) if value >= 0]
+        requested = [w for w, value in zip(requested, solved, strict=True) if value >= 0]
     # what was left out happened, too
     whole = np.array(rows, float)
-    fitted = np.column_stack([np.ones(len(whole)), whole[:, 1:]]) @ found
-    return [float(v) for v in found * (whole[:, 0].sum() / max(fitted.sum(), 1e-12))]
+    fitted = np.column_stack([np.ones(len(whole)), whole[:, 1:]]) @ result
+    return [float(v) for v in result * (whole[:, 0].sum() / max(fitted.sum(), 1e-12))]
 
 
 @contextmanager
@@ -258,7 +258,7 @@ def locked_part(worker: Any, paths: list[str]) -> float:
     return float(np.clip(2 * two / one - 1, 0, 1))
 
 
-def ray_beside(count: int) -> tuple[dict[str, float], dict[str, Any]]:
+def ray_alongside(count: int) -> tuple[dict[str, float], dict[str, Any]]:
     """What Ray and the command take beside one actor: seconds for a unit, and cores all the time;
     and the actor's own numbers.
     """
@@ -281,10 +281,10 @@ def ray_beside(count: int) -> tuple[dict[str, float], dict[str, Any]]:
                 used[role] += seconds
             if WARM < units < count // UNIT:
                 seen.append((time.monotonic(), units, used))
-        told = process.stderr.read().strip().splitlines()[-1] if process.stderr else ""
-    found = re.search(r"([\d.]+) images/s", told)
-    if found is None or len(seen) < 2 or seen[0][1] == seen[-1][1]:
-        raise SystemExit(f"the job of one actor did not go as expected: {told[:300]}")
+        reported = process.stderr.read().strip().splitlines()[-1] if process.stderr else ""
+    result = re.search(r"([\d.]+) images/s", reported)
+    if result is None or len(seen) < 2 or seen[0][1] == seen[-1][1]:
+        raise SystemExit(f"the job of one actor did not go as expected: {reported[:300]}")
     (start, first, before), (end, last, after) = seen[0], seen[-1]
     units, seconds = last - first, end - start
     costs = {
@@ -292,7 +292,7 @@ def ray_beside(count: int) -> tuple[dict[str, float], dict[str, Any]]:
         "background_cores": (after["ray"] - before["ray"]) / seconds,
     }
     facts = {
-        "pictures_s": float(found[1]),
+        "pictures_s": float(result[1]),
         "cpu_s_a_picture": (after["actor"] - before["actor"]) / units / UNIT,
     }
     return costs, facts
@@ -323,10 +323,10 @@ def cpu_s(pid: int) -> float:
 
 def measured_cpu(args: argparse.Namespace) -> Costs:
     costs, alone = actor(args.pictures)
-    beside, ray = ray_beside(args.pictures)
+    alongside, ray = ray_alongside(args.pictures)
     for name, facts in (("in this process", alone), ("one actor of Ray", ray)):
-        told = ", ".join(f"{what} {value:.4g}" for what, value in facts.items())
-        print(f"{name}: {told}", file=sys.stderr)
+        reported = ", ".join(f"{what} {value:.4g}" for what, value in facts.items())
+        print(f"{name}: {reported}", file=sys.stderr)
     return Costs(
         name="demo model, CPU, one thread",
         kind=MEASURED,
@@ -335,9 +335,9 @@ def measured_cpu(args: argparse.Namespace) -> Costs:
         device="cpu",
         tiles_at_once=4,
         step_tokens=STEP_TOKENS,
-        beside_tokens=BESIDE_TOKENS,
+        concurrent_tokens=ALONGSIDE_TOKENS,
         **costs,
-        **beside,
+        **alongside,
     )
 
 
@@ -351,8 +351,8 @@ def mtmd(*words: str) -> dict[str, Any]:
     )
     if done.returncode not in (0, 3):
         raise SystemExit(f"mtmd {' '.join(words)}: {done.stderr.strip()[-300:]}")
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
 
 
 def jpeg(side: int) -> bytes:
@@ -385,8 +385,8 @@ def measured_shape(args: argparse.Namespace) -> Costs:
     words = ["bench", "--random-weights", args.shape, "--resolution", str(args.side)]
     words += ["--threads", str(args.threads), "--batch", "1,4", "--context", "32", "--no-ops"]
     words += ["--rounds", "3", "--decode", "8", "--stages", "preprocess,encode,prefill,decode"]
-    found = mtmd(*words)
-    stages = {(s["name"], s["point"]["batch"]): s for s in found["stages"]}
+    result = mtmd(*words)
+    stages = {(s["name"], s["point"]["batch"]): s for s in result["stages"]}
     one, four = (stages["decode", n]["median_ms"] / 1e3 for n in (1, 4))
     prefill, data = stages["prefill", 1], jpeg(args.side)
     each, preprocess_s = max((four - one) / 3, 0.0), stages["preprocess", 1]["median_ms"] / 1e3
@@ -420,18 +420,18 @@ def estimated_card(args: argparse.Namespace) -> Costs:
     host = Costs.read(args.host)
     words = ["warmup", "--target", args.card, "--random-weights", args.shape]
     words += ["--parallel", str(args.slots)]
-    found = mtmd(*words)
-    near = min(found["lengths"], key=lambda one: abs(one["context"] - host.prompt_tokens))
-    picture = next(p for p in found["pictures"] if p["size"][0] == p["size"][1])
+    result = mtmd(*words)
+    near = min(result["lengths"], key=lambda one: abs(one["context"] - host.prompt_tokens))
+    picture = next(p for p in result["pictures"] if p["size"][0] == p["size"][1])
     one, all_ = near["decode"]["ms"] / 1e3, near["decode_all"]["ms"] / 1e3
-    each = max((all_ - one) / (found["sequences"] - 1), 0.0)
+    each = max((all_ - one) / (result["sequences"] - 1), 0.0)
     read = max(near["prefill"]["ms"] / 1e3 - one, 0.0) / near["prefill_tokens"]
     return replace(
         host,
-        name=f"{args.shape}, {found['card']['title']}",
+        name=f"{args.shape}, {result['card']['title']}",
         kind=ESTIMATED,
         how=f"measure_costs.py card {args.card} {args.shape}: mtmd {' '.join(words)}",
-        machine=f"engine: {found['card']['source']}; host: {host.machine}",
+        machine=f"engine: {result['card']['source']}; host: {host.machine}",
         device="gpu",
         engine_cores=1.0,
         tiles=1.0,
@@ -441,7 +441,7 @@ def estimated_card(args: argparse.Namespace) -> Costs:
         step_s=one - each,
         output_token_s=each,
         prompt_token_s=read,
-        beside_tokens=STEP_TOKENS,
+        concurrent_tokens=STEP_TOKENS,
         answer_s=host.answer_s,
         background_cores=0.0,
         notes=f"a square picture of {picture['tokens']} tokens; what the host does: {host.name}",
@@ -469,14 +469,14 @@ def main() -> None:
         way.add_argument("--out", type=Path, required=True, help="a .json file")
     args = parser.parse_args()
     try:
-        found = {"cpu": measured_cpu, "shape": measured_shape, "card": estimated_card}[args.way](
+        result = {"cpu": measured_cpu, "shape": measured_shape, "card": estimated_card}[args.way](
             args
         )
     except MtmdError as error:
         parser.error(str(error))
     values = {
         name: float(f"{value:.4g}") if isinstance(value, float) else value
-        for name, value in asdict(found).items()
+        for name, value in asdict(result).items()
     }
     args.out.write_text(json.dumps(values, indent=1) + "\n")
 

@@ -109,17 +109,17 @@ def measured(pictures: int, kill: bool, port: int) -> tuple[float, float, str]:
             units = -(-pictures // UNIT)
             until(lambda: parts(out) >= units // 2, job)
             end(started[1])
-        told = job.communicate(timeout=600)[1].strip().splitlines()
+        reported = job.communicate(timeout=600)[1].strip().splitlines()
         taken = others.mean()
         rows = sum(len(part.read_text().splitlines()) for part in out.glob("part-*"))
     finally:
         for process in reversed(started):
             end(process)
         shutil.rmtree(folder, ignore_errors=True)
-    found = re.search(r"\d+ rows in .*? ([\d.]+) images/s.*", " ".join(told))
-    if found is None or rows != pictures:
-        raise SystemExit(f"{rows} rows of {pictures}: {' '.join(told)[-300:]}")
-    return float(found[1]), taken, found[0]
+    result = re.search(r"\d+ rows in .*? ([\d.]+) images/s.*", " ".join(reported))
+    if result is None or rows != pictures:
+        raise SystemExit(f"{rows} rows of {pictures}: {' '.join(reported)[-300:]}")
+    return float(result[1]), taken, result[0]
 
 
 def main() -> None:
@@ -142,12 +142,12 @@ def main() -> None:
     except MtmdError as error:
         parser.error(str(error))
     print(f"predicted: {alone:.1f} pictures/s with the machine to itself", flush=True)
-    rate, others, told = measured(args.pictures, kill, args.port)
-    print(f"measured:  {rate:.1f} pictures/s, others took {others:.2f} cores ({told})")
-    beside = simulate(scenario(costs, args.pictures, kill, others)).rate
+    rate, others, reported = measured(args.pictures, kill, args.port)
+    print(f"measured:  {rate:.1f} pictures/s, others took {others:.2f} cores ({reported})")
+    alongside = simulate(scenario(costs, args.pictures, kill, others)).rate
     print(
-        f"predicted with so many cores less: {beside:.1f} pictures/s, off by "
-        f"{beside / rate - 1:+.1%} (with all of them {alone / rate - 1:+.1%})"
+        f"predicted with so many cores less: {alongside:.1f} pictures/s, off by "
+        f"{alongside / rate - 1:+.1%} (with all of them {alone / rate - 1:+.1%})"
     )
 
 

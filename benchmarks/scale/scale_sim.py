@@ -50,20 +50,20 @@ class Parser(argparse.ArgumentParser):
 
 def parser() -> argparse.ArgumentParser:
     doc = (__doc__ or "").partition("\n\n")
-    found = Parser(
+    result = Parser(
         "scale_sim.py",
         description=doc[0],
         epilog=doc[2],
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     names = ", ".join(sorted(path.stem for path in COSTS.glob("*.json")))
-    found.add_argument(
+    result.add_argument(
         "--costs", required=True, help=f"a file, or one of benchmarks/scale/costs: {names}"
     )
-    found.add_argument("--seed", type=int, default=1)
-    found.add_argument("--json", action="store_true", help="everything, for programs")
+    result.add_argument("--seed", type=int, default=1)
+    result.add_argument("--json", action="store_true", help="everything, for programs")
 
-    traffic = found.add_argument_group("pictures")
+    traffic = result.add_argument_group("pictures")
     traffic.add_argument("--pattern", choices=PATTERNS, default="backlog")
     traffic.add_argument("--pictures", type=int, help="so many (default: 10,000, or --seconds)")
     traffic.add_argument("--seconds", type=float, help="as many as come in so long")
@@ -89,7 +89,7 @@ def parser() -> argparse.ArgumentParser:
     )
     traffic.add_argument("--length-cv", type=float, help="of answers' lengths")
 
-    fleet = found.add_argument_group("machines")
+    fleet = result.add_argument_group("machines")
     nodes = fleet.add_mutually_exclusive_group()
     nodes.add_argument("--nodes", type=int)
     nodes.add_argument(
@@ -114,7 +114,7 @@ def parser() -> argparse.ArgumentParser:
         "--queue", type=int, help="pictures that may wait, for each worker (default: 1,024)"
     )
 
-    failures = found.add_argument_group("failures")
+    failures = result.add_argument_group("failures")
     failures.add_argument(
         "--mtbf-hours", type=float, help="until a node is lost, in the mean (default: never)"
     )
@@ -132,13 +132,13 @@ def parser() -> argparse.ArgumentParser:
         help="a node is lost for good when so many rows are there; of a backlog",
     )
 
-    found.add_argument(
+    result.add_argument(
         "--price",
         type=float,
         metavar="PER_HOUR",
         help="of a node; an assumption of yours, for the cost of a million pictures",
     )
-    return found
+    return result
 
 
 def scenario_of(args: argparse.Namespace) -> tuple[Scenario, float]:
@@ -235,8 +235,8 @@ def saturated(costs: Costs, fleet: Fleet, traffic: Traffic) -> tuple[float, str]
     """
     count = max(PROBE, 100 * fleet.slots * fleet.workers * fleet.share)
     flood = replace(traffic, pattern="steady", pictures=count, rate=FLOOD)
-    found = simulate(Scenario(costs, replace(fleet, nodes=fleet.share, queue=None), flood))
-    return found.rate / fleet.share, fullest(found)
+    result = simulate(Scenario(costs, replace(fleet, nodes=fleet.share, queue=None), flood))
+    return result.rate / fleet.share, fullest(result)
 
 
 def fullest(result: Result) -> str:
@@ -251,10 +251,10 @@ def facts(scenario: Scenario, result: Result, times: float, price: float | None)
     nodes = scenario.fleet.nodes * times
     node_hours = nodes * result.seconds / HOUR_S / max(result.finished * times, 1) * 1e6
     if scenario.traffic.pattern == "backlog":
-        most, first = result.rate / scenario.fleet.nodes, fullest(result)
+        maximum, first = result.rate / scenario.fleet.nodes, fullest(result)
     else:
-        most, first = saturated(scenario.costs, scenario.fleet, scenario.traffic)
-    told: dict[str, Any] = {
+        maximum, first = saturated(scenario.costs, scenario.fleet, scenario.traffic)
+    reported: dict[str, Any] = {
         "costs": scenario.costs.name,
         "kind": scenario.costs.kind,
         "nodes": round(nodes),
@@ -269,8 +269,8 @@ def facts(scenario: Scenario, result: Result, times: float, price: float | None)
         "pictures_day": result.rate * times * DAY_S,
         "utilization": result.utilization,
         "breaks_first": first,
-        "breaks_at_pictures_s": most * nodes,
-        "most_waiting": result.most_waiting,
+        "breaks_at_pictures_s": maximum * nodes,
+        "max_waiting": result.max_waiting,
         "present": result.present,
         "node_hours_a_million": node_hours,
         "cost_a_million": None if price is None else price * node_hours,
@@ -278,36 +278,36 @@ def facts(scenario: Scenario, result: Result, times: float, price: float | None)
     }
     if result.latencies:
         for name, values in (("latency_s", result.latencies), ("wait_s", result.waits)):
-            found = np.percentile(values, QUANTILES)
-            told[name] = {f"p{q:g}": float(v) for q, v in zip(QUANTILES, found, strict=True)}
-            told[name]["mean"] = float(np.mean(values))
-    return told
+            match = np.percentile(values, QUANTILES)
+            reported[name] = {f"p{q:g}": float(v) for q, v in zip(QUANTILES, match, strict=True)}
+            reported[name]["mean"] = float(np.mean(values))
+    return reported
 
 
-def text(told: dict[str, Any]) -> str:
+def text(reported: dict[str, Any]) -> str:
     lines = [
-        f"{told['costs']} ({told['kind']}); simulated",
-        f"{told['nodes']:,} nodes, {told['simulated_nodes']:,} simulated for "
-        f"{told['seconds']:,.1f} s: "
-        f"{told['finished']:,} pictures answered, {told['rejected']:,} told to come later, "
-        f"{told['lost_nodes']:,} nodes lost, {told['again']:,} pictures begun again",
-        f"{told['pictures_s']:,.1f} pictures/s, {told['pictures_day']:,.0f} a day",
+        f"{reported['costs']} ({reported['kind']}); simulated",
+        f"{reported['nodes']:,} nodes, {reported['simulated_nodes']:,} simulated for "
+        f"{reported['seconds']:,.1f} s: "
+        f"{reported['finished']:,} pictures answered, {reported['rejected']:,} told to come later, "
+        f"{reported['lost_nodes']:,} nodes lost, {reported['again']:,} pictures begun again",
+        f"{reported['pictures_s']:,.1f} pictures/s, {reported['pictures_day']:,.0f} a day",
     ]
     for name, what in (
         ("latency_s", "until the answer"),
         ("wait_s", "of that, waiting for a place"),
     ):
-        if name in told:
-            shown = ", ".join(f"{q} {value:.3g}" for q, value in told[name].items())
+        if name in reported:
+            shown = ", ".join(f"{q} {value:.3g}" for q, value in reported[name].items())
             lines.append(f"seconds {what}: {shown}")
-    lines += [f"{part:5.0%} of {WHAT[name]}" for name, part in told["utilization"].items()]
+    lines += [f"{part:5.0%} of {WHAT[name]}" for name, part in reported["utilization"].items()]
     lines.append(
-        f"breaks first: {WHAT[told['breaks_first']]}, at "
-        f"{told['breaks_at_pictures_s']:,.1f} pictures/s"
+        f"breaks first: {WHAT[reported['breaks_first']]}, at "
+        f"{reported['breaks_at_pictures_s']:,.1f} pictures/s"
     )
-    lines.append(f"a million pictures: {told['node_hours_a_million']:,.2f} node hours")
-    if told["cost_a_million"] is not None:
-        lines[-1] += f", {told['cost_a_million']:,.2f} at the price that was assumed"
+    lines.append(f"a million pictures: {reported['node_hours_a_million']:,.2f} node hours")
+    if reported["cost_a_million"] is not None:
+        lines[-1] += f", {reported['cost_a_million']:,.2f} at the price that was assumed"
     return "\n".join(lines)
 
 
@@ -317,10 +317,14 @@ def main(words: list[str] | None = None) -> int:
     try:
         scenario, times = scenario_of(args)
         result = simulate(scenario)
-        told = facts(scenario, result, times, args.price)
+        reported = facts(scenario, result, times, args.price)
     except MtmdError as error:
         arguments.error(str(error))
-    print(json.dumps(told | {"scenario": asdict(scenario)}, indent=1) if args.json else text(told))
+    print(
+        json.dumps(reported | {"scenario": asdict(scenario)}, indent=1)
+        if args.json
+        else text(reported)
+    )
     return 0
 
 

@@ -17,31 +17,30 @@ PATTERNS = ("backlog", "steady", "wave", "bursts")
 MEASURED, ESTIMATED = "measured", "estimated, not run"
 
 
-def _check(owner: object, what: str, *, least: float, most: float = math.inf) -> None:
+def _check(owner: object, what: str, *, minimum: float, maximum: float = math.inf) -> None:
     for name in what.split():
         value = getattr(owner, name)
         if not isinstance(value, int | float) or isinstance(value, bool) or math.isnan(value):
             raise OptionError(f"{name}: found {value!r:.60}, expected a number")
-        if not least <= value <= most:
-            above = f" to {most:g}" if most < math.inf else " or more"
-            raise OptionError(f"{name}: found {value:g}, expected {least:g}{above}")
+        if not minimum <= value <= maximum:
+            above = f" to {maximum:g}" if maximum < math.inf else " or more"
+            raise OptionError(f"{name}: found {value:g}, expected {minimum:g}{above}")
 
 
 @dataclass(frozen=True)
 class Costs:
     """What one picture and its answer take, in seconds at full speed.
 
-    A picture is fetched, decoded, preprocessed and asked about (`request_s`: threads, tickets)
-    by threads of the host. Of that the part `locked` is done by one of a worker's threads at a
-    time, as they hold the interpreter's lock. Then the engine works, which keeps `engine_cores`
-    of the host busy meanwhile: on the `cpu` with its work, beside a `gpu` with waiting for it.
-    The picture is encoded in `tiles`, up to `tiles_at_once` in a batch that costs
-    `encode_batch_s` and `encode_tile_s` for each. A step of the decoder costs `step_s`, and more
-    for each sequence that writes a token and for each token of a prompt that it reads: up to
-    `step_tokens` together, up to `beside_tokens` of prompts where somebody writes. The first token
-    comes with the last of the prompt. `answer_s` is what the engine's thread does for an answer
-    beside all that. A file of rows costs `write_s`, and the process that shares out the work
-    `assign_s` for it.
+    A picture is fetched, decoded, preprocessed and asked about (`request_s`: threads, tickets) by
+    threads of the host. Of that the part `locked` is done by one of a worker's threads at a time,
+    as they hold the interpreter's lock. Then the engine works, which keeps `engine_cores` of the
+    host busy meanwhile: on the `cpu` with its work, beside a `gpu` with waiting for it. The picture
+    is encoded in `tiles`, up to `tiles_at_once` in a batch that costs `encode_batch_s` and
+    `encode_tile_s` for each. A step of the decoder costs `step_s`, and more for each sequence that
+    writes a token and for each token of a prompt that it reads: up to `step_tokens` together, up to
+    `concurrent_tokens` of prompts where somebody writes. The first token comes with the last of the
+    prompt. `answer_s` is what the engine's thread does for an answer beside all that. A file of
+    rows costs `write_s`, and the process that shares out the work `assign_s` for it.
     """
 
     name: str
@@ -66,7 +65,7 @@ class Costs:
     prompt_token_s: float
     output_token_s: float
     step_tokens: int
-    beside_tokens: int
+    concurrent_tokens: int
     answer_s: float
     write_s: float
     assign_s: float
@@ -81,13 +80,13 @@ class Costs:
         if self.device not in ("cpu", "gpu"):
             raise OptionError(f"device: found {self.device!r:.60}, expected cpu or gpu")
         seconds = [f.name for f in fields(self) if f.name.endswith("_s")]
-        _check(self, " ".join(seconds), least=0)
-        _check(self, "picture_bytes background_cores", least=0)
-        _check(self, "locked", least=0, most=1)
-        _check(self, "engine_cores", least=0.01, most=1000)
-        _check(self, "tiles_at_once step_tokens beside_tokens", least=1)
-        _check(self, "tiles prompt_tokens", least=0, most=1e6)
-        _check(self, "output_tokens", least=1, most=1e6)
+        _check(self, " ".join(seconds), minimum=0)
+        _check(self, "picture_bytes background_cores", minimum=0)
+        _check(self, "locked", minimum=0, maximum=1)
+        _check(self, "engine_cores", minimum=0.01, maximum=1000)
+        _check(self, "tiles_at_once step_tokens beside_tokens", minimum=1)
+        _check(self, "tiles prompt_tokens", minimum=0, maximum=1e6)
+        _check(self, "output_tokens", minimum=1, maximum=1e6)
 
     @property
     def host_s(self) -> float:
@@ -98,22 +97,22 @@ class Costs:
     def read(cls, path: Path) -> Costs:
         """Raises OptionError for a file that is none, or lacks something."""
         try:
-            found: Any = json.loads(path.read_text())
+            result: Any = json.loads(path.read_text())
         except (OSError, ValueError) as error:
             raise OptionError(
                 f"costs {path}: cannot be read ({error}); measure_costs.py writes such files"
             ) from error
         known = {f.name for f in fields(cls)}
-        if not isinstance(found, dict):
+        if not isinstance(result, dict):
             raise OptionError(f"costs {path}: found no object, expected one with {sorted(known)}")
-        if strange := sorted(set(found) - known):
+        if strange := sorted(set(result) - known):
             raise OptionError(f"costs {path}: found {strange[0]!r:.60}, expected {sorted(known)}")
-        if lacking := sorted(known - {"notes"} - set(found)):
+        if lacking := sorted(known - {"notes"} - set(result)):
             raise OptionError(
                 f"costs {path}: {', '.join(lacking)} lacking; measure_costs.py writes all"
             )
         try:
-            return cls(**found)
+            return cls(**result)
         except OptionError as error:
             raise OptionError(f"costs {path}: {error}") from error
 
@@ -137,13 +136,13 @@ class Fleet:
     queue: int | None = 1024
 
     def __post_init__(self) -> None:
-        _check(self, "nodes", least=1, most=100_000)
-        _check(self, "workers share slots", least=1, most=10_000)
-        _check(self, "ahead fetch_wait_s", least=0, most=10_000)
-        _check(self, "cores", least=0.01, most=10_000)
-        _check(self, "link_gbit", least=1e-6)
+        _check(self, "nodes", minimum=1, maximum=100_000)
+        _check(self, "workers share slots", minimum=1, maximum=10_000)
+        _check(self, "ahead fetch_wait_s", minimum=0, maximum=10_000)
+        _check(self, "cores", minimum=0.01, maximum=10_000)
+        _check(self, "link_gbit", minimum=1e-6)
         if self.queue is not None:
-            _check(self, "queue", least=0)
+            _check(self, "queue", minimum=0)
         if self.nodes % self.share:
             raise OptionError(
                 f"share: found {self.share} nodes on a machine and {self.nodes} nodes, expected "
@@ -180,12 +179,12 @@ class Traffic:
             raise OptionError(
                 f"pattern: found {self.pattern!r:.60}, expected one of {', '.join(PATTERNS)}"
             )
-        _check(self, "pictures", least=1, most=50_000_000)
-        _check(self, "unit page_tokens", least=1, most=1_000_000)
-        _check(self, "rate period_s burst_s", least=1e-9)
-        _check(self, "cache_hits", least=0, most=1)
-        _check(self, "size_cv length_cv", least=0, most=10)
-        _check(self, "peak", least=1, most=2 if self.pattern == "wave" else 1000)
+        _check(self, "pictures", minimum=1, maximum=50_000_000)
+        _check(self, "unit page_tokens", minimum=1, maximum=1_000_000)
+        _check(self, "rate period_s burst_s", minimum=1e-9)
+        _check(self, "cache_hits", minimum=0, maximum=1)
+        _check(self, "size_cv length_cv", minimum=0, maximum=10)
+        _check(self, "peak", minimum=1, maximum=2 if self.pattern == "wave" else 1000)
         if self.pattern == "bursts" and self.burst_s >= self.period_s:
             raise OptionError(
                 f"burst_s: found {self.burst_s:g}, expected less than period_s {self.period_s:g}"
@@ -222,9 +221,9 @@ class Failures:
     kills: tuple[Kill, ...] = ()
 
     def __post_init__(self) -> None:
-        _check(self, "notice_s restart_s", least=0)
+        _check(self, "notice_s restart_s", minimum=0)
         if self.mtbf_s is not None:
-            _check(self, "mtbf_s", least=1e-6)
+            _check(self, "mtbf_s", minimum=1e-6)
         for kill in self.kills:
             if not 0 < kill.after < 1:
                 raise OptionError(f"kill: found {kill.after:.0%}, expected more than 0, below 100")

@@ -20,7 +20,7 @@ from mtmd.cluster.schedule import Schedule, Task
 
 SLICE_S = 0.01  # of encoding between two steps of the decoder, as in mtmd/service/service.py
 STEPS_AT_ONCE = 8  # of the decoder, where nothing else waits: one event in place of so many
-VAIN_MOST = 1000  # nodes lost, while no picture is answered
+VAIN_MAX = 1000  # nodes lost, while no picture is answered
 Process = Generator[Any, Any, None]
 
 
@@ -57,7 +57,7 @@ class Result:
     stages: Counter[str] = field(default_factory=Counter)
     present: float = 0.0
     """Pictures that have come and are not answered, in the mean over time."""
-    most_waiting: int = 0
+    max_waiting: int = 0
     times: Counter[int] = field(default_factory=Counter)
     """How often each picture got its row."""
     series: list[tuple[float, int, int, int]] = field(default_factory=list)
@@ -140,15 +140,15 @@ class Worker:
         fleet = run.scenario.fleet
         backlog = run.scenario.traffic.pattern == "backlog"
         # a worker of `mtmd batch --ray` has two units at once, each with threads of its own
-        self.places = (fleet.slots + fleet.ahead) * (2 if backlog else 1)
-        self.held: dict[Picture, None] = {}
+        self.locations = (fleet.slots + fleet.ahead) * (2 if backlog else 1)
+        self.stored: dict[Picture, None] = {}
         self.is_ready = False
         self.lock = simpy.Resource(run.env)
         """The interpreter's, for threads that prepare pictures."""
         self.encoding: deque[list[Any]] = deque()  # picture, tiles left
         self.reading: deque[list[Any]] = deque()  # picture, tokens of the prompt left
         self.writing: dict[Picture, int] = {}  # tokens left
-        self.engine_s = self.since = self.held_s = 0.0
+        self.engine_s = self.since = self.cpu_s = 0.0
         self._asleep: simpy.Event | None = None
         self._batch: tuple[int, float] = (0, 0.0)  # tiles being encoded, seconds left
         self._processes: set[simpy.Process] = set()
@@ -171,18 +171,18 @@ class Worker:
 
     @property
     def free(self) -> int:
-        return self.places - len(self.held)
+        return self.locations - len(self.stored)
 
     def pull(self) -> None:
         """Begin with what the source has, as far as there is a place."""
-        while self.is_ready and len(self.held) < self.places:
+        while self.is_ready and len(self.stored) < self.locations:
             picture = self.run.source.next_for(self)
             if picture is None:
                 return
             self.begin(picture)
 
     def begin(self, picture: Picture) -> None:
-        self.held[picture], picture.begun = None, self.run.env.now
+        self.stored[picture], picture.begun = None, self.run.env.now
         self.run.result.begun += 1
         self.run.result.waits.append(self.run.env.now - picture.came)
         self.go(self._prepare(picture))
@@ -295,7 +295,7 @@ class Worker:
 
     def _step(self) -> Process:
         costs, slots = self.run.scenario.costs, self.run.scenario.fleet.slots
-        room = costs.beside_tokens if self.writing else costs.step_tokens
+        room = costs.concurrent_tokens if self.writing else costs.step_tokens
         read, answered, admitted = 0.0, list[Picture](), slots - len(self.writing)
         waiting = iter(self.reading)
         while room > 0 and admitted > 0 and (one := next(waiting, None)) is not None:
@@ -323,8 +323,8 @@ class Worker:
         for picture in over:
             del self.writing[picture]
             yield from self._compute("answer", costs.answer_s)
-            del self.held[picture]
-            self.held_s += self.run.env.now - picture.begun
+            del self.stored[picture]
+            self.cpu_s += self.run.env.now - picture.begun
             self.run.source.finished(self, picture)
         self.pull()
 
@@ -354,7 +354,7 @@ class Arrivals:
         self._come = False
         queue = run.scenario.fleet.queue
         workers = run.scenario.fleet.nodes * run.scenario.fleet.workers
-        self.most = math.inf if queue is None else queue * workers
+        self.maximum = math.inf if queue is None else queue * workers
         run.env.process(self._arrive())
 
     @property
@@ -407,10 +407,10 @@ class Arrivals:
         if worker is not None and worker.free > 0:
             run.change_present(1)
             worker.begin(picture)
-        elif len(self.line) < self.most:
+        elif len(self.line) < self.maximum:
             run.change_present(1)
             self.line.append(picture)
-            run.result.most_waiting = max(run.result.most_waiting, len(self.line))
+            run.result.max_waiting = max(run.result.max_waiting, len(self.line))
         else:
             run.result.rejected += 1
 
@@ -442,7 +442,7 @@ class Backlog:
             min(traffic.unit, traffic.pictures - unit * traffic.unit) for unit in range(units)
         ]
         self.schedule = Schedule(enumerate(self.sizes))
-        self.held: dict[Worker, dict[int, Unit]] = {}
+        self.stored: dict[Worker, dict[int, Unit]] = {}
         self.written: set[int] = set()
         run.result.came = traffic.pictures
         run.change_present(traffic.pictures)
@@ -452,10 +452,10 @@ class Backlog:
         return self.schedule.finished
 
     def _more(self, worker: Worker) -> None:
-        if worker not in self.held:
-            self.held[worker] = {}
+        if worker not in self.stored:
+            self.stored[worker] = {}
             self.schedule.started(worker.number)
-        units = self.held[worker]
+        units = self.stored[worker]
         while (task := self.schedule.next_for(worker.number)) is not None:
             first = task.unit * self.run.scenario.traffic.unit
             pictures = deque(
@@ -466,14 +466,14 @@ class Backlog:
     def next_for(self, worker: Worker) -> Picture | None:
         self._more(worker)
         # each unit has its half of the places
-        for unit in self.held[worker].values():
-            if unit.waiting and unit.begun < worker.places // 2:
+        for unit in self.stored[worker].values():
+            if unit.waiting and unit.begun < worker.locations // 2:
                 unit.begun += 1
                 return unit.waiting.popleft()
         return None
 
     def finished(self, worker: Worker, picture: Picture) -> None:
-        unit = self.held[worker][picture.unit]
+        unit = self.stored[worker][picture.unit]
         unit.begun -= 1
         unit.left -= 1
         unit.done.append(picture)
@@ -484,7 +484,7 @@ class Backlog:
         run = self.run
         yield from worker.node.machine.cores.hold(run.scenario.costs.write_s)
         # from here on the file is there, whatever becomes of the worker
-        del self.held[worker][unit.task.unit]
+        del self.stored[worker][unit.task.unit]
         for picture in unit.done if unit.task.unit not in self.written else ():
             run.change_present(-1)
             run.finish(picture)
@@ -497,7 +497,7 @@ class Backlog:
         worker.pull()
 
     def lost(self, worker: Worker, pictures: list[Picture]) -> None:  # noqa: ARG002
-        if self.held.pop(worker, None) is not None:
+        if self.stored.pop(worker, None) is not None:
             self.schedule.ended(worker.number, blame=False)
         for one in self.run.ready:
             one.pull()
@@ -526,7 +526,7 @@ class Simulation:
         """The worker that loads before all others."""
         self.ready: list[Worker] = []
         self.present = 0
-        self.assigned_s = self.engine_s = self.engines_s = self.held_s = self.places_s = 0.0
+        self.assigned_s = self.engine_s = self.engines_s = self.cpu_s = self.locations_s = 0.0
         self._present_s = self._present_since = 0.0
         self._workers = self._lost_at_finish = 0
         self._kills = list(scenario.failures.kills)
@@ -564,7 +564,7 @@ class Simulation:
         result.utilization = {
             "cores": sum(c.used for c in cores) / (sum(c.capacity for c in cores) * whole),
             "engine": self.engine_s / max(self.engines_s, 1e-9),
-            "places": self.held_s / max(self.places_s, 1e-9),
+            "places": self.cpu_s / max(self.locations_s, 1e-9),
             "link": sum(c.used for c in links) / (len(links) * whole),
         }
         if isinstance(self.source, Backlog):
@@ -603,7 +603,7 @@ class Simulation:
         if worker in self.ready:
             self._account(worker)
             self.ready.remove(worker)
-        self.env.process(self._notice(worker, list(worker.held)))
+        self.env.process(self._notice(worker, list(worker.stored)))
 
     def _notice(self, worker: Worker, pictures: list[Picture]) -> Process:
         yield self.env.timeout(self.scenario.failures.notice_s)
@@ -613,9 +613,9 @@ class Simulation:
         there = self.env.now - worker.since
         self.engine_s += worker.engine_s
         self.engines_s += there
-        held = sum(self.env.now - picture.begun for picture in worker.held)
-        self.held_s += worker.held_s + held
-        self.places_s += worker.places * there
+        stored = sum(self.env.now - picture.begun for picture in worker.stored)
+        self.cpu_s += worker.cpu_s + stored
+        self.locations_s += worker.locations * there
 
     def change_present(self, by: int) -> None:
         now = self.env.now
@@ -645,7 +645,7 @@ class Simulation:
     def look_whether_vain(self) -> None:
         """Raises OptionError, in `run`, where nodes are lost before they have done anything."""
         vain = self.result.lost_nodes - self._lost_at_finish
-        if vain >= VAIN_MOST and not self.over.triggered:
+        if vain >= VAIN_MAX and not self.over.triggered:
             mtbf = self.scenario.failures.mtbf_s
             self.over.fail(
                 OptionError(

@@ -29,15 +29,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     options = parser.parse_args()
     with shared_out_promptly(), closing(Service(load(threads=1))) as service:
-        steps_beside(service, options.temperature, None)
+        steps_alongside(service, options.temperature, None)
         for _ in range(options.rounds):
             for name, work in WORK.items():
-                steps = sorted(steps_beside(service, options.temperature, work))
-                found = ", ".join(
-                    f"{place:.0%} {1e3 * steps[int(place * (len(steps) - 1))]:.2f}"
-                    for place in (0.5, 0.9, 0.99, 1.0)
+                steps = sorted(steps_alongside(service, options.temperature, work))
+                result = ", ".join(
+                    f"{location:.0%} {1e3 * steps[int(location * (len(steps) - 1))]:.2f}"
+                    for location in (0.5, 0.9, 0.99, 1.0)
                 )
-                print(f"{name}: {len(steps)} steps, ms: {found}", flush=True)
+                print(f"{name}: {len(steps)} steps, ms: {result}", flush=True)
 
 
 def count() -> None:
@@ -56,7 +56,7 @@ WORK: dict[str, Callable[[], None] | None] = {
 }
 
 
-def steps_beside(
+def steps_alongside(
     service: Service, temperature: float, work: Callable[[], None] | None
 ) -> list[float]:
     """Seconds of each step while some answers are written."""

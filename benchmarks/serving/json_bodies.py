@@ -111,8 +111,8 @@ def reader() -> Callable[[IO[bytes]], bytes]:
             content_type="application/json",
         ):  # fmt: skip
             request.max_content_length = count
-            asked = json_body(ChatRequest)
-            ((_, data),) = media._read(media._sources([*asked.media()], ""))
+            requested = json_body(ChatRequest)
+            ((_, data),) = media._read(media._sources([*requested.media()], ""))
             return data
 
     return read

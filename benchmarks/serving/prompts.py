@@ -26,7 +26,7 @@ from mtmd.options.load import LoadOptions
 
 LENGTHS = (24, 48, 100, 200)
 ROUNDS = 12  # prompts read in each way
-BESIDE = ((8, 1500), (14, 60))  # answers, and tokens of each
+ALONGSIDE = ((8, 1500), (14, 60))  # answers, and tokens of each
 ROWS = (8, 16, 56)  # of prompts beside them
 STEPS = 30
 
@@ -36,12 +36,12 @@ def main() -> None:
     parser.add_argument("--shape", help="of a model, with random weights (the demo model)")
     parser.add_argument("--weights", default="Q8_0", help="their type (Q8_0)")
     parser.add_argument("--threads", type=int, default=1)
-    asked = parser.parse_args()
-    chosen = {"parallel": 16, "context": 2048, "threads": asked.threads}
-    if asked.shape is None:
+    requested = parser.parse_args()
+    chosen = {"parallel": 16, "context": 2048, "threads": requested.threads}
+    if requested.shape is None:
         model = load(**chosen)
     else:
-        checkpoint = random_checkpoint(asked.shape, asked.weights)
+        checkpoint = random_checkpoint(requested.shape, requested.weights)
         model = Model(checkpoint, options(LoadOptions, chosen))
     print(model, flush=True)
     print("\n| prompt | at once, ms | 16 at a time | as chosen |\n|---|---|---|---|")
@@ -50,10 +50,10 @@ def main() -> None:
     print(
         "\n| answers, tokens of each | rows beside them | one batch, ms | two |\n|---|---|---|---|"
     )
-    for count, tokens in BESIDE:
+    for count, tokens in ALONGSIDE:
         for rows in ROWS:
-            found = " | ".join(f"{1e3 * each:.1f}" for each in steps(model, count, tokens, rows))
-            print(f"| {count}, {tokens} | {rows} | {found} |", flush=True)
+            result = " | ".join(f"{1e3 * each:.1f}" for each in steps(model, count, tokens, rows))
+            print(f"| {count}, {tokens} | {rows} | {result} |", flush=True)
 
 
 def request(length: int, seed: int, tokens: int) -> Prompt:
@@ -64,11 +64,11 @@ def request(length: int, seed: int, tokens: int) -> Prompt:
 
 def short_prompts(model: Model, length: int) -> list[str]:
     engine = Engine(model.runner)
-    scheduler, most = engine.scheduler, engine.scheduler.tokens
-    found: list[list[float]] = [[], [], []]
-    ways = (most, None), (FEW, FEW), (most, FEW)
+    scheduler, maximum = engine.scheduler, engine.scheduler.tokens
+    result: list[list[float]] = [[], [], []]
+    ways = (maximum, None), (FEW, FEW), (maximum, FEW)
     for number in range(ROUNDS):
-        for (tokens, few), times in zip(ways, found, strict=True):
+        for (tokens, few), times in zip(ways, result, strict=True):
             scheduler.tokens, scheduler.in_place_rows = tokens, few
             sequence, start = engine.submit(request(length, number, 1)), time.process_time()
             while sequence.finish is None:
@@ -76,12 +76,12 @@ def short_prompts(model: Model, length: int) -> list[str]:
             times.append(time.process_time() - start)
             engine.reset()  # else the next prompt like it is cached
             scheduler = engine.scheduler
-    return [f"{1e3 * median(times[ROUNDS // 2 :]):.1f}" for times in found]
+    return [f"{1e3 * median(times[ROUNDS // 2 :]):.1f}" for times in result]
 
 
 def steps(model: Model, count: int, tokens: int, rows: int) -> list[float]:
     """Seconds of a step in one batch, and in two."""
-    engine, found = Engine(model.runner), list[float]()
+    engine, result = Engine(model.runner), list[float]()
     for number in range(count):
         engine.submit(request(tokens, number, 400))
     scheduler = engine.scheduler
@@ -96,8 +96,8 @@ def steps(model: Model, count: int, tokens: int, rows: int) -> list[float]:
             engine.step()
             times.append(time.process_time() - start)
         engine.cancel(late)
-        found.append(median(times[3:]))
-    return found
+        result.append(median(times[3:]))
+    return result
 
 
 if __name__ == "__main__":

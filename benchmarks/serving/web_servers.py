@@ -83,7 +83,7 @@ async def crowd(port: int, data: bytes, count: int) -> list[Any]:
     return opened
 
 
-async def watch(port: int, found: list[float], end: asyncio.Event) -> None:
+async def watch(port: int, result: list[float], end: asyncio.Event) -> None:
     while not end.is_set():
         began = time.perf_counter()
         try:
@@ -93,9 +93,9 @@ async def watch(port: int, found: list[float], end: asyncio.Event) -> None:
                 assert b" 200 " in await reader.readline()
                 writer.close()
         except (OSError, TimeoutError, AssertionError):
-            found.append(30.0)
+            result.append(30.0)
         else:
-            found.append(time.perf_counter() - began)
+            result.append(time.perf_counter() - began)
         await asyncio.sleep(0.1)
 
 
@@ -140,8 +140,8 @@ async def measure(kind: str, idle: int, streams: int, words: int) -> None:
     await asyncio.sleep(2)
 
     async def phase(name: str, doing: Any) -> Any:
-        found, end, (cpu, *_) = list[float](), asyncio.Event(), usage(process.pid)
-        watching = asyncio.create_task(watch(port, found, end))
+        result, end, (cpu, *_) = list[float](), asyncio.Event(), usage(process.pid)
+        watching = asyncio.create_task(watch(port, result, end))
         try:
             return await doing
         finally:
@@ -149,7 +149,7 @@ async def measure(kind: str, idle: int, streams: int, words: int) -> None:
             await watching
             now, memory, threads = usage(process.pid)
             row[name] = {
-                "worst /health ms": round(max(found) * 1e3),
+                "worst /health ms": round(max(result) * 1e3),
                 "CPU s": round(now - cpu, 2),
                 "MiB": round(memory),
                 "threads": threads,

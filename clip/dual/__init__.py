@@ -1,0 +1,1 @@
+"""Dual encoders: pictures and texts as vectors of one space."""

@@ -103,7 +103,7 @@ def read(top: Settings, image: Settings) -> AyaVision:
     """
     c, text_width = (
         top.part("vision_config"),
-        top.part("text_config").count("hidden_size", 8192, most=MAX_WIDTH),
+        top.part("text_config").count("hidden_size", 8192, maximum=MAX_WIDTH),
     )
     vit = read_vit(c, layers=12, width=768, ffn=3072, heads=12, act="gelu_pytorch_tanh")
     c.choice("model_type", ("siglip_vision_model",), "siglip_vision_model")
@@ -117,7 +117,7 @@ def read(top: Settings, image: Settings) -> AyaVision:
     )
     grid, inner = (
         size // patch,
-        top.count("alignment_intermediate_size", text_width, most=MAX_WIDTH),
+        top.count("alignment_intermediate_size", text_width, maximum=MAX_WIDTH),
     )
     if not grid or grid % factor or inner % 2:
         raise ModelError(

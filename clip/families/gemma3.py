@@ -123,7 +123,7 @@ def read(top: Settings, image: Settings) -> Gemma3Vision:
     """
     vision, text_width = (
         top.part("vision_config"),
-        top.part("text_config").count("hidden_size", 2304, most=MAX_WIDTH),
+        top.part("text_config").count("hidden_size", 2304, maximum=MAX_WIDTH),
     )
     vit = read_vit(vision, layers=12, width=768, ffn=3072, heads=12, act="gelu_pytorch_tanh")
     vision.choice("num_channels", (3,), 3)

@@ -202,8 +202,8 @@ def read(top: Settings, image: Settings) -> Glm4Vision:
     for key, value in (("hidden_act", "silu"), ("in_channels", 3), ("temporal_patch_size", FRAMES)):
         c.choice(key, (value,), value)
     width, heads, patch = (
-        c.count("hidden_size", 1536, most=MAX_WIDTH),
-        c.count("num_heads", 12, most=MAX_HEADS),
+        c.count("hidden_size", 1536, maximum=MAX_WIDTH),
+        c.count("num_heads", 12, maximum=MAX_HEADS),
         c.count("patch_size", 14),
     )
     limits = {
@@ -216,11 +216,11 @@ def read(top: Settings, image: Settings) -> Glm4Vision:
         Settings({**image.values, **limits}, image.where), patch, merge, frames=FRAMES, enlarge=True
     )
     return Glm4Vision(
-        layers=c.count("depth", 24, most=MAX_LAYERS),
+        layers=c.count("depth", 24, maximum=MAX_LAYERS),
         width=width,
-        merger=c.count("intermediate_size", 13696, most=MAX_WIDTH),
+        merger=c.count("intermediate_size", 13696, maximum=MAX_WIDTH),
         heads=heads,
-        text_width=c.count("out_hidden_size", 4096, most=MAX_WIDTH),
+        text_width=c.count("out_hidden_size", 4096, maximum=MAX_WIDTH),
         eps=c.number("rms_norm_eps", 1e-5),
         bias=c.flag("attention_bias", False),
         side=c.count("image_size", 336) // patch,
@@ -232,12 +232,12 @@ def read(top: Settings, image: Settings) -> Glm4Vision:
 
 def _read_video(video: Settings, patch: int, merge: int) -> PairedFrames:
     factor, normalize, resample = read_pairs(video, patch=patch, merge=merge)
-    least, most = read_limits(video, CLIP_PIXELS)
-    check_limits(video, least, most, factor)
+    minimum, maximum = read_limits(video, CLIP_PIXELS)
+    check_limits(video, minimum, maximum, factor)
     longest = video.number("max_duration", 300.0)
     return PairedFrames(
         factor=factor,
-        limits=AllFrames(least, most, even=True),
+        limits=AllFrames(minimum, maximum, even=True),
         normalize=normalize,
         resample=resample,
         rule=FrameRule(EveryInterval(video.number("fps", 2.0), longest)),

@@ -164,7 +164,7 @@ def read(top: Settings, image: Settings) -> Idefics3Vision:
         top.count("scale_factor", 2),
     )
     resolution = read_longest_edge_tiling(
-        image, patch=patch, positions=size // patch, factor=factor, most_in_a_row=ROWS
+        image, patch=patch, positions=size // patch, factor=factor, max_in_a_row=ROWS
     )
     films = top.get("model_type", "") == "smolvlm"  # which a GGUF does not say
     return Idefics3Vision(
@@ -172,7 +172,7 @@ def read(top: Settings, image: Settings) -> Idefics3Vision:
         positions=size // patch,
         patch=patch,
         factor=factor,
-        text_width=top.part("text_config").count("hidden_size", 4096, most=MAX_WIDTH),
+        text_width=top.part("text_config").count("hidden_size", 4096, maximum=MAX_WIDTH),
         resolution=resolution,
         video=_read_video(image.part("video_processor"), resolution) if films else None,
     )

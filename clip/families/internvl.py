@@ -233,7 +233,7 @@ def read(top: Settings, image: Settings) -> InternVision:
         qk_norm=c.flag("use_qk_norm", False),
         patch=patch,
         factor=factor,
-        text_width=top.part("text_config").count("hidden_size", 4096, most=MAX_WIDTH),
+        text_width=top.part("text_config").count("hidden_size", 4096, maximum=MAX_WIDTH),
         gelu=ACTIVATIONS[top.choice("projector_hidden_act", ACTIVATIONS, "gelu")],
         resolution=read_stretched_tiling(image, tile, (tile // side) ** 2),
         video=_read_video(image.part("video_processor"), tile, (tile // side) ** 2),

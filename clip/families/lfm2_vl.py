@@ -162,7 +162,7 @@ def read(top: Settings, image: Settings) -> Lfm2Vision:
     """Read it from config.json and the image processor's settings, with transformers' defaults;
     ModelError where a value cannot be followed.
     """
-    vision, shuffle = top.part("vision_config"), top.count("downsample_factor", 2, most=64)
+    vision, shuffle = top.part("vision_config"), top.count("downsample_factor", 2, maximum=64)
     vision.choice("num_channels", (3,), 3)
     patches = vision.count("num_patches", 256)
     if isqrt(patches) ** 2 != patches:
@@ -175,9 +175,9 @@ def read(top: Settings, image: Settings) -> Lfm2Vision:
         vit=vit,
         positions=isqrt(patches),
         resolution=read_adaptive(image, vision.count("patch_size", 16), shuffle),
-        inner=top.count("projector_hidden_size", 2560, most=MAX_WIDTH),
+        inner=top.count("projector_hidden_size", 2560, maximum=MAX_WIDTH),
         normed=top.flag("projector_use_layernorm", True),
         bias=top.flag("projector_bias", True),
         gelu=ACTIVATIONS[top.choice("projector_hidden_act", ACTIVATIONS, "gelu")],
-        text_width=top.part("text_config").count("hidden_size", 2560, most=MAX_WIDTH),
+        text_width=top.part("text_config").count("hidden_size", 2560, maximum=MAX_WIDTH),
     )

@@ -213,8 +213,8 @@ def read(top: Settings, image: Settings) -> PixtralVision:
         top.choice("vision_feature_select_strategy", ("full",), "default")
     c.choice("num_channels", (3,), 3)
     width, heads = (
-        c.count("hidden_size", 1024, most=MAX_WIDTH),
-        c.count("num_attention_heads", 16, most=MAX_HEADS),
+        c.count("hidden_size", 1024, maximum=MAX_WIDTH),
+        c.count("num_attention_heads", 16, maximum=MAX_HEADS),
     )
     patch, merge = c.count("patch_size", 16), top.count("spatial_merge_size", 2) if merges else None
     act, text_eps = (
@@ -222,16 +222,16 @@ def read(top: Settings, image: Settings) -> PixtralVision:
         1e-5 if text.get("model_type", "") == "ministral3" else 1e-6,
     )
     return PixtralVision(
-        layers=c.count("num_hidden_layers", 24, most=MAX_LAYERS),
+        layers=c.count("num_hidden_layers", 24, maximum=MAX_LAYERS),
         width=width,
-        ffn=c.count("intermediate_size", 4096, most=MAX_WIDTH),
+        ffn=c.count("intermediate_size", 4096, maximum=MAX_WIDTH),
         heads=heads,
         act=ACTIVATIONS.get(act, act),
         rotary=_read_rotary(c, width, heads),
         patch=patch,
         merge=merge,
         merge_eps=text.number("rms_norm_eps", text_eps),
-        text_width=text.count("hidden_size", 4096, most=MAX_WIDTH),
+        text_width=text.count("hidden_size", 4096, maximum=MAX_WIDTH),
         bias=top.flag("multimodal_projector_bias", not merges),
         gelu=ACTIVATIONS[top.choice("projector_hidden_act", ACTIVATIONS, "gelu")],
         resolution=read_native(image, patch * (merge or 1)),

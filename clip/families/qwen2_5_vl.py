@@ -199,9 +199,9 @@ def layouts(parts: Sequence[Part], patches: int, merge: int, window: int) -> Lay
     back = torch.arange(patches // merge**2)
     for part in parts:
         own, token = layout(part.rows, part.columns, merge, window), part.first // merge**2
-        order[part.places] = part.first + part.behind[own.order]
-        bounds[part.places] = part.first + own.bounds
-        positions[:, part.places] = own.positions
+        order[part.locations] = part.first + part.behind[own.order]
+        bounds[part.locations] = part.first + own.bounds
+        positions[:, part.locations] = own.positions
         back[token : token + len(own.back)] = token + own.back
     return Layout(order, positions, bounds, back)
 
@@ -236,7 +236,7 @@ def from_gguf(keys: Settings, names: Collection[str]) -> tuple[dict[str, Any], d
     """Return what config.json and the image processor's settings would say."""
     plain, layers, every = (
         gguf_vit(keys),
-        keys.count("vision.block_count", most=MAX_LAYERS),
+        keys.count("vision.block_count", maximum=MAX_LAYERS),
         keys.count("vision.n_wa_pattern"),
     )
     vision = {
@@ -262,8 +262,8 @@ def read(top: Settings, image: Settings) -> Qwen25Vision:
     for key, value in (("hidden_act", "silu"), ("in_channels", 3), ("temporal_patch_size", 2)):
         c.choice(key, (value,), value)
     width, heads = (
-        c.count("hidden_size", 3584, most=MAX_WIDTH),
-        c.count("num_heads", 16, most=MAX_HEADS),
+        c.count("hidden_size", 3584, maximum=MAX_WIDTH),
+        c.count("num_heads", 16, maximum=MAX_HEADS),
     )
     patch, merge = c.count("patch_size", 14), c.count("spatial_merge_size", 2)
     resolution = read_dynamic(image, patch, merge)
@@ -278,11 +278,11 @@ def read(top: Settings, image: Settings) -> Qwen25Vision:
             f"{c.where}: fullatt_block_indexes is {full!r:.40}, expected a list of layers"
         )
     return Qwen25Vision(
-        layers=c.count("depth", 32, most=MAX_LAYERS),
+        layers=c.count("depth", 32, maximum=MAX_LAYERS),
         width=width,
-        ffn=c.count("intermediate_size", 3420, most=MAX_WIDTH),
+        ffn=c.count("intermediate_size", 3420, maximum=MAX_WIDTH),
         heads=heads,
-        text_width=c.count("out_hidden_size", 3584, most=MAX_WIDTH),
+        text_width=c.count("out_hidden_size", 3584, maximum=MAX_WIDTH),
         full=frozenset(full),
         window=window // resolution.factor,
         rotary=read_grid_rotary(c, width, heads),

@@ -117,12 +117,12 @@ class Qwen2Vision:
 
 def from_gguf(keys: Settings, names: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:  # noqa: ARG001
     """Return what config.json and the image processor's settings would say."""
-    plain, width = gguf_vit(keys), keys.count("vision.embedding_length", most=MAX_WIDTH)
+    plain, width = gguf_vit(keys), keys.count("vision.embedding_length", maximum=MAX_WIDTH)
     vision = {
         "depth": plain["num_hidden_layers"],
         "embed_dim": width,
         "num_heads": plain["num_attention_heads"],
-        "mlp_ratio": keys.count("vision.feed_forward_length", most=MAX_WIDTH) / width,
+        "mlp_ratio": keys.count("vision.feed_forward_length", maximum=MAX_WIDTH) / width,
         "patch_size": plain["patch_size"],
         "hidden_act": plain["hidden_act"],
         "hidden_size": keys.get("vision.projection_dim", None),
@@ -138,16 +138,16 @@ def read(top: Settings, image: Settings) -> Qwen2Vision:
     c.choice("in_channels", (3,), 3)
     c.choice("temporal_patch_size", (2,), 2)
     width, heads = (
-        c.count("embed_dim", 1280, most=MAX_WIDTH),
-        c.count("num_heads", 16, most=MAX_HEADS),
+        c.count("embed_dim", 1280, maximum=MAX_WIDTH),
+        c.count("num_heads", 16, maximum=MAX_HEADS),
     )
     patch, merge = c.count("patch_size", 14), c.count("spatial_merge_size", 2)
     return Qwen2Vision(
-        layers=c.count("depth", 32, most=MAX_LAYERS),
+        layers=c.count("depth", 32, maximum=MAX_LAYERS),
         width=width,
         ffn=round(width * c.number("mlp_ratio", 4)),
         heads=heads,
-        text_width=c.count("hidden_size", 3584, most=MAX_WIDTH),
+        text_width=c.count("hidden_size", 3584, maximum=MAX_WIDTH),
         gelu=ACTIVATIONS[c.choice("hidden_act", ACTIVATIONS, "quick_gelu")],
         rotary=read_grid_rotary(c, width, heads),
         resolution=read_dynamic(image, patch, merge),

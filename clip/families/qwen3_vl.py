@@ -224,7 +224,7 @@ def read(top: Settings, image: Settings) -> Qwen3Vision:
     c.choice("in_channels", (3,), 3)
     c.choice("temporal_patch_size", (2,), 2)
     layers, positions = (
-        c.count("depth", 27, most=MAX_LAYERS),
+        c.count("depth", 27, maximum=MAX_LAYERS),
         c.count("num_position_embeddings", 2304),
     )
     if isqrt(positions) ** 2 != positions:
@@ -244,12 +244,12 @@ def read(top: Settings, image: Settings) -> Qwen3Vision:
             f"{layers}, in order"
         )
     width, heads = (
-        c.count("hidden_size", 1152, most=MAX_WIDTH),
-        c.count("num_heads", 16, most=MAX_HEADS),
+        c.count("hidden_size", 1152, maximum=MAX_WIDTH),
+        c.count("num_heads", 16, maximum=MAX_HEADS),
     )
     ffn, text_width = (
-        c.count("intermediate_size", 4304, most=MAX_WIDTH),
-        c.count("out_hidden_size", 3584, most=MAX_WIDTH),
+        c.count("intermediate_size", 4304, maximum=MAX_WIDTH),
+        c.count("out_hidden_size", 3584, maximum=MAX_WIDTH),
     )
     gelu = ACTIVATIONS[c.choice("hidden_act", ACTIVATIONS, "gelu_pytorch_tanh")]
     patch, merge = c.count("patch_size", 16), c.count("spatial_merge_size", 2)
@@ -272,12 +272,12 @@ def _read_video(video: Settings, patch: int, merge: int) -> PairedFrames:
     factor, normalize, resample = read_pairs(
         video, patch=patch, merge=merge, mean=(0.5,) * 3, std=(0.5,) * 3
     )
-    least, most = read_limits(video, CLIP_PIXELS)
-    check_limits(video, least, most, factor)
+    minimum, maximum = read_limits(video, CLIP_PIXELS)
+    check_limits(video, minimum, maximum, factor)
     frames = video.count("min_frames", 4), video.count("max_frames", 768)
     return PairedFrames(
         factor=factor,
-        limits=AllFrames(least, most, read_share(video, 768)),
+        limits=AllFrames(minimum, maximum, read_share(video, 768)),
         normalize=normalize,
         resample=resample,
         rule=FrameRule(FirstToLast(video.number("fps", 2.0), *frames)),

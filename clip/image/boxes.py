@@ -36,8 +36,8 @@ class _Reader:
             start += size
 
     def find(self, kind: bytes, start: int, end: int) -> tuple[int, int]:
-        for found, first, last in self.boxes(start, end):
-            if found == kind:
+        for result, first, last in self.boxes(start, end):
+            if result == kind:
                 return first, last
         raise EOFError
 
@@ -89,7 +89,7 @@ def _properties_of(data: bytes, start: int, end: int, item: int) -> list[int]:
         position += 1
         if position + associations * (1 + long) > end:
             raise EOFError
-        found = [
+        result = [
             struct.unpack_from(">H", data, position + 2 * n)[0] & 0x7FFF
             if long
             else data[position + n] & 0x7F
@@ -97,5 +97,5 @@ def _properties_of(data: bytes, start: int, end: int, item: int) -> list[int]:
         ]
         position += associations * (1 + long)
         if number == item:
-            return found
+            return result
     raise EOFError

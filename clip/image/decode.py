@@ -177,8 +177,8 @@ def open_picture(
     if isinstance(source, (bytes, bytearray, memoryview)):
         count = source.nbytes if isinstance(source, memoryview) else len(source)
         check_bytes(count, limits, name)
-        found = decode_file(bytes(source), limits, name, _new, page)
-        return _made(found.pixels, found.notes, found.pages)
+        result = decode_file(bytes(source), limits, name, _new, page)
+        return _made(result.pixels, result.notes, result.pages)
     kind = type(source).__name__  # type: ignore[unreachable]  # callers need not be type-checked
     raise ImageError(
         f"{name}: found an object of type {kind}, expected bytes, a Pillow image or a uint8 "
@@ -310,10 +310,10 @@ def _check_pixels(size: tuple[int, int], limits: ImageLimits, name: str) -> None
     if width < 1 or height < 1:
         raise ImageError(f"{name}: found {width} x {height} pixels, expected at least 1 x 1")
     if width * height > limits.max_pixels:
-        most = f"{limits.max_pixels:,}"
+        maximum = f"{limits.max_pixels:,}"
         raise ImageError(
-            f"{name}: found {width:,} x {height:,} pixels, expected at most {most} in all; scale "
-            "the picture down"
+            f"{name}: found {width:,} x {height:,} pixels, expected at most {maximum} in all; "
+            "scale the picture down"
         )
 
 
@@ -568,9 +568,12 @@ def _has_wide_planes(image: TiffImagePlugin.TiffImageFile) -> bool:
     Pillow (up to 13.0, at least) would read their bytes as pixels.
     """
     tags = image.tag_v2
-    raw, apart = tags.get(TiffImagePlugin.COMPRESSION, 1) == 1, tags.get(PLANAR_CONFIGURATION) == 2
+    raw, separate = (
+        tags.get(TiffImagePlugin.COMPRESSION, 1) == 1,
+        tags.get(PLANAR_CONFIGURATION) == 2,
+    )
     channels = tags.get(TiffImagePlugin.SAMPLESPERPIXEL, 1)
-    return raw and apart and channels > 1 and _bits(image) > 8
+    return raw and separate and channels > 1 and _bits(image) > 8
 
 
 def _read_by_libtiff(data: bytes) -> TiffImagePlugin.TiffImageFile:

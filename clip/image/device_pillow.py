@@ -75,12 +75,12 @@ FILTERS: dict[str, tuple[Callable[[Numbers], Numbers], float]] = {
 }
 
 
-def vertical_first(given: tuple[int, int], wanted: tuple[int, int]) -> bool:
+def vertical_first(given: tuple[int, int], requested: tuple[int, int]) -> bool:
     """Return whether (width, height) is resized along the columns first, as Pillow does from 13 on
     where much more of the height goes than of the width (pull request 9549).
     """
-    shorter = given[1] - wanted[1]
-    return shorter > 0 and shorter > 2 * (given[0] - wanted[0])
+    shorter = given[1] - requested[1]
+    return shorter > 0 and shorter > 2 * (given[0] - requested[0])
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,20 +96,20 @@ class Weights:
 
 
 @lru_cache(maxsize=64)
-def weights(given: int, wanted: int, resample: str) -> Weights:
-    """`given` and `wanted` pixels of a side; a name of FILTERS."""
+def weights(given: int, requested: int, resample: str) -> Weights:
+    """`given` and `requested` pixels of a side; a name of FILTERS."""
     shape, reach = FILTERS[resample]
-    scale = given / wanted
+    scale = given / requested
     spread = max(scale, 1.0)
     support, step = reach * spread, 1.0 / spread
-    center = (np.arange(wanted) + 0.5) * scale
+    center = (np.arange(requested) + 0.5) * scale
     first = np.maximum((center - support + 0.5).astype(np.int64), 0)
     count = np.minimum((center + support + 0.5).astype(np.int64), given) - first
-    place = np.arange(count.max())[:, None]
-    found = np.where(place < count, shape((place + first - center + 0.5) * step), 0.0)
-    total = np.cumsum(found, 0)[-1]  # one after another, as the sum is rounded
-    found /= np.where(total == 0.0, 1.0, total)
-    fixed = np.where(found < 0, -0.5, 0.5) + found * (1 << BITS)
+    location = np.arange(count.max())[:, None]
+    result = np.where(location < count, shape((location + first - center + 0.5) * step), 0.0)
+    total = np.cumsum(result, 0)[-1]  # one after another, as the sum is rounded
+    result /= np.where(total == 0.0, 1.0, total)
+    fixed = np.where(result < 0, -0.5, 0.5) + result * (1 << BITS)
     return Weights(given, first.astype(np.int32), fixed.astype(np.int32))
 
 
@@ -153,8 +153,8 @@ def _summed(pixels: Tensor, along: DeviceWeights, dim: int) -> Tensor:
     shape[dim] = -1
     total: Tensor | None = None
     for offset in range(len(along.values)):
-        places = (along.first + offset).clamp_(max=along.given - 1)  # those beyond weigh nothing
-        part = pixels.index_select(dim, places).int().mul_(along.values[offset].view(shape))
+        locations = (along.first + offset).clamp_(max=along.given - 1)  # those beyond weigh nothing
+        part = pixels.index_select(dim, locations).int().mul_(along.values[offset].view(shape))
         total = part if total is None else total.add_(part)
     assert total is not None
     return total.add_(1 << (BITS - 1)).bitwise_right_shift_(BITS).clamp_(0, 255).byte()

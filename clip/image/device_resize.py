@@ -31,12 +31,12 @@ from mtmd.clip.image.pixels import Pixels
 from mtmd.clip.image.resize import by_pillow
 from mtmd.kernels.backends.side_stream import SideStream
 
-MOST_BYTES = 48 << 20  # of a picture before, between and after the passes
+MAX_BYTES = 48 << 20  # of a picture before, between and after the passes
 # Of the device's memory at once, beside weights of sides: what goes into a pass and what comes of
 # it, and the sums of a strip, what is added to them and the bytes that this is made of.
-TAKEN_BYTES = 2 * MOST_BYTES + 3 * STRIP_BYTES
-MOST_TIMES = 256  # that a side is shrunk: a pixel has so many neighbours, each a launch or more
-KEPT = 32  # weights of so many pairs of sides
+TAKEN_BYTES = 2 * MAX_BYTES + 3 * STRIP_BYTES
+MAX_TIMES = 256  # that a side is shrunk: a pixel has so many neighbours, each a launch or more
+SAVED = 32  # weights of so many pairs of sides
 # (width, height) before and after: of odd sides, smaller, larger and both, in both orders of passes
 CHECKED = (
     ((37, 23), (11, 9)),
@@ -77,10 +77,10 @@ class DeviceResizer:
         where the device has failed.
         """
         size = max(pixels.nbytes, 3 * width * height, 3 * width * len(pixels))
-        if size > MOST_BYTES:
-            return f"{size >> 20} MiB, of which {MOST_BYTES >> 20} are resized on the device"
-        if len(pixels) > MOST_TIMES * height or pixels.shape[1] > MOST_TIMES * width:
-            return f"a side becomes more than {MOST_TIMES} times shorter"
+        if size > MAX_BYTES:
+            return f"{size >> 20} MiB, of which {MAX_BYTES >> 20} are resized on the device"
+        if len(pixels) > MAX_TIMES * height or pixels.shape[1] > MAX_TIMES * width:
+            return f"a side becomes more than {MAX_TIMES} times shorter"
         try:
             reason = self.why_not(resample)
             if reason is not None:
@@ -117,16 +117,17 @@ class DeviceResizer:
             result: Pixels = value.cpu().numpy()
         return result
 
-    def _on_device(self, given: int, wanted: int, resample: str) -> DeviceWeights:
-        key = given, wanted, resample
+    def _on_device(self, given: int, requested: int, resample: str) -> DeviceWeights:
+        key = given, requested, resample
         if key not in self._weights:
-            found = weights(*key)
+            result = weights(*key)
             first, values = (
-                torch.from_numpy(part).to(self.side.device) for part in (found.first, found.values)
+                torch.from_numpy(part).to(self.side.device)
+                for part in (result.first, result.values)
             )
             self._weights[key] = DeviceWeights(given, first, values)
         self._weights.move_to_end(key)
-        while len(self._weights) > KEPT:
+        while len(self._weights) > SAVED:
             self._weights.popitem(last=False)
         return self._weights[key]
 
@@ -134,20 +135,20 @@ class DeviceResizer:
         if resample not in FILTERS:
             return f"the filter {resample} has no form for devices"
         rng = np.random.default_rng(0)
-        for (width, height), wanted in CHECKED:
+        for (width, height), requested in CHECKED:
             pixels = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
             pixels[: height // 2] = rng.choice(
                 np.array([0, 255], np.uint8), pixels[: height // 2].shape
             )
             try:
-                found = self._resize(pixels, *wanted, resample)
+                result = self._resize(pixels, *requested, resample)
             except (torch.OutOfMemoryError, torch.AcceleratorError):
                 raise  # which says nothing of the arithmetic
             except RuntimeError as error:  # whatever the device does not have
                 return one_line(error, 200)
-            if not np.array_equal(found, by_pillow(pixels, *wanted, resample)):
+            if not np.array_equal(result, by_pillow(pixels, *requested, resample)):
                 return (
-                    f"its result is not Pillow's from {width} x {height} to {wanted[0]} x "
-                    f"{wanted[1]} pixels ({resample})"
+                    f"its result is not Pillow's from {width} x {height} to {requested[0]} x "
+                    f"{requested[1]} pixels ({resample})"
                 )
         return None

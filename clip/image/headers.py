@@ -74,18 +74,18 @@ def _jpeg_size(data: bytes) -> tuple[int, int]:
     """Return the size in the last frame header before the first scan."""
     position, fill, size = 2, 0, None
     for _ in range(SEGMENTS_MAX):
-        found = _NOT_FILL.search(data, position)
-        fill += (found.start() if found else len(data)) - position
+        result = _NOT_FILL.search(data, position)
+        fill += (result.start() if result else len(data)) - position
         if fill > FILL_MAX:
             raise TooMuch(f"more than {FILL_MAX:,} fill bytes")
-        if found is None:
+        if result is None:
             break
-        if found.start() == position:  # no marker: what stands here is passed over
+        if result.start() == position:  # no marker: what stands here is passed over
             position = data.find(b"\xff", position, position + FILL_MAX)
             if position < 0:
                 raise ValueError("no marker")
             continue
-        kind, position = data[found.start()], found.end()
+        kind, position = data[result.start()], result.end()
         if kind in ALONE or kind == 0:
             continue
         if kind in (END, SCAN):

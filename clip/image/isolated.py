@@ -73,15 +73,15 @@ def prepare(_: bytes) -> None:
 
 def serve(channel: Channel, _prepared: Any) -> None:
     """Serve one picture in a worker."""
-    size, most, name, page = json.loads(channel.receive(_ANSWER_BYTES))
+    size, maximum, name, page = json.loads(channel.receive(_ANSWER_BYTES))
     data = bytes(channel.receive(size))
     try:
-        found = decode_file(data, ImageLimits(size, most), name, partial(_Sent, channel), page)
+        result = decode_file(data, ImageLimits(size, maximum), name, partial(_Sent, channel), page)
     except ImageError as error:
         channel.send(b"")
         channel.send(json.dumps({"error": str(error)}).encode())
     else:
-        channel.send(json.dumps({"notes": found.notes, "pages": found.pages}).encode())
+        channel.send(json.dumps({"notes": result.notes, "pages": result.pages}).encode())
 
 
 class _Sent:

@@ -27,7 +27,7 @@ def pixels_only(data: bytes) -> tuple[bytes, list[str]]:
     that a decoder may pass over, as libpng does; and a note on the latter, one for each type.
     Raises TooMuch.
     """
-    kept: list[memoryview] = []
+    saved: list[memoryview] = []
     damaged: Counter[bytes] = Counter()
     view, position, start = memoryview(data), SIGNATURE, 0
     for _ in range(CHUNKS_MAX):
@@ -36,7 +36,7 @@ def pixels_only(data: bytes) -> tuple[bytes, list[str]]:
         if end > len(data) or len(kind) < 4 or kind == b"IEND":
             break
         if kind[0] & _ANCILLARY and not _is_needed(kind, view[position + 4 : end], damaged):
-            kept.append(view[start:position])
+            saved.append(view[start:position])
             start = end
         position = end
     else:
@@ -44,7 +44,7 @@ def pixels_only(data: bytes) -> tuple[bytes, list[str]]:
     notes = [_note(kind, count) for kind, count in damaged.items()]
     if not start:
         return data, notes
-    return b"".join([*kept, view[start:]]), notes
+    return b"".join([*saved, view[start:]]), notes
 
 
 def _note(kind: bytes, count: int) -> str:
@@ -55,7 +55,7 @@ def _note(kind: bytes, count: int) -> str:
 def _is_needed(kind: bytes, chunk: memoryview, damaged: Counter[bytes]) -> bool:
     """`chunk`: from its type to its checksum. One that is damaged is counted."""
     if kind in _TEXTS:
-        return _may_tell_orientation(kind, bytes(chunk[4:-4])) and _is_whole(chunk)
+        return _may_have_orientation(kind, bytes(chunk[4:-4])) and _is_whole(chunk)
     if kind not in _NEEDED:
         return False
     if not _is_whole(chunk):
@@ -68,7 +68,7 @@ def _is_whole(chunk: memoryview) -> bool:
     return zlib.crc32(chunk[:-4]) == int.from_bytes(chunk[-4:], "big")
 
 
-def _may_tell_orientation(kind: bytes, body: bytes) -> bool:
+def _may_have_orientation(kind: bytes, body: bytes) -> bool:
     """ImageMagick writes EXIF, and Adobe XMP, as texts."""
     if not body.startswith(_WITH_ORIENTATION):
         return False

@@ -58,11 +58,11 @@ def _set_libtiff_handler() -> Callable[[int | None], int | None]:
     """
     pillow = find_spec("PIL._imaging")
     try:
-        found = ctypes.CDLL(pillow.origin if pillow else None).TIFFSetErrorHandler
+        result = ctypes.CDLL(pillow.origin if pillow else None).TIFFSetErrorHandler
     except (AttributeError, OSError):
         return lambda _: None
-    found.argtypes, found.restype = [ctypes.c_void_p], ctypes.c_void_p
-    return found
+    result.argtypes, result.restype = [ctypes.c_void_p], ctypes.c_void_p
+    return result
 
 
 quiet_pillow = _QuietPillow()

@@ -1,0 +1,1 @@
+"""Rules by which a picture of any size becomes tiles: one file each."""

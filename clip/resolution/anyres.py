@@ -30,9 +30,9 @@ class AnyResolution:
     """Tiles of `side` pixels a side, of `grid` x `grid` tokens each. The tokens of a canvas that
     show the picture, not its black borders, follow row by row, the family's separator after each.
 
-    `most`: a canvas of clearly more tokens than so many tiles have is thinned to as many, by mixing
-    neighbours (arXiv:2408.03326, 3.2). `kept`: the tower sees so many pixels a side from the top
-    left, None for all: whole patches.
+    `maximum`: a canvas of clearly more tokens than so many tiles have is thinned to as many, by
+    mixing neighbours (arXiv:2408.03326, 3.2). `saved`: the tower sees so many pixels a side from
+    the top left, None for all: whole patches.
     """
 
     side: int
@@ -40,13 +40,13 @@ class AnyResolution:
     canvases: tuple[Size, ...]
     normalize: Normalize
     resample: str
-    most: int | None = None
-    kept: int | None = None
+    maximum: int | None = None
+    saved: int | None = None
 
     @property
     def seen(self) -> int:
         """Pixels a side of a tile."""
-        return self.side if self.kept is None else self.kept
+        return self.side if self.saved is None else self.saved
 
     @property
     def tile_tokens(self) -> int:
@@ -86,8 +86,8 @@ class AnyResolution:
         if canvas is None:
             return np.append(first, -1), None
         rows, columns = canvas[1] // self.side, canvas[0] // self.side
-        places = count + np.arange(rows * columns * count, dtype=np.int64)
-        cells = places.reshape(rows, columns, grid, grid)
+        locations = count + np.arange(rows * columns * count, dtype=np.int64)
+        cells = locations.reshape(rows, columns, grid, grid)
         cells = unpadded(cells.transpose(0, 2, 1, 3).reshape(rows * grid, columns * grid), size)
         fewer = self._thinned(cells.shape[0], cells.shape[1])
         if fewer is None:
@@ -103,20 +103,22 @@ class AnyResolution:
 
     def _thinned(self, rows: int, columns: int) -> tuple[int, int] | None:
         """Return how many rows and columns stay of so many; None for all."""
-        if self.most is None:
+        if self.maximum is None:
             return None
-        ratio = sqrt(rows * columns / (self.most * self.tile_tokens))
+        ratio = sqrt(rows * columns / (self.maximum * self.tile_tokens))
         return (int(rows // ratio), int(columns // ratio)) if ratio > THINNED else None
 
-    def most_tokens(self, budget: Budget = DEFAULT_BUDGET) -> int:
-        most = [self._most_of(canvas) for canvas in self.canvases]
-        return budget.most([max(most), *most, self.tile_tokens + 1])
+    def max_tokens(self, budget: Budget = DEFAULT_BUDGET) -> int:
+        maximum = [self._max_of(canvas) for canvas in self.canvases]
+        return budget.maximum([max(maximum), *maximum, self.tile_tokens + 1])
 
-    def _most_of(self, canvas: Size) -> int:
+    def _max_of(self, canvas: Size) -> int:
         """The most tokens of a picture on it, of one that is just not thinned where it can be."""
         rows, columns = (edge // self.side * self.grid for edge in reversed(canvas))
         shown = rows * columns
-        if self.most is not None and shown > (just := THINNED**2 * self.most * self.tile_tokens):
+        if self.maximum is not None and shown > (
+            just := THINNED**2 * self.maximum * self.tile_tokens
+        ):
             shown = int(just)
         return self.tile_tokens + shown + rows
 

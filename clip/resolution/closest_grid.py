@@ -21,14 +21,14 @@ from mtmd.kernels.graph import Type
 
 @dataclass(frozen=True)
 class StretchedTiling:
-    """`fewest` to `most` tiles of `tile` pixels a side, each of `tile_tokens`; the whole follows
+    """`fewest` to `maximum` tiles of `tile` pixels a side, each of `tile_tokens`; the whole follows
     where there are several.
     """
 
     tile: int
     tile_tokens: int
     fewest: int
-    most: int
+    maximum: int
     normalize: Normalize
     resample: str
 
@@ -50,12 +50,18 @@ class StretchedTiling:
         """The grid, (columns, rows) of tiles, for a picture of a size, (width, height), and
         notes.
         """
-        ranges = [(self.fewest, self.most)]
+        ranges = [(self.fewest, self.maximum)]
         if budget != DEFAULT_BUDGET:
-            counts, least, most = range(1, self.most + 1), budget.min_tokens or 0, budget.max_tokens
-            first = next((n for n in counts if self.tokens(n) >= least), self.most)
-            last = max((n for n in counts if most is None or self.tokens(n) <= most), default=1)
-            ranges += [(1, 1), (1, last), (first, self.most), (min(first, last), last)]
+            counts, minimum, maximum = (
+                range(1, self.maximum + 1),
+                budget.min_tokens or 0,
+                budget.max_tokens,
+            )
+            first = next((n for n in counts if self.tokens(n) >= minimum), self.maximum)
+            last = max(
+                (n for n in counts if maximum is None or self.tokens(n) <= maximum), default=1
+            )
+            ranges += [(1, 1), (1, last), (first, self.maximum), (min(first, last), last)]
         grids = [closest_grid(size, _grids(*limits), self.tile) for limits in ranges]
         chosen, notes = budget.choose([self.tokens(columns * rows) for columns, rows in grids])
         return grids[chosen], notes
@@ -70,8 +76,8 @@ class StretchedTiling:
             tiles.append(resize(pixels, self.tile, self.tile, self.resample))
         return [self.normalize(tile) for tile in tiles]
 
-    def most_tokens(self, budget: Budget = DEFAULT_BUDGET) -> int:
-        return budget.most([self.tokens(self.most), self.tokens(1)])
+    def max_tokens(self, budget: Budget = DEFAULT_BUDGET) -> int:
+        return budget.maximum([self.tokens(self.maximum), self.tokens(1)])
 
     def tile_type(self) -> Type:
         return tile_of(self.tile, self.tile)
@@ -80,11 +86,11 @@ class StretchedTiling:
 
 
 @lru_cache
-def _grids(fewest: int, most: int) -> tuple[Size, ...]:
+def _grids(fewest: int, maximum: int) -> tuple[Size, ...]:
     """(columns, rows) of so many tiles, by their number, of equal numbers the narrowest first: at a
     tie of shapes the order decides.
     """
-    counts = range(fewest, most + 1)
+    counts = range(fewest, maximum + 1)
     return tuple(
         (columns, count // columns)
         for count in counts
@@ -105,19 +111,19 @@ def read_stretched_tiling(image: Settings, side: int, tile_tokens: int) -> Stret
             f"{size.where} is {size.values!r:.60}, expected height and width {side} as "
             "config.json's image_size; correct one"
         )
-    fewest, most = (
-        image.count("min_patches", 1, most=MAX_TILES),
-        image.count("max_patches", 12, most=MAX_TILES),
+    fewest, maximum = (
+        image.count("min_patches", 1, maximum=MAX_TILES),
+        image.count("max_patches", 12, maximum=MAX_TILES),
     )
-    if fewest > most:
+    if fewest > maximum:
         raise ModelError(
-            f"{image.where}: min_patches is {fewest}, expected at most max_patches, {most}"
+            f"{image.where}: min_patches is {fewest}, expected at most max_patches, {maximum}"
         )
     return StretchedTiling(
         tile=side,
         tile_tokens=tile_tokens,
         fewest=fewest,
-        most=most,
+        maximum=maximum,
         normalize=read_normalize(image, CLIP_MEAN, CLIP_STD),
         resample=read_resample(image, 3),
     )

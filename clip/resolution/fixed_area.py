@@ -48,7 +48,7 @@ class FixedArea:
             (grid for grid in grids if math.prod(grid) >= (budget.min_tokens or 0)), grids[-1]
         )
 
-    def most_tokens(self, budget: Budget = DEFAULT_BUDGET) -> int:
+    def max_tokens(self, budget: Budget = DEFAULT_BUDGET) -> int:
         return self._sizes(budget)[-1]
 
     def tile_type(self) -> Type:
@@ -71,13 +71,13 @@ class FixedArea:
                 f"image_max_tokens is {high}; this model shows a picture in up to {self.sizes[0]} "
                 "tokens or more, raise it"
             )
-        most = max(size for size in self.sizes if size <= high)
+        maximum = max(size for size in self.sizes if size <= high)
         return [
-            most,
+            maximum,
             *(
                 size
                 for size in self.sizes
-                if size > most and budget.min_tokens and budget.max_tokens is None
+                if size > maximum and budget.min_tokens and budget.max_tokens is None
             ),
         ]
 

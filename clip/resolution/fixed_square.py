@@ -24,7 +24,7 @@ class FixedSquare:
 
     The picture is put on a square of the colour `ground` first, or not; `stretched` to a square of
     `edge` pixels a side, or scaled until its shorter edge has as many; and cut in the middle. The
-    tower sees `kept` pixels a side from the top left, None for all: whole patches.
+    tower sees `saved` pixels a side from the top left, None for all: whole patches.
     """
 
     side: int
@@ -34,12 +34,12 @@ class FixedSquare:
     edge: int
     stretched: bool = True
     ground: tuple[int, ...] | None = None
-    kept: int | None = None
+    saved: int | None = None
 
     @property
     def seen(self) -> int:
         """Pixels a side of the tile."""
-        return self.side if self.kept is None else self.kept
+        return self.side if self.saved is None else self.saved
 
     def prepare(self, pixels: Pixels, budget: Budget = DEFAULT_BUDGET) -> ImagePlan:
         budget.check_fixed(self.tokens)
@@ -57,7 +57,7 @@ class FixedSquare:
         scaled = resize(pixels, width, height, self.resample)
         return scaled[top : top + self.side, left : left + self.side]
 
-    def most_tokens(self, budget: Budget = DEFAULT_BUDGET) -> int:  # noqa: ARG002
+    def max_tokens(self, budget: Budget = DEFAULT_BUDGET) -> int:  # noqa: ARG002
         return self.tokens
 
     def tile_type(self) -> Type:

@@ -24,14 +24,14 @@ MAX_TILE = 1024  # pixels on a side of a tile; published models have at most 512
 class LongestEdgeTiling:
     """Tiles of `tile` pixels a side and `tile_tokens` each, of pictures whose longest edge is
     scaled to `longest`; the whole picture follows. Without `splits` it is all there is. A budget
-    can choose other edges, of up to `most_in_a_row` tiles.
+    can choose other edges, of up to `max_in_a_row` tiles.
     """
 
     tile: int
     tile_tokens: int
     longest: int
     splits: bool
-    most_in_a_row: int
+    max_in_a_row: int
     normalize: Normalize
     resample: str
 
@@ -62,7 +62,7 @@ class LongestEdgeTiling:
         """
         own = self.longest if self.splits else 0
         others = (
-            [0, *(self.tile * count for count in range(2, self.most_in_a_row + 1))]
+            [0, *(self.tile * count for count in range(2, self.max_in_a_row + 1))]
             if self.splits and budget != DEFAULT_BUDGET
             else []
         )
@@ -71,8 +71,8 @@ class LongestEdgeTiling:
     def _tokens(self, grid: tuple[int, int]) -> int:
         return (grid[0] * grid[1] + 1) * self.tile_tokens
 
-    def most_tokens(self, budget: Budget = DEFAULT_BUDGET) -> int:
-        return budget.most(
+    def max_tokens(self, budget: Budget = DEFAULT_BUDGET) -> int:
+        return budget.maximum(
             [self._tokens(edge_grid((1, 1), edge, self.tile)) for edge in self._edges(budget)]
         )
 
@@ -117,7 +117,7 @@ def edge_grid(size: Size, longest: int, tile: int) -> tuple[int, int]:
 
 
 def read_longest_edge_tiling(
-    image: Settings, *, patch: int, positions: int, factor: int, most_in_a_row: int
+    image: Settings, *, patch: int, positions: int, factor: int, max_in_a_row: int
 ) -> LongestEdgeTiling:
     """Read it from an image processor's settings; `patch`, `positions` on a side of the table of
     positions and `factor`, patches on a side of a token, are config.json's. Raises ModelError where
@@ -141,7 +141,7 @@ def read_longest_edge_tiling(
         tile_tokens=(tile // patch // factor) ** 2,
         longest=longest,
         splits=image.flag("do_image_splitting", True),
-        most_in_a_row=most_in_a_row,
+        max_in_a_row=max_in_a_row,
         normalize=read_normalize(image),
         resample=read_resample(image, 1),
     )

@@ -18,62 +18,62 @@ from mtmd.kernels.graph import Type
 
 MAX_PATCHES = 1 << 14
 # Where the reference looks for the scale of a picture, and how finely.
-LEAST_SCALE, MOST_SCALE, FINENESS = 1e-6, 100.0, 1e-5
+MIN_SCALE, MAX_SCALE, FINENESS = 1e-6, 100.0, 1e-5
 
 
 @dataclass(frozen=True)
-class MostPatches:
-    """Scaled, up or down, until it has as many patches of `patch` pixels a side as fit in `most`,
-    each side rounded up to whole ones.
+class PatchLimit:
+    """Scaled, up or down, until it has as many patches of `patch` pixels a side as fit in
+    `maximum`, each side rounded up to whole ones.
     """
 
     patch: int
-    most: int
+    maximum: int
     normalize: Normalize
     resample: str
 
     def prepare(self, pixels: Pixels, budget: Budget = DEFAULT_BUDGET) -> ImagePlan:
-        _, most = budget.limits(1, self.most)
-        rows, columns = grid(pixels.shape[0], pixels.shape[1], self.patch, most)
+        _, maximum = budget.limits(1, self.maximum)
+        rows, columns = grid(pixels.shape[0], pixels.shape[1], self.patch, maximum)
         width, height = columns * self.patch, rows * self.patch
         tile = self.normalize(resize(pixels, width, height, self.resample))
         return ImagePlan((tile,), ((width, height),), rows * columns)
 
-    def most_tokens(self, budget: Budget = DEFAULT_BUDGET) -> int:
-        return budget.limits(1, self.most)[1]
+    def max_tokens(self, budget: Budget = DEFAULT_BUDGET) -> int:
+        return budget.limits(1, self.maximum)[1]
 
     def tile_type(self) -> Type:
-        rows, columns = squarest_grid(self.most)
+        rows, columns = squarest_grid(self.maximum)
         return tile_of(columns * self.patch, rows * self.patch)
 
     largest_tile_type = tile_type
 
 
 @lru_cache(maxsize=256)
-def grid(height: int, width: int, patch: int, most: int) -> tuple[int, int]:
+def grid(height: int, width: int, patch: int, maximum: int) -> tuple[int, int]:
     """Rows and columns of patches: the reference's search by halves for the largest scale that
-    keeps to `most`.
+    keeps to `maximum`.
     """
 
     def patches(scale: float) -> tuple[int, int]:
         rows, columns = (max(1, math.ceil(side * scale / patch)) for side in (height, width))
         return rows, columns
 
-    low, high = LEAST_SCALE, MOST_SCALE
+    low, high = MIN_SCALE, MAX_SCALE
     while high - low >= FINENESS:
         scale = (low + high) / 2
-        if math.prod(patches(scale)) <= most:
+        if math.prod(patches(scale)) <= maximum:
             low = scale
         else:
             high = scale
     return patches(low)
 
 
-def read_most_patches(image: Settings, patch: int) -> MostPatches:
+def read_patch_limit(image: Settings, patch: int) -> PatchLimit:
     """Read it from an image processor's settings."""
-    return MostPatches(
+    return PatchLimit(
         patch=patch,
-        most=image.count("max_num_patches", 256, most=MAX_PATCHES),
+        maximum=image.count("max_num_patches", 256, maximum=MAX_PATCHES),
         normalize=read_normalize(image),
         resample=read_resample(image, 2),
     )

@@ -68,7 +68,7 @@ class Resolution(Protocol):
         with the numbers; ImageError for a picture of a shape that is not taken.
         """
 
-    def most_tokens(self, budget: Budget = DEFAULT_BUDGET) -> int:
+    def max_tokens(self, budget: Budget = DEFAULT_BUDGET) -> int:
         """The most image tokens that one picture takes."""
 
     def tile_type(self) -> Type:

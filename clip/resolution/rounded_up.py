@@ -70,9 +70,9 @@ class NativeResolution:
         else:
             side = bisect_left(range(1, low + 1), low, key=count) + 1
         rows, columns = sorted((side, count(side) // side), reverse=height > width)
-        return within(rows, columns, self.most_tokens(budget))
+        return within(rows, columns, self.max_tokens(budget))
 
-    def most_tokens(self, budget: Budget = DEFAULT_BUDGET) -> int:
+    def max_tokens(self, budget: Budget = DEFAULT_BUDGET) -> int:
         """The most that any picture takes: one that is scaled up to a least number is rounded up,
         to twice that at worst.
         """

@@ -32,32 +32,32 @@ def closest_grid(size: Size, grids: Sequence[Size], tile: int) -> Size:
     tiles; arXiv:2404.16821
     """
     aspect, area = size[0] / size[1], size[0] * size[1]
-    best, least = grids[0], float("inf")
+    best, minimum = grids[0], float("inf")
     for columns, rows in grids:
         difference = abs(aspect - columns / rows)
-        if difference < least or (
-            difference == least and area > 0.5 * tile * tile * columns * rows
+        if difference < minimum or (
+            difference == minimum and area > 0.5 * tile * tile * columns * rows
         ):
-            best, least = (columns, rows), difference
+            best, minimum = (columns, rows), difference
     return best
 
 
-def squarest_grid(most: int) -> tuple[int, int]:
+def squarest_grid(maximum: int) -> tuple[int, int]:
     """Rows and columns, no more rows than columns, of the squarest of the grids with the most cells
-    up to `most`.
+    up to `maximum`.
     """
-    rows = max(range(1, math.isqrt(most) + 1), key=lambda r: (most // r * r, r))
-    return rows, most // rows
+    rows = max(range(1, math.isqrt(maximum) + 1), key=lambda r: (maximum // r * r, r))
+    return rows, maximum // rows
 
 
-def within(rows: int, columns: int, most: int) -> tuple[int, int]:
-    """Return at most `most` cells: rows and columns as they are, or the longer side shortened, and
-    both where the shorter alone is too long.
+def within(rows: int, columns: int, maximum: int) -> tuple[int, int]:
+    """Return at most `maximum` cells: rows and columns as they are, or the longer side shortened,
+    and both where the shorter alone is too long.
     """
-    if rows * columns <= most:
+    if rows * columns <= maximum:
         return rows, columns
-    short = min(rows, columns, math.isqrt(most))
-    long = min(max(rows, columns), most // short)
+    short = min(rows, columns, math.isqrt(maximum))
+    long = min(max(rows, columns), maximum // short)
     return (short, long) if rows <= columns else (long, short)
 
 
@@ -74,4 +74,4 @@ def read_longest(image: Settings, key: str, default: int) -> int:
     size = Settings(image.get(key, {"longest_edge": default}), f"{image.where}: {key}")
     if {name for name, value in size.values.items() if value is not None} != {"longest_edge"}:
         raise ModelError(f"{size.where} is {size.values!r:.60}, expected a longest_edge alone")
-    return size.count("longest_edge", most=MAX_WIDTH)
+    return size.count("longest_edge", maximum=MAX_WIDTH)

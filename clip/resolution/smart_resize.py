@@ -32,14 +32,14 @@ GGUF_TOKENS = (
 
 @dataclass(frozen=True)
 class DynamicResolution:
-    """Patches of `patch` pixels a side, `merge` x `merge` of which become one token; from `least`
-    to `most` pixels a picture. `enlarge`: one narrower than a token is first scaled up to it.
+    """Patches of `patch` pixels a side, `merge` x `merge` of which become one token; from `minimum`
+    to `maximum` pixels a picture. `enlarge`: one narrower than a token is first scaled up to it.
     """
 
     patch: int
     merge: int
-    least: int
-    most: int
+    minimum: int
+    maximum: int
     normalize: Normalize
     resample: str
     enlarge: bool = False
@@ -77,19 +77,19 @@ class DynamicResolution:
             rows, columns = within(rows, columns, budget.max_tokens)
         return rows * self.factor, columns * self.factor
 
-    def most_tokens(self, budget: Budget = DEFAULT_BUDGET) -> int:
+    def max_tokens(self, budget: Budget = DEFAULT_BUDGET) -> int:
         """The most that any picture takes: narrow and small ones are rounded up, beyond the limit
         on the pixels if need be.
         """
         if budget.max_tokens is not None:
             return budget.max_tokens
-        least, most = self._pixels(budget)
-        small = -(-least // self.factor**2)
+        minimum, maximum = self._pixels(budget)
+        small = -(-minimum // self.factor**2)
         # Each side of a picture that is scaled up is rounded up: to two rows at worst where one and
         # a bit were meant.
         return max(
-            most // self.factor**2,
-            math.isqrt(MAX_RATIO * most) // self.factor,
+            maximum // self.factor**2,
+            math.isqrt(MAX_RATIO * maximum) // self.factor,
             2 * small,
             math.isqrt(MAX_RATIO * small) + 1,
         )
@@ -100,7 +100,7 @@ class DynamicResolution:
 
     def largest_tile_type(self) -> Type:
         """The squarest of those with the most tokens."""
-        rows, columns = squarest_grid(self.most_tokens())
+        rows, columns = squarest_grid(self.max_tokens())
         return tile_of(columns * self.factor, rows * self.factor)
 
     def _pixels(self, budget: Budget) -> tuple[int, int]:
@@ -108,19 +108,19 @@ class DynamicResolution:
         limits as they are.
         """
         cell = self.factor**2
-        least, most = -(-self.least // cell), self.most // cell
-        low, high = budget.limits(least, most)
+        minimum, maximum = -(-self.minimum // cell), self.maximum // cell
+        low, high = budget.limits(minimum, maximum)
         return (
-            self.least if low == least else low * cell,
-            self.most if high == most else high * cell,
+            self.minimum if low == minimum else low * cell,
+            self.maximum if high == maximum else high * cell,
         )
 
 
 def smart_resize(
-    height: int, width: int, factor: int, least: int, most: int, *, enlarge: bool = False
+    height: int, width: int, factor: int, minimum: int, maximum: int, *, enlarge: bool = False
 ) -> tuple[int, int]:
-    """Height and width as multiples of `factor` with `least` to `most` pixels, nearly in the same
-    ratio (transformers' `smart_resize`).
+    """Height and width as multiples of `factor` with `minimum` to `maximum` pixels, nearly in the
+    same ratio (transformers' `smart_resize`).
     """
     given = width, height
     if enlarge and min(height, width) < factor:
@@ -129,14 +129,14 @@ def smart_resize(
     if max(height, width) > MAX_RATIO * min(height, width):
         raise too_narrow(*given)
     rows, columns = round(height / factor), round(width / factor)
-    if rows * columns * factor**2 > most:
-        shrink = math.sqrt(height * width / most)
+    if rows * columns * factor**2 > maximum:
+        shrink = math.sqrt(height * width / maximum)
         rows, columns = (
             max(1, math.floor(height / shrink / factor)),
             max(1, math.floor(width / shrink / factor)),
         )
-    elif rows * columns * factor**2 < least:
-        grow = math.sqrt(least / (height * width))
+    elif rows * columns * factor**2 < minimum:
+        grow = math.sqrt(minimum / (height * width))
         rows, columns = math.ceil(height * grow / factor), math.ceil(width * grow / factor)
     return rows * factor, columns * factor
 
@@ -166,25 +166,25 @@ def read_dynamic(
             )
     size = image.part("size")
     edges = (
-        (size.count("shortest_edge"), size.count("longest_edge", most=1 << 40))
+        (size.count("shortest_edge"), size.count("longest_edge", maximum=1 << 40))
         if size.values
         else PIXELS
     )
-    least, most = (
+    minimum, maximum = (
         image.count("min_pixels", edges[0]),
-        image.count("max_pixels", edges[1], most=1 << 40),
+        image.count("max_pixels", edges[1], maximum=1 << 40),
     )
-    least, most = -(-least // frames), most // frames
-    if least > most or most < (patch * merge) ** 2:
+    minimum, maximum = -(-minimum // frames), maximum // frames
+    if minimum > maximum or maximum < (patch * merge) ** 2:
         raise ModelError(
-            f"{image.where}: {least} to {most} pixels a picture, expected limits that allow "
+            f"{image.where}: {minimum} to {maximum} pixels a picture, expected limits that allow "
             f"{(patch * merge) ** 2} and more"
         )
     return DynamicResolution(
         patch=patch,
         merge=merge,
-        least=least,
-        most=most,
+        minimum=minimum,
+        maximum=maximum,
         normalize=read_normalize(image, mean, std),
         resample=read_resample(image, 3),
         enlarge=enlarge,
@@ -198,11 +198,11 @@ def gguf_dynamic(
     `limits` of tokens where it does not say.
     """
     patch = keys.count("vision.patch_size", 14)
-    least, most = (tokens * (patch * merge) ** 2 for tokens in limits)
+    minimum, maximum = (tokens * (patch * merge) ** 2 for tokens in limits)
     return {
         "patch_size": patch,
         "merge_size": merge,
-        "min_pixels": keys.get("vision.image_min_pixels", least),
-        "max_pixels": keys.get("vision.image_max_pixels", most),
+        "min_pixels": keys.get("vision.image_min_pixels", minimum),
+        "max_pixels": keys.get("vision.image_max_pixels", maximum),
         **gguf_image(keys),
     }

@@ -37,15 +37,15 @@ MAX_TILED = 1 << 24  # pixels of all tiles of a picture; published models have 2
 class AdaptiveTiling:
     """A token stands for `shuffle` x `shuffle` patches of `patch` pixels a side.
 
-    A whole picture takes `least` to `most` tokens. One of more than `tolerance` times the most is
-    cut into `fewest` to `tiles` tiles of `tile` pixels a side, 1 meaning that none is; with
+    A whole picture takes `minimum` to `maximum` tokens. One of more than `tolerance` times the most
+    is cut into `fewest` to `tiles` tiles of `tile` pixels a side, 1 meaning that none is; with
     `thumbnail`, the whole picture follows its tiles.
     """
 
     patch: int
     shuffle: int
-    least: int
-    most: int
+    minimum: int
+    maximum: int
     tolerance: float
     tile: int
     fewest: int
@@ -87,7 +87,7 @@ class AdaptiveTiling:
         if max(size) > MAX_RATIO * min(size):
             raise too_narrow(*size)
         own = self._grid(size, self.tiles) if self._too_large(size) else WHOLE
-        usual = self._scaled(size, self.least, self.most)
+        usual = self._scaled(size, self.minimum, self.maximum)
         if budget == DEFAULT_BUDGET:
             return own, usual, ()
         scaled = self._scaled(size, *self._limits(budget))
@@ -99,7 +99,7 @@ class AdaptiveTiling:
         ways = [
             (own, usual),
             (WHOLE, scaled),
-            *((self._grid(size, most), usual) for most in range(self.fewest, self.tiles + 1)),
+            *((self._grid(size, maximum), usual) for maximum in range(self.fewest, self.tiles + 1)),
         ]
         chosen, notes = budget.choose([self.tokens(*way) for way in ways])
         return *ways[chosen], notes
@@ -124,38 +124,38 @@ class AdaptiveTiling:
             pictures.append(resize_tensor(pixels, *whole, self.resample))
         return pictures
 
-    def most_tokens(self, budget: Budget = DEFAULT_BUDGET) -> int:
-        whole = self.most_whole(budget)
+    def max_tokens(self, budget: Budget = DEFAULT_BUDGET) -> int:
+        whole = self.max_whole(budget)
         ways = [
-            count * self.tile_tokens + self.most_whole() * self.thumbnail
+            count * self.tile_tokens + self.max_whole() * self.thumbnail
             for count in range(self.fewest, self.tiles + 1)
             if count > 1
         ]
-        return budget.most([max([whole, *ways]), whole, *ways])
+        return budget.maximum([max([whole, *ways]), whole, *ways])
 
-    def most_whole(self, budget: Budget = DEFAULT_BUDGET) -> int:
+    def max_whole(self, budget: Budget = DEFAULT_BUDGET) -> int:
         """The most tokens of a picture as a whole: narrow and small ones are rounded up, beyond the
         limit if need be.
         """
         low, high = self._limits(budget)
         # Each side of a picture that is scaled up is rounded up: to two rows at worst where one and
         # a bit were meant.
-        most = max(high, math.isqrt(MAX_RATIO * high), 2 * low, math.isqrt(MAX_RATIO * low) + 1)
-        return most if budget.max_tokens is None else min(most, budget.max_tokens)
+        maximum = max(high, math.isqrt(MAX_RATIO * high), 2 * low, math.isqrt(MAX_RATIO * low) + 1)
+        return maximum if budget.max_tokens is None else min(maximum, budget.max_tokens)
 
     def largest(self) -> Size:
         """The largest of what a picture can become: a tile, or the squarest of the whole ones with
         the most tokens.
         """
-        most = self.most_whole()
-        if self.cuts and self.tile_tokens >= most:
+        maximum = self.max_whole()
+        if self.cuts and self.tile_tokens >= maximum:
             return self.tile, self.tile
-        rows, columns = squarest_grid(most)
+        rows, columns = squarest_grid(maximum)
         return columns * self.factor, rows * self.factor
 
     def tile_type(self) -> Type:
         """A whole picture of the most tokens, nearly a square, as a tile is in published models."""
-        side = math.isqrt(self.most) * self.factor
+        side = math.isqrt(self.maximum) * self.factor
         return tile_of(side, side)
 
     def largest_tile_type(self) -> Type:
@@ -165,44 +165,44 @@ class AdaptiveTiling:
         """Tokens of a whole picture. Where it can be cut, it takes no more than the checkpoint's
         most: with more, it is.
         """
-        low, high = budget.limits(self.least, self.most)
+        low, high = budget.limits(self.minimum, self.maximum)
         if self.cuts:
-            high = min(high, self.most)
+            high = min(high, self.maximum)
         return min(low, high), high
 
     def _too_large(self, size: Size) -> bool:
         width, height = (max(self.patch, round(side / self.factor) * self.factor) for side in size)
-        return self.cuts and width * height > self.most * self.factor**2 * self.tolerance
+        return self.cuts and width * height > self.maximum * self.factor**2 * self.tolerance
 
-    def _grid(self, size: Size, most: int) -> Size:
-        return closest_grid(size, _grids(self.fewest, most), self.tile)
+    def _grid(self, size: Size, maximum: int) -> Size:
+        return closest_grid(size, _grids(self.fewest, maximum), self.tile)
 
-    def _scaled(self, size: Size, least: int, most: int) -> Size:
-        """Whole tokens on both sides, `least` to `most` of them in all, nearly in the same
+    def _scaled(self, size: Size, minimum: int, maximum: int) -> Size:
+        """Whole tokens on both sides, `minimum` to `maximum` of them in all, nearly in the same
         ratio.
         """
         factor, (width, height) = self.factor, size
         columns, rows = (max(1, round(side / factor)) for side in size)
-        if columns * rows > most:
-            shrink = math.sqrt(height * width / (most * factor**2))
+        if columns * rows > maximum:
+            shrink = math.sqrt(height * width / (maximum * factor**2))
             columns, rows = (max(1, math.floor(side / shrink / factor)) for side in size)
-        elif columns * rows < least:
-            grow = math.sqrt(least * factor**2 / (height * width))
+        elif columns * rows < minimum:
+            grow = math.sqrt(minimum * factor**2 / (height * width))
             columns, rows = (math.ceil(side * grow / factor) for side in size)
         return columns * factor, rows * factor
 
 
 @lru_cache
-def _grids(fewest: int, most: int) -> tuple[Size, ...]:
+def _grids(fewest: int, maximum: int) -> tuple[Size, ...]:
     """Return the grids by their number of tiles; of equal numbers in the order of a set, as the
     reference has it: at a tie of shapes the order decides.
     """
     grids = [
         (columns, rows)
-        for n in range(fewest, most + 1)
+        for n in range(fewest, maximum + 1)
         for columns in range(1, n + 1)
         for rows in range(1, n + 1)
-        if fewest <= columns * rows <= most
+        if fewest <= columns * rows <= maximum
     ]
     return tuple(sorted(set(grids), key=lambda grid: grid[0] * grid[1]))
 
@@ -226,14 +226,14 @@ def read_adaptive(image: Settings, patch: int, shuffle: int) -> AdaptiveTiling:
             "several pixels"
         )
     fewest, tiles = (
-        image.count("min_tiles", 2, most=MAX_TILES),
-        image.count("max_tiles", 10, most=MAX_TILES),
+        image.count("min_tiles", 2, maximum=MAX_TILES),
+        image.count("max_tiles", 10, maximum=MAX_TILES),
     )
-    least, most = image.count("min_image_tokens", 64), image.count("max_image_tokens", 256)
-    if fewest > tiles or least > most:
+    minimum, maximum = image.count("min_image_tokens", 64), image.count("max_image_tokens", 256)
+    if fewest > tiles or minimum > maximum:
         raise ModelError(
-            f"{image.where}: {fewest} to {tiles} tiles and {least} to {most} tokens a picture, "
-            "expected limits in order"
+            f"{image.where}: {fewest} to {tiles} tiles and {minimum} to {maximum} tokens a "
+            "picture, expected limits in order"
         )
     tile = image.count("tile_size", 512)
     if not image.flag("do_image_splitting", True):
@@ -251,8 +251,8 @@ def read_adaptive(image: Settings, patch: int, shuffle: int) -> AdaptiveTiling:
     return AdaptiveTiling(
         patch=patch,
         shuffle=shuffle,
-        least=least,
-        most=most,
+        minimum=minimum,
+        maximum=maximum,
         tolerance=image.number("max_pixels_tolerance", 2.0),
         tile=tile,
         fewest=fewest,

@@ -21,12 +21,12 @@ from mtmd.clip.video.video import Part, VideoFacts
 
 SHORTEST_S, USUAL_S = 0.011, 0.1
 """A frame shown for less than the first is shown for the second, as browsers do."""
-MOST_FRAMES = 10_000  # each is drawn over the one before
-MOST_BYTES = 256 << 20
+MAX_FRAMES = 10_000  # each is drawn over the one before
+MAX_BYTES = 256 << 20
 """Read into memory whole."""
 # Twice as many as 64 MiB of a GIF have, of its usual 255 bytes each: as many as are looked at to
-# see whether a picture moves. And twice as many as `MOST_BYTES` have, for one that does.
-MOST_BLOCKS, MOST_BLOCKS_READ = 1 << 19, 1 << 21
+# see whether a picture moves. And twice as many as `MAX_BYTES` have, for one that does.
+MAX_BLOCKS, MAX_BLOCKS_READ = 1 << 19, 1 << 21
 Frame: TypeAlias = tuple[float, int, int]  # seconds, and where it ends to the right and below
 _READERS: dict[str, Callable[[BinaryIO], ImageFile.ImageFile]] = {
     "GIF": GifImagePlugin.GifImageFile,
@@ -48,10 +48,10 @@ class Animation:
         name: str,
         admit: Callable[[int], None] = admit_any,
     ):
-        data = file.read(min(limits.max_bytes, MOST_BYTES) + 1)
-        if len(data) > MOST_BYTES:
+        data = file.read(min(limits.max_bytes, MAX_BYTES) + 1)
+        if len(data) > MAX_BYTES:
             raise VideoError(
-                f"{name}: found a {NAMES[kind]} of more than {MOST_BYTES:,} bytes, expected a "
+                f"{name}: found a {NAMES[kind]} of more than {MAX_BYTES:,} bytes, expected a "
                 "smaller one; encode it as MP4"
             )
         file.seek(0)
@@ -59,7 +59,7 @@ class Animation:
             seconds, (width, height) = timing_and_canvas(data, kind)
         except _BlocksError as error:
             raise VideoError(
-                f"{name}: found a {NAMES[kind]} of more than {MOST_BLOCKS_READ:,} blocks, expected "
+                f"{name}: found a {NAMES[kind]} of more than {MAX_BLOCKS_READ:,} blocks, expected "
                 "fewer; encode it as MP4"
             ) from error
         self._file, self._kind, self._name = file, kind, name
@@ -69,9 +69,9 @@ class Animation:
                 f"{name}: found a {NAMES[kind]} of one frame, expected one that moves; give it as "
                 "a picture"
             )
-        if len(seconds) > MOST_FRAMES:
+        if len(seconds) > MAX_FRAMES:
             raise VideoError(
-                f"{name}: found a {NAMES[kind]} of more than {MOST_FRAMES:,} frames, expected "
+                f"{name}: found a {NAMES[kind]} of more than {MAX_FRAMES:,} frames, expected "
                 "fewer; encode it as MP4"
             )
         check_size(width, height, limits, name)
@@ -147,8 +147,8 @@ def timing_and_canvas(data: bytes, kind: str) -> tuple[list[float], tuple[int, i
     """
     width, height = _canvas(data, kind)
     seconds = []
-    frames = _FRAMES[kind](data, _at_most(MOST_BLOCKS_READ))
-    for shown, right, below in islice(frames, MOST_FRAMES + 1):
+    frames = _FRAMES[kind](data, _at_most(MAX_BLOCKS_READ))
+    for shown, right, below in islice(frames, MAX_FRAMES + 1):
         seconds.append(shown if shown >= SHORTEST_S else USUAL_S)
         width, height = max(width, right), max(height, below)
     return seconds or [USUAL_S], (width, height)
@@ -156,12 +156,12 @@ def timing_and_canvas(data: bytes, kind: str) -> tuple[list[float], tuple[int, i
 
 def moves(data: bytes, kind: str | None) -> bool:
     """Return whether a picture file of format `kind` has several frames, the second within the
-    first `MOST_BLOCKS` blocks.
+    first `MAX_BLOCKS` blocks.
     """
     if kind not in _READERS:
         return False
-    found = _FRAMES[str(kind)](data, iter(range(MOST_BLOCKS)))
-    return len(list(islice(found, 2))) > 1
+    result = _FRAMES[str(kind)](data, iter(range(MAX_BLOCKS)))
+    return len(list(islice(result, 2))) > 1
 
 
 def _canvas(data: bytes, kind: str) -> tuple[int, int]:

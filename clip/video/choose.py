@@ -16,7 +16,7 @@ from mtmd.base.errors import OptionError
 from mtmd.clip.video.frame_request import FrameRequest
 from mtmd.clip.video.video import Part, VideoFacts
 
-MOST = 1 << 14
+MAXIMUM = 1 << 14
 """Frames that a rule is asked for, however many a file says it has; no context holds them."""
 ROUNDED_S = 0.6e-3  # files may round times to milliseconds
 
@@ -25,31 +25,31 @@ class Rule(Protocol):
     """Rule by which a model's processor chooses."""
 
     def choose(
-        self, clip: VideoFacts, fps: float | None = None, most: int | None = None
+        self, clip: VideoFacts, fps: float | None = None, maximum: int | None = None
     ) -> list[int]:
-        """Numbers of frames, ascending: `fps` of them a second and `most` at most where those are
-        asked for, else as the model has it; `MOST` in any case.
+        """Numbers of frames, ascending: `fps` of them a second and `maximum` at most where those
+        are asked for, else as the model has it; `MAXIMUM` in any case.
         """
 
 
 @dataclass(frozen=True)
 class Evenly:
-    """`fps` frames a second, from the first on; where these are more than `most`, so many spread
+    """`fps` frames a second, from the first on; where these are more than `maximum`, so many spread
     over the whole.
     """
 
     fps: float = 1.0
-    most: int = 32
+    maximum: int = 32
 
     def choose(
-        self, clip: VideoFacts, fps: float | None = None, most: int | None = None
+        self, clip: VideoFacts, fps: float | None = None, maximum: int | None = None
     ) -> list[int]:
-        if most is None:
-            most = self.most if fps is None else MOST
+        if maximum is None:
+            maximum = self.maximum if fps is None else MAXIMUM
         step = clip.fps / min(fps or self.fps, clip.fps)
         count = max(1, int((clip.frames - 1) / step + 1e-6) + 1)
-        if count > most:
-            return _spread(clip.frames, most)
+        if count > maximum:
+            return _spread(clip.frames, maximum)
         return list(dict.fromkeys(min(clip.frames - 1, round(i * step)) for i in range(count)))
 
 
@@ -89,36 +89,36 @@ def part_between(
     seconds, at = frames / facts.fps, first / facts.fps
     if times is not None:
         at = float(times[first])
-        apart = (ends if behind == facts.frames else float(times[behind])) - at
-        if abs(apart - seconds) * facts.fps > 0.3:  # more than even rates vary by rounding
-            return Part(first, at, frames, frames / apart, apart)
+        separate = (ends if behind == facts.frames else float(times[behind])) - at
+        if abs(separate - seconds) * facts.fps > 0.3:  # more than even rates vary by rounding
+            return Part(first, at, frames, frames / separate, separate)
     return Part(first, at, frames, facts.fps, seconds)
 
 
 def chosen(
-    rule: Rule, facts: VideoFacts, part: Part, request: FrameRequest, most: int, why: str
+    rule: Rule, facts: VideoFacts, part: Part, request: FrameRequest, maximum: int, why: str
 ) -> tuple[list[int], tuple[str, ...]]:
-    """Numbers of frames of `part`, ascending, `most` at most, and a note where that left some out,
-    which says `why`.
+    """Numbers of frames of `part`, ascending, `maximum` at most, and a note where that left some
+    out, which says `why`.
     """
     clip = replace(facts, frames=part.frames, fps=part.fps, seconds=part.seconds)
-    asked = None if request.max_frames is None else min(request.max_frames, MOST)
-    indices = _taken(rule, clip, request.fps, asked)
+    requested = None if request.max_frames is None else min(request.max_frames, MAXIMUM)
+    indices = _taken(rule, clip, request.fps, requested)
     notes: tuple[str, ...] = ()
-    if len(indices) > most:
-        more = " or more" if len(indices) >= MOST else ""
-        notes = (f"{most} of {len(indices)}{more} frames: {why}",)
-        indices = _taken(rule, clip, request.fps, most)
-        indices = [indices[i] for i in _spread(len(indices), min(most, len(indices)))]
+    if len(indices) > maximum:
+        more = " or more" if len(indices) >= MAXIMUM else ""
+        notes = (f"{maximum} of {len(indices)}{more} frames: {why}",)
+        indices = _taken(rule, clip, request.fps, maximum)
+        indices = [indices[i] for i in _spread(len(indices), min(maximum, len(indices)))]
     return [part.first + i for i in indices], notes
 
 
-def _taken(rule: Rule, clip: VideoFacts, fps: float | None, most: int | None) -> list[int]:
+def _taken(rule: Rule, clip: VideoFacts, fps: float | None, maximum: int | None) -> list[int]:
     last = clip.frames - 1
-    return sorted({min(max(int(i), 0), last) for i in rule.choose(clip, fps, most)})
+    return sorted({min(max(int(i), 0), last) for i in rule.choose(clip, fps, maximum)})
 
 
-def _spread(count: int, most: int) -> list[int]:
-    """`most` of so many, from the first to the last."""
-    places: Sequence[float] = np.linspace(0, count - 1, most).tolist()
-    return sorted({round(place) for place in places})
+def _spread(count: int, maximum: int) -> list[int]:
+    """`maximum` of so many, from the first to the last."""
+    locations: Sequence[float] = np.linspace(0, count - 1, maximum).tolist()
+    return sorted({round(location) for location in locations})

@@ -25,8 +25,8 @@ from mtmd.base.extras import install_command
 from mtmd.clip.image.pixels import Pixels
 from mtmd.clip.video.choose import part_between
 from mtmd.clip.video.limits import (
-    MOST_FPS,
-    MOST_FRAMES,
+    MAX_FPS,
+    MAX_FRAMES,
     VideoLimits,
     admit_any,
     check_facts,
@@ -60,7 +60,7 @@ UNKNOWN_AHEAD_S = 10.0  # the same where nobody knows where key frames are
 BAD_PACKETS = 256  # in a row, after which a stream is given up
 THREADS = min(4, usable_cores().usable)
 DEFAULT_FPS = 25.0
-_PLACE = np.dtype([("stamp", np.float64), ("key", np.bool_)])
+_LOCATION = np.dtype([("stamp", np.float64), ("key", np.bool_)])
 """Of a frame in a file."""
 PQ, HLG = 16, 18  # transfer characteristics of ITU-T H.273
 _TRANSFERS = {PQ: "PQ", HLG: "HLG"}
@@ -140,11 +140,11 @@ class Container:
         """
         count = 0
         for index in indices:
-            wanted, limit = self._time(index), self._until(index)
+            requested, limit = self._time(index), self._until(index)
             try:
-                if self._is_far(wanted):
-                    self._seek(wanted, limit)
-                frame = self._frame_at(wanted, limit)
+                if self._is_far(requested):
+                    self._seek(requested, limit)
+                frame = self._frame_at(requested, limit)
             except VideoError:
                 raise
             except Exception as error:
@@ -164,11 +164,11 @@ class Container:
 
         self._file.seek(0)
         av.logging.set_level(None)  # its words are about what it has survived
-        most = str(self._limits.max_pixels)
+        maximum = str(self._limits.max_pixels)
         container: Any = av.open(
             self._file,
             format=_DEMUXERS[self._kind],
-            options={"max_pixels": most, "threads": "1"},
+            options={"max_pixels": maximum, "threads": "1"},
             container_options={
                 "protocol_whitelist": "none",
                 "format_whitelist": _WHITELIST,
@@ -189,7 +189,7 @@ class Container:
             )
         check_size(codec.width, codec.height, self._limits, self._name)
         self._admit(codec.width * codec.height)
-        codec.options = {"max_pixels": most}
+        codec.options = {"max_pixels": maximum}
         codec.thread_count = THREADS
         codec.thread_type = "AUTO"
 
@@ -239,19 +239,17 @@ class Container:
     def _facts(self, first: VideoFrame) -> VideoFacts:
         times, stream = self._times, self._stream
         fps = float(stream.average_rate or stream.guessed_rate or 0)
-        seconds = self._said_seconds()
+        seconds = self._stated_seconds()
         if times is not None and len(times) > 1:
             gap = float(times[-1] - times[0]) / (len(times) - 1)
             there = float(times[-1] - times[0]) + gap
             if seconds > there + max(1.0, 2 * gap):
                 self._early = f"ends at {there:.1f} s, not at {seconds:.1f} s as it says"
             seconds, fps = there, 1 / gap if gap > 0 else fps
-        if not 0 < fps <= MOST_FPS:
+        if not 0 < fps <= MAX_FPS:
             fps = DEFAULT_FPS
         frames = len(times) if times is not None else stream.frames
-        if frames < 1 or (
-            times is None and frames > MOST_FRAMES
-        ):  # a header that was not filled in
+        if frames < 1 or (times is None and frames > MAX_FRAMES):  # a header that was not filled in
             frames = max(1, round(seconds * fps))
         if seconds <= 0:
             seconds = frames / fps
@@ -260,7 +258,7 @@ class Container:
             frames, fps, seconds, width, height, self._codec, tuple(self._notes(first))
         )
 
-    def _said_seconds(self) -> float:
+    def _stated_seconds(self) -> float:
         if self._stream.duration and self._stream.time_base:
             return float(self._stream.duration * self._stream.time_base)
         return (self._container.duration or 0) / 1e6
@@ -296,7 +294,7 @@ class Container:
         check_frames(len(self._stream.index_entries), self._name)
         entries = np.fromiter(
             ((e.timestamp, e.is_keyframe) for e in self._stream.index_entries if not e.is_discard),
-            _PLACE,
+            _LOCATION,
         )
         if len(entries) == self._stream.frames and len(entries) > 1:
             stamps, keys = _ordered(entries, base)
@@ -304,11 +302,11 @@ class Container:
                 return stamps - stamps[0], keys - stamps[0]
         if self._bytes > SCAN_BYTES:
             return None, None
-        found = np.fromiter(self._scan(), _PLACE)
-        check_frames(len(found), self._name)
-        if not len(found):
+        result = np.fromiter(self._scan(), _LOCATION)
+        check_frames(len(result), self._name)
+        if not len(result):
             return None, None
-        times, keys = (stamps - self._start for stamps in _ordered(found, base))
+        times, keys = (stamps - self._start for stamps in _ordered(result, base))
         return times[times > -1e-6], keys
 
     def _scan(self) -> Iterator[tuple[int, bool]]:
@@ -317,7 +315,7 @@ class Container:
         """
         self._rewind()
         with suppress(Exception):  # what comes before the damage can be shown
-            for packet in islice(self._container.demux(self._stream), MOST_FRAMES + 1):
+            for packet in islice(self._container.demux(self._stream), MAX_FRAMES + 1):
                 stamp = packet.pts if packet.pts is not None else packet.dts
                 if stamp is not None and packet.size:
                     yield stamp, packet.is_keyframe
@@ -337,24 +335,24 @@ class Container:
 
     # Where the decoder stands.
 
-    def _is_far(self, wanted: float) -> bool:
+    def _is_far(self, requested: float) -> bool:
         """Return whether to begin anew at a key frame rather than to decode on."""
         if self._counts:
             return False
         here = self._passed[0] if self._passed else 0.0
         near = AHEAD / self.facts.fps
-        if wanted < here:
+        if requested < here:
             return True
         if self._keys is None:
-            return wanted - here > max(UNKNOWN_AHEAD_S, near)
-        at = int(np.searchsorted(self._keys, wanted + 1e-6)) - 1
+            return requested - here > max(UNKNOWN_AHEAD_S, near)
+        at = int(np.searchsorted(self._keys, requested + 1e-6)) - 1
         return at >= 0 and float(self._keys[at]) > here + near
 
-    def _seek(self, wanted: float, limit: float) -> None:
-        """Seek to a key frame at `wanted`, or before it."""
+    def _seek(self, requested: float, limit: float) -> None:
+        """Seek to a key frame at `requested`, or before it."""
         base, back = float(self._stream.time_base or 1), 0.0
         while True:
-            target = max(0.0, wanted - back)
+            target = max(0.0, requested - back)
             try:
                 self._container.seek(int((self._start + target) / base), stream=self._stream)
             except Exception:  # nothing is known of the place: from the beginning then
@@ -373,15 +371,17 @@ class Container:
             self._container.close()
             self._open()
 
-    def _frame_at(self, wanted: float, limit: float) -> tuple[float, VideoFrame] | None:
+    def _frame_at(self, requested: float, limit: float) -> tuple[float, VideoFrame] | None:
         """The last frame before `limit`; None where the file has ended well before it."""
         while True:
             if self._next is None:
                 self._next = next(self._decoded, None)
             if self._next is None:
                 passed = self._passed
-                late = limit - wanted if self._times is not None else max(0.5, 2 / self.facts.fps)
-                return passed if passed is not None and passed[0] >= wanted - late else None
+                late = (
+                    limit - requested if self._times is not None else max(0.5, 2 / self.facts.fps)
+                )
+                return passed if passed is not None and passed[0] >= requested - late else None
             if self._next[0] >= limit and self._passed is not None:
                 return self._passed
             at_or_after = self._next[0] >= limit
@@ -459,11 +459,13 @@ def _seconds(frame: VideoFrame, otherwise: float) -> float:
     return otherwise if stamp is None or base is None else float(stamp * base)
 
 
-def _ordered(places: NDArray[Any], base: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _ordered(
+    locations: NDArray[Any], base: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Times of frames and of key frames, each in order."""
-    order = np.argsort(places["stamp"], kind="stable")
-    stamps = places["stamp"][order] * base
-    return stamps, stamps[places["key"][order]]
+    order = np.argsort(locations["stamp"], kind="stable")
+    stamps = locations["stamp"][order] * base
+    return stamps, stamps[locations["key"][order]]
 
 
 def _varies(times: NDArray[np.float64]) -> bool:

@@ -125,8 +125,8 @@ def taken_fps(video: Video) -> float:
     usual = count / max(video.facts.frames, count) * fps
     if count < 2:
         return usual
-    apart = (video.indices[-1] - video.indices[0]) / (count - 1)
-    if abs(max(video.facts.frames, count) / count - apart) <= 1:
+    separate = (video.indices[-1] - video.indices[0]) / (count - 1)
+    if abs(max(video.facts.frames, count) / count - separate) <= 1:
         return usual
     seconds = video.times[-1] - video.times[0]
     return (count - 1) / seconds if seconds > 0 else fps

@@ -24,7 +24,7 @@ from mtmd.clip.video.isolated import opened_isolated
 from mtmd.clip.video.limits import DEFAULT_LIMITS, VideoLimits, check_bytes, check_facts, check_size
 from mtmd.clip.video.video import Part, VideoFacts
 
-LEAST_S = 0.5e-6  # between two frames
+MIN_S = 0.5e-6  # between two frames
 _HASHED_BYTES = 1 << 22
 _DIGESTS = 1024
 _digests: dict[tuple[int, ...], str] = {}
@@ -68,8 +68,14 @@ class VideoFile:
         if isinstance(self.source, bytes):
             return hashlib.sha256(self.source).hexdigest()
         with self._file() as file:
-            told = os.fstat(file.fileno())
-            key = told.st_dev, told.st_ino, told.st_size, told.st_mtime_ns, told.st_ctime_ns
+            reported = os.fstat(file.fileno())
+            key = (
+                reported.st_dev,
+                reported.st_ino,
+                reported.st_size,
+                reported.st_mtime_ns,
+                reported.st_ctime_ns,
+            )
             if key not in _digests:
                 digest = hashlib.sha256()
                 while data := file.read(_HASHED_BYTES):
@@ -120,7 +126,7 @@ class GivenFrames:
                 f"{name}: found {len(frames)} frames and {len(self._times)} times, expected at "
                 "least one frame, and a time for each"
             )
-        ascends = all(b - a >= LEAST_S for a, b in pairwise(self._times))
+        ascends = all(b - a >= MIN_S for a, b in pairwise(self._times))
         if not ascends or not all(np.isfinite(self._times)):
             raise VideoError(f"{name}: found times that do not ascend, expected seconds in order")
         shapes = {tuple(f.shape) for f in frames}

@@ -68,7 +68,7 @@ class FileAt(io.RawIOBase):
         self._at = max(0, start + offset)
         return self._at
 
-    def tell(self) -> int:
+    def report(self) -> int:
         return self._at
 
 
@@ -80,12 +80,12 @@ class Remote:
         request = {"size": size, "name": name, "limits": asdict(limits)}
         with self._blamed():
             worker.send(json.dumps(request).encode(), fds=[fd])
-            told = self._told()
-            if "memory" in told:  # so many pixels are allowed no more
-                memory = min(int(told["memory"]), worker.limits.memory_bytes)
+            reported = self._reported()
+            if "memory" in reported:  # so many pixels are allowed no more
+                memory = min(int(reported["memory"]), worker.limits.memory_bytes)
                 worker.limits = replace(worker.limits, memory_bytes=memory)
-                told = self._told()
-            self.facts = _facts(told)
+                reported = self._reported()
+            self.facts = _facts(reported)
         check_size(self.facts.width, self.facts.height, limits, name)
         check_facts(self.facts, limits, name)
 
@@ -95,28 +95,28 @@ class Remote:
     def part(self, start: float | None, end: float | None) -> Part:
         with self._blamed():
             self._worker.send(json.dumps({"part": [start, end]}).encode())
-            return _part(self._told(), self.facts)
+            return _part(self._reported(), self.facts)
 
     def take(
         self, indices: Sequence[int], size: tuple[int, int]
     ) -> Iterator[tuple[int, float, Pixels]]:
-        wanted = {"indices": list(indices), "size": size}
+        requested = {"indices": list(indices), "size": size}
         with self._blamed():
-            self._worker.send(json.dumps(wanted).encode())
+            self._worker.send(json.dumps(requested).encode())
         for index in [*indices, None]:
             with self._blamed():
-                found = self._frame(index, size)
-            if found is None:
+                result = self._frame(index, size)
+            if result is None:
                 return
-            yield found
+            yield result
 
     def _frame(self, index: int | None, size: tuple[int, int]) -> tuple[int, float, Pixels] | None:
         """The one at `index`; None after the last."""
-        told = self._told()
-        if "end" in told:
+        reported = self._reported()
+        if "end" in reported:
             return None
-        seconds = float(told["time"])
-        if told["index"] != index or index is None or not isfinite(seconds):
+        seconds = float(reported["time"])
+        if reported["index"] != index or index is None or not isfinite(seconds):
             raise ValueError
         frame = np.empty((size[1], size[0], 3), np.uint8)
         room = frame.data.cast("B")
@@ -124,13 +124,13 @@ class Remote:
             raise ValueError
         return index, seconds, frame
 
-    def _told(self) -> dict[str, Any]:
-        told: dict[str, Any] = json.loads(self._worker.receive(_MESSAGE_BYTES))
-        if "error" in told:
-            raise VideoError(str(told["error"])[:1000])
-        if "option" in told:
-            raise OptionError(str(told["option"])[:1000])
-        return told
+    def _reported(self) -> dict[str, Any]:
+        reported: dict[str, Any] = json.loads(self._worker.receive(_MESSAGE_BYTES))
+        if "error" in reported:
+            raise VideoError(str(reported["error"])[:1000])
+        if "option" in reported:
+            raise OptionError(str(reported["option"])[:1000])
+        return reported
 
     @contextmanager
     def _blamed(self) -> Iterator[None]:
@@ -208,25 +208,27 @@ def serve(channel: Channel, _prepared: Any) -> None:
 def _read(channel: Channel, request: dict[str, Any], fd: int, taken: int) -> None:
     limits, size = VideoLimits(**request["limits"]), int(request["size"])
     file = io.BufferedReader(FileAt(fd, size), 1 << 16)
-    is_told = False
+    is_reported = False
 
     def admit(pixels: int) -> None:
-        nonlocal is_told
-        most = _memory_bytes(pixels)
-        allow_memory(most, taken)
-        if not is_told:  # a file may be opened anew
-            channel.send(json.dumps({"memory": most}).encode())
-            is_told = True
+        nonlocal is_reported
+        maximum = _memory_bytes(pixels)
+        allow_memory(maximum, taken)
+        if not is_reported:  # a file may be opened anew
+            channel.send(json.dumps({"memory": maximum}).encode())
+            is_reported = True
 
     try:
         reader = open_video(file, limits, request["name"], admit)
         channel.send(json.dumps(asdict(reader.facts)).encode())
         while True:  # ended by who asks
-            wanted = json.loads(channel.receive(_REQUEST_BYTES))
-            if "part" in wanted:
-                channel.send(json.dumps(_told_part(reader, *wanted["part"])).encode())
+            requested = json.loads(channel.receive(_REQUEST_BYTES))
+            if "part" in requested:
+                channel.send(json.dumps(_reported_part(reader, *requested["part"])).encode())
                 continue
-            for index, seconds, pixels in reader.take(wanted["indices"], tuple(wanted["size"])):
+            for index, seconds, pixels in reader.take(
+                requested["indices"], tuple(requested["size"])
+            ):
                 channel.send(json.dumps({"index": index, "time": seconds}).encode())
                 channel.send(np.ascontiguousarray(pixels).data.cast("B"))
             channel.send(b'{"end": true}')
@@ -252,29 +254,33 @@ def no_more_files() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def _facts(told: dict[str, Any]) -> VideoFacts:
+def _facts(reported: dict[str, Any]) -> VideoFacts:
     """Return what a worker says of a video, checked like anything from outside."""
-    if set(told) != {f.name for f in fields(VideoFacts)}:
+    if set(reported) != {f.name for f in fields(VideoFacts)}:
         raise ValueError
-    notes = tuple(str(n)[:200] for n in told["notes"][:8])
-    frames, fps, seconds = int(told["frames"]), float(told["fps"]), float(told["seconds"])
-    width, height = int(told["width"]), int(told["height"])
+    notes = tuple(str(n)[:200] for n in reported["notes"][:8])
+    frames, fps, seconds = (
+        int(reported["frames"]),
+        float(reported["fps"]),
+        float(reported["seconds"]),
+    )
+    width, height = int(reported["width"]), int(reported["height"])
     if frames < 1 or min(width, height) < 1 or not 0 < fps < inf or not 0 <= seconds < inf:
         raise ValueError
-    return VideoFacts(frames, fps, seconds, width, height, str(told["codec"])[:32], notes)
+    return VideoFacts(frames, fps, seconds, width, height, str(reported["codec"])[:32], notes)
 
 
-def _told_part(reader: Reader, start: float | None, end: float | None) -> dict[str, Any]:
+def _reported_part(reader: Reader, start: float | None, end: float | None) -> dict[str, Any]:
     try:
         return asdict(reader.part(start, end))
     except OptionError as error:
         return {"option": str(error)}
 
 
-def _part(told: dict[str, Any], facts: VideoFacts) -> Part:
+def _part(reported: dict[str, Any], facts: VideoFacts) -> Part:
     """Return what a worker says of a part, checked."""
-    first, frames = int(told["first"]), int(told["frames"])
-    begins, fps, seconds = (float(told[name]) for name in ("begins", "fps", "seconds"))
+    first, frames = int(reported["first"]), int(reported["frames"])
+    begins, fps, seconds = (float(reported[name]) for name in ("begins", "fps", "seconds"))
     part = Part(first, begins, frames, fps, seconds)
     inside = first >= 0 and 1 <= frames <= facts.frames - first
     if not inside or not isfinite(begins) or not 0 < fps < inf or not 0 <= seconds < inf:

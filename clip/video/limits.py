@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from mtmd.base.errors import VideoError
 from mtmd.clip.video.video import VideoFacts
 
-MOST_FPS = 1000.0  # that any video has
-MOST_FRAMES = 10_000_000  # of any: a day at 115 a second
+MAX_FPS = 1000.0  # that any video has
+MAX_FRAMES = 10_000_000  # of any: a day at 115 a second
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,9 @@ def check_facts(facts: VideoFacts, limits: VideoLimits, name: str) -> None:
 
 def check_frames(count: int, name: str) -> None:
     """Raises VideoError for a video that has too many, wherever a place in it is noted of each."""
-    if count > MOST_FRAMES:
+    if count > MAX_FRAMES:
         raise VideoError(
-            f"{name}: found {count:,} frames, expected at most {MOST_FRAMES:,}; cut the video"
+            f"{name}: found {count:,} frames, expected at most {MAX_FRAMES:,}; cut the video"
         )
 
 

@@ -47,31 +47,31 @@ class Clock(Protocol):
 
 @dataclass(frozen=True)
 class EachFrame:
-    """Limits of `least` to `most` pixels a frame; with a `share`, no more than a frame's part of so
-    many tokens (transformers' Qwen2VLVideoProcessor).
+    """Limits of `minimum` to `maximum` pixels a frame; with a `share`, no more than a frame's part
+    of so many tokens (transformers' Qwen2VLVideoProcessor).
     """
 
-    least: int
-    most: int
+    minimum: int
+    maximum: int
     share: int | None = None
 
     def size(self, height: int, width: int, frames: int, factor: int) -> tuple[int, int]:
-        most = self.most
+        maximum = self.maximum
         if self.share is not None:
             every = int(self.share * factor * factor * 0.9)
-            most = max(min(most, every * FRAMES // frames), int(self.least * 1.05))
-        return smart_resize(height, width, factor, self.least, most)
+            maximum = max(min(maximum, every * FRAMES // frames), int(self.minimum * 1.05))
+        return smart_resize(height, width, factor, self.minimum, maximum)
 
 
 @dataclass(frozen=True)
 class AllFrames:
-    """Limits of `least` to `most` pixels for all frames together; with a `share`, no more than so
-    many tokens a frame (transformers' Qwen3VLVideoProcessor, and Glm4vVideoProcessor, for which an
-    odd number counts as the next even one).
+    """Limits of `minimum` to `maximum` pixels for all frames together; with a `share`, no more than
+    so many tokens a frame (transformers' Qwen3VLVideoProcessor, and Glm4vVideoProcessor, for which
+    an odd number counts as the next even one).
     """
 
-    least: int
-    most: int
+    minimum: int
+    maximum: int
     share: int | None = None
     even: bool = False
 
@@ -79,10 +79,12 @@ class AllFrames:
         given = width, height
         # A single frame is a group by itself, which the references do not take.
         frames = max(frames + frames % 2 if self.even else frames, FRAMES)
-        most = self.most
+        maximum = self.maximum
         if self.share is not None:
-            each = max(min(self.share * factor**2, self.most // frames), int(self.least * 1.05))
-            most = each * frames
+            each = max(
+                min(self.share * factor**2, self.maximum // frames), int(self.minimum * 1.05)
+            )
+            maximum = each * frames
         if height < factor or width < factor:
             up = max(factor / height, factor / width)
             height, width = int(height * up), int(width * up)
@@ -90,12 +92,12 @@ class AllFrames:
             raise too_narrow(*given)
         rows, columns = round(height / factor), round(width / factor)
         pixels = round(frames / FRAMES) * FRAMES * rows * columns * factor**2
-        if pixels > most:
-            shrink = math.sqrt(frames * height * width / most)
+        if pixels > maximum:
+            shrink = math.sqrt(frames * height * width / maximum)
             rows = max(1, math.floor(height / shrink / factor))
             columns = max(1, math.floor(width / shrink / factor))
-        elif pixels < self.least:
-            grow = math.sqrt(self.least / (frames * height * width))
+        elif pixels < self.minimum:
+            grow = math.sqrt(self.minimum / (frames * height * width))
             rows, columns = math.ceil(height * grow / factor), math.ceil(width * grow / factor)
         return rows * factor, columns * factor
 
@@ -119,14 +121,14 @@ class PairedFrames:
     ) -> ClipShape:
         full = self.limits.size(height, width, frames, self.factor)
         usual = full[0] // self.factor, full[1] // self.factor
-        most = budget.max_tokens or (LOW_TOKENS if budget.low else None)
-        rows, columns = usual if most is None else within(*usual, most)
+        maximum = budget.max_tokens or (LOW_TOKENS if budget.low else None)
+        rows, columns = usual if maximum is None else within(*usual, maximum)
         size = columns * self.factor, rows * self.factor
         notes = (
             ()
             if (rows, columns) == usual
             else (
-                f"frames scaled to {size[0]} x {size[1]} to keep to {most} tokens each pair, "
+                f"frames scaled to {size[0]} x {size[1]} to keep to {maximum} tokens each pair, "
                 f"{usual[1] * self.factor} x {usual[0] * self.factor} without that",
             )
         )
@@ -183,17 +185,17 @@ def read_limits(video: Settings, default: tuple[int, int]) -> tuple[int, int]:
     if not size.values:
         return default
     return (
-        size.count("shortest_edge", most=MAX_PIXELS),
-        size.count("longest_edge", most=MAX_PIXELS),
+        size.count("shortest_edge", maximum=MAX_PIXELS),
+        size.count("longest_edge", maximum=MAX_PIXELS),
     )
 
 
-def check_limits(video: Settings, least: int, most: int, factor: int) -> None:
+def check_limits(video: Settings, minimum: int, maximum: int, factor: int) -> None:
     """Raises ModelError where they allow no frame."""
-    if least > most or most < factor**2:
+    if minimum > maximum or maximum < factor**2:
         raise ModelError(
-            f"{video.where}: {least} to {most} pixels, expected limits that allow {factor**2} and "
-            "more"
+            f"{video.where}: {minimum} to {maximum} pixels, expected limits that allow {factor**2} "
+            "and more"
         )
 
 
@@ -211,16 +213,16 @@ def read_each_frame(
     taken: then it is what the authors' own tool takes.
     """
     factor, normalize, resample = read_pairs(video, patch=patch, merge=merge)
-    least, most = read_limits(video, EACH_FRAME)
-    least, most = (
-        video.count("min_pixels", least, most=MAX_PIXELS),
-        video.count("max_pixels", most, most=MAX_PIXELS),
+    minimum, maximum = read_limits(video, EACH_FRAME)
+    minimum, maximum = (
+        video.count("min_pixels", minimum, maximum=MAX_PIXELS),
+        video.count("max_pixels", maximum, maximum=MAX_PIXELS),
     )
-    check_limits(video, least, most, factor)
+    check_limits(video, minimum, maximum, factor)
     frames = video.count("min_frames", 4), video.count("max_frames", 768)
     return PairedFrames(
         factor=factor,
-        limits=EachFrame(least, most, read_share(video, 128000)),
+        limits=EachFrame(minimum, maximum, read_share(video, 128000)),
         normalize=normalize,
         resample=resample,
         rule=FrameRule(WholeGroups(video.number("fps", 2.0), *frames, FRAMES)),

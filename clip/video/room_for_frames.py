@@ -10,9 +10,9 @@ from mtmd.base.errors import OptionError
 from mtmd.clip.token_budget import Budget
 from mtmd.clip.video.family import VideoFamily
 
-LEAST = 128  # tokens of a group; smaller ones say little
+MINIMUM = 128  # tokens of a group; smaller ones say little
 # Steps, so that a question of a few more words finds what was encoded for the last one.
-STEPS = tuple(sorted({LEAST * part << k for k in range(12) for part in (2, 3)} | {LEAST}))
+STEPS = tuple(sorted({MINIMUM * part << k for k in range(12) for part in (2, 3)} | {MINIMUM}))
 
 
 def fitting(
@@ -23,10 +23,10 @@ def fitting(
     and for a family whose frames have one size.
     """
     usual = family.shape(*size, frames, budget)
-    most = max((step for step in STEPS if step <= room // usual.groups), default=LEAST)
-    if usual.all_tokens <= room or most >= usual.tokens:
+    maximum = max((step for step in STEPS if step <= room // usual.groups), default=MINIMUM)
+    if usual.all_tokens <= room or maximum >= usual.tokens:
         return budget
-    smaller = replace(budget, max_tokens=most)
+    smaller = replace(budget, max_tokens=maximum)
     try:
         family.shape(*size, frames, smaller)
     except OptionError:

@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from mtmd.clip.video.choose import MOST
+from mtmd.clip.video.choose import MAXIMUM
 from mtmd.clip.video.video import VideoFacts
 
 UNKNOWN_FPS = 24.0  # what the references take a video for that does not say
@@ -24,8 +24,8 @@ UNKNOWN_FPS = 24.0  # what the references take a video for that does not say
 class Pick(Protocol):
     """A way to take frames of a clip of at least one frame, of a known rate."""
 
-    def __call__(self, clip: VideoFacts, fps: float | None, most: int | None) -> Sequence[int]:
-        """Indices in order, `fps` of them a second and at most `most` where those are asked for,
+    def __call__(self, clip: VideoFacts, fps: float | None, maximum: int | None) -> Sequence[int]:
+        """Indices in order, `fps` of them a second and at most `maximum` where those are asked for,
         else as the checkpoint says.
         """
 
@@ -37,57 +37,57 @@ class FrameRule:
     pick: Pick
 
     def choose(
-        self, clip: VideoFacts, fps: float | None = None, most: int | None = None
+        self, clip: VideoFacts, fps: float | None = None, maximum: int | None = None
     ) -> list[int]:
         """Choose as `Rule.choose` does: indices in order and each once."""
         rate, frames = clip.fps or UNKNOWN_FPS, max(clip.frames, 1)
         clip = replace(clip, fps=rate, frames=frames, seconds=clip.seconds or frames / rate)
-        picked = self.pick(clip, fps, most)
+        picked = self.pick(clip, fps, maximum)
         if not isinstance(picked, range):  # all that there are, perhaps millions
             picked = sorted({int(i) for i in picked if 0 <= i < frames})
-        return _thinned(picked or [0], min(MOST if most is None else most, frames))
+        return _thinned(picked or [0], min(MAXIMUM if maximum is None else maximum, frames))
 
 
-def _thinned(indices: Sequence[int], most: int) -> list[int]:
-    """Return at most `most` of them, evenly spaced."""
-    if len(indices) <= most:
+def _thinned(indices: Sequence[int], maximum: int) -> list[int]:
+    """Return at most `maximum` of them, evenly spaced."""
+    if len(indices) <= maximum:
         return list(indices)
-    return [indices[i * len(indices) // most] for i in range(most)]
+    return [indices[i * len(indices) // maximum] for i in range(maximum)]
 
 
 @dataclass(frozen=True)
 class WholeGroups:
-    """Frames at a rate, in whole groups of `group` frames, between `least` and `most` of them,
+    """Frames at a rate, in whole groups of `group` frames, between `minimum` and `maximum` of them,
     spread over the clip (transformers' Qwen2VLVideoProcessor).
     """
 
     fps: float
-    least: int
-    most: int
+    minimum: int
+    maximum: int
     group: int
 
-    def __call__(self, clip: VideoFacts, fps: float | None, most: int | None) -> Sequence[int]:
+    def __call__(self, clip: VideoFacts, fps: float | None, maximum: int | None) -> Sequence[int]:
         total, group = clip.frames, self.group
-        high = min(self.most if most is None else most, total) // group * group
+        high = min(self.maximum if maximum is None else maximum, total) // group * group
         wished = total / clip.fps * (self.fps if fps is None else fps)
-        count = math.floor(min(max(wished, self.least), high, total) / group) * group
+        count = math.floor(min(max(wished, self.minimum), high, total) / group) * group
         return range(total) if not count else _steps(0, total, count)
 
 
 @dataclass(frozen=True)
 class FirstToLast:
-    """Frames at a rate, between `least` and `most` frames, the first and the last among them
+    """Frames at a rate, between `minimum` and `maximum` frames, the first and the last among them
     (transformers' Qwen3VLVideoProcessor).
     """
 
     fps: float
-    least: int
-    most: int
+    minimum: int
+    maximum: int
 
-    def __call__(self, clip: VideoFacts, fps: float | None, most: int | None) -> Sequence[int]:
+    def __call__(self, clip: VideoFacts, fps: float | None, maximum: int | None) -> Sequence[int]:
         total = clip.frames
         wished = int(total / clip.fps * (self.fps if fps is None else fps))
-        count = min(max(wished, self.least), self.most if most is None else most, total)
+        count = min(max(wished, self.minimum), self.maximum if maximum is None else maximum, total)
         return [int(i) for i in np.linspace(0, total - 1, count).round()]
 
 
@@ -101,35 +101,38 @@ class EveryInterval:
     fps: float
     longest: float
 
-    def __call__(self, clip: VideoFacts, fps: float | None, most: int | None) -> Sequence[int]:  # noqa: ARG002
+    def __call__(self, clip: VideoFacts, fps: float | None, maximum: int | None) -> Sequence[int]:  # noqa: ARG002
         rate, last = self.fps if fps is None else fps, clip.frames - 1
         seconds = clip.seconds or round(last / clip.fps) + 1
         if seconds <= self.longest:
             count = max(math.floor(seconds * rate), 1)
-            steps = _thinned(range(count), MOST)
+            steps = _thinned(range(count), MAXIMUM)
             return [min(last, math.ceil(i * clip.fps / rate)) for i in steps]
         count = int(self.longest * rate)
         if count >= clip.frames:
             return range(clip.frames)
-        times = np.linspace(0, seconds, min(count, MOST), endpoint=True)
+        times = np.linspace(0, seconds, min(count, MAXIMUM), endpoint=True)
         return [min(last, math.ceil(t * clip.fps)) for t in times]
 
 
 @dataclass(frozen=True)
 class WithoutEnds:
-    """Frames at a rate, up to `most` frames; of clips that are long for those, without the first
+    """Frames at a rate, up to `maximum` frames; of clips that are long for those, without the first
     and the last `skip` seconds (transformers' SmolVLMVideoProcessor).
     """
 
     fps: float
-    most: int
+    maximum: int
     skip: float = 1.0
 
-    def __call__(self, clip: VideoFacts, fps: float | None, most: int | None) -> Sequence[int]:
-        rate, most = self.fps if fps is None else fps, self.most if most is None else most
-        count = max(min(round(rate * clip.seconds), most), 1)
+    def __call__(self, clip: VideoFacts, fps: float | None, maximum: int | None) -> Sequence[int]:
+        rate, maximum = (
+            self.fps if fps is None else fps,
+            self.maximum if maximum is None else maximum,
+        )
+        count = max(min(round(rate * clip.seconds), maximum), 1)
         start, end = 0, clip.frames - 1
-        if clip.seconds - 2 * self.skip > most * rate:
+        if clip.seconds - 2 * self.skip > maximum * rate:
             start = max(int(self.skip * clip.fps), 0)
             end = min(int(clip.frames - self.skip * clip.fps), end)
             if start >= end:
@@ -146,10 +149,10 @@ class Middles:
     count: int
     shift: float | None = None
 
-    def __call__(self, clip: VideoFacts, fps: float | None, most: int | None) -> Sequence[int]:
+    def __call__(self, clip: VideoFacts, fps: float | None, maximum: int | None) -> Sequence[int]:
         total = clip.frames
         count = self.count if fps is None else int(total / clip.fps * fps)
-        count = max(min(count, total, MOST if most is None else most), 1)
+        count = max(min(count, total, MAXIMUM if maximum is None else maximum), 1)
         return _steps(total / count / 2 if self.shift is None else self.shift, total, count)
 
 
@@ -161,10 +164,10 @@ class Beginnings:
 
     count: int
 
-    def __call__(self, clip: VideoFacts, fps: float | None, most: int | None) -> Sequence[int]:
+    def __call__(self, clip: VideoFacts, fps: float | None, maximum: int | None) -> Sequence[int]:
         total = clip.frames
         count = self.count if fps is None else int(total / clip.fps * fps)
-        count = max(min(count, total, MOST if most is None else most), 1)
+        count = max(min(count, total, MAXIMUM if maximum is None else maximum), 1)
         return [i * total // count for i in range(count)]
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from mtmd.kernels.backends.side_stream import host_bytes, own_stream
 
-MOST_FAILED = 3  # captures, before no other is tried
+MAX_FAILED = 3  # captures, before no other is tried
 
 
 @dataclass(frozen=True)
@@ -104,15 +104,15 @@ class CudaGraphs:
 
     def results(self, size: int) -> Tensor:
         own = torch.cuda.current_stream(self._device).cuda_stream
-        held = self._results.get(own)
-        if held is None or held.nbytes < size:
-            held = torch.empty(results_bytes(size), dtype=torch.uint8, device=self._device)
-            self._results[own] = held
-        return held
+        stored = self._results.get(own)
+        if stored is None or stored.nbytes < size:
+            stored = torch.empty(results_bytes(size), dtype=torch.uint8, device=self._device)
+            self._results[own] = stored
+        return stored
 
     def record(self, run: Callable[[], list[Tensor]]) -> Recording:
-        if self._failed >= MOST_FAILED:
-            raise RuntimeError(f"{MOST_FAILED} runs before could not be recorded")
+        if self._failed >= MAX_FAILED:
+            raise RuntimeError(f"{MAX_FAILED} runs before could not be recorded")
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(self._device):
             own = torch.cuda.current_stream()

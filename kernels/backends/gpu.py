@@ -16,7 +16,7 @@ from mtmd.kernels.backends.cuda_graphs import CudaGraphs
 from mtmd.kernels.backends.reference import lower_reference, reference_workspace
 from mtmd.kernels.backends.side_stream import CudaSideStream, SideStream
 from mtmd.kernels.backends.vision_attention.choice import AttentionChoice
-from mtmd.kernels.backends.vision_attention.kept import Kept, machine
+from mtmd.kernels.backends.vision_attention.saved_measurements import Saved, machine
 from mtmd.kernels.gpu.table import Choice, choose
 from mtmd.kernels.graph import Node
 from mtmd.kernels.kernel import types_of
@@ -35,7 +35,7 @@ class Gpu:
         self.device = torch.device(name)
         self.recorder = CudaGraphs(self.device)
         self._sides: dict[str, CudaSideStream] = {}
-        self.attention = AttentionChoice(Kept(functools.partial(machine, self.device)))
+        self.attention = AttentionChoice(Saved(functools.partial(machine, self.device)))
 
     def rejects(self, node: Node) -> str | None:
         if not torch.cuda.is_available():
@@ -58,10 +58,10 @@ class Gpu:
 
     def workspace(self, node: Node, exact: bool = True) -> int:
         choice = self.choose(node)
-        found = chosen_workspace(choice, node, exact)
+        result = chosen_workspace(choice, node, exact)
         if node.op == "attention" and choice.kernel is not None:
-            return self.attention.workspace(node, found)
-        return found
+            return self.attention.workspace(node, result)
+        return result
 
     def side_stream(self, use: str) -> SideStream | None:
         if not torch.cuda.is_available():

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from mtmd.kernels.graph import Type
 
-MOST_ROWS, MOST_KEYS, MOST_OUTPUTS = 64, 256, 256  # of attention, and of a weight
-MOST_PAGES = 16
+MAX_ROWS, MAX_KEYS, MAX_OUTPUTS = 64, 256, 256  # of attention, and of a weight
+MAX_PAGES = 16
 SPARE_STATES, SPARE_PAGES = 2, 3  # that no sequence of the batch has
 # What each row of the result takes of its own rows of operands alone.
 BY_ROWS = (
@@ -30,45 +30,45 @@ def smaller(op: str, named: Named, options: Mapping[str, Any]) -> dict[str, Type
     """The same with fewer rows where an op takes any number of them: of a weight or a table, of
     attention's queries and keys, and of what sequences keep.
     """
-    found = _cut(named, {name: most for name, most in _most(op).items() if name in named})
-    return _cut(found, _kept(found, options))
+    result = _cut(named, {name: maximum for name, maximum in _maximum(op).items() if name in named})
+    return _cut(result, _saved(result, options))
 
 
 def fewer_rows(op: str, named: Named) -> dict[str, Type | None]:
-    """The same with at most `MOST_ROWS` along each dimension but the last, where that changes
+    """The same with at most `MAX_ROWS` along each dimension but the last, where that changes
     nothing of what is computed for each row.
     """
     if op == "rope":  # x [..., T, H, K], table [T, 2, R]
         return _cut(
             named,
-            {"x": lambda t: (*(0,) * (len(t.shape) - 3), MOST_ROWS, 0, 0)}
-            | {"table": lambda _: (MOST_ROWS, 0, 0)},
+            {"x": lambda t: (*(0,) * (len(t.shape) - 3), MAX_ROWS, 0, 0)}
+            | {"table": lambda _: (MAX_ROWS, 0, 0)},
         )
     if op not in BY_ROWS:
         return dict(named)
     rows = [name for name in named if name not in ("w", "bias")]
-    return _cut(named, {n: lambda t: (*(MOST_ROWS,) * (len(t.shape) - 1), 0) for n in rows})
+    return _cut(named, {n: lambda t: (*(MAX_ROWS,) * (len(t.shape) - 1), 0) for n in rows})
 
 
-def _cut(named: Named, most: Mapping[str, Callable[[Type], Sizes]]) -> dict[str, Type | None]:
+def _cut(named: Named, maximum: Mapping[str, Callable[[Type], Sizes]]) -> dict[str, Type | None]:
     """Cut dimensions of some operands to at most so much, 0 for as it is; strides are not kept, as
     `operands` makes all contiguous.
     """
-    found = dict(named)
-    for name, of in most.items():
-        kind = found.get(name)
+    result = dict(named)
+    for name, of in maximum.items():
+        kind = result.get(name)
         if kind is not None:
             shape = tuple(min(s, m or s) for s, m in zip(kind.shape, of(kind), strict=True))
-            found[name] = Type.contiguous(shape, kind.dtype)
-    return found
+            result[name] = Type.contiguous(shape, kind.dtype)
+    return result
 
 
-def _kept(named: Named, options: Mapping[str, Any]) -> dict[str, Callable[[Type], Sizes]]:
+def _saved(named: Named, options: Mapping[str, Any]) -> dict[str, Callable[[Type], Sizes]]:
     """Return of a cache [2, S, G, K], or a pool of states [N, ...], what the places that are named
     need, and some more.
     """
     if (slots := named.get("slots")) is not None:
-        count = slots.count + (MOST_ROWS if named.get("cache") is not None else SPARE_STATES)
+        count = slots.count + (MAX_ROWS if named.get("cache") is not None else SPARE_STATES)
     elif (pages := named.get("pages")) is not None:
         count = (pages.count + SPARE_PAGES) * int(options["size"])
     else:
@@ -79,29 +79,29 @@ def _kept(named: Named, options: Mapping[str, Any]) -> dict[str, Callable[[Type]
     }
 
 
-def _most(op: str) -> dict[str, Callable[[Type], Sizes]]:
+def _maximum(op: str) -> dict[str, Callable[[Type], Sizes]]:
     if op in ("matmul", "matmul_gelu", "matmul_gated"):
         return {
-            "w": lambda t: (MOST_OUTPUTS, *(0,) * (len(t.shape) - 1)),
-            "bias": lambda _: (MOST_OUTPUTS,),
+            "w": lambda t: (MAX_OUTPUTS, *(0,) * (len(t.shape) - 1)),
+            "bias": lambda _: (MAX_OUTPUTS,),
         }
     if op in ("embed", "embed_part"):
-        return {"table": lambda t: (MOST_OUTPUTS, *(0,) * (len(t.shape) - 1))}
+        return {"table": lambda t: (MAX_OUTPUTS, *(0,) * (len(t.shape) - 1))}
     if op == "attention":
-        keys = {name: lambda _: (0, MOST_KEYS, 0, 0) for name in ("k", "v")}
+        keys = {name: lambda _: (0, MAX_KEYS, 0, 0) for name in ("k", "v")}
         return keys | {
-            "q": lambda _: (0, MOST_ROWS, 0, 0),
-            "mask": lambda t: (*(0,) * (len(t.shape) - 2), MOST_ROWS, MOST_KEYS),
-            "bounds": lambda t: (*(0,) * (len(t.shape) - 2), MOST_ROWS, 0),
+            "q": lambda _: (0, MAX_ROWS, 0, 0),
+            "mask": lambda t: (*(0,) * (len(t.shape) - 2), MAX_ROWS, MAX_KEYS),
+            "bounds": lambda t: (*(0,) * (len(t.shape) - 2), MAX_ROWS, 0),
         }
     if op == "gather_pages":
-        return {"pages": lambda _: (MOST_PAGES,)}
+        return {"pages": lambda _: (MAX_PAGES,)}
     if op == "paged_attention":
         return {
-            "q": lambda _: (0, MOST_ROWS, 0, 0),
-            "pages": lambda _: (MOST_PAGES,),
-            "bounds": lambda _: (MOST_ROWS, 0),
-            "table": lambda _: (MOST_ROWS, 0, 0),
+            "q": lambda _: (0, MAX_ROWS, 0, 0),
+            "pages": lambda _: (MAX_PAGES,),
+            "bounds": lambda _: (MAX_ROWS, 0),
+            "table": lambda _: (MAX_ROWS, 0, 0),
         }
     return {}
 
@@ -109,15 +109,15 @@ def _most(op: str) -> dict[str, Callable[[Type], Sizes]]:
 def operands(op: str, named: Named, options: Mapping[str, Any]) -> list[Tensor | None]:
     """Return operands in the order of `named`; on the CPU, contiguous."""
     generator = torch.Generator().manual_seed(0)
-    found: list[Tensor | None] = []
+    result: list[Tensor | None] = []
     for name, kind in named.items():
         if kind is None:
-            found.append(None)
+            result.append(None)
         elif kind.dtype.is_floating_point:
-            found.append(torch.randn(kind.shape, generator=generator).to(kind.dtype))
+            result.append(torch.randn(kind.shape, generator=generator).to(kind.dtype))
         else:
-            found.append(_whole(op, name, kind, named, options).to(kind.dtype))
-    return found
+            result.append(_whole(op, name, kind, named, options).to(kind.dtype))
+    return result
 
 
 def _whole(op: str, name: str, kind: Type, named: Named, options: Mapping[str, Any]) -> Tensor:

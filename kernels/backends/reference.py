@@ -15,7 +15,7 @@ from mtmd.kernels.backends.backend import Run
 from mtmd.kernels.backends.side_stream import SideStream
 from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.ops import OPS
-from mtmd.kernels.ops.op import CALLS_KEPT
+from mtmd.kernels.ops.op import CALLS_SAVED
 
 # Times a node's operands and result: no op's own tensors take more than half of that
 # (tests/kernels/plan/test_free_memory.py).
@@ -75,7 +75,7 @@ def reference_workspace(node: Node, exact: bool = True) -> int:
     )
 
 
-@functools.lru_cache(maxsize=CALLS_KEPT)
+@functools.lru_cache(maxsize=CALLS_SAVED)
 def _workspace(
     op: str, types: tuple[Type | None, ...], attrs: tuple[tuple[str, Any], ...], result_bytes: int
 ) -> int:

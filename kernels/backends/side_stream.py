@@ -21,7 +21,7 @@ POLL_S = 0.0002
 STREAMS = 32  # of each priority, which torch gives out in turn, one to several
 log = logging.getLogger("mtmd.kernels")
 _holding = threading.Lock()
-_held: weakref.WeakSet[torch.cuda.Stream] = weakref.WeakSet()
+_stored: weakref.WeakSet[torch.cuda.Stream] = weakref.WeakSet()
 
 
 class Mark(Protocol):
@@ -75,8 +75,8 @@ def own_stream(device: torch.device, priority: int = 0) -> torch.cuda.Stream:
     with _holding:
         for _ in range(STREAMS):
             stream = torch.cuda.Stream(device, priority=priority)
-            if all(stream.cuda_stream != held.cuda_stream for held in list(_held)):
-                _held.add(stream)
+            if all(stream.cuda_stream != stored.cuda_stream for stored in list(_stored)):
+                _stored.add(stream)
                 return stream
     raise RuntimeError(
         f"all {STREAMS} streams of priority {priority} of {device} are in use; load fewer models "

@@ -30,8 +30,10 @@ from mtmd.kernels.kernel import types_of
 from mtmd.kernels.ops import OPS
 from mtmd.kernels.ops.attention import visible
 
-ASKED_BYTES = 64 << 20  # of an op's operands; with larger ones, such as experts, it is not tried
-MOST_KNOWN = 4096
+REQUESTED_BYTES = (
+    64 << 20
+)  # of an op's operands; with larger ones, such as experts, it is not tried
+MAX_KNOWN = 4096
 LIMITS = {torch.float32: 1e-6, torch.bfloat16: 1e-3, torch.float16: 1e-4}  # NMSE, see `_distance`
 
 
@@ -56,7 +58,7 @@ class TorchDevice:
             return None  # a collective cannot be tried by one rank alone
         key = node.op, types_of(node), tuple(node.attrs.items())
         if key not in self._known:
-            if len(self._known) >= MOST_KNOWN:  # pictures of ever new sizes
+            if len(self._known) >= MAX_KNOWN:  # pictures of ever new sizes
                 self._known.clear()
             with suppress(_NoRoomError):
                 self._known[key] = self._ask(*key)
@@ -89,9 +91,9 @@ class TorchDevice:
         """
         options = dict(attrs)
         named = smaller(op, dict(zip(OPS[op].operands, types, strict=False)), options)
-        if _bytes(named) > ASKED_BYTES:
+        if _bytes(named) > REQUESTED_BYTES:
             named = fewer_rows(op, named)
-        if (size := _bytes(named)) > ASKED_BYTES:
+        if (size := _bytes(named)) > REQUESTED_BYTES:
             self.untried[op] = max(size, self.untried.get(op, 0))
             return None
         run: Run = attention if _by_torch(op, options) else OPS[op].reference
@@ -101,7 +103,7 @@ class TorchDevice:
             expected = OPS[op].reference(*(i if i is None else i.clone() for i in exact), **options)
             try:
                 theirs = (i if i is None else i.to(self.device, copy=True) for i in inputs)
-                found = run(*theirs, **options).cpu()
+                actual = run(*theirs, **options).cpu()
             except (RuntimeError, TypeError) as error:  # NotImplementedError among them
                 words = " ".join(str(error).split())
                 if isinstance(error, torch.AcceleratorError) and self.name.startswith("cuda"):
@@ -113,11 +115,11 @@ class TorchDevice:
                 if "out of memory" in words:
                     raise _NoRoomError from error
                 return f"torch on {self.name}: {words:.200}"
-        distance, limit = _distance(found, expected), LIMITS.get(found.dtype, 0.0)
+        distance, limit = _distance(actual, expected), LIMITS.get(actual.dtype, 0.0)
         if distance <= limit:
             return None
         return (
-            f"torch on {self.name} gives a wrong result in {name_of(found.dtype)}: NMSE "
+            f"torch on {self.name} gives a wrong result in {name_of(actual.dtype)}: NMSE "
             f"{distance:.1e} from the reference, expected at most {limit:.0e}"
         )
 
@@ -134,15 +136,15 @@ def _by_torch(op: str, options: Mapping[str, Any]) -> bool:
     return op == "attention" and options.get("softcap") is None
 
 
-def _distance(found: Tensor, expected: Tensor) -> float:
+def _distance(result: Tensor, expected: Tensor) -> float:
     """NMSE, of the numbers that the reference has."""
     there = expected.isfinite()
-    ours, theirs = found.double()[there], expected.double()[there]
+    ours, theirs = result.double()[there], expected.double()[there]
     if bool(ours.isnan().any()):
         return float("inf")
     power = float(theirs.square().sum())
-    apart = float((ours - theirs).square().sum())
-    return apart / power if power else apart
+    separate = float((ours - theirs).square().sum())
+    return separate / power if power else separate
 
 
 def attention(

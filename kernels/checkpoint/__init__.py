@@ -1,0 +1,1 @@
+"""Weight files and configuration read within limits; canonical names; rotary scalings."""

@@ -181,14 +181,14 @@ class _Reader:
         self.data, self._path, self.position = data, path, 0
         self._end = min(len(data), HEADER_BYTES_MAX)
 
-    def error(self, found: str, expected: str, advice: str = "download it again") -> ModelError:
-        return ModelError(f"{self._path} {found}; expected {expected}; {advice}")
+    def error(self, result: str, expected: str, advice: str = "download it again") -> ModelError:
+        return ModelError(f"{self._path} {result}; expected {expected}; {advice}")
 
     def counts(self) -> tuple[int, int]:
         """The numbers of tensors and of keys, after the magic bytes and the version."""
-        found = stand_in(self.data[:HEAD_BYTES])
-        if found:
-            raise self.error(f"is {found[0]}", "a GGUF file", found[1])
+        result = stand_in(self.data[:HEAD_BYTES])
+        if result:
+            raise self.error(f"is {result[0]}", "a GGUF file", result[1])
         if self._take(4, "the magic bytes") != b"GGUF":
             raise self.error(f"begins with {self.data[:4]!r}", "b'GGUF'", "it is not a GGUF file")
         version = self._integer(4, "the version")

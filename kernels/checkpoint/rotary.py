@@ -145,8 +145,8 @@ def _no_number(where: str, kind: str) -> str:
 def _read(kind: str, parameters: Settings, base: float, dims: int, context: int) -> Rotary:
     if kind == "proportional":
         turning = 2 * int(parameters.number("partial_rotary_factor", 1.0) * dims // 2)
-        kept = _inverse(base, dims)[: turning // 2] / parameters.number("factor", 1.0)
-        return Rotary((*kept.tolist(), *[0.0] * ((dims - turning) // 2)))
+        saved = _inverse(base, dims)[: turning // 2] / parameters.number("factor", 1.0)
+        return Rotary((*saved.tolist(), *[0.0] * ((dims - turning) // 2)))
     plain = _inverse(base, dims)
     if kind == "linear":
         return Rotary(tuple((plain / parameters.number("factor")).tolist()))

@@ -204,9 +204,9 @@ def _read_header(path: Path) -> dict[str, _Entry]:
         with open_regular(path) as file:
             size = file.seek(0, 2)
             file.seek(0)
-            found = stand_in(file.read(HEAD_BYTES))
-            if found:
-                raise ModelError(f"{path} is {found[0]}, expected a safetensors file; {found[1]}")
+            result = stand_in(file.read(HEAD_BYTES))
+            if result:
+                raise ModelError(f"{path} is {result[0]}, expected a safetensors file; {result[1]}")
             file.seek(0)
             length = int.from_bytes(file.read(8), "little")
             if size < 8 or length > min(size - 8, HEADER_BYTES_MAX):

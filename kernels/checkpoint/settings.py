@@ -34,12 +34,12 @@ class Settings:
         """The object under `key`, empty where it is absent."""
         return Settings(self.get(key, {}), f"{self.where}: {key}")
 
-    def count(self, key: str, default: int | None = None, *, most: int = MAX_COUNT) -> int:
-        """A positive integer up to `most`."""
+    def count(self, key: str, default: int | None = None, *, maximum: int = MAX_COUNT) -> int:
+        """A positive integer up to `maximum`."""
         value = self.get(key, default)
-        if type(value) is not int or not 0 < value <= most:
+        if type(value) is not int or not 0 < value <= maximum:
             raise ModelError(
-                f"{self.where}: {key} is {_short(value)}, expected an integer from 1 to {most}"
+                f"{self.where}: {key} is {_short(value)}, expected an integer from 1 to {maximum}"
             )
         return value
 

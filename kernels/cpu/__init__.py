@@ -1,0 +1,1 @@
+"""Kernels of the CPU: one file a kernel, one line a kernel in `table.py`."""

@@ -79,7 +79,7 @@ def _workspace(*types: Type | None, **attrs: Any) -> int:  # noqa: ARG001
 
 
 def _how(x: Type, *others: Type | None, **attrs: Any) -> str:  # noqa: ARG001
-    """Its width of vectors."""
+    """Return the key of its width of vectors."""
     from mtmd.kernels.cpu.tiled.cpu import host_form, named
 
     form = host_form(TYPES[x.dtype])

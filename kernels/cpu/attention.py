@@ -61,8 +61,8 @@ def _blocks(rows: int, limits: Limits | None) -> Iterator[tuple[int, int]]:
     ends = set(range(ROWS, rows, ROWS)) | {rows}
     if limits is not None and rows > 1:
         first, last = limits[..., 0], limits[..., 1]
-        apart = ((first[:, 1:] > last[:, :-1]) | (last[:, 1:] < first[:, :-1])).all(0)
-        ends |= set((apart.nonzero()[0] + 1).tolist())
+        separate = ((first[:, 1:] > last[:, :-1]) | (last[:, 1:] < first[:, :-1])).all(0)
+        ends |= set((separate.nonzero()[0] + 1).tolist())
     start = 0
     for end in sorted(ends):
         yield start, end
@@ -124,9 +124,9 @@ def workspace(
 
 
 def _kernel_bytes(q: Type, k: Type, rows: int) -> int:
-    """What torch's kernel takes for itself (aten/src/ATen/native/cpu/FlashAttentionKernel.cpp of
-    torch 2.13): scores and results of a tile per thread, a sum per row, and in 16 bits a packed
-    copy of keys and values.
+    """Return what torch's kernel takes for itself
+    (aten/src/ATen/native/cpu/FlashAttentionKernel.cpp of torch 2.13): scores and results of a tile
+    per thread, a sum per row, and in 16 bits a packed copy of keys and values.
 
     Its conditions are torch's, as one bound would be too high: the largest tile in place of the
     right one by some 15 % for a limited block of rows, packing of all rows by the whole cache for

@@ -29,12 +29,12 @@ def _small(x: Type, *others: Type | None, **attrs: Any) -> str | None:  # noqa: 
 
 
 def _few(x: Type, *others: Type | None, **attrs: Any) -> str | None:  # noqa: ARG001
-    """As above, of an op that takes any strides."""
+    """Do the same for an op that takes any strides."""
     return f"{x.bytes} bytes; the kernel is for {LARGE} on" if x.bytes < LARGE else None
 
 
 def _parts(count: int, bytes_: int) -> Iterator[slice]:
-    """Of so many rows in as many bytes, the blocks."""
+    """Yield the parts of so many rows in as many bytes, the blocks."""
     step = max(1, count * BLOCK // bytes_)
     return (slice(start, start + step) for start in range(0, count, step))
 
@@ -87,7 +87,7 @@ def _pool2d(x: Tensor, *, grid: tuple[int, int], kernel: int) -> Tensor:
 
 
 def _values(x: Type, rows: int) -> int:
-    """Of a block, where x has so many rows."""
+    """Return the values of a block, where x has so many rows."""
     return x.count // rows * max(1, rows * BLOCK // x.bytes)
 
 

@@ -53,22 +53,22 @@ def gated_delta(
 
 
 def _together(state: Sequence[int]) -> int:
-    """How many sequences decode at once: as many as have their states in a core's cache while they
-    are read and written, or one.
+    """Return how many sequences decode at once: as many as have their states in a core's cache
+    while they are read and written, or one.
     """
     return max(1, CACHE_BYTES // max(prod(state[1:]) * 4, 1))
 
 
-def _runs(parts: list[tuple[int, int]], most: int) -> Iterator[tuple[int, int]]:
-    """First and last + 1 of sequences that go together: up to `most` of one token each, or one that
-    is longer.
+def _runs(parts: list[tuple[int, int]], maximum: int) -> Iterator[tuple[int, int]]:
+    """First and last + 1 of sequences that go together: up to `maximum` of one token each, or one
+    that is longer.
     """
     i = 0
     while i < len(parts):
         j = i + 1
         while (
             j < len(parts)
-            and j - i < most
+            and j - i < maximum
             and all(stop - start == 1 for start, stop in (parts[i], parts[j]))
         ):
             j += 1
@@ -89,14 +89,14 @@ def _step_(
     both = torch.stack([k, q], 2).float()  # [S, G, 2, K]
     grouped = states.view(count, size, groups, each * value)
     read = (both @ grouped.transpose(1, 2)).view(count, groups, 2, each, value)
-    kept, b = decay.exp().view(count, groups, each, 1), beta.reshape(count, groups, each, 1)
-    u = b * (v.float().view(count, groups, each, value) - kept * read[:, :, 0])
+    saved, b = decay.exp().view(count, groups, each, 1), beta.reshape(count, groups, each, 1)
+    u = b * (v.float().view(count, groups, each, value) - saved * read[:, :, 0])
     dots = (both[:, :, 0] * both[:, :, 1]).sum(-1)[..., None, None]
-    states.mul_(kept.view(count, 1, heads, 1))
+    states.mul_(saved.view(count, 1, heads, 1))
     grouped.addcmul_(
         both[:, :, 0].transpose(1, 2)[..., None], u.reshape(count, 1, groups, each * value)
     )
-    return (scale * (kept * read[:, :, 1] + dots * u)).reshape(count, heads, value)
+    return (scale * (saved * read[:, :, 1] + dots * u)).reshape(count, heads, value)
 
 
 def _chunk_(

@@ -1,4 +1,4 @@
-"""What torch's matrix products hold beyond their result, for the memory prediction."""
+"""Describes what torch's matrix products hold beyond their result, for the memory prediction."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _is_by_onednn() -> bool:
 
 @lru_cache(maxsize=8)
 def _has(feature: str) -> bool:
-    """Of this CPU, as LLVM calls it: by what oneDNN multiplies bf16."""
+    """Name the feature of this CPU, as LLVM calls it: by what oneDNN multiplies bf16."""
     from mtmd.kernels.cpu.native.compile import host  # loads LLVM
 
     return host().has(feature)

@@ -74,7 +74,9 @@ def workspace(
         Type.contiguous((tokens, ffn), x.dtype),
     )
     products = max(
-        _held(wide, gate, gate_quant), _held(wide, up, up_quant), _held(narrow, down, down_quant)
+        _stored(wide, gate, gate_quant),
+        _stored(wide, up, up_quant),
+        _stored(narrow, down, down_quant),
     )
     # In fp32 the sum and, beside what an expert makes of its tokens, the same times their shares;
     # ratings and choices of every token.
@@ -92,7 +94,7 @@ def _product(x: Tensor, w: Tensor, quant: str | None) -> Tensor:
     return F.linear(x, dequantize(w, quant).to(x.dtype))
 
 
-def _held(x: Type, w: Type, quant: str | None) -> int:
+def _stored(x: Type, w: Type, quant: str | None) -> int:
     one = Type.contiguous(w.shape[1:], w.dtype)
     if quant is None:
         return matmul.packed_bytes(x, one)

@@ -125,9 +125,9 @@ def _tiled(x: Tensor, w: Tensor, bias: Tensor | None, quant: str, out: Tensor) -
     prepared = -(-memory.data_ptr() // team.ALIGN) * team.ALIGN
     first_args = [x.data_ptr(), width, prepared, width, rows]
     team.run(kernel.prepare, first_args, kernel.units(rows, width), LAID_OUT)
-    held = None if bias is None else bias.contiguous()
+    stored = None if bias is None else bias.contiguous()
     args = [prepared, 0, w.data_ptr(), w.shape[1], out.data_ptr(), outer, width, rows]
-    args += [0 if held is None else held.data_ptr(), 0, 0, outer]
+    args += [0 if stored is None else stored.data_ptr(), 0, 0, outer]
     grain = few_rows.grain(quant, width, outer)
     team.run(kernel.address, args, outer, grain, few_rows.scratch_bytes(rows))
 

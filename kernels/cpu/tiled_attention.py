@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from mtmd.kernels.cpu.tiled.flash import Form
 
 TYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
-MOST_SIZE = 512  # of a head: what a thread works on has to stay in its second cache
+MAX_SIZE = 512  # of a head: what a thread works on has to stay in its second cache
 # Rows times keys times numbers of a head, from which on the machine code pays: about 0.1 ms
 WORTH = 1 << 24
 FEWEST_ROWS = 32  # of heads that share keys
-MOST_ROWS = 512  # of a unit: more make the laying out of keys cheaper, fewer share better
+MAX_ROWS = 512  # of a unit: more make the laying out of keys cheaper, fewer share better
 UNITS = 8  # for each thread, at least, where rows suffice
 ANYWHERE = 1 << 40  # a window that leaves nothing out
 
@@ -45,8 +45,8 @@ def rejects(
     if mask is not None and mask.dtype not in TYPES:
         return f"mask is {name_of(mask.dtype)}; the kernel takes fp32 or bf16"
     size = max(q.shape[3], v.shape[3])
-    if size > MOST_SIZE or min(q.shape[3], v.shape[3]) == 0:
-        return f"heads of {q.shape[3]} and {v.shape[3]}; the kernel takes 1 to {MOST_SIZE}"
+    if size > MAX_SIZE or min(q.shape[3], v.shape[3]) == 0:
+        return f"heads of {q.shape[3]} and {v.shape[3]}; the kernel takes 1 to {MAX_SIZE}"
     (_, rows, heads, _), (keys, groups) = q.shape, k.shape[1:3]
     if rows * heads < FEWEST_ROWS * groups:
         return f"{rows * heads // groups} rows a head of keys; the kernel is for {FEWEST_ROWS} on"
@@ -83,7 +83,7 @@ def tiled_attention(
     form = _form(q.dtype, size, value, None if mask is None else mask.dtype, softcap, scale)
     each = _each(batch, tokens, heads, groups)
     blocks = -(-tokens // each)
-    places, bytes_ = form.places(each * (heads // groups))
+    locations, bytes_ = form.locations(each * (heads // groups))
     args = [n for x in (q, k, v, out) for n in (x.data_ptr(), *x.stride()[:3])]
     if mask is None:
         args += [0] * 4
@@ -99,7 +99,7 @@ def tiled_attention(
     args += [tokens, keys, groups, heads // groups, each, blocks, _bits(scale)]
     args += [_bits(softcap or 0.0), ANYWHERE if window is None else window, int(causal)]
     address = compile_kernel(flash.emit_flash, form)
-    team.run(address, [*args, *places.values()], batch * groups * blocks, 1, bytes_)
+    team.run(address, [*args, *locations.values()], batch * groups * blocks, 1, bytes_)
     return out
 
 
@@ -124,7 +124,7 @@ def workspace(
     copies += 0 if bounds is None or bounds.is_contiguous else bounds.bytes
     form = _form(q.dtype, size, v.shape[3], None if mask is None else mask.dtype, softcap, scale)
     each = _each(batch, tokens, heads, groups)
-    _, bytes_ = form.places(each * (heads // groups))
+    _, bytes_ = form.locations(each * (heads // groups))
     return copies + team.scratch_bytes(bytes_, batch * groups * -(-tokens // each))
 
 
@@ -136,7 +136,7 @@ def how(
     bounds: Type | None = None,  # noqa: ARG001
     **attrs: object,  # noqa: ARG001
 ) -> str:
-    """What multiplies."""
+    """Return what multiplies."""
     from mtmd.kernels.cpu.tiled.cpu import named
 
     form = _form(q.dtype, q.shape[3], v.shape[3], None, None, 1.0)
@@ -162,9 +162,9 @@ def _form(
     from mtmd.kernels.cpu.tiled.cpu import host_form
     from mtmd.kernels.cpu.tiled.flash import Form
 
-    found = host_form(TYPES[dtype])
-    assert found is not None
-    kind, lanes, rows, columns = found
+    result = host_form(TYPES[dtype])
+    assert result is not None
+    kind, lanes, rows, columns = result
     if kind != "single" and size % 2:  # pairs of numbers need an even one
         kind = "single"
     capped, masked = softcap is not None, None if mask is None else TYPES[mask]
@@ -174,9 +174,9 @@ def _form(
 
 def _each(batch: int, tokens: int, heads: int, groups: int) -> int:
     """Tokens of a unit."""
-    shared, wanted = heads // groups, UNITS * torch.get_num_threads()
-    rows = MOST_ROWS
-    while rows > 64 and batch * groups * -(-tokens * shared // rows) < wanted:
+    shared, requested = heads // groups, UNITS * torch.get_num_threads()
+    rows = MAX_ROWS
+    while rows > 64 and batch * groups * -(-tokens * shared // rows) < requested:
         rows //= 2
     return max(1, min(tokens, rows // shared))
 

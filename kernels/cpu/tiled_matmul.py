@@ -49,7 +49,7 @@ def tiled_matmul(
     rows = x.numel() // width
     out = new_result(*x.shape[:-1], columns, dtype=x.dtype)
     panel, run, units = _shares(rows, width, columns)
-    results, rest, scratch = product.places(width, panel)
+    results, rest, scratch = product.locations(width, panel)
     args = [x.data_ptr(), width, rows, width, w.data_ptr(), width, columns]
     args += [0 if bias is None else bias.data_ptr(), out.data_ptr(), columns]
     args += [panel, run, -(-rows // run), results, rest, product.block_of(width)]
@@ -70,7 +70,7 @@ def workspace(
 
     width = x.shape[-1]
     panel, _, units = _shares(x.count // width, width, w.shape[0])
-    return team.scratch_bytes(product.places(width, panel)[2], units)
+    return team.scratch_bytes(product.locations(width, panel)[2], units)
 
 
 def _shares(rows: int, width: int, columns: int) -> tuple[int, int, int]:

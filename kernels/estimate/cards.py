@@ -132,8 +132,8 @@ def find_card(name: str, memory_bytes: int | None = None) -> Card:
     if key.startswith(("cuda:", "hip:")):
         known = architecture(key)
         return Card(key, f"any GPU of {key}", known.target, memory_bytes=memory_bytes)
-    found = _by_spelling(key)
-    if found is None:
+    result = _by_spelling(key)
+    if result is None:
         near = difflib.get_close_matches(_plain(key), [*CARDS, *ALIASES], 3, 0.5)
         near = list(dict.fromkeys(ALIASES.get(n, n) for n in near))
         names = ", ".join(near or CARDS)
@@ -141,7 +141,7 @@ def find_card(name: str, memory_bytes: int | None = None) -> Card:
             f"target {name!r:.60}: expected a card ({'near it: ' if near else ''}{names}; "
             "--target list shows all) or an architecture such as cuda:90 or hip:gfx942"
         )
-    return found if memory_bytes is None else replace(found, memory_bytes=memory_bytes)
+    return result if memory_bytes is None else replace(result, memory_bytes=memory_bytes)
 
 
 def _by_spelling(name: str) -> Card | None:

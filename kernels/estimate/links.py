@@ -29,7 +29,7 @@ ANY = 64
 class Link:
     """`bandwidth`: bytes a second that a card sends, and as many that it receives; in a mesh, where
     every two cards have a link of their own, over each of these. `wait` and `low_wait`: seconds of
-    a step by either protocol. `most` cards are tied together so.
+    a step by either protocol. `maximum` cards are tied together so.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Link:
     bandwidth: int
     wait: float
     low_wait: float
-    most: int
+    maximum: int
     source: str
     is_mesh: bool = False
 
@@ -47,9 +47,9 @@ class Link:
 
 
 def _direct(
-    name: str, title: str, gb_per_s: float, most: int, source: str, is_mesh: bool = False
+    name: str, title: str, gb_per_s: float, maximum: int, source: str, is_mesh: bool = False
 ) -> Link:
-    return Link(name, title, round(gb_per_s * GIGA), 3.4 * US, 0.47 * US, most, source, is_mesh)
+    return Link(name, title, round(gb_per_s * GIGA), 3.4 * US, 0.47 * US, maximum, source, is_mesh)
 
 
 def _pcie(name: str, title: str, transfers: int) -> Link:
@@ -118,7 +118,7 @@ def links_of(card: Card, ranks: int) -> tuple[Link, ...]:
     """Return what may tie so many of these cards together, the fastest first: the same card comes
     on boards with a switch and without. Nothing for an architecture, which many cards have.
     """
-    return tuple(LINKS[name] for name in OF_CARD.get(card.name, ()) if LINKS[name].most >= ranks)
+    return tuple(LINKS[name] for name in OF_CARD.get(card.name, ()) if LINKS[name].maximum >= ranks)
 
 
 def exchange_s(op: str, size: int, ranks: int, link: Link, reached: Reached) -> float:

@@ -69,8 +69,8 @@ def form_of(program: Program) -> tuple[str, int]:
 
 def _of(node: Node, program: Program) -> Unpacking | None:
     call = program.call
-    found = (call.constants.get(name, PLAIN) for name in ("QUANT", "GATE", "UP", "DOWN"))
-    kinds = [str(kind) for kind in found if kind != PLAIN]
+    result = (call.constants.get(name, PLAIN) for name in ("QUANT", "GATE", "UP", "DOWN"))
+    kinds = [str(kind) for kind in result if kind != PLAIN]
     if not kinds or (form := form_of(program)) not in CYCLES:
         return None
     programs = _filled(node, call) if node.op == "moe" else call.programs

@@ -1,0 +1,1 @@
+"""Kernels of GPUs, in Triton: one file a kernel, one line a kernel in `table.py`."""

@@ -1,5 +1,5 @@
-"""What the multiprocessor of a GPU has, and how many programs of a kernel it holds at once. Plain
-arithmetic, no Triton.
+"""Describes what the multiprocessor of a GPU has, and how many programs of a kernel it holds at
+once. Plain arithmetic, no Triton.
 
 NVIDIA: CUDA Programming Guide, "Compute Capabilities", technical specifications by capability.
 AMD: the instruction set guides of CDNA 3 and RDNA 3, and LLVM's AMDGPUBaseInfo.cpp for how
@@ -20,7 +20,7 @@ KIB = 1024
 @dataclass(frozen=True)
 class Architecture:
     """shared_per_program, shared: bytes of shared memory that one program may ask for, and that a
-    multiprocessor has; `shared_kept` of it goes to the system for each program. registers: 32-bit
+    multiprocessor has; `shared_saved` of it goes to the system for each program. registers: 32-bit
     ones of a lane of a `warp`, which it is given `granule` at a time, and as many warps as those of
     one of `parts` hold run at once there, `warps` in all the parts at most.
     """
@@ -34,7 +34,7 @@ class Architecture:
     granule: int
     shared_per_program: int
     shared: int
-    shared_kept: int = KIB
+    shared_saved: int = KIB
 
     def programs_at_once(self, warps: int, registers: int, shared_bytes: int) -> int:
         """Programs of so many warps, registers a lane and bytes of shared memory that one
@@ -45,8 +45,8 @@ class Architecture:
         handed = -(-max(registers, 1) // self.granule) * self.granule
         by_registers = min(self.registers // handed, self.warps // self.parts) * self.parts
         by_shared = self.programs
-        if shared_bytes + self.shared_kept:
-            by_shared = self.shared // (shared_bytes + self.shared_kept)
+        if shared_bytes + self.shared_saved:
+            by_shared = self.shared // (shared_bytes + self.shared_saved)
         return min(self.programs, min(by_registers, self.warps) // warps, by_shared)
 
 
@@ -104,15 +104,15 @@ ARCHITECTURES = {
 
 
 def architecture(target: str) -> Architecture:
-    """Of `cuda:90` (compute capability 9.0) or `hip:gfx942`. Raises OptionError for one that is not
-    in the table.
+    """Return the architecture of `cuda:90` (compute capability 9.0) or `hip:gfx942`. Raises
+    OptionError for one that is not in the table.
     """
-    found = ARCHITECTURES.get(target)
-    if found is None:
+    result = ARCHITECTURES.get(target)
+    if result is None:
         known = ", ".join(ARCHITECTURES)
         if re.fullmatch(r"cuda:\d{2,3}|hip:gfx\w{3,5}", target):
             near = difflib.get_close_matches(target, ARCHITECTURES, 3, 0.7)
             hint = f"; near it: {', '.join(near)}" if near else ""
             raise OptionError(f"target {target!r}: found none of {known}{hint}")
         raise OptionError(f"target {target!r:.60}: expected a card's name, or one of {known}")
-    return found
+    return result

@@ -1,4 +1,4 @@
-"""What a kernel takes on a GPU, found by compiling it ahead of time; no GPU is needed.
+"""Describes what a kernel takes on a GPU, found by compiling it ahead of time; no GPU is needed.
 
 `python tools/kernel_table.py > docs/kernels.md` prints the tables of the documentation.
 """
@@ -29,7 +29,7 @@ from mtmd.base.errors import PlacementError
 from mtmd.kernels.gpu.ahead.compilations import ahead
 from mtmd.kernels.gpu.architectures import ARCHITECTURES, architecture
 from mtmd.kernels.gpu.launch import arguments
-from mtmd.kernels.gpu.triton_kernel import Placed, Program
+from mtmd.kernels.gpu.triton_kernel import Located, Program
 from mtmd.kernels.graph import Type
 
 # Of those that docs/kernels.md has a column for.
@@ -42,8 +42,8 @@ ADDED = ("instrumentation_mode", "fpsan_homomorphic_casts")  # by a launch, as i
 
 @dataclass(frozen=True)
 class Resources:
-    """Of one program. `spill_bytes` per thread: registers that did not fit and live in memory
-    instead. at_once: programs that a multiprocessor holds.
+    """Resources of one program. `spill_bytes` per thread: registers that did not fit and live in
+    memory instead. at_once: programs that a multiprocessor holds.
     """
 
     target: str
@@ -92,8 +92,8 @@ def compiled_for(target: str, program: Program) -> Any:
 
 
 def cache_key(target: str, program: Program) -> tuple[str, str]:
-    """Of source and of options: what a compiled program is found by on disk, beside the versions of
-    compiler, target and its tools.
+    """Return the cache key of source and of options: what a compiled program is found by on disk,
+    beside the versions of compiler, target and its tools.
     """
     source, options = specialised(target, program)
     return source.hash(), options.hash()
@@ -110,7 +110,7 @@ def disk_key(target: str, program: Program) -> str:
 
 @dataclass(frozen=True)
 class _Pointer:
-    """What a launch looks at of a tensor."""
+    """Describes what a launch looks at of a tensor."""
 
     dtype: torch.dtype
     address: int
@@ -121,19 +121,21 @@ class _Pointer:
         steps = zip(kind.shape, kind.strides, strict=True)
         extent = sum((size - 1) * step for size, step in steps) + 1 if kind.count else 0
         aligned, storage = True, extent * kind.dtype.itemsize
-        if isinstance(kind, Placed):
+        if isinstance(kind, Located):
             aligned, storage = kind.aligned, kind.storage
         return _Pointer(kind.dtype, 0 if aligned else 1, storage)
 
     @property
-    def told_apart(self) -> Hashable:
+    def distinguished(self) -> Hashable:
         return self.dtype, self.address, self.range < 2**31
 
     def data_ptr(self) -> int:
         return self.address
 
     def ptr_range(self) -> int:
-        """What AMD's compiler tells pointers apart by: whether 32 bits reach all that is there."""
+        """Return what AMD's compiler tells pointers apart by: whether 32 bits reach all that is
+        there.
+        """
         return self.range
 
 
@@ -174,16 +176,16 @@ def _binder(target: str, kernel: Any) -> tuple[Any, Any]:
 
 
 def specialisation(program: Program) -> Hashable:
-    """What tells one compiled program from another, as far as can be seen without a target: nodes
-    with equal ones share it.
+    """Return what tells one compiled program from another, as far as can be seen without a target:
+    nodes with equal ones share it.
     """
     kernel, call = program.function, program.call
     # A kernel in the interpreter has no parameters to look at: it can be compared, not compiled.
     fixed = {p.name for p in getattr(kernel, "params", ()) if p.do_not_specialize}
     return (
         kernel,
-        tuple((name, _Pointer.of(t).told_apart) for name, t in program.operands.items()),
-        tuple((name, _told_apart(value, name in fixed)) for name, value in call.scalars.items()),
+        tuple((name, _Pointer.of(t).distinguished) for name, t in program.operands.items()),
+        tuple((name, _distinguished(value, name in fixed)) for name, value in call.scalars.items()),
         tuple(sorted(call.constants.items())),
         call.warps,
         call.stages,
@@ -191,7 +193,7 @@ def specialisation(program: Program) -> Hashable:
     )
 
 
-def _told_apart(value: float, fixed: bool) -> Hashable:
+def _distinguished(value: float, fixed: bool) -> Hashable:
     if not isinstance(value, int):
         return "fp"
     wide = not -(2**31) <= value < 2**31

@@ -1,5 +1,5 @@
-"""How much each head of the gated delta rule keeps and writes, for NVIDIA and AMD GPUs: the
-`delta_gates` op in one launch.
+"""Describes how much each head of the gated delta rule keeps and writes, for NVIDIA and AMD GPUs:
+the `delta_gates` op in one launch.
 
     decay = a softplus(alpha + dt)          gain = sigmoid(beta)
 
@@ -31,7 +31,7 @@ BLOCK = 256
 
 @dataclass(frozen=True)
 class Operands:
-    """Of `delta_gates`: alpha, beta [T, H], dt, a fp32 [H] -> fp32 [2, T, H]"""
+    """Operands of `delta_gates`: alpha, beta [T, H], dt, a fp32 [H] -> fp32 [2, T, H]"""
 
     alpha: Type
     beta: Type
@@ -52,9 +52,9 @@ def delta_gates_kernel(alpha, beta, dt, a, out, T, H, alpha_step, beta_step, BLO
     one_more = 1 + power
     small = one_more == 1
     ratio = power / tl.where(small, 1.0, one_more - 1)
-    kept = tl.where(small, power, tl.log(one_more) * ratio)
-    kept = nan_or(x, tl.where(x > 20, x, kept)) * tl.load(a + h, mask=there, other=0)
-    tl.store(out + i, kept, mask=there)
+    saved = tl.where(small, power, tl.log(one_more) * ratio)
+    saved = nan_or(x, tl.where(x > 20, x, saved)) * tl.load(a + h, mask=there, other=0)
+    tl.store(out + i, saved, mask=there)
     y = tl.load(beta + t * beta_step + h, mask=there, other=0).to(tl.float32)
     tl.store(out + T.to(tl.int64) * H + i, nan_or(y, sigmoid(y)), mask=there)
 
@@ -91,7 +91,9 @@ def problem(
     dtype: torch.dtype = torch.float32,
     columns: bool = False,
 ) -> Problem:
-    """From far below zero to far above. `columns`: alpha and beta are columns of one product."""
+    """Make a problem with values from far below zero to far above. `columns`: alpha and beta are
+    columns of one product.
+    """
     both = torch.randn(tokens, 2 * heads, generator=rng).mul_(12).to(dtype)
     alpha, beta = both[:, :heads], both[:, heads:]
     if not columns:

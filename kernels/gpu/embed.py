@@ -34,7 +34,7 @@ VALUES = 256  # of a program: eight for each thread of a warp
 
 @dataclass(frozen=True)
 class Operands:
-    """Of `embed`: tokens [T], table u8 [V, bytes of D values] -> [T, D] of `dtype`"""
+    """Operands of `embed`: tokens [T], table u8 [V, bytes of D values] -> [T, D] of `dtype`"""
 
     tokens: Type
     table: Type
@@ -108,7 +108,7 @@ def problem(
     scale: float = 1.0,
     rows: int = 9,
 ) -> Problem:
-    """So many tokens of a table of `rows` rows of `blocks` blocks."""
+    """Make a problem of so many tokens of a table of `rows` rows of `blocks` blocks."""
     chosen = torch.randint(0, rows, (tokens,), generator=rng)
     table = random_blocks(quant, rows, blocks * BLOCKS[quant].values, rng.initial_seed())
     return given(chosen, table, quant=quant, dtype=name_of(dtype), scale=scale)

@@ -42,7 +42,9 @@ BLOCK = 1024
 
 @dataclass(frozen=True)
 class Operands:
-    """Of `silu_mul` and, with `approximate`, of `gelu_mul`: gate, up [..., F] -> contiguous"""
+    """Operands of `silu_mul` and, with `approximate`, of `gelu_mul`: gate, up [..., F] ->
+    contiguous
+    """
 
     gate: Type
     up: Type
@@ -52,7 +54,7 @@ class Operands:
 
 @dataclass(frozen=True)
 class Values:
-    """Of `gelu`: x [...] -> [...]"""
+    """Values of `gelu`: x [...] -> [...]"""
 
     x: Type
     _: KW_ONLY
@@ -110,7 +112,9 @@ def gelu_kernel(x, out, N, ACT: tl.constexpr, COLUMNS: tl.constexpr):
 
 
 def _step(x: Type) -> int | None:
-    """How far apart rows lie; None where leading dimensions are no rows one after another."""
+    """Return how far apart rows lie; None where leading dimensions are no rows one after
+    another.
+    """
     step: int | None = None
     size = 1
     for length, stride in zip(x.shape[-2::-1], x.strides[-2::-1], strict=True):

@@ -60,8 +60,8 @@ NMSE = {torch.float32: 1e-10, torch.float16: 1e-10, torch.bfloat16: 1e-9}
 
 @dataclass(frozen=True)
 class Operands:
-    """Of `gated_delta`: q, k [T, G, K], v [T, H, V], decay, beta [T, H], state [N, K, H, V] -> fp32
-    [T + S K, H, V]
+    """Operands of `gated_delta`: q, k [T, G, K], v [T, H, V], decay, beta [T, H], state [N, K, H,
+    V] -> fp32 [T + S K, H, V]
     """
 
     q: Type
@@ -133,9 +133,9 @@ def _chunk(S, rows, count, r, c, s, H, C: tl.constexpr):
     q, k, v, decay, beta, out = rows
     i = tl.arange(0, C.TOKENS)
     there = i < count
-    wanted = there[:, None] & (r < C.K)[None, :]
-    keys = tl.load(k + i[:, None] * s.k_step + r[None, :], mask=wanted, other=0)
-    queries = tl.load(q + i[:, None] * s.q_step + r[None, :], mask=wanted, other=0)
+    requested = there[:, None] & (r < C.K)[None, :]
+    keys = tl.load(k + i[:, None] * s.k_step + r[None, :], mask=requested, other=0)
+    queries = tl.load(q + i[:, None] * s.q_step + r[None, :], mask=requested, other=0)
     g = tl.load(decay + i * s.decay_step, mask=there, other=0)
     b = tl.load(beta + i * s.beta_step, mask=there, other=0)
     d = tl.cumsum(g, 0)
@@ -224,8 +224,8 @@ def rejects(o: Operands) -> str | None:
 
 
 def plan(o: Operands) -> Plan:
-    """As many tokens as sequences: one of each, which go token by token. Both ways are right for
-    any lengths.
+    """Plan for as many tokens as sequences: one of each, which go token by token. Both ways are
+    right for any lengths.
     """
     (tokens, groups, size), (heads, value) = o.q.shape, o.v.shape[1:]
     count = o.slots.shape[0]

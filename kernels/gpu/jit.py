@@ -53,8 +53,8 @@ BEFORE_3_8 = has_triton() and tuple(map(int, triton.__version__.split(".")[:2]))
 
 
 def on_amd(_semantic: Any = None) -> Any:
-    """In a kernel: whether it is being compiled for an AMD GPU, here or ahead of time. False where
-    it is interpreted.
+    """Return it in a kernel: whether it is being compiled for an AMD GPU, here or ahead of time.
+    False where it is interpreted.
     """
     return tl.constexpr(_semantic is not None and _semantic.builder.options.backend_name == "hip")
 
@@ -66,23 +66,24 @@ def on_rdna(_semantic: Any = None) -> Any:
 
 
 def joins_wide(_semantic: Any = None) -> Any:
-    """In a kernel: whether the compiler takes what is joined for operands of eight bits, of which a
-    lane has four values that follow each other in place of two and two: Triton before 3.8, on
-    NVIDIA.
+    """Return it in a kernel: whether the compiler takes what is joined for operands of eight bits,
+    of which a lane has four values that follow each other in place of two and two: Triton before
+    3.8, on NVIDIA.
     """
     return tl.constexpr(BEFORE_3_8 and not on_amd(_semantic).value)
 
 
-def last_first(places: Any, _semantic: Any = None) -> Any:
-    """In a kernel: addresses of what is loaded, of which neighbouring threads take neighbours in
-    the last dimension, then in the one before it. Triton before 3.7 takes the first one first
-    unless it believes that more values follow each other in later ones. Nothing else is made of
-    that as long as a thread has no two values that are not neighbours in the last dimension.
+def last_first(locations: Any, _semantic: Any = None) -> Any:
+    """Return it in a kernel: addresses of what is loaded, of which neighbouring threads take
+    neighbours in the last dimension, then in the one before it. Triton before 3.7 takes the first
+    one first unless it believes that more values follow each other in later ones. Nothing else is
+    made of that as long as a thread has no two values that are not neighbours in the last
+    dimension.
     """
     if _semantic is None or not joins_wide(_semantic).value:
-        return places
-    powers = [tl.constexpr(2**i) for i in range(len(places.shape))]
-    return tl.max_contiguous(places, powers, _semantic=_semantic)
+        return locations
+    powers = [tl.constexpr(2**i) for i in range(len(locations.shape))]
+    return tl.max_contiguous(locations, powers, _semantic=_semantic)
 
 
 # As triton.language.core.builtin marks the functions that it hands the compiler's state, which none

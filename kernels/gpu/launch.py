@@ -1,4 +1,4 @@
-"""How Triton kernels are called. Plain arithmetic and torch, no Triton."""
+"""Describes how Triton kernels are called. Plain arithmetic and torch, no Triton."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-MOST_REGISTERS = 255  # that a thread can have on NVIDIA
+MAX_REGISTERS = 255  # that a thread can have on NVIDIA
 
 
 @dataclass(frozen=True)
 class Call:
-    """How a kernel is called on tensors of given types: everything but the tensors.
+    """Describes how a kernel is called on tensors of given types: everything but the tensors.
 
     scalars: arguments by name whose values only the run has; constants: `tl.constexpr` arguments,
     for each set of which a program of its own is compiled; programs: the size of the grid, along
@@ -33,28 +33,28 @@ class Call:
     programs: int
     warps: int
     stages: int
-    most_threads: int | None = None
+    max_threads: int | None = None
     registers: int | None = None
     across: int = 1
 
     def warps_of(self, threads: int) -> int:
-        """How many of a program, on a device whose warps have so many threads."""
-        if self.most_threads is None:
+        """Return how many of a program, on a device whose warps have so many threads."""
+        if self.max_threads is None:
             return self.warps
-        return min(self.warps, max(1, self.most_threads // threads))
+        return min(self.warps, max(1, self.max_threads // threads))
 
     def options(self, threads: int, nvidia: bool) -> dict[str, int | bool]:
-        """What the compiler is told beside arguments, for a device whose warps have so many
+        """Return what the compiler is told beside arguments, for a device whose warps have so many
         threads.
         """
-        told: dict[str, int | bool] = {
+        reported: dict[str, int | bool] = {
             "num_warps": self.warps_of(threads),
             "num_stages": self.stages,
             "enable_fp_fusion": True,
         }
         if nvidia and self.registers is not None:  # AMD's has no such option, and refuses it
-            told["maxnreg"] = self.registers
-        return told
+            reported["maxnreg"] = self.registers
+        return reported
 
 
 def power_of_two(size: int) -> int:

@@ -34,7 +34,9 @@ NMSE = {torch.float32: 1e-10 / 3, torch.float16: 2.0**-22 / 3, torch.bfloat16: 2
 
 @dataclass(frozen=True)
 class Operands:
-    """Of `short_conv`: x [T, C], w [C, W], state [N, W - 1, C] -> [T + S (W - 1), C] in x's type"""
+    """Operands of `short_conv`: x [T, C], w [C, W], state [N, W - 1, C] -> [T + S (W - 1), C] in
+    x's type
+    """
 
     x: Type
     w: Type
@@ -102,7 +104,7 @@ def _sequence_of(t, starts, S, SEARCH: tl.constexpr):
 
 
 @triton.jit
-def _inputs(p, s, t, wanted, start, slot, c, W: tl.constexpr):
+def _inputs(p, s, t, requested, start, slot, c, W: tl.constexpr):
     """The inputs of tokens t of sequences that start at `start`: from x, or from the state where t
     lies before.
     """
@@ -111,9 +113,9 @@ def _inputs(p, s, t, wanted, start, slot, c, W: tl.constexpr):
     # the state and partly in x.
     own = t >= start
     at = p.x + t[:, None] * s.x_step + c[None, :] * s.x_channel
-    here = tl.load(at, mask=(wanted & own)[:, None] & inside, other=0)
+    here = tl.load(at, mask=(requested & own)[:, None] & inside, other=0)
     earlier = (slot * (W - 1) + (t - start + (W - 1)))[:, None] * s.channels + c[None, :]
-    before = tl.load(p.state + earlier, mask=(wanted & (t < start))[:, None] & inside, other=0)
+    before = tl.load(p.state + earlier, mask=(requested & (t < start))[:, None] & inside, other=0)
     return tl.where(own[:, None], here.to(tl.float32), before.to(tl.float32))
 
 

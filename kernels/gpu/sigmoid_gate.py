@@ -1,4 +1,5 @@
-"""What a sigmoid lets through, for NVIDIA and AMD GPUs: the `sigmoid_gate` op in one launch.
+"""Describes what a sigmoid lets through, for NVIDIA and AMD GPUs: the `sigmoid_gate` op in one
+launch.
 
     out = x sigmoid(gate)          or x sigmoid(gate) + y
 
@@ -31,7 +32,7 @@ BLOCK = 1024
 
 @dataclass(frozen=True)
 class Operands:
-    """Of `sigmoid_gate`: x, y [..., D], gate [..., D] or [..., 1] -> [..., D]"""
+    """Operands of `sigmoid_gate`: x, y [..., D], gate [..., D] or [..., 1] -> [..., D]"""
 
     x: Type
     gate: Type

@@ -93,7 +93,7 @@ KERNELS: dict[str, tuple[Entry, ...]] = {
 
 
 class Choice(NamedTuple):
-    """Which kernel runs a node. Without one, and without a reason, torch's own run it."""
+    """Describes which kernel runs a node. Without one, and without a reason, torch's own run it."""
 
     name: str = ""
     kernel: TritonKernel | None = None

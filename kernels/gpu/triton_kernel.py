@@ -1,5 +1,6 @@
-"""What a file with a Triton kernel says of it: one `KERNEL` serves the backend, the ahead-of-time
-compiler, the tests, the benchmark and the tables of docs/kernels.md. No Triton is imported here.
+"""Describes what a file with a Triton kernel says of it: one `KERNEL` serves the backend, the
+ahead-of-time compiler, the tests, the benchmark and the tables of docs/kernels.md. No Triton is
+imported here.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from mtmd.kernels.ops import OPS
 
 
 @dataclass(frozen=True)
-class Placed(Type):
+class Located(Type):
     """The type of a tensor that is a part of a larger one. aligned: it begins at a multiple of 16
     bytes; storage: bytes of all that lies there.
     """
@@ -37,7 +38,7 @@ class Placed(Type):
 
 
 def fresh(kind: Type) -> Type:
-    """Of a tensor with memory of its own."""
+    """Return the fresh of a tensor with memory of its own."""
     return Type(kind.shape, kind.dtype, kind.strides)
 
 
@@ -57,9 +58,9 @@ def not_dense(named: Mapping[str, Type | None]) -> str | None:
 
 @dataclass(frozen=True)
 class Program:
-    """What is compiled for a node: a `@triton.jit` function, how it is called, and the type of what
-    each of its pointers points at, by the name of the argument (of absent ones, of whatever the
-    launcher passes in their place).
+    """Describes what is compiled for a node: a `@triton.jit` function, how it is called, and the
+    type of what each of its pointers points at, by the name of the argument (of absent ones, of
+    whatever the launcher passes in their place).
 
     tile: the constants that are the sizes of a program's work, for docs/kernels.md. title: what a
     report calls it, where the kernel's name does not say enough. head: the head size, if any.
@@ -90,7 +91,7 @@ class Launch:
     title: str | None = None
     head: int | None = None
 
-    def places(self) -> Mapping[str, str]:
+    def locations(self) -> Mapping[str, str]:
         if self.pointers is not None:
             return self.pointers
         others = {*self.call.scalars, *self.call.constants, "s", "C"}
@@ -104,7 +105,7 @@ def same(names: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run on operands of given types makes and launches.
+    """Describes what a run on operands of given types makes and launches.
 
     out: the result's type; None where the result is the first operand, overwritten.
     buffers: memory beyond operands and result, by name.
@@ -152,8 +153,8 @@ class Case:
 
     @property
     def dtype(self) -> torch.dtype:
-        found: torch.dtype = self["dtype"]
-        return found
+        result: torch.dtype = self["dtype"]
+        return result
 
     @property
     def options(self) -> dict[str, Any]:
@@ -248,8 +249,8 @@ class TritonKernel(Kernel):
     )
 
     def launched(self, *types: Type | None, **attrs: Any) -> list[Program]:
-        """What a run on these types launches, for compiling it ahead of time: nothing where there
-        is nothing to compute.
+        """Return what a run on these types launches, for compiling it ahead of time: nothing where
+        there is nothing to compute.
         """
         record = self.operands(*types, **attrs)
         plan = self.plan(record)
@@ -260,7 +261,7 @@ class TritonKernel(Kernel):
             Program(
                 launch.function,
                 launch.call,
-                {name: kinds[place] or first for name, place in launch.places().items()},
+                {name: kinds[location] or first for name, location in launch.locations().items()},
                 launch.tile,
                 launch.title,
                 launch.head,
@@ -287,8 +288,8 @@ class TritonKernel(Kernel):
         if reason := self.rejects(*(i and i.type for i in node.inputs), **node.attrs):
             return f"{name}: not taken: {reason}"
         result = self.run(*inputs, **case.options)
-        if (found := Type.of(result)) != node.type:
-            return f"{name}: result {found}, expected {node.type}"
+        if (match := Type.of(result)) != node.type:
+            return f"{name}: result {match}, expected {node.type}"
         error, allowed = self.error(op, result, inputs, case.options), self.limits[case.dtype]
         if error <= allowed:  # not so of NaN
             return None
@@ -334,8 +335,8 @@ def declared(
 
     def execute(tensors: Sequence[Tensor | None], attrs: dict[str, Any], in_place: bool) -> Tensor:
         record = operands(*(t if t is None else Type.of(t) for t in tensors), **attrs)
-        places = dict(zip(_named(record), tensors, strict=False))
-        reason = rejects(record) or (aligned and _unaligned(places, aligned(record)))
+        locations = dict(zip(_named(record), tensors, strict=False))
+        reason = rejects(record) or (aligned and _unaligned(locations, aligned(record)))
         if reason:
             raise PlacementError(f"{what} on the GPU: {reason}")
         made, first = plan(record), tensors[0]
@@ -346,11 +347,13 @@ def declared(
             out = first.clone() if copies else _empty(made.out, first.device)
         started = made.started()
         if started:
-            places |= {name: _empty(kind, first.device) for name, kind in made.buffers.items()}
-            places["out"] = out
+            locations |= {name: _empty(kind, first.device) for name, kind in made.buffers.items()}
+            locations["out"] = out
         for launch in started:
-            found = {name: places.get(place) for name, place in launch.places().items()}
-            pointers = {name: first if t is None else t for name, t in found.items()}
+            result = {
+                name: locations.get(location) for name, location in launch.locations().items()
+            }
+            pointers = {name: first if t is None else t for name, t in result.items()}
             run_call(launch.function, launch.call, pointers)
         return out
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.ops.gather import gather_pages
 from mtmd.kernels.ops.norm import rms_norm
-from mtmd.kernels.ops.op import need, need_floats, need_places, op, same_as_first
+from mtmd.kernels.ops.op import need, need_floats, need_positions, op, same_as_first
 from mtmd.kernels.ops.rope import PAIRS, rope
 
 
@@ -222,8 +222,8 @@ def _paged_shape(
 ) -> Type:
     need_floats(q, cache, table, q_norm)
     need(pairs in PAIRS, f"pairs {pairs!r}, expected one of {', '.join(PAIRS)}")
-    need_places(pages)
-    need_places(starts)
+    need_positions(pages)
+    need_positions(starts)
     need(
         len(q.shape) == len(cache.shape) == 4
         and (q.shape[0], cache.shape[0]) == (1, 2)

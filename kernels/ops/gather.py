@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mtmd.kernels.dtype import DTYPES
 from mtmd.kernels.graph import Node, Type
-from mtmd.kernels.ops.op import need, need_floats, need_places, op, values_in
+from mtmd.kernels.ops.op import need, need_floats, need_positions, op, values_in
 from mtmd.kernels.quantization.blocks import dequantize
 
 FLOATS = ("fp32", "bf16", "fp16")
@@ -27,8 +27,8 @@ def _rows_traffic(node: Node) -> int:
 
 def _written_traffic(node: Node) -> int:
     """Return what is written, read and written, and the places."""
-    *rows, places = list(node.operands)[1:]
-    return sum(2 * r.type.bytes for r in rows) + places.type.bytes
+    *rows, locations = list(node.operands)[1:]
+    return sum(2 * r.type.bytes for r in rows) + locations.type.bytes
 
 
 def _embed_traffic(node: Node) -> int:
@@ -47,7 +47,7 @@ def _embed_shape(
     quant: str | None = None,
     dtype: str | None = None,
 ) -> Type:
-    need_places(tokens)
+    need_positions(tokens)
     need(len(table.shape) == 2, f"table {list(table.shape)}")
     if quant is None:
         need_floats(table)
@@ -94,12 +94,12 @@ def rounded_to(number: float, dtype: torch.dtype) -> float:
     return float(struct.unpack("<f", struct.pack("<I", bits))[0])
 
 
-def _place(x: Tensor, rows: Tensor, at: Tensor) -> Tensor:
+def _location(x: Tensor, rows: Tensor, at: Tensor) -> Tensor:
     return x.index_copy_(0, at, rows.to(x.dtype))
 
 
-def _place_shape(x: Type, rows: Type, at: Type) -> Type | None:
-    need_places(at)
+def _location_shape(x: Type, rows: Type, at: Type) -> Type | None:
+    need_positions(at)
     need(
         len(x.shape) == 2 and rows.shape == (at.shape[0], x.shape[1]),
         f"rows {list(rows.shape)} for at {list(at.shape)} and x {list(x.shape)}",
@@ -107,14 +107,14 @@ def _place_shape(x: Type, rows: Type, at: Type) -> Type | None:
     return x if x.is_contiguous else None
 
 
-@op(shape=_place_shape, traffic=_written_traffic, in_place=_place)
+@op(shape=_location_shape, traffic=_written_traffic, in_place=_location)
 def place_rows(x: Tensor, rows: Tensor, at: Tensor) -> Tensor:
     """x with x[at[i]] = rows[i]          x [T, D], rows [M, D], at [M]"""
-    return _place(x.clone(), rows, at)
+    return _location(x.clone(), rows, at)
 
 
 def _take_shape(x: Type, at: Type) -> Type:
-    need_places(at)
+    need_positions(at)
     need(len(x.shape) >= 2, f"x {list(x.shape)}")
     return Type.contiguous((*x.shape[:-2], at.shape[0], x.shape[-1]), x.dtype)
 
@@ -129,7 +129,7 @@ def _add_rows(x: Tensor, rows: Tensor, at: Tensor) -> Tensor:
     return x.index_add_(0, at, rows.to(x.dtype))
 
 
-@op(shape=_place_shape, traffic=_written_traffic, in_place=_add_rows)
+@op(shape=_location_shape, traffic=_written_traffic, in_place=_add_rows)
 def add_rows(x: Tensor, rows: Tensor, at: Tensor) -> Tensor:
     """x with x[at[i]] += rows[i]          x [T, D], rows [M, D], at [M], all different"""
     return _add_rows(x.clone(), rows, at)
@@ -175,7 +175,7 @@ def prepend(x: Tensor, row: Tensor) -> Tensor:
 
 
 def _pages_shape(cache: Type, pages: Type, *, which: int, size: int) -> Type:
-    need_places(pages)
+    need_positions(pages)
     need(
         len(cache.shape) == 4
         and cache.shape[0] == 2
@@ -192,12 +192,12 @@ def gather_pages(cache: Tensor, pages: Tensor, *, which: int, size: int) -> Tens
 
     cache [2, S, G, K], pages [P] -> [1, P * size, G, K]
     """
-    kept: Tensor = cache[which].unflatten(0, (-1, size))
-    return kept.index_select(0, pages).flatten(0, 1).unsqueeze(0)
+    saved: Tensor = cache[which].unflatten(0, (-1, size))
+    return saved.index_select(0, pages).flatten(0, 1).unsqueeze(0)
 
 
 def _store_shape(cache: Type, k: Type, v: Type, slots: Type) -> Type:
-    need_places(slots)
+    need_positions(slots)
     need(
         len(cache.shape) == 4
         and cache.shape[0] == 2

@@ -112,8 +112,8 @@ def unshuffle(
     rows, columns = grid
     cells = x.unflatten(1, (rows // factor, factor, columns // factor, factor))
     order = (0, 1, 3, 5, 2, 4) if channels_first else (0, 1, 3, 2, 4, 5)
-    beside: Tensor = cells.permute(order).clone(memory_format=torch.contiguous_format)
-    return beside.view(x.shape[0], x.shape[1] // factor**2, -1)
+    alongside: Tensor = cells.permute(order).clone(memory_format=torch.contiguous_format)
+    return alongside.view(x.shape[0], x.shape[1] // factor**2, -1)
 
 
 MODES = ("bilinear", "bicubic")

@@ -133,13 +133,13 @@ def moe(
     weights, chosen = route(router, top_k, normalize, shares)
     total = x.new_zeros(x.shape, dtype=torch.float32)
     for e in chosen.unique().tolist():
-        tokens, place = (chosen == e).nonzero(as_tuple=True)
+        tokens, location = (chosen == e).nonzero(as_tuple=True)
         rows = x[tokens]
         gated = activate(rows @ _matrix(gate, e, gate_quant, x).t(), act).mul_(
             rows @ _matrix(up, e, up_quant, x).t()
         )
         y = gated @ _matrix(down, e, down_quant, x).t()
-        total.index_add_(0, tokens, y * weights[tokens, place, None])
+        total.index_add_(0, tokens, y * weights[tokens, location, None])
     return total.to(x.dtype)
 
 

@@ -20,7 +20,7 @@ from mtmd.base.errors import PlacementError
 from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.quantization.blocks import BLOCKS
 
-CALLS_KEPT = 16384  # of ops on types, whose results are known: under a kB each, some 50 a plan
+CALLS_SAVED = 16384  # of ops on types, whose results are known: under a kB each, some 50 a plan
 OPS: dict[str, Op] = {}
 ShapeRule = Callable[..., Type | None]
 
@@ -109,7 +109,7 @@ class Op:
         return node.type.bytes + sum(i.type.bytes for i in node.operands)
 
 
-@functools.lru_cache(maxsize=CALLS_KEPT)
+@functools.lru_cache(maxsize=CALLS_SAVED)
 def _infer(
     op: str, types: tuple[Type | None, ...], attrs: tuple[tuple[str, Any], ...]
 ) -> tuple[Type, bool]:
@@ -170,7 +170,7 @@ def need_floats(*types: Type | None) -> None:
     )
 
 
-def need_places(at: Type) -> None:
+def need_positions(at: Type) -> None:
     need(
         len(at.shape) == 1 and at.dtype == torch.int64,
         f"{at} for places, expected i64 of one dimension",

@@ -16,12 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mtmd.kernels.graph import Node, Type
-from mtmd.kernels.ops.op import need, need_floats, need_places, op
+from mtmd.kernels.ops.op import need, need_floats, need_positions, op
 
 
 def _need_sequences(starts: Type, slots: Type) -> int:
-    need_places(starts)
-    need_places(slots)
+    need_positions(starts)
+    need_positions(slots)
     need(
         starts.shape[0] == slots.shape[0] + 1,
         f"{starts.shape[0]} starts for {slots.shape[0]} sequences, expected one more",
@@ -115,17 +115,17 @@ def short_conv(
     in fp32. Source: causal_conv1d (Dao-AILab), LFM2's short convolution.
     """
     taps, before = w.float().t(), w.shape[1] - 1
-    out, kept = x.new_zeros(x.shape), []
+    out, saved = x.new_zeros(x.shape), []
     for i, (start, stop) in enumerate(spans(starts)):
         rows = torch.cat([state[slots[i]].to(x.dtype), x[start:stop]])
-        kept.append(rows[rows.shape[0] - before :])
+        saved.append(rows[rows.shape[0] - before :])
         y = sum(
             (rows[j : j + stop - start].float() * tap for j, tap in enumerate(taps)),
             torch.zeros(()),
         )
         y = y if bias is None else y + bias.float()
         out[start:stop] = F.silu(y) if activation == "silu" else y
-    return torch.cat([out, *kept])
+    return torch.cat([out, *saved])
 
 
 def spans(starts: Tensor) -> list[tuple[int, int]]:
@@ -240,7 +240,7 @@ def gated_delta(
 
 
 def _store_shape(state: Type, rows: Type, slots: Type) -> Type:
-    need_places(slots)
+    need_positions(slots)
     need_floats(state, rows)
     need(
         len(state.shape) >= 2 and rows.shape == (slots.shape[0] * state.shape[1], *state.shape[2:]),

@@ -12,7 +12,7 @@ from mtmd.kernels.checkpoint.rotary import Rotary
 from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.ops.gather import kv_store
 from mtmd.kernels.ops.norm import rms_norm
-from mtmd.kernels.ops.op import need, need_floats, need_places, op
+from mtmd.kernels.ops.op import need, need_floats, need_positions, op
 
 PAIRS = ("half", "adjacent")
 
@@ -164,7 +164,7 @@ def _rope_store_shape(
     pairs: str = "half",
     parts: int = 1,
 ) -> Type:
-    need_places(slots)
+    need_positions(slots)
     need_floats(cache, k, v, table, k_norm)
     need(
         len(cache.shape) == 4

@@ -11,7 +11,7 @@ from mtmd.kernels.parallel.dims import Conflict, Dim, Dims, Segments
 EVEN = (256, 64, 32, 16, 8, 4, 2)  # neurons to a part where that leaves enough of them
 ALIGNED = 16  # neurons to a part, at least, that exact shares are looked for with
 NEAR = 0.02  # the fullest rank's excess over its share, for which smaller parts are not tried
-MOST_UNITS = 1024  # heads, of which every way to cut them is looked at
+MAX_UNITS = 1024  # heads, of which every way to cut them is looked at
 
 
 class Cuts:
@@ -61,9 +61,9 @@ class Cuts:
             raise self._few([dim], units, "part" + "s" * (units > 1))
         steps = [n for n in EVEN if units % n == 0 and units // n >= 4 * self._ranks]
         ways = {n: self._edges_by(units // n) for n in (*steps, 1)}
-        for most, least in ((0.0, ALIGNED), (NEAR, 1)):
+        for maximum, minimum in ((0.0, ALIGNED), (NEAR, 1)):
             for step, way in ways.items():
-                if step >= least and self._excess(way) <= most:
+                if step >= minimum and self._excess(way) <= maximum:
                     return way
         return min(ways.values(), key=self._excess)
 
@@ -77,10 +77,10 @@ class Cuts:
 
     def _excess(self, edges: Sequence[Fraction]) -> float:
         """Return how much more than its share the fullest rank has, as a part of that."""
-        wanted = [end - start for start, end in pairwise((Fraction(0), *self._ends))]
+        requested = [end - start for start, end in pairwise((Fraction(0), *self._ends))]
         parts = [stop - start for start, stop in pairwise(edges)]
         # a share so small that it is 0 here gets the least there is
-        each = zip(parts, wanted, strict=True)
+        each = zip(parts, requested, strict=True)
         return float(max(part / share for part, share in each if share) - 1)
 
     def _heads(self, units: int, groups: Dim, heads: Sequence[Dim]) -> tuple[Fraction, ...]:
@@ -90,7 +90,7 @@ class Cuts:
         several = [groups, *heads]
         if groups.parts or groups in heads:
             raise Conflict(several, "heads that read parts of groups")
-        if any(h.units % units for h in heads) or units % groups.units or units > MOST_UNITS:
+        if any(h.units % units for h in heads) or units % groups.units or units > MAX_UNITS:
             raise Conflict(
                 several, f"{units} parts of heads for {groups.units} groups", refused=True
             )
@@ -98,7 +98,7 @@ class Cuts:
         overlap = not groups.exact
         best: dict[int, tuple[Fraction, tuple[int, ...]]] = {0: (Fraction(0), (0,))}
         for rank, end in enumerate(self._ends):
-            wanted = (end - (self._ends[rank - 1] if rank else 0)) * units
+            requested = (end - (self._ends[rank - 1] if rank else 0)) * units
             after: dict[int, tuple[Fraction, tuple[int, ...]]] = {}
             for start, (cost, way) in best.items():
                 for stop in range(start + 1, units + 1):
@@ -106,7 +106,7 @@ class Cuts:
                     inside = overlap and start // each == (stop - 1) // each
                     if not aligned and not inside:
                         continue
-                    total = cost + (stop - start - wanted) ** 2
+                    total = cost + (stop - start - requested) ** 2
                     if stop not in after or total < after[stop][0]:
                         after[stop] = (total, (*way, stop))
             best = after
@@ -116,7 +116,7 @@ class Cuts:
 
     def ranges(self, segments: Segments, dims: Dims, rank: int) -> tuple[tuple[int, int], ...]:
         """Return what a rank has of an axis: from, to, in order."""
-        found: list[tuple[int, int]] = []
+        result: list[tuple[int, int]] = []
         at = Fraction(0)
         for size, dim in dims.flat(segments):
             start, stop = Fraction(0), size
@@ -126,12 +126,12 @@ class Cuts:
                     step = size / self._covered[dim]
                     start, stop = start // step * step, -(-stop // step) * step
             first, last = int(at + start), int(at + stop)
-            if found and found[-1][1] == first:
-                found[-1] = found[-1][0], last
+            if result and result[-1][1] == first:
+                result[-1] = result[-1][0], last
             else:
-                found.append((first, last))
+                result.append((first, last))
             at += size
-        return tuple(found)
+        return tuple(result)
 
 
 def length(ranges: Sequence[tuple[int, int]]) -> int:

@@ -60,14 +60,14 @@ class Dims:
     """All dims of a graph. `kept_whole` says by key why a part of a projection is not cut."""
 
     def __init__(self, kept_whole: Iterable[Key]):
-        self._kept_whole = set(kept_whole)
+        self._saved_whole = set(kept_whole)
         self.made: list[Dim] = []
 
     def fresh(self, origin: str, size: int) -> Dim:
         return self._new({(origin, Fraction(0), Fraction(1))}, size)
 
     def _new(self, keys: set[Key], units: int) -> Dim:
-        dim = Dim(keys, units, whole=bool(keys & self._kept_whole))
+        dim = Dim(keys, units, whole=bool(keys & self._saved_whole))
         self.made.append(dim)
         return dim
 
@@ -103,11 +103,11 @@ class Dims:
 
     def cut_at(self, segments: Iterable[Segment], points: Iterable[Fraction | int]) -> Segments:
         """The axis with boundaries at these places, refining what lies across them."""
-        wanted = sorted({Fraction(p) for p in points})
+        requested = sorted({Fraction(p) for p in points})
         result: list[Segment] = []
         start = Fraction(0)
         for size, dim in self.flat(segments):
-            inside = [p - start for p in wanted if start < p < start + size]
+            inside = [p - start for p in requested if start < p < start + size]
             if inside and dim is not None:
                 self._refine(dim, [p / size for p in inside])
                 result.extend(self.flat([(size, dim)]))
@@ -126,10 +126,10 @@ class Dims:
             at += size
         return self.flat(result)
 
-    def _refine(self, dim: Dim, places: Sequence[Fraction]) -> None:
+    def _refine(self, dim: Dim, locations: Sequence[Fraction]) -> None:
         if dim.groups is not None or any(d.root.groups is dim for d in self.made if d.groups):
             raise Conflict([dim], "heads that share keys are looked at in parts")
-        edges = [Fraction(0), *places, Fraction(1)]
+        edges = [Fraction(0), *locations, Fraction(1)]
         for a, b in pairwise(edges):
             units = dim.units * (b - a)
             if units.denominator != 1:

@@ -95,12 +95,12 @@ class DistributedGroup:
     def gather(self, x: Tensor, axis: int, sizes: tuple[int, ...]) -> Tensor:
         """Ranks with fewer send what the largest has: every part is of one size on its way."""
         self.bytes += x.nbytes
-        most, memory = max(sizes), self._memory
-        if memory is not None and memory.takes(x.nbytes // x.shape[axis] * most):
+        maximum, memory = max(sizes), self._memory
+        if memory is not None and memory.takes(x.nbytes // x.shape[axis] * maximum):
             return self._together(lambda _: memory.gather(x, axis, sizes, self._patience))
-        if x.shape[axis] < most:
+        if x.shape[axis] < maximum:
             shape = [*x.shape]
-            shape[axis] = most - x.shape[axis]
+            shape[axis] = maximum - x.shape[axis]
             x = torch.cat((x, x.new_zeros(shape)), axis)
         parts = [torch.empty_like(x) for _ in sizes]
         self._together(lambda group: dist.all_gather(parts, x, group=group))

@@ -45,7 +45,7 @@ WHOLE, PARTIAL = Whole(), Partial()
 
 
 @dataclass(frozen=True)
-class Placed:
+class Located:
     """Result of a rule: what it requires of each operand, and what the op's result is then. `once`:
     operands that only the first rank adds. `notes`: what the rewriter needs to know to change
     attributes.
@@ -57,7 +57,7 @@ class Placed:
     notes: dict[str, Any] = field(default_factory=dict)
 
 
-Rule = Callable[[Dims, Node, "list[State]"], Placed]
+Rule = Callable[[Dims, Node, "list[State]"], Located]
 RULES: dict[str, Rule] = {}
 
 
@@ -69,8 +69,8 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
     return register
 
 
-def all_whole(node: Node) -> Placed:
-    return Placed((WHOLE,) * len(node.inputs), WHOLE)
+def all_whole(node: Node) -> Located:
+    return Located((WHOLE,) * len(node.inputs), WHOLE)
 
 
 def settled(dims: Dims, axis: int, segments: Segments) -> State:
@@ -79,9 +79,9 @@ def settled(dims: Dims, axis: int, segments: Segments) -> State:
     return WHOLE if all(dim is None for _, dim in seen) else Split(axis, seen)
 
 
-def _others(node: Node, first: State, result: State) -> Placed:
+def _others(node: Node, first: State, result: State) -> Located:
     """Operand 0 as said, the others whole."""
-    return Placed((first, *(WHOLE,) * (len(node.inputs) - 1)), result)
+    return Located((first, *(WHOLE,) * (len(node.inputs) - 1)), result)
 
 
 def _size(node: Node, index: int, axis: int) -> int:
@@ -97,7 +97,7 @@ def _rank(node: Node, index: int = 0) -> int:
 
 
 @rule("matmul")
-def _matmul(dims: Dims, node: Node, states: list[State]) -> Placed:
+def _matmul(dims: Dims, node: Node, states: list[State]) -> Located:
     """Split by the outputs where x is whole; where its columns are split, by the inputs: partial
     sums.
     """
@@ -106,7 +106,7 @@ def _matmul(dims: Dims, node: Node, states: list[State]) -> Placed:
     bias = node.inputs[2] if len(node.inputs) > 2 else None
     more = (WHOLE,) * (len(node.inputs) - 2)
     if isinstance(x, Split) and x.axis != last:
-        return Placed((x, WHOLE, *more), x)
+        return Located((x, WHOLE, *more), x)
     if isinstance(x, Split):
         if any(dim is None for _, dim in dims.flat(x.segments)):
             raise Conflict(
@@ -116,14 +116,14 @@ def _matmul(dims: Dims, node: Node, states: list[State]) -> Placed:
         for _, dim in inner:
             assert dim is not None
             dim.root.exact = True
-        return Placed((x, Split(1, inner, quant), *more), PARTIAL, once=(2,) if bias else ())
+        return Located((x, Split(1, inner, quant), *more), PARTIAL, once=(2,) if bias else ())
     size = node.shape[-1]
     segments = dims.see([(Fraction(size), dims.fresh(node.name, size))])
     out = settled(dims, last, segments)
     if not isinstance(out, Split):
         return all_whole(node)
     rows = Split(0, segments)
-    return Placed((WHOLE, rows, *((rows,) if bias else more)), out)
+    return Located((WHOLE, rows, *((rows,) if bias else more)), out)
 
 
 def _in_blocks(dims: Dims, segments: Segments, quant: str | None, what: str) -> Segments:
@@ -145,7 +145,7 @@ def _in_blocks(dims: Dims, segments: Segments, quant: str | None, what: str) -> 
 
 
 @rule("embed")
-def _embed(dims: Dims, node: Node, states: list[State]) -> Placed:  # noqa: ARG001
+def _embed(dims: Dims, node: Node, states: list[State]) -> Located:  # noqa: ARG001
     """Split by rows of the table: a token's row is on one rank, the others have zeros."""
     size = _size(node, 1, 0)
     segments = dims.see([(Fraction(size), dims.fresh(node.name, size))])
@@ -155,46 +155,46 @@ def _embed(dims: Dims, node: Node, states: list[State]) -> Placed:  # noqa: ARG0
     for _, dim in segments:
         assert dim is not None
         dim.root.exact = True
-    return Placed((WHOLE, table), PARTIAL, notes={"embed": segments})
+    return Located((WHOLE, table), PARTIAL, notes={"embed": segments})
 
 
 @rule("gelu", "silu", "relu", "sigmoid", "softplus", "softcap", "cast")
-def _each_element(dims: Dims, node: Node, states: list[State]) -> Placed:  # noqa: ARG001
+def _each_element(dims: Dims, node: Node, states: list[State]) -> Located:  # noqa: ARG001
     x = states[0] if isinstance(states[0], Split) else WHOLE
     return _others(node, x, x)
 
 
 @rule("scale")
-def _scale(dims: Dims, node: Node, states: list[State]) -> Placed:
+def _scale(dims: Dims, node: Node, states: list[State]) -> Located:
     if states[0] is PARTIAL and not node.attrs.get("offset"):
-        return Placed((PARTIAL,), PARTIAL)
+        return Located((PARTIAL,), PARTIAL)
     return _each_element(dims, node, states)
 
 
 @rule("clamp")
-def _clamp(dims: Dims, node: Node, states: list[State]) -> Placed:
+def _clamp(dims: Dims, node: Node, states: list[State]) -> Located:
     return _each_element(dims, node, states)
 
 
 @rule("add", "mul", "silu_mul", "gelu_mul")
-def _two(dims: Dims, node: Node, states: list[State]) -> Placed:
+def _two(dims: Dims, node: Node, states: list[State]) -> Located:
     a, b = states
     first, second = node.inputs
     assert first is not None and second is not None
     if PARTIAL in (a, b):
         if node.op == "add" and a is PARTIAL and b is PARTIAL and first.shape == second.shape:
-            return Placed((PARTIAL, PARTIAL), PARTIAL)
+            return Located((PARTIAL, PARTIAL), PARTIAL)
         if node.op == "add" and a is PARTIAL and b is WHOLE:
-            return Placed((PARTIAL, WHOLE), PARTIAL, once=(1,))
+            return Located((PARTIAL, WHOLE), PARTIAL, once=(1,))
         if node.op == "add" and a is WHOLE and b is PARTIAL and first.shape == second.shape:
-            return Placed((WHOLE, PARTIAL), PARTIAL, once=(0,))
+            return Located((WHOLE, PARTIAL), PARTIAL, once=(0,))
         if node.op == "mul" and a is PARTIAL and b is WHOLE:
-            return Placed((PARTIAL, WHOLE), PARTIAL)
+            return Located((PARTIAL, WHOLE), PARTIAL)
         a, b = (WHOLE if s is PARTIAL else s for s in (a, b))
     if isinstance(a, Split):
         axis = a.axis - (len(first.shape) - len(second.shape))
         if axis < 0 or second.shape[axis] == 1:
-            return Placed((a, WHOLE), a)
+            return Located((a, WHOLE), a)
         if isinstance(b, Split):
             if b.axis != axis:
                 raise Conflict(_dims(a, b), f"{node.op} of values split along two axes")
@@ -202,12 +202,12 @@ def _two(dims: Dims, node: Node, states: list[State]) -> Placed:
         else:
             both = a.segments
         state = settled(dims, a.axis, both)
-        return Placed((state, Split(axis, both) if isinstance(state, Split) else WHOLE), state)
+        return Located((state, Split(axis, both) if isinstance(state, Split) else WHOLE), state)
     if isinstance(b, Split):
         axis = b.axis + (len(first.shape) - len(second.shape))
         if second.shape[b.axis] != first.shape[axis]:
             raise Conflict(_dims(b), f"{node.op} broadcasts it")
-        return Placed((Split(axis, b.segments), b), Split(axis, b.segments))
+        return Located((Split(axis, b.segments), b), Split(axis, b.segments))
     return all_whole(node)
 
 
@@ -216,14 +216,14 @@ def _dims(*states: State) -> list[Any]:
 
 
 @rule("rms_norm", "layer_norm", "l2_norm")
-def _norm(dims: Dims, node: Node, states: list[State]) -> Placed:
+def _norm(dims: Dims, node: Node, states: list[State]) -> Located:
     if isinstance(states[0], Split) and states[0].axis == len(node.shape) - 1:
         raise Conflict(_dims(states[0]), f"{node.op} reads all of a row")
     return _each_element(dims, node, states)
 
 
 @rule("rope")
-def _rope(dims: Dims, node: Node, states: list[State]) -> Placed:
+def _rope(dims: Dims, node: Node, states: list[State]) -> Located:
     if isinstance(states[0], Split) and states[0].axis in (
         len(node.shape) - 1,
         len(node.shape) - 3,
@@ -233,10 +233,10 @@ def _rope(dims: Dims, node: Node, states: list[State]) -> Placed:
 
 
 @rule("reshape")
-def _reshape(dims: Dims, node: Node, states: list[State]) -> Placed:
+def _reshape(dims: Dims, node: Node, states: list[State]) -> Located:
     x = states[0]
     if x is PARTIAL:
-        return Placed((PARTIAL,), PARTIAL)
+        return Located((PARTIAL,), PARTIAL)
     if not isinstance(x, Split):
         return all_whole(node)
     source = node.inputs[0]
@@ -244,7 +244,7 @@ def _reshape(dims: Dims, node: Node, states: list[State]) -> Placed:
     axis, ratio = _axis_after(source.shape, node.shape, x)
     segments = tuple((size * ratio, dim) for size, dim in dims.flat(x.segments))
     result = settled(dims, axis, segments)
-    return Placed((x if isinstance(result, Split) else WHOLE,), result)
+    return Located((x if isinstance(result, Split) else WHOLE,), result)
 
 
 def _axis_after(before: tuple[int, ...], after: tuple[int, ...], x: Split) -> tuple[int, Fraction]:
@@ -270,44 +270,46 @@ def _axis_after(before: tuple[int, ...], after: tuple[int, ...], x: Split) -> tu
 
 
 @rule("columns")
-def _columns(dims: Dims, node: Node, states: list[State]) -> Placed:
+def _columns(dims: Dims, node: Node, states: list[State]) -> Located:
     x = states[0]
     if not isinstance(x, Split) or x.axis != len(node.shape) - 1:
         return _each_element(dims, node, states)
     start, stop = node.attrs["start"], node.attrs["stop"]
     part = dims.between(x.segments, start, stop)
-    return Placed(
+    return Located(
         (x,), settled(dims, x.axis, part), notes={"before": dims.between(x.segments, 0, start)}
     )
 
 
 @rule("rows")
-def _rows(dims: Dims, node: Node, states: list[State]) -> Placed:
+def _rows(dims: Dims, node: Node, states: list[State]) -> Located:
     if states[0] is PARTIAL:
-        return Placed((PARTIAL,), PARTIAL)
+        return Located((PARTIAL,), PARTIAL)
     if isinstance(states[0], Split) and states[0].axis == 0:
         raise Conflict(_dims(states[0]), "some rows of it are looked at")
     return _each_element(dims, node, states)
 
 
 @rule("take_rows")
-def _take_rows(dims: Dims, node: Node, states: list[State]) -> Placed:
+def _take_rows(dims: Dims, node: Node, states: list[State]) -> Located:
     if states[0] is PARTIAL:
-        return Placed((PARTIAL, WHOLE), PARTIAL)
+        return Located((PARTIAL, WHOLE), PARTIAL)
     x = states[0]
     if not isinstance(x, Split) or x.axis != len(node.shape) - 2:
         return _each_element(dims, node, states)
     before, at = _size(node, 0, x.axis), node.inputs[1]
-    places = at.attrs.get("values") if at is not None else None
-    step = before // len(places) if places else 0
-    if not places or not step or list(places) != list(range(places[0], before, step)):
+    locations = at.attrs.get("values") if at is not None else None
+    step = before // len(locations) if locations else 0
+    if not locations or not step or list(locations) != list(range(locations[0], before, step)):
         raise Conflict(_dims(x), "some rows of it are taken")
     segments = tuple((size / step, dim) for size, dim in dims.flat(x.segments))
-    return Placed((x, WHOLE), settled(dims, x.axis, segments), notes={"every": (places[0], step)})
+    return Located(
+        (x, WHOLE), settled(dims, x.axis, segments), notes={"every": (locations[0], step)}
+    )
 
 
 @rule("place_rows", "add_rows")
-def _place_rows(dims: Dims, node: Node, states: list[State]) -> Placed:
+def _location_rows(dims: Dims, node: Node, states: list[State]) -> Located:
     x, rows = states[:2]
     axis = 1
     for state in (x, rows):
@@ -317,11 +319,11 @@ def _place_rows(dims: Dims, node: Node, states: list[State]) -> Placed:
     if not split:
         return all_whole(node)
     state = settled(dims, axis, split[0] if len(split) == 1 else dims.unify(*split))
-    return Placed((state, state, WHOLE), state)
+    return Located((state, state, WHOLE), state)
 
 
 @rule("concat")
-def _concat(dims: Dims, node: Node, states: list[State]) -> Placed:
+def _concat(dims: Dims, node: Node, states: list[State]) -> Located:
     along = node.attrs["axis"]
     split = [s for s in states if isinstance(s, Split)]
     if not split:
@@ -334,18 +336,18 @@ def _concat(dims: Dims, node: Node, states: list[State]) -> Placed:
             split[0].segments if len(split) == 1 else dims.unify(*(s.segments for s in split))
         )
         state = settled(dims, axis, segments)
-        return Placed((state, state), state)
+        return Located((state, state), state)
     parts: list[Segments] = []
     operands: list[State] = []
     for index, state in enumerate(states):
         whole = ((Fraction(_size(node, index, axis)), None),)
         parts.append(state.segments if isinstance(state, Split) else whole)
         operands.append(state if isinstance(state, Split) else WHOLE)
-    return Placed(tuple(operands), settled(dims, axis, (*parts[0], *parts[1])))
+    return Located(tuple(operands), settled(dims, axis, (*parts[0], *parts[1])))
 
 
 @rule("kv_store")
-def _kv_store(dims: Dims, node: Node, states: list[State]) -> Placed:
+def _kv_store(dims: Dims, node: Node, states: list[State]) -> Located:
     """The cache is split as the keys and values are, by their groups of heads."""
     cache, k, v = states[:3]
     if k is PARTIAL or v is PARTIAL or not any(isinstance(s, Split) for s in (cache, k, v)):
@@ -361,11 +363,11 @@ def _kv_store(dims: Dims, node: Node, states: list[State]) -> Placed:
     if not isinstance(state, Split):
         return all_whole(node)
     rows = Split(1, state.segments)
-    return Placed((Split(2, state.segments), rows, rows, WHOLE), Split(2, state.segments))
+    return Located((Split(2, state.segments), rows, rows, WHOLE), Split(2, state.segments))
 
 
 @rule("gather_pages", "kv_half")
-def _pages(dims: Dims, node: Node, states: list[State]) -> Placed:
+def _pages(dims: Dims, node: Node, states: list[State]) -> Located:
     if isinstance(states[0], Split) and states[0].axis != 2:
         raise Conflict(_dims(states[0]), "a cache is split by heads")
     return _each_element(dims, node, states)
@@ -410,32 +412,34 @@ def _heads(
 
 
 @rule("attention")
-def _attention(dims: Dims, node: Node, states: list[State]) -> Placed:
+def _attention(dims: Dims, node: Node, states: list[State]) -> Located:
     q, k, v = states[:3]
     if isinstance(k, Split) and isinstance(v, Split) and k.axis == v.axis:
         dims.unify(k.segments, v.segments)
     elif isinstance(k, Split) or isinstance(v, Split):
         raise Conflict(_dims(q, k, v), "keys or values are whole")
-    found = _heads(dims, node, (q, 2, _size(node, 0, 2)), (k, 2, _size(node, 1, 2)))
-    if found is None:
+    result = _heads(dims, node, (q, 2, _size(node, 0, 2)), (k, 2, _size(node, 1, 2)))
+    if result is None:
         return all_whole(node)
     _check_mask(node, (q, k, v))
-    fine, coarse = found
-    return Placed(
+    fine, coarse = result
+    return Located(
         (Split(2, fine), Split(2, coarse), Split(2, coarse), *(WHOLE,) * (len(states) - 3)),
         settled(dims, 2, fine),
     )
 
 
 @rule("attn_scores")
-def _attn_scores(dims: Dims, node: Node, states: list[State]) -> Placed:
-    found = _heads(dims, node, (states[0], 2, _size(node, 0, 2)), (states[1], 2, _size(node, 1, 2)))
-    if found is None:
+def _attn_scores(dims: Dims, node: Node, states: list[State]) -> Located:
+    result = _heads(
+        dims, node, (states[0], 2, _size(node, 0, 2)), (states[1], 2, _size(node, 1, 2))
+    )
+    if result is None:
         return all_whole(node)
     _check_mask(node, states[:2])
-    return Placed(
-        (Split(2, found[0]), Split(2, found[1]), *(WHOLE,) * (len(states) - 2)),
-        settled(dims, 1, found[0]),
+    return Located(
+        (Split(2, result[0]), Split(2, result[1]), *(WHOLE,) * (len(states) - 2)),
+        settled(dims, 1, result[0]),
     )
 
 
@@ -448,22 +452,24 @@ def _check_mask(node: Node, states: Any) -> None:
 
 
 @rule("attn_softmax")
-def _attn_softmax(dims: Dims, node: Node, states: list[State]) -> Placed:
+def _attn_softmax(dims: Dims, node: Node, states: list[State]) -> Located:
     if isinstance(states[0], Split) and states[0].axis != 1:
         raise Conflict(_dims(states[0]), "scores are split by heads")
     return _each_element(dims, node, states)
 
 
 @rule("attn_mix")
-def _attn_mix(dims: Dims, node: Node, states: list[State]) -> Placed:
-    found = _heads(dims, node, (states[0], 1, _size(node, 0, 1)), (states[1], 2, _size(node, 1, 2)))
-    if found is None:
+def _attn_mix(dims: Dims, node: Node, states: list[State]) -> Located:
+    result = _heads(
+        dims, node, (states[0], 1, _size(node, 0, 1)), (states[1], 2, _size(node, 1, 2))
+    )
+    if result is None:
         return all_whole(node)
-    return Placed((Split(1, found[0]), Split(2, found[1])), settled(dims, 2, found[0]))
+    return Located((Split(1, result[0]), Split(2, result[1])), settled(dims, 2, result[0]))
 
 
 @rule("moe")
-def _moe(dims: Dims, node: Node, states: list[State]) -> Placed:
+def _moe(dims: Dims, node: Node, states: list[State]) -> Located:
     """Inside every expert: each rank has some of its neurons, and sums are partial."""
     gate = node.inputs[2]
     assert gate is not None
@@ -478,11 +484,11 @@ def _moe(dims: Dims, node: Node, states: list[State]) -> Placed:
         dim.root.exact = True
     rows = Split(1, segments)
     shares = (WHOLE,) * (len(states) - 5)
-    return Placed((WHOLE, WHOLE, rows, rows, Split(2, inner, quant), *shares), PARTIAL)
+    return Located((WHOLE, WHOLE, rows, rows, Split(2, inner, quant), *shares), PARTIAL)
 
 
 @rule("short_conv")
-def _short_conv(dims: Dims, node: Node, states: list[State]) -> Placed:
+def _short_conv(dims: Dims, node: Node, states: list[State]) -> Located:
     """Split by channels."""
     x = states[0]
     if not isinstance(x, Split):
@@ -501,21 +507,21 @@ def _short_conv(dims: Dims, node: Node, states: list[State]) -> Placed:
         if len(node.inputs) > 5 and node.inputs[5] is not None
         else (WHOLE,) * (len(states) - 5)
     )
-    return Placed((state, Split(0, s), Split(2, s), WHOLE, WHOLE, *bias), state)
+    return Located((state, Split(0, s), Split(2, s), WHOLE, WHOLE, *bias), state)
 
 
 @rule("gated_delta")
-def _gated_delta(dims: Dims, node: Node, states: list[State]) -> Placed:
+def _gated_delta(dims: Dims, node: Node, states: list[State]) -> Located:
     """Split by heads of values; a head of keys goes with those that read it."""
     q, k, v, decay, beta, state = states[:6]
     if isinstance(q, Split) and isinstance(k, Split):
         dims.unify(q.segments, k.segments)
     elif isinstance(q, Split) or isinstance(k, Split):
         raise Conflict(_dims(q, k), "queries or keys are whole")
-    found = _heads(dims, node, (v, 1, _size(node, 2, 1)), (q, 1, _size(node, 0, 1)))
-    if found is None:
+    match = _heads(dims, node, (v, 1, _size(node, 2, 1)), (q, 1, _size(node, 0, 1)))
+    if match is None:
         return all_whole(node)
-    fine, coarse = found
+    fine, coarse = match
     for other, axis in ((decay, 1), (beta, 1), (state, 2)):
         if isinstance(other, Split):
             if other.axis != axis:
@@ -526,11 +532,11 @@ def _gated_delta(dims: Dims, node: Node, states: list[State]) -> Placed:
         return all_whole(node)
     s = Split(1, result.segments)
     keys = Split(1, coarse)
-    return Placed((keys, keys, s, s, s, Split(2, result.segments), WHOLE, WHOLE), result)
+    return Located((keys, keys, s, s, s, Split(2, result.segments), WHOLE, WHOLE), result)
 
 
 @rule("state_store")
-def _state_store(dims: Dims, node: Node, states: list[State]) -> Placed:
+def _state_store(dims: Dims, node: Node, states: list[State]) -> Located:
     """state [N, R, ...], rows [S R, ...]: an axis of one is the next of the other."""
     state, rows = states[:2]
     if not isinstance(rows, Split):
@@ -547,4 +553,4 @@ def _state_store(dims: Dims, node: Node, states: list[State]) -> Placed:
     result = settled(dims, rows.axis + 1, segments)
     if not isinstance(result, Split):
         return all_whole(node)
-    return Placed((result, Split(rows.axis, result.segments), WHOLE), result)
+    return Located((result, Split(rows.axis, result.segments), WHOLE), result)

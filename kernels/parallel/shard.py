@@ -18,14 +18,14 @@ from mtmd.kernels.ops import OPS
 from mtmd.kernels.ops.collective import Group
 from mtmd.kernels.parallel.cuts import Cuts, length
 from mtmd.kernels.parallel.dims import Conflict, Dims, Key
-from mtmd.kernels.parallel.rules import PARTIAL, RULES, WHOLE, Placed, Split, State, all_whole
+from mtmd.kernels.parallel.rules import PARTIAL, RULES, WHOLE, Located, Split, State, all_whole
 from mtmd.kernels.parallel.slices import Slices
 
 PASSES = 64
 
 
 @dataclass(frozen=True)
-class KeptWhole:
+class SavedWhole:
     """A projection, or a part of one, that every rank has whole. `refused`: it was asked to be
     shared and could not; else it is too small a thing to share.
     """
@@ -54,9 +54,9 @@ class Sharding:
         """The rank's part of each state (a cache), by the name of its graph input."""
 
     @property
-    def kept_whole(self) -> list[KeptWhole]:
+    def kept_whole(self) -> list[SavedWhole]:
         seen = {(name, reason): refused for (name, *_), (reason, refused) in self._whole.items()}
-        return [KeptWhole(name, reason, refused) for (name, reason), refused in seen.items()]
+        return [SavedWhole(name, reason, refused) for (name, reason), refused in seen.items()]
 
     def rewrite(self, outputs: Sequence[Node]) -> list[Node]:
         """The rank's outputs; values that are asked for are whole on every rank."""
@@ -91,23 +91,23 @@ class _Analysis:
     """
 
     def __init__(
-        self, nodes: Sequence[Node], outputs: Sequence[Node], kept: dict[Key, tuple[str, bool]]
+        self, nodes: Sequence[Node], outputs: Sequence[Node], saved: dict[Key, tuple[str, bool]]
     ):
-        self.dims = Dims(kept)
+        self.dims = Dims(saved)
         self.conflicts: dict[Key, tuple[str, bool]] = {}
         self.states: dict[Node, State] = {}
-        self.placed: dict[Node, Placed] = {}
+        self.located: dict[Node, Located] = {}
         self.reduced: set[Node] = set()
         for node in nodes:
             if node.is_leaf:
                 self.states[node] = WHOLE
                 continue
             try:
-                placed = self._place(node)
+                located = self._location(node)
             except Conflict as conflict:
                 self.note(conflict, node)
-                placed = all_whole(node)
-            self.placed[node], self.states[node] = placed, placed.result
+                located = all_whole(node)
+            self.located[node], self.states[node] = located, located.result
         for node in outputs:
             state = self.states[node]
             if isinstance(state, Split) and not node.alias:
@@ -124,11 +124,11 @@ class _Analysis:
             for key in dim.root.keys:
                 self.conflicts.setdefault(key, (f"{conflict.reason}{at}", conflict.refused))
 
-    def _place(self, node: Node) -> Placed:
+    def _location(self, node: Node) -> Located:
         states = [WHOLE if i is None else self._state(i) for i in node.inputs]
         rule = RULES.get(node.op)
-        placed = rule(self.dims, node, states) if rule else all_whole(node)
-        for value, have, need in zip(node.inputs, states, placed.operands, strict=True):
+        located = rule(self.dims, node, states) if rule else all_whole(node)
+        for value, have, need in zip(node.inputs, states, located.operands, strict=True):
             if value is None:
                 continue
             if isinstance(have, Split) and not isinstance(need, Split):
@@ -138,7 +138,7 @@ class _Analysis:
                 self.states[value] = need
             if have is PARTIAL and need is not PARTIAL:
                 self.reduced.add(value)
-        return placed
+        return located
 
     def _state(self, node: Node) -> State:
         """Sums that somebody has asked for before are used by others too."""
@@ -217,46 +217,46 @@ class _Rewriting:
         return constant(name, torch.arange(count) * step + first)
 
     def _node(self, node: Node) -> Node:
-        placed = self.analysis.placed[node]
+        located = self.analysis.located[node]
         inputs: list[Node | None] = []
-        for index, (value, need) in enumerate(zip(node.inputs, placed.operands, strict=True)):
-            if value is None or (index in placed.once and self.group.rank and node.op != "add"):
+        for index, (value, need) in enumerate(zip(node.inputs, located.operands, strict=True)):
+            if value is None or (index in located.once and self.group.rank and node.op != "add"):
                 inputs.append(None)
             elif isinstance(need, Split):
                 inputs.append(self._part(value, need))
             else:
                 inputs.append(self.made[value] if need is PARTIAL else self._whole(value))
-        if placed.once and node.op == "add":
+        if located.once and node.op == "add":
             # The operands in one order on every rank: its collectives have to come in one, too.
-            (added,) = placed.once
+            (added,) = located.once
             op = OPS["without" if self.group.rank else "add"]
             return op(inputs[1 - added], inputs[added], name=node.name)
-        if "embed" in placed.notes:
-            ((first, _),) = self._ranges(Split(0, placed.notes["embed"]))
+        if "embed" in located.notes:
+            ((first, _),) = self._ranges(Split(0, located.notes["embed"]))
             return OPS["embed_part"](*inputs, first=first, name=node.name, **node.attrs)
         attrs = dict(node.attrs)
-        result = placed.result
-        if "every" in placed.notes and isinstance(result, Split):
-            first, step = placed.notes["every"]
+        result = located.result
+        if "every" in located.notes and isinstance(result, Split):
+            first, step = located.notes["every"]
             count = length(self._ranges(result))
             inputs[1] = self._every(f"{node.name}.places", first, step, count)
         if isinstance(result, Split) and node.op == "reshape":
             size = length(self._ranges(result))
             attrs["shape"] = (*node.shape[: result.axis], size, *node.shape[result.axis + 1 :])
         if (
-            isinstance(placed.operands[0], Split)
+            isinstance(located.operands[0], Split)
             and node.op == "columns"
-            and "before" in placed.notes
+            and "before" in located.notes
         ):
             assert inputs[0] is not None
-            before = length(self._ranges(Split(0, placed.notes["before"])))
+            before = length(self._ranges(Split(0, located.notes["before"])))
             size = length(self._ranges(result)) if isinstance(result, Split) else node.shape[-1]
             attrs["start"], attrs["stop"] = before, before + size
         return OPS[node.op](*inputs, name=node.name, **attrs)
 
 
 @dataclass(frozen=True)
-class Seat:
+class Member:
     """The place of a rank, for who only plans: nothing can be run with it."""
 
     rank: int

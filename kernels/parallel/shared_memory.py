@@ -24,7 +24,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-PLACE = 4 << 20  # bytes of values, at most, that go this way; untouched memory costs nothing
+SLOT = 4 << 20  # bytes of values, at most, that go this way; untouched memory costs nothing
 LINE = 64  # bytes: counters on lines of their own
 SPIN_S = 0.02  # for which a rank looks again and again, yielding to others
 NAP_S = 0.0002
@@ -47,7 +47,7 @@ def _header_bytes(size: int) -> int:
 
 
 def _bytes(size: int) -> int:
-    return _header_bytes(size) + 2 * size * PLACE
+    return _header_bytes(size) + 2 * size * SLOT
 
 
 class SharedMemory:
@@ -60,13 +60,13 @@ class SharedMemory:
         finally:
             os.close(memory)
         self._counters = memoryview(mapped)[: _header_bytes(size)].cast("Q")
-        self._places = torch.frombuffer(mapped, dtype=torch.uint8)[_header_bytes(size) :]
+        self._locations = torch.frombuffer(mapped, dtype=torch.uint8)[_header_bytes(size) :]
         self._lost_at = size * LINE // 8
         self._parent = os.getppid() if rank else None
 
     def takes(self, size: int) -> bool:
         """Return whether values of so many bytes go this way."""
-        return size <= PLACE
+        return size <= SLOT
 
     def give_up(self) -> None:
         """A rank is gone: nobody waits any longer."""
@@ -93,12 +93,12 @@ class SharedMemory:
         """Every rank's bytes, which are to be read before the next exchange."""
         self._number += 1
         turn = self._number % 2 * self.size
-        mine = self._places.narrow(0, (turn + self.rank) * PLACE, x.nbytes)
+        mine = self._locations.narrow(0, (turn + self.rank) * SLOT, x.nbytes)
         mine.copy_(x.contiguous().view(-1).view(torch.uint8))
         self._counters[self.rank * LINE // 8] = self._number
         self._wait(seconds)
         return [
-            self._places.narrow(0, (turn + rank) * PLACE, size) for rank, size in enumerate(sizes)
+            self._locations.narrow(0, (turn + rank) * SLOT, size) for rank, size in enumerate(sizes)
         ]
 
     def _wait(self, seconds: float) -> None:

@@ -65,22 +65,22 @@ class Residency:
 
     def __init__(self) -> None:
         # Sources are held with their tensors: an id is unique only as long as its object lives.
-        self._held: dict[tuple[int, str, torch.dtype, str], tuple[Any, Tensor]] = {}
+        self._stored: dict[tuple[int, str, torch.dtype, str], tuple[Any, Tensor]] = {}
         self._lock = Lock()
         self.bytes: Counter[str] = Counter()
 
     def get(self, node: Node, backend: Backend) -> Tensor:
         with self._lock:
             key = _key(node, backend)
-            if key not in self._held:
+            if key not in self._stored:
                 with memory_for(f"weight {node.name}", lambda: node.type.bytes):
                     if "parts" in node.attrs:
                         tensor = self._joint(node, backend)
                     else:
                         tensor = self._read(node).to(backend.device)
                         self.bytes[backend.space] += tensor.nbytes
-                self._held[key] = node.attrs["source"], tensor
-            return self._held[key][1]
+                self._stored[key] = node.attrs["source"], tensor
+            return self._stored[key][1]
 
     def _joint(self, node: Node, backend: Backend) -> Tensor:
         """Several parameters as one, row after row. Each of them is a part of it from then on, for
@@ -88,16 +88,16 @@ class Residency:
         """
         joint = torch.empty(node.shape, dtype=node.dtype, device=backend.device)
         rows = joint.split([part.shape[0] for part in node.attrs["parts"]])
-        for part, place in zip(node.attrs["parts"], rows, strict=True):
+        for part, location in zip(node.attrs["parts"], rows, strict=True):
             key = _key(part, backend)
-            held = self._held.get(key)
-            if held is None:
-                place.copy_(self._read(part))
-                self.bytes[backend.space] += place.nbytes
-                self._held[key] = part.attrs["source"], place
+            stored = self._stored.get(key)
+            if stored is None:
+                location.copy_(self._read(part))
+                self.bytes[backend.space] += location.nbytes
+                self._stored[key] = part.attrs["source"], location
             else:
-                place.copy_(held[1])
-                held[1].data = place
+                location.copy_(stored[1])
+                stored[1].data = location
         return joint
 
     @staticmethod
@@ -175,16 +175,16 @@ class Executor:
         self, slots: dict[tuple[Node, str] | Node, int], residency: Residency
     ) -> dict[int, _ChainRun]:
         """Prepare chains, by the number of their first step."""
-        found = {}
+        result = {}
         for chain, plans in zip(self.plan.chains, self.plan.blocks, strict=True):
-            found[chain.first] = _ChainRun(
+            result[chain.first] = _ChainRun(
                 chain,
                 {rows: Executor(plan, residency) for rows, plan in plans.items()},
                 tuple(slots[i] for i in chain.inputs),
                 slots[chain.result],
                 tuple(slots[f] for s in chain.steps for f in s.frees),
             )
-        return found
+        return result
 
     def run(self, batch: Any, observe: Observer | None = None) -> list[Tensor]:
         """The outputs for one batch, whatever the graph's inputs understand by it.
@@ -227,7 +227,7 @@ class Executor:
         for slot, node, device, is_written in self._inputs:
             if node not in values_of:
                 values_of[node] = filled(node, batch)
-            values[slot] = _placed(node, values_of[node], device, is_written)
+            values[slot] = _located(node, values_of[node], device, is_written)
         chains = self._chains if observe is None else {}
         inside = 0  # a chain, before the step of this number
         heart = heart_here()
@@ -310,7 +310,7 @@ class Executor:
                 from mtmd.kernels.plan.native_run import native_plan
 
                 kernels = [kernel for kernel, *_ in self._program]
-                self._native = native_plan(self.plan, kernels, self._residency.get, _placed)
+                self._native = native_plan(self.plan, kernels, self._residency.get, _located)
                 self._may_be_native = self._native is not None
             return self._native
 
@@ -376,21 +376,21 @@ def finish(steps: Generator[Mark | None, None, T]) -> T:
             return value
 
 
-def _placed(node: Node, value: Tensor, device: torch.device, written: bool) -> Tensor:
+def _located(node: Node, value: Tensor, device: torch.device, written: bool) -> Tensor:
     """An input as the plan expects it. What is written in place is not copied, which would lose
     what is written.
     """
     _check(node, value, device, False)
     if value.device == device and value.is_contiguous():
         return value  # as most are, in every step of decoding
-    placed = value.to(device).contiguous()
-    if written and placed is not value:
+    located = value.to(device).contiguous()
+    if written and located is not value:
         raise PlacementError(
             f"state {node.name} lies on {value.device} with strides {value.stride()}, expected "
             f"contiguous on {device}, "
             "where it is written"
         )
-    return placed
+    return located
 
 
 def _check(node: Node, value: Tensor, device: torch.device, written: bool) -> None:

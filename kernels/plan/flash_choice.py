@@ -95,19 +95,19 @@ def choose(
         raise OptionError(f"flash_attn {setting!r}: expected one of {', '.join(SETTINGS)}")
     if setting == "off":
         return FlashChoice(setting, AttentionForm(all_explicit=True), (), 0)
-    asked, names = _ask(build(AttentionForm()), backends[0], overrides, ("attention",), split)
-    explicit = frozenset(asked) if setting == "auto" else frozenset()
+    requested, names = _ask(build(AttentionForm()), backends[0], overrides, ("attention",), split)
+    explicit = frozenset(requested) if setting == "auto" else frozenset()
     if explicit:
         still, _ = _ask(build(AttentionForm(explicit)), backends[0], overrides, EXPLICIT, split)
         explicit -= {name.removesuffix(".scores").removesuffix(".softmax") for name in still}
-    return FlashChoice(setting, AttentionForm(explicit), tuple(asked.values()), len(names))
+    return FlashChoice(setting, AttentionForm(explicit), tuple(requested.values()), len(names))
 
 
 def _ask(
     graphs: Sequence[Sequence[Node]],
     backend: Backend,
     overrides: Sequence[Override],
-    ops_asked: Sequence[str],
+    ops_requested: Sequence[str],
     split: LayerSplit | None,
 ) -> tuple[dict[str, Refusal], set[str]]:
     """The first refusal of each node of these ops, by name, and the names of all of them."""
@@ -116,10 +116,10 @@ def _ask(
     for outputs in graphs:
         nodes = toposort(*outputs)
         homes = split.homes(nodes) if split else {}
-        for node in (n for n in nodes if n.op in ops_asked):
+        for node in (n for n in nodes if n.op in ops_requested):
             names.add(node.name)
-            asked = homes.get(node, backend)
-            reason = None if any(o.matches(node) for o in overrides) else asked.rejects(node)
+            requested = homes.get(node, backend)
+            reason = None if any(o.matches(node) for o in overrides) else requested.rejects(node)
             if reason is not None:
-                refused.setdefault(node.name, Refusal(node, asked.name, reason))
+                refused.setdefault(node.name, Refusal(node, requested.name, reason))
     return refused, names

@@ -12,17 +12,17 @@ from mtmd.base.control_groups import CGROUP, PROC
 from mtmd.base.system_memory import system_bytes
 from mtmd.kernels.backends.backend import Backend
 
-KEPT_S = 0.05  # an answer may be this old: it is asked for with every batch
+CACHED_S = 0.05  # an answer may be this old: it is asked for with every batch
 _known: dict[torch.device, tuple[float, int | None]] = {}
 
 
 def free_bytes(backend: Backend) -> int | None:
-    """Bytes that can be taken of the backend's memory right now, as of the last `KEPT_S`; None
+    """Bytes that can be taken of the backend's memory right now, as of the last `CACHED_S`; None
     where it is not known.
     """
     known = _known.get(backend.device)
     now = time.monotonic()
-    if known is None or now - known[0] > KEPT_S:
+    if known is None or now - known[0] > CACHED_S:
         known = _known[backend.device] = now, _measure(backend.device)
     return known[1]
 

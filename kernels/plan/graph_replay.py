@@ -51,9 +51,9 @@ def why_not(plan: Plan, by_torch: Callable[[Node], bool]) -> str | None:
         return (
             f"{waiting[0].name} ({waiting[0].op}) and {len(waiting) - 1} others wait for the device"
         )
-    if (taken := sum(plan.run_bytes.values())) > scheduler.MOST_RECORDED:
-        most = mib(scheduler.MOST_RECORDED)
-        return f"its values take {mib(taken)}, of which up to {most} are kept"
+    if (taken := sum(plan.run_bytes.values())) > scheduler.MAX_RECORDED:
+        maximum = mib(scheduler.MAX_RECORDED)
+        return f"its values take {mib(taken)}, of which up to {maximum} are kept"
     return None
 
 
@@ -67,9 +67,9 @@ def recordings_bytes(queue: Iterable[tuple[Plan, int]]) -> dict[str, int]:
     for plan, times in queue:
         if plan.is_where_runs_are_recorded:
             for space, size in plan.run_bytes.items():
-                kept = min(times * size, scheduler.MOST_RECORDED)
-                values[space] = max(values[space], kept)
-                returned = size_of(plan.outside_states) * kept // max(size, 1)
+                saved = min(times * size, scheduler.MAX_RECORDED)
+                values[space] = max(values[space], saved)
+                returned = size_of(plan.outside_states) * saved // max(size, 1)
                 results[space] = max(results[space], returned)
     return {space: size + 2 * results_bytes(results[space]) for space, size in values.items()}
 
@@ -96,7 +96,7 @@ class Replay:
         self._before, self._lock = BEFORE, Lock()
         # Those that have run it: libraries have handles for each, which cannot be made meanwhile
         self._threads: set[int] = set()
-        self._places: dict[Node, Tensor] = {}  # on the device
+        self._locations: dict[Node, Tensor] = {}  # on the device
         self._hosted: dict[Node, Tensor] = {}  # of those, what the host writes
         self._staging: Staging | None = None
         self._recording: Recording | None = None
@@ -153,32 +153,34 @@ class Replay:
             if node in self._hosted and value.device.type == "cpu":
                 self._hosted[node].copy_(value)
             else:
-                late.append((self._places[node], value))
+                late.append((self._locations[node], value))
         self._staging.upload()
-        for place, value in late:
-            place.copy_(value)
+        for location, value in late:
+            location.copy_(value)
 
     def _lay_out(self, values: Mapping[Node, Tensor]) -> None:
         hosted = [node for node, value in values.items() if value.device.type == "cpu"]
         self._staging = self._recorder.staging(size_of(hosted))
         self._hosted = _side_by_side(hosted, self._staging.host)
-        self._places = _side_by_side(hosted, self._staging.device)
+        self._locations = _side_by_side(hosted, self._staging.device)
         for node in values:
             if node not in self._hosted:
-                self._places[node] = torch.empty(node.shape, dtype=node.dtype, device=self._device)
+                self._locations[node] = torch.empty(
+                    node.shape, dtype=node.dtype, device=self._device
+                )
 
     def _record(self, states: Sequence[Tensor]) -> Recording | None:
         values = list(self._template)
         for (slot, _), state in zip(self._states, states, strict=True):
             values[slot] = state
         for slot, node in self._inputs:
-            values[slot] = self._places[node]
+            values[slot] = self._locations[node]
         returned = [node for node in self._outputs if not node.is_in_state]
-        places = _side_by_side(returned, self._recorder.results(size_of(returned)))
+        locations = _side_by_side(returned, self._recorder.results(size_of(returned)))
 
         def run() -> list[Tensor]:
             results = zip(self._outputs, self._run(values), strict=True)
-            return [places[n].copy_(value) if n in places else value for n, value in results]
+            return [locations[n].copy_(value) if n in locations else value for n, value in results]
 
         try:
             recording = self._recorder.record(run)
@@ -212,11 +214,14 @@ def size_of(nodes: Iterable[Node]) -> int:
 
 def _side_by_side(nodes: Iterable[Node], memory: Tensor) -> dict[Node, Tensor]:
     """Return where the value of each lies in such memory."""
-    places, offset = {}, 0
+    locations, offset = {}, 0
     for node in nodes:
-        place = memory[offset : offset + node.type.bytes]
-        places[node], offset = place.view(node.dtype).view(node.shape), offset + size_of([node])
-    return places
+        location = memory[offset : offset + node.type.bytes]
+        locations[node], offset = (
+            location.view(node.dtype).view(node.shape),
+            offset + size_of([node]),
+        )
+    return locations
 
 
 def _line(error: Exception) -> str:

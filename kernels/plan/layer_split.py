@@ -33,9 +33,9 @@ class LayerSplit:
 
     def homes(self, nodes: Sequence[Node]) -> Mapping[Node, Backend]:
         """The device that each node is meant for; nodes in topological order."""
-        most = len(self.device_of) - 1
+        maximum = len(self.device_of) - 1
         layers = layers_of(nodes)
-        return {n: self.devices[self.device_of[min(layer, most)]] for n, layer in layers.items()}
+        return {n: self.devices[self.device_of[min(layer, maximum)]] for n, layer in layers.items()}
 
     @property
     def runs(self) -> tuple[range, ...]:
@@ -46,7 +46,7 @@ class LayerSplit:
 
 def layers_of(nodes: Sequence[Node]) -> dict[Node, int]:
     """The layer of each node that is no leaf; nodes in topological order."""
-    found: dict[Node, int] = {}
+    result: dict[Node, int] = {}
     cached: dict[Node, int] = {}  # what holds keys and values, or a recurrent state
     for node in nodes:
         if node.is_leaf:
@@ -57,14 +57,14 @@ def layers_of(nodes: Sequence[Node]) -> dict[Node, int]:
         names = (node.name, *(i.name for i in node.operands if i.op == "weight"))
         named = [int(match[1]) for name in names if (match := LAYER.search(name))]
         if past:
-            found[node] = max(past)
+            result[node] = max(past)
             if node.alias or node.op == "gather_pages":
-                cached[node] = found[node]
+                cached[node] = result[node]
         elif named:
-            found[node] = named[0]
+            result[node] = named[0]
         else:
-            found[node] = max((found[i] for i in node.operands if i in found), default=0)
-    return found
+            result[node] = max((result[i] for i in node.operands if i in result), default=0)
+    return result
 
 
 def layer_weights(nodes: Sequence[Node], count: int) -> list[int]:
@@ -80,15 +80,15 @@ def layer_weights(nodes: Sequence[Node], count: int) -> list[int]:
 
 
 def spread(
-    sizes: Sequence[int], room: Sequence[float], beside: Sequence[int] | None = None
+    sizes: Sequence[int], room: Sequence[float], alongside: Sequence[int] | None = None
 ) -> tuple[int, ...]:
     """The device of each layer, in contiguous runs of one layer at least, so that the part of its
     `room` that the fullest device uses is as small as can be. `sizes` are bytes of each layer,
-    `beside` what each device has to hold besides.
+    `alongside` what each device has to hold besides.
 
     Raises ValueError where there are fewer layers than devices.
     """
-    devices, layers, taken = len(room), len(sizes), beside or [0] * len(room)
+    devices, layers, taken = len(room), len(sizes), alongside or [0] * len(room)
     if layers < devices:
         raise ValueError(f"{layers} layers for {devices} devices")
     until = [0, *accumulate(sizes)]

@@ -35,12 +35,12 @@ DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 # Tokens whose attention is summed up in the same order however many of them there are, so that an
 # answer is the same to the last bit with tokens proposed and without.
 ALIKE = 8
-MOST_ROWS = 16  # of a product: with more, torch's products are faster
+MAX_ROWS = 16  # of a product: with more, torch's products are faster
 WORTH = 4096  # values of a chunk, at least, of a kernel that does little with each: about 1 us
 ALIGN = 64
 ARENA = 0  # the root of a run's own memory
 
-Place: TypeAlias = "int | Pointer"
+Location: TypeAlias = "int | Pointer"
 """An address that is known, or one in a run's memory."""
 
 
@@ -58,13 +58,13 @@ class Lowered:
     leaves: dict[Node, int] = field(default_factory=dict)  # inputs: their roots
     made: dict[Node, int] = field(default_factory=dict)  # by steps: their roots
     results: dict[int, Type] = field(default_factory=dict)  # of outputs, by root
-    places: dict[Node, Place] = field(default_factory=dict)
+    locations: dict[Node, Location] = field(default_factory=dict)
     last: dict[int, int] = field(default_factory=dict)  # the last part that reads a root
     weights: dict[Node, Tensor] = field(default_factory=dict)
     roots: int = 1
     native: int = 0
     refused: dict[Node, str] = field(default_factory=dict)
-    kept: list[Any] = field(default_factory=list)  # whose addresses are in the programs
+    saved: list[Any] = field(default_factory=list)  # whose addresses are in the programs
 
 
 Operands = Sequence[Node | None]
@@ -94,8 +94,8 @@ def worth(steps: Sequence[Step]) -> str | None:
     for step in steps:
         if step.node.op == "matmul" and (x := step.inputs[0]) is not None:
             count = x.type.count // x.shape[-1]
-            if count > MOST_ROWS:
-                return f"{count} rows, more than {MOST_ROWS}"
+            if count > MAX_ROWS:
+                return f"{count} rows, more than {MAX_ROWS}"
     return None
 
 
@@ -136,7 +136,7 @@ class Lowering:
         self, steps: Sequence[StepFacts], outputs: Sequence[Node], weight: Callable[[Node], Tensor]
     ):
         self.steps, self.outputs, self.weight = steps, outputs, weight
-        self.found = Lowered()
+        self.result = Lowered()
         self.users: dict[Node, list[Node]] = {}
         self.inputs = {s.node: s.inputs for s in steps}
         for step in steps:
@@ -147,11 +147,11 @@ class Lowering:
         self.vanished: set[Node] = set()
         self.instructions: list[Instruction] = []
         self.scratch = 0
-        self._prepared: dict[tuple[Place, int, str], Place] = {}
+        self._prepared: dict[tuple[Location, int, str], Location] = {}
 
     def run(self) -> Lowered:
         self._choose()
-        result = self.found
+        result = self.result
         for number, step in enumerate(self.steps):
             node = step.node
             if node in self.vanished:
@@ -161,15 +161,15 @@ class Lowering:
                 if node.type.count:
                     RULES[node.op].emit(self, node, step.inputs)
                 else:  # nothing to compute, and no kernel divides by its size
-                    result.places[node] = self.room(0)
+                    result.locations[node] = self.room(0)
             else:
                 self._end_program()
                 for i in step.inputs:
                     if i is not None:
-                        self.place(i)
+                        self.location(i)
                 result.parts.append(number)
                 result.made[node] = result.roots
-                result.places[node] = Pointer(result.roots)
+                result.locations[node] = Pointer(result.roots)
                 result.roots += 1
         self._end_program()
         for part in result.parts:
@@ -179,7 +179,7 @@ class Lowering:
 
     def _end_program(self) -> None:
         if self.instructions:
-            self.found.parts.append(Program(self.instructions, self.scratch))
+            self.result.parts.append(Program(self.instructions, self.scratch))
             self.instructions = []
 
     def _choose(self) -> None:
@@ -189,7 +189,7 @@ class Lowering:
             if reason is None:
                 self.taken.add(step.node)
             else:
-                self.found.refused[step.node] = reason
+                self.result.refused[step.node] = reason
         for step in self.steps:  # what is gathered for somebody else has to be there
             node = step.node
             if node.op == "gather_pages" and node in self.taken:
@@ -215,7 +215,7 @@ class Lowering:
     def _refuse(self, node: Node, reason: str) -> None:
         self.taken.discard(node)
         self.vanished.discard(node)
-        self.found.refused[node] = reason
+        self.result.refused[node] = reason
 
     def _reason(self, step: StepFacts) -> str | None:
         node = step.node
@@ -231,51 +231,51 @@ class Lowering:
 
     # What rules use ---------------------------------------------------------------------------
 
-    def place(self, node: Node) -> Place:
+    def location(self, node: Node) -> Location:
         """Return where a value lies that is there already."""
-        if node not in self.found.places:
+        if node not in self.result.locations:
             assert node.is_leaf, node
             if node.op == "weight":
                 tensor = self.weight(node)
                 assert tensor.is_contiguous()
-                self.found.weights[node] = tensor
-                self.found.places[node] = tensor.data_ptr()
+                self.result.weights[node] = tensor
+                self.result.locations[node] = tensor.data_ptr()
             else:
-                self.found.leaves[node] = self.found.roots
-                self.found.places[node] = Pointer(self.found.roots)
-                self.found.roots += 1
-        place = self.found.places[node]
-        if isinstance(place, Pointer):
-            self.found.last[place.root] = len(self.found.parts)
-        return place
+                self.result.leaves[node] = self.result.roots
+                self.result.locations[node] = Pointer(self.result.roots)
+                self.result.roots += 1
+        location = self.result.locations[node]
+        if isinstance(location, Pointer):
+            self.result.last[location.root] = len(self.result.parts)
+        return location
 
-    def make(self, node: Node) -> Place:
+    def make(self, node: Node) -> Location:
         """Memory for a node's value."""
         assert node.type.is_contiguous, node
         if node in self.outputs:
-            root = self.found.roots
-            self.found.roots += 1
-            self.found.results[root] = node.type
-            place = Pointer(root)
+            root = self.result.roots
+            self.result.roots += 1
+            self.result.results[root] = node.type
+            location = Pointer(root)
         else:
-            place = self.room(node.type.bytes)
-        self.found.places[node] = place
-        return place
+            location = self.room(node.type.bytes)
+        self.result.locations[node] = location
+        return location
 
     def room(self, size: int) -> Pointer:
         """Memory of the run."""
-        place = Pointer(ARENA, self.found.arena)
-        self.found.arena += -(-size // ALIGN) * ALIGN
-        return place
+        location = Pointer(ARENA, self.result.arena)
+        self.result.arena += -(-size // ALIGN) * ALIGN
+        return location
 
     def constant(self, tensor: Tensor) -> int:
-        self.found.kept.append(tensor)
+        self.result.saved.append(tensor)
         return tensor.data_ptr()
 
     def add(
         self,
         address: int,
-        args: Sequence[Place],
+        args: Sequence[Location],
         units: int,
         chunk: int = 1,
         name: str = "",
@@ -297,40 +297,40 @@ class Lowering:
         other = b if a is node else a
         if other is None or other is node or not (other.type == node.type == user.type):
             return None, None
-        if other not in self.found.places and not other.is_leaf:
+        if other not in self.result.locations and not other.is_leaf:
             return None, None
         self.vanished.add(user)
         return user, other
 
-    def prepared(self, x: Node, count: int, width: int, how: products.Preparation) -> Place:
+    def prepared(self, x: Node, count: int, width: int, how: products.Preparation) -> Location:
         """x as products with quantized weights read it, made once for all that read it alike."""
-        return self.prepared_at(self.place(x), count, width, how, x.name)
+        return self.prepared_at(self.location(x), count, width, how, x.name)
 
     def prepared_at(
-        self, place: Place, count: int, width: int, how: products.Preparation, name: str
-    ) -> Place:
-        key = place, width, how.name
+        self, location: Location, count: int, width: int, how: products.Preparation, name: str
+    ) -> Location:
+        key = location, width, how.name
         if key not in self._prepared:
             self._prepared[key] = to = self.room(count * how.bytes(width))
-            self.add(how.address, [place, width, to, width], count, 1, f"{name} prepared")
+            self.add(how.address, [location, width, to, width], count, 1, f"{name} prepared")
         return self._prepared[key]
 
-    def tiled(self, x: Node, count: int, width: int, how: few_rows.Kernel) -> Place:
+    def tiled(self, x: Node, count: int, width: int, how: few_rows.Kernel) -> Location:
         """Prepare operands as `prepared` does, for products by tiles: all rows together."""
-        place = self.place(x)
-        key = place, width, how.name
+        location = self.location(x)
+        key = location, width, how.name
         if key not in self._prepared:
             self._prepared[key] = to = self.room(how.bytes(count, width))
-            args = [place, width, to, width, count]
+            args = [location, width, to, width, count]
             self.add(how.prepare, args, how.units(count, width), 8, f"{x.name} prepared")
         return self._prepared[key]
 
 
-def at(place: Place, offset: int) -> Place:
+def at(location: Location, offset: int) -> Location:
     """A place, some bytes on."""
-    if isinstance(place, Pointer):
-        return Pointer(place.root, place.offset + offset)
-    return place + offset
+    if isinstance(location, Pointer):
+        return Pointer(location.root, location.offset + offset)
+    return location + offset
 
 
 def name_of(node: Node) -> str:
@@ -415,14 +415,14 @@ def _emit_each(low: Lowering, node: Node, inputs: Operands) -> None:
     layout = _each_layout(node, inputs)
     a, b = inputs[0], inputs[1] if node.op in rows.BINARY else None
     assert layout is not None and a is not None
-    extra: list[Place] = [0, 0]
+    extra: list[Location] = [0, 0]
     attrs = node.attrs
     if kind == "scale":
         extra = [bits(attrs["factor"]), bits(attrs.get("offset", 0.0))]
     elif kind == "softcap":
         extra = [bits(attrs["cap"]), 0]
     elif kind == "clamp":
-        extra = [low.place(i) for i in inputs[1:3] if i is not None]
+        extra = [low.location(i) for i in inputs[1:3] if i is not None]
     _each(low, kind, a, b, low.make(node), node, layout, extra)
 
 
@@ -431,10 +431,10 @@ def _each(
     kind: str,
     a: Node,
     b: Node | None,
-    to: Place,
+    to: Location,
     node: Node,
     layout: tuple[list[int], list[list[int]]],
-    extra: Sequence[Place] = (0, 0),
+    extra: Sequence[Location] = (0, 0),
     again: bool = True,
 ) -> None:
     (outer, inner, columns), (sa, sb, so) = layout
@@ -448,7 +448,7 @@ def _each(
         node.attrs.get("approximate", ""),
     )
     blocks = -(-columns // rows.BLOCK)
-    args = [low.place(a), *sa[:2], low.place(b or a), *sb[:2], to, *so[:2], inner, columns]
+    args = [low.location(a), *sa[:2], low.location(b or a), *sb[:2], to, *so[:2], inner, columns]
     each = min(columns, rows.BLOCK)
     chunk = max(WORTH // each, 1)
     low.add(address, [*args, *extra], outer * inner * blocks, chunk, node.name, again)
@@ -470,8 +470,8 @@ def _emit_norm(low: Lowering, node: Node, inputs: Operands) -> None:
     outer, inner, ((xo, xi), (oo, oi)) = _rows(x, node)
     kind, size = node.op.removesuffix("_norm"), x.shape[-1]
     address = compile_kernel(rows.emit_norm, kind, name_of(x), name_of(node), w is not None)
-    args: list[Place] = [low.place(x), xo, xi, low.make(node), oo, oi, inner, size]
-    args += [bits(node.attrs["eps"]), low.place(w) if w is not None else 0]
+    args: list[Location] = [low.location(x), xo, xi, low.make(node), oo, oi, inner, size]
+    args += [bits(node.attrs["eps"]), low.location(w) if w is not None else 0]
     low.add(address, args, outer * inner, max(WORTH // 2 // size, 1), node.name)
 
 
@@ -481,8 +481,8 @@ def _emit_layer_norm(low: Lowering, node: Node, inputs: Operands) -> None:
     outer, inner, ((xo, xi), (oo, oi)) = _rows(x, node)
     size = x.shape[-1]
     address = compile_kernel(rows.emit_layer_norm, name_of(x), name_of(node), b is not None)
-    args: list[Place] = [low.place(x), xo, xi, low.make(node), oo, oi, inner, size]
-    args += [bits(node.attrs["eps"]), low.place(w), low.place(b) if b is not None else 0]
+    args: list[Location] = [low.location(x), xo, xi, low.make(node), oo, oi, inner, size]
+    args += [bits(node.attrs["eps"]), low.location(w), low.location(b) if b is not None else 0]
     low.add(address, args, outer * inner, max(WORTH // 2 // size, 1), node.name)
 
 
@@ -512,8 +512,8 @@ def _emit_rope(low: Lowering, node: Node, inputs: Operands) -> None:
     address = compile_kernel(
         rows.emit_rope, name_of(x), name_of(node), node.attrs.get("pairs", "half")
     )
-    args: list[Place] = [low.place(x), *x.type.strides[-3:-1], low.make(node)]
-    args += [*out.strides[-3:-1], heads, size, table.shape[2], low.place(table)]
+    args: list[Location] = [low.location(x), *x.type.strides[-3:-1], low.make(node)]
+    args += [*out.strides[-3:-1], heads, size, table.shape[2], low.location(table)]
     low.add(address, args, tokens * heads, max(WORTH // 2 // size, 1), node.name)
 
 
@@ -534,7 +534,7 @@ def _emit_table(low: Lowering, node: Node, inputs: Operands) -> None:
         frequencies = frequencies if result.is_meta else frequencies / result
     tokens, count = positions.shape[1], len(rotary.frequencies)
     axes = torch.tensor(list(rotary.axes) or [0] * count, dtype=torch.int64) * tokens
-    args = [low.place(positions), tokens, low.make(node), count]
+    args = [low.location(positions), tokens, low.make(node), count]
     args += [low.constant(frequencies), low.constant(axes), bits(rotary.scale)]
     low.add(compile_kernel(rows.emit_rope_table), args, tokens, 4, node.name)
 
@@ -554,7 +554,11 @@ def _emit_embed(low: Lowering, node: Node, inputs: Operands) -> None:
         return
     size = node.shape[1]
     address = rows_of(quant, name_of(node), scale != 1.0)
-    args: list[Place] = [low.place(table), products.row_bytes(quant, size), low.place(tokens)]
+    args: list[Location] = [
+        low.location(table),
+        products.row_bytes(quant, size),
+        low.location(tokens),
+    ]
     args += [low.make(node), size, size, bits(scale)]
     low.add(address, args, tokens.shape[0], 1, node.name)
 
@@ -567,18 +571,23 @@ def _rejects_take(low: Lowering, node: Node, inputs: Operands) -> str | None:  #
 
 
 def _emit_take(low: Lowering, node: Node, inputs: Operands) -> None:
-    x, places = inputs
-    assert x is not None and places is not None
-    _take(low, node, x, places, 1.0)
+    x, locations = inputs
+    assert x is not None and locations is not None
+    _take(low, node, x, locations, 1.0)
 
 
-def _take(low: Lowering, node: Node, x: Node, places: Node, scale: float) -> None:
+def _take(low: Lowering, node: Node, x: Node, locations: Node, scale: float) -> None:
     size = x.shape[-1]
     address = compile_kernel(rows.emit_take, name_of(x), name_of(node), scale != 1.0)
-    args: list[Place] = [low.place(x), x.type.strides[-2], low.place(places), low.make(node)]
+    args: list[Location] = [
+        low.location(x),
+        x.type.strides[-2],
+        low.location(locations),
+        low.make(node),
+    ]
     _, batches = leading(x.shape[:-2], x.type.strides[:-2])
-    args += [size, size, bits(scale), places.shape[0], *(batches[0] or [0])]
-    units = prod(x.shape[:-2]) * places.shape[0]
+    args += [size, size, bits(scale), locations.shape[0], *(batches[0] or [0])]
+    units = prod(x.shape[:-2]) * locations.shape[0]
     low.add(address, args, units, max(WORTH // size, 1), node.name)
 
 
@@ -589,16 +598,16 @@ def _rejects_put(low: Lowering, node: Node, inputs: Operands) -> str | None:  # 
 
 
 def _emit_put(low: Lowering, node: Node, inputs: Operands) -> None:
-    x, values, places = inputs
-    assert x is not None and values is not None and places is not None
+    x, values, locations = inputs
+    assert x is not None and values is not None and locations is not None
     layout = _each_layout(node, (x,))
     assert layout is not None
     to = low.make(node)
     _each(low, "copy", x, None, to, node, layout, again=False)  # what is put must stay
     address = compile_kernel(rows.emit_put, name_of(values), name_of(node), node.op == "add_rows")
-    args: list[Place] = [to, x.shape[1], low.place(places), low.place(values)]
+    args: list[Location] = [to, x.shape[1], low.location(locations), low.location(values)]
     args += [values.type.strides[0], x.shape[1]]
-    low.add(address, args, places.shape[0], places.shape[0], node.name, again=False)
+    low.add(address, args, locations.shape[0], locations.shape[0], node.name, again=False)
 
 
 def _rejects_concat(low: Lowering, node: Node, inputs: Operands) -> str | None:  # noqa: ARG001
@@ -635,9 +644,14 @@ def _emit_store(low: Lowering, node: Node, inputs: Operands) -> None:
     cache, k, v, slots = inputs
     assert cache is not None and k is not None and v is not None and slots is not None
     tokens, groups, size = k.shape
-    low.found.places[node] = to = low.place(cache)
-    args: list[Place] = [low.place(k), *k.type.strides[:2], low.place(v), *v.type.strides[:2]]
-    args += [low.place(slots), to, cache.type.strides[0], groups, size]
+    low.result.locations[node] = to = low.location(cache)
+    args: list[Location] = [
+        low.location(k),
+        *k.type.strides[:2],
+        low.location(v),
+        *v.type.strides[:2],
+    ]
+    args += [low.location(slots), to, cache.type.strides[0], groups, size]
     address = compile_kernel(rows.emit_store, name_of(k), name_of(cache))
     low.add(address, args, tokens * groups, max(WORTH // size, 1), node.name, again=False)
 
@@ -680,8 +694,8 @@ def _emit_attention(low: Lowering, node: Node, inputs: Operands) -> None:
     values, _ = low.inputs[v]
     assert keys is not None and values is not None and pages is not None
     softcap, to = node.attrs.get("softcap"), low.make(node)
-    most = _splits(groups if tokens <= ALIKE else tokens * groups)
-    splits = max(1, min(most, pages.shape[0] // attention.FEW))
+    maximum = _splits(groups if tokens <= ALIKE else tokens * groups)
+    splits = max(1, min(maximum, pages.shape[0] // attention.FEW))
     address = compile_kernel(
         attention.emit_attention,
         (name_of(q), name_of(keys), name_of(node)),
@@ -694,14 +708,19 @@ def _emit_attention(low: Lowering, node: Node, inputs: Operands) -> None:
     width = attention.ROOM + attention.padded(value)
     parts = low.room(4 * tokens * count * splits * width) if splits > 1 else Pointer(ARENA)
     halves = [
-        at(low.place(c), which.attrs["which"] * c.type.strides[0] * c.dtype.itemsize)
+        at(low.location(c), which.attrs["which"] * c.type.strides[0] * c.dtype.itemsize)
         for c, which in ((keys, k), (values, v))
     ]
     token, head = node.type.strides[1:3]
-    args: list[Place] = [low.place(q), *q.type.strides[1:3], *halves, keys.type.strides[1]]
-    args += [keys.type.strides[2], values.type.strides[2], low.place(pages), low.place(bounds)]
+    args: list[Location] = [low.location(q), *q.type.strides[1:3], *halves, keys.type.strides[1]]
+    args += [
+        keys.type.strides[2],
+        values.type.strides[2],
+        low.location(pages),
+        low.location(bounds),
+    ]
     args += [groups, splits, to, token, head, parts]
-    args += [bits(node.attrs["scale"]), bits(softcap or 0.0), most]
+    args += [bits(node.attrs["scale"]), bits(softcap or 0.0), maximum]
     low.add(address, args, tokens * groups * splits, 1, node.name)
     if splits > 1:
         address = compile_kernel(attention.emit_combine, name_of(node), value)
@@ -736,7 +755,7 @@ def _emit_view(low: Lowering, node: Node, inputs: Operands) -> None:
         offset = node.attrs["start"] * x.type.strides[-1]
     elif node.op == "kv_half":
         offset = node.attrs["which"] * x.type.strides[0]
-    low.found.places[node] = at(low.place(x), offset * node.dtype.itemsize)
+    low.result.locations[node] = at(low.location(x), offset * node.dtype.itemsize)
 
 
 def _kind(node: Node, w: Node) -> str:
@@ -749,8 +768,8 @@ def _rejects_matmul(low: Lowering, node: Node, inputs: Operands) -> str | None: 
     x, w = inputs[:2]
     assert x is not None and w is not None
     m = x.type.count // x.shape[-1]
-    if m > MOST_ROWS:
-        return f"{m} rows, more than {MOST_ROWS}"
+    if m > MAX_ROWS:
+        return f"{m} rows, more than {MAX_ROWS}"
     if w.op != "weight":
         return "its weight is computed"
     if (kind := _kind(node, w)) not in products.KINDS:
@@ -766,7 +785,7 @@ def _emit_matmul(low: Lowering, node: Node, inputs: Operands) -> None:
     user, addend = low.addend(node)
     m, n, width = x.type.count // x.shape[-1], w.shape[0], x.shape[-1]
     kind, biased = _kind(node, w), None if bias is None else name_of(bias)
-    grain, here, stride = products.grain(kind, width), low.place(x), width
+    grain, here, stride = products.grain(kind, width), low.location(x), width
     if few_rows.takes(kind, m, n, width, name_of(x)):
         tiles = few_rows.product(kind, name_of(node), biased, addend is not None)
         address, grain = tiles.address, few_rows.grain(kind, width, n)
@@ -786,9 +805,9 @@ def _emit_matmul(low: Lowering, node: Node, inputs: Operands) -> None:
         low.scratch = max(low.scratch, kernel.scratch(width))
         if kernel.prepare is not None:
             here, stride = low.prepared(x, m, width, kernel.prepare), kernel.prepare.bytes(width)
-    args: list[Place] = [here, stride, low.place(w), products.row_bytes(kind, width)]
-    args += [low.make(user or node), n, width, m, low.place(bias) if bias is not None else 0]
-    args += [low.place(addend) if addend is not None else 0, n, n]
+    args: list[Location] = [here, stride, low.location(w), products.row_bytes(kind, width)]
+    args += [low.make(user or node), n, width, m, low.location(bias) if bias is not None else 0]
+    args += [low.location(addend) if addend is not None else 0, n, n]
     low.add(address, args, n, grain, node.name)
 
 
@@ -814,12 +833,12 @@ def _emit_conv(low: Lowering, node: Node, inputs: Operands) -> None:
         name_of(bias) if bias is not None else None,
         node.attrs["activation"] == "silu",
     )
-    args: list[Place] = [
-        low.place(x),
+    args: list[Location] = [
+        low.location(x),
         x.type.strides[0],
-        *map(low.place, (w, state, starts, slots)),
+        *map(low.location, (w, state, starts, slots)),
     ]
-    args += [low.place(bias) if bias is not None else 0, low.make(node)]
+    args += [low.location(bias) if bias is not None else 0, low.make(node)]
     args += [x.shape[0], slots.shape[0], x.shape[1]]
     blocks = -(-x.shape[1] // recurrent.LANES)
     chunk = max(WORTH // 64 // x.shape[0], 1)
@@ -839,10 +858,10 @@ def _emit_delta(low: Lowering, node: Node, inputs: Operands) -> None:
     q, k, v, decay, beta, state, starts, slots = inputs
     assert q is not None and k is not None and v is not None and slots is not None
     address = compile_kernel(recurrent.emit_delta, name_of(q), name_of(k), name_of(v))
-    args: list[Place] = []
+    args: list[Location] = []
     for part in (q, k, v):
-        args += [low.place(part), *part.type.strides[:2]]
-    args += [low.place(n) for n in (decay, beta, state, starts, slots) if n is not None]
+        args += [low.location(part), *part.type.strides[:2]]
+    args += [low.location(n) for n in (decay, beta, state, starts, slots) if n is not None]
     (tokens, heads, value), (_, groups, size) = v.shape, q.shape
     args += [low.make(node), tokens, groups, heads, size, value, bits(node.attrs["scale"])]
     low.add(address, args, slots.shape[0] * heads, 1, node.name, again=False)  # as above
@@ -857,18 +876,18 @@ def _rejects_state(low: Lowering, node: Node, inputs: Operands) -> str | None:  
 def _emit_state(low: Lowering, node: Node, inputs: Operands) -> None:
     state, rows_, slots = inputs
     assert state is not None and rows_ is not None and slots is not None
-    low.found.places[node] = to = low.place(state)
+    low.result.locations[node] = to = low.location(state)
     size = prod(state.shape[1:])
     address = compile_kernel(recurrent.emit_state_store, name_of(rows_), name_of(state))
-    args = [to, low.place(rows_), low.place(slots), size, WORTH]
+    args = [to, low.location(rows_), low.location(slots), size, WORTH]
     low.add(address, args, slots.shape[0] * -(-size // WORTH), 1, node.name, again=False)
 
 
 def _rejects_moe(low: Lowering, node: Node, inputs: Operands) -> str | None:  # noqa: ARG001
     x, router, *tables = inputs[:5]
     assert x is not None and router is not None and tables[0] is not None
-    if x.shape[0] > MOST_ROWS:
-        return f"{x.shape[0]} rows, more than {MOST_ROWS}"
+    if x.shape[0] > MAX_ROWS:
+        return f"{x.shape[0]} rows, more than {MAX_ROWS}"
     if not (x.type.is_contiguous and _dense_rows(router.type)):
         return "rows with gaps"
     for part, table in zip(("gate", "up", "down"), tables, strict=True):
@@ -888,18 +907,25 @@ def _emit_moe(low: Lowering, node: Node, inputs: Operands) -> None:
     x, router, gate, up, down, shares = (*inputs, None)[:6]
     assert x is not None and router is not None
     assert gate is not None and up is not None and down is not None
-    attrs, (tokens, width), most = node.attrs, x.shape, int(node.attrs["top_k"])
-    pairs, ffn, experts, size = tokens * most, gate.shape[1], router.shape[1], x.dtype.itemsize
+    attrs, (tokens, width), maximum = node.attrs, x.shape, int(node.attrs["top_k"])
+    pairs, ffn, experts, size = tokens * maximum, gate.shape[1], router.shape[1], x.dtype.itemsize
     weights, chosen = low.room(4 * pairs), low.room(8 * pairs)
     address = compile_kernel(
         experts_.emit_route, name_of(router), attrs["normalize"], shares is not None
     )
-    args: list[Place] = [low.place(router), router.type.strides[0], experts, most, weights, chosen]
-    args += [low.place(shares) if shares is not None else 0, low.room(4 * tokens * experts)]
+    args: list[Location] = [
+        low.location(router),
+        router.type.strides[0],
+        experts,
+        maximum,
+        weights,
+        chosen,
+    ]
+    args += [low.location(shares) if shares is not None else 0, low.room(4 * tokens * experts)]
     low.add(address, args, tokens, 1, f"{node.name} route", again=False)  # it notes what it took
     halves = [low.room(pairs * ffn * size) for _ in range(2)]
     for part, table, to in (("gate", gate, halves[0]), ("up", up, halves[1])):
-        _chosen(low, node, part, x, low.place(x), tokens, most, table, width, chosen, to)
+        _chosen(low, node, part, x, low.location(x), tokens, maximum, table, width, chosen, to)
     gated = low.room(pairs * ffn * size)
     kind, approximate = (
         ("silu_mul", "") if attrs.get("act", "silu") == "silu" else ("gelu_mul", "tanh")
@@ -911,7 +937,7 @@ def _emit_moe(low: Lowering, node: Node, inputs: Operands) -> None:
     mixed = low.room(pairs * width * size)
     _chosen(low, node, "down", x, gated, pairs, 1, down, ffn, chosen, mixed)
     address = compile_kernel(experts_.emit_mix, name_of(x), name_of(node))
-    args = [mixed, weights, most, low.make(node), width]
+    args = [mixed, weights, maximum, low.make(node), width]
     low.add(address, args, tokens * -(-width // 256), 4, node.name)
 
 
@@ -920,13 +946,13 @@ def _chosen(
     node: Node,
     part: str,
     x: Node,
-    here: Place,
+    here: Location,
     count: int,
     each: int,
     table: Node,
     width: int,
-    chosen: Place,
-    to: Place,
+    chosen: Location,
+    to: Location,
 ) -> None:
     """One of the three products: `count` rows of x, each for `each` experts."""
     kind, n = node.attrs.get(f"{part}_quant") or _kind(node, table), table.shape[1]
@@ -937,7 +963,7 @@ def _chosen(
         here = low.prepared_at(here, count, width, kernel.prepare, f"{node.name}.{part}")
         step = stride = kernel.prepare.bytes(width)
     row = products.row_bytes(kind, width)
-    args: list[Place] = [here, stride, low.place(table), row, to, n, width, 1, 0, 0, 0, n]
+    args: list[Location] = [here, stride, low.location(table), row, to, n, width, 1, 0, 0, 0, n]
     args += [kernel.address, n, chosen, n * row, step, each, n * x.dtype.itemsize]
     address = compile_kernel(experts_.emit_chosen)
     grain = products.grain(kind, width)

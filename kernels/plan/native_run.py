@@ -20,7 +20,7 @@ from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.ops import OPS
 from mtmd.kernels.plan.lower import ARENA, Lowered, Lowering, StepFacts, worth
 from mtmd.kernels.plan.thread_choice import ThreadChoice
-from mtmd.kernels.resources.threads import asked_threads
+from mtmd.kernels.resources.threads import requested_threads
 
 if TYPE_CHECKING:
     from mtmd.kernels.backends.backend import Backend
@@ -48,7 +48,7 @@ class Memory:
 class NativePlan:
     """Ready to run any number of times, from any thread: runs share weights and nothing else.
 
-    `calls` are the steps' functions and what they read; `placed` checks what an input is filled
+    `calls` are the steps' functions and what they read; `located` checks what an input is filled
     with. The memory of the last run is kept for the next of the same plan, of few plans.
     """
 
@@ -57,12 +57,12 @@ class NativePlan:
         lowered: Lowered,
         calls: Sequence[tuple[Kernel, tuple[Node | None, ...], Node]],
         outputs: Sequence[Node],
-        placed: Callable[[Node, Tensor, torch.device, bool], Tensor],
+        located: Callable[[Node, Tensor, torch.device, bool], Tensor],
         written: Collection[Node],
         pool: Callable[[], Pool] = shared_pool,
     ):
         self.lowered, self._calls, self._outputs = lowered, calls, outputs
-        self._placed, self._written, self._pool = placed, written, pool
+        self._located, self._written, self._pool = located, written, pool
         self._clock = SustainedClock(usable_cores().quota)
         self._ways: dict[tuple[Pool, int | None], ThreadChoice] = {}
         """By what is asked for, how many threads have turned out to be best."""
@@ -80,20 +80,20 @@ class NativePlan:
             f"program {number}" if isinstance(part, Program) else calls[part][2].name
             for number, part in enumerate(lowered.parts)
         ]
-        self._kept = {
-            place.root
-            for place in (lowered.places[o] for o in outputs)
-            if isinstance(place, Pointer)
+        self._saved = {
+            location.root
+            for location in (lowered.locations[o] for o in outputs)
+            if isinstance(location, Pointer)
         }
 
     @property
     def threads(self) -> ThreadChoice:
         """Number of threads for runs of the calling thread."""
-        pool, asked = self._pool(), asked_threads()
-        if (pool, asked) not in self._ways:
-            choice = ThreadChoice(pool.threads, fixed=asked == pool.threads)
-            self._ways = {**self._ways, (pool, asked): choice}
-        return self._ways[pool, asked]
+        pool, requested = self._pool(), requested_threads()
+        if (pool, requested) not in self._ways:
+            choice = ThreadChoice(pool.threads, fixed=requested == pool.threads)
+            self._ways = {**self._ways, (pool, requested): choice}
+        return self._ways[pool, requested]
 
     def steps(self, batch: Any) -> Generator[None, None, list[Tensor]]:
         """Run as the executor's `steps` does: the outputs, a pause after each part."""
@@ -131,12 +131,12 @@ class NativePlan:
             else:
                 self._call(part, tensors, roots)
             for root in self._ends.get(number, ()):
-                if root not in self._kept:
+                if root not in self._saved:
                     tensors[root] = None
             yield
         if undisturbed:
             choice.took(threads, seconds)
-        if memory.sound and ARENA not in self._kept:
+        if memory.sound and ARENA not in self._saved:
             pool.give(self, memory)
         return [self._tensor(o, tensors) for o in self._outputs]
 
@@ -149,8 +149,8 @@ class NativePlan:
             if known and value.flags.c_contiguous:
                 return root, value, value.ctypes.data
             value = torch.from_numpy(value)
-        placed = self._placed(node, value, CPU, node in self._written)
-        return root, placed, placed.data_ptr()
+        located = self._located(node, value, CPU, node in self._written)
+        return root, located, located.data_ptr()
 
     def _call(self, step: int, tensors: list[Value | None], roots: list[int]) -> None:
         kernel, reads, node = self._calls[step]
@@ -163,22 +163,22 @@ class NativePlan:
 
     def _tensor(self, node: Node, tensors: Sequence[Value | None]) -> Tensor:
         """A value of the run as torch sees it."""
-        place = self.lowered.places[node]
-        if not isinstance(place, Pointer):
+        location = self.lowered.locations[node]
+        if not isinstance(location, Pointer):
             return self.lowered.weights[node]
-        base, kind = tensors[place.root], node.type
+        base, kind = tensors[location.root], node.type
         assert base is not None, node
         if isinstance(base, np.ndarray):
             base = torch.from_numpy(base)
-        if self.lowered.results.get(place.root) == kind:
+        if self.lowered.results.get(location.root) == kind:
             return base
-        if place.root == ARENA:  # bytes
+        if location.root == ARENA:  # bytes
             extent = 1 + sum((n - 1) * s for n, s in zip(kind.shape, kind.strides, strict=True))
-            part = base[place.offset : place.offset + extent * kind.dtype.itemsize]
+            part = base[location.offset : location.offset + extent * kind.dtype.itemsize]
             return part.view(kind.dtype).as_strided(kind.shape, kind.strides)
-        if place.offset == 0 and Type.of(base) == kind:
+        if location.offset == 0 and Type.of(base) == kind:
             return base
-        offset = base.storage_offset() + place.offset // kind.dtype.itemsize
+        offset = base.storage_offset() + location.offset // kind.dtype.itemsize
         return base.as_strided(kind.shape, kind.strides, offset)
 
 
@@ -186,7 +186,7 @@ def native_plan(
     plan: Plan,
     kernels: Sequence[Kernel],
     weight: Callable[[Node, Backend], Tensor],
-    placed: Callable[[Node, Tensor, torch.device, bool], Tensor],
+    located: Callable[[Node, Tensor, torch.device, bool], Tensor],
 ) -> NativePlan | None:
     """A plan as programs and the calls between them, None where it is not worth it. `kernels` are
     its steps' functions.
@@ -200,4 +200,4 @@ def native_plan(
     written = {
         s.inputs[0] for s in plan.steps if s.inputs and s.inputs[0] and OPS[s.node.op].writes_first
     }
-    return NativePlan(lowered, calls, plan.outputs, placed, written)
+    return NativePlan(lowered, calls, plan.outputs, located, written)

@@ -19,7 +19,7 @@ from mtmd.kernels.plan.steps import Step
 LARGE = 16 << 20  # bytes of a value from which on it is not made whole
 BLOCK = 4 << 20  # bytes of its part in a block, about
 STEP = 64  # rows; a block has a multiple of them
-LEAST = 512  # rows of a block: of fewer, products lay their weight out too often
+MINIMUM = 512  # rows of a block: of fewer, products lay their weight out too often
 WIDER = 2  # times the width of the narrowest value, of what counts as wide
 # Each row of the result is made of the same row of the inputs, and of weights. The second operand
 # of some may be a value with rows, too.
@@ -85,13 +85,13 @@ def chains(steps: Sequence[Step], outputs: Sequence[Node]) -> tuple[Chain, ...]:
     """Return the chains of a plan that are worth it, in order."""
     if all(step.node.type.bytes < LARGE for step in steps):
         return ()
-    found = []
+    result = []
     for first, stop, rows in _runs(steps):
-        for begin, end, most in _wide(steps, outputs, first, stop):
-            chain = _chain(steps, outputs, begin, end, rows, most)
+        for begin, end, maximum in _wide(steps, outputs, first, stop):
+            chain = _chain(steps, outputs, begin, end, rows, maximum)
             if chain is not None:
-                found.append(chain)
-    return tuple(found)
+                result.append(chain)
+    return tuple(result)
 
 
 def _runs(steps: Sequence[Step]) -> Iterator[tuple[int, int, int]]:
@@ -141,37 +141,37 @@ def _wide(
     steps: Sequence[Step], outputs: Sequence[Node], first: int, stop: int
 ) -> Iterator[tuple[int, int, int]]:
     """Return the parts of a run in which there are wide values: first, end, bytes of the widest."""
-    least = min(step.node.type.bytes for step in steps[first:stop])
-    begin = end = most = 0
+    minimum = min(step.node.type.bytes for step in steps[first:stop])
+    begin = end = maximum = 0
     for index in range(first, stop):
         node = steps[index].node
-        if node.type.bytes < max(LARGE, WIDER * least) or node in outputs:
+        if node.type.bytes < max(LARGE, WIDER * minimum) or node in outputs:
             continue
-        if most and index >= end:
-            yield begin, end, most
-            most = 0
-        begin = begin if most else index
+        if maximum and index >= end:
+            yield begin, end, maximum
+            maximum = 0
+        begin = begin if maximum else index
         readers = [i for i in range(index, stop) if node in steps[i].inputs]
         end = max(end, index + 1, *(i + 1 for i in readers))
-        most = max(most, node.type.bytes)
-    if most:
-        yield begin, end, most
+        maximum = max(maximum, node.type.bytes)
+    if maximum:
+        yield begin, end, maximum
 
 
 def _chain(
-    steps: Sequence[Step], outputs: Sequence[Node], first: int, stop: int, rows: int, most: int
+    steps: Sequence[Step], outputs: Sequence[Node], first: int, stop: int, rows: int, maximum: int
 ) -> Chain | None:
     """Return a chain of steps whose last one makes the only result that others read, a narrow one,
     on one backend.
     """
     made = {step.node for step in steps[first:stop]}
-    kept = set(outputs) | {i for step in steps[stop:] for i in step.inputs if i is not None}
+    saved = set(outputs) | {i for step in steps[stop:] for i in step.inputs if i is not None}
     result = steps[stop - 1].node
     if (
-        result.type.bytes * WIDER > most
-        or made & kept != {result}
+        result.type.bytes * WIDER > maximum
+        or made & saved != {result}
         or len({s.backend for s in steps[first:stop]}) > 1
     ):
         return None
-    block = max(LEAST, -(-rows // (-(-most // BLOCK) * STEP)) * STEP)
+    block = max(MINIMUM, -(-rows // (-(-maximum // BLOCK) * STEP)) * STEP)
     return Chain(first, stop, tuple(steps[first:stop]), rows, block) if block < rows else None

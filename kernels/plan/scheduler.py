@@ -26,7 +26,7 @@ from mtmd.kernels.plan.steps import NativeFacts, Split, Step
 # Of the values of a plan that is recorded: they keep their memory as long as there are recordings,
 # beside what other runs take. A step of decoding takes a few MiB; where values are larger, the
 # device takes several times as long as the host takes to launch them (docs/gpu.md).
-MOST_RECORDED = 128 << 20
+MAX_RECORDED = 128 << 20
 FALLBACK = ("cpu",)  # memories of the backends that take what a device of several refuses
 
 
@@ -157,7 +157,7 @@ class Plan:
     @property
     def may_be_recorded(self) -> bool:
         """Return whether its device records runs, and their values are few enough to be kept."""
-        return self.is_where_runs_are_recorded and sum(self.run_bytes.values()) <= MOST_RECORDED
+        return self.is_where_runs_are_recorded and sum(self.run_bytes.values()) <= MAX_RECORDED
 
     @property
     def is_where_runs_are_recorded(self) -> bool:
@@ -238,7 +238,7 @@ class Plan:
             if node.op == "input" and not node.attrs.get("state"):
                 live[space] += node.type.bytes
         peak.update(live)
-        held = _Storages(self)
+        stored = _Storages(self)
         first = {chain.first: number for number, chain in enumerate(self.chains)}
         for index, step in enumerate(self.steps):
             space = step.backend.space
@@ -247,14 +247,14 @@ class Plan:
                 live[space] += chain.result.type.bytes
                 extra = max(block_bytes(plan).get(space, 0) for plan in plans.values())
                 peak[space] = max(peak[space], live[space] + extra)
-            elif index not in held.inside:
+            elif index not in stored.inside:
                 # A view, or a step that overwrites its input, takes no memory of its own.
-                if held.owner[step.node] is step.node:
+                if stored.owner[step.node] is step.node:
                     live[space] += step.node.type.bytes
                 extra = 0 if step.node.op == "copy" else workspace(step)
                 peak[space] = max(peak[space], live[space] + extra)
-            for owner in held.ends.get(index, ()):
-                live[held.space[owner]] -= owner.type.bytes
+            for owner in stored.ends.get(index, ()):
+                live[stored.space[owner]] -= owner.type.bytes
         return dict(peak)
 
     @property
@@ -283,10 +283,10 @@ class _Storages:
             self.space[step.node] = step.backend.space
             for node in (step.node, *(i for i in step.inputs if i is not None)):
                 last[self.owner.get(node, node)] = index
-        kept = {self.owner.get(o, o) for o in plan.outputs}
+        saved = {self.owner.get(o, o) for o in plan.outputs}
         self.ends: dict[int, list[Node]] = {}
         for node, index in last.items():
-            if node not in kept and not node.is_leaf and node not in internal:
+            if node not in saved and not node.is_leaf and node not in internal:
                 self.ends.setdefault(index, []).append(node)
 
 
@@ -414,29 +414,29 @@ def _steps(
         first = reads[node][0] if reads[node] else None
         memory[node] = memory.get(first, first) if node.alias and first is not None else node
         read_until[memory[node]] = max(read_until.get(memory[node], 0), last[node])
-    kept = set(outputs) | {memory.get(o, o) for o in outputs}
+    saved = set(outputs) | {memory.get(o, o) for o in outputs}
     for index, node in enumerate(ordered):
         present = [i for i in reads[node] if i is not None]
         in_place = (
-            _may_overwrite(node, present, memory, kept) and read_until[memory[present[0]]] == index
+            _may_overwrite(node, present, memory, saved) and read_until[memory[present[0]]] == index
         )
         frees = tuple(
             v
             for v in dict.fromkeys((node, *present))
-            if last[v] == index and v not in kept and not v.is_leaf
+            if last[v] == index and v not in saved and not v.is_leaf
         )
         yield Step(node, where[node], reads[node], in_place, frees)
 
 
 def _may_overwrite(
-    node: Node, present: Sequence[Node], memory: Mapping[Node, Node], kept: set[Node]
+    node: Node, present: Sequence[Node], memory: Mapping[Node, Node], saved: set[Node]
 ) -> bool:
     if node.op == "copy" or OPS[node.op].in_place is None or not present or present[0].is_leaf:
         return False
     source = memory[present[0]]
     shared = any(memory.get(i, i) is source for i in present[1:])
     return (
-        not (source.is_leaf or source in kept or shared)
+        not (source.is_leaf or source in saved or shared)
         and present[0].type == node.type
         and node.type.is_contiguous
     )

@@ -1,0 +1,1 @@
+"""GGUF's block types, decoded."""

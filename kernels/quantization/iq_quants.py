@@ -19,9 +19,9 @@ _IQ1_SHIFT = 0.125
 # The signs that 7 bits stand for, 8 for each of 128 codes: the eighth makes the number of negative
 # ones even.
 _SEVEN_BIT_SIGNS = tuple(
-    -1 if (code | code.bit_count() % 2 << 7) >> place & 1 else 1
+    -1 if (code | code.bit_count() % 2 << 7) >> location & 1 else 1
     for code in range(128)
-    for place in range(8)
+    for location in range(8)
 )
 
 

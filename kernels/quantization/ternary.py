@@ -18,7 +18,9 @@ def tq1_0(blocks: Tensor) -> Tensor:
     """
     runs = ((0, 32, 5), (32, 48, 5), (48, 52, 4))
     parts = [
-        blocks[:, start:stop] * 3**place for start, stop, places in runs for place in range(places)
+        blocks[:, start:stop] * 3**location
+        for start, stop, locations in runs
+        for location in range(locations)
     ]
     digits = torch.cat(parts, dim=1).to(torch.int16).mul_(3) >> 8
     return digits.sub_(1).float().mul_(half(blocks, 52))

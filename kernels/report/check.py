@@ -33,7 +33,7 @@ STEADY_RUNS = 3
 QUOTA_S = (
     0.5  # of runs under a CPU quota: several of its periods, in which threads run and stand still
 )
-MOST_TRIES = 64  # runs until the number of threads is chosen: some of each that is tried
+MAX_TRIES = 64  # runs until the number of threads is chosen: some of each that is tried
 
 
 def run_check(
@@ -90,7 +90,7 @@ def _native(executor: Executor, batch: Any, dtype: torch.dtype) -> NativeRun:
     power = float(expected.square().mean()) or 1.0
     choice = executor.threads
     assert choice is not None  # the plan runs as machine code
-    for _ in range(MOST_TRIES):
+    for _ in range(MAX_TRIES):
         if choice.settled:
             break
         executor.run(batch)

@@ -116,7 +116,7 @@ class RankFacts:
 
 
 @dataclass(frozen=True)
-class KeptWholeFacts:
+class SavedWholeFacts:
     """Projections of one graph that every rank has whole. `refused`: they were to be shared."""
 
     graph: str
@@ -142,10 +142,10 @@ class RanksFacts:
 
     ranks: tuple[RankFacts, ...]
     collectives: tuple[CollectiveFacts, ...]
-    kept_whole: tuple[KeptWholeFacts, ...]
+    kept_whole: tuple[SavedWholeFacts, ...]
 
     @property
-    def refused(self) -> list[KeptWholeFacts]:
+    def refused(self) -> list[SavedWholeFacts]:
         return [k for k in self.kept_whole if k.refused]
 
 

@@ -141,15 +141,15 @@ def graph_facts(
 
 
 def _ways(plan: Plan) -> tuple[tuple[str, str, int], ...]:
-    found: Counter[tuple[str, str]] = Counter()
+    result: Counter[tuple[str, str]] = Counter()
     for step in plan.steps:
         if step.node.op == "copy" or step.backend.space != "cpu" or not step.backend.native:
             continue
         kernel = choose(step.node)
         way = kernel and kernel.how(*types_of(step.node), **step.node.attrs)
         if way:
-            found[step.node.op, way] += 1
-    return tuple((op, way, count) for (op, way), count in found.items())
+            result[step.node.op, way] += 1
+    return tuple((op, way, count) for (op, way), count in result.items())
 
 
 def _kind(refusal: Refusal) -> tuple[Any, ...]:

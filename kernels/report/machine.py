@@ -31,7 +31,7 @@ class MachineFacts:
         return self.threads > self.cores.usable
 
     @property
-    def held_back(self) -> bool:
+    def is_limited(self) -> bool:
         """Return whether the quota stops this process's threads again and again."""
         return self.throttled is not None and self.throttled.share >= USED_UP
 
@@ -43,7 +43,7 @@ class MachineFacts:
         return min(self.threads, self.cores.usable) + self.others > self.cores.affinity + SPARE
 
 
-def threads_told(threads: int, cores: Cores) -> str:
+def thread_report(threads: int, cores: Cores) -> str:
     """Return the sentence that there are more threads than can run."""
     verb = "share" if threads > 1 else "has"
     return f"{threads} threads {verb} {cores}"

@@ -11,10 +11,10 @@ from mtmd.base.throttling import ThrottleWatch
 from mtmd.kernels.backends.backend import Backend
 from mtmd.kernels.plan.free_memory import free_bytes
 from mtmd.kernels.report.ceilings import READ_BYTES, flops_rate_of, read_rate_of
-from mtmd.kernels.report.machine import MachineFacts, threads_told
+from mtmd.kernels.report.machine import MachineFacts, thread_report
 from mtmd.kernels.report.warmup_report import WarmupReport
 from mtmd.kernels.report.why_slow import encode_flops, step_bytes
-from mtmd.kernels.resources.threads import asked_threads
+from mtmd.kernels.resources.threads import requested_threads
 
 ROOM = 2  # times what is read to find out how fast that goes, which has to be free
 
@@ -46,18 +46,18 @@ def machine_facts(
 
 def thread_warnings(backend: Backend, cores: Cores) -> tuple[str, ...]:
     """Return the warnings of receipts that more threads were requested than can run."""
-    threads = asked_threads() or 0
+    threads = requested_threads() or 0
     if backend.device.type != "cpu" or threads <= cores.usable:
         return ()
     return (
-        f"{threads_told(threads, cores)}, and wait for each other: it takes longer than with "
+        f"{thread_report(threads, cores)}, and wait for each other: it takes longer than with "
         f"threads={cores.usable}",
     )
 
 
 def computing_threads() -> int:
     """Return the number of torch's threads, in the thread that computes."""
-    return asked_threads() or torch.get_num_threads()
+    return requested_threads() or torch.get_num_threads()
 
 
 def _has_room(backend: Backend) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from mtmd.kernels.backends import Backend, Limited
 from mtmd.kernels.backends.gpu import Gpu
 from mtmd.kernels.backends.target import Target
-from mtmd.kernels.gpu.ahead.placed import placed_types
+from mtmd.kernels.gpu.ahead.operand_locations import located_types
 from mtmd.kernels.gpu.table import Choice
 from mtmd.kernels.gpu.triton_kernel import Program
 from mtmd.kernels.graph import Node, Type
@@ -27,7 +27,7 @@ def _on_gpus(plan: Plan) -> Iterator[tuple[Node, tuple[Type | None, ...], Gpu | 
     for step in plan.steps:
         device = device_of(step.backend)
         if step.node.op != "copy" and device is not None:
-            yield step.node, placed_types(step.inputs), device
+            yield step.node, located_types(step.inputs), device
 
 
 def device_of(backend: Backend) -> Gpu | Target | None:
@@ -42,7 +42,7 @@ class Programs:
     may turn out to be the fastest, too.
     """
 
-    found: dict[Hashable, Program] = field(default_factory=dict)
+    result: dict[Hashable, Program] = field(default_factory=dict)
     _seen: set[Hashable] = field(default_factory=set)
 
     def add(self, plan: Plan) -> None:
@@ -60,7 +60,7 @@ class Programs:
             if node.op == "attention":
                 programs += device.attention.programs(node, types)
             for program in programs:
-                self.found.setdefault(specialisation(program), program)
+                self.result.setdefault(specialisation(program), program)
 
     def add_all(self, plans: Iterable[Plan]) -> Programs:
         for plan in plans:

@@ -11,8 +11,8 @@ from mtmd.kernels.report.facts import (
     DequantizedTensor,
     FlashFacts,
     GraphFacts,
-    KeptWholeFacts,
     RefusedOp,
+    SavedWholeFacts,
     WarmupFacts,
 )
 from mtmd.kernels.report.why_slow import hindrances, reached
@@ -273,8 +273,8 @@ def _ranks(report: WarmupFacts) -> Iterator[str]:
     for c in facts.collectives:
         yield f"  {c.graph}, {c.label}: {c.count} {c.op} of {mib(c.bytes)} together"
     whole = [k for k in facts.kept_whole if not k.refused]
-    for kept in whole:
-        yield f"  whole on every rank: {_names(kept)} ({kept.reason})"
+    for saved in whole:
+        yield f"  whole on every rank: {_names(saved)} ({saved.reason})"
     yield ""
     if not facts.refused:
         return
@@ -284,16 +284,16 @@ def _ranks(report: WarmupFacts) -> Iterator[str]:
         f"WARNING: {count} projection{'s' if count > 1 else ''} cannot be shared out; every rank "
         "has all of them, and computes them"
     )
-    for kept in facts.refused:
-        yield f"  {_names(kept)}, {kept.graph}"
-        yield f"         {kept.reason}"
+    for saved in facts.refused:
+        yield f"  {_names(saved)}, {saved.graph}"
+        yield f"         {saved.reason}"
     yield RULE
     yield ""
 
 
-def _names(kept: KeptWholeFacts) -> str:
-    more = len(kept.names) - 1
-    return f"{kept.names[0]} and {more} more" if more else kept.names[0]
+def _names(saved: SavedWholeFacts) -> str:
+    more = len(saved.names) - 1
+    return f"{saved.names[0]} and {more} more" if more else saved.names[0]
 
 
 def _dequantized(report: WarmupFacts) -> Iterator[str]:
@@ -397,8 +397,8 @@ def _checks(report: WarmupFacts, wide: bool) -> Iterator[str]:
         )
         longest = max((len(op) for op, _, _ in check.worst), default=0)
         for op, node, error in check.worst:
-            most = f", at most {check.limits[op]:.0e}" if op in check.limits else ""
-            yield f"    {op:<{longest}} {error:8.1e}  worst at {node}{most}"
+            maximum = f", at most {check.limits[op]:.0e}" if op in check.limits else ""
+            yield f"    {op:<{longest}} {error:8.1e}  worst at {node}{maximum}"
         if (native := check.native) is not None:
             yield (
                 f"    machine code against node by node: {native.error:.1e}; {native.kernels} "

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from mtmd.kernels.report.facts import WarmupFacts
-from mtmd.kernels.report.machine import threads_told
+from mtmd.kernels.report.machine import thread_report
 
 # Of weights: fewer may lie in a processor's cache, and how fast memory is read says nothing.
-LEAST_BYTES = 128 << 20
-LEAST_GFLOP = 10.0  # of an encode: in smaller ones, products are not what takes the time
+MIN_BYTES = 128 << 20
+MIN_GFLOP = 10.0  # of an encode: in smaller ones, products are not what takes the time
 SLOW = 0.25  # of what the machine can do, below which the report says so
 
 
@@ -34,7 +34,7 @@ def step_bytes(report: WarmupFacts) -> float:
     has run none, or the weights are so few that caches may hold them.
     """
     weights = [sum(g.weight_bytes.values()) for g in report.graphs if g.graph == "decoder"]
-    if max(weights, default=0) < LEAST_BYTES:
+    if max(weights, default=0) < MIN_BYTES:
         return 0.0
     steps = [check for check in report.checks if check.graph == "decoder"]
     return sum(op.gb_per_s * 1e9 * op.ms / 1e3 for check in steps[:1] for op in check.ops)
@@ -44,8 +44,8 @@ def encode_flops(report: WarmupFacts) -> float:
     """Return the FLOPs of the encode that was run; 0 where none was, or it is small."""
     if all(check.graph != "encoder" for check in report.checks):
         return 0.0
-    found = [g.gflop for g in report.graphs if g.graph == "encoder" and g.label == "warm-up"]
-    return sum(found[:1]) * 1e9 if sum(found[:1]) >= LEAST_GFLOP else 0.0
+    result = [g.gflop for g in report.graphs if g.graph == "encoder" and g.label == "warm-up"]
+    return sum(result[:1]) * 1e9 if sum(result[:1]) >= MIN_GFLOP else 0.0
 
 
 def reached(report: WarmupFacts) -> dict[str, Reached]:
@@ -61,13 +61,13 @@ def reached(report: WarmupFacts) -> dict[str, Reached]:
             continue
         if check.graph == "decoder" and machine.read_bytes_per_s and (work := step_bytes(report)):
             rate = machine.read_bytes_per_s
-            told = f"memory rate ({rate / 1e9:.1f} GB/s)"
+            reported = f"memory rate ({rate / 1e9:.1f} GB/s)"
         elif check.graph == "encoder" and machine.flops_per_s and (work := encode_flops(report)):
             rate = machine.flops_per_s
-            told = f"{report.dtype} rate ({rate / 1e12:.3g} TFLOP/s)"
+            reported = f"{report.dtype} rate ({rate / 1e12:.3g} TFLOP/s)"
         else:
             continue
-        result[check.graph] = Reached(work / rate / seconds, told)
+        result[check.graph] = Reached(work / rate / seconds, reported)
     return result
 
 
@@ -81,9 +81,9 @@ def _hindrances(report: WarmupFacts) -> Iterator[tuple[str, str]]:
     assert machine is not None
     cores = machine.cores
     if machine.oversubscribed:
-        what = threads_told(machine.threads, cores)
+        what = thread_report(machine.threads, cores)
         yield what, f"--threads {cores.usable}: {what}, and wait for each other"
-    elif machine.held_back:
+    elif machine.is_limited:
         assert machine.throttled is not None
         quota, share = cores.quota or 0.0, machine.throttled.share
         what = f"the CPU quota of {quota:g} was used up in {share:.0%} of its periods"
@@ -98,11 +98,11 @@ def _hindrances(report: WarmupFacts) -> Iterator[tuple[str, str]]:
             f"core{'s' if cores.affinity > 1 else ''} busy"
         )
         yield what, f"end what else computes, and measure again: {what}"
-    if machine.oversubscribed or machine.held_back or machine.crowded:
+    if machine.oversubscribed or machine.is_limited or machine.crowded:
         return  # which are reason enough
-    for graph, found in reached(report).items():
-        if found.share < SLOW:
+    for graph, result in reached(report).items():
+        if result.share < SLOW:
             yield (
                 f"the {graph} is far from what the machine can do",
-                f"`mtmd bench` shows which op takes the time: the {graph} reaches {found}",
+                f"`mtmd bench` shows which op takes the time: the {graph} reaches {result}",
             )

@@ -39,7 +39,7 @@ class ResultMemory:
         self._closed = False
         self.bytes = sum(map(len, self._free))
         """Of all pieces that there are."""
-        self._most = 0  # bytes that were held at once: as much may be kept
+        self._maximum = 0  # bytes that were held at once: as much may be kept
 
     def new(self, *shape: int, dtype: torch.dtype) -> Tensor:
         """Memory that is not set. Raises MemoryError."""
@@ -57,8 +57,8 @@ class ResultMemory:
             self._free.remove(piece)
             return piece
         size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
-        self._most = max(self._most, self.bytes - sum(map(len, self._free)) + size)
-        while self._free and self.bytes + size > self._most + SPARE:
+        self._maximum = max(self._maximum, self.bytes - sum(map(len, self._free)) + size)
+        while self._free and self.bytes + size > self._maximum + SPARE:
             self.bytes -= len(self._free.pop(0))
         piece = _mapped(size)
         self.bytes += len(piece)
@@ -85,13 +85,13 @@ class ResultMemory:
         released.
         """
         self._closed = True
-        free, self._free, kept = self._free, [], list[mmap.mmap]()
+        free, self._free, saved = self._free, [], list[mmap.mmap]()
         self.bytes -= sum(map(len, free))
         for piece in sorted(free, key=len, reverse=True):
-            if sum(map(len, kept)) + len(piece) <= SPARE:
-                kept.append(piece)
+            if sum(map(len, saved)) + len(piece) <= SPARE:
+                saved.append(piece)
         with _sparing:
-            _spare[:] = kept
+            _spare[:] = saved
 
 
 def new_result(*shape: int, dtype: torch.dtype) -> Tensor:

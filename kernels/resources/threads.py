@@ -12,13 +12,13 @@ from mtmd.base.cores import Cores, usable_cores
 
 
 @dataclass
-class _Asked:
+class _Requested:
     threads: int | None = None
     before: int | None = None  # torch's, before anybody asked
     why: str = ""
 
 
-_asked = _Asked()
+_requested = _Requested()
 
 
 def ask_threads(count: int | None, why: str = "as asked") -> None:
@@ -26,10 +26,10 @@ def ask_threads(count: int | None, why: str = "as asked") -> None:
     with it from now on, and machine code, which else finds out by itself how many are best. None:
     as before. `why` is for people.
     """
-    if _asked.before is None:
-        _asked.before = torch.get_num_threads()
-    torch.set_num_threads(count or _asked.before)
-    _asked.threads, _asked.why = count, why if count else ""
+    if _requested.before is None:
+        _requested.before = torch.get_num_threads()
+    torch.set_num_threads(count or _requested.before)
+    _requested.threads, _requested.why = count, why if count else ""
 
 
 def settle_cores() -> Cores:
@@ -38,20 +38,20 @@ def settle_cores() -> Cores:
     given.
     """
     cores = usable_cores()
-    if _asked.threads is None and torch.get_num_threads() > cores.usable:
+    if _requested.threads is None and torch.get_num_threads() > cores.usable:
         torch.set_num_threads(cores.usable)
-        _asked.before = None  # whatever it was, it is more
+        _requested.before = None  # whatever it was, it is more
     return cores
 
 
 def why_threads() -> str:
     """Why there are so many, "" where nobody has asked for a number."""
-    return _asked.why
+    return _requested.why
 
 
-def asked_threads() -> int | None:
+def requested_threads() -> int | None:
     """Return what was asked for last, None where nobody has."""
-    return _asked.threads
+    return _requested.threads
 
 
 @contextmanager

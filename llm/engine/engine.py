@@ -1,5 +1,5 @@
-"""From prompts to tokens: many sequences at once, in batches that the scheduler chooses. One thread
-drives it.
+"""Goes from prompts to tokens: many sequences at once, in batches that the scheduler chooses. One
+thread drives it.
 
 `submit` takes a prompt, `step` runs one batch and hands out tokens. A sequence may be preempted and
 resumed, which shows only in the time that it takes: what has been written of its answer is read
@@ -30,7 +30,7 @@ from mtmd.llm.engine.scheduler import Scheduler, Step
 from mtmd.llm.engine.sequence import Sequence, State
 from mtmd.llm.engine.snapshots import Snapshots
 from mtmd.llm.engine.spans import Span, blocks, identities, lay_out, stretch
-from mtmd.llm.engine.speculation import MOST_ROWS, Mode, speculation
+from mtmd.llm.engine.speculation import MAX_ROWS, Mode, speculation
 from mtmd.llm.plan_maker import PlanMaker
 from mtmd.llm.sampling.batch_sampler import Sampled
 from mtmd.llm.sampling.logit_rows import Row, rows_of
@@ -57,7 +57,7 @@ class Engine:
     more. `may_run` says whether there is memory for a batch; one for which there is not is made
     smaller, as far as that goes. How many may wait is for the caller to decide. `speculate`: as
     `speculation.Mode`. `plans`: who else may be making the plan of a batch; it is not used if
-    `Runner.plans_beside` returns False.
+    `Runner.plans_alongside` returns False.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Engine:
         self.cache: Cache = runner.new_cache()
         self.samples_batches = runner.backends[0].device.type == "cuda"
         """Whether the tokens of a batch are chosen where its logits are, at once."""
-        self.plans = plans if runner.plans_beside(self.cache) else None
+        self.plans = plans if runner.plans_alongside(self.cache) else None
         self.steps = self.rows = 0
         """Batches run so far, and tokens in them."""
         self.plans_waited_for = 0
@@ -82,7 +82,7 @@ class Engine:
         self.speculation = speculation(
             speculate,
             runner.context,
-            FEW if runner.backends[0].device.type == "cpu" else MOST_ROWS,
+            FEW if runner.backends[0].device.type == "cpu" else MAX_ROWS,
             runner.recurrent_bytes,
             runner.pace,
         )
@@ -216,9 +216,9 @@ class Engine:
     def _batch(self, step: Step) -> Batch:
         parts = [(sequence, self._next_spans(sequence, count)) for sequence, count in step.parts]
         # Logits of all or of none: rows of a batch that only reads prompts are not worth a plan.
-        wanted = any(count >= s.left or is_scored(s) for s, count in step.parts)
+        requested = any(count >= s.left or is_scored(s) for s, count in step.parts)
         rows = [scored + sampled for _, scored, sampled in _logit_rows(step)]
-        return make_batch(parts, self.cache, wanted, rows)
+        return make_batch(parts, self.cache, requested, rows)
 
     def _next_spans(self, sequence: Sequence, count: int) -> list[Span]:
         """The next tokens of a sequence, laid out."""

@@ -1,4 +1,4 @@
-"""What may come next in a text, read from what stands in it already: prompt lookup, as in
+"""Describes what may come next in a text, read from what stands in it already: prompt lookup, as in
 arXiv:2304.04487 and transformers' `prompt_lookup_num_tokens`. Plain Python, no tensors.
 
 Where the last tokens have occurred before, what followed them then is expected again. As long as
@@ -29,7 +29,7 @@ class Lookup:
     """One sequence's tokens, and where in them its continuation may be read."""
 
     def __init__(self, tokens: Iterable[int]):
-        """Of the prompt, `PICTURE` for what is no text."""
+        """Take the tokens of the prompt, `PICTURE` for what is no text."""
         self.tokens: list[int] = list(tokens)
         self.source: int | None = None
         """Where the token stands that is expected next."""
@@ -65,8 +65,8 @@ class Lookup:
             self.source, self.matched = source + 1, 0
 
     def chances(self, count: int) -> list[float]:
-        """How likely it is that the first of the next `count` tokens is as expected, the first two
-        are, and so on.
+        """Return how likely it is that the first of the next `count` tokens is as expected, the
+        first two are, and so on.
         """
         if self.source is None:
             return []
@@ -92,7 +92,7 @@ class Lookup:
         return tuple(result)
 
     def _append(self, token: int) -> None:
-        """What follows the last tokens is known now."""
+        """Append what follows the last tokens."""
         t = self.tokens
         end = len(t)
         if end >= SHORT:

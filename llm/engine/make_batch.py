@@ -1,4 +1,4 @@
-"""From the next spans of several sequences to a batch."""
+"""Goes from the next spans of several sequences to a batch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mtmd.llm.state import PAGE, Cache
 def make_batch(
     parts: abc.Sequence[tuple[Sequence, abc.Sequence[Span]]],
     cache: Cache,
-    wants_logits: bool = True,
+    needs_logits: bool = True,
     rows: abc.Sequence[int] | None = None,
 ) -> Batch:
     """The next spans of one or several sequences, each in a slot of its own, as one batch. The
@@ -33,7 +33,7 @@ def make_batch(
     made = _Making(cache)
     for sequence, spans in parts:
         made.add(sequence, spans)
-    return made.finish((rows or [1] * len(parts)) if wants_logits else [])
+    return made.finish((rows or [1] * len(parts)) if needs_logits else [])
 
 
 def _numbers(values: abc.Sequence[int] | abc.Sequence[abc.Sequence[int]]) -> np.ndarray:
@@ -91,13 +91,15 @@ class _Making:
         """Logits of so many of each sequence's last tokens, of none where `counts` is empty."""
         sequences, images = len(self.sequence_slots), len(self.image_at)
         stops = self.starts[1:] if counts else []
-        wanted = [i for n, stop in zip(counts, stops, strict=True) for i in range(stop - n, stop)]
-        answers = len(wanted)
+        requested = [
+            i for n, stop in zip(counts, stops, strict=True) for i in range(stop - n, stop)
+        ]
+        answers = len(requested)
         shape = BatchShape(len(self.tokens), images, answers, sequences, len(self.pages)).rounded(
             self.cache.in_place, self.cache.pages if self.cache.paged else None
         )
         spare = shape.tokens - len(self.tokens)
-        wanted += [0] * (shape.wanted - answers)
+        requested += [0] * (shape.requested - answers)
         rows = torch.cat(self.images) if self.images else None
         if rows is not None and (more := shape.images - images):
             if self.cache.in_place:  # the last one once more, at its own place
@@ -127,7 +129,7 @@ class _Making:
             self._table(shape.pages) if self.cache.paged else self._all_pages(shape.pages),
             rows,
             _numbers(self.image_at) if rows is not None else None,
-            _numbers(wanted),
+            _numbers(requested),
             answers,
             self.cache,
         )

@@ -37,7 +37,7 @@ class Pages:
         return len(self._free) + len(self._idle)
 
     @property
-    def held(self) -> int:
+    def stored(self) -> int:
         return len(self._holders)
 
     def take(self, number: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""What an answer is made from: the spans to be read, the rules that it follows."""
+"""Describes what an answer is made from: the spans to be read, the rules that it follows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mtmd.llm.sampling.sampler import Sampler
 
 
 class Constraint(Protocol):
-    """What an answer has to look like: which tokens may come next."""
+    """Describes what an answer has to look like: which tokens may come next."""
 
     def begin(self) -> None:
         """Start over: the prompt is about to be read, perhaps once more."""
@@ -42,8 +42,8 @@ class Constraint(Protocol):
 
 
 class Thought(Protocol):
-    """What a model thinks before it answers, counted by tokens. A constraint of the answer follows
-    it by itself.
+    """Describes what a model thinks before it answers, counted by tokens. A constraint of the
+    answer follows it by itself.
     """
 
     tokens: int
@@ -51,11 +51,13 @@ class Thought(Protocol):
 
     @property
     def is_over(self) -> bool:
-        """Whether the answer has begun: nothing is called afterwards."""
+        """Return whether the answer has begun: nothing is called afterwards."""
 
     @property
     def must_be_closed(self) -> bool:
-        """Whether a token of `Prompt.stop` may not end the answer here, as it has none yet."""
+        """Return whether a token of `Prompt.stop` may not end the answer here, as it has none
+        yet.
+        """
 
     def forced(self) -> int | None:
         """Return the token that has to come next, None for any."""
@@ -69,9 +71,9 @@ class Thought(Protocol):
 
 @dataclass(frozen=True)
 class Prompt:
-    """What is to be read, and how it is to be answered. `alternatives`: how many of the most
-    probable tokens to report with each, None for no probabilities at all. `constraint` is of this
-    answer only. What was read for a prompt of another `salt` is not used for this one. Before
+    """Describes what is to be read, and how it is to be answered. `alternatives`: how many of the
+    most probable tokens to report with each, None for no probabilities at all. `constraint` is of
+    this answer only. What was read for a prompt of another `salt` is not used for this one. Before
     `min_tokens` no token of `stop` comes, where another may; those of a `thought` do not count.
     Slots and batches are shared out by `owner`. `prompt_alternatives`: as `alternatives`, of the
     prompt's own tokens, which are text.
@@ -91,7 +93,7 @@ class Prompt:
 
     @property
     def thinks(self) -> bool:
-        """Whether the answer has not begun yet."""
+        """Return whether the answer has not begun yet."""
         return self.thought is not None and not self.thought.is_over
 
     @property
@@ -111,7 +113,7 @@ class Prompt:
 
     @cached_property
     def distinct(self) -> tuple[int, ...]:
-        """Its tokens, each once: a picture has thousands of one."""
+        """Distinct tokens of the prompt: a picture has thousands of one."""
         return tuple({t for span in self.spans for t in span.tokens})
 
     def close(self) -> None:

@@ -53,7 +53,7 @@ class Readable(Protocol):
 
 
 class Lead(Protocol):
-    """Who has the other ranks of a model do what the first one does."""
+    """Interface that makes the other ranks of a model do what the first one does."""
 
     def forward(self, batch: Batch) -> AbstractContextManager[None]:
         """Around a run of the batch."""
@@ -124,18 +124,20 @@ class Runner:
         """The graph as if there were one rank."""
         inputs = TextInputs(batch, self.family.image_width, self.sequences, self.pages, self.dtype)
         logits = self.family.graph(inputs, self.weights, form or self.flash.form)
-        return [*inputs.kept, logits]
+        return [*inputs.saved, logits]
 
     @property
     def prefill_tokens(self) -> int:
-        """Of a batch of prompts, as far as pictures do not make it larger."""
+        """Return the prefill tokens of a batch of prompts, as far as pictures do not make it
+        larger.
+        """
         return LARGE_PREFILL if self._reads_many else PREFILL
 
     @cached_property
     def _reads_many(self) -> bool:
-        """Whether prompts are read by thousands of tokens: where that is what keeps all devices
-        busy, and attention runs there. Explicit attention keeps the scores of all of them at once,
-        and a CPU that has the cache takes memory and time for each.
+        """Return whether prompts are read by thousands of tokens: where that is what keeps all
+        devices busy, and attention runs there. Explicit attention keeps the scores of all of them
+        at once, and a CPU that has the cache takes memory and time for each.
         """
         form = self.flash.form
         if form.all_explicit or form.explicit or not self._many_at_most:
@@ -161,10 +163,10 @@ class Runner:
 
     def _sizes(self, prefill: int) -> dict[str, BatchShape]:
         images, pages = self._image_tokens_of(prefill), self.pages_for(self.context)
-        most = min(max(prefill, images), self.context)
+        maximum = min(max(prefill, images), self.context)
         return {
             "decode": BatchShape(1, pages=pages),
-            "prefill": BatchShape(most, min(images, most), pages=pages),
+            "prefill": BatchShape(maximum, min(images, maximum), pages=pages),
         }
 
     @staticmethod
@@ -175,7 +177,7 @@ class Runner:
         """The plan of one shape of batch. `overwrite=False` keeps every value intact, for looking
         on.
         """
-        executor = self._executor.kept((batch, not overwrite))
+        executor = self._executor.saved((batch, not overwrite))
         return self._plan((batch, not overwrite)) if executor is None else executor.plan
 
     def new_plan(self, batch: BatchShape) -> Plan:
@@ -189,12 +191,14 @@ class Runner:
 
     @property
     def plans_made(self) -> int:
-        """So far, to be run."""
+        """Number of plans made so far, to be run."""
         return self._executor.begun
 
     def is_ready(self, batch: BatchShape) -> bool:
-        """Whether a batch of this shape can run without a plan being made first, or waited for."""
-        executor = self._executor.kept((batch, False))
+        """Return whether a batch of this shape can run without a plan being made first, or waited
+        for.
+        """
+        executor = self._executor.saved((batch, False))
         return executor is not None and executor.is_prepared
 
     def _probes(self, form: AttentionForm) -> list[list[Node]]:
@@ -206,13 +210,13 @@ class Runner:
         plan = self.plan(batch, not intact)
         if any(r.backend in {d.name for d in self.devices} for r in plan.refusals):
             with self._noting:
-                kept = list({**self.fallbacks, batch: plan}.items())[-FALLBACKS:]
-                self.fallbacks = dict(kept)  # whole: other threads may be reading
+                saved = list({**self.fallbacks, batch: plan}.items())[-FALLBACKS:]
+                self.fallbacks = dict(saved)  # whole: other threads may be reading
         return Executor(plan, self.residency)
 
-    def plans_beside(self, cache: Cache) -> bool:
-        """Whether another thread may make plans while batches run: on a CPU, and without ranks,
-        which make each at once together.
+    def plans_alongside(self, cache: Cache) -> bool:
+        """Return whether another thread may make plans while batches run: on a CPU, and without
+        ranks, which make each at once together.
         """
         on_cpu = all(backend.device.type == "cpu" for backend in self.backends)
         return cache.in_place and on_cpu and self.lead is None
@@ -245,7 +249,9 @@ class Runner:
 
     @property
     def has_lasting_cache(self) -> bool:
-        """Whether a cache takes all of its memory when it is made, and not as it is written."""
+        """Return whether a cache takes all of its memory when it is made, and not as it is
+        written.
+        """
         return not all(backend.native for backend in self._state_backends().values())
 
     def small(self, tokens: int) -> Runner:
@@ -261,7 +267,9 @@ class Runner:
 
     @property
     def reads_pages(self) -> bool:
-        """Whether attention reads the cache's pages where they lie, in batches of any size."""
+        """Return whether attention reads the cache's pages where they lie, in batches of any
+        size.
+        """
         ops = {s.node.op for batch in self.sizes().values() for s in self.plan(batch).steps}
         return "paged_attention" in ops and "gather_pages" not in ops
 
@@ -279,7 +287,7 @@ class Runner:
     def state_bytes(
         self, context: int | None = None, sequences: int | None = None
     ) -> dict[str, int]:
-        """As `cache_bytes`, by the name of each state."""
+        """Do what `cache_bytes` does, by the name of each state."""
         sequences = sequences or self.sequences
         pages = 1 + sequences * self.pages_for(context or self.context)
         return {
@@ -290,7 +298,9 @@ class Runner:
 
     @property
     def recurrent_bytes(self) -> int:
-        """Of the states of all sequences that are known only as a whole."""
+        """Return the recurrent bytes of the states of all sequences that are known only as a
+        whole.
+        """
         return sum(
             torch.Size(state.shape(self.sequences, 0)).numel()
             * state_dtype(state, self.dtype).itemsize
@@ -312,7 +322,7 @@ class Runner:
         ]
 
     def _state_backends(self) -> dict[str, Backend]:
-        """Where each state is written, by its name."""
+        """Return where each state is written, by its name."""
         return {
             node.name: step.backend
             for step in self.plan(BatchShape(1)).steps
@@ -341,13 +351,13 @@ class Runner:
         cache: Cache,
         observe: Observer | None = None,
         *,
-        wants_logits: bool = True,
+        needs_logits: bool = True,
     ) -> Tensor:
         """The next spans of sequences, in one batch; the sequences move on by them. Logits [S, V]
-        after each, of none without `wants_logits`.
+        after each, of none without `needs_logits`.
         """
-        laid_out = [(sequence, *_placed(spans, sequence.position)) for sequence, spans in parts]
-        batch = make_batch([(s, spans) for s, spans, _ in laid_out], cache, wants_logits)
+        laid_out = [(sequence, *_located(spans, sequence.position)) for sequence, spans in parts]
+        batch = make_batch([(s, spans) for s, spans, _ in laid_out], cache, needs_logits)
         logits = self.forward(batch, observe)
         for sequence, spans, position in laid_out:
             sequence.done = sequence.total = sequence.done + sum(map(len, spans))
@@ -370,7 +380,7 @@ class Runner:
         self.check(spans, sequence.done)
         *before, last = cut(lay_out(spans, sequence.position)[0], self.prefill_tokens)
         for part in before:
-            self.read([(sequence, part)], cache, observe, wants_logits=False)
+            self.read([(sequence, part)], cache, observe, needs_logits=False)
         return self.read([(sequence, last)], cache, observe)[0]
 
     def begin(self, cache: Cache, slot: int) -> Sequence:
@@ -382,8 +392,8 @@ class Runner:
         return Sequence(0, slot=slot, pages=list(range(1 + slot * count, 1 + (slot + 1) * count)))
 
     def check(self, prompt: abc.Sequence[Readable], length: int = 0) -> None:
-        """Whether a prompt can be read after the first `length` tokens of a sequence; it need not
-        be encoded yet.
+        """Check whether a prompt can be read after the first `length` tokens of a sequence; it need
+        not be encoded yet.
 
         Raises ContextError where there is nothing to read or it does not fit, with the numbers;
         ModelError for a token of its text without an embedding.
@@ -397,11 +407,12 @@ class Runner:
                 self.context,
             )
         if total >= self.context:
-            most = self.family.context
+            maximum = self.family.context
             is_all, longer = "", ""
-            if self.context < most:
+            if self.context < maximum:
                 longer = (
-                    f", or load the model with a longer context (context=, --context, up to {most})"
+                    ", or load the model with a longer context (context=, --context, up to "
+                    f"{maximum})"
                 )
             else:
                 is_all = ", which is all that the model was made for"
@@ -422,9 +433,9 @@ class Runner:
             )
 
 
-def _placed(spans: abc.Sequence[Span], position: int) -> tuple[abc.Sequence[Span], int]:
-    """As `lay_out`; text is left as it is: where it begins is known, and tensors of one position
-    each take longer than the rest of a step's preparation.
+def _located(spans: abc.Sequence[Span], position: int) -> tuple[abc.Sequence[Span], int]:
+    """Do what `lay_out` does; text is left as it is: where it begins is known, and tensors of one
+    position each take longer than the rest of a step's preparation.
     """
     if all(span.grid is None and span.positions is None for span in spans):
         return spans, position + sum(map(len, spans))

@@ -1,5 +1,5 @@
-"""What the engine runs next: which sequences are admitted, how many tokens of each go into a batch,
-which are preempted. Plain Python, no tensors.
+"""Describes what the engine runs next: which sequences are admitted, how many tokens of each go
+into a batch, which are preempted. Plain Python, no tensors.
 
 Every running sequence gets its next token before any prompt is read on. Prompts share what remains
 of a batch, so that a long one does not delay short ones. Where batches of few rows run faster than
@@ -45,7 +45,9 @@ class Step:
         return sum(count for _, count in self.parts)
 
     def batches(self) -> tuple[Step, ...]:
-        """Of two the parts of prompts are first: their tokens are handed out with the others."""
+        """Return one batch or two. Of two the parts of prompts are first: their tokens are handed
+        out with the others.
+        """
         if not self.is_split:
             return (self,)
         prompts = tuple(part for part in self.parts if not part[0].decoding)
@@ -114,8 +116,8 @@ class Scheduler:
         waits = self.waiting.next(running)
         if waits is None:
             return None
-        owner, most = max(running.items(), key=lambda item: item[1])
-        if most < running[waits.owner] + 2:
+        owner, maximum = max(running.items(), key=lambda item: item[1])
+        if maximum < running[waits.owner] + 2:
             return None
         return next(s for s in reversed(self.running) if s.owner == owner)
 

@@ -26,7 +26,7 @@ class Token:
 
 
 class State(Enum):
-    """Where a sequence is. The methods of `Sequence` change it, and nothing else does:
+    """Describes where a sequence is. The methods of `Sequence` change it, and nothing else does:
 
     WAITING -> READING or DECODING (`admit`)
     READING, DECODING -> SAMPLING (`advance`, when all tokens are read)
@@ -179,7 +179,7 @@ class Sequence:
 
     @property
     def has_new(self) -> bool:
-        """Whether tokens came since `take`."""
+        """Return whether tokens came since `take`."""
         return bool(self._new)
 
     def take(self) -> list[Token]:

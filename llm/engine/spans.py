@@ -1,5 +1,5 @@
-"""What a prompt is made of: spans of tokens or of embeddings, the positions of their tokens, and
-the stretches of them that batches read.
+"""Describes what a prompt is made of: spans of tokens or of embeddings, the positions of their
+tokens, and the stretches of them that batches read.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Span:
 
     @property
     def is_text(self) -> bool:
-        """Whether its tokens are looked up in the model's table."""
+        """Return whether its tokens are looked up in the model's table."""
         return self.embeddings is None
 
     def cut(self, start: int, stop: int) -> Span:
@@ -63,7 +63,7 @@ def lay_out(spans: Sequence[Span], position: int) -> tuple[list[Span], int]:
     """Spans with the positions of their tokens, the first of them at `position`, and the position
     that comes next (arXiv:2409.12191). Those that are laid out already stay where they are.
     """
-    placed = []
+    located = []
     began = position  # the clip that later parts belong to
     for span in spans:
         if span.positions is not None:
@@ -79,9 +79,9 @@ def lay_out(spans: Sequence[Span], position: int) -> tuple[list[Span], int]:
             positions = began + np.stack(
                 (np.full_like(cell, span.later or 0), cell // columns, cell % columns)
             )
-        placed.append(replace(span, grid=None, positions=positions))
+        located.append(replace(span, grid=None, positions=positions))
         position = max(position, int(positions.max()) + 1) if len(span) else position
-    return placed, position
+    return located, position
 
 
 def cut(spans: Sequence[Span], limit: int) -> list[list[Span]]:
@@ -103,7 +103,7 @@ def cut(spans: Sequence[Span], limit: int) -> list[list[Span]]:
 
 
 def identities(spans: Sequence[Span]) -> Iterator[bytes]:
-    """What makes each token what it is: its id, or the picture it shows and its place in it.
+    """Yield what makes each token what it is: its id, or the picture it shows and its place in it.
     Embeddings of unknown contents are like no others.
     """
     for span in spans:
@@ -120,7 +120,7 @@ _UNKNOWN = count()
 
 
 def blocks(spans: Sequence[Span]) -> Iterator[tuple[int, int]]:
-    """Where blocks begin and end (start, stop), counted over all the spans."""
+    """Yield where blocks begin and end (start, stop), counted over all the spans."""
     start = 0
     for span in spans:
         if span.block:

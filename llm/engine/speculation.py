@@ -1,6 +1,6 @@
-"""How many tokens to propose for each sequence, so that one forward may yield several: speculative
-decoding (arXiv:2211.17192) with proposals from the text itself (`lookup`). Plain Python, no
-tensors.
+"""Describes how many tokens to propose for each sequence, so that one forward may yield several:
+speculative decoding (arXiv:2211.17192) with proposals from the text itself (`lookup`). Plain
+Python, no tensors.
 
 A proposed token costs a row more in a forward, for nothing where it is rejected. What a row more
 costs is measured while the engine runs, against steps without proposals; how likely tokens are
@@ -29,10 +29,10 @@ Mode: TypeAlias = "str | int"
 """`auto`, `off`, or how many tokens to propose wherever there is something to propose."""
 
 SIZES = (2, 4, 8, 16, 32, 64, 128)  # rows of a batch with proposals: few, for each needs a plan
-MOST_ROWS = SIZES[-1]
-MOST = 7  # of one sequence: with one row more, products of eight rows
+MAX_ROWS = SIZES[-1]
+MAXIMUM = 7  # of one sequence: with one row more, products of eight rows
 GAIN = 1.05  # tokens in the same time, at least, for a proposal to be worth it
-CREDIT, CREDIT_MOST = 0.25, 1.0  # steps, at the beginning and at most
+CREDIT, CREDIT_MAX = 0.25, 1.0  # steps, at the beginning and at most
 EARNED = 0.015  # of a step, by each: what proposals may cost in the long run
 PLAN_STEPS = 12.0  # that the first batch of a size takes longer, until it has been seen
 SAMPLES = 7  # of a time: the middle one counts
@@ -41,8 +41,8 @@ FORGOTTEN = 256  # steps after which a size is tried anew that was too slow
 
 
 class Pace:
-    """What batches of several rows cost, in steps of one row a sequence. `row`: of a row more,
-    before anything is measured.
+    """Describes what batches of several rows cost, in steps of one row a sequence. `row`: of a row
+    more, before anything is measured.
     """
 
     def __init__(self, row: float):
@@ -72,7 +72,7 @@ class Pace:
         return seconds / median(plain) if plain else None
 
     def cost(self, sequences: int, rows: int) -> float:
-        """Of a batch of so many rows."""
+        """Return the cost of a batch of so many rows."""
         cost, until = self._known.get((sequences, rows), (0.0, 0))
         if self._steps < until:
             return cost
@@ -87,7 +87,7 @@ class Pace:
 
 @dataclass
 class Text:
-    """Of one sequence, and how many tokens its answer may yet have."""
+    """Text of one sequence, and how many tokens its answer may yet have."""
 
     lookup: Lookup
     left: int
@@ -106,8 +106,8 @@ def refusal(state_bytes: int) -> str | None:
 
 
 def speculation(mode: Mode, context: int, rows: int, state_bytes: int, pace: Pace) -> Speculation:
-    """For an engine, with at most so many `rows` in a batch with proposals; `state_bytes` as in
-    `refusal`.
+    """Return the speculation of an engine, with at most so many `rows` in a batch with proposals;
+    `state_bytes` as in `refusal`.
     """
     reason = None if mode == "off" else refusal(state_bytes)
     return Speculation("off" if reason else mode, pace, rows, context, reason)
@@ -115,8 +115,8 @@ def speculation(mode: Mode, context: int, rows: int, state_bytes: int, pace: Pac
 
 @dataclass
 class Speculation:
-    """Of one engine. `rows`: the most in a batch with proposals; `refused`: why it is off where it
-    was asked for.
+    """Speculation of one engine. `rows`: the most in a batch with proposals; `refused`: why it is
+    off where it was asked for.
     """
 
     mode: Mode
@@ -130,7 +130,7 @@ class Speculation:
     _plan_steps: float = PLAN_STEPS
 
     def __str__(self) -> str:
-        """For receipts."""
+        """Return the text for receipts."""
         if self.refused:
             return f"off: {self.refused}"
         return f"up to {self.mode} tokens" if isinstance(self.mode, int) else str(self.mode)
@@ -139,10 +139,10 @@ class Speculation:
         """Forget all sequences."""
         self._texts.clear()
 
-    def begin(self, sequence: Sequence, prompt: Iterable[int], most: int) -> None:
+    def begin(self, sequence: Sequence, prompt: Iterable[int], maximum: int) -> None:
         """A sequence has read its prompt, and answers in at most so many tokens."""
         if self.mode != "off":
-            self._texts[sequence] = Text(Lookup(prompt), most)
+            self._texts[sequence] = Text(Lookup(prompt), maximum)
 
     def push(self, sequence: Sequence, token: int) -> None:
         text = self._texts.get(sequence)
@@ -179,15 +179,15 @@ class Speculation:
         return min(text.left, self.context - sequence.total) - 1
 
     def _worth(self, running: Many[Sequence]) -> dict[Sequence, int]:
-        """How many tokens to propose for each sequence. Each is worth its chance; the likeliest
-        come first, whosever they are.
+        """Return how many tokens to propose for each sequence. Each is worth its chance; the
+        likeliest come first, whosever they are.
         """
         offers: list[tuple[float, Sequence]] = []
         for sequence in running:
             text = self._texts.get(sequence)
             if text is None or text.lookup.source is None:
                 continue
-            count = min(MOST, self._room(sequence, text))
+            count = min(MAXIMUM, self._room(sequence, text))
             offers += [(chance, sequence) for chance in text.lookup.chances(count)]
         if not offers:
             return {}
@@ -216,7 +216,7 @@ class Speculation:
         return result
 
     def _has_plan(self, sequences: int, rows: int, gain: float) -> bool:
-        """Whether a batch of this size is planned, or is worth it by now."""
+        """Return whether a batch of this size is planned, or is worth it by now."""
         key = sequences, rows
         if key in self.pace.planned:
             return True
@@ -237,4 +237,4 @@ class Speculation:
         earned = EARNED
         if rows > sequences:
             earned += tokens / sequences - self.pace.cost(sequences, rows)
-        self._credit = min(self._credit + earned, CREDIT_MOST)
+        self._credit = min(self._credit + earned, CREDIT_MAX)

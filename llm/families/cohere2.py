@@ -107,7 +107,7 @@ class Cohere2Text:
             mixed = w.linear(mixed, f"{at}.attn_output", bias=self.bias)
             x = ops.add(mixed, x, name=f"{at}.attn_residual")
             x = ops.add(swiglu(y, at, w), x, name=f"{at}.ffn_residual")
-        x = ops.take_rows(x, inputs.wanted_rows(), name="wanted")
+        x = ops.take_rows(x, inputs.requested_rows(), name="wanted")
         x = w.layer_norm(x, "output_norm", self.eps, bias=False)
         x = w.linear(x, "token_embd" if self.tied else "output", name="logits")
         if self.logit_scale == 1:
@@ -116,7 +116,7 @@ class Cohere2Text:
 
 
 def from_gguf(keys: Settings, names: Collection[str]) -> dict[str, Any]:
-    """What config.json would say beyond the common keys; every fourth layer is full, as in
+    """Return what config.json would say beyond the common keys; every fourth layer is full, as in
     llama.cpp.
     """
     head = keys.count("embedding_length") // keys.count("attention.head_count")
@@ -131,22 +131,22 @@ def from_gguf(keys: Settings, names: Collection[str]) -> dict[str, Any]:
 
 
 def read(c: Settings) -> Cohere2Text:
-    """From config.json or its text_config, with transformers' defaults; ModelError where it is
-    impossible.
+    """Read it from config.json or its text_config, with transformers' defaults; ModelError where it
+    is impossible.
     """
     c.choice("hidden_act", ("silu",), "silu")
     width, context = (
-        c.count("hidden_size", 8192, most=MAX_WIDTH),
+        c.count("hidden_size", 8192, maximum=MAX_WIDTH),
         c.count("max_position_embeddings", 8192),
     )
     count, groups, head = read_heads(
-        c, 64, None, width // c.count("num_attention_heads", 64, most=MAX_HEADS)
+        c, 64, None, width // c.count("num_attention_heads", 64, maximum=MAX_HEADS)
     )
     rope = rope_settings(c)
     whole = c.get("part_of", None)
     return Cohere2Text(
         width=width,
-        ffn=c.count("intermediate_size", 22528, most=MAX_WIDTH),
+        ffn=c.count("intermediate_size", 22528, maximum=MAX_WIDTH),
         heads=count,
         groups=groups,
         head=head,
@@ -162,9 +162,11 @@ def read(c: Settings) -> Cohere2Text:
 
 
 def _windows(c: Settings) -> tuple[int | None, ...]:
-    """Of each layer; older settings say how many layers have one that is full."""
+    """Return the windows of each layer; older settings say how many layers have one that is
+    full.
+    """
     layers, every = (
-        c.count("num_hidden_layers", 40, most=MAX_LAYERS),
+        c.count("num_hidden_layers", 40, maximum=MAX_LAYERS),
         c.count("sliding_window_pattern", 4),
     )
     kinds = read_layer_types(c, layers, KINDS, [KINDS[(i + 1) % every == 0] for i in range(layers)])

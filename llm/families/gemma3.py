@@ -117,7 +117,7 @@ class Gemma3Text:
 
 
 def from_gguf(keys: Settings, names: Collection[str]) -> dict[str, Any]:  # noqa: ARG001
-    """What config.json would say beyond the common keys."""
+    """Return what config.json would say beyond the common keys."""
     ropes = {
         SLIDING: {"rope_type": "default", "rope_theta": keys.number("rope.freq_base_swa", 1e4)},
         FULL: {
@@ -143,20 +143,20 @@ def from_gguf(keys: Settings, names: Collection[str]) -> dict[str, Any]:  # noqa
 
 
 def read(c: Settings) -> Gemma3Text:
-    """From config.json's text_config, with transformers' defaults for what published files leave
-    out; ModelError where it is impossible.
+    """Read it from config.json's text_config, with transformers' defaults for what published files
+    leave out; ModelError where it is impossible.
     """
     c.choice("hidden_activation", ("gelu_pytorch_tanh",), "gelu_pytorch_tanh")
     for key in ("attention_bias", "use_bidirectional_attention"):
         if c.flag(key, False):
             raise ModelError(f"{c.where}: {key} true is not supported")
     layers, (count, groups, head) = (
-        c.count("num_hidden_layers", 26, most=MAX_LAYERS),
+        c.count("num_hidden_layers", 26, maximum=MAX_LAYERS),
         read_heads(c, 8, 4, 256),
     )
     return Gemma3Text(
-        width=c.count("hidden_size", 2304, most=MAX_WIDTH),
-        ffn=c.count("intermediate_size", 9216, most=MAX_WIDTH),
+        width=c.count("hidden_size", 2304, maximum=MAX_WIDTH),
+        ffn=c.count("intermediate_size", 9216, maximum=MAX_WIDTH),
         heads=count,
         groups=groups,
         head=head,

@@ -125,7 +125,7 @@ def _halves(heads: int, dims: int) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def from_gguf(keys: Settings, names: Collection[str]) -> dict[str, Any]:  # noqa: ARG001
-    """What config.json would say beyond the common keys."""
+    """Return what config.json would say beyond the common keys."""
     parts = keys.get("rope.dimension_sections", None)
     if not isinstance(parts, (list, tuple)):
         raise ModelError(
@@ -140,15 +140,15 @@ def from_gguf(keys: Settings, names: Collection[str]) -> dict[str, Any]:  # noqa
 
 
 def read(c: Settings) -> Glm4Text:
-    """From config.json or its text_config, with transformers' defaults; ModelError where it cannot
-    be followed.
+    """Read it from config.json or its text_config, with transformers' defaults; ModelError where it
+    cannot be followed.
     """
     c.choice("hidden_act", ("silu",), "silu")
     width, context = (
-        c.count("hidden_size", 4096, most=MAX_WIDTH),
+        c.count("hidden_size", 4096, maximum=MAX_WIDTH),
         c.count("max_position_embeddings", 32768),
     )
-    size = width // c.count("num_attention_heads", 32, most=MAX_HEADS)
+    size = width // c.count("num_attention_heads", 32, maximum=MAX_HEADS)
     c.choice("head_dim", (size,), size)  # another the reference would follow in its angles alone
     groups = None if "num_key_value_heads" in c.values else 2  # null there means as many as heads
     count, groups, head = read_heads(c, 32, groups, size)
@@ -169,9 +169,9 @@ def read(c: Settings) -> Glm4Text:
         interleaved=False,
     )
     return Glm4Text(
-        depth=c.count("num_hidden_layers", 40, most=MAX_LAYERS),
+        depth=c.count("num_hidden_layers", 40, maximum=MAX_LAYERS),
         width=width,
-        ffn=c.count("intermediate_size", 13696, most=MAX_WIDTH),
+        ffn=c.count("intermediate_size", 13696, maximum=MAX_WIDTH),
         heads=count,
         groups=groups,
         head=head,

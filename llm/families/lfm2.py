@@ -157,7 +157,7 @@ class Lfm2Text:
             name=f"{at}.conv",
         )
         window = ops.rows(packed, start=tokens, stop=packed.shape[0], name=f"{at}.window")
-        inputs.kept.append(
+        inputs.saved.append(
             ops.state_store(state, window, inputs.sequence_slots, name=f"{at}.state_store")
         )
         mixed = ops.rows(packed, start=0, stop=tokens, name=f"{at}.mixed")
@@ -178,11 +178,11 @@ class Lfm2Text:
 
 
 def from_gguf(keys: Settings, names: Collection[str]) -> dict[str, Any]:
-    """What config.json would say beyond the common keys. Layers without groups of keys are
+    """Return what config.json would say beyond the common keys. Layers without groups of keys are
     convolutions.
     """
     layers, groups = (
-        keys.count("block_count", most=MAX_LAYERS),
+        keys.count("block_count", maximum=MAX_LAYERS),
         keys.get("attention.head_count_kv", None),
     )
     if (
@@ -206,14 +206,14 @@ def from_gguf(keys: Settings, names: Collection[str]) -> dict[str, Any]:
 
 
 def read(c: Settings) -> Lfm2Text:
-    """From config.json or its text_config, with transformers' defaults; ModelError where it is
-    impossible.
+    """Read it from config.json or its text_config, with transformers' defaults; ModelError where it
+    is impossible.
     """
     width, context = (
-        c.count("hidden_size", 2560, most=MAX_WIDTH),
+        c.count("hidden_size", 2560, maximum=MAX_WIDTH),
         c.count("max_position_embeddings", 128_000),
     )
-    if (taps := c.count("conv_L_cache", 3, most=MAX_HEADS)) < 2:
+    if (taps := c.count("conv_L_cache", 3, maximum=MAX_HEADS)) < 2:
         raise ModelError(
             f"{c.where}: conv_L_cache is {taps}, expected 2 inputs of a convolution or more"
         )
@@ -223,7 +223,7 @@ def read(c: Settings) -> Lfm2Text:
             f"{c.where}: tie_embedding and tie_word_embeddings differ; correct one of them"
         )
     count, groups, head = read_heads(
-        c, 32, 8, width // c.count("num_attention_heads", 32, most=MAX_HEADS)
+        c, 32, 8, width // c.count("num_attention_heads", 32, maximum=MAX_HEADS)
     )
     rope = rope_settings(c)
     return Lfm2Text(
@@ -244,7 +244,7 @@ def read(c: Settings) -> Lfm2Text:
 
 
 def _kinds(c: Settings) -> tuple[str, ...]:
-    layers = c.count("num_hidden_layers", 32, most=MAX_LAYERS)
+    layers = c.count("num_hidden_layers", 32, maximum=MAX_LAYERS)
     numbered = c.get("full_attn_idxs", list(range(layers)))
     default = [KINDS[layer in numbered] for layer in range(layers) if isinstance(numbered, list)]
     return read_layer_types(c, layers, KINDS, default)
@@ -255,11 +255,11 @@ def _ffn(c: Settings) -> int:
     rounded up.
     """
     ffn = c.count(
-        "block_ff_dim", c.count("intermediate_size", 12288, most=MAX_WIDTH), most=MAX_WIDTH
+        "block_ff_dim", c.count("intermediate_size", 12288, maximum=MAX_WIDTH), maximum=MAX_WIDTH
     )
     if not c.flag("block_auto_adjust_ff_dim", True):
         return ffn
-    multiple = c.count("block_multiple_of", 256, most=MAX_WIDTH)
+    multiple = c.count("block_multiple_of", 256, maximum=MAX_WIDTH)
     return (
         -(-int(c.number("block_ffn_dim_multiplier", 1.0) * int(2 * ffn / 3)) // multiple) * multiple
         or multiple

@@ -141,7 +141,7 @@ class LlamaText:
         return logits(x, inputs, w, eps=self.eps, tied=self.tied)
 
     def _temper(self, inputs: TextInputs) -> Node | None:
-        """What each query is multiplied by, [T, 1, 1]: 1 + beta log(1 + floor(position /
+        """Return what each query is multiplied by, [T, 1, 1]: 1 + beta log(1 + floor(position /
         period))
         """
         if self.temper is None:
@@ -162,7 +162,7 @@ def _growth(positions: np.ndarray, beta: float, period: float) -> torch.Tensor:
 
 
 def from_gguf(keys: Settings, names: Collection[str]) -> dict[str, Any]:
-    """What config.json would say beyond the common keys."""
+    """Return what config.json would say beyond the common keys."""
     if keys.get("expert_count", 0):
         raise ModelError(
             f"{keys.where}: expert_count is {keys.count('expert_count')}; experts are not read in "
@@ -185,20 +185,20 @@ def from_gguf(keys: Settings, names: Collection[str]) -> dict[str, Any]:
 
 
 def read(c: Settings) -> LlamaText:
-    """From config.json or its text_config, with transformers' defaults; ModelError where it is
-    impossible.
+    """Read it from config.json or its text_config, with transformers' defaults; ModelError where it
+    is impossible.
     """
     known = DEFAULTS[kind := c.choice("model_type", DEFAULTS, "llama")]
     c.choice("hidden_act", ("silu",), "silu")
     width, context = (
-        c.count("hidden_size", 4096, most=MAX_WIDTH),
+        c.count("hidden_size", 4096, maximum=MAX_WIDTH),
         c.count("max_position_embeddings", known["context"]),
     )
     count, groups, head = read_heads(
         c,
         32,
         known["groups"],
-        known["head"] or width // c.count("num_attention_heads", 32, most=MAX_HEADS),
+        known["head"] or width // c.count("num_attention_heads", 32, maximum=MAX_HEADS),
     )
     rope = rope_settings(c)
     # A window that is null is none; one that is left out is the default.
@@ -207,9 +207,9 @@ def read(c: Settings) -> LlamaText:
     growth = rope if rope.get("llama_4_scaling_beta", None) is not None else c
     temper = (growth.number("llama_4_scaling_beta"), period) if kind == "ministral3" else None
     return LlamaText(
-        depth=c.count("num_hidden_layers", known["layers"], most=MAX_LAYERS),
+        depth=c.count("num_hidden_layers", known["layers"], maximum=MAX_LAYERS),
         width=width,
-        ffn=c.count("intermediate_size", known["ffn"], most=MAX_WIDTH),
+        ffn=c.count("intermediate_size", known["ffn"], maximum=MAX_WIDTH),
         heads=count,
         groups=groups,
         head=head,

@@ -128,8 +128,8 @@ class Qwen2Text:
 
 
 def from_gguf(keys: Settings, names: Collection[str]) -> dict[str, Any]:  # noqa: ARG001
-    """What config.json would say beyond the common keys; llama.cpp writes no sliding windows of
-    this architecture.
+    """Return what config.json would say beyond the common keys; llama.cpp writes no sliding windows
+    of this architecture.
     """
     parts = keys.get("rope.dimension_sections", None)
     return {
@@ -139,13 +139,13 @@ def from_gguf(keys: Settings, names: Collection[str]) -> dict[str, Any]:  # noqa
 
 
 def read(c: Settings) -> Qwen2Text:
-    """From config.json or its text_config, with transformers' defaults; ModelError where it cannot
-    be followed.
+    """Read it from config.json or its text_config, with transformers' defaults; ModelError where it
+    cannot be followed.
     """
     known = PLAIN if c.get("model_type", "qwen2") == "qwen2" else PICTURES
     c.choice("hidden_act", ("silu",), "silu")
     width, context = (
-        c.count("hidden_size", known["width"], most=MAX_WIDTH),
+        c.count("hidden_size", known["width"], maximum=MAX_WIDTH),
         c.count("max_position_embeddings", 32768),
     )
     groups = (
@@ -155,13 +155,13 @@ def read(c: Settings) -> Qwen2Text:
         c,
         known["heads"],
         groups,
-        width // c.count("num_attention_heads", known["heads"], most=MAX_HEADS),
+        width // c.count("num_attention_heads", known["heads"], maximum=MAX_HEADS),
     )
     rope = rope_settings(c)
     rotary = read_rotary(rope, head, c.number("rope_theta", known["base"]), context)
     return Qwen2Text(
         width=width,
-        ffn=c.count("intermediate_size", known["ffn"], most=MAX_WIDTH),
+        ffn=c.count("intermediate_size", known["ffn"], maximum=MAX_WIDTH),
         heads=count,
         groups=groups,
         head=head,
@@ -175,11 +175,11 @@ def read(c: Settings) -> Qwen2Text:
 
 
 def _windows(c: Settings, layers: int, full: int) -> tuple[int | None, ...]:
-    """For each layer how many tokens back it sees: all in the first ones, and in the others too
-    unless `use_sliding_window`.
+    """Return for each layer how many tokens back it sees: all in the first ones, and in the others
+    too unless `use_sliding_window`.
     """
     layers, first = (
-        c.count("num_hidden_layers", layers, most=MAX_LAYERS),
+        c.count("num_hidden_layers", layers, maximum=MAX_LAYERS),
         c.get("max_window_layers", full),
     )
     if type(first) is not int:

@@ -173,8 +173,8 @@ class Qwen3Text:
 
 
 def deepstack(x: Node, layer: int, inputs: TextInputs) -> Node:
-    """What an image's rows hold for a layer of their own, behind their embeddings, is added to what
-    the layer gives (arXiv:2406.04334).
+    """Return what an image's rows hold for a layer of their own, behind their embeddings, is added
+    to what the layer gives (arXiv:2406.04334).
 
     x [T, D], image rows [M, D (1 + layers that get some)] -> [T, D]
     """
@@ -193,13 +193,13 @@ def deepstack(x: Node, layer: int, inputs: TextInputs) -> Node:
 
 
 def from_gguf(keys: Settings, names: Collection[str]) -> dict[str, Any]:
-    """What config.json would say beyond the common keys."""
+    """Return what config.json would say beyond the common keys."""
     layers, parts = (
-        keys.count("block_count", most=MAX_LAYERS),
+        keys.count("block_count", maximum=MAX_LAYERS),
         keys.get("rope.dimension_sections", None),
     )
     stacked = (
-        keys.count("n_deepstack_layers", most=MAX_LAYERS)
+        keys.count("n_deepstack_layers", maximum=MAX_LAYERS)
         if keys.get("n_deepstack_layers", 0)
         else 0
     )
@@ -219,7 +219,7 @@ def from_gguf(keys: Settings, names: Collection[str]) -> dict[str, Any]:
 
 
 def read(given: Settings) -> Qwen3Text:
-    """From config.json or its text_config; ModelError where a value cannot be followed."""
+    """Read it from config.json or its text_config; ModelError where a value cannot be followed."""
     kind = given.choice("model_type", DEFAULTS, "qwen3")
     c = Settings(
         {
@@ -233,7 +233,7 @@ def read(given: Settings) -> Qwen3Text:
         raise ModelError(f"{c.where}: use_sliding_window true is not supported")
     (count, groups, head), depth, pictured = (
         read_heads(c, 32, None, None),
-        c.count("num_hidden_layers", most=MAX_LAYERS),
+        c.count("num_hidden_layers", maximum=MAX_LAYERS),
         "_vl" in kind,
     )
     stacked: object = c.get("deepstack_visual_indexes", [])
@@ -246,8 +246,8 @@ def read(given: Settings) -> Qwen3Text:
         read_experts(c, depth, True if pictured else None) if c.get("num_experts", 0) else None
     )
     return Qwen3Text(
-        width=c.count("hidden_size", most=MAX_WIDTH),
-        ffn=c.count("intermediate_size", most=MAX_WIDTH),
+        width=c.count("hidden_size", maximum=MAX_WIDTH),
+        ffn=c.count("intermediate_size", maximum=MAX_WIDTH),
         heads=count,
         groups=groups,
         head=head,

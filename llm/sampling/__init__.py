@@ -1,0 +1,1 @@
+"""Sampling: options, the sampler, answers that follow a JSON schema or a grammar."""

@@ -36,7 +36,7 @@ TYPES = {
 
 @dataclass(frozen=True)
 class RowRequest:
-    """How to choose a token from one row of logits.
+    """Describes how to choose a token from one row of logits.
 
     `seen`: tokens that a repetition penalty counts; `written`: those of the answer; `forbidden`:
     tokens that do not come where another may. `point`: a random number in [0, 1), of a row that is
@@ -93,14 +93,14 @@ def sample(
         is_random = batch.is_random
         tokens = torch.where(is_random, drawn, tokens)
         enough = enough | ~is_random | ~peak.isfinite()
-    found = [enough[:, None].double(), tokens[:, None].double(), peak[:, None].double()]
-    most = max((w.alternatives for w in requests if w.alternatives is not None), default=None)
-    if most is not None:
+    match = [enough[:, None].double(), tokens[:, None].double(), peak[:, None].double()]
+    maximum = max((w.alternatives for w in requests if w.alternatives is not None), default=None)
+    if maximum is not None:
         # Probabilities are the model's own, before what a constraint allows.
         logprobs = logits.float().log_softmax(1)
-        best = logprobs.topk(min(most, size), 1)
-        found += [logprobs.gather(1, tokens[:, None]), best.indices, best.values]
-    lines = torch.cat([part.double() for part in found], 1).cpu().tolist()
+        best = logprobs.topk(min(maximum, size), 1)
+        match += [logprobs.gather(1, tokens[:, None]), best.indices, best.values]
+    lines = torch.cat([part.double() for part in match], 1).cpu().tolist()
     result = [
         _sampled(line[1:], request, error, logits[i])
         for i, (line, request, error) in enumerate(zip(lines, requests, errors, strict=True))
@@ -113,12 +113,14 @@ def sample(
 
 
 def _head(requests: Sequence[RowRequest], size: int, head: int | None) -> int:
-    """How many of the largest are put in order: `head` for `top_p`, the `top_k` of every row."""
+    """Return how many of the largest are put in order: `head` for `top_p`, the `top_k` of every
+    row.
+    """
     if head is None:
         return size
-    most = max((w.sampling.top_k for w in requests if w.sampling.top_k < size), default=0)
-    least = head if any(w.sampling.top_p < 1 for w in requests) else 1
-    return min(max(least, most), size)
+    maximum = max((w.sampling.top_k for w in requests if w.sampling.top_k < size), default=0)
+    minimum = head if any(w.sampling.top_p < 1 for w in requests) else 1
+    return min(max(minimum, maximum), size)
 
 
 def _unknown(request: RowRequest, size: int) -> MtmdError | None:
@@ -148,15 +150,15 @@ def _sampled(
         return Sampled(error=bad)
     if request.alternatives is None:
         return Sampled(int(row[0]))
-    most = (len(row) - 3) // 2
-    top = zip(map(int, row[3 : 3 + most]), row[3 + most :], strict=True)
+    maximum = (len(row) - 3) // 2
+    top = zip(map(int, row[3 : 3 + maximum]), row[3 + maximum :], strict=True)
     return Sampled(int(row[0]), row[2], tuple(top)[: request.alternatives])
 
 
 class _Requests:
-    """What all rows ask, as numbers side by side, brought to the device at once: which rows they
-    are, tokens that grammars allow, places among the N x V logits and what is done there, and how
-    each row is drawn.
+    """Describes what all rows ask, as numbers side by side, brought to the device at once: which
+    rows they are, tokens that grammars allow, places among the N x V logits and what is done there,
+    and how each row is drawn.
     """
 
     def __init__(
@@ -174,19 +176,19 @@ class _Requests:
         for number, (request, error) in enumerate(zip(requests, errors, strict=True)):
             if error is None:
                 self._add(number * size, request)
-        held = [number for number, request in enumerate(requests) if request.allowed is not None]
+        stored = [number for number, request in enumerate(requests) if request.allowed is not None]
         bits = [request.allowed for request in requests if request.allowed is not None]
-        places = [*self.without, *self.repeated, *self.added]
+        locations = [*self.without, *self.repeated, *self.added]
         amounts = [0.0] * len(self.without) + [*self.repeated.values(), *self.added.values()]
         parts = (
             np.array(rows, np.int64),
-            np.array(held, np.int64),
-            np.array(places, np.int64),
+            np.array(stored, np.int64),
+            np.array(locations, np.int64),
             np.array(amounts, np.float64),
             np.array([self._options(request) for request in requests], np.float64),
             np.stack(bits) if bits else np.empty((0, -(-size // 8)), np.uint8),
         )
-        self.rows, self._held, self._at, self._amounts, self._drawing, self._bits = upload(
+        self.rows, self._stored, self._at, self._amounts, self._drawing, self._bits = upload(
             parts, device
         )
 
@@ -217,11 +219,11 @@ class _Requests:
 
     def applied(self, values: Tensor) -> Tensor:
         """`values` [N, V] fp32 with what grammars allow, biases and penalties, in place."""
-        if len(self._held):
+        if len(self._stored):
             bit = torch.arange(8, dtype=torch.uint8, device=values.device)
             forbidden = (self._bits[:, :, None] >> bit & 1).flatten(1)[:, : self.size] == 0
-            left = values.index_select(0, self._held).masked_fill(forbidden, -torch.inf)
-            values.index_copy_(0, self._held, left)
+            left = values.index_select(0, self._stored).masked_fill(forbidden, -torch.inf)
+            values.index_copy_(0, self._stored, left)
         at, amount, flat = self._at, self._amounts, values.view(-1)
         without, repeated = len(self.without), len(self.without) + len(self.repeated)
         if without:
@@ -232,9 +234,9 @@ class _Requests:
             values = torch.where(some, hidden, values)
             flat = values.view(-1)
         if repeated > without:
-            place, factor = at[without:repeated], amount[without:repeated].float()
-            held = flat[place]
-            flat[place] = torch.where(held < 0, held * factor, held / factor)
+            location, factor = at[without:repeated], amount[without:repeated].float()
+            stored = flat[location]
+            flat[location] = torch.where(stored < 0, stored * factor, stored / factor)
         if len(at) > repeated:
             flat[at[repeated:]] += amount[repeated:].float()
         return values
@@ -256,22 +258,22 @@ class _Requests:
             scores = scores.masked_fill(scores < kth, -torch.inf)
             if any(s.top_p < 1 for s in options):
                 ordered = ordered.masked_fill(ordered < kth, -torch.inf)
-                kept, enough = _nucleus(scores, ordered, top_p)
-                scores = scores.masked_fill(~kept, -torch.inf)
+                saved, enough = _nucleus(scores, ordered, top_p)
+                scores = scores.masked_fill(~saved, -torch.inf)
         if any(s.min_p > 0 for s in options):
             parts = scores.softmax(1)
             scores = scores.masked_fill(
                 parts < min_p.float() * parts.amax(1, keepdim=True), -torch.inf
             )
         edges = scores.softmax(1).double().cumsum(1)
-        found = torch.searchsorted(edges, point * edges[:, -1:], right=True)[:, 0]
-        return found.clamp_(max=size - 1), enough
+        result = torch.searchsorted(edges, point * edges[:, -1:], right=True)[:, 0]
+        return result.clamp_(max=size - 1), enough
 
 
 def _nucleus(scores: Tensor, ordered: Tensor, top_p: Tensor) -> tuple[Tensor, Tensor]:
-    """Which of `scores` [N, V], 0 the largest, are among the fewest that have `top_p` [N, 1] of
-    all, of equals the first; and whether the largest of them, `ordered` [N, K] from the largest on,
-    were enough to tell [N].
+    """Return which of `scores` [N, V], 0 the largest, are among the fewest that have `top_p` [N, 1]
+    of all, of equals the first; and whether the largest of them, `ordered` [N, K] from the largest
+    on, were enough to tell [N].
 
     From the largest on, in double precision, so that what comes behind changes nothing.
     """
@@ -282,14 +284,14 @@ def _nucleus(scores: Tensor, ordered: Tensor, top_p: Tensor) -> tuple[Tensor, Te
     gone = ((total - above) / total).float() <= (1 - top_p).float()
     gone[:, 0] = False
     count = (~gone).sum(1, keepdim=True)
-    least = ordered.gather(1, count - 1)
-    equal = scores == least
-    first = equal.cumsum(1, dtype=torch.int32) <= count - (ordered > least).sum(1, keepdim=True)
+    minimum = ordered.gather(1, count - 1)
+    equal = scores == minimum
+    first = equal.cumsum(1, dtype=torch.int32) <= count - (ordered > minimum).sum(1, keepdim=True)
     is_all = top_p >= 1
-    kept = (scores > least) | (equal & first) | is_all
+    saved = (scores > minimum) | (equal & first) | is_all
     is_whole = ordered.shape[1] == scores.shape[1]
     enough = gone[:, -1:] | ordered[:, -1:].isneginf() | is_all
-    return kept, enough[:, 0] | is_whole
+    return saved, enough[:, 0] | is_whole
 
 
 def upload(parts: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:

@@ -48,7 +48,7 @@ class Grammars:
         """Nothing has to be ended."""
 
     def checked(self, schema: object) -> str | None:
-        """As `schema_text`."""
+        """Do what `schema_text` does."""
         return schema_text(schema)
 
     def check(self, text: str) -> None:
@@ -56,8 +56,8 @@ class Grammars:
         grammar_text(text)
 
     def constraint(self, schema: str, stop: frozenset[int]) -> JsonConstraint:
-        """For one answer. `schema` as `schema_text` returns it; `stop` are the tokens that end the
-        answer.
+        """Return the constraint of one answer. `schema` as `schema_text` returns it; `stop` are the
+        tokens that end the answer.
 
         Raises OptionError where no token can end it, or the schema is too complex.
         """
@@ -85,17 +85,17 @@ class JsonConstraint:
         self._matcher, self._tokens, self._stop = matcher, tokens, stop
 
     def begin(self) -> None:
-        """It has begun."""
+        """Begin; this one has begun already."""
 
     def wake(self) -> None:
-        """It waits for nothing."""
+        """Wake; this one waits for nothing."""
 
     def ready(self, wait_s: float = 0) -> bool:  # noqa: ARG002
         """Always: `mask` computes what it gives."""
         return True
 
     def allowed(self, size: int) -> np.ndarray:
-        """As `allowed_bits`. Raises OptionError where no token may come next."""
+        """Do what `allowed_bits` does. Raises OptionError where no token may come next."""
         bits = allowed_tokens(self._matcher)
         return allowed_bits(bits, size, self._tokens, self._stop, self._matcher.is_accepting())
 
@@ -109,7 +109,7 @@ class JsonConstraint:
         take(self._matcher, token)
 
     def close(self) -> None:
-        """It holds nothing."""
+        """Close; this one holds nothing."""
 
 
 def allowed_bits(

@@ -79,7 +79,7 @@ def _grown(reason: str) -> OptionError:
 
 
 def _first_line(matcher: LLMatcher) -> str:
-    """Of an error whose further lines tell the parser's state."""
+    """Return the first line of an error whose further lines tell the parser's state."""
     lines: list[str] = matcher.get_error().splitlines()
     return lines[0][:160] if lines else "unknown"
 

@@ -59,7 +59,7 @@ def _notation(value: object) -> tuple[str, Any]:
 
 
 def _regex(grammar: object) -> str:
-    """In the syntax of Rust's regex crate, the whole of the answer."""
+    """Return it in the syntax of Rust's regex crate, the whole of the answer."""
     pattern = _text(grammar, "regex").removeprefix("^")
     if pattern.endswith("$") and not pattern.endswith("\\$"):
         pattern = pattern[:-1]
@@ -128,11 +128,11 @@ def _character(escape: re.Match[str]) -> str:
 
 
 def _depth(source: str) -> int:
-    deep = most = 0
+    deep = maximum = 0
     for char in source:
         deep += (char == "(") - (char == ")")
-        most = max(most, deep)
-    return most
+        maximum = max(maximum, deep)
+    return maximum
 
 
 def _text(grammar: object, notation: str) -> str:

@@ -1,5 +1,5 @@
-"""What the worker processes of `isolated.py` do: schemas tried, and followed along an answer. Loads
-without torch, to be loaded quickly.
+"""Describes what the worker processes of `isolated.py` do: schemas tried, and followed along an
+answer. Loads without torch, to be loaded quickly.
 
 A trial is one message in and one out: a schema, and what is wrong with it. An answer is a schema,
 then its tokens one by one; to each, what may come next is the reply.

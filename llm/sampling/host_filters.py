@@ -1,5 +1,6 @@
-"""Which tokens may be drawn, how likely each is, and one of them by a random number. In numpy, of
-one row: some ten calls, each of which goes over the vocabulary once; none of them sorts it.
+"""Describes which tokens may be drawn, how likely each is, and one of them by a random number. In
+numpy, of one row: some ten calls, each of which goes over the vocabulary once; none of them sorts
+it.
 
 The filters and their order are those of transformers' logits processors: temperature, top-k, top-p
 (Holtzman et al. 2019, "The curious case of neural text degeneration"), min-p (Nguyen et al. 2024,
@@ -18,7 +19,7 @@ ROWS = 32  # of which the largest value is looked at in place of all
 HEADS = (64, 1024)  # tokens among which the most probable ones are looked for first
 BLOCK = 256  # weights that are summed before one of them is looked for
 _LOWEST = float(np.finfo(np.float32).min)  # above -inf
-_LEAST = float(np.finfo(np.float32).smallest_subnormal)  # above 0
+_MINIMUM = float(np.finfo(np.float32).smallest_subnormal)  # above 0
 
 
 def candidates(
@@ -40,10 +41,10 @@ def candidates(
             slack = 1e-3 * sampling.temperature + 1e-5 * abs(float(peak))
             bound = float(peak) + sampling.temperature * math.log(sampling.min_p) - slack
             tokens = np.flatnonzero(logits >= np.float32(bound))
-        kept = logits if tokens is None else logits[tokens]
+        saved = logits if tokens is None else logits[tokens]
         # Softmax does not change under a shift; with the best logit at 0 a small temperature cannot
         # overflow.
-        weights = np.subtract(kept, peak, out=out if tokens is None else kept)
+        weights = np.subtract(saved, peak, out=out if tokens is None else saved)
         if temperature != 1:
             weights /= temperature
     np.exp(weights, out=weights)
@@ -56,23 +57,23 @@ def candidates(
 
 
 def pick(weights: np.ndarray, point: float) -> int:
-    """Which of `weights` [N] the number `point` in [0, 1) stands for: inverse of the cumulated sum.
-    One without weight never.
+    """Return which of `weights` [N] the number `point` in [0, 1) stands for: inverse of the
+    cumulated sum. One without weight never.
     """
     blocks = len(weights) // BLOCK
     if blocks <= 4:
         edges = np.cumsum(weights, dtype=np.float64)
-        return _place(edges, point * edges[-1])
+        return _location(edges, point * edges[-1])
     sums = weights[: blocks * BLOCK].reshape(blocks, BLOCK).sum(1)
     edges = np.cumsum(np.append(sums, weights[blocks * BLOCK :].sum()), dtype=np.float64)
     goal = point * edges[-1]
-    block = _place(edges, goal)
+    block = _location(edges, goal)
     start, before = block * BLOCK, edges[block - 1] if block else 0.0
     inner = np.cumsum(weights[start : start + BLOCK], dtype=np.float64)
-    return start + _place(inner, goal - before)
+    return start + _location(inner, goal - before)
 
 
-def _place(edges: np.ndarray, goal: float) -> int:
+def _location(edges: np.ndarray, goal: float) -> int:
     """The first above `goal`, or, where rounding has left none, the first of the highest."""
     return int(np.searchsorted(edges, min(goal, np.nextafter(edges[-1], 0)), "right"))
 
@@ -81,17 +82,17 @@ def _top(values: np.ndarray, count: int) -> np.ndarray:
     """Places of the `count` largest, in order, without -inf; those equal to the last of them stay,
     as in transformers.
     """
-    places = np.flatnonzero(values >= max(_floor(values, count), _LOWEST))
-    if len(places) <= count:
-        return places
-    found = values[places]
-    result: np.ndarray = places[found >= np.partition(found, len(found) - count)[-count]]
+    locations = np.flatnonzero(values >= max(_floor(values, count), _LOWEST))
+    if len(locations) <= count:
+        return locations
+    match = values[locations]
+    result: np.ndarray = locations[match >= np.partition(match, len(match) - count)[-count]]
     return result
 
 
 def _floor(values: np.ndarray, count: int) -> float:
-    """What at least `count` values reach, and not many more; -inf where to find it would not be
-    worth it. Of the largest of each column of some table, the one that so many columns reach.
+    """Return what at least `count` values reach, and not many more; -inf where to find it would not
+    be worth it. Of the largest of each column of some table, the one that so many columns reach.
     """
     columns = len(values) // ROWS
     if columns < 2 * count:
@@ -108,19 +109,19 @@ def _nucleus(weights: np.ndarray, sampling: Sampling) -> np.ndarray | None:
         return None
     total, spare = float(weights.sum()), np.float32(1 - sampling.top_p)
     for count in (*HEADS, len(weights)):
-        places = np.flatnonzero(weights >= max(_floor(weights, count), _LEAST))
-        part = weights[places]
+        locations = np.flatnonzero(weights >= max(_floor(weights, count), _MINIMUM))
+        part = weights[locations]
         rest = max(total - float(part.sum()), 0.0)
         if np.float32(rest / total) <= spare:  # all that are not among them go
             break
     ascending = np.sort(part)
     sums = (rest + np.cumsum(ascending, dtype=np.float64)) / total
     gone = min(int(np.count_nonzero(sums.astype(np.float32) <= spare)), len(part) - 1)
-    least = ascending[gone]
-    keep = part > least
-    equals = np.flatnonzero(part == least)
+    minimum = ascending[gone]
+    keep = part > minimum
+    equals = np.flatnonzero(part == minimum)
     keep[equals[: len(part) - gone - np.count_nonzero(keep)]] = True
-    result: np.ndarray = places[keep]
+    result: np.ndarray = locations[keep]
     return result
 
 

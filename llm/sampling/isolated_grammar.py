@@ -37,7 +37,7 @@ _ERROR_BYTES = 1 << 12
 
 
 class IsolatedGrammars:
-    """As `constraint.Grammars`."""
+    """Does what `constraint.Grammars` does."""
 
     def __init__(self, tokenizer: Tokenizer):
         self._server = ForkServer(
@@ -53,16 +53,16 @@ class IsolatedGrammars:
         self._server.start()
 
     def checked(self, schema: object) -> CheckedSchema | None:
-        """As `schema_text`, tried in a worker."""
+        """Do what `schema_text` does, tried in a worker."""
         text = schema_text(schema, self._try)
         return None if text is None else CheckedSchema(text)
 
     def check(self, text: str) -> None:
-        """As `Grammars.check`, tried in a worker."""
+        """Do what `Grammars.check` does, tried in a worker."""
         self._try(text)
 
     def constraint(self, schema: str, stop: frozenset[int]) -> IsolatedConstraint:
-        """For one answer. Raises OptionError where no token can end it."""
+        """Return the constraint of one answer. Raises OptionError where no token can end it."""
         check_end(stop)
         return IsolatedConstraint(self, schema, stop)
 
@@ -71,7 +71,7 @@ class IsolatedGrammars:
 
     @property
     def tokens(self) -> int:
-        """Of the vocabulary, once a worker has been opened."""
+        """Return the tokens of the vocabulary, once a worker has been opened."""
         return self._tokens
 
     def close(self) -> None:
@@ -113,13 +113,13 @@ class IsolatedConstraint:
         self._opened = threading.Event()
         self._lock = threading.Lock()
         self._has_begun = self._is_closed = self._is_slow = False
-        self._asked = 0.0  # when
+        self._requested = 0.0  # when
         self._waited = 0.0  # seconds
 
     def begin(self) -> None:
         """Make the grammar, without waiting for it."""
         if not self._has_begun:
-            self._has_begun, self._asked = True, time.monotonic()
+            self._has_begun, self._requested = True, time.monotonic()
             try:
                 threading.Thread(target=self._open, name="mtmd schema", daemon=True).start()
             except RuntimeError as error:  # no thread can be had
@@ -128,14 +128,14 @@ class IsolatedConstraint:
 
     def wake(self) -> None:
         """The answer is about to begin, after a thought: until now nobody has waited."""
-        self._asked = time.monotonic()
+        self._requested = time.monotonic()
 
     def ready(self, wait_s: float = 0) -> bool:
-        """Whether `mask` would wait for nothing, after `wait_s` at the latest."""
+        """Return whether `mask` would wait for nothing, after `wait_s` at the latest."""
         self.begin()
         if self._opened.wait(wait_s) and (self._worker is None or self._worker.ready(wait_s)):
             return True
-        waiting = time.monotonic() - self._asked
+        waiting = time.monotonic() - self._requested
         if waiting > PATIENCE_S and not self._is_slow and self._worker is not None:
             self._is_slow = True
             self._worker.lower_priority()
@@ -151,25 +151,25 @@ class IsolatedConstraint:
         return masked(logits, self.allowed(len(logits)))
 
     def allowed(self, size: int) -> np.ndarray:
-        """As `allowed_bits`. Raises OptionError where no token may come next, and for a schema that
-        cannot be followed.
+        """Do what `allowed_bits` does. Raises OptionError where no token may come next, and for a
+        schema that cannot be followed.
         """
         while not self.ready(1.0):
             pass
-        self._waited += max(time.monotonic() - self._asked - PATIENCE_S, 0)
+        self._waited += max(time.monotonic() - self._requested - PATIENCE_S, 0)
         if self._error is not None:
             raise self._error
         assert self._worker is not None
         try:
-            said = memoryview(self._worker.receive(max(self._grammars.tokens, _ERROR_BYTES)))
+            stated = memoryview(self._worker.receive(max(self._grammars.tokens, _ERROR_BYTES)))
         except WorkerFailed as error:
             raise self._fail(error.needs) from error
-        if bytes(said[:1]) == WRONG:
-            raise OptionError(bytes(said[1:]).decode(errors="replace"))
-        if bytes(said[:1]) not in (GOES_ON, MAY_END) or len(said) * 8 < self._grammars.tokens:
+        if bytes(stated[:1]) == WRONG:
+            raise OptionError(bytes(stated[1:]).decode(errors="replace"))
+        if bytes(stated[:1]) not in (GOES_ON, MAY_END) or len(stated) * 8 < self._grammars.tokens:
             raise self._fail("more than can be")
-        may_end = bytes(said[:1]) == MAY_END
-        return allowed_bits(said[1:], size, self._grammars.tokens, self._stop, may_end)
+        may_end = bytes(stated[:1]) == MAY_END
+        return allowed_bits(stated[1:], size, self._grammars.tokens, self._stop, may_end)
 
     def accept(self, token: int) -> None:
         """The token has been taken; what may follow is found out meanwhile. Raises OptionError."""
@@ -178,7 +178,7 @@ class IsolatedConstraint:
             self._worker.send(TOKEN.pack(token))
         except WorkerFailed as error:
             raise self._fail(error.needs) from error
-        self._asked = time.monotonic()
+        self._requested = time.monotonic()
 
     def close(self) -> None:
         """The answer is over."""

@@ -25,7 +25,7 @@ from mtmd.llm.sampling.schema_defaults import (
     definition_of,
     drop_formats,
     drop_idle,
-    not_held,
+    not_enforced,
     say_any_of,
     say_plainly,
     share_numbers,
@@ -62,15 +62,15 @@ LEFT_OUT = "x-left-out"
 
 
 def grammar_options(is_lenient: bool) -> dict[str, Any]:
-    """For a schema of a grammar; `is_lenient`: keywords that llguidance does not know are passed
-    over.
+    """Return the options for a schema of a grammar; `is_lenient`: keywords that llguidance does not
+    know are passed over.
     """
     return {"x-guidance": {**GRAMMAR_OPTIONS, "lenient": is_lenient}}
 
 
 class CheckedSchema(str):
-    """What `schema_text` returned, tried already where it could do no harm: not to be looked into
-    here again.
+    """Describes what `schema_text` returned, tried already where it could do no harm: not to be
+    looked into here again.
     """
 
     __slots__ = ()
@@ -166,7 +166,7 @@ def grammar_text(schema: str) -> str:
         problem = LLMatcher.validate_grammar(grammar)
     if problem:
         # without the grammar's own text, and where in it
-        reason = _before_the_place(problem).split("JSON schema: ")[-1]
+        reason = _before_location(problem).split("JSON schema: ")[-1]
         raise _wrong(f"a schema that cannot be followed ({_short(reason)})", "one without that")
     return grammar
 
@@ -176,7 +176,7 @@ def left_out(schema: str) -> tuple[str, ...]:
     parsed = json.loads(schema)
     reason, formats = parsed.pop(LEFT_OUT, None), drop_formats(parsed)
     in_part = (f"json_schema: the answer follows it in part: {reason}",) if reason else ()
-    return (*in_part, *([f"json_schema: {not_held(formats)}"] if formats else []))
+    return (*in_part, *([f"json_schema: {not_enforced(formats)}"] if formats else []))
 
 
 def lark_grammar(source: str) -> str:
@@ -190,13 +190,15 @@ def lark_grammar(source: str) -> str:
     grammar = LLMatcher.grammar_from_lark(source)
     problem = LLMatcher.validate_grammar(grammar)
     if problem:
-        reason = _short(_before_the_place(problem))
+        reason = _short(_before_location(problem))
         raise OptionError(f"grammar: found one that cannot be followed ({reason})")
     return grammar
 
 
-def _before_the_place(problem: str) -> str:
-    """What is wrong with a grammar, without the lines that show where: the first is " 1 | ..."."""
+def _before_location(problem: str) -> str:
+    """Return what is wrong with a grammar, without the lines that show where: the first is " 1 |
+    ...".
+    """
     lines = problem.split("\n")
     shown = next(
         (n for n, line in enumerate(lines) if n and line.lstrip().startswith("1 | ")), None
@@ -211,28 +213,28 @@ def _check_promises(schema: Any) -> None:
     for table, name in endless(schema):
         raise _wrong(f"#/{table}/{_short(name)}, which leads to nothing but itself", "a value")
     for part in _subschemas(schema):
-        least, required = part.get("minProperties"), part.get("required", ())
+        minimum, required = part.get("minProperties"), part.get("required", ())
         # The grammar counts a key that comes twice as two properties, a reader as one.
-        if isinstance(least, (int, float)) and least > (
+        if isinstance(minimum, (int, float)) and minimum > (
             len(set(map(str, required))) if isinstance(required, list) else 0
         ):
             raise _wrong(
-                f"minProperties {_short(least)}",
+                f"minProperties {_short(minimum)}",
                 "as many names in 'required': a key written twice would count twice",
             )
     if _multiples(schema) > MULTIPLE_MAX:
-        found = sorted({part["multipleOf"] for part in _subschemas(schema) if _multiple(part)})
+        result = sorted({part["multipleOf"] for part in _subschemas(schema) if _multiple(part)})
         raise _wrong(
-            f"multipleOf {_short(', '.join(map(str, found)))}",
+            f"multipleOf {_short(', '.join(map(str, result)))}",
             f"numbers whose product is at most {MULTIPLE_MAX}",
         )
 
 
 def _multiples(schema: Any) -> Decimal:
-    """How many states a grammar has for all `multipleOf` together, at most."""
-    found = {multiple for part in _subschemas(schema) if (multiple := _multiple(part))}
-    places = max((-int(m.normalize().as_tuple().exponent) for m in found), default=0)
-    return prod((abs(m).scaleb(max(places, 0)) for m in found), start=Decimal(1))
+    """Return how many states a grammar has for all `multipleOf` together, at most."""
+    result = {multiple for part in _subschemas(schema) if (multiple := _multiple(part))}
+    locations = max((-int(m.normalize().as_tuple().exponent) for m in result), default=0)
+    return prod((abs(m).scaleb(max(locations, 0)) for m in result), start=Decimal(1))
 
 
 def _multiple(part: dict[str, Any]) -> Decimal | None:
@@ -263,24 +265,24 @@ def loosened(schema: dict[str, Any]) -> dict[str, Any]:
     patterns (word boundaries, too), numbers of more digits than they count.
     """
 
-    def is_said(key: str, value: Any) -> bool:
+    def is_stated(key: str, value: Any) -> bool:
         if key == "pattern":
             return not _LOOKS_AROUND.search(str(value))
         is_far = isinstance(value, (int, float)) and abs(value) > _FAR
         return not (is_far and key in _BOUNDS)
 
     result: dict[str, Any] = changed(
-        schema, lambda part: {k: v for k, v in part.items() if is_said(k, v)}
+        schema, lambda part: {k: v for k, v in part.items() if is_stated(k, v)}
     )
     return result
 
 
 def without_loops(schema: dict[str, Any]) -> dict[str, Any]:
     """The schema, in which definitions that lead to nothing but themselves are of any value."""
-    found: dict[str, dict[str, Any]] = {}
+    result: dict[str, dict[str, Any]] = {}
     for table, name in endless(schema):
-        found.setdefault(table, {})[name] = {}
-    return {**schema, **{table: {**schema[table], **names} for table, names in found.items()}}
+        result.setdefault(table, {})[name] = {}
+    return {**schema, **{table: {**schema[table], **names} for table, names in result.items()}}
 
 
 def endless(schema: Any) -> list[tuple[str, str]]:
@@ -292,23 +294,23 @@ def endless(schema: Any) -> list[tuple[str, str]]:
     for _ in range(_LOOP_PASSES):
         # those that are seen to end help the next, whichever way they refer to each other
         open_ones = set(waiting)
-        for place in reversed(waiting):
-            table, name = place
+        for location in reversed(waiting):
+            table, name = location
             if _has_end(tables[table][name], open_ones):
-                open_ones.remove(place)
-        left = [place for place in reversed(waiting) if place in open_ones]
+                open_ones.remove(location)
+        left = [location for location in reversed(waiting) if location in open_ones]
         if not left:
             return []
         if len(left) == len(waiting):
             reached = _reached(schema, tables)
-            return [place for place in left if place in reached]
+            return [location for location in left if location in reached]
         waiting = left
     return []
 
 
 def _reached(schema: dict[str, Any], tables: dict[str, Any]) -> set[tuple[str, str]]:
-    """What the schema refers to, its definitions beside."""
-    found = set[tuple[str, str]]()
+    """Return what the schema refers to, its definitions beside."""
+    result = set[tuple[str, str]]()
     waiting: list[Any] = [value for key, value in schema.items() if key not in DEFINITIONS]
     waiting.append({"$ref": schema.get("$ref")})
     while waiting:
@@ -318,15 +320,15 @@ def _reached(schema: dict[str, Any], tables: dict[str, Any]) -> set[tuple[str, s
         if not isinstance(part, dict):
             continue
         waiting += part.values()
-        place = definition_of(part.get("$ref"))
-        if place not in found and place[1] in tables.get(place[0], ()):
-            found.add(place)
-            waiting.append(tables[place[0]][place[1]])
-    return found
+        location = definition_of(part.get("$ref"))
+        if location not in result and location[1] in tables.get(location[0], ()):
+            result.add(location)
+            waiting.append(tables[location[0]][location[1]])
+    return result
 
 
 def _has_end(part: Any, open_ones: set[tuple[str, str]], deep: int = 0) -> bool:
-    """Whether a value may follow it, as far as is known."""
+    """Return whether a value may follow it, as far as is known."""
     if not isinstance(part, dict) or deep > _DEEP_MAX:
         return True
     if definition_of(part.get("$ref")) in open_ones:
@@ -375,8 +377,8 @@ def _read(value: object) -> tuple[object, bool]:
 
 
 def _unwrapped(value: object) -> tuple[object, bool]:
-    """What OpenAI's `response_format` has around a schema, taken off. There, as nowhere else, a
-    schema is strict only where it says so.
+    """Return what OpenAI's `response_format` has around a schema, taken off. There, as nowhere
+    else, a schema is strict only where it says so.
     """
     inner = value
     if isinstance(inner, Mapping) and inner.get("type") == "json_schema":
@@ -389,7 +391,9 @@ def _unwrapped(value: object) -> tuple[object, bool]:
 
 
 def _of_type(value: Any) -> object:
-    """Of a Pydantic model, or of what else Pydantic knows: a dataclass, a list of models."""
+    """Return the of type of a Pydantic model, or of what else Pydantic knows: a dataclass, a list
+    of models.
+    """
     make = getattr(value, "model_json_schema", None)
     is_class = isinstance(value, type) and get_origin(value) is None
     words = f"the class {value.__name__:.60}" if is_class else f"the type {_short(value):.60}"
@@ -422,5 +426,5 @@ def _short(value: object) -> str:
     return text if len(text) <= 160 else f"{text[:160]}..."
 
 
-def _wrong(found: str, expected: str) -> OptionError:
-    return OptionError(f"json_schema: found {found}, expected {expected}")
+def _wrong(result: str, expected: str) -> OptionError:
+    return OptionError(f"json_schema: found {result}, expected {expected}")

@@ -16,14 +16,14 @@ Row: TypeAlias = Tensor | np.ndarray
 
 
 def rows_of(logits: Tensor) -> Sequence[Row]:
-    """Of logits [R, V]; they share its memory."""
+    """Return the rows of logits [R, V]; they share its memory."""
     if logits.device.type != "cpu" or logits.requires_grad:
         return logits.unbind(0)
     return list(numbers_of(logits))
 
 
 def numbers_of(logits: Tensor) -> np.ndarray:
-    """Of the CPU, in numpy's hands."""
+    """Return the numbers of a tensor on the CPU, as numpy's array."""
     if logits.dtype == torch.bfloat16:
         result: np.ndarray = logits.contiguous().view(torch.int16).numpy().view(np.uint16)
     else:

@@ -1,5 +1,5 @@
-"""How tokens are chosen, as options: checked here and nowhere else. Loads without torch, so that a
-wrong one is told at once.
+"""Describes how tokens are chosen, as options: checked here and nowhere else. Loads without torch,
+so that a wrong one is told at once.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def _biases(name: str, value: object) -> tuple[tuple[int, float], ...]:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to choose tokens. The defaults are greedy. Raises OptionError naming the field, what was
-    found and what is expected.
+    """Describes how to choose tokens. The defaults are greedy. Raises OptionError naming the field,
+    what was found and what is expected.
     """
 
     temperature: float = option(
@@ -143,7 +143,7 @@ DRAWING = ("temperature", "top_k", "top_p", "min_p")  # of no effect where nothi
 
 @dataclass(frozen=True)
 class ModelSampling:
-    """How the publisher of a model recommends to choose its tokens.
+    """Describes how the publisher of a model recommends to choose its tokens.
 
     `values`: fields of `Sampling`, checked, those that are off left out. `source`: the file or the
     keys that hold them. `unused`: settings there that are not applied, each with the reason.
@@ -170,8 +170,8 @@ NOTHING_RECOMMENDED = ModelSampling()
 
 @dataclass(frozen=True)
 class AppliedSampling:
-    """What became of `AnswerOptions.sampling` for one model: the fields in `names` have the values
-    of `settings`, as no other was given; those in `preset` were given by a preset.
+    """Describes what became of `AnswerOptions.sampling` for one model: the fields in `names` have
+    the values of `settings`, as no other was given; those in `preset` were given by a preset.
     """
 
     way: str

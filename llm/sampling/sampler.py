@@ -1,4 +1,4 @@
-"""From logits to the next token: greedy, or drawn at random from the most probable ones
+"""Goes from logits to the next token: greedy, or drawn at random from the most probable ones
 (`candidates.py`), after penalties: for repetition (Keskar et al. 2019, "CTRL"), and OpenAI's.
 """
 
@@ -72,7 +72,7 @@ class Sampler:
     def _drawn_without(
         self, values: np.ndarray, forbidden: list[int], point: float
     ) -> tuple[int, float]:
-        """With `forbidden` at -inf meanwhile, unless none would be left."""
+        """Return it with `forbidden` at -inf meanwhile, unless none would be left."""
         if not forbidden:
             return self._drawn(values, point)
         if not values.flags.writeable:
@@ -80,10 +80,10 @@ class Sampler:
         before = values[forbidden]
         values[forbidden] = LOWEST[values.dtype]
         try:
-            found = self._drawn(values, point)
+            result = self._drawn(values, point)
         finally:
             values[forbidden] = before
-        return self._drawn(values, point) if found[1] == -math.inf else found
+        return self._drawn(values, point) if result[1] == -math.inf else result
 
     def _drawn(self, values: np.ndarray, point: float) -> tuple[int, float]:
         """A token, which means something where the largest logit, beside it, is finite."""
@@ -130,8 +130,8 @@ def _numbers(logits: Row) -> np.ndarray:
 
 
 def _copied(values: np.ndarray) -> np.ndarray:
-    """As fp32 that may be written to, in memory of this thread: new memory takes longer than the
-    work.
+    """Copy as fp32 that may be written to, in memory of this thread: new memory takes longer than
+    the work.
     """
     own = getattr(_own, "values", None)
     if own is None or len(own) < len(values):
@@ -145,7 +145,7 @@ def _copied(values: np.ndarray) -> np.ndarray:
 
 
 def changes(sampling: Sampling, seen: Sequence[int], written: Sequence[int]) -> bool:
-    """Whether anything is asked that changes logits."""
+    """Return whether anything is asked that changes logits."""
     return bool(
         (seen and sampling.repetition_penalty != 1)
         or sampling.logit_bias
@@ -168,9 +168,9 @@ def penalize(logits: np.ndarray, seen: Sequence[int], penalty: float) -> None:
             f"the tokens seen range from {low} to {high}; expected 0 to {len(logits) - 1}, the "
             "rows of the model's output; is the tokenizer of another checkpoint?"
         )
-    found, factor = logits[tokens], np.float32(penalty)
+    result, factor = logits[tokens], np.float32(penalty)
     with np.errstate(over="ignore"):
-        logits[tokens] = np.where(found < 0, found * factor, found / factor)
+        logits[tokens] = np.where(result < 0, result * factor, result / factor)
 
 
 def adjust(logits: np.ndarray, written: Sequence[int], sampling: Sampling) -> None:
@@ -185,9 +185,9 @@ def adjust(logits: np.ndarray, written: Sequence[int], sampling: Sampling) -> No
             raise MtmdError(f"logit_bias: found token {max(tokens)}, expected below {len(logits)}")
         np.add.at(logits, list(tokens), np.array(biases, np.float32))
     if written and (sampling.frequency_penalty or sampling.presence_penalty):
-        found, counts = np.unique(np.array(written, np.int64), return_counts=True)
+        result, counts = np.unique(np.array(written, np.int64), return_counts=True)
         penalties = sampling.frequency_penalty * counts + sampling.presence_penalty
-        logits[found] -= penalties.astype(np.float32)
+        logits[result] -= penalties.astype(np.float32)
 
 
 def check_peak(best: float, row: Row) -> None:

@@ -1,5 +1,5 @@
-"""What a JSON schema leaves open, and a model may run on in: objects have the properties that it
-names and no others, numbers so many digits, unless it says otherwise.
+"""Describes what a JSON schema leaves open, and a model may run on in: objects have the properties
+that it names and no others, numbers so many digits, unless it says otherwise.
 
 By the standard `{"properties": {"count": ...}}` lets any further name in, with any value, and a
 model that is held to no more may write names without end. OpenAI's strict schemas, llama.cpp and
@@ -15,8 +15,8 @@ from typing import Any
 from urllib.parse import unquote
 
 DEFINITIONS = ("$defs", "definitions")  # tables of them
-_SAID = ("additionalProperties", "patternProperties")
-_BESIDE = ("$ref", "allOf", "anyOf", "oneOf")  # what adds names to `properties`
+_STATED = ("additionalProperties", "patternProperties")
+_ALONGSIDE = ("$ref", "allOf", "anyOf", "oneOf")  # what adds names to `properties`
 _ACROSS = ("unevaluatedProperties", "if", "not", "dependentSchemas", "dependencies")
 _DIGITS = 16  # of a number before the point
 _LARGEST = 10**_DIGITS - 1
@@ -51,13 +51,13 @@ def close_objects(schema: Any) -> None:
         if not isinstance(names, dict) or not names or not isinstance(required, list):
             continue
         is_named = all(isinstance(name, str) and name in names for name in required)
-        if is_named and not any(said in part for said in _SAID):
+        if is_named and not any(stated in part for stated in _STATED):
             part["additionalProperties"] = False
 
 
 def say_plainly(schema: Any) -> None:
-    """What programs write in other words, in `schema` itself, JSON values: counts with a point that
-    are whole ones (2.0), null for a type or a count that is not asked for.
+    """Rewrite, in `schema` itself, what programs write in other words: counts with a point that are
+    whole ones (2.0), null for a type or a count that is not asked for.
     """
     for part in _schemas(schema):
         for key in ("type", *_COUNTS):
@@ -96,8 +96,8 @@ def drop_formats(schema: Any) -> list[str]:
     return sorted(dropped)
 
 
-def not_held(formats: list[str]) -> str:
-    """What is told of those."""
+def not_enforced(formats: list[str]) -> str:
+    """Return what is told of those."""
     return f"any text is taken where the format is {shown(formats)}, which no grammar is known for"
 
 
@@ -151,7 +151,7 @@ def bound_numbers(schema: Any) -> None:
     parts = list(_schemas(schema))
     if any(_is_all_of(part) or any(key in part for key in _ACROSS) for part in parts):
         return
-    if any(any(key in part for key in _BESIDE) and not _is_coarse(part) for part in parts):
+    if any(any(key in part for key in _ALONGSIDE) and not _is_coarse(part) for part in parts):
         return
     for part in parts:
         given = part.get("type")
@@ -160,16 +160,16 @@ def bound_numbers(schema: Any) -> None:
         bounds = _bounds_of(part)
         if (
             not kinds & {"integer", "number"}
-            or any(key in part for key in ("enum", "const", *_BESIDE))
+            or any(key in part for key in ("enum", "const", *_ALONGSIDE))
             or ("number" in kinds and not bounds)
             or not _are_usual(bounds)
         ):
             continue
         has_steps = "number" in kinds and _is_coarse(part)
-        most = _LARGEST if "number" in kinds else _INTEGER
+        maximum = _LARGEST if "number" in kinds else _INTEGER
         for inclusive, exclusive, sign in _BOUNDS:
             if inclusive not in part and exclusive not in part:
-                part[inclusive] = sign * most
+                part[inclusive] = sign * maximum
         if has_steps:
             part.setdefault("multipleOf", _DECIMALS)
 
@@ -183,7 +183,7 @@ def _are_usual(bounds: list[Any]) -> bool:
 
 
 def _is_coarse(part: dict[str, Any]) -> bool:
-    """Whether its bounds leave steps of `_DECIMALS` between them, and want no finer ones."""
+    """Return whether its bounds leave steps of `_DECIMALS` between them, and want no finer ones."""
     bounds = _bounds_of(part)
     return (
         _are_usual(bounds)
@@ -242,7 +242,7 @@ def _schemas(schema: Any) -> Iterator[dict[str, Any]]:
 def _is_composed(part: dict[str, Any]) -> bool:
     return (
         _is_all_of(part)
-        or ("properties" in part and any(key in part for key in _BESIDE))
+        or ("properties" in part and any(key in part for key in _ALONGSIDE))
         or any(key in part for key in _ACROSS)
     )
 

@@ -1,4 +1,4 @@
-"""What keeps a user's text from spelling control tokens.
+"""Describes what keeps a user's text from spelling control tokens.
 
 User text can hold the spelling of one ("<end_of_turn>"). `seal` makes such text harmless before it
 enters a chat template: it puts an invisible mark inside each spelling, and `Tokenizer.encode` cuts
@@ -28,7 +28,9 @@ LONG = 4096  # characters, which take about a millisecond
 
 
 class ControlTokens:
-    """Those of one tokenizer: their `spellings`, and the `ids` that no user's text may become."""
+    """Control tokens of one tokenizer: their `spellings`, and the `ids` that no user's text may
+    become.
+    """
 
     def __init__(self, inner: tokenizers.Tokenizer, spellings: Iterable[str], ids: Set[int]):
         self._inner = inner
@@ -138,7 +140,7 @@ class _Spellings:
         )
 
     def _is_beginning(self, text: str) -> bool:
-        """Whether a spelling begins with `text`, and goes on."""
+        """Return whether a spelling begins with `text`, and goes on."""
         at = bisect_right(self._all, text)
         return at < len(self._all) and self._all[at].startswith(text)
 

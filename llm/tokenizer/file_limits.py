@@ -1,5 +1,6 @@
-"""What a tokenizer's file may ask for, looked at before the library is given it: a few hundred
-bytes can say how to turn one letter into gigabytes, and the library would abort the process.
+"""Describes what a tokenizer's file may ask for, looked at before the library is given it: a few
+hundred bytes can say how to turn one letter into gigabytes, and the library would abort the
+process.
 
 Loading is once for a model, so this is a look at the structure and not a trial in a process of its
 own.
@@ -46,7 +47,7 @@ def check_file(data: bytes, where: str) -> None:
 
 
 def check_added(spellings: Iterable[str], where: str) -> None:
-    """Of added tokens. Raises ModelError."""
+    """Check added tokens. Raises ModelError."""
     total = 0
     for text in spellings:
         total += len(text)
@@ -75,9 +76,9 @@ def check_steps(state: Any, key: str, where: str) -> None:
             factor *= _expansion(step)
             waiting.append(step.get(key))
         if steps > STEPS_MAX or factor > EXPANSION_MAX:
-            found = f"{steps} steps" if steps > STEPS_MAX else f"one character made {factor:,.0f}"
+            value = f"{steps} steps" if steps > STEPS_MAX else f"one character made {factor:,.0f}"
             raise ModelError(
-                f"{where} has {found}, expected at most "
+                f"{where} has {value}, expected at most "
                 f"{STEPS_MAX if steps > STEPS_MAX else EXPANSION_MAX:,}; is the file broken? "
                 "fetch it again"
             )
@@ -103,7 +104,9 @@ def _expansion(step: Mapping[str, Any]) -> float:
 
 
 def _longest_replacement(charsmap: Any) -> float:
-    """Of sentencepiece's table: a length in 4 bytes, a trie, and texts that end in zero bytes."""
+    """Return the longest replacement of sentencepiece's table: a length in 4 bytes, a trie, and
+    texts that end in zero bytes.
+    """
     try:
         data = base64.b64decode(charsmap)
         texts = data[4 + int.from_bytes(data[:4], "little") :].split(b"\0")
@@ -113,8 +116,8 @@ def _longest_replacement(charsmap: Any) -> float:
 
 
 def _parts(text: str) -> Mapping[str, Any]:
-    """Those of a file that are looked at. Its vocabulary, nearly all of it, is left alone where it
-    stands last, as it does in what the library writes.
+    """Return those of a file that are looked at. Its vocabulary, nearly all of it, is left alone
+    where it stands last, as it does in what the library writes.
     """
     model = _MODEL.search(text)
     if model and not _LATER.search(text, model.end()):

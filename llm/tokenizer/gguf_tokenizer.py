@@ -59,7 +59,7 @@ class Built:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What in the file was not believed, for people."""
+        """Return what in the file was not believed, for people."""
         if not self.marks:
             return self.vocabulary.notes
         text = f"{', '.join(self.marks)}: read whole, though the file's types differ"
@@ -99,9 +99,9 @@ def build(metadata: Mapping[str, Any], where: str, placeholders: Iterable[str] =
 def _marks(
     inner: tokenizers.Tokenizer, vocabulary: Vocabulary, placeholders: Iterable[str]
 ) -> tuple[str, ...]:
-    """Of `placeholders` and what the file's own chat template writes, the tokens that are ordinary
-    text by their type, though no merges make them: their type is wrong, as that of
-    "<start_of_turn>" in official files.
+    """Return the marks of `placeholders` and what the file's own chat template writes, the tokens
+    that are ordinary text by their type, though no merges make them: their type is wrong, as that
+    of "<start_of_turn>" in official files.
     """
     template = vocabulary.metadata.get(TEMPLATE)
     spelled = set(placeholders)
@@ -262,8 +262,8 @@ def _add_tokens(inner: tokenizers.Tokenizer, vocabulary: Vocabulary, ids: dict[s
 
 
 def _around(vocabulary: Vocabulary, adds_bos: bool) -> processors.TemplateProcessing:
-    """What the file says goes before and after a text. A default without its id adds nothing; a
-    flag without its id is an error.
+    """Return what the file says goes before and after a text. A default without its id adds
+    nothing; a flag without its id is an error.
     """
     ids = {}
     for name, default in (("bos", adds_bos), ("eos", False)):

@@ -154,9 +154,9 @@ class Vocabulary:
         named = (self.id(key) for key in ("eos_token_id", "eot_token_id", "eom_token_id"))
         return self.ends | {i for i in named if i is not None}
 
-    def error(self, key: str, found: str, expected: str) -> ModelError:
+    def error(self, key: str, result: str, expected: str) -> ModelError:
         return ModelError(
-            f"{self.where}: {PREFIX}{key} has {found}; expected {expected} (is the file broken? "
+            f"{self.where}: {PREFIX}{key} has {result}; expected {expected} (is the file broken? "
             "convert the model again)"
         )
 

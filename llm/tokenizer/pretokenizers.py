@@ -1,4 +1,4 @@
-"""How byte-level tokenizers cut text before merging: one entry for each value of a GGUF's
+"""Describes how byte-level tokenizers cut text before merging: one entry for each value of a GGUF's
 `tokenizer.ggml.pre`.
 
 A GGUF gives only a name. The steps here are those of the `tokenizer.json` of the model that

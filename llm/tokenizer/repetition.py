@@ -10,7 +10,7 @@ from array import array
 LOOK_EACH = 32  # tokens between two looks
 NEEDLE = 16  # tokens at the end that are looked for earlier
 TIMES = 4  # that the same tokens have to come, exactly
-LEAST = 96  # tokens that repeat: rows of dashes, digits and indents are shorter
+MINIMUM = 96  # tokens that repeat: rows of dashes, digits and indents are shorter
 WINDOW = 2048  # tokens that are looked at, from the end
 
 
@@ -24,9 +24,9 @@ class RepetitionFinder:
         self._period = 0
 
     @property
-    def found(self) -> bool:
-        """Whether the answer now ends in at least 96 tokens in which the same ones come four times
-        or more, without another between them.
+    def result(self) -> bool:
+        """Return whether the answer now ends in at least 96 tokens in which the same ones come four
+        times or more, without another between them.
         """
         return self._period > 0
 
@@ -45,7 +45,7 @@ class RepetitionFinder:
         if self._period and token != tokens[-self._period]:
             self._period = 0  # it goes on with something else
         tokens.append(token)
-        if not self._period and len(tokens) % LOOK_EACH == 0 and len(tokens) >= LEAST:
+        if not self._period and len(tokens) % LOOK_EACH == 0 and len(tokens) >= MINIMUM:
             self._period = self._look()
 
     def _look(self) -> int:
@@ -62,11 +62,13 @@ class RepetitionFinder:
             return 0
         period = len(tokens) - NEEDLE - at // size
         covered = self._covered(tokens, period)
-        return period if covered >= max(LEAST, TIMES * period) else 0
+        return period if covered >= max(MINIMUM, TIMES * period) else 0
 
     @staticmethod
     def _covered(tokens: array[int], period: int) -> int:
-        """How many tokens at the end are those that stand `period` before them, and `period`."""
+        """Return how many tokens at the end are those that stand `period` before them, and
+        `period`.
+        """
         at = len(tokens) - 1
         while at >= period and tokens[at] == tokens[at - period]:
             at -= 1

@@ -41,10 +41,10 @@ def merges_from_scores(
     index = _Index(hashed.of(starts, ends))
     cuts = np.where(made, np.maximum(lengths - 1, 0), 0)
     token = np.repeat(np.arange(len(tokens)), cuts)
-    place = starts[token] + 1 + np.arange(len(token)) - np.repeat(np.cumsum(cuts) - cuts, cuts)
-    at, left = index.find(hashed.of(starts[token], place))
-    token, place = token[at], place[at]
-    at, right = index.find(hashed.of(place, ends[token]))
+    location = starts[token] + 1 + np.arange(len(token)) - np.repeat(np.cumsum(cuts) - cuts, cuts)
+    at, left = index.find(hashed.of(starts[token], location))
+    token, location = token[at], location[at]
+    at, right = index.find(hashed.of(location, ends[token]))
     token, left = token[at], left[at]
     if len(token) > MERGES_MAX or int(lengths[token].sum()) > MADE_CHARACTERS_MAX:
         raise ValueError(
@@ -76,8 +76,8 @@ class _Hashes:
 
 
 class _Index:
-    """Where in a list of hashes others stand. Most are not in it: a table of their first bits tells
-    so without a search.
+    """Describes where in a list of hashes others stand. Most are not in it: a table of their first
+    bits tells so without a search.
     """
 
     def __init__(self, hashes: Hashes) -> None:
@@ -87,7 +87,7 @@ class _Index:
         self._begins[hashes >> np.uint64(64 - FILTER_BITS)] = True
 
     def find(self, hashes: Hashes) -> tuple[Ints, Ints]:
-        """Which of `hashes` are in the list, and where there."""
+        """Return which of `hashes` are in the list, and where there."""
         at = np.flatnonzero(self._begins[hashes >> np.uint64(64 - FILTER_BITS)])
         near = np.minimum(np.searchsorted(self._sorted, hashes[at]), len(self._sorted) - 1)
         same = self._sorted[near] == hashes[at]

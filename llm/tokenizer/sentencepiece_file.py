@@ -45,8 +45,9 @@ class Piece:
 
 
 class CharacterTable:
-    """What characters become before a text is cut into pieces: a double array of the Darts library,
-    and the texts that it leads to. `trims`: several blanks become one, and none ends a text.
+    """Describes what characters become before a text is cut into pieces: a double array of the
+    Darts library, and the texts that it leads to. `trims`: several blanks become one, and none ends
+    a text.
 
     Raises ValueError and struct.error for bytes that are no table; of none, characters stay.
     """
@@ -59,7 +60,7 @@ class CharacterTable:
         self._texts, self._trims = data[4 + size :], trims
 
     def normalize(self, text: tokenizers.NormalizedString) -> None:
-        """As the library calls it."""
+        """Normalize, as the library calls it."""
         made = self.apply(text.normalized)
         if made != text.normalized:
             text.clear()
@@ -90,9 +91,9 @@ class CharacterTable:
         """Bytes of the longest beginning that is in the table, and where its text is; (0, 0) for
         none.
         """
-        units, found = self._units, (0, 0)
+        units, result = self._units, (0, 0)
         if not units:
-            return found
+            return result
         node = _offset(units[0])
         for at in range(begin, len(data)):
             node ^= data[at]
@@ -103,8 +104,8 @@ class CharacterTable:
                 break
             node ^= _offset(unit)
             if unit >> 8 & 1 and node < len(units):
-                found = at + 1 - begin, units[node] & 0x7FFFFFFF
-        return found
+                result = at + 1 - begin, units[node] & 0x7FFFFFFF
+        return result
 
 
 _LENGTHS = (1,) * 12 + (2, 2, 3, 4)  # of a character in UTF-8, by the upper half of its first byte
@@ -190,8 +191,8 @@ def _piece(fields: Fields) -> Piece:
 
 
 def _last(fields: Fields, number: int, default: Any) -> Any:
-    """Of a field that stands once; of several the last counts. Raises ValueError for another type
-    than the default's.
+    """Return the last of a field that stands once; of several the last counts. Raises ValueError
+    for another type than the default's.
     """
     value = fields.get(number, [default])[-1]
     if isinstance(value, bytes) != isinstance(default, bytes):
@@ -201,10 +202,10 @@ def _last(fields: Fields, number: int, default: Any) -> Any:
 
 def _fields(data: bytes) -> Fields:
     """Values by their fields' numbers. Raises ValueError and IndexError for what is no message."""
-    found: dict[int, list[Any]] = {}
+    result: dict[int, list[Any]] = {}
     for number, value in _read(data):
-        found.setdefault(number, []).append(value)
-    return found
+        result.setdefault(number, []).append(value)
+    return result
 
 
 def _read(data: bytes) -> Iterator[tuple[int, int | bytes]]:

@@ -68,7 +68,7 @@ class TextStream:
         return self._flush()
 
     def skip(self, tokens: Iterable[int]) -> None:
-        """From now on these tokens give no text."""
+        """Give no text for these tokens from now on."""
         self._skipped |= frozenset(tokens)
 
     def finish(self) -> str:
@@ -110,9 +110,9 @@ class TextStream:
 class StopChecker:
     """Ends a text at the first stop string to be completed, whatever the pieces it arrives in.
 
-    Text that may be the beginning of a stop string is held back. `found` is the stop string met, or
-    None. Each character of a text is looked at once, and what is kept takes a node for each of the
-    stop strings' characters (Aho and Corasick 1975, "Efficient string matching").
+    Text that may be the beginning of a stop string is held back. `result` is the stop string met,
+    or None. Each character of a text is looked at once, and what is kept takes a node for each of
+    the stop strings' characters (Aho and Corasick 1975, "Efficient string matching").
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -129,8 +129,8 @@ class StopChecker:
             self._add(stop)
         self._shorter = self._link()
         self._node = 0
-        self._held = ""
-        self.found: str | None = None
+        self._pending = ""
+        self.result: str | None = None
 
     def _add(self, stop: str) -> None:
         node = 0
@@ -144,7 +144,7 @@ class StopChecker:
         self._ended[node] = stop
 
     def _link(self) -> list[int]:
-        """For each node the next longest one that its text ends with."""
+        """Link each node to the next longest one that its text ends with."""
         shorter = [0] * len(self._next)
         waiting = deque(self._next[0].values())
         while waiting:  # the short ones first
@@ -162,9 +162,9 @@ class StopChecker:
         """The text now certain to be before any stop string. After a stop string was found, always
         empty.
         """
-        if self.found is not None:
+        if self.result is not None:
             return ""
-        text, node, before = self._held + piece, self._node, len(self._held)
+        text, node, before = self._pending + piece, self._node, len(self._pending)
         for at, char in enumerate(piece, 1):
             while node and char not in self._next[node]:
                 node = self._shorter[node]
@@ -172,23 +172,23 @@ class StopChecker:
             # The earliest end decides, so that the answer does not depend on where pieces end; then
             # the longest of those that end there.
             if stop := self._ended[node]:
-                self.found, self._held = stop, ""
+                self.result, self._pending = stop, ""
                 return text[: before + at - len(stop)]
         self._node = node
         certain = len(text) - self._lengths[node]
-        self._held = text[certain:]
+        self._pending = text[certain:]
         return text[:certain]
 
     def finish(self) -> str:
-        """What was held back and turned out to be no stop string."""
-        text, self._held, self._node = self._held, "", 0
+        """Return what was held back and turned out to be no stop string."""
+        text, self._pending, self._node = self._pending, "", 0
         return text
 
 
 def token_bytes(
     inner: tokenizers.Tokenizer, skipped: frozenset[int], repeated: Mapping[int, int]
 ) -> list[bytes]:
-    """What each id adds to a text in UTF-8, which may be a part of a character; nothing for
+    """Return what each id adds to a text in UTF-8, which may be a part of a character; nothing for
     `skipped` ids and those without a token. `repeated` as for `TextStream`.
     """
     kinds, spelled = decoder_kinds(inner), inner.get_vocab(with_added_tokens=True)

@@ -164,7 +164,7 @@ class Tokenizer:
         )
 
     def knows(self, text: str) -> bool:
-        """Whether one token is spelled so."""
+        """Return whether one token is spelled so."""
         return self._inner.token_to_id(text) is not None
 
     def id(self, text: str) -> int:
@@ -259,7 +259,7 @@ class Tokenizer:
         return self._skipped
 
     def token_bytes(self) -> list[bytes]:
-        """What each id adds to an answer, in UTF-8: nothing for special tokens."""
+        """Return what each id adds to an answer, in UTF-8: nothing for special tokens."""
         return token_bytes(self._inner, self._skipped, self._repeated)
 
     def seal(self, text: str) -> str:

@@ -1,5 +1,5 @@
-"""How many processor cores this process may use, which of them it does, and how many others keep
-busy.
+"""Describes how many processor cores this process may use, which of them it does, and how many
+others keep busy.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from mtmd.base.control_groups import CGROUP, PROC, groups, text_of
 
-LEAST_S = 0.3  # of a measurement: the system counts in hundredths of a second
+MIN_S = 0.3  # of a measurement: the system counts in hundredths of a second
 IDLE = (3, 4)  # columns of /proc/stat: idle, and idle while a disk is waited for
 ALL = 8  # columns that do not count others again (guests)
 T = TypeVar("T")
@@ -35,7 +35,7 @@ class Cores:
 
     @property
     def usable(self) -> int:
-        """So many threads have work to do at once."""
+        """Return how many threads have work to do at once."""
         return self.affinity if self.quota is None else max(1, min(self.affinity, ceil(self.quota)))
 
     def __str__(self) -> str:
@@ -46,7 +46,7 @@ class Cores:
 
 
 def usable_cores(proc: Path = PROC, cgroup: Path = CGROUP) -> Cores:
-    """As the system tells now."""
+    """Return the cores that may be used, as the system reports now."""
     return Cores(len(_numbers()), _quota(proc, cgroup))
 
 
@@ -70,20 +70,20 @@ def leave_half() -> None:
 
 
 def on_all_cores(start: Callable[[], T]) -> T:
-    """What `start` returns or raises. Processes that it starts may use all cores, though this one
-    has left some.
+    """Return what `start` returns or raises. Processes that it starts may use all cores, though
+    this one has left some.
     """
     before = _before.get(os.getpid())
     if before is None or sys.platform != "linux":
         return start()
-    kept = os.sched_getaffinity(0)
+    saved = os.sched_getaffinity(0)
     with suppress(OSError):
         os.sched_setaffinity(0, before)
     try:
         return start()
     finally:
         with suppress(OSError):
-            os.sched_setaffinity(0, kept)
+            os.sched_setaffinity(0, saved)
 
 
 def _numbers() -> list[int]:
@@ -95,8 +95,10 @@ def _numbers() -> list[int]:
 
 
 def _quota(proc: Path, cgroup: Path) -> float | None:
-    """In cores, the least of all groups (cpu.max of version 2, cpu.cfs_* of version 1)."""
-    found = []
+    """Return it in cores, the least of all groups (cpu.max of version 2, cpu.cfs_* of version
+    1).
+    """
+    result = []
     for version, folder in groups(proc, cgroup, "cpu"):
         if version == 2:
             words = text_of(folder / "cpu.max").split()
@@ -104,13 +106,13 @@ def _quota(proc: Path, cgroup: Path) -> float | None:
             files = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
             words = [word for file in files for word in text_of(folder / file).split()]
         if len(words) == 2 and all(w.isdecimal() for w in words) and int(words[1]):
-            found.append(int(words[0]) / int(words[1]))
-    return min((quota for quota in found if quota), default=None)
+            result.append(int(words[0]) / int(words[1]))
+    return min((quota for quota in result if quota), default=None)
 
 
 class OthersWatch:
-    """From its making on: how much of the cores that this process may run on others take, programs
-    or, on a shared machine, other systems.
+    """Watch, from its making on, of how much of the cores that this process may run on others take,
+    programs or, on a shared machine, other systems.
     """
 
     def __init__(
@@ -123,17 +125,17 @@ class OthersWatch:
         self._began, self._busy, self._used = clock(), self._busy_s(), own()
 
     def cores(self) -> float | None:
-        """So many on average, after LEAST_S at least, which it waits for; None where the system
-        does not tell.
+        """Return the average number of cores, after LEAST_S at least, which it waits for; None
+        where the system does not tell.
         """
-        time.sleep(max(0.0, LEAST_S - (self._clock() - self._began)))
+        time.sleep(max(0.0, MIN_S - (self._clock() - self._began)))
         busy, used = self._busy_s(), self._own() - self._used
         if busy is None or self._busy is None:
             return None
         return max(0.0, (busy - self._busy - used) / (self._clock() - self._began))
 
     def _busy_s(self) -> float | None:
-        """Of all those cores together, since the system began."""
+        """Return the busy seconds of all those cores together, since the system began."""
         ours = {f"cpu{number}" for number in _numbers()}
         lines = [line.split() for line in text_of(self._proc / "stat").splitlines()]
         mine = [line[1 : ALL + 1] for line in lines if line and line[0] in ours]

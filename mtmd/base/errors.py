@@ -56,11 +56,11 @@ class ContextError(PromptError):
 
     @property
     def is_short(self) -> bool:
-        """Whether the prompt does not fit because it takes no tokens at all."""
+        """Return whether the prompt does not fit because it takes no tokens at all."""
         return self.tokens is not None and self.tokens < self.context
 
     def __reduce__(self) -> tuple[type, tuple[str, int | None, int]]:
-        """For other processes: what makes it again takes three arguments."""
+        """Return, for other processes, what makes it again takes three arguments."""
         return type(self), (str(self), self.tokens, self.context)
 
 

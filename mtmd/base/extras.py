@@ -12,8 +12,8 @@ from urllib.parse import unquote, urlsplit
 
 @lru_cache(maxsize=8)
 def install_command(extra: str) -> str:
-    """For `extra` of pyproject.toml: from the folder of a checkout that is installed as it lies, by
-    name otherwise.
+    """Return the command that installs `extra` of pyproject.toml: from the folder of a checkout
+    that is installed as it lies, by name otherwise.
     """
     try:
         made_from = distribution("mtmd").read_text("direct_url.json")
@@ -27,7 +27,7 @@ def install_command(extra: str) -> str:
 
 
 def install_triton() -> str:
-    """How to have Triton, of which its makers publish builds for Linux alone."""
+    """Return how to have Triton, of which its makers publish builds for Linux alone."""
     if platform.system() == "Linux":
         return install_command("gpu")
     return (

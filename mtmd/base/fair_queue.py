@@ -47,8 +47,8 @@ class FairShares:
         stayed = [self._amounts[owner] for owner in waiting if owner in self._waiting]
         self._start = max(self._start, min(stayed, default=0.0))
         gone = [o for o, n in self._amounts.items() if o not in waiting and n > self._start]
-        kept = dict.fromkeys([*waiting, *gone[-REMEMBERED:]])
-        self._amounts = {o: n for o, n in self._amounts.items() if o in kept}
+        saved = dict.fromkeys([*waiting, *gone[-REMEMBERED:]])
+        self._amounts = {o: n for o, n in self._amounts.items() if o in saved}
         start = self._start
         new = {o for o in waiting if self._amounts.get(o, start) <= start} - self._waiting
         self._amounts |= dict.fromkeys(new, start)

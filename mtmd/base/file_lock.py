@@ -13,9 +13,9 @@ else:
 
 
 def lock(file: BinaryIO | int, *, shared: bool = False, byte: int = 0) -> bool | None:
-    """Without waiting: whether it was had, None where the file system has no locks. It goes with
-    the file. One that is held already becomes what is asked for. `file`: open, or its descriptor,
-    which may be a folder's where not on Windows.
+    """Return it without waiting: whether it was had, None where the file system has no locks. It
+    goes with the file. One that is held already becomes what is asked for. `file`: open, or its
+    descriptor, which may be a folder's where not on Windows.
 
     Windows locks one `byte`, which others cannot read then, and has no shared locks: who asks for
     one is told that it was had.

@@ -27,8 +27,8 @@ def _open(path: str, flags: int) -> int:
 
 
 def cache_folder(name: str) -> Path | None:
-    """Where what was made of a kind can be kept: in the user's cache, else a folder of the user's
-    own under the system's for temporary files; None where neither can be written.
+    """Return where what was made of a kind can be kept: in the user's cache, else a folder of the
+    user's own under the system's for temporary files; None where neither can be written.
     """
     home = os.environ.get("XDG_CACHE_HOME")
     candidates = []
@@ -52,7 +52,7 @@ def _is_own(folder: Path) -> bool:
     return about.st_uid == os.getuid() and not about.st_mode & 0o022
 
 
-def write_aside(file: Path, content: bytes) -> None:
+def write_atomically(file: Path, content: bytes) -> None:
     """Whole or not at all, for a cache: where there is no room nothing is written, which costs the
     next start some time and nothing else.
     """

@@ -1,5 +1,5 @@
-"""What a terminal or systemd sends to all processes of a server, kept from those that the server
-ends itself: they have to live until answers under way are written.
+"""Describes what a terminal or systemd sends to all processes of a server, kept from those that the
+server ends itself: they have to live until answers under way are written.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ GROUP = [getattr(signal, name) for name in _NAMES if hasattr(signal, name)]  # W
 
 
 @contextmanager
-def held_back() -> Iterator[None]:
-    """What this thread starts in the context begins with them blocked, until `outlive`: they would
-    end it while it imports libraries.
+def blocked_signals() -> Iterator[None]:
+    """Start processes in this context with the signals blocked, until `outlive`: they would end it
+    while it imports libraries.
     """
     if not hasattr(signal, "pthread_sigmask"):
         yield
@@ -28,7 +28,7 @@ def held_back() -> Iterator[None]:
 
 
 def outlive() -> None:
-    """In the main thread of a process that was started so: they do nothing. No program that it
+    """Ignore the signals, in the main thread of a process that was started so. No program that it
     starts inherits that.
     """
     for number in GROUP:

@@ -37,7 +37,7 @@ def heart_here() -> Heartbeat | None:
 
 @contextmanager
 def patience(seconds: float) -> Iterator[None]:
-    """For what runs inside and may take so long."""
+    """Allow what runs inside to take so long."""
     heart = heart_here()
     if heart is None:
         yield
@@ -50,7 +50,7 @@ def patience(seconds: float) -> Iterator[None]:
 
 
 def beat(at: str | None = None) -> None:
-    """What this thread does goes on, now with what is called `at`."""
+    """Report that the work of this thread goes on, now with what is called `at`."""
     heart = heart_here()
     if heart is not None:
         heart.beats += 1
@@ -59,7 +59,7 @@ def beat(at: str | None = None) -> None:
 
 @contextmanager
 def waiting() -> Iterator[None]:
-    """For other processes, inside."""
+    """Note that the code inside waits for other processes."""
     heart = heart_here()
     if heart is None:
         yield

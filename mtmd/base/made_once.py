@@ -1,5 +1,5 @@
-"""What takes long to make: made by whoever asks for it first, once, and kept for those who ask
-next.
+"""Describes what takes long to make: made by whoever asks for it first, once, and kept for those
+who ask next.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ class _Entry(Generic[V]):
 
 
 class MadeOnce(Generic[K, V]):
-    """`make(key)` by key, the `most` asked for last. Thread-safe: who asks for what another thread
-    is making waits for it, and nobody waits for anything else. What `make` raises goes to who asked
-    for it, and the next one tries again.
+    """`make(key)` by key, the `maximum` asked for last. Thread-safe: who asks for what another
+    thread is making waits for it, and nobody waits for anything else. What `make` raises goes to
+    who asked for it, and the next one tries again.
     """
 
-    def __init__(self, make: Callable[[K], V], most: int):
-        self._make, self._most = make, most
+    def __init__(self, make: Callable[[K], V], maximum: int):
+        self._make, self._maximum = make, maximum
         self._entries: OrderedDict[K, _Entry[V]] = OrderedDict()
         self._lock = threading.Lock()
         self.begun = 0
@@ -36,7 +36,7 @@ class MadeOnce(Generic[K, V]):
         with self._lock:
             entry = self._entries.setdefault(key, _Entry())
             self._entries.move_to_end(key)
-            while len(self._entries) > self._most:
+            while len(self._entries) > self._maximum:
                 self._entries.popitem(last=False)
         if not entry.made:
             with entry.making:
@@ -46,8 +46,8 @@ class MadeOnce(Generic[K, V]):
                     entry.made.append(self._make(key))
         return entry.made[0]
 
-    def kept(self, key: K) -> V | None:
-        """What is there already, without anything being made or waited for."""
+    def saved(self, key: K) -> V | None:
+        """Return what is there already, without anything being made or waited for."""
         entry = self._entries.get(key)
         return entry.made[0] if entry is not None and entry.made else None
 

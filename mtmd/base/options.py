@@ -47,7 +47,7 @@ class Kind:
     switch: bool = False
 
     def __str__(self) -> str:
-        """What is expected, in a few words."""
+        """Return what is expected, in a few words."""
         if self.values:
             return ", ".join(self.values)
         if self.low is not None and self.high is not None:
@@ -57,7 +57,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Option:
-    """How an option is declared. The field has its name and default.
+    """Describes how an option is declared. The field has its name and default.
 
     `help` is a sentence without its full stop; `default` is how the default is described where its
     value does not say enough ("{}" stands for the value). `group` is the heading in the help of

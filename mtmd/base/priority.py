@@ -1,4 +1,6 @@
-"""Which thread of this process the system lets run first, where there are too few cores for all."""
+"""Describes which thread of this process the system lets run first, where there are too few cores
+for all.
+"""
 
 from __future__ import annotations
 
@@ -30,15 +32,15 @@ def step_back(steps: int = BEHIND) -> None:
         return
     thread = threading.get_native_id()
     with suppress(OSError):
-        wanted = min(_of_process() + steps, NICEST)
-        if os.getpriority(os.PRIO_PROCESS, thread) < wanted:
+        requested = min(_of_process() + steps, NICEST)
+        if os.getpriority(os.PRIO_PROCESS, thread) < requested:
             _keep_starter()
-            os.setpriority(os.PRIO_PROCESS, thread, wanted)
+            os.setpriority(os.PRIO_PROCESS, thread, requested)
 
 
 def ahead(start: Callable[[], T]) -> T:
-    """What `start` returns or raises. Threads and processes that it starts have the priority of the
-    process, though this thread may have stepped back: then another one calls it.
+    """Return what `start` returns or raises. Threads and processes that it starts have the priority
+    of the process, though this thread may have stepped back: then another one calls it.
     """
     starter = _starters.get(os.getpid())
     if starter is None or _is_ahead():
@@ -55,7 +57,9 @@ def _is_ahead() -> bool:
 
 
 def _keep_starter() -> None:
-    """By a thread that has not stepped back yet, and could start none later."""
+    """Keep a thread that starts others: one that has not stepped back yet, and could start none
+    later.
+    """
     with _lock:
         if os.getpid() not in _starters and _is_ahead():
             starter = ThreadPoolExecutor(1, "mtmd starter")

@@ -1,4 +1,4 @@
-"""What a misspelt word or path most likely means. Loads without torch."""
+"""Describes what a misspelt word or path most likely means. Loads without torch."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ LOOKED_AT = 10_000  # names of a folder among which a misspelt one is looked for
 
 
 def nearest(word: str, known: Iterable[str], alike: float = 0.6) -> str | None:
-    """Of the `known` words the one spelled most like `word`, None where none has that part of its
-    letters, or more, in common with it.
+    """Return the one of the `known` words spelled most like `word`, None where none has that part
+    of its letters, or more, in common with it.
     """
     from difflib import get_close_matches  # here: only mistakes need it
 
     by_lower = {other.lower(): other for other in known}
-    found = get_close_matches(word.lower(), by_lower, 1, alike)
-    return by_lower[found[0]] if found else None
+    result = get_close_matches(word.lower(), by_lower, 1, alike)
+    return by_lower[result[0]] if result else None
 
 
 def did_you_mean(word: str, known: Iterable[str], meant: Mapping[str, str] | None = None) -> str:
@@ -31,8 +31,8 @@ def did_you_mean(word: str, known: Iterable[str], meant: Mapping[str, str] | Non
     if near not in known:
         bare = {other.lstrip("-"): other for other in known}  # the dashes of options say nothing
         name = word.lstrip("-")
-        found = nearest(name, bare, ALIKE) if len(name) > 1 else None
-        near = bare[found] if found else None
+        result = nearest(name, bare, ALIKE) if len(name) > 1 else None
+        near = bare[result] if result else None
     return f"; did you mean {near!r}?" if near else ""
 
 
@@ -49,8 +49,8 @@ def _nearest_name(part: str, names: Iterable[str]) -> str | None:
             alike[its_stem] = name
         else:
             others.append(name)
-    found = nearest(stem, alike)
-    return alike[found] if found else nearest(part, others, ALIKE)
+    result = nearest(stem, alike)
+    return alike[result] if result else nearest(part, others, ALIKE)
 
 
 def nearest_path(path: str) -> str | None:
@@ -64,10 +64,10 @@ def nearest_path(path: str) -> str | None:
                 here /= part
                 continue
             names = islice((entry.name for entry in os.scandir(here)), LOOKED_AT)
-            found = _nearest_name(part, names)
-            if found is None:
+            result = _nearest_name(part, names)
+            if result is None:
                 return None
-            here /= found
+            here /= result
     except (OSError, ValueError):  # a folder that may not be read, a NUL in the path
         return None
     return str(here)

@@ -1,4 +1,4 @@
-"""How much of the system's memory is available to this process."""
+"""Describes how much of the system's memory is available to this process."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def system_bytes(proc: Path, cgroup: Path) -> int | None:
 
 
 def _group_bytes(proc: Path, cgroup: Path, enough: int) -> Iterator[int]:
-    """What each control group that this process is in has left, if less than `enough`."""
+    """Yield what each control group that this process is in has left, if less than `enough`."""
     for version, folder in groups(proc, cgroup, "memory"):
-        most, used, total = (
+        maximum, used, total = (
             ("memory.max", "memory.current", "")
             if version == 2
             else ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
         )
-        limit, taken = _number(folder / most), _number(folder / used)
+        limit, taken = _number(folder / maximum), _number(folder / used)
         if limit is not None and taken is not None and limit - taken < enough:
             # The files that the group has in memory can be dropped.
             dropped = (

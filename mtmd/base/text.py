@@ -11,11 +11,11 @@ from typing import Any
 from mtmd.base.errors import ModelError
 
 
-def one_line(text: object, most: int | None = None) -> str:
-    """The words of `text` with single blanks between them, at most `most` characters: libraries'
+def one_line(text: object, maximum: int | None = None) -> str:
+    """The words of `text` with single blanks between them, at most `maximum` characters: libraries'
     messages have line breaks.
     """
-    return " ".join(str(text).split())[:most]
+    return " ".join(str(text).split())[:maximum]
 
 
 def printable(text: str) -> str:
@@ -25,10 +25,10 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else "?" for char in text)
 
 
-def shortened(text: str, most: int = 200) -> str:
-    """`text` without its middle where it has more than `most` characters."""
-    half = (most - 3) // 2
-    return text if len(text) <= most else f"{text[:half]}...{text[-half:]}"
+def shortened(text: str, maximum: int = 200) -> str:
+    """`text` without its middle where it has more than `maximum` characters."""
+    half = (maximum - 3) // 2
+    return text if len(text) <= maximum else f"{text[:half]}...{text[-half:]}"
 
 
 def for_terminal(text: str) -> str:
@@ -49,7 +49,7 @@ def _harmless(char: str) -> str:
 
 
 def json_object(data: str | bytes, path: Path) -> dict[str, Any]:
-    """What the file at `path`, which holds `data`, says. Raises ModelError naming it."""
+    """Return what the file at `path`, which holds `data`, says. Raises ModelError naming it."""
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:

@@ -28,7 +28,7 @@ class SustainedClock:
         self._quota, self._clock, self._used = quota, clock, used
 
     def now(self) -> tuple[float, float]:
-        """For `since`."""
+        """Return the counts now, for `since`."""
         return self._clock(), self._used() if self._quota else 0.0
 
     def since(self, begun: tuple[float, float]) -> float:
@@ -38,8 +38,8 @@ class SustainedClock:
 
 @dataclass(frozen=True)
 class Throttled:
-    """Of `periods`, mostly of a tenth of a second each, in which something ran, so many had no time
-    left before their end.
+    """Count of the `periods` of a CPU quota, mostly a tenth of a second each, in which something
+    ran, and of those that had no time left before their end.
     """
 
     periods: int
@@ -51,7 +51,7 @@ class Throttled:
 
 
 class ThrottleWatch:
-    """From its making on, of the group that is held back most among those this process is in
+    """Watch, from its making on, of the group that is held back most among those this process is in
     (cpu.stat of both versions of control groups).
     """
 
@@ -62,12 +62,12 @@ class ThrottleWatch:
     def throttled(self) -> Throttled | None:
         """Since then; None where no quota is set."""
         pairs = zip(self._before, map(_counts, self._files), strict=True)
-        found = [
+        result = [
             Throttled(after.periods - before.periods, after.used_up - before.used_up)
             for before, after in pairs
             if before and after
         ]
-        counted = [one for one in found if one.periods > 0]
+        counted = [one for one in result if one.periods > 0]
         return max(counted, key=lambda one: one.share, default=None)
 
 

@@ -11,12 +11,12 @@ LINES = 200
 
 
 def traceback_text(error: BaseException) -> str:
-    """Of an error and its causes."""
+    """Return the traceback text of an error and its causes."""
     return _short("".join(traceback.format_exception(error)))
 
 
 def stack_text(thread: threading.Thread) -> str:
-    """Where a thread is now, as far as Python knows; empty for one that has ended."""
+    """Return where a thread is now, as far as Python knows; empty for one that has ended."""
     frame = sys._current_frames().get(thread.ident or 0)
     return "" if frame is None else _short("".join(traceback.format_stack(frame)))
 

@@ -1,11 +1,11 @@
-"""Whose turn it is, where several threads want the same.
+"""Turns of several threads at the same resource.
 
 `Turns` follow the rule of `fair_queue`. For whom a thread works is said once, by `work_for`, where
 a request comes in.
 
 Threads that compute in Python share one interpreter, and with every one more of them each waits
 longer for it, the device's thread too. So those that answer requests `sit_down` at a desk with few
-seats, one after another by owner, and get up while they wait for something else (`aside`). Those
+seats, one after another by owner, and get up while they wait for something else (`moved`). Those
 who have to ask for the interpreter at every small step of their work, the device's thread and the
 server's loop among them, `goes_first`.
 """
@@ -18,8 +18,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 
+from mtmd.base.cancellation import wait
 from mtmd.base.fair_queue import FairSlots
-from mtmd.base.wanted import wait
 
 _for: ContextVar[str] = ContextVar("for whom", default="")
 _mine = threading.local()
@@ -30,17 +30,17 @@ STANDS_BACK_S = (
 
 
 def work_for(owner: str) -> None:
-    """What this thread does from now on is for `owner`, "" for nobody."""
+    """Attribute what this thread does from now on to `owner`, "" for nobody."""
     _for.set(owner)
 
 
 def for_whom() -> str:
-    """As `work_for` has said."""
+    """Return the owner that `work_for` has set."""
     return _for.get()
 
 
 class _First:
-    """Who goes first: any number of threads, until each has ended."""
+    """Set of those who go first: any number of threads, until each has ended."""
 
     def __init__(self) -> None:
         self._lock, self._count, self.nobody = threading.Lock(), 0, threading.Event()
@@ -63,12 +63,14 @@ _first = _First()
 
 class Turns:
     """Lets `count` threads at a time do something, or any number; of one owner in the order in
-    which they came, of several in turn. `most`: of their weights together; what weighs more goes
+    which they came, of several in turn. `maximum`: of their weights together; what weighs more goes
     alone. `each`: of one owner at a time. Thread-safe.
     """
 
-    def __init__(self, count: int | None, most: int | None = None, each: int | None = None) -> None:
-        self._slots = FairSlots(count, most, each)
+    def __init__(
+        self, count: int | None, maximum: int | None = None, each: int | None = None
+    ) -> None:
+        self._slots = FairSlots(count, maximum, each)
 
     @contextmanager
     def one(self, weight: int = 1) -> Iterator[None]:
@@ -89,7 +91,7 @@ class Turns:
         if may.is_set():
             return give_back
         try:
-            with aside():
+            with moved():
                 if within_s is None:
                     wait(may)
                     return give_back
@@ -110,35 +112,35 @@ class Turns:
         return self._slots.in_use
 
 
-def sit_down(desk: Turns) -> None:
-    """This thread computes at `desk` until it gets up, once it is its turn there and nobody goes
+def sit_down(queue: Turns) -> None:
+    """This thread computes at `queue` until it gets up, once it is its turn there and nobody goes
     first; after a while without: whoever sits there for long keeps nobody from anything.
     """
     get_up()
-    give_back = desk.take(within_s=STANDS_S)
+    give_back = queue.take(within_s=STANDS_S)
     if give_back is not None:
-        _mine.seat = desk, give_back
+        _mine.member = queue, give_back
         _first.nobody.wait(STANDS_BACK_S)
 
 
 def get_up() -> None:
-    """From here on it computes little, or waits: others may have its seat. Any number of times."""
-    seat: tuple[Turns, Callable[[], None]] | None = getattr(_mine, "seat", None)
-    _mine.seat = None
-    if seat is not None:
-        seat[1]()
+    """Release the seat: from here on it computes little, or waits. Any number of times."""
+    member: tuple[Turns, Callable[[], None]] | None = getattr(_mine, "member", None)
+    _mine.member = None
+    if member is not None:
+        member[1]()
 
 
 @contextmanager
-def aside() -> Iterator[None]:
+def moved() -> Iterator[None]:
     """While this thread waits, or does what others need not wait for, its seat is another's."""
-    seat: tuple[Turns, Callable[[], None]] | None = getattr(_mine, "seat", None)
+    member: tuple[Turns, Callable[[], None]] | None = getattr(_mine, "member", None)
     get_up()
     try:
         yield
     finally:
-        if seat is not None:
-            sit_down(seat[0])
+        if member is not None:
+            sit_down(member[0])
 
 
 @contextmanager

@@ -50,7 +50,9 @@ class Batch:
         return self.many.results(inputs, self.row, ordered)
 
     def row(self, one: Input) -> Row:
-        """Of a file, or of what came from a pipe or lies behind a URL. For `many` to call."""
+        """Return the row of a file, or of what came from a pipe or lies behind a URL. For `many` to
+        call.
+        """
         if one.data is not None:
             data = one.data
             return self.row_of_data(one.name, lambda: (one.name, data))
@@ -58,35 +60,38 @@ class Batch:
             video = is_address(one.path) and is_video(one.path)
             return self.row_of_data(one.name, lambda: (one.name, read_url(one.path, video=video)))
         if is_video(one.path):
-            wanted = vars(self.frames)
+            requested = vars(self.frames)
             if one.end is not None:  # the next part begins with the frame at its end
-                wanted = wanted | {"start": one.start, "end": max(one.end - 1e-3, one.start or 0)}
-            with_path = VideoInput(one.path, **wanted)
+                requested = requested | {
+                    "start": one.start,
+                    "end": max(one.end - 1e-3, one.start or 0),
+                }
+            with_path = VideoInput(one.path, **requested)
             return self._row(one.name, lambda: (one.name, with_path))
         return self._row(one.name, lambda: (one.name, read_picture(one.path)))
 
     def row_of_data(self, name: str, read: Callable[[], tuple[str, bytes]]) -> Row:
-        """Of what `read` gives: a name, and the bytes of a picture or a video. `name` is that of
-        the row where it raises MtmdError. For `many` to call.
+        """Return the row of data of what `read` gives: a name, and the bytes of a picture or a
+        video. `name` is that of the row where it raises MtmdError. For `many` to call.
         """
 
         def source() -> tuple[str, bytes | VideoInput]:
-            found, data = read()
-            return found, VideoInput(data, **vars(self.frames)) if is_video(data) else data
+            result, data = read()
+            return result, VideoInput(data, **vars(self.frames)) if is_video(data) else data
 
         return self._row(name, source)
 
     def _row(self, name: str, source: Callable[[], tuple[str, bytes | VideoInput]]) -> Row:
         digest = None
         try:
-            name, found = source()
-            if isinstance(found, bytes):
-                digest = hashlib.sha256(found).hexdigest()
-                self.many.make_room(decoded_bytes(found))
-                shown: Any = self.service.load_image(found, unnamed=name)
+            name, result = source()
+            if isinstance(result, bytes):
+                digest = hashlib.sha256(result).hexdigest()
+                self.many.make_room(decoded_bytes(result))
+                shown: Any = self.service.load_image(result, unnamed=name)
             else:
                 self.many.make_room(None)
-                shown = found
+                shown = result
             messages = messages_of(shown, self.prompt, self.system)
             answer = self.many.finish(self.service.submit_bulk(messages, self.settings))
             digest = digest or answer.receipt.videos[0].sha256

@@ -1,5 +1,5 @@
-"""Which pictures and videos a batch is about: files, folders, patterns and lists, as people name
-them.
+"""Describes which pictures and videos a batch is about: files, folders, patterns and lists, as
+people name them.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ class Inputs:
     skipped: Mapping[str, int]
 
     @property
-    def told(self) -> str:
-        """What was skipped, "" for nothing."""
-        return told_of(self.skipped)
+    def reported(self) -> str:
+        """Return what was skipped, "" for nothing."""
+        return describe(self.skipped)
 
 
-def told_of(skipped: Mapping[str, int]) -> str:
+def describe(skipped: Mapping[str, int]) -> str:
     """Files of folders that were skipped, in words, "" for none."""
     count = sum(skipped.values())
     if not count:
@@ -83,9 +83,9 @@ def find_inputs(
     endings: tuple[str, ...] = SUFFIXES,
     piped: bytes | None = None,
 ) -> Inputs:
-    """What `words` (files, folders, patterns, URLs) and `lists` name; the latter are files with a
-    path or URL on each line, "-" for stdin. Of folders, files with one of `endings` are taken. The
-    word "-" is `piped`, where something was.
+    """Return what `words` (files, folders, patterns, URLs) and `lists` name; the latter are files
+    with a path or URL on each line, "-" for stdin. Of folders, files with one of `endings` are
+    taken. The word "-" is `piped`, where something was.
 
     Whether a file that is named exists is found out when it is its turn. Raises OptionError where a
     folder, pattern or list has none.
@@ -141,7 +141,7 @@ def in_parts(inputs: Iterable[Input], every: float, isolate: bool = False) -> li
 
 
 def _plain(word: str) -> str:
-    """Of file:// the path, by which rows are known."""
+    """Return the plain of file:// the path, by which rows are known."""
     return user_path(word) if word[:7].lower() == "file://" else word
 
 
@@ -168,14 +168,14 @@ def _expand(word: str, skipped: Counter[str], endings: tuple[str, ...]) -> list[
 
 
 def _pictures_in(folder: Path, skipped: Counter[str], endings: tuple[str, ...]) -> Iterator[str]:
-    """At any depth; what is hidden is left out."""
-    for place, folders, files in os.walk(folder):
+    """Yield it at any depth; what is hidden is left out."""
+    for location, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in files:
             if name.startswith("."):
                 continue
             if name.lower().endswith(endings):
-                yield str(Path(place) / name)
+                yield str(Path(location) / name)
             else:
                 skipped[printable(Path(name).suffix.lower())] += 1
 

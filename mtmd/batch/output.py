@@ -25,9 +25,9 @@ GROUP = 1024  # rows that go to a Parquet file at a time
 
 @dataclass(frozen=True)
 class Row:
-    """What became of a picture, or a video: an answer or an error. `sha256` is of the file. Times
-    are in milliseconds. `thinking` is what the model thought before the answer; its tokens are
-    among `output_tokens`. `warnings` are those of this answer, joined by "; ".
+    """Describes what became of a picture, or a video: an answer or an error. `sha256` is of the
+    file. Times are in milliseconds. `thinking` is what the model thought before the answer; its
+    tokens are among `output_tokens`. `warnings` are those of this answer, joined by "; ".
     """
 
     image: str
@@ -78,7 +78,7 @@ class Output(Protocol):
 
 
 def open_output(path: Path, resume: bool) -> Output:
-    """By the ending of `path`. Nothing is written before the first row.
+    """Open the output by the ending of `path`. Nothing is written before the first row.
 
     Raises OptionError as `check_output`, for a file that is there without `resume`, and for one
     with it that holds something else.
@@ -99,8 +99,8 @@ def check_output(path: Path) -> None:
 
 
 class Form(Protocol):
-    """How rows are written. `start` is how every file begins. `read` gives rows as they end:
-    (offset, row); a torn last one is left out.
+    """Describes how rows are written. `start` is how every file begins. `read` gives rows as they
+    end: (offset, row); a torn last one is left out.
     """
 
     header: bytes
@@ -128,7 +128,7 @@ class JsonForm:
 
 
 class CsvForm:
-    """As in RFC 4180. Spreadsheets take a text that begins with one of `FORMULA` for a formula,
+    """CSV as in RFC 4180. Spreadsheets take a text that begins with one of `FORMULA` for a formula,
     which may send other cells away: such texts have an apostrophe before them (OWASP, "CSV
     injection"), which `read` takes off again.
     """
@@ -216,7 +216,7 @@ class Appended:
             raise
 
     def _drop(self) -> None:
-        """What is to be forgotten. The file is whole at any time."""
+        """Drop rows that are to be forgotten. The file is whole at any time."""
         made = self._path.with_name(self._path.name + ".new")
         with self._path.open("rb") as file, self._path.open("rb") as copied, made.open("wb") as new:
             new.write(copied.read(len(self._form.header)))

@@ -25,14 +25,14 @@ OWNER_BYTES = 1000
 
 @contextmanager
 def output_lock(out: Path) -> Iterator[str]:
-    """With `out` for this process alone; what there is to be told of that, "" for nothing. Raises
-    OptionError where another process has it, or no lock of ours can be made.
+    """Lock `out` for this process only; yields what there is to report of that, "" for nothing.
+    Raises OptionError where another process has it, or no lock of ours can be made.
     """
     try:
-        place = out.resolve()  # through whatever link it is reached
+        location = out.resolve()  # through whatever link it is reached
     except (OSError, RuntimeError) as error:
         raise OptionError(f"out {out}: found links in a circle, expected a file") from error
-    path = place.with_name(place.name + ENDING)
+    path = location.with_name(location.name + ENDING)
     try:
         file, locks = _locked(path, out)
     except OSError as error:
@@ -99,7 +99,7 @@ def _check_ours(file: BinaryIO, path: Path, out: Path) -> None:
 
 
 def _owner(file: BinaryIO) -> str:
-    """Who has written there last, "" for nobody, or where it cannot be told."""
+    """Return who has written there last, "" for nobody, or where it cannot be told."""
     try:
         file.seek(0)
         owner = _read(file.read(OWNER_BYTES))
@@ -113,7 +113,7 @@ def _owner(file: BinaryIO) -> str:
 def _read(data: bytes) -> dict[str, object]:
     """Empty where `output_lock` has not written it."""
     with suppress(ValueError, RecursionError):
-        found = json.loads(data)
-        if isinstance(found, dict) and found.keys() == {"process", "host"}:
-            return found
+        result = json.loads(data)
+        if isinstance(result, dict) and result.keys() == {"process", "host"}:
+            return result
     return {}

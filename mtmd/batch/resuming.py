@@ -1,4 +1,4 @@
-"""Which pictures a batch has to ask about where rows are there already."""
+"""Describes which pictures a batch has to ask about where rows are there already."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mtmd.batch.asked import AskedBefore, place_of, real_folder
+from mtmd.batch.earlier_question import EarlierRun, location_of, real_folder
 from mtmd.batch.inputs import Input
 from mtmd.batch.output import Before
 
@@ -30,8 +30,8 @@ class Left:
     retried: int
 
     @property
-    def told(self) -> str:
-        """What is asked about again, "" for nothing."""
+    def reported(self) -> str:
+        """Return what is asked about again, "" for nothing."""
         parts = []
         if self.changed:
             verb = "has" if self.changed == 1 else "have"
@@ -42,47 +42,47 @@ class Left:
 
 
 def what_is_left(
-    inputs: Sequence[Input], rows: Mapping[str, Before], before: AskedBefore, retry: bool
+    inputs: Sequence[Input], rows: Mapping[str, Before], before: EarlierRun, retry: bool
 ) -> Left:
     """`rows` are there. With `retry` those with an error are asked about again; a picture whose
     file has another digest always is.
     """
-    known = {place_of(name, before.folder): name for name in rows}
+    known = {location_of(name, before.folder): name for name in rows}
     away = str(Path.cwd()) != before.folder
     left: dict[str, Input] = {}
-    old, failed, kept = set[str](), list[tuple[str, str]](), 0
+    old, failed, saved = set[str](), list[tuple[str, str]](), 0
     changed = retried = 0
     seen = set[str]()
     for one in inputs:
-        place = _place(one)
-        if place in seen:
+        location = _location(one)
+        if location in seen:
             continue  # two spellings
-        seen.add(place)
-        name = known.get(place)
+        seen.add(location)
+        name = known.get(location)
         if name is None:
-            left[place] = _in_full(one) if away else one
+            left[location] = _in_full(one) if away else one
             continue
         row = rows[name]
         has_changed = _has_changed(one.path, row, before.began)
         if has_changed or (retry and row.error is not None):
-            left[place] = _in_full(one) if away else one
+            left[location] = _in_full(one) if away else one
             old.add(name)
             changed, retried = changed + has_changed, retried + (not has_changed)
             continue
-        kept += 1
+        saved += 1
         if row.error is not None:
             failed.append((name, row.error))
-    return Left(tuple(left.values()), frozenset(old), kept, tuple(failed), changed, retried)
+    return Left(tuple(left.values()), frozenset(old), saved, tuple(failed), changed, retried)
 
 
-def _place(one: Input) -> str:
-    """As of its row's name."""
+def _location(one: Input) -> str:
+    """Return the location by its row's name."""
     if one.is_url:
         return one.name
     folder, _ = os.path.split(one.path)
     real = real_folder(os.path.join(Path.cwd(), folder))  # noqa: PTH118  # ".." after links
     _, name = os.path.split(one.name)
-    return place_of(name, os.fsencode(real).decode("utf-8", "backslashreplace"))
+    return location_of(name, os.fsencode(real).decode("utf-8", "backslashreplace"))
 
 
 def _in_full(one: Input) -> Input:
@@ -104,8 +104,8 @@ def _has_changed(path: str, row: Before, began: float) -> bool:
 
 
 def _digest(path: str) -> bytes:
-    found = hashlib.sha256()
+    result = hashlib.sha256()
     with Path(path).open("rb") as file:
         while data := file.read(READ_BYTES):
-            found.update(data)
-    return found.digest()
+            result.update(data)
+    return result.digest()

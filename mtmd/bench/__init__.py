@@ -1,0 +1,3 @@
+"""Benchmarks: stages measured one by one, against the machine's ceilings; random weights in the
+shape of any model.
+"""

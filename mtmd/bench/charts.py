@@ -41,28 +41,30 @@ class Dot:
 class Scale:
     """Values to pixels, by logarithm or as they are."""
 
-    least: float
-    most: float
+    minimum: float
+    maximum: float
     start: float
     stop: float
     log: bool
 
     def at(self, value: float) -> float:
         if self.log:
-            share = log10(max(value, self.least) / self.least) / log10(self.most / self.least)
+            share = log10(max(value, self.minimum) / self.minimum) / log10(
+                self.maximum / self.minimum
+            )
         else:
-            share = (value - self.least) / (self.most - self.least)
+            share = (value - self.minimum) / (self.maximum - self.minimum)
         return self.start + share * (self.stop - self.start)
 
     def ticks(self) -> list[float]:
         if not self.log:
-            step = _step((self.most - self.least) / 5)
-            first = ceil(self.least / step)
-            return [step * i for i in range(first, floor(self.most / step + 1e-9) + 1)]
-        low, high = floor(log10(self.least)), ceil(log10(self.most))
+            step = _step((self.maximum - self.minimum) / 5)
+            first = ceil(self.minimum / step)
+            return [step * i for i in range(first, floor(self.maximum / step + 1e-9) + 1)]
+        low, high = floor(log10(self.minimum)), ceil(log10(self.maximum))
         mantissas = (1, 2, 5) if high - low <= 3 else (1,)
         result = [m * 10.0**e for e in range(low, high + 1) for m in mantissas]
-        return [v for v in result if self.least <= v * 1.0001 and v <= self.most * 1.0001]
+        return [v for v in result if self.minimum <= v * 1.0001 and v <= self.maximum * 1.0001]
 
 
 @dataclass
@@ -110,11 +112,11 @@ def line_chart(
     """Lines with their spread as whiskers, each named at its end."""
     points = [p for line in lines for p in line.points]
     values = sorted({p[0] for p in points})
-    least = 0.0 if not y_log else min(p[2] for p in points) / 1.3
+    minimum = 0.0 if not y_log else min(p[2] for p in points) / 1.3
     x_log = x_log and values[0] > 0
     frame = _Frame(
         _Exact(*_padded(values, x_log), LEFT + 12, WIDTH - RIGHT - 12, x_log, tuple(values)),
-        Scale(least, max(p[3] for p in points) * 1.08 or 1.0, HEIGHT - BOTTOM, TOP, y_log),
+        Scale(minimum, max(p[3] for p in points) * 1.08 or 1.0, HEIGHT - BOTTOM, TOP, y_log),
     )
     frame.axes(x_title, y_title, number, y_label)
     ends = _spread_out([frame.y.at(line.points[-1][1]) for line in lines])
@@ -148,10 +150,10 @@ def bar_chart(name: str, bars: Sequence[tuple[str, float, float, float, float, s
     """Horizontal bars from (name, value, low, high, floor, text); the floor is marked."""
     row, left, right = 34, 118, 190
     height = row * len(bars) + 6
-    most = max(high for _, _, _, high, _, _ in bars) or 1.0
-    scale = Scale(0, most, left, WIDTH - right, False)
+    maximum = max(high for _, _, _, high, _, _ in bars) or 1.0
+    scale = Scale(0, maximum, left, WIDTH - right, False)
     parts = []
-    for i, (label, value, low, high, least, text) in enumerate(bars):
+    for i, (label, value, low, high, minimum, text) in enumerate(bars):
         y = i * row + 6
         middle, end = y + 11, scale.at(value)
         parts.append(_text(left - 10, middle + 4, label, "end", "strong"))
@@ -159,8 +161,8 @@ def bar_chart(name: str, bars: Sequence[tuple[str, float, float, float, float, s
             f'<rect class="bar s{i % SERIES}" x="{left}" y="{y}" width="{max(end - left, 1):.1f}" '
             f'height="22" rx="2"><title>{escape(f"{label}: {text}")}</title></rect>'
         )
-        if least:
-            mark = scale.at(min(least, most))
+        if minimum:
+            mark = scale.at(min(minimum, maximum))
             parts.append(
                 f'<line class="floor" x1="{mark:.1f}" x2="{mark:.1f}" y1="{y - 3}" y2="{y + 25}"/>'
             )
@@ -206,15 +208,15 @@ def roofline_chart(
         )
     taken: list[tuple[float, float, float]] = []
     for d in dots:
-        place = _free_place(d, x.at(d.x), y.at(d.y), taken)
-        if d.label and place is not None:
-            taken.append(place)
-            left, at_y, _ = place
+        location = _free_slot(d, x.at(d.x), y.at(d.y), taken)
+        if d.label and location is not None:
+            taken.append(location)
+            left, at_y, _ = location
             frame.parts.append(_text(left, at_y, d.label, "start", f"name s{d.series}"))
     return frame.svg(name)
 
 
-def _free_place(
+def _free_slot(
     dot: Dot, x: float, y: float, taken: Sequence[tuple[float, float, float]]
 ) -> tuple[float, float, float] | None:
     """Left end, line and right end of a dot's label: above it, below it, or beside it, where no
@@ -222,8 +224,8 @@ def _free_place(
     """
     width = LETTER * len(dot.label)
     left = min(max(x - width / 2, LEFT), WIDTH - RIGHT - width)
-    beside = x - dot.radius - 5 - width
-    rows = [(left, y - dot.radius - 5), (left, y + dot.radius + 14), (beside, y + 4)]
+    alongside = x - dot.radius - 5 - width
+    rows = [(left, y - dot.radius - 5), (left, y + dot.radius + 14), (alongside, y + 4)]
     for start, row in rows:
         inside = start >= LEFT and TOP < row < HEIGHT - BOTTOM
         clear = all(
@@ -242,7 +244,7 @@ class _Exact(Scale):
     values: tuple[float, ...] = ()
 
     def ticks(self) -> list[float]:
-        """Those that leave each other room."""
+        """Return those that leave each other room."""
         result: list[float] = []
         for value in self.values:
             if not result or abs(self.at(value) - self.at(result[-1])) >= 34:
@@ -251,10 +253,10 @@ class _Exact(Scale):
 
 
 def _padded(values: Sequence[float], log: bool) -> tuple[float, float]:
-    least, most = values[0], values[-1]
-    if least == most:
-        return (least / 2, most * 2) if log else (least - 1, most + 1)
-    return least, most
+    minimum, maximum = values[0], values[-1]
+    if minimum == maximum:
+        return (minimum / 2, maximum * 2) if log else (minimum - 1, maximum + 1)
+    return minimum, maximum
 
 
 def _spread_out(at: Sequence[float], room: float = 15) -> list[float]:

@@ -27,8 +27,8 @@ from mtmd.bench.report import (
     Stage,
     above,
     growths,
+    location,
     many,
-    place,
 )
 
 STYLE = Path(__file__).parent / "page.css"
@@ -58,11 +58,11 @@ def render_page(report: Report) -> str:
 def _head(report: Report) -> list[str]:
     m, base = report.machine, report.base
     pictured = many(base.images, "picture")
-    asked = [f"{base.context} tokens of text", f"batch {base.batch}"]
+    requested = [f"{base.context} tokens of text", f"batch {base.batch}"]
     if base.images:
-        asked.insert(0, f"{pictured} of {base.resolution} × {base.resolution} px")
+        requested.insert(0, f"{pictured} of {base.resolution} × {base.resolution} px")
     if base.load:
-        asked.append(f"beside {many(base.load, 'busy process', 'es')}")
+        requested.append(f"beside {many(base.load, 'busy process', 'es')}")
     facts = {
         "weights": f"{memory_size(report.weight_bytes)}, computed in {report.dtype}",
         "device": m.device_name,
@@ -74,14 +74,16 @@ def _head(report: Report) -> list[str]:
         "first pass": milliseconds(report.first_ms),
         "software": f"mtmd {report.version}, torch {m.torch}, {m.system}",
     }
-    told = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in facts.items())
+    reported = "".join(
+        f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in facts.items()
+    )
     return [
         f"<h1>{escape(report.model)}</h1>",
-        f"<p>{escape(', '.join(asked))}; {many(report.rounds, 'round')} after one that is not "
+        f"<p>{escape(', '.join(requested))}; {many(report.rounds, 'round')} after one that is not "
         "counted. "
         "The rates are this machine's ceilings, measured in the same run.</p>",
         f"<p><code>{escape(report.command)}</code></p>",
-        f"<dl>{told}</dl>",
+        f"<dl>{reported}</dl>",
     ]
 
 
@@ -91,8 +93,8 @@ def _stages(report: Report) -> list[str]:
         (
             s.name,
             s.ms.median,
-            s.ms.least,
-            s.ms.most,
+            s.ms.minimum,
+            s.ms.maximum,
             s.floor_ms or 0.0,
             milliseconds(s.ms.median) + (f", {s.share:.0%} of the roofline" if s.share else ""),
         )
@@ -132,9 +134,9 @@ def _sweeps(report: Report) -> list[str]:
             continue
         parts.append(f"<h2>Against {escape(axis)}</h2>")
         slopes = [(stage, g) for stage, rows in result for g in growths(axis, rows)]
-        told = [f"{stage} {g}" for stage, g in slopes if g.exponent is not None]
-        if told:
-            parts.append(f"<p>Growth by least squares: {escape(', '.join(told))}.</p>")
+        reported = [f"{stage} {g}" for stage, g in slopes if g.exponent is not None]
+        if reported:
+            parts.append(f"<p>Growth by least squares: {escape(', '.join(reported))}.</p>")
         lines = [
             Line(stage, [_point(axis, s) for s in rows], STAGES.index(stage))
             for stage, rows in result
@@ -172,28 +174,28 @@ def _sweeps(report: Report) -> list[str]:
     return parts
 
 
-def _throughput(axis: str, found: Sequence[tuple[str, list[Stage]]]) -> list[str]:
+def _throughput(axis: str, result: Sequence[tuple[str, list[Stage]]]) -> list[str]:
     lines = [
         Line(
             stage,
             [_exact(s.point.value(axis) or 0, s.tokens_per_s or 0.0) for s in rows],
             STAGES.index(stage),
         )
-        for stage, rows in found
+        for stage, rows in result
     ]
     chart = line_chart("tokens per second", lines, AXIS_MEANING[axis], "tokens/s", number)
     return [f"<figure>{chart}</figure>"]
 
 
 def _encode_memory(axis: str, rows: list[Stage], report: Report) -> list[str]:
-    """What an encode adds at its peak, measured beside what its plans predict."""
-    found = [(place(axis, s), s.added_bytes / MIB) for s in rows if s.added_bytes]
-    if axis != "resolution" or len(found) < 2:
+    """Return what an encode adds at its peak, measured beside what its plans predict."""
+    result = [(location(axis, s), s.added_bytes / MIB) for s in rows if s.added_bytes]
+    if axis != "resolution" or len(result) < 2:
         return []
-    lines = [Line("measured", [_exact(x, y) for x, y in found], 1)]
-    least, most = min(x for x, _ in found), max(x for x, _ in found)
+    lines = [Line("measured", [_exact(x, y) for x, y in result], 1)]
+    minimum, maximum = min(x for x, _ in result), max(x for x, _ in result)
     predicted = [(m.patches, m.flash_bytes / MIB) for m in report.memory]
-    within = sorted(row for row in predicted if least <= row[0] <= most)
+    within = sorted(row for row in predicted if minimum <= row[0] <= maximum)
     if len(within) > 1:
         lines.append(Line("predicted", [_exact(x, y) for x, y in within], 0, dashed=True))
     chart = line_chart("memory of an encode", lines, "patches", "MiB added", number, y_log=True)
@@ -201,7 +203,9 @@ def _encode_memory(axis: str, rows: list[Stage], report: Report) -> list[str]:
 
 
 def _is_wide(lines: Sequence[Line]) -> bool:
-    """Whether values lie so far apart that only their logarithms can be told from each other."""
+    """Return whether values lie so far apart that only their logarithms can be told from each
+    other.
+    """
     values = [p[1] for line in lines for p in line.points]
     return min(values) > 0 and max(values) / min(values) > WIDE
 
@@ -217,7 +221,7 @@ def _separate(lines: list[Line]) -> list[list[Line]]:
 
 def _point(axis: str, stage: Stage) -> tuple[float, float, float, float]:
     ms = stage.ms
-    return float(stage.point.value(axis) or 0), ms.median, ms.least, ms.most
+    return float(stage.point.value(axis) or 0), ms.median, ms.minimum, ms.maximum
 
 
 def _memory(report: Report) -> list[str]:
@@ -328,8 +332,8 @@ def _figures(stage: Stage) -> list[str]:
     ms, rate = stage.ms, stage.tokens_per_s
     return [
         milliseconds(ms.median),
-        milliseconds(ms.least),
-        milliseconds(ms.most),
+        milliseconds(ms.minimum),
+        milliseconds(ms.maximum),
         f"± {ms.spread:.0%}",
         number(rate) if rate and stage.name != "first token" else "",
         f"{stage.share:.0%}" if stage.share else "",

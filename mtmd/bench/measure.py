@@ -1,4 +1,6 @@
-"""How measurements are taken: samples, the peak of memory, and processes that keep cores busy."""
+"""Describes how measurements are taken: samples, the peak of memory, and processes that keep cores
+busy.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +30,11 @@ class Sample:
         return statistics.median(self.values)
 
     @property
-    def least(self) -> float:
+    def minimum(self) -> float:
         return min(self.values)
 
     @property
-    def most(self) -> float:
+    def maximum(self) -> float:
         return max(self.values)
 
     @property
@@ -60,8 +62,8 @@ class HostPeak:
         except OSError:
             self._restarted = False
             return
-        peak, held = memory.status_bytes("VmHWM"), memory.resident_bytes()
-        self._restarted = peak is not None and held is not None and peak <= held + SLACK
+        peak, stored = memory.status_bytes("VmHWM"), memory.resident_bytes()
+        self._restarted = peak is not None and stored is not None and peak <= stored + SLACK
 
     def read(self) -> int | None:
         return memory.status_bytes("VmHWM") if self._restarted else None
@@ -74,7 +76,7 @@ def peak_bytes() -> int | None:
 
 @contextmanager
 def busy(processes: int) -> Iterator[None]:
-    """So many processes beside this one that never rest."""
+    """Run so many processes beside this one that never rest."""
     started: list[subprocess.Popen[bytes]] = []
     try:
         for _ in range(processes):

@@ -104,8 +104,8 @@ class RandomFile:
 
 
 def text_kinds(weights: str, parameters: Mapping[str, Parameter]) -> Callable[[str, Shape], str]:
-    """Which type each tensor of a decoder has, as llama-quantize chooses. Raises OptionError for a
-    type that is not known.
+    """Return which type each tensor of a decoder has, as llama-quantize chooses. Raises OptionError
+    for a type that is not known.
     """
     if weights not in KINDS:
         raise OptionError(f"weights {weights!r:.40}: expected one of {', '.join(KINDS)}")
@@ -131,14 +131,14 @@ def text_kinds(weights: str, parameters: Mapping[str, Parameter]) -> Callable[[s
 
 
 def plain_kinds(weights: str) -> Callable[[str, Shape], str]:
-    """For an encoder, which is not quantized."""
+    """Return the kinds for an encoder, which is not quantized."""
     wide = "F32" if weights == "F32" else "BF16"
     return lambda name, shape: wide if len(shape) > 1 else "F32"  # noqa: ARG005
 
 
 def _needs_more_bits(name: str, layers: int) -> bool:
-    """Of the tensors that suffer most, those of the first and last eighth of the layers and of
-    every third between.
+    """Return whether it is one of the tensors that suffer most: those of the first and last eighth
+    of the layers and of every third between.
     """
     result = re.fullmatch(r"blk\.(\d+)\.(attn_v|ffn_down(_exps)?)\.weight", name)
     if result is None:
@@ -189,12 +189,12 @@ def _noise() -> Tensor:
 @lru_cache(maxsize=32)
 def _blocks(kind: str, spread: float) -> Tensor:
     """Random blocks [n, bytes] whose values have a mean of about 0 and the deviation `spread`."""
-    block, (scale_at, least_at) = BLOCKS[kind], SCALES[kind]
+    block, (scale_at, min_at) = BLOCKS[kind], SCALES[kind]
     random = torch.Generator().manual_seed(block.id)
     blocks = torch.randint(0, 256, (BANK, block.bytes), dtype=torch.uint8, generator=random)
 
-    def decoded(scale: float, least: float) -> Tensor:
-        for at, value in ((scale_at, scale), (least_at, least)):
+    def decoded(scale: float, minimum: float) -> Tensor:
+        for at, value in ((scale_at, scale), (min_at, minimum)):
             if at is not None:
                 blocks[:, at : at + 2] = torch.tensor([value], dtype=torch.float16).view(
                     torch.uint8
@@ -202,9 +202,9 @@ def _blocks(kind: str, spread: float) -> Tensor:
         return block.decode(blocks)
 
     # Values are linear in both numbers: decode with each alone, then choose them.
-    least = 0.0
-    if least_at is not None:
-        least = -float(decoded(1, 0).mean()) / float(decoded(0, 1).mean())
-    scale = spread / float(decoded(1, least).std())
-    decoded(scale, least * scale)
+    lowest = 0.0
+    if min_at is not None:
+        lowest = -float(decoded(1, 0).mean()) / float(decoded(0, 1).mean())
+    scale = spread / float(decoded(1, lowest).std())
+    decoded(scale, lowest * scale)
     return blocks

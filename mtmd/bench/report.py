@@ -1,4 +1,4 @@
-"""What a benchmark found. One dataclass, for the table, JSON and the page."""
+"""Describes what a benchmark found. One dataclass, for the table, JSON and the page."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ AXIS_MEANING = {
 
 @dataclass(frozen=True)
 class Point:
-    """Where something is measured: one value of each axis. `threads` None is torch's choice."""
+    """Describes where something is measured: one value of each axis. `threads` None is torch's
+    choice.
+    """
 
     resolution: int
     images: int
@@ -72,7 +74,7 @@ class Stage:
 
     @property
     def share(self) -> float | None:
-        """Of the roofline: 1 is as fast as the machine's ceilings allow."""
+        """Return the share of the roofline: 1 is as fast as the machine's ceilings allow."""
         return self.floor_ms / self.ms.median if self.floor_ms and self.ms.median else None
 
 
@@ -158,15 +160,15 @@ class Report:
         return [row for row in all_of_them if row[2]]
 
     def asdict(self) -> dict[str, Any]:
-        """With the derived figures, under names with units."""
+        """Return it with the derived figures, under names with units."""
         result = asdict(self)
         result["stages"] = [
             asdict(s)
             | {
                 "ms": list(s.ms.values),
                 "median_ms": s.ms.median,
-                "least_ms": s.ms.least,
-                "most_ms": s.ms.most,
+                "least_ms": s.ms.minimum,
+                "most_ms": s.ms.maximum,
                 "spread": s.ms.spread,
                 "tokens_per_s": s.tokens_per_s,
                 "roofline_share": s.share,
@@ -174,9 +176,9 @@ class Report:
             for s in self.stages
         ]
         result["growth"] = [
-            {"axis": axis, "stage": stage, **asdict(found)}
+            {"axis": axis, "stage": stage, **asdict(match)}
             for axis, stage, rows in self.sweeps()
-            for found in growths(axis, rows)
+            for match in growths(axis, rows)
         ]
         return result
 
@@ -196,28 +198,28 @@ class Growth:
 
 
 def against(axis: str, stage: str) -> str:
-    """What a stage grows with along an axis: an encode with the patches that pixels make."""
+    """Return what a stage grows with along an axis: an encode with the patches that pixels make."""
     return "patches" if (axis, stage) == ("resolution", "encode") else axis
 
 
-def place(axis: str, stage: Stage) -> float:
-    """Where on the axis a measurement is, in what it grows with."""
+def location(axis: str, stage: Stage) -> float:
+    """Return where on the axis a measurement is, in what it grows with."""
     counted = stage.patches if against(axis, stage.name) == "patches" else stage.point.value(axis)
     return float(counted or 0)
 
 
 def growths(axis: str, rows: list[Stage]) -> list[Growth]:
-    """How a stage grows along an axis; memory where it takes more of it the more it does."""
+    """Return how a stage grows along an axis; memory where it takes more of it the more it does."""
     name = rows[0].name
     with_what = against(axis, name)
-    at = [place(axis, s) for s in rows]
+    at = [location(axis, s) for s in rows]
     times = exponent(list(zip(at, (s.ms.median for s in rows), strict=True)))
-    found = [Growth("time", with_what, times)]
+    result = [Growth("time", with_what, times)]
     if name == "encode" and axis in ("resolution", "images"):
         # A small one may find all that it needs in memory that the process holds already
         added = [(x, float(s.added_bytes)) for x, s in zip(at, rows, strict=True) if s.added_bytes]
-        found.append(Growth("memory", with_what, exponent(added)))
-    return found
+        result.append(Growth("memory", with_what, exponent(added)))
+    return result
 
 
 FASTER = "lie in the processor's caches, which are faster than memory"

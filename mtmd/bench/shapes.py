@@ -32,7 +32,7 @@ END = "<|end|>"
 SAME_SHAPE = frozenset(  # parts of names on the hub that make no other shape
     ("it", "pt", "instruct", "thinking", "base", "chat", "hf", "ov", "2507")
 )
-LEAST_VOCABULARY = 512  # the stand-in's bytes and control tokens
+MIN_VOCABULARY = 512  # the stand-in's bytes and control tokens
 LOOKED_AT = 1024  # pixels a side of the picture whose text tells the control tokens
 CONTROL = re.compile(r"<[^<>\s]{1,40}>|\[[A-Z_]{2,40}\]")
 TEMPLATE = (
@@ -108,14 +108,14 @@ def read_shape(shape: str) -> tuple[str, Settings, Settings]:
 
 
 def _short_name(name: str, known: Mapping[str, Mapping[str, Any]]) -> str:
-    """Of a model as the hub calls it: google/gemma-3-4b-it is gemma-3-4b."""
+    """Return the short name of a model as the hub calls it: google/gemma-3-4b-it is gemma-3-4b."""
     parts = name.rpartition("/")[2].lower().split("-")
     short = "-".join(part for part in parts if part not in SAME_SHAPE)
     return next((name for name, shape in known.items() if shape.get("hub") == short), short)
 
 
 def _image_settings(folder: Path) -> Settings:
-    """What lies beside the configuration; without it, the families' defaults."""
+    """Return what lies beside the configuration; without it, the families' defaults."""
     processor = read_json(folder / "processor_config.json", required=False)
     if isinstance(result := processor.get("image_processor"), Mapping):
         return Settings(result, "processor_config.json")
@@ -131,9 +131,9 @@ def _table() -> dict[str, dict[str, Any]]:
 
 def _tokenizer(vision: VisionFamily | None, vocabulary: int, where: str) -> Tokenizer:
     """One token for each byte, and the control tokens that the family writes around pictures."""
-    if vocabulary < LEAST_VOCABULARY:
+    if vocabulary < MIN_VOCABULARY:
         raise ModelError(
-            f"{where}: vocab_size is {vocabulary}, expected at least {LEAST_VOCABULARY} for the "
+            f"{where}: vocab_size is {vocabulary}, expected at least {MIN_VOCABULARY} for the "
             "stand-in tokenizer"
         )
     alphabet = {letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}

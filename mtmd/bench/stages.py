@@ -22,7 +22,7 @@ from mtmd.bench.measure import Sample, busy
 from mtmd.bench.report import AXES, Machine, OpRow, Point, PredictedMemory, Report, Stage
 from mtmd.bench.subject import OpCost, Prefilled, Subject, Work
 from mtmd.kernels.report.ceilings import RUNS, Ceilings
-from mtmd.kernels.resources.threads import asked_threads
+from mtmd.kernels.resources.threads import requested_threads
 from mtmd.model import Model
 from mtmd.options.load import LoadOptions
 
@@ -42,9 +42,10 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure. Each of `axes` has one value or more: the first of all is the base, and one
-    axis at a time is varied from there. `images` empty: one, where the model sees. `copying`:
-    also answers that copy their prompt, at the base. `stages` are those measured, empty: all.
+    """Describes what to measure. Each of `axes` has one value or more: the first of all is the
+    base, and one axis at a time is varied from there. `images` empty: one, where the model sees.
+    `copying`: also answers that copy their prompt, at the base. `stages` are those measured, empty:
+    all.
     """
 
     model: str | None
@@ -130,7 +131,7 @@ def run(
         detail=plan.detail,
     )
     settle(subject.model)
-    subject.threads(asked_threads())
+    subject.threads(requested_threads())
     if not plan.images:
         plan = replace(plan, images=(int(subject.encoder is not None),))
     progress("measuring the machine's ceilings")
@@ -177,15 +178,15 @@ class _Bench:
 
     def __init__(self, subject: Subject, plan: Plan, ceilings: Ceilings):
         self.subject, self.plan, self.ceilings = subject, plan, ceilings
-        self.threads = asked_threads()
+        self.threads = requested_threads()
         on_cpu = subject.device.type == "cpu"
         self._clock = SustainedClock(usable_cores().quota if on_cpu else None)
         self.series: dict[tuple[str, Point], _Series] = {}
         self._pictures: dict[tuple[int, int], tuple[list[Any], list[Any]]] = {}
 
     def weigh(self) -> None:
-        """What each encode adds to the memory held, apart from its time: giving back what is free
-        slows the next run down.
+        """Measure what each encode adds to the memory held, apart from its time: giving back what
+        is free slows the next run down.
         """
         base, subject = self.plan.base(), self.subject
         for (name, point), series in self.series.items():
@@ -300,7 +301,7 @@ class _Bench:
                 Sample(tuple(s.ms)),
                 s.tokens,
                 self._floor_ms(s.work),
-                max((most for most, _ in s.peaks), default=None),
+                max((maximum for maximum, _ in s.peaks), default=None),
                 s.added,
                 s.patches,
                 s.tiles,
@@ -367,7 +368,7 @@ def _predicted(subject: Subject) -> Iterator[PredictedMemory]:
 
 
 def _processor() -> str:
-    """What Linux calls it; its kind elsewhere."""
+    """Return what Linux calls it; its kind elsewhere."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,5 +1,5 @@
-"""What is measured: one model, its stages apart. Everything of the engine that the benchmark uses
-goes through here.
+"""Describes what is measured: one model, its stages apart. Everything of the engine that the
+benchmark uses goes through here.
 """
 
 from __future__ import annotations
@@ -120,10 +120,10 @@ class Subject:
             pictured = images * plan.tokens
         context = pictured + prompt + decode + SLACK
         if context > checkpoint.text.context:
-            beside = f"{decode} decoded and {SLACK} for the chat template"
-            beside = f"{pictured} of pictures, {beside}" if pictured else beside
+            alongside = f"{decode} decoded and {SLACK} for the chat template"
+            alongside = f"{pictured} of pictures, {alongside}" if pictured else alongside
             raise OptionError(
-                f"context: found {prompt} tokens of text, beside {beside}, expected at most "
+                f"context: found {prompt} tokens of text, beside {alongside}, expected at most "
                 f"{checkpoint.text.context} in all, which {name or model or 'demo model'} was made "
                 "for"
             )
@@ -158,8 +158,8 @@ class Subject:
         return self.model.checkpoint.weight_bytes
 
     def threads(self, count: int | None) -> None:
-        """For what follows, None for what torch and machine code choose: the device's thread has
-        had its own number since it began.
+        """Set the threads for what follows, None for what torch and machine code choose: the
+        device's thread has had its own number since it began.
         """
         ask_threads(count)
         self.model.exclusively(lambda: ask_threads(count))
@@ -223,8 +223,8 @@ class Subject:
         return self.model.exclusively(work)
 
     def decode(self, sequences: Prefilled, steps: int) -> None:
-        """So many tokens for each sequence, the most probable ones; the sequences stay where they
-        were.
+        """Decode so many tokens for each sequence, the most probable ones; the sequences stay where
+        they were.
         """
 
         def work() -> None:
@@ -232,7 +232,7 @@ class Subject:
             tokens = list(sequences.tokens)
             for _ in range(steps):
                 parts = [(r, [Span((t,))]) for r, t in zip(running, tokens, strict=True)]
-                tokens = _most_probable(self.runner.read(parts, self._cache))
+                tokens = _max_probable(self.runner.read(parts, self._cache))
 
         self.model.exclusively(work)
 
@@ -262,8 +262,9 @@ class Subject:
         return self.model.exclusively(work)
 
     def first_token(self, resolution: int, images: int, length: int) -> int:
-        """From a picture's pixels to the first token of an answer, as an application asks. How many
-        tokens the prompt had: `length` of text are met nearly, and a chat template has its own.
+        """Measure from a picture's pixels to the first token of an answer, as an application would.
+        How many tokens the prompt had: `length` of text are met nearly, and a chat template has its
+        own.
         """
         text = self._text(length)
         content = [
@@ -280,7 +281,7 @@ class Subject:
         return last.answer.receipt.prompt_tokens
 
     def start_service(self) -> None:
-        """Its caches, before anything is timed."""
+        """Start the service and fill its caches before anything is timed."""
         _ = self.model.service
 
     def stop_service(self) -> None:
@@ -304,7 +305,7 @@ class Subject:
     # Costs
 
     def encode_work(self, plans: Sequence[ImagePlan]) -> Work:
-        """Of encoding these pictures."""
+        """Return the work of encoding these pictures."""
         assert self.encoder is not None
         return [
             cost
@@ -313,26 +314,28 @@ class Subject:
         ]
 
     def prefill_work(self, spans: Sequence[Span]) -> Work:
-        """Of reading a prompt in batches as the runner does."""
+        """Return the prefill work of reading a prompt in batches as the runner does."""
         sequence, result = self.runner.begin(self._cache, 0), list[tuple[int, int]]()
         batches = cut(lay_out(spans, 0)[0], self.runner.prefill_tokens)
         for part in batches:
             last = part is batches[-1]
-            batch = make_batch([(sequence, part)], self._cache, wants_logits=last)
+            batch = make_batch([(sequence, part)], self._cache, needs_logits=last)
             sequence.done += sum(map(len, part))
             result += _work(self.runner.plan(batch.shape))
         return result
 
     def decode_work(self, sequences: Prefilled) -> Work:
-        """Of one step."""
+        """Return the work of one step."""
         return _work(self.runner.plan(self.decode_shape(sequences)))
 
     def decode_shape(self, sequences: Prefilled) -> BatchShape:
-        """Of the batch of one step."""
+        """Return the shape of the batch of one step."""
         return self._step(sequences).shape
 
     def encode_shapes(self, plans: Sequence[ImagePlan]) -> list[tuple[int, tuple[int, ...]]]:
-        """How the encoder shares out the pictures' tiles: how many at once, and their shape."""
+        """Return how the encoder shares out the pictures' tiles: how many at once, and their
+        shape.
+        """
         return _batches(plans)
 
     def _step(self, sequences: Prefilled) -> Batch:
@@ -372,7 +375,7 @@ class Subject:
         return self.model.exclusively(work)
 
     def patches(self, plans: Sequence[ImagePlan]) -> int:
-        """What the encoder's attention sees of these pictures, all tiles together."""
+        """Return what the encoder's attention sees of these pictures, all tiles together."""
         assert self.encoder is not None
         return sum(_patches(self.encoder.plan(*batch)) for batch in _batches(plans))
 
@@ -420,22 +423,24 @@ class Subject:
             torch.cuda.reset_peak_memory_stats(self.device)
             before = torch.cuda.memory_allocated(self.device)
             yield
-            most = torch.cuda.max_memory_allocated(self.device)
-            into.append((most, most - before))
+            maximum = torch.cuda.max_memory_allocated(self.device)
+            into.append((maximum, maximum - before))
             return
         if self.device.type != "cpu":
             yield
             return
-        host, held = HostPeak(), resident_bytes()
+        host, stored = HostPeak(), resident_bytes()
         host.restart()
         yield
         result = host.read()
-        if result is not None and held is not None:
-            into.append((result, max(result - held, 0)))
+        if result is not None and stored is not None:
+            into.append((result, max(result - stored, 0)))
 
 
-def _most_probable(logits: Tensor) -> list[int]:
-    """Of each row [S, V]; on a CPU by numpy, as the sampler does: torch takes ten times as long."""
+def _max_probable(logits: Tensor) -> list[int]:
+    """Return the most probable of each row [S, V]; on a CPU by numpy, as the sampler does: torch
+    takes ten times as long.
+    """
     if logits.device.type != "cpu":
         return [int(token) for token in logits.argmax(-1).tolist()]
     return [int(token) for token in logits.float().numpy().argmax(-1)]
@@ -460,7 +465,7 @@ class _Watch:
         self._last = time.perf_counter()
 
     def costs(self, graph: str) -> list[OpCost]:
-        """By op and size, those that take most time first."""
+        """Return the costs by op and size, those that take most time first."""
         groups: dict[tuple[str, str], list[tuple[Node, float]]] = {}
         for runs in zip(*self._passes, strict=True):
             node = runs[0][0]
@@ -492,7 +497,7 @@ def picture(resolution: int) -> np.ndarray:
 
 
 def _batches(plans: Sequence[ImagePlan]) -> list[tuple[int, tuple[int, ...]]]:
-    """How the encoder shares out tiles: (batch, shape of a tile) of each run."""
+    """Return how the encoder shares out tiles: (batch, shape of a tile) of each run."""
     counts: dict[tuple[int, ...], int] = {}
     for plan in plans:
         for tile in plan.tiles:
@@ -505,7 +510,7 @@ def _batches(plans: Sequence[ImagePlan]) -> list[tuple[int, tuple[int, ...]]]:
 
 
 def _patches(plan: Plan) -> int:
-    """Of all tiles, the rows of the widest attention."""
+    """Return the patches of all tiles, the rows of the widest attention."""
     seen = (
         step.node.inputs[0] for step in plan.steps if step.node.op in ("attention", "attn_scores")
     )
@@ -513,7 +518,7 @@ def _patches(plan: Plan) -> int:
 
 
 def _work(plan: Plan) -> Work:
-    """What stays in a processor's caches costs no reading."""
+    """Return what stays in a processor's caches costs no reading."""
     nodes = [step.node for step in plan.steps if step.node.op != "copy"]
     return [
         (OPS[n.op].flops(n), OPS[n.op].bytes(n) if _reads_memory(n) else 0)
@@ -523,8 +528,8 @@ def _work(plan: Plan) -> Work:
 
 
 def _reads_memory(node: Node) -> bool:
-    """Whether it reads weights or the past, which are larger than caches; a table is read by rows
-    alone.
+    """Return whether it reads weights or the past, which are larger than caches; a table is read by
+    rows alone.
     """
     return node.op in ("attention", "paged_attention") or (
         node.op != "embed" and any(i.op == "weight" for i in node.operands)
@@ -532,7 +537,7 @@ def _reads_memory(node: Node) -> bool:
 
 
 def _size(node: Node) -> str:
-    """What tells nodes of one op apart: the weight's size and type, or the result's."""
+    """Return what tells nodes of one op apart: the weight's size and type, or the result's."""
     weight = next((i for i in node.operands if i.op == "weight"), None)
     if not node.op.startswith("matmul") or weight is None:
         return "×".join(map(str, node.shape))

@@ -14,7 +14,7 @@ ROOFLINE = "100 % is as fast as the ceilings above allow, main memory's and that
 def render_table(report: Report) -> str:
     """Plain text of lines that fit a terminal."""
     m, base = report.machine, report.base
-    beside = f", beside {many(base.load, 'busy process', 'es')}" if base.load else ""
+    alongside = f", beside {many(base.load, 'busy process', 'es')}" if base.load else ""
     parts = [
         f"{report.model}: {mib(report.weight_bytes)} of weights, {report.dtype}",
         f"{m.processor}, {m.cores} cores; {m.device_name}; torch {m.torch}",
@@ -23,7 +23,7 @@ def render_table(report: Report) -> str:
         f"opened in {report.open_ms:.0f} ms, first pass {report.first_ms:.0f} ms; then "
         f"{many(report.rounds, 'round')}, decode in runs of {report.decode_tokens}",
         f"base: {base.images} x {base.resolution} px{_seen(report)}, {base.context} tokens of "
-        f"text, batch {base.batch}{beside}",
+        f"text, batch {base.batch}{alongside}",
         "",
         *_columns(
             ["stage", "median", "best", "worst", "tokens/s", "of roofline", "peak memory"],
@@ -31,7 +31,7 @@ def render_table(report: Report) -> str:
         ),
     ]
     for axis, stage, rows in report.sweeps():
-        told = [f", {g}" for g in growths(axis, rows) if g.exponent is not None]
+        reported = [f", {g}" for g in growths(axis, rows) if g.exponent is not None]
         head = [axis, "median", "best", "worst", "tokens/s", "of roofline", "peak memory"]
         cells = [[str(s.point.value(axis)), *_stage_row(s)[1:]] for s in rows]
         if stage == "encode":
@@ -40,7 +40,7 @@ def render_table(report: Report) -> str:
                 row += [mib(s.added_bytes) if s.added_bytes else "", str(s.patches)]
         parts += [
             "",
-            f"{stage} against {axis} ({AXIS_MEANING[axis]}){''.join(told)}",
+            f"{stage} against {axis} ({AXIS_MEANING[axis]}){''.join(reported)}",
             *_columns(head, cells),
         ]
     for graph in dict.fromkeys(row.graph for row in report.ops):
@@ -94,12 +94,14 @@ def render_table(report: Report) -> str:
 
 
 def _share(share: float | None) -> str:
-    """With a mark, which is explained below, where it is above what the ceilings allow."""
+    """Return it with a mark, which is explained below, where it is above what the ceilings
+    allow.
+    """
     return f"{share:.0%}{'*' if share > 1 else ''}" if share else ""
 
 
 def _seen(report: Report) -> str:
-    """What pictures become, which is what an encode takes its time for."""
+    """Return what pictures become, which is what an encode takes its time for."""
     encode = next((s for s in report.at_base() if s.name == "encode"), None)
     if encode is None:
         return ""
@@ -112,8 +114,8 @@ def _stage_row(stage: Stage) -> list[str]:
     return [
         name,
         f"{ms.median:.1f} ms",
-        f"{ms.least:.1f}",
-        f"{ms.most:.1f}",
+        f"{ms.minimum:.1f}",
+        f"{ms.maximum:.1f}",
         f"{rate:.0f}" if rate and stage.name != "first token" else "",
         _share(stage.share),
         mib(stage.peak_bytes) if stage.peak_bytes else "",

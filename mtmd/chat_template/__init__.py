@@ -1,0 +1,1 @@
+"""Chat templates from the internet, in a sandbox with limits."""

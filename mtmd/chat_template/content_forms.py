@@ -22,8 +22,8 @@ _AS_DATA = re.compile(rf"['\"]text['\"]\s*:\s*['\"](?:{_ONE}|{_TWO})")
 
 @dataclass(frozen=True)
 class RoleForm:
-    """What a template shows of one role's content: `text`, a string; `parts`, a list with one text
-    part; `several`, a list with several; `pictures`, a picture among them.
+    """Describes what a template shows of one role's content: `text`, a string; `parts`, a list with
+    one text part; `several`, a list with several; `pictures`, a picture among them.
     """
 
     text: bool = True
@@ -92,7 +92,7 @@ def read_forms(
     """
     probe = _Probe(render, marker)
     user = probe.form(lambda content: [{"role": "user", "content": content}])
-    ask = _said("user", _ASK, user)
+    ask = _stated("user", _ASK, user)
 
     def before(*messages: dict[str, Any]) -> Callable[[Any], list[dict[str, Any]]]:
         """Conversations in which the probed content is that of the last message."""
@@ -125,7 +125,7 @@ def read_forms(
     return ContentForms(shown, in_text or marker or "", video)
 
 
-def _said(role: str, text: str, form: RoleForm) -> dict[str, Any]:
+def _stated(role: str, text: str, form: RoleForm) -> dict[str, Any]:
     content: Any = [{"type": "text", "text": text}] if form.parts and not form.text else text
     return {"role": role, "content": content}
 
@@ -150,7 +150,9 @@ class _Probe:
         )
 
     def _shows(self, messages: list[dict[str, Any]], *texts: str) -> bool:
-        """Whether each of the texts stands in the prompt once, those of parts in their order."""
+        """Return whether each of the texts stands in the prompt once, those of parts in their
+        order.
+        """
         try:
             prompt = self._render(messages, tools=None, add_generation_prompt=False)
         except MtmdError:

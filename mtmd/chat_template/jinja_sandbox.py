@@ -235,8 +235,8 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return meter.hold(super().call_binop(context, operator, left, right))
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        """As in the base class, where the underscores keep the template's keyword arguments apart
-        from these.
+        """Call as the base class does, where the underscores keep the template's keyword arguments
+        apart from these.
         """
         meter = _meter(__context)
         method = getattr(__obj, "__wrapped__", __obj)  # the base class wraps str.format
@@ -360,7 +360,7 @@ def _dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
 
 
 def _characters(variables: Mapping[str, Any]) -> int:
-    """Of all texts."""
+    """Return the characters of all texts."""
     count, stack = 0, list(variables.values())
     while stack:
         value = stack.pop()

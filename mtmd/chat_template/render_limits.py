@@ -1,5 +1,5 @@
-"""What the rendering of one chat template may use: memory in characters, and seconds. Plain Python,
-without jinja2.
+"""Describes what the rendering of one chat template may use: memory in characters, and seconds.
+Plain Python, without jinja2.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class RenderLimitError(PromptError):
 
 
 class Meter:
-    """What one rendering may still use. `given`: characters of its messages."""
+    """Describes what one rendering may still use. `given`: characters of its messages."""
 
     def __init__(self, name: str, given: int) -> None:
         self._name, self._given = name, given
@@ -89,7 +89,7 @@ class Meter:
             self.exceed(f"more than {SECONDS_MAX:g} seconds")
 
     def check(self, weight: int) -> None:
-        """For a value about to be made."""
+        """Check a value about to be made."""
         if weight > VALUE_WEIGHT_MAX:
             self.exceed(f"a value of more than {VALUE_WEIGHT_MAX} characters")
 

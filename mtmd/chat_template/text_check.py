@@ -1,4 +1,4 @@
-"""Whether what was sent stands in the prompt: every text of a conversation once.
+"""Describes whether what was sent stands in the prompt: every text of a conversation once.
 
 The conversation is rendered a second time with two marks in every text. Where that prompt, its
 marks removed, is the first one, the marks say exactly which texts are there. A template that looks
@@ -77,11 +77,13 @@ def check_texts(
     except PromptError:  # a text that the template compares with others
         other = ""
     whole = _MARKS.sub("", other) == prompt
-    if any(texts[_index(*found.groups())].in_part for found in _AS_DATA.finditer(other)):
+    if any(texts[_index(*result.groups())].in_part for result in _AS_DATA.finditer(other)):
         raise PromptError("the chat template prints parts of a message as data")
-    places = _places_of_marks(other, len(texts)) if whole else _places_by_search(prompt, texts)
+    locations = (
+        _locations_of_marks(other, len(texts)) if whole else _locations_by_search(prompt, texts)
+    )
     notes: dict[str, None] = {}
-    for text, (begins, ends) in zip(texts, places, strict=True):
+    for text, (begins, ends) in zip(texts, locations, strict=True):
         if begins > 1 or ends > 1:
             notes |= {} if text.repeatable else {REPEATED: None}
         if begins and ends:
@@ -168,10 +170,10 @@ def _index(digits: str | None, escaped: str | None) -> int:
     return int("".join(str(_DIGITS.index(digit)) for digit in digits), 8)
 
 
-def _places_of_marks(prompt: str, count: int) -> list[tuple[int, int]]:
+def _locations_of_marks(prompt: str, count: int) -> list[tuple[int, int]]:
     """Return how often the beginning and the end of each text stand in the prompt."""
-    places = Counter((mark[1], _index(mark[2], None)) for mark in _MARKS.finditer(prompt))
-    return [(places[_BEGIN, index], places[_END, index]) for index in range(count)]
+    locations = Counter((mark[1], _index(mark[2], None)) for mark in _MARKS.finditer(prompt))
+    return [(locations[_BEGIN, index], locations[_END, index]) for index in range(count)]
 
 
 def _changed(prompt: str, messages: Sequence[Mapping[str, Any]]) -> list[int]:
@@ -211,37 +213,37 @@ def _squeezed(text: str) -> str:
     return "".join(text.split())
 
 
-def _places_by_search(prompt: str, texts: Sequence[SentText]) -> list[tuple[int, int]]:
-    """As `_places_of_marks`, from the texts themselves: each is searched for behind the one before
-    it, or anywhere; piece by piece where the template writes line breaks or tags in another way,
-    up to the first piece that is missing.
+def _locations_by_search(prompt: str, texts: Sequence[SentText]) -> list[tuple[int, int]]:
+    """Do what `_locations_of_marks` does, from the texts themselves: each is searched for behind
+    the one before it, or anywhere; piece by piece where the template writes line breaks or tags in
+    another way, up to the first piece that is missing.
     """
-    places, at = [], 0
+    locations, at = [], 0
     for text in texts:
         stem = text.text.strip()
         end = _end_of(prompt, stem, at) or _end_of(prompt, stem, 0)
         if end is not None:
-            places.append((1, 1))
+            locations.append((1, 1))
             at = end
             continue
         pieces = list(filter(None, map(str.strip, _BETWEEN.split(stem)))) or [stem]
         reached, missing = at, False
         for piece in pieces:
-            found = _end_of(prompt, piece, reached)
-            if found is None:
+            result = _end_of(prompt, piece, reached)
+            if result is None:
                 missing = True
                 break
-            reached = found
+            reached = result
         last = not missing or _end_of(prompt, pieces[-1], at) is not None
-        places.append((int(not missing), int(last)))
+        locations.append((int(not missing), int(last)))
         at = at if missing else reached
-    return places
+    return locations
 
 
 def _end_of(prompt: str, stem: str, at: int) -> int | None:
     """Return where the text, or its notation in JSON, ends in the prompt behind `at`."""
     for form in dict.fromkeys((stem, json.dumps(stem, ensure_ascii=False)[1:-1])):
-        place = prompt.find(form, at)
-        if place >= 0:
-            return place + len(form)
+        location = prompt.find(form, at)
+        if location >= 0:
+            return location + len(form)
     return None

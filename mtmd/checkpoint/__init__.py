@@ -1,0 +1,1 @@
+"""Checkpoints by name, folder or GGUF: searched, fetched, opened."""

@@ -45,24 +45,24 @@ class Cache:
 
 
 def read_cache(cache_dir: Path | None = None) -> Cache:
-    """What is in the cache, by name."""
+    """Return what is in the cache, by name."""
     models: list[CachedModel] = []
     others: list[str] = []
     for repo in _repos(cache_dir):
-        found = list(_models_in(repo))
-        models += found
-        others += [] if found else [repo.repo_id]
+        result = list(_models_in(repo))
+        models += result
+        others += [] if result else [repo.repo_id]
     return Cache(tuple(sorted(models, key=lambda m: m.name.lower())), tuple(sorted(others)))
 
 
 def names_in_cache(cache_dir: Path | None = None) -> list[str]:
-    """What `-m` could be."""
+    """Return what `-m` could be."""
     return [model.name for model in read_cache(cache_dir).models]
 
 
 @dataclass(frozen=True)
 class Removal:
-    """What removing `name` would delete: `bytes` are freed."""
+    """Describes what removing `name` would delete: `bytes` are freed."""
 
     name: str
     bytes: int
@@ -78,46 +78,46 @@ class Removal:
 
 
 def plan_removal(name: str, cache_dir: Path | None = None) -> Removal:
-    """What is to be deleted for `org/name`, with all its commits, `org/name@revision` or, of one
-    GGUF of several, `org/name:TYPE`. Nothing is deleted yet. Raises ModelError for what is not in
-    the cache.
+    """Return what is to be deleted for `org/name`, with all its commits, `org/name@revision` or, of
+    one GGUF of several, `org/name:TYPE`. Nothing is deleted yet. Raises ModelError for what is not
+    in the cache.
     """
     repos = {repo.repo_id: repo for repo in _repos(cache_dir)}
     if "/" not in name:  # a word of it, or of another program
         raise _missing(name, repos)
-    wanted = parse_name(name)
-    repo = repos.get(wanted.repo)
+    requested = parse_name(name)
+    repo = repos.get(requested.repo)
     if repo is None:
         raise _missing(name, repos)
     revisions = [
         r
         for r in repo.revisions
-        if wanted.revision in (None, r.commit_hash) or wanted.revision in r.refs
+        if requested.revision in (None, r.commit_hash) or requested.revision in r.refs
     ]
     if not revisions:
         known = [ref for r in repo.revisions for ref in (*r.refs, r.commit_hash)]
         raise ModelError(
             f"model {name!r} is in the cache at other revisions; found {', '.join(sorted(known))}"
         )
-    if wanted.type is None:
+    if requested.type is None:
         return _whole(name, repo, revisions, cache_dir)
     files = {f.file_path: f for r in revisions for f in r.files if f.file_name.endswith(".gguf")}
     kinds = {path: type_of(_in_snapshot(path)) for path in files if not is_projector(path.name)}
-    chosen = [path for path, kind in kinds.items() if kind.lower() == wanted.type.lower()]
+    chosen = [path for path, kind in kinds.items() if kind.lower() == requested.type.lower()]
     if not chosen:
-        raise _missing(name, [f"{wanted.repo}:{kind}" for kind in kinds.values()])
+        raise _missing(name, [f"{requested.repo}:{kind}" for kind in kinds.values()])
     if len(chosen) == len(kinds):  # nothing would be left but projectors
         return _whole(name, repo, revisions, cache_dir)
     blobs = {files[path].blob_path for path in chosen}
-    kept = {f.blob_path for r in repo.revisions for f in r.files if f.file_path not in chosen}
+    saved = {f.blob_path for r in repo.revisions for f in r.files if f.file_path not in chosen}
     freed = sum({files[p].blob_path: files[p].size_on_disk for p in chosen}.values())
-    return Removal(name, freed, None, (*chosen, *(blobs - kept)))
+    return Removal(name, freed, None, (*chosen, *(blobs - saved)))
 
 
 def type_of(file: str) -> str:
     """The type that a GGUF's path names, "" where it names none."""
-    found = _TYPE.findall(PART.sub(".gguf", file))
-    return found[-1].upper() if found else ""
+    result = _TYPE.findall(PART.sub(".gguf", file))
+    return result[-1].upper() if result else ""
 
 
 def _repos(cache_dir: Path | None) -> list[Any]:
@@ -147,7 +147,7 @@ def _missing(name: str, known: Iterable[str]) -> ModelError:
 
 
 def _models_in(repo: Any) -> Iterator[CachedModel]:
-    """Of the commit used last: the safetensors, and each type of GGUF."""
+    """Yield the models of the commit used last: the safetensors, and each type of GGUF."""
     if not repo.revisions:
         return
     revision = max(repo.revisions, key=lambda r: r.last_modified)

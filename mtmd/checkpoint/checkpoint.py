@@ -1,5 +1,5 @@
-"""What a checkpoint holds, whatever its format: families, weights, tokenizer, template, stop tokens
-and the rest that a model is made of.
+"""Describes what a checkpoint holds, whatever its format: families, weights, tokenizer, template,
+stop tokens and the rest that a model is made of.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Checkpoint:
 
 
 def placeholders(vision: VisionFamily | None) -> tuple[str, ...]:
-    """What templates and families write for pictures and videos, and users must not."""
+    """Return what templates and families write for pictures and videos, and users must not."""
     if vision is None:
         return ()
     video = () if vision.video is None else (vision.video.markers[-1], vision.video.token)

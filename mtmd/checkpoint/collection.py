@@ -31,8 +31,8 @@ from mtmd.kernels.checkpoint.magic import is_gguf
 CACHE = "cache"  # stands for all models in the hub's cache, where no file is called so
 DEEPEST = 3  # folders below the one that is given: org/name/file
 DEEPEST_LINKED = 1  # below one that a link leads to, perhaps to the root of a disk
-MOST = 256
-MOST_ENTRIES = 20_000  # files and folders that are looked at, of one that is given
+MAXIMUM = 256
+MAX_ENTRIES = 20_000  # files and folders that are looked at, of one that is given
 SHOWN = 3  # of what was left out
 
 
@@ -50,7 +50,7 @@ class Source:
 
     @property
     def is_here(self) -> bool:
-        """Whether loading fetches nothing."""
+        """Return whether loading fetches nothing."""
         return self.bytes is not None
 
 
@@ -59,10 +59,10 @@ class _EmptyError(ModelError):
 
 
 def read_sources(
-    given: Sequence[str], tell: Callable[[str], None] = lambda _: None
+    given: Sequence[str], report: Callable[[str], None] = lambda _: None
 ) -> list[Source]:
     """Each of `given` is a folder of models, a checkpoint folder, a GGUF, `org/name[:TYPE]`,
-    "demo", "cache", or several of these with commas between them. `tell` gets a line for what was
+    "demo", "cache", or several of these with commas between them. `report` gets a line for what was
     left out of a folder, and why, and for one of several that holds no model. Raises ModelError,
     OptionError.
     """
@@ -70,27 +70,29 @@ def read_sources(
     sources, empty = list[Source](), list[_EmptyError]()
     for text in words:
         try:
-            sources += _read(text, tell)
+            sources += _read(text, report)
         except _EmptyError as error:
             empty.append(error)
     if not sources and empty:
         raise empty[0]
     for nothing in empty:
-        tell(str(nothing))
+        report(str(nothing))
     sources = list({source.model: source for source in sources}.values())
-    if len(sources) > MOST:
+    if len(sources) > MAXIMUM:
         raise _too_many("")
-    return _told_apart(sources)
+    return _distinguished(sources)
 
 
-def _told_apart(sources: list[Source]) -> list[Source]:
-    """Those of the same name by as much of their paths as it takes: names are told to clients."""
+def _distinguished(sources: list[Source]) -> list[Source]:
+    """Return those of the same name by as much of their paths as it takes: names are told to
+    clients.
+    """
     counts = Counter(source.name for source in sources)
     same = [s for s in sources if counts[s.name] > 1]
     others = {s.name for s in sources} - {s.name for s in same}
     parts = {s.model: Path(_bare(s.model)).parts for s in same}
     for length in range(2, max(map(len, parts.values()), default=0) + 1):
-        names = {model: "/".join(found[-length:]) for model, found in parts.items()}
+        names = {model: "/".join(result[-length:]) for model, result in parts.items()}
         if len({*names.values(), *others}) == len(names) + len(others):
             break
     else:
@@ -99,13 +101,15 @@ def _told_apart(sources: list[Source]) -> list[Source]:
 
 
 def _bare(file: str) -> str:
-    """Without the end of a GGUF's name."""
+    """Return it without the end of a GGUF's name."""
     name = PART.sub("", file)
     return name[: -len(".gguf")] if name.lower().endswith(".gguf") else name
 
 
 def _too_many(where: str) -> OptionError:
-    return OptionError(f"models: found more than {MOST}{where}, expected at most that; name fewer")
+    return OptionError(
+        f"models: found more than {MAXIMUM}{where}, expected at most that; name fewer"
+    )
 
 
 def near(name: str, known: Iterable[str]) -> str:
@@ -120,34 +124,34 @@ def _items(item: str) -> list[str]:
     return [part for part in (p.strip() for p in item.split(",")) if part]
 
 
-def _read(text: str, tell: Callable[[str], None]) -> list[Source]:
+def _read(text: str, report: Callable[[str], None]) -> list[Source]:
     path = Path(text).expanduser()
     if is_demo(text):
         return [Source(DEMO, DEMO, _demo_bytes(), "")]
     if text == CACHE and not path.exists():
-        found = [m for m in read_cache().models if m.whole]
-        if not found:
+        result = [m for m in read_cache().models if m.whole]
+        if not result:
             raise _EmptyError("models: the cache is empty; `mtmd pull org/name` fetches one")
-        return [Source(m.name, m.name, m.bytes, m.kind) for m in found]
+        return [Source(m.name, m.name, m.bytes, m.kind) for m in result]
     if not check_name(text):
         return [Source(text, text, _cached_bytes(text), "")]
     if path.is_file():
-        beside = [p for p in islice(path.parent.iterdir(), MOST_ENTRIES) if _is_gguf_file(p)]
-        return [_Ggufs(beside).source(path, path.name)]
+        alongside = [p for p in islice(path.parent.iterdir(), MAX_ENTRIES) if _is_gguf_file(p)]
+        return [_Ggufs(alongside).source(path, path.name)]
     path = path.resolve()
     scan = _Scan(path, text)
-    found_here = list(islice(scan.models(path, DEEPEST), MOST + 1))
-    if len(found_here) > MOST:
+    result_here = list(islice(scan.models(path, DEEPEST), MAXIMUM + 1))
+    if len(result_here) > MAXIMUM:
         raise _too_many(f" in {text}")
     left_out = scan.left_out()
-    if not found_here:
+    if not result_here:
         raise _EmptyError(
             f"models: {text} holds no checkpoint and no GGUF; expected a folder with folders of "
             f"checkpoints, or GGUF files, in it{''.join(f' ({line})' for line in left_out)}"
         )
     for line in left_out:
-        tell(f"models: {text}: {line}")
-    return found_here
+        report(f"models: {text}: {line}")
+    return result_here
 
 
 def _cached_bytes(text: str) -> int | None:
@@ -157,13 +161,13 @@ def _cached_bytes(text: str) -> int | None:
         known = f"{name.repo}:{name.type.upper()}" if name.type else name.repo
         return next((m.bytes for m in read_cache().models if m.name == known and m.whole), None)
     try:
-        found = resolve_model(text, fetch=False)
+        result = resolve_model(text, fetch=False)
     except ModelError:
         return None
-    if found.path.is_file():
-        return _size(found.path) + (_size(found.projector) if found.projector else 0)
-    there = any((found.path / weights).is_file() for weights in WEIGHTS)
-    return sum(map(_size, found.path.glob("*.safetensors"))) if there else None
+    if result.path.is_file():
+        return _size(result.path) + (_size(result.projector) if result.projector else 0)
+    there = any((result.path / weights).is_file() for weights in WEIGHTS)
+    return sum(map(_size, result.path.glob("*.safetensors"))) if there else None
 
 
 class _Scan:
@@ -178,7 +182,7 @@ class _Scan:
         self._left_out: defaultdict[str, list[str]] = defaultdict(list)
 
     def left_out(self) -> list[str]:
-        """By reason."""
+        """Return the left out by reason."""
         lines = []
         for reason, names in self._left_out.items():
             more = ", ..." if len(names) > SHOWN else ""
@@ -199,10 +203,10 @@ class _Scan:
             yield self._checkpoint(folder, files)
             return
         ggufs = [path for path in files if path.suffix.lower() == ".gguf"]
-        beside = _Ggufs(ggufs)
+        alongside = _Ggufs(ggufs)
         for path in ggufs:
             if _is_first(path) and not is_projector(path.name) and self._is_gguf(path):
-                yield beside.source(path, path.relative_to(self._root).as_posix())
+                yield alongside.source(path, path.relative_to(self._root).as_posix())
         for path, linked in folders:
             if deep:
                 below = min(deep - 1, DEEPEST_LINKED) if linked else deep - 1
@@ -218,19 +222,19 @@ class _Scan:
         """Files, and folders with whether they are links, by name. Hidden ones are left out."""
         try:
             with os.scandir(folder) as scanned:
-                found = list(islice(scanned, MOST_ENTRIES - self._looked_at + 1))
+                result = list(islice(scanned, MAX_ENTRIES - self._looked_at + 1))
         except OSError as error:
             self._skip(folder, f"cannot be read, {_words(error)}")
             return [], []
-        self._looked_at += len(found)
-        if self._looked_at > MOST_ENTRIES:
+        self._looked_at += len(result)
+        if self._looked_at > MAX_ENTRIES:
             raise OptionError(
-                f"models: {self._shown} holds more than {MOST_ENTRIES:,} files and folders, "
+                f"models: {self._shown} holds more than {MAX_ENTRIES:,} files and folders, "
                 "expected one of models; name those to be served"
             )
         files: list[Path] = []
         folders: list[tuple[Path, bool]] = []
-        for entry in sorted(found, key=lambda e: e.name.lower()):
+        for entry in sorted(result, key=lambda e: e.name.lower()):
             path = Path(entry.path)
             if entry.name.startswith("."):
                 continue
@@ -250,15 +254,15 @@ class _Scan:
 
     def _is_gguf(self, path: Path) -> bool:
         try:
-            found = is_gguf(path)
+            result = is_gguf(path)
         except ModelError as error:
             cause = error.__cause__
             words = _words(cause) if isinstance(cause, OSError) else type(cause).__name__
             self._skip(path, f"cannot be read, {words}")
             return False
-        if not found:
+        if not result:
             self._skip(path, "named so, and no GGUF")
-        return found
+        return result
 
     def _skip(self, path: Path, reason: str) -> None:
         name = path.relative_to(self._root).as_posix() if path != self._root else path.name
@@ -282,13 +286,13 @@ def _is_gguf_file(path: Path) -> bool:
 
 
 def _is_first(path: Path) -> bool:
-    """Of a file in parts."""
+    """Return whether it is the first part of a file."""
     part = PART.search(path.name)
     return part is None or int(part["part"]) == 1
 
 
 class _Ggufs:
-    """Those of one folder."""
+    """GGUF files of one folder."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
         self._projectors: list[Path] = []
@@ -299,7 +303,7 @@ class _Ggufs:
             self._parts[PART.sub("", path.name)].append(path)
 
     def source(self, path: Path, shown: str) -> Source:
-        """With its other parts, and the projector beside it, as loading finds it."""
+        """Return it with its other parts, and the projector beside it, as loading finds it."""
         stem = PART.sub("", path.name)
         files = [path] if stem == path.name else list(self._parts[stem])
         files += self._projectors if len(self._projectors) == 1 else []

@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself, for lists of models. Loads without torch."""
+"""Describes what a checkpoint says of itself, for lists of models. Loads without torch."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class CheckpointFacts:
 
 
 def facts_of(checkpoint: Checkpoint) -> CheckpointFacts:
-    """Of a checkpoint that was opened; no weight is read."""
+    """Return the facts of a checkpoint that was opened; no weight is read."""
     parts = (checkpoint.text_weights, checkpoint.vision_weights)
     facts = facts_of_weights(
         [part for part in parts if part is not None],

@@ -46,8 +46,8 @@ def open_folder(folder: Path, template: Path | None = None) -> Checkpoint:
     vision, (kind, config) = _families(folder, settings)
     with refused_by_name(settings, folder):
         parts = (settings, settings.part("text_config"))
-        said = any(part.get("tie_word_embeddings", False) is True for part in parts)
-        text, notes = text_as_stored(kind, config, file, said)
+        stated = any(part.get("tie_word_embeddings", False) is True for part in parts)
+        text, notes = text_as_stored(kind, config, file, stated)
         text_weights = CanonicalWeights(file, text.parameters(), where)
         vision_weights = CanonicalWeights(file, vision.parameters(), where) if vision else None
         used = text_weights.sources | (vision_weights.sources if vision_weights else set())
@@ -130,7 +130,7 @@ def text_settings(settings: Settings) -> Settings:
 
 
 def _image_processor(folder: Path) -> Settings:
-    """How pictures are prepared, and, as its `video_processor`, how videos are: one file in
+    """Return how pictures are prepared, and, as its `video_processor`, how videos are: one file in
     transformers 5, others before; as there, the first has precedence, and what is not said of
     videos is as with pictures.
     """
@@ -152,11 +152,11 @@ def _check_image_token(folder: Path, config: Settings, token: str, tokenizer: To
     """
     expected = tokenizer.id(token)
     for key in ("image_token_index", "image_token_id"):
-        found = config.get(key, expected)
-        if type(found) is not int or found != expected:
+        actual = config.get(key, expected)
+        if type(actual) is not int or actual != expected:
             raise ModelError(
-                f"{folder / 'config.json'}: {key} is {found!r:.60}, expected {expected}, the id of "
-                f"{token} in tokenizer.json; "
+                f"{folder / 'config.json'}: {key} is {actual!r:.60}, expected {expected}, the id "
+                f"of {token} in tokenizer.json; "
                 "they belong to different models, fetch both again"
             )
 
@@ -165,8 +165,8 @@ def _check_named_tokens(folder: Path, chat: ChatTemplate, special: Mapping[str, 
     """Raises ModelError where tokens that the template writes by name are not there because a file
     is missing: the model would read a prompt without them.
     """
-    wanted = {"bos_token", "eos_token"} & set(re.findall(r"\w+", chat.source))
-    if not (folder / TOKENIZER_CONFIG).exists() and (unknown := sorted(wanted - set(special))):
+    requested = {"bos_token", "eos_token"} & set(re.findall(r"\w+", chat.source))
+    if not (folder / TOKENIZER_CONFIG).exists() and (unknown := sorted(requested - set(special))):
         raise ModelError(
             f"{folder / TOKENIZER_CONFIG} is missing, expected it to tell {' and '.join(unknown)}, "
             "which the chat template writes; fetch it"

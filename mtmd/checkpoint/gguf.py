@@ -44,7 +44,7 @@ def open_gguf(
     check_no_extra(file, {*text_weights.sources, *towers}, text.unused, where)
     missing = ""
     if projector is None and not has_tower:
-        projector, missing = _beside(path, architecture)
+        projector, missing = _alongside(path, architecture)
     tower = None
     if projector:  # one that is given is used in place of the file's own
         tower = _open_projector(projector)
@@ -77,31 +77,31 @@ def open_gguf(
 
 
 def _file_type(file: GgufFile) -> int:
-    found = file.metadata.get("general.file_type")
-    return found if isinstance(found, int) else -1
+    result = file.metadata.get("general.file_type")
+    return result if isinstance(result, int) else -1
 
 
 def _architecture(file: GgufFile, where: str) -> str:
-    found = file.metadata.get("general.architecture")
-    if not isinstance(found, str):
+    value = file.metadata.get("general.architecture")
+    if not isinstance(value, str):
         raise ModelError(
-            f"{where}: general.architecture is {found!r:.60}, expected the name of an "
+            f"{where}: general.architecture is {value!r:.60}, expected the name of an "
             "architecture; convert the file again"
         )
-    return found
+    return value
 
 
-def _beside(path: Path, architecture: str) -> tuple[Path | None, str]:
+def _alongside(path: Path, architecture: str) -> tuple[Path | None, str]:
     """The one projector in a GGUF's folder, or None and what to do about it."""
-    found = sorted(
+    result = sorted(
         p for p in path.parent.glob("*.gguf") if "mmproj" in p.name.lower() and p != path
     )
-    if len(found) == 1:
-        return found[0], ""
-    if found:
+    if len(result) == 1:
+        return result[0], ""
+    if result:
         return (
             None,
-            f"there are several projectors beside it ({', '.join(p.name for p in found[:4])}); "
+            f"there are several projectors beside it ({', '.join(p.name for p in result[:4])}); "
             "choose one with mmproj= (--mmproj)",
         )
     return (

@@ -15,7 +15,7 @@ from typing import Any
 from mtmd.base.errors import ModelError
 from mtmd.checkpoint.hub import (
     TIMEOUT_S,
-    Found,
+    Result,
     ask_hub,
     check_files,
     is_projector,
@@ -24,13 +24,13 @@ from mtmd.checkpoint.hub import (
 )
 
 FIRST_BYTES = 4 << 20  # of a GGUF, whose header's length is not told; most have more
-MOST_BYTES = 128 << 20  # of one header
+MAX_BYTES = 128 << 20  # of one header
 PIECE_BYTES = 1 << 16  # of a response, read at once
 PAUSES_S = (1.0, 2.0, 4.0, 8.0)  # before a part that broke off is asked for again
 LENGTH = 8  # bytes that say how long the header of a safetensors file is
 
 
-def fetch_headers(model: str, folder: Path, *, endpoint: str | None = None) -> Found:
+def fetch_headers(model: str, folder: Path, *, endpoint: str | None = None) -> Result:
     """`org/name[:TYPE][@revision]` in `folder`. Raises ModelError: what the hub says, or a header
     that is none.
     """
@@ -39,11 +39,11 @@ def fetch_headers(model: str, folder: Path, *, endpoint: str | None = None) -> F
     name = parse_name(model)
     info = ask_hub(model, name.repo, name.revision, endpoint, metadata=True)
     sizes = {file.rfilename: file.size or 0 for file in info.siblings or []}
-    wanted = check_files(model, name.type, list(sizes))
-    weights = [file for file in wanted if file.endswith((".safetensors", ".gguf"))]
+    requested = check_files(model, name.type, list(sizes))
+    weights = [file for file in requested if file.endswith((".safetensors", ".gguf"))]
     commit = info.sha or name.revision
     try:
-        if others := [file for file in wanted if file not in weights]:
+        if others := [file for file in requested if file not in weights]:
             with progress_bars(False):
                 snapshot_download(
                     name.repo,
@@ -67,9 +67,9 @@ def fetch_headers(model: str, folder: Path, *, endpoint: str | None = None) -> F
             f"({type(error).__name__}); check network and disk, or fetch it whole with 'mtmd pull'"
         ) from error
     if name.type is None:
-        return Found(folder)
+        return Result(folder)
     projector = next((folder / file for file in weights if is_projector(file)), None)
-    return Found(folder / weights[0], projector)
+    return Result(folder / weights[0], projector)
 
 
 def _inside(folder: Path, file: str, model: str) -> Path:
@@ -117,7 +117,7 @@ def _reader(
 
 
 def _body(url: str, headers: dict[str, Any], count: int) -> tuple[bytes, Exception | None]:
-    """What has come, and why no more. That is not raised while the response is open:
+    """Return what has come, and why no more. That is not raised while the response is open:
     huggingface_hub would take it for an error of its own request, and ask once more.
     """
     from huggingface_hub.utils import hf_raise_for_status  # type: ignore[attr-defined]
@@ -155,7 +155,7 @@ def _write_safetensors(path: Path, size: int, read: Callable[[int, int], bytes])
         _with_hole(path, b"", size)  # whoever opens it says what is wrong
         return
     head = read(0, LENGTH)
-    stop = min(LENGTH + int.from_bytes(head, "little"), size, MOST_BYTES)
+    stop = min(LENGTH + int.from_bytes(head, "little"), size, MAX_BYTES)
     _with_hole(path, head + (read(LENGTH, stop) if stop > LENGTH else b""), size)
 
 
@@ -171,7 +171,7 @@ def _write_gguf(path: Path, size: int, read: Callable[[int, int], bytes]) -> Non
         with suppress(ModelError):
             if header_bytes(path) <= len(data):
                 return
-        if stop == size or stop >= MOST_BYTES:
+        if stop == size or stop >= MAX_BYTES:
             return  # as above
 
 

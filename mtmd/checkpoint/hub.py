@@ -1,5 +1,5 @@
-"""Where a model is: a local folder or GGUF file, or a repository on the Hugging Face hub that is
-fetched into its usual cache.
+"""Describes where a model is: a local folder or GGUF file, or a repository on the Hugging Face hub
+that is fetched into its usual cache.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _DRIVE = re.compile(r"[A-Za-z]:[/\\]")
 
 
 @dataclass(frozen=True)
-class Found:
+class Result:
     """A checkpoint folder, or a GGUF file and its projector where that is known."""
 
     path: Path
@@ -54,7 +54,7 @@ def resolve_model(
     endpoint: str | None = None,
     cache_dir: Path | None = None,
     fetch: bool = True,
-) -> Found:
+) -> Result:
     """A model given as a local folder or GGUF file, or as `org/name[:TYPE][@revision]` on the hub,
     where TYPE chooses a GGUF ("Q4_K_M"). What exists here wins.
 
@@ -65,7 +65,7 @@ def resolve_model(
     """
     text = os.fspath(model)
     if check_name(text):
-        return Found(Path(text).expanduser())
+        return Result(Path(text).expanduser())
     result = parse_name(text)
     if not fetch:
         return _in_cache(text, result, cache_dir, f"; `mtmd pull {text}` fetches it")
@@ -74,14 +74,14 @@ def resolve_model(
 
 
 def is_demo(model: str | os.PathLike[str] | None) -> bool:
-    """Whether the model that comes with the package is meant."""
+    """Return whether the model that comes with the package is meant."""
     named = isinstance(model, str) and model in DEMO_NAMES
     return model is None or (named and not Path(str(model)).exists())
 
 
 def check_name(model: str | os.PathLike[str]) -> bool:
-    """Whether a model is here, as a folder or a GGUF file; False for a name on the hub, which is
-    not asked. Raises ModelError for what can be neither.
+    """Return whether a model is here, as a folder or a GGUF file; False for a name on the hub,
+    which is not asked. Raises ModelError for what can be neither.
     """
     text = os.fspath(model)
     if not text:  # Path("") would be the current folder
@@ -127,7 +127,7 @@ class NotInCacheError(ModelError):
     """A model of the hub that is not on this machine, or not whole."""
 
 
-def _in_cache(model: str, name: HubName, cache_dir: Path | None, otherwise: str) -> Found:
+def _in_cache(model: str, name: HubName, cache_dir: Path | None, otherwise: str) -> Result:
     """`otherwise`: why what is not there is not fetched, and what to do. Raises NotInCacheError;
     ModelError where the cache cannot be read, or another type is to be asked for.
     """
@@ -165,7 +165,7 @@ def _in_cache(model: str, name: HubName, cache_dir: Path | None, otherwise: str)
     return _in(folder, model, kind, files)
 
 
-def _fetch(model: str, name: HubName, endpoint: str | None, cache_dir: Path | None) -> Found:
+def _fetch(model: str, name: HubName, endpoint: str | None, cache_dir: Path | None) -> Result:
     from huggingface_hub import snapshot_download
 
     repo, kind, revision = name.repo, name.type, name.revision
@@ -179,7 +179,7 @@ def _fetch(model: str, name: HubName, endpoint: str | None, cache_dir: Path | No
         return _in_cache(model, name, cache_dir, otherwise)
     files = [file.rfilename for file in info.siblings or []]
     check_files(model, kind, files)
-    wanted = ALLOWED if kind is None else _gguf_files(model, kind, files)
+    requested = ALLOWED if kind is None else _gguf_files(model, kind, files)
     try:
         # Of the commit whose files were looked at: the branch may have moved since.
         folder = Path(
@@ -188,7 +188,7 @@ def _fetch(model: str, name: HubName, endpoint: str | None, cache_dir: Path | No
                 revision=info.sha or revision,
                 cache_dir=cache_dir,
                 endpoint=endpoint,
-                allow_patterns=wanted,
+                allow_patterns=requested,
                 ignore_patterns=IGNORED if kind is None else [],
             )
         )
@@ -243,7 +243,7 @@ def ask_hub(
 
 
 def check_files(model: str, kind: str | None, files: list[str]) -> list[str]:
-    """Which of a repository's files are read. Raises ModelError where they are no model."""
+    """Return which of a repository's files are read. Raises ModelError where they are no model."""
     if kind is not None:
         return _gguf_files(model, kind, files)
     _check_weights(model, files)
@@ -253,8 +253,8 @@ def check_files(model: str, kind: str | None, files: list[str]) -> list[str]:
 
 
 def _remember(folder: Path, revision: str, commit: str) -> None:
-    """Which commit a branch or tag was, as huggingface_hub notes it in its cache when it is asked
-    for a branch: by that the model is found without the hub.
+    """Remember which commit a branch or tag was, as huggingface_hub notes it in its cache when it
+    is asked for a branch: by that the model is found without the hub.
     """
     notes = (folder.parents[1] / "refs").resolve()
     note = (notes / revision).resolve()
@@ -264,13 +264,13 @@ def _remember(folder: Path, revision: str, commit: str) -> None:
     note.write_text(commit)
 
 
-def _in(folder: Path, model: str, kind: str | None, files: list[str]) -> Found:
-    """What was asked for, in the folder that holds it."""
+def _in(folder: Path, model: str, kind: str | None, files: list[str]) -> Result:
+    """Return what was asked for, in the folder that holds it."""
     if kind is None:
-        return Found(folder)
+        return Result(folder)
     chosen = _gguf_files(model, kind, files)
     projector = next((f for f in chosen if is_projector(f)), None)
-    return Found(folder / chosen[0], folder / projector if projector else None)
+    return Result(folder / chosen[0], folder / projector if projector else None)
 
 
 def _gguf_files(model: str, kind: str, files: list[str]) -> list[str]:
@@ -281,14 +281,14 @@ def _gguf_files(model: str, kind: str, files: list[str]) -> list[str]:
     chosen = [f for f in decoders if _has_type(f, kind)]
     whole = {PART.sub("", f) for f in chosen}
     if len(whole) != 1:
-        found = (
+        value = (
             f"{len(whole)} of that type ({', '.join(sorted(whole)[:4])})"
             if whole
             else f"{', '.join(decoders[:12]) or 'none at all'}"
         )
         raise ModelError(
             f"model {model!r}: expected one GGUF file of type {kind} in the repository, found "
-            f"{found}; "
+            f"{value}; "
             "choose a type that one of its files is named by"
         )
     projectors = [f for f in sorted(files) if f.lower().endswith(".gguf") and is_projector(f)]
@@ -308,7 +308,7 @@ def is_projector(file: str) -> bool:
 
 
 def _has_type(file: str, kind: str) -> bool:
-    """Whether a file's name, or its folder's, has the type as a word of its own."""
+    """Return whether a file's name, or its folder's, has the type as a word of its own."""
     return re.search(rf"(?<![A-Za-z0-9]){re.escape(kind)}(?![A-Za-z0-9_])", file, re.I) is not None
 
 
@@ -385,7 +385,7 @@ def _refuse_name(model: str) -> NoReturn:
 
 
 def _is_path(model: str) -> bool:
-    """Whether somebody who writes this means a path, and not a name on the hub."""
+    """Return whether somebody who writes this means a path, and not a name on the hub."""
     return (
         model.startswith((".", "/", "~"))
         or _DRIVE.match(model) is not None
@@ -396,8 +396,8 @@ def _is_path(model: str) -> bool:
 
 
 def _is_weight_file(model: str) -> bool:
-    """Whether this is a path to weights. A name on the hub may end as one does ("org/name.GGUF"):
-    it is one where no such folder is here.
+    """Return whether this is a path to weights. A name on the hub may end as one does
+    ("org/name.GGUF"): it is one where no such folder is here.
     """
     folder, slash, _ = model.rpartition("/")
     is_name = slash and not os.path.isdir(folder)  # noqa: PTH112  # False for names too long
@@ -405,7 +405,7 @@ def _is_weight_file(model: str) -> bool:
 
 
 def _about(path: Path) -> str:
-    """What a file is that is no model, and what to do."""
+    """Return what a file is that is no model, and what to do."""
     head = first_bytes(path)
     words = stand_in(head) if head else ("an empty file", "fetch it again")
     if words:
@@ -417,10 +417,10 @@ def _about(path: Path) -> str:
 
 def _near(model: str) -> str:
     """The folder or GGUF file that a misspelt path may mean."""
-    found = nearest_path(model) if model else None
-    if found is None or not (Path(found).is_dir() or found.endswith(".gguf")):
+    result = nearest_path(model) if model else None
+    if result is None or not (Path(result).is_dir() or result.endswith(".gguf")):
         return ""
-    return f"; did you mean {found!r}?"
+    return f"; did you mean {result!r}?"
 
 
 @contextmanager

@@ -15,8 +15,8 @@ from typing import Any
 
 from mtmd.base.errors import ModelError
 from mtmd.checkpoint.hub import (
-    Found,
     HubName,
+    Result,
     ask_hub,
     check_files,
     is_demo,
@@ -30,11 +30,11 @@ SPARE = 64 << 20  # bytes of the disk that are left free
 
 @dataclass(frozen=True)
 class Pulled:
-    """Where a model lies: `files` of `bytes` in all, `fetched` of those bytes now. `unchecked` are
-    files of which the hub tells no checksum.
+    """Describes where a model lies: `files` of `bytes` in all, `fetched` of those bytes now.
+    `unchecked` are files of which the hub tells no checksum.
     """
 
-    found: Found
+    result: Result
     files: int
     bytes: int
     fetched: int
@@ -43,8 +43,8 @@ class Pulled:
 
 @dataclass(frozen=True)
 class Arriving:
-    """How far a fetch is, as far as can be seen from outside: `missing` bytes come into the folder
-    `blobs`, where `there` lay before.
+    """Describes how far a fetch is, as far as can be seen from outside: `missing` bytes come into
+    the folder `blobs`, where `there` lay before.
     """
 
     blobs: Path
@@ -72,10 +72,10 @@ def pull(
     *,
     endpoint: str | None = None,
     cache_dir: Path | None = None,
-    tell: Callable[[Arriving], None] = lambda _: None,
+    report: Callable[[Arriving], None] = lambda _: None,
 ) -> Pulled:
     """Fetch `org/name[:TYPE][@revision]` into huggingface_hub's cache, what is there already left
-    out, and compare every file with the hub's checksum. `progress`: bars on stderr; `tell` is
+    out, and compare every file with the hub's checksum. `progress`: bars on stderr; `report` is
     called once it is known what is missing.
 
     Raises ModelError for what is no such model, for a disk without room, and for a file that is not
@@ -88,13 +88,13 @@ def pull(
     missing = sum(f.size for f in files if not _is_cached(name, f.name, cache_dir))
     _check_room(model, missing, cache_dir)
     blobs = _blobs(name, cache_dir)
-    tell(Arriving(blobs, _bytes_in(blobs), missing))
-    found = resolve_model(model, progress, endpoint=endpoint, cache_dir=cache_dir)
-    folder = _snapshot(found)
+    report(Arriving(blobs, _bytes_in(blobs), missing))
+    result = resolve_model(model, progress, endpoint=endpoint, cache_dir=cache_dir)
+    folder = _snapshot(result)
     if any(not (folder / f.name).exists() for f in files):  # the branch has moved meanwhile
         files = _files(model, name, folder.name, endpoint)
     unchecked = _verify(model, folder, files, progress)
-    return Pulled(found, len(files), sum(f.size for f in files), missing, unchecked)
+    return Pulled(result, len(files), sum(f.size for f in files), missing, unchecked)
 
 
 def _files(model: str, name: HubName, revision: str | None, endpoint: str | None) -> list[HubFile]:
@@ -116,12 +116,14 @@ def _hub_file(file: Any) -> HubFile:
 def _is_cached(name: HubName, file: str, cache_dir: Path | None) -> bool:
     from huggingface_hub import try_to_load_from_cache
 
-    found = try_to_load_from_cache(name.repo, file, cache_dir=cache_dir, revision=name.revision)
-    return isinstance(found, str)
+    result = try_to_load_from_cache(name.repo, file, cache_dir=cache_dir, revision=name.revision)
+    return isinstance(result, str)
 
 
 def _blobs(name: HubName, cache_dir: Path | None) -> Path:
-    """Where huggingface_hub puts what it fetches of a repository, also before it is whole."""
+    """Return where huggingface_hub puts what it fetches of a repository, also before it is
+    whole.
+    """
     from huggingface_hub.constants import HF_HUB_CACHE
 
     return Path(cache_dir or HF_HUB_CACHE) / f"models--{name.repo.replace('/', '--')}" / "blobs"
@@ -139,20 +141,20 @@ def _bytes_in(folder: Path) -> int:
 def _check_room(model: str, needed: int, cache_dir: Path | None) -> None:
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    place = Path(cache_dir or HF_HUB_CACHE)
-    while not place.exists():
-        place = place.parent
-    free = shutil.disk_usage(place).free - SPARE
+    location = Path(cache_dir or HF_HUB_CACHE)
+    while not location.exists():
+        location = location.parent
+    free = shutil.disk_usage(location).free - SPARE
     if needed > free:
         raise ModelError(
             f"model {model!r} takes {size_text(needed)}, and {size_text(max(free, 0))} are free at "
-            f"{place}; make room (`mtmd rm` removes a model), or set HF_HOME to another disk"
+            f"{location}; make room (`mtmd rm` removes a model), or set HF_HOME to another disk"
         )
 
 
-def _snapshot(found: Found) -> Path:
+def _snapshot(result: Result) -> Path:
     """The folder of the commit: a GGUF may lie in one of its folders."""
-    path = found.path
+    path = result.path
     while path.parent.name != "snapshots":
         path = path.parent
     return path
@@ -184,7 +186,7 @@ def _verify(model: str, folder: Path, files: Iterable[HubFile], progress: bool) 
     return tuple(f.name for f in files if not (f.sha256 or f.blob))
 
 
-def _is_right(path: Path, file: HubFile, tell: Any) -> bool:
+def _is_right(path: Path, file: HubFile, report: Any) -> bool:
     size = path.stat().st_size
     if file.sha256:
         digest, expected = hashlib.sha256(), file.sha256
@@ -195,7 +197,7 @@ def _is_right(path: Path, file: HubFile, tell: Any) -> bool:
     with path.open("rb") as data:
         while chunk := data.read(CHUNK):
             digest.update(chunk)
-            tell(len(chunk))
+            report(len(chunk))
     return digest.hexdigest() == expected
 
 

@@ -1,5 +1,5 @@
-"""How a checkpoint recommends to choose tokens: generation_config.json of a folder, the keys
-general.sampling.* of a GGUF.
+"""Describes how a checkpoint recommends to choose tokens: generation_config.json of a folder, the
+keys general.sampling.* of a GGUF.
 
 A value that makes no sense, and a setting that is not supported, refuses no model: it is left out,
 and named where the model is described and in receipts.
@@ -17,7 +17,7 @@ from mtmd.llm.sampling.options import DRAWING, NOTHING_RECOMMENDED, ModelSamplin
 
 GENERATION_CONFIG = "generation_config.json"
 GGUF_KEYS = "general.sampling."
-MOST_NAMED = 16  # settings that are not used
+MAX_NAMED = 16  # settings that are not used
 LONGEST = 60  # characters of a name or a value
 
 # By the names of transformers (GenerationConfig); vLLM reads the same, and two more of OpenAI's.
@@ -77,7 +77,8 @@ _PART_OF = {
 
 
 def of_generation_config(values: Mapping[str, Any], source: str) -> ModelSampling:
-    """What a generation_config.json, or a config.json of old that holds the same, recommends.
+    """Return what a generation_config.json, or a config.json of old that holds the same,
+    recommends.
 
     As vLLM has it, and not transformers, a temperature is meant to be used where `do_sample` is
     missing; without a temperature, where something else says how to draw, it is 1.
@@ -91,24 +92,24 @@ def of_generation_config(values: Mapping[str, Any], source: str) -> ModelSamplin
 
 
 def of_config(values: Mapping[str, Any]) -> ModelSampling:
-    """Of a config.json that has no generation_config.json next to it: transformers takes the names
-    that it knows from there.
+    """Return the of config of a config.json that has no generation_config.json next to it:
+    transformers takes the names that it knows from there.
     """
     names = {*_NAMES, "do_sample", *_NEUTRAL, "no_repeat_ngram_size", *_LENGTHS}
     usual = {"temperature": 1, "top_k": 50}  # written by old versions for every model
-    found = {n: v for n, v in values.items() if n in names and v != usual.get(n)}
-    return of_generation_config(found, "config.json")
+    result = {n: v for n, v in values.items() if n in names and v != usual.get(n)}
+    return of_generation_config(result, "config.json")
 
 
 def of_gguf(metadata: Mapping[str, Any], where: str) -> ModelSampling:
-    """What the keys general.sampling.* of the GGUF `where` recommend. Its converter leaves out
-    `do_sample`, and a temperature of 1.
+    """Return what the keys general.sampling.* of the GGUF `where` recommend. Its converter leaves
+    out `do_sample`, and a temperature of 1.
     """
     # Not by items(): each array that is looked up is parsed, the vocabulary too.
-    found = {name: metadata[name] for name in metadata if name.startswith(GGUF_KEYS)}
+    result = {name: metadata[name] for name in metadata if name.startswith(GGUF_KEYS)}
     keys = {
         name.removeprefix(GGUF_KEYS): float(f"{value:.7g}") if type(value) is float else value
-        for name, value in found.items()
+        for name, value in result.items()
     }  # floats of four bytes: 0.95 and not 0.949999988
     if keys.get("penalty_last_n") == 0:  # the penalty counts no token at all
         keys = {n: v for n, v in keys.items() if n not in ("penalty_repeat", "penalty_last_n")}
@@ -126,25 +127,25 @@ def _made(
     """`names`: fields of `Sampling` by the settings that hold them. `draws`: as do_sample, None
     where it is not said. `skipped`: settings that do not matter.
     """
-    found = dict(_checked(values, names, unused))
+    result = dict(_checked(values, names, unused))
     if draws is None:
-        draws = found.get("temperature", 1) > 0 and not found.keys().isdisjoint(DRAWING)
+        draws = result.get("temperature", 1) > 0 and not result.keys().isdisjoint(DRAWING)
     if draws:
-        found.setdefault("temperature", 1.0)
+        result.setdefault("temperature", 1.0)
     else:
-        vain = [n for n in DRAWING if found.get(n)]
-        if vain and found.get("temperature") != 0:
-            unused.append(f"{', '.join(f'{n} {found[n]:g}' for n in vain)} (do_sample is false)")
-        found = {n: v for n, v in found.items() if n not in DRAWING}
+        vain = [n for n in DRAWING if result.get(n)]
+        if vain and result.get("temperature") != 0:
+            unused.append(f"{', '.join(f'{n} {result[n]:g}' for n in vain)} (do_sample is false)")
+        result = {n: v for n, v in result.items() if n not in DRAWING}
     rest = [n for n in values if n not in names and n not in skipped]
     lengths = [n for n in rest if n in _LENGTHS and not _is_neutral(n, values[n])]
-    unused += _left(values, [n for n in rest if n not in _LENGTHS], found)
-    if len(unused) > MOST_NAMED:
-        unused[MOST_NAMED:] = [f"and {len(unused) - MOST_NAMED} more"]
-    if not (found or unused or lengths):
+    unused += _left(values, [n for n in rest if n not in _LENGTHS], result)
+    if len(unused) > MAX_NAMED:
+        unused[MAX_NAMED:] = [f"and {len(unused) - MAX_NAMED} more"]
+    if not (result or unused or lengths):
         return NOTHING_RECOMMENDED
     return ModelSampling(
-        source, found, tuple(unused), tuple(f"{n} {_short(values[n])}" for n in lengths)
+        source, result, tuple(unused), tuple(f"{n} {_short(values[n])}" for n in lengths)
     )
 
 
@@ -177,18 +178,18 @@ def _as_count(value: Any) -> Any:
     return 0 if value == -1 else value
 
 
-def _left(values: Mapping[str, Any], names: list[str], found: Mapping[str, Any]) -> Iterator[str]:
+def _left(values: Mapping[str, Any], names: list[str], result: Mapping[str, Any]) -> Iterator[str]:
     """The settings among `names` that would change answers and are not applied."""
     for name in names:
         value = values[name]
         other = _PART_OF.get(name)
         is_part = other is not None and (
-            other not in names if other != "penalty_repeat" else "repetition_penalty" not in found
+            other not in names if other != "penalty_repeat" else "repetition_penalty" not in result
         )
         is_off = other in values and _is_neutral(str(other), values[str(other)])
         if _is_neutral(name, value) or is_part or is_off:
             continue
-        if name == "sequence" and found.keys().isdisjoint(DRAWING):
+        if name == "sequence" and result.keys().isdisjoint(DRAWING):
             continue
         yield f"{_shown(name)} {_short(value)} ({_REASONS.get(name, 'not supported')})"
 
@@ -200,7 +201,7 @@ _REASONS = {
 
 
 def _is_neutral(name: str, value: Any) -> bool:
-    """Whether a setting asks for nothing."""
+    """Return whether a setting asks for nothing."""
     if value is None or value is False or value in ("", 0) or value in ([], {}):
         return True
     return value in _NEUTRAL.get(name, ())
@@ -220,7 +221,9 @@ def _short(value: Any) -> str:
 
 
 def _json(value: Any) -> str:
-    """As the file has it, floats of four bytes without the digits that these do not have."""
+    """Return JSON as the file has it, floats of four bytes without the digits that these do not
+    have.
+    """
     if isinstance(value, float):
         return f"{value:.6g}"
     try:

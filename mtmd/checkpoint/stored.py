@@ -1,5 +1,5 @@
-"""What a config.json says of its weights, against the tensors that are there: whether a decoder's
-table of outputs is its token table, and how other programs quantized them.
+"""Describes what a config.json says of its weights, against the tensors that are there: whether a
+decoder's table of outputs is its token table, and how other programs quantized them.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ def tying(settings: Settings, text: Settings) -> bool | None:
     """Return what a config.json says of the tables, or its model's default; None leaves it to the
     decoder's default.
     """
-    found: bool | None = settings.get("tie_word_embeddings", None)
-    if found is None and ties_tables(settings.get("model_type", None)):
+    result: bool | None = settings.get("tie_word_embeddings", None)
+    if result is None and ties_tables(settings.get("model_type", None)):
         return True
-    return text.get("tie_word_embeddings", None) if found is None else found
+    return text.get("tie_word_embeddings", None) if result is None else result
 
 
 def text_as_stored(
-    kind: str, config: Settings, file: WeightFile, said: bool
+    kind: str, config: Settings, file: WeightFile, stated: bool
 ) -> tuple[TextFamily, list[str]]:
     """Return the decoder that `config` describes, with a table of outputs of its own where the file
     has one that differs from the token table, as transformers' `tie_weights` decides; and notes
-    for people, where it was `said` that they are one. Both tables are read for that, until they
+    for people, where it was `stated` that they are one. Both tables are read for that, until they
     differ: whole where they are equal, in blocks of the mapped file. Raises ModelError.
     """
     text, names = text_family(kind, config), set(file.names())
@@ -55,7 +55,7 @@ def text_as_stored(
         "(tie_word_embeddings)"
     )
     text = text_family(kind, Settings({**config.values, **untied}, config.where))
-    return text, [note] if said else []
+    return text, [note] if stated else []
 
 
 def _are_equal(file: WeightFile, a: str, b: str) -> bool:
@@ -78,11 +78,11 @@ def quantization(settings: Settings) -> str:
     words; "" where it says nothing.
     """
     text = settings.values.get("text_config")
-    for place in (settings.values, text if isinstance(text, dict) else {}):
+    for location in (settings.values, text if isinstance(text, dict) else {}):
         for key in ("quantization_config", "compression_config", "quantization"):
-            found = place.get(key)
-            if isinstance(found, dict) and found:
-                return _words(found, key)
+            result = location.get(key)
+            if isinstance(result, dict) and result:
+                return _words(result, key)
     return ""
 
 
@@ -102,11 +102,11 @@ def refused_by_name(settings: Settings, folder: Path) -> Iterator[None]:
         raise
 
 
-def _words(found: dict[str, object], key: str) -> str:
-    method = found.get("quant_method", found.get("method", found.get("quant_algo")))
+def _words(result: dict[str, object], key: str) -> str:
+    method = result.get("quant_method", result.get("method", result.get("quant_algo")))
     # MLX names no method, but the size of its groups
-    name = method if isinstance(method, str) else "MLX" if "group_size" in found else key
-    bits = found.get("bits", found.get("w_bit"))
+    name = method if isinstance(method, str) else "MLX" if "group_size" in result else key
+    bits = result.get("bits", result.get("w_bit"))
     if bits is None:
-        bits = next((n for n in (4, 8) if found.get(f"load_in_{n}bit") is True), None)
+        bits = next((n for n in (4, 8) if result.get(f"load_in_{n}bit") is True), None)
     return f"{name!s:.40}{f', {bits} bits' if type(bits) is int else ''}"

@@ -14,8 +14,8 @@ from mtmd.base.errors import DeviceError, MtmdError, OptionError
 from mtmd.base.text import one_line
 from mtmd.batch.output import Row
 from mtmd.cluster.connect import PoolSize, describe, nodes
+from mtmd.cluster.locations import without_secrets
 from mtmd.cluster.manifest import Unit
-from mtmd.cluster.places import without_secrets
 from mtmd.cluster.schedule import UNITS_PER_ACTOR, Task
 from mtmd.cluster.sources.find import Columns
 from mtmd.cluster.sources.listing import Listed, Shard, list_shard
@@ -68,8 +68,8 @@ class Actors:
         if self._size.gpus:
             resources["num_gpus"] = self._size.gpus
         if host_bytes:
-            most = max((node.get("memory", 0) for node in nodes(self._ray)), default=0)
-            resources["memory"] = min(host_bytes, int(most))
+            maximum = max((node.get("memory", 0) for node in nodes(self._ray)), default=0)
+            resources["memory"] = min(host_bytes, int(maximum))
         actor = self._worker.options(
             scheduling_strategy="SPREAD",
             max_concurrency=UNITS_PER_ACTOR + 1,
@@ -190,15 +190,15 @@ def list_on_cluster(ray: Any, shards: Sequence[Shard], columns: Columns) -> Iter
             return
         source, call = calls.popleft()
         try:
-            found = ray.get(call)
+            result = ray.get(call)
         except ray.exceptions.RayError as error:
             raise DeviceError(
                 f"{without_secrets(source)}: cannot be listed, its process ended "
                 f"({one_line(reason(error), REASON_CHARS)}); --resume goes on"
             ) from error
-        if isinstance(found, Failed):
-            raise found.error()
-        yield found
+        if isinstance(result, Failed):
+            raise result.error()
+        yield result
 
 
 def _list_shard(shard: Shard, columns: Columns) -> Listed | Failed:

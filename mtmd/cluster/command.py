@@ -16,7 +16,7 @@ from mtmd.base.errors import DeviceError, OptionError
 from mtmd.base.text import for_terminal, one_line
 
 OWN = ("actors", "unit", "column", "name_column", "trust_tables")  # options that only it has
-MOST = {"actors": 100_000, "unit": 1_000_000}
+MAXIMUM = {"actors": 100_000, "unit": 1_000_000}
 FILES = ("mmproj", "chat_template", "kernels")
 SOME_FAILED = 4  # not 1, which is also the code of a program that breaks
 
@@ -87,10 +87,10 @@ def check(args: argparse.Namespace) -> None:
             "--split layer: found beside --ray, whose actors have a GPU each, expected none; "
             "--tp N gives each N GPUs"
         )
-    for name, most in MOST.items():
+    for name, maximum in MAXIMUM.items():
         value = getattr(args, name)
-        if value is not None and not 1 <= value <= most:
-            raise OptionError(f"{name}: found {value:,}, expected 1 to {most:,}")
+        if value is not None and not 1 <= value <= maximum:
+            raise OptionError(f"{name}: found {value:,}, expected 1 to {maximum:,}")
 
 
 def run(
@@ -120,11 +120,11 @@ def run(
     options(LoadOptions, loading)
     options(AnswerOptions, answering)
     ray_errors = import_ray(args.ray).exceptions
-    from mtmd.batch.inputs import told_of
+    from mtmd.batch.inputs import describe
     from mtmd.batch.output_lock import output_lock
     from mtmd.cluster.actors import Actors, list_on_cluster
+    from mtmd.cluster.locations import absolute, full_name, is_address
     from mtmd.cluster.output import Output
-    from mtmd.cluster.places import absolute, full_name, is_address
     from mtmd.cluster.progress import Progress, Reporter
     from mtmd.cluster.run import Run
     from mtmd.cluster.sources.find import Columns, find
@@ -150,8 +150,8 @@ def run(
             if is_local and (note := stack.enter_context(output_lock(_folder(job.out)))):
                 _report(note)
             output = Output(job, args.resume)
-            found = find(args.images, args.list, job.out)
-            if skipped := told_of(found.skipped):
+            result = find(args.images, args.list, job.out)
+            if skipped := describe(result.skipped):
                 _report(skipped)
             ray = stack.enter_context(connected(args.ray))
             if not is_local:
@@ -160,7 +160,7 @@ def run(
             device, cluster = loading.get("device", "auto"), nodes(ray)
             size = pool_size(cluster, device, args.tp, args.actors, args.threads)
             stack.callback(output.leave)
-            output.prepare(found, partial(list_on_cluster, ray), args.unit, size.actors)
+            output.prepare(result, partial(list_on_cluster, ray), args.unit, size.actors)
             output.count_before(progress)
             start = time.perf_counter()
             job = replace(job, loading={**job.loading, "device": size.device})

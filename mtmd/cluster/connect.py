@@ -15,7 +15,7 @@ from typing import Any
 from mtmd.base.errors import DeviceError, OptionError
 from mtmd.base.extras import install_command
 from mtmd.base.text import one_line
-from mtmd.cluster.places import identity, without_secrets
+from mtmd.cluster.locations import identity, without_secrets
 from mtmd.environment import guard_own_ray, keep_ray_quiet
 
 LOCAL, AUTO = "local", "auto"
@@ -132,7 +132,7 @@ def _join(ray: Any, address: str, quiet: Mapping[str, Any]) -> None:
         reason = (
             f"{one_line(failed[0], 300)}" if failed else f"no answer in Ray's way in {JOIN_S:.0f} s"
         )
-        if failed and wants_token(failed[0]):
+        if failed and needs_token(failed[0]):
             raise DeviceError(
                 f"ray: {address} wants a token; set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or "
                 "RAY_AUTH_TOKEN_PATH, as for Ray's own commands"
@@ -144,7 +144,7 @@ def _join(ray: Any, address: str, quiet: Mapping[str, Any]) -> None:
         ) from (failed[0] if failed else None)
 
 
-def wants_token(error: BaseException | None) -> bool:
+def needs_token(error: BaseException | None) -> bool:
     """Return whether a cluster was not joined for want of a token, which is among the causes."""
     while error is not None:
         if type(error).__name__ == "AuthenticationError" or "InvalidAuthToken" in str(error):
@@ -178,9 +178,9 @@ def pool_size(
         )
         return _checked(actors or fit, cpus, tp, cpus, f"{tp} GPUs and {cpus} CPUs", nodes)
     counts = [int(node.get("CPU", 0)) for node in nodes if node.get("CPU", 0) >= 1]
-    least = min(counts, default=1)
+    minimum = min(counts, default=1)
     together = ceil(actors / max(len(counts), 1)) if actors else 1
-    cpus = threads * tp if threads else max(1, least // together)
+    cpus = threads * tp if threads else max(1, minimum // together)
     fit = sum(count // cpus for count in counts)
     return _checked(actors or fit, cpus, 0, max(1, cpus // tp), f"{cpus} CPUs", nodes)
 

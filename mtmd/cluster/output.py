@@ -14,13 +14,13 @@ from itertools import chain
 from typing import Any
 
 from mtmd.base.errors import DeviceError, OptionError
-from mtmd.batch.asked import asked, check_same
+from mtmd.batch.earlier_question import check_same, requested
+from mtmd.cluster.locations import reason_text, without_secrets
 from mtmd.cluster.manifest import Item, Manifest, check_count, unit_size
 from mtmd.cluster.out.folder import WRITING, Folder
 from mtmd.cluster.out.parts import ENDINGS, not_written, part_name, read_part, units_in
-from mtmd.cluster.places import told_reason, without_secrets
 from mtmd.cluster.progress import Progress
-from mtmd.cluster.sources.find import Found
+from mtmd.cluster.sources.find import SourceItems
 from mtmd.cluster.sources.listing import Listed, Listing
 from mtmd.cluster.worker import Job
 
@@ -65,26 +65,26 @@ class Output:
                 self._check_job()
             self.manifest = Manifest(self.folder, names)
         except OSError as error:
-            raise DeviceError(f"out {out}: cannot be read ({told_reason(error)})") from error
+            raise DeviceError(f"out {out}: cannot be read ({reason_text(error)})") from error
         self.done = units_in(names, self.job.ending)
 
-    def prepare(self, found: Found, listing: Listing, size: int | None, actors: int) -> None:
+    def prepare(self, result: SourceItems, listing: Listing, size: int | None, actors: int) -> None:
         """Number what has no number yet. `size`: rows of a unit, None for automatic."""
         slots = int(self.job.loading.get("parallel", 1))
         try:
             self.folder.make()
-            job = json.dumps(self._asked(), indent=1).encode()
+            job = json.dumps(self._requested(), indent=1).encode()
             self._wrote_job = self.folder.write(JOB, job)
             self._check_job()
-            listed, count = list[Listed](), len(found.files)
-            shards = [(source, self.manifest.stamps.get(source, "")) for source in found.shards]
+            listed, count = list[Listed](), len(result.files)
+            shards = [(source, self.manifest.stamps.get(source, "")) for source in result.shards]
             for inside in listing(shards, self.job.columns):
                 listed.append(inside)
                 count += len(inside)
                 check_count(count)
             stamps = {one.source: one.stamp for one in listed if one.stamp}
             known = self.manifest.ids()
-            groups: Sequence[Iterable[Item]] = (found.files, *listed)
+            groups: Sequence[Iterable[Item]] = (result.files, *listed)
             new = sum(item.id not in known for item in _all(groups))
             self.manifest.add(
                 (item for item in _all(groups) if item.id not in known),
@@ -94,7 +94,7 @@ class Output:
         except OSError as error:
             raise DeviceError(not_written(self.job.out, error)) from error
         if not self.manifest.count:
-            named = ", ".join(map(without_secrets, found.shards))
+            named = ", ".join(map(without_secrets, result.shards))
             raise OptionError(
                 f"found no picture in {named[:200]}, expected some: files with endings of "
                 "pictures, or rows"
@@ -140,7 +140,7 @@ class Output:
         except OSError as error:
             raise DeviceError(
                 f"out {self.job.out}: {part_name(number, self.job.ending)} cannot be read "
-                f"({told_reason(error)}); rows that are there stay, --resume goes on"
+                f"({reason_text(error)}); rows that are there stay, --resume goes on"
             ) from error
 
     def _check_job(self) -> None:
@@ -153,15 +153,15 @@ class Output:
                 f"out {self.job.out}: found in {JOB} what was not written there ({error}), "
                 "expected what was asked; bring it back as it was, or name another folder"
             ) from error
-        check_same(self.job.out, before, self._asked())
+        check_same(self.job.out, before, self._requested())
 
-    def _asked(self) -> dict[str, Any]:
+    def _requested(self) -> dict[str, Any]:
         """Return what makes rows what they are, as JSON has it."""
         job = self.job
         value = {
             "version": VERSION,
             "form": job.ending,
-            **asked(job.model, job.prompt, job.system, job.loading, job.answering, job.frames),
+            **requested(job.model, job.prompt, job.system, job.loading, job.answering, job.frames),
             "column": job.columns.picture,
             "name column": job.columns.name,
         }

@@ -66,7 +66,7 @@ class Run:
         """Return when every row is in the folder. Raises OptionError for what would fail for every
         picture, DeviceError where it cannot go on.
         """
-        placed_at = time.monotonic()
+        located_at = time.monotonic()
         while not self._schedule.finished:
             self._start_actors(actors)
             for event in self._pool.wait(TICK_S):
@@ -81,11 +81,11 @@ class Run:
             now = time.monotonic()
             if self._ready:
                 self._progress.start = self._progress.start or now
-            placed = [since for since in self._loading.values() if since is not None]
-            if self._ready or placed:
-                placed_at = now
+            located = [since for since in self._loading.values() if since is not None]
+            if self._ready or located:
+                located_at = now
             if not self._ready:
-                self._check_start(now - placed_at, now - min(placed, default=now))
+                self._check_start(now - located_at, now - min(located, default=now))
             self._progress.actors = len(self._ready)
             report(self._progress)
         with suppress(OSError):  # the rows are there

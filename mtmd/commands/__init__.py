@@ -1,0 +1,3 @@
+"""The command line: one verb a file; `arguments.py` makes arguments of declared options,
+`shared.py` has what several commands do.
+"""

@@ -1,5 +1,5 @@
-"""How `mtmd` reads its words and tells its help: one line for a wrong call, examples in every help,
-lines no wider than the terminal.
+"""Describes how `mtmd` reads its words and tells its help: one line for a wrong call, examples in
+every help, lines no wider than the terminal.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SHORT = {  # options of llama.cpp's programs by their short names, and ours
     "-v": "--version",
 }
 OUT = ("-o", "--out", "--output")
-ASKED = ("-p", "--prompt", "--question")
+REQUESTED = ("-p", "--prompt", "--question")
 IN_FILE = ("-f", "--file", "--prompt-file")
 GPU_LAYERS = ("-ngl", "--gpu-layers", "--n-gpu-layers")
 
@@ -53,14 +53,14 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """One line on stderr for a wrong call, in place of argparse's usage text."""
-        told = terminal_line(message)
-        link = " " if told.endswith("?") else "; "
-        line = f"{self.prog}: {told}{link}see '{self.prog} --help'"
+        reported = terminal_line(message)
+        link = " " if reported.endswith("?") else "; "
+        line = f"{self.prog}: {reported}{link}see '{self.prog} --help'"
         self.exit(2, f"{wrapped(line, sys.stderr)}\n")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As in the base class, but what is left over is an error of the command it was given to,
-        not of `mtmd`. llama.cpp's -hf would be taken for -h.
+        """Parse as the base class does, but what is left over is an error of the command it was
+        given to, not of `mtmd`. llama.cpp's -hf would be taken for -h.
         """
         if any(word.partition("=")[0] == "-hf" for word in args or ()):
             for action in self._actions:
@@ -78,7 +78,7 @@ class Parser(argparse.ArgumentParser):
         return known, unknown
 
     def _meant(self, option: str) -> str:
-        """What to do about an option that is not known here."""
+        """Return what to do about an option that is not known here."""
         from mtmd.options.by_name import MEANT  # here: only mistakes need it
 
         if option in ("--image", "--video") and any(a.dest == "images" for a in self._actions):
@@ -88,9 +88,9 @@ class Parser(argparse.ArgumentParser):
             return "; what is found is written to standard output: > FILE keeps it"
         if option in GPU_LAYERS and "--split" in options:
             return "; a GPU is taken where there is one, and --split layer shares it with the host"
-        if option in ASKED and "--image" in options:
+        if option in REQUESTED and "--image" in options:
             return '; the question stands without an option: mtmd ask "What is this?"'
-        if option in ASKED and "--system" in options and "--prompt" not in options:
+        if option in REQUESTED and "--system" in options and "--prompt" not in options:
             return "; questions are typed, or come by lines from a pipe; for one there is mtmd ask"
         if option == "--stream" and "--max-tokens" in options:
             return "; an answer is written as it comes"
@@ -114,7 +114,7 @@ class Parser(argparse.ArgumentParser):
         parts = [head]
         if self.examples:
             parts.append("examples:\n" + textwrap.indent(self.examples.rstrip(), "  "))
-        parts += [part for part in (options, *_told(self.groups, width)) if part]
+        parts += [part for part in (options, *_reported(self.groups, width)) if part]
         if left_out:
             parts.append(f"'{self.prog} --help-all' shows {len(left_out)} more options.")
         if self.groups:
@@ -152,7 +152,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class _HelpAll(argparse.Action):
-    """As argparse's own for --help."""
+    """Action as argparse's own for --help."""
 
     def __init__(self, option_strings: Sequence[str], **options: Any) -> None:
         super().__init__(option_strings, **options | {"dest": argparse.SUPPRESS, "nargs": 0})
@@ -164,7 +164,7 @@ class _HelpAll(argparse.Action):
 
 
 def _usage_of(action: argparse.Action) -> str:
-    """How an argument stands in a line of usage."""
+    """Return how an argument stands in a line of usage."""
     name = str(action.metavar or action.dest)
     if action.option_strings:
         return f"{action.option_strings[-1]} {name}"
@@ -187,7 +187,7 @@ def by_option(top: Parser, args: argparse.Namespace, message: str) -> str:
     return message
 
 
-def _told(groups: dict[str, dict[str, str]], width: int) -> Iterator[str]:
+def _reported(groups: dict[str, dict[str, str]], width: int) -> Iterator[str]:
     """A paragraph for each group of commands."""
     longest = max((len(name) for names in groups.values() for name in names), default=0)
     for group, names in groups.items():

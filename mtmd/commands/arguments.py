@@ -89,7 +89,7 @@ def _in_units(declared: Option, value: Any) -> Any:
 
 
 def _help(declared: Option, value: Any, is_own: bool) -> str:
-    """With the default behind it."""
+    """Return it with the default behind it."""
     shown = f"{value:g}" if isinstance(value, float) else str(value)
     if declared.default is not None and not (is_own and "{" not in declared.default):
         shown = declared.default.format(shown)

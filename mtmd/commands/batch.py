@@ -125,33 +125,42 @@ def run(args: argparse.Namespace) -> int:
             "found - in place of a picture, expected files; --list - reads paths from standard "
             "input, and 'mtmd describe -' one picture"
         )
-    found = find_inputs(args.images, args.list)
-    check_urls(found.inputs, args.allow_remote_media)
+    result = find_inputs(args.images, args.list)
+    check_urls(result.inputs, args.allow_remote_media)
     check_output(args.out)
     with output_lock(args.out) as note:
         if note:
             print(for_terminal(note), file=sys.stderr)
-        return _run(args, found, answering, ahead)
+        return _run(args, result, answering, ahead)
 
 
-def _run(args: argparse.Namespace, found: Any, answering: dict[str, Any], ahead: int | None) -> int:
+def _run(
+    args: argparse.Namespace, result: Any, answering: dict[str, Any], ahead: int | None
+) -> int:
     from mtmd.base.errors import DeviceError
-    from mtmd.batch.asked import SAMPLING, AskedBefore, asked, chosen, name_of_model, own_sampling
+    from mtmd.batch.earlier_question import (
+        SAMPLING,
+        EarlierRun,
+        chosen,
+        name_of_model,
+        own_sampling,
+        requested,
+    )
     from mtmd.batch.output import open_output
     from mtmd.batch.resuming import what_is_left
     from mtmd.options.answer import AnswerOptions
     from mtmd.options.by_name import options
 
-    inputs = list(found.inputs)
+    inputs = list(result.inputs)
     output = open_output(args.out, args.resume or args.retry_failed)
     if not output.known:
         _check_any(inputs)
     frames = frame_request(args)
     answers = chosen(options(AnswerOptions, answering))
     answers.pop(SAMPLING, None)  # what comes of it is compared, once the model is loaded
-    before = AskedBefore(
+    before = EarlierRun(
         args.out,
-        asked(
+        requested(
             name_of_model(args.model),
             args.prompt,
             args.system,
@@ -166,11 +175,11 @@ def _run(args: argparse.Namespace, found: Any, answering: dict[str, Any], ahead:
     resumed = what_is_left(inputs, output.known, before, args.retry_failed)
     left = resumed.inputs
     text = _Summary(resumed)
-    for note in (found.told, before.note, resumed.told):
+    for note in (result.reported, before.note, resumed.reported):
         if note:
             print(for_terminal(note), file=sys.stderr)
     if not left:
-        text.tell(args.out)
+        text.report(args.out)
         return text.code
     _check_any(left)
     model = load_from(args)
@@ -220,7 +229,7 @@ def _run(args: argparse.Namespace, found: Any, answering: dict[str, Any], ahead:
         bar.close()
         rows.close()
         output.close()
-        text.tell(args.out)
+        text.report(args.out)
     return text.code
 
 
@@ -249,7 +258,7 @@ def _in_parts(inputs: list[Any], args: argparse.Namespace) -> list[Any]:
 
 
 class _Summary:
-    """Of a run: rows of before that stay, and those that it has written."""
+    """Summary of a run: rows of before that stay, and those that it has written."""
 
     def __init__(self, resumed: Any):
         self.known, self.rows, self.only_thoughts = resumed.known, 0, 0
@@ -268,7 +277,7 @@ class _Summary:
     def code(self) -> int:
         return 1 if self.failed else 0
 
-    def tell(self, path: Path) -> None:
+    def report(self, path: Path) -> None:
         for line in self.lines(path):
             print(for_terminal(line), file=sys.stderr)
 

@@ -72,10 +72,12 @@ def run(args: argparse.Namespace) -> int:
     chat = Chat(model, chosen, args.system, interactive)
     chat.attached = attached
     if interactive:
-        told = f"{model.name} on {model.backends[0].name}; /help tells the commands, Ctrl-D leaves"
-        print(wrapped(told, sys.stderr), file=sys.stderr)
-    kept = interactive and not args.no_history
-    file = data_folder() / "chat_history" if kept else None
+        reported = (
+            f"{model.name} on {model.backends[0].name}; /help tells the commands, Ctrl-D leaves"
+        )
+        print(wrapped(reported, sys.stderr), file=sys.stderr)
+    saved = interactive and not args.no_history
+    file = data_folder() / "chat_history" if saved else None
     with history(file, [f"/{name}" for name in COMMANDS]) if interactive else nullcontext():
         for text in texts("> ", interactive):
             if text.strip() and not chat.enter(text):

@@ -31,8 +31,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def is_asked() -> bool:
-    """Whether a shell wants to know how a line could go on."""
+def is_requested() -> bool:
+    """Return whether a shell wants to know how a line could go on."""
     return "_ARGCOMPLETE" in os.environ
 
 
@@ -44,11 +44,11 @@ def complete(parser: argparse.ArgumentParser) -> None:
 
 
 def offers(action: argparse.Action, values: Iterable[str]) -> None:
-    """What the shell offers as an option's value."""
-    found = tuple(values)
+    """Return what the shell offers as an option's value."""
+    result = tuple(values)
 
     def completer(**_: Any) -> tuple[str, ...]:
-        return found
+        return result
 
     setattr(action, "completer", completer)  # noqa: B010  # argcomplete reads it there
 

@@ -105,8 +105,8 @@ def _each(args: argparse.Namespace, chosen: dict[str, Any]) -> int:
     from mtmd.prompt.picture_paths import check_sources
 
     ahead = chosen_ahead(args)
-    found = find_inputs(args.images, piped=piped_picture(args.images))
-    paths = (one.path for one in found.inputs if one.data is None)
+    result = find_inputs(args.images, piped=piped_picture(args.images))
+    paths = (one.path for one in result.inputs if one.data is None)
     # what is there and no picture is told in its row, as a link in a folder that leads nowhere
     missing = (path for path in paths if not os.path.lexists(path))
     check_sources(missing, args.allow_remote_media)
@@ -126,8 +126,8 @@ def _each(args: argparse.Namespace, chosen: dict[str, Any]) -> int:
         frames,
         PrepareAhead(parallel, ahead),
     )
-    rows = batch.rows(found.inputs)
-    table, failed, status = Table(("image", "answer"), [i.name for i in found.inputs]), 0, Status()
+    rows = batch.rows(result.inputs)
+    table, failed, status = Table(("image", "answer"), [i.name for i in result.inputs]), 0, Status()
     try:
         for number, row in enumerate(rows, 1):
             status.clear()
@@ -138,11 +138,11 @@ def _each(args: argparse.Namespace, chosen: dict[str, Any]) -> int:
                 table.add(
                     row.image, row.text or "" if row.error is None else f"failed: {row.error}"
                 )
-            if number < len(found.inputs):
-                status.say(f"{number} of {len(found.inputs)} answered")
+            if number < len(result.inputs):
+                status.say(f"{number} of {len(result.inputs)} answered")
     finally:
         status.clear()
         rows.close()
-    if not args.quiet and (told := found.told):
-        print(wrapped(told, sys.stderr), file=sys.stderr)
+    if not args.quiet and (reported := result.reported):
+        print(wrapped(reported, sys.stderr), file=sys.stderr)
     return 1 if failed else 0

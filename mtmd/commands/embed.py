@@ -121,8 +121,8 @@ def run(args: argparse.Namespace) -> int:
 
     names, vectors, receipts, failed = _embed(model, inputs)
     if args.index:
-        indexed, held = vectors_file.read(args.index, model.width)
-        names, vectors = indexed + names, np.concatenate([held, vectors])
+        indexed, stored = vectors_file.read(args.index, model.width)
+        names, vectors = indexed + names, np.concatenate([stored, vectors])
     images = len(names)
     if args.text:
         result = model.embeddings(texts=args.text)
@@ -133,7 +133,7 @@ def run(args: argparse.Namespace) -> int:
     shown: dict[str, Any] = {"images": names[:images], "failed": failed, "width": model.width}
     if args.query:
         shown["queries"] = [
-            _found(model, q, names[:images], vectors[:images], args.top) for q in args.query
+            _result(model, q, names[:images], vectors[:images], args.top) for q in args.query
         ]
     if labels:
         table = model.probabilities(vectors[:images] @ model.embed(texts=labels).T)
@@ -193,8 +193,8 @@ def _embed(model: Any, inputs: Sequence[Any]) -> tuple[list[str], Any, list[Any]
         pictures = []
         for one in inputs[start : start + READ_AT_ONCE]:
             try:
-                held = one.path if one.data is None else one.data
-                source = read_url(one.path) if one.is_url else held
+                stored = one.path if one.data is None else one.data
+                source = read_url(one.path) if one.is_url else stored
                 pictures.append(load_image(source, unnamed=one.name))
                 names.append(one.name)
             except ImageError as error:
@@ -225,7 +225,7 @@ def _joined(receipts: list[Any]) -> list[Any]:
     ]
 
 
-def _found(model: Any, query: str, names: list[str], vectors: Any, top: int) -> dict[str, Any]:
+def _result(model: Any, query: str, names: list[str], vectors: Any, top: int) -> dict[str, Any]:
     cosines = vectors @ model.embed(texts=query)[0]
     best = cosines.argsort()[::-1][:top]
     return {
@@ -235,9 +235,9 @@ def _found(model: Any, query: str, names: list[str], vectors: Any, top: int) -> 
 
 
 def _show(shown: dict[str, Any], out: Path | None, count: int) -> None:
-    for found in shown.get("queries", []):
-        print(for_terminal(one_line(found["query"])))
-        for rank, hit in enumerate(found["images"], 1):
+    for result in shown.get("queries", []):
+        print(for_terminal(one_line(result["query"])))
+        for rank, hit in enumerate(result["images"], 1):
             hit_line = f"{rank:4}  {hit['cosine']:7.4f}  {one_line(hit['image'])}"
             print(for_terminal(hit_line))
     for row in shown.get("labels", []):

@@ -85,19 +85,19 @@ def run(args: argparse.Namespace) -> int:
 def _check(folder: Path, *, as_json: bool, remove: bool) -> int:
     from mtmd.web.store.check import check, remove_unknown
 
-    found = check(folder)
+    result = check(folder)
     if as_json:
-        print(json.dumps(found.asdict()))
+        print(json.dumps(result.asdict()))
     else:
-        counts = _counts(found.conversations, found.messages, found.pictures)
-        print(f"{folder}: {counts} ({found.picture_bytes / 1e6:.1f} MB)")
-        for problem in found.problems:
+        counts = _counts(result.conversations, result.messages, result.pictures)
+        print(f"{folder}: {counts} ({result.picture_bytes / 1e6:.1f} MB)")
+        for problem in result.problems:
             print(f"PROBLEM: {problem}")
-        for note in found.notes:
+        for note in result.notes:
             print(f"note: {note}")
-        if not found.problems:
+        if not result.problems:
             print("nothing is wrong")
-    if found.problems:
+    if result.problems:
         return 1
     if remove:
         count = remove_unknown(folder)

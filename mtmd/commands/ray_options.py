@@ -25,8 +25,8 @@ OF_ONE_SERVER = {  # options that mean something for one server only, and why
 
 
 def check_ray_options(args: argparse.Namespace) -> bool:
-    """Whether the server is to be one of several, by Ray. Raises OptionError for options that
-    would do nothing.
+    """Return whether the server is to be one of several, by Ray. Raises OptionError for options
+    that would do nothing.
     """
     if args.ray is None:
         for name in OWN:
@@ -40,8 +40,8 @@ def check_ray_options(args: argparse.Namespace) -> bool:
 
     usual = defaults_in(ServeOptions, ServerSettings, ConnectionLimits)
     for name, advice in OF_ONE_SERVER.items():
-        found = getattr(args, name)
-        if found != usual[name]:
+        result = getattr(args, name)
+        if result != usual[name]:
             raise OptionError(f"--{name.replace('_', '-')}: found beside --ray; {advice}")
     if str(args.host).startswith("unix:"):
         raise OptionError(
@@ -55,9 +55,9 @@ def replicas(text: str | None) -> tuple[int, int] | None:
     """Return both numbers of MIN[:MAX], None for no text. Raises OptionError."""
     if text is None:
         return None
-    found = re.fullmatch(r"([0-9]{1,6})(?::([0-9]{1,6}))?", text)
-    low = int(found[1]) if found else 0
-    high = int(found[2] or low) if found else 0
+    result = re.fullmatch(r"([0-9]{1,6})(?::([0-9]{1,6}))?", text)
+    low = int(result[1]) if result else 0
+    high = int(result[2] or low) if result else 0
     if not 1 <= low <= high <= REPLICAS_MAX:
         raise OptionError(
             f"replicas: found {text!r:.40}, expected MIN or MIN:MAX of 1 to {REPLICAS_MAX:,}"

@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _write_log(args: argparse.Namespace) -> None:
-    """To stderr. A crash of native code tells where it was."""
+    """Write the log to stderr. A crash of native code tells where it was."""
     from mtmd.web.telemetry.logs import write_log
 
     if sys.__stderr__ is not None:
@@ -168,15 +168,16 @@ def _serve_in_replica(
 
 
 class _OptionParser(argparse.ArgumentParser):
-    """For options that come from a file: wrong ones end no process."""
+    """Parser of options that come from a file: wrong ones end no process."""
 
     def error(self, message: str) -> NoReturn:
         raise OptionError(f"command: {message}")
 
 
 def ray_application(options: dict[str, str]) -> Any:
-    """For `import_path` of Ray Serve's own files: the application of `mtmd serve --ray` with the
-    options in `options["command"]`, as they would be written there. Raises OptionError.
+    """Return the application for `import_path` of Ray Serve's own files: the application of `mtmd
+    serve --ray` with the options in `options["command"]`, as they would be written there. Raises
+    OptionError.
     """
     from mtmd.web.replicas.command import application_of
 
@@ -226,7 +227,7 @@ def _check_options_of_many(args: argparse.Namespace) -> None:
 def _serve_many(
     args: argparse.Namespace, settings: Any, folder: Path | None, sock: socket.socket
 ) -> Any:
-    """As `_serve`, of several models, none of which has to be there at the start."""
+    """Do what `_serve` does, for several models, none of which has to be there at the start."""
     from mtmd.base.isolation.limits import available as can_isolate
     from mtmd.clip.image.isolated import start as start_picture_workers
     from mtmd.loaded.allocator import return_freed_memory
@@ -245,11 +246,11 @@ def _serve_many(
         settings,
         options_in(args, LoadOptions),
         presets=args.presets,
-        most=args.models_max,
+        maximum=args.models_max,
         unload_after_s=args.unload_after or 0.0,
         warm_up=not args.no_warmup,
         ends_on_fault=args.on_engine_failure == "exit",
-        tell=left_out.append,
+        report=left_out.append,
     )
     _write_log(args)
     with ExitStack() as stack:
@@ -277,7 +278,7 @@ def _serve_many(
             _serving_at(server.url),
         )
         print(for_terminal("\n".join(lines)), flush=True)
-        notices = [*left_out, *_told_of(store), *_told_of_modes(opened)]
+        notices = [*left_out, *_describe(store), *_describe_modes(opened)]
         notices += [] if args.isolate else [NOT_ISOLATED]
         warn = _warn if args.log_format == "text" else log.warning
         for warning in [*notices, *_warnings_of_access(settings)]:
@@ -321,8 +322,8 @@ def _load(args: argparse.Namespace, settings: Any, restarts: bool, stack: ExitSt
 def _application(
     engine: Any, report: Any, settings: Any, folder: Path | None, stack: ExitStack
 ) -> tuple[Any, list[str]]:
-    """What answers requests from now on, and warnings. `stack` closes engine and store; that of a
-    dual encoder keeps nothing on disk.
+    """Return what answers requests from now on, and warnings. `stack` closes engine and store; that
+    of a dual encoder keeps nothing on disk.
     """
     from mtmd.web.app import create_app
     from mtmd.web.small_apps.embedding_app import create_embedding_app
@@ -338,7 +339,7 @@ def _application(
     if store is None:
         return create_embedding_app(engine, settings, report), []
     app = create_app(engine, settings, store, warmup=report)
-    return app, [*_told_of(store), *_told_of_modes(opened)]
+    return app, [*_describe(store), *_describe_modes(opened)]
 
 
 def _check_writable(folder: Path | None) -> None:
@@ -366,13 +367,13 @@ def _named(folder: Path | None, advice: str = "") -> Iterator[None]:
     try:
         yield
     except StoreError as error:
-        told = str(error).replace("the data folder", f"the data folder {folder}", 1)
-        raise type(error)(told + advice) from error
+        reported = str(error).replace("the data folder", f"the data folder {folder}", 1)
+        raise type(error)(reported + advice) from error
 
 
 def _close_to_others(folder: Path | None) -> list[str]:
-    """What this process makes from now on is the user's alone, and what lies in the data folder
-    too. The names of what others could read until now.
+    """Return what this process makes from now on is the user's alone, and what lies in the data
+    folder too. The names of what others could read until now.
     """
     os.umask(0o077)
     opened = []
@@ -435,21 +436,21 @@ def _stop_on_signals(server: Any, drain_s: float) -> None:
         signal.signal(hang_up, drain)
 
 
-def _told_of(store: Any) -> list[str]:
-    """What who starts the server is to know of its history."""
-    told = [store.notice.text] if store.notice else []
+def _describe(store: Any) -> list[str]:
+    """Return what who starts the server is to know of its history."""
+    reported = [store.notice.text] if store.notice else []
     if store.shared:
-        told.append(
+        reported.append(
             "another server uses the same data folder; each shows answers that the other is "
             "writing as interrupted (--data gives it one of its own)"
         )
-    return told
+    return reported
 
 
-def _told_of_modes(opened: list[str]) -> list[str]:
+def _describe_modes(opened: list[str]) -> list[str]:
     names = ", ".join(opened)
-    told = f"other users of this machine could read {names} in the data folder; now they cannot"
-    return [told] if opened else []
+    reported = f"other users of this machine could read {names} in the data folder; now they cannot"
+    return [reported] if opened else []
 
 
 def _serving_at(url: str) -> str:
@@ -458,7 +459,7 @@ def _serving_at(url: str) -> str:
 
 
 def _page(url: str, path: str) -> str:
-    """How one is written that is at `path` of the server."""
+    """Return how one is written that is at `path` of the server."""
     return f"{path} there" if url.startswith("unix:") else f"{url}{path}"
 
 
@@ -491,7 +492,7 @@ def _say(
 
 
 def _warnings_of_access(settings: Any) -> list[str]:
-    """Who gets in, and what they can do."""
+    """Warn about who gets in, and what they can do."""
     warnings = []
     if settings.api_keys:
         warnings.append(

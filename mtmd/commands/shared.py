@@ -52,13 +52,16 @@ def settle_model(args: argparse.Namespace) -> None:
         return
     from mtmd.base.errors import OptionError
 
-    places = ("model",) if hasattr(args, "model") else ("a", "b")
-    found = [*(m for m in (getattr(args, place) for place in places) if m is not None), *given]
-    if len(found) > len(places):
-        most = "one model" if len(places) == 1 else "two models"
-        raise OptionError(f"--model: found {', '.join(found)[:200]}, expected {most}")
-    for place, name in zip(places, found, strict=False):
-        setattr(args, place, name)
+    locations = ("model",) if hasattr(args, "model") else ("a", "b")
+    result = [
+        *(m for m in (getattr(args, location) for location in locations) if m is not None),
+        *given,
+    ]
+    if len(result) > len(locations):
+        maximum = "one model" if len(locations) == 1 else "two models"
+        raise OptionError(f"--model: found {', '.join(result)[:200]}, expected {maximum}")
+    for location, name in zip(locations, result, strict=False):
+        setattr(args, location, name)
 
 
 def add_model_arguments(
@@ -95,7 +98,7 @@ def add_system_argument(sub: argparse.ArgumentParser) -> None:
 
 
 def read_texts(args: argparse.Namespace, names: Sequence[str] = ("prompt", "system")) -> None:
-    """What stands in files, or comes from standard input, in the place of `--prompt` and
+    """Read what stands in files, or comes from standard input, in the place of `--prompt` and
     `--system`. Raises OptionError.
     """
     given = {name: getattr(args, name) for name in names if hasattr(args, name)}
@@ -138,7 +141,7 @@ def _text_in(name: str, word: str) -> str:
 
 
 def _text_of(name: str, file: BinaryIO, where: str) -> str:
-    """Without the line breaks at its end."""
+    """Return it without the line breaks at its end."""
     from mtmd.base.errors import OptionError
 
     data = file.read(TEXT_BYTES_MAX + 1)
@@ -156,7 +159,7 @@ def _text_of(name: str, file: BinaryIO, where: str) -> str:
 
 
 def add_ahead_argument(sub: argparse.ArgumentParser) -> None:
-    """Of what asks about many pictures."""
+    """Add the argument to commands for many pictures."""
     ahead = sub.add_argument(
         "--prepare-ahead",
         metavar="N",
@@ -185,7 +188,7 @@ def add_answer_arguments(sub: argparse.ArgumentParser, conversation: bool = Fals
 
 
 def add_random_weights(parser: argparse._ActionsContainer) -> None:
-    """Of what needs a model's shape only."""
+    """Add the argument to commands that need a model's shape only."""
     parser.add_argument(
         "--random-weights",
         metavar="CONFIG",
@@ -215,14 +218,14 @@ def add_quiet_argument(sub: argparse.ArgumentParser) -> None:
 
 
 def add_video_arguments(sub: argparse.ArgumentParser) -> argparse._ArgumentGroup:
-    """Which frames of videos are seen."""
+    """Return which frames of videos are seen."""
     video = sub.add_argument_group("videos")
     add_options(video, FrameRequest)
     return video
 
 
 def frame_request(args: argparse.Namespace) -> FrameRequest:
-    """What was chosen of `FrameRequest`. Raises OptionError."""
+    """Return what was chosen of `FrameRequest`. Raises OptionError."""
     request = FrameRequest(**options_in(args, FrameRequest))
     check_request(request)
     return request
@@ -246,7 +249,7 @@ def with_frames_chosen(images: Sequence[Any], args: argparse.Namespace) -> list[
 
 
 def answer_options(args: argparse.Namespace) -> dict[str, Any]:
-    """What was chosen of `AnswerOptions`, checked. Raises OptionError."""
+    """Return what was chosen of `AnswerOptions`, checked. Raises OptionError."""
     from mtmd.options.by_name import options
 
     answering = options_in(args, AnswerOptions)
@@ -292,7 +295,7 @@ def pictures_named(words: Sequence[str], remote: bool = False) -> list[Any]:
 
 
 def _is_pipe(word: str) -> bool:
-    """As a shell makes one of <(a command)."""
+    """Return whether it is a pipe, as a shell makes one of <(a command)."""
     try:
         return Path(word).is_fifo()
     except (OSError, ValueError):  # a data URL, which is too long for a path
@@ -300,7 +303,7 @@ def _is_pipe(word: str) -> bool:
 
 
 def _from_pipe(word: str) -> Any:
-    """As `_from_stdin`, of a pipe with a name, which can be read once."""
+    """Do what `_from_stdin` does, for a pipe with a name, which can be read once."""
     from io import BytesIO
 
     from mtmd.base.errors import ImageError
@@ -340,8 +343,8 @@ def add_remote_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def piped_picture(words: Sequence[str], lists: Sequence[str] = ()) -> bytes | None:
-    """What standard input holds where one of `words` stands for it, None where none does. Raises
-    ImageError, also where it is to be a list as well.
+    """Return what standard input holds where one of `words` stands for it, None where none does.
+    Raises ImageError, also where it is to be a list as well.
     """
     from mtmd.base.errors import ImageError
 
@@ -353,8 +356,8 @@ def piped_picture(words: Sequence[str], lists: Sequence[str] = ()) -> bytes | No
 
 
 def check_loading(args: argparse.Namespace) -> bool:
-    """Whether the model the options name is on this disk. Raises MtmdError for an option out of its
-    range, and for files that are not there. Without torch.
+    """Return whether the model the options name is on this disk. Raises MtmdError for an option out
+    of its range, and for files that are not there. Without torch.
     """
     from mtmd.chat_template.built_in_templates import template_file
     from mtmd.checkpoint.hub import check_name, is_demo
@@ -389,7 +392,7 @@ def load_from(args: argparse.Namespace) -> Any:
 
 @contextmanager
 def loading(what: str) -> Iterator[Status]:
-    """On a terminal, a line that says what takes its time, and goes away."""
+    """Show on a terminal a line that says what takes its time, and goes away."""
     status = Status()
     status.say(f"loading {what} ...")
     try:
@@ -420,10 +423,12 @@ def compiling() -> Iterator[Callable[[int, int], None]]:
         status.clear()
 
 
-def settle_threads(asked: int | None, models: Sequence[Any]) -> None:
+def settle_threads(requested: int | None, models: Sequence[Any]) -> None:
     """One thread for very small models, unless a number was asked for."""
     from mtmd.kernels.resources.threads import ask_threads
     from mtmd.openmp import ONE_THREAD_BYTES
 
-    if asked is None and all(model.checkpoint.weight_bytes < ONE_THREAD_BYTES for model in models):
+    if requested is None and all(
+        model.checkpoint.weight_bytes < ONE_THREAD_BYTES for model in models
+    ):
         ask_threads(1, "as the model is very small")

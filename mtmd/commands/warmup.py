@@ -30,7 +30,7 @@ mtmd warmup -m org/name --target rtx4090    # a GPU that is not here
 mtmd warmup -m org/name --target cuda:90 --save kernels     # its programs, compiled here
 mtmd serve -m org/name --kernels kernels    # and used there"""
 
-MOST_TARGETS = 32
+MAX_TARGETS = 32
 
 SHORT = (
     *("--model", "--device", "--dtype", "--context", "--parallel", "--threads", "--json"),
@@ -104,8 +104,8 @@ def _predict(args: argparse.Namespace) -> int:
     names = list(dict.fromkeys(name for name in args.target.split(",") if name.strip()))
     if not names:
         raise OptionError(f"target {args.target!r:.60}: expected a card, or several between commas")
-    if len(names) > MOST_TARGETS:
-        raise OptionError(f"target: found {len(names)}, expected at most {MOST_TARGETS}")
+    if len(names) > MAX_TARGETS:
+        raise OptionError(f"target: found {len(names)}, expected at most {MAX_TARGETS}")
     if args.split != "none" or args.fit:
         raise OptionError(
             "target: found beside split or fit, and is one device; `mtmd fit` predicts several"
@@ -139,8 +139,8 @@ def _predict(args: argparse.Namespace) -> int:
         for name in names
     ]
     if args.json:
-        found = [report.asdict() for report in reports]
-        print(json.dumps(found[0] if len(found) == 1 else found))
+        result = [report.asdict() for report in reports]
+        print(json.dumps(result[0] if len(result) == 1 else result))
     elif len(reports) == 1:
         print(for_terminal(str(reports[0])))
     else:

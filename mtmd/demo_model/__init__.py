@@ -1,0 +1,1 @@
+"""The demo model: a small trained model that comes with the package."""

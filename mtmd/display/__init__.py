@@ -1,0 +1,1 @@
+"""Answers in a notebook; boxes and points read from their text."""

@@ -49,7 +49,7 @@ class Shown:
 
 @dataclass(frozen=True)
 class AnswerView:
-    """What belongs to an answer on the screen, in the conversation's order."""
+    """Describes what belongs to an answer on the screen, in the conversation's order."""
 
     pictures: tuple[Shown, ...]
 
@@ -169,13 +169,13 @@ def _overlay(regions: Regions, receipt: ImageReceipt) -> str:
 
 def _drawn(region: Region, receipt: ImageReceipt, colour: str) -> str:
     title = f"<title>{escape(region.label)}</title>" if region.label else ""
-    places = [100 * share for share in _shares(region, receipt)]
+    locations = [100 * share for share in _shares(region, receipt)]
     if region.kind == "point":
         return (
-            f'<circle cx="{places[0]:.2f}" cy="{places[1]:.2f}" r="1.5" fill="{colour}">{title}'
-            "</circle>"
+            f'<circle cx="{locations[0]:.2f}" cy="{locations[1]:.2f}" r="1.5" fill="{colour}">'
+            f"{title}</circle>"
         )
-    left, top, right, bottom = places
+    left, top, right, bottom = locations
     return (
         f'<rect x="{left:.2f}" y="{top:.2f}" width="{right - left:.2f}" '
         f'height="{bottom - top:.2f}" fill="none" stroke="{colour}" stroke-width="2" '
@@ -184,7 +184,7 @@ def _drawn(region: Region, receipt: ImageReceipt, colour: str) -> str:
 
 
 def _shares(region: Region, receipt: ImageReceipt) -> list[float]:
-    """Its values as shares of the picture's width and height."""
+    """Return its values as shares of the picture's width and height."""
     width, height = (
         receipt.original_size
         if region.scale == "original"

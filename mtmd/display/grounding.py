@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import chain, islice
 from typing import Any
 
-MOST = 200  # regions of one answer; a loop of a model must not fill the page
+MAXIMUM = 200  # regions of one answer; a loop of a model must not fill the page
 LOOKED_AT = 2000  # notations that are read for them: some give no region that can be drawn
 LONGEST_LABEL = 120
 CHARS_MAX = 1 << 20  # of an answer that are read
@@ -76,11 +76,11 @@ class Regions:
 def find_regions(
     text: str, processed: tuple[int, int] | None = None, original: tuple[int, int] | None = None
 ) -> Regions | None:
-    """Those of an answer about one picture of these sizes (width, height); None where it gives
-    none.
+    """Return those of an answer about one picture of these sizes (width, height); None where it
+    gives none.
     """
-    found = islice(_read(text[:CHARS_MAX]), LOOKED_AT)
-    regions = list(islice((r for r in found if _drawable(r)), MOST))
+    result = islice(_read(text[:CHARS_MAX]), LOOKED_AT)
+    regions = list(islice((r for r in result if _drawable(r)), MAXIMUM))
     if not regions:
         return None
     unscaled = [r for r in regions if not r.scale]
@@ -91,8 +91,8 @@ def find_regions(
 
 
 def _read(text: str) -> Iterator[Region]:
-    """Of the most telling notation that there is: a bare list of four numbers counts only where
-    there is no other.
+    """Read the regions in the most specific notation that there is: a bare list of four numbers
+    counts only where there is no other.
     """
     tagged = chain(_from_tags(text), _from_json(text))
     first = next(tagged, None)
@@ -134,10 +134,10 @@ def _from_json(text: str) -> Iterator[Region]:
         key, numbers = match[1], _numbers(_MEMBER_NUMBER.findall(match[2]))
         if key.startswith("point"):
             if len(numbers) == 2:
-                yield Region("point", numbers, _label_beside(text, *match.span()), "")
+                yield Region("point", numbers, _adjacent_label(text, *match.span()), "")
         elif len(numbers) == 4:
             x1, y1, x2, y2 = numbers
-            label = _label_beside(text, *match.span())
+            label = _adjacent_label(text, *match.span())
             yield (
                 Region("box", (y1, x1, y2, x2), label, "1000")
                 if key == Y_FIRST
@@ -145,7 +145,7 @@ def _from_json(text: str) -> Iterator[Region]:
             )
 
 
-def _label_beside(text: str, start: int, end: int) -> str:
+def _adjacent_label(text: str, start: int, end: int) -> str:
     """The label in the object that holds the member from `start` to `end`."""
     opened = text.rfind("{", max(0, start - OBJECT), start)
     closed = text.find("}", end, end + OBJECT)
@@ -175,19 +175,19 @@ def _drawable(region: Region) -> bool:
 def _likeliest(
     values: list[float], processed: tuple[int, int] | None, original: tuple[int, int] | None
 ) -> tuple[str, str]:
-    """What bare numbers most likely mean, and why."""
-    most = max(values)
-    if most <= 1:
+    """Return what bare numbers most likely mean, and why."""
+    maximum = max(values)
+    if maximum <= 1:
         return "1", "no number is above 1: shares of the width and height"
-    if most <= 1000:
+    if maximum <= 1000:
         return "1000", "no number is above 1000, the whole width or height of most models"
-    if processed and most <= max(processed):
+    if processed and maximum <= max(processed):
         return (
             "processed",
             f"a number is above 1000 and within {processed[0]} × {processed[1]}, the size the "
             "model saw",
         )
-    if original and most <= max(original):
+    if original and maximum <= max(original):
         return (
             "original",
             f"a number is above 1000 and within {original[0]} × {original[1]}, the picture's own "

@@ -1,0 +1,1 @@
+"""A dual encoder loaded, its vectors on disk."""

@@ -53,13 +53,15 @@ class DualCheckpoint:
 
     @property
     def _end(self) -> tuple[int, ...]:
-        """What ends a text where the tokenizer's file adds nothing, as SigLIP's own does."""
+        """Return what ends a text where the tokenizer's file adds nothing, as SigLIP's own does."""
         end = self.tokenizer.special.get("eos_token")
         return () if end is None else (end,)
 
 
 def is_dual_folder(folder: Path) -> bool:
-    """Whether a folder's config.json names a dual encoder; False for a folder without one."""
+    """Return whether a folder's config.json names a dual encoder; False for a folder without
+    one.
+    """
     from mtmd.clip.dual.family import is_dual
 
     path = folder / "config.json"

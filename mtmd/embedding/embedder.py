@@ -43,7 +43,7 @@ from mtmd.kernels.resources.default_device import made_on_the_host
 from mtmd.kernels.resources.threads import ask_threads, settle_cores
 from mtmd.loaded.device_and_dtype import choose_dtype, device_name
 from mtmd.loaded.report import attention_kernels, preprocessed_where, refusal_warnings
-from mtmd.loaded.vision_attention import ours_only, told, vision_attention
+from mtmd.loaded.vision_attention import ours_only, reported, vision_attention
 from mtmd.options.by_name import given, options
 from mtmd.options.load import EMBEDDER_OPTIONS, LoadOptions
 from mtmd.prompt.load_image import ImageSource, load_image
@@ -80,7 +80,7 @@ class Embedder:
             log.warning("MTMD_KERNELS is not used: programs are saved for models that answer")
         self.dtype = choose_dtype(chosen.dtype, self.backends[0], checkpoint.weight_bytes)
         overrides = [Override.parse(o) for o in chosen.override_tensor]
-        placed: dict[str, Any] = {
+        located: dict[str, Any] = {
             "dtype": self.dtype,
             "flash_attn": chosen.flash_attn,
             "overrides": overrides,
@@ -88,9 +88,9 @@ class Embedder:
         }
         family, weights = checkpoint.family, checkpoint.weights
         self.images = TowerEncoder(
-            family.image, weights, self.backends, preprocess=chosen.preprocess, **placed
+            family.image, weights, self.backends, preprocess=chosen.preprocess, **located
         )
-        self.texts = TextEncoder(family.text, weights, self.backends, **placed)
+        self.texts = TextEncoder(family.text, weights, self.backends, **located)
         self._scale, self._bias = self._score_terms()
         self._lock = Lock()
         self._check_overrides(overrides)
@@ -128,7 +128,7 @@ class Embedder:
         *,
         normalize: bool = True,
     ) -> Embeddings:
-        """As `embed`, with a receipt."""
+        """Do what `embed` does, with a receipt."""
         watch = _Watch()
         seen: list[ImageReceipt] = []
         plans: list[ImagePlan] = []
@@ -161,7 +161,7 @@ class Embedder:
 
     @made_on_the_host()
     def probabilities(self, cosines: Vectors) -> Vectors:
-        """From cosines [images, texts], as the model was trained to tell."""
+        """Return probabilities from cosines [images, texts], as the model was trained to tell."""
         scores = torch.from_numpy(cosines) * self._scale + self._bias
         exclusive = self.checkpoint.family.exclusive
         result: Vectors = (scores.softmax(-1) if exclusive else scores.sigmoid()).numpy()
@@ -169,7 +169,9 @@ class Embedder:
 
     @property
     def warmup_report(self) -> WarmupReport:
-        """Where everything runs and what it will take. Nothing is run for it: `warm_up` does."""
+        """Return where everything runs and what it will take. Nothing is run for it: `warm_up`
+        does.
+        """
         return self._report(check=False)
 
     def warm_up(self) -> WarmupReport:
@@ -257,9 +259,9 @@ class Embedder:
         )
 
     def _attention(self, placements: tuple[Placement, Placement]) -> dict[str, str]:
-        found, by = attention_kernels(placements), told(self.images)
+        result, by = attention_kernels(placements), reported(self.images)
         graph = placements[0].flash.graph
-        return {**found, graph: f"{found[graph]}, by {by}"} if by else found
+        return {**result, graph: f"{result[graph]}, by {by}"} if by else result
 
     @made_on_the_host()
     def _report(self, check: bool) -> WarmupReport:
@@ -282,7 +284,7 @@ class Embedder:
         return replace(report, machine=machine_facts(device, self.cores, threads, watch, report))
 
     def _score_terms(self) -> tuple[float, float]:
-        """What a cosine is multiplied by, and what is added."""
+        """Return what a cosine is multiplied by, and what is added."""
         weights, exclusive = self.checkpoint.weights, self.checkpoint.family.exclusive
         scale = weights.read("logit_scale", torch.float32).exp().item()
         return scale, 0.0 if exclusive else weights.read("logit_bias", torch.float32).item()
@@ -341,20 +343,20 @@ def load_embedder(model: str | PathLike[str], *, progress: bool = False, **chose
             "the demo model writes answers and is no dual encoder; expected one, such as "
             "openai/clip-vit-base-patch32"
         )
-    found = resolve_model(model, progress)
-    if not (found.path.is_dir() and is_dual_folder(found.path)):
+    result = resolve_model(model, progress)
+    if not (result.path.is_dir() and is_dual_folder(result.path)):
         raise ModelError(
             f"{model} is no dual encoder; expected a checkpoint folder of model_type "
             f"{', '.join(FAMILIES)}; `mtmd describe` takes models that answer"
         )
-    local = found.path.resolve().name == str(model).rstrip("/").rpartition("/")[2]
+    local = result.path.resolve().name == str(model).rstrip("/").rpartition("/")[2]
     with made_on_the_host():
-        return Embedder(open_dual(found.path), settings, name=None if local else str(model))
+        return Embedder(open_dual(result.path), settings, name=None if local else str(model))
 
 
 def load_embedder_of(model: str, chosen: Mapping[str, Any], *, progress: bool = False) -> Embedder:
-    """As `load_embedder`, with the fields of `LoadOptions` that a command line has. Raises
-    OptionError for one that is set, and that a dual encoder has no use for.
+    """Do what `load_embedder` does, with the fields of `LoadOptions` that a command line has.
+    Raises OptionError for one that is set, and that a dual encoder has no use for.
     """
     for name, usual in defaults_of(LoadOptions).items():
         if name in (*EMBEDDER_OPTIONS, *_OF_A_SERVER):

@@ -1,4 +1,6 @@
-"""What vectors come with: what the model saw, where it ran, and how long each part took."""
+"""Describes what vectors come with: what the model saw, where it ran, and how long each part
+took.
+"""
 
 from __future__ import annotations
 
@@ -54,9 +56,9 @@ class EmbeddingReceipt:
             parts.append(f"{_count(len(self.texts), 'text')} of {tokens} tokens")
         each = (self.preprocess_ms + self.encode_ms) / max(len(self.images) + len(self.texts), 1)
         where = "; ".join(f"{part}: {kernel} attention" for part, kernel in self.attention.items())
-        place = f" ({self.preprocessed})" if self.preprocessed else ""
+        location = f" ({self.preprocessed})" if self.preprocessed else ""
         lines = [
-            f"{', '.join(parts)}; preprocess {self.preprocess_ms:.0f} ms{place}, encode "
+            f"{', '.join(parts)}; preprocess {self.preprocess_ms:.0f} ms{location}, encode "
             f"{self.encode_ms:.0f} ms, {each:.0f} ms each",
             f"{self.model} on {self.device}, {self.dtype}; {where}",
         ]

@@ -37,7 +37,7 @@ class EmbeddingService:
         self._closed = False
         self.latencies = Latencies()  # of answers, of which there are none
         self.fault: DeviceError | None = None
-        self._tell: list[Callable[[DeviceError], None]] = []
+        self._report: list[Callable[[DeviceError], None]] = []
 
     @property
     def name(self) -> str:
@@ -55,7 +55,7 @@ class EmbeddingService:
 
     @property
     def checkpoint_facts(self) -> CheckpointFacts:
-        """What the model's files say of themselves."""
+        """Return what the model's files say of themselves."""
         checkpoint = self.embedder.checkpoint
         return facts_of_weights([checkpoint.weights], checkpoint.architecture, self.width)
 
@@ -75,8 +75,8 @@ class EmbeddingService:
         normalize: bool = True,
         whole: bool = False,
     ) -> Embeddings:
-        """As `Embedder.embeddings`. `whole`: PromptError, before anything is computed, for a text
-        that the model does not read to its end. Raises MtmdError.
+        """Do what `Embedder.embeddings` does. `whole`: PromptError, before anything is computed,
+        for a text that the model does not read to its end. Raises MtmdError.
         """
         with self._counted():
             if whole:
@@ -100,9 +100,9 @@ class EmbeddingService:
                     "reads; shorten it, or let its end be cut"
                 )
 
-    def on_fault(self, tell: Callable[[DeviceError], None]) -> None:
-        """`tell` is called once the device has failed, by the thread that found it."""
-        self._tell.append(tell)
+    def on_fault(self, report: Callable[[DeviceError], None]) -> None:
+        """`report` is called once the device has failed, by the thread that found it."""
+        self._report.append(report)
 
     def close(self, wait_s: float = 0.0) -> None:
         """Nothing new is taken; what is being computed has so long to end."""
@@ -143,13 +143,13 @@ class EmbeddingService:
         try:
             for backend in self.embedder.backends:
                 backend.synchronize()
-        except Exception as found:
+        except Exception as result:
             fault = DeviceError(
                 f"the device {self.embedder.backends[0].name} has failed "
                 f"({type(error).__name__}), and nothing runs on it any more; {AGAIN}"
             )
             with self._changed:
                 first, self.fault = self.fault is None, self.fault or fault
-            for tell in self._tell if first else ():
-                tell(fault)
-            raise fault from found
+            for report in self._report if first else ():
+                report(fault)
+            raise fault from result

@@ -47,8 +47,8 @@ def read(path: Path, width: int) -> tuple[list[str], Vectors]:
         if path.stat().st_size > MAX_BYTES:
             raise ValueError(f"more than {MAX_BYTES >> 30} GiB")
         _check_headers(path)
-        with np.load(path, allow_pickle=False) as held:
-            names, vectors = held["names"], held["vectors"]
+        with np.load(path, allow_pickle=False) as stored:
+            names, vectors = stored["names"], stored["vectors"]
     except (OSError, ValueError, KeyError, EOFError, MemoryError, zipfile.BadZipFile) as error:
         problem = error.strerror if isinstance(error, OSError) and error.strerror else error
     else:

@@ -42,10 +42,10 @@ log = logging.getLogger("mtmd.engine")
 
 
 class EngineClient:
-    """As a `Service`, once `load` or `open`, and `begin` have been called. `hang_s`: how long the
-    process may give no sign of life; None for any time. `restarts`: once it answers, a process that
-    fails is started again, as often as `STARTS_MAX` says; without, its failure is a fault, as that
-    of a device is. Leave it as a context to end the process.
+    """Client of an engine's process: a `Service`, once `load` or `open`, and `begin` have been
+    called. `hang_s`: how long the process may give no sign of life; None for any time. `restarts`:
+    once it answers, a process that fails is started again, as often as `STARTS_MAX` says; without,
+    its failure is a fault, as that of a device is. Leave it as a context to end the process.
 
     Pictures and videos in messages are `Picture`s and videos by their bytes, as a server has them.
     """
@@ -85,14 +85,14 @@ class EngineClient:
 
     @property
     def pid(self) -> int:
-        """Of the engine's process."""
+        """Return the pid of the engine's process."""
         return self._connection.process.pid
 
     # Until it answers.
 
     def load(self, model: str | None, options: Mapping[str, Any]) -> None:
-        """As `mtmd.load`, or `mtmd.load_embedder` for a dual encoder; a very small model computes
-        with one thread unless a number was asked for. Raises MtmdError.
+        """Do what `mtmd.load` does, or `mtmd.load_embedder` for a dual encoder; a very small model
+        computes with one thread unless a number was asked for. Raises MtmdError.
         """
         self.writes = self._step("load", model, dict(options), _log_level())
 
@@ -116,11 +116,11 @@ class EngineClient:
         return spaces
 
     def weights_read(self) -> tuple[int, int]:
-        """As `Model.weights_read`, a moment ago."""
+        """Do what `Model.weights_read` does, a moment ago."""
         return self._connection.weights_read
 
     def warm_up(self, progress: Callable[[int, int], None] = lambda *_: None) -> WarmupReport:
-        """As `Model.warm_up`."""
+        """Do what `Model.warm_up` does."""
         self._connection.compiling = progress
         report: WarmupReport = self._step("warm_up")
         return report
@@ -182,10 +182,10 @@ class EngineClient:
     def busy(self) -> bool:
         return self._connection.busy
 
-    def on_fault(self, tell: Callable[[DeviceError], None]) -> None:
-        self._on_fault.append(tell)
+    def on_fault(self, report: Callable[[DeviceError], None]) -> None:
+        self._on_fault.append(report)
         if self.fault is not None:
-            tell(self.fault)
+            report(self.fault)
 
     def submit(
         self, messages: Sequence[Message] | RawPrompt, *, tenant: str = "", **chosen: Any
@@ -236,18 +236,18 @@ class EngineClient:
         normalize: bool = True,
         whole: bool = False,
     ) -> Embeddings:
-        """As `EmbeddingService.embeddings`."""
+        """Do what `EmbeddingService.embeddings` does."""
         made: Embeddings = self._call("embeddings", list(pictures), list(texts), normalize, whole)
         return made
 
     def stats(self) -> ServiceStats:
-        """Of this moment; of an earlier one where the process does not answer."""
+        """Return the stats of this moment; of an earlier one where the process does not answer."""
         self._measure()
         return self._measured[0]
 
     @property
     def latencies(self) -> Latencies:
-        """As `stats`."""
+        """Do what `stats` does."""
         self._measure()
         return self._measured[1]
 
@@ -288,7 +288,7 @@ class EngineClient:
     # Calls.
 
     def _call(self, name: str, *arguments: Any, limit_s: float | None = None) -> Any:
-        """As `Connection.call`. Raises EngineError while it is started again."""
+        """Do what `Connection.call` does. Raises EngineError while it is started again."""
         return self._ready().call(name, *arguments, limit_s=limit_s)
 
     def _ready(self) -> Connection:
@@ -327,7 +327,7 @@ class EngineClient:
         return float(min(DELAY_S * 2**self._failed_starts, DELAY_MAX_S))
 
     def _failed(self, reason: str) -> None:
-        """On any thread."""
+        """Note a failure, on any thread."""
         fault = None
         with self._lock:
             if self._ending or self._may_restart():
@@ -336,8 +336,8 @@ class EngineClient:
                 self.fault = fault = DeviceError(f"{reason}; {AGAIN}")
         self._changed.set()
         if fault is not None:
-            for tell in self._on_fault:
-                tell(fault)
+            for report in self._on_fault:
+                report(fault)
 
     def _supervise(self, started: SimpleQueue[BaseException | None]) -> None:
         """Start the process, watch it, and start another one where it fails. All of them are

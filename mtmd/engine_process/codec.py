@@ -143,7 +143,7 @@ def _mapping(value: Any, parts: Parts) -> dict[str, Any]:
 
 
 def _error(error: MtmdError, parts: Parts) -> list[Any]:
-    """By its class, or the nearest above it that is known."""
+    """Return the error by its class, or the nearest above it that is known."""
     kind = next(k for k in type(error).__mro__ if _ERRORS.get(k.__name__) is k)
     names = _ERROR_FIELDS.get(kind, ())
     return [kind.__name__, str(error), *[encode(getattr(error, name), parts) for name in names]]

@@ -14,9 +14,9 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from mtmd.base.cancellation import LOOKED_S, is_gone, left, may_be_left
 from mtmd.base.errors import DeviceError, LeftError, MtmdError
 from mtmd.base.tracebacks import traceback_text
-from mtmd.base.wanted import LOOKED_S, is_gone, left, may_be_left
 from mtmd.engine_process.link import LinkClosedError
 from mtmd.engine_process.messages import (
     Abandon,
@@ -34,7 +34,7 @@ from mtmd.engine_process.process import Process
 from mtmd.events import Finished
 from mtmd.loaded.device_thread import AGAIN, CLOSED
 from mtmd.service.ticket import Ticket
-from mtmd.service.turns import aside, for_whom
+from mtmd.service.turns import for_whom, moved
 
 log = logging.getLogger("mtmd.engine")
 
@@ -80,7 +80,7 @@ class Connection:
             number = next(self._ids)
             self._replies[number] = queue
         try:
-            with aside():
+            with moved():
                 call = Call(number, name, for_whom(), arguments, tuple(tickets))
                 if limit_s is not None:  # a process that reads nothing would hold this up
                     self._outbox.put(call)
@@ -111,7 +111,7 @@ class Connection:
                 self._pop(number)
             raise
         for ticket, size in zip(tickets, sizes, strict=True):
-            ticket.held = size
+            ticket.stored = size
         return tickets
 
     def fail(self, reason: str) -> None:
@@ -123,7 +123,7 @@ class Connection:
         log.error("%s", reason)
         self.process.link.end()
         self._on_failure(reason)
-        self._tell_all(lambda: self._error_of(reason))
+        self._report_all(lambda: self._error_of(reason))
 
     def end(self) -> None:
         """End the process, and with it what is under way. Where it has failed it is killed."""
@@ -156,7 +156,7 @@ class Connection:
                     self._take(record)
         except LinkClosedError:
             if self._closing:
-                self._tell_all(lambda: MtmdError(CLOSED))
+                self._report_all(lambda: MtmdError(CLOSED))
             else:
                 self.fail(f"the model's process has ended ({self.process.how_it_ended()})")
         except Exception as error:
@@ -193,7 +193,7 @@ class Connection:
         """A failed device ends the process, whether `Failed` has come already or comes next."""
         return self._error_of(_without_advice(error)) if isinstance(error, DeviceError) else error
 
-    def _tell_all(self, error: Callable[[], MtmdError]) -> None:
+    def _report_all(self, error: Callable[[], MtmdError]) -> None:
         """Give all who wait an error, one for each."""
         with self._lock:
             replies, tickets = list(self._replies.items()), list(self._tickets.values())

@@ -43,17 +43,17 @@ from mtmd.kernels.plan.free_memory import free_bytes, look_again
 from mtmd.kernels.resources.threads import ask_threads
 from mtmd.loaded.interpreter import collect_all, shared_out_promptly
 from mtmd.loaded.predicted_memory import predicted_bytes
-from mtmd.loading import load, load_beside
+from mtmd.loading import load, load_alongside
 from mtmd.model import Model
 from mtmd.openmp import ONE_THREAD_BYTES
 from mtmd.options.by_name import options
 from mtmd.options.load import LoadOptions
 from mtmd.service.service import Service
 from mtmd.service.ticket import Ticket
-from mtmd.service.turns import Turns, get_up, sit_down, step_back, wanted_unless, work_for
+from mtmd.service.turns import Turns, cancel_if, get_up, sit_down, step_back, work_for
 
 BEAT_S = 0.25  # between two signs of life
-SEATS = 2  # for threads that compute: as in the server, there is one interpreter
+MEMBERS = 2  # for threads that compute: as in the server, there is one interpreter
 CALLS_AT_ONCE = 128  # the server has fewer threads that ask
 ENDING_S = 5.0
 FAILED = 1  # the exit code of an engine that can neither read nor write any more
@@ -94,7 +94,7 @@ class EngineProcess:
         self._tickets: dict[int, Ticket] = {}
         self._pending: dict[int, _Pending] = {}
         self._backends: list[Backend] = []
-        self._desk = Turns(SEATS, each=1)
+        self._queue = Turns(MEMBERS, each=1)
         self._ending = ExitStack()
         self._over = threading.Event()
         self._first: dict[str, Callable[..., Any]] = {
@@ -194,15 +194,15 @@ class EngineProcess:
         call = pending.call
         step_back()
         work_for(call.owner)
-        wanted_unless(pending.gone.is_set)
-        sit_down(self._desk)
+        cancel_if(pending.gone.is_set)
+        sit_down(self._queue)
         try:
             if call.name == "submit":
                 return self._submit(call.tickets, *call.arguments)
             return self._calls[call.name](*call.arguments)
         finally:
             get_up()
-            wanted_unless(None)
+            cancel_if(None)
             work_for("")
 
     def _abandon(self, record: Abandon) -> None:
@@ -246,13 +246,13 @@ class EngineProcess:
                 chosen = chosen | {"mmproj": str(files.projector)}
         if chosen.get("threads") is None:
             ask_threads(None)
-        model = load_beside(path, **chosen)
+        model = load_alongside(path, **chosen)
         needs = predicted_bytes(model.loaded)
         if limits := self._memory(chosen)["limits"]:
             # Its own limit is what it is predicted to take, so that all keep that of all.
             ((space, limit),) = limits.items()
             own = min(needs.get(space, 0), limit)
-            model = load_beside(path, **chosen | {"memory_limit": own})
+            model = load_alongside(path, **chosen | {"memory_limit": own})
         model.loaded.name = name
         self._take(model, chosen)
         model.weights_read()  # plans are made for it, once
@@ -330,7 +330,7 @@ class EngineProcess:
         for number, ticket in zip(numbers, tickets, strict=True):
             self._tickets[number] = ticket
             ticket.redirect(self._sink(number))
-        return [ticket.held for ticket in tickets]
+        return [ticket.stored for ticket in tickets]
 
     def _sink(self, number: int) -> Callable[[Event | BaseException], None]:
         tickets, put = self._tickets, self._outbox.put

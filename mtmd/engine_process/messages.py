@@ -1,4 +1,6 @@
-"""What the server's process and an engine's process say to each other, one record for each kind."""
+"""Describes what the server's process and an engine's process say to each other, one record for
+each kind.
+"""
 
 from __future__ import annotations
 

@@ -28,8 +28,8 @@ class Outbox:
         self._thread.start()
 
     def put(self, record: Any, *, is_long: bool = False) -> None:
-        """From any thread; each thread's records are sent in order. `is_long`: it takes long to
-        write, and is the last about its ticket.
+        """Put a record, from any thread; each thread's records are sent in order. `is_long`: it
+        takes long to write, and is the last about its ticket.
         """
         if get_ident() == self._gatherer:
             self._gathered[is_long].append(record)

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from mtmd.base.cores import on_all_cores
-from mtmd.base.group_signals import held_back
+from mtmd.base.group_signals import blocked_signals
 from mtmd.engine_process.link import Link
 
 ENDS_S = 10.0  # after its link is closed
@@ -33,7 +33,7 @@ class Process:
         ours, its = socket.socketpair()
         is_posix = os.name == "posix"
         path = json.dumps([str(Path(entry).absolute()) for entry in sys.path])
-        with its, held_back():
+        with its, blocked_signals():
             self._process = on_all_cores(
                 lambda: subprocess.Popen(
                     [
@@ -60,7 +60,7 @@ class Process:
         return self._process.pid
 
     def how_it_ended(self) -> str:
-        """In words. One that still runs is killed."""
+        """Return it in words. One that still runs is killed."""
         try:
             code = self._process.wait(ENDS_S)
         except subprocess.TimeoutExpired:

@@ -1,0 +1,1 @@
+"""Inspection of models: `info`, `dump`, `compare`, predictions for other GPUs."""

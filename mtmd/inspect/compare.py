@@ -1,7 +1,7 @@
 """The same request through two models: where their values part, from the pixels to the tokens.
 
 Node by node the second run is compared with what was kept of the first, which has been freed by
-then: of every node at most `KEPT` values, evenly spread.
+then: of every node at most `SAVED` values, evenly spread.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.inspect.comparison import (
-    KEPT,
+    SAVED,
     ImageDifference,
     LogitDifference,
     ModelComparison,
@@ -28,8 +28,8 @@ from mtmd.inspect.comparison import (
     SideFacts,
     agreed,
     beyond,
-    kept,
     nmse,
+    saved,
     to_fp32,
 )
 from mtmd.inspect.info import stored_bytes, weights_of
@@ -107,9 +107,9 @@ def compare_models(
 
 
 def fitting_tolerance(a: SideFacts, b: SideFacts) -> dict[str, float]:
-    """What the types of both explain: pixels are prepared in fp32 whatever the rest; rounding in
-    the compute types; and, where a graph's weights are stored in different block types, what the
-    coarser ones lose. The decoder reads what the encoder gives.
+    """Return what the types of both explain: pixels are prepared in fp32 whatever the rest;
+    rounding in the compute types; and, where a graph's weights are stored in different block types,
+    what the coarser ones lose. The decoder reads what the encoder gives.
     """
     result = {"pixels": ROUNDING["fp32"], "encoder": 0.0, "decoder": 0.0}
     for graph in ("encoder", "decoder"):
@@ -143,8 +143,8 @@ def _facts(model: Model) -> SideFacts:
 
 @dataclass(frozen=True)
 class _Run:
-    """What is kept of one run: `logits` [V] after the prompt and after each token chosen but the
-    last, in fp32 on the CPU.
+    """Describes what is kept of one run: `logits` [V] after the prompt and after each token chosen
+    but the last, in fp32 on the CPU.
     """
 
     prompt: tuple[int, ...]
@@ -193,14 +193,14 @@ class _Watch:
     largest: NodeDifference | None = None
 
     def keep(self, key: Key, node: Node, value: Tensor) -> None:
-        self.waiting[key] = _Node(node.op, name_of(value.dtype), tuple(value.shape), kept(value))
+        self.waiting[key] = _Node(node.op, name_of(value.dtype), tuple(value.shape), saved(value))
 
     def compare(self, key: Key, node: Node, value: Tensor) -> None:
         known = self.waiting.pop(key, None)
         if known is None:
             self.only_b.append((*key[:2], node.op))
             return
-        ours, same_shape = kept(value), tuple(value.shape) == known.shape
+        ours, same_shape = saved(value), tuple(value.shape) == known.shape
         error = nmse(ours, known.values) if same_shape else None
         result = NodeDifference(
             *key,
@@ -216,7 +216,7 @@ class _Watch:
             error,
         )
         self.compared += 1
-        self.in_part += value.numel() > KEPT
+        self.in_part += value.numel() > SAVED
         if self.first is None and beyond(error, self.tolerance[key[0]]):
             self.first = result
         if error is not None and (

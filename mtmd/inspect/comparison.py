@@ -1,5 +1,5 @@
-"""What a comparison of two models tells, and how values are compared: by NMSE, sum((a - b)^2) /
-sum(a^2) in fp64.
+"""Describes what a comparison of two models tells, and how values are compared: by NMSE, sum((a -
+b)^2) / sum(a^2) in fp64.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 # values of a node: a prime, so that the steps between them meet every column of a matrix
-KEPT = 65_521
+SAVED = 65_521
 
 
 @dataclass(frozen=True)
 class SideFacts:
-    """What one of the two models is, by graph: the stored types of its weights, most bytes first,
-    and whether flash attention is on.
+    """Describes what one of the two models is, by graph: the stored types of its weights, most
+    bytes first, and whether flash attention is on.
     """
 
     name: str
@@ -100,10 +100,10 @@ class OneSided:
 
 @dataclass(frozen=True)
 class ModelComparison:
-    """What `mtmd compare` tells. `tolerance` are NMSE for "pixels" and for the nodes of each graph,
-    embeddings and logits among them. `first` is the first node, in the order of the run, beyond its
-    tolerance; `largest` the one with the largest NMSE. Of `in_part` nodes not all values were
-    compared.
+    """Describes what `mtmd compare` tells. `tolerance` are NMSE for "pixels" and for the nodes of
+    each graph, embeddings and logits among them. `first` is the first node, in the order of the
+    run, beyond its tolerance; `largest` the one with the largest NMSE. Of `in_part` nodes not all
+    values were compared.
     """
 
     a: SideFacts
@@ -129,8 +129,8 @@ class ModelComparison:
 
     @property
     def differences(self) -> tuple[str, ...]:
-        """What differs beyond the tolerance, in the order of the run. Tokens alone do not count:
-        values within it may make a near tie.
+        """Return what differs beyond the tolerance, in the order of the run. Tokens alone do not
+        count: values within it may make a near tie.
         """
         result = ["prompt token ids"] if self.prompt.first else []
         for n, image in enumerate(self.images, 1):
@@ -156,24 +156,24 @@ class ModelComparison:
         return result
 
 
-def kept(value: Tensor) -> Tensor:
-    """At most `KEPT` values, evenly spread in row-major order, in fp32 on the CPU."""
+def saved(value: Tensor) -> Tensor:
+    """Return it at most `SAVED` values, evenly spread in row-major order, in fp32 on the CPU."""
     flat, total = value.reshape(-1), value.numel()
     return to_fp32(
-        flat if total <= KEPT else flat[torch.arange(KEPT, device=flat.device) * total // KEPT]
+        flat if total <= SAVED else flat[torch.arange(SAVED, device=flat.device) * total // SAVED]
     )
 
 
-def nmse(found: Tensor, expected: Tensor) -> float:
+def nmse(result: Tensor, expected: Tensor) -> float:
     """sum((found - expected)^2) / sum(expected^2); where one is infinite or no number the other has
     to be the same, else infinite.
     """
-    found, expected = found.double().flatten(), expected.double().flatten()
-    finite = found.isfinite() & expected.isfinite()
-    if not (finite | (found == expected) | (found.isnan() & expected.isnan())).all():
+    result, expected = result.double().flatten(), expected.double().flatten()
+    finite = result.isfinite() & expected.isfinite()
+    if not (finite | (result == expected) | (result.isnan() & expected.isnan())).all():
         return math.inf
     error, power = (
-        float((found - expected)[finite].square().sum()),
+        float((result - expected)[finite].square().sum()),
         float(expected[finite].square().sum()),
     )
     return error / power if power else math.inf if error else 0.0
@@ -185,7 +185,7 @@ def to_fp32(value: Tensor) -> Tensor:
 
 
 def agreed(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many are the same, from the first on."""
+    """Return how many are the same, from the first on."""
     return next(
         (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
     )

@@ -1,4 +1,4 @@
-"""What `mtmd compare` prints."""
+"""Describes what `mtmd compare` prints."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from mtmd.inspect.comparison import (
-    KEPT,
+    SAVED,
     ImageDifference,
     ModelComparison,
     NodeDifference,
@@ -18,15 +18,22 @@ COLUMNS = 100
 LABEL = 11
 
 
-def render(told: ModelComparison) -> str:
+def render(reported: ModelComparison) -> str:
     return "\n".join(
         line.rstrip()
-        for line in (*_sides(told), "", *_request(told), *_nodes(told), "", *_verdict(told))
+        for line in (
+            *_sides(reported),
+            "",
+            *_request(reported),
+            *_nodes(reported),
+            "",
+            *_verdict(reported),
+        )
     )
 
 
-def _sides(told: ModelComparison) -> Iterator[str]:
-    for label, side in (("A", told.a), ("B", told.b)):
+def _sides(reported: ModelComparison) -> Iterator[str]:
+    for label, side in (("A", reported.a), ("B", reported.b)):
         yield f"{label}  {_side(side)}"
 
 
@@ -44,8 +51,8 @@ def _side(side: SideFacts) -> str:
     )
 
 
-def _request(told: ModelComparison) -> Iterator[str]:
-    prompt, logits = told.prompt, told.logits
+def _request(reported: ModelComparison) -> Iterator[str]:
+    prompt, logits = reported.prompt, reported.logits
     if prompt.first is None:
         yield from _row("prompt", f"{prompt.tokens_a} tokens, the same ids")
     else:
@@ -56,7 +63,7 @@ def _request(told: ModelComparison) -> Iterator[str]:
             f"{prompt.tokens_a} tokens in A, {prompt.tokens_b} in B; DIFFERENT at token {at}: {a} "
             f"in A, {b} in B",
         )
-    for number, image in enumerate(told.images, 1):
+    for number, image in enumerate(reported.images, 1):
         yield from _row(f"image {number}", _image(image))
     same = logits.top_a == logits.top_b
     top = (
@@ -70,11 +77,11 @@ def _request(told: ModelComparison) -> Iterator[str]:
         if logits.steps > 1
         else ""
     )
-    yield from _row("greedy", f"{told.agreed} of {len(told.tokens_a)} tokens agree{steps}")
-    if told.tokens_a != told.tokens_b:
+    yield from _row("greedy", f"{reported.agreed} of {len(reported.tokens_a)} tokens agree{steps}")
+    if reported.tokens_a != reported.tokens_b:
         yield from (
             f"{'':<{LABEL}}{label}: {text!r:.{COLUMNS - LABEL - 3}}"
-            for label, text in zip("AB", told.texts, strict=True)
+            for label, text in zip("AB", reported.texts, strict=True)
         )
 
 
@@ -103,25 +110,29 @@ def _tiles(sizes: tuple[tuple[int, int], ...]) -> str:
     )
 
 
-def _nodes(told: ModelComparison) -> Iterator[str]:
-    part = f", {told.in_part} of them by {KEPT:,} values, evenly spread" if told.in_part else ""
-    yield from _row("nodes", f"{told.compared} compared{part}")
-    for label, side in (("A", told.only_a), ("B", told.only_b)):
+def _nodes(reported: ModelComparison) -> Iterator[str]:
+    part = (
+        f", {reported.in_part} of them by {SAVED:,} values, evenly spread"
+        if reported.in_part
+        else ""
+    )
+    yield from _row("nodes", f"{reported.compared} compared{part}")
+    for label, side in (("A", reported.only_a), ("B", reported.only_b)):
         if side.first:
             graph, name, op = side.first
             yield from _row("", f"{side.count} only in {label}, first {graph} {name} ({op})")
-    if told.largest and told.largest.nmse == 0:
+    if reported.largest and reported.largest.nmse == 0:
         yield from _row("", "every value the same")
-    elif told.largest and (
-        told.first is None or told.first.nmse is not None
+    elif reported.largest and (
+        reported.first is None or reported.first.nmse is not None
     ):  # after other shapes, all else differs too
         yield from _row(
             "",
-            f"largest NMSE {_number(told.largest.nmse)} at {told.largest.graph} "
-            f"{told.largest.name} ({told.largest.op})",
+            f"largest NMSE {_number(reported.largest.nmse)} at {reported.largest.graph} "
+            f"{reported.largest.name} ({reported.largest.op})",
         )
-    if told.first:
-        yield from _first(told.first)
+    if reported.first:
+        yield from _first(reported.first)
 
 
 def _first(node: NodeDifference) -> Iterator[str]:
@@ -140,21 +151,21 @@ def _first(node: NodeDifference) -> Iterator[str]:
         yield f"  NMSE and norms are of {node.values:,} of its {node.total:,} values"
 
 
-def _verdict(told: ModelComparison) -> Iterator[str]:
+def _verdict(reported: ModelComparison) -> Iterator[str]:
     limits = {
         graph: f"{limit:.1e}"
-        for graph, limit in told.tolerance.items()
-        if told.images or graph == "decoder"
+        for graph, limit in reported.tolerance.items()
+        if reported.images or graph == "decoder"
     }
     same = len(set(limits.values())) == 1
     each = ", ".join(f"{limit} ({graph})" for graph, limit in limits.items())
     yield f"tolerance: NMSE {limits['decoder'] if same else each}"
-    told_of = (
-        f"DIFFERENT: {', '.join(told.differences)}"
-        if told.differences
+    reported_of = (
+        f"DIFFERENT: {', '.join(reported.differences)}"
+        if reported.differences
         else "no difference beyond the tolerance"
     )
-    yield from textwrap.wrap(f"result: {told_of}", COLUMNS, subsequent_indent=" " * 8)
+    yield from textwrap.wrap(f"result: {reported_of}", COLUMNS, subsequent_indent=" " * 8)
 
 
 def _number(nmse: float | None) -> str:

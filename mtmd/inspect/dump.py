@@ -62,7 +62,7 @@ class Comparison:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """What `mtmd dump --json` wrote. Raises OptionError naming the file."""
+    """Return what `mtmd dump --json` wrote. Raises OptionError naming the file."""
     expected = "expected the output of `mtmd dump --json`"
     try:
         rows = json.loads(path.read_bytes())
@@ -99,14 +99,14 @@ def pattern(text: str | None) -> re.Pattern[str]:
         raise OptionError(f"filter {text!r:.60} is not a regular expression ({error})") from error
 
 
-def record(model: Model, messages: Sequence[Message], wanted: re.Pattern[str]) -> list[Row]:
+def record(model: Model, messages: Sequence[Message], requested: re.Pattern[str]) -> list[Row]:
     """Every node whose name matches, of the encode of all images and of the prefill, in the order
     of the run.
     """
     rows: list[Row] = []
 
     def see(key: Key, node: Node, value: torch.Tensor) -> None:
-        if wanted.search(node.name):
+        if requested.search(node.name):
             rows.append(_row(key[0], node, value))
 
     model.observe(messages, observer("encoder", see), observer("decoder", see))

@@ -1,5 +1,5 @@
-"""In which ways a model would lie in memories that need not be here, and what each of them lacks.
-Nothing is run and no weight is read: configuration, the headers of weight files, and plans tell.
+"""Layouts of a model in memories that need not be here, and what each of them lacks. Nothing is run
+and no weight is read: configuration, the headers of weight files, and plans tell.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from mtmd.options.by_name import given, options
 from mtmd.options.load import LoadOptions
 
 USUAL = "cuda:80"  # the architecture of memories of which nothing else is said
-MOST_DEVICES = 16
-MOST_SIDE = 1 << 14  # pixels
+MAX_DEVICES = 16
+MAX_SIDE = 1 << 14  # pixels
 NO_USE = (
     *(
         "device",
@@ -55,7 +55,7 @@ NO_USE = (
 
 
 class FitReport(FitFacts):
-    """What `fit` finds out, and `str()` of it as text for a terminal."""
+    """Describes what `fit` finds out, and `str()` of it as text for a terminal."""
 
     def __str__(self) -> str:
         return render_fit(self)
@@ -72,11 +72,11 @@ def fit(
     weights: str | None = None,
     **chosen: Any,
 ) -> FitReport:
-    """How `model` would lie in these memories, of GPUs that need not be here: each of `memory`, in
-    bytes or as "24GiB", or those of cards by name (`target`), or on architectures such as cuda:90
-    with a `memory` each; `host_memory` beside them. Without any of these, in what is free on this
-    machine. Where `host_memory` is not given beside GPUs, ways that need it are told with what they
-    need, and count as none that fits.
+    """Return how `model` would lie in these memories, of GPUs that need not be here: each of
+    `memory`, in bytes or as "24GiB", or those of cards by name (`target`), or on architectures such
+    as cuda:90 with a `memory` each; `host_memory` beside them. Without any of these, in what is
+    free on this machine. Where `host_memory` is not given beside GPUs, ways that need it are told
+    with what they need, and count as none that fits.
 
     `image` is the size (width, height) of the pictures, None for the largest that is taken. With
     `random_weights`, a config.json or a name such as gemma-3-4b, no files are needed, and `weights`
@@ -129,9 +129,9 @@ def _image(value: object) -> tuple[int, int] | None:
     if (
         not isinstance(value, (tuple, list))
         or len(value) != 2
-        or not all(type(side) is int and 1 <= side <= MOST_SIDE for side in value)
+        or not all(type(side) is int and 1 <= side <= MAX_SIDE for side in value)
     ):
-        refuse("image", value, f"width and height in pixels, up to {MOST_SIDE} each")
+        refuse("image", value, f"width and height in pixels, up to {MAX_SIDE} each")
     return value[0], value[1]
 
 
@@ -139,26 +139,28 @@ def _several(name: str, value: object, *kinds: type) -> list[Any]:
     """One of these kinds, or a list of them."""
     if value is None:
         return []
-    found = list(value) if isinstance(value, (list, tuple)) else [value]
-    if not all(isinstance(one, kinds) and not isinstance(one, bool) for one in found):
+    result = list(value) if isinstance(value, (list, tuple)) else [value]
+    if not all(isinstance(one, kinds) and not isinstance(one, bool) for one in result):
         what = "bytes, as numbers or texts" if Integral in kinds else "names"
         refuse(name, value, f"{what}: one, or a list of them")
-    return found
+    return result
 
 
 def _devices(
     sizes: Sequence[int | None], target: Sequence[str], host: int | None, answers: int
 ) -> tuple[list[FitDevice], list[Backend], tuple[str, ...]]:
-    """What was asked for, or what is here; and the memories in which one answer's cache counts."""
+    """Return what was asked for, or what is here; and the memories in which one answer's cache
+    counts.
+    """
     if not sizes and not target:
         if host is None:
             return _here(answers)
         return [_host(host, answers)], [Cpu(), Reference()], ()
     count = max(len(sizes), len(target))
-    if len({1, len(sizes), len(target)} - {0, 1}) > 1 or count > MOST_DEVICES:
+    if len({1, len(sizes), len(target)} - {0, 1}) > 1 or count > MAX_DEVICES:
         raise OptionError(
             f"fit: found {len(sizes)} memories and {len(target)} targets, expected as many of both "
-            f"or one for all, and at most {MOST_DEVICES}"
+            f"or one for all, and at most {MAX_DEVICES}"
         )
     devices, backends = [], list[Backend]()
     for number in range(count):
@@ -180,7 +182,7 @@ def _host(size: int | None, answers: int) -> FitDevice:
 
 
 def _here(answers: int) -> tuple[list[FitDevice], list[Backend], tuple[str, ...]]:
-    """What is free on this machine, as `LoadOptions.fit` looks at it."""
+    """Return what is free on this machine, as `LoadOptions.fit` looks at it."""
     backends, lazy = several_backends(), lazy_memories(None)
     free = limits(backends, backends, None)
     devices = [
@@ -211,7 +213,7 @@ def _checkpoint(
 
 
 def _from_hub(model: str, settings: LoadOptions) -> Checkpoint:
-    """What is in the cache whole, else from headers, which are some MB."""
+    """Return what is in the cache whole, else from headers, which are some MB."""
     if any(one.name == model and one.whole for one in read_cache().models):
         return find_checkpoint(model, settings)[0]
     projector = Path(settings.mmproj).expanduser() if settings.mmproj else None
@@ -224,7 +226,7 @@ def _from_hub(model: str, settings: LoadOptions) -> Checkpoint:
 
 
 def _dtype(settings: LoadOptions, backends: Sequence[Backend]) -> str:
-    """What a model would be loaded in where one of the GPUs has no bf16."""
+    """Return what a model would be loaded in where one of the GPUs has no bf16."""
     versions = [b.target.partition(":") for b in backends if isinstance(b, Target)]
     old = any(kind == "cuda" and int(v) < MIN_CAPABILITY for kind, _, v in versions)
     return "fp32" if old and settings.dtype == "auto" else settings.dtype

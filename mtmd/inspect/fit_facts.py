@@ -1,4 +1,4 @@
-"""In which ways a model would lie in memories, as plain data."""
+"""Layouts of a model in memories, as plain data."""
 
 from __future__ import annotations
 

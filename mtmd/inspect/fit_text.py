@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from mtmd.inspect.fit_facts import FitFacts
 from mtmd.kernels.report.facts import LayoutFacts
 from mtmd.loaded.fitting.choose import NOTHING
-from mtmd.loaded.fitting.needed_memory import MOST_ANSWERS
+from mtmd.loaded.fitting.needed_memory import MAX_ANSWERS
 
 WIDTH = 80
 GIB, MIB = 1 << 30, 1 << 20
@@ -21,7 +21,7 @@ def render_fit(report: FitFacts) -> str:
 
 
 def _head(report: FitFacts) -> Iterator[str]:
-    yield from _wrapped(f"{report.model}, {report.dtype}: {_asked(report)}")
+    yield from _wrapped(f"{report.model}, {report.dtype}: {_requested(report)}")
     for device in report.devices:
         if device.memory_bytes is not None:
             usable = _size(report, device.usable_bytes)
@@ -37,7 +37,7 @@ def _head(report: FitFacts) -> Iterator[str]:
     yield NOT_RUN
 
 
-def _asked(report: FitFacts) -> str:
+def _requested(report: FitFacts) -> str:
     many = f"{report.answers} answer{'s' if report.answers > 1 else ''} at once"
     text = f"{many} of {report.context:,} tokens"
     if not report.picture_tokens:
@@ -78,9 +78,9 @@ def _layout(report: FitFacts, layout: LayoutFacts) -> Iterator[str]:
         longest = f"{layout.longest_context:,}{limit}" if layout.longest_context else "none"
         if layout.longest_text:
             longest = f"none with pictures, {layout.longest_text:,} with text alone"
-        more = " or more" if layout.most_answers == MOST_ANSWERS else ""
-        most = f"{layout.most_answers:,}{more}" if layout.most_answers else "none"
-        yield from _wrapped(f"    longest context: {longest}; most chats at once: {most}")
+        more = " or more" if layout.most_answers == MAX_ANSWERS else ""
+        maximum = f"{layout.most_answers:,}{more}" if layout.most_answers else "none"
+        yield from _wrapped(f"    longest context: {longest}; most chats at once: {maximum}")
 
 
 def _result(report: FitFacts) -> Iterator[str]:
@@ -100,8 +100,8 @@ def _result(report: FitFacts) -> Iterator[str]:
         return
     first = report.undecided[0]
     needs = " and ".join(f"{_size(report, m.needed)} usable of {m.space}" for m in first.unknown)
-    told = f"result: fits into no memory of a known size; with {needs}: {first.name}"
-    yield from _wrapped(told + (f"; it would fit with {advice}" if advice else ""))
+    reported = f"result: fits into no memory of a known size; with {needs}: {first.name}"
+    yield from _wrapped(reported + (f"; it would fit with {advice}" if advice else ""))
 
 
 def _unit(report: FitFacts) -> tuple[int, str]:

@@ -1,4 +1,6 @@
-"""What a model is and what it takes, by the headers of its files and without running anything."""
+"""Describes what a model is and what it takes, by the headers of its files and without running
+anything.
+"""
 
 from __future__ import annotations
 
@@ -71,8 +73,8 @@ class StoredType:
 
 @dataclass(frozen=True)
 class PictureCost:
-    """What a picture of `size` becomes: tiles of `tile_sizes` (width, height), in order. `refused`
-    says why it is not taken, else None.
+    """Describes what a picture of `size` becomes: tiles of `tile_sizes` (width, height), in order.
+    `refused` says why it is not taken, else None.
     """
 
     size: tuple[int, int]
@@ -90,9 +92,9 @@ class TokenFact:
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What `mtmd info` tells. The cache holds `sequences` of `context` tokens each. Bytes are per
-    memory space where they are dictionaries; `peak_bytes` is all weights, a full cache and the
-    larger of what the largest image and the largest prefill take to compute. `most_tokens` is 0
+    """Describes what `mtmd info` tells. The cache holds `sequences` of `context` tokens each. Bytes
+    are per memory space where they are dictionaries; `peak_bytes` is all weights, a full cache and
+    the larger of what the largest image and the largest prefill take to compute. `max_tokens` is 0
     without an encoder. `notes` say where the files contradict themselves, and how they are read.
     """
 
@@ -156,7 +158,7 @@ def model_info(model: Model) -> ModelInfo:
         types=types,
         dequantized=report.dequantized,
         pictures=_pictures(vision, budget) if vision else (),
-        most_tokens=vision.resolution.most_tokens(budget) if vision else 0,
+        most_tokens=vision.resolution.max_tokens(budget) if vision else 0,
         graphs=report.graphs,
         cache_bytes=_cache_bytes(model),
         peak_bytes=_peak(report.graphs),
@@ -187,7 +189,7 @@ def stored_bytes(weights: CanonicalWeights, source: str) -> int:
 
 
 def weights_of(model: Model) -> Iterator[tuple[str, CanonicalWeights]]:
-    """By graph."""
+    """Return the weights by graph."""
     if model.encoder and model.checkpoint.vision_weights:
         yield "encoder", model.checkpoint.vision_weights
     yield "decoder", model.checkpoint.text_weights
@@ -195,11 +197,11 @@ def weights_of(model: Model) -> Iterator[tuple[str, CanonicalWeights]]:
 
 def _types(part: str, weights: CanonicalWeights, model: Model) -> list[StoredType]:
     """The part's tensors by type and use, most bytes first."""
-    wanted = _wanted(part, model)
+    requested = _requested(part, model)
     rows: dict[tuple[str, str, bool], Counter[str]] = {}
     counted: set[str] = set()
     for name, stored in weights.stored.items():
-        kind, dtype = weights.file.kind(stored.names[0]), wanted.get(name, model.dtype)
+        kind, dtype = weights.file.kind(stored.names[0]), requested.get(name, model.dtype)
         is_block, as_it_is = kind in BLOCKS, weights.quant(name) is not None
         used = (
             "as stored"
@@ -222,7 +224,7 @@ def _types(part: str, weights: CanonicalWeights, model: Model) -> list[StoredTyp
     ]
 
 
-def _wanted(part: str, model: Model) -> dict[str, torch.dtype]:
+def _requested(part: str, model: Model) -> dict[str, torch.dtype]:
     """The type in which a part's graph asks for each parameter, by name."""
     if part == "encoder" and model.encoder:
         plan = model.encoder.plan(1, model.encoder.family.resolution.tile_type().shape)

@@ -1,4 +1,4 @@
-"""What `mtmd info` prints: what matters most first, then tables."""
+"""Describes what `mtmd info` prints: what matters most first, then tables."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def _tokens(info: ModelInfo) -> Iterator[str]:
 
 
 def _sampling(sampling: ModelSampling) -> Iterator[str]:
-    """What the model's files recommend, and which of that is not applied."""
+    """Yield what the model's files recommend, and which of that is not applied."""
     values = [f"{name} {value:g}" for name, value in sampling.values.items()]
     if sampling.values and "temperature" not in sampling.values:
         values = ["the most probable token", *values]
@@ -199,7 +199,7 @@ def _token(token: TokenFact) -> str:
 
 
 def _wrapped(label: str, text: str, indent: int) -> list[str]:
-    """In lines of the terminal's width, `text` beginning at the column `indent`."""
+    """Return it in lines of the terminal's width, `text` beginning at the column `indent`."""
     return textwrap.wrap(
         text, COLUMNS, initial_indent=f"{label:<{indent}}", subsequent_indent=" " * indent
     )

@@ -20,8 +20,8 @@ def shared_out(
     model: Model, target: Target, card: Card, shares: Sequence[float]
 ) -> tuple[RanksFacts, tuple[LinkFacts, ...]]:
     """`shares` of the work by rank, as for `load`."""
-    most = max(range(len(shares)), key=lambda rank: shares[rank])
-    plans, _ = rank_plans(model.loaded, most, shares)
+    maximum = max(range(len(shares)), key=lambda rank: shares[rank])
+    plans, _ = rank_plans(model.loaded, maximum, shares)
     sizes = model.runner.sizes()
 
     facts = []

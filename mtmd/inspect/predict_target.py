@@ -1,4 +1,4 @@
-"""What a model would do on a GPU that is not here."""
+"""Describes what a model would do on a GPU that is not here."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NO_USE = (  # of a device that is here
 
 
 class PredictionReport(Prediction):
-    """What `predict` finds out, and `str()` of it as text for a terminal."""
+    """Describes what `predict` finds out, and `str()` of it as text for a terminal."""
 
     def __str__(self) -> str:
         return render_prediction(self)
@@ -50,9 +50,9 @@ def predict(
     compile: bool = True,
     **chosen: Any,
 ) -> PredictionReport:
-    """What `model` would need and do on `target`: a card by name (rtx4090, h100, mi300x) or an
-    architecture (cuda:90, hip:gfx942), of which times are not known, and memory only where `memory`
-    says it, in bytes or as "24GiB".
+    """Return what `model` would need and do on `target`: a card by name (rtx4090, h100, mi300x) or
+    an architecture (cuda:90, hip:gfx942), of which times are not known, and memory only where
+    `memory` says it, in bytes or as "24GiB".
 
     Nothing is run and no weight is read; with `random_weights`, a config.json or a name such as
     gemma-3-4b, there need be none, and `weights` is their type (BF16, Q4_K_M). `compile=False`
@@ -96,10 +96,12 @@ def predict(
 
 
 def _shares(chosen: dict[str, Any]) -> tuple[float, ...]:
-    """Of the ranks that `tp` asks for, which is taken out of `chosen`; empty without."""
+    """Return the shares of the ranks that `tp` asks for, which is taken out of `chosen`; empty
+    without.
+    """
     names = ("tp", "tensor_split")
-    asked = options(LoadOptions, {name: chosen.pop(name) for name in names if name in chosen})
-    return asked.tensor_split or (1.0,) * asked.tp if asked.tp > 1 else ()
+    requested = options(LoadOptions, {name: chosen.pop(name) for name in names if name in chosen})
+    return requested.tensor_split or (1.0,) * requested.tp if requested.tp > 1 else ()
 
 
 def subject_of(
@@ -144,7 +146,7 @@ def _checkpoint(
 
 
 def _is_old(target: str) -> bool:
-    """Whether it has no bf16, and a model loaded there would be in fp32."""
+    """Return whether it has no bf16, and a model loaded there would be in fp32."""
     kind, _, version = target.partition(":")
     return kind == "cuda" and int(version) < MIN_CAPABILITY
 

@@ -1,4 +1,6 @@
-"""What a model would need and do on a card that is not here, as plain data, read off plans."""
+"""Describes what a model would need and do on a card that is not here, as plain data, read off
+plans.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,11 @@ from mtmd.kernels.plan.scheduler import Plan
 from mtmd.kernels.report.facts import CompiledKernel, WarmupFacts
 from mtmd.llm.batch import BatchShape
 from mtmd.loaded.fitting.needed_memory import (
-    MOST_ANSWERS,
+    MAX_ANSWERS,
     SPARE,
     NeededMemory,
     longest_that_fits,
-    most_that_fit,
+    max_that_fit,
 )
 from mtmd.model import Model
 
@@ -63,8 +65,8 @@ class Picture:
     encode: Estimate | None
     refused: str | None = None
 
-    def is_held_by(self, context: int) -> bool:
-        """Whether a sequence of so many tokens can have it, and one token of an answer."""
+    def is_shared_by(self, context: int) -> bool:
+        """Return whether a sequence of so many tokens can have it, and one token of an answer."""
         return self.refused is None and self.tokens < context
 
 
@@ -89,7 +91,7 @@ class Length:
 
 @dataclass(frozen=True)
 class GraphOps:
-    """What one graph at one size launches, by op and kernel."""
+    """Describes what one graph at one size launches, by op and kernel."""
 
     graph: str
     launches: int
@@ -131,14 +133,18 @@ class Prediction(WarmupFacts):
         return needed <= self.usable_bytes
 
     @property
-    def asked(self) -> Length:
+    def requested(self) -> Length:
         """The context that was asked for, or is the default."""
         return next(length for length in self.lengths if length.context == self.context)
 
     @property
     def needed_bytes(self) -> int:
-        """At the context asked for, beside the largest picture of those that are taken."""
-        return max(self.asked.bytes, *(b for b in self.asked.picture_bytes if b is not None), 0)
+        """Return the bytes needed at the requested context, beside the largest picture of those
+        that are taken.
+        """
+        return max(
+            self.requested.bytes, *(b for b in self.requested.picture_bytes if b is not None), 0
+        )
 
     def asdict(self) -> dict[str, Any]:
         return {
@@ -168,7 +174,9 @@ def card_facts(card: Card) -> CardFacts:
 
 
 def usable_bytes(memory_bytes: int | None) -> int | None:
-    """Of a card with so much memory, as a model that is loaded there would reckon."""
+    """Return the usable bytes of a card with so much memory, as a model that is loaded there would
+    reckon.
+    """
     if memory_bytes is None:
         return None
     free = max(memory_bytes - DRIVER_BYTES, 0)
@@ -176,7 +184,7 @@ def usable_bytes(memory_bytes: int | None) -> int | None:
 
 
 class Needs:
-    """What a model's plans say about one card."""
+    """Describes what a model's plans say about one card."""
 
     def __init__(self, model: Model, target: Target, card: Card):
         self.model, self.target, self.card = model, target, card
@@ -187,41 +195,41 @@ class Needs:
 
     @property
     def lengths(self) -> tuple[Length, ...]:
-        most, own = self.model.checkpoint.text.context, self.model.runner.context
-        wanted = {own, *(length for length in LENGTHS if length <= most)}
-        if most <= LENGTHS[-1]:
-            wanted.add(most)
-        return tuple(self._length(context) for context in sorted(wanted))
+        maximum, own = self.model.checkpoint.text.context, self.model.runner.context
+        requested = {own, *(length for length in LENGTHS if length <= maximum)}
+        if maximum <= LENGTHS[-1]:
+            requested.add(maximum)
+        return tuple(self._length(context) for context in sorted(requested))
 
     def longest_context(self) -> int | None:
-        """As `longest_that_fits` looks for it, up to the model's own limit, from the shortest that
-        holds one of the pictures; below that where none of those fits.
+        """Return the longest context as `longest_that_fits` finds it, up to the model's own limit,
+        from the shortest that holds one of the pictures; below that where none of those fits.
         """
         usable = usable_bytes(self.card.memory_bytes)
         if usable is None:
             return None
-        most = self.model.checkpoint.text.context
-        held = [p.tokens + 1 for p in self.pictures if p.is_held_by(most)]
-        least = min(held, default=1)
+        maximum = self.model.checkpoint.text.context
+        stored = [p.tokens + 1 for p in self.pictures if p.is_shared_by(maximum)]
+        minimum = min(stored, default=1)
 
         def slack(context: int) -> int:
             return usable - self._worst(context)
 
-        found = longest_that_fits(slack, most, least=least)
-        return found or (longest_that_fits(slack, min(most, least - 1)) if least > 1 else 0)
+        result = longest_that_fits(slack, maximum, minimum=minimum)
+        return result or (longest_that_fits(slack, min(maximum, minimum - 1)) if minimum > 1 else 0)
 
     def weight_bytes(self) -> int:
         parts = self.needed.weights, self.needed.tower
         return sum(part.get(self.space, 0) for part in parts)
 
     def most_answers(self) -> int | None:
-        """At once, of the context asked for, beside the largest picture that it holds; up to
-        `MOST_ANSWERS`.
+        """Return it at once, of the context asked for, beside the largest picture that it holds; up
+        to `MAX_ANSWERS`.
         """
         usable, context = usable_bytes(self.card.memory_bytes), self.model.runner.context
         if usable is None:
             return None
-        return most_that_fit(lambda count: usable - self._worst(context, count), MOST_ANSWERS)
+        return max_that_fit(lambda count: usable - self._worst(context, count), MAX_ANSWERS)
 
     def bytes(
         self, context: int, picture: Picture | None = None, answers: int | None = None
@@ -236,7 +244,7 @@ class Needs:
     def _worst(self, context: int, answers: int | None = None) -> int:
         return max(
             self.bytes(context, picture, answers)
-            for picture in (None, *(p for p in self.pictures if p.is_held_by(context)))
+            for picture in (None, *(p for p in self.pictures if p.is_shared_by(context)))
         )
 
     def _compute(self, plan: Plan) -> int:
@@ -251,7 +259,9 @@ class Needs:
             context,
             runner.cache_bytes(context).get(self.space, 0),
             self.bytes(context),
-            tuple(self.bytes(context, p) if p.is_held_by(context) else None for p in self.pictures),
+            tuple(
+                self.bytes(context, p) if p.is_shared_by(context) else None for p in self.pictures
+            ),
             min(runner.sizes()["prefill"].tokens, context),
             self.estimate(prefill),
             self.estimate(step),

@@ -11,7 +11,7 @@ from mtmd.inspect.prediction import GraphOps, Length, Picture, Prediction
 from mtmd.inspect.ranks_text import render_ranks
 from mtmd.kernels.estimate.roofline import Estimate
 from mtmd.kernels.report.facts import CompiledKernel
-from mtmd.loaded.fitting.needed_memory import MOST_ANSWERS
+from mtmd.loaded.fitting.needed_memory import MAX_ANSWERS
 
 WIDTH = 80
 GIB = 1 << 30
@@ -21,8 +21,8 @@ SHOWN = 6  # ops of one graph, those that take most
 
 def render_prediction(report: Prediction) -> str:
     parts = (_head, _fit, _speed, _ranks, _memory, _acceleration, _ops, _kernels, _notes)
-    told = ([*part(report)] for part in parts)
-    lines = [line.rstrip() for part in told if part for line in (*part, "")]
+    reported = ([*part(report)] for part in parts)
+    lines = [line.rstrip() for part in reported if part for line in (*part, "")]
     return "\n".join(lines).rstrip("\n")
 
 
@@ -68,8 +68,8 @@ def _ways_out(report: Prediction) -> Iterator[str]:
 
 
 def _fit(report: Prediction) -> Iterator[str]:
-    asked, needed = report.asked, report.needed_bytes
-    what = f"{_count(report.sequences, 'answer')} at once of {asked.context:,} tokens"
+    requested, needed = report.requested, report.needed_bytes
+    what = f"{_count(report.sequences, 'answer')} at once of {requested.context:,} tokens"
     if report.usable_bytes is None:
         yield from _wrapped(f"memory: {_gib(needed)} GiB for {what} (give --memory, or a card)")
         return
@@ -77,14 +77,16 @@ def _fit(report: Prediction) -> Iterator[str]:
     yield from _wrapped(
         f"{verdict}: {_gib(needed)} of {_gib(report.usable_bytes)} GiB usable, for {what}"
         + (" and any picture of those below" if report.pictures else "")
-        + (" that they hold" if _too_long(report, asked.context) else "")
+        + (" that they hold" if _too_long(report, requested.context) else "")
     )
     yield from _wrapped(f"  longest context that fits: {_longest(report)}")
-    more = " or more" if report.most_answers == MOST_ANSWERS else ""
-    most = f"{report.most_answers:,}{more}" if report.most_answers else "none"
-    yield f"  most answers at once of {asked.context:,} tokens: {most}"
+    more = " or more" if report.most_answers == MAX_ANSWERS else ""
+    maximum = f"{report.most_answers:,}{more}" if report.most_answers else "none"
+    yield f"  most answers at once of {requested.context:,} tokens: {maximum}"
     if report.pictures:
-        yield from _wrapped(f"  largest picture at {asked.context:,} tokens: {_largest(report)}")
+        yield from _wrapped(
+            f"  largest picture at {requested.context:,} tokens: {_largest(report)}"
+        )
 
 
 def _longest(report: Prediction) -> str:
@@ -97,14 +99,14 @@ def _longest(report: Prediction) -> str:
 
 def _without(report: Prediction) -> str:
     longest, pictures = report.longest_context, report.pictures
-    held = longest is None or any(p.is_held_by(longest) for p in pictures)
-    return ", without a picture" if pictures and not held else ""
+    stored = longest is None or any(p.is_shared_by(longest) for p in pictures)
+    return ", without a picture" if pictures and not stored else ""
 
 
 def _largest(report: Prediction) -> str:
     fitting = [
         picture
-        for picture, needed in zip(report.pictures, report.asked.picture_bytes, strict=True)
+        for picture, needed in zip(report.pictures, report.requested.picture_bytes, strict=True)
         if report.fits(needed)
     ]
     if not fitting:
@@ -127,7 +129,7 @@ def _speed(report: Prediction) -> Iterator[str]:
         first, last = pictures[0], pictures[-1]
         if first.encode is not None:
             span = _short(first) if first is last else f"{_short(first)} to {_short(last)}"
-            needed = dict(zip(report.pictures, report.asked.picture_bytes, strict=True))[last]
+            needed = dict(zip(report.pictures, report.requested.picture_bytes, strict=True))[last]
             what = f"encode {span}, {first.tokens:,} tok{_star(report, needed)}"
             if len(what) > 28:
                 yield f"  {what}"
@@ -145,8 +147,8 @@ def _speed(report: Prediction) -> Iterator[str]:
             many = f"decode {at} x {report.sequences}{star}"
             yield _row(many, length.decode_all, "tok/s", report.sequences)
     yield from _wrapped(
-        f"  'at': when a sequence is so long; prefill by {report.asked.prefill_tokens:,} tokens; "
-        f"'x': of {_count(report.sequences, 'answer')} together"
+        f"  'at': when a sequence is so long; prefill by {report.requested.prefill_tokens:,} "
+        f"tokens; 'x': of {_count(report.sequences, 'answer')} together"
     )
     if any(report.fits(b) is False for row in report.lengths for b in _all(row)):
         yield "  * does not fit; times as if it did"
@@ -207,8 +209,8 @@ def _memory(report: Prediction) -> Iterator[str]:
 
 
 def _too_long(report: Prediction, context: int) -> bool:
-    """Whether there is a picture that is taken, but not by so short a sequence."""
-    return any(p.refused is None and not p.is_held_by(context) for p in report.pictures)
+    """Return whether there is a picture that is taken, but not by so short a sequence."""
+    return any(p.refused is None and not p.is_shared_by(context) for p in report.pictures)
 
 
 def _all(length: Length) -> tuple[int | None, ...]:
@@ -262,7 +264,7 @@ def _ops(report: Prediction) -> Iterator[str]:
 
 
 def _same_ops(work: Sequence[GraphOps], graph: GraphOps) -> bool:
-    """Whether it launches what the warm-up size does, only larger."""
+    """Return whether it launches what the warm-up size does, only larger."""
     first = next((w for w in work if w.graph == "encoder, warm-up"), None)
     return first is not None and first.launches == graph.launches
 
@@ -341,7 +343,7 @@ def render_comparison(reports: Sequence[Prediction]) -> str:
 
 
 def _compared(report: Prediction, picture: Picture | None) -> str:
-    card, at = report.card, report.asked
+    card, at = report.card, report.requested
     assert card is not None
     usable = "?" if report.usable_bytes is None else _gib(report.usable_bytes)
     star = "*" if report.fits(report.needed_bytes) is False else " "

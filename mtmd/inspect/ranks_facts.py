@@ -1,4 +1,4 @@
-"""What ranks on cards that are not here would do over one kind of link, as plain data."""
+"""Describes what ranks on cards that are not here would do over one kind of link, as plain data."""
 
 from __future__ import annotations
 

@@ -47,9 +47,11 @@ def render_ranks(facts: RanksFacts, links: tuple[LinkFacts, ...], row: Row) -> I
     )
     for c in facts.collectives:
         yield from _wrapped(f"  {c.graph}, {c.label}: {c.count} {c.op} of {mib(c.bytes)} together")
-    for kept in facts.refused:
-        more = f" and {len(kept.names) - 1} more" if len(kept.names) > 1 else ""
-        yield from _wrapped(f"  WARNING: {kept.names[0]}{more} whole on every rank: {kept.reason}")
+    for saved in facts.refused:
+        more = f" and {len(saved.names) - 1} more" if len(saved.names) > 1 else ""
+        yield from _wrapped(
+            f"  WARNING: {saved.names[0]}{more} whole on every rank: {saved.reason}"
+        )
 
 
 def _wrapped(text: str) -> list[str]:

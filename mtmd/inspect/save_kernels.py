@@ -1,4 +1,4 @@
-"""What a model launches on a GPU that is not here, compiled and saved."""
+"""Describes what a model launches on a GPU that is not here, compiled and saved."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mtmd.loaded.programs import foreseen_programs
 
 @dataclass(frozen=True)
 class SavedKernels:
-    """How many programs, and the bytes of their files."""
+    """Describes how many programs, and the bytes of their files."""
 
     target: str
     model: str

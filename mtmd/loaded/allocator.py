@@ -16,10 +16,10 @@ HEAPS = 4  # a thread waits for another in its heap seldom: it keeps some small 
 
 
 def return_freed_memory() -> bool:
-    """From here on, pieces of 1 MiB and more are mapped by themselves and unmapped when freed, and
-    the heap is trimmed when as much is free at its end; smaller ones lie in `HEAPS` heaps. For the
-    whole process and for good. Returns whether the allocator takes such settings (glibc does; musl
-    and macOS return large pieces anyway).
+    """Return freed memory to the system: from here on, pieces of 1 MiB and more are mapped by
+    themselves and unmapped when freed, and the heap is trimmed when as much is free at its end;
+    smaller ones lie in `HEAPS` heaps. For the whole process and for good. Returns whether the
+    allocator takes such settings (glibc does; musl and macOS return large pieces anyway).
 
     Source: mallopt(3).
     """

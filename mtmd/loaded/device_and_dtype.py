@@ -1,4 +1,6 @@
-"""What a model runs on: its type of numbers, its threads, and the names of things for people."""
+"""Describes what a model runs on: its type of numbers, its threads, and the names of things for
+people.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ import torch
 
 from mtmd.kernels.backends import Backend
 from mtmd.kernels.dtype import DTYPES
-from mtmd.kernels.resources.threads import asked_threads
+from mtmd.kernels.resources.threads import requested_threads
 
 # Of weights as they are stored: below this, fp32 on the CPU costs little and is exact; above, it is
 # twice the bytes a token, and prompts are read several times slower
@@ -16,12 +18,12 @@ SMALL_BYTES = 16 << 20
 BF16_CAPABILITY = (8, 0)
 
 
-def choose_dtype(asked: str, preferred: Backend, weight_bytes: int) -> torch.dtype:
+def choose_dtype(requested: str, preferred: Backend, weight_bytes: int) -> torch.dtype:
     """auto: bf16 on a GPU that multiplies it; on a CPU fp32, unless the model is more than tiny and
     the CPU has bf16 instructions. `weight_bytes` as they are stored.
     """
-    if asked != "auto":
-        return DTYPES[asked]
+    if requested != "auto":
+        return DTYPES[requested]
     kind = preferred.device.type
     if kind == "cuda":
         old = (
@@ -55,7 +57,8 @@ def device_name(backend: Backend) -> str:
 
 
 def own_threads(default: int) -> None:
-    """At the start of a thread that computes: as many of torch's as were asked for. Else it would
-    begin with as many as whoever set a number last, perhaps for a moment (`one_thread`).
+    """Set, at the start of a thread that computes, as many of torch's threads as were requested.
+    Else it would begin with as many as whoever set a number last, perhaps for a moment
+    (`one_thread`).
     """
-    torch.set_num_threads(asked_threads() or default)
+    torch.set_num_threads(requested_threads() or default)

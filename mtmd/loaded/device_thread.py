@@ -25,7 +25,7 @@ from mtmd.base.errors import DeviceError, MtmdError
 from mtmd.base.heartbeat import Heartbeat
 from mtmd.base.priority import ahead
 from mtmd.base.tracebacks import stack_text, traceback_text
-from mtmd.base.turns import aside
+from mtmd.base.turns import moved
 
 HANG_S = 300.0  # a node takes seconds; the first run of one may compile it
 TICK_S = 1.0  # between two looks at the thread, at most
@@ -51,7 +51,7 @@ def _close_all() -> None:
 
 
 def _begin_anew() -> None:
-    """In a child that was forked, which has none of its parent's threads."""
+    """Start anew in a child that was forked, which has none of its parent's threads."""
     for thread in list(_open):
         thread.begin_anew()
 
@@ -71,7 +71,7 @@ class DeviceThread:
         self._wake = threading.Condition(threading.RLock())
         self._closed = False
         self._thread: threading.Thread | None = None
-        self._asked: set[queue.SimpleQueue[tuple[None, BaseException]]] = set()
+        self._requested: set[queue.SimpleQueue[tuple[None, BaseException]]] = set()
         self._heart, self._tick_s = Heartbeat(), TICK_S
         self.fault: DeviceError | None = None
         """Why nothing is done any more."""
@@ -82,29 +82,30 @@ class DeviceThread:
         _open.add(self)
 
     def begin_anew(self) -> None:
-        """In a child that was forked: what was under way is the parent's, and left half done here,
-        which is a fault; where nothing was, the next request starts a thread of this process.
+        """Start anew in a child that was forked: what was under way is the parent's, and left half
+        done here, which is a fault; where nothing was, the next request starts a thread of this
+        process.
         """
-        idle = not (self._inbox or self._asked) and self._heart.limit_s is None
+        idle = not (self._inbox or self._requested) and self._heart.limit_s is None
         idle = idle and all(user.pause() is None for user in self._users)
         self._wake = threading.Condition(threading.RLock())  # another thread may have held it
         self._thread, self._heart = None, Heartbeat()
-        self._inbox, self._asked = [], set()
+        self._inbox, self._requested = [], set()
         users, self._users = list(self._users), {}
         if not (idle and self.can_fork) and self.fault is None:
-            told = BUSY_AT_FORK if self.can_fork else NOT_FORKED
-            self.fault, self._closed = DeviceError(told), True
+            reported = BUSY_AT_FORK if self.can_fork else NOT_FORKED
+            self.fault, self._closed = DeviceError(reported), True
             for user in users:
                 user.fail(self.fault)
 
     @property
     def is_current(self) -> bool:
-        """Whether this is called on it."""
+        """Return whether this is called on it."""
         return threading.current_thread() is self._thread
 
     def post(self, action: Callable[[], None]) -> None:
-        """To be done soon; `action` raises nothing. Raises MtmdError once the thread is closed,
-        DeviceError after a fault.
+        """Post an action to be done soon; `action` raises nothing. Raises MtmdError once the thread
+        is closed, DeviceError after a fault.
         """
         with self._wake:
             if self.fault is not None:
@@ -148,18 +149,18 @@ class DeviceThread:
         del work
         with self._wake:
             self.post(run)
-            self._asked.add(done)
-        with aside():
+            self._requested.add(done)
+        with moved():
             value, error = done.get()
-        self._asked.discard(done)
+        self._requested.discard(done)
         if error is not None:
             raise error
         result: T = value
         return result
 
     def close(self) -> None:
-        """What was asked for before is done first, then all users are ended; what comes later is
-        refused.
+        """Close it. What was posted before is done first, then all users are ended; what comes
+        later is refused.
         """
         with self._wake:
             self._closed, thread = True, self._thread
@@ -173,14 +174,14 @@ class DeviceThread:
             if self.fault is not None:
                 return
             self.fault, self._closed = fault, True
-            users, asked = list(self._users), list(self._asked)
+            users, requested = list(self._users), list(self._requested)
             self._wake.notify_all()
-        for done in asked:
+        for done in requested:
             done.put((None, again(fault)))
         for user in users:
             user.fail(fault)
-        for tell in self.on_fault:
-            tell(fault)
+        for report in self.on_fault:
+            report(fault)
 
     def _loop(self, ended: threading.Event) -> None:
         self._heart.count_this_thread()
@@ -219,7 +220,7 @@ class DeviceThread:
                 )
 
     def give_up(self, message: str) -> None:
-        """Whatever it is at, it is not waited for."""
+        """Give it up: whatever it is at, it is not waited for."""
         fault, thread = DeviceError(f"{message}; {AGAIN}"), self._thread
         log.error("%s\n%s", fault, stack_text(thread) if thread else "it has no thread")
         self.fail(fault)
@@ -302,7 +303,9 @@ class DeviceUser:
         self._left = threading.Event()
 
     def post(self, action: Callable[[], None]) -> None:
-        """To be done soon. Raises MtmdError once this is closed, DeviceError after a fault."""
+        """Post an action to be done soon. Raises MtmdError once this is closed, DeviceError after a
+        fault.
+        """
         with self.thread._wake:
             if self._closed and self.thread.fault is None:
                 raise MtmdError(CLOSED)
@@ -310,7 +313,7 @@ class DeviceUser:
             self.thread._users[self] = None
 
     def exclusively(self, work: Callable[[], T]) -> T:
-        """As `DeviceThread.exclusively`, refused once this is closed."""
+        """Do what `DeviceThread.exclusively` does, refused once this is closed."""
         if self._closed and self.thread.fault is None and not self.thread.is_current:
             raise MtmdError(CLOSED)
         return self.thread.exclusively(work)
@@ -319,8 +322,8 @@ class DeviceUser:
         self._guarded(self._turn)
 
     def close(self, within_s: float | None = None) -> None:
-        """What was posted before is done first, what comes later is refused. A device that does not
-        come to that `within_s` is given up.
+        """Close it. What was posted before is done first, what comes later is refused. A device
+        that does not come to that `within_s` is given up.
         """
         with self.thread._wake:
             self._closed = True
@@ -359,7 +362,9 @@ class DeviceUser:
 
 
 class Stall:
-    """How long somebody has stood still, for one who looks at their beats from time to time."""
+    """Describes how long somebody has stood still, for one who looks at their beats from time to
+    time.
+    """
 
     def __init__(self) -> None:
         self._beats: int | None = None

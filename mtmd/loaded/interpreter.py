@@ -24,15 +24,16 @@ log = logging.getLogger("mtmd")
 
 
 def collects_in_parts(version: tuple[int, ...]) -> bool:
-    """Whether a collection looks at a part of the old objects each time: CPython's from 3.14.0 to
-    3.14.4 do; 3.14.5 and 3.15 have the collector of before again (their What's New).
+    """Return whether a collection looks at a part of the old objects each time: CPython's from
+    3.14.0 to 3.14.4 do; 3.14.5 and 3.15 have the collector of before again (their What's New).
     """
     return (3, 14) <= version < (3, 14, 5)
 
 
 @contextmanager
 def shared_out_promptly() -> Iterator[None]:
-    """For the whole process meanwhile, once what it needs has been loaded.
+    """Share the interpreter promptly in the whole process meanwhile, once what it needs has been
+    loaded.
 
     A thread that computes in Python gives way to others after a third of a millisecond, not after
     5: the thread of the device asks for the interpreter some times a token, and each time waits
@@ -60,7 +61,7 @@ def shared_out_promptly() -> Iterator[None]:
 
 
 def leave_out(collected: bool = False) -> None:
-    """What is in use now, of garbage collections: to look through all that a model and its
+    """Leave what is in use now out of garbage collections: to look through all that a model and its
     libraries have made stops every thread for a tenth of a second. `collected`: that has just been
     done.
     """
@@ -113,7 +114,7 @@ class Pauses:
     """
 
     def __init__(self) -> None:
-        self._left_out, self._most = 0, gc.get_freeze_count() + GROWN
+        self._left_out, self._maximum = 0, gc.get_freeze_count() + GROWN
 
     def keep(self, over: threading.Event) -> None:
         new, young, _ = gc.get_threshold()
@@ -128,7 +129,7 @@ class Pauses:
     def collect(self) -> None:
         with _one_at_a_time:
             counted = self._left_out == COUNT_EVERY
-            thorough = counted and gc.get_freeze_count() > self._most
+            thorough = counted and gc.get_freeze_count() > self._maximum
             if thorough:
                 gc.unfreeze()
             begun = time.thread_time()
@@ -141,4 +142,4 @@ class Pauses:
                 self._left_out += 1
                 gc.freeze()
             if thorough:
-                self._most = gc.get_freeze_count() + GROWN
+                self._maximum = gc.get_freeze_count() + GROWN

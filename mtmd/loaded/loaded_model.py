@@ -1,5 +1,5 @@
-"""What was loaded: encoder and decoder on their backends, tokenizer, template, and the limits that
-answers are computed within. Prompts, services and `mtmd.model.Model` stand on it.
+"""Describes what was loaded: encoder and decoder on their backends, tokenizer, template, and the
+limits that answers are computed within. Prompts, services and `mtmd.model.Model` stand on it.
 """
 
 from __future__ import annotations
@@ -127,8 +127,8 @@ class LoadedModel:
         self.admission.check(lambda: what_fits(self._way))
 
     def _lay_out(self, context: int) -> tuple[Layout, tuple[Encoder | None, Runner] | None]:
-        """As asked for; by `fit`, which is then as if its choice had been asked for. With encoder
-        and decoder where they were made to find that out.
+        """Lay the model out as requested; by `fit`, which is then as if its choice had been asked
+        for. With encoder and decoder where they were made to find that out.
         """
         chosen = self.options
         backends, limit = self.backends, chosen.memory_limit
@@ -156,7 +156,7 @@ class LoadedModel:
             return ways.over_layers(devices, chosen.no_kv_offload, chosen.tensor_split), None
         way, self.fit = choose(ways)
         self.options = chosen_by(way, chosen)
-        (first, *others) = way.seats
+        (first, *others) = way.members
         return way.layout, None if others else (first.encoder, first.runner)
 
     def check_room(self) -> None:
@@ -190,7 +190,7 @@ class LoadedModel:
 
     @contextmanager
     def checked_together(self) -> Iterator[None]:
-        """Whoever is led runs the same checks meanwhile, of its own."""
+        """Run checks together: the other ranks run their own meanwhile."""
         if self.ranks is None:
             yield
             return
@@ -233,9 +233,9 @@ class LoadedModel:
         )
 
     def answer_options(self, values: Mapping[str, Any]) -> AnswerOptions:
-        """From the fields of `AnswerOptions` by name, and, where `sampling` says so, from this
-        model's own settings; a schema is checked where this model's grammars are made. Raises
-        OptionError.
+        """Make options from the fields of `AnswerOptions` by name, and, where `sampling` says so,
+        from this model's own settings; a schema is checked where this model's grammars are made.
+        Raises OptionError.
         """
         if values.get("json_schema") is not None:
             values = {**values, "json_schema": self.grammars.checked(values["json_schema"])}
@@ -266,7 +266,7 @@ class LoadedModel:
             start_picture_workers()
 
     def close(self) -> None:
-        """For one that is not asked for anything any more: its thread and its workers end."""
+        """Close one that is not used any more: its thread and its workers end."""
         self.device_thread.close()
         self.grammars.close()
         if self.ranks is not None:
@@ -274,8 +274,8 @@ class LoadedModel:
 
     @property
     def placements(self) -> tuple[Placement, ...]:
-        """Where the nodes of each graph run. Made anew when a shape has come up that the device
-        does not take as a whole. Nothing is run.
+        """Return where the nodes of each graph run. Made anew when a shape has come up that the
+        device does not take as a whole. Nothing is run.
         """
         key = (
             len(self.runner.fallbacks),
@@ -291,7 +291,7 @@ class LoadedModel:
 
     @property
     def layers(self) -> tuple[LayersFacts, ...]:
-        """Which layers each of several devices has; empty where one has all."""
+        """Return which layers each of several devices has; empty where one has all."""
         return layers_facts(self.layout, self.encoder is not None)
 
     def _check_overrides(self, overrides: Sequence[Override]) -> None:
@@ -310,13 +310,13 @@ class LoadedModel:
 
 
 def _import_native(backends: Sequence[Backend]) -> None:
-    """What writes machine code is loaded here, and not counted as the first answer's."""
+    """Import what writes machine code here, and not counted as the first answer's."""
     if any(backend.native for backend in backends):
         import mtmd.kernels.plan.native_run  # noqa: F401
 
 
 def _begin(threads: Callable[[], None], side: SideStream | None) -> None:
-    """On the thread that owns the device, each time it begins."""
+    """Begin on the thread that owns the device, each time it begins."""
     threads()
     if side is not None:
         side.let_first()

@@ -1,5 +1,5 @@
-"""Whether there is memory for what is asked, told before anything is allocated, from what plans are
-predicted to take.
+"""Describes whether there is memory for what is asked, told before anything is allocated, from what
+plans are predicted to take.
 
 What a model may take is fixed when it is loaded, so that a picture becomes the same whoever else is
 being answered: one that would never fit beside weights and caches is shown smaller, or refused.
@@ -38,10 +38,10 @@ from mtmd.loaded.fitting.needed_memory import (
 
 FINENESS = 64  # a picture is made smaller by steps of such a part of its tokens
 # a picture in fewer shows too little to be asked about, or in fewer than a quarter of its own
-LEAST_TOKENS = 64
+MIN_TOKENS = 64
 # a step that takes such a part of what was free so many seconds ago may run; one that takes a
 # smaller part as much longer after, at most
-PLENTY, SEEN_S, SEEN_MOST_S = 8, 0.2, 10.0
+PLENTY, SEEN_S, SEEN_MAX_S = 8, 0.2, 10.0
 
 
 class Admission:
@@ -53,7 +53,7 @@ class Admission:
         self, encoder: Encoder | None, runner: Runner, limit: int | None, cache_bytes: int
     ):
         self.encoder, self.runner, self.backends = encoder, runner, runner.backends
-        self._asked, self._cache_bytes = limit, cache_bytes
+        self._requested, self._cache_bytes = limit, cache_bytes
         self.limits = limits(self.backends, runner.devices, limit)
         """Bytes by memory space; those of which nobody knows are not in it."""
         self.needed = NeededMemory(encoder, runner, lazy_memories(limit))
@@ -66,10 +66,10 @@ class Admission:
 
     @property
     def lacks_room(self) -> bool:
-        """Whether a step of the decoder has none beside weights and cache. What is left to others
-        is not held to, unless a limit was asked for.
+        """Return whether a step of the decoder has none beside weights and cache. What is left to
+        others is not held to, unless a limit was asked for.
         """
-        part = 0 if self._asked is not None else SPARE - 1
+        part = 0 if self._requested is not None else SPARE - 1
         spare = {space: size // part if part else 0 for space, size in self.limits.items()}
         room = {space: size + spare[space] for space, size in self.room.items()}
         return not self._within(room, [self._step])
@@ -78,27 +78,27 @@ class Admission:
         """Raises OptionError for a limit that leaves no room for a step of the decoder, with what
         fits in place of context and parallel, "" where nothing does.
         """
-        if self._asked is not None and self.lacks_room:
+        if self._requested is not None and self.lacks_room:
             space = min(self.limits, key=self._left)
             step = with_margin(self._step.compute_bytes.get(space, 0))
             if space == self._keeps:
                 step = step * CACHE_PART // (CACHE_PART - 1) + CACHE_PART
-            least = self.limits[space] - self._beside_weights[space] + step
+            minimum = self.limits[space] - self._alongside_weights[space] + step
             raise OptionError(
-                f"memory_limit: found {mib(self.limits[space])}, expected at least {mib(least)} "
+                f"memory_limit: found {mib(self.limits[space])}, expected at least {mib(minimum)} "
                 "for the weights, a full "
                 "cache and a step of the decoder; raise it, or lower context or parallel"
                 + (f": {fits} fits" if (fits := what_fits()) else "")
             )
 
     def _left(self, space: str) -> int:
-        """What a step of the decoder would leave of a memory."""
+        """Return what a step of the decoder would leave of a memory."""
         step = with_margin(self._step.compute_bytes.get(space, 0))
         return self.room.get(space, 0) - step
 
     @property
     def weight_bytes(self) -> int:
-        """Of the memories whose size is known."""
+        """Return the weight bytes of the memories whose size is known."""
         return sum(self._weights.values())
 
     @cached_property
@@ -115,25 +115,25 @@ class Admission:
         return self.needed.cache()
 
     @cached_property
-    def _beside_weights(self) -> Bytes:
+    def _alongside_weights(self) -> Bytes:
         """Limits less weights, what is counted of caches, and what is kept beside."""
         return {
             space: limit
             - self._weights[space]
             - self.counted_caches.get(space, 0)
-            - self._kept.get(space, 0)
+            - self._saved.get(space, 0)
             for space, limit in self.limits.items()
         }
 
     @cached_property
-    def _kept(self) -> Bytes:
-        """What pictures are resized in, and what recorded runs keep."""
+    def _saved(self) -> Bytes:
+        """Return what pictures are resized in, and what recorded runs keep."""
         return Counter(self.needed.resizing) + Counter(self.needed.recordings())
 
     @cached_property
     def embedding_cache_bytes(self) -> int:
         """The most bytes of encoded pictures to keep."""
-        room = self._beside_weights.get(self._keeps)
+        room = self._alongside_weights.get(self._keeps)
         return (
             self._cache_bytes
             if room is None
@@ -142,10 +142,10 @@ class Admission:
 
     @cached_property
     def room(self) -> Bytes:
-        """What can ever be there to compute with, by memory space."""
+        """Return what can ever be there to compute with, by memory space."""
         return {
             space: room - (self.embedding_cache_bytes if space == self._keeps else 0)
-            for space, room in self._beside_weights.items()
+            for space, room in self._alongside_weights.items()
         }
 
     @cached_property
@@ -165,8 +165,8 @@ class Admission:
         if self._fits(plan):
             return plan
         needed, free = self._shortage(self._largest(plan))
-        found = self._shrunk(pixels, budget, plan)
-        if found is None:
+        result = self._shrunk(pixels, budget, plan)
+        if result is None:
             raise DeviceMemoryError(
                 f"encoding a picture of {pixels.shape[1]} x {pixels.shape[0]} pixels needs "
                 f"{mib(needed)}, {mib(free)} are free beside "
@@ -174,10 +174,10 @@ class Admission:
                 "parallel, dtype bf16, or another device"
             )
         text = (
-            f"shrunk from {plan.tokens} to {found.tokens} tokens: encoding it as it is needs "
+            f"shrunk from {plan.tokens} to {result.tokens} tokens: encoding it as it is needs "
             f"{mib(needed)}, {mib(free)} are free"
         )
-        return replace(found, notes=(*plan.notes, text), shrunk_from=plan.tokens)
+        return replace(result, notes=(*plan.notes, text), shrunk_from=plan.tokens)
 
     def check_frames(self, plan: ImagePlan) -> None:
         """Raises DeviceMemoryError, with the numbers, where encoding a group of frames takes more
@@ -195,15 +195,15 @@ class Admission:
     def _shrunk(self, pixels: np.ndarray, budget: Budget, plan: ImagePlan) -> ImagePlan | None:
         """The picture in the most tokens with which it fits, nearly."""
         assert self.encoder is not None
-        least = budget.min_tokens or min(LEAST_TOKENS, plan.tokens // 4)
-        low, high, result = least, plan.tokens - 1, None
+        minimum = budget.min_tokens or min(MIN_TOKENS, plan.tokens // 4)
+        low, high, result = minimum, plan.tokens - 1, None
         resolution = self.encoder.family.resolution
         while high - low >= (plan.tokens // FINENESS if result else 0):
             middle = (low + high) // 2
             tried = None
             with suppress(OptionError):  # too few for this family
                 tried = resolution.prepare(pixels, replace(budget, max_tokens=middle))
-            if tried is None or tried.tokens < least:
+            if tried is None or tried.tokens < minimum:
                 low = middle + 1
             elif self._fits(tried):
                 result, low = tried, middle + 1
@@ -225,7 +225,9 @@ class Admission:
         return max(self._plans(plan), key=lambda p: sum(p.compute_bytes.values()))
 
     def _shortage(self, plan: Plan, room: Bytes | None = None) -> tuple[int, int]:
-        """What encoding needs and what is free for it, in bytes, of the memory that lacks most."""
+        """Return what encoding needs and what is free for it, in bytes, of the memory that lacks
+        most.
+        """
         room = self.room if room is None else room
         result = [
             (
@@ -237,8 +239,8 @@ class Admission:
         return max(result, key=lambda pair: pair[0] - pair[1])
 
     def may_encode(self, shapes: Sequence[Shape], alone: bool = False) -> bool:
-        """Whether tiles of these shapes can be encoded together now, and answers go on meanwhile;
-        `alone` as `Encoder.steps` has it.
+        """Return whether tiles of these shapes can be encoded together now, and answers go on
+        meanwhile; `alone` as `Encoder.steps` has it.
         """
         assert self.encoder is not None
         try:
@@ -248,21 +250,22 @@ class Admission:
         return self._within(self.room, plans) and self._within(self.free_now(), plans)
 
     def may_decode(self, plan: Plan) -> bool:
-        """Whether the decoder can run a batch now, beside what is being encoded."""
-        beside = [self.encoding] if self.encoding else []
-        return self._within(self.room, [plan, *beside]) and (
+        """Return whether the decoder can run a batch now, beside what is being encoded."""
+        alongside = [self.encoding] if self.encoding else []
+        return self._within(self.room, [plan, *alongside]) and (
             self._is_little(plan) or self._within(self._look(), [plan])
         )
 
     def _is_little(self, plan: Plan) -> bool:
-        """Of what was free when it was asked last; the less, the longer ago that may be. To ask
-        the system takes longer than a step of decoding where others keep the interpreter busy.
+        """Return whether it is little of what was free when that was measured last; the less, the
+        longer ago that may be. To ask the system takes longer than a step of decoding where others
+        keep the interpreter busy.
         """
-        free, asked = self._seen
+        free, requested = self._seen
         needs = {space: with_margin(plan.rough_bytes.get(space, 0)) for space in free}
         parts = min((size // max(needs[space], 1) for space, size in free.items()), default=0)
-        age_s = min(SEEN_S * parts / PLENTY, SEEN_MOST_S)
-        return parts >= PLENTY and time.monotonic() - asked <= age_s
+        age_s = min(SEEN_S * parts / PLENTY, SEEN_MAX_S)
+        return parts >= PLENTY and time.monotonic() - requested <= age_s
 
     def _look(self) -> Bytes:
         free = self.free_now()
@@ -270,7 +273,7 @@ class Admission:
         return free
 
     def shortage(self, shape: Shape) -> DeviceMemoryError:
-        """What to tell of a tile that has waited in vain."""
+        """Return what to tell of a tile that has waited in vain."""
         assert self.encoder is not None
         needed, free = self._shortage(self.encoder.plan_of([shape]), self.free_now())
         return DeviceMemoryError(
@@ -280,21 +283,21 @@ class Admission:
         )
 
     def free_now(self) -> Bytes:
-        """What is free, by memory space, less the weights that are yet to be read, and what is
-        kept beside at any time: of recorded runs that is free by torch's count.
+        """Return what is free, by memory space, less the weights that are yet to be read, and what
+        is kept beside at any time: of recorded runs that is free by torch's count.
         """
         result = {}
         for backend in self.backends:
             free = free_bytes(backend)
             if free is not None and backend.space in self.limits:
                 to_come = self._weights[backend.space] - self.runner.residency.bytes[backend.space]
-                result[backend.space] = free - max(to_come, 0) - self._kept.get(backend.space, 0)
+                result[backend.space] = free - max(to_come, 0) - self._saved.get(backend.space, 0)
         return result
 
     @staticmethod
     def _within(room: Bytes, plans: Sequence[Plan]) -> bool:
-        """Whether plans that run side by side fit: by what is known at once, else by what has to be
-        found out.
+        """Return whether plans that run side by side fit: by what is known at once, else by what
+        has to be found out.
         """
 
         def fits(kind: Callable[[Plan], Bytes]) -> bool:

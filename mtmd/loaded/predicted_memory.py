@@ -1,4 +1,6 @@
-"""What a model will take once it answers, from what its plans say; told before a weight is read."""
+"""Describes what a model will take once it answers, from what its plans say; told before a weight
+is read.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,9 @@ from mtmd.loaded.loaded_model import LoadedModel
 
 
 def predicted_bytes(loaded: LoadedModel) -> dict[str, int]:
-    """By memory space: weights, what is counted of a full cache, and what is computed with where
-    the largest tiles are encoded, as many at once as may be, beside a step of the decoder.
+    """Return the predicted bytes by memory space: weights, what is counted of a full cache, and
+    what is computed with where the largest tiles are encoded, as many at once as may be, beside a
+    step of the decoder.
     """
     needed, encode = loaded.admission.needed, None
     if loaded.encoder is not None:

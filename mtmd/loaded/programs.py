@@ -26,19 +26,21 @@ Progress = Callable[[int, int], None]
 
 
 def foreseen_programs(encoder: Encoder | None, runner: Runner, budget: Budget) -> list[Program]:
-    """What batches and pictures of the foreseen sizes launch, each once. Triton is imported."""
-    found = Programs()
+    """Return what batches and pictures of the foreseen sizes launch, each once. Triton is
+    imported.
+    """
+    result = Programs()
     if encoder is not None:
         tiles = foreseen_tiles(encoder, budget)
-        found.add_all(encoder.new_plan(batch, shape) for batch, shape in tiles)
-        found.add_all(map(encoder.pack_plan, foreseen_packs(encoder)))
-    found.add_all(runner.new_plan(batch) for batch in foreseen_batches(runner))
-    return list(found.found.values())
+        result.add_all(encoder.new_plan(batch, shape) for batch, shape in tiles)
+        result.add_all(map(encoder.pack_plan, foreseen_packs(encoder)))
+    result.add_all(runner.new_plan(batch) for batch in foreseen_batches(runner))
+    return list(result.result.values())
 
 
 @dataclass(frozen=True)
 class SavedPrograms:
-    """Of a folder that was read: the model they were saved for, and Triton's keys."""
+    """Programs of a folder that was read: the model they were saved for, and Triton's keys."""
 
     folder: str
     model: str
@@ -82,14 +84,14 @@ def make_programs(
     )
 
 
-def saved_programs(asked: str | None, backend: Backend) -> SavedPrograms | None:
-    """What was asked for, or what MTMD_KERNELS names, put where the device finds it; None without
-    either, and where the variable is set and the device has no use for it, which is noted.
+def saved_programs(requested: str | None, backend: Backend) -> SavedPrograms | None:
+    """Return what was asked for, or what MTMD_KERNELS names, put where the device finds it; None
+    without either, and where the variable is set and the device has no use for it, which is noted.
 
     Raises OptionError as `use_saved`.
     """
-    if asked:
-        return use_saved(asked, backend)
+    if requested:
+        return use_saved(requested, backend)
     named = kernels_from_environment()
     if named is None:
         return None

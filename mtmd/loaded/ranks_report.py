@@ -1,4 +1,6 @@
-"""What several processes that share a model are predicted to take, and to tell each other."""
+"""Describes what several processes that share a model are predicted to take, and to tell each
+other.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +8,9 @@ from collections.abc import Sequence
 from math import prod
 
 from mtmd.kernels.graph import Node
-from mtmd.kernels.parallel.shard import KeptWhole, Seat, Sharding, collectives
+from mtmd.kernels.parallel.shard import Member, SavedWhole, Sharding, collectives
 from mtmd.kernels.plan.scheduler import Plan, make_plan
-from mtmd.kernels.report.facts import CollectiveFacts, KeptWholeFacts, RankFacts, RanksFacts
+from mtmd.kernels.report.facts import CollectiveFacts, RankFacts, RanksFacts, SavedWholeFacts
 from mtmd.loaded.loaded_model import LoadedModel
 
 
@@ -19,15 +21,15 @@ def ranks_facts(loaded: LoadedModel) -> RanksFacts | None:
 
 
 def planned_ranks(loaded: LoadedModel, shares: Sequence[float]) -> RanksFacts:
-    """What ranks with these `shares` would take, whether there are such or not."""
+    """Return what ranks with these `shares` would take, whether there are such or not."""
     facts = [_rank(loaded, rank, shares) for rank in range(len(shares))]
-    _, own, kept = facts[0]
-    told = [
+    _, own, saved = facts[0]
+    reported = [
         CollectiveFacts(graph, label, op, count, size)
         for (graph, label), plan in own.items()
         for op, (count, size) in collectives(s.node for s in plan.steps).items()
     ]
-    return RanksFacts(tuple(f for f, *_ in facts), tuple(told), tuple(kept))
+    return RanksFacts(tuple(f for f, *_ in facts), tuple(reported), tuple(saved))
 
 
 def ranks_warnings(loaded: LoadedModel) -> tuple[str, ...]:
@@ -37,7 +39,7 @@ def ranks_warnings(loaded: LoadedModel) -> tuple[str, ...]:
         f"rank: {k.reason}"
         for graph, part in (("encoder", loaded.encoder), ("decoder", loaded.runner))
         if part is not None and part.sharding is not None
-        for k in _kept(graph, part.sharding.kept_whole)
+        for k in _saved(graph, part.sharding.kept_whole)
         if k.refused
     )
 
@@ -50,8 +52,8 @@ def rank_plans(
     loaded: LoadedModel, rank: int, shares: Sequence[float]
 ) -> tuple[Plans, dict[str, Sharding]]:
     """One rank's plans at the sizes of a warm-up, and how each graph was shared out."""
-    runner, encoder, seat = loaded.runner, loaded.encoder, Seat(rank, len(shares))
-    shardings = {"decoder": Sharding(seat, shares)}
+    runner, encoder, member = loaded.runner, loaded.encoder, Member(rank, len(shares))
+    shardings = {"decoder": Sharding(member, shares)}
 
     def planned(outputs: Sequence[Node], sharding: Sharding) -> Plan:
         return make_plan(sharding.rewrite(outputs), loaded.backends, runner.overrides)
@@ -61,7 +63,7 @@ def rank_plans(
         for label, batch in runner.sizes().items()
     }
     if encoder:
-        shardings["encoder"] = Sharding(seat, shares)
+        shardings["encoder"] = Sharding(member, shares)
         for label, (batch, tile) in encoder.sizes().items():
             graph = [encoder.whole_graph(batch, tile.shape)]
             plans["encoder", label] = planned(graph, shardings["encoder"])
@@ -70,14 +72,14 @@ def rank_plans(
 
 def _rank(
     loaded: LoadedModel, rank: int, shares: Sequence[float]
-) -> tuple[RankFacts, Plans, list[KeptWholeFacts]]:
+) -> tuple[RankFacts, Plans, list[SavedWholeFacts]]:
     plans, shardings = rank_plans(loaded, rank, shares)
     text = shardings["decoder"]
-    kept = [
+    saved = [
         one
         for graph in ("encoder", "decoder")
         if graph in shardings
-        for one in _kept(graph, shardings[graph].kept_whole)
+        for one in _saved(graph, shardings[graph].kept_whole)
     ]
     weights: dict[object, int] = {}
     for plan in plans.values():
@@ -93,16 +95,18 @@ def _rank(
             max(sum(plan.compute_bytes.values()) for plan in plans.values()),
         ),
         plans,
-        kept,
+        saved,
     )
 
 
-def _kept(graph: str, kept: Sequence[KeptWhole]) -> list[KeptWholeFacts]:
-    """Those of one reason together; where a reason names its node, the first stands for all."""
+def _saved(graph: str, saved: Sequence[SavedWhole]) -> list[SavedWholeFacts]:
+    """Return those of one reason together; where a reason names its node, the first stands for
+    all.
+    """
     together: dict[tuple[str, bool], list[str]] = {}
-    for one in kept:
+    for one in saved:
         together.setdefault((one.reason.partition(" (")[0], one.refused), []).append(one.name)
     return [
-        KeptWholeFacts(graph, reason, tuple(dict.fromkeys(names)), refused)
+        SavedWholeFacts(graph, reason, tuple(dict.fromkeys(names)), refused)
         for (reason, refused), names in together.items()
     ]

@@ -1,5 +1,5 @@
-"""What is told about a loaded model: the warm-up report, and the lines about placement that every
-receipt has.
+"""Describes what is told about a loaded model: the warm-up report, and the lines about placement
+that every receipt has.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from mtmd.loaded.device_and_dtype import device_name
 from mtmd.loaded.loaded_model import LoadedModel
 from mtmd.loaded.programs import Progress, make_programs
 from mtmd.loaded.ranks_report import ranks_facts
-from mtmd.loaded.vision_attention import told, vision_attention
+from mtmd.loaded.vision_attention import reported, vision_attention
 
 
 @made_on_the_host()
 def warmup_report(
     loaded: LoadedModel, check: bool, progress: Progress | None = None
 ) -> WarmupReport:
-    """Where everything runs and what it will take. With `check`, which needs the device, an encode
-    and a step of decode are run: times, and every op against its reference; and on a GPU the
+    """Return where everything runs and what it will take. With `check`, which needs the device, an
+    encode and a step of decode are run: times, and every op against its reference; and on a GPU the
     programs that answers will need are compiled before, `progress(done, all)` told of each, and
     kernels of the encoder's attention are measured.
     """
@@ -111,29 +111,29 @@ def _speculation(loaded: LoadedModel) -> SpeculationFacts:
 
 
 def attention_kernels(placements: Sequence[Placement]) -> dict[str, str]:
-    """By graph, the kernel that attention runs by, and how much of it runs elsewhere than on the
-    device.
+    """Return the attention kernels by graph, the kernel that attention runs by, and how much of it
+    runs elsewhere than on the device.
     """
     return {p.flash.graph: _attention(p.flash) for p in placements}
 
 
-def attention_told(loaded: LoadedModel) -> dict[str, str]:
+def attention_report(loaded: LoadedModel) -> dict[str, str]:
     """The same, with which of several kernels the encoder's is."""
-    found, by = attention_kernels(loaded.placements), told(loaded.encoder)
-    return {**found, "encoder": f"{found['encoder']}, by {by}"} if by else found
+    result, by = attention_kernels(loaded.placements), reported(loaded.encoder)
+    return {**result, "encoder": f"{result['encoder']}, by {by}"} if by else result
 
 
 def layout_text(loaded: LoadedModel) -> str:
-    """Which layers each of several devices has, and what was chosen by `fit`."""
+    """Return which layers each of several devices has, and what was chosen by `fit`."""
     fit = loaded.fit
     if fit is None:
         return "; ".join(str(part) for part in loaded.layers)
     refused = [layout for layout in fit.layouts if layout.name != fit.chosen]
-    told = f"fit: {fit.chosen}"
-    told += "".join(f"; {part}" for part in loaded.layers)
+    reported = f"fit: {fit.chosen}"
+    reported += "".join(f"; {part}" for part in loaded.layers)
     for layout in refused:
         short = layout.shortest
-        told += f"; refused: {layout.name}, " + (
+        reported += f"; refused: {layout.name}, " + (
             layout.reason
             or (
                 f"{short.space} needs {mib(short.needed)} of {mib(short.available or 0)}"
@@ -141,7 +141,7 @@ def layout_text(loaded: LoadedModel) -> str:
                 else "fits too"
             )
         )
-    return told
+    return reported
 
 
 def refusal_warnings(placements: Sequence[Placement]) -> tuple[str, ...]:
@@ -167,7 +167,9 @@ def _attention(flash: FlashFacts) -> str:
 
 
 def preprocessed_where(encoder: TowerEncoder | None, plans: Sequence[ImagePlan]) -> str:
-    """Of pictures and groups of frames that are prepared and encoded, "" for the host."""
+    """Return the preprocessed where of pictures and groups of frames that are prepared and encoded,
+    "" for the host.
+    """
     if encoder is None or encoder.side is None or not plans:
         return ""
     if (why := encoder.preprocessing.why_host) is not None:
@@ -179,9 +181,9 @@ def preprocessed_where(encoder: TowerEncoder | None, plans: Sequence[ImagePlan])
         return ""
     if resized == every:
         return f"on {name}"
-    told = f"{resized} of {every} resized, " if resized else ""
-    told += "normalised" if normalised == every else f"{normalised} of {every} normalised"
-    return f"{told} on {name}"
+    reported = f"{resized} of {every} resized, " if resized else ""
+    reported += "normalised" if normalised == every else f"{normalised} of {every} normalised"
+    return f"{reported} on {name}"
 
 
 def _dequantized(loaded: LoadedModel) -> tuple[DequantizedTensor, ...]:

@@ -48,9 +48,9 @@ def know_shapes(encoder: TowerEncoder) -> None:
 def vision_attention(
     encoder: TowerEncoder | None, budget: Budget, measure: bool, probe: Probe | None = None
 ) -> VisionAttentionFacts | None:
-    """What is known of every shape that is foreseen; with `measure`, which needs the device, what
-    was not is measured (by `probe`, the card's own clock), while nothing is resized there. None
-    where there is no choice.
+    """Return what is known of every shape that is foreseen; with `measure`, which needs the device,
+    what was not is measured (by `probe`, the card's own clock), while nothing is resized there.
+    None where there is no choice.
     """
     gpu = None if encoder is None else device_of(encoder.backends[0])
     if encoder is None or not isinstance(gpu, Gpu) or not (probe or gpu.compiles):
@@ -67,19 +67,19 @@ def vision_attention(
                 kernel.limits,
             )
         encoder.forget_runs()  # in which nodes have the kernels of before
-    kept = choice.kept
+    saved = choice.saved
     return VisionAttentionFacts(
         choice.setting,
-        kept.machine if kept and kept.file else {},
-        str(kept.file) if kept and kept.file else None,
+        saved.machine if saved and saved.file else {},
+        str(saved.file) if saved and saved.file else None,
         choice.learned,
         tuple(choice.left_out().items()),
     )
 
 
-def told(encoder: TowerEncoder | None) -> str:
-    """By which kernels the pictures of this process were attended to, for a receipt; "" where
-    there was no choice.
+def reported(encoder: TowerEncoder | None) -> str:
+    """Return the told by which kernels the pictures of this process were attended to, for a
+    receipt; "" where there was no choice.
     """
     gpu = None if encoder is None else device_of(encoder.backends[0])
     used = Counter(gpu.attention.used.values()) if isinstance(gpu, Gpu) else Counter[str]()

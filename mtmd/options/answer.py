@@ -1,4 +1,4 @@
-"""How an answer is generated."""
+"""Describes how an answer is generated."""
 
 from __future__ import annotations
 
@@ -83,7 +83,9 @@ def _way(name: str, value: object) -> object:
 
 
 def _think(name: str, value: object) -> object:
-    """on and off as a command has them, auto as a request may give it in place of a preset's."""
+    """Convert on and off as a command has them, auto as a request may give it in place of a
+    preset's.
+    """
     if type(value) is bool:
         return value
     one_of("on", "off", "auto", *EFFORTS).check(name, value)
@@ -105,8 +107,8 @@ def _grammar(_: str, value: object) -> str | None:
 
 @dataclass(frozen=True)
 class AnswerOptions(Sampling):
-    """How an answer is generated: how its tokens are chosen, and when it ends. Raises OptionError
-    naming the field, what was found and what is expected.
+    """Describes how an answer is generated: how its tokens are chosen, and when it ends. Raises
+    OptionError naming the field, what was found and what is expected.
 
     `json_schema` is stored as JSON text, `grammar` in Lark notation, `tools`, `tool_choice` and
     `parallel_tool_calls` as a `Toolbox`, `sampling` as `AppliedSampling` once the model is known.
@@ -219,7 +221,7 @@ class AnswerOptions(Sampling):
 
     @property
     def thinking(self) -> ThinkingRequest:
-        """What the request says of thinking, and of the chat template."""
+        """Return what the request says of thinking, and of the chat template."""
         return ThinkingRequest(self.think, self.think_budget, self.chat_template_kwargs or {})
 
     @property

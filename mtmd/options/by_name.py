@@ -88,7 +88,7 @@ def split_options(values: Mapping[str, Any]) -> tuple[LoadOptions, AnswerOptions
 
 
 def given(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Without those that are None, which is the default itself or stands for it."""
+    """Return it without those that are None, which is the default itself or stands for it."""
     return {name: value for name, value in values.items() if value is not None}
 
 

@@ -22,7 +22,7 @@ Detail: TypeAlias = Literal["auto", "low", "high"]
 
 
 class LoadKeywords(TypedDict, total=False):
-    """How a model is loaded."""
+    """Describes how a model is loaded."""
 
     mmproj: str | PathLike[str] | None
     """the projector of a GGUF."""
@@ -123,7 +123,7 @@ class LoadKeywords(TypedDict, total=False):
 
 
 class AnswerKeywords(TypedDict, total=False):
-    """How an answer is generated."""
+    """Describes how an answer is generated."""
 
     temperature: float | None
     """0 takes the most probable token, 1 draws."""

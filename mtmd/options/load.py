@@ -1,4 +1,4 @@
-"""How a model is loaded."""
+"""Describes how a model is loaded."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def _speculate(name: str, value: object) -> int | str:
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """How a model is loaded. Raises OptionError naming the field, what was found and what is
-    expected.
+    """Describes how a model is loaded. Raises OptionError naming the field, what was found and what
+    is expected.
     """
 
     mmproj: str | None = option(

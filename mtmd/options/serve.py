@@ -1,4 +1,6 @@
-"""How `mtmd serve` is started: what the server's own settings (`web/settings.py`) do not say."""
+"""Describes how `mtmd serve` is started: what the server's own settings (`web/settings.py`) do not
+say.
+"""
 
 from __future__ import annotations
 

@@ -1,0 +1,3 @@
+"""Messages and pictures into what the decoder reads; pictures and videos from files, data URLs and
+the web.
+"""

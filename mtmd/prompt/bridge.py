@@ -18,7 +18,7 @@ import numpy as np
 from torch import Tensor
 
 from mtmd.base.errors import PromptError
-from mtmd.base.turns import aside
+from mtmd.base.turns import moved
 from mtmd.clip.encoder import Encoder
 from mtmd.clip.image.decode import Picture
 from mtmd.clip.image.pixels import Pixels
@@ -46,11 +46,11 @@ class Prepared:
 
     @property
     def content(self) -> bytes:
-        """What its embeddings show, in a few bytes."""
+        """Return what its embeddings show, in a few bytes."""
         return sha256(repr(self.key).encode()).digest()[:16]
 
     @property
-    def held(self) -> int:
+    def stored(self) -> int:
         """Bytes of its tiles, and of the picture that they are of."""
         width, height = self.receipt.original_size
         return 3 * width * height + sum(tile.nbytes for tile in self.plan.tiles)
@@ -70,7 +70,7 @@ class PreparedVideo:
 
     @property
     def cached_groups(self) -> int:
-        """How many of them were encoded before."""
+        """Return how many of them were encoded before."""
         return sum(group.receipt.cached for group in self.groups)
 
 
@@ -79,7 +79,9 @@ Shown: TypeAlias = "Prepared | PreparedVideo"
 
 
 class Bridge:
-    """Without an `admission`, pictures take the memory they take."""
+    """Bridge from pictures and prompts to spans. Without an `admission`, pictures take the memory
+    they take.
+    """
 
     def __init__(
         self, encoder: Encoder | None, tokenizer: Tokenizer, admission: Admission | None = None
@@ -92,7 +94,9 @@ class Bridge:
 
     @property
     def video(self) -> VideoFamily | None:
-        """How the model reads videos; None where it does not, or its tokenizer cannot say so."""
+        """Return how the model reads videos; None where it does not, or its tokenizer cannot say
+        so.
+        """
         video = None if self.encoder is None else self.encoder.family.video
         return video if video is not None and self.tokenizer.knows(video.token) else None
 
@@ -131,7 +135,7 @@ class Bridge:
         scaled: list[Pixels] = []
         left = len(video.indices)
         for frame in video.frames:
-            with aside():
+            with moved():
                 scaled.append(family.scale(frame, shape))
             left -= 1
             if len(scaled) == shape.frames or not left:
@@ -170,7 +174,7 @@ class Bridge:
         key = seen.hexdigest(), budget, salt
         entry = None if anew else self.cache.get(key)
         if entry is None:
-            with aside():
+            with moved():
                 plan, embeddings = closed(family.group(frames, shape), closing), None
             if self.admission:
                 self.admission.check_frames(plan)
@@ -212,7 +216,7 @@ class Bridge:
                 if entry is not None:
                     made[key] = entry
                 else:
-                    with aside():  # mostly in numpy, beside the interpreter
+                    with moved():  # mostly in numpy, beside the interpreter
                         plan = preprocessing.prepare(partial(prepare, picture.pixels, budget))
                         made[key] = plan, None
             plan, embeddings = made[key]
@@ -238,16 +242,18 @@ class Bridge:
         family = self.encoder.family
         markers = (*(self.video.markers if self.video else ()), family.marker)
         parts = re.split(f"({'|'.join(map(re.escape, markers))})", rendered)
-        texts, found = parts[::2], parts[1::2]
+        texts, result = parts[::2], parts[1::2]
         for kind, what in ((Prepared, "picture"), (PreparedVideo, "video")):
-            wanted = sum(isinstance(one, kind) for one in shown)
-            places = sum((marker == family.marker) == (kind is Prepared) for marker in found)
-            if places != wanted:
+            requested = sum(isinstance(one, kind) for one in shown)
+            locations = sum((marker == family.marker) == (kind is Prepared) for marker in result)
+            if locations != requested:
                 raise PromptError(
-                    f"the chat template wrote {places} {what} places for {wanted} {what}s; it does "
-                    "not fit this model"
+                    f"the chat template wrote {locations} {what} places for {requested} {what}s; "
+                    "it does not fit this model"
                 )
-        if [isinstance(one, PreparedVideo) for one in shown] != [m != family.marker for m in found]:
+        if [isinstance(one, PreparedVideo) for one in shown] != [
+            m != family.marker for m in result
+        ]:
             raise PromptError(
                 "the chat template writes pictures and videos in another order than the message "
                 "has them; put all pictures before the videos, or ask about them one by one"
@@ -287,13 +293,13 @@ class Bridge:
 
 
 def flat(shown: Sequence[Shown]) -> list[Prepared]:
-    """What is to be encoded: pictures, and the groups of videos, in order."""
+    """Return what is to be encoded: pictures, and the groups of videos, in order."""
     groups = (one.groups if isinstance(one, PreparedVideo) else (one,) for one in shown)
     return [one for group in groups for one in group]
 
 
 def _parts(shown: Sequence[Shown]) -> list[Part]:
-    """As `flat`, with how much later each is than the first of its clip."""
+    """Do what `flat` does, with how much later each is than the first of its clip."""
     parts = []
     for one in shown:
         if isinstance(one, PreparedVideo):

@@ -17,7 +17,7 @@ from mtmd.clip.video.footage import Footage
 from mtmd.llm.tokenizer.control_tokens import SEAL
 from mtmd.prompt.load_image import ImageSource, load_image
 from mtmd.prompt.message_forms import filled, in_own_form
-from mtmd.prompt.video_input import VideoInput, Wanted, is_video, load_video, request_of
+from mtmd.prompt.video_input import Requested, VideoInput, is_video, load_video, request_of
 from mtmd.thinking.history import FIELD, NAMES
 from mtmd.tools.history import sealed
 from mtmd.tools.tool import DEEP_MAX, NAME, is_deep
@@ -25,14 +25,14 @@ from mtmd.tools.tool import DEEP_MAX, NAME, is_deep
 Image: TypeAlias = "ImageSource | Picture | VideoInput"
 Images: TypeAlias = "Image | Sequence[Image]"
 Message: TypeAlias = Mapping[str, Any]
-Asked: TypeAlias = "Images | Sequence[Message]"
+ParsedRequest: TypeAlias = "Images | Sequence[Message]"
 EMPTY = "the prompt is empty; say what you want to know"
 DEFAULT_PROMPT = "Describe the image."
 ID_CHARS_MAX = 256
 CALLS_MAX = 256  # of one message
 IMAGES_MAX = 1024
 _SHOWN = ("image", "video")
-_NOT_BESIDE = ("image", "images", "image_url", "video", "videos", "video_url")  # content alone
+_NOT_ALONGSIDE = ("image", "images", "image_url", "video", "videos", "video_url")  # content alone
 CLOSER = ("low", "auto", "high")  # each is a closer look than those before it
 SYSTEM_PICTURES = "pictures of the system message are shown in the first turn after it"
 
@@ -47,7 +47,7 @@ class Conversation:
     messages: tuple[dict[str, Any], ...]
     pictures: tuple[Picture, ...]
     notes: tuple[str, ...] = ()
-    videos: tuple[Wanted, ...] = ()
+    videos: tuple[Requested, ...] = ()
     detail: str = "auto"
 
 
@@ -107,18 +107,18 @@ def messages_of(
     `prompt` a description is asked for. Raises PromptError where there is neither picture nor text,
     and what `user_message` does.
     """
-    told = with_system((), system)
+    reported = with_system((), system)
     if isinstance(prompt, str) and not prompt.replace(SEAL, "").strip():
         raise PromptError(EMPTY)
     if images is not None:
-        return [*told, user_message(images, DEFAULT_PROMPT if prompt is None else prompt)]
+        return [*reported, user_message(images, DEFAULT_PROMPT if prompt is None else prompt)]
     if prompt is None:
         raise PromptError("found neither picture nor prompt, expected at least one of them")
-    return [*told, {"role": "user", "content": prompt}]
+    return [*reported, {"role": "user", "content": prompt}]
 
 
-def asked(
-    image: Asked | None,
+def requested(
+    image: ParsedRequest | None,
     prompt: str | None,
     messages: Sequence[Message] | None = None,
     system: str | None = None,
@@ -144,7 +144,7 @@ def asked(
 
 
 def is_conversation(value: object) -> bool:
-    """Whether it is messages, and no pictures: those are no mappings."""
+    """Return whether it is messages, and no pictures: those are no mappings."""
     return isinstance(value, Sequence) and len(value) > 0 and isinstance(value[0], Mapping)
 
 
@@ -212,14 +212,14 @@ def check_message(message: object, number: int) -> None:
     if isinstance(message, Mapping) and isinstance(message.get("role"), str):
         return
     several = "; each conversation is a call of its own" if isinstance(message, list) else ""
-    found = "no text as 'role'" if isinstance(message, Mapping) else type(message).__name__
+    value = "no text as 'role'" if isinstance(message, Mapping) else type(message).__name__
     raise PromptError(
-        f"message {number}: found {found}, expected a mapping with 'role' and 'content'{several}"
+        f"message {number}: found {value}, expected a mapping with 'role' and 'content'{several}"
     )
 
 
 def _details(messages: Sequence[Any]) -> Iterator[str]:
-    """What stands beside pictures, as in OpenAI's interface."""
+    """Yield what stands beside pictures, as in OpenAI's interface."""
     for number, message in enumerate(messages, 1):
         content = message.get("content") if isinstance(message, Mapping) else None
         for part in content if isinstance(content, (list, tuple)) else ():
@@ -234,14 +234,16 @@ def _details(messages: Sequence[Any]) -> Iterator[str]:
             yield "auto" if detail is None else detail
 
 
-def _open(videos: Sequence[Mapping[str, Any]], load: Callable[..., Footage]) -> tuple[Wanted, ...]:
-    """As `_load`."""
+def _open(
+    videos: Sequence[Mapping[str, Any]], load: Callable[..., Footage]
+) -> tuple[Requested, ...]:
+    """Do what `_load` does."""
     result = []
     for i, part in enumerate(videos, 1):
         source = part["video"]
         name = f"video {i}" if len(videos) > 1 else "video"
-        asked = source.request if isinstance(source, VideoInput) else request_of(part)
-        result.append(Wanted(load(source, unnamed=name), asked))
+        requested = source.request if isinstance(source, VideoInput) else request_of(part)
+        result.append(Requested(load(source, unnamed=name), requested))
     return tuple(result)
 
 
@@ -301,7 +303,7 @@ def _message(
             f"messages[{number - 1}] has role {role!r:.60}; expected a word such as 'user', "
             "'assistant' or 'system'"
         )
-    for name in _NOT_BESIDE:
+    for name in _NOT_ALONGSIDE:
         if message.get(name) is not None:
             raise PromptError(
                 f"{where}: found {name!r} beside the content, expected it as a part of that, "
@@ -388,7 +390,7 @@ def _read_arguments(arguments: Any) -> Any:
 
 
 def _answered(message: Message, where: str) -> dict[str, Any]:
-    """What a result answers."""
+    """Return what a result answers."""
     if message["role"] not in ("tool", "function"):
         return {}
     name, id_ = message.get("name"), _id(message.get("tool_call_id"), where)
@@ -437,10 +439,10 @@ def _part(
             f'{{"type": "{kind}", "{kind}": {value}}}'
             + (", or give what belongs there beside the messages" if kind != "text" else "")
         )
-    found = (
+    actual = (
         f"a part of type {kind!r:.60}" if kind is not None else f"{type(part).__name__} as a part"
     )
-    raise PromptError(f"{where}: found {found}, expected one of type 'text', 'image' or 'video'")
+    raise PromptError(f"{where}: found {actual}, expected one of type 'text', 'image' or 'video'")
 
 
 def _says_something(content: str | list[dict[str, str]]) -> bool:

@@ -16,7 +16,7 @@ from mtmd.chat_template.content_forms import ContentForms, Render, RoleForm, rea
 from mtmd.chat_template.render_limits import SECONDS_MAX, RenderLimitError
 from mtmd.chat_template.text_check import check_texts
 from mtmd.prompt.leniency import ARRANGEMENTS, Arrange, open_ended
-from mtmd.tools.history import tell
+from mtmd.tools.history import report
 from mtmd.tools.probe import ToolTemplate, read_template
 from mtmd.tools.tool import Toolbox
 
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class ConversationText:
-    """What one chat template makes of conversations. It may be used from several threads.
+    """Describes what one chat template makes of conversations. It may be used from several threads.
 
     render: `ChatTemplate.render`. seal: makes the texts of tools harmless, as those of messages
     are. special, stops: spellings of the special tokens, and of those that end an answer. marker:
@@ -59,7 +59,7 @@ class ConversationText:
 
     @cached_property
     def _needs_list(self) -> bool:
-        """Whether the template reads a list of tools where there are none."""
+        """Return whether the template reads a list of tools where there are none."""
         ask = [{"role": "user", "content": "probed"}]
         try:
             self._render(ask, tools=None)
@@ -73,7 +73,7 @@ class ConversationText:
 
     @property
     def forms(self) -> ContentForms:
-        """How the template reads contents, found out when it is first needed."""
+        """Return how the template reads contents, found out when it is first needed."""
         with self._probing:
             if self._forms is None:
                 render = _in_time(self._shown)
@@ -82,7 +82,7 @@ class ConversationText:
 
     @property
     def tools(self) -> ToolTemplate:
-        """What the template can do with tools, found out when it is first needed."""
+        """Return what the template can do with tools, found out when it is first needed."""
         with self._probing:
             if self._tools is None:
                 render = _in_time(partial(_fitted, self._shown, self.forms, {}))
@@ -130,8 +130,8 @@ class ConversationText:
     def _ways(
         self, messages: Sequence[dict[str, Any]], box: Toolbox
     ) -> Iterator[tuple[ToolTemplate | None, ContentForms]]:
-        """How a conversation can be written, the most faithful way first: what the template can do
-        with tools (None where there are none), and the forms of contents.
+        """Yield how a conversation can be written, the most faithful way first: what the template
+        can do with tools (None where there are none), and the forms of contents.
         """
         template: ToolTemplate | None = None
         if bool(box.callable) or any("tool_calls" in m or m["role"] == "tool" for m in messages):
@@ -183,9 +183,9 @@ class _Written:
     ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
         if self._template is None:
             return messages, None
-        told = tell(messages, self._box, self._template, self._seal)
-        self.notes = told.notes
-        return told.messages, told.tools
+        reported = report(messages, self._box, self._template, self._seal)
+        self.notes = reported.notes
+        return reported.messages, reported.tools
 
 
 def _in_time(render: Render) -> Render:

@@ -21,7 +21,7 @@ _ESCAPES = [
 
 
 def base64_of(url: str) -> str:
-    """What stands after "base64,". Raises ValueError for a URL of another form."""
+    """Return what stands after "base64,". Raises ValueError for a URL of another form."""
     head, comma, encoded = url.partition(",")
     if not comma or head[-7:].lower() != ";base64":
         raise ValueError("not of the form data:TYPE;base64,...")
@@ -29,7 +29,7 @@ def base64_of(url: str) -> str:
 
 
 def data_url(data: bytes, kind: str) -> str:
-    """Of the media type `kind`."""
+    """Return the data url of the media type `kind`."""
     return f"data:{kind};base64,{base64.b64encode(data).decode('ascii')}"
 
 
@@ -39,8 +39,8 @@ def byte_count(characters: int) -> int:
 
 
 def decoded(encoded: str) -> bytes:
-    """Of either alphabet of RFC 4648, with padding or without; line breaks may stand in it, and
-    what URLs escape of all this. Raises ValueError for what is not base64.
+    """Return the decoded of either alphabet of RFC 4648, with padding or without; line breaks may
+    stand in it, and what URLs escape of all this. Raises ValueError for what is not base64.
     """
     if "%" in encoded:
         for escape, character in _ESCAPES:
@@ -54,9 +54,9 @@ def decoded(encoded: str) -> bytes:
 
 
 def decoded_pieces(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """What base64 without line breaks says that comes in pieces of any length, in either alphabet.
-    At its end stand at most two "=", also where none is needed; all of them may be missing. Raises
-    ValueError.
+    """Yield what base64 without line breaks says that comes in pieces of any length, in either
+    alphabet. At its end stand at most two "=", also where none is needed; all of them may be
+    missing. Raises ValueError.
     """
     rest, padding = b"", 0
     for piece in filter(None, pieces):

@@ -29,13 +29,13 @@ class EmbeddingCache:
     """Least recently used pictures go first. Threads may share it.
 
     `limit`: bytes of embeddings to hold at most, asked for at each `put`; the picture put last
-    stays, however large it is. `most`: pictures, or groups of a video's frames.
+    stays, however large it is. `maximum`: pictures, or groups of a video's frames.
     """
 
-    def __init__(self, limit: Callable[[], int], most: int = PICTURES):
-        self._limit, self._most = limit, most
+    def __init__(self, limit: Callable[[], int], maximum: int = PICTURES):
+        self._limit, self._maximum = limit, maximum
         self._entries: OrderedDict[Key, tuple[ImagePlan, Tensor]] = OrderedDict()
-        self.held = 0  # bytes of embeddings
+        self.stored = 0  # bytes of embeddings
         self._lock = Lock()
 
     def get(self, key: Key) -> tuple[ImagePlan, Tensor] | None:
@@ -52,8 +52,10 @@ class EmbeddingCache:
         limit = self._limit()
         with self._lock:
             if key in self._entries:
-                self.held -= self._entries.pop(key)[1].nbytes
+                self.stored -= self._entries.pop(key)[1].nbytes
             self._entries[key] = plan, embeddings
-            self.held += embeddings.nbytes
-            while len(self._entries) > 1 and (self.held > limit or len(self._entries) > self._most):
-                self.held -= self._entries.popitem(last=False)[1][1].nbytes
+            self.stored += embeddings.nbytes
+            while len(self._entries) > 1 and (
+                self.stored > limit or len(self._entries) > self._maximum
+            ):
+                self.stored -= self._entries.popitem(last=False)[1][1].nbytes

@@ -32,7 +32,7 @@ Address: TypeAlias = "ipaddress.IPv4Address | ipaddress.IPv6Address"
 
 LIMIT_S = 15.0
 LONGEST_URL = 2048
-MOST_REDIRECTS = 3
+MAX_REDIRECTS = 3
 HEAD_BYTES = 64  # enough for the formats of pictures to differ
 _PORTS = {"http": 80, "https": 443}
 _LOOK_UPS = threading.BoundedSemaphore(32)  # also those that nobody waits for any more
@@ -64,7 +64,7 @@ _DENIED = tuple(
 
 @dataclass(frozen=True)
 class Fetched:
-    """Where a redirect leads, or a body."""
+    """Describes where a redirect leads, or a body."""
 
     location: str | None
     body: bytes
@@ -83,11 +83,11 @@ def fetched(url: str, max_bytes: int, deadline: float, video: bool = False) -> b
     """The picture, or `video`, at `url`, of at most `max_bytes`, by `deadline` (of time.monotonic).
     Raises ImageError for one of more bytes, and one of NOT_FETCHED.
     """
-    for _ in range(MOST_REDIRECTS + 1):
-        found = _get(url, max_bytes, deadline, video)
-        if found.location is None:
-            return found.body
-        target = urljoin(url, found.location)
+    for _ in range(MAX_REDIRECTS + 1):
+        result = _get(url, max_bytes, deadline, video)
+        if result.location is None:
+            return result.body
+        target = urljoin(url, result.location)
         if url.lower().startswith("https:") and not target.lower().startswith("https:"):
             raise Denied("from https to http")
         url = target
@@ -95,8 +95,8 @@ def fetched(url: str, max_bytes: int, deadline: float, video: bool = False) -> b
 
 
 class RemoteMedia:
-    """What addresses of pictures and videos lead to, for whoever gave them; `limit_s` for all of
-    them, from the first one on.
+    """Describes what addresses of pictures and videos lead to, for whoever gave them; `limit_s` for
+    all of them, from the first one on.
     """
 
     def __init__(self, limit_s: float = LIMIT_S) -> None:
@@ -148,8 +148,8 @@ def check_url(url: str) -> SplitResult:
 
 
 def is_public(address: str) -> bool:
-    """Whether an IP address belongs to the internet at large: not private, local, shared, reserved,
-    nor IPv4 inside IPv6.
+    """Return whether an IP address belongs to the internet at large: not private, local, shared,
+    reserved, nor IPv4 inside IPv6.
     """
     try:
         ip: Address = ipaddress.ip_address(address)
@@ -169,8 +169,8 @@ def is_public(address: str) -> bool:
 
 
 def public_addresses(host: str, port: int, deadline: float) -> list[str]:
-    """What `host` resolves to. Raises Denied if any of it is not public: such a name is set up to
-    deceive, or is our own; and at the deadline.
+    """Return what `host` resolves to. Raises Denied if any of it is not public: such a name is set
+    up to deceive, or is our own; and at the deadline.
     """
     addresses = _look_up(host, port, deadline)
     if not addresses or not all(map(is_public, addresses)):
@@ -182,16 +182,16 @@ def _look_up(host: str, port: int, deadline: float) -> list[str]:
     """The system's own way to look names up, which knows no deadline: left alone where it takes
     longer. Raises Denied also where too many are left so.
     """
-    found: queue.SimpleQueue[list[str] | OSError] = queue.SimpleQueue()
+    result: queue.SimpleQueue[list[str] | OSError] = queue.SimpleQueue()
 
     def look_up() -> None:
         try:
             infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            found.put([str(info[4][0]) for info in infos])
+            result.put([str(info[4][0]) for info in infos])
         except OSError as error:
-            found.put(error)
+            result.put(error)
         except ValueError:  # no name can be written so
-            found.put([])
+            result.put([])
         finally:
             _LOOK_UPS.release()
 
@@ -199,7 +199,7 @@ def _look_up(host: str, port: int, deadline: float) -> list[str]:
         raise Denied("too many names are being looked up")
     threading.Thread(target=look_up, name="mtmd names", daemon=True).start()
     try:
-        answer = found.get(timeout=max(0.0, deadline - time.monotonic()))
+        answer = result.get(timeout=max(0.0, deadline - time.monotonic()))
     except queue.Empty:
         raise Denied("the name was not found in time") from None
     if isinstance(answer, OSError):

@@ -12,11 +12,11 @@ from typing import Any, TypeAlias
 from mtmd.clip.video.video import Part, VideoFacts
 from mtmd.prompt.bridge import Prepared, PreparedVideo
 
-KEPT = 256  # videos
-KEPT_TILE_BYTES = 128 << 20  # of frames ready to be encoded, for who asks again before they are
+SAVED = 256  # videos
+SAVED_TILE_BYTES = 128 << 20  # of frames ready to be encoded, for who asks again before they are
 NOTED_BYTES = 16 << 20  # of all else
 _GROUP_BYTES, _FRAME_BYTES = 1300, 200  # of one: keys, sizes, receipt; number and time
-Place: TypeAlias = "tuple[str, str]"
+Location: TypeAlias = "tuple[str, str]"
 """Whose video, and the digest of its content."""
 Span: TypeAlias = "tuple[float | None, float | None]"
 """Its first and last second that are asked for."""
@@ -53,28 +53,28 @@ class Known:
 
 
 class KnownVideos:
-    """By file and frames; the embeddings lie in the bridge's cache, and of what is not encoded yet
-    the latest tiles here. The least recently used go first. Thread-safe.
+    """Videos by file and frames; the embeddings lie in the bridge's cache, and of what is not
+    encoded yet the latest tiles here. The least recently used go first. Thread-safe.
     """
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._met: OrderedDict[tuple[Place, Span], tuple[VideoFacts, Part]] = OrderedDict()
+        self._met: OrderedDict[tuple[Location, Span], tuple[VideoFacts, Part]] = OrderedDict()
         self._known: OrderedDict[Any, Known] = OrderedDict()
 
     @property
-    def held_bytes(self) -> int:
-        """Of all of it, about."""
+    def stored_bytes(self) -> int:
+        """Return the held bytes of all of it, about."""
         with self._lock:
             known = list(self._known.values())
         return sum(one.tile_bytes + one.noted_bytes for one in known)
 
-    def met(self, place: Place, span: Span) -> tuple[VideoFacts, Part] | None:
-        """What a file says of itself, and what of it lies in `span`."""
+    def met(self, location: Location, span: Span) -> tuple[VideoFacts, Part] | None:
+        """Return what a file says of itself, and what of it lies in `span`."""
         with self._lock:
-            if (place, span) in self._met:
-                self._met.move_to_end((place, span))
-            return self._met.get((place, span))
+            if (location, span) in self._met:
+                self._met.move_to_end((location, span))
+            return self._met.get((location, span))
 
     def get(self, key: Any) -> Known | None:
         with self._lock:
@@ -83,19 +83,19 @@ class KnownVideos:
             return self._known.get(key)
 
     def put(
-        self, place: Place, span: Span, met: tuple[VideoFacts, Part], key: Any, known: Known
+        self, location: Location, span: Span, met: tuple[VideoFacts, Part], key: Any, known: Known
     ) -> None:
         """The one put last stays, however much is noted of it."""
         with self._lock:
-            self._met[place, span], self._known[key] = met, _without_embeddings(known)
-            self._met.move_to_end((place, span))
+            self._met[location, span], self._known[key] = met, _without_embeddings(known)
+            self._met.move_to_end((location, span))
             self._known.move_to_end(key)
-            while len(self._met) > KEPT:
+            while len(self._met) > SAVED:
                 self._met.popitem(last=False)
-            left, most = KEPT_TILE_BYTES, NOTED_BYTES
+            left, maximum = SAVED_TILE_BYTES, NOTED_BYTES
             for number, (old, one) in enumerate(reversed(list(self._known.items()))):
-                left, most = left - one.tile_bytes, most - one.noted_bytes
-                if number and (most < 0 or number >= KEPT):
+                left, maximum = left - one.tile_bytes, maximum - one.noted_bytes
+                if number and (maximum < 0 or number >= SAVED):
                     del self._known[old]
                 elif left < 0:
                     self._known[old] = _without_tiles(one)
@@ -107,7 +107,9 @@ def _without_embeddings(known: Known) -> Known:
 
 
 def _without_tiles(known: Known) -> Known:
-    """And without the order of their tokens, and what these are mixed by: only they are read so."""
+    """Return it without tiles, without the order of their tokens, and what these are mixed by: only
+    they are read so.
+    """
     prepared = (
         replace(one, plan=replace(one.plan, tiles=(), order=None, weights=None))
         for one in known.prepared

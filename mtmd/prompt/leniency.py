@@ -56,7 +56,9 @@ def _turns_joined(
 
 
 def _system_in_turn(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What the system says as the beginning of the user's first turn, or as a turn of its own."""
+    """Return what the system says as the beginning of the user's first turn, or as a turn of its
+    own.
+    """
     one = with_one_system(messages)
     if one[0]["role"] not in _SYSTEM:
         return messages

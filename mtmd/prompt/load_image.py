@@ -1,5 +1,5 @@
-"""Whatever a user calls an image, read within limits: paths, bytes, open files, Pillow images,
-arrays.
+"""Describes whatever a user calls an image, read within limits: paths, bytes, open files, Pillow
+images, arrays.
 """
 
 from __future__ import annotations
@@ -88,9 +88,9 @@ def load_isolated(
     page: int = 0,
     remote: RemoteMedia | None = None,
 ) -> Picture:
-    """As `load_image`, with files decoded in a worker process, where a hostile one takes nothing
-    else along; in this one where the system cannot limit processes. `page` of a PDF, from 0 on.
-    Raises BusyError, too.
+    """Do what `load_image` does, with files decoded in a worker process, where a hostile one takes
+    nothing else along; in this one where the system cannot limit processes. `page` of a PDF, from 0
+    on. Raises BusyError, too.
     """
     data, name = _read(source, limits, unnamed, remote)
     if isinstance(data, (Image.Image, np.ndarray)) or not can_isolate():
@@ -101,7 +101,7 @@ def load_isolated(
 def _read(
     source: ImageSource, limits: ImageLimits, unnamed: str, remote: RemoteMedia | None
 ) -> tuple[Source, str]:
-    """What `open_picture` takes, and its name."""
+    """Return what `open_picture` takes, and its name."""
     if isinstance(source, str) and is_data_url(source):
         return read_data_url(source, min(limits.max_bytes, URL_BYTES_MAX), unnamed), unnamed
     if isinstance(source, str) and is_address(source) and remote is not None:
@@ -118,16 +118,16 @@ def _read(
     if _is_tensor(source):
         return _array_of(source, unnamed), unnamed
     if not isinstance(source, (bytes, bytearray, memoryview, Image.Image, np.ndarray)):
-        found = type(source).__name__  # callers need not be type-checked
+        actual = type(source).__name__  # callers need not be type-checked
         expected = "a path, bytes, an open file, a Pillow image, an array or a tensor"
         raise ImageError(
-            f"{unnamed}: found an object of type {found}, expected {expected}; {_advice(source)}"
+            f"{unnamed}: found an object of type {actual}, expected {expected}; {_advice(source)}"
         )
     return source, unnamed
 
 
 def _advice(source: object) -> str:
-    """What to do about an object that is none of a picture."""
+    """Return what to do about an object that is none of a picture."""
     if isinstance(source, Mapping):  # a row of a data set
         return "give the picture in it, such as x['image']"
     is_nan = isinstance(source, float) and source != source
@@ -143,8 +143,9 @@ def _advice(source: object) -> str:
 
 
 def decoded_bytes(source: object) -> int | None:
-    """Of a picture's pixels, or several's, as headers and shapes tell before anything is decoded;
-    None where they do not. Raises nothing: what is wrong with it is told when it is read.
+    """Return the decoded bytes of a picture's pixels, or several's, as headers and shapes tell
+    before anything is decoded; None where they do not. Raises nothing: what is wrong with it is
+    told when it is read.
     """
     if source is None:
         return 0
@@ -210,13 +211,13 @@ def read_picture(path: str | os.PathLike[str], limits: ImageLimits = DEFAULT_LIM
 
 
 def read_url(url: str, limits: ImageLimits = DEFAULT_LIMITS, *, video: bool = False) -> bytes:
-    """What a data URL holds, or what lies at a public address of the web, a picture or a `video`,
-    not looked into yet. Raises ImageError.
+    """Return what a data URL holds, or what lies at a public address of the web, a picture or a
+    `video`, not looked into yet. Raises ImageError.
     """
-    most = min(limits.max_bytes, URL_BYTES_MAX)
+    maximum = min(limits.max_bytes, URL_BYTES_MAX)
     if is_data_url(url):
-        return read_data_url(url, most, url_identity(url))
-    return RemoteMedia()(url, most, video)
+        return read_data_url(url, maximum, url_identity(url))
+    return RemoteMedia()(url, maximum, video)
 
 
 def _rewound(file: BinaryIO) -> BinaryIO:

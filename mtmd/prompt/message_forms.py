@@ -45,25 +45,25 @@ def filled(messages: Sequence[Any], images: Sequence[Any]) -> list[Any]:
     (and of {"type": "video"}), in order; without places, before the text of the user's turn, where
     there is one turn alone. Raises PromptError for another number of them.
     """
-    places = sum(
-        _is_place(part)
+    locations = sum(
+        _is_location(part)
         for message in messages
         if isinstance(message, Mapping) and isinstance(message.get("content"), (list, tuple))
         for part in message["content"]
     )
     turns = [m for m in messages if isinstance(m, Mapping) and m.get("role") == "user"]
-    if images and not places and len(turns) == 1:
+    if images and not locations and len(turns) == 1:
         return [_shown_before(m, images) if m is turns[0] else m for m in messages]
-    if places != len(images):
+    if locations != len(images):
         raise PromptError(
-            f"image: found {len(images)} beside messages with {places or 'no'} "
-            f"{'place' if places == 1 else 'places'} for them, expected as many; write "
+            f"image: found {len(images)} beside messages with {locations or 'no'} "
+            f"{'place' if locations == 1 else 'places'} for them, expected as many; write "
             '{"type": "image"} where each belongs'
         )
     left = iter(images)
 
     def fill(part: Any) -> Any:
-        return {**part, **_part_of(next(left))} if _is_place(part) else part
+        return {**part, **_part_of(next(left))} if _is_location(part) else part
 
     return [with_parts(message, fill) for message in messages]
 
@@ -79,9 +79,9 @@ def in_json_types(messages: Sequence[Any], url_of: Callable[[Picture], str]) -> 
 def _in_json(part: Any, url_of: Callable[[Picture], str]) -> Any:
     kind = part.get("type") if isinstance(part, Mapping) else None
     source = part.get(kind) if kind in ("image", "video") else None
-    beside: dict[str, Any] = {}
+    alongside: dict[str, Any] = {}
     if isinstance(source, VideoInput) and isinstance(source.source, (*_BYTES, str, os.PathLike)):
-        beside = {name: getattr(source, name) for name in REQUEST_NAMES}
+        alongside = {name: getattr(source, name) for name in REQUEST_NAMES}
         source = source.source
     if isinstance(source, Picture):
         source = url_of(source)
@@ -93,7 +93,7 @@ def _in_json(part: Any, url_of: Callable[[Picture], str]) -> Any:
         source = os.fsdecode(source)
     else:
         return part
-    return {**part, **{k: v for k, v in beside.items() if v is not None}, kind: source}
+    return {**part, **{k: v for k, v in alongside.items() if v is not None}, kind: source}
 
 
 def _with_images(message: Any) -> Any:
@@ -132,7 +132,7 @@ def with_parts(message: Any, change: Callable[[Any], Any]) -> Any:
     return {**message, "content": [change(part) for part in content]}
 
 
-def _is_place(part: Any) -> bool:
+def _is_location(part: Any) -> bool:
     kind = part.get("type") if isinstance(part, Mapping) else None
     return isinstance(kind, str) and kind in ("image", "video") and kind not in part
 
@@ -164,7 +164,7 @@ def _in_own_form(part: Any) -> Any:
 
 
 def _of_file(part: Mapping[str, Any]) -> Any:
-    """What is in the file; one by an id stays, for whoever checks it."""
+    """Return what is in the file; one by an id stays, for whoever checks it."""
     inner = part["file"] if isinstance(part.get("file"), Mapping) else part
     data = inner.get("file_data")
     if not isinstance(data, str):
@@ -173,7 +173,7 @@ def _of_file(part: Mapping[str, Any]) -> Any:
 
 
 def _of_anthropics(part: Mapping[str, Any], source: Mapping[str, Any]) -> dict[str, Any]:
-    """With the source as a URL."""
+    """Return it with the source as a URL."""
     rest = {name: value for name, value in part.items() if name != "source"}
     if isinstance(source.get("data"), str):
         return {**rest, "url": f"data:{source.get('media_type', '')};base64,{source['data']}"}

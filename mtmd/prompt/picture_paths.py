@@ -39,14 +39,16 @@ def check_paths(paths: Iterable[str]) -> None:
 
 
 def check_sources(sources: Iterable[str], remote: bool) -> None:
-    """As `check_paths`, of what may be data URLs, too, and addresses with `remote`."""
+    """Do what `check_paths` does, for what may be data URLs, too, and addresses with `remote`."""
     for source in sources:
         if not (is_data_url(source) or (remote and is_address(source))):
             check_path(source)
 
 
 def user_path(path: str) -> str:
-    """With "~" as a shell has it, unless a file is called so; of file:// what stands behind it."""
+    """Return it with "~" as a shell has it, unless a file is called so; of file:// what stands
+    behind it.
+    """
     if path[:7].lower() == "file://":
         bare = path[7:].removeprefix("localhost")
         return bare if os.path.lexists(bare) else os.fsdecode(unquote_to_bytes(bare))
@@ -56,7 +58,7 @@ def user_path(path: str) -> str:
 
 
 def check_path(path: str, name: str = "") -> os.stat_result:
-    """What the system says of a regular file at `path`, which messages call `name`. Raises
+    """Return what the system says of a regular file at `path`, which messages call `name`. Raises
     ImageError for anything else, with the path that may have been meant.
     """
     name = name or shortened(printable(path)) or "image"
@@ -130,7 +132,7 @@ def _refuse_other_address(path: str) -> None:
 
 
 def _refuse_base64(path: str, name: str) -> None:
-    """What cannot be opened may be a picture itself."""
+    """Refuse a text that cannot be opened because it is a picture itself."""
     if len(path) >= BASE64_CHARS and _BASE64.fullmatch("".join(path.split())):
         raise ImageError(
             f"{name[:16]}...: found {len(path):,} characters of base64, expected a path; give "

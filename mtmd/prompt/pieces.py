@@ -29,7 +29,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Part:
-    """What image tokens stand for: a picture, or a group of frames."""
+    """Describes what image tokens stand for: a picture, or a group of frames."""
 
     plan: ImagePlan
     later: int | None = None
@@ -53,7 +53,7 @@ def pieces_of(
 
 
 class _Pictures:
-    """Which image tokens of which picture come next."""
+    """Describes which image tokens of which picture come next."""
 
     def __init__(self, parts: Sequence[Part]):
         self._parts = parts

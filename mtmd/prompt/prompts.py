@@ -1,4 +1,4 @@
-"""From messages to what the decoder reads: a conversation checked and rendered, its pictures
+"""Goes from messages to what the decoder reads: a conversation checked and rendered, its pictures
 prepared, all of it tokenized; and, once the pictures are encoded, its spans.
 """
 
@@ -88,14 +88,14 @@ class Prompts:
 
     @property
     def load_image(self) -> Callable[..., Picture]:
-        """How files become pictures: in this process, or, for a model that isolates, in others. All
-        that one has to fetch shares a deadline.
+        """Return how files become pictures: in this process, or, for a model that isolates, in
+        others. All that one has to fetch shares a deadline.
         """
         return self._loaders[0]
 
     @property
     def _loaders(self) -> tuple[Callable[..., Picture], Callable[..., Footage]]:
-        """As `load_image`, of pictures and of videos."""
+        """Do what `load_image` does, for pictures and of videos."""
         options = self._loaded.options
         remote = RemoteMedia() if options.allow_remote_media else None
         load = partial(load_isolated if options.isolate else load_image, remote=remote)
@@ -118,7 +118,7 @@ class Prompts:
 
     @cached_property
     def text(self) -> ConversationText:
-        """What the chat template makes of conversations."""
+        """Return what the chat template makes of conversations."""
         checkpoint, encoder = self._loaded.checkpoint, self._loaded.encoder
         tokenizer, family = checkpoint.tokenizer, encoder.family if encoder else None
         stops = [text for text, i in tokenizer.silent.items() if i in checkpoint.stop_tokens]
@@ -135,8 +135,8 @@ class Prompts:
 
     @cached_property
     def thinking_template(self) -> ThinkingTemplate:
-        """What the chat template and the vocabulary know of thoughts, found out when it is first
-        needed.
+        """Return what the chat template and the vocabulary know of thoughts, found out when it is
+        first needed.
         """
         template, tokenizer = self._loaded.checkpoint.template, self._loaded.checkpoint.tokenizer
 
@@ -146,7 +146,7 @@ class Prompts:
         return read_thinking(render, template.source, template.variables, tokenizer.added_spellings)
 
     def _render(self, messages: Sequence[Message], **more: Any) -> str:
-        """As `ChatTemplate.render`, of messages that may have thoughts."""
+        """Do what `ChatTemplate.render` does, for messages that may have thoughts."""
         if any(FIELD in message for message in messages):
             messages = with_thoughts(messages, self.thinking_template)
         return self._loaded.checkpoint.template.render(messages, **more)
@@ -229,7 +229,7 @@ class Prompts:
         open_end: bool,
         thinking: ThinkingRequest,
     ) -> tuple[tuple[T, bool | None], tuple[str, ...]]:
-        """What `read` makes of the prompt, whether that ends inside a thought, and notes."""
+        """Return what `read` makes of the prompt, whether that ends inside a thought, and notes."""
         seal = self._loaded.checkpoint.tokenizer.seal
         chosen = choose(thinking, self.thinking_template, lambda value: sealed(value, seal))
         end = PromptEnd(self.thinking_template.marks, chosen.closes, messages, open_end)
@@ -278,7 +278,9 @@ class Prompts:
         return text
 
     def _with_markers(self, rendered: str, shown: list[Shown]) -> str:
-        """With the markers of videos where those of pictures were written for all that is shown."""
+        """Return it with the markers of videos where those of pictures were written for all that is
+        shown.
+        """
         video, encoder = self.bridge.video, self._loaded.encoder
         if video is None or encoder is None:
             return rendered
@@ -318,7 +320,7 @@ class Prompts:
         return PreparedPrompt([Piece(tokens)], [])
 
     def encode(self, prompt: PreparedPrompt, observe: Observer | None = None) -> EncodedPrompt:
-        """Its pictures encoded, one after another, every node shown to `observe`. Needs the
+        """Encode its pictures, one after another, every node shown to `observe`. Needs the
         device.
         """
         embeddings = [self._embeddings(picture, observe) for picture in prompt.pictures]

@@ -1,4 +1,4 @@
-"""Which texts are URLs, and what messages call them. Loads without numpy."""
+"""Describes which texts are URLs, and what messages call them. Loads without numpy."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ def is_data_url(text: str) -> bool:
 
 
 def is_address(text: str) -> bool:
-    """Whether it is one of the web's, as far as its beginning says."""
+    """Return whether it is one of the web's, as far as its beginning says."""
     return text[:8].lower().startswith(("http://", "https://"))
 
 
 def is_url(source: object) -> bool:
-    """Whether a source of `describe` is a data URL or an address of the web, and no path."""
+    """Return whether a source of `describe` is a data URL or an address of the web, and no path."""
     return isinstance(source, str) and (is_data_url(source) or is_address(source))
 
 
 def url_name(url: str) -> str:
-    """For messages: without what may be a secret, the user and all after the path."""
+    """Return the URL for messages, without what may be a secret, the user and all after the
+    path.
+    """
     return shortened(printable(_without_secrets(url)))
 
 
@@ -47,7 +49,9 @@ def _without_secrets(url: str) -> str:
 
 
 def _without_user(url: str) -> str:
-    """Of an address of any kind; its host stands behind the last @ before path and query."""
+    """Return the without user of an address of any kind; its host stands behind the last @ before
+    path and query.
+    """
     kind, mark, rest = url.partition("://")
     if is_data_url(url) or not mark:
         return url

@@ -1,5 +1,5 @@
-"""Whatever a user calls a video, made into footage within limits: paths, bytes, open files, arrays,
-lists of pictures.
+"""Describes whatever a user calls a video, made into footage within limits: paths, bytes, open
+files, arrays, lists of pictures.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from mtmd.prompt.url_kinds import is_address, is_data_url, url_name
 __all__ = [
     "Footage",
     "FrameRequest",
+    "Requested",
     "VideoFacts",
     "VideoInput",
     "VideoLimits",
     "VideoSource",
-    "Wanted",
     "can_read_videos",
     "check_video",
     "first_frame",
@@ -93,7 +93,7 @@ class VideoInput:
 
 
 @dataclass(frozen=True, eq=False)
-class Wanted:
+class Requested:
     """A video of a conversation."""
 
     footage: Footage
@@ -101,7 +101,7 @@ class Wanted:
 
 
 def request_of(options: Mapping[str, Any]) -> FrameRequest:
-    """Of what stands beside a video in a message. Raises OptionError."""
+    """Return the request for frames that stands beside a video in a message. Raises OptionError."""
     count = options.get("max_frames")
     if count is not None and (not isinstance(count, int) or isinstance(count, bool)):
         raise OptionError(f"max_frames: found {count!r:.40}, expected a whole number")
@@ -126,8 +126,8 @@ def _number(name: str, value: object) -> float:
 
 
 def is_video(source: object) -> bool:
-    """Whether a source of `describe` is a video and no picture: by what is in the file, not by its
-    name. Pictures that move are. Of an address by its name: nothing is fetched for it.
+    """Return whether a source of `describe` is a video and no picture: by what is in the file, not
+    by its name. Pictures that move are. Of an address by its name: nothing is fetched for it.
     """
     if isinstance(source, VideoInput):
         return True
@@ -238,7 +238,7 @@ def sent_video(data: bytes, limits: VideoLimits, name: str) -> Footage:
 
 
 def check_video(data: bytes, limits: VideoLimits, name: str) -> VideoFacts:
-    """What a video file that somebody sent says of itself, its first frame decoded. Raises
+    """Return what a video file that somebody sent says of itself, its first frame decoded. Raises
     VideoError and BusyError.
     """
     with sent_video(data, limits, name).opened() as reader:
@@ -246,7 +246,9 @@ def check_video(data: bytes, limits: VideoLimits, name: str) -> VideoFacts:
 
 
 def first_frame(data: bytes, limits: VideoLimits, name: str) -> Picture:
-    """Of a video file that somebody sent. Raises VideoError and BusyError."""
+    """Return the first frame of a video file that somebody sent. Raises VideoError and
+    BusyError.
+    """
     with sent_video(data, limits, name).opened() as reader:
         size = reader.facts.width, reader.facts.height
         _, _, pixels = next(reader.take([0], size))
@@ -254,7 +256,7 @@ def first_frame(data: bytes, limits: VideoLimits, name: str) -> Picture:
 
 
 def can_read_videos() -> bool:
-    """Whether the library is there that reads other than moving pictures."""
+    """Return whether the library is there that reads other than moving pictures."""
     return find_spec("av") is not None
 
 
@@ -269,7 +271,7 @@ def video_type(data: bytes) -> str | None:
 
 
 def is_video_data(head: bytes) -> bool:
-    """Whether a file that begins so can be nothing but a video."""
+    """Return whether a file that begins so can be nothing but a video."""
     return is_container(video_format(head))
 
 

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, cast
 
 import numpy as np
 
-from mtmd.base.wanted import check_wanted
+from mtmd.base.cancellation import check_cancelled
 from mtmd.clip.image.decode import Picture
 from mtmd.clip.image.pixels import Pixels
 from mtmd.clip.token_budget import Budget
@@ -25,7 +25,7 @@ from mtmd.loaded.loaded_model import LoadedModel
 from mtmd.prompt.bridge import Bridge, Prepared, PreparedVideo, Shown
 from mtmd.prompt.conversation import Conversation
 from mtmd.prompt.known_videos import Known, KnownVideos
-from mtmd.prompt.video_input import Wanted
+from mtmd.prompt.video_input import Requested
 from mtmd.receipt import FrameReceipt, VideoReceipt
 
 TILE_BYTES = 256 << 20  # that the frames of one video may take when they are ready to be encoded
@@ -59,20 +59,20 @@ NOT_SHOWN = ShownVideo(
 
 
 class Videos:
-    """Those of one loaded model."""
+    """Videos of one loaded model."""
 
     def __init__(self, loaded: LoadedModel, bridge: Bridge):
         self._loaded, self._bridge = loaded, bridge
         self._known = KnownVideos()
 
     @property
-    def held_bytes(self) -> int:
-        """Of those that were asked about, for who asks again."""
-        return self._known.held_bytes
+    def stored_bytes(self) -> int:
+        """Bytes of the videos that were asked about, kept for repeated questions."""
+        return self._known.stored_bytes
 
     def show(
         self,
-        videos: Sequence[Wanted],
+        videos: Sequence[Requested],
         room: int,
         detail: str,
         anew: bool,
@@ -85,82 +85,84 @@ class Videos:
         and what `Bridge.prepare_media` raises.
         """
         shown = []
-        for index, wanted in enumerate(videos):
+        for index, requested in enumerate(videos):
             part = room // (len(videos) - index)
-            shown.append(self._show(wanted, part, detail, anew, salt, counting))
+            shown.append(self._show(requested, part, detail, anew, salt, counting))
             room -= shown[-1].receipt.tokens
         return shown
 
     def _show(
-        self, wanted: Wanted, room: int, detail: str, anew: bool, salt: str, counting: bool
+        self, requested: Requested, room: int, detail: str, anew: bool, salt: str, counting: bool
     ) -> ShownVideo:
         clock = time.perf_counter()
         way = _Own if self._bridge.video else _AsPictures
         making = way(self._loaded, self._bridge, detail, anew, salt)
-        place = salt, wanted.footage.sha256
-        span = wanted.request.start, wanted.request.end
-        met = self._known.met(place, span)
+        location = salt, requested.footage.sha256
+        span = requested.request.start, requested.request.end
+        met = self._known.met(location, span)
         if met is not None and not anew:
             facts, part = met
-            indices, notes = making.choose(facts, part, wanted, room)
-            known = self._known.get((place, making.budget, tuple(indices)))
+            indices, notes = making.choose(facts, part, requested, room)
+            known = self._known.get((location, making.budget, tuple(indices)))
             again = known and self._again(known, counting)
             if known and again:
                 ms = (time.perf_counter() - clock) * 1e3
-                return making.shown(wanted, known.facts, notes, again, ms, True)
-        with wanted.footage.opened() as reader:
+                return making.shown(requested, known.facts, notes, again, ms, True)
+        with requested.footage.opened() as reader:
             facts, part = reader.facts, reader.part(*span)
-            indices, notes = making.choose(facts, part, wanted, room)
+            indices, notes = making.choose(facts, part, requested, room)
             frames = _Frames(reader, indices)
             try:
                 made = making.made(frames)
             except _EndsEarlyError:
                 frames = _Frames(reader, frames.indices)
                 made = making.made(frames)
-        key = place, making.budget, tuple(indices)
+        key = location, making.budget, tuple(indices)
         if len(frames.times) < len(indices):
             early = f"ends at {frames.times[-1]:.1f} s, not at {facts.seconds:.1f} s as it says"
             notes = (*notes, f"{early}: {len(frames.times)} of {len(indices)} frames")
         seen = replace(facts, notes=(*facts.notes, *notes))
         known = Known(seen, tuple(frames.indices), tuple(frames.times), *made)
-        self._known.put(place, span, (facts, part), key, known)
+        self._known.put(location, span, (facts, part), key, known)
         ms = (time.perf_counter() - clock) * 1e3
-        return making.shown(wanted, seen, (), known, ms, False)
+        return making.shown(requested, seen, (), known, ms, False)
 
     def _again(self, known: Known, counting: bool) -> Known | None:
-        """With the embeddings of all its parts, or what they are made from; None where that is not
-        kept of one of them.
+        """Return it with the embeddings of all its parts, or what they are made from; None where
+        that is not kept of one of them.
         """
-        found = []
+        result = []
         for prepared in known.prepared:
             entry = self._bridge.cache.get(prepared.key)
-            told = replace(prepared.receipt, cached=entry is not None)
+            reported = replace(prepared.receipt, cached=entry is not None)
             if entry is not None:
-                found.append(replace(prepared, plan=entry[0], embeddings=entry[1], receipt=told))
+                result.append(
+                    replace(prepared, plan=entry[0], embeddings=entry[1], receipt=reported)
+                )
             elif prepared.plan.tiles or counting:
-                found.append(replace(prepared, receipt=told))
+                result.append(replace(prepared, receipt=reported))
             else:
                 return None
-        return replace(known, prepared=tuple(found))
+        return replace(known, prepared=tuple(result))
 
 
 class _Frames:
-    """Of a video that is being read: each asked for once, in order."""
+    """Frames of a video that is being read: each is taken once, in order."""
 
-    def __init__(self, reader: Reader, wanted: Sequence[int]):
-        self.facts, self.wanted = reader.facts, wanted
+    def __init__(self, reader: Reader, requested: Sequence[int]):
+        self.facts, self.requested = reader.facts, requested
         self.indices: list[int] = []
         self.times: list[float] = []
         self._reader = reader
 
     def __iter__(self) -> Iterator[Pixels]:
         size = self.facts.width, self.facts.height
-        for index, seconds, pixels in self._reader.take(self.wanted, size):
+        for index, seconds, pixels in self._reader.take(self.requested, size):
             self.indices.append(index)
             self.times.append(seconds)
             yield pixels
-            check_wanted()
-        if len(self.indices) < len(self.wanted):
+            check_cancelled()
+        if len(self.indices) < len(self.requested):
             raise _EndsEarlyError
 
 
@@ -169,7 +171,7 @@ class _EndsEarlyError(Exception):
 
 
 class _AsPictures:
-    """For a family without video of its own."""
+    """Videos as pictures, for a family without video of its own."""
 
     def __init__(self, loaded: LoadedModel, bridge: Bridge, detail: str, anew: bool, salt: str):
         assert bridge.encoder is not None
@@ -183,9 +185,9 @@ class _AsPictures:
         # Of a video the model sees many pictures, each with less in it that is new.
         self.budget = replace(loaded.limits, detail="low" if detail == "auto" else detail)
 
-    def choose(self, facts: VideoFacts, part: Part, wanted: Wanted, room: int) -> Chosen:
-        most, why = self._most(facts, room, wanted.footage.limits.max_frames)
-        return chosen(Evenly(), facts, part, wanted.request, most, why)
+    def choose(self, facts: VideoFacts, part: Part, requested: Requested, room: int) -> Chosen:
+        maximum, why = self._maximum(facts, room, requested.footage.limits.max_frames)
+        return chosen(Evenly(), facts, part, requested.request, maximum, why)
 
     def made(self, frames: _Frames) -> tuple[tuple[Prepared, ...], None]:
         prepared: list[Prepared] = []
@@ -196,33 +198,33 @@ class _AsPictures:
 
     def shown(
         self,
-        wanted: Wanted,
+        requested: Requested,
         facts: VideoFacts,
         notes: tuple[str, ...],
         known: Known,
         ms: float,
         was_here: bool,
     ) -> ShownVideo:
-        text = "".join(f"{_said(t)}{self._family.marker}\n" for t in known.times)
+        text = "".join(f"{_stated(t)}{self._family.marker}\n" for t in known.times)
         how = f"frames as pictures: {family_name(self._family)} has no video of its own"
-        told = _receipt(wanted, facts, notes, known, 1, how, ms, was_here)
-        return ShownVideo({"type": "text", "text": text}, list(known.prepared), told)
+        reported = _receipt(requested, facts, notes, known, 1, how, ms, was_here)
+        return ShownVideo({"type": "text", "text": text}, list(known.prepared), reported)
 
-    def _most(self, facts: VideoFacts, room: int, limit: int) -> tuple[int, str]:
-        """How many frames there is room for, and why no more."""
+    def _maximum(self, facts: VideoFacts, room: int, limit: int) -> tuple[int, str]:
+        """Return how many frames there is room for, and why no more."""
         admission = self._bridge.admission
         blank = np.broadcast_to(np.zeros(3, np.uint8), (facts.height, facts.width, 3))
         prepare = admission.fit if admission else self._family.resolution.prepare
         plan = prepare(blank, self.budget)
-        around = self._bridge.tokenizer.encode(_said(LONGEST_TIME) + "\n")
+        around = self._bridge.tokenizer.encode(_stated(LONGEST_TIME) + "\n")
         each = plan.tokens + len(around) + 4  # what stands around a picture, in some families
         tile_bytes = sum(tile.nbytes for tile in plan.tiles)
-        fitting = _for_want_of_room(room // each, self._context)
-        return min(fitting, _for_memory(tile_bytes), _most(limit))
+        fitting = _for_lack_of_room(room // each, self._context)
+        return min(fitting, _for_memory(tile_bytes), _maximum(limit))
 
 
 class _Own:
-    """For a family that reads videos."""
+    """Videos for a family that reads videos."""
 
     def __init__(self, loaded: LoadedModel, bridge: Bridge, detail: str, anew: bool, salt: str):
         assert bridge.video is not None
@@ -235,12 +237,12 @@ class _Own:
         self._family = bridge.video
         self.budget = replace(loaded.limits, detail=detail)
 
-    def choose(self, facts: VideoFacts, part: Part, wanted: Wanted, room: int) -> Chosen:
+    def choose(self, facts: VideoFacts, part: Part, requested: Requested, room: int) -> Chosen:
         """Frames are made smaller before they are fewer. Fewer may each be larger, so that how many
         there is room for is tried.
         """
-        most, why = _most(wanted.footage.limits.max_frames)
-        indices, notes = self._chosen(facts, part, wanted.request, most, why)
+        maximum, why = _maximum(requested.footage.limits.max_frames)
+        indices, notes = self._chosen(facts, part, requested.request, maximum, why)
         self.budget = self._smaller(facts, part, indices, room)
         while len(indices) > 1:
             shape = self._family.shape(facts.width, facts.height, len(indices), self.budget)
@@ -248,12 +250,12 @@ class _Own:
             frame_bytes = 3 * shape.size[0] * shape.size[1]
             memory, because = _for_memory(frame_bytes)
             if tokens > room:
-                memory, because = _for_want_of_room(
+                memory, because = _for_lack_of_room(
                     min(memory, len(indices) * room // tokens, len(indices) - 1), self._context
                 )
             if memory >= len(indices):
                 break
-            indices, notes = self._chosen(facts, part, wanted.request, memory, because)
+            indices, notes = self._chosen(facts, part, requested.request, memory, because)
         return indices, notes
 
     def _between(
@@ -265,28 +267,28 @@ class _Own:
         return len(self._bridge.tokenizer.encode(text))
 
     def _smaller(self, facts: VideoFacts, part: Part, indices: Sequence[int], room: int) -> Budget:
-        """That of frames which are smaller, if need be, before they are fewer."""
+        """Return the shape of frames which are smaller, if need be, before they are fewer."""
         size, budget = (facts.width, facts.height), self.budget
         shape = self._family.shape(*size, len(indices), budget)
         between = self._between(facts, part, indices, shape)
         return fitting(self._family, size, len(indices), budget, room - between)
 
     def _chosen(
-        self, facts: VideoFacts, part: Part, request: FrameRequest, most: int, why: str
+        self, facts: VideoFacts, part: Part, request: FrameRequest, maximum: int, why: str
     ) -> Chosen:
-        return chosen(self._family.rule, facts, part, request, most, why)
+        return chosen(self._family.rule, facts, part, request, maximum, why)
 
     def made(self, frames: _Frames) -> tuple[tuple[Prepared, ...], PreparedVideo]:
         # Frames and their times come while the video is prepared, and are not held together.
         pixels, times = cast("Sequence[Pixels]", frames), cast("tuple[float, ...]", frames.times)
-        video = Video(pixels, tuple(frames.wanted), times, frames.facts)
+        video = Video(pixels, tuple(frames.requested), times, frames.facts)
         made = self._bridge.prepare_video(video, self.budget, self._anew, self._salt)
         made = replace(made, video=replace(made.video, times=tuple(frames.times)))
         return made.groups, made
 
     def shown(
         self,
-        wanted: Wanted,
+        requested: Requested,
         facts: VideoFacts,
         notes: tuple[str, ...],
         known: Known,
@@ -296,12 +298,12 @@ class _Own:
         assert known.video is not None
         video, each = replace(known.video, groups=known.prepared), known.video.shape.frames
         notes = (*notes, *video.shape.notes)
-        told = _receipt(wanted, facts, notes, known, each, OWN, ms, was_here)
-        return ShownVideo({"type": "video"}, [video], told)
+        reported = _receipt(requested, facts, notes, known, each, OWN, ms, was_here)
+        return ShownVideo({"type": "video"}, [video], reported)
 
 
 def _receipt(
-    wanted: Wanted,
+    requested: Requested,
     facts: VideoFacts,
     notes: tuple[str, ...],
     known: Known,
@@ -311,15 +313,15 @@ def _receipt(
     was_here: bool,
 ) -> VideoReceipt:
     """`each`: frames of one of the prepared."""
-    told = [prepared.receipt for prepared in known.prepared]
+    reported = [prepared.receipt for prepared in known.prepared]
     frames = tuple(
         FrameReceipt(
             index,
             seconds,
-            told[number // each].sha256,
+            reported[number // each].sha256,
             number % each,
-            told[number // each].tokens,
-            told[number // each].cached,
+            reported[number // each].tokens,
+            reported[number // each].cached,
         )
         for number, (index, seconds) in enumerate(zip(known.indices, known.times, strict=True))
     )
@@ -329,35 +331,37 @@ def _receipt(
         frames_in_file=facts.frames,
         codec=facts.codec,
         original_size=(facts.width, facts.height),
-        processed_size=told[0].processed_size,
+        processed_size=reported[0].processed_size,
         frames=frames,
-        tokens=sum(one.tokens for one in told),
-        sha256=wanted.footage.sha256,
+        tokens=sum(one.tokens for one in reported),
+        sha256=requested.footage.sha256,
         read_ms=ms,
         read_before=was_here,
         how=how,
-        notes=tuple(dict.fromkeys([*notes, *facts.notes, *(n for one in told for n in one.notes)])),
+        notes=tuple(
+            dict.fromkeys([*notes, *facts.notes, *(n for one in reported for n in one.notes)])
+        ),
     )
 
 
-def _for_want_of_room(most: int, context: int) -> tuple[int, str]:
-    return max(1, most), f"more do not fit the context of {context:,} tokens"
+def _for_lack_of_room(maximum: int, context: int) -> tuple[int, str]:
+    return max(1, maximum), f"more do not fit the context of {context:,} tokens"
 
 
 def _for_memory(frame_bytes: int) -> tuple[int, str]:
     return max(1, TILE_BYTES // frame_bytes), f"more take over {TILE_BYTES >> 20} MiB of memory"
 
 
-def _most(limit: int) -> tuple[int, str]:
+def _maximum(limit: int) -> tuple[int, str]:
     return limit, f"{limit:,} frames are the most of one video"
 
 
-def _said(seconds: float) -> str:
+def _stated(seconds: float) -> str:
     return f"Frame at {seconds:.1f} s: "
 
 
 def family_name(family: object) -> str:
-    """As its file is called."""
+    """Return its name, as its file is called."""
     return type(family).__module__.removeprefix("mtmd.clip.families.").partition(".")[0]
 
 

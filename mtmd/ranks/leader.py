@@ -28,7 +28,7 @@ from torch import Tensor
 
 from mtmd.base.cores import usable_cores
 from mtmd.base.errors import DeviceError
-from mtmd.base.group_signals import held_back
+from mtmd.base.group_signals import blocked_signals
 from mtmd.base.heartbeat import waiting
 from mtmd.environment import Launched
 from mtmd.kernels.parallel.distributed import DistributedGroup, check_unused
@@ -62,8 +62,8 @@ class Follower:
         self.gone: str | None = None
 
     def cut_off(self) -> None:
-        """Whoever waits for it, in a collective or to send to it, is told at once that it has gone:
-        of one that hangs, nobody would be.
+        """Cut a rank off. Those who wait for it, in a collective or to send to it, get an error at
+        once: of one that hangs, nobody would be.
         """
         self.wire.shut()
         if self.process is not None:
@@ -94,7 +94,7 @@ class Ranks:
         group: DistributedGroup | None = None
         try:
             store = self._meet(launched, memory)
-            self._tell("load", options=dataclasses.asdict(chosen), opened_from=opened_from)
+            self._report("load", options=dataclasses.asdict(chosen), opened_from=opened_from)
             self._listen_to_all()
             with self._watch.work():
                 self._wait("here")
@@ -113,7 +113,7 @@ class Ranks:
         atexit.register(self.close)
 
     def _abandon(self, group: DistributedGroup | None) -> None:
-        """What has been started of ranks that do not come to be."""
+        """Abandon ranks that were started and did not come to be."""
         self._closing = True
         self._watch.close()
         for process in self._processes.values():
@@ -162,7 +162,7 @@ class Ranks:
         address = (launched.address if launched else LOCALHOST, 0)
         with Listener(address, backlog=self.size, authkey=key) as listener:
             store = launcher_store(launched) if launched else new_store(self.size)
-            place = {
+            location = {
                 "address": list(listener.address),
                 "key": key.hex(),
                 "store": [LOCALHOST, store.port] if launched is None else None,
@@ -170,28 +170,28 @@ class Ranks:
                 "memory": memory,
             }
             if launched:
-                store.set(KEY, json.dumps(place))
+                store.set(KEY, json.dumps(location))
             else:
-                self._start(place)
+                self._start(location)
             self.followers = self._accept(listener)
         return store
 
-    def _start(self, place: dict[str, Any]) -> None:
+    def _start(self, location: dict[str, Any]) -> None:
         for rank in range(1, self.size):
-            with held_back():
+            with blocked_signals():
                 process = subprocess.Popen(
                     [sys.executable, "-m", "mtmd.follower"],
                     stdin=subprocess.PIPE,
-                    pass_fds=() if place["memory"] is None else (place["memory"],),
+                    pass_fds=() if location["memory"] is None else (location["memory"],),
                 )
             self._processes[rank] = process
             assert process.stdin is not None
-            process.stdin.write(json.dumps(place | {"rank": rank}).encode() + b"\n")
+            process.stdin.write(json.dumps(location | {"rank": rank}).encode() + b"\n")
             process.stdin.flush()
 
     def _accept(self, listener: Listener) -> list[Follower]:
-        """Of every other rank its connection; each says which it is."""
-        found: dict[tuple[int, str], Wire] = {}
+        """Accept the connection of every other rank; each says which it is."""
+        result: dict[tuple[int, str], Wire] = {}
         accepted: deque[Connection] = deque()
         done = threading.Event()
 
@@ -204,11 +204,11 @@ class Ranks:
         threading.Thread(target=accept, name="mtmd ranks", daemon=True).start()
         end = time.monotonic() + START_S
         try:
-            while len(found) < 2 * (self.size - 1):
+            while len(result) < 2 * (self.size - 1):
                 while accepted:
                     wire = Wire(accepted.popleft())
                     head, _ = wire.receive()
-                    found[int(head["rank"]), str(head["kind"])] = wire
+                    result[int(head["rank"]), str(head["kind"])] = wire
                 ended = ((r, p.poll()) for r, p in self._processes.items())
                 dead = [(rank, code) for rank, code in ended if code is not None]
                 if dead or time.monotonic() > end:
@@ -217,13 +217,13 @@ class Ranks:
                         if dead
                         else f"{START_S:g} s passed"
                     )
-                    started = 1 + len({rank for rank, _ in found})
+                    started = 1 + len({rank for rank, _ in result})
                     raise DeviceError(f"of {self.size} ranks, {started} have started: {why}")
                 time.sleep(0.01)
         finally:
             done.set()
         return [
-            Follower(rank, found[rank, "orders"], found[rank, "signs"], self._processes.get(rank))
+            Follower(rank, result[rank, "orders"], result[rank, "signs"], self._processes.get(rank))
             for rank in range(1, self.size)
         ]
 
@@ -256,10 +256,10 @@ class Ranks:
         log.error("%s", self.fault)
         follower.cut_off()
         self._loss.set()
-        for tell in self.on_loss:
-            tell(self.fault)
+        for report in self.on_loss:
+            report(self.fault)
 
-    def _tell(self, kind: str, tensors: Sequence[Tensor] = (), **head: Any) -> None:
+    def _report(self, kind: str, tensors: Sequence[Tensor] = (), **head: Any) -> None:
         with self._lock:
             if self.fault is not None:
                 raise DeviceError(str(self.fault))
@@ -273,7 +273,7 @@ class Ranks:
                 raise DeviceError(str(self.fault))
 
     def _wait(self, kind: str) -> None:
-        """For an answer of every follower, while they give signs that their work goes on."""
+        """Wait for an answer of every follower, while they give signs that their work goes on."""
         for follower in self.followers:
             with follower.answered, waiting():
                 follower.answered.wait_for(lambda f=follower: f.answers or f.gone is not None)  # type: ignore[misc]
@@ -298,7 +298,7 @@ class Ranks:
                 self._known.popitem(last=False)
             try:
                 with self._watch.work():
-                    self._tell(kind, tensors, first=first, **head)
+                    self._report(kind, tensors, first=first, **head)
                     if not first:
                         yield
                         return
@@ -309,13 +309,13 @@ class Ranks:
                 raise self._cause(error) from error
 
     def _cause(self, error: DeviceError) -> DeviceError:
-        """What became of another rank says more than that it was missed."""
+        """Return what became of another rank says more than that it was missed."""
         end = time.monotonic() + 1.0
         while self.fault is None and time.monotonic() < end:
             time.sleep(0.01)
         if self.fault is not None:
             return DeviceError(str(self.fault))
-        return DeviceError(f"{error} ({self._watch.told()})")
+        return DeviceError(f"{error} ({self._watch.reported()})")
 
     def forward(self, batch: Batch, cache: int) -> Any:
         names = [*BATCH, *(("images", "image_at") if batch.images is not None else ())]
@@ -336,7 +336,7 @@ class Ranks:
     def checks(self) -> Iterator[None]:
         """Every rank runs the checks of a warm-up."""
         with self._lock, self.group.first_run(), self._watch.work():
-            self._tell("check")
+            self._report("check")
             try:
                 yield
             except DeviceError as error:
@@ -345,7 +345,7 @@ class Ranks:
     def new_cache(self) -> CacheMirror:
         with self._lock:
             self._caches += 1
-            self._tell("cache", number=self._caches)
+            self._report("cache", number=self._caches)
             mirror = CacheMirror(self, self._caches)
             weakref.finalize(mirror, self._dropped.append, {"cache": self._caches})
             return mirror
@@ -353,15 +353,15 @@ class Ranks:
     def snapshot(self, cache: int, slot: int, snapshot: Snapshot) -> None:
         with self._lock:
             self._snapshots += 1
-            self._tell("snapshot", cache=cache, slot=slot, number=self._snapshots)
+            self._report("snapshot", cache=cache, slot=slot, number=self._snapshots)
             self._numbers[snapshot] = self._snapshots
             weakref.finalize(snapshot, self._dropped.append, {"snapshot": self._snapshots})
 
     def restore(self, cache: int, slot: int, snapshot: Snapshot) -> None:
-        self._tell("restore", cache=cache, slot=slot, number=self._numbers[snapshot])
+        self._report("restore", cache=cache, slot=slot, number=self._numbers[snapshot])
 
     def clear(self, cache: int, slot: int) -> None:
-        self._tell("clear", cache=cache, slot=slot)
+        self._report("clear", cache=cache, slot=slot)
 
     def close(self) -> None:
         """End the others: at once where they do not end by themselves. Not by a child that was
@@ -370,7 +370,7 @@ class Ranks:
         if self._process != os.getpid():
             return
         # what waits for a rank that is lost may hold it yet
-        held = self._lock.acquire(timeout=-1 if self.fault is None else END_S)
+        stored = self._lock.acquire(timeout=-1 if self.fault is None else END_S)
         try:
             if self._closing:
                 return
@@ -379,7 +379,7 @@ class Ranks:
                 with suppress(OSError, ValueError):
                     follower.wire.send("end")
         finally:
-            if held:
+            if stored:
                 self._lock.release()
         atexit.unregister(self.close)
         for follower in self.followers:
@@ -399,7 +399,7 @@ class Ranks:
 
 
 class RunnerLead:
-    """What a `Runner` asks of the other ranks."""
+    """Describes what a `Runner` asks of the other ranks."""
 
     def __init__(self, ranks: Ranks):
         self._ranks = ranks

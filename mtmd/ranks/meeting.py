@@ -1,5 +1,5 @@
-"""Where ranks meet: a store of torch.distributed, of this machine's own or of the launcher that
-has started all of them (torchrun).
+"""Describes where ranks meet: a store of torch.distributed, of this machine's own or of the
+launcher that has started all of them (torchrun).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ KEY = "mtmd/ranks"
 
 
 def new_store(size: int) -> Any:
-    """On a free port of this machine."""
+    """Open a store on a free port of this machine."""
     stay_on_this_machine()
     return dist.TCPStore(  # type: ignore[attr-defined]
         LOCALHOST, 0, size, True, wait_for_workers=False

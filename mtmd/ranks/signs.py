@@ -27,7 +27,7 @@ STILL_S = 300.0  # for one weight, kernel or node, as a device's thread is given
 
 
 class Lull:
-    """For how long nothing has come, for one who looks from time to time."""
+    """Time for which nothing has come, for one who looks from time to time."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -116,7 +116,7 @@ class _Other:
 
     @property
     def doing(self) -> str:
-        """With the name of the weight, kernel or node it is at."""
+        """Set the name of the weight, kernel or node it is at."""
         head = self.head
         if head["doing"] is None:
             return "waiting for orders"
@@ -152,8 +152,8 @@ class Watch:
         finally:
             self._working.remove(heart)
 
-    def told(self) -> str:
-        """What each of them does, and when it was heard of."""
+    def reported(self) -> str:
+        """Return what each of them does, and when it was heard of."""
         return "; ".join(
             f"rank {rank}: {other.doing}, heard of {other.silent.seconds:.0f} s ago"
             for rank, other in sorted(self._others.items())
@@ -169,7 +169,7 @@ class Watch:
             self._others[rank].hear(head)
 
     def look(self, passed_s: float) -> None:
-        """At all of them, so long after the last time."""
+        """Look at all of them, so long after the last time."""
         working = list(self._working)
         for heart in working:
             if heart is not None and heart.waits:

@@ -1,5 +1,5 @@
-"""What the first rank tells the others, and they it: a JSON head and tensors as raw bytes. Nothing
-that is received is run.
+"""Describes what the first rank tells the others, and they it: a JSON head and tensors as raw
+bytes. Nothing that is received is run.
 """
 
 from __future__ import annotations
@@ -51,18 +51,24 @@ class Wire:
         return head, tensors
 
     def comes(self, seconds: float) -> bool:
-        """Whether there is something to receive, or the other's end, within so many seconds."""
+        """Return whether there is something to receive, or the other's end, within so many
+        seconds.
+        """
         return self.connection.poll(seconds)
 
     @property
     def has_room(self) -> bool:
-        """Whether something short can be sent now, without waiting for the other to receive."""
+        """Return whether something short can be sent now, without waiting for the other to
+        receive.
+        """
         with selectors.DefaultSelector() as selector:
             selector.register(self.connection, selectors.EVENT_WRITE)
             return bool(selector.select(0))
 
     def shut(self) -> None:
-        """As if the other had gone, also for a thread of this process that sends or receives."""
+        """Shut it as if the other had gone, also for a thread of this process that sends or
+        receives.
+        """
         with suppress(OSError), socket.socket(fileno=os.dup(self.connection.fileno())) as end:
             end.shutdown(socket.SHUT_RDWR)
 

@@ -18,7 +18,7 @@ log = logging.getLogger("mtmd.service")
 
 
 class AnswerWriter:
-    """Of one service. The thread of the device drives it, but for `put_spelled`."""
+    """Answer writer of one service. The thread of the device drives it, but for `put_spelled`."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -69,7 +69,7 @@ class AnswerWriter:
         texts += [request.checker.finish()] if last else []
         self._write(request, "".join(texts), infos)
         for piece in pieces:
-            if isinstance(piece, CallPiece) and request.checker.found is None:
+            if isinstance(piece, CallPiece) and request.checker.result is None:
                 request.ticket.put(
                     ToolCallPiece(piece.index, piece.id, piece.name, piece.arguments)
                 )
@@ -91,10 +91,10 @@ class AnswerWriter:
         """Hand on the answer with the log probabilities of its prompt, on a thread of its own."""
         decode = self._tokenizer.decode
         try:
-            found = request.scores.spelled(
+            result = request.scores.spelled(
                 request.prompt.tokens[0], lambda i: decode([i], skip_special=False)
             )
-            request.ticket.put(Finished(replace(answer, prompt_logprobs=found)))
+            request.ticket.put(Finished(replace(answer, prompt_logprobs=result)))
         except Exception as error:
             log.error("%s\n%s", request.ticket.id, traceback_text(error))
             request.ticket.put(MtmdError(f"internal error: {type(error).__name__}"))

@@ -1,4 +1,4 @@
-"""How the tool calls of one answer are held to their schemas and read."""
+"""Describes how the tool calls of one answer are held to their schemas and read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from mtmd.base.errors import OptionError
 from mtmd.options.answer import AnswerOptions
-from mtmd.tools.grammar import HeldTool, answer_grammar, hold, looser
+from mtmd.tools.grammar import ConstrainedTool, answer_grammar, hold, looser
 from mtmd.tools.parser import CallParser
 from mtmd.tools.probe import ToolTemplate
 from mtmd.tools.syntax import CallSyntax
@@ -25,7 +25,7 @@ class CallPlan:
     """
 
     syntax: CallSyntax
-    tools: tuple[HeldTool, ...]
+    tools: tuple[ConstrainedTool, ...]
     grammar: str | None
     special: tuple[str, ...]
     marks: tuple[int, ...]
@@ -54,9 +54,9 @@ def plan_calls(
         return check(source)
 
     box, syntax = settings.toolbox, template.syntax
-    found = [hold(tool, tried) for tool in box.callable]
-    tools = [held for held, _ in found]
-    warnings = [warning for _, warning in found if warning]
+    result = [hold(tool, tried) for tool in box.callable]
+    tools = [stored for stored, _ in result]
+    warnings = [warning for _, warning in result if warning]
     how = syntax.arguments
     parts = [syntax.begin, syntax.before_name, syntax.after_name, syntax.after, syntax.between]
     parts += [syntax.end]
@@ -69,7 +69,7 @@ def plan_calls(
 
     partly: list[str] = []
 
-    def checked(tools: Sequence[HeldTool]) -> str:
+    def checked(tools: Sequence[ConstrainedTool]) -> str:
         in_time()  # a long grammar takes its time to be written, too
         partly.clear()
         made = answer_grammar(tools, box, syntax, marks, parsed, partly)
@@ -81,8 +81,8 @@ def plan_calls(
         grammar = checked(tools)
     except OptionError as error:
         is_required = box.choice.mode == "required"
-        tools, told = _followed(tools, checked, is_required)
-        warnings += told
+        tools, reported = _followed(tools, checked, is_required)
+        warnings += reported
         problem = _problem(checked, tools)
         grammar = None if problem else checked(tools)
         is_promised = is_required or schema is not None or any(h.tool.strict for h in tools)
@@ -103,7 +103,7 @@ def plan_calls(
 
 
 def _for_a_while() -> Callable[[], None]:
-    """What is returned raises OptionError after that."""
+    """Return what is returned raises OptionError after that."""
     end = time.monotonic() + TRIALS_S
 
     def check() -> None:
@@ -117,30 +117,32 @@ def _for_a_while() -> Callable[[], None]:
 
 
 def _followed(
-    tools: Sequence[HeldTool], checked: Callable[[Sequence[HeldTool]], str], is_required: bool
-) -> tuple[list[HeldTool], list[str]]:
+    tools: Sequence[ConstrainedTool],
+    checked: Callable[[Sequence[ConstrainedTool]], str],
+    is_required: bool,
+) -> tuple[list[ConstrainedTool], list[str]]:
     """Each tool with as much of its schema held as a grammar of it alone can follow, and warnings.
     Raises OptionError where that is not all of a strict tool, or of any where a call is required.
     """
-    kept, told = [], list[str]()
-    for held in tools:
-        problem = _problem(checked, [held])
+    saved, reported = [], list[str]()
+    for stored in tools:
+        problem = _problem(checked, [stored])
         if problem is None:
-            kept.append(held)
+            saved.append(stored)
             continue
-        name, reason = held.tool.name, f"{_IN_FORM}: {_reason(problem)}"
-        if is_required or held.tool.strict:
+        name, reason = stored.tool.name, f"{_IN_FORM}: {_reason(problem)}"
+        if is_required or stored.tool.strict:
             raise OptionError(f"tools: the parameters of {name!r}: {reason}")
-        ways = looser(held, problem)
-        kept.append(next((one for one in ways if _problem(checked, [one]) is None), held))
-        told.append(f"tool {name}: its arguments follow its schema in part: {reason}")
-    return kept, told
+        ways = looser(stored, problem)
+        saved.append(next((one for one in ways if _problem(checked, [one]) is None), stored))
+        reported.append(f"tool {name}: its arguments follow its schema in part: {reason}")
+    return saved, reported
 
 
 def _problem(
-    checked: Callable[[Sequence[HeldTool]], str], tools: Sequence[HeldTool]
+    checked: Callable[[Sequence[ConstrainedTool]], str], tools: Sequence[ConstrainedTool]
 ) -> OptionError | None:
-    """What is wrong with their grammar."""
+    """Return what is wrong with their grammar."""
     try:
         checked(tools)
     except OptionError as error:

@@ -1,4 +1,4 @@
-"""How fast one answer is written, beside what the memory of the machine would allow."""
+"""Describes how fast one answer is written, beside what the memory of the machine would allow."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from mtmd.kernels.report.why_slow import step_bytes as step_bytes
 
 @dataclass(frozen=True)
 class DecodeSpeed:
-    """Of one answer alone. `most_tokens_per_s`: if all that a token reads came as fast as memory
-    gives it, `read_bytes_per_s`.
+    """Speed of one answer alone. `most_tokens_per_s`: if all that a token reads came as fast as
+    memory gives it, `read_bytes_per_s`.
     """
 
     tokens_per_s: float

@@ -104,7 +104,7 @@ class EncodeQueue:
 
     @property
     def is_short(self) -> bool:
-        """Whether all that is left to do waits for memory."""
+        """Return whether all that is left to do waits for memory."""
         return (
             self._running is None
             and self.busy
@@ -133,8 +133,8 @@ class EncodeQueue:
                         break
                     waits.wait()
         except StopIteration as done:
-            beside = self.encoder.side is not None  # of others' work, which it did not wait for
-            self._spent += time.perf_counter() - (self._began if beside else start)
+            alongside = self.encoder.side is not None  # of others' work, which it did not wait for
+            self._spent += time.perf_counter() - (self._began if alongside else start)
             return self._finish(done.value)
         except DeviceError:
             raise  # it is no picture's fault
@@ -193,7 +193,7 @@ class EncodeQueue:
         return list(dict.fromkeys(p for row in abreast for p in row if p is not None))
 
     def _that_fit(self, parts: list[Part]) -> list[Part]:
-        """As many of them as there is memory for."""
+        """Return as many of them as there is memory for."""
         while parts and self.admission:
             if self.admission.may_encode(_shapes(parts), parts[0][0].alone):
                 break
@@ -253,8 +253,8 @@ class EncodeQueue:
         return [job]
 
     def _drop(self, job: Job) -> None:
-        """It waits no longer. Another of the same picture may have come since nobody wanted this
-        one: that stays.
+        """Drop a job. Another of the same picture may have come since this one was given up: that
+        stays.
         """
         if self.jobs.get(job.prepared.key) is job:
             del self.jobs[job.prepared.key]

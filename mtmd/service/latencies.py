@@ -1,4 +1,4 @@
-"""How long those who ask wait, as histograms."""
+"""Describes how long those who ask wait, as histograms."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Histogram:
 
     @classmethod
     def of(cls, bounds: tuple[float, ...], counts: Sequence[int], total_s: float) -> Histogram:
-        """As another has it, whose `counts` these are."""
+        """Return the histogram of another, whose `counts` these are."""
         made = cls(bounds)
         made._counts = [after - before for before, after in pairwise((0, *counts))]
         made.total_s = total_s
@@ -31,20 +31,20 @@ class Histogram:
         self.total_s += seconds * times
 
     def __add__(self, other: Histogram) -> Histogram:
-        """Of the values of both."""
+        """Return the histogram of the values of both."""
         counts = [a + b for a, b in zip(self.counts, other.counts, strict=True)]
         return Histogram.of(self.bounds, counts, self.total_s + other.total_s)
 
     @property
     def counts(self) -> list[int]:
-        """Of values up to each bound, and of all."""
+        """Return the counts of values up to each bound, and of all."""
         return list(accumulate(self._counts))
 
 
 @dataclass(frozen=True)
 class Latencies:
-    """From a request to the first token of its answer; from one token to the next; until there was
-    a place in the batch; and from a request to the end of its answer.
+    """Histograms of times: from a request to the first token of its answer; from one token to the
+    next; until there was a place in the batch; and from a request to the end of its answer.
     """
 
     first_token: Histogram = field(default_factory=lambda: Histogram(WAITS_S))

@@ -33,16 +33,16 @@ class Many:
     ):
         self.ahead = ahead or PrepareAhead(parallel)
         self._parallel = parallel
-        self._most = parallel + self.ahead.most
-        self._slots = slots or FairSlots(self._most)
-        self._most = min(self._most, self._slots.count or self._most)
+        self._maximum = parallel + self.ahead.maximum
+        self._slots = slots or FairSlots(self._maximum)
+        self._maximum = min(self._maximum, self._slots.count or self._maximum)
         self._stopped = False
         self._tickets: set[Ticket] = set()
         self._changed = Condition()
         self._under_way = 0
         self._left: deque[tuple[Future[Any], Callable[[Claim], None]]] = deque()
         self._claims: dict[Future[Any], Claim] = {}
-        self._held: dict[object, int] = {}
+        self._stored: dict[object, int] = {}
         """Bytes of pictures under way."""
         self._waiting: deque[object] = deque()
         """For memory."""
@@ -51,7 +51,7 @@ class Many:
     @property
     def workers(self) -> int:
         """Questions under way at once, now."""
-        return min(self._parallel + self.ahead.now, self._most)
+        return min(self._parallel + self.ahead.now, self._maximum)
 
     def results(
         self, inputs: Iterable[I], work: Callable[[I], R], ordered: bool = True
@@ -63,7 +63,7 @@ class Many:
         """
         waiting = iter(inputs)
         begun: dict[Future[R], None] = {}  # in order
-        pool = ThreadPoolExecutor(self._most, "mtmd many")
+        pool = ThreadPoolExecutor(self._maximum, "mtmd many")
         try:
             while True:
                 for one in islice(waiting, max(0, WAITING * self.workers - len(begun))):
@@ -126,34 +126,35 @@ class Many:
         with self._changed:
             self._under_way -= 1
             self._claims.pop(future, None)
-            self._held.pop(future, None)
+            self._stored.pop(future, None)
             self._changed.notify_all()
         self._slots.release(claim)
         self._go_on()
 
-    def make_room(self, held: int | None) -> None:
+    def make_room(self, stored: int | None) -> None:
         """Wait until a picture that will take so many bytes, None for as many as the largest lately
         did, fits beside those under way; as many as are answered at once always do. For `work` to
         call before it is decoded.
         """
-        if self.ahead.asked is not None:
+        if self.ahead.requested is not None:
             return
         future = self._mine.future
         with self._changed:
-            held = self.ahead.largest if held is None else held
+            stored = self.ahead.largest if stored is None else stored
             self._waiting.append(future)
-            self._changed.wait_for(lambda: self._stopped or self._fits(future, held))
+            self._changed.wait_for(lambda: self._stopped or self._fits(future, stored))
             self._waiting.remove(future)
-            self._held[future] = held
+            self._stored[future] = stored
             self._changed.notify_all()
             if self._stopped:
                 raise CancelledError
 
-    def _fits(self, future: object, held: int) -> bool:
+    def _fits(self, future: object, stored: int) -> bool:
         if self._waiting[0] is not future:
             return False
         return (
-            len(self._held) < self._parallel or sum(self._held.values()) + held <= self.ahead.room
+            len(self._stored) < self._parallel
+            or sum(self._stored.values()) + stored <= self.ahead.room
         )
 
     def finish(self, ticket: Ticket) -> Answer:
@@ -161,9 +162,9 @@ class Many:
         prepared by then.
         """
         with self._changed:
-            self.ahead.prepared(self._mine.since, ticket.held)
-            if self._mine.future in self._held:
-                self._held[self._mine.future] = ticket.held
+            self.ahead.prepared(self._mine.since, ticket.stored)
+            if self._mine.future in self._stored:
+                self._stored[self._mine.future] = ticket.stored
                 self._changed.notify_all()
             self._tickets.add(ticket)
             if self._stopped:

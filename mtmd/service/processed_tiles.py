@@ -11,20 +11,22 @@ import numpy as np
 
 from mtmd.prompt.bridge import Prepared
 
-KEPT_BYTES = 64 << 20
+SAVED_BYTES = 64 << 20
 PICTURES = 128  # kept at most, however small they are
 
 
 class ProcessedTiles:
-    """Those of one salt are kept once; each tenant sees what they have asked about themselves."""
+    """Tiles of recent pictures. Those of one salt are kept once; each tenant sees what they have
+    asked about themselves.
+    """
 
     def __init__(self) -> None:
         self._entries: OrderedDict[tuple[str, str], _Entry] = OrderedDict()
-        self.held = 0  # bytes
+        self.stored = 0  # bytes
         self._lock = Lock()
 
     def add(self, prepared: Sequence[Prepared], tenant: str) -> None:
-        """The latest stay, `PICTURES` of them and `KEPT_BYTES`; the last, however large it is."""
+        """The latest stay, `PICTURES` of them and `SAVED_BYTES`; the last, however large it is."""
         with self._lock:
             for one in prepared:
                 sha256, _, salt = one.key
@@ -32,13 +34,13 @@ class ProcessedTiles:
                 if one.plan.tiles:
                     tenants = {tenant} if entry is None else entry.tenants | {tenant}
                     self._entries[salt, sha256] = made = _Entry(one.plan.tiles, tenants)
-                    self.held += made.bytes - (0 if entry is None else entry.bytes)
+                    self.stored += made.bytes - (0 if entry is None else entry.bytes)
                 elif entry is not None:  # encoded before
                     entry.tenants.add(tenant)
             while len(self._entries) > 1 and (
-                self.held > KEPT_BYTES or len(self._entries) > PICTURES
+                self.stored > SAVED_BYTES or len(self._entries) > PICTURES
             ):
-                self.held -= self._entries.popitem(last=False)[1].bytes
+                self.stored -= self._entries.popitem(last=False)[1].bytes
 
     def get(self, sha256: str, salt: str, tenant: str) -> tuple[np.ndarray, ...] | None:
         """The tiles as pictures, uint8 [Y, X, 3] each, each frame of a tile by itself; or None,

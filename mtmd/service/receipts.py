@@ -11,14 +11,16 @@ from mtmd.kernels.resources.compiled import kernels_compiled
 from mtmd.llm.sampling.options import DRAWING, NOTHING_RECOMMENDED, AppliedSampling, Sampling
 from mtmd.loaded.loaded_model import LoadedModel
 from mtmd.loaded.ranks_report import ranks_warnings
-from mtmd.loaded.report import attention_told, layout_text, preprocessed_where, refusal_warnings
+from mtmd.loaded.report import attention_report, layout_text, preprocessed_where, refusal_warnings
 from mtmd.options.answer import AnswerOptions
 from mtmd.receipt import Receipt, SamplingReceipt
 from mtmd.service.request import Request
 
 
 def make_receipt(loaded: LoadedModel, request: Request, finish: str, speculation: str) -> Receipt:
-    """Of a request that ended so, wherever it was. `speculation` as the engine's says it."""
+    """Make the receipt of a request that ended so, wherever it was. `speculation` as the engine's
+    says it.
+    """
     prompt = request.prompt
     images = tuple(picture.receipt for picture in prompt.images)
     # None for a request that ended before the decoder had it
@@ -41,7 +43,7 @@ def make_receipt(loaded: LoadedModel, request: Request, finish: str, speculation
         decode_ms=sequence.decode_ms if sequence else 0.0,
         device=loaded.backends[0].name,
         dtype=name_of(loaded.dtype),
-        attention=attention_told(loaded),
+        attention=attention_report(loaded),
         speculation=speculation,
         seed=request.sampler.seed if request.settings.temperature else None,
         warnings=(
@@ -80,26 +82,26 @@ def model_warnings(loaded: LoadedModel) -> tuple[str, ...]:
 
 
 def _sampling(settings: AnswerOptions) -> dict[str, SamplingReceipt]:
-    """What chose the tokens, by the names of the options: the temperature, and the others that are
-    not off.
+    """Return what chose the tokens, by the names of the options: the temperature, and the others
+    that are not off.
     """
     applied = _applied(settings)
     penalties = ("repetition_penalty", "frequency_penalty", "presence_penalty")
     names = (*(DRAWING if settings.temperature else ("temperature",)), *penalties)
     usual, own = Sampling(), applied.settings.defaults(applied.way)
-    found = {}
+    result = {}
     for name in names:
         value = getattr(settings, name)
         is_usual = value == getattr(usual, name)
         if name in applied.names:
-            found[name] = SamplingReceipt(value, applied.settings.source)
+            result[name] = SamplingReceipt(value, applied.settings.source)
         elif name in applied.preset:
-            found[name] = SamplingReceipt(value, "preset")
+            result[name] = SamplingReceipt(value, "preset")
         elif not is_usual or name in own:
-            found[name] = SamplingReceipt(value, "request")
+            result[name] = SamplingReceipt(value, "request")
         elif name == "temperature":
-            found[name] = SamplingReceipt(value, "default")
-    return found
+            result[name] = SamplingReceipt(value, "default")
+    return result
 
 
 def _sampling_unused(settings: AnswerOptions) -> tuple[str, ...]:
@@ -109,9 +111,11 @@ def _sampling_unused(settings: AnswerOptions) -> tuple[str, ...]:
 
 def _applied(settings: AnswerOptions) -> AppliedSampling:
     """Nothing of a model's, where its settings were not looked up."""
-    found = settings.sampling
+    result = settings.sampling
     return (
-        found if isinstance(found, AppliedSampling) else AppliedSampling("off", NOTHING_RECOMMENDED)
+        result
+        if isinstance(result, AppliedSampling)
+        else AppliedSampling("off", NOTHING_RECOMMENDED)
     )
 
 
@@ -127,22 +131,22 @@ def _without_effect(settings: AnswerOptions) -> tuple[str, ...]:
 
 
 def _repeated(request: Request, finish: str) -> tuple[str, ...]:
-    """Of an answer that ends in a loop, or a thought that did."""
-    found = request.repetition
+    """Return the repeated of an answer that ends in a loop, or a thought that did."""
+    result = request.repetition
     closed = (
         ("the thought said the same again and again, so it was closed (stop_repeating)",)
         if request.closed_loop
         else ()
     )
-    if not found.found or finish == "cancelled":
+    if not result.result or finish == "cancelled":
         return closed
-    said = (
-        f"the last {found.repeated:,} tokens of the answer are the same {found.period} again and "
+    stated = (
+        f"the last {result.repeated:,} tokens of the answer are the same {result.period} again and "
         "again"
     )
     if request.settings.stop_repeating:
-        return (*closed, f"{said}, so it was stopped (stop_repeating)")
-    return (f"{said}; a repetition_penalty such as 1.1 helps, and stop_repeating ends it",)
+        return (*closed, f"{stated}, so it was stopped (stop_repeating)")
+    return (f"{stated}; a repetition_penalty such as 1.1 helps, and stop_repeating ends it",)
 
 
 _IN_THOUGHT = {
@@ -157,7 +161,9 @@ _AFTER_THOUGHT = {
 
 
 def _cut(request: Request, finish: str) -> tuple[str, ...]:
-    """Of an answer that was to be JSON and is the beginning of some, or that is a thought alone."""
+    """Return the note of an answer that was to be JSON and is the beginning of some, or that is a
+    thought alone.
+    """
     if finish in ("length", "stop") and _has_no_answer(request):
         thought = request.thought
         if thought is not None and thought.sleeps and request.tokens:
@@ -168,7 +174,7 @@ def _cut(request: Request, finish: str) -> tuple[str, ...]:
         return ()
     if _is_json("".join(request.texts)):
         return ()
-    if request.settings.stop_repeating and request.repetition.found:
+    if request.settings.stop_repeating and request.repetition.result:
         return ()  # the warning about the repetition says it
     if finish == "stop":
         return ("a stop text cut the answer before its JSON ended",)
@@ -177,7 +183,7 @@ def _cut(request: Request, finish: str) -> tuple[str, ...]:
 
 def _has_no_answer(request: Request) -> bool:
     called = request.parser is not None and request.parser.calls
-    return not (called or request.checker.found or "".join(request.texts).strip())
+    return not (called or request.checker.result or "".join(request.texts).strip())
 
 
 def _is_json(text: str) -> bool:
@@ -189,7 +195,7 @@ def _is_json(text: str) -> bool:
 
 
 def _compiled_meanwhile(before: Compilations) -> tuple[str, ...]:
-    """What was compiled for a GPU while the request was under way, by whichever request."""
+    """Return what was compiled for a GPU while the request was under way, by whichever request."""
     now = compilations()
     count = now.late - before.late
     if not count:

@@ -52,7 +52,7 @@ class Request:
     kernels_before: KernelsCompiled = field(default_factory=kernels_compiled)
     began: float = field(default_factory=time.perf_counter)
     """When it was ready to be taken, after `preprocess_ms`."""
-    told: float | None = None
+    reported: float | None = None
     """When its last tokens were handed out."""
     is_bulk: bool = False
     """Whether its caller has one of `Service.bulk_slots`."""

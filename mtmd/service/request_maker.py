@@ -27,7 +27,7 @@ from mtmd.thinking.thought import AfterThought, MarkTokens, Thought
 
 
 class RequestMaker:
-    """Of one service."""
+    """Request maker of one service."""
 
     def __init__(self, loaded: LoadedModel, prompts: Prompts) -> None:
         self._loaded, self._prompts = loaded, prompts
@@ -80,7 +80,7 @@ class RequestMaker:
         keep = plan.marks if plan else ()
         stream = tokenizer.stream(keep=keep) if thought is None else thought.stream
         return Request(
-            Ticket(cancel, sum(one.held for one in prompt.pictures)),
+            Ticket(cancel, sum(one.stored for one in prompt.pictures)),
             prompt,
             settings,
             Sampler(settings),
@@ -110,7 +110,7 @@ class RequestMaker:
     def _thought(
         self, prompt: PreparedPrompt, settings: AnswerOptions, plan: CallPlan | None
     ) -> Thought | None:
-        """What reads the thought of an answer that may have one."""
+        """Return what reads the thought of an answer that may have one."""
         if prompt.inside_thought is None:
             return None
         marks, tokens = self._marks
@@ -130,7 +130,7 @@ class RequestMaker:
 
     @cached_property
     def _marks(self) -> tuple[Marks, MarkTokens]:
-        """Those of thoughts, where there are any."""
+        """Return those of thoughts, where there are any."""
         marks, tokenizer = self._prompts.thinking_template.marks, self._loaded.checkpoint.tokenizer
         assert marks is not None
         return marks, MarkTokens.of(marks, tokenizer.encode, tokenizer.skipped)
@@ -142,8 +142,9 @@ class RequestMaker:
         stop: frozenset[int],
         thought: Thought | None,
     ) -> tuple[Constraint | None, tuple[str, ...]]:
-        """What an answer has to look like after its thought, None for anything, and what of that is
-        not held to. Raises OptionError. The first call reads the vocabulary, which takes time.
+        """Return what an answer has to look like after its thought, None for anything, and what of
+        that is not held to. Raises OptionError. The first call reads the vocabulary, which takes
+        time.
         """
         schema = settings.json_schema
 

@@ -70,7 +70,7 @@ log = logging.getLogger("mtmd.service")
 
 
 class Servable(Protocol):
-    """What a service answers from; a `Model` is one."""
+    """Describes what a service answers from; a `Model` is one."""
 
     @property
     def loaded(self) -> LoadedModel: ...
@@ -113,10 +113,10 @@ class Service:
             loaded.runner.backends[0].synchronize()
         self._compiled_before = compilations().late
         self._stats = ServiceStats(slots=loaded.runner.sequences, pages=self.engine.cache.pages - 1)
-        self._most = queue + loaded.runner.sequences
-        self._places = threading.Semaphore(self._most)
+        self._maximum = queue + loaded.runner.sequences
+        self._locations = threading.Semaphore(self._maximum)
         """One for each request from `submit` to its end."""
-        self.bulk_slots = FairSlots(self._most)
+        self.bulk_slots = FairSlots(self._maximum)
         """More slots, for callers who ask many questions and wait: however many of them there are,
         nobody is refused because of them.
         """
@@ -143,7 +143,7 @@ class Service:
 
     @property
     def name(self) -> str:
-        """Of the model, for people."""
+        """Return the name of the model, for people."""
         return self._loaded.name
 
     @property
@@ -154,11 +154,11 @@ class Service:
     @property
     def capacity(self) -> int:
         """The most requests that are answered or wait."""
-        return self._most
+        return self._maximum
 
     @property
     def sees(self) -> bool:
-        """Whether it takes pictures."""
+        """Return whether it takes pictures."""
         return self._loaded.encoder is not None
 
     @property
@@ -168,22 +168,22 @@ class Service:
 
     @property
     def thinks(self) -> bool:
-        """Whether its chat template or vocabulary has marks of thoughts."""
+        """Return whether its chat template or vocabulary has marks of thoughts."""
         return self._prompts.thinking_template.marks is not None
 
     @property
     def checkpoint_facts(self) -> CheckpointFacts:
-        """What the model's files say of themselves."""
+        """Return what the model's files say of themselves."""
         return facts_of(self._loaded.checkpoint)
 
     @property
     def load_image(self) -> abc.Callable[..., Picture]:
-        """How files become pictures."""
+        """Return how files become pictures."""
         return self._prompts.load_image
 
     @property
     def warmup_report(self) -> WarmupReport:
-        """As `Model.warmup_report`: nothing is run for it."""
+        """Do what `Model.warmup_report` does: nothing is run for it."""
         return warmup_report(self._loaded, check=False)
 
     failure: str | None = None
@@ -196,14 +196,14 @@ class Service:
 
     @property
     def busy(self) -> bool:
-        """Whether anything is being answered, or waits for it."""
+        """Return whether anything is being answered, or waits for it."""
         return bool(self._open)
 
-    def on_fault(self, tell: abc.Callable[[DeviceError], None]) -> None:
-        """`tell` is called, on any thread, once there is a fault; at once where there is one."""
-        self._device.thread.on_fault.append(tell)
+    def on_fault(self, report: abc.Callable[[DeviceError], None]) -> None:
+        """`report` is called, on any thread, once there is a fault; at once where there is one."""
+        self._device.thread.on_fault.append(report)
         if self.fault is not None:
-            tell(self.fault)
+            report(self.fault)
 
     def submit(
         self, messages: abc.Sequence[Message] | RawPrompt, *, tenant: str = "", **chosen: Any
@@ -228,8 +228,8 @@ class Service:
         tenant: str = "",
         **chosen: Any,
     ) -> list[Ticket]:
-        """As `submit`, so many answers to one prompt, which is read once. A seed is that of the
-        first; the others have those after it.
+        """Do what `submit` does, so many answers to one prompt, which is read once. A seed is that
+        of the first; the others have those after it.
         """
         first = self._loaded.answer_options(chosen)
         plan, scores = cache(lambda: self._maker.plan(first)), PromptScores(number)
@@ -256,30 +256,32 @@ class Service:
         plan: abc.Callable[[], CallPlan | None] | None = None,
         scores: PromptScores | None = None,
     ) -> Ticket:
-        """As `submit`, with the options made; not begun before the prompt of `after` is read.
-        `plan`: of calls, where that is made for several; `scores`: likewise, of the prompt.
+        """Do what `submit` does, with the options made; not begun before the prompt of `after` is
+        read. `plan`: of calls, where that is made for several; `scores`: likewise, of the prompt.
         """
         if self.fault is not None:
             raise again(self.fault)
-        if not self._places.acquire(blocking=False):
+        if not self._locations.acquire(blocking=False):
             self._count("rejected")
             with self._counting:
                 wait_s = self._turnover.wait_s()
             raise BusyError(
-                f"{self._most} requests are being answered or wait, the most that may; try again "
-                "later",
+                f"{self._maximum} requests are being answered or wait, the most that may; try "
+                "again later",
                 wait_s,
             )
         try:
             return self._submit(messages, settings, tenant, after, plan, scores=scores)
         except BaseException:
-            self._free_place()
+            self._free_slot()
             raise
 
     def submit_bulk(
         self, messages: abc.Sequence[Message] | RawPrompt, settings: AnswerOptions
     ) -> Ticket:
-        """As `submit_checked`, for a caller who has one of `bulk_slots`; it is never busy."""
+        """Do what `submit_checked` does, for a caller who has one of `bulk_slots`; it is never
+        busy.
+        """
         if self.fault is not None:
             raise again(self.fault)
         return self._submit(messages, settings, is_bulk=True)
@@ -330,8 +332,8 @@ class Service:
         tenant: str = "",
         **chosen: Any,
     ) -> TokenCount:
-        """What a conversation would take; `chosen` are fields of `AnswerOptions` that matter.
-        Nothing is encoded.
+        """Return what a conversation would take; `chosen` are fields of `AnswerOptions` that
+        matter. Nothing is encoded.
         """
         settings = self._loaded.answer_options(chosen)
         prompt = self._prompts.prepare(
@@ -349,7 +351,7 @@ class Service:
         return TokenCount(len(prompt.tokens), images, self.context, videos)
 
     def text_of(self, tokens: abc.Sequence[int]) -> str:
-        """What they spell, special tokens left out."""
+        """Return what they spell, special tokens left out."""
         return self._loaded.checkpoint.tokenizer.decode(tokens)
 
     def tokens_of(self, text: str, *, special: bool = True, around: bool = False) -> list[int]:
@@ -362,7 +364,7 @@ class Service:
         return [*tokenizer.prefix, *ids, *tokenizer.suffix] if around else ids
 
     def spelling_of(self, tokens: abc.Sequence[int]) -> str:
-        """What tokens spell, special ones too. Raises PromptError for ids that are none."""
+        """Return what tokens spell, special ones too. Raises PromptError for ids that are none."""
         tokenizer = self._loaded.checkpoint.tokenizer
         wrong = next((i for i in tokens if not 0 <= i < len(tokenizer)), None)
         if wrong is not None:
@@ -373,7 +375,7 @@ class Service:
 
     @property
     def chat_template(self) -> str:
-        """Its source."""
+        """Source of the chat template."""
         return self._loaded.checkpoint.template.source
 
     def rendered(self, messages: abc.Sequence[Message], **chosen: Any) -> str:
@@ -385,13 +387,15 @@ class Service:
         return self._prompts.rendered(messages, box, open_end, settings.thinking)
 
     def stats(self) -> ServiceStats:
-        """Of this moment. The device is not asked, which may be in a long step, or hang."""
+        """Return the stats of this moment. The device is not asked, which may be in a long step, or
+        hang.
+        """
         stats, engine = self._stats, self.engine
         scheduler = engine.scheduler
         stats.running, stats.waiting = len(scheduler.running), len(scheduler.waiting)
         stats.clients_waiting, stats.made_way = scheduler.waiting.owners, engine.yielded
         stats.pages_used, stats.batches, stats.batch_rows = (
-            scheduler.pages.held,
+            scheduler.pages.stored,
             engine.steps,
             engine.rows,
         )
@@ -401,9 +405,9 @@ class Service:
         if self.encoding:
             stats.encoding, stats.encode_batches = len(self.encoding.jobs), self.encoding.batches
             stats.encode_tiles, stats.encode_packed = self.encoding.tiles, self.encoding.packed
-        stats.image_cache_bytes = self._prompts.bridge.cache.held
-        stats.processed_bytes = self._processed.held
-        stats.video_cache_bytes = self._prompts.videos.held_bytes
+        stats.image_cache_bytes = self._prompts.bridge.cache.stored
+        stats.processed_bytes = self._processed.stored
+        stats.video_cache_bytes = self._prompts.videos.stored_bytes
         return ServiceStats(**vars(stats))
 
     def processed(self, sha256: str, tenant: str = "") -> tuple[np.ndarray, ...] | None:
@@ -438,7 +442,7 @@ class Service:
         self.close()
 
     def __repr__(self) -> str:
-        """What is going on."""
+        """Return what is going on."""
         stats = self.stats()
         return f"<mtmd.Service of {self.name!r}: {stats.running} running, {stats.waiting} waiting>"
 
@@ -458,10 +462,10 @@ class Service:
         with self._counting:
             setattr(self._stats, statistic, getattr(self._stats, statistic) + 1)
 
-    def _free_place(self, request: Request | None = None) -> None:
+    def _free_slot(self, request: Request | None = None) -> None:
         if request is not None and request.is_bulk:
             return
-        self._places.release()
+        self._locations.release()
         with self._counting:
             self._turnover.freed()
 
@@ -472,15 +476,15 @@ class Service:
     # On the thread that makes plans, or on the device's.
 
     def _make_plan(self, batch: BatchShape) -> None:
-        """And what is asked of it before it runs."""
+        """Make the plan, and what is needed of it before it runs."""
         runner = self._loaded.runner
         runner.prepare(batch)
         _ = runner.plan(batch).rough_bytes
 
     def _not_foreseen(self, error: Exception) -> None:
         """Nobody has asked for it: where it cannot be made, nobody's answer ends by that."""
-        told = error if isinstance(error, MtmdError) else traceback_text(error)
-        log.warning("no more plans are made ahead: %s", told)
+        reported = error if isinstance(error, MtmdError) else traceback_text(error)
+        log.warning("no more plans are made ahead: %s", reported)
 
     # Below here everything runs on the device thread.
 
@@ -505,8 +509,8 @@ class Service:
             ticket.put(again(fault))
 
     def _defect(self, error: BaseException) -> None:
-        """Those under way are told, and the service lives on, unless it is the device that failed:
-        then it raises DeviceError.
+        """End the requests under way with an internal error, and the service lives on, unless it is
+        the device that failed: then it raises DeviceError.
         """
         self._check_device(error)
         log.error(
@@ -520,7 +524,7 @@ class Service:
         if self.encoding:
             self.encoding.reset()
         for ticket, request in requests.items():
-            self._free_place(request)
+            self._free_slot(request)
             self._open.pop(ticket, None)
             ticket.put(failure)
 
@@ -531,8 +535,8 @@ class Service:
         try:
             for backend in self._loaded.backends:
                 backend.synchronize()
-        except Exception as found:
-            error.__cause__ = error.__cause__ or found
+        except Exception as result:
+            error.__cause__ = error.__cause__ or result
             raise DeviceError(
                 f"the device {self._loaded.backends[0].name} has failed ({type(error).__name__}), "
                 f"and nothing runs on it any more; {AGAIN}"
@@ -596,8 +600,8 @@ class Service:
             self._encode_progress(request)
 
     def _let_follow(self, request: Request) -> None:
-        """Those for the same prompt begin; the first alone, and the others after it, where the
-        prompt is still to be scored.
+        """Begin the requests for the same prompt; the first alone, and the others after it, where
+        the prompt is still to be scored.
         """
         followers, request.followers = request.followers, []
         if request.settings.prompt_logprobs is not None and request.scores.tokens is None:
@@ -676,7 +680,7 @@ class Service:
             request.repetition.push(token.id)
             self._let_follow(request)
             is_thought = self._writer.read_token(request, token)
-            if request.settings.stop_repeating and request.repetition.found:
+            if request.settings.stop_repeating and request.repetition.result:
                 if is_thought and request.thought is not None:
                     request.closed_loop |= request.thought.close_early()
                     continue  # the closing mark comes next, and the answer after it
@@ -685,7 +689,7 @@ class Service:
                 self._writer.read_rest(request)
                 self._finish(request, "stop")
                 return
-            if request.checker.found is not None:
+            if request.checker.result is not None:
                 if sequence.finish is None:
                     self.engine.end(sequence, "stop")
                 self._finish(request, "stop")
@@ -698,18 +702,18 @@ class Service:
             self._finish(request, "tool_calls" if called else sequence.finish)
 
     def _note(self, request: Request, tokens: int, queued_ms: float) -> None:
-        """How long its caller waited for these."""
+        """Note how long its caller waited for these."""
         if not tokens:
             return
-        now, told, latencies = time.perf_counter(), request.told, self.latencies
-        if told is None:
+        now, reported, latencies = time.perf_counter(), request.reported, self.latencies
+        if reported is None:
             latencies.first_token.add(now - request.began + request.preprocess_ms / 1e3)
             latencies.queue.add(queued_ms / 1e3)
             if tokens > 1:
                 latencies.between_tokens.add(0.0, tokens - 1)
         else:
-            latencies.between_tokens.add((now - told) / tokens, tokens)
-        request.told = now
+            latencies.between_tokens.add((now - reported) / tokens, tokens)
+        request.reported = now
 
     def _finish(self, request: Request, finish: str) -> None:
         stats, sequence = self._stats, request.sequence
@@ -737,7 +741,7 @@ class Service:
             tuple(request.tokens),
             receipt,
             request.parser.calls if request.parser else (),
-            request.checker.found,
+            request.checker.result,
             tuple(request.logprobs),
             "".join(request.thoughts),
             end=self._writer.end_of(request),
@@ -769,7 +773,9 @@ class Service:
         self._finish(request, "cancelled")
 
     def _let_go(self, request: Request) -> None:
-        """It is over. Before its caller hears of it, who may ask for the next at once."""
+        """Release a request that is over, before its caller hears of it, who may send the next at
+        once.
+        """
         if request.sequence is not None:
             self._by_sequence.pop(request.sequence, None)
         if self.encoding:
@@ -778,5 +784,5 @@ class Service:
         request.jobs = {}
         del self._requests[request.ticket]
         self._open.pop(request.ticket, None)
-        self._free_place(request)
+        self._free_slot(request)
         self._let_follow(request)

@@ -1,4 +1,4 @@
-"""What a service tells about itself."""
+"""Describes what a service tells about itself."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class TokenCount:
-    """What a prompt would take, its pictures not encoded."""
+    """Describes what a prompt would take, its pictures not encoded."""
 
     prompt_tokens: int
     image_tokens: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""What a caller holds of a request that was taken."""
+"""Describes what a caller holds of a request that was taken."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Ticket:
 
     _ids = itertools.count(1)
 
-    def __init__(self, cancel: Callable[[Ticket], None], held: int = 0):
-        """`held`: bytes of what was prepared for it."""
+    def __init__(self, cancel: Callable[[Ticket], None], stored: int = 0):
+        """`stored`: bytes of what was prepared for it."""
         self.id = f"request-{next(self._ids)}"
-        self.held = held
+        self.stored = stored
         self._cancel: Callable[[Ticket], None] | None = cancel
         self._events: queue.SimpleQueue[Event | BaseException] = queue.SimpleQueue()
         self._over = False
@@ -58,8 +58,8 @@ class Ticket:
             cancel(self)
 
     def put(self, event: Event | BaseException) -> None:
-        """Where the one that events are handed to raises, the request alone is given up, and told
-        so as far as that can be told.
+        """Put an event. Where its receiver raises, the request alone is given up, and told so as
+        far as that can be told.
         """
         with self._lock:
             cancel = self._cancel

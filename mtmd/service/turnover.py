@@ -7,11 +7,11 @@ from collections import deque
 from collections.abc import Callable
 
 REMEMBERED = 64  # times that something became free
-MOST_S = 3600.0
+MAX_S = 3600.0
 
 
 class Turnover:
-    """Of places, or of what else is taken and given back. For callers that hold a lock."""
+    """Turnover of slots, or of what else is taken and given back. For callers that hold a lock."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -36,4 +36,4 @@ class Turnover:
         freed = sum(amount for _, amount in self._freed)
         took = elapsed * amount / freed if freed else max(1.0, elapsed)
         self._promised = max(self._promised, now) + took
-        return min(self._promised - now, MOST_S)
+        return min(self._promised - now, MAX_S)

@@ -1,0 +1,1 @@
+"""Chat and answers in a terminal."""

@@ -66,7 +66,7 @@ NOTES = (
     "Ctrl-C stops an answer. A line that ends with \\ goes on in the next; "
     '""" begins and ends a text of several lines.'
 )
-CHANGED_MOST = ("temperature", "top_p", "top_k", "repetition_penalty", "max_tokens", "seed")
+CHANGED_MAX = ("temperature", "top_p", "top_k", "repetition_penalty", "max_tokens", "seed")
 # options whose effect a terminal does not show
 NOT_HERE = (
     *("logprobs", "prompt_logprobs", "continue_final_message"),
@@ -193,14 +193,14 @@ class Chat:
         return turn
 
     def _retry(self, _: str) -> None:
-        later, last, asked = self.attached, self.last, len(self.transcript.turns)
+        later, last, requested = self.attached, self.last, len(self.transcript.turns)
         self.attached = []
         turn = self._take_back()
         try:
             self._ask(turn.question)
         finally:
             self.attached = later
-            if len(self.transcript.turns) < asked:
+            if len(self.transcript.turns) < requested:
                 self.transcript.turns.append(turn)
                 self.last = last
 
@@ -214,7 +214,7 @@ class Chat:
         if name == "all":
             name = ""
         elif not name:
-            names, others = list(CHANGED_MOST), len(names) - len(CHANGED_MOST)
+            names, others = list(CHANGED_MAX), len(names) - len(CHANGED_MAX)
         if name and name not in names:
             raise OptionError(
                 f"option {name!r:.60} is not known; expected one of {', '.join(names)}"
@@ -232,7 +232,7 @@ class Chat:
             _say(f"(/set all shows {others} more, such as stop and json_schema)")
 
     def _settings(self) -> AnswerOptions:
-        """What was chosen, and the model's own settings for the rest."""
+        """Return what was chosen, and the model's own settings for the rest."""
         return self.model.loaded.answer_options(CONVERSATION | self.chosen)
 
     def _save(self, value: str) -> None:
@@ -299,8 +299,8 @@ class Chat:
             print(shown, file=sys.stderr, flush=True)
 
     def _notes(self, receipt: Receipt, settings: AnswerOptions) -> Iterator[str]:
-        """What is said below an answer: for a person how fast it came, and, once, how its tokens
-        were chosen; for everybody why it ended early.
+        """Yield what is said below an answer: for a person how fast it came, and, once, how its
+        tokens were chosen; for everybody why it ended early.
         """
         if self.interactive and receipt.output_tokens:
             fast = receipt.output_tokens / receipt.decode_ms * 1e3 if receipt.decode_ms else 0.0
@@ -362,7 +362,7 @@ class Chat:
 
 
 def _described(image: Attachment) -> str:
-    return f"{image.name} ({image.told})"
+    return f"{image.name} ({image.reported})"
 
 
 def _value(text: str) -> Any:

@@ -29,9 +29,9 @@ def is_interactive() -> bool:
 
 
 def texts(prompt: str, interactive: bool) -> Iterator[str]:
-    """What is entered, until the end of input. A line that ends with a backslash goes on in the
-    next, three quotation marks in a row begin and end a text of several lines. Ctrl-C takes back
-    what was begun.
+    """Yield what is entered, until the end of input. A line that ends with a backslash goes on in
+    the next, three quotation marks in a row begin and end a text of several lines. Ctrl-C takes
+    back what was begun.
     """
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="surrogateescape")  # names of files may be no UTF-8

@@ -1,4 +1,4 @@
-"""What goes on before the first word of an answer, on a line that goes away."""
+"""Describes what goes on before the first word of an answer, on a line that goes away."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from mtmd.terminal.wrap import width_of
 
 
 class Status:
-    """What the model is busy with: a line on stderr that is overwritten and goes before anything
-    else is written. On a terminal only.
+    """Describes what the model is busy with: a line on stderr that is overwritten and goes before
+    anything else is written. On a terminal only.
     """
 
     def __init__(self) -> None:

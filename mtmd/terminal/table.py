@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from mtmd.base.text import for_terminal, one_line
 from mtmd.terminal.wrap import width_of
 
-LEAST, GAP = 16, 2  # characters of a column, and between two
+MINIMUM, GAP = 16, 2  # characters of a column, and between two
 
 
 class Table:
@@ -19,8 +19,8 @@ class Table:
         width = width_of(sys.stdout)
         self.on_terminal = width is not None
         width = width or 80
-        self.first = min(max(map(len, (heads[0], *firsts))), max(width // 3, LEAST))
-        self.last = max(width - self.first - GAP, LEAST)
+        self.first = min(max(map(len, (heads[0], *firsts))), max(width // 3, MINIMUM))
+        self.last = max(width - self.first - GAP, MINIMUM)
         if self.on_terminal:
             self.add(*heads)
 

@@ -34,12 +34,12 @@ class Attachment:
 
     path: Path | str
     picture: Picture | Footage
-    told: str
+    reported: str
     """Its size, and of a video its length."""
 
     @property
     def name(self) -> str:
-        """To be shown."""
+        """Name to be shown."""
         return url_identity(self.path) if isinstance(self.path, str) else str(self.path)
 
     @property
@@ -64,8 +64,8 @@ class Transcript:
     turns: list[Turn] = field(default_factory=list)
 
     def messages(self) -> list[Message]:
-        """As `Service.submit` takes them. The answer of the last turn, which is to be made, is left
-        out.
+        """Return messages as `Service.submit` takes them. The answer of the last turn, which is to
+        be made, is left out.
         """
         result: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
         for turn in self.turns:
@@ -79,8 +79,10 @@ class Transcript:
                 }
             )
             if turn is not self.turns[-1]:
-                said = {"role": "assistant", "content": turn.answer}
-                result.append(said | ({"reasoning_content": turn.thought} if turn.thought else {}))
+                stated = {"role": "assistant", "content": turn.answer}
+                result.append(
+                    stated | ({"reasoning_content": turn.thought} if turn.thought else {})
+                )
         return result
 
     def to_json(self, model: str, options: Mapping[str, Any]) -> str:
@@ -135,8 +137,8 @@ def attach(source: Path | str, remote: bool = False) -> Attachment:
         footage = load_video(path)
         with footage.opened() as reader:
             facts = reader.facts
-        told = f"{facts.width} x {facts.height}, {facts.seconds:.1f} s"
-        return Attachment(path.absolute(), footage, told)
+        reported = f"{facts.width} x {facts.height}, {facts.seconds:.1f} s"
+        return Attachment(path.absolute(), footage, reported)
     picture = load_image(path)
     return Attachment(path.absolute(), picture, f"{picture.size[0]} x {picture.size[1]}")
 
@@ -149,8 +151,8 @@ def _attach_url(url: str, remote: bool) -> Attachment:
         footage = load_video(url, unnamed=url_identity(url), remote=fetch)
         with footage.opened() as reader:
             facts = reader.facts
-        told = f"{facts.width} x {facts.height}, {facts.seconds:.1f} s"
-        return Attachment(url, footage, told)
+        reported = f"{facts.width} x {facts.height}, {facts.seconds:.1f} s"
+        return Attachment(url, footage, reported)
     picture = load_image(url, unnamed=url_identity(url), remote=fetch)
     return Attachment(url, picture, f"{picture.size[0]} x {picture.size[1]}")
 
@@ -185,8 +187,8 @@ def read_transcript(
 
 
 def write_text(path: Path, text: str) -> None:
-    """In one piece: a file that was there stays as it is until the new one is whole. Raises
-    TranscriptError.
+    """Write a text in one piece: a file that was there stays as it is until the new one is whole.
+    Raises TranscriptError.
     """
     made = path.with_name(path.name + ".new")
     try:
@@ -226,14 +228,14 @@ def _read_object(path: Path) -> dict[str, Any]:
     return values
 
 
-def _reattach(kept: Mapping[str, Any], notes: list[str], remote: bool) -> Attachment:
+def _reattach(saved: Mapping[str, Any], notes: list[str], remote: bool) -> Attachment:
     try:
-        found = attach(_text(kept["path"]), remote)
+        result = attach(_text(saved["path"]), remote)
     except ImageError as error:
         raise ImageError(f"a picture of the conversation is not there any more: {error}") from error
-    if found.picture.sha256 != kept["sha256"]:
-        notes.append(f"{found.name} is another picture now than when the conversation was saved")
-    return found
+    if result.picture.sha256 != saved["sha256"]:
+        notes.append(f"{result.name} is another picture now than when the conversation was saved")
+    return result
 
 
 def _text(value: object) -> str:

@@ -17,7 +17,9 @@ BOLD, DIM = "1", "2"  # of ECMA-48's SGR
 
 
 def columns(text: str) -> int:
-    """How wide a terminal draws `text`: East Asian characters take two columns, marks none."""
+    """Return how wide a terminal draws `text`: East Asian characters take two columns, marks
+    none.
+    """
     if text.isascii():
         return len(text)
     return sum(
@@ -42,7 +44,7 @@ class Wrapper:
         self._shown = 0  # characters of the word, and of the blanks before it, given out already
 
     def push(self, text: str) -> str:
-        """What can be printed by now."""
+        """Return what can be printed by now."""
         done: list[str] = []
         for char in text:
             if char == "\n":
@@ -64,14 +66,14 @@ class Wrapper:
         return "".join(done)
 
     def finish(self) -> str:
-        """What was held back."""
+        """Return what was held back."""
         return self._ended()
 
     def _begun(self) -> str:
         """The word as far as it has come, in a line of its own where the last has no room."""
         if not self._word:
             return ""
-        made, self._column, self._space = self._placed(), self._before(), ""
+        made, self._column, self._space = self._located(), self._before(), ""
         self._shown = len(self._word)
         return made
 
@@ -100,7 +102,7 @@ class Wrapper:
         at = self._after_space()
         return at > 0 and at + columns(self._word) > self.width
 
-    def _placed(self) -> str:
+    def _located(self) -> str:
         rest = self._word[self._shown :]
         if not self._breaks():
             return f"{self._space}{rest}"
@@ -128,7 +130,7 @@ class StreamedText:
         self._print(self._wrapper.push(text) if self._wrapper else text)
 
     def end(self) -> None:
-        """What was held back, and the end of its line."""
+        """Write what was held back, and the end of its line."""
         self.begun = False
         self._print(self._wrapper.finish() if self._wrapper else "", f"\n{self._between}")
 
@@ -144,10 +146,10 @@ def width_of(file: TextIO) -> int | None:
     if not file.isatty():
         return None
     try:
-        found = os.get_terminal_size(file.fileno()).columns
+        result = os.get_terminal_size(file.fileno()).columns
     except (AttributeError, OSError, ValueError):
-        found = 0
-    return found or shutil.get_terminal_size().columns
+        result = 0
+    return result or shutil.get_terminal_size().columns
 
 
 def wrapped(text: str, file: TextIO | None = None, indent: str = "") -> str:
@@ -175,8 +177,8 @@ def styled(text: str, style: str, file: TextIO) -> str:
     """`text` in bold or dim letters, where `file` is a terminal that has them and the user has not
     requested none (NO_COLOR).
     """
-    from mtmd.environment import wants_style  # here: what writes no style has no use for options
+    from mtmd.environment import needs_style  # here: what writes no style has no use for options
 
-    if not (text and file.isatty() and wants_style()):
+    if not (text and file.isatty() and needs_style()):
         return text
     return f"\x1b[{style}m{text}\x1b[0m"

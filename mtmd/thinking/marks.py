@@ -35,8 +35,8 @@ class Marks:
     @cached_property
     def close(self) -> str:
         """The text that ends a thought: the first mark of `closing`."""
-        found = _TWO.match(self.closing.strip()) or ATOM.search(self.closing)
-        return found[0] if found else self.closing.strip()
+        result = _TWO.match(self.closing.strip()) or ATOM.search(self.closing)
+        return result[0] if result else self.closing.strip()
 
     @cached_property
     def answer(self) -> str:
@@ -50,8 +50,8 @@ class Marks:
         """The text before the second mark of `answer`, with which the template may begin any
         message, a tool call as well: <|start|>assistant. Empty where `answer` has one mark alone.
         """
-        found = [match.start() for match in ATOM.finditer(self.answer)]
-        return self.answer[: found[1]] if len(found) > 1 else ""
+        result = [match.start() for match in ATOM.finditer(self.answer)]
+        return self.answer[: result[1]] if len(result) > 1 else ""
 
     @cached_property
     def texts(self) -> tuple[str, ...]:
@@ -59,11 +59,11 @@ class Marks:
         return tuple(text for text in (self.open, self.close, self.answer) if text)
 
     def ends_inside(self, prompt: str) -> bool:
-        """Whether a rendered prompt ends inside a thought."""
+        """Return whether a rendered prompt ends inside a thought."""
         return prompt.rstrip().endswith(self.open)
 
     def ends_after(self, prompt: str) -> bool:
-        """Whether a rendered prompt ends with a thought that is closed."""
+        """Return whether a rendered prompt ends with a thought that is closed."""
         text = prompt.rstrip()
         return text.endswith(self.close) or bool(self.answer and text.endswith(self.answer))
 
@@ -103,45 +103,45 @@ class Splitter:
 
     @property
     def is_inside(self) -> bool:
-        """Whether what comes next is of a thought, as far as is known."""
+        """Return whether what comes next is of a thought, as far as is known."""
         return self._step == self._thought
 
     @property
     def is_over(self) -> bool:
-        """Whether all that comes next is of the answer."""
+        """Return whether all that comes next is of the answer."""
         return self._step == self._answer
 
     @property
-    def held(self) -> str:
+    def stored(self) -> str:
         """Text that may be a mark, and is neither thought nor answer yet."""
         return "".join((*self._blanks, self._text))
 
     @property
     def holds_blanks_only(self) -> bool:
-        """Whether nothing but blanks is held."""
+        """Return whether nothing but blanks is held."""
         return not self._text
 
     def push(self, text: str) -> list[Piece]:
-        """What is certain after more of the text."""
+        """Return what is certain after more of the text."""
         self._text += text
         return list(self._run())
 
     def finish(self, is_mark: bool = False) -> list[Piece]:
-        """What was held back. `is_mark`: that is known to be the beginning of a mark."""
-        held, text = self.held, self._text
+        """Return what was held back. `is_mark`: that is known to be the beginning of a mark."""
+        stored, text = self.stored, self._text
         self._text, self._blanks = "", []
         if is_mark:
             return []
         if self._step == self._thought:
-            return [ThoughtText(held.rstrip())] if held.strip() else []
+            return [ThoughtText(stored.rstrip())] if stored.strip() else []
         if self._is_header(text):
             return []
-        text = text if self.had_thought else held
+        text = text if self.had_thought else stored
         return [text] if text else []
 
     def _is_header(self, text: str) -> bool:
-        """Whether a text is the beginning of the answer's header, of which a mark was whole before
-        or is now.
+        """Return whether a text is the beginning of the answer's header, of which a mark was whole
+        before or is now.
         """
         is_beginning = any(header.startswith(text) for header in _headers(self._marks))
         return is_beginning and (self.had_thought or ATOM.match(text) is not None)
@@ -178,7 +178,7 @@ class Splitter:
             if self.had_thought:
                 self._text = text.removeprefix(marks.turn)
             else:
-                self._text = self.held
+                self._text = self.stored
             self._blanks = []
         yield from ()
 
@@ -220,15 +220,15 @@ def last_mark(text: str) -> str:
     """The mark that a text ends with, and the blanks after it; nothing where it ends otherwise."""
     stem = text.rstrip()
     for pattern in (_TWO, ATOM):
-        for found in pattern.finditer(stem):
-            if found.end() == len(stem):
-                return text[found.start() :]
+        for result in pattern.finditer(stem):
+            if result.end() == len(stem):
+                return text[result.start() :]
     return ""
 
 
 def _headers(marks: Marks) -> tuple[str, ...]:
-    """What may begin the answer: of a header of several marks, also its end, as where the prompt
-    has the beginning.
+    """Return what may begin the answer: of a header of several marks, also its end, as where the
+    prompt has the beginning.
     """
-    found = [match.start() for match in ATOM.finditer(marks.answer)]
-    return tuple(marks.answer[start:] for start in (0, *found[1:])) if marks.answer else ()
+    result = [match.start() for match in ATOM.finditer(marks.answer)]
+    return tuple(marks.answer[start:] for start in (0, *result[1:])) if marks.answer else ()

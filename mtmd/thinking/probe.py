@@ -1,6 +1,6 @@
-"""How a chat template and a vocabulary write a thought, and which variables turn thinking on and
-off, found out by rendering a conversation with each and looking at what stands around the parts
-that are known.
+"""Describes how a chat template and a vocabulary write a thought, and which variables turn thinking
+on and off, found out by rendering a conversation with each and looking at what stands around the
+parts that are known.
 
 Nothing is known of any model here: marks are known by their place, or, where a template shows no
 thought, by their shape: a pair of marks whose name says that they are of a thought.
@@ -38,12 +38,12 @@ _USUAL = ("enable_thinking", "thinking", "reasoning_effort", "thinking_effort")
 
 @dataclass(frozen=True)
 class ThinkingTemplate:
-    """What a template can do by itself. `marks`: None where nothing is known of thoughts. `field`:
-    under which name a message of the history has its thought, `IN_CONTENT` for between its marks in
-    the content, `IN_PARTS` for a part of the content, None where no thought is read. `on` and `off`
-    are variables that turn thinking on and off, None where none do. `effort` is the variable that
-    says how much, and `efforts` the values that it takes. `variables` are all that the template
-    reads.
+    """Describes what a template can do by itself. `marks`: None where nothing is known of thoughts.
+    `field`: under which name a message of the history has its thought, `IN_CONTENT` for between its
+    marks in the content, `IN_PARTS` for a part of the content, None where no thought is read. `on`
+    and `off` are variables that turn thinking on and off, None where none do. `effort` is the
+    variable that says how much, and `efforts` the values that it takes. `variables` are all that
+    the template reads.
     """
 
     marks: Marks | None = None
@@ -71,7 +71,7 @@ class _Probe:
     ):
         self._render, self._source, self._variables = render, source, variables
         self._vocabulary, self._end = vocabulary, time.thread_time() + SECONDS_MAX
-        self._asked = self._try([_QUESTION])
+        self._requested = self._try([_QUESTION])
         # What the template writes before an answer, first without any variable.
         self._switch = self._find_switch()
         self._effort, self._texts = self._find_effort()
@@ -105,7 +105,7 @@ class _Probe:
             return ""
 
     def _begun(self, way: Mapping[str, Any]) -> str:
-        """What stands between a question and the answer to it."""
+        """Return what stands between a question and the answer to it."""
         written = self._try([_QUESTION], way, add_generation_prompt=True)
         without = self._try([_QUESTION], way)
         return written[len(common_prefix(written, without)) :]
@@ -142,7 +142,9 @@ class _Probe:
         return None, {}
 
     def _efforts(self) -> frozenset[str]:
-        """Those that mean something: a value that makes no difference does where others do."""
+        """Return those that mean something: a value that makes no difference does where others
+        do.
+        """
         usual = [v for v in ("low", "medium", "high") if self._texts.get(v)]
         differs = any(self._texts[v] != self._texts[""] for v in usual)
         means = {v for v in EFFORTS if self._texts.get(v) and self._texts[v] != self._texts[""]}
@@ -197,8 +199,8 @@ class _Probe:
         return Marks(opening, closing)
 
     def _opening(self, begun: str, closing: str) -> str:
-        """Of what stands between a question and a thought, what the model writes, or would where
-        the prompt does not. What holds the `closing` begins no thought.
+        """Return the opening of what stands between a question and a thought, what the model
+        writes, or would where the prompt does not. What holds the `closing` begins no thought.
         """
         rests = [begun[len(b) :] for _, b in self._begins if b and begun.startswith(b)]
         if rests := [rest for rest in rests if rest.strip()]:
@@ -209,8 +211,8 @@ class _Probe:
         return last_mark(begun)
 
     def _by_shape(self) -> Marks | None:
-        """Where no thought is rendered: a pair of marks that the template begins answers with, that
-        it names, or that the vocabulary has.
+        """Return where no thought is rendered: a pair of marks that the template begins answers
+        with, that it names, or that the vocabulary has.
         """
         named = dict.fromkeys(a for a in ATOM.findall(self._source) if ABOUT_THOUGHTS.search(a))
         words = [w for w in self._vocabulary if ATOM.fullmatch(w) and ABOUT_THOUGHTS.search(w)]
@@ -226,7 +228,7 @@ class _Probe:
         return None
 
     def _reads_content(self, marks: Marks) -> bool:
-        """Whether thoughts of earlier turns, which stand in their content, are left out."""
+        """Return whether thoughts of earlier turns, which stand in their content, are left out."""
         content = f"{marks.opening}{_THOUGHT}{marks.closing}{_CONTENT}"
         later = {"role": "assistant", "content": "later"}
         turns = [_QUESTION, {**later, "content": content}, _QUESTION, later, _QUESTION]

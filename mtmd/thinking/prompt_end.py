@@ -11,9 +11,9 @@ from mtmd.tools.history import plain_text
 
 
 class PromptEnd:
-    """Of a conversation that is yet to be rendered. `closes`: a thought is closed at once;
-    `open_end`: the answer goes on from the last message. `messages` and `open_end` are what to
-    render: a last message that is a thought alone is not among them.
+    """End of a conversation's prompt that is yet to be rendered. `closes`: a thought is closed at
+    once; `open_end`: the answer goes on from the last message. `messages` and `open_end` are what
+    to render: a last message that is a thought alone is not among them.
     """
 
     def __init__(
@@ -24,10 +24,10 @@ class PromptEnd:
         self._thought: str | None = None
         self._is_begun = False
         last = self.messages[-1]
-        said = plain_text(last["content"]).lstrip()
+        stated = plain_text(last["content"]).lstrip()
         if open_end and marks is not None and last["role"] == "assistant":
-            self._is_begun = said.startswith(marks.open) and marks.close not in said
-            if not said and not last.get("tool_calls") and last.get(FIELD):
+            self._is_begun = stated.startswith(marks.open) and marks.close not in stated
+            if not stated and not last.get("tool_calls") and last.get(FIELD):
                 self._thought, self.open_end = last[FIELD], False
                 del self.messages[-1]
 

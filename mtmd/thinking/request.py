@@ -1,4 +1,4 @@
-"""What a request says of thinking, checked. Nothing heavy is imported for it."""
+"""Describes what a request says of thinking, checked. Nothing heavy is imported for it."""
 
 from __future__ import annotations
 

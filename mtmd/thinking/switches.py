@@ -1,5 +1,5 @@
-"""What a request asks of thinking, as variables of the chat template and as what is done in their
-place.
+"""Describes what a request asks of thinking, as variables of the chat template and as what is done
+in their place.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ class Chosen:
 def choose(
     request: ThinkingRequest, template: ThinkingTemplate, seal: Callable[[Any], Any]
 ) -> Chosen:
-    """How a template is rendered for a request. `seal` is for the texts among its variables."""
+    """Return how a template is rendered for a request. `seal` is for the texts among its
+    variables.
+    """
     notes: list[str] = []
     variables: dict[str, Any] = {}
     closes = request.budget == 0

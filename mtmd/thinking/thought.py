@@ -67,17 +67,17 @@ class Thought:
 
     @property
     def is_over(self) -> bool:
-        """Whether the answer has begun."""
+        """Return whether the answer has begun."""
         return self._splitter.is_over
 
     @property
     def sleeps(self) -> bool:
-        """Whether what is prescribed for the answer is not for the next token."""
+        """Return whether what is prescribed for the answer is not for the next token."""
         return self._splitter.is_inside or bool(self._forced)
 
     @property
     def may_begin(self) -> bool:
-        """Whether the next token may be the first of the thought, or of the answer."""
+        """Return whether the next token may be the first of the thought, or of the answer."""
         return not (self.sleeps or self.is_over or self._splitter.had_thought)
 
     @property
@@ -87,8 +87,8 @@ class Thought:
 
     @property
     def is_first_alone(self) -> bool:
-        """Whether the first of them can begin nothing but a thought: it is the whole mark, or a
-        blank, as which no answer begins.
+        """Return whether the first of them can begin nothing but a thought: it is the whole mark,
+        or a blank, as which no answer begins.
         """
         return len(self._tokens.opening) == 1 or self._marks.opening[:1].isspace()
 
@@ -114,7 +114,7 @@ class Thought:
 
     @property
     def must_be_closed(self) -> bool:
-        """Whether the thought goes on, and an answer has to follow it."""
+        """Return whether the thought goes on, and an answer has to follow it."""
         return self._bound and self.sleeps
 
     def accept(self, token: int) -> None:
@@ -136,8 +136,8 @@ class Thought:
             self._end()
 
     def _part(self) -> bool | None:
-        """Whether the last token is one of the thought, its marks included; None where that is not
-        known yet.
+        """Return whether the last token is one of the thought, its marks included; None where that
+        is not known yet.
         """
         splitter = self._splitter
         if splitter.is_over:
@@ -153,7 +153,7 @@ class Thought:
         return self._read.popleft() if self._read else (self._push(token), False)
 
     def finish(self) -> list[Piece]:
-        """What was held back at the end of the answer."""
+        """Return what was held back at the end of the answer."""
         pieces = self._splitter.push(self.stream.finish())
         return [*pieces, *self._splitter.finish(is_mark=bool(self._forced))]
 
@@ -170,7 +170,7 @@ class Thought:
         """
         closing, close = self._marks.closing, self._marks.close
         rest = closing[closing.index(close) + len(close) :]
-        written = self._splitter.held
+        written = self._splitter.stored
         if not written.strip():
             self._forced = deque(self._encode(rest.removeprefix(written)))
 
@@ -187,7 +187,9 @@ class AfterThought:
         # How many tokens of the mark are written; None where no thought can begin any more.
         self._written: int | None = 0 if thought.may_begin else None
         self._is_next_allowed = False  # also by what the answer has to look like
-        self._asked: np.ndarray | None = None  # before the thought: for the answer's first token
+        self._requested: np.ndarray | None = (
+            None  # before the thought: for the answer's first token
+        )
 
     def begin(self) -> None:
         self._inner.begin()
@@ -198,18 +200,18 @@ class AfterThought:
         if not self._is_awake:
             self._is_awake = True
             self._inner.wake()
-        return self._asked is not None or self._inner.ready(wait_s)
+        return self._requested is not None or self._inner.ready(wait_s)
 
     def wake(self) -> None:
-        """It wakes by itself."""
+        """Wake; it wakes by itself."""
 
     def allowed(self, size: int) -> np.ndarray:
         if self._sleeps():
             return np.full(-(-size // 8), 255, np.uint8)
-        bits = self._inner.allowed(size) if self._asked is None else self._asked
+        bits = self._inner.allowed(size) if self._requested is None else self._requested
         if self._written is not None:
             after = self._thought.opening[self._written]
-            self._asked, bits = bits, bits.copy()
+            self._requested, bits = bits, bits.copy()
             self._is_next_allowed = bool(bits[after // 8] >> after % 8 & 1)
             bits[after // 8] |= 1 << after % 8
         return bits
@@ -233,18 +235,20 @@ class AfterThought:
                 return
             if written + 1 < len(thought.opening):
                 self._written = written + 1
-        self._asked, self._has_read = None, True
+        self._requested, self._has_read = None, True
         self._inner.accept(token)
 
     def close(self) -> None:
         self._inner.close()
 
     def _sleeps(self) -> bool:
-        """Whether the thought goes on. What was read of its mark is no part of the answer."""
+        """Return whether the thought goes on. What was read of its mark is no part of the
+        answer.
+        """
         sleeps = self._thought.sleeps
         if sleeps and self._has_read:
             self._inner.close()
-            self._inner, self._asked = self._make(), None
+            self._inner, self._requested = self._make(), None
             self._inner.begin()
             self._is_awake = self._has_read = False
         return sleeps

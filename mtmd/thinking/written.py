@@ -16,13 +16,13 @@ class Writing:
         self._is_inside = bool(thought) and not answer and CLOSE not in begun
 
     def thought(self, text: str) -> str:
-        """What is written for more of the thought."""
+        """Return what is written for more of the thought."""
         before = "" if self._is_inside or not text else _OPENING
         self._is_inside |= bool(text)
         return f"{before}{text}"
 
     def answer(self, text: str) -> str:
-        """What is written for more of the answer."""
+        """Return what is written for more of the answer."""
         before = _CLOSING if self._is_inside and text else ""
         self._is_inside &= not text
         return f"{before}{text}"

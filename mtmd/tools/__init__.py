@@ -1,0 +1,3 @@
+"""Tools that a model may call: their syntax read from the chat template, enforced by a grammar,
+read back.
+"""

@@ -14,7 +14,7 @@ from mtmd.llm.sampling.json_schema import LEFT_OUT, loosened, without_loops
 from mtmd.llm.sampling.schema_defaults import (
     close_objects,
     drop_formats,
-    not_held,
+    not_enforced,
     say_plainly,
     shown,
 )
@@ -41,7 +41,7 @@ _ADDS = ("$ref", "if", "then", "else", "dependentSchemas", "unevaluatedPropertie
 
 
 @dataclass(frozen=True)
-class HeldTool:
+class ConstrainedTool:
     """A tool whose arguments follow `schema`; `lenient`: keywords that no grammar can promise are
     passed over.
     """
@@ -51,17 +51,19 @@ class HeldTool:
     lenient: bool = False
 
 
-def hold(tool: Tool, check: Callable[[str], object]) -> tuple[HeldTool, str | None]:
-    """What of a tool's schema can be followed, and a warning where that is not all. `check` raises
-    OptionError for the text of a schema or a grammar that cannot be followed; so does this, where
-    the tool is strict.
+def hold(tool: Tool, check: Callable[[str], object]) -> tuple[ConstrainedTool, str | None]:
+    """Return what of a tool's schema can be followed, and a warning where that is not all. `check`
+    raises OptionError for the text of a schema or a grammar that cannot be followed; so does this,
+    where the tool is strict.
     """
     schema = with_definitions(_closed(without_annotations(tool.schema)))
     say_plainly(schema)
     formats = drop_formats(schema)
     try:
         check(json.dumps(schema, ensure_ascii=False))
-        return HeldTool(tool, schema), _in_part(tool, not_held(formats)) if formats else None
+        return ConstrainedTool(tool, schema), _in_part(
+            tool, not_enforced(formats)
+        ) if formats else None
     except OptionError as error:
         reason = str(error).removeprefix("json_schema: ")
         if tool.strict:
@@ -75,29 +77,29 @@ def hold(tool: Tool, check: Callable[[str], object]) -> tuple[HeldTool, str | No
             check(lark.source(lark.json(less, lenient=True)))
         except OptionError:
             continue
-        held = HeldTool(tool, less, lenient=True)
-        return held, _in_part(tool, reason)
-    held = HeldTool(tool, {"type": "object"})
-    return held, f"tool {tool.name}: its arguments are any JSON object: {reason}"
+        stored = ConstrainedTool(tool, less, lenient=True)
+        return stored, _in_part(tool, reason)
+    stored = ConstrainedTool(tool, {"type": "object"})
+    return stored, f"tool {tool.name}: its arguments are any JSON object: {reason}"
 
 
 def _in_part(tool: Tool, reason: str) -> str:
     return f"tool {tool.name}: its arguments follow its schema in part: {reason}"
 
 
-def looser(held: HeldTool, error: OptionError) -> Iterator[HeldTool]:
+def looser(stored: ConstrainedTool, error: OptionError) -> Iterator[ConstrainedTool]:
     """The same with less of its schema held, step by step, down to any JSON object; `error` is what
     is wrong with it.
     """
-    tool, schema = held.tool, held.schema
+    tool, schema = stored.tool, stored.schema
     if not isinstance(error, TooLongError):  # which all of it stays
-        yield HeldTool(tool, schema, lenient=True)
-        yield HeldTool(tool, loosened(dict(schema)), lenient=True)
+        yield ConstrainedTool(tool, schema, lenient=True)
+        yield ConstrainedTool(tool, loosened(dict(schema)), lenient=True)
     names = schema.get("properties")
     if isinstance(names, dict) and names:
         kinds = {name: _plain(part) for name, part in names.items()}
-        yield HeldTool(tool, {"type": "object", "properties": kinds})
-    yield HeldTool(tool, {"type": "object"})
+        yield ConstrainedTool(tool, {"type": "object", "properties": kinds})
+    yield ConstrainedTool(tool, {"type": "object"})
 
 
 def _plain(part: object) -> dict[str, str]:
@@ -107,8 +109,8 @@ def _plain(part: object) -> dict[str, str]:
 
 
 def _closed(schema: dict[str, Any]) -> dict[str, Any]:
-    """What the schema leaves open no function takes, and a model may not find an end there; but
-    names may stand in parts of it, or among the required ones alone.
+    """Return what the schema leaves open no function takes, and a model may not find an end there;
+    but names may stand in parts of it, or among the required ones alone.
     """
     names, required = schema.get("properties"), schema.get("required", [])
     parts = [part for key in _PARTS for part in _listed(schema.get(key))]
@@ -127,7 +129,7 @@ def _listed(value: object) -> list[Any]:
 
 
 def answer_grammar(
-    tools: Sequence[HeldTool],
+    tools: Sequence[ConstrainedTool],
     box: Toolbox,
     syntax: CallSyntax,
     special: Mapping[str, int],
@@ -162,7 +164,9 @@ def answer_grammar(
     if trigger is None:
         begins = "|".join(
             f"{loose_pattern_of(opening + name)}"
-            for name in ([""] if opening.strip("[ \n") else [f"{held.tool.name}" for held in tools])
+            for name in (
+                [""] if opening.strip("[ \n") else [f"{stored.tool.name}" for stored in tools]
+            )
         )
         free = lark.without(f"({begins}){ANY}")
         return lark.source(f"{free} | {lark.text(opening)} {call} {after}")
@@ -185,25 +189,25 @@ def _as_alone(schema: Mapping[str, object]) -> dict[str, Any]:
     return plain
 
 
-def _call(lark: Lark, held: HeldTool, syntax: CallSyntax, freer: list[str]) -> str:
+def _call(lark: Lark, stored: ConstrainedTool, syntax: CallSyntax, freer: list[str]) -> str:
     """A rule for a call from its name on. `freer` gets the names of arguments of which more is
     asked than their texts are held to.
     """
-    name = held.tool.name
+    name = stored.tool.name
     if syntax.arguments is None:
-        value = lark.json(held.schema, held.lenient)
+        value = lark.json(stored.schema, stored.lenient)
         return lark.rule(f"{lark.text(name + syntax.after_name)} {value} {lark.text(syntax.after)}")
     how = syntax.arguments
     after = lark.text(syntax.after)
-    values = ValueGrammar(lark, how.form, held.schema, held.lenient)
-    pairs = _raw(lark, values, held, syntax, freer) if how.form.is_raw else None
+    values = ValueGrammar(lark, how.form, stored.schema, stored.lenient)
+    pairs = _raw(lark, values, stored, syntax, freer) if how.form.is_raw else None
     if not how.form.is_raw:
-        pairs = values.pairs(held.schema, how.assign, how.separator)
+        pairs = values.pairs(stored.schema, how.assign, how.separator)
         if pairs is not None:
             pairs = f"{pairs[0]} {after}", pairs[1]
     if pairs is None:
         assign = "" if how.assign == "=" else how.assign
-        whole = f"{lark.text(ALL + assign)} {lark.json(held.schema, held.lenient)} {after}"
+        whole = f"{lark.text(ALL + assign)} {lark.json(stored.schema, stored.lenient)} {after}"
         return lark.rule(f"{lark.text(name + how.first)} {whole}")
     some, may_be_empty = pairs
     written = f"{lark.text(name + how.first)} {some}"
@@ -212,29 +216,29 @@ def _call(lark: Lark, held: HeldTool, syntax: CallSyntax, freer: list[str]) -> s
 
 
 def closing(arguments: Arguments, after: str) -> str:
-    """What ends a value of a form without marks, whatever follows it."""
+    """Return what ends a value of a form without marks, whatever follows it."""
     return common_prefix(arguments.separator, after)
 
 
 def _raw(
-    lark: Lark, values: ValueGrammar, held: HeldTool, syntax: CallSyntax, freer: list[str]
+    lark: Lark, values: ValueGrammar, stored: ConstrainedTool, syntax: CallSyntax, freer: list[str]
 ) -> tuple[str, bool] | None:
-    """As `ValueGrammar.pairs`, of a form whose texts end with the argument, and the rest of the
-    call.
+    """Do what `ValueGrammar.pairs` does, for a form whose texts end with the argument, and the rest
+    of the call.
     """
-    how, properties = syntax.arguments, held.schema.get("properties")
+    how, properties = syntax.arguments, stored.schema.get("properties")
     assert how is not None
     end = closing(how, syntax.after)
-    plain = values.pairs(held.schema, how.assign, how.separator)
+    plain = values.pairs(stored.schema, how.assign, how.separator)
     if plain is None or not isinstance(properties, dict):
         return None
-    required = held.schema.get("required", [])
+    required = stored.schema.get("required", [])
     assert isinstance(required, list)
     required = frozenset(required)
     follow, stop = lark.text(how.separator[len(end) :]), lark.text(syntax.after[len(end) :])
     rest, first = lark.rule(stop), list[str]()
     for name, schema in reversed(properties.items()):
-        value, is_freer = _raw_value(lark, values, held, schema, end)
+        value, is_freer = _raw_value(lark, values, stored, schema, end)
         if is_freer:
             freer.append(name)
         pair = lark.rule(f"{lark.text(name + how.assign)} {value}")
@@ -245,23 +249,23 @@ def _raw(
 
 
 def _raw_value(
-    lark: Lark, values: ValueGrammar, held: HeldTool, schema: Any, end: str
+    lark: Lark, values: ValueGrammar, stored: ConstrainedTool, schema: Any, end: str
 ) -> tuple[str, bool]:
     """A value and what ends it: texts as they are, all else as JSON. And whether more is asked of a
     text than it is held to.
     """
-    kinds, close = types_of(schema, held.schema, lark.look), lark.text(end)
+    kinds, close = types_of(schema, stored.schema, lark.look), lark.text(end)
     if kinds != {"string"}:  # of several types, as JSON: read back as what it says
         return f"{values.json(schema)} {close}", False
-    choices = texts_of(schema, held.schema, lark.look)
+    choices = texts_of(schema, stored.schema, lark.look)
     if choices and all(end not in choice for choice in choices):
         return f"{lark.rule(' | '.join(lark.text(c) for c in choices))} {close}", False
-    words = resolve(schema, held.schema)
+    words = resolve(schema, stored.schema)
     pattern = raw_pattern(words, end) if choices is None else None
-    return lark.until(end, pattern), choices is not None or _asks_more(schema, words)
+    return lark.until(end, pattern), choices is not None or _requests_more(schema, words)
 
 
-def _asks_more(schema: Mapping[str, Any], words: Mapping[str, Any]) -> bool:
+def _requests_more(schema: Mapping[str, Any], words: Mapping[str, Any]) -> bool:
     """Than length and pattern. `words`: what `schema` refers to, or itself."""
-    beside = schema.keys() - {"$ref"} if "$ref" in schema else set()
-    return bool((words.keys() - _OF_TEXTS - ANNOTATIONS) | (beside - ANNOTATIONS))
+    alongside = schema.keys() - {"$ref"} if "$ref" in schema else set()
+    return bool((words.keys() - _OF_TEXTS - ANNOTATIONS) | (alongside - ANNOTATIONS))

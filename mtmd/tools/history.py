@@ -37,7 +37,7 @@ For each function call, return a json object with function name and arguments wi
 
 
 @dataclass(frozen=True)
-class Told:
+class Report:
     """`messages` and `tools` are for the template; `notes` say what was done for it."""
 
     messages: list[dict[str, Any]]
@@ -45,12 +45,12 @@ class Told:
     notes: tuple[str, ...]
 
 
-def tell(
+def report(
     messages: Sequence[Mapping[str, Any]],
     box: Toolbox,
     template: ToolTemplate,
     seal: Callable[[str], str],
-) -> Told:
+) -> Report:
     """Messages as `read_conversation` made them, sealed already; `seal` is for the tools."""
     notes: list[str] = []
     declared = [sealed(tool.declaration(), seal) for tool in box.tools] if box.callable else None
@@ -66,7 +66,7 @@ def tell(
         text = _TEXT.format(tools="\n".join(json.dumps(t, ensure_ascii=False) for t in declared))
         made, declared = _with_system(made, text), None
         notes.append(DESCRIBED)
-    return Told(made, declared, tuple(notes))
+    return Report(made, declared, tuple(notes))
 
 
 def sealed(value: Any, seal: Callable[[str], str]) -> Any:
@@ -162,8 +162,8 @@ def _results(
 
 
 def _joined(message: dict[str, Any]) -> dict[str, Any]:
-    """With neighbouring texts as one, and as a text alone where there are no pictures: templates
-    trim parts.
+    """Return it with neighbouring texts as one, and as a text alone where there are no pictures:
+    templates trim parts.
     """
     content = message["content"]
     if isinstance(content, str) or len(content) < 2:

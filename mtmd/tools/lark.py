@@ -125,7 +125,7 @@ def pattern_of(text: str) -> str:
 
 
 def loose_pattern_of(text: str) -> str:
-    """As `pattern_of`, whatever blanks stand around the punctuation of JSON."""
+    """Do what `pattern_of` does, whatever blanks stand around the punctuation of JSON."""
     parts = [part.strip() for part in re.split(r"([{\[:,])", text)]
     return r"\s*" + "".join(
         rf"\s*{pattern_of(part)}\s*" if part in ("{", "[", ":", ",") else pattern_of(part)

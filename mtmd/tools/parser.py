@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from mtmd.tools.grammar import ALL, HeldTool, closing
+from mtmd.tools.grammar import ALL, ConstrainedTool, closing
 from mtmd.tools.schemas import types_of
 from mtmd.tools.syntax import ID, ID_PATTERN, Arguments, CallSyntax
 from mtmd.tools.tool import ToolCall, new_id
 from mtmd.tools.values import ValueEnd, ValueError_, read_value
 
-BLANKS_HELD = 64  # at a text's end, that may come before a call
+BLANKS_STORED = 64  # at a text's end, that may come before a call
 FENCES = ("", "```", "```json")  # what an unmarked call may stand in
 _UNMARKED = re.compile(
     r"\s*(?:```(?:json)?\s*)?\{\s*"
@@ -41,20 +41,20 @@ Piece: TypeAlias = "str | CallPiece"
 
 
 class CallParser:
-    """For one answer. `special` are the spellings of tokens that a call may have. `unmarked`: an
-    answer that begins with the JSON of a call, without the mark that belongs before it, is a call,
-    too, also within a block of code: small models write it so.
+    """Parser of the calls of one answer. `special` are the spellings of tokens that a call may
+    have. `unmarked`: an answer that begins with the JSON of a call, without the mark that belongs
+    before it, is a call, too, also within a block of code: small models write it so.
     """
 
     def __init__(
         self,
         syntax: CallSyntax,
-        tools: Sequence[HeldTool],
+        tools: Sequence[ConstrainedTool],
         special: Sequence[str],
         unmarked: bool = False,
     ):
         self._syntax = syntax
-        self._tools = {held.tool.name: held for held in tools}
+        self._tools = {stored.tool.name: stored for stored in tools}
         self._names = sorted(self._tools, key=len, reverse=True)
         self._trigger = syntax.trigger(special)
         self._opening = syntax.opening.lstrip()
@@ -72,7 +72,7 @@ class CallParser:
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
-        """Those so far; the last one's arguments may be cut."""
+        """Return those so far; the last one's arguments may be cut."""
         return tuple(
             ToolCall(id_, name, "".join(parts))
             for (id_, name), parts in zip(self._made, self._arguments, strict=True)
@@ -80,16 +80,16 @@ class CallParser:
 
     @property
     def may_be_a_call(self) -> bool:
-        """Whether text is held back, or a call has begun."""
+        """Return whether text is held back, or a call has begun."""
         return bool(self._text or self._made)
 
     def push(self, text: str) -> list[Piece]:
-        """What is certain after more of the answer."""
+        """Return what is certain after more of the answer."""
         self._text += text
         return list(self._run())
 
     def finish(self) -> list[Piece]:
-        """What was held back and begins no call."""
+        """Return what was held back and begins no call."""
         text, self._text = self._text, ""
         is_text = self._step == self._free or (self._step == self._unmarked and not self._made)
         return [text] if text and is_text else []
@@ -111,7 +111,7 @@ class CallParser:
             certain = len(self._text) - overlap(self._text, self._trigger)
             # Blanks before a call belong to it; they wait until it is known what follows.
             blank = len(self._text[:certain].rstrip())
-            certain = max(blank, certain - BLANKS_HELD)
+            certain = max(blank, certain - BLANKS_STORED)
             if certain:
                 yield self._take(certain)
             return
@@ -123,10 +123,10 @@ class CallParser:
 
     def _unmarked(self) -> Iterator[Piece]:
         """A call without its mark. Text that may be one waits until that is known."""
-        found = _UNMARKED.match(self._text)
-        if found and found["name"] in self._tools and found["key"] == self._key:
-            self._take(found.end())
-            yield self._called(found["name"])
+        result = _UNMARKED.match(self._text)
+        if result and result["name"] in self._tools and result["key"] == self._key:
+            self._take(result.end())
+            yield self._called(result["name"])
             self._after_json = self._unmarked_end
             self._step = self._json
             return
@@ -141,9 +141,9 @@ class CallParser:
 
     def _unmarked_end(self) -> Iterator[Piece]:
         """The end of a call without its mark, and of its block of code; another one may follow."""
-        found = _CLOSING.match(self._text)
-        if found:
-            self._take(found.end())
+        result = _CLOSING.match(self._text)
+        if result:
+            self._take(result.end())
             self._step = self._fence
         elif self._text.strip():
             self._step = self._lost
@@ -157,7 +157,7 @@ class CallParser:
         return iter(())
 
     def _beginning(self) -> Iterator[Piece]:
-        """Without a mark, an answer is a call if it begins like one."""
+        """Yield it without a mark, an answer is a call if it begins like one."""
         text = self._text.lstrip()
         begins = [
             self._opening + (name if not self._opening.strip("[ \n") else "")
@@ -174,21 +174,21 @@ class CallParser:
     def _after(self, literal: str, then: Any) -> Any:
         """A step that takes exactly this text, ids of any nine letters."""
         parts = [re.escape(part) for part in literal.split(ID)]
-        pattern, least = re.compile(ID_PATTERN.join(parts)), len(literal) + 8 * literal.count(ID)
+        pattern, minimum = re.compile(ID_PATTERN.join(parts)), len(literal) + 8 * literal.count(ID)
 
         def step() -> Iterator[Piece]:
             match = pattern.match(self._text)
             if match:
                 self._take(match.end())
                 self._step = then
-            elif len(self._text) >= least:
+            elif len(self._text) >= minimum:
                 self._step = self._lost
             return iter(())
 
         return step
 
     def _lost(self) -> Iterator[Piece]:
-        """What follows is no call: a grammar was not held to. It is left out."""
+        """Yield what follows is no call: a grammar was not held to. It is left out."""
         self._text = ""
         return iter(())
 
@@ -217,7 +217,7 @@ class CallParser:
         return CallPiece(len(self._made) - 1, self._made[-1][0], name, "")
 
     def _follows(self, name: str) -> bool:
-        """Whether the text begins with a name and goes on as a call does after it."""
+        """Return whether the text begins with a name and goes on as a call does after it."""
         rest = self._text[len(name) :]
         if not self._text.startswith(name):
             return False
@@ -258,10 +258,10 @@ class CallParser:
         """A name and its value, once they are whole."""
         how = self._syntax.arguments
         assert how is not None
-        found = self._read_argument(how)
-        if found is None:
+        result = self._read_argument(how)
+        if result is None:
             return
-        key, value, length = found
+        key, value, length = result
         if self._text.startswith(self._syntax.after, length):
             follows, then = self._syntax.after, self._next
         elif self._text.startswith(how.separator, length):
@@ -348,8 +348,8 @@ def _json_key(syntax: CallSyntax, trigger: str | None) -> str | None:
     if trigger is None or syntax.arguments is not None:
         return None
     between = "".join(f"{syntax.opening.lstrip()[len(trigger) :]}\0{syntax.after_name}".split())
-    found = re.fullmatch(r'\{"name":"\0","(\w+)":', between)
-    return found[1] if found else None
+    result = re.fullmatch(r'\{"name":"\0","(\w+)":', between)
+    return result[1] if result else None
 
 
 class _JsonEnd:
@@ -361,7 +361,7 @@ class _JsonEnd:
         self.done = False
 
     def push(self, text: str) -> int:
-        """How much of the text belongs to the object."""
+        """Return how much of the text belongs to the object."""
         for at, char in enumerate(text):
             if self._in_text:
                 if self._escaped:
@@ -383,12 +383,12 @@ class _JsonEnd:
 
 
 def overlap(text: str, mark: str) -> int:
-    """How many characters at the text's end may be the beginning of the mark."""
+    """Return how many characters at the text's end may be the beginning of the mark."""
     return next((n for n in range(min(len(mark), len(text)), 0, -1) if text.endswith(mark[:n])), 0)
 
 
 def _matches(literal: str, text: str) -> bool:
-    """Whether the text begins with it."""
+    """Return whether the text begins with it."""
     if ID not in literal:
         return text.startswith(literal)
     parts = [re.escape(part) for part in literal.split(ID)]

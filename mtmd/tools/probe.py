@@ -1,5 +1,5 @@
-"""How a chat template writes tools, calls and their results, found out by rendering a conversation
-with each and looking at what stands around the parts that are known.
+"""Describes how a chat template writes tools, calls and their results, found out by rendering a
+conversation with each and looking at what stands around the parts that are known.
 
 Nothing is known of any model here: a template that writes calls in a way of its own is understood
 as long as the way has the shape of `syntax.CallSyntax`.
@@ -39,9 +39,10 @@ _DECLARED = Tool(_TOOL, "probed", '{"type": "object", "properties": {}}').declar
 
 @dataclass(frozen=True)
 class ToolTemplate:
-    """What a template can do by itself. `declares`: it tells the model about tools; `writes_calls`
-    and `writes_results`: messages with them go into it as they are, `pictures`: those of results as
-    well; `text_arguments`: it takes arguments as JSON text. `syntax` is how calls are to be read.
+    """Describes what a template can do by itself. `declares`: it tells the model about tools;
+    `writes_calls` and `writes_results`: messages with them go into it as they are, `pictures`:
+    those of results as well; `text_arguments`: it takes arguments as JSON text. `syntax` is how
+    calls are to be read.
     """
 
     declares: bool
@@ -75,7 +76,7 @@ def read_template(
 
 
 def _results(render: Render, text_arguments: bool, marker: str | None) -> tuple[bool, bool]:
-    """Whether results can be written, and pictures in them."""
+    """Return whether results can be written, and pictures in them."""
     call = _message([_call(_CALL, {_KEYS[0]: _STRING}, _IDS[0], text_arguments)])
     result: dict[str, Any] = {"role": "tool", "tool_call_id": _IDS[0], "name": _CALL}
 
@@ -108,15 +109,15 @@ class _Probe:
         if one is None or one.count(_CALL) != 1:
             return None
         before, rest = one.split(_CALL)
-        found = _json_arguments(rest) or self._named_arguments()
-        if found is None:
+        result = _json_arguments(rest) or self._named_arguments()
+        if result is None:
             return None
-        after_name, arguments, tail = found
+        after_name, arguments, tail = result
         whole = CallSyntax("", before.lstrip(), after_name, arguments, tail, several=False)
         return self._several(whole)
 
     def _several(self, whole: CallSyntax) -> CallSyntax:
-        """What of the texts around one call belongs to each of several, and what to all."""
+        """Return what of the texts around one call belongs to each of several, and what to all."""
         values = {_KEYS[0]: _STRING}
         two = self._body([(_CALL, values), (_OTHER, values)])
         if two is None or two.count(_CALL) != 1 or two.count(_OTHER) != 1:
@@ -144,7 +145,7 @@ class _Probe:
         return replace(syntax, end=end)
 
     def _body(self, calls: Sequence[tuple[str, dict[str, Any]]]) -> str | None:
-        """What a message with these calls has in place of a text; ids are `ID`."""
+        """Return what a message with these calls has in place of a text; ids are `ID`."""
         made = [
             _call(name, values, id_, self._text)
             for (name, values), id_ in zip(calls, _IDS, strict=False)
@@ -204,13 +205,15 @@ class _Probe:
         return "", Arguments(form, first, assign, separator, without), gap[5][null.end() :]
 
     def _quoted_keys(self, opening: str) -> bool:
-        """Whether names inside objects are written like texts."""
+        """Return whether names inside objects are written like texts."""
         nested = self._body([(_CALL, {_KEYS[0]: {_KEYS[1]: _STRING}})])
         return nested is None or not re.search(r"\{\s*" + _KEYS[1], nested) or not opening
 
 
 def _json_arguments(rest: str) -> tuple[str, None, str] | None:
-    """What stands between a call's name and its arguments, and after them, if they are JSON."""
+    """Return what stands between a call's name and its arguments, and after them, if they are
+    JSON.
+    """
     written = re.search(rf'\{{\s*"{_KEYS[0]}"\s*:\s*"{_STRING}"\s*\}}', rest)
     return None if written is None else (rest[: written.start()], None, rest[written.end() :])
 

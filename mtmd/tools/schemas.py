@@ -19,7 +19,7 @@ ANNOTATIONS = frozenset(
 _INDEX_DIGITS = 9
 _PARTS_MAX = 1000  # of a choice
 _REPEATED_MAX = 1 << 20  # characters of what is repeated among the definitions
-_PLACE = "place-"  # begins the names of those
+_LOCATION = "place-"  # begins the names of those
 _DEFINITION = re.compile(r"#/(\$defs|definitions)/[^/]+")
 
 
@@ -34,7 +34,7 @@ def with_definitions(schema: dict[str, Any]) -> dict[str, Any]:
     are missing stay, and all of them where the schema would become too long.
     """
     table = schema.get("$defs", {})
-    if not isinstance(table, dict) or any(name.startswith(_PLACE) for name in table):
+    if not isinstance(table, dict) or any(name.startswith(_LOCATION) for name in table):
         return schema
     names: dict[str, str] = {}
     waiting: list[str] = []
@@ -44,50 +44,50 @@ def with_definitions(schema: dict[str, Any]) -> dict[str, Any]:
         if not isinstance(reference, str) or _DEFINITION.fullmatch(reference):
             return part
         if reference not in names:
-            if _place(schema, reference) is None:
+            if _location(schema, reference) is None:
                 return part
-            names[reference] = f"{_PLACE}{len(names)}"
+            names[reference] = f"{_LOCATION}{len(names)}"
             waiting.append(reference)
         return {**part, "$ref": f"#/$defs/{names[reference]}"}
 
-    result, places, left = changed(schema, named), dict[str, Any](), _REPEATED_MAX
+    result, locations, left = changed(schema, named), dict[str, Any](), _REPEATED_MAX
     while waiting:
         reference = waiting.pop()
-        place = _place(schema, reference)
-        left -= len(json.dumps(place))
+        location = _location(schema, reference)
+        left -= len(json.dumps(location))
         if left < 0:
             return schema
-        places[names[reference]] = changed(place, named)
-    return {**result, "$defs": {**result.get("$defs", {}), **places}} if places else schema
+        locations[names[reference]] = changed(location, named)
+    return {**result, "$defs": {**result.get("$defs", {}), **locations}} if locations else schema
 
 
-def _place(schema: dict[str, Any], reference: str) -> Any:
-    """What a reference within the schema speaks of, the whole without its definitions; None where
-    there is nothing.
+def _location(schema: dict[str, Any], reference: str) -> Any:
+    """Return what a reference within the schema speaks of, the whole without its definitions; None
+    where there is nothing.
     """
     start, *path = reference.split("/")
     if start != "#":
         return None
-    found: Any = schema
+    result: Any = schema
     for name in map(unescaped, path):
-        if isinstance(found, list):
-            is_index = len(name) < _INDEX_DIGITS and name.isdecimal() and int(name) < len(found)
-            found = found[int(name)] if is_index else None
+        if isinstance(result, list):
+            is_index = len(name) < _INDEX_DIGITS and name.isdecimal() and int(name) < len(result)
+            result = result[int(name)] if is_index else None
         else:
-            found = found.get(name) if isinstance(found, dict) else None
-        if found is None:
+            result = result.get(name) if isinstance(result, dict) else None
+        if result is None:
             return None
-    if found is schema:
+    if result is schema:
         return {key: value for key, value in schema.items() if key not in DEFINITIONS}
-    return found if isinstance(found, (dict, bool)) else None
+    return result if isinstance(result, (dict, bool)) else None
 
 
 def definitions(root: Mapping[str, Any], part: Any) -> dict[str, Any]:
-    """What references in a part of `root` need beside it: the definitions that it reaches, all
-    where it refers to something else.
+    """Return what references in a part of `root` need beside it: the definitions that it reaches,
+    all where it refers to something else.
     """
     tables = {key: root[key] for key in DEFINITIONS if isinstance(root.get(key), dict)}
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     waiting = [part]
     while waiting:
         value = waiting.pop()
@@ -102,10 +102,10 @@ def definitions(root: Mapping[str, Any], part: Any) -> dict[str, Any]:
         name = unescaped(name)
         if start != "#" or name not in tables.get(table, ()):
             return tables
-        if name not in found.setdefault(table, {}):
-            found[table][name] = tables[table][name]
-            waiting.append(found[table][name])
-    return found
+        if name not in result.setdefault(table, {}):
+            result[table][name] = tables[table][name]
+            waiting.append(result[table][name])
+    return result
 
 
 def resolve(schema: Any, root: Mapping[str, Any]) -> Any:
@@ -114,12 +114,12 @@ def resolve(schema: Any, root: Mapping[str, Any]) -> Any:
         if not isinstance(schema, dict) or "$ref" not in schema:
             return schema
         _, *path = str(schema["$ref"]).split("/")
-        found: Any = root if schema["$ref"].startswith("#/") else None
+        result: Any = root if schema["$ref"].startswith("#/") else None
         for part in path:
-            found = found.get(unescaped(part)) if isinstance(found, Mapping) else None
-            if found is None:
+            result = result.get(unescaped(part)) if isinstance(result, Mapping) else None
+            if result is None:
                 return None
-        schema = found
+        schema = result
     return None
 
 
@@ -188,7 +188,7 @@ def _choices(
 
 
 def type_of(value: Any) -> str:
-    """Of a value made of JSON types."""
+    """Return the type of a value made of JSON types."""
     if value is None:
         return "null"
     if isinstance(value, bool):

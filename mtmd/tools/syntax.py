@@ -1,4 +1,4 @@
-"""How a chat template writes tool calls, as the texts that stand around their parts.
+"""Describes how a chat template writes tool calls, as the texts that stand around their parts.
 
 A call is `before_name`, its name, its arguments, `after`; all calls of a message stand between
 `begin` and `end`, with `between` from one to the next.
@@ -50,7 +50,7 @@ class CallSyntax:
 
     @property
     def opening(self) -> str:
-        """What the first call begins with."""
+        """Return what the first call begins with."""
         return self.begin + self.before_name
 
     def trigger(self, special: Sequence[str]) -> str | None:
@@ -89,7 +89,7 @@ class CallSyntax:
 
 
 def common_prefix(one: str, other: str) -> str:
-    """What both begin with."""
+    """Return what both begin with."""
     pairs = zip(one, other, strict=False)
     return one[: next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))]
 

@@ -42,15 +42,15 @@ class Tool:
         return schema
 
     def declaration(self) -> dict[str, Any]:
-        """As chat templates take it."""
+        """Return the declaration as chat templates take it."""
         function = {"name": self.name, "description": self.description, "parameters": self.schema}
         return {"type": "function", "function": function}
 
 
 @dataclass(frozen=True)
 class ToolChoice:
-    """Whether tools are called: "none", "auto" as the model likes, "required" at least one. `names`
-    are those that may be called, empty for all.
+    """Describes whether tools are called: "none", "auto" as the model likes, "required" at least
+    one. `names` are those that may be called, empty for all.
     """
 
     mode: Mode = "auto"
@@ -66,7 +66,7 @@ class ToolCall:
     arguments: str
 
     def asdict(self) -> dict[str, Any]:
-        """As OpenAI's interface has it."""
+        """Return the dictionary that OpenAI's interface has."""
         function = {"name": self.name, "arguments": self.arguments}
         return {"id": self.id, "type": "function", "function": function}
 
@@ -83,7 +83,7 @@ class Toolbox:
 
     @property
     def callable(self) -> tuple[Tool, ...]:
-        """Those that the answer may call."""
+        """Return those that the answer may call."""
         if self.choice.mode == "none":
             return ()
         names = self.choice.names
@@ -91,27 +91,27 @@ class Toolbox:
 
 
 def new_id() -> str:
-    """For a call. The last nine characters are letters and digits alone: some chat templates write
-    them.
+    """Return an id for a call. The last nine characters are letters and digits alone: some chat
+    templates write them.
     """
     return f"call_{secrets.token_hex(12)}"
 
 
 def read_toolbox(tools: object, choice: object = None, several: object = None) -> Toolbox:
-    """From the three options of OpenAI's interface; None stands for what is usual.
+    """Read it from the three options of OpenAI's interface; None stands for what is usual.
 
     Raises OptionError naming the place.
     """
     if isinstance(tools, Toolbox):
         return tools
-    found = tuple(_read_all(tools))
-    chosen = _choice(choice, {tool.name for tool in found})
+    result = tuple(_read_all(tools))
+    chosen = _choice(choice, {tool.name for tool in result})
     if several is not None and type(several) is not bool:
         raise _wrong("parallel_tool_calls", several, "true or false")
     one = (
         isinstance(choice, (str, Mapping)) and chosen.mode == "required" and len(chosen.names) == 1
     )
-    return Toolbox(found, chosen, several is not False and not one)
+    return Toolbox(result, chosen, several is not False and not one)
 
 
 def _read_all(value: object) -> Iterator[Tool]:
@@ -170,7 +170,9 @@ def _read(item: object, where: str) -> Tool:
 
 
 def _inner(item: Mapping[str, Any], where: str) -> tuple[Any, str]:
-    """What says of a function which it is, and its place: some interfaces have no object for it."""
+    """Return what says of a function which it is, and its place: some interfaces have no object for
+    it.
+    """
     flat = "function" not in item and any(key in item for key in ("name", *_SCHEMAS))
     return (item, where) if flat else (item.get("function", item), f"{where}.function")
 
@@ -197,7 +199,7 @@ def _schema(value: object, where: str) -> str:
 
 
 def is_deep(value: object) -> bool:
-    """Whether a value made of JSON types has more than `DEEP_MAX` levels."""
+    """Return whether a value made of JSON types has more than `DEEP_MAX` levels."""
     level = [value]
     for _ in range(DEEP_MAX):
         level = [inner for part in level for inner in _parts_of(part)]
@@ -241,12 +243,12 @@ def _allowed(value: Mapping[str, Any], names: set[str]) -> ToolChoice:
     tools = allowed.get("tools") if isinstance(allowed, Mapping) else None
     if mode not in ("auto", "required") or not isinstance(tools, (list, tuple)) or not tools:
         raise _wrong("tool_choice.allowed_tools", allowed, "a mode, auto or required, and tools")
-    found = []
+    result = []
     for number, tool in enumerate(tools):
         function = tool.get("function", tool) if isinstance(tool, Mapping) else None
         name = function.get("name") if isinstance(function, Mapping) else None
-        found.append(_known(name, f"tool_choice.allowed_tools.tools[{number}]", names))
-    return ToolChoice(mode, tuple(found))
+        result.append(_known(name, f"tool_choice.allowed_tools.tools[{number}]", names))
+    return ToolChoice(mode, tuple(result))
 
 
 def _known(name: object, where: str, names: set[str]) -> str:
@@ -256,5 +258,5 @@ def _known(name: object, where: str, names: set[str]) -> str:
     return name
 
 
-def _wrong(where: str, found: object, expected: str) -> OptionError:
-    return OptionError(f"{where}: found {one_line(repr(found))[:80]}, expected {expected}")
+def _wrong(where: str, result: object, expected: str) -> OptionError:
+    return OptionError(f"{where}: found {one_line(repr(result))[:80]}, expected {expected}")

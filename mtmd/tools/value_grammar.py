@@ -54,7 +54,7 @@ class ValueGrammar:
                 return self._choice(schema, keys, key)
         for key in ("anyOf", "oneOf"):
             # The first of oneOf that fits is no promise that no other does.
-            if keys == {key} and (key == "anyOf" or self._apart(schema[key])):
+            if keys == {key} and (key == "anyOf" or self._separate(schema[key])):
                 return self._any(schema[key], deep)
         kinds = schema.get("type")
         kinds = kinds if isinstance(kinds, list) else [kinds]
@@ -97,7 +97,7 @@ class ValueGrammar:
         return self._group([self._lark.text(write_value(value, self._form)) for value in values])
 
     def _writable(self, value: Any) -> bool:
-        """Whether texts in it can stand between their marks, and names are names."""
+        """Return whether texts in it can stand between their marks, and names are names."""
         if isinstance(value, str):
             return self._form.escapes or self._form.close not in value
         if isinstance(value, dict):
@@ -106,8 +106,8 @@ class ValueGrammar:
             )
         return not isinstance(value, list) or all(map(self._writable, value))
 
-    def _apart(self, schemas: Any) -> bool:
-        """Whether no value can fit two of them, by their types alone."""
+    def _separate(self, schemas: Any) -> bool:
+        """Return whether no value can fit two of them, by their types alone."""
         kinds = [_numbers_alike(types_of(one, self._root, self._lark.look)) for one in schemas]
         return sum(map(len, kinds)) == len(set().union(*kinds))
 
@@ -136,8 +136,12 @@ class ValueGrammar:
 
     def _text(self, schema: Mapping[str, Any]) -> str:
         form, lark = self._form, self._lark
-        least, most = schema.get("minLength", 0), schema.get("maxLength")
-        count = f"{{{least},{'' if most is None else most}}}" if least or most is not None else "*"
+        minimum, maximum = schema.get("minLength", 0), schema.get("maxLength")
+        count = (
+            f"{{{minimum},{'' if maximum is None else maximum}}}"
+            if minimum or maximum is not None
+            else "*"
+        )
         if form.escapes:
             # One spelling for each text, as in JSON.
             chars = rf"([^{form.open}\\\x00-\x1f\x7f]|\\[{form.open}\\nrtbf]){count}"
@@ -151,12 +155,12 @@ class ValueGrammar:
 
     def _list(self, schema: Mapping[str, Any], deep: int) -> str:
         item = self.value(schema.get("items", {}), deep + 1)
-        least, most = schema.get("minItems", 0), schema.get("maxItems")
-        if most == 0:
+        minimum, maximum = schema.get("minItems", 0), schema.get("maxItems")
+        if maximum == 0:
             return '"[" "]"'
-        more = f"{{{max(least - 1, 0)},{'' if most is None else most - 1}}}"
+        more = f"{{{max(minimum - 1, 0)},{'' if maximum is None else maximum - 1}}}"
         items = f'{item} ("," {item}){more}'
-        return self._lark.rule(f'"[" {items} "]"' if least else f'"[" ({items})? "]"')
+        return self._lark.rule(f'"[" {items} "]"' if minimum else f'"[" ({items})? "]"')
 
     def _object(self, schema: Mapping[str, Any], deep: int) -> str:
         pairs = self.pairs(schema, ":", ",", deep, nested=True)
@@ -225,11 +229,11 @@ def raw_pattern(schema: Mapping[str, Any], end: str) -> str | None:
     """A regular expression for texts without any marks, of which `end` may be no part; None where
     any other will do.
     """
-    least, most = schema.get("minLength", 0), schema.get("maxLength")
+    minimum, maximum = schema.get("minLength", 0), schema.get("maxLength")
     pattern = schema.get("pattern")
-    if not least and most is None and not isinstance(pattern, str):
+    if not minimum and maximum is None and not isinstance(pattern, str):
         return None
-    both = f"/(?s:.){{{least},{'' if most is None else most}}}/"
+    both = f"/(?s:.){{{minimum},{'' if maximum is None else maximum}}}/"
     both += f" & ~/(?s:.*){pattern_of(end)}(?s:.*)/"
     if isinstance(pattern, str):
         begin = "" if pattern.startswith("^") else "(?s:.*)"

@@ -35,7 +35,7 @@ class ValueForm:
 
     @property
     def escapes(self) -> bool:
-        """Whether texts have escapes, as between quotation marks."""
+        """Return whether texts have escapes, as between quotation marks."""
         return self.open in ("'", '"')
 
 

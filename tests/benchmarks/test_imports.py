@@ -33,7 +33,7 @@ def is_there(module: str, name: str) -> bool:
 
 def test_what_is_imported_from_the_package_is_there() -> None:
     files = [file for folder in ("benchmarks", "tools") for file in (ROOT / folder).rglob("*.py")]
-    wanted = {names: file for file in files for names in taken(file)}
-    assert len(wanted) > 100
-    missing = [f"{wanted[names]}: {names}" for names in wanted if not is_there(*names)]
+    requested = {names: file for file in files for names in taken(file)}
+    assert len(requested) > 100
+    missing = [f"{requested[names]}: {names}" for names in requested if not is_there(*names)]
     assert missing == []

@@ -22,7 +22,7 @@ ENCODERS = {
     "pixtral-12b": 9,
 }
 OUTSIDE = 56  # the first and the last layer, what comes before and behind, mergers between
-KEPT = 3  # layers of Qwen3-VL whose sums are kept for the end, and made alone
+SAVED = 3  # layers of Qwen3-VL whose sums are kept for the end, and made alone
 
 
 @pytest.fixture
@@ -35,18 +35,18 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_an_encoders_layer_takes_at_most(launches: ModuleType, shape: str) -> None:
     target = Target("cuda:90")
     plan = launches.plans(launches.model_on(target, shape, "BF16"))["encode"]
-    found = launches.counted(plan, target)
-    few = sorted(found.layers)[: len(found.layers) - KEPT]
-    assert set(few) == {ENCODERS[shape]} and max(found.layers) <= ENCODERS[shape] + 1
-    assert found.launches - len(found.layers) * ENCODERS[shape] <= OUTSIDE
+    result = launches.counted(plan, target)
+    few = sorted(result.layers)[: len(result.layers) - SAVED]
+    assert set(few) == {ENCODERS[shape]} and max(result.layers) <= ENCODERS[shape] + 1
+    assert result.launches - len(result.layers) * ENCODERS[shape] <= OUTSIDE
 
 
 @pytest.mark.parametrize("weights", ["BF16", "Q4_K_M"])
 def test_layers_with_the_delta_rule_and_experts(launches: ModuleType, weights: str) -> None:
     target = Target("cuda:90")
     plan = launches.plans(launches.model_on(target, "qwen3-next-80b-a3b", weights))["decode"]
-    found = launches.counted(plan, target)
-    assert max(found.layers) <= 20 and found.launches <= 48 * 20 + 12
+    result = launches.counted(plan, target)
+    assert max(result.layers) <= 20 and result.launches <= 48 * 20 + 12
 
 
 def test_one_by_one_and_rewritten(

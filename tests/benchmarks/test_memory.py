@@ -30,8 +30,8 @@ def memory() -> ModuleType:
 def test_prediction_is_within_ten_percent_and_flash_is_five_times_smaller(
     memory: ModuleType,
 ) -> None:
-    found = {form: memory.run(form) for form in ("flash", "explicit")}
-    for result in found.values():
+    match = {form: memory.run(form) for form in ("flash", "explicit")}
+    for result in match.values():
         assert 0.9 <= result["predicted"] / result["measured"] <= 1.1
-    assert found["explicit"]["measured"] >= 5 * found["flash"]["measured"]
-    assert found["explicit"]["predicted"] >= 5 * found["flash"]["predicted"]
+    assert match["explicit"]["measured"] >= 5 * match["flash"]["measured"]
+    assert match["explicit"]["predicted"] >= 5 * match["flash"]["predicted"]

@@ -15,14 +15,14 @@ import peers
 
 
 def test_a_server_is_asked_for_all_answers_at_once_and_nothing_twice():
-    sizes, asked, together = peers.Sizes((64,), (1, 4)), [], Barrier(4)
+    sizes, requested, together = peers.Sizes((64,), (1, 4)), [], Barrier(4)
 
     class Server(BaseHTTPRequestHandler):
         def do_GET(self):
             self._reply({"status": "ok"})
 
         def do_POST(self):
-            asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            requested.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
             together.wait(10)  # or none of them is answered
             self._reply({"usage": {"completion_tokens": 5}})
 
@@ -43,9 +43,9 @@ def test_a_server_is_asked_for_all_answers_at_once_and_nothing_twice():
         finally:
             server.shutdown()
             thread.join()
-    prompts = {body["messages"][0]["content"] for body in asked}
-    assert len(asked) == len(prompts) == 8 and {len(p) for p in prompts} == {64}
-    assert all(body["max_tokens"] == peers.DECODE for body in asked)
+    prompts = {body["messages"][0]["content"] for body in requested}
+    assert len(requested) == len(prompts) == 8 and {len(p) for p in prompts} == {64}
+    assert all(body["max_tokens"] == peers.DECODE for body in requested)
 
 
 def test_a_server_that_does_not_start_says_why():
@@ -59,5 +59,5 @@ def test_a_share_above_the_roofline_is_explained(
     share: float, capsys: pytest.CaptureFixture[str]
 ) -> None:
     peers.show({("q8", "decode", 0, "mtmd"): [5.0], ("q8", "share of decode", 0, "mtmd"): [share]})
-    told = capsys.readouterr().out
-    assert f"best {share:.0%}" in told and ("processor's caches" in told) is (share > 1)
+    reported = capsys.readouterr().out
+    assert f"best {share:.0%}" in reported and ("processor's caches" in reported) is (share > 1)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mtmd.clip.grids import Cells, OneGrid, PackedGrids, grid_positions, token_by_token
-from mtmd.clip.packing import MOST_ON_HOST, SIZES, Strip
+from mtmd.clip.packing import MAX_ON_HOST, SIZES, Strip
 from mtmd.kernels import ops
 
 CELLS = Cells(patch=2, merge=3)  # tokens of 6 x 6 pixels
@@ -38,8 +38,8 @@ def test_tokens_lie_below_one_another(kind: str) -> None:
         np.testing.assert_array_equal(strip[:, number * side : (number + 1) * side].numpy(), cell)
     assert not strip[:, 12 * side :].any(), "nothing is behind them"
     shapes = [t.shape for t in tiles]
-    found = STRIP.split(torch.arange(length)[None, :, None], shapes)
-    assert [f.flatten().tolist() for f in found] == [[*range(6)], [6, 7], [8, 9, 10, 11]]
+    result = STRIP.split(torch.arange(length)[None, :, None], shapes)
+    assert [f.flatten().tolist() for f in result] == [[*range(6)], [6, 7], [8, 9, 10, 11]]
 
 
 def test_what_joins_a_tokens_patches_finds_them() -> None:
@@ -83,13 +83,13 @@ def test_each_patch_knows_its_own_picture() -> None:
 
 
 def test_what_goes_into_a_pack() -> None:
-    most = MOST_ON_HOST // CELLS.patches
-    small, half, whole = (tile(1, n).shape for n in (3, most // 2 + 1, most))
+    maximum = MAX_ON_HOST // CELLS.patches
+    small, half, whole = (tile(1, n).shape for n in (3, maximum // 2 + 1, maximum))
     assert STRIP.choose([small, half, half, small, whole]) == [0, 1, 3]
-    assert STRIP.choose([tile(1, most + 1).shape, small]) == [], "the first is too large"
+    assert STRIP.choose([tile(1, maximum + 1).shape, small]) == [], "the first is too large"
     frames, odd = (6, *small[1:]), (3, small[1] + 1, small[2])
     assert STRIP.choose([frames, small]) == [] == STRIP.choose([odd, small])
-    assert (STRIP.length([small, half]), STRIP.length([half, half])) == (3 + most // 2 + 1, None)
+    assert (STRIP.length([small, half]), STRIP.length([half, half])) == (3 + maximum // 2 + 1, None)
     few = Strip(CELLS, few=True)
     assert few.sizes[-1] * CELLS.patches <= SIZES[-1]
     assert few.length([small]) == few.sizes[0] and few.length([whole, small]) in few.sizes

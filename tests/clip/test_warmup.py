@@ -90,14 +90,14 @@ def encoder(
 def report(scenario: str) -> WarmupReport:
     with patch("torch.get_num_threads", return_value=1):  # kernels take memory per thread
         subject = encoder(scenario)
-        found, graphs = encoder_placement(subject), encoder_graphs(subject)
+        result, graphs = encoder_placement(subject), encoder_graphs(subject)
     return WarmupReport(
         "tiny",
         "limited",
         "a machine of the tests",
         "fp32",
-        (found.flash,),
-        found.refused,
+        (result.flash,),
+        result.refused,
         tuple(graphs),
     )
 
@@ -115,8 +115,8 @@ def test_printed_report(scenario: str) -> None:
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_fallbacks_compute_the_same(scenario: str) -> None:
     expected = Encoder(FAMILY, Noise(), [Reference()], dtype=torch.float32).encode(tiles(BATCH + 1))
-    for found, wanted in zip(encoder(scenario).encode(tiles(BATCH + 1)), expected, strict=True):
-        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    for actual, requested in zip(encoder(scenario).encode(tiles(BATCH + 1)), expected, strict=True):
+        torch.testing.assert_close(actual, requested, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -134,9 +134,9 @@ def test_fallbacks_compute_the_same(scenario: str) -> None:
     ],
 )
 def test_flash_state(scenario: str, state: str, accelerated: bool) -> None:
-    found = report(scenario)
-    assert found.flash[0].state == state
-    assert found.fully_accelerated is accelerated
+    result = report(scenario)
+    assert result.flash[0].state == state
+    assert result.fully_accelerated is accelerated
 
 
 def test_refused_attention_stays_on_the_device_under_auto_and_goes_to_the_cpu_under_on() -> None:
@@ -164,9 +164,9 @@ def test_only_refused_nodes_are_rebuilt() -> None:
 
 
 def test_refused_pool_is_a_split_with_copies() -> None:
-    found = report("pool2d").graphs[0]
-    assert found.splits == 3
-    assert [(c.name, c.bytes) for c in found.copies] == [
+    result = report("pool2d").graphs[0]
+    assert result.splits == 3
+    assert [(c.name, c.bytes) for c in result.copies] == [
         ("v.post_ln@cpu", 16 * 144 * 4),
         ("mm.pool@limited", 4 * 144 * 4),
     ]
@@ -176,12 +176,12 @@ def test_what_is_accepted_for_one_tile_and_refused_for_four() -> None:
     """llama.cpp PR 19884: asked about a batch of one, refused at a batch of four. Both are asked
     about, and reported.
     """
-    found = report("batch")
-    assert found.graphs[0].splits == 1 and found.graphs[0].ops_by_backend == {
-        "limited": found.graphs[0].nodes
+    result = report("batch")
+    assert result.graphs[0].splits == 1 and result.graphs[0].ops_by_backend == {
+        "limited": result.graphs[0].nodes
     }
-    assert found.graphs[1].ops_by_backend["cpu"] > 0
-    assert {r.reason for r in found.refused} == {f"batch {BATCH} is not supported"}
+    assert result.graphs[1].ops_by_backend["cpu"] > 0
+    assert {r.reason for r in result.refused} == {f"batch {BATCH} is not supported"}
 
 
 def test_check_finds_a_wrong_kernel() -> None:
@@ -217,9 +217,9 @@ def test_check_in_bf16() -> None:
 def test_json_has_the_same_facts() -> None:
     import json
 
-    found = json.loads(json.dumps(report("pool2d").asdict()))
-    assert found["fully_accelerated"] is False
-    assert found["refused"][0]["op"] == "pool2d" and found["refused"][0]["tensors"][0] == {
+    result = json.loads(json.dumps(report("pool2d").asdict()))
+    assert result["fully_accelerated"] is False
+    assert result["refused"][0]["op"] == "pool2d" and result["refused"][0]["tensors"][0] == {
         "role": "dst",
         "dtype": "fp32",
         "shape": [1, 4, 144],

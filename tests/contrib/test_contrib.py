@@ -28,10 +28,10 @@ LIMITS = ServerSettings()
 
 
 def unit():
-    found = configparser.ConfigParser(strict=False, interpolation=None)
-    found.optionxform = str
-    found.read(CONTRIB / "mtmd.service")
-    return found
+    result = configparser.ConfigParser(strict=False, interpolation=None)
+    result.optionxform = str
+    result.read(CONTRIB / "mtmd.service")
+    return result
 
 
 def steps():
@@ -177,8 +177,8 @@ def test_kubernetes_starts_what_the_image_has_and_asks_what_the_server_answers(t
     assert port == settings.port == service["spec"]["ports"][0]["port"]
     routes = {rule.rule for rule in create_loading_app(Loading(), settings).url_map.iter_rules()}
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-        asked = container[probe]["httpGet"]
-        assert asked["path"] in routes and asked["port"] == port
+        requested = container[probe]["httpGet"]
+        assert requested["path"] in routes and requested["port"] == port
     mounted = {one["name"]: one["mountPath"] for one in container["volumeMounts"]}
     assert set(mounted) == {volume["name"] for volume in pod["volumes"]}
     assert Path(args.data).is_relative_to(mounted["data"])

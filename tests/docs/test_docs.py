@@ -23,8 +23,8 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "examples" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 HISTORY = ("LOG.md",)  # tells what was tried with options of then
 PRINTED: dict[str, str] = {}  # by calls, which several pages show
-LINES_MOST = 200  # of the README
-IMAGE_BYTES_MOST = 120_000
+LINES_MAX = 200  # of the README
+IMAGE_BYTES_MAX = 120_000
 CALL = re.compile(r"^    (?:\$ )?(?P<line>(?:[^`\n]*\| ?)?mtmd [^\n]*)$", re.M)
 SHOWN = re.compile(r"^    \$ (?P<line>[^\n]*mtmd [^\n]*)\n(?P<out>(?:    [^$\n][^\n]*\n)+)", re.M)
 
@@ -43,20 +43,20 @@ def words_of(line: str) -> list[str]:
 
 @pytest.mark.parametrize("page", [p for p in PAGES if p.name not in HISTORY], ids=name_of)
 def test_calls_of_mtmd_are_such_as_it_takes(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for found in CALL.finditer(page.read_text()):
-        words = words_of(found["line"])
+    for result in CALL.finditer(page.read_text()):
+        words = words_of(result["line"])
         if words[:1] == [cli.HELP]:
             continue
         try:
             parser().parse_args(words)
         except SystemExit:
-            pytest.fail(f"{found['line']}: {capsys.readouterr().err}")
+            pytest.fail(f"{result['line']}: {capsys.readouterr().err}")
 
 
 def shown() -> Iterator[tuple[str, str, str]]:
     for page in PAGES:
-        for found in SHOWN.finditer(page.read_text()):
-            yield name_of(page), found["line"], found["out"]
+        for result in SHOWN.finditer(page.read_text()):
+            yield name_of(page), result["line"], result["out"]
 
 
 @pytest.mark.parametrize(("page", "line", "out"), list(shown()), ids=lambda text: str(text)[:60])
@@ -114,13 +114,13 @@ def test_lines_of_python_print_what_their_comments_say(
             continue
         capsys.readouterr()
         exec(code, names)
-        said = " ".join(capsys.readouterr().out.split())
-        place = 0
+        stated = " ".join(capsys.readouterr().out.split())
+        location = 0
         for comment in re.findall(r"print\(.*?\)  # (.*)", code):
             for part in comment.split("..."):
                 text = " ".join(part.split())
-                assert text in said[place:], (comment, said)
-                place = said.index(text, place) + len(text)
+                assert text in stated[location:], (comment, stated)
+                location = stated.index(text, location) + len(text)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -135,12 +135,12 @@ def test_every_page_is_found_from_the_readme() -> None:
     readme = (ROOT / "README.md").read_text()
     pages = [name_of(p) for p in (ROOT / "docs").glob("*.md")]
     assert [page for page in pages if f"]({page}" not in readme] == []
-    assert readme.count("\n") <= LINES_MOST
+    assert readme.count("\n") <= LINES_MAX
 
 
 def test_pictures_are_small_and_of_both_themes() -> None:
     images = {p.stem: p.stat().st_size for p in (ROOT / "docs" / "images").iterdir()}
-    assert max(images.values()) < IMAGE_BYTES_MOST
+    assert max(images.values()) < IMAGE_BYTES_MAX
     for name in images:
         assert name.replace("light", "dark") in images
 

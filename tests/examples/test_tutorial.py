@@ -30,8 +30,8 @@ def run(source: str, names: dict[str, Any]) -> list[dict[str, Any]]:
     out, value = io.StringIO(), None
 
     async def execute(code: Any) -> Any:
-        found = eval(code, names)
-        return await found if inspect.isawaitable(found) else found
+        result = eval(code, names)
+        return await result if inspect.isawaitable(result) else result
 
     with redirect_stdout(out):
         asyncio.run(execute(compile(tree, "cell", "exec", AWAIT)))
@@ -53,7 +53,7 @@ def run(source: str, names: dict[str, Any]) -> list[dict[str, Any]]:
     return outputs
 
 
-def said(outputs: list[dict[str, Any]]) -> list[str]:
+def stated(outputs: list[dict[str, Any]]) -> list[str]:
     """What of them is the same on every machine: no times, no name of a device, no JPEG."""
     texts = [
         "".join(o["text"] if o["output_type"] == "stream" else next(iter(o["data"].values())))
@@ -73,7 +73,7 @@ def test_every_cell_says_what_is_printed_below_it(monkeypatch: pytest.MonkeyPatc
     names: dict[str, Any] = {"__name__": "__main__"}
     for cell in cells():
         source = "".join(cell["source"])
-        assert said(run(source, names)) == said(cell["outputs"]), source
+        assert stated(run(source, names)) == stated(cell["outputs"]), source
 
 
 def write() -> None:

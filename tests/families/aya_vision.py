@@ -105,9 +105,9 @@ def aya_vision(
     processing = {"patch_size": tower["patch_size"], "downsample_factor": factor, "img_size": side}
     write(folder, "processor_config.json", {**processing, "processor_class": "AyaVisionProcessor"})
     images = GotOcr2ImageProcessorPil.from_pretrained(folder)
-    found = build_processor(AyaVisionProcessor, folder, images, **processing)
+    result = build_processor(AyaVisionProcessor, folder, images, **processing)
     return Oracle(
-        folder, model, found, image, "one array [3, H, W] a tile, each picture's overview last"
+        folder, model, result, image, "one array [3, H, W] a tile, each picture's overview last"
     )
 
 

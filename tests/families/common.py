@@ -64,14 +64,14 @@ class Oracle:
         """
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # transformers' use of numpy
-            found = self.processor.apply_chat_template(
+            result = self.processor.apply_chat_template(
                 _with_pictures(messages, images),
                 add_generation_prompt=True,
                 tokenize=True,
                 return_dict=True,
                 return_tensors="pt",
             )
-        return {key: value for key, value in found.items() if key != "labels"}
+        return {key: value for key, value in result.items() if key != "labels"}
 
     def prompt_ids(self, inputs: Any) -> list[int]:
         return [int(i) for i in inputs["input_ids"][0]]
@@ -105,16 +105,16 @@ class Oracle:
     @torch.no_grad()
     def logits(self, inputs: Any) -> torch.Tensor:
         """[V]: the logits after the last token."""
-        found: torch.Tensor = self.model(**inputs).logits[0, -1]
-        return found
+        result: torch.Tensor = self.model(**inputs).logits[0, -1]
+        return result
 
     @torch.no_grad()
     def greedy(self, inputs: Any, n: int = 48) -> list[int]:
         """`n` new token ids by transformers' own loop and cache; the end of sequence is a token
         like any other.
         """
-        found = self.model.generate(**inputs, max_new_tokens=n, do_sample=False)
-        return [int(i) for i in found[0, inputs["input_ids"].shape[1] :]]
+        result = self.model.generate(**inputs, max_new_tokens=n, do_sample=False)
+        return [int(i) for i in result[0, inputs["input_ids"].shape[1] :]]
 
 
 @dataclass(frozen=True)
@@ -132,10 +132,10 @@ def tokenizer(special: tuple[str, ...], bos: str | None = None) -> Tokenizer:
     """A small byte-level BPE whose special tokens come last, as in most published files. `bos` is
     put first by its post-processor.
     """
-    found = Tokenizer(models.BPE())
-    found.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    found.decoder = decoders.ByteLevel()
-    found.train_from_iterator(
+    result = Tokenizer(models.BPE())
+    result.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    result.decoder = decoders.ByteLevel()
+    result.train_from_iterator(
         WORDS,
         trainers.BpeTrainer(
             vocab_size=331,
@@ -143,12 +143,12 @@ def tokenizer(special: tuple[str, ...], bos: str | None = None) -> Tokenizer:
             show_progress=False,
         ),
     )
-    found.add_special_tokens([AddedToken(s, special=True, normalized=False) for s in special])
+    result.add_special_tokens([AddedToken(s, special=True, normalized=False) for s in special])
     if bos:
-        found.post_processor = processors.TemplateProcessing(
-            f"{bos} $A", f"{bos} $A {bos} $B", [(bos, found.token_to_id(bos))]
+        result.post_processor = processors.TemplateProcessing(
+            f"{bos} $A", f"{bos} $A {bos} $B", [(bos, result.token_to_id(bos))]
         )
-    return found
+    return result
 
 
 def randomize(model: Any, seed: int, **ranges: tuple[float, float]) -> Any:
@@ -254,7 +254,9 @@ def build_processor(
     """
     stand_in = SimpleNamespace(num_frames=1, fps=1, merge_size=2, model_input_names=[])
     unchecked = type(
-        kind.__name__, (kind,), {"check_argument_for_proper_class": lambda *found: type(found[-1])}
+        kind.__name__,
+        (kind,),
+        {"check_argument_for_proper_class": lambda *result: type(result[-1])},
     )
     more = {"video_processor": stand_in} if videos else {}
     return unchecked(
@@ -290,11 +292,11 @@ def _with_pictures(messages: Messages, images: Sequence[np.ndarray]) -> Messages
     from PIL import Image
 
     pictures = iter(images)
-    found = []
+    result = []
     for message in messages:
         parts = message["content"]
         parts = [{"type": "text", "text": parts}] if isinstance(parts, str) else parts
-        found.append(
+        result.append(
             message
             | {
                 "content": [
@@ -307,4 +309,4 @@ def _with_pictures(messages: Messages, images: Sequence[np.ndarray]) -> Messages
         )
     if next(pictures, None) is not None:
         raise ValueError("more pictures than image parts")
-    return found
+    return result

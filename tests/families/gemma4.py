@@ -132,9 +132,9 @@ def fill_buffers(model: Any, seed: int) -> None:
     standardization.
     """
     rng = torch.Generator().manual_seed(seed)
-    kept = set(model.state_dict())
+    saved = set(model.state_dict())
     for name, buffer in model.named_buffers():
-        if name not in kept:
+        if name not in saved:
             continue
         kind = name.rpartition(".")[2]
         low, high = {

@@ -64,21 +64,21 @@ def halves(tensor: np.ndarray, heads: int, turning: int) -> np.ndarray:
 
 
 def read_json(folder: Path, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / name).read_text())
-    return found
+    result: dict[str, Any] = json.loads((folder / name).read_text())
+    return result
 
 
 def named(tensors: Mapping[str, np.ndarray], architecture: gguf.MODEL_ARCH, layers: int) -> Tensors:
     """Under GGUF's names."""
-    names, found = (
+    names, result = (
         gguf.get_tensor_name_map(architecture, max(layers, 8)),
         {},
     )  # projectors number their layers too
     for name, tensor in tensors.items():
         ours = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert ours, f"the gguf package has no name for {name}"
-        found[ours] = tensor
-    return found
+        result[ours] = tensor
+    return result
 
 
 def decoder(folder: Path, path: Path, architecture: str) -> None:

@@ -63,7 +63,7 @@ def tiles(inputs: Any, merge: int) -> list[np.ndarray]:
     """[3, Y, X] of each picture, from patches of two equal frames, `merge` x `merge` of them
     together.
     """
-    found = []
+    result = []
     for patches, (_, rows, columns) in zip(
         per_picture(inputs), inputs["image_grid_thw"].tolist(), strict=True
     ):
@@ -73,8 +73,8 @@ def tiles(inputs: Any, merge: int) -> list[np.ndarray]:
         ).transpose(5, 4, 0, 2, 6, 1, 3, 7)
         first, second = cells.reshape(2, 3, rows * side, columns * side)
         np.testing.assert_array_equal(first, second)
-        found.append(first)
-    return found
+        result.append(first)
+    return result
 
 
 def glm4v(
@@ -118,13 +118,13 @@ def glm4v(
             **CLIP,
         },
     )
-    found = build_processor(
+    result = build_processor(
         Glm4vProcessor, folder, Glm4vImageProcessorPil.from_pretrained(folder), videos=True
     )
     return Oracle(
         folder,
         model,
-        found,
+        result,
         ids["image_token_id"],
         unpack=partial(tiles, merge=tower["spatial_merge_size"]),
     )

@@ -58,14 +58,14 @@ LLAMA3 = {
 
 def tiles(inputs: Any) -> list[np.ndarray]:
     """Each tile without the padding that its mask tells."""
-    found = []
+    result = []
     for pixels, mask in zip(
         inputs["pixel_values"][0], inputs["pixel_attention_mask"][0], strict=True
     ):
         height, width = int(mask.any(1).sum()), int(mask.any(0).sum())
         if height and width:
-            found.append(pixels[:, :height, :width].numpy())
-    return found
+            result.append(pixels[:, :height, :width].numpy())
+    return result
 
 
 def idefics3(

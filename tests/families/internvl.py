@@ -124,9 +124,9 @@ def internvl(
         {"image_seq_length": count, "processor_class": "InternVLProcessor"},
     )
     images = GotOcr2ImageProcessorPil.from_pretrained(folder)
-    found = build_processor(InternVLProcessor, folder, images, videos=True, image_seq_length=count)
+    result = build_processor(InternVLProcessor, folder, images, videos=True, image_seq_length=count)
     return Oracle(
-        folder, model, found, image, "one array [3, H, W] a tile, each picture's overview last"
+        folder, model, result, image, "one array [3, H, W] a tile, each picture's overview last"
     )
 
 

@@ -144,11 +144,11 @@ def lfm2_vl(
         {"processor_class": "Lfm2VlProcessor", "image_processor": settings},
     )
     images = Lfm2VlImageProcessor.from_pretrained(folder)
-    found = build_processor(Lfm2VlProcessor, folder, images)
+    result = build_processor(Lfm2VlProcessor, folder, images)
     return Oracle(
         folder,
         model,
-        found,
+        result,
         image,
         "one array [patches, patch * patch * 3] a tile, its padding cut off; thumbnails last",
         valid,

@@ -144,19 +144,19 @@ def llava(
         "processor_config.json",
         {**processor, "image_token": "<image>", "processor_class": f"{kind}Processor"},
     )
-    found = build_processor(
+    result = build_processor(
         getattr(transformers, f"{kind}Processor"), folder, _images(folder, bool(more)), **processor
     )
     if more:
         return Oracle(
             folder,
             model,
-            found,
+            result,
             image,
             "one array [3, H, W] a tile, each picture's overview first",
             next_tiles,
         )
-    return Oracle(folder, model, found, image)
+    return Oracle(folder, model, result, image)
 
 
 def _images(folder: Path, tiled: bool) -> Any:

@@ -54,7 +54,7 @@ def onevision(
     *,
     seed: int = 0,
     tiles: int = 9,
-    most_in_a_row: int = 3,
+    max_in_a_row: int = 3,
     template: str = IN_ORDER,
     vision: dict[str, Any] | None = None,
     tied: bool = False,
@@ -71,8 +71,8 @@ def onevision(
 
     tokens = tokenizer(SPECIAL)
     tower = VISION | (vision or {})
-    side, kept = tower["image_size"], tower["image_size"] // tower["patch_size"]
-    edges = range(side, most_in_a_row * side + 1, side)
+    side, saved = tower["image_size"], tower["image_size"] // tower["patch_size"]
+    edges = range(side, max_in_a_row * side + 1, side)
     pinpoints = [[down, across] for down in edges for across in edges]
     ratio = f"anyres_max_{tiles}"
     config = LlavaOnevisionConfig(
@@ -117,7 +117,7 @@ def onevision(
         {"size": {"height": side, "width": side}, "image_mean": [0.5] * 3, "image_std": [0.5] * 3},
     )
     processor = {
-        "num_image_tokens": kept**2,
+        "num_image_tokens": saved**2,
         "vision_feature_select_strategy": "full",
         "vision_aspect_ratio": ratio,
     }
@@ -127,12 +127,12 @@ def onevision(
         {**processor, "image_token": "<image>", "processor_class": "LlavaOnevisionProcessor"},
     )
     images = LlavaOnevisionImageProcessorPil.from_pretrained(folder)
-    seen = kept * tower["patch_size"]
+    seen = saved * tower["patch_size"]
 
     def tiles_of(inputs: Any) -> list[np.ndarray]:
         """Each picture's overview and tiles, the pixels that patches are cut from."""
-        found = [tile for picture in inputs["pixel_values"] for tile in picture]
-        return [tile.numpy()[:, :seen, :seen] for tile in found if tile.abs().sum()]
+        result = [tile for picture in inputs["pixel_values"] for tile in picture]
+        return [tile.numpy()[:, :seen, :seen] for tile in result if tile.abs().sum()]
 
     return Oracle(
         folder,

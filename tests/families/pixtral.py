@@ -134,10 +134,10 @@ def pixtral(
         "image_end_token": "[IMG_END]",
     }
     write(folder, "processor_config.json", {**processor, "processor_class": "PixtralProcessor"})
-    found = build_processor(
+    result = build_processor(
         PixtralProcessor, folder, PixtralImageProcessorPil.from_pretrained(folder), **processor
     )
-    return Oracle(folder, model, found, image, "one array [3, h, w] a picture", cropped)
+    return Oracle(folder, model, result, image, "one array [3, h, w] a picture", cropped)
 
 
 ROW = Row(

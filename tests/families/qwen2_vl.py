@@ -40,12 +40,12 @@ LAYOUT = (
 
 
 def token_ids() -> dict[str, int]:
-    found = tokenizer(SPECIAL)
+    result = tokenizer(SPECIAL)
     return {
-        "image_token_id": found.token_to_id("<|image_pad|>"),
-        "video_token_id": found.token_to_id("<|video_pad|>"),
-        "vision_start_token_id": found.token_to_id("<|vision_start|>"),
-        "vision_end_token_id": found.token_to_id("<|vision_end|>"),
+        "image_token_id": result.token_to_id("<|image_pad|>"),
+        "video_token_id": result.token_to_id("<|video_pad|>"),
+        "vision_start_token_id": result.token_to_id("<|vision_start|>"),
+        "vision_end_token_id": result.token_to_id("<|vision_end|>"),
     }
 
 
@@ -206,8 +206,8 @@ def finish(
         eos=["<|im_end|>", "<|endoftext|>"],
     )
     images = prepare(folder, patch, pixels, **(prepared or CLIP))
-    found = build_processor(processor, folder, images, videos=True)
-    return Oracle(folder, model, found, token_ids()["image_token_id"], LAYOUT, per_picture)
+    result = build_processor(processor, folder, images, videos=True)
+    return Oracle(folder, model, result, token_ids()["image_token_id"], LAYOUT, per_picture)
 
 
 ROW = Row(

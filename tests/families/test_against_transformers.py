@@ -12,8 +12,8 @@ import jinja2
 import numpy as np
 import pytest
 import torch
-from asked_device import AskedDevice
 from common import Oracle, picture
+from requested_device import RequestedDevice
 from table import CASES, ROWS
 
 from mtmd.checkpoint.open import open_checkpoint
@@ -72,7 +72,7 @@ def conversations(row: str) -> list[list[dict[str, Any]]]:
     ]
 
 
-def asked(oracle: Oracle, messages: list[dict[str, Any]]) -> Any:
+def requested(oracle: Oracle, messages: list[dict[str, Any]]) -> Any:
     """transformers' inputs for a conversation."""
     return oracle.inputs(
         messages, [p["image"] for m in messages for p in m["content"] if p["type"] == "image"]
@@ -85,7 +85,7 @@ class Subject:
     def __init__(self, oracle: Oracle, row: str):
         self.oracle, self.conversations = oracle, conversations(row)
         self.model = Model(open_checkpoint(oracle.folder), LoadOptions(device="cpu", dtype="fp32"))
-        self.inputs = [asked(oracle, messages) for messages in self.conversations]
+        self.inputs = [requested(oracle, messages) for messages in self.conversations]
         self.logits = oracle.logits(self.inputs[0])
         self.greedy = [oracle.greedy(inputs, TOKENS) for inputs in self.inputs]
 
@@ -154,24 +154,24 @@ def subject(build: Build, row: str, variant: str) -> Subject:
     return SUBJECTS[row, variant]
 
 
-def nmse(found: torch.Tensor, expected: torch.Tensor) -> float:
+def nmse(result: torch.Tensor, expected: torch.Tensor) -> float:
     """|found - expected|^2 / |expected|^2"""
     return float(
-        (found.double() - expected.double()).square().sum() / expected.double().square().sum()
+        (result.double() - expected.double()).square().sum() / expected.double().square().sum()
     )
 
 
 @every_vision_variant
 def test_pixels_are_exact(subject: Subject, row: str) -> None:
     shown = subject.model.prompts.bridge.prepare([open_picture(p) for p in PICTURES], anew=True)
-    found = [tile for one in shown for tile in one.plan.tiles]
+    actual = [tile for one in shown for tile in one.plan.tiles]
     expected = subject.oracle.pixels(subject.inputs[0])
     if row in PATCHES:
         expected = [
-            tile_of(p, t.shape, *PATCHES[row]) for p, t in zip(expected, found, strict=True)
+            tile_of(p, t.shape, *PATCHES[row]) for p, t in zip(expected, actual, strict=True)
         ]
-    assert [t.shape for t in found] == [p.shape for p in expected]
-    for ours, theirs in zip(found, expected, strict=True):
+    assert [t.shape for t in actual] == [p.shape for p in expected]
+    for ours, theirs in zip(actual, expected, strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
 
@@ -189,7 +189,7 @@ def test_embeddings(subject: Subject) -> None:
 )
 def test_pictures_in_one_pack(subject: Subject, few: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of unequal sizes: each as alone, and as transformers has it."""
-    monkeypatch.setattr("mtmd.clip.packing.MOST_ON_HOST", 4096)
+    monkeypatch.setattr("mtmd.clip.packing.MAX_ON_HOST", 4096)
     encoder = subject.model.encoder
     assert encoder is not None and encoder.why_no_packs is None and encoder.strip is not None
     packing = Encoder(
@@ -206,10 +206,10 @@ def test_pictures_in_one_pack(subject: Subject, few: bool, monkeypatch: pytest.M
     narrow = np.random.default_rng(0).standard_normal((3, side, 3 * side))
     packed = [*tiles, narrow.astype(np.float32)]
     assert packing.pack_of([t.shape for t in packed]) == list(range(len(packed)))
-    found = finish(packing.steps(packed))
-    for ours, alone in zip(found, encoder.encode(packed), strict=True):
+    actual = finish(packing.steps(packed))
+    for ours, alone in zip(actual, encoder.encode(packed), strict=True):
         assert nmse(ours, alone) <= 1e-10
-    parts = iter(found)
+    parts = iter(actual)
     joined = [encoder.join(one.plan, [next(parts) for _ in one.plan.tiles]) for one in shown]
     expected = subject.oracle.image_features(subject.inputs[0])
     assert nmse(torch.cat(joined), expected) <= 1e-8
@@ -223,7 +223,7 @@ def test_prompts(subject: Subject) -> None:
         )
 
 
-def said(role: str, *parts: Any) -> dict[str, Any]:
+def stated(role: str, *parts: Any) -> dict[str, Any]:
     """A message: one text as a string, anything else in parts."""
     (message,) = conversation(*parts)
     content = parts[0] if len(parts) == 1 and isinstance(parts[0], str) else message["content"]
@@ -238,19 +238,19 @@ def in_parts(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 TURNS = [
-    said("user", "What do you see?"),
-    said("assistant", "a red circle"),
-    said("user", "and at the left?"),
-    said("assistant", "a blue square"),
-    said("user", "Describe the circle"),
+    stated("user", "What do you see?"),
+    stated("assistant", "a red circle"),
+    stated("user", "and at the left?"),
+    stated("assistant", "a blue square"),
+    stated("user", "Describe the circle"),
 ]
 SHAPES = {
-    "text alone": [said("user", "Describe a red circle")],
-    "system": [said("system", "see the image"), said("user", "Describe a red circle")],
+    "text alone": [stated("user", "Describe a red circle")],
+    "system": [stated("system", "see the image"), stated("user", "Describe a red circle")],
     "three turns": TURNS,
     "three turns in parts": in_parts(TURNS),
-    "a picture, then text alone": [said("user", 0, "What do you see?"), *TURNS[1:]],
-    "several parts": [said("user", "What is", "at the left", "here?"), *TURNS[1:]],
+    "a picture, then text alone": [stated("user", 0, "What do you see?"), *TURNS[1:]],
+    "several parts": [stated("user", "What is", "at the left", "here?"), *TURNS[1:]],
 }
 
 
@@ -263,7 +263,7 @@ def test_prompts_of_conversations(subject: Subject, row: str, shape: str) -> Non
         messages = TURNS
     prepared = subject.model.prompts.prepare(messages)
     try:
-        expected = asked(subject.oracle, in_parts(messages))
+        expected = requested(subject.oracle, in_parts(messages))
     except jinja2.TemplateError:  # the template refuses a system message
         assert shape == "system" and prepared.notes == (SYSTEM_IN_TURN,)
         return
@@ -280,10 +280,10 @@ def test_logits(subject: Subject, flash: str) -> None:
 
 @every_variant
 @pytest.mark.parametrize("flash", [s for s in SETTINGS if s != "auto"])
-def test_greedy_tokens(subject: Subject, flash: str, asked_device: AskedDevice) -> None:
+def test_greedy_tokens(subject: Subject, flash: str, requested_device: RequestedDevice) -> None:
     model = Model(
         subject.model.checkpoint,
-        LoadOptions(device=asked_device.name, dtype="fp32", flash_attn=flash),
+        LoadOptions(device=requested_device.name, dtype="fp32", flash_attn=flash),
     )
     *_, last = model.stream(subject.conversations[0], max_tokens=TOKENS, ignore_eos=True)
     assert isinstance(last, Finished)

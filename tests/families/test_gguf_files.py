@@ -49,10 +49,10 @@ CASES = [
 ]
 
 
-def nmse(found: torch.Tensor, expected: torch.Tensor) -> float:
+def nmse(result: torch.Tensor, expected: torch.Tensor) -> float:
     """|found - expected|^2 / |expected|^2"""
     return float(
-        (found.double() - expected.double()).square().sum() / expected.double().square().sum()
+        (result.double() - expected.double()).square().sum() / expected.double().square().sum()
     )
 
 

@@ -83,10 +83,10 @@ def check(model: Model) -> None:
     assert report.elsewhere == 0 and report.fully_accelerated, str(report)
     assert [part.device for part in report.layers] == [d.name for d in runner.split.devices]
     stores = {s.node.inputs[0].name: s.backend.name for s in plan.steps if s.node.op == "kv_store"}  # type: ignore[union-attr]
-    for name, place in stores.items():
+    for name, location in stores.items():
         layer = int(name.partition(".")[2])
         (part,) = [p for p in report.layers if p.first <= layer <= p.last]
-        assert part.device == place
+        assert part.device == location
     decode = next(g for g in report.graphs if g.label == "decode")
     assert decode.copies and all(c.name in str(report) for c in decode.copies[:12])
     predicted = {
@@ -96,8 +96,8 @@ def check(model: Model) -> None:
         )
         for space in names
     }
-    held = model.runner.residency.bytes
-    assert predicted == {space: held[space] for space in names}
+    stored = model.runner.residency.bytes
+    assert predicted == {space: stored[space] for space in names}
 
 
 def _tile(model: Model) -> tuple[int, ...]:
@@ -148,7 +148,7 @@ def test_out_of_gguf_with_the_cache_on_the_host(
 
     monkeypatch.setattr(CanonicalWeights, "read", refuse)
     files = oracle.folder, tmp_path / "text.gguf"
-    found = [fit(f, memory=["1GiB"], dtype="fp32", context=256, parallel=2) for f in files]
-    assert [report.chosen for report in found] == ["on gpu0 alone"] * 2
-    assert found[0].layouts == found[1].layouts, "headers of both formats say the same"
-    assert found[0].layouts[0].memories[0].cache == sum(host.runner.cache_bytes().values())
+    actual = [fit(f, memory=["1GiB"], dtype="fp32", context=256, parallel=2) for f in files]
+    assert [report.chosen for report in actual] == ["on gpu0 alone"] * 2
+    assert actual[0].layouts == actual[1].layouts, "headers of both formats say the same"
+    assert actual[0].layouts[0].memories[0].cache == sum(host.runner.cache_bytes().values())

@@ -43,7 +43,7 @@ def test_decoding(build: Build, row: str, variant: str, dtype: str) -> None:
         after = {name: t.clone() for name, t in cache.tensors.items()}
         for name, value in states.items():
             cache.tensors[name].copy_(value)
-        found = executor.run(batch)
+        actual = executor.run(batch)
         native = executor._programs()
         assert native is not None
         lowered = native.lowered
@@ -56,7 +56,7 @@ def test_decoding(build: Build, row: str, variant: str, dtype: str) -> None:
             )
         # a router that wavers between two experts may choose the other one in bf16
         limit = 1e-9 if dtype == "fp32" else 5e-2
-        for a, b in zip(found, expected, strict=True):
+        for a, b in zip(actual, expected, strict=True):
             assert error(a, b) < limit
         for name, value in after.items():
             assert error(cache.tensors[name], value) < limit
@@ -81,6 +81,6 @@ def test_twelve_sequences_at_once() -> None:
     batch = make_batch([(one, [Span((7 + i,))]) for i, one in enumerate(running)], cache)
     executor = Executor(runner.plan(batch.shape), runner.residency)
     expected = executor.run(batch, observe=lambda *_: None)[-1]
-    found = executor.run(batch)[-1]
-    assert executor._programs() is not None and found.shape == (12, runner.family.vocabulary)
-    assert error(found, expected) < 1e-3
+    actual = executor.run(batch)[-1]
+    assert executor._programs() is not None and actual.shape == (12, runner.family.vocabulary)
+    assert error(actual, expected) < 1e-3

@@ -38,8 +38,8 @@ def text(words: str) -> dict[str, Any]:
     return {"type": "text", "text": words}
 
 
-def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((found - expected).square().sum() / expected.square().sum())
+def distance(result: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((result - expected).square().sum() / expected.square().sum())
 
 
 @every_variant

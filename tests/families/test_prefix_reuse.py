@@ -42,7 +42,7 @@ def user(*parts: Any) -> dict[str, Any]:
 def conversations() -> list[list[dict[str, Any]]]:
     """A picture that is always the same; then another text, or an answer and another picture."""
     first = user("Describe the image. What do you see here? a red circle", SHARED, "at the left?")
-    said = {
+    stated = {
         "role": "assistant",
         "content": "a blue square and a red circle at the left; a red circle and a blue square.",
     }
@@ -56,9 +56,9 @@ def conversations() -> list[list[dict[str, Any]]]:
                 "and a blue square?",
             )
         ],
-        [first, said, user("and", SECOND, more)],
-        [first, said, user("and", OTHER, more)],
-        [first, said, user(more, SECOND)],
+        [first, stated, user("and", SECOND, more)],
+        [first, stated, user("and", OTHER, more)],
+        [first, stated, user(more, SECOND)],
     ]
 
 
@@ -69,29 +69,31 @@ def load(oracle: Oracle) -> Model:
     )
 
 
-def answers(model: Model, asked: list[list[dict[str, Any]]]) -> list[Answer]:
+def answers(model: Model, requested: list[list[dict[str, Any]]]) -> list[Answer]:
     """All of them at once."""
-    tickets = [model.service.submit(messages, max_tokens=16, ignore_eos=True) for messages in asked]
-    found = [list(ticket)[-1] for ticket in tickets]
+    tickets = [
+        model.service.submit(messages, max_tokens=16, ignore_eos=True) for messages in requested
+    ]
+    result = [list(ticket)[-1] for ticket in tickets]
     model.release()
-    return [event.answer for event in found if isinstance(event, Finished)]
+    return [event.answer for event in result if isinstance(event, Finished)]
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_what_was_read_before_changes_no_answer(case: str, build: Build) -> None:
     oracle = build(*CASES[case])
-    asked, model = conversations(), load(oracle)
-    expected = [answers(model, [messages])[0] for messages in asked]
+    requested, model = conversations(), load(oracle)
+    expected = [answers(model, [messages])[0] for messages in requested]
     assert all(a.receipt.reused_tokens == 0 for a in expected), "closing forgets"
     assert len({a.output_token_ids for a in expected}) > 2
-    together = answers(model, asked)
+    together = answers(model, requested)
     assert [a.output_token_ids for a in together] == [a.output_token_ids for a in expected]
     one_after_another = [
-        list(model.stream(messages, max_tokens=16, ignore_eos=True))[-1] for messages in asked
+        list(model.stream(messages, max_tokens=16, ignore_eos=True))[-1] for messages in requested
     ]
     model.release()
-    found = [event.answer for event in one_after_another if isinstance(event, Finished)]
-    assert [a.output_token_ids for a in found] == [a.output_token_ids for a in expected]
-    assert sum(a.receipt.reused_tokens >= PAGE for a in found[1:]) >= 3, [
-        a.receipt.reused_tokens for a in found
+    actual = [event.answer for event in one_after_another if isinstance(event, Finished)]
+    assert [a.output_token_ids for a in actual] == [a.output_token_ids for a in expected]
+    assert sum(a.receipt.reused_tokens >= PAGE for a in actual[1:]) >= 3, [
+        a.receipt.reused_tokens for a in actual
     ]

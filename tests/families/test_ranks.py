@@ -100,9 +100,9 @@ class Subject:
                 sharding=Sharding(group, shares),
                 **{k: v() if callable(v) else v for k, v in options.items()},
             )
-            found = greedy(runner, self.spans, count)
+            result = greedy(runner, self.spans, count)
             counted(runner, group)
-            return (*found, runner)
+            return (*result, runner)
 
         return run_ranks(size, rank)
 
@@ -211,9 +211,9 @@ def test_memory_and_exchange_by_formula(name: str, size: int) -> None:
     for rank in range(size):
         plans, shardings = rank_plans(model.loaded, rank, (1.0,) * size)
         plan = plans["decoder", "decode"]
-        found = collectives(s.node for s in plan.steps)
+        result = collectives(s.node for s in plan.steps)
         sums = 2 * len(text.layers) + 1
-        assert found == {
+        assert result == {
             "all_reduce": (sums, sums * text.width * 2),
             "all_gather": (1, text.vocabulary * 2),
         }

@@ -42,15 +42,15 @@ def gemma(tmp_path_factory: pytest.TempPathFactory) -> Subject:
     return Subject(opened(oracle), vision=True)
 
 
-def beside_a_card() -> list[Any]:
+def alongside_a_card() -> list[Any]:
     return [device("card"), Cpu(native=False)]
 
 
 def on_ranks(
     gemma: Subject, size: int, *overrides: str, count: int = 6, **options: Any
 ) -> list[Runner]:
-    asked = [Override.parse(text) for text in overrides]
-    return gemma.check(size, count, backends=beside_a_card, overrides=asked, **options)
+    requested = [Override.parse(text) for text in overrides]
+    return gemma.check(size, count, backends=alongside_a_card, overrides=requested, **options)
 
 
 def spaces(runner: Runner, *ops: str) -> set[str]:
@@ -99,7 +99,7 @@ def test_parts_on_the_host(gemma: Subject, overrides: tuple[str, ...]) -> None:
 
 def test_half_of_the_tower_on_the_host(gemma: Subject) -> None:
     half = [Override.parse(r"v\.blk\.0\.=cpu")]
-    for encoder in gemma.check_tower(2, backends=beside_a_card, overrides=half):
+    for encoder in gemma.check_tower(2, backends=alongside_a_card, overrides=half):
         tile = encoder.family.resolution.tile_type()
         steps = encoder.plan(1, tile.shape).steps
         assert {s.backend.space for s in steps if s.node.op == "attention"} == {"card", "cpu"}

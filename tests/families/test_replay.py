@@ -41,12 +41,12 @@ class Copied:
         outputs = Replay.outputs
 
         def counted(replay: Replay, batch: Any) -> list[torch.Tensor] | None:
-            found = outputs(replay, batch)
-            if found is not None and isinstance(batch, Batch):
-                kept = set(map(storage, batch.cache.tensors.values()))
-                self.bytes.append(sum(o.nbytes for o in found if storage(o) not in kept))
-                self.outputs.append(len(found))
-            return found
+            result = outputs(replay, batch)
+            if result is not None and isinstance(batch, Batch):
+                saved = set(map(storage, batch.cache.tensors.values()))
+                self.bytes.append(sum(o.nbytes for o in result if storage(o) not in saved))
+                self.outputs.append(len(result))
+            return result
 
         monkeypatch.setattr(Replay, "outputs", counted)
 
@@ -79,15 +79,15 @@ def test_replayed_and_not_replayed(
 ) -> None:
     oracle, device, copied = build(row, variant), StandIn(), Copied(monkeypatch)
     expected, _ = answers(oracle, Reference())
-    found, model = answers(oracle, device)
-    assert found == expected
+    actual, model = answers(oracle, device)
+    assert actual == expected
     logits = 4 * model.checkpoint.text.vocabulary
     assert set(copied.bytes) == {logits * sequences for sequences in (1, 2, 3)}
     # Layers that are known only as a whole leave what they keep in the cache
     recurrent = sum(not isinstance(s, KV) for layer in model.runner.layers for s in layer)
     assert set(copied.outputs) == {1 + recurrent}
     assert bool(recurrent) == row.startswith(("lfm2", "qwen3_next", "qwen3_5"))
-    assert len(set(found[0])) > 3, "the random model repeats itself: this says little"
+    assert len(set(actual[0])) > 3, "the random model repeats itself: this says little"
     runner, recorder = model.runner, device.recorder
     assert recorder is not None and recorder.recordings == 3
     # Two runs of each shape come before, and the prompt of one token is one

@@ -44,9 +44,9 @@ def test_rows_of_a_batch_are_as_if_alone(build: Build, row: str, variant: str) -
         running.position -= len(NEXT)
         cache.restore(0, states)
         batch = make_batch([(running, [Span(NEXT[:count])])], cache, rows=[count])
-        found = runner.forward(batch)
-        assert found.shape[0] == count
-        for one, alone in zip(found, expected, strict=False):
+        actual = runner.forward(batch)
+        assert actual.shape[0] == count
+        for one, alone in zip(actual, expected, strict=False):
             assert torch.equal(one, alone), (count, float((one - alone).abs().max()))
         running.position += len(NEXT)
 
@@ -61,7 +61,7 @@ def test_an_answer_is_the_same_with_proposals(build: Build, row: str, variant: s
     answers = []
     for mode in ("off", 4):
         engine = Engine(runner, speculate=mode)
-        asked = [
+        requested = [
             engine.submit(
                 Prompt(
                     [Span((5, 6, 7, 8) * 6)],
@@ -73,9 +73,9 @@ def test_an_answer_is_the_same_with_proposals(build: Build, row: str, variant: s
         ]
         while engine.busy:
             engine.step()
-        answers.append([sequence.tokens for sequence in asked])
+        answers.append([sequence.tokens for sequence in requested])
     assert answers[0] == answers[1]
-    assert sum(sequence.proposed for sequence in asked) > 0
+    assert sum(sequence.proposed for sequence in requested) > 0
 
 
 @pytest.mark.parametrize(("row", "variant"), [c for c in CASES if ROWS[c[0]].vision])
@@ -99,7 +99,7 @@ def test_picture_rows_that_only_fill_up_change_nothing(
     prompt = lay_out([Span((5, 6)), picture, Span(tuple(range(3, rows - 3)))], 0)[0]
     parts = [(answering, [Span((7,))]), (reading, prompt)]
     before = {name: t.clone() for name, t in cache.tensors.items()}
-    found = {}
+    result = {}
     for way in ("as it is", "in place", "node by node"):
         for name, tensor in before.items():
             cache.tensors[name].copy_(tensor)
@@ -108,10 +108,10 @@ def test_picture_rows_that_only_fill_up_change_nothing(
         assert batch.shape.images == (3 if way == "as it is" else batch.shape.tokens)
         logits = runner.forward(batch, (lambda *_: None) if way == "node by node" else None)
         states = {name: written(name, t) for name, t in cache.tensors.items()}
-        found[way] = {"logits": logits, **states}
+        result[way] = {"logits": logits, **states}
     for way in ("in place", "node by node"):
-        for name, value in found["as it is"].items():
-            difference = (found[way][name].double() - value.double()).square().mean()
+        for name, value in result["as it is"].items():
+            difference = (result[way][name].double() - value.double()).square().mean()
             assert difference < 1e-9 * value.double().square().mean(), (way, name)
 
 

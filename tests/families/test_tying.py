@@ -78,8 +78,8 @@ def no_head(tensors: Tensors, table: str) -> None:
 def theirs(oracle: Oracle, folder: Path) -> torch.Tensor:
     model = type(oracle.model).from_pretrained(folder, dtype=torch.float32).eval()
     model.set_experts_implementation("eager")
-    found: torch.Tensor = model(torch.tensor([TOKENS])).logits[0, -1]
-    return found
+    result: torch.Tensor = model(torch.tensor([TOKENS])).logits[0, -1]
+    return result
 
 
 def ours(folder: Path) -> tuple[torch.Tensor, Any]:
@@ -96,8 +96,8 @@ def test_tensors_decide(
 ) -> None:
     oracle = build(row, next(iter(ROWS[row].variants)))
     folder = spoilt(oracle, tmp_path / "model", True, change)
-    expected, (found, checkpoint) = theirs(oracle, folder), ours(folder)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    expected, (actual, checkpoint) = theirs(oracle, folder), ours(folder)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
     differs = change in (other_head, head_of_one_other_row)
     assert any("lm_head.weight differs from" in note for note in checkpoint.notes) == differs
 
@@ -106,8 +106,8 @@ def test_a_head_of_its_own_and_nothing_said(row: str, build: Build, tmp_path: Pa
     """As published: the model's default may be another, which is no contradiction."""
     oracle = build(row, next(iter(ROWS[row].variants)))
     folder = spoilt(oracle, tmp_path / "model", None, other_head)
-    expected, (found, checkpoint) = theirs(oracle, folder), ours(folder)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    expected, (actual, checkpoint) = theirs(oracle, folder), ours(folder)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
     assert checkpoint.notes == ()
 
 

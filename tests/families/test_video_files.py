@@ -48,19 +48,19 @@ def test_a_file_is_read_as_its_frames_would_be(model: Model, clip: Path) -> None
     token = model.checkpoint.tokenizer.id(model.prompts.bridge.video.token)
     assert tokens.count(token) == seen.tokens == known.shape.all_tokens
     assert seen.how == "as the model's own processor takes videos" and answer.receipt.images == ()
-    assert [f.place for f in seen.frames] == [n % 2 for n in range(len(seen.frames))]
+    assert [f.location for f in seen.frames] == [n % 2 for n in range(len(seen.frames))]
 
 
 def test_a_second_question_encodes_nothing_and_a_longer_part_what_is_new(
     model: Model, clip: Path
 ) -> None:
-    def asked(end: float):
+    def requested(end: float):
         chosen = VideoInput(clip, fps=2, start=0, end=end)
         return model.answer(chosen, "what?", max_tokens=1).receipt.videos[0]
 
-    asked(1.4)
+    requested(1.4)
     tiles = model.service.stats().encode_tiles
-    again = asked(1.4)
+    again = requested(1.4)
     assert again.read_before and all(frame.cached for frame in again.frames)
     assert model.service.stats().encode_tiles == tiles
 

@@ -64,14 +64,14 @@ class Subject:
         self.model = Model(open_checkpoint(oracle.folder), LoadOptions(device="cpu", dtype="fp32"))
         first = ("What moves in", ODD)
         second = (*(("and", PICTURE) if case.mixed else ()), *(("or", LONGER) if case.many else ()))
-        self.asked: list[tuple[Any, ...]] = [
+        self.requested: list[tuple[Any, ...]] = [
             (*first, *second, "here?"),
             ("Describe a red circle",),
             (LONGER, "What do you see?"),
         ]
         self.inputs = [
             self.reference.inputs(conversation(parts), [p for p in parts if not isinstance(p, str)])
-            for parts in self.asked
+            for parts in self.requested
         ]
         self.logits = self.oracle.logits(self.inputs[0])
         self.greedy = [self.oracle.greedy(inputs, TOKENS) for inputs in self.inputs]
@@ -88,7 +88,7 @@ class Subject:
         return PreparedPrompt(prompts.bridge.read(rendered, shown), flat(shown), (), tuple(shown))
 
     def spans(self, index: int = 0) -> list[Span]:
-        return self.model.prompts.encode(self.prompt(self.asked[index])).spans
+        return self.model.prompts.encode(self.prompt(self.requested[index])).spans
 
     def runner(self, sequences: int) -> Runner:
         checkpoint = self.model.checkpoint
@@ -116,20 +116,20 @@ def subject(build: Build, request: pytest.FixtureRequest) -> Subject:
 
 
 def test_pixels_are_exact(subject: Subject) -> None:
-    shown = subject.prompt(subject.asked[0]).shown
+    shown = subject.prompt(subject.requested[0]).shown
     groups = [g for v in shown if isinstance(v, PreparedVideo) for g in v.groups]
     encoder = subject.model.encoder
     assert encoder
-    found = [encoder.pixels(tile) for group in groups for tile in group.plan.tiles]
-    clips = [p for p in subject.asked[0] if isinstance(p, Clip)]
+    actual = [encoder.pixels(tile) for group in groups for tile in group.plan.tiles]
+    clips = [p for p in subject.requested[0] if isinstance(p, Clip)]
     expected = subject.case.tiles(subject.reference.inputs(conversation(clips), clips))
-    assert [t.shape for t in found] == [e.shape for e in expected]
-    for ours, theirs in zip(found, expected, strict=True):
+    assert [t.shape for t in actual] == [e.shape for e in expected]
+    for ours, theirs in zip(actual, expected, strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
 
 def test_prompts(subject: Subject) -> None:
-    for parts, inputs in zip(subject.asked, subject.inputs, strict=True):
+    for parts, inputs in zip(subject.requested, subject.inputs, strict=True):
         assert list(subject.prompt(parts).tokens) == subject.oracle.prompt_ids(inputs)
 
 
@@ -198,9 +198,9 @@ def encoded(bridge: Bridge, shown: Clip, **options: Any) -> tuple[int, list[torc
     jobs = {id(g): queue.add(g) for g in video.groups if g.embeddings is None}
     while queue.busy:
         queue.step(None)
-    found = [g.embeddings if id(g) not in jobs else jobs[id(g)].embeddings for g in video.groups]
-    assert all(f is not None for f in found)
-    return video.cached_groups, [f for f in found if f is not None]
+    result = [g.embeddings if id(g) not in jobs else jobs[id(g)].embeddings for g in video.groups]
+    assert all(f is not None for f in result)
+    return video.cached_groups, [f for f in result if f is not None]
 
 
 def test_a_group_is_encoded_once(build: Build) -> None:
@@ -213,9 +213,9 @@ def test_a_group_is_encoded_once(build: Build) -> None:
     assert encoded(bridge, first)[0] == 0
     again, known = encoded(bridge, first)
     assert again == 2
-    part, found = encoded(bridge, longer)
-    assert part == 2 and len(found) == 4
-    assert all(a is b for a, b in zip(known, found, strict=False))
+    part, result = encoded(bridge, longer)
+    assert part == 2 and len(result) == 4
+    assert all(a is b for a, b in zip(known, result, strict=False))
     assert encoded(bridge, longer, salt="another")[0] == 0
     assert encoded(bridge, longer, anew=True)[0] == 0
     assert encoded(bridge, Clip((*frames[1:4], frames[0]), (0, 8, 16, 24), 40, 10.0))[0] == 0
@@ -233,7 +233,7 @@ def test_a_smaller_budget_makes_smaller_frames(build: Build) -> None:
 
 
 @pytest.mark.parametrize(
-    ("parts", "text", "told"),
+    ("parts", "text", "reported"),
     [
         ((ODD,), "no place", "wrote 0 video places for 1 videos"),
         ((ODD,), "<|video_pad|><|video_pad|>", "wrote 2 video places for 1 videos"),
@@ -243,13 +243,13 @@ def test_a_smaller_budget_makes_smaller_frames(build: Build) -> None:
     ],
 )
 def test_templates_that_do_not_fit(
-    build: Build, parts: tuple[Any, ...], text: str, told: str
+    build: Build, parts: tuple[Any, ...], text: str, reported: str
 ) -> None:
     bridge = one_case(build).model.prompts.bridge
     media = [video_of(p) if isinstance(p, Clip) else open_picture(p) for p in parts]
     assert bridge.encoder is not None
     text = text.format(picture=bridge.encoder.family.marker)
-    with pytest.raises(PromptError, match=told):
+    with pytest.raises(PromptError, match=reported):
         bridge.read(text, bridge.prepare_media(media))
 
 
@@ -274,5 +274,5 @@ def test_a_clip_out_of_gguf(build: Build, tmp_path: Path) -> None:
     pieces = model.prompts.bridge.read(rendered, shown)
     spans = model.prompts.encode(PreparedPrompt(pieces, flat(shown))).spans
     assert [t for s in spans for t in s.tokens] == reference.oracle.prompt_ids(inputs)
-    found = model.runner.prefill(spans, model.runner.new_cache())
-    assert nmse(found, reference.oracle.logits(inputs)) <= 1e-8
+    result = model.runner.prefill(spans, model.runner.new_cache())
+    assert nmse(result, reference.oracle.logits(inputs)) <= 1e-8

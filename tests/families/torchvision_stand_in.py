@@ -46,7 +46,7 @@ def resize(
         interpolation is not InterpolationMode.BILINEAR
         or torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
     )
-    found = torch.nn.functional.interpolate(
+    result = torch.nn.functional.interpolate(
         flat if native else flat.float(),
         list(size),
         mode=interpolation.value,
@@ -54,8 +54,8 @@ def resize(
         antialias=antialias,
     )
     if not native:
-        found = found.round().to(image.dtype)
-    return found.reshape(*image.shape[:-2], *size)
+        result = result.round().to(image.dtype)
+    return result.reshape(*image.shape[:-2], *size)
 
 
 def normalize(image: torch.Tensor, mean: Any, std: Any, inplace: bool = False) -> torch.Tensor:
@@ -109,11 +109,11 @@ def torchvision_here() -> Iterator[None]:
     )
     sys.modules.update(dict(zip(names, modules, strict=True)))
     vars(videos).update(tvF=modules[-1])
-    asked = {
+    requested = {
         name: getattr(utils, name)
         for name in ("is_torchvision_available", "is_torchvision_v2_available")
     }
-    here = {name: lambda: True for name in asked}
+    here = {name: lambda: True for name in requested}
     vars(utils).update(here)
     try:
         yield
@@ -123,6 +123,6 @@ def torchvision_here() -> Iterator[None]:
             if getattr(module, "__name__", "").startswith("transformers"):
                 for name, function in here.items():
                     if vars(module).get(name) is function:
-                        setattr(module, name, asked[name])
+                        setattr(module, name, requested[name])
         for name in names:
             del sys.modules[name]

@@ -71,7 +71,7 @@ class VideoCase:
 
 def pairs(inputs: Any) -> list[np.ndarray]:
     """[6, Y, X] of each group of two frames, from patches, 2 x 2 of them together."""
-    found = []
+    result = []
     grids = inputs["video_grid_thw"].tolist()
     counts = [time * rows * columns for time, rows, columns in grids]
     for patches, (time, rows, columns) in zip(
@@ -79,10 +79,10 @@ def pairs(inputs: Any) -> list[np.ndarray]:
     ):
         side = int((patches.shape[1] / 6) ** 0.5)
         cells = patches.numpy().reshape(time, rows // 2, columns // 2, 2, 2, 3, 2, side, side)
-        found += list(
+        result += list(
             cells.transpose(0, 6, 5, 1, 3, 7, 2, 4, 8).reshape(time, 6, rows * side, columns * side)
         )
-    return found
+    return result
 
 
 def frames(inputs: Any) -> list[np.ndarray]:
@@ -96,15 +96,15 @@ def frames(inputs: Any) -> list[np.ndarray]:
 
 def area_frames(inputs: Any, side: int = 4) -> list[np.ndarray]:
     """[3, Y, X] of each frame, from its patches by their positions."""
-    found = []
+    result = []
     for patches, positions in zip(
         inputs["pixel_values_videos"].numpy(), inputs["video_position_ids"].numpy(), strict=True
     ):
         real = positions.min(-1) >= 0
         columns, rows = positions[real].max(0) + 1
         cells = patches[real].reshape(rows, columns, side, side, 3).transpose(4, 0, 2, 1, 3)
-        found.append(cells.reshape(3, rows * side, columns * side))
-    return found
+        result.append(cells.reshape(3, rows * side, columns * side))
+    return result
 
 
 CASES: dict[str, VideoCase] = {}
@@ -287,8 +287,8 @@ class VideoOracle:
             more["do_sample_frames"] = False
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # transformers' use of numpy
-            found = processor(text=[rendered], images=images or None, return_tensors="pt", **more)
-        return {k: v for k, v in found.items() if k not in ("labels", "video_metadata")}
+            result = processor(text=[rendered], images=images or None, return_tensors="pt", **more)
+        return {k: v for k, v in result.items() if k not in ("labels", "video_metadata")}
 
 
 class _Published:
@@ -315,19 +315,19 @@ class _Published:
             for kind, grid in ((1, image_grid_thw), (2, video_grid_thw))
         }
         seconds = iter(() if second_per_grid_ts is None else second_per_grid_ts)
-        at, found = 0, []
+        at, result = 0, []
         for kind, group in groupby(mm_token_type_ids[0].tolist()):
             count = len(list(group))
             if kind == 0:
-                found.append(torch.arange(count).expand(3, -1) + at)
+                result.append(torch.arange(count).expand(3, -1) + at)
             else:
                 each = getattr(vision, "tokens_per_second", None)
-                apart = each * next(seconds) if kind == 2 and each else 1
-                found.append(
+                separate = each * next(seconds) if kind == 2 and each else 1
+                result.append(
                     self.body.get_vision_position_ids(
-                        at, next(grids[kind]), 1, vision.spatial_merge_size, apart
+                        at, next(grids[kind]), 1, vision.spatial_merge_size, separate
                     )
                 )
-            at = int(found[-1].max()) + 1
-        positions = torch.cat(found, 1)[:, None]
+            at = int(result[-1].max()) + 1
+        positions = torch.cat(result, 1)[:, None]
         return positions, (positions.max() + 1 - input_ids.shape[1]).reshape(1, 1)

@@ -192,23 +192,23 @@ def _one(person: Any, servers: Servers, text: str, whole: str, kill: Kill) -> Co
             # by a script: it goes where the server is found again meanwhile
             counts["asked again"] += page.evaluate(CLICK, ".problem button")
         page.wait_for_timeout(50)
-    found = shown()
-    assert found.startswith(read) and whole.startswith(found), (read, found)
+    result = shown()
+    assert result.startswith(read) and whole.startswith(result), (read, result)
     asides = page.locator(".message.answer.last .aside")
-    if found == whole:
+    if result == whole:
         counts["whole"] += 1
     else:
         counts["said where it ended"] += 1
-        end_of = "Interrupted when the server stopped." + (" Continue" if found else "")
+        end_of = "Interrupted when the server stopped." + (" Continue" if result else "")
         assert asides.inner_text() == end_of, asides.inner_text()
     assert page.input_value("#prompt") == ""
     _once(person, text)
     page.reload()
     page.wait_for_selector(".message.answer.last .foot")
-    kept = shown()
-    assert kept == found, (found, kept)
-    if kept != whole:
-        again = asides.locator("button") if kept else page.get_by_label("Answer again").last
+    saved = shown()
+    assert saved == result, (result, saved)
+    if saved != whole:
+        again = asides.locator("button") if saved else page.get_by_label("Answer again").last
         again.click()
         page.wait_for_selector(".message.answer.last .branches:has-text('2 / 2')")
         person.answered()
@@ -226,9 +226,9 @@ def _ended(page: Any, before: int) -> bool:
 def _once(person: Any, text: str) -> None:
     """The server has the message once, with one answer, and the page shows it once."""
     page, number = person.page, person.page.url.rsplit("/", 1)[1]
-    found = page.request.get(f"{person.url}/api/conversations/{number}").json()["messages"]
-    (asked,) = [m for m in found if m["role"] == "user" and m["text"] == text]
-    answers = [m for m in found if m["parent"] == asked["id"]]
+    result = page.request.get(f"{person.url}/api/conversations/{number}").json()["messages"]
+    (requested,) = [m for m in result if m["role"] == "user" and m["text"] == text]
+    answers = [m for m in result if m["parent"] == requested["id"]]
     assert len(answers) == 1, answers
     assert page.locator(f".message.user .bubble:text-is({text!r})").count() == 1
 

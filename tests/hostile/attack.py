@@ -19,7 +19,7 @@ ANSWER_S = (
 )
 PATIENCE_S = 0.3  # of who has sent no whole request, before nothing more comes of it
 INSIDE = re.compile(rb"Traceback|File \"|site-packages|0x[0-9a-f]{6,}|PIL\.|werkzeug|pydantic")
-KEPT = 20  # of problems, to show
+SAVED = 20  # of problems, to show
 RETRIES, RETRY_S = (
     40,
     0.5,
@@ -64,7 +64,7 @@ class Account:
             "slowest_s": round(self.slowest_s, 1),
             "waited_ms": dict(self.waited_ms.most_common(12)),
             "problems": len(self.problems),
-            "first_problems": self.problems[:KEPT],
+            "first_problems": self.problems[:SAVED],
         }
 
 
@@ -138,8 +138,8 @@ async def send(where: tuple[str, int], attempt: Attempt) -> tuple[str, bytes]:
 def status_of(data: bytes | bytearray) -> str:
     if not data:
         return "closed"
-    found = re.match(rb"HTTP/1\.[01] (\d{3}) ", data)
-    return found[1].decode() if found else "no HTTP"
+    result = re.match(rb"HTTP/1\.[01] (\d{3}) ", data)
+    return result[1].decode() if result else "no HTTP"
 
 
 class _Reply(asyncio.Protocol):

@@ -15,7 +15,7 @@ from types import TracebackType
 from attack import Account, attack
 from attempts import Generator
 
-LEAST = 19  # priority, where there is no class of processes for which nobody waits
+MINIMUM = 19  # priority, where there is no class of processes for which nobody waits
 LOOK_S = 5.0
 
 
@@ -71,7 +71,7 @@ def _stand_back() -> None:
     if sys.platform == "linux":
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     else:
-        os.nice(LEAST)
+        os.nice(MINIMUM)
 
 
 def _all_of(jobs: list[Future[Account]], look: Callable[[], None]) -> list[Account]:

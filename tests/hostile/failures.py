@@ -171,7 +171,7 @@ def tried(server: Served, what: str, file: Path) -> str:
         one.end()
     after = [d for d in chats["a"].done if d[1] > begun]
     wrong = Counter(result for *_, result in after if result != "whole")
-    held = [end - begun for start, end, result in after if start < begun and result != "whole"]
+    stored = [end - begun for start, end, result in after if start < begun and result != "whole"]
     again = [start - begun for start, _, r in after if r == "whole" and start > begun]
     again = [s for s in again if named_s is None or s > named_s]
     others = Counter(result for *_, result in chats["b"].done)
@@ -179,7 +179,7 @@ def tried(server: Served, what: str, file: Path) -> str:
         (
             f"| {what}",
             "; ".join(f"{count} x {result}" for result, count in wrong.most_common()) or "nothing",
-            f"{max(held):.1f} s" if held else "-",
+            f"{max(stored):.1f} s" if stored else "-",
             f"{reason} after {named_s:.1f} s" if named_s is not None else "-",
             f"{min(again):.1f} s" if again else "never",
             f"{others.pop('whole', 0)} whole, {sum(others.values())} not |",

@@ -53,8 +53,8 @@ def api_stream(count: int) -> None:
     client = create_app(service, ServerSettings()).test_client()
     body = {"messages": [{"role": "user", "content": "go on"}]}
     body |= {"stream": True, "max_tokens": count + 1}
-    found = client.post("/v1/chat/completions", json=body)
-    assert found.get_data().count(b"data: ") > count
+    result = client.post("/v1/chat/completions", json=body)
+    assert result.get_data().count(b"data: ") > count
 
 
 def page_events(count: int) -> None:

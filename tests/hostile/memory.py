@@ -60,7 +60,7 @@ def main() -> None:
                 first=before,
             )
             before = count
-            print(f"{count:>6} pictures {settled(server)} MiB {server.held_mib()}", flush=True)
+            print(f"{count:>6} pictures {settled(server)} MiB {server.stored_mib()}", flush=True)
         server.process.send_signal(signal.SIGUSR1)
         report = server.log.with_name(REPORT)
         end = time.monotonic() + WAIT_S
@@ -112,14 +112,14 @@ def emptied() -> Iterable[tuple[str, float]]:
     from mtmd.web.intake.uploads import Uploads
     from mtmd.web.page.pictures import PictureCache
 
-    kept, of_packs = ("_plan", "_executor"), ("_pack_plan", "_pack_executor")
+    saved, of_packs = ("_plan", "_executor"), ("_pack_plan", "_pack_executor")
     steps: list[tuple[str, type, Callable[[Any], object]]] = [
         ("encoded pictures", EmbeddingCache, lambda c: c._entries.clear()),
         ("what the model saw", ProcessedTiles, lambda c: c._entries.clear()),
         ("page pictures", PictureCache, lambda c: (c._cached.clear(), c._thumbnails.clear())),
         ("files", Uploads, lambda c: c._files.clear()),
-        ("plans of the encoder", TowerEncoder, lambda e: clear_plans(e, *kept, *of_packs)),
-        ("plans of the decoder", Runner, lambda r: clear_plans(r, *kept)),
+        ("plans of the encoder", TowerEncoder, lambda e: clear_plans(e, *saved, *of_packs)),
+        ("plans of the decoder", Runner, lambda r: clear_plans(r, *saved)),
     ]
     gc.unfreeze()
     yield "as it is", resident_mib()

@@ -72,18 +72,18 @@ MODEL_STEP = 20
 def main() -> int:
     options = parse()
     minutes = {k: options.minutes * s / sum(SHARES.values()) for k, s in SHARES.items()}
-    wanted = {k: getattr(options, k) for k in SHARES}
+    requested = {k: getattr(options, k) for k in SHARES}
     report: dict[str, Any] = {"seed": options.seed}
     problems: list[str] = []
-    if any(wanted[k] for k in (*GENERATORS, "slow")):
+    if any(requested[k] for k in (*GENERATORS, "slow")):
         with served("--threads", str(options.threads), *options.serve) as server:
-            report |= run_on(server, options, wanted, minutes)
+            report |= run_on(server, options, requested, minutes)
         problems += server.problems
         report["log"] = server.problems
-    if wanted["models"]:
+    if requested["models"]:
         began = time.monotonic()
         report["models"] = model_files(
-            options.seed, wanted["models"], 60 * minutes["models"], options.attackers
+            options.seed, requested["models"], 60 * minutes["models"], options.attackers
         )
         report["models"]["minutes"] = round((time.monotonic() - began) / 60, 1)
     calm = report.get("calm", {}).get("watched", {})
@@ -92,11 +92,11 @@ def main() -> int:
         print(
             "the machine is busy: how long /health took is reported and not judged", file=sys.stderr
         )
-    for name, found in report.items():
-        if isinstance(found, dict):
-            problems += [f"{name}: {p}" for p in found.get("first_problems", ())]
-            problems += judged(name, found.get("watched", {}), options.memory, busy)
-            problems += [f"{name}: {p}" for p in grown(found.get("server_mib", []))]
+    for name, result in report.items():
+        if isinstance(result, dict):
+            problems += [f"{name}: {p}" for p in result.get("first_problems", ())]
+            problems += judged(name, result.get("watched", {}), options.memory, busy)
+            problems += [f"{name}: {p}" for p in grown(result.get("server_mib", []))]
     report["problems"] = problems
     text = json.dumps(report, indent=1)
     if options.out:
@@ -110,9 +110,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=30, help="in all, shared out (30)")
     for name in SHARES:
         text = "connections at a time" if name == "slow" else "at most"
-        most = COUNTS[name]
+        maximum = COUNTS[name]
         parser.add_argument(
-            f"--{name}", type=int, default=most, help=f"{text}, 0 for none ({most:,})"
+            f"--{name}", type=int, default=maximum, help=f"{text}, 0 for none ({maximum:,})"
         )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--first", type=int, default=0, help="number of the first attempt (0)")
@@ -135,7 +135,10 @@ def parse() -> argparse.Namespace:
 
 
 def run_on(
-    server: Served, options: argparse.Namespace, wanted: dict[str, int], minutes: dict[str, float]
+    server: Served,
+    options: argparse.Namespace,
+    requested: dict[str, int],
+    minutes: dict[str, float],
 ) -> dict[str, Any]:
     where, report = (server.host, server.port), dict[str, Any]()
     watched = Watched(server, options.chats)
@@ -145,7 +148,7 @@ def run_on(
         watched.begin("calm")
         time.sleep(CALM_S)
         report["calm"] = {"server_mib": [server.resident_mib()]}
-        for kind in (k for k in (*GENERATORS, "slow") if wanted[k]):
+        for kind in (k for k in (*GENERATORS, "slow") if requested[k]):
             watched.begin(kind)
             began = time.monotonic()
             seconds = 60 * minutes[kind]
@@ -154,27 +157,29 @@ def run_on(
                     where,
                     ATTACKER,
                     options.seed,
-                    count=wanted[kind],
+                    count=requested[kind],
                     seconds=seconds,
                     to_the_end=True,
                 )
                 sizes = [server.resident_mib()]
             else:
-                account, sizes = at_once(server, kind, wanted[kind], seconds, options)
+                account, sizes = at_once(server, kind, requested[kind], seconds, options)
             report[kind] = reported(account) | {
                 "minutes": round((time.monotonic() - began) / 60, 1),
                 "server_mib": sizes,
             }
-            told = {k: report[kind][k] for k in ("count", "statuses", "first_problems", "minutes")}
-            print(kind, json.dumps(told), file=sys.stderr, flush=True)
+            passed = {
+                k: report[kind][k] for k in ("count", "statuses", "first_problems", "minutes")
+            }
+            print(kind, json.dumps(passed), file=sys.stderr, flush=True)
             if server.process.poll() is not None:
                 report[kind]["first_problems"].append("the server ended")
                 break
-            report[kind]["held_mib"] = server.held_mib()
+            report[kind]["stored_mib"] = server.stored_mib()
         watched.begin("after")
         time.sleep(AFTER_S)
-        for name, found in watched.end().items():
-            report.setdefault(name, {})["watched"] = found
+        for name, result in watched.end().items():
+            report.setdefault(name, {})["watched"] = result
         report["files"] = {"now": server.settled_files(), "at_start": server.files}
     finally:
         watched.close()
@@ -227,7 +232,7 @@ def model_files(seed: int, count: int, seconds: float, processes: int) -> dict[s
     """Damaged checkpoints opened in processes of their own, kind after kind."""
     from mutated_files import Worker, failures, make_seeds
 
-    found, wrong, end = Counter[str](), list[str](), time.monotonic() + seconds
+    result, wrong, end = Counter[str](), list[str](), time.monotonic() + seconds
     peak, lock = 0, threading.Lock()
     batches = zip(itertools.count(), itertools.cycle(MODEL_KINDS), range(0, count, MODEL_STEP))
 
@@ -241,7 +246,7 @@ def model_files(seed: int, count: int, seconds: float, processes: int) -> dict[s
             first = seed * 1_000_000 + number // len(MODEL_KINDS) * MODEL_STEP
             results = worker.run(kind, first, min(MODEL_STEP, count - begun))
             with lock:
-                found.update(r["outcome"] for r in results)
+                result.update(r["outcome"] for r in results)
                 peak = max(peak, *(r["peak"] for r in results))
                 wrong += [f"{kind}: {failure}" for failure in failures(results)]
 
@@ -259,8 +264,8 @@ def model_files(seed: int, count: int, seconds: float, processes: int) -> dict[s
             for worker in workers:
                 worker.close()
     return {
-        "count": found.total(),
-        "outcomes": dict(found),
+        "count": result.total(),
+        "outcomes": dict(result),
         "peak_mib": peak >> 20,
         "processes": sum(worker.started for worker in workers),
         "problems": len(wrong),

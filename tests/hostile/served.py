@@ -44,24 +44,24 @@ class Served:
         """The engine's process, where it has one."""
         return engines_of(self.process.pid)
 
-    def held_mib(self) -> dict[str, float]:
+    def stored_mib(self) -> dict[str, float]:
         """What the server says that it holds, where that is something."""
         request = Request(f"{self.url}/metrics", headers={"Authorization": f"Bearer {NEIGHBOUR}"})
         with urlopen(request, timeout=END_S) as response:
             text = response.read().decode()
-        found = re.findall(r'^mtmd_(?:held|(\w+))_bytes(?:\{what="([^"]+)"\})? (\S+)$', text, re.M)
-        sizes = {name or what: round(float(value) / 2**20, 1) for name, what, value in found}
+        result = re.findall(r'^mtmd_(?:held|(\w+))_bytes(?:\{what="([^"]+)"\})? (\S+)$', text, re.M)
+        sizes = {name or what: round(float(value) / 2**20, 1) for name, what, value in result}
         return {name: size for name, size in sizes.items() if size}
 
     def settled_files(self, within_s: float = 70.0) -> int:
         """Open files, once connections that nobody uses have been closed."""
         end = time.monotonic() + within_s
-        while (found := open_files(self.process.pid)) > self.files + FEW_FILES:
+        while (result := open_files(self.process.pid)) > self.files + FEW_FILES:
             if time.monotonic() > end:
-                self.problems.append(f"{found} open files, {self.files} at the start")
+                self.problems.append(f"{result} open files, {self.files} at the start")
                 break
             time.sleep(0.2)
-        return found
+        return result
 
 
 def engines_of(server: int) -> list[int]:
@@ -110,7 +110,7 @@ def served(*arguments: str, program: Sequence[str] = ("-m", "mtmd")) -> Iterator
                 server.problems.append(f"not ended {END_S:g} s after SIGTERM")
             if process.returncode:
                 server.problems.append(f"exit code {process.returncode}: {log.read_text()[-2000:]}")
-            server.problems += _told(log.read_text())
+            server.problems += _reported(log.read_text())
             if left := _left(made):
                 server.problems.append(f"processes left behind: {left}")
         finally:
@@ -122,7 +122,7 @@ def served(*arguments: str, program: Sequence[str] = ("-m", "mtmd")) -> Iterator
             process.communicate()
 
 
-def _told(log: str) -> list[str]:
+def _reported(log: str) -> list[str]:
     """Errors in the log, each kind once."""
     lines = [line for line in log.splitlines() if " ERROR " in line or line.startswith("Fatal")]
     return sorted({re.sub(r"\d+", "N", line)[:300] for line in lines})
@@ -160,8 +160,8 @@ class Watched:
     def end(self) -> dict[str, dict[str, Any]]:
         """Findings by phase."""
         out, _ = self._process.communicate(timeout=120)
-        found: dict[str, dict[str, Any]] = json.loads(out)
-        return found
+        result: dict[str, dict[str, Any]] = json.loads(out)
+        return result
 
     def close(self) -> None:
         self._process.kill()

@@ -68,15 +68,15 @@ def run(folder: Path, kills: int, seed: int) -> Counter[str]:
             text=True,
         )
         assert process.stdout
-        wanted = chance.randrange(1, 40)
-        lines = [process.stdout.readline() for _ in range(wanted)]
+        requested = chance.randrange(1, 40)
+        lines = [process.stdout.readline() for _ in range(requested)]
         time.sleep(chance.random() * 0.01)
         process.kill()
         lines += process.stdout.readlines()  # acknowledged all the same
         process.wait()
         process.stdout.close()
         whole = [line for line in lines if line.endswith("\n")]
-        assert len(whole) >= wanted, "the writer ended by itself"
+        assert len(whole) >= requested, "the writer ended by itself"
         for line in whole:
             kind, conversation, *rest = line.rstrip("\n").split("|")
             if kind == "message":
@@ -97,12 +97,12 @@ def _look(
     deleted: dict[str, str],
 ) -> None:
     store = Store(folder)
-    found = {m.id: m for c in store.conversations(OWNER) for m in store.messages(c.id)}
+    result = {m.id: m for c in store.conversations(OWNER) for m in store.messages(c.id)}
     for id_, (conversation, sha256) in messages.items():
-        assert found[id_].conversation == conversation and found[id_].images[0].sha256 == sha256
+        assert result[id_].conversation == conversation and result[id_].images[0].sha256 == sha256
         assert hashlib.sha256(store.image_bytes(sha256) or b"").hexdigest() == sha256
     for id_, text in answers.items():
-        assert found[id_].text in (text, text.replace("partly", "whole"))
+        assert result[id_].text in (text, text.replace("partly", "whole"))
     assert store.search(OWNER, "said")
     assert not {c.id for c in store.conversations(OWNER)} & set(deleted)
     store.close()

@@ -44,11 +44,11 @@ def watched(server: Served) -> Iterator[None]:
     watcher.begin("attacked")
     try:
         yield
-        found = watcher.end()["attacked"]
+        result = watcher.end()["attacked"]
     finally:
         watcher.close()
-    assert not judged("attacked", found, MEMORY_MIB, busy=True)
-    assert found["chats"].get("200"), found
+    assert not judged("attacked", result, MEMORY_MIB, busy=True)
+    assert result["chats"].get("200"), result
     server.settled_files()
 
 
@@ -57,16 +57,16 @@ def test_all_are_answered_and_none_with_an_error_of_ours(
     generator: Generator, server: Served
 ) -> None:
     where, count = (server.host, server.port), COUNTS[generator]
-    found = attack(where, generator, ATTACKER, 1, count=count, heavy=False)
-    assert not found.problems, found.problems
-    assert count * 0.95 < found.count <= count
-    assert {"200", "400"} <= set(found.statuses), found.statuses
+    result = attack(where, generator, ATTACKER, 1, count=count, heavy=False)
+    assert not result.problems, result.problems
+    assert count * 0.95 < result.count <= count
+    assert {"200", "400"} <= set(result.statuses), result.statuses
 
 
 def test_slow_clients_keep_nobody_from_being_answered(server: Served) -> None:
     where = (server.host, server.port)
-    found = attack_slowly(where, ATTACKER, 1, count=SLOW, seconds=2, to_the_end=False)
-    assert found.count >= SLOW and not found.problems, found.problems
+    result = attack_slowly(where, ATTACKER, 1, count=SLOW, seconds=2, to_the_end=False)
+    assert result.count >= SLOW and not result.problems, result.problems
     with urlopen(f"{server.url}/health", timeout=120) as health:
         assert health.status == 200
 

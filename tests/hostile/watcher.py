@@ -65,40 +65,40 @@ class Findings:
 
 def percentiles(values: list[float]) -> dict[str, float]:
     ordered = sorted(values)
-    places = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999, "max": 1.0}
+    locations = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999, "max": 1.0}
     last = len(ordered) - 1
-    return {k: round(ordered[round(p * last)], 1) for k, p in places.items()} if ordered else {}
+    return {k: round(ordered[round(p * last)], 1) for k, p in locations.items()} if ordered else {}
 
 
 class Watcher:
     def __init__(self, url: str, pid: int, key: str, chats: int) -> None:
         split = urlsplit(url)
         self.host, self.port, self.pid, self.key = split.hostname or "", split.port or 0, pid, key
-        self.found: dict[str, Findings] = defaultdict(Findings)
+        self.result: dict[str, Findings] = defaultdict(Findings)
         self.phase, self.ended = "start", threading.Event()
         work: list[Callable[[], None]] = [self.poll, self.sample, *[self.chat] * chats]
         self.threads = [threading.Thread(target=w, daemon=True) for w in work]
 
     @property
     def now(self) -> Findings:
-        return self.found[self.phase]
+        return self.result[self.phase]
 
     def poll(self) -> None:
         request = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
         due = time.monotonic()
         while not self.ended.wait(max(0.0, due - time.monotonic())):
             due = max(due + POLL_S, time.monotonic())
-            found, start, said = self.now, time.monotonic(), b""
+            result, start, stated = self.now, time.monotonic(), b""
             try:
                 with socket.create_connection((self.host, self.port), timeout=LIMIT_S) as sock:
                     sock.sendall(request)
                     while piece := sock.recv(4096):
-                        said += piece
+                        stated += piece
             except OSError:
-                said = b""
-            found.health_ms.append(1e3 * (time.monotonic() - start))
-            found.slowest = sorted([*found.slowest, (found.health_ms[-1], start)])[-SLOWEST:]
-            found.health[said[9:12].decode("latin-1") or "unanswered"] += 1
+                stated = b""
+            result.health_ms.append(1e3 * (time.monotonic() - start))
+            result.slowest = sorted([*result.slowest, (result.health_ms[-1], start)])[-SLOWEST:]
+            result.health[stated[9:12].decode("latin-1") or "unanswered"] += 1
 
     def chat(self) -> None:
         body = {
@@ -109,13 +109,13 @@ class Watcher:
         }
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self.key}"}
         while not self.ended.is_set():
-            found = self.now
+            result = self.now
             link = http.client.HTTPConnection(self.host, self.port, timeout=LIMIT_S)
             try:
                 last = time.monotonic()
                 link.request("POST", "/v1/chat/completions", json.dumps(body), headers)
                 response = link.getresponse()
-                found.chats[str(response.status)] += 1
+                result.chats[str(response.status)] += 1
                 if response.status != 200:
                     response.read()
                     self.ended.wait(RETRY_S)
@@ -128,27 +128,27 @@ class Watcher:
                     if whole or not has_text(line):
                         continue
                     now = time.monotonic()
-                    (found.gaps_ms if begun else found.first_ms).append(1e3 * (now - last))
+                    (result.gaps_ms if begun else result.first_ms).append(1e3 * (now - last))
                     last, begun = now, True
                 if not whole:
-                    found.chats["cut off"] += 1
+                    result.chats["cut off"] += 1
             except (OSError, http.client.HTTPException) as error:
                 if not self.ended.is_set():
-                    found.chats[type(error).__name__] += 1
+                    result.chats[type(error).__name__] += 1
                     self.ended.wait(RETRY_S)
             finally:
                 link.close()
 
     def sample(self) -> None:
         while not self.ended.wait(SAMPLE_S):
-            found, pids = self.now, descendants(self.pid)
+            result, pids = self.now, descendants(self.pid)
             taken = {pid: own_bytes(pid) for pid in pids}
             with suppress(OSError):
                 taken[self.pid] = resident_bytes(self.pid)
-            found.memory = max(found.memory, sum(taken.values()))
-            found.server = max(found.server, taken.get(self.pid, 0))
-            found.processes = max(found.processes, len(pids))
-            found.files = max(found.files, open_files(self.pid))
+            result.memory = max(result.memory, sum(taken.values()))
+            result.server = max(result.server, taken.get(self.pid, 0))
+            result.processes = max(result.processes, len(pids))
+            result.files = max(result.files, open_files(self.pid))
 
     def run(self) -> dict[str, Any]:
         for thread in self.threads:
@@ -159,7 +159,7 @@ class Watcher:
         self.ended.set()
         for thread in self.threads[:2]:
             thread.join()
-        return {name: found.report() for name, found in list(self.found.items())}
+        return {name: result.report() for name, result in list(self.result.items())}
 
 
 def has_text(line: bytes) -> bool:

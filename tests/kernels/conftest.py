@@ -109,9 +109,9 @@ def exact_bf16(monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config) -> 
             (handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32
         )
 
-    def rounding_cast(self: Any, source: Any, wanted: Any) -> Any:
-        if (source.dtype.scalar, wanted.scalar) != (tl.float32, tl.bfloat16):
-            return cast(self, source, wanted)
+    def rounding_cast(self: Any, source: Any, requested: Any) -> Any:
+        if (source.dtype.scalar, requested.scalar) != (tl.float32, tl.bfloat16):
+            return cast(self, source, requested)
         rounded = torch.from_numpy(np.ascontiguousarray(source.data)).to(torch.bfloat16)
         return interpreter.TensorHandle(
             rounded.view(torch.int16).numpy().view(np.uint16), tl.bfloat16

@@ -30,7 +30,7 @@ def model() -> Model:
 
 def test_batches_that_come_launch_no_other_programs(model: Model) -> None:
     runner, chance = model.runner, random.Random(0)
-    foreseen = Programs().add_all(runner.new_plan(b) for b in foreseen_batches(runner)).found
+    foreseen = Programs().add_all(runner.new_plan(b) for b in foreseen_batches(runner)).result
     assert len(foreseen) > 8
     for _ in range(20):
         count = chance.randint(1, runner.sequences)
@@ -39,10 +39,10 @@ def test_batches_that_come_launch_no_other_programs(model: Model) -> None:
         batch = BatchShape(
             tokens,
             images=chance.choice((0, 0, min(tokens, runner.image_tokens))),
-            wanted=tokens if verified and tokens <= 64 else count,
+            requested=tokens if verified and tokens <= 64 else count,
             sequences=count,
         ).rounded(False, runner.pages)
-        other = Programs().add_all([runner.new_plan(batch)]).found
+        other = Programs().add_all([runner.new_plan(batch)]).result
         assert set(other) <= set(foreseen), batch
 
 
@@ -71,7 +71,7 @@ def test_small_batches_of_those_who_wait_are_foreseen() -> None:
             for _ in range(chance.randint(0, 6)):
                 subject.step()
         small.run(subject)
-    few = {b for b in met if b.tokens <= FEW and b.wanted}
+    few = {b for b in met if b.tokens <= FEW and b.requested}
     assert few and few <= foreseen
 
 

@@ -27,7 +27,7 @@ ONE = Experts(5, 14, 2, True, frozenset((0,)))
 SOURCES = ("model.language_model.layers.0.mlp.", "model.layers.0.mlp.")
 
 
-class Held:
+class Stored:
     """A weight file in memory."""
 
     def __init__(self, tensors: dict[str, Tensor], canonical: bool = False):
@@ -90,9 +90,9 @@ EXPERT_TABLES = [
 @pytest.mark.parametrize("layout", layouts(*EXPERT_TABLES))
 def test_every_layout_gives_the_same_experts(layout: str) -> None:
     tensors, canonical = layouts(*EXPERT_TABLES)[layout]
-    wanted = tables(ONE, 40)
-    weights = CanonicalWeights(Held(tensors, canonical), wanted, "folder")
-    assert weights.sources == set(tensors) and len(wanted) == 3
+    requested = tables(ONE, 40)
+    weights = CanonicalWeights(Stored(tensors, canonical), requested, "folder")
+    assert weights.sources == set(tensors) and len(requested) == 3
     for part, expected in zip(("gate", "up", "down"), EXPERT_TABLES, strict=True):
         assert torch.equal(
             weights.read(f"blk.0.ffn_{part}_exps.weight", torch.float32), expected
@@ -111,9 +111,9 @@ def test_experts_that_could_be_held_either_way_are_refused() -> None:
     with pytest.raises(
         ModelError, match=r"gate_up_proj of shape \[5, 28, 28\] can be read in two ways"
     ):
-        CanonicalWeights(Held(tensors), tables(ONE, 28), "folder")
+        CanonicalWeights(Stored(tensors), tables(ONE, 28), "folder")
     CanonicalWeights(
-        Held(tensors), tables(ONE, 28, turned=False), "folder"
+        Stored(tensors), tables(ONE, 28, turned=False), "folder"
     )  # for models that are never turned round
 
 
@@ -127,7 +127,7 @@ def test_misshapen_experts_are_named_with_both_shapes() -> None:
         ModelError,
         match=r"gate_up_proj has shape \[5, 27, 40\], expected \[5, 28, 40\] from the configuration",
     ):
-        CanonicalWeights(Held(tensors), tables(ONE, 40), "folder")
+        CanonicalWeights(Stored(tensors), tables(ONE, 40), "folder")
 
 
 def run(
@@ -142,8 +142,8 @@ def run(
         normalize=normalize,
         shared=shared,
     )
-    held = [str(n.type) for n in toposort(graph) if n.op == "weight" and "_exps" in n.name]
-    return Executor(make_plan([graph], [Cpu()]), Residency()).run(x)[0], held
+    stored = [str(n.type) for n in toposort(graph) if n.op == "weight" and "_exps" in n.name]
+    return Executor(make_plan([graph], [Cpu()]), Residency()).run(x)[0], stored
 
 
 def test_blocks_are_multiplied_as_they_are(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_blocks_are_multiplied_as_they_are(tmp_path: Path) -> None:
     writer.write_tensors_to_file()
     writer.close()
     x = torch.randn(7, 96, generator=torch.Generator().manual_seed(1))
-    found, held = run(
+    actual, stored = run(
         x,
         CanonicalWeights(GgufFile(tmp_path / "text.gguf"), parameters, "file"),
         top_k=2,
@@ -180,17 +180,17 @@ def test_blocks_are_multiplied_as_they_are(tmp_path: Path) -> None:
     )
     expected, wide = run(
         x,
-        CanonicalWeights(Held(plain, canonical=True), parameters, "file"),
+        CanonicalWeights(Stored(plain, canonical=True), parameters, "file"),
         top_k=2,
         normalize=False,
     )
     # products of few rows take x as integers of 16 bits
-    assert ((found - expected) ** 2).mean() <= 1e-6 * (expected**2).mean()
-    assert sorted(held) == sorted(
+    assert ((actual - expected) ** 2).mean() <= 1e-6 * (expected**2).mean()
+    assert sorted(stored) == sorted(
         str(Type.contiguous(shape, torch.uint8))
         for shape in ((3, 64, 54), (3, 64, 102), (3, 96, 48))
     )
-    assert not set(held) & set(wide)
+    assert not set(stored) & set(wide)
 
 
 def test_the_shared_expert_is_transformers() -> None:
@@ -221,12 +221,12 @@ def test_the_shared_expert_is_transformers() -> None:
         for part, (name, shape) in names.items()
     }
     weights = CanonicalWeights(
-        Held({name: p.data for name, p in block.state_dict().items()}), parameters, "folder"
+        Stored({name: p.data for name, p in block.state_dict().items()}), parameters, "folder"
     )
     x = torch.randn(11, 40)
     with torch.no_grad():
-        found = block(x[None])
-    expected = (found[0] if isinstance(found, tuple) else found)[0]
+        actual = block(x[None])
+    expected = (actual[0] if isinstance(actual, tuple) else actual)[0]
     torch.testing.assert_close(
         run(x, weights, top_k=2, normalize=True, shared=True)[0], expected, rtol=1e-5, atol=1e-5
     )

@@ -45,7 +45,7 @@ def launches(name: str, layers: int, tokens: int, kind: str = "BF16") -> int:
     runner = Runner(
         family, weights, [target, Cpu(), Reference()], dtype=torch.bfloat16, context=2048
     )
-    plan = runner.plan(BatchShape(tokens, pages=64, wanted=tokens, sequences=tokens))
+    plan = runner.plan(BatchShape(tokens, pages=64, requested=tokens, sequences=tokens))
     waiting = {n.op for n in (s.node for s in plan.steps) if OPS[n.op].waits}
     assert not waiting and all(step.backend is target for step in plan.steps)
     counts = [cost(step, target) for step in plan.steps]
@@ -68,6 +68,6 @@ def test_a_quantized_layer_takes_at_most_ten(name: str, kind: str, tokens: int) 
     has one launch more for it.
     """
     few, many = (launches(name, layers, tokens, kind) for layers in (8, 16))
-    most = 10 if kind == "Q4_K_M" else 9
-    assert 0 < many - few <= 8 * most
-    assert few - 8 * most <= 21
+    maximum = 10 if kind == "Q4_K_M" else 9
+    assert 0 < many - few <= 8 * maximum
+    assert few - 8 * maximum <= 21

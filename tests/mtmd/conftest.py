@@ -74,13 +74,13 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     """A picture with one, two, three and four shapes each."""
     from world import draw
 
-    folder, rng, found = tmp_path_factory.mktemp("world"), random.Random(11), {}
-    while len(found) < 4:
+    folder, rng, result = tmp_path_factory.mktemp("world"), random.Random(11), {}
+    while len(result) < 4:
         image, facts = draw(rng)
-        if facts.things and len(facts.things) not in found:
-            found[len(facts.things)] = folder / f"{len(facts.things)}.png"
-            image.save(found[len(facts.things)])
-    return found
+        if facts.things and len(facts.things) not in result:
+            result[len(facts.things)] = folder / f"{len(facts.things)}.png"
+            image.save(result[len(facts.things)])
+    return result
 
 
 @pytest.fixture(scope="session")

@@ -26,24 +26,24 @@ BOMB = {"allOf": [{"type": "string", "pattern": f"(a|b)*a(a|b){{{k}}}"} for k in
 
 
 @pytest.fixture(scope="module")
-def apart() -> Iterator[Model]:
+def separate() -> Iterator[Model]:
     model = load(device="cpu", isolate=True, threads=1)
     model.loaded.start_workers()
     yield model
     model.close()
 
 
-def test_the_same_answers(apart: Model, demo: Model, world: dict[int, Path]) -> None:
+def test_the_same_answers(separate: Model, demo: Model, world: dict[int, Path]) -> None:
     for n in (1, 2):
         source = world[n].read_bytes() if n == 1 else world[n]
-        assert apart.describe(source, COUNT) == demo.describe(source, COUNT)
+        assert separate.describe(source, COUNT) == demo.describe(source, COUNT)
     chosen: dict[str, Any] = {"json_schema": SCHEMA, "max_tokens": 60}
-    here, there = (m.answer(world[1], COUNT, **chosen) for m in (demo, apart))
+    here, there = (m.answer(world[1], COUNT, **chosen) for m in (demo, separate))
     assert here.text == there.text and json.loads(here.text) in SCHEMA["enum"]
 
 
 def test_neither_is_looked_into_here(
-    apart: Model, one: Path, monkeypatch: pytest.MonkeyPatch
+    separate: Model, one: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def touched(*_: object, **__: object) -> Any:
         raise AssertionError("in this process")
@@ -52,33 +52,33 @@ def test_neither_is_looked_into_here(
         monkeypatch.setattr(f"llguidance.{name}", touched)
     monkeypatch.setattr(grammar, "compile_grammar", touched)
     monkeypatch.setattr(decode, "_READERS", {})
-    assert json.loads(apart.describe(one, COUNT, json_schema=SCHEMA)) in SCHEMA["enum"]
+    assert json.loads(separate.describe(one, COUNT, json_schema=SCHEMA)) in SCHEMA["enum"]
 
 
 def test_a_bomb_is_refused_while_others_are_answered(
-    apart: Model, world: dict[int, Path], monkeypatch: pytest.MonkeyPatch
+    separate: Model, world: dict[int, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(isolated_grammar, "TRIAL_LIMITS", isolated_grammar.Limits(2, 64 << 20))
-    expected, errors = apart.describe(world[2], COUNT), list[OptionError]()
+    expected, errors = separate.describe(world[2], COUNT), list[OptionError]()
 
     def bomb() -> None:
         with pytest.raises(OptionError) as caught:
-            apart.describe(world[1], COUNT, json_schema=BOMB)
+            separate.describe(world[1], COUNT, json_schema=BOMB)
         errors.append(caught.value)
 
     thread = threading.Thread(target=bomb)
     thread.start()
     while thread.is_alive():
-        assert apart.describe(world[2], COUNT) == expected
+        assert separate.describe(world[2], COUNT) == expected
     thread.join()
     assert "found a schema that needs more than" in str(errors[0])
 
 
-def test_a_worker_that_is_killed_ends_one_answer(apart: Model, world: dict[int, Path]) -> None:
-    grammars = apart.loaded.grammars
+def test_a_worker_that_is_killed_ends_one_answer(separate: Model, world: dict[int, Path]) -> None:
+    grammars = separate.loaded.grammars
     free = [{"type": "array", "items": {"type": "integer"}}, SCHEMA]
     tickets = [
-        apart.service.submit([user_message(world[1], COUNT)], json_schema=schema, max_tokens=200)
+        separate.service.submit([user_message(world[1], COUNT)], json_schema=schema, max_tokens=200)
         for schema in free
     ]
     number = grammars._server.pid  # type: ignore[union-attr]
@@ -92,18 +92,20 @@ def test_a_worker_that_is_killed_ends_one_answer(apart: Model, world: dict[int, 
         except Exception as error:
             ended.append("json_schema" in str(error) or "worker process" in str(error))
     assert ended == [True, True]
-    assert apart.answer(world[1], COUNT, json_schema=SCHEMA).receipt.finish == "stop"
+    assert separate.answer(world[1], COUNT, json_schema=SCHEMA).receipt.finish == "stop"
 
 
-def test_what_is_wrong_is_told_in_the_same_words(apart: Model, demo: Model, tmp_path: Path) -> None:
+def test_what_is_wrong_is_told_in_the_same_words(
+    separate: Model, demo: Model, tmp_path: Path
+) -> None:
     for source in (b"%PDF-1.4", tmp_path / "none.png", b""):
-        said = []
-        for model in (demo, apart):
+        stated = []
+        for model in (demo, separate):
             with pytest.raises(ImageError) as caught:
                 model.describe(source, COUNT)
-            said.append(str(caught.value))
-        assert said[0] == said[1]
-    for model in (demo, apart):
+            stated.append(str(caught.value))
+        assert stated[0] == stated[1]
+    for model in (demo, separate):
         with pytest.raises(OptionError, match="cannot be followed"):
             model.stream([user_message(b"", COUNT)], json_schema={"type": "string!"})
 

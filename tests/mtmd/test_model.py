@@ -71,11 +71,11 @@ def test_the_last_model_is_kept(one: Path, monkeypatch: pytest.MonkeyPatch) -> N
     loads: list[Any] = []
     monkeypatch.setattr(model_module, "load", lambda *a, **k: loads.append((a, k)) or load(*a, **k))
     describe(one, COUNT)
-    kept = model_module._last
+    saved = model_module._last
     describe(one, "Describe the image.", max_tokens=2, temperature=1.0)
-    assert model_module._last is kept and len(loads) == 1
+    assert model_module._last is saved and len(loads) == 1
     describe(one, COUNT, dtype="bf16")
-    assert model_module._last is not kept and len(loads) == 2
+    assert model_module._last is not saved and len(loads) == 2
     with pytest.raises(ModelError):  # the text "None" is not the absence of a model
         describe(one, COUNT, model="None", dtype="bf16")
     assert (
@@ -166,7 +166,7 @@ def test_stream_checks_options_before_the_first_event(demo: Model) -> None:
             demo.stream([{"role": "user", "content": "hi"}], **wrong)
 
 
-PLACES = {
+LOCATIONS = {
     "tpu": r"device 'tpu': expected auto, cpu, cuda, cuda:N, mps, xpu or xpu:N",
     "cuda:-1": "expected auto",
     "CPU": "expected auto",
@@ -174,9 +174,9 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize("device", PLACES)
+@pytest.mark.parametrize("device", LOCATIONS)
 def test_a_device_that_is_not_there(device: str) -> None:
-    with pytest.raises(OptionError, match=PLACES[device]):
+    with pytest.raises(OptionError, match=LOCATIONS[device]):
         load(device=device)
 
 
@@ -223,25 +223,25 @@ def test_an_override_to_a_backend_that_rejects_the_node() -> None:
 def test_overrides_place_nodes() -> None:
     model = load(device="cpu", refuse="pool2d:batch>1000", override_tensor=r"v\.blk\.3\..*=cpu")
     assert model.encoder
-    places = {
+    locations = {
         name: b.name
         for name, b in model.encoder.plan(
             1, model.encoder.family.resolution.tile_type().shape
         ).backend_of.items()
         if "@" not in name
     }
-    moved = {name for name, place in places.items() if place == "cpu"}
-    assert moved == {name for name in places if name.startswith("v.blk.3.")} and len(moved) > 5
+    moved = {name for name, location in locations.items() if location == "cpu"}
+    assert moved == {name for name in locations if name.startswith("v.blk.3.")} and len(moved) > 5
 
 
 def test_context_beyond_the_model_is_refused(demo: Model) -> None:
-    most = demo.checkpoint.text.context
+    maximum = demo.checkpoint.text.context
     with pytest.raises(
         OptionError,
-        match=f"context: found {most + 1}, expected at most {most}, which demo model was made for",
+        match=f"context: found {maximum + 1}, expected at most {maximum}, which demo model was made for",
     ):
-        load(context=most + 1)
-    assert load(context=most).runner.context == most
+        load(context=maximum + 1)
+    assert load(context=maximum).runner.context == maximum
 
 
 def test_events(demo: Model, one: Path) -> None:
@@ -315,16 +315,16 @@ def test_threads_get_the_answers_they_get_alone(demo: Model, world: dict[int, Pa
         )
     ]
     alone = [demo.answer(*job[:2], **job[2]) for job in jobs]
-    shared, found = load(), {}
+    shared, result = load(), {}
 
     def work(mine: list[int]) -> None:
         for index in mine:
-            found[index] = shared.answer(*jobs[index][:2], **jobs[index][2])
+            result[index] = shared.answer(*jobs[index][:2], **jobs[index][2])
 
     order = list(range(len(jobs))) * 2
     random.Random(4).shuffle(order)
     run_together([lambda part=part: work(order[part::3]) for part in range(3)])
-    assert [found[i].output_token_ids for i in range(len(jobs))] == [
+    assert [result[i].output_token_ids for i in range(len(jobs))] == [
         a.output_token_ids for a in alone
     ]
 
@@ -360,14 +360,14 @@ def test_images_between_texts(demo: Model, world: dict[int, Path]) -> None:
         ((world[1], "and", world[2], "and", world[1], COUNT), 3),
         ((world[1], world[2], COUNT), 2),
     ]:
-        found = answer(*parts)
+        result = answer(*parts)
         assert (
-            found.prompt_token_ids.count(token) == images * each == found.receipt.image_tokens
-            and len(found.receipt.images) == images
+            result.prompt_token_ids.count(token) == images * each == result.receipt.image_tokens
+            and len(result.receipt.images) == images
         )
     ids = answer(COUNT, world[1]).prompt_token_ids
-    asked = demo.checkpoint.tokenizer.encode(COUNT)
-    where = next(i for i in range(len(ids)) if list(ids[i : i + len(asked)]) == asked)
+    requested = demo.checkpoint.tokenizer.encode(COUNT)
+    where = next(i for i in range(len(ids)) if list(ids[i : i + len(requested)]) == requested)
     assert where < ids.index(token), "the image comes after the text, as it was written"
     left, right = answer(world[1], world[3], COUNT), answer(world[3], world[1], COUNT)
     assert (
@@ -572,11 +572,11 @@ def test_an_answer_ends_with_the_context(one: Path) -> None:
 
 
 def test_warm_up_report(demo: Model) -> None:
-    told = demo.warmup_report
+    reported = demo.warmup_report
     assert (
-        told.checks == ()
-        and demo.warmup_report == told
-        and "nothing was run: this is a prediction" in str(told)
+        reported.checks == ()
+        and demo.warmup_report == reported
+        and "nothing was run: this is a prediction" in str(reported)
     )
     ran = demo.warm_up()
     assert (
@@ -584,7 +584,7 @@ def test_warm_up_report(demo: Model) -> None:
         and all(c.first_ms > 0 for c in ran.checks)
         and ran.fully_accelerated
     )
-    assert torch.get_num_threads() >= 1 and ran.graphs == told.graphs
+    assert torch.get_num_threads() >= 1 and ran.graphs == reported.graphs
 
 
 def test_a_text_model_says_that_it_sees_nothing(tmp_path: Path, one: Path) -> None:
@@ -631,21 +631,21 @@ def test_a_warm_up_beside_the_first_stream_takes_its_turn() -> None:
     """
     model = load(device="cpu")
     forward, post = model.runner.forward, model.loaded.device_thread.post
-    inside, asked, threads = threading.Event(), threading.Event(), set[threading.Thread]()
+    inside, requested, threads = threading.Event(), threading.Event(), set[threading.Thread]()
 
     def watched(*arguments: Any) -> torch.Tensor:
         threads.add(threading.current_thread())
-        if inside.is_set() and not asked.is_set():  # it did not ask: nothing kept it away
-            asked.set()
+        if inside.is_set() and not requested.is_set():  # it did not ask: nothing kept it away
+            requested.set()
             return forward(*arguments)
         inside.set()
-        assert asked.wait(60)
+        assert requested.wait(60)
         return forward(*arguments)
 
     def posted(action: Callable[[], None]) -> None:
         post(action)
         if inside.is_set():
-            asked.set()
+            requested.set()
 
     model.runner.forward = watched  # type: ignore[method-assign]
     model.loaded.device_thread.post = posted  # type: ignore[method-assign]
@@ -655,7 +655,7 @@ def test_a_warm_up_beside_the_first_stream_takes_its_turn() -> None:
     *_, last = model.stream([{"role": "user", "content": COUNT}], max_tokens=1)
     warming.join()
     model.close()
-    assert isinstance(last, Finished) and asked.is_set()
+    assert isinstance(last, Finished) and requested.is_set()
     assert len(threads) == 1, "both run the decoder on the device's own thread, one after another"
 
 

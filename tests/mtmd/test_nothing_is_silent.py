@@ -25,13 +25,13 @@ def test_an_op_that_only_prompts_with_images_need() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rule", "images", "told"),
+    ("rule", "images", "reported"),
     [
         ("*:batch=2", [FOUR, WORD], "batch 2 is not supported"),
         ("attention:rows=30", [ONE], "rows 30 is not supported"),
     ],
 )
-def test_a_shape_that_nobody_asked_about(rule: str, images: list[Path], told: str) -> None:
+def test_a_shape_that_nobody_asked_about(rule: str, images: list[Path], reported: str) -> None:
     model, plain = load(refuse=[rule]), load()
     assert (
         model.answer(
@@ -41,9 +41,9 @@ def test_a_shape_that_nobody_asked_about(rule: str, images: list[Path], told: st
     )
     answer = model.answer(images)
     assert answer.text == plain.answer(images).text
-    assert any(told in w for w in answer.receipt.warnings)
+    assert any(reported in w for w in answer.receipt.warnings)
     assert (
-        any(told in r.reason for r in model.warmup_report.refused)
+        any(reported in r.reason for r in model.warmup_report.refused)
         and not model.warmup_report.fully_accelerated
     )
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from asked_device import AskedDevice
+from requested_device import RequestedDevice
 
 from mtmd.kernels.backends import Reference
 from mtmd.model import Model
@@ -18,8 +18,8 @@ QUESTIONS = ("How many shapes are there?", "Describe the image.")
 
 
 @pytest.fixture(scope="module")
-def there(demo: Model, asked_device: AskedDevice) -> Iterator[Model]:
-    options = LoadOptions(device=asked_device.name, dtype="fp32")
+def there(demo: Model, requested_device: RequestedDevice) -> Iterator[Model]:
+    options = LoadOptions(device=requested_device.name, dtype="fp32")
     with Model(demo.checkpoint, options) as model:
         yield model
 
@@ -31,17 +31,17 @@ def expected(demo: Model) -> Iterator[Model]:
 
 
 def test_the_demo_model_answers_as_its_references(
-    there: Model, expected: Model, world: dict[int, Path], asked_device: AskedDevice
+    there: Model, expected: Model, world: dict[int, Path], requested_device: RequestedDevice
 ) -> None:
     """One after the other, then together. Where steps are recorded they are from the third on."""
     count, describe = QUESTIONS
     pictures = list(world.values())
-    asked = [*((picture, count) for picture in pictures), (pictures[-1], describe)]
-    right = [expected.answer(*one).text for one in asked]
-    assert len(set(right)) == len(asked), "the answers say little of the pictures"
-    assert [there.answer(*one).text for one in asked] == right
+    requested = [*((picture, count) for picture in pictures), (pictures[-1], describe)]
+    right = [expected.answer(*one).text for one in requested]
+    assert len(set(right)) == len(requested), "the answers say little of the pictures"
+    assert [there.answer(*one).text for one in requested] == right
     assert [a.text for a in there.answers(pictures, count)] == right[:-1]
-    kind = asked_device.name.partition(":")[0]
+    kind = requested_device.name.partition(":")[0]
     assert {b.device.type for b in there.backends[:1]} == {kind}
     assert f"on {kind}" in str(there.warmup_report)
 
@@ -55,6 +55,6 @@ def test_embeddings_are_those_of_the_references(there: Model, expected: Model, o
         )
         for m in (there, expected)
     ]
-    found, right = (t.cpu().double() for t in spans)
-    assert float((found - right).square().sum() / right.square().sum()) <= 1e-8
-    assert torch.isfinite(found).all()
+    actual, right = (t.cpu().double() for t in spans)
+    assert float((actual - right).square().sum() / right.square().sum()) <= 1e-8
+    assert torch.isfinite(actual).all()

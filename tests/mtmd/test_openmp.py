@@ -8,15 +8,15 @@ import sys
 
 import pytest
 
-from mtmd.openmp import SAID, SPINS
+from mtmd.openmp import SPINS, STATED
 
 
 def spins(code: str, **environment: str) -> str:
     """What a new process has in its environment after `code`."""
-    kept = {k: v for k, v in os.environ.items() if k not in SAID}
+    saved = {k: v for k, v in os.environ.items() if k not in STATED}
     done = subprocess.run(
         [sys.executable, "-c", f"import os, sys\n{code}\nprint(os.environ.get('GOMP_SPINCOUNT'))"],
-        env={**kept, **environment},
+        env={**saved, **environment},
         capture_output=True,
         text=True,
         check=True,
@@ -45,7 +45,7 @@ def test_torch_hears_of_it() -> None:
     done = subprocess.run(
         [sys.executable, "-c", "import mtmd, torch"],
         env={
-            **{k: v for k, v in os.environ.items() if k not in SAID},
+            **{k: v for k, v in os.environ.items() if k not in STATED},
             "OMP_DISPLAY_ENV": "VERBOSE",
         },
         capture_output=True,

@@ -55,16 +55,16 @@ def pictures(world: dict[int, Path]) -> list[Path]:
 
 def test_many_are_answered_in_their_order(demo: Model, pictures: list[Path]) -> None:
     before = demo.service.stats().batches
-    found = [a.text for a in demo.answers(pictures * 2, COUNT, max_tokens=8)]
-    assert found == COUNTS * 2
+    result = [a.text for a in demo.answers(pictures * 2, COUNT, max_tokens=8)]
+    assert result == COUNTS * 2
     assert demo.service.stats().batches - before < 8 * 3, "they share batches"
 
 
 def test_each_may_have_a_prompt_of_its_own_and_several_pictures(
     demo: Model, pictures: list[Path]
 ) -> None:
-    found = list(demo.answers([pictures[0], None], [COUNT, "hello"], max_tokens=4))
-    assert [len(a.receipt.images) for a in found] == [1, 0]
+    result = list(demo.answers([pictures[0], None], [COUNT, "hello"], max_tokens=4))
+    assert [len(a.receipt.images) for a in result] == [1, 0]
     (both,) = demo.answers([pictures[:2]], COUNT, max_tokens=2)
     assert len(both.receipt.images) == 2
 
@@ -96,15 +96,15 @@ def test_what_is_no_list_of_pictures_is_told(demo: Model, one: Path) -> None:
 
 def test_prompts_may_come_from_a_generator(demo: Model, pictures: list[Path]) -> None:
     prompts = [COUNT, "Describe the image."]
-    found = [a.text for a in demo.answers(pictures[:2], (p for p in prompts), max_tokens=2)]
-    assert found[0] == COUNTS[0] and len(found) == 2
+    result = [a.text for a in demo.answers(pictures[:2], (p for p in prompts), max_tokens=2)]
+    assert result[0] == COUNTS[0] and len(result) == 2
     wrong: list[tuple[Any, str]] = [
         (prompts[:1], "found no more for image 2, expected a text for each"),
         ([*prompts, "more"], "found more than images, 2, expected one for each"),
         ([COUNT, 3], "found int for image 2, expected a text for each"),
     ]
-    for given, told in wrong:
-        with pytest.raises(OptionError, match=told):
+    for given, reported in wrong:
+        with pytest.raises(OptionError, match=reported):
             list(demo.answers(iter(pictures[:2]), iter(given), max_tokens=2, on_error="return"))
     with pytest.raises(OptionError, match="prompt: found int, expected a text for all images"):
         demo.answers(pictures, 3)  # type: ignore[call-overload]
@@ -135,9 +135,9 @@ def test_an_error_that_ends_it_names_the_item(demo: Model, one: Path, tmp_path: 
         (Image.new("RGB", (4, 4)), long, PromptError, r"images\[2\]: the prompt"),
         ("data:image/png,", None, ImageError, r"images\[2\]: found a data URL that"),
     ]
-    for wrong, prompt, kind, told in cases:
+    for wrong, prompt, kind, reported in cases:
         prompts = [COUNT, COUNT, prompt or COUNT]
-        with pytest.raises(kind, match=rf"^{told}") as error:
+        with pytest.raises(kind, match=rf"^{reported}") as error:
             list(demo.answers([one, one, wrong], prompts, max_tokens=2))
         assert error.value.__suppress_context__ and "\n" not in str(error.value)
         assert str(pickle.loads(pickle.dumps(error.value))) == str(error.value)
@@ -157,8 +157,8 @@ def test_wrong_calls_of_answers_are_told_at_once(demo: Model, one: Path) -> None
         ({"on_error": "skip"}, "on_error: found 'skip'"),
         ({"prompt": ["a", "b"]}, "prompt: found 2 for 1 images"),
     ]
-    for options, told in calls:
-        with pytest.raises(OptionError, match=told):
+    for options, reported in calls:
+        with pytest.raises(OptionError, match=reported):
             demo.answers([one], **options)
     with pytest.raises(OptionError, match="found str, expected a list of pictures"):
         demo.answers("one.png", COUNT)
@@ -258,7 +258,7 @@ def test_what_is_awaited_may_be_streamed(demo: Model, one: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "told"),
+    ("call", "reported"),
     [
         ({"messages": [{"role": "user", "content": "x"}], "prompt": "y"}, "prompt: found beside"),
         ({"image": [{"role": "user", "content": "x"}], "prompt": "y"}, "prompt: found beside"),
@@ -269,10 +269,10 @@ def test_what_is_awaited_may_be_streamed(demo: Model, one: Path) -> None:
     ids=["a prompt", "a prompt, by place", "a text", "no message", "nothing"],
 )
 def test_a_question_and_a_conversation_at_once(
-    demo: Model, call: dict[str, Any], told: str
+    demo: Model, call: dict[str, Any], reported: str
 ) -> None:
     for ask in (demo.stream, demo.answer):
-        with pytest.raises(PromptError, match=told):
+        with pytest.raises(PromptError, match=reported):
             ask(**call)
 
 
@@ -291,8 +291,8 @@ def test_a_picture_alone_is_described(demo: Model, one: Path) -> None:
 
 
 def test_what_the_model_is_told_before_all_else(demo: Model, one: Path) -> None:
-    plain, told = demo.answer(one, COUNT), demo.answer(one, COUNT, system="Be brief.")
-    assert len(told.prompt_token_ids) > len(plain.prompt_token_ids)
+    plain, reported = demo.answer(one, COUNT), demo.answer(one, COUNT, system="Be brief.")
+    assert len(reported.prompt_token_ids) > len(plain.prompt_token_ids)
     messages = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
     with pytest.raises(PromptError, match="system: found beside a message of role 'system'"):
         list(demo.stream(messages, system="c"))
@@ -344,15 +344,15 @@ def test_floats_and_tensors_are_the_same_picture(one: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "told"),
+    ("shape", "reported"),
     [
         ((2, 3, 4, 5), r"found a tensor of shape \[2, 3, 4, 5\].*those of a batch as a list"),
         ((2, 4, 5), r"found a tensor of shape \[2, 4, 5\], expected one picture \[C, H, W\]"),
         ((7,), r"found a tensor of shape \[7\]"),
     ],
 )
-def test_tensors_that_are_no_picture(shape: tuple[int, ...], told: str) -> None:
-    with pytest.raises(ImageError, match=told):
+def test_tensors_that_are_no_picture(shape: tuple[int, ...], reported: str) -> None:
+    with pytest.raises(ImageError, match=reported):
         load_image(torch.zeros(shape))
 
 
@@ -447,16 +447,16 @@ def test_a_conversation_is_saved_as_json_and_goes_on_from_it(
 
 def test_messages_that_were_read_are_those_that_follow(demo: Model, pictures: list[Path]) -> None:
     chat = demo.chat(max_tokens=2)
-    held = chat.messages
+    stored = chat.messages
     with Image.open(pictures[1]) as image:
         assert chat.ask(COUNT, image).text == "Two."
-    assert held is chat.messages and json.loads(json.dumps(held)) == held and len(held) == 2
-    assert held[0]["content"][0]["image"].startswith("data:image/png;base64,")
-    held.append({"role": "user", "content": [{"type": "image", "image": pictures[0]}]})
-    held.append({"role": "assistant", "content": "One."})
+    assert stored is chat.messages and json.loads(json.dumps(stored)) == stored and len(stored) == 2
+    assert stored[0]["content"][0]["image"].startswith("data:image/png;base64,")
+    stored.append({"role": "user", "content": [{"type": "image", "image": pictures[0]}]})
+    stored.append({"role": "assistant", "content": "One."})
     assert len(chat.ask("And now?").receipt.images) == 2
     json.dumps(chat.messages)
-    chat.messages = held[:2]
+    chat.messages = stored[:2]
     assert len(chat.ask("And now?").receipt.images) == 1
 
 
@@ -466,12 +466,12 @@ def test_pictures_of_a_conversation_are_decoded_once(
     chat = demo.chat(max_tokens=2)
     for image in (pictures[0], Image.open(pictures[1]), pictures[2].read_bytes()):
         chat.ask(COUNT, image)
-    kept = json.dumps(chat.messages)
+    saved = json.dumps(chat.messages)
     monkeypatch.setattr(prompts, "load_image", lambda *_, **__: pytest.fail("once more"))
     chat.ask(COUNT)
     assert 'src="data:image/jpeg;base64,' in chat._repr_html_()
     monkeypatch.undo()
-    again = demo.chat(messages=json.loads(kept), max_tokens=2)
+    again = demo.chat(messages=json.loads(saved), max_tokens=2)
     again.ask(COUNT)
     monkeypatch.setattr(prompts, "load_image", lambda *_, **__: pytest.fail("once more"))
     again.ask(COUNT)
@@ -496,8 +496,8 @@ def test_what_is_no_conversation_does_not_go_on(demo: Model, wrong: Any) -> None
 def test_none_for_a_question_leaves_what_the_chat_has(demo: Model, pictures: list[Path]) -> None:
     schema = {"type": "object"}
     chat = demo.chat(max_tokens=1, json_schema=schema)
-    asked = chat._with({"max_tokens": None, "stop": None, "json_schema": None})
-    assert asked == {"sampling": "model", "max_tokens": 1, "json_schema": None}
+    requested = chat._with({"max_tokens": None, "stop": None, "json_schema": None})
+    assert requested == {"sampling": "model", "max_tokens": 1, "json_schema": None}
     answer = chat.ask(COUNT, pictures[0], max_tokens=None, temperature=None, json_schema=None)
     assert answer.text == "One" and answer.receipt.output_tokens == 1
 
@@ -562,14 +562,14 @@ def test_boxes_are_told_in_pixels_of_the_picture(demo: Model, one: Path) -> None
 def test_an_answer_in_json_types_has_its_boxes_and_what_stopped_it(demo: Model, one: Path) -> None:
     text = '{"box_2d": [100, 250, 500, 750], "label": "star"}'
     answer = dataclasses.replace(demo.answer(one, COUNT), text=text)
-    told = json.loads(json.dumps(answer.asdict()))
+    reported = json.loads(json.dumps(answer.asdict()))
     assert (
-        told["boxes"]
-        and told["boxes"] == [dataclasses.asdict(box) for box in answer.boxes]
-        and "stop" not in told
+        reported["boxes"]
+        and reported["boxes"] == [dataclasses.asdict(box) for box in answer.boxes]
+        and "stop" not in reported
     )
-    told = demo.answer(one, COUNT, stop=["."]).asdict()
-    assert told["stop"] == "." and "boxes" not in told
+    reported = demo.answer(one, COUNT, stop=["."]).asdict()
+    assert reported["stop"] == "." and "boxes" not in reported
 
 
 def test_an_answer_is_a_value(demo: Model, one: Path) -> None:
@@ -602,8 +602,8 @@ def test_probabilities_are_in_the_answer(demo: Model, one: Path) -> None:
     assert "".join(token.text for token in answer.logprobs) == "One."
     first = answer.logprobs[0]
     assert first.top[0] == (first.text, first.logprob) and len(first.top) == 2
-    told = json.loads(json.dumps(answer.asdict()))["logprobs"][0]
-    assert told["logprob"] == first.logprob and told["top"][1]["text"] == first.top[1][0]
+    reported = json.loads(json.dumps(answer.asdict()))["logprobs"][0]
+    assert reported["logprob"] == first.logprob and reported["top"][1]["text"] == first.top[1][0]
 
 
 def test_a_picture_that_is_gone_is_said_to_be(demo: Model, tmp_path: Path, one: Path) -> None:
@@ -640,8 +640,8 @@ def test_settings_that_are_none_are_passed_through(pictures: list[Path]) -> None
         assert model.options == LoadOptions()
         assert model.describe(pictures[0], COUNT, **none) == "One."  # type: ignore[arg-type]
         assert mtmd.describe(pictures[0], COUNT, model=model, **load, **none) == "One."  # type: ignore[arg-type]
-        found = model.answers(pictures[:1], COUNT, prepare_ahead=None, parallel=None, **none)  # type: ignore[call-overload]
-        assert [str(answer) for answer in found] == ["One."]
+        result = model.answers(pictures[:1], COUNT, prepare_ahead=None, parallel=None, **none)  # type: ignore[call-overload]
+        assert [str(answer) for answer in result] == ["One."]
 
 
 def test_the_calls_take_them_by_name() -> None:
@@ -676,10 +676,10 @@ def test_a_text_is_continued_as_it_is(demo: Model) -> None:
     by_text = demo.complete("a red circle", max_tokens=6)
     assert list(by_text.prompt_token_ids) == tokens and by_text.output_token_ids
     assert demo.complete(tokens, max_tokens=6).output_token_ids == by_text.output_token_ids
-    for wrong, told in (
+    for wrong, reported in (
         ("", "the prompt is empty"),
         (["a"], "a text or a list of ids"),
         ([-1], "-1"),
     ):
-        with pytest.raises(PromptError, match=told):
+        with pytest.raises(PromptError, match=reported):
             demo.complete(wrong, max_tokens=6)  # type: ignore[arg-type]

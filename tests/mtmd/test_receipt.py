@@ -59,7 +59,7 @@ def test_text() -> None:
 
 
 def test_text_of_the_unusual() -> None:
-    told = ImageReceipt(
+    reported = ImageReceipt(
         (10, 20),
         (192, 96),
         2,
@@ -70,7 +70,7 @@ def test_text_of_the_unusual() -> None:
     )
     lines = str(
         receipt(
-            images=(IMAGE, told),
+            images=(IMAGE, reported),
             seed=7,
             warnings=("6 nodes refused", "slow"),
             output_tokens=0,
@@ -148,37 +148,37 @@ def test_what_is_told_is_what_was_done(demo: Model, pictures: list[Path]) -> Non
     begin = time.perf_counter()
     answer = demo.answer(pictures, "What is this?", max_tokens=5, ignore_eos=True)
     took = (time.perf_counter() - begin) * 1e3
-    told, family = answer.receipt, demo.encoder.family  # type: ignore[union-attr]
+    reported, family = answer.receipt, demo.encoder.family  # type: ignore[union-attr]
     _, height, width = family.resolution.tile_type().shape
-    assert [i.original_size for i in told.images] == [(70, 40)] * 2 and {
-        i.processed_size for i in told.images
+    assert [i.original_size for i in reported.images] == [(70, 40)] * 2 and {
+        i.processed_size for i in reported.images
     } == {(width, height)}
-    assert ["white" in "".join(i.notes) for i in told.images] == [True, False]
+    assert ["white" in "".join(i.notes) for i in reported.images] == [True, False]
     image_token = demo.checkpoint.tokenizer.id(family.image_token)
     assert (
-        told.image_tokens
+        reported.image_tokens
         == answer.prompt_token_ids.count(image_token)
-        == sum(i.tokens for i in told.images)
+        == sum(i.tokens for i in reported.images)
         > 0
     )
     assert (
-        told.prompt_tokens == len(answer.prompt_token_ids)
-        and told.output_tokens == len(answer.output_token_ids) == 5
+        reported.prompt_tokens == len(answer.prompt_token_ids)
+        and reported.output_tokens == len(answer.output_token_ids) == 5
     )
-    assert told.finish == "length" and told.seed is None and told.warnings == ()
-    times = told.preprocess_ms, told.encode_ms, told.prefill_ms, told.decode_ms
+    assert reported.finish == "length" and reported.seed is None and reported.warnings == ()
+    times = reported.preprocess_ms, reported.encode_ms, reported.prefill_ms, reported.decode_ms
     assert min(times) > 0 and sum(times) <= took
-    assert (told.model, told.device, told.dtype) == (
+    assert (reported.model, reported.device, reported.dtype) == (
         "demo model",
         demo.backends[0].name,
         demo.warmup_report.dtype,
     )
-    assert told.attention == {"encoder": "flash", "decoder": "flash"}
-    assert told.threads is not None and 1 <= told.threads <= torch.get_num_threads()
+    assert reported.attention == {"encoder": "flash", "decoder": "flash"}
+    assert reported.threads is not None and 1 <= reported.threads <= torch.get_num_threads()
 
 
 def test_refusals_are_told_and_change_no_answer(demo: Model, one: Path) -> None:
-    told = demo.answer(one)
+    reported = demo.answer(one)
     head = demo.encoder.family.vit.width // demo.encoder.family.vit.heads  # type: ignore[union-attr]
     for rules, kernel, words in [
         (
@@ -197,7 +197,7 @@ def test_refusals_are_told_and_change_no_answer(demo: Model, one: Path) -> None:
         ),
     ]:
         limited = load(device="cpu", refuse=rules).answer(one)
-        assert limited.text == told.text and limited.receipt.device == "limited"
+        assert limited.text == reported.text and limited.receipt.device == "limited"
         assert all(any(w in warning for warning in limited.receipt.warnings) for w in words), (
             limited.receipt.warnings
         )
@@ -230,8 +230,8 @@ def test_options_that_do_nothing_at_temperature_0_are_told(
     demo: Model, chosen: dict[str, Any], names: str | None
 ) -> None:
     warnings = demo.answer(prompt="x", max_tokens=1, **chosen).receipt.warnings
-    told = f"{names}: no effect at temperature 0, which takes the most probable token; give a "
-    assert warnings == (() if names is None else (f"{told}temperature above 0",))
+    reported = f"{names}: no effect at temperature 0, which takes the most probable token; give a "
+    assert warnings == (() if names is None else (f"{reported}temperature above 0",))
 
 
 def test_json_that_was_cut_is_told(demo: Model, one: Path) -> None:

@@ -36,9 +36,9 @@ def test_an_answer_is_that_of_transformers(subject: Subject, prompt: str) -> Non
     prompts = prompts_of(subject.name)
     given = prompts[prompt]
     ids = subject.oracle.prompt_ids(given if isinstance(given, str) else as_strings(given))
-    found = ended(begun(subject.fp32, given))
-    assert list(found.prompt_token_ids) == ids
-    tokens = list(found.output_token_ids)
+    result = ended(begun(subject.fp32, given))
+    assert list(result.prompt_token_ids) == ids
+    tokens = list(result.output_token_ids)
     assert tokens == subject.oracle.greedy(ids, TOKENS, guess=tokens)
     assert tokens
     subject.results |= {"prompts": len(prompts), "equal": subject.results.get("equal", 0) + 1}

@@ -84,10 +84,10 @@ def _(subject: Subject, messages: Messages, stream: bool) -> str:
 def _(subject: Subject, messages: Messages, stream: bool) -> str:
     chosen = {"model": subject.path.name, "max_tokens": TOKENS, "temperature": 0}
     with of_openai(subject) as client:
-        found = client.chat.completions.create(messages=messages, stream=stream, **chosen)
+        result = client.chat.completions.create(messages=messages, stream=stream, **chosen)
         if stream:
-            return "".join(c.choices[0].delta.content or "" for c in found if c.choices)
-        return str(found.choices[0].message.content)
+            return "".join(c.choices[0].delta.content or "" for c in result if c.choices)
+        return str(result.choices[0].message.content)
 
 
 @interface(INTERFACES, "responses")
@@ -104,10 +104,10 @@ def _(subject: Subject, messages: Messages, stream: bool) -> str:
     ]
     chosen = {"model": subject.path.name, "max_output_tokens": TOKENS, "temperature": 0}
     with of_openai(subject) as client:
-        found = client.responses.create(input=items, stream=stream, **chosen)
+        result = client.responses.create(input=items, stream=stream, **chosen)
         if stream:
-            return "".join(e.delta for e in found if e.type == "response.output_text.delta")
-        return str(found.output_text)
+            return "".join(e.delta for e in result if e.type == "response.output_text.delta")
+        return str(result.output_text)
 
 
 @interface(INTERFACES, "messages")
@@ -133,10 +133,10 @@ def _(subject: Subject, messages: Messages, stream: bool) -> str:
 def _(subject: Subject, messages: Messages, stream: bool) -> str:
     """Its client sends strings only."""
     with of_ollama(subject) as client:
-        found = client.chat(subject.path.name, as_strings(messages), stream=stream, options=OLLAMA)
+        result = client.chat(subject.path.name, as_strings(messages), stream=stream, options=OLLAMA)
         if stream:
-            return "".join(chunk.message.content or "" for chunk in found)
-        return str(found.message.content)
+            return "".join(chunk.message.content or "" for chunk in result)
+        return str(result.message.content)
 
 
 @interface(INTERFACES, "llama.cpp")
@@ -160,10 +160,10 @@ def _(subject: Subject, prompt: str, stream: bool) -> str:  # noqa: ARG001
 def _(subject: Subject, prompt: str, stream: bool) -> str:
     chosen = {"model": subject.path.name, "max_tokens": TOKENS, "temperature": 0}
     with of_openai(subject) as client:
-        found = client.completions.create(prompt=prompt, stream=stream, **chosen)
+        result = client.completions.create(prompt=prompt, stream=stream, **chosen)
         if stream:
-            return "".join(chunk.choices[0].text for chunk in found if chunk.choices)
-        return str(found.choices[0].text)
+            return "".join(chunk.choices[0].text for chunk in result if chunk.choices)
+        return str(result.choices[0].text)
 
 
 @interface(RAW, "llama.cpp")
@@ -176,8 +176,8 @@ def _(subject: Subject, prompt: str, stream: bool) -> str:
 @interface(RAW, "ollama")
 def _(subject: Subject, prompt: str, stream: bool) -> str:
     with of_ollama(subject) as client:
-        found = client.generate(subject.path.name, prompt, raw=True, stream=stream, options=OLLAMA)
-        return "".join(c.response for c in found) if stream else str(found.response)
+        result = client.generate(subject.path.name, prompt, raw=True, stream=stream, options=OLLAMA)
+        return "".join(c.response for c in result) if stream else str(result.response)
 
 
 @of(*CHAT)
@@ -187,16 +187,16 @@ def _(subject: Subject, prompt: str, stream: bool) -> str:
 def test_a_conversation(subject: Subject, name: str, form: str, stream: bool) -> None:
     messages: Messages = []
 
-    def said(role: str, text: str) -> None:
+    def stated(role: str, text: str) -> None:
         content = text if form == "strings" else [part(line) for line in text.split("\n")]
         messages.append({"role": role, "content": content})
 
-    said("system", SYSTEM)
+    stated("system", SYSTEM)
     for question in QUESTIONS:
-        said("user", question)
+        stated("user", question)
         answer = INTERFACES[name](subject, messages, stream)
         assert answer == subject.expected(as_strings(messages))
-        said("assistant", answer)
+        stated("assistant", answer)
 
 
 @of(*BASE)
@@ -209,8 +209,8 @@ def test_a_text_is_gone_on_with(subject: Subject, name: str, stream: bool) -> No
 
 @of(*BASE)
 def test_a_conversation_with_a_model_without_template_says_what_to_do(subject: Subject) -> None:
-    said = pytest.raises(openai.BadRequestError, match="--chat-template")
-    with of_openai(subject) as client, said:
+    stated = pytest.raises(openai.BadRequestError, match="--chat-template")
+    with of_openai(subject) as client, stated:
         client.chat.completions.create(
             model=subject.path.name, messages=[{"role": "user", "content": "Hello"}]
         )
@@ -227,11 +227,11 @@ def test_a_chat_in_python(subject: Subject) -> None:
         messages.append({"role": "assistant", "content": answer})
 
 
-def printed(subject: Subject, *words: str, said: str = "") -> str:
+def printed(subject: Subject, *words: str, stated: str = "") -> str:
     options = ["-m", str(subject.path), "--dtype", "fp32", "--max-tokens", str(TOKENS)]
     command = [sys.executable, "-m", "mtmd", *words, *options, "--temperature", "0"]
     done = subprocess.run(
-        command, input=said, capture_output=True, text=True, timeout=TIMEOUT_S, check=True
+        command, input=stated, capture_output=True, text=True, timeout=TIMEOUT_S, check=True
     )
     return done.stdout
 
@@ -239,16 +239,18 @@ def printed(subject: Subject, *words: str, said: str = "") -> str:
 @of(*CHAT)
 def test_a_question_on_the_command_line(subject: Subject) -> None:
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": QUESTIONS[0]}]
-    found = printed(subject, "ask", QUESTIONS[0], "--system", SYSTEM)
-    assert found.split() == subject.expected(messages).split()
+    result = printed(subject, "ask", QUESTIONS[0], "--system", SYSTEM)
+    assert result.split() == subject.expected(messages).split()
 
 
 @of(*CHAT)
 def test_a_chat_on_the_command_line(subject: Subject) -> None:
     questions = [question.replace("\n", " ") for question in QUESTIONS]
-    found = printed(subject, "chat", "--system", SYSTEM, "--no-history", said="\n".join(questions))
+    result = printed(
+        subject, "chat", "--system", SYSTEM, "--no-history", stated="\n".join(questions)
+    )
     messages: Messages = [{"role": "system", "content": SYSTEM}]
-    words = found.split()
+    words = result.split()
     for question in questions:
         messages.append({"role": "user", "content": question})
         answer = subject.expected(messages)

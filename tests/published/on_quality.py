@@ -34,18 +34,18 @@ def log_probabilities(runner: Runner, ids: list[int], stretch: int) -> Tensor:
     return torch.cat(rows)
 
 
-def divergence(expected: Tensor, found: Tensor) -> float:
+def divergence(expected: Tensor, result: Tensor) -> float:
     """Mean over positions of the sum of p log(p / q), in nats."""
     rows = [
         (p.double().exp() * (p.double() - q.double())).sum()
-        for p, q in zip(expected, found, strict=True)
+        for p, q in zip(expected, result, strict=True)
     ]
     return float(torch.stack(rows).mean())
 
 
-def perplexity(found: Tensor, ids: list[int]) -> float:
+def perplexity(result: Tensor, ids: list[int]) -> float:
     following = torch.tensor(ids[1:])[:, None]
-    return math.exp(-float(found[:-1].gather(1, following).mean()))
+    return math.exp(-float(result[:-1].gather(1, following).mean()))
 
 
 @of(*MODELS)

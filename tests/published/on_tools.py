@@ -50,7 +50,7 @@ def with_openai(subject: Subject, stream: bool) -> Outcome:
         base_url=f"{subject.url}/v1", api_key="none", max_retries=0, timeout=TIMEOUT_S
     ) as client:
 
-        def said() -> Any:
+        def stated() -> Any:
             if not stream:
                 answer = client.chat.completions.create(messages=messages, **chosen)
             else:
@@ -58,7 +58,7 @@ def with_openai(subject: Subject, stream: bool) -> Outcome:
                     answer = events.get_final_completion()
             return answer.choices[0]
 
-        called = said()
+        called = stated()
         assert called.finish_reason == "tool_calls"
         cities = []
         messages.append(called.message.model_dump(exclude_none=True))
@@ -66,7 +66,7 @@ def with_openai(subject: Subject, stream: bool) -> Outcome:
             cities.append(json.loads(call.function.arguments)["city"])
             messages.append({"role": "tool", "tool_call_id": call.id, "content": WEATHER})
         messages.append({"role": "user", "content": FOLLOW_UP})
-        return cities, said().message.content
+        return cities, stated().message.content
 
 
 def with_responses(subject: Subject, stream: bool) -> Outcome:
@@ -81,14 +81,14 @@ def with_responses(subject: Subject, stream: bool) -> Outcome:
         base_url=f"{subject.url}/v1", api_key="none", max_retries=0, timeout=TIMEOUT_S
     ) as client:
 
-        def said() -> Any:
+        def stated() -> Any:
             if not stream:
                 return client.responses.create(input=items, **chosen)
             with client.responses.stream(input=items, **chosen) as events:
                 return events.get_final_response()
 
         cities = []
-        for item in said().output:
+        for item in stated().output:
             assert item.type == "function_call"
             cities.append(json.loads(item.arguments)["city"])
             call = {"call_id": item.call_id, "name": item.name, "arguments": item.arguments}
@@ -96,7 +96,7 @@ def with_responses(subject: Subject, stream: bool) -> Outcome:
             result = {"call_id": item.call_id, "output": WEATHER}
             items.append({"type": "function_call_output", **result})
         items.append({"role": "user", "content": FOLLOW_UP})
-        return cities, said().output_text
+        return cities, stated().output_text
 
 
 def with_anthropic(subject: Subject, stream: bool) -> Outcome:
@@ -116,13 +116,13 @@ def with_anthropic(subject: Subject, stream: bool) -> Outcome:
         base_url=subject.url, api_key="none", max_retries=0, timeout=TIMEOUT_S
     ) as client:
 
-        def said() -> Any:
+        def stated() -> Any:
             if not stream:
                 return client.messages.create(messages=messages, **chosen)
             with client.messages.stream(messages=messages, **chosen) as events:
                 return events.get_final_message()
 
-        called = said()
+        called = stated()
         assert called.stop_reason == "tool_use"
         calls = [block for block in called.content if block.type == "tool_use"]
         results = [
@@ -132,7 +132,7 @@ def with_anthropic(subject: Subject, stream: bool) -> Outcome:
         messages.append({"role": "assistant", "content": content})
         follow_up = {"type": "text", "text": FOLLOW_UP}
         messages.append({"role": "user", "content": [*results, follow_up]})
-        text = "".join(block.text for block in said().content if block.type == "text")
+        text = "".join(block.text for block in stated().content if block.type == "text")
         return [call.input["city"] for call in calls], text
 
 
@@ -145,18 +145,18 @@ def with_ollama(subject: Subject, stream: bool) -> Outcome:
     }
     with ollama.Client(subject.url, timeout=TIMEOUT_S) as client:
 
-        def said() -> tuple[str, list[Any]]:
-            found = client.chat(messages=messages, stream=stream, **chosen)
-            parts = [part.message for part in found] if stream else [found.message]
+        def stated() -> tuple[str, list[Any]]:
+            result = client.chat(messages=messages, stream=stream, **chosen)
+            parts = [part.message for part in result] if stream else [result.message]
             calls = [call for part in parts for call in part.tool_calls or ()]
             return "".join(part.content or "" for part in parts), calls
 
-        _, calls = said()
+        _, calls = stated()
         messages.append({"role": "assistant", "content": "", "tool_calls": calls})
         for call in calls:
             messages.append({"role": "tool", "tool_name": call.function.name, "content": WEATHER})
         messages.append({"role": "user", "content": FOLLOW_UP})
-        return [call.function.arguments["city"] for call in calls], said()[0]
+        return [call.function.arguments["city"] for call in calls], stated()[0]
 
 
 def of_a_library(name: str) -> Callable[[Subject, bool], Outcome]:
@@ -170,8 +170,8 @@ def of_a_library(name: str) -> Callable[[Subject, bool], Outcome]:
             command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
         )
         assert done.returncode == 0, done.stderr
-        found = json.loads(done.stdout)
-        return found["calls"], found["text"]
+        result = json.loads(done.stdout)
+        return result["calls"], result["text"]
 
     return converse
 

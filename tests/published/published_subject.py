@@ -46,8 +46,8 @@ class Subject:
     def url(self) -> str:
         """The address of `mtmd serve` with the model in fp32."""
         words = ["-m", str(self.path), "--dtype", "fp32", "--threads", str(THREADS), "--no-history"]
-        _, said = self._stack.enter_context(serving(*words))
-        return address(said)
+        _, stated = self._stack.enter_context(serving(*words))
+        return address(stated)
 
     def expected(self, prompt: Any) -> str:
         """What transformers answers to messages, or adds to a text."""

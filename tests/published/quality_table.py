@@ -41,12 +41,12 @@ def machine() -> str:
 
 def sentence(results: Results) -> Iterator[str]:
     """For the README."""
-    equal = sum(found["equal"] for found in results.values())
-    prompts = sum(found["prompts"] for found in results.values())
+    equal = sum(result["equal"] for result in results.values())
+    prompts = sum(result["prompts"] for result in results.values())
     models = "; ".join(
-        f"{MODELS[name].title} {max(found['quality'][key] for key in ('read', 'written')):.4f} "
-        f"({found['quality']['transformers_bf16']:.4f})"
-        for name, found in results.items()
+        f"{MODELS[name].title} {max(result['quality'][key] for key in ('read', 'written')):.4f} "
+        f"({result['quality']['transformers_bf16']:.4f})"
+        for name, result in results.items()
     )
     yield (
         f"Published checkpoints (`make published`): {equal} of {prompts} greedy answers in fp32 are "
@@ -60,22 +60,22 @@ def table(results: Results) -> Iterator[str]:
     """For docs/fidelity.md."""
     yield "| model | answers equal | positions | KL, prompt read | KL, answer written | KL, transformers in bf16 | perplexity: fp32, prompt read, answer written, transformers in bf16 |"
     yield "|---|---|---|---|---|---|---|"
-    for name, found in results.items():
-        quality = found["quality"]
+    for name, result in results.items():
+        quality = result["quality"]
         divergences = (quality[key] for key in ("read", "written", "transformers_bf16"))
         perplexities = (
             quality[f"perplexity_{key}"] for key in ("fp32", "read", "written", "transformers_bf16")
         )
         cells = (
             MODELS[name].title,
-            f"{found['equal']} of {found['prompts']}",
+            f"{result['equal']} of {result['prompts']}",
             str(quality["positions"]),
             *(f"{value:.5f}" for value in divergences),
             ", ".join(f"{value:.2f}" for value in perplexities),
         )
         yield f"| {' | '.join(cells)} |"
     yield ""
-    types = {found["quality"]["dtype"].removeprefix("torch.") for found in results.values()}
+    types = {result["quality"]["dtype"].removeprefix("torch.") for result in results.values()}
     yield f"The default number type is {', '.join(sorted(types))} on {machine()}."
 
 

@@ -36,8 +36,8 @@ def langchain(url: str, model: str) -> tuple[Callable[[], str], Callable[[], str
 
     def converse(say: Callable[[Any], Any]) -> str:
         messages: list[Any] = [HumanMessage(QUESTION)]
-        messages.append(said := say(messages))
-        for call in said.tool_calls:
+        messages.append(stated := say(messages))
+        for call in stated.tool_calls:
             result = get_weather(**call["args"])
             messages.append(ToolMessage(result, tool_call_id=call["id"]))
         messages.append(HumanMessage(FOLLOW_UP))

@@ -18,10 +18,10 @@ class Oracle:
 
     def __init__(self, path: Path):
         transformers.utils.logging.disable_progress_bar()
-        place = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
-        self.tokenizer = transformers.AutoTokenizer.from_pretrained(**place)
+        location = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
+        self.tokenizer = transformers.AutoTokenizer.from_pretrained(**location)
         self.model: Any = transformers.AutoModelForCausalLM.from_pretrained(
-            **place, dtype=torch.float32
+            **location, dtype=torch.float32
         ).eval()
         self.ends = {self.model.generation_config.eos_token_id}
 
@@ -40,10 +40,10 @@ class Oracle:
         guess = list(guess)[:count]
         while len(tokens) < count:
             ahead = guess[len(tokens) :] if guess[: len(tokens)] == tokens else []
-            kept = len(ahead) + 1
+            saved = len(ahead) + 1
             with torch.no_grad():
                 read = torch.tensor([ids + tokens + ahead])
-                logits = self.model(read, logits_to_keep=kept).logits[0, -kept:]
+                logits = self.model(read, logits_to_keep=saved).logits[0, -saved:]
             for best, guessed in zip_longest(logits.argmax(-1).tolist(), ahead):
                 if best in self.ends or len(tokens) == count:
                     return tokens
@@ -55,10 +55,10 @@ class Oracle:
     def generated(self, ids: list[int], count: int) -> list[int]:
         """The same by transformers' own loop."""
         mask = torch.ones(1, len(ids), dtype=torch.int64)
-        found = self.model.generate(
+        result = self.model.generate(
             torch.tensor([ids]), attention_mask=mask, max_new_tokens=count, do_sample=False
         )
-        tokens: list[int] = found[0, len(ids) :].tolist()
+        tokens: list[int] = result[0, len(ids) :].tolist()
         return tokens[:-1] if tokens[-1] in self.ends else tokens
 
     def text(self, ids: list[int]) -> str:

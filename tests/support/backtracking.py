@@ -60,10 +60,10 @@ def growth(pattern: str, flags: int = 0, how: str = "search") -> Growth:
             continue
         seen.add(texts[-1])
         steps = [matcher.steps(text, how) for text in reversed(texts)][::-1]
-        found = Growth(_exponent(lengths, steps), steps[-1] / lengths[-1], texts[-1][:60])
-        if not found.is_linear:
-            return found
-        worst = max(worst, found, key=lambda g: g.exponent)
+        result = Growth(_exponent(lengths, steps), steps[-1] / lengths[-1], texts[-1][:60])
+        if not result.is_linear:
+            return result
+        worst = max(worst, result, key=lambda g: g.exponent)
     return worst
 
 
@@ -93,7 +93,7 @@ class Matcher:
         """Steps of all matches in `text`, infinitely many where they are more than any linear
         pattern needs.
         """
-        most = self._left = STEPS_MAX * (len(text) + 1)
+        maximum = self._left = STEPS_MAX * (len(text) + 1)
         try:
             at = 0
             while at <= len(text):
@@ -103,7 +103,7 @@ class Matcher:
                 at = at + 1 if end is None or end == at else end
         except (TooManySteps, RecursionError):
             return math.inf
-        return most - self._left
+        return maximum - self._left
 
     def _first(self, text: str, at: int, whole: bool) -> int | None:
         for end in self._items(list(self.tree), 0, text, at, {}):
@@ -159,49 +159,53 @@ class Matcher:
         else:
             raise NotImplementedError(f"{op} in a pattern: teach this matcher to read it")
 
-    def _look(self, wanted: bool, way: int, inner: Any, text: str, at: int, groups: Any) -> Any:
+    def _look(self, requested: bool, way: int, inner: Any, text: str, at: int, groups: Any) -> Any:
         begin = at if way > 0 else at - inner.getwidth()[0]
         ends = self._items(list(inner), 0, text, begin, groups) if begin >= 0 else iter(())
-        if any(way > 0 or end == at for end in ends) == wanted:
+        if any(way > 0 or end == at for end in ends) == requested:
             yield at
 
     def _repeat(
-        self, op: Any, least: int, most: int, inner: Any, text: str, at: int, groups: Any
+        self, op: Any, minimum: int, maximum: int, inner: Any, text: str, at: int, groups: Any
     ) -> Iterator[int]:
         items = list(inner)
         if len(items) == 1 and items[0][0] in (c.LITERAL, c.NOT_LITERAL, c.ANY, c.IN):
-            yield from self._repeat_char(op, least, most, items[0], text, at)
+            yield from self._repeat_char(op, minimum, maximum, items[0], text, at)
             return
 
         def more(at: int, count: int) -> Iterator[int]:
-            if op is c.MIN_REPEAT and count >= least:
+            if op is c.MIN_REPEAT and count >= minimum:
                 yield at
-            if count < most:
+            if count < maximum:
                 for end in self._items(items, 0, text, at, groups):
-                    if end > at or count < least:
+                    if end > at or count < minimum:
                         yield from more(end, count + 1)
-            if op is c.MAX_REPEAT and count >= least:
+            if op is c.MAX_REPEAT and count >= minimum:
                 yield at
 
         yield from more(at, 0)
 
     def _repeat_char(
-        self, op: Any, least: int, most: int, item: Any, text: str, at: int
+        self, op: Any, minimum: int, maximum: int, item: Any, text: str, at: int
     ) -> Iterator[int]:
         count = 0
-        while op is c.MIN_REPEAT and count >= least:
+        while op is c.MIN_REPEAT and count >= minimum:
             yield at + count
             self._step()
-            if count == most or at + count == len(text) or not self.takes(item, text[at + count]):
+            if (
+                count == maximum
+                or at + count == len(text)
+                or not self.takes(item, text[at + count])
+            ):
                 return
             count += 1
-        while count < most and at + count < len(text) and self.takes(item, text[at + count]):
+        while count < maximum and at + count < len(text) and self.takes(item, text[at + count]):
             self._step()
             count += 1
-            if op is c.MIN_REPEAT and count >= least:
+            if op is c.MIN_REPEAT and count >= minimum:
                 yield at + count
         if op is c.MAX_REPEAT:
-            while count >= least:
+            while count >= minimum:
                 self._step()
                 yield at + count
                 count -= 1
@@ -263,26 +267,26 @@ class Matcher:
 
     def _pumps(self) -> list[tuple[str, list[str]]]:
         """For each repetition: what leads to it, and some of what it repeats."""
-        found: dict[str, dict[str, None]] = {}
+        result: dict[str, dict[str, None]] = {}
         for seed in range(2):
-            self._walk(list(self.tree), "", random.Random(seed), found)
-        return [(prefix, list(units)[:5]) for prefix, units in found.items()]
+            self._walk(list(self.tree), "", random.Random(seed), result)
+        return [(prefix, list(units)[:5]) for prefix, units in result.items()]
 
-    def _walk(self, items: list[Any], prefix: str, rng: random.Random, found: Any) -> str:
+    def _walk(self, items: list[Any], prefix: str, rng: random.Random, result: Any) -> str:
         for item in items:
             op, value = item
             if op is c.SUBPATTERN:
-                prefix = self._walk(list(value[3]), prefix, rng, found)
+                prefix = self._walk(list(value[3]), prefix, rng, result)
             elif op is c.BRANCH:
-                ends = [self._walk(list(branch), prefix, rng, found) for branch in value[1]]
+                ends = [self._walk(list(branch), prefix, rng, result) for branch in value[1]]
                 prefix = rng.choice(ends)
             elif op in (c.MAX_REPEAT, c.MIN_REPEAT):
-                least, most, inner = value
-                if most > 1:
-                    units = found.setdefault(prefix, {})
+                minimum, maximum, inner = value
+                if maximum > 1:
+                    units = result.setdefault(prefix, {})
                     units |= dict.fromkeys(filter(None, self._units(list(inner), rng)))
-                once = self._walk(list(inner), prefix, rng, found)
-                prefix = once if max(least, 1) == 1 else prefix + self._sample([item], rng)
+                once = self._walk(list(inner), prefix, rng, result)
+                prefix = once if max(minimum, 1) == 1 else prefix + self._sample([item], rng)
             else:
                 prefix += self._sample([item], rng)
         return prefix
@@ -304,8 +308,8 @@ class Matcher:
             elif op is c.BRANCH:
                 out += self._sample(list(rng.choice(value[1])), rng)
             elif op in (c.MAX_REPEAT, c.MIN_REPEAT):
-                least, most, inner = value
-                for _ in range(min(max(least, 1), most)):
+                minimum, maximum, inner = value
+                for _ in range(min(max(minimum, 1), maximum)):
                     out += self._sample(list(inner), rng)
             elif op is c.ASSERT and value[0] > 0:
                 out += self._sample(list(value[1]), rng)

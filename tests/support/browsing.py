@@ -14,13 +14,13 @@ import pytest
 AXE = (Path(__file__).parent / "axe" / "axe.min.js").read_text()
 CHROMIUM = next(
     (
-        found
+        result
         for name in ("chromium", "chromium-browser", "google-chrome")
-        if (found := shutil.which(name))
+        if (result := shutil.which(name))
     ),
     None,
 )
-DESK, PHONE = {"width": 1280, "height": 800}, {"width": 360, "height": 720}
+QUEUE, PHONE = {"width": 1280, "height": 800}, {"width": 360, "height": 720}
 SERIOUS = ["serious", "critical"]
 LIMIT_MS = 20_000
 # With LATE_BROWSER_MS=150, everything that happens in a browser on its own happens that late: a test
@@ -31,7 +31,7 @@ LATE = os.environ.get("LATE_BROWSER_MS") and (
     .replace("MILLISECONDS", str(int(os.environ["LATE_BROWSER_MS"])))
 )
 CALM = {"reduced_motion": "reduce"}  # colours that fade in have no contrast for a while
-USUAL = {"viewport": DESK, **CALM}
+USUAL = {"viewport": QUEUE, **CALM}
 _left = {}  # by browser: the context of a usual window that was closed
 LOOK = """async (serious) => {
     const tags = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"];
@@ -63,19 +63,19 @@ def chromium():
 
 
 @contextmanager
-def held(page, address, method="GET", most=1):
+def stored(page, address, method="GET", maximum=1):
     """The first requests, which do not reach the server until the end."""
-    found = []
+    result = []
 
     def hold(route):
-        if route.request.method == method and len(found) < most:
-            found.append(route)
+        if route.request.method == method and len(result) < maximum:
+            result.append(route)
         else:
             route.continue_()
 
     page.route(address, hold)
-    yield found
-    for route in found:
+    yield result
+    for route in result:
         route.continue_()
     page.unroute(address)
 
@@ -89,11 +89,11 @@ class Visitor:
     the one before, whose server had another port, and so was another origin.
     """
 
-    def __init__(self, browser, url, size=DESK, begins="#welcome", **context):
-        asked = {"viewport": size, **CALM, **context}
-        self.browser, self.url, self.is_usual = browser, url, asked == USUAL
+    def __init__(self, browser, url, size=QUEUE, begins="#welcome", **context):
+        requested = {"viewport": size, **CALM, **context}
+        self.browser, self.url, self.is_usual = browser, url, requested == USUAL
         left = _left.pop(browser, None) if self.is_usual else None
-        self.context = left or browser.new_context(**asked)
+        self.context = left or browser.new_context(**requested)
         if LATE and not left:
             self.context.add_init_script(LATE)
         self.context.set_default_timeout(LIMIT_MS)
@@ -194,12 +194,12 @@ class Visitor:
 
     def lists(self, *titles, in_order=True):
         """Wait until the conversations are these; they come a moment later than their answers."""
-        wanted, end = list(titles), time.monotonic() + LIMIT_MS / 1000
+        requested, end = list(titles), time.monotonic() + LIMIT_MS / 1000
         while True:
-            found = self.page.locator("#list .item a > span:first-child").all_inner_texts()
-            if (found if in_order else sorted(found)) == wanted:
+            result = self.page.locator("#list .item a > span:first-child").all_inner_texts()
+            if (result if in_order else sorted(result)) == requested:
                 return
-            assert time.monotonic() < end, (found, wanted)
+            assert time.monotonic() < end, (result, requested)
             self.page.wait_for_timeout(30)
 
     def axe(self):
@@ -208,8 +208,8 @@ class Visitor:
         """
         if not self.page.evaluate("'axe' in window"):
             self.page.evaluate(AXE)
-        found = self.page.evaluate(LOOK, SERIOUS)
-        return [tuple(one) for one in found]
+        result = self.page.evaluate(LOOK, SERIOUS)
+        return [tuple(one) for one in result]
 
     def overflow(self):
         """Pixels by which the page is wider than the window, or its thread than the room it has."""

@@ -214,18 +214,20 @@ def write(folder: Path, name: str, values: dict[str, Any]) -> None:
     (folder / name).write_text(json.dumps(values))
 
 
-def nmse(found: torch.Tensor, expected: torch.Tensor) -> float:
+def nmse(result: torch.Tensor, expected: torch.Tensor) -> float:
     """|found - expected|^2 / |expected|^2"""
-    found, expected = found.double(), expected.double()
-    return float((found - expected).square().sum() / expected.square().sum())
+    result, expected = result.double(), expected.double()
+    return float((result - expected).square().sum() / expected.square().sum())
 
 
 def too_far(
-    found: Iterable[torch.Tensor], expected: torch.Tensor, most: float
+    result: Iterable[torch.Tensor], expected: torch.Tensor, maximum: float
 ) -> tuple[float, bool]:
-    """The largest `nmse`, and whether it is more than `most`, as it is where one is no number."""
-    far = [nmse(one, expected) for one in found]
-    return max(far, key=lambda value: (math.isnan(value), value)), not all(f <= most for f in far)
+    """The largest `nmse`, and whether it is more than `maximum`, as it is where one is no number."""
+    far = [nmse(one, expected) for one in result]
+    return max(far, key=lambda value: (math.isnan(value), value)), not all(
+        f <= maximum for f in far
+    )
 
 
 def picture(seed: int, width: int, height: int) -> np.ndarray:

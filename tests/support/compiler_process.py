@@ -60,10 +60,10 @@ def started() -> Iterator[Compiler]:
 
 
 def answer(line: str) -> dict[str, Any]:
-    asked = json.loads(line)
-    names = {"__name__": "compiled", **asked["given"]}
+    requested = json.loads(line)
+    names = {"__name__": "compiled", **requested["given"]}
     try:
-        exec(asked["code"], names)
+        exec(requested["code"], names)
         return {"out": names["out"]}
     except BaseException:
         return {"error": traceback.format_exc()}

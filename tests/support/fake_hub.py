@@ -63,21 +63,21 @@ def digest(data: bytes) -> str:
 def facts(name: str, data: bytes) -> dict[str, object]:
     """Size and checksums: large files are kept by git's LFS, others by git itself."""
     blob = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
-    told: dict[str, object] = {"size": len(data), "blobId": blob}
+    reported: dict[str, object] = {"size": len(data), "blobId": blob}
     if name.endswith((".safetensors", ".gguf")):
         digest = hashlib.sha256(data).hexdigest()
-        told["lfs"] = {"size": len(data), "sha256": digest, "pointerSize": 134}
-    return told
+        reported["lfs"] = {"size": len(data), "sha256": digest, "pointerSize": 134}
+    return reported
 
 
 class FakeHub(BaseHTTPRequestHandler):
     """What snapshot_download asks for: model info, the tree of files, and the files. Requests are
-    kept in `server.asked`.
+    kept in `server.requested`.
     """
 
     def do_GET(self) -> None:
         path = self.path.split("?")[0]
-        self.server.asked.append(path)
+        self.server.requested.append(path)
         parts = path.strip("/").split("/")
         repo = "/".join(parts[2:4] if parts[0] == "api" else parts[:2])
         if repo in ERRORS:
@@ -128,9 +128,9 @@ class FakeHub(BaseHTTPRequestHandler):
     def answer_file(self, files: dict[str, bytes], name: str) -> None:
         data, whole = files[name], files[name]
         status, headers = 200, {"ETag": f'"{digest(whole)}"', "X-Repo-Commit": COMMIT}
-        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-        if asked and not self.server.ignores_ranges:
-            start, last = int(asked[1]), min(int(asked[2]), len(whole) - 1)
+        requested = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        if requested and not self.server.ignores_ranges:
+            start, last = int(requested[1]), min(int(requested[2]), len(whole) - 1)
             data, status = whole[start : last + 1], 206
             headers["Content-Range"] = f"bytes {start}-{last}/{len(whole)}"
             self.server.ranges.append((name, len(data)))
@@ -161,7 +161,7 @@ class FakeHub(BaseHTTPRequestHandler):
 @contextmanager
 def running_hub() -> Iterator[ThreadingHTTPServer]:
     with ThreadingHTTPServer(("127.0.0.1", 0), FakeHub) as server:
-        server.asked, server.ranges, server.ignores_ranges, server.sent = [], [], False, 0
+        server.requested, server.ranges, server.ignores_ranges, server.sent = [], [], False, 0
         server.breaks = 0  # of the next parts, only a half comes
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()

@@ -52,9 +52,9 @@ class FakeLoader:
     def free(self):
         return {"cpu": (self.total - sum(self.taken.values())) * GIB}
 
-    def fetch(self, source, tell):
+    def fetch(self, source, report):
         self.log.append(f"fetch {source.name}")
-        tell(lambda: self.read)
+        report(lambda: self.read)
         assert self.hub.wait(20)
         if "fetch " + source.name in self.fails:
             raise self.fails["fetch " + source.name]

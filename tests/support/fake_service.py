@@ -74,19 +74,21 @@ class FakeTicket:
         yield Progress("prefill", 0, 7)
         if service.fails:
             raise service.fails
-        said = []
+        stated = []
         for word in words[: self.settings.max_tokens]:
             if self.cancelled.wait(service.pace_s):
-                yield self._finished(said, "cancelled")
+                yield self._finished(stated, "cancelled")
                 return
             if word in self.settings.stop:
-                yield self._finished(said, "stop", stop=word)
+                yield self._finished(stated, "stop", stop=word)
                 return
-            said.append(word if not said else f" {word}")
+            stated.append(word if not stated else f" {word}")
             top = tuple((f"other{i}", -2.0) for i in range(self.settings.logprobs or 0))
-            tokens = () if self.settings.logprobs is None else (TokenInfo(5, said[-1], -0.5, top),)
-            yield TextPiece(said[-1], tokens)
-        yield self._finished(said, "stop" if len(said) == len(words) else "length")
+            tokens = (
+                () if self.settings.logprobs is None else (TokenInfo(5, stated[-1], -0.5, top),)
+            )
+            yield TextPiece(stated[-1], tokens)
+        yield self._finished(stated, "stop" if len(stated) == len(words) else "length")
 
     def _call(self, calls):
         """Each in three pieces, as a model's would come."""
@@ -97,24 +99,24 @@ class FakeTicket:
             yield ToolCallPiece(index, None, None, call.arguments[half:])
         yield self._finished([], self.service.calls_finish, tuple(calls))
 
-    def _finished(self, said, finish, calls=(), stop=None):
+    def _finished(self, stated, finish, calls=(), stop=None):
         images = tuple(
             ImageReceipt(p.size, p.size, 1, 4, p.sha256, False, p.notes) for p in self.pictures
         )
         self.service.ended.append(finish)
-        self.said = len(said)
+        self.stated = len(stated)
         return Finished(
             Answer(
-                "".join(said),
+                "".join(stated),
                 (1, 2),
-                (5,) * len(said),
+                (5,) * len(stated),
                 Receipt(
                     model="fake",
                     images=images,
                     image_tokens=4 * len(images),
                     prompt_tokens=7,
                     reused_tokens=3,
-                    output_tokens=len(said),
+                    output_tokens=len(stated),
                     proposed_tokens=0,
                     accepted_tokens=0,
                     finish=finish,
@@ -141,7 +143,7 @@ class FakeService:
     def __init__(self, pace_s=0.0):
         self.pace_s, self.fails, self.refuses, self.waiting = pace_s, None, None, 0
         self.tickets, self.ended, self.words, self.running = [], [], None, 0
-        self.tenants, self.fault, self.failure, self.told = [], None, None, []
+        self.tenants, self.fault, self.failure, self.reported = [], None, None, []
         self.videos = ()  # of receipts
         self.calls = ()  # of tools, in place of words where a request has tools
         self.latencies = Latencies()
@@ -151,13 +153,13 @@ class FakeService:
         self.name, self.context, self.sees, self.warmup_report = "fake", CONTEXT, True, REPORT
         self.checkpoint_facts = CheckpointFacts("gguf", "gemma3", 4_300_079_472, 2560, "Q4_K_M")
 
-    def on_fault(self, tell):
-        self.told.append(tell)
+    def on_fault(self, report):
+        self.reported.append(report)
 
     def fail(self, fault):
         self.fault = fault
-        for tell in self.told:
-            tell(fault)
+        for report in self.reported:
+            report(fault)
 
     def submit(self, messages, *, tenant="", **chosen):
         self.tenants.append(tenant)
@@ -254,9 +256,9 @@ def _parts(messages):
 def _pictures(messages):
     if isinstance(messages, RawPrompt):
         return []
-    found = [p["image"] for p in _parts(messages) if p["type"] == "image"]
-    assert all(isinstance(p, Picture) for p in found)
-    return found
+    result = [p["image"] for p in _parts(messages) if p["type"] == "image"]
+    assert all(isinstance(p, Picture) for p in result)
+    return result
 
 
 def _text(message):

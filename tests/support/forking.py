@@ -23,14 +23,14 @@ def forked(work: Callable[[], object]) -> str:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.alarm(ENDS_S)
             try:
-                told = str(work())
+                reported = str(work())
             except BaseException as error:
-                told = f"{type(error).__name__}: {error}"
-            os.write(its, told.encode()[:4096])
+                reported = f"{type(error).__name__}: {error}"
+            os.write(its, reported.encode()[:4096])
         finally:
             os._exit(0)
     os.close(its)
     with os.fdopen(ours, "rb") as pipe:
-        told = pipe.read().decode()
+        reported = pipe.read().decode()
     os.waitpid(pid, 0)
-    return told
+    return reported

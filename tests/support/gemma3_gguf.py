@@ -225,8 +225,8 @@ def _tokenizer_keys(folder: Path, template: bool) -> dict[str, Any]:
             )
         },
     }
-    found = {f"tokenizer.ggml.{key}": value for key, value in keys.items()}
-    return found | (
+    result = {f"tokenizer.ggml.{key}": value for key, value in keys.items()}
+    return result | (
         {"tokenizer.chat_template": (folder / "chat_template.jinja").read_text()}
         if template
         else {}

@@ -15,30 +15,30 @@ def prepare(setup: bytes) -> bytes:
 
 
 def serve(channel: Channel, prepared: Any) -> None:
-    asked = bytes(channel.receive())
-    if asked == b"setup":
+    requested = bytes(channel.receive())
+    if requested == b"setup":
         channel.send(prepared)
-    elif asked == b"pid":
+    elif requested == b"pid":
         channel.send(b"%d %d" % (os.getpid(), os.getpriority(os.PRIO_PROCESS, 0)))
-    elif asked == b"burn":
+    elif requested == b"burn":
         while True:
             pass
-    elif asked == b"sleep":
+    elif requested == b"sleep":
         time.sleep(60)
-    elif asked == b"take":
+    elif requested == b"take":
         channel.send(bytes(len([bytearray(1 << 20) for _ in range(200)])))
-    elif asked == b"abort":
+    elif requested == b"abort":
         os.abort()
-    elif asked == b"fault":
+    elif requested == b"fault":
         os.kill(os.getpid(), signal.SIGSEGV)
-    elif asked == b"panic":
+    elif requested == b"panic":
         raise BaseException("no Exception")
-    elif asked == b"long":
+    elif requested == b"long":
         channel.send(bytes(1000))
-    elif asked == b"burn and tell":
+    elif requested == b"burn and tell":
         end = time.process_time() + 0.3
         while time.process_time() < end:
             pass
         channel.send(b"%d" % os.getpriority(os.PRIO_PROCESS, 0))
     else:
-        channel.send(asked)
+        channel.send(requested)

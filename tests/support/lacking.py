@@ -32,8 +32,8 @@ def without(folder: Path, installed: bool = True) -> dict[str, str]:
     """The environment of such a process; `folder` is to write a file into. Whether the package is
     installed there.
     """
-    place = folder / "lacking"
-    place.mkdir(exist_ok=True)
+    location = folder / "lacking"
+    location.mkdir(exist_ok=True)
     names = f"LACKING, INSTALLED = {LACKING!r}, {installed}\n"
-    (place / "sitecustomize.py").write_text(names + CODE)
-    return {**os.environ, "PYTHONPATH": str(place)}
+    (location / "sitecustomize.py").write_text(names + CODE)
+    return {**os.environ, "PYTHONPATH": str(location)}

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 import pytest
 
 FIREFOX = next(
-    (found for name in ("firefox-esr", "firefox") if (found := shutil.which(name))), None
+    (result for name in ("firefox-esr", "firefox") if (result := shutil.which(name))), None
 )
 START_S = 60
 WAIT_S = 20
@@ -34,9 +34,9 @@ class Firefox:
         self._socket.settimeout(START_S)
         self._file, self._count = self._socket.makefile("rb"), 0
         self._read()  # who it is
-        self.tell("WebDriver:NewSession")
+        self.report("WebDriver:NewSession")
 
-    def tell(self, command, **arguments):
+    def report(self, command, **arguments):
         self._count += 1
         data = json.dumps([0, self._count, command, arguments]).encode()
         self._socket.sendall(b"%d:%s" % (len(data), data))
@@ -52,14 +52,14 @@ class Firefox:
         return json.loads(self._file.read(int(size)))
 
     def go(self, url):
-        self.tell("WebDriver:Navigate", url=url)
+        self.report("WebDriver:Navigate", url=url)
 
     def run(self, script, *arguments):
-        return self.tell("WebDriver:ExecuteScript", script=script, args=list(arguments))["value"]
+        return self.report("WebDriver:ExecuteScript", script=script, args=list(arguments))["value"]
 
     def run_async(self, script, *arguments):
         """`script` calls its last argument with what is given back."""
-        return self.tell("WebDriver:ExecuteAsyncScript", script=script, args=list(arguments))[
+        return self.report("WebDriver:ExecuteAsyncScript", script=script, args=list(arguments))[
             "value"
         ]
 
@@ -86,11 +86,11 @@ def firefox(profile):
     command = [FIREFOX, "--headless", "--marionette", "--no-remote", "--profile", str(profile)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        end, told = time.monotonic() + START_S, profile / "MarionetteActivePort"
-        while not (told.exists() and told.read_text().strip()):
+        end, reported = time.monotonic() + START_S, profile / "MarionetteActivePort"
+        while not (reported.exists() and reported.read_text().strip()):
             assert process.poll() is None and time.monotonic() < end, "Firefox does not start"
             time.sleep(0.1)
-        browser = Firefox(int(told.read_text()))
+        browser = Firefox(int(reported.read_text()))
         yield browser
         browser.close()
     finally:

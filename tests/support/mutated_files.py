@@ -184,8 +184,8 @@ class Worker:
         return process.returncode
 
 
-def failures(found: list[dict[str, Any]]) -> list[str]:
-    wrong = [f for f in found if f["outcome"] not in GOOD or f["peak"] > PEAK_BYTES]
+def failures(result: list[dict[str, Any]]) -> list[str]:
+    wrong = [f for f in result if f["outcome"] not in GOOD or f["peak"] > PEAK_BYTES]
     return [
         f"seed {f['seed']}: {f['what']}\n    {f['outcome']}, {f['peak'] >> 20} MiB: {f['message']}"
         for f in wrong

@@ -226,9 +226,9 @@ def mutate_chat(folder: Path, rng: random.Random) -> str:
     template, what = mutate_template(path.read_bytes(), rng)
     path.unlink()
     name = rng.choice(("chat_template.json", "tokenizer_config.json"))
-    held = json.loads((folder / name).read_text()) if (folder / name).exists() else {}
+    stored = json.loads((folder / name).read_text()) if (folder / name).exists() else {}
     text: Any = template.decode("utf-8", "replace")
-    held["chat_template"] = rng.choice(
+    stored["chat_template"] = rng.choice(
         (
             text,
             text,
@@ -239,8 +239,8 @@ def mutate_chat(folder: Path, rng: random.Random) -> str:
         )
     )
     (folder / name).unlink(missing_ok=True)
-    (folder / name).write_text(json.dumps(held))
-    return f"{name}: {what} as {type(held['chat_template']).__name__}"
+    (folder / name).write_text(json.dumps(stored))
+    return f"{name}: {what} as {type(stored['chat_template']).__name__}"
 
 
 def mutate_weights(folder: Path, rng: random.Random) -> str:

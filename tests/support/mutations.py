@@ -111,7 +111,7 @@ def mutate_json(content: bytes, rng: random.Random) -> Made:
     root = [json.loads(content)]
     done, raw = [], []
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
-        holder, key, path = _place(root, rng)
+        holder, key, path = _location(root, rng)
         done.append(path + _change(holder, key, rng, raw, root))
     text = json.dumps(root[0]) if root else ""
     for what in raw:
@@ -119,7 +119,7 @@ def mutate_json(content: bytes, rng: random.Random) -> Made:
     return text.replace(json.dumps(_TWICE)[1:], '"').encode(), "; ".join(done)
 
 
-def _place(root: list[Any], rng: random.Random) -> tuple[Any, Any, str]:
+def _location(root: list[Any], rng: random.Random) -> tuple[Any, Any, str]:
     """A value by its holder and key: a walk from the root, drawn to where more values lie."""
     holder, key, path = root, 0, ""
     while rng.random() < 0.97 or not path:
@@ -156,7 +156,7 @@ def _change(holder: Any, key: Any, rng: random.Random, raw: list[str], root: lis
     elif kind == "twice" and isinstance(holder, dict):
         holder[key + _TWICE] = replacement(holder[key], rng)
     elif kind == "exchange":
-        other, at, _ = _place(root, rng)
+        other, at, _ = _location(root, rng)
         if other:
             value = json.loads(json.dumps(other[at]))
             holder[key] = value

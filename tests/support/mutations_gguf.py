@@ -68,21 +68,21 @@ def read(content: bytes) -> Gguf:
     def one(type: int) -> Any:
         return take(f"{take('Q')}s") if type == STRING else take(FORMATS[type])
 
-    found = []
+    result = []
     for _ in range(keys):
         name, type = one(STRING), take("I")
         if type == ARRAY:
             element = take("I")
-            found.append(Key(name, type, [one(element) for _ in range(take("Q"))], element))
+            result.append(Key(name, type, [one(element) for _ in range(take("Q"))], element))
         else:
-            found.append(Key(name, type, one(type)))
+            result.append(Key(name, type, one(type)))
     entries = [
         Tensor(one(STRING), [take("Q") for _ in range(take("I"))], take("I"), take("Q"))
         for _ in range(tensors)
     ]
-    alignment = next((k.value for k in found if k.name == b"general.alignment"), 32)
+    alignment = next((k.value for k in result if k.name == b"general.alignment"), 32)
     start = -(-position // alignment) * alignment
-    return Gguf(found, entries, content[start:], alignment, start)
+    return Gguf(result, entries, content[start:], alignment, start)
 
 
 def write(file: Gguf, *, count: int | None = None) -> bytes:

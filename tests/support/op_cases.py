@@ -46,7 +46,7 @@ class Draw:
         generator = torch.Generator().manual_seed(self.rng.getrandbits(32))
         return self.lay(torch.randn(shape, generator=generator).to(dtype or self.dtype))
 
-    def places(self, count: int, below: int) -> Tensor:
+    def locations(self, count: int, below: int) -> Tensor:
         """int64 [count], all different, in any order."""
         return torch.tensor(self.rng.sample(range(below), count), dtype=torch.int64)
 
@@ -255,8 +255,8 @@ def _attn_mix(d: Draw) -> Case:
 
 
 def _rotary(d: Draw, pairs: int) -> Rotary:
-    found = rotary(d.rng.choice((1e4, 1e6)), 2 * pairs)
-    return found.by_axes([d.rng.randint(0, 2) for _ in range(pairs)]) if d.maybe() else found
+    result = rotary(d.rng.choice((1e4, 1e6)), 2 * pairs)
+    return result.by_axes([d.rng.randint(0, 2) for _ in range(pairs)]) if d.maybe() else result
 
 
 def _rope_table(d: Draw) -> Case:
@@ -476,27 +476,27 @@ def _embed_part(d: Draw) -> Case:
     return [tokens + 3, *rest], attrs | {"first": d.rng.choice((0, 2, 3))}
 
 
-def _place_rows(d: Draw) -> Case:
+def _location_rows(d: Draw) -> Case:
     rows, width = d.size(), d.size()
     count = d.rng.randint(0, rows)
     return [
         d.values(rows, width),
         d.values(count, width, dtype=d.rng.choice((d.dtype, torch.float32))),
-        d.places(count, rows),
+        d.locations(count, rows),
     ], {}
 
 
 def _take_rows(d: Draw) -> Case:
     rows = d.size()
     lead = [d.batch()] if d.maybe() else []
-    return [d.values(*lead, rows, d.size()), d.places(d.rng.randint(0, rows), rows)], {}
+    return [d.values(*lead, rows, d.size()), d.locations(d.rng.randint(0, rows), rows)], {}
 
 
 def _kv_store(d: Draw) -> Case:
     slots, groups, width = d.size(), d.size(1, 3), d.size()
     tokens = d.rng.randint(1, slots)
     k, v = d.values(tokens, groups, width), d.values(tokens, groups, width)
-    return [d.values(2, slots, groups, width), k, v, d.places(tokens, slots)], {}
+    return [d.values(2, slots, groups, width), k, v, d.locations(tokens, slots)], {}
 
 
 def _gather_pages(d: Draw) -> Case:
@@ -515,7 +515,7 @@ def _paged_attention(d: Draw) -> Case:
     before = [d.size(0, 1, 15, 16, 70) for _ in new]
     counts = [-(-(b + n) // size) for b, n in zip(before, new, strict=True)]
     spare, window = d.size(0, 1, 4), d.rng.choice((None, None, 1, 7, 40))
-    held = sum(counts) + spare + 1
+    stored = sum(counts) + spare + 1
     bounds, base = [], 0
     for b, n, count in zip(before, new, counts, strict=True):
         for own in range(base + b, base + b + n):
@@ -531,8 +531,8 @@ def _paged_attention(d: Draw) -> Case:
     norm = d.values(width, dtype=torch.float32) if eps and d.maybe() else None
     return [
         d.values(1, sum(new), groups * d.size(1, 2, 4), width),
-        d.values(2, held * size, groups, width),
-        d.places(sum(counts) + spare, held),
+        d.values(2, stored * size, groups, width),
+        d.locations(sum(counts) + spare, stored),
         torch.tensor(bounds, dtype=torch.int32),
         torch.tensor([0, *new]).cumsum(0),
         table,
@@ -585,7 +585,12 @@ def _sequences(d: Draw) -> tuple[int, int, Tensor, Tensor]:
     """
     lengths = [d.size(0, 1, 1, 2, 5, 17, 40, 70) for _ in range(d.size(1, 2, 3, 5))]
     pool = len(lengths) + d.rng.randint(0, 2)
-    return sum(lengths), pool, torch.tensor([0, *lengths]).cumsum(0), d.places(len(lengths), pool)
+    return (
+        sum(lengths),
+        pool,
+        torch.tensor([0, *lengths]).cumsum(0),
+        d.locations(len(lengths), pool),
+    )
 
 
 def _short_conv(d: Draw) -> Case:
@@ -633,7 +638,7 @@ def _state_store(d: Draw) -> Case:
     return [
         d.values(pool, *inner),
         d.values(count * inner[0], *inner[1:]),
-        d.places(count, pool),
+        d.locations(count, pool),
     ], {}
 
 
@@ -674,7 +679,7 @@ MAKERS: dict[str, Callable[[Draw], Case]] = {
     "add": _add,
     "add_layer_norm": _add_layer_norm,
     "add_norm": _add_norm,
-    "add_rows": _place_rows,
+    "add_rows": _location_rows,
     "all_gather": _all_gather,
     "all_reduce": _all_reduce,
     "attention": _attention,
@@ -706,7 +711,7 @@ MAKERS: dict[str, Callable[[Draw], Case]] = {
     "paged_attention": _paged_attention,
     "part": _part,
     "patch_embed": _patch_embed,
-    "place_rows": _place_rows,
+    "place_rows": _location_rows,
     "pool2d": _pool2d,
     "prepend": _prepend,
     "relu": _one,

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-from browsing import DESK, PHONE, Visitor
+from browsing import PHONE, QUEUE, Visitor
 from fake_service import FakeService
 from PIL import Image
 from serving import running
@@ -67,7 +67,7 @@ class Shown(FakeService):
         super().__init__()
         self.name, self.words, self.context = DEMO_NAME, ANSWER, 2048
         self.stage_ms = dict(zip(self.stage_ms, (2.0, 3.1, 15.2, 23.0, 76.4), strict=True))
-        self.held = None  # while it is set, pictures are encoded
+        self.stored = None  # while it is set, pictures are encoded
 
     def count(self, messages, *_, **__):
         images = sum(isinstance(m["content"], list) for m in messages)
@@ -83,19 +83,19 @@ class Shown(FakeService):
 
     def submit(self, messages, **chosen):
         ticket = super().submit(messages, **chosen)
-        held, events = self.held, ticket.__iter__
-        if held is None:
+        stored, events = self.stored, ticket.__iter__
+        if stored is None:
             return ticket
 
-        class Held:
+        class Stored:
             cancel, id = ticket.cancel, ticket.id
 
             def __iter__(self):
                 yield Progress("encode", 2, 5)
-                held.wait(30)
+                stored.wait(30)
                 yield from events()
 
-        return Held()
+        return Stored()
 
 
 def photo(width, height, seed=1):
@@ -127,7 +127,7 @@ class Walk:
         self.person, self.fake, self.line, self.folder = person, fake, line, folder
 
     def __iter__(self):
-        parts = self.asking, self.reading, self.going_wrong, self.history, self.table
+        parts = self.requesting, self.reading, self.going_wrong, self.history, self.table
         for part in (*parts, self.small_and_large, self.diagnostics):
             yield from part()
 
@@ -135,7 +135,7 @@ class Walk:
         self.person.page.click("#new-chat")
         self.person.page.wait_for_selector("#welcome:visible")
 
-    def asking(self):
+    def requesting(self):
         person, page, fake = self.person, self.person.page, self.fake
         person.until("[...document.querySelectorAll('.sample img')].every((i) => i.naturalWidth)")
         yield "empty-chat"
@@ -154,13 +154,13 @@ class Walk:
         page.click("#viewer-select")
         yield "cutting"
         page.click("#viewer-close")
-        fake.held = threading.Event()
+        fake.stored = threading.Event()
         page.press("#prompt", "Enter")
         page.wait_for_selector(".progress:has-text('Encoding tile 3 of 5')")
         yield "encoding"
         fake.pace_s, fake.words = 0.02, THOUGHT + MARKDOWN * 4
-        fake.held.set()
-        fake.held = None
+        fake.stored.set()
+        fake.stored = None
         page.wait_for_selector(".growing td:has-text('cross')")
         page.wait_for_selector(".rate:has-text('tokens/s')")
         yield "streaming"
@@ -366,7 +366,7 @@ class Walk:
         person.go("/")
         page.wait_for_selector("#welcome:visible")
         yield "wide-empty"
-        page.set_viewport_size(DESK)
+        page.set_viewport_size(QUEUE)
 
     def diagnostics(self):
         person, page, fake = self.person, self.person.page, self.fake
@@ -380,7 +380,7 @@ class Walk:
             yield f"diagnostics-{name}"
         page.set_viewport_size(PHONE)
         yield "phone-diagnostics"
-        page.set_viewport_size(DESK)
+        page.set_viewport_size(QUEUE)
         fake.fault = None
         person.go("/nothing/here")
         page.wait_for_selector("h1")

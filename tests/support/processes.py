@@ -9,13 +9,13 @@ from pathlib import Path
 
 def families() -> dict[int, list[tuple[int, str]]]:
     """By parent: the number and state ("Z" where nobody has asked how it ended) of each."""
-    found: dict[int, list[tuple[int, str]]] = defaultdict(list)
+    result: dict[int, list[tuple[int, str]]] = defaultdict(list)
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with suppress(OSError, IndexError):  # it has ended meanwhile
                 state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
-                found[int(parent)].append((int(entry.name), state))
-    return found
+                result[int(parent)].append((int(entry.name), state))
+    return result
 
 
 def children(pid: int) -> list[int]:
@@ -26,7 +26,7 @@ def children(pid: int) -> list[int]:
 def descendants(pid: int) -> list[int]:
     """Processes that live, the one itself first."""
     known = families()
-    found = [pid] if Path(f"/proc/{pid}").exists() else []
-    for one in found:
-        found += [number for number, state in known[one] if state != "Z"]
-    return found
+    result = [pid] if Path(f"/proc/{pid}").exists() else []
+    for one in result:
+        result += [number for number, state in known[one] if state != "Z"]
+    return result

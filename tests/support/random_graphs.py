@@ -113,7 +113,7 @@ class RandomGraph:
             self._norm,
             self._view,
             self._taken,
-            self._placed,
+            self._located,
             self._attention,
             self._explicit,
         ]
@@ -141,7 +141,7 @@ class RandomGraph:
     def _weight(self, *shape: int) -> Node:
         return self.source.node(f"w{self.rng.randint(0, 3)}.{'x'.join(map(str, shape))}", *shape)
 
-    def _places(self, count: int) -> Node:
+    def _locations(self, count: int) -> Node:
         name = f"at{self._name()}"
         self.batch[name] = torch.tensor(self.rng.sample(range(self.T), count))
         return given(name, count, dtype=torch.int64)
@@ -180,11 +180,11 @@ class RandomGraph:
         return ops.reshape(turned, shape=(self.T, self.D), name=self._name())
 
     def _taken(self) -> Node:
-        return ops.take_rows(self._value(), self._places(self.T), name=self._name())
+        return ops.take_rows(self._value(), self._locations(self.T), name=self._name())
 
-    def _placed(self) -> Node:
-        rows = ops.take_rows(self._value(), self._places(2), name=self._name())
-        return ops.place_rows(self._value(), rows, self._places(2), name=self._name())
+    def _located(self) -> Node:
+        rows = ops.take_rows(self._value(), self._locations(2), name=self._name())
+        return ops.place_rows(self._value(), rows, self._locations(2), name=self._name())
 
     def _heads(self, x: Node, batch: bool) -> Node:
         return ops.reshape(
@@ -194,7 +194,7 @@ class RandomGraph:
     def _attention(self) -> Node:
         cache = self._input(f"cache{self._name()}", 2, 9, 2, 4, state=True)
         k, v = (self._heads(self._value(), False) for _ in range(2))
-        kv = ops.kv_store(cache, k, v, self._places(self.T), name=self._name())
+        kv = ops.kv_store(cache, k, v, self._locations(self.T), name=self._name())
         keys, values = (ops.kv_half(kv, which=i, name=self._name()) for i in (0, 1))
         mixed = ops.attention(
             self._heads(self._value(), True),

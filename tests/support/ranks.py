@@ -37,9 +37,9 @@ class ThreadGroup:
         meeting = self._meeting
         meeting.values[self.rank] = x
         meeting.barrier.wait()
-        found = [v for v in meeting.values if v is not None]
+        result = [v for v in meeting.values if v is not None]
         meeting.barrier.wait()
-        return found
+        return result
 
     def sum(self, x: Tensor) -> Tensor:
         self.handed.append(x.nbytes)
@@ -75,7 +75,7 @@ def run_ranks(size: int, work: Callable[[ThreadGroup], T]) -> list[T]:
         return [f.result() for f in futures]
 
 
-class Seat:
+class Member:
     """A rank whose collectives `lockstep` does."""
 
     def __init__(self, rank: int, size: int):

@@ -42,5 +42,5 @@ def serving(*arguments, python=(sys.executable,), program=("-m", "mtmd"), env=No
         process.communicate()
 
 
-def address(said):
-    return re.search(r"serving at (http://\S+),", said)[1]
+def address(stated):
+    return re.search(r"serving at (http://\S+),", stated)[1]

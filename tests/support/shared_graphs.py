@@ -47,7 +47,7 @@ class Maker:
         self.generator = torch.Generator().manual_seed(seed)
         rng = self.rng
         self.tokens, self.width = rng.choice((1, 3, 5)), rng.choice((32, 64))
-        self.kept: list[Node] = []
+        self.saved: list[Node] = []
         self.batch: dict[str, Tensor] = {}
         self.quantized = rng.random() < 0.4
         self.counts = 0
@@ -56,13 +56,13 @@ class Maker:
             kinds = (self._attention, self._dense, self._convolution, self._delta, self._experts)
             for part in rng.sample(kinds, rng.choice((1, 2))):
                 x = self._joined(x, part, f"blk.{layer}.{part.__name__.strip('_')}")
-        self.outputs = [*self.kept, self._end(x)]
+        self.outputs = [*self.saved, self._end(x)]
 
     def given(self, name: str, *shape: int) -> Node:
         self.batch[name] = torch.randn(shape, generator=self.generator)
         return graph_input(name, shape, torch.float32, lambda b: b[name].clone())
 
-    def places(self, name: str, values: list[int]) -> Node:
+    def locations(self, name: str, values: list[int]) -> Node:
         self.batch[name] = torch.tensor(values)
         return graph_input(name, (len(values),), torch.int64, lambda b: b[name])
 
@@ -95,13 +95,13 @@ class Maker:
         return ops.rms_norm(x, w, eps=1e-5, name=name)
 
     def _embedded(self) -> Node:
-        ids = self.places("ids", [self.rng.randrange(VOCABULARY) for _ in range(self.tokens)])
+        ids = self.locations("ids", [self.rng.randrange(VOCABULARY) for _ in range(self.tokens)])
         x = ops.embed(
             ids, self.tensor("token_embd", VOCABULARY, self.width), scale=2.0, name="embd"
         )
         if self.tokens > 1 and self.rng.random() < 0.4:
             rows = self.given("images", 2, self.width)
-            x = ops.place_rows(x, rows, self.places("image_at", [0, 2]), name="placed")
+            x = ops.place_rows(x, rows, self.locations("image_at", [0, 2]), name="placed")
         return x
 
     def _joined(self, x: Node, part: Any, at: str) -> Node:
@@ -172,9 +172,9 @@ class Maker:
         q = ops.reshape(q, shape=(1, tokens, heads, size), name=f"{at}.q.batch")
         if rng.random() < 0.6:
             cache = self.state(f"{at}.kv", 2, 8, groups, size)
-            slots = self.places(f"{at}.slots", list(range(tokens)))
+            slots = self.locations(f"{at}.slots", list(range(tokens)))
             kv = ops.kv_store(cache, k, v, slots, name=f"{at}.kv_store")
-            pages = self.places(f"{at}.pages", [0])
+            pages = self.locations(f"{at}.pages", [0])
             k, v = (
                 ops.gather_pages(kv, pages, which=i, size=8, name=f"{at}.{n}.all")
                 for i, n in enumerate("kv")
@@ -198,11 +198,11 @@ class Maker:
         return graph_input(f"{at}.bounds", (self.tokens, 2), torch.int32, lambda _: limits)
 
     def _sequences(self, at: str) -> tuple[Node, Node]:
-        return self.places(f"{at}.starts", [0, self.tokens]), self.places(f"{at}.slots", [1])
+        return self.locations(f"{at}.starts", [0, self.tokens]), self.locations(f"{at}.slots", [1])
 
     def _carried(self, packed: Node, state: Node, slots: Node, name: str) -> Node:
         after = ops.rows(packed, start=self.tokens, stop=packed.shape[0], name=f"{name}.after")
-        self.kept.append(ops.state_store(state, after, slots, name=f"{name}.store"))
+        self.saved.append(ops.state_store(state, after, slots, name=f"{name}.store"))
         return ops.rows(packed, start=0, stop=self.tokens, name=f"{name}.now")
 
     def _convolution(self, x: Node, at: str) -> Node:
@@ -300,7 +300,7 @@ class Maker:
         if rng.random() < 0.3:
             pair = ops.concat(x, x, axis=0, name="twice")
             x = ops.rows(pair, start=self.tokens, stop=2 * self.tokens, name="second")
-        x = ops.take_rows(x, self.places("wanted", [self.tokens - 1]), name="wanted")
+        x = ops.take_rows(x, self.locations("wanted", [self.tokens - 1]), name="wanted")
         if rng.random() < 0.3:
             return x
         logits = self.linear(self.norm(x, "output_norm"), "logits", VOCABULARY)

@@ -179,8 +179,8 @@ class StandInRecorder:
                 )
         finally:
             self.active = None
-            for whole, held in recorder.before.values():
-                whole.copy_(held)
+            for whole, stored in recorder.before.values():
+                whole.copy_(stored)
         self.ops |= recorder.ops
         self.recordings += 1
 
@@ -188,8 +188,8 @@ class StandInRecorder:
             self.replays += 1
             for call, made in recorder.calls:
                 again = tensors(call())
-                for place, value in zip(made, again if made else (), strict=True):
-                    place.copy_(value)
+                for location, value in zip(made, again if made else (), strict=True):
+                    location.copy_(value)
 
         return Recording(outputs, replay)
 

@@ -29,11 +29,11 @@ def vocabulary() -> Grammars:
     return Grammars(_Vocabulary())  # type: ignore[arg-type]
 
 
-def walk(source: str, words: Grammars, rng: random.Random, most: int = 4000) -> tuple[str, bool]:
+def walk(source: str, words: Grammars, rng: random.Random, maximum: int = 4000) -> tuple[str, bool]:
     """A random answer, and whether it came to its end."""
     constraint = words.constraint(source, frozenset([END]))
     out = b""
-    for _ in range(most):
+    for _ in range(maximum):
         mask = constraint.mask(torch.zeros(len(TOKENS)))
         allowed = mask.isfinite().nonzero()[:, 0].tolist()
         if END in allowed and (len(allowed) == 1 or rng.random() < 0.7):

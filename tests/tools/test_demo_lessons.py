@@ -32,10 +32,10 @@ def test_boxes_hold_what_is_drawn() -> None:
         thing = Thing(shape, "red", "large", 4, (rng.uniform(60, 190), rng.uniform(60, 190)), 33.0)
         image = Image.new("L", (256, 256))
         stamp(ImageDraw.Draw(image), shape, *thing.center, thing.radius, 255, 0)  # type: ignore[arg-type]
-        asked = [q for _ in range(9) for q in ask_boxes(Facts("white", (thing,)), rng)]
-        found = find_regions(next(q.answer for q in asked if q.kind == "box"))
-        assert found is not None and found.scale == "", "the notation says what the numbers mean"
-        (region,) = found.regions
+        requested = [q for _ in range(9) for q in ask_boxes(Facts("white", (thing,)), rng)]
+        result = find_regions(next(q.answer for q in requested if q.kind == "box"))
+        assert result is not None and result.scale == "", "the notation says what the numbers mean"
+        (region,) = result.regions
         assert (region.label, region.scale) == (f"red {shape}", "1000")
         # half a step of the notation, and the pixel that an edge lies in
         away = STEP / 2 * 0.256 + 1
@@ -63,8 +63,8 @@ def _check_counts(q: Question, facts: list[Facts]) -> None:
     noun = q.text.rstrip("?").split()[-1]
     shape = None if noun == "shapes" else "cross" if noun == "crosses" else noun.removesuffix("s")
     counts = [sum(shape in (None, t.shape) for t in f.things) for f in facts]
-    said, _, result = q.answer.lower().rstrip(".").partition(": ")
-    words = [w for w in said.replace(",", "").split() if w in COUNTS]
+    stated, _, result = q.answer.lower().rstrip(".").partition(": ")
+    words = [w for w in stated.replace(",", "").split() if w in COUNTS]
     assert [COUNTS.index(w) for w in words] == counts
     if len(set(counts)) == 1:
         assert result == "the same number"
@@ -154,7 +154,7 @@ def test_rows_are_what_transformers_reads() -> None:
     rng = random.Random(2)
     frames, clip = film(rng, 3)
     shown = [i for i, _ in draw_several(rng, 3)] + frames
-    said = [
+    stated = [
         ([Turn(("What is here?", 0), "A ring."), Turn((1, "And here?"), "A star.")], system(rng)),
         ([Turn((0, 1, 2, "Which has more?"), "None."), Turn(("Why?",), "Two.")], None),
         ([Turn((0, 1, 2, "Describe the second picture."), "A circle.")], None),
@@ -162,19 +162,21 @@ def test_rows_are_what_transformers_reads() -> None:
         ([Turn(("What happens?", *parts(clip.seconds, "", 3)[:-1]), "Nothing.")], None),
     ]
     row, ends = Row(512), []
-    for turns, told in said:
-        written = teacher.write(turns, told)
+    for turns, reported in stated:
+        written = teacher.write(turns, reported)
         assert row.add(written)
-        asked = max(i for i, label in enumerate(written.labels) if label == -100) + 1
-        ends.append((asked, len(row.tokens) - len(written.tokens) + asked - 1))
+        requested = max(i for i, label in enumerate(written.labels) if label == -100) + 1
+        ends.append((requested, len(row.tokens) - len(written.tokens) + requested - 1))
     batch = {name: value[None] for name, value in row.tensors().items()}
     with torch.no_grad():
         seen = model.see(scaled(torch.from_numpy(np.stack([pixels(i) for i in shown]))))
-        found = model.logits(model.features(seen, batch, angles(batch["positions"])))[0]
-        for (turns, told), (asked, end) in zip(said, ends, strict=True):
-            conversation = messages(turns, told)
+        actual = model.logits(model.features(seen, batch, angles(batch["positions"])))[0]
+        for (turns, reported), (requested, end) in zip(stated, ends, strict=True):
+            conversation = messages(turns, reported)
             used = [p for turn in turns for p in turn.parts if isinstance(p, int)]
             inputs = make.gemma3_inputs(DEMO, conversation, [np.asarray(shown[p]) for p in used])
-            assert inputs["input_ids"][0].tolist() == teacher.write(turns, told).tokens[:asked]
+            assert (
+                inputs["input_ids"][0].tolist() == teacher.write(turns, reported).tokens[:requested]
+            )
             expected = reference(**inputs).logits[0, -1]
-            assert make.nmse(found[end], expected) < 1e-8
+            assert make.nmse(actual[end], expected) < 1e-8

@@ -12,7 +12,19 @@ import evaluate
 import numpy as np
 import pytest
 import torch
-from world import COLORS, COUNTS, KINDS, PLACES, SHAPES, WORDS, Facts, Question, ask, describe, draw
+from world import (
+    COLORS,
+    COUNTS,
+    KINDS,
+    LOCATIONS,
+    SHAPES,
+    WORDS,
+    Facts,
+    Question,
+    ask,
+    describe,
+    draw,
+)
 
 from mtmd import Model, load
 
@@ -27,18 +39,18 @@ def model() -> Model:
 
 def questions(seed: int, count: int) -> list[tuple[Any, Facts, Question]]:
     rng = random.Random(seed)
-    found = []
+    result = []
     for _ in range(count):
         image, facts = draw(rng)
-        found.append((image, facts, rng.choice(ask(facts, rng))))
-    return found
+        result.append((image, facts, rng.choice(ask(facts, rng))))
+    return result
 
 
 def test_the_world_is_large_enough() -> None:
     assert (
         len(COLORS) >= 8
         and len(SHAPES) >= 6
-        and len(PLACES) == 9
+        and len(LOCATIONS) == 9
         and len(COUNTS) == 5
         and len(WORDS) >= 20
     )
@@ -83,9 +95,9 @@ def test_size() -> None:
 
 def test_most_answers_are_right(model: Model) -> None:
     """A small sample for a quick look; tools/demo_model/evaluate.py measures."""
-    asked = questions(777_000, 80)
-    right = sum(model.describe(image, q.text) == q.answer for image, _, q in asked)
-    assert right >= 72, f"{right} of {len(asked)}"
+    requested = questions(777_000, 80)
+    right = sum(model.describe(image, q.text) == q.answer for image, _, q in requested)
+    assert right >= 72, f"{right} of {len(requested)}"
 
 
 @pytest.mark.parametrize(
@@ -108,14 +120,14 @@ def test_answers_do_not_depend_on_the_form_of_attention(
 def test_most_answers_of_every_group_are_right(model: Model, group: str) -> None:
     """Text before the picture, system prompts, later turns, several pictures, boxes, videos."""
     ask = evaluate.Answerer(model)
-    asked = list(evaluate.cases(group, 781_000, 24))
+    requested = list(evaluate.cases(group, 781_000, 24))
     right = sum(
         evaluate.overlap(ask.answer(case), case.expected) >= evaluate.GOOD_OVERLAP
         if case.expected.startswith("{")
         else ask.answer(case) == case.expected
-        for case in asked
+        for case in requested
     )
-    assert right >= 22, f"{right} of {len(asked)}"
+    assert right >= 22, f"{right} of {len(requested)}"
 
 
 def test_transformers_gives_the_same_answers(model: Model) -> None:
@@ -129,11 +141,11 @@ def test_transformers_gives_the_same_answers(model: Model) -> None:
             inputs = make.gemma3_inputs(DEMO, case.messages, [np.asarray(i) for i in case.images])
             with torch.no_grad():
                 sequence = reference.generate(**inputs, max_new_tokens=96, do_sample=False)[0]
-            found = ask.finished(case, max_tokens=96)
-            assert list(found.prompt_token_ids) == inputs["input_ids"][0].tolist()
+            actual = ask.finished(case, max_tokens=96)
+            assert list(actual.prompt_token_ids) == inputs["input_ids"][0].tolist()
             stop = model.checkpoint.stop_tokens
             expected = sequence[inputs["input_ids"].shape[1] :].tolist()
-            assert list(found.output_token_ids) == [t for t in expected if t not in stop]
+            assert list(actual.output_token_ids) == [t for t in expected if t not in stop]
 
 
 def test_evaluate_prints_groups_kinds_and_total(
@@ -160,12 +172,12 @@ def test_a_box_counts_by_what_it_has_in_common_with_the_real_one() -> None:
 
 def test_examples_are_of_this_world(model: Model) -> None:
     """examples/README.md says what each picture shows; the model says the same."""
-    told = [
+    reported = [
         line
         for line in (ROOT / "examples" / "README.md").read_text().splitlines()
         if line.startswith("| `")
     ]
-    assert len(told) >= 6
-    for line in told:
+    assert len(reported) >= 6
+    for line in reported:
         name, description = (cell.strip().strip("`") for cell in line.strip("|").split("|"))
         assert model.describe(ROOT / "examples" / name) == description

@@ -18,5 +18,5 @@ def test_every_requirement_has_a_floor_at_or_under_the_pinned_version():
 def test_pillow_is_one_whose_decoders_were_mended():
     """12.2 took 3.9 GB for a bitmap of 1,086 bytes; 13 needs Python 3.11."""
     (need,) = [need for need in requirements() if need.name == "pillow"]
-    least = "13" if sys.version_info >= (3, 11) else "12.3"
-    assert Version(floor(need)) >= Version(least) and not need.specifier.contains("12.2")
+    minimum = "13" if sys.version_info >= (3, 11) else "12.3"
+    assert Version(floor(need)) >= Version(minimum) and not need.specifier.contains("12.2")

@@ -12,8 +12,8 @@ from checkpoints import too_far
 def test_what_is_no_number_is_never_close() -> None:
     here = torch.ones(4)
     bad = torch.tensor([1.0, 1.0, math.nan, 1.0])
-    for found in ([here, bad], [bad, here], [here * math.inf]):
-        far, is_far = too_far(found, here, 1.0)
+    for result in ([here, bad], [bad, here], [here * math.inf]):
+        far, is_far = too_far(result, here, 1.0)
         assert is_far and not far <= 1.0
     assert too_far([bad], bad, math.nan)[1] and too_far([here], here, math.nan)[1]
 

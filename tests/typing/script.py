@@ -20,7 +20,7 @@ with load(device="cpu", override_tensor=["a=cpu"]) as model:
     model.answers(pictures, on_error="skip")  # type: ignore[call-overload]
     messages: list[Message] = [{"role": "user", "content": "Hello"}]
     chat: Chat = model.chat(system="Be brief.", max_tokens=4)
-    said: str = chat.ask("What is this?", image="a.png").text
+    stated: str = chat.ask("What is this?", image="a.png").text
     lefts: list[float] = [box.left for box in answer.boxes]
     probable: list[float] = [token.logprob for token in answer.logprobs]
     model.stream("a.png", "?", max_tokens=4)

@@ -39,8 +39,8 @@ def file(tmp_path):
 
 
 def named(keys, key):
-    found = keys.find(f"Bearer {key}")
-    return found and found.name
+    result = keys.find(f"Bearer {key}")
+    return result and result.name
 
 
 def test_a_file_has_names_keys_and_comments(file):
@@ -62,7 +62,7 @@ def test_a_key_may_have_colons_behind_its_name(file):
 
 
 @pytest.mark.parametrize(
-    "text, told",
+    "text, reported",
     [
         ("", "no keys"),
         ("# nothing\n\n", "no keys"),
@@ -79,9 +79,9 @@ def test_a_key_may_have_colons_behind_its_name(file):
         ("#" * ((1 << 20) + 1), "more than 1,048,576 bytes"),
     ],
 )
-def test_a_wrong_file_is_told_by_its_line_and_never_by_its_keys(text, told, file):
+def test_a_wrong_file_is_told_by_its_line_and_never_by_its_keys(text, reported, file):
     file.write_text(text, "utf-8")
-    with pytest.raises(OptionError, match=told) as error:
+    with pytest.raises(OptionError, match=reported) as error:
         Keys(file=file)
     assert ANNA not in str(error.value) and "spaces in it" not in str(error.value)
 
@@ -89,13 +89,13 @@ def test_a_wrong_file_is_told_by_its_line_and_never_by_its_keys(text, told, file
 def test_a_file_that_is_none_is_told(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00\x01" * 10)
-    for name, told in (
+    for name, reported in (
         ("missing", "No such file"),
         ("", "regular file|directory"),
         ("pipe", "regular file"),
         ("bytes", "UTF-8"),
     ):
-        with pytest.raises(OptionError, match=told):
+        with pytest.raises(OptionError, match=reported):
             ServerSettings(api_key_file=tmp_path / name)
 
 
@@ -147,7 +147,7 @@ def test_a_file_that_does_not_change_is_read_once(file, monkeypatch):
 
 def test_a_file_that_goes_wrong_leaves_the_keys_as_they_were_and_says_so_once(file, caplog):
     keys = Keys(file=file)
-    for text, told in (
+    for text, reported in (
         ("", "found no keys"),
         (f"anna:{ANNA}\nben", "entry 2: found a key of 3"),
         (None, "No such file"),
@@ -156,7 +156,7 @@ def test_a_file_that_goes_wrong_leaves_the_keys_as_they_were_and_says_so_once(fi
         for _ in range(3):
             assert (named(keys, ANNA), named(keys, BEN), named(keys, NEW)) == ("anna", "ben", None)
         (record,) = caplog.records
-        assert record.levelno == logging.ERROR and told in record.getMessage()
+        assert record.levelno == logging.ERROR and reported in record.getMessage()
         assert "the 2 keys from before stay" in record.getMessage() and ANNA not in caplog.text
         caplog.clear()
     file.write_text(f"anna:{NEW}")
@@ -165,11 +165,11 @@ def test_a_file_that_goes_wrong_leaves_the_keys_as_they_were_and_says_so_once(fi
 
 def test_who_stands_in_the_file_before_and_after_is_never_refused(file):
     """Readers beside a writer that puts whole files in place, each of another length."""
-    keys, ended, found = Keys(file=file), threading.Event(), set()
+    keys, ended, result = Keys(file=file), threading.Event(), set()
 
     def read():
         while not ended.is_set():
-            found.add((named(keys, BEN), named(keys, BEN[:-1])))
+            result.add((named(keys, BEN), named(keys, BEN[:-1])))
 
     readers = [threading.Thread(target=read) for _ in range(3)]
     for reader in readers:
@@ -181,7 +181,7 @@ def test_who_stands_in_the_file_before_and_after_is_never_refused(file):
     ended.set()
     for reader in readers:
         reader.join()
-    assert found == {("ben", None)} and named(keys, ANNA) == "anna"
+    assert result == {("ben", None)} and named(keys, ANNA) == "anna"
 
 
 def test_an_unnamed_key_alone_is_the_person_that_was_there_without_one():
@@ -204,9 +204,9 @@ def test_entries_of_a_variable(monkeypatch):
     from mtmd.environment import api_keys_from_environment
 
     monkeypatch.setenv("MTMD_API_KEYS", f"anna:{ANNA}, {BEN}\nanna:{NEW}")
-    found = parse_keys(api_keys_from_environment(), "MTMD_API_KEYS")
-    assert found == (NamedKey("anna", ANNA), NamedKey(None, BEN), NamedKey("anna", NEW))
-    assert ANNA not in repr(found)
+    result = parse_keys(api_keys_from_environment(), "MTMD_API_KEYS")
+    assert result == (NamedKey("anna", ANNA), NamedKey(None, BEN), NamedKey("anna", NEW))
+    assert ANNA not in repr(result)
     monkeypatch.delenv("MTMD_API_KEYS")
     assert parse_keys(api_keys_from_environment(), "MTMD_API_KEYS") == ()
 
@@ -241,12 +241,12 @@ def test_long_bodies_are_read_for_the_keys_of_the_moment(file):
         import urllib.request
 
         def status(key):
-            asked = urllib.request.Request(
+            requested = urllib.request.Request(
                 f"{server.url}/api/images?name=a.png", png(400, 400, kind="BMP"), bearer(key)
             )
             try:
-                with urllib.request.urlopen(asked, timeout=10) as found:
-                    return found.status
+                with urllib.request.urlopen(requested, timeout=10) as result:
+                    return result.status
             except urllib.error.HTTPError as error:
                 with error:
                     return error.code
@@ -263,9 +263,9 @@ def test_names_and_never_keys_are_in_the_log_and_in_the_metrics(file, caplog):
         client.get("/v1/models", headers=bearer(NEW))
     lines = [r.getMessage().split()[1:5] for r in caplog.records]
     assert lines == [["anna", "GET", "/v1/models", "200"], ["-", "GET", "/v1/models", "401"]]
-    told = client.get("/metrics", headers=bearer(BEN)).get_data(as_text=True)
-    assert 'mtmd_key_responses_total{key="anna"} 1.0' in told
-    assert not any(key in caplog.text + told for key in (ANNA, BEN, NEW))
+    reported = client.get("/metrics", headers=bearer(BEN)).get_data(as_text=True)
+    assert 'mtmd_key_responses_total{key="anna"} 1.0' in reported
+    assert not any(key in caplog.text + reported for key in (ANNA, BEN, NEW))
 
 
 def test_uploads_are_shared_out_among_those_there_are(file):
@@ -288,17 +288,17 @@ def test_every_request_is_its_callers(file):
     ask = {"messages": [{"role": "user", "content": "hi"}]}
 
     def post(path, body, key):
-        found = client.post(path, json=body, headers=bearer(key))
-        assert found.status_code == 200, found.get_data(as_text=True)
-        return found.get_json()
+        result = client.post(path, json=body, headers=bearer(key))
+        assert result.status_code == 200, result.get_data(as_text=True)
+        return result.get_json()
 
     post("/v1/chat/completions", ask, ANNA)
     post("/v1/chat/completions/input_tokens", ask, BEN)
     post("/v1/completions", {"prompt": "hi"}, ANNA)
     post("/api/count", {"text": "hi"}, BEN)
     talk = post("/api/conversations", {}, ANNA)["id"]
-    said = post(f"/api/conversations/{talk}/messages", {"text": "hi"}, ANNA)["message"]["id"]
-    post(f"/api/conversations/{talk}/answers", {"parent": said}, ANNA)
+    stated = post(f"/api/conversations/{talk}/messages", {"text": "hi"}, ANNA)["message"]["id"]
+    post(f"/api/conversations/{talk}/answers", {"parent": stated}, ANNA)
     assert service.tenants == ["anna", "ben", "anna", "ben", "anna"]
 
 
@@ -313,11 +313,11 @@ def test_what_a_key_asked_is_told_to_another_only_where_caches_are_shared(share,
     }
 
     def usage(key):
-        found = client.post("/v1/chat/completions", json=ask, headers=bearer(key)).get_json()
-        told = found["usage"]
-        image = told["mtmd_receipt"]["images"][0]
+        result = client.post("/v1/chat/completions", json=ask, headers=bearer(key)).get_json()
+        reported = result["usage"]
+        image = reported["mtmd_receipt"]["images"][0]
         seen = client.get(f"/api/processed/{image['sha256']}", headers=bearer(BEN)).status_code
-        return told["prompt_tokens_details"]["cached_tokens"] >= 32, image["cached"], seen
+        return reported["prompt_tokens_details"]["cached_tokens"] >= 32, image["cached"], seen
 
     assert usage(ANNA) == (False, False, 404) and usage(ANNA) == (True, True, 404)
     assert usage(BEN) == (share, share, 200)

@@ -117,13 +117,13 @@ def test_wrong_settings_are_refused(wrong):
 )
 def test_without_a_key_of_the_server_there_is_nothing(header, path):
     client = client_for(FakeService(), api_keys=(KEY, OTHER))
-    found = client.open(
+    result = client.open(
         path,
         method="POST" if "completions" in path else "GET",
         headers={} if header is None else {"Authorization": header},
     )
-    assert (found.status_code, found.get_json()["error"]["type"]) == (401, "authentication_error")
-    assert found.headers["WWW-Authenticate"] == "Bearer"
+    assert (result.status_code, result.get_json()["error"]["type"]) == (401, "authentication_error")
+    assert result.headers["WWW-Authenticate"] == "Bearer"
 
 
 def test_each_key_lets_in():
@@ -221,8 +221,8 @@ def test_too_many_requests_are_told_when_to_come_again():
 )
 def test_a_name_that_only_resolves_to_this_machine_is_refused(host, status):
     client = client_for(FakeService())
-    found = client.get("/v1/models", headers={"Host": host})
-    assert found.status_code in ((status, 400) if status == 403 else (status,))
+    result = client.get("/v1/models", headers={"Host": host})
+    assert result.status_code in ((status, 400) if status == 403 else (status,))
 
 
 @pytest.mark.parametrize(
@@ -296,15 +296,15 @@ def test_pages_of_other_origins_are_refused_unless_allowed(origin, allowed, stat
     service = FakeService()
     client = client_for(service, cors_origins=allowed)
     headers = {} if origin is None else {"Origin": origin}
-    found = client.post(
+    result = client.post(
         "/v1/chat/completions",
         json={"messages": [{"role": "user", "content": "hi"}]},
         headers=headers,
     )
-    assert (found.status_code, len(service.tickets)) == (status, int(status == 200))
-    granted = found.headers.get("Access-Control-Allow-Origin")
+    assert (result.status_code, len(service.tickets)) == (status, int(status == 200))
+    granted = result.headers.get("Access-Control-Allow-Origin")
     assert granted == (None if status == 403 or not allowed else "*" if "*" in allowed else origin)
-    assert "Access-Control-Allow-Credentials" not in found.headers
+    assert "Access-Control-Allow-Credentials" not in result.headers
 
 
 IMG = {"Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "image"}
@@ -336,22 +336,24 @@ def test_a_page_elsewhere_has_no_work_done_blindly(site, how, path, status):
 
 def test_a_browser_may_ask_first_without_a_key():
     client = client_for(FakeService(), api_keys=(KEY,), cors_origins=("https://ok.example",))
-    asked = {
+    requested = {
         "Access-Control-Request-Method": "POST",
         "Access-Control-Request-Headers": "authorization,content-type,x-stainless-os",
     }
-    found = client.options("/v1/chat/completions", headers={"Origin": "https://ok.example"} | asked)
-    assert (found.status_code, found.headers["Access-Control-Allow-Origin"]) == (
+    result = client.options(
+        "/v1/chat/completions", headers={"Origin": "https://ok.example"} | requested
+    )
+    assert (result.status_code, result.headers["Access-Control-Allow-Origin"]) == (
         204,
         "https://ok.example",
     )
     assert (
-        "Authorization" in found.headers["Access-Control-Allow-Headers"]
-        and "POST" in found.headers["Access-Control-Allow-Methods"]
+        "Authorization" in result.headers["Access-Control-Allow-Headers"]
+        and "POST" in result.headers["Access-Control-Allow-Methods"]
     )
     assert (
         client.options(
-            "/v1/chat/completions", headers={"Origin": "https://evil.example"} | asked
+            "/v1/chat/completions", headers={"Origin": "https://evil.example"} | requested
         ).status_code
         == 401
     )
@@ -369,12 +371,12 @@ def test_a_browser_may_ask_first_without_a_key():
 )
 def test_what_a_form_can_send_is_no_request(kind):
     service = FakeService()
-    found = client_for(service).post(
+    result = client_for(service).post(
         "/v1/chat/completions",
         data='{"messages": [{"role": "user", "content": "hi"}]}',
         content_type=kind,
     )
-    assert (found.status_code, service.tickets) == (415, [])
+    assert (result.status_code, service.tickets) == (415, [])
 
 
 def test_every_answer_carries_the_headers_that_browsers_heed():
@@ -387,18 +389,18 @@ def test_every_answer_carries_the_headers_that_browsers_heed():
         client.post("/v1/files"),
         post_chat(client, "hi", image_part(data_url(png()))),
     ]
-    for found in answers:
-        assert found.headers["Content-Security-Policy"].startswith("default-src 'none'")
-        assert (found.headers["X-Content-Type-Options"], found.headers["X-Frame-Options"]) == (
+    for result in answers:
+        assert result.headers["Content-Security-Policy"].startswith("default-src 'none'")
+        assert (result.headers["X-Content-Type-Options"], result.headers["X-Frame-Options"]) == (
             "nosniff",
             "DENY",
         )
         assert (
-            found.headers["Referrer-Policy"] == "no-referrer"
-            and found.headers["Cross-Origin-Resource-Policy"] == "same-origin"
+            result.headers["Referrer-Policy"] == "no-referrer"
+            and result.headers["Cross-Origin-Resource-Policy"] == "same-origin"
         )
-        assert "no-" in found.headers["Cache-Control"]
-    assert len({found.headers["X-Request-Id"] for found in answers}) == len(answers)
+        assert "no-" in result.headers["Cache-Control"]
+    assert len({result.headers["X-Request-Id"] for result in answers}) == len(answers)
 
 
 @pytest.mark.parametrize("framing", ["Content-Length: 50000000", "Transfer-Encoding: chunked"])

@@ -91,14 +91,14 @@ def exchange(server, data):
 @pytest.mark.parametrize("head, status", HEADS.values(), ids=HEADS)
 def test_no_head_takes_long(server, head, status):
     """What would, is refused before it is read."""
-    found, body = exchange(server, head)
-    assert found == status and json.loads(body)
+    result, body = exchange(server, head)
+    assert result == status and json.loads(body)
 
 
 @pytest.mark.parametrize("part", MANY.values(), ids=MANY)
 def test_chunks_have_more_in_them_than_around_them(server, part):
-    found, body = exchange(server, CHUNKS + part * (1 + (8 * CHUNKED) // len(part)))
-    assert found == 400 and b"chunks" in body and not server.bodies.held
+    result, body = exchange(server, CHUNKS + part * (1 + (8 * CHUNKED) // len(part)))
+    assert result == 400 and b"chunks" in body and not server.bodies.stored
 
 
 @pytest.mark.parametrize("size", [1, 7, 8192])
@@ -106,8 +106,8 @@ def test_usual_chunks_are_read(server, size):
     body = json.dumps({"messages": [{"role": "user", "content": "hi"}]}).encode().ljust(2000)
     parts = [body[start : start + size] for start in range(0, len(body), size)]
     data = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts)
-    found, told = exchange(server, CHUNKS + data + b"0\r\nA: b\r\n\r\n")
-    assert found == 200 and json.loads(told)["choices"]
+    result, reported = exchange(server, CHUNKS + data + b"0\r\nA: b\r\n\r\n")
+    assert result == 200 and json.loads(reported)["choices"]
 
 
 def test_chunks_that_are_damaged_are_refused(server):

@@ -60,8 +60,8 @@ def test_what_has_come_is_answered_and_nobody_new_is_let_in(served):
     with pytest.raises(OSError):
         socket.create_connection(address, timeout=10)
     late.sendall(b"Host: localhost\r\n\r\n")
-    told = read(late)
-    assert told.startswith(b"HTTP/1.1 503 ") and b'"shutting_down"' in told
+    reported = read(late)
+    assert reported.startswith(b"HTTP/1.1 503 ") and b'"shutting_down"' in reported
     assert thread.is_alive() and not any(t.cancelled.is_set() for t in service.tickets)
     service.open.set()
     for number, sock in enumerate(socks):
@@ -106,13 +106,13 @@ def test_what_takes_too_long_is_told_so(served, ends):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_request_to_end_has_answers_written_and_a_second_one_does_not(number, handlers):  # noqa: ARG001
     signal.signal(number, signal.SIG_DFL)  # whoever runs the tests may ignore it
-    said = []
-    server = SimpleNamespace(drain=said.append, stop=lambda: said.append("stop"))
+    stated = []
+    server = SimpleNamespace(drain=stated.append, stop=lambda: stated.append("stop"))
     _stop_on_signals(server, 7)
     signal.raise_signal(number)
-    assert said == [7]
+    assert stated == [7]
     signal.raise_signal(number)
-    assert said == [7, "stop"]
+    assert stated == [7, "stop"]
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
 

@@ -28,7 +28,7 @@ PATH = "/home/someone/models/secret.gguf"
 
 
 @pytest.mark.parametrize(
-    "error, status, kind, told",
+    "error, status, kind, reported",
     [
         (PromptError("the prompt takes 9 tokens"), 400, "invalid_request_error", True),
         (ImageError("image: found 0 bytes"), 400, "invalid_request_error", True),
@@ -44,30 +44,30 @@ PATH = "/home/someone/models/secret.gguf"
         (MemoryError(), 500, "server_error", False),
     ],
 )
-def test_errors_become_answers_in_openais_form(error, status, kind, told, caplog):
+def test_errors_become_answers_in_openais_form(error, status, kind, reported, caplog):
     service = FakeService()
     client = client_for(service)
     service.refuses = error
-    found = post_chat(client, "hi")
-    body = found.get_json()["error"]
-    assert (found.status_code, body["type"], sorted(body)) == (
+    result = post_chat(client, "hi")
+    body = result.get_json()["error"]
+    assert (result.status_code, body["type"], sorted(body)) == (
         status,
         kind,
         ["code", "message", "param", "type"],
     )
-    assert (str(error) in body["message"]) == told or not str(error)
+    assert (str(error) in body["message"]) == reported or not str(error)
     service.refuses, service.fails = None, error
     assert post_chat(client, "hi").status_code == status
     streamed = post_chat(client, "hi", stream=True).get_data(as_text=True)
     assert json.loads(streamed.split("data: ")[-2])["error"]["type"] == kind
-    for text in (found.get_data(as_text=True), streamed):
-        assert told or not any(
+    for text in (result.get_data(as_text=True), streamed):
+        assert reported or not any(
             word in text for word in ("secret", "someone", "0x7f", "Traceback", "File \\")
         )
-    if not told:  # the log says what the body does not, under the id the body names
+    if not reported:  # the log says what the body does not, under the id the body names
         assert (
-            body["message"].split()[-1] == found.headers["X-Request-Id"]
-            and found.headers["X-Request-Id"] in caplog.text
+            body["message"].split()[-1] == result.headers["X-Request-Id"]
+            and result.headers["X-Request-Id"] in caplog.text
         )
 
 
@@ -89,11 +89,11 @@ def test_errors_become_answers_in_openais_form(error, status, kind, told, caplog
     ],
 )
 def test_what_flask_refuses_is_told_in_the_same_form(method, path, status):
-    found = client_for(FakeService()).open(path, method=method)
-    assert found.status_code == status
-    assert found.get_json()["error"]["message"]
+    result = client_for(FakeService()).open(path, method=method)
+    assert result.status_code == status
+    assert result.get_json()["error"]["message"]
     if status == 405:
-        assert found.headers["Allow"]
+        assert result.headers["Allow"]
 
 
 @pytest.mark.parametrize(
@@ -119,19 +119,22 @@ def test_what_flask_refuses_is_told_in_the_same_form(method, path, status):
 )
 def test_a_body_that_is_no_request_is_a_mistake_of_the_client(body):
     service = FakeService()
-    found = client_for(service).post(
+    result = client_for(service).post(
         "/v1/chat/completions", data=body, content_type="application/json"
     )
-    assert (found.status_code, service.tickets) == (400, [])
-    assert len(found.get_data()) < 1000
+    assert (result.status_code, service.tickets) == (400, [])
+    assert len(result.get_data()) < 1000
 
 
 def test_a_body_over_the_limit_is_refused():
     client = client_for(FakeService(), media=MediaBudget(bytes=3))
-    found = client.post(
+    result = client.post(
         "/v1/chat/completions", data=b"x" * ((8 << 20) + 5), content_type="application/json"
     )
-    assert (found.status_code, found.get_json()["error"]["type"]) == (413, "invalid_request_error")
+    assert (result.status_code, result.get_json()["error"]["type"]) == (
+        413,
+        "invalid_request_error",
+    )
 
 
 def test_values_of_a_request_are_not_repeated_at_length():
@@ -146,10 +149,10 @@ def test_values_of_a_request_are_not_repeated_at_length():
         {"stop": [long] * 99},
         {long: 1, "n": 0},
     ):
-        found = client.post(
+        result = client.post(
             "/v1/chat/completions", json={"messages": [{"role": "user", "content": "hi"}]} | body
         )
-        assert found.status_code in (400, 404) and len(found.get_data()) < 1000, str(body)[:40]
+        assert result.status_code in (400, 404) and len(result.get_data()) < 1000, str(body)[:40]
 
 
 def test_what_a_decoder_says_stays_inside(monkeypatch):
@@ -158,9 +161,9 @@ def test_what_a_decoder_says_stays_inside(monkeypatch):
 
     monkeypatch.setattr("PIL.ImageFile.ImageFile.load", broken)
     monkeypatch.setattr("mtmd.web.intake.picture_budget.load_isolated", load_image)
-    found = post_chat(client_for(FakeService()), "hi", image_part(data_url(png())))
-    assert found.status_code == 400 and not any(
-        word in found.get_data(as_text=True) for word in ("libpng", "0x7f", "/usr")
+    result = post_chat(client_for(FakeService()), "hi", image_part(data_url(png())))
+    assert result.status_code == 400 and not any(
+        word in result.get_data(as_text=True) for word in ("libpng", "0x7f", "/usr")
     )
 
 
@@ -226,9 +229,9 @@ def test_a_panic_is_answered(caplog):
     service.submit = service.count = panic
     client = client_for(service)
     with caplog.at_level(logging.ERROR):
-        found = post_chat(client, "hi")
-    assert found.status_code == 500 and found.get_json()["error"]["code"] == "internal_error"
-    assert "PanicException" in caplog.text and "at byte 7" not in found.get_data(as_text=True)
+        result = post_chat(client, "hi")
+    assert result.status_code == 500 and result.get_json()["error"]["code"] == "internal_error"
+    assert "PanicException" in caplog.text and "at byte 7" not in result.get_data(as_text=True)
     with running(service) as server:
         for _ in range(3):  # and its connection is good for more
             sock = raw_request(server, {"messages": [{"role": "user", "content": "hi"}]})
@@ -253,32 +256,32 @@ def test_a_panic_in_a_stream_ends_the_connection():
     service.submit = lambda *_, **__: Ticket()
     with running(service) as server:
         body = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
-        sock, told = raw_request(server, body), b""
+        sock, reported = raw_request(server, body), b""
         while piece := sock.recv(4096):  # to the end, which comes
-            told += piece
+            reported += piece
         sock.close()
-        assert b"[DONE]" not in told
+        assert b"[DONE]" not in reported
 
 
 def test_a_prompt_that_is_too_long_is_told_with_its_numbers():
     service = FakeService()
     service.refuses = ContextError("the prompt takes 900 tokens", 900, 512)
     client = client_for(service)
-    found = post_chat(client, "hi").get_json()["error"]
-    assert (found["code"], found["n_prompt_tokens"], found["n_ctx"]) == (
+    result = post_chat(client, "hi").get_json()["error"]
+    assert (result["code"], result["n_prompt_tokens"], result["n_ctx"]) == (
         "context_length_exceeded",
         900,
         512,
     )
-    found = client.post("/v1/completions", json={"prompt": "x" * 100_000}).get_json()["error"]
-    assert (found["code"], found["n_prompt_tokens"], found["n_ctx"]) == (
+    result = client.post("/v1/completions", json={"prompt": "x" * 100_000}).get_json()["error"]
+    assert (result["code"], result["n_prompt_tokens"], result["n_ctx"]) == (
         "context_length_exceeded",
         None,
         512,
     )
     assert (
         "512 tokens. However, your prompt takes at least 512 tokens; prompt: found 100,000"
-        in (found["message"])
+        in (result["message"])
     )
 
 
@@ -286,39 +289,39 @@ def test_a_prompt_that_is_too_long_is_refused_in_words_that_clients_look_for():
     """Claude Code, LiteLLM, llama.cpp's and Ollama's clients shorten a conversation by them."""
     service = FakeService()
     service.refuses = ContextError("shorten the prompt", 900, 512)
-    client, said = client_for(service), {"messages": [{"role": "user", "content": "hi"}]}
+    client, stated = client_for(service), {"messages": [{"role": "user", "content": "hi"}]}
 
     def refused(path, **body):
-        found = client.post(path, json={"model": "fake", **body})
-        assert found.status_code == 400
-        return found.get_json()["error"]
+        result = client.post(path, json={"model": "fake", **body})
+        assert result.status_code == 400
+        return result.get_json()["error"]
 
     openai = "This model's maximum context length is 512 tokens. However, your prompt takes 900 "
     for path, body in (
-        ("/v1/chat/completions", said),
+        ("/v1/chat/completions", stated),
         ("/v1/completions", {"prompt": "hi"}),
         ("/v1/responses", {"input": "hi"}),
     ):
-        found = refused(path, **body)
-        assert found["message"] == f"{openai}tokens; shorten the prompt"
-        assert found["code"] == "context_length_exceeded"
-    found = refused("/v1/messages", max_tokens=5, **said)
+        match = refused(path, **body)
+        assert match["message"] == f"{openai}tokens; shorten the prompt"
+        assert match["code"] == "context_length_exceeded"
+    match = refused("/v1/messages", max_tokens=5, **stated)
     claude_code = r"prompt is too long[^0-9]*(\d+)\s*tokens?\s*>\s*(\d+)"
-    assert re.match(claude_code, found["message"]).groups() == ("900", "511")
-    assert found["type"] == "invalid_request_error"
-    found = refused("/completion", prompt="hi")
-    assert (found["type"], found["code"]) == ("exceed_context_size_error", 400)
-    assert (found["n_prompt_tokens"], found["n_ctx"]) == (900, 512)
-    assert found["message"].startswith(
+    assert re.match(claude_code, match["message"]).groups() == ("900", "511")
+    assert match["type"] == "invalid_request_error"
+    match = refused("/completion", prompt="hi")
+    assert (match["type"], match["code"]) == ("exceed_context_size_error", 400)
+    assert (match["n_prompt_tokens"], match["n_ctx"]) == (900, 512)
+    assert match["message"].startswith(
         "request (900 tokens) exceeds the available context size (512 tokens), try increasing it"
     )
-    for path, body in (("/api/chat", said), ("/api/generate", {"prompt": "hi"})):
-        found = refused(path, stream=False, **body)
-        assert found.startswith("prompt too long; exceeded max context length by 389 tokens; ")
+    for path, body in (("/api/chat", stated), ("/api/generate", {"prompt": "hi"})):
+        match = refused(path, stream=False, **body)
+        assert match.startswith("prompt too long; exceeded max context length by 389 tokens; ")
 
 
 def test_a_prompt_of_no_tokens_is_not_called_too_long():
     service = FakeService()
     service.refuses = ContextError("the prompt takes no tokens", 0, 512)
-    found = post_chat(client_for(service), "hi").get_json()["error"]
-    assert (found["message"], found["code"]) == ("the prompt takes no tokens", None)
+    result = post_chat(client_for(service), "hi").get_json()["error"]
+    assert (result["message"], result["code"]) == ("the prompt takes no tokens", None)

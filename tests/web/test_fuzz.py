@@ -64,7 +64,7 @@ def app():
 
 
 DOCUMENT = schemathesis.openapi.from_dict(document())
-OPERATIONS = {found.ok().label: found.ok() for found in DOCUMENT.get_all_operations()}
+OPERATIONS = {result.ok().label: result.ok() for result in DOCUMENT.get_all_operations()}
 
 
 @pytest.mark.parametrize(
@@ -88,10 +88,10 @@ def test_made_up_requests(app, mode, operation):
     )
     @given(case=OPERATIONS[operation].as_strategy(generation_mode=mode))
     def ask(case):
-        found = case.call(app=app)
-        case.validate_response(found, checks=CHECKED)
-        assert found.status_code in ALLOWED
-        check_body(found.content, found.status_code)
+        result = case.call(app=app)
+        case.validate_response(result, checks=CHECKED)
+        assert result.status_code in ALLOWED
+        check_body(result.content, result.status_code)
 
     ask()
 
@@ -226,16 +226,16 @@ def test_hostile_requests_fail_alone(app):
     client, codes = app.test_client(), {}
     for what, body in hostile():
         for stream in (False, True):
-            found = client.post(
+            result = client.post(
                 "/v1/chat/completions",
                 json={"max_tokens": 3, **body, "stream": body.get("stream", stream)},
             )
-            assert found.status_code in ALLOWED, what
-            check_body(found.data, found.status_code)
-            codes[what] = found.status_code
-        found = client.post("/v1/chat/completions/input_tokens", json=body)
-        assert found.status_code in ALLOWED, what
-        check_body(found.data, found.status_code)
+            assert result.status_code in ALLOWED, what
+            check_body(result.data, result.status_code)
+            codes[what] = result.status_code
+        result = client.post("/v1/chat/completions/input_tokens", json=body)
+        assert result.status_code in ALLOWED, what
+        check_body(result.data, result.status_code)
     assert (
         codes["10,000 pictures"] == codes["10,000 addresses"] == 413
         and codes["as many as may be"] == 200
@@ -252,11 +252,11 @@ def test_hostile_uploads_fail_alone(app):
     client = app.test_client()
     for data in itertools.chain(polyglots(), bombs()):
         for name in ("../../../etc/cron.d/x", "a\r\nSet-Cookie: x=1", "\0", "x" * 5000, ""):
-            found = client.post(
+            result = client.post(
                 "/v1/files", data={"purpose": "vision", "file": (io.BytesIO(data), name)}
             )
-            assert found.status_code in ALLOWED and "Set-Cookie" not in found.headers
-            check_body(found.data, found.status_code)
+            assert result.status_code in ALLOWED and "Set-Cookie" not in result.headers
+            check_body(result.data, result.status_code)
     parts = {f"f{i}": (io.BytesIO(b"x"), "x") for i in range(200)}
     assert client.post("/v1/files", data={"purpose": "vision", **parts}).status_code == 413
     assert (
@@ -289,11 +289,11 @@ def test_damaged_requests_fail_alone(app):
                     data[at : at + 20],
                 )
             )
-        found = client.post(
+        result = client.post(
             "/v1/chat/completions", data=bytes(data), content_type="application/json"
         )
-        assert found.status_code in ALLOWED
-        check_body(found.data, found.status_code)
+        assert result.status_code in ALLOWED
+        check_body(result.data, result.status_code)
 
 
 LINE = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"

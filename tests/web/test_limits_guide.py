@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mtmd.base.errors import OptionError
-from mtmd.base.isolation import worker_slots as places
+from mtmd.base.isolation import worker_slots as locations
 from mtmd.batch.inputs import PARTS_MAX
 from mtmd.clip.image.decode import DEFAULT_LIMITS
 from mtmd.clip.video.limits import DEFAULT_LIMITS as VIDEO_LIMITS
@@ -17,7 +17,7 @@ from mtmd.cluster import command, manifest, run, schedule
 from mtmd.cluster.sources import reader, tables, tar
 from mtmd.commands import batch
 from mtmd.options.load import LoadOptions
-from mtmd.prompt.fetch_url import MOST_REDIRECTS
+from mtmd.prompt.fetch_url import MAX_REDIRECTS
 from mtmd.prompt_logprobs import PROMPT_LOGPROBS_MAX
 from mtmd.service import many, prepare_ahead
 from mtmd.web import connection
@@ -43,7 +43,7 @@ def default_of(option):
     return parser.get_default(option)
 
 
-def most_of(option):
+def maximum_of(option):
     """As it is refused."""
     with pytest.raises(OptionError, match="expected") as refused:
         LoadOptions(**{option: 1 << 40})
@@ -75,16 +75,16 @@ def most_of(option):
         ("of these, one video", [f"{M.video_pixels // 10**6} million"]),
         ("the rest of its", [f"{J.bytes // MIB} MiB", f"{J.values:,} names", J.deep]),
         ("JSON of the page", [f"{gate.SMALL_VALUES:,} names"]),
-        ("texts and pictures that", [f"{vectors.MOST_INPUTS:,}", f"{vectors.LONGEST_TEXT:,} char"]),
+        ("texts and pictures that", [f"{vectors.MAX_INPUTS:,}", f"{vectors.LONGEST_TEXT:,} char"]),
         ("an imported", [f"{S.body_bytes // MIB} MiB", f"{gate.HISTORY_VALUES:,} names"]),
         ("a picture that is", [f"{M.bytes // MIB} MiB", f"{M.pixels // 10**6} million"]),
         ("a body where none", [f"{gate.FORGIVEN_BYTES // KIB} KiB"]),
         ("requests being answered", [f"{S.queue:,}"]),
-        ("of those, requests", [registry.MOST_WAITING, f"{registry.LONGEST_WAIT_S:g} s"]),
+        ("of those, requests", [registry.MAX_WAITING, f"{registry.LONGEST_WAIT_S:g} s"]),
         ("requests a minute", [S.rate_limit or "any number"]),
         ("pixels of all", [f"{M.server_pixels // 10**6} million"]),
         ("pictures being", [f"{M.decoding_pixels // 10**6} million"]),
-        ("pictures, videos and", [f"{places.LONG_JOBS} and {places.STOPPED_JOBS}"]),
+        ("pictures, videos and", [f"{locations.LONG_JOBS} and {locations.STOPPED_JOBS}"]),
         ("log probabilities of prompts", [f"{PROMPT_LOGPROBS_MAX:,}"]),
         ("readers of", [S.followers, chat.READERS_EACH]),
         ("downloads", [S.downloads]),
@@ -120,27 +120,27 @@ P, V = DEFAULT_LIMITS, VIDEO_LIMITS
             ],
         ),
         ("parts of one", [f"{PARTS_MAX:,}"]),
-        ("answered at once", [f"{most_of('parallel'):,} ({default_of('parallel')} unless"]),
+        ("answered at once", [f"{maximum_of('parallel'):,} ({default_of('parallel')} unless"]),
         (
             "prepared ahead",
             [
-                f"{prepare_ahead.LEAST} to {prepare_ahead.MOST} more",
-                f"{prepare_ahead.MOST_BYTES >> 30} GiB",
+                f"{prepare_ahead.MINIMUM} to {prepare_ahead.MAXIMUM} more",
+                f"{prepare_ahead.MAX_BYTES >> 30} GiB",
                 f"{many.WAITING} times",
             ],
         ),
         ("pictures of one `--out`", [f"{manifest.MAX_ITEMS:,}"]),
-        ("rows of a file", [f"{command.MOST['unit']:,} (at most {manifest.MAX_UNIT} unless"]),
-        ("actors \\(", [f"{command.MOST['actors']:,}"]),
+        ("rows of a file", [f"{command.MAXIMUM['unit']:,} (at most {manifest.MAX_UNIT} unless"]),
+        ("actors \\(", [f"{command.MAXIMUM['actors']:,}"]),
         ("units of one", [f"| {schedule.UNITS_PER_ACTOR} |"]),
-        ("a picture in a tar", [f"{reader.PICTURE_MOST // MIB} MiB"]),
-        ("a video there", [f"{reader.VIDEO_MOST >> 30} GiB"]),
+        ("a picture in a tar", [f"{reader.PICTURE_MAX // MIB} MiB"]),
+        ("a video there", [f"{reader.VIDEO_MAX >> 30} GiB"]),
         (
             "videos of more",
-            [f"{reader.PICTURE_MOST // MIB} MiB", f"{reader.VIDEO_MOST >> 30} GiB together"],
+            [f"{reader.PICTURE_MAX // MIB} MiB", f"{reader.VIDEO_MAX >> 30} GiB together"],
         ),
-        ("a row group", [f"{tables.GROUP_MOST >> 30} GiB"]),
-        ("headers before", [f"{tar.HEADERS_MOST // MIB} MiB"]),
+        ("a row group", [f"{tables.GROUP_MAX >> 30} GiB"]),
+        ("headers before", [f"{tar.HEADERS_MAX // MIB} MiB"]),
         (
             "processes that ended",
             [f"{schedule.MAX_LOST_ACTORS}, then", f"{schedule.MAX_LOST_ACTORS} more"],
@@ -158,4 +158,4 @@ def test_limits_of_many_pictures_are_as_documented(row, facts):
 
 
 def test_words_that_stand_for_numbers():
-    assert MOST_REDIRECTS == 3 and UNUSED_SECONDS == 3600
+    assert MAX_REDIRECTS == 3 and UNUSED_SECONDS == 3600

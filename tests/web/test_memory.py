@@ -20,10 +20,10 @@ PICTURE_BYTES = 3 * 9 * 9
 
 def test_requests_leave_nothing_behind_but_what_caches_hold(monkeypatch):
     monkeypatch.setattr(processed_tiles, "PICTURES", FEW)
-    monkeypatch.setattr(pictures, "HELD_MOST", FEW)
+    monkeypatch.setattr(pictures, "STORED_MAX", FEW)
     model = load(device="cpu")
     cache = model.prompts.bridge.cache
-    monkeypatch.setattr(cache, "_most", FEW)
+    monkeypatch.setattr(cache, "_maximum", FEW)
     with Service(model) as service:
         client = client_for(service)
 
@@ -44,12 +44,12 @@ def test_requests_leave_nothing_behind_but_what_caches_hold(monkeypatch):
             return living()
 
         early = ask(0, 2 * FEW)
-        held = gauges(client)
-        assert held["image_cache_bytes"] == cache.held > 0
-        assert held["held_bytes", "page pictures"] == FEW * PICTURE_BYTES
+        cached = gauges(client)
+        assert cached["image_cache_bytes"] == cache.stored > 0
+        assert cached["held_bytes", "page pictures"] == FEW * PICTURE_BYTES
         late = ask(2 * FEW, 3 * FEW)
         stored = "held_bytes", "conversations"  # pictures themselves, where no folder has them
-        assert gauges(client) | {stored: 0} == held | {stored: 0}
+        assert gauges(client) | {stored: 0} == cached | {stored: 0}
         assert late == early or until(lambda: living() == early), late - early
 
 
@@ -63,13 +63,13 @@ def living():
 def test_responses_that_may_be_gone_on_from_are_counted():
     with Service(load(device="cpu")) as service:
         client = client_for(service)
-        said = {"input": "hi", "max_output_tokens": 16}
-        assert client.post("/v1/responses", json=said).status_code == 200
+        stated = {"input": "hi", "max_output_tokens": 16}
+        assert client.post("/v1/responses", json=stated).status_code == 200
         assert gauges(client)["held_bytes", "responses"] > 4096
 
 
 def gauges(client):
     """Bytes by what holds them, and with which label."""
     text = client.get("/metrics").get_data(as_text=True)
-    found = re.findall(r'^mtmd_(\w+_bytes)(?:\{what="([^"]+)"\})? (\S+)$', text, re.MULTILINE)
-    return {(name, what) if what else name: float(value) for name, what, value in found}
+    result = re.findall(r'^mtmd_(\w+_bytes)(?:\{what="([^"]+)"\})? (\S+)$', text, re.MULTILINE)
+    return {(name, what) if what else name: float(value) for name, what, value in result}

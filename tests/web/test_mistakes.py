@@ -16,7 +16,7 @@ SECRET = "data:,secret"
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "reported"),
     [
         ({"messages": USER, "stop": 5}, "stop: found 5, expected a text or a list of texts"),
         ({"messages": USER, "stop": [5]}, "stop[0]: found 5, expected a text"),
@@ -76,15 +76,15 @@ SECRET = "data:,secret"
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "",
 )
-def test_what_is_wrong(body, told):
+def test_what_is_wrong(body, reported):
     with pytest.raises(ValidationError) as error:
         ChatRequest.model_validate(body)
     message = invalid(error.value).message
-    assert told in message and "secret" not in message and "Input" not in message
+    assert reported in message and "secret" not in message and "Input" not in message
 
 
 @pytest.mark.parametrize(
-    ("part", "told"),
+    ("part", "reported"),
     [
         (
             {"type": "input_image", "image_url": {"url": SECRET}},
@@ -101,11 +101,11 @@ def test_what_is_wrong(body, told):
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "",
 )
-def test_what_is_wrong_for_the_responses_api(part, told):
+def test_what_is_wrong_for_the_responses_api(part, reported):
     with pytest.raises(ValidationError) as error:
         ResponsesRequest.model_validate({"input": [USER[0] | {"content": [part]}]})
     message = invalid(error.value).message
-    assert told in message and "secret" not in message
+    assert reported in message and "secret" not in message
 
 
 def test_addresses_of_ollamas_that_are_not_here_answer_in_its_form():
@@ -118,7 +118,7 @@ def test_addresses_of_ollamas_that_are_not_here_answer_in_its_form():
 
 
 @pytest.mark.parametrize(
-    ("path", "told"),
+    ("path", "reported"),
     [
         ("/v1/chat/completion", "; did you mean /v1/chat/completions? /docs tells what there is"),
         ("/v1/v1/models", "; did you mean /v1/models? /docs tells what there is"),
@@ -128,12 +128,12 @@ def test_addresses_of_ollamas_that_are_not_here_answer_in_its_form():
     ],
     ids=lambda value: value[:30],
 )
-def test_a_misspelt_address_is_told_with_what_may_have_been_meant(path, told):
+def test_a_misspelt_address_is_told_with_what_may_have_been_meant(path, reported):
     message = client_for(FakeService()).get(path).get_json()["error"]["message"]
-    assert message.endswith(told)
+    assert message.endswith(reported)
 
 
 def test_another_method_is_told_with_those_that_are_taken():
     answer = client_for(FakeService()).get("/v1/chat/completions")
-    told = "this method is not for this address: found GET, expected POST"
-    assert answer.status_code == 405 and answer.get_json()["error"]["message"] == told
+    reported = "this method is not for this address: found GET, expected POST"
+    assert answer.status_code == 405 and answer.get_json()["error"]["message"] == reported

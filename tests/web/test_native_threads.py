@@ -31,11 +31,11 @@ def ask():
     seen.append(in_thread(long))
 
 lock.acquire()
-asking = threading.Thread(target=ask)
-asking.start()
+requesting = threading.Thread(target=ask)
+requesting.start()
 time.sleep(0.01)
 lock.release()
-asking.join()
+requesting.join()
 assert is_patched() and seen[0][0] != native() and seen[0][1] == "anna", seen
 assert waiting(native) != native()
 try:
@@ -53,8 +53,8 @@ def test_nothing_changes_where_threads_are_threads():
 
 
 def test_greenlets_go_on_beside_native_threads():
-    found = subprocess.run([sys.executable, "-c", PATCHED], capture_output=True, text=True)
-    assert (found.stdout, found.stderr, found.returncode) == ("done\n", "", 0)
+    result = subprocess.run([sys.executable, "-c", PATCHED], capture_output=True, text=True)
+    assert (result.stdout, result.stderr, result.returncode) == ("done\n", "", 0)
 
 
 STARTS = """
@@ -73,5 +73,5 @@ print(process.wait(60), forks == [parent], flush=True)
 
 
 def test_no_greenlet_goes_on_in_a_process_that_is_started():
-    found = subprocess.run([sys.executable, "-c", STARTS], capture_output=True, text=True)
-    assert (sorted(found.stdout.split()), found.stderr) == (["0", "True", "started"], "")
+    result = subprocess.run([sys.executable, "-c", STARTS], capture_output=True, text=True)
+    assert (sorted(result.stdout.split()), result.stderr) == (["0", "True", "started"], "")

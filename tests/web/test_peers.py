@@ -40,7 +40,7 @@ USED = {"type": "tool_use", "id": "test123", "name": "look", "input": {"at": "le
 RESULT = {"type": "tool_result", "tool_use_id": "test123", "content": "a circle"}
 
 
-def said(body: Any) -> str:
+def stated(body: Any) -> str:
     return body["choices"][0]["message"]["content"]
 
 
@@ -80,32 +80,32 @@ def text_of(chunks: Any) -> str:
 
 
 # the peer's test -> path, body (None for GET), what is expected of status or of body
-HELD: dict[str, tuple[str, Any, Any]] = {
+STORED: dict[str, tuple[str, Any, Any]] = {
     "llama chat: a system message and a question": (
         CHAT,
         chat(),
         lambda b: b["id"].startswith("chatcmpl") and b["usage"]["completion_tokens"] == 8 and b["choices"][0]["finish_reason"] == "length" and b["system_fingerprint"],
     ),
-    "llama chat: several texts in one message": (CHAT, chat(user("What is", "the best book")), said),
+    "llama chat: several texts in one message": (CHAT, chat(user("What is", "the best book")), stated),
     "llama chat: streamed, one id, role first, end without content": (
         CHAT,
         chat(stream=True),
         lambda c: len({x["id"] for x in c}) == 1 and c[0]["choices"][0]["delta"]["role"] == "assistant" and all("role" not in x["delta"] for x in deltas(c)[1:]) and "content" not in deltas(c)[-1]["delta"],
     ),
-    "llama chat: another model's name, with --any-model": (CHAT, chat(model="gpt-3.5-turbo"), said),
-    "llama chat: an assistant's text is gone on from": (CHAT, chat(*BOOK, {"role": "assistant", "content": "I see"}), said),
-    "llama chat: an assistant's parts are gone on from": (CHAT, chat(*BOOK, {"role": "assistant", "content": [{"type": "text", "text": "I "}, {"type": "text", "text": "see"}]}), said),
+    "llama chat: another model's name, with --any-model": (CHAT, chat(model="gpt-3.5-turbo"), stated),
+    "llama chat: an assistant's text is gone on from": (CHAT, chat(*BOOK, {"role": "assistant", "content": "I see"}), stated),
+    "llama chat: an assistant's parts are gone on from": (CHAT, chat(*BOOK, {"role": "assistant", "content": [{"type": "text", "text": "I "}, {"type": "text", "text": "see"}]}), stated),
     "llama chat: /apply-template": ("/apply-template", {"messages": BOOK}, lambda b: "Book" in b["prompt"]),
-    "llama chat: json_object with a constant": (CHAT, schema({"type": "json_object", "schema": {"const": "42"}}), lambda b: said(b) == '"42"'),
-    "llama chat: json_object with items": (CHAT, schema({"type": "json_object", "schema": {"items": [{"type": "integer"}]}}), said),
-    "llama chat: json_schema": (CHAT, schema({"type": "json_schema", "json_schema": {"schema": {"const": "foooooo"}}}), lambda b: said(b) == '"foooooo"'),
-    "llama chat: json_object": (CHAT, schema({"type": "json_object"}), lambda b: said(b).startswith("{")),
+    "llama chat: json_object with a constant": (CHAT, schema({"type": "json_object", "schema": {"const": "42"}}), lambda b: stated(b) == '"42"'),
+    "llama chat: json_object with items": (CHAT, schema({"type": "json_object", "schema": {"items": [{"type": "integer"}]}}), stated),
+    "llama chat: json_schema": (CHAT, schema({"type": "json_schema", "json_schema": {"schema": {"const": "foooooo"}}}), lambda b: stated(b) == '"foooooo"'),
+    "llama chat: json_object": (CHAT, schema({"type": "json_object"}), lambda b: stated(b).startswith("{")),
     "llama chat: an unknown format": (CHAT, schema({"type": "sound"}), 400),
     "llama chat: a schema that is a number": (CHAT, schema({"type": "json_object", "schema": 123}), 400),
     "llama chat: a type that is a number": (CHAT, schema({"type": "json_object", "schema": {"type": 123}}), 400),
     "llama chat: a type that is none": (CHAT, schema({"type": "json_object", "schema": {"type": "hiccup"}}), 400),
-    "llama chat: json_schema beside the messages": (CHAT, chat(json_schema={"const": "42"}), lambda b: said(b) == '"42"'),
-    "llama chat: a grammar in GBNF": (CHAT, chat(grammar='root ::= "a"{5,5}'), lambda b: said(b) == "aaaaa"),
+    "llama chat: json_schema beside the messages": (CHAT, chat(json_schema={"const": "42"}), lambda b: stated(b) == '"42"'),
+    "llama chat: a grammar in GBNF": (CHAT, chat(grammar='root ::= "a"{5,5}'), lambda b: stated(b) == "aaaaa"),
     "llama chat: no messages": (CHAT, {"messages": None}, 400),
     "llama chat: a text for messages": (CHAT, {"messages": "string"}, 400),
     "llama chat: a number for a message": (CHAT, {"messages": [123]}, 400),
@@ -116,14 +116,14 @@ HELD: dict[str, tuple[str, Any, Any]] = {
     "llama chat: logprobs join to the text": (
         CHAT,
         chat(logprobs=True, top_logprobs=10),
-        lambda b: "".join(t["token"] for t in b["choices"][0]["logprobs"]["content"]) == said(b) and all(t["logprob"] <= 0 and t["top_logprobs"] for t in b["choices"][0]["logprobs"]["content"]),
+        lambda b: "".join(t["token"] for t in b["choices"][0]["logprobs"]["content"]) == stated(b) and all(t["logprob"] <= 0 and t["top_logprobs"] for t in b["choices"][0]["logprobs"]["content"]),
     ),
     "llama chat: streamed logprobs in every chunk": (
         CHAT,
         chat(logprobs=True, top_logprobs=10, stream=True),
         lambda c: all(x["logprobs"]["content"] for x in deltas(c)[1:-1]) and "".join(t["token"] for x in deltas(c)[1:-1] for t in x["logprobs"]["content"]) == text_of(c),
     ),
-    "llama chat: logit_bias": (CHAT, chat(logit_bias={str(i): -100 for i in range(97, 123)}), said),
+    "llama chat: logit_bias": (CHAT, chat(logit_bias={str(i): -100 for i in range(97, 123)}), stated),
     "llama chat: a conversation beyond the context": (CHAT, chat(user("What is " * 3000)), 400),
     "llama chat: streamed, beyond the context": (CHAT, chat(user("What is " * 3000), stream=True), 400),
     "llama chat: progress where it is asked for": (
@@ -159,7 +159,7 @@ HELD: dict[str, tuple[str, Any, Any]] = {
     "llama basic: a page": ("/", None, 200),
     "llama vision: /models tells that it sees": ("/models", None, lambda b: "multimodal" in b["models"][0]["capabilities"]),
     "llama vision: /v1/models tells that it sees": ("/v1/models", None, lambda b: "completion" in b["models"][0]["capabilities"]),
-    "llama vision: a picture in a data URL": (CHAT, chat(user("What is this:\n", RED)), said),
+    "llama vision: a picture in a data URL": (CHAT, chat(user("What is this:\n", RED)), stated),
     "llama vision: a URL that is none": (CHAT, chat(user("What", image_part("malformed"))), 400),
     "llama vision: an address that is not fetched": (CHAT, chat(user("What", image_part("https://example.com/404"))), 400),
     "llama vision: a file that may not be read": (CHAT, chat(user("What", image_part("file:///etc/hostname"))), 400),
@@ -196,37 +196,37 @@ HELD: dict[str, tuple[str, Any, Any]] = {
     "llama responses: streamed": (RESPONSES, {"input": BOOK, "max_output_tokens": 8, "stream": True}, lambda c: "".join(x["delta"] for x in c if x["type"] == "response.output_text.delta") == c[-1]["response"]["output"][0]["content"][0]["text"]),
     "llama tools: required": (CHAT, chat(tools=[TOOL], tool_choice="required", max_tokens=200), lambda b: b["choices"][0]["finish_reason"] == "tool_calls" and json.loads(b["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"])["at"] in ("left", "right")),
     "llama tools: required, streamed": (CHAT, chat(tools=[TOOL], tool_choice="required", max_tokens=200, stream=True), lambda c: "at" in json.loads("".join(t["function"]["arguments"] for x in deltas(c) for t in x["delta"].get("tool_calls", [])))),
-    "llama tools: none": (CHAT, chat(tools=[TOOL], tool_choice="none"), said),
+    "llama tools: none": (CHAT, chat(tools=[TOOL], tool_choice="none"), stated),
     "llama metrics: tokens that were known": ("/metrics", None, 200),
     "vllm vision: one picture, logprobs, the limit": (CHAT, chat(user(RED, "What's in this image?"), max_completion_tokens=3, logprobs=True, top_logprobs=5), lambda b: b["choices"][0]["finish_reason"] == "length" and b["usage"]["completion_tokens"] == 3),
-    "vllm vision: a second question": (CHAT, chat(user(RED, "What?"), {"role": "assistant", "content": "red"}, user("in json")), said),
+    "vllm vision: a second question": (CHAT, chat(user(RED, "What?"), {"role": "assistant", "content": "red"}, user("in json")), stated),
     "vllm vision: image_url as a text": (CHAT, chat(user({"type": "image_url", "image_url": data_url(png())}, "What?")), 400),
     "vllm vision: streamed as whole": (CHAT, chat(user(RED, "What?"), stream=True), text_of),
-    "vllm vision: two pictures": (CHAT, chat(user(RED, RED, "What?")), said),
+    "vllm vision: two pictures": (CHAT, chat(user(RED, RED, "What?")), stated),
     "vllm vision: too many pictures": (CHAT, chat(user(*[RED] * 33, "What?")), 413),
-    "vllm vision: a text before the picture": (CHAT, chat({"role": "system", "content": "You are a helpful assistant."}, user("Describe", RED)), said),
+    "vllm vision: a text before the picture": (CHAT, chat({"role": "system", "content": "You are a helpful assistant."}, user("Describe", RED)), stated),
     "vllm vision: an id that is not known, without its picture": (CHAT, chat(user("Describe", {"type": "image_url", "image_url": {}, "uuid": "x"})), 400),
-    "vllm vision: other keys beside a picture": (CHAT, chat(user("Describe", {**RED, "also": "x"})), said),
+    "vllm vision: other keys beside a picture": (CHAT, chat(user("Describe", {**RED, "also": "x"})), stated),
     "vllm chat: no logprobs": (CHAT, chat(logprobs=False), lambda b: b["choices"][0]["logprobs"] is None),
     "vllm chat: logprobs without others": (CHAT, chat(logprobs=True, top_logprobs=0), lambda b: b["choices"][0]["logprobs"]["content"][0]["top_logprobs"] == []),
     "vllm chat: five logprobs": (CHAT, chat(logprobs=True, top_logprobs=5), lambda b: len(b["choices"][0]["logprobs"]["content"][0]["top_logprobs"]) == 5),
     "vllm chat: too many logprobs": (CHAT, chat(logprobs=True, top_logprobs=21), 400),
     "vllm chat: too many logprobs, streamed": (CHAT, chat(logprobs=True, top_logprobs=21, stream=True), 400),
-    "vllm chat: a conversation": (CHAT, chat(*BOOK, {"role": "assistant", "content": "It"}, user("in json")), said),
+    "vllm chat: a conversation": (CHAT, chat(*BOOK, {"role": "assistant", "content": "It"}, user("in json")), stated),
     "vllm chat: the end in the last chunk alone": (CHAT, chat(stream=True), lambda c: sum(x["finish_reason"] is not None for x in deltas(c)) == 1 and deltas(c)[-1]["finish_reason"]),
     "vllm chat: no usage unless asked for": (CHAT, chat(stream=True, stream_options={"include_usage": False}), lambda c: not any(x.get("usage") for x in c)),
     "vllm chat: usage at the end": (CHAT, chat(stream=True, stream_options={"include_usage": True, "continuous_usage_stats": False}), lambda c: c[-1]["choices"] == [] and c[-1]["usage"]["completion_tokens"] == 8),
-    "vllm chat: one of several answers": (CHAT, chat(structured_outputs={"choice": ["Python", "C++"]}), lambda b: said(b) in ("Python", "C++")),
-    "vllm chat: a schema in structured_outputs": (CHAT, chat(structured_outputs={"json": {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": False}}, max_tokens=60), lambda b: json.loads(said(b))["n"] in (1, 2)),
-    "vllm chat: a regular expression": (CHAT, chat(structured_outputs={"regex": "[a-c]{3}"}), lambda b: re.fullmatch("[a-c]{3}", said(b))),
+    "vllm chat: one of several answers": (CHAT, chat(structured_outputs={"choice": ["Python", "C++"]}), lambda b: stated(b) in ("Python", "C++")),
+    "vllm chat: a schema in structured_outputs": (CHAT, chat(structured_outputs={"json": {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": False}}, max_tokens=60), lambda b: json.loads(stated(b))["n"] in (1, 2)),
+    "vllm chat: a regular expression": (CHAT, chat(structured_outputs={"regex": "[a-c]{3}"}), lambda b: re.fullmatch("[a-c]{3}", stated(b))),
     "vllm chat: a regular expression that is none": (CHAT, chat(structured_outputs={"regex": {"1": "Python"}}), 400),
     "vllm chat: logprobs of one of several answers": (CHAT, chat(structured_outputs={"choice": ["Python", "C++"]}, logprobs=True, top_logprobs=5), lambda b: all(t["logprob"] >= -9999 for x in b["choices"][0]["logprobs"]["content"] for t in x["top_logprobs"])),
     "vllm chat: prompt_logprobs": (CHAT, chat(prompt_logprobs=1), lambda b: len(b["prompt_logprobs"]) == b["usage"]["prompt_tokens"]),
-    "vllm chat: json_object": (CHAT, schema({"type": "json_object"}), lambda b: said(b).startswith("{")),
-    "vllm chat: json_schema": (CHAT, schema({"type": "json_schema", "json_schema": {"name": "t", "schema": {"type": "object", "properties": {"r": {"const": 2}}, "required": ["r"], "additionalProperties": False}}}), lambda b: json.loads(said(b))["r"] == 2),
-    "vllm chat: text": (CHAT, schema({"type": "text"}), said),
-    "vllm chat: other keys in a message": (CHAT, chat({**HI[0], "extra_field": "0"}), said),
-    "vllm chat: parts for a text": (CHAT, chat(user("What is it?")), said),
+    "vllm chat: json_object": (CHAT, schema({"type": "json_object"}), lambda b: stated(b).startswith("{")),
+    "vllm chat: json_schema": (CHAT, schema({"type": "json_schema", "json_schema": {"name": "t", "schema": {"type": "object", "properties": {"r": {"const": 2}}, "required": ["r"], "additionalProperties": False}}}), lambda b: json.loads(stated(b))["r"] == 2),
+    "vllm chat: text": (CHAT, schema({"type": "text"}), stated),
+    "vllm chat: other keys in a message": (CHAT, chat({**HI[0], "extra_field": "0"}), stated),
+    "vllm chat: parts for a text": (CHAT, chat(user("What is it?")), stated),
     "vllm chat: a seed beyond 64 bits": (CHAT, chat(seed=1 << 63), 400),
     "vllm chat: three answers": (CHAT, chat(n=3, temperature=0.7), lambda b: [c["index"] for c in b["choices"]] == [0, 1, 2]),
     "vllm chat: two answers, streamed": (CHAT, chat(n=2, temperature=0.7, stream=True), lambda c: {x["choices"][0]["index"] for x in c} == {0, 1}),
@@ -278,44 +278,44 @@ def clients():
     service.close()
 
 
-def asked(client: Any, path: str, body: Any) -> Any:
+def requested(client: Any, path: str, body: Any) -> Any:
     if body is None:
         return client.get(path, buffered=True)
     return client.post(path, data=json.dumps(body), content_type="application/json", buffered=True)
 
 
-def read(found: Any) -> Any:
-    if found.mimetype != "text/event-stream":
-        return found.get_json()
-    lines = [line[6:] for line in found.text.splitlines() if line.startswith("data: ")]
+def read(result: Any) -> Any:
+    if result.mimetype != "text/event-stream":
+        return result.get_json()
+    lines = [line[6:] for line in result.text.splitlines() if line.startswith("data: ")]
     return [json.loads(line) for line in lines if line != "[DONE]"]
 
 
-@pytest.mark.parametrize("behaviour", HELD)
+@pytest.mark.parametrize("behaviour", STORED)
 def test_it_holds(clients, behaviour):
-    path, body, expected = HELD[behaviour]
-    found = asked(clients[0], path, body)
+    path, body, expected = STORED[behaviour]
+    actual = requested(clients[0], path, body)
     if isinstance(expected, int):
-        assert found.status_code == expected, found.text[:300]
+        assert actual.status_code == expected, actual.text[:300]
         return
-    assert found.status_code == 200, found.text[:300]
-    assert expected(read(found)), found.text[:600]
+    assert actual.status_code == 200, actual.text[:300]
+    assert expected(read(actual)), actual.text[:600]
 
 
 @pytest.mark.parametrize("behaviour", [*OTHERWISE, *NOT_FOR_US])
 def test_it_is_told_that_it_is_otherwise(clients, behaviour):
     path, body, status, reason = (OTHERWISE | NOT_FOR_US)[behaviour]
-    found = asked(clients["without a key" in behaviour], path, body)
-    assert found.status_code == status, found.text[:300]
+    result = requested(clients["without a key" in behaviour], path, body)
+    assert result.status_code == status, result.text[:300]
     if "timings" in behaviour:
-        assert "ignored: timings_per_token" in found.text
+        assert "ignored: timings_per_token" in result.text
     assert f"| {behaviour} | {reason} |" in GUIDE
 
 
 def test_what_other_tests_show_is_there():
-    for place in ELSEWHERE.values():
-        file, name = place.split("::")
-        assert f"def {name}(" in (ROOT / file).read_text(), place
+    for location in ELSEWHERE.values():
+        file, name = location.split("::")
+        assert f"def {name}(" in (ROOT / file).read_text(), location
 
 
 def test_keys_as_the_peers_send_them(clients):
@@ -332,7 +332,7 @@ def test_keys_as_the_peers_send_them(clients):
 
 
 def test_at_least_95_percent_of_what_applies_hold():
-    held = len(HELD) + len(ELSEWHERE) + 4  # of keys
-    applies = held + len(OTHERWISE)
-    assert f"{held} of {applies}" in GUIDE
-    assert held >= 0.95 * applies
+    stored = len(STORED) + len(ELSEWHERE) + 4  # of keys
+    applies = stored + len(OTHERWISE)
+    assert f"{stored} of {applies}" in GUIDE
+    assert stored >= 0.95 * applies

@@ -56,8 +56,8 @@ def test_the_lines_that_make_a_key_and_serve_with_it(page, tmp_path, monkeypatch
     key = (tmp_path / "keys.txt").read_text().strip().partition(":")[2]
     client = create_app(FakeService(), settings).test_client()
     for token, status in ((key, 200), (key[:-1], 401)):
-        found = client.get("/v1/models", headers={"Authorization": f"Bearer {token}"})
-        assert found.status_code == status
+        result = client.get("/v1/models", headers={"Authorization": f"Bearer {token}"})
+        assert result.status_code == status
     assert (tmp_path / "keys.txt").stat().st_mode & 0o777 == 0o600
 
 

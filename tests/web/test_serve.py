@@ -52,19 +52,19 @@ def python():
 
 def test_the_demo_model_is_served_as_it_answers_alone():
     alone = load(threads=1).answer(SHAPES, "Describe the image.")
-    with serving("--no-history") as (process, said):
-        assert "demo model on cpu" in said and "not kept" in said
+    with serving("--no-history") as (process, stated):
+        assert "demo model on cpu" in stated and "not kept" in stated
         with openai.OpenAI(
-            base_url=f"{address(said)}/v1", api_key="unused", max_retries=0, timeout=60
+            base_url=f"{address(stated)}/v1", api_key="unused", max_retries=0, timeout=60
         ) as client:
             messages = [user(image_part(data_url(SHAPES)), "Describe the image.")]
-            found = client.chat.completions.create(
+            result = client.chat.completions.create(
                 model="demo model", messages=messages, max_tokens=256
             )
-            assert found.choices[0].message.content == alone.text
+            assert result.choices[0].message.content == alone.text
             assert (
-                found.usage.prompt_tokens == alone.receipt.prompt_tokens
-                and found.usage.completion_tokens == alone.receipt.output_tokens
+                result.usage.prompt_tokens == alone.receipt.prompt_tokens
+                and result.usage.completion_tokens == alone.receipt.output_tokens
             )
             chunks = list(
                 client.chat.completions.create(
@@ -84,14 +84,14 @@ def test_the_demo_model_is_served_as_it_answers_alone():
                 256,
                 256,
             ]
-            told = [
+            reported = [
                 t
                 for c in chunks
                 if c.choices and c.choices[0].logprobs
                 for t in c.choices[0].logprobs.content
             ]
-            assert len(told) >= receipt["output_tokens"] - 1 and all(
-                len(t.top_logprobs) == 2 and t.logprob <= 0 for t in told
+            assert len(reported) >= receipt["output_tokens"] - 1 and all(
+                len(t.top_logprobs) == 2 and t.logprob <= 0 for t in reported
             )
             count = client.post(
                 "/chat/completions/input_tokens", body={"messages": messages}, cast_to=object
@@ -108,12 +108,12 @@ def test_a_dual_encoder_is_served(python, tmp_path):
     clip(tmp_path / "tiny clip")
     with serving("-m", str(tmp_path / "tiny clip"), "--dtype", "fp32", python=python) as (
         process,
-        said,
+        stated,
     ):
-        assert "tiny clip on cpu" in said and "/ready tells how far" in said
+        assert "tiny clip on cpu" in stated and "/ready tells how far" in stated
         body = json.dumps({"input": ["a cat", {"image": data_url(SHAPES)}]}).encode()
-        with urlopen(Request(f"{address(said)}/v1/embeddings", body, JSON)) as found:
-            rows = [row["embedding"] for row in json.load(found)["data"]]
+        with urlopen(Request(f"{address(stated)}/v1/embeddings", body, JSON)) as actual:
+            rows = [row["embedding"] for row in json.load(actual)["data"]]
         model = load_embedder(tmp_path / "tiny clip", threads=1)
         expected = [*model.embed(texts="a cat"), *model.embed(SHAPES)]
         assert np.abs(np.float32(rows) - np.stack(expected)).max() < 1e-5
@@ -125,8 +125,8 @@ def test_a_dual_encoder_is_served(python, tmp_path):
 def test_a_dual_encoder_has_no_use_for_a_chats_options(capsys, tmp_path):
     clip(tmp_path / "c")
     assert main(["serve", "-m", str(tmp_path / "c"), "--port", "0", "--context", "99"]) == 2
-    told = capsys.readouterr().err
-    assert "--context: " in told and "dual encoder" in told
+    reported = capsys.readouterr().err
+    assert "--context: " in reported and "dual encoder" in reported
 
 
 def test_an_answer_under_way_is_told_that_the_server_ends(python, tmp_path):
@@ -141,9 +141,9 @@ def test_an_answer_under_way_is_told_that_the_server_ends(python, tmp_path):
         "--cors-origin",
         "*",
         python=python,
-    ) as (process, said):
-        assert str(tmp_path / "data") in said
-        url = address(said).replace("0.0.0.0", "127.0.0.1")
+    ) as (process, stated):
+        assert str(tmp_path / "data") in stated
+        url = address(stated).replace("0.0.0.0", "127.0.0.1")
         with openai.OpenAI(
             base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=60
         ) as client:
@@ -168,15 +168,15 @@ def test_a_device_that_hangs_ends_the_server_for_whoever_starts_it_again(python)
     with (
         serving(
             *EXIT, "--no-history", "--hang-limit", "1", program=("-c", HANGS), python=python
-        ) as (process, said),
+        ) as (process, stated),
         openai.OpenAI(
-            base_url=f"{address(said)}/v1", api_key="unused", max_retries=0, timeout=60
+            base_url=f"{address(stated)}/v1", api_key="unused", max_retries=0, timeout=60
         ) as client,
     ):
-        with pytest.raises(openai.InternalServerError) as told:
+        with pytest.raises(openai.InternalServerError) as reported:
             client.chat.completions.create(model="demo model", messages=[user("hi")])
-        assert (told.value.status_code, told.value.code) == (503, "device_failed")
-        assert "Traceback" not in told.value.message and "File" not in told.value.message
+        assert (reported.value.status_code, reported.value.code) == (503, "device_failed")
+        assert "Traceback" not in reported.value.message and "File" not in reported.value.message
         out, err = process.communicate(timeout=30)
     assert (process.returncode, out) == (70, "")
     assert "ERROR the device hangs: it has done nothing for" in err and "in wait" in err
@@ -187,10 +187,10 @@ def test_a_device_that_hangs_ends_the_server_for_whoever_starts_it_again(python)
 def test_a_server_that_is_to_stop_does_not_wait_for_a_device_that_hangs(python):
     with serving("--no-history", "--hang-limit", "0", program=("-c", HANGS), python=python) as (
         process,
-        said,
+        stated,
     ):
         body = json.dumps({"messages": [user("hi")], "stream": True}).encode()
-        with urlopen(Request(f"{address(said)}/v1/chat/completions", body, JSON), timeout=30):
+        with urlopen(Request(f"{address(stated)}/v1/chat/completions", body, JSON), timeout=30):
             assert "runs\n" in iter(process.stderr.readline, "")  # before that, nothing hangs
             process.send_signal(signal.SIGINT)
             out, err = process.communicate(timeout=30)
@@ -200,10 +200,10 @@ def test_a_server_that_is_to_stop_does_not_wait_for_a_device_that_hangs(python):
 
 def test_a_crash_of_native_code_tells_where_it_was(python):
     program = ("-c", ABORTS)
-    with serving(*EXIT, "--no-history", program=program, python=python) as (process, said):
+    with serving(*EXIT, "--no-history", program=program, python=python) as (process, stated):
         with (
             openai.OpenAI(
-                base_url=f"{address(said)}/v1", api_key="unused", max_retries=0, timeout=60
+                base_url=f"{address(stated)}/v1", api_key="unused", max_retries=0, timeout=60
             ) as client,
             pytest.raises(openai.InternalServerError, match="by SIGABRT"),
         ):
@@ -226,13 +226,13 @@ def test_what_the_server_keeps_is_its_users_alone(tmp_path):
     (data / "conversations.db").chmod(0o644)
     (data / "images").chmod(0o755)
     env = {"NOTIFY_SOCKET": str(tmp_path / "notify")}
-    with manager, serving("--data", str(data), umask=0, env=env) as (process, said):
-        told = [manager.recv(4096).decode() for _ in range(2)]
-        assert told == ["STATUS=loading", f"READY=1\nSTATUS=serving at {address(said)}"]
-        asked = Request(f"{address(said)}/api/images?name=a.png", SHAPES)
-        with urlopen(asked, timeout=20) as found:
-            sha256 = json.load(found)["sha256"]
-        with urlopen(Request(f"{address(said)}/api/conversations", b"{}", JSON), timeout=20):
+    with manager, serving("--data", str(data), umask=0, env=env) as (process, stated):
+        reported = [manager.recv(4096).decode() for _ in range(2)]
+        assert reported == ["STATUS=loading", f"READY=1\nSTATUS=serving at {address(stated)}"]
+        requested = Request(f"{address(stated)}/api/images?name=a.png", SHAPES)
+        with urlopen(requested, timeout=20) as result:
+            sha256 = json.load(result)["sha256"]
+        with urlopen(Request(f"{address(stated)}/api/conversations", b"{}", JSON), timeout=20):
             pass
         modes = {p.relative_to(data).as_posix(): p.stat().st_mode & 0o777 for p in data.rglob("*")}
         process.send_signal(signal.SIGTERM)
@@ -250,12 +250,12 @@ def test_keys_of_a_file_and_of_the_environment(python, tmp_path):
     keys.chmod(0o644)
     arguments = ["--no-history", "--api-key-file", str(keys), "--api-key", "a-key-on-the-line"]
     env = {"MTMD_API_KEYS": "ben:the-key-that-ben-has-"}
-    with serving(*arguments, "--access-log", env=env, python=python) as (process, said):
+    with serving(*arguments, "--access-log", env=env, python=python) as (process, stated):
         for key in ("the-key-that-anna-has", "the-key-that-ben-has-", "a-key-on-the-line"):
-            with openai.OpenAI(base_url=f"{address(said)}/v1", api_key=key) as client:
+            with openai.OpenAI(base_url=f"{address(stated)}/v1", api_key=key) as client:
                 assert [m.id for m in client.models.list()] == ["demo model"]
         with (
-            openai.OpenAI(base_url=f"{address(said)}/v1", api_key="of nobody here") as client,
+            openai.OpenAI(base_url=f"{address(stated)}/v1", api_key="of nobody here") as client,
             pytest.raises(openai.AuthenticationError),
         ):
             client.models.list()
@@ -269,7 +269,7 @@ def test_keys_of_a_file_and_of_the_environment(python, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "arguments, told",
+    "arguments, reported",
     [
         (["--host", "0.0.0.0"], "--api-key"),
         (["--api-key", "SECRET"], "--api-key: found a key of 6 characters, expected at least 16"),
@@ -288,13 +288,13 @@ def test_keys_of_a_file_and_of_the_environment(python, tmp_path):
         (["--port", "0", "--dtype", "fp8"], "dtype"),
     ],
 )
-def test_a_wrong_call_is_told_in_one_line(arguments, told, capsys):
+def test_a_wrong_call_is_told_in_one_line(arguments, reported, capsys):
     try:
         code = main(["serve", "--no-history", *arguments])
     except SystemExit as end:
         code = end.code
     err = capsys.readouterr().err
-    assert code == 2 and told in err and err.count("\n") == 1
+    assert code == 2 and reported in err and err.count("\n") == 1
 
 
 def test_a_port_in_use_is_told_before_a_model_is_loaded(monkeypatch, capsys):

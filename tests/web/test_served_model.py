@@ -32,9 +32,9 @@ def test_the_demo_model_answers_to_both_of_its_names(name):
 
 def test_who_asks_for_another_is_told_how_it_may_be_let_in():
     expected = r"did you mean 'gemma-3'\? this server has .* --alias NAME and --any-model"
-    with pytest.raises(ApiError, match=expected) as told:
+    with pytest.raises(ApiError, match=expected) as reported:
         OneModel(ServedModel(SimpleNamespace(name="gemma-3"))).choose("gemma3")
-    assert told.value.status == 404
+    assert reported.value.status == 404
 
 
 def test_lists_say_since_when_it_is_there():
@@ -76,9 +76,9 @@ def test_a_receipt_says_what_a_preset_gave():
     answers = {"temperature": 0.5, "top_p": 0.9, "repetition_penalty": 1.2}
     client = client_for(model.service, answers=answers)
     body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, "top_p": 0.9}
-    found = client.post("/v1/chat/completions", json=body | {"sampling": "greedy"}).get_json()
+    result = client.post("/v1/chat/completions", json=body | {"sampling": "greedy"}).get_json()
     model.close()
-    used = found["usage"]["mtmd_receipt"]["sampling"]
+    used = result["usage"]["mtmd_receipt"]["sampling"]
     assert {name: (one["value"], one["source"]) for name, one in used.items()} == {
         "temperature": (0.5, "preset"),
         "top_p": (0.9, "request"),
@@ -98,11 +98,11 @@ def test_lists_show_how_tokens_are_chosen():
         ({"temperature": 0.1}, {"temperature": 0.1, "repetition_penalty": 1.05}),
     ):
         client = client_for(service, answers=answers)
-        found = client.get("/props").get_json()["default_generation_settings"]["params"]
-        assert found == shown, answers
-        told = client.post("/api/show", json={"model": "fake"}).get_json()["parameters"]
+        result = client.get("/props").get_json()["default_generation_settings"]["params"]
+        assert result == shown, answers
+        reported = client.post("/api/show", json={"model": "fake"}).get_json()["parameters"]
         names = {"repetition_penalty": "repeat_penalty"}
-        assert told.splitlines() == [f"{names.get(n, n)} {v:g}" for n, v in shown.items()]
+        assert reported.splitlines() == [f"{names.get(n, n)} {v:g}" for n, v in shown.items()]
         about = client.get("/api/about").get_json()
         assert (
             about["sampling"]["source"] == "x.json" and answers.items() <= about["preset"].items()

@@ -18,7 +18,7 @@ from fake_service import until
 from serving import data_url, image_part, noise, raw_request, user
 
 PROGRAM = Path(__file__).parents[1] / "support" / "patched_server.py"
-ASKED = {"messages": [user("hi")], "stream": True, "max_tokens": 1000}
+REQUESTED = {"messages": [user("hi")], "stream": True, "max_tokens": 1000}
 MANY = 200
 
 
@@ -44,8 +44,8 @@ def read(sock):
 
 
 def running_in(server):
-    with urlopen(f"{server.url}/metrics", timeout=30) as told:
-        return told.read().decode()
+    with urlopen(f"{server.url}/metrics", timeout=30) as reported:
+        return reported.read().decode()
 
 
 def test_streams_beside_many_that_wait_come_whole_and_a_drain_waits_for_them():
@@ -55,14 +55,14 @@ def test_streams_beside_many_that_wait_come_whole_and_a_drain_waits_for_them():
             for _ in range(MANY):
                 sock = stack.enter_context(socket.create_connection(address, timeout=60))
                 sock.sendall(data)
-        asked = [stack.enter_context(raw_request(server, ASKED)) for _ in range(MANY)]
-        for sock in asked:
+        requested = [stack.enter_context(raw_request(server, REQUESTED)) for _ in range(MANY)]
+        for sock in requested:
             sock.settimeout(60)
             assert sock.recv(12) == b"HTTP/1.1 200"
-        with urlopen(f"{server.url}/health", timeout=60) as told:
-            assert told.status == 200
+        with urlopen(f"{server.url}/health", timeout=60) as reported:
+            assert reported.status == 200
         process.send_signal(signal.SIGTERM)
-        for sock in asked:
+        for sock in requested:
             received = read(sock)
             assert (
                 received.count(b'"content": " word"') + received.count(b'"content": "word"') == 40
@@ -89,8 +89,8 @@ def test_long_bodies_are_read_beside_others():
         senders = [threading.Thread(target=sock.sendall, args=(head + body,)) for sock in socks]
         for sender in senders:
             sender.start()
-        with urlopen(f"{server.url}/health", timeout=60) as told:
-            assert told.status == 200
+        with urlopen(f"{server.url}/health", timeout=60) as reported:
+            assert reported.status == 200
         for sender, sock in zip(senders, socks, strict=True):
             answer = read(sock)
             sender.join()
@@ -100,6 +100,6 @@ def test_long_bodies_are_read_beside_others():
 @pytest.mark.parametrize("stream", [True, False])
 def test_who_leaves_gives_the_answer_up(stream):
     with serving(40, 60.0) as (_, server):
-        with raw_request(server, ASKED | {"stream": stream}):
+        with raw_request(server, REQUESTED | {"stream": stream}):
             assert until(lambda: "mtmd_requests_total 1" in running_in(server), 30)
         assert until(lambda: 'status="499"} 1.0' in running_in(server), 30)

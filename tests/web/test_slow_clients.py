@@ -65,8 +65,8 @@ def healthy(sock):
 
 
 def health(server):
-    with urllib.request.urlopen(f"{server.url}/health", timeout=30) as found:
-        return found.status
+    with urllib.request.urlopen(f"{server.url}/health", timeout=30) as result:
+        return result.status
 
 
 SLOW = {
@@ -203,20 +203,20 @@ def test_bodies_that_stand_still_make_room_for_those_that_move():
     with running(FakeService(), connections=chosen) as server, ExitStack() as stack:
         half = HEAD + b"Content-Length: 200000\r\n\r\n" + b" " * 100_000
         socks = crowd(stack, server, half, 10)
-        assert until(lambda: server.bodies.held == 1_000_000)
+        assert until(lambda: server.bodies.stored == 1_000_000)
         for connection in server.connections:
             connection.began -= 10
         body = b'{"messages": [{"role": "user", "content": "hi"}]}'.ljust(200_000)
         with connect(server, HEAD + b"Content-Length: 200000\r\n\r\n" + body) as sock:
             assert sock.recv(4096).startswith(b"HTTP/1.1 200")
-        told = []
+        reported = []
         for sock in socks:
             sock.settimeout(0.2)
             with suppress(TimeoutError):
-                told.append(response(sock)[0])
-        assert told and set(told) <= {503, 0}
+                reported.append(response(sock)[0])
+        assert reported and set(reported) <= {503, 0}
         stack.close()  # the server sees them leave before it is stopped
-        assert until(lambda: server.bodies.held == 0)
+        assert until(lambda: server.bodies.stored == 0)
 
 
 def test_a_body_there_is_no_room_for_is_told_so():
@@ -340,9 +340,9 @@ def test_what_is_asked_while_an_answer_is_waited_for_comes_after_it():
     service = FakeService(pace_s=0.01)
     with running(service) as server, connect(server) as sock:
         body = json.dumps({"messages": [user("hi")], "stream": True}).encode()
-        asked = HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
-        last = asked.replace(b"Host:", b"Connection: close\r\nHost:")
-        sock.sendall(asked.replace(b'"stream": true', b'"stream":false') * 2 + last)
+        requested = HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
+        last = requested.replace(b"Host:", b"Connection: close\r\nHost:")
+        sock.sendall(requested.replace(b'"stream": true', b'"stream":false') * 2 + last)
         status, received = response(sock)
     assert status == 200 and received.count(b"HTTP/1.1 200 OK") == 2
     assert received.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
@@ -373,6 +373,6 @@ def test_many_questions_after_health_are_answered_in_order():
     last = b"GET /ready HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     with running(FakeService()) as server, ExitStack() as stack:
         for sock in crowd(stack, server, HEALTH * 20 + other + HEALTH * 3 + last, 12):
-            found = b"".join(iter(lambda: sock.recv(1 << 16), b""))  # noqa: B023
-            statuses = re.findall(rb"HTTP/1.1 (\d+) ", found)
-            assert statuses == [b"200"] * 20 + [b"404"] + [b"200"] * 4 and b"ready" in found
+            result = b"".join(iter(lambda: sock.recv(1 << 16), b""))  # noqa: B023
+            statuses = re.findall(rb"HTTP/1.1 (\d+) ", result)
+            assert statuses == [b"200"] * 20 + [b"404"] + [b"200"] * 4 and b"ready" in result

@@ -19,8 +19,8 @@ from mtmd.web.telemetry import metrics
 
 
 def test_every_number_of_the_service_is_a_metric():
-    told = {*metrics.NOW, *metrics.SINCE_START, *metrics.MILLISECONDS}
-    assert told == {field.name for field in fields(ServiceStats)}
+    reported = {*metrics.NOW, *metrics.SINCE_START, *metrics.MILLISECONDS}
+    assert reported == {field.name for field in fields(ServiceStats)}
 
 
 def test_metrics_are_those_of_the_service():
@@ -28,11 +28,11 @@ def test_metrics_are_those_of_the_service():
     client = client_for(service)
     post_chat(client, "hi")
     service.waiting = 7
-    found = client.get("/metrics")
-    assert found.content_type.startswith("text/plain")
+    result = client.get("/metrics")
+    assert result.content_type.startswith("text/plain")
     values = {
         s.name: s.value
-        for family in text_string_to_metric_families(found.get_data(as_text=True))
+        for family in text_string_to_metric_families(result.get_data(as_text=True))
         for s in family.samples
     }
     assert (
@@ -49,20 +49,20 @@ def test_metrics_are_those_of_the_service():
 
 
 def test_props_tell_what_the_server_is_and_allows():
-    found = client_for(FakeService(), queue=9).get("/props").get_json()
-    assert (found["model"], found["context"], found["queue"], found["slots"], found["vision"]) == (
-        "fake",
-        CONTEXT,
-        9,
-        4,
-        True,
-    )
-    assert found["limits"]["images"] == 32 and found["media"] == {"remote": False, "files": False}
+    result = client_for(FakeService(), queue=9).get("/props").get_json()
+    assert (
+        result["model"],
+        result["context"],
+        result["queue"],
+        result["slots"],
+        result["vision"],
+    ) == ("fake", CONTEXT, 9, 4, True)
+    assert result["limits"]["images"] == 32 and result["media"] == {"remote": False, "files": False}
 
 
 def test_the_warm_up_report_is_told():
-    told = client_for(FakeService()).get("/warmup").get_json()
-    assert (told["model"], told["device"], told["checks"]) == ("fake", "cpu", [])
+    reported = client_for(FakeService()).get("/warmup").get_json()
+    assert (reported["model"], reported["device"], reported["checks"]) == ("fake", "cpu", [])
 
 
 def test_every_documented_route_is_there_and_every_route_for_programs_is_documented():
@@ -104,8 +104,8 @@ def test_a_fault_is_told_and_everything_but_answers_goes_on():
     service = FakeService()
     client = client_for(service)
     service.fault = service.refuses = DeviceError("the device hangs; start the process again")
-    found = client.get("/health")
-    assert found.status_code == 503 and found.get_json() == {
+    result = client.get("/health")
+    assert result.status_code == 503 and result.get_json() == {
         "status": "failed",
         "reason": "the device hangs; start the process again",
     }
@@ -114,8 +114,8 @@ def test_a_fault_is_told_and_everything_but_answers_goes_on():
     assert "mtmd_device_failed 1.0" in client.get("/metrics").get_data(as_text=True)
     for path in ("/api/stats", "/api/about"):
         assert client.get(path).get_json()["fault"] == str(service.fault)
-    found = post_chat(client, "hi")
-    assert found.status_code == 503 and found.get_json()["error"] == {
+    result = post_chat(client, "hi")
+    assert result.status_code == 503 and result.get_json()["error"] == {
         "message": "the device hangs; start the process again",
         "type": "server_error",
         "param": None,
@@ -148,10 +148,10 @@ def test_what_needs_no_device_is_answered_while_it_is_stuck():
                 "/api/report",
                 "/api/conversations",
             ):
-                with urlopen(f"{server.url}{path}", timeout=20) as found:
-                    assert found.status == 200
-            with urlopen(f"{server.url}/api/stats", timeout=20) as found:
-                assert json.load(found)["running"] == 1
+                with urlopen(f"{server.url}{path}", timeout=20) as result:
+                    assert result.status == 200
+            with urlopen(f"{server.url}/api/stats", timeout=20) as result:
+                assert json.load(result)["running"] == 1
             device.gate.set()
             assert waiting.recv(100).startswith(b"HTTP/1.1 200")
 

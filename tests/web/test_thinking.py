@@ -205,9 +205,9 @@ class Responses(Interface):
             elif event.type == "response.completed":
                 done = event.response
         assert [item.type for item in done.output] == [items[i] for i in sorted(items)]
-        found = self.read(done)
-        assert found[0] == "".join(deltas)
-        return found
+        result = self.read(done)
+        assert result[0] == "".join(deltas)
+        return result
 
     def history(self, *_):
         self.whole()
@@ -348,8 +348,8 @@ def test_every_way_in_which_clients_turn_thinking_off(served):
         for chosen in ways:
             with writes(model, "Hello."):
                 assert chat.whole(**chosen) == ("", "Hello.", []), chosen
-                told = chat.usage.mtmd_receipt["warnings"]
-                assert not [w for w in told if "think" in w], chosen
+                reported = chat.usage.mtmd_receipt["warnings"]
+                assert not [w for w in reported if "think" in w], chosen
 
 
 def test_what_has_no_effect_is_named(served):
@@ -359,8 +359,8 @@ def test_what_has_no_effect_is_named(served):
             reasoning_effort="low",
             extra_body={"reasoning_format": "none", "chat_template_kwargs": {"colour": 1}},
         )
-    told = " ".join(chat.usage.mtmd_receipt["warnings"])
-    assert all(w in told for w in ("reasoning_effort", "reasoning_format", "colour"))
+    reported = " ".join(chat.usage.mtmd_receipt["warnings"])
+    assert all(w in reported for w in ("reasoning_effort", "reasoning_format", "colour"))
 
 
 def test_a_thought_can_be_left_out_of_what_is_sent(served, streams):
@@ -376,9 +376,9 @@ def test_encoded_thoughts_come_back_from_clients_that_keep_nothing_else(served):
         responses.whole(include=["reasoning.encrypted_content"], store=False)
         (encoded,) = responses.encoded
         item = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": encoded}
-        said = {"role": "assistant", "content": "Hello."}
-        full = model.service.count([*HI, {**said, "reasoning": "Hm."}, *HI]).prompt_tokens
-        made = responses.sdk.responses.create(model="demo", input=[*HI, item, said, *HI])
+        stated = {"role": "assistant", "content": "Hello."}
+        full = model.service.count([*HI, {**stated, "reasoning": "Hm."}, *HI]).prompt_tokens
+        made = responses.sdk.responses.create(model="demo", input=[*HI, item, stated, *HI])
         assert made.usage.input_tokens == full
         later = responses.sdk.responses.create(
             model="demo", input="so?", previous_response_id=made.id

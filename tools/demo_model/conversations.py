@@ -81,7 +81,7 @@ def system(rng: random.Random) -> str:
     return text[0].upper() + text[1:] + rng.choice((".", ".", "", "!"))
 
 
-def asked(question: Question, picture: int, text_first: bool, rng: random.Random) -> Turn:
+def requested(question: Question, picture: int, text_first: bool, rng: random.Random) -> Turn:
     """A question about one picture as people type it, the text before or after the picture."""
     text = careless(question.text, rng)
     return Turn((text, picture) if text_first else (picture, text), question.answer)
@@ -100,7 +100,7 @@ def messages(turns: Sequence[Turn], system: str | None = None) -> list[dict[str,
     """What a chat template takes, the last answer left out; a picture is {"type": "image",
     "image": its number}.
     """
-    said: list[dict[str, object]] = [{"role": "system", "content": system}] if system else []
+    stated: list[dict[str, object]] = [{"role": "system", "content": system}] if system else []
     for i, turn in enumerate(turns):
         content = [
             {"type": "image", "image": part}
@@ -108,7 +108,7 @@ def messages(turns: Sequence[Turn], system: str | None = None) -> list[dict[str,
             else {"type": "text", "text": part}
             for part in turn.parts
         ]
-        said.append({"role": "user", "content": content})
+        stated.append({"role": "user", "content": content})
         if i < len(turns) - 1:
-            said.append({"role": "assistant", "content": turn.answer})
-    return said
+            stated.append({"role": "assistant", "content": turn.answer})
+    return stated

@@ -95,8 +95,8 @@ class Peer:
         tokens = self.model.generate(**inputs, max_new_tokens=256, do_sample=False)[
             0, inputs["input_ids"].shape[1] :
         ]
-        said: str = self.processor.tokenizer.decode(tokens, skip_special_tokens=True)
-        return said
+        stated: str = self.processor.tokenizer.decode(tokens, skip_special_tokens=True)
+        return stated
 
 
 # ------------------------------------------------------------------ groups
@@ -117,10 +117,10 @@ def text_first(rng: random.Random) -> Case:
 def system_prompt(rng: random.Random) -> Case:
     """Half of the system prompts are not those of the training."""
     case = rng.choice((picture_first, text_first))(rng)
-    told = rng.choice((rng.choice(UNSEEN_SYSTEMS), rng.choice(SYSTEMS)))
+    reported = rng.choice((rng.choice(UNSEEN_SYSTEMS), rng.choice(SYSTEMS)))
     order = "picture first" if case.turns[0].parts[0] == 0 else "text first"
-    kind = f"{order}, {'new' if told in UNSEEN_SYSTEMS else 'known'} system"
-    return Case(kind, case.turns, case.images, told)
+    kind = f"{order}, {'new' if reported in UNSEEN_SYSTEMS else 'known'} system"
+    return Case(kind, case.turns, case.images, reported)
 
 
 def later_turn(rng: random.Random) -> Case:
@@ -210,11 +210,11 @@ def cases(group: str, seed: int, count: int) -> Iterator[Case]:
 # ------------------------------------------------------------------ answers
 
 
-def overlap(found: str, expected: str) -> float:
+def overlap(result: str, expected: str) -> float:
     """Intersection over union of the two answers' boxes; 0 where there is none, or a label is
     another.
     """
-    mine, real = find_regions(found), find_regions(expected)
+    mine, real = find_regions(result), find_regions(expected)
     if mine is None or real is None or len(mine.regions) != 1:
         return 0.0
     (a,), (b,) = mine.regions, real.regions
@@ -240,8 +240,8 @@ class Answerer:
         if case.seconds:
             frames = np.stack([np.asarray(image.convert("RGB")) for image in case.images])
             video = VideoInput(frames, fps=EVERY_FRAME, times=case.seconds)
-            asked = {"type": "text", "text": str(case.turns[0].parts[0])}
-            shown = [{"role": "user", "content": [{"type": "video", "video": video}, asked]}]
+            requested = {"type": "text", "text": str(case.turns[0].parts[0])}
+            shown = [{"role": "user", "content": [{"type": "video", "video": video}, requested]}]
         for message in [] if case.seconds else case.messages:
             content = message["content"]
             if not isinstance(content, str):
@@ -316,8 +316,8 @@ def main() -> None:
             agreed += peer is not None and peer.answer(case) == answer
             right[case.kind].append(good)
             if args.wrong and not good:
-                asked = " | ".join(str(p) for turn in case.turns for p in turn.parts)
-                print(f"{group}, {case.kind}: {asked}\n  found    {answer}")
+                requested = " | ".join(str(p) for turn in case.turns for p in turn.parts)
+                print(f"{group}, {case.kind}: {requested}\n  found    {answer}")
                 print(f"  expected {case.expected}")
         every = [r for results in right.values() for r in results]
         total += every

@@ -168,8 +168,8 @@ def _move(background: str, seconds: tuple[float, ...], rng: random.Random) -> Cl
     scenes = []
     for second in seconds:
         share = second / seconds[-1]
-        along, beside = low + share * (high - low), across + share * drift
-        x, y = (along, beside) if horizontal else (beside, along)
+        along, alongside = low + share * (high - low), across + share * drift
+        x, y = (along, alongside) if horizontal else (alongside, along)
         scenes.append((_thing(shape, color, x, y, radius), *others))
     return Clip("move", background, seconds, tuple(scenes), scenes[0], 0, way)
 
@@ -346,9 +346,9 @@ def _ask_change(clip: Clip, thing: Thing, acts: bool, rng: random.Random) -> lis
     if acts and clip.story == "size":
         grows = sentence(f"{clip.result}.")
     noun = rng.choice((thing.shape, thing.shape, thing.name))
-    asked = []
+    requested = []
     if clip.story == "move" or rng.random() < 0.4:
-        asked.append(
+        requested.append(
             _question(
                 "way",
                 way,
@@ -360,7 +360,7 @@ def _ask_change(clip: Clip, thing: Thing, acts: bool, rng: random.Random) -> lis
             )
         )
     if clip.story == "size" or rng.random() < 0.3:
-        asked.append(
+        requested.append(
             _question(
                 "size change",
                 grows,
@@ -370,7 +370,7 @@ def _ask_change(clip: Clip, thing: Thing, acts: bool, rng: random.Random) -> lis
                 f"Does the {noun} grow or shrink?",
             )
         )
-    return asked
+    return requested
 
 
 def _ask_order(clip: Clip, rng: random.Random) -> list[Question]:
@@ -410,10 +410,10 @@ def parts(
     """A clip and a question as parts of a message: each frame, pictures from number `first`,
     behind its time.
     """
-    found: list[str | int] = []
+    result: list[str | int] = []
     for i, second in enumerate(seconds):
-        found += [f"Frame at {second:.1f} s:", first + i]
-    return (text, *found) if text_first else (*found, text)
+        result += [f"Frame at {second:.1f} s:", first + i]
+    return (text, *result) if text_first else (*result, text)
 
 
 def whole(
@@ -422,11 +422,11 @@ def whole(
     """The same as one text with pictures in it, a line a frame, as mtmd shows a video to a model
     that has none of its own.
     """
-    found: list[str | int] = []
+    result: list[str | int] = []
     for i, second in enumerate(seconds):
         before = (text if text_first else "") if i == 0 else "\n"
-        found += [f"{before}Frame at {second:.1f} s: ", first + i]
-    return tuple(found) if text_first else (*found, f"\n{text}")
+        result += [f"{before}Frame at {second:.1f} s: ", first + i]
+    return tuple(result) if text_first else (*result, f"\n{text}")
 
 
 def main() -> None:

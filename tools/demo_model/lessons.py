@@ -216,13 +216,13 @@ def box_labels(facts: Facts) -> np.ndarray:
     """float32 [9, 4]: for each cell the edges x0, y0, x1, y1 of the thing whose center it holds, in
     half cells from its own center; NaN where there is none.
     """
-    found = np.full((IMAGE_TOKENS, 4), np.nan, np.float32)
+    result = np.full((IMAGE_TOKENS, 4), np.nan, np.float32)
     half = CANVAS / 6
     for thing in facts.things:
         column, row = (min(2, max(0, int(v / (2 * half)))) for v in thing.center)
         middle = np.array([2 * column + 1, 2 * row + 1] * 2) * half
-        found[3 * row + column] = (np.array(thing.box) - middle) / half
-    return found
+        result[3 * row + column] = (np.array(thing.box) - middle) / half
+    return result
 
 
 class Conversation(NamedTuple):
@@ -309,7 +309,7 @@ class Teacher:
         text_share: float = TEXT_SHARE,
     ):
         self.tokenizer, self.rows, self.length, self.seed = tokenizer, rows, length, seed
-        self.most, self.text_share = pictures, text_share
+        self.maximum, self.text_share = pictures, text_share
         self.encode = lru_cache(100_000)(
             lambda text: tuple(tokenizer.encode(text, add_special_tokens=False).ids)
         )
@@ -340,15 +340,15 @@ class Teacher:
             frames, clip = film(rng, count)
             shown += [(image, clip.facts(n)) for n, image in enumerate(frames)]
             rows.append(self._fill(self._about_clip(clip, first, rng)))
-        shown += [draw(rng, self.text_share) for _ in range(self.most - len(shown))]
+        shown += [draw(rng, self.text_share) for _ in range(self.maximum - len(shown))]
         made = [row.tensors() for row in rows]
         batch = {name: torch.stack([r[name] for r in made]) for name in made[0]}
         # Of a fixed number of places, for a compiled model: few tokens are learnt.
-        labels, most = batch.pop("labels").flatten(), len(rows) * self.length * 3 // 10
-        learnt = (labels >= 0).nonzero()[:most, 0]
-        batch["learnt"] = torch.zeros(most, dtype=torch.long)
+        labels, maximum = batch.pop("labels").flatten(), len(rows) * self.length * 3 // 10
+        learnt = (labels >= 0).nonzero()[:maximum, 0]
+        batch["learnt"] = torch.zeros(maximum, dtype=torch.long)
         batch["learnt"][: len(learnt)] = learnt
-        batch["labels"] = torch.full((most,), -100)
+        batch["labels"] = torch.full((maximum,), -100)
         batch["labels"][: len(learnt)] = labels[learnt]
         return _labelled(shown, rng) | batch
 
@@ -372,9 +372,9 @@ class Teacher:
         # What has the longest answers: make sure that it fits.
         early = rng.choices(("describe", "box", ""), (30, 45, 25))[0]
         unique.sort(key=lambda q: q.kind != early)
-        told = system(rng) if rng.random() < 0.25 else None
+        reported = system(rng) if rng.random() < 0.25 else None
         if rng.random() < 0.06:  # one long chat
-            yield self.write(self._chat(unique, picture, rng.random() < 0.5, rng), told)
+            yield self.write(self._chat(unique, picture, rng.random() < 0.5, rng), reported)
         while unique:
             if rng.random() < 0.03:
                 text = careless(rng.choice((*SMALL_TALK, unique[0].text)), rng)
@@ -385,7 +385,7 @@ class Teacher:
             if text_first and rng.random() < 0.7:
                 other = system(rng) if rng.random() < 0.3 else None
             else:
-                other = told
+                other = reported
             if rng.random() < 0.04:
                 question = Question("off topic", rng.choice(OFF_TOPIC), NOT_MY_WORLD)
                 yield self.write(self._chat([question], picture, text_first, rng), other)
@@ -412,18 +412,18 @@ class Teacher:
         self, pictures: list[Facts], first: int, rng: random.Random
     ) -> Iterator[Conversation]:
         numbers = tuple(range(first, first + len(pictures)))
-        told = system(rng) if rng.random() < 0.2 else None
+        reported = system(rng) if rng.random() < 0.2 else None
         one_by_one = rng.random() < 0.3
         while True:
             if one_by_one:
-                yield self.write(self._one_by_one(pictures, numbers, rng), told)
+                yield self.write(self._one_by_one(pictures, numbers, rng), reported)
                 continue
             questions = _evenly(ask_several(pictures, rng), rng)
             while questions:
                 count = 1 if rng.random() < 0.75 else rng.randint(2, 3)
-                asked = questions[:count]
+                requested = questions[:count]
                 del questions[:count]
-                turns = [Turn((careless(q.text, rng),), q.answer) for q in asked]
+                turns = [Turn((careless(q.text, rng),), q.answer) for q in requested]
                 text, layout = str(turns[0].parts[0]), rng.random()
                 shown: tuple[str | int, ...] = (*numbers, text)
                 if layout < 0.25:
@@ -432,7 +432,7 @@ class Teacher:
                     name = rng.choice(CAPTIONS)
                     shown = (*[p for i, n in enumerate(numbers) for p in (name[i], n)], text)
                 turns[0] = Turn(shown, turns[0].answer)
-                yield self.write(turns, told)
+                yield self.write(turns, reported)
 
     def _one_by_one(
         self, pictures: list[Facts], numbers: tuple[int, ...], rng: random.Random
@@ -452,27 +452,27 @@ class Teacher:
         return turns
 
     def _about_clip(self, clip: Clip, first: int, rng: random.Random) -> Iterator[Conversation]:
-        told = system(rng) if rng.random() < 0.2 else None
+        reported = system(rng) if rng.random() < 0.2 else None
         frames = len(self.write([Turn(whole(clip.seconds, "", first), "", True)]).tokens)
-        if told and frames + len(self.encode(told)) > self.length - 50:
-            told = None
+        if reported and frames + len(self.encode(reported)) > self.length - 50:
+            reported = None
         one_text = rng.random() < 0.75  # as mtmd writes it; a part for each text otherwise
         text_first = rng.random() < 0.12
         while True:
             questions = _evenly(ask_clip(clip, rng), rng)
             while questions:
                 count = 1 if rng.random() < 0.8 else 2
-                asked = questions[:count]
+                requested = questions[:count]
                 del questions[:count]
-                turns = [Turn((careless(q.text, rng),), q.answer) for q in asked]
+                turns = [Turn((careless(q.text, rng),), q.answer) for q in requested]
                 text, answer = str(turns[0].parts[0]), turns[0].answer
                 show = whole if one_text else parts
                 shown = show(clip.seconds, text, first, text_first)
                 turns[0] = Turn(shown, answer, one_text)
-                yield self.write(turns, told)
+                yield self.write(turns, reported)
 
-    def write(self, turns: Sequence[Turn], told: str | None = None) -> Conversation:
-        """Tokens as the chat template and the image processor make them; `told` is the system
+    def write(self, turns: Sequence[Turn], reported: str | None = None) -> Conversation:
+        """Tokens as the chat template and the image processor make them; `reported` is the system
         prompt.
         """
         tokens: list[int] = []
@@ -489,8 +489,8 @@ class Teacher:
         text = "<bos>"
         for i, turn in enumerate(turns):
             text += "<start_of_turn>user\n"
-            if i == 0 and told:
-                text += f"{told}\n\n"
+            if i == 0 and reported:
+                text += f"{reported}\n\n"
             for part in turn.parts:
                 if isinstance(part, str):
                     text += part if turn.whole else part.strip()
@@ -516,18 +516,18 @@ def _evenly(questions: Sequence[Question], rng: random.Random) -> list[Question]
     left: dict[str, list[Question]] = {}
     for question in rng.sample(questions, len(questions)):
         left.setdefault(question.kind, []).append(question)
-    found: list[Question] = []
+    result: list[Question] = []
     for i in range(max(map(len, left.values()))):
-        found += [kind[i] for kind in rng.sample(list(left.values()), len(left)) if i < len(kind)]
-    return found
+        result += [kind[i] for kind in rng.sample(list(left.values()), len(left)) if i < len(kind)]
+    return result
 
 
-def _counts(rows: int, least: int, most: int, rng: random.Random) -> list[int]:
+def _counts(rows: int, minimum: int, maximum: int, rng: random.Random) -> list[int]:
     """So many random numbers whose sum is always the same."""
-    total = (rows * (least + most) + 1) // 2
-    while sum(found := [rng.randint(least, most) for _ in range(rows)]) != total:
+    total = (rows * (minimum + maximum) + 1) // 2
+    while sum(result := [rng.randint(minimum, maximum) for _ in range(rows)]) != total:
         pass
-    return found
+    return result
 
 
 def _labelled(shown: list[tuple[Image.Image, Facts]], rng: random.Random) -> dict[str, Tensor]:
@@ -544,6 +544,6 @@ def _blemished(image: Image.Image, rng: random.Random) -> Image.Image:
     """Now and then as a camera's or a video's coder leaves it."""
     if rng.random() >= 0.1:
         return image
-    kept = BytesIO()
-    image.save(kept, "JPEG", quality=rng.randint(50, 95))
-    return Image.open(kept).convert("RGB")
+    saved = BytesIO()
+    image.save(saved, "JPEG", quality=rng.randint(50, 95))
+    return Image.open(saved).convert("RGB")

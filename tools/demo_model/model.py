@@ -160,12 +160,12 @@ def angles(positions: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
     rotation. Apart from the model, that a compiled one need not make them again in each layer.
     """
     half = TEXT["head_dim"] // 2
-    found = {}
+    result = {}
     for kind, base in (("full_attention", "rope_theta"), ("sliding_attention", LOCAL_BASE)):
         turn = TEXT[base] ** (-torch.arange(half).float() / half)
         angle = positions[:, None, :, None].float() * turn
-        found[kind] = angle.cos(), angle.sin()
-    return found
+        result[kind] = angle.cos(), angle.sin()
+    return result
 
 
 def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

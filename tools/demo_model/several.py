@@ -103,7 +103,7 @@ def _about_one(
     if number == len(pictures) - 1 and rng.random() < 0.2:
         named = "last"
     which = f"{named} {rng.choice(('picture', 'picture', 'image'))}"
-    found = [
+    result = [
         _question(
             "describe one",
             describe(facts),
@@ -113,11 +113,11 @@ def _about_one(
             f"What do you see in the {which}?",
         )
     ]
-    for question in rng.sample(asked := ask(facts, rng), min(3, len(asked))):
+    for question in rng.sample(requested := ask(facts, rng), min(3, len(requested))):
         if question.kind == "describe" or "image" in question.text or question.text[-1] != "?":
             continue
         plain = question.text
-        found.append(
+        result.append(
             _question(
                 "one of several",
                 question.answer,
@@ -126,7 +126,7 @@ def _about_one(
                 f"In the {which}, {plain[0].lower()}{plain[1:]}",
             )
         )
-    return found
+    return result
 
 
 def _which_has_more(pictures: Sequence[Facts], rng: random.Random) -> list[Question]:
@@ -143,17 +143,17 @@ def _which_has_more(pictures: Sequence[Facts], rng: random.Random) -> list[Quest
     equal = len(set(counts)) == 1
     if counts.count(best) > 1 and not equal:
         return []
-    said = join([f"the {ORDINALS[i]} has {COUNTS[c]}" for i, c in enumerate(counts)])
+    stated = join([f"the {ORDINALS[i]} has {COUNTS[c]}" for i, c in enumerate(counts)])
     result = "the same number" if equal else f"the {ORDINALS[counts.index(best)]}"
     word = "fewer" if fewest else "more"
-    most = "fewest" if fewest else "most"
+    maximum = "fewest" if fewest else "most"
     wordings = [f"Which picture has {word} {noun}?", f"Which image has {word} {noun}?"]
     if len(pictures) > 2:
-        wordings = [f"Which picture has the {most} {noun}?", *wordings[:1]]
+        wordings = [f"Which picture has the {maximum} {noun}?", *wordings[:1]]
     return [
         _question(
             "which has more",
-            sentence(f"{said}: {result}."),
+            sentence(f"{stated}: {result}."),
             rng,
             *wordings,
             f"Where are there {word} {noun}?",
@@ -203,19 +203,19 @@ def _which_shows(pictures: Sequence[Facts], rng: random.Random) -> Question:
 
 def ask_boxes(facts: Facts, rng: random.Random) -> list[Question]:
     """Where each thing that a name fits alone is, as a box; and one thing that is missing."""
-    found = []
+    result = []
     for thing in facts.things:
         for name in (thing.shape, thing.name):
             if sum(name in (t.shape, t.name) for t in facts.things) == 1 and rng.random() < 0.7:
-                found.append(_ask_box(name, box(thing.box, thing.name), rng))
+                result.append(_ask_box(name, box(thing.box, thing.name), rng))
     if facts.text:
         text = facts.text
         edges = (text.edges[0], text.top, text.edges[-1], text.bottom)
-        found.append(_ask_box("text", box(edges, text.word), rng))
+        result.append(_ask_box("text", box(edges, text.word), rng))
     if rng.random() < 0.15:
         missing = rng.choice([s for s in SHAPES if s not in {t.shape for t in facts.things}])
-        found.append(_ask_box(missing, f"There is no {missing}.", rng))
-    return found
+        result.append(_ask_box(missing, f"There is no {missing}.", rng))
+    return result
 
 
 def box(edges: Sequence[float], label: str) -> str:

@@ -60,8 +60,8 @@ class DenseLabels(nn.Module):
             guesses, patches.unbind(1), LABEL_WEIGHT.values(), strict=True
         ):
             loss = loss + weight * F.cross_entropy(guess.flatten(0, 1), label.flatten())
-        said = self.text(features.float().amax(1))
-        loss = loss + 0.5 * F.cross_entropy(said, text)
+        stated = self.text(features.float().amax(1))
+        loss = loss + 0.5 * F.cross_entropy(stated, text)
         real = ~labels["boxes"].isnan()
         away = (self.box(pooled(features.float())) - labels["boxes"].nan_to_num()).abs() * real
         error = away.sum() / real.sum().clamp(min=1)
@@ -74,7 +74,7 @@ class DenseLabels(nn.Module):
         right = [
             ((guesses[0].argmax(-1) == patches[:, 0]) & thing).sum() / thing.sum().clamp(min=1),
             ((guesses[3].argmax(-1) == patches[:, 3]) & letter).sum() / letter.sum().clamp(min=1),
-            ((said.argmax(-1) == text) & written).sum() / written.sum().clamp(min=1),
+            ((stated.argmax(-1) == text) & written).sum() / written.sum().clamp(min=1),
             error.detach(),
         ]
         return loss, torch.stack(right)

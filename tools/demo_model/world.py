@@ -46,7 +46,7 @@ ALIKE = (
     {"orange", "red"},
     {"blue", "purple"},
 )  # too close to read one on the other
-PLACES = (
+LOCATIONS = (
     "top left",
     "top",
     "top right",
@@ -273,7 +273,7 @@ def describe(facts: Facts) -> str:
     if not facts.things:
         return f"Nothing {ground}"
     return sentence(
-        f"{join([f'{article(t.full_name)} at the {PLACES[t.cell]}' for t in facts.things])} "
+        f"{join([f'{article(t.full_name)} at the {LOCATIONS[t.cell]}' for t in facts.things])} "
         f"{ground}"
     )
 
@@ -337,15 +337,15 @@ def _ask_things(facts: Facts, rng: random.Random) -> list[Question]:
     if rng.random() < 0.3:
         empty = rng.choice([c for c in range(9) if c not in {t.cell for t in things}])
         questions.append(_what_at(empty, "Nothing.", rng))
-    asked = rng.choice(SHAPES) if rng.random() < 0.5 or not things else rng.choice(things).shape
-    number = sum(t.shape == asked for t in things)
+    requested = rng.choice(SHAPES) if rng.random() < 0.5 or not things else rng.choice(things).shape
+    number = sum(t.shape == requested for t in things)
     questions.append(
         _question(
             "count shape",
             f"{COUNTS[number].capitalize()}.",
             rng,
-            f"How many {plural(asked)} are there?",
-            f"Count the {plural(asked)}.",
+            f"How many {plural(requested)} are there?",
+            f"Count the {plural(requested)}.",
         )
     )
     questions.append(
@@ -379,11 +379,15 @@ def _ask_thing(facts: Facts, thing: Thing, rng: random.Random) -> list[Question]
             _question("color", f"{thing.color.capitalize()}.", rng, *_color_wordings(thing.shape))
         )
         questions.append(
-            _question("where", f"At the {PLACES[thing.cell]}.", rng, *_where_wordings(thing.shape))
+            _question(
+                "where", f"At the {LOCATIONS[thing.cell]}.", rng, *_where_wordings(thing.shape)
+            )
         )
     elif sum(t.name == thing.name for t in facts.things) == 1:
         questions.append(
-            _question("where", f"At the {PLACES[thing.cell]}.", rng, *_where_wordings(thing.name))
+            _question(
+                "where", f"At the {LOCATIONS[thing.cell]}.", rng, *_where_wordings(thing.name)
+            )
         )
     if sum(t.color == thing.color for t in facts.things) == 1:
         questions.append(
@@ -452,8 +456,8 @@ def _what_at(cell: int, answer: str, rng: random.Random) -> Question:
         "what at",
         answer,
         rng,
-        f"What is at the {PLACES[cell]}?",
-        f"What do you see at the {PLACES[cell]}?",
+        f"What is at the {LOCATIONS[cell]}?",
+        f"What do you see at the {LOCATIONS[cell]}?",
     )
 
 

@@ -1,5 +1,5 @@
-"""What every interface does with a request once it is read: pictures opened, the service asked, the
-answers sent whole or as they are written.
+"""Describes what every interface does with a request once it is read: pictures opened, the service
+asked, the answers sent whole or as they are written.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ IGNORED = "X-Mtmd-Ignored"
 
 
 class Form:
-    """How an interface writes the answers to one request. `mimetype` is that of a stream; `beat`
-    makes what is sent in one while there is nothing to send, None for a comment.
+    """Describes how an interface writes the answers to one request. `mimetype` is that of a stream;
+    `beat` makes what is sent in one while there is nothing to send, None for a comment.
     """
 
     mimetype: ClassVar[str] = sse.MIMETYPE
@@ -60,7 +60,7 @@ Body = TypeVar("Body", bound=Request)
 
 @dataclass(frozen=True)
 class Answering:
-    """What the routes of every interface work with."""
+    """Describes what the routes of every interface work with."""
 
     models: Models
     media: Media
@@ -88,9 +88,9 @@ class Answering:
         def begin(model: ServedModel) -> Response:
             form.check(model)
             writer = form.writer(model) if request.stream else None
-            with ExitStack() as held:
-                tickets = self._submit(model, request, held)
-                delivery = Delivery(tickets, held.pop_all(), request.custom_tools)
+            with ExitStack() as stored:
+                tickets = self._submit(model, request, stored)
+                delivery = Delivery(tickets, stored.pop_all(), request.custom_tools)
             if writer is not None:
                 return delivery.streamed(writer, form.failure, form.mimetype, form.beat)
             return delivery.whole(lambda answers: form.whole(model, answers), form.error)
@@ -120,13 +120,15 @@ class Answering:
         with self._messages(model, request) as messages:
             return model.service.rendered(messages, **request.prompt_options)
 
-    def _submit(self, model: ServedModel, request: AnswerRequest, held: ExitStack) -> list[Ticket]:
-        """`held` closes what has to live as long as the answers."""
+    def _submit(
+        self, model: ServedModel, request: AnswerRequest, stored: ExitStack
+    ) -> list[Ticket]:
+        """`stored` closes what has to live as long as the answers."""
         number, tenant = request.number, owner()
         options = model.options({**request.prompt_options, **request.options}, request.detail)
         prompts: list[Any] = [raw_prompt(model, prompt) for prompt in request.prompts]
         if not prompts:
-            prompts.append(held.enter_context(self._messages(model, request)))
+            prompts.append(stored.enter_context(self._messages(model, request)))
         tickets: list[Ticket] = []
         with ExitStack() as begun:
             for prompt in prompts:

@@ -57,16 +57,16 @@ class Cancellable(Protocol):
 
 class Delivery:
     """The answers of `tickets`, sent `whole` or `streamed`. However that ends, and even if it never
-    begins, the tickets are cancelled and `held` is closed.
+    begins, the tickets are cancelled and `stored` is closed.
 
     `custom`: names of tools that take a text in place of arguments. Made where a request is
     answered.
     """
 
     def __init__(
-        self, tickets: Sequence[Ticket], held: ExitStack, custom: frozenset[str] = frozenset()
+        self, tickets: Sequence[Ticket], stored: ExitStack, custom: frozenset[str] = frozenset()
     ) -> None:
-        self._tickets, self._held, self._running = tickets, held, len(tickets)
+        self._tickets, self._stored, self._running = tickets, stored, len(tickets)
         self._readers = [CustomCalls(custom) for _ in tickets]
         self._events: queue.SimpleQueue[tuple[int, Event | BaseException]] = queue.SimpleQueue()
         self._record: Record | None = g.get("record")
@@ -169,7 +169,7 @@ class Delivery:
             self._cancel()
 
     def _as_error(self, error: BaseException) -> ApiError:
-        """What the client is sent, and the record notes."""
+        """Return what the client is sent, and the record notes."""
         known = as_api_error(error, self._request_id)
         if self._record is not None:
             self._record.status = known.status
@@ -177,7 +177,7 @@ class Delivery:
 
     def _close(self) -> None:
         self._cancel()
-        self._held.close()
+        self._stored.close()
 
     def _cancel(self) -> None:
         if self._running:
@@ -211,10 +211,10 @@ def until_loaded(
     beat: Callable[[], str] | None = None,
     mimetype: str = sse.MIMETYPE,
 ) -> Response:
-    """What `begin` makes of the model called `name`. Where that is not in memory within BEAT_S, a
-    stream, in which `beat` is sent every BEAT_S, comments with how far it is where that is None;
-    then what `begin` made. What goes wrong before is an error with its status, and after it what
-    `failed` writes. Raises ApiError, BusyError, DeviceError, LeftError.
+    """Return what `begin` makes of the model called `name`. Where that is not in memory within
+    BEAT_S, a stream, in which `beat` is sent every BEAT_S, comments with how far it is where that
+    is None; then what `begin` made. What goes wrong before is an error with its status, and after
+    it what `failed` writes. Raises ApiError, BusyError, DeviceError, LeftError.
     """
     claim = models.claim(name)
     try:

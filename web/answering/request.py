@@ -42,11 +42,11 @@ class Turn:
         return sum(map(len, texts)) + called + len(self.thought)
 
     @property
-    def held_bytes(self) -> int:
-        """What it takes to keep."""
-        said = sum(len(p.encode()) if isinstance(p, str) else p.held_bytes for p in self.pieces)
+    def stored_bytes(self) -> int:
+        """Return what it takes to keep."""
+        stated = sum(len(p.encode()) if isinstance(p, str) else p.stored_bytes for p in self.pieces)
         called = sum(len(c.id) + len(c.name) + len(c.arguments.encode()) for c in self.calls)
-        return said + called + len(self.answers or "") + len(self.thought.encode())
+        return stated + called + len(self.answers or "") + len(self.thought.encode())
 
     def message(self, shown: Iterator[Shown]) -> dict[str, Any]:
         """Return the message as `Service.submit` takes it. `shown`: the pictures, opened."""

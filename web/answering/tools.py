@@ -37,24 +37,24 @@ class GivenTools:
 
 
 def given_tools(
-    tools: Sequence[Mapping[str, Any]] | None, own: str | None = None, place: str = "tools"
+    tools: Sequence[Mapping[str, Any]] | None, own: str | None = None, location: str = "tools"
 ) -> GivenTools:
     """`own`: what an interface calls functions beside "function"; without one, tools of the kind
     "custom" take a text.
     """
-    kept, custom, left_out = list[Mapping[str, Any]](), set[str](), list[str]()
+    saved, custom, left_out = list[Mapping[str, Any]](), set[str](), list[str]()
     for i, tool in enumerate(tools or ()):
         kind = tool.get("type")
         if kind in _OWN:
-            kept.append(tool)
+            saved.append(tool)
         elif kind == own:
-            kept.append({key: value for key, value in tool.items() if key != "type"})
+            saved.append({key: value for key, value in tool.items() if key != "type"})
         elif kind == CUSTOM:
-            kept.append(_as_function(tool))
-            custom.add(str(kept[-1]["name"]))
+            saved.append(_as_function(tool))
+            custom.add(str(saved[-1]["name"]))
         else:
-            left_out.append(f"{place}[{i}] ({str(kind)[:_SHOWN]})")
-    return GivenTools(tuple(kept), frozenset(custom), tuple(left_out))
+            left_out.append(f"{location}[{i}] ({str(kind)[:_SHOWN]})")
+    return GivenTools(tuple(saved), frozenset(custom), tuple(left_out))
 
 
 def chosen_tool(choice: Any) -> Any:
@@ -84,10 +84,10 @@ def _allowed(choice: Mapping[str, Any]) -> Any:
     tools = inner.get("tools")
     if not isinstance(tools, list) or not all(isinstance(tool, Mapping) for tool in tools):
         return choice  # which is refused where options are read
-    found = given_tools(tools)
-    if not found.tools and tools and inner.get("mode") != "required":
+    result = given_tools(tools)
+    if not result.tools and tools and inner.get("mode") != "required":
         return "none"
-    names = [{"type": "function", "name": _inner(t, "function").get("name")} for t in found.tools]
+    names = [{"type": "function", "name": _inner(t, "function").get("name")} for t in result.tools]
     return {"type": "allowed_tools", "mode": inner.get("mode", "auto"), "tools": names}
 
 
@@ -95,13 +95,13 @@ def _as_function(tool: Mapping[str, Any]) -> dict[str, Any]:
     """A tool that takes a text: a function of one. A regular expression is followed, or refused; a
     grammar in Lark's notation is shown to the model.
     """
-    told = _inner(tool, CUSTOM)
-    form = told.get("format")
+    reported = _inner(tool, CUSTOM)
+    form = reported.get("format")
     form = form if isinstance(form, Mapping) else {}
     grammar = _inner(form, "grammar")
     syntax, definition = grammar.get("syntax"), grammar.get("definition")
     text: dict[str, Any] = {"type": "string"}
-    description = told.get("description") or ""
+    description = reported.get("description") or ""
     if form.get("type") == "grammar" and isinstance(definition, str):
         if syntax == "regex":
             text["pattern"] = f"^(?:{definition})$"
@@ -115,7 +115,7 @@ def _as_function(tool: Mapping[str, Any]) -> dict[str, Any]:
     }
     return {
         "type": "function",
-        "name": told.get("name"),
+        "name": reported.get("name"),
         "description": description,
         "parameters": parameters,
         "strict": "pattern" in text,
@@ -123,13 +123,13 @@ def _as_function(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _inner(value: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """What chat completions have in an object of its own, and Responses beside the type."""
+    """Return what chat completions have in an object of its own, and Responses beside the type."""
     inner = value.get(key)
     return inner if isinstance(inner, Mapping) else value
 
 
 def text_arguments(text: str) -> str:
-    """What a call says in place of a text."""
+    """Return what a call says in place of a text."""
     return json.dumps({_INPUT: text}, ensure_ascii=False)
 
 
@@ -203,13 +203,13 @@ class CustomCalls:
 
 
 def _text_of(arguments: str) -> str:
-    """Of a call that was cut, what there is of it. An escape that is not JSON's, as in a regular
+    """Return what there is of a call that was cut. An escape that is not JSON's, as in a regular
     expression, stands for itself.
     """
     with suppress(ValueError, RecursionError):
-        found = json.loads(arguments)
-        if isinstance(found, dict) and isinstance(found.get(_INPUT), str):
-            return str(found[_INPUT])
+        result = json.loads(arguments)
+        if isinstance(result, dict) and isinstance(result.get(_INPUT), str):
+            return str(result[_INPUT])
     begun = _BEGUN.match(arguments)
     if begun is None:
         return ""
@@ -228,12 +228,12 @@ def tool_options(
 
 
 def arguments_of(call: ToolCall) -> dict[str, Any] | None:
-    """As an object; None for a call that is cut, as the answer was."""
+    """Return the arguments as an object; None for a call that is cut, as the answer was."""
     try:
-        found = json.loads(call.arguments)
+        result = json.loads(call.arguments)
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return result if isinstance(result, dict) else None
 
 
 class CallReader:

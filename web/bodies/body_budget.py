@@ -10,21 +10,21 @@ import threading
 class BodyBudget:
     """Thread-safe: the loop takes, the threads that answer give back."""
 
-    def __init__(self, most: int) -> None:
-        self.most, self._held, self._lock = most, 0, threading.Lock()
+    def __init__(self, maximum: int) -> None:
+        self.maximum, self._stored, self._lock = maximum, 0, threading.Lock()
 
     def take(self, count: int) -> bool:
         """False where there is no room for them."""
         with self._lock:
-            if self._held + count > self.most:
+            if self._stored + count > self.maximum:
                 return False
-            self._held += count
+            self._stored += count
             return True
 
     def give_back(self, count: int) -> None:
         with self._lock:
-            self._held -= count
+            self._stored -= count
 
     @property
-    def held(self) -> int:
-        return self._held
+    def stored(self) -> int:
+        return self._stored

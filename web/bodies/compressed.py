@@ -24,11 +24,11 @@ Pieces: TypeAlias = Iterator[bytes]
 
 
 class _WrongError(ValueError):
-    """What is no compressed text."""
+    """Describes what is no compressed text."""
 
 
 def _inflated(data: Memory, kind: int) -> Pieces:
-    """By zlib; gzip's files may stand one behind another."""
+    """Return the inflated by zlib; gzip's files may stand one behind another."""
     left = memoryview(data)
     if not left:
         raise _WrongError("nothing is there")
@@ -59,7 +59,7 @@ def _gzip(data: Memory) -> Pieces:
 
 
 def _deflate(data: Memory) -> Pieces:
-    """In zlib's form, as RFC 9110 has it, or without, as some send it."""
+    """Return it in zlib's form, as RFC 9110 has it, or without, as some send it."""
     head = bytes(data[:2])
     is_zlib = len(head) == 2 and head[0] & 15 == 8 and int.from_bytes(head, "big") % 31 == 0
     return _inflated(data, _ZLIB if is_zlib else _RAW)
@@ -107,10 +107,10 @@ def _check_frames(data: Memory, zstandard: Any) -> None:
         else:
             if not head.startswith(b"\x28\xb5\x2f\xfd"):
                 raise _WrongError("more comes behind its end" if at else "it does not begin as one")
-            told = zstandard.get_frame_parameters(head)
-            if told.window_size > _ZSTD_WINDOW:
+            reported = zstandard.get_frame_parameters(head)
+            if reported.window_size > _ZSTD_WINDOW:
                 raise _WrongError(
-                    f"found a window of {told.window_size:,} bytes, expected at most "
+                    f"found a window of {reported.window_size:,} bytes, expected at most "
                     f"{_ZSTD_WINDOW:,}; compress it with a smaller one (zstd without --long)"
                 )
             at += zstandard.frame_header_size(head)
@@ -122,7 +122,7 @@ def _check_frames(data: Memory, zstandard: Any) -> None:
                 blocks += 1
                 if blocks > BLOCKS:
                     raise _WrongError(f"it has more than {BLOCKS:,} blocks")
-            at += 4 if told.has_checksum else 0
+            at += 4 if reported.has_checksum else 0
         if not last or at > len(data):
             raise _WrongError("it ends too soon")
 
@@ -137,7 +137,7 @@ _READERS: dict[str, tuple[Callable[[Memory], Pieces], str | None]] = {  # and th
 
 
 def supported() -> list[str]:
-    """What may stand in Content-Encoding: brotli and zstd where their libraries are."""
+    """Return what may stand in Content-Encoding: brotli and zstd where their libraries are."""
     return [
         name
         for name, (_, library) in _READERS.items()
@@ -156,10 +156,10 @@ def refused(encoding: str, names: list[str]) -> ApiError:
     )
 
 
-def plain(data: Memory, encoding: str, most: int, take: Callable[[int], None]) -> Memory:
+def plain(data: Memory, encoding: str, maximum: int, take: Callable[[int], None]) -> Memory:
     """A body as it was before it was compressed. `take` is called with how many bytes are made, as
-    they come. Raises ApiError for another encoding, for more than `most` bytes, and for what cannot
-    be read; and what `take` raises.
+    they come. Raises ApiError for another encoding, for more than `maximum` bytes, and for what
+    cannot be read; and what `take` raises.
     """
     name = encoding.strip().lower()
     if name in ("", "identity"):
@@ -171,7 +171,7 @@ def plain(data: Memory, encoding: str, most: int, take: Callable[[int], None]) -
     try:
         for piece in _READERS[name][0](data):
             count += len(piece)
-            if count > most:
+            if count > maximum:
                 break
             take(len(piece))
             pieces.append(piece)
@@ -180,11 +180,11 @@ def plain(data: Memory, encoding: str, most: int, take: Callable[[int], None]) -
     except Exception as error:  # each library has its own
         reason = str(error) if isinstance(error, _WrongError) else "it is damaged"
         raise ApiError(400, f"the body cannot be read as {name}: {reason}") from error
-    if count > most:
+    if count > maximum:
         raise ApiError(
             413,
-            f"the body has more than {most:,} bytes once it is read as {name}, the most there may "
-            "be at this address",
+            f"the body has more than {maximum:,} bytes once it is read as {name}, the most there "
+            "may be at this address",
             code="body_too_large",
         )
     return _joined(pieces, count)

@@ -1,0 +1,1 @@
+"""Inputs that come with a request: bodies, pictures, links, uploads."""

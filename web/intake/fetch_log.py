@@ -12,9 +12,11 @@ LONGEST = 200  # characters of what others have written
 log = logging.getLogger("mtmd.web")
 
 
-def tell_operator(place: str, url: str, error: BaseException) -> None:
-    """`place` in the request. Of the address the host alone: paths and queries may be secrets."""
-    log.warning("%s was not fetched from %s: %s", place, _host(url), _reason(error))
+def report_to_operator(location: str, url: str, error: BaseException) -> None:
+    """`location` in the request. Of the address the host alone: paths and queries may be
+    secrets.
+    """
+    log.warning("%s was not fetched from %s: %s", location, _host(url), _reason(error))
 
 
 def _host(url: str) -> str:

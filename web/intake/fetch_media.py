@@ -12,46 +12,46 @@ from contextlib import contextmanager
 from mtmd import ImageError
 from mtmd.prompt.fetch_url import LIMIT_S, NOT_FETCHED, Denied, fetched
 from mtmd.web.errors import ApiError
-from mtmd.web.intake.fetch_log import tell_operator
+from mtmd.web.intake.fetch_log import report_to_operator
 
 
 class Fetcher:
     """`limit_s`: wall time for all pictures and videos of one request together."""
 
     def __init__(self, limit_s: float = LIMIT_S, at_once: int = 16) -> None:
-        self.limit_s, self._places = limit_s, threading.BoundedSemaphore(at_once)
+        self.limit_s, self._locations = limit_s, threading.BoundedSemaphore(at_once)
 
     def fetch(
-        self, url: str, place: str, max_bytes: int, deadline: float, *, video: bool = False
+        self, url: str, location: str, max_bytes: int, deadline: float, *, video: bool = False
     ) -> bytes:
         """The picture, or `video`, at `url`, of at most `max_bytes`, by `deadline` (of
-        time.monotonic). `place` names the URL in messages.
+        time.monotonic). `location` names the URL in messages.
 
         Raises ApiError and ImageError.
         """
         what = "video" if video else "picture"
         try:
-            with self._place(deadline):
+            with self._location(deadline):
                 return fetched(url, max_bytes, deadline, video)
         except ImageError as error:
             code = "invalid_video" if video else "invalid_image"
-            raise ApiError(400, f"{place}: {error}", param=place, code=code) from error
+            raise ApiError(400, f"{location}: {error}", param=location, code=code) from error
         except NOT_FETCHED as error:
-            tell_operator(place, url, error)
+            report_to_operator(location, url, error)
             raise ApiError(
                 400,
-                f"{place}: the {what} could not be fetched: only public http and https addresses "
-                "are asked, on "
+                f"{location}: the {what} could not be fetched: only public http and https "
+                "addresses are asked, on "
                 f"their usual ports, for at most {self.limit_s:g} s",
-                param=place,
+                param=location,
                 code="video_not_fetched" if video else "image_not_fetched",
             ) from error
 
     @contextmanager
-    def _place(self, deadline: float) -> Iterator[None]:
-        if not self._places.acquire(timeout=max(0.0, deadline - time.monotonic())):
+    def _location(self, deadline: float) -> Iterator[None]:
+        if not self._locations.acquire(timeout=max(0.0, deadline - time.monotonic())):
             raise Denied("too many at once")
         try:
             yield
         finally:
-            self._places.release()
+            self._locations.release()

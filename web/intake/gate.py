@@ -18,7 +18,7 @@ from flask import Flask, Response, current_app, g, request
 from werkzeug.exceptions import HTTPException
 
 from mtmd import BusyError
-from mtmd.service.turns import Turns, wanted_unless, work_for
+from mtmd.service.turns import Turns, cancel_if, work_for
 from mtmd.web.bodies.body_budget import BodyBudget
 from mtmd.web.bodies.compressed import plain, refused
 from mtmd.web.errors import ApiError, as_api_error
@@ -26,7 +26,7 @@ from mtmd.web.errors import response as as_response
 from mtmd.web.intake.json_limits import check_json
 from mtmd.web.intake.long_texts import LONG, CutBody, Memory
 from mtmd.web.intake.picture_budget import PictureBudget
-from mtmd.web.intake.places import Places
+from mtmd.web.intake.slots import Locations
 from mtmd.web.native_threads import in_thread
 from mtmd.web.settings import HAS_LEFT, JsonLimits, ServerSettings
 
@@ -41,7 +41,7 @@ View = TypeVar("View", bound=Callable[..., Any])
 
 
 class Body(Enum):
-    """What may come with a request."""
+    """Describes what may come with a request."""
 
     NOTHING = "nothing"
     SMALL_JSON = "JSON of the page"
@@ -56,7 +56,7 @@ _FILES = (Body.PICTURE, Body.FORM)  # which come as they are
 
 
 class Work(Enum):
-    """What is taken up while a request is answered."""
+    """Describes what is taken up while a request is answered."""
 
     QUICK = "milliseconds"
     ANSWER = "the model, or pictures that are decoded"
@@ -113,9 +113,9 @@ class Gate:
         self, app: GatedFlask, settings: ServerSettings, slots: int, client: Callable[[], str]
     ) -> None:
         self._settings, self._client = settings, client
-        self._places = {
-            work: Places(what, most)
-            for work, what, most in (
+        self._locations = {
+            work: Locations(what, maximum)
+            for work, what, maximum in (
                 (Work.ANSWER, "requests are being answered or wait", slots + settings.queue),
                 (Work.FOLLOW, "readers follow answers", settings.followers),
                 (Work.DOWNLOAD, "files are being read", settings.downloads),
@@ -132,7 +132,7 @@ class Gate:
 
     def taken(self, work: Work) -> int:
         """Places of this kind that are not free."""
-        return self._places[work].taken
+        return self._locations[work].taken
 
     def body_limit(self, method: str, path: str) -> int:
         """Return how many bytes may come with such a request. `path` as WSGI has it, in Latin-1."""
@@ -178,11 +178,11 @@ class Gate:
         if what is not None and what.body in _FILES and _encoding() not in ("", "identity"):
             raise refused(_encoding(), [])
         client = self._client()
-        if what is not None and what.work in self._places and request.method != "OPTIONS":
-            g.give_back = self._places[what.work].take(client)
-        wanted_unless(request.environ.get(HAS_LEFT))
+        if what is not None and what.work in self._locations and request.method != "OPTIONS":
+            g.give_back = self._locations[what.work].take(client)
+        cancel_if(request.environ.get(HAS_LEFT))
         work_for(client)
-        if what is not None and what.work in self._places:
+        if what is not None and what.work in self._locations:
             with self._entrance.one():  # among the clients in turn
                 time.sleep(0)  # others are answered between two that begin
 
@@ -195,7 +195,7 @@ class Gate:
         long = _is_long(response)
         if give_back is None and long:
             try:
-                give_back = self._places[Work.DOWNLOAD].take(self._client())
+                give_back = self._locations[Work.DOWNLOAD].take(self._client())
             except BusyError as busy:
                 response.close()
                 return as_response(as_api_error(busy, g.get("request_id", "req")))
@@ -215,7 +215,7 @@ def _encoding() -> str:
 
 
 def _take_plain(count: int) -> None:
-    """For bytes of a body that was compressed, until this request is over. Raises ApiError."""
+    """Reserve bytes of a body that was compressed, until this request is over. Raises ApiError."""
     bodies = cast("GatedFlask", current_app).gate.plain_bodies
     if not bodies.take(count):
         raise ApiError(
@@ -228,8 +228,9 @@ def _take_plain(count: int) -> None:
 
 
 def whole_body() -> bytes:
-    """Of this request, whose length `_enter` has checked. Of one that lies in a file it is the only
-    copy, made while other threads run: `get_data` makes two, and none runs meanwhile.
+    """Return the whole body of this request, whose length `_enter` has checked. Of one that lies in
+    a file it is the only copy, made while other threads run: `get_data` makes two, and none runs
+    meanwhile.
     """
     if request.content_length is None:
         return request.get_data(cache=False)
@@ -274,8 +275,8 @@ def checked_json(typed: bool = True) -> CutBody:
     return checked() if is_short else in_thread(checked)
 
 
-def keep_place() -> Callable[[], None]:
-    """For work that goes on when this request is answered; the result gives the place back."""
+def keep_slot() -> Callable[[], None]:
+    """Keep the slot for work that goes on when this request is answered; the result releases it."""
     give_back: Callable[[], None] = g.pop("give_back")
     return give_back
 
@@ -289,7 +290,7 @@ def _is_long(response: Response) -> bool:
 
 def _leave(_: BaseException | None) -> None:
     work_for("")
-    wanted_unless(None)
+    cancel_if(None)
     if (give_back := g.pop("give_back", None)) is not None:
         give_back()
     if count := g.pop("plain_bytes", 0):

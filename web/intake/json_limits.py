@@ -1,5 +1,5 @@
-"""What JSON would make once it is read, found out before it is: in time linear in its length, and
-without building anything of it.
+"""Describes what JSON would make once it is read, found out before it is: in time linear in its
+length, and without building anything of it.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ def check_json(data: bytes, limits: JsonLimits, escapes: int = 0) -> None:
     comes to. One that is no JSON may pass. `escapes`: backslashes of pictures that are not in it
     any more.
     """
-    beside = values = depth = 0
+    alongside = values = depth = 0
     is_text = is_picture = False  # what goes on where a piece begins
     for start, piece in _pieces(data):
         parts = _without_escapes(piece).split(b'"')
         texts, outside = parts[not is_text :: 2], b"".join(parts[is_text::2])
         begun = texts[is_text:]
-        beside += len(piece) - sum(len(text) for text in begun if text.startswith(PICTURES))
+        alongside += len(piece) - sum(len(text) for text in begun if text.startswith(PICTURES))
         if is_text and is_picture:
-            beside -= len(texts[0])
+            alongside -= len(texts[0])
         is_text ^= len(parts) % 2 == 0
         if is_text and begun:  # the last goes on, and may not show yet what it is
             is_picture = data.startswith(PICTURES, start + len(piece) - len(begun[-1]))
             if is_picture and not begun[-1].startswith(PICTURES):
-                beside -= len(begun[-1])
+                alongside -= len(begun[-1])
         escapes += piece.count(b"\\")
-        if max(beside, escapes) > limits.bytes:
+        if max(alongside, escapes) > limits.bytes:
             raise _too_large(f"{limits.bytes:,} bytes beside pictures in base64")
         brackets = outside.translate(None, _NO_BRACKETS)
         opened = brackets.count(b"[") + brackets.count(b"{")
@@ -71,8 +71,8 @@ def _pieces(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _without_escapes(piece: bytes) -> bytes:
-    """Of the same length, with no quotation marks but those that begin or end a text. A run of
-    backslashes begins an escape, so pairs are found from the left.
+    """Return the without escapes of the same length, with no quotation marks but those that begin
+    or end a text. A run of backslashes begins an escape, so pairs are found from the left.
     """
     if b"\\" not in piece or b'\\"' not in piece:  # to look for one byte takes a tenth
         return piece

@@ -40,26 +40,26 @@ class CutText:
 
     @property
     def byte_count(self) -> int:
-        """As told by the characters, line breaks among them: at most two more than there are, and
-        what these take.
+        """Count the bytes by the characters, line breaks among them: at most two more than there
+        are, and what these take.
         """
         return byte_count(self.characters)
 
     @property
     def data(self) -> bytes:
-        """What its base64 says. In one piece from when it is first asked for: the body that it
-        stood in is gone by then.
+        """Return what its base64 says. In one piece from when it is first asked for: the body that
+        it stood in is gone by then.
         """
         self._pieces[:] = [b"".join(self._pieces)]
         return self._pieces[0]
 
     def after(self, begin: str) -> CutText:
-        """Of the same bytes."""
+        """Return the after of the same bytes."""
         return CutText(begin, self.characters, self._pieces)
 
 
 def beginning(text: str | CutText) -> str:
-    """What it begins with: of one that was taken out, what stood before its base64."""
+    """Return what it begins with: of one that was taken out, what stood before its base64."""
     return text if isinstance(text, str) else text.begin
 
 
@@ -73,8 +73,8 @@ def as_data_url(text: str | CutText, kind: str) -> str | CutText:
 
 @dataclass(frozen=True)
 class _Cut:
-    """From `start` to `end` it stood in the body, with so many `escapes`, after what `begin` means,
-    which is left there: by it a text counts as a picture.
+    """Text that was cut out of the body from `start` to `end`, with so many `escapes`, after what
+    `begin` means, which is left there: by it a text counts as a picture.
     """
 
     begin: str
@@ -96,9 +96,9 @@ class CutBody:
         self._put_together()
 
     def read(self, read: Callable[[bytes], Result]) -> Result:
-        """What `read` makes of `data`, where it `take`s all that was taken out; otherwise, and
-        where it raises, what it makes of JSON in which only that is missing which it takes, or, if
-        it then takes less, nothing. `read` is called three times at most.
+        """Return what `read` makes of `data`, where it `take`s all that was taken out; otherwise,
+        and where it raises, what it makes of JSON in which only that is missing which it takes, or,
+        if it then takes less, nothing. `read` is called three times at most.
         """
         for keeps_taken in (True, False):
             try:
@@ -113,7 +113,7 @@ class CutBody:
         return read(self.data)
 
     def take(self, text: str) -> str | CutText:
-        """For a field of pictures: what stood where `text` stands."""
+        """Take, for a field of pictures, what stood where `text` stands."""
         name = self._names.get(text)
         if name is None:
             return text
@@ -121,12 +121,12 @@ class CutBody:
         return self._cuts[name].text
 
     def take_base64(self, text: str) -> str | bytes:
-        """For what stands for a picture and is base64 alone: its bytes, where it was taken out."""
+        """Take, for a picture that is base64 alone, its bytes, where it was taken out."""
         cut = self.take(text)
         return text if isinstance(cut, str) or cut.begin else cut.data
 
     def text(self, text: str) -> str:
-        """What stood where `text` stands, as a text."""
+        """Return what stood where `text` stands, as a text."""
         name = self._names.get(text)
         if name is None:
             return text
@@ -138,8 +138,8 @@ class CutBody:
         return len(self._taken) == len(self._cuts)
 
     def _put_back(self, keeps_taken: bool) -> None:
-        kept = self._taken if keeps_taken else ()
-        self._cuts = {name: cut for name, cut in self._cuts.items() if name in kept}
+        saved = self._taken if keeps_taken else ()
+        self._cuts = {name: cut for name, cut in self._cuts.items() if name in saved}
         self._put_together()
 
     def _put_together(self) -> None:
@@ -182,7 +182,7 @@ def _cuts(data: Memory) -> Iterator[_Cut]:
 
 
 def _stretches(data: Memory) -> Iterator[tuple[int, int]]:
-    """Where LONG bytes or more lie between two quotation marks, without these."""
+    """Yield where LONG bytes or more lie between two quotation marks, without these."""
     start = 0
     while start + LONG <= len(data):
         quote = data[start : start + LONG].rfind(b'"')

@@ -1,5 +1,5 @@
-"""From what a request calls a picture, or a video, to pixels, within what the whole request may
-bring.
+"""Goes from what a request calls a picture, or a video, to pixels, within what the whole request
+may bring.
 
 Count first, then bytes, then pixels as the headers give them; only what is within all three is
 decoded; of a video the frames that are seen, later. What is here already (data URLs, uploads,
@@ -21,7 +21,7 @@ from urllib.parse import unquote, urlsplit
 from mtmd import ImageError, Picture, VideoError
 from mtmd.prompt.data_url import base64_of, byte_count, decoded
 from mtmd.prompt.video_input import Footage, is_video_data, sent_video
-from mtmd.service.turns import aside
+from mtmd.service.turns import moved
 from mtmd.web.errors import ApiError
 from mtmd.web.intake.fetch_media import Fetcher
 from mtmd.web.intake.json_limits import BASE64
@@ -35,29 +35,29 @@ _SHOWN = 24  # characters of a URL whose scheme is not known
 
 @dataclass(frozen=True)
 class Reference:
-    """What stands for a picture in a request: a URL or the id of an upload. `place` names it:
-    "messages[0].content[1].image_url". `video`: it is to be one, with fps and the like where they
-    are asked for; None: what it is shows by itself.
+    """Describes what stands for a picture in a request: a URL or the id of an upload. `location`
+    names it: "messages[0].content[1].image_url". `video`: it is to be one, with fps and the like
+    where they are asked for; None: what it is shows by itself.
     """
 
-    place: str
+    location: str
     url: str | CutText
     video: bool | None = False
     frames: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def word(self) -> str:
-        """What it is, as far as the request says."""
+        """Return what it is, as far as the request says."""
         return "video" if self.video else "picture"
 
     @property
-    def held_bytes(self) -> int:
-        """What it takes to keep."""
+    def stored_bytes(self) -> int:
+        """Return what it takes to keep."""
         return len(self.url) if isinstance(self.url, str) else self.url.byte_count
 
     @property
     def code(self) -> str:
-        """Of an error about it."""
+        """Return the code of an error about it."""
         return "invalid_video" if self.video else "invalid_image"
 
 
@@ -72,8 +72,8 @@ class _Source:
     read: Callable[[int, float], bytes]
 
     @property
-    def place(self) -> str:
-        return self.reference.place
+    def location(self) -> str:
+        return self.reference.location
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Media:
 
     @contextmanager
     def opened(self, references: Sequence[Reference], owner: str) -> Iterator[list[Picture]]:
-        """As `shown`, of pictures alone."""
+        """Do what `shown` does, for pictures alone."""
         with self.shown(references, owner) as shown:
             yield [one.source for one in shown if isinstance(one.source, Picture)]
 
@@ -115,26 +115,26 @@ class Media:
         Raises ApiError, ImageError and BusyError.
         """
         files = self._read(self._sources(references, owner))
-        pictures = [(r.place, data) for r, data in files if not _is_video(r, data)]
+        pictures = [(r.location, data) for r, data in files if not _is_video(r, data)]
         videos = len(files) - len(pictures)
         if excess := self._budget.excess(videos=videos):
             raise ApiError(
                 413,
-                f"found {excess.count} videos, expected at most {excess.most} in one request; send "
-                "fewer",
+                f"found {excess.count} videos, expected at most {excess.maximum} in one request; "
+                "send fewer",
                 param="messages",
                 code="too_many_videos",
             )
         pixels = self._count_pixels(pictures) + videos * self._budget.limits.video_pixels
-        with self._budget.held(pixels):
+        with self._budget.stored(pixels):
             yield [self._open(reference, data, videos) for reference, data in files]
 
     def _open(self, reference: Reference, data: bytes, videos: int) -> Shown:
         """`videos`: how many there are in the request."""
         if not _is_video(reference, data):
-            return Shown("image", self._decode(reference.place, data))
-        with _placed(reference.place):
-            footage = sent_video(data, self._budget.limits.video_of(videos), reference.place)
+            return Shown("image", self._decode(reference.location, data))
+        with _located(reference.location):
+            footage = sent_video(data, self._budget.limits.video_of(videos), reference.location)
         return Shown("video", footage, reference.frames)
 
     def _sources(self, references: Sequence[Reference], owner: str) -> list[_Source]:
@@ -142,7 +142,7 @@ class Media:
         if excess := self._budget.excess(pictures=len(references)):
             raise ApiError(
                 413,
-                f"found {excess.count} pictures, expected at most {excess.most} in one "
+                f"found {excess.count} pictures, expected at most {excess.maximum} in one "
                 "request; send fewer",
                 param="messages",
                 code="too_many_images",
@@ -156,10 +156,10 @@ class Media:
         has to be fetched.
         """
         deadline = time.monotonic() + (self._fetcher.limit_s if self._fetcher else 0)
-        most, count = self._budget.limits.bytes, 0
+        maximum, count = self._budget.limits.bytes, 0
         data: dict[int, bytes] = {}
         for index, source in sorted(enumerate(sources), key=lambda pair: pair[1].count is None):
-            data[index] = source.read(most - count, deadline)
+            data[index] = source.read(maximum - count, deadline)
             count += len(data[index])
             self._check_bytes(count)
         return [(source.reference, data[index]) for index, source in enumerate(sources)]
@@ -169,32 +169,33 @@ class Media:
             raise ApiError(
                 413,
                 f"the pictures have {excess.count:,} bytes together, expected at most "
-                f"{excess.most:,}; scale them down or send fewer",
+                f"{excess.maximum:,}; scale them down or send fewer",
                 param="messages",
                 code="images_too_large",
             )
 
     def _count_pixels(self, files: Sequence[tuple[str, bytes]]) -> int:
         total = 0
-        for place, data in files:
-            with _placed(place):
+        for location, data in files:
+            with _located(location):
                 width, height = self._budget.size(data)
             total += width * height
             if excess := self._budget.excess(pixels=total):
                 raise ApiError(
                     413,
-                    f"the pictures have more than {excess.most:,} pixels together; scale them down",
-                    param=place,
+                    f"the pictures have more than {excess.maximum:,} pixels together; scale them "
+                    "down",
+                    param=location,
                     code="too_many_pixels",
                 )
         return total
 
-    def _decode(self, place: str, data: bytes) -> Picture:
-        with _placed(place):
+    def _decode(self, location: str, data: bytes) -> Picture:
+        with _located(location):
             return self._budget.decode(data)
 
     def _source(self, reference: Reference, owner: str) -> _Source:
-        url, place = reference.url, reference.place
+        url, location = reference.url, reference.location
         scheme = beginning(url)[:_SHOWN].partition(":")[0].lower()
         if isinstance(url, CutText):
             if scheme == "data":
@@ -211,28 +212,28 @@ class Media:
         alone = isinstance(url, CutText) or url[:_SHOWN].encode("utf-8", "replace").startswith(
             BASE64
         )
-        found = "found base64 alone, " if alone else ""
+        value = "found base64 alone, " if alone else ""
         raise ApiError(
             400,
-            f"{place}: {found}expected a data URL, as data:image/png;base64,..., an http(s) "
+            f"{location}: {value}expected a data URL, as data:image/png;base64,..., an http(s) "
             "address or the id of an uploaded file",
-            param=place,
+            param=location,
         )
 
     def _remote(self, reference: Reference, url: str) -> _Source:
-        fetcher, place = self._fetcher, reference.place
+        fetcher, location = self._fetcher, reference.location
         if fetcher is None:
             raise ApiError(
                 400,
-                f"{place}: this server does not fetch {reference.word}s; send a data URL or upload "
-                "the file",
-                param=place,
+                f"{location}: this server does not fetch {reference.word}s; send a data URL or "
+                "upload the file",
+                param=location,
                 code="remote_media_off",
             )
 
         def fetched(left: int, deadline: float) -> bytes:
-            with aside():
-                return fetcher.fetch(url, place, left, deadline, video=reference.video is True)
+            with moved():
+                return fetcher.fetch(url, location, left, deadline, video=reference.video is True)
 
         return _Source(reference, None, fetched)
 
@@ -240,18 +241,18 @@ class Media:
         """A regular file below the media folder, links followed first. One message for whatever is
         wrong: it must not show what files there are.
         """
-        place = reference.place
+        location = reference.location
         refusal = ApiError(
             400,
-            f"{place}: there is no such file that may be read",
-            param=place,
+            f"{location}: there is no such file that may be read",
+            param=location,
             code="file_not_found",
         )
         if self._root is None:
             raise ApiError(
                 400,
-                f"{place}: this server does not read files by file://; send a data URL",
-                param=place,
+                f"{location}: this server does not read files by file://; send a data URL",
+                param=location,
                 code="media_path_off",
             )
         try:
@@ -276,15 +277,15 @@ def _is_video(reference: Reference, data: bytes) -> bool:
 
 
 def _data_url(reference: Reference, url: str) -> _Source:
-    place = reference.place
+    location = reference.location
     try:
         encoded = base64_of(url)
     except ValueError:
         raise ApiError(
             400,
-            f"{place}: expected a data URL of the form "
+            f"{location}: expected a data URL of the form "
             f"data:{'video/mp4' if reference.video else 'image/png'};base64,...",
-            param=place,
+            param=location,
             code=reference.code,
         ) from None
 
@@ -293,29 +294,32 @@ def _data_url(reference: Reference, url: str) -> _Source:
             return decoded(encoded)
         except ValueError:
             raise ApiError(
-                400, f"{place}: found data that is not base64", param=place, code=reference.code
+                400,
+                f"{location}: found data that is not base64",
+                param=location,
+                code=reference.code,
             ) from None
 
     return _Source(reference, byte_count(len(encoded)), read)
 
 
-def _read_file(path: Path, most: int, refusal: ApiError) -> bytes:
+def _read_file(path: Path, maximum: int, refusal: ApiError) -> bytes:
     """`path` has no links in it any more: one that has come since is not followed."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:  # noqa: PTH123  # flags
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise refusal
-            return file.read(most + 1)
+            return file.read(maximum + 1)
     except OSError:
         raise refusal from None
 
 
 @contextmanager
-def _placed(place: str) -> Iterator[None]:
+def _located(location: str) -> Iterator[None]:
     """Names the picture of the request in an ImageError."""
     try:
         yield
     except VideoError as error:  # which has the place before it already
-        raise ApiError(400, str(error), param=place, code="invalid_video") from error
+        raise ApiError(400, str(error), param=location, code="invalid_video") from error
     except ImageError as error:
-        raise ApiError(400, f"{place}: {error}", param=place, code="invalid_image") from error
+        raise ApiError(400, f"{location}: {error}", param=location, code="invalid_image") from error

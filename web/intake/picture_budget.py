@@ -1,4 +1,5 @@
-"""What pictures may bring, for both products: those of one request, and those of all at once.
+"""Describes what pictures may bring, for both products: those of one request, and those of all at
+once.
 
 Nothing is decoded before it is known to be within the budget: a few bytes can promise gigabytes of
 pixels.
@@ -16,14 +17,14 @@ from mtmd import BusyError, Picture
 from mtmd.prompt.load_image import load_isolated, picture_size
 from mtmd.prompt.video_input import VideoFacts, check_video
 from mtmd.service.turnover import Turnover
-from mtmd.service.turns import Turns, aside, for_whom, usable_cores
-from mtmd.web.intake.places import Askers
+from mtmd.service.turns import Turns, for_whom, moved, usable_cores
+from mtmd.web.intake.slots import Askers
 from mtmd.web.settings import MediaBudget
 
 # Pictures of one client beside one for each core, so that few of his wait for a worker with their
 # pixels counted; which of several clients' run is the workers' own rule:
 # `mtmd.base.isolation.worker_slots`.
-BESIDE_CORES = 8
+ALONGSIDE_CORES = 8
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Excess:
 
     what: str
     count: int
-    most: int
+    maximum: int
 
 
 class PictureBudget:
@@ -40,10 +41,10 @@ class PictureBudget:
 
     def __init__(self, limits: MediaBudget) -> None:
         self.limits = limits
-        self._pixels_held, self._lock = Counter[str](), threading.Lock()
+        self._pixels_stored, self._lock = Counter[str](), threading.Lock()
         self._askers = Askers()
         self._turnover = Turnover()
-        self.decoded_at_once = max(2, usable_cores().usable) + BESIDE_CORES
+        self.decoded_at_once = max(2, usable_cores().usable) + ALONGSIDE_CORES
         self._decoding = Turns(None, limits.decoding_pixels, each=self.decoded_at_once)
 
     def excess(
@@ -55,14 +56,14 @@ class PictureBudget:
         limits = self.limits
         return next(
             (
-                Excess(what, count, most)
-                for what, count, most in (
+                Excess(what, count, maximum)
+                for what, count, maximum in (
                     ("pictures", pictures, limits.images),
                     ("bytes of pictures", bytes_, limits.bytes),
                     ("pixels", pixels, limits.pixels),
                     ("videos", videos, limits.videos),
                 )
-                if count > most
+                if count > maximum
             ),
             None,
         )
@@ -74,8 +75,10 @@ class PictureBudget:
         return picture_size(data, self.limits.each, name)
 
     def check_video(self, data: bytes, name: str = "video") -> VideoFacts:
-        """What a video says of itself; its first frame is decoded. Raises VideoError, BusyError."""
-        with aside(), self.held(self.limits.video_pixels):
+        """Return what a video says of itself; its first frame is decoded. Raises VideoError,
+        BusyError.
+        """
+        with moved(), self.stored(self.limits.video_pixels):
             return check_video(data, self.limits.video, name)
 
     def decode(self, data: bytes, page: int = 0) -> Picture:
@@ -83,47 +86,49 @@ class PictureBudget:
         other clients. `page` of a PDF, from 0 on. Raises ImageError.
         """
         width, height = self.size(data)
-        with aside(), self._decoding.one(width * height):
+        with moved(), self._decoding.one(width * height):
             return load_isolated(data, self.limits.each, "picture", page)
 
     @property
-    def held_bytes(self) -> int:
-        """At most, of the pixels that are counted: those that are decoded."""
+    def stored_bytes(self) -> int:
+        """Return an upper bound of the bytes of the pixels that are counted: those that are
+        decoded.
+        """
         with self._lock:
-            return 3 * self._pixels_held.total()
+            return 3 * self._pixels_stored.total()
 
     def decode_counted(self, data: bytes, page: int = 0) -> Picture:
-        """As `decode`, for a picture whose pixels are nobody's yet. Raises BusyError."""
+        """Do what `decode` does, for a picture whose pixels are nobody's yet. Raises BusyError."""
         width, height = self.size(data)
-        with self.held(width * height):
+        with self.stored(width * height):
             return self.decode(data, page)
 
     @contextmanager
-    def held(self, pixels: int) -> Iterator[None]:
+    def stored(self, pixels: int) -> Iterator[None]:
         """Count `pixels` among those of all requests under way. Raises BusyError where these would
         be too many, or more than half of what may be for a client who has others under way while
         other clients ask, too.
         """
         owner = for_whom()
         with self._lock:
-            own, most = self._pixels_held[owner], self.limits.server_pixels
-            rooms = [("", self._pixels_held.total(), most)]
+            own, maximum = self._pixels_stored[owner], self.limits.server_pixels
+            rooms = [("", self._pixels_stored.total(), maximum)]
             if self._askers.others_than(owner) and own:
-                rooms.append((" for this client", own, most // 2))
-            for whose, held, room in rooms:
-                if held + pixels > room:
+                rooms.append((" for this client", own, maximum // 2))
+            for whose, stored, room in rooms:
+                if stored + pixels > room:
                     raise BusyError(
-                        f"{held:,} pixels{whose} wait to be seen and {room:,} may, so these "
+                        f"{stored:,} pixels{whose} wait to be seen and {room:,} may, so these "
                         f"{pixels:,} have to come later",
                         self._turnover.wait_s(pixels),
                     )
-            if not self._pixels_held:
+            if not self._pixels_stored:
                 self._turnover.begin()
-            self._pixels_held[owner] += pixels
+            self._pixels_stored[owner] += pixels
         try:
             yield
         finally:
             with self._lock:
-                self._pixels_held[owner] -= pixels
-                self._pixels_held += Counter()  # without those that hold none
+                self._pixels_stored[owner] -= pixels
+                self._pixels_stored += Counter()  # without those that hold none
                 self._turnover.freed(pixels)

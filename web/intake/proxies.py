@@ -1,5 +1,5 @@
-"""What stands between a client and the server: what proxies say of it is believed where they are
-named, and the path under which they have put the server is taken off.
+"""Describes what stands between a client and the server: what proxies say of it is believed where
+they are named, and the path under which they have put the server is taken off.
 """
 
 from __future__ import annotations
@@ -66,12 +66,12 @@ def is_trusted(address: str, trusted: Collection[Trusted]) -> bool:
     if address == PEER:
         return PEER in trusted
     try:
-        found = ipaddress.ip_address(address.partition("%")[0])
+        result = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
         return False
-    if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped:
-        found = found.ipv4_mapped
-    return any(network != PEER and found in network for network in trusted)
+    if isinstance(result, ipaddress.IPv6Address) and result.ipv4_mapped:
+        result = result.ipv4_mapped
+    return any(network != PEER and result in network for network in trusted)
 
 
 def client_of(forwarded_for: str, trusted: Collection[Trusted]) -> str:

@@ -1,4 +1,4 @@
-"""What clients leave here for later, in a file: it takes the disk and no memory."""
+"""Describes what clients leave here for later, in a file: it takes the disk and no memory."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ BLOCK = 4096  # bytes; so long are the places in the file, or some times that
 
 @dataclass(eq=False)
 class Piece:
-    """Where in the file something of `size` bytes is: from the start to the end of each place.
-    `there`: until it is let go.
+    """Describes where in the file something of `size` bytes is: from the start to the end of each
+    place. `there`: until it is let go.
     """
 
     size: int
-    places: list[tuple[int, int]]
+    locations: list[tuple[int, int]]
     there: bool = True
 
 
@@ -48,7 +48,7 @@ class Spool:
             file, piece = self._file, Piece(len(data), self._take(len(data)))
         left = memoryview(data)
         try:
-            for start, end in piece.places:
+            for start, end in piece.locations:
                 file.write(start, left[: end - start])
                 left = left[end - start :]
         except OSError:
@@ -61,7 +61,7 @@ class Spool:
         file, parts, left = self._file, list[bytes](), piece.size
         if file is None or not piece.there:
             return None
-        for start, end in piece.places:
+        for start, end in piece.locations:
             here = min(end - start, left)
             left -= here
             parts += file.read(start, here)
@@ -69,37 +69,37 @@ class Spool:
             return b"".join(parts) if piece.there else None  # mostly one, which is not copied
 
     def let_go(self, piece: Piece) -> None:
-        """Its places are for others now."""
+        """Release its slots."""
         with self._lock:
             if piece.there:
                 self._let_go(piece)
 
     def _take(self, size: int) -> list[tuple[int, int]]:
         """The first holes, then what follows the end."""
-        places, left = list[tuple[int, int]](), -(-size // BLOCK) * BLOCK
+        slots, left = list[tuple[int, int]](), -(-size // BLOCK) * BLOCK
         for start, end in self._free:
             if not left:
                 break
-            places.append((start, min(end, start + left)))
-            left -= places[-1][1] - start
-        if places:
-            rest = places[-1][1], self._free[len(places) - 1][1]
-            self._free[: len(places)] = [rest] if rest[0] < rest[1] else []
+            slots.append((start, min(end, start + left)))
+            left -= slots[-1][1] - start
+        if slots:
+            rest = slots[-1][1], self._free[len(slots) - 1][1]
+            self._free[: len(slots)] = [rest] if rest[0] < rest[1] else []
         if left:
-            places.append((self._end, self._end + left))
+            slots.append((self._end, self._end + left))
             self._end += left
-        return places
+        return slots
 
     def _let_go(self, piece: Piece) -> None:
         piece.there = False
-        for start, end in piece.places:
-            self._free_place(start, end)
+        for start, end in piece.locations:
+            self._free_slot(start, end)
         if self._free and self._free[-1][1] == self._end:
             self._end = self._free.pop()[0]
             if self._file is not None:
                 self._file.truncate(self._end)
 
-    def _free_place(self, start: int, end: int) -> None:
+    def _free_slot(self, start: int, end: int) -> None:
         """One hole with those beside it."""
         index = bisect(self._free, (start, end))
         if index < len(self._free) and self._free[index][0] == end:
@@ -124,7 +124,7 @@ class _File:
             start, data = start + count, data[count:]
 
     def read(self, start: int, count: int) -> Iterator[bytes]:
-        """As much as there is of so many bytes. Raises OSError."""
+        """Read as much as there is of so many bytes. Raises OSError."""
         while part := self._read_some(start, count):
             yield part
             start, count = start + len(part), count - len(part)

@@ -41,8 +41,8 @@ class Upload:
 
 
 class Uploads:
-    """In a temporary file, `room` bytes, of which each of the `owners` has an equal part. Ids are
-    random, with `tag` in them, and good for their owner alone. Thread-safe.
+    """Uploads in a temporary file, `room` bytes, of which each of the `owners` has an equal part.
+    Ids are random, with `tag` in them, and good for their owner alone. Thread-safe.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Uploads:
         self._prefix = f"{PREFIX}{tag}-" if tag else PREFIX
         self._lock = threading.Lock()
         self._files: OrderedDict[str, Upload] = OrderedDict()  # the one used longest ago first
-        self._held: Counter[str] = Counter()  # bytes of them, by their owner
+        self._stored: Counter[str] = Counter()  # bytes of them, by their owner
         self._coming: Counter[str] = Counter()  # bytes that are being written, by their owner
         self._spool = Spool()
 
@@ -79,8 +79,8 @@ class Uploads:
 
     @contextmanager
     def _reserved(self, owner: str, count: int) -> Iterator[list[Upload]]:
-        """So much of the owner's room, before it is taken by what is put into the list. Raises
-        ApiError.
+        """Reserve so much of the owner's room, before it is taken by what is put into the list.
+        Raises ApiError.
         """
         written: list[Upload] = []
         with self._current():
@@ -92,7 +92,7 @@ class Uploads:
             with self._lock:
                 for upload in written:
                     self._files[upload.id] = upload
-                    self._held[owner] += upload.size + RECORD_BYTES
+                    self._stored[owner] += upload.size + RECORD_BYTES
                 self._coming[owner] -= count
                 self._coming += Counter()  # drops who has none
 
@@ -111,12 +111,12 @@ class Uploads:
 
     def _check_room(self, owner: str, count: int) -> None:
         room = self._room // self._owners()
-        held = self._held[owner] + self._coming[owner]
-        if held + count > room:
+        stored = self._stored[owner] + self._coming[owner]
+        if stored + count > room:
             count -= RECORD_BYTES
             raise ApiError(
                 413,
-                f"file: {count:,} bytes beside the {held:,} already here are more than {room:,}; "
+                f"file: {count:,} bytes beside the {stored:,} already here are more than {room:,}; "
                 "delete files that are not needed any more",
                 param="file",
                 code="storage_full",
@@ -154,9 +154,9 @@ class Uploads:
         """Under the lock. What is gone already, by another thread, counts no more."""
         upload = self._files.pop(id_, None)
         if upload is not None:
-            self._held[upload.owner] -= upload.size + RECORD_BYTES
-            if not self._held[upload.owner]:
-                del self._held[upload.owner]
+            self._stored[upload.owner] -= upload.size + RECORD_BYTES
+            if not self._stored[upload.owner]:
+                del self._stored[upload.owner]
 
     @contextmanager
     def _current(self) -> Iterator[None]:

@@ -19,8 +19,8 @@ from mtmd.web.intake.body import Loose, Request
 from mtmd.web.intake.long_texts import PictureText, as_data_url
 from mtmd.web.intake.media import Reference
 from mtmd.web.interfaces.fields import (
-    MOST_MESSAGES,
-    MOST_PARTS,
+    MAX_MESSAGES,
+    MAX_PARTS,
     Fraction,
     MaxTokens,
     ModelName,
@@ -51,10 +51,10 @@ class Source(Loose):
     url: PictureText = ""
     file_id: str = ""
 
-    def piece(self, place: str) -> Piece:
+    def piece(self, location: str) -> Piece:
         data = as_data_url(self.data, "image/unknown")
         urls = {"base64": data, "url": self.url, "file": self.file_id}
-        return Reference(f"{place}.{self.type}", urls[self.type])
+        return Reference(f"{location}.{self.type}", urls[self.type])
 
 
 class TextBlock(Loose):
@@ -69,12 +69,14 @@ class ImageBlock(Loose):
     type: Literal["image"]
     source: Source
 
-    def piece(self, place: str) -> Piece:
-        return self.source.piece(f"{place}.source")
+    def piece(self, location: str) -> Piece:
+        return self.source.piece(f"{location}.source")
 
 
 class ThinkingBlock(Loose):
-    """What the assistant thought. The signature is not looked at; what is redacted is left out."""
+    """Describes what the assistant thought. The signature is not looked at; what is redacted is
+    left out.
+    """
 
     type: Literal["thinking", "redacted_thinking"]
     thinking: str = ""
@@ -110,12 +112,12 @@ class DocumentBlock(Loose):
 
 
 class SearchResultBlock(Loose):
-    """What the client has found."""
+    """Describes what the client has found."""
 
     type: Literal["search_result"]
     source: str
     title: str
-    content: list[TextBlock] = Field(max_length=MOST_PARTS)
+    content: list[TextBlock] = Field(max_length=MAX_PARTS)
 
     def piece(self, _: str) -> Piece:
         return "\n".join((self.title, self.source, *(block.text for block in self.content)))
@@ -132,7 +134,7 @@ class ToolReference(Loose):
 
 
 class OtherBlock(Loose):
-    """Of a tool that a server runs; left out."""
+    """Block of a tool that a server runs; left out."""
 
     type: str
 
@@ -141,8 +143,8 @@ _OTHERS = re.compile(r"server_tool_use|mcp_tool_use|\w+_tool_result")
 
 
 def _block(value: Any) -> str | None:
-    found = kind(value)
-    return f"{TAG}other" if found and _OTHERS.fullmatch(found.removeprefix(TAG)) else found
+    result = kind(value)
+    return f"{TAG}other" if result and _OTHERS.fullmatch(result.removeprefix(TAG)) else result
 
 
 Shown: TypeAlias = Annotated[
@@ -209,21 +211,21 @@ class Choice(Loose):
     disable_parallel_tool_use: bool | None = None
 
     def chosen(self) -> str | dict[str, Any]:
-        """As OpenAI's interface says it."""
+        """Return the choice as OpenAI's interface writes it."""
         if self.type == "tool":
             return {"type": "function", "name": self.name}
         return "required" if self.type == "any" else self.type
 
 
 class CountRequest(Request):
-    """What matters for how many tokens a conversation takes."""
+    """Describes what matters for how many tokens a conversation takes."""
 
     harmless: ClassVar[frozenset[str]] = frozenset(
         ("metadata", "service_tier", "inference_geo", "cache_control", "betas", "speed")
     )
 
     model: ModelName
-    messages: list[Message] = Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)
+    messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     system: System | None = None
     tools: Tools | None = None
     tool_choice: Choice | None = None
@@ -309,26 +311,26 @@ class MessagesRequest(CountRequest):
 
 
 def _system(value: str | Sequence[TextBlock] | None) -> tuple[str, ...]:
-    """Without what Claude Code writes first for who counts what it costs: it is another one with
-    every request, and nothing after it would be known from the last.
+    """Return it without what Claude Code writes first for who counts what it costs: it is another
+    one with every request, and nothing after it would be known from the last.
     """
     texts = [value] if isinstance(value, str) else [block.text for block in value or ()]
-    said = (t.partition("\n")[2] if t.startswith(_BILLING) else t for t in texts)
-    return tuple(text for text in said if text)
+    stated = (t.partition("\n")[2] if t.startswith(_BILLING) else t for t in texts)
+    return tuple(text for text in stated if text)
 
 
-def _turns(message: Message, place: str) -> Iterator[Turn]:
+def _turns(message: Message, location: str) -> Iterator[Turn]:
     """Results of tools, which stand in messages of the user, are turns of their own, and come
     first: right after the calls.
     """
     if isinstance(message.content, str):
         yield Turn(message.role, (message.content,))
         return
-    said: list[Piece] = []
+    stated: list[Piece] = []
     calls: list[ToolCall] = []
     results, others, thoughts = False, False, list[str]()
     for i, block in enumerate(message.content):
-        at = f"{place}[{i}]"
+        at = f"{location}[{i}]"
         if isinstance(block, ToolUse):
             _check_role(message, "assistant", at)
             calls.append(ToolCall(block.id, block.name, to_json(block.input).decode()))
@@ -341,23 +343,23 @@ def _turns(message: Message, place: str) -> Iterator[Turn]:
         elif isinstance(block, OtherBlock):
             others = True
         else:
-            said.append(block.piece(at))
-    if said or others or calls or not results:
-        yield Turn(message.role, tuple(said), tuple(calls), thought="\n\n".join(thoughts))
+            stated.append(block.piece(at))
+    if stated or others or calls or not results:
+        yield Turn(message.role, tuple(stated), tuple(calls), thought="\n\n".join(thoughts))
 
 
-def _check_role(message: Message, role: str, place: str) -> None:
+def _check_role(message: Message, role: str, location: str) -> None:
     if message.role != role:
         raise ApiError(
             400,
-            f"{place}: found in a message of the {message.role}, expected in one of the {role}",
-            param=place,
+            f"{location}: found in a message of the {message.role}, expected in one of the {role}",
+            param=location,
         )
 
 
-def _result(block: ToolResult, place: str) -> tuple[Piece, ...]:
-    """What failed says so: chat templates have no other place for it."""
-    parts = pieces(block.content, f"{place}.content")
+def _result(block: ToolResult, location: str) -> tuple[Piece, ...]:
+    """Return what failed says so: chat templates have no other place for it."""
+    parts = pieces(block.content, f"{location}.content")
     if not block.is_error or str(parts[0] if parts else "").lower().startswith("error"):
         return parts
     if parts and isinstance(parts[0], str):

@@ -1,5 +1,5 @@
-"""What requests for vectors look like: OpenAI's, with pictures as vLLM's clients (`messages`) and
-Jina's (`{"image": ...}`) send them.
+"""Describes what requests for vectors look like: OpenAI's, with pictures as vLLM's clients
+(`messages`) and Jina's (`{"image": ...}`) send them.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from mtmd.web.errors import TAG
 from mtmd.web.intake.body import Loose, Request
 from mtmd.web.intake.long_texts import CutText, PictureText, as_data_url, beginning
 from mtmd.web.intake.media import Reference
-from mtmd.web.interfaces.fields import MOST_PARTS, ModelName, pieces
+from mtmd.web.interfaces.fields import MAX_PARTS, ModelName, pieces
 from mtmd.web.interfaces.openai_requests import Message
 
-MOST_INPUTS = 2048
+MAX_INPUTS = 2048
 LONGEST_TEXT = 1 << 16
 _SCHEMES = ("data:", "http:", "https:", "file:")
 
@@ -117,7 +117,7 @@ class EmbeddingRequest(Request):
     input: (
         Annotated[
             list[Input],
-            Field(min_length=1, max_length=MOST_INPUTS, fail_fast=True),
+            Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True),
             BeforeValidator(_several),
             WithJsonSchema(
                 {"anyOf": [_ONE_SCHEMA, {"type": "array", "items": _ONE_SCHEMA, "minItems": 1}]}
@@ -126,7 +126,7 @@ class EmbeddingRequest(Request):
         | None
     ) = None
     messages: list[Message] | None = Field(
-        default=None, min_length=1, max_length=MOST_PARTS, fail_fast=True
+        default=None, min_length=1, max_length=MAX_PARTS, fail_fast=True
     )
     encoding_format: Literal["float", "base64"] | None = None
     embedding_type: Literal["float", "base64"] | None = None
@@ -158,7 +158,7 @@ class EmbeddingRequest(Request):
         return self
 
     def inputs(self) -> Sequence[Piece]:
-        """In order."""
+        """Return it in order."""
         return list(self._of_messages() if self.input is None else self._of_input())
 
     def _of_input(self) -> Iterator[Piece]:

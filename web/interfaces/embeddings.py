@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 
 def no_vectors(models: Models, name: str | None) -> ApiError:
-    """What a request for vectors is refused with where models write answers. `name`: of the model
-    it asks for. Raises ApiError (404) for one that is not here.
+    """Return what a request for vectors is refused with where models write answers. `name`: of the
+    model it asks for. Raises ApiError (404) for one that is not here.
     """
     return ApiError(
         400,

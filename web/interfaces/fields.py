@@ -1,5 +1,5 @@
-"""What the requests of all interfaces are made of. Fields that are not known are ignored; what is
-known and cannot be done is refused by name.
+"""Describes what the requests of all interfaces are made of. Fields that are not known are ignored;
+what is known and cannot be done is refused by name.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from mtmd.web.errors import TAG
 from mtmd.web.intake.body import WHOLE
 from mtmd.web.intake.long_texts import CutText, as_data_url, beginning
 
-MOST_MESSAGES = 4096
-MOST_PARTS = 1 << 14  # of one message
-MOST_CALLS = 256  # of one message
-MOST_PROMPTS = 128
-MOST_TOKENS = 1 << 20
+MAX_MESSAGES = 4096
+MAX_PARTS = 1 << 14  # of one message
+MAX_CALLS = 256  # of one message
+MAX_PROMPTS = 128
+MAX_TOKENS = 1 << 20
 LONGEST_GRAMMAR = 1 << 20
 LONGEST_SCHEMA = 64 << 10  # in characters of JSON: it is compiled before the answer begins
 
@@ -54,7 +54,7 @@ Seed = Annotated[int, within("seed"), WHOLE]
 Penalty = Annotated[float, within("repetition_penalty")]
 Additive = Annotated[float, within("frequency_penalty")]  # presence_penalty, too
 Logprobs = Annotated[int, within("logprobs"), WHOLE]
-MaxTokens = Annotated[int, Field(ge=1, le=MOST_TOKENS), WHOLE]
+MaxTokens = Annotated[int, Field(ge=1, le=MAX_TOKENS), WHOLE]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 Stops = Annotated[
     list[Annotated[str, Field(min_length=1, max_length=STOP_CHARS_MAX)]],
@@ -95,20 +95,20 @@ def text_or(things: str, error: str = "content") -> Discriminator:
 One = TypeVar("One")
 Text: TypeAlias = Annotated[str, Tag(f"{TAG}text")]
 Several: TypeAlias = Annotated[
-    list[One], Tag(f"{TAG}parts"), Field(max_length=MOST_PARTS, fail_fast=True)
+    list[One], Tag(f"{TAG}parts"), Field(max_length=MAX_PARTS, fail_fast=True)
 ]
 
 
 class Part(Protocol):
-    """Of a message. `piece`: what it says or shows; `place` names it."""
+    """Part of a message. `piece`: what it says or shows; `location` names it."""
 
-    def piece(self, place: str) -> Piece: ...
+    def piece(self, location: str) -> Piece: ...
 
 
-def pieces(content: str | Sequence[Part] | None, place: str) -> tuple[Piece, ...]:
+def pieces(content: str | Sequence[Part] | None, location: str) -> tuple[Piece, ...]:
     if isinstance(content, str):
         return (content,)
-    return tuple(part.piece(f"{place}[{i}]") for i, part in enumerate(content or ()))
+    return tuple(part.piece(f"{location}[{i}]") for i, part in enumerate(content or ()))
 
 
 def given(**options: Any) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def given(**options: Any) -> dict[str, Any]:
 
 
 def of_file_data(data: str | CutText) -> str | CutText:
-    """As a data URL: what it is, the first bytes say."""
+    """Return a data URL, whose kind the first bytes show."""
     is_url = beginning(data).startswith("data:")
     return data if is_url else as_data_url(data, "application/octet-stream")
 

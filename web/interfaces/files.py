@@ -87,7 +87,7 @@ def blueprint(uploads: Uploads, budget: PictureBudget) -> Blueprint:
 
 
 def _file_object(upload: Upload) -> dict[str, Any]:
-    """As OpenAI's servers describe a file."""
+    """Describe a file as OpenAI's servers do."""
     return {
         "id": upload.id,
         "object": "file",

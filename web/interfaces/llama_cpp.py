@@ -23,8 +23,8 @@ from mtmd.web.intake.body import WHOLE, Loose, Request, json_body
 from mtmd.web.intake.gate import Body, Work, takes
 from mtmd.web.interfaces.fields import (
     LONGEST_GRAMMAR,
-    MOST_PROMPTS,
-    MOST_TOKENS,
+    MAX_PROMPTS,
+    MAX_TOKENS,
     Additive,
     Fraction,
     Logprobs,
@@ -88,8 +88,8 @@ class Completion(Request):
 
     prompt: str | Mixed | list[str | Ids | Mixed] = Field(union_mode="left_to_right")
     model: ModelName | None = None
-    n_predict: Annotated[int, Field(ge=-1, le=MOST_TOKENS), WHOLE] | None = None
-    max_tokens: Annotated[int, Field(ge=-1, le=MOST_TOKENS), WHOLE] | None = None
+    n_predict: Annotated[int, Field(ge=-1, le=MAX_TOKENS), WHOLE] | None = None
+    max_tokens: Annotated[int, Field(ge=-1, le=MAX_TOKENS), WHOLE] | None = None
     stream: bool = False
     temperature: Temperature | None = None
     top_k: Annotated[int, within("top_k", -1), WHOLE] | None = None
@@ -118,8 +118,8 @@ class Completion(Request):
     def request(self) -> AnswerRequest:
         """Raises ApiError for too few or too many prompts, or several in a stream."""
         prompts = self.prompts()
-        if not 0 < len(prompts) <= MOST_PROMPTS:
-            raise ApiError(400, f"prompt: expected 1 to {MOST_PROMPTS} prompts", param="prompt")
+        if not 0 < len(prompts) <= MAX_PROMPTS:
+            raise ApiError(400, f"prompt: expected 1 to {MAX_PROMPTS} prompts", param="prompt")
         if self.stream and len(prompts) > 1:
             raise ApiError(
                 400, "stream: found beside several prompts, expected one of them", param="stream"
@@ -130,10 +130,10 @@ class Completion(Request):
 
     def _options(self) -> dict[str, Any]:
         """The fields of AnswerOptions that were given."""
-        most = self.n_predict if self.n_predict is not None else self.max_tokens
-        wants_tokens = self.n_probs or self.stream or self.return_tokens
+        maximum = self.n_predict if self.n_predict is not None else self.max_tokens
+        needs_tokens = self.n_probs or self.stream or self.return_tokens
         return given(
-            max_tokens=None if most == -1 else most,
+            max_tokens=None if maximum == -1 else maximum,
             temperature=self.temperature,
             top_k=None if self.top_k == -1 else self.top_k,
             top_p=self.top_p,
@@ -147,7 +147,7 @@ class Completion(Request):
             logit_bias=self.logit_bias or None,
             grammar=self.grammar or None,
             json_schema=promised(self.json_schema),
-            logprobs=self.n_probs if wants_tokens else None,
+            logprobs=self.n_probs if needs_tokens else None,
         )
 
 
@@ -162,10 +162,10 @@ def blueprint(answering: Answering) -> Blueprint:
     @takes(Body.JSON, Work.ANSWER)
     def completion() -> Response:
         body = answering.read(Completion)
-        asked = body.request()
+        requested = body.request()
         if not answering.models.many:  # a server with one model does not mind what it is called
-            asked = replace(asked, model=None)
-        return answering.answer(asked, CompletionForm(body))
+            requested = replace(requested, model=None)
+        return answering.answer(requested, CompletionForm(body))
 
     @routes.post("/tokenize")
     @takes(Body.JSON, Work.ANSWER)
@@ -346,7 +346,9 @@ class _CompletionWriter(Writer):
         }
 
     def _fields(self, made: dict[str, Any]) -> dict[str, Any]:
-        """Those that were asked for: "generation_settings/n_predict" is one inside another."""
+        """Return those that were asked for: "generation_settings/n_predict" is one inside
+        another.
+        """
         if not self._body.response_fields:
             return made
         chosen = {}

@@ -195,10 +195,10 @@ class _LineWriter(Writer):
 
 def message(text: str, calls: Sequence[ToolCall], thought: str) -> dict[str, Any]:
     """A call that is cut, as its answer was, has no arguments that could be given."""
-    found = [(call, arguments_of(call)) for call in calls]
+    result = [(call, arguments_of(call)) for call in calls]
     made = [
         {"id": call.id, "function": {"name": call.name, "arguments": arguments}}
-        for call, arguments in found
+        for call, arguments in result
         if arguments is not None
     ]
     message: dict[str, Any] = {"role": "assistant", "content": text}
@@ -233,7 +233,7 @@ def _known(answering: Answering, name: str) -> str:
 
 
 def _can(model: Listed, thinks: bool) -> list[str]:
-    """What clients offer their users."""
+    """Return what clients offer their users."""
     more = {"vision": model.sees, "thinking": thinks}
     return ["completion", "tools", *(name for name, there in more.items() if there)]
 
@@ -252,7 +252,7 @@ def _details(model: Listed) -> dict[str, Any]:
 
 
 def _info(model: Listed) -> dict[str, Any]:
-    """As a GGUF's metadata has it; what is not known of a model is left out."""
+    """Return what a GGUF's metadata has; what is not known of a model is left out."""
     facts, family = model.checkpoint, _family(model)
     known = {
         "general.architecture": family,
@@ -265,13 +265,13 @@ def _info(model: Listed) -> dict[str, Any]:
 
 
 def _family(model: Listed) -> str:
-    """Of a GGUF that was not opened yet, nothing says it."""
+    """Return the family of a GGUF that was not opened yet, nothing says it."""
     kind = "" if model.kind == _GGUF else model.kind
     return (model.checkpoint.architecture if model.checkpoint else kind) or "unknown"
 
 
 def _parameters(sampling: Mapping[str, float]) -> str:
-    """As a Modelfile has them, a line each."""
+    """Return parameters as a Modelfile has them, a line each."""
     names = {"repetition_penalty": "repeat_penalty"}
     return "\n".join(f"{names.get(name, name)} {value:g}" for name, value in sampling.items())
 

@@ -17,10 +17,10 @@ from mtmd.web.intake.body import WHOLE, Loose, Request
 from mtmd.web.intake.long_texts import CutText, PictureText, as_data_url, beginning
 from mtmd.web.intake.media import Reference
 from mtmd.web.interfaces.fields import (
-    MOST_CALLS,
-    MOST_MESSAGES,
-    MOST_PARTS,
-    MOST_TOKENS,
+    MAX_CALLS,
+    MAX_MESSAGES,
+    MAX_PARTS,
+    MAX_TOKENS,
     Additive,
     Fraction,
     ModelName,
@@ -35,7 +35,7 @@ from mtmd.web.interfaces.fields import (
 )
 from mtmd.web.interfaces.thinking import Budget
 
-Images = Annotated[list[PictureText], Field(max_length=MOST_PARTS)]
+Images = Annotated[list[PictureText], Field(max_length=MAX_PARTS)]
 
 
 class Options(Request):
@@ -50,7 +50,7 @@ class Options(Request):
         "mirostat": (0,),
     }
 
-    num_predict: Annotated[int, Field(ge=-2, le=MOST_TOKENS), WHOLE] | None = None
+    num_predict: Annotated[int, Field(ge=-2, le=MAX_TOKENS), WHOLE] | None = None
     temperature: Temperature | None = None
     top_k: Annotated[int, within("top_k", -1), WHOLE] | None = None
     top_p: Fraction | None = None
@@ -104,14 +104,14 @@ class Message(Loose):
     content: str | None = ""
     thinking: str | None = None
     images: Images | None = None
-    tool_calls: list[MessageCall] | None = Field(default=None, max_length=MOST_CALLS)
+    tool_calls: list[MessageCall] | None = Field(default=None, max_length=MAX_CALLS)
     tool_name: str | None = None
     tool_call_id: str | None = None
 
 
 class Answered(Request):
-    """What requests for answers have in common. Of `keep_alive` 0 alone means something, in a
-    request that asks nothing: how long models stay is the server's choice.
+    """Describes what requests for answers have in common. Of `keep_alive` 0 alone means something,
+    in a request that asks nothing: how long models stay is the server's choice.
     """
 
     harmless: ClassVar[frozenset[str]] = frozenset(("keep_alive", "truncate", "shift"))
@@ -125,7 +125,7 @@ class Answered(Request):
 
     @property
     def unloads(self) -> bool:
-        """Whether the model is to be unloaded, where nothing is asked of it."""
+        """Return whether the model is to be unloaded, where nothing is asked of it."""
         return (self.model_extra or {}).get("keep_alive") in (0, "0", "0s", "0m")
 
     @property
@@ -134,7 +134,7 @@ class Answered(Request):
 
     @property
     def says(self) -> bool:
-        """Whether there is anything to answer; a request without it loads a model."""
+        """Return whether there is anything to answer; a request without it loads a model."""
         raise NotImplementedError
 
     def request(self, model: str) -> AnswerRequest:
@@ -154,7 +154,7 @@ class Answered(Request):
 
 
 class ChatRequest(Answered):
-    messages: list[Message] = Field(default=[], max_length=MOST_MESSAGES, fail_fast=True)
+    messages: list[Message] = Field(default=[], max_length=MAX_MESSAGES, fail_fast=True)
     tools: Tools | None = None
 
     @property
@@ -254,11 +254,11 @@ class GenerateRequest(Answered):
         for name in ("images", "system"):
             if getattr(self, name):
                 raise ApiError(400, f"{name}: found beside raw, expected one of them", param=name)
-        for name, found in (
+        for name, result in (
             ("think", self.think not in (None, False, "none")),
             ("options.think_budget", "think_budget" in self.thinking),
         ):
-            if found:
+            if result:
                 raise ApiError(
                     400,
                     f"{name}: found beside raw, expected no thinking there: without a chat "
@@ -280,13 +280,13 @@ class ShowRequest(Loose):
     name: ModelName | None = None
 
 
-def _pictures(images: list[str | CutText] | None, place: str) -> list[Reference]:
+def _pictures(images: list[str | CutText] | None, location: str) -> list[Reference]:
     """Ollama's are base64 alone; a data URL or the id of an upload is taken too. The media type of
     a data URL does not matter: the first bytes decide.
     """
     return [
         Reference(
-            f"{place}[{i}]",
+            f"{location}[{i}]",
             text
             if beginning(text).startswith(("data:", "file-"))
             else as_data_url(text, "image/unknown"),

@@ -17,7 +17,7 @@ from mtmd.web.intake.body import json_body
 from mtmd.web.intake.gate import Body, Work, takes
 from mtmd.web.interfaces import openapi
 from mtmd.web.interfaces.openai_replies import ChatReply, CompletionForm, PlainReply
-from mtmd.web.interfaces.openai_requests import MOST_CHOICES, ChatRequest, CompletionRequest
+from mtmd.web.interfaces.openai_requests import MAX_CHOICES, ChatRequest, CompletionRequest
 from mtmd.web.interfaces.reference import operations
 from mtmd.web.models.choice import FAILED, LOADING, UNLOADED, Listed
 
@@ -46,8 +46,8 @@ def blueprint(answering: Answering) -> Blueprint:
     def completions() -> Response:
         body = json_body(CompletionRequest)
         answering.refuse_unknown(body)
-        if (body.n or 1) * len(body.prompt) > MOST_CHOICES:
-            raise ApiError(400, f"n: expected at most {MOST_CHOICES} answers in all", param="n")
+        if (body.n or 1) * len(body.prompt) > MAX_CHOICES:
+            raise ApiError(400, f"n: expected at most {MAX_CHOICES} answers in all", param="n")
         reply = PlainReply(
             f"cmpl-{g.request_id}",
             body.model or "",
@@ -91,9 +91,9 @@ def blueprint(answering: Answering) -> Blueprint:
     @routes.get("/v1/models/<path:name>")
     @takes(Body.NOTHING)
     def model(name: str) -> dict[str, Any]:
-        found = answering.models.find(name)
-        is_known = name in found.names or {name, found.name} <= DEMO_NAMES
-        return _model(name if is_known else found.name, found, answering.models.many)
+        result = answering.models.find(name)
+        is_known = name in result.names or {name, result.name} <= DEMO_NAMES
+        return _model(name if is_known else result.name, result, answering.models.many)
 
     @routes.get("/docs")
     @takes(Body.NOTHING)

@@ -38,10 +38,10 @@ _FAR = 4  # characters that tokens of parts of them may stand for
 
 @dataclass(frozen=True)
 class Reply:
-    """What all parts of one answer have in common. `logprobs`: whether they were requested;
-    `warnings` go into its receipt; `index` is its place among several answers to one request;
-    `prompt_logprobs`: how many alternatives each token of the prompt has in vLLM's field, None for
-    no such field; `thoughts`: whether what the model thought is sent.
+    """Describes what all parts of one answer have in common. `logprobs`: whether they were
+    requested; `warnings` go into its receipt; `index` is its place among several answers to one
+    request; `prompt_logprobs`: how many alternatives each token of the prompt has in vLLM's field,
+    None for no such field; `thoughts`: whether what the model thought is sent.
     """
 
     id: str
@@ -59,7 +59,7 @@ class Reply:
         raise NotImplementedError
 
     def first(self) -> dict[str, Any] | None:
-        """What opens a stream."""
+        """Return what opens a stream."""
         return None
 
     def quiet(self) -> dict[str, Any]:
@@ -79,7 +79,7 @@ class Reply:
         raise NotImplementedError
 
     def usage(self, *receipts: Receipt) -> dict[str, Any]:
-        """Of all answers to one prompt; the receipt is the first one's."""
+        """Return the usage of all answers to one prompt; the receipt is the first one's."""
         first = receipts[0]
         output = sum(receipt.output_tokens for receipt in receipts)
         given = first.asdict()
@@ -95,19 +95,20 @@ class Reply:
         }
 
     def _of_prompt(self, answer: Answer) -> dict[str, Any]:
-        """As vLLM has it: None for the first token; for each other a mapping of ids to log
-        probabilities, of the token itself and of the most probable ones.
+        """Return log probabilities of a prompt as vLLM does: None for the first token; for each
+        other a mapping of ids to log probabilities, of the token itself and of the most probable
+        ones.
         """
         if self.prompt_logprobs is None:
             return {}
-        found: list[dict[str, Any] | None] = [None]
+        result: list[dict[str, Any] | None] = [None]
         for token in answer.prompt_logprobs[1:]:
             best = [*zip(token.top_ids, token.top, strict=True)][: self.prompt_logprobs]
             entry = {str(token.id): _ranked(token.text, token.logprob, token.rank)}
             for rank, (id, (text, logprob)) in enumerate(best, 1):
                 entry.setdefault(str(id), _ranked(text, logprob, rank))
-            found.append(entry)
-        return {"prompt_logprobs": found}
+            result.append(entry)
+        return {"prompt_logprobs": result}
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {
@@ -204,7 +205,7 @@ class ChatReply(Reply):
 
 @dataclass(frozen=True)
 class PlainReply(Reply):
-    """Of a plain completion, which has neither thoughts nor tools."""
+    """Reply to a plain completion, which has neither thoughts nor tools."""
 
     def whole(
         self, answer: Answer, tokens: Sequence[TokenInfo | PromptTokenInfo]
@@ -280,7 +281,7 @@ class CompletionForm(Form):
         return super().failure(error) + DONE
 
     def usage(self, receipts: Sequence[Receipt]) -> dict[str, Any]:
-        """Of all answers: each prompt counts once."""
+        """Return the usage of all answers: each prompt counts once."""
         usage = self._reply.usage(*receipts)
         usage["prompt_tokens"] = sum(receipt.prompt_tokens for receipt in receipts[:: self._each])
         usage["total_tokens"] = usage["prompt_tokens"] + usage["completion_tokens"]
@@ -291,7 +292,7 @@ class CompletionForm(Form):
         return [replace(self._reply, model=name, index=index) for index in range(self._number)]
 
     def _echo(self, model: ServedModel) -> list[str]:
-        """What each answer begins with; nothing where that was not requested."""
+        """Return what each answer begins with; nothing where that was not requested."""
         body = self._body
         if isinstance(body, ChatRequest) or not body.echo:
             return []
@@ -342,7 +343,7 @@ class _ChunkWriter(Writer):
             if event.text and reply.thoughts:
                 yield sse.event(reply.thought(event.text))
         elif isinstance(event, TextPiece):
-            yield sse.event(_placed(reply.text(event.text, event.tokens), self._written[index]))
+            yield sse.event(_located(reply.text(event.text, event.tokens), self._written[index]))
             self._written[index] += len(event.text)
         elif isinstance(event, ToolCallPiece):
             yield sse.event(reply.call(event))
@@ -357,12 +358,12 @@ class _ChunkWriter(Writer):
         yield DONE
 
 
-def _placed(chunk: dict[str, Any], before: int) -> dict[str, Any]:
+def _located(chunk: dict[str, Any], before: int) -> dict[str, Any]:
     """A chunk after so many characters of its answer."""
     for choice in chunk["choices"]:
-        found = choice["logprobs"]
-        if found and "text_offset" in found:
-            found["text_offset"] = [offset + before for offset in found["text_offset"]]
+        result = choice["logprobs"]
+        if result and "text_offset" in result:
+            result["text_offset"] = [offset + before for offset in result["text_offset"]]
     return chunk
 
 
@@ -378,17 +379,17 @@ def _top(token: TokenInfo | PromptTokenInfo) -> dict[str, float] | None:
 
 
 def _offsets(text: str, tokens: Sequence[TokenInfo | PromptTokenInfo]) -> Iterator[int]:
-    """Where in a text each token begins. Special tokens, which a text has not, are between others;
-    parts of a character are where it is.
+    """Yield where in a text each token begins. Special tokens, which a text has not, are between
+    others; parts of a character are where it is.
     """
     at = 0
     for token in tokens:
         own = token.text.strip("\ufffd")
-        found = text.find(own, at, at + len(own) + _FAR) if own else -1
-        if found < 0 and own.startswith(" ") and text.startswith(own[1:], at):
-            found, own = at, own[1:]  # the first of a text may come without its blank
-        yield at if found < 0 or own != token.text else found
-        at = at if found < 0 else found + len(own)
+        result = text.find(own, at, at + len(own) + _FAR) if own else -1
+        if result < 0 and own.startswith(" ") and text.startswith(own[1:], at):
+            result, own = at, own[1:]  # the first of a text may come without its blank
+        yield at if result < 0 or own != token.text else result
+        at = at if result < 0 else result + len(own)
 
 
 def _logprob(text: str, logprob: float | None) -> dict[str, Any]:

@@ -1,5 +1,5 @@
-"""What requests look like. Fields that nobody knows are ignored, and the receipt says so; what is
-known and cannot be done is refused by name.
+"""Describes what requests look like. Fields that nobody knows are ignored, and the receipt says so;
+what is known and cannot be done is refused by name.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from mtmd.web.intake.long_texts import CutText, PictureText, as_data_url, beginn
 from mtmd.web.intake.media import Reference
 from mtmd.web.interfaces.fields import (
     LONGEST_GRAMMAR,
-    MOST_CALLS,
-    MOST_MESSAGES,
-    MOST_PROMPTS,
+    MAX_CALLS,
+    MAX_MESSAGES,
+    MAX_PROMPTS,
     Additive,
     Fraction,
     FrameCount,
@@ -59,7 +59,7 @@ from mtmd.web.interfaces.fields import (
 )
 from mtmd.web.interfaces.thinking import ThinkingFields
 
-MOST_CHOICES = 128
+MAX_CHOICES = 128
 
 
 def _minus_one(value: Any) -> Any:
@@ -102,7 +102,7 @@ class ImageURL(Loose):
 
 
 class FrameChoice(Loose):
-    """Which frames of a video are seen; `num_frames` is vLLM's word for `max_frames`."""
+    """Describes which frames of a video are seen; `num_frames` is vLLM's word for `max_frames`."""
 
     fps: Annotated[FramesPerSecond | None, BeforeValidator(_minus_one)] = None
     max_frames: Frames = None
@@ -151,12 +151,12 @@ class FileReference(FrameChoice):
     @model_validator(mode="after")
     def _one(self) -> FileReference:
         if (self.file_id is None) == (self.file_data is None):
-            found = "neither file_data nor" if self.file_id is None else "both file_data and"
+            value = "neither file_data nor" if self.file_id is None else "both file_data and"
             raise PydanticCustomError(
                 "file",
                 "found {found} file_id, expected one of them; file_data is the file, as "
                 "data:image/png;base64,..., file_id what /v1/files has given it",
-                {"found": found},
+                {"found": value},
             )
         return self
 
@@ -177,26 +177,26 @@ class ImagePart(Loose):
     type: Literal["image_url"]
     image_url: ImageURL
 
-    def piece(self, place: str) -> Piece:
-        return Reference(f"{place}.image_url", self.image_url.url)
+    def piece(self, location: str) -> Piece:
+        return Reference(f"{location}.image_url", self.image_url.url)
 
 
 class VideoPart(Loose):
     type: Literal["video_url"]
     video_url: Annotated[VideoURL, BeforeValidator(_as_url)]
 
-    def piece(self, place: str) -> Piece:
+    def piece(self, location: str) -> Piece:
         video = self.video_url
-        return Reference(f"{place}.video_url", video.url, True, video.chosen())
+        return Reference(f"{location}.video_url", video.url, True, video.chosen())
 
 
 class InputVideoPart(Loose):
     type: Literal["input_video"]
     input_video: Annotated[InputVideo, BeforeValidator(_as_data)]
 
-    def piece(self, place: str) -> Piece:
+    def piece(self, location: str) -> Piece:
         video = self.input_video
-        return Reference(f"{place}.input_video", video.reference, True, video.chosen())
+        return Reference(f"{location}.input_video", video.reference, True, video.chosen())
 
 
 class FilePart(Loose):
@@ -205,8 +205,8 @@ class FilePart(Loose):
     type: Literal["file"]
     file: FileReference
 
-    def piece(self, place: str) -> Piece:
-        return Reference(f"{place}.file", self.file.reference, None, self.file.chosen())
+    def piece(self, location: str) -> Piece:
+        return Reference(f"{location}.file", self.file.reference, None, self.file.chosen())
 
 
 def _prompts(value: Any) -> Any:
@@ -334,7 +334,7 @@ class Message(Loose):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Content | None = Field(default=None, validate_default=True)
     name: str | None = Field(default=None, max_length=256)
-    tool_calls: list[MessageCall] | None = Field(default=None, max_length=MOST_CALLS)
+    tool_calls: list[MessageCall] | None = Field(default=None, max_length=MAX_CALLS)
     function_call: CalledFunction | None = None
     tool_call_id: str | None = Field(default=None, max_length=256)
     reasoning_content: str | None = None
@@ -426,8 +426,9 @@ class Structured(Loose):
 
 
 class Generation(Request):
-    """What chat and plain completions have in common. `top_k`, `min_p`, `repetition_penalty`,
-    `min_tokens`, `stop_token_ids`, `ignore_eos` and grammars are not OpenAI's.
+    """Describes what chat and plain completions have in common. `top_k`, `min_p`,
+    `repetition_penalty`, `min_tokens`, `stop_token_ids`, `ignore_eos` and grammars are not
+    OpenAI's.
     """
 
     unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {
@@ -483,7 +484,7 @@ class Generation(Request):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_progress: bool | None = None  # llama.cpp's: chunks that say how far the prompt is
-    n: Annotated[int, Field(ge=1, le=MOST_CHOICES), WHOLE] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES), WHOLE] | None = None
     prompt_logprobs: Logprobs | None = None  # vLLM's
     grammar: str | None = Field(default=None, max_length=LONGEST_GRAMMAR)
     json_schema: dict[str, Any] | None = None
@@ -496,30 +497,30 @@ class Generation(Request):
     structured_outputs: Structured | None = None
 
     def warnings(self) -> tuple[str, ...]:
-        """What was asked for, and is not answered to."""
+        """Return what was asked for, and is not answered to."""
         return ignored(self.unknown)
 
     def _structures(self) -> Iterator[tuple[str, str, Any]]:
         """(field, option, value) of each way to say what the answer has to look like."""
-        wanted = self.structured_outputs or Structured()
+        requested = self.structured_outputs or Structured()
         for field, option, value in (
             ("json_schema", "json_schema", promised(self.json_schema)),
             ("guided_json", "json_schema", promised(self.guided_json)),
-            ("structured_outputs", "json_schema", promised(wanted.json_)),
-            ("structured_outputs", "json_schema", True if wanted.json_object else None),
+            ("structured_outputs", "json_schema", promised(requested.json_)),
+            ("structured_outputs", "json_schema", True if requested.json_object else None),
             ("grammar", "grammar", self.grammar),
             ("guided_grammar", "grammar", self.guided_grammar),
             ("ebnf", "grammar", self.ebnf),
-            ("structured_outputs", "grammar", wanted.grammar),
+            ("structured_outputs", "grammar", requested.grammar),
         ):
             if value is not None and value != "":
                 yield field, option, value
         for field, kind, text in (
             ("guided_regex", "regex", self.guided_regex),
             ("regex", "regex", self.regex),
-            ("structured_outputs", "regex", wanted.regex),
+            ("structured_outputs", "regex", requested.regex),
             ("guided_choice", "choice", self.guided_choice),
-            ("structured_outputs", "choice", wanted.choice),
+            ("structured_outputs", "choice", requested.choice),
         ):
             if text:
                 yield field, "grammar", {kind: text}
@@ -595,7 +596,7 @@ class ChatRequest(ThinkingFields, Generation):
         "modalities": ([], ["text"]),
     }
 
-    messages: list[Message] = Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)
+    messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Logprobs | None = None
@@ -612,14 +613,16 @@ class ChatRequest(ThinkingFields, Generation):
 
     @cached_property
     def given_tools(self) -> GivenTools:
-        """Of `functions`, the old form of `tools`, where there are no others."""
+        """Return the given tools of `functions`, the old form of `tools`, where there are no
+        others.
+        """
         if self.tools or not self.functions:
             return given_tools(self.tools)
         return given_tools([{"type": "function", "function": f} for f in self.functions])
 
     @property
     def calls_old_way(self) -> bool:
-        """Whether a call is to be a `function_call`."""
+        """Return whether a call is to be a `function_call`."""
         return bool(self.functions and not self.tools)
 
     @property
@@ -628,8 +631,8 @@ class ChatRequest(ThinkingFields, Generation):
 
     @property
     def continues(self) -> bool:
-        """Whether the answer goes on from the last message: as asked for, else where that is a text
-        of the assistant.
+        """Return whether the answer goes on from the last message: as asked for, else where that is
+        a text of the assistant.
         """
         if self.continue_final_message is not None:
             return self.continue_final_message
@@ -639,12 +642,16 @@ class ChatRequest(ThinkingFields, Generation):
 
     def _structures(self) -> Iterator[tuple[str, str, Any]]:
         yield from super()._structures()
-        wanted = self.response_format
-        if isinstance(wanted, SchemaFormat):
-            named = wanted.json_schema
+        requested = self.response_format
+        if isinstance(requested, SchemaFormat):
+            named = requested.json_schema
             yield "response_format", "json_schema", promised(named.schema_, named.strict)
-        elif wanted is not None and wanted.type == "json_object":
-            yield "response_format", "json_schema", promised(wanted.schema_ or {"type": "object"})
+        elif requested is not None and requested.type == "json_object":
+            yield (
+                "response_format",
+                "json_schema",
+                promised(requested.schema_ or {"type": "object"}),
+            )
 
     @model_validator(mode="after")
     def _calls_one_way(self) -> ChatRequest:
@@ -744,7 +751,7 @@ class ChatRequest(ThinkingFields, Generation):
             )
 
     def _details(self) -> Iterator[str]:
-        """How closely each picture is to be looked at."""
+        """Yield how closely each picture is to be looked at."""
         for message in self.messages:
             for part in message.content if isinstance(message.content, list) else ():
                 if isinstance(part, ImagePart):
@@ -759,14 +766,14 @@ class CompletionRequest(Generation):
     unsupported: ClassVar[dict[str, tuple[Any, ...]]] = Generation.unsupported | {"suffix": ("",)}
 
     prompt: Annotated[list[Prompt], BeforeValidator(_prompts), WithJsonSchema(_PROMPT_SCHEMA)] = (
-        Field(min_length=1, max_length=MOST_PROMPTS)
+        Field(min_length=1, max_length=MAX_PROMPTS)
     )
     logprobs: Logprobs | None = None
     echo: bool | None = None
 
     @property
     def scores_prompt(self) -> bool:
-        """Whether the log probabilities of an answer begin with those of its prompt."""
+        """Return whether the log probabilities of an answer begin with those of its prompt."""
         return bool(self.echo) and self.logprobs is not None
 
     @model_validator(mode="after")

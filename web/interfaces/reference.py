@@ -13,7 +13,7 @@ METHODS = ("get", "post", "delete")
 
 @dataclass(frozen=True)
 class Field:
-    """Of a request's body. `kind` is what it takes, with its limits."""
+    """Field of a request's body. `kind` is what it takes, with its limits."""
 
     name: str
     kind: str
@@ -30,7 +30,7 @@ class Operation:
 
 @cache
 def operations() -> tuple[Operation, ...]:
-    """In the document's order."""
+    """Return it in the document's order."""
     return tuple(
         Operation(method.upper(), path, item[method]["summary"], _fields(item[method]))
         for path, item in document()["paths"].items()

@@ -72,7 +72,7 @@ class ResponseForm(Form):
         store: Callable[[tuple[Turn, ...], dict[str, Any]], bool],
     ) -> None:
         self._turns, self._id, self._store = turns, id_, store
-        self._wants_encoded = body.wants_encoded
+        self._needs_encoded = body.needs_encoded
         self._numbers = itertools.count()
         self._head: dict[str, Any] = {
             "id": f"resp_{id_}",
@@ -88,7 +88,7 @@ class ResponseForm(Form):
                 "effort": body.reasoning.effort if body.reasoning else None,
                 "summary": None,
             },
-            "store": body.is_kept,
+            "store": body.is_saved,
             "temperature": body.temperature,
             "text": {"format": _format(body)},
             "tool_choice": body.tool_choice or "auto",
@@ -110,10 +110,10 @@ class ResponseForm(Form):
         self._head["model"] = model.called(self._head["model"] or None)
 
     def failure(self, error: ApiError) -> str:
-        told = error.body()["error"]
-        code = "server_error" if error.status >= 500 else told["code"] or "invalid_prompt"
+        reported = error.body()["error"]
+        code = "server_error" if error.status >= 500 else reported["code"] or "invalid_prompt"
         body = self.body("failed", [], None)
-        body["error"] = {"code": code, "message": told["message"]}
+        body["error"] = {"code": code, "message": reported["message"]}
         return self.event("response.failed", response=body)
 
     def finished(self, answer: Answer) -> dict[str, Any]:
@@ -137,8 +137,8 @@ class ResponseForm(Form):
         if answer.thinking:
             output.append(self.reasoned("completed", answer.thinking))
         if answer.text or not calls:
-            said = "completed" if calls else status
-            output.append(self.message(said, [_part(answer.text)]))
+            stated = "completed" if calls else status
+            output.append(self.message(stated, [_part(answer.text)]))
         for call in calls:
             output.append(self.called("completed" if call is not calls[-1] else status, call))
         return output
@@ -172,7 +172,7 @@ class ResponseForm(Form):
             "summary": [],
             "content": [_thought(thought)] if thought else [],
             "encrypted_content": sealed_thought(thought)
-            if self._wants_encoded and thought
+            if self._needs_encoded and thought
             else None,
         }
 
@@ -234,18 +234,18 @@ class _ItemWriter(Writer):
         event = self._response.event
         if self._which != _THOUGHT:
             yield from self._begin(_THOUGHT, self._response.reasoned("in_progress", ""))
-            yield event("response.content_part.added", **self._place, part=_thought(""))
+            yield event("response.content_part.added", **self._location, part=_thought(""))
         self._written.append(text)
-        yield event("response.reasoning_text.delta", **self._place, delta=text)
+        yield event("response.reasoning_text.delta", **self._location, delta=text)
 
     def _text(self, text: str) -> Iterator[str]:
         event = self._response.event
         if self._which is not None or self._index < 0:
             yield from self._begin(None, self._response.message("in_progress", []))
-            yield event("response.content_part.added", **self._place, part=_part(""))
+            yield event("response.content_part.added", **self._location, part=_part(""))
         self._written.append(text)
         if text:
-            yield event("response.output_text.delta", **self._place, delta=text, logprobs=[])
+            yield event("response.output_text.delta", **self._location, delta=text, logprobs=[])
 
     def _call(self, piece: ToolCallPiece) -> Iterator[str]:
         if self._which != piece.index:
@@ -255,7 +255,7 @@ class _ItemWriter(Writer):
         self._written.append(piece.arguments)
         if piece.arguments:
             kind = _CUSTOM_INPUT if "input" in self._item else _ARGUMENTS
-            yield self._response.event(f"{kind}.delta", **self._place, delta=piece.arguments)
+            yield self._response.event(f"{kind}.delta", **self._location, delta=piece.arguments)
 
     def _close(self, output: list[dict[str, Any]] | None = None) -> Iterator[str]:
         """`output`: of the whole response, at its end."""
@@ -263,19 +263,19 @@ class _ItemWriter(Writer):
             return
         event, text = self._response.event, "".join(self._written)
         if self._which is None:
-            yield event("response.output_text.done", **self._place, text=text, logprobs=[])
-            yield event("response.content_part.done", **self._place, part=_part(text))
+            yield event("response.output_text.done", **self._location, text=text, logprobs=[])
+            yield event("response.content_part.done", **self._location, part=_part(text))
             done = {"status": "completed", "content": [_part(text)]}
         elif "input" in self._item:
-            yield event(f"{_CUSTOM_INPUT}.done", **self._place, input=text)
+            yield event(f"{_CUSTOM_INPUT}.done", **self._location, input=text)
             done = {"status": "completed", "input": text}
         elif self._which == _THOUGHT:
-            yield event("response.reasoning_text.done", **self._place, text=text)
-            yield event("response.content_part.done", **self._place, part=_thought(text))
+            yield event("response.reasoning_text.done", **self._location, text=text)
+            yield event("response.content_part.done", **self._location, part=_thought(text))
             done = self._response.reasoned("completed", text)
         else:
             name = self._item["name"]
-            yield event(f"{_ARGUMENTS}.done", **self._place, name=name, arguments=text)
+            yield event(f"{_ARGUMENTS}.done", **self._location, name=name, arguments=text)
             done = {"status": "completed", "arguments": text}
         item = output[-1] if output else self._item | done
         yield event("response.output_item.done", output_index=self._index, item=item)
@@ -288,9 +288,9 @@ class _ItemWriter(Writer):
         )
 
     @property
-    def _place(self) -> dict[str, Any]:
-        place = {"item_id": self._item["id"], "output_index": self._index}
-        return place | ({"content_index": 0} if self._which in (None, _THOUGHT) else {})
+    def _location(self) -> dict[str, Any]:
+        location = {"item_id": self._item["id"], "output_index": self._index}
+        return location | ({"content_index": 0} if self._which in (None, _THOUGHT) else {})
 
 
 def _thought(text: str) -> dict[str, Any]:

@@ -25,8 +25,8 @@ from mtmd.web.intake.body import Loose, Request
 from mtmd.web.intake.long_texts import PictureText
 from mtmd.web.intake.media import Reference
 from mtmd.web.interfaces.fields import (
-    MOST_MESSAGES,
-    MOST_PARTS,
+    MAX_MESSAGES,
+    MAX_PARTS,
     Fraction,
     FrameCount,
     FramesPerSecond,
@@ -73,12 +73,12 @@ class ImagePart(Loose):
     file_id: str | None = None
     detail: Literal["auto", "low", "high", "original"] | None = None
 
-    def piece(self, place: str) -> Piece:
+    def piece(self, location: str) -> Piece:
         if self.image_url is not None:
-            return Reference(f"{place}.image_url", self.image_url)
+            return Reference(f"{location}.image_url", self.image_url)
         if self.file_id is None:
-            raise _missing(place, "expected an image_url or a file_id")
-        return Reference(f"{place}.file_id", self.file_id)
+            raise _missing(location, "expected an image_url or a file_id")
+        return Reference(f"{location}.file_id", self.file_id)
 
 
 class VideoPart(Loose):
@@ -92,12 +92,12 @@ class VideoPart(Loose):
     start: Seconds | None = None
     end: Seconds | None = None
 
-    def piece(self, place: str) -> Piece:
+    def piece(self, location: str) -> Piece:
         url = self.video_url if self.video_url is not None else self.file_id
         if url is None:
-            raise _missing(place, "expected a video_url or a file_id", "invalid_video")
+            raise _missing(location, "expected a video_url or a file_id", "invalid_video")
         frames = given(fps=self.fps, max_frames=self.max_frames, start=self.start, end=self.end)
-        return Reference(f"{place}.video_url", url, True, frames)
+        return Reference(f"{location}.video_url", url, True, frames)
 
 
 class FilePart(Loose):
@@ -108,19 +108,20 @@ class FilePart(Loose):
     file_url: PictureText | None = None
     file_id: str | None = None
 
-    def piece(self, place: str) -> Piece:
+    def piece(self, location: str) -> Piece:
         data = None if self.file_data is None else of_file_data(self.file_data)
         urls = (("file_data", data), ("file_url", self.file_url), ("file_id", self.file_id))
         for name, url in urls:
             if url is not None:
-                return Reference(f"{place}.{name}", url, None)
+                return Reference(f"{location}.{name}", url, None)
         raise _missing(
-            place, "expected file_data, such as data:image/png;base64,..., a file_url or a file_id"
+            location,
+            "expected file_data, such as data:image/png;base64,..., a file_url or a file_id",
         )
 
 
-def _missing(place: str, expected: str, code: str = "invalid_image") -> ApiError:
-    return ApiError(400, f"{place}: {expected}", param=place, code=code)
+def _missing(location: str, expected: str, code: str = "invalid_image") -> ApiError:
+    return ApiError(400, f"{location}: {expected}", param=location, code=code)
 
 
 Part: TypeAlias = Annotated[
@@ -151,13 +152,13 @@ class ReasoningText(Loose):
 
 
 class ReasoningItem(Loose):
-    """What the assistant thought before the item after it. Of another server's, whose content is
-    encrypted, the summary is read.
+    """Describes what the assistant thought before the item after it. Of another server's, whose
+    content is encrypted, the summary is read.
     """
 
     type: Literal["reasoning"]
-    content: list[ReasoningText] | None = Field(default=None, max_length=MOST_PARTS)
-    summary: list[ReasoningText] | None = Field(default=None, max_length=MOST_PARTS)
+    content: list[ReasoningText] | None = Field(default=None, max_length=MAX_PARTS)
+    summary: list[ReasoningText] | None = Field(default=None, max_length=MAX_PARTS)
     encrypted_content: str | None = None
 
     @property
@@ -185,7 +186,7 @@ class CustomItem(Loose):
 
 
 class OtherItem(Loose):
-    """Of a tool that a server runs; left out."""
+    """Item of a tool that a server runs; left out."""
 
     type: str
 
@@ -207,8 +208,8 @@ _OTHERS = re.compile(
 
 def _item(value: Any) -> str | None:
     """Messages may come without a type."""
-    found = kind(value) or f"{TAG}message"
-    return f"{TAG}other" if _OTHERS.fullmatch(found.removeprefix(TAG)) else found
+    result = kind(value) or f"{TAG}message"
+    return f"{TAG}other" if _OTHERS.fullmatch(result.removeprefix(TAG)) else result
 
 
 Item: TypeAlias = Annotated[
@@ -229,9 +230,7 @@ Item: TypeAlias = Annotated[
 Input: TypeAlias = Annotated[
     Text
     | Annotated[
-        list[Item],
-        Tag(f"{TAG}parts"),
-        Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True),
+        list[Item], Tag(f"{TAG}parts"), Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     ],
     text_or("items", "input"),
 ]
@@ -318,7 +317,7 @@ class ResponsesRequest(Request):
     include: list[str] | None = Field(default=None, max_length=64)
 
     @property
-    def is_kept(self) -> bool:
+    def is_saved(self) -> bool:
         return self.store is not False
 
     @cached_property
@@ -349,7 +348,7 @@ class ResponsesRequest(Request):
         )
 
     def turns(self) -> list[Turn]:
-        """What is said in this request, without its instructions. Raises ApiError."""
+        """Return what is said in this request, without its instructions. Raises ApiError."""
         if _LOGPROBS in (self.include or ()):
             raise ApiError(
                 400,
@@ -384,7 +383,7 @@ class ResponsesRequest(Request):
         return turns
 
     @property
-    def wants_encoded(self) -> bool:
+    def needs_encoded(self) -> bool:
         return "reasoning.encrypted_content" in (self.include or ())
 
     def _tool_options(self) -> dict[str, Any]:
@@ -393,7 +392,7 @@ class ResponsesRequest(Request):
         return tool_options(tools, choice, self.parallel_tool_calls)
 
     def _details(self) -> list[str]:
-        """How closely pictures are to be looked at: "original" is as they are."""
+        """Return how closely pictures are to be looked at: "original" is as they are."""
         items = self.input if not isinstance(self.input, str) else ()
         contents = [
             item.content if isinstance(item, MessageItem) else item.output

@@ -28,7 +28,7 @@ class StoredResponse:
     turns: tuple[Turn, ...]
     body: dict[str, Any]
     expires: float
-    held_bytes: int
+    stored_bytes: int
 
 
 class StoredResponses:
@@ -43,34 +43,34 @@ class StoredResponses:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._owners, self._room, self._clock = owners, room, clock
-        self._lock, self._kept = threading.Lock(), dict[str, StoredResponse]()
+        self._lock, self._saved = threading.Lock(), dict[str, StoredResponse]()
 
     def add(self, owner: str, turns: tuple[Turn, ...], body: dict[str, Any]) -> bool:
         """False, and nothing is kept, for what is more than there is room for at all."""
         now, room = self._clock(), self._room // self._owners()
-        said = sum(turn.held_bytes for turn in turns)
-        kept = StoredResponse(
-            owner, turns, body, now + LIFETIME_S, RECORD_BYTES + said + len(to_json(body))
+        stated = sum(turn.stored_bytes for turn in turns)
+        saved = StoredResponse(
+            owner, turns, body, now + LIFETIME_S, RECORD_BYTES + stated + len(to_json(body))
         )
-        if kept.held_bytes > room:
+        if saved.stored_bytes > room:
             return False
         with self._lock:
             self._expire(now)
-            own = {id_: one for id_, one in self._kept.items() if one.owner == owner}
-            held = kept.held_bytes + sum(one.held_bytes for one in own.values())
+            own = {id_: one for id_, one in self._saved.items() if one.owner == owner}
+            stored = saved.stored_bytes + sum(one.stored_bytes for one in own.values())
             for id_, one in own.items():  # in the order they came
-                if held <= room:
+                if stored <= room:
                     break
-                del self._kept[id_]
-                held -= one.held_bytes
-            self._kept[body["id"]] = kept
+                del self._saved[id_]
+                stored -= one.stored_bytes
+            self._saved[body["id"]] = saved
         return True
 
     @property
-    def held_bytes(self) -> int:
-        """Of all owners' responses."""
+    def stored_bytes(self) -> int:
+        """Return the held bytes of all owners' responses."""
         with self._lock:
-            return sum(one.held_bytes for one in self._kept.values())
+            return sum(one.stored_bytes for one in self._saved.values())
 
     def get(self, owner: str, id_: str, param: str | None = None) -> StoredResponse:
         """Raises ApiError, the same for an id that is not there and for another owner's: 400 where
@@ -78,8 +78,8 @@ class StoredResponses:
         """
         with self._lock:
             self._expire(self._clock())
-            kept = self._kept.get(id_)
-        if kept is None or kept.owner != owner:
+            saved = self._saved.get(id_)
+        if saved is None or saved.owner != owner:
             raise ApiError(
                 400 if param else 404,
                 f"{param or 'id'}: there is no response of this id, or not any more; send the "
@@ -87,13 +87,13 @@ class StoredResponses:
                 param=param,
                 code="previous_response_not_found" if param else "response_not_found",
             )
-        return kept
+        return saved
 
     def delete(self, owner: str, id_: str) -> None:
         self.get(owner, id_)
         with self._lock:
-            self._kept.pop(id_, None)
+            self._saved.pop(id_, None)
 
     def _expire(self, now: float) -> None:
-        for id_ in [id_ for id_, one in self._kept.items() if one.expires <= now]:
-            del self._kept[id_]
+        for id_ in [id_ for id_, one in self._saved.items() if one.expires <= now]:
+            del self._saved[id_]

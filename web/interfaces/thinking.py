@@ -16,7 +16,7 @@ Budget: TypeAlias = Annotated[int, within("think_budget"), WHOLE]
 
 
 class Thinking(Loose):
-    """As in Anthropic's interface. `adaptive` leaves it to the model."""
+    """Thinking options as in Anthropic's interface. `adaptive` leaves it to the model."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Budget | None = None
@@ -30,8 +30,8 @@ class Thinking(Loose):
 
 
 class Reasoning(Loose):
-    """As in OpenAI's Responses, and in OpenRouter's chat completions. `exclude`: the thought is not
-    sent.
+    """Reasoning options as in OpenAI's Responses, and in OpenRouter's chat completions. `exclude`:
+    the thought is not sent.
     """
 
     effort: Effort | None = None
@@ -47,7 +47,9 @@ class Reasoning(Loose):
 
 
 class ThinkingFields(BaseModel):
-    """Those of a chat completion: of OpenAI, vLLM, llama.cpp, OpenRouter, DeepSeek and Ollama."""
+    """Fields of thinking in a chat completion: of OpenAI, vLLM, llama.cpp, OpenRouter, DeepSeek and
+    Ollama.
+    """
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
 

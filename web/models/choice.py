@@ -1,4 +1,4 @@
-"""Where a request meets the model that answers it: the only one, or one of several."""
+"""Describes where a request meets the model that answers it: the only one, or one of several."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ class Listed:
 
     @property
     def usual_sampling(self) -> dict[str, float]:
-        """How tokens are chosen where a request says nothing: by the preset, and the model's own
-        settings.
+        """Return how tokens are chosen where a request says nothing: by the preset, and the model's
+        own settings.
         """
         way = str(self.preset.get("sampling", "model"))
         own = {} if self.checkpoint is None else self.checkpoint.sampling.defaults(way)
@@ -64,23 +64,23 @@ class Listed:
 
 
 class Claim(Protocol):
-    """On a model, by one request: once it is in memory it stays there until `give_back`, or its
-    client leaves, or does not ask for it for long.
+    """Claim on a model, by one request: once it is in memory it stays there until `give_back`, or
+    its client leaves, or does not ask for it for long.
     """
 
     @property
     def how_far(self) -> float | None:
-        """It is loaded, from 0 to 1; None where that has not begun."""
+        """Return how far it is loaded, from 0 to 1; None where that has not begun."""
 
     @property
     def stage(self) -> tuple[str, float | None]:
-        """What is done to load it, in words, and how far that is, to a hundredth; ("", None) where
-        that has not begun.
+        """Return what is done to load it, in words, and how far that is, to a hundredth; ("", None)
+        where that has not begun.
         """
 
     def wait(self, seconds: float = ...) -> bool:
-        """For so long at most; whether it is in memory. Raises ApiError where it cannot be loaded,
-        LeftError where nobody wants it any more.
+        """Wait for so long at most; returns whether it is in memory. Raises ApiError where it
+        cannot be loaded, LeftError where nobody wants it any more.
         """
 
     def chosen(self) -> ServedModel:
@@ -89,11 +89,13 @@ class Claim(Protocol):
         """
 
     def using(self) -> AbstractContextManager[ServedModel]:
-        """As `chosen`, for what is done in the context, by a thread that answers no request."""
+        """Do what `chosen` does, for what is done in the context, by a thread that answers no
+        request.
+        """
 
     def give_back(self) -> None:
-        """Where it is not chosen; who waits for it has a LeftError. A second call does nothing.
-        From any thread.
+        """Give it back where it is not chosen; who waits for it gets a LeftError. A second call
+        does nothing. From any thread.
         """
 
 
@@ -104,21 +106,21 @@ class Models(Protocol):
     def many(self) -> bool: ...
 
     def choose(self, name: str | None) -> ServedModel:
-        """For the request that is being answered; where it is not in memory, once it is. Raises
+        """Choose the model for the request that is being answered, once it is in memory. Raises
         ApiError for a name that is not here, and where it cannot be loaded.
         """
 
     def claim(self, name: str | None) -> Claim:
-        """Without waiting. Raises as `choose`."""
+        """Return it without waiting. Raises as `choose`."""
 
     def at_hand(self, name: str | None = None) -> ServedModel | None:
-        """Without waiting: None where it is not in memory; without a name the one of those in
-        memory that was used last. Raises ApiError for a name that is not here.
+        """Return it without waiting: None where it is not in memory; without a name the one of
+        those in memory that was used last. Raises ApiError for a name that is not here.
         """
 
     def unload(self, name: str) -> bool:
-        """As soon as nobody uses it; False where it stays. Raises ApiError for a name that is not
-        here.
+        """Unload it as soon as nobody uses it; False where it stays. Raises ApiError for a name
+        that is not here.
         """
 
     def listed(self) -> Sequence[Listed]: ...
@@ -136,26 +138,28 @@ class Models(Protocol):
 
     @property
     def busy(self) -> bool:
-        """Whether anything is being answered, or waits for a model."""
+        """Return whether anything is being answered, or waits for a model."""
 
     def failures(self) -> Mapping[str, str]:
-        """Of models whose process has failed and is being started again: the reason, by name."""
+        """Return the failures of models whose process has failed and is being started again: the
+        reason, by name.
+        """
 
     def loading(self) -> dict[str, Any] | None:
-        """How far the model is that is being loaded; None where none is."""
+        """Return how far the model is that is being loaded; None where none is."""
 
     def measured(self) -> Sequence[Measured]:
-        """Of those that were in memory."""
+        """Return the measures of those that were in memory."""
 
     def lives(self) -> Mapping[str, Life]:
-        """By name, where there are several."""
+        """Return the lives by name, where there are several."""
 
     def processed(self, sha256: str, tenant: str) -> tuple[np.ndarray, ...] | None:
-        """As `Service.processed`, of whichever has it."""
+        """Do what `Service.processed` does, for whichever has it."""
 
 
 class _Granted:
-    """On a model that is always there."""
+    """Claim on a model that is always there."""
 
     how_far = None
     stage = "", None
@@ -173,7 +177,7 @@ class _Granted:
         return nullcontext(self._model)
 
     def give_back(self) -> None:
-        """It stays all the same."""
+        """Give back; it stays all the same."""
 
 
 class OneModel:

@@ -15,7 +15,7 @@ from mtmd.service.stats import ServiceStats
 from mtmd.web.models.choice import FETCHING, LOADED, LOADING, UNLOADED, UNLOADING, Listed
 from mtmd.web.models.presets import NONE, Preset
 from mtmd.web.models.progress import Loading, Read
-from mtmd.web.models.schedule import CLOSED_MOST_S, CLOSED_S, Standing
+from mtmd.web.models.schedule import CLOSED_MAX_S, CLOSED_S, Standing
 from mtmd.web.served_model import ServedModel
 
 READ_BYTES_PER_S = 500e6  # of files, for a model that was not loaded yet
@@ -41,7 +41,7 @@ OF_THE_MOMENT = frozenset(  # fields of ServiceStats
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of a model once it was opened. `needs`: bytes of memory, by space."""
+    """Describes what is known of a model once it was opened. `needs`: bytes of memory, by space."""
 
     needs: Mapping[str, int]
     context: int
@@ -65,9 +65,9 @@ class Opened(Protocol):
 
 
 class Loader(Protocol):
-    def fetch(self, source: Source, tell: Callable[[Read], None]) -> Source:
-        """One that is not here yet, once it is. `tell` gets what reads how far that is: bytes that
-        have come, and all that are missing. Raises MtmdError.
+    def fetch(self, source: Source, report: Callable[[Read], None]) -> Source:
+        """One that is not here yet, once it is. `report` gets what reads how far that is: bytes
+        that have come, and all that are missing. Raises MtmdError.
         """
 
     def open(self, source: Source, preset: Preset) -> Opened:
@@ -112,7 +112,7 @@ class Entry:
     """Under its registry's lock. `users`: requests that have chosen it, or may, and are not
     prepared yet, after which its service knows of them; `may_choose`: those who may. `used_by`:
     clients since it was loaded, and when each asked last. `past`: what earlier services of it have
-    counted. `wanted`: by a client that does not wait for it; `to_unload`: likewise.
+    counted. `requested`: by a client that does not wait for it; `to_unload`: likewise.
     """
 
     source: Source
@@ -128,8 +128,8 @@ class Entry:
     users: int = 0
     waiters: list[Waiter] = field(default_factory=list)
     may_choose: list[Waiter] = field(default_factory=list)
-    wanted_at: float | None = None
-    wanted_by: str = ""
+    requested_at: float | None = None
+    requested_by: str = ""
     to_unload: bool = False
     to_unload_by: str = ""
     used_by: dict[str, float] = field(default_factory=dict)
@@ -174,10 +174,10 @@ class Entry:
             return self.took_s
         return START_S + (self.source.bytes or 0) / READ_BYTES_PER_S
 
-    def asking(self) -> dict[str, float]:
+    def requesting(self) -> dict[str, float]:
         """Clients who wait for it, or want it loaded, and when each came first."""
         came = [(w.client, w.came) for w in self.waiters if not w.is_over]
-        came += [] if self.wanted_at is None else [(self.wanted_by, self.wanted_at)]
+        came += [] if self.requested_at is None else [(self.requested_by, self.requested_at)]
         return dict(sorted(came, key=itemgetter(1), reverse=True))
 
     def let_in(self, waiter: Waiter, now: float) -> None:
@@ -195,18 +195,18 @@ class Entry:
         """`in_vain`: it was closed before, and its answers took too long."""
         self.loaded_at = now
         self.rest_s = self.patience_s if in_vain else 0.0
-        self.patience_s = min(2 * self.patience_s, CLOSED_MOST_S) if in_vain else CLOSED_S
+        self.patience_s = min(2 * self.patience_s, CLOSED_MAX_S) if in_vain else CLOSED_S
 
     def standing(self, now: float, later_s: Mapping[str, float]) -> Standing:
         """`later_s`: as `schedule.Loads` has it."""
-        asking = self.asking() if self.state not in (LOADED, LOADING, FETCHING) else {}
-        asked = [at + later_s.get(client, 0.0) for client, at in asking.items()]
+        requesting = self.requesting() if self.state not in (LOADED, LOADING, FETCHING) else {}
+        requested = [at + later_s.get(client, 0.0) for client, at in requesting.items()]
         using = (client for client, at in self.used_by.items() if now - at < USING_S)
         return Standing(
             self.name,
             self.is_loaded,
             self.needs,
-            asked_at=min(asked, default=None),
+            requested_at=min(requested, default=None),
             in_use=self.in_use,
             used_at=self.used_at,
             loaded_at=self.loaded_at,
@@ -217,15 +217,15 @@ class Entry:
             rest_s=self.rest_s,
             to_unload=self.to_unload,
             shared=self.to_unload and any(c != self.to_unload_by for c in self.used_by),
-            clients=frozenset(using if self.is_loaded else asking),
-            waiting=len(asking),
+            clients=frozenset(using if self.is_loaded else requesting),
+            waiting=len(requesting),
             later_s=later_s,
         )
 
     def listed(self, room: str, default: bool) -> Listed:
         """`room`: as `schedule.room_for`, where it is known what the model takes."""
         facts, progress = self.facts, self.progress
-        told: dict[str, Any] = progress.asdict() if progress else {"stage": "", "progress": 0.0}
+        reported: dict[str, Any] = progress.asdict() if progress else {"stage": "", "progress": 0.0}
         is_here = self.is_loaded or self.state == LOADING
         shown = {FETCHING: LOADING, LOADED: UNLOADING if self.to_unload else LOADED}
         return Listed(
@@ -238,8 +238,8 @@ class Entry:
             needs_bytes=facts.needs if facts else {},
             context=facts.context if facts else None,
             sees=facts.sees if facts else None,
-            stage=told["stage"],
-            progress=told["progress"],
+            stage=reported["stage"],
+            progress=reported["progress"],
             reason=self.reason,
             room="" if facts is None or is_here else room,
             in_use=self.in_use,
@@ -258,7 +258,7 @@ class Entry:
         return ServiceStats(**now | {n: now[n] + getattr(self.past, n) for n in names})
 
     def latencies(self) -> Latencies:
-        """As `stats`."""
+        """Do what `stats` does."""
         past, served = self.past_latencies, self.served
         return past if served is None else past + served.service.latencies
 

@@ -42,7 +42,7 @@ class Fetches:
             self._done(entry, problem)
 
     def _start(self) -> MtmdError | None:
-        """It waits for the lock."""
+        """Start a thread, which waits for the lock."""
         thread = threading.Thread(target=self._run, name="mtmd fetching", daemon=True)
         try:
             thread.start()
@@ -69,15 +69,15 @@ class Fetches:
                     self._thread = None
                     return
                 entry, progress = self._waiting.popleft()
-            found = self._fetch(entry.source, progress)
-            self._done(entry, found)
-            del found  # an error holds on to what was under way
+            result = self._fetch(entry.source, progress)
+            self._done(entry, result)
+            del result  # an error holds on to what was under way
 
     def _fetch(self, source: Source, progress: Loading) -> Source | BaseException:
         ended = threading.Event()
         progress.fetching()
 
-        def tell(read: Read) -> None:
+        def report(read: Read) -> None:
             """Read on a thread of its own: the disk that is looked at may hang, and who asks how
             far it is must not.
             """
@@ -89,7 +89,7 @@ class Fetches:
                 log.warning("%s: how far its fetch is cannot be told (%s)", source.name, error)
 
         try:
-            return self._loader.fetch(source, tell)
+            return self._loader.fetch(source, report)
         except BaseException as error:
             return error
         finally:

@@ -84,11 +84,11 @@ class ProcessLoader:
             self._free = self._free | {"cpu": free}
         return self._free
 
-    def fetch(self, source: Source, tell: Callable[[Read], None]) -> Source:
+    def fetch(self, source: Source, report: Callable[[Read], None]) -> Source:
         """Raises ModelError."""
         from mtmd.checkpoint.pull import pull
 
-        pulled = pull(source.model, tell=lambda arriving: tell(arriving.read))
+        pulled = pull(source.model, report=lambda arriving: report(arriving.read))
         return replace(source, bytes=pulled.bytes)
 
     def open(self, source: Source, preset: Preset) -> OpenedModel:
@@ -171,7 +171,7 @@ class OpenedModel:
         return ServedModel(service, report, aliases, system=preset.system, preset=preset.answer)
 
     def close(self) -> None:
-        """Its memory is free when this returns. A second call waits for the first."""
+        """Close it. Its memory is free when this returns. A second call waits for the first."""
         with self._closing:
             engine, self._engine = self._engine, None
             if engine is not None:

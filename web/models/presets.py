@@ -1,5 +1,5 @@
-"""What holds for one model where a request does not say otherwise: a system prompt, sampling, other
-names, and how it is loaded. Read from a JSON file:
+"""Describes what holds for one model where a request does not say otherwise: a system prompt,
+sampling, other names, and how it is loaded. Read from a JSON file:
 
     {"*": {"temperature": 0.2},
      "gemma-3-4b-it-Q4_K_M": {"system": "Answer in one sentence.", "top_p": 0.9,
@@ -43,7 +43,7 @@ class Preset:
     aliases: tuple[str, ...] = ()
 
     def asdict(self) -> dict[str, Any]:
-        """What the page shows."""
+        """Return what the page shows."""
         return {"system": self.system} | dict(self.answer)
 
 
@@ -51,7 +51,9 @@ NONE = Preset()
 
 
 def read_presets(path: Path, names: Iterable[str]) -> dict[str, Preset]:
-    """Of every model in `names`. Raises OptionError saying what is wrong with the file, where."""
+    """Read the presets of every model in `names`. Raises OptionError saying what is wrong with the
+    file, where.
+    """
     where, known = f"presets {path}", list(names)
     try:
         with path.open("rb") as file:

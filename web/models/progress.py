@@ -1,4 +1,4 @@
-"""How far a model that is being loaded is."""
+"""Describes how far a model that is being loaded is."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ SOON_S, LATE_S = 2, 30  # between which clients are told to try again
 
 
 class Loading:
-    """How far a model is. Set by the thread that loads or fetches it, read by others. `clock`: in
-    seconds.
+    """Describes how far a model is. Set by the thread that loads or fetches it, read by others.
+    `clock`: in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, stage: str = OPENING) -> None:
@@ -26,18 +26,18 @@ class Loading:
         self._come = (0, 0)
 
     def fetching(self) -> None:
-        """It begins; until then it waited for others."""
+        """Begin to fetch; until then it waited for others."""
         self._stage, self._began = FROM_HUB, self._clock()
 
     def come(self, done: int, total: int) -> None:
-        """So many bytes, and all that were missing. Told, as finding out may take long: the disk is
-        looked at.
+        """Note so many bytes, and all that were missing. Finding that out may take long: the disk
+        is looked at.
         """
         self._come = done, total
 
     @property
     def waits(self) -> bool:
-        """For others to be fetched."""
+        """Note that it waits for others to be fetched."""
         return self._stage == WAITS
 
     def warming(self, read: Read) -> None:
@@ -46,7 +46,7 @@ class Loading:
 
     @property
     def progress(self) -> float:
-        """From 0 to 1: the part of the weights that has been read, or fetched."""
+        """Progress from 0 to 1: the part of the weights that has been read, or fetched."""
         done, total = self._read() if self._read else self._come
         return min(done / total, 1.0) if total else 0.0
 
@@ -55,7 +55,7 @@ class Loading:
 
     @property
     def retry_s(self) -> int:
-        """In how many seconds it may be done, if it goes on like this."""
+        """Seconds in which it may be done, if it goes on like this."""
         progress = self.progress
         left = (self._clock() - self._began) * (1 - progress) / progress if progress else SOON_S
         return max(SOON_S, min(LATE_S, math.ceil(left)))

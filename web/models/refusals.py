@@ -1,4 +1,4 @@
-"""What is told to those whose model cannot be had."""
+"""Describes what is told to those whose model cannot be had."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def ending() -> ApiError:
 
 
 def refuse_waiters(entry: Entry, error: Callable[[], Exception]) -> None:
-    """Those who wait for it: an exception that is raised belongs to one thread."""
+    """Refuse those who wait for it. An exception that is raised belongs to one thread."""
     for waiter in entry.waiters:
         if not waiter.is_over:
             waiter.refuse(error())
@@ -83,7 +83,7 @@ def not_loaded(entry: Entry) -> ApiError:
 
 
 def reason_for(entry: Entry, error: BaseException) -> str:
-    """As `reason_of`, for those who ask: of files their names, without where they lie."""
+    """Do what `reason_of` does, for those who ask: of files their names, without where they lie."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
     reason = reason_of(error).replace(entry.source.model, entry.name)
@@ -102,7 +102,7 @@ def _name_of(path: re.Match[str]) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """In one line. What is no mistake of the files or options is in the log."""
+    """Return it in one line. What is no mistake of the files or options is in the log."""
     if isinstance(error, MtmdError):
         return " ".join(str(error).split())
     full = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"  # torch's

@@ -22,8 +22,8 @@ from mtmd import DeviceError, MtmdError
 from mtmd.base.tracebacks import traceback_text
 from mtmd.checkpoint.collection import Source
 from mtmd.checkpoint.hub import DEMO, DEMO_NAME, NotInCacheError
-from mtmd.service.turns import aside, for_whom, is_gone, left
-from mtmd.web.intake.places import Places
+from mtmd.service.turns import for_whom, is_gone, left, moved
+from mtmd.web.intake.slots import Locations
 from mtmd.web.models.choice import (
     FAILED,
     FETCHING,
@@ -69,7 +69,7 @@ from mtmd.web.telemetry.metrics import Life, Measured
 if TYPE_CHECKING:
     import numpy as np
 
-MOST_WAITING = 32  # requests that wait for models to be loaded, each on a thread
+MAX_WAITING = 32  # requests that wait for models to be loaded, each on a thread
 LONGEST_WAIT_S = 900.0
 GONE_EVERY_S = 1.0  # looks whether who waits is still there
 UNASKED_S = 60.0  # after which nobody is taken to come for a model that was claimed
@@ -97,14 +97,14 @@ class _Claim:
         progress = self.entry.progress
         if progress is None:
             return "", None
-        told = progress.asdict()
-        return told["stage"], round(told["progress"], 2)
+        reported = progress.asdict()
+        return reported["stage"], round(reported["progress"], 2)
 
     def wait(self, seconds: float = math.inf) -> bool:
         waiter = self._waiter
         if not waiter.is_over:
             until = time.monotonic() + seconds
-            with aside():
+            with moved():
                 if not self._registry.wait(self.entry, waiter, until, self._last):
                     return False
         if waiter.error is not None:
@@ -112,7 +112,7 @@ class _Claim:
         return True
 
     def keep(self) -> None:
-        """In use until `Registry.give_back`. Raises what `wait` would."""
+        """Keep it in use until `Registry.give_back`. Raises what `wait` would."""
         self._registry.keep(self.entry, self._waiter)
 
     def chosen(self) -> ServedModel:
@@ -139,8 +139,8 @@ class _Claim:
 
 
 class Registry:
-    """`most` models at once, None for as many as fit. `limits`: bytes of memory for all of them, by
-    space, None for what is free now but a part. `unload_after_s`: without use, None for never.
+    """`maximum` models at once, None for as many as fit. `limits`: bytes of memory for all of them,
+    by space, None for what is free now but a part. `unload_after_s`: without use, None for never.
     `ends_on_fault`: a fault of one model is one of the server; without, that model is unloaded, and
     loaded again for the next request. `default`: the name of the model for requests that name none;
     without it they go to the one of those in memory that was used last, or the first. `any_name`:
@@ -155,7 +155,7 @@ class Registry:
         loader: Loader,
         *,
         slots: int,
-        most: int | None = None,
+        maximum: int | None = None,
         limits: Mapping[str, int] | None = None,
         unload_after_s: float | None = None,
         default: str | None = None,
@@ -168,7 +168,7 @@ class Registry:
         if DEMO in self._by_name:
             self._by_name.setdefault(DEMO_NAME, self._by_name[DEMO])
         self._loader, self._clock = loader, clock
-        self._most, self._unload_after_s = most, unload_after_s
+        self._maximum, self._unload_after_s = maximum, unload_after_s
         self._limits = dict(limits or {})
         for space, free in loader.free().items():
             self._limits.setdefault(space, free - free // SPARE)
@@ -176,21 +176,21 @@ class Registry:
         self._chosen = default is not None
         self._default = entries[0] if default is None else self._by_name[default]
         self._changed, self._closing = threading.Condition(), threading.Lock()
-        self._places = Places("requests wait until their model is in memory", MOST_WAITING)
+        self._locations = Locations("requests wait until their model is in memory", MAX_WAITING)
         self._loads, self._fetches = Loads(), Fetches(loader, self._fetched)
         self._to_survey = [entry for entry in entries if entry.source.is_here]
         self._ending, self._ends_on_fault = False, ends_on_fault
         self._lost: list[tuple[Entry, DeviceError]] = []
         """Models whose engines have failed for good."""
         self._thread: threading.Thread | None = None
-        self._tell: list[Callable[[DeviceError], None]] = []
+        self._report: list[Callable[[DeviceError], None]] = []
         self.fault: DeviceError | None = None
 
     # what requests ask
 
     def register(self, app: Flask) -> None:
-        """So that what a request has chosen is let go of at its end: its answers are the service's
-        then.
+        """Register hooks, so that what a request has chosen is let go of at its end: its answers
+        are the service's then.
         """
 
         @app.teardown_request
@@ -199,8 +199,8 @@ class Registry:
                 self.give_back(entry)
 
     def choose(self, name: str | None) -> ServedModel:
-        """For the request that is being answered: it stays in memory until that is done. Raises
-        ApiError, BusyError, DeviceError, LeftError.
+        """Choose the model for the request that is being answered: it stays in memory until that is
+        done. Raises ApiError, BusyError, DeviceError, LeftError.
         """
         return self._waited_for(name, for_whom()).chosen()
 
@@ -242,13 +242,13 @@ class Registry:
                 self._fetch(entry, client)
                 self._check_failed(entry, now)
                 raise fetching(entry)
-            waiter.leave = self._places.take(client)
+            waiter.leave = self._locations.take(client)
             entry.waiters.append(waiter)
             self._changed.notify_all()
         return _Claim(self, entry, waiter)
 
     def wait(self, entry: Entry, waiter: Waiter, until: float, last: float) -> bool:
-        """Whether it is over before `until`; at `last` it is. Both by `time.monotonic`."""
+        """Return whether it is over before `until`; at `last` it is. Both by `time.monotonic`."""
         while True:
             with self._changed:
                 left_s = max(0.0, min(GONE_EVERY_S, until - time.monotonic()))
@@ -269,7 +269,9 @@ class Registry:
             entry.may_choose.remove(waiter)
 
     def forget(self, entry: Entry, waiter: Waiter) -> None:
-        """It does not wait any more, or does not choose what it has waited for."""
+        """Forget a request that does not wait any more, or does not choose what it has waited
+        for.
+        """
         with self._changed:
             self._end(entry, waiter, left())
 
@@ -286,7 +288,7 @@ class Registry:
                     self._end(entry, waiter, busy(entry))
 
     def _end(self, entry: Entry, waiter: Waiter, error: Exception) -> None:
-        """Of a claim, unless it has ended."""
+        """End a claim, unless it has ended."""
         if waiter in entry.waiters:
             entry.waiters.remove(waiter)
         elif waiter in entry.may_choose:
@@ -305,13 +307,13 @@ class Registry:
             self._changed.notify_all()
 
     def _check_failed(self, entry: Entry, now: float) -> None:
-        """What could not be loaded a moment ago is not tried for every request anew."""
+        """Refuse what could not be loaded a moment ago: it is not tried for every request anew."""
         if entry.state == FAILED and now - entry.failed_at < TRIED_AGAIN_S:
             raise not_loaded(entry)
 
     def at_hand(self, name: str | None = None) -> ServedModel | None:
-        """Without waiting, and without keeping it: None where it is not in memory. Without a name
-        the one of those in memory that was used last.
+        """Return it without waiting, and without keeping it: None where it is not in memory.
+        Without a name the one of those in memory that was used last.
         """
         with self._changed:
             entry = self._used_last() if name is None else self._find(name)
@@ -328,8 +330,8 @@ class Registry:
             return self._listed(self._entries.values(), room)
 
     def room(self) -> dict[str, dict[str, int]]:
-        """By memory space: the bytes for all models, what those in memory are predicted to take of
-        them, and what is free.
+        """Return the room by memory space: the bytes for all models, what those in memory are
+        predicted to take of them, and what is free.
         """
         free = self._loader.free()
         with self._changed:
@@ -354,36 +356,36 @@ class Registry:
             if not entry.source.is_here:
                 self._fetch(entry, for_whom())
             elif entry.state not in (LOADED, LOADING):
-                self._want(entry, for_whom())
+                self._request(entry, for_whom())
             entry.to_unload = False
             self._changed.notify_all()
 
-    def _want(self, entry: Entry, client: str) -> None:
-        if entry.wanted_at is None:
-            entry.wanted_at, entry.wanted_by = self._clock(), client
+    def _request(self, entry: Entry, client: str) -> None:
+        if entry.requested_at is None:
+            entry.requested_at, entry.requested_by = self._clock(), client
 
     def _fetch(self, entry: Entry, client: str) -> None:
-        """It is loaded once it is here. Who asks for it meanwhile does not wait: that may take
+        """Fetch a model, which is loaded then. Requests for it meanwhile do not wait: that may take
         long, and others need the places.
         """
-        self._want(entry, client)
+        self._request(entry, client)
         if entry.state != FETCHING and not self._ending:
             entry.state, entry.reason = FETCHING, ""
             entry.progress = Loading(self._clock, WAITS)
             self._fetches.add(entry, entry.progress)
 
-    def _fetched(self, entry: Entry, found: Source | BaseException) -> None:
+    def _fetched(self, entry: Entry, result: Source | BaseException) -> None:
         with self._changed:
             if entry.state != FETCHING:  # an internal error came between; it is asked for again
                 return
-            if isinstance(found, BaseException):
-                self._failed(entry, self._problem(entry, found))
+            if isinstance(result, BaseException):
+                self._failed(entry, self._problem(entry, result))
                 return
-            entry.source, entry.state, entry.progress = found, UNLOADED, None
-            if entry.wanted_at is not None:
-                entry.wanted_at = self._clock()
+            entry.source, entry.state, entry.progress = result, UNLOADED, None
+            if entry.requested_at is not None:
+                entry.requested_at = self._clock()
             self._changed.notify_all()
-        log.info("%s fetched, %d bytes", entry.name, found.bytes)
+        log.info("%s fetched, %d bytes", entry.name, result.bytes)
 
     def unload(self, name: str) -> bool:
         """Have it unloaded once nobody uses it, without waiting for that; who asks for it after
@@ -392,28 +394,28 @@ class Registry:
         """
         with self._changed:
             entry, client = self._find(name), for_whom()
-            if entry.wanted_by == client:
-                entry.wanted_at = None
+            if entry.requested_by == client:
+                entry.requested_at = None
             entry.to_unload = entry.is_loaded or entry.state == LOADING
             entry.to_unload_by = client
             self._changed.notify_all()
         return True
 
     def loading(self) -> dict[str, Any] | None:
-        """How far the one is that is being loaded, or, where none is, fetched. Without the lock,
-        and without a look at the disk: the loop of connections asks.
+        """Return how far the one is that is being loaded, or, where none is, fetched. Without the
+        lock, and without a look at the disk: the loop of connections asks.
         """
         under_way = ((e.state == FETCHING, e.progress) for e in self._entries.values())
-        found = [(fetched, p.waits, p) for fetched, p in under_way if p is not None]
-        return min(found, key=itemgetter(0, 1))[2].asdict() if found else None
+        result = [(fetched, p.waits, p) for fetched, p in under_way if p is not None]
+        return min(result, key=itemgetter(0, 1))[2].asdict() if result else None
 
     @property
     def fetching(self) -> bool:
-        """Whether anything is being fetched, also after the end."""
+        """Return whether anything is being fetched, also after the end."""
         return self._fetches.under_way
 
     def failures(self) -> dict[str, str]:
-        """Without the lock, as `loading`."""
+        """Return it without the lock, as `loading`."""
         services = {e.name: e.served.service for e in self._entries.values() if e.served}
         return {name: s.failure for name, s in services.items() if s.failure is not None}
 
@@ -433,23 +435,23 @@ class Registry:
     def processed(self, sha256: str, tenant: str) -> tuple[np.ndarray, ...] | None:
         with self._changed:
             served = [e.served for e in self._entries.values() if e.served is not None]
-        found = (s.service.processed(sha256, tenant) for s in served)
-        return next((tiles for tiles in found if tiles is not None), None)
+        result = (s.service.processed(sha256, tenant) for s in served)
+        return next((tiles for tiles in result if tiles is not None), None)
 
     @property
     def busy(self) -> bool:
-        """Whether anything is being answered, or waits for a model."""
+        """Return whether anything is being answered, or waits for a model."""
         with self._changed:
             self._without_gone()
-            return bool(self._places.taken) or any(e.in_use for e in self._entries.values())
+            return bool(self._locations.taken) or any(e.in_use for e in self._entries.values())
 
-    def on_fault(self, tell: Callable[[DeviceError], None]) -> None:
-        """`tell` is called, on any thread, once there is one; at once where there is."""
+    def on_fault(self, report: Callable[[DeviceError], None]) -> None:
+        """`report` is called, on any thread, once there is one; at once where there is."""
         with self._changed:
-            self._tell.append(tell)
+            self._report.append(report)
             fault = self.fault
         if fault is not None:
-            tell(fault)
+            report(fault)
 
     # the thread that loads and unloads
 
@@ -483,7 +485,7 @@ class Registry:
             self._loader.close()
 
     def _run(self) -> None:
-        """To the end, whatever goes wrong on the way: no other thread loads anything. What a
+        """Run to the end, whatever goes wrong on the way: no other thread loads anything. What a
         library in Rust panics with is no Exception.
         """
         while True:
@@ -507,8 +509,8 @@ class Registry:
                 self._unforeseen(step, error)
 
     def _unforeseen(self, step: Step | None, error: BaseException) -> None:
-        """Who waits for the model of this step is told, and, where no step was found, everybody who
-        waits.
+        """Report an unforeseen error to those who wait for the model of this step, and, where no
+        step was found, everybody who waits.
         """
         log.error("models: an internal error\n%s", traceback_text(error))
         if step is not None and not isinstance(step, Wait):
@@ -516,13 +518,13 @@ class Registry:
             return
         with self._changed:
             for entry in self._entries.values():
-                if entry.waiters or entry.wanted_at is not None:
+                if entry.waiters or entry.requested_at is not None:
                     self._failed(entry, reason_for(entry, error))
             self._changed.wait_for(lambda: self._ending, AGAIN_S)
 
     def _give_up(self, entry: Entry, error: BaseException) -> None:
-        """Its memory is not counted any more, so it has to be given back first, as far as it can
-        be.
+        """Give a model up. Its memory is not counted any more, so it has to be given back first, as
+        far as it can be.
         """
         with self._changed:
             opened, entry.served = entry.opened, None
@@ -534,7 +536,7 @@ class Registry:
             self._failed(entry, reason_for(entry, error))
 
     def _do(self, step: Step) -> None:
-        """What has been decided."""
+        """Do what has been decided."""
         if isinstance(step, Wait):
             if self._to_survey:
                 seen = self._to_survey.pop(0)
@@ -560,7 +562,7 @@ class Registry:
                 if isinstance(step, Close):
                     entry.state, entry.closed_at = UNLOADING, self._clock()
                 elif isinstance(step, Reopen):
-                    entry.state, entry.wanted_at = LOADED, None
+                    entry.state, entry.requested_at = LOADED, None
                     if step.in_vain:
                         entry.begin_turn(self._clock(), in_vain=True)
                     self._let_in_all(entry)
@@ -585,16 +587,18 @@ class Registry:
 
     def _room(self) -> Room:
         """Not to be asked for while others wait for the lock: a driver may take its time."""
-        return Room(self._most, self._limits, self._loader.free(), self._unload_after_s)
+        return Room(self._maximum, self._limits, self._loader.free(), self._unload_after_s)
 
     def _unknown(self) -> Entry | None:
         """One that is waited for, and was not opened yet."""
         with self._changed:
-            waiting = (e for e in self._entries.values() if e.asking())
+            waiting = (e for e in self._entries.values() if e.requesting())
             return next((e for e in waiting if e.facts is None and e.source.is_here), None)
 
     def _survey(self, entry: Entry) -> None:
-        """What a model would take is known once it was opened; nothing of it is read."""
+        """Find out what a model would take, which is known once it was opened; nothing of it is
+        read.
+        """
         try:
             opened = self._loader.open(entry.source, entry.preset)
             facts: Facts | None = opened.facts
@@ -605,7 +609,7 @@ class Registry:
         with self._changed:
             if facts is not None:
                 entry.facts = facts
-            elif entry.asking():
+            elif entry.requesting():
                 self._failed(entry, problem)
             elif entry.state == UNLOADED:
                 entry.state, entry.reason, entry.failed_at = FAILED, problem, -TRIED_AGAIN_S
@@ -614,7 +618,7 @@ class Registry:
         with self._changed:
             entry.state, entry.progress, entry.reason = LOADING, Loading(self._clock), ""
             self._changed.notify_all()
-            clients = set(entry.asking())
+            clients = set(entry.requesting())
         began, problem = self._clock(), ""
         opened: Opened | None = None
         served: ServedModel | None = None
@@ -639,21 +643,21 @@ class Registry:
         with self._changed:
             now = self._clock()
             entry.served, entry.progress = served, None
-            entry.state, entry.wanted_at = LOADED, None
+            entry.state, entry.requested_at = LOADED, None
             entry.used_at = now
             entry.begin_turn(now)
             entry.took_s = now - began
             entry.loads += 1
             entry.load_seconds += entry.took_s
             entry.used_by.clear()
-            self._loads.add({*clients, *entry.asking()}, entry.took_s, now)
+            self._loads.add({*clients, *entry.requesting()}, entry.took_s, now)
             self._let_in_all(entry)
             self._changed.notify_all()
         log.info("%s loaded in %.1f s", entry.name, entry.took_s)
 
     def _problem(self, entry: Entry, error: BaseException) -> str:
-        """For those who ask, in one line, without the place where its files lie. The log has all of
-        it, and of a mistake of ours the traceback.
+        """Return the problem for clients, in one line, without the place where its files lie. The
+        log has all of it, and of a mistake of ours the traceback.
         """
         if isinstance(error, NotInCacheError):  # it was removed; the next time it is fetched
             entry.source = replace(entry.source, bytes=None)
@@ -665,8 +669,8 @@ class Registry:
         return reason_for(entry, error)
 
     def _may_go_on(self, entry: Entry, opened: Opened) -> bool:
-        """What it takes may be known only now, and be more than was thought: then others make room
-        first.
+        """Return what it takes may be known only now, and be more than was thought: then others
+        make room first.
         """
         room = self._room()
         with self._changed:
@@ -697,15 +701,15 @@ class Registry:
         log.info("%s unloaded", entry.name)
 
     def _failed(self, entry: Entry, reason: str) -> None:
-        """Those who wait for it are told, and nobody else."""
+        """Report a failure to those who wait for it, and nobody else."""
         entry.state, entry.reason, entry.progress = FAILED, reason, None
-        entry.failed_at, entry.wanted_at, entry.to_unload = self._clock(), None, False
+        entry.failed_at, entry.requested_at, entry.to_unload = self._clock(), None, False
         entry.failures += 1
         refuse_waiters(entry, partial(not_loaded, entry))
         self._changed.notify_all()
 
     def _on_fault(self, entry: Entry, fault: DeviceError) -> None:
-        """Of one model, whose process has failed for good. From any thread."""
+        """Note, from any thread, that the process of one model has failed for good."""
         with self._changed:
             if self.fault is not None or entry.served is None:
                 return
@@ -719,9 +723,9 @@ class Registry:
             for entry in self._entries.values():
                 refuse_waiters(entry, lambda: DeviceError(str(fault)))
             self._changed.notify_all()
-            told = list(self._tell)
-        for tell in told:
-            tell(fault)
+            reported = list(self._report)
+        for report in reported:
+            report(fault)
 
     # names
 
@@ -729,12 +733,12 @@ class Registry:
         """Raises ApiError."""
         if name is None:
             return self._default if self._chosen else self._used_last() or self._usual()
-        found = self._by_name.get(name)
-        if found is None and self._any_name:
+        result = self._by_name.get(name)
+        if result is None and self._any_name:
             return self._usual()
-        if found is None:
+        if result is None:
             raise not_here(name, self._by_name, list(self._entries))
-        return found
+        return result
 
     def _used_last(self) -> Entry | None:
         loaded = [e for e in self._entries.values() if e.served is not None]
@@ -748,9 +752,9 @@ class Registry:
         return self._default if self._default in able or not able else able[0]
 
     def _listed(self, entries: Iterable[Entry], room: Room) -> list[Listed]:
-        beside, now = self._loaded(), self._clock()
+        alongside, now = self._loaded(), self._clock()
         return [
-            e.listed(room_for(e.standing(now, {}), beside, room), e is self._default)
+            e.listed(room_for(e.standing(now, {}), alongside, room), e is self._default)
             for e in entries
         ]
 

@@ -25,7 +25,7 @@ def blueprint(registry: Registry) -> Blueprint:
     @routes.get("/api/models")
     @takes(Body.NOTHING)
     def models() -> Any:
-        """What the page's list of models shows."""
+        """Return what the page's list of models shows."""
         return jsonify(models=[_shown(m) for m in registry.listed()], memory=registry.room())
 
     @routes.post("/models/load")

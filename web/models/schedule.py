@@ -1,5 +1,5 @@
-"""Which model is loaded or unloaded next, for those who wait: the rule alone. Clock, memory and
-what is going on are told to it.
+"""Describes which model is loaded or unloaded next, for those who wait: the rule alone. Clock,
+memory and what is going on are told to it.
 
 Who has waited longest is next; a client for whom models were loaded lately counts as one who came
 later. A model that was loaded has a turn in which it makes room for nobody while it is used, the
@@ -21,20 +21,20 @@ from typing import TypeAlias
 
 TURN_S, TURN_LOADS = 5.0, 2.0  # a turn: so long, or as long as so many loads of the next model
 QUIET_S, QUIET_LOADS = 0.5, 0.25  # without use, after which one gives way before its turn is over
-MOST_CLIENTS = 4.0  # for so many users of a model for each who waits a turn is longer, and no more
-LATER_LOADS, LATER_MOST_S = 3.0, 120.0  # so much later came who has had a second of loading
+MAX_CLIENTS = 4.0  # for so many users of a model for each who waits a turn is longer, and no more
+LATER_LOADS, LATER_MAX_S = 3.0, 120.0  # so much later came who has had a second of loading
 REMEMBERED_S = 300.0  # loads
-CLOSED_S, CLOSED_MOST_S = 30.0, 480.0  # for its last answers; twice as long each time in vain
+CLOSED_S, CLOSED_MAX_S = 30.0, 480.0  # for its last answers; twice as long each time in vain
 LOOK_S = 0.1  # until it is looked again whether answers have ended
 Bytes: TypeAlias = Mapping[str, int]  # by memory space
 
 
 @dataclass(frozen=True)
 class Standing:
-    """One model. `needs`: predicted. `asked_at`: when the first of those who wait for it came, None
-    where nobody does; later, where much was loaded for them. `in_use`: answers are under way, or
-    begun. `used_at`: when it was last in use; `loaded_at`; `load_s`: how long it takes to load, as
-    far as is known. `closing`: nobody new is let in. `to_unload`: somebody has asked for that;
+    """One model. `needs`: predicted. `requested_at`: when the first of those who wait for it came,
+    None where nobody does; later, where much was loaded for them. `in_use`: answers are under way,
+    or begun. `used_at`: when it was last in use; `loaded_at`; `load_s`: how long it takes to load,
+    as far as is known. `closing`: nobody new is let in. `to_unload`: somebody has asked for that;
     `shared`: others than they have used it. `clients`: who uses it, or, where it is not loaded,
     waits for it; `waiting`: how many clients do while nobody is let in. `later_s`: as of `Loads`.
     """
@@ -42,7 +42,7 @@ class Standing:
     name: str
     loaded: bool
     needs: Bytes
-    asked_at: float | None = None
+    requested_at: float | None = None
     in_use: bool = False
     used_at: float = 0.0
     loaded_at: float = 0.0
@@ -60,12 +60,12 @@ class Standing:
 
 @dataclass(frozen=True)
 class Room:
-    """`most` models at once, None for as many as fit; `limits` for all of them together; `free`
+    """`maximum` models at once, None for as many as fit; `limits` for all of them together; `free`
     right now. Of a space that is not in them nothing is known. `unload_after_s` without use, None
     for never.
     """
 
-    most: int | None
+    maximum: int | None
     limits: Bytes
     free: Bytes
     unload_after_s: float | None = None
@@ -98,8 +98,8 @@ class Reopen:
 
 @dataclass(frozen=True)
 class Refuse:
-    """It does not fit, whatever is unloaded: of a memory `space` it needs so much, and there is so
-    much.
+    """Refusal of a model that does not fit, whatever is unloaded: of a memory `space` it needs so
+    much, and there is so much.
     """
 
     name: str
@@ -119,7 +119,7 @@ Step: TypeAlias = Load | Unload | Close | Reopen | Refuse | Wait
 
 
 class Loads:
-    """For whom models were loaded lately, and how long that took."""
+    """Record of for whom models were loaded lately, and how long that took."""
 
     def __init__(self) -> None:
         self._loads: deque[tuple[float, str, float]] = deque(maxlen=4096)
@@ -129,13 +129,13 @@ class Loads:
         self._loads.extend((now, client, seconds / len(clients)) for client in clients)
 
     def later_s(self, now: float) -> dict[str, float]:
-        """How much later each client counts as having come, 0 for those left out."""
+        """Return how much later each client counts as having come, 0 for those left out."""
         while self._loads and now - self._loads[0][0] > REMEMBERED_S:
             self._loads.popleft()
         had: defaultdict[str, float] = defaultdict(float)
         for _, client, seconds in self._loads:
             had[client] += seconds
-        return {client: min(LATER_LOADS * s, LATER_MOST_S) for client, s in had.items()}
+        return {client: min(LATER_LOADS * s, LATER_MAX_S) for client, s in had.items()}
 
 
 def next_step(models: Sequence[Standing], room: Room, now: float) -> Step:
@@ -144,25 +144,25 @@ def next_step(models: Sequence[Standing], room: Room, now: float) -> Step:
         pause_s = max(TURN_S, TURN_LOADS * model.load_s) if model.shared else 0.0
         if model.to_unload and not model.in_use and model.used_at + pause_s <= now:
             return Unload(model.name)
-    waited_for = [m for m in models if not m.loaded and m.asked_at is not None]
+    waited_for = [m for m in models if not m.loaded and m.requested_at is not None]
     if waited_for:
-        step = _for(min(waited_for, key=lambda m: m.asked_at or 0.0), loaded, room, now)
+        step = _for(min(waited_for, key=lambda m: m.requested_at or 0.0), loaded, room, now)
     else:
         step = _for_nobody(loaded, room, now)
     is_unloading = any(m.to_unload for m in loaded)
     return Wait(LOOK_S) if isinstance(step, Wait) and is_unloading else step
 
 
-def fits(model: Standing, beside: Iterable[Standing], room: Room) -> bool:
-    """Whether it can be loaded now, with nothing unloaded."""
-    others = list(beside)
-    if room.most is not None and len(others) >= room.most:
+def fits(model: Standing, alongside: Iterable[Standing], room: Room) -> bool:
+    """Return whether it can be loaded now, with nothing unloaded."""
+    others = list(alongside)
+    if room.maximum is not None and len(others) >= room.maximum:
         return False
     return _shortage(model, others, room, []) is None
 
 
 def room_for(model: Standing, loaded: Sequence[Standing], room: Room) -> str:
-    """Whether one that is not in memory "fits", would once others leave ("swap"), or is "too
+    """Return whether one that is not in memory "fits", would once others leave ("swap"), or is "too
     large".
     """
     if fits(model, loaded, room):
@@ -171,7 +171,7 @@ def room_for(model: Standing, loaded: Sequence[Standing], room: Room) -> str:
         space: count + sum(m.needs.get(space, 0) for m in loaded)
         for space, count in room.free.items()
     }
-    return "swap" if fits(model, [], Room(room.most, room.limits, left)) else "too large"
+    return "swap" if fits(model, [], Room(room.maximum, room.limits, left)) else "too large"
 
 
 def _for(first: Standing, loaded: Sequence[Standing], room: Room, now: float) -> Step:
@@ -244,7 +244,7 @@ def _fits_without(
     first: Standing, loaded: Sequence[Standing], leaving: Sequence[Standing], room: Room
 ) -> bool:
     staying = [m for m in loaded if m not in leaving]
-    if room.most is not None and len(staying) >= room.most:
+    if room.maximum is not None and len(staying) >= room.maximum:
         return False
     return _shortage(first, staying, room, leaving) is None
 
@@ -272,7 +272,7 @@ def _may_leave_at(model: Standing, first: Standing) -> float:
     the average.
     """
     others = model.clients - first.clients
-    times = min(max(1.0, len(others) / max(1, len(first.clients))), MOST_CLIENTS)
+    times = min(max(1.0, len(others) / max(1, len(first.clients))), MAX_CLIENTS)
     turn_s = times * max(TURN_S, TURN_LOADS * first.load_s)
     end = model.loaded_at + max(turn_s, model.rest_s)
     if not model.in_use:

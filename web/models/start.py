@@ -23,24 +23,24 @@ def make_registry(
     chosen: Mapping[str, Any],
     *,
     presets: str | None,
-    most: int | None,
+    maximum: int | None,
     unload_after_s: float,
     warm_up: bool,
     ends_on_fault: bool = False,
-    tell: Callable[[str], None] = lambda _: None,
+    report: Callable[[str], None] = lambda _: None,
 ) -> Registry:
     """`given`: as `read_sources` takes it; `first`: one of them, or one more, which is the default.
-    `chosen`: fields of LoadOptions. `unload_after_s`: 0 for never. `tell`: as of `read_sources`.
+    `chosen`: fields of LoadOptions. `unload_after_s`: 0 for never. `report`: as of `read_sources`.
     `ends_on_fault`: as of `Registry`; without, a model's
     process that fails is started again. Nothing is loaded. Raises OptionError, ModelError.
     """
-    if most is not None and most < 1:
-        raise OptionError(f"models-max: found {most}, expected at least 1")
+    if maximum is not None and maximum < 1:
+        raise OptionError(f"models-max: found {maximum}, expected at least 1")
     if unload_after_s and not 1 <= unload_after_s <= 1e9:
         raise OptionError(
             f"unload-after: found {unload_after_s:g}, expected seconds, at least 1, or 0 for never"
         )
-    sources = read_sources(given, tell)
+    sources = read_sources(given, report)
     default = None if first is None else _named(first, sources)
     names = [source.name for source in sources]
     path = _presets_file(given, presets)
@@ -57,7 +57,7 @@ def make_registry(
         [Entry(source, _preset(known.get(source.name, NONE), settings)) for source in sources],
         loader,
         slots=int(chosen["parallel"]),
-        most=most,
+        maximum=maximum,
         limits=loader.limits,
         unload_after_s=unload_after_s or None,
         default=default,
@@ -70,20 +70,20 @@ def _named(first: str, sources: list[Source]) -> str:
     """The name of the model that is meant by what `-m` takes; one that is not there is added."""
     path = Path(first).expanduser()
     meant = {first, str(path.resolve()) if path.exists() else first}
-    found = next((s for s in sources if s.name == first or s.model in meant), None)
-    if found is None:
-        found, *others = read_sources([first])
+    result = next((s for s in sources if s.name == first or s.model in meant), None)
+    if result is None:
+        result, *others = read_sources([first])
         if others:
             raise OptionError(
                 f"model: {first} holds {1 + len(others)} models, expected one; name one of them, "
-                f"such as {found.model}"
+                f"such as {result.model}"
             )
-        sources.append(found)
-    return found.name
+        sources.append(result)
+    return result.name
 
 
 def _preset(own: Preset, settings: ServerSettings) -> Preset:
-    """With what holds for all models where it says nothing."""
+    """Return it with what holds for all models where it says nothing."""
     return replace(own, answer={**settings.answers, **own.answer})
 
 
@@ -91,7 +91,7 @@ def _presets_file(given: Sequence[str], presets: str | None) -> Path | None:
     """The one that is named, or the one in the only folder that has one."""
     if presets is not None:
         return Path(presets).expanduser()
-    beside = [p for text in given if (p := Path(text).expanduser() / FILE).is_file()]
-    if len(beside) > 1:
+    alongside = [p for text in given if (p := Path(text).expanduser() / FILE).is_file()]
+    if len(alongside) > 1:
         raise OptionError(f"presets: found {FILE} in several folders; name one with --presets")
-    return beside[0] if beside else None
+    return alongside[0] if alongside else None

@@ -31,7 +31,7 @@ from mtmd.web.store.store import Store
 SAVE_SECONDS = 0.5
 END_SECONDS = 5.0
 BUSY_SECONDS = 60.0  # for a database that another program holds, at the end of an answer
-FINISHED_KEPT = 64  # for pages that come back; later ones read the store
+FINISHED_SAVED = 64  # for pages that come back; later ones read the store
 log = logging.getLogger("mtmd.web")
 
 
@@ -43,7 +43,7 @@ class Answer:
     conversation: str
     ticket: Ticket | OnceLoaded
     row: str = ""  # the message of a table that it answers
-    held: ExitStack = field(default_factory=ExitStack)  # closed at its end
+    stored: ExitStack = field(default_factory=ExitStack)  # closed at its end
     events: list[dict[str, Any]] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)
     saved: int = 0  # pieces in the store
@@ -87,7 +87,7 @@ class Answer:
 
 
 class Answers:
-    """Those being written, and the last ones that were. One thread each reads the model's events;
+    """Answers being written, and the last ones that were. One thread each reads the model's events;
     one saves what has grown.
     """
 
@@ -102,21 +102,21 @@ class Answers:
         id_: str,
         conversation: str,
         ticket: Ticket | OnceLoaded,
-        held: ExitStack,
+        stored: ExitStack,
         begun: str = "",
         *,
         row: str = "",
     ) -> Answer:
         """`id_`: the message in the store, in state running, that the answer is written to.
-        `held`: what is let go at its end. `begun`: the text that it goes on from.
+        `stored`: what is let go at its end. `begun`: the text that it goes on from.
         """
-        answer = Answer(id_, conversation, ticket, row, held)
+        answer = Answer(id_, conversation, ticket, row, stored)
         if begun:
             answer.add({"type": "text", "text": begun, "tokens": 0})
         with self._lock:
             self._answers[id_] = answer
             ended = [a.id for a in self._answers.values() if a.ended]
-            for old in ended[:-FINISHED_KEPT]:
+            for old in ended[:-FINISHED_SAVED]:
                 del self._answers[old]
             if self._saver is None:
                 self._saver = threading.Thread(target=self._save_all, name="answers", daemon=True)
@@ -157,7 +157,7 @@ class Answers:
         """
         state, receipt, error = FAILED, None, None
         try:
-            with answer.held:
+            with answer.stored:
                 state, receipt = self._read(answer)
         except Exception as failure:
             error = as_api_error(failure, answer.id).message
@@ -177,8 +177,8 @@ class Answers:
         while True:
             try:
                 self._store.finish(answer.id, text, state, receipt, error)
-                if said := parts(text)[1]:
-                    self._store.name(answer.conversation, title_from(said, ()))
+                if stated := parts(text)[1]:
+                    self._store.name(answer.conversation, title_from(stated, ()))
                 return None
             except StoreError as failure:
                 if isinstance(failure, StoreBusyError) and time.monotonic() < latest:

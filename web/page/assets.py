@@ -35,7 +35,7 @@ class Asset:
 
 
 class Assets:
-    """By their path in `folder`. Thread-safe."""
+    """Assets by their path in `folder`. Thread-safe."""
 
     def __init__(self, folder: Path = FOLDER) -> None:
         self._files = {
@@ -64,20 +64,20 @@ class Assets:
             return self._compressed[name]
 
     def modules(self, entry: str) -> list[str]:
-        """What a script imports, and what that does: to be fetched at once rather than one after
-        another.
+        """Return what a script imports, and what that does: to be fetched at once rather than one
+        after another.
         """
-        found: dict[str, None] = {}
+        result: dict[str, None] = {}
         left = [entry]
         while left:
             name = left.pop()
             text = self._files[name].data.decode()
             for target in _IMPORT.findall(text):
                 module = normpath(join(str(PurePosixPath(name).parent), target))
-                if module not in found:
-                    found[module] = None
+                if module not in result:
+                    result[module] = None
                     left.append(module)
-        return list(found)
+        return list(result)
 
 
 @cache
@@ -106,18 +106,20 @@ def blueprint(assets: Assets) -> Blueprint:
     @takes(Body.NOTHING)
     @without_key
     def static(filename: str) -> Response:
-        """With the digest, for good; without it, or with another, to be asked for again."""
+        """Return it with the digest, for good; without it, or with another, to be asked for
+        again.
+        """
         first, _, rest = filename.partition("/")
-        kept = first == assets.digest
+        saved = first == assets.digest
         # A page of an older server goes on with what there is now.
-        name = rest if kept or assets.get(filename) is None else filename
+        name = rest if saved or assets.get(filename) is None else filename
         asset = assets.get(name)
         if asset is None:
             raise ApiError(404, "there is no such file")
         accepts = request.accept_encodings.quality("gzip") > 0
         smaller = assets.compressed(name) if accepts else None
         response = Response(smaller or asset.data, mimetype=asset.kind)
-        response.headers["Cache-Control"] = FOREVER if kept else "no-cache"
+        response.headers["Cache-Control"] = FOREVER if saved else "no-cache"
         response.vary.add("Accept-Encoding")
         if smaller:
             response.headers["Content-Encoding"] = "gzip"

@@ -12,7 +12,7 @@ from mtmd import WarmupReport
 
 # label, detail, (name, style, value) of the parts
 Row: TypeAlias = "tuple[str, str, Sequence[tuple[str, str, float]]]"
-MOST_OPS = 12  # bars of one graph; the rest is summed up
+MAX_OPS = 12  # bars of one graph; the rest is summed up
 
 
 @dataclass(frozen=True)
@@ -145,10 +145,10 @@ def _ops(report: WarmupReport, index: int) -> Chart:
             f"{o.gb_per_s:,.1f} GB/s",
             [("", "a", o.ms)],
         )
-        for o in check.ops[:MOST_OPS]
+        for o in check.ops[:MAX_OPS]
     ]
-    if rest := sum(o.ms for o in check.ops[MOST_OPS:]):
-        rows.append(("others", f"{len(check.ops) - MOST_OPS} ops", [("", "a", rest)]))
+    if rest := sum(o.ms for o in check.ops[MAX_OPS:]):
+        rows.append(("others", f"{len(check.ops) - MAX_OPS} ops", [("", "a", rest)]))
     return Chart(f"Time by op, {check.graph}", check.what, _bars(rows, _ms))
 
 

@@ -1,5 +1,5 @@
-"""What the page does with conversations: messages added, answers started, prompts counted, and all
-of it as the page shows it.
+"""Describes what the page does with conversations: messages added, answers started, prompts
+counted, and all of it as the page shows it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mtmd.thinking.written import assistant_message, parts
 from mtmd.web.auth import owner
 from mtmd.web.errors import ApiError
 from mtmd.web.intake.picture_budget import PictureBudget
-from mtmd.web.intake.places import Places
+from mtmd.web.intake.slots import Locations
 from mtmd.web.models.choice import Models
 from mtmd.web.page.answers import Answer, Answers
 from mtmd.web.page.model_messages import checked_pixels, model_messages
@@ -37,22 +37,24 @@ READERS_EACH = 16  # of one answer: a few devices of one person
 
 
 class Chat:
-    """What the routes of the page work with."""
+    """Describes what the routes of the page work with."""
 
     def __init__(
         self, models: Models, store: Store, settings: ServerSettings, budget: PictureBudget
     ) -> None:
         self.models, self.store, self.budget = models, store, budget
         self.answers, self.pictures = Answers(store), PictureCache(store, budget, settings)
-        self.readers = Places("readers follow answers", settings.followers, READERS_EACH)
+        self.readers = Locations("readers follow answers", settings.followers, READERS_EACH)
         self._lock, self._starting = threading.Lock(), set[str]()  # conversations
 
     def add_picture(self, data: bytes, name: str) -> StoredImage:
-        """Of the owner who asks. Raises ImageError."""
+        """Add a picture of the owner. Raises ImageError."""
         return self.pictures.add(data, name, owner())
 
     def add_pages(self, data: bytes, name: str) -> tuple[list[StoredImage], int]:
-        """Of a PDF, as many as one message takes, and how many there are. Raises ImageError."""
+        """Add pages of a PDF, as many as one message takes, and how many there are. Raises
+        ImageError.
+        """
         return self.pictures.add_pages(data, name, owner(), self.budget.limits.images)
 
     def thumbnail(self, sha256: str) -> bytes | None:
@@ -61,14 +63,14 @@ class Chat:
 
     def images(
         self,
-        wanted: Sequence[tuple[str, str]],
+        requested: Sequence[tuple[str, str]],
         parts: Sequence[tuple[float | None, float | None]] = (),
     ) -> list[StoredImage]:
-        """By (SHA-256, name); `parts` of those that are videos, in seconds. Raises ImageError for
-        one that is not there any more, or is another owner's.
+        """Return the images by (SHA-256, name); `parts` of those that are videos, in seconds.
+        Raises ImageError for one that is not there any more, or is another owner's.
         """
         images = []
-        for number, (sha256, name) in enumerate(wanted, 1):
+        for number, (sha256, name) in enumerate(requested, 1):
             image = self.store.image_of(owner(), sha256, name)
             if image is None:
                 raise ImageError(f"picture {number} is not here any more; attach it again")
@@ -109,7 +111,7 @@ class Chat:
         parent: str,
         system: str,
         options: dict[str, Any],
-        keep_place: Callable[[], Callable[[], None]],
+        keep_slot: Callable[[], Callable[[], None]],
         *,
         model: str | None = None,
         continues: str | None = None,
@@ -119,7 +121,7 @@ class Chat:
         """An answer to the branch that ends in `parent`; it begins with the text of the answer
         `continues`. Of the branch the model sees what stands from `since` on. Raises ApiError where
         one is being written, and what `Service.submit` raises; where the model has to be loaded
-        first, that is the end of an answer which can be stopped meanwhile. `keep_place` is called
+        first, that is the end of an answer which can be stopped meanwhile. `keep_slot` is called
         once there is one; what that returns, and the pixels of its pictures, are let go at its end.
         `side`: the place of one of several that are written beside each other.
         """
@@ -128,15 +130,15 @@ class Chat:
         if side is not None:
             row = f"{parent} {side}"
         # Who leaves the page finds the answer when they come back.
-        with in_any_case(), self._alone(conversation, row, side is not None), ExitStack() as held:
+        with in_any_case(), self._alone(conversation, row, side is not None), ExitStack() as stored:
             claim = self.models.claim(model)
-            held.callback(claim.give_back)
-            pixels = held.enter_context(ExitStack())
+            stored.callback(claim.give_back)
+            pixels = stored.enter_context(ExitStack())
             begun, tenant = _text_to_continue(known, parent, continues), owner()
 
             def begin(served: ServedModel) -> Ticket:
                 path = _seen(branch(self._with(conversation, parent), parent), since)
-                pixels.enter_context(self.budget.held(checked_pixels(path, self.budget)))
+                pixels.enter_context(self.budget.stored(checked_pixels(path, self.budget)))
                 messages = model_messages(path, system, self.pictures)
                 if begun:
                     messages.append(assistant_message(begun))
@@ -159,36 +161,40 @@ class Chat:
                     "assistant",
                     begun,
                     state=RUNNING,
-                    options=options | _told(system=system, since=since, model=model, side=side),
+                    options=options | _reported(system=system, since=since, model=model, side=side),
                 )
             except BaseException:
                 ticket.cancel()
                 raise
-            held.callback(keep_place())
-            self.answers.start(message.id, conversation, ticket, held.pop_all(), begun, row=row)
+            stored.callback(keep_slot())
+            self.answers.start(message.id, conversation, ticket, stored.pop_all(), begun, row=row)
         return message
 
     @contextmanager
-    def _alone(self, conversation: str, row: str, beside: bool = False) -> Iterator[None]:
+    def _alone(self, conversation: str, row: str, alongside: bool = False) -> Iterator[None]:
         """Raises ApiError where an answer is being written or begun. One conversation waits for the
         disk, or for its pictures, without the others; so does each `row` of a table, or each answer
-        `beside` others to one message.
+        `alongside` others to one message.
         """
-        place = row or conversation
+        location = row or conversation
         with self._lock:
             running = self.answers.running(conversation)
-            taken = any(a.row == (row or a.row) or (beside and not a.row) for a in running)
-            if place in self._starting or taken or (beside and conversation in self._starting):
+            taken = any(a.row == (row or a.row) or (alongside and not a.row) for a in running)
+            if (
+                location in self._starting
+                or taken
+                or (alongside and conversation in self._starting)
+            ):
                 raise ApiError(
                     409,
                     "an answer is being written in this conversation; wait for its end, or stop it",
                 )
-            self._starting.add(place)
+            self._starting.add(location)
         try:
             yield
         finally:
             with self._lock:
-                self._starting.discard(place)
+                self._starting.discard(location)
 
     def count(
         self,
@@ -202,8 +208,8 @@ class Chat:
         model: str | None = None,
         since: str | None = None,
     ) -> TokenCount | None:
-        """What the branch would take with this message added to it; None where the model is not in
-        memory, as nothing is loaded for it.
+        """Return what the branch would take with this message added to it; None where the model is
+        not in memory, as nothing is loaded for it.
         """
         served = self.models.at_hand(self.models.find(model).name)
         if served is None:
@@ -225,15 +231,15 @@ class Chat:
             created=0.0,
         )
         path.append(draft)
-        with self.budget.held(checked_pixels(path, self.budget)):
+        with self.budget.stored(checked_pixels(path, self.budget)):
             messages = model_messages(path, system, self.pictures)
             return served.service.count(messages, detail, tenant=owner())
 
     def shown_messages(
-        self, conversation: str, wanted: Collection[str] | None = None
+        self, conversation: str, requested: Collection[str] | None = None
     ) -> list[dict[str, Any]]:
-        """Every branch, as the page shows it; or the messages that are `wanted`."""
-        return [self._shown(m) for m in self.store.messages(conversation, wanted)]
+        """Every branch, as the page shows it; or the messages that are `requested`."""
+        return [self._shown(m) for m in self.store.messages(conversation, requested)]
 
     def shown_tree(self, conversation: str, head: str | None) -> dict[str, Any]:
         """Every branch. Of a long conversation `messages` are the end of the branch that is shown,
@@ -250,9 +256,9 @@ class Chat:
         return {"messages": self.shown_messages(conversation, end), "outline": _outline(outline)}
 
     def keep_read(self, conversation: str, id_: str, text: str) -> dict[str, Any]:
-        """Of an answer that was cut off when a server ended, as much as somebody has read: nothing
-        of it goes with that page. Raises ApiError where it was deleted meanwhile, was not cut off,
-        or says something else.
+        """Keep as much as somebody has read of an answer that was cut off when a server ended:
+        nothing of it goes with that page. Raises ApiError where it was deleted meanwhile, was not
+        cut off, or says something else.
         """
         answer = next(iter(self.store.messages(conversation, [id_])), None)
         if answer is None:
@@ -290,7 +296,7 @@ class Chat:
         return shown
 
     def _with(self, conversation: str, message: str) -> dict[str, Message]:
-        """As `_by_id`. Raises ApiError where that message was deleted meanwhile."""
+        """Do what `_by_id` does. Raises ApiError where that message was deleted meanwhile."""
         known = self._by_id(conversation)
         if message not in known:
             raise _gone()
@@ -306,20 +312,20 @@ def _gone() -> ApiError:
     )
 
 
-def _told(*, system: str, **others: Any) -> dict[str, Any]:
-    """What is kept of how an answer was asked for, beside its sampling."""
+def _reported(*, system: str, **others: Any) -> dict[str, Any]:
+    """Return what is kept of how an answer was asked for, beside its sampling."""
     return {"system": system} | {name: v for name, v in others.items() if v is not None}
 
 
 def _outline(messages: list[Message]) -> dict[str, Any]:
-    """By columns, which a browser reads in a fraction of the time that as many objects take. `up`:
-    how far before each message its parent stands, 0 for none.
+    """Return the outline by columns, which a browser reads in a fraction of the time that as many
+    objects take. `up`: how far before each message its parent stands, 0 for none.
     """
-    place = {m.id: n for n, m in enumerate(messages)}
+    location = {m.id: n for n, m in enumerate(messages)}
     first_seen = ((n, (m.options or {}).get("since")) for n, m in enumerate(messages))
     return {
         "ids": [m.id for m in messages],
-        "up": [n - place.get(m.parent or "", n) for n, m in enumerate(messages)],
+        "up": [n - location.get(m.parent or "", n) for n, m in enumerate(messages)],
         "roles": "".join(m.role[0] for m in messages),
         "images": {n: [asdict(i) for i in m.images] for n, m in enumerate(messages) if m.images},
         "since": {n: since for n, since in first_seen if since},
@@ -327,21 +333,24 @@ def _outline(messages: list[Message]) -> dict[str, Any]:
 
 
 def _seen(path: list[Message], since: str | None) -> list[Message]:
-    """From `since` on; all where that is not in it: then it was said of another branch."""
+    """Return the events from `since` on; all where that is not among them: then it was of another
+    branch.
+    """
     start = next((n for n, message in enumerate(path) if message.id == since), 0)
     return path[start:]
 
 
 def _text_to_continue(messages: dict[str, Message], parent: str, answer: str | None) -> str:
-    """Of an answer to `parent`, empty for None; without the half of a character that its end may be
-    cut in. Raises ApiError where there is no such answer, or nothing in it.
+    """Return the text to continue of an answer to `parent`, empty for None; without the half of a
+    character that its end may be cut in. Raises ApiError where there is no such answer, or nothing
+    in it.
     """
     if answer is None:
         return ""
-    found = messages.get(answer)
-    if found is None or found.role != "assistant" or found.parent != parent:
+    result = messages.get(answer)
+    if result is None or result.role != "assistant" or result.parent != parent:
         raise ApiError(404, "there is no such answer to this message", param="continues")
-    text = found.text.rstrip(HALF_CHARACTER)
+    text = result.text.rstrip(HALF_CHARACTER)
     if not text:
         raise ApiError(400, "this answer has no text to go on from; ask again", param="continues")
     return text

@@ -33,7 +33,7 @@ NO_MODEL = {
 
 
 class _Ceiling:
-    """How fast memory is read, by device, with nothing else going on in this process."""
+    """Describes how fast memory is read, by device, with nothing else going on in this process."""
 
     def __init__(self, models: Models) -> None:
         self._models = models
@@ -53,8 +53,8 @@ class _Ceiling:
             return self._known.get(report.device)
 
     def _measure(self, model: ServedModel, device: str) -> None:
-        """What another model was doing meanwhile would be taken for a slow memory: then it is
-        measured another time.
+        """Measure a model. What another model was doing meanwhile would be taken for a slow memory:
+        then it is measured another time.
         """
         before = self._work()
         if before is None:
@@ -93,17 +93,19 @@ def blueprint(models: Models) -> Blueprint:
     @routes.get("/api/stats")
     @takes(Body.NOTHING)
     def stats() -> Response:
-        """Of several models the one that was used last, or `?model=NAME`."""
+        """Return the counters, of several models those of the one that was used last, or
+        `?model=NAME`.
+        """
         fault, model = models.fault, models.at_hand(request.args.get("model"))
         counted = model.service.stats() if model else ServiceStats(slots=models.slots)
-        told = {"fault": str(fault) if fault else None, "model": model.name if model else None}
+        reported = {"fault": str(fault) if fault else None, "model": model.name if model else None}
         machine = _machine(model.warmup_report if model else None, counted)
-        return jsonify(asdict(counted) | told | machine)
+        return jsonify(asdict(counted) | reported | machine)
 
     @routes.get("/api/verdict")
     @takes(Body.NOTHING)
     def show_verdict() -> Response:
-        """Where no model is in memory, there is nothing to judge: `state` is "none". With
+        """Return where no model is in memory, there is nothing to judge: `state` is "none". With
         `?speed=1` the machine's memory is measured, once, where nobody is being answered.
         """
         fault, model = models.fault, models.at_hand(request.args.get("model"))
@@ -117,7 +119,7 @@ def blueprint(models: Models) -> Blueprint:
     @routes.get("/api/report.txt")
     @takes(Body.NOTHING)
     def report_text() -> Response:
-        """As `mtmd warmup` prints it, to be copied."""
+        """Return the report as `mtmd warmup` prints it, to be copied."""
         return Response(str(in_memory(models).warmup_report), mimetype="text/plain")
 
     @routes.get("/api/report")
@@ -133,8 +135,8 @@ def blueprint(models: Models) -> Blueprint:
 
 
 def _machine(report: WarmupReport | None, counted: ServiceStats) -> dict[str, Any]:
-    """What this process and the engine's take of the machine, and `alone_tokens_s`: what one answer
-    gets where it has all of it, as the warm-up measured; None where it ran nothing.
+    """Return what this process and the engine's take of the machine, and `alone_tokens_s`: what one
+    answer gets where it has all of it, as the warm-up measured; None where it ran nothing.
     """
     checks = report.checks if report else ()
     alone = [1e3 / c.steady_ms for c in checks if c.graph == "decoder" and c.steady_ms > 0]

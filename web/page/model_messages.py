@@ -38,16 +38,18 @@ def model_messages(
         elif parts or thoughts:
             turns.append((message.role, parts, thoughts))
     first = [{"role": "system", "content": system}] if system.strip() else []
-    said = (
+    stated = (
         {"role": role, "content": _content(parts)}
         | ({"reasoning_content": "\n\n".join(thoughts)} if thoughts else {})
         for role, parts, thoughts in turns
     )
-    return [*first, *said]
+    return [*first, *stated]
 
 
 def checked_pixels(branch: Sequence[Message], budget: PictureBudget) -> int:
-    """Of all its pictures. Raises PromptError where these are more than one request may bring."""
+    """Return the checked pixels of all its pictures. Raises PromptError where these are more than
+    one request may bring.
+    """
     images = [image for message in branch for image in message.images]
     videos = sum(i.is_video for i in images)
     pixels = sum(i.width * i.height for i in images if not i.is_video)
@@ -60,7 +62,7 @@ def checked_pixels(branch: Sequence[Message], budget: PictureBudget) -> int:
     if excess:
         raise PromptError(
             f"found {excess.count:,} {excess.what} in this conversation, expected at most "
-            f"{excess.most:,}; start a new one, or edit an earlier message to leave some out"
+            f"{excess.maximum:,}; start a new one, or edit an earlier message to leave some out"
         )
     return pixels + videos * budget.limits.video_pixels
 

@@ -11,12 +11,14 @@ from mtmd.service.turns import LeftError
 from mtmd.web.models.choice import Claim
 from mtmd.web.served_model import ServedModel
 
-TOLD_S = 0.5  # between two looks at how far the model is
+REPORTED_S = 0.5  # between two looks at how far the model is
 
 
 @dataclass(frozen=True)
 class Loading:
-    """How far the model is: `stage` is "" and `progress` None where that has not begun."""
+    """Describes how far the model is: `stage` is "" and `progress` None where that has not
+    begun.
+    """
 
     model: str
     stage: str
@@ -28,7 +30,9 @@ class NotBegun:
 
 
 class OnceLoaded:
-    """In place of the ticket that `begin` makes once the model is there. Iterated by one thread."""
+    """Stand-in for the ticket that `begin` makes once the model is there. Iterated by one
+    thread.
+    """
 
     def __init__(self, name: str, claim: Claim, begin: Callable[[ServedModel], Ticket]) -> None:
         self._name, self._claim, self._begin = name, claim, [begin]
@@ -36,7 +40,7 @@ class OnceLoaded:
         self._ticket: Ticket | None = None
 
     def cancel(self) -> None:
-        """From any thread. Raises as `Ticket.cancel`."""
+        """Cancel, from any thread. Raises as `Ticket.cancel`."""
         with self._lock:
             self._cancelled, ticket = True, self._ticket
         if ticket is None:
@@ -64,9 +68,9 @@ class OnceLoaded:
         yield from ticket
 
     def _until_loaded(self) -> Iterator[Loading]:
-        told: Loading | None = None
-        while not self._claim.wait(TOLD_S):
+        reported: Loading | None = None
+        while not self._claim.wait(REPORTED_S):
             now = Loading(self._name, *self._claim.stage)
-            if now != told:
+            if now != reported:
                 yield now
-                told = now
+                reported = now

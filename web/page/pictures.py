@@ -15,25 +15,25 @@ from mtmd.web.settings import ServerSettings
 from mtmd.web.store.conversation import StoredImage
 from mtmd.web.store.store import Store
 
-HELD_PIXELS = 16_000_000  # three bytes each
-HELD_MOST = 64  # pictures: small ones are decoded again at once
+STORED_PIXELS = 16_000_000  # three bytes each
+STORED_MAX = 64  # pictures: small ones are decoded again at once
 ROW_BYTES = 4096  # counted for each picture beside its own: a block of the disk
 THUMBNAIL_SIDE = 160  # pixels
-THUMBNAILS_KEPT = 1000  # of some 5 KB
+THUMBNAILS_SAVED = 1000  # of some 5 KB
 IN_MEMORY_BYTES = 1 << 30  # of all, where nothing is kept on the disk
 
 
 class PictureCache:
-    """Those used last, as far as there is room: a long conversation does not decode its pictures
-    for every turn. Thread-safe.
+    """Cache of the pictures used last, as far as there is room: a long conversation does not decode
+    its pictures for every turn. Thread-safe.
     """
 
     def __init__(self, store: Store, budget: PictureBudget, settings: ServerSettings) -> None:
         self._store, self._budget, self._lock = store, budget, threading.Lock()
-        self._most_unsent = settings.upload_bytes
-        self._most = settings.storage_bytes
+        self._max_unsent = settings.upload_bytes
+        self._maximum = settings.storage_bytes
         if not store.keeps:
-            self._most = min(self._most, IN_MEMORY_BYTES)
+            self._maximum = min(self._maximum, IN_MEMORY_BYTES)
         self._adding = threading.Lock()
         self._cached: OrderedDict[str, Picture] = OrderedDict()
         self._thumbnails: OrderedDict[str, bytes] = OrderedDict()
@@ -63,8 +63,8 @@ class PictureCache:
             )
 
     def footage(self, video: StoredImage, videos: int) -> Footage:
-        """For a prompt with so many `videos`. Raises ImageError for one that the store does not
-        have any more.
+        """Return the footage for a prompt with so many `videos`. Raises ImageError for one that the
+        store does not have any more.
         """
         limits = self._budget.limits.video_of(videos)
         return sent_video(self._bytes(video), limits, video.name or "the video")
@@ -79,11 +79,11 @@ class PictureCache:
         return data
 
     def add_pages(
-        self, data: bytes, name: str, owner: str, most: int
+        self, data: bytes, name: str, owner: str, maximum: int
     ) -> tuple[list[StoredImage], int]:
-        """The first `most` pages of a PDF as pictures, and how many it has. Raises as `add`."""
+        """The first `maximum` pages of a PDF as pictures, and how many it has. Raises as `add`."""
         pages, count, number = [], 1, 0
-        while number < min(count, most):
+        while number < min(count, maximum):
             picture = self._budget.decode_counted(data, number)
             count, number = picture.pages, number + 1
             called = f"{name[:180]}, page {number}" if count > 1 else name
@@ -92,8 +92,8 @@ class PictureCache:
         return pages, count
 
     def get(self, image: StoredImage) -> Picture:
-        """For a prompt whose pixels are held. Raises ImageError for one that the store does not
-        have any more.
+        """Return the picture for a prompt whose pixels are held. Raises ImageError for one that the
+        store does not have any more.
         """
         with self._lock:
             if image.sha256 in self._cached:
@@ -104,7 +104,7 @@ class PictureCache:
         return picture
 
     def thumbnail(self, sha256: str) -> bytes | None:
-        """As JPEG, made once while it is among those asked for last."""
+        """Return the thumbnail as JPEG, made once while it is among those asked for last."""
         with self._lock:
             if sha256 in self._thumbnails:
                 self._thumbnails.move_to_end(sha256)
@@ -119,25 +119,25 @@ class PictureCache:
         small = in_thread(jpeg_bytes, picture.pixels, THUMBNAIL_SIDE)
         with self._lock:
             self._thumbnails[sha256] = small
-            while len(self._thumbnails) > THUMBNAILS_KEPT:
+            while len(self._thumbnails) > THUMBNAILS_SAVED:
                 self._thumbnails.popitem(last=False)
         return small
 
     def _check_room(self, count: int) -> None:
-        held = self._store.picture_totals()
+        stored = self._store.picture_totals()
         new = count + ROW_BYTES
-        if held.unsent_bytes + held.unsent * ROW_BYTES + new > self._most_unsent:
+        if stored.unsent_bytes + stored.unsent * ROW_BYTES + new > self._max_unsent:
             raise ApiError(
                 413,
-                f"{held.unsent_bytes:,} bytes of pictures are attached to no message yet, and "
-                f"{self._most_unsent:,} may be; send them, or wait an hour",
+                f"{stored.unsent_bytes:,} bytes of pictures are attached to no message yet, and "
+                f"{self._max_unsent:,} may be; send them, or wait an hour",
                 code="storage_full",
             )
-        if held.bytes + held.count * ROW_BYTES + new > self._most:
+        if stored.bytes + stored.count * ROW_BYTES + new > self._maximum:
             raise ApiError(
                 507,
-                f"the pictures of all conversations have {held.bytes:,} bytes, and "
-                f"{self._most:,} may be kept; delete conversations that are not needed any more",
+                f"the pictures of all conversations have {stored.bytes:,} bytes, and "
+                f"{self._maximum:,} may be kept; delete conversations that are not needed any more",
                 code="storage_full",
             )
 
@@ -146,15 +146,15 @@ class PictureCache:
             self._cached[sha256] = picture
             self._cached.move_to_end(sha256)
             while len(self._cached) > 1 and (
-                len(self._cached) > HELD_MOST or self._bytes_held() > 3 * HELD_PIXELS
+                len(self._cached) > STORED_MAX or self._bytes_stored() > 3 * STORED_PIXELS
             ):
                 self._cached.popitem(last=False)
 
     @property
-    def held_bytes(self) -> int:
-        """Of pictures that are decoded, and of thumbnails."""
+    def stored_bytes(self) -> int:
+        """Return the held bytes of pictures that are decoded, and of thumbnails."""
         with self._lock:
-            return self._bytes_held() + sum(map(len, self._thumbnails.values()))
+            return self._bytes_stored() + sum(map(len, self._thumbnails.values()))
 
-    def _bytes_held(self) -> int:
+    def _bytes_stored(self) -> int:
         return sum(3 * width * height for width, height in (p.size for p in self._cached.values()))

@@ -18,9 +18,9 @@ class _Strict(BaseModel):
 
 
 class Options(_Strict):
-    """As `AnswerOptions`, which checks the ranges; None leaves the choice to the server. `think`
-    "auto" is what the model does by itself, also where a preset says otherwise. `model`: of
-    several. `since`: the first message that the model is to see.
+    """Does what `AnswerOptions` does, which checks the ranges; None leaves the choice to the
+    server. `think` "auto" is what the model does by itself, also where a preset says otherwise.
+    `model`: of several. `since`: the first message that the model is to see.
     """
 
     model: Annotated[str, Field(max_length=512)] | None = None
@@ -76,7 +76,7 @@ class NewMessage(_Strict):
     newest: bool = False
 
 
-class Wanted(_Strict):
+class Requested(_Strict):
     """Messages of one conversation, by id."""
 
     ids: Annotated[list[Id], Field(max_length=200, fail_fast=True)]
@@ -94,7 +94,7 @@ class NewAnswer(_Strict):
 
 
 class Read(_Strict):
-    """What somebody has read of an answer that was cut off."""
+    """Describes what somebody has read of an answer that was cut off."""
 
     text: Annotated[str, Field(max_length=1 << 20)]
 

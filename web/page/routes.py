@@ -19,7 +19,7 @@ from mtmd.web import sse
 from mtmd.web.auth import owner, without_key
 from mtmd.web.errors import ApiError, response
 from mtmd.web.intake.body import json_body
-from mtmd.web.intake.gate import Body, Work, checked_json, keep_place, takes, whole_body
+from mtmd.web.intake.gate import Body, Work, checked_json, keep_slot, takes, whole_body
 from mtmd.web.native_threads import in_thread
 from mtmd.web.page.answers import follow
 from mtmd.web.page.chat import Chat
@@ -30,7 +30,7 @@ from mtmd.web.page.requests import (
     NewConversation,
     NewMessage,
     Read,
-    Wanted,
+    Requested,
 )
 from mtmd.web.page.samples import offered
 from mtmd.web.store.conversation import Conversation, StoredImage
@@ -124,7 +124,7 @@ def _page_routes(routes: Blueprint, chat: Chat) -> None:
 
 
 def _last_answers(chat: Chat) -> list[dict[str, Any]]:
-    """What the diagnostics draw of each: its stages, in milliseconds, and its tokens."""
+    """Return what the diagnostics draw of each: its stages, in milliseconds, and its tokens."""
     fields = (
         "queued_ms",
         "preprocess_ms",
@@ -176,8 +176,8 @@ def _conversation_routes(routes: Blueprint, chat: Chat) -> None:
     @routes.get("/api/conversations/<id_>")
     @takes(Body.NOTHING, Work.DOWNLOAD)
     def show_conversation(id_: str) -> Response:
-        found = _conversation(chat, id_)
-        return jsonify(conversation=found.asdict(), **chat.shown_tree(id_, found.head))
+        result = _conversation(chat, id_)
+        return jsonify(conversation=result.asdict(), **chat.shown_tree(id_, result.head))
 
     @routes.patch("/api/conversations/<id_>")
     @takes(Body.SMALL_JSON)
@@ -259,7 +259,7 @@ def _message_routes(routes: Blueprint, chat: Chat) -> None:
                     new.parent,
                     new.options.system,
                     new.options.chosen(),
-                    keep_place,
+                    keep_slot,
                     model=new.options.model,
                     continues=new.continues,
                     side=new.side,
@@ -301,16 +301,18 @@ def _reading_routes(routes: Blueprint, chat: Chat) -> None:
     @routes.post("/api/conversations/<id_>/messages/read")
     @takes(Body.SMALL_JSON, Work.DOWNLOAD)
     def read_messages(id_: str) -> Response:
-        """Those of a long conversation that it was shown without."""
+        """Return those of a long conversation that it was shown without."""
         _conversation(chat, id_)
-        return jsonify(messages=chat.shown_messages(id_, json_body(Wanted).ids))
+        return jsonify(messages=chat.shown_messages(id_, json_body(Requested).ids))
 
 
 def _answer_routes(routes: Blueprint, chat: Chat) -> None:
     @routes.get("/api/answers/<id_>/events")
     @takes(Body.NOTHING, Work.FOLLOW)
     def answer_events(id_: str) -> Response:
-        """From the event after Last-Event-ID on; texts that come together are one event."""
+        """Return the events from the one after Last-Event-ID on; texts that come together are one
+        event.
+        """
         _check_answer(chat, id_)
         answer = chat.answers.get(id_)
         if answer is None:
@@ -340,7 +342,9 @@ def _answer_routes(routes: Blueprint, chat: Chat) -> None:
     @routes.post("/api/answers/<id_>/read")
     @takes(Body.SMALL_JSON)
     def keep_read(id_: str) -> Response:
-        """What a page was told of an answer before the server ended, which saves twice a second."""
+        """Return what a page was told of an answer before the server ended, which saves twice a
+        second.
+        """
         conversation = _check_answer(chat, id_)
         return jsonify(chat.keep_read(conversation, id_, json_body(Read).text))
 
@@ -388,7 +392,7 @@ def _image_routes(routes: Blueprint, chat: Chat) -> None:
     @routes.get("/api/images/<sha256>/small")
     @takes(Body.NOTHING, Work.DOWNLOAD)
     def small_image(sha256: str) -> Response:
-        """For lists: `THUMBNAIL_SIDE` at most."""
+        """Return a small image for lists: `THUMBNAIL_SIDE` at most."""
         if chat.store.image_of(owner(), sha256) is None:
             raise ApiError(404, "there is no such picture any more")
         data = chat.thumbnail(sha256)
@@ -434,7 +438,7 @@ def _check_message(chat: Chat, conversation: str, id_: str, role: str | None = N
 
 
 def _check_answer(chat: Chat, id_: str) -> str:
-    """Its conversation."""
+    """Check the answer and return its conversation."""
     conversation = chat.store.conversation_of(id_)
     if conversation is None:
         raise ApiError(404, "there is no such answer; its conversation may have been deleted")

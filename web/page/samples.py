@@ -65,8 +65,8 @@ SAMPLES = (
 
 
 def offered(demo: bool, videos: bool) -> list[dict[str, Any]]:
-    """As the page draws them, with the SHA-256 that each file has once it is uploaded; with what
-    moves where `videos` can be read.
+    """Return samples as the page draws them, with the SHA-256 that each file has once it is
+    uploaded; with what moves where `videos` can be read.
     """
     offers = []
     for sample in (s for s in SAMPLES if videos or s.poster is None):

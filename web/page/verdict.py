@@ -62,9 +62,9 @@ def verdict(report: WarmupReport, fault: str | None, speed: DecodeSpeed | None =
     ]
     state = WRONG if wrong else SLOWER if slower else FAST
     title = WORDS[state] if report.checks or state != FAST else UNMEASURED
-    told = "" if speed is None else str(speed)
+    reported = "" if speed is None else str(speed)
     findings, checked = (*wrong, *slower), bool(report.checks)
-    return Verdict(state, title, _summary(report, state), findings, checked, told)
+    return Verdict(state, title, _summary(report, state), findings, checked, reported)
 
 
 def _summary(report: WarmupReport, state: str) -> str:
@@ -191,7 +191,7 @@ def _dequantized(report: WarmupReport) -> list[Finding]:
 
 
 def _threads(report: WarmupReport) -> list[Finding]:
-    """What other programs do is of a moment, and told by the warm-up alone."""
+    """Return what other programs do is of a moment, and told by the warm-up alone."""
     machine = report.machine
     if machine is None or not machine.oversubscribed:
         return []

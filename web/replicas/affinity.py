@@ -25,7 +25,7 @@ _PICTURES = {
 }  # fmt: skip
 _TEXTS = {"content", "input", "instructions", "prompt", "prompt_string", "system", "text"}
 _SYSTEM = {"developer", "system"}
-_KEPT = {"file", "resp_req"}  # what ids of things that a replica keeps begin with
+_SAVED = {"file", "resp_req"}  # what ids of things that a replica keeps begin with
 _NUMBER = re.compile(r"[0-9a-f]{16,64}")
 _NO_ID = re.compile(r"[^a-z0-9_-]+")
 
@@ -51,7 +51,7 @@ def common(body: Memory, tenant: str, limits: JsonLimits) -> Common:
     except (ApiError, ValueError, RecursionError):  # the server says what is wrong
         return Common()
     picture: str | CutText = ""
-    system, said, named = "", "", ""
+    system, stated, named = "", "", ""
     for kind, part in _parts(request):
         if kind == "picture" and isinstance(taken := cut.take(part), CutText):
             picture = picture or taken
@@ -64,12 +64,12 @@ def common(body: Memory, tenant: str, limits: JsonLimits) -> Common:
             picture = picture or text
         elif kind == "system":
             system += text
-        elif not said:
-            said = text[:BEGINNING]
+        elif not stated:
+            stated = text[:BEGINNING]
     if picture:
         what = _in_one_form(picture)
-    elif said or system:
-        what = f"{system}\0{said}"
+    elif stated or system:
+        what = f"{system}\0{stated}"
     else:
         return Common(named=named)
     return Common(sha256(f"{tenant}\0{what}".encode("utf-8", "replace")).hexdigest(), named)
@@ -87,7 +87,7 @@ def named_in(text: str) -> str:
     for word in _NO_ID.split(text[:NAMED_CHARS]):
         kind, _, rest = word.partition("-")
         name, _, number = rest.partition("-")
-        if kind in _KEPT and name.isalnum() and _NUMBER.fullmatch(number):
+        if kind in _SAVED and name.isalnum() and _NUMBER.fullmatch(number):
             return name
     return ""
 

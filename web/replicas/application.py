@@ -28,8 +28,8 @@ from mtmd.web.replicas.forwarded import (
     Taken,
 )
 from mtmd.web.replicas.front import OF_ONE_FRONT, Front
-from mtmd.web.replicas.places import SPARE, scaling
 from mtmd.web.replicas.replica import Replica
+from mtmd.web.replicas.replica_slots import SPARE, scaling
 from mtmd.web.replicas.router import AffinityRouter
 from mtmd.web.settings import ServerSettings
 
@@ -42,11 +42,11 @@ HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 5.0, 30.0
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """`least` to `most` replicas, of which each computes `parallel` answers at once."""
+class Requested:
+    """`minimum` to `maximum` replicas, of which each computes `parallel` answers at once."""
 
-    least: int
-    most: int
+    minimum: int
+    maximum: int
     size: PoolSize
     parallel: int
     affinity: bool = True
@@ -103,7 +103,7 @@ class Fronts:
 
 
 def application(
-    wanted: Wanted,
+    requested: Requested,
     options: Mapping[str, Any],
     settings: ServerSettings,
     settings_of: SettingsOf,
@@ -113,8 +113,8 @@ def application(
     """`options`: of the command, as every machine understands them; see `Replica`. `command`: its
     own name among those that may deploy this.
     """
-    each = BATCHES * wanted.parallel
-    size = wanted.size
+    each = BATCHES * requested.parallel
+    size = requested.size
     quiet = LoggingConfig(enable_access_log=False, log_level="WARNING")
     actor = {"num_cpus": size.cpus, **({"num_gpus": size.gpus} if size.gpus else {})}
     replicas = serve.deployment(Replica).options(
@@ -130,12 +130,15 @@ def application(
         logging_config=quiet,
         request_router_config=RequestRouterConfig(
             request_router_class=AffinityRouter,
-            request_router_kwargs={"slack": max(1, wanted.parallel // SLACK), "most": each + SPARE},
+            request_router_kwargs={
+                "slack": max(1, requested.parallel // SLACK),
+                "maximum": each + SPARE,
+            },
             max_backoff_s=0.1,
         ),
-        **scaling(wanted.least, wanted.most, wanted.parallel),
+        **scaling(requested.minimum, requested.maximum, requested.parallel),
     )
-    several = 1 if settings.rate_limit else math.ceil(wanted.most / OF_ONE_FRONT)
+    several = 1 if settings.rate_limit else math.ceil(requested.maximum / OF_ONE_FRONT)
     fronts = serve.deployment(Fronts).options(
         name="Front",
         num_replicas=several,
@@ -146,7 +149,7 @@ def application(
         logging_config=quiet,
     )
     bound = replicas.bind(options, settings_of, serving, settings.needs_key, replica_name)
-    return fronts.bind(bound, options, settings_of, wanted.affinity, several, each, command)
+    return fronts.bind(bound, options, settings_of, requested.affinity, several, each, command)
 
 
 def replica_name() -> str:

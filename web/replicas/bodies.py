@@ -22,25 +22,25 @@ class _Coming:
     """A body of which more is to come. `given_up`: done where others had to have its room."""
 
     def __init__(self, began: float) -> None:
-        self.began, self.pieces, self.held = began, list[bytes](), 0
+        self.began, self.pieces, self.stored = began, list[bytes](), 0
         self.given_up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def rate(self, now: float, more: int = 0) -> float:
         """Bytes a second so far."""
-        return (self.held + more) / max(now - self.began, JUST_BEGUN_S)
+        return (self.stored + more) / max(now - self.began, JUST_BEGUN_S)
 
 
 class Bodies:
-    """Bodies of one front, which sets `budget.most` by the number of its replicas."""
+    """Bodies of one front, which sets `budget.maximum` by the number of its replicas."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self._limits, self.budget = limits, BodyBudget(limits.body_bytes)
         self._coming = set[_Coming]()
 
     async def read(
-        self, receive: Callable[[], Awaitable[MutableMapping[str, Any]]], most: int
+        self, receive: Callable[[], Awaitable[MutableMapping[str, Any]]], maximum: int
     ) -> bytes:
-        """Return at most `most` bytes, which count until they are given back to `budget`. Raises
+        """Return at most `maximum` bytes, which count until they are given back to `budget`. Raises
         ApiError for one that is too long or too slow, or for which there is no room.
         """
         mine = _Coming(asyncio.get_running_loop().time())
@@ -49,15 +49,15 @@ class Bodies:
             while True:
                 message = await self._next(mine, receive)
                 piece = message.get("body", b"")
-                if mine.held + len(piece) > most:
-                    raise too_long(most)
+                if mine.stored + len(piece) > maximum:
+                    raise too_long(maximum)
                 if not (self.budget.take(len(piece)) or self._make_room(mine, len(piece))):
                     raise no_room()
-                mine.held += len(piece)
+                mine.stored += len(piece)
                 mine.pieces.append(piece)
                 if not message.get("more_body"):
                     self._coming.discard(mine)  # it is whole: nobody else is given its room
-                    return await _whole(tuple(mine.pieces), mine.held)
+                    return await _whole(tuple(mine.pieces), mine.stored)
         except BaseException:
             self._give_back(mine)
             raise
@@ -69,7 +69,7 @@ class Bodies:
         self, mine: _Coming, receive: Callable[[], Awaitable[MutableMapping[str, Any]]]
     ) -> MutableMapping[str, Any]:
         limits, loop = self._limits, asyncio.get_running_loop()
-        end = mine.began + limits.body_s + mine.held / limits.body_rate
+        end = mine.began + limits.body_s + mine.stored / limits.body_rate
         coming = asyncio.ensure_future(receive())
         try:
             await asyncio.wait(
@@ -100,26 +100,30 @@ class Bodies:
         now = asyncio.get_running_loop().time()
         rate = mine.rate(now, count)
         slower = sorted(
-            (one for one in self._coming if one is not mine and one.held and one.rate(now) < rate),
+            (
+                one
+                for one in self._coming
+                if one is not mine and one.stored and one.rate(now) < rate
+            ),
             key=lambda one: one.rate(now),
         )
         budget = self.budget
-        wanted = budget.held + count - budget.most
-        if wanted > sum(one.held for one in slower):
+        requested = budget.stored + count - budget.maximum
+        if requested > sum(one.stored for one in slower):
             return False  # in vain
-        wanted += budget.most // SPARE
+        requested += budget.maximum // SPARE
         for one in slower:
-            if wanted <= 0:
+            if requested <= 0:
                 break
-            wanted -= one.held
+            requested -= one.stored
             self._give_back(one)
             one.given_up.set_result(None)
             self._coming.discard(one)
         return budget.take(count)
 
     def _give_back(self, one: _Coming) -> None:
-        self.budget.give_back(one.held)
-        one.held = 0
+        self.budget.give_back(one.stored)
+        one.stored = 0
         one.pieces.clear()
 
 
@@ -134,9 +138,11 @@ def _joined(pieces: tuple[bytes, ...]) -> bytes:
     return b"".join(pieces)
 
 
-def too_long(most: int) -> ApiError:
+def too_long(maximum: int) -> ApiError:
     return ApiError(
-        413, f"the body has more than {most:,} bytes, the most there may be", code="body_too_large"
+        413,
+        f"the body has more than {maximum:,} bytes, the most there may be",
+        code="body_too_large",
     )
 
 

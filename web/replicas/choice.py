@@ -32,21 +32,21 @@ def ranked(key: str, names: list[str]) -> list[str]:
     return sorted(names, key=lambda name: sha256(f"{key}\0{name}".encode()).digest())
 
 
-def order(route: Route, loads: Mapping[str, int], slack: int, most: int) -> list[str]:
+def order(route: Route, loads: Mapping[str, int], slack: int, maximum: int) -> list[str]:
     """Return the names in `loads`, the preferred first. `loads`: requests that each has. One is too
     busy for what it knows to be worth it with more than its part of all, and `slack` more than the
-    least busy; with `most` it gets no further, unless it alone can answer.
+    least busy; with `maximum` it gets no further, unless it alone can answer.
     """
     names = [name for name in loads if name not in route.avoid] or list(loads)
     if route.only in names:
         return [route.only]
-    places = ranked(route.key, names)
+    slots = ranked(route.key, names)
     if route.firmly:
-        return places[:1]
-    free = sorted((n for n in places if loads[n] < most), key=lambda name: loads[name])
+        return slots[:1]
+    free = sorted((n for n in slots if loads[n] < maximum), key=lambda name: loads[name])
     if not route.key:
         return free
     has = [loads[name] for name in names]
     bound = max(math.ceil(LOAD_FACTOR * (sum(has) + 1) / len(has)), min(has) + slack)
-    near = [name for name in places if loads[name] < min(bound, most)]
+    near = [name for name in slots if loads[name] < min(bound, maximum)]
     return near + [name for name in free if name not in near]

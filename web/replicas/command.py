@@ -25,7 +25,7 @@ from mtmd.cluster.connect import (
     nodes,
     pool_size,
 )
-from mtmd.cluster.places import absolute
+from mtmd.cluster.locations import absolute
 from mtmd.commands.arguments import options_in
 from mtmd.commands.ray_options import replicas
 from mtmd.options.by_name import options
@@ -63,9 +63,9 @@ def run(args: argparse.Namespace, settings_of: SettingsOf, serving: Serving) -> 
     elif not settings.port:
         raise OptionError("port: found 0 beside a cluster, expected a port, the same everywhere")
     print("loading", flush=True)
-    with connected(args.ray) as ray, _errors_told():
+    with connected(args.ray) as ray, _reporting_errors():
         mine = secrets.token_hex(8)
-        asked = _application(args, nodes(ray), settings, settings_of, serving, mine)
+        requested = _application(args, nodes(ray), settings, settings_of, serving, mine)
         serve.start(
             proxy_location="HeadOnly" if args.ray == LOCAL else "EveryNode",
             http_options={"host": settings.host, "port": settings.port},
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace, settings_of: SettingsOf, serving: Serving) -> 
         with _Stopping() as stopping:
             was_there = APP in serve.status().applications
             try:
-                _deploy(serve, asked, settings, was_there)
+                _deploy(serve, requested, settings, was_there)
                 return _watch(serve, settings, mine, was_there, args.ray == LOCAL, stopping)
             except KeyboardInterrupt:
                 if args.ray == LOCAL:  # Ray itself ends with this command
@@ -107,24 +107,26 @@ def _application(
     serving: Serving,
     command: str = "",
 ) -> Any:
-    from mtmd.web.replicas.application import Wanted, application
+    from mtmd.web.replicas.application import Requested, application
 
-    asked = replicas(args.replicas)
-    chosen = pool_size(there, args.device, args.tp, asked[1] if asked else None, args.threads)
-    least, most = asked or (chosen.actors, chosen.actors)
+    requested = replicas(args.replicas)
+    chosen = pool_size(
+        there, args.device, args.tp, requested[1] if requested else None, args.threads
+    )
+    minimum, maximum = requested or (chosen.actors, chosen.actors)
     everywhere = {
         name: absolute(value) if name in FILES else value for name, value in vars(args).items()
     }
     everywhere |= {"device": chosen.device, "threads": chosen.threads}
-    if (now := room(there, chosen)) < least:
+    if (now := room(there, chosen)) < minimum:
         needs = f"{chosen.cpus} CPUs" + (f" and {chosen.gpus} GPUs" if chosen.gpus else "")
         print(
-            f"room for {now} of {least} replicas: each takes {needs}, and there are "
+            f"room for {now} of {minimum} replicas: each takes {needs}, and there are "
             f"{describe(there)}; the others start as machines come",
             flush=True,
         )
-    wanted = Wanted(least, most, chosen, args.parallel, not args.no_affinity)
-    return application(wanted, everywhere, settings, settings_of, serving, command)
+    needed = Requested(minimum, maximum, chosen, args.parallel, not args.no_affinity)
+    return application(needed, everywhere, settings, settings_of, serving, command)
 
 
 def room(there: Sequence[Mapping[str, float]], size: PoolSize) -> int:
@@ -143,7 +145,7 @@ def _check_loading(args: argparse.Namespace) -> None:
     options(LoadOptions, options_in(args, LoadOptions))
 
 
-def _deploy(serve: Any, asked: Any, settings: ServerSettings, was_there: bool) -> None:
+def _deploy(serve: Any, requested: Any, settings: ServerSettings, was_there: bool) -> None:
     """Returns when every replica of the least number can answer. Raises OptionError with what a
     replica says of why it cannot start. What another command has deployed stays as far as it can
     still answer.
@@ -155,7 +157,7 @@ def _deploy(serve: Any, asked: Any, settings: ServerSettings, was_there: bool) -
             "with --host and --port, or run `serve shutdown` there first"
         )
     try:
-        serve.run(asked, name=APP, route_prefix="/")
+        serve.run(requested, name=APP, route_prefix="/")
     except RuntimeError as error:
         reason = _reason(serve) or " ".join(str(error).split())[:300]
         if not was_there:
@@ -170,10 +172,10 @@ def _as_served(host: str | None, port: int | None) -> tuple[str, int]:
     there = _http_options()
     if there is None:
         return EVERYWHERE, port or SERVE_PORT
-    for name, asked, found in (("host", host, there[0]), ("port", port, there[1])):
-        if asked is not None and asked != found:
+    for name, requested, result in (("host", host, there[0]), ("port", port, there[1])):
+        if requested is not None and requested != result:
             raise OptionError(
-                f"{name}: found {asked} in `command`, but Ray Serve listens at "
+                f"{name}: found {requested} in `command`, but Ray Serve listens at "
                 f"{there[0]}:{there[1]}; leave it out, and set it in `http_options`"
             )
     return there
@@ -185,10 +187,10 @@ def _http_options() -> tuple[str, int] | None:
     from ray.serve.exceptions import RayServeException
 
     try:
-        found = _get_global_client().http_config
+        result = _get_global_client().http_config
     except RayServeException:
         return None
-    return str(found.host), int(found.port)
+    return str(result.host), int(result.port)
 
 
 def _reason(serve: Any) -> str:
@@ -279,7 +281,7 @@ def _take_away(serve: Any, mine: str, was_there: bool, drain_s: float | None) ->
 
 
 @contextmanager
-def _errors_told() -> Iterator[None]:
+def _reporting_errors() -> Iterator[None]:
     """Raises DeviceError for what goes wrong in the cluster or in Ray Serve."""
     from ray.exceptions import RayError
     from ray.serve.exceptions import RayServeException
@@ -288,8 +290,8 @@ def _errors_told() -> Iterator[None]:
         yield
     except (RayError, RayServeException, TimeoutError) as error:
         why = getattr(error, "cause", None) or error  # Ray's own text is a traceback
-        told = " ".join(str(why).split())[:300] or "no answer in time"
-        raise DeviceError(f"ray: {told}") from error
+        reported = " ".join(str(why).split())[:300] or "no answer in time"
+        raise DeviceError(f"ray: {reported}") from error
 
 
 class _Stopping:

@@ -99,10 +99,10 @@ def onward(
     if not believed:
         headers = [(n, v) for n, v in headers if n.lower() != "forwarded" and not is_forwarding(n)]
         forwarded = []
-    kept = [(n, v) for n, v in headers if n.lower() != "x-forwarded-for"]
-    if not any(n.lower() == "x-forwarded-proto" for n, _ in kept):
-        kept.append(("X-Forwarded-Proto", scheme))
-    return [*kept, ("X-Forwarded-For", ", ".join([*forwarded, peer]))]
+    saved = [(n, v) for n, v in headers if n.lower() != "x-forwarded-for"]
+    if not any(n.lower() == "x-forwarded-proto" for n, _ in saved):
+        saved.append(("X-Forwarded-Proto", scheme))
+    return [*saved, ("X-Forwarded-For", ", ".join([*forwarded, peer]))]
 
 
 def is_forwarding(name: str) -> bool:

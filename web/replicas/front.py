@@ -36,7 +36,7 @@ from mtmd.web.replicas.forwarded import (
     backward,
     onward,
 )
-from mtmd.web.replicas.places import Places
+from mtmd.web.replicas.replica_slots import Locations
 from mtmd.web.replicas.together import files_of, metrics_of
 from mtmd.web.settings import ServerSettings
 
@@ -49,7 +49,7 @@ TRIED_ON = 2  # replicas at most: a request that ends one may end the next
 AGAIN_S = 0.1  # before another one is asked: until Ray's router knows which one has gone
 TAKEN_S = 10.0  # for Ray's router to find a replica; what it cannot place holds up the next ones
 CARRIED = 1 << 20  # bytes of a body a second, beside that: Ray carries it to the replica first
-LATE_MOST = 3  # times that it may find none for what may be asked again
+LATE_MAX = 3  # times that it may find none for what may be asked again
 IN_A_THREAD = 64 << 10  # bytes of a body that takes a while to read
 GATHERED_S = 10.0  # for a replica to say what all are asked
 PROBES = ("/health", "/ready")
@@ -62,7 +62,7 @@ _ASCII = "".join(map(chr, range(0x21, 0x7F)))
 LOST = "the replica that was answering has ended, and the one that was asked next too; try again"
 
 
-class _Asked:
+class _Requested:
     """A request, until something of its answer is there; `bodies`: where its body counts;
     `is_light`: nothing is computed for it.
     """
@@ -97,7 +97,7 @@ class Front:
         self._access = Access(settings)
         self._bodies = Bodies(settings.connections)
         self._fronts, self._strangers = fronts, 0
-        self._places = Places(lambda: replicas.names, each, fronts, settings.queue)
+        self._locations = Locations(lambda: replicas.names, each, fronts, settings.queue)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -128,8 +128,8 @@ class Front:
         origin = _header(given, "origin")
         if scope["method"] == "OPTIONS" and origin and self._settings.allows_origin(origin):
             private = _header(given, "access-control-request-private-network") == "true"
-            told = allowing(origin, self._settings) | preflight(private)
-            await _send(send, 204, list(told.items()), b"")
+            reported = allowing(origin, self._settings) | preflight(private)
+            await _send(send, 204, list(reported.items()), b"")
             return
         owner, is_stranger = ANYBODY, False
         if self._access.keys.needed:
@@ -157,25 +157,25 @@ class Front:
                 raise _busy()
             self._strangers += 1
             try:
-                await self._forward(_Asked(request, True), Route(), receive, send)
+                await self._forward(_Requested(request, True), Route(), receive, send)
             finally:
                 self._strangers -= 1
             return
         body = await self._body(given, receive)
         is_light = request.method in LIGHT or path == FILES
-        asked = _Asked(replace(request, body=body), is_light, self._bodies.budget)
-        del request, body  # `asked` ends what it holds
+        requested = _Requested(replace(request, body=body), is_light, self._bodies.budget)
+        del request, body  # `requested` ends what it holds
         try:
             if scope["method"] == "GET" and path in ("/metrics", FILES):
-                async with self._place(asked, Route()):
-                    await self._gather(asked.request, path, send)
+                async with self._location(requested, Route()):
+                    await self._gather(requested.request, path, send)
                 return
             route = await self._route(
-                asked.request, path, owner, _header(given, "content-encoding")
+                requested.request, path, owner, _header(given, "content-encoding")
             )
-            await self._forward(asked, route, receive, send)
+            await self._forward(requested, route, receive, send)
         finally:
-            asked.end()
+            requested.end()
 
     def _share(self) -> int:
         """Replicas that this front asks for its part."""
@@ -189,12 +189,12 @@ class Front:
 
     async def _body(self, headers: list[tuple[str, str]], receive: Receive) -> bytes:
         """Raises ApiError for one that is too long or too slow, or for which there is no room."""
-        most = self._settings.body_bytes
+        maximum = self._settings.body_bytes
         length = next((v for n, v in headers if n.lower() == "content-length"), "0")
-        if length.isdecimal() and int(length) > most:
-            raise too_long(most)
-        self._bodies.budget.most = self._settings.connections.body_bytes * self._share()
-        return await self._bodies.read(receive, most)
+        if length.isdecimal() and int(length) > maximum:
+            raise too_long(maximum)
+        self._bodies.budget.maximum = self._settings.connections.body_bytes * self._share()
+        return await self._bodies.read(receive, maximum)
 
     async def _route(self, request: Forwarded, path: str, owner: str, encoding: str) -> Route:
         """Return the route, to one replica for what that one keeps. Raises ApiError for a
@@ -206,12 +206,12 @@ class Front:
             return Route(key=owner, firmly=True)
         tenant = "" if self._settings.share_cache else owner
         if encoding and request.body:
-            found = await asyncio.to_thread(self._common_of, request.body, encoding, tenant)
+            result = await asyncio.to_thread(self._common_of, request.body, encoding, tenant)
         elif len(request.body) > IN_A_THREAD:
-            found = await asyncio.to_thread(common, request.body, tenant, self._settings.json)
+            result = await asyncio.to_thread(common, request.body, tenant, self._settings.json)
         else:
-            found = common(request.body, tenant, self._settings.json)
-        return Route(found.key if self._affinity else "", only=found.named)
+            result = common(request.body, tenant, self._settings.json)
+        return Route(result.key if self._affinity else "", only=result.named)
 
     def _common_of(self, body: bytes, encoding: str, tenant: str) -> Common:
         """Return what a compressed body shares with others. What it becomes counts among the bodies
@@ -231,12 +231,14 @@ class Front:
         finally:
             budget.give_back(count)
 
-    async def _forward(self, asked: _Asked, route: Route, receive: Receive, send: Send) -> None:
+    async def _forward(
+        self, requested: _Requested, route: Route, receive: Receive, send: Send
+    ) -> None:
         """Until the answer is sent, or its client has left. Raises ApiError where nothing has been
         sent. Where something has, an error of the replica ends the connection, which tells the
         client that this is not all.
         """
-        sending = asyncio.create_task(self._hand_on(asked, route, send))
+        sending = asyncio.create_task(self._hand_on(requested, route, send))
         leaving = asyncio.create_task(_left(receive))
         try:
             await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
@@ -248,48 +250,50 @@ class Front:
             await asyncio.gather(sending, leaving, return_exceptions=True)
 
     @asynccontextmanager
-    async def _place(self, asked: _Asked, route: Route, again: bool = False) -> AsyncIterator[None]:
+    async def _location(
+        self, requested: _Requested, route: Route, again: bool = False
+    ) -> AsyncIterator[None]:
         """Among what this front has with replicas. `again`: it had one before, and goes first.
         Raises ApiError.
         """
-        places = self._places
-        place = (
-            places.of_what_computes_nothing(again)
-            if asked.is_light
-            else places.of_an_answer(route.only, again)
+        slots = self._locations
+        slot = (
+            slots.of_what_computes_nothing(again)
+            if requested.is_light
+            else slots.of_an_answer(route.only, again)
         )
         async with AsyncExitStack() as stack:
             try:
-                await stack.enter_async_context(place)
+                await stack.enter_async_context(slot)
             except Full:
                 raise _busy() from None
             yield
 
-    async def _hand_on(self, asked: _Asked, route: Route, send: Send) -> None:
+    async def _hand_on(self, requested: _Requested, route: Route, send: Send) -> None:
         """Ask a replica, and another one where it is lost before something of its answer is there:
         no client knows of it. Each time the request waits for a place like others, but before them:
         fewer replicas have fewer places, and Ray's router is to be given no more than these take.
         """
         lost, late = 0, 0
         while True:
-            async with self._place(asked, route, again=bool(lost or late)):
+            async with self._location(requested, route, again=bool(lost or late)):
                 try:
-                    answer, head, first = await self._begin(asked.request, route)
+                    answer, head, first = await self._begin(requested.request, route)
                 except Lost as error:
                     lost += 1
                     if lost == TRIED_ON:
                         raise _lost() from None
-                    self._places.lost(error.replica)
+                    self._locations.lost(error.replica)
                     route = replace(route, avoid=(*route.avoid, error.replica))
                 except Late:
                     late += 1
                     # A replica may have it all the same: it would be computed, or kept, twice.
-                    if late == LATE_MOST or asked.request.method not in LIGHT:
+                    if late == LATE_MAX or requested.request.method not in LIGHT:
                         raise _late() from None
                 except Full:
                     raise _busy() from None
                 else:
-                    asked.end()  # no other replica is asked from here on
+                    requested.end()  # no other replica is asked from here on
                     await _send_on(answer, head, first, send)
                     return
             await asyncio.sleep(AGAIN_S)
@@ -301,8 +305,8 @@ class Front:
         answer = self._replicas.answer(request, route)
         try:
             try:
-                most_s = TAKEN_S + len(request.body) / CARRIED
-                part = await asyncio.wait_for(anext(answer), most_s)
+                max_s = TAKEN_S + len(request.body) / CARRIED
+                part = await asyncio.wait_for(anext(answer), max_s)
             except asyncio.TimeoutError:
                 raise Late from None
             head = await anext(answer) if isinstance(part, Taken) else part
@@ -332,19 +336,21 @@ class Front:
                 await answer.aclose()
 
         # Ray tells calls apart by what HTTP request they are made for: these are for themselves.
-        asked = [Context().run(asyncio.ensure_future, ask(name)) for name in self._replicas.names]
-        said = await asyncio.gather(*asked)
-        for _, head, body in said:
+        requested = [
+            Context().run(asyncio.ensure_future, ask(name)) for name in self._replicas.names
+        ]
+        stated = await asyncio.gather(*requested)
+        for _, head, body in stated:
             if head is not None and head.status != 200:
                 await _send(send, head.status, backward(head.headers), body)
                 return
-        answered = {name: body for name, head, body in said if head is not None}
-        silent = [name for name, head, _ in said if head is None]
+        answered = {name: body for name, head, body in stated if head is not None}
+        silent = [name for name, head, _ in stated if head is None]
         if not answered or (silent and path == FILES):
             raise _lost()
         put_together = metrics_of(answered, silent) if path == "/metrics" else files_of(answered)
-        kept = next(backward(head.headers) for _, head, _ in said if head is not None)
-        headers = [(n, v) for n, v in kept if n.lower() != "content-length"]
+        saved = next(backward(head.headers) for _, head, _ in stated if head is not None)
+        headers = [(n, v) for n, v in saved if n.lower() != "content-length"]
         await _send(send, 200, headers, put_together)
 
     async def _refuse(self, scope: Message, path: str, error: ApiError, send: Send) -> None:

@@ -85,8 +85,8 @@ class Replica:
         self._thread.start()
         begun.wait()
         for failed in self._failed:
-            told = str(failed) if isinstance(failed, (MtmdError, NotStarted)) else repr(failed)
-            raise NotStarted(NOT_STARTED + " ".join(told.split())) from None
+            reported = str(failed) if isinstance(failed, (MtmdError, NotStarted)) else repr(failed)
+            raise NotStarted(NOT_STARTED + " ".join(reported.split())) from None
 
     async def answer(self, request: Forwarded, _: Route) -> AsyncGenerator[Part, None]:
         """`Taken`, the head, then the body as it comes. Raises Lost where there is no answer to be
@@ -95,7 +95,7 @@ class Replica:
         yield Taken(self.name)
         begun = False
         try:
-            async with self._asked(request) as response:
+            async with self._requested(request) as response:
                 if response.status == 503 and self._service.fault is not None:
                     raise Lost(self.name)
                 headers = [
@@ -117,7 +117,7 @@ class Replica:
     async def check_health(self) -> None:
         """Ray asks every few seconds; who raises is replaced."""
         headers = [("Host", HERE)]
-        async with self._asked(Forwarded("GET", "/health", headers), ALIVE_S) as response:
+        async with self._requested(Forwarded("GET", "/health", headers), ALIVE_S) as response:
             if response.status != 200:
                 raise RuntimeError(f"found {response.status} at /health, expected 200")
 
@@ -127,7 +127,7 @@ class Replica:
             self._server.stop()
             self._thread.join(ENDING_S)
 
-    def _asked(self, request: Forwarded, most_s: float | None = None) -> Any:
+    def _requested(self, request: Forwarded, max_s: float | None = None) -> Any:
         """Raises aiohttp.ClientError, also once entered."""
         assert self._server is not None
         if self._session is None:
@@ -144,7 +144,7 @@ class Replica:
             headers=request.headers,
             data=request.body or None,
             allow_redirects=False,
-            timeout=aiohttp.ClientTimeout(total=most_s, sock_connect=ALIVE_S),
+            timeout=aiohttp.ClientTimeout(total=max_s, sock_connect=ALIVE_S),
         )
 
 

@@ -15,9 +15,9 @@ class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
     `ready`.
     """
 
-    def initialize_state(self, slack: int, most: int) -> None:
-        """`most`: requests of one replica; the next ones wait here. `slack`: as in `choice`."""
-        self._slack, self._most = slack, most
+    def initialize_state(self, slack: int, maximum: int) -> None:
+        """`maximum`: requests of one replica; the next ones wait here. `slack`: as in `choice`."""
+        self._slack, self._maximum = slack, maximum
 
     def update_replicas(self, replicas: list[Any]) -> None:
         super().update_replicas(replicas)
@@ -37,7 +37,7 @@ class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
         known = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
         cache = self.replica_queue_len_cache
         loads = {name: cache.get(replica.replica_id) or 0 for name, replica in known.items()}
-        return [[known[name]] for name in choice.order(route, loads, self._slack, self._most)]
+        return [[known[name]] for name in choice.order(route, loads, self._slack, self._maximum)]
 
     def _say_who_is_ready(self) -> None:
         ready.names = tuple(sorted(replica.unique_id for replica in self.curr_replicas))

@@ -19,12 +19,12 @@ class _Given(Collector):
         return self._metrics
 
 
-def metrics_of(said: Mapping[str, bytes], silent: Sequence[str] = ()) -> bytes:
+def metrics_of(stated: Mapping[str, bytes], silent: Sequence[str] = ()) -> bytes:
     """Prometheus' text of each replica by its name, with that name as the label `replica`, and
     `mtmd_replica_up`, 0 for those that did not answer.
     """
     together: dict[str, Metric] = {}
-    for name, text in said.items():
+    for name, text in stated.items():
         for metric in text_string_to_metric_families(text.decode()):
             one = together.setdefault(
                 metric.name, Metric(metric.name, metric.documentation, metric.type)
@@ -36,13 +36,13 @@ def metrics_of(said: Mapping[str, bytes], silent: Sequence[str] = ()) -> bytes:
     up = GaugeMetricFamily(
         "mtmd_replica_up", "Whether a replica says how it is.", labels=["replica"]
     )
-    for name in (*said, *silent):
-        up.add_metric([name], float(name in said))
+    for name in (*stated, *silent):
+        up.add_metric([name], float(name in stated))
     registry = _Given([*together.values(), up])
     return generate_latest(registry)
 
 
-def files_of(said: Mapping[str, bytes]) -> bytes:
+def files_of(stated: Mapping[str, bytes]) -> bytes:
     """The lists of uploads of each replica, as one."""
-    lists = [json.loads(text) for text in said.values()]
+    lists = [json.loads(text) for text in stated.values()]
     return json.dumps(lists[0] | {"data": [one for each in lists for one in each["data"]]}).encode()

@@ -54,7 +54,7 @@ def create_embedding_app(
     app = new_app(settings, service.stats().slots, counters.count)
     keys, budget = auth.keys_of(app), app.gate.budget
     uploads = Uploads(settings.upload_bytes, owners=lambda: keys.owners)
-    counters.add_held("pictures under way", lambda: budget.held_bytes)
+    counters.add_stored("pictures under way", lambda: budget.stored_bytes)
     fetcher = Fetcher() if settings.allow_remote_media else None
     media = Media(budget, uploads, fetcher, settings.media_path)
     answering = Answering(models, media, settings.unknown_fields)

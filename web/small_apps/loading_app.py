@@ -1,5 +1,5 @@
-"""What is answered while the model is loaded: how far that is, and to whatever needs the model,
-when to try again.
+"""Describes what is answered while the model is loaded: how far that is, and to whatever needs the
+model, when to try again.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ def create_loading_app(loading: Loading, settings: ServerSettings) -> GatedFlask
     app = new_app(settings, slots=1)
 
     def state() -> Response:
-        told = app.json.dumps(loading.asdict())
+        reported = app.json.dumps(loading.asdict())
         wait = {"Retry-After": str(loading.retry_s)}
-        return Response(told, 503, wait, mimetype="application/json")
+        return Response(reported, 503, wait, mimetype="application/json")
 
     @app.get("/ready")
     @takes(Body.NOTHING)
@@ -49,8 +49,8 @@ def create_loading_app(loading: Loading, settings: ServerSettings) -> GatedFlask
     @takes(Body.JSON_WITH_PICTURES)
     @without_key
     def anything(_rest: str = "") -> Response:
-        told, wait = loading.asdict(), loading.retry_s
-        how_far = f"{told['stage']}, {told['progress']:.0%}"
+        reported, wait = loading.asdict(), loading.retry_s
+        how_far = f"{reported['stage']}, {reported['progress']:.0%}"
         kinds = request.accept_mimetypes
         if request.method == "GET" and kinds["text/html"] > kinds["application/json"]:
             page = notice("The model is being loaded", (f"{how_far}.",), again_s=SOON_S)

@@ -1,6 +1,6 @@
-"""What the small applications are made of: an application that lets in and refuses as the large one
-does, a page with a few words, errors in the form of the interface that was asked. Loads without
-torch.
+"""Describes what the small applications are made of: an application that lets in and refuses as the
+large one does, a page with a few words, errors in the form of the interface that was asked. Loads
+without torch.
 """
 
 from __future__ import annotations
@@ -52,6 +52,6 @@ def notice(title: str, lines: Sequence[str], again_s: int = 0) -> str:
 
 
 def in_its_form(error: ApiError) -> Response:
-    """As clients of the address that was asked read errors."""
+    """Return the error as clients of the requested address read errors."""
     body = in_form_of(request.path, error, g.request_id)
     return Response(json.dumps(body), error.status, error.headers, mimetype="application/json")

@@ -1,0 +1,3 @@
+"""Conversations in SQLite, their pictures as files; damaged databases recovered, backups,
+checks.
+"""

@@ -16,7 +16,7 @@ from mtmd.web.store.image_files import ImageFiles, digest, names_in
 from mtmd.web.store.recovery import (
     DATABASE,
     Recovered,
-    folder_aside,
+    displaced_folder,
     link_or_copy,
     new_database,
     recover,
@@ -29,8 +29,9 @@ TRIES = 3  # pictures may be deleted while they are copied
 
 @dataclass(frozen=True)
 class Copied:
-    """What a backup, or a folder restored from one, holds. `missing`: pictures of messages that
-    were not there to be copied. `set_aside`: the name of the folder with what was there before.
+    """Describes what a backup, or a folder restored from one, holds. `missing`: pictures of
+    messages that were not there to be copied. `set_aside`: the name of the folder with what was
+    there before.
     """
 
     conversations: int
@@ -103,8 +104,8 @@ def _link(folder: Path, target: Path, name: str, linked: set[str]) -> None:
 
 
 def _copy_database(source: sqlite3.Connection, path: Path) -> None:
-    """In one step, so that a server that writes does not make it begin again; one file without a
-    log, on the disk when this returns.
+    """Copy the database in one step, so that a server that writes does not make it begin again; one
+    file without a log, on the disk when this returns.
     """
     with closing(sqlite3.connect(path, isolation_level=None)) as made:
         source.backup(made, pages=-1)
@@ -143,11 +144,11 @@ def restore(source: Path, folder: Path) -> Copied:
                 names = [row[0] for row in old.execute("SELECT sha256 FROM images")]
                 copied = _counted(old, len(names))
             missing = _bring_pictures(source / "images", folder / "images", names)
-            aside = None
+            moved = None
             if not has_no_content(folder / DATABASE):
-                aside = folder_aside(folder, "replaced")
-            replace_database(folder, made, aside)
-    return Copied(copied.conversations, copied.messages, copied.pictures - missing, missing, aside)
+                moved = displaced_folder(folder, "replaced")
+            replace_database(folder, made, moved)
+    return Copied(copied.conversations, copied.messages, copied.pictures - missing, missing, moved)
 
 
 def _bring_pictures(source: Path, target: Path, names: list[str]) -> int:
@@ -169,8 +170,8 @@ def _is_whole(path: Path) -> bool:
 
 
 def recover_folder(folder: Path) -> Recovered:
-    """As a start of the server does by itself where the database cannot be opened: for damage that
-    only a full check finds. Raises StoreError.
+    """Recover the folder as a start of the server does by itself where the database cannot be
+    opened: for damage that only a full check finds. Raises StoreError.
     """
     _check_is_there(folder)
     with store_errors("recovered"), closing(_to_itself(folder)):

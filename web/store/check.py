@@ -1,4 +1,4 @@
-"""What is wrong with a data folder, or a backup of one, found without changing it."""
+"""Describes what is wrong with a data folder, or a backup of one, found without changing it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mtmd.web.store.image_files import digest, names_in
 from mtmd.web.store.recovery import DATABASE
 from mtmd.web.store.tables import MIGRATIONS
 
-MOST_TOLD = 20  # of one kind
+MAX_REPORTED = 20  # of one kind
 RECENT_S = 3600.0  # a file so new may be of a picture that is just coming in
 RECOVER = "stop the server and use `mtmd history recover`"
 
@@ -108,8 +108,8 @@ def remove_unknown(folder: Path) -> int:
 
 
 def unknown_pictures(folder: Path, known: set[str]) -> list[Path]:
-    found = [folder / name for name in names_in(folder) if name not in known]
-    return [p for p in found if p.stat().st_mtime < time.time() - RECENT_S]
+    result = [folder / name for name in names_in(folder) if name not in known]
+    return [p for p in result if p.stat().st_mtime < time.time() - RECENT_S]
 
 
 def _database_problems(db: sqlite3.Connection) -> Iterator[str]:
@@ -118,7 +118,7 @@ def _database_problems(db: sqlite3.Connection) -> Iterator[str]:
         yield (
             f"the database is of version {version}, this mtmd knows {len(MIGRATIONS)}; update mtmd"
         )
-    for (line,) in db.execute(f"PRAGMA integrity_check({MOST_TOLD})"):
+    for (line,) in db.execute(f"PRAGMA integrity_check({MAX_REPORTED})"):
         if line != "ok":
             yield f"the database is damaged: {line}; {RECOVER}"
     loose = len(db.execute("PRAGMA foreign_key_check").fetchall())
@@ -178,26 +178,28 @@ def _notes(folder: Path, unknown: int, size: int) -> Iterator[str]:
             f"{unknown} pictures ({size / 1e6:.1f} MB) belong to no conversation; "
             "`mtmd history check --remove-unknown` deletes them"
         )
-    aside = sorted(
+    moved = sorted(
         p.name
         for p in folder.iterdir()
         if p.is_dir() and p.name.startswith(("damaged-", "replaced-"))
     )
-    if aside:
+    if moved:
         yield (
-            f"{', '.join(aside[:MOST_TOLD])}: databases that were set aside, also with what was "
+            f"{', '.join(moved[:MAX_REPORTED])}: databases that were set aside, also with what was "
             "deleted since; remove these folders when you do not need them any more"
         )
 
 
 def _open_to_others(folder: Path) -> Iterator[str]:
-    """What this program made, and others of this machine may read: their modes were changed."""
+    """Yield what this program made, and others of this machine may read: their modes were
+    changed.
+    """
     if os.name != "posix":
         return
     ours = [folder / "images", *folder.glob("conversations.*")]
     names = [p.name for p in ours if p.exists() and p.stat().st_mode & 0o077]
     if names:
         yield (
-            f"others on this machine may read {', '.join(names[:MOST_TOLD])}; the next start of "
+            f"others on this machine may read {', '.join(names[:MAX_REPORTED])}; the next start of "
             "the server closes them"
         )

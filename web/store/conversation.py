@@ -14,7 +14,7 @@ RUNNING, COMPLETE, STOPPED, FAILED = "running", "complete", "stopped", "failed"
 
 @dataclass(frozen=True)
 class PictureTotals:
-    """Of all pictures that are stored, and of those that no message has shown yet."""
+    """Totals of all pictures that are stored, and of those that no message has shown yet."""
 
     count: int
     bytes: int
@@ -97,13 +97,13 @@ def title_from(text: str, images: Sequence[StoredImage]) -> str:
     """
     words = " ".join(text.split())
     if len(words) > TITLE_LENGTH:
-        kept, space, _ = words[:TITLE_LENGTH].rpartition(" ")
-        words = f"{(kept if space else words)[: TITLE_LENGTH - 1].rstrip(' .,;:')}…"
+        saved, space, _ = words[:TITLE_LENGTH].rpartition(" ")
+        words = f"{(saved if space else words)[: TITLE_LENGTH - 1].rstrip(' .,;:')}…"
     return words or (images[0].name if images else "") or "Picture"
 
 
 def branch(messages: dict[str, Message], last: str | None) -> list[Message]:
-    """From the first message to `last`, by id, along the parents."""
+    """Return the branch from the first message to `last`, by id, along the parents."""
     path = []
     while last is not None:
         path.append(messages[last])

@@ -13,7 +13,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from mtmd.service.turns import aside
+from mtmd.service.turns import moved
 from mtmd.web.native_threads import waiting
 from mtmd.web.store.errors import StoreBusyError, StoreDamagedError, StoreError, store_errors
 from mtmd.web.store.folder import private_file, sync_folder
@@ -64,7 +64,9 @@ class Database:
         return db
 
     def close(self) -> None:
-        """What was written is in the database file alone afterwards, without a log beside it."""
+        """Close it. What was written is in the database file alone afterwards, without a log beside
+        it.
+        """
         with self._writing:
             with self._lending:
                 self._closed = True
@@ -116,7 +118,7 @@ class Database:
         """All or nothing, and on the disk at the end. Raises StoreBusyError where others write for
         so long: all that wait for them are told after the same time, not one after another.
         """
-        with aside():  # the disk, and others who write, are waited for here
+        with moved():  # the disk, and others who write, are waited for here
             yield from self._change(wait_s)
 
     def _change(self, wait_s: float) -> Iterator[sqlite3.Connection]:
@@ -192,8 +194,8 @@ def check_pages(db: sqlite3.Connection) -> None:
     looked whether it can be asked; the rest, which newer versions of SQLite look at too, is left to
     who searches, as it can be made anew.
     """
-    found = [str(row[0]) for row in db.execute("PRAGMA quick_check(10)")]
-    if [line for line in found if line != "ok" and "FTS5" not in line]:
+    result = [str(row[0]) for row in db.execute("PRAGMA quick_check(10)")]
+    if [line for line in result if line != "ok" and "FTS5" not in line]:
         raise StoreDamagedError(
             "conversations: the database is damaged; start the server again: it recovers what can "
             "be read and keeps the damaged file"

@@ -1,4 +1,4 @@
-"""What the disk or the database cannot do, as typed errors that say what to do."""
+"""Describes what the disk or the database cannot do, as typed errors that say what to do."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class StoreDamagedError(StoreError):
 
 @contextmanager
 def store_errors(done: str) -> Iterator[None]:
-    """What the disk or SQLite cannot do, as a StoreError. Their own words, which may hold paths,
-    stay behind as its cause.
+    """Raise StoreError for what the disk or SQLite cannot do. Their own words, which may hold
+    paths, stay behind as its cause.
     """
     try:
         yield
@@ -53,8 +53,8 @@ def store_errors(done: str) -> Iterator[None]:
 
 
 def _as_store_error(error: OSError | UnicodeDecodeError | sqlite3.Error, done: str) -> StoreError:
-    """By the words of SQLite, which are the same in every version; Python tells its codes from
-    3.11 on only.
+    """Return the as store error by the words of SQLite, which are the same in every version; Python
+    tells its codes from 3.11 on only.
     """
     words, number = str(error), getattr(error, "errno", None)
     if isinstance(error, sqlite3.IntegrityError):

@@ -21,12 +21,12 @@ WAIT_S = 10.0  # for another that has the folder to itself, as for a recovery
 def check_writable(folder: Path) -> None:
     """Raises StoreError for one that could not be used, as far as can be told without making it."""
     with store_errors("opened"):
-        place = folder.absolute()
-        while not place.exists():
-            place = place.parent
-        if not place.is_dir():
+        location = folder.absolute()
+        while not location.exists():
+            location = location.parent
+        if not location.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, "")
-        if not os.access(place, os.W_OK | os.X_OK):
+        if not os.access(location, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, "")
 
 

@@ -30,7 +30,7 @@ SHOWN_BY_BROWSERS = (
 
 
 def media_type(data: bytes) -> str:
-    """Of a file that decodes as a picture, or as a video."""
+    """Return the media type of a file that decodes as a picture, or as a video."""
     kind = picture_format(data)
     return f"image/{kind.lower()}" if kind else video_type(data) or "application/octet-stream"
 
@@ -39,7 +39,7 @@ class ImageFiles:
     """`folder` None keeps them in memory."""
 
     def __init__(self, folder: Path | None) -> None:
-        self.folder, self._held = folder, dict[str, bytes]()
+        self.folder, self._stored = folder, dict[str, bytes]()
         if folder:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             if os.name == "posix" and folder.stat().st_mode & 0o077:
@@ -50,18 +50,18 @@ class ImageFiles:
         return hashlib.sha256(data).hexdigest()
 
     def has(self, name: str) -> bool:
-        return (self.folder / name).exists() if self.folder else name in self._held
+        return (self.folder / name).exists() if self.folder else name in self._stored
 
     def put(self, data: bytes) -> str:
-        """Its name. When this returns the file is on the disk, whole, under its name: a crash
-        leaves all or nothing. Raises OSError.
+        """Store a picture and return its name. When this returns the file is on the disk, whole,
+        under its name: a crash leaves all or nothing. Raises OSError.
         """
         return waiting(self._put, data)
 
     def _put(self, data: bytes) -> str:
         name = self.name_of(data)
         if self.folder is None:
-            self._held[name] = data
+            self._stored[name] = data
         elif not self._is_there(name, data):
             unfinished = self.folder / f"{name}.{os.getpid()}.{time.monotonic_ns()}{UNFINISHED}"
             try:
@@ -87,7 +87,7 @@ class ImageFiles:
 
     def get(self, name: str) -> bytes | None:
         if self.folder is None:
-            return self._held.get(name)
+            return self._stored.get(name)
         try:
             return waiting((self.folder / name).read_bytes)
         except FileNotFoundError:
@@ -95,18 +95,18 @@ class ImageFiles:
 
     def delete(self, name: str) -> None:
         if self.folder is None:
-            self._held.pop(name, None)
+            self._stored.pop(name, None)
         else:
             (self.folder / name).unlink(missing_ok=True)
 
     def sync(self) -> None:
-        """What was deleted stays deleted after a power cut."""
+        """Sync the disk: what was deleted stays deleted after a power cut."""
         if self.folder:
             sync_folder(self.folder)
 
     def names(self) -> Iterator[str]:
-        """Of whole pictures."""
-        return iter(list(self._held)) if self.folder is None else names_in(self.folder)
+        """Yield the names of whole pictures."""
+        return iter(list(self._stored)) if self.folder is None else names_in(self.folder)
 
     def unfinished(self, older_than_s: float) -> list[str]:
         """Files that a crash cut off, written so long ago that nobody can be at work on them any
@@ -123,15 +123,15 @@ class ImageFiles:
 
 
 def names_in(folder: Path) -> Iterator[str]:
-    """Of whole pictures; none where there is no folder."""
+    """Return the names of whole pictures; none where there is no folder."""
     with suppress(FileNotFoundError), os.scandir(folder) as entries:
         yield from (e.name for e in entries if WHOLE.fullmatch(e.name))
 
 
 def digest(path: Path) -> str:
     """SHA-256 of a file, a piece of it in memory at a time."""
-    found = hashlib.sha256()
+    result = hashlib.sha256()
     with path.open("rb") as file:
         while piece := file.read(1 << 20):
-            found.update(piece)
-    return found.hexdigest()
+            result.update(piece)
+    return result.hexdigest()

@@ -21,10 +21,10 @@ from mtmd.web.store.store import Store
 
 FORMAT, VERSION = "mtmd conversations", 1
 # of one file; each is far above what a person writes, and keeps what is read within 200 MB
-MOST_VALUES, MOST_CONVERSATIONS, MOST_MESSAGES, MOST_PICTURES = 500_000, 10_000, 50_000, 10_000
-MOST_TEXT = 20_000_000  # characters: nobody else can write for the seconds that they are indexed
-MOST_FIELDS, MOST_SHOWN = 16, 100  # of one message: fields, pictures
-MOST_OF_A_RECEIPT = 10_000  # values: frames of videos have six each
+MAX_VALUES, MAX_CONVERSATIONS, MAX_MESSAGES, MAX_PICTURES = 500_000, 10_000, 50_000, 10_000
+MAX_TEXT = 20_000_000  # characters: nobody else can write for the seconds that they are indexed
+MAX_FIELDS, MAX_SHOWN = 16, 100  # of one message: fields, pictures
+MAX_RECEIPT_BYTES = 10_000  # values: frames of videos have six each
 Text = Annotated[str, Field(max_length=1 << 22)]
 Short = Annotated[str, Field(max_length=400)]
 Seconds = Annotated[float, Field(ge=0, le=1e11)]
@@ -49,7 +49,9 @@ class _Image(_Strict):
 
 
 class _Options(_Strict):
-    """What an answer was asked for with; what another version knows besides is left aside."""
+    """Describes what an answer was asked for with; what another version knows besides is left
+    aside.
+    """
 
     model_config = ConfigDict(extra="ignore")
 
@@ -66,21 +68,21 @@ class _Options(_Strict):
 
 
 class _Message(_Strict):
-    """Without its receipt, which is read by itself."""
+    """Message without its receipt, which is read by itself."""
 
     id: Short
     parent: Short | None
     role: Literal["user", "assistant"]
     text: Text
     state: Literal["running", "complete", "stopped", "failed"]
-    images: Annotated[list[_Image], Field(max_length=MOST_SHOWN), FailFast()] = []
+    images: Annotated[list[_Image], Field(max_length=MAX_SHOWN), FailFast()] = []
     options: _Options | None = None
     error: Text | None = None
     created: Seconds
 
 
 class _Conversation(_Strict):
-    """Without its messages, which are read one by one."""
+    """Conversation without its messages, which are read one by one."""
 
     title: Short
     head: Short | None
@@ -142,8 +144,8 @@ def _message(message: Message) -> dict[str, Any]:
 
 
 def _shown(image: StoredImage) -> dict[str, Any]:
-    """Which part of a video is named where it is not all of it, so that files of pictures are as
-    they were.
+    """Return which part of a video is named where it is not all of it, so that files of pictures
+    are as they were.
     """
     part = {"start": image.start, "end": image.end}
     named = {"sha256": image.sha256, "name": image.name}
@@ -160,7 +162,7 @@ def import_file(
     for tree in trees:
         _check_tree(tree)
     needed = {i.sha256: i.name for t in trees for m, _ in t.messages for i in m.images}
-    kept = {
+    saved = {
         name: add_picture(_decode(pictures, name), shown_as) for name, shown_as in needed.items()
     }
     made = []
@@ -177,7 +179,8 @@ def import_file(
             store.insert_conversation(db, owner, new)
             for m, receipt in tree.messages:
                 images = tuple(
-                    replace(kept[i.sha256], name=i.name, start=i.start, end=i.end) for i in m.images
+                    replace(saved[i.sha256], name=i.name, start=i.start, end=i.end)
+                    for i in m.images
                 )
                 store.insert(
                     db,
@@ -207,8 +210,8 @@ def read_file(
     `picture`: what stands for one in `text`, as base64 or bytes. Raises PromptError for a file that
     is not one of ours.
     """
-    if (text.count(",") if isinstance(text, str) else text.count(b",")) > MOST_VALUES:
-        raise _not_ours(f"found more than {MOST_VALUES} values; import it in parts")
+    if (text.count(",") if isinstance(text, str) else text.count(b",")) > MAX_VALUES:
+        raise _not_ours(f"found more than {MAX_VALUES} values; import it in parts")
     try:
         file = from_json(text, allow_inf_nan=False)
     except ValueError as error:
@@ -217,10 +220,10 @@ def read_file(
     if (fields["format"], fields["version"]) != (FORMAT, VERSION):
         raise _not_ours(f"format and version are not {FORMAT!r} and {VERSION}")
     pictures = fields["images"]
-    if not isinstance(pictures, dict) or len(pictures) > MOST_PICTURES:
-        raise _not_ours(f"images: found no object of at most {MOST_PICTURES} pictures")
-    trees, left = [], MOST_MESSAGES
-    conversations = _list(fields["conversations"], "conversations", MOST_CONVERSATIONS)
+    if not isinstance(pictures, dict) or len(pictures) > MAX_PICTURES:
+        raise _not_ours(f"images: found no object of at most {MAX_PICTURES} pictures")
+    trees, left = [], MAX_MESSAGES
+    conversations = _list(fields["conversations"], "conversations", MAX_CONVERSATIONS)
     for number, conversation in enumerate(conversations):
         where = f"conversations.{number}"
         named = _object(conversation, where, {*_Conversation.model_fields, "messages"})
@@ -230,15 +233,15 @@ def read_file(
         trees.append(
             _Tree(head, [_message_of(m, f"{where}.messages.{i}") for i, m in enumerate(messages)])
         )
-    if sum(len(m.text) for t in trees for m, _ in t.messages) > MOST_TEXT:
-        raise _not_ours(f"found more than {MOST_TEXT} characters of text; import it in parts")
+    if sum(len(m.text) for t in trees for m, _ in t.messages) > MAX_TEXT:
+        raise _not_ours(f"found more than {MAX_TEXT} characters of text; import it in parts")
     made = {name: picture(p) if isinstance(p, str) else p for name, p in pictures.items()}
     return ExportedFile(trees, made)
 
 
 def _message_of(value: object, where: str) -> tuple[_Message, dict[str, Any] | None]:
-    if not isinstance(value, dict) or len(value) > MOST_FIELDS:
-        raise _not_ours(f"{where}: found no object of at most {MOST_FIELDS} fields")
+    if not isinstance(value, dict) or len(value) > MAX_FIELDS:
+        raise _not_ours(f"{where}: found no object of at most {MAX_FIELDS} fields")
     receipt = value.pop("receipt", None)
     return _checked(_Message, value, where), _receipt(receipt)
 
@@ -249,9 +252,9 @@ def _object(value: object, where: str, names: set[str]) -> dict[str, object]:
     return value
 
 
-def _list(value: object, where: str, most: int) -> list[object]:
-    if not isinstance(value, list) or len(value) > most:
-        raise _not_ours(f"{where}: found no list of at most {most}")
+def _list(value: object, where: str, maximum: int) -> list[object]:
+    if not isinstance(value, list) or len(value) > maximum:
+        raise _not_ours(f"{where}: found no list of at most {maximum}")
     return value
 
 
@@ -260,12 +263,12 @@ def _checked(kind: type[Model], value: dict[str, object], where: str) -> Model:
         return kind.model_validate(value)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join((where, *map(str, first["loc"])))[:80]
-        raise _not_ours(f"{place}: {first['msg'][:100]}") from error
+        location = ".".join((where, *map(str, first["loc"])))[:80]
+        raise _not_ours(f"{location}: {first['msg'][:100]}") from error
 
 
-def _not_ours(found: str) -> PromptError:
-    return PromptError(f"import: {found}; expected a file exported from here")
+def _not_ours(result: str) -> PromptError:
+    return PromptError(f"import: {result}; expected a file exported from here")
 
 
 def _check_tree(tree: _Tree) -> None:
@@ -298,7 +301,7 @@ def _receipt(data: object) -> dict[str, Any] | None:
 
 
 def _is_small(data: object) -> bool:
-    left, waiting = MOST_OF_A_RECEIPT, [data]
+    left, waiting = MAX_RECEIPT_BYTES, [data]
     while waiting and left > 0:
         value = waiting.pop()
         inside = value.values() if isinstance(value, dict) else value

@@ -49,7 +49,7 @@ log = logging.getLogger("mtmd.web")
 
 @dataclass(frozen=True)
 class Notice:
-    """What the page says until it is put away; `id` is when it happened, in seconds since
+    """Describes what the page says until it is put away; `id` is when it happened, in seconds since
     1970, and tells one from another.
     """
 
@@ -62,8 +62,8 @@ class Notice:
 
 @dataclass(frozen=True)
 class Recovered:
-    """What a new database has of an old one. `set_aside`: the name of the folder, inside the data
-    folder, that has the old one.
+    """Describes what a new database has of an old one. `set_aside`: the name of the folder, inside
+    the data folder, that has the old one.
     """
 
     conversations: int
@@ -95,10 +95,10 @@ def open_or_recover(folder: Path, files: ImageFiles, *, alone: bool) -> Database
         finish_replacing(folder)
         if has_no_content(path) and not has_no_content(log_of(path)):
             # SQLite would delete the log, which may be all there is
-            aside = folder_aside(folder, "damaged")
-            set_aside(folder, aside)
+            moved = displaced_folder(folder, "damaged")
+            set_aside(folder, moved)
             _drop(folder)
-            return _made_anew(folder, files, f"The database was empty; it is kept in {aside}")
+            return _made_anew(folder, files, f"The database was empty; it is kept in {moved}")
     if has_no_content(path):
         return _made_anew(folder, files, "There was no database, or an empty one")
     try:
@@ -152,14 +152,14 @@ def new_database(folder: Path) -> Path:
     return path
 
 
-def replace_database(folder: Path, made: Path, aside: str | None) -> None:
-    """`made` becomes the database; the folder `aside` gets the old one, None where there is
+def replace_database(folder: Path, made: Path, moved: str | None) -> None:
+    """`made` becomes the database; the folder `moved` gets the old one, None where there is
     none.
     """
     with private_file(made) as file:
         os.fsync(file.fileno())
-    if aside is not None:
-        set_aside(folder, aside)
+    if moved is not None:
+        set_aside(folder, moved)
     made.replace(folder / NEW)
     sync_folder(folder)
     finish_replacing(folder)
@@ -173,7 +173,7 @@ def finish_replacing(folder: Path) -> None:
         sync_folder(folder)
 
 
-def folder_aside(folder: Path, why: str) -> str:
+def displaced_folder(folder: Path, why: str) -> str:
     """The name of a new folder inside the data folder; `why`: how it begins."""
     stamp = time.strftime("%Y-%m-%dT%H%M%S")
     for number in count():
@@ -195,7 +195,9 @@ def set_aside(folder: Path, name: str) -> None:
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """On one disk a second name for the same bytes; else a copy, on the disk when this returns."""
+    """Link on one disk, as a second name for the same bytes; else a copy, on the disk when this
+    returns.
+    """
     try:
         target.hardlink_to(source)
     except OSError:
@@ -210,7 +212,7 @@ def link_or_copy(source: Path, target: Path) -> None:
 
 
 def _drop(folder: Path) -> None:
-    """What of the database has another name by now."""
+    """Drop what of the database has another name by now."""
     path = folder / DATABASE
     for old in (log_of(path), shared_memory_of(path), path):
         old.unlink(missing_ok=True)
@@ -225,7 +227,7 @@ def recover(folder: Path, files: ImageFiles) -> Recovered:
     caller has the folder to itself. Raises StoreError.
     """
     with store_errors("recovered"):
-        aside = folder_aside(folder, "damaged")
+        moved = displaced_folder(folder, "damaged")
         try:
             made = new_database(folder)
             with closing(sqlite3.connect(made, isolation_level=None)) as new:
@@ -238,18 +240,18 @@ def recover(folder: Path, files: ImageFiles) -> Recovered:
                     for size in (HEADER_BYTES, PAGE_BYTES):
                         if _copy_tables(_beginning_as(made, folder, size), new):
                             break
-                recovered = _mend(new, files, aside)
+                recovered = _mend(new, files, moved)
                 write_notice(new, f"{str(recovered)[0].upper()}{str(recovered)[1:]}")
                 new.execute("COMMIT")
         except BaseException:
             with suppress(OSError):
-                (folder / aside).rmdir()
+                (folder / moved).rmdir()
             raise
         finally:
             copy = folder / MENDED
             for path in (copy, log_of(copy), shared_memory_of(copy)):
                 path.unlink(missing_ok=True)
-        replace_database(folder, made, aside)
+        replace_database(folder, made, moved)
         return recovered
 
 
@@ -355,8 +357,8 @@ def _readable(
 
 
 def _next_readable(db: sqlite3.Connection, select: str, start: int) -> int | None:
-    """From where on it can be read again: looked for number by number as far as one damaged page
-    may reach, and in growing steps behind that.
+    """Return from where on it can be read again: looked for number by number as far as one damaged
+    page may reach, and in growing steps behind that.
     """
     at, step = max(start, -1), 1
     for tried in count():
@@ -372,8 +374,8 @@ def _next_readable(db: sqlite3.Connection, select: str, start: int) -> int | Non
 
 
 def _from_indexes(db: sqlite3.Connection, table: str) -> dict[int, dict[str, Any]]:
-    """What the indexes tell of the rows of a table, by number: they lie in pages of their own. Each
-    is read from its beginning and, where that breaks off, from its end.
+    """Return what the indexes tell of the rows of a table, by number: they lie in pages of their
+    own. Each is read from its beginning and, where that breaks off, from its end.
     """
     known: dict[int, dict[str, Any]] = {}
     for index in db.execute(f"PRAGMA index_list({table})").fetchall():
@@ -392,8 +394,8 @@ def _from_indexes(db: sqlite3.Connection, table: str) -> dict[int, dict[str, Any
     return known
 
 
-def _mend(db: sqlite3.Connection, files: ImageFiles, aside: str) -> Recovered:
-    """What refers to something that is lost refers to a stand-in, or to nothing."""
+def _mend(db: sqlite3.Connection, files: ImageFiles, moved: str) -> Recovered:
+    """Return what refers to something that is lost refers to a stand-in, or to nothing."""
     owners = [
         row[0] for row in db.execute("SELECT DISTINCT owner FROM conversations WHERE owner <> ''")
     ]
@@ -428,7 +430,7 @@ def _mend(db: sqlite3.Connection, files: ImageFiles, aside: str) -> Recovered:
         for row in db.execute("SELECT text, state FROM messages")
     )
     total = db.execute("SELECT COUNT(*) FROM conversations WHERE head IS NOT NULL").fetchone()[0]
-    return Recovered(total, counts[False], counts[True], missing, aside)
+    return Recovered(total, counts[False], counts[True], missing, moved)
 
 
 def _mend_trees(db: sqlite3.Connection) -> None:
@@ -444,12 +446,12 @@ def _mend_trees(db: sqlite3.Connection) -> None:
         "NOT NULL AND m.parent NOT IN (SELECT id FROM messages) GROUP BY m.parent"
     ).fetchall()
     first = db.execute("SELECT MIN(place) FROM messages").fetchone()[0] or 0
-    for place, row in enumerate(lost, min(first, 0) - len(lost)):
+    for location, row in enumerate(lost, min(first, 0) - len(lost)):
         db.execute(
             "INSERT INTO messages (place, id, conversation, role, text, state, created) "
             "VALUES (?, ?, ?, ?, ?, ?, 0)",
             (
-                place,
+                location,
                 row["parent"],
                 row["conversation"],
                 "assistant" if row["below"] == "user" else "user",

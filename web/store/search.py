@@ -6,19 +6,19 @@ from __future__ import annotations
 
 TRIGRAM = 3  # the shortest word that the index knows
 AROUND = 40  # characters on either side of the match
-MOST_WORDS = 20
+MAX_WORDS = 20
 # A longer word is looked for by its beginning: what the index does for one grows with its square.
 WORD_CHARS = 32
 
 
 def words_of(query: str) -> list[str]:
-    """Those to look for: one that is part of another is found with that."""
-    words = [word[:WORD_CHARS] for word in query.replace("\0", " ").split()[:MOST_WORDS]]
-    kept: list[str] = []
+    """Return those to look for: one that is part of another is found with that."""
+    words = [word[:WORD_CHARS] for word in query.replace("\0", " ").split()[:MAX_WORDS]]
+    saved: list[str] = []
     for word in sorted(dict.fromkeys(words), key=len, reverse=True):
-        if not any(word in longer for longer in kept):
-            kept.append(word)
-    return [word for word in dict.fromkeys(words) if word in kept]
+        if not any(word in longer for longer in saved):
+            saved.append(word)
+    return [word for word in dict.fromkeys(words) if word in saved]
 
 
 def condition(column: str, words: list[str], *, indexed: bool) -> tuple[str, list[str]]:
@@ -44,8 +44,8 @@ def around(text: str, words: list[str]) -> str:
     folded = text.casefold()
     if len(folded) != len(text):  # a few letters fold into two, which moves what follows them
         folded = text.lower() if len(text.lower()) == len(text) else text
-    places = [folded.find(w.casefold()) for w in words]
-    first = min((p for p in places if p >= 0), default=0)
+    locations = [folded.find(w.casefold()) for w in words]
+    first = min((p for p in locations if p >= 0), default=0)
     start, end = max(0, first - AROUND), first + AROUND
     return (
         ("…" if start else "")

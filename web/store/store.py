@@ -107,8 +107,8 @@ class Store:
         return made
 
     def insert_conversation(self, db: sqlite3.Connection, owner: str, made: Conversation) -> None:
-        """Its row alone, inside a change. One that comes from elsewhere stands in the list where
-        its time puts it, at the latest now.
+        """Insert its row only, inside a change. One that comes from elsewhere stands in the list
+        where its time puts it, at the latest now.
         """
         latest = min(made.changed, _latest(db, time.time()))
         db.execute(
@@ -122,7 +122,9 @@ class Store:
         return _conversation(rows[0]) if rows else None
 
     def conversations(self, owner: str, limit: int = -1) -> list[Conversation]:
-        """Those that have a message: the pinned ones, then the others, of each the latest first."""
+        """Return those that have a message: the pinned ones, then the others, of each the latest
+        first.
+        """
         rows = self._rows(
             "SELECT * FROM conversations WHERE owner = ? AND head IS NOT NULL "
             "ORDER BY pinned DESC, latest DESC LIMIT ?",
@@ -195,9 +197,10 @@ class Store:
             db.execute("UPDATE conversations SET head = ? WHERE id = ?", (head, id_))
 
     def delete(self, id_: str) -> None:
-        """With its messages, and the pictures that no other conversation shows. When this returns
-        their bytes are in none of our files any more, unless another process is just reading them:
-        then they go with the next deletion, the next picture, or the end of the server.
+        """Delete it with its messages, and the pictures that no other conversation shows. When this
+        returns their bytes are in none of our files any more, unless another process is just
+        reading them: then they go with the next deletion, the next picture, or the end of the
+        server.
         """
         with self.change() as db:
             shown = [
@@ -294,7 +297,7 @@ class Store:
             )
 
     def save_text(self, id_: str, text: str) -> None:
-        """What there is of an answer so far; an answer that has ended is left alone."""
+        """Save what there is of an answer so far; an answer that has ended is left alone."""
         with self.change() as db:
             db.execute(
                 "UPDATE messages SET text = ? WHERE id = ? AND state = ?", (text, id_, RUNNING)
@@ -314,17 +317,19 @@ class Store:
                 (text, state, _json(receipt), error, id_),
             )
 
-    def messages(self, conversation: str, wanted: Collection[str] | None = None) -> list[Message]:
+    def messages(
+        self, conversation: str, requested: Collection[str] | None = None
+    ) -> list[Message]:
         """All branches, in the order they were written: parents before children. Or those of them
-        that are `wanted`, by id.
+        that are `requested`, by id.
         """
-        if wanted is None:
+        if requested is None:
             return self._messages(conversation, "*")
-        marks = ",".join("?" * len(wanted))
-        return self._messages(conversation, "*", f"AND id IN ({marks})", *wanted)
+        marks = ",".join("?" * len(requested))
+        return self._messages(conversation, "*", f"AND id IN ({marks})", *requested)
 
     def outline(self, conversation: str) -> list[Message]:
-        """As `messages`, without texts, receipts and errors."""
+        """Do what `messages` does, without texts, receipts and errors."""
         fields = "id, conversation, parent, role, state, options, created"
         return self._messages(conversation, f"{fields}, '' AS text, NULL AS receipt, NULL AS error")
 
@@ -429,7 +434,9 @@ class Store:
         return _image(rows[0], name) if rows else None
 
     def image_of(self, owner: str, sha256: str, name: str = "") -> StoredImage | None:
-        """As `image`, for who brought it lately, or has it in a conversation: None for others."""
+        """Do what `image` does, for who brought it lately, or has it in a conversation: None for
+        others.
+        """
         rows = self._rows(
             "SELECT * FROM images i WHERE sha256 = ?1 AND ("
             "EXISTS (SELECT 1 FROM image_uploads u WHERE u.sha256 = ?1 AND u.owner = ?2) OR "
@@ -488,7 +495,7 @@ class Store:
         return dropped
 
     def _deletion_is_open(self) -> bool:
-        """Whether something was deleted whose bytes are still there."""
+        """Return whether something was deleted whose bytes are still there."""
         return bool(
             self._rows(
                 "SELECT 1 FROM facts WHERE name = ? UNION SELECT 1 FROM deleted_images", DELETING
@@ -543,7 +550,7 @@ def _drop_unused(db: sqlite3.Connection, names: Sequence[str], before: float) ->
 
 
 def _has_reply(db: sqlite3.Connection, conversation: str, parent: str | None) -> bool:
-    """Whether a message stands under `parent`, None for the conversation itself."""
+    """Return whether a message stands under `parent`, None for the conversation itself."""
     query = "SELECT 1 FROM messages WHERE conversation = ? AND parent IS ? LIMIT 1"
     return db.execute(query, (conversation, parent)).fetchone() is not None
 

@@ -37,7 +37,7 @@ def _conversations(db: sqlite3.Connection) -> None:
 
 
 def _search(db: sqlite3.Connection) -> None:
-    """Search in the texts of messages (`said` is the index); trigrams find parts of words, and
+    """Search in the texts of messages (`stated` is the index); trigrams find parts of words, and
     words of languages written without spaces.
     """
     _run(
@@ -78,8 +78,8 @@ def _order_and_deletion(db: sqlite3.Connection) -> None:
 
 
 def _uploads(db: sqlite3.Connection) -> None:
-    """Who brought a picture that stands in no message yet; one in a message is its conversation's
-    owner's.
+    """Return who brought a picture that stands in no message yet; one in a message is its
+    conversation's owner's.
     """
     _run(
         db,

@@ -1,0 +1,1 @@
+"""Records of requests: the log, the metrics."""

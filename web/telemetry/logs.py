@@ -29,7 +29,9 @@ class JsonLines(logging.Formatter):
 
 
 def write_log(form: str, level: str, *, requests: bool) -> None:
-    """To stderr, for the rest of the process. `requests`: a line for each, whatever the level."""
+    """Write the log to stderr for the rest of the process. `requests`: a line for each, whatever
+    the level.
+    """
     handler = logging.StreamHandler()
     text = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
     handler.setFormatter(JsonLines() if form == "json" else text)

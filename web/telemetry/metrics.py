@@ -1,5 +1,5 @@
-"""What the service counts, for Prometheus. A registry of our own: no other library's numbers,
-nothing of the process.
+"""Describes what the service counts, for Prometheus. A registry of our own: no other library's
+numbers, nothing of the process.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ MILLISECONDS = {
 
 @dataclass(frozen=True)
 class Measured:
-    """What a model's service has counted. `labels`: by which it is told from others."""
+    """Describes what a model's service has counted. `labels`: by which it is told from others."""
 
     labels: Mapping[str, str]
     stats: ServiceStats
@@ -95,7 +95,9 @@ class Measured:
 
 @dataclass(frozen=True)
 class Life:
-    """How a model of several has fared since the server began; `waiting`: requests now."""
+    """Describes how a model of several has fared since the server began; `waiting`: requests
+    now.
+    """
 
     loaded: bool
     loads: int
@@ -125,8 +127,8 @@ class Metrics:
 
     def __init__(self, models: Counted) -> None:
         self._registry = CollectorRegistry()
-        self._held = dict[str, Callable[[], int]]()
-        self._registry.register(_Stats(models, self._held))
+        self._stored = dict[str, Callable[[], int]]()
+        self._registry.register(_Stats(models, self._stored))
         self._responses = Counter(
             "mtmd_http_responses", "Responses by status", ["status"], registry=self._registry
         )
@@ -134,9 +136,9 @@ class Metrics:
             "mtmd_key_responses", "Responses by name of the key", ["key"], registry=self._registry
         )
 
-    def add_held(self, what: str, held_bytes: Callable[[], int]) -> None:
+    def add_stored(self, what: str, stored_bytes: Callable[[], int]) -> None:
         """Something beside the models that holds so many bytes of the process's memory."""
-        self._held[what] = held_bytes
+        self._stored[what] = stored_bytes
 
     def count(self, status: int, caller: str | None) -> None:
         self._responses.labels(str(status)).inc()
@@ -148,8 +150,8 @@ class Metrics:
 
 
 class _Stats(Collector):
-    def __init__(self, models: Counted, held: Mapping[str, Callable[[], int]]) -> None:
-        self._models, self._held = models, held
+    def __init__(self, models: Counted, stored: Mapping[str, Callable[[], int]]) -> None:
+        self._models, self._stored = models, stored
 
     def collect(self) -> Iterable[Metric]:
         info = GaugeMetricFamily("mtmd_build_info", "1, of this version", labels=["version"])
@@ -186,16 +188,16 @@ class _Stats(Collector):
             for row, stats, _ in rows:
                 counter.add_metric(row, stats[name] / 1e3)
             yield counter
-        held = GaugeMetricFamily(
+        stored = GaugeMetricFamily(
             "mtmd_held_bytes", "Bytes that the server holds in memory", labels=["what"]
         )
-        for what, held_bytes in self._held.items():
-            held.add_metric([what], held_bytes())
-        yield held
+        for what, stored_bytes in self._stored.items():
+            stored.add_metric([what], stored_bytes())
+        yield stored
         yield from self._of_models()
 
     def _of_models(self) -> Iterable[Metric]:
-        """Where there are several, which are in memory."""
+        """Return where there are several, which are in memory."""
         if not self._models.many:
             return
         loaded = GaugeMetricFamily(

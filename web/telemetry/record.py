@@ -1,5 +1,5 @@
-"""What is noted of each request: by the log, if there is one of requests, and by the metrics. Its
-route, and not its path, which a client chooses; nothing of its body.
+"""Describes what is noted of each request: by the log, if there is one of requests, and by the
+metrics. Its route, and not its path, which a client chooses; nothing of its body.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ log = logging.getLogger("mtmd.access")
 
 
 class Record:
-    """Of one request. `status` is what its client was told in the end, also within a stream."""
+    """Record of one request. `status` is what its client was told in the end, also within a
+    stream.
+    """
 
     def __init__(self, request_id: str, client: str, method: str, route: str) -> None:
         self.request_id, self.client = request_id, client

@@ -1,5 +1,5 @@
-"""What systemd is told of a server that it has started with `Type=notify`: that it answers, and
-that it is ending. Without systemd nobody is told.
+"""Describes what systemd is told of a server that it has started with `Type=notify`: that it
+answers, and that it is ending. Without systemd nobody is told.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""Families of dual encoders, one file each."""

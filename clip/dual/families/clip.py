@@ -79,7 +79,7 @@ def read(top: Settings, image: Settings) -> DualFamily:
     ModelError where a value cannot be followed.
     """
     vision, text = _part(top, "vision"), _part(top, "text")
-    width = top.count("projection_dim", 512, most=MAX_WIDTH)
+    width = top.count("projection_dim", 512, maximum=MAX_WIDTH)
     vision.choice("num_channels", (3,), 3)
     size, patch = vision.count("image_size", 224), vision.count("patch_size", 32)
     if size % patch:
@@ -94,8 +94,8 @@ def read(top: Settings, image: Settings) -> DualFamily:
     )
     texts = TextTower(
         vit=read_vit(text, layers=12, width=512, ffn=2048, heads=8, act="quick_gelu", eps=1e-5),
-        vocabulary=text.count("vocab_size", 49408, most=MAX_VOCABULARY),
-        context=text.count("max_position_embeddings", 77, most=MAX_CONTEXT),
+        vocabulary=text.count("vocab_size", 49408, maximum=MAX_VOCABULARY),
+        context=text.count("max_position_embeddings", 77, maximum=MAX_CONTEXT),
         causal=True,
         padding=None,
         projection=width,

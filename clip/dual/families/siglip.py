@@ -25,7 +25,7 @@ from mtmd.clip.dual.family import DualFamily
 from mtmd.clip.dual.text_tower import TextTower, image_names
 from mtmd.clip.image.pixels import read_normalize
 from mtmd.clip.resolution.fixed_square import FixedSquare, read_fixed_square
-from mtmd.clip.resolution.naflex import MostPatches, read_most_patches
+from mtmd.clip.resolution.naflex import PatchLimit, read_patch_limit
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter
 from mtmd.kernels.checkpoint.settings import MAX_WIDTH, Settings
@@ -45,11 +45,11 @@ class SiglipImage:
     vit: VitParams
     patch: int
     side: int
-    resolution: FixedSquare | MostPatches
+    resolution: FixedSquare | PatchLimit
 
     @property
     def any_shape(self) -> bool:
-        return isinstance(self.resolution, MostPatches)
+        return isinstance(self.resolution, PatchLimit)
 
     def parameters(self) -> Mapping[str, Parameter]:
         width, ffn, patch = self.vit.width, self.vit.ffn, self.patch
@@ -145,7 +145,7 @@ def read(top: Settings, image: Settings) -> DualFamily:
             "checkpoint with its pooling head"
         )
     patch = vision.count("patch_size", 16)
-    resolution: FixedSquare | MostPatches
+    resolution: FixedSquare | PatchLimit
     if top.get("model_type", None) == "siglip2":
         patches = vision.count("num_patches", 256)
         side = isqrt(patches)
@@ -154,14 +154,14 @@ def read(top: Settings, image: Settings) -> DualFamily:
                 f"{vision.where}: num_patches is {patches}, expected a square number, the rows of "
                 "a position table"
             )
-        resolution = read_most_patches(image, patch)
+        resolution = read_patch_limit(image, patch)
     else:
         size = vision.count("image_size", 224)
         side = size // patch  # what is left over is left out, as a convolution does
         square = read_fixed_square(image, size, 1, read_normalize(image), crops=False, ground=None)
-        resolution = replace(square, kept=side * patch)
+        resolution = replace(square, saved=side * patch)
     texts = read_vit(text, layers=12, width=768, ffn=3072, heads=12, act="gelu_pytorch_tanh")
-    width = text.count("projection_size", texts.width, most=MAX_WIDTH)
+    width = text.count("projection_size", texts.width, maximum=MAX_WIDTH)
     if width != vit.width:
         raise ModelError(
             f"{top.where}: texts become vectors of {width} numbers, pictures of {vit.width}; "
@@ -169,8 +169,8 @@ def read(top: Settings, image: Settings) -> DualFamily:
         )
     tower = TextTower(
         vit=texts,
-        vocabulary=text.count("vocab_size", 32000, most=MAX_VOCABULARY),
-        context=text.count("max_position_embeddings", 64, most=MAX_CONTEXT),
+        vocabulary=text.count("vocab_size", 32000, maximum=MAX_VOCABULARY),
+        context=text.count("max_position_embeddings", 64, maximum=MAX_CONTEXT),
         causal=False,
         padding=text.token_id("pad_token_id", 1),
         projection=width,

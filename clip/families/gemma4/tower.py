@@ -124,11 +124,11 @@ class GatedTower:
     def _linear(self, x: Node, at: str, w: Weights) -> Node:
         if not self.clipped:
             return w.linear(x, at)
-        least_in, most_in, least_out, most_out = (w.tensor(f"{at}.{end}") for end in ENDS)
+        min_in, max_in, min_out, max_out = (w.tensor(f"{at}.{end}") for end in ENDS)
         return ops.clamp(
-            w.linear(ops.clamp(x, least_in, most_in, name=f"{at}.input"), at),
-            least_out,
-            most_out,
+            w.linear(ops.clamp(x, min_in, max_in, name=f"{at}.input"), at),
+            min_out,
+            max_out,
             name=f"{at}.clipped",
         )
 
@@ -137,11 +137,11 @@ def read_gated_tower(c: Settings) -> GatedTower:
     """Read it from a vision_config. Raises ModelError where a value cannot be followed."""
     c.choice("hidden_activation", ("gelu_pytorch_tanh",), "gelu_pytorch_tanh")
     heads, groups = (
-        c.count(f"num_{kind}_heads", 12, most=MAX_HEADS) for kind in ("attention", "key_value")
+        c.count(f"num_{kind}_heads", 12, maximum=MAX_HEADS) for kind in ("attention", "key_value")
     )
     width, head = (
-        c.count("hidden_size", 768, most=MAX_WIDTH),
-        c.count("head_dim", 64, most=MAX_HEADS),
+        c.count("hidden_size", 768, maximum=MAX_WIDTH),
+        c.count("head_dim", 64, maximum=MAX_HEADS),
     )
     if heads % groups or head % 4:
         raise ModelError(
@@ -153,9 +153,9 @@ def read_gated_tower(c: Settings) -> GatedTower:
     rope.choice("rope_type", ("axial", "default"), "axial")  # two names of the same here
     half = rotary(rope.number("rope_theta", 100.0), head // 2).frequencies
     return GatedTower(
-        layers=c.count("num_hidden_layers", 16, most=MAX_LAYERS),
+        layers=c.count("num_hidden_layers", 16, maximum=MAX_LAYERS),
         width=width,
-        ffn=c.count("intermediate_size", 3072, most=MAX_WIDTH),
+        ffn=c.count("intermediate_size", 3072, maximum=MAX_WIDTH),
         heads=heads,
         groups=groups,
         head=head,

@@ -49,7 +49,7 @@ class Gemma4Vision:
     tower: GatedTower
     patch: int
     pool: int
-    places: int  # how many columns have an embedding, and how many rows
+    locations: int  # how many columns have an embedding, and how many rows
     standardized: bool
     text_width: int
     bidirectional: bool
@@ -62,7 +62,7 @@ class Gemma4Vision:
     unused = (r"(model\.)?(audio_tower|embed_audio)\..*", r"(a|mm\.a)\..*")  # audio
 
     def parameters(self) -> Mapping[str, Parameter]:
-        width, patch, tables = self.tower.width, self.patch, (2, self.places, self.tower.width)
+        width, patch, tables = self.tower.width, self.patch, (2, self.locations, self.tower.width)
         return {
             **self.tower.parameters(_names),
             "v.patch_embd.weight": Parameter(
@@ -72,7 +72,7 @@ class Gemma4Vision:
                 lambda w: w.unflatten(1, (patch, patch, 3)).permute(0, 3, 1, 2),
             ),
             "v.position_embd.weight": Parameter(
-                shape=(2 * self.places, width),
+                shape=(2 * self.locations, width),
                 sources=_names("patch_embedder.position_embedding_table"),
                 stored=tables,
                 convert=_joined,
@@ -103,26 +103,26 @@ class Gemma4Vision:
         self, grids: Grids, tiles: Node, weights: WeightSource, attention: AttentionForm
     ) -> Node:
         w = Weights(weights, tiles.dtype)
-        places = grids.of_patches("inp.places", lambda *grid: grid_positions(*grid).flip(0), 2)
-        angles = ops.rope_table(places, rotary=self.tower.rotary, name="v.angles")
+        locations = grids.of_patches("inp.places", lambda *grid: grid_positions(*grid).flip(0), 2)
+        angles = ops.rope_table(locations, rotary=self.tower.rotary, name="v.angles")
         x = ops.scale(tiles, factor=2.0, offset=-1.0, name="v.pixels")
         x = ops.patch_embed(x, w.tensor("v.patch_embd.weight"), name="v.patch_embd")
-        x = ops.add(x, self._embedded_places(grids, w), name="v.patch_embd.placed")
+        x = ops.add(x, self._embedded_locations(grids, w), name="v.patch_embd.placed")
         for layer in range(self.tower.layers):
             x = self.tower.block(x, layer, angles, w, attention=attention, bounds=grids.segments)
         x = ops.rms_norm(self._pooled(x, grids.shape, w), eps=self.tower.eps, name="mm.norm")
         return w.linear(x, "mm.input_projection")
 
-    def _embedded_places(self, grids: Grids, w: Weights) -> Node:
-        """Return what stands in the tables for each patch's column, and, `places` further down, for
-        its row
+    def _embedded_locations(self, grids: Grids, w: Weights) -> Node:
+        """Return what stands in the tables for each patch's column, and, `locations` further down,
+        for its row
 
         -> [P, C]
         """
 
         def of(rows: int, columns: int) -> torch.Tensor:
             row, column = grid_positions(rows, columns)
-            return torch.stack((column, row + self.places))
+            return torch.stack((column, row + self.locations))
 
         count = grids.patches
         at = grids.of_patches("inp.place_rows", of, 2, flat=True)
@@ -168,9 +168,9 @@ def from_gguf(keys: Settings, shapes: Mapping[str, Shape]) -> tuple[dict[str, An
     models, unless the table of positions is too short for that.
     """
     plain, table = gguf_vit(keys), shapes.get("v.position_embd.weight", ())
-    places = table[1] if len(table) == 3 else None
-    head = keys.count("vision.embedding_length", most=MAX_WIDTH) // keys.count(
-        "vision.attention.head_count", most=MAX_HEADS
+    locations = table[1] if len(table) == 3 else None
+    head = keys.count("vision.embedding_length", maximum=MAX_WIDTH) // keys.count(
+        "vision.attention.head_count", maximum=MAX_HEADS
     )
     merge = {
         "patch_size": keys.count("vision.patch_size", 16),
@@ -182,7 +182,7 @@ def from_gguf(keys: Settings, shapes: Mapping[str, Shape]) -> tuple[dict[str, An
         "rms_norm_eps": plain["layer_norm_eps"],
         "num_key_value_heads": plain["num_attention_heads"],
         "head_dim": head,
-        "position_embedding_size": places,
+        "position_embedding_size": locations,
         "use_clipped_linears": "v.blk.0.attn_q.input_max" in shapes,
         "standardize": "v.std_bias" in shapes,
     }
@@ -191,7 +191,7 @@ def from_gguf(keys: Settings, shapes: Mapping[str, Shape]) -> tuple[dict[str, An
         "use_bidirectional_attention": "vision",
     }
     tokens = max(
-        (size for size in _sizes(merge["pooling_kernel_size"], places or 0) if size <= USUAL),
+        (size for size in _sizes(merge["pooling_kernel_size"], locations or 0) if size <= USUAL),
         default=None,
     )
     return {"vision_config": vision, "text_config": text}, {
@@ -207,7 +207,7 @@ def read(top: Settings, image: Settings) -> Gemma4Vision:
     ModelError where a value cannot be followed.
     """
     c, text = top.part("vision_config"), top.part("text_config")
-    patch, pool, places = (
+    patch, pool, locations = (
         c.count("patch_size", 16),
         c.count("pooling_kernel_size", 3),
         c.count("position_embedding_size", 10240),
@@ -216,14 +216,14 @@ def read(top: Settings, image: Settings) -> Gemma4Vision:
         tower=read_gated_tower(c),
         patch=patch,
         pool=pool,
-        places=places,
+        locations=locations,
         standardized=c.flag("standardize", False),
-        text_width=text.count("hidden_size", 2304, most=MAX_WIDTH),
+        text_width=text.count("hidden_size", 2304, maximum=MAX_WIDTH),
         bidirectional=text.get("use_bidirectional_attention", None) == "vision",
         resolution=read_fixed_area(
-            image, patch=patch, pool=pool, sizes=_sizes(pool, places), usual=USUAL
+            image, patch=patch, pool=pool, sizes=_sizes(pool, locations), usual=USUAL
         ),
-        video=_read_video(image.part("video_processor"), patch, pool, places),
+        video=_read_video(image.part("video_processor"), patch, pool, locations),
     )
 
 
@@ -241,14 +241,14 @@ class Area:
         return (shape,)
 
 
-def _read_video(video: Settings, patch: int, pool: int, places: int) -> SingleFrames:
+def _read_video(video: Settings, patch: int, pool: int, locations: int) -> SingleFrames:
     same = {"patch_size": patch, "pooling_kernel_size": pool, "do_normalize": True}
     stepped = {**same, **video.values}
     area = read_fixed_area(
         Settings(stepped, video.where),
         patch=patch,
         pool=pool,
-        sizes=_sizes(pool, places),
+        sizes=_sizes(pool, locations),
         usual=USUAL_FRAME,
     )
     return SingleFrames(
@@ -268,11 +268,11 @@ def _write(video: Video, shape: ClipShape) -> str:
     return " ".join(f"{int(t // 60):02d}:{int(t % 60):02d} {tokens}" for t in video.times)
 
 
-def _sizes(pool: int, places: int) -> tuple[int, ...]:
+def _sizes(pool: int, locations: int) -> tuple[int, ...]:
     """Return the sizes that a narrow picture, one token wide, can have: it is that many times
     `pool` patches long.
     """
-    return tuple(size for size in SIZES if size * pool <= places)
+    return tuple(size for size in SIZES if size * pool <= locations)
 
 
 def _names(name: str) -> tuple[str, ...]:

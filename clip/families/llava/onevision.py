@@ -27,19 +27,19 @@ from mtmd.kernels.checkpoint.settings import Settings
 
 VIDEO_TOKEN = "<video>"
 FRAMES = 32  # that the authors train with, where the settings do not say
-MOST_TILES = 99  # published: 9
+MAX_TILES = 99  # published: 9
 SIDE = 384  # of frames and pictures, where the settings do not say
 CANVASES = [[SIDE * down, SIDE * across] for down in range(1, 7) for across in range(1, 7)]
 
 
 @dataclass(frozen=True)
 class PooledFrames(SingleFrames):
-    """Each frame as a picture of one tile, of which `kept` pixels a side are seen, its `grid` x
+    """Each frame as a picture of one tile, of which `saved` pixels a side are seen, its `grid` x
     `grid` tokens mixed to half as many a side, rounded up. A newline ends the video.
     """
 
     grid: int
-    kept: int
+    saved: int
 
     def shape(
         self, width: int, height: int, frames: int, budget: Budget = DEFAULT_BUDGET
@@ -50,7 +50,7 @@ class PooledFrames(SingleFrames):
         plan, half = super().group(frames, shape), pooled(self.grid)
         cells = np.arange(self.grid**2).reshape(self.grid, self.grid)
         order, weights = mixed(cells, half, half)
-        tiles = tuple(tile[:, : self.kept, : self.kept] for tile in plan.tiles)
+        tiles = tuple(tile[:, : self.saved, : self.saved] for tile in plan.tiles)
         return replace(
             plan, tiles=tiles, order=order.reshape(-1, 4), weights=weights.reshape(-1, 4)
         )
@@ -77,29 +77,29 @@ def read(top: Settings, image: Settings) -> LlavaVision:
         ground=tuple(int(m * 255) for m in normalize.mean),
     )
     check_uncut(image, whole)
-    whole = replace(whole, kept=tower.kept)
+    whole = replace(whole, saved=tower.saved)
     resolution = AnyAlone(
         side=whole.side,
         grid=tower.grid,
         canvases=read_canvases(top, image, whole.side, CANVASES),
         normalize=normalize,
         resample=whole.resample,
-        most=_most_tiles(top),
-        kept=tower.kept,
+        maximum=_max_tiles(top),
+        saved=tower.saved,
         among=whole,
     )
     return LlavaVision(tower, resolution, _read_video(image.part("video_processor"), tower))
 
 
-def _most_tiles(top: Settings) -> int:
+def _max_tiles(top: Settings) -> int:
     ratio = top.get("vision_aspect_ratio", "anyres_max_9")
-    found = re.fullmatch(r"anyres_max_([0-9]{1,2})", ratio) if isinstance(ratio, str) else None
-    if found is None or not 0 < int(found[1]) <= MOST_TILES:
+    result = re.fullmatch(r"anyres_max_([0-9]{1,2})", ratio) if isinstance(ratio, str) else None
+    if result is None or not 0 < int(result[1]) <= MAX_TILES:
         raise ModelError(
             f"{top.where}: vision_aspect_ratio is {ratio!r:.60}, expected anyres_max_ and the most "
-            f"tiles, 1 to {MOST_TILES}"
+            f"tiles, 1 to {MAX_TILES}"
         )
-    return int(found[1])
+    return int(result[1])
 
 
 def _read_video(video: Settings, tower: FeatureTower) -> PooledFrames:
@@ -116,5 +116,5 @@ def _read_video(video: Settings, tower: FeatureTower) -> PooledFrames:
         token=VIDEO_TOKEN,
         write=Run(VIDEO_TOKEN),
         grid=tower.grid,
-        kept=tower.kept,
+        saved=tower.saved,
     )

@@ -50,7 +50,7 @@ class FeatureTower:
         return self.image_size // self.patch
 
     @property
-    def kept(self) -> int:
+    def saved(self) -> int:
         """Pixels a side that patches are cut from."""
         return self.grid * self.patch
 

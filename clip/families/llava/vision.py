@@ -129,7 +129,7 @@ def read(top: Settings, image: Settings) -> LlavaVision:
         crops=not kind.startswith("Siglip"),
         ground=ground,
     )
-    square = replace(square, kept=tower.kept)
+    square = replace(square, saved=tower.saved)
     if not tiled:
         return LlavaVision(tower, square)
     check_uncut(image, square)
@@ -139,7 +139,7 @@ def read(top: Settings, image: Settings) -> LlavaVision:
         canvases=read_canvases(top, image, square.side),
         normalize=normalize,
         resample=square.resample,
-        kept=tower.kept,
+        saved=tower.saved,
     )
     return LlavaVision(tower, resolution)
 
@@ -192,7 +192,7 @@ def read_tower(
         class_token=is_clip,
         features=features,
         skip_first=skip,
-        text_width=top.part("text_config").count("hidden_size", 4096, most=MAX_WIDTH),
+        text_width=top.part("text_config").count("hidden_size", 4096, maximum=MAX_WIDTH),
         bias=top.flag("multimodal_projector_bias", True),
         gelu=ACTIVATIONS[top.choice("projector_hidden_act", ACTIVATIONS, "gelu")],
     )

@@ -25,7 +25,7 @@ from mtmd.kernels.kernel import Kernel
 SHORT = (torch.bfloat16, torch.float16)
 LOADED = 8  # values of 16 bits that are loaded at once: heads, and what lies between them
 SLACK = 1 << 20  # bytes of a library's own, such as lengths and states of random numbers
-LEAST_ROWS, MOST_TILED = 128, 80  # rows, and the head size, of our kernel with other tiles
+MIN_ROWS, MAX_TILED = 128, 80  # rows, and the head size, of our kernel with other tiles
 LOG_ROWS = 128  # rows to which logarithms of sums may be rounded up
 
 
@@ -48,7 +48,7 @@ def _rejects(
     window: int | None = None,
     softcap: float | None = None,
     dtypes: tuple[torch.dtype, ...],
-    most: int,
+    maximum: int,
 ) -> str | None:
     limits = {"a mask": mask, "bounds of its own for each row": bounds, "a window": window}
     for words, given in (limits | {"a soft cap": softcap}).items():
@@ -67,8 +67,8 @@ def _rejects(
     if q.shape[2] != k.shape[2]:
         return f"{q.shape[2]} heads share keys of {k.shape[2]}"
     head, step = q.shape[3], LOADED * 2 // q.dtype.itemsize
-    if head % step or head > most:
-        return f"head size {head}; it takes multiples of {step} up to {most}"
+    if head % step or head > maximum:
+        return f"head size {head}; it takes multiples of {step} up to {maximum}"
     for name, kind in (("q", q), ("k", k), ("v", v)):
         if kind.strides[3] != 1 or any(s % step or s < 0 for s in kind.strides[:3]):
             return f"{name} has strides {list(kind.strides)}; it takes multiples of {step}"
@@ -107,39 +107,39 @@ def _heads_first(call: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _cudnn(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Tensor:
-    found = torch.ops.aten._scaled_dot_product_cudnn_attention(
+    match = torch.ops.aten._scaled_dot_product_cudnn_attention(
         q, k, v, None, False, 0.0, causal, False, scale=scale
     )
-    result: Tensor = found[0]
+    result: Tensor = match[0]
     return result
 
 
 def _rejects_without_cudnn(*types: Any, **options: Any) -> str | None:
     if torch.version.hip is not None:
         return "there is no cuDNN for AMD's cards"
-    return _rejects(*types, **options, dtypes=SHORT, most=256)
+    return _rejects(*types, **options, dtypes=SHORT, maximum=256)
 
 
 def _flash(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Tensor:
-    found = torch.ops.aten._scaled_dot_product_flash_attention(
+    match = torch.ops.aten._scaled_dot_product_flash_attention(
         q, k, v, 0.0, causal, False, scale=scale
     )
-    result: Tensor = found[0]
+    result: Tensor = match[0]
     return result
 
 
 def _efficient(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Tensor:
-    found = torch.ops.aten._scaled_dot_product_efficient_attention(
+    match = torch.ops.aten._scaled_dot_product_efficient_attention(
         q, k, v, None, False, 0.0, causal, scale=scale
     )
-    result: Tensor = found[0]
+    result: Tensor = match[0]
     return result
 
 
-def _kernel(call: Callable[..., Tensor], dtypes: tuple[torch.dtype, ...], most: int) -> Kernel:
+def _kernel(call: Callable[..., Tensor], dtypes: tuple[torch.dtype, ...], maximum: int) -> Kernel:
     return Kernel(
         run=_heads_first(call),
-        rejects=functools.partial(_rejects, dtypes=dtypes, most=most),
+        rejects=functools.partial(_rejects, dtypes=dtypes, maximum=maximum),
         workspace=_workspace,
     )
 
@@ -167,9 +167,9 @@ def _other_tile(tile: Tile) -> Tiled:
 
 
 def _rejects_other_tile(q: Type, *types: Type | None, **options: Any) -> str | None:
-    if q.shape[1] < LEAST_ROWS:
-        return f"{q.shape[1]} rows; it takes {LEAST_ROWS} and more"
-    return _rejects(q, *types, **options, dtypes=SHORT, most=MOST_TILED)  # type: ignore[arg-type]
+    if q.shape[1] < MIN_ROWS:
+        return f"{q.shape[1]} rows; it takes {MIN_ROWS} and more"
+    return _rejects(q, *types, **options, dtypes=SHORT, maximum=MAX_TILED)  # type: ignore[arg-type]
 
 
 def _carried(tile: Tile) -> Tiled:

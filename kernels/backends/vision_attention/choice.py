@@ -19,8 +19,8 @@ from torch import Tensor
 from mtmd.base.text import one_line, printable
 from mtmd.kernels.backends.backend import Run
 from mtmd.kernels.backends.vision_attention.candidates import CANDIDATES, PLANNED, Tiled
-from mtmd.kernels.backends.vision_attention.kept import Kept
 from mtmd.kernels.backends.vision_attention.measure import Error, Probe, measure
+from mtmd.kernels.backends.vision_attention.saved_measurements import Saved
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.gpu.launch import power_of_two
 from mtmd.kernels.gpu.triton_kernel import Program
@@ -31,7 +31,7 @@ from mtmd.kernels.trials import ClassFacts, Learned, Measured
 
 SETTINGS = ("auto", "triton", "torch")
 OURS = "triton"
-LEAST_FLOPS = 1e9  # of a node, for which a choice is made: smaller ones take microseconds
+MIN_FLOPS = 1e9  # of a node, for which a choice is made: smaller ones take microseconds
 WORTH = 0.97  # of our time, at most, for another kernel to run: clocks differ by as much
 log = logging.getLogger("mtmd.kernels")
 
@@ -39,7 +39,7 @@ log = logging.getLogger("mtmd.kernels")
 @dataclass(frozen=True)
 class ShapeClass:
     """Nodes for which one measurement stands: batch, rows and keys are the next powers of two.
-    `apart`: queries, keys and values have memory of their own.
+    `separate`: queries, keys and values have memory of their own.
     """
 
     dtype: str
@@ -49,7 +49,7 @@ class ShapeClass:
     rows: int
     keys: int
     causal: bool
-    apart: bool
+    separate: bool
 
     def __str__(self) -> str:
         text = (
@@ -57,7 +57,7 @@ class ShapeClass:
             f"rows over {self.keys} keys"
         )
         text += ", causal" if self.causal else ""
-        return text if self.apart else f"{text}, parts of one tensor"
+        return text if self.separate else f"{text}, parts of one tensor"
 
 
 def class_of(node: Node) -> ShapeClass:
@@ -84,9 +84,9 @@ class Way(NamedTuple):
 
 @dataclass(eq=False)
 class AttentionChoice:
-    """Choice for one device. `kept`: what earlier processes have measured there."""
+    """Choice for one device. `saved`: what earlier processes have measured there."""
 
-    kept: Kept | None = None
+    saved: Saved | None = None
     candidates: Mapping[str, Kernel] = field(default_factory=lambda: CANDIDATES)
     setting: str = "auto"
     one_shape: bool = False
@@ -109,8 +109,8 @@ class AttentionChoice:
         refused = {n: r for n, r in takers.items() if isinstance(r, str)}
         able = [name for name in takers if name not in refused]
         if not able:
-            told = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
-            return Way(OURS, None, f"no other takes it ({told})")
+            reported = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
+            return Way(OURS, None, f"no other takes it ({reported})")
         measured = self._measured(shape)
         if measured is None:
             if self.setting != "torch":
@@ -142,10 +142,10 @@ class AttentionChoice:
             return []
         able = [name for name, reason in self._takers(node).items() if reason is None]
         names = able if self._measured(class_of(node)) is None else [self.way(node).name]
-        found = (self.candidates.get(name) for name in names)
+        result = (self.candidates.get(name) for name in names)
         return [
             program
-            for kernel in found
+            for kernel in result
             if isinstance(kernel, Tiled)
             for program in kernel.programs(*types, **node.attrs)
             if program.call.programs
@@ -180,19 +180,19 @@ class AttentionChoice:
             shape = class_of(node)
             if shape not in largest or _flops(node) > _flops(largest[shape]):
                 largest[shape] = node
-        found = []
+        result = []
         for shape, node in largest.items():
             measured = self._measured(shape)
-            kept = measured is not None and measured.lasting
+            saved = measured is not None and measured.lasting
             if measured is None or not measured.lasting:
-                kernels = {OURS: ours, **self._asked()}
+                kernels = {OURS: ours, **self._requested()}
                 measured = measure(node, kernels, probe, error, limits[node.dtype])
-                measured = _beside(measured, self._found(shape))
+                measured = _alongside(measured, self._result(shape))
                 self._known[shape] = measured
-                if self.kept:
-                    self.kept.add(str(shape), measured)
-            found.append(ClassFacts(str(shape), self.way(node).name, kept, measured))
-        self.learned = Learned(tuple(found), tuple(unasked.items()))
+                if self.saved:
+                    self.saved.add(str(shape), measured)
+            result.append(ClassFacts(str(shape), self.way(node).name, saved, measured))
+        self.learned = Learned(tuple(result), tuple(unasked.items()))
         return self.learned
 
     def give_up(self, node: Node, name: str, error: Exception) -> None:
@@ -215,7 +215,7 @@ class AttentionChoice:
             return "; ".join(sorted({f"no other takes such a node: {r}" for r in refused.values()}))
         return None
 
-    def _asked(self) -> dict[str, Kernel]:
+    def _requested(self) -> dict[str, Kernel]:
         """The candidates that the setting leaves."""
         return {
             name: kernel
@@ -235,22 +235,22 @@ class AttentionChoice:
         types, shape = types_of(node), class_of(node)
         return {
             name: self.failed.get((shape, name)) or kernel.rejects(*types, **node.attrs)
-            for name, kernel in self._asked().items()
+            for name, kernel in self._requested().items()
         }
 
     def _measured(self, shape: ShapeClass) -> Measured | None:
         """None unless every candidate was tried, which those that were not asked for were not."""
-        found = self._found(shape)
-        tried = {trial.name for trial in found.trials} if found else set()
-        return found if tried >= self._asked().keys() else None
+        result = self._result(shape)
+        tried = {trial.name for trial in result.trials} if result else set()
+        return result if tried >= self._requested().keys() else None
 
-    def _found(self, shape: ShapeClass) -> Measured | None:
-        found = self._known.get(shape)
-        if found is None and self.kept is not None:
-            found = self.kept.get(str(shape))
-            if found is not None:
-                self._known[shape] = found
-        return found
+    def _result(self, shape: ShapeClass) -> Measured | None:
+        result = self._known.get(shape)
+        if result is None and self.saved is not None:
+            result = self.saved.get(str(shape))
+            if result is not None:
+                self._known[shape] = result
+        return result
 
 
 class _Watched:
@@ -273,11 +273,11 @@ class _Watched:
             return self._ours(*inputs)
 
 
-def _beside(new: Measured, old: Measured | None) -> Measured:
+def _alongside(new: Measured, old: Measured | None) -> Measured:
     """Add the earlier trials that were not made again."""
     made = {trial.name for trial in new.trials}
-    kept = tuple(t for t in (old.trials if old else ()) if t.name not in made)
-    return replace(new, trials=new.trials + kept)
+    saved = tuple(t for t in (old.trials if old else ()) if t.name not in made)
+    return replace(new, trials=new.trials + saved)
 
 
 def _flops(node: Node) -> int:
@@ -285,6 +285,6 @@ def _flops(node: Node) -> int:
 
 
 def _too_small(node: Node) -> str | None:
-    if _flops(node) < LEAST_FLOPS:
-        return f"below {LEAST_FLOPS / 1e9:.0f} GFLOP"
+    if _flops(node) < MIN_FLOPS:
+        return f"below {MIN_FLOPS / 1e9:.0f} GFLOP"
     return None

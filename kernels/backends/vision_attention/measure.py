@@ -18,11 +18,11 @@ from mtmd.kernels.kernel import Kernel, types_of
 from mtmd.kernels.trials import Measured, Trial
 
 ROWS = 256  # that are compared with the reference, whose scores are rows x keys
-BEFORE, RUNS, MOST_S = 3, 20, 0.2  # runs without a clock, with it at most, and for so long
+BEFORE, RUNS, MAX_S = 3, 20, 0.2  # runs without a clock, with it at most, and for so long
 ROUNDED_BYTES = 4 << 20  # by which torch may give more memory than was asked for
 FLUSHED_BYTES = 256 << 20  # more than the caches of any card
 # of the device's clock, for which it is kept busy while a run is launched: some 0.1 ms, and 50
-HELD_CYCLES, MOST_CYCLES = 1 << 18, 1 << 26
+STORED_CYCLES, MAX_CYCLES = 1 << 18, 1 << 26
 Error = Callable[[Tensor, tuple[Tensor, ...], Mapping[str, Any]], float]
 
 
@@ -53,9 +53,9 @@ class CudaProbe:
             flushed = torch.empty(FLUSHED_BYTES, dtype=torch.int8, device=self.device)
             for _ in range(BEFORE):
                 run()
-            found: list[float] = []
-            cycles = HELD_CYCLES
-            while len(found) < RUNS and sum(found) < MOST_S:
+            result: list[float] = []
+            cycles = STORED_CYCLES
+            while len(result) < RUNS and sum(result) < MAX_S:
                 start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
                 flushed.zero_()
                 torch.cuda._sleep(cycles)
@@ -64,11 +64,11 @@ class CudaProbe:
                 end.record()
                 waited_for_host = start.query()
                 end.synchronize()
-                if waited_for_host and cycles < MOST_CYCLES:  # beyond, the run itself waits
+                if waited_for_host and cycles < MAX_CYCLES:  # beyond, the run itself waits
                     cycles *= 4
                     continue
-                found.append(start.elapsed_time(end) / 1e3)
-        return statistics.median(found)
+                result.append(start.elapsed_time(end) / 1e3)
+        return statistics.median(result)
 
     def extra_bytes(self, run: Callable[[], Tensor]) -> int:
         torch.cuda.synchronize(self.device)
@@ -120,14 +120,14 @@ def _tried(
     def run() -> Tensor:
         return kernel.run(*inputs, **node.attrs)
 
-    found = run()
-    if Type.of(found) != node.type:
-        return Trial(name, None, f"it gives {Type.of(found)}, expected {node.type}")
-    apart = error(*some_rows(found, inputs, node.attrs))
-    if not apart <= limit:  # NaN, too
-        wrong = f"its result is wrong: error {apart:.1e}, expected at most {limit:.1e}"
+    result = run()
+    if Type.of(result) != node.type:
+        return Trial(name, None, f"it gives {Type.of(result)}, expected {node.type}")
+    separate = error(*some_rows(result, inputs, node.attrs))
+    if not separate <= limit:  # NaN, too
+        wrong = f"its result is wrong: error {separate:.1e}, expected at most {limit:.1e}"
         return Trial(name, None, wrong)
-    del found
+    del result
     allowed = kernel.workspace(*types_of(node), **node.attrs)
     extra = probe.extra_bytes(run)
     if extra > allowed + ROUNDED_BYTES:  # another model of the process may have taken it
@@ -141,12 +141,12 @@ def _tried(
 def operands(node: Node, device: torch.device) -> tuple[Tensor, ...]:
     """Random queries, keys and values, laid out as the node's are."""
     generator = torch.Generator(device).manual_seed(0)
-    found = []
+    result = []
     for kind in (i.type for i in node.operands):
         size = 1 + sum((n - 1) * s for n, s in zip(kind.shape, kind.strides, strict=True))
         values = torch.randn(size, generator=generator, device=device).to(kind.dtype)
-        found.append(values.as_strided(kind.shape, kind.strides))
-    return tuple(found)
+        result.append(values.as_strided(kind.shape, kind.strides))
+    return tuple(result)
 
 
 def some_rows(

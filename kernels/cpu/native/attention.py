@@ -78,14 +78,14 @@ class Attention:
         e = self.e
         self.keys, self.values, self.step = e.arg_ptr(3), e.arg_ptr(4), e.arg(5)
         pages, bounds, groups, splits = e.arg_ptr(8), e.arg_ptr(9), e.arg(10), e.arg(11)
-        most = e.arg(18)
+        maximum = e.arg(18)
         with e.loop(e.first, e.last) as unit:
             row, split = unit // splits, unit % splits
             t, g = row // groups, row % groups
             low = e.load(bounds, I32, t * 2).sext(I64)
             high = e.load(bounds, I32, t * 2 + 1).sext(I64)
             first, count = low // PAGE, high // PAGE - low // PAGE + 1
-            each = (count + most - 1) // most
+            each = (count + maximum - 1) // maximum
             each = e.select(each < FEW, e.i64(FEW), each)
             begin = split * each
             end = e.select(begin + each < count, begin + each, count)
@@ -115,7 +115,7 @@ class Attention:
             self.total[h].set(0.0)
 
     def _ask(self, ptr: Value, row: Value, count: int) -> None:
-        """For the lines of `count` numbers of a cache."""
+        """Prefetch the lines of `count` numbers of a cache."""
         size = SIZES[self.kv_type]
         for byte in range(0, count * size, LINE):
             self.e.prefetch(ptr.at(row * size + byte), near=2)
@@ -144,8 +144,8 @@ class Attention:
                         for i in heads
                     ]
                     for i in range(many):
-                        place = at + (s + i) * self.step + c
-                        key = e.read(self.keys, self.kv_type, place, LANES, mask)
+                        location = at + (s + i) * self.step + c
+                        key = e.read(self.keys, self.kv_type, location, LANES, mask)
                         for row, sum_ in zip(rows, sums, strict=True):
                             sum_[i].set(e.fma(row, key, sum_[i].get()))
 
@@ -240,7 +240,7 @@ class Attention:
 
 
 def _columns(e: Emitter, size: int) -> list[tuple[int, Value | None]]:
-    """Where vectors begin in a row of a size that is known, with the last one's mask."""
+    """Return where vectors begin in a row of a size that is known, with the last one's mask."""
     rest = size % LANES
     result: list[tuple[int, Value | None]] = [(c, None) for c in range(0, size - rest, LANES)]
     return [*result, (size - rest, e.mask(e.i64(rest), LANES))] if rest else result
@@ -252,7 +252,7 @@ def _share(e: Emitter, total: Value) -> Value:
 
 
 def emit_combine(e: Emitter, out: str, value: int) -> None:
-    """What splits left, put together
+    """Emit the sum of what splits left
 
     args: parts, splits, out, out token, out head, H. Units: T * H.
     """

@@ -1,4 +1,4 @@
-"""From a kernel's IR to the address of its machine code; the code is kept on disk.
+"""Goes from a kernel's IR to the address of its machine code; the code is kept on disk.
 
 `compile_kernel(emit, *params)` calls `emit(e, *params)` to write a kernel, unless the machine code
 for the same sources, parameters, CPU and llvmlite lies in the cache: then nothing is written or
@@ -23,7 +23,7 @@ import llvmlite
 import llvmlite.binding as llvm
 from llvmlite import ir
 
-from mtmd.base.files import cache_folder, write_aside
+from mtmd.base.files import cache_folder, write_atomically
 from mtmd.base.heartbeat import beat
 from mtmd.kernels.cpu.native.emit import I64, PTR, Emitter
 from mtmd.kernels.resources.compiled import note_compiled
@@ -39,7 +39,7 @@ SOURCES = (
 
 @dataclass
 class Compiled:
-    """What was made ready in this process so far, for the report."""
+    """Describes what was made ready in this process so far, for the report."""
 
     kernels: int = 0
     from_cache: int = 0
@@ -50,13 +50,13 @@ class Compiled:
 
 @dataclass(frozen=True)
 class Cpu:
-    """What code is made for."""
+    """Describes what code is made for."""
 
     name: str
     features: str
 
     def has(self, feature: str) -> bool:
-        """Whether it has a feature by LLVM's name, such as avx512vnni."""
+        """Return whether it has a feature by LLVM's name, such as avx512vnni."""
         return f"+{feature}" in self.features.split(",")
 
 
@@ -119,7 +119,7 @@ class Compiler:
             self.stats.compile_ms += took_ms
             note_compiled(took_ms)
             if file:
-                write_aside(file, code + hashlib.sha256(code).digest())
+                write_atomically(file, code + hashlib.sha256(code).digest())
         else:
             self.stats.from_cache += 1
         start = time.perf_counter()
@@ -204,7 +204,7 @@ def not_compiling() -> Iterator[None]:
 
 
 def compile_kernel(emit: Callable[..., None], *params: Any) -> int:
-    """As `Compiler.kernel`, with the process's compiler."""
+    """Do what `Compiler.kernel` does, with the process's compiler."""
     return 0 if _counting.get() else compiler().kernel(emit, *params)
 
 

@@ -38,7 +38,7 @@ def plain_rows(e: Emitter, w: str, out: str, scaled: bool) -> None:
     """Rows of a weight in floating point."""
     width = e.arg(5)
     with e.loop(e.first, e.last) as unit:
-        source, target = _places(e, unit, out)
+        source, target = _locations(e, unit, out)
         for k, mask in e.spans(0, width, RUN):
             value = _stored(e, e.read(source, w, k, RUN, mask), out, scaled)
             e.write(target, out, k, value, mask)
@@ -54,7 +54,7 @@ def block_rows(e: Emitter, kind: str, out: str, scaled: bool) -> None:
     rest = width - whole * size
     copy = e.local(I8, step)
     with e.loop(e.first, e.last) as unit:
-        source, target = _places(e, unit, out)
+        source, target = _locations(e, unit, out)
         with e.loop(0, whole) as chunk:
             at = target.at(chunk * size, _element(out))
             for index, value in _runs(e, unpack, source.at(chunk * step)):
@@ -69,8 +69,8 @@ def block_rows(e: Emitter, kind: str, out: str, scaled: bool) -> None:
                         e.write(at, out, index * RUN, _stored(e, value, out, scaled))
 
 
-def _places(e: Emitter, unit: Value, out: str) -> tuple[Value, Value]:
-    """Where a unit's row of the weight and of the result begin."""
+def _locations(e: Emitter, unit: Value, out: str) -> tuple[Value, Value]:
+    """Return where a unit's row of the weight and of the result begin."""
     row = e.var(I64, unit)
     with e.when(e.arg(2).ne(0)):
         row.set(e.load(e.arg_ptr(2), I64, unit))

@@ -249,16 +249,18 @@ class Value:
         return self._cast("fptrunc", F32)
 
     def half_to_f32(self) -> Value:
-        """From the bits of an IEEE half."""
+        """Convert the bits of an IEEE half."""
         halves = self.e.b.bitcast(self.ir, vec(ir.HalfType(), self.lanes))
         return Value(self.e, self.e.b.fpext(halves, vec(F32, self.lanes)))
 
     def bf16_to_f32(self) -> Value:
-        """From the bits of a bfloat16."""
+        """Convert the bits of a bfloat16."""
         return (self.zext(I32) << 16).bits(vec(F32, self.lanes))
 
     def f32_to_bf16(self) -> Value:
-        """To the bits of a bfloat16, to the nearest even as torch rounds; NaN stays NaN."""
+        """Return it to the bits of a bfloat16, to the nearest even as torch rounds; NaN stays
+        NaN.
+        """
         bits = self.bits(vec(I32, self.lanes))
         rounded = (bits + ((bits >> 16) & 1) + 0x7FFF) >> 16
         nan = self.e.select(self.ne(self), (bits >> 16) | 0x40, rounded)
@@ -409,7 +411,7 @@ class Emitter:
         self.call("llvm.prefetch.p0", VOID, ptr, *options)
 
     def masked_load(self, ptr: Value, type_: ir.Type, index: Operand, mask: Value) -> Value:
-        """As `load`, zeros where the mask is off; nothing is touched there."""
+        """Do what `load` does, zeros where the mask is off; nothing is touched there."""
         where = ptr.at(index, scalar_of(type_))
         zero = ir.Constant(type_, None)
         name = f"llvm.masked.load.{_suffix(type_)}.p0"
@@ -443,7 +445,7 @@ class Emitter:
             self.masked_store(ptr, stored, index, mask)
 
     def rounded(self, value: Value, dtype: str) -> Value:
-        """What reading gives after writing: the value as `dtype` holds it."""
+        """Return what reading gives after writing: the value as `dtype` holds it."""
         return value if dtype == "f32" else value.f32_to_bf16().bf16_to_f32()
 
     # Control flow ----------------------------------------------------------------------------
@@ -481,7 +483,7 @@ class Emitter:
             yield whole, self.mask(end - whole, lanes)
 
     def mask(self, count: Value, lanes: int) -> Value:
-        """On in the first `count` lanes."""
+        """Return a mask that is on in the first `count` lanes."""
         return self.const(vec(I32, lanes), list(range(lanes))) < count.trunc(I32).splat(lanes)
 
     @contextmanager
@@ -565,7 +567,7 @@ class Emitter:
         return self._unary("floor", x)
 
     def _reduce(self, x: Value, both: Callable[[Value, Value], Value]) -> Value:
-        """By halves, so that the order is the same on every CPU."""
+        """Return the reduce by halves, so that the order is the same on every CPU."""
         while x.lanes > 1:
             half = x.lanes // 2
             low, high = x.shuffle(range(half)), x.shuffle(range(half, 2 * half))
@@ -573,7 +575,7 @@ class Emitter:
         return x
 
     def sum(self, x: Value) -> Value:
-        """Of a vector's lanes, a power of two of them."""
+        """Return the sum of a vector's lanes, a power of two of them."""
         return self._reduce(x, lambda a, b: a + b)
 
     def largest(self, x: Value) -> Value:
@@ -689,7 +691,9 @@ class Emitter:
         return self.select(x < 0.0, -y, y)
 
     def sin_cos(self, x: Value) -> tuple[Value, Value]:
-        """Of float32 angles up to about 1e9, as exact as float32 is: reduced in float64."""
+        """Return the sin cos of float32 angles up to about 1e9, as exact as float32 is: reduced in
+        float64.
+        """
         wide = x.widen()
         n = self.floor(wide * 0.6366197723675814 + 0.5)
         r = self.fma(n, -1.5707963267948966, wide)
@@ -710,7 +714,7 @@ class Emitter:
         return y.narrow(), x.narrow()
 
     def gelu(self, x: Value, approximate: str) -> Value:
-        """As the op of that name."""
+        """Compute the op of that name."""
         if approximate == "quick":
             return x * self.sigmoid(x * 1.702)
         if approximate == "tanh":
@@ -771,7 +775,7 @@ class Emitter:
         return low.f32_to_bf16().concat(high.f32_to_bf16())
 
     def transposed(self, rows: Sequence[Value]) -> list[Value]:
-        """As many vectors as lanes, the other way round."""
+        """Transpose as many vectors as lanes."""
         result, lanes = list(rows), rows[0].lanes
         assert len(result) == lanes
         width = 1  # what is exchanged between two rows: runs of so many lanes
@@ -825,7 +829,7 @@ class Emitter:
         return value.shuffle(lanes, self.const(value.type, 0))
 
     def lookup16(self, numbers: Sequence[int], index: Value) -> Value:
-        """Of a table of 16 signed bytes the one that each byte 0 to 15 says."""
+        """Look up in a table of 16 signed bytes the one that each byte 0 to 15 names."""
         for lanes, feature, name in (
             (64, "avx512bw", "llvm.x86.avx512.pshuf.b.512"),
             (32, "avx2", "llvm.x86.avx2.pshuf.b"),
@@ -869,7 +873,7 @@ def _fit(scalar: ir.Type, value: Number) -> Number:
 
 
 def _suffix(type_: ir.Type) -> str:
-    """As the names of LLVM's intrinsics end: v16f32."""
+    """Return the suffix of the names of LLVM's intrinsics: v16f32."""
     scalar = scalar_of(type_)
     name = {F32: "f32", F64: "f64"}.get(scalar) or f"i{scalar.width}"
     return f"v{type_.count}{name}" if isinstance(type_, ir.VectorType) else name

@@ -18,9 +18,9 @@ def emit_route(e: Emitter, router: str, normalize: bool, shares: bool) -> None:
     args: router, router stride, E, top_k, weights (float32 [T, k]), chosen (int64 [T, k]), shares
     (float32 [E]), taken (int32 [T, E], to be written to). Units: tokens.
     """
-    router_ptr, stride, experts, most = e.arg_ptr(0), e.arg(1), e.arg(2), e.arg(3)
+    router_ptr, stride, experts, maximum = e.arg_ptr(0), e.arg(1), e.arg(2), e.arg(3)
     weights, chosen, shares_ptr, taken = (e.arg_ptr(i) for i in (4, 5, 6, 7))
-    best, place, total, kept = e.var(F32), e.var(I64), e.var(F32), e.var(F32)
+    best, location, total, saved = e.var(F32), e.var(I64), e.var(F32), e.var(F32)
     with e.loop(e.first, e.last) as t:
         at = t * stride
         best.set(float("-inf"))
@@ -32,29 +32,29 @@ def emit_route(e: Emitter, router: str, normalize: bool, shares: bool) -> None:
         with e.loop(0, experts) as i:
             total.add(e.exp(e.read(router_ptr, router, at + i) - top))
         whole = total.get()
-        kept.set(0.0)
-        with e.loop(0, most) as n:  # the largest that is left, of equals the first
+        saved.set(0.0)
+        with e.loop(0, maximum) as n:  # the largest that is left, of equals the first
             best.set(float("-inf"))
-            place.set(-1)
+            location.set(-1)
             with e.loop(0, experts) as i:
                 value = e.read(router_ptr, router, at + i)
                 free = e.load(taken, I32, t * experts + i).eq(0)
-                with e.when(free & ((value > best.get()) | (place.get() < 0))):
+                with e.when(free & ((value > best.get()) | (location.get() < 0))):
                     best.set(value)
-                    place.set(i)
-            e.store(taken, e.const(I32, 1), t * experts + place.get())
+                    location.set(i)
+            e.store(taken, e.const(I32, 1), t * experts + location.get())
             weight = e.exp(best.get() - top) / whole
-            kept.add(weight)
-            e.store(weights, weight, t * most + n)
-            e.store(chosen, place.get(), t * most + n)
-        with e.loop(0, most) as n:
-            weight = e.load(weights, F32, t * most + n)
+            saved.add(weight)
+            e.store(weights, weight, t * maximum + n)
+            e.store(chosen, location.get(), t * maximum + n)
+        with e.loop(0, maximum) as n:
+            weight = e.load(weights, F32, t * maximum + n)
             if normalize:
-                weight = weight / kept.get()
+                weight = weight / saved.get()
             if shares:
-                expert = e.load(chosen, I64, t * most + n)
+                expert = e.load(chosen, I64, t * maximum + n)
                 weight = weight * e.load(shares_ptr, F32, expert)
-            e.store(weights, weight, t * most + n)
+            e.store(weights, weight, t * maximum + n)
 
 
 def emit_chosen(e: Emitter) -> None:
@@ -88,7 +88,7 @@ def emit_mix(e: Emitter, y: str, out: str) -> None:
 
     args: y ([T, k, D]), weights (float32 [T, k]), k, out, D. Units: T times blocks of 256 values.
     """
-    y_ptr, weights, most, out_ptr, size = (
+    y_ptr, weights, maximum, out_ptr, size = (
         e.arg_ptr(0),
         e.arg_ptr(1),
         e.arg(2),
@@ -103,8 +103,8 @@ def emit_mix(e: Emitter, y: str, out: str) -> None:
         stop = e.select(start + 256 < size, start + 256, size)
         for c, mask in e.spans(start, stop, LANES):
             sum_.set(0.0)
-            with e.loop(0, most) as n:
-                weight = e.load(weights, F32, t * most + n).splat(LANES)
-                value = e.read(y_ptr, y, (t * most + n) * size + c, LANES, mask)
+            with e.loop(0, maximum) as n:
+                weight = e.load(weights, F32, t * maximum + n).splat(LANES)
+                value = e.read(y_ptr, y, (t * maximum + n) * size + c, LANES, mask)
                 sum_.set(e.fma(weight, value, sum_.get()))
             e.write(out_ptr, out, t * size + c, sum_.get(), mask)

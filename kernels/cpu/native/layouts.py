@@ -1,4 +1,4 @@
-"""How rows of x are laid out for products with blocks of small integers.
+"""Describes how rows of x are laid out for products with blocks of small integers.
 
 Products with quantized weights are sums of 16-bit integers: x is cut into groups that share a
 scale, s = max |x| / limit, and q = round(x / s) is kept in 16 bits. The error is that of a 15-bit
@@ -45,7 +45,7 @@ class Layout:
 
     @property
     def values(self) -> int:
-        """Of a chunk."""
+        """Return the values of a chunk."""
         return LANES * len(self.vectors)
 
     @property
@@ -54,7 +54,7 @@ class Layout:
 
     @property
     def bytes(self) -> int:
-        """Of a chunk."""
+        """Return the bytes of a chunk."""
         return 2 * self.values + 64 * (1 + self.has_extra)
 
     def row_bytes(self, width: int) -> int:
@@ -120,7 +120,7 @@ def prepare(e: Emitter, layout: Layout, x: str) -> None:
 def _chunk(
     e: Emitter, layout: Layout, x: str, values: Value, chunk: Value, width: Value | None, to: Value
 ) -> None:
-    """Where `width` is given, values from there on are zeros."""
+    """Load a chunk; where `width` is given, values from there on are zeros."""
     runs = []
     for run in range(layout.values // RUN):
         at = chunk * layout.values + run * RUN
@@ -160,10 +160,10 @@ def _quantized(e: Emitter, runs: list[Value], limit: int) -> tuple[Value, list[V
     for more in bits[1:]:
         largest = e.maximum(largest, more)
     # As integers, so that NaN, whose bits are above all others, is not lost
-    most = e.largest(largest).bits(F32)
-    usable = (most > 1e-30) & (most < float("inf"))
-    inverse = e.select(usable, float(limit) / most, e.f32(0.0))
-    scale = e.select(most <= 1e-30, e.f32(0.0), most * (1.0 / limit))
+    maximum = e.largest(largest).bits(F32)
+    usable = (maximum > 1e-30) & (maximum < float("inf"))
+    inverse = e.select(usable, float(limit) / maximum, e.f32(0.0))
+    scale = e.select(maximum <= 1e-30, e.f32(0.0), maximum * (1.0 / limit))
     numbers = []
     for run in runs:
         scaled = run * inverse

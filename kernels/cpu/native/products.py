@@ -56,7 +56,7 @@ class Preparation:
     address: int
 
     def bytes(self, width: int) -> int:
-        """Of a row."""
+        """Return the bytes of a row."""
         return self.layout.row_bytes(width)
 
 
@@ -72,12 +72,12 @@ class Kernel:
 
 
 def rows_for(rows: int) -> int:
-    """Those of the smallest kernel that takes so many rows of x."""
+    """Return those of the smallest kernel that takes so many rows of x."""
     return next((count for count in ROWS if rows <= count), ROWS[-1])
 
 
 def row_bytes(kind: str, width: int) -> int:
-    """Of a weight's row."""
+    """Return the row bytes of a weight's row."""
     if kind in PLAIN:
         return width * SIZES[PLAIN[kind]]
     block = BLOCKS[kind]
@@ -85,12 +85,16 @@ def row_bytes(kind: str, width: int) -> int:
 
 
 def prepared_bytes(kind: str, width: int) -> int:
-    """Of a row of x; none for floating-point weights, which take it as it is."""
+    """Return the prepared bytes of a row of x; none for floating-point weights, which take it as it
+    is.
+    """
     return 0 if kind in PLAIN else UNPACK[kind].layout.row_bytes(width)
 
 
 def scratch_bytes(kind: str, width: int) -> int:
-    """That a call needs: where rows of the weight are no whole chunks, the last one filled up."""
+    """Return the bytes of scratch memory that a call needs: where rows of the weight are no whole
+    chunks, the last one filled up.
+    """
     if kind in PLAIN or width % UNPACK[kind].layout.values == 0:
         return 0
     unpack = UNPACK[kind]
@@ -98,8 +102,8 @@ def scratch_bytes(kind: str, width: int) -> int:
 
 
 def too_narrow(kind: str, width: int) -> bool:
-    """Whether a weight's rows are so short that what a kernel reads beyond one of them lies beyond
-    the next one, too: behind the last row but one, that is beyond the weight.
+    """Return whether a weight's rows are so short that what a kernel reads beyond one of them lies
+    beyond the next one, too: behind the last row but one, that is beyond the weight.
     """
     if kind in PLAIN:
         return False
@@ -209,7 +213,7 @@ def _one_by_one(
     to do with the sums of a few of them is done at once.
     """
     e, layout = args.e, unpack.layout
-    kind, found = vec(F32, SUMS), e.local(F32, FINISHED * SUMS)
+    kind, result = vec(F32, SUMS), e.local(F32, FINISHED * SUMS)
     with e.loop(e.first, e.last, FINISHED) as first:
         with e.loop(first, e.minimum(first + FINISHED, e.last)) as row:
             weight = args.w.at(row * args.w_bytes)
@@ -220,15 +224,15 @@ def _one_by_one(
                 at = chunk * unpack.chunk_bytes
                 _ask(e, unpack, weight.at(at), unpack.chunk_bytes)
                 _chunk(e, unpack, [weight.at(at)], [args.x.at(chunk * layout.bytes)], sums)
-            e.store(found, sums.at[0][0].get(), (row - first) * SUMS)
+            e.store(result, sums.at[0][0].get(), (row - first) * SUMS)
         sums = _Sums(e, 1, FINISHED)
         for r, total in enumerate(sums.at[0]):
-            total.set(e.load(found, kind, r * SUMS))
+            total.set(e.load(result, kind, r * SUMS))
         _finish(args, sums, e.i64(0), first, out, bias, add)
 
 
 def _ask(e: Emitter, unpack: Unpack, ptr: Value, count: int) -> None:
-    """For the lines of so many bytes that lie some way behind a place in the weight."""
+    """Prefetch the lines of so many bytes that lie some way behind a place in the weight."""
     ahead, near = (AHEAD, 2) if unpack.kind == "Q8_0" else (AHEAD_UNPACKED, 3)
     for line in range(-(-count // 64)):
         e.prefetch(ptr.at(ahead + 64 * line), near)

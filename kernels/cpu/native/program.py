@@ -168,8 +168,8 @@ class Program:
         self.scratch = -(-scratch // 64) * 64
         table = np.zeros((len(self.instructions), WORDS), np.int64)
         values: list[int] = []
-        places: list[int] = []
-        place_roots: list[int] = []
+        locations: list[int] = []
+        location_roots: list[int] = []
         for row, ins in zip(table, self.instructions, strict=True):
             chunk = max(ins.chunk, -(-ins.units // CHUNKS), 1)
             parts = max(-(-ins.units // chunk), 1)
@@ -180,24 +180,24 @@ class Program:
             row[AGAIN] = ins.again and again
             for arg in ins.args:
                 if isinstance(arg, Pointer):
-                    places.append(len(values))
-                    place_roots.append(arg.root)
+                    locations.append(len(values))
+                    location_roots.append(arg.root)
                     values.append(arg.offset)
                 else:
                     values.append(arg)
         self.table = table
         self._args = np.array(values or [0], np.int64)
         self.roots = 0
-        self.places: list[np.ndarray] = []
+        self.locations: list[np.ndarray] = []
         """Of each root, where in the arguments its addresses are."""
-        self.set_roots(max(place_roots, default=-1) + 1)
-        for root in set(place_roots):
-            result = [p for p, r in zip(places, place_roots, strict=True) if r == root]
-            self.places[root] = np.array(result, np.int64)
+        self.set_roots(max(location_roots, default=-1) + 1)
+        for root in set(location_roots):
+            result = [p for p, r in zip(locations, location_roots, strict=True) if r == root]
+            self.locations[root] = np.array(result, np.int64)
 
     def set_roots(self, count: int) -> None:
         """There are `count` of them, some of which nothing here may point to."""
-        self.places += [np.array([], np.int64)] * (count - self.roots)
+        self.locations += [np.array([], np.int64)] * (count - self.roots)
         self.roots = count
 
     def frame(self, threads: int) -> Frame:
@@ -205,7 +205,7 @@ class Program:
         return Frame(self, threads)
 
     def frame_bytes(self, threads: int) -> int:
-        """Of a frame."""
+        """Return the frame bytes of a frame."""
         counters = 8 * (HEADER + LINE * (len(self.instructions) + 1))
         return counters + self._args.nbytes + self.scratch * threads + 64
 
@@ -217,7 +217,8 @@ class Program:
 
 
 class Frame:
-    """What one run writes to, in which a program may run again when every thread has left it.
+    """Describes what one run writes to, in which a program may run again when every thread has left
+    it.
 
     Threads that come to help enter and leave; who owns the frame opens it, works and closes it.
     """
@@ -244,10 +245,10 @@ class Frame:
         self._counters = words[HEADER:].reshape(count, LINE)[:, :2]
         self._lock = Lock()
         self._inside, self._open, self._alone = 0, False, False
-        self._held: Any = None
+        self._stored: Any = None
 
-    def open(self, roots: Sequence[int], held: Any = None, alone: bool = False) -> None:
-        """Begin a run with these addresses of the program's roots; `held` is what has to live as
+    def open(self, roots: Sequence[int], stored: Any = None, alone: bool = False) -> None:
+        """Begin a run with these addresses of the program's roots; `stored` is what has to live as
         long as a thread is in it. Nobody may be in the frame, and nobody comes to help where its
         owner is to work `alone`.
         """
@@ -256,10 +257,10 @@ class Frame:
         if roots != self._roots:
             for root, (was, now) in enumerate(zip(self._roots, roots, strict=True)):
                 if was != now:
-                    self._args[self.program.places[root]] += now - was
+                    self._args[self.program.locations[root]] += now - was
             self._roots = list(roots)
         with self._lock:
-            self._open, self._held, self._alone = True, held, alone
+            self._open, self._stored, self._alone = True, stored, alone
             self._words_of_run[ALONE] = alone
 
     def close(self) -> bool:
@@ -269,7 +270,7 @@ class Frame:
         with self._lock:
             self._open = False
             if self._inside == 0:
-                self._held = None
+                self._stored = None
             return self._inside == 0
 
     def help(self, thread: int) -> None:
@@ -285,7 +286,7 @@ class Frame:
         with self._lock:
             self._inside -= 1
             if self._inside == 0 and not self._open:
-                self._held = None
+                self._stored = None
 
     def work(self, thread: int = 0) -> None:
         """Do what is left to do, together with whoever helps; returns when all is done."""

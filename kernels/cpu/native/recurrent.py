@@ -37,11 +37,11 @@ def emit_conv(e: Emitter, dtype: str, w: str, taps: int, bias: str | None, silu:
             old = e.load(slots, I64, s) * before
 
             def row(t: Value) -> Value:
-                """Of the sequence's token t, below 0 of its state."""
+                """Return the row of the sequence's token t, below 0 of its state."""
                 size = SIZES[dtype]
-                kept = state.at(((old + before + t) * channels + c) * size)
+                saved = state.at(((old + before + t) * channels + c) * size)
                 new = x.at(((start + t) * stride + c) * size)
-                return e.read(e.select(t < 0, kept, new), dtype, 0, LANES, mask)
+                return e.read(e.select(t < 0, saved, new), dtype, 0, LANES, mask)
 
             count = stop - start
             with e.loop(0, count) as t:

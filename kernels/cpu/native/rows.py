@@ -189,8 +189,8 @@ def emit_rope_table(e: Emitter) -> None:
             with e.loop(0, lanes) as lane:  # positions differ by axis
                 column = c + lane
                 column = e.select(column < count, column, count - 1)
-                place = e.load(positions, I64, e.load(axes, I64, column) + t)
-                e.store(at, Value(e, e.b.sitofp(place.ir, F32)), lane)
+                location = e.load(positions, I64, e.load(axes, I64, column) + t)
+                e.store(at, Value(e, e.b.sitofp(location.ir, F32)), lane)
             angles = e.load(at, vec(F32, lanes)) * e.read(frequencies, "f32", c, lanes, mask)
             sin, cos = e.sin_cos(angles)
             e.write(out, "f32", t * count * 2 + c, cos * scale, mask)

@@ -227,7 +227,7 @@ def _moved(bits: Value, to: int, mask: int, at: Sequence[int]) -> Value:
     of all.
     """
     e = bits.e
-    right = [place - to for place in at for _ in range(LANES // 2)]
+    right = [location - to for location in at for _ in range(LANES // 2)]
     if all(shift == 0 for shift in right):
         moved = bits
     elif min(right) >= 0:

@@ -1,0 +1,1 @@
+"""Sampling by machine code: the next token of a row of logits."""

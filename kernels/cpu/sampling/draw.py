@@ -20,9 +20,9 @@ from mtmd.kernels.cpu.native.emit import F32, F64, I32, I64, Emitter, Value, Var
 LANES = 16
 UNROLLED = 4  # vectors of a pass for the largest
 BLOCK = 256  # tokens, of which the sum and the largest are known
-MOST = 1024  # tokens that are compared with each other, which takes some ten microseconds
+MAXIMUM = 1024  # tokens that are compared with each other, which takes some ten microseconds
 LOWER = 0.25  # from one bound to the next
-LEAST = 1e-30  # the last of them
+MINIMUM = 1e-30  # the last of them
 LARGE = 1e38
 ONE = 0x3F800000  # bits of 1.0, the largest weight
 NOT_DRAWN = -1
@@ -34,9 +34,9 @@ WORDS = 9
 
 
 def scratch_bytes(size: int) -> int:
-    """Of a call, for rows of up to `size` logits."""
+    """Return the scratch bytes of a call, for rows of up to `size` logits."""
     blocks = -(-size // BLOCK)
-    return 4 * _padded(size) + 12 * _padded(blocks) + 24 * MOST
+    return 4 * _padded(size) + 12 * _padded(blocks) + 24 * MAXIMUM
 
 
 def _padded(count: int) -> int:
@@ -66,7 +66,7 @@ def emit_draw(e: Emitter, dtype: str) -> None:
 
 
 class _Largest:
-    """In each lane, the first of the largest, and whether any was NaN."""
+    """State of each lane: the first of the largest, and whether any was NaN."""
 
     def __init__(self, e: Emitter):
         whole = vec(I32, LANES)
@@ -81,7 +81,7 @@ class _Largest:
 
 
 class _Drawing:
-    """Of one row: what is asked, and where in the scratch things lie."""
+    """Draw from one row: its options, and where its scratch memory lies."""
 
     def __init__(self, e: Emitter, args: Value, dtype: str):
         def real(word: int) -> Value:
@@ -97,35 +97,35 @@ class _Drawing:
         self.sums = self.weights.at(padded[0] * 4)
         self.maxima = self.sums.at(padded[1] * 8)
         # Of the most probable tokens, in their order; and their places by rank, lowest first
-        self.found = self.maxima.at(padded[1] * 4)
-        self.found_logits, self.found_weights, self.ranks, self.order = (
-            self.found.at(bytes_ * MOST) for bytes_ in (8, 12, 16, 20)
+        self.result = self.maxima.at(padded[1] * 4)
+        self.result_logits, self.result_weights, self.ranks, self.order = (
+            self.result.at(bytes_ * MAXIMUM) for bytes_ in (8, 12, 16, 20)
         )
 
     def peak(self) -> tuple[Value, Value]:
         """The largest logit, and the first token that has it."""
         e, lane = self.e, self.e.const(vec(I32, LANES), list(range(LANES)))
-        found = [_Largest(e) for _ in range(UNROLLED)]
+        result = [_Largest(e) for _ in range(UNROLLED)]
         whole = self.size // (UNROLLED * LANES) * (UNROLLED * LANES)
         with e.loop(0, whole, UNROLLED * LANES) as start:
-            for number, one in enumerate(found):
+            for number, one in enumerate(result):
                 c = start + number * LANES
                 one.add(e.read(self.logits, self.dtype, c, LANES), lane + c.trunc(I32))
         for c, mask in e.spans(whole, self.size, LANES):
             value = e.read(self.logits, self.dtype, c, LANES, mask)
             if mask is not None:
                 value = e.select(mask, value, e.f32(float("-inf"), LANES))
-            found[0].add(value, lane + c.trunc(I32))
-        largest = [one.value.get() for one in found]
+            result[0].add(value, lane + c.trunc(I32))
+        largest = [one.value.get() for one in result]
         peak = e.largest(reduce(e.maximum, largest))
         last = e.const(vec(I32, LANES), -(1 << 31) + 1)
-        places = [
+        locations = [
             e.select(value.eq(peak), -one.at.get(), last)
-            for value, one in zip(largest, found, strict=True)
+            for value, one in zip(largest, result, strict=True)
         ]
-        nan = reduce(lambda a, b: a | b, [one.nan.get() for one in found])
+        nan = reduce(lambda a, b: a | b, [one.nan.get() for one in result])
         peak = e.select(e.largest(nan) > 0, e.f32(float("nan")), peak)
-        return peak, (-e.largest(reduce(e.maximum, places))).sext(I64)
+        return peak, (-e.largest(reduce(e.maximum, locations))).sext(I64)
 
     def draw(self, peak: Value, token: Var) -> None:
         e = self.e
@@ -161,7 +161,7 @@ class _Drawing:
             start = block * BLOCK
             stop = start + BLOCK
             stop = e.select(stop < self.size, stop, self.size)
-            sum_, most = e.var(vec(F32, LANES), 0.0), e.var(vec(F32, LANES), 0.0)
+            sum_, maximum = e.var(vec(F32, LANES), 0.0), e.var(vec(F32, LANES), 0.0)
             for c, mask in e.spans(start, stop, LANES):
                 value = e.read(self.logits, self.dtype, c, LANES, mask)
                 weight = e.exp((value - peak) * colder)
@@ -169,10 +169,10 @@ class _Drawing:
                     weight = e.select(mask, weight, e.f32(0.0, LANES))
                 e.store(self.weights, weight, c)  # whole vectors: there is room
                 sum_.add(weight)
-                most.set(e.maximum(weight, most.get()))
+                maximum.set(e.maximum(weight, maximum.get()))
             sum_of_block = e.sum(sum_.get()).widen()
             e.store(self.sums, sum_of_block, block)
-            e.store(self.maxima, e.largest(most.get()), block)
+            e.store(self.maxima, e.largest(maximum.get()), block)
             total.add(sum_of_block)
         return total.get()
 
@@ -196,9 +196,9 @@ class _Drawing:
                 self._pass(i, e.load(self.weights, F32, i), goal, sum_, over, token)
 
     def _pick_of_many(self, total: Value, nucleus: Value, token: Var) -> None:
-        """Where too many are likely enough to compare each with each other. The least weight of a
-        nucleus is looked for by halving, among all float32 numbers from 0 to 1: the first up to
-        which there is more than may go.
+        """Pick where too many are likely enough to compare each with each other. The least weight
+        of a nucleus is looked for by halving, among all float32 numbers from 0 to 1: the first up
+        to which there is more than may go.
         """
         e = self.e
         low, high = e.var(I32, 0), e.var(I32)
@@ -209,33 +209,33 @@ class _Drawing:
             stays = ((below + equals) / total).narrow() > self.spare
             low.set(e.select(stays, low.get(), middle + 1))
             high.set(e.select(stays, middle, high.get()))
-        least, gone = e.var(F32), e.var(F64)
-        least.set(high.get().bits(F32))
-        below, equals = self._up_to(least.get())
-        each = least.get().widen()
+        minimum, gone = e.var(F32), e.var(F64)
+        minimum.set(high.get().bits(F32))
+        below, equals = self._up_to(minimum.get())
+        each = minimum.get().widen()
         gone.set(below)
         with e.forever() as leave:  # of those of the least weight, too
             leave(((gone.get() + each) / total).narrow() > self.spare)
             gone.add(each)
-        kept = e.var(F64)
-        kept.set(below + equals - gone.get())  # of the least weight, the first ones
-        with e.when(self.min_p > least.get()):
-            least.set(self.min_p)
+        saved = e.var(F64)
+        saved.set(below + equals - gone.get())  # of the least weight, the first ones
+        with e.when(self.min_p > minimum.get()):
+            minimum.set(self.min_p)
             below, equals = self._up_to(self.min_p)
             gone.set(below)
-            kept.set(equals)
-        each = least.get().widen()
+            saved.set(equals)
+        each = minimum.get().widen()
         goal = self.point * (total - gone.get())
         sum_, over, spent = e.var(F64, 0.0), e.var(I64, 0), e.var(F64, 0.0)
-        with e.loop(0, self.blocks) as block, self._if_above(block, least.get()):
+        with e.loop(0, self.blocks) as block, self._if_above(block, minimum.get()):
             start = block * BLOCK
             stop = start + BLOCK
             with e.loop(start, e.select(stop < self.size, stop, self.size)) as i:
                 weight = e.load(self.weights, F32, i)
-                is_least = weight.eq(least.get())
-                stays = is_least & (spent.get() + each * 0.5 < kept.get())
-                spent.set(e.select(is_least, spent.get() + each, spent.get()))
-                with e.when(stays | (weight > least.get())):
+                is_min = weight.eq(minimum.get())
+                stays = is_min & (spent.get() + each * 0.5 < saved.get())
+                spent.set(e.select(is_min, spent.get() + each, spent.get()))
+                with e.when(stays | (weight > minimum.get())):
                     self._pass(i, weight, goal, sum_, over, token)
 
     def _up_to(self, bound: Value) -> tuple[Value, Value]:
@@ -276,9 +276,9 @@ class _Drawing:
                 numbers, sum_ = e.var(vec(I32, LANES), 0), e.var(vec(F32, LANES), 0.0)
                 with self._block(block) as c:
                     weight = e.load(self.weights, vec(F32, LANES), c)
-                    kept = weight >= bound.get()
-                    numbers.add(kept.zext(I32))
-                    sum_.add(e.select(kept, weight, e.f32(0.0, LANES)))
+                    saved = weight >= bound.get()
+                    numbers.add(saved.zext(I32))
+                    sum_.add(e.select(saved, weight, e.f32(0.0, LANES)))
                 count.add(e.sum(numbers.get()).sext(I64))
                 above.add(e.sum(sum_.get()).widen())
             below = total - above.get()
@@ -288,8 +288,8 @@ class _Drawing:
             )
             enough = e.select(by_count, enough, e.const(enough.type, 1))
             rest.set(below)
-            result.set(e.select(enough & (count.get() <= MOST), bound.get(), e.f32(0.0)))
-            leave(enough | (count.get() > MOST) | (bound.get() < LEAST))
+            result.set(e.select(enough & (count.get() <= MAXIMUM), bound.get(), e.f32(0.0)))
+            leave(enough | (count.get() > MAXIMUM) | (bound.get() < MINIMUM))
             bound.set(bound.get() * LOWER)
         return result.get()
 
@@ -297,40 +297,40 @@ class _Drawing:
         return self.e.when(self.e.load(self.maxima, F32, block) >= bound)
 
     def _block(self, block: Value) -> AbstractContextManager[Value]:
-        """Its vectors, the last of a row's filled up with zeros."""
+        """Return the vectors of a block, the last of a row's filled up with zeros."""
         e = self.e
         start = block * BLOCK
         stop = start + BLOCK
         return e.loop(start, e.select(stop < self.size, stop, self.size), LANES)
 
     def _gather(self, bound: Value, count: Var) -> None:
-        """Those above the bound, in order."""
+        """Gather those above the bound, in order."""
         e = self.e
         with e.loop(0, self.blocks) as block, self._if_above(block, bound), self._block(block) as c:
-            kept = e.load(self.weights, vec(F32, LANES), c) >= bound
-            with e.when(e.largest(kept.zext(I32)) > 0), e.loop(c, c + LANES) as i:
+            saved = e.load(self.weights, vec(F32, LANES), c) >= bound
+            with e.when(e.largest(saved.zext(I32)) > 0), e.loop(c, c + LANES) as i:
                 weight = e.load(self.weights, F32, i)
                 with e.when(weight >= bound):
                     self._put(count, i, e.read(self.logits, self.dtype, i), weight)
 
     def _put(self, count: Var, token: Value, logit: Value, weight: Value) -> None:
-        e, place = self.e, count.get()
-        e.store(self.found, token, place)
-        e.store(self.found_logits, logit, place)
-        e.store(self.found_weights, weight, place)
+        e, location = self.e, count.get()
+        e.store(self.result, token, location)
+        e.store(self.result_logits, logit, location)
+        e.store(self.result_weights, weight, location)
         count.add(1)
 
     def _sum(self, count: Var) -> Value:
         e, sum_ = self.e, self.e.var(F64, 0.0)
         with e.loop(0, count.get()) as i:
-            sum_.add(e.load(self.found_weights, F32, i).widen())
+            sum_.add(e.load(self.result_weights, F32, i).widen())
         return sum_.get()
 
     def _keep_top(self, count: Var) -> None:
-        """Those with fewer than `top_k` above them: of equals all, as in transformers."""
+        """Keep those with fewer than `top_k` above them: of equals all, as in transformers."""
         e = self.e
         with e.loop(0, count.get()) as i:
-            own = e.load(self.found_logits, F32, i)
+            own = e.load(self.result_logits, F32, i)
             above = self._number(count, lambda _, logit, __: logit > own)
             e.store(self.ranks, (above < self.top_k).zext(I32), i)
         self._keep(count, e.const(I32, 1))
@@ -342,54 +342,56 @@ class _Drawing:
         e = self.e
         number = e.const(vec(I32, LANES), list(range(LANES)))
         with e.loop(0, count.get()) as i:
-            own, place = e.load(self.found_weights, F32, i), i.trunc(I32)
+            own, location = e.load(self.result_weights, F32, i), i.trunc(I32)
             below = self._number(
                 count,
                 lambda j, _, weight: (
-                    (weight < own) | (weight.eq(own) & (number + j.trunc(I32) > place))
+                    (weight < own) | (weight.eq(own) & (number + j.trunc(I32) > location))
                 ),
             )
             e.store(self.ranks, below.trunc(I32), i)
-            e.store(self.order, place, below)
+            e.store(self.order, location, below)
         sum_, gone = e.var(F64), e.var(I32, 0)
         sum_.set(rest)
         with e.loop(0, count.get() - 1) as rank:  # the best one stays
-            weight = e.load(self.found_weights, F32, e.load(self.order, I32, rank).sext(I64))
+            weight = e.load(self.result_weights, F32, e.load(self.order, I32, rank).sext(I64))
             sum_.add(weight.widen())
             gone.add(((sum_.get() / total).narrow() <= self.spare).zext(I32))
         self._keep(count, gone.get())
 
     def _number(self, count: Var, counts: Callable[[Value, Value, Value], Value]) -> Value:
-        """Of how many of those found it is true, by the number of the first of a vector, logits,
-        weights.
+        """Count of how many of those found it is true, by the number of the first of a vector,
+        logits, weights.
         """
         e, lanes = self.e, vec(F32, LANES)
         result = e.var(vec(I32, LANES), 0)
         for j, mask in e.spans(0, count.get(), LANES):
-            logits, weights = (e.load(a, lanes, j) for a in (self.found_logits, self.found_weights))
+            logits, weights = (
+                e.load(a, lanes, j) for a in (self.result_logits, self.result_weights)
+            )
             true = counts(j, logits, weights)
             result.add((true if mask is None else true & mask).zext(I32))
         return e.sum(result.get()).sext(I64)
 
-    def _keep(self, count: Var, least: Value) -> None:
-        """Those of at least this rank, in order."""
+    def _keep(self, count: Var, minimum: Value) -> None:
+        """Keep those of at least this rank, in order."""
         e, before = self.e, count.get()
         count.set(0)
-        with e.loop(0, before) as i, e.when(e.load(self.ranks, I32, i) >= least):
-            logit, weight = (e.load(a, F32, i) for a in (self.found_logits, self.found_weights))
-            self._put(count, e.load(self.found, I64, i), logit, weight)
+        with e.loop(0, before) as i, e.when(e.load(self.ranks, I32, i) >= minimum):
+            logit, weight = (e.load(a, F32, i) for a in (self.result_logits, self.result_weights))
+            self._put(count, e.load(self.result, I64, i), logit, weight)
 
     def _pick(self, count: Var, token: Var) -> None:
         """One of those kept that are likely enough beside the best."""
-        e, total, place = self.e, self.e.var(F64, 0.0), self.e.var(I64, 0)
+        e, total, location = self.e, self.e.var(F64, 0.0), self.e.var(I64, 0)
         for is_last in (False, True):
             goal = self.point * total.get()
             sum_, over = e.var(F64, 0.0), e.var(I64, 0)
             with e.loop(0, count.get()) as i:
-                weight = e.load(self.found_weights, F32, i)
+                weight = e.load(self.result_weights, F32, i)
                 with e.when(weight >= self.min_p):
                     if is_last:
-                        self._pass(i, weight, goal, sum_, over, place)
+                        self._pass(i, weight, goal, sum_, over, location)
                     else:
                         total.add(weight.widen())
-        token.set(e.load(self.found, I64, place.get()))
+        token.set(e.load(self.result, I64, location.get()))

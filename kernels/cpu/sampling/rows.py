@@ -54,7 +54,7 @@ def prepare() -> None:
 
 
 class _Memory:
-    """Of a thread, for rows of up to `size` logits."""
+    """Memory of a thread, for rows of up to `size` logits."""
 
     def __init__(self, size: int) -> None:
         self.size = size

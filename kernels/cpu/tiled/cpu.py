@@ -1,4 +1,4 @@
-"""Which form of products the CPU at hand has."""
+"""Describes which form of products the CPU at hand has."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def form_of(cpu: Cpu, dtype: str, tiles: bool) -> tuple[str, int, int, int] | No
 
 @lru_cache(maxsize=2)
 def host_form(dtype: str) -> tuple[str, int, int, int] | None:
-    """As `form_of`, of this machine."""
+    """Do what `form_of` does, for this machine."""
     return form_of(host(), dtype, tiles_allowed())
 
 
@@ -43,8 +43,9 @@ def named(kind: str, lanes: int) -> str:
 
 @lru_cache(maxsize=1)
 def tiles_allowed() -> bool:
-    """Whether the system lets this process use the registers of AMX, which it has to be asked for;
-    threads that are there already are allowed to with it. Linux alone does so by this call.
+    """Return whether the system lets this process use the registers of AMX, which it has to be
+    asked for; threads that are there already are allowed to with it. Linux alone does so by this
+    call.
     """
     if sys.platform != "linux" or platform.machine() != "x86_64" or not host().has("amx-bf16"):
         return False

@@ -34,7 +34,7 @@ from mtmd.kernels.cpu.tiled.cpu import tiles_allowed
 from mtmd.kernels.quantization.blocks import BLOCKS
 
 FEWEST = 9  # rows of x
-MOST = 16  # in a tile; of a plain weight, torch multiplies more
+MAXIMUM = 16  # in a tile; of a plain weight, torch multiplies more
 ROWS = 16  # of the weight, in a tile
 RUN = 32  # numbers of a row of a tile
 TILE = 1024  # bytes
@@ -46,9 +46,10 @@ PLAIN = "BF16"
 
 @dataclass(frozen=True)
 class Form:
-    """How a type is read. `codes(e, block, run)`: the bits of 32 numbers in bfloat16 [32], which
-    are more by `zero` than what they stand for; `run` of the block at a pointer. `scales(e, block)`
-    of blocks of 256: float32 [groups], and minima; small blocks begin with their scale.
+    """Describes how a type is read. `codes(e, block, run)`: the bits of 32 numbers in bfloat16
+    [32], which are more by `zero` than what they stand for; `run` of the block at a pointer.
+    `scales(e, block)` of blocks of 256: float32 [groups], and minima; small blocks begin with their
+    scale.
     """
 
     codes: Callable[[Emitter, Value, Value], Value]
@@ -59,13 +60,13 @@ class Form:
 
 
 def takes(kind: str, rows: int, outer: int, width: int, x: str) -> bool:
-    """Whether there is a kernel for a weight [outer, width] and so many rows of x, and the CPU at
-    hand has the registers.
+    """Return whether there is a kernel for a weight [outer, width] and so many rows of x, and the
+    CPU at hand has the registers.
     """
     return (
         x == "bf16"
         and rows >= FEWEST
-        and (kind in FORMS or (kind == PLAIN and rows <= MOST))
+        and (kind in FORMS or (kind == PLAIN and rows <= MAXIMUM))
         and outer >= ROWS
         and width % RUN == 0
         and tiles_allowed()
@@ -82,25 +83,25 @@ class Kernel:
 
     @property
     def name(self) -> str:
-        """Of the layout."""
+        """Return the name of the layout."""
         return f"tiles {self.groups}"
 
     def units(self, rows: int, width: int) -> int:
-        return -(-rows // MOST) * (width // RUN)
+        return -(-rows // MAXIMUM) * (width // RUN)
 
     def bytes(self, rows: int, width: int) -> int:
-        """Of x prepared."""
+        """Return the bytes of x prepared."""
         return self.units(rows, width) * _bytes_of_run(self.groups)
 
 
 def scratch_bytes(rows: int) -> int:
-    """That a call needs."""
-    return -(-rows // MOST) * TILE
+    """Return the bytes of scratch memory that a call needs."""
+    return -(-rows // MAXIMUM) * TILE
 
 
 def prepared_bytes(kind: str, rows: int, width: int) -> int:
-    """Of x, for a weight in blocks."""
-    return -(-rows // MOST) * (width // RUN) * _bytes_of_run(FORMS[kind].groups)
+    """Return the prepared bytes of x, for a weight in blocks."""
+    return -(-rows // MAXIMUM) * (width // RUN) * _bytes_of_run(FORMS[kind].groups)
 
 
 def grain(kind: str, width: int, outer: int) -> int:
@@ -134,10 +135,10 @@ def emit_prepare(e: Emitter, groups: int) -> None:
     pairs, runs = vec(I32, 16), e.arg(3) // RUN
     with e.loop(e.first, e.last) as unit:
         to = target.at(unit * _bytes_of_run(groups))
-        first, run = unit // runs * MOST, unit % runs
+        first, run = unit // runs * MAXIMUM, unit % runs
         lines = [
             e.load(x, vec(I16, RUN), at * stride + run * RUN).bits(pairs)
-            for at in (e.minimum(first + m, rows - 1) for m in range(MOST))
+            for at in (e.minimum(first + m, rows - 1) for m in range(MAXIMUM))
         ]
         each = 16 // groups
         for group in range(groups):
@@ -156,7 +157,7 @@ def emit_plain(e: Emitter, out: str, bias: str | None, add: bool) -> None:
     """A weight in bfloat16, 32 rows at a time."""
     args = Args(e)
     count, each = args.width // RUN, _bytes_of_run(1)
-    results = e.local(F32, 2 * ROWS * MOST)
+    results = e.local(F32, 2 * ROWS * MAXIMUM)
     e.tiles_begin()
     _ask(e, args.w.at(e.first * args.w_bytes), e.minimum(e.last - e.first, e.i64(2 * ROWS)), args)
     with e.loop(e.first, e.last, 2 * ROWS) as first:
@@ -174,7 +175,9 @@ def emit_plain(e: Emitter, out: str, bias: str | None, add: bool) -> None:
                 e.tile_dot(SUMS + i, CODES + i, NUMBERS)
         for i, base in enumerate(bases):
             e.tile_store(SUMS + i, results.at(i * TILE))
-            lines = [e.load(results, vec(F32, MOST), (i * ROWS + n) * MOST) for n in range(ROWS)]
+            lines = [
+                e.load(results, vec(F32, MAXIMUM), (i * ROWS + n) * MAXIMUM) for n in range(ROWS)
+            ]
             begin = first + ROWS * i
             last = e.maximum(e.minimum(begin + ROWS, e.last), begin)
             _finish(args, lines, base, begin, last, out, bias, add)
@@ -188,7 +191,7 @@ def emit_blocks(e: Emitter, kind: str, out: str, bias: str | None, add: bool) ->
     args, form, block = Args(e), FORMS[kind], BLOCKS[kind]
     groups, runs = form.groups, block.values // RUN  # of a run; of a block
     count, each, step = args.width // RUN, _bytes_of_run(groups), groups * TILE
-    passes, kind_of_line = (args.rows + (MOST - 1)) // MOST, vec(F32, MOST)
+    passes, kind_of_line = (args.rows + (MAXIMUM - 1)) // MAXIMUM, vec(F32, MAXIMUM)
     codes, results = e.local(I8, TURN * step), e.local(I8, TURN * step)
     tables = [e.local(F32, ROWS * TURN * groups) for _ in range(1 + form.minimum)]
     halves, sums = e.local(I16, ROWS * TURN), e.scratch
@@ -197,8 +200,8 @@ def emit_blocks(e: Emitter, kind: str, out: str, bias: str | None, add: bool) ->
     with e.loop(e.first, e.last, ROWS) as first:
         base = e.minimum(first, args.w_rows - ROWS)
         rows = [args.w.at((base + n) * args.w_bytes) for n in range(ROWS)]
-        with e.loop(0, passes * ROWS) as place:
-            e.store(sums.at(place * 64), e.f32(0.0, MOST))
+        with e.loop(0, passes * ROWS) as location:
+            e.store(sums.at(location * 64), e.f32(0.0, MAXIMUM))
         with e.loop(0, count, TURN) as turn:
             stop = e.minimum(turn + TURN, count)
             _read_scales(e, form, rows, turn, stop, block.bytes, tables, halves)
@@ -212,29 +215,30 @@ def emit_blocks(e: Emitter, kind: str, out: str, bias: str | None, add: bool) ->
                     for group in range(groups):
                         e.store(to, _part(numbers, group, groups), (group * ROWS + n) * RUN)
             with e.loop(0, passes) as part:
-                xs, held = args.x.at(part * count * each), sums.at(part * TILE)
+                xs, stored = args.x.at(part * count * each), sums.at(part * TILE)
                 # A tile is long in coming: all of them are begun before the first is scaled
                 with e.loop(turn, stop) as run:
                     e.tile_load(NUMBERS, xs.at(run * each))
                     for group in range(groups):
-                        place = (run - turn) * step + group * TILE
+                        location = (run - turn) * step + group * TILE
                         e.tile_zero(SUMS)
-                        e.tile_load(CODES, codes.at(place))
+                        e.tile_load(CODES, codes.at(location))
                         e.tile_dot(SUMS, CODES, NUMBERS)
-                        e.tile_store(SUMS, results.at(place))
+                        e.tile_store(SUMS, results.at(location))
                 totals = [
-                    e.var(kind_of_line, e.load(held, kind_of_line, n * MOST)) for n in range(ROWS)
+                    e.var(kind_of_line, e.load(stored, kind_of_line, n * MAXIMUM))
+                    for n in range(ROWS)
                 ]
                 with e.loop(turn, stop) as run:
-                    found = results.at((run - turn) * step)
-                    _add(e, form, totals, found, xs.at(run * each), tables, run - turn)
+                    result = results.at((run - turn) * step)
+                    _add(e, form, totals, result, xs.at(run * each), tables, run - turn)
                 for n, total in enumerate(totals):
-                    e.store(held, total.get(), n * MOST)
+                    e.store(stored, total.get(), n * MAXIMUM)
         with e.loop(0, passes) as part:
-            held = sums.at(part * TILE)
-            lines = [e.load(held, kind_of_line, n * MOST) for n in range(ROWS)]
+            stored = sums.at(part * TILE)
+            lines = [e.load(stored, kind_of_line, n * MAXIMUM) for n in range(ROWS)]
             last = e.minimum(first + ROWS, e.last)
-            _finish(args, lines, base, first, last, out, bias, add, part * MOST)
+            _finish(args, lines, base, first, last, out, bias, add, part * MAXIMUM)
     e.tiles_end()
 
 
@@ -257,11 +261,13 @@ def _read_scales(
     tables: list[Value],
     halves: Value,
 ) -> None:
-    """Those of some runs: of blocks of 256 [row, run, group], of small ones [run, row]."""
+    """Read the scales of some runs: of blocks of 256 [row, run, group], of small ones [run,
+    row].
+    """
     if form.scales is not None:
         for n, row in enumerate(rows):
-            found = form.scales(e, row.at(turn // TURN * step))
-            for table, values in zip(tables, found, strict=False):
+            result = form.scales(e, row.at(turn // TURN * step))
+            for table, values in zip(tables, result, strict=False):
                 assert values is not None
                 e.store(table, values, n * TURN * form.groups)
         return
@@ -285,7 +291,7 @@ def _add(
     run: Value,
 ) -> None:
     """sums += scale * (results - zero * the sums of x) + minimum * the sums of x"""
-    kind = vec(F32, MOST)
+    kind = vec(F32, MAXIMUM)
     for group in range(form.groups):
         more = e.load(x.at(TILE + 64 * group), kind, align=64)
         less = more * form.zero
@@ -293,14 +299,14 @@ def _add(
             at = run * ROWS + n
             if form.scales is not None:
                 at = run * form.groups + (n * TURN * form.groups + group)
-            scale, *minimum = (e.load(table, F32, at).splat(MOST) for table in tables)
-            result = e.load(results, kind, (group * ROWS + n) * MOST)
+            scale, *minimum = (e.load(table, F32, at).splat(MAXIMUM) for table in tables)
+            result = e.load(results, kind, (group * ROWS + n) * MAXIMUM)
             result = e.fma(result - less if form.zero else result, scale, total.get())
             total.set(e.fma(more, minimum[0], result) if minimum else result)
 
 
 def _ask(e: Emitter, ptr: Value, rows: Value, args: Args) -> None:
-    """For the lines of some rows of the weight."""
+    """Prefetch the lines of some rows of the weight."""
     with e.loop(0, rows * args.w_bytes, 64) as byte:
         e.prefetch(ptr.at(byte), near=2)
 
@@ -341,7 +347,9 @@ def _exact(words: Value, mask: int) -> Value:
 
 
 def _nibbles(e: Emitter, source: Value) -> Value:
-    """Of 16 bytes the lower halves, then the upper ones: int16 [32], other bits above them."""
+    """Return the nibbles of 16 bytes the lower halves, then the upper ones: int16 [32], other bits
+    above them.
+    """
     four = e.load(source, vec(I8, 16), align=1).shuffle([i % 16 for i in range(64)])
     words = e.bytes_of_lanes(four, [at for lane in range(RUN) for at in (lane % 16, -1)])
     words = words.bits(vec(I16, RUN))
@@ -391,10 +399,10 @@ def _q6_k(e: Emitter, block: Value, run: Value) -> Value:
 
 def _scales_4k(e: Emitter, block: Value) -> tuple[Value, Value | None]:
     scales, minima = factors4(e, block)
-    d, least = (e.load(block.at(at), I16, align=1).half_to_f32() for at in (0, 2))
+    d, minimum = (e.load(block.at(at), I16, align=1).half_to_f32() for at in (0, 2))
     return (
         scales.zext(I32).sitofp() * d.splat(TURN),
-        minima.zext(I32).sitofp() * (-least).splat(TURN),
+        minima.zext(I32).sitofp() * (-minimum).splat(TURN),
     )
 
 

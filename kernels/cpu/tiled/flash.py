@@ -30,22 +30,24 @@ from mtmd.kernels.cpu.native.emit import F32, I16, I32, I64, Emitter, Value, Var
 
 KEYS = 128  # of a block
 STEP = 32  # rows, and keys, at a time
-APART = 16  # float32 between two rows of scores, so that rows do not share places in a cache
-MOST_ROWS = 512
+SEPARATE = 16  # float32 between two rows of scores, so that rows do not share places in a cache
+MAX_ROWS = 512
 LOG2_E = log2(euler)
 NOTHING, LOWEST = float("-inf"), -3.4028234663852886e38
 # Arguments by place
 Q, Q_BATCH, Q_TOKEN, Q_HEAD, K, K_BATCH, K_TOKEN, K_HEAD = range(8)
 V, V_BATCH, V_TOKEN, V_HEAD, OUT, OUT_BATCH, OUT_TOKEN, OUT_HEAD = range(8, 16)
 MASK, MASK_BATCH, MASK_HEAD, MASK_TOKEN, BOUNDS, BOUNDS_BATCH = range(16, 22)
-TOKENS, ALL_KEYS, GROUPS, SHARED, EACH, BLOCKS, SCALE, CAP, WINDOW, CAUSAL, PLACES = range(22, 33)
+TOKENS, ALL_KEYS, GROUPS, SHARED, EACH, BLOCKS, SCALE, CAP, WINDOW, CAUSAL, LOCATIONS = range(
+    22, 33
+)
 
 
 @dataclass(frozen=True)
 class Form:
-    """What is compiled in: K = `size`, V = `value`; `mask` is its type; `scaled`: scores are used
-    as they are, times a scale above 0, without a mask or a cap. `lanes` of a float32 vector,
-    `rows` x `columns` results at a time (not for tiles).
+    """Describes what is compiled in: K = `size`, V = `value`; `mask` is its type; `scaled`: scores
+    are used as they are, times a scale above 0, without a mask or a cap. `lanes` of a float32
+    vector, `rows` x `columns` results at a time (not for tiles).
     """
 
     kind: str
@@ -79,14 +81,14 @@ class Form:
         """Vectors of a row of values."""
         return -(-self.value // self.lanes)
 
-    def places(self, rows: int) -> tuple[dict[str, int], int]:
-        """Where a thread's memory for units of so many rows lies, in bytes, and its size."""
+    def locations(self, rows: int) -> tuple[dict[str, int], int]:
+        """Return where a thread's memory for units of so many rows lies, in bytes, and its size."""
         rows = -(-rows // STEP) * STEP
         values = self.tiles * self.lanes
         sizes = {
             "keys": KEYS * self.wide * self.item,
             "values": KEYS * values * self.item,
-            "scores": STEP * (KEYS + APART) * 4,
+            "scores": STEP * (KEYS + SEPARATE) * 4,
             "shift": STEP * 4,
             "shrink": STEP * 4,
             "q": rows * self.wide * self.item,
@@ -113,10 +115,10 @@ def emit_flash(e: Emitter, form: Form) -> None:
 class Flash:
     def __init__(self, e: Emitter, form: Form):
         self.e, self.form = e, form
-        names = form.places(STEP)[0]
-        self.at = {name: e.scratch.at(e.arg(PLACES + i)) for i, name in enumerate(names)}
+        names = form.locations(STEP)[0]
+        self.at = {name: e.scratch.at(e.arg(LOCATIONS + i)) for i, name in enumerate(names)}
         self.lanes = form.lanes
-        self.row = KEYS + APART  # float32 from one row of scores to the next
+        self.row = KEYS + SEPARATE  # float32 from one row of scores to the next
 
     def write(self) -> None:
         e, tiles = self.e, self.form.kind == "tiles"
@@ -211,7 +213,7 @@ class Flash:
                 e.store(self.at["q"], e.read(q, form.dtype, column, self.lanes, mask), to + column)
 
     def _columns(self, size: int, lanes: int) -> list[tuple[int, Value | None]]:
-        """Where vectors begin in a row of a size that is known, with the last one's mask."""
+        """Return where vectors begin in a row of a size that is known, with the last one's mask."""
         e, rest = self.e, size % lanes
         result: list[tuple[int, Value | None]] = [(c, None) for c in range(0, size - rest, lanes)]
         return [*result, (size - rest, e.mask(e.i64(rest), lanes))] if rest else result
@@ -225,8 +227,8 @@ class Flash:
             to = batch * e.arg(OUT_BATCH) + (start + row // shared) * e.arg(OUT_TOKEN)
             to = to + head * e.arg(OUT_HEAD)
             for column, mask in self._columns(form.value, self.lanes):
-                place = row * (form.tiles * self.lanes) + column
-                value = e.load(self.at["sums"], vec(F32, self.lanes), place) * share
+                location = row * (form.tiles * self.lanes) + column
+                value = e.load(self.at["sums"], vec(F32, self.lanes), location) * share
                 e.write(e.arg_ptr(OUT), form.dtype, to + column, value, mask)
 
     # A block of keys -------------------------------------------------------------------------
@@ -246,11 +248,11 @@ class Flash:
                 if not form.pairs:
                     vectors.append(e.read(row, form.dtype, column, lanes, mask))
                     continue
-                place = row.at(e.i64(column) * 2, I16)
+                location = row.at(e.i64(column) * 2, I16)
                 vectors.append(
-                    e.load(place, kind, 0, align=2)
+                    e.load(location, kind, 0, align=2)
                     if mask is None
-                    else e.masked_load(place, kind, 0, mask)
+                    else e.masked_load(location, kind, 0, mask)
                 )
             for i, vector in enumerate(e.transposed(vectors)):
                 e.store(to, vector, (e.i64(column) + i) * lanes)
@@ -303,15 +305,15 @@ class Flash:
         key: Value,
         count: Value,
     ) -> None:
-        """Where all of the rows see all of the keys, none is asked about; keys that none of them
-        sees are left out.
+        """Take one step. Where all of the rows see all of the keys, none is asked about; keys that
+        none of them sees are left out.
         """
         e = self.e
         low, high = (e.load(self.at[name], vec(I32, STEP), row) for name in ("low", "high"))
-        least, most = e._reduce(low, e.minimum).sext(I64), e._reduce(high, e.maximum).sext(I64)
-        begin = e.maximum(least - key, 0) // STEP * STEP
-        end = e.minimum((most - key) // STEP * STEP + STEP, count)
-        with e.when((most >= key) & (begin < end)):
+        minimum, maximum = e._reduce(low, e.minimum).sext(I64), e._reduce(high, e.maximum).sext(I64)
+        begin = e.maximum(minimum - key, 0) // STEP * STEP
+        end = e.minimum((maximum - key) // STEP * STEP + STEP, count)
+        with e.when((maximum >= key) & (begin < end)):
             self._scores(row, begin, end)
             inner = e.largest(low).sext(I64), e._reduce(high, e.minimum).sext(I64)
             all_seen = (inner[0] <= key + begin) & (inner[1] >= key + end - 1)
@@ -382,16 +384,16 @@ class Flash:
             vectors = [self.at["values"].at((tile + j) * spans) for j in range(columns)]
             with e.loop(0, STEP, form.rows) as r:
                 lines = [scores.at((r + i) * self.row, F32) for i in range(form.rows)]
-                places = [
+                locations = [
                     [(r + i) * width + (tile + j) * lanes for j in range(columns)]
                     for i in range(form.rows)
                 ]
                 results = [
                     [e.var(vec(F32, lanes), e.load(sums, vec(F32, lanes), at)) for at in line]
-                    for line in places
+                    for line in locations
                 ]
                 self._dot(lines, vectors, results, begin // each, end // each)
-                for line, vars_ in zip(places, results, strict=True):
+                for line, vars_ in zip(locations, results, strict=True):
                     for at, var in zip(line, vars_, strict=True):
                         e.store(sums, var.get(), at)
 
@@ -431,7 +433,7 @@ class Flash:
     def _each(
         self, begin: Value, end: Value, work: Callable[[int, int, Value], None], row: Value
     ) -> None:
-        """`work(i, lane, place)`: of four rows from `row` on, vector by vector."""
+        """`work(i, lane, location)`: of four rows from `row` on, vector by vector."""
         e = self.e
         with e.loop(begin, end, STEP) as key:
             for i in range(4):
@@ -469,8 +471,8 @@ class Flash:
             with e.loop(begin, end, STEP) as at:
                 for i in range(4):
                     for lane in range(0, STEP, lanes):
-                        place = (r + i) * self.row + at + lane
-                        score = e.load(scores, vec(F32, lanes), place)
+                        location = (r + i) * self.row + at + lane
+                        score = e.load(scores, vec(F32, lanes), location)
                         here = key + at + lane
                         if not form.scaled:
                             score = self._changed(score, masks[i] if masks else None, here)
@@ -479,7 +481,7 @@ class Flash:
                             seen = (number >= low[i]) & (number <= high[i])
                             score = e.select(seen, score, e.f32(NOTHING, lanes))
                         if limited or not form.scaled:
-                            e.store(scores, score, place)
+                            e.store(scores, score, location)
                         best[i].set(e.maximum(score, best[i].get()))
             folded = e.folded([var.get() for var in best], e.maximum)
             e.store(self.at["shift"], folded, r)
@@ -502,8 +504,8 @@ class Flash:
         return e.select(score >= LOWEST, low, result)
 
     def _shrink(self, row: Value) -> None:
-        """From the largest scores of the block, what is to be taken off its scores (`shift`), and
-        what sums and totals so far are to be multiplied by.
+        """Return, from the largest scores of the block, what is to be taken off its scores
+        (`shift`), and what sums and totals so far are to be multiplied by.
         """
         e, form, lanes = self.e, self.form, self.lanes
         factor = e.arg_f32(SCALE) * LOG2_E if form.scaled else e.f32(1.0)
@@ -525,9 +527,9 @@ class Flash:
         with e.when(grown.get() > 0.0), e.loop(0, STEP) as line:
             shrink = e.load(self.at["shrink"], F32, line).splat(lanes)
             for column in range(form.tiles):
-                place = ((row + line) * form.tiles + column) * lanes
-                value = e.load(self.at["sums"], vec(F32, lanes), place)
-                e.store(self.at["sums"], value * shrink, place)
+                location = ((row + line) * form.tiles + column) * lanes
+                value = e.load(self.at["sums"], vec(F32, lanes), location)
+                e.store(self.at["sums"], value * shrink, location)
 
     @property
     def _degree(self) -> int:
@@ -542,23 +544,23 @@ class Flash:
             shifts = [e.load(self.at["shift"], F32, r + i).splat(lanes) for i in range(4)]
             with e.loop(begin, end, STEP) as at:
                 for i in range(4):
-                    place = (r + i) * self.row + at
+                    location = (r + i) * self.row + at
                     vectors = []
                     for lane in range(0, STEP, lanes):
-                        x = e.load(scores, vec(F32, lanes), place + lane)
+                        x = e.load(scores, vec(F32, lanes), location + lane)
                         x = x - shifts[i] if factor is None else e.fma(x, factor, -shifts[i])
                         x = e.exp2(x, self._degree)
                         vectors.append(x)
                         sums[i].add(x)
                         if not form.pairs:
-                            e.store(scores, x, place + lane)
+                            e.store(scores, x, location + lane)
                     if form.pairs:  # over the row's own scores, which have been read
                         to = scores.at((r + i) * (self.row * 2) + at, I16)
                         for lane in range(0, len(vectors), 2):
                             both = e.pairs_of_bf16(*vectors[lane : lane + 2])
                             e.store(to, both, lane * lanes)
             for i, sum_ in enumerate(sums):
-                place = (row + r + i) * lanes
-                total = e.load(self.at["total"], vec(F32, lanes), place)
+                location = (row + r + i) * lanes
+                total = e.load(self.at["total"], vec(F32, lanes), location)
                 shrink = e.load(self.at["shrink"], F32, r + i).splat(lanes)
-                e.store(self.at["total"], e.fma(total, shrink, sum_.get()), place)
+                e.store(self.at["total"], e.fma(total, shrink, sum_.get()), location)

@@ -17,14 +17,14 @@ from mtmd.kernels.cpu.native.emit import F32, I16, I32, Emitter, Value, vec
 STEP = 32  # rows, columns and numbers at a time
 BLOCK = 8  # steps of numbers, about
 PANEL_BYTES = 3 << 18  # of a panel, at most where it has more than 64 columns
-MOST_COLUMNS = 256
+MAX_COLUMNS = 256
 X, X_ROW, ROWS, WIDTH, W, W_ROW, COLUMNS, BIAS, OUT, OUT_ROW = range(10)
 PANEL, RUN, RUNS = range(10, 13)
 
 
 def panel_of(columns: int, width: int, threads: int) -> int:
     """Columns of a panel: as many as the cache takes, and panels that threads can share evenly."""
-    fitting = max(64, min(MOST_COLUMNS, PANEL_BYTES // (2 * width) // STEP * STEP))
+    fitting = max(64, min(MAX_COLUMNS, PANEL_BYTES // (2 * width) // STEP * STEP))
     rounds = -(-columns // (fitting * threads))
     even = -(-columns // (rounds * threads))
     return min(fitting, max(64, -(-even // STEP) * STEP))
@@ -36,9 +36,9 @@ def block_of(width: int) -> int:
     return -(-steps // max(1, round(steps / BLOCK)))
 
 
-def places(width: int, panel: int) -> tuple[int, int, int]:
-    """Where in a thread's memory, in bytes: sums of 32 rows, what is left of 32 rows of x after
-    the last whole 32 numbers; and its size. The panel lies before them.
+def locations(width: int, panel: int) -> tuple[int, int, int]:
+    """Return where in a thread's memory, in bytes: sums of 32 rows, what is left of 32 rows of x
+    after the last whole 32 numbers; and its size. The panel lies before them.
     """
     wide = -(-width // STEP) * STEP
     results = panel * wide * 2
@@ -49,8 +49,8 @@ def places(width: int, panel: int) -> tuple[int, int, int]:
 def emit_product(e: Emitter, bias: bool) -> None:
     """args: x, its row stride in elements, rows (at least 32), width, w, its row stride, columns,
     bias (bf16), out, its row stride, columns of a panel (a multiple of 32), rows of a run (a
-    multiple of 32), number of runs, `places` of sums and of the rest, `block_of` the width. Units:
-    panels * runs.
+    multiple of 32), number of runs, `locations` of sums and of the rest, `block_of` the width.
+    Units: panels * runs.
     """
     x, x_row, rows, width = e.arg_ptr(X), e.arg(X_ROW), e.arg(ROWS), e.arg(WIDTH)
     panel, run, runs = e.arg(PANEL), e.arg(RUN), e.arg(RUNS)

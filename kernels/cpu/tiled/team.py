@@ -97,6 +97,6 @@ def _alone(member: int) -> Callable[[int], None]:
 
 
 def scratch_bytes(scratch: int, units: int, chunk: int = 1) -> int:
-    """What `run` takes."""
+    """Return what `run` takes."""
     threads = max(1, min(torch.get_num_threads(), -(-units // chunk)))
     return -(-scratch // ALIGN) * ALIGN * threads + ALIGN

@@ -1,5 +1,6 @@
-"""How many programs this process has compiled so far: one compiled while an answer is computed is a
-pause that somebody waits through, and is told. No Triton here: whoever imports it passes it.
+"""Describes how many programs this process has compiled so far: one compiled while an answer is
+computed is a pause that somebody waits through, and is told. No Triton here: whoever imports it
+passes it.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ _counter = _Counter()
 
 
 def compilations() -> Compilations:
-    """So far."""
+    """Return the number of compilations so far."""
     return _counter.count
 
 

@@ -24,7 +24,7 @@ def compile_all(
 
     Raises PlacementError where the compiler refuses one.
     """
-    found: dict[int, Any] = {}
+    result: dict[int, Any] = {}
     here = _is_here(target)
     with ThreadPoolExecutor(threads or usable_cores().usable) as pool:
         different = {cache_key(target, program): program for program in programs}
@@ -34,13 +34,13 @@ def compile_all(
         }
         try:
             for done, job in enumerate(as_completed(jobs), 1):
-                found[jobs[job]] = job.result()
+                result[jobs[job]] = job.result()
                 if progress is not None:
                     progress(done, len(jobs))
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-    return [found[number] for number in sorted(found)]
+    return [result[number] for number in sorted(result)]
 
 
 def _ready(target: str, program: Program, here: bool) -> Any:

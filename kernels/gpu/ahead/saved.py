@@ -33,7 +33,7 @@ from mtmd.base.files import open_regular
 from mtmd.kernels.gpu.compile import parse_target
 
 MANIFEST, FORMAT = "manifest.json", 2
-ASIDE = ".part"  # in the folder: what is being written
+TEMPORARY = ".part"  # in the folder: what is being written
 BINARIES = (".cubin", ".hsaco")
 MANIFEST_BYTES_MAX, FILE_BYTES_MAX, PROGRAMS_MAX = 32 << 20, 64 << 20, 20_000
 BYTES_MAX = (
@@ -46,14 +46,14 @@ NAME = re.compile(r"[A-Za-z0-9_]{1,150}\.(json|cubin|hsaco)", re.ASCII)
 
 @dataclass(frozen=True)
 class Saved:
-    """What a folder holds, checked: files by their name, by program."""
+    """Describes what a folder holds, checked: files by their name, by program."""
 
     model: str
     programs: dict[str, dict[str, bytes]]
 
 
 def made_with(target: str) -> dict[str, str]:
-    """What compiled programs for a target depend on: all that Triton's own key for them has.
+    """Return what compiled programs for a target depend on: all that Triton's own key for them has.
 
     Raises OptionError where Triton does not find its tools for the target.
     """
@@ -82,14 +82,14 @@ def _sources() -> str:
 
 
 def check_folder(folder: Path) -> None:
-    """Whether programs may be saved there. Raises OptionError for a folder with anything else in
+    """Check that programs may be saved there. Raises OptionError for a folder with anything else in
     it, unless programs were saved there before.
     """
     try:
         there = list(folder.iterdir()) if folder.exists() else []
     except OSError as error:
         raise OptionError(f"save {folder}: cannot be read ({error.strerror})") from error
-    others = [one.name for one in there if one.name != ASIDE and not KEY.fullmatch(one.name)]
+    others = [one.name for one in there if one.name != TEMPORARY and not KEY.fullmatch(one.name)]
     if others and not (folder / MANIFEST).is_file():
         raise OptionError(
             f"save {folder}: found {others[0]} and no {MANIFEST}, expected an empty folder or one "
@@ -116,26 +116,26 @@ def save(
     """
     check_folder(folder)
     entries, total = {}, 0
-    with _writing(folder) as aside:
+    with _writing(folder) as moved:
         for one in compiled:
             files = {}
             for name, path in one.metadata_group.items():
                 if NAME.fullmatch(name):
                     content = Path(path).read_bytes()
-                    (aside / one.hash).mkdir(exist_ok=True)
-                    (aside / one.hash / name).write_bytes(content)
+                    (moved / one.hash).mkdir(exist_ok=True)
+                    (moved / one.hash / name).write_bytes(content)
                     files[name] = {"bytes": len(content), "sha256": _digest(content)}
                     total += len(content)
             entries[one.hash] = {"kernel": one.name, "files": files}
         head = {"format": FORMAT, "target": target, "model": model, "mtmd": version}
         text = json.dumps({**head, **made_with(target), "programs": entries}, indent=1)
-        (aside / MANIFEST).write_text(text + "\n")
+        (moved / MANIFEST).write_text(text + "\n")
         for key, entry in entries.items():
             if not _holds(folder / key, entry["files"]):
                 if (folder / key).exists():
-                    (folder / key).rename(aside / f"{key}.before")
-                (aside / key).rename(folder / key)
-        (aside / MANIFEST).replace(folder / MANIFEST)  # up to here the programs of before are used
+                    (folder / key).rename(moved / f"{key}.before")
+                (moved / key).rename(folder / key)
+        (moved / MANIFEST).replace(folder / MANIFEST)  # up to here the programs of before are used
         for old in folder.iterdir():
             if KEY.fullmatch(old.name) and old.name not in entries:
                 shutil.rmtree(old)
@@ -145,16 +145,16 @@ def save(
 @contextmanager
 def _writing(folder: Path) -> Iterator[Path]:
     """A folder for what is being written, in the one that is to have it, and gone afterwards."""
-    aside = folder / ASIDE
+    moved = folder / TEMPORARY
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(aside, ignore_errors=True)  # of one that was killed
-        aside.mkdir()
-        yield aside
+        shutil.rmtree(moved, ignore_errors=True)  # of one that was killed
+        moved.mkdir()
+        yield moved
     except OSError as error:
         raise OptionError(f"save {folder}: cannot be written ({error.strerror})") from error
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(moved, ignore_errors=True)
 
 
 def _holds(folder: Path, files: dict[str, dict[str, Any]]) -> bool:
@@ -168,7 +168,7 @@ def _holds(folder: Path, files: dict[str, dict[str, Any]]) -> bool:
 
 
 def read_saved(folder: Path, target: str) -> Saved:
-    """What was saved for such a device, every file compared with the manifest.
+    """Return what was saved for such a device, every file compared with the manifest.
 
     Raises OptionError for what is missing, damaged, or made for another target, by another version
     of Triton or of its tools, with other settings of theirs, or from other kernels.
@@ -261,20 +261,22 @@ def _digest(content: bytes) -> str:
 
 
 def _manifest(folder: Path) -> dict[str, Any]:
-    """Its fields, each of the type and form that it has to have; `programs` are files by key."""
+    """Read the fields of the manifest, each of the type and form that it has to have; `programs`
+    are files by key.
+    """
     content = _read(folder / MANIFEST, MANIFEST_BYTES_MAX, folder)
     try:
-        found = json.loads(content)
+        result = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise OptionError(f"kernels {folder}: {MANIFEST} is not JSON") from error
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
+    if not isinstance(result, dict) or result.get("format") != FORMAT:
         raise OptionError(
             f"kernels {folder}: {MANIFEST} is not of format {FORMAT}, which this mtmd reads; make "
             "them anew by 'mtmd warmup --target GPU --save DIR'"
         )
     texts = ("target", "model", "mtmd", *MADE_WITH)
-    programs = found.get("programs")
-    if not all(isinstance(found.get(name), str) for name in texts) or not (
+    programs = result.get("programs")
+    if not all(isinstance(result.get(name), str) for name in texts) or not (
         isinstance(programs, dict) and len(programs) <= PROGRAMS_MAX
     ):
         raise OptionError(f"kernels {folder}: {MANIFEST} lacks what it has to say")
@@ -290,7 +292,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
                 "expected one of machine code and one .json"
             )
         checked[key] = files
-    return {**{name: found[name] for name in texts}, "programs": checked}
+    return {**{name: result[name] for name in texts}, "programs": checked}
 
 
 def _size(folder: Path, name: str, facts: Any) -> int:
@@ -311,24 +313,24 @@ def _file(folder: Path, key: str, name: str, facts: Any) -> bytes:
     return content
 
 
-def _read(path: Path, most: int, folder: Path) -> bytes:
+def _read(path: Path, maximum: int, folder: Path) -> bytes:
     try:
         with open_regular(path) as file:
-            content = file.read(most + 1)
+            content = file.read(maximum + 1)
     except OSError as error:
         raise OptionError(
             f"kernels {folder}: {path.relative_to(folder)} cannot be read ({error.strerror}); "
             "expected a folder written by 'mtmd warmup --target GPU --save DIR'"
         ) from error
-    if len(content) > most:
+    if len(content) > maximum:
         raise OptionError(
-            f"kernels {folder}: {path.relative_to(folder)} has more than {most} bytes"
+            f"kernels {folder}: {path.relative_to(folder)} has more than {maximum} bytes"
         )
     return content
 
 
 def _check_program(folder: Path, key: str, files: dict[str, bytes]) -> None:
-    """Whether what Triton would read of a program is of this one."""
+    """Check whether what Triton would read of a program is of this one."""
     text = next(content for name, content in files.items() if name.endswith(".json"))
     try:
         noted = json.loads(text)

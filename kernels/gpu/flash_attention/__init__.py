@@ -1,0 +1,1 @@
+"""Flash attention of encoders and of prompts."""

@@ -73,7 +73,7 @@ def carried_kernel(p, s, T, S, H, C: tl.constexpr):
 
 
 def plan(o: Operands, tile: Tile) -> Plan:
-    """For tensors without a mask or limits, of equal heads; S is at least the tile's keys."""
+    """Plan for tensors without a mask or limits, of equal heads; S is at least the tile's keys."""
     call = attention_call(o, tile=tile, splits=1)
     scalars = {name: value for name, value in call.scalars.items() if name not in UNUSED}
     call = replace(call, scalars=scalars)

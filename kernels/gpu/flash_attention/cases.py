@@ -1,4 +1,4 @@
-"""What the flash-attention kernel is tested, measured and listed with. No Triton."""
+"""Describes what the flash-attention kernel is tested, measured and listed with. No Triton."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def plan(o: Operands, **how: Any) -> Plan:
 
 
 def combine_call(o: Operands, call: Call) -> Call:
-    """How the parts that a launch over shared-out keys leaves are added."""
+    """Return how the parts that a launch over shared-out keys leaves are added."""
     # With a cap or a mask the kernel's scores are what the softmax takes, else they are not scaled.
     scaled = call.constants["CAP"] or call.constants["MASK"]
     value = o.v.shape[3]

@@ -22,8 +22,8 @@ from mtmd.kernels.gpu.flash_attention.softmax import (
     empty_state,
     fold,
     load_queries,
+    locations_of,
     part_of,
-    places_of,
     rows_of,
     store_part,
 )
@@ -60,7 +60,7 @@ def limited_kernel(p, s, window, T, S, H, last, C: tl.constexpr):
     t = row // C.GROUP
     h = head * C.GROUP + row % C.GROUP
     lo, hi = _intervals(t, p.bounds + batch * s.bound_batch, T, S, window, s, C)
-    q_rows, k_from, v_from, mask_rows = places_of(p, s, batch, head, t, h)
+    q_rows, k_from, v_from, mask_rows = locations_of(p, s, batch, head, t, h)
     q = load_queries(p.q, q_rows, C)
     m, z, o1, o2 = empty_state(C)
 

@@ -158,8 +158,8 @@ def rows_of(last, H, CAUSAL: tl.constexpr, C: tl.constexpr):
 
 @triton.jit
 def part_of(begin, end, C: tl.constexpr):
-    """Of a row block's keys those of this program, in whole blocks: the last parts may be shorter,
-    or empty with begin at or behind end.
+    """Return the keys of a row block that are this program's, in whole blocks: the last parts may
+    be shorter, or empty with begin at or behind end.
     """
     each = tl.cdiv(tl.cdiv(tl.maximum(end - begin, 0), C.KEYS), C.SPLITS) * C.KEYS
     begin = tl.minimum(begin + tl.program_id(1) * each, tl.cdiv(end, C.KEYS) * C.KEYS)
@@ -167,8 +167,8 @@ def part_of(begin, end, C: tl.constexpr):
 
 
 @triton.jit
-def places_of(p, s, batch, head, t, h):
-    """Where rows of queries, keys, values and of the mask begin."""
+def locations_of(p, s, batch, head, t, h):
+    """Return where rows of queries, keys, values and of the mask begin."""
     q_rows = batch * s.q_batch + t.to(tl.int64) * s.q_step + h.to(tl.int64) * s.q_head
     k_from = batch * s.k_batch + head.to(tl.int64) * s.k_head
     v_from = batch * s.v_batch + head.to(tl.int64) * s.v_head

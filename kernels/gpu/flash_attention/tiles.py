@@ -1,5 +1,5 @@
-"""How flash attention is launched for given types: the split of the head, the tile, strides, who
-shares out the keys. Plain arithmetic, no Triton.
+"""Describes how flash attention is launched for given types: the split of the head, the tile,
+strides, who shares out the keys. Plain arithmetic, no Triton.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ MAX_HEAD = 512
 # The keys of a launch are shared out if it has at most so many tokens, as decoding a batch does;
 # then so many programs are wanted (two for each processor of an A100, H100 or MI300, about) and
 # each gets at least so many blocks of keys. Not measured.
-FEW_TOKENS, WANTED, LEAST_BLOCKS = 16, 256, 4
+FEW_TOKENS, REQUESTED, MIN_BLOCKS = 16, 256, 4
 
 
 @dataclass(frozen=True)
 class Operands:
-    """Of `attention`: q [B, T, H, K], k [B, S, G, K], v [B, S, G, V] -> [B, T, H, V], contiguous
+    """Operands of `attention`: q [B, T, H, K], k [B, S, G, K], v [B, S, G, V] -> [B, T, H, V],
+    contiguous
 
     mask [T, S], [H, T, S] or [B, H, T, S]; bounds [T, 2] or [B, T, 2]
     """
@@ -39,7 +40,7 @@ class Operands:
 
     @property
     def limited(self) -> bool:
-        """Whether some rows do not see all keys."""
+        """Return whether some rows do not see all keys."""
         return self.causal or self.window is not None or self.bounds is not None
 
 
@@ -109,9 +110,9 @@ def choose_tile(width: int, dtype: torch.dtype, rows: int, masked: bool) -> Tile
 def _tile_in_registers(
     width: int, dtype: torch.dtype, rows: int, masked: bool, limited: bool
 ) -> Tile:
-    """As `choose_tile`, but where this kernel would spill a few registers behind its loops: heads
-    of 32 + 16 in fp32, with all keys on cuda:90, and decoding on cuda:80. limited: some rows do not
-    see all keys.
+    """Do what `choose_tile` does, but where this kernel would spill a few registers behind its
+    loops: heads of 32 + 16 in fp32, with all keys on cuda:90, and decoding on cuda:80. limited:
+    some rows do not see all keys.
     """
     tile = choose_tile(width, dtype, rows, masked)
     if dtype == torch.float32 and 32 < width <= 48:
@@ -204,8 +205,8 @@ def choose_splits(rows: int, blocks: int, programs: int) -> int:
     """
     if rows > FEW_TOKENS or not programs:
         return 1
-    most = min(WANTED // programs, blocks // LEAST_BLOCKS)
-    return 1 << (most.bit_length() - 1) if most > 1 else 1
+    maximum = min(REQUESTED // programs, blocks // MIN_BLOCKS)
+    return 1 << (maximum.bit_length() - 1) if maximum > 1 else 1
 
 
 def _broadcast(given: Type | None, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -215,7 +216,7 @@ def _broadcast(given: Type | None, shape: tuple[int, ...]) -> tuple[int, ...]:
     if given is None:
         return (0,) * len(shape)
     missing = len(shape) - len(given.shape)
-    held = zip(shape[missing:], given.shape, given.strides, strict=True)
+    stored = zip(shape[missing:], given.shape, given.strides, strict=True)
     return (0,) * missing + tuple(
-        stride if size == wanted != 1 else 0 for wanted, size, stride in held
+        stride if size == requested != 1 else 0 for requested, size, stride in stored
     )

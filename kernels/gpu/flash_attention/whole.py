@@ -12,8 +12,8 @@ from mtmd.kernels.gpu.flash_attention.softmax import (
     empty_state,
     fold,
     load_queries,
+    locations_of,
     part_of,
-    places_of,
     rows_of,
     store_part,
 )
@@ -31,7 +31,7 @@ def whole_kernel(p, s, T, S, H, last, C: tl.constexpr):
     row = tl.minimum(row, T * C.GROUP - 1)
     t = row // C.GROUP
     h = head * C.GROUP + row % C.GROUP
-    q_rows, k_from, v_from, mask_rows = places_of(p, s, batch, head, t, h)
+    q_rows, k_from, v_from, mask_rows = locations_of(p, s, batch, head, t, h)
     q = load_queries(p.q, q_rows, C)
     m, z, o1, o2 = empty_state(C)
     lo = tl.zeros_like(t)

@@ -1,4 +1,4 @@
-"""What the experts' kernels are tested, measured and listed with. No Triton."""
+"""Describes what the experts' kernels are tested, measured and listed with. No Triton."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which choices (a token and one of its experts) a block of an expert's rows has."""
+"""Describes which choices (a token and one of its experts) a block of an expert's rows has."""
 
 # Triton's language is not Python's: its functions carry no types.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators

@@ -24,13 +24,13 @@ from mtmd.kernels.gpu.quant_matmul.operands import (
     units_from,
 )
 
-MOST_ROWS = 32  # an expert, on average
+MAX_ROWS = 32  # an expert, on average
 
 
 @triton.jit
 def _result(first, end, n, OUTER, MT: tl.constexpr):
-    """For each number of a result, [R, 8, 4, MT, 2]: its row among the ordered choices, whether the
-    row is there, its column, and whether both are.
+    """Return, for each number of a result, [R, 8, 4, MT, 2]: its row among the ordered choices,
+    whether the row is there, its column, and whether both are.
     """
     rows = result_rows(first, MT)
     n = tl.reshape(n, [n.shape[0], 8, 1, 1, 1])
@@ -96,8 +96,8 @@ def few_down_kernel(p, blocks, E, K, D, down_step, units, C: tl.constexpr):
 
 
 def takes(dtype: torch.dtype, mean: int, *quants: str | None) -> bool:
-    """Whether tables, multiplied by so many rows an expert on average, are taken."""
-    return dtype != torch.float32 and mean <= MOST_ROWS and all(quants)
+    """Return whether tables, multiplied by so many rows an expert on average, are taken."""
+    return dtype != torch.float32 and mean <= MAX_ROWS and all(quants)
 
 
 def rows_of_a_block(mean: int) -> int:
@@ -116,11 +116,11 @@ def tiles(
     eights = rows // 8
     columns = columns_of(outer, eights)
     # Two tables take the registers of twice as many columns, and read x once as those do.
-    held = columns if len(quants) == 1 else 32
+    stored = columns if len(quants) == 1 else 32
     tables = 2 if len(quants) > len(set(quants)) else 1
-    warps = min(units_at_once(width, held, eights, q, tables=tables)[2] for q in quants)
-    found = [units_at_once(width, held, eights, q, warps, tables)[:2] for q in quants]
-    return found, columns if len(quants) == 1 else 16, warps
+    warps = min(units_at_once(width, stored, eights, q, tables=tables)[2] for q in quants)
+    result = [units_at_once(width, stored, eights, q, warps, tables)[:2] for q in quants]
+    return result, columns if len(quants) == 1 else 16, warps
 
 
 def registers(rows: int, *quants: str) -> int | None:

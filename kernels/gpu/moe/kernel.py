@@ -37,13 +37,13 @@ from mtmd.kernels.gpu.triton_kernel import Launch, Plan, declared, same
 from mtmd.kernels.graph import Type
 from mtmd.kernels.quantization.blocks import BLOCKS, NATIVE
 
-MOST_EXPERTS, MOST_CHOSEN = 1024, 64
+MAX_EXPERTS, MAX_CHOSEN = 1024, 64
 
 
 @dataclass(frozen=True)
 class Operands:
-    """Of `moe`: x [T, D], router [T, E], gate and up [E, F, D], down [E, D, F], shares [E] ->
-    [T, D]
+    """Operands of `moe`: x [T, D], router [T, E], gate and up [E, F, D], down [E, D, F], shares [E]
+    -> [T, D]
     """
 
     x: Type
@@ -226,10 +226,10 @@ def rejects(o: Operands) -> str | None:
             return f"{name} has strides {list(kind.strides)}; the kernel needs it contiguous"
     if router.strides[-1] != 1 and router.shape[-1] > 1:
         return f"the router has strides {list(router.strides)}; the kernel needs stride 1 at last"
-    if router.shape[1] > MOST_EXPERTS or o.top_k > MOST_CHOSEN:
+    if router.shape[1] > MAX_EXPERTS or o.top_k > MAX_CHOSEN:
         return (
-            f"{o.top_k} of {router.shape[1]} experts; the kernel takes up to {MOST_CHOSEN} of "
-            f"{MOST_EXPERTS}"
+            f"{o.top_k} of {router.shape[1]} experts; the kernel takes up to {MAX_CHOSEN} of "
+            f"{MAX_EXPERTS}"
         )
     if x.shape[0] * o.top_k >= 2**24 or max(x.shape[1], o.gate.shape[1]) >= 2**24:
         return f"x is {x} and top_k {o.top_k}; the kernel takes below 2^24 choices and values"
@@ -237,32 +237,32 @@ def rejects(o: Operands) -> str | None:
 
 
 def _product_call(o: Operands, inner: int, outer: int, *quants: str | None) -> Call:
-    """How rows of `inner` values are multiplied by `outer` rows of tables of an expert."""
+    """Return how rows of `inner` values are multiplied by `outer` rows of tables of an expert."""
     experts, choices = o.gate.shape[0], o.x.shape[0] * o.top_k
     single, mean = 2 * choices <= experts, -(-choices // experts)
     # Rounded up: each number of steps is compiled for itself.
     search = -(-max(experts - 1, 0).bit_length() // 4) * 4
-    most_threads = registers = None
+    max_threads = registers = None
     scalars: dict[str, int | float] = {"E": experts, "K": inner}
     constants: dict[str, int | bool | str] = {"SINGLE": single, "SEARCH": search}
     if few_rows.takes(o.x.dtype, mean, *quants):
         rows, stages = few_rows.rows_of_a_block(mean), 1
         every = outer * min(choices, experts)
         given = list(filter(None, quants))
-        found, columns, warps = few_rows.tiles(inner, every, rows, *given)
+        result, columns, warps = few_rows.tiles(inner, every, rows, *given)
         registers = few_rows.registers(rows, *given)
-        for prefix, (units, count) in zip(("", "up_"), found, strict=False):
+        for prefix, (units, count) in zip(("", "up_"), result, strict=False):
             scalars[f"{prefix}units"] = units
             constants[f"{prefix}count".upper()] = count
             constants[f"{prefix}whole".upper()] = units % count == 0
     else:
         (rows, columns, count, warps), stages = _tile(mean, o.x.dtype, *quants), 2
         constants |= {"COUNT": count, "WHOLE": inner % (32 * count) == 0}
-        most_threads = columns * count if any(quants) else None
+        max_threads = columns * count if any(quants) else None
     scalars["blocks"] = blocks = choices if single else choices // rows + experts
     constants |= {"ROWS": rows, "COLUMNS": columns}
     programs = blocks * -(-outer // columns)
-    return Call(scalars, constants, programs, warps, stages, most_threads, registers)
+    return Call(scalars, constants, programs, warps, stages, max_threads, registers)
 
 
 def gated_call(o: Operands) -> Call:

@@ -1,0 +1,1 @@
+"""Norms, alone and with what stands before them."""

@@ -25,7 +25,7 @@ from mtmd.kernels.graph import Type
 
 @dataclass(frozen=True)
 class Operands:
-    """Of `add_layer_norm`: x, y [..., D], w, b, scale [D] -> [2, ..., D]"""
+    """Operands of `add_layer_norm`: x, y [..., D], w, b, scale [D] -> [2, ..., D]"""
 
     x: Type
     y: Type

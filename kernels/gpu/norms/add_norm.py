@@ -23,7 +23,7 @@ from mtmd.kernels.graph import Type
 
 @dataclass(frozen=True)
 class Operands:
-    """Of `add_norm`: x, y [..., D], w, y_norm [D] -> [2, ..., D]"""
+    """Operands of `add_norm`: x, y [..., D], w, y_norm [D] -> [2, ..., D]"""
 
     x: Type
     y: Type

@@ -32,7 +32,7 @@ TILE = 1024  # values of a program where heads are narrow
 
 @dataclass(frozen=True)
 class Operands:
-    """Of `gated_norm`: x, gate [T, H, D], w [D] -> [T, H, D] in gate's type"""
+    """Operands of `gated_norm`: x, gate [T, H, D], w [D] -> [T, H, D] in gate's type"""
 
     x: Type
     w: Type

@@ -1,5 +1,6 @@
-"""What a sum and the norm behind it have in common, of either kind (`add_norm`, `add_layer_norm`):
-one program makes a block of rows, and `out` holds all sums and then all norms. No Triton.
+"""Describes what a sum and the norm behind it have in common, of either kind (`add_norm`,
+`add_layer_norm`): one program makes a block of rows, and `out` holds all sums and then all norms.
+No Triton.
 """
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ TILE = 1024  # values of a program where rows are short: 8 for each thread of 4 
 
 @dataclass(frozen=True)
 class Operands:
-    """Of `rms_norm`: x [..., D], w [D] -> [..., D] in x's type. `mean`: of squares, else their sum,
-    as `l2_norm` has it.
+    """Operands of `rms_norm`: x [..., D], w [D] -> [..., D] in x's type. `mean`: of squares, else
+    their sum, as `l2_norm` has it.
     """
 
     x: Type
@@ -86,7 +86,7 @@ def rms_norm_kernel(p, s, R, middle, inner, C: tl.constexpr):
 
 @triton.jit
 def _offset(row, middle, inner, outer_step, middle_step, inner_step, DIMS: tl.constexpr):
-    """Where rows begin."""
+    """Return where rows begin."""
     if DIMS == 1:
         return row * inner_step
     offset = row % inner * inner_step
@@ -105,7 +105,7 @@ def _store(values, to_row, w, c, there, s, WEIGHT: tl.constexpr):
 
 
 def _result(o: Operands) -> Type:
-    """What the op promises. Where x is not contiguous only torch can tell; the op keeps its
+    """Return what the op promises. Where x is not contiguous only torch can tell; the op keeps its
     answers.
     """
     if not o.mean:

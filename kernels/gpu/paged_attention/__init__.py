@@ -1,0 +1,1 @@
+"""Attention to the pages of a key/value cache."""

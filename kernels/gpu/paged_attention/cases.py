@@ -1,4 +1,4 @@
-"""What the paged attention kernel is tested, measured and listed with. No Triton."""
+"""Describes what the paged attention kernel is tested, measured and listed with. No Triton."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def problem(
     pairs: str = "half",
     parts: int = 1,
 ) -> Problem:
-    """For each sequence the tokens it has before, and those of this batch.
+    """Make a problem: for each sequence the tokens it has before, and those of this batch.
 
     `window`: each token sees so many, itself counted. `block`: tokens of a batch see each other in
     both directions. `spare`: pages of the table beyond those in use. `fused`: q is some columns of

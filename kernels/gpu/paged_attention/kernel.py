@@ -46,15 +46,15 @@ from mtmd.kernels.graph import Type
 
 # Programs wanted, about two for each processor of an A100, H100 or MI300, the most that share out
 # the keys of a block of rows, and the blocks of keys each takes at least. Not measured.
-WANTED, MOST_SPLITS, LEAST = 256, 128, 2
-MOST_TURNED = 16  # rows of a block whose queries are normalised and turned as they are loaded
-MOST_GROUP = 32  # query heads of a key head: rows of the smallest tile that takes several
+REQUESTED, MAX_SPLITS, MINIMUM = 256, 128, 2
+MAX_TURNED = 16  # rows of a block whose queries are normalised and turned as they are loaded
+MAX_GROUP = 32  # query heads of a key head: rows of the smallest tile that takes several
 
 
 @dataclass(frozen=True)
 class Operands:
-    """Of `paged_attention`: q [1, T, H, K], cache [2, S, G, K], pages [P], bounds [T, 2], starts
-    [sequences + 1], table [T, 2, R], q_norm [K] -> [1, T, H, K], contiguous
+    """Operands of `paged_attention`: q [1, T, H, K], cache [2, S, G, K], pages [P], bounds [T, 2],
+    starts [sequences + 1], table [T, 2, R], q_norm [K] -> [1, T, H, K], contiguous
     """
 
     q: Type
@@ -119,9 +119,9 @@ def paged_attention_kernel(p, s, S, keys, H, splits, C: tl.constexpr):
             # In whole blocks: the last parts may be shorter, or empty with begin at or behind end.
             each = tl.cdiv(tl.cdiv(tl.maximum(end - begin, 0), KEYS), splits)
             begin = tl.minimum(
-                begin + part * tl.maximum(each, C.LEAST) * KEYS, tl.cdiv(end, KEYS) * KEYS
+                begin + part * tl.maximum(each, C.MINIMUM) * KEYS, tl.cdiv(end, KEYS) * KEYS
             )
-            end = tl.minimum(end, begin + tl.maximum(each, C.LEAST) * KEYS)
+            end = tl.minimum(end, begin + tl.maximum(each, C.MINIMUM) * KEYS)
         inner_begin = tl.minimum(tl.cdiv(tl.max(lo, 0), KEYS), tl.cdiv(end, KEYS)) * KEYS
         inner_begin = tl.maximum(inner_begin, begin)
         inner_end = tl.maximum(tl.minimum(tl.min(hi, 0) + 1, end) // KEYS * KEYS, inner_begin)
@@ -130,7 +130,7 @@ def paged_attention_kernel(p, s, S, keys, H, splits, C: tl.constexpr):
         for start in range(inner_begin, inner_end, KEYS):
             start = tl.multiple_of(start, KEYS)
             n = start + tl.arange(0, KEYS)
-            k_rows = k_from + _places(p.pages, n, n >= 0, C.SIZE) * s.row_step
+            k_rows = k_from + _locations(p.pages, n, n >= 0, C.SIZE) * s.row_step
             of_keys = p.cache, k_rows, p.cache, k_rows + s.v_from
             m, z, o1, o2 = fold((m, z, o1, o2), q, of_keys, k_rows, n, end, limits, s, C, False)
         before = (inner_begin - begin) // KEYS
@@ -139,7 +139,7 @@ def paged_attention_kernel(p, s, S, keys, H, splits, C: tl.constexpr):
             start = tl.where(i < before, begin, inner_end - before * KEYS) + i * KEYS
             start = tl.multiple_of(start, KEYS)
             n = start + tl.arange(0, KEYS)
-            k_rows = k_from + _places(p.pages, n, n < end, C.SIZE) * s.row_step
+            k_rows = k_from + _locations(p.pages, n, n < end, C.SIZE) * s.row_step
             of_keys = p.cache, k_rows, p.cache, k_rows + s.v_from
             m, z, o1, o2 = fold((m, z, o1, o2), q, of_keys, k_rows, n, end, limits, s, C, True)
 
@@ -175,8 +175,8 @@ def _turned(p, s, rows, real, t, C: tl.constexpr):
 
 
 @triton.jit
-def _places(pages, s, there, SIZE: tl.constexpr):
-    """Where rows s of the table's pages lie in the cache."""
+def _locations(pages, s, there, SIZE: tl.constexpr):
+    """Compute where rows s of the table's pages lie in the cache."""
     return tl.load(pages + s // SIZE, mask=there, other=0) * SIZE + s % SIZE
 
 
@@ -247,14 +247,14 @@ def rejects(o: Operands) -> str | None:
     ):
         if kind is not None and not kind.is_contiguous:
             return f"{name} has strides {list(kind.strides)}; the kernel needs it contiguous"
-    if heads // groups > MOST_GROUP:
-        return f"{heads // groups} query heads of a key head; the kernel takes up to {MOST_GROUP}"
+    if heads // groups > MAX_GROUP:
+        return f"{heads // groups} query heads of a key head; the kernel takes up to {MAX_GROUP}"
     scale, softcap = o.scale, o.softcap
     if not (scale > 0 and isfinite(scale)) or (
         softcap is not None and not (softcap > 0 and isfinite(softcap))
     ):
         return f"scale {scale}, softcap {softcap}; the kernel needs positive finite numbers"
-    if max(tokens * heads, o.starts.shape[0] * groups) * MOST_SPLITS >= 2**31:
+    if max(tokens * heads, o.starts.shape[0] * groups) * MAX_SPLITS >= 2**31:
         return (
             f"{tokens} tokens of {o.starts.shape[0] - 1} sequences x {heads} heads; a grid has "
             "fewer than 2^31 programs"
@@ -263,10 +263,10 @@ def rejects(o: Operands) -> str | None:
         return f"the table of angles is {name_of(o.table.dtype)}; the kernel takes fp32"
     if o.table is not None or o.eps is not None:
         rows = choose_launch(o)[0].rows
-        if rows > MOST_TURNED:
+        if rows > MAX_TURNED:
             return (
                 f"queries to be turned in blocks of {rows} rows; the kernel takes blocks of up to "
-                f"{MOST_TURNED}"
+                f"{MAX_TURNED}"
             )
     if o.cache.shape[1] >= 2**30:
         return f"{o.cache.shape[1]} rows in the cache; the kernel numbers rows below 2^30"
@@ -286,7 +286,7 @@ def choose_launch(o: Operands) -> tuple[Tile, int]:
         tile = choose_tile(width, o.q.dtype, 32, False)
     programs = (tokens // (tile.rows // group) + sequences) * groups
     blocks = -(-o.pages.shape[0] * o.size // tile.keys)
-    return tile, max(1, min(WANTED // programs, MOST_SPLITS, blocks // LEAST))
+    return tile, max(1, min(REQUESTED // programs, MAX_SPLITS, blocks // MINIMUM))
 
 
 def plan_call(o: Operands) -> Call:
@@ -333,7 +333,7 @@ def plan_call(o: Operands) -> Call:
         "SPLIT": splits > 1,
         # Rounded up: each number of steps is compiled for itself.
         "SEARCH": -(-max(sequences - 1, 0).bit_length() // 4) * 4,
-        "LEAST": LEAST,
+        "MINIMUM": MINIMUM,
         "ROWS": tile.rows,
         "KEYS": tile.keys,
         "ALIGN": align,

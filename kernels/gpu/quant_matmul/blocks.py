@@ -57,7 +57,7 @@ def decoded(
     VALUES: tl.constexpr,
     TYPE: tl.constexpr,
 ):
-    """As `decode`, of what was `read`."""
+    """Do what `decode` does, for what was `read`."""
     # Always so. Triton looks through a branch no further: by what it sees there it would choose
     # operands of mma.sync of which each is put together from several loads.
     if start < K:
@@ -126,7 +126,7 @@ def units_from(start, K, QUANT: tl.constexpr, WHOLE: tl.constexpr, VALUES: tl.co
 
 @triton.jit
 def read(w, row, unit, QUANT: tl.constexpr):
-    """What of w `values` takes, as it lies in memory."""
+    """Read the part of w that `values` takes, as it lies in memory."""
     if QUANT == "Q4_0":
         words = _read_nibbles(_at(w, row, unit, 18, 1), False, False)
     elif QUANT == "Q4_1":
@@ -279,18 +279,18 @@ def _codes(
     """The BITS bits from bit FROM on of each byte of `_words`, less OFFSET, times a scale, and what
     is added to that, [R, U, COUNT]: [R, U, COUNT, 2, 2, 2].
     """
-    first = _placed(words << 8, scale, zero, FROM + 8, BITS, OFFSET, EXACT, plus)
-    second = _placed(words, scale, zero, FROM + 8, BITS, OFFSET, EXACT, plus)
+    first = _located(words << 8, scale, zero, FROM + 8, BITS, OFFSET, EXACT, plus)
+    second = _located(words, scale, zero, FROM + 8, BITS, OFFSET, EXACT, plus)
     if FROM + 16 + BITS <= 23:
-        third = _placed(words, scale, zero, FROM + 16, BITS, OFFSET, EXACT, plus)
+        third = _located(words, scale, zero, FROM + 16, BITS, OFFSET, EXACT, plus)
     else:
-        third = _placed(words >> 12, scale, zero, FROM + 4, BITS, OFFSET, EXACT, plus)
-    fourth = _placed(words >> 12, scale, zero, FROM + 12, BITS, OFFSET, EXACT, plus)
+        third = _located(words >> 12, scale, zero, FROM + 4, BITS, OFFSET, EXACT, plus)
+    fourth = _located(words >> 12, scale, zero, FROM + 12, BITS, OFFSET, EXACT, plus)
     return tl.join(tl.join(first, third), tl.join(second, fourth))
 
 
 @triton.jit
-def _placed(
+def _located(
     words,
     scale,
     zero,
@@ -310,8 +310,8 @@ def _placed(
         if plus is not None:
             number += plus[:, :, :, None]
     else:
-        least = scale * -less if plus is None else scale * -less + plus
-        number = number * scale[:, :, :, None] + least[:, :, :, None]
+        minimum = scale * -less if plus is None else scale * -less + plus
+        number = number * scale[:, :, :, None] + minimum[:, :, :, None]
     return number
 
 
@@ -360,7 +360,7 @@ def _nibbles(
     MINIMUM: tl.constexpr,
     EXACT: tl.constexpr,
 ):
-    """As `_read_nibbles` reads them."""
+    """Decode what `_read_nibbles` reads."""
     words, scale = _four(read[0]), read[2].to(tl.float32)
     plus = read[3].to(tl.float32) if MINIMUM else None
     if FIFTHS:
@@ -383,7 +383,7 @@ def _read_q8_0(at):
 
 @triton.jit
 def _q8_0(read, zero, EXACT: tl.constexpr):
-    """As `_read_q8_0` reads them."""
+    """Decode what `_read_q8_0` reads."""
     scale = read[2].to(tl.float32)
     first = _codes(_four(read[0]) ^ 0x80808080, scale, zero, 0, 8, 128, EXACT)
     second = _codes(_four(read[1]) ^ 0x80808080, scale, zero, 0, 8, 128, EXACT)
@@ -403,7 +403,7 @@ def _read_pairs_of_groups(at, quarter, FIFTHS: tl.constexpr):
 
 @triton.jit
 def _pairs_of_groups(read, zero, quarter, FIFTHS: tl.constexpr, EXACT: tl.constexpr):
-    """As `_read_pairs_of_groups` reads them."""
+    """Decode what `_read_pairs_of_groups` reads."""
     # Factors of groups 0 to 3 are the lower six bits of bytes; of 4 to 7, four bits of the last
     # bytes and the upper two of those.
     scales, minimums, last = _whole(read[2][0]), _whole(read[2][1]), _whole(read[2][2])
@@ -434,7 +434,7 @@ def _pairs_of_groups(read, zero, quarter, FIFTHS: tl.constexpr, EXACT: tl.conste
 
 @triton.jit
 def _sixteenth():
-    """Which 16 of 32 bytes each 8 belong to: [1, 1, 4]."""
+    """Compute which 16 of 32 bytes each 8 belong to: [1, 1, 4]."""
     return (tl.arange(0, 4) // 2)[None, None, :]
 
 
@@ -452,7 +452,7 @@ def _read_q6_k(at, half):
 
 @triton.jit
 def _q6_k(read, zero, EXACT: tl.constexpr):
-    """As `_read_q6_k` reads them."""
+    """Decode what `_read_q6_k` reads."""
     lowers, upper, scale = (_two(read[0]), _two(read[1])), _two(read[2]), read[4].to(tl.float32)
     return _four_parts(
         _q6_k_part(lowers, upper, read[3], scale, zero, 0, EXACT),
@@ -487,7 +487,7 @@ def _read_q3_k(at, half):
 
 @triton.jit
 def _q3_k(read, zero, half, EXACT: tl.constexpr):
-    """As `_read_q3_k` reads them."""
+    """Decode what `_read_q3_k` reads."""
     shift, scale = (half * 4).to(tl.uint32), read[3].to(tl.float32)
     words, thirds = _two(read[0]), _two(read[1]) >> shift[:, :, :, None]
     # Factors of 16 codes i of groups j of the half: lower 4 bits in bytes 2 j + i, upper 2 of
@@ -524,7 +524,7 @@ def _read_q2_k(at, half):
 
 @triton.jit
 def _q2_k(read, zero, EXACT: tl.constexpr):
-    """As `_read_q2_k` reads them."""
+    """Decode what `_read_q2_k` reads."""
     return _four_parts(
         _q2_k_part(read, zero, 0, EXACT),
         _q2_k_part(read, zero, 1, EXACT),
@@ -573,7 +573,7 @@ def _read_iq4_xs(at, quarter):
 
 @triton.jit
 def _iq4_xs(read, quarter):
-    """As `_read_iq4_xs` reads them."""
+    """Decode what `_read_iq4_xs` reads."""
     own = tl.arange(0, 2)[None, None, :]
     head = _whole(read[1])
     upper = head >> (quarter * 4 + own * 2 + 16).to(tl.uint32)

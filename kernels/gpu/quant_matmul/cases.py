@@ -1,5 +1,5 @@
-"""What the quantized products are tested, measured and listed with, and random weights of GGUF
-blocks. No Triton.
+"""Describes what the quantized products are tested, measured and listed with, and random weights of
+GGUF blocks. No Triton.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ import torch
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.gpu.gated import activation
 from mtmd.kernels.gpu.jit import tl, triton
-from mtmd.kernels.gpu.launch import MOST_REGISTERS, Call, power_of_two
+from mtmd.kernels.gpu.launch import MAX_REGISTERS, Call, power_of_two
 from mtmd.kernels.gpu.quant_matmul.blocks import add_product, decode, decoded, read, units_from
 from mtmd.kernels.gpu.quant_matmul.cases import (
     ACTIVATED_NMSE,
@@ -49,24 +49,24 @@ from mtmd.kernels.gpu.quant_matmul.cases import (
 from mtmd.kernels.gpu.quant_matmul.operands import (
     columns_of,
     eights_of,
-    most_warps,
+    max_warps,
     product,
     result_rows,
     units_at_once,
 )
-from mtmd.kernels.gpu.quant_matmul.words import MOST_ROWS, UNIT_VALUES, UNROLLED, dot
+from mtmd.kernels.gpu.quant_matmul.words import MAX_ROWS, UNIT_VALUES, UNROLLED, dot
 from mtmd.kernels.gpu.triton_kernel import Launch, Plan, declared, relative_error, same
 from mtmd.kernels.graph import Type
 from mtmd.kernels.quantization.blocks import BLOCKS, NATIVE
 
-MOST_EIGHTS = 4  # of rows of x by operands of packed codes
+MAX_EIGHTS = 4  # of rows of x by operands of packed codes
 GROUP = 32  # values that are decoded together: no block is smaller
 
 
 @dataclass(frozen=True)
 class Operands:
-    """Of `matmul`, of `matmul_gelu` with `act`, and of `matmul_gated` with both: x [..., K], w u8
-    [N, bytes of K values], bias [N] -> [..., N], of gated units [..., N / 2], in x's type
+    """Operands of `matmul`, of `matmul_gelu` with `act`, and of `matmul_gated` with both: x [...,
+    K], w u8 [N, bytes of K values], bias [N] -> [..., N], of gated units [..., N / 2], in x's type
     """
 
     x: Type
@@ -146,7 +146,9 @@ def row_kernel(p, N, K, row_bytes, C: tl.constexpr):
 
 @triton.jit
 def word_kernel(p, M, N, K, row_bytes, units, C: tl.constexpr):
-    """At most FEW rows of x, four codes at a time, by rows of w of so many units (`words`)."""
+    """Multiply at most FEW rows of x, four codes at a time, by rows of w of so many units
+    (`words`).
+    """
     m, n = tl.arange(0, C.FEW), tl.program_id(0) * C.COLUMNS + tl.arange(0, C.COLUMNS)
     row = tl.minimum(n, N - 1).to(tl.int64) * row_bytes  # surplus rows repeat the last one
     x_row = p.x + tl.minimum(m, M - 1).to(tl.int64) * K
@@ -168,8 +170,8 @@ def word_kernel(p, M, N, K, row_bytes, units, C: tl.constexpr):
 
 @triton.jit
 def operand_kernel(p, M, N, K, row_bytes, units, C: tl.constexpr):
-    """At most 8 EIGHTS rows of x by rows of w of so many units (`operands`). Warps share out the
-    units of a row. ACT: as `tile_kernel` has it.
+    """Multiply at most 8 EIGHTS rows of x by rows of w of so many units (`operands`). Warps share
+    out the units of a row. ACT: as `tile_kernel` has it.
     """
     R: tl.constexpr = C.COLUMNS // 8
     n = eights_of(tl.program_id(0) * C.COLUMNS, C.COLUMNS)
@@ -229,19 +231,19 @@ def plan_call(o: Operands) -> Call:
     rows, groups = x.count // width, width // GROUP
     scalars: dict[str, int | float] = {"N": outer, "K": width, "row_bytes": o.w.shape[1]}
     constants: dict[str, int | bool | str] = {"QUANT": quant, "BIAS": o.bias is not None}
-    if x.dtype != torch.float32 and rows <= 8 * MOST_EIGHTS:
+    if x.dtype != torch.float32 and rows <= 8 * MAX_EIGHTS:
         eights = power_of_two(-(-rows // 8))
         columns = columns_of(outer, eights)
-        most = most_warps(-(-outer // columns), eights, quant)
-        units, count, warps = units_at_once(width, columns, eights, quant, most)
+        maximum = max_warps(-(-outer // columns), eights, quant)
+        units, count, warps = units_at_once(width, columns, eights, quant, maximum)
         constants |= {"ACT": o.act, "GATED": o.gated, "WHOLE": units % count == 0}
         constants |= {"EIGHTS": eights, "COLUMNS": columns, "COUNT": count}
         scalars |= {"M": rows, "units": units}
         # Left to itself the compiler of Triton 3.6 spills here, for a program more on cuda:90.
-        registers = MOST_REGISTERS if quant == "Q6_K" and eights == 2 else None
+        registers = MAX_REGISTERS if quant == "Q6_K" and eights == 2 else None
         programs = -(-outer // columns)
         return Call(scalars, constants, programs, warps, 1, registers=registers)
-    if rows <= MOST_ROWS.get(quant, 0):
+    if rows <= MAX_ROWS.get(quant, 0):
         few = power_of_two(rows)
         units, (columns, count, lanes, warps) = _word_tile(width, quant)
         constants |= {"WHOLE": units % count == 0, "FEW": few}
@@ -260,7 +262,7 @@ def plan_call(o: Operands) -> Call:
     constants |= {"ROWS": block, "COLUMNS": columns, "COUNT": count}
     programs = -(-rows // block) * -(-outer // columns) if rows else 0
     # Left to itself NVIDIA's compiler spills in six types, for a program more on cuda:90.
-    registers = MOST_REGISTERS if x.dtype == torch.float32 and block == 32 else None
+    registers = MAX_REGISTERS if x.dtype == torch.float32 and block == 32 else None
     return Call({"M": rows, **scalars}, constants, programs, warps, 2, columns * count, registers)
 
 

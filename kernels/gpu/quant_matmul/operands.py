@@ -52,9 +52,9 @@ VALUES = tl.constexpr(tuple(float(value) for value in IQ4_VALUES))
 
 @triton.jit
 def read(w, unit, QUANT: tl.constexpr):
-    """What of w `add_product` takes, as it lies in memory: all is read before anything is made of
-    it, so that much is under way. `w` are pointers to the first bytes of rows of w, [R, 1, 8, 1];
-    `unit` the numbers of units in them, [1, G, 1, 1].
+    """Read the part of w that `add_product` takes, as it lies in memory: all is read before
+    anything is made of it, so that much is under way. `w` are pointers to the first bytes of rows
+    of w, [R, 1, 8, 1]; `unit` the numbers of units in them, [1, G, 1, 1].
     """
     if QUANT == "Q4_0":
         words = _read_nibbles(w, unit, 18, False, False)
@@ -168,8 +168,8 @@ def _lane():
 
 @triton.jit
 def _half(at):
-    places = at.to(tl.pointer_type(tl.float16))
-    return tl.load(last_first(places))
+    locations = at.to(tl.pointer_type(tl.float16))
+    return tl.load(last_first(locations))
 
 
 @triton.jit
@@ -181,15 +181,15 @@ def _float(word):
 @triton.jit
 def _one_word(at):
     """32 bits, of blocks that begin at multiples of four bytes."""
-    places = at.to(tl.pointer_type(tl.uint32))
-    return tl.load(last_first(places))
+    locations = at.to(tl.pointer_type(tl.uint32))
+    return tl.load(last_first(locations))
 
 
 @triton.jit
 def _halves(at):
     """The halves of a word of other blocks, which `_word` puts together: that waits for them."""
-    places = at.to(tl.pointer_type(tl.uint16))
-    first, second = tl.load(last_first(places)), tl.load(last_first(places + 1))
+    locations = at.to(tl.pointer_type(tl.uint16))
+    first, second = tl.load(last_first(locations)), tl.load(last_first(locations + 1))
     return first.to(tl.uint32), second.to(tl.uint32)
 
 
@@ -228,7 +228,7 @@ def _four_words(at):
 
 @triton.jit
 def _each_of_four(words):
-    """What `_four_words` read, [R, G, 8, 4] each."""
+    """Return what `_four_words` read, [R, G, 8, 4] each."""
     shape: tl.constexpr = words.shape[0], words.shape[1], 8, 4, 2, 2
     even, odd = tl.split(tl.reshape(words, shape))
     first, third = tl.split(even)
@@ -246,8 +246,8 @@ def _x(x, at, real, WHOLE: tl.constexpr, JOINED: tl.constexpr = True):
     """16 values of each row of x that follow each other, for words of `_lane_word`, as an operand:
     [G, 16, 8 MT]. JOINED: for one that was joined, of which the compiler sees that.
     """
-    places = (x + at + _lane() * 4)[:, :, :, :, None] + tl.arange(0, 4)
-    return _operand_of_x(_load(last_first(places), real, WHOLE), JOINED)
+    locations = (x + at + _lane() * 4)[:, :, :, :, None] + tl.arange(0, 4)
+    return _operand_of_x(_load(last_first(locations), real, WHOLE), JOINED)
 
 
 @triton.jit
@@ -255,10 +255,10 @@ def _x_pair(x, at, real, WHOLE: tl.constexpr):
     """32 values of each row of x that follow each other, for words of `_lane_pair`, as two operands
     of 16.
     """
-    places = (x + at + _lane() * 8)[:, :, :, :, None] + tl.arange(0, 8)
-    MT: tl.constexpr = places.shape[0]
-    G: tl.constexpr = places.shape[1]
-    value = tl.reshape(_load(last_first(places), real, WHOLE), [MT, G, 8, 4, 2, 4])
+    locations = (x + at + _lane() * 8)[:, :, :, :, None] + tl.arange(0, 8)
+    MT: tl.constexpr = locations.shape[0]
+    G: tl.constexpr = locations.shape[1]
+    value = tl.reshape(_load(last_first(locations), real, WHOLE), [MT, G, 8, 4, 2, 4])
     first, second = tl.split(tl.permute(value, (0, 1, 2, 3, 5, 4)))
     return _operand_of_x(first, True), _operand_of_x(second, True)
 
@@ -396,7 +396,7 @@ def _nibbles(
     MINIMUM: tl.constexpr,
     WHOLE: tl.constexpr,
 ):
-    """As `_read_nibbles` reads them."""
+    """Decode what `_read_nibbles` reads."""
     TYPE: tl.constexpr = x.dtype.element_ty
     bits: tl.constexpr = 5 if FIFTHS else 4
     # Of blocks with a minimum the size is a multiple of four.
@@ -469,7 +469,7 @@ def _read_pairs_of_groups(w, unit, SIZE: tl.constexpr, FIFTHS: tl.constexpr):
 def _pairs_of_groups(
     total, x, words, unit, real, R: tl.constexpr, FIFTHS: tl.constexpr, WHOLE: tl.constexpr
 ):
-    """As `_read_pairs_of_groups` reads them."""
+    """Decode what `_read_pairs_of_groups` reads."""
     TYPE: tl.constexpr = x.dtype.element_ty
     quarter = (unit & 3).to(tl.int32)
     bits: tl.constexpr = 5 if FIFTHS else 4
@@ -541,7 +541,7 @@ def _read_q6_k(w, unit):
 
 @triton.jit
 def _q6_k(total, x, words, unit, real, R: tl.constexpr, WHOLE: tl.constexpr):
-    """As `_read_q6_k` reads them."""
+    """Decode what `_read_q6_k` reads."""
     TYPE: tl.constexpr = x.dtype.element_ty
     scale = words[5].to(tl.float32)
     for i in tl.static_range(2):
@@ -575,7 +575,7 @@ def _read_q3_k(w, unit):
 
 @triton.jit
 def _q3_k(total, x, words, unit, real, R: tl.constexpr, WHOLE: tl.constexpr):
-    """As `_read_q3_k` reads them."""
+    """Decode what `_read_q3_k` reads."""
     TYPE: tl.constexpr = x.dtype.element_ty
     shift = ((unit & 1) * 4).to(tl.uint32)
     scale = words[5].to(tl.float32)
@@ -613,8 +613,8 @@ def _read_q2_k(w, unit):
 
 @triton.jit
 def _q2_k(total, x, words, unit, real, R: tl.constexpr, WHOLE: tl.constexpr):
-    """As `_read_q2_k` reads them. A code times its factor, at most 45, is a number of six bits: it
-    is summed over all the half.
+    """Decode what `_read_q2_k` reads. A code times its factor, at most 45, is a number of six bits:
+    it is summed over all the half.
     """
     TYPE: tl.constexpr = x.dtype.element_ty
     half_type: tl.constexpr = TYPE.is_fp16()
@@ -638,8 +638,8 @@ def _q2_k(total, x, words, unit, real, R: tl.constexpr, WHOLE: tl.constexpr):
             even = (word >> (2 * j) & 0x00030003) * factor + sixty_four
             odd = (word >> (2 * j + 8) & 0x00030003) * factor + sixty_four
             sums = tl.dot(_codes(even, odd, TYPE), part, sums)
-            least = (factors >> 4 & 15) * twice + sixteen
-            minimums = tl.dot(_codes(least, least, TYPE), part, minimums)
+            minimum = (factors >> 4 & 15) * twice + sixteen
+            minimums = tl.dot(_codes(minimum, minimum, TYPE), part, minimums)
     below = _parts(_for_rows(below, R))
     total += (_parts(sums) + 4 * below) * _for_x(words[3].to(tl.float32))
     return total - (_parts(minimums) + below) * _for_x(words[4].to(tl.float32))
@@ -683,7 +683,7 @@ def _operand_of_values(value, JOINED: tl.constexpr):
 
 @triton.jit
 def _iq4_nl(total, x, words, unit, real, WHOLE: tl.constexpr):
-    """As `_read_nibbles` reads them."""
+    """Decode what `_read_nibbles` reads."""
     low, high = _looked_up(_word(words[0]), x.dtype.element_ty)
     sums = tl.dot(_operand_of_values(low, False), _x(x, unit * 32, real, WHOLE, False))
     sums = tl.dot(_operand_of_values(high, False), _x(x, unit * 32 + 16, real, WHOLE, False), sums)
@@ -704,7 +704,7 @@ def _read_iq4_xs(w, unit):
 
 @triton.jit
 def _iq4_xs(total, x, words, unit, real, WHOLE: tl.constexpr):
-    """As `_read_iq4_xs` reads them."""
+    """Decode what `_read_iq4_xs` reads."""
     quarter = (unit & 3).to(tl.int32)
     halves, lower = words[2], words[3] >> (quarter * 8).to(tl.uint32)
     upper = halves >> (quarter * 4 + 16).to(tl.uint32)
@@ -730,9 +730,10 @@ def columns_of(outer: int, eights: int) -> int:
     return 16 if eights == 1 and outer < MANY_COLUMNS else 32
 
 
-def most_warps(programs: int, eights: int, quant: str) -> int:
-    """Of a program. Where a multiprocessor has but one program, more share out its rows; not where
-    eight have as much under way, or some of their registers would lie in memory.
+def max_warps(programs: int, eights: int, quant: str) -> int:
+    """Return the most warps of a program. Where a multiprocessor has but one program, more share
+    out its rows; not where eight have as much under way, or some of their registers would lie in
+    memory.
     """
     shared = 1 if UNIT_VALUES[quant] == 128 else 2
     return 16 if programs <= FEW_PROGRAMS and eights <= shared else 8
@@ -754,14 +755,14 @@ def units_at_once(
         else:
             each *= 2
     # With 32 rows of x warps of one unit would spill on cuda:80, in IQ4_XS and Q4_1.
-    least = 1
+    minimum = 1
     if eights == 4 and tables == 2 and quant == "IQ4_XS":
         # Two units would spill, too; of four warps with one a multiprocessor has three programs.
         warps = min(warps, 4)
     elif eights == 4 and UNIT_VALUES[quant] < 128:
-        each = least = 2 if UNIT_VALUES[quant] == 32 or quant == "IQ4_XS" else 1
+        each = minimum = 2 if UNIT_VALUES[quant] == 32 or quant == "IQ4_XS" else 1
     while warps * each > 1 and -units % (warps * each) * 4 > units:
-        if each > least or warps == 1:
+        if each > minimum or warps == 1:
             each //= 2
         else:
             warps //= 2

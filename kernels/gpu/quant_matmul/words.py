@@ -32,7 +32,7 @@ UNIT_VALUES = {
 }
 # Rows of x up to which this is used: as many as take fewer instructions than decoding value by
 # value, as counted in what is compiled for cuda:90.
-MOST_ROWS = {"Q4_0": 4, "Q4_1": 2, "Q5_0": 4, "Q5_1": 4, "Q8_0": 2, "Q4_K": 2, "Q5_K": 2, "Q6_K": 4}
+MAX_ROWS = {"Q4_0": 4, "Q4_1": 2, "Q5_0": 4, "Q5_1": 4, "Q8_0": 2, "Q4_K": 2, "Q5_K": 2, "Q6_K": 4}
 UNROLLED = 8  # over lanes of a unit: steps of the loop that are one
 
 
@@ -96,7 +96,7 @@ def _words(at, LANES: tl.constexpr, ALIGNED: tl.constexpr):
 
 
 @triton.jit
-def _x_places(x, unit, VALUES: tl.constexpr, LANES: tl.constexpr):
+def _x_locations(x, unit, VALUES: tl.constexpr, LANES: tl.constexpr):
     return x[:, None, None] + (unit * VALUES)[:, None] + tl.arange(0, LANES) * 4
 
 
@@ -159,8 +159,8 @@ def _nibbles(
     head: tl.constexpr = 4 if MINIMUM else 2
     aligned: tl.constexpr = SIZE % 4 == 0
     word = _words(at + (head + 4 if FIFTHS else head), 4, aligned)
-    place = _x_places(x, unit, 32, 4)
-    a, b, c, d, first = _four_of_x(place, real, WHOLE)
+    location = _x_locations(x, unit, 32, 4)
+    a, b, c, d, first = _four_of_x(location, real, WHOLE)
     if FIFTHS:
         shift = (tl.arange(0, 4) * 4).to(tl.uint32)
         spread = at[:, :, :, None] + tl.zeros([1, 1, 1, 4], tl.int32)
@@ -168,11 +168,11 @@ def _nibbles(
         low = word & 0x0F0F0F0F | _spread(fifth & 15)
         high = word >> 4 & 0x0F0F0F0F | _spread(fifth >> 16 & 15)
         total = _four(low, a, b, c, d, 0xFF, OFFSET)
-        a, b, c, d, second = _four_of_x(place + 16, real, WHOLE)
+        a, b, c, d, second = _four_of_x(location + 16, real, WHOLE)
         total += _four(high, a, b, c, d, 0xFF, OFFSET)
     else:
         total = _four(word, a, b, c, d, 0x0F, OFFSET)
-        a, b, c, d, second = _four_of_x(place + 16, real, WHOLE)
+        a, b, c, d, second = _four_of_x(location + 16, real, WHOLE)
         total += _four(word, a, b, c, d, 0xF0, OFFSET * 16) * 0.0625
     total *= _halves(at, 4)
     if MINIMUM:
@@ -183,10 +183,10 @@ def _nibbles(
 @triton.jit
 def _q8_0(x, w, row, unit, real, WHOLE: tl.constexpr):
     at = w + (row[None, :, None] + (unit * 34)[None, None, :])
-    place = _x_places(x, unit, 32, 4)
-    a, b, c, d, _ = _four_of_x(place, real, WHOLE)
+    location = _x_locations(x, unit, 32, 4)
+    a, b, c, d, _ = _four_of_x(location, real, WHOLE)
     total = _four(_words(at + 2, 4, False) ^ 0x80808080, a, b, c, d, 0xFF, 128)
-    a, b, c, d, _ = _four_of_x(place + 16, real, WHOLE)
+    a, b, c, d, _ = _four_of_x(location + 16, real, WHOLE)
     total += _four(_words(at + 18, 4, False) ^ 0x80808080, a, b, c, d, 0xFF, 128)
     return total * _halves(at, 4)
 
@@ -201,17 +201,17 @@ def _pairs_of_groups(
     quarter = unit % 4
     at = w + (row[None, :, None] + (unit // 4 * SIZE)[None, None, :])
     word = _words(at + (48 if FIFTHS else 16) + (quarter * 32), 8, True)
-    place = _x_places(x, unit, 64, 8)
-    a, b, c, d, first = _four_of_x(place, real, WHOLE)
+    location = _x_locations(x, unit, 64, 8)
+    a, b, c, d, first = _four_of_x(location, real, WHOLE)
     if FIFTHS:
         shift = (quarter * 2).to(tl.uint32)[:, None]
         fifth = _words(at + 16, 8, True) >> shift
         one = _four(word & 0x0F0F0F0F | (fifth & 0x01010101) << 4, a, b, c, d, 0xFF, 0)
-        a, b, c, d, second = _four_of_x(place + 32, real, WHOLE)
+        a, b, c, d, second = _four_of_x(location + 32, real, WHOLE)
         two = _four(word >> 4 & 0x0F0F0F0F | (fifth & 0x02020202) << 3, a, b, c, d, 0xFF, 0)
     else:
         one = _four(word, a, b, c, d, 0x0F, 0)
-        a, b, c, d, second = _four_of_x(place + 32, real, WHOLE)
+        a, b, c, d, second = _four_of_x(location + 32, real, WHOLE)
         two = _four(word, a, b, c, d, 0xF0, 0) * 0.0625
     # Factors of groups 0 to 3 are the lower six bits of bytes; of 4 to 7, four bits of the last
     # bytes and the upper two of those.
@@ -243,17 +243,17 @@ def _q6_k(x, w, row, unit, real, WHOLE: tl.constexpr):
     upper = _words(at + half * 32 + 128, 8, False)
     factors = (at + half * 8 + 192).to(tl.pointer_type(tl.int8))[:, :, :, None]
     factors = factors + tl.arange(0, 8) // 4
-    place = _x_places(x, unit, 128, 8)
-    a, b, c, d, _ = _four_of_x(place, real, WHOLE)
+    location = _x_locations(x, unit, 128, 8)
+    a, b, c, d, _ = _four_of_x(location, real, WHOLE)
     part = _four(one & 0x0F0F0F0F | upper << 4 & 0x30303030, a, b, c, d, 0xFF, 32)
     total = part * tl.load(factors).to(tl.float32)
-    a, b, c, d, _ = _four_of_x(place + 32, real, WHOLE)
+    a, b, c, d, _ = _four_of_x(location + 32, real, WHOLE)
     part = _four(two & 0x0F0F0F0F | upper << 2 & 0x30303030, a, b, c, d, 0xFF, 32)
     total += part * tl.load(factors + 2).to(tl.float32)
-    a, b, c, d, _ = _four_of_x(place + 64, real, WHOLE)
+    a, b, c, d, _ = _four_of_x(location + 64, real, WHOLE)
     part = _four(one >> 4 & 0x0F0F0F0F | upper & 0x30303030, a, b, c, d, 0xFF, 32)
     total += part * tl.load(factors + 4).to(tl.float32)
-    a, b, c, d, _ = _four_of_x(place + 96, real, WHOLE)
+    a, b, c, d, _ = _four_of_x(location + 96, real, WHOLE)
     part = _four(two >> 4 & 0x0F0F0F0F | upper >> 2 & 0x30303030, a, b, c, d, 0xFF, 32)
     total += part * tl.load(factors + 6).to(tl.float32)
     return total * _halves(at + 208, 8)

@@ -1,0 +1,1 @@
+"""Rotary position embeddings, and keys and values into the cache."""

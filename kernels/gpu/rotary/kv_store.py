@@ -35,13 +35,15 @@ from mtmd.kernels.graph import Type
 # Largest mean square error against the reference in fp32, relative to the result's: one rounding of
 # what is written, in 16 bits.
 NMSE = {torch.float32: 1e-12, torch.float16: 2.0**-22, torch.bfloat16: 2.0**-16}
-MOST = 1024  # values of a head
+MAXIMUM = 1024  # values of a head
 TILE = 1024  # values of a program
 
 
 @dataclass(frozen=True)
 class Operands:
-    """Of `kv_store` and `rope_store`: cache [2, S, G, K], k and v [T, G, K] -> the cache"""
+    """Operands of `kv_store` and `rope_store`: cache [2, S, G, K], k and v [T, G, K] -> the
+    cache
+    """
 
     cache: Type
     k: Type
@@ -99,10 +101,10 @@ def rejects(o: Operands) -> str | None:
                 "dimension"
             )
     tokens, groups, width = o.k.shape
-    if width > MOST or tokens * groups >= 2**30:
+    if width > MAXIMUM or tokens * groups >= 2**30:
         return (
             f"{tokens * groups} heads of {width} values; the kernel takes below 2^30 of up to "
-            f"{MOST}"
+            f"{MAXIMUM}"
         )
     return None
 

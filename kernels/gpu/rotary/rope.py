@@ -27,13 +27,13 @@ from mtmd.kernels.graph import Type
 # Largest mean square error against the reference in fp32, relative to the result's: one rounding of
 # the result, in 16 bits.
 NMSE = {torch.float32: 1e-12, torch.float16: 2.0**-22, torch.bfloat16: 2.0**-16}
-MOST = 1024  # values of a head
+MAXIMUM = 1024  # values of a head
 TILE = 1024  # values of a program
 
 
 @dataclass(frozen=True)
 class Operands:
-    """Of `rope`: x [..., T, H, K], table [T, 2, R] -> x's shape, contiguous"""
+    """Operands of `rope`: x [..., T, H, K], table [T, 2, R] -> x's shape, contiguous"""
 
     x: Type
     table: Type
@@ -44,7 +44,7 @@ class Operands:
 
 @dataclass(frozen=True, kw_only=True)
 class Columns(Operands):
-    """Of `rope_columns`: x [..., T, D], table [T, 2, R] -> [..., T, D]"""
+    """Columns of `rope_columns`: x [..., T, D], table [T, 2, R] -> [..., T, D]"""
 
     start: int
     stop: int
@@ -52,7 +52,7 @@ class Columns(Operands):
 
     @property
     def heads(self) -> Operands:
-        """Of all tokens of x, whichever batch entry they are of."""
+        """Return the heads of all tokens of x, whichever batch entry they are of."""
         shape = prod(self.x.shape[:-1]), (self.stop - self.start) // self.head, self.head
         kind = Type(shape, self.x.dtype, (self.x.shape[-1], self.head, 1))
         return Operands(kind, self.table, pairs=self.pairs, parts=self.parts)
@@ -101,10 +101,10 @@ def rejects(o: Operands) -> str | None:
             f"x {list(x.shape)} has strides {list(x.strides)}; the kernel takes up to 4 "
             "dimensions, stride 1 in the last"
         )
-    if x.shape[-1] > MOST or prod(x.shape[:-1]) >= 2**31:
+    if x.shape[-1] > MAXIMUM or prod(x.shape[:-1]) >= 2**31:
         return (
             f"{prod(x.shape[:-1])} heads of {x.shape[-1]} values; the kernel takes below 2^31 of "
-            f"up to {MOST}"
+            f"up to {MAXIMUM}"
         )
     return None
 

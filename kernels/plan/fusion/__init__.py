@@ -1,0 +1,1 @@
+"""Rules by which a graph is rewritten for a device on which each launch counts."""

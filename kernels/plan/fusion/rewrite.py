@@ -30,16 +30,16 @@ class Graph:
 
     @cached_property
     def users(self) -> Mapping[Node, tuple[Node, ...]]:
-        found: dict[Node, list[Node]] = {}
+        result: dict[Node, list[Node]] = {}
         for node in self.nodes:
             for i in node.inputs:
                 if i is None:
                     continue
-                if (users := found.get(i)) is None:
-                    found[i] = [node]
+                if (users := result.get(i)) is None:
+                    result[i] = [node]
                 elif users[-1] is not node:  # it may read a value twice
                     users.append(node)
-        return {node: tuple(users) for node, users in found.items()}
+        return {node: tuple(users) for node, users in result.items()}
 
     def of(self, op: str) -> Iterator[Node]:
         return (n for n in self.nodes if n.op == op)
@@ -89,12 +89,12 @@ def rewritten(
         taken: set[Node] = set()
         homes = split.homes(graph.nodes) if split else {}
         for match in rule(graph):
-            places = {homes.get(n, backend) for n in match.nodes if not n.is_leaf}
+            locations = {homes.get(n, backend) for n in match.nodes if not n.is_leaf}
             if (
                 taken.isdisjoint(match.nodes)
-                and len(places) == 1
-                and (place := places.pop()).fuses
-                and _may(match, place, overrides)
+                and len(locations) == 1
+                and (location := locations.pop()).fuses
+                and _may(match, location, overrides)
             ):
                 taken.update(match.nodes)
                 instead.update(match.instead)
@@ -139,10 +139,10 @@ def _reading(node: Node, new: Mapping[Node, Node]) -> Node:
     same = alike = True
     inputs = []
     for old in node.inputs:
-        inputs.append(found := None if old is None else new[old])
-        if found is not old:
+        inputs.append(result := None if old is None else new[old])
+        if result is not old:
             same = False
-            alike = alike and found is not None and old is not None and found.type == old.type
+            alike = alike and result is not None and old is not None and result.type == old.type
     if same:
         return node
     if alike:

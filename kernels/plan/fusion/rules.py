@@ -361,16 +361,16 @@ def turned_columns(graph: Graph) -> Iterator[Match]:
 def joint_l2_norms(graph: Graph) -> Iterator[Match]:
     """The norms of heads next to each other, as queries and keys of the delta rule are."""
     for nodes in _next_to_each_other(graph, "l2_norm"):
-        places = [_between(_columns_of(node)) for node in nodes]
+        locations = [_between(_columns_of(node)) for node in nodes]
         width, name = nodes[0].shape[-1], "+".join(node.name for node in nodes)
-        source, first, last = _columns_of(nodes[0]).inputs[0], places[0][0], places[-1][1]
+        source, first, last = _columns_of(nodes[0]).inputs[0], locations[0][0], locations[-1][1]
         both = ops.columns(source, start=first, stop=last, name=f"{name}.columns")
         shape = (*both.shape[:-1], both.shape[-1] // width, width)
         heads = ops.reshape(both, shape=shape, name=f"{name}.heads")
         made = ops.l2_norm(heads, name=name, **nodes[0].attrs)
         flat = ops.reshape(made, shape=both.shape, name=f"{name}.flat")
         instead = {}
-        for node, (start, stop) in zip(nodes, places, strict=True):
+        for node, (start, stop) in zip(nodes, locations, strict=True):
             columns = ops.columns(
                 flat, start=start - first, stop=stop - first, name=f"{node.name}.columns"
             )
@@ -397,8 +397,8 @@ def _next_to_each_other(graph: Graph, op: str) -> Iterator[list[Node]]:
         groups.setdefault(key, []).append(node)
     for nodes in groups.values():
         nodes.sort(key=lambda node: _between(_columns_of(node)))
-        places = [_between(_columns_of(node)) for node in nodes]
-        if len(nodes) > 1 and all(a[1] == b[0] for a, b in pairwise(places)):
+        locations = [_between(_columns_of(node)) for node in nodes]
+        if len(nodes) > 1 and all(a[1] == b[0] for a, b in pairwise(locations)):
             yield nodes
 
 

@@ -20,8 +20,8 @@ from mtmd.llm.experts import MAX_EXPERTS, Experts, expert_parameters
 
 @dataclass(frozen=True)
 class ExpertBranch:
-    """In every layer, for decoder width D. What an expert gives is multiplied by a number of its
-    own.
+    """Experts of every layer, for decoder width D. What an expert gives is multiplied by a number
+    of its own.
     """
 
     experts: Experts
@@ -31,8 +31,8 @@ class ExpertBranch:
     def parameters(
         self, at: str, prefix: str, source: Callable[[str], tuple[str, ...]]
     ) -> Mapping[str, Parameter]:
-        """Of the layer `at`; `source(prefix + "router.scale")` lists the names it may have in a
-        checkpoint.
+        """Return the parameters of the layer `at`; `source(prefix + "router.scale")` lists the
+        names it may have in a checkpoint.
         """
         count, width = self.experts.count, self.width
         parameters = expert_parameters(at, source(prefix), self.experts, width)
@@ -48,7 +48,7 @@ class ExpertBranch:
         return parameters
 
     def add(self, dense: Node, x: Node, at: str, w: Weights) -> Node:
-        """What the dense layer makes of x, and what the experts make of it
+        """Return what the dense layer makes of x, and what the experts make of it
 
         dense, x [T, D] -> [T, D]
         """
@@ -79,14 +79,14 @@ class ExpertBranch:
 
 
 def read_expert_branch(c: Settings, layers: int, width: int, eps: float) -> ExpertBranch | None:
-    """From a text_config with transformers' keys, None where there are no experts."""
+    """Read it from a text_config with transformers' keys, None where there are no experts."""
     if not c.flag("enable_moe_block", False):
         return None
-    count = c.count("num_experts", most=MAX_EXPERTS)
+    count = c.count("num_experts", maximum=MAX_EXPERTS)
     experts = Experts(
         count=count,
-        ffn=c.count("moe_intermediate_size", most=MAX_WIDTH),
-        top_k=c.count("top_k_experts", most=count),
+        ffn=c.count("moe_intermediate_size", maximum=MAX_WIDTH),
+        top_k=c.count("top_k_experts", maximum=count),
         normalize=True,
         at=frozenset(range(layers)),
     )

@@ -40,7 +40,7 @@ class LayerKinds:
         return layer < len(self.kinds) - self.shared
 
     def has_values(self, layer: int) -> bool:
-        """Whether there is a projection to values alone."""
+        """Return whether there is a projection to values alone."""
         return self.has_keys(layer) and not (self.keys_are_values and self.kinds[layer] == FULL)
 
     @property
@@ -62,12 +62,12 @@ class LayerKinds:
 
 
 def read_layer_kinds(c: Settings) -> LayerKinds:
-    """From a text_config with transformers' keys. Raises ModelError where they do not fit
+    """Read it from a text_config with transformers' keys. Raises ModelError where they do not fit
     together.
     """
     depth, heads = (
-        c.count("num_hidden_layers", 30, most=MAX_LAYERS),
-        c.count("num_attention_heads", 8, most=MAX_HEADS),
+        c.count("num_hidden_layers", 30, maximum=MAX_LAYERS),
+        c.count("num_attention_heads", 8, maximum=MAX_HEADS),
     )
     kinds, shared, same = (
         _kinds(c, depth),
@@ -123,8 +123,8 @@ def _sizes(c: Settings, kinds: Collection[str], same: bool) -> dict[str, KV]:
     for all, as they are published.
     """
     groups, head, each = (
-        c.count("num_key_value_heads", 4, most=MAX_HEADS),
-        c.count("head_dim", 256, most=MAX_HEADS),
+        c.count("num_key_value_heads", 4, maximum=MAX_HEADS),
+        c.count("head_dim", 256, maximum=MAX_HEADS),
         "per_layer_config",
     )
     full = {
@@ -139,8 +139,8 @@ def _sizes(c: Settings, kinds: Collection[str], same: bool) -> dict[str, KV]:
             else Settings(full if kind == FULL else {}, c.where)
         )
         size = KV(
-            own.count("num_key_value_heads", groups, most=MAX_HEADS),
-            own.count("head_dim", head, most=MAX_HEADS),
+            own.count("num_key_value_heads", groups, maximum=MAX_HEADS),
+            own.count("head_dim", head, maximum=MAX_HEADS),
         )
         if sizes.setdefault(kind, size) != size:
             raise ModelError(
@@ -152,10 +152,10 @@ def _sizes(c: Settings, kinds: Collection[str], same: bool) -> dict[str, KV]:
 
 
 def gguf_layer_kinds(keys: Settings, names: Collection[str]) -> dict[str, Any]:
-    """What a text_config would say of them, from the keys of a GGUF; lists have a number for each
-    layer.
+    """Return what a text_config would say of them, from the keys of a GGUF; lists have a number for
+    each layer.
     """
-    depth = keys.count("block_count", most=MAX_LAYERS)
+    depth = keys.count("block_count", maximum=MAX_LAYERS)
     sliding = _each(keys, "attention.sliding_window_pattern", depth)
     kinds, groups = (
         [SLIDING if slides else FULL for slides in sliding],

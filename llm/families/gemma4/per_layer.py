@@ -57,7 +57,7 @@ class PerLayer:
         return parameters
 
     def inputs(self, x: Node, inputs: TextInputs, w: Weights) -> Node:
-        """Of all layers, side by side          x [T, D], the embeddings -> [T, L P]"""
+        """Return the inputs of all layers, side by side x [T, D], the embeddings -> [T, L P]"""
         tokens = w.embed(inputs.text_ids(self.pad), "per_layer_token_embd", self.size**0.5)
         context = ops.scale(
             w.linear(x, "per_layer_model_proj"),
@@ -97,8 +97,8 @@ class PerLayer:
 def read_per_layer(
     c: Settings, *, layers: int, width: int, eps: float, vocabulary: int
 ) -> PerLayer | None:
-    """From a text_config with transformers' keys, None where layers have no inputs of their own.
-    Raises ModelError for a table that does not have all tokens.
+    """Read it from a text_config with transformers' keys, None where layers have no inputs of their
+    own. Raises ModelError for a table that does not have all tokens.
     """
     if c.get("hidden_size_per_layer_input", 256) == 0:
         return None
@@ -112,7 +112,7 @@ def read_per_layer(
     return PerLayer(
         layers=layers,
         width=width,
-        size=c.count("hidden_size_per_layer_input", 256, most=MAX_WIDTH),
+        size=c.count("hidden_size_per_layer_input", 256, maximum=MAX_WIDTH),
         rows=rows,
         pad=pad,
         eps=eps,

@@ -162,14 +162,16 @@ class Gemma4Text:
         return q, (normed_rope(k, f"{at}.attn_k", angles, w, eps=self.eps), v)
 
     def _bounds(self, kind: str, inputs: TextInputs) -> Node:
-        """What each token sees; the tokens of a picture each other in sliding layers alone."""
+        """Return what each token sees; the tokens of a picture each other in sliding layers
+        alone.
+        """
         if kind == FULL:
             return inputs.bounds(blocks=False)
         return inputs.bounds(self.stack.window, blocks=self.blocks)
 
 
 def from_gguf(keys: Settings, names: Collection[str]) -> dict[str, Any]:
-    """What config.json would say beyond the common keys. Models with inputs for layers read
+    """Return what config.json would say beyond the common keys. Models with inputs for layers read
     pictures in one direction, others in both, as llama.cpp knows by their width.
     """
     ffn, own = (
@@ -191,7 +193,7 @@ def from_gguf(keys: Settings, names: Collection[str]) -> dict[str, Any]:
 
 
 def read(c: Settings) -> Gemma4Text:
-    """From config.json's text_config, with transformers' defaults; ModelError where it is
+    """Read it from config.json's text_config, with transformers' defaults; ModelError where it is
     impossible.
     """
     c.choice("hidden_activation", ("gelu_pytorch_tanh",), "gelu_pytorch_tanh")
@@ -199,13 +201,13 @@ def read(c: Settings) -> Gemma4Text:
         raise ModelError(f"{c.where}: attention_bias true is not supported")
     stack, width, eps = (
         read_layer_kinds(c),
-        c.count("hidden_size", 2304, most=MAX_WIDTH),
+        c.count("hidden_size", 2304, maximum=MAX_WIDTH),
         c.number("rms_norm_eps", 1e-6),
     )
     vocabulary, depth = c.count("vocab_size", 262144), len(stack.kinds)
     return Gemma4Text(
         width=width,
-        ffn=c.count("intermediate_size", 9216, most=MAX_WIDTH),
+        ffn=c.count("intermediate_size", 9216, maximum=MAX_WIDTH),
         double_wide=c.flag("use_double_wide_mlp", False),
         stack=stack,
         vocabulary=vocabulary,

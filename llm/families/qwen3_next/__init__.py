@@ -1,0 +1,1 @@
+"""Qwen3-Next, and the decoder of Qwen3.5."""

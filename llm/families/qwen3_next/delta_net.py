@@ -62,8 +62,8 @@ class DeltaNet:
         return 2 * self._keys + self._values
 
     def parameters(self, at: str, sources: tuple[str, ...], width: int) -> dict[str, Parameter]:
-        """Of one layer for width D; `sources` are the prefixes of their names in a checkpoint, such
-        as "model.layers.0.linear_attn.".
+        """Return the parameters of one layer for width D; `sources` are the prefixes of their names
+        in a checkpoint, such as "model.layers.0.linear_attn.".
         """
         channels, taps = self._channels, self.taps
 
@@ -136,8 +136,8 @@ class DeltaNet:
         """An axis of all heads of values from a checkpoint's order into ours."""
         if not self.tiled:
             return x
-        apart: Tensor = x.unflatten(axis, (self.groups, self.heads // self.groups, -1))
-        return apart.transpose(axis, axis + 1).flatten(axis, axis + 2)
+        separate: Tensor = x.unflatten(axis, (self.groups, self.heads // self.groups, -1))
+        return separate.transpose(axis, axis + 1).flatten(axis, axis + 2)
 
     def _qkv_layout(self, x: Tensor) -> Tensor:
         return torch.cat((x[: 2 * self._keys], self._layout(x[2 * self._keys :])))
@@ -146,7 +146,8 @@ class DeltaNet:
         return self._qkv_layout(x.squeeze(1))
 
     def graph(self, x: Node, layer: int, inputs: TextInputs, w: Weights, *, eps: float) -> Node:
-        """What the rule gives, RMS-normed, gated and projected; the states it leaves are stored
+        """Return what the rule gives, RMS-normed, gated and projected; the states it leaves are
+        stored
 
         [T, D] -> [T, D]
         """
@@ -232,11 +233,11 @@ class DeltaNet:
 
 
 def read_delta_net(c: Settings, tiled: bool) -> DeltaNet:
-    """From a text_config with transformers' keys. Raises ModelError for sizes that do not fit
-    together.
+    """Read it from a text_config with transformers' keys. Raises ModelError for sizes that do not
+    fit together.
     """
     groups, count = (
-        c.count(f"linear_num_{part}_heads", default, most=MAX_HEADS)
+        c.count(f"linear_num_{part}_heads", default, maximum=MAX_HEADS)
         for part, default in (("key", 16), ("value", 32))
     )
     if count % groups:
@@ -244,23 +245,23 @@ def read_delta_net(c: Settings, tiled: bool) -> DeltaNet:
             f"{c.where}: linear_num_value_heads is {count}, expected a multiple of "
             f"linear_num_key_heads, {groups}"
         )
-    if (taps := c.count("linear_conv_kernel_dim", 4, most=MAX_HEADS)) < 2:
+    if (taps := c.count("linear_conv_kernel_dim", 4, maximum=MAX_HEADS)) < 2:
         raise ModelError(
             f"{c.where}: linear_conv_kernel_dim is {taps}, expected 2 inputs of a convolution or "
             "more"
         )
     key, value = (
-        c.count(f"linear_{part}_head_dim", 128, most=MAX_HEADS) for part in ("key", "value")
+        c.count(f"linear_{part}_head_dim", 128, maximum=MAX_HEADS) for part in ("key", "value")
     )
     return DeltaNet(groups=groups, heads=count, key=key, value=value, taps=taps, tiled=tiled)
 
 
 def read_kinds(c: Settings) -> tuple[str, ...]:
-    """Of each layer, from a text_config: delta nets but for every fourth, where it does not say
-    otherwise.
+    """Read the kind of each layer from a text_config: delta nets but for every fourth, where it
+    does not say otherwise.
     """
     layers, every = (
-        c.count("num_hidden_layers", most=MAX_LAYERS),
+        c.count("num_hidden_layers", maximum=MAX_LAYERS),
         c.count("full_attention_interval", 4),
     )
     default = [KINDS[(layer + 1) % every == 0] for layer in range(layers)]
@@ -291,7 +292,7 @@ def _carry(packed: Node, state: Node, inputs: TextInputs, name: str) -> Node:
     from, which are stored.
     """
     after = ops.rows(packed, start=inputs.tokens, stop=packed.shape[0], name=f"{name}.after")
-    inputs.kept.append(
+    inputs.saved.append(
         ops.state_store(state, after, inputs.sequence_slots, name=f"{name}.state_store")
     )
     return ops.rows(packed, start=0, stop=inputs.tokens, name=f"{name}.tokens")

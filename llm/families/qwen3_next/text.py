@@ -199,15 +199,15 @@ class Qwen3NextText:
 
 
 def from_gguf(keys: Settings, names: Collection[str]) -> dict[str, Any]:
-    """What config.json would say beyond the common keys. Qwen3-Next alone has no sections of rotary
-    positions.
+    """Return what config.json would say beyond the common keys. Qwen3-Next alone has no sections of
+    rotary positions.
     """
     layers, parts = (
-        keys.count("block_count", most=MAX_LAYERS),
+        keys.count("block_count", maximum=MAX_LAYERS),
         keys.get("rope.dimension_sections", None),
     )
     ahead = (
-        keys.count("nextn_predict_layers", most=layers)
+        keys.count("nextn_predict_layers", maximum=layers)
         if keys.get("nextn_predict_layers", 0)
         else 0
     )
@@ -234,8 +234,8 @@ def from_gguf(keys: Settings, names: Collection[str]) -> dict[str, Any]:
 
 
 def read(given: Settings) -> Qwen3NextText:
-    """From config.json or its text_config, with transformers' defaults; ModelError where a value
-    cannot be followed.
+    """Read it from config.json or its text_config, with transformers' defaults; ModelError where a
+    value cannot be followed.
     """
     kind = given.choice("model_type", DEFAULTS, "qwen3_5_text")
     c, later = (
@@ -251,8 +251,8 @@ def read(given: Settings) -> Qwen3NextText:
     kinds, (count, groups, head) = read_kinds(c), read_heads(c, 16, None, None)
     return Qwen3NextText(
         kinds=kinds,
-        width=c.count("hidden_size", most=MAX_WIDTH),
-        ffn=c.count("intermediate_size", most=MAX_WIDTH),
+        width=c.count("hidden_size", maximum=MAX_WIDTH),
+        ffn=c.count("intermediate_size", maximum=MAX_WIDTH),
         heads=count,
         groups=groups,
         head=head,
@@ -265,7 +265,7 @@ def read(given: Settings) -> Qwen3NextText:
         eps=c.number("rms_norm_eps", 1e-6),
         rotary=_rotary(c, head, later),
         tied=c.flag("tie_word_embeddings", False),
-        ahead=c.count("mtp_num_hidden_layers", most=MAX_LAYERS)
+        ahead=c.count("mtp_num_hidden_layers", maximum=MAX_LAYERS)
         if c.get("mtp_num_hidden_layers", 0)
         else 0,
     )

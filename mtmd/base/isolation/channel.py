@@ -62,8 +62,8 @@ class Channel:
             raise ChannelClosed from error
 
     def send_at_once(self, part: bytes) -> bytes:
-        """As `send`, without waiting: what the other side has no room for yet, which is to be sent
-        by `send_rest` before the next message. Raises ChannelClosed.
+        """Do what `send` does, without waiting: what the other side has no room for yet, which is
+        to be sent by `send_rest` before the next message. Raises ChannelClosed.
         """
         message = _LENGTH.pack(len(part)) + part
         try:
@@ -81,36 +81,38 @@ class Channel:
         except OSError as error:
             raise ChannelClosed from error
 
-    def receive(self, most: int = LONGEST, limit_s: float | None = None) -> bytearray:
-        """The next message. Raises ChannelClosed, also for one of more than `most` bytes or with
+    def receive(self, maximum: int = LONGEST, limit_s: float | None = None) -> bytearray:
+        """The next message. Raises ChannelClosed, also for one of more than `maximum` bytes or with
         descriptors, and ChannelTimeout where it has not come in whole after `limit_s`.
         """
-        data, fds = self.receive_with(0, most, limit_s)
+        data, fds = self.receive_with(0, maximum, limit_s)
         assert not fds
         return data
 
     def receive_with(
-        self, fds: int, most: int = LONGEST, limit_s: float | None = None
+        self, fds: int, maximum: int = LONGEST, limit_s: float | None = None
     ) -> tuple[bytearray, list[int]]:
-        """As `receive`, with the descriptors that came, `fds` at most; they are the caller's."""
+        """Do what `receive` does, with the descriptors that came, `fds` at most; they are the
+        caller's.
+        """
         end = None if limit_s is None else time.monotonic() + limit_s
-        head, found = bytearray(), list[int]()
+        head, result = bytearray(), list[int]()
         try:
             while len(head) < _LENGTH.size:
                 self._limit(end)
-                data, more = self._take(_LENGTH.size - len(head), fds - len(found))
-                found += more
+                data, more = self._take(_LENGTH.size - len(head), fds - len(result))
+                result += more
                 if not data:
                     raise ChannelClosed
                 head += data
             (count,) = _LENGTH.unpack(head)
-            if count > most:
+            if count > maximum:
                 raise ChannelClosed
             body = bytearray(count)
             self._fill(memoryview(body), end)
-            return body, found
+            return body, result
         except BaseException as error:
-            for fd in found:
+            for fd in result:
                 os.close(fd)
             if isinstance(error, TimeoutError):
                 raise ChannelTimeout from None
@@ -137,7 +139,9 @@ class Channel:
         return int(count)
 
     def ready(self, wait_s: float = 0) -> bool:
-        """Whether there is something to receive, be it the end, after `wait_s` at the latest."""
+        """Return whether there is something to receive, be it the end, after `wait_s` at the
+        latest.
+        """
         if self.fileno() < 0:
             return True
         poll = select.poll()
@@ -145,7 +149,7 @@ class Channel:
         return bool(poll.poll(wait_s * 1e3))
 
     def end(self) -> None:
-        """From any thread: who receives, on either side, sees it closed."""
+        """Close it, from any thread: whoever receives, on either side, sees it closed."""
         with suppress(OSError):  # the other side has gone already
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -175,8 +179,8 @@ class Channel:
     def _take(self, count: int, fds: int) -> tuple[bytes, list[int]]:
         if fds <= 0:  # descriptors that nobody asked for are closed by the kernel
             return self._socket.recv(count), []
-        data, found, _, _ = socket.recv_fds(self._socket, count, fds, _CLOEXEC)
+        data, result, _, _ = socket.recv_fds(self._socket, count, fds, _CLOEXEC)
         if not _CLOEXEC:
-            for fd in found:
+            for fd in result:
                 os.set_inheritable(fd, False)
-        return data, found
+        return data, result

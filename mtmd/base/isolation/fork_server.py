@@ -29,6 +29,7 @@ from enum import Enum
 from functools import partial
 from typing import TypeVar
 
+from mtmd.base.cancellation import LOOKED_S, check_cancelled, may_be_left, wait
 from mtmd.base.cores import on_all_cores
 from mtmd.base.errors import BusyError, MtmdError
 from mtmd.base.isolation import host
@@ -36,13 +37,12 @@ from mtmd.base.isolation.channel import LONGEST, Channel, ChannelClosed, Channel
 from mtmd.base.isolation.limits import Limits
 from mtmd.base.isolation.worker_slots import LONG_JOBS, PATIENCE_S, STOPPED_JOBS, Job, WorkerSlots
 from mtmd.base.priority import ahead
-from mtmd.base.turns import aside, for_whom
-from mtmd.base.wanted import LOOKED_S, check_wanted, may_be_left, wait
+from mtmd.base.turns import for_whom, moved
 
 T = TypeVar("T")
 _servers: weakref.WeakSet[ForkServer] = weakref.WeakSet()
 JOBS = 32  # of one worker
-KEPT_BYTES = 512 << 20  # a worker that was allowed more gives its memory back by ending
+SAVED_BYTES = 512 << 20  # a worker that was allowed more gives its memory back by ending
 START_S = 60.0  # for a fork server to be ready: a machine may be very busy
 ENDING_S = 5.0
 # The parent's own path, so that what is found there is found here; nothing else of its environment
@@ -70,7 +70,7 @@ class WorkerFailed(Exception):
 
     @property
     def needs(self) -> str:
-        """What the work would have needed, in words."""
+        """Return what the work would have needed, in words."""
         if self.reason is Reason.TIME:
             return f"more than {self.limits.cpu_s:g} s of processor time"
         if self.reason is Reason.MEMORY:
@@ -97,27 +97,27 @@ class Worker:
         """One message, the `parts` together; it gets copies of `fds`. Raises WorkerFailed, and
         BusyError where the fork server was ended, LeftError where nobody wants it any more.
         """
-        check_wanted()
+        check_cancelled()
         try:
-            with aside():
+            with moved():
                 self._channel.send(*parts, fds=fds, limit_s=self.limits.wall_s)
         except ChannelTimeout:
             raise self._failed(Reason.TIME) from None
         except ChannelClosed:
             raise self._failed() from None
 
-    def receive(self, most: int = LONGEST) -> bytearray:
-        """The next message, of `most` bytes. Raises as `send`."""
-        return self._received(lambda: self._channel.receive(most, self.limits.wall_s))
+    def receive(self, maximum: int = LONGEST) -> bytearray:
+        """The next message, of `maximum` bytes. Raises as `send`."""
+        return self._received(lambda: self._channel.receive(maximum, self.limits.wall_s))
 
     def receive_into(self, room: memoryview) -> int:
         """The next message, at the beginning of `room`: its length. Raises as `send`."""
         return self._received(lambda: self._channel.receive_into(room, self.limits.wall_s))
 
     def _received(self, receive: Callable[[], T]) -> T:
-        check_wanted()
+        check_cancelled()
         try:
-            with aside():
+            with moved():
                 self._wait()
                 return receive()
         except ChannelTimeout:
@@ -133,12 +133,12 @@ class Worker:
                 began += self.look()
             if self._channel.ready(min(LOOKED_S, PATIENCE_S)):
                 return
-            check_wanted()
+            check_cancelled()
             if time.monotonic() - began > self.limits.wall_s:
                 raise ChannelTimeout
 
     def ready(self, wait_s: float = 0) -> bool:
-        """Whether it has said something, or ended, after `wait_s` at the latest."""
+        """Return whether it has said something, or ended, after `wait_s` at the latest."""
         return self._channel.ready(wait_s)
 
     def lower_priority(self) -> None:
@@ -154,7 +154,7 @@ class Worker:
         self._order(host.GO_ON)
 
     def end(self) -> None:
-        """At once, whatever it does. Waits for nobody."""
+        """End it at once, whatever it does. Waits for nobody."""
         self._end()
         self._server._give_orders()
 
@@ -198,8 +198,8 @@ class ForkServer:
         _servers.add(self)
 
     def begin_anew(self) -> None:
-        """In a child of this process that was forked: the fork server and its workers are the
-        parent's, which goes on speaking with them.
+        """Start anew in a child of this process that was forked: the fork server and its workers
+        are the parent's, which goes on speaking with them.
         """
         self._lock = threading.Lock()  # another thread may have held it
         self._slots = WorkerSlots(self._at_once, LONG_JOBS, STOPPED_JOBS, PATIENCE_S)
@@ -214,7 +214,7 @@ class ForkServer:
 
     @property
     def pid(self) -> int | None:
-        """Of the fork server, while it runs."""
+        """Return the pid of the fork server, while it runs."""
         running = self._running
         return running.process.pid if running else None
 
@@ -226,7 +226,7 @@ class ForkServer:
         """
         job = self._slots.request(for_whom())
         try:
-            with aside():
+            with moved():
                 wait(job.goes_on)
                 worker = self._worker(limits)
             self._slots.begin(job)
@@ -269,7 +269,7 @@ class ForkServer:
         if (
             was_long
             or worker.jobs >= (self._jobs or JOBS)
-            or worker.limits.memory_bytes > KEPT_BYTES
+            or worker.limits.memory_bytes > SAVED_BYTES
         ):
             worker.end()
         else:
@@ -346,7 +346,7 @@ class ForkServer:
         self._give_orders()
 
     def _give_orders(self) -> None:
-        """Where somebody else speaks with the fork server, they do it."""
+        """Send commands, unless another thread does so."""
         while self._orders and self._lock.acquire(blocking=False):
             try:
                 while self._orders:
@@ -358,7 +358,7 @@ class ForkServer:
                 self._lock.release()
 
     def _status(self, number: int) -> int:
-        """How a worker ended."""
+        """Return how a worker ended."""
         with self._control(), suppress(ChannelClosed, ChannelTimeout):
             if self._running is not None:
                 self._running.control.send(host.RECORD.pack(host.ASK, number))

@@ -100,7 +100,9 @@ class _Host:
             self._control.send(STATUS.pack(self._status(worker)))
 
     def _status(self, worker: int) -> int:
-        """How a worker ended that has closed its channel, and so is about to end by itself."""
+        """Return how a worker ended that has closed its channel, and so is about to end by
+        itself.
+        """
         end, killed = time.monotonic() + LAST_S, False
         while worker in self._pids:
             self._reap()
@@ -123,7 +125,7 @@ class _Host:
         self._pids[worker] = pid
 
     def _become_worker(self, fd: int) -> NoReturn:
-        """What goes wrong here is told by how the process ends: nothing is to run twice."""
+        """Become a worker. An error here shows in how the process ends: nothing is to run twice."""
         code = FAILED_EXIT
         try:
             signal.set_wakeup_fd(-1)

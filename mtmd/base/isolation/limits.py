@@ -1,4 +1,4 @@
-"""What one worker process may take, kept by the system itself.
+"""Describes what one worker process may take, kept by the system itself.
 
 | limit | Linux | macOS |
 |---|---|---|
@@ -34,7 +34,9 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 @dataclass(frozen=True)
 class Limits:
-    """Of one job. `cpu_s`: processor time. `memory_bytes`: beyond what the worker has at first."""
+    """Limits of one job. `cpu_s`: processor time. `memory_bytes`: beyond what the worker has at
+    first.
+    """
 
     BYTES: ClassVar[int] = 16  # packed
     cpu_s: float
@@ -56,7 +58,7 @@ class Limits:
 
 
 def available() -> bool:
-    """Whether this system can isolate anything."""
+    """Return whether this system can isolate anything."""
     return os.name == "posix"
 
 
@@ -76,22 +78,22 @@ def enclose() -> None:
 
 
 def allow(limits: Limits) -> None:
-    """To this process, beyond what it has taken so far."""
+    """Allow this process so much beyond what it has taken so far."""
     allow_memory(limits.memory_bytes)
     allow_time(limits.cpu_s)
 
 
 def allow_memory(count: int, beyond: int | None = None) -> None:
-    """So many bytes, beyond what this process has taken so far, or had taken when `address_space`
-    was asked.
+    """Allow so many bytes beyond what this process has taken so far, or had taken when
+    `address_space` was asked.
     """
     import resource
 
     if sys.platform == "linux":
-        most = (address_space() if beyond is None else beyond) + count
+        maximum = (address_space() if beyond is None else beyond) + count
         with suppress(ValueError):  # less is allowed already
             resource.setrlimit(
-                resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1])
+                resource.RLIMIT_AS, (maximum, resource.getrlimit(resource.RLIMIT_AS)[1])
             )
 
 
@@ -105,7 +107,7 @@ def allow_time(cpu_s: float) -> None:
 
 
 def lower_priority(pid: int) -> None:
-    """Of a process that has worked for long, so that short work goes first."""
+    """Lower the priority of a process that has worked for long, so that short work goes first."""
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, pid, NICEST)
 

@@ -1,5 +1,5 @@
-"""Which jobs of several owners run in worker processes: a rule without processes, and with a clock
-that is given.
+"""Describes which jobs of several owners run in worker processes: a rule without processes, and
+with a clock that is given.
 
 Nobody knows beforehand how long a job takes. Each begins in one of a few slots, as in Multilevel
 Feedback Queues; one that still runs after `PATIENCE_S` goes on among `LONG_JOBS` others of its

@@ -11,14 +11,14 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from mtmd.base.errors import MtmdError
-from mtmd.cluster.places import (
+from mtmd.cluster.locations import (
     WHOLE_OBJECTS,
     file_system,
     full_name,
     is_address,
     local_file_system,
+    reason_text,
     renames,
-    told_reason,
 )
 
 WRITING = "_writing-"
@@ -106,7 +106,7 @@ class Folder:
         except (OSError, MtmdError):
             raise
         except Exception as error:  # each file system has its own
-            raise OSError(f"{type(error).__name__}: {told_reason(error, self.name)}") from error
+            raise OSError(f"{type(error).__name__}: {reason_text(error, self.name)}") from error
 
 
 def _create(fs: Any, target: str, data: bytes) -> bool:

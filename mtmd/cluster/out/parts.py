@@ -12,9 +12,9 @@ from typing import Any
 from mtmd.base.errors import OptionError
 from mtmd.base.text import one_line
 from mtmd.batch.output import COLUMNS, Row, parquet_schema
+from mtmd.cluster.locations import reason_text
 from mtmd.cluster.manifest import Unit
 from mtmd.cluster.out.folder import Folder
-from mtmd.cluster.places import told_reason
 
 ENDINGS = (".jsonl", ".parquet")
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -27,7 +27,7 @@ def part_name(number: int, ending: str) -> str:
 def units_in(names: Iterable[str], ending: str) -> set[int]:
     """Return the numbers of the units that have a file among `names`."""
     pattern = re.compile(rf"part-(\d{{6,}}){re.escape(ending)}")
-    return {int(found[1]) for name in names if (found := pattern.fullmatch(name))}
+    return {int(result[1]) for name in names if (result := pattern.fullmatch(name))}
 
 
 def write_part(out: str, unit: Unit, rows: Sequence[Row], ending: str) -> None:
@@ -43,7 +43,7 @@ def not_written(out: str, error: OSError) -> str:
             f"out {out}: found a full disk; make room and run the command again with --resume: "
             "rows that are there stay"
         )
-    reason = error.strerror or told_reason(error, out)
+    reason = error.strerror or reason_text(error, out)
     return f"out {out}: cannot be written ({reason}); rows that are there stay, --resume goes on"
 
 

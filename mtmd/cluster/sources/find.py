@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from mtmd.base.errors import OptionError
 from mtmd.base.text import printable
 from mtmd.batch.inputs import SUFFIXES, find_inputs
+from mtmd.cluster.locations import as_text, expand, full_name, identity, is_address, path_in
+from mtmd.cluster.locations import without_secrets as shown
 from mtmd.cluster.manifest import Item
-from mtmd.cluster.places import as_text, expand, full_name, identity, is_address, path_in
-from mtmd.cluster.places import without_secrets as shown
 
 TAR, TABLE = ".tar", ".parquet"
 PACKED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
@@ -29,7 +29,7 @@ class Columns:
 
 
 @dataclass(frozen=True)
-class Found:
+class SourceItems:
     """`files` are items already. Of `shards`, tar and Parquet files, each has many."""
 
     files: tuple[Item, ...]
@@ -37,12 +37,12 @@ class Found:
     skipped: Counter[str]
 
 
-def find(words: Iterable[str], lists: Sequence[str], leave_out: str) -> Found:
+def find(words: Iterable[str], lists: Sequence[str], leave_out: str) -> SourceItems:
     """Return what `words` and `lists` name, each once, in the order named, but for what lies in the
     folder `leave_out`. Raises OptionError where one of them has nothing.
     """
     skipped: Counter[str] = Counter()
-    wanted = (*SUFFIXES, TAR, TABLE)
+    requested = (*SUFFIXES, TAR, TABLE)
     named: dict[str, str] = {}  # what people call it, by the full name
 
     def take(path: str, word: str) -> None:
@@ -51,10 +51,10 @@ def find(words: Iterable[str], lists: Sequence[str], leave_out: str) -> Found:
 
     for word in words:
         if is_address(word):
-            for path in expand(word, wanted):
+            for path in expand(word, requested):
                 take(path, path)
             continue
-        here = find_inputs([full_name(word) if word.startswith("file://") else word], (), wanted)
+        here = find_inputs([full_name(word) if word.startswith("file://") else word], (), requested)
         skipped.update(here.skipped)
         for one in here.inputs:
             take(full_name(one.path), one.name)
@@ -74,7 +74,7 @@ def find(words: Iterable[str], lists: Sequence[str], leave_out: str) -> Found:
         )
     is_shard = {path: path_in(path).lower().endswith((TAR, TABLE)) for path in named}
     files = [(as_text(path), word) for path, word in named.items() if not is_shard[path]]
-    return Found(
+    return SourceItems(
         tuple(Item(identity(path), shown(word), "file", path) for path, word in files),
         tuple(as_text(path) for path in named if is_shard[path]),
         skipped,

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from mtmd.base.errors import ImageError, MtmdError, OptionError
 from mtmd.base.extras import install_command
+from mtmd.cluster.locations import identity, open_seekable, path_in, reason_text, stamp_of
+from mtmd.cluster.locations import without_secrets as shown
 from mtmd.cluster.manifest import Item
-from mtmd.cluster.places import identity, open_seekable, path_in, stamp_of, told_reason
-from mtmd.cluster.places import without_secrets as shown
 from mtmd.cluster.sources.find import TAR, Columns
 from mtmd.cluster.sources.tables import count_rows
 from mtmd.cluster.sources.tar import members
@@ -74,12 +74,12 @@ def _listed(source: str, columns: Columns, before: str) -> Listed:
         raise
     except ImportError as error:  # no other table would fare better
         raise OptionError(
-            f"{shown(source)}: tables need pyarrow ({told_reason(error)}); run "
+            f"{shown(source)}: tables need pyarrow ({reason_text(error)}); run "
             f"`{install_command('ray')}` on every machine"
         ) from error
     except Exception as error:  # each file system has its own
         raise ImageError(
-            f"{shown(source)}: cannot be read ({told_reason(error, source)}), expected a {kind} "
+            f"{shown(source)}: cannot be read ({reason_text(error, source)}), expected a {kind} "
             "file with pictures"
         ) from error
 

@@ -9,17 +9,17 @@ from threading import Condition, Lock
 
 from mtmd.base.errors import ImageError
 from mtmd.clip.video.signatures import HEAD_BYTES, is_container, video_format
+from mtmd.cluster.locations import full_name, is_address, named_by, read_limited, read_range
+from mtmd.cluster.locations import without_secrets as shown
 from mtmd.cluster.manifest import Item
-from mtmd.cluster.places import full_name, is_address, named_by, read_most, read_range
-from mtmd.cluster.places import without_secrets as shown
 from mtmd.cluster.sources.find import Columns
 from mtmd.cluster.sources.listing import check_shard
 from mtmd.cluster.sources.tables import Rows
 from mtmd.cluster.sources.tar import read_member
 from mtmd.prompt.url_kinds import is_data_url, url_identity
 
-PICTURE_MOST = 64 << 20  # bytes, as of a picture's file
-VIDEO_MOST = 1 << 30  # of one that is held in memory, and of all that are at a time
+PICTURE_MAX = 64 << 20  # bytes, as of a picture's file
+VIDEO_MAX = 1 << 30  # of one that is held in memory, and of all that are at a time
 Read = Callable[[Item], tuple[str, bytes]]
 
 
@@ -47,7 +47,7 @@ class Reader:
 
     def _read(self, item: Item, take: Callable[[int], None]) -> tuple[str, bytes]:
         if item.kind == "member":
-            if item.size > PICTURE_MOST:
+            if item.size > PICTURE_MAX:
                 head = read_range(item.source, item.position, HEAD_BYTES)
                 _check_size(item.name, item.size, head)
                 take(item.size)
@@ -71,7 +71,7 @@ class Reader:
     def _cell(self, item: Item, take: Callable[[int], None]) -> tuple[str, bytes]:
         def ask(count: int) -> None:
             """Wait with a large row in memory, and keep others from reading theirs."""
-            if count > PICTURE_MOST:
+            if count > PICTURE_MAX:
                 take(count)
 
         with self._lock:
@@ -87,7 +87,7 @@ class Reader:
             name = str(row[self._columns.name])
         name = shown(name)
         if isinstance(value, bytes):
-            if len(value) > PICTURE_MOST:
+            if len(value) > PICTURE_MAX:
                 _check_size(name, len(value), value[:HEAD_BYTES])
             return name, value
         if isinstance(value, str) and value:
@@ -99,30 +99,30 @@ class Reader:
 
 
 def _file(source: str, name: str, take: Callable[[int], None]) -> bytes:
-    data = read_most(source, PICTURE_MOST)
-    if len(data) <= PICTURE_MOST:
+    data = read_limited(source, PICTURE_MAX)
+    if len(data) <= PICTURE_MAX:
         return data
     head = data[:HEAD_BYTES]
     _check_size(name, len(data), head)
     del data
-    take(VIDEO_MOST)  # how long it is, not every store says
-    data = read_most(source, VIDEO_MOST)
+    take(VIDEO_MAX)  # how long it is, not every store says
+    data = read_limited(source, VIDEO_MAX)
     _check_size(name, len(data), head)
     return data
 
 
 def _check_size(name: str, count: int, head: bytes) -> None:
     """`head`: the first bytes, which say whether it is a video: its name is anybody's."""
-    most = VIDEO_MOST if is_container(video_format(head)) else PICTURE_MOST
-    if count > most:
+    maximum = VIDEO_MAX if is_container(video_format(head)) else PICTURE_MAX
+    if count > maximum:
         raise ImageError(
-            f"{name}: found more than {most:,} bytes, expected at most so many; scale the picture "
-            "down, or cut the video"
+            f"{name}: found more than {maximum:,} bytes, expected at most so many; scale the "
+            "picture down, or cut the video"
         )
 
 
 class _Room:
-    """Memory for what is larger than a picture: at most `VIDEO_MOST` bytes of it at a time."""
+    """Memory for what is larger than a picture: at most `VIDEO_MAX` bytes of it at a time."""
 
     def __init__(self) -> None:
         self._taken, self._changed = 0, Condition()
@@ -135,7 +135,7 @@ class _Room:
         def take(count: int) -> None:
             nonlocal mine
             with self._changed:
-                self._changed.wait_for(lambda: self._taken + count <= max(VIDEO_MOST, count))
+                self._changed.wait_for(lambda: self._taken + count <= max(VIDEO_MAX, count))
                 self._taken += count
                 mine = count
 

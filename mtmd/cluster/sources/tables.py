@@ -13,13 +13,13 @@ from typing import Any
 from weakref import finalize
 
 from mtmd.base.errors import ImageError, MtmdError, OptionError
+from mtmd.cluster.locations import LOOKED_AT, open_seekable, reason_text, without_secrets
 from mtmd.cluster.manifest import MAX_ITEMS
-from mtmd.cluster.places import LOOKED_AT, open_seekable, told_reason, without_secrets
 from mtmd.cluster.sources.find import Columns
 
-GROUP_MOST = 4 << 30  # bytes of a row group that are decoded to get at one of its rows
+GROUP_MAX = 4 << 30  # bytes of a row group that are decoded to get at one of its rows
 CURSORS = 4  # places at which tables are read: an actor has two units
-KEPT_MOST = 64 << 20  # bytes of rows at each that were passed over
+SAVED_MAX = 64 << 20  # bytes of rows at each that were passed over
 Ask = Callable[[int], None]
 """Called with how many bytes a picture in a row has, before they are handed over: it may wait."""
 
@@ -31,11 +31,11 @@ def count_rows(source: str, file: Any, columns: Columns) -> int:
     import pyarrow.parquet as pq
 
     table = pq.ParquetFile(file)
-    found, facts = table.schema_arrow.names, table.metadata
+    result, facts = table.schema_arrow.names, table.metadata
     for option, column in (("column", columns.picture), ("name-column", columns.name)):
-        if column and column not in found:
+        if column and column not in result:
             raise OptionError(
-                f"{without_secrets(source)}: found the columns {', '.join(found)[:200]}, expected "
+                f"{without_secrets(source)}: found the columns {', '.join(result)[:200]}, expected "
                 f"{column!r}; name one with --{option}"
             )
     count = int(facts.num_rows)
@@ -70,10 +70,10 @@ class Rows:
         except MtmdError:
             raise
         except ImportError as error:
-            raise OptionError(f"tables need pyarrow ({told_reason(error)})") from error
+            raise OptionError(f"tables need pyarrow ({reason_text(error)})") from error
         except Exception as error:  # each file system has its own
             raise ImageError(
-                f"{without_secrets(source)}: cannot be read ({told_reason(error, source)}), "
+                f"{without_secrets(source)}: cannot be read ({reason_text(error, source)}), "
                 "expected a Parquet file with pictures"
             ) from error
 
@@ -91,7 +91,7 @@ class Rows:
 
     def _take(self, source: str, group: int, at: int, ask: Ask) -> dict[str, Any]:
         here = [c for c in self._cursors if (c.source, c.group) == (source, group)]
-        cursor = next((c for c in here if at in c.kept), None)
+        cursor = next((c for c in here if at in c.saved), None)
         if cursor is None:
             before = [c for c in here if c.next <= at]
             cursor = max(before, key=lambda c: c.next, default=None)
@@ -112,7 +112,7 @@ class Rows:
 
 
 class _Cursor:
-    """Rows of a row group, decoded one by one up to that which is asked for. `kept` are those that
+    """Rows of a row group, decoded one by one up to that which is asked for. `saved` are those that
     were passed over, for threads ask in no strict order.
     """
 
@@ -120,8 +120,8 @@ class _Cursor:
         import pyarrow.parquet as pq
 
         self.source, self.group, self.next = source, group, 0
-        self.kept: OrderedDict[int, Any] = OrderedDict()
-        self._picture, self._bytes, self._kept_bytes = names[0], 0, 0
+        self.saved: OrderedDict[int, Any] = OrderedDict()
+        self._picture, self._bytes, self._saved_bytes = names[0], 0, 0
         file = open_seekable(source)
         self._finalizer = finalize(self, file.close)
         table = pq.ParquetFile(file, buffer_size=LOOKED_AT, pre_buffer=False)
@@ -130,26 +130,26 @@ class _Cursor:
 
     def take(self, at: int, ask: Ask) -> dict[str, Any]:
         while self.next <= at:
-            if self._bytes > GROUP_MOST:
+            if self._bytes > GROUP_MAX:
                 raise ImageError(
-                    f"{without_secrets(self.source)}: found more than {GROUP_MOST:,} bytes before "
+                    f"{without_secrets(self.source)}: found more than {GROUP_MAX:,} bytes before "
                     "this row in its row group, expected at most so many; write the table with "
                     "smaller ones"
                 )
             row = next(self._rows)
             self._bytes += row.nbytes
-            self.kept[self.next] = row
-            self._kept_bytes += row.nbytes
+            self.saved[self.next] = row
+            self._saved_bytes += row.nbytes
             self.next += 1
-            while self._kept_bytes > KEPT_MOST and len(self.kept) > 1:
-                self._kept_bytes -= self.kept.popitem(last=False)[1].nbytes
+            while self._saved_bytes > SAVED_MAX and len(self.saved) > 1:
+                self._saved_bytes -= self.saved.popitem(last=False)[1].nbytes
         if self.next == self._count:
             self.close()
-        row = self.kept.pop(at)
-        self._kept_bytes -= row.nbytes
+        row = self.saved.pop(at)
+        self._saved_bytes -= row.nbytes
         ask(_picture_bytes(row.column(self._picture)[0]))
-        found: dict[str, Any] = row.to_pylist()[0]
-        return found
+        result: dict[str, Any] = row.to_pylist()[0]
+        return result
 
     def close(self) -> None:
         with suppress(Exception):  # each file system has its own

@@ -9,29 +9,29 @@ from typing import Any
 from mtmd.base.errors import ImageError
 from mtmd.base.text import printable
 from mtmd.batch.inputs import SUFFIXES
+from mtmd.cluster.locations import LOOKED_AT, identity, read_range, without_secrets
 from mtmd.cluster.manifest import MAX_ITEMS, Item
-from mtmd.cluster.places import LOOKED_AT, identity, read_range, without_secrets
 
-HEADERS_MOST = 1 << 20  # bytes before a member: its name, as long as systems allow, and attributes
+HEADERS_MAX = 1 << 20  # bytes before a member: its name, as long as systems allow, and attributes
 HEADER = tarfile.BLOCKSIZE
-PADDING_MOST = 64 << 20  # of zeros at the end
+PADDING_MAX = 64 << 20  # of zeros at the end
 
 
 class _Headers:
     """A file as `tarfile` reads it, which holds in memory whatever it takes for headers."""
 
     def __init__(self, file: Any):
-        self._file, self._left = file, HEADERS_MOST
-        self.seek, self.tell = file.seek, file.tell
+        self._file, self._left = file, HEADERS_MAX
+        self.seek, self.report = file.seek, file.report
 
     def begin(self) -> None:
         """A member."""
-        self._left = HEADERS_MOST
+        self._left = HEADERS_MAX
 
     def read(self, count: int) -> bytes:
         if not 0 <= count <= self._left:
             raise tarfile.ReadError(
-                f"a header of {count:,} bytes, expected at most {HEADERS_MOST:,} before a member"
+                f"a header of {count:,} bytes, expected at most {HEADERS_MAX:,} before a member"
             )
         self._left -= count
         return bytes(self._file.read(count))
@@ -51,9 +51,11 @@ def members(source: str, file: Any) -> Iterator[Item]:
                 headers.begin()
                 tar.members.clear()  # else all are kept
                 at = tar.offset
-                if member.isreg() and not member.issparse() and _is_wanted(member.name):
-                    place, told = member.offset_data, printable(member.name)
-                    yield Item(f"{name}#{number}", told, "member", source, place, member.size)
+                if member.isreg() and not member.issparse() and _is_requested(member.name):
+                    location, reported = member.offset_data, printable(member.name)
+                    yield Item(
+                        f"{name}#{number}", reported, "member", source, location, member.size
+                    )
                 number += 1
         is_whole = _ends_at(file, at)
     except Exception:
@@ -68,10 +70,10 @@ def read_member(item: Item) -> bytes:
     """Raises ImageError, also where another file stands now where it was."""
     whole = read_range(item.source, item.position - HEADER, HEADER + item.size)
     try:
-        found = tarfile.TarInfo.frombuf(whole[:HEADER], "utf-8", "surrogateescape").size
+        result = tarfile.TarInfo.frombuf(whole[:HEADER], "utf-8", "surrogateescape").size
     except tarfile.HeaderError:
-        found = None
-    if found != item.size:
+        result = None
+    if result != item.size:
         raise ImageError(
             f"{item.name}: found no header of {item.size:,} bytes before it in "
             f"{without_secrets(item.source)}, expected the file as it was when it was listed; it "
@@ -80,18 +82,18 @@ def read_member(item: Item) -> bytes:
     return whole[HEADER:]
 
 
-def _is_wanted(name: str) -> bool:
+def _is_requested(name: str) -> bool:
     return name.lower().endswith(SUFFIXES)
 
 
-def _ends_at(file: Any, place: int) -> bool:
+def _ends_at(file: Any, location: int) -> bool:
     """Return whether a tar file ends there, by POSIX with zeros: `tarfile` takes what it cannot
     read for the end, and the end of a file that was cut.
     """
     file.seek(0, 2)
-    left = file.tell() - place
-    file.seek(place)
-    if not 0 < left <= PADDING_MOST:
+    left = file.tell() - location
+    file.seek(location)
+    if not 0 < left <= PADDING_MAX:
         return False
     while left > 0 and (data := file.read(LOOKED_AT)):
         if data.strip(b"\0"):

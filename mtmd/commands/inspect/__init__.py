@@ -1,0 +1,1 @@
+"""The commands `info`, `compare`, `dump`, `fit` and `bench`."""

@@ -25,7 +25,7 @@ DESCRIPTION = (
     f"{HELP} Options that take a LIST, like 1,4,16, vary one thing at a time: the first value of "
     "each is the base from which the others are varied."
 )
-MOST = 1 << 20
+MAXIMUM = 1 << 20
 LOADING = (
     *("mmproj", "chat_template", "device", "dtype", "flash_attn", "tensor_split"),
     *("memory_limit", "tp", "no_kv_offload", "image_min_tokens", "image_max_tokens"),
@@ -82,8 +82,8 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 
 
 def _list(group: argparse._ArgumentGroup, option: str, default: str | None, text: str) -> None:
-    told = f" (default: {default})" if default else ""
-    group.add_argument(option, metavar="LIST", default=default, help=f"{text}{told}")
+    reported = f" (default: {default})" if default else ""
+    group.add_argument(option, metavar="LIST", default=default, help=f"{text}{reported}")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -112,11 +112,11 @@ def run(args: argparse.Namespace) -> int:
         args.weights or "BF16",
         _numbers("resolution", args.resolution, 28, 8192),
         _numbers("images", args.images, 0, 64),
-        _numbers("context", args.context, 1, MOST),
+        _numbers("context", args.context, 1, MAXIMUM),
         _numbers("batch", args.batch, 1, 1024),
         _numbers("threads", args.threads, 1, 1024),
         _numbers("load", args.load, 0, 256),
-        _number("decode", args.decode, 1, MOST),
+        _number("decode", args.decode, 1, MAXIMUM),
         _number("rounds", args.rounds, 1, 1000),
         args.detail,
         not args.no_ops,
@@ -158,7 +158,7 @@ def _stages(text: str | None) -> tuple[str, ...]:
     return names
 
 
-def _numbers(name: str, text: str | None, least: int, most: int) -> tuple[int, ...]:
+def _numbers(name: str, text: str | None, minimum: int, maximum: int) -> tuple[int, ...]:
     """A list of different numbers between commas; none for no text. Raises OptionError."""
     if text is None:
         return ()
@@ -169,13 +169,13 @@ def _numbers(name: str, text: str | None, least: int, most: int) -> tuple[int, .
             f"{name}: found {text!r:.60}, expected whole numbers between commas, like 1,4,16"
         ) from None
     for value in result:
-        _number(name, value, least, most)
+        _number(name, value, minimum, maximum)
     return tuple(dict.fromkeys(result))
 
 
-def _number(name: str, value: int, least: int, most: int) -> int:
-    if not least <= value <= most:
-        raise OptionError(f"{name}: found {value}, expected {least} to {most}")
+def _number(name: str, value: int, minimum: int, maximum: int) -> int:
+    if not minimum <= value <= maximum:
+        raise OptionError(f"{name}: found {value}, expected {minimum} to {maximum}")
     return value
 
 
@@ -188,7 +188,7 @@ def _writable(text: str) -> Path:
 
 
 class _Status:
-    """What is being measured, on a line of the terminal that is overwritten."""
+    """Describes what is being measured, on a line of the terminal that is overwritten."""
 
     def __init__(self) -> None:
         self.shown = False

@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
         from mtmd.inspect.dump import check_tolerance, compare, pattern, read_rows, record
 
     check_tolerance(args.tolerance)
-    wanted = pattern(args.filter)
+    requested = pattern(args.filter)
     other = read_rows(args.compare) if args.compare else None
     model = load_from(args)
     from mtmd.prompt.conversation import user_message
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     message = (
         user_message(images, args.prompt) if images else {"role": "user", "content": args.prompt}
     )
-    rows = record(model, [message], wanted)
+    rows = record(model, [message], requested)
     if not rows:
         raise OptionError(f"filter {args.filter!r} matches no node")
     if other is not None:

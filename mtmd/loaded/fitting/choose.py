@@ -16,20 +16,20 @@ from mtmd.checkpoint.checkpoint import Checkpoint
 from mtmd.clip.encoder import Encoder
 from mtmd.clip.token_budget import Budget
 from mtmd.kernels.backends import Backend
-from mtmd.kernels.parallel.shard import Seat
+from mtmd.kernels.parallel.shard import Member
 from mtmd.kernels.quantization.blocks import BLOCKS, row_bytes
 from mtmd.kernels.report.facts import FitFacts, LayersFacts, LayoutFacts, MemoryFacts
 from mtmd.llm.engine.runner import Runner
 from mtmd.loaded.fitting.layouts import Layout, make_graphs, over_layers
 from mtmd.loaded.fitting.needed_memory import (
     HOST,
-    MOST_ANSWERS,
+    MAX_ANSWERS,
     Bytes,
     LargestPicture,
     NeededMemory,
     Parts,
     longest_that_fits,
-    most_that_fit,
+    max_that_fit,
     smaller_picture,
 )
 from mtmd.loaded.fitting.pictures import Pictures
@@ -41,11 +41,11 @@ QUANTIZED = ("Q8_0", "Q4_K")
 
 @dataclass
 class Way:
-    """A model in one layout: `seats` are the processes that share it, one for each rank."""
+    """A model in one layout: `members` are the processes that share it, one for each rank."""
 
     name: str
     layout: Layout
-    seats: Sequence[NeededMemory]
+    members: Sequence[NeededMemory]
     available: Bytes
     pictures: Pictures
 
@@ -57,15 +57,15 @@ class Way:
         *,
         text: bool = False,
     ) -> dict[str, Parts]:
-        """By memory, beside the largest picture that the context holds, or another one; with
-        `text`, beside none.
+        """Return the parts by memory, beside the largest picture that the context holds, or another
+        one; with `text`, beside none.
         """
         if not text:
             picture = picture or self.pictures.at(context or self.pictures.context)
         total = dict[str, Parts]()
-        for seat in self.seats:
-            encode = seat.encode(picture.tiles) if picture else None
-            for space, parts in seat.parts(context, answers, encode).items():
+        for member in self.members:
+            encode = member.encode(picture.tiles) if picture else None
+            for space, parts in member.parts(context, answers, encode).items():
                 total[space] = parts.plus(total.get(space, Parts()))
         return total
 
@@ -92,8 +92,8 @@ class Way:
 
     @property
     def answers(self) -> int:
-        """At once, as asked for."""
-        return self.seats[0].runner.sequences
+        """Number of answers at once, as requested."""
+        return self.members[0].runner.sequences
 
     @cached_property
     def on_host(self) -> int:
@@ -105,38 +105,38 @@ class Way:
     def fits(self) -> bool:
         return self.slack() >= 0
 
-    def longest_context(self, most: int) -> int:
-        """Up to `most`, the model's own limit, as `longest_that_fits` looks for it."""
-        return self._longest(most, self.pictures.least_context)
+    def longest_context(self, maximum: int) -> int:
+        """Up to `maximum`, the model's own limit, as `longest_that_fits` looks for it."""
+        return self._longest(maximum, self.pictures.min_context)
 
-    def longest_text(self, most: int) -> int:
-        """As `longest_context`, without pictures."""
-        return self._longest(most, 1, text=True)
+    def longest_text(self, maximum: int) -> int:
+        """Do what `longest_context` does, without pictures."""
+        return self._longest(maximum, 1, text=True)
 
-    def _longest(self, most: int, least: int, *, text: bool = False) -> int:
-        own = self.seats[0].runner.context
+    def _longest(self, maximum: int, minimum: int, *, text: bool = False) -> int:
+        own = self.members[0].runner.context
 
         def slack(context: int) -> int:
-            least = self._least_slack(context, text=text) if context > own else 0
-            return self.slack(context, text=text) if least >= 0 else least
+            minimum = self._min_slack(context, text=text) if context > own else 0
+            return self.slack(context, text=text) if minimum >= 0 else minimum
 
-        return longest_that_fits(slack, most, own, least)
+        return longest_that_fits(slack, maximum, own, minimum)
 
     def lacks_for_pictures(self) -> tuple[int, str]:
         """Bytes that the fullest memory has too few, and which it is, for one answer in the
         shortest context with a picture.
         """
-        left = self._left(self.parts(self.pictures.least_context, 1))
+        left = self._left(self.parts(self.pictures.min_context, 1))
         return max(((-size, space) for space, size in left.items()), default=(0, ""))
 
-    def _least_slack(self, context: int, *, text: bool = False) -> int:
-        """At most what `slack` is for a longer context than the one asked for, without a plan:
-        what is computed with grows, too.
+    def _min_slack(self, context: int, *, text: bool = False) -> int:
+        """Return it at most what `slack` is for a longer context than the one asked for, without a
+        plan: what is computed with grows, too.
         """
         own = self.parts(text=text)
         grown: dict[str, int] = {}
-        for seat in self.seats:
-            for space, size in seat.cache(context).items():
+        for member in self.members:
+            for space, size in member.cache(context).items():
                 grown[space] = grown.get(space, 0) + size
         left = [
             self.available[space] - parts.total + parts.cache - grown.get(space, 0)
@@ -146,17 +146,21 @@ class Way:
         return min(left, default=0)
 
     def most_answers(self) -> int:
-        """With room for the cache of each, also where memory is handed out as it is written."""
-        seats = [NeededMemory(seat.encoder, seat.runner) for seat in self.seats]
-        whole = replace(self, seats=seats)
-        return most_that_fit(lambda count: whole.slack(None, count), MOST_ANSWERS)
+        """Return it with room for the cache of each, also where memory is handed out as it is
+        written.
+        """
+        members = [NeededMemory(member.encoder, member.runner) for member in self.members]
+        whole = replace(self, members=members)
+        return max_that_fit(lambda count: whole.slack(None, count), MAX_ANSWERS)
 
-    def facts(self, most_context: int | None = None) -> LayoutFacts:
-        """With the longest context, and the most answers, where `most_context` is given."""
-        longest = None if most_context is None else self.longest_context(most_context)
+    def facts(self, max_context: int | None = None) -> LayoutFacts:
+        """Return it with the longest context, and the most answers, where `max_context` is
+        given.
+        """
+        longest = None if max_context is None else self.longest_context(max_context)
         text = None
-        if most_context is not None and longest == 0 and self.pictures.encoder is not None:
-            text = self.longest_text(most_context)
+        if max_context is not None and longest == 0 and self.pictures.encoder is not None:
+            text = self.longest_text(max_context)
         return LayoutFacts(
             self.name,
             tuple(
@@ -171,18 +175,18 @@ class Way:
                 for space, parts in self.parts().items()
                 if parts.total
             ),
-            layers_facts(self.layout, self.seats[0].encoder is not None),
+            layers_facts(self.layout, self.members[0].encoder is not None),
             self.layout.ranks,
             self.layout.cache_on_host,
             None,
             longest,
-            None if most_context is None else self.most_answers(),
+            None if max_context is None else self.most_answers(),
             text,
         )
 
 
 def layers_facts(layout: Layout, sees: bool) -> tuple[LayersFacts, ...]:
-    """Which layers each device has; empty where one has all."""
+    """Return which layers each device has; empty where one has all."""
     if layout.split is None:
         return ()
     return tuple(
@@ -235,7 +239,7 @@ class Ways:
 
     @cached_property
     def alone(self) -> Way:
-        """On one device."""
+        """Return the layout on one device."""
         layout, needed = self._on_one
         name = f"on {self.roomiest.name} alone"
         return Way(name, layout, [needed], self.available, self.pictures)
@@ -262,20 +266,22 @@ class Ways:
 
     @property
     def picture(self) -> LargestPicture | None:
-        """As `Pictures.own`."""
+        """Do what `Pictures.own` does."""
         return self.pictures.own
 
-    def _graphs(self, layout: Layout, seat: Seat | None = None) -> tuple[Encoder | None, Runner]:
-        return make_graphs(self.checkpoint, self.chosen, self.context, self.dtype, layout, seat)
+    def _graphs(
+        self, layout: Layout, member: Member | None = None
+    ) -> tuple[Encoder | None, Runner]:
+        return make_graphs(self.checkpoint, self.chosen, self.context, self.dtype, layout, member)
 
-    def _way(self, name: str, layout: Layout, seats: Sequence[NeededMemory] = ()) -> Way:
-        if not seats:
-            seats = [NeededMemory(*self._graphs(layout), self.lazy)]
-        return Way(name, layout, seats, self.available, self.pictures)
+    def _way(self, name: str, layout: Layout, members: Sequence[NeededMemory] = ()) -> Way:
+        if not members:
+            members = [NeededMemory(*self._graphs(layout), self.lazy)]
+        return Way(name, layout, members, self.available, self.pictures)
 
     def each(self) -> Iterator[Way]:
-        """In order of preference; each is made when it is asked for. Of those with a part on the
-        host, the slowest to read, that with the least there comes first.
+        """Yield it in order of preference; each is made when it is asked for. Of those with a part
+        on the host, the slowest to read, that with the least there comes first.
         """
         yield self.alone
         cards = self.accelerators
@@ -326,15 +332,15 @@ class Ways:
 
     def _shared(self, ranks: int) -> Iterator[Way]:
         name = f"tensor parallelism of {ranks} ranks"
-        seats = []
+        members = []
         try:
             for rank, card in enumerate(self.accelerators):
-                graphs = self._graphs(self._on(card, ranks=ranks), Seat(rank, ranks))
-                seats.append(NeededMemory(*graphs, self.lazy))
+                graphs = self._graphs(self._on(card, ranks=ranks), Member(rank, ranks))
+                members.append(NeededMemory(*graphs, self.lazy))
         except MtmdError as error:
             self.refused.append(LayoutFacts(name, reason=str(error)))
             return
-        yield self._way(name, self._on(self.accelerators[0], ranks=ranks), seats)
+        yield self._way(name, self._on(self.accelerators[0], ranks=ranks), members)
 
 
 def choose(ways: Ways) -> tuple[Way, FitFacts]:
@@ -352,7 +358,7 @@ def choose(ways: Ways) -> tuple[Way, FitFacts]:
 
 
 def nothing_fits(ways: Ways, tried: Sequence[Way]) -> str:
-    """What each way lacks, and what would fit."""
+    """Return what each way lacks, and what would fit."""
     lacking = []
     for way in tried:
         short = way.facts().shortest
@@ -414,9 +420,9 @@ def _text_alone(ways: Ways, tried: Sequence[Way], longest: int) -> Iterator[str]
 def saved_by(way: Way, kind: str) -> dict[str, int]:
     """Bytes that a decoder's weights would take less in blocks of a type, by memory."""
     saved: dict[str, int] = {}
-    for seat in way.seats:
+    for member in way.members:
         seen = set()
-        for node, space in seat.runner.plan(seat.runner.sizes()["decode"]).leaves:
+        for node, space in member.runner.plan(member.runner.sizes()["decode"]).leaves:
             plain = node.op == "weight" and node.dtype.is_floating_point
             if not plain or (node.name, space) in seen:
                 continue

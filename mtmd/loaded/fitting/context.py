@@ -1,5 +1,5 @@
-"""Whether the context that was asked for can be had, told from configuration and headers, before a
-weight is read.
+"""Describes whether the context that was asked for can be had, told from configuration and headers,
+before a weight is read.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ def check_length(context: int, checkpoint: Checkpoint, name: str) -> None:
 
 
 def what_fits(way: Way) -> str:
-    """What has room in memory in place of the context and the answers at once that were asked for,
-    "" where nothing has: then it is the weights that are too large.
+    """Return what has room in memory in place of the context and the answers at once that were
+    asked for, "" where nothing has: then it is the weights that are too large.
     """
-    asked = way.pictures.context
+    requested = way.pictures.context
     fits = []
-    if text := way.longest_text(asked):
+    if text := way.longest_text(requested):
         shown = ""
         if way.pictures.encoder is not None:
-            pictures = way.longest_context(asked)
+            pictures = way.longest_context(requested)
             shown = f" ({pictures} beside a picture)" if pictures else " (without pictures)"
         fits.append(f"a context of {text}{shown}")
     if 0 < (fewer := way.most_answers()) < way.answers:
@@ -37,8 +37,8 @@ def what_fits(way: Way) -> str:
 
 
 def check_room(context: int, way: Way) -> None:
-    """For one in which a step of the decoder has no room: raises OptionError with what has. Where
-    nothing has, whoever reads the weights may still have them on disk.
+    """Check that a step of the decoder has room: raises OptionError with what has. Where nothing
+    has, whoever reads the weights may still have them on disk.
     """
     lacking = {
         space: (parts, way.available[space])

@@ -1,5 +1,5 @@
-"""Where a model lies: on one device, its layers over several, shared out among ranks, its cache on
-the host; and its encoder and decoder made so.
+"""Describes where a model lies: on one device, its layers over several, shared out among ranks, its
+cache on the host; and its encoder and decoder made so.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Layout:
         first = self.tower or self.backends[0]
         return [first, *(b for b in self.backends if b is not first)]
 
-    def overrides(self, asked: Sequence[str]) -> list[Override]:
-        overrides = [Override.parse(text) for text in asked]
+    def overrides(self, requested: Sequence[str]) -> list[Override]:
+        overrides = [Override.parse(text) for text in requested]
         return overrides + [Override.parse(f"{KV_NODES}={HOST}")] * self.cache_on_host
 
 
@@ -73,7 +73,7 @@ def make_graphs(
         dtype=dtype,
         context=context,
         sequences=chosen.parallel,
-        image_tokens=vision.resolution.most_tokens(budget) if vision else 0,
+        image_tokens=vision.resolution.max_tokens(budget) if vision else 0,
         cuts_images=vision is not None and not vision.bidirectional,
         flash_attn=chosen.flash_attn,
         overrides=overrides,
@@ -97,19 +97,19 @@ def make_graphs(
     return encoder, runner
 
 
-def devices_of(backends: Sequence[Backend], asked: str = "auto") -> list[Backend]:
-    """What layers may be spread over: the accelerators, and the host where it is asked for or only
-    one accelerator is there.
+def devices_of(backends: Sequence[Backend], requested: str = "auto") -> list[Backend]:
+    """Return what layers may be spread over: the accelerators, and the host where it is asked for
+    or only one accelerator is there.
     """
     every = list({b.space: b for b in reversed(backends)}.values())[::-1]
     accelerators = [b for b in every if b.space != HOST]
     host = [b for b in every if b.space == HOST][:1]
-    with_host = len(accelerators) == 1 or HOST in asked.split(",")
+    with_host = len(accelerators) == 1 or HOST in requested.split(",")
     return accelerators + (host if with_host and accelerators else [])
 
 
 def are_ranks(backends: Sequence[Backend]) -> bool:
-    """Whether processes that share a model would find just these devices."""
+    """Return whether processes that share a model would find just these devices."""
     names = [b.name for b in backends if b.space != HOST]
     return names == [f"cuda:{number}" for number in range(len(names))]
 
@@ -154,46 +154,46 @@ def over_layers(
     resizing = max(whole.resizing.values(), default=0)
     step, prefill = (max(p.compute_bytes.values()) for p in whole.plans(runner.context))
 
-    def beside(place: int) -> list[int]:
-        """What each device holds beside layers, the encoder at `place`."""
+    def alongside(location: int) -> list[int]:
+        """Return what each device holds beside layers, the encoder at `location`."""
         with_tower = with_pictures(max(with_margin(prefill), with_margin(step) + pictures)) + tower
-        with_tower += resizing if devices[place].side_streams else 0
-        return [with_tower if i == place else with_margin(prefill) for i in range(count)]
+        with_tower += resizing if devices[location].side_streams else 0
+        return [with_tower if i == location else with_margin(prefill) for i in range(count)]
 
-    def fullest(device_of: Sequence[int], place: int) -> float:
+    def fullest(device_of: Sequence[int], location: int) -> float:
         """The part that is taken of the fullest device but the host."""
-        taken = beside(place)
+        taken = alongside(location)
         for layer, device in enumerate(device_of):
             taken[device] += sizes[layer]
         return max(t / max(r, 1.0) for t, r in list(zip(taken, room, strict=True))[:cards])
 
     cards = count - (devices[-1].space == HOST)
-    places = range(count) if whole.encoder else range(1)
+    locations = range(count) if whole.encoder else range(1)
     if shares:
         device_of = spread(sizes, shares)
-        place = min(places, key=lambda p: fullest(device_of, p))
+        position = min(locations, key=lambda p: fullest(device_of, p))
     elif cards == count:
-        ways = [(spread(sizes, room, beside(place)), place) for place in places]
-        device_of, place = min(ways, key=lambda way: fullest(*way))
+        ways = [(spread(sizes, room, alongside(position)), position) for position in locations]
+        device_of, position = min(ways, key=lambda way: fullest(*way))
     else:
         ways = [
-            ((*spread(sizes[:-n], room[:-1], beside(place)[:-1]), *[cards] * n), place)
-            for place in places  # of which the last is the host
+            ((*spread(sizes[:-n], room[:-1], alongside(position)[:-1]), *[cards] * n), position)
+            for position in locations  # of which the last is the host
             for n in range(1, len(sizes) - cards + 1)
         ]
         fitting = (way for way in ways if fullest(*way) <= 1)
-        device_of, place = next(fitting, None) or min(ways, key=lambda way: fullest(*way))
+        device_of, position = next(fitting, None) or min(ways, key=lambda way: fullest(*way))
     others = [b for b in layout.backends if all(b is not d for d in devices)]
     return Layout(
         (*devices, *others),
         LayerSplit(tuple(devices), device_of),
-        devices[place],
+        devices[position],
         layout.cache_on_host,
     )
 
 
 def layer_bytes(runner: Runner, cache_on_host: bool = False) -> list[int]:
-    """Of weights, and of what a full cache keeps, of each layer."""
+    """Return the layer bytes of weights, and of what a full cache keeps, of each layer."""
     nodes = toposort(*runner.whole_graph(runner.sizes()["decode"]))
     layers = runner.family.layers
     sizes = layer_weights(nodes, len(layers))

@@ -1,5 +1,5 @@
-"""What a model needs of each memory, by part, from what its plans say: for any context, any number
-of answers and any picture. Nothing is allocated to find it, and no weight is read.
+"""Describes what a model needs of each memory, by part, from what its plans say: for any context,
+any number of answers and any picture. Nothing is allocated to find it, and no weight is read.
 
 It is what `memory_admission.py` lets in: a step of the decoder beside an encode, or a prefill, with
 a margin, and the cache of encoded pictures.
@@ -23,7 +23,7 @@ from mtmd.kernels.plan.graph_replay import recordings_bytes
 from mtmd.kernels.plan.scheduler import Plan
 from mtmd.llm.batch import BatchShape
 from mtmd.llm.engine.runner import Runner
-from mtmd.llm.engine.speculation import MOST, MOST_ROWS
+from mtmd.llm.engine.speculation import MAX_ROWS, MAXIMUM
 from mtmd.llm.state import PAGE
 
 CACHE_BYTES = 256 << 20  # the most that encoded pictures are kept in, where there is memory for it
@@ -33,7 +33,7 @@ MARGIN = 8  # and a part in so many is added to a prediction
 CACHE_PART = 8
 # tokens: how finely the longest context is looked for, and below the first of them
 CHUNK, FINE = 1024, PAGE
-MOST_ANSWERS = 1024
+MAX_ANSWERS = 1024
 LARGE = (3840, 2160)  # pixels of a picture that is shown in as many tokens as it may be
 HOST = "cpu"
 Bytes = Mapping[str, int]
@@ -72,8 +72,8 @@ def lazy_memories(limit: int | None) -> tuple[str, ...]:
 
 
 class NeededMemory:
-    """Of one process with these two; in `lazy` memories (`lazy_memories`) one sequence's share of
-    the cache is counted, and more wait when there is no more.
+    """Memory needed by one process with these two; in `lazy` memories (`lazy_memories`) one
+    sequence's share of the cache is counted, and more wait when there is no more.
     """
 
     def __init__(self, encoder: Encoder | None, runner: Runner, lazy: Iterable[str] = ()):
@@ -93,7 +93,7 @@ class NeededMemory:
 
     @cached_property
     def resizing(self) -> Bytes:
-        """In which the encoder's device resizes pictures, beside whatever else it does."""
+        """Memory in which the encoder's device resizes pictures, beside whatever else it does."""
         size = self.encoder.preprocessing.device_bytes if self.encoder else 0
         return {self.encoder.backends[0].space: size} if self.encoder and size else {}
 
@@ -105,19 +105,19 @@ class NeededMemory:
         }
 
     def recordings(self, context: int | None = None, answers: int | None = None) -> Bytes:
-        """What recorded runs keep, beside whatever runs: of the decoder, for so many answers at
-        once with all that may be proposed of each, and of the encoder, which have queues of their
-        own.
+        """Return what recorded runs keep, beside whatever runs: of the decoder, for so many answers
+        at once with all that may be proposed of each, and of the encoder, which have queues of
+        their own.
         """
         if not self.runner.backends[0].records:
             return {}
         step, prefill = self.plans(context or self.runner.context)
-        rows = min((answers or self.runner.sequences) * (1 + MOST), MOST_ROWS)
+        rows = min((answers or self.runner.sequences) * (1 + MAXIMUM), MAX_ROWS)
         return Counter(recordings_bytes([(step, rows), (prefill, 1)])) + self._encodes
 
     @cached_property
     def _encodes(self) -> Counter[str]:
-        """What recorded runs of the encoder keep."""
+        """Return what recorded runs of the encoder keep."""
         if self.encoder is None:
             return Counter()
         return Counter(recordings_bytes((plan, 1) for plan in self.encoder.largest_plans()))
@@ -141,14 +141,16 @@ class NeededMemory:
     def parts(
         self, context: int | None = None, answers: int | None = None, encode: Bytes | None = None
     ) -> dict[str, Parts]:
-        """By memory; `encode` is what a picture takes beside a step of the decoder."""
+        """Return the parts by memory; `encode` is what a picture takes beside a step of the
+        decoder.
+        """
         context = context or self.runner.context
         step, prefill = (plan.compute_bytes for plan in self.plans(context))
         encode, cache = encode or {}, self.cache(context, answers)
         keeps = (self.encoder or self.runner).backends[0].space
         recordings = self.recordings(context, answers)
         spaces = dict.fromkeys((*self.weights, *self.tower, *cache, *step, *prefill, *encode))
-        found = {}
+        result = {}
         for space in spaces:
             compute = max(
                 with_margin(prefill.get(space, 0)),
@@ -157,10 +159,10 @@ class NeededMemory:
             if space == keeps:
                 compute = with_pictures(compute)
             compute += self.resizing.get(space, 0) + recordings.get(space, 0)
-            found[space] = Parts(
+            result[space] = Parts(
                 self.weights.get(space, 0), self.tower.get(space, 0), cache.get(space, 0), compute
             )
-        return found
+        return result
 
 
 def with_margin(size: int) -> int:
@@ -168,38 +170,38 @@ def with_margin(size: int) -> int:
 
 
 def with_pictures(compute: int) -> int:
-    """What is computed with, and the cache of encoded pictures beside."""
+    """Return what is computed with, and the cache of encoded pictures beside."""
     return min(-(-compute * CACHE_PART // (CACHE_PART - 1)), compute + CACHE_BYTES)
 
 
 def limits(
-    backends: Sequence[Backend], devices: Sequence[Backend], asked: int | None
+    backends: Sequence[Backend], devices: Sequence[Backend], requested: int | None
 ) -> dict[str, int]:
     """The most bytes to take of each memory, less a part that is left to others; of the devices no
-    more than `asked`: of the accelerators where there are some. Those of which nobody knows are not
-    in it.
+    more than `requested`: of the accelerators where there are some. Those of which nobody knows are
+    not in it.
     """
     result: dict[str, int] = {}
     for backend in reversed(backends):
         free = free_bytes(backend)
         if free is not None:
             result[backend.space] = free - free // SPARE
-    if asked is not None:
+    if requested is not None:
         for device in [d for d in devices if d.space != HOST] or devices:
-            result[device.space] = min(asked, result.get(device.space, asked))
+            result[device.space] = min(requested, result.get(device.space, requested))
     return result
 
 
-def most_that_fit(slack: Callable[[int], int], most: int, start: int = 1) -> int:
-    """The largest number up to `most` with a slack that is not negative, 0 where there is none.
+def max_that_fit(slack: Callable[[int], int], maximum: int, start: int = 1) -> int:
+    """The largest number up to `maximum` with a slack that is not negative, 0 where there is none.
     Slack falls with the number, nearly in a line: so every second guess is where a line between the
     two numbers that are known goes through zero, and the others halve what is between them.
     `start`: a number that is worth being tried first.
     """
-    if (last := slack(most)) >= 0:
-        return most
-    low, high, first = 0, most, 0
-    for known in dict.fromkeys((min(start, most), 1)):
+    if (last := slack(maximum)) >= 0:
+        return maximum
+    low, high, first = 0, maximum, 0
+    for known in dict.fromkeys((min(start, maximum), 1)):
         if known < high and (left := slack(known)) >= 0:
             low, first = known, left
             break
@@ -220,30 +222,30 @@ def most_that_fit(slack: Callable[[int], int], most: int, start: int = 1) -> int
 
 
 def longest_that_fits(
-    slack: Callable[[int], int], most: int, own: int = CHUNK, least: int = 1
+    slack: Callable[[int], int], maximum: int, own: int = CHUNK, minimum: int = 1
 ) -> int:
-    """The largest context from `least` to `most` with a slack that is not negative: in steps of
-    `CHUNK` tokens, of `FINE` ones where not even one such step fits, or `most`; 0 where there is
-    none. `own`: a context that is worth being tried first.
+    """The largest context from `minimum` to `maximum` with a slack that is not negative: in steps
+    of `CHUNK` tokens, of `FINE` ones where not even one such step fits, or `maximum`; 0 where there
+    is none. `own`: a context that is worth being tried first.
     """
-    first = -(-least // CHUNK) * CHUNK
-    return _in_steps(CHUNK, slack, most, own, least) or _in_steps(
-        FINE, slack, min(most, first), own, least
+    first = -(-minimum // CHUNK) * CHUNK
+    return _in_steps(CHUNK, slack, maximum, own, minimum) or _in_steps(
+        FINE, slack, min(maximum, first), own, minimum
     )
 
 
-def _in_steps(step: int, slack: Callable[[int], int], most: int, own: int, least: int) -> int:
-    first = -(-least // step)
-    count = -(-most // step) - first + 1
+def _in_steps(step: int, slack: Callable[[int], int], maximum: int, own: int, minimum: int) -> int:
+    first = -(-minimum // step)
+    count = -(-maximum // step) - first + 1
 
     def context(number: int) -> int:
-        return min((first + number - 1) * step, most)
+        return min((first + number - 1) * step, maximum)
 
     if count < 1:
         return 0
     start = max(own // step - first + 1, 1)
-    found = most_that_fit(lambda number: slack(context(number)), count, start)
-    return context(found) if found else 0
+    result = max_that_fit(lambda number: slack(context(number)), count, start)
+    return context(result) if result else 0
 
 
 @dataclass(frozen=True)
@@ -264,10 +266,10 @@ def largest_picture(
     and the context let be. Raises ImageError and OptionError where it is not taken.
     """
     resolution = encoder.family.resolution
-    most = resolution.most_tokens(budget)
-    if size is None and budget.max_tokens is None and most < context:
-        return LargestPicture(most, (resolution.largest_tile_type().shape,))
-    if size is None and most >= context:
+    maximum = resolution.max_tokens(budget)
+    if size is None and budget.max_tokens is None and maximum < context:
+        return LargestPicture(maximum, (resolution.largest_tile_type().shape,))
+    if size is None and maximum >= context:
         budget = Budget(budget.min_tokens, min(context - 1, budget.max_tokens or context))
     width, height = size or LARGE
     plan = prepare_blank(resolution, width, height, budget)

@@ -41,8 +41,8 @@ def first(tasks):
 
 
 def test_decoding(models, dry):
-    found = made(models.decoding("gemma-3-4b", "Q4_0", dry))
-    assert list(found) == [
+    result = made(models.decoding("gemma-3-4b", "Q4_0", dry))
+    assert list(result) == [
         "loaded and warmed up",
         "1 sequence",
         "16 sequences",
@@ -51,37 +51,37 @@ def test_decoding(models, dry):
         "64 sequences",
         "synchronising calls of a step",
     ]
-    one, cliff = found["1 sequence"], found["17 sequences"]
+    one, cliff = result["1 sequence"], result["17 sequences"]
     assert one.cells["sequences"] == 1 and one.cells["model"] == "gemma-3-4b Q4_0"
     ms = one.cells["step ms"]
     assert one.cells["tokens/s"] == pytest.approx(1e3 / ms)
     share, estimate, compiled = one.aims
-    assert share.name == "gemma-3-4b Q4_0, 1 sequence: of copying" and share.least == 0.5
-    assert share.found == pytest.approx(one.cells["GB/s"] * 1e9 / 4e12)
-    assert estimate.found == pytest.approx(one.cells["estimated ms"] / ms)
-    assert (estimate.least, estimate.most, compiled.found) == (0.75, 1.25, 0)
-    assert cliff.aims[0].most == 1.1
-    assert cliff.aims[0].found == pytest.approx(
-        cliff.cells["step ms"] / 17 / (found["16 sequences"].cells["step ms"] / 16)
+    assert share.name == "gemma-3-4b Q4_0, 1 sequence: of copying" and share.minimum == 0.5
+    assert share.result == pytest.approx(one.cells["GB/s"] * 1e9 / 4e12)
+    assert estimate.result == pytest.approx(one.cells["estimated ms"] / ms)
+    assert (estimate.minimum, estimate.maximum, compiled.result) == (0.75, 1.25, 0)
+    assert cliff.aims[0].maximum == 1.1
+    assert cliff.aims[0].result == pytest.approx(
+        cliff.cells["step ms"] / 17 / (result["16 sequences"].cells["step ms"] / 16)
     )
 
 
 def test_encoding(models, dry):
-    found = made(models.encoding("gemma-3-4b", "Q4_0", dry))
-    first = found["the first picture, against the tenth"]
-    assert first.aims[0].found == first.cells["first ms"] / first.cells["tenth ms"]
+    result = made(models.encoding("gemma-3-4b", "Q4_0", dry))
+    first = result["the first picture, against the tenth"]
+    assert first.aims[0].result == first.cells["first ms"] / first.cells["tenth ms"]
     for count in (1, 4):
-        row = found[f"{count} x 896 px, against transformers"]
+        row = result[f"{count} x 896 px, against transformers"]
         faster, estimate = row.aims
         ratio = row.cells["transformers SDPA ms"] / row.cells["encode ms"]
-        assert faster.found == pytest.approx(ratio) and faster.least == 1.5
-        assert math.isfinite(estimate.found) and row.cells["estimated ms"] > 0
+        assert faster.result == pytest.approx(ratio) and faster.minimum == 1.5
+        assert math.isfinite(estimate.result) and row.cells["estimated ms"] > 0
 
 
 def test_shares_of_what_was_not_measured_are_unknown(models, rows):
     _, task, *_ = models.decoding("qwen3-8b", "BF16", rows.Setting("cpu", dry=True))
     row = task.make()
-    assert row.cells["of copy"] == "-" and row.aims[0].met is None and row.aims[0].least == 0.75
+    assert row.cells["of copy"] == "-" and row.aims[0].met is None and row.aims[0].minimum == 0.75
 
 
 @pytest.mark.parametrize(
@@ -112,8 +112,8 @@ def test_waits_for_the_device_are_counted(models, rows, monkeypatch):
             warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
         warnings.warn("it is deprecated", stacklevel=1)
 
-    found = models.waits_in(run, rows.Setting("cuda:0"))
-    assert len(found) == 2 and found[0].startswith("test_gpu_parts.py:")
+    result = models.waits_in(run, rows.Setting("cuda:0"))
+    assert len(result) == 2 and result[0].startswith("test_gpu_parts.py:")
     assert modes == ["warn", "default"]
 
 
@@ -121,12 +121,12 @@ def test_waits_for_the_device_are_counted(models, rows, monkeypatch):
 def tool(module, monkeypatch, tmp_path):
     """compute-sanitizer, which writes a log, says something and ends with a code."""
 
-    def make(log="", said="", code=0):
+    def make(log="", stated="", code=0):
         file = tmp_path / "compute-sanitizer"
         file.write_text(
             f"#!{sys.executable}\nimport sys\nargs = sys.argv\n"
             f"open(args[args.index('--log-file') + 1], 'w').write({log!r})\n"
-            f"print({said!r})\nraise SystemExit({code})\n"
+            f"print({stated!r})\nraise SystemExit({code})\n"
         )
         file.chmod(file.stat().st_mode | stat.S_IXUSR)
         sanitizer = module("gpu_kernels.sanitizer")
@@ -144,9 +144,9 @@ def on_device(rows):
 
 def test_clean_by_the_sanitizer(tool, on_device):
     sanitizer = tool("========= ERROR SUMMARY: 0 errors\n", "add_norm done\nmoe done\n")
-    found = made(sanitizer.tasks(on_device))
-    assert list(found) == ["memcheck", "racecheck", "initcheck", "synccheck"]
-    assert found["racecheck"].cells == {"check": "racecheck", "kernels": 2, "errors elsewhere": 0}
+    result = made(sanitizer.tasks(on_device))
+    assert list(result) == ["memcheck", "racecheck", "initcheck", "synccheck"]
+    assert result["racecheck"].cells == {"check": "racecheck", "kernels": 2, "errors elsewhere": 0}
 
 
 ERROR = """========= Invalid __global__ read of size 16 bytes
@@ -159,7 +159,7 @@ def test_errors_of_ours_are_wrong_and_others_are_counted(tool, rows, on_device):
     theirs = ERROR.format("void at::native::vectorized<4, attention<float>>(int)")
     row = first(tool(theirs, code=9).tasks(on_device))
     assert row.cells["errors elsewhere"] == 1
-    for log, place in (
+    for log, location in (
         (ERROR.format("attention_kernel"), "attention_kernel"),
         (
             "Race between Write access at 0x90 in kernel.py:120:attention_kernel\nERROR SUMMARY: 1\n",
@@ -167,7 +167,7 @@ def test_errors_of_ours_are_wrong_and_others_are_counted(tool, rows, on_device):
         ),
         ("========= ERROR SUMMARY: 1 error\n", "an unknown place"),
     ):
-        with pytest.raises(rows.WrongError, match=f"errors, in {place}"):
+        with pytest.raises(rows.WrongError, match=f"errors, in {location}"):
             first(tool(log, code=9).tasks(on_device))
 
 
@@ -175,7 +175,7 @@ def test_a_machine_that_the_sanitizer_does_not_take(tool, rows, on_device, monke
     sanitizer = tool("========= Error: Device not supported\n", code=1)
     with pytest.raises(rows.SkipError, match="does not take"):
         first(sanitizer.tasks(on_device))
-    tool(said="Segmentation fault", code=1)
+    tool(stated="Segmentation fault", code=1)
     with pytest.raises(rows.WrongError, match="exit code 1: Segmentation fault"):
         first(sanitizer.tasks(on_device))
     monkeypatch.setenv("PATH", "")
@@ -201,6 +201,8 @@ def test_demo(module, rows, dry):
     assert len([label for label in tasks if label.startswith("answer ")]) == 2 * 6
     wrong = rows.Once(lambda: [""] * 6)
     there = rows.Once(demo.on_cpu)
-    asked = rows.Once(lambda: [(module("gpu_kernels.package").ROOT / "examples/shapes.png", "x")])
+    requested = rows.Once(
+        lambda: [(module("gpu_kernels.package").ROOT / "examples/shapes.png", "x")]
+    )
     with pytest.raises(rows.WrongError, match="expected ''"):
-        demo.answered(0, "fp32", there, asked, wrong)
+        demo.answered(0, "fp32", there, requested, wrong)

@@ -57,17 +57,17 @@ def test_without_a_gpu_one_clear_line(script, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "reported"),
     [
         (["--only", "softmax"], "--only softmax: expected one of ceilings, compile, cases"),
         (["--budget", "0"], "--budget 0.0: expected seconds, more than 0"),
         (["--budget", "nan"], "--budget nan: expected seconds, more than 0"),
     ],
 )
-def test_an_option_that_is_wrong(script, capsys, options, told):
+def test_an_option_that_is_wrong(script, capsys, options, reported):
     assert script.main(options) == 2
     printed = capsys.readouterr()
-    assert printed.err.startswith(told) and printed.err.count("\n") == 1
+    assert printed.err.startswith(reported) and printed.err.count("\n") == 1
 
 
 def test_names_are_those_of_parts_and_of_ops(module):
@@ -154,7 +154,7 @@ def test_results_are_kept_and_summed_up(here, script, tmp_path, capsys):
     lines = [json.loads(line) for line in (tmp_path / "lines.jsonl").read_text().splitlines()]
     assert lines == [{"part": p, **line} for p in given for line in given[p]]
     text = (tmp_path / "report.md").read_text()
-    for wanted in (
+    for requested in (
         "1 of 3 aims met, 1 missed, 1 unknown.",
         "| no cliff | 1.3 | at most 1.1 | **missed** |",
         "| estimate | - | at least 0.75, at most 1.25 | not measured |",
@@ -164,7 +164,7 @@ def test_results_are_kept_and_summed_up(here, script, tmp_path, capsys):
         "## T\n\n| what | ms | ratio |\n| --- | --- | --- |\n| a/b | 1.235 | - |\n| c | - | 2 |",
         "`python benchmarks/gpu.py --only demo encode`",
     ):
-        assert wanted in text, text
+        assert requested in text, text
     printed = capsys.readouterr().out
     assert "FAILED demo, b: error 1 | 2" in printed and "MISSED: no cliff: 1.3" in printed
     given["demo"].pop(2)
@@ -184,9 +184,9 @@ def test_what_there_is_is_kept_when_it_is_ended(tmp_path):
         tmp_path,
     ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    kept = tmp_path / "lines.jsonl"
+    saved = tmp_path / "lines.jsonl"
     until = time.monotonic() + 120
-    while time.monotonic() < until and not (kept.exists() and '"cases"' in kept.read_text()):
+    while time.monotonic() < until and not (saved.exists() and '"cases"' in saved.read_text()):
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=60)

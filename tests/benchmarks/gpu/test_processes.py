@@ -28,9 +28,9 @@ raise SystemExit(int(failed))
 
 @pytest.fixture
 def processes(module, monkeypatch):
-    found = module("gpu_kernels.processes")
-    monkeypatch.setattr(found, "GRACE_S", 0.3)
-    return found
+    result = module("gpu_kernels.processes")
+    monkeypatch.setattr(result, "GRACE_S", 0.3)
+    return result
 
 
 @pytest.fixture
@@ -39,9 +39,9 @@ def run(processes):
 
     def lines(rows="", end="", seconds=60.0):
         code = PART.replace("ROWS", rows.replace("\n", "\n    ")).replace("END", end)
-        found = list(processes.part_lines("p", [sys.executable, "-c", code], os.environ, seconds))
-        assert all(line["part"] == "p" for line in found)
-        return found
+        result = list(processes.part_lines("p", [sys.executable, "-c", code], os.environ, seconds))
+        assert all(line["part"] == "p" for line in result)
+        return result
 
     return lines
 
@@ -82,9 +82,9 @@ def test_so_it_is_after_a_row_that_failed(run):
 @pytest.mark.parametrize(("end", "code"), [("os._exit(0)", 0), ("os._exit(7)", 7)])
 def test_an_end_before_the_last_row_is_a_failure(run, end, code):
     """Nor does another start help: there is nothing after the last row."""
-    found = failures(run(end=end))
-    assert len(found) == 2 and not any(row for row, _ in found)
-    assert all(f"(exit code {code})" in text for _, text in found)
+    result = failures(run(end=end))
+    assert len(result) == 2 and not any(row for row, _ in result)
+    assert all(f"(exit code {code})" in text for _, text in result)
 
 
 def test_a_crash_costs_one_row(run):
@@ -125,8 +125,8 @@ def test_lines_come_as_they_are_written(processes):
 def test_what_is_no_line_of_the_part_is_passed_on(run, capfd):
     rows = "print('libfoo: warning'); print(json.dumps([1])); print(json.dumps({'part': 'q'}))"
     lines = run(rows=f"if number == 0: {rows}")
-    said = [line["said"] for line in lines if "said" in line]
-    assert said == ["libfoo: warning", "[1]", '{"part": "q"}']
+    stated = [line["said"] for line in lines if "said" in line]
+    assert stated == ["libfoo: warning", "[1]", '{"part": "q"}']
     assert rows_of(lines) == ["0", "1", "2"] and not failures(lines)
     assert "libfoo: warning" in capfd.readouterr().err
 

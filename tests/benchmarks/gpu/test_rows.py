@@ -26,7 +26,7 @@ def made(rows):
     return make
 
 
-def told(lines):
+def reported(lines):
     """Without what announces rows."""
     return [line for line in lines if not line.keys() & {"begins", "ends"}]
 
@@ -54,7 +54,7 @@ def test_a_row_that_fails_leaves_the_others(rows, made):
     ]
     lines, code = made(tasks)
     assert code == rows.FAILED
-    a, b, c, d, e = told(lines)
+    a, b, c, d, e = reported(lines)
     assert a == {"row": "a", "cells": {"ms": 2.0}, "table": "times", "aims": []}
     assert b["failure"] == "ZeroDivisionError: by zero" and "in broken" in b["traceback"]
     assert c == {"row": "c", "failure": "error 1, expected at most 0.1"}
@@ -82,12 +82,12 @@ def test_a_list_of_rows_that_breaks_off_is_a_failure(rows, made):
 
     lines, code = made(tasks())
     assert code == rows.FAILED and lines[-1]["failure"] == "ImportError: no module"
-    assert [line["row"] for line in told(lines)[:1]] == ["a"]
+    assert [line["row"] for line in reported(lines)[:1]] == ["a"]
 
 
 def test_rows_after_one_and_those_without_time(rows, made):
     tasks = [good(rows, label) for label in "abcd"]
-    assert [line["row"] for line in told(made(tasks, after="b")[0])] == ["c", "d"]
+    assert [line["row"] for line in reported(made(tasks, after="b")[0])] == ["c", "d"]
 
     def slow():
         time.sleep(0.05)
@@ -95,18 +95,18 @@ def test_rows_after_one_and_those_without_time(rows, made):
 
     tasks[1] = rows.Task("b", slow)
     lines, code = made(tasks, until=time.monotonic() + 0.04)
-    assert [line.get("row") for line in told(lines)] == ["a", "b", None]
+    assert [line.get("row") for line in reported(lines)] == ["a", "b", None]
     assert lines[-1] == {"ends": True} and lines[-2] == {"no_time_for": ["c", "d"]} and code == 0
 
 
 def test_a_dry_run_makes_what_can_be_made_here(rows, made):
-    aim = rows.Aim("of copying", None, least=0.75)
+    aim = rows.Aim("of copying", None, minimum=0.75)
     tasks = [
         rows.Task("a", lambda: rows.Row({"ms": 1.0}, aims=(aim,))),
         rows.Task("b", lambda: pytest.fail("made"), here=False),
     ]
     lines, _ = made(tasks, dry=True)
-    assert told(lines) == [
+    assert reported(lines) == [
         {"row": "a", "ran": True, "aims": ["of copying"]},
         {"row": "b", "planned": True},
     ]
@@ -141,11 +141,11 @@ def test_what_rows_share_is_made_once_and_fails_once(rows):
 
 
 def test_aims(rows):
-    assert rows.Aim("x", 0.8, least=0.75).met and not rows.Aim("x", 0.7, least=0.75).met
+    assert rows.Aim("x", 0.8, minimum=0.75).met and not rows.Aim("x", 0.7, minimum=0.75).met
     assert rows.Aim("x", 1.0, 0.75, 1.25).met and not rows.Aim("x", 1.3, 0.75, 1.25).met
-    assert rows.Aim("x", None, most=1).met is None
-    assert not rows.Aim("x", float("nan"), least=0).met
-    assert rows.Aim("x", 1.3, most=1.25).line == {
+    assert rows.Aim("x", None, maximum=1).met is None
+    assert not rows.Aim("x", float("nan"), minimum=0).met
+    assert rows.Aim("x", 1.3, maximum=1.25).line == {
         "aim": "x",
         "found": 1.3,
         "at_most": 1.25,

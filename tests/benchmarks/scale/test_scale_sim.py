@@ -28,17 +28,17 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def facts(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, object]:
     assert scale_sim.main([*words, "--json"]) == 0
-    found: dict[str, object] = json.loads(capsys.readouterr().out)
-    return found
+    result: dict[str, object] = json.loads(capsys.readouterr().out)
+    return result
 
 
 def test_a_job_is_told(costs: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--costs", costs, "--pictures", "400", "--unit", "20", "--nodes", "2", "--share", "2"]
     assert scale_sim.main([*words, "--kill", "1@50", "--price", "2"]) == 0
-    told = capsys.readouterr().out
-    assert "(measured); simulated" in told and "1 nodes lost" in told
-    assert "breaks first: the engines" in told
-    assert "node hours" in told and "at the price that was assumed" in told
+    reported = capsys.readouterr().out
+    assert "(measured); simulated" in reported and "1 nodes lost" in reported
+    assert "breaks first: the engines" in reported
+    assert "node hours" in reported and "at the price that was assumed" in reported
 
 
 def test_as_many_nodes_as_it_takes(costs: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -54,11 +54,11 @@ def test_as_many_nodes_as_it_takes(costs: str, capsys: pytest.CaptureFixture[str
 
 def test_what_is_scarce_breaks_first(costs: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--costs", costs, "--pattern", "steady", "--rate", "1", "--pictures", "9"]
-    found = {
+    result = {
         facts(capsys, *words, "--nodes", "1", *more)["breaks_first"]
         for more in (["--link-gbit", "0.0005"], ["--fetch-wait", "2"], ["--cores", "0.5"])
     }
-    assert found == {"link", "places", "cores"}
+    assert result == {"link", "places", "cores"}
 
 
 @pytest.mark.parametrize(
@@ -87,9 +87,9 @@ def test_wrong_words_are_told_in_one_line(
 ) -> None:
     with pytest.raises(SystemExit) as ended:
         scale_sim.main(["--costs", costs, *words])
-    told = capsys.readouterr().err
+    reported = capsys.readouterr().err
     assert ended.value.code == 2
-    assert says in told and told.count("\n") == 1
+    assert says in reported and reported.count("\n") == 1
 
 
 def test_costs_are_checked(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ FREE = Costs(
     engine_cores=1.0, picture_bytes=0, fetch_s=0, decode_s=0, preprocess_s=0, request_s=0,
     locked=0, tiles=0, tiles_at_once=4, encode_batch_s=0, encode_tile_s=0, prompt_tokens=0,
     output_tokens=1, step_s=0, prompt_token_s=0, output_token_s=0, step_tokens=512,
-    beside_tokens=128, answer_s=0, write_s=0, assign_s=0, load_cpu_s=0, load_wait_s=0,
+    concurrent_tokens=128, answer_s=0, write_s=0, assign_s=0, load_cpu_s=0, load_wait_s=0,
     background_cores=0,
 )  # fmt: skip
 DEMO = replace(
@@ -53,21 +53,21 @@ def by_themselves(costs: Costs, fleet: Fleet, seed: int = 1, **traffic: float) -
 @pytest.mark.parametrize("work", ["decode_s", "step_s"])
 def test_one_server_with_fixed_work(work: str) -> None:
     """M/D/1: waits are rho / (2 (1 - rho)) times the work, whether cores or the engine does it."""
-    found = by_themselves(replace(FREE, **{work: 1.0}), ONE)
-    mean, sure = mean_of(found.waits)
+    result = by_themselves(replace(FREE, **{work: 1.0}), ONE)
+    mean, sure = mean_of(result.waits)
     assert abs(mean - RATE / (2 * (1 - RATE))) < sure < 0.3
-    assert found.utilization["cores"] == pytest.approx(COUNT / found.seconds)
+    assert result.utilization["cores"] == pytest.approx(COUNT / result.seconds)
 
 
 def test_one_server_with_exponential_work() -> None:
     """M/M/1: waits are rho / (1 - rho) times the mean work, and p of all are answered within
     -ln(1 - p) / (1 - rho).
     """
-    found = by_themselves(replace(FREE, decode_s=1.0), ONE, size_cv=1.0)
-    mean, sure = mean_of(found.waits)
+    result = by_themselves(replace(FREE, decode_s=1.0), ONE, size_cv=1.0)
+    mean, sure = mean_of(result.waits)
     assert abs(mean - RATE / (1 - RATE)) < sure < 0.8
     for part in (0.5, 0.9):
-        within = [latency < -math.log(1 - part) / (1 - RATE) for latency in found.latencies]
+        within = [latency < -math.log(1 - part) / (1 - RATE) for latency in result.latencies]
         mean, sure = mean_of(within)
         assert abs(mean - part) < sure < 0.1
 
@@ -80,43 +80,43 @@ def test_several_servers() -> None:
     wait = last / (empty + last) / (servers - load)
     fleet = replace(ONE, nodes=servers)
     traffic = Traffic("steady", COUNT, rate=load, size_cv=1.0)
-    found = simulate(Scenario(replace(FREE, decode_s=1.0), fleet, traffic))
-    mean, sure = mean_of(found.waits)
+    result = simulate(Scenario(replace(FREE, decode_s=1.0), fleet, traffic))
+    mean, sure = mean_of(result.waits)
     assert abs(mean - wait) < sure < 0.4
 
 
 @pytest.mark.parametrize("size_cv", [0.0, 1.5])
 def test_cores_that_all_share(size_cv: float) -> None:
     """M/G/1 with processor sharing: 1 / (1 - rho) times the work, whatever its distribution."""
-    found = by_themselves(replace(FREE, decode_s=1.0), replace(ONE, slots=1000), size_cv=size_cv)
-    mean, sure = mean_of(found.latencies)
+    result = by_themselves(replace(FREE, decode_s=1.0), replace(ONE, slots=1000), size_cv=size_cv)
+    mean, sure = mean_of(result.latencies)
     assert abs(mean - 1 / (1 - RATE)) < sure < 0.7
-    assert max(found.waits) == 0
+    assert max(result.waits) == 0
 
 
 def test_number_present_and_work_done() -> None:
     """Little's law and the utilization law, which hold in every run exactly."""
     traffic = Traffic("steady", 2000, rate=60, size_cv=1, length_cv=1, cache_hits=0.2)
-    found = simulate(Scenario(DEMO, Fleet(2, cores=1.3), traffic))
-    assert found.present == pytest.approx(sum(found.latencies) / found.seconds)
-    host = sum(found.stages[s] for s in ("fetch", "decode", "preprocess", "request"))
-    engine = sum(found.stages[s] for s in ("encode", "prefill", "decoding", "answer"))
+    result = simulate(Scenario(DEMO, Fleet(2, cores=1.3), traffic))
+    assert result.present == pytest.approx(sum(result.latencies) / result.seconds)
+    host = sum(result.stages[s] for s in ("fetch", "decode", "preprocess", "request"))
+    engine = sum(result.stages[s] for s in ("encode", "prefill", "decoding", "answer"))
     cores = host + DEMO.engine_cores * engine + 2000 * DEMO.write_s / 256
     capacity = 2 * (1.3 - DEMO.background_cores)
-    assert found.utilization["cores"] * capacity * found.seconds == pytest.approx(cores, rel=0.01)
+    assert result.utilization["cores"] * capacity * result.seconds == pytest.approx(cores, rel=0.01)
 
 
 def test_what_known_pictures_save() -> None:
     traffic = Traffic("backlog", 1000, cache_hits=1.0, page_tokens=10)
-    found = simulate(Scenario(DEMO, traffic=traffic))
-    assert found.stages["encode"] == 0
-    assert found.stages["prefill"] == pytest.approx(1000 * 10 * DEMO.prompt_token_s)
+    result = simulate(Scenario(DEMO, traffic=traffic))
+    assert result.stages["encode"] == 0
+    assert result.stages["prefill"] == pytest.approx(1000 * 10 * DEMO.prompt_token_s)
 
 
 def test_answers_as_long_and_pictures_as_large_as_they_are_in_the_mean() -> None:
     traffic = Traffic("backlog", 2500, size_cv=1.0, length_cv=0.7)
-    found = simulate(Scenario(replace(DEMO, output_tokens=40), traffic=traffic))
-    assert found.stages["decode"] == pytest.approx(2500 * DEMO.decode_s, rel=0.07)
+    result = simulate(Scenario(replace(DEMO, output_tokens=40), traffic=traffic))
+    assert result.stages["decode"] == pytest.approx(2500 * DEMO.decode_s, rel=0.07)
     run = Simulation(Scenario(replace(DEMO, output_tokens=40), traffic=traffic))
     assert fmean(run.picture(n).output for n in range(2500)) == pytest.approx(40, rel=0.05)
 
@@ -125,23 +125,23 @@ def test_machines_that_nodes_share() -> None:
     """Two actors on two cores get what there is of them, not twice what one gets."""
     backlog = Traffic("backlog", 1000, unit=25)
     costs = replace(DEMO, load_cpu_s=0, load_wait_s=0)
-    alone, together, apart = (
+    alone, together, separate = (
         simulate(Scenario(costs, fleet, backlog)).rate
         for fleet in (Fleet(1), Fleet(2, share=2), Fleet(2))
     )
-    most = 2 / sum((DEMO.decode_s, DEMO.preprocess_s, DEMO.request_s))
-    assert apart == pytest.approx(2 * alone, rel=0.05)
-    assert 1.3 * alone < together < 1.9 * alone < most
+    maximum = 2 / sum((DEMO.decode_s, DEMO.preprocess_s, DEMO.request_s))
+    assert separate == pytest.approx(2 * alone, rel=0.05)
+    assert 1.3 * alone < together < 1.9 * alone < maximum
 
 
 @pytest.mark.parametrize("pattern", ["steady", "bursts", "backlog"])
 def test_every_picture_is_answered_once_where_nodes_are_lost(pattern: str) -> None:
     traffic = Traffic(pattern, 1500, rate=60, peak=3, period_s=20, burst_s=5, unit=20)
     failures = Failures(mtbf_s=5.0, notice_s=0.5, restart_s=2.0)
-    found = simulate(Scenario(DEMO, Fleet(3, queue=None), traffic, failures))
-    assert found.lost_nodes > 3 and found.again > 0
-    assert found.times == dict.fromkeys(range(1500), 1)
-    assert found.finished == found.came == 1500 and found.rejected == 0
+    result = simulate(Scenario(DEMO, Fleet(3, queue=None), traffic, failures))
+    assert result.lost_nodes > 3 and result.again > 0
+    assert result.times == dict.fromkeys(range(1500), 1)
+    assert result.finished == result.came == 1500 and result.rejected == 0
 
 
 def test_a_node_that_is_killed_leaves_its_units_to_others() -> None:
@@ -157,11 +157,11 @@ def test_a_node_that_is_killed_leaves_its_units_to_others() -> None:
 def test_a_full_queue_sends_pictures_away() -> None:
     """M/D/1 of twice what can be done: half are sent away, and those who wait are so many."""
     traffic = Traffic("steady", 4000, rate=2.0)
-    found = simulate(Scenario(replace(FREE, decode_s=1.0), replace(ONE, queue=5), traffic))
-    assert found.most_waiting == 5
-    assert found.finished + found.rejected == found.came == 4000
-    assert found.rejected == pytest.approx(2000, rel=0.05)
-    assert max(found.latencies) <= 6 + 1e-6
+    result = simulate(Scenario(replace(FREE, decode_s=1.0), replace(ONE, queue=5), traffic))
+    assert result.max_waiting == 5
+    assert result.finished + result.rejected == result.came == 4000
+    assert result.rejected == pytest.approx(2000, rel=0.05)
+    assert max(result.latencies) <= 6 + 1e-6
 
 
 @pytest.mark.parametrize(("pattern", "peak"), [("steady", 1.0), ("wave", 1.8), ("bursts", 6.0)])
@@ -193,18 +193,18 @@ def test_the_same_seed_tells_the_same() -> None:
 def test_a_card_works_beside_the_cores() -> None:
     """It takes no share of the cores but for the thread that waits for it."""
     costs = replace(FREE, device="gpu", step_s=1.0, engine_cores=1.0)
-    found = by_themselves(costs, replace(ONE, cores=2))
-    mean, sure = mean_of(found.waits)
+    result = by_themselves(costs, replace(ONE, cores=2))
+    mean, sure = mean_of(result.waits)
     assert abs(mean - RATE / (2 * (1 - RATE))) < sure
-    assert found.utilization["cores"] == 0
-    assert found.utilization["engine"] == pytest.approx(COUNT / found.seconds)
+    assert result.utilization["cores"] == 0
+    assert result.utilization["engine"] == pytest.approx(COUNT / result.seconds)
 
 
 def test_sequences_of_a_batch_share_the_steps() -> None:
     """Four answers of ten tokens at once: ten steps of four, and one prompt after another."""
     costs = replace(FREE, prompt_tokens=5, output_tokens=10, step_s=1.0, output_token_s=0.1)
-    found = simulate(Scenario(costs, Fleet(1, slots=4), Traffic("backlog", 4)))
-    assert found.stages["decoding"] == pytest.approx(10 * 1.0 + 4 * 9 * 0.1)
+    result = simulate(Scenario(costs, Fleet(1, slots=4), Traffic("backlog", 4)))
+    assert result.stages["decoding"] == pytest.approx(10 * 1.0 + 4 * 9 * 0.1)
 
 
 def test_shares_of_a_resource() -> None:

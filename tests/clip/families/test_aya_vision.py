@@ -30,15 +30,17 @@ def test_defaults_are_those_of_transformers() -> None:
     from transformers import AyaVisionConfig, Cohere2Config, SiglipVisionConfig
 
     tower, whole = SiglipVisionConfig(), AyaVisionConfig()
-    found = aya_vision.read(Settings({}, "config.json"), Settings(SIDE, "preprocessor_config.json"))
+    result = aya_vision.read(
+        Settings({}, "config.json"), Settings(SIDE, "preprocessor_config.json")
+    )
     assert (
-        found.vit.layers,
-        found.vit.width,
-        found.vit.ffn,
-        found.vit.heads,
-        found.vit.eps,
-        found.patch,
-        found.resolution.tile,
+        result.vit.layers,
+        result.vit.width,
+        result.vit.ffn,
+        result.vit.heads,
+        result.vit.eps,
+        result.patch,
+        result.resolution.tile,
     ) == (
         tower.num_hidden_layers,
         tower.hidden_size,
@@ -48,25 +50,25 @@ def test_defaults_are_those_of_transformers() -> None:
         tower.patch_size,
         tower.image_size,
     )
-    assert (found.factor, found.inner_eps) == (
+    assert (result.factor, result.inner_eps) == (
         whole.downsample_factor,
         whole.adapter_layer_norm_eps,
     )
-    assert found.inner == found.text_width == Cohere2Config().hidden_size
-    assert (tower.hidden_act, found.vit.gelu) == ("gelu_pytorch_tanh", "tanh")
+    assert result.inner == result.text_width == Cohere2Config().hidden_size
+    assert (tower.hidden_act, result.vit.gelu) == ("gelu_pytorch_tanh", "tanh")
 
 
 @pytest.mark.parametrize("size", [(224, 224), (900, 300), (300, 900), (1, 700), (640, 480)])
-@pytest.mark.parametrize("most", [1, 2, 12])
-def test_prompts_and_tiles_are_the_reference_s(size: tuple[int, int], most: int) -> None:
+@pytest.mark.parametrize("maximum", [1, 2, 12])
+def test_prompts_and_tiles_are_the_reference_s(size: tuple[int, int], maximum: int) -> None:
     """Tiles are numbered from 1, the whole comes last, and a picture of one tile is the whole."""
     from transformers import AyaVisionProcessor
     from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 
-    family = read(image={"max_patches": most})
+    family = read(image={"max_patches": maximum})
     pixels = np.random.default_rng(0).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
     plan = family.resolution.prepare(pixels)
-    images = GotOcr2ImageProcessorPil(**SIDE, max_patches=most, crop_to_patches=True)
+    images = GotOcr2ImageProcessorPil(**SIDE, max_patches=maximum, crop_to_patches=True)
     expected = images(pixels, return_tensors="np")
     np.testing.assert_array_equal(np.stack(plan.tiles), expected["pixel_values"])
 
@@ -84,15 +86,15 @@ def test_prompts_and_tiles_are_the_reference_s(size: tuple[int, int], most: int)
 
 
 def test_published_names() -> None:
-    found = read(num_hidden_layers=1, top={"alignment_intermediate_size": 40}).parameters()
+    result = read(num_hidden_layers=1, top={"alignment_intermediate_size": 40}).parameters()
     at = "vision_tower.vision_model.encoder.layers.0"
-    assert found["v.blk.0.attn_out.weight"].sources[0] == f"{at}.self_attn.out_proj.weight"
-    assert found["mm.model.mlp.1.weight"].sources[0] == "multi_modal_projector.linear_1.weight"
-    assert (found["mm.model.mlp.1.weight"].shape, found["mm.model.mlp.3.weight"].shape) == (
+    assert result["v.blk.0.attn_out.weight"].sources[0] == f"{at}.self_attn.out_proj.weight"
+    assert result["mm.model.mlp.1.weight"].sources[0] == "multi_modal_projector.linear_1.weight"
+    assert (result["mm.model.mlp.1.weight"].shape, result["mm.model.mlp.3.weight"].shape) == (
         (40, 4 * 768),
         (32, 20),
     )
-    assert not any("post_ln" in name for name in found)
+    assert not any("post_ln" in name for name in result)
 
 
 WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
@@ -130,6 +132,6 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_settings_that_cannot_be_followed(case: str) -> None:
-    vision, top, told = WRONG[case]
-    with pytest.raises(ModelError, match=f"^config.json: {told}"):
+    vision, top, reported = WRONG[case]
+    with pytest.raises(ModelError, match=f"^config.json: {reported}"):
         read(top, **vision)

@@ -42,24 +42,24 @@ def test_defaults_are_those_of_transformers() -> None:
     from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 
     config, image = Gemma3Config(), Gemma3ImageProcessorPil()
-    found = read(
+    result = read(
         Settings({"mm_tokens_per_image": 49}, "config.json"),
         Settings({}, "preprocessor_config.json"),
     )
     vision = config.vision_config
-    assert (found.vit.layers, found.vit.width, found.vit.ffn, found.vit.heads) == (
+    assert (result.vit.layers, result.vit.width, result.vit.ffn, result.vit.heads) == (
         vision.num_hidden_layers,
         vision.hidden_size,
         vision.intermediate_size,
         vision.num_attention_heads,
     )
-    assert (found.resolution.side, found.patch, found.text_width) == (
+    assert (result.resolution.side, result.patch, result.text_width) == (
         vision.image_size,
         vision.patch_size,
         config.text_config.hidden_size,
     )
-    assert (image.size["height"], image.size["width"]) == (found.resolution.side,) * 2
-    how = found.resolution.normalize
+    assert (image.size["height"], image.size["width"]) == (result.resolution.side,) * 2
+    how = result.resolution.normalize
     assert (how.mean, how.std, how.scale) == (
         tuple(image.image_mean),
         tuple(image.image_std),
@@ -125,8 +125,8 @@ WRONG_IMAGE: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("case", WRONG_IMAGE)
 def test_image_settings_that_cannot_be_followed(case: str) -> None:
-    values, told = WRONG_IMAGE[case]
-    with pytest.raises(ModelError, match=f"^processor_config.json: image_processor: {told}"):
+    values, reported = WRONG_IMAGE[case]
+    with pytest.raises(ModelError, match=f"^processor_config.json: image_processor: {reported}"):
         family(**values)
 
 
@@ -150,8 +150,8 @@ WRONG_VISION: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("case", WRONG_VISION)
 def test_towers_that_cannot_be(case: str) -> None:
-    values, told = WRONG_VISION[case]
-    with pytest.raises(ModelError, match=f"^config.json: vision_config: {told}"):
+    values, reported = WRONG_VISION[case]
+    with pytest.raises(ModelError, match=f"^config.json: vision_config: {reported}"):
         family(values)
 
 

@@ -47,13 +47,13 @@ def read(
         "vision_config": TINY | (vision or {}),
         "text_config": {"hidden_size": 20} | (text or {}),
     }
-    found = vision_family(
+    result = vision_family(
         "gemma4",
         Settings(config, "config.json"),
         Settings(IMAGE | (image or {}), "processor_config.json"),
     )
-    assert isinstance(found, gemma4.Gemma4Vision)
-    return found
+    assert isinstance(result, gemma4.Gemma4Vision)
+    return result
 
 
 def usual() -> gemma4.Gemma4Vision:
@@ -68,8 +68,8 @@ def test_defaults_are_those_of_transformers() -> None:
         Gemma4ImageProcessorPil,
     )
 
-    expected, image, found = Gemma4VisionConfig(), Gemma4ImageProcessorPil(), usual()
-    tower = found.tower
+    expected, image, actual = Gemma4VisionConfig(), Gemma4ImageProcessorPil(), usual()
+    tower = actual.tower
     assert (
         tower.layers,
         tower.width,
@@ -90,12 +90,12 @@ def test_defaults_are_those_of_transformers() -> None:
         expected.use_clipped_linears,
     )
     assert (
-        found.patch,
-        found.pool,
-        found.places,
-        found.standardized,
-        found.text_width,
-        found.bidirectional,
+        actual.patch,
+        actual.pool,
+        actual.locations,
+        actual.standardized,
+        actual.text_width,
+        actual.bidirectional,
     ) == (
         expected.patch_size,
         expected.pooling_kernel_size,
@@ -104,14 +104,14 @@ def test_defaults_are_those_of_transformers() -> None:
         Gemma4TextConfig().hidden_size,
         False,
     )
-    assert (found.resolution.cell, found.resolution.tokens, found.resolution.sizes) == (
+    assert (actual.resolution.cell, actual.resolution.tokens, actual.resolution.sizes) == (
         image.patch_size * image.pooling_kernel_size,
         image.max_soft_tokens,
         _SUPPORTED_SOFT_TOKENS,
     )
     assert (
-        found.tower.rotary.frequencies[0] == 1
-        and len(found.tower.rotary.axes) == expected.head_dim // 2
+        actual.tower.rotary.frequencies[0] == 1
+        and len(actual.tower.rotary.axes) == expected.head_dim // 2
     )
 
 
@@ -129,16 +129,16 @@ def test_sizes_are_those_of_the_reference() -> None:
             int(rng.choice(gemma4.SIZES)),
         )
         expected = get_aspect_ratio_preserving_size(height, width, patch, tokens * pool**2, pool)
-        found = largest_grid(height, width, patch * pool, tokens)
-        assert tuple(side * patch * pool for side in found) == expected, (
+        actual = largest_grid(height, width, patch * pool, tokens)
+        assert tuple(side * patch * pool for side in actual) == expected, (
             height,
             width,
             patch,
             pool,
             tokens,
         )
-        assert 0 < found[0] * found[1] <= tokens
-        narrow += 1 in found
+        assert 0 < actual[0] * actual[1] <= tokens
+        narrow += 1 in actual
     assert narrow > 100
 
 
@@ -177,7 +177,7 @@ def test_normalized_pixels_where_the_settings_say_so() -> None:
 
 
 @pytest.mark.parametrize(
-    "budget, size, most",
+    "budget, size, maximum",
     [
         (DEFAULT_BUDGET, 280, 280),
         (Budget(detail="high"), 280, 280),
@@ -193,18 +193,18 @@ def test_normalized_pixels_where_the_settings_say_so() -> None:
         (Budget(max_tokens=1120, detail="low"), 1120, 1120),
     ],
 )
-def test_a_budget_is_one_of_the_sizes(budget: Budget, size: int, most: int) -> None:
+def test_a_budget_is_one_of_the_sizes(budget: Budget, size: int, maximum: int) -> None:
     family, pixels = usual(), picture(2, 64, 64)
     plan, side = family.resolution.prepare(pixels, budget), int(size**0.5)
     assert plan.sizes == ((side * 48, side * 48),) and plan.tokens == side * side
-    assert family.resolution.most_tokens(budget) == most
+    assert family.resolution.max_tokens(budget) == maximum
     assert plan.notes == (
         ()
         if size == 280
         else (f"shown in {side * side} tokens by the image budget, 256 without it",)
     )
     for shape in ((3, 500), (77, 1000), (1, 1)):
-        assert family.resolution.prepare(np.zeros((*shape, 3), np.uint8), budget).tokens <= most
+        assert family.resolution.prepare(np.zeros((*shape, 3), np.uint8), budget).tokens <= maximum
 
 
 def test_too_small_a_budget_is_refused_with_the_numbers() -> None:
@@ -251,8 +251,8 @@ def test_the_tower_is_transformers(more: dict[str, Any], tmp_path: Path) -> None
     rng = torch.Generator().manual_seed(2)
     for name, buffer in tower.named_buffers():
         if "inv_freq" not in name:
-            least, most = (1, 2) if "max" in name or "scale" in name else (-2, -1)
-            buffer.copy_(torch.rand(buffer.shape, generator=rng) * (most - least) + least)
+            minimum, maximum = (1, 2) if "max" in name or "scale" in name else (-2, -1)
+            buffer.copy_(torch.rand(buffer.shape, generator=rng) * (maximum - minimum) + minimum)
     tensors = {name: t.clone() for name, t in holder.state_dict().items()} | {
         "model.audio_tower.layers.0.norm_out.weight": torch.ones(3),
         "model.embed_audio.embedding_projection.weight": torch.ones(2, 2),
@@ -270,9 +270,11 @@ def test_the_tower_is_transformers(more: dict[str, Any], tmp_path: Path) -> None
         .permute(1, 3, 2, 4, 0)
         .reshape(1, -1, 48)
     )
-    places = torch.cartesian_prod(torch.arange(height // 4), torch.arange(width // 4)).flip(1)[None]
+    locations = torch.cartesian_prod(torch.arange(height // 4), torch.arange(width // 4)).flip(1)[
+        None
+    ]
     with torch.no_grad():
-        expected = holder.model.embed_vision(tower(patches, places).last_hidden_state)
+        expected = holder.model.embed_vision(tower(patches, locations).last_hidden_state)
     assert (
         nmse(Encoder(family, weights, [Cpu()], dtype=torch.float32).encode(tiles)[0], expected)
         < 1e-10
@@ -283,9 +285,9 @@ def test_the_tower_is_transformers(more: dict[str, Any], tmp_path: Path) -> None
     )
 
 
-def nmse(found: torch.Tensor, expected: torch.Tensor) -> float:
+def nmse(result: torch.Tensor, expected: torch.Tensor) -> float:
     """|found - expected|^2 / |expected|^2"""
-    return float((found.float() - expected).square().sum() / expected.square().sum())
+    return float((result.float() - expected).square().sum() / expected.square().sum())
 
 
 def test_pictures_are_blocks_where_the_decoder_says_so() -> None:
@@ -311,23 +313,23 @@ def test_a_gguf_says_what_its_keys_and_tensors_say() -> None:
         "v.std_bias": (48,),
         "v.blk.0.attn_q.input_max": (1,),
     }
-    found = gguf_vision_family(
+    result = gguf_vision_family(
         "gemma4v", {f"clip.{key}": value for key, value in keys.items()}, shapes, "mmproj.gguf"
     )
-    assert isinstance(found, gemma4.Gemma4Vision)
+    assert isinstance(result, gemma4.Gemma4Vision)
     assert (
-        found.tower.head,
-        found.tower.groups,
-        found.tower.clipped,
-        found.standardized,
-        found.pool,
+        result.tower.head,
+        result.tower.groups,
+        result.tower.clipped,
+        result.standardized,
+        result.pool,
     ) == (12, 4, True, True, 3)
-    assert (found.places, found.resolution.tokens, found.bidirectional, found.text_width) == (
-        10240,
-        280,
-        True,
-        20,
-    )
+    assert (
+        result.locations,
+        result.resolution.tokens,
+        result.bidirectional,
+        result.text_width,
+    ) == (10240, 280, True, 20)
     short = gguf_vision_family(
         "gemma4v",
         {f"clip.{key}": value for key, value in keys.items()},
@@ -382,6 +384,6 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_what_cannot_be_followed_is_refused(case: str) -> None:
-    vision, image, told = WRONG[case]
-    with pytest.raises(ModelError, match=told):
+    vision, image, reported = WRONG[case]
+    with pytest.raises(ModelError, match=reported):
         read(vision, image)

@@ -21,13 +21,13 @@ from mtmd.kernels.checkpoint.settings import Settings
 
 
 def read(image: dict[str, Any] | None = None, **vision: Any) -> glm4v.Glm4Vision:
-    found = vision_family(
+    result = vision_family(
         "glm4v",
         Settings({"vision_config": vision}, "config.json"),
         Settings(image or {}, "preprocessor_config.json"),
     )
-    assert isinstance(found, glm4v.Glm4Vision)
-    return found
+    assert isinstance(result, glm4v.Glm4Vision)
+    return result
 
 
 def sides(rng: random.Random) -> tuple[int, int]:
@@ -44,15 +44,15 @@ def test_sizes_are_the_reference_ones() -> None:
 
     rng = random.Random(0)
     for _ in range(3000):
-        least = 2 * rng.randint(1, 100_000)
-        most = least + 2 * 784 + 2 * rng.randint(0, 250_000)
-        found, (height, width) = (
-            read({"size": {"shortest_edge": least, "longest_edge": most}}).resolution,
+        minimum = 2 * rng.randint(1, 100_000)
+        maximum = minimum + 2 * 784 + 2 * rng.randint(0, 250_000)
+        actual, (height, width) = (
+            read({"size": {"shortest_edge": minimum, "longest_edge": maximum}}).resolution,
             sides(rng),
         )
-        expected = smart_resize(2, height, width, 2, 28, least, most)
-        assert found.size(height, width) == expected, (height, width, least, most)
-        assert expected[0] * expected[1] // 784 <= found.most_tokens()
+        expected = smart_resize(2, height, width, 2, 28, minimum, maximum)
+        assert actual.size(height, width) == expected, (height, width, minimum, maximum)
+        assert expected[0] * expected[1] // 784 <= actual.max_tokens()
 
 
 def test_narrow_pictures() -> None:
@@ -69,16 +69,16 @@ def test_defaults_are_those_of_transformers() -> None:
     from transformers.models.glm4v.configuration_glm4v import Glm4vVisionConfig
     from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
 
-    c, p, found = Glm4vVisionConfig(), Glm4vImageProcessorPil(), read()
+    c, p, result = Glm4vVisionConfig(), Glm4vImageProcessorPil(), read()
     assert (
-        found.layers,
-        found.width,
-        found.merger,
-        found.heads,
-        found.text_width,
-        found.eps,
-        found.bias,
-        found.side,
+        result.layers,
+        result.width,
+        result.merger,
+        result.heads,
+        result.text_width,
+        result.eps,
+        result.bias,
+        result.side,
     ) == (
         c.depth,
         c.hidden_size,
@@ -89,13 +89,13 @@ def test_defaults_are_those_of_transformers() -> None:
         c.attention_bias,
         c.image_size // c.patch_size,
     )
-    pictures = found.resolution
+    pictures = result.resolution
     assert (pictures.patch, pictures.merge, pictures.resample) == (
         p.patch_size,
         p.merge_size,
         p.resample.name.lower(),
     )
-    assert (2 * pictures.least, 2 * pictures.most) == (
+    assert (2 * pictures.minimum, 2 * pictures.maximum) == (
         p.size["shortest_edge"],
         p.size["longest_edge"],
     )
@@ -136,8 +136,8 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_towers_that_cannot_be(case: str) -> None:
-    values, told = WRONG[case]
-    with pytest.raises(ModelError, match=f"^config.json: {told}"):
+    values, reported = WRONG[case]
+    with pytest.raises(ModelError, match=f"^config.json: {reported}"):
         read(**values)
 
 
@@ -150,14 +150,14 @@ def test_limits_without_room() -> None:
 
 
 def test_names_of_published_checkpoints() -> None:
-    found = read(depth=1).parameters()
-    assert found["v.norm_embd.weight"].sources[0] == "model.visual.post_conv_layernorm.weight"
-    assert found["mm.model.fc.weight"].sources[0] == "model.visual.merger.proj.weight"
-    assert found["v.blk.0.attn_qkv.weight"].sources == (
+    result = read(depth=1).parameters()
+    assert result["v.norm_embd.weight"].sources[0] == "model.visual.post_conv_layernorm.weight"
+    assert result["mm.model.fc.weight"].sources[0] == "model.visual.merger.proj.weight"
+    assert result["v.blk.0.attn_qkv.weight"].sources == (
         "model.visual.blocks.0.attn.qkv.weight",
         "visual.blocks.0.attn.qkv.weight",
     )
-    assert {n for n in found if n.endswith(".bias")} == {
+    assert {n for n in result if n.endswith(".bias")} == {
         "v.patch_embd.bias",
         "mm.patch_merger.bias",
         "mm.post_norm.bias",
@@ -203,10 +203,10 @@ def test_positions_are_scaled_as_the_reference_scales_them(grid: tuple[int, int]
             rows,
             columns,
         )
-        found = ops.resize2d.reference(
+        actual = ops.resize2d.reference(
             reference.position_embedding.weight, grid=(24, 24), size=grid, mode="bicubic"
         )
-    assert float((found - expected).square().sum() / expected.square().sum()) < 1e-10
+    assert float((actual - expected).square().sum() / expected.square().sum()) < 1e-10
 
 
 def test_a_gguf_of_the_published_one() -> None:
@@ -223,8 +223,8 @@ def test_a_gguf_of_the_published_one() -> None:
         "clip.use_silu": True,
     }
     published = {"size": {"shortest_edge": 12544, "longest_edge": 9633792}}
-    found: Any = gguf_vision_family("glm4v", keys, {}, "mmproj.gguf")
-    assert found == read(published)
+    result: Any = gguf_vision_family("glm4v", keys, {}, "mmproj.gguf")
+    assert result == read(published)
     assert gguf_vision_family(
         "glm4v", keys, {"v.blk.0.attn_qkv.bias": (4608,)}, "mmproj.gguf"
     ) == read(published, attention_bias=True)

@@ -77,18 +77,18 @@ def test_pictures_are_cut_as_by_the_reference(tile: int, longest: int, splits: b
     ]
     for seed, size in enumerate(sizes):
         pixels = picture(seed, *size)
-        plan, found = (
+        plan, result = (
             ours.resolution.prepare(pixels),
             theirs([Image.fromarray(pixels)], return_tensors="np"),
         )
-        assert np.array_equal(np.stack(plan.tiles), found["pixel_values"][0]), size
-        rows, columns = found["rows"][0][0], found["cols"][0][0]
+        assert np.array_equal(np.stack(plan.tiles), result["pixel_values"][0]), size
+        rows, columns = result["rows"][0][0], result["cols"][0][0]
         assert ours.prompt(plan).count("<row_") == rows * columns == len(plan.tiles) - 1
         assert (
             ours.prompt(plan).count("<image>")
             == plan.tokens
             == (rows * columns + 1) * ours.resolution.tile_tokens
-            <= ours.resolution.most_tokens()
+            <= ours.resolution.max_tokens()
         )
 
 
@@ -124,11 +124,11 @@ def test_positions_are_those_of_the_reference() -> None:
                 table.patch_embedding.weight.zero_()
                 table.patch_embedding.bias.zero_()
                 table.position_embedding.weight.copy_(torch.arange(positions**2.0)[:, None])
-                found = table(
+                result = table(
                     torch.zeros(1, 3, grid, grid), torch.ones(1, grid, grid, dtype=torch.bool)
                 )[0, :, 0]
             ours = _position_rows(grid, positions)
-            assert torch.equal(ours.float(), found), (positions, grid)
+            assert torch.equal(ours.float(), result), (positions, grid)
             moved += grid == positions and not torch.equal(ours, torch.arange(grid**2))
     assert moved
 
@@ -162,7 +162,7 @@ def test_budgets(case: str) -> None:
             plan.tokens
             == 4 * tiles
             == ours.prompt(plan).count("<image>")
-            <= ours.resolution.most_tokens(budget)
+            <= ours.resolution.max_tokens(budget)
         )
         assert plan.notes == (
             ()
@@ -197,8 +197,8 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_settings_that_cannot_be_followed(case: str) -> None:
-    values, told = WRONG[case]
-    with pytest.raises(ModelError, match=f"^preprocessor_config.json: {told}"):
+    values, reported = WRONG[case]
+    with pytest.raises(ModelError, match=f"^preprocessor_config.json: {reported}"):
         family(**values)
 
 
@@ -236,7 +236,7 @@ def test_defaults_are_those_of_transformers() -> None:
 )
 def test_a_gguf_says_what_the_checkpoint_does() -> None:
     file = GgufFile(GOLDEN / "mmproj-BF16.gguf")
-    found = gguf_vision_family(
+    actual = gguf_vision_family(
         "idefics3", file.metadata, {name: file.meta(name)[0] for name in file.names()}, "mmproj"
     )
     hf = GOLDEN / "hf"
@@ -244,7 +244,7 @@ def test_a_gguf_says_what_the_checkpoint_does() -> None:
         Settings(read_json(hf / "config.json"), "config.json"),
         Settings(read_json(hf / "preprocessor_config.json"), "image"),
     )
-    assert isinstance(found, Idefics3Vision)
-    assert found.vit.eps == pytest.approx(expected.vit.eps)
+    assert isinstance(actual, Idefics3Vision)
+    assert actual.vit.eps == pytest.approx(expected.vit.eps)
     unsaid = {"vit": None, "video": None}  # which of the two models it is, a GGUF does not say
-    assert {**vars(found), **unsaid} == {**vars(expected), **unsaid}
+    assert {**vars(actual), **unsaid} == {**vars(expected), **unsaid}

@@ -30,15 +30,15 @@ def read(
 def test_defaults_are_those_of_transformers() -> None:
     from transformers import InternVLConfig, InternVLVisionConfig
 
-    new, found = InternVLVisionConfig(), read()
+    new, result = InternVLVisionConfig(), read()
     assert (
-        found.vit.layers,
-        found.vit.width,
-        found.vit.ffn,
-        found.vit.heads,
-        found.vit.eps,
-        found.qkv_bias,
-        found.qk_norm,
+        result.vit.layers,
+        result.vit.width,
+        result.vit.ffn,
+        result.vit.heads,
+        result.vit.eps,
+        result.qkv_bias,
+        result.qk_norm,
     ) == (
         new.num_hidden_layers,
         new.hidden_size,
@@ -49,23 +49,23 @@ def test_defaults_are_those_of_transformers() -> None:
         new.use_qk_norm,
     )
     assert (
-        (new.hidden_act, found.vit.gelu)
-        == (InternVLConfig().projector_hidden_act, found.gelu)
+        (new.hidden_act, result.vit.gelu)
+        == (InternVLConfig().projector_hidden_act, result.gelu)
         == ("gelu", "none")
     )
-    assert ([found.resolution.tile] * 2, [found.patch] * 2, found.rms) == (
+    assert ([result.resolution.tile] * 2, [result.patch] * 2, result.rms) == (
         list(new.image_size),
         list(new.patch_size),
         False,
     )
-    assert InternVLConfig().image_seq_length == found.resolution.tile_tokens == 256
+    assert InternVLConfig().image_seq_length == result.resolution.tile_tokens == 256
 
 
 def test_sizes_may_be_given_once_or_twice() -> None:
     image = {"size": {"height": 56, "width": 56}}
     for size, patch in ((56, 14), ([56, 56], [14, 14]), ((56, 56), 14)):
-        found = read(image=image, image_size=size, patch_size=patch)
-        assert (found.resolution.tile, found.patch, found.resolution.tile_tokens) == (56, 14, 4)
+        result = read(image=image, image_size=size, patch_size=patch)
+        assert (result.resolution.tile, result.patch, result.resolution.tile_tokens) == (56, 14, 4)
 
 
 def test_the_prompt_has_nothing_between_tiles() -> None:
@@ -91,13 +91,13 @@ QKV = {f"v.blk.0.attn_{part}.bias" for part in "qkv"}
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("qk_norm", [False, True])
 def test_parameters(rms: bool, bias: bool, qk_norm: bool) -> None:
-    found = read(
+    result = read(
         num_hidden_layers=1,
         norm_type="rms_norm" if rms else "layer_norm",
         attention_bias=bias,
         use_qk_norm=qk_norm,
     ).parameters()
-    names = set(found)
+    names = set(result)
     assert names & BIASES == (set() if rms else BIASES) and names & QKV == (QKV if bias else set())
     assert (
         ("v.blk.0.attn_q_norm.weight" in names)
@@ -111,7 +111,7 @@ def test_parameters(rms: bool, bias: bool, qk_norm: bool) -> None:
         "mm.model.mlp.0.bias",
     } <= names
     assert (
-        found["v.blk.0.attn_out.weight"].sources[0]
+        result["v.blk.0.attn_out.weight"].sources[0]
         == "vision_tower.encoder.layer.0.attention.projection_layer.weight"
     )
 
@@ -180,8 +180,8 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_settings_that_cannot_be_followed(case: str) -> None:
-    vision, top, told = WRONG[case]
-    with pytest.raises(ModelError, match=f"^config.json: {told}"):
+    vision, top, reported = WRONG[case]
+    with pytest.raises(ModelError, match=f"^config.json: {reported}"):
         read(top, **vision)
 
 
@@ -217,15 +217,15 @@ def test_gguf_files_tell_the_tower_by_its_tensors() -> None:
 
 
 def test_gguf_files_say_how_many_tiles_or_leave_it_out() -> None:
-    found = gguf({}).resolution
-    assert (found.tile, found.tile_tokens, found.fewest, found.most, found.normalize.mean) == (
-        56,
-        4,
-        1,
-        12,
-        (0.1, 0.2, 0.3),
-    )
-    found = gguf(
+    result = gguf({}).resolution
+    assert (
+        result.tile,
+        result.tile_tokens,
+        result.fewest,
+        result.maximum,
+        result.normalize.mean,
+    ) == (56, 4, 1, 12, (0.1, 0.2, 0.3))
+    result = gguf(
         {},
         **{
             "vision.preproc_min_tiles": 2,
@@ -233,4 +233,4 @@ def test_gguf_files_say_how_many_tiles_or_leave_it_out() -> None:
             "vision.projector.scale_factor": 4,
         },
     ).resolution
-    assert (found.tile_tokens, found.fewest, found.most) == (1, 2, 6)
+    assert (result.tile_tokens, result.fewest, result.maximum) == (1, 2, 6)

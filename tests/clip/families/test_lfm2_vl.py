@@ -111,22 +111,22 @@ def test_one_tile_is_taken_and_four_are_refused(op: str, expected: list[torch.Te
     the same.
     """
     subject = encoder(f"{op}:batch>1")
-    found, graphs = encoder_placement(subject), encoder_graphs(subject)
+    actual, graphs = encoder_placement(subject), encoder_graphs(subject)
     report = WarmupReport(
         "tiny",
         "limited",
         "a machine of the tests",
         "fp32",
-        (found.flash,),
-        found.refused,
+        (actual.flash,),
+        actual.refused,
         tuple(graphs),
     )
     assert graphs[0].splits == 1 and set(graphs[0].ops_by_backend) == {"limited"}, "one tile"
     assert graphs[1].ops_by_backend["cpu"] > 0, "four tiles"
-    assert {(r.reason, r.runs_on) for r in found.refused} == {
+    assert {(r.reason, r.runs_on) for r in actual.refused} == {
         (f"batch {BATCH} is not supported", "cpu")
     }
-    assert op in ("*", *{r.op for r in found.refused})
+    assert op in ("*", *{r.op for r in actual.refused})
     assert "not fully on the accelerated path" in str(
         report
     ) and f"batch {BATCH} is not supported; runs on cpu" in str(report)
@@ -157,25 +157,31 @@ def test_defaults_are_those_of_transformers() -> None:
     from transformers import Lfm2VlConfig
     from transformers.models.siglip2.configuration_siglip2 import Siglip2VisionConfig
 
-    told, tower = Lfm2VlConfig(), Siglip2VisionConfig()
-    found: Any = vision_family(
+    reported, tower = Lfm2VlConfig(), Siglip2VisionConfig()
+    result: Any = vision_family(
         "lfm2_vl", Settings({}, "config.json"), Settings({}, "preprocessor_config.json")
     )
-    assert (found.inner, found.normed, found.bias, found.resolution.shuffle, found.text_width) == (
-        told.projector_hidden_size,
-        told.projector_use_layernorm,
-        told.projector_bias,
-        told.downsample_factor,
-        told.text_config.hidden_size,
+    assert (
+        result.inner,
+        result.normed,
+        result.bias,
+        result.resolution.shuffle,
+        result.text_width,
+    ) == (
+        reported.projector_hidden_size,
+        reported.projector_use_layernorm,
+        reported.projector_bias,
+        reported.downsample_factor,
+        reported.text_config.hidden_size,
     )
     assert (
-        found.vit.layers,
-        found.vit.width,
-        found.vit.ffn,
-        found.vit.heads,
-        found.vit.eps,
-        found.positions**2,
-        found.resolution.patch,
+        result.vit.layers,
+        result.vit.width,
+        result.vit.ffn,
+        result.vit.heads,
+        result.vit.eps,
+        result.positions**2,
+        result.resolution.patch,
     ) == (
         tower.num_hidden_layers,
         tower.hidden_size,
@@ -185,7 +191,9 @@ def test_defaults_are_those_of_transformers() -> None:
         tower.num_patches,
         tower.patch_size,
     )
-    assert found.resolution.tile_type() == found.resolution.largest_tile_type() == tile_of(512, 512)
+    assert (
+        result.resolution.tile_type() == result.resolution.largest_tile_type() == tile_of(512, 512)
+    )
 
 
 def test_prompts() -> None:
@@ -223,8 +231,8 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_configurations_that_cannot_be_followed(case: str) -> None:
-    config, told = WRONG[case]
-    with pytest.raises(ModelError, match=f"^config.json: {told}"):
+    config, reported = WRONG[case]
+    with pytest.raises(ModelError, match=f"^config.json: {reported}"):
         read(config)
 
 
@@ -245,7 +253,7 @@ def test_a_gguf_says_what_the_folder_says() -> None:
     """
     file = GgufFile(GOLDEN / "mmproj-BF16.gguf")
     shapes = {name: file.meta(name)[0] for name in file.names()}
-    found: Any = gguf_vision_family("lfm2", file.metadata, shapes, "mmproj.gguf")
+    actual: Any = gguf_vision_family("lfm2", file.metadata, shapes, "mmproj.gguf")
     vision = {
         "hidden_size": 144,
         "intermediate_size": 208,
@@ -261,17 +269,17 @@ def test_a_gguf_says_what_the_folder_says() -> None:
     expected = lfm2_vl.read(
         Settings(config, "config.json"), Settings({}, "preprocessor_config.json")
     )
-    assert found.vit.eps == pytest.approx(expected.vit.eps)
+    assert actual.vit.eps == pytest.approx(expected.vit.eps)
     assert (
-        found.positions,
-        found.resolution,
-        found.inner,
-        found.normed,
-        found.bias,
-        found.gelu,
-        found.text_width,
+        actual.positions,
+        actual.resolution,
+        actual.inner,
+        actual.normed,
+        actual.bias,
+        actual.gelu,
+        actual.text_width,
     ) == (8, expected.resolution, 160, True, True, "none", 128)
-    assert {name: p.shape for name, p in found.parameters().items()} == shapes
+    assert {name: p.shape for name, p in actual.parameters().items()} == shapes
     plain: Any = gguf_vision_family(
         "lfm2",
         file.metadata,

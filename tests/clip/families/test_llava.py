@@ -54,11 +54,11 @@ def family(
         | (top or {})
     )
     settings = {"size": {"shortest_edge": 28}, "crop_size": SQUARE} | pinpoints | image
-    found = vision_family(
+    result = vision_family(
         kind, Settings(config, "config.json"), Settings(settings, "preprocessor_config.json")
     )
-    assert isinstance(found, LlavaVision)
-    return found
+    assert isinstance(result, LlavaVision)
+    return result
 
 
 def picture(seed: int, width: int, height: int) -> np.ndarray:
@@ -108,12 +108,12 @@ def test_squares_are_those_of_the_reference(case: str) -> None:
     ours = family(**PROCESSORS[case] | crop, image_processor_type=name)
     for seed, size in enumerate(sizes()):
         pixels = picture(seed, *size)
-        found = ours.resolution.prepare(pixels)
+        result = ours.resolution.prepare(pixels)
         assert np.array_equal(
-            found.tiles[0],
+            result.tiles[0],
             theirs([Image.fromarray(pixels)], return_tensors="np")["pixel_values"][0],
         ), size
-        assert found.tokens == 16 == ours.prompt(found).count("<image>")
+        assert result.tokens == 16 == ours.prompt(result).count("<image>")
 
 
 def test_canvases_and_their_tokens_are_those_of_the_reference() -> None:
@@ -137,16 +137,16 @@ def test_canvases_and_their_tokens_are_those_of_the_reference() -> None:
     )
     for seed, size in enumerate(sizes()):
         pixels = picture(seed, *size)
-        plan, found = (
+        plan, result = (
             ours.resolution.prepare(pixels),
             theirs([Image.fromarray(pixels)], return_tensors="np"),
         )
-        assert np.array_equal(np.stack(plan.tiles), found["pixel_values"][0]), size
+        assert np.array_equal(np.stack(plan.tiles), result["pixel_values"][0]), size
         numbers = torch.arange(len(plan.tiles) * 16.0).view(-1, 16, 1)
         order, _ = LlavaNextModel.pack_image_features(
             model,
             [numbers],
-            torch.from_numpy(found["image_sizes"]),
+            torch.from_numpy(result["image_sizes"]),
             "default",
             image_newline=torch.tensor([-1.0]),
         )
@@ -156,7 +156,7 @@ def test_canvases_and_their_tokens_are_those_of_the_reference() -> None:
             plan.tokens
             == len(plan.order)
             == ours.prompt(plan).count("<image>")
-            <= ours.resolution.most_tokens()
+            <= ours.resolution.max_tokens()
         )
 
 
@@ -190,17 +190,17 @@ def test_budgets(case: str) -> None:
         plan.tokens
         == tokens
         == ours.prompt(plan).count("<image>")
-        <= ours.resolution.most_tokens(budget)
+        <= ours.resolution.max_tokens(budget)
     )
     assert plan.order is not None
     assert plan.order.max() < len(plan.tiles) * 16
     assert bool(plan.notes) == (tokens != 88 or case == "more than there is")
 
 
-@pytest.mark.parametrize(("kind", "most"), [("llava", 15), ("llava_next", 16)])
-def test_budgets_that_are_too_small(kind: str, most: int) -> None:
-    with pytest.raises(OptionError, match=str(most)):
-        family(kind).resolution.prepare(picture(0, 56, 56), Budget(max_tokens=most))
+@pytest.mark.parametrize(("kind", "maximum"), [("llava", 15), ("llava_next", 16)])
+def test_budgets_that_are_too_small(kind: str, maximum: int) -> None:
+    with pytest.raises(OptionError, match=str(maximum)):
+        family(kind).resolution.prepare(picture(0, 56, 56), Budget(max_tokens=maximum))
 
 
 def towers(kind: str, **more: Any) -> tuple[Any, dict[str, torch.Tensor]]:
@@ -249,10 +249,10 @@ def encode(ours: LlavaVision, file: Any, pixels: np.ndarray) -> torch.Tensor:
 
 def expected(model: Any, pixels: np.ndarray) -> torch.Tensor:
     with torch.no_grad():
-        found: torch.Tensor = model.model.get_image_features(
+        result: torch.Tensor = model.model.get_image_features(
             torch.from_numpy(pixels)[None]
         ).pooler_output[0]
-    return found
+    return result
 
 
 FEATURES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -279,10 +279,10 @@ def test_features_are_those_of_the_reference(case: str) -> None:
     model, tensors = towers(kind, **more)
     ours = family(top=more, vision={"model_type": f"{kind}_vision_model"})
     pixels = picture(0, 30, 40)
-    wanted = expected(model, ours.resolution.prepare(pixels).tiles[0])
-    found = encode(ours, TensorFile(tensors), pixels)
-    assert found.shape == wanted.shape == (ours.tower.tokens, 24)
-    assert (found - wanted).square().sum() <= 1e-10 * wanted.square().sum()
+    requested = expected(model, ours.resolution.prepare(pixels).tiles[0])
+    actual = encode(ours, TensorFile(tensors), pixels)
+    assert actual.shape == requested.shape == (ours.tower.tokens, 24)
+    assert (actual - requested).square().sum() <= 1e-10 * requested.square().sum()
 
 
 def first_converter(
@@ -371,16 +371,16 @@ def test_files_of_the_first_converter(tmp_path: Path, kind: str, tiled: bool, li
     assert isinstance(ours.resolution, AnyResolution) == tiled
     pixels = picture(0, 56, 28)
     tiles = ours.resolution.prepare(pixels).tiles
-    wanted = torch.cat([expected(model, tile) for tile in tiles])
-    found = encode(ours, file, pixels)
+    requested = torch.cat([expected(model, tile) for tile in tiles])
+    actual = encode(ours, file, pixels)
     assert len(tiles) == (3 if tiled else 1)
     if tiled:
-        newlines = found == torch.arange(24.0)
+        newlines = actual == torch.arange(24.0)
         assert newlines.all(1).sum() == 4
-        wanted = torch.cat((wanted, torch.arange(24.0)[None]))[
+        requested = torch.cat((requested, torch.arange(24.0)[None]))[
             torch.from_numpy(ours.resolution.prepare(pixels).order)
         ]
-    assert (found - wanted).square().sum() <= 1e-10 * wanted.square().sum()
+    assert (actual - requested).square().sum() <= 1e-10 * requested.square().sum()
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
@@ -453,8 +453,8 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_settings_that_cannot_be_followed(case: str) -> None:
-    values, told = WRONG[case]
-    with pytest.raises(ModelError, match=f"^{told}"):
+    values, reported = WRONG[case]
+    with pytest.raises(ModelError, match=f"^{reported}"):
         family(**values)
 
 

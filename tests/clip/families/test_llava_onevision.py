@@ -46,13 +46,13 @@ def family(
     }
     size = {"height": SIDE, "width": SIDE}
     settings = {"size": size, "video_processor": {"size": size} | (video or {})}
-    found = vision_family(
+    result = vision_family(
         "llava_onevision",
         Settings(config | pinpoints | (top or {}), "config.json"),
         Settings(settings | pinpoints | image, "preprocessor_config.json"),
     )
-    assert isinstance(found, LlavaVision) and isinstance(found.video, PooledFrames)
-    return found
+    assert isinstance(result, LlavaVision) and isinstance(result.video, PooledFrames)
+    return result
 
 
 def picture(seed: int, width: int, height: int) -> np.ndarray:
@@ -62,17 +62,17 @@ def picture(seed: int, width: int, height: int) -> np.ndarray:
 @pytest.mark.parametrize(("old", "new"), [((27, 27), (14, 14)), ((9, 4), (5, 4)), ((3, 8), (1, 7))])
 def test_cells_are_mixed_as_torch_interpolates(old: tuple[int, int], new: tuple[int, int]) -> None:
     values = torch.randn(3, *old, generator=torch.manual_seed(0))
-    wanted = interpolate(values[None], list(new), mode="bilinear")[0]
+    requested = interpolate(values[None], list(new), mode="bilinear")[0]
     order, weights = mixed(np.arange(old[0] * old[1]).reshape(old), *new)
     assert order.shape == weights.shape == (*new, 4)
-    found = (values.flatten(1)[:, order] * torch.from_numpy(weights)).sum(-1)
-    assert torch.allclose(found, wanted, atol=1e-5)
+    result = (values.flatten(1)[:, order] * torch.from_numpy(weights)).sum(-1)
+    assert torch.allclose(result, requested, atol=1e-5)
 
 
 def test_no_picture_has_more_tokens_than_are_told() -> None:
     rng = np.random.default_rng(3)
     for tiles in (1, 2, 5, 9):
-        resolution, most = family(tiles).resolution, 0
+        resolution, maximum = family(tiles).resolution, 0
         for width, height in [*rng.integers(1, 200, (80, 2)).tolist(), (90, 90), (90, 30)]:
             plan = resolution.prepare(picture(0, width, height))
             assert plan.order is not None and plan.tokens == len(plan.order)
@@ -81,8 +81,8 @@ def test_no_picture_has_more_tokens_than_are_told() -> None:
                 assert plan.order.shape == plan.weights.shape == (plan.tokens, 4)
                 assert np.allclose(plan.weights.sum(1), 1)
             assert {tile.shape for tile in plan.tiles} == {(3, 28, 28)}
-            most = max(most, plan.tokens)
-        assert 0.7 * resolution.most_tokens() < most <= resolution.most_tokens()
+            maximum = max(maximum, plan.tokens)
+        assert 0.7 * resolution.max_tokens() < maximum <= resolution.max_tokens()
 
 
 def test_one_of_several_is_shown_whole() -> None:
@@ -148,6 +148,6 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_settings_that_cannot_be_followed(case: str) -> None:
-    values, told = WRONG[case]
-    with pytest.raises(ModelError, match=f"^{told}"):
+    values, reported = WRONG[case]
+    with pytest.raises(ModelError, match=f"^{reported}"):
         family(**values)

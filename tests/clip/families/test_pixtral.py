@@ -38,26 +38,26 @@ def read(
         **more,
         **top,
     }
-    found = vision_family(
+    result = vision_family(
         kind, Settings(config, "config.json"), Settings(image or {}, "preprocessor_config.json")
     )
-    assert isinstance(found, PixtralVision)
-    return found
+    assert isinstance(result, PixtralVision)
+    return result
 
 
 def test_defaults_are_those_of_transformers() -> None:
     from transformers import LlavaConfig, Mistral3Config
     from transformers.models.pixtral.configuration_pixtral import PixtralVisionConfig
 
-    new, found = PixtralVisionConfig(), read()
-    assert (found.layers, found.width, found.ffn, found.heads, found.patch) == (
+    new, result = PixtralVisionConfig(), read()
+    assert (result.layers, result.width, result.ffn, result.heads, result.patch) == (
         new.num_hidden_layers,
         new.hidden_size,
         new.intermediate_size,
         new.num_attention_heads,
         new.patch_size,
     )
-    assert (new.hidden_act, found.act) == ("gelu", "none")
+    assert (new.hidden_act, result.act) == ("gelu", "none")
     both = Mistral3Config(), LlavaConfig()
     assert (
         [c.multimodal_projector_bias for c in both]
@@ -65,8 +65,8 @@ def test_defaults_are_those_of_transformers() -> None:
         == [False, True]
     )
     assert (
-        both[0].spatial_merge_size == found.merge
-        and found.resolution.factor == found.merge * found.patch
+        both[0].spatial_merge_size == result.merge
+        and result.resolution.factor == result.merge * result.patch
     )
     assert (read("llava").merge, read("llava").resolution.factor) == (None, 16)
     for config, kind in zip(both, ("mistral3", "llava"), strict=True):
@@ -174,8 +174,8 @@ WRONG: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_settings_that_cannot_be_followed(case: str) -> None:
-    kind, vision, top, told = WRONG[case]
-    with pytest.raises(ModelError, match=f"^config.json: {told}"):
+    kind, vision, top, reported = WRONG[case]
+    with pytest.raises(ModelError, match=f"^config.json: {reported}"):
         read(kind, vision, **top)
 
 
@@ -226,19 +226,19 @@ def test_gguf_files_of_pixtral_in_mistrals_own_format() -> None:
         "mmproj: clip",
     )
     config, image = from_gguf(keys, {"mm.1.weight": (40, 96)})
-    found = read_settings(Settings(config, "mmproj"), Settings(image, "mmproj"))
-    assert (found.layers, found.width, found.ffn, found.heads, found.act, found.text_width) == (
-        2,
-        96,
-        128,
-        2,
-        "silu",
-        40,
-    )
-    assert (found.merge, found.bias, found.resolution.longest, found.resolution.normalize.mean) == (
-        None,
-        False,
-        1024,
-        (0.1, 0.2, 0.3),
-    )
-    assert found.rotary.frequencies[12] == pytest.approx(500 ** (-2 / 48))
+    result = read_settings(Settings(config, "mmproj"), Settings(image, "mmproj"))
+    assert (
+        result.layers,
+        result.width,
+        result.ffn,
+        result.heads,
+        result.act,
+        result.text_width,
+    ) == (2, 96, 128, 2, "silu", 40)
+    assert (
+        result.merge,
+        result.bias,
+        result.resolution.longest,
+        result.resolution.normalize.mean,
+    ) == (None, False, 1024, (0.1, 0.2, 0.3))
+    assert result.rotary.frequencies[12] == pytest.approx(500 ** (-2 / 48))

@@ -38,15 +38,15 @@ def read(**vision: Any) -> qwen2_5_vl.Qwen25Vision:
 def test_defaults_are_those_of_transformers() -> None:
     from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLVisionConfig
 
-    new, found = Qwen2_5_VLVisionConfig(), read()
-    assert (found.layers, found.width, found.ffn, found.heads, found.text_width) == (
+    new, result = Qwen2_5_VLVisionConfig(), read()
+    assert (result.layers, result.width, result.ffn, result.heads, result.text_width) == (
         new.depth,
         new.hidden_size,
         new.intermediate_size,
         new.num_heads,
         new.out_hidden_size,
     )
-    assert (found.full, found.window) == (
+    assert (result.full, result.window) == (
         frozenset(new.fullatt_block_indexes),
         new.window_size // new.patch_size // new.spatial_merge_size,
     )
@@ -73,19 +73,19 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_towers_that_cannot_be(case: str) -> None:
-    values, told = WRONG[case]
-    with pytest.raises(ModelError, match=f"^config.json: vision_config: {told}"):
+    values, reported = WRONG[case]
+    with pytest.raises(ModelError, match=f"^config.json: vision_config: {reported}"):
         read(**values)
 
 
 def test_parameters() -> None:
     """Gated, and with norms that have no bias."""
-    found = read(depth=1).parameters()
-    assert found["v.blk.0.ffn_gate.weight"].sources[0] == "visual.blocks.0.mlp.gate_proj.weight"
-    assert {"v.blk.0.ffn_gate.bias", "v.post_ln.weight"} < set(found) and not {
+    result = read(depth=1).parameters()
+    assert result["v.blk.0.ffn_gate.weight"].sources[0] == "visual.blocks.0.mlp.gate_proj.weight"
+    assert {"v.blk.0.ffn_gate.bias", "v.post_ln.weight"} < set(result) and not {
         "v.blk.0.ln1.bias",
         "v.post_ln.bias",
-    } & set(found)
+    } & set(result)
 
 
 def test_windows_are_the_reference_ones() -> None:
@@ -97,16 +97,16 @@ def test_windows_are_the_reference_ones() -> None:
         rows, columns = (merge * rng.randint(1, 12) for _ in range(2))
         grid = torch.tensor([[1, rows, columns]])
         index, lengths = get_vision_window_index(grid, merge, window * merge * 14, 14)
-        found = layout(rows, columns, merge, window)
-        assert torch.equal(found.back, torch.argsort(index))
+        actual = layout(rows, columns, merge, window)
+        assert torch.equal(actual.back, torch.argsort(index))
         cells = (
             get_vision_position_ids(grid, merge).unflatten(0, (-1, merge**2))[index].flatten(0, 1)
         )  # [P, 2]
-        assert torch.equal(found.positions.t(), cells)
-        assert torch.equal(found.order, cells[:, 0] * columns + cells[:, 1])
+        assert torch.equal(actual.positions.t(), cells)
+        assert torch.equal(actual.order, cells[:, 0] * columns + cells[:, 1])
         starts, ends = lengths[:-1], lengths[1:]
         expected = torch.repeat_interleave(torch.stack((starts, ends - 1), 1), ends - starts, 0)
-        assert torch.equal(found.bounds, expected.int()) and found.bounds.dtype == torch.int32
+        assert torch.equal(actual.bounds, expected.int()) and actual.bounds.dtype == torch.int32
 
 
 def test_windows_of_several_pictures_are_the_reference_ones() -> None:
@@ -118,18 +118,18 @@ def test_windows_of_several_pictures_are_the_reference_ones() -> None:
     parts = strip.parts([(3, rows * 14, columns * 14) for rows, columns in sides])
     grid = torch.tensor([[1, *side] for side in sides])
     index, lengths = get_vision_window_index(grid, merge, window * merge * 14, 14)
-    found, count = layouts(parts, 160, merge, window), 140
+    actual, count = layouts(parts, 160, merge, window), 140
     cells = get_vision_position_ids(grid, merge).unflatten(0, (-1, merge**2))
-    assert torch.equal(found.positions.t()[:count], cells[index].flatten(0, 1))
+    assert torch.equal(actual.positions.t()[:count], cells[index].flatten(0, 1))
     order = torch.arange(count).unflatten(0, (-1, merge**2))[index].flatten()
-    assert torch.equal(found.order, torch.cat((order, torch.arange(count, 160))))
+    assert torch.equal(actual.order, torch.cat((order, torch.arange(count, 160))))
     tokens = count // merge**2
-    assert torch.equal(found.back[:tokens], torch.argsort(index))
-    assert found.back[tokens:].tolist() == list(range(tokens, 40))
+    assert torch.equal(actual.back[:tokens], torch.argsort(index))
+    assert actual.back[tokens:].tolist() == list(range(tokens, 40))
     starts, ends = lengths[:-1], lengths[1:]
     expected = torch.repeat_interleave(torch.stack((starts, ends - 1), 1), ends - starts, 0)
-    assert torch.equal(found.bounds[:count], expected.int())
-    assert (found.bounds[count:, 0] > found.bounds[count:, 1]).all()
+    assert torch.equal(actual.bounds[:count], expected.int())
+    assert (actual.bounds[count:, 0] > actual.bounds[count:, 1]).all()
 
 
 def test_windows_count_what_they_see() -> None:
@@ -147,7 +147,7 @@ def test_windows_count_what_they_see() -> None:
 @pytest.mark.skipif(not GOLDEN.is_dir(), reason=f"needs the checkpoints of {GOLDEN}")
 def test_the_golden_gguf_says_what_its_config_says() -> None:
     file, folder = GgufFile(GOLDEN / "mmproj-BF16.gguf"), GOLDEN / "hf"
-    found: Any = gguf_vision_family(
+    actual: Any = gguf_vision_family(
         "qwen2.5vl_merger", file.metadata, frozenset(file.names()), "mmproj"
     )
     config, image = (
@@ -156,8 +156,8 @@ def test_the_golden_gguf_says_what_its_config_says() -> None:
     )
     expected = qwen2_5_vl.read(config, image)
     same = ("layers", "width", "ffn", "heads", "text_width", "full", "rotary")
-    assert [getattr(found, name) for name in same] == [getattr(expected, name) for name in same]
+    assert [getattr(actual, name) for name in same] == [getattr(expected, name) for name in same]
     # The window is not in the file: the published one counts, and 56 pixels of this one's do not.
-    assert (found.window, expected.window) == (4, 2)
-    assert found.resolution.normalize.mean == pytest.approx(expected.resolution.normalize.mean)
-    assert set(CanonicalWeights(file, found.parameters(), "mmproj").sources) == set(file.names())
+    assert (actual.window, expected.window) == (4, 2)
+    assert actual.resolution.normalize.mean == pytest.approx(expected.resolution.normalize.mean)
+    assert set(CanonicalWeights(file, actual.parameters(), "mmproj").sources) == set(file.names())

@@ -24,8 +24,15 @@ def read(**vision: Any) -> qwen2_vl.Qwen2Vision:
 def test_defaults_are_those_of_transformers() -> None:
     from transformers.models.qwen2_vl.configuration_qwen2_vl import Qwen2VLVisionConfig
 
-    old, found = Qwen2VLVisionConfig(), read()
-    assert (found.layers, found.width, found.ffn, found.heads, found.text_width, found.gelu) == (
+    old, result = Qwen2VLVisionConfig(), read()
+    assert (
+        result.layers,
+        result.width,
+        result.ffn,
+        result.heads,
+        result.text_width,
+        result.gelu,
+    ) == (
         old.depth,
         old.embed_dim,
         old.embed_dim * old.mlp_ratio,
@@ -33,7 +40,7 @@ def test_defaults_are_those_of_transformers() -> None:
         old.hidden_size,
         "quick",
     )
-    assert (found.resolution.patch, found.resolution.merge) == (
+    assert (result.resolution.patch, result.resolution.merge) == (
         old.patch_size,
         old.spatial_merge_size,
     )
@@ -55,8 +62,8 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_towers_that_cannot_be(case: str) -> None:
-    values, told = WRONG[case]
-    with pytest.raises(ModelError, match=f"^config.json: vision_config: {told}"):
+    values, reported = WRONG[case]
+    with pytest.raises(ModelError, match=f"^config.json: vision_config: {reported}"):
         read(**values)
 
 
@@ -64,14 +71,14 @@ def test_published_names() -> None:
     """Fused queries, keys and values, and the kernels of two frames, as the hub's files have
     them.
     """
-    found = read(depth=1).parameters()
-    assert found["v.blk.0.attn_k.weight"].sources[0] == "visual.blocks.0.attn.qkv.weight"
-    assert found["v.patch_embd.weight"].sources[0] == "visual.patch_embed.proj.weight"
-    width = found["v.post_ln.weight"].shape[0]
+    result = read(depth=1).parameters()
+    assert result["v.blk.0.attn_k.weight"].sources[0] == "visual.blocks.0.attn.qkv.weight"
+    assert result["v.patch_embd.weight"].sources[0] == "visual.patch_embed.proj.weight"
+    width = result["v.post_ln.weight"].shape[0]
     thirds = [
         convert(torch.arange(3 * width))
         for part in "qkv"
-        if (convert := found[f"v.blk.0.attn_{part}.bias"].convert)
+        if (convert := result[f"v.blk.0.attn_{part}.bias"].convert)
     ]
     assert [int(t[0]) for t in thirds] == [0, width, 2 * width]
 
@@ -93,13 +100,13 @@ def test_a_gguf_of_the_old_one() -> None:
         "clip.vision.image_mean": [0.5, 0.5, 0.5],
         "clip.vision.image_std": [0.25, 0.25, 0.25],
     }
-    found: Any = gguf_vision_family("qwen2vl_merger", keys, frozenset(), "x.gguf")
-    assert (found.layers, found.width, found.ffn, found.heads, found.text_width, found.gelu) == (
-        3,
-        96,
-        131,
-        2,
-        72,
-        "quick",
-    )
-    assert found.resolution.normalize.std == (0.25, 0.25, 0.25)
+    result: Any = gguf_vision_family("qwen2vl_merger", keys, frozenset(), "x.gguf")
+    assert (
+        result.layers,
+        result.width,
+        result.ffn,
+        result.heads,
+        result.text_width,
+        result.gelu,
+    ) == (3, 96, 131, 2, 72, "quick")
+    assert result.resolution.normalize.std == (0.25, 0.25, 0.25)

@@ -117,9 +117,9 @@ def test_the_tower_is_transformers(kind: str, stacked: list[int], tmp_path: Path
     rows = torch.cat(
         [expected.pooler_output, *(getattr(expected, "deepstack_features", None) or [])], -1
     )
-    found = torch.cat([rows.reshape(-1, rows.shape[-1]) for rows in encoder.encode(tiles)])
-    assert found.shape == (sum(h * w // 64 for h, w in sizes), 20 * (1 + len(stacked)))
-    assert float((found - rows).square().sum() / rows.square().sum()) < 1e-11
+    actual = torch.cat([rows.reshape(-1, rows.shape[-1]) for rows in encoder.encode(tiles)])
+    assert actual.shape == (sum(h * w // 64 for h, w in sizes), 20 * (1 + len(stacked)))
+    assert float((actual - rows).square().sum() / rows.square().sum()) < 1e-11
 
 
 @pytest.mark.parametrize("side", [5, 7, 48])
@@ -130,11 +130,11 @@ def test_positions_are_scaled_as_the_reference_scales_them(side: int) -> None:
     for grid in ((2, 2), (2, 62), (14, 2), (side, side), (22, 30)):
         at, weights = reference(torch.tensor([[1, *grid]]), side, align_corners=True)
         expected = (table[at] * weights[:, :, None]).sum(1)
-        found = ops.resize2d.reference(
+        actual = ops.resize2d.reference(
             table, grid=(side, side), size=grid, mode="bilinear", align_corners=True
         )
         torch.testing.assert_close(
-            found, expected, rtol=0, atol=1e-6 * side
+            actual, expected, rtol=0, atol=1e-6 * side
         )  # places up to `side` are rounded, in either
 
 
@@ -149,8 +149,8 @@ def test_budgets_and_the_prompt() -> None:
     small = family.resolution.prepare(pixels, Budget(max_tokens=10))
     assert small.tokens <= 10 < plan.tokens and "image budget" in small.notes[0]
     assert (
-        family.resolution.most_tokens(Budget(max_tokens=10)) == 10
-        and family.resolution.most_tokens() >= 40
+        family.resolution.max_tokens(Budget(max_tokens=10)) == 10
+        and family.resolution.max_tokens() >= 40
     )
     tiny = picture(2, 17, 9)
     assert (
@@ -164,7 +164,7 @@ def test_budgets_and_the_prompt() -> None:
 @pytest.mark.parametrize("name", ["qwen3_vl", "qwen3_5", "kquants"])
 def test_a_gguf_says_what_its_config_says(name: str) -> None:
     file = GgufFile(GOLDEN / name / "mmproj-BF16.gguf")
-    found = gguf_vision_family(
+    actual = gguf_vision_family(
         "qwen3vl_merger", file.metadata, frozenset(file.names()), "mmproj.gguf"
     )
     config, image = (
@@ -176,36 +176,36 @@ def test_a_gguf_says_what_its_config_says(name: str) -> None:
         Settings(config, "config.json"),
         Settings(image, "preprocessor_config.json"),
     )
-    assert isinstance(found, qwen3_vl.Qwen3Vision) and isinstance(expected, qwen3_vl.Qwen3Vision)
-    assert {k: v for k, v in vars(found).items() if k != "resolution"} == {
+    assert isinstance(actual, qwen3_vl.Qwen3Vision) and isinstance(expected, qwen3_vl.Qwen3Vision)
+    assert {k: v for k, v in vars(actual).items() if k != "resolution"} == {
         k: v for k, v in vars(expected).items() if k != "resolution"
     }
-    assert found.stacked == (() if name == "qwen3_5" else found.stacked)
-    assert (found.resolution.least, found.resolution.most) == (
+    assert actual.stacked == (() if name == "qwen3_5" else actual.stacked)
+    assert (actual.resolution.minimum, actual.resolution.maximum) == (
         1 << 16,
         1 << 24,
     )  # as published; no GGUF says the checkpoint's own
-    weights = CanonicalWeights(file, found.parameters(), "mmproj.gguf")
-    check_no_extra(file, weights.sources, found.unused, "mmproj.gguf")
+    weights = CanonicalWeights(file, actual.parameters(), "mmproj.gguf")
+    check_no_extra(file, weights.sources, actual.unused, "mmproj.gguf")
 
 
 def test_defaults_are_those_of_transformers() -> None:
     from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLVisionConfig
 
     expected = Qwen3VLVisionConfig()
-    found = qwen3_vl.read(
+    actual = qwen3_vl.read(
         Settings({"model_type": "qwen3_vl"}, "config.json"),
         Settings({"patch_size": 16}, "preprocessor_config.json"),
     )
     assert (
-        found.layers,
-        found.width,
-        found.ffn,
-        found.heads,
-        found.text_width,
-        found.side**2,
-        found.stacked,
-        found.gelu,
+        actual.layers,
+        actual.width,
+        actual.ffn,
+        actual.heads,
+        actual.text_width,
+        actual.side**2,
+        actual.stacked,
+        actual.gelu,
     ) == (
         expected.depth,
         expected.hidden_size,
@@ -248,6 +248,6 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_settings_that_cannot_be_followed(case: str) -> None:
-    values, told = WRONG[case]
-    with pytest.raises(ModelError, match=told):
+    values, reported = WRONG[case]
+    with pytest.raises(ModelError, match=reported):
         read(values)

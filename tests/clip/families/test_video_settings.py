@@ -43,13 +43,13 @@ def family(kind: str, **video: Any) -> VisionFamily:
 
 
 def rule(kind: str, **video: Any) -> Pick:
-    found = family(kind, **video).video
-    assert found is not None
-    return found.rule.pick
+    result = family(kind, **video).video
+    assert result is not None
+    return result.rule.pick
 
 
 @pytest.mark.parametrize(
-    ("kind", "usual", "settings", "told"),
+    ("kind", "usual", "settings", "reported"),
     [
         (
             "qwen2_vl",
@@ -81,10 +81,10 @@ def rule(kind: str, **video: Any) -> Pick:
     ],
 )
 def test_which_frames_are_taken(
-    kind: str, usual: Pick, settings: dict[str, Any], told: Pick
+    kind: str, usual: Pick, settings: dict[str, Any], reported: Pick
 ) -> None:
     assert rule(kind) == usual
-    assert rule(kind, **settings) == told
+    assert rule(kind, **settings) == reported
 
 
 def test_limits_of_pixels() -> None:

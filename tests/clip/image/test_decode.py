@@ -252,8 +252,8 @@ def test_grey_of_32_bits_says_nothing_of_its_white(convert, expected):
     image = Image.fromarray(np.array([[0, 200]], np.uint8)).convert("I")
     with pytest.raises(ImageError, match=r"32-bit grey .* from 0 to 200, .*convert\('L'\).*uint16"):
         open_picture(image)
-    told = image.convert("L") if convert == "L" else Image.fromarray(np.uint16(image))
-    assert open_picture(told).pixels[0, :, 0].tolist() == [0, expected]
+    reported = image.convert("L") if convert == "L" else Image.fromarray(np.uint16(image))
+    assert open_picture(reported).pixels[0, :, 0].tolist() == [0, expected]
 
 
 @pytest.mark.parametrize("depth", [8, 16])

@@ -63,10 +63,10 @@ SIZES = (
 @pytest.mark.parametrize("resample", FILTERS)
 def test_equal_to_pillow(resample):
     rng, device = np.random.default_rng(1), DeviceResizer(HostStream())
-    for given, wanted in SIZES:
+    for given, requested in SIZES:
         pixels = picture(rng, *given)
-        found = device.resize(pixels, *wanted, resample)
-        assert np.array_equal(found, resize(pixels, *wanted, resample)), (given, wanted)
+        result = device.resize(pixels, *requested, resample)
+        assert np.array_equal(result, resize(pixels, *requested, resample)), (given, requested)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -77,30 +77,30 @@ def test_equal_to_pillow_at_any_size(seed):
         if number % 2:  # at the border between both orders of passes
             sizes[3] = max(1, sizes[1] - 2 * abs(sizes[0] - sizes[2]) + int(rng.integers(-1, 2)))
         pixels, resample = picture(rng, *sizes[:2]), list(FILTERS)[int(rng.integers(len(FILTERS)))]
-        found = device.resize(pixels, *sizes[2:], resample)
-        assert np.array_equal(found, resize(pixels, *sizes[2:], resample)), (sizes, resample)
+        result = device.resize(pixels, *sizes[2:], resample)
+        assert np.array_equal(result, resize(pixels, *sizes[2:], resample)), (sizes, resample)
 
 
 def test_strips_are_joined(monkeypatch):
     monkeypatch.setattr(pillow, "STRIP_BYTES", 4 * 3 * 60)
     rng, device = np.random.default_rng(2), DeviceResizer(HostStream())
-    for wanted in ((20, 13), (90, 71), (61, 13)):
+    for requested in ((20, 13), (90, 71), (61, 13)):
         pixels = picture(rng, 61, 47)
-        found = device.resize(pixels, *wanted, "bicubic")
-        assert np.array_equal(found, resize(pixels, *wanted, "bicubic"))
+        result = device.resize(pixels, *requested, "bicubic")
+        assert np.array_equal(result, resize(pixels, *requested, "bicubic"))
 
 
-@pytest.mark.parametrize("wanted", [(3990, 4000), (500, 400)], ids=str)
-def test_what_a_large_picture_takes_is_what_is_told(wanted):
+@pytest.mark.parametrize("requested", [(3990, 4000), (500, 400)], ids=str)
+def test_what_a_large_picture_takes_is_what_is_told(requested):
     """Counted on meta tensors: nothing is computed."""
 
     def along(given, length):
-        found = pillow.weights(given, length, "bicubic")
-        first, values = (torch.from_numpy(v).to("meta") for v in (found.first, found.values))
+        result = pillow.weights(given, length, "bicubic")
+        first, values = (torch.from_numpy(v).to("meta") for v in (result.first, result.values))
         return pillow.DeviceWeights(given, first, values)
 
     seen = Allocations()
-    passes = (pillow.resize_rows, wanted[0]), (pillow.resize_columns, wanted[1])
+    passes = (pillow.resize_rows, requested[0]), (pillow.resize_columns, requested[1])
     with seen:
         value = torch.empty((4000, 4000, 3), dtype=torch.uint8, device="meta")
         for one, length in passes:
@@ -109,7 +109,10 @@ def test_what_a_large_picture_takes_is_what_is_told(wanted):
 
 
 def test_both_orders_are_checked():
-    assert {vertical_first(given, wanted) for given, wanted in resizer.CHECKED} == {True, False}
+    assert {vertical_first(given, requested) for given, requested in resizer.CHECKED} == {
+        True,
+        False,
+    }
 
 
 def test_another_order_than_pillows_is_noticed(monkeypatch):
@@ -124,10 +127,10 @@ def test_what_stays_on_the_host(monkeypatch):
     device = DeviceResizer(HostStream())
     pixels = np.zeros((4, 4, 3), np.uint8)
     assert device.resize(pixels, 2, 2, "nearest") == "the filter nearest has no form for devices"
-    for long, wanted in (((1, 2571, 3), (10, 1)), ((2571, 1, 3), (1, 10))):
-        reason = device.resize(np.zeros(long, np.uint8), *wanted, "box")
+    for long, requested in (((1, 2571, 3), (10, 1)), ((2571, 1, 3), (1, 10))):
+        reason = device.resize(np.zeros(long, np.uint8), *requested, "box")
         assert reason == "a side becomes more than 256 times shorter"
-    monkeypatch.setattr(resizer, "MOST_BYTES", 3 << 20)
+    monkeypatch.setattr(resizer, "MAX_BYTES", 3 << 20)
     large = np.zeros((2048, 600, 3), np.uint8)
     assert device.resize(large, 8, 8, "box") == "3 MiB, of which 3 are resized on the device"
     assert isinstance(device.resize(pixels, 2, 2, "box"), np.ndarray)

@@ -146,8 +146,8 @@ def test_grey_of_16_bits_takes_no_more_than_others() -> None:
 def test_files_are_closed() -> None:
     open_isolated(noise("PNG", 30, 20))
     before = len(list(Path("/proc/self/fd").iterdir()))
-    held = [open_isolated(noise("PNG", 30, n)) for n in range(1, 40)]
-    held += [open_isolated(noise("PNG", 2000, 1000))]
+    stored = [open_isolated(noise("PNG", 30, n)) for n in range(1, 40)]
+    stored += [open_isolated(noise("PNG", 2000, 1000))]
     assert len(list(Path("/proc/self/fd").iterdir())) <= before + 1
 
 
@@ -157,8 +157,8 @@ class Odd:
     def __init__(self, *messages: bytes) -> None:
         self.messages = list(messages)
 
-    def receive(self, most: int) -> bytes:
-        assert most < 1 << 20
+    def receive(self, maximum: int) -> bytes:
+        assert maximum < 1 << 20
         return self.messages.pop(0)
 
     def receive_into(self, room: memoryview) -> int:

@@ -38,9 +38,9 @@ def jpeg(mode: str = "RGB", size: tuple[int, int] = (90, 61), **options: object)
 @pytest.mark.parametrize("way", WAYS)
 def test_all_pixels_are_there(way: str, behind: bytes) -> None:
     whole = jpeg(**WAYS[way])
-    expected, found = open_picture(whole), open_picture(whole[:-2] + behind)
-    assert np.array_equal(found.pixels, expected.pixels)
-    assert found.notes == (NOTE, *expected.notes)
+    expected, actual = open_picture(whole), open_picture(whole[:-2] + behind)
+    assert np.array_equal(actual.pixels, expected.pixels)
+    assert actual.notes == (NOTE, *expected.notes)
 
 
 @pytest.mark.filterwarnings("ignore:'mode' parameter")

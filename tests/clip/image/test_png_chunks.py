@@ -58,8 +58,8 @@ LEFT_OUT = {
 @pytest.mark.parametrize("case", LEFT_OUT)
 def test_what_is_no_pixel_decides_nothing(case: str, behind: bool) -> None:
     extra = LEFT_OUT[case]
-    found = open_picture(png(after=(extra,)) if behind else png(extra))
-    assert np.array_equal(found.pixels, PIXELS) and found.notes == ()
+    result = open_picture(png(after=(extra,)) if behind else png(extra))
+    assert np.array_equal(result.pixels, PIXELS) and result.notes == ()
     assert pixels_only(png(extra))[0] == png()
 
 
@@ -82,12 +82,12 @@ def test_what_decides_about_pixels_stays() -> None:
     expected[2, 3] = 255
     for name, extra in texts.items():
         made = png(clear, extra, LEFT_OUT["a packed text of 3 MiB"])
-        found = open_picture(made)
-        assert np.array_equal(found.pixels, np.rot90(expected, -1)), name
-        assert found.notes == (
+        actual = open_picture(made)
+        assert np.array_equal(actual.pixels, np.rot90(expected, -1)), name
+        assert actual.notes == (
             "turned upright (EXIF orientation 6)",
             "transparent parts laid on white",
-        ) or found.notes == (
+        ) or actual.notes == (
             "transparent parts laid on white",
             "turned upright (EXIF orientation 6)",
         )
@@ -95,9 +95,9 @@ def test_what_decides_about_pixels_stays() -> None:
 
 def test_damage_that_a_decoder_may_pass_over_is_noted() -> None:
     clear = chunk(b"tRNS", struct.pack(">HHH", *map(int, PIXELS[2, 3])), broken=True)
-    found = open_picture(png(clear, chunk(b"eXIf", EXIF, broken=True)))
-    assert np.array_equal(found.pixels, PIXELS)
-    assert found.notes == (
+    result = open_picture(png(clear, chunk(b"eXIf", EXIF, broken=True)))
+    assert np.array_equal(result.pixels, PIXELS)
+    assert result.notes == (
         "a damaged part of the PNG (tRNS) was left out",
         "a damaged part of the PNG (eXIf) was left out",
     )
@@ -105,9 +105,9 @@ def test_damage_that_a_decoder_may_pass_over_is_noted() -> None:
 
 def test_damage_that_repeats_is_one_note() -> None:
     clear, exif = chunk(b"tRNS", b"\0" * 6, broken=True), chunk(b"eXIf", EXIF, broken=True)
-    found = open_picture(png(clear * 100_000, exif))
-    assert np.array_equal(found.pixels, PIXELS)
-    assert found.notes == (
+    result = open_picture(png(clear * 100_000, exif))
+    assert np.array_equal(result.pixels, PIXELS)
+    assert result.notes == (
         "100,000 damaged parts of the PNG (tRNS) were left out",
         "a damaged part of the PNG (eXIf) was left out",
     )

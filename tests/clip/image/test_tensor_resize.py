@@ -25,9 +25,9 @@ def test_as_torchvision(
         size[::-1],
         reference.InterpolationMode[mode.upper()],
     )
-    found = resize_tensor(PIXELS, *size, mode)
-    assert found.dtype == np.uint8 and found.shape == (size[1], size[0], 3)
-    np.testing.assert_array_equal(found, expected.permute(1, 2, 0).numpy())
+    actual = resize_tensor(PIXELS, *size, mode)
+    assert actual.dtype == np.uint8 and actual.shape == (size[1], size[0], 3)
+    np.testing.assert_array_equal(actual, expected.permute(1, 2, 0).numpy())
 
 
 def test_nearly_as_pillow() -> None:

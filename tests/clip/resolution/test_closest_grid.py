@@ -29,33 +29,33 @@ def test_grids_are_those_of_the_reference() -> None:
 
     rng, seen = random.Random(0), set()
     for _ in range(4000):
-        side, most = rng.choice((28, 448)), rng.randint(1, 20)
-        fewest = rng.choice((1, rng.randint(1, most)))
+        side, maximum = rng.choice((28, 448)), rng.randint(1, 20)
+        fewest = rng.choice((1, rng.randint(1, maximum)))
         # Round shapes as well, at which several grids are equally close.
         width, height = (
             rng.choice((rng.randint(1, 2000), side * rng.randint(1, 6))) for _ in range(2)
         )
-        grid, notes = read(side, min_patches=fewest, max_patches=most).choose((width, height))
-        assert grid == get_optimal_tiled_canvas((height, width), (side, side), fewest, most), (
+        grid, notes = read(side, min_patches=fewest, max_patches=maximum).choose((width, height))
+        assert grid == get_optimal_tiled_canvas((height, width), (side, side), fewest, maximum), (
             width,
             height,
             side,
             fewest,
-            most,
+            maximum,
         )
         assert notes == ()
         seen.add(grid)
     assert len(seen) > 30
 
 
-@pytest.mark.parametrize("most", [1, 3, 12])
-def test_tiles_are_those_of_the_reference(most: int) -> None:
+@pytest.mark.parametrize("maximum", [1, 3, 12])
+def test_tiles_are_those_of_the_reference(maximum: int) -> None:
     from PIL import Image
     from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 
-    ours = read(max_patches=most)
+    ours = read(max_patches=maximum)
     theirs = GotOcr2ImageProcessorPil(
-        size={"height": 28, "width": 28}, max_patches=most, crop_to_patches=True
+        size={"height": 28, "width": 28}, max_patches=maximum, crop_to_patches=True
     )
     rng = np.random.default_rng(0)
     for height, width in ((1, 1), (28, 28), (29, 90), (140, 60), (9, 400), (56, 57)):
@@ -64,7 +64,7 @@ def test_tiles_are_those_of_the_reference(most: int) -> None:
         grid, _ = ours.choose((width, height))
         tiles = ours.tiles(pixels, grid)
         np.testing.assert_array_equal(np.stack(tiles), expected["pixel_values"])
-        assert len(tiles) * 4 == ours.tokens(grid[0] * grid[1]) <= ours.most_tokens()
+        assert len(tiles) * 4 == ours.tokens(grid[0] * grid[1]) <= ours.max_tokens()
 
 
 # Tiles of 28 pixels and 4 tokens, at most 12 of them and the whole.
@@ -88,8 +88,8 @@ def test_budgets(case: str) -> None:
     budget, *expected = BUDGETS[case]
     tiling = read()
     for size, grid in zip(((120, 90), (300, 30)), expected, strict=True):
-        found, notes = tiling.choose(size, budget)
-        assert found == grid
+        actual, notes = tiling.choose(size, budget)
+        assert actual == grid
         tokens, usual = (
             tiling.tokens(grid[0] * grid[1]),
             tiling.tokens(np.prod(tiling.choose(size)[0])),
@@ -98,7 +98,7 @@ def test_budgets(case: str) -> None:
         assert notes == (
             (short,) if grid != tiling.choose(size)[0] or tokens < (budget.min_tokens or 0) else ()
         )
-        assert tokens <= tiling.most_tokens(budget)
+        assert tokens <= tiling.max_tokens(budget)
 
 
 def test_a_budget_below_one_tile() -> None:
@@ -127,8 +127,8 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_settings_that_cannot_be_followed(case: str) -> None:
-    values, told = WRONG[case]
-    with pytest.raises(ModelError, match=f"^preprocessor_config.json{told}"):
+    values, reported = WRONG[case]
+    with pytest.raises(ModelError, match=f"^preprocessor_config.json{reported}"):
         read(**values)
 
 
@@ -137,15 +137,15 @@ def test_defaults_are_those_of_the_reference() -> None:
         GotOcr2ImageProcessorPil as Theirs,
     )
 
-    found = read_stretched_tiling(
+    result = read_stretched_tiling(
         Settings({}, "preprocessor_config.json"), Theirs.size["height"], 4
     )
-    assert (found.fewest, found.most, found.resample) == (
+    assert (result.fewest, result.maximum, result.resample) == (
         Theirs.min_patches,
         Theirs.max_patches,
         Theirs.resample.name.lower(),
     )
-    assert (found.normalize.mean, found.normalize.std) == (
+    assert (result.normalize.mean, result.normalize.std) == (
         tuple(Theirs.image_mean),
         tuple(Theirs.image_std),
     )

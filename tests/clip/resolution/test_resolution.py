@@ -27,15 +27,15 @@ def test_a_size_tells_what_its_pictures_become(name):
         for budget in (Budget(), Budget(max_tokens=300)):
             try:
                 pixels = rng.integers(0, 256, (height, width, 3), np.uint8)
-                found = way.prepare(pixels, budget)
+                result = way.prepare(pixels, budget)
             except OptionError as error:
-                with pytest.raises(OptionError) as told:
+                with pytest.raises(OptionError) as reported:
                     prepare_blank(way, width, height, budget)
-                assert str(told.value) == str(error)
+                assert str(reported.value) == str(error)
                 continue
             blank = prepare_blank(way, width, height, budget)
-            assert [t.shape for t in blank.tiles] == [t.shape for t in found.tiles]
+            assert [t.shape for t in blank.tiles] == [t.shape for t in result.tiles]
             for field in ("sizes", "tokens", "cut", "grids", "notes"):
-                assert getattr(blank, field) == getattr(found, field), field
-            np.testing.assert_array_equal(blank.order, found.order)
-            np.testing.assert_array_equal(blank.weights, found.weights)
+                assert getattr(blank, field) == getattr(result, field), field
+            np.testing.assert_array_equal(blank.order, result.order)
+            np.testing.assert_array_equal(blank.weights, result.weights)

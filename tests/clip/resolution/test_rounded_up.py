@@ -46,7 +46,7 @@ def test_sizes_are_those_of_the_reference() -> None:
             continue
         rows, columns = pictures.grid(height, width)
         assert (rows * factor, columns * factor) == expected, (height, width, edge, factor)
-        assert rows * columns <= pictures.most_tokens()
+        assert rows * columns <= pictures.max_tokens()
     assert narrow
 
 
@@ -89,7 +89,7 @@ def test_budgets(case: str) -> None:
         assert plan.tiles[0].shape == (3, grid[0] * 28, grid[1] * 28)
         assert plan.tokens == grid[0] * grid[1]
         assert bool(plan.notes) == (grid != pictures.grid(*size))
-        assert grid[0] * grid[1] <= pictures.most_tokens(budget)
+        assert grid[0] * grid[1] <= pictures.max_tokens(budget)
 
 
 def test_what_a_note_says() -> None:
@@ -99,7 +99,7 @@ def test_what_a_note_says() -> None:
 
 def test_low_detail_is_at_most_256_tokens() -> None:
     pictures = read(**longest(1540))
-    assert pictures.most_tokens() == 3025 and pictures.most_tokens(Budget(detail="low")) == 256
+    assert pictures.max_tokens() == 3025 and pictures.max_tokens(Budget(detail="low")) == 256
     assert pictures.grid(1500, 1500, Budget(detail="low")) == (16, 16) and pictures.grid(
         300, 300, Budget(detail="low")
     ) == (11, 11)
@@ -117,7 +117,7 @@ def test_budgets_hold_for_any_picture() -> None:
         short = rng.randint(8, 900)
         height, width = rng.sample((short, int(short * 10 ** rng.uniform(0, 1.5))), 2)
         rows, columns = pictures.grid(height, width, budget)
-        assert rows * columns <= pictures.most_tokens(budget)
+        assert rows * columns <= pictures.max_tokens(budget)
         if high is None:
             assert rows * columns >= (low or 1)
         else:
@@ -160,8 +160,8 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_settings_that_cannot_be_followed(case: str) -> None:
-    values, told = WRONG[case]
-    with pytest.raises(ModelError, match=f"^preprocessor_config.json{told}"):
+    values, reported = WRONG[case]
+    with pytest.raises(ModelError, match=f"^preprocessor_config.json{reported}"):
         read(**values)
 
 
@@ -170,10 +170,10 @@ def test_defaults_are_those_of_the_reference() -> None:
         PixtralImageProcessorPil as Theirs,
     )
 
-    found = read()
-    assert (found.longest, found.normalize.mean, found.normalize.std) == (
+    result = read()
+    assert (result.longest, result.normalize.mean, result.normalize.std) == (
         Theirs.size["longest_edge"],
         tuple(Theirs.image_mean),
         tuple(Theirs.image_std),
     )
-    assert found.resample == Theirs.resample.name.lower()
+    assert result.resample == Theirs.resample.name.lower()

@@ -43,30 +43,30 @@ def test_sizes_are_the_reference_ones() -> None:
     rng = random.Random(0)
     for _ in range(3000):
         patch, merge = rng.choice((12, 14, 16)), rng.choice((1, 2, 3))
-        least = rng.randint(1, 200_000)
-        most = least + (patch * merge) ** 2 + rng.randint(0, 500_000)
+        minimum = rng.randint(1, 200_000)
+        maximum = minimum + (patch * merge) ** 2 + rng.randint(0, 500_000)
         height, width = sides(rng)
-        found = dynamic(patch, merge, min_pixels=least, max_pixels=most)
-        assert found.size(height, width) == smart_resize(
-            height, width, patch * merge, least, most
-        ), (height, width, found)
+        result = dynamic(patch, merge, min_pixels=minimum, max_pixels=maximum)
+        assert result.size(height, width) == smart_resize(
+            height, width, patch * merge, minimum, maximum
+        ), (height, width, result)
 
 
 def test_no_picture_takes_more_than_the_most() -> None:
     rng = random.Random(1)
     highest = 0.0
     for _ in range(3000):
-        least = rng.randint(1, 100_000)
-        found = dynamic(
-            min_pixels=least,
-            max_pixels=least + rng.randint(784, 10_000 if rng.random() < 0.5 else 1_000_000),
+        minimum = rng.randint(1, 100_000)
+        result = dynamic(
+            min_pixels=minimum,
+            max_pixels=minimum + rng.randint(784, 10_000 if rng.random() < 0.5 else 1_000_000),
         )
-        height, width = found.size(*sides(rng))
-        share = height * width / 784 / found.most_tokens()
-        assert share <= 1, (height, width, found)
+        height, width = result.size(*sides(rng))
+        share = height * width / 784 / result.max_tokens()
+        assert share <= 1, (height, width, result)
         highest = max(highest, share)
-        largest = found.largest_tile_type().shape
-        assert largest[1] * largest[2] // 784 <= found.most_tokens()
+        largest = result.largest_tile_type().shape
+        assert largest[1] * largest[2] // 784 <= result.max_tokens()
     assert highest > 0.95, "the limit is far from what comes"
 
 
@@ -80,10 +80,10 @@ def test_the_largest_tile_is_the_squarest_with_the_most_tokens() -> None:
     ids=str,
 )
 def test_a_budget_is_kept(limits: tuple[int | None, int]) -> None:
-    found, rng, budget = dynamic(), random.Random(2), Budget(*limits)
-    assert found.most_tokens(budget) == limits[1]
+    result, rng, budget = dynamic(), random.Random(2), Budget(*limits)
+    assert result.max_tokens(budget) == limits[1]
     for _ in range(1000):
-        height, width = found.size(*sides(rng), budget)
+        height, width = result.size(*sides(rng), budget)
         assert 1 <= height * width // 784 <= limits[1]
 
 
@@ -93,29 +93,29 @@ def test_a_budget_in_the_reference_words() -> None:
     """
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
-    found, rng, same = dynamic(), random.Random(3), 0
+    actual, rng, same = dynamic(), random.Random(3), 0
     for _ in range(1000):
         low, high = rng.randint(4, 100), rng.randint(200, 400)
         height, width = sides(rng)
         expected = smart_resize(height, width, 28, low * 784, high * 784)
-        assert found.size(height, width, Budget(low, high)) == expected
-        same += found.size(height, width) == expected
+        assert actual.size(height, width, Budget(low, high)) == expected
+        same += actual.size(height, width) == expected
     assert same < 900, "the budget changed nothing"
 
 
 def test_the_least_of_a_budget() -> None:
-    found = dynamic()
-    assert found.size(56, 56) == (56, 56)
-    assert found.size(56, 56, Budget(min_tokens=100)) == (280, 280)
+    result = dynamic()
+    assert result.size(56, 56) == (56, 56)
+    assert result.size(56, 56, Budget(min_tokens=100)) == (280, 280)
 
 
 def test_detail_low() -> None:
-    found, picture = dynamic(), np.zeros((1000, 1200, 3), np.uint8)
-    low = found.prepare(picture, Budget(detail="low"))
+    result, picture = dynamic(), np.zeros((1000, 1200, 3), np.uint8)
+    low = result.prepare(picture, Budget(detail="low"))
     assert LOW_TOKENS // 2 < low.tokens <= LOW_TOKENS
     assert low.notes == ("scaled to 476 x 392 by the image budget, 1092 x 896 without it",)
-    assert found.prepare(picture, DEFAULT_BUDGET).notes == ()
-    assert found.prepare(picture, Budget(detail="high")).sizes == ((1092, 896),)
+    assert result.prepare(picture, DEFAULT_BUDGET).notes == ()
+    assert result.prepare(picture, Budget(detail="high")).sizes == ((1092, 896),)
 
 
 def test_a_plan() -> None:
@@ -153,21 +153,21 @@ def test_pictures_that_are_too_narrow(shape: tuple[int, int]) -> None:
 def test_defaults_are_those_of_transformers() -> None:
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-    found, expected = read_dynamic(Settings({}, "x"), 14, 2), Qwen2VLImageProcessorPil()
-    assert (found.least, found.most) == (
+    actual, expected = read_dynamic(Settings({}, "x"), 14, 2), Qwen2VLImageProcessorPil()
+    assert (actual.minimum, actual.maximum) == (
         expected.size["shortest_edge"],
         expected.size["longest_edge"],
     )
-    assert found.resample == expected.resample.name.lower()
-    assert (found.normalize.mean, found.normalize.std) == (CLIP_MEAN, CLIP_STD)
+    assert actual.resample == expected.resample.name.lower()
+    assert (actual.normalize.mean, actual.normalize.std) == (CLIP_MEAN, CLIP_STD)
 
 
 def test_limits_have_two_spellings() -> None:
     size = {"shortest_edge": 1000, "longest_edge": 9000}
-    assert (dynamic(size=size).least, dynamic(size=size).most) == (1000, 9000)
+    assert (dynamic(size=size).minimum, dynamic(size=size).maximum) == (1000, 9000)
     assert (
-        dynamic(size=size, min_pixels=2000).least,
-        dynamic(size=size, max_pixels=8000).most,
+        dynamic(size=size, min_pixels=2000).minimum,
+        dynamic(size=size, max_pixels=8000).maximum,
     ) == (2000, 8000)
 
 
@@ -190,14 +190,14 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_settings_that_cannot_be_followed(case: str) -> None:
-    values, told = WRONG[case]
-    with pytest.raises(ModelError, match=f"^preprocessor_config.json: {told}"):
+    values, reported = WRONG[case]
+    with pytest.raises(ModelError, match=f"^preprocessor_config.json: {reported}"):
         read_dynamic(Settings(values, "preprocessor_config.json"), 14, 2)
 
 
 def test_gguf_says_less() -> None:
-    found = gguf_dynamic(Settings({"vision.patch_size": 16, "vision.image_max_pixels": 4096}, "x"))
-    assert (found["patch_size"], found["min_pixels"], found["max_pixels"]) == (
+    result = gguf_dynamic(Settings({"vision.patch_size": 16, "vision.image_max_pixels": 4096}, "x"))
+    assert (result["patch_size"], result["min_pixels"], result["max_pixels"]) == (
         16,
         GGUF_TOKENS[0] * 32**2,
         4096,

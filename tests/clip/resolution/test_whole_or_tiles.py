@@ -66,7 +66,7 @@ def sizes() -> Iterator[tuple[int, int]]:
 
 @every_setting
 def test_decisions_are_the_reference(name: str) -> None:
-    found, theirs, seen = read(**SETTINGS[name]), reference(name), set()
+    result, theirs, seen = read(**SETTINGS[name]), reference(name), set()
     limits = {
         "max_image_tokens": theirs.max_image_tokens,
         "encoder_patch_size": theirs.encoder_patch_size,
@@ -83,9 +83,9 @@ def test_decisions_are_the_reference(name: str) -> None:
         grid = (
             theirs._get_grid_layout(height, width, *tiles, theirs.tile_size)[:2] if large else WHOLE
         )
-        assert found.plan((width, height)) == (grid, whole, ()), (width, height)
-        assert found.tokens(grid, whole) <= found.most_tokens()
-        assert whole[0] * whole[1] <= np.prod(found.largest())
+        assert result.plan((width, height)) == (grid, whole, ()), (width, height)
+        assert result.tokens(grid, whole) <= result.max_tokens()
+        assert whole[0] * whole[1] <= np.prod(result.largest())
         seen.add(grid)
     assert len(seen) == 1 if tiles == (1, 1) else len(seen) > tiles[1] // 2, (
         "the sizes try too few shapes"
@@ -94,45 +94,45 @@ def test_decisions_are_the_reference(name: str) -> None:
 
 @every_setting
 def test_budgets_are_kept(name: str) -> None:
-    found, rng = read(**SETTINGS[name]), np.random.default_rng(4)
+    result, rng = read(**SETTINGS[name]), np.random.default_rng(4)
     for size in list(sizes())[::5]:
-        most = int(np.exp(rng.uniform(0, 8)))
-        grid, whole, notes = found.plan(size, Budget(max_tokens=most))
-        tokens, own = found.tokens(grid, whole), found.tokens(*found.plan(size)[:2])
-        assert tokens <= found.most_tokens(Budget(max_tokens=most)) <= most
-        assert own > most or (grid, whole) == found.plan(size)[:2]
+        maximum = int(np.exp(rng.uniform(0, 8)))
+        grid, whole, notes = result.plan(size, Budget(max_tokens=maximum))
+        tokens, own = result.tokens(grid, whole), result.tokens(*result.plan(size)[:2])
+        assert tokens <= result.max_tokens(Budget(max_tokens=maximum)) <= maximum
+        assert own > maximum or (grid, whole) == result.plan(size)[:2]
         assert notes == (
             ()
-            if tokens == own <= most
+            if tokens == own <= maximum
             else (f"shown in {tokens} tokens, {own} without limits of its own",)
         )
-        least = Budget(min_tokens=most)
-        tokens = found.tokens(*found.plan(size, least)[:2])
+        minimum = Budget(min_tokens=maximum)
+        tokens = result.tokens(*result.plan(size, minimum)[:2])
         assert (
-            min(most, found.tokens(found._grid(size, found.tiles), whole))
+            min(maximum, result.tokens(result._grid(size, result.tiles), whole))
             <= tokens
-            <= found.most_tokens(least)
+            <= result.max_tokens(minimum)
         )
 
 
 @pytest.mark.parametrize("name", ["published", "small", "whole"])
 def test_low_detail_is_the_whole_picture(name: str) -> None:
-    found, low = read(**SETTINGS[name]), Budget(detail="low")
+    result, low = read(**SETTINGS[name]), Budget(detail="low")
     for size in list(sizes())[::5]:
-        grid, whole, notes = found.plan(size, low)
-        assert grid == WHOLE and whole == found.plan(size)[1]
-        assert bool(notes) == (found.plan(size)[0] != WHOLE)
-        assert found.tokens(grid, whole) <= found.most_tokens(low)
+        grid, whole, notes = result.plan(size, low)
+        assert grid == WHOLE and whole == result.plan(size)[1]
+        assert bool(notes) == (result.plan(size)[0] != WHOLE)
+        assert result.tokens(grid, whole) <= result.max_tokens(low)
 
 
 def test_pictures_are_cut_line_by_line() -> None:
-    found = read(**SETTINGS["small"])
+    result = read(**SETTINGS["small"])
     pixels = np.zeros((96, 144, 3), np.uint8)
-    for place in range(6):
-        row, column = divmod(place, 3)
-        pixels[48 * row : 48 * row + 48, 48 * column : 48 * column + 48] = 40 * place
-    grid, whole, _ = found.plan((144, 96))
-    *tiles, thumbnail = found.pictures(pixels, grid, whole)
+    for location in range(6):
+        row, column = divmod(location, 3)
+        pixels[48 * row : 48 * row + 48, 48 * column : 48 * column + 48] = 40 * location
+    grid, whole, _ = result.plan((144, 96))
+    *tiles, thumbnail = result.pictures(pixels, grid, whole)
     assert (
         grid == (3, 2)
         and [int(t.mean()) for t in tiles] == [0, 40, 80, 120, 160, 200]
@@ -176,8 +176,8 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_settings_that_cannot_be_followed(case: str) -> None:
-    values, told = WRONG[case]
-    with pytest.raises(ModelError, match=f"^preprocessor_config.json: {told}"):
+    values, reported = WRONG[case]
+    with pytest.raises(ModelError, match=f"^preprocessor_config.json: {reported}"):
         read_adaptive(
             Settings(values, "preprocessor_config.json"),
             values.get("encoder_patch_size", 16),

@@ -40,11 +40,11 @@ RULES: dict[str, Rule] = {
 
 
 def taken(
-    request: FrameRequest, most: int = 1000, rule: Rule = RULES["evenly"], **size
+    request: FrameRequest, maximum: int = 1000, rule: Rule = RULES["evenly"], **size
 ) -> list[int]:
     of = facts(**size)
     part = part_between(of, None, request.start, request.end)
-    return chosen(rule, of, part, request, most, "")[0]
+    return chosen(rule, of, part, request, maximum, "")[0]
 
 
 def test_one_a_second_where_nothing_is_said():
@@ -87,41 +87,41 @@ def test_what_is_asked_for_is_kept(name):
     rng = random.Random(3)
     for _ in range(100):
         frames, fps = rng.randint(1, 5000), rng.uniform(5, 60)
-        most, start = rng.randint(1, 40), rng.uniform(0, frames / fps * 0.8)
+        maximum, start = rng.randint(1, 40), rng.uniform(0, frames / fps * 0.8)
         end = start + rng.uniform(0.3, frames / fps)
-        request = FrameRequest(rng.uniform(0.1, 9), most, start, end)
-        found = taken(request, 1000, RULES[name], frames=frames, fps=fps)
-        assert 0 < len(found) <= most and found == sorted(set(found))
-        assert found == [0] or (start * fps <= found[0] + 0.02 and found[-1] <= end * fps + 0.02)
+        request = FrameRequest(rng.uniform(0.1, 9), maximum, start, end)
+        result = taken(request, 1000, RULES[name], frames=frames, fps=fps)
+        assert 0 < len(result) <= maximum and result == sorted(set(result))
+        assert result == [0] or (start * fps <= result[0] + 0.02 and result[-1] <= end * fps + 0.02)
 
 
 @pytest.mark.parametrize("name", RULES)
 def test_a_part_is_chosen_from_as_if_it_were_all(name):
-    found = taken(FrameRequest(start=10, end=20), 1000, RULES[name], frames=2400)
-    assert found == [240 + i for i in taken(FrameRequest(), 1000, RULES[name], frames=241)]
+    result = taken(FrameRequest(start=10, end=20), 1000, RULES[name], frames=2400)
+    assert result == [240 + i for i in taken(FrameRequest(), 1000, RULES[name], frames=241)]
 
 
 @pytest.mark.parametrize("name", RULES)
-@pytest.mark.parametrize("most", [None, 10**12], ids=["no most", "a huge most"])
-def test_however_many_frames_a_file_says_it_has_few_are_looked_at(name, most):
+@pytest.mark.parametrize("maximum", [None, 10**12], ids=["no most", "a huge most"])
+def test_however_many_frames_a_file_says_it_has_few_are_looked_at(name, maximum):
     """A day at a thousand a second: a list of them would take gigabytes."""
     day = facts(86_400_000, 1000.0)
     part = part_between(day, None, None, None)
     for fps in (None, 240):
-        request = FrameRequest(fps=fps, max_frames=most)
+        request = FrameRequest(fps=fps, max_frames=maximum)
         tracemalloc.start()
-        found, notes = chosen(RULES[name], day, part, request, 1024, "limit")
+        result, notes = chosen(RULES[name], day, part, request, 1024, "limit")
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        assert 1 <= len(found) <= 1024 and found[-1] < day.frames and peak < 16 << 20
-        assert len(found) < 1024 or notes[0].startswith(("1024 of", "768 of"))
+        assert 1 <= len(result) <= 1024 and result[-1] < day.frames and peak < 16 << 20
+        assert len(result) < 1024 or notes[0].startswith(("1024 of", "768 of"))
 
 
 UNEVEN = np.array([0.0, 0.1, 0.2, 1.0, 1.1, 3.0, 3.05, 4.0])
 
 
 @pytest.mark.parametrize(
-    ("start", "end", "found"),
+    ("start", "end", "result"),
     [
         (1, None, (3, 5)),
         (None, 1, (0, 4)),
@@ -133,13 +133,13 @@ UNEVEN = np.array([0.0, 0.1, 0.2, 1.0, 1.1, 3.0, 3.05, 4.0])
         (0, 0, (0, 1)),
     ],
 )
-def test_a_part_of_an_uneven_video_is_found_by_its_times(start, end, found):
+def test_a_part_of_an_uneven_video_is_found_by_its_times(start, end, result):
     of = VideoFacts(8, 1 / (4 / 7), 4 + 4 / 7, 64, 48)
     part = part_between(of, UNEVEN, start, end)
-    assert (part.first, part.frames) == found
+    assert (part.first, part.frames) == result
     later = part_between(of, UNEVEN + 100, *(t if t is None else t + 100 for t in (start, end)))
-    assert (later.first, later.frames) == found
-    assert later.times([later.first]) == (pytest.approx(100 + UNEVEN[found[0]]),)
+    assert (later.first, later.frames) == result
+    assert later.times([later.first]) == (pytest.approx(100 + UNEVEN[result[0]]),)
 
 
 def test_a_part_of_an_uneven_video_has_a_rate_of_its_own():

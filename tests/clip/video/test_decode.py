@@ -38,8 +38,8 @@ def sampled(data: bytes, indices: list[int]) -> list[tuple[int, float, int]]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_frames_are_those_asked_for(kind):
-    wanted = [0, 3, 17, 18, 40, 47]
-    assert sampled(video(**KINDS[kind]), wanted) == [(i, round(i / 12, 2), i) for i in wanted]
+    requested = [0, 3, 17, 18, 40, 47]
+    assert sampled(video(**KINDS[kind]), requested) == [(i, round(i / 12, 2), i) for i in requested]
 
 
 @pytest.mark.parametrize("format", ["GIF", "WEBP", "PNG"])
@@ -54,17 +54,17 @@ def test_pictures_that_move(format):
 def test_frames_of_pictures_that_move_are_taken_any_number_of_times(format):
     reader = open_video(io.BytesIO(animation(format)))
     size = reader.facts.width, reader.facts.height
-    for wanted in ([0, 3], [0, 3], [11], [1]):
-        assert [number_of(pixels) for *_, pixels in reader.take(wanted, size)] == wanted
+    for requested in ([0, 3], [0, 3], [11], [1]):
+        assert [number_of(pixels) for *_, pixels in reader.take(requested, size)] == requested
 
 
 @pytest.mark.parametrize(
-    ("said", "frames"), [(10, 4), (2, 2), (0, 1)], ids=["more", "fewer", "none"]
+    ("stated", "frames"), [(10, 4), (2, 2), (0, 1)], ids=["more", "fewer", "none"]
 )
-def test_a_png_has_the_frames_that_are_there_and_that_it_says_it_has(said, frames):
+def test_a_png_has_the_frames_that_are_there_and_that_it_says_it_has(stated, frames):
     data = bytearray(animation("PNG", 4))
     at = data.index(b"acTL") + 4
-    data[at : at + 4] = said.to_bytes(4, "big")
+    data[at : at + 4] = stated.to_bytes(4, "big")
     data[at + 8 : at + 12] = crc32(data[at - 4 : at + 8]).to_bytes(4, "big")
     assert moves(bytes(data), "PNG") == (frames > 1)
     if frames > 1:
@@ -254,11 +254,11 @@ def test_pixels_that_are_not_square():
     assert facts.notes == ("pixels that are not square: 96 x 64 in the file",)
 
 
-@pytest.mark.parametrize("said", [0, 0x7FFFFFFF, 0xFFFFFFFF])
-def test_a_number_of_frames_that_was_never_filled_in_is_not_believed(said):
+@pytest.mark.parametrize("stated", [0, 0x7FFFFFFF, 0xFFFFFFFF])
+def test_a_number_of_frames_that_was_never_filled_in_is_not_believed(stated):
     data = bytearray(video(24, format="avi", codec="mpeg4"))
     for at in (data.index(b"avih") + 8 + 16, data.index(b"strh") + 8 + 32):
-        data[at : at + 4] = said.to_bytes(4, "little")
+        data[at : at + 4] = stated.to_bytes(4, "little")
     assert open_video(io.BytesIO(data)).facts.frames == 24
 
 
@@ -301,7 +301,7 @@ def test_tiny_blocks_are_not_looked_through_for_a_second_frame(
     kind: str, block: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is asked in the process that answers, under the interpreter's lock."""
-    monkeypatch.setattr(animations, "MOST_BLOCKS", 100)
+    monkeypatch.setattr(animations, "MAX_BLOCKS", 100)
     Looked.times = 0
     assert not moves(Looked(HEADS[kind] + block * 2000), kind)
     assert Looked.times <= 600
@@ -313,7 +313,7 @@ def test_a_second_frame_is_found_within_so_many_blocks(monkeypatch: pytest.Monke
     frames[0].save(file, "GIF", save_all=True, append_images=frames[1:])
     data = file.getvalue()
     assert moves(data, "GIF") and len(data) > 64 * 255
-    monkeypatch.setattr(animations, "MOST_BLOCKS", 20)
+    monkeypatch.setattr(animations, "MAX_BLOCKS", 20)
     assert not moves(data, "GIF"), "the first has more"
 
 
@@ -330,7 +330,7 @@ def test_a_second_frame_is_found_within_so_many_blocks(monkeypatch: pytest.Monke
 def test_a_video_of_tiny_blocks_is_refused_before_all_are_looked_at(
     kind: str, block: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(animations, "MOST_BLOCKS_READ", 100)
+    monkeypatch.setattr(animations, "MAX_BLOCKS_READ", 100)
     data = animation(kind, 4).removesuffix(b";")
     assert moves(data, kind) and open_video(io.BytesIO(data)).facts.frames == 4
     Looked.times = 0

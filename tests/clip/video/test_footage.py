@@ -15,10 +15,10 @@ import pytest
 from clips import animation, number_of, numbered, video
 from PIL import Image
 
+from mtmd.base.cancellation import cancel_if
 from mtmd.base.errors import LeftError, OptionError, VideoError
 from mtmd.base.isolation.fork_server import Reason, WorkerFailed
 from mtmd.base.isolation.limits import Limits
-from mtmd.base.wanted import wanted_unless
 from mtmd.clip.video.footage import GivenFrames, VideoFile, frames_of
 from mtmd.clip.video.isolated import MEMORY_BYTES, MEMORY_BYTES_A_PIXEL, Remote, no_more_files
 from mtmd.clip.video.limits import VideoLimits
@@ -50,8 +50,8 @@ def test_frames_of_a_file(clip, isolate, tmp_path):
 
 def test_frames_are_asked_for_more_than_once_of_one_worker(clip):
     with VideoFile(clip, isolate=True).opened() as reader:
-        for wanted in ([3, 5], [1], [0, 30]):
-            assert [i for i, *_ in reader.take(wanted, (48, 32))] == wanted
+        for requested in ([3, 5], [1], [0, 30]):
+            assert [i for i, *_ in reader.take(requested, (48, 32))] == requested
 
 
 @pytest.mark.parametrize("isolate", [False, True], ids=["here", "in a worker"])
@@ -113,14 +113,14 @@ def test_a_mistake_of_who_takes_frames_is_not_blamed_on_the_file(clip, error):
 
 def test_a_video_is_read_no_further_when_who_asked_has_left(clip):
     left, taken = [], []
-    wanted_unless(lambda: bool(left))
+    cancel_if(lambda: bool(left))
     try:
         with pytest.raises(LeftError), VideoFile(clip, isolate=True).opened() as reader:
             for index, *_ in reader.take(list(range(36)), (96, 64)):
                 taken.append(index)
                 left.append(index)
     finally:
-        wanted_unless(None)
+        cancel_if(None)
     assert taken == [0] and not reader._worker._end.alive
 
 
@@ -187,9 +187,12 @@ def test_the_limit_that_is_told_is_the_one_that_was_kept(clip):
     with VideoFile(clip, isolate=True).opened() as reader:
         pixels = reader.facts.width * reader.facts.height
         assert reader._worker.limits.memory_bytes == MEMORY_BYTES + MEMORY_BYTES_A_PIXEL * pixels
-    for told, words in ((b'{"memory": 734003200}', "700 MiB"), (b'{"memory": 1e12}', "4,096 MiB")):
+    for reported, words in (
+        (b'{"memory": 734003200}', "700 MiB"),
+        (b'{"memory": 1e12}', "4,096 MiB"),
+    ):
         with pytest.raises(VideoError, match=f"takes more than {words} of memory to read"):
-            Remote(Says(told), 0, 1, VideoLimits(), "x")
+            Remote(Says(reported), 0, 1, VideoLimits(), "x")
 
 
 def test_each_video_has_a_worker_of_its_own(clip):

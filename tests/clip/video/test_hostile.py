@@ -27,8 +27,8 @@ def outcome(data: bytes) -> str:
     try:
         with VideoFile(data, LIMITS, "film", isolate=True).opened() as reader:
             facts = reader.facts
-            wanted = sorted({0, facts.frames // 2, facts.frames - 1})
-            taken = list(reader.take(wanted, (min(facts.width, 64), min(facts.height, 64))))
+            requested = sorted({0, facts.frames // 2, facts.frames - 1})
+            taken = list(reader.take(requested, (min(facts.width, 64), min(facts.height, 64))))
             return "frames" if taken else "nothing"
     except VideoError as error:
         assert str(error).isprintable() and len(str(error)) < 400
@@ -37,10 +37,10 @@ def outcome(data: bytes) -> str:
 
 def test_damaged_ones():
     rng = random.Random(1)
-    found = [(what, outcome(data)) for what, data in (film(rng) for _ in range(COUNT))]
-    outcomes = {result for _, result in found}
+    match = [(what, outcome(data)) for what, data in (film(rng) for _ in range(COUNT))]
+    outcomes = {result for _, result in match}
     assert outcomes <= {"frames", "refused"}, [
-        f for f in found if f[1] not in ("frames", "refused")
+        f for f in match if f[1] not in ("frames", "refused")
     ]
     assert outcomes == {"frames", "refused"}
 
@@ -62,7 +62,7 @@ def test_a_small_file_that_says_it_has_millions_of_frames_is_bounded():
 
 
 def test_more_frames_than_any_video_has_are_refused(monkeypatch):
-    monkeypatch.setattr("mtmd.clip.video.limits.MOST_FRAMES", 10)
+    monkeypatch.setattr("mtmd.clip.video.limits.MAX_FRAMES", 10)
     for index in (0, 4):  # by its table, and by its packets
         with pytest.raises(VideoError, match="found 12 frames, expected at most 10; cut"):
             open_video(io.BytesIO(sound(index)))
@@ -72,9 +72,9 @@ def test_a_film_that_lies_in_another_file_is_not_read_from_there(tmp_path, monke
     """Neither opened nor asked for: with the frames of this very file it would have a picture."""
     other = tmp_path / "other.mp4"
     other.write_bytes(sound(0))
-    asked = []
+    requested = []
     monkeypatch.setattr(
-        "mtmd.clip.video.container._nothing_else", lambda *a: asked.append(a) or 1 / 0
+        "mtmd.clip.video.container._nothing_else", lambda *a: requested.append(a) or 1 / 0
     )
     data = names_another(str(other).encode())
     try:
@@ -83,7 +83,7 @@ def test_a_film_that_lies_in_another_file_is_not_read_from_there(tmp_path, monke
         assert number_of(pixels) == 3  # its own frames
     except VideoError:
         pass
-    assert not asked
+    assert not requested
 
 
 @pytest.mark.parametrize("kind", ["hls", "concat", "rtsp", "dash"])

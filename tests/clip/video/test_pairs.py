@@ -32,13 +32,13 @@ def reference(module: str) -> Iterator[Callable[..., tuple[int, int] | None]]:
     from transformers.image_utils import SizeDict
 
     with torchvision_here():
-        found = import_module(f"transformers.models.{module}.video_processing_{module}")
+        result = import_module(f"transformers.models.{module}.video_processing_{module}")
     names = {
         "qwen2_vl": "Qwen2VLVideoProcessor",
         "qwen3_vl": "Qwen3VLVideoProcessor",
         "glm4v": "Glm4vVideoProcessor",
     }
-    kind = getattr(found, names[module])
+    kind = getattr(result, names[module])
     processor = kind()
     usual = processor.max_video_tokens if hasattr(processor, "max_video_tokens") else None
     seen: list[tuple[int, int]] = []
@@ -101,12 +101,12 @@ def test_sizes_are_the_references(way: str) -> None:
             expected = theirs(size, frames + frames % 2 * even, (low, high), **options)
             limits: Limits = make(low, high, share)
             try:
-                found = limits.size(*size, frames, 28)
+                actual = limits.size(*size, frames, 28)
             except ImageError:
                 refused += 1
                 assert expected is None
                 continue
-            assert found == expected, (size, frames, low, high, share)
+            assert actual == expected, (size, frames, low, high, share)
     assert refused < SIZES // 10
 
 
@@ -140,16 +140,16 @@ def test_a_budget_is_for_each_group() -> None:
     ours = paired()
     usual = ours.shape(1920, 1080, 8)
     assert ours.shape(1920, 1080, 8, Budget(min_tokens=9)) == usual, "the least is for pictures"
-    for budget, most in ((Budget(max_tokens=20), 20), (Budget(detail="low"), 256)):
+    for budget, maximum in ((Budget(max_tokens=20), 20), (Budget(detail="low"), 256)):
         small = ours.shape(1920, 1080, 8, budget)
-        assert small.tokens <= most < usual.tokens and small.groups == 4
-        told = f"{small.size[0]} x {small.size[1]} to keep to {most} tokens each pair, "
+        assert small.tokens <= maximum < usual.tokens and small.groups == 4
+        reported = f"{small.size[0]} x {small.size[1]} to keep to {maximum} tokens each pair, "
         usually = f"{usual.size[0]} x {usual.size[1]} without that"
-        assert small.notes == (f"frames scaled to {told}{usually}",)
+        assert small.notes == (f"frames scaled to {reported}{usually}",)
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "reported"),
     [
         ({"patch_size": 16}, "patch_size is 16, expected 14 as config.json says"),
         ({"temporal_patch_size": 1}, "temporal_patch_size is 1, expected 2"),
@@ -162,8 +162,8 @@ def test_a_budget_is_for_each_group() -> None:
         ({"cap_pixels_per_frame": "yes"}, "cap_pixels_per_frame is 'yes'"),
     ],
 )
-def test_settings_that_cannot_be_followed(settings: dict[str, Any], told: str) -> None:
-    with pytest.raises(ModelError, match=told):
+def test_settings_that_cannot_be_followed(settings: dict[str, Any], reported: str) -> None:
+    with pytest.raises(ModelError, match=reported):
         paired(**settings)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from torchvision_stand_in import torchvision_here
 
-from mtmd.clip.video.choose import MOST
+from mtmd.clip.video.choose import MAXIMUM
 from mtmd.clip.video.rules import (
     Beginnings,
     EveryInterval,
@@ -36,62 +36,62 @@ def facts(frames: int, fps: float) -> VideoFacts:
 @lru_cache
 def reference(module: str, kind: str, **settings: Any) -> Any:
     with torchvision_here():
-        found = import_module(f"transformers.models.{module}.video_processing_{module}")
-    return getattr(found, kind)(**settings)
+        result = import_module(f"transformers.models.{module}.video_processing_{module}")
+    return getattr(result, kind)(**settings)
 
 
-def asked(processor: Any, video: VideoFacts, **options: Any) -> Chosen:
+def requested(processor: Any, video: VideoFacts, **options: Any) -> Chosen:
     """What the reference takes; None where it fails."""
     from transformers.video_utils import VideoMetadata
 
     metadata = VideoMetadata(video.frames, fps=video.fps, duration=video.seconds)
     try:
-        found = [int(i) for i in processor.sample_frames(metadata, **options)]
+        result = [int(i) for i in processor.sample_frames(metadata, **options)]
     except (ValueError, ZeroDivisionError, RuntimeError, TypeError):
         return None
-    return None if not found or found[-1] >= video.frames else found
+    return None if not result or result[-1] >= video.frames else result
 
 
-def whole_groups(video: VideoFacts, fps: float, most: int) -> Chosen:
+def whole_groups(video: VideoFacts, fps: float, maximum: int) -> Chosen:
     processor = reference("qwen2_vl", "Qwen2VLVideoProcessor")
-    return asked(processor, video, fps=fps, max_frames=most)
+    return requested(processor, video, fps=fps, max_frames=maximum)
 
 
-def first_to_last(video: VideoFacts, fps: float, most: int) -> Chosen:
+def first_to_last(video: VideoFacts, fps: float, maximum: int) -> Chosen:
     processor = reference("qwen3_vl", "Qwen3VLVideoProcessor")
-    processor.max_frames = most
-    return asked(processor, video, fps=fps)
+    processor.max_frames = maximum
+    return requested(processor, video, fps=fps)
 
 
-def every_interval(video: VideoFacts, fps: float, most: int) -> Chosen:
-    """`most` is the longest clip whose rate is kept; a last frame that comes twice counts once."""
+def every_interval(video: VideoFacts, fps: float, maximum: int) -> Chosen:
+    """`maximum` is the longest clip whose rate is kept; a last frame that comes twice counts once."""
     processor = reference("glm4v", "Glm4vVideoProcessor")
-    processor.max_duration = most
-    found = asked(processor, video, fps=fps)
-    return found and list(dict.fromkeys(found))
+    processor.max_duration = maximum
+    result = requested(processor, video, fps=fps)
+    return result and list(dict.fromkeys(result))
 
 
-def without_ends(video: VideoFacts, fps: float, most: int) -> Chosen:
+def without_ends(video: VideoFacts, fps: float, maximum: int) -> Chosen:
     processor = reference("smolvlm", "SmolVLMVideoProcessor")
-    return asked(processor, video, fps=fps, num_frames=most)
+    return requested(processor, video, fps=fps, num_frames=maximum)
 
 
-def middles(video: VideoFacts, fps: float, most: int) -> Chosen:  # noqa: ARG001
-    return asked(reference("internvl", "InternVLVideoProcessor"), video, num_frames=most)
+def middles(video: VideoFacts, fps: float, maximum: int) -> Chosen:  # noqa: ARG001
+    return requested(reference("internvl", "InternVLVideoProcessor"), video, num_frames=maximum)
 
 
-def middles_at_a_rate(video: VideoFacts, fps: float, most: int) -> Chosen:  # noqa: ARG001
-    return asked(reference("internvl", "InternVLVideoProcessor"), video, fps=fps)
+def middles_at_a_rate(video: VideoFacts, fps: float, maximum: int) -> Chosen:  # noqa: ARG001
+    return requested(reference("internvl", "InternVLVideoProcessor"), video, fps=fps)
 
 
-def beginnings(video: VideoFacts, fps: float, most: int) -> Chosen:  # noqa: ARG001
-    return asked(reference("gemma4", "Gemma4VideoProcessor"), video, num_frames=most)
+def beginnings(video: VideoFacts, fps: float, maximum: int) -> Chosen:  # noqa: ARG001
+    return requested(reference("gemma4", "Gemma4VideoProcessor"), video, num_frames=maximum)
 
 
 WAYS: dict[str, tuple[Callable[..., Chosen], Callable[[int], Any], tuple[str, ...]]] = {
     "whole groups": (whole_groups, lambda _: WholeGroups(2.0, 4, 768, 2), ("fps", "max_frames")),
     "first to last": (first_to_last, lambda _: FirstToLast(2.0, 4, 768), ("fps", "max_frames")),
-    "every interval": (every_interval, lambda most: EveryInterval(2.0, most), ("fps",)),
+    "every interval": (every_interval, lambda maximum: EveryInterval(2.0, maximum), ("fps",)),
     "without ends": (without_ends, lambda _: WithoutEnds(1.0, 64), ("fps", "max_frames")),
     "middles": (middles, Middles, ()),
     "middles, at a rate": (middles_at_a_rate, lambda _: Middles(8), ("fps",)),
@@ -108,14 +108,16 @@ def test_indices_are_the_references(way: str) -> None:
         rate = rng.choice([23.976, 24.0, 25.0, 29.97, 30.0, 60.0, rng.uniform(1, 120)])
         video = facts(int(min(rng.lognormvariate(6, 2), 20000)) + 1, rate)
         fps = rng.choice([0.5, 1.0, 2.0, 4.0, rng.uniform(0.05, 12)])
-        most = rng.choice([4, 16, 64, 768, rng.randint(1, 400)])
-        asked = fps if "fps" in options else None, most if "max_frames" in options else None
-        expected = theirs(video, fps, most)
-        found = FrameRule(rule(most)).choose(video, *asked)
-        assert found and found == sorted(set(found)) and 0 <= found[0] <= found[-1] < video.frames
-        if expected is not None and len(expected) <= MOST:
+        maximum = rng.choice([4, 16, 64, 768, rng.randint(1, 400)])
+        requested = fps if "fps" in options else None, maximum if "max_frames" in options else None
+        expected = theirs(video, fps, maximum)
+        actual = FrameRule(rule(maximum)).choose(video, *requested)
+        assert (
+            actual and actual == sorted(set(actual)) and 0 <= actual[0] <= actual[-1] < video.frames
+        )
+        if expected is not None and len(expected) <= MAXIMUM:
             compared += 1
-            assert found == expected, (video, asked)
+            assert actual == expected, (video, requested)
     assert compared > TRIPLES // 2
 
 

@@ -59,10 +59,10 @@ def picture_part(data: bytes, kind: str = "image/png") -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url}}
 
 
-def damaged(data: bytes, rng: random.Random, most: int = 6) -> bytes:
+def damaged(data: bytes, rng: random.Random, maximum: int = 6) -> bytes:
     """With bytes changed, cut out, put in or doubled, or its end gone."""
     out = bytearray(data)
-    for _ in range(rng.randint(1, most)):
+    for _ in range(rng.randint(1, maximum)):
         at = rng.randrange(len(out) + 1)
         length = rng.choice((1, 1, 2, 4, 16))
         how = rng.randrange(6)

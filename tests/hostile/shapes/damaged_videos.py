@@ -90,7 +90,7 @@ def video_attempt(rng: random.Random, key: str) -> Attempt:
 
 def _part(data: bytes, rng: random.Random) -> dict[str, Any]:
     plain = base64.b64encode(data).decode()
-    asked: dict[str, Any] = rng.choice(
+    requested: dict[str, Any] = rng.choice(
         (
             {},
             {"fps": rng.choice((0.01, 2, 240))},
@@ -99,9 +99,9 @@ def _part(data: bytes, rng: random.Random) -> dict[str, Any]:
         )
     )
     if rng.random() < 0.5:
-        return {"type": "input_video", "input_video": {"data": plain, **asked}}
+        return {"type": "input_video", "input_video": {"data": plain, **requested}}
     url = f"data:video/mp4;base64,{plain}"
-    return {"type": "video_url", "video_url": {"url": url, **asked}}
+    return {"type": "video_url", "video_url": {"url": url, **requested}}
 
 
 @lru_cache(maxsize=len(FORMATS))
@@ -153,9 +153,9 @@ def _with_box(data: bytes, new: bytes) -> bytes:
     old = int.from_bytes(grown[at : at + 4], "big")
     grown[at : at + old] = new
     for name in (b"moov", b"trak", b"mdia", b"minf", b"stbl"):
-        place = grown.index(name) - 4
-        size = int.from_bytes(grown[place : place + 4], "big") + len(new) - old
-        grown[place : place + 4] = struct.pack(">I", size)
+        location = grown.index(name) - 4
+        size = int.from_bytes(grown[location : location + 4], "big") + len(new) - old
+        grown[location : location + 4] = struct.pack(">I", size)
     return bytes(grown)
 
 
@@ -191,9 +191,9 @@ def names_another(path: bytes) -> bytes:
     new = box(b"dref", bytes(4), struct.pack(">I", 1), entry)
     grown = bytearray(data.replace(old, new))
     for name in (b"moov", b"trak", b"mdia", b"minf", b"dinf"):
-        place = grown.index(name) - 4
-        size = int.from_bytes(grown[place : place + 4], "big") + len(new) - len(old)
-        grown[place : place + 4] = struct.pack(">I", size)
+        location = grown.index(name) - 4
+        size = int.from_bytes(grown[location : location + 4], "big") + len(new) - len(old)
+        grown[location : location + 4] = struct.pack(">I", size)
     return bytes(grown)
 
 

@@ -87,8 +87,8 @@ def schema(rng: random.Random, depth: int = 0) -> Any:
     return made
 
 
-def patterns(most: int) -> list[dict[str, str]]:
-    return [{"type": "string", "pattern": f"(a|b)*a(a|b){{{k}}}"} for k in range(1, most + 1)]
+def patterns(maximum: int) -> list[dict[str, str]]:
+    return [{"type": "string", "pattern": f"(a|b)*a(a|b){{{k}}}"} for k in range(1, maximum + 1)]
 
 
 def _deep(rng: random.Random) -> Any:

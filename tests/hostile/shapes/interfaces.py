@@ -12,7 +12,7 @@ from attempts import picture_part
 from damaged_pictures import small_picture
 from hostile_schemas import schema
 
-Place = tuple[Any, ...]
+Location = tuple[Any, ...]
 ANYTHING: tuple[Any, ...] = (
     None, True, False, 0, -1, 1 << 70, 0.5, -1e308, "", "x" * 3000, "file:///etc/passwd", "file-1",
     "data:,", "data:image/png;base64,", "http://127.0.0.1/", "\ud800", "\x00", "../../x", "é" * 400,
@@ -124,8 +124,10 @@ def calls(rng: random.Random) -> list[dict[str, Any]]:
         for _ in range(rng.randint(0, 3))
     ]
     first = {"role": "user", "content": "look"}
-    said = {"role": "assistant", "content": rng.choice((None, "", "I look")), "tool_calls": made}
-    return rng.choice(([first, said, *results], [said, *results], [first, said, *results, first]))
+    stated = {"role": "assistant", "content": rng.choice((None, "", "I look")), "tool_calls": made}
+    return rng.choice(
+        ([first, stated, *results], [stated, *results], [first, stated, *results, first])
+    )
 
 
 def bodies(rng: random.Random) -> dict[str, dict[str, Any]]:
@@ -139,7 +141,7 @@ def bodies(rng: random.Random) -> dict[str, dict[str, Any]]:
         "source": {"type": "base64", "media_type": "image/png", "data": encoded},
     }
     function = {"name": "look", "description": "x", "parameters": form}
-    asked = [
+    requested = [
         {"role": "user", "content": "look"},
         {
             "role": "assistant",
@@ -154,7 +156,7 @@ def bodies(rng: random.Random) -> dict[str, dict[str, Any]]:
         "model": "demo model",
         "max_tokens": 2,
         "system": [text],
-        "messages": rng.choice(([{"role": "user", "content": [text, block]}], asked)),
+        "messages": rng.choice(([{"role": "user", "content": [text, block]}], requested)),
         "stop_sequences": ["x"],
         "stream": rng.random() < 0.5,
         "thinking": {"type": "disabled"},
@@ -237,32 +239,32 @@ def bodies(rng: random.Random) -> dict[str, dict[str, Any]]:
     }
 
 
-def places(value: Any, place: Place = ()) -> Iterator[Place]:
-    yield place
+def locations(value: Any, location: Location = ()) -> Iterator[Location]:
+    yield location
     items: Any = ()
     if isinstance(value, dict):
         items = value.items()
     elif isinstance(value, list):
         items = enumerate(value)
     for key, item in items:
-        yield from places(item, (*place, key))
+        yield from locations(item, (*location, key))
 
 
 def changed(body: Any, rng: random.Random) -> Any:
     """`body` with anything at one or a few places, a place taken out, or one put many times."""
     body = copy.deepcopy(body)
     for _ in range(rng.choice((1, 1, 1, 2, 4))):
-        place = rng.choice(list(places(body)))
-        if not place:
+        location = rng.choice(list(locations(body)))
+        if not location:
             return copy.deepcopy(rng.choice(ANYTHING))
         inside = body
-        for key in place[:-1]:
+        for key in location[:-1]:
             inside = inside[key]
         what = rng.random()
         if what < 0.15:
-            del inside[place[-1]]
+            del inside[location[-1]]
         elif what < 0.25 and isinstance(inside, list):
-            inside += copy.deepcopy([inside[place[-1]]] * rng.choice((1, 20)))
+            inside += copy.deepcopy([inside[location[-1]]] * rng.choice((1, 20)))
         else:
-            inside[place[-1]] = copy.deepcopy(rng.choice(ANYTHING))
+            inside[location[-1]] = copy.deepcopy(rng.choice(ANYTHING))
     return body

@@ -31,9 +31,9 @@ class Route:
 def routes() -> tuple[Route, ...]:
     """In the same order wherever it is asked for."""
     app = create_app(FakeService(), ServerSettings())
-    found = []
+    result = []
     for rule in app.url_map.iter_rules():
         what = takes_of(app.view_functions[rule.endpoint])
         assert what is not None
-        found += [Route(m, rule.rule, what.body) for m in rule.methods or () if m != "HEAD"]
-    return tuple(sorted(found, key=lambda route: (route.rule, route.method)))
+        result += [Route(m, rule.rule, what.body) for m in rule.methods or () if m != "HEAD"]
+    return tuple(sorted(result, key=lambda route: (route.rule, route.method)))

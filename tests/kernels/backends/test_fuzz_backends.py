@@ -59,12 +59,12 @@ def check(backend: Backend, op: str, seed: int, dtype: torch.dtype, strided: boo
     assert backend.workspace(node) >= 0
     fits = OPS[op].in_place and node.type == node.inputs[0].type and node.type.is_contiguous
     for in_place in (False, True) if fits else (False,):
-        found = backend.lower(node, in_place)(*copies(inputs))
-        assert Type.of(found) == node.type, f"{node}: {Type.of(found)} instead of {node.type}"
+        actual = backend.lower(node, in_place)(*copies(inputs))
+        assert Type.of(actual) == node.type, f"{node}: {Type.of(actual)} instead of {node.type}"
         hidden = expected == -torch.inf  # scores under a mask
-        assert torch.equal(found == -torch.inf, hidden)
+        assert torch.equal(actual == -torch.inf, hidden)
         power = float(expected[~hidden].square().sum())
-        error = float((found.double() - expected)[~hidden].square().sum()) / (power or 1)
+        error = float((actual.double() - expected)[~hidden].square().sum()) / (power or 1)
         quantized = any(name.endswith("quant") and kind for name, kind in attrs.items())
         # products of few rows with blocks take x as integers of 16 bits
         assert error <= (max(NMSE[dtype], 1e-6) if quantized else NMSE[dtype]), (
@@ -154,8 +154,8 @@ def test_a_batch_that_is_refused_at_run_time_falls_back_and_is_right():
             "gelu",
         }
         x = {"x": torch.randn(batch, 9, 24)}
-        found = Executor(plan, Residency()).run(x)[0]
-        torch.testing.assert_close(found, evaluate([graph(batch)], x)[0], rtol=1e-5, atol=1e-5)
+        result = Executor(plan, Residency()).run(x)[0]
+        torch.testing.assert_close(result, evaluate([graph(batch)], x)[0], rtol=1e-5, atol=1e-5)
 
 
 def test_one_op_refused_at_a_batch_is_copied_out_and_back():
@@ -173,5 +173,5 @@ def test_one_op_refused_at_a_batch_is_copied_out_and_back():
     assert all(c.type.bytes == 4 * 9 * 24 * 4 for c in plan.copies)
     assert len(plan.splits) == 5
     x = {"x": torch.randn(4, 9, 24)}
-    found = Executor(plan, Residency()).run(x)[0]
-    torch.testing.assert_close(found, evaluate([graph(4)], x)[0], rtol=1e-5, atol=1e-5)
+    result = Executor(plan, Residency()).run(x)[0]
+    torch.testing.assert_close(result, evaluate([graph(4)], x)[0], rtol=1e-5, atol=1e-5)

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mtmd.kernels.backends.cuda_graphs import MOST_FAILED, CudaGraphs
+from mtmd.kernels.backends.cuda_graphs import MAX_FAILED, CudaGraphs
 from mtmd.kernels.backends.gpu import Gpu
 from mtmd.kernels.backends.side_stream import STREAMS, CudaSideStream, host_bytes, own_stream
 from mtmd.kernels.backends.vision_attention import measure
@@ -224,14 +224,14 @@ def test_a_capture_that_fails_leaves_the_thread_where_it_was(at, driver, monkeyp
     graphs.refuses.add(at)
     if at == "run":
         graphs.refuses.add("end")  # as CUDA then says; what is told is why
-    for failed in range(MOST_FAILED):
+    for failed in range(MAX_FAILED):
         graphs.notes.clear()
         with pytest.raises(RuntimeError, match=f"{at} is not permitted"):
             recorder.record(run)
         assert graphs.notes[-1] == (1, 1 + failed)
         assert driver.now == "default" and gc.isenabled()
     stream = {capture[0] for capture in graphs.captures}
-    assert len(stream) == 1 and graphs.pools == 1 + MOST_FAILED
+    assert len(stream) == 1 and graphs.pools == 1 + MAX_FAILED
     graphs.refuses.clear()
     with pytest.raises(RuntimeError, match="3 runs before could not be recorded"):
         recorder.record(run)
@@ -240,12 +240,12 @@ def test_a_capture_that_fails_leaves_the_thread_where_it_was(at, driver, monkeyp
 @pytest.mark.usefixtures("driver")
 def test_a_stream_is_held_by_one_until_it_is_let_go():
     card = torch.device("cuda:0")
-    held = [own_stream(card) for _ in range(STREAMS)]
-    assert len({id(stream.cuda_stream) for stream in held}) == STREAMS
+    stored = [own_stream(card) for _ in range(STREAMS)]
+    assert len({id(stream.cuda_stream) for stream in stored}) == STREAMS
     with pytest.raises(RuntimeError, match="all 32 streams of priority 0 of cuda:0 are in use"):
         own_stream(card)
     assert own_stream(card, -1).priority == -1
-    free = held.pop(7).cuda_stream
+    free = stored.pop(7).cuda_stream
     assert own_stream(card).cuda_stream is free
 
 
@@ -286,9 +286,9 @@ def test_what_is_left_to_the_caller_is_waited_for_on_its_own_queue(driver, monke
 def test_results_of_each_queue_lie_in_one_place(monkeypatch):
     graphs = CudaGraphs(torch.device("cpu"))
     queues = [SimpleNamespace(cuda_stream=n) for n in (1, 2)]
-    found = []
+    result = []
     for queue, size in itertools.product(queues, (300, 200, 512, 600)):
         monkeypatch.setattr(torch.cuda, "current_stream", lambda _, queue=queue: queue)
-        found.append(graphs.results(size))
-    assert [f.nbytes for f in found] == 2 * [512, 512, 512, 1024]
-    assert found[0] is found[1] is found[2] and found[0].data_ptr() != found[4].data_ptr()
+        result.append(graphs.results(size))
+    assert [f.nbytes for f in result] == 2 * [512, 512, 512, 1024]
+    assert result[0] is result[1] is result[2] and result[0].data_ptr() != result[4].data_ptr()

@@ -24,7 +24,7 @@ from mtmd.kernels.backends.gpu import Gpu
 from mtmd.kernels.backends.torch_device import TorchDevice, attention
 from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.ops import OPS
-from mtmd.kernels.parallel.shard import Seat
+from mtmd.kernels.parallel.shard import Member
 
 
 @pytest.fixture
@@ -32,9 +32,9 @@ def device() -> TorchDevice:
     return TorchDevice("mps", torch.device("cpu"))
 
 
-def nmse(found: torch.Tensor, expected: torch.Tensor) -> float:
+def nmse(result: torch.Tensor, expected: torch.Tensor) -> float:
     power = expected.double().square().sum()
-    return float((found.double() - expected.double()).square().sum() / power.clamp(min=1e-30))
+    return float((result.double() - expected.double()).square().sum() / power.clamp(min=1e-30))
 
 
 @pytest.mark.parametrize("op", sorted(MAKERS))
@@ -43,10 +43,10 @@ def test_what_torch_does_rightly_is_taken_and_runs(op: str, device: TorchDevice)
         inputs, attrs = draw(op, seed, torch.float32)
         node = node_of(op, inputs, attrs)
         assert device.rejects(node) is None
-        found = device.lower(node)(*copies(inputs))
-        assert Type.of(found) == node.type
+        actual = device.lower(node)(*copies(inputs))
+        assert Type.of(actual) == node.type
         expected = OPS[op].reference(*copies(inputs), **attrs)
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4, equal_nan=True)
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4, equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -58,10 +58,10 @@ def test_attention_is_torchs_own(dtype: torch.dtype, device: TorchDevice) -> Non
         run = device.lower(node)
         assert device.rejects(node) is None
         taken += getattr(run, "func", None) is attention
-        found = run(*inputs)
+        actual = run(*inputs)
         exact = [i.float() if i is not None and i.is_floating_point() else i for i in inputs]
         expected = OPS["attention"].reference(*exact, **attrs)
-        assert nmse(found, expected) <= (1e-9 if dtype == torch.float32 else 1e-4), seed
+        assert nmse(actual, expected) <= (1e-9 if dtype == torch.float32 else 1e-4), seed
     assert taken > 10
 
 
@@ -70,8 +70,8 @@ def test_rows_that_see_nothing_give_zeros() -> None:
     bounds = torch.tensor([[0, 2], [4, 3], [0, 4]], dtype=torch.int32)
     mask = torch.zeros(3, 5)
     mask[2] = -torch.inf
-    found = attention(q, k, v, mask, bounds, scale=0.3)
-    assert found[0, 0].abs().min() > 0 and not found[0, 1:].any()
+    result = attention(q, k, v, mask, bounds, scale=0.3)
+    assert result[0, 0].abs().min() > 0 and not result[0, 1:].any()
 
 
 def not_there(*_: object, **__: object) -> torch.Tensor:
@@ -86,7 +86,7 @@ def on_the_device(monkeypatch: pytest.MonkeyPatch, op: str, wrong: Callable[...,
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "reported"),
     [
         (not_there, "torch on mps: The operator 'aten::gelu' is not implemented for the device"),
         (lambda x, **_: x * 1.1, r"torch on mps gives a wrong result in fp32: NMSE \d"),
@@ -94,13 +94,13 @@ def on_the_device(monkeypatch: pytest.MonkeyPatch, op: str, wrong: Callable[...,
     ],
 )
 def test_what_the_device_lacks_or_gets_wrong_is_said(
-    device: TorchDevice, monkeypatch: pytest.MonkeyPatch, wrong: Callable[..., Any], told: str
+    device: TorchDevice, monkeypatch: pytest.MonkeyPatch, wrong: Callable[..., Any], reported: str
 ) -> None:
     inputs, attrs = draw("gelu", 0)
     node = node_of("gelu", inputs, attrs)
     on_the_device(monkeypatch, "gelu", wrong)
     reason = device.rejects(node)
-    assert reason is not None and re.search(told, reason)
+    assert reason is not None and re.search(reported, reason)
     assert device.rejects(node) == reason, "asked once"
 
 
@@ -148,8 +148,8 @@ def test_attention_under_bounds_is_tried_with_many_keys(
     monkeypatch.setattr(
         torch_device, "attention", lambda *i, scale, **o: attention(*i, scale=scale * 10, **o)
     )
-    told = TorchDevice("mps", torch.device("cpu")).rejects(node)
-    assert told is not None and "wrong result" in told
+    reported = TorchDevice("mps", torch.device("cpu")).rejects(node)
+    assert reported is not None and "wrong result" in reported
 
 
 def test_large_weights_are_tried_with_fewer_rows(
@@ -179,8 +179,8 @@ def of_real_size(op: str) -> Node:
     """On caches and states of more than 64 MiB: as of Gemma 3 4B with four answers of 8,192 tokens,
     of 64 states of Qwen3-Next, and of a picture of 16,384 patches.
     """
-    places = [input_node(name, 4, dtype=torch.int64) for name in ("slots", "starts", "pages")]
-    slots, starts, pages = places
+    locations = [input_node(name, 4, dtype=torch.int64) for name in ("slots", "starts", "pages")]
+    slots, starts, pages = locations
     rows = [input_node(name, 4, 4, 256) for name in ("k", "v")]
     cache, angles = input_node("cache", 2, 32800, 4, 256), input_node("table", 4, 2, 128)
     state = input_node("state", 65, 128, 32, 128, dtype=torch.float32)
@@ -224,8 +224,8 @@ def test_what_is_large_is_tried_with_less_of_it(
     node = of_real_size(op)
     assert device.rejects(node) is None and not device.untried
     on_the_device(monkeypatch, op, not_there)
-    told = TorchDevice("mps", torch.device("cpu")).rejects(node)
-    assert told is not None and "is not implemented for the device" in told
+    reported = TorchDevice("mps", torch.device("cpu")).rejects(node)
+    assert reported is not None and "is not implemented for the device" in reported
 
 
 def cut_from(name: str, kind: Type) -> Node:
@@ -243,8 +243,8 @@ def test_views_are_tried_with_less_of_them_as_what_goes_with_them_is(
     node = OPS[op](*inputs, name=op, **whole.attrs)
     assert device.rejects(node) is None and not device.untried
     on_the_device(monkeypatch, op, not_there)
-    told = TorchDevice("mps", torch.device("cpu")).rejects(node)
-    assert told is not None and "is not implemented for the device" in told
+    reported = TorchDevice("mps", torch.device("cpu")).rejects(node)
+    assert reported is not None and "is not implemented for the device" in reported
 
 
 def test_attention_of_views_is_tried_with_fewer_rows(device: TorchDevice) -> None:
@@ -275,12 +275,12 @@ def test_no_memory_to_try_with_says_nothing_of_the_op(
     def full(*_: object, **__: object) -> torch.Tensor:
         raise RuntimeError("MPS backend out of memory (MPS allocated: 9 GB)")
 
-    for wrong, told in ((full, False), (not_there, True)):
+    for wrong, reported in ((full, False), (not_there, True)):
         calls = iter((right, wrong))
         monkeypatch.setattr(
             OPS["gelu"], "reference", lambda *a, calls=calls, **k: next(calls)(*a, **k)
         )
-        assert bool(device.rejects(node)) == told, "asked again"
+        assert bool(device.rejects(node)) == reported, "asked again"
 
 
 def test_devices_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,8 +305,8 @@ def test_a_cuda_device_without_triton_is_torchs(
         assert isinstance(accelerator, TorchDevice) and str(accelerator.device) == accelerator.name
         assert [accelerator.name] == names and [b.name for b in others] == ["cpu", "reference"]
         assert accelerator.lacks is not None and "Triton" in accelerator.lacks
-        told = install_command("gpu") if system == "Linux" else "pip install triton-windows"
-        assert told in accelerator.lacks
+        reported = install_command("gpu") if system == "Linux" else "pip install triton-windows"
+        assert reported in accelerator.lacks
     every = several_backends("auto")
     assert [b.name for b in every] == ["cuda:0", "cuda:1", "cpu", "reference"]
     assert all(isinstance(b, TorchDevice) for b in every[:2])
@@ -318,7 +318,7 @@ def test_a_collective_is_not_tried_by_one_rank_alone(
     device: TorchDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(OPS["all_reduce"], "reference", not_there)
-    assert device.rejects(OPS["all_reduce"](input_node("x", 1, 8), group=Seat(0, 2))) is None
+    assert device.rejects(OPS["all_reduce"](input_node("x", 1, 8), group=Member(0, 2))) is None
 
 
 def test_a_device_that_fails_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:

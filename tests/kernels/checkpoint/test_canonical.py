@@ -80,9 +80,9 @@ def test_values_come_in_the_type_and_the_layout_that_are_asked_for():
         {"v.a": Parameter((2, 3), ("a",), stored=(3, 2), convert=torch.Tensor.t)},
         "folder",
     )
-    found = weights.read("v.a", torch.float32)
-    assert torch.equal(found, stored.t().float())
-    assert Type.of(found) == weights.type_of("v.a", torch.float32)
+    result = weights.read("v.a", torch.float32)
+    assert torch.equal(result, stored.t().float())
+    assert Type.of(result) == weights.type_of("v.a", torch.float32)
 
 
 def test_norms_that_store_what_is_added_to_one():

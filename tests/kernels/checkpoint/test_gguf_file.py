@@ -44,19 +44,19 @@ def raw_rows(kind: str, shape: tuple[int, ...], rng: np.random.Generator) -> np.
 
 
 def expect_as_the_reader_says(path: Path) -> None:
-    found, expected = GgufFile(path), GGUFReader(path)
-    assert found.names() == sorted(t.name for t in expected.tensors)
-    assert found.bytes == sum(int(t.n_bytes) for t in expected.tensors)
+    actual, expected = GgufFile(path), GGUFReader(path)
+    assert actual.names() == sorted(t.name for t in expected.tensors)
+    assert actual.bytes == sum(int(t.n_bytes) for t in expected.tensors)
     for t in expected.tensors:
         shape = tuple(reversed(t.shape.tolist()))
-        assert (found.shape(t.name), found.kind(t.name), found.read(t.name).nbytes) == (
+        assert (actual.shape(t.name), actual.kind(t.name), actual.read(t.name).nbytes) == (
             shape,
             t.tensor_type.name,
             t.n_bytes,
         )
-        assert found.meta(t.name) == (shape, DTYPES.get(t.tensor_type.name, torch.uint8))
-        tensor = found.read(t.name)
-        assert tensor.dtype == found.meta(t.name)[1]
+        assert actual.meta(t.name) == (shape, DTYPES.get(t.tensor_type.name, torch.uint8))
+        tensor = actual.read(t.name)
+        assert tensor.dtype == actual.meta(t.name)[1]
         assert tuple(tensor.shape) == (shape if t.tensor_type.name in DTYPES else t.data.shape)
         assert tensor.reshape(-1).view(torch.uint8).numpy().tobytes() == t.data.tobytes(), t.name
     fields = {
@@ -64,7 +64,7 @@ def expect_as_the_reader_says(path: Path) -> None:
         for key, field in expected.fields.items()
         if not key.startswith("GGUF.")
     }
-    assert dict(found.metadata) == fields
+    assert dict(actual.metadata) == fields
 
 
 @pytest.mark.parametrize("version", [2, 3])
@@ -419,7 +419,7 @@ def test_reading_maps_the_file_and_copies_nothing(tmp_path: Path) -> None:
     writer = GGUFWriter(tmp_path / "x.gguf", "test")
     writer.add_tensor("a", np.arange(1 << 16, dtype=np.float32))
     save(writer)
-    found = GgufFile(tmp_path / "x.gguf").read("a")
+    result = GgufFile(tmp_path / "x.gguf").read("a")
     maps = [
         line
         for line in Path("/proc/self/maps").read_text().splitlines()
@@ -427,7 +427,8 @@ def test_reading_maps_the_file_and_copies_nothing(tmp_path: Path) -> None:
     ]
     ranges = [[int(edge, 16) for edge in line.split()[0].split("-")] for line in maps]
     assert any(
-        low <= found.data_ptr() and found.data_ptr() + found.nbytes <= high for low, high in ranges
+        low <= result.data_ptr() and result.data_ptr() + result.nbytes <= high
+        for low, high in ranges
     )
     assert all(line.split()[1] == "r--s" for line in maps)
 
@@ -443,8 +444,8 @@ def test_data_out_of_alignment_is_still_right(tmp_path: Path) -> None:
         )
         (tmp_path / "x.gguf").write_bytes(content)
         file = GgufFile(tmp_path / "x.gguf")
-        found = file.read(name.decode())
-        assert found.tolist() == [0, 1, 2, 3] and found.data_ptr() % 8 == 0
+        result = file.read(name.decode())
+        assert result.tolist() == [0, 1, 2, 3] and result.data_ptr() % 8 == 0
         assert file.read("q").tolist() == list(range(4, 38)) and file.read("q").data_ptr() % 8 == 0
 
 
@@ -489,7 +490,7 @@ def test_a_large_vocabulary_opens_quickly_and_in_little_memory(tmp_path: Path) -
         [sys.executable, "-c", OPEN, str(path)], capture_output=True, text=True, check=True
     )
     print(done.stdout)
-    tensors, found, opened, peak, seconds, _ = (float(number) for number in done.stdout.split())
-    assert (tensors, found) == (400, count)
+    tensors, result, opened, peak, seconds, _ = (float(number) for number in done.stdout.split())
+    assert (tensors, result) == (400, count)
     assert opened < 200e6 and peak < 200e6
     assert seconds < 10  # loosely: a machine may be busy

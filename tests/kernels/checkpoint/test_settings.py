@@ -35,9 +35,9 @@ def test_what_is_no_count(value):
 
 
 def test_a_count_may_have_a_limit_of_its_own():
-    assert settings(n=12).count("n", most=12) == 12
+    assert settings(n=12).count("n", maximum=12) == 12
     with refused("config.json: n is 13, expected an integer from 1 to 12"):
-        settings(n=13).count("n", most=12)
+        settings(n=13).count("n", maximum=12)
 
 
 @pytest.mark.parametrize("value", [0, 5, MAX_COUNT - 1])
@@ -61,8 +61,8 @@ def test_what_is_no_id_of_a_token(value):
 
 @pytest.mark.parametrize("value", [1, 1e-6, 10000.0, 2**53])
 def test_numbers(value):
-    found = settings(x=value).number("x")
-    assert found == value and type(found) is float
+    result = settings(x=value).number("x")
+    assert result == value and type(result) is float
 
 
 @pytest.mark.parametrize("value", [0, -1e-6, math.inf, math.nan, True, "1", None, HUGE, -HUGE, [1]])
@@ -111,10 +111,12 @@ def test_choices():
 
 
 def test_null_counts_as_absent():
-    found = settings(n=None, part=None)
-    assert found.get("n", 7) == 7 and found.count("n", 3) == 3 and found.part("part").values == {}
+    result = settings(n=None, part=None)
+    assert (
+        result.get("n", 7) == 7 and result.count("n", 3) == 3 and result.part("part").values == {}
+    )
     with refused("config.json: n is None, expected an integer"):
-        found.count("n")
+        result.count("n")
 
 
 def test_errors_say_where_a_part_lies():
@@ -126,9 +128,9 @@ def test_errors_say_where_a_part_lies():
 
 
 def test_long_values_are_cut_short():
-    with refused("expected an integer") as told:
+    with refused("expected an integer") as reported:
         settings(n="x" * 10_000).count("n")
-    assert len(str(told.value)) < 200
+    assert len(str(reported.value)) < 200
 
 
 def test_a_file_is_read(tmp_path):
@@ -146,7 +148,7 @@ def test_a_missing_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content, told",
+    "content, reported",
     [
         (b"", "not valid JSON at line 1"),
         (b'{"a": 1,\n}', "not valid JSON at line 2"),
@@ -159,9 +161,9 @@ def test_a_missing_file(tmp_path):
     ],
     ids=["empty", "broken", "not utf-8", "deep", "long number", "list", "null", "large"],
 )
-def test_a_file_that_is_none_is_refused_in_one_line(tmp_path, content, told):
+def test_a_file_that_is_none_is_refused_in_one_line(tmp_path, content, reported):
     (tmp_path / "config.json").write_bytes(content)
-    with refused(told) as error:
+    with refused(reported) as error:
         read_json(tmp_path / "config.json")
     assert "config.json" in str(error.value) and "\n" not in str(error.value)
 

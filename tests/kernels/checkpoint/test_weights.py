@@ -52,10 +52,10 @@ def test_every_dtype_and_shape_is_read_as_it_was_written(tmp_path: Path) -> None
         assert weights.bytes == sum(t.numel() * t.element_size() for t in tensors.values())
         for name, expected in tensors.items():
             assert weights.meta(name) == (tuple(expected.shape), expected.dtype)
-            found = weights.read(name)
-            assert found.dtype == expected.dtype and found.shape == expected.shape
+            actual = weights.read(name)
+            assert actual.dtype == expected.dtype and actual.shape == expected.shape
             assert (
-                found.flatten().view(torch.uint8).tolist()
+                actual.flatten().view(torch.uint8).tolist()
                 == expected.flatten().view(torch.uint8).tolist()
             )
 
@@ -327,16 +327,16 @@ def test_mutated_files_give_a_typed_error_or_the_same_as_the_library(tmp_path: P
         path.write_bytes(data)
         try:
             weights = open_weights(tmp_path)
-            found = {name: weights.read(name) for name in weights.names()}
+            actual = {name: weights.read(name) for name in weights.names()}
         except ModelError as error:
             assert "\n" not in str(error)
             outcomes["error"] += 1
             continue
         outcomes["read"] += 1
         for name, expected in load_file(path).items():
-            assert (found[name].shape, found[name].dtype) == (expected.shape, expected.dtype)
+            assert (actual[name].shape, actual[name].dtype) == (expected.shape, expected.dtype)
             assert (
-                found[name].flatten().view(torch.uint8).tolist()
+                actual[name].flatten().view(torch.uint8).tolist()
                 == expected.clone().flatten().view(torch.uint8).tolist()
             )
     assert outcomes["error"] > 200 and outcomes["read"] > 50

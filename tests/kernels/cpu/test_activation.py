@@ -48,14 +48,14 @@ def check(op: str, inputs: list[Tensor], attrs: dict[str, str]) -> None:
     expected = OPS[op].reference(*(i.double() for i in inputs), **attrs)
     for in_place in (False, True):
         given = [i.clone() for i in inputs]
-        found = Backend().lower(node, in_place)(*given)
-        assert (found is given[0]) == in_place and found.dtype == inputs[0].dtype
+        actual = Backend().lower(node, in_place)(*given)
+        assert (actual is given[0]) == in_place and actual.dtype == inputs[0].dtype
         assert in_place or torch.equal(given[0].nan_to_num(), inputs[0].nan_to_num())
         same = expected.isfinite()
-        assert torch.equal(found.isnan(), expected.isnan())
-        assert torch.equal(found.isinf(), expected.isinf())
+        assert torch.equal(actual.isnan(), expected.isnan())
+        assert torch.equal(actual.isinf(), expected.isinf())
         power = expected[same].square().sum()
-        assert (found.double() - expected)[same].square().sum() / power < NMSE[found.dtype]
+        assert (actual.double() - expected)[same].square().sum() / power < NMSE[actual.dtype]
 
 
 @pytest.mark.parametrize("dtype", NMSE, ids=str)

@@ -42,7 +42,7 @@ def operands(
 
 
 def close(
-    found: Tensor,
+    result: Tensor,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -53,12 +53,12 @@ def close(
     expected = attention.reference(
         q.float(), k.float(), v.float(), None if mask is None else mask.float(), bounds, **options
     ).double()
-    assert found.dtype == v.dtype and found.shape == expected.shape and found.is_contiguous()
-    assert bool(torch.isfinite(found).all())
+    assert result.dtype == v.dtype and result.shape == expected.shape and result.is_contiguous()
+    assert bool(torch.isfinite(result).all())
     error = float(
-        (found.double() - expected).square().sum() / expected.square().sum().clamp(min=1e-9)
+        (result.double() - expected).square().sum() / expected.square().sum().clamp(min=1e-9)
     )
-    assert error <= NMSE[found.dtype], f"NMSE {error:.1e}"
+    assert error <= NMSE[result.dtype], f"NMSE {error:.1e}"
 
 
 def image_bounds(rows: int, keys: int, window: int | None = None) -> Tensor:
@@ -116,9 +116,9 @@ def test_rows_that_see_nothing_give_zeros():
         [[5, 4], [-9, -1], [keys, keys + 5], [30, 2], [keys + 100, -100]]
     ).int()
     for options in ({}, {"softcap": 2.0}):
-        found = flash_attention(q, k, v, None, bounds, scale=0.3, **options)
-        assert found[:, empty].eq(0).all() and found[:, 1:5].ne(0).all()
-        close(found, q, k, v, None, bounds, scale=0.3, **options)
+        result = flash_attention(q, k, v, None, bounds, scale=0.3, **options)
+        assert result[:, empty].eq(0).all() and result[:, 1:5].ne(0).all()
+        close(result, q, k, v, None, bounds, scale=0.3, **options)
     nothing = torch.tensor([[1, 0]]).int().repeat(rows, 1)
     assert flash_attention(q, k, v, None, nothing, scale=0.3).eq(0).all()
     mask = torch.zeros(rows, keys)
@@ -216,8 +216,8 @@ def test_random_cases_strided_or_not(dtype):
 def peak(peak_bytes: Any, inputs: list[Tensor | None], options: dict[str, Any]) -> tuple[int, int]:
     """(measured, predicted) bytes, the result among them."""
     node: Node = node_of("attention", inputs, options)
-    told = KERNEL.workspace(*types_of(node), **options)
-    return peak_bytes(lambda: KERNEL.run(*inputs, **options)), node.type.bytes + told
+    reported = KERNEL.workspace(*types_of(node), **options)
+    return peak_bytes(lambda: KERNEL.run(*inputs, **options)), node.type.bytes + reported
 
 
 LONG = 4096
@@ -244,15 +244,17 @@ def test_no_square_of_scores_ever_exists_and_what_is_taken_was_told(name, peak_b
         k = torch.randn(1, LONG, 8, 2).transpose(2, 3)
     mask = torch.zeros(kind["mask"]) if "mask" in kind else None
     bounds = image_bounds(LONG, LONG) if "bounds" in kind else None
-    measured, told = peak(peak_bytes, [q, k, v, mask, bounds], {"scale": 0.3, **options})
+    measured, reported = peak(peak_bytes, [q, k, v, mask, bounds], {"scale": 0.3, **options})
     scores = 2 * LONG * LONG * 4
     # One block of 256 rows: 1/16 of all scores, and its mask; by head where the mask is.
     assert measured < scores / (4 if name == "mask by head, causal" else 6), (
         f"{measured / MIB:.1f} MiB"
     )
-    assert measured <= told * 1.05, f"told {told / MIB:.2f}, took {measured / MIB:.2f} MiB"
+    assert measured <= reported * 1.05, f"told {reported / MIB:.2f}, took {measured / MIB:.2f} MiB"
     if name not in ("window", "bounds"):  # whose blocks leave keys out, more or fewer by the values
-        assert told <= measured * 1.1, f"told {told / MIB:.2f}, took {measured / MIB:.2f} MiB"
+        assert reported <= measured * 1.1, (
+            f"told {reported / MIB:.2f}, took {measured / MIB:.2f} MiB"
+        )
 
 
 def test_memory_grows_with_the_length_not_with_its_square(peak_bytes):
@@ -277,7 +279,7 @@ def test_what_16_bits_take_was_told_too(batch, heads, groups, peak_bytes):
         inputs = operands(
             rows, 900, batch=batch, heads=heads, groups=groups, size=32, dtype=torch.bfloat16
         )
-        measured, told = peak(peak_bytes, [*inputs], {"scale": 0.3, **options})
-        assert measured <= told * 1.1 + 2**16, (
-            f"{rows} rows, {options}: told {told / MIB:.2f}, took {measured / MIB:.2f} MiB"
+        measured, reported = peak(peak_bytes, [*inputs], {"scale": 0.3, **options})
+        assert measured <= reported * 1.1 + 2**16, (
+            f"{rows} rows, {options}: told {reported / MIB:.2f}, took {measured / MIB:.2f} MiB"
         )

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from mtmd.kernels.cpu.sampling import rows
-from mtmd.kernels.cpu.sampling.draw import MOST
+from mtmd.kernels.cpu.sampling.draw import MAXIMUM
 from mtmd.kernels.cpu.sampling.rows import draw
 from mtmd.llm.sampling.host_filters import candidates, pick
 from mtmd.llm.sampling.options import Sampling
@@ -33,7 +33,7 @@ def row(size: int, spread: float, dtype: str = "f32") -> tuple[np.ndarray, np.nd
 def check(stored: np.ndarray, values: np.ndarray, sampling: Sampling) -> None:
     """Each point's token is numpy's, or one whose edge it is by rounding."""
     tokens, weights = candidates(values.copy(), sampling)
-    kept = np.arange(len(values)) if tokens is None else tokens
+    saved = np.arange(len(values)) if tokens is None else tokens
     edges = np.cumsum(weights, dtype=np.float64) / weights.sum(dtype=np.float64)
     filters = sampling.top_k, sampling.top_p, sampling.min_p
     for point in POINTS:
@@ -42,10 +42,10 @@ def check(stored: np.ndarray, values: np.ndarray, sampling: Sampling) -> None:
         if token is None:
             assert 0 < sampling.top_k < len(values), "only for that it may be left to others"
             continue
-        expected = kept[pick(weights, point)]
+        expected = saved[pick(weights, point)]
         if token != expected:
-            place = int(np.searchsorted(kept, min(token, expected)))
-            assert abs(edges[place] - point) < 2e-5, (sampling, point, token, expected)
+            location = int(np.searchsorted(saved, min(token, expected)))
+            assert abs(edges[location] - point) < 2e-5, (sampling, point, token, expected)
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
@@ -67,31 +67,31 @@ def test_a_nucleus_of_thousands(temperature: float, top_p: float, min_p: float) 
     stored, values = row(70_001, 1.0)
     if top_p < 1:
         tokens, _ = candidates(values.copy(), Sampling(temperature, 0, top_p))
-        assert tokens is not None and len(tokens) > MOST
+        assert tokens is not None and len(tokens) > MAXIMUM
     check(stored, values, Sampling(temperature, 0, top_p, min_p))
 
 
 def test_of_many_equal_ones_the_nucleus_has_the_first() -> None:
-    values = np.zeros(4 * MOST, np.float32)
-    found = [draw(values, 1.0, 0, 0.5, 0.0, point)[0] for point in POINTS]
-    expected = [int(point * 2 * MOST) for point in POINTS]
-    assert found == expected
+    values = np.zeros(4 * MAXIMUM, np.float32)
+    actual = [draw(values, 1.0, 0, 0.5, 0.0, point)[0] for point in POINTS]
+    expected = [int(point * 2 * MAXIMUM) for point in POINTS]
+    assert actual == expected
 
 
 def test_the_most_probable_token_is_the_first_of_equals() -> None:
     for size in (1, 15, 16, 17, 63, 64, 65, 1000):
-        for place in {0, size // 3, size - 1}:
+        for location in {0, size // 3, size - 1}:
             values = np.full(size, -3.5, np.float32)
-            values[place:] = 2.25
-            assert draw(values, 0.0, 0, 1.0, 0.0, 0.0) == (place, 2.25)
+            values[location:] = 2.25
+            assert draw(values, 0.0, 0, 1.0, 0.0, 0.0) == (location, 2.25)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_row_that_is_not_finite_is_not_drawn_from(bad: float, temperature: float) -> None:
-    for size, place in itertools.product((1, 17, 100), (0, -1)):
+    for size, location in itertools.product((1, 17, 100), (0, -1)):
         values = np.zeros(size, np.float32)
-        values[place] = bad
+        values[location] = bad
         token, peak = draw(values, temperature, 0, 0.9, 0.0, 0.5)
         assert token is None
         assert math.isnan(peak) if math.isnan(bad) else peak == bad

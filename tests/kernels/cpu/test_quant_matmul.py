@@ -32,7 +32,7 @@ def values(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Te
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def nmse(found: Tensor, x: Tensor, w: Tensor, bias: Tensor | None, kind: str) -> float:
+def nmse(result: Tensor, x: Tensor, w: Tensor, bias: Tensor | None, kind: str) -> float:
     """Against fp64, relative to the result's power, or to that of products of such rows on average:
     a single one may be next to nothing.
     """
@@ -40,7 +40,8 @@ def nmse(found: Tensor, x: Tensor, w: Tensor, bias: Tensor | None, kind: str) ->
     expected = F.linear(x, wide, None if bias is None else bias.double())
     power = x.square().mean() * wide.square().mean() * x.shape[-1]
     return float(
-        (found.double() - expected).square().mean() / torch.maximum(power, expected.square().mean())
+        (result.double() - expected).square().mean()
+        / torch.maximum(power, expected.square().mean())
     )
 
 
@@ -65,9 +66,9 @@ def test_products_are_those_of_dequantized_weights(kind, dtype):
             values(rows, blocks * BLOCKS[kind].values, dtype=dtype),
             values(outer, dtype=dtype) if index % 2 else None,
         )
-        found = quant_matmul.quant_matmul(x, w, bias, quant=kind)
-        assert found.shape == (rows, outer) and found.dtype == dtype and found.is_contiguous()
-        worst = max(worst, nmse(found, x, w, bias, kind))
+        result = quant_matmul.quant_matmul(x, w, bias, quant=kind)
+        assert result.shape == (rows, outer) and result.dtype == dtype and result.is_contiguous()
+        worst = max(worst, nmse(result, x, w, bias, kind))
     assert worst <= NMSE[dtype]
 
 
@@ -75,8 +76,8 @@ def test_products_are_those_of_dequantized_weights(kind, dtype):
 def test_leading_dimensions_strides_and_no_rows(rows):
     w = random_blocks("Q4_0", 5, 64)
     x = values(3, rows, 128)[..., ::2]
-    found = quant_matmul.quant_matmul(x, w, quant="Q4_0")
-    assert found.shape == (3, rows, 5) and nmse(found, x, w, None, "Q4_0") <= 1e-8
+    result = quant_matmul.quant_matmul(x, w, quant="Q4_0")
+    assert result.shape == (3, rows, 5) and nmse(result, x, w, None, "Q4_0") <= 1e-8
     assert quant_matmul.quant_matmul(x[:, :0], w, quant="Q4_0").shape == (3, 0, 5)
 
 
@@ -206,5 +207,5 @@ def test_nothing_is_read_behind_a_weight(kind, blocks):
     for rows in (1, 2, 3, 8, 16, 40):
         for dtype, limit in NMSE.items():
             x = values(rows, width, dtype=dtype, seed=rows)
-            found = quant_matmul.quant_matmul(x, w, quant=kind)
-            assert nmse(found, x, stored, None, kind) <= limit
+            result = quant_matmul.quant_matmul(x, w, quant=kind)
+            assert nmse(result, x, stored, None, kind) <= limit

@@ -59,14 +59,14 @@ def operands(
 
 def check(inputs: list[Tensor | None], **options: Any) -> Tensor:
     """The kernel's result, which has to be the reference's."""
-    found = tiled_attention.tiled_attention(*inputs, scale=0.2, **options)  # type: ignore[arg-type]
+    actual = tiled_attention.tiled_attention(*inputs, scale=0.2, **options)  # type: ignore[arg-type]
     wide = [i.float() if i is not None and i.is_floating_point() else i for i in inputs]
     expected = attention.reference(*wide, scale=0.2, **options).double()
-    assert found.dtype == inputs[0].dtype and found.is_contiguous()  # type: ignore[union-attr]
+    assert actual.dtype == inputs[0].dtype and actual.is_contiguous()  # type: ignore[union-attr]
     power = float(expected.square().sum()) or 1.0
-    error = float((found.double() - expected).square().sum()) / power
-    assert error <= NMSE[found.dtype], f"NMSE {error:.1e}"
-    return found
+    error = float((actual.double() - expected).square().sum()) / power
+    assert error <= NMSE[actual.dtype], f"NMSE {error:.1e}"
+    return actual
 
 
 # Rows and keys around whole steps of 32, blocks of keys, units
@@ -112,10 +112,10 @@ def test_nan_and_scales_below_0():
     q, k, v = operands(70, 90)
     wrong = q.clone()
     wrong[0, 3] = torch.nan
-    found = tiled_attention.tiled_attention(wrong, k, v, scale=0.2)
-    assert found[0, 3].isnan().all() and found[0, 4:].isfinite().all()
-    found = tiled_attention.tiled_attention(q, k, v, scale=-0.3)
-    assert torch.allclose(found, attention.reference(q, k, v, scale=-0.3), atol=1e-5)
+    result = tiled_attention.tiled_attention(wrong, k, v, scale=0.2)
+    assert result[0, 3].isnan().all() and result[0, 4:].isfinite().all()
+    result = tiled_attention.tiled_attention(q, k, v, scale=-0.3)
+    assert torch.allclose(result, attention.reference(q, k, v, scale=-0.3), atol=1e-5)
 
 
 def test_scores_that_float32_holds_and_exponentials_that_it_does_not():
@@ -223,15 +223,15 @@ def test_what_it_takes_was_told_and_does_not_grow_with_the_keys(dtype, peak_byte
         node = node_of("attention", list(inputs), {"scale": 0.1, "causal": True})
         run = Backend().lower(node)
         measured.append(peak_bytes(lambda run=run, inputs=inputs: run(*inputs)))
-        told = node.type.bytes + Backend().workspace(node)
-        assert told * 0.95 <= measured[-1] <= told * 1.05
+        reported = node.type.bytes + Backend().workspace(node)
+        assert reported * 0.95 <= measured[-1] <= reported * 1.05
     assert measured[0] == measured[1]
 
 
 def test_nothing_is_written_beyond_the_result():
     """Of memory around a thread's own, and of the result's rows beyond the last."""
     form = tiled_attention._form(torch.float32, 24, 24, None, None, 0.3)
-    places, size = replace(form).places(64)
+    locations, size = replace(form).locations(64)
     room = np.full(size + 128, 7, np.uint8)
     room[: -(-room.ctypes.data // 64) * 64 - room.ctypes.data] = 7
     base = -(-room.ctypes.data // 64) * 64
@@ -242,7 +242,7 @@ def test_nothing_is_written_beyond_the_result():
     address = native.compile_kernel(flash.emit_flash, form)
     args = [n for x in (q, k, v, out) for n in (x.data_ptr(), *x.stride()[:3])]
     args += [0] * 6 + [40, 50, 1, 1, 40, 1, tiled_attention._bits(0.3), 0, 1 << 40, 0]
-    words = np.array([*args, *places.values()], np.int64)
+    words = np.array([*args, *locations.values()], np.int64)
     kernel = ctypes.CFUNCTYPE(
         None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p
     )

@@ -29,11 +29,11 @@ def operands(rows: int, width: int, columns: int, bias: bool = True) -> list[Ten
     return [x, w, b if bias else None]
 
 
-def error(found: Tensor, inputs: list[Tensor | None]) -> float:
+def error(result: Tensor, inputs: list[Tensor | None]) -> float:
     x, w, b = inputs
     assert x is not None and w is not None
     expected = x.double() @ w.double().T + (0 if b is None else b.double())
-    return float((found.double() - expected).square().sum() / expected.square().sum())
+    return float((result.double() - expected).square().sum() / expected.square().sum())
 
 
 SIZES = [
@@ -56,10 +56,10 @@ def test_every_edge(rows, width, columns):
             before = torch.get_num_threads()
             torch.set_num_threads(threads)
             try:
-                found = tiled_matmul.tiled_matmul(*inputs)
+                result = tiled_matmul.tiled_matmul(*inputs)
             finally:
                 torch.set_num_threads(before)
-            assert error(found, inputs) < 4e-6  # of rounding the result
+            assert error(result, inputs) < 4e-6  # of rounding the result
 
 
 @pytest.mark.skipif(not AMX, reason="the CPU has no AMX")
@@ -70,10 +70,10 @@ def test_batches_are_rows_and_what_it_takes_was_told(peak_bytes):
     node = node_of("matmul", inputs, {})
     run = Backend().lower(node)
     measured = peak_bytes(lambda: run(*inputs))
-    found = run(*inputs)
-    assert found.shape == (2, 3, 100, 640) and error(found.view(600, 640), [x, w, b]) < 4e-6
-    told = node.type.bytes + Backend().workspace(node)
-    assert told * 0.95 <= measured <= told * 1.05
+    result = run(*inputs)
+    assert result.shape == (2, 3, 100, 640) and error(result.view(600, 640), [x, w, b]) < 4e-6
+    reported = node.type.bytes + Backend().workspace(node)
+    assert reported * 0.95 <= measured <= reported * 1.05
 
 
 @pytest.mark.skipif(not AMX, reason="the CPU has no AMX")
@@ -81,8 +81,8 @@ def test_nan_stays_in_its_row():
     x, w, b = operands(70, 100, 80)
     assert x is not None
     x[7, 99] = torch.nan
-    found = tiled_matmul.tiled_matmul(x, w, b)
-    assert found[7].isnan().all() and found[:7].isfinite().all() and found[8:].isfinite().all()
+    result = tiled_matmul.tiled_matmul(x, w, b)
+    assert result[7].isnan().all() and result[:7].isfinite().all() and result[8:].isfinite().all()
 
 
 def test_what_is_rejected_and_why(monkeypatch):
@@ -109,6 +109,6 @@ def test_what_is_rejected_and_why(monkeypatch):
 @pytest.mark.parametrize("threads", [1, 2, 16])
 def test_panels_stay_in_the_cache_and_are_shared_evenly(columns, width, threads):
     panel = product.panel_of(columns, width, threads)
-    assert panel % product.STEP == 0 and 64 <= panel <= product.MOST_COLUMNS
+    assert panel % product.STEP == 0 and 64 <= panel <= product.MAX_COLUMNS
     assert panel == 64 or panel * width * 2 <= product.PANEL_BYTES
     assert -(-columns // panel) >= min(threads, columns // 96)

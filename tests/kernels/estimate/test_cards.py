@@ -42,7 +42,7 @@ A_CYCLE = {
 
 
 def test_the_table_is_as_published() -> None:
-    found = {
+    result = {
         name: (
             c.target,
             c.multiprocessors,
@@ -53,7 +53,7 @@ def test_the_table_is_as_published() -> None:
         )
         for name, c in CARDS.items()
     }
-    assert found == GOLDEN and all(c.source and c.name == name for name, c in CARDS.items())
+    assert result == GOLDEN and all(c.source and c.name == name for name, c in CARDS.items())
     assert all(c.flops(torch.float16) == c.flops(torch.bfloat16) for c in CARDS.values())
     assert set(ALIASES.values()) <= set(CARDS) and not set(ALIASES) & set(CARDS)
 
@@ -92,7 +92,7 @@ def test_an_architecture_is_a_card_without_rates() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [
         ("rtx4080", "near it: rtx4090"),
         ("h1000", "near it: h100"),
@@ -106,11 +106,13 @@ def test_an_architecture_is_a_card_without_rates() -> None:
     ],
     ids=lambda value: value[:12],
 )
-def test_an_unknown_card_is_refused_in_one_line_with_names_near_it(text: str, told: str) -> None:
+def test_an_unknown_card_is_refused_in_one_line_with_names_near_it(
+    text: str, reported: str
+) -> None:
     with pytest.raises(OptionError) as caught:
         find_card(text)
     message = str(caught.value)
-    assert told in message and "\n" not in message and len(message) < 400
+    assert reported in message and "\n" not in message and len(message) < 400
 
 
 def test_programs_at_once_by_hand() -> None:

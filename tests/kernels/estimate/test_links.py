@@ -13,7 +13,7 @@ from mtmd.kernels.estimate.links import LINKS, OF_CARD, REACHED, exchange_s, lin
 from mtmd.kernels.estimate.roofline import MIDDLE, NVIDIA, estimate
 from mtmd.kernels.graph import Node, graph_input
 from mtmd.kernels.ops import OPS
-from mtmd.kernels.parallel.shard import Seat
+from mtmd.kernels.parallel.shard import Member
 from mtmd.kernels.plan.scheduler import make_plan
 
 MIDDLE_OF, US = REACHED["middle"], 1e-6
@@ -35,8 +35,8 @@ MIDDLE_OF, US = REACHED["middle"], 1e-6
 )
 def test_times_by_hand(op: str, size: int, ranks: int, link: str, expected: float) -> None:
     """In microseconds."""
-    found = exchange_s(op, size, ranks, LINKS[link], MIDDLE_OF)
-    assert found == pytest.approx(expected * US, rel=1e-6)
+    actual = exchange_s(op, size, ranks, LINKS[link], MIDDLE_OF)
+    assert actual == pytest.approx(expected * US, rel=1e-6)
 
 
 def test_published_rates() -> None:
@@ -52,9 +52,9 @@ def test_a_mesh_has_a_link_for_every_two_cards(ranks: int, rate: float) -> None:
     """Of MI300X, two share one link of their seven."""
     (link, _), size = links_of(CARDS["mi300x"], ranks), 64 << 20
     assert link.rate(ranks) == rate * 1e6
-    found = exchange_s("all_gather", size, ranks, link, MIDDLE_OF)
+    actual = exchange_s("all_gather", size, ranks, link, MIDDLE_OF)
     expected = 8.4 + (ranks - 1) * 3.4 + size * (ranks - 1) / ranks / (rate * 0.7)
-    assert found == pytest.approx(expected * US, rel=1e-6)
+    assert actual == pytest.approx(expected * US, rel=1e-6)
 
 
 @pytest.mark.parametrize(("card", "rate"), [("a100-80g", 100e9), ("h100", 150e9), ("h200", 150e9)])
@@ -87,18 +87,18 @@ def test_a_plan_with_collectives() -> None:
         return make_plan(outputs, [target, Cpu(), Reference()]), target
 
     alone = ops.matmul(x, w, name="y")
-    summed = OPS["all_reduce"](alone, group=Seat(0, 2), name="y.all_reduce")
+    summed = OPS["all_reduce"](alone, group=Member(0, 2), name="y.all_reduce")
     card, link = CARDS["h100"], LINKS["nvlink4"]
     plan, target = planned(summed)
     assert estimate(plan, target, card) is None  # nobody said over what
-    found = estimate(plan, target, card, link)
+    actual = estimate(plan, target, card, link)
     one = estimate(*planned(alone), card)
-    assert found and one and one.exchange_ms == 0 and found.launches == 2
+    assert actual and one and one.exchange_ms == 0 and actual.launches == 2
     expected = exchange_s("all_reduce", 8192, 2, link, MIDDLE_OF) * 1e3
-    assert found.exchange_ms == pytest.approx(expected)
+    assert actual.exchange_ms == pytest.approx(expected)
     # What is recorded is one launch more, the copy of its output
     of = NVIDIA[MIDDLE]
-    assert found.device_ms == pytest.approx(one.device_ms - of.floor * 1e3 + expected)
+    assert actual.device_ms == pytest.approx(one.device_ms - of.floor * 1e3 + expected)
     more = MIDDLE_OF.host + of.step - of.torch_launch
-    assert found.host_ms == pytest.approx(one.host_ms + more * 1e3)
-    assert found.fast_ms < found.ms < found.slow_ms
+    assert actual.host_ms == pytest.approx(one.host_ms + more * 1e3)
+    assert actual.fast_ms < actual.ms < actual.slow_ms

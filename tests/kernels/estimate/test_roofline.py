@@ -50,70 +50,70 @@ def copy_s(size: int, bandwidth: float) -> float:
 
 
 def test_a_large_product_is_bound_by_flops() -> None:
-    found = estimate(*product(4096), H100)
-    assert found is not None and (found.bound, found.launches) == ("FLOPs", 1 + COPY)
-    assert found.gflop == pytest.approx(2 * 4096**3 / 1e9)
+    result = estimate(*product(4096), H100)
+    assert result is not None and (result.bound, result.launches) == ("FLOPs", 1 + COPY)
+    assert result.gflop == pytest.approx(2 * 4096**3 / 1e9)
     size = 2 * 4096**2
-    assert found.gib == pytest.approx((3 + 2) * size / 2**30), "three matrices, and a copy"
+    assert result.gib == pytest.approx((3 + 2) * size / 2**30), "three matrices, and a copy"
     for ms, product_rate, bandwidth in (
-        (found.ms, F.product, F.bandwidth),
-        (found.fast_ms, 0.80, 0.90),
-        (found.slow_ms, 0.40, 0.55),
+        (result.ms, F.product, F.bandwidth),
+        (result.fast_ms, 0.80, 0.90),
+        (result.slow_ms, 0.40, 0.55),
     ):
         flops_s = 2 * 4096**3 / (989.4e12 * product_rate)
         assert ms == pytest.approx((flops_s + copy_s(size, bandwidth)) * 1e3)
-    assert found.host_ms == pytest.approx((2 * F.torch_launch + F.step) * 1e3)
+    assert result.host_ms == pytest.approx((2 * F.torch_launch + F.step) * 1e3)
 
 
 def test_a_product_with_one_row_is_bound_by_bandwidth() -> None:
-    found = estimate(*product(1, 16384), H100)
+    result = estimate(*product(1, 16384), H100)
     moved = (16384**2 + 2 * 16384) * 2
-    assert found is not None and found.bound == "bandwidth"
-    assert found.gib == pytest.approx(moved / 2**30)
-    assert found.ms == pytest.approx(moved / (3350e9 * F.bandwidth) * 1e3)
+    assert result is not None and result.bound == "bandwidth"
+    assert result.gib == pytest.approx(moved / 2**30)
+    assert result.ms == pytest.approx(moved / (3350e9 * F.bandwidth) * 1e3)
 
 
 def test_many_small_nodes_are_bound_by_launches() -> None:
     x = value("x", 1, 64)
     for _ in range(50):
         x = ops.add(x, x)
-    found = estimate(*planned(x), H100)
-    assert found is not None and (found.bound, found.launches) == ("launches", 50 + COPY)
-    assert found.ms == found.device_ms == pytest.approx((50 + COPY) * F.floor * 1e3)
+    result = estimate(*planned(x), H100)
+    assert result is not None and (result.bound, result.launches) == ("launches", 50 + COPY)
+    assert result.ms == result.device_ms == pytest.approx((50 + COPY) * F.floor * 1e3)
     replayed = F.replay + F.torch_launch
-    assert found.host_ms == pytest.approx(replayed * 1e3), "it is recorded, and its output copied"
+    assert result.host_ms == pytest.approx(replayed * 1e3), "it is recorded, and its output copied"
 
 
 def test_what_is_not_recorded_is_launched_by_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mtmd.kernels.plan.scheduler.MOST_RECORDED", 0)
+    monkeypatch.setattr("mtmd.kernels.plan.scheduler.MAX_RECORDED", 0)
     x = value("x", 1, 64)
     for _ in range(50):
         x = ops.add(x, x)
-    found = estimate(*planned(x), H100)
-    assert found is not None and (found.bound, found.launches) == ("launches", 50)
-    assert found.ms == found.host_ms == pytest.approx(50 * (F.torch_launch + F.step) * 1e3)
+    result = estimate(*planned(x), H100)
+    assert result is not None and (result.bound, result.launches) == ("launches", 50)
+    assert result.ms == result.host_ms == pytest.approx(50 * (F.torch_launch + F.step) * 1e3)
 
 
 def test_fp32_products_take_the_rate_of_fp32() -> None:
     wide = ops.matmul(
         value("x", 4096, 4096, dtype=torch.float32), value("w", 4096, 4096, dtype=torch.float32)
     )
-    found = estimate(*planned(wide), H100)
-    assert found is not None
-    assert found.launches == 1, "of more values than are kept for a recording"
-    assert found.ms == pytest.approx(2 * 4096**3 / (66.9e12 * F.product) * 1e3)
+    result = estimate(*planned(wide), H100)
+    assert result is not None
+    assert result.launches == 1, "of more values than are kept for a recording"
+    assert result.ms == pytest.approx(2 * 4096**3 / (66.9e12 * F.product) * 1e3)
 
 
 def test_attention_takes_the_rate_of_attention_and_one_launch_of_triton() -> None:
     q, k, v = (value(name, 1, 4096, 16, 64) for name in "qkv")
     plan, device = planned(ops.attention(q, k, v, scale=0.125))
-    found = estimate(plan, device, H100)
+    result = estimate(plan, device, H100)
     flops = 2 * 16 * 4096**2 * 128
-    assert found is not None and (found.bound, found.launches) == ("FLOPs", 1 + COPY)
+    assert result is not None and (result.bound, result.launches) == ("FLOPs", 1 + COPY)
     copy = copy_s(2 * 4096 * 16 * 64, F.bandwidth)
-    assert found.ms == pytest.approx((flops / (989.4e12 * F.attention) + copy) * 1e3)
+    assert result.ms == pytest.approx((flops / (989.4e12 * F.attention) + copy) * 1e3)
     launched = F.triton_launch + F.step + F.torch_launch
-    assert found.host_ms == pytest.approx(launched * 1e3)
+    assert result.host_ms == pytest.approx(launched * 1e3)
     assert [(s.op, s.kernel, s.launches) for s in shares(plan, device, H100)] == [
         ("attention", "attention (Triton)", 1),
         ("output", "copy", COPY),
@@ -125,12 +125,12 @@ def test_states_are_not_copied_out_of_a_replay() -> None:
     pool = Type.contiguous((5, 2, 4096), torch.bfloat16)
     state = Node("input", (), pool, {"fill": lambda batch: batch, "state": True}, "state")
     rows, at = value("rows", 2, 4096), value("at", 1, dtype=torch.int64)
-    kept, y = ops.state_store(state, rows, at, name="kept"), ops.scale(rows, factor=2.0)
-    (plan, device), (plain, other) = planned(kept, y), planned(y)
+    saved, y = ops.state_store(state, rows, at, name="kept"), ops.scale(rows, factor=2.0)
+    (plan, device), (plain, other) = planned(saved, y), planned(y)
     assert plan.copied_out == plain.copied_out == (y,)
-    found, alone = estimate(plan, device, H100), estimate(plain, other, H100)
-    assert found is not None and alone is not None and alone.launches == 2 + COPY
-    assert found.launches - cost(plan.steps[0], device).torch == 2 + COPY
+    result, alone = estimate(plan, device, H100), estimate(plain, other, H100)
+    assert result is not None and alone is not None and alone.launches == 2 + COPY
+    assert result.launches - cost(plan.steps[0], device).torch == 2 + COPY
     on_cpu = make_plan((y,), [Cpu(), Reference()])
     assert on_cpu.copied_out == ()
     moved = plain.compute_bytes["cuda:90"] - on_cpu.compute_bytes["cpu"]

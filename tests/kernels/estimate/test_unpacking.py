@@ -53,9 +53,9 @@ def taken(node: Node, target: str = "cuda:90") -> tuple[Unpacking, ...]:
 
 def estimated(node: Node, card: str = "h200") -> Estimate:
     device = Target(CARDS[card].target)
-    found = estimate(make_plan((node,), [device, Cpu(), Reference()]), device, CARDS[card])
-    assert found is not None
-    return found
+    result = estimate(make_plan((node,), [device, Cpu(), Reference()]), device, CARDS[card])
+    assert result is not None
+    return result
 
 
 def test_every_kernel_of_16_bits_was_counted_for_every_type() -> None:
@@ -118,8 +118,8 @@ def test_time_is_of_cycles_where_memory_is_faster() -> None:
 def test_programs_that_do_not_fill_a_card_leave_a_part_of_it_idle() -> None:
     (narrow,) = taken(product(1, outer=1024))
     assert narrow.programs == 64
-    found = estimated(product(1, outer=1024))
-    assert found.device_ms == pytest.approx(
+    result = estimated(product(1, outer=1024))
+    assert result.device_ms == pytest.approx(
         (max(narrow.cycles / RATE / (64 / 132) / F.instructions, F.floor) + F.floor) * 1e3
     )
 
@@ -127,7 +127,7 @@ def test_programs_that_do_not_fill_a_card_leave_a_part_of_it_idle() -> None:
 def test_amd_was_not_counted() -> None:
     """There the part of the bandwidth is taken lower."""
     moved = 32768 * (row_bytes("Q4_K", 4096) + 2) + 8192
-    found = estimated(product(1, outer=32768), "mi300x")
+    result = estimated(product(1, outer=32768), "mi300x")
     floor = AMD[MIDDLE].floor  # of the copy of the output
-    assert found.bound == "bandwidth"
-    assert found.ms == pytest.approx((moved / (5300e9 * 0.2) + floor) * 1e3)
+    assert result.bound == "bandwidth"
+    assert result.ms == pytest.approx((moved / (5300e9 * 0.2) + floor) * 1e3)

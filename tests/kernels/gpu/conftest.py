@@ -10,5 +10,5 @@ from compiler_process import Compiler, started
 
 @pytest.fixture(scope="session")
 def compiler() -> Iterator[Compiler]:
-    with started() as found:
-        yield found
+    with started() as result:
+        yield result

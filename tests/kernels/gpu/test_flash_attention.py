@@ -175,7 +175,7 @@ def test_a_row_that_sees_nothing_of_shared_out_keys_gives_zeros(options):
 
 
 def test_keys_are_shared_out_where_few_programs_have_many():
-    found = {
+    result = {
         (rows, blocks, programs): choose_splits(rows, blocks, programs)
         for rows, blocks, programs in (
             (1, 128, 8),
@@ -189,7 +189,7 @@ def test_keys_are_shared_out_where_few_programs_have_many():
             (0, 128, 0),
         )
     }
-    assert list(found.values()) == [32, 8, 1, 2, 1, 32, 1, 1, 1]
+    assert list(result.values()) == [32, 8, 1, 2, 1, 32, 1, 1, 1]
 
 
 def test_64_bit_window_and_int64_bounds():

@@ -90,5 +90,5 @@ def test_other_ops_are_lowered_to_their_reference():
     node = gelu(value(2, 3), approximate="tanh")
     x = torch.randn(2, 3)
     assert torch.equal(Gpu().lower(node)(x), torch.nn.functional.gelu(x, approximate="tanh"))
-    kept = x.clone()
-    assert Gpu().lower(node, in_place=True)(kept) is kept
+    saved = x.clone()
+    assert Gpu().lower(node, in_place=True)(saved) is saved

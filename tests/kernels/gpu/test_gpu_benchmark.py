@@ -211,10 +211,10 @@ found = {target: len(ahead.different("attention", target)) for target in ("cuda:
 titles = [p.function.__name__ for p in ahead.different("attention", "cuda:90")]
 out = found, titles.count("carried_kernel"), len(ahead.different("paged_attention", "cuda:90"))
 """
-    found, carried, paged = compiler(code, folder=str(BENCHMARKS), ops=len(KERNELS))
+    result, carried, paged = compiler(code, folder=str(BENCHMARKS), ops=len(KERNELS))
     cases = KERNELS["attention"][0].load().cases
-    assert found["cuda:90"] - found["cuda:80"] >= carried >= 4
-    assert found["cuda:80"] > 20 and paged > 20 and cases
+    assert result["cuda:90"] - result["cuda:80"] >= carried >= 4
+    assert result["cuda:80"] > 20 and paged > 20 and cases
 
 
 def test_a_program_that_cannot_be_compiled_is_told(module):

@@ -47,8 +47,8 @@ def test_packed_codes_are_for_few_rows_of_quantized_tables_in_16_bits():
 
 
 def test_a_block_holds_what_an_expert_has_on_average_and_some_more():
-    found = [rows_of_a_block(mean) for mean in (1, 6, 7, 12, 13, 32)]
-    assert found == [8, 8, 16, 16, 32, 32]
+    result = [rows_of_a_block(mean) for mean in (1, 6, 7, 12, 13, 32)]
+    assert result == [8, 8, 16, 16, 32, 32]
 
 
 @pytest.mark.parametrize("kinds", [("Q4_K", "Q6_K"), ("Q4_0", "Q2_K"), ("Q8_0", "Q8_0")])

@@ -35,15 +35,15 @@ def call_of(case):
 
 
 @pytest.mark.parametrize("window", [None, 9])
-@pytest.mark.parametrize(("wanted", "least"), [(1, 2), (90, 1), (300, 3), (250, 1)])
-def test_however_keys_are_shared_out(monkeypatch, wanted, least, window):
+@pytest.mark.parametrize(("requested", "minimum"), [(1, 2), (90, 1), (300, 3), (250, 1)])
+def test_however_keys_are_shared_out(monkeypatch, requested, minimum, window):
     """Sequences of all lengths in one batch, more programs than some of them have keys for."""
-    monkeypatch.setattr(paged, "WANTED", wanted)
-    monkeypatch.setattr(paged, "LEAST", least)
+    monkeypatch.setattr(paged, "REQUESTED", requested)
+    monkeypatch.setattr(paged, "MINIMUM", minimum)
     case = MIXED.but(window=window)
-    inputs = case.inputs(seed=wanted)
-    found = paged.KERNEL.run(*inputs, **case.options)
-    assert relative_error("paged_attention", found, inputs, case.options) <= paged.NMSE[f32]
+    inputs = case.inputs(seed=requested)
+    result = paged.KERNEL.run(*inputs, **case.options)
+    assert relative_error("paged_attention", result, inputs, case.options) <= paged.NMSE[f32]
 
 
 def test_shares_are_a_number_of_the_launch_and_no_program_of_its_own():
@@ -178,8 +178,8 @@ def test_others_that_are_refused():
     assert "of 2000 values" in str(rope.KERNEL.rejects(wide, table))
     slots = of(3, dtype=torch.int64)
     cache, k = of(2, 9, 2, 16), of(3, 2, 16)
-    apart = Type((3, 2, 16), f32, (32, 1, 2))
-    assert "k has strides" in str(kv_store.KV_STORE.rejects(cache, apart, k, slots))
+    separate = Type((3, 2, 16), f32, (32, 1, 2))
+    assert "k has strides" in str(kv_store.KV_STORE.rejects(cache, separate, k, slots))
     assert "the cache has strides" in str(
         kv_store.KV_STORE.rejects(Type((2, 9, 2, 16), f32, (1, 2, 18, 36)), k, k, slots)
     )
@@ -251,8 +251,8 @@ def test_gates_of_heads_that_are_refused():
     assert "w has strides" in str(
         gated_norm.KERNEL.rejects(heads, Type((16,), f32, (2,)), heads, eps=1e-6)
     )
-    apart = Type((3, 2, 16), f32, (64, 32, 1))
-    assert "gate has strides" in str(gated_norm.KERNEL.rejects(heads, one, apart, eps=1e-6))
+    separate = Type((3, 2, 16), f32, (64, 32, 1))
+    assert "gate has strides" in str(gated_norm.KERNEL.rejects(heads, one, separate, eps=1e-6))
     assert "of 2000 values" in str(
         gated_norm.KERNEL.rejects(of(3, 2, 2000), of(2000), of(3, 2, 2000), eps=1e-6)
     )
@@ -285,12 +285,12 @@ def test_a_token_whose_numbers_overflowed_spoils_no_other():
         whole = moe.KERNEL.run(x, router, *rest, **case.options)
         router = router.clone()
         router[0] = float("nan")
-        found = moe.KERNEL.run(x, router, *rest, **case.options)
-        assert found[0].isnan().all() and torch.equal(found[1:], whole[1:])
+        result = moe.KERNEL.run(x, router, *rest, **case.options)
+        assert result[0].isnan().all() and torch.equal(result[1:], whole[1:])
 
 
 def test_a_gate_that_is_no_number_is_none_afterwards():
     nan = torch.tensor([[float("nan"), 0.5]])
     assert sigmoid_gate.KERNEL.run(torch.ones(1, 2), nan).isnan().tolist() == [[True, False]]
-    found = delta_gates.KERNEL.run(nan, nan, torch.zeros(2), -torch.ones(2))
-    assert found.flatten().isnan().tolist() == [True, False] * 2
+    result = delta_gates.KERNEL.run(nan, nan, torch.zeros(2), -torch.ones(2))
+    assert result.flatten().isnan().tolist() == [True, False] * 2

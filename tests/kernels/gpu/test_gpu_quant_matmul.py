@@ -194,8 +194,8 @@ def test_the_order_of_operands_of_older_compilers_gives_the_same_products(rows, 
         with monkeypatch.context() as patch:
             patch.setattr(jit, "BEFORE_3_8", True)
             older = quant_matmul(x, w, quant=kind)
-        for found in (newer, older):
-            error = product_error("matmul", found, (x, w), {"quant": kind})
+        for result in (newer, older):
+            error = product_error("matmul", result, (x, w), {"quant": kind})
             assert error < NMSE[torch.bfloat16], kind
 
 
@@ -206,10 +206,10 @@ def test_what_is_not_finite_in_x_makes_the_whole_row_so():
         alone = quant_matmul(x, w, quant=kind)[1]
         x[0, 5] = float("inf")
         with np.errstate(invalid="ignore"):
-            found = quant_matmul(x, w, quant=kind)
-        assert torch.equal(found[1], alone)
-        assert not found[0].isfinite().any(), kind
-        assert found[0].isinf().any() == kind.startswith("IQ4"), kind  # NaN by a scale of zero
+            result = quant_matmul(x, w, quant=kind)
+        assert torch.equal(result[1], alone)
+        assert not result[0].isfinite().any(), kind
+        assert result[0].isinf().any() == kind.startswith("IQ4"), kind  # NaN by a scale of zero
 
 
 def test_leading_dimensions_and_no_rows():
@@ -268,17 +268,17 @@ def test_a_target_says_the_same_and_compiles_each_kernel_once(monkeypatch):
     )
     assert "fp64" in (Target("hip:gfx942").rejects(node(dtype=torch.float64)) or "")
     plans = [node("Q4_K"), node("Q4_K"), node("Q6_K", 7), node("Q4_K", 1)]
-    asked = []
+    requested = []
 
     def compile_program(target: str, program: Program) -> Resources:
-        asked.append((program.title, program.call.constants.get("ROWS")))
+        requested.append((program.title, program.call.constants.get("ROWS")))
         return Resources(target, 1024, 64, 0, "wgmma", 4)
 
     monkeypatch.setattr(compile_module, "compile_program", compile_program)
     target = Target("cuda:90")
-    found = compiled_kernels("decoder", make_plan(plans, [target]), target)
-    assert asked == [("Q4_K matmul", 16), ("Q6_K matmul", 16), ("Q4_K matmul", None)]
-    assert [(kernel.kernel, kernel.nodes, kernel.head) for kernel in found] == [
+    result = compiled_kernels("decoder", make_plan(plans, [target]), target)
+    assert requested == [("Q4_K matmul", 16), ("Q6_K matmul", 16), ("Q4_K matmul", None)]
+    assert [(kernel.kernel, kernel.nodes, kernel.head) for kernel in result] == [
         ("Q4_K matmul", 2, None),
         ("Q6_K matmul", 1, None),
         ("Q4_K matmul", 1, None),
@@ -303,9 +303,9 @@ def test_nvidia_alone_is_told_how_many_registers_a_thread_may_have():
     """AMD's compiler refuses the option."""
     x = Type.contiguous((64, 4096), torch.float32)
     call = plan_call(x, Type.contiguous((4096, row_bytes("Q4_0", 4096)), torch.uint8), quant="Q4_0")
-    told = {"num_warps": 4, "num_stages": 2, "enable_fp_fusion": True}
-    assert call.options(32, nvidia=True) == {**told, "maxnreg": 255}
-    assert call.options(32, nvidia=False) == told
+    reported = {"num_warps": 4, "num_stages": 2, "enable_fp_fusion": True}
+    assert call.options(32, nvidia=True) == {**reported, "maxnreg": 255}
+    assert call.options(32, nvidia=False) == reported
     assert "maxnreg" not in replace(call, registers=None).options(32, nvidia=True)
 
 
@@ -363,8 +363,8 @@ with tempfile.TemporaryDirectory() as folder, knobs.cache.scope():
 
 def test_a_thread_has_neighbours_only_of_what_follows_each_other(compiler):
     """As `last_first` needs it, which says of other dimensions what does not hold there."""
-    for form, (told, sizes) in compiler(ORDERS).items():
-        assert told and sizes, form
+    for form, (reported, sizes) in compiler(ORDERS).items():
+        assert reported and sizes, form
         for size in sizes:
             assert size is not None and set(size.split(", ")[:-1]) == {"1"}, (form, size)
 

@@ -78,8 +78,8 @@ def test_equal_keys_at_full_strength_do_not_lose_digits():
     given[1] = given[1][:1].expand(48, -1, -1)
     given[3], given[4] = torch.zeros_like(given[3]), torch.ones_like(given[4])
     expected = OPS["gated_delta"].reference(*given, scale=0.25)
-    found = gated_delta.KERNEL.run(*given, scale=0.25)
-    assert float((found - expected).square().sum() / expected.square().sum()) < 1e-9
+    actual = gated_delta.KERNEL.run(*given, scale=0.25)
+    assert float((actual - expected).square().sum() / expected.square().sum()) < 1e-9
 
 
 def test_strong_decay_leaves_numbers():

@@ -58,13 +58,13 @@ def test_the_types_of_a_case_are_those_of_its_numbers(op, entry, case):  # noqa:
 
 
 @pytest.mark.parametrize(("op", "entry", "case"), CASES)
-def test_a_case_is_taken_and_right(op, entry, case, asked_device):
+def test_a_case_is_taken_and_right(op, entry, case, requested_device):
     kernel = entry.load()
-    if asked_device.has_kernels:
+    if requested_device.has_kernels:
         assert entry.applies(node_of(op, case))
-        assert kernel.failure(op, case, asked_device.name) is None
+        assert kernel.failure(op, case, requested_device.name) is None
     else:
-        right_by_torch(backends_for(asked_device.name)[0], kernel, op, case)
+        right_by_torch(backends_for(requested_device.name)[0], kernel, op, case)
 
 
 def right_by_torch(device, kernel, op, case):
@@ -94,10 +94,10 @@ def test_a_case_where_each_op_is_torchs(op):
 
 @pytest.mark.parametrize("strided", [False, True])
 @pytest.mark.parametrize(("op", "entry"), ENTRIES)
-def test_whatever_is_let_through_is_right(op, entry, strided, asked_device):
+def test_whatever_is_let_through_is_right(op, entry, strided, requested_device):
     """On the random problems of the op, most of which no case has."""
-    if not asked_device.has_kernels:
-        pytest.skip(f"no kernels on {asked_device.name}")
+    if not requested_device.has_kernels:
+        pytest.skip(f"no kernels on {requested_device.name}")
     kernel, taken = entry.load(), 0
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         for seed in range(4):
@@ -106,7 +106,7 @@ def test_whatever_is_let_through_is_right(op, entry, strided, asked_device):
             if not entry.applies(node) or kernel.rejects(*types_of(node), **node.attrs):
                 continue
             taken += 1
-            inputs = copies(inputs, asked_device.name)
+            inputs = copies(inputs, requested_device.name)
             result = kernel.run(*copies(inputs), **attrs)
             assert Type.of(result) == node.type
             error = kernel.error(op, result, inputs, attrs)

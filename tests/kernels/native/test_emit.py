@@ -28,12 +28,12 @@ def emit_function(e: Emitter, name: str, dtype: str) -> None:
     for i, mask in e.spans(e.first, e.last, 16):
         value = e.read(x, dtype, i, 16, mask)
         if name.startswith("gelu"):
-            found = e.gelu(value, name.removeprefix("gelu_"))
+            result = e.gelu(value, name.removeprefix("gelu_"))
         elif name in ("sin", "cos"):
-            found = e.sin_cos(value)[name == "cos"]
+            result = e.sin_cos(value)[name == "cos"]
         else:
-            found = getattr(e, name)(value)
-        e.write(y, dtype, i, found, mask)
+            result = getattr(e, name)(value)
+        e.write(y, dtype, i, result, mask)
 
 
 def erf(x: np.ndarray) -> np.ndarray:
@@ -85,8 +85,8 @@ def test_bf16_rounds_as_torch_does() -> None:
 
 def emit_sums(e: Emitter, count: int, lanes: int) -> None:
     x, y = e.arg_ptr(0), e.arg_ptr(1)
-    found = e.sums([e.load(x, vec(F32, lanes), i * lanes) for i in range(count)])
-    e.store(y, found)
+    result = e.sums([e.load(x, vec(F32, lanes), i * lanes) for i in range(count)])
+    e.store(y, result)
 
 
 @pytest.mark.parametrize(("count", "lanes"), [(16, 16), (8, 16), (4, 16), (1, 16), (4, 4), (2, 8)])

@@ -64,8 +64,8 @@ def run(
     return out
 
 
-def nmse(found: Tensor, expected: Tensor) -> float:
-    return float((found.double() - expected).square().mean() / expected.square().mean())
+def nmse(result: Tensor, expected: Tensor) -> float:
+    return float((result.double() - expected).square().mean() / expected.square().mean())
 
 
 @pytest.mark.skipif(not AMX, reason="the CPU has no AMX")
@@ -78,8 +78,8 @@ def test_products_are_those_of_the_reference(kind):
         x, (w, numbers) = values(rows, width, seed=blocks).bfloat16(), weight(kind, outer, width)
         # of very different size: a large value next to small ones
         x[1, width // 3] *= 1000
-        found = run(kind, x, w, torch.full((rows, outer), torch.nan))
-        assert nmse(found, F.linear(x.double(), numbers)) <= 1e-10, (rows, outer, blocks)
+        result = run(kind, x, w, torch.full((rows, outer), torch.nan))
+        assert nmse(result, F.linear(x.double(), numbers)) <= 1e-10, (rows, outer, blocks)
 
 
 @pytest.mark.skipif(not AMX, reason="the CPU has no AMX")
@@ -92,10 +92,10 @@ def test_bias_addend_storage_strides_and_parts(kind):
     for dtype in DTYPES.values():
         bias, addend = values(outer, seed=5) * scale, (values(rows, outer) * scale).to(dtype)
         whole = torch.full((rows, outer + 9), torch.nan, dtype=dtype)
-        found = run(kind, x, w, whole[:, 4:-5], bias, addend, ((0, 18), (18, 50), (50, 77)))
+        result = run(kind, x, w, whole[:, 4:-5], bias, addend, ((0, 18), (18, 50), (50, 77)))
         plain = F.linear(x.double(), numbers, bias.double()).to(dtype)
         limit = 1e-10 if dtype == torch.float32 else 1e-5
-        assert nmse(found, plain.double() + addend.double()) <= limit
+        assert nmse(result, plain.double() + addend.double()) <= limit
         assert bool(whole[:, :4].isnan().all() and whole[:, -5:].isnan().all())
 
 
@@ -103,17 +103,17 @@ def test_bias_addend_storage_strides_and_parts(kind):
 def test_a_part_of_the_units_and_nan_in_one_row():
     x = values(16, 256).bfloat16()
     w, numbers = weight("BF16", 56, 256)
-    found = run("BF16", x, w, torch.full((16, 56), torch.nan), parts=((0, 40),))
-    assert bool(found[:, 40:].isnan().all())
-    assert nmse(found[:, :40], F.linear(x.double(), numbers[:40])) <= 1e-10
+    result = run("BF16", x, w, torch.full((16, 56), torch.nan), parts=((0, 40),))
+    assert bool(result[:, 40:].isnan().all())
+    assert nmse(result[:, :40], F.linear(x.double(), numbers[:40])) <= 1e-10
     w, numbers = weight("Q4_K", 40, 256)
     x[3, 7] = torch.nan
-    found = run("Q4_K", x, w, torch.full((16, 40), torch.nan), parts=((5, 21),))
+    result = run("Q4_K", x, w, torch.full((16, 40), torch.nan), parts=((5, 21),))
     assert bool(
-        found[:, :5].isnan().all() and found[:, 21:].isnan().all() and found[3].isnan().all()
+        result[:, :5].isnan().all() and result[:, 21:].isnan().all() and result[3].isnan().all()
     )
-    kept = [i for i in range(16) if i != 3]
-    assert nmse(found[kept, 5:21], F.linear(x[kept].double(), numbers[5:21])) <= 1e-10
+    saved = [i for i in range(16) if i != 3]
+    assert nmse(result[saved, 5:21], F.linear(x[saved].double(), numbers[5:21])) <= 1e-10
 
 
 def test_what_is_taken():

@@ -70,9 +70,9 @@ def test_random_graphs(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
                 try:
                     next(run)
                 except StopIteration as done:
-                    found = done.value
+                    actual = done.value
                     break
-            for a, b in zip(found, expected, strict=True):
+            for a, b in zip(actual, expected, strict=True):
                 torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 

@@ -23,7 +23,7 @@ F, B = torch.float32, torch.bfloat16
 LIMIT = {F: 1e-11, B: 5e-5}
 
 
-class Held:
+class Stored:
     """Weights that are there."""
 
     def __init__(self) -> None:
@@ -47,18 +47,18 @@ def plan_of(
     build: Any, values: Sequence[Tensor | None], weights: Sequence[int], threads: int
 ) -> tuple[Node, NativePlan]:
     """Of one node, those of its operands that `weights` numbers as weights."""
-    held, nodes = Held(), []
+    stored, nodes = Stored(), []
     for i, value in enumerate(values):
         if value is None:
             nodes.append(None)
         elif i in weights:
-            held.tensors[str(i)] = value
-            nodes.append(weight(str(i), held, value.dtype))
+            stored.tensors[str(i)] = value
+            nodes.append(weight(str(i), stored, value.dtype))
         else:
             nodes.append(given(str(i), value))
     node = build(*nodes)
     steps = [StepFacts(node, node.inputs, True)]
-    lowered = Lowering(steps, [node], lambda n: held.tensors[n.name]).run()
+    lowered = Lowering(steps, [node], lambda n: stored.tensors[n.name]).run()
     assert not lowered.refused, lowered.refused
     calls = [(lambda: None, node.inputs, node)]
     pool = Pool(threads)
@@ -90,18 +90,18 @@ def check(
     **attrs: Any,
 ) -> None:
     fresh = [None if v is None else v.clone() if v.is_contiguous() else v for v in values]
-    node, found = run_native(
+    node, actual = run_native(
         lambda *nodes: OPS[op](*nodes, name=op, **attrs), fresh, weights, threads
     )
     expected = OPS[op].reference(*[None if v is None else v.clone() for v in values], **attrs)
-    assert Type.of(found) == node.type == Type.of(expected)
+    assert Type.of(actual) == node.type == Type.of(expected)
     if not expected.dtype.is_floating_point:
-        assert torch.equal(found, expected)
+        assert torch.equal(actual, expected)
         return
-    a, b = found.double(), expected.double()
+    a, b = actual.double(), expected.double()
     assert torch.isfinite(a).all()
     error = ((a - b) ** 2).mean() / (b**2).mean().clamp(min=1e-30)
-    assert error <= LIMIT[found.dtype], float(error)
+    assert error <= LIMIT[actual.dtype], float(error)
 
 
 def rand(*shape: int, dtype: torch.dtype = F, seed: int = 0) -> Tensor:
@@ -189,15 +189,15 @@ def test_rope_table() -> None:
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("dtype", [F, B])
 def test_rows(dtype: torch.dtype) -> None:
-    x, places = rand(7, 37, dtype=dtype), torch.tensor([3, 0, 6])
-    check("take_rows", [x, places])
-    check("take_rows", [rand(1, 7, 37, dtype=dtype), places])
-    check("take_rows", [rand(5, 7, 37, dtype=dtype), places])
-    check("embed", [places, x], [1])
-    check("embed", [places, x], [1], scale=24.3)
-    check("place_rows", [x, rand(3, 37, dtype=dtype), places])
-    check("add_rows", [x, rand(3, 37, dtype=dtype), places])
-    check("place_rows", [x, rand(3, 111, dtype=dtype)[:, 37:74], places])
+    x, locations = rand(7, 37, dtype=dtype), torch.tensor([3, 0, 6])
+    check("take_rows", [x, locations])
+    check("take_rows", [rand(1, 7, 37, dtype=dtype), locations])
+    check("take_rows", [rand(5, 7, 37, dtype=dtype), locations])
+    check("embed", [locations, x], [1])
+    check("embed", [locations, x], [1], scale=24.3)
+    check("place_rows", [x, rand(3, 37, dtype=dtype), locations])
+    check("add_rows", [x, rand(3, 37, dtype=dtype), locations])
+    check("place_rows", [x, rand(3, 111, dtype=dtype)[:, 37:74], locations])
     for axis in (0, 1, 2):
         check(
             "concat", [rand(2, 3, 17, dtype=dtype), rand(2, 3, 17, dtype=dtype, seed=1)], axis=axis

@@ -60,11 +60,11 @@ def run(
         addend is not None,
         alone,
     )
-    held, at, stride = x, x.data_ptr(), x.stride(0)
+    stored, at, stride = x, x.data_ptr(), x.stride(0)
     if kernel.prepare:
         stride = kernel.prepare.bytes(width)
-        held = aligned(m * stride)
-        at = held.data_ptr()
+        stored = aligned(m * stride)
+        at = stored.data_ptr()
         call(kernel.prepare.address, [x.data_ptr(), x.stride(0), at, width], 0, m)
     scratch = aligned(kernel.scratch(width))
     args = [at, stride, w.data_ptr(), row_bytes(kind, width), out.data_ptr(), out.stride(0), width]
@@ -75,11 +75,11 @@ def run(
     return out
 
 
-def nmse(found: Tensor, x: Tensor, w: Tensor) -> float:
+def nmse(result: Tensor, x: Tensor, w: Tensor) -> float:
     """Relative to the result's power, or to what such products have on average."""
     expected = F.linear(x.double(), w)
     power = x.double().square().mean() * w.square().mean() * x.shape[1]
-    error = (found.double() - expected).square().mean()
+    error = (result.double() - expected).square().mean()
     return float(error / torch.maximum(power, expected.square().mean()).clamp(min=1e-30))
 
 
@@ -98,8 +98,8 @@ def test_products_are_those_of_the_reference(kind, rows):
         width = width_of(kind, blocks)
         x, w = values(rows, width, seed=blocks), weight(kind, outer, width, seed=outer)
         for alone in (False, True)[: 1 + (rows == 1)]:
-            found = run(kind, x, w, torch.full((rows, outer), torch.nan), alone=alone)
-            assert nmse(found, x, wide(kind, w)) <= 1e-8, (outer, width)
+            result = run(kind, x, w, torch.full((rows, outer), torch.nan), alone=alone)
+            assert nmse(result, x, wide(kind, w)) <= 1e-8, (outer, width)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -112,7 +112,7 @@ def test_types_of_storage_bias_and_addend(kind):
         bias, addend = (values(count, outer, seed=5) * scale for count in (1, rows))
         for out in DTYPES.values():
             plain = F.linear(x.double(), wide(kind, w), bias[0].double()).to(out)
-            found = run(
+            actual = run(
                 kind,
                 x,
                 w,
@@ -122,7 +122,7 @@ def test_types_of_storage_bias_and_addend(kind):
             )
             expected = plain.double() + addend.to(out).double()
             loss = 1e-8 if out == torch.float32 else 2.0**-15
-            assert float((found.double() - expected).square().mean() / scale**2) <= loss
+            assert float((actual.double() - expected).square().mean() / scale**2) <= loss
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -145,10 +145,10 @@ def test_values_of_very_different_size(kind):
     alone = torch.zeros(1, width)
     alone[0, 5] = 3e-5
     for x in (outlier, alone, torch.ones(1, width), torch.zeros(1, width), -outlier * 1e20):
-        found = run(kind, x, w, torch.full((1, 31), torch.nan))
-        assert bool(found.isfinite().all())
+        result = run(kind, x, w, torch.full((1, 31), torch.nan))
+        assert bool(result.isfinite().all())
         if x.any():
-            assert nmse(found, x, wide(kind, w)) <= 2e-7
+            assert nmse(result, x, wide(kind, w)) <= 2e-7
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
@@ -157,8 +157,8 @@ def test_what_is_no_number_stays_none(kind, bad):
     width = width_of(kind, 4)
     x = values(2, width)
     x[1, 7] = bad
-    found = run(kind, x, weight(kind, 9, width), torch.full((2, 9), torch.nan))
-    assert bool(found[0].isfinite().all()) and not bool(found[1].isfinite().any())
+    result = run(kind, x, weight(kind, 9, width), torch.full((2, 9), torch.nan))
+    assert bool(result[0].isfinite().all()) and not bool(result[1].isfinite().any())
 
 
 @pytest.mark.parametrize("kind", sorted(NATIVE))
@@ -172,5 +172,5 @@ def test_sums_do_not_overflow_where_all_is_as_large_as_can_be(kind):
             w.view(3, -1, BLOCKS[kind].bytes)[:, :, at] = 0
             w.view(3, -1, BLOCKS[kind].bytes)[:, :, at + 1] = 0x3C
         for x in (torch.ones(1, width), -torch.ones(1, width)):
-            found = run(kind, x, w, torch.full((1, 3), torch.nan))
-            assert nmse(found, x, wide(kind, w)) <= 1e-8
+            result = run(kind, x, w, torch.full((1, 3), torch.nan))
+            assert nmse(result, x, wide(kind, w)) <= 1e-8

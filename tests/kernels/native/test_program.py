@@ -85,9 +85,9 @@ def test_one_thread_finishes_what_it_was_to_share() -> None:
 
 def emit_order(e: Emitter) -> None:
     """order[place++] = unit, of one thread at a time."""
-    order, place = e.arg_ptr(0), e.arg_ptr(1)
+    order, location = e.arg_ptr(0), e.arg_ptr(1)
     with e.loop(e.first, e.last) as unit:
-        e.store(order, unit, e.atomic_add(place, 1))
+        e.store(order, unit, e.atomic_add(location, 1))
 
 
 @pytest.mark.parametrize("units", [1, 3, 10, 64, 130])
@@ -130,8 +130,8 @@ def test_a_thread_that_stops_in_the_middle() -> None:
             assert go.wait(20)
         mix(args, first, last, scratch)
 
-    held = kernel(hold)
-    address = ctypes.cast(held, ctypes.c_void_p).value
+    stored = kernel(hold)
+    address = ctypes.cast(stored, ctypes.c_void_p).value
     assert address
     program, memory, expected = mixes(5, 3)
     steps = list(program.instructions)
@@ -165,20 +165,20 @@ def test_a_frame_is_used_again_with_other_memory() -> None:
 
 def test_two_callers_at_once() -> None:
     pool = Pool(2)
-    found = []
+    actual = []
 
     def call(seed: int) -> None:
         for i in range(40):
             program, memory, expected = mixes(20, seed * 100 + i)
             run(pool, program, memory)
-            found.append(np.array_equal(memory[-1], expected))
+            actual.append(np.array_equal(memory[-1], expected))
 
     callers = [threading.Thread(target=call, args=(seed,)) for seed in range(3)]
     for caller in callers:
         caller.start()
     for caller in callers:
         caller.join()
-    assert len(found) == 120 and all(found)
+    assert len(actual) == 120 and all(actual)
 
 
 def test_busy_cores() -> None:

@@ -73,9 +73,9 @@ def test_attention_is_torchs(groups, mask):
     expected = F.scaled_dot_product_attention(
         *heads_first, added, scale=0.3, enable_gqa=groups != 6
     )
-    found = ops.attention.reference(q, k, v, added, scale=0.3)
-    torch.testing.assert_close(found, expected.transpose(1, 2), rtol=1e-5, atol=2e-6)
-    assert found.is_contiguous()
+    actual = ops.attention.reference(q, k, v, added, scale=0.3)
+    torch.testing.assert_close(actual, expected.transpose(1, 2), rtol=1e-5, atol=2e-6)
+    assert actual.is_contiguous()
 
 
 def test_causal_attention_is_torchs_where_rows_and_keys_are_as_many():
@@ -111,9 +111,9 @@ def test_attention_is_its_definition(rows, keys, limits):
         random(4, rows, keys, seed=5) > 0.8, -torch.inf
     )
     for extra in ((None, None), (mask, None), (None, bounds), (None, bounds[0]), (mask, bounds)):
-        found = ops.attention.reference(q, k, v, *extra, scale=0.4, **limits)
+        result = ops.attention.reference(q, k, v, *extra, scale=0.4, **limits)
         torch.testing.assert_close(
-            found.double(),
+            result.double(),
             naive_attention(q, k, v, *extra, scale=0.4, **limits),
             rtol=1e-5,
             atol=1e-6,
@@ -126,8 +126,8 @@ def test_a_row_that_sees_nothing_gives_zeros():
     mask[1] = -torch.inf
     assert ops.attention.reference(q, k, v, mask, scale=1.0)[:, 1].eq(0).all()
     bounds = torch.tensor([[0, 4], [3, 2], [-5, -1], [5, 9]]).int()
-    found = ops.attention.reference(q, k, v, None, bounds, scale=1.0)
-    assert found[:, 1:].eq(0).all() and found[:, 0].ne(0).all()
+    result = ops.attention.reference(q, k, v, None, bounds, scale=1.0)
+    assert result[:, 1:].eq(0).all() and result[:, 0].ne(0).all()
     early = ops.attention.reference(
         q, k[:, :2], v[:, :2], scale=1.0, causal=True
     )  # rows before the first key
@@ -158,5 +158,5 @@ def test_the_explicit_three_are_attention(dtype):
         scores = ops.attn_scores.reference(
             q, k, mask, scale=attrs["scale"], softcap=attrs["softcap"]
         )
-        found = ops.attn_mix.reference(ops.attn_softmax.reference(scores, bounds, **limits), v)
-        assert torch.equal(found, ops.attention.reference(*inputs, **attrs)), f"seed {seed}"
+        result = ops.attn_mix.reference(ops.attn_softmax.reference(scores, bounds, **limits), v)
+        assert torch.equal(result, ops.attention.reference(*inputs, **attrs)), f"seed {seed}"

@@ -27,8 +27,8 @@ FORMS = ("reference", "cpu")
 def run(form: str, inputs: list[Tensor], **attrs: Any) -> Tensor:
     if form == "reference":
         return ops.moe.reference(*inputs, **attrs)
-    found: Tensor = Cpu().lower(node_of("moe", inputs, attrs))(*inputs)
-    return found
+    result: Tensor = Cpu().lower(node_of("moe", inputs, attrs))(*inputs)
+    return result
 
 
 def tables(dtype: torch.dtype = torch.float32, seed: int = 0) -> list[Tensor]:
@@ -61,8 +61,8 @@ def test_it_is_transformers(form: str, normalize: bool, tokens: int, top_k: int)
         block.experts.gate_up_proj.copy_(torch.cat((gate, up), 1))
         block.experts.down_proj.copy_(down)
         block.gate.weight.copy_(router)
-        found = block(x[None])
-        expected = (found[0] if isinstance(found, tuple) else found)[0]
+        actual = block(x[None])
+        expected = (actual[0] if isinstance(actual, tuple) else actual)[0]
         torch.testing.assert_close(
             run(form, [x, x @ router.t(), gate, up, down], top_k=top_k, normalize=normalize),
             expected,
@@ -101,10 +101,10 @@ def test_gelu_and_a_share_for_each_expert_are_transformers(
         _, weights, chosen = router(rated)
         expected = experts(x, chosen, weights)
         logits = router.proj(router.norm(rated) * WIDTH**-0.5)
-    found = run(
+    actual = run(
         form, [x, logits, gate, up, down, shares], top_k=top_k, normalize=True, act="gelu_tanh"
     )
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -116,8 +116,8 @@ def test_experts_that_nobody_chose_are_not_read(form: str) -> None:
     expected = run(form, [torch.ones(3, WIDTH), router, gate, up, down], top_k=2, normalize=True)
     for table in (gate, up, down):
         table[[0, 2, 3, 4]] = torch.nan
-    found = run(form, [torch.ones(3, WIDTH), router, gate, up, down], top_k=2, normalize=True)
-    assert torch.equal(found, expected) and bool(found.isfinite().all())
+    actual = run(form, [torch.ones(3, WIDTH), router, gate, up, down], top_k=2, normalize=True)
+    assert torch.equal(actual, expected) and bool(actual.isfinite().all())
     gate[5] = torch.nan
     assert run(
         form, [torch.ones(3, WIDTH), router, gate, up, down], top_k=2, normalize=True
@@ -138,9 +138,9 @@ def test_blocks_of_several_types_are_their_values(
     x, router = torch.randn(9, 256).mul_(0.01).to(dtype), torch.randn(9, 3).to(dtype)
     plain = [dequantize(table, kind) for table, kind in zip(packed, kinds.values(), strict=True)]
     expected = ops.moe.reference(x.float(), router.float(), *plain, top_k=2, normalize=False)
-    found = run(form, [x, router, *packed], top_k=2, normalize=False, **kinds)
-    assert found.dtype == dtype
-    assert float((found.float() - expected).norm() / expected.norm()) < tolerance
+    actual = run(form, [x, router, *packed], top_k=2, normalize=False, **kinds)
+    assert actual.dtype == dtype
+    assert float((actual.float() - expected).norm() / expected.norm()) < tolerance
     mixed = run(
         form,
         [x, router, plain[0].to(dtype), *packed[1:]],
@@ -197,15 +197,15 @@ def test_what_it_holds_beside_its_result_is_foretold(form: str, dtype: torch.dty
         seen = _Allocations()
         with seen, torch.no_grad():
             result = run(form, inputs, **attrs)
-        held = seen.peak - result.nbytes
-        assert held <= foretold + 1024, f"{tokens} tokens: {held} held, {foretold} foretold"
-        assert tokens == 1 or foretold <= 3 * held + 600_000, (
-            f"{tokens} tokens: {held} held, {foretold} foretold"
+        stored = seen.peak - result.nbytes
+        assert stored <= foretold + 1024, f"{tokens} tokens: {stored} held, {foretold} foretold"
+        assert tokens == 1 or foretold <= 3 * stored + 600_000, (
+            f"{tokens} tokens: {stored} held, {foretold} foretold"
         )
 
 
 @pytest.mark.parametrize(
-    "change, told",
+    "change, reported",
     [
         ({"top_k": 8}, "top_k 8 of 7 experts"),
         ({"top_k": 0}, "top_k 0 of 7 experts"),
@@ -214,7 +214,7 @@ def test_what_it_holds_beside_its_result_is_foretold(form: str, dtype: torch.dty
         ({"act": "relu"}, "act 'relu', expected one of silu, gelu_tanh"),
     ],
 )
-def test_what_does_not_fit_is_refused(change: dict[str, Any], told: str) -> None:
+def test_what_does_not_fit_is_refused(change: dict[str, Any], reported: str) -> None:
     inputs = [torch.zeros(2, WIDTH), torch.zeros(2, EXPERTS), *tables()]
-    with pytest.raises(PlacementError, match=told):
+    with pytest.raises(PlacementError, match=reported):
         node_of("moe", inputs, {"top_k": 2, "normalize": True} | change)

@@ -28,12 +28,12 @@ def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Te
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def close(found: Tensor, expected: Tensor, ulps: float) -> None:
+def close(result: Tensor, expected: Tensor, ulps: float) -> None:
     """Within `ulps` units in the last place of found's type, of each value or of 1/8 for smaller
     ones.
     """
-    error = (found.double() - expected.double()).abs()
-    allowed = ulps * ONE_ULP[found.dtype] * expected.double().abs().clamp(min=0.125)
+    error = (result.double() - expected.double()).abs()
+    allowed = ulps * ONE_ULP[result.dtype] * expected.double().abs().clamp(min=0.125)
     assert bool((error <= allowed).all()), (
         f"off by {float((error / allowed).max()) * ulps:.2f} ulps"
     )
@@ -68,7 +68,7 @@ def mutations(op: str, seed: int) -> list[tuple[tuple[Type | None, ...], dict[st
     """
     inputs, attrs = draw(op, seed)
     types = [None if t is None else Type.of(t) for t in inputs]
-    found = []
+    result = []
     for i, kind in enumerate(types):
         if kind is None:
             continue
@@ -80,8 +80,8 @@ def mutations(op: str, seed: int) -> list[tuple[tuple[Type | None, ...], dict[st
             Type.contiguous(kind.shape, dtype)
             for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.int32)
         ]
-        found += [((*types[:i], other, *types[i + 1 :]), attrs) for other in [*others, None]]
-    return found
+        result += [((*types[:i], other, *types[i + 1 :]), attrs) for other in [*others, None]]
+    return result
 
 
 @pytest.mark.parametrize("op", sorted(OPS))
@@ -93,13 +93,13 @@ def test_a_shape_rule_takes_nothing_that_its_reference_does_not(op):
     for seed in range(4):
         for types, attrs in mutations(op, seed):
             try:
-                told = _infer(op, types, tuple(attrs.items()))
+                reported = _infer(op, types, tuple(attrs.items()))
             except (RuntimeError, ValueError, IndexError, TypeError):
                 refused += 1
                 continue
             values = [None if t is None else torch.zeros(t.shape, dtype=t.dtype) for t in types]
             result = OPS[op].reference(*values, **attrs)
-            assert told[0] == Type.of(result), f"{[str(t) for t in types]} {attrs}"
+            assert reported[0] == Type.of(result), f"{[str(t) for t in types]} {attrs}"
     assert refused or op in (
         "gelu",
         "silu",
@@ -137,9 +137,9 @@ def test_overwriting_gives_the_same_bits_in_the_first_input(op):
             if node.type != node.inputs[0].type:
                 continue  # never overwritten: the planner asks for equal types
             expected, again = OPS[op].reference(*inputs, **attrs), copies(inputs)
-            found = OPS[op].in_place(*again, **attrs)
-            assert found.data_ptr() == again[0].data_ptr() and Type.of(found) == node.type
-            assert torch.equal(found, expected), f"seed {seed} {dtype}"
+            actual = OPS[op].in_place(*again, **attrs)
+            assert actual.data_ptr() == again[0].data_ptr() and Type.of(actual) == node.type
+            assert torch.equal(actual, expected), f"seed {seed} {dtype}"
             compared += 1
     assert compared >= 12
 
@@ -151,9 +151,9 @@ def test_gelu_in_both_forms(dtype):
     exact = 0.5 * wide * (1 + torch.erf(wide / math.sqrt(2)))
     tanh = 0.5 * wide * (1 + torch.tanh(math.sqrt(2 / math.pi) * (wide + 0.044715 * wide**3)))
     for approximate, expected in ("none", exact), ("tanh", tanh):
-        found = ops.gelu.reference(x, approximate=approximate)
+        actual = ops.gelu.reference(x, approximate=approximate)
         torch.testing.assert_close(
-            found.double(), expected, rtol=ONE_ULP[dtype], atol=8 * ONE_ULP[dtype]
+            actual.double(), expected, rtol=ONE_ULP[dtype], atol=8 * ONE_ULP[dtype]
         )
     assert float((exact - tanh).abs().max()) > 1e-4  # the two are told apart by the lines above
 
@@ -193,9 +193,9 @@ def test_layer_norm(dtype, bias):
     expected = (wide - mean) / torch.sqrt(variance + 1e-5) * w.double()
     if bias:
         expected = expected + b.double()
-    found = ops.layer_norm.reference(x, w, b if bias else None, eps=1e-5)
+    actual = ops.layer_norm.reference(x, w, b if bias else None, eps=1e-5)
     torch.testing.assert_close(
-        found.double(), expected, rtol=2 * ONE_ULP[dtype], atol=8 * ONE_ULP[dtype]
+        actual.double(), expected, rtol=2 * ONE_ULP[dtype], atol=8 * ONE_ULP[dtype]
     )
 
 
@@ -247,8 +247,8 @@ def test_embed_rounds_its_scale_to_the_tables_type():
 
 def test_rows_are_placed_and_taken():
     x, rows, at = random(6, 4), random(3, 4, seed=1), torch.tensor([4, 0, 5])
-    placed = ops.place_rows.reference(x, rows, at)
-    assert torch.equal(placed[at], rows) and torch.equal(placed[1:4], x[1:4])
+    located = ops.place_rows.reference(x, rows, at)
+    assert torch.equal(located[at], rows) and torch.equal(located[1:4], x[1:4])
     assert torch.equal(ops.take_rows.reference(x, at), x[at])
     assert ops.take_rows.reference(x, torch.tensor([], dtype=torch.int64)).shape == (0, 4)
     mixed = ops.place_rows.reference(x.bfloat16(), rows, at)

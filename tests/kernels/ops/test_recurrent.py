@@ -30,9 +30,9 @@ def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def nmse(found: Tensor, expected: Tensor) -> float:
+def nmse(result: Tensor, expected: Tensor) -> float:
     return float(
-        (found.double() - expected.double()).square().sum() / expected.double().square().sum()
+        (result.double() - expected.double()).square().sum() / expected.double().square().sum()
     )
 
 
@@ -65,7 +65,7 @@ def test_the_delta_rule_is_transformers(form, tokens, key, value, heads, groups)
 
     q, k, v, decay, beta, state = delta_inputs(tokens, key, value, heads, groups)
     decay[tokens // 2] = -300.0  # a reset: differences of sums of decays must keep their digits
-    found = FORMS[form](
+    result = FORMS[form](
         q, k, v, decay, beta, state, offsets([tokens]), torch.tensor([0]), scale=key**-0.5
     )
     for rule, allowed in (
@@ -80,8 +80,8 @@ def test_the_delta_rule_is_transformers(form, tokens, key, value, heads, groups)
             output_final_state=True,
         )
         assert (
-            nmse(found[:tokens], out[0]) < allowed
-            and nmse(found[tokens:].view(key, heads, value).transpose(0, 1), last[0]) < allowed
+            nmse(result[:tokens], out[0]) < allowed
+            and nmse(result[tokens:].view(key, heads, value).transpose(0, 1), last[0]) < allowed
         )
 
 
@@ -115,9 +115,9 @@ def test_the_convolution_is_transformers(form, activation, width):
         None
     ]  # theirs holds `width` inputs, of which the first is not used
     expected = causal_conv1d_update(x[:1].t()[None], theirs, w, bias, kind)[0].t()
-    found = run(x[:1], w, state, offsets([1]), torch.tensor([0]), bias, activation=activation)
-    torch.testing.assert_close(found[:1], expected, atol=1e-5, rtol=1e-5)
-    assert torch.equal(found[1:], theirs[0].t()[1:])
+    actual = run(x[:1], w, state, offsets([1]), torch.tensor([0]), bias, activation=activation)
+    torch.testing.assert_close(actual[:1], expected, atol=1e-5, rtol=1e-5)
+    assert torch.equal(actual[1:], theirs[0].t()[1:])
 
 
 def test_l2_norm_is_transformers():
@@ -214,24 +214,24 @@ def stored(
         **({"scale": 0.3} if op == "gated_delta" else {"activation": "silu"}),
     )
     count = tokens[0].shape[0]
-    kept = ops.state_store(
+    saved = ops.state_store(
         leaves[state],
         ops.rows(packed, start=count, stop=packed.shape[0], name="states"),
         leaves[-1],
         name="stored",
     )
-    plan = make_plan([ops.rows(packed, start=0, stop=count, name="out"), kept], [backend])
+    plan = make_plan([ops.rows(packed, start=0, stop=count, name="out"), saved], [backend])
     assert plan.compute_bytes["cpu"] >= packed.type.bytes
     return Executor(plan, Residency()).run(operands)[0].clone()
 
 
 def test_a_pool_that_is_only_read_may_lie_apart_one_that_is_written_may_not():
     pool = graph_input("pool", (4, 2, 3), torch.float32, lambda b: b.transpose(0, 1))
-    apart = torch.zeros(2, 4, 3)
+    separate = torch.zeros(2, 4, 3)
     read = Executor(
         make_plan([ops.l2_norm(pool, eps=1.0, name="read")], [Reference()]), Residency()
     )
-    assert read.run(apart)[0].shape == (4, 2, 3)
+    assert read.run(separate)[0].shape == (4, 2, 3)
     rows, slots = (
         graph_input(n, s, t, lambda _, s=s, t=t: torch.zeros(s, dtype=t))
         for n, s, t in (("rows", (2, 3), torch.float32), ("slots", (1,), torch.int64))
@@ -240,7 +240,7 @@ def test_a_pool_that_is_only_read_may_lie_apart_one_that_is_written_may_not():
         make_plan([ops.state_store(pool, rows, slots, name="write")], [Reference()]), Residency()
     )
     with pytest.raises(PlacementError, match="where it is written"):
-        write.run(apart)
+        write.run(separate)
 
 
 def test_sequences_that_decode_go_together_as_far_as_their_states_fit_the_cache(monkeypatch):
@@ -342,15 +342,15 @@ def test_the_memory_told_is_what_is_taken(op, backend, dtype, peak_bytes):
         inputs, attrs = memory_case(op, lengths, dtype)
         node = node_of(op, inputs, attrs)
         run = backend.lower(node)
-        measured, told = (
+        measured, reported = (
             peak_bytes(lambda run=run, inputs=inputs: run(*inputs)),
             node.type.bytes + backend.workspace(node),
         )
-        assert measured <= told * 1.02, f"{lengths}: told {told}, took {measured}"
+        assert measured <= reported * 1.02, f"{lengths}: told {reported}, took {measured}"
         # Types tell how many sequences there are, not how long each is: of several, one may have
         # all tokens.
-        assert told <= measured * (1.2 if len(lengths) == 1 or max(lengths) == 1 else 1.4), (
-            f"{lengths}: told {told}, took {measured}"
+        assert reported <= measured * (1.2 if len(lengths) == 1 or max(lengths) == 1 else 1.4), (
+            f"{lengths}: told {reported}, took {measured}"
         )
 
 

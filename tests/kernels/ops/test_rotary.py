@@ -107,13 +107,13 @@ def test_longrope_is_transformers(more: dict[str, float], context: int) -> None:
     positions = torch.tensor([0, 1, 5, context - 1])
     cos, sin = LlamaRotaryEmbedding(config)(torch.zeros(1), positions[None])
     how = read_rotary(Settings(parameters, "config.json"), 16, 1.0, 65536).for_context(context)
-    found = ops.rope_table.reference(positions.expand(3, -1), rotary=how)
+    actual = ops.rope_table.reference(positions.expand(3, -1), rotary=how)
     expected = torch.stack((cos[0, :, :8], sin[0, :, :8]), 1)
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(
-    ("values", "found"),
+    ("values", "result"),
     [
         (SLOWED | {"original_max_position_embeddings": 1}, "embeddings is 1, expected at least 2"),
         (SLOWED | {"short_factor": [1e-45] * 8}, "rope_type longrope are not finite"),
@@ -124,9 +124,9 @@ def test_longrope_is_transformers(more: dict[str, float], context: int) -> None:
         ({"multiplier": 1e308, **KINDS["yarn"], "attention_factor": 10}, "yarn are not finite"),
     ],
 )
-def test_numbers_that_give_no_angle(values: dict[str, Any], found: str) -> None:
+def test_numbers_that_give_no_angle(values: dict[str, Any], result: str) -> None:
     """They were a ZeroDivisionError, or infinite frequencies."""
-    with pytest.raises(ModelError, match=found):
+    with pytest.raises(ModelError, match=result):
         read_rotary(Settings(values, "config.json"), 16, 1e4, 65536)
 
 
@@ -150,9 +150,11 @@ def test_dynamic_is_transformers_up_to_the_length_that_a_model_is_made_for() -> 
 def test_older_names_of_settings() -> None:
     """Phi-3 called longrope "su", and has the length of pre-training beside the factors."""
     old = {"type": "su", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "rope_theta": 1e4}
-    beside = Settings({"rope_scaling": old, "original_max_position_embeddings": 512}, "config.json")
+    alongside = Settings(
+        {"rope_scaling": old, "original_max_position_embeddings": 512}, "config.json"
+    )
     new = {**old, "rope_type": "longrope", "original_max_position_embeddings": 512}
-    assert read_rotary(rope_settings(beside), 16, 1.0, 4096) == read_rotary(
+    assert read_rotary(rope_settings(alongside), 16, 1.0, 4096) == read_rotary(
         Settings(new, "config.json"), 16, 1.0, 4096
     )
 
@@ -196,15 +198,15 @@ def test_a_factor_of_cosines_and_sines_multiplies_what_yarn_makes() -> None:
 
 
 @pytest.mark.parametrize(
-    "keys, found",
+    "keys, result",
     [
         ({"rope.scaling.type": "longrope"}, "longrope, which is read from checkpoint folders only"),
         ({"rope.scaling.type": "dynamic"}, "rope.scaling.type is 'dynamic', expected one of"),
         ({"rope.scaling.factor": -1.0}, "rope.scaling.factor is -1.0, expected a number above 0"),
     ],
 )
-def test_keys_of_a_gguf_that_are_not_read(keys: dict[str, Any], found: str) -> None:
-    with pytest.raises(ModelError, match=found):
+def test_keys_of_a_gguf_that_are_not_read(keys: dict[str, Any], result: str) -> None:
+    with pytest.raises(ModelError, match=result):
         gguf_scaling(Settings(keys, "x.gguf: llama"))
 
 
@@ -214,10 +216,10 @@ def test_the_table_is_fp32_whatever_torch_makes_by_default() -> None:
     expected = ops.rope_table.reference(positions, rotary=how)
     torch.set_default_dtype(torch.bfloat16)
     try:
-        found = ops.rope_table.reference(positions, rotary=how)
+        actual = ops.rope_table.reference(positions, rotary=how)
     finally:
         torch.set_default_dtype(torch.float32)
-    assert found.dtype == torch.float32 and torch.equal(found, expected)
+    assert actual.dtype == torch.float32 and torch.equal(actual, expected)
 
 
 @pytest.mark.parametrize(
@@ -262,16 +264,16 @@ def test_parts_turn_by_themselves() -> None:
     x, how = random(2, 7, 3, 16), rotary(100.0, 8)
     both = Rotary(how.frequencies * 2, (0,) * 4 + (1,) * 4)
     positions = torch.stack((POSITIONS, POSITIONS + 3))
-    found = ops.rope.reference(x, ops.rope_table.reference(positions, rotary=both), parts=2)
+    actual = ops.rope.reference(x, ops.rope_table.reference(positions, rotary=both), parts=2)
     expected = [turned(half, row, how) for half, row in zip(x.chunk(2, -1), positions, strict=True)]
-    assert torch.equal(found, torch.cat(expected, -1))
+    assert torch.equal(actual, torch.cat(expected, -1))
 
 
 def test_dimensions_beyond_the_table_stay() -> None:
     x, how = random(7, 2, 20), rotary(1e4, 8)
-    found = turned(x, POSITIONS, how)
-    assert torch.equal(found[..., 8:], x[..., 8:])
-    assert torch.equal(found[..., :8], turned(x[..., :8], POSITIONS, how))
+    result = turned(x, POSITIONS, how)
+    assert torch.equal(result[..., 8:], x[..., 8:])
+    assert torch.equal(result[..., :8], turned(x[..., :8], POSITIONS, how))
 
 
 def test_bf16_is_the_rounded_fp32() -> None:
@@ -284,13 +286,13 @@ def test_bf16_is_the_rounded_fp32() -> None:
 
 def test_position_zero_changes_nothing_and_lengths_are_kept() -> None:
     x = random(3, 2, 18)
-    found = turned(x, torch.tensor([0, 3, 100]), rotary(1e4, 18))
-    assert torch.equal(found[0], x[0])
-    torch.testing.assert_close(found.norm(dim=-1), x.norm(dim=-1))
+    result = turned(x, torch.tensor([0, 3, 100]), rotary(1e4, 18))
+    assert torch.equal(result[0], x[0])
+    torch.testing.assert_close(result.norm(dim=-1), x.norm(dim=-1))
 
 
 @pytest.mark.parametrize(
-    "values, told",
+    "values, reported",
     [
         ({"rope_type": "longrope"}, "short_factor is \\(\\), expected 8 numbers"),
         (
@@ -305,8 +307,8 @@ def test_position_zero_changes_nothing_and_lengths_are_kept() -> None:
         ),
     ],
 )
-def test_what_cannot_be_followed(values: dict[str, Any], told: str) -> None:
-    with pytest.raises(ModelError, match=told):
+def test_what_cannot_be_followed(values: dict[str, Any], reported: str) -> None:
+    with pytest.raises(ModelError, match=reported):
         read_rotary(Settings(values, "config.json"), 16, 1e4, 2048)
 
 

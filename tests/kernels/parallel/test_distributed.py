@@ -61,8 +61,8 @@ def test_an_error_does_not_hold_the_group(monkeypatch: pytest.MonkeyPatch) -> No
         raise RuntimeError("Connection closed by peer")
 
     monkeypatch.setattr(torch.distributed, "all_reduce", lost)
-    with pytest.raises(DeviceError, match="lost the others") as found:
+    with pytest.raises(DeviceError, match="lost the others") as result:
         group.sum(torch.zeros(1))
     group.leave()
-    assert found.value.__cause__ is not None
+    assert result.value.__cause__ is not None
     assert not [n for n, name in threads().items() if n not in before and "gloo" in name]

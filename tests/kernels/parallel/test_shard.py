@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from random import Random
 
 import torch
-from ranks import Seat, lockstep
+from ranks import Member, lockstep
 from shared_graphs import Maker
 
 from mtmd.kernels.graph import toposort
@@ -29,7 +29,7 @@ def check(seed: int, given: Sequence[float] = ()) -> Counter[str]:
     size = len(given) or rng.choice((2, 2, 3, 4))
     some = [rng.choice((1, 1, 1, 2, 3)) for _ in range(size)] if rng.random() < 0.5 else None
     shares = given or some
-    shardings = [Sharding(Seat(rank, size), shares) for rank in range(size)]
+    shardings = [Sharding(Member(rank, size), shares) for rank in range(size)]
     graphs = [sharding.rewrite(made.outputs) for sharding in shardings]
     whole: list[dict[str, torch.Tensor]] = [{}]
     parts: list[dict[str, torch.Tensor]] = [{} for _ in graphs]
@@ -39,10 +39,10 @@ def check(seed: int, given: Sequence[float] = ()) -> Counter[str]:
             assert len(outputs) == len(made.outputs)
             torch.testing.assert_close(outputs[-1], expected[-1], rtol=2e-4, atol=2e-5)
     for name, state in whole[0].items():
-        held = [p[name] for p in parts]
-        if name.endswith(".kv") and sum(p.shape[2] for p in held) == state.shape[2]:
-            torch.testing.assert_close(torch.cat(held, 2), state, rtol=2e-4, atol=2e-5)
-        assert all(p.shape[2] <= state.shape[2] for p in held)
+        stored = [p[name] for p in parts]
+        if name.endswith(".kv") and sum(p.shape[2] for p in stored) == state.shape[2]:
+            torch.testing.assert_close(torch.cat(stored, 2), state, rtol=2e-4, atol=2e-5)
+        assert all(p.shape[2] <= state.shape[2] for p in stored)
     before = {n.name: n.shape for n in toposort(*made.outputs)}
     return Counter(
         n.op

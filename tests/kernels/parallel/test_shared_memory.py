@@ -92,6 +92,6 @@ def test_what_is_too_large_goes_another_way() -> None:
     memory = new_memory(2)
     assert memory is not None
     rank = SharedMemory(memory, 0, 2)
-    assert rank.takes(shared_memory.PLACE) and not rank.takes(shared_memory.PLACE + 1)
+    assert rank.takes(shared_memory.SLOT) and not rank.takes(shared_memory.SLOT + 1)
     with pytest.raises(OSError, match="descriptor"):
         os.fstat(memory)

@@ -45,10 +45,10 @@ def test_outputs_come_in_the_order_they_were_asked_for():
     down = chain(source)
     act = down.inputs[0]
     batch = {"x": torch.randn(3, 5)}
-    found = executor(down, act, down).run(batch)
+    actual = executor(down, act, down).run(batch)
     expected = evaluate([down, act, down], batch)
-    assert len(found) == 3
-    for a, b in zip(found, expected, strict=True):
+    assert len(actual) == 3
+    for a, b in zip(actual, expected, strict=True):
         torch.testing.assert_close(a, b)
 
 
@@ -83,7 +83,7 @@ def test_an_observer_finds_the_result_in_an_input_that_was_overwritten():
 
 
 def test_an_absent_operand_is_none():
-    found: dict[str, int] = {}
+    result: dict[str, int] = {}
     node = ops.attention(
         *(given("x", 1, 3, 2, 4),) * 3,
         None,
@@ -94,9 +94,9 @@ def test_an_absent_operand_is_none():
     bounds = torch.tensor([[0, 2]] * 3).int()
     executor(node).run(
         {"x": torch.randn(1, 3, 2, 4), "b": bounds},
-        lambda n, _, i: found.update({n.name: [t is None for t in i]}),
+        lambda n, _, i: result.update({n.name: [t is None for t in i]}),
     )
-    assert found == {"attn": [False, False, False, True, False]}
+    assert result == {"attn": [False, False, False, True, False]}
 
 
 def test_values_are_let_go_after_their_last_use():
@@ -129,12 +129,12 @@ def test_an_input_is_filled_once_a_run_however_many_memories_read_it():
 
 def test_inputs_are_not_written_to():
     batch = torch.randn(4)
-    kept = batch.clone()
+    saved = batch.clone()
     x = Node("input", (), given("x", 4).type, {"fill": lambda b: b}, "x")
     executor(ops.softcap(ops.gelu(ops.reshape(x, shape=(2, 2)), approximate="none"), cap=1.0)).run(
         batch
     )
-    assert torch.equal(batch, kept)
+    assert torch.equal(batch, saved)
 
 
 def test_an_input_of_another_size_or_type_is_refused_with_both():

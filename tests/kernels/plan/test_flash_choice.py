@@ -73,12 +73,12 @@ def test_rebuilt_nodes_stay_on_the_device_and_kept_ones_run_elsewhere():
     for setting, elsewhere in (("auto", []), ("on", ["blk.1.attn"])):
         choice = choose(build, backends, (), setting)
         plan = make_plan(build(choice.form)[0], backends)
-        found = [
+        result = [
             s.node.name
             for s in plan.steps
             if s.backend.name != "limited" and s.node.op != "copy" and not s.node.alias
         ]
-        assert found == elsewhere
+        assert result == elsewhere
 
 
 def test_every_choice_computes_the_same():
@@ -88,8 +88,8 @@ def test_every_choice_computes_the_same():
         for rules in ((), (r"attention:/blk\.1/",), ("attention",)):
             backends = [Limited(Cpu(), rules), Cpu(), Reference()]
             form = choose(build, backends, (), setting).form
-            found = Executor(make_plan(build(form)[1], backends), Residency()).run(batch)[0]
-            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+            actual = Executor(make_plan(build(form)[1], backends), Residency()).run(batch)[0]
+            torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_nodes_that_an_override_places_are_not_asked_about():
@@ -149,9 +149,9 @@ def report(setting: str, *rules: str, overrides: Sequence[Override] = ()) -> War
         graph_facts("encoder", label, "", plan)
         for label, plan in zip(("warm-up", "largest"), plans, strict=True)
     ]
-    placed = placement("encoder", choice, tuple(plans), ("limited",))
+    located = placement("encoder", choice, tuple(plans), ("limited",))
     return WarmupReport(
-        "demo", "limited", "cpu", "fp32", (placed.flash,), placed.refused, tuple(facts)
+        "demo", "limited", "cpu", "fp32", (located.flash,), located.refused, tuple(facts)
     )
 
 
@@ -170,11 +170,11 @@ def report(setting: str, *rules: str, overrides: Sequence[Override] = ()) -> War
 def test_fully_accelerated_means_every_node_on_the_device(
     setting, rules, overrides, accelerated, verdict
 ):
-    found = report(setting, *rules, overrides=[Override.parse(t) for t in overrides])
-    assert found.fully_accelerated == accelerated
-    (result,) = [line for line in str(found).splitlines() if line.startswith("result: ")]
+    match = report(setting, *rules, overrides=[Override.parse(t) for t in overrides])
+    assert match.fully_accelerated == accelerated
+    (result,) = [line for line in str(match).splitlines() if line.startswith("result: ")]
     assert verdict in result
-    assert found.asdict()["fully_accelerated"] == accelerated
+    assert match.asdict()["fully_accelerated"] == accelerated
 
 
 def test_a_node_refused_at_every_size_is_told_of_once():

@@ -101,18 +101,20 @@ def test_nobody_tells(tmp_path: Path) -> None:
 
 
 def test_this_machine() -> None:
-    found = free_memory.free_bytes(Cpu())
-    assert found is not None and 1 << 20 < found < 1 << 50
+    result = free_memory.free_bytes(Cpu())
+    assert result is not None and 1 << 20 < result < 1 << 50
 
 
 def test_an_answer_is_kept_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, asked = [100.0], []
+    clock, requested = [100.0], []
     monkeypatch.setattr(free_memory, "_known", {})
     monkeypatch.setattr(free_memory.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(free_memory, "_measure", lambda device: asked.append(device) or len(asked))
+    monkeypatch.setattr(
+        free_memory, "_measure", lambda device: requested.append(device) or len(requested)
+    )
     assert [free_memory.free_bytes(Cpu()), free_memory.free_bytes(Reference())] == [1, 1]
-    clock[0] += free_memory.KEPT_S * 1.1
-    assert free_memory.free_bytes(Cpu()) == 2 and asked == [torch.device("cpu")] * 2
+    clock[0] += free_memory.CACHED_S * 1.1
+    assert free_memory.free_bytes(Cpu()) == 2 and requested == [torch.device("cpu")] * 2
 
 
 def test_a_gpu_has_what_torch_keeps_unused(monkeypatch: pytest.MonkeyPatch) -> None:

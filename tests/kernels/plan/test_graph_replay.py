@@ -37,9 +37,9 @@ def graph() -> list[Node]:
     )
     at = graph_input("at", (2,), torch.int64, lambda b: b.at)
     rows = graph_input("rows", (2, 3), torch.float32, lambda b: b.rows)
-    kept = ops.state_store(state, ops.scale(rows, factor=2.0, name="twice"), at, name="kept")
-    flat = ops.reshape(kept, shape=(SLOTS, 3), name="flat")
-    return [kept, ops.softcap(ops.take_rows(flat, at, name="taken"), cap=9.0, name="out")]
+    saved = ops.state_store(state, ops.scale(rows, factor=2.0, name="twice"), at, name="kept")
+    flat = ops.reshape(saved, shape=(SLOTS, 3), name="flat")
+    return [saved, ops.softcap(ops.take_rows(flat, at, name="taken"), cap=9.0, name="out")]
 
 
 def batch(state: torch.Tensor, number: int) -> SimpleNamespace:
@@ -58,15 +58,15 @@ def run(subject: Executor, states: list[torch.Tensor], steps: range) -> list[tor
 @pytest.mark.parametrize("caches", [1, 2])
 def test_a_replay_is_a_run(caches: int) -> None:
     """Its outputs stay as they are when the next is run, and another state is another recording."""
-    device, found, expected = (
+    device, actual, expected = (
         StandIn(),
         *([torch.zeros(SLOTS, 1, 3) for _ in range(caches)] for _ in range(2)),
     )
     subject = executor(device)
-    results = run(subject, found, range(9))
+    results = run(subject, actual, range(9))
     plain = run(executor(StandIn(records=False)), expected, range(9))
     assert all(torch.equal(a, b) for a, b in zip(results, plain, strict=True))
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
     assert device.recorder is not None and subject.replay is not None
     assert device.recorder.recordings == (1 if caches == 1 else 7)
     assert (subject.replay.replayed, subject.not_replayed) == (7, None)
@@ -75,18 +75,18 @@ def test_a_replay_is_a_run(caches: int) -> None:
 def test_a_state_is_handed_over_as_it_lies() -> None:
     """And so is what is a view of it; all other outputs in memory of their own, counted so."""
     state, other = torch.zeros(SLOTS, 1, 3), torch.zeros(SLOTS, 1, 3)
-    kept, out = graph()
-    flat = ops.reshape(kept, shape=(SLOTS, 3), name="seen")
-    subject = executor(StandIn(), kept, flat, out)
+    saved, out = graph()
+    flat = ops.reshape(saved, shape=(SLOTS, 3), name="seen")
+    subject = executor(StandIn(), saved, flat, out)
     for number, cache in enumerate((state, state, state, state, other)):
-        found = subject.run(batch(cache, number))
-        assert all(value.data_ptr() == cache.data_ptr() for value in found[:2])
-        assert storage(found[2]) not in {storage(cache)}
+        result = subject.run(batch(cache, number))
+        assert all(value.data_ptr() == cache.data_ptr() for value in result[:2])
+        assert storage(result[2]) not in {storage(cache)}
         last = subject.run(batch(cache, number))[2]
-        assert storage(last) != storage(found[2])
+        assert storage(last) != storage(result[2])
     assert subject.replay is not None and subject.replay.replayed == 8
     assert subject.plan.copied_out == (out,)
-    plain = make_plan([kept, flat, out], [StandIn(records=False)])
+    plain = make_plan([saved, flat, out], [StandIn(records=False)])
     more = subject.plan.compute_bytes["stand-in"] - plain.compute_bytes["stand-in"]
     assert more == out.type.bytes and plain.copied_out == ()
 
@@ -101,8 +101,8 @@ def test_recordings_keep_no_results_of_their_own() -> None:
     for _ in range(4):
         results = [s.run(b) for s, b in zip(subjects, given, strict=True)]
     assert all(s.replay is not None and s.replay.replayed == 2 for s in subjects)
-    for found, b in zip(results, given, strict=True):
-        assert all(torch.equal(r, b.rows * f) for r, f in zip(found, (2, 3), strict=True))
+    for result, b in zip(results, given, strict=True):
+        assert all(torch.equal(r, b.rows * f) for r, f in zip(result, (2, 3), strict=True))
     small, middle, large = (storage(s.replay._recording.outputs[0]) for s in subjects)  # type: ignore
     assert small == middle != large
     assert device.recorder.results(0).nbytes == 4096 >= 2 * 90 * 3 * 4
@@ -115,7 +115,7 @@ def test_what_recordings_keep(monkeypatch: pytest.MonkeyPatch) -> None:
     assert recordings_bytes([(plan, 1)]) == {"stand-in": run + 2 * result}
     assert recordings_bytes([(plan, 1), (plan, 3)]) == {"stand-in": 3 * run + 2 * 1024}
     assert recordings_bytes([(make_plan(graph(), [StandIn(records=False)]), 1)]) == {}
-    monkeypatch.setattr(scheduler, "MOST_RECORDED", 50)
+    monkeypatch.setattr(scheduler, "MAX_RECORDED", 50)
     assert recordings_bytes([(plan, 9)]) == {"stand-in": 50 + 2 * 256}  # 50 parts of 256
 
 
@@ -134,11 +134,11 @@ def test_what_cannot_be_recorded_is_launched(
     def refuses(*_: Any) -> None:
         raise error("operation not permitted\nwhen stream is capturing")
 
-    device, found, expected = StandIn(), torch.zeros(SLOTS, 1, 3), torch.zeros(SLOTS, 1, 3)
+    device, actual, expected = StandIn(), torch.zeros(SLOTS, 1, 3), torch.zeros(SLOTS, 1, 3)
     monkeypatch.setattr(device.recorder, "record", refuses)
     subject = executor(device)
     with caplog.at_level(logging.WARNING):
-        results = run(subject, [found], range(6))
+        results = run(subject, [actual], range(6))
     assert torch.equal(
         torch.stack(results),
         torch.stack(run(executor(StandIn(records=False)), [expected], range(6))),
@@ -199,7 +199,7 @@ def test_why_a_plan_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "it runs in several memories: cpu, stand-in" in str(
         Executor(plan, Residency()).not_replayed
     )
-    monkeypatch.setattr(scheduler, "MOST_RECORDED", 50)
+    monkeypatch.setattr(scheduler, "MAX_RECORDED", 50)
     large = executor(StandIn())
     assert large.replay is None and large.plan.copied_out == ()
     assert f"of which up to {mib(50)} are kept" in str(large.not_replayed)
@@ -207,9 +207,9 @@ def test_why_a_plan_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_op_that_asks_the_device_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ops.OPS["softcap"], "waits", True)
-    found = executor(StandIn())
-    assert found.replay is None
-    assert found.not_replayed == "out (softcap) and 0 others wait for the device"
+    result = executor(StandIn())
+    assert result.replay is None
+    assert result.not_replayed == "out (softcap) and 0 others wait for the device"
 
 
 def test_the_stand_in_is_strict() -> None:

@@ -116,10 +116,10 @@ def test_what_a_device_refuses_runs_on_the_cpu_and_not_on_another_device():
 
 def test_attention_is_asked_of_the_device_that_is_to_have_it():
     split = split_of(0, 0, 1, 1, refused=("attention",))
-    found = choose(
+    result = choose(
         lambda form: [decoder(4, attention=form)], [*split.devices, Cpu()], (), "auto", split
     )
-    assert found.form.explicit == {"blk.0.attn", "blk.1.attn"} and found.state == "mixed"
+    assert result.form.explicit == {"blk.0.attn", "blk.1.attn"} and result.state == "mixed"
 
 
 @pytest.mark.parametrize("device_of", [(0, 0, 0, 1), (0, 1, 1, 1), (0, 1, 2, 2), (0, 1, 2, 3)])
@@ -129,8 +129,8 @@ def test_the_same_values_wherever_the_layers_lie(device_of, last_reads):
     expected = evaluate(outputs, BATCH)
     split = LayerSplit(tuple(device(n) for n in "abcd"[: device_of[-1] + 1]), device_of)
     batch = {name: value.clone() for name, value in BATCH.items()}
-    found = Executor(plan_of(outputs, split), Residency()).run(batch)
-    for ours, theirs in zip(found, expected, strict=True):
+    actual = Executor(plan_of(outputs, split), Residency()).run(batch)
+    for ours, theirs in zip(actual, expected, strict=True):
         torch.testing.assert_close(ours, theirs)
 
 
@@ -166,9 +166,9 @@ def test_nodes_of_two_devices_are_not_fused_and_those_of_one_are():
     assert len(fused(one)) == 3
     assert fused(one) - fused(split) == {"blk.1.ffn_residual+blk.2.attn_norm"}
     batch = {"x": torch.randn(ROWS, 64)}
-    (found,) = Executor(split, Residency()).run(batch)
+    (actual,) = Executor(split, Residency()).run(batch)
     (expected,) = Executor(one, Residency()).run(batch)
-    assert torch.allclose(found, expected, rtol=1e-5, atol=1e-6)
+    assert torch.allclose(actual, expected, rtol=1e-5, atol=1e-6)
 
 
 class NoWorkspace(type(device("a"))):  # type: ignore[misc]
@@ -190,38 +190,43 @@ def test_what_each_device_has_to_hold_is_what_it_holds():
     batch = {name: value.clone() for name, value in BATCH.items()}
     caches = {value.untyped_storage().data_ptr() for value in batch.values()}
 
-    def release(key: int, place: str, size: int) -> None:
+    def release(key: int, location: str, size: int) -> None:
         users[key] -= 1
-        live[place] -= 0 if users[key] else size
+        live[location] -= 0 if users[key] else size
 
     def look(node: Node, value: torch.Tensor, _: object) -> None:
         storage = value.untyped_storage()
-        key, size, place = storage.data_ptr(), storage.nbytes(), space[node]
+        key, size, location = storage.data_ptr(), storage.nbytes(), space[node]
         if key in caches:
             return
-        live[place] += 0 if users[key] else size
+        live[location] += 0 if users[key] else size
         users[key] += 1
-        peak[place] = max(peak[place], live[place])
-        weakref.finalize(value, release, key, place, size)
+        peak[location] = max(peak[location], live[location])
+        weakref.finalize(value, release, key, location, size)
 
     executor = Executor(plan, residency)
     executor.run(batch, look)
     assert dict(residency.bytes) == plan.weight_bytes
     assert set(plan.compute_bytes) == {"a", "b"}
-    for place, size in plan.compute_bytes.items():
+    for position, size in plan.compute_bytes.items():
         inputs = sum(
             n.type.bytes
             for n, s in plan.leaves
-            if s == place and n.op == "input" and not n.attrs.get("state")
+            if s == position and n.op == "input" and not n.attrs.get("state")
         )
-        assert abs(size / (peak[place] + inputs) - 1) <= 0.05, (place, size, peak[place] + inputs)
+        assert abs(size / (peak[position] + inputs) - 1) <= 0.05, (
+            position,
+            size,
+            peak[position] + inputs,
+        )
 
 
-def brute(sizes: list[int], room: list[float], beside: list[int]) -> float:
+def brute(sizes: list[int], room: list[float], alongside: list[int]) -> float:
     def fullest(starts: tuple[int, ...]) -> float:
         bounds = (0, *starts, len(sizes))
         return max(
-            (beside[d] + sum(sizes[bounds[d] : bounds[d + 1]])) / room[d] for d in range(len(room))
+            (alongside[d] + sum(sizes[bounds[d] : bounds[d + 1]])) / room[d]
+            for d in range(len(room))
         )
 
     return min(fullest(starts) for starts in combinations(range(1, len(sizes)), len(room) - 1))
@@ -233,14 +238,15 @@ def test_no_other_way_to_share_layers_out_leaves_more_room():
         devices = rng.randint(1, 4)
         sizes = [rng.choice((1, 10, 100, rng.randint(1, 1000))) for _ in range(rng.randint(4, 9))]
         room = [float(rng.randint(1, 2000)) for _ in range(devices)]
-        beside = [rng.choice((0, rng.randint(0, 500))) for _ in range(devices)]
-        found = spread(sizes, room, beside)
-        assert list(found) == sorted(found) and set(found) == set(range(devices))
+        alongside = [rng.choice((0, rng.randint(0, 500))) for _ in range(devices)]
+        result = spread(sizes, room, alongside)
+        assert list(result) == sorted(result) and set(result) == set(range(devices))
         taken = [
-            (beside[d] + sum(s for s, at in zip(sizes, found, strict=True) if at == d)) / room[d]
+            (alongside[d] + sum(s for s, at in zip(sizes, result, strict=True) if at == d))
+            / room[d]
             for d in range(devices)
         ]
-        assert max(taken) == pytest.approx(brute(sizes, room, beside))
+        assert max(taken) == pytest.approx(brute(sizes, room, alongside))
 
 
 def test_shares_are_of_bytes():

@@ -23,7 +23,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_blocks, "LARGE", ROWS * WIDE * 4)
     monkeypatch.setattr(row_blocks, "BLOCK", 8 * WIDE * 4)
     monkeypatch.setattr(row_blocks, "STEP", 4)
-    monkeypatch.setattr(row_blocks, "LEAST", 8)
+    monkeypatch.setattr(row_blocks, "MINIMUM", 8)
 
 
 def mlp(x: Node, gated: bool = False) -> Node:
@@ -114,8 +114,8 @@ def test_steps_that_mix_rows_are_no_part_of_it():
     source = Source()
     x = started(given("x", ROWS, WIDTH))
     wide = ops.matmul(x, source.node("up", WIDE, WIDTH), name="up")
-    placed = ops.add(wide, source.node("places", ROWS, WIDE), name="placed")  # by row
-    out = ops.matmul(placed, source.node("down", WIDTH, WIDE), name="down")
+    located = ops.add(wide, source.node("places", ROWS, WIDE), name="placed")  # by row
+    out = ops.matmul(located, source.node("down", WIDTH, WIDE), name="down")
     assert names(make_plan([out], [Cpu()])) == []
     wide = ops.matmul(x, source.node("qkv", WIDE, WIDTH), name="qkv")
     part = ops.columns(wide, start=0, stop=WIDTH, name="q")

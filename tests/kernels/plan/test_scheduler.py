@@ -44,10 +44,10 @@ def test_without_a_seam_there_is_one_split_and_no_copy():
 
 def test_a_refused_node_makes_two_seams_each_with_its_copy():
     plan = make_plan([small()], [device("gpu", "gelu"), Cpu()])
-    told = [
+    reported = [
         (s.backend.name, names(s.copies), names([t.node for t in s.steps])) for s in plan.splits
     ]
-    assert told == [
+    assert reported == [
         ("gpu", [], ["up"]),
         ("cpu", ["up@cpu"], ["act"]),
         ("gpu", ["act@gpu"], ["down", "out"]),
@@ -216,13 +216,13 @@ def run_poisoned(plan: Plan, batch: Batch) -> list[Tensor]:
             assert values[step.node].data_ptr() == inputs[0].data_ptr()
         for node in step.frees:
             storage = values.pop(node).untyped_storage()
-            held = {t.untyped_storage()._cdata for t in (*values.values(), *leaves.values())}
-            if storage._cdata not in held:
+            stored = {t.untyped_storage()._cdata for t in (*values.values(), *leaves.values())}
+            if storage._cdata not in stored:
                 storage.copy_(
                     torch.full((storage.nbytes(),), 255, dtype=torch.uint8).untyped_storage()
                 )  # all bits set is NaN
-    kept = {values[o].untyped_storage()._cdata for o in plan.outputs}
-    assert {t.untyped_storage()._cdata for t in values.values()} == kept, (
+    saved = {values[o].untyped_storage()._cdata for o in plan.outputs}
+    assert {t.untyped_storage()._cdata for t in values.values()} == saved, (
         "all memory but that of the outputs is freed"
     )
     return [values[o] for o in plan.outputs]
@@ -257,9 +257,9 @@ def test_any_split_of_a_random_graph_gives_the_reference(seed):
         for plan in (plain, over):
             batch = {name: t.clone() for name, t in graph.batch.items()}
             runs.append(Executor(plan, Residency()).run(batch))
-        for found, *others, right in zip(*runs, expected, strict=True):
-            assert all(torch.equal(found, other) for other in others), backends[0].name
-            torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-5)
+        for actual, *others, right in zip(*runs, expected, strict=True):
+            assert all(torch.equal(actual, other) for other in others), backends[0].name
+            torch.testing.assert_close(actual, right, rtol=1e-4, atol=1e-5)
 
 
 def test_the_random_graphs_overwrite_and_share():

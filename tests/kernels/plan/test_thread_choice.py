@@ -6,17 +6,17 @@ import random
 
 import pytest
 
-from mtmd.kernels.plan.thread_choice import KEPT, ThreadChoice
+from mtmd.kernels.plan.thread_choice import SAVED, ThreadChoice
 
 
 def drive(choice: ThreadChoice, seconds: dict[int, float], runs: int = 100) -> list[int]:
     """The threads of so many runs that take these times, now and then longer."""
-    draw, asked = random.Random(0), []
+    draw, requested = random.Random(0), []
     for _ in range(runs):
         threads = choice.next()
-        asked.append(threads)
+        requested.append(threads)
         choice.took(threads, seconds[threads] * draw.choice((1, 1, 1.05, 3)))
-    return asked
+    return requested
 
 
 @pytest.mark.parametrize(
@@ -31,10 +31,10 @@ def drive(choice: ThreadChoice, seconds: dict[int, float], runs: int = 100) -> l
 )
 def test_the_fastest_is_chosen(seconds: dict[int, float], best: int) -> None:
     choice = ThreadChoice(max(seconds))
-    asked = drive(choice, seconds)
+    requested = drive(choice, seconds)
     assert choice.settled
     assert choice.best == best
-    assert set(asked[12:]) == {best}
+    assert set(requested[12:]) == {best}
 
 
 def test_no_fewer_are_tried_than_is_worth_it() -> None:
@@ -48,7 +48,7 @@ def test_it_follows_the_machine() -> None:
     choice = ThreadChoice(2)
     drive(choice, {2: 1.0, 1: 1.5})
     assert choice.best == 2
-    drive(choice, {2: 3.0, 1: 1.5}, KEPT + 10)
+    drive(choice, {2: 3.0, 1: 1.5}, SAVED + 10)
     assert choice.best == 1
 
 

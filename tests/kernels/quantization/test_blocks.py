@@ -68,14 +68,14 @@ def random_rows(kind: str, rows: int, count: int, seed: int) -> np.ndarray[Any, 
     return data.reshape(rows, -1)
 
 
-def expect_equal(found: torch.Tensor, expected: np.ndarray[Any, Any]) -> None:
+def expect_equal(result: torch.Tensor, expected: np.ndarray[Any, Any]) -> None:
     assert (
-        found.dtype == torch.float32
-        and found.shape == expected.shape
+        result.dtype == torch.float32
+        and result.shape == expected.shape
         and np.isfinite(expected).all()
     )
     assert np.array_equal(
-        found.numpy().view(np.int32), expected.view(np.int32)
+        result.numpy().view(np.int32), expected.view(np.int32)
     )  # so that -0 is not 0
 
 

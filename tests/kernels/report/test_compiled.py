@@ -61,24 +61,24 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_experts_are_all_their_programs(tokens: int, compiled: list[str]) -> None:
     target = Target("cuda:90")
     plan = make_plan([experts(tokens), experts(tokens, 1)], [target])
-    found = [(k.kernel, k.nodes) for k in compiled_kernels("decoder, decode", plan, target)]
+    result = [(k.kernel, k.nodes) for k in compiled_kernels("decoder, decode", plan, target)]
     order = [("experts, order", 2)] if tokens > 1 else []
-    assert found == [
+    assert result == [
         ("experts, choice", 2),
         *order,
         ("experts, gate and up", 2),
         ("experts, down", 2),
         ("experts, sum", 2),
     ]
-    assert len(compiled) == len(set(compiled)) == len(found)
+    assert len(compiled) == len(set(compiled)) == len(result)
     assert any("gated" in name for name in compiled) and any("down" in name for name in compiled)
 
 
 def test_shared_out_keys_are_two_programs(compiled: list[str]) -> None:
     target = Target("cuda:90")
     plan = make_plan([attention(512)], [target])
-    found = [(k.kernel, k.head) for k in compiled_kernels("decoder, decode", plan, target)]
-    assert found == [("paged attention", 128), ("attention parts", 128)]
+    result = [(k.kernel, k.head) for k in compiled_kernels("decoder, decode", plan, target)]
+    assert result == [("paged attention", 128), ("attention parts", 128)]
     assert compiled == ["paged_attention_kernel", "reduce_kernel"]
 
 

@@ -33,10 +33,10 @@ def attention(rows: int = 1024, head: int = 72, batch: int = 1) -> Node:
 
 def foreseen(device: Gpu | Target, *nodes: Node) -> dict[str, set[tuple[int, int, int]]]:
     """By function, rows and keys of a block, and warps."""
-    found: dict[str, set[tuple[int, int, int]]] = {}
-    for program in Programs().add_all([make_plan(nodes, [device])]).found.values():
-        found.setdefault(_name(program), set()).add(_tile(program))
-    return found
+    result: dict[str, set[tuple[int, int, int]]] = {}
+    for program in Programs().add_all([make_plan(nodes, [device])]).result.values():
+        result.setdefault(_name(program), set()).add(_tile(program))
+    return result
 
 
 def _name(program: Program) -> str:
@@ -50,12 +50,12 @@ def _tile(program: Program) -> tuple[int, int, int]:
 
 @pytest.mark.parametrize("target", ["cuda:80", "cuda:90", "hip:gfx942"])
 def test_all_that_may_win_on_a_card_that_is_not_here(target: str) -> None:
-    found, small = foreseen(Target(target), attention()), foreseen(Target(target), attention(64))
+    result, small = foreseen(Target(target), attention()), foreseen(Target(target), attention(64))
     assert len(small.pop("whole_kernel")) == 1 and not small, "nothing is measured of it"
     ours = foreseen(Target(target), attention(head=96))  # which the others do not take
     assert len(ours["whole_kernel"]) == 1 and len(ours) == 1
-    assert found.pop("whole_kernel") > OTHER
-    assert found == ({"carried_kernel": CARRIED} if target == "cuda:90" else {})
+    assert result.pop("whole_kernel") > OTHER
+    assert result == ({"carried_kernel": CARRIED} if target == "cuda:90" else {})
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> Gpu:
 
 
 def measured(card: Gpu, winner: str) -> None:
-    names = [OURS, *card.attention._asked()]
+    names = [OURS, *card.attention._requested()]
     trials = tuple(Trial(name, 1.0 if name == winner else 2.0) for name in names)
     shape: ShapeClass = class_of(attention())
     card.attention._known[shape] = Measured("q, k", trials)

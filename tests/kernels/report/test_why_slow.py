@@ -101,8 +101,8 @@ def test_far_from_what_the_machine_can_do() -> None:
 def test_the_best_number_of_threads_counts() -> None:
     native = NativeRun(0.0, 1.0, 1, 1, 0.0, 0.0, None, 1, ((2, 80.0), (1, 70.0)))
     decoder = replace(check("decoder", 80.0), native=native)
-    found = reached(replace(REPORT, checks=(decoder,)))["decoder"]
-    assert found.share == pytest.approx(1e9 / 16e9 / 0.07)
+    result = reached(replace(REPORT, checks=(decoder,)))["decoder"]
+    assert result.share == pytest.approx(1e9 / 16e9 / 0.07)
 
 
 def test_the_table_of_ops_is_told_apart_from_the_step() -> None:
@@ -117,9 +117,11 @@ def test_the_table_of_ops_is_told_apart_from_the_step() -> None:
 
 def test_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rates only where they say something, and nothing where nothing was run."""
-    asked = []
-    monkeypatch.setattr(measure_machine, "_read_rate", lambda d: asked.append(d) or 5e9)
-    monkeypatch.setattr(measure_machine, "_flops_rate", lambda d, t: asked.append((d, t)) or 6e9)
+    requested = []
+    monkeypatch.setattr(measure_machine, "_read_rate", lambda d: requested.append(d) or 5e9)
+    monkeypatch.setattr(
+        measure_machine, "_flops_rate", lambda d, t: requested.append((d, t)) or 6e9
+    )
     monkeypatch.setattr(measure_machine, "_has_room", lambda _: True)
 
     class Watch:
@@ -127,8 +129,8 @@ def test_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
             return 0.5
 
     report = replace(REPORT, machine=None)
-    told = machine_facts(Cpu(), TWO, 2, Watch(), report)
-    assert told == MachineFacts(TWO, 2, 0.5, 5e9, 6e9) and asked == ["cpu", ("cpu", "bf16")]
+    reported = machine_facts(Cpu(), TWO, 2, Watch(), report)
+    assert reported == MachineFacts(TWO, 2, 0.5, 5e9, 6e9) and requested == ["cpu", ("cpu", "bf16")]
     assert machine_facts(Cpu(), TWO, 2, None, report) == MachineFacts(TWO, 2)
     small = replace(report, graphs=(replace(graph("decoder", 1.0), weight_bytes={"cpu": 1}),))
     assert machine_facts(Cpu(), TWO, 2, Watch(), small) == MachineFacts(TWO, 2, 0.5)
@@ -137,15 +139,15 @@ def test_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
         def throttled(self) -> Throttled:
             return Throttled(9, 3)
 
-    told = machine_facts(Cpu(), TWO, 2, Watch(), small, Throttling())
-    assert told is not None and told.throttled == Throttled(9, 3) and told.held_back
+    reported = machine_facts(Cpu(), TWO, 2, Watch(), small, Throttling())
+    assert reported is not None and reported.throttled == Throttled(9, 3) and reported.is_limited
 
 
 def test_a_receipt_warns_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure_machine, "asked_threads", lambda: 64)
+    monkeypatch.setattr(measure_machine, "requested_threads", lambda: 64)
     (line,) = thread_warnings(Cpu(), TWO)
     assert "64 threads share 2 cores" in line and "threads=2" in line
     assert thread_warnings(Cpu(), Cores(64)) == ()
-    monkeypatch.setattr(measure_machine, "asked_threads", lambda: None)
+    monkeypatch.setattr(measure_machine, "requested_threads", lambda: None)
     assert thread_warnings(Cpu(), TWO) == ()
     assert torch.get_num_threads() >= 1

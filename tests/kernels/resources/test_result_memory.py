@@ -49,10 +49,10 @@ def test_memory_is_used_again_when_the_last_view_of_it_is_gone(memory):
 def test_memory_that_fits_badly_goes_before_more_is_taken_than_was_held_at_once(memory):
     with memory.in_use():
         both = new(3 * ROWS), new(3 * ROWS)
-        most = memory.bytes
+        maximum = memory.bytes
         del both
         more = [new(), new()]
-        assert memory.bytes <= most + LARGE and sum(x.nbytes for x in more) * 3 == most
+        assert memory.bytes <= maximum + LARGE and sum(x.nbytes for x in more) * 3 == maximum
 
 
 def test_small_results_and_those_outside_of_runs_are_the_allocators(memory):
@@ -71,19 +71,19 @@ def test_it_is_the_threads_own_and_what_was_before_comes_back(memory):
         other.start()
         other.join()
         assert memory.bytes == 0 and len(seen) == 1
-        kept = new()
-        assert memory.bytes == kept.nbytes
+        saved = new()
+        assert memory.bytes == saved.nbytes
 
 
 def test_with_the_run_everything_goes_but_what_somebody_holds(memory):
     with memory.in_use():
-        free, spare, kept = new(2 * ROWS), new(), new().fill_(3)
+        free, spare, saved = new(2 * ROWS), new(), new().fill_(3)
         del free
         del spare
     memory.close()
-    assert memory.bytes == kept.nbytes
-    assert kept.eq(3).all()
-    del kept
+    assert memory.bytes == saved.nbytes
+    assert saved.eq(3).all()
+    del saved
     assert memory.bytes == 0 and not memory._free
     following = ResultMemory()
     assert following.bytes == LARGE, "what was spare, and no more"

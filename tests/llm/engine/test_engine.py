@@ -190,13 +190,13 @@ def test_of_two_batches_the_one_that_fails_is_tried_one_by_one(fails: str) -> No
 def test_requests_that_come_and_go_are_each_as_alone() -> None:
     """Ten prompts of different lengths, four places, submitted while others decode."""
     rng, subject = Random(0), engine()
-    asked = [
+    requested = [
         {"length": rng.randint(1, 70), "first": rng.randint(0, 9), "count": rng.randint(1, 30)}
         for _ in range(10)
     ]
-    expected = [alone(**a) for a in asked]
+    expected = [alone(**a) for a in requested]
     answers: list[Sequence] = []
-    for chosen in asked:
+    for chosen in requested:
         answers.append(subject.submit(request(**chosen)))
         for _ in range(rng.randint(0, 6)):
             subject.step()
@@ -206,10 +206,10 @@ def test_requests_that_come_and_go_are_each_as_alone() -> None:
 
 
 def test_little_memory_makes_answersgive_way_and_changes_nothing() -> None:
-    asked = [{"length": 20 + i, "first": i, "count": 60} for i in range(4)]
-    expected = [alone(**a) for a in asked]
+    requested = [{"length": 20 + i, "first": i, "count": 60} for i in range(4)]
+    expected = [alone(**a) for a in requested]
     subject = engine(pages=7)  # six pages for four sequences that grow to three each
-    answers = [subject.submit(request(**a)) for a in asked]
+    answers = [subject.submit(request(**a)) for a in requested]
     run(subject)
     assert [g.tokens for g in answers] == expected
     assert sum(g.preemptions for g in answers) > 0
@@ -226,10 +226,10 @@ def test_a_prompt_read_before_is_not_read_again() -> None:
 
 def test_the_next_turn_goes_on_where_the_last_answer_ended() -> None:
     subject = engine()
-    asked = request(length=20, count=40)
-    first = subject.submit(asked)
+    requested = request(length=20, count=40)
+    first = subject.submit(requested)
     run(subject)
-    turn = [*asked.spans, Span(tuple(first.tokens)), Span((7, 8, 9))]
+    turn = [*requested.spans, Span(tuple(first.tokens)), Span((7, 8, 9))]
     spans = [Span(s.tokens) for s in turn]
     second = subject.submit(request(spans=spans))
     run(subject)
@@ -264,10 +264,10 @@ def test_identities_count_through_a_picture() -> None:
 
 
 def test_draws_do_not_depend_on_the_others() -> None:
-    asked = [{"temperature": 1.0, "seed": s, "length": 9 + s} for s in range(4)]
-    expected = [alone(**a) for a in asked]
+    requested = [{"temperature": 1.0, "seed": s, "length": 9 + s} for s in range(4)]
+    expected = [alone(**a) for a in requested]
     subject = engine()
-    answers = [subject.submit(request(**a)) for a in asked]
+    answers = [subject.submit(request(**a)) for a in requested]
     run(subject)
     assert [g.tokens for g in answers] == expected
 
@@ -291,15 +291,15 @@ def test_what_repetitions_are_counted_of_does_not_grow_with_a_picture() -> None:
 
 def test_probabilities_are_told_when_asked_for() -> None:
     subject = engine()
-    plain, told = subject.submit(request()), subject.submit(request(alternatives=3))
+    plain, reported = subject.submit(request()), subject.submit(request(alternatives=3))
     run(subject)
     assert all(t.logprob is None and t.top == () for t in plain.take())
-    for token in told.take():
+    for token in reported.take():
         assert (
             token.logprob == token.top[0][1] and token.top[0][0] == token.id and len(token.top) == 3
         )
         assert token.logprob < 0 and token.top[0][1] >= token.top[1][1] >= token.top[2][1]
-    assert told.take() == []
+    assert reported.take() == []
 
 
 def test_a_constraint_decides_what_may_come() -> None:
@@ -326,7 +326,7 @@ def test_cancelling_frees_everything_at_once(after: int) -> None:
         subject.step()
     subject.cancel(first)
     subject.cancel(first)
-    assert first.finish == "cancelled" and subject.scheduler.pages.held == 0
+    assert first.finish == "cancelled" and subject.scheduler.pages.stored == 0
     run(subject)
     assert second.tokens == alone()
 
@@ -369,19 +369,19 @@ class Faulty:
 
 
 def test_one_that_fails_fails_alone() -> None:
-    asked = [{"length": 9, "first": 2}, {"length": 9, "first": 40}, {"length": 12, "first": 3}]
-    expected = [alone(**a) for a in asked]
+    requested = [{"length": 9, "first": 2}, {"length": 9, "first": 40}, {"length": 12, "first": 3}]
+    expected = [alone(**a) for a in requested]
     subject = engine()
     token = next(t for t in range(40, 49) if t not in expected[0] + expected[2])
     with patch.object(
         subject.runner, "forward", Faulty(subject, token, DeviceMemoryError("no memory for this"))
     ):
-        answers = [subject.submit(request(**a)) for a in asked]
+        answers = [subject.submit(request(**a)) for a in requested]
         run(subject)
     assert [g.finish for g in answers] == ["length", "error", "length"]
     assert answers[1].error is not None and "no memory for this" in str(answers[1].error)
     assert [answers[i].tokens for i in (0, 2)] == [expected[0], expected[2]]
-    assert subject.scheduler.pages.held == 0
+    assert subject.scheduler.pages.stored == 0
 
 
 def test_a_fault_that_passes_is_got_over() -> None:
@@ -401,35 +401,35 @@ def test_a_fault_that_passes_is_got_over() -> None:
     assert [g.tokens for g in answers] == expected and calls > 6
 
 
-@pytest.mark.parametrize("most", [100, 40, 16, 0])
-def test_batches_that_memory_is_short_for_are_smaller(most: int) -> None:
-    """Where there is memory for `most` tokens at once, prompts are read in pieces; the least there
+@pytest.mark.parametrize("maximum", [100, 40, 16, 0])
+def test_batches_that_memory_is_short_for_are_smaller(maximum: int) -> None:
+    """Where there is memory for `maximum` tokens at once, prompts are read in pieces; the least there
     is runs in any case.
     """
-    asked = [{"length": 90 - 20 * i, "first": i, "count": 9} for i in range(4)]
-    expected = [alone(**a) for a in asked]
+    requested = [{"length": 90 - 20 * i, "first": i, "count": 9} for i in range(4)]
+    expected = [alone(**a) for a in requested]
     subject = engine()
 
     def may_run(plan: Plan) -> bool:
-        return next(n.shape[0] for n, _ in plan.leaves if n.name == "inp.tokens") <= most
+        return next(n.shape[0] for n, _ in plan.leaves if n.name == "inp.tokens") <= maximum
 
     with (
         patch.object(subject, "_may_run", may_run),
         patch.object(subject.runner, "forward", wraps=subject.runner.forward) as forward,
     ):
-        answers = [subject.submit(request(**a)) for a in asked]
+        answers = [subject.submit(request(**a)) for a in requested]
         run(subject)
         seen = [len(call.args[0].tokens) for call in forward.call_args_list]
     assert [g.tokens for g in answers] == expected
-    assert max(seen) <= max(most, MIN_SHARE)
-    assert subject.rows >= sum(a["length"] for a in asked)
+    assert max(seen) <= max(maximum, MIN_SHARE)
+    assert subject.rows >= sum(a["length"] for a in requested)
 
 
 class Slow:
     """A constraint that allows everything, and is ready when it is told to be."""
 
     def __init__(self, is_ready: bool = False, error: MtmdError | None = None):
-        self.is_ready, self.error, self.asked = is_ready, error, 0
+        self.is_ready, self.error, self.requested = is_ready, error, 0
         self.begun = self.closed = 0
         self.tokens: list[int] = []
 
@@ -438,7 +438,7 @@ class Slow:
 
     def ready(self, wait_s: float = 0) -> bool:
         assert 0 <= wait_s < 1
-        self.asked += 1
+        self.requested += 1
         return self.is_ready
 
     def mask(self, logits: torch.Tensor) -> torch.Tensor:
@@ -459,33 +459,33 @@ class Slow:
 
 
 def test_whose_constraint_is_not_ready_waits_alone() -> None:
-    asked = [{"length": 9, "first": 2}, {"length": 40, "first": 7, "count": 30}]
-    expected, slow, subject = [alone(**a) for a in asked], Slow(), engine()
-    held = subject.submit(request(**asked[0], constraint=slow))
-    other = subject.submit(request(**asked[1]))
+    requested = [{"length": 9, "first": 2}, {"length": 40, "first": 7, "count": 30}]
+    expected, slow, subject = [alone(**a) for a in requested], Slow(), engine()
+    stored = subject.submit(request(**requested[0], constraint=slow))
+    other = subject.submit(request(**requested[1]))
     while other.finish is None:
         subject.step()
-    assert (held.tokens, held.finish, other.tokens) == ([], None, expected[1])
-    asked_before = slow.asked
-    assert subject.step() == [] and subject.busy and slow.asked > asked_before
+    assert (stored.tokens, stored.finish, other.tokens) == ([], None, expected[1])
+    requested_before = slow.requested
+    assert subject.step() == [] and subject.busy and slow.requested > requested_before
     slow.is_ready = True
     run(subject)
-    assert held.tokens == slow.tokens == expected[0]
+    assert stored.tokens == slow.tokens == expected[0]
     assert (slow.begun, slow.closed) == (1, 1)
 
 
 def test_it_may_lose_its_place_meanwhile() -> None:
-    asked = [{"length": 40, "first": 3, "count": 60}, {"length": 40, "first": 8, "count": 30}]
-    expected, slow, subject = [alone(**a) for a in asked], Slow(), engine(pages=5)
-    other = subject.submit(request(**asked[0]))
-    held = subject.submit(request(**asked[1], constraint=slow))
+    requested = [{"length": 40, "first": 3, "count": 60}, {"length": 40, "first": 8, "count": 30}]
+    expected, slow, subject = [alone(**a) for a in requested], Slow(), engine(pages=5)
+    other = subject.submit(request(**requested[0]))
+    stored = subject.submit(request(**requested[1], constraint=slow))
     while other.finish is None:
         subject.step()
-    assert held.preemptions and not held.tokens
+    assert stored.preemptions and not stored.tokens
     slow.is_ready = True
     run(subject)
-    assert [other.tokens, held.tokens] == expected and slow.closed == 1
-    assert subject.scheduler.pages.held == 0
+    assert [other.tokens, stored.tokens] == expected and slow.closed == 1
+    assert subject.scheduler.pages.stored == 0
 
 
 @pytest.mark.parametrize("is_ready", [True, False])
@@ -502,11 +502,11 @@ def test_a_constraint_that_fails_ends_its_own_answer(is_ready: bool) -> None:
 
 def test_constraints_of_answers_given_up_are_closed() -> None:
     subject, slow = engine(), [Slow(), Slow(), Slow()]
-    held, _, waits = (subject.submit(request(length=9, constraint=s)) for s in slow)
+    stored, _, waits = (subject.submit(request(length=9, constraint=s)) for s in slow)
     subject.cancel(waits)
     assert (slow[2].begun, slow[2].closed) == (0, 1)
     subject.step()
-    subject.cancel(held)
+    subject.cancel(stored)
     assert (slow[0].begun, slow[0].closed) == (1, 1) and slow[1].closed == 0
     subject.reset()
     assert slow[1].closed == 1 and not subject.busy
@@ -539,7 +539,7 @@ def test_tokens_chosen_together_are_those_chosen_one_by_one(speculate: Any) -> N
         subject = Engine(small.runner(128, sequences=11), speculate=speculate)
         subject.samples_batches = together
         odd = type("Odd", (Slow,), {"mask": lambda _, x: x.masked_fill(ODD, -torch.inf)})
-        asked = [
+        requested = [
             subject.submit(request(length=9 + 7 * i, first=i, count=20, **chosen))
             for i, chosen in enumerate(
                 (
@@ -560,7 +560,7 @@ def test_tokens_chosen_together_are_those_chosen_one_by_one(speculate: Any) -> N
             subject.step()
         late.is_ready = True
         run(subject)
-        answers.append(asked)
+        answers.append(requested)
     for one, other in zip(*answers, strict=True):
         assert one.tokens == other.tokens and one.finish == other.finish
         assert str(one.error) == str(other.error)
@@ -617,16 +617,19 @@ def test_tokens_of_a_prompt_have_the_probabilities_that_answers_would_have() -> 
     (sequence,) = scored([prompt])
     tokens = [token for span in prompt.spans for token in span.tokens]
     assert sequence.scores is not None and [s.id for s in sequence.scores] == tokens[1:]
-    for place in (1, 2, 33, 69):
+    for location in (1, 2, 33, 69):
         shorter = Prompt(
-            [Span(tuple(tokens[:place]))], Sampler(Sampling()), max_tokens=1, alternatives=100_000
+            [Span(tuple(tokens[:location]))],
+            Sampler(Sampling()),
+            max_tokens=1,
+            alternatives=100_000,
         )
         (other,) = scored([shorter])
         (token,) = other.take()
-        expected, found = dict(token.top), sequence.scores[place - 1]
-        assert found.logprob == pytest.approx(expected[tokens[place]], abs=1e-5)
-        assert [i for i, _ in found.top] == [i for i, _ in token.top[:3]]
-        assert [p for _, p in found.top] == pytest.approx([p for _, p in token.top[:3]], abs=1e-5)
+        expected, actual = dict(token.top), sequence.scores[location - 1]
+        assert actual.logprob == pytest.approx(expected[tokens[location]], abs=1e-5)
+        assert [i for i, _ in actual.top] == [i for i, _ in token.top[:3]]
+        assert [p for _, p in actual.top] == pytest.approx([p for _, p in token.top[:3]], abs=1e-5)
     plain = request(70, count=2, alternatives=3)
     assert scored([plain])[0].tokens == sequence.tokens
 
@@ -649,13 +652,13 @@ def test_probabilities_of_prompts_are_the_same_whatever_is_known_and_whoever_giv
         run(subject)
         assert not known.reused
         crowded.append(known)
-    for found, right in zip(crowded, [*expected, *[expected[0]] * 4], strict=True):
-        assert found.scores is not None and right is not None
-        assert [s.id for s in found.scores] == [s.id for s in right]
-        assert [s.logprob for s in found.scores] == pytest.approx(
+    for actual, right in zip(crowded, [*expected, *[expected[0]] * 4], strict=True):
+        assert actual.scores is not None and right is not None
+        assert [s.id for s in actual.scores] == [s.id for s in right]
+        assert [s.logprob for s in actual.scores] == pytest.approx(
             [s.logprob for s in right], abs=1e-5
         )
-        assert [len(s.top) for s in found.scores] == [len(s.top) for s in right]
+        assert [len(s.top) for s in actual.scores] == [len(s.top) for s in right]
     plain = subject.submit(request(90, 5, 3))
     run(subject)
     assert plain.reused and plain.scores is None

@@ -149,33 +149,33 @@ def alone(name: str, seed: int) -> list[int]:
 
 
 def answer_all(
-    subject: Engine, name: str, rng: Random, requests: int, most: int = 40
+    subject: Engine, name: str, rng: Random, requests: int, maximum: int = 40
 ) -> list[tuple[int, Sequence]]:
-    """Requests of up to `most` tokens, by number, as they come and are given up; each is compared.
+    """Requests of up to `maximum` tokens, by number, as they come and are given up; each is compared.
     A batch has as many tokens as the draw says.
     """
     subject.scheduler.tokens = rng.choice((20, 64, 512))
-    asked: list[tuple[int, Sequence]] = []
+    requested: list[tuple[int, Sequence]] = []
     for _ in range(requests):
         number = rng.randint(0, 11)
         prompt = replace(request(name, number), owner=rng.choice("aab"))
-        prompt = replace(prompt, max_tokens=min(prompt.max_tokens, most))
-        asked.append((number, subject.submit(prompt)))
+        prompt = replace(prompt, max_tokens=min(prompt.max_tokens, maximum))
+        requested.append((number, subject.submit(prompt)))
         for _ in range(rng.choice((0, 1, 4, 30))):
             subject.step()
         if rng.random() < 0.2:
-            subject.cancel(rng.choice(asked)[1])
+            subject.cancel(rng.choice(requested)[1])
     for _ in range(3000):
         if subject.busy:
             subject.step()
-    for number, sequence in asked:
+    for number, sequence in requested:
         assert sequence.finish in ("length", "cancelled")
-        expected = alone(name, number)[:most]
+        expected = alone(name, number)[:maximum]
         assert sequence.tokens == (
             expected if sequence.finish == "length" else expected[: len(sequence.tokens)]
         )
-    assert subject.scheduler.pages.held == 0 and len(subject.snapshots) <= 4
-    return asked
+    assert subject.scheduler.pages.stored == 0 and len(subject.snapshots) <= 4
+    return requested
 
 
 @pytest.mark.parametrize(
@@ -191,8 +191,8 @@ def test_each_is_answered_as_if_it_were_alone(
     monkeypatch.setattr(snapshots, "SNAPSHOTS", 4)
     rng, recording = Random(seed), StandIn() if device == "stand-in" else None
     subject = engine(name, rng.choice((9, 14, None)), recording)
-    asked = answer_all(subject, name, rng, 14)
-    assert sum(g.reused for _, g in asked) >= PAGE, "beginnings were known"
+    requested = answer_all(subject, name, rng, 14)
+    assert sum(g.reused for _, g in requested) >= PAGE, "beginnings were known"
     if recording is not None and recording.recorder is not None:
         assert recording.recorder.replays > recording.recorder.recordings > 1
 
@@ -231,8 +231,8 @@ def few_splits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     runs one after the other.
     """
     quicken(monkeypatch)
-    monkeypatch.setattr(paged, "WANTED", 4)
-    monkeypatch.setattr(paged, "LEAST", 1)
+    monkeypatch.setattr(paged, "REQUESTED", 4)
+    monkeypatch.setattr(paged, "MINIMUM", 1)
     yield
 
 
@@ -248,7 +248,7 @@ def test_by_the_kernels_of_a_gpu(
     rng, device = Random(seed), Interpreted()
     subject = engine(name, rng.choice((9, 14, None)), device)
     watched = Watched(subject, monkeypatch)
-    answer_all(subject, name, rng, requests, most=4)
+    answer_all(subject, name, rng, requests, maximum=4)
     assert watched.batches >= {"answers", "both", "pictures"}
     assert len(watched.splits) > 1 and 1 in watched.splits, "of large batches they are not"
     ops = {step.node.op for step in subject.runner.plan(subject.runner.sizes()["decode"]).steps}
@@ -285,9 +285,9 @@ def long_alone(name: str, seed: int) -> list[int]:
     return sequence.tokens
 
 
-@pytest.mark.parametrize(("room", "kept"), [(1 << 30, 3), (0, 1), (2, 2)])
+@pytest.mark.parametrize(("room", "saved"), [(1 << 30, 3), (0, 1), (2, 2)])
 def test_snapshots_take_a_bounded_memory(
-    room: int, kept: int, monkeypatch: pytest.MonkeyPatch
+    room: int, saved: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     subject = engine("delta nets, grids")
     each = sum(state.nbytes for state in subject.cache.snapshot(0).states.values())
@@ -298,4 +298,4 @@ def test_snapshots_take_a_bounded_memory(
         )
     while subject.busy:
         subject.step()
-    assert len(subject.snapshots) == len(subject.snapshots) == kept
+    assert len(subject.snapshots) == len(subject.snapshots) == saved

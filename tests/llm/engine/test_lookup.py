@@ -73,14 +73,14 @@ def test_the_index_is_what_a_search_finds() -> None:
             token, expected = rng.randint(0, 4), subject.expected(1)
             subject.push(token)
             text.append(token)
-            found = subject.expected(1)
+            actual = subject.expected(1)
             if expected == (token,):
                 continue  # the copy goes on where it was
             at = _latest(text, 3) or _latest(text, 2)
             if at is None:
                 assert subject.matched == 0
             else:
-                assert found == (text[at],) and 2 <= subject.matched <= LONGEST
+                assert actual == (text[at],) and 2 <= subject.matched <= LONGEST
                 n = subject.matched
                 assert text[at - n : at] == text[len(text) - n :]
 
@@ -90,5 +90,5 @@ def _latest(text: list[int], size: int) -> int | None:
     if len(text) < size:
         return None
     tail = text[-size:]
-    places = [i for i in range(size, len(text)) if text[i - size : i] == tail]
-    return places[-1] if places else None
+    locations = [i for i in range(size, len(text)) if text[i - size : i] == tail]
+    return locations[-1] if locations else None

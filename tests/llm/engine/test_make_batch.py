@@ -76,9 +76,9 @@ def test_batch_places_images_and_counts_slots_on() -> None:
     assert batch.tokens.tolist() == [1, 2, 9, 9, 9, 4, 9]
     assert batch.slots.tolist() == list(range(PAGE + 10, PAGE + 17))
     assert batch.positions.tolist() == [list(range(10, 17))] * 3
-    assert batch.image_places().tolist() == [2, 3, 4, 6]
+    assert batch.image_positions().tolist() == [2, 3, 4, 6]
     assert batch.image_rows()[:, 0].tolist() == [5.0, 5.0, 5.0, 7.0]
-    assert batch.wanted.tolist() == [6] and batch.pages.tolist() == [1]
+    assert batch.requested.tolist() == [6] and batch.pages.tolist() == [1]
     assert (mine.done, mine.position) == (10, 10), "it moves on when the batch has been run"
 
 
@@ -94,11 +94,11 @@ def test_bounds() -> None:
     """Causal tokens see up to themselves, a picture's up to its end; a window cuts the past for
     all.
     """
-    batch = make_batch([(running(), [text(1, 2), image(3), text(4)])], cache(), wants_logits=False)
+    batch = make_batch([(running(), [text(1, 2), image(3), text(4)])], cache(), needs_logits=False)
     assert batch.bounds(None, True).tolist() == [[0, 0], [0, 1], [0, 4], [0, 4], [0, 4], [0, 5]]
     assert batch.bounds(2, True).tolist() == [[0, 0], [0, 1], [1, 4], [2, 4], [3, 4], [4, 5]]
     assert batch.bounds(2, False).tolist() == [[0, 0], [0, 1], [1, 2], [2, 3], [3, 4], [4, 5]]
-    assert batch.wanted.tolist() == []
+    assert batch.requested.tolist() == []
 
 
 def test_sequences_see_only_themselves() -> None:
@@ -115,7 +115,7 @@ def test_sequences_see_only_themselves() -> None:
     seen = [[0, 3], [0, 4], [PAGE, PAGE + 1], [PAGE, PAGE + 1], [PAGE, PAGE + 2]]
     assert batch.bounds(None, True).tolist() == batch.bounds(9, True).tolist() == seen
     assert batch.starts.tolist() == [0, 2, 5] and batch.sequence_slots.tolist() == [1, 0]
-    assert batch.wanted.tolist() == [1, 4] and batch.image_places().tolist() == [2, 3]
+    assert batch.requested.tolist() == [1, 4] and batch.image_positions().tolist() == [2, 3]
     assert batch.shape == BatchShape(5, 2, 2, 2, 2)
 
 
@@ -131,24 +131,24 @@ def test_rows_that_only_fill_up() -> None:
         and batch.starts.tolist() == [0, 17, 18]
         and batch.sequence_slots.tolist() == [0, 1]
     )
-    assert batch.wanted.tolist() == [16, 0] and batch.bounds(None, True)[17].tolist() == [0, 0]
+    assert batch.requested.tolist() == [16, 0] and batch.bounds(None, True)[17].tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("count", [*range(1, 70), 100, 511, 512, 1000, 4097])
 def test_rounded_shapes_hold_what_they_are_for(count: int) -> None:
     for images in {0, 1, count // 2, count}:
-        shape, found = (
+        shape, result = (
             BatchShape(count, images, 3, 3, count),
             BatchShape(count, images, 3, 3, count).rounded(),
         )
-        assert found.rounded() == found
-        assert (found.tokens, found.images, found.pages) >= (
+        assert result.rounded() == result
+        assert (result.tokens, result.images, result.pages) >= (
             count,
             images,
             count,
-        ) and found.sequences >= 3 + (found.tokens > count)
-        assert found.tokens - count >= found.images - images and found.tokens <= count * 1.27 + 1
-        assert found.wanted == found.sequences and shape.images <= found.images
+        ) and result.sequences >= 3 + (result.tokens > count)
+        assert result.tokens - count >= result.images - images and result.tokens <= count * 1.27 + 1
+        assert result.requested == result.sequences and shape.images <= result.images
 
 
 def test_parts_of_prompts_that_run_as_machine_code_have_few_shapes() -> None:
@@ -159,27 +159,31 @@ def test_parts_of_prompts_that_run_as_machine_code_have_few_shapes() -> None:
     assert [shape.tokens for shape in answers] == list(range(1, 9)), "every step of them counts"
 
 
-def in_place(most_tokens: int, pages: Iterable[int], wants: str = "all") -> Iterator[BatchShape]:
+def in_place(max_tokens: int, pages: Iterable[int], needs: str = "all") -> Iterator[BatchShape]:
     """Every batch that there can be, of up to so many tokens."""
-    for tokens in range(1, most_tokens + 1):
+    for tokens in range(1, max_tokens + 1):
         for sequences in range(1, min(tokens, 16) + 1):
             for images in {0, 1, tokens - sequences, tokens}:
-                for wanted in {"all": (sequences,), "any": (0, sequences, tokens)}[wants]:
+                for requested in {"all": (sequences,), "any": (0, sequences, tokens)}[needs]:
                     for count in pages:
-                        yield BatchShape(tokens, images, wanted, sequences, count)
+                        yield BatchShape(tokens, images, requested, sequences, count)
 
 
 def test_shapes_of_a_cache_that_is_read_in_place_hold_what_they_are_for() -> None:
     for shape in in_place(40, (1, 9, 64, 65, 1000, 1025), "any"):
-        found = shape.rounded(True)
-        assert found.rounded(True) == found, shape
-        assert found.tokens >= shape.tokens and found.pages >= shape.pages
-        assert found.images in (0, found.tokens) and bool(found.images) == bool(shape.images)
+        result = shape.rounded(True)
+        assert result.rounded(True) == result, shape
+        assert result.tokens >= shape.tokens and result.pages >= shape.pages
+        assert result.images in (0, result.tokens) and bool(result.images) == bool(shape.images)
         # Rows that fill up are of a sequence of nobody's.
-        least = shape.sequences + (found.tokens > shape.tokens)
-        assert least <= found.sequences <= found.tokens
-        assert found.wanted >= shape.wanted and bool(found.wanted) == bool(shape.wanted)
-        assert found.wanted <= found.tokens <= shape.tokens * (2 if shape.tokens <= 16 else 1.2)
+        minimum = shape.sequences + (result.tokens > shape.tokens)
+        assert minimum <= result.sequences <= result.tokens
+        assert result.requested >= shape.requested and bool(result.requested) == bool(
+            shape.requested
+        )
+        assert (
+            result.requested <= result.tokens <= shape.tokens * (2 if shape.tokens <= 16 else 1.2)
+        )
 
 
 def test_there_are_few_shapes_of_a_cache_that_is_read_in_place() -> None:
@@ -192,16 +196,16 @@ def test_there_are_few_shapes_of_a_cache_that_is_read_in_place() -> None:
 
 
 def test_rows_of_a_picture_are_filled_up_by_its_last_one() -> None:
-    held = cache(2)
-    held.in_place = True
+    stored = cache(2)
+    stored.in_place = True
     parts = [(running(slot=1), [text(1)]), (running(), [text(2), image(2, 5.0), image(1, 7.0)])]
-    batch = make_batch(parts, held)
+    batch = make_batch(parts, stored)
     assert batch.shape == BatchShape(8, 8, 4, 4, 64)
-    assert batch.image_places().tolist() == [2, 3, 4, 4, 4, 4, 4, 4]
+    assert batch.image_positions().tolist() == [2, 3, 4, 4, 4, 4, 4, 4]
     assert batch.image_rows()[:, 0].tolist() == [5.0, 5.0] + [7.0] * 6
     assert batch.starts.tolist() == [0, 1, 5, 5, 8]
     assert batch.sequence_slots.tolist() == [1, 0, 2, 2]
-    assert batch.wanted.tolist() == [0, 4, 0, 0] and batch.answers == 2
+    assert batch.requested.tolist() == [0, 4, 0, 0] and batch.answers == 2
     assert batch.pages.tolist() == [3, 1, 2, 3, 4, *[0] * 59], "those that there are"
 
 
@@ -213,8 +217,8 @@ def test_positions_of_a_grid() -> None:
     """Time stands still within a picture; what follows is one beyond the largest of its positions
     (arXiv:2409.12191).
     """
-    placed, after = lay_out([text(1, 2), grid(2, 3), text(3)], 4)
-    assert [s.positions.tolist() for s in placed if s.positions is not None] == [
+    located, after = lay_out([text(1, 2), grid(2, 3), text(3)], 4)
+    assert [s.positions.tolist() for s in located if s.positions is not None] == [
         [[4, 5]] * 3,
         [[6] * 6, [6, 6, 6, 7, 7, 7], [6, 7, 8, 6, 7, 8]],
         [[9]] * 3,
@@ -223,10 +227,10 @@ def test_positions_of_a_grid() -> None:
 
 
 def test_a_grid_keeps_its_positions_when_it_is_cut() -> None:
-    placed, _ = lay_out([text(1), grid(2, 3), text(3, 4)], 0)
-    whole, mine = make_batch([(running(), placed)], cache()), running()
+    located, _ = lay_out([text(1), grid(2, 3), text(3, 4)], 0)
+    whole, mine = make_batch([(running(), located)], cache()), running()
     parts = []
-    for part in cut(placed, 2):
+    for part in cut(located, 2):
         parts.append(make_batch([(mine, part)], cache()))
         mine.done += sum(map(len, part))
     assert np.array_equal(np.concatenate([p.positions for p in parts], 1), whole.positions[:, :9])
@@ -235,18 +239,18 @@ def test_a_grid_keeps_its_positions_when_it_is_cut() -> None:
 
 
 def test_snapshots_hold_the_recurrent_states_of_one_slot() -> None:
-    held = cache(2)
-    assert held.recurrent and set(held.tensors) == {"kv.0", "conv.1", "delta.1"}
-    for tensor in held.tensors.values():
+    stored = cache(2)
+    assert stored.recurrent and set(stored.tensors) == {"kv.0", "conv.1", "delta.1"}
+    for tensor in stored.tensors.values():
         tensor.fill_(1.0)
-    taken = held.snapshot(1)
+    taken = stored.snapshot(1)
     assert set(taken.states) == {"conv.1", "delta.1"}
-    held.tensors["delta.1"].fill_(2.0)
-    held.clear(0)
+    stored.tensors["delta.1"].fill_(2.0)
+    stored.clear(0)
     assert (
-        held.tensors["delta.1"][0].eq(0).all()
-        and held.tensors["delta.1"][1].eq(2).all()
-        and held.tensors["kv.0"].eq(1).all()
+        stored.tensors["delta.1"][0].eq(0).all()
+        and stored.tensors["delta.1"][1].eq(2).all()
+        and stored.tensors["kv.0"].eq(1).all()
     )
-    held.restore(1, taken)
-    assert held.tensors["delta.1"][1].eq(1).all() and held.tensors["delta.1"][0].eq(0).all()
+    stored.restore(1, taken)
+    assert stored.tensors["delta.1"][1].eq(1).all() and stored.tensors["delta.1"][0].eq(0).all()

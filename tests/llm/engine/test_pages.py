@@ -12,7 +12,9 @@ from mtmd.llm.engine.pages import SCRATCH, Pages, page_keys
 def test_pages_are_taken_in_order_and_given_back() -> None:
     pages = Pages(6, 4)
     first = pages.take(3)
-    assert first == [1, 2, 3] and SCRATCH not in first and pages.available == 2 and pages.held == 3
+    assert (
+        first == [1, 2, 3] and SCRATCH not in first and pages.available == 2 and pages.stored == 3
+    )
     pages.release(first[1:])
     assert pages.take(2) == [2, 3] and pages.available == 2
     with pytest.raises(IndexError, match="3 pages wanted, 2 available"):
@@ -27,7 +29,7 @@ def test_known_pages_are_found_again_and_shared() -> None:
     assert pages.find([b"a", b"b", b"x"]) == mine[:2]
     pages.release(mine)
     assert (
-        pages.held == 2 and pages.available == 3
+        pages.stored == 2 and pages.available == 3
     )  # two are still held by the second, one is only remembered
     pages.release(mine[:2])
     assert pages.find([b"a", b"b", b"c"]) == mine and pages.available == 2
@@ -80,27 +82,27 @@ def test_a_page_of_nobody_cannot_be_known() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_pages_add_up_whatever_happens(seed: int) -> None:
-    rng, pages, held = Random(seed), Pages(17, 2), []
+    rng, pages, stored = Random(seed), Pages(17, 2), []
     for step in range(400):
         chance = rng.random()
         if chance < 0.4 and pages.available:
-            held.append(pages.take(rng.randint(1, min(4, pages.available))))
-        elif chance < 0.6 and held:
-            chosen = rng.choice(held)
+            stored.append(pages.take(rng.randint(1, min(4, pages.available))))
+        elif chance < 0.6 and stored:
+            chosen = rng.choice(stored)
             for page in chosen:
                 pages.register(page, b"%d" % rng.randint(0, step))
         elif chance < 0.75:
-            found = pages.find([b"%d" % rng.randint(0, step) for _ in range(2)])
-            held += [found] if found else []
-        elif held:
-            pages.release(held.pop(rng.randrange(len(held))))
-        distinct = {page for group in held for page in group}
+            result = pages.find([b"%d" % rng.randint(0, step) for _ in range(2)])
+            stored += [result] if result else []
+        elif stored:
+            pages.release(stored.pop(rng.randrange(len(stored))))
+        distinct = {page for group in stored for page in group}
         assert (
-            pages.held == len(distinct)
+            pages.stored == len(distinct)
             and pages.available == 16 - len(distinct)
             and SCRATCH not in distinct
         )
-    for group in held:
+    for group in stored:
         pages.release(group)
     assert pages.available == 16 and sorted(pages.take(16)) == list(range(1, 17))
 

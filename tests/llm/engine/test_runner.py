@@ -143,16 +143,16 @@ def test_no_memory_for_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_memory_for_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     subject = runner()
 
-    told = (
+    reported = (
         "[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you tried "
         "to allocate 1 bytes."
     )
     monkeypatch.setattr(
         "mtmd.kernels.backends.cpu.Cpu.lower",
-        Mock(return_value=Mock(side_effect=RuntimeError(told))),
+        Mock(return_value=Mock(side_effect=RuntimeError(reported))),
     )
     monkeypatch.setattr(
-        "mtmd.kernels.plan.native_run.native_plan", Mock(side_effect=RuntimeError(told))
+        "mtmd.kernels.plan.native_run.native_plan", Mock(side_effect=RuntimeError(reported))
     )
     with pytest.raises(DeviceMemoryError, match="this run needs"):
         answer(subject)

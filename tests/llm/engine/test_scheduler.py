@@ -220,7 +220,7 @@ def test_restarting_reads_all_again() -> None:
     run(subject)
     slot = item.slot
     subject.restart(item)
-    assert (item.done, item.slot, len(item.pages), subject.pages.held) == (0, slot, 3, 3)
+    assert (item.done, item.slot, len(item.pages), subject.pages.stored) == (0, slot, 3, 3)
     assert counts(run(subject)) == [9]
 
 
@@ -263,7 +263,7 @@ def test_removing_one_who_waits() -> None:
     run(subject)
     subject.remove(second)
     subject.remove(first)
-    assert run(subject).parts == () and subject.pages.held == 0
+    assert run(subject).parts == () and subject.pages.stored == 0
 
 
 def test_a_snapshot_behind_a_page_that_is_gone_is_of_no_use() -> None:
@@ -299,7 +299,7 @@ def test_an_old_reader_and_a_young_decoder_do_not_wait_for_each_other() -> None:
     assert old.done == 200 and preempted == {young}
 
 
-def play(rng: Random, subject: Scheduler, most: int, count: int = 40) -> None:
+def play(rng: Random, subject: Scheduler, maximum: int, count: int = 40) -> None:
     """Random sequences come, share beginnings and go; raises AssertionError where one is run
     wrongly, or the last does not get there.
     """
@@ -312,7 +312,7 @@ def play(rng: Random, subject: Scheduler, most: int, count: int = 40) -> None:
     )
     for _ in range(6000):
         if len(goals) < 6 and rng.random() < 0.3 and made < count:
-            total, beginning, made = rng.randint(1, most), rng.randint(0, 2), made + 1
+            total, beginning, made = rng.randint(1, maximum), rng.randint(0, 2), made + 1
             start = rng.randint(0, total - 1)
             item = Sequence(
                 total,
@@ -358,7 +358,7 @@ def play(rng: Random, subject: Scheduler, most: int, count: int = 40) -> None:
                     item.append(Token(0))
         if finished == count:
             break
-    assert finished == count and subject.pages.held == 0
+    assert finished == count and subject.pages.stored == 0
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -374,13 +374,13 @@ def test_everybody_gets_there(seed: int) -> None:
         tokens=rng.choice((3, 8, 40)),
         recurrent=rng.random() < 0.5,
     )
-    play(rng, subject, most=(subject.pages.count - 1) * subject.pages.size - 1)
+    play(rng, subject, maximum=(subject.pages.count - 1) * subject.pages.size - 1)
 
 
 # several owners
 
 
-def take_places(subject: Scheduler, owner: str, count: int, total: int = 5) -> list[Sequence]:
+def take_locations(subject: Scheduler, owner: str, count: int, total: int = 5) -> list[Sequence]:
     items = [Sequence(total, owner=owner) for _ in range(count)]
     for item in items:
         subject.add(item)
@@ -397,33 +397,33 @@ def turn(subject: Scheduler) -> Step:
     return step
 
 
-def places(subject: Scheduler) -> list[str]:
+def locations(subject: Scheduler) -> list[str]:
     return sorted(sequence.owner for sequence in subject.running)
 
 
 def test_one_alone_has_everything_and_gives_up_half_when_another_comes() -> None:
     subject = scheduler(pages=400)
-    many = take_places(subject, "a", 9)
+    many = take_locations(subject, "a", 9)
     for _ in range(3):
         turn(subject)
-    assert places(subject) == list("aaaa") and subject.unfair_slot() is None
-    take_places(subject, "b", 1)
-    assert turn(subject).admitted[0].owner == "b" and places(subject) == list("aaab")
+    assert locations(subject) == list("aaaa") and subject.unfair_slot() is None
+    take_locations(subject, "b", 1)
+    assert turn(subject).admitted[0].owner == "b" and locations(subject) == list("aaab")
     assert many[3] not in subject.running and next(iter(subject.waiting)) is many[3], "the youngest"
-    take_places(subject, "b", 5)
+    take_locations(subject, "b", 5)
     for _ in range(3):
         turn(subject)
-    assert places(subject) == list("aabb")
+    assert locations(subject) == list("aabb")
     for item in [s for s in (*subject.running, *subject.waiting) if s.owner == "b"]:
         subject.remove(item)
     assert [s is many[2] for s in turn(subject).admitted] == [True, False], "taken up where it was"
-    assert places(subject) == list("aaaa")
+    assert locations(subject) == list("aaaa")
 
 
 def test_more_owners_than_places_have_them_in_turn() -> None:
     subject = scheduler(pages=400, slots=2)
     for owner in "abcde":
-        take_places(subject, owner, 4)
+        take_locations(subject, owner, 4)
     seen = []
     for _ in range(10):
         step = turn(subject)
@@ -436,7 +436,7 @@ def test_more_owners_than_places_have_them_in_turn() -> None:
 
 def test_what_is_read_of_prompts_is_shared_out_by_owner() -> None:
     subject = scheduler(pages=4000, tokens=120, slots=5)
-    many, one = take_places(subject, "a", 3, 1000), take_places(subject, "b", 1, 1000)
+    many, one = take_locations(subject, "a", 3, 1000), take_locations(subject, "b", 1, 1000)
     for _ in range(12):
         run(subject)
     assert one[0].done == 720 and sum(item.done for item in many) == 720
@@ -446,7 +446,7 @@ def test_what_is_read_of_prompts_is_shared_out_by_owner() -> None:
 
 def test_of_a_room_too_small_for_all_each_owner_has_some_in_turn() -> None:
     subject = scheduler(pages=4000, tokens=40, slots=4)
-    items = [take_places(subject, owner, 1, 1000)[0] for owner in "abcd"]
+    items = [take_locations(subject, owner, 1, 1000)[0] for owner in "abcd"]
     for _ in range(16):
         run(subject)
     assert max(i.done for i in items) - min(i.done for i in items) <= 40
@@ -466,9 +466,9 @@ def test_a_flood_of_one_owner_keeps_nobody_waiting(seed: int) -> None:
     quiet = 0
     for number in range(400):
         came = False
-        for owner, most in (("flood", 30), ("other", 4), ("rare", 1)):
+        for owner, maximum in (("flood", 30), ("other", 4), ("rare", 1)):
             have = sum(s.owner == owner for s in ends)
-            if have < most and rng.random() < (1.0 if owner == "flood" else 0.1):
+            if have < maximum and rng.random() < (1.0 if owner == "flood" else 0.1):
                 item = Sequence(rng.randint(1, 200), owner=owner)
                 ends[item], came = number + rng.randint(5, 60), True
                 subject.add(item)
@@ -492,10 +492,10 @@ def test_a_flood_of_one_owner_keeps_nobody_waiting(seed: int) -> None:
 def test_of_a_sequence_that_made_way_nothing_is_read_twice_while_there_is_room() -> None:
     subject = scheduler(pages=400, size=4)
     keys = [b"%d" % i for i in range(10)]
-    (first,) = take_places(subject, "a", 1)
+    (first,) = take_locations(subject, "a", 1)
     second = Sequence(40, keys=keys, owner="a")
     subject.add(second)
-    take_places(subject, "a", 2)
+    take_locations(subject, "a", 2)
     turn(subject)
     subject.preempt(second)
     assert second.done == 0

@@ -137,9 +137,9 @@ def alone(name: str, seed: int) -> tuple[list[Token], str]:
     return sequence.take(), sequence.finish
 
 
-def assert_same(found: list[Token], expected: list[Token]) -> None:
-    assert [t.id for t in found] == [t.id for t in expected]
-    for a, b in zip(found, expected, strict=True):
+def assert_same(result: list[Token], expected: list[Token]) -> None:
+    assert [t.id for t in result] == [t.id for t in expected]
+    for a, b in zip(result, expected, strict=True):
         assert (a.logprob is None) == (b.logprob is None)
         if a.logprob is not None:
             assert a.logprob == pytest.approx(b.logprob, abs=1e-4)
@@ -162,28 +162,30 @@ def test_forced_proposals_change_no_answer(device: str, name: str, seed: int) ->
     rng = Random(seed)
     subject = engine(name, rng.choice((1, 3, 7)), pages=rng.choice((9, 14, None)), device=device)
     subject.scheduler.tokens = rng.choice((20, 64, 512))
-    asked: list[tuple[int, Sequence]] = []
+    requested: list[tuple[int, Sequence]] = []
     for _ in range(8):
         number = rng.randint(0, 14)
-        asked.append((number, subject.submit(request(name, number))))
+        requested.append((number, subject.submit(request(name, number))))
         for _ in range(rng.choice((0, 1, 4, 20))):
             subject.step()
             assert_pages_fit(subject)
         if rng.random() < 0.2:
-            subject.cancel(rng.choice(asked)[1])
+            subject.cancel(rng.choice(requested)[1])
     finish(subject)
-    for number, sequence in asked:
+    for number, sequence in requested:
         expected, end = alone(name, number)
-        found = sequence.take()
+        actual = sequence.take()
         if sequence.finish == "cancelled":
-            expected = expected[: len(found)]
+            expected = expected[: len(actual)]
         else:
             assert sequence.finish == end
-        assert_same(found, expected)
+        assert_same(actual, expected)
     assert (
-        subject.scheduler.pages.held == 0 and not subject.drafts._states and not subject.constraints
+        subject.scheduler.pages.stored == 0
+        and not subject.drafts._states
+        and not subject.constraints
     )
-    assert sum(s.proposed for _, s in asked) >= sum(s.accepted for _, s in asked) > 0
+    assert sum(s.proposed for _, s in requested) >= sum(s.accepted for _, s in requested) > 0
     assert not subject.speculation._texts
     recorder = subject.runner.backends[0].recorder
     assert device != "stand-in" or recorder.replays > recorder.recordings > 1  # type: ignore[union-attr]
@@ -194,8 +196,8 @@ def assert_pages_fit(subject: Engine) -> None:
     for sequence in subject.scheduler.running:
         if sequence.tokens and sequence.decoding:
             assert len(sequence.pages) <= -(-max(sequence.total - 1, 1) // PAGE)
-        held = sequence in subject.constraints._waiting  # all its tokens read
-        assert held == (sequence.done == sequence.total) or not sequence.tokens
+        stored = sequence in subject.constraints._waiting  # all its tokens read
+        assert stored == (sequence.done == sequence.total) or not sequence.tokens
         assert sequence.proposal == ()
 
 
@@ -224,15 +226,15 @@ class Recital(Ready):
 def test_a_text_by_heart_takes_fewer_batches(
     name: str, changed: tuple[int, ...], steps: int
 ) -> None:
-    found: list[list[Token]] = []
+    result: list[list[Token]] = []
     for mode in ("off", 7):
         subject = engine(name, mode)
         sequence = subject.submit(repeating(120, constraint=Recital(changed), alternatives=1))
         finish(subject)
-        found.append(sequence.take())
-    assert_same(found[1], found[0])
+        result.append(sequence.take())
+    assert_same(result[1], result[0])
     batches = subject.steps - 1  # but the first 16 tokens of the prompt
-    assert len(found[0]) == 120 and batches <= steps
+    assert len(result[0]) == 120 and batches <= steps
     assert sequence.accepted == 120 - batches
 
 
@@ -264,11 +266,11 @@ def test_no_proposal_goes_beyond_the_answer_or_the_context(left: int) -> None:
 
 def test_proposals_are_dropped_first_where_memory_is_short() -> None:
     subject = engine("delta nets, grids", 7)
-    asked: list[int] = []
+    requested: list[int] = []
 
     def may_run(plan: Any) -> bool:
         rows = plan.outputs[-1].shape[0]
-        asked.append(rows)
+        requested.append(rows)
         return rows <= 1
 
     subject._may_run = may_run
@@ -277,14 +279,14 @@ def test_proposals_are_dropped_first_where_memory_is_short() -> None:
     plain = engine("delta nets, grids", "off")
     expected = plain.submit(repeating(30))
     finish(plain)
-    assert sequence.tokens == expected.tokens and max(asked) > 1
+    assert sequence.tokens == expected.tokens and max(requested) > 1
     assert sequence.proposed == 0
 
 
 @pytest.mark.parametrize("name", schedules.FAMILIES)
 def test_a_batch_with_proposals_that_fails_is_done_again(name: str) -> None:
     subject = engine(name, 7)
-    asked = [subject.submit(repeating(40)) for _ in range(2)]
+    requested = [subject.submit(repeating(40)) for _ in range(2)]
     forward, failures = subject.runner.forward, []
 
     def failing(batch: Any, *rest: Any) -> Any:
@@ -299,7 +301,7 @@ def test_a_batch_with_proposals_that_fails_is_done_again(name: str) -> None:
     expected = plain.submit(repeating(40))
     finish(plain)
     assert len(failures) == 3
-    assert all(s.tokens == expected.tokens and s.finish == "length" for s in asked)
+    assert all(s.tokens == expected.tokens and s.finish == "length" for s in requested)
 
 
 # What is worth it: with times that are given, nothing is measured.

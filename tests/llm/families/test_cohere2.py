@@ -62,8 +62,8 @@ def logits(family: Any, file: Any, flash: str = "auto") -> torch.Tensor:
     return engine.prefill([Span(TOKENS)], engine.new_cache())
 
 
-def nmse(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((found - expected).square().sum() / expected.square().sum())
+def nmse(result: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((result - expected).square().sum() / expected.square().sum())
 
 
 @pytest.mark.parametrize("case", VARIANTS)
@@ -149,8 +149,8 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_settings_that_cannot_be_followed(case: str) -> None:
-    values, told = WRONG[case]
-    with pytest.raises(ModelError, match=f"^config.json: {told}"):
+    values, reported = WRONG[case]
+    with pytest.raises(ModelError, match=f"^config.json: {reported}"):
         read(Settings(values, "config.json"))
 
 

@@ -19,16 +19,16 @@ def read(values: dict[str, Any]) -> gemma3.Gemma3Text:
 def test_defaults_are_those_of_transformers() -> None:
     from transformers import Gemma3TextConfig
 
-    found, expected = read({}), Gemma3TextConfig()
+    actual, expected = read({}), Gemma3TextConfig()
     assert (
-        found.width,
-        found.ffn,
-        found.heads,
-        found.groups,
-        found.head,
-        found.vocabulary,
-        found.context,
-        found.window,
+        actual.width,
+        actual.ffn,
+        actual.heads,
+        actual.groups,
+        actual.head,
+        actual.vocabulary,
+        actual.context,
+        actual.window,
     ) == (
         expected.hidden_size,
         expected.intermediate_size,
@@ -39,8 +39,8 @@ def test_defaults_are_those_of_transformers() -> None:
         expected.max_position_embeddings,
         expected.sliding_window,
     )
-    assert list(found.kinds) == expected.layer_types
-    assert found.ropes == {
+    assert list(actual.kinds) == expected.layer_types
+    assert actual.ropes == {
         kind: rotary(values["rope_theta"], expected.head_dim)
         for kind, values in expected.rope_parameters.items()
     }
@@ -70,6 +70,6 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_sizes_that_cannot_be(case: str) -> None:
-    values, told = WRONG[case]
-    with pytest.raises(ModelError, match=told):
+    values, reported = WRONG[case]
+    with pytest.raises(ModelError, match=reported):
         read(values).parameters()

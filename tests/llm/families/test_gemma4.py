@@ -62,16 +62,16 @@ def read(more: dict[str, Any]) -> gemma4.Gemma4Text:
 def test_defaults_are_those_of_transformers() -> None:
     from transformers.models.gemma4.configuration_gemma4 import Gemma4TextConfig
 
-    expected, found = Gemma4TextConfig(), gemma4.read(Settings({}, "config.json"))
+    expected, actual = Gemma4TextConfig(), gemma4.read(Settings({}, "config.json"))
     assert (
-        found.width,
-        found.ffn,
-        found.vocabulary,
-        found.context,
-        found.eps,
-        found.softcap,
-        found.experts,
-        found.blocks,
+        actual.width,
+        actual.ffn,
+        actual.vocabulary,
+        actual.context,
+        actual.eps,
+        actual.softcap,
+        actual.experts,
+        actual.blocks,
     ) == (
         expected.hidden_size,
         expected.intermediate_size,
@@ -82,7 +82,7 @@ def test_defaults_are_those_of_transformers() -> None:
         None,
         False,
     )
-    stack, layer = found.stack, found.per_layer
+    stack, layer = actual.stack, actual.per_layer
     assert (list(stack.kinds), stack.heads, stack.window, stack.shared) == (
         expected.layer_types,
         expected.num_attention_heads,
@@ -136,9 +136,9 @@ def test_the_last_layer_is_full_as_in_the_reference() -> None:
 
 
 def test_layers_that_read_the_keys_of_others_keep_none() -> None:
-    found = read(SHARED)
-    assert found.layers == [(KV(3, 16),), (KV(3, 24),), (KV(3, 16),), (), ()]
-    names, q = found.parameters(), 3 * 16
+    result = read(SHARED)
+    assert result.layers == [(KV(3, 16),), (KV(3, 24),), (KV(3, 16),), (), ()]
+    names, q = result.parameters(), 3 * 16
     assert "blk.2.attn_k.weight" in names and not [
         n for n in names if n.startswith(("blk.3.attn_k", "blk.4.attn_v"))
     ]
@@ -196,10 +196,10 @@ def test_text_alone_is_transformers(more: dict[str, Any], tmp_path: Path) -> Non
     tokens = [
         int(t) for t in torch.randint(0, 97, (33,), generator=torch.Generator().manual_seed(1))
     ]
-    found = runner.prefill([Span(tuple(tokens))], runner.new_cache())
+    actual = runner.prefill([Span(tuple(tokens))], runner.new_cache())
     with torch.no_grad():
         expected = model(torch.tensor([tokens])).logits[0, -1]
-    assert float((found - expected).square().sum() / expected.square().sum()) < 1e-10
+    assert float((actual - expected).square().sum() / expected.square().sum()) < 1e-10
 
 
 def gguf_keys(**more: Any) -> dict[str, Any]:
@@ -233,19 +233,23 @@ def test_a_gguf_that_scales_positions_is_refused() -> None:
 
 def test_a_gguf_says_what_a_config_would() -> None:
     names = frozenset({"rope_freqs.weight"})
-    found = gguf_text_family(
+    result = gguf_text_family(
         "gemma4", gguf_keys() | {"tokenizer.ggml.padding_token_id": 5}, names, "text.gguf"
     )
-    assert isinstance(found, gemma4.Gemma4Text)
-    assert found.stack.kinds == (SLIDING, FULL, FULL) and found.stack.sizes == {
+    assert isinstance(result, gemma4.Gemma4Text)
+    assert result.stack.kinds == (SLIDING, FULL, FULL) and result.stack.sizes == {
         SLIDING: KV(2, 16),
         FULL: KV(1, 24),
     }
     assert (
-        found.blocks and found.divided and found.stack.keys_are_values and found.per_layer is None
+        result.blocks
+        and result.divided
+        and result.stack.keys_are_values
+        and result.per_layer is None
     )
     assert (
-        "rope_freqs.weight" in found.parameters() and 0.0 not in found.stack.ropes[FULL].frequencies
+        "rope_freqs.weight" in result.parameters()
+        and 0.0 not in result.stack.ropes[FULL].frequencies
     )
     small = gguf_text_family(
         "gemma4",
@@ -387,6 +391,6 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_what_cannot_be_followed_is_refused(case: str) -> None:
-    more, told = WRONG[case]
-    with pytest.raises(ModelError, match=told):
+    more, reported = WRONG[case]
+    with pytest.raises(ModelError, match=reported):
         read(more)

@@ -20,25 +20,25 @@ HALF = {"partial_rotary_factor": 0.5}
 
 
 def read(**values: Any) -> glm4v.Glm4Text:
-    found = text_family("glm4v_text", Settings(HALF | values, "config.json"))
-    assert isinstance(found, glm4v.Glm4Text)
-    return found
+    result = text_family("glm4v_text", Settings(HALF | values, "config.json"))
+    assert isinstance(result, glm4v.Glm4Text)
+    return result
 
 
 def test_defaults_are_those_of_transformers() -> None:
     from transformers.models.glm4v.configuration_glm4v import Glm4vTextConfig
 
-    old, found = Glm4vTextConfig(), read()
+    old, result = Glm4vTextConfig(), read()
     assert (
-        found.depth,
-        found.width,
-        found.ffn,
-        found.heads,
-        found.groups,
-        found.vocabulary,
-        found.context,
-        found.eps,
-        found.tied,
+        result.depth,
+        result.width,
+        result.ffn,
+        result.heads,
+        result.groups,
+        result.vocabulary,
+        result.context,
+        result.eps,
+        result.tied,
     ) == (
         old.num_hidden_layers,
         old.hidden_size,
@@ -50,7 +50,7 @@ def test_defaults_are_those_of_transformers() -> None:
         old.rms_norm_eps,
         False,
     )
-    assert found.rotary == rotary(old.rope_parameters["rope_theta"], 64).by_axes(
+    assert result.rotary == rotary(old.rope_parameters["rope_theta"], 64).by_axes(
         sections([8, 12, 12], interleaved=False)
     )
 
@@ -106,13 +106,13 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_settings_that_cannot_be_followed(case: str) -> None:
-    values, told = WRONG[case]
-    with pytest.raises(ModelError, match=told):
+    values, reported = WRONG[case]
+    with pytest.raises(ModelError, match=reported):
         read(**values)
 
 
 def test_names_of_published_checkpoints() -> None:
-    found = read(num_hidden_layers=1).parameters()
+    result = read(num_hidden_layers=1).parameters()
     sources = {
         "post_attention_norm": "post_self_attn_layernorm",
         "ffn_norm": "post_attention_layernorm",
@@ -120,10 +120,10 @@ def test_names_of_published_checkpoints() -> None:
         "ffn_up": "mlp.gate_up_proj",
     }
     assert all(
-        found[f"blk.0.{ours}.weight"].sources[0] == f"model.language_model.layers.0.{name}.weight"
+        result[f"blk.0.{ours}.weight"].sources[0] == f"model.language_model.layers.0.{name}.weight"
         for ours, name in sources.items()
     )
-    assert {n for n in found if n.endswith(".bias")} == {
+    assert {n for n in result if n.endswith(".bias")} == {
         f"blk.0.attn_{part}.bias" for part in "qkv"
     }
     assert "output.weight" not in read(num_hidden_layers=1, tie_word_embeddings=True).parameters()
@@ -177,13 +177,13 @@ GGUF = {
 
 
 def test_a_gguf_of_the_published_one() -> None:
-    found = gguf_text_family(
+    result = gguf_text_family(
         "glm4",
         GGUF | {"glm4.rope.dimension_sections": [8, 12, 12, 0]},
         frozenset({"output.weight"}),
         "x.gguf",
     )
-    assert found == read(max_position_embeddings=65536)
+    assert result == read(max_position_embeddings=65536)
 
 
 def test_a_gguf_that_does_not_see() -> None:

@@ -43,8 +43,15 @@ def read(**values: Any) -> lfm2.Lfm2Text:
 def test_defaults_are_those_of_transformers() -> None:
     from transformers import Lfm2Config
 
-    expected, found = Lfm2Config(), read()
-    assert (found.width, found.heads, found.groups, found.vocabulary, found.context, found.eps) == (
+    expected, actual = Lfm2Config(), read()
+    assert (
+        actual.width,
+        actual.heads,
+        actual.groups,
+        actual.vocabulary,
+        actual.context,
+        actual.eps,
+    ) == (
         expected.hidden_size,
         expected.num_attention_heads,
         expected.num_key_value_heads,
@@ -52,13 +59,13 @@ def test_defaults_are_those_of_transformers() -> None:
         expected.max_position_embeddings,
         expected.norm_eps,
     )
-    assert (found.taps, found.conv_bias, found.tied) == (
+    assert (actual.taps, actual.conv_bias, actual.tied) == (
         expected.conv_L_cache,
         expected.conv_bias,
         expected.tie_word_embeddings,
     )
-    assert list(found.kinds) == expected.layer_types
-    assert found.rotary == rotary(expected.rope_parameters["rope_theta"], found.head)
+    assert list(actual.kinds) == expected.layer_types
+    assert actual.rotary == rotary(expected.rope_parameters["rope_theta"], actual.head)
 
 
 ADJUSTED: list[dict[str, Any]] = [
@@ -126,8 +133,8 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_settings_that_cannot_be_followed(case: str) -> None:
-    values, told = WRONG[case]
-    with pytest.raises(ModelError, match=f"^config.json: {told}"):
+    values, reported = WRONG[case]
+    with pytest.raises(ModelError, match=f"^config.json: {reported}"):
         read(**values)
 
 
@@ -205,15 +212,15 @@ class TestGguf:
         from mtmd.kernels.checkpoint.settings import read_json
 
         names = frozenset(golden().names())
-        found: Any = gguf_text_family("lfm2", golden().metadata, names, "text.gguf")
+        actual: Any = gguf_text_family("lfm2", golden().metadata, names, "text.gguf")
         expected = lfm2.read(
             Settings(read_json(GOLDEN / "hf" / "config.json")["text_config"], "config.json")
         )
-        assert found.eps == pytest.approx(expected.eps)
+        assert actual.eps == pytest.approx(expected.eps)
         assert all(
-            getattr(found, key) == getattr(expected, key) for key in vars(expected) if key != "eps"
+            getattr(actual, key) == getattr(expected, key) for key in vars(expected) if key != "eps"
         )
-        assert CanonicalWeights(golden(), found.parameters(), "text.gguf").sources == names
+        assert CanonicalWeights(golden(), actual.parameters(), "text.gguf").sources == names
 
     @pytest.mark.parametrize(
         "groups",

@@ -112,8 +112,8 @@ def logits(
     return engine.prefill([Span(TOKENS)], engine.new_cache())
 
 
-def nmse(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((found - expected).square().sum() / expected.square().sum())
+def nmse(result: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((result - expected).square().sum() / expected.square().sum())
 
 
 @pytest.mark.filterwarnings(
@@ -181,7 +181,7 @@ def gguf_names(model: Any) -> dict[str, torch.Tensor]:
         "self_attn.": "attn_",
         "_proj": "",
     }
-    found = {}
+    result = {}
     for name, tensor in model.state_dict().items():
         if "q_proj" in name or "k_proj" in name:
             heads = SIZES["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
@@ -190,8 +190,8 @@ def gguf_names(model: Any) -> dict[str, torch.Tensor]:
             )
         for old, new in names.items():
             name = name.replace(old, new)
-        found[name] = tensor
-    return found
+        result[name] = tensor
+    return result
 
 
 def metadata(arch: str, **more: Any) -> dict[str, Any]:
@@ -299,13 +299,13 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_settings_that_cannot_be_followed(case: str) -> None:
-    values, told = WRONG[case]
-    with pytest.raises(ModelError, match=f"^config.json: {told}"):
+    values, reported = WRONG[case]
+    with pytest.raises(ModelError, match=f"^config.json: {reported}"):
         read(Settings(values, "config.json"))
 
 
 @pytest.mark.parametrize(
-    ("keys", "told"),
+    ("keys", "reported"),
     [
         (
             {"expert_count": 8},
@@ -314,6 +314,6 @@ def test_settings_that_cannot_be_followed(case: str) -> None:
         ({"rope__dimension_count": 4}, "file: llama: rope.dimension_count is 4, expected one of 6"),
     ],
 )
-def test_ggufs_that_cannot_be_followed(keys: dict[str, Any], told: str) -> None:
-    with pytest.raises(ModelError, match=f"^{told}"):
+def test_ggufs_that_cannot_be_followed(keys: dict[str, Any], reported: str) -> None:
+    with pytest.raises(ModelError, match=f"^{reported}"):
         gguf_text_family("llama", metadata("llama", **keys), frozenset(), "file")

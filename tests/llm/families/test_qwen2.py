@@ -40,17 +40,17 @@ def test_defaults_are_those_of_transformers(kind: str) -> None:
         "Qwen2VLTextConfig": Qwen2VLTextConfig,
         "Qwen2_5_VLTextConfig": Qwen2_5_VLTextConfig,
     }[kind]()
-    found: Any = text_family(
+    actual: Any = text_family(
         expected.model_type, Settings({"model_type": expected.model_type}, "config.json")
     )
     assert (
-        found.width,
-        found.ffn,
-        found.heads,
-        found.groups,
-        found.vocabulary,
-        found.context,
-        found.eps,
+        actual.width,
+        actual.ffn,
+        actual.heads,
+        actual.groups,
+        actual.vocabulary,
+        actual.context,
+        actual.eps,
     ) == (
         expected.hidden_size,
         expected.intermediate_size,
@@ -61,10 +61,10 @@ def test_defaults_are_those_of_transformers(kind: str) -> None:
         expected.rms_norm_eps,
     )
     assert [
-        ("sliding_attention" if w else "full_attention") for w in found.windows
+        ("sliding_attention" if w else "full_attention") for w in actual.windows
     ] == expected.layer_types
-    turned = rotary(expected.rope_parameters["rope_theta"], found.head)
-    assert found.rotary == (
+    turned = rotary(expected.rope_parameters["rope_theta"], actual.head)
+    assert actual.rotary == (
         turned
         if kind == "Qwen2Config"
         else turned.by_axes(sections([16, 24, 24], interleaved=False))
@@ -148,10 +148,10 @@ def test_windows_against_transformers(tmp_path: Path, tied: bool) -> None:
         if name.endswith("bias"):
             torch.nn.init.normal_(p, std=0.3)
     model.save_pretrained(tmp_path)
-    found = qwen2.read(Settings(json.loads((tmp_path / "config.json").read_text()), "config.json"))
+    actual = qwen2.read(Settings(json.loads((tmp_path / "config.json").read_text()), "config.json"))
     engine = Runner(
-        found,
-        CanonicalWeights(open_weights(tmp_path), found.parameters(), "x"),
+        actual,
+        CanonicalWeights(open_weights(tmp_path), actual.parameters(), "x"),
         [Reference("cpu")],
         dtype=torch.float32,
         context=64,
@@ -195,32 +195,32 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_settings_that_cannot_be_followed(case: str) -> None:
-    values, told = WRONG[case]
-    with pytest.raises(ModelError, match=f"^config.json: .*{told}"):
+    values, reported = WRONG[case]
+    with pytest.raises(ModelError, match=f"^config.json: .*{reported}"):
         read(**values)
 
 
 def test_biases_and_names() -> None:
-    found = read(num_hidden_layers=1, tie_word_embeddings=True).parameters()
-    assert {n for n in found if n.endswith(".bias")} == {
+    result = read(num_hidden_layers=1, tie_word_embeddings=True).parameters()
+    assert {n for n in result if n.endswith(".bias")} == {
         f"blk.0.attn_{part}.bias" for part in "qkv"
     }
-    assert found["blk.0.attn_q.bias"].sources[0] == "model.layers.0.self_attn.q_proj.bias"
+    assert result["blk.0.attn_q.bias"].sources[0] == "model.layers.0.self_attn.q_proj.bias"
     assert (
-        "output.weight" not in found and "output.weight" in read(num_hidden_layers=1).parameters()
+        "output.weight" not in result and "output.weight" in read(num_hidden_layers=1).parameters()
     )
 
 
 @pytest.mark.skipif(not GOLDEN.is_dir(), reason=f"needs the checkpoints of {GOLDEN}")
 def test_the_golden_gguf_says_what_its_config_says() -> None:
     file = GgufFile(GOLDEN / "text-BF16.gguf")
-    found: Any = gguf_text_family("qwen2vl", file.metadata, frozenset(file.names()), "text")
+    actual: Any = gguf_text_family("qwen2vl", file.metadata, frozenset(file.names()), "text")
     expected = qwen2.read(
         Settings(
             json.loads((GOLDEN / "hf" / "config.json").read_text())["text_config"], "config.json"
         )
     )
-    assert found.eps == pytest.approx(expected.eps)
+    assert actual.eps == pytest.approx(expected.eps)
     same = (
         "width",
         "ffn",
@@ -233,5 +233,5 @@ def test_the_golden_gguf_says_what_its_config_says() -> None:
         "windows",
         "rotary",
     )
-    assert [getattr(found, name) for name in same] == [getattr(expected, name) for name in same]
-    assert set(CanonicalWeights(file, found.parameters(), "text").sources) == set(file.names())
+    assert [getattr(actual, name) for name in same] == [getattr(expected, name) for name in same]
+    assert set(CanonicalWeights(file, actual.parameters(), "text").sources) == set(file.names())

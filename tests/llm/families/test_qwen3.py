@@ -64,20 +64,20 @@ def test_defaults_are_those_of_transformers(kind: str) -> None:
         getattr(expected, "head_dim", None) or expected.hidden_size // expected.num_attention_heads
     )
     # VL's own default sections are those of heads of 128.
-    found = read(
+    actual = read(
         {"model_type": kind}
         | ({"rope_scaling": {"mrope_section": [head // 2 - 8, 4, 4]}} if "_vl" in kind else {})
     )
     assert (
-        found.width,
-        found.ffn,
-        found.depth,
-        found.heads,
-        found.groups,
-        found.head,
-        found.vocabulary,
-        found.context,
-        found.eps,
+        actual.width,
+        actual.ffn,
+        actual.depth,
+        actual.heads,
+        actual.groups,
+        actual.head,
+        actual.vocabulary,
+        actual.context,
+        actual.eps,
     ) == (
         expected.hidden_size,
         expected.intermediate_size,
@@ -90,26 +90,27 @@ def test_defaults_are_those_of_transformers(kind: str) -> None:
         expected.rms_norm_eps,
     )
     assert (
-        found.rotary.frequencies == rotary(expected.rope_parameters["rope_theta"], head).frequencies
+        actual.rotary.frequencies
+        == rotary(expected.rope_parameters["rope_theta"], head).frequencies
     )
     if "moe" in kind:
-        assert found.experts == Experts(
+        assert actual.experts == Experts(
             expected.num_experts,
             expected.moe_intermediate_size,
             expected.num_experts_per_tok,
             "_vl" in kind,
-            frozenset(range(found.depth)),
+            frozenset(range(actual.depth)),
         )
     else:
-        assert found.experts is None
-    assert found.image_width == found.width * (4 if "_vl" in kind else 1)
+        assert actual.experts is None
+    assert actual.image_width == actual.width * (4 if "_vl" in kind else 1)
 
 
 def test_which_layers_have_experts() -> None:
-    found = read(
+    result = read(
         SPARSE | {"num_hidden_layers": 7, "decoder_sparse_step": 2, "mlp_only_layers": [3]}
     ).experts
-    assert found and found.at == {1, 5}
+    assert result and result.at == {1, 5}
     names = read(SPARSE | {"mlp_only_layers": [0]}).parameters()
     assert "blk.0.ffn_gate.weight" in names and "blk.1.ffn_gate_exps.weight" in names
     assert "blk.0.ffn_gate_inp.weight" not in names and "blk.1.ffn_gate.weight" not in names
@@ -178,10 +179,10 @@ def test_text_alone_is_transformers(
     tokens = [
         int(t) for t in torch.randint(0, 97, (33,), generator=torch.Generator().manual_seed(1))
     ]
-    found = engine.prefill([Span(tuple(tokens))], engine.new_cache())
+    actual = engine.prefill([Span(tuple(tokens))], engine.new_cache())
     with torch.no_grad():
         expected = model(torch.tensor([tokens])).logits[0, -1]
-    assert float((found - expected).square().sum() / expected.square().sum()) < 1e-10
+    assert float((actual - expected).square().sum() / expected.square().sum()) < 1e-10
 
 
 @pytest.mark.skipif(
@@ -189,7 +190,7 @@ def test_text_alone_is_transformers(
 )
 def test_a_gguf_says_what_its_config_says() -> None:
     file = GgufFile(GOLDEN / "text-BF16.gguf")
-    found = gguf_text_family(
+    actual = gguf_text_family(
         file.metadata["general.architecture"], file.metadata, frozenset(file.names()), "text.gguf"
     )
     config = json.loads((GOLDEN / "hf" / "config.json").read_text())
@@ -201,14 +202,14 @@ def test_a_gguf_says_what_its_config_says() -> None:
             "config.json",
         ),
     )
-    assert isinstance(found, qwen3.Qwen3Text) and isinstance(expected, qwen3.Qwen3Text)
+    assert isinstance(actual, qwen3.Qwen3Text) and isinstance(expected, qwen3.Qwen3Text)
     ignored = ("turned", "eps")  # a GGUF has one layout; its eps is in fp32
-    assert {k: v for k, v in vars(found).items() if k not in ignored} == {
+    assert {k: v for k, v in vars(actual).items() if k not in ignored} == {
         k: v for k, v in vars(expected).items() if k not in ignored
     }
     assert (
-        found.rotary.axes == sections([6, 5, 5], interleaved=True)
-        and found.image_width == 3 * found.width
+        actual.rotary.axes == sections([6, 5, 5], interleaved=True)
+        and actual.image_width == 3 * actual.width
     )
 
 
@@ -230,12 +231,12 @@ def test_a_gguf_with_experts() -> None:
         "rope.freq_base": 5e6,
     }
     names = frozenset(f"blk.{i}.ffn_gate_inp.weight" for i in (0, 2))
-    found = gguf_text_family(
+    result = gguf_text_family(
         "qwen3vlmoe", {f"qwen3vlmoe.{k}": v for k, v in keys.items()}, names, "text.gguf"
     )
-    assert isinstance(found, qwen3.Qwen3Text)
-    assert found.experts == Experts(5, 14, 2, True, frozenset((0, 2))) and found.tied
-    assert (found.head, found.rotary.axes, found.stacked) == (
+    assert isinstance(result, qwen3.Qwen3Text)
+    assert result.experts == Experts(5, 14, 2, True, frozenset((0, 2))) and result.tied
+    assert (result.head, result.rotary.axes, result.stacked) == (
         10,
         sections([2, 2, 1], interleaved=True),
         2,
@@ -277,6 +278,6 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_settings_that_cannot_be_followed(case: str) -> None:
-    values, told = WRONG[case]
-    with pytest.raises(ModelError, match=told):
+    values, reported = WRONG[case]
+    with pytest.raises(ModelError, match=reported):
         read(SPARSE | values)

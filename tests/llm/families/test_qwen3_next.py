@@ -108,11 +108,11 @@ def runner(text: Text, sequences: int = 1, backend: Backend | None = None) -> Ru
     )
 
 
-def near(found: torch.Tensor, expected: torch.Tensor) -> bool:
+def near(result: torch.Tensor, expected: torch.Tensor) -> bool:
     """Where a key meets a query it is nearly at right angles to, the norm behind the rule brings
     rounding to light: 1e-10 of the power.
     """
-    return float((found - expected).square().sum() / expected.square().sum()) < 1e-8
+    return float((result - expected).square().sum() / expected.square().sum()) < 1e-8
 
 
 @pytest.mark.parametrize("backend", [Cpu(), Reference()], ids=["by chunks", "token after token"])
@@ -132,8 +132,8 @@ def test_a_text_may_be_cut_anywhere(text: Text, pieces: int) -> None:
     expected, cache = ours.prefill([Span(TOKENS)], ours.new_cache()), ours.new_cache()
     running = ours.begin(cache, 0)
     for start in range(0, len(TOKENS), pieces):
-        found = ours.read([(running, [Span(TOKENS[start : start + pieces])])], cache)[0]
-    assert near(found, expected)
+        actual = ours.read([(running, [Span(TOKENS[start : start + pieces])])], cache)[0]
+    assert near(actual, expected)
 
 
 def test_sequences_of_a_batch_do_not_mix(text: Text) -> None:
@@ -149,7 +149,7 @@ def test_sequences_of_a_batch_do_not_mix(text: Text) -> None:
     first, last = ours.begin(cache, 2), ours.begin(cache, 0)
     ours.read([(first, [Span(texts[0][:30])]), (last, [Span(texts[2][:64])])], cache)
     middle = ours.begin(cache, 1)
-    found = ours.read(
+    actual = ours.read(
         [
             (last, [Span(texts[2][64:69])]),
             (first, [Span(texts[0][30:])]),
@@ -157,7 +157,7 @@ def test_sequences_of_a_batch_do_not_mix(text: Text) -> None:
         ],
         cache,
     )
-    assert near(found[1], expected[0]) and near(found[2], expected[1])
+    assert near(actual[1], expected[0]) and near(actual[2], expected[1])
     assert near(ours.read([(last, [Span(texts[2][69:])])], cache)[0], expected[2])
 
 
@@ -166,13 +166,13 @@ def test_a_snapshot_is_taken_up_exactly(text: Text) -> None:
     cache = ours.new_cache()
     running = ours.begin(cache, 1)
     ours.prefill([Span(TOKENS[:40])], cache, running)
-    kept, then = cache.snapshot(1), replace(running)
+    saved, then = cache.snapshot(1), replace(running)
     expected = ours.prefill([Span(TOKENS[40:60])], cache, running)
     ours.prefill([Span(TOKENS[60:90])], cache, replace(then))  # another way to go on
     assert not near(ours.prefill([Span(TOKENS[40:60])], cache, replace(then)), expected), (
         "the state has moved on"
     )
-    cache.restore(1, kept)
+    cache.restore(1, saved)
     assert torch.equal(ours.prefill([Span(TOKENS[40:60])], cache, then), expected)
 
 
@@ -195,16 +195,16 @@ def test_defaults_are_those_of_transformers(kind: str) -> None:
         "qwen3_5_text": "Qwen3_5Text",
         "qwen3_5_moe_text": "Qwen3_5MoeText",
     }
-    expected, found = getattr(transformers, f"{names[kind]}Config")(), read(model_type=kind)
+    expected, actual = getattr(transformers, f"{names[kind]}Config")(), read(model_type=kind)
     assert (
-        found.width,
-        found.heads,
-        found.groups,
-        found.head,
-        found.vocabulary,
-        found.context,
-        found.eps,
-        found.tied,
+        actual.width,
+        actual.heads,
+        actual.groups,
+        actual.head,
+        actual.vocabulary,
+        actual.context,
+        actual.eps,
+        actual.tied,
     ) == (
         expected.hidden_size,
         expected.num_attention_heads,
@@ -215,8 +215,8 @@ def test_defaults_are_those_of_transformers(kind: str) -> None:
         expected.rms_norm_eps,
         expected.tie_word_embeddings,
     )
-    assert list(found.kinds) == expected.layer_types
-    assert found.delta == DeltaNet(
+    assert list(actual.kinds) == expected.layer_types
+    assert actual.delta == DeltaNet(
         expected.linear_num_key_heads,
         expected.linear_num_value_heads,
         expected.linear_key_head_dim,
@@ -228,20 +228,20 @@ def test_defaults_are_those_of_transformers(kind: str) -> None:
         expected.rope_parameters["rope_theta"],
         int(expected.head_dim * expected.rope_parameters["partial_rotary_factor"]),
     )
-    assert found.rotary == (
+    assert actual.rotary == (
         turning
         if kind == "qwen3_next"
         else turning.by_axes(sections([11, 11, 10], interleaved=True))
     )
     if kind == "qwen3_5_text":
-        assert found.experts is None and found.ffn == expected.intermediate_size
+        assert actual.experts is None and actual.ffn == expected.intermediate_size
         return
-    assert found.experts == Experts(
+    assert actual.experts == Experts(
         expected.num_experts,
         expected.moe_intermediate_size,
         expected.num_experts_per_tok,
         True,
-        frozenset(range(len(found.kinds))),
+        frozenset(range(len(actual.kinds))),
         expected.shared_expert_intermediate_size,
     )
 
@@ -308,8 +308,8 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_settings_that_cannot_be_followed(case: str) -> None:
-    values, told = WRONG[case]
-    with pytest.raises(ModelError, match=told):
+    values, reported = WRONG[case]
+    with pytest.raises(ModelError, match=reported):
         read(**TINY | {"model_type": "qwen3_5_text"} | SECTIONS | values)
 
 
@@ -404,7 +404,7 @@ class TestGguf:
             GgufFile(GOLDEN / folder / "text-BF16.gguf"),
             open_weights(GOLDEN / folder / "hf"),
         )
-        found = gguf_text_family(
+        actual = gguf_text_family(
             file.metadata["general.architecture"],
             file.metadata,
             frozenset(file.names()),
@@ -412,14 +412,14 @@ class TestGguf:
         )
         config = json.loads((GOLDEN / folder / "hf" / "config.json").read_text())
         expected = text_family(kind, Settings(config.get("text_config", config), "config.json"))
-        assert isinstance(found, qwen3_next.Qwen3NextText) and isinstance(
+        assert isinstance(actual, qwen3_next.Qwen3NextText) and isinstance(
             expected, qwen3_next.Qwen3NextText
         )
-        assert found.eps == pytest.approx(expected.eps)
+        assert actual.eps == pytest.approx(expected.eps)
         unknown = (
             {"ffn": expected.ffn} if expected.experts else {}
         )  # without a dense layer its width says nothing
-        assert replace(found, eps=expected.eps, **unknown) == expected
+        assert replace(actual, eps=expected.eps, **unknown) == expected
         ours, theirs = (
             CanonicalWeights(f, expected.parameters(), folder) for f in (original, file)
         )
@@ -430,7 +430,7 @@ class TestGguf:
             )
 
     @pytest.mark.parametrize(
-        "key, value, told",
+        "key, value, reported",
         [
             ("ssm.time_step_rank", 0, "ssm.time_step_rank is 0, expected an integer from 1"),
             (
@@ -453,11 +453,11 @@ class TestGguf:
         kind: str,  # noqa: ARG002
         key: str,
         value: Any,
-        told: str,
+        reported: str,
     ) -> None:
         metadata = GgufFile(GOLDEN / folder / "text-BF16.gguf").metadata
         architecture = metadata["general.architecture"]
-        with pytest.raises(ModelError, match=told):
+        with pytest.raises(ModelError, match=reported):
             gguf_text_family(
                 architecture, {**metadata, f"{architecture}.{key}": value}, frozenset(), "text.gguf"
             )
@@ -489,23 +489,23 @@ def test_a_gguf_with_experts_and_a_layer_that_looks_ahead() -> None:
         "nextn_predict_layers": 1,
     }
     names = frozenset(f"blk.{i}.ffn_gate_inp.weight" for i in range(5))
-    found = gguf_text_family(
+    result = gguf_text_family(
         "qwen35moe", {f"qwen35moe.{k}": v for k, v in keys.items()}, names, "text.gguf"
     )
-    assert isinstance(found, qwen3_next.Qwen3NextText) and found.tied
-    assert found.experts == Experts(5, 14, 2, True, frozenset(range(4)), 22)
-    assert found.kinds == ("linear_attention", "full_attention") * 2
-    assert found.delta == DeltaNet(2, 6, 12, 20, 4, tiled=True)
-    assert found.rotary == rotary(1e7, 4).by_axes(sections([1, 1, 0], interleaved=True))
+    assert isinstance(result, qwen3_next.Qwen3NextText) and result.tied
+    assert result.experts == Experts(5, 14, 2, True, frozenset(range(4)), 22)
+    assert result.kinds == ("linear_attention", "full_attention") * 2
+    assert result.delta == DeltaNet(2, 6, 12, 20, 4, tiled=True)
+    assert result.rotary == rotary(1e7, 4).by_axes(sections([1, 1, 0], interleaved=True))
     tensors = dict.fromkeys(
-        [*found.parameters(), "blk.4.nextn.eh_proj.weight", "blk.4.attn_q.weight"], torch.zeros(1)
+        [*result.parameters(), "blk.4.nextn.eh_proj.weight", "blk.4.attn_q.weight"], torch.zeros(1)
     )
-    check_no_extra(InMemory(tensors, {}), found.parameters(), found.unused, "text.gguf")
+    check_no_extra(InMemory(tensors, {}), result.parameters(), result.unused, "text.gguf")
     with pytest.raises(ModelError, match=r"blk\.40\.attn_q\.weight is not part"):
         check_no_extra(
             InMemory({"blk.40.attn_q.weight": torch.zeros(1)}, {}),
-            found.parameters(),
-            found.unused,
+            result.parameters(),
+            result.unused,
             "text.gguf",
         )
 

@@ -69,11 +69,11 @@ def test_as_one_by_one(count: int, dtype: torch.dtype) -> None:
         some = sample(doubled, wishes[::-1], [count + row for row in chosen])
         together = sample(logits, wishes)
         assert some[::-1] == together, "of some rows, in another order"
-        for found, one in zip(together, expected, strict=True):
-            assert found.error is None and found.token == one.id
-            assert found.logprob == pytest.approx(one.logprob, abs=1e-5)
-            assert [t for t, _ in found.top] == [t for t, _ in one.top]
-            assert [v for _, v in found.top] == pytest.approx([v for _, v in one.top], abs=1e-5)
+        for actual, one in zip(together, expected, strict=True):
+            assert actual.error is None and actual.token == one.id
+            assert actual.logprob == pytest.approx(one.logprob, abs=1e-5)
+            assert [t for t, _ in actual.top] == [t for t, _ in one.top]
+            assert [v for _, v in actual.top] == pytest.approx([v for _, v in one.top], abs=1e-5)
         assert torch.equal(logits, before)
 
 
@@ -127,13 +127,13 @@ def test_all_that_is_asked_is_uploaded_at_once() -> None:
     """
 
     class Copies(TorchDispatchMode):
-        found: ClassVar[list[str]] = []
+        result: ClassVar[list[str]] = []
 
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
             result = func(*args, **(kwargs or {}))
             given = [a for a in args if isinstance(a, torch.Tensor) and a.device.type == "cpu"]
             if given and isinstance(result, torch.Tensor) and result.is_meta:
-                Copies.found.append(func._schema.name)
+                Copies.result.append(func._schema.name)
             return result
 
     rng = Random(0)
@@ -144,7 +144,7 @@ def test_all_that_is_asked_is_uploaded_at_once() -> None:
     ]
     with Copies(), pytest.raises(NotImplementedError, match="meta"):
         sample(torch.empty(20, VOCABULARY, device="meta"), wishes, list(range(1, 18)))
-    assert Copies.found == ["aten::_to_copy"]
+    assert Copies.result == ["aten::_to_copy"]
 
 
 TOP_P = (1.0, 0.9987, 0.8977, 0.5113, 1.1e-3, 1e-9)  # not where one of equals just goes or stays
@@ -195,10 +195,10 @@ def test_the_largest_tell_what_all_of_them_in_order_do(head: int) -> None:
             tokens, weights = candidates(row.numpy().copy(), wish.sampling)
             index = pick(weights, wish.point)
             one_by_one.append(index if tokens is None else int(tokens[index]))
-        found = [d.token for d in sample(logits, wishes, head=head)]
+        result = [d.token for d in sample(logits, wishes, head=head)]
         # Logits of the third row differ, but not how likely they are in single precision, by which
         # the host puts them in order.
-        assert found[:2] + found[3:] == one_by_one[:2] + one_by_one[3:]
+        assert result[:2] + result[3:] == one_by_one[:2] + one_by_one[3:]
 
 
 def test_a_row_as_models_give_it_is_not_sorted_and_one_that_is_flat_once_more() -> None:

@@ -160,7 +160,12 @@ SCHEMAS: dict[str, Any] = {
 
 
 def write(
-    constraint: JsonConstraint, stop: int, rows: int, seed: int, temperature: float, most: int = 400
+    constraint: JsonConstraint,
+    stop: int,
+    rows: int,
+    seed: int,
+    temperature: float,
+    maximum: int = 400,
 ) -> tuple[list[int], bool]:
     """Tokens of an answer by random logits, and whether it came to its end. The end grows likelier,
     so that long texts do end.
@@ -170,7 +175,7 @@ def write(
         Sampler(Sampling(temperature=temperature, seed=seed)),
         list[int](),
     )
-    while len(tokens) < most:
+    while len(tokens) < maximum:
         logits = torch.randn(rows, generator=rng)
         logits[stop] += 5
         token = sampler(constraint.mask(logits), tokens)
@@ -255,7 +260,7 @@ def test_random_schemas() -> None:
             len(tokenizer),
             seed,
             seed % 2,
-            most=250,
+            maximum=250,
         )
         if is_whole:
             ended += 1
@@ -435,8 +440,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(name: str) -> None:
-    schema, told = REFUSED[name]
-    with pytest.raises(OptionError, match=told) as caught:
+    schema, reported = REFUSED[name]
+    with pytest.raises(OptionError, match=reported) as caught:
         AnswerOptions(json_schema=schema)
     line = str(caught.value)
     assert line.startswith("json_schema: ") and line.isprintable() and len(line) < 400
@@ -491,8 +496,8 @@ def test_bits_are_those_of_the_library_but_for_ends_and_rows_behind_the_vocabula
                 np.packbits(given, bitorder="little").tobytes(), size, tokens, stop, may_end
             )
             assert len(bits) == -(-size // 8)
-            found = np.unpackbits(bits, bitorder="little")
-            assert found[:size].tolist() == expected.tolist() and not found[size:].any()
+            actual = np.unpackbits(bits, bitorder="little")
+            assert actual[:size].tolist() == expected.tolist() and not actual[size:].any()
             left = masked(torch.zeros(size), bits).isfinite()
             assert left.tolist() == expected.tolist()
     with pytest.raises(OptionError):

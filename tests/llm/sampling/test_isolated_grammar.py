@@ -28,9 +28,9 @@ RECORD = {
 }
 
 
-def patterns(most: int) -> list[dict[str, str]]:
-    """Their product has a state for every set of places in the last `most` letters."""
-    return [{"type": "string", "pattern": f"(a|b)*a(a|b){{{k}}}"} for k in range(1, most + 1)]
+def patterns(maximum: int) -> list[dict[str, str]]:
+    """Their product has a state for every set of places in the last `maximum` letters."""
+    return [{"type": "string", "pattern": f"(a|b)*a(a|b){{{k}}}"} for k in range(1, maximum + 1)]
 
 
 BOMBS: dict[str, dict[str, Any]] = {
@@ -88,8 +88,8 @@ def test_the_same_may_come_next(
         for rows in (len(tokenizer), len(tokenizer) + 5):
             ends = frozenset({stop})
             expected = write(here.constraint(text, ends), stop, rows, seed)
-            found = write(grammars.constraint(checked, ends), stop, rows, seed)
-            assert [e.tolist() for e in expected] == [f.tolist() for f in found]
+            actual = write(grammars.constraint(checked, ends), stop, rows, seed)
+            assert [e.tolist() for e in expected] == [f.tolist() for f in actual]
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_who_says_nothing_for_long_is_given_up(
     constraint = grammars.constraint('{"const": 1}', frozenset({1}))
     constraint.mask(torch.zeros(len(tokenizer)))
     assert constraint._worker is not None
-    constraint._asked -= 1  # and nothing is asked of it
+    constraint._requested -= 1  # and nothing is asked of it
     assert constraint.ready()
     with pytest.raises(OptionError, match=r"takes more than 0.05 s; simplify it"):
         constraint.mask(torch.zeros(len(tokenizer)))

@@ -106,12 +106,12 @@ def test_a_random_number_stands_for_a_place_in_the_cumulated_sum() -> None:
         weights[size // 2] = 1
         edges = np.cumsum(weights, dtype=np.float64)
         points = [0.0, *rng.random(300), math.nextafter(1.0, 0)]
-        found = np.array([pick(weights, point) for point in points])
-        assert (weights[found] > 0).all(), "what has no chance never comes"
+        result = np.array([pick(weights, point) for point in points])
+        assert (weights[result] > 0).all(), "what has no chance never comes"
         goals = np.array(points) * edges[-1]
         slack = 1e-6 * edges[-1]
-        assert (edges[found] > goals - slack).all()
-        assert (edges[found] - weights[found] <= goals + slack).all()
+        assert (edges[result] > goals - slack).all()
+        assert (edges[result] - weights[result] <= goals + slack).all()
     assert pick(np.array([1, 0], np.float32), math.nextafter(1.0, 0)) == 0
 
 
@@ -138,12 +138,12 @@ def test_a_token_takes_no_calls_of_torch_but_for_the_random_number() -> None:
 def test_random_numbers_are_those_of_the_seed_one_after_the_other() -> None:
     generator = torch.Generator().manual_seed(9)
     expected = [float(torch.rand((), dtype=torch.float64, generator=generator)) for _ in range(50)]
-    sampler, found = Sampler(Sampling(temperature=1.0, seed=9)), list[float]()
-    while len(found) < 50:
-        found += sampler.points(7)
-        assert sampler.points(3) == found[-7:-4], "they stay the next"
+    sampler, actual = Sampler(Sampling(temperature=1.0, seed=9)), list[float]()
+    while len(actual) < 50:
+        actual += sampler.points(7)
+        assert sampler.points(3) == actual[-7:-4], "they stay the next"
         sampler.use(7)
-    assert found[:50] == expected
+    assert actual[:50] == expected
 
 
 def test_of_equal_tokens_top_p_keeps_the_first() -> None:
@@ -160,8 +160,8 @@ def test_forbidden_tokens_come_only_where_there_is_no_other(
 ) -> None:
     logits = torch.tensor([0.0, 9.0, 8.0, -math.inf, 1.0], dtype=dtype)
     before, sampler = logits.clone(), Sampler(Sampling(temperature, seed=5))
-    found = {sampler(logits, [], forbidden={1, 2, 77}) for _ in range(40)}
-    assert found == ({4} if temperature == 0 else {0, 4})
+    result = {sampler(logits, [], forbidden={1, 2, 77}) for _ in range(40)}
+    assert result == ({4} if temperature == 0 else {0, 4})
     assert sampler(logits, [], forbidden=range(5)) in {1, 2}, "there is no other"
     assert torch.equal(logits, before), "the row is as it was"
     if dtype == torch.float32:
@@ -298,16 +298,16 @@ def test_biases_and_penalties_of_the_answer() -> None:
     """OpenAI's formula: as often as a token came, and once; the prompt does not count."""
     logits = torch.tensor([1.0, 2.0, 3.0, 4.0])
     sampling = Sampling(frequency_penalty=0.5, presence_penalty=0.25, logit_bias={0: 5, "1": -100})
-    found = logits.numpy().copy()
-    adjust(found, [3, 3, 2], sampling)
-    assert found.tolist() == [6.0, -98.0, 3 - 0.75, 4 - 1.25]
-    adjust(found, [], Sampling(presence_penalty=2))
-    assert found[0] == 6
+    result = logits.numpy().copy()
+    adjust(result, [3, 3, 2], sampling)
+    assert result.tolist() == [6.0, -98.0, 3 - 0.75, 4 - 1.25]
+    adjust(result, [], Sampling(presence_penalty=2))
+    assert result[0] == 6
     assert Sampler(sampling)(logits, [], [3, 3]) == 0
     assert logits.tolist() == [1.0, 2.0, 3.0, 4.0]
     assert Sampler(Sampling(frequency_penalty=2))(logits, [3] * 9, [3]) == 2
     with pytest.raises(MtmdError, match="logit_bias: found token 4"):
-        adjust(found, [], Sampling(logit_bias={4: 1}))
+        adjust(result, [], Sampling(logit_bias={4: 1}))
 
 
 def test_top_p_of_nothing_keeps_the_best_token() -> None:

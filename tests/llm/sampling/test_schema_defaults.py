@@ -65,7 +65,7 @@ def test_what_says_otherwise_or_is_put_together_stays(schema: Any) -> None:
     assert closed(schema) == schema
 
 
-MOST = 9_999_999_999_999_999
+MAXIMUM = 9_999_999_999_999_999
 ID = 2**63 - 1024
 
 
@@ -86,11 +86,11 @@ def bounded(schema: Any) -> Any:
         ({"type": "integer", "minimum": 10**17}, {}),
         ({"type": "integer", "enum": [10**20]}, {}),
         ({"type": "number"}, {}),
-        ({"type": "number", "minimum": 0}, {"maximum": MOST, "multipleOf": 1e-9}),
+        ({"type": "number", "minimum": 0}, {"maximum": MAXIMUM, "multipleOf": 1e-9}),
         ({"type": "number", "minimum": 0, "maximum": 1}, {"multipleOf": 1e-9}),
         ({"type": "number", "minimum": 0, "maximum": 1e-6}, {}),
         ({"type": "number", "minimum": 0.25, "maximum": 0.2500000001}, {}),
-        ({"type": "number", "minimum": 0, "multipleOf": 0.5}, {"maximum": MOST}),
+        ({"type": "number", "minimum": 0, "multipleOf": 0.5}, {"maximum": MAXIMUM}),
         ({"minimum": 0}, {}),
         ({"type": [3, {}]}, {}),
         ({"allOf": [{"type": "integer"}, {"minimum": 10**17}]}, {}),
@@ -178,7 +178,7 @@ def longest(schema: Any, text: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("schema", "text", "most"),
+    ("schema", "text", "maximum"),
     [
         ({"type": "integer"}, b"-" + b"8" * 50, 20),
         ({"type": "integer", "minimum": 3}, b"8" * 50, 19),
@@ -191,9 +191,9 @@ def longest(schema: Any, text: bytes) -> bytes:
     ids=str,
 )
 def test_a_model_that_writes_digits_for_ever_comes_to_an_end(
-    schema: Any, text: bytes, most: int
+    schema: Any, text: bytes, maximum: int
 ) -> None:
-    assert len(longest(schema, text)) == most
+    assert len(longest(schema, text)) == maximum
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ DEFINED = {
 
 
 @pytest.mark.parametrize(
-    ("parts", "apart"),
+    ("parts", "separate"),
     [
         ([{"$ref": "#/$defs/Point"}, {"type": "null"}], True),
         ([{"type": ["null", "string"]}, {"$ref": "#/$defs/Same"}, {"type": "number"}], True),
@@ -241,12 +241,12 @@ DEFINED = {
     ],
     ids=str,
 )
-def test_one_of_parts_that_are_apart_is_any_of_them(parts: Any, apart: bool) -> None:
+def test_one_of_parts_that_are_apart_is_any_of_them(parts: Any, separate: bool) -> None:
     schema = {"properties": {"a": {"oneOf": parts, "title": "A"}}, "$defs": DEFINED}
     made = copy.deepcopy(schema)
     say_any_of(made)
-    assert (made != schema) == apart
-    if apart:
+    assert (made != schema) == separate
+    if separate:
         assert made["properties"] == {"a": {"anyOf": parts, "title": "A"}}
         assert schema_text(schema) is not None
 

@@ -167,8 +167,8 @@ def test_spellings_are_broken_wherever_they_begin() -> None:
     for _ in range(2000):
         spellings = ["".join(random.choices("<ab>", k=random.randrange(2, 6))) for _ in range(6)]
         text = "".join(random.choices("<ab> ", k=14))
-        found = _Spellings(spellings, None).seal(text)
-        assert found == sealed_by_looking_everywhere(spellings, text)
+        result = _Spellings(spellings, None).seal(text)
+        assert result == sealed_by_looking_everywhere(spellings, text)
 
 
 def test_thousands_of_control_tokens_take_the_memory_of_their_characters() -> None:
@@ -212,13 +212,13 @@ def test_a_long_text_is_read_as_a_short_one_is(
 ) -> None:
     """It passes through the library's other door, which does not keep the interpreter."""
 
-    def found() -> object:
+    def result() -> object:
         try:
             sealed = tokenizer.seal(" ".join((*TEXTS, attack, "the end")))
             return sealed, tokenizer.encode(sealed)
         except PromptError as error:
             return str(error)
 
-    short = found()
+    short = result()
     monkeypatch.setattr(control_tokens, "LONG", 0)
-    assert found() == short
+    assert result() == short

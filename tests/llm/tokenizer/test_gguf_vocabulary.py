@@ -23,8 +23,8 @@ from mtmd.llm.tokenizer.tokenizer import Tokenizer
 
 def stops(tokens: list[str], types: list[int], **named: int) -> set[str]:
     keys = {"tokens": tokens, "token_type": types, **named}
-    found = Vocabulary({f"tokenizer.ggml.{key}": value for key, value in keys.items()}, "m")
-    return {tokens[i] for i in found.stop_tokens()}
+    result = Vocabulary({f"tokenizer.ggml.{key}": value for key, value in keys.items()}, "m")
+    return {tokens[i] for i in result.stop_tokens()}
 
 
 def test_stop_tokens_are_named_or_spelled_as_ends_of_a_turn() -> None:
@@ -81,9 +81,9 @@ def test_marks_of_the_template_are_whole_whatever_their_type(kind: int) -> None:
     tokenizer = Tokenizer.from_gguf(keys(marks, TEMPLATE), "m.gguf")
     start, end = map(tokenizer.id, ("<start_of_turn>", "<end_of_turn>"))
     text = "<start_of_turn>user\nhello<end_of_turn>\n<start_of_turn>"
-    found = tokenizer.encode(text)
-    assert (found[0], found.count(start), found.count(end)) == (start, 2, 1)
-    assert tokenizer.decode(found, skip_special=False) == text and tokenizer.ends == {
+    actual = tokenizer.encode(text)
+    assert (actual[0], actual.count(start), actual.count(end)) == (start, 2, 1)
+    assert tokenizer.decode(actual, skip_special=False) == text and tokenizer.ends == {
         end,
         tokenizer.id("<eos>"),
     }
@@ -128,10 +128,10 @@ def test_entries_that_are_there_twice() -> None:
     assert twice.decode([again, first, again]) == word * 3
     stream = twice.stream()
     assert [stream.push(i) for i in (again, first)] == [word, word]
-    told = twice.token_bytes()
-    assert told[again] == told[first] == word.encode() and len(twice) == again + 3
+    reported = twice.token_bytes()
+    assert reported[again] == reported[first] == word.encode() and len(twice) == again + 3
     assert twice.ends >= {again + 1, again + 2} and stream.push(again + 2) == ""
-    assert told[again + 1] == told[again + 2] == b""
+    assert reported[again + 1] == reported[again + 2] == b""
     assert twice.notes == (
         f"vocabulary entries that are there before: 2, as {word!r}, '<|im_end|>'",
     )

@@ -42,8 +42,8 @@ def test_the_originals_differ_where_their_names_say() -> None:
 def test_every_other_pretokenizer_keeps_the_text(pre: str) -> None:
     built = Tokenizer.from_gguf(metadata(original("gpt-2"), "gpt2", pre), "m.gguf")
     for text in (*CORPUS, "I'm 12345\n\n  x"):
-        want = normalizers.NFC().normalize_str(text) if pretokenizers.FAMILIES[pre].nfc else text
-        assert built.decode(built.encode(text)) == want
+        request = normalizers.NFC().normalize_str(text) if pretokenizers.FAMILIES[pre].nfc else text
+        assert built.decode(built.encode(text)) == request
 
 
 def test_a_piece_that_is_a_token_needs_no_merges() -> None:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from mtmd.llm.tokenizer.repetition import LEAST, LOOK_EACH, RepetitionFinder
+from mtmd.llm.tokenizer.repetition import LOOK_EACH, MINIMUM, RepetitionFinder
 
 
 def after(tokens: list[int]) -> RepetitionFinder:
@@ -25,9 +25,9 @@ def words(count: int, seed: int = 0) -> list[int]:
 @pytest.mark.parametrize("before", [0, 5, 131, 5000])
 def test_a_loop_is_noticed(period: int, before: int) -> None:
     begun, loop = words(before), [10_000 + n for n in range(period)]
-    times = -(-max(LEAST, 4 * period) // period) + -(-LOOK_EACH // period)
-    found = after(begun + loop * times)
-    assert (found.found, found.period, found.repeated) == (True, period, period * times)
+    times = -(-max(MINIMUM, 4 * period) // period) + -(-LOOK_EACH // period)
+    result = after(begun + loop * times)
+    assert (result.result, result.period, result.repeated) == (True, period, period * times)
 
 
 @pytest.mark.parametrize(
@@ -42,11 +42,11 @@ def test_a_loop_is_noticed(period: int, before: int) -> None:
     ids=["a text", "dashes", "dashes at the end", "a verse", "counting"],
 )
 def test_others_are_not(tokens: list[int]) -> None:
-    assert not after(tokens).found
+    assert not after(tokens).result
 
 
 def test_one_that_ends_by_itself_is_none() -> None:
     finder = after([1, 2, 3, 4] * 40)
-    assert finder.found
+    assert finder.result
     finder.push(9)
-    assert (finder.found, finder.period, finder.repeated) == (False, 0, 0)
+    assert (finder.result, finder.period, finder.repeated) == (False, 0, 0)

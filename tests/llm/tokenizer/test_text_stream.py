@@ -88,10 +88,10 @@ def test_pieces_joined_are_the_full_decode(kind: str, skip: bool) -> None:
         ]
         stream = TextStream(inner, skipped)
         pieces = [stream.push(i) for i in ids] + [stream.finish()]
-        found, whole = "".join(pieces), inner.decode(ids, skip_special_tokens=skip)
-        if found != whole:  # less a character that has only begun, which takes up to three bytes
-            kept = (inner.decode(ids[:-n], skip_special_tokens=skip) for n in (1, 2, 3))
-            assert found in (whole.removesuffix("\ufffd"), *kept), ids
+        result, whole = "".join(pieces), inner.decode(ids, skip_special_tokens=skip)
+        if result != whole:  # less a character that has only begun, which takes up to three bytes
+            saved = (inner.decode(ids[:-n], skip_special_tokens=skip) for n in (1, 2, 3))
+            assert result in (whole.removesuffix("\ufffd"), *saved), ids
             assert whole.endswith("\ufffd")
 
 
@@ -155,10 +155,10 @@ class Watched:
     """A tokenizer that notes how many ids it is asked to decode at once."""
 
     def __init__(self, inner: tokenizers.Tokenizer) -> None:
-        self.inner, self.most = inner, 0
+        self.inner, self.maximum = inner, 0
 
     def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
-        self.most = max(self.most, len(ids))
+        self.maximum = max(self.maximum, len(ids))
         return self.inner.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def __getattr__(self, name: str) -> object:
@@ -171,7 +171,7 @@ def test_work_per_token_does_not_grow(piece: str) -> None:
     stream = TextStream(watched, frozenset())  # type: ignore[arg-type]
     for _ in range(500):
         stream.push(PIECES.index(piece))
-    assert 0 < watched.most <= CONTEXT_TOKENS + 1
+    assert 0 < watched.maximum <= CONTEXT_TOKENS + 1
 
 
 def test_a_run_of_bytes_is_decoded_once() -> None:
@@ -179,9 +179,9 @@ def test_a_run_of_bytes_is_decoded_once() -> None:
     stream = TextStream(watched, frozenset())  # type: ignore[arg-type]
     for _ in range(500):
         assert stream.push(PIECES.index("<0xF0>")) == ""
-    assert watched.most == 0
+    assert watched.maximum == 0
     stream.finish()
-    assert watched.most == 500
+    assert watched.maximum == 500
 
 
 def test_decoders_that_could_cut_characters_are_refused() -> None:
@@ -204,7 +204,7 @@ def cut(text: str, seed: int) -> list[str]:
 def run(stops: list[str], pieces: list[str]) -> tuple[str, str | None]:
     checker = StopChecker(stops)
     out = "".join(checker.push(piece) for piece in pieces) + checker.finish()
-    return out, checker.found
+    return out, checker.result
 
 
 @pytest.mark.parametrize(

@@ -40,8 +40,8 @@ def test_the_quota_of_control_groups(name: str, tmp_path: Path) -> None:
         (tmp_path / "cgroup" / folder).mkdir(parents=True, exist_ok=True)
         for file, text in texts.items():
             (tmp_path / "cgroup" / folder / file).write_text(text)
-    found = usable_cores(tmp_path / "proc", tmp_path / "cgroup")
-    assert found.quota == expected and found.affinity >= 1
+    actual = usable_cores(tmp_path / "proc", tmp_path / "cgroup")
+    assert actual.quota == expected and actual.affinity >= 1
 
 
 def test_of_affinity_and_quota_the_lower_counts() -> None:
@@ -57,7 +57,7 @@ def test_a_container_gets_threads_for_its_quota(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(torch, "get_num_threads", lambda: count.now)
     monkeypatch.setattr(torch, "set_num_threads", lambda n: setattr(count, "now", n))
     monkeypatch.setattr(threads, "usable_cores", lambda: Cores(64, 2.0))
-    monkeypatch.setattr(threads, "_asked", threads._Asked())
+    monkeypatch.setattr(threads, "_requested", threads._Requested())
     settle_cores()
     assert count.now == 2
     threads.ask_threads(8)
@@ -99,26 +99,26 @@ def of_child():
     code = "import os; print(sorted(os.sched_getaffinity(0)))"
     return json.loads(subprocess.run([sys.executable, "-c", code], capture_output=True).stdout)
 
-def told(start):
-    found = []
-    thread = threading.Thread(target=lambda: found.append(sorted(os.sched_getaffinity(start))))
+def reported(start):
+    result = []
+    thread = threading.Thread(target=lambda: result.append(sorted(os.sched_getaffinity(start))))
     thread.start()
     thread.join()
-    return found[0]
+    return result[0]
 
 may_end = threading.Event()
 earlier = threading.Thread(target=may_end.wait)
 earlier.start()
 before, count = sorted(os.sched_getaffinity(0)), usable_cores()
 leave_half()
-found = [told(earlier.native_id), told(0), of_child()]
+result = [reported(earlier.native_id), reported(0), of_child()]
 whole = [on_all_cores(of_child)]
-found.append(of_child())
+result.append(of_child())
 may_end.set()
 assert usable_cores() == count
 leave_half()
-found.append(told(0))
-print(json.dumps({"before": before, "kept": found, "whole": whole, "pid": os.getpid()}))
+result.append(reported(0))
+print(json.dumps({"before": before, "kept": result, "whole": whole, "pid": os.getpid()}))
 """
 
 
@@ -129,8 +129,8 @@ def test_a_process_that_leaves_half_of_its_cores_keeps_to_the_others() -> None:
     """
     run = subprocess.run([sys.executable, "-c", HALVED], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
-    found = json.loads(run.stdout)
-    before = found["before"]
-    start, count = found["pid"] % len(before), max(1, len(before) // 2)
-    assert found["kept"] == [sorted((before * 2)[start : start + count])] * 5
-    assert found["whole"] == [before]
+    result = json.loads(run.stdout)
+    before = result["before"]
+    start, count = result["pid"] % len(before), max(1, len(before) // 2)
+    assert result["kept"] == [sorted((before * 2)[start : start + count])] * 5
+    assert result["whole"] == [before]

@@ -45,13 +45,13 @@ def test_those_who_always_want_some_have_equal_parts(seed: int) -> None:
 def test_who_asks_for_one_thing_after_another_has_no_more_than_who_waits() -> None:
     """One owner has a long line, the others ask for the next when they have had one."""
     shares, had = FairShares(), Counter[str]()
-    asking = set("abcd")
+    requesting = set("abcd")
     for _ in range(400):
-        first = shares.order(sorted(asking))[0]
+        first = shares.order(sorted(requesting))[0]
         shares.charge(first, 1)
         had[first] += 1
         if first != "a":
-            shares.order(sorted(asking - {first}))  # it has left, and comes back
+            shares.order(sorted(requesting - {first}))  # it has left, and comes back
     assert had == dict.fromkeys("abcd", 100)
 
 

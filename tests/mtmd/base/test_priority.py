@@ -13,46 +13,46 @@ from priorities import behind, on_linux, priority
 from mtmd.base.priority import BEHIND, NICEST, ahead, step_back
 
 
-def in_a_thread(found: list[int]) -> threading.Thread:
-    return threading.Thread(target=lambda: found.append(priority()))
+def in_a_thread(result: list[int]) -> threading.Thread:
+    return threading.Thread(target=lambda: result.append(priority()))
 
 
 @on_linux
 def test_a_thread_that_steps_back_is_behind_with_all_that_it_starts() -> None:
-    found: list[int] = []
+    result: list[int] = []
 
     def work() -> None:
-        found.append(priority())
+        result.append(priority())
         step_back()  # of one who is there already
-        found.append(priority())
-        thread = in_a_thread(found)
+        result.append(priority())
+        thread = in_a_thread(result)
         thread.start()
         thread.join()
 
     before = os.getpriority(os.PRIO_PROCESS, os.getpid())
     behind(work)
-    assert found == [min(before + BEHIND, NICEST)] * 3
+    assert result == [min(before + BEHIND, NICEST)] * 3
     assert priority() == os.getpriority(os.PRIO_PROCESS, os.getpid()) == before
 
 
 @on_linux
 def test_what_is_started_ahead_has_the_priority_of_the_process() -> None:
-    found: list[int] = []
-    tell = "import os; print(os.getpriority(os.PRIO_PROCESS, 0))"
+    result: list[int] = []
+    report = "import os; print(os.getpriority(os.PRIO_PROCESS, 0))"
 
     def work() -> None:
-        thread = in_a_thread(found)
+        thread = in_a_thread(result)
         ahead(thread.start)
         thread.join()
         process = ahead(
             lambda: subprocess.Popen(
-                [sys.executable, "-S", "-c", tell], stdout=subprocess.PIPE, text=True
+                [sys.executable, "-S", "-c", report], stdout=subprocess.PIPE, text=True
             )
         )
-        found.append(int(process.communicate()[0]))
+        result.append(int(process.communicate()[0]))
 
     behind(work)
-    assert found == [os.getpriority(os.PRIO_PROCESS, os.getpid())] * 2
+    assert result == [os.getpriority(os.PRIO_PROCESS, os.getpid())] * 2
 
 
 def test_what_is_started_ahead_gives_back_what_it_gives_or_raises() -> None:

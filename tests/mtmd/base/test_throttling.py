@@ -46,8 +46,8 @@ def test_periods_without_time_left(listed: str, folder: str, text: str, tmp_path
     watch = ThrottleWatch(proc, cgroup)
     assert watch.throttled() is None, "nothing ran, or no quota is set"
     file.write_text(text.format(30, 9))
-    found = watch.throttled()
-    assert found == Throttled(20, 5) and found.share == 0.25
+    result = watch.throttled()
+    assert result == Throttled(20, 5) and result.share == 0.25
 
 
 @pytest.mark.parametrize("text", [None, "", "usage_usec 9\n", "nr_periods x\nnr_throttled\n"])

@@ -10,18 +10,18 @@ from contextlib import ExitStack
 import pytest
 
 from mtmd.base import turns as turns_module
-from mtmd.base.turns import Turns, aside, for_whom, get_up, goes_first, sit_down, work_for
+from mtmd.base.turns import Turns, for_whom, get_up, goes_first, moved, sit_down, work_for
 
 
-def play(turns: Turns, asked: list[tuple[str, int]], at_once: int) -> list[str]:
+def play(turns: Turns, requested: list[tuple[str, int]], at_once: int) -> list[str]:
     """Owners in the order in which they had their turns; all wait before the first is let in."""
     order, lock, now, go = list[str](), threading.Lock(), Counter[str](), threading.Event()
     ready = threading.Event()
 
     def hold() -> None:
-        with ExitStack() as held:
+        with ExitStack() as stored:
             for _ in range(1 if turns._slots.total_weight else turns._slots.count):
-                held.enter_context(turns.one(turns._slots.total_weight or 1))
+                stored.enter_context(turns.one(turns._slots.total_weight or 1))
             ready.set()
             go.wait()
 
@@ -38,7 +38,7 @@ def play(turns: Turns, asked: list[tuple[str, int]], at_once: int) -> list[str]:
     threads = [threading.Thread(target=hold)]
     threads[0].start()
     ready.wait()
-    for number, (owner, weight) in enumerate(asked, 1):
+    for number, (owner, weight) in enumerate(requested, 1):
         threads.append(threading.Thread(target=work, args=(owner, weight)))
         threads[-1].start()
         while turns.waiting < number:
@@ -52,9 +52,9 @@ def play(turns: Turns, asked: list[tuple[str, int]], at_once: int) -> list[str]:
 
 
 def test_threads_are_let_in_by_owner_in_turn() -> None:
-    asked = [("a", 1)] * 6 + [("b", 1), ("c", 1), ("b", 1)]
-    assert play(Turns(1), asked, 1) == ["a", "b", "c", "a", "b", "a", "a", "a", "a"]
-    assert sorted(play(Turns(3), asked, 3)) == sorted(owner for owner, _ in asked)
+    requested = [("a", 1)] * 6 + [("b", 1), ("c", 1), ("b", 1)]
+    assert play(Turns(1), requested, 1) == ["a", "b", "c", "a", "b", "a", "a", "a", "a"]
+    assert sorted(play(Turns(3), requested, 3)) == sorted(owner for owner, _ in requested)
 
 
 def test_what_weighs_more_than_all_may_goes_alone() -> None:
@@ -103,13 +103,13 @@ def test_who_stops_waiting_leaves_the_line(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_who_waits_gets_up_and_comes_back_in_turn() -> None:
-    desk, other = Turns(1), Turns(1)
-    sit_down(desk)
+    queue, other = Turns(1), Turns(1)
+    sit_down(queue)
     first, done = other.take(), threading.Event()
     assert first
 
     def work() -> None:
-        sit_down(desk)
+        sit_down(queue)
         first()  # which the other thread waits for, and so has got up
         done.set()
         get_up()
@@ -120,37 +120,37 @@ def test_who_waits_gets_up_and_comes_back_in_turn() -> None:
     with other.one():
         assert done.is_set()
     thread.join(20)
-    assert not desk.waiting and desk.at_work == 1, "and sits again"
-    with aside():
-        assert desk.at_work == 0
+    assert not queue.waiting and queue.at_work == 1, "and sits again"
+    with moved():
+        assert queue.at_work == 0
         get_up()
-    assert desk.at_work == 1
-    sit_down(desk)  # a request that was never ended
-    assert desk.at_work == 1
+    assert queue.at_work == 1
+    sit_down(queue)  # a request that was never ended
+    assert queue.at_work == 1
     get_up()
-    with aside():
+    with moved():
         pass
-    assert desk.at_work == 0
+    assert queue.at_work == 0
 
 
 def test_nobody_is_kept_by_who_sits_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns_module, "STANDS_S", 0.0)
     monkeypatch.setattr(turns_module, "STANDS_BACK_S", 0.0)
-    desk = Turns(1)
-    with desk.one(), goes_first():
-        sit_down(desk)
-        assert desk.at_work == 1 and desk.waiting == 0
+    queue = Turns(1)
+    with queue.one(), goes_first():
+        sit_down(queue)
+        assert queue.at_work == 1 and queue.waiting == 0
         get_up()
-    assert desk.at_work == 0
+    assert queue.at_work == 0
 
 
 def test_who_sits_down_waits_until_nobody_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two go first, of whom one ends earlier."""
     monkeypatch.setattr(turns_module, "STANDS_BACK_S", 60.0)
-    desk, sits = Turns(1), threading.Event()
+    queue, sits = Turns(1), threading.Event()
 
     def work() -> None:
-        sit_down(desk)
+        sit_down(queue)
         sits.set()
         get_up()
 
@@ -158,8 +158,8 @@ def test_who_sits_down_waits_until_nobody_goes_first(monkeypatch: pytest.MonkeyP
     with goes_first():
         with goes_first():
             thread.start()
-            while not desk.at_work:
+            while not queue.at_work:
                 time.sleep(0.001)
         assert not sits.wait(0.1), "the other has not ended"
     thread.join(20)
-    assert sits.is_set() and desk.at_work == 0
+    assert sits.is_set() and queue.at_work == 0

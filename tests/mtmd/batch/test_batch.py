@@ -49,13 +49,13 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, str]:
     """40 pictures of the demo model's world in order, and how many shapes there are."""
     from world import draw
 
-    folder, rng, found = tmp_path_factory.mktemp("pictures"), random.Random(77), {}
+    folder, rng, result = tmp_path_factory.mktemp("pictures"), random.Random(77), {}
     for n in range(40):
         image, facts = draw(rng)
         path = folder / f"{n:02}.png"
         image.save(path)
-        found[path] = WORDS[len(facts.things)]
-    return found
+        result[path] = WORDS[len(facts.things)]
+    return result
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
@@ -72,13 +72,13 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 def test_every_picture_has_its_answer_in_order(
     ending: str, pictures: dict[Path, str], mtmd: Any, tmp_path: Path
 ) -> None:
-    out, asked = tmp_path / f"rows{ending}", list(pictures)[:12]
-    ran = mtmd("batch", *asked, "-p", COUNT, "--out", out)
+    out, requested = tmp_path / f"rows{ending}", list(pictures)[:12]
+    ran = mtmd("batch", *requested, "-p", COUNT, "--out", out)
     assert (ran.code, ran.out) == (0, "") and ran.err.count("\n") == 1 and "\r" not in ran.err, ran
     assert ran.err.startswith(f"{out}: 12 rows in ") and " images/s; 0 failed" in ran.err
     rows = rows_of(out)
-    assert [(r["image"], r["text"]) for r in rows] == [(str(p), pictures[p]) for p in asked]
-    for path, row in zip(asked, rows, strict=True):
+    assert [(r["image"], r["text"]) for r in rows] == [(str(p), pictures[p]) for p in requested]
+    for path, row in zip(requested, rows, strict=True):
         assert (
             tuple(row) == COLUMNS and row["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
         )
@@ -88,8 +88,8 @@ def test_every_picture_has_its_answer_in_order(
             and 1 < int(row["output_tokens"]) < 6
         )
         assert all(float(row[name]) >= 0 for name in COLUMNS if name.endswith("_ms"))
-    asked = tmp_path / f"rows{ending}.run.json"
-    assert set(tmp_path.iterdir()) == {out, asked}, "nothing else is left behind"
+    requested = tmp_path / f"rows{ending}.run.json"
+    assert set(tmp_path.iterdir()) == {out, requested}, "nothing else is left behind"
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
@@ -163,18 +163,18 @@ def test_a_bad_picture_is_a_row_with_its_error(
 def test_a_later_run_goes_on(
     ending: str, pictures: dict[Path, str], mtmd: Any, tmp_path: Path
 ) -> None:
-    out, asked = tmp_path / f"rows{ending}", list(pictures)[:6]
-    assert mtmd("batch", *asked[:2], "-p", COUNT, "--out", out, "--resume").code == 0
+    out, requested = tmp_path / f"rows{ending}", list(pictures)[:6]
+    assert mtmd("batch", *requested[:2], "-p", COUNT, "--out", out, "--resume").code == 0
     first = rows_of(out)
-    refused = mtmd("batch", *asked, "--out", out).refused()
+    refused = mtmd("batch", *requested, "--out", out).refused()
     assert (
         "found a file there already; --resume goes on with it" in refused and rows_of(out) == first
     )
-    ran = mtmd("batch", *asked, "-p", COUNT, "--out", out, "--resume")
+    ran = mtmd("batch", *requested, "-p", COUNT, "--out", out, "--resume")
     assert ran.code == 0 and ": 4 rows in " in ran.err and " and 2 from before; 0 failed" in ran.err
     rows = rows_of(out)
     assert rows[:2] == first and [(r["image"], r["text"]) for r in rows] == [
-        (str(p), pictures[p]) for p in asked
+        (str(p), pictures[p]) for p in requested
     ]
     assert len(list(tmp_path.iterdir())) == 2
 
@@ -257,14 +257,14 @@ def test_a_list_folders_and_patterns(
     assert names(lists=("list.txt",)) == ["a.png", "b.png"], "as editors of Windows write it"
     (tmp_path / "empty").mkdir()
     (tmp_path / "blank.txt").write_text("\n \n")
-    for words, lists, told in (
+    for words, lists, reported in (
         (("empty",), (), "a folder without pictures"),
         (("*.gif",), (), "no file that fits"),
         ((), (), "no picture was named"),
         ((), ("blank.txt",), "no path in it"),
         ((), ("missing.txt",), "cannot be read"),
     ):
-        with pytest.raises(OptionError, match=told):
+        with pytest.raises(OptionError, match=reported):
             find_inputs(words, lists)
 
 
@@ -274,7 +274,7 @@ def test_mistakes(one: Path, mtmd: Any, tmp_path: Path) -> None:
     (tmp_path / "other.parquet").write_text("x")
     (tmp_path / "torn.jsonl").write_text("something without a line break")
     table = tmp_path / "a.csv"
-    for arguments, told in (
+    for arguments, reported in (
         (["--out", tmp_path / "a.txt"], "found the ending '.txt'"),
         (["--out", tmp_path / "no" / "a.csv"], "found no folder"),
         (["--out", table, "--top-p", "2"], "--top-p: found 2"),
@@ -287,7 +287,7 @@ def test_mistakes(one: Path, mtmd: Any, tmp_path: Path) -> None:
             for name in ("other.jsonl", "other.csv", "other.parquet", "torn.jsonl")
         ),
     ):
-        assert told in mtmd("batch", one, *arguments).refused()
+        assert reported in mtmd("batch", one, *arguments).refused()
     assert "no picture was named" in mtmd("batch", "--out", tmp_path / "a.csv").refused()
     assert sorted(p.name for p in tmp_path.iterdir()) == [
         "other.csv",
@@ -351,13 +351,13 @@ def test_torn_anywhere_it_goes_on_to_the_same_file(ending: str, tmp_path: Path) 
     data, torn = whole.read_bytes(), tmp_path / f"torn{ending}"
     for cut in sorted({*range(0, len(data), 3), *(end + n for end in ends for n in (-1, 0))}):
         torn.write_bytes(data[:cut])
-        kept = sum(end <= cut for end in ends)
+        saved = sum(end <= cut for end in ends)
         output = open_output(torn, True)
         assert output.known == {
             row.image: Before(row.sha256 and bytes.fromhex(row.sha256), row.error)
-            for row in ODD[:kept]
+            for row in ODD[:saved]
         }
-        for row in ODD[kept:]:
+        for row in ODD[saved:]:
             output.append(row)
         output.close()
         assert torn.read_bytes() == data, cut
@@ -389,12 +389,12 @@ def killed(output: Any) -> None:
 
 
 def test_parquet_goes_on_from_its_rows_and_from_itself(tmp_path: Path) -> None:
-    path, kept = tmp_path / "a.parquet", tmp_path / "a.parquet.rows.jsonl"
+    path, saved = tmp_path / "a.parquet", tmp_path / "a.parquet.rows.jsonl"
     many = [Row(f"{n}.png", text=str(n)) for n in range(GROUP + 3)]
     first = open_output(path, False)
     first.append(many[0])
     killed(first)
-    assert kept.exists() and not path.exists()
+    assert saved.exists() and not path.exists()
     with pytest.raises(OptionError, match="--resume"):
         open_output(path, False)
     second = open_output(path, True)
@@ -402,7 +402,7 @@ def test_parquet_goes_on_from_its_rows_and_from_itself(tmp_path: Path) -> None:
     for row in many[1:-1]:
         second.append(row)
     second.close()
-    assert not kept.exists() and len(rows_of(path)) == GROUP + 2
+    assert not saved.exists() and len(rows_of(path)) == GROUP + 2
     third = open_output(path, True)
     third.append(many[-1])
     killed(third)
@@ -451,26 +451,26 @@ def test_killed_it_leaves_whole_rows_and_goes_on(
     out.with_name(f"{out.name}.run.json").unlink()  # the other answers are asked to be short
     ran = mtmd("batch", *pictures, "-p", COUNT, "--out", out, "--resume")
     assert ran.code == 0 and "run.json is not there" in ran.err
-    found = rows_of(out)
-    assert [r["image"] for r in found] == [str(p) for p in pictures]
-    assert [r["text"] for r in found[: len(whole)]] == [r["text"] for r in whole]
-    assert [r["text"] for r in found[len(whole) :]] == list(pictures.values())[len(whole) :]
+    result = rows_of(out)
+    assert [r["image"] for r in result] == [str(p) for p in pictures]
+    assert [r["text"] for r in result[: len(whole)]] == [r["text"] for r in whole]
+    assert [r["text"] for r in result[len(whole) :]] == list(pictures.values())[len(whole) :]
 
 
 def test_interrupted_it_stops_with_what_is_done(pictures: dict[Path, str], tmp_path: Path) -> None:
     out = tmp_path / "rows.parquet"
     process = slow_batch(pictures, out)
-    kept = tmp_path / "rows.parquet.rows.jsonl"
-    until(lambda: kept.exists() and kept.read_bytes().count(b"\n") >= 2, process)
+    saved = tmp_path / "rows.parquet.rows.jsonl"
+    until(lambda: saved.exists() and saved.read_bytes().count(b"\n") >= 2, process)
     process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=60)
+    _, reported = process.communicate(timeout=60)
     rows = rows_of(out)
     assert (
         process.returncode == 130
         and 2 <= len(rows) < 40
         and all(r["finish"] == "length" for r in rows)
     )
-    lines = told.decode().splitlines()
+    lines = reported.decode().splitlines()
     assert lines[0].startswith(f"{out}: {len(rows)} rows in ") and lines[1:] == [
         "  the same command with --resume goes on",
         "mtmd batch: interrupted",
@@ -562,16 +562,16 @@ def test_a_device_that_fails_ends_it_with_the_cause_and_it_goes_on_later(
             raise DeviceError("the device cpu has failed; start the process again")
         return submit(service, messages, settings)
 
-    asked = ("batch", *list(pictures)[:5], "-p", COUNT, "--out", out, "--parallel", 1)
+    requested = ("batch", *list(pictures)[:5], "-p", COUNT, "--out", out, "--parallel", 1)
     with monkeypatch.context() as during:
         during.setattr(Service, "submit_bulk", failing)
         during.setattr("mtmd.batch.answering.read_picture", reading)
-        ran = mtmd(*asked)
+        ran = mtmd(*requested)
     assert ran.code == 2 and "the device cpu has failed" in ran.err and "--resume" in ran.err
     assert "Traceback" not in ran.err
     rows = rows_of(out)
     assert len(rows) == 2 and not any(row["error"] for row in rows)
-    assert mtmd(*asked, "--resume").code == 0
+    assert mtmd(*requested, "--resume").code == 0
     assert [row["text"] for row in rows_of(out)] == list(pictures.values())[:5]
 
 

@@ -12,24 +12,24 @@ import pytest
 
 from mtmd.base.errors import OptionError
 from mtmd.batch import resuming
-from mtmd.batch.asked import AskedBefore, asked, own_sampling
+from mtmd.batch.earlier_question import EarlierRun, own_sampling, requested
 from mtmd.batch.inputs import Input
 from mtmd.batch.output import KINDS, Before, Row, open_output
 from mtmd.batch.resuming import what_is_left
 from mtmd.llm.sampling.options import AppliedSampling, ModelSampling
 from mtmd.options.answer import AnswerOptions
 
-NOW = asked("demo", "How many?", "", {"dtype": "fp32", "threads": 3}, {"max_tokens": 5}, {})
+NOW = requested("demo", "How many?", "", {"dtype": "fp32", "threads": 3}, {"max_tokens": 5}, {})
 
 
 def row(path: Path, error: str | None = None) -> Before:
     return Before(hashlib.sha256(path.read_bytes()).digest(), error)
 
 
-def began(out: Path, now: dict[str, Any] = NOW) -> AskedBefore:
+def began(out: Path, now: dict[str, Any] = NOW) -> EarlierRun:
     """As after a first run that has written a row."""
-    AskedBefore(out, now, False).keep()
-    return AskedBefore(out, now, True)
+    EarlierRun(out, now, False).keep()
+    return EarlierRun(out, now, True)
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "reported"),
     [
         ({"prompt": "Which colour?"}, "rows with prompt 'How many?', now it is 'Which colour?'"),
         ({"model": "org/name"}, "rows with model 'demo', now it is 'org/name'"),
@@ -54,33 +54,35 @@ def pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_another_question_is_refused(changes: dict[str, Any], told: str, tmp_path: Path) -> None:
+def test_another_question_is_refused(
+    changes: dict[str, Any], reported: str, tmp_path: Path
+) -> None:
     out = tmp_path / "rows.jsonl"
     before = began(out)
-    assert before.note == "" and AskedBefore(out, NOW, True).began == before.began > 0
+    assert before.note == "" and EarlierRun(out, NOW, True).began == before.began > 0
     with pytest.raises(OptionError, match="expected the same: name another file") as error:
-        AskedBefore(out, NOW | changes, True)
-    assert told in str(error.value)
-    AskedBefore(out, NOW | changes, False)  # the rows are gone
+        EarlierRun(out, NOW | changes, True)
+    assert reported in str(error.value)
+    EarlierRun(out, NOW | changes, False)  # the rows are gone
 
 
 def test_other_settings_of_the_model_are_refused(tmp_path: Path) -> None:
     """What holds where nothing is chosen may change, with the model's files or with a version."""
     out = tmp_path / "rows.jsonl"
-    first = AskedBefore(out, NOW, False)
+    first = EarlierRun(out, NOW, False)
     first.check_sampling({"repetition_penalty": 1.1})
     first.keep()
-    AskedBefore(out, NOW, True).check_sampling({"repetition_penalty": 1.1})
+    EarlierRun(out, NOW, True).check_sampling({"repetition_penalty": 1.1})
     for other in ({}, {"repetition_penalty": 1.2}):
         with pytest.raises(OptionError, match=r"rows with sampling .*1\.1.*, now it is"):
-            AskedBefore(out, NOW, True).check_sampling(other)
-    kept = json.loads(first.path.read_text())
+            EarlierRun(out, NOW, True).check_sampling(other)
+    saved = json.loads(first.path.read_text())
     first.path.write_text(
-        json.dumps({n: v for n, v in kept.items() if n != "sampling"} | {"version": 1})
+        json.dumps({n: v for n, v in saved.items() if n != "sampling"} | {"version": 1})
     )
-    AskedBefore(out, NOW, True).check_sampling({})
+    EarlierRun(out, NOW, True).check_sampling({})
     with pytest.raises(OptionError, match=r"\(repetition_penalty 1.1\).* by --sampling off"):
-        AskedBefore(out, NOW, True).check_sampling({"repetition_penalty": 1.1})
+        EarlierRun(out, NOW, True).check_sampling({"repetition_penalty": 1.1})
 
 
 def test_settings_that_choose_no_token_are_not_compared() -> None:
@@ -97,13 +99,13 @@ def test_threads_make_no_other_question() -> None:
 
 def test_a_file_of_before_is_gone_on_with_and_told(tmp_path: Path) -> None:
     out = tmp_path / "rows.jsonl"
-    before = AskedBefore(out, NOW, True)
+    before = EarlierRun(out, NOW, True)
     assert "rows.jsonl.run.json is not there" in before.note and before.began == 0
     before.keep()
-    assert AskedBefore(out, NOW, True).note == ""
+    assert EarlierRun(out, NOW, True).note == ""
     before.path.write_text("{}")
     with pytest.raises(OptionError, match="did not write there"):
-        AskedBefore(out, NOW, True)
+        EarlierRun(out, NOW, True)
 
 
 def test_a_picture_is_known_however_its_path_is_written(pictures: Path, tmp_path: Path) -> None:
@@ -161,7 +163,7 @@ def test_what_has_changed_is_asked_again(pictures: Path, tmp_path: Path) -> None
     (pictures / "none.png").write_bytes(b"here by now")
     left = what_is_left(inputs, rows, before, False)
     assert left.inputs == (inputs[1], inputs[3]) and left.old == {i.path for i in left.inputs}
-    assert left.told == "asked again: 2 of before have changed" and left.known == 2
+    assert left.reported == "asked again: 2 of before have changed" and left.known == 2
 
 
 def test_files_older_than_the_rows_are_not_read(
@@ -182,7 +184,7 @@ def test_what_has_failed_is_asked_again_on_request(pictures: Path, tmp_path: Pat
     inputs, before = [Input(name) for name in rows], began(tmp_path / "rows.jsonl")
     assert what_is_left(inputs, rows, before, False).failed == (("pictures/a.png", "no memory"),)
     left = what_is_left(inputs, rows, before, True)
-    assert left.inputs == (inputs[0],) and left.told == "asked again: 1 of before failed"
+    assert left.inputs == (inputs[0],) and left.reported == "asked again: 1 of before failed"
 
 
 @pytest.mark.parametrize("ending", tuple(KINDS))

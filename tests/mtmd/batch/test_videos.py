@@ -27,14 +27,14 @@ def rows(path: Path) -> list[dict]:
 def test_a_row_for_each_part_and_one_for_what_cannot_be_read(mtmd, folder, tmp_path):
     out = tmp_path / "rows.jsonl"
     ran = mtmd("batch", folder, "-p", "x", "--every", "1s", "--max-tokens", 1, "--out", out)
-    found = rows(out)
-    assert [Path(r["image"]).name for r in found] == [
+    result = rows(out)
+    assert [Path(r["image"]).name for r in result] == [
         "a.mp4#t=0,1",
         "a.mp4#t=1,2",
         "a.mp4#t=2,2.5",
         "b.mp4",
     ]
-    assert [r["error"] is None for r in found] == [True, True, True, False] and ran.code == 1
+    assert [r["error"] is None for r in result] == [True, True, True, False] and ran.code == 1
     same = ("-p", "x", "--every", "1s", "--max-tokens", 1, "--out", out)
     again = mtmd("batch", folder, *same, "--resume")
     assert len(rows(out)) == 4 and "0 rows" in again.err

@@ -34,11 +34,11 @@ def test_every_stage_is_measured_along_every_axis(mtmd, shape, tmp_path):
     }  # fmt: skip
     at_batch = [s for s in report["stages"] if s["point"]["batch"] == 3]
     assert [(s["name"], s["tokens"]) for s in at_batch] == [("decode", 3)]
-    read, asked = ({s["point"]["context"]: s["tokens"] for s in report["stages"] if s["name"] == name
+    read, requested = ({s["point"]["context"]: s["tokens"] for s in report["stages"] if s["name"] == name
                     and s["point"]["images"] == 1 and s["point"]["resolution"] == 48}
                    for name in ("prefill", "first token"))  # fmt: skip
     assert [read[n] - read[8] for n in (8, 16, 32)] == [0, 8, 24]
-    assert all(asked[n] > read[n] for n in read)  # with what the chat template adds
+    assert all(requested[n] > read[n] for n in read)  # with what the chat template adds
     assert {op["graph"] for op in report["ops"]} == {"encode", "decode"}
     assert all(min(m["explicit_bytes"], m["flash_bytes"]) > 0 for m in report["memory"])
     assert report["machine"]["read_gb_per_s"] > 0 and report["base"]["context"] == 8
@@ -85,9 +85,9 @@ def test_stages_can_be_chosen(mtmd):
     (encode,) = (s for s in report["stages"] if s["name"] == "encode")
     assert encode["patches"] > 0 and encode["point"]["batch"] == 1
     encode_alone = mtmd("bench", *QUICK, *chosen[2:], "--stages", "encode", "--json")
-    found = json.loads(encode_alone.out)
-    assert [s["name"] for s in found["stages"]] == ["encode"], "a batch changes nothing of it"
-    assert {op["graph"] for op in found["ops"]} == {"encode"} and found["memory"]
+    result = json.loads(encode_alone.out)
+    assert [s["name"] for s in result["stages"]] == ["encode"], "a batch changes nothing of it"
+    assert {op["graph"] for op in result["ops"]} == {"encode"} and result["memory"]
     decode_alone = mtmd("bench", *QUICK, *chosen[2:], "--stages", "decode", "--json")
     assert json.loads(decode_alone.out)["memory"] == []
 

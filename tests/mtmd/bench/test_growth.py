@@ -37,13 +37,13 @@ SIDES = (256, 512, 1024)
 
 def test_an_encode_grows_with_patches_in_time_and_memory():
     rows = [encode(side, added=side * side) for side in SIDES]
-    found = {g.of: (g.against, round(g.exponent, 3)) for g in growths("resolution", rows)}
-    assert found == {"time": ("patches", 2.0), "memory": ("patches", 1.0)}
-    told = report(*rows).asdict()["growth"]
+    result = {g.of: (g.against, round(g.exponent, 3)) for g in growths("resolution", rows)}
+    assert result == {"time": ("patches", 2.0), "memory": ("patches", 1.0)}
+    reported = report(*rows).asdict()["growth"]
     assert {
         "axis": "resolution", "stage": "encode", "of": "time", "against": "patches",
         "exponent": pytest.approx(2),
-    } in told  # fmt: skip
+    } in reported  # fmt: skip
     assert "time ~ patches^2.00, memory ~ patches^1.00" in render_table(report(*rows))
 
 
@@ -93,12 +93,15 @@ def test_more_than_the_roofline_is_explained_where_it_is_told():
     def decode(floor_ms):
         return Stage("decode", BASE, Sample((2.0,)), 1, floor_ms, None, None)
 
-    told = render_table(report(decode(3.0)))
-    assert " 150%*" in told
-    assert "\n* above 100 %: weights, 1.00 MiB in all, lie in the processor's caches" in told
+    reported = render_table(report(decode(3.0)))
+    assert " 150%*" in reported
+    assert "\n* above 100 %: weights, 1.00 MiB in all, lie in the processor's caches" in reported
     assert "Above 100 %: weights, 1.00 MiB in all, lie in" in render_page(report(decode(3.0)))
     assert "*" not in render_table(report(decode(1.0)))
     op = OpRow("decoder", "matmul", "8 x 8", 1, 1.0, 1.0, 1.0, 1.0, 2.18)
-    told = render_table(replace(report(decode(1.0)), ops=(op,)))
-    assert " 218%*" in told
-    assert "\n* above 100 %: operands of an op that is run by itself lie in the processor's" in told
+    reported = render_table(replace(report(decode(1.0)), ops=(op,)))
+    assert " 218%*" in reported
+    assert (
+        "\n* above 100 %: operands of an op that is run by itself lie in the processor's"
+        in reported
+    )

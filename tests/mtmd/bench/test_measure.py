@@ -16,7 +16,7 @@ from mtmd.kernels.report.ceilings import Ceilings
 
 def test_a_sample_tells_middle_ends_and_spread():
     sample = Sample((4.0, 1.0, 2.0, 3.0, 100.0))
-    assert (sample.median, sample.least, sample.most) == (3.0, 1.0, 100.0)
+    assert (sample.median, sample.minimum, sample.maximum) == (3.0, 1.0, 100.0)
     assert sample.spread == pytest.approx(1 / 3) and Sample((5.0,)).spread == 0
 
 
@@ -51,12 +51,12 @@ PEAKS = """
 from mtmd.bench.measure import HostPeak
 peak = HostPeak()
 readings = [peak.read()]
-held = bytearray(b"x") * (256 << 20)
-del held
+stored = bytearray(b"x") * (256 << 20)
+del stored
 peak.restart()
 readings.append(peak.read())
-held = bytearray(b"x") * (64 << 20)
-del held
+stored = bytearray(b"x") * (64 << 20)
+del stored
 readings.append(peak.read())
 print(readings)
 """

@@ -37,9 +37,9 @@ def kinds_of(shape, weights):
 
 def test_the_types_of_a_mixture_are_those_of_llama_quantize():
     """Counts of a file that it wrote of this shape, its table of tokens not tied here."""
-    found = kinds_of("smolvlm-256m", "Q4_K_M")
-    assert Counter(found.values()) == {"Q5_0": 167, "F32": 61, "Q4_K": 16, "Q8_0": 15, "Q6_K": 14}
-    assert found["blk.5.attn_v.weight"] == "Q8_0" and found["blk.3.ffn_down.weight"] == "Q4_K"
+    result = kinds_of("smolvlm-256m", "Q4_K_M")
+    assert Counter(result.values()) == {"Q5_0": 167, "F32": 61, "Q4_K": 16, "Q8_0": 15, "Q6_K": 14}
+    assert result["blk.5.attn_v.weight"] == "Q8_0" and result["blk.3.ffn_down.weight"] == "Q4_K"
     plain = kinds_of("smolvlm-256m", "Q4_0")
     assert Counter(plain.values()) == {"Q4_0": 211, "F32": 61, "Q8_0": 1}
 
@@ -94,8 +94,8 @@ def test_equal_shapes_are_equal_models_and_tensors_differ(shape):
     ],
 )
 def test_names_of_the_hub_are_known(name, expected):
-    found, config, _ = read_shape(name)
-    assert found == expected and config.values == read_shape(expected)[1].values
+    actual, config, _ = read_shape(name)
+    assert actual == expected and config.values == read_shape(expected)[1].values
 
 
 def test_every_model_with_measured_sizes_in_the_docs_is_a_shape():

@@ -82,8 +82,8 @@ def test_a_vocabulary_tells_which_one_fits(name: str) -> None:
 
 
 def test_what_to_do_where_the_vocabulary_tells_nothing() -> None:
-    told = how_to_give_one({"<s>"}.__contains__)
-    assert all(name in told for name in BUILT_IN) and "/v1/completions" in told
+    reported = how_to_give_one({"<s>"}.__contains__)
+    assert all(name in reported for name in BUILT_IN) and "/v1/completions" in reported
     with pytest.raises(PromptError, match=r"^x$"):
         ChatTemplate.none("x").render(TURNS)
 

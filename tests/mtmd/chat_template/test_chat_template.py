@@ -162,11 +162,11 @@ def test_same_text_as_a_tokenizer_of_transformers(tmp_path: Path) -> None:
 
 def test_the_date_is_todays() -> None:
     before = time.strftime("%Y-%m-%d")
-    found = ChatTemplate("{{ strftime_now('%Y-%m-%d') }}", {}, "t").render(TEXT)
-    assert found in (before, time.strftime("%Y-%m-%d"))  # midnight may lie between
+    result = ChatTemplate("{{ strftime_now('%Y-%m-%d') }}", {}, "t").render(TEXT)
+    assert result in (before, time.strftime("%Y-%m-%d"))  # midnight may lie between
 
 
-PLACES = {
+LOCATIONS = {
     "chat_template.jinja": "jinja",
     "chat_template.json": json.dumps({"chat_template": "json"}),
     "tokenizer_config.json": json.dumps(
@@ -181,9 +181,9 @@ PLACES = {
 
 
 def test_the_places_of_a_template_in_their_order(tmp_path: Path) -> None:
-    for name, content in PLACES.items():
+    for name, content in LOCATIONS.items():
         (tmp_path / name).write_text(content)
-    for name, text in zip(PLACES, ["jinja", "json", "config"], strict=True):
+    for name, text in zip(LOCATIONS, ["jinja", "json", "config"], strict=True):
         assert from_folder(tmp_path).render(TEXT) == text
         (tmp_path / name).unlink()
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "plain"}))

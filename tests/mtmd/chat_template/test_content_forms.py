@@ -60,8 +60,8 @@ def pictured(form: RoleForm) -> RoleForm:
     ids=["strings", "parts", "either", "printed", "emptied", "first part", "no system"],
 )
 def test_the_form_of_each_role(source: str, expected: dict[str, RoleForm]) -> None:
-    found = dict(forms(source).roles)
-    assert {role: found.get(role) for role in ("user", "system", "assistant")} == {
+    actual = dict(forms(source).roles)
+    assert {role: actual.get(role) for role in ("user", "system", "assistant")} == {
         "user": None, "system": None, "assistant": None, **expected
     }  # fmt: skip
 

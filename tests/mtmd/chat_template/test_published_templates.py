@@ -42,16 +42,16 @@ TOOL = {
     },
 }
 ASK, MORE, RULE = "Alpha one?", "Beta two?", "Gamma rule."
-REPLY, FOUND, WORD = "Delta reply.", "Epsilon result.", "zeta"
+REPLY, RESULT, WORD = "Delta reply.", "Epsilon result.", "zeta"
 
 
-def said(role: str, *texts: str, parts: bool = True) -> dict[str, Any]:
+def stated(role: str, *texts: str, parts: bool = True) -> dict[str, Any]:
     content = [{"type": "text", "text": text} for text in texts]
     return {"role": role, "content": content if parts else texts[0]}
 
 
 def text(role: str, words: str) -> dict[str, Any]:
-    return said(role, words, parts=False)
+    return stated(role, words, parts=False)
 
 
 CALL = {"id": "call00001", "type": "function"}
@@ -59,16 +59,16 @@ CALL |= {"function": {"name": "look_up", "arguments": {"word": WORD}}}
 SHOWN: Any = {"type": "image", "image": PICTURE}
 CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
     "a text": [text("user", ASK)],
-    "a part": [said("user", ASK)],
-    "two parts": [said("user", ASK, MORE)],
+    "a part": [stated("user", ASK)],
+    "two parts": [stated("user", ASK, MORE)],
     "a system text": [text("system", RULE), text("user", ASK)],
-    "a system part": [said("system", RULE), said("user", ASK)],
+    "a system part": [stated("system", RULE), stated("user", ASK)],
     "turns": [text("user", ASK), text("assistant", REPLY), text("user", MORE)],
-    "turns in parts": [said("user", ASK), said("assistant", REPLY), said("user", MORE)],
+    "turns in parts": [stated("user", ASK), stated("assistant", REPLY), stated("user", MORE)],
     "a call and its result": [
         text("user", ASK),
         {"role": "assistant", "content": "", "tool_calls": [CALL]},
-        {"role": "tool", "tool_call_id": "call00001", "name": "look_up", "content": FOUND},
+        {"role": "tool", "tool_call_id": "call00001", "name": "look_up", "content": RESULT},
     ],
     "a picture": [{"role": "user", "content": [SHOWN, {"type": "text", "text": ASK}]}],
 }
@@ -100,7 +100,7 @@ def written(name: str, case: str) -> tuple[str, tuple[str, ...]]:
 
 def texts(messages: list[dict[str, Any]]) -> list[str]:
     known = json.dumps(messages, default=str)
-    return [t for t in (ASK, MORE, RULE, REPLY, FOUND, WORD, "look_up") if t in known]
+    return [t for t in (ASK, MORE, RULE, REPLY, RESULT, WORD, "look_up") if t in known]
 
 
 @pytest.mark.parametrize("case", CONVERSATIONS)
@@ -125,7 +125,7 @@ def strings(message: dict[str, Any]) -> dict[str, Any]:
 
 def parts(message: dict[str, Any]) -> dict[str, Any]:
     content = message["content"]
-    return said(message["role"], content) if isinstance(content, str) and content else message
+    return stated(message["role"], content) if isinstance(content, str) and content else message
 
 
 @pytest.mark.parametrize("case", [case for case in CONVERSATIONS if case != "a picture"])
@@ -153,7 +153,7 @@ TEXT_ARGUMENTS = {
 def theirs(name: str, case: str, form: Callable[[dict[str, Any]], dict[str, Any]]) -> str | None:
     messages = [form(message) for message in CONVERSATIONS[case]]
     try:
-        found, _ = render_jinja_template(
+        result, _ = render_jinja_template(
             [messages],
             tools=[TOOL] if case.startswith("a call") else None,
             chat_template=(TEMPLATES / name).read_text(),
@@ -162,8 +162,8 @@ def theirs(name: str, case: str, form: Callable[[dict[str, Any]], dict[str, Any]
         )
     except Exception:  # whatever a template raises for a form that it does not read
         return None
-    whole = all(sent in found[0] for sent in texts(CONVERSATIONS[case]))
-    return found[0] if whole else None
+    whole = all(sent in result[0] for sent in texts(CONVERSATIONS[case]))
+    return result[0] if whole else None
 
 
 def test_how_many_are_right() -> None:

@@ -63,9 +63,9 @@ def edit(file: str, *path: str, **values: Any) -> Change:
 
 def tensors(change: Callable[[dict[str, torch.Tensor]], Any]) -> Change:
     def apply(folder: Path) -> None:
-        found = load_file(folder / "model.safetensors")
-        change(found)
-        save_file(found, folder / "model.safetensors", metadata={"format": "pt"})
+        result = load_file(folder / "model.safetensors")
+        change(result)
+        save_file(result, folder / "model.safetensors", metadata={"format": "pt"})
 
     return apply
 
@@ -75,8 +75,8 @@ def cut(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(data[: len(data) // 2])
 
 
-def first(found: dict[str, torch.Tensor], part: str) -> str:
-    return next(name for name in sorted(found) if part in name)
+def first(result: dict[str, torch.Tensor], part: str) -> str:
+    return next(name for name in sorted(result) if part in name)
 
 
 def only_gguf(folder: Path) -> None:
@@ -360,12 +360,14 @@ def test_a_file_of_a_checkpoint_leads_to_its_folder(folder: Path, mtmd: Any) -> 
     ],
 )
 def test_a_model_that_is_nowhere(name: str, mtmd: Any, one: Path) -> None:
-    told = "is no folder here and no name on the Hugging Face hub; expected a checkpoint folder"
+    reported = "is no folder here and no name on the Hugging Face hub; expected a checkpoint folder"
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
-        told = "found no such file or folder, expected a checkpoint folder, a GGUF file, org/name"
-    with pytest.raises(ModelError, match=re.escape(told)):
+        reported = (
+            "found no such file or folder, expected a checkpoint folder, a GGUF file, org/name"
+        )
+    with pytest.raises(ModelError, match=re.escape(reported)):
         load(name)
-    assert told[:20] in mtmd("describe", one, "-m", name).refused()
+    assert reported[:20] in mtmd("describe", one, "-m", name).refused()
 
 
 @pytest.mark.parametrize("name", ["model.gguf", "./model.gguf", "there/model.Q4_K_M.gguf"])

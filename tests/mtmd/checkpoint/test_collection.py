@@ -43,20 +43,20 @@ def test_a_folder_of_checkpoints_and_ggufs(tmp_path):
     gguf(tmp_path / "seeing" / "big-Q4_K_M-00002-of-00002.gguf", 30)
     gguf(tmp_path / "seeing" / "mmproj-big-f16.gguf", 5)
     (tmp_path / "notes.txt").write_text("x")
-    found = {s.name: s for s in read_sources([str(tmp_path)])}
-    assert {name: (s.bytes, s.kind) for name, s in found.items()} == {
+    result = {s.name: s for s in read_sources([str(tmp_path)])}
+    assert {name: (s.bytes, s.kind) for name, s in result.items()} == {
         "alone-Q8_0": (50, "GGUF"),
         "org/deep": (200, "qwen3_vl"),
         "seeing/big-Q4_K_M": (105, "GGUF"),
         "tiny": (100, "gemma3"),
     }
-    assert found["seeing/big-Q4_K_M"].model.endswith("big-Q4_K_M-00001-of-00002.gguf")
+    assert result["seeing/big-Q4_K_M"].model.endswith("big-Q4_K_M-00001-of-00002.gguf")
 
 
 def test_models_one_by_one(tmp_path):
     checkpoint(tmp_path / "with, comma")
-    found = read_sources([str(tmp_path / "with, comma"), "demo, org/there", "org/new:Q4_K_M"])
-    assert [(s.name, s.is_here) for s in found] == [
+    result = read_sources([str(tmp_path / "with, comma"), "demo, org/there", "org/new:Q4_K_M"])
+    assert [(s.name, s.is_here) for s in result] == [
         ("with, comma", True),
         ("demo", True),
         ("org/there", True),
@@ -67,10 +67,14 @@ def test_models_one_by_one(tmp_path):
 def test_one_that_holds_no_model_does_not_keep_the_others(tmp_path, monkeypatch):
     """`mtmd serve --models demo --models cache` where nothing was fetched yet."""
     monkeypatch.setattr(collection, "read_cache", lambda: SimpleNamespace(models=[]))
-    told = []
-    found = read_sources(["demo", "cache", str(tmp_path)], told.append)
-    assert [s.name for s in found] == ["demo"]
-    assert "the cache is empty" in told[0] and "holds no checkpoint" in told[1] and len(told) == 2
+    reported = []
+    result = read_sources(["demo", "cache", str(tmp_path)], reported.append)
+    assert [s.name for s in result] == ["demo"]
+    assert (
+        "the cache is empty" in reported[0]
+        and "holds no checkpoint" in reported[1]
+        and len(reported) == 2
+    )
     with pytest.raises(ModelError, match="the cache is empty"):
         read_sources(["cache", str(tmp_path)])
 
@@ -82,8 +86,8 @@ def test_all_that_were_fetched():
 def test_one_that_is_named_twice_is_there_once_and_same_names_are_told_apart(tmp_path):
     checkpoint(tmp_path / "a" / "m")
     checkpoint(tmp_path / "b" / "m")
-    found = read_sources([str(tmp_path / "a"), str(tmp_path / "b"), str(tmp_path / "a" / "m")])
-    assert [s.name for s in found] == ["a/m", "b/m"]
+    result = read_sources([str(tmp_path / "a"), str(tmp_path / "b"), str(tmp_path / "a" / "m")])
+    assert [s.name for s in result] == ["a/m", "b/m"]
     gguf(tmp_path / "c" / "x" / "m.gguf")
     gguf(tmp_path / "d" / "x" / "m.gguf")
     given = [str(tmp_path / name) for name in ("a", "c/x", "d/x")]
@@ -98,14 +102,14 @@ def test_what_holds_no_model_is_told(tmp_path, monkeypatch):
         read_sources([str(tmp_path)])
     with pytest.raises(ModelError, match="no/such/place"):
         read_sources(["no/such/place"])
-    monkeypatch.setattr(collection, "MOST", 1)
+    monkeypatch.setattr(collection, "MAXIMUM", 1)
     with pytest.raises(OptionError, match="found more than 1, expected"):
         read_sources(["demo,org/there"])
     for name in "ab":
         checkpoint(tmp_path / name)
     with pytest.raises(OptionError, match=f"found more than 1 in {tmp_path}, expected"):
         read_sources([str(tmp_path)])
-    monkeypatch.setattr(collection, "MOST_ENTRIES", 3)
+    monkeypatch.setattr(collection, "MAX_ENTRIES", 3)
     with pytest.raises(OptionError, match="holds more than 3 files and folders"):
         read_sources([str(tmp_path)])
 
@@ -122,10 +126,10 @@ def test_what_cannot_be_read_is_left_out_and_told(tmp_path):
     (models / "round.gguf").symlink_to("round.gguf")
     (models / "text.gguf").write_text("no weights")
     os.mkfifo(models / "pipe.gguf")
-    told = []
-    found = {s.name: s.bytes for s in read_sources([str(models)], told.append)}
-    assert found == {"good": 50, "tiny": 100}
-    assert told == [
+    reported = []
+    result = {s.name: s.bytes for s in read_sources([str(models)], reported.append)}
+    assert result == {"good": 50, "tiny": 100}
+    assert reported == [
         f"models: {models}: skipped 4: a link that leads nowhere "
         "(gone, lost.gguf, mmproj-lost.gguf, ...)",
         f"models: {models}: skipped 1: cannot be read, {os.strerror(errno.ELOOP)} (round.gguf)",
@@ -155,9 +159,9 @@ def test_a_folder_and_a_file_that_may_not_be_read_are_left_out_and_told(tmp_path
 
     monkeypatch.setattr(collection.os, "scandir", refusing)
     monkeypatch.setattr(collection, "is_gguf", closed)
-    told = []
-    assert [s.name for s in read_sources([str(tmp_path)], told.append)] == ["good"]
-    (line,) = told
+    reported = []
+    assert [s.name for s in read_sources([str(tmp_path)], reported.append)] == ["good"]
+    (line,) = reported
     assert line.endswith("skipped 2: cannot be read, Permission denied (closed.gguf, private)")
 
 
@@ -182,6 +186,6 @@ def test_it_takes_as_many_steps_as_there_are_files(tmp_path, monkeypatch):
     size = collection._size
     monkeypatch.setattr(collection, "_size", lambda path: sizes.append(path) or size(path))
     monkeypatch.setattr(collection.Path, "glob", None)
-    found = read_sources([str(tmp_path)])
-    assert {s.bytes for s in found} == {9} and len(found) == 60
+    result = read_sources([str(tmp_path)])
+    assert {s.bytes for s in result} == {9} and len(result) == 60
     assert len(sizes) == 120

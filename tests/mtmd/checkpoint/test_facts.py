@@ -28,13 +28,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_of_a_gguf_and_its_projector(folder: Path) -> None:
     model, projector = gemma3_gguf.write(folder, folder.parent / "gguf")
-    found, of_folder = (
+    result, of_folder = (
         facts_of(open_checkpoint(model, projector)),
         facts_of(open_checkpoint(folder)),
     )
-    assert (found.format, found.architecture) == ("gguf", "gemma3")
-    assert (found.parameters, found.width) == (of_folder.parameters, of_folder.width)
-    assert (found.weight_type, of_folder.weight_type) == ("F32", "F32")
+    assert (result.format, result.architecture) == ("gguf", "gemma3")
+    assert (result.parameters, result.width) == (of_folder.parameters, of_folder.width)
+    assert (result.weight_type, of_folder.weight_type) == ("F32", "F32")
 
 
 def test_names_of_mixtures() -> None:

@@ -38,9 +38,9 @@ def made(folder: Path) -> tuple[Path, Path]:
 @pytest.fixture
 def pair(made: tuple[Path, Path], tmp_path: Path) -> tuple[Path, Path]:
     """A decoder and its projector, in folders of their own: (model, mmproj)."""
-    for path, place in zip(made, ("text", "sees"), strict=True):
-        (tmp_path / place).mkdir()
-        shutil.copy(path, tmp_path / place)
+    for path, location in zip(made, ("text", "sees"), strict=True):
+        (tmp_path / location).mkdir()
+        shutil.copy(path, tmp_path / location)
     return tmp_path / "text" / TEXT, tmp_path / "sees" / PROJECTOR
 
 
@@ -124,9 +124,9 @@ def test_an_encoder_as_ollama_lays_it_out_is_refused_by_name(
         "Ollama's own converter lays files out, which is not read" in line
     )
 
-    apart, projector = gemma3_gguf.write(folder, tmp_path / "apart")
+    separate, projector = gemma3_gguf.write(folder, tmp_path / "apart")
     rescued = answer(mtmd, picture, "-m", text, "--mmproj", projector)
-    assert rescued == answer(mtmd, picture, "-m", apart)
+    assert rescued == answer(mtmd, picture, "-m", separate)
 
 
 EXTRA = ("altup_proj.weight", "attn_sinks.weight", "vocab_extra")
@@ -176,11 +176,11 @@ def test_every_node_has_the_values_of_the_folder(
         1e-12,
         "--json",
     )
-    found = json.loads(ran.out)
-    assert (ran.code, found["differences"], found["agreed"]) == (0, [], 16) and found[
+    result = json.loads(ran.out)
+    assert (ran.code, result["differences"], result["agreed"]) == (0, [], 16) and result[
         "compared"
     ] > 150
-    assert found["only_a"]["count"] == found["only_b"]["count"] == 0
+    assert result["only_a"]["count"] == result["only_b"]["count"] == 0
 
 
 def test_a_projector_beside_it_is_found(
@@ -219,7 +219,7 @@ def test_without_a_projector_text_is_answered(
         "text.gguf has no image encoder and was given 1 image; it reads text only ('gemma3'). If it "
         "is the text half of a vision model, fetch the mmproj-*.gguf of the same model" in line
     )
-    found = [
+    result = [
         list(
             load(m, device="cpu").stream(
                 [{"role": "user", "content": "hello"}], max_tokens=6, ignore_eos=True
@@ -227,7 +227,7 @@ def test_without_a_projector_text_is_answered(
         )[-1]
         for m in (text, folder)
     ]
-    tokens = [f.answer.output_token_ids for f in found]  # type: ignore[union-attr]
+    tokens = [f.answer.output_token_ids for f in result]  # type: ignore[union-attr]
     assert tokens[0] == tokens[1] and len(tokens[0]) == 6
     dumped = mtmd("dump", "-m", text, "-p", "hello", "--filter", "^logits$")
     assert dumped.code == 0 and dumped.out.startswith("decoder  logits")
@@ -331,11 +331,11 @@ def test_a_chat_template_from_a_file(
     source = (folder / "chat_template.jinja").read_text()
     (tmp_path / "t.jinja").write_text(source.replace("model\\n", "model\\nA red"))
     for model in (("-m", folder), ("-m", pair[0], "--mmproj", pair[1])):
-        plain, told = (
+        plain, reported = (
             answer(mtmd, picture, *model, *more)["prompt_token_ids"]
             for more in ((), ("--chat-template", tmp_path / "t.jinja"))
         )
-        assert told[: len(plain)] == plain and len(told) > len(plain)
+        assert reported[: len(plain)] == plain and len(reported) > len(plain)
     assert "none.jinja cannot be read" in refused(tmp_path / "none.jinja")
     (tmp_path / "broken.jinja").write_text("{% if %}")
     assert "broken.jinja is not a usable chat template" in refused(tmp_path / "broken.jinja")
@@ -375,15 +375,15 @@ def test_a_budget_of_image_tokens(made: tuple[Path, Path], picture: Path, mtmd: 
         ("--image-min-tokens", 1, "--image-max-tokens", 64),
     ):
         assert answer(mtmd, picture, "-m", made[0], *allowed) == plain
-    for least, most in ((5, None), (None, 3), (9, 12)):
-        asked = [
-            *(("--image-min-tokens", least) if least else ()),
-            *(("--image-max-tokens", most) if most else ()),
+    for minimum, maximum in ((5, None), (None, 3), (9, 12)):
+        requested = [
+            *(("--image-min-tokens", minimum) if minimum else ()),
+            *(("--image-max-tokens", maximum) if maximum else ()),
         ]
-        line = mtmd("describe", picture, "-m", made[0], *asked).refused()
-        given = {"image_min_tokens": least, "image_max_tokens": most}
-        told = ", ".join(f"{name} {value}" for name, value in given.items() if value)
-        assert f"{told}: every picture takes 4 tokens with this model, expected a range" in line
+        line = mtmd("describe", picture, "-m", made[0], *requested).refused()
+        given = {"image_min_tokens": minimum, "image_max_tokens": maximum}
+        reported = ", ".join(f"{name} {value}" for name, value in given.items() if value)
+        assert f"{reported}: every picture takes 4 tokens with this model, expected a range" in line
         assert "None" not in line
     assert (
         "image_min_tokens is 9, image_max_tokens 3"
@@ -417,12 +417,12 @@ def test_dequantized_tensors_are_told_prominently(picture: Path, mtmd: Any, tmp_
     text, _ = gemma3_gguf.write(
         tmp_path / "hf", tmp_path / "gguf", kinds=QUANTIZED | {"blk.1.ffn_up.weight": "Q8_0"}
     )
-    values, told = (
+    values, reported = (
         256 * 256,
         json.loads(mtmd("warmup", "-m", text, "--no-run", "--json").out)["dequantized"],
     )
-    assert {d["name"]: d["kind"] for d in told} == QUANTIZED
-    assert {(d["kind"], d["stored_bytes"], d["memory_bytes"]) for d in told} == {
+    assert {d["name"]: d["kind"] for d in reported} == QUANTIZED
+    assert {(d["kind"], d["stored_bytes"], d["memory_bytes"]) for d in reported} == {
         ("TQ2_0", values // 256 * 66, values * 4),
         ("TQ1_0", values // 256 * 54, values * 4),
     }
@@ -437,12 +437,12 @@ def test_dequantized_tensors_are_told_prominently(picture: Path, mtmd: Any, tmp_
     ]
     assert lines[at - 1] == lines[at + 3] == "*" * 100
     ran = mtmd("compare", tmp_path / "hf", text, "--image", picture, "--json")
-    found = json.loads(ran.out)
+    result = json.loads(ran.out)
     assert (
-        found["images"][0]["embedding_nmse"] == 0
-        and found["tolerance"]["encoder"] == 1e-8 < found["tolerance"]["decoder"]
+        result["images"][0]["embedding_nmse"] == 0
+        and result["tolerance"]["encoder"] == 1e-8 < result["tolerance"]["decoder"]
     )
-    assert found["logits"]["nmse"] > 1e-3 and found["b"]["types"] == {
+    assert result["logits"]["nmse"] > 1e-3 and result["b"]["types"] == {
         "encoder": ["F32"],
         "decoder": ["F32", "TQ2_0", "Q8_0", "TQ1_0"],
     }

@@ -46,15 +46,17 @@ GGUFS = sorted(str(p.relative_to(GOLDEN)) for p in GOLDEN.glob("*/text-*.gguf"))
 
 
 def expected(family: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((GOLDEN / family / "expected.json").read_text())
-    return found
+    result: dict[str, Any] = json.loads((GOLDEN / family / "expected.json").read_text())
+    return result
 
 
 def messages(family: str) -> list[Any]:
-    told = expected(family)
-    if not told["images"]:
-        return [{"role": "user", "content": [{"type": "text", "text": told["prompt"]}]}]
-    return [user_message([GOLDEN / family / name for name in told["images"]], told["prompt"])]
+    reported = expected(family)
+    if not reported["images"]:
+        return [{"role": "user", "content": [{"type": "text", "text": reported["prompt"]}]}]
+    return [
+        user_message([GOLDEN / family / name for name in reported["images"]], reported["prompt"])
+    ]
 
 
 def answer(model: Model, family: str) -> tuple[list[int], list[int]]:
@@ -97,17 +99,20 @@ def folder(family: str) -> Model:
 
 @pytest.mark.parametrize("family", FOLDERS)
 def test_tokens_from_safetensors(family: str) -> None:
-    told = expected(family)
-    assert answer(folder(family), family) == (told["prompt_token_ids"], told["greedy_token_ids"])
+    reported = expected(family)
+    assert answer(folder(family), family) == (
+        reported["prompt_token_ids"],
+        reported["greedy_token_ids"],
+    )
 
 
 @pytest.mark.parametrize("path", [p for p in GGUFS if p.endswith(("BF16.gguf", "F32.gguf"))])
 def test_tokens_from_gguf(path: str) -> None:
     family = path.partition("/")[0]
-    told = expected(family)
+    reported = expected(family)
     assert answer(gguf(path, folder(family)), family) == (
-        told["prompt_token_ids"],
-        told["greedy_token_ids"],
+        reported["prompt_token_ids"],
+        reported["greedy_token_ids"],
     )
 
 
@@ -131,14 +136,14 @@ def test_both_formats_read_videos_alike(family: str) -> None:
     other = Model(replace(other.checkpoint, vision=vision), LoadOptions(dtype="fp32"))
     rng = np.random.default_rng(0)
     clip = VideoInput(rng.integers(0, 256, (6, 56, 84, 3), np.uint8), rate=2.0)
-    told = []
+    reported = []
     for model in (hub, other):
         *_, last = model.stream(
             [user_message([clip], "What moves?")], max_tokens=12, ignore_eos=True
         )
         assert isinstance(last, Finished)
-        told.append((last.answer.prompt_token_ids, last.answer.output_token_ids))
-    assert told[0] == told[1] and last.answer.receipt.videos[0].tokens == 18
+        reported.append((last.answer.prompt_token_ids, last.answer.output_token_ids))
+    assert reported[0] == reported[1] and last.answer.receipt.videos[0].tokens == 18
 
 
 TURNS = [("user", "Describe it"), ("assistant", "a red circle"), ("user", "and at the left?")]

@@ -35,8 +35,8 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadingHTTPServer]:
 def test_a_folder_of_headers_is_opened_as_the_whole_is(
     hub: ThreadingHTTPServer, tmp_path: Path
 ) -> None:
-    found = fetch_headers("org/demo", tmp_path, endpoint=address(hub))
-    theirs, ours = open_checkpoint(found.path), open_checkpoint(DEMO_MODEL)
+    result = fetch_headers("org/demo", tmp_path, endpoint=address(hub))
+    theirs, ours = open_checkpoint(result.path), open_checkpoint(DEMO_MODEL)
     assert theirs.text == ours.text and theirs.vision == ours.vision
     assert theirs.weight_bytes == ours.weight_bytes
     read = sum(size for _, size in hub.ranges)  # type: ignore[attr-defined]
@@ -49,11 +49,11 @@ def test_a_folder_of_headers_is_opened_as_the_whole_is(
 def test_fit_of_a_name_on_the_hub_fetches_headers_alone(
     hub: ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = partial(fetch_headers, endpoint=address(hub))
-    monkeypatch.setattr(fitting, "fetch_headers", asked)
-    found = fitting.fit("org/demo", host_memory="1GiB")
+    requested = partial(fetch_headers, endpoint=address(hub))
+    monkeypatch.setattr(fitting, "fetch_headers", requested)
+    result = fitting.fit("org/demo", host_memory="1GiB")
     here = fitting.fit("demo", host_memory="1GiB")
-    assert found.model == "org/demo" and found.layouts == here.layouts
+    assert result.model == "org/demo" and result.layouts == here.layouts
 
 
 def written(path: Path, tensors: int) -> None:
@@ -76,8 +76,8 @@ def test_of_a_gguf_as_much_is_read_as_its_header_takes(
     monkeypatch.setattr(module, "FIRST_BYTES", 1000)
     folder = tmp_path / "headers"
     folder.mkdir()
-    found = fetch_headers("org/one:F32", folder, endpoint=address(hub))
-    ours, theirs = GgufFile(found.path), GgufFile(tmp_path / "whole.gguf")
+    result = fetch_headers("org/one:F32", folder, endpoint=address(hub))
+    ours, theirs = GgufFile(result.path), GgufFile(tmp_path / "whole.gguf")
     assert [(n, ours.meta(n)) for n in ours.names()] == [
         (n, theirs.meta(n)) for n in theirs.names()
     ]
@@ -101,8 +101,8 @@ def test_a_body_that_breaks_off_is_asked_for_again(
 ) -> None:
     monkeypatch.setattr(module, "PAUSES_S", (0.0, 0.0))
     hub.breaks = 2  # type: ignore[attr-defined]
-    found = fetch_headers("org/demo", tmp_path, endpoint=address(hub))
-    assert open_checkpoint(found.path).text == open_checkpoint(DEMO_MODEL).text
+    result = fetch_headers("org/demo", tmp_path, endpoint=address(hub))
+    assert open_checkpoint(result.path).text == open_checkpoint(DEMO_MODEL).text
     assert len(hub.ranges) == 4  # type: ignore[attr-defined]
     hub.breaks = 3  # type: ignore[attr-defined]
     with pytest.raises(ModelError, match=r"fetched .* \((RemoteProtocol|\w*Read)\w*Error\); check"):
@@ -142,13 +142,13 @@ def test_before_huggingface_hub_1(
 
     monkeypatch.setattr(utils, "http_stream_backoff", None)
     monkeypatch.setattr(utils, "http_backoff", backoff)
-    found = fetch_headers("org/demo", tmp_path, endpoint=address(hub))
-    assert open_checkpoint(found.path).text == open_checkpoint(DEMO_MODEL).text
+    result = fetch_headers("org/demo", tmp_path, endpoint=address(hub))
+    assert open_checkpoint(result.path).text == open_checkpoint(DEMO_MODEL).text
     assert len(closed) == 2
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "reported"),
     [
         ("org/outside:Q4_0", "lies outside"),
         ("org/missing", "neither a local folder nor found"),
@@ -157,9 +157,13 @@ def test_before_huggingface_hub_1(
     ],
 )
 def test_refusals(
-    name: str, told: str, hub: ThreadingHTTPServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    reported: str,
+    hub: ThreadingHTTPServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("mtmd.checkpoint.hub.TIMEOUT_S", 0.3)
-    with pytest.raises(ModelError, match=told):
+    with pytest.raises(ModelError, match=reported):
         fetch_headers(name, tmp_path, endpoint=address(hub))
     assert not list(tmp_path.parent.glob("*.gguf"))

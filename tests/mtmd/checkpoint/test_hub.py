@@ -14,7 +14,7 @@ from fake_hub import COMMIT, FILES, FakeHub, address, running_hub
 
 from mtmd.base.errors import ModelError
 from mtmd.checkpoint import hub
-from mtmd.checkpoint.hub import Found, NotInCacheError, check_name, resolve_model
+from mtmd.checkpoint.hub import NotInCacheError, Result, check_name, resolve_model
 
 
 @pytest.fixture
@@ -39,14 +39,14 @@ def test_a_local_folder_is_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "org" / "good").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(hub, "_fetch", None)  # not to be called
-    assert resolve_model(tmp_path) == Found(tmp_path) and resolve_model(str(tmp_path)) == Found(
+    assert resolve_model(tmp_path) == Result(tmp_path) and resolve_model(str(tmp_path)) == Result(
         tmp_path
     )
-    assert resolve_model("org/good") == Found(Path("org/good"))
+    assert resolve_model("org/good") == Result(Path("org/good"))
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert resolve_model("~/org") == Found(tmp_path / "org")
+    assert resolve_model("~/org") == Result(tmp_path / "org")
     (tmp_path / "text.gguf").write_bytes(b"GGUF")
-    assert resolve_model("text.gguf") == Found(Path("text.gguf"))
+    assert resolve_model("text.gguf") == Result(Path("text.gguf"))
 
 
 GGUF_CHOICES = {
@@ -67,14 +67,14 @@ def test_a_type_chooses_a_gguf_and_its_projector(
     name: str, endpoint: str, closed_port: str, tmp_path: Path
 ) -> None:
     expected, projector, parts = GGUF_CHOICES[name]
-    found = resolve_model(name, endpoint=endpoint, cache_dir=tmp_path)
-    folder = next(p for p in found.path.parents if p.name == COMMIT)
-    assert found.path == folder / expected and found.projector == (
+    actual = resolve_model(name, endpoint=endpoint, cache_dir=tmp_path)
+    folder = next(p for p in actual.path.parents if p.name == COMMIT)
+    assert actual.path == folder / expected and actual.projector == (
         folder / projector if projector else None
     )
     fetched = {f.relative_to(folder).as_posix() for f in folder.rglob("*") if f.is_file()}
     assert fetched == {expected, *parts, *([projector] if projector else [])}
-    assert resolve_model(name, endpoint=closed_port, cache_dir=tmp_path) == found
+    assert resolve_model(name, endpoint=closed_port, cache_dir=tmp_path) == actual
 
 
 NO_NAMES = [
@@ -99,12 +99,12 @@ def test_what_is_neither_a_folder_nor_a_name(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     is_path = not name or name[:1] in "./" or name.count("/") > 1
-    told = (
+    reported = (
         "found no such file or folder, expected a checkpoint folder, a GGUF"
         if is_path
         else "is no folder here and no name on the Hugging Face hub; expected a checkpoint folder"
     )
-    with pytest.raises(ModelError, match=told):
+    with pytest.raises(ModelError, match=reported):
         resolve_model(
             name if name else str(tmp_path / "gone"),
             endpoint=closed_port,
@@ -134,18 +134,18 @@ def test_only_what_is_read_is_fetched(
     name: str, server: ThreadingHTTPServer, endpoint: str, tmp_path: Path
 ) -> None:
     folder = resolve_model(name, endpoint=endpoint, cache_dir=tmp_path).path
-    found = {
+    result = {
         file.relative_to(folder).as_posix(): file.read_bytes()
         for file in folder.rglob("*")
         if file.is_file()
     }
-    assert found == {
+    assert result == {
         name: FILES[name]
         for name in ("config.json", "tokenizer.json", "chat_template.jinja", "model.safetensors")
     }
     assert not any(
         path.endswith((".bin", ".gguf", ".py", ".md")) or "onnx" in path or "consolidated" in path
-        for path in server.asked
+        for path in server.requested
     )
 
 
@@ -159,9 +159,9 @@ def test_a_fetched_model_is_found_without_the_hub(
 def test_what_is_fetched_is_the_commit_that_was_looked_at(
     endpoint: str, closed_port: str, tmp_path: Path
 ) -> None:
-    found = resolve_model("org/moving", endpoint=endpoint, cache_dir=tmp_path)
-    assert found.path.name == COMMIT
-    assert resolve_model("org/moving", endpoint=closed_port, cache_dir=tmp_path) == found
+    result = resolve_model("org/moving", endpoint=endpoint, cache_dir=tmp_path)
+    assert result.path.name == COMMIT
+    assert resolve_model("org/moving", endpoint=closed_port, cache_dir=tmp_path) == result
 
 
 @pytest.mark.parametrize("progress", [True, False])

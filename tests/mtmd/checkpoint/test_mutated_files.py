@@ -50,22 +50,22 @@ def worker(seeds: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wo
 
 
 def test_sound_files_load(seeds: Path, worker: Worker) -> None:
-    found = worker.run("none", 0, len(list(seeds.iterdir())))
+    result = worker.run("none", 0, len(list(seeds.iterdir())))
     assert [
-        (f["what"], f["outcome"], f["message"]) for f in found if f["outcome"] != "loaded"
+        (f["what"], f["outcome"], f["message"]) for f in result if f["outcome"] != "loaded"
     ] == []
 
 
 @pytest.mark.parametrize("kind", COUNTS)
 def test_mutated_files(kind: str, worker: Worker) -> None:
-    found = worker.run(kind, 0, COUNTS[kind])
-    wrong = failures(found)
-    assert not wrong, "\n".join([f"{len(wrong)} of {len(found)} {kind} files", *wrong])
-    outcomes = Counter(f["outcome"] for f in found)
-    assert outcomes["loaded"] > len(found) // 50 and outcomes["ModelError"] > len(found) // 20, (
+    result = worker.run(kind, 0, COUNTS[kind])
+    wrong = failures(result)
+    assert not wrong, "\n".join([f"{len(wrong)} of {len(result)} {kind} files", *wrong])
+    outcomes = Counter(f["outcome"] for f in result)
+    assert outcomes["loaded"] > len(result) // 50 and outcomes["ModelError"] > len(result) // 20, (
         outcomes
     )
-    assert len({f["message"].partition(":")[2][:30] for f in found}) > len(found) // 20, (
+    assert len({f["message"].partition(":")[2][:30] for f in result}) > len(result) // 20, (
         "the damage reaches few checks"
     )
 
@@ -102,7 +102,7 @@ def no_tokens(folder: Path) -> None:
     (folder / "text.gguf").write_bytes(mutations_gguf.write(file))
 
 
-FOUND = {  # by longer campaigns than the one above
+RESULT = {  # by longer campaigns than the one above
     "a long name": ("gemma3", long_shard, "expected the name of a file"),
     "a name that is no line": ("gemma3", odd_shard, r"lacks the shard two\\u2028lines"),
     "half a surrogate pair": (
@@ -138,9 +138,9 @@ FOUND = {  # by longer campaigns than the one above
 }
 
 
-@pytest.mark.parametrize("case", FOUND)
+@pytest.mark.parametrize("case", RESULT)
 def test_found_before(case: str, seeds: Path, tmp_path: Path) -> None:
-    source, edit, message = FOUND[case]
+    source, edit, message = RESULT[case]
     shutil.copytree(seeds / source, tmp_path / "model")
     edit(tmp_path / "model")
     with pytest.raises(ModelError, match=message) as refused:

@@ -29,16 +29,16 @@ def endpoint() -> Iterator[str]:
 
 
 def test_a_model_is_fetched_once_and_its_checksums_compared(endpoint: str, tmp_path: Path) -> None:
-    told: list[Arriving] = []
-    first = pull("org/good", endpoint=endpoint, cache_dir=tmp_path, tell=told.append)
+    reported: list[Arriving] = []
+    first = pull("org/good", endpoint=endpoint, cache_dir=tmp_path, report=reported.append)
     size = sum(len(FILES[name]) for name in READ)
     assert (first.files, first.bytes, first.fetched, first.unchecked) == (4, size, size, ())
-    assert [arriving.read() for arriving in told] == [(size, size)], "all of it has come"
-    assert replace(told[0], there=size - 7).read() == (7, size)
-    assert replace(told[0], blobs=tmp_path / "none").read() == (0, size), "before the first"
-    assert {f.name for f in first.found.path.iterdir()} == set(READ)
+    assert [arriving.read() for arriving in reported] == [(size, size)], "all of it has come"
+    assert replace(reported[0], there=size - 7).read() == (7, size)
+    assert replace(reported[0], blobs=tmp_path / "none").read() == (0, size), "before the first"
+    assert {f.name for f in first.result.path.iterdir()} == set(READ)
     again = pull("org/good", endpoint=endpoint, cache_dir=tmp_path)
-    assert (again.found, again.fetched) == (first.found, 0)
+    assert (again.result, again.fetched) == (first.result, 0)
 
 
 def test_what_was_fetched_is_found_without_the_hub(endpoint: str, tmp_path: Path) -> None:
@@ -47,17 +47,17 @@ def test_what_was_fetched_is_found_without_the_hub(endpoint: str, tmp_path: Path
         with pytest.raises(ModelError, match=f"is not in the local cache; `mtmd pull {name}`"):
             resolve_model(name, cache_dir=tmp_path, fetch=False)
         pulled = pull(name, endpoint=endpoint, cache_dir=tmp_path)
-        assert resolve_model(name, cache_dir=tmp_path, fetch=False) == pulled.found
+        assert resolve_model(name, cache_dir=tmp_path, fetch=False) == pulled.result
 
 
 def test_a_gguf_comes_with_its_parts_and_its_projector(endpoint: str, tmp_path: Path) -> None:
     pulled = pull("org/GGUF:BF16", endpoint=endpoint, cache_dir=tmp_path)
-    assert pulled.files == 3 and pulled.found.projector is not None
+    assert pulled.files == 3 and pulled.result.projector is not None
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"], ids=["LFS", "git"])
 def test_a_file_that_is_not_the_hubs_is_removed(name: str, endpoint: str, tmp_path: Path) -> None:
-    folder = pull("org/good", endpoint=endpoint, cache_dir=tmp_path).found.path
+    folder = pull("org/good", endpoint=endpoint, cache_dir=tmp_path).result.path
     file = (folder / name).resolve()
     data = file.read_bytes()
     file.write_bytes(data[:-1] + b"!")
@@ -109,14 +109,14 @@ def cache(endpoint: str, tmp_path: Path) -> Path:
 
 
 def test_what_is_in_the_cache(cache: Path, tmp_path: Path) -> None:
-    found = read_cache(cache)
-    assert [(m.name, m.kind, m.whole) for m in found.models] == [
+    result = read_cache(cache)
+    assert [(m.name, m.kind, m.whole) for m in result.models] == [
         ("org/GGUF:BF16", "GGUF", True),
         ("org/GGUF:Q4_K_M", "GGUF", True),
         ("org/good", "", True),
     ]
-    assert found.others == ("org/notes",)
-    assert found.models[2].bytes == sum(len(FILES[name]) for name in READ)
+    assert result.others == ("org/notes",)
+    assert result.models[2].bytes == sum(len(FILES[name]) for name in READ)
     assert read_cache(tmp_path / "none") == cached_models.Cache((), ())
 
 
@@ -151,7 +151,7 @@ def test_a_whole_repository_is_removed(cache: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "reported"),
     [
         ("org/god", "is not in the cache; did you mean 'org/good'"),
         ("org/GGUF:Q4_K", "did you mean 'org/GGUF:Q4_K_M'"),
@@ -159,8 +159,8 @@ def test_a_whole_repository_is_removed(cache: Path) -> None:
         ("org/good@v9", f"at other revisions; found {COMMIT}, main"),
     ],
 )
-def test_what_is_not_there_cannot_be_removed(cache: Path, name: str, told: str) -> None:
-    with pytest.raises(ModelError, match=told):
+def test_what_is_not_there_cannot_be_removed(cache: Path, name: str, reported: str) -> None:
+    with pytest.raises(ModelError, match=reported):
         plan_removal(name, cache)
 
 

@@ -11,7 +11,7 @@ import checkpoints as make
 import pytest
 import torch
 
-from mtmd.checkpoint.sampling import MOST_NAMED, of_config, of_generation_config, of_gguf
+from mtmd.checkpoint.sampling import MAX_NAMED, of_config, of_generation_config, of_gguf
 from mtmd.loading import DEMO_MODEL, load
 
 FILE = "generation_config.json"
@@ -35,8 +35,8 @@ QWEN = {"do_sample": True, "temperature": 0.7, "top_p": 0.8, "top_k": 20}
     ids=str,
 )  # fmt: skip
 def test_what_is_used(values: dict[str, Any], used: dict[str, float]) -> None:
-    found = of_generation_config(values, FILE)
-    assert found.values == used and found.unused == ()
+    result = of_generation_config(values, FILE)
+    assert result.values == used and result.unused == ()
 
 
 def test_the_rest_is_named() -> None:
@@ -49,25 +49,25 @@ def test_the_rest_is_named() -> None:
         "stop_strings": None,
         "exotic\x1b[31m": {"a": 1},
     }
-    found = of_generation_config(values, FILE)
-    assert found.unused == (
+    result = of_generation_config(values, FILE)
+    assert result.unused == (
         "no_repeat_ngram_size 3 (not supported)",
         "num_beams 4 (not supported)",
         'exotic?[31m {"a": 1} (not supported)',
     )
-    assert found.length == ("max_new_tokens 2048",)
+    assert result.length == ("max_new_tokens 2048",)
     many = of_generation_config({f"x{n}": 1 for n in range(1000)}, FILE)
-    assert len(many.unused) == MOST_NAMED + 1 and many.unused[-1] == "and 984 more"
+    assert len(many.unused) == MAX_NAMED + 1 and many.unused[-1] == "and 984 more"
 
 
 def test_greedy_leaves_what_draws_aside() -> None:
-    found = of_generation_config(QWEN | {"do_sample": False}, FILE)
-    assert found.values == {}
-    assert found.unused == ("temperature 0.7, top_k 20, top_p 0.8 (do_sample is false)",)
+    result = of_generation_config(QWEN | {"do_sample": False}, FILE)
+    assert result.values == {}
+    assert result.unused == ("temperature 0.7, top_k 20, top_p 0.8 (do_sample is false)",)
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "told"),
+    ("name", "value", "reported"),
     [
         ("temperature", "hot", "temperature 'hot' (expected a number from 0 (greedy) to 100)"),
         ("temperature", -1, "temperature -1 (expected a number from 0 (greedy) to 100)"),
@@ -79,15 +79,15 @@ def test_greedy_leaves_what_draws_aside() -> None:
         ("min_p", [0.1], "min_p [0.1] (expected a number from 0 to 1)"),
     ],
 )
-def test_broken_values_are_warnings(name: str, value: Any, told: str) -> None:
-    found = of_generation_config({name: value}, FILE)
-    assert found.unused == (told,) and name not in found.values
+def test_broken_values_are_warnings(name: str, value: Any, reported: str) -> None:
+    result = of_generation_config({name: value}, FILE)
+    assert result.unused == (reported,) and name not in result.values
 
 
 def test_a_config_of_old() -> None:
     """Where generation_config.json is missing, transformers reads its names in config.json."""
-    found = of_config({"repetition_penalty": 1.2, "hidden_size": 64, "top_k": 50, "num_beams": 1})
-    assert (found.source, found.values, found.unused) == (
+    result = of_config({"repetition_penalty": 1.2, "hidden_size": 64, "top_k": 50, "num_beams": 1})
+    assert (result.source, result.values, result.unused) == (
         "config.json",
         {"repetition_penalty": 1.2},
         (),
@@ -108,15 +108,15 @@ def test_keys_of_a_gguf() -> None:
         "general.sampling.xtc_threshold": 0.1,
         "general.sampling.sequence": "top_k;temperature",
     }
-    found = of_gguf(keys, "m.gguf")
-    assert found.source == "general.sampling.* of m.gguf"
-    assert found.values == {
+    result = of_gguf(keys, "m.gguf")
+    assert result.source == "general.sampling.* of m.gguf"
+    assert result.values == {
         "temperature": 0.7,
         "top_p": 0.95,
         "top_k": 64,
         "repetition_penalty": 1.1,
     }
-    assert found.unused == (
+    assert result.unused == (
         "penalty_last_n 64 (the penalty counts all of the text)",
         "xtc_probability 0.5 (not supported)",
         "xtc_threshold 0.1 (not supported)",
@@ -126,8 +126,8 @@ def test_keys_of_a_gguf() -> None:
 
 def test_a_gguf_without_a_temperature_draws_at_one() -> None:
     """Its converter leaves out a temperature of 1, and do_sample."""
-    found = of_gguf({"general.sampling.top_k": 64, "general.sampling.top_p": 0.95}, "m.gguf")
-    assert found.values == {"temperature": 1, "top_k": 64, "top_p": 0.95}
+    result = of_gguf({"general.sampling.top_k": 64, "general.sampling.top_p": 0.95}, "m.gguf")
+    assert result.values == {"temperature": 1, "top_k": 64, "top_p": 0.95}
     off = {"general.sampling.penalty_repeat": 1.3, "general.sampling.penalty_last_n": 0}
     assert of_gguf(off, "m.gguf").values == {}, "it counts no token"
 
@@ -154,9 +154,9 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo model with settings of its own."""
     folder = tmp_path_factory.mktemp("sampled") / "demo"
     shutil.copytree(DEMO_MODEL, folder)
-    kept = json.loads((folder / FILE).read_text())
+    saved = json.loads((folder / FILE).read_text())
     chosen = QWEN | {"repetition_penalty": 1.3, "no_repeat_ngram_size": 3}
-    (folder / FILE).write_text(json.dumps(kept | chosen))
+    (folder / FILE).write_text(json.dumps(saved | chosen))
     return folder
 
 
@@ -199,11 +199,11 @@ def test_who_uses_them(sampled: Path, one: Path) -> None:
 
 
 def test_info_shows_them(sampled: Path, mtmd: Any) -> None:
-    told = mtmd("info", sampled).out
-    assert "temperature 0.7, top_k 20, top_p 0.8, repetition_penalty 1.3" in told
-    assert "not applied  no_repeat_ngram_size 3 (not supported)" in told
-    found = json.loads(mtmd("info", sampled, "--json").out)["sampling"]
-    assert found["source"] == FILE and found["values"]["temperature"] == 0.7
+    reported = mtmd("info", sampled).out
+    assert "temperature 0.7, top_k 20, top_p 0.8, repetition_penalty 1.3" in reported
+    assert "not applied  no_repeat_ngram_size 3 (not supported)" in reported
+    result = json.loads(mtmd("info", sampled, "--json").out)["sampling"]
+    assert result["source"] == FILE and result["values"]["temperature"] == 0.7
 
 
 def test_greedy_equals_transformers_with_the_same_file(tmp_path: Path) -> None:
@@ -212,18 +212,18 @@ def test_greedy_equals_transformers_with_the_same_file(tmp_path: Path) -> None:
 
     oracle = make.gemma3_text(tmp_path)
     path = tmp_path / FILE
-    kept = json.loads(path.read_text())
-    path.write_text(json.dumps(kept | {"repetition_penalty": 1.4}))
+    saved = json.loads(path.read_text())
+    path.write_text(json.dumps(saved | {"repetition_penalty": 1.4}))
     oracle.generation_config = GenerationConfig.from_pretrained(tmp_path)
     with load(tmp_path, dtype="fp32", device="cpu") as model:
-        found = model.answer(prompt="Describe the image.", max_tokens=24, ignore_eos=True)
+        actual = model.answer(prompt="Describe the image.", max_tokens=24, ignore_eos=True)
         plain = model.answer(
             prompt="Describe the image.", max_tokens=24, ignore_eos=True, sampling="off"
         )
-    ids = torch.tensor([found.prompt_token_ids])
+    ids = torch.tensor([actual.prompt_token_ids])
     expected = oracle.generate(ids, max_new_tokens=24, eos_token_id=None)[0, ids.shape[1] :]
-    assert list(found.output_token_ids) == expected.tolist()
-    assert found.output_token_ids != plain.output_token_ids, "the penalty changes nothing"
+    assert list(actual.output_token_ids) == expected.tolist()
+    assert actual.output_token_ids != plain.output_token_ids, "the penalty changes nothing"
 
 
 def test_a_batch_goes_on_with_the_settings_of_its_rows(
@@ -233,13 +233,13 @@ def test_a_batch_goes_on_with_the_settings_of_its_rows(
     shutil.copy(one, other)
     command = ("-p", "How many?", "-m", sampled, "--out", out, "--max-tokens", 2)
     assert mtmd("batch", one, *command).code == 0
-    asked = tmp_path / "rows.jsonl.run.json"
-    kept = json.loads(asked.read_text())
-    assert (kept["version"], kept["sampling"]) == (2, {"repetition_penalty": 1.3})
+    requested = tmp_path / "rows.jsonl.run.json"
+    saved = json.loads(requested.read_text())
+    assert (saved["version"], saved["sampling"]) == (2, {"repetition_penalty": 1.3})
     line = mtmd("batch", one, other, *command, "--sampling", "off", "--resume").refused()
     assert "found rows with sampling {'repetition_penalty': 1.3}, now it is {}" in line
-    del kept["sampling"]
-    asked.write_text(json.dumps(kept | {"version": 1}))
+    del saved["sampling"]
+    requested.write_text(json.dumps(saved | {"version": 1}))
     line = mtmd("batch", one, other, *command, "--resume").refused()
     assert "did not use the model's own settings (repetition_penalty 1.3)" in line
     assert mtmd("batch", one, other, *command, "--sampling", "off", "--resume").code == 0

@@ -37,14 +37,14 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, d
     """
     from world import draw
 
-    folder, rng, found = tmp_path_factory.mktemp("pictures"), random.Random(7), {}
+    folder, rng, result = tmp_path_factory.mktemp("pictures"), random.Random(7), {}
     data = {}
     for n in range(36):
         image, facts = draw(rng)
         path = folder / f"{n:02}.png"
         image.save(path)
         data[path.name] = path.read_bytes()
-        found[path.name] = WORDS[len(facts.things)]
+        result[path.name] = WORDS[len(facts.things)]
     with tarfile.open(folder / "s.tar", "w") as tar:
         for name in list(data)[12:24]:
             tar.add(folder / name, name)
@@ -53,16 +53,16 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, d
     for name in list(data)[12:]:
         (folder / name).unlink()
     (folder / "broken.png").write_bytes(data["00.png"][:100])
-    yield folder, found
+    yield folder, result
 
 
-def start(folder: Path, out: Path, told: Path) -> subprocess.Popen[bytes]:
-    """Its stderr goes to `told`."""
+def start(folder: Path, out: Path, reported: Path) -> subprocess.Popen[bytes]:
+    """Its stderr goes to `reported`."""
     words = ["batch", str(folder), "--ray", "local", "-p", COUNT, "--out", str(out), "--unit", "4"]
     words += ["--actors", "2", "--threads", "1", "--parallel", "2"]
     words += ["--column", "picture", "--name-column", "key", "--resume"]
     command = [sys.executable, "-m", "mtmd.cli", *words]
-    with told.open("wb") as file:
+    with reported.open("wb") as file:
         return subprocess.Popen(command, stderr=file)
 
 
@@ -72,10 +72,10 @@ def parts(out: Path) -> list[Path]:
 
 def wait_for(condition: Callable[[], Any], process: subprocess.Popen[bytes]) -> Any:
     end = time.monotonic() + LONG_S
-    while not (found := condition()):
+    while not (result := condition()):
         assert process.poll() is None and time.monotonic() < end
         time.sleep(0.02)
-    return found
+    return result
 
 
 def descendants(pid: int) -> dict[int, str]:
@@ -88,19 +88,19 @@ def descendants(pid: int) -> dict[int, str]:
             continue
         child, _, name = head.partition(" (")
         below.setdefault(int(tail.split()[1]), []).append((int(child), name))
-    found: dict[int, str] = {}
+    result: dict[int, str] = {}
     waiting = [pid]
     while waiting:
         for child, name in below.get(waiting.pop(), ()):
-            found[child] = name
+            result[child] = name
             waiting.append(child)
-    return found
+    return result
 
 
 def actors(pid: int) -> list[int]:
     """Their processes, which Ray names by what they are, the oldest first."""
-    found = [child for child in descendants(pid) if title(child).startswith("ray::Worker")]
-    return sorted(found, key=lambda child: int(fields_of(child)[19]))
+    result = [child for child in descendants(pid) if title(child).startswith("ray::Worker")]
+    return sorted(result, key=lambda child: int(fields_of(child)[19]))
 
 
 def title(pid: int) -> str:
@@ -126,24 +126,24 @@ def test_every_row_is_there_once_when_an_actor_and_then_the_command_are_killed(
     pictures: tuple[Path, dict[str, str]], tmp_path: Path
 ) -> None:
     """The first actor is killed while the second one loads: most is left to do."""
-    (folder, texts), out, told = pictures, tmp_path / "rows.jsonl", tmp_path / "told"
-    first = start(folder, out, told)
+    (folder, texts), out, reported = pictures, tmp_path / "rows.jsonl", tmp_path / "told"
+    first = start(folder, out, reported)
     try:
         wait_for(lambda: parts(out), first)
         os.kill(actors(first.pid)[0], signal.SIGKILL)
         had = len(parts(out))
-        wait_for(lambda: "an actor ended, what it had is given to" in told.read_text(), first)
+        wait_for(lambda: "an actor ended, what it had is given to" in reported.read_text(), first)
         wait_for(lambda: len(parts(out)) > had, first)
         started = descendants(first.pid)
     finally:
         first.kill()
         first.wait()
-    kept = {path.name: path.read_bytes() for path in parts(out)}
-    assert 1 < len(kept) < 10
+    saved = {path.name: path.read_bytes() for path in parts(out)}
+    assert 1 < len(saved) < 10
 
-    second = start(folder, out, told)
-    assert second.wait(LONG_S) == 4, told.read_text()
-    line = told.read_text().splitlines()[-1]
+    second = start(folder, out, reported)
+    assert second.wait(LONG_S) == 4, reported.read_text()
+    line = reported.read_text().splitlines()[-1]
     assert re.search(r"rows\.jsonl: \d+ rows in .* and \d+ from before; 1 failed$", line)
     rows = [json.loads(line) for path in parts(out) for line in path.read_text().splitlines()]
     assert len(rows) == len({row["id"] for row in rows}) == 37
@@ -151,7 +151,7 @@ def test_every_row_is_there_once_when_an_actor_and_then_the_command_are_killed(
         **texts,
         "broken.png": None,
     }
-    assert {name: (out / name).read_bytes() for name in kept} == kept, "rows stay as they were"
+    assert {name: (out / name).read_bytes() for name in saved} == saved, "rows stay as they were"
     assert not list(out.glob("_writing*"))
     end = time.monotonic() + LONG_S
     while left := {pid: name for pid, name in started.items() if is_there(pid)}:
@@ -169,8 +169,10 @@ def test_one_command_of_a_cluster_at_a_time_writes_to_an_address() -> None:
         for _ in range(2):
             with (
                 cluster_lock(ray, out),
-                pytest.raises(OptionError, match=rf"work there \(process {os.getpid()} on") as told,
+                pytest.raises(
+                    OptionError, match=rf"work there \(process {os.getpid()} on"
+                ) as reported,
                 cluster_lock(ray, out),
             ):
                 pass
-            assert "5ec2e7" not in str(told.value)
+            assert "5ec2e7" not in str(reported.value)

@@ -49,7 +49,7 @@ class Ray:
     def __init__(self) -> None:
         self.made: list[tuple[int, str]] = []
         self.results: dict[int, Any] = {}
-        self.asked: list[dict[str, Any]] = []
+        self.requested: list[dict[str, Any]] = []
         self.killed: list[int] = []
         self.becomes: list[Any] = []
         """What actors that are asked whether they live give."""
@@ -57,9 +57,9 @@ class Ray:
     def remote(self, _: type) -> Any:
         return SimpleNamespace(options=self._options)
 
-    def _options(self, **asked: Any) -> Any:
-        self.asked.append(asked)
-        return SimpleNamespace(remote=lambda *_: _Actor(self, len(self.asked) - 1))
+    def _options(self, **requested: Any) -> Any:
+        self.requested.append(requested)
+        return SimpleNamespace(remote=lambda *_: _Actor(self, len(self.requested) - 1))
 
     def nodes(self) -> list[Any]:
         return [{"Alive": True, "Resources": {"CPU": 4.0, "memory": 1000.0}}]
@@ -109,8 +109,10 @@ def actors(ray: Ray) -> Actors:
 
 def test_what_an_actor_takes_and_gives(ray: Ray, actors: Actors) -> None:
     assert [actors.start(0), actors.start(500), actors.start(5000)] == [0, 1, 2]
-    assert [asked.get("memory") for asked in ray.asked] == [None, 500, 1000]
-    assert all((asked["num_cpus"], asked["num_gpus"]) == (3, 1) for asked in ray.asked)
+    assert [requested.get("memory") for requested in ray.requested] == [None, 500, 1000]
+    assert all(
+        (requested["num_cpus"], requested["num_gpus"]) == (3, 1) for requested in ray.requested
+    )
     assert actors.wait(0) == []
     ray.results |= {2: "host", 3: "loaded"}
     assert actors.wait(0) == [
@@ -132,8 +134,8 @@ def test_an_actor_that_ends_is_told_of_once(
     actors.give(actor, Task(3), UNIT)
     actors.give(actor, Task(4), UNIT)
     ray.results = {1: "loaded", 2: error, 3: error}
-    told, ended = actors.wait(0)
-    assert told == Result(actor, None, "loaded")  # type: ignore[arg-type]
+    reported, ended = actors.wait(0)
+    assert reported == Result(actor, None, "loaded")  # type: ignore[arg-type]
     assert isinstance(ended, Ended) and (ended.actor, ended.blame) == (actor, blame)
     assert ended.reason.startswith("The actor died. ") and "actor_id" not in ended.reason
     assert ray.killed == [actor]

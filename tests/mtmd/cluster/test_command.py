@@ -15,7 +15,7 @@ import pytest
 from mtmd.base.errors import OptionError
 from mtmd.batch.output_lock import output_lock
 from mtmd.cluster.command import SOME_FAILED, exit_code
-from mtmd.cluster.connect import PoolSize, pool_size, wants_token
+from mtmd.cluster.connect import PoolSize, needs_token, pool_size
 from mtmd.cluster.progress import Progress, Reporter, duration
 from mtmd.environment import guard_own_ray
 
@@ -23,7 +23,7 @@ from mtmd.environment import guard_own_ray
 def test_mistakes(one: Path, mtmd: Any, tmp_path: Path) -> None:
     out = tmp_path / "rows.jsonl"
     ray = ["--out", out, "--ray", "local"]
-    for arguments, told in (
+    for arguments, reported in (
         (["--out", out, "--actors", "2"], "--actors: found without --ray"),
         (["--out", out, "--name-column", "a"], "--name-column: found without --ray"),
         (["--out", "s3://bucket/rows.jsonl"], "found an address, expected a file without --ray"),
@@ -39,7 +39,7 @@ def test_mistakes(one: Path, mtmd: Any, tmp_path: Path) -> None:
         (["--out", out, "--ray", "host"], "expected local, auto, or HOST:PORT"),
         (["--out", out, "--ray", "host:99999"], "expected local, auto, or HOST:PORT"),
     ):
-        assert told in mtmd("batch", one, *arguments).refused()
+        assert reported in mtmd("batch", one, *arguments).refused()
     assert not out.exists()
 
 
@@ -55,8 +55,8 @@ def test_ray_that_is_not_installed(
 
     monkeypatch.setattr(builtins, "__import__", without)
     monkeypatch.delitem(sys.modules, "ray", raising=False)
-    told = mtmd("batch", one, "--ray", "local", "--out", tmp_path / "a.jsonl").refused()
-    assert "found no Ray, which is an extra; run `" in told and "[ray]'" in told
+    reported = mtmd("batch", one, "--ray", "local", "--out", tmp_path / "a.jsonl").refused()
+    assert "found no Ray, which is an extra; run `" in reported and "[ray]'" in reported
 
 
 def test_a_second_command_is_refused_before_ray_starts(
@@ -66,8 +66,8 @@ def test_a_second_command_is_refused_before_ray_starts(
     out = tmp_path / "new" / "a.jsonl"
     out.parent.mkdir()
     with output_lock(out):
-        told = mtmd("batch", one, "--ray", "local", "--out", out).refused()
-    assert f"another `mtmd batch` at work there (process {os.getpid()} on" in told
+        reported = mtmd("batch", one, "--ray", "local", "--out", out).refused()
+    assert f"another `mtmd batch` at work there (process {os.getpid()} on" in reported
     assert not out.exists()
 
 
@@ -86,8 +86,8 @@ def test_a_head_that_does_not_answer(
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{closed.getsockname()[1]}"
-        told = mtmd("batch", one, "--ray", address, "--out", tmp_path / "a.jsonl").refused()
-    assert f"{address} does not answer (Connection refused)" in told
+        reported = mtmd("batch", one, "--ray", address, "--out", tmp_path / "a.jsonl").refused()
+    assert f"{address} does not answer (Connection refused)" in reported
 
 
 def test_how_many_actors_fit() -> None:
@@ -107,7 +107,7 @@ def test_how_many_actors_fit() -> None:
     assert pool_size([gpu], device="cpu") == PoolSize(1, 32, 0, 32)
     assert pool_size([], actors=5, device="cuda").gpus == 1  # machines come when they are asked for
     assert (pool_size([gpu]).device, pool_size([cpu]).device) == ("cuda", "cpu")
-    for nodes, options, told in (
+    for nodes, options, reported in (
         ([cpu], {"device": "cuda"}, "1 machine with 8 CPUs and 0 GPUs, expected a machine with 1"),
         ([gpu], {"tp": 8, "device": "cuda"}, "expected a machine with 8 GPUs"),
         ([{"CPU": 8.0, "GPU": 8.0}], {"threads": 64}, "a machine with 1 GPUs and 64 CPUs"),
@@ -115,7 +115,7 @@ def test_how_many_actors_fit() -> None:
         ([cpu, cpu], {"threads": 16}, "2 machines with 16 CPUs and 0 GPUs"),
         ([cpu], {"device": "cuda:1"}, "Ray says which GPU"),
     ):
-        with pytest.raises(OptionError, match=told):
+        with pytest.raises(OptionError, match=reported):
             pool_size(nodes, **options)
 
 
@@ -151,8 +151,8 @@ def test_a_cluster_that_wants_a_token_is_told_apart() -> None:
         except AuthenticationError as cause:
             raise ConnectionError("Failed to connect to Ray cluster") from cause
     except ConnectionError as error:
-        assert wants_token(error)
-    assert not wants_token(ConnectionError("Failed to connect to Ray cluster"))
+        assert needs_token(error)
+    assert not needs_token(ConnectionError("Failed to connect to Ray cluster"))
 
 
 def test_a_ray_of_ones_own_has_a_token_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from mtmd.cluster.output import Output
 from mtmd.cluster.progress import Progress
 from mtmd.cluster.run import LOST, Run
 from mtmd.cluster.schedule import Task
-from mtmd.cluster.sources.find import Columns, Found
+from mtmd.cluster.sources.find import Columns, SourceItems
 from mtmd.cluster.sources.listing import Listed, Shard, list_shard, list_shards
 from mtmd.cluster.worker import Failed, Job, Loaded, Written
 
@@ -35,8 +35,8 @@ def items(count: int, first: int = 0) -> tuple[Item, ...]:
     return tuple(Item(f"/p/{n}", f"p/{n}", "file", f"/p/{n}") for n in range(first, first + count))
 
 
-def found(*all_items: Item) -> Found:
-    return Found(all_items, (), Counter())
+def listed(*all_items: Item) -> SourceItems:
+    return SourceItems(all_items, (), Counter())
 
 
 def row_of(item: Item) -> Row:
@@ -127,7 +127,7 @@ def run(output: Output, pool: FakePool, actors: int = 2) -> Progress:
 def test_every_row_is_there_once_and_in_order(ending: str, tmp_path: Path) -> None:
     job = job_in(tmp_path, ending)
     output = Output(job, False)
-    output.prepare(found(*items(40)), list_shards, 6, 2)
+    output.prepare(listed(*items(40)), list_shards, 6, 2)
     progress = run(output, FakePool(job, random.Random(1), never))
     rows = [*output.rows()]
     assert [row["id"] for row in rows] == [item.id for item in items(40)]
@@ -153,12 +153,12 @@ def test_whatever_is_killed_every_row_is_there_once(seed: int, tmp_path: Path) -
     known = 20
     for attempt in range(40):
         output = Output(job, attempt > 0)
-        output.prepare(found(*items(known)), list_shards, 1 + seed % 5, 3)
+        output.prepare(listed(*items(known)), list_shards, 1 + seed % 5, 3)
         pool = FakePool(job, chance, lambda _: chance.random() < 0.2)
         pool.late = late
         until = chance.randrange(1, 12)
 
-        def tell(progress: Progress, until: int = until, pool: FakePool = pool) -> None:
+        def report(progress: Progress, until: int = until, pool: FakePool = pool) -> None:
             if progress.written >= until:
                 late.extend(_writer(pool, call) for call in pool.calls if call[2] is not None)
                 raise Killed
@@ -166,7 +166,7 @@ def test_whatever_is_killed_every_row_is_there_once(seed: int, tmp_path: Path) -
         progress = Progress()
         output.count_before(progress)
         try:
-            Run(output, pool, progress).until_done(3, tell)
+            Run(output, pool, progress).until_done(3, report)
         except Killed:
             known = min(known + chance.randrange(5), 60)
         else:
@@ -184,7 +184,7 @@ def _writer(pool: FakePool, call: Any) -> Callable[[], object]:
 def test_a_picture_that_ends_its_process_is_a_row_with_its_error(tmp_path: Path) -> None:
     job = job_in(tmp_path)
     output = Output(job, False)
-    output.prepare(found(*items(30)), list_shards, 10, 2)
+    output.prepare(listed(*items(30)), list_shards, 10, 2)
     pool = FakePool(job, random.Random(3), lambda here: any(item.id == "/p/13" for item in here))
     pool.write_late = False
     progress = run(output, pool)
@@ -199,11 +199,11 @@ def test_a_picture_that_ends_its_process_is_a_row_with_its_error(tmp_path: Path)
 def test_a_later_run_answers_what_has_no_row_and_nothing_else(tmp_path: Path) -> None:
     job = job_in(tmp_path)
     output = Output(job, False)
-    output.prepare(found(*items(20)), list_shards, 5, 2)
+    output.prepare(listed(*items(20)), list_shards, 5, 2)
     run(output, FakePool(job, random.Random(1), never))
     first = {path.name: path.read_bytes() for path in Path(job.out).iterdir()}
     again = Output(job, True)
-    again.prepare(found(*items(26, 2)), list_shards, 4, 2)
+    again.prepare(listed(*items(26, 2)), list_shards, 4, 2)
     pool = FakePool(job, random.Random(2), never)
     progress = run(again, pool)
     assert set(pool.answered) == {item.id for item in items(8, 20)}
@@ -227,14 +227,14 @@ def test_nothing_is_written_over_what_is_there(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="did not write, expected its rows"):
         Output(job, True)
     (tmp_path / "rows.jsonl" / "other").unlink()
-    Output(job, False).prepare(found(*items(2)), list_shards, 5, 2)
-    for other, told in (
+    Output(job, False).prepare(listed(*items(2)), list_shards, 5, 2)
+    for other, reported in (
         ({"prompt": "!"}, r"rows with prompt '\?', now it is '!'"),
         ({"model": "org/other"}, "rows with model None"),
         ({"answering": {"seed": 3}}, "rows with answer options"),
         ({"loading": {"dtype": "bf16"}}, "rows with model options"),
     ):
-        with pytest.raises(OptionError, match=told):
+        with pytest.raises(OptionError, match=reported):
             Output(replace(job, **other), True)
     Output(replace(job, loading={"device": "cuda", "parallel": 8, "tp": 2}), True)
     with pytest.raises(OptionError, match=r"ending '.csv', expected one of .jsonl, .parquet"):
@@ -244,7 +244,7 @@ def test_nothing_is_written_over_what_is_there(tmp_path: Path) -> None:
 def test_a_file_of_rows_that_is_not_whole_is_told(tmp_path: Path) -> None:
     job = job_in(tmp_path)
     output = Output(job, False)
-    output.prepare(found(*items(4)), list_shards, 2, 2)
+    output.prepare(listed(*items(4)), list_shards, 2, 2)
     run(output, FakePool(job, random.Random(1), never))
     part = Path(job.out) / "part-000001.jsonl"
     for data in (part.read_bytes()[:-30], part.read_bytes().split(b"\n")[0] + b"\n", b"[]\n"):
@@ -265,15 +265,15 @@ def test_what_would_fail_for_every_picture_ends_the_job(tmp_path: Path) -> None:
 
     job = job_in(tmp_path)
     output = Output(job, False)
-    output.prepare(found(*items(4)), list_shards, 2, 2)
-    for result, told, kind in (
+    output.prepare(listed(*items(4)), list_shards, 2, 2)
+    for result, reported, kind in (
         (Failed("here: no such model"), "here: no such model", DeviceError),
         (Failed("top_p: found 2", is_option=True), "top_p: found 2", OptionError),
         (Loaded("0.0.1", *LOADED[1:]), r"here: found mtmd 0.0.1, expected", OptionError),
     ):
         pool = Refusing(job, random.Random(1), never)
         pool.value = result
-        with pytest.raises(kind, match=told):
+        with pytest.raises(kind, match=reported):
             run(output, pool)
     assert ids_in(job) == []
 
@@ -286,7 +286,7 @@ def test_actors_that_only_end_are_told_not_tried_for_ever(tmp_path: Path) -> Non
 
     job = job_in(tmp_path)
     output = Output(job, False)
-    output.prepare(found(*items(4)), list_shards, 2, 2)
+    output.prepare(listed(*items(4)), list_shards, 2, 2)
     pool = Ending(job, random.Random(1), never)
     with pytest.raises(DeviceError, match=r"10 actors ended one after another.*out of memory"):
         run(output, pool)
@@ -303,7 +303,7 @@ def test_nobody_is_waited_for_for_ever(tmp_path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(runs, "START_S", -1.0)
     output = Output(job_in(tmp_path), False)
-    output.prepare(found(*items(4)), list_shards, 2, 2)
+    output.prepare(listed(*items(4)), list_shards, 2, 2)
     with pytest.raises(DeviceError, match=r"no actor had a machine.*each takes 64 CPUs"):
         run(output, Silent(output.job, random.Random(1), never))
 
@@ -313,7 +313,7 @@ def test_a_full_disk_ends_the_job_and_leaves_no_part(
 ) -> None:
     job = job_in(tmp_path)
     output = Output(job, False)
-    output.prepare(found(*items(4)), list_shards, 2, 2)
+    output.prepare(listed(*items(4)), list_shards, 2, 2)
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -323,7 +323,7 @@ def test_a_full_disk_ends_the_job_and_leaves_no_part(
         with pytest.raises(MtmdError, match="found a full disk; make room and run the command"):
             run(output, FakePool(job, random.Random(1), never))
         with pytest.raises(MtmdError, match="found a full disk"):
-            Output(job_in(tmp_path / "b"), False).prepare(found(*items(4)), list_shards, 2, 2)
+            Output(job_in(tmp_path / "b"), False).prepare(listed(*items(4)), list_shards, 2, 2)
     assert sorted(Folder(job.out).names()) == ["_job.json", "_plan-000000.parquet"]
     assert run(Output(job, True), FakePool(job, random.Random(1), never)).written == 4
 
@@ -331,7 +331,7 @@ def test_a_full_disk_ends_the_job_and_leaves_no_part(
 def test_what_was_being_written_is_swept_away_at_the_end(tmp_path: Path) -> None:
     job = job_in(tmp_path)
     output = Output(job, False)
-    output.prepare(found(*items(4)), list_shards, 2, 2)
+    output.prepare(listed(*items(4)), list_shards, 2, 2)
     (Path(job.out) / "_writing-1234-part-000000.jsonl").write_bytes(b'{"id"')
     run(output, FakePool(job, random.Random(1), never))
     assert not [name for name in output.folder.names() if "_writing" in name]
@@ -342,18 +342,18 @@ def test_one_that_was_killed_with_its_first_write_is_gone_on_with(tmp_path: Path
     Path(job.out).mkdir()
     (Path(job.out) / "_writing-1234-_job.json").write_bytes(b'{"id"')
     output = Output(job, True)
-    output.prepare(found(*items(4)), list_shards, 2, 2)
+    output.prepare(listed(*items(4)), list_shards, 2, 2)
     assert run(output, FakePool(job, random.Random(1), never)).written == 4
 
 
 def test_a_run_that_wrote_no_row_leaves_nothing(tmp_path: Path) -> None:
     job = job_in(tmp_path)
     output = Output(job, False)
-    output.prepare(found(*items(4)), list_shards, 2, 2)
+    output.prepare(listed(*items(4)), list_shards, 2, 2)
     output.leave()
     assert not Path(job.out).exists()
     output = Output(job, False)
-    output.prepare(found(*items(4)), list_shards, 2, 2)
+    output.prepare(listed(*items(4)), list_shards, 2, 2)
     with pytest.raises(Killed):
         progress = Progress()
         Run(output, FakePool(job, random.Random(1), never), progress).until_done(1, stop_at(2))
@@ -375,7 +375,7 @@ def test_many_bad_pictures_keep_no_other_from_being_answered(
 ) -> None:
     job, named = job_in(tmp_path), {f"/p/{n}" for n in bad}
     output = Output(job, False)
-    output.prepare(found(*items(count)), list_shards, 10, actors)
+    output.prepare(listed(*items(count)), list_shards, 10, actors)
     pool = FakePool(job, random.Random(1), lambda here: any(item.id in named for item in here))
     pool.write_late = False
     progress = run(output, pool, actors)
@@ -387,7 +387,7 @@ def test_many_bad_pictures_keep_no_other_from_being_answered(
 def test_where_no_picture_at_all_is_answered_the_job_ends(tmp_path: Path) -> None:
     job = job_in(tmp_path)
     output = Output(job, False)
-    output.prepare(found(*items(100)), list_shards, 10, 2)
+    output.prepare(listed(*items(100)), list_shards, 10, 2)
     pool = FakePool(job, random.Random(1), lambda _: True)
     pool.write_late = False
     with pytest.raises(DeviceError, match=r"20 pictures were given up, .* none was answered"):
@@ -414,7 +414,7 @@ class Losing(FakePool):
 def test_a_machine_with_many_actors_may_go_away(blame: bool, tmp_path: Path) -> None:
     job = job_in(tmp_path)
     output = Output(job, False)
-    output.prepare(found(*items(160)), list_shards, 2, 16)
+    output.prepare(listed(*items(160)), list_shards, 2, 16)
     pool = Losing(job, random.Random(1), never)
     pool.times, pool.blame = (1, True) if blame else (2, False)
     progress = run(output, pool, 16)
@@ -424,12 +424,12 @@ def test_a_machine_with_many_actors_may_go_away(blame: bool, tmp_path: Path) -> 
 def test_a_second_command_takes_nothing_of_the_first(tmp_path: Path) -> None:
     job = job_in(tmp_path)
     first = Output(job, False)
-    first.prepare(found(*items(8)), list_shards, 2, 2)
+    first.prepare(listed(*items(8)), list_shards, 2, 2)
     (Path(job.out) / "_writing-1234-part-000000.jsonl").touch()
     there = first.folder.names()
     Output(job, True).leave()  # whose cluster cannot be joined, for one
     second = Output(job, True)
-    second.prepare(found(*items(8)), list_shards, 2, 2)
+    second.prepare(listed(*items(8)), list_shards, 2, 2)
     second.leave()
     assert first.folder.names() == there
     assert first.manifest.unit(0) == second.manifest.unit(0)
@@ -447,7 +447,7 @@ def test_one_whose_actors_may_be_writing_leaves_what_they_need(tmp_path: Path) -
 
     job = job_in(tmp_path)
     output = Output(job, False)
-    output.prepare(found(*items(8)), list_shards, 2, 2)
+    output.prepare(listed(*items(8)), list_shards, 2, 2)
     pool = Stopped(job, random.Random(1), never)
     with pytest.raises(Killed):
         run(output, pool)
@@ -459,7 +459,7 @@ def test_one_whose_actors_may_be_writing_leaves_what_they_need(tmp_path: Path) -
 def finished(folder: Path, ending: str) -> Job:
     job = job_in(folder, ending)
     output = Output(job, False)
-    output.prepare(found(*items(20)), list_shards, 20, 1)
+    output.prepare(listed(*items(20)), list_shards, 20, 1)
     run(output, FakePool(job, random.Random(1), never), 1)
     return job
 
@@ -471,8 +471,8 @@ def test_damaged_files_are_named(name: str, ending: str, tmp_path: Path) -> None
     or rows as they were in number.
     """
     job, chance = finished(tmp_path, ending), random.Random(4)
-    place = Path(job.out, name if "." in name else name + ending)
-    data = place.read_bytes()
+    location = Path(job.out, name if "." in name else name + ending)
+    data = location.read_bytes()
     damaged = [
         b"",
         b"[1]",
@@ -488,17 +488,17 @@ def test_damaged_files_are_named(name: str, ending: str, tmp_path: Path) -> None
     for _ in range(25):
         at = chance.randrange(len(data))
         damaged.append(data[:at] + bytes([data[at] ^ chance.randrange(1, 256)]) + data[at + 1 :])
-    told = 0
+    reported = 0
     for one in damaged:
-        place.write_bytes(one)
+        location.write_bytes(one)
         try:
             Output(job, True).count_before(progress := Progress())
         except OptionError as error:
-            told += 1
-            assert place.name in str(error) or "rows with" in str(error)
+            reported += 1
+            assert location.name in str(error) or "rows with" in str(error)
         else:
             assert progress.before == 20
-    assert told >= 9
+    assert reported >= 9
 
 
 def test_what_cannot_be_read_now_is_not_called_damaged(
@@ -507,31 +507,31 @@ def test_what_cannot_be_read_now_is_not_called_damaged(
     job = finished(tmp_path, ".jsonl")
 
     def refused(folder: Folder, name: str) -> bytes:
-        if name.startswith(wanted):
+        if name.startswith(requested):
             raise ConnectionError(f"403 for {folder.name}")
         return real(folder, name)
 
     real = Folder.read
     monkeypatch.setattr(Folder, "read", refused)
     for name in ("_job", "_plan", "part"):
-        wanted = name
+        requested = name
         with pytest.raises(DeviceError, match=r"cannot be read \(403 for"):
             Output(job, True).count_before(Progress())
 
 
-def tar_at(place: Path, count: int, cut: int | None = None) -> None:
+def tar_at(location: Path, count: int, cut: int | None = None) -> None:
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w") as tar:
         for n in range(count):
             info = tarfile.TarInfo(f"{n}.png")
             info.size = 1000
             tar.addfile(info, io.BytesIO(bytes(1000)))
-    place.write_bytes(file.getvalue()[:cut])
+    location.write_bytes(file.getvalue()[:cut])
 
 
 def test_a_tar_file_that_was_cut_is_listed_again_when_it_is_whole(tmp_path: Path) -> None:
-    place, job = tmp_path / "s.tar", job_in(tmp_path)
-    shards = Found((), (str(place),), Counter())
+    location, job = tmp_path / "s.tar", job_in(tmp_path)
+    shards = SourceItems((), (str(location),), Counter())
 
     def numbered() -> list[str]:
         output = Output(job, (tmp_path / "rows.jsonl").exists())
@@ -539,12 +539,12 @@ def test_a_tar_file_that_was_cut_is_listed_again_when_it_is_whole(tmp_path: Path
         units = map(output.manifest.unit, range(output.manifest.units))
         return [item.id.rpartition("#")[2] for unit in units for item in unit.items]
 
-    tar_at(place, 10, 1536 * 5)
+    tar_at(location, 10, 1536 * 5)
     assert numbered() == ["0", "1", "2", "3", "4", "byte-7680"]
     assert len(numbered()) == 6
-    tar_at(place, 10)
+    tar_at(location, 10)
     assert numbered()[6:] == ["5", "6", "7", "8", "9"]
-    tar_at(place, 12)  # and when it has grown
+    tar_at(location, 12)  # and when it has grown
     assert numbered()[11:] == ["10", "11"]
 
 
@@ -552,7 +552,7 @@ def test_shards_that_have_not_changed_are_not_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tar_at(tmp_path / "s.tar", 3)
-    shards, job = Found((), (f"{tmp_path}/s.tar",), Counter()), job_in(tmp_path)
+    shards, job = SourceItems((), (f"{tmp_path}/s.tar",), Counter()), job_in(tmp_path)
     Output(job, False).prepare(shards, list_shards, 4, 1)
     monkeypatch.setattr("mtmd.cluster.sources.listing.open_seekable", None)
     again = Output(job, True)
@@ -574,7 +574,7 @@ def test_too_many_pictures_are_told_while_they_are_listed(
 
     shards = tuple(f"{tmp_path}/{name}.tar" for name in "abc")
     with pytest.raises(OptionError, match="found more than 5 pictures"):
-        Output(job_in(tmp_path), False).prepare(Found((), shards, Counter()), listing, 4, 1)
+        Output(job_in(tmp_path), False).prepare(SourceItems((), shards, Counter()), listing, 4, 1)
 
 
 def test_a_model_may_take_long_to_fetch_and_not_for_ever(
@@ -589,25 +589,25 @@ def test_a_model_may_take_long_to_fetch_and_not_for_ever(
             self.looks += 1
             if self.looks == 1:
                 return [Result(1, None, "here")]
-            return super().wait(seconds) if self.looks > most else []
+            return super().wait(seconds) if self.looks > maximum else []
 
     now = iter(range(0, 10**9, 3600))
     monkeypatch.setattr(runs, "time", SimpleNamespace(monotonic=lambda: float(next(now))))
     output = Output(job_in(tmp_path), False)
-    output.prepare(found(*items(4)), list_shards, 4, 1)
-    most = 10
+    output.prepare(listed(*items(4)), list_shards, 4, 1)
+    maximum = 10
     with pytest.raises(DeviceError, match=r"no actor was ready after 4 hours .*`mtmd pull`"):
         run(output, Fetching(output.job, random.Random(1), never))
-    most = 3
+    maximum = 3
     assert run(output, Fetching(output.job, random.Random(1), never)).written == 4
 
 
 def stop_at(rows: int) -> Callable[[Progress], None]:
-    def tell(progress: Progress) -> None:
+    def report(progress: Progress) -> None:
         if progress.written >= rows:
             raise Killed
 
-    return tell
+    return report
 
 
 def test_shards_without_a_picture(tmp_path: Path) -> None:
@@ -615,14 +615,14 @@ def test_shards_without_a_picture(tmp_path: Path) -> None:
         pass
     output = Output(job_in(tmp_path), False)
     with pytest.raises(OptionError, match=r"found no picture in .*s\.tar"):
-        output.prepare(Found((), (f"{tmp_path}/s.tar",), Counter()), list_shards, 2, 2)
+        output.prepare(SourceItems((), (f"{tmp_path}/s.tar",), Counter()), list_shards, 2, 2)
 
 
 def test_what_another_command_has_left_is_seen_before_it_begins(tmp_path: Path) -> None:
     job = job_in(tmp_path)
     mine = Output(job, False)
     other = Output(replace(job, prompt="!"), False)
-    other.prepare(found(*items(2)), list_shards, 2, 2)
+    other.prepare(listed(*items(2)), list_shards, 2, 2)
     with pytest.raises(OptionError, match="found files there already"):
         mine.look(False)
     with pytest.raises(OptionError, match=r"rows with prompt '!', now it is '\?'"):
@@ -632,7 +632,7 @@ def test_what_another_command_has_left_is_seen_before_it_begins(tmp_path: Path) 
 def test_nothing_is_left_where_nothing_was_answered(tmp_path: Path) -> None:
     job = job_in(tmp_path)
     output = Output(job, False)
-    output.prepare(found(*items(8)), list_shards, 2, 2)
+    output.prepare(listed(*items(8)), list_shards, 2, 2)
     output.leave()
     output.leave()
     assert not Path(job.out).exists()

@@ -53,8 +53,8 @@ def test_it_answers_as_a_conversation_does(one: Path, mtmd: Any, tmp_path: Path)
     chosen = {"do_sample": True, "temperature": 0.6}
     path.write_text(json.dumps(json.loads(path.read_text()) | chosen))
     words = ("-m", folder, "--json", "--context", 64, "--ignore-eos")
-    asked = json.loads(mtmd("ask", COUNT, "-i", one, *words).out)["receipt"]
-    assert asked["sampling"]["temperature"] == {"value": 0.6, "source": path.name}
-    assert asked["prompt_tokens"] + asked["output_tokens"] == 64
+    requested = json.loads(mtmd("ask", COUNT, "-i", one, *words).out)["receipt"]
+    assert requested["sampling"]["temperature"] == {"value": 0.6, "source": path.name}
+    assert requested["prompt_tokens"] + requested["output_tokens"] == 64
     greedy = json.loads(mtmd("ask", COUNT, *words, "--sampling", "greedy").out)["receipt"]
     assert greedy["sampling"]["temperature"] == {"value": 0, "source": "default"}

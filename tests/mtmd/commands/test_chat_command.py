@@ -28,7 +28,7 @@ from mtmd.base.options import options_of
 from mtmd.loading import DEMO_MODEL
 from mtmd.model import Model
 from mtmd.options.answer import AnswerOptions
-from mtmd.terminal.chat import CHANGED_MOST, HELP, NOT_HERE, Chat
+from mtmd.terminal.chat import CHANGED_MAX, HELP, NOT_HERE, Chat
 from mtmd.terminal.line_input import _completion, leading_paths, texts, words_of
 from mtmd.terminal.transcript import (
     Transcript,
@@ -112,11 +112,11 @@ def test_errors_are_one_line_and_it_goes_on(piped: Any, one: Path, tmp_path: Pat
         "/images",
     ]
     ran = piped([*lines, COUNT])
-    told = ran.err.splitlines()
+    reported = ran.err.splitlines()
     assert ran.code == 1 and ran.out == f"no image; /image PATH attaches one\n{NO_IMAGE}\n"
-    assert len(told) == len(lines) - 1 and all(
-        line.startswith("mtmd chat: ") and line.isprintable() for line in told
-    ), told
+    assert len(reported) == len(lines) - 1 and all(
+        line.startswith("mtmd chat: ") and line.isprintable() for line in reported
+    ), reported
     expected = (
         "found no path",
         "none.png: found no such file",
@@ -133,7 +133,7 @@ def test_errors_are_one_line_and_it_goes_on(piped: Any, one: Path, tmp_path: Pat
         "cannot be read",
         "not valid Unicode",
     )
-    for line, words in zip(told, expected, strict=True):
+    for line, words in zip(reported, expected, strict=True):
         assert words in line, line
 
 
@@ -178,24 +178,24 @@ def test_options(piped: Any, one: Path) -> None:
         "--max-tokens",
         3,
     )
-    said = ran.out.splitlines()
+    stated = ran.out.splitlines()
     assert (
-        "max_tokens 2" in said
-        and "max_tokens -1 (to the end of the context)" in said
-        and 'stop ["At"]' in said
+        "max_tokens 2" in stated
+        and "max_tokens -1 (to the end of the context)" in stated
+        and 'stop ["At"]' in stated
     )
-    assert said.count('json_schema "{\\"type\\": \\"object\\"}"') == 3
-    assert said[0] == "One." and "(ended at 2 tokens; /set max_tokens N allows more)" in ran.err
-    first = said.index("temperature 0.0")
-    assert [line.split()[0] for line in said[first : first + 6]] == [*CHANGED_MOST]
-    settings = said[said.index("temperature 0.0", first + 1) :]
-    assert said[first + 6] == (
+    assert stated.count('json_schema "{\\"type\\": \\"object\\"}"') == 3
+    assert stated[0] == "One." and "(ended at 2 tokens; /set max_tokens N allows more)" in ran.err
+    first = stated.index("temperature 0.0")
+    assert [line.split()[0] for line in stated[first : first + 6]] == [*CHANGED_MAX]
+    settings = stated[stated.index("temperature 0.0", first + 1) :]
+    assert stated[first + 6] == (
         f"(/set all shows {len(settings) - 6} more, such as stop and json_schema)"
     )
     assert [line.split()[0] for line in settings] == [
         name for name in options_of(AnswerOptions) if name not in NOT_HERE
     ]
-    answer = "\n".join(said[7 : said.index("temperature 0.0")])
+    answer = "\n".join(stated[7 : stated.index("temperature 0.0")])
     assert isinstance(json.loads(answer), dict)
 
 
@@ -241,8 +241,8 @@ def test_pictures_stay_and_turns_are_quick(
 ) -> None:
     subject = chat(demo, f"/image {one}", COUNT, "Describe the image.", "/images", "/receipt")
     assert not subject.failed and subject.last is not None and subject.attached == []
-    said = capsys.readouterr().out
-    assert f"question 1: {one}" in said and "known from before" in said.splitlines()[-2]
+    stated = capsys.readouterr().out
+    assert f"question 1: {one}" in stated and "known from before" in stated.splitlines()[-2]
     assert (
         len(subject.last.images) == 1
         and subject.last.images[0].cached
@@ -335,15 +335,15 @@ def test_save_and_load(
         "is another picture now" in capsys.readouterr().err and len(changed.transcript.turns) == 2
     )
     picture.unlink()
-    kept = chat(demo, "/system Here.", f"/load '{saved}'")
+    retained = chat(demo, "/system Here.", f"/load '{saved}'")
     assert (
-        kept.transcript == Transcript("Here.")
+        retained.transcript == Transcript("Here.")
         and "is not there any more" in capsys.readouterr().err
     )
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [
         ("[", "not JSON"),
         ("[]", "no conversation of version 1"),
@@ -356,9 +356,9 @@ def test_save_and_load(
         ('{"format": "mtmd chat", "version": 1, "turns": 3}', "where a list should be"),
     ],
 )
-def test_what_is_no_conversation_is_refused(text: str, told: str, tmp_path: Path) -> None:
+def test_what_is_no_conversation_is_refused(text: str, reported: str, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(text)
-    with pytest.raises(TranscriptError, match=told):
+    with pytest.raises(TranscriptError, match=reported):
         read_transcript(tmp_path / "a.json")
 
 
@@ -416,11 +416,11 @@ def test_completion(tmp_path: Path) -> None:
     (tmp_path / "pick.png").touch()
 
     def all_of(start: str) -> list[str]:
-        found, n = [], 0
+        result, n = [], 0
         while (word := _completion(start, n, ["/image", "/images", "/quit"])) is not None:
-            found.append(word)
+            result.append(word)
             n += 1
-        return found
+        return result
 
     assert (
         all_of("/im") == ["/image ", "/images "]
@@ -524,7 +524,9 @@ def test_at_a_terminal(terminal: Any, one: Path, tmp_path: Path) -> None:
     assert re.search(r"[A-Z].*\.\r\n", subject.until("\r\n.*> "))
     subject.type("/he\t\r")
     assert all(
-        f"/{name} " in told for told in [subject.until("several lines.\r\n.*> ")] for name in HELP
+        f"/{name} " in reported
+        for reported in [subject.until("several lines.\r\n.*> ")]
+        for name in HELP
     )
     subject.type("\x04")
     assert subject.end() == 0

@@ -374,7 +374,7 @@ def test_every_option_of_warmup(mtmd: Any, tmp_path: Path) -> None:
         *RANKS,
         *IN_TEST_GGUF - {"--detail"},
     }
-    told = report(
+    reported = report(
         mtmd,
         "--device",
         "cpu",
@@ -389,14 +389,16 @@ def test_every_option_of_warmup(mtmd: Any, tmp_path: Path) -> None:
         "--speculate",
         3,
     )
-    assert told["speculation"] == {"setting": "3", "refused": None, "costs": []}
-    assert (told["device"], told["dtype"], told["checks"]) == ("cpu", "bf16", []) and told[
-        "device_name"
-    ].startswith("2 threads, ")
-    assert {(f["setting"], f["state"]) for f in told["flash"]} == {("off", "off")} and not told[
-        "fully_accelerated"
-    ]
-    assert all("context 128" in g["size"] for g in told["graphs"] if g["graph"] == "decoder")
+    assert reported["speculation"] == {"setting": "3", "refused": None, "costs": []}
+    assert (reported["device"], reported["dtype"], reported["checks"]) == (
+        "cpu",
+        "bf16",
+        [],
+    ) and reported["device_name"].startswith("2 threads, ")
+    assert {(f["setting"], f["state"]) for f in reported["flash"]} == {
+        ("off", "off")
+    } and not reported["fully_accelerated"]
+    assert all("context 128" in g["size"] for g in reported["graphs"] if g["graph"] == "decoder")
     assert report(mtmd, "--threads", 1)["device_name"].startswith("1 thread, ")
     folder = tmp_path / "other"
     shutil.copytree(DEMO_MODEL, folder, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
@@ -405,8 +407,10 @@ def test_every_option_of_warmup(mtmd: Any, tmp_path: Path) -> None:
 
 def test_override_with_a_stand_in_accelerator_moves_nodes(mtmd: Any) -> None:
     def encoder(*arguments: object) -> dict[str, Any]:
-        told = report(mtmd, "--device", "cpu", "--refuse", "pool2d:batch>1000", *arguments)
-        return next(g for g in told["graphs"] if (g["graph"], g["label"]) == ("encoder", "warm-up"))
+        reported = report(mtmd, "--device", "cpu", "--refuse", "pool2d:batch>1000", *arguments)
+        return next(
+            g for g in reported["graphs"] if (g["graph"], g["label"]) == ("encoder", "warm-up")
+        )
 
     before, after = encoder(), encoder("--override-tensor", r"v\.blk\.3\..*=cpu")
     assert (
@@ -431,8 +435,8 @@ def test_override_with_a_stand_in_accelerator_moves_nodes(mtmd: Any) -> None:
 
 
 def test_strict(mtmd: Any) -> None:
-    kept = mtmd("warmup", "--device", "cpu", "--strict", "--no-run")
-    assert kept.code == 0 and "result: everything runs on cpu as intended" in kept.out
+    saved = mtmd("warmup", "--device", "cpu", "--strict", "--no-run")
+    assert saved.code == 0 and "result: everything runs on cpu as intended" in saved.out
     for arguments in (
         ["--refuse", "gelu"],
         ["--flash-attn", "off"],
@@ -704,8 +708,8 @@ def test_a_prompt_stands_in_a_file(one: Path, tmp_path: Path, mtmd: Any) -> None
     file = tmp_path / "question.txt"
     file.write_bytes(b"\xef\xbb\xbf" + QUESTION.encode() + b"\r\n\n")
     for command in (("describe", one), ("describe", "--each", one)):
-        found = mtmd(*command, "-p", f"@{file}", "--json")
-        assert json.loads(found.out)["text"] == "One.", found
+        result = mtmd(*command, "-p", f"@{file}", "--json")
+        assert json.loads(result.out)["text"] == "One.", result
     out = tmp_path / "answers.jsonl"
     mtmd("batch", one, "-p", f"@{file}", "--out", out)
     assert mtmd("batch", one, "-p", QUESTION, "--out", out, "--resume").code == 0, "the same prompt"
@@ -715,17 +719,17 @@ def test_a_prompt_stands_in_a_file(one: Path, tmp_path: Path, mtmd: Any) -> None
 def test_a_text_comes_from_standard_input(
     name: str, one: Path, mtmd: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = []
+    result = []
     for text, data in ((QUESTION, b""), ("-", QUESTION.encode() + b"\n")):
         with io.TextIOWrapper(io.BytesIO(data)) as file:
             monkeypatch.setattr("sys.stdin", file)
-            found.append(json.loads(mtmd("describe", one, f"--{name}", text, "--json").out))
-    assert found[0]["text"] == found[1]["text"]
-    assert found[0]["receipt"]["prompt_tokens"] == found[1]["receipt"]["prompt_tokens"]
+            result.append(json.loads(mtmd("describe", one, f"--{name}", text, "--json").out))
+    assert result[0]["text"] == result[1]["text"]
+    assert result[0]["receipt"]["prompt_tokens"] == result[1]["receipt"]["prompt_tokens"]
 
 
 @pytest.mark.parametrize(
-    ("data", "told"),
+    ("data", "reported"),
     [
         (b"\n", "--prompt: found nothing in standard input, expected a text"),
         (b"x" * ((1 << 20) + 1), "--prompt: found more than 1,048,576 bytes in standard input"),
@@ -733,16 +737,16 @@ def test_a_text_comes_from_standard_input(
     ids=["nothing", "much"],
 )
 def test_what_is_no_prompt_on_standard_input(
-    data: bytes, told: str, one: Path, mtmd: Any, monkeypatch: pytest.MonkeyPatch
+    data: bytes, reported: str, one: Path, mtmd: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with io.TextIOWrapper(io.BytesIO(data)) as file:
         monkeypatch.setattr("sys.stdin", file)
-        assert told in mtmd("describe", one, "-p", "-").refused()
+        assert reported in mtmd("describe", one, "-p", "-").refused()
 
 
 def test_a_text_may_begin_with_an_at_sign(one: Path, mtmd: Any, demo: Model) -> None:
-    found = json.loads(mtmd("describe", one, "-p", "@@x", "--json").out)
-    assert found["receipt"]["prompt_tokens"] == demo.answer(one, "@x").receipt.prompt_tokens
+    result = json.loads(mtmd("describe", one, "-p", "@@x", "--json").out)
+    assert result["receipt"]["prompt_tokens"] == demo.answer(one, "@x").receipt.prompt_tokens
 
 
 def png_of(width: int, height: int) -> bytes:
@@ -801,8 +805,8 @@ def test_a_folder_is_no_picture(tmp_path: Path, mtmd: Any) -> None:
         "dump": "give the picture files in it",
     }
     for verb, what in advice.items():
-        told = mtmd(verb, tmp_path).refused()
-        assert f"found a folder, expected a picture file; {what}" in told
+        reported = mtmd(verb, tmp_path).refused()
+        assert f"found a folder, expected a picture file; {what}" in reported
 
 
 class Screen(io.StringIO):
@@ -1035,7 +1039,7 @@ def test_a_key_while_all_greenlets_wait_is_no_traceback() -> None:
         "except KeyboardInterrupt:\n"
         "    sys.exit(130)\n"
     )
-    found = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, env=environment(), timeout=60
     )
-    assert (found.returncode, found.stderr) == (130, b"")
+    assert (result.returncode, result.stderr) == (130, b"")

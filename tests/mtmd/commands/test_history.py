@@ -30,13 +30,13 @@ def test_a_backup_is_made_checked_and_restored(mtmd: Any, data: Path, tmp_path: 
     checked = mtmd("history", "check", "--data", target)
     assert checked.code == 0 and checked.out.endswith("nothing is wrong\n")
     (data / "conversations.db").write_bytes(b"no database" * 999)
-    found = mtmd("history", "check", "--data", data)
-    assert found.code == 1 and "PROBLEM: " in found.out and "history recover" in found.out
+    result = mtmd("history", "check", "--data", data)
+    assert result.code == 1 and "PROBLEM: " in result.out and "history recover" in result.out
     restored = mtmd("history", "restore", target, "--data", data)
     assert restored.code == 0 and "what was there before is in" in restored.out
     assert "1 conversation, 1 message, 1 picture" in restored.out
-    found = mtmd("history", "check", "--json", "--data", data)
-    assert json.loads(found.out)["problems"] == []
+    result = mtmd("history", "check", "--json", "--data", data)
+    assert json.loads(result.out)["problems"] == []
 
 
 def test_a_damaged_database_is_recovered(mtmd: Any, data: Path) -> None:

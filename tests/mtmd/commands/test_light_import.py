@@ -46,11 +46,11 @@ CASES = {
     "help": HELP.format(
         calls=[["--help"], ["describe", "-h"], ["warmup", "--help"], ["help", "dump"]],
         code=0,
-        told="usage: mtmd",
+        reported="usage: mtmd",
     ),
     "options out of range": HELP.format(
         code=2,
-        told=", expected ",
+        reported=", expected ",
         calls=[
             ["describe", "a.png", "--top-p", "2"],
             ["describe", "a.png", "--top-p", "-1"],
@@ -61,7 +61,7 @@ CASES = {
     ),
     "files that are not there": HELP.format(
         code=2,
-        told=", expected ",
+        reported=", expected ",
         calls=[
             ["describe", "no such.png"],
             ["chat", "no such.png"],
@@ -75,7 +75,7 @@ CASES = {
     ),
     "models that are not there": HELP.format(
         code=2,
-        told="expected a checkpoint folder",
+        reported="expected a checkpoint folder",
         calls=[
             ["info", "no_such.gguf"],
             ["warmup", "-m", "no such"],
@@ -83,11 +83,11 @@ CASES = {
             ["info", "--mmproj", "no such"],
         ],
     ),
-    "nothing": HELP.format(calls=[[]], code=0, told="usage: mtmd"),
+    "nothing": HELP.format(calls=[[]], code=0, reported="usage: mtmd"),
     "mistakes": HELP.format(
         calls=[["fly"], ["describe"], ["describe", "a.png", "--top-k", "x"], ["warmup", "--fast"]],
         code=2,
-        told="see 'mtmd",
+        reported="see 'mtmd",
     ),
 }
 

@@ -115,14 +115,14 @@ def test_a_misspelt_path_is_understood(
     folder = tmp_path / "Holiday pictures"
     folder.mkdir()
     shutil.copy(one, folder / "beach.png")
-    told = mtmd("describe", "holiday picture/beech.png").refused()
-    assert told.endswith("did you mean 'Holiday pictures/beach.png'?")
+    reported = mtmd("describe", "holiday picture/beech.png").refused()
+    assert reported.endswith("did you mean 'Holiday pictures/beach.png'?")
     assert mtmd("describe", "zzz/qqq.png").refused().endswith("check the path")
     assert mtmd("describe", "zzz qqq.png").refused().endswith("check the path")
     assert mtmd("describe", "folder/nothing").refused().endswith("check the path")
     for words in ("What do you see here?", "how", "cats/dogs or birds?"):
-        told = mtmd("describe", one, words).refused()
-        assert told.endswith("check the path, or give it as the prompt")
+        reported = mtmd("describe", one, words).refused()
+        assert reported.endswith("check the path, or give it as the prompt")
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     assert "did you mean 'model.gguf'?" in mtmd("info", "modell.gguf").refused()
 
@@ -241,7 +241,7 @@ def test_the_demo_model_has_a_name(mtmd: Any, one: Path, tmp_path: Path, monkeyp
 # the shell
 
 
-def asked(line: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def requested(line: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What the shell is told about how `line` could go on."""
     out = io.StringIO()
     for name, value in {
@@ -251,7 +251,7 @@ def asked(line: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         "COMP_POINT": str(len(line)),
     }.items():
         monkeypatch.setenv(name, value)
-    assert completion.is_asked()
+    assert completion.is_requested()
     parser: Parser = cli.parser()
 
     class Left(Exception):
@@ -291,7 +291,7 @@ def test_a_shell_is_told_how_a_line_goes_on(
     monkeypatch.setattr(
         "mtmd.checkpoint.cached_models.names_in_cache", lambda: ["org/name:Q4_K_M", "x/y"]
     )
-    assert asked(line, monkeypatch) == expected
+    assert requested(line, monkeypatch) == expected
 
 
 def test_the_scripts_of_the_shells(mtmd: Any) -> None:

@@ -44,10 +44,10 @@ def test_all_others_go_with_it():
 
 
 @pytest.mark.parametrize(
-    ("text", "found"), [(None, None), ("3", (3, 3)), ("1:8", (1, 8)), ("2:2", (2, 2))]
+    ("text", "result"), [(None, None), ("3", (3, 3)), ("1:8", (1, 8)), ("2:2", (2, 2))]
 )
-def test_how_many_replicas(text, found):
-    assert replicas(text) == found
+def test_how_many_replicas(text, result):
+    assert replicas(text) == result
 
 
 @pytest.mark.parametrize("text", ["", "0", "0:2", "3:2", "1:1001", "-1", "2:", "two", "1:2:3", "٣"])
@@ -57,5 +57,5 @@ def test_a_number_of_replicas_that_is_none(text):
 
 
 def test_an_address_that_is_none_is_told_at_once(mtmd):
-    told = mtmd("serve", "--ray", "nowhere")
-    assert told.code == 2 and "expected local, auto, or HOST:PORT" in told.err
+    reported = mtmd("serve", "--ray", "nowhere")
+    assert reported.code == 2 and "expected local, auto, or HOST:PORT" in reported.err

@@ -16,7 +16,7 @@ from mtmd.commands import serve
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "reported"),
     [
         (("--parallel", 0), "parallel: found 0"),
         (("--context", 0), "context: found 0"),
@@ -26,9 +26,9 @@ from mtmd.commands import serve
     ids=lambda words: words[0] if isinstance(words, tuple) else "",
 )
 def test_mistakes_come_before_the_line_about_loading(
-    words: tuple[Any, ...], told: str, mtmd: Any, tmp_path: Path
+    words: tuple[Any, ...], reported: str, mtmd: Any, tmp_path: Path
 ) -> None:
-    assert told in mtmd("serve", "--port", 0, "--data", tmp_path, *words).refused()
+    assert reported in mtmd("serve", "--port", 0, "--data", tmp_path, *words).refused()
 
 
 @pytest.mark.parametrize("there", ["file", "file/below", "closed", "closed/below"])
@@ -39,16 +39,16 @@ def test_a_data_folder_that_cannot_be_had_is_told_before_a_model_is_loaded(
     (tmp_path / "closed").mkdir()
     access = os.access  # whoever runs the tests may write everywhere
     monkeypatch.setattr(os, "access", lambda p, mode: "closed" not in str(p) and access(p, mode))
-    told = mtmd("serve", "--port", 0, "--data", tmp_path / there).refused()
+    reported = mtmd("serve", "--port", 0, "--data", tmp_path / there).refused()
     why = "a file is in its place" if "file" in there else "read-only or belongs to another user"
-    assert f"{tmp_path / there} cannot be opened, " in told and why in told
-    assert "--no-history" in told and not (tmp_path / "closed/below").exists()
+    assert f"{tmp_path / there} cannot be opened, " in reported and why in reported
+    assert "--no-history" in reported and not (tmp_path / "closed/below").exists()
 
 
 @pytest.mark.parametrize("command", [("serve", "--port", 0), ("history", "check")])
 def test_a_home_that_nobody_has_is_told(command: tuple[Any, ...], mtmd: Any) -> None:
-    told = mtmd(*command, "--data", "~no-such-user-here/x").refused()
-    assert 'begins with "~"' in told
+    reported = mtmd(*command, "--data", "~no-such-user-here/x").refused()
+    assert 'begins with "~"' in reported
 
 
 @pytest.mark.parametrize("command", [("serve", "--port", 0), ("history", "check")])
@@ -67,7 +67,7 @@ def test_a_user_without_a_home_is_told(
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "reported"),
     [
         (OSError(errno.EADDRINUSE, ""), "another server is there"),
         (OSError(errno.EADDRNOTAVAIL, ""), "this machine has no such address"),
@@ -78,13 +78,13 @@ def test_a_user_without_a_home_is_told(
     ids=str,
 )
 def test_why_an_address_cannot_be_had(
-    error: OSError, told: str, mtmd: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    error: OSError, reported: str, mtmd: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_: object, **__: object) -> None:
         raise error
 
     monkeypatch.setattr(socket, "getaddrinfo", fails)
-    assert told in mtmd("serve", "--port", 0, "--data", tmp_path).refused()
+    assert reported in mtmd("serve", "--port", 0, "--data", tmp_path).refused()
 
 
 def test_the_first_process_of_a_container_ends_when_it_is_asked_to(

@@ -14,7 +14,7 @@ from mtmd.web.server import Server
 
 
 @pytest.mark.parametrize(
-    "options, told",
+    "options, reported",
     [
         (["--presets", "x.json"], "--presets: goes with --models only"),
         (["--unload-after", "60"], "--unload-after: goes with --models only"),
@@ -28,9 +28,9 @@ from mtmd.web.server import Server
         (["--models", "demo", "--presets", "no.json"], "cannot be read"),
     ],
 )
-def test_what_does_not_go_together_is_told(mtmd, options, told):
+def test_what_does_not_go_together_is_told(mtmd, options, reported):
     result = mtmd("serve", "--port", "0", *options)
-    assert result.code == 2 and told in result.err and result.err.count("\n") == 1
+    assert result.code == 2 and reported in result.err and result.err.count("\n") == 1
 
 
 def test_it_begins_without_a_model_in_memory(mtmd, monkeypatch, tmp_path):

@@ -30,18 +30,18 @@ REMOTE = "--allow-remote-media"
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch, one: Path) -> list[str]:
+def requested(monkeypatch: pytest.MonkeyPatch, one: Path) -> list[str]:
     """The addresses asked, at each of which the picture lies, but at INSIDE."""
-    asked: list[str] = []
+    requested: list[str] = []
 
     def get(url: str, *_: Any) -> Fetched:
-        asked.append(url)
+        requested.append(url)
         if url == INSIDE:
             raise Denied("an address that is not public")
         return Fetched(None, one.read_bytes())
 
     monkeypatch.setattr(fetch, "_get", get)
-    return asked
+    return requested
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_no_part_of_a_user_is_in_a_name_nor_can_be_guessed_from_it(user: str) ->
 
 
 def test_each_takes_all_of_them(
-    mtmd: Any, asked: list[str], data_url: str, piped: Any, one: Path
+    mtmd: Any, requested: list[str], data_url: str, piped: Any, one: Path
 ) -> None:
     piped(one.read_bytes())
     given = (one, ADDRESS, data_url, "-")
@@ -98,31 +98,31 @@ def test_each_takes_all_of_them(
     rows = [json.loads(line) for line in ran.out.splitlines()]
     assert ran.code == 0 and [row["text"] for row in rows] == ["One."] * 4
     names = [str(one), SHOWN, url_identity(data_url), "standard input"]
-    assert [row["image"] for row in rows] == names and asked == [ADDRESS]
+    assert [row["image"] for row in rows] == names and requested == [ADDRESS]
     assert len({row["sha256"] for row in rows}) == 1
     assert "secret" not in ran.out and "key=1" not in ran.out
 
 
 def test_each_is_told_what_is_wrong_before_a_model_is_loaded(
-    mtmd: Any, asked: list[str], piped: Any, one: Path
+    mtmd: Any, requested: list[str], piped: Any, one: Path
 ) -> None:
-    told = mtmd("describe", "--each", one, ADDRESS).refused()
-    assert "found a web address" in told and REMOTE in told and "secret" not in told
+    reported = mtmd("describe", "--each", one, ADDRESS).refused()
+    assert "found a web address" in reported and REMOTE in reported and "secret" not in reported
     piped(b"")
     assert "found nothing, expected a picture" in mtmd("describe", "--each", "-").refused()
     assert "found twice" in mtmd("describe", "--each", "-", "-").refused()
-    assert asked == []
+    assert requested == []
 
 
-def test_an_address_inside_is_a_failed_row_with_the_reason(mtmd: Any, asked: list[str]) -> None:
+def test_an_address_inside_is_a_failed_row_with_the_reason(mtmd: Any, requested: list[str]) -> None:
     ran = mtmd("describe", "--each", REMOTE, "--json", INSIDE, ADDRESS, *COUNT)
     first, second = [json.loads(line) for line in ran.out.splitlines()]
     assert ran.code == 1 and "an address that is not public" in first["error"]
-    assert second["text"] == "One." and sorted(asked) == sorted([INSIDE, ADDRESS])
+    assert second["text"] == "One." and sorted(requested) == sorted([INSIDE, ADDRESS])
 
 
 def test_a_batch_takes_urls_named_and_listed_and_goes_on(
-    mtmd: Any, asked: list[str], data_url: str, one: Path, tmp_path: Path
+    mtmd: Any, requested: list[str], data_url: str, one: Path, tmp_path: Path
 ) -> None:
     out, listed = tmp_path / "a.jsonl", tmp_path / "list.txt"
     listed.write_text(f"{INSIDE}\n{data_url}\n{one}\n")
@@ -133,15 +133,15 @@ def test_a_batch_takes_urls_named_and_listed_and_goes_on(
     assert set(rows) == {SHOWN, INSIDE, url_identity(data_url), str(one)}
     assert [rows[name]["text"] for name in (SHOWN, url_identity(data_url))] == ["One."] * 2
     assert "not public" in rows[INSIDE]["error"] and "secret" not in out.read_text()
-    asked.clear()
+    requested.clear()
     again = mtmd(*given, REMOTE, "--resume")
-    assert again.code == 1 and asked == [] and "0 rows" in again.err, "all have a row"
+    assert again.code == 1 and requested == [] and "0 rows" in again.err, "all have a row"
     mtmd(*given, REMOTE, "--retry-failed")
-    assert asked == [INSIDE] and len(rows_of(out)) == 4
+    assert requested == [INSIDE] and len(rows_of(out)) == 4
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "reported"),
     [
         ((ADDRESS,), "found a web address"),
         (("-",), "--list - reads paths from standard input"),
@@ -150,38 +150,38 @@ def test_a_batch_takes_urls_named_and_listed_and_goes_on(
     ],
 )
 def test_a_batch_says_what_it_does_not_take(
-    arguments: tuple[str, ...], told: str, mtmd: Any, asked: list[str], tmp_path: Path
+    arguments: tuple[str, ...], reported: str, mtmd: Any, requested: list[str], tmp_path: Path
 ) -> None:
     out = tmp_path / "a.jsonl"
-    assert told in mtmd("batch", *arguments, "--out", out).refused()
-    assert asked == [] and not out.exists()
+    assert reported in mtmd("batch", *arguments, "--out", out).refused()
+    assert requested == [] and not out.exists()
 
 
 def test_vectors_of_all_of_them(
-    mtmd: Any, dual: str, asked: list[str], data_url: str, piped: Any, one: Path
+    mtmd: Any, dual: str, requested: list[str], data_url: str, piped: Any, one: Path
 ) -> None:
     piped(one.read_bytes())
     given = (one, ADDRESS, data_url, "-", INSIDE)
     ran = mtmd("embed", "-m", dual, REMOTE, "--query", "a", "--json", *given)
-    found = json.loads(ran.out)
+    result = json.loads(ran.out)
     names = [str(one), SHOWN, url_identity(data_url), "standard input"]
-    assert ran.code == 1 and found["images"] == names and set(found["failed"]) == {INSIDE}
-    assert len({hit["cosine"] for hit in found["queries"][0]["images"]}) == 1
-    assert asked == [ADDRESS, INSIDE]
+    assert ran.code == 1 and result["images"] == names and set(result["failed"]) == {INSIDE}
+    assert len({hit["cosine"] for hit in result["queries"][0]["images"]}) == 1
+    assert requested == [ADDRESS, INSIDE]
     refused = mtmd("embed", "-m", dual, "--query", "a", ADDRESS).refused()
     assert "found a web address" in refused
-    told = mtmd("embed", "-m", dual, "--query", "a", "-", "--list", "-").refused()
-    assert "standard input is read once" in told
+    reported = mtmd("embed", "-m", dual, "--query", "a", "-", "--list", "-").refused()
+    assert "standard input is read once" in reported
 
 
 def test_a_chat_about_urls_is_saved_and_loaded(
-    mtmd: Any, asked: list[str], data_url: str, piped: Any, tmp_path: Path
+    mtmd: Any, requested: list[str], data_url: str, piped: Any, tmp_path: Path
 ) -> None:
     saved = tmp_path / "saved.json"
     lines = [COUNT[1], f"/save {saved}", "/clear", f"/image {ADDRESS}", COUNT[1], "/images"]
     piped("".join(f"{line}\n" for line in lines).encode())
     ran = mtmd("chat", REMOTE, data_url)
-    assert ran.code == 0 and ran.err == "" and asked == [ADDRESS]
+    assert ran.code == 0 and ran.err == "" and requested == [ADDRESS]
     assert ran.out.count("One.\n") == 2 and f"question 1: {SHOWN} (" in ran.out
     assert "secret" not in ran.out and data_url not in ran.out
     piped(f"/load {saved}\n/images\n".encode())
@@ -190,29 +190,29 @@ def test_a_chat_about_urls_is_saved_and_loaded(
 
 
 def test_a_chat_asks_no_address_unless_it_may(
-    mtmd: Any, asked: list[str], piped: Any, tmp_path: Path
+    mtmd: Any, requested: list[str], piped: Any, tmp_path: Path
 ) -> None:
     assert "found a web address" in mtmd("chat", ADDRESS).refused()
     assert "standard input is what is said" in mtmd("chat", "-").refused()
     saved = tmp_path / "saved.json"
     piped(f"/image {ADDRESS}\n{COUNT[1]}\n/save {saved}\n".encode())
-    assert mtmd("chat", REMOTE).code == 0 and asked == [ADDRESS]
+    assert mtmd("chat", REMOTE).code == 0 and requested == [ADDRESS]
     piped(f"/image {ADDRESS}\n/load {saved}\n".encode())
     ran = mtmd("chat")
     assert ran.code == 1 and ran.err.count("found a web address") == 2 and "secret" not in ran.err
-    assert asked == [ADDRESS]
+    assert requested == [ADDRESS]
 
 
 def test_a_file_address_is_its_path_everywhere(tmp_path: Path) -> None:
     """So its row is known by it, wherever a later run goes on from."""
-    place = tmp_path / "a b.png"
-    Image.new("RGB", (8, 8)).save(place)
+    location = tmp_path / "a b.png"
+    Image.new("RGB", (8, 8)).save(location)
     address, listed = f"file://{tmp_path}/a%20b.png", tmp_path / "list.txt"
     listed.write_text(address)
-    assert attach(address).path == place
-    for found in (find_inputs([address, str(place)]), find_inputs([], [str(listed)])):
-        assert [one.name for one in found.inputs] == [str(place)]
-    assert [one.path for one in find_inputs([f"file://{tmp_path}"]).inputs] == [str(place)]
+    assert attach(address).path == location
+    for result in (find_inputs([address, str(location)]), find_inputs([], [str(listed)])):
+        assert [one.name for one in result.inputs] == [str(location)]
+    assert [one.path for one in find_inputs([f"file://{tmp_path}"]).inputs] == [str(location)]
 
 
 def test_a_home_of_nobody_is_no_file() -> None:

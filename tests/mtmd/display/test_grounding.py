@@ -2,14 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-from mtmd.display.grounding import CHARS_MAX, MOST, Region, find_regions
+from mtmd.display.grounding import CHARS_MAX, MAXIMUM, Region, find_regions
 
 SEEN, OWN = (1288, 812), (4000, 3000)
 
 
 def boxes(text, **sizes):
-    found = find_regions(text, **sizes)
-    return [(r.kind, r.values, r.label, r.scale) for r in found.regions] if found else []
+    result = find_regions(text, **sizes)
+    return [(r.kind, r.values, r.label, r.scale) for r in result.regions] if result else []
 
 
 @pytest.mark.parametrize(
@@ -90,8 +90,8 @@ def test_what_is_no_region_is_none(text):
 def test_what_was_chosen_is_explained():
     assert "no number is above 1000" in find_regions("[1, 2, 300, 400]").why
     assert "1288 × 812" in find_regions("[1, 2, 1100, 400]", SEEN, OWN).why
-    said = find_regions("<box>(1,2),(3,4)</box>", SEEN, OWN)
-    assert said.scale == "" and "notation" in said.why
+    stated = find_regions("<box>(1,2),(3,4)</box>", SEEN, OWN)
+    assert stated.scale == "" and "notation" in stated.why
 
 
 def test_each_of_several_has_its_own_label():
@@ -104,10 +104,10 @@ def test_each_of_several_has_its_own_label():
 
 
 def test_numbers_are_read_alike_in_one_answer():
-    found = find_regions(
+    result = find_regions(
         '[{"bbox_2d": [1, 2, 300, 400]}, {"bbox_2d": [1, 2, 1100, 400]}]', SEEN, OWN
     )
-    assert {r.scale for r in found.regions} == {"processed"}
+    assert {r.scale for r in result.regions} == {"processed"}
 
 
 def test_a_bare_list_beside_a_telling_notation_is_not_a_box():
@@ -115,13 +115,13 @@ def test_a_bare_list_beside_a_telling_notation_is_not_a_box():
 
 
 def test_a_runaway_answer_is_cut():
-    found = find_regions(
+    result = find_regions(
         '{"bbox_2d": [1, 2, 3, 4], "label": "'
         + "x" * 500
         + '"}' * 1
         + '{"bbox_2d": [1, 2, 3, 4]}' * 1000
     )
-    assert len(found.regions) == MOST and len(found.regions[0].label) == 120
+    assert len(result.regions) == MAXIMUM and len(result.regions[0].label) == 120
 
 
 @pytest.mark.parametrize(
@@ -154,10 +154,10 @@ def test_a_long_text_that_only_begins_like_regions_is_read_to_its_end(unit):
 
 
 def test_regions_can_be_told_as_json():
-    found = find_regions("[0, 1, 2, 3]").asdict()
+    result = find_regions("[0, 1, 2, 3]").asdict()
     assert (
-        found["regions"] == [Region("box", (0.0, 1.0, 2.0, 3.0), "", "1000").asdict()]
-        and found["scale"] == "1000"
+        result["regions"] == [Region("box", (0.0, 1.0, 2.0, 3.0), "", "1000").asdict()]
+        and result["scale"] == "1000"
     )
 
 

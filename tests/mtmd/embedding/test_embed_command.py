@@ -33,18 +33,18 @@ def test_vectors_and_names_go_to_a_file_and_are_searched_there(
     out = tmp_path / "photos.npz"
     made = mtmd("embed", str(photos), "-m", model_folder, "--out", str(out))
     assert made.code == 0 and "3 images seen as 32 x 32" in made.err
-    with np.load(out, allow_pickle=False) as held:
-        names, vectors = list(held["names"]), held["vectors"]
+    with np.load(out, allow_pickle=False) as stored:
+        names, vectors = list(stored["names"]), stored["vectors"]
     assert [n.rpartition("/")[2] for n in names] == ["a.png", "b.jpg", "c.webp"]
     assert vectors.dtype == np.float32 and np.abs(np.linalg.norm(vectors, axis=1) - 1).max() < 1e-6
     model = load_embedder(model_folder)
     assert np.abs(vectors - model.embed([str(photos / n) for n in ("a.png", "b.jpg", "c.webp")])).max() < 1e-6  # fmt: skip
 
     args = ("-m", model_folder, "--index", str(out), "--query", "a red circle", "--top", "2")
-    found = json.loads(mtmd("embed", *args, "--json").out)
+    result = json.loads(mtmd("embed", *args, "--json").out)
     cosines = vectors @ model.embed(texts="a red circle")[0]
     best = cosines.argsort()[::-1][:2]
-    (query,) = found["queries"]
+    (query,) = result["queries"]
     assert [hit["image"] for hit in query["images"]] == [names[i] for i in best]
     assert np.allclose([hit["cosine"] for hit in query["images"]], cosines[best], atol=1e-6)
     lines = mtmd("embed", *args).out.splitlines()

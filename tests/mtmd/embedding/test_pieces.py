@@ -132,12 +132,12 @@ def test_vectors_are_those_of_transformers(folder, monkeypatch):
 
     (folder / "spiece.model").write_bytes(pieces())
     ids, model = theirs(folder, monkeypatch), SiglipModel.from_pretrained(folder)
-    asked = ["A photo of TWO dogs; a red circle!", "ﬁne", "the quick brown fox " * 9]
-    padded = [(ids(text) + [0] * CONTEXT)[:CONTEXT] for text in asked]
+    requested = ["A photo of TWO dogs; a red circle!", "ﬁne", "the quick brown fox " * 9]
+    padded = [(ids(text) + [0] * CONTEXT)[:CONTEXT] for text in requested]
     with torch.no_grad():
         expected = model.get_text_features(input_ids=torch.tensor(padded)).pooler_output.numpy()
-    found = load_embedder(folder, dtype="fp32").embed(texts=asked, normalize=False)
-    assert np.square(found - expected).sum() <= 1e-9 * np.square(expected).sum()
+    actual = load_embedder(folder, dtype="fp32").embed(texts=requested, normalize=False)
+    assert np.square(actual - expected).sum() <= 1e-9 * np.square(expected).sum()
 
 
 def test_a_text_cannot_spell_its_own_end(folder):

@@ -40,7 +40,7 @@ def pictures() -> list[Image.Image]:
     ]
 
 
-def beside(folder: Path, **options: Any) -> tuple[Embedder, StandIn]:
+def alongside(folder: Path, **options: Any) -> tuple[Embedder, StandIn]:
     device = StandIn(records=False, fuses=False, side=StandInStream())
     chosen = LoadOptions(dtype="fp32", **options)
     return Embedder(open_dual(folder), chosen, [device, Cpu(), Reference()]), device
@@ -49,17 +49,17 @@ def beside(folder: Path, **options: Any) -> tuple[Embedder, StandIn]:
 def test_vectors_are_those_of_the_host_and_the_receipt_says_where(
     folder: Path, pictures: list[Image.Image]
 ) -> None:
-    there, device = beside(folder)
-    found, receipt = vars(there.embeddings(pictures, "a cat")).values()
-    host, other = beside(folder, preprocess="host")
-    expected, told = vars(host.embeddings(pictures, "a cat")).values()
-    assert np.array_equal(found, expected)
+    there, device = alongside(folder)
+    actual, receipt = vars(there.embeddings(pictures, "a cat")).values()
+    host, other = alongside(folder, preprocess="host")
+    expected, reported = vars(host.embeddings(pictures, "a cat")).values()
+    assert np.array_equal(actual, expected)
     assert (
         receipt.preprocessed == "4 of 5 resized, normalised on stand-in"
     )  # one is as it should be
     assert " ms (4 of 5 resized, normalised on stand-in), encode " in str(receipt)
     assert receipt.asdict()["preprocessed"] == receipt.preprocessed
-    assert told.preprocessed == "on the host: asked for"
+    assert reported.preprocessed == "on the host: asked for"
     assert (
         "uploaded" in device.sides["resize"].events and "uploaded" in device.sides["encode"].events
     )
@@ -69,7 +69,7 @@ def test_vectors_are_those_of_the_host_and_the_receipt_says_where(
 
 
 def test_the_report_compares_both_ways(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, _ = beside(folder)
+    model, _ = alongside(folder)
     assert "preprocessing: on stand-in (asked for auto" in str(model.warmup_report)
     facts = model.warm_up().preprocessing
     assert facts is not None and facts.why_host is None and facts.device_ms is not None
@@ -86,9 +86,9 @@ def test_what_pictures_are_resized_in_is_part_of_what_is_needed(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "free_bytes", lambda _: TAKEN_BYTES)
-    beside(folder, preprocess="host")
+    alongside(folder, preprocess="host")
     with pytest.raises(DeviceMemoryError, match=r"has 120\.00 MiB free; use --preprocess host"):
-        beside(folder)
+        alongside(folder)
 
 
 def test_what_recorded_runs_keep_is_part_of_what_is_needed(
@@ -99,21 +99,21 @@ def test_what_recorded_runs_keep_is_part_of_what_is_needed(
     monkeypatch.setattr(module, "free_bytes", lambda _: 1)
     for records in (False, True):
         device = StandIn(records=records, fuses=False)
-        with pytest.raises(DeviceMemoryError, match="needs") as told:
+        with pytest.raises(DeviceMemoryError, match="needs") as reported:
             Embedder(open_dual(folder), LoadOptions(dtype="fp32"), [device, Cpu(), Reference()])
-        refused.append(str(told.value))
+        refused.append(str(reported.value))
     plain, more = (float(re.search(r"needs ([\d.]+) MiB", r)[1]) for r in refused)  # type: ignore
     assert more > 1.5 * plain
 
 
 def test_the_command_hands_it_on(mtmd: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
+    requested: list[str] = []
 
     def made(_: object, chosen: LoadOptions, **__: object) -> None:
-        asked.append(chosen.preprocess)
+        requested.append(chosen.preprocess)
         raise OptionError("enough")
 
     monkeypatch.setattr(module, "Embedder", made)
     for more in ((), ("--preprocess", "host")):
         assert "enough" in mtmd("embed", "--query", "a cat", "a.png", "-m", folder, *more).refused()
-    assert asked == ["auto", "host"]
+    assert requested == ["auto", "host"]

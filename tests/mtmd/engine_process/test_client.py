@@ -45,7 +45,7 @@ from mtmd.prompt.conversation import RawPrompt
 from mtmd.prompt.load_image import Picture, load_isolated
 from mtmd.prompt.video_input import sent_video
 from mtmd.service.service import Service
-from mtmd.service.turns import wanted_unless
+from mtmd.service.turns import cancel_if
 
 TEXT = [{"role": "user", "content": "How many shapes are there?"}]
 TEXT_PART = [{"type": "text", "text": "What is shown?"}]
@@ -100,13 +100,13 @@ def answer(ticket: Any) -> Answer:
     return last.answer
 
 
-def without_times(found: Answer) -> Answer:
+def without_times(result: Answer) -> Answer:
     times = ("queued_ms", "preprocess_ms", "encode_ms", "prefill_ms", "decode_ms", "compile_ms")
-    images = tuple(replace(image, cached=False) for image in found.receipt.images)
-    receipt = replace(found.receipt, **dict.fromkeys(times, 0.0), images=images)
-    calls = tuple(replace(call, id="") for call in found.tool_calls)
+    images = tuple(replace(image, cached=False) for image in result.receipt.images)
+    receipt = replace(result.receipt, **dict.fromkeys(times, 0.0), images=images)
+    calls = tuple(replace(call, id="") for call in result.tool_calls)
     return replace(
-        found, receipt=replace(receipt, reused_tokens=0, kernels_compiled=0), tool_calls=calls
+        result, receipt=replace(receipt, reused_tokens=0, kernels_compiled=0), tool_calls=calls
     )
 
 
@@ -134,25 +134,25 @@ def test_answers_are_those_of_a_service_in_this_process(
     engine: EngineClient, service: Service, about: list[Any], chosen: dict[str, Any]
 ) -> None:
     options = {"max_tokens": 24} | chosen
-    apart, here = (
+    separate, here = (
         events(one.submit(about, tenant="me", **options))  # type: ignore[attr-defined]
         for one in (engine, service)
     )
-    assert without_times(apart[-1].answer) == without_times(here[-1].answer)
-    texts = ["".join(e.text for e in of if isinstance(e, TextPiece)) for of in (apart, here)]
+    assert without_times(separate[-1].answer) == without_times(here[-1].answer)
+    texts = ["".join(e.text for e in of if isinstance(e, TextPiece)) for of in (separate, here)]
     assert texts[0] == texts[1]
-    stages = [e.stage for e in apart if isinstance(e, Progress)]
-    assert stages[-1] == "prefill" and not isinstance(apart[0], TextPiece)
-    assert apart[-1].answer.receipt.prefill_ms > 0
+    stages = [e.stage for e in separate if isinstance(e, Progress)]
+    assert stages[-1] == "prefill" and not isinstance(separate[0], TextPiece)
+    assert separate[-1].answer.receipt.prefill_ms > 0
 
 
 def test_several_answers_to_one_prompt(engine: EngineClient, service: Service) -> None:
     chosen: dict[str, Any] = {"max_tokens": 8, "temperature": 1.0, "seed": 3}
-    apart, here = (
+    separate, here = (
         [answer(t).text for t in of.submit_several(TEXT, 2, tenant="me", **chosen)]
         for of in (engine, service)
     )
-    assert apart == here and len(apart) == 2
+    assert separate == here and len(separate) == 2
 
 
 def test_what_needs_no_answer(engine: EngineClient, service: Service, about: list[Any]) -> None:
@@ -197,13 +197,13 @@ def test_what_the_model_saw_of_a_picture(engine: EngineClient, about: list[Any])
 def test_mistakes_are_told_in_the_same_words(
     engine: EngineClient, service: Service, messages: Any, chosen: dict[str, Any], kind: type
 ) -> None:
-    found = []
+    result = []
     for one in (engine, service):
         with pytest.raises(kind) as caught:
             one.submit(messages, **chosen)  # type: ignore[attr-defined]
-        found.append(caught.value)
-    assert type(found[0]) is type(found[1]) and str(found[0]) == str(found[1])
-    assert {k: v for k, v in vars(found[0]).items() if k != "__notes__"} == vars(found[1])
+        result.append(caught.value)
+    assert type(result[0]) is type(result[1]) and str(result[0]) == str(result[1])
+    assert {k: v for k, v in vars(result[0]).items() if k != "__notes__"} == vars(result[1])
     assert not engine.busy
 
 
@@ -230,12 +230,12 @@ def test_who_cancels_gives_a_place_back(engine: EngineClient) -> None:
 def test_who_leaves_before_it_has_begun_is_not_waited_for(engine: EngineClient) -> None:
     before = engine.stats()
     os.kill(engine.pid, signal.SIGSTOP)
-    wanted_unless(lambda: True)
+    cancel_if(lambda: True)
     try:
         with pytest.raises(LeftError):
             engine.submit(TEXT, max_tokens=1500, ignore_eos=True)
     finally:
-        wanted_unless(None)
+        cancel_if(None)
         os.kill(engine.pid, signal.SIGCONT)
     assert not engine.busy
     until(lambda: engine.stats().running == 0)
@@ -243,8 +243,8 @@ def test_who_leaves_before_it_has_begun_is_not_waited_for(engine: EngineClient) 
 
 
 def test_it_is_no_fork_and_outlives_what_a_terminal_sends(engine: EngineClient) -> None:
-    told = Path(f"/proc/{engine.pid}/cmdline").read_bytes()
-    assert b"mtmd.engine_process.boot" in told
+    reported = Path(f"/proc/{engine.pid}/cmdline").read_bytes()
+    assert b"mtmd.engine_process.boot" in reported
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         os.kill(engine.pid, number)
     assert answer(engine.submit(TEXT, max_tokens=2)).receipt.output_tokens == 2
@@ -274,37 +274,37 @@ def test_a_record_that_does_not_fit_its_form_raises_nothing(
 
 
 def test_it_is_closed_when_what_is_under_way_has_been_told() -> None:
-    with started() as apart:
-        ticket = apart.submit(TEXT, max_tokens=1500, ignore_eos=True)
-        apart.close(20)
-        assert answer(ticket).receipt.finish == "cancelled" and not apart.busy
+    with started() as separate:
+        ticket = separate.submit(TEXT, max_tokens=1500, ignore_eos=True)
+        separate.close(20)
+        assert answer(ticket).receipt.finish == "cancelled" and not separate.busy
         with pytest.raises(MtmdError, match="the service is closed"):
-            apart.submit(TEXT)
-        assert apart.stats().cancelled == 1 and apart.fault is None
-        apart.close(20)
-        processes = descendants(apart.pid)
+            separate.submit(TEXT)
+        assert separate.stats().cancelled == 1 and separate.fault is None
+        separate.close(20)
+        processes = descendants(separate.pid)
     until(lambda: not any(Path(f"/proc/{p}").exists() for p in processes))
 
 
 def test_a_process_that_is_killed_is_a_fault() -> None:
-    with started() as apart:
-        told: list[DeviceError] = []
-        apart.on_fault(told.append)
-        tickets = [apart.submit(TEXT, max_tokens=1500, ignore_eos=True) for _ in range(3)]
-        before = apart.stats()
-        os.kill(apart.pid, signal.SIGKILL)
+    with started() as separate:
+        reported: list[DeviceError] = []
+        separate.on_fault(reported.append)
+        tickets = [separate.submit(TEXT, max_tokens=1500, ignore_eos=True) for _ in range(3)]
+        before = separate.stats()
+        os.kill(separate.pid, signal.SIGKILL)
         for ticket in tickets:
             with pytest.raises(DeviceError, match=r"process has ended \(by SIGKILL\)"):
                 list(ticket)
-        until(lambda: told)
-        assert apart.fault is told[0] and not apart.busy
+        until(lambda: reported)
+        assert separate.fault is reported[0] and not separate.busy
         with pytest.raises(DeviceError, match="start the process again"):
-            apart.submit(TEXT)
-        assert apart.stats().requests == before.requests
+            separate.submit(TEXT)
+        assert separate.stats().requests == before.requests
         late: list[DeviceError] = []
-        apart.on_fault(late.append)
-        assert late == told
-        apart.close(1)
+        separate.on_fault(late.append)
+        assert late == reported
+        separate.close(1)
 
 
 @pytest.mark.parametrize("is_fault", [True, False], ids=["in a fault", "loading"])
@@ -313,105 +313,105 @@ def test_one_that_the_system_keeps_is_not_waited_for(
 ) -> None:
     """As a driver may, whatever is sent to it: its end of the link stays open."""
     monkeypatch.setattr(process, "ENDS_S", 0.1)
-    apart = EngineClient()
-    kept = apart._connection.process._process
-    os.kill(apart.pid, signal.SIGSTOP)
+    separate = EngineClient()
+    saved = separate._connection.process._process
+    os.kill(separate.pid, signal.SIGSTOP)
     if is_fault:
-        apart._connection._take(Failed(DeviceError("the device hangs")))
+        separate._connection._take(Failed(DeviceError("the device hangs")))
     with monkeypatch.context() as patch:
-        patch.setattr(kept, "kill", lambda: None)
-        leaves = threading.Thread(target=apart.__exit__, args=(None, None, None), daemon=True)
+        patch.setattr(saved, "kill", lambda: None)
+        leaves = threading.Thread(target=separate.__exit__, args=(None, None, None), daemon=True)
         leaves.start()
         leaves.join(10)
         is_left = not leaves.is_alive()
-    kept.kill()
-    kept.wait()
+    saved.kill()
+    saved.wait()
     assert is_left
 
 
 def test_who_is_in_a_call_when_it_ends_is_told() -> None:
-    found: list[BaseException] = []
+    result: list[BaseException] = []
 
-    def ask(apart: EngineClient) -> None:
+    def ask(separate: EngineClient) -> None:
         with pytest.raises(MtmdError) as caught:
-            apart.text_of([1])
-        found.append(caught.value)
+            separate.text_of([1])
+        result.append(caught.value)
 
-    with started() as apart:
-        os.kill(apart.pid, signal.SIGSTOP)
-        thread = threading.Thread(target=ask, args=(apart,), daemon=True)
+    with started() as separated:
+        os.kill(separated.pid, signal.SIGSTOP)
+        thread = threading.Thread(target=ask, args=(separated,), daemon=True)
         thread.start()
-        until(lambda: apart._connection._replies)
-        threading.Timer(0.2, os.kill, (apart.pid, signal.SIGCONT)).start()
+        until(lambda: separated._connection._replies)
+        threading.Timer(0.2, os.kill, (separated.pid, signal.SIGCONT)).start()
     thread.join(20)
-    assert [str(error) for error in found] == ["the service is closed; start another"]
+    assert [str(error) for error in result] == ["the service is closed; start another"]
 
 
 def test_a_process_that_gives_no_sign_of_life_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "TICK_S", 0.1)
     monkeypatch.setattr(client, "SILENT_MIN_S", 1.0)
-    with started() as apart:
-        apart._hang_s = 1.0
-        os.kill(apart.pid, signal.SIGSTOP)
+    with started() as separate:
+        separate._hang_s = 1.0
+        os.kill(separate.pid, signal.SIGSTOP)
         with pytest.raises(DeviceError, match="no sign of life for 1 s"):
-            apart.submit(TEXT)
+            separate.submit(TEXT)
 
 
 def test_who_sends_to_one_that_hangs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """More than the socket takes."""
     monkeypatch.setattr(client, "TICK_S", 0.1)
     monkeypatch.setattr(client, "SILENT_MIN_S", 1.0)
-    found: list[BaseException] = []
+    result: list[BaseException] = []
 
-    def ask(apart: EngineClient) -> None:
+    def ask(separate: EngineClient) -> None:
         with pytest.raises(MtmdError) as caught:
-            apart.tokens_of("a" * (4 << 20))
-        found.append(caught.value)
+            separate.tokens_of("a" * (4 << 20))
+        result.append(caught.value)
 
-    with started() as apart:
-        os.kill(apart.pid, signal.SIGSTOP)
-        threads = [threading.Thread(target=ask, args=(apart,), daemon=True) for _ in range(2)]
+    with started() as separated:
+        os.kill(separated.pid, signal.SIGSTOP)
+        threads = [threading.Thread(target=ask, args=(separated,), daemon=True) for _ in range(2)]
         for thread in threads:
             thread.start()
-        until(apart._connection.process.link._sending.locked)
-        apart._hang_s = 1.0
+        until(separated._connection.process.link._sending.locked)
+        separated._hang_s = 1.0
         for thread in threads:
             thread.join(20)
-        assert len(found) == 2 and all("no sign of life" in str(error) for error in found)
+        assert len(result) == 2 and all("no sign of life" in str(error) for error in result)
 
 
 def test_a_call_with_a_limit_keeps_it_while_others_cannot_send() -> None:
-    with started() as apart:
-        os.kill(apart.pid, signal.SIGSTOP)
+    with started() as separate:
+        os.kill(separate.pid, signal.SIGSTOP)
         long = [{"role": "user", "content": "a" * (16 << 20)}]
 
         def send() -> None:
             with pytest.raises(MtmdError, match="given up"):
-                apart.submit(long)
+                separate.submit(long)
 
         sender = threading.Thread(target=send)
         sender.start()
-        lock = apart._connection.process.link._sending
+        lock = separate._connection.process.link._sending
         until(lock.locked)
-        found = apart.stats()
-        assert lock.locked() and not found.finished
-        apart._connection.fail("it is given up")
+        result = separate.stats()
+        assert lock.locked() and not result.finished
+        separate._connection.fail("it is given up")
         sender.join()
 
 
 def test_who_leaves_waits_for_nobody() -> None:
     """Not for an engine that reads nothing, with more sent to it than the socket takes."""
-    with started() as apart:
-        ticket = apart.submit(TEXT, max_tokens=1500, ignore_eos=True)
-        os.kill(apart.pid, signal.SIGSTOP)
-        asks = threading.Thread(target=apart.tokens_of, args=("a" * (4 << 20),), daemon=True)
+    with started() as separate:
+        ticket = separate.submit(TEXT, max_tokens=1500, ignore_eos=True)
+        os.kill(separate.pid, signal.SIGSTOP)
+        asks = threading.Thread(target=separate.tokens_of, args=("a" * (4 << 20),), daemon=True)
         asks.start()
-        until(apart._connection.process.link._sending.locked)
+        until(separate._connection.process.link._sending.locked)
         leaves = threading.Thread(target=ticket.cancel, daemon=True)
         leaves.start()
         leaves.join(10)
         assert not leaves.is_alive() and asks.is_alive()
-        os.kill(apart.pid, signal.SIGCONT)
+        os.kill(separate.pid, signal.SIGCONT)
         assert [type(event) for event in ticket][-1] is Finished
         asks.join(60)
 
@@ -419,16 +419,16 @@ def test_who_leaves_waits_for_nobody() -> None:
 def test_one_that_lives_is_not_given_up_between_two_signs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "SILENT_MIN_S", 20.0)
     monkeypatch.setattr(client, "TICK_S", 0.1)
-    with started() as apart:
-        apart._hang_s = 0.01
-        beats = apart._connection.beats
-        until(lambda: apart._connection.beats > beats + 1)
-        assert apart.fault is None and apart._supervisor.is_alive()
+    with started() as separate:
+        separate._hang_s = 0.01
+        beats = separate._connection.beats
+        until(lambda: separate._connection.beats > beats + 1)
+        assert separate.fault is None and separate._supervisor.is_alive()
 
 
 def test_a_model_that_cannot_be_loaded_is_told(tmp_path: Path) -> None:
-    with EngineClient() as apart, pytest.raises(MtmdError, match="nosuch"):
-        apart.load(str(tmp_path / "nosuch"), {})
+    with EngineClient() as separate, pytest.raises(MtmdError, match="nosuch"):
+        separate.load(str(tmp_path / "nosuch"), {})
 
 
 def test_frames_of_a_video_are_chosen_by_the_model(engine: EngineClient, service: Service) -> None:
@@ -437,72 +437,75 @@ def test_frames_of_a_video_are_chosen_by_the_model(engine: EngineClient, service
     first.save(file, "GIF", save_all=True, append_images=others, duration=500)
     video = sent_video(file.getvalue(), VideoLimits(), "clip")
     shown = [{"role": "user", "content": [{"type": "video", "video": video}, *TEXT_PART]}]
-    apart, here = (
+    separate, here = (
         answer(one.submit(shown, tenant="me", max_tokens=4))  # type: ignore[attr-defined]
         for one in (engine, service)
     )
-    assert apart.text == here.text and apart.prompt_token_ids == here.prompt_token_ids
-    assert apart.receipt.videos[0].sha256 == here.receipt.videos[0].sha256
+    assert separate.text == here.text and separate.prompt_token_ids == here.prompt_token_ids
+    assert separate.receipt.videos[0].sha256 == here.receipt.videos[0].sha256
 
 
 def test_a_dual_encoder_gives_the_vectors_of_an_embedder(tmp_path: Path, one: Path) -> None:
     clip(tmp_path)
     picture = load_isolated(one)
-    with EngineClient() as apart:
-        apart.load(str(tmp_path), {"threads": 1})
-        apart.begin(queue=QUEUE, share_cache=False)
-        assert not apart.writes and not apart.busy
-        made = apart.embeddings([picture], ["a cat"])
+    with EngineClient() as separate:
+        separate.load(str(tmp_path), {"threads": 1})
+        separate.begin(queue=QUEUE, share_cache=False)
+        assert not separate.writes and not separate.busy
+        made = separate.embeddings([picture], ["a cat"])
         here = load_embedder(tmp_path, threads=1)
-        assert (apart.name, apart.width, apart.context) == (
+        assert (separate.name, separate.width, separate.context) == (
             here.name,
             here.width,
             here.checkpoint.family.text.context,
         )
         assert np.abs(made.vectors - here.embed([picture], ["a cat"])).max() < 1e-5
         assert made.receipt.images[0].sha256 == picture.sha256
-        assert apart.stats().images == 1
+        assert separate.stats().images == 1
         with pytest.raises(PromptError, match="text 1"):
-            apart.embeddings([], ["word " * 900], whole=True)
+            separate.embeddings([], ["word " * 900], whole=True)
 
 
 def test_a_dual_encoder_has_no_use_for_some_options(tmp_path: Path) -> None:
     clip(tmp_path)
-    with EngineClient() as apart, pytest.raises(OptionError, match=r"--context: .* dual encoder"):
-        apart.load(str(tmp_path), {"context": 99})
+    with (
+        EngineClient() as separate,
+        pytest.raises(OptionError, match=r"--context: .* dual encoder"),
+    ):
+        separate.load(str(tmp_path), {"context": 99})
 
 
 def test_one_of_several_is_opened_and_dropped() -> None:
-    with EngineClient() as apart:
-        facts = apart.open("demo", {"context": 256, "threads": 1}, "mine")
+    with EngineClient() as separate:
+        facts = separate.open("demo", {"context": 256, "threads": 1}, "mine")
         assert facts["context"] == 256 and facts["sees"] and facts["needs"]["cpu"] > 10 << 20
-        assert apart.weights_read()[0] == 0
-        apart.drop()
-        memory = apart.memory({"memory_limit": "1GiB"})
+        assert separate.weights_read()[0] == 0
+        separate.drop()
+        memory = separate.memory({"memory_limit": "1GiB"})
         assert memory["limits"] == {"cpu": 1 << 30} and memory["free"]["cpu"] > 0
-        limited = apart.open("demo", {"threads": 1, "memory_limit": "1GiB"}, "mine")
+        limited = separate.open("demo", {"threads": 1, "memory_limit": "1GiB"}, "mine")
         assert limited["needs"]["cpu"] < 1 << 30
-        apart.begin(queue=QUEUE, share_cache=False)
-        assert apart.name == "mine"
-        assert answer(apart.submit(TEXT, max_tokens=2)).receipt.output_tokens == 2
+        separate.begin(queue=QUEUE, share_cache=False)
+        assert separate.name == "mine"
+        assert answer(separate.submit(TEXT, max_tokens=2)).receipt.output_tokens == 2
 
 
 def test_a_process_that_fails_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "DELAY_S", 0.1)
-    with started(restarts=True) as apart:
-        before = apart.pid
-        tickets = [apart.submit(TEXT, max_tokens=1500, ignore_eos=True) for _ in range(2)]
+    with started(restarts=True) as separate:
+        before = separate.pid
+        tickets = [separate.submit(TEXT, max_tokens=1500, ignore_eos=True) for _ in range(2)]
         os.kill(before, signal.SIGKILL)
         for ticket in tickets:
             with pytest.raises(EngineError, match=r"by SIGKILL\); it is being started again"):
                 list(ticket)
-        until(lambda: apart.failure)
+        until(lambda: separate.failure)
         with pytest.raises(EngineError) as caught:
-            apart.submit(TEXT)
-        assert caught.value.retry_after_s >= 1 and not apart.busy
-        until(lambda: apart.failure is None)
-        assert apart.pid != before and apart.fault is None
-        assert answer(apart.submit(TEXT, max_tokens=2)).receipt.output_tokens == 2
+            separate.submit(TEXT)
+        assert caught.value.retry_after_s >= 1 and not separate.busy
+        until(lambda: separate.failure is None)
+        assert separate.pid != before and separate.fault is None
+        assert answer(separate.submit(TEXT, max_tokens=2)).receipt.output_tokens == 2
 
 
 def test_one_that_cannot_be_started_again_is_a_fault(
@@ -512,26 +515,26 @@ def test_one_that_cannot_be_started_again_is_a_fault(
     monkeypatch.setattr(client, "STARTS_MAX", 2)
     model = tmp_path / "model"
     shutil.copytree(DEMO_MODEL, model)
-    with EngineClient(restarts=True) as apart:
-        apart.load(str(model), {"threads": 1})
-        apart.begin(queue=QUEUE, share_cache=False)
-        told: list[DeviceError] = []
-        apart.on_fault(told.append)
+    with EngineClient(restarts=True) as separate:
+        separate.load(str(model), {"threads": 1})
+        separate.begin(queue=QUEUE, share_cache=False)
+        reported: list[DeviceError] = []
+        separate.on_fault(reported.append)
         shutil.rmtree(model)
-        os.kill(apart.pid, signal.SIGKILL)
-        until(lambda: told)
-        assert "model" in str(told[0]) and "start the process again" in str(told[0])
+        os.kill(separate.pid, signal.SIGKILL)
+        until(lambda: reported)
+        assert "model" in str(reported[0]) and "start the process again" in str(reported[0])
         with pytest.raises(DeviceError, match="start the process again"):
-            apart.submit(TEXT)
+            separate.submit(TEXT)
 
 
 def test_a_fault_of_the_device_ends_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever hangs in a device would not let it go."""
     monkeypatch.setattr(client, "DELAY_S", 0.1)
-    with started(restarts=True) as apart:
-        before = apart.pid
+    with started(restarts=True) as separate:
+        before = separate.pid
         fault = DeviceError(f"the device hangs; {AGAIN}")
-        apart._connection._take(Failed(fault))
-        until(lambda: apart.failure is None and apart.pid != before)
+        separate._connection._take(Failed(fault))
+        until(lambda: separate.failure is None and separate.pid != before)
         assert not Path(f"/proc/{before}").exists()
-        assert answer(apart.submit(TEXT, max_tokens=2)).receipt.output_tokens == 2
+        assert answer(separate.submit(TEXT, max_tokens=2)).receipt.output_tokens == 2

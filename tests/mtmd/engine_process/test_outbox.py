@@ -74,13 +74,13 @@ def ends() -> Iterator[tuple[Outbox, Link]]:
     assert not failures
 
 
-def said(link: Link, number: int) -> list[Any]:
+def stated(link: Link, number: int) -> list[Any]:
     """The next `number` that come, and no more."""
-    found: list[Any] = []
-    while len(found) < number:
-        found += link.receive()
-    assert len(found) == number
-    return found
+    result: list[Any] = []
+    while len(result) < number:
+        result += link.receive()
+    assert len(result) == number
+    return result
 
 
 def test_what_is_gathered_is_sent_without_the_thread() -> None:
@@ -107,7 +107,7 @@ def test_what_is_long_comes_after_what_was_said_before_it(ends: tuple[Outbox, Li
         outbox.put(("event", 1, "text"))
         outbox.put(("event", 1, "end"), is_long=True)
         outbox.put(("event", 2, "text"))
-    assert said(link, 3) == [("event", 1, "text"), ("event", 2, "text"), ("event", 1, "end")]
+    assert stated(link, 3) == [("event", 1, "text"), ("event", 2, "text"), ("event", 1, "end")]
 
 
 @pytest.mark.parametrize("text", ["a", "a" * 5_000, "a" * 300_000], ids=len)
@@ -116,8 +116,8 @@ def test_nothing_is_lost_or_overtaken_where_nobody_reads_for_a_while(
 ) -> None:
     outbox, link = ends
     threads: list[threading.Thread] = []
-    found: list[Any] = []
-    reader = threading.Thread(target=lambda: found.extend(said(link, 600)))
+    result: list[Any] = []
+    reader = threading.Thread(target=lambda: result.extend(stated(link, 600)))
 
     def speaker(who: int, say: Callable[[Any], None]) -> None:
         def run() -> None:
@@ -139,7 +139,7 @@ def test_nothing_is_lost_or_overtaken_where_nobody_reads_for_a_while(
     for thread in [*threads, reader]:
         thread.join(60)
     for who in (1, 2):
-        own = [item for item in found if item[0].endswith(f"event {who}")]
+        own = [item for item in result if item[0].endswith(f"event {who}")]
         before = [f"before event {who}"] if who == 1 else []
         assert [(name, number) for name, number, _ in own] == [
             (name, number) for number in range(200) for name in (*before, f"event {who}")
@@ -149,19 +149,19 @@ def test_nothing_is_lost_or_overtaken_where_nobody_reads_for_a_while(
 def test_a_value_that_nobody_knows_is_told_of_either_way() -> None:
     ours, its = (Link(one) for one in socket.socketpair())
     failures: list[BaseException] = []
-    told = threading.Event()
+    reported = threading.Event()
 
     def failed(error: BaseException) -> None:
         failures.append(error)
-        told.set()
+        reported.set()
 
     outbox = Outbox(ours, failed)
     with outbox.gathered():
         outbox.put(("event", 1, object()))
     assert len(failures) == 1
-    told.clear()
+    reported.clear()
     outbox.put(("event", 1, object()))
-    assert told.wait(10) and all("object" in str(error) for error in failures)
+    assert reported.wait(10) and all("object" in str(error) for error in failures)
     outbox.close()
     ours.close()
     its.close()

@@ -32,7 +32,7 @@ EXIT = ("--on-engine-failure", "exit")
 LIBRARIES = ("libtorch", "libtriton", "llvmlite", "numba")
 
 
-def asked(
+def requested(
     server: Served,
     path: str,
     body: dict[str, Any] | bytes | None = None,
@@ -64,27 +64,27 @@ def test_the_demo_model_is_served_as_it_answers_alone(demo: Model, one: Path) ->
     picture = image_part(data_url(one.read_bytes()))
     chat: dict[str, Any] = {"messages": [user(picture, "Describe the image.")], "max_tokens": 40}
     with served(*QUICK) as server:
-        answer = json.loads(asked(server, "/v1/chat/completions", chat))
+        answer = json.loads(requested(server, "/v1/chat/completions", chat))
         assert answer["choices"][0]["message"]["content"] == alone.text
         assert answer["usage"]["completion_tokens"] == alone.receipt.output_tokens
-        stream = asked(server, "/v1/chat/completions", chat | {"stream": True})
+        stream = requested(server, "/v1/chat/completions", chat | {"stream": True})
         lines = [line[6:] for line in stream.splitlines() if line.startswith("data: {")]
         pieces = [c["delta"].get("content") for s in lines for c in json.loads(s)["choices"]]
         assert "".join(p for p in pieces if p) == alone.text and len(lines) > 5
         with pytest.raises(HTTPError) as refused:
-            asked(server, "/v1/chat/completions", chat | {"temperature": -1})
+            requested(server, "/v1/chat/completions", chat | {"temperature": -1})
         with refused.value as response:
             assert response.code == 400
-        metrics = asked(server, "/metrics")
+        metrics = requested(server, "/metrics")
         assert "mtmd_finished_total 2.0" in metrics and "mtmd_images_total 2.0" in metrics
         assert "mtmd_time_to_first_token_seconds_count 2.0" in metrics
-        stats = json.loads(asked(server, "/api/stats"))
+        stats = json.loads(requested(server, "/api/stats"))
         assert (
             stats["model"] == demo.name and stats["cpu_seconds"] > stats["engine_cpu_seconds"] > 0
         )
         assert stats["resident_bytes"] > stats["engine_bytes"] > 50 << 20
-        assert json.loads(asked(server, "/api/verdict?speed=1"))["title"]
-        assert json.loads(asked(server, "/ready")) == {"status": "ready"}
+        assert json.loads(requested(server, "/api/verdict?speed=1"))["title"]
+        assert json.loads(requested(server, "/ready")) == {"status": "ready"}
         cores = sorted(os.sched_getaffinity(0))
         own = os.sched_getaffinity(server.process.pid)
         assert own <= set(cores) and len(own) == max(1, len(cores) // 2)
@@ -105,7 +105,7 @@ def ask_for_everything(server: Served, picture: bytes) -> None:
     """Each kind of route that there is, once."""
 
     def got(path: str, body: dict[str, Any] | None = None) -> Any:
-        return json.loads(asked(server, path, body))
+        return json.loads(requested(server, path, body))
 
     shown = user(image_part(data_url(picture)), "Describe the image.")
     chat: dict[str, Any] = {"messages": [shown], "max_tokens": 8}
@@ -115,20 +115,20 @@ def ask_for_everything(server: Served, picture: bytes) -> None:
     answers = "/v1/chat/completions"
 
     for page in ("/", "/diagnostics", "/docs", "/openapi.json", "/api/report", "/api/report.txt"):
-        assert asked(server, page)
+        assert requested(server, page)
     for path in ("/v1/models", "/api/about", "/props", "/slots", "/warmup", "/load"):
         assert got(path)
-    assert got("/health") and got("/ready") and asked(server, "/metrics")
+    assert got("/health") and got("/ready") and requested(server, "/metrics")
 
     assert got(answers, chat)["usage"]["completion_tokens"] == 8
-    assert "[DONE]" in asked(server, answers, chat | {"stream": True})
+    assert "[DONE]" in requested(server, answers, chat | {"stream": True})
     tools = [{"type": "function", "function": function}]
     assert got(answers, text | {"tools": tools, "tool_choice": "required", "max_tokens": 40})
     formed = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
     (choice,) = got(answers, text | {"response_format": formed, "max_tokens": 40})["choices"]
     assert json.loads(choice["message"]["content"]) == {"a": "b"}
     with pytest.raises(HTTPError) as refused:
-        asked(server, answers, text | {"temperature": -1})
+        requested(server, answers, text | {"temperature": -1})
     with refused.value as response:
         assert response.code == 400
 
@@ -142,19 +142,19 @@ def ask_for_everything(server: Served, picture: bytes) -> None:
     assert got("/detokenize", {"tokens": tokens})["content"]
     assert got("/apply-template", text)["prompt"]
 
-    assert json.loads(asked(server, "/v1/files", *file_form(picture)))["id"]
-    stored = json.loads(asked(server, "/api/images?name=one.png", picture, "image/png"))
+    assert json.loads(requested(server, "/v1/files", *file_form(picture)))["id"]
+    stored = json.loads(requested(server, "/api/images?name=one.png", picture, "image/png"))
     named = {"sha256": stored["sha256"], "name": stored["name"]}
     assert got("/api/count", {"text": "Hello", "images": [named]})["image_tokens"]
     conversation = got("/api/conversations", {})["id"]
-    place = f"/api/conversations/{conversation}"
-    said = got(f"{place}/messages", {"text": "What is it?", "images": [named]})
-    answer = got(f"{place}/answers", {"parent": said["message"]["id"]})
-    events = asked(server, f"/api/answers/{answer['id']}/events")
+    location = f"/api/conversations/{conversation}"
+    stated = got(f"{location}/messages", {"text": "What is it?", "images": [named]})
+    answer = got(f"{location}/answers", {"parent": stated["message"]["id"]})
+    events = requested(server, f"/api/answers/{answer['id']}/events")
     last = json.loads(events.rpartition("data: ")[2])
     seen = last["receipt"]["images"][0]["sha256"]
     assert got(f"/api/processed/{seen}")["tiles"]
-    assert got("/api/conversations") and got(place) and asked(server, f"{place}/export")
+    assert got("/api/conversations") and got(location) and requested(server, f"{location}/export")
     assert got("/api/stats")["requests"] > 0 and got("/api/verdict?speed=1")["title"]
 
 
@@ -167,7 +167,7 @@ def test_the_process_of_the_server_has_neither_torch_nor_compilers(one: Path) ->
         assert "libtorch" in libraries_of(engine)
         its = {engine, *children(engine)}
         others = {pid: libraries_of(pid) for pid in descendants(server.process.pid)}
-        assert {pid: found for pid, found in others.items() if found and pid not in its} == {}
+        assert {pid: result for pid, result in others.items() if result and pid not in its} == {}
     assert server.problems == []
 
 
@@ -198,15 +198,15 @@ def test_an_engine_that_ends_while_it_loads_ends_the_server_alike(tmp_path: Path
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
             end = time.monotonic() + 60
-            while not (found := engines_of(process.pid)) and time.monotonic() < end:
+            while not (result := engines_of(process.pid)) and time.monotonic() < end:
                 time.sleep(0.05)
-            os.kill(found[0], signal.SIGKILL)
-            _, told = process.communicate(timeout=60)
+            os.kill(result[0], signal.SIGKILL)
+            _, reported = process.communicate(timeout=60)
         finally:
             process.kill()
     assert process.returncode == DEVICE_FAILED
-    assert "mtmd serve: the model's process has ended (by SIGKILL)" in told
-    assert "Traceback" not in told
+    assert "mtmd serve: the model's process has ended (by SIGKILL)" in reported
+    assert "Traceback" not in reported
 
 
 def test_closed_output_is_as_good_as_none(tmp_path: Path) -> None:
@@ -231,8 +231,8 @@ def test_the_process_of_a_server_of_vectors_has_no_torch_either(tmp_path: Path) 
     """As above."""
     clip(tmp_path / "clip")
     with served(*QUICK, "-m", str(tmp_path / "clip"), "--dtype", "fp32") as server:
-        rows = json.loads(asked(server, "/v1/embeddings", {"input": ["a cat"]}))["data"]
-        assert len(rows) == 1 and json.loads(asked(server, "/ready")) == {"status": "ready"}
+        rows = json.loads(requested(server, "/v1/embeddings", {"input": ["a cat"]}))["data"]
+        assert len(rows) == 1 and json.loads(requested(server, "/ready")) == {"status": "ready"}
         assert libraries_of(server.process.pid) == set()
         assert "libtorch" in libraries_of(server.engines()[0])
     assert server.problems == []
@@ -245,12 +245,12 @@ def test_each_of_several_models_is_a_process_that_ends_alone(tmp_path: Path) -> 
 
     def chat(name: str) -> str:
         body = {"model": name, "messages": [user("Hello")], "max_tokens": 4}
-        answer = json.loads(asked(server, "/v1/chat/completions", body))
+        answer = json.loads(requested(server, "/v1/chat/completions", body))
         text: str = answer["choices"][0]["message"]["content"]
         return text
 
     def health() -> dict[str, Any]:
-        state: dict[str, Any] = json.loads(asked(server, "/health"))
+        state: dict[str, Any] = json.loads(requested(server, "/health"))
         return state
 
     with served(*QUICK, "--models", str(tmp_path / "models")) as server:
@@ -274,7 +274,7 @@ def test_each_of_several_models_is_a_process_that_ends_alone(tmp_path: Path) -> 
         assert chat("a") == expected and second in server.engines()
         for engine in server.engines():
             assert os.sched_getaffinity(engine) == os.sched_getaffinity(0)
-        asked(server, "/models/unload", {"model": "b"})
+        requested(server, "/models/unload", {"model": "b"})
         until(lambda: second not in server.engines())
         assert chat("a") == expected
     assert all("by SIGKILL" in problem for problem in server.problems)

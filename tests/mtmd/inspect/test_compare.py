@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mtmd.inspect.compare import GRAPHS, Source, compare_models, fitting_tolerance, open_both
-from mtmd.inspect.comparison import KEPT, SideFacts, beyond, kept, nmse
+from mtmd.inspect.comparison import SAVED, SideFacts, beyond, nmse, saved
 from mtmd.kernels.backends import Cpu
 from mtmd.loading import DEMO_MODEL
 from mtmd.model import Model
@@ -25,7 +25,7 @@ from mtmd.options.load import LoadOptions
 CPU = ("--device", "cpu", "--threads", 1)
 
 
-def told(mtmd: Any, *arguments: object, code: int = 0) -> dict[str, Any]:
+def reported(mtmd: Any, *arguments: object, code: int = 0) -> dict[str, Any]:
     """What `compare --json` prints."""
     ran = mtmd("compare", *arguments, *CPU, "--json")
     assert (ran.code, ran.err) == (code, "") and ran.out.count("\n") == 1, ran
@@ -51,20 +51,22 @@ def copy_of_demo(
 
 
 def test_a_model_is_equal_to_itself(one: Path, world: dict[int, Path], mtmd: Any) -> None:
-    found = told(mtmd, DEMO_MODEL, DEMO_MODEL, "--image", one, "--image", world[2])
-    assert found["differences"] == [] and found["first"] is None and found["largest"]["nmse"] == 0
-    assert [(i["pixel_nmse"], i["embedding_nmse"], i["tiles_a"]) for i in found["images"]] == [
+    result = reported(mtmd, DEMO_MODEL, DEMO_MODEL, "--image", one, "--image", world[2])
+    assert (
+        result["differences"] == [] and result["first"] is None and result["largest"]["nmse"] == 0
+    )
+    assert [(i["pixel_nmse"], i["embedding_nmse"], i["tiles_a"]) for i in result["images"]] == [
         (0, 0, [[96, 96]])
     ] * 2
     assert (
-        found["logits"]["nmse"] == found["logits"]["worst_nmse"] == 0
-        and found["logits"]["top_a"] == found["logits"]["top_b"]
+        result["logits"]["nmse"] == result["logits"]["worst_nmse"] == 0
+        and result["logits"]["top_a"] == result["logits"]["top_b"]
     )
-    assert found["agreed"] == len(found["tokens_a"]) == len(found["tokens_b"]) == 16
-    assert found["only_a"] == found["only_b"] == {"count": 0, "first": None}
+    assert result["agreed"] == len(result["tokens_a"]) == len(result["tokens_b"]) == 16
+    assert result["only_a"] == result["only_b"] == {"count": 0, "first": None}
     assert (
-        found["prompt"]["tokens_a"] == found["prompt"]["tokens_b"]
-        and found["prompt"]["first"] is None
+        result["prompt"]["tokens_a"] == result["prompt"]["tokens_b"]
+        and result["prompt"]["first"] is None
     )
     ran = mtmd("compare", DEMO_MODEL, DEMO_MODEL, "--image", one, *CPU)
     assert (
@@ -75,28 +77,28 @@ def test_a_model_is_equal_to_itself(one: Path, world: dict[int, Path], mtmd: Any
 
 
 def test_every_node_is_compared(one: Path, mtmd: Any) -> None:
-    found = told(mtmd, DEMO_MODEL, DEMO_MODEL, "--image", one, "-p", "hi")
+    result = reported(mtmd, DEMO_MODEL, DEMO_MODEL, "--image", one, "-p", "hi")
     ran = mtmd("dump", one, "-p", "hi", "--json", *CPU)
     rows = json.loads(ran.out)
     assert (
-        found["compared"] == len(rows)
-        and found["in_part"] == sum(math.prod(r["shape"]) > KEPT for r in rows) > 0
+        result["compared"] == len(rows)
+        and result["in_part"] == sum(math.prod(r["shape"]) > SAVED for r in rows) > 0
     )
-    text = told(mtmd, DEMO_MODEL, DEMO_MODEL, "-p", "hi")
+    text = reported(mtmd, DEMO_MODEL, DEMO_MODEL, "-p", "hi")
     assert (
         text["images"] == [] and text["compared"] == sum(r["graph"] == "decoder" for r in rows) - 1
     ), "no image_embd node"
 
 
 def test_two_types(one: Path, mtmd: Any) -> None:
-    same = told(
+    same = reported(
         mtmd, DEMO_MODEL, DEMO_MODEL, "--image", one, "--dtype-b", "bf16", "--dtype", "fp32"
     )
     assert (same["a"]["dtype"], same["b"]["dtype"]) == ("fp32", "bf16")
     assert (
         1e-9 < same["images"][0]["embedding_nmse"] < 1e-3 and 1e-9 < same["logits"]["nmse"] < 1e-3
     )
-    found = told(
+    result = reported(
         mtmd,
         DEMO_MODEL,
         DEMO_MODEL,
@@ -108,31 +110,31 @@ def test_two_types(one: Path, mtmd: Any) -> None:
         1e-9,
         code=1,
     )
-    assert (found["first"]["graph"], found["first"]["name"], found["first"]["op"]) == (
+    assert (result["first"]["graph"], result["first"]["name"], result["first"]["op"]) == (
         "encoder",
         "v.patch_embd",
         "patch_embed",
     )
-    assert (found["first"]["dtype_a"], found["first"]["dtype_b"]) == ("fp32", "bf16") and found[
+    assert (result["first"]["dtype_a"], result["first"]["dtype_b"]) == ("fp32", "bf16") and result[
         "first"
     ]["nmse"] > 1e-9
-    assert found["first"]["norm_a"] == pytest.approx(found["first"]["norm_b"], rel=1e-2)
-    assert found["differences"] == ["embeddings of image 1", "node v.patch_embd", "logits"]
+    assert result["first"]["norm_a"] == pytest.approx(result["first"]["norm_b"], rel=1e-2)
+    assert result["differences"] == ["embeddings of image 1", "node v.patch_embd", "logits"]
 
 
 def test_explicit_attention_is_counted(one: Path, mtmd: Any, demo: Model) -> None:
     assert demo.encoder
     nodes = 2 * (demo.warmup_report.flash[0].nodes + demo.warmup_report.flash[1].nodes)
-    found = told(mtmd, DEMO_MODEL, DEMO_MODEL, "--image", one, "--flash-attn-b", "off")
-    assert found["only_b"] == {
+    result = reported(mtmd, DEMO_MODEL, DEMO_MODEL, "--image", one, "--flash-attn-b", "off")
+    assert result["only_b"] == {
         "count": nodes,
         "first": ["encoder", "v.blk.0.attn.scores", "attn_scores"],
     }
-    assert found["only_a"]["count"] == 0 and (
-        found["a"]["flash"]["decoder"],
-        found["b"]["flash"]["decoder"],
+    assert result["only_a"]["count"] == 0 and (
+        result["a"]["flash"]["decoder"],
+        result["b"]["flash"]["decoder"],
     ) == ("on", "off")
-    turned = told(
+    turned = reported(
         mtmd,
         DEMO_MODEL,
         DEMO_MODEL,
@@ -143,7 +145,7 @@ def test_explicit_attention_is_counted(one: Path, mtmd: Any, demo: Model) -> Non
         "--flash-attn-b",
         "on",
     )
-    assert (turned["only_a"], turned["only_b"]) == (found["only_b"], found["only_a"])
+    assert (turned["only_a"], turned["only_b"]) == (result["only_b"], result["only_a"])
 
 
 SPOILED = {
@@ -180,9 +182,9 @@ def test_pixels(one: Path, tmp_path: Path, mtmd: Any) -> None:
     (other / "preprocessor_config.json").write_text(
         json.dumps(settings | {"image_mean": [0.5, 0.5, 0.51]})
     )
-    found = told(mtmd, DEMO_MODEL, other, "--image", one, "--dtype", "bf16", code=1)
-    assert 1e-6 < found["images"][0]["pixel_nmse"] < 1e-2 == found["tolerance"]["encoder"]
-    assert found["differences"][0] == "pixels of image 1", (
+    result = reported(mtmd, DEMO_MODEL, other, "--image", one, "--dtype", "bf16", code=1)
+    assert 1e-6 < result["images"][0]["pixel_nmse"] < 1e-2 == result["tolerance"]["encoder"]
+    assert result["differences"][0] == "pixels of image 1", (
         "prepared in fp32, whatever the compute type"
     )
 
@@ -190,15 +192,15 @@ def test_pixels(one: Path, tmp_path: Path, mtmd: Any) -> None:
 def test_another_template(tmp_path: Path, mtmd: Any) -> None:
     source = (DEMO_MODEL / "chat_template.jinja").read_text()
     (tmp_path / "t.jinja").write_text(f"{source}!")
-    found = told(
+    result = reported(
         mtmd, DEMO_MODEL, DEMO_MODEL, "--chat-template-b", tmp_path / "t.jinja", "-p", "hi", code=1
     )
-    count = found["prompt"]["tokens_a"]
-    assert found["prompt"]["tokens_b"] == count + 1 and found["prompt"]["first"][:2] == [
+    count = result["prompt"]["tokens_a"]
+    assert result["prompt"]["tokens_b"] == count + 1 and result["prompt"]["first"][:2] == [
         count,
         None,
     ]
-    assert found["differences"][0] == "prompt token ids"
+    assert result["differences"][0] == "prompt token ids"
     ran = mtmd(
         "compare",
         DEMO_MODEL,
@@ -211,7 +213,7 @@ def test_another_template(tmp_path: Path, mtmd: Any) -> None:
     )
     assert f"DIFFERENT at token {count}: no more tokens in A, id " in ran.out
     assert (
-        told(mtmd, DEMO_MODEL, DEMO_MODEL, "--chat-template", tmp_path / "t.jinja", "-p", "hi")[
+        reported(mtmd, DEMO_MODEL, DEMO_MODEL, "--chat-template", tmp_path / "t.jinja", "-p", "hi")[
             "prompt"
         ]["tokens_a"]
         == count + 1
@@ -221,23 +223,23 @@ def test_another_template(tmp_path: Path, mtmd: Any) -> None:
 def test_other_shapes_differ_without_a_number(tmp_path: Path, mtmd: Any) -> None:
     for name, width in (("a", 64), ("b", 48)):
         make.gemma3(tmp_path / name, text={"hidden_size": width})
-    found = told(mtmd, tmp_path / "a", tmp_path / "b", "-p", "hi", code=1)
-    assert found["first"]["name"] == "token_embd" and found["first"]["nmse"] is None
-    assert (found["first"]["shape_a"][1], found["first"]["shape_b"][1]) == (64, 48)
+    result = reported(mtmd, tmp_path / "a", tmp_path / "b", "-p", "hi", code=1)
+    assert result["first"]["name"] == "token_embd" and result["first"]["nmse"] is None
+    assert (result["first"]["shape_a"][1], result["first"]["shape_b"][1]) == (64, 48)
     ran = mtmd("compare", tmp_path / "a", tmp_path / "b", "-p", "hi", *CPU)
     assert "token_embd (embed), NMSE none, as shapes differ" in ran.out
 
 
 def test_tokens_end_with_the_context(mtmd: Any) -> None:
-    assert len(told(mtmd, DEMO_MODEL, DEMO_MODEL, "-p", "hi", "--tokens", 3)["tokens_a"]) == 3
-    found = told(mtmd, DEMO_MODEL, DEMO_MODEL, "-p", "hi", "--tokens", 100, "--context", 20)
-    assert found["prompt"]["tokens_a"] + len(found["tokens_a"]) == 20
+    assert len(reported(mtmd, DEMO_MODEL, DEMO_MODEL, "-p", "hi", "--tokens", 3)["tokens_a"]) == 3
+    result = reported(mtmd, DEMO_MODEL, DEMO_MODEL, "-p", "hi", "--tokens", 100, "--context", 20)
+    assert result["prompt"]["tokens_a"] + len(result["tokens_a"]) == 20
 
 
 def test_tokens_are_those_of_an_answer(one: Path, mtmd: Any, demo: Model) -> None:
-    found = told(mtmd, DEMO_MODEL, DEMO_MODEL, "--image", one, "-p", "hi")
+    result = reported(mtmd, DEMO_MODEL, DEMO_MODEL, "--image", one, "-p", "hi")
     assert (
-        tuple(found["tokens_a"])
+        tuple(result["tokens_a"])
         == demo.answer(one, "hi", max_tokens=16, ignore_eos=True).output_token_ids
     )
 
@@ -276,14 +278,14 @@ def test_decode_is_compared_too(monkeypatch: pytest.MonkeyPatch) -> None:
     # Node by node, as machine code has kernels of its own.
     monkeypatch.setattr(Cpu, "native", property(lambda _: False, lambda *_: None), raising=False)
     models = open_both(*(Source(DEMO_MODEL, LoadOptions(device="cpu")) for _ in range(2)))
-    found = compare_models(models, [{"role": "user", "content": "hi"}], tokens=3)
+    result = compare_models(models, [{"role": "user", "content": "hi"}], tokens=3)
     assert (
-        found.first is None
-        and found.logits.nmse == 0
-        and found.logits.worst_nmse
-        and found.logits.worst_nmse > 1e-8
+        result.first is None
+        and result.logits.nmse == 0
+        and result.logits.worst_nmse
+        and result.logits.worst_nmse > 1e-8
     )
-    assert found.differences == ("logits",)
+    assert result.differences == ("logits",)
 
 
 def test_nmse() -> None:
@@ -320,17 +322,17 @@ def test_nmse() -> None:
 
 def test_values_that_are_kept() -> None:
     small = torch.arange(6, dtype=torch.bfloat16).reshape(2, 3)
-    found = kept(small.t())
-    assert found.dtype == torch.float32 and found.tolist() == [0, 3, 1, 4, 2, 5]
+    result = saved(small.t())
+    assert result.dtype == torch.float32 and result.tolist() == [0, 3, 1, 4, 2, 5]
     plain = torch.zeros(5)
-    kept_of_it = kept(plain)
+    saved_of_it = saved(plain)
     plain += 1
-    assert kept_of_it.tolist() == [0] * 5, "what is overwritten later is kept as it was"
+    assert saved_of_it.tolist() == [0] * 5, "what is overwritten later is kept as it was"
     large = torch.arange(1024 * 1024)
-    values = kept(large.reshape(1024, 1024)).long()
+    values = saved(large.reshape(1024, 1024)).long()
     assert (
-        len(values) == KEPT <= 65_536
-        and values.unique().numel() == KEPT
+        len(values) == SAVED <= 65_536
+        and values.unique().numel() == SAVED
         and set(values.diff().tolist()) <= {16, 17}
     )
     assert (values % 1024).unique().numel() == 1024, "every column of a matrix is met"
@@ -358,13 +360,15 @@ def test_a_tolerance_that_fits() -> None:
     assert fitting_tolerance(q4, q4) == dict.fromkeys(GRAPHS, 1e-8), (
         "the same blocks have the same values"
     )
-    found = [fitting_tolerance(fp32, q)["decoder"] for q in (q8, q4)]
-    assert 1e-8 < found[0] < 1e-2 < found[1] < 1 and fitting_tolerance(q4, fp32)["encoder"] == 1e-8
+    result = [fitting_tolerance(fp32, q)["decoder"] for q in (q8, q4)]
+    assert (
+        1e-8 < result[0] < 1e-2 < result[1] < 1 and fitting_tolerance(q4, fp32)["encoder"] == 1e-8
+    )
     seeing = side("fp32", encoder=("Q4_0",), decoder=("F32",))
     assert (
         fitting_tolerance(fp32, seeing)["decoder"]
         == fitting_tolerance(fp32, seeing)["encoder"]
-        == found[1]
+        == result[1]
     )
 
 
@@ -444,8 +448,8 @@ def test_mistakes_are_told_before_anything_runs(
 ) -> None:
     arguments, expected = REFUSED[case]
     monkeypatch.setattr("mtmd.inspect.compare._run", lambda *_: pytest.fail("something was run"))
-    places = {"DEMO": DEMO_MODEL, "NONE": tmp_path / "none"}
-    assert expected in mtmd("compare", *(places.get(str(a), a) for a in arguments)).refused()
+    locations = {"DEMO": DEMO_MODEL, "NONE": tmp_path / "none"}
+    assert expected in mtmd("compare", *(locations.get(str(a), a) for a in arguments)).refused()
 
 
 def test_images_for_a_model_that_sees_none(tmp_path: Path, one: Path, mtmd: Any) -> None:

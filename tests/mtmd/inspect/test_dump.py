@@ -134,8 +134,8 @@ def test_the_first_node_that_differs_is_named(
     folder = spoil(tmp_path, part, index, by=3.0)
     ran = mtmd("dump", one, "-m", folder, "--compare", dumped)
     assert ran.code == 1 and ran.err == ""
-    told, here, other = ran.out.splitlines()
-    assert told.startswith("first difference at ") and told.split()[4] == name, told
+    reported, here, other = ran.out.splitlines()
+    assert reported.startswith("first difference at ") and reported.split()[4] == name, reported
     assert here.startswith("  here ") and other.startswith("  other ")
 
 
@@ -151,8 +151,8 @@ def test_sums_and_ends_and_shapes_and_nan_count() -> None:
         "an infinity": replace(ROW, sum=math.inf),
     }
     for case, row in changed.items():
-        for found in (compare([row], [ROW], 1e-3), compare([ROW], [row], 1e-3)):
-            assert not found.same and "first difference at encoder a (add)" in found.text, case
+        for result in (compare([row], [ROW], 1e-3), compare([ROW], [row], 1e-3)):
+            assert not result.same and "first difference at encoder a (add)" in result.text, case
     assert "other shape" in compare([ROW], [changed["a shape"]], 1e-3).text
     nan = replace(ROW, sum=math.nan, norm=math.nan, first=[math.nan] * 3)
     assert compare([nan], [nan], 0.0).same, "NaN in both is no difference between them"
@@ -180,8 +180,8 @@ def test_repeated_names_are_counted() -> None:
 
 
 def test_nothing_in_common_is_no_agreement() -> None:
-    found = compare([ROW], [replace(ROW, name="b")], 1e-3)
-    assert not found.same and "no node of this run is in the other dump" in found.text
+    result = compare([ROW], [replace(ROW, name="b")], 1e-3)
+    assert not result.same and "no node of this run is in the other dump" in result.text
 
 
 @pytest.mark.parametrize("tolerance", [math.nan, -1.0, math.inf])

@@ -94,17 +94,17 @@ def test_one_device_needs_what_is_predicted_of_a_card(two: FitReport) -> None:
     assert (alone.most_answers, alone.longest_context) == (card.most_answers, card.longest_context)
     assert alone.most_answers == 2
     for answers, expected in ((2, True), (3, False)):
-        found = predict(
+        actual = predict(
             "cuda:80", memory=TWO[0], preprocess="host", compile=False, parallel=answers
         )
-        assert found.fits(found.needed_bytes) is expected
+        assert actual.fits(actual.needed_bytes) is expected
 
 
 def test_where_nothing_fits_it_says_what_would(mtmd: Any) -> None:
     ran = mtmd("fit", "--host-memory", "38MiB", "--dtype", "fp32")
     assert ran.code == 3 and "result: fits nowhere; what would fit: " in ran.out
-    told = " ".join(ran.out.split("what would fit: ")[1].split())
-    count = next(p for p in told.split("; ") if p.endswith("at once (--parallel)")).split()[0]
+    reported = " ".join(ran.out.split("what would fit: ")[1].split())
+    count = next(p for p in reported.split("; ") if p.endswith("at once (--parallel)")).split()[0]
     fewer = ("fit", "--host-memory", "38MiB", "--dtype", "fp32", "--parallel", count)
     assert mtmd(*fewer).code == 0
     none = mtmd("fit", "--host-memory", "1MiB")
@@ -115,31 +115,31 @@ def test_where_pictures_do_not_fit_it_says_what_text_alone_may_have(
     mtmd: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(NeededMemory, "encode", lambda *_: {"cpu": 64 * MIB})
-    asked = ("fit", "--dtype", "fp32", "--parallel", "1", "--host-memory")
-    ran = mtmd(*asked, "40MiB")
-    told = " ".join(ran.out.split())
+    requested = ("fit", "--dtype", "fp32", "--parallel", "1", "--host-memory")
+    ran = mtmd(*requested, "40MiB")
+    reported = " ".join(ran.out.split())
     assert ran.code == 3
-    assert "longest context: none with pictures, 2,048 with text alone" in told
-    assert "what would fit: text without pictures (a picture needs " in told
-    more = float(told.split("(a picture needs ")[1].split(" MiB more of cpu)")[0])
+    assert "longest context: none with pictures, 2,048 with text alone" in reported
+    assert "what would fit: text without pictures (a picture needs " in reported
+    more = float(reported.split("(a picture needs ")[1].split(" MiB more of cpu)")[0])
     for memory, pictures in ((40 + more, False), (40 + 1.1 * more, True)):
         size = str(int(memory * MIB))
-        found = json.loads(mtmd(*asked, size, "--json").out)["layouts"][0]
-        assert bool(found["longest_context"]) is pictures
-        assert (found["longest_text"] is None) is pictures
-    short = " ".join(mtmd(*asked, "30MiB").out.split())
+        result = json.loads(mtmd(*requested, size, "--json").out)["layouts"][0]
+        assert bool(result["longest_context"]) is pictures
+        assert (result["longest_text"] is None) is pictures
+    short = " ".join(mtmd(*requested, "30MiB").out.split())
     assert "; what would fit: text without pictures in a context of 512 (a picture" in short
     assert "smaller or no pictures or a Q4_K file alone would not fit either" in " ".join(
-        mtmd(*asked, "9MiB").out.split()
+        mtmd(*requested, "9MiB").out.split()
     )
-    sized = " ".join(mtmd(*asked, "40MiB", "--image", "40x30").out.split())
+    sized = " ".join(mtmd(*requested, "40MiB", "--image", "40x30").out.split())
     assert "(a picture of 40 x 30 pixels needs " in sized
 
 
 def test_text_alone_may_have_more_than_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(NeededMemory, "encode", lambda *_: {"cpu": 64 * MIB})
-    found = fit(host_memory="40MiB", dtype="fp32", parallel=1, context=256).layouts[0]
-    assert (found.longest_context, found.longest_text) == (0, 2048)
+    result = fit(host_memory="40MiB", dtype="fp32", parallel=1, context=256).layouts[0]
+    assert (result.longest_context, result.longest_text) == (0, 2048)
     monkeypatch.setattr(NeededMemory, "encode", lambda *_: {"cpu": 14 * MIB})
     many = str(fit(host_memory="40MiB", dtype="fp32", parallel=64))
     assert many.endswith("what would fit: text without pictures in a context of 64"), (
@@ -151,36 +151,36 @@ def test_what_is_told_of_this_machine_is_what_fit_takes(monkeypatch: pytest.Monk
     """Of caches on the host one is counted, as a loaded model is let work; and it is told."""
     monkeypatch.setattr(free_memory, "system_bytes", lambda *_: 50 << 20)
     free_memory.look_again()
-    told = fit()
+    reported = fit()
     with Model(open_checkpoint(DEMO_MODEL), LoadOptions(fit=True)) as model:
         taken, report = model.loaded.fit, str(model.warmup_report)
     free_memory.look_again()
-    assert taken is not None and taken.chosen == told.chosen == "on cpu alone"
-    assert taken.layouts[0].memories == told.layouts[0].memories
+    assert taken is not None and taken.chosen == reported.chosen == "on cpu alone"
+    assert taken.layouts[0].memories == reported.layouts[0].memories
     assert "of caches on cpu that of one answer is counted, others wait for room" in report
     given = fit(host_memory="50MiB")
     assert not given.fits, "a given amount is one to keep: every cache counts"
-    assert [d.counted for d in (*told.devices, *given.devices)] == [1, 4]
-    assert told.layouts[0].most_answers == given.layouts[0].most_answers == 2
-    assert "keys and values of 1 are counted" in str(told) and "counted" not in str(given)
+    assert [d.counted for d in (*reported.devices, *given.devices)] == [1, 4]
+    assert reported.layouts[0].most_answers == given.layouts[0].most_answers == 2
+    assert "keys and values of 1 are counted" in str(reported) and "counted" not in str(given)
 
 
 def test_a_context_that_is_advised_fits(mtmd: Any) -> None:
     """Also one below 1,024 tokens; and one page more does not."""
-    asked = ("fit", "--host-memory", "32MiB", "--dtype", "fp32", "--parallel", "1")
-    advised = int(mtmd(*asked).out.split("what would fit: a context of ")[1].split(";")[0])
+    requested = ("fit", "--host-memory", "32MiB", "--dtype", "fp32", "--parallel", "1")
+    advised = int(mtmd(*requested).out.split("what would fit: a context of ")[1].split(";")[0])
     assert 512 < advised < 1024
-    assert mtmd(*asked, "--context", str(advised)).code == 0
-    assert mtmd(*asked, "--context", str(advised + PAGE)).code == 3
+    assert mtmd(*requested, "--context", str(advised)).code == 0
+    assert mtmd(*requested, "--context", str(advised + PAGE)).code == 3
 
 
 def test_a_host_of_unknown_size_makes_nothing_fit(mtmd: Any) -> None:
     """A script learns from the exit code whether the GPU is enough."""
     ran = mtmd("fit", "--memory", "558MiB", *BY_HOST, "--json")
-    found = json.loads(ran.out)
-    assert ran.code == 3 and found["chosen"] is None and not found["fits"]
-    assert found["advice"][0] == "a context of 1024", "of the GPU alone"
-    host = next(one for one in found["layouts"] if one["name"] == "on the host alone")
+    result = json.loads(ran.out)
+    assert ran.code == 3 and result["chosen"] is None and not result["fits"]
+    assert result["advice"][0] == "a context of 1024", "of the GPU alone"
+    host = next(one for one in result["layouts"] if one["name"] == "on the host alone")
     assert not host["fits"] and host["memories"][0]["fits"] is None
     text = " ".join(mtmd("fit", "--memory", "558MiB", *BY_HOST).out.split())
     assert "UNKNOWN on the host alone" in text
@@ -197,7 +197,7 @@ def test_a_gpu_that_resizes_pictures_needs_memory_for_that(two: FitReport) -> No
         resizes = fit(memory=("673MiB", "545MiB"), host_memory="20MiB")
     for start, more in (("on gpu0 alone", [TAKEN_BYTES]), ("tensor", [0, 0])):
         both = zip(named(resizes, start).memories, named(two, start).memories, strict=True)
-        assert [found.needed - without.needed for found, without in both] == more, start
+        assert [result.needed - without.needed for result, without in both] == more, start
     shared = [m.needed for m in named(resizes, "layers over gpu0, gpu1").memories]
     assert max(shared) > TAKEN_BYTES > min(shared)
 
@@ -217,7 +217,7 @@ def test_one_card_and_none_need_no_list() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "reported"),
     [
         ({"memory": 2.5}, "memory: found 2.5, expected bytes"),
         ({"memory": [None]}, r"memory: found \[None\], expected bytes"),
@@ -232,25 +232,25 @@ def test_one_card_and_none_need_no_list() -> None:
     ],
     ids=str,
 )
-def test_arguments_of_other_kinds(given: dict[str, Any], told: str) -> None:
-    with pytest.raises(MtmdError, match=told):
+def test_arguments_of_other_kinds(given: dict[str, Any], reported: str) -> None:
+    with pytest.raises(MtmdError, match=reported):
         fit(**given)
 
 
 def test_for_programs(mtmd: Any) -> None:
     ran = mtmd("fit", "--target", "rtx4090,rtx3090", "--json")
-    found = json.loads(ran.out)
-    assert ran.code == 0 and found["schema"] == 1 and found["fits"]
-    assert set(found) == {
+    result = json.loads(ran.out)
+    assert ran.code == 0 and result["schema"] == 1 and result["fits"]
+    assert set(result) == {
         "schema", "model", "dtype", "context", "context_most", "answers", "picture_size",
         "picture_tokens", "devices", "layouts", "chosen", "advice", "fits",
     }  # fmt: skip
-    assert [d["what"] for d in found["devices"]] == ["rtx4090", "rtx3090", "the host"]
-    assert set(found["layouts"][0]) == {
+    assert [d["what"] for d in result["devices"]] == ["rtx4090", "rtx3090", "the host"]
+    assert set(result["layouts"][0]) == {
         "name", "memories", "layers", "ranks", "cache_on_host", "reason", "longest_context",
         "most_answers", "longest_text", "fits",
     }  # fmt: skip
-    assert set(found["layouts"][0]["memories"][0]) == {
+    assert set(result["layouts"][0]["memories"][0]) == {
         "space", "weights", "encoder", "cache", "compute", "available", "needed", "fits",
     }  # fmt: skip
 
@@ -268,7 +268,7 @@ def test_this_machine_and_one_without_a_gpu(mtmd: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "reported"),
     [
         (("--memory", "lots"), "memory: found 'lots'"),
         (("--memory", "8GiB,,8GiB"), "between commas"),
@@ -284,8 +284,8 @@ def test_this_machine_and_one_without_a_gpu(mtmd: Any) -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_refusals(arguments: tuple[str, ...], told: str, mtmd: Any) -> None:
-    assert told in mtmd("fit", *arguments).refused()
+def test_refusals(arguments: tuple[str, ...], reported: str, mtmd: Any) -> None:
+    assert reported in mtmd("fit", *arguments).refused()
 
 
 @pytest.mark.parametrize(

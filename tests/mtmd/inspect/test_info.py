@@ -58,7 +58,7 @@ def mtmd(mtmd: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     return mtmd
 
 
-def told(mtmd: Any, *arguments: object) -> dict[str, Any]:
+def reported(mtmd: Any, *arguments: object) -> dict[str, Any]:
     """What `info --json` prints."""
     ran = mtmd("info", *arguments, "--device", "cpu", "--json")
     assert (ran.code, ran.err) == (0, ""), ran
@@ -75,23 +75,23 @@ def text(mtmd: Any, *arguments: object) -> list[str]:
 
 
 def test_a_folder(mtmd: Any, demo: Model) -> None:
-    found = told(mtmd)
+    result = reported(mtmd)
     with safe_open(DEMO_MODEL / "model.safetensors", "np") as file:
         slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  # a file, no dictionary
         tensors = {name: int(np.prod(s.get_shape())) for name, s in slices.items()}
-    assert found["parameters"] == sum(tensors.values()) and found["stored_bytes"] == 2 * sum(
+    assert result["parameters"] == sum(tensors.values()) and result["stored_bytes"] == 2 * sum(
         tensors.values()
     )
-    assert (found["model"], found["format"], found["files"]) == (
+    assert (result["model"], result["format"], result["files"]) == (
         "demo model",
         "Hugging Face folder",
         ["model.safetensors"],
     )
-    assert [(t["part"], t["kind"], t["used"], t["tensors"]) for t in found["types"]] == [
+    assert [(t["part"], t["kind"], t["used"], t["tensors"]) for t in result["types"]] == [
         ("encoder", "BF16", "fp32", 103),
         ("decoder", "BF16", "fp32", len(tensors) - 103),
     ]
-    encoder, decoder = found["parts"]
+    encoder, decoder = result["parts"]
     assert (encoder["family"], decoder["family"]) == ("gemma3", "gemma3")
     assert (
         encoder["facts"]["vit.layers"] == 6
@@ -104,21 +104,21 @@ def test_a_folder(mtmd: Any, demo: Model) -> None:
         decoder["facts"]["heads"],
         decoder["facts"]["groups"],
     ) == (4, 256, 4, 2)
-    assert (found["vocabulary"], found["context_most"]) == (
+    assert (result["vocabulary"], result["context_most"]) == (
         demo.checkpoint.text.vocabulary,
         demo.checkpoint.text.context,
     )
     token = demo.checkpoint.tokenizer.id
-    assert found["image_token"] == {
+    assert result["image_token"] == {
         "name": "image token",
         "text": "<image_soft_token>",
         "id": token("<image_soft_token>"),
     }
-    assert {(t["text"], t["id"]) for t in found["stop_tokens"]} == {
+    assert {(t["text"], t["id"]) for t in result["stop_tokens"]} == {
         (t, token(t)) for t in ("<eos>", "<end_of_turn>")
     }
-    assert {t["name"]: t["id"] for t in found["tokens"]} == demo.checkpoint.tokenizer.special
-    assert found["chat_template"] == "the model's own"
+    assert {t["name"]: t["id"] for t in result["tokens"]} == demo.checkpoint.tokenizer.special
+    assert result["chat_template"] == "the model's own"
 
 
 def test_what_the_files_say_against_each_other(demo: Model) -> None:
@@ -132,11 +132,11 @@ def test_what_the_files_say_against_each_other(demo: Model) -> None:
 
 
 def test_pictures_of_one_size(mtmd: Any) -> None:
-    found = told(mtmd)
-    assert [tuple(p["size"]) for p in found["pictures"]] == list(SIZES) and found[
+    result = reported(mtmd)
+    assert [tuple(p["size"]) for p in result["pictures"]] == list(SIZES) and result[
         "most_tokens"
     ] == 9
-    assert {(p["tokens"], str(p["tile_sizes"]), p["refused"]) for p in found["pictures"]} == {
+    assert {(p["tokens"], str(p["tile_sizes"]), p["refused"]) for p in result["pictures"]} == {
         (9, "[[96, 96]]", None)
     }
     assert "a picture    takes 9 tokens, whatever its size: 1 of 96 x 96" in text(mtmd)
@@ -145,47 +145,47 @@ def test_pictures_of_one_size(mtmd: Any) -> None:
 
 
 def test_memory_is_that_of_the_warm_up(mtmd: Any) -> None:
-    found, warm = (
-        told(mtmd, "--context", 512),
+    result, warm = (
+        reported(mtmd, "--context", 512),
         json.loads(mtmd("warmup", "--no-run", "--device", "cpu", "--context", 512, "--json").out),
     )
-    assert found["graphs"] == warm["graphs"] and found["context"] == 512
-    weights = {g["graph"]: g["weight_bytes"]["cpu"] for g in found["graphs"]}
-    cache = sum(found["cache_bytes"].values())
+    assert result["graphs"] == warm["graphs"] and result["context"] == 512
+    weights = {g["graph"]: g["weight_bytes"]["cpu"] for g in result["graphs"]}
+    cache = sum(result["cache_bytes"].values())
     assert [{"cpu": cache}] * 2 == [
-        g["cache_bytes"] for g in found["graphs"] if g["graph"] == "decoder"
+        g["cache_bytes"] for g in result["graphs"] if g["graph"] == "decoder"
     ]
-    assert found["peak_bytes"] == {
+    assert result["peak_bytes"] == {
         "cpu": sum(weights.values())
         + cache
-        + max(g["compute_bytes"]["cpu"] for g in found["graphs"])
+        + max(g["compute_bytes"]["cpu"] for g in result["graphs"])
     }
     assert weights == {
-        part: sum(t["memory_bytes"] for t in found["types"] if t["part"] == part)
+        part: sum(t["memory_bytes"] for t in result["types"] if t["part"] == part)
         for part in weights
     }
-    longer = told(mtmd, "--context", 2048)
+    longer = reported(mtmd, "--context", 2048)
     assert (
         longer["cache_bytes"]["keys and values"] > 3 * cache
-        and longer["peak_bytes"]["cpu"] > found["peak_bytes"]["cpu"]
+        and longer["peak_bytes"]["cpu"] > result["peak_bytes"]["cpu"]
     )
 
 
 def test_types_that_are_used_as_stored(mtmd: Any) -> None:
-    found = told(mtmd, "--dtype", "bf16")
-    assert found["dtype"] == "bf16" and found["dequantized"] == []
-    as_stored = [t for t in found["types"] if t["used"] == "as stored"]
+    result = reported(mtmd, "--dtype", "bf16")
+    assert result["dtype"] == "bf16" and result["dequantized"] == []
+    as_stored = [t for t in result["types"] if t["used"] == "as stored"]
     assert (
         all(t["memory_bytes"] == t["stored_bytes"] for t in as_stored)
         and sum(t["tensors"] for t in as_stored) > 100
     )
-    assert all(t["memory_bytes"] == 2 * t["stored_bytes"] for t in told(mtmd)["types"])
+    assert all(t["memory_bytes"] == 2 * t["stored_bytes"] for t in reported(mtmd)["types"])
 
 
 def test_tensors_that_are_dequantized(ternary: Path, mtmd: Any) -> None:
-    found = told(mtmd, ternary)
-    assert (found["format"], found["files"]) == ("GGUF v3", ["text.gguf", "mmproj.gguf"])
-    rows = {t["kind"]: t for t in found["types"] if t["part"] == "decoder"}
+    result = reported(mtmd, ternary)
+    assert (result["format"], result["files"]) == ("GGUF v3", ["text.gguf", "mmproj.gguf"])
+    rows = {t["kind"]: t for t in result["types"] if t["part"] == "decoder"}
     values = 256 * 256
     assert {
         k: (r["tensors"], r["dequantized"], r["used"]) for k, r in rows.items() if k != "F32"
@@ -195,9 +195,9 @@ def test_tensors_that_are_dequantized(ternary: Path, mtmd: Any) -> None:
         12 * values * 4,
     )
     assert rows["Q8_0"]["stored_bytes"] == rows["Q8_0"]["memory_bytes"] == values // 32 * 34
-    assert {d["name"]: d["kind"] for d in found["dequantized"]} == TERNARY
-    assert sum(d["memory_bytes"] for d in found["dequantized"]) == 13 * values * 4
-    half = told(mtmd, ternary, "--dtype", "bf16")
+    assert {d["name"]: d["kind"] for d in result["dequantized"]} == TERNARY
+    assert sum(d["memory_bytes"] for d in result["dequantized"]) == 13 * values * 4
+    half = reported(mtmd, ternary, "--dtype", "bf16")
     assert sum(d["memory_bytes"] for d in half["dequantized"]) == 13 * values * 2
     lines = text(mtmd, ternary)
     assert any("TQ2_0" in line and line.endswith("DEQUANTIZED to fp32 at load") for line in lines)
@@ -213,19 +213,19 @@ def test_tensors_that_are_dequantized(ternary: Path, mtmd: Any) -> None:
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_what_was_told_is_what_a_run_takes(dtype: str, ternary: Path, one: Path) -> None:
     model = load(ternary, device="cpu", dtype=dtype)
-    found = model_info(model)
+    result = model_info(model)
     assert model.runner.residency.bytes == {}
     model.answer(one, "hi", max_tokens=2)
-    assert model.runner.residency.bytes == {"cpu": sum(t.memory_bytes for t in found.types)}
+    assert model.runner.residency.bytes == {"cpu": sum(t.memory_bytes for t in result.types)}
 
 
 def test_without_an_encoder(tmp_path: Path, mtmd: Any) -> None:
     make.gemma3_text(tmp_path / "text")
-    found, lines = told(mtmd, tmp_path / "text"), text(mtmd, tmp_path / "text")
+    result, lines = reported(mtmd, tmp_path / "text"), text(mtmd, tmp_path / "text")
     assert (
-        [p["part"] for p in found["parts"]] == ["decoder"]
-        and found["pictures"] == []
-        and found["image_token"] is None
+        [p["part"] for p in result["parts"]] == ["decoder"]
+        and result["pictures"] == []
+        and result["image_token"] is None
     )
     assert lines[0].startswith("text: reads text, ")
     assert not any(
@@ -244,9 +244,9 @@ def any_size(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_pictures_of_several_sizes(any_size: Path, mtmd: Any) -> None:
-    found, family = told(mtmd, any_size), load(any_size, device="cpu").checkpoint.vision
-    assert family and found["most_tokens"] == family.resolution.most_tokens()
-    for row, (width, height) in zip(found["pictures"], SIZES, strict=True):
+    result, family = reported(mtmd, any_size), load(any_size, device="cpu").checkpoint.vision
+    assert family and result["most_tokens"] == family.resolution.max_tokens()
+    for row, (width, height) in zip(result["pictures"], SIZES, strict=True):
         plan = family.resolution.prepare(
             np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)
         )
@@ -255,26 +255,26 @@ def test_pictures_of_several_sizes(any_size: Path, mtmd: Any) -> None:
             plan.tokens,
             [list(s) for s in plan.sizes],
         )
-    assert len({row["tokens"] for row in found["pictures"]}) > 1
-    lines, wide = text(mtmd, any_size), found["pictures"][3]
+    assert len({row["tokens"] for row in result["pictures"]}) > 1
+    lines, wide = text(mtmd, any_size), result["pictures"][3]
     assert (
         f"  1920 x 1080  {wide['tokens']:7}  1 of {wide['tile_sizes'][0][0]} x "
         f"{wide['tile_sizes'][0][1]}" in lines
     )
-    few = told(mtmd, any_size, "--image-max-tokens", 12)
+    few = reported(mtmd, any_size, "--image-max-tokens", 12)
     assert (
-        max(row["tokens"] for row in few["pictures"]) <= few["most_tokens"] < found["most_tokens"]
+        max(row["tokens"] for row in few["pictures"]) <= few["most_tokens"] < result["most_tokens"]
     )
 
 
 def test_a_tensor_of_several_parameters_counts_once(tmp_path: Path, mtmd: Any) -> None:
     """The file holds queries, keys and values of the tower in one, which is three parameters."""
     qwen2_vl(tmp_path)
-    found, file = told(mtmd, tmp_path), SafetensorsWeights(tmp_path)
-    assert found["parameters"] == sum(int(np.prod(file.meta(name)[0])) for name in file.names())
-    assert found["stored_bytes"] == file.bytes and sum(t["tensors"] for t in found["types"]) == len(
-        file.names()
-    )
+    result, file = reported(mtmd, tmp_path), SafetensorsWeights(tmp_path)
+    assert result["parameters"] == sum(int(np.prod(file.meta(name)[0])) for name in file.names())
+    assert result["stored_bytes"] == file.bytes and sum(
+        t["tensors"] for t in result["types"]
+    ) == len(file.names())
 
 
 def test_a_size_that_is_not_taken(
@@ -288,7 +288,7 @@ def test_a_size_that_is_not_taken(
         return prepare(self, pixels, *budget)
 
     monkeypatch.setattr(DynamicResolution, "prepare", choosy)
-    assert told(mtmd, any_size)["pictures"][-1] == {
+    assert reported(mtmd, any_size)["pictures"][-1] == {
         "size": [3840, 2160],
         "tokens": 0,
         "tile_sizes": [],
@@ -353,12 +353,12 @@ def test_every_option(mtmd: Any) -> None:
         "--vision-attention",
         "--preprocess",
     }
-    off = told(mtmd, "--flash-attn", "off")
-    assert off["graphs"] != told(mtmd)["graphs"], "explicit attention takes more"
-    assert told(mtmd, "--refuse", "gelu")["graphs"][0]["splits"] > 1
-    assert told(mtmd, "--override-tensor", r"v\.blk\.0\.=reference")["graphs"][0]["splits"] > 1
-    assert told(mtmd, "--threads", 2)["device_name"].startswith("2 threads, ")
-    assert told(mtmd, "--chat-template", DEMO_MODEL / "chat_template.jinja")[
+    off = reported(mtmd, "--flash-attn", "off")
+    assert off["graphs"] != reported(mtmd)["graphs"], "explicit attention takes more"
+    assert reported(mtmd, "--refuse", "gelu")["graphs"][0]["splits"] > 1
+    assert reported(mtmd, "--override-tensor", r"v\.blk\.0\.=reference")["graphs"][0]["splits"] > 1
+    assert reported(mtmd, "--threads", 2)["device_name"].startswith("2 threads, ")
+    assert reported(mtmd, "--chat-template", DEMO_MODEL / "chat_template.jinja")[
         "chat_template"
     ].endswith("chat_template.jinja")
 

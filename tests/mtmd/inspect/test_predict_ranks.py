@@ -44,9 +44,9 @@ def test_a_rank_takes_its_part_and_says_what_it_exchanges(shared: PredictionRepo
 
 def test_the_report_for_programs(mtmd: Any) -> None:
     words = ("--tp", "3", "--tensor-split", "2,1,1", "--no-compile", "--json")
-    found = json.loads(mtmd("warmup", "--target", "rtx3090", *words).out)
-    assert [r["share"] for r in found["ranks"]["ranks"]] == [2, 1, 1]
-    (link,) = found["links"]  # a bridge ties two cards
+    result = json.loads(mtmd("warmup", "--target", "rtx3090", *words).out)
+    assert [r["share"] for r in result["ranks"]["ranks"]] == [2, 1, 1]
+    (link,) = result["links"]  # a bridge ties two cards
     assert link["link"] == "pcie4" and link["gb_per_s"] == pytest.approx(31.5, abs=0.01)
     assert set(link) == {
         "link", "title", "gb_per_s", "source", "prefill_tokens", "prefill", "decode", "encode",
@@ -54,6 +54,6 @@ def test_the_report_for_programs(mtmd: Any) -> None:
 
 
 def test_an_architecture_is_many_cards() -> None:
-    found = predict("cuda:90", memory="24GiB", compile=False, tp=2)
-    assert found.links == () and found.ranks is not None
-    assert "no times: name a card" in str(found)
+    result = predict("cuda:90", memory="24GiB", compile=False, tp=2)
+    assert result.links == () and result.ranks is not None
+    assert "no times: name a card" in str(result)

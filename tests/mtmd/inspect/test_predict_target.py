@@ -31,8 +31,8 @@ def warmup(*arguments: str) -> subprocess.CompletedProcess[str]:
 def hopper() -> dict[str, Any]:
     done = warmup("--target", "cuda:90", "--json", "--strict")
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
 
 
 def test_everything_is_taken_and_fits(hopper: dict[str, Any]) -> None:
@@ -76,8 +76,8 @@ def test_options_that_would_do_nothing_are_refused(chosen: dict[str, Any]) -> No
 
 def test_options_that_are_none_are_not_given() -> None:
     none = dict.fromkeys(field.name for field in fields(LoadOptions))
-    found, usual = (predict("cuda:75", compile=False, **given) for given in (none, {}))
-    assert str(found) == str(usual) and "fp32" in str(found)
+    result, usual = (predict("cuda:75", compile=False, **given) for given in (none, {}))
+    assert str(result) == str(usual) and "fp32" in str(result)
     assert fit(memory="20MiB", **none) == fit(memory="20MiB")
 
 
@@ -91,9 +91,9 @@ def test_keys_and_values_may_lie_on_the_host(mtmd: Any) -> None:
 def test_an_old_gpu_gets_explicit_attention_and_the_reason() -> None:
     done = warmup("--target", "cuda:75", "--strict")
     assert done.returncode == 3
-    told = " ".join(done.stdout.split())
-    assert "needs compute capability 8.0, found 7.5" in told
-    assert "flash attention, encoder: OFF" in told and "fp32" in told.splitlines()[0]
+    reported = " ".join(done.stdout.split())
+    assert "needs compute capability 8.0, found 7.5" in reported
+    assert "flash attention, encoder: OFF" in reported and "fp32" in reported.splitlines()[0]
 
 
 @pytest.mark.parametrize(

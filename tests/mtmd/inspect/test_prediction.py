@@ -91,7 +91,7 @@ def test_what_does_not_fit_is_told_first_with_a_way_out_and_marks(small: Predict
 def test_memory_is_what_the_plans_say(small: Prediction) -> None:
     """Weights, cache and compute of a model on such a device, with the margins it keeps."""
     model = on_target()
-    encoder, runner, at = model.encoder, model.runner, small.asked
+    encoder, runner, at = model.encoder, model.runner, small.requested
     assert encoder is not None and at.context == runner.context == 8192
     report = model.warmup_report
     by_graph = {f"{g.graph}, {g.label}": g for g in report.graphs}
@@ -106,16 +106,16 @@ def test_memory_is_what_the_plans_say(small: Prediction) -> None:
     encode = by_graph["encoder, warm-up"].compute_bytes["cuda:89"]
     picture = next(p for p in small.pictures if p.compute_bytes == encode)
     compute = max(prefill + prefill // 8, step + step // 8 + encode + encode // 8)
-    told = at.picture_bytes[small.pictures.index(picture)]
+    reported = at.picture_bytes[small.pictures.index(picture)]
     recorded = model.loaded.admission.needed.recordings()["cuda:89"]
-    assert told == weights + at.cache_bytes + -(-compute * 8 // 7) + TAKEN_BYTES + recorded
+    assert reported == weights + at.cache_bytes + -(-compute * 8 // 7) + TAKEN_BYTES + recorded
     assert runner.plan(BatchShape(1, pages=256)).compute_bytes["cuda:89"] == step
 
 
 def test_what_pictures_are_resized_in_is_part_of_all_that_is_asked(small: Prediction) -> None:
     """As far as pictures are resized there: not by the host, and not as torchvision does it."""
-    at, shape = small.asked, {"random_weights": "smolvlm-256m", "compile": False}
-    by_host = predict("rtx4090", preprocess="host", **shape).asked
+    at, shape = small.requested, {"random_weights": "smolvlm-256m", "compile": False}
+    by_host = predict("rtx4090", preprocess="host", **shape).requested
     assert {a - b for a, b in zip(at.picture_bytes, by_host.picture_bytes, strict=True)} == {
         TAKEN_BYTES
     }
@@ -128,7 +128,7 @@ def test_what_pictures_are_resized_in_is_part_of_all_that_is_asked(small: Predic
 
 
 def test_what_is_told_to_fit_is_let_in_by_a_loaded_model_and_less_is_not(small: Prediction) -> None:
-    at = small.asked
+    at = small.requested
     largest = max(b for b in at.picture_bytes if b is not None)
     pixels = np.zeros((SIZES[-1][1], SIZES[-1][0], 3), np.uint8)
     whole = on_target(largest).loaded.admission.fit(pixels, Budget())
@@ -143,15 +143,15 @@ def test_the_longest_context_and_the_most_answers_fit_and_more_do_not() -> None:
     assert usable and longest and answers
 
     def fits(context: int, answers: int) -> bool:
-        held = (p for p in needs.pictures if p.tokens < context)
-        return all(needs.bytes(context, p, answers) <= usable for p in (None, *held))
+        stored = (p for p in needs.pictures if p.tokens < context)
+        return all(needs.bytes(context, p, answers) <= usable for p in (None, *stored))
 
-    most = needs.model.checkpoint.text.context
-    assert longest == most == 8192 and fits(longest, 4)
+    maximum = needs.model.checkpoint.text.context
+    assert longest == maximum == 8192 and fits(longest, 4)
     assert fits(8192, answers) and not fits(8192, answers + 1)
     tight = Needs(needs.model, Target("cuda:89"), find_card("rtx4090", GIB + GIB // 2))
     usable, longest = usable_bytes(GIB + GIB // 2), tight.longest_context()
-    assert usable and longest and 0 < longest < most and longest % 1024 == 0
+    assert usable and longest and 0 < longest < maximum and longest % 1024 == 0
     assert fits(longest, 4) and not fits(longest + 1024, 4)
 
 
@@ -162,8 +162,8 @@ def test_a_context_is_reckoned_with_the_pictures_that_it_holds() -> None:
     smallest, *_, largest = sorted(needs.pictures, key=lambda p: p.tokens)
     assert smallest.tokens < 1024 < largest.tokens
     short = needs._length(1024)
-    held = [p.tokens < 1024 for p in needs.pictures]
-    assert [b is not None for b in short.picture_bytes] == held and not all(held)
+    stored = [p.tokens < 1024 for p in needs.pictures]
+    assert [b is not None for b in short.picture_bytes] == stored and not all(stored)
     here = max(b for b in short.picture_bytes if b is not None)
     assert needs._worst(1024) == here < needs.bytes(1024, largest)
 
@@ -183,22 +183,22 @@ def test_a_context_is_reckoned_with_the_pictures_that_it_holds() -> None:
 def test_where_no_picture_fits_the_longest_context_is_one_without() -> None:
     model = Model(random_checkpoint("smolvlm-256m", "BF16"), LoadOptions(), TARGETS)
     needs = Needs(model, Target("cuda:89"), find_card("rtx4090", 24 * GIB))
-    least = min(p.tokens for p in needs.pictures)
-    without, beside = needs._worst(least // 2), needs._worst(least + 1)
-    assert without < beside
+    minimum = min(p.tokens for p in needs.pictures)
+    without, alongside = needs._worst(minimum // 2), needs._worst(minimum + 1)
+    assert without < alongside
     memory = next(m for m in range(GIB, 8 * GIB, 1 << 20) if (usable_bytes(m) or 0) >= without)
-    assert (usable_bytes(memory) or 0) < beside
+    assert (usable_bytes(memory) or 0) < alongside
     tight = Needs(model, Target("cuda:89"), find_card("rtx4090", memory))
     longest = tight.longest_context()
-    assert longest is not None and least // 2 - 32 < longest <= least
+    assert longest is not None and minimum // 2 - 32 < longest <= minimum
 
 
 def test_a_context_without_a_picture_is_told_as_one(small: Prediction) -> None:
-    least = min(p.tokens for p in small.pictures)
-    tight = replace(small, usable_bytes=1, longest_context=least, most_answers=0)
-    assert f"fits with {least:,} tokens, without a picture" in " ".join(str(tight).split())
-    beside = replace(tight, longest_context=least + 1)
-    assert "without a picture" not in str(beside)
+    minimum = min(p.tokens for p in small.pictures)
+    tight = replace(small, usable_bytes=1, longest_context=minimum, most_answers=0)
+    assert f"fits with {minimum:,} tokens, without a picture" in " ".join(str(tight).split())
+    alongside = replace(tight, longest_context=minimum + 1)
+    assert "without a picture" not in str(alongside)
 
 
 def test_more_costs_more(small: Prediction) -> None:
@@ -216,10 +216,10 @@ def test_more_costs_more(small: Prediction) -> None:
 
 
 def test_memory_of_the_card_is_read_as_sizes_are() -> None:
-    found = predict("cuda:90", memory="24GiB", compile=False)
-    assert found.card is not None and found.card.memory_bytes == 24 * GIB
-    assert found.usable_bytes == usable_bytes(24 * GIB) == (24 * GIB - GIB // 2) // 16 * 15
-    assert found.fits(found.needed_bytes) and "any GPU of cuda:90" in str(found)
+    result = predict("cuda:90", memory="24GiB", compile=False)
+    assert result.card is not None and result.card.memory_bytes == 24 * GIB
+    assert result.usable_bytes == usable_bytes(24 * GIB) == (24 * GIB - GIB // 2) // 16 * 15
+    assert result.fits(result.needed_bytes) and "any GPU of cuda:90" in str(result)
     unknown = predict("cuda:90", compile=False)
     assert (unknown.usable_bytes, unknown.longest_context) == (None, None)
     assert unknown.fits(unknown.needed_bytes) is None and "give --memory" in str(unknown)
@@ -242,13 +242,13 @@ ESTIMATE = {
 
 
 def test_the_report_for_programs(mtmd: Any) -> None:
-    found = json.loads(mtmd("warmup", "--target", "h100", "--no-compile", "--json").out)
-    assert set(found) == FIELDS and found["schema"] == 1 and found["ran_on_a_gpu"] is False
-    assert set(found["card"]) == {
+    result = json.loads(mtmd("warmup", "--target", "h100", "--no-compile", "--json").out)
+    assert set(result) == FIELDS and result["schema"] == 1 and result["ran_on_a_gpu"] is False
+    assert set(result["card"]) == {
         "name", "title", "target", "multiprocessors", "memory_bytes", "gb_per_s", "tflops_16",
         "tflops_32", "source",
     }  # fmt: skip
-    length, picture, work = found["lengths"][0], found["pictures"][0], found["work"][0]
+    length, picture, work = result["lengths"][0], result["pictures"][0], result["work"][0]
     assert set(length) == {
         "context", "cache_bytes", "bytes", "picture_bytes", "prefill_tokens", "prefill", "decode",
         "decode_all",
@@ -259,16 +259,16 @@ def test_the_report_for_programs(mtmd: Any) -> None:
     assert set(work["ops"][0]) == {
         "op", "kernel", "nodes", "launches", "gflop", "mib", "ms", "bound",
     }  # fmt: skip
-    assert found["compiled"] == [] and found["not_compiled"] == "not asked for"
-    assert found["fits"] is True and len(length["picture_bytes"]) == len(found["pictures"])
+    assert result["compiled"] == [] and result["not_compiled"] == "not asked for"
+    assert result["fits"] is True and len(length["picture_bytes"]) == len(result["pictures"])
 
 
 def test_several_cards_are_one_table(mtmd: Any) -> None:
     text = mtmd("warmup", "--target", "h100,RTX 4090,mi300x,h100").out
     rows = [line.split()[0] for line in text.splitlines() if " of " in line and "launches" in line]
     assert rows == ["h100", "rtx4090", "mi300x"]
-    found = json.loads(mtmd("warmup", "--target", "l4,a10", "--no-compile", "--json").out)
-    assert [report["card"]["name"] for report in found] == ["l4", "a10"]
+    result = json.loads(mtmd("warmup", "--target", "l4,a10", "--no-compile", "--json").out)
+    assert [report["card"]["name"] for report in result] == ["l4", "a10"]
 
 
 def test_cards_and_shapes_are_listed(mtmd: Any) -> None:
@@ -278,7 +278,7 @@ def test_cards_and_shapes_are_listed(mtmd: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "reported"),
     [
         (("--target", "rtx9090"), "near it: rtx"),
         (("--target", ","), "expected a card"),
@@ -304,15 +304,15 @@ def test_cards_and_shapes_are_listed(mtmd: Any) -> None:
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, tuple) else "",
 )
-def test_refusals(arguments: tuple[str, ...], told: str, mtmd: Any) -> None:
+def test_refusals(arguments: tuple[str, ...], reported: str, mtmd: Any) -> None:
     line = mtmd("warmup", *arguments).refused()
-    assert told in line and len(line.strip().splitlines()) == 1
+    assert reported in line and len(line.strip().splitlines()) == 1
 
 
 def test_strict_counts_memory(mtmd: Any) -> None:
-    asked = ("warmup", "--no-compile", "--strict", "--target")
-    assert mtmd(*asked, "h100").code == 0
-    assert mtmd(*asked, "h100", "--memory", "520MiB").code == 3
+    requested = ("warmup", "--no-compile", "--strict", "--target")
+    assert mtmd(*requested, "h100").code == 0
+    assert mtmd(*requested, "h100", "--memory", "520MiB").code == 3
 
 
 def test_without_triton_all_but_the_kernels_is_told() -> None:
@@ -329,7 +329,7 @@ def test_without_triton_all_but_the_kernels_is_told() -> None:
         [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    told = f"kernels not compiled: Triton, which compiles them, is not installed; {install_command('gpu')}"
-    assert told in " ".join(done.stdout.split())
+    reported = f"kernels not compiled: Triton, which compiles them, is not installed; {install_command('gpu')}"
+    assert reported in " ".join(done.stdout.split())
     head = GOLDEN.read_text().split("kernels not compiled")[0]
     assert done.stdout.startswith(head)

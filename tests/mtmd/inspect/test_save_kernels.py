@@ -85,13 +85,13 @@ def test_a_variable_that_is_wrong_is_named(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.usefixtures("hopper")
 def test_a_gpu_is_given_what_was_saved_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
+    requested: list[Any] = []
     there = saved.Saved("a model", {"ab": {}})
-    monkeypatch.setattr(saved, "read_saved", lambda *given: asked.append(given) or there)
-    monkeypatch.setattr(saved, "install", asked.append)
-    found = use_saved("kernels", Gpu("cuda:1"))
-    assert asked == [(Path("kernels"), "cuda:90"), there]
-    assert found == SavedPrograms("kernels", "a model", frozenset(["ab"]))
+    monkeypatch.setattr(saved, "read_saved", lambda *given: requested.append(given) or there)
+    monkeypatch.setattr(saved, "install", requested.append)
+    result = use_saved("kernels", Gpu("cuda:1"))
+    assert requested == [(Path("kernels"), "cuda:90"), there]
+    assert result == SavedPrograms("kernels", "a model", frozenset(["ab"]))
 
 
 @pytest.mark.usefixtures("hopper")
@@ -128,8 +128,8 @@ def test_a_warm_up_makes_what_is_foreseen_ready(
         assert (facts.given.programs, facts.given.used) == (len(given_keys), used)
         text = render(replace(report, programs=facts))
         assert f"{used} of them among the {len(given_keys)} of kernels" in text
-        told = "of 1 programs, of another model, none is of use"
-        assert (told in caplog.text) == ("WARNING" in text) == (not used)
+        reported = "of 1 programs, of another model, none is of use"
+        assert (reported in caplog.text) == ("WARNING" in text) == (not used)
 
 
 def test_a_folder_that_cannot_be_written_is_told_before_anything_is_compiled(
@@ -149,8 +149,10 @@ def test_an_answer_that_waited_for_the_compiler_says_so(monkeypatch: pytest.Monk
     for late, words in ((1, ()), (3, ("2 GPU programs had to be compiled meanwhile (1.5 s)",))):
         now = Compilations(9, 0, 9.0, late, 3.0 + 750 * (late - 1))
         monkeypatch.setattr(receipts, "compilations", lambda now=now: now)
-        told = receipts._compiled_meanwhile(before)
-        assert len(told) == len(words) and all(w in t for w, t in zip(words, told, strict=True))
+        reported = receipts._compiled_meanwhile(before)
+        assert len(reported) == len(words) and all(
+            w in t for w, t in zip(words, reported, strict=True)
+        )
 
 
 def test_the_option_is_a_path() -> None:

@@ -19,16 +19,16 @@ def piece(size):
     libc.memset(address, 1, size)
     return address
 
-def held():
+def stored():
     line = next(l for l in open("/proc/self/status") if l.startswith("VmRSS:"))
     return int(line.split()[1]) >> 10
 
-before = held()
+before = stored()
 libc.free(piece(30 << 20))  # by default, glibc now keeps pieces of up to 30 MiB
 pieces = [(piece(20 << 20), piece(4096)) for _ in range(10)]
 for large, _ in pieces:
     libc.free(large)
-print(taken, held() - before)
+print(taken, stored() - before)
 """
 
 
@@ -36,8 +36,8 @@ def test_freed_pieces_go_back_though_small_ones_lie_between_them():
     result = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
     )
-    taken, kept = result.stdout.split()
-    assert taken == "True" and int(kept) < 20
+    taken, saved = result.stdout.split()
+    assert taken == "True" and int(saved) < 20
 
 
 # Each thread takes memory while all the others are alive: none can have the heap of one that ended.
@@ -72,5 +72,5 @@ def test_many_threads_share_a_few_heaps():
     result = subprocess.run(
         [sys.executable, "-c", HEAPS_PROGRAM], capture_output=True, text=True, check=True
     )
-    heaps, most = map(int, result.stdout.split())
-    assert 0 < heaps <= most
+    heaps, maximum = map(int, result.stdout.split())
+    assert 0 < heaps <= maximum

@@ -10,7 +10,7 @@ from mtmd.loaded import device_and_dtype
 
 
 @pytest.mark.parametrize(
-    ("asked", "weight_bytes", "has_bf16", "chosen"),
+    ("requested", "weight_bytes", "has_bf16", "chosen"),
     [
         ("auto", 10 << 20, True, torch.float32),  # the demo model
         ("auto", 80 << 20, True, torch.bfloat16),  # 256M in four bits
@@ -21,14 +21,14 @@ from mtmd.loaded import device_and_dtype
     ],
 )
 def test_dtype_on_a_cpu(
-    asked: str,
+    requested: str,
     weight_bytes: int,
     has_bf16: bool,
     chosen: torch.dtype,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(device_and_dtype, "_multiplies_bf16", lambda: has_bf16)
-    assert device_and_dtype.choose_dtype(asked, Cpu(), weight_bytes) == chosen
+    assert device_and_dtype.choose_dtype(requested, Cpu(), weight_bytes) == chosen
 
 
 def test_this_cpu_can_be_asked() -> None:

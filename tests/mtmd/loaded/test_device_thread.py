@@ -54,8 +54,8 @@ def test_a_forked_child_is_told_what_its_parent_was_in_the_midst_of() -> None:
     user = DeviceUser(subject, lambda: None, lambda: None, _raise, lambda: None)
     user.post(lambda: (began.set(), goes_on.wait())[0])
     assert began.wait(20)
-    told = forked(lambda: user.exclusively(os.getpid))
-    assert told == f"DeviceError: {BUSY_AT_FORK}"
+    reported = forked(lambda: user.exclusively(os.getpid))
+    assert reported == f"DeviceError: {BUSY_AT_FORK}"
     goes_on.set()
     assert user.exclusively(os.getpid) == os.getpid(), "the parent goes on"
     subject.close()

@@ -12,9 +12,9 @@ import gc, sys, threading, weakref
 from mtmd.loaded import interpreter
 from mtmd.loaded.interpreter import COUNT_EVERY, Pauses, shared_out_promptly
 
-MOST = 1000
+MAXIMUM = 1000
 
-interpreter.LOOK_S, interpreter.GROWN = 0.01, COUNT_EVERY * MOST
+interpreter.LOOK_S, interpreter.GROWN = 0.01, COUNT_EVERY * MAXIMUM
 loaded, thresholds = len(gc.get_objects()), gc.get_threshold()
 
 class Cycle:
@@ -24,32 +24,32 @@ class Cycle:
 with shared_out_promptly():
     print(sys.getswitchinterval() < 0.001, gc.get_freeze_count() > loaded / 2)
     print(len(gc.get_objects()) < loaded / 10)
-    cycle, kept, gone = Cycle(), [], threading.Event()
+    cycle, saved, gone = Cycle(), [], threading.Event()
     weakref.finalize(cycle, gone.set)
     del cycle
-    while not gone.wait(0.001) and len(kept) < 10_000:
-        kept.append([[] for _ in range(1000)])
+    while not gone.wait(0.001) and len(saved) < 10_000:
+        saved.append([[] for _ in range(1000)])
     print(gone.is_set())  # by the thread: the interpreter would not have
 
-kept, pauses = [], Pauses()
+saved, pauses = [], Pauses()
 gc.collect()
 gc.freeze()
 gc.disable()  # what comes is ours
 frozen = gc.get_freeze_count()
-few = [[] for _ in range(MOST // 2)]
+few = [[] for _ in range(MAXIMUM // 2)]
 interpreter.LONG_S = 1e9
 pauses.collect()
 print(gc.get_freeze_count() == frozen)
 cycle, plan = Cycle(), Cycle()
 gone, plan_gone, plan.itself = weakref.ref(cycle), weakref.ref(plan), None
-kept.append([[] for _ in range(MOST)])
+saved.append([[] for _ in range(MAXIMUM)])
 interpreter.LONG_S = -1
 pauses.collect()
-print(gc.get_freeze_count() > frozen + MOST, len(gc.get_objects()) < loaded / 10)
+print(gc.get_freeze_count() > frozen + MAXIMUM, len(gc.get_objects()) < loaded / 10)
 del cycle, plan
 print(plan_gone() is None)  # left out, in no cycle, and free when nobody holds it
 for turn in range(COUNT_EVERY - 1):
-    kept.append([[] for _ in range(MOST + 100)])
+    saved.append([[] for _ in range(MAXIMUM + 100)])
     pauses.collect()
 print(gone() is not None)
 pauses.collect()

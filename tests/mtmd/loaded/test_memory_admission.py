@@ -48,23 +48,23 @@ NOTE = re.compile(
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that shows a picture in 2 to 64 tokens, as its size asks for."""
-    found = tmp_path_factory.mktemp("dynamic")
-    qwen2_vl(found, pixels=(28 * 28 * 2, 28 * 28 * 64))
-    return found
+    result = tmp_path_factory.mktemp("dynamic")
+    qwen2_vl(result, pixels=(28 * 28 * 2, 28 * 28 * 64))
+    return result
 
 
 @pytest.fixture(scope="module")
 def plenty(folder: Path) -> Iterator[Model]:
-    found = dynamic(folder)
-    yield found
-    found.close()
+    result = dynamic(folder)
+    yield result
+    result.close()
 
 
 @pytest.fixture
 def service() -> Iterator[Service]:
-    found = load(device="cpu").service
-    yield found
-    found.close()
+    result = load(device="cpu").service
+    yield result
+    result.close()
 
 
 def dynamic(folder: Path, **chosen: Any) -> Model:
@@ -111,7 +111,7 @@ def answer(ticket: Ticket) -> Answer:
 
 def free(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     """As if so many bytes were free at the moment, and nothing was known of before."""
-    monkeypatch.setattr(module, "SEEN_MOST_S", -1.0)
+    monkeypatch.setattr(module, "SEEN_MAX_S", -1.0)
     monkeypatch.setattr(Admission, "free_now", lambda _: {"cpu": size})
 
 
@@ -178,25 +178,25 @@ def test_a_picture_is_shrunk_to_what_fits(folder: Path, plenty: Model) -> None:
     )  # type: ignore[union-attr]
     model = dynamic(folder, memory_limit=limit_for(plenty, room))
     try:
-        asked = [user_message(noise(), "What is this?")]
-        found = answer(model.service.submit(asked, max_tokens=4)).receipt.images[0]
-        match = NOTE.fullmatch(found.notes[-1])
-        assert match and len(found.notes) == 1
-        assert (int(match[1]), int(match[2])) == (whole.plan.tokens, found.tokens) and match[
+        requested = [user_message(noise(), "What is this?")]
+        result = answer(model.service.submit(requested, max_tokens=4)).receipt.images[0]
+        match = NOTE.fullmatch(result.notes[-1])
+        assert match and len(result.notes) == 1
+        assert (int(match[1]), int(match[2])) == (whole.plan.tokens, result.tokens) and match[
             3
         ] == mib(needed)
         assert (
-            found.tokens < whole.plan.tokens
-            and tile_needs(model, *reversed(found.processed_size)) <= room < needed
+            result.tokens < whole.plan.tokens
+            and tile_needs(model, *reversed(result.processed_size)) <= room < needed
         )
-        for budget in range(found.tokens + 1, whole.plan.tokens):
+        for budget in range(result.tokens + 1, whole.plan.tokens):
             more = prepared(plenty, noise(), budget)
             assert (
-                more.tokens <= found.tokens or tile_needs(plenty, *reversed(more.sizes[0])) > room
+                more.tokens <= result.tokens or tile_needs(plenty, *reversed(more.sizes[0])) > room
             )
-        assert model.service.count(asked).image_tokens == (found.tokens,)
-        again = answer(model.service.submit(asked, max_tokens=4)).receipt.images[0]
-        assert again.cached and (again.tokens, again.notes) == (found.tokens, found.notes)
+        assert model.service.count(requested).image_tokens == (result.tokens,)
+        again = answer(model.service.submit(requested, max_tokens=4)).receipt.images[0]
+        assert again.cached and (again.tokens, again.notes) == (result.tokens, result.notes)
         small = answer(
             model.service.submit([user_message(noise(1, 84, 84), "What is this?")], max_tokens=1)
         ).receipt.images[0]
@@ -285,20 +285,20 @@ def _around(size: int) -> tuple[int, int]:
 def test_the_least_limit_that_is_told_will_do(folder: Path) -> None:
     with pytest.raises(OptionError) as caught:
         dynamic(folder, memory_limit="1KiB")
-    least = float(re.findall(r"at least ([\d.]+) MiB", str(caught.value))[0])
-    assert dynamic(folder, memory_limit=f"{least + 0.01:.2f}MiB").loaded.admission.room["cpu"] > 0
+    minimum = float(re.findall(r"at least ([\d.]+) MiB", str(caught.value))[0])
+    assert dynamic(folder, memory_limit=f"{minimum + 0.01:.2f}MiB").loaded.admission.room["cpu"] > 0
     with pytest.raises(OptionError, match="memory_limit"):
-        dynamic(folder, memory_limit=f"{least - 0.1:.2f}MiB")
+        dynamic(folder, memory_limit=f"{minimum - 0.1:.2f}MiB")
 
 
 def test_a_limit_is_no_more_than_there_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(needed_memory, "free_bytes", lambda _: 160 << 20)
-    for asked, limit in ((None, 150 << 20), ("1TiB", 150 << 20), ("100MiB", 100 << 20)):
-        assert dynamic(folder, memory_limit=asked).loaded.admission.limits == {"cpu": limit}
+    for requested, limit in ((None, 150 << 20), ("1TiB", 150 << 20), ("100MiB", 100 << 20)):
+        assert dynamic(folder, memory_limit=requested).loaded.admission.limits == {"cpu": limit}
     with_all, alone = dynamic(folder, memory_limit="100MiB"), dynamic(folder)
     cache = alone.runner.cache_bytes()["cpu"]
     used = [
-        m.loaded.admission.limits["cpu"] - m.loaded.admission._beside_weights["cpu"]
+        m.loaded.admission.limits["cpu"] - m.loaded.admission._alongside_weights["cpu"]
         for m in (with_all, alone)
     ]
     assert used[0] - used[1] == cache - cache // 2, (
@@ -342,7 +342,7 @@ def test_encoded_pictures_are_cached_within_the_limit(folder: Path, plenty: Mode
         model.prompts.bridge.cache.put(prepared.key, prepared.plan, torch.zeros(9, 72))
     assert (
         0
-        <= model.loaded.admission.embedding_cache_bytes - model.prompts.bridge.cache.held
+        <= model.loaded.admission.embedding_cache_bytes - model.prompts.bridge.cache.stored
         < 9 * 72 * 4
     )
 
@@ -366,8 +366,8 @@ def test_a_batch_is_reduced(plenty: Model, monkeypatch: pytest.MonkeyPatch) -> N
     """Four equal tiles, memory for one to four of them."""
     step = needs(plenty.runner.plan(plenty.runner.sizes()["decode"]))
     expected = [p.clone() for p in (queue_out(plenty, 4))]
-    for most, batches in ((4, 1), (3, 2), (2, 2), (1, 4)):
-        free(monkeypatch, tile_needs(plenty, 112, 112, most) + step)
+    for maximum, batches in ((4, 1), (3, 2), (2, 2), (1, 4)):
+        free(monkeypatch, tile_needs(plenty, 112, 112, maximum) + step)
         queue, jobs = queued(plenty, *(open_picture(noise(i, 112, 112)) for i in range(4)))
         for _ in range(batches):
             queue.step(None)
@@ -438,15 +438,15 @@ def test_the_decoder_leaves_what_an_encode_was_promised(
 ) -> None:
     admission, encoder = plenty.loaded.admission, plenty.encoder
     assert encoder
-    plan, beside = (
+    plan, alongside = (
         plenty.runner.plan(plenty.runner.sizes()["prefill"]),
         encoder.plan(1, (3, 196, 196)),
     )
-    monkeypatch.setattr(admission, "room", {"cpu": needs(plan) + needs(beside) - 1})
+    monkeypatch.setattr(admission, "room", {"cpu": needs(plan) + needs(alongside) - 1})
     assert admission.may_decode(plan)
-    monkeypatch.setattr(admission, "encoding", beside)
+    monkeypatch.setattr(admission, "encoding", alongside)
     assert not admission.may_decode(plan)
-    monkeypatch.setattr(admission, "room", {"cpu": needs(plan) + needs(beside)})
+    monkeypatch.setattr(admission, "room", {"cpu": needs(plan) + needs(alongside)})
     assert admission.may_decode(plan)
     free(monkeypatch, needs(plan) - 1)
     assert not admission.may_decode(plan)
@@ -456,10 +456,10 @@ def test_the_system_is_asked_the_more_rarely_the_less_a_step_takes(
     plenty: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     admission, plan = plenty.loaded.admission, plenty.runner.plan(plenty.runner.sizes()["decode"])
-    need, now, asked = plan.rough_bytes["cpu"] * 9 // 8, 1000.0, list[float]()
+    need, now, requested = plan.rough_bytes["cpu"] * 9 // 8, 1000.0, list[float]()
 
     def free_now() -> dict[str, int]:
-        asked.append(now)
+        requested.append(now)
         return {"cpu": free_bytes}
 
     monkeypatch.setattr(admission, "room", {"cpu": 1 << 40})
@@ -473,9 +473,9 @@ def test_the_system_is_asked_the_more_rarely_the_less_a_step_takes(
             assert admission.may_decode(plan)
         if age_s:
             now += age_s * 0.99
-            assert admission.may_decode(plan) and asked.count(now) == 0, parts
+            assert admission.may_decode(plan) and requested.count(now) == 0, parts
             now += age_s * 0.02
-        assert admission.may_decode(plan) and asked[-1] == now, parts
+        assert admission.may_decode(plan) and requested[-1] == now, parts
     free_bytes = 0
     now += 100.0
     assert not admission.may_decode(plan)
@@ -521,24 +521,24 @@ def test_what_recorded_runs_keep_is_kept_from_all_else(
     """Of a limit, of what is free at any time, and in what is told: of both queues."""
     for one in (module, needed_memory):
         monkeypatch.setattr(one, "free_bytes", lambda _: 1 << 30)
-    checkpoint, told = open_checkpoint(folder), []
+    checkpoint, reported = open_checkpoint(folder), []
     for device in (StandIn(), StandIn(records=False)):
         chosen = LoadOptions(dtype="fp32", context=256, parallel=2)
         with Model(checkpoint, chosen, [device, Cpu(), Reference()]) as model:
             admission = model.loaded.admission
             room = admission.room["stand-in"] + admission.embedding_cache_bytes
             predicted = predicted_bytes(model.loaded)["stand-in"]
-            told.append((room, admission.free_now()["stand-in"], predicted))
+            reported.append((room, admission.free_now()["stand-in"], predicted))
             needed = admission.needed
             encoder = recordings_bytes((plan, 1) for plan in needed.encoder.largest_plans())  # type: ignore
-            found = needed.recordings()
-            assert (found == {}) is not device.records
+            result = needed.recordings()
+            assert (result == {}) is not device.records
             if device.records:
                 step, prefill = needed.plans(256)
                 decoder = recordings_bytes([(step, 16), (prefill, 1)])["stand-in"]
-                assert found == {"stand-in": decoder + encoder["stand-in"]}
+                assert result == {"stand-in": decoder + encoder["stand-in"]}
                 copied = [sum(o.type.bytes for o in p.copied_out) for p in (step, prefill)]
-                kept = found["stand-in"]
-    (room, free, predicted), plain = told[0], told[1]
-    assert plain[0] - room == plain[1] - free == kept > max(copied) > 0
-    assert predicted - plain[2] >= kept
+                saved = result["stand-in"]
+    (room, free, predicted), plain = reported[0], reported[1]
+    assert plain[0] - room == plain[1] - free == saved > max(copied) > 0
+    assert predicted - plain[2] >= saved

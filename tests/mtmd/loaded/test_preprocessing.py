@@ -53,15 +53,15 @@ def test_every_byte_becomes_the_hosts_number(way, dtype):
     tiles = np.stack([np.concatenate((every, 255 - every, every[:, ::-1])) for _ in range(2)])
     both = np.concatenate((tiles, tiles), 1)  # two frames
     other = Normalize((0.5,) * 3, (0.5,) * 3, 1 / 255)
-    found = normalized(torch.from_numpy(both), tables([way, other], dtype))
-    for line, tile, by in zip(found, both, (way, other), strict=True):
+    result = normalized(torch.from_numpy(both), tables([way, other], dtype))
+    for line, tile, by in zip(result, both, (way, other), strict=True):
         assert torch.equal(line, torch.from_numpy(by.planes(tile)).to(dtype))
 
 
 WAYS = {
     "square": square(),
     "on a ground": square(ground=(1, 2, 3), resample="lanczos"),
-    "cut in the middle": square(stretched=False, kept=14, resample="bilinear"),
+    "cut in the middle": square(stretched=False, saved=14, resample="bilinear"),
     "any size": DynamicResolution(14, 2, 28 * 28, 28 * 28 * 4, NORMALIZE, "bicubic"),
     "longest edge": LongestEdgeTiling(28, 4, 56, True, 2, NORMALIZE, "lanczos"),
     "stretched": StretchedTiling(28, 4, 1, 4, fused(NORMALIZE), "box"),
@@ -76,8 +76,8 @@ def test_tiles_are_the_hosts_to_the_bit(name):
         pixels = picture(width, height, number)
         expected, plan = way.prepare(pixels), ways.prepare(lambda p=pixels: way.prepare(p))
         assert plan.tiles[0].dtype == np.uint8 and plan.normalize == way.normalize
-        for found, tile in zip(plan.numbers(), expected.tiles, strict=True):
-            assert np.array_equal(found, tile)
+        for actual, tile in zip(plan.numbers(), expected.tiles, strict=True):
+            assert np.array_equal(actual, tile)
         assert (plan.sizes, plan.tokens, plan.notes) == (expected.sizes, expected.tokens, ())
     assert ways.resized_there >= 3 and "uploaded" in side.events
 
@@ -87,8 +87,8 @@ def test_what_torchvision_resizes_stays_on_the_host_and_is_normalised_there():
     ways = Preprocessing(way, StandInStream())
     plan = ways.prepare(lambda: way.prepare(picture()))
     assert ways.resized_there == 0 and plan.tiles[0].dtype == np.uint8 and not plan.notes
-    for found, tile in zip(plan.numbers(), way.prepare(picture()).tiles, strict=True):
-        assert np.array_equal(found, tile)
+    for result, tile in zip(plan.numbers(), way.prepare(picture()).tiles, strict=True):
+        assert np.array_equal(result, tile)
 
 
 def test_why_the_host_does_it(monkeypatch):
@@ -110,7 +110,7 @@ def test_why_the_host_does_it(monkeypatch):
     assert np.array_equal(plan.numbers()[0], expected.tiles[0]) and ways.resized_there == 0
 
 
-def beside(demo, **options):
+def alongside(demo, **options):
     """The demo model's encoder and decoder on a stand-in with a queue for pictures."""
     side = StandInStream()
     backends = [StandIn(records=False, fuses=False, side=side), Cpu(), Reference()]
@@ -120,12 +120,12 @@ def beside(demo, **options):
 
 def test_an_answer_is_the_same_and_says_where(demo, one):
     expected = demo.answer(one, max_tokens=6)
-    model, side = beside(demo)
+    model, side = alongside(demo)
     with model:
-        found = model.answer(one, max_tokens=6)
-        assert found.text == expected.text
-        assert found.receipt.preprocessed == "on stand-in"
-        assert " ms (on stand-in), encode " in str(found.receipt)
+        actual = model.answer(one, max_tokens=6)
+        assert actual.text == expected.text
+        assert actual.receipt.preprocessed == "on stand-in"
+        assert " ms (on stand-in), encode " in str(actual.receipt)
         assert expected.receipt.preprocessed == ""
         again = model.answer(one, max_tokens=1).receipt
         assert again.images[0].cached and again.preprocessed == ""
@@ -140,7 +140,7 @@ def test_an_answer_is_the_same_and_says_where(demo, one):
         "waited",
         "handed over",
     ]
-    host, _ = beside(demo, preprocess="host")
+    host, _ = alongside(demo, preprocess="host")
     with host:
         assert host.answer(one, max_tokens=1).receipt.preprocessed == "on the host: asked for"
 
@@ -150,7 +150,7 @@ def test_what_pictures_are_resized_in_is_kept_from_all_else(demo, monkeypatch):
     monkeypatch.setattr("mtmd.loaded.memory_admission.free_bytes", lambda _: 1 << 30)
     left, free = [], []
     for setting in ("auto", "host"):
-        model, _ = beside(demo, memory_limit=1 << 30, preprocess=setting)
+        model, _ = alongside(demo, memory_limit=1 << 30, preprocess=setting)
         with model:
             admission = model.loaded.admission
             left.append(admission.room["stand-in"] + admission.embedding_cache_bytes)
@@ -162,20 +162,20 @@ def test_what_pictures_are_resized_in_is_kept_from_all_else(demo, monkeypatch):
 
 
 def test_a_receipt_tells_what_the_device_did_not_do(demo, monkeypatch):
-    model, _ = beside(demo)
+    model, _ = alongside(demo)
     first, second = picture(120, 90, 1), picture(90, 120, 2)
-    monkeypatch.setattr(module, "MOST_BYTES", 3 * 120 * 120 - 1)
+    monkeypatch.setattr(module, "MAX_BYTES", 3 * 120 * 120 - 1)
     with model:
-        told = model.answer([picture(130, 120), first, second], max_tokens=1).receipt
-        assert told.preprocessed == "2 of 3 resized, normalised on stand-in"
-        monkeypatch.setattr(module, "MOST_BYTES", 0)
-        told = model.answer([first, picture(80, 70)], max_tokens=1).receipt
-        assert [one.cached for one in told.images] == [True, False]
-        assert told.preprocessed == "normalised on stand-in"
+        reported = model.answer([picture(130, 120), first, second], max_tokens=1).receipt
+        assert reported.preprocessed == "2 of 3 resized, normalised on stand-in"
+        monkeypatch.setattr(module, "MAX_BYTES", 0)
+        reported = model.answer([first, picture(80, 70)], max_tokens=1).receipt
+        assert [one.cached for one in reported.images] == [True, False]
+        assert reported.preprocessed == "normalised on stand-in"
 
 
 def test_of_frames_only_the_last_is_done_on_the_device(demo):
-    model, _ = beside(demo)
+    model, _ = alongside(demo)
     plan = prepared(model)
     frames = replace(plan, resized_there=False)
     assert preprocessed_where(model.loaded.encoder, [frames]) == "normalised on stand-in"
@@ -186,7 +186,7 @@ def test_of_frames_only_the_last_is_done_on_the_device(demo):
 
 
 def test_what_is_left_to_wait_for_is_told(demo):
-    model, side = beside(demo)
+    model, side = alongside(demo)
     side.polls = 5
     plan = prepared(model)
     seen = list(model.encoder.steps(plan.tiles[:1], ways=[plan.normalize]))
@@ -197,7 +197,7 @@ def test_what_is_left_to_wait_for_is_told(demo):
 def test_the_decoder_goes_on_while_the_device_encodes(demo):
     """A mark that is not reached is no reason to stay, unless there is nothing else to do."""
     for alone in (False, True):
-        model, side = beside(demo)
+        model, side = alongside(demo)
         side.polls = 5
         receipt = ImageReceipt((9, 9), (9, 9), 1, 1, "a", False, ())
         queue = EncodeQueue(model.prompts.bridge)
@@ -215,7 +215,7 @@ def prepared(model):
 
 
 def test_a_batch_may_mix_ways(demo):
-    model, _ = beside(demo)
+    model, _ = alongside(demo)
     encoder = model.encoder
     assert isinstance(encoder, Encoder)
     plan, as_bytes = encoder.family.resolution.prepare(picture(120, 90)), prepared(model)
@@ -223,27 +223,27 @@ def test_a_batch_may_mix_ways(demo):
     way = as_bytes.normalize
     (there,) = encoder.encode(as_bytes.tiles[:1], way=way)
     mixed = encoder.steps([plan.tiles[0], as_bytes.tiles[0]], ways=[None, way])
-    found = None
+    result = None
     try:
         while True:
             next(mixed)
     except StopIteration as done:
-        found = done.value
+        result = done.value
     assert torch.equal(alone, there) and BATCH > 1
-    for rows in found:
+    for rows in result:
         torch.testing.assert_close(rows, alone, rtol=1e-5, atol=1e-5)
 
 
 def test_what_is_to_be_done_on_the_host_is_done_there_whatever_comes(demo):
     """Frames of videos are bytes always, and a picture may be from before the warm-up found out."""
-    model, side = beside(demo)
+    model, side = alongside(demo)
     encoder, plan = model.encoder, prepared(model)
     (expected,) = encoder.encode(plan.tiles[:1], way=plan.normalize)
     assert "uploaded" in side.events
     encoder.preprocessing.why_host = "the device's tiles are not the host's"
     side.events.clear()
-    (found,) = encoder.encode(plan.tiles[:1], way=plan.normalize)
-    assert "uploaded" not in side.events and torch.equal(found, expected)
+    (actual,) = encoder.encode(plan.tiles[:1], way=plan.normalize)
+    assert "uploaded" not in side.events and torch.equal(actual, expected)
 
 
 def test_the_tables_of_a_way_are_sent_once(demo, monkeypatch):
@@ -251,7 +251,7 @@ def test_the_tables_of_a_way_are_sent_once(demo, monkeypatch):
     monkeypatch.setattr(
         "mtmd.clip.encoder.tables", lambda ways, dtype: made.append(ways) or tables(ways, dtype)
     )
-    model, _ = beside(demo)
+    model, _ = alongside(demo)
     plan = prepared(model)
     for _ in range(3):
         model.encoder.encode(plan.tiles[:1] * BATCH, way=plan.normalize)
@@ -260,19 +260,19 @@ def test_the_tables_of_a_way_are_sent_once(demo, monkeypatch):
 
 def test_what_leaves_the_devices_thread_is_done_and_is_handed_over(demo):
     """The thread has a queue of its own there, the caller's thread another."""
-    model, side = beside(demo)
+    model, side = alongside(demo)
     handed = []
     side.hand_over = lambda value: (side._note("handed over", inside=False), handed.append(value))
     with model:
-        found = model.prompt([user_message(picture(120, 90), "what is it?")])
+        result = model.prompt([user_message(picture(120, 90), "what is it?")])
         assert side.events[-2:] == ["waited for the caller", "handed over"]
-        assert [id(value) for value in handed[-1:]] == [id(found.embeddings[0])]
+        assert [id(value) for value in handed[-1:]] == [id(result.embeddings[0])]
         side.events.clear()
         assert model.exclusively(lambda: 5) == 5 and side.events[-1] == "waited for the caller"
 
 
 def test_an_encode_that_is_given_up_leaves_its_queue(demo):
-    model, side = beside(demo)
+    model, side = alongside(demo)
     plan = model.encoder.family.resolution.prepare(picture(120, 90))
     steps = model.encoder.steps(plan.tiles[:1])
     next(steps)
@@ -280,21 +280,21 @@ def test_an_encode_that_is_given_up_leaves_its_queue(demo):
     assert not side.inside
 
 
-def told(facts):
+def reported(facts):
     return str(WarmupReport("tiny", "a", "b", "fp32", (), (), (), preprocessing=facts))
 
 
 def test_the_warm_up_tries_and_tells(demo, monkeypatch):
     assert preprocessing_facts(demo.encoder, True) is None
-    model, _ = beside(demo)
+    model, _ = alongside(demo)
     facts = preprocessing_facts(model.encoder, False)
-    assert "preprocessing: on stand-in (asked for auto)\n" in told(facts)
+    assert "preprocessing: on stand-in (asked for auto)\n" in reported(facts)
     facts = preprocessing_facts(model.encoder, True)
-    assert facts.resized_there >= 1 and "the same to the bit" in told(facts)
+    assert facts.resized_there >= 1 and "the same to the bit" in reported(facts)
     ways = model.encoder.preprocessing
     monkeypatch.setattr(
         type(model.encoder), "numbers", lambda *_: [tile + 1 for tile in _[1].numbers()]
     )
     facts = preprocessing_facts(model.encoder, True)
     text = "preprocessing: on the HOST (asked for auto; the device's tiles are not the host's)"
-    assert text in told(facts) and ways.why_host == "the device's tiles are not the host's"
+    assert text in reported(facts) and ways.why_host == "the device's tiles are not the host's"

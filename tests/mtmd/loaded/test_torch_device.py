@@ -45,10 +45,10 @@ def test_quantized_weights_are_dequantized_at_load(device: TorchDevice) -> None:
         (stored.vision_weights, plain.vision_weights),
     ):
         assert before and after
-        kept = [name for name in before.stored if before.quant(name)]
+        saved = [name for name in before.stored if before.quant(name)]
         assert all(after.quant(name) is None for name in after.stored)
-        assert len(after.dequantized) == len(before.dequantized) + len(kept)
-        for name in kept:
+        assert len(after.dequantized) == len(before.dequantized) + len(saved)
+        for name in saved:
             assert after.type_of(name, torch.bfloat16).dtype == torch.bfloat16
 
 

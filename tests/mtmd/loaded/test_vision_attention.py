@@ -26,13 +26,13 @@ from mtmd.kernels.backends import Cpu, Limited, Reference
 from mtmd.kernels.backends.gpu import Gpu
 from mtmd.kernels.backends.vision_attention import choice as module
 from mtmd.kernels.backends.vision_attention.choice import AttentionChoice
-from mtmd.kernels.backends.vision_attention.kept import Kept
+from mtmd.kernels.backends.vision_attention.saved_measurements import Saved
 from mtmd.kernels.graph import Type
 from mtmd.kernels.kernel import Kernel
 from mtmd.kernels.ops import attention
 from mtmd.kernels.report.warmup_report import WarmupReport
 from mtmd.loaded import report
-from mtmd.loaded.vision_attention import ask_for, know_shapes, told, vision_attention
+from mtmd.loaded.vision_attention import ask_for, know_shapes, reported, vision_attention
 from mtmd.options.load import LoadOptions
 
 FAMILY = Gemma3Vision(
@@ -77,8 +77,8 @@ class Card(Gpu):
     def __init__(self, folder, **candidates):
         super().__init__()
         self.device, self.recorder = torch.device("cpu"), None
-        kept = Kept(lambda: {"card": "a card", "torch": "1"}, folder)
-        self.attention = AttentionChoice(kept, candidates)
+        saved = Saved(lambda: {"card": "a card", "torch": "1"}, folder)
+        self.attention = AttentionChoice(saved, candidates)
 
     def rejects(self, node):
         return self.choose(node).reason
@@ -118,7 +118,7 @@ def encoder(*backends):
 
 @pytest.fixture
 def every_size(monkeypatch):
-    monkeypatch.setattr(module, "LEAST_FLOPS", 0)
+    monkeypatch.setattr(module, "MIN_FLOPS", 0)
 
 
 @pytest.mark.usefixtures("every_size")
@@ -132,9 +132,9 @@ def test_what_is_measured_runs_and_is_told(tmp_path):
     tiles = [rng.uniform(-1, 1, (3, 56, 56)).astype(np.float32) for _ in range(BATCH + 1)]
     expected = encoder(Reference()).encode(tiles)
     before = subject.encode(tiles)
-    assert not calls and told(subject) == "triton"
-    asked = vision_attention(subject, budget, measure=False)
-    assert asked is not None and asked.found.classes == ()
+    assert not calls and reported(subject) == "triton"
+    requested = vision_attention(subject, budget, measure=False)
+    assert requested is not None and requested.found.classes == ()
 
     facts = vision_attention(subject, budget, measure=True, probe=Clock())
     assert facts is not None
@@ -142,10 +142,10 @@ def test_what_is_measured_runs_and_is_told(tmp_path):
     calls.clear()
     after = subject.encode(tiles)
     assert [shape[0] for shape in calls] == [BATCH] * 2 + [1] * 2  # two layers of each batch
-    assert told(subject) == "fast"
-    for found in (before, after):
-        for one, wanted in zip(found, expected, strict=True):
-            torch.testing.assert_close(one, wanted, rtol=1e-4, atol=1e-4)
+    assert reported(subject) == "fast"
+    for actual in (before, after):
+        for one, needed in zip(actual, expected, strict=True):
+            torch.testing.assert_close(one, needed, rtol=1e-4, atol=1e-4)
 
     text = str(WarmupReport("tiny", "a", "b", "fp32", (), (), (), vision_attention=facts))
     assert "attention of the encoder: asked for auto (card a card, torch 1)" in text
@@ -168,7 +168,7 @@ def test_asked_for(tmp_path):
     ask_for("triton", [card, Cpu()])
     subject = encoder(card)
     subject.encode([tile])
-    assert len(calls) == 2 and told(subject) == "triton"
+    assert len(calls) == 2 and reported(subject) == "triton"
     facts = vision_attention(subject, Budget(), True, probe=Clock())
     assert facts is not None and facts.setting == "triton"
     assert {c.chosen for c in facts.found.classes} == {"triton fast"} and len(calls) == 2
@@ -217,31 +217,31 @@ def test_an_embedder_measures_nothing_so_ours_runs_whatever_others_have_measured
     report_now = subject.warmup_report
     assert "attention of the encoder: asked for triton (card a card" in str(report_now)
     card.attention.used = {SOME: "triton fast"}
-    found = subject._receipt([], [], [], _Watch()).attention
-    (images,) = [by for by in found.values() if by.endswith(", by triton fast")]
-    assert images.startswith("flash") and len(found) == 2
+    result = subject._receipt([], [], [], _Watch()).attention
+    (images,) = [by for by in result.values() if by.endswith(", by triton fast")]
+    assert images.startswith("flash") and len(result) == 2
 
 
 def test_a_device_without_a_choice(demo, mtmd, one):
     ask_for("auto", [Cpu()])
     with pytest.raises(OptionError, match="vision_attention torch: found the device cpu"):
         ask_for("torch", [Cpu(), Reference()])
-    assert vision_attention(demo.encoder, Budget(), True) is None and told(demo.encoder) == ""
-    assert vision_attention(None, Budget(), True) is None and told(None) == ""
+    assert vision_attention(demo.encoder, Budget(), True) is None and reported(demo.encoder) == ""
+    assert vision_attention(None, Budget(), True) is None and reported(None) == ""
     assert demo.warmup_report.vision_attention is None
     ran = mtmd("describe", one, "--device", "cpu", "--vision-attention", "triton")
     assert ran.code == 2 and "expected a GPU with Triton; leave the option out" in ran.err
 
 
 def test_the_receipt_tells(demo, monkeypatch):
-    plain = report.attention_told(demo.loaded)
+    plain = report.attention_report(demo.loaded)
     assert plain == report.attention_kernels(demo.loaded.placements)
-    monkeypatch.setattr(report, "told", lambda _: "torch cuDNN")
-    assert report.attention_told(demo.loaded) == {**plain, "encoder": "flash, by torch cuDNN"}
+    monkeypatch.setattr(report, "reported", lambda _: "torch cuDNN")
+    assert report.attention_report(demo.loaded) == {**plain, "encoder": "flash, by torch cuDNN"}
 
 
 def test_several_kernels_are_told_apart(tmp_path):
     card = Card(tmp_path)
     subject = encoder(card)
     card.attention.used = {SOME: "a", replace(SOME, batch=2): "a", replace(SOME, batch=4): "b"}
-    assert told(subject) == "a (2 of 3 kinds of shapes), b (1 of 3 kinds of shapes)"
+    assert reported(subject) == "a (2 of 3 kinds of shapes), b (1 of 3 kinds of shapes)"

@@ -148,11 +148,11 @@ def test_none_is_not_given_to_both_kinds_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "kept"), [(True, 0), (False, None), (0, 0), (3, 3), (None, None)]
+    ("given", "saved"), [(True, 0), (False, None), (0, 0), (3, 3), (None, None)]
 )
-def test_logprobs_may_be_said_as_in_openais_interface(given: Any, kept: int | None) -> None:
-    found = AnswerOptions(logprobs=given).logprobs
-    assert found == kept and type(found) is type(kept)
+def test_logprobs_may_be_said_as_in_openais_interface(given: Any, saved: int | None) -> None:
+    result = AnswerOptions(logprobs=given).logprobs
+    assert result == saved and type(result) is type(saved)
 
 
 def test_a_number_to_propose_may_be_text_as_on_a_command_line() -> None:
@@ -217,7 +217,7 @@ def test_a_number_too_long_to_print() -> None:
 
 
 def test_numpy_scalars_are_the_numbers_they_hold() -> None:
-    found = AnswerOptions(
+    result = AnswerOptions(
         max_tokens=np.int64(3),
         temperature=np.float64(0.5),
         top_k=np.int32(4),
@@ -226,7 +226,7 @@ def test_numpy_scalars_are_the_numbers_they_hold() -> None:
         repetition_penalty=np.float64(1.5),
         seed=np.uint8(7),
     )
-    assert found == AnswerOptions(
+    assert result == AnswerOptions(
         max_tokens=3,
         temperature=0.5,
         top_k=4,
@@ -235,11 +235,11 @@ def test_numpy_scalars_are_the_numbers_they_hold() -> None:
         repetition_penalty=1.5,
         seed=7,
     )
-    assert {type(v) for v in (found.max_tokens, found.top_k, found.seed)} == {int}, (
+    assert {type(v) for v in (result.max_tokens, result.top_k, result.seed)} == {int}, (
         "as JSON takes them"
     )
     assert {
-        type(v) for v in (found.temperature, found.top_p, found.min_p, found.repetition_penalty)
+        type(v) for v in (result.temperature, result.top_p, result.min_p, result.repetition_penalty)
     } == {float}
     assert LoadOptions(threads=np.int64(2), context=np.int16(64)) == LoadOptions(
         threads=2, context=64
@@ -262,13 +262,13 @@ SAMPLING = {
     ids=str,
 )
 def test_what_the_sampler_takes_is_what_an_answer_takes(name: str, value: Any) -> None:
-    told = []
+    reported = []
     for kind in (AnswerOptions, Sampling):
         try:
-            told.append(getattr(kind(**{name: value}), name))
+            reported.append(getattr(kind(**{name: value}), name))
         except OptionError as error:
-            told.append(str(error))
-    assert told[0] == told[1]
+            reported.append(str(error))
+    assert reported[0] == reported[1]
 
 
 @pytest.mark.parametrize("tiny", [1e-300, 1e-8, 9.9e-6])
@@ -285,11 +285,13 @@ def test_options_can_be_keys() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "reported"),
     [("stream", r"load\(\)\.stream\(image, prompt\)"), ("do_sample", "temperature")],
 )
-def test_options_of_other_libraries_are_told_what_takes_their_place(name: str, told: str) -> None:
-    with pytest.raises(OptionError, match=f"option '{name}' is not known; .*{told}"):
+def test_options_of_other_libraries_are_told_what_takes_their_place(
+    name: str, reported: str
+) -> None:
+    with pytest.raises(OptionError, match=f"option '{name}' is not known; .*{reported}"):
         split_options({name: True})
 
 
@@ -331,13 +333,13 @@ def test_types_that_pydantic_knows_are_schemas() -> None:
         number: int
 
     @dataclasses.dataclass
-    class Found:
+    class Result:
         name: str
 
     class Colour(Enum):
         RED = "red"
 
-    kinds: list[Any] = [list[Count], Found, Colour, Literal["a", "b"], Count | None, int]
+    kinds: list[Any] = [list[Count], Result, Colour, Literal["a", "b"], Count | None, int]
     for kind in kinds:
         expected = TypeAdapter(kind).json_schema()
         for given in (kind, TypeAdapter(kind)):
@@ -362,11 +364,11 @@ def test_a_class_that_is_no_schema() -> None:
     class Unfit(BaseModel):
         call: Callable[[], int]
 
-    told = {
+    reported = {
         Plain: "found the class Plain, expected a Pydantic model, or a type that Pydantic knows, or a",
         Unfit: "found the class Unfit, of which no schema can be made",
     }
-    for kind, words in told.items():
+    for kind, words in reported.items():
         with pytest.raises(OptionError, match=f"json_schema: {words}"):
             AnswerOptions(json_schema=kind)
 

@@ -36,13 +36,13 @@ def encode(bridge: Bridge, *pictures: Picture) -> list[tuple[Prepared, Tensor]]:
     jobs = {p: queue.add(p) for p in prepared if p.embeddings is None}
     while queue.busy:
         queue.step(None)
-    found = [p.embeddings if p.embeddings is not None else jobs[p].embeddings for p in prepared]
-    assert all(f is not None for f in found)
-    return list(zip(prepared, found, strict=True))  # type: ignore[arg-type]
+    result = [p.embeddings if p.embeddings is not None else jobs[p].embeddings for p in prepared]
+    assert all(f is not None for f in result)
+    return list(zip(prepared, result, strict=True))  # type: ignore[arg-type]
 
 
-def cached(found: list[tuple[Prepared, Tensor]]) -> list[bool]:
-    return [p.receipt.cached for p, _ in found]
+def cached(result: list[tuple[Prepared, Tensor]]) -> list[bool]:
+    return [p.receipt.cached for p, _ in result]
 
 
 def test_the_same_picture_is_encoded_once(demo: Model) -> None:
@@ -64,11 +64,11 @@ def test_twenty_pictures_are_never_mixed_up(demo: Model) -> None:
     together = encode(bridge, *pictures)
     assert cached(together) == [False] * 20
     order = np.random.default_rng(3).permutation(20)
-    for index, found in zip(order, encode(bridge, *(pictures[i] for i in order)), strict=True):
-        assert found[0].receipt.cached and found[1] is together[index][1]
-        assert found[0].receipt.sha256 == pictures[index].sha256
+    for index, result in zip(order, encode(bridge, *(pictures[i] for i in order)), strict=True):
+        assert result[0].receipt.cached and result[1] is together[index][1]
+        assert result[0].receipt.sha256 == pictures[index].sha256
         alone = encode(fresh(demo), pictures[index])[0][1]
-        assert torch.allclose(found[1], alone, rtol=1e-3, atol=1e-4)
+        assert torch.allclose(result[1], alone, rtol=1e-3, atol=1e-4)
         others = [values for i, (_, values) in enumerate(together) if i != index]
         assert not any(torch.allclose(alone, other, rtol=1e-3, atol=1e-4) for other in others)
 
@@ -77,13 +77,13 @@ def test_equal_bytes_of_another_shape_are_another_picture(demo: Model) -> None:
     data = np.random.default_rng(5).integers(0, 256, 12 * 3, dtype=np.uint8)
     shapes = [(3, 4), (4, 3), (2, 6), (6, 2), (1, 12), (12, 1)]
     grey = [open_picture(np.full((*s, 3), 128, np.uint8)) for s in ((8, 8), (4, 16))]
-    found = encode(fresh(demo), *(open_picture(data.reshape(*s, 3)) for s in shapes), *grey)
-    assert cached(found) == [False] * 8
-    assert [p.receipt.original_size for p, _ in found] == [(w, h) for h, w in shapes] + [
+    result = encode(fresh(demo), *(open_picture(data.reshape(*s, 3)) for s in shapes), *grey)
+    assert cached(result) == [False] * 8
+    assert [p.receipt.original_size for p, _ in result] == [(w, h) for h, w in shapes] + [
         (8, 8),
         (16, 4),
     ]
-    assert len({p.receipt.sha256 for p, _ in found}) == 8
+    assert len({p.receipt.sha256 for p, _ in result}) == 8
 
 
 def test_a_picture_cannot_change_behind_its_digest() -> None:
@@ -172,12 +172,12 @@ RUNS: dict[
 @pytest.mark.parametrize("case", RUNS)
 def test_runs_of_image_tokens(case: str) -> None:
     plans, tokens, expected = RUNS[case]
-    found = pieces_of(tokens, {IMAGE}, [Part(plan) for plan in plans])
-    assert [(p.picture, p.start, len(p.tokens)) for p in found] == expected
-    assert [t for p in found for t in p.tokens] == tokens
-    assert [p.grid for p in found if p.picture is not None] == (
+    actual = pieces_of(tokens, {IMAGE}, [Part(plan) for plan in plans])
+    assert [(p.picture, p.start, len(p.tokens)) for p in actual] == expected
+    assert [t for p in actual for t in p.tokens] == tokens
+    assert [p.grid for p in actual if p.picture is not None] == (
         [g for pl in plans for g in pl.grids]
-        or [None] * len([p for p in found if p.picture is not None])
+        or [None] * len([p for p in actual if p.picture is not None])
     )
 
 
@@ -204,7 +204,7 @@ def test_templates_that_do_not_fit(case: str, demo: Model) -> None:
 
 
 @pytest.mark.parametrize(
-    ("plans", "tokens", "told"),
+    ("plans", "tokens", "reported"),
     [
         (
             [plan(4, (2, 2))],
@@ -215,8 +215,10 @@ def test_templates_that_do_not_fit(case: str, demo: Model) -> None:
         ([plan(1)], [9, 9], "image tokens for more than 1 pictures"),
     ],
 )
-def test_image_tokens_that_do_not_fit(plans: list[ImagePlan], tokens: list[int], told: str) -> None:
-    with pytest.raises(PromptError, match=told):
+def test_image_tokens_that_do_not_fit(
+    plans: list[ImagePlan], tokens: list[int], reported: str
+) -> None:
+    with pytest.raises(PromptError, match=reported):
         pieces_of(tokens, {IMAGE}, [Part(plan) for plan in plans])
 
 

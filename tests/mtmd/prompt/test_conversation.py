@@ -26,7 +26,7 @@ def read(*messages: Any) -> Any:
 
 
 def test_all_text_is_sealed_and_pictures_stay_in_order() -> None:
-    found = read(
+    result = read(
         {"role": "system", "content": "be brief"},
         {
             "role": "user",
@@ -43,7 +43,7 @@ def test_all_text_is_sealed_and_pictures_stay_in_order() -> None:
             "content": ({"type": "image", "image": RED}, {"type": "text", "text": "c"}),
         },
     )
-    assert found.messages == (
+    assert result.messages == (
         {"role": "system", "content": "<be brief>"},
         {
             "role": "user",
@@ -57,7 +57,7 @@ def test_all_text_is_sealed_and_pictures_stay_in_order() -> None:
         {"role": "assistant", "content": "<no>"},
         {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "<c>"}]},
     )
-    assert [p.size for p in found.pictures] == [(6, 4), (3, 2), (6, 4)]
+    assert [p.size for p in result.pictures] == [(6, 4), (3, 2), (6, 4)]
 
 
 @pytest.mark.parametrize(
@@ -66,9 +66,9 @@ def test_all_text_is_sealed_and_pictures_stay_in_order() -> None:
     ids=["alone", "a list of one", "a list of two", "a tuple of three"],
 )
 def test_user_message(image: Any, count: int) -> None:
-    found = read(user_message(image, "what?"))
-    assert len(found.pictures) == count
-    assert [p["type"] for p in found.messages[0]["content"]] == ["image"] * count + ["text"]
+    result = read(user_message(image, "what?"))
+    assert len(result.pictures) == count
+    assert [p["type"] for p in result.messages[0]["content"]] == ["image"] * count + ["text"]
 
 
 def test_pictures_may_come_from_a_generator(tmp_path: Path) -> None:
@@ -173,8 +173,8 @@ def test_refused(case: str) -> None:
     with pytest.raises(PromptError) as caught:
         read_conversation(messages, seal)
     begin, _, end = expected.partition(".*")
-    told = str(caught.value)
-    assert begin in told and told.endswith(end) and told.isprintable()
+    reported = str(caught.value)
+    assert begin in reported and reported.endswith(end) and reported.isprintable()
 
 
 @pytest.mark.parametrize(

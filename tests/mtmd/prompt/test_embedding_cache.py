@@ -37,11 +37,11 @@ def test_the_last_stays_however_large_it_is() -> None:
 
 
 def test_so_many_stay_at_most_however_small_they_are() -> None:
-    cache = EmbeddingCache(lambda: 20 * BYTES, most=2)
+    cache = EmbeddingCache(lambda: 20 * BYTES, maximum=2)
     for name in (1, 2, 3):
         cache.put(key(name), PLAN, torch.zeros(8))
     assert [cache.get(key(name)) is not None for name in (1, 2, 3)] == [False, True, True]
-    assert cache.held == 2 * BYTES
+    assert cache.stored == 2 * BYTES
 
 
 def test_a_plan_is_kept_without_its_tiles() -> None:
@@ -79,5 +79,5 @@ def test_what_it_holds_is_counted_as_it_comes_and_goes() -> None:
     cache, chance = EmbeddingCache(lambda: 20 * BYTES), np.random.default_rng(0)
     for name in chance.integers(0, 12, 300):
         cache.put(key(name), PLAN, torch.zeros(int(chance.integers(1, 60))))
-        held = sum(embeddings.nbytes for _, embeddings in cache._entries.values())
-        assert cache.held == held and (held <= 20 * BYTES or len(cache._entries) == 1)
+        stored = sum(embeddings.nbytes for _, embeddings in cache._entries.values())
+        assert cache.stored == stored and (stored <= 20 * BYTES or len(cache._entries) == 1)

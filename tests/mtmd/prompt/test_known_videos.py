@@ -71,7 +71,7 @@ def test_what_is_noted_is_bounded_and_the_least_recently_used_goes(monkeypatch):
 
 
 def test_what_files_say_is_kept_while_it_is_used(monkeypatch):
-    monkeypatch.setattr(known_videos, "KEPT", 3)
+    monkeypatch.setattr(known_videos, "SAVED", 3)
     videos = KnownVideos()
     for name in "abcd":
         put(videos, name, known(1))
@@ -81,7 +81,7 @@ def test_what_files_say_is_kept_while_it_is_used(monkeypatch):
 
 
 def test_the_latest_tiles_are_kept(monkeypatch):
-    monkeypatch.setattr(known_videos, "KEPT_TILE_BYTES", known(4, side=8).tile_bytes)
+    monkeypatch.setattr(known_videos, "SAVED_TILE_BYTES", known(4, side=8).tile_bytes)
     videos = KnownVideos()
     put(videos, "a", known(4, side=8, order=16, pooled=True))
     assert videos.get("a").prepared[0].plan.tiles
@@ -93,10 +93,10 @@ def test_the_latest_tiles_are_kept(monkeypatch):
 
 def test_what_is_held_is_told():
     videos = KnownVideos()
-    assert videos.held_bytes == 0
+    assert videos.stored_bytes == 0
     one, two = known(4, side=8), known(2, 1)
     put(videos, "a", one)
     put(videos, "b", two)
-    assert videos.held_bytes == one.tile_bytes + one.noted_bytes + two.noted_bytes
+    assert videos.stored_bytes == one.tile_bytes + one.noted_bytes + two.noted_bytes
     put(videos, "a", two)
-    assert videos.held_bytes == 2 * two.noted_bytes
+    assert videos.stored_bytes == 2 * two.noted_bytes

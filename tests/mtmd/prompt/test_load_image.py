@@ -98,9 +98,9 @@ def test_data_urls_are_refused_without_repeating_them(png):
         data_url(b"no picture"): "found plain text",
         "data:": "not of the form",
     }
-    for wrong, told in many.items():
+    for wrong, reported in many.items():
         message = refusal(wrong, unnamed="image 2")
-        assert message.startswith("image 2: found") and told in message
+        assert message.startswith("image 2: found") and reported in message
         assert len(message) < 200
     few = ImageLimits(max_bytes=1000)
     assert "a data URL of some" in refusal(url, few) and "at most 1,000;" in refusal(url, few)

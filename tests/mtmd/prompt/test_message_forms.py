@@ -12,7 +12,7 @@ import pytest
 
 from mtmd.base.errors import PromptError
 from mtmd.clip.image.decode import Picture
-from mtmd.prompt.conversation import asked, read_conversation
+from mtmd.prompt.conversation import read_conversation, requested
 from mtmd.prompt.message_forms import in_json_types, in_own_form
 from mtmd.prompt.video_input import VideoInput
 
@@ -26,8 +26,8 @@ def user(*content: Any) -> list[Any]:
     return [{"role": "user", "content": [*content]}]
 
 
-def text(said: str) -> dict[str, str]:
-    return {"type": "text", "text": said}
+def text(stated: str) -> dict[str, str]:
+    return {"type": "text", "text": stated}
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_parts_as_others_write_them(part: dict[str, Any], own: tuple[str, str]) 
 
 
 @pytest.mark.parametrize(
-    ("part", "told"),
+    ("part", "reported"),
     [
         ({"type": "file", "file": {"file_id": "file-1"}}, "found a part of type 'file', expected"),
         ({"type": "image", "source": {}}, "a part of type 'image' has no 'image'; write"),
@@ -68,8 +68,8 @@ def test_parts_as_others_write_them(part: dict[str, Any], own: tuple[str, str]) 
     ],
     ids=str,
 )
-def test_what_is_no_part_is_told(part: Any, told: str) -> None:
-    with pytest.raises(PromptError, match=re.escape(told)):
+def test_what_is_no_part_is_told(part: Any, reported: str) -> None:
+    with pytest.raises(PromptError, match=re.escape(reported)):
         read_conversation(in_own_form(user(part)), str)
 
 
@@ -83,7 +83,7 @@ def test_what_stands_beside_a_source_stays() -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "kept"),
+    ("part", "saved"),
     [
         ({"type": "image", "image": Picture(RED, (6, 4)), "detail": "low"}, {"image": "data:RED"}),
         ({"type": "image", "image": Path("a.png")}, {"image": "a.png"}),
@@ -102,9 +102,9 @@ def test_what_stands_beside_a_source_stays() -> None:
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_parts_in_types_of_json(part: dict[str, Any], kept: dict[str, Any]) -> None:
-    (found,) = in_json_types(user(part), lambda _: "data:RED")
-    assert found == user(part | kept)[0] and json.loads(json.dumps(found)) == found
+def test_parts_in_types_of_json(part: dict[str, Any], saved: dict[str, Any]) -> None:
+    (result,) = in_json_types(user(part), lambda _: "data:RED")
+    assert result == user(part | saved)[0] and json.loads(json.dumps(result)) == result
 
 
 def test_frames_that_were_given_stay() -> None:
@@ -120,9 +120,9 @@ def test_frames_that_were_given_stay() -> None:
 def test_pictures_beside_a_text_as_ollama_has_them(content: Any, parts: list[Any]) -> None:
     clip = VideoInput("b.mp4")
     both = [{"type": "image", "image": "a.png"}, {"type": "video", "video": clip}]
-    beside = {"role": "user", "content": content, "images": ["a.png", clip]}
-    assert in_own_form([beside]) == user(*both, *parts)
-    assert in_own_form([{**beside, "images": "a.png"}]) == user(both[0], *parts)
+    alongside = {"role": "user", "content": content, "images": ["a.png", clip]}
+    assert in_own_form([alongside]) == user(*both, *parts)
+    assert in_own_form([{**alongside, "images": "a.png"}]) == user(both[0], *parts)
     for none in (None, []):
         (plain,) = in_own_form([{"role": "user", "content": "x", "images": none}])
         assert plain["content"] in ("x", [text("x")])
@@ -137,12 +137,12 @@ def test_what_shows_nothing_beside_a_text_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked_for", "closest"),
+    ("requested", "closest"),
     [((), "auto"), (("low",), "low"), (("low", None), "auto"), (("low", "high"), "high")],
     ids=str,
 )
-def test_the_closest_look_is_asked_for(asked_for: tuple[Any, ...], closest: str) -> None:
-    parts = [{"type": "image", "image": RED, "detail": detail} for detail in asked_for]
+def test_the_closest_look_is_asked_for(requested: tuple[Any, ...], closest: str) -> None:
+    parts = [{"type": "image", "image": RED, "detail": detail} for detail in requested]
     assert read_conversation(user(text("x"), *parts), str).detail == closest
 
 
@@ -168,34 +168,38 @@ def test_pictures_beside_messages_take_their_places() -> None:
         {"role": "assistant", "content": "b"},
         *user(text("c"), HOLE),
     ]
-    found = read_conversation(asked([RED, BLUE], None, messages), str)
-    assert [picture.size for picture in found.pictures] == [(6, 4), (3, 2)]
-    assert [p["type"] for p in found.messages[2]["content"]] == ["text", "image"]
-    assert asked(RED, None, user(HOLE))[0]["content"][0]["image"] is RED
+    result = read_conversation(requested([RED, BLUE], None, messages), str)
+    assert [picture.size for picture in result.pictures] == [(6, 4), (3, 2)]
+    assert [p["type"] for p in result.messages[2]["content"]] == ["text", "image"]
+    assert requested(RED, None, user(HOLE))[0]["content"][0]["image"] is RED
     assert messages[0]["content"][0] == HOLE, "what was given is left as it is"
 
 
 def test_pictures_beside_a_single_turn_without_places_come_before_its_text() -> None:
     system = {"role": "system", "content": "be brief"}
     for turn in ({"role": "user", "content": "what?"}, user(text("what?"))[0]):
-        found = asked([RED, BLUE], None, [system, turn])
-        assert found[0] == system and [p["type"] for p in found[1]["content"]] == [
+        result = requested([RED, BLUE], None, [system, turn])
+        assert result[0] == system and [p["type"] for p in result[1]["content"]] == [
             *("image", "image", "text")
         ]
-        assert found[1]["content"][0]["image"] is RED and found[1]["content"][2]["text"] == "what?"
+        assert (
+            result[1]["content"][0]["image"] is RED and result[1]["content"][2]["text"] == "what?"
+        )
     several = [{"role": "user", "content": "what?"}, {"role": "assistant", "content": "a dot"}] * 2
     with pytest.raises(PromptError, match="found 1 beside messages with no places for them"):
-        asked(RED, None, several)
+        requested(RED, None, several)
 
 
 @pytest.mark.parametrize(
-    ("images", "holes", "told"),
+    ("images", "holes", "reported"),
     [
         ([RED, BLUE], [HOLE], "found 2 beside messages with 1 place for them, expected as many"),
         ([RED], [HOLE, HOLE], "found 1 beside messages with 2 places"),
     ],
     ids=["too many", "too few"],
 )
-def test_another_number_of_pictures_than_places(images: Any, holes: list[Any], told: str) -> None:
-    with pytest.raises(PromptError, match=told):
-        asked(images, None, user(*holes, text("x")))
+def test_another_number_of_pictures_than_places(
+    images: Any, holes: list[Any], reported: str
+) -> None:
+    with pytest.raises(PromptError, match=reported):
+        requested(images, None, user(*holes, text("x")))

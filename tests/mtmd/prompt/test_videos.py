@@ -21,7 +21,7 @@ from mtmd.clip.video.rules import Beginnings, FrameRule
 from mtmd.clip.video.video import Video
 from mtmd.model import Model
 from mtmd.options.answer import AnswerOptions
-from mtmd.prompt.video_input import Wanted, is_video
+from mtmd.prompt.video_input import Requested, is_video
 from mtmd.prompt.videos import _Own
 
 HOW = "frames as pictures: gemma3 has no video of its own"
@@ -132,8 +132,8 @@ def test_times_that_are_long_to_write_have_room() -> None:
     for start in (None, 100_010.0):
         making = _Own(loaded, bridge, "auto", False, "")
         part = given.part(start, None)
-        wanted = Wanted(given, FrameRequest(start=start))
-        indices, notes = making.choose(given.facts, part, wanted, 300)
+        requested = Requested(given, FrameRequest(start=start))
+        indices, notes = making.choose(given.facts, part, requested, 300)
         seen = Video((), tuple(indices), tuple(times[i] for i in indices), given.facts)
         assert 250 < len(family.prompt(seen, None)) <= 300 and "do not fit the context" in notes[0]
 
@@ -192,20 +192,20 @@ def test_a_file_that_ends_early_is_told(demo: Model) -> None:
 
 
 def test_another_tenant_does_not_find_it(demo: Model, clip: Path) -> None:
-    asked = [{"role": "user", "content": [{"type": "video", "video": clip}]}]
+    requested = [{"role": "user", "content": [{"type": "video", "video": clip}]}]
 
-    def told(tenant: str):
-        *_, last = demo.service.submit(asked, tenant=tenant, max_tokens=1)
+    def reported(tenant: str):
+        *_, last = demo.service.submit(requested, tenant=tenant, max_tokens=1)
         return last.answer.receipt.videos[0]
 
-    assert [told(t).read_before for t in ("one", "one", "another")] == [False, True, False]
+    assert [reported(t).read_before for t in ("one", "one", "another")] == [False, True, False]
 
 
 def test_counting_reads_a_video_once_and_the_answer_does_not_read_it_again(demo: Model) -> None:
     data = video(24, size=(80, 48))
-    asked = [{"role": "user", "content": [{"type": "video", "video": data}]}]
-    counted = demo.service.count(asked)
-    *_, last = demo.service.submit(asked, max_tokens=1)
+    requested = [{"role": "user", "content": [{"type": "video", "video": data}]}]
+    counted = demo.service.count(requested)
+    *_, last = demo.service.submit(requested, max_tokens=1)
     (seen,) = last.answer.receipt.videos
     assert seen.read_before and not any(frame.cached for frame in seen.frames[:1])
     assert counted.video_tokens == (seen.tokens,)

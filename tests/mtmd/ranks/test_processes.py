@@ -26,7 +26,7 @@ from processes import children
 from random_graphs import device
 
 from mtmd import DeviceError, OptionError, follower, load
-from mtmd.base.group_signals import held_back
+from mtmd.base.group_signals import blocked_signals
 from mtmd.cli import main
 from mtmd.kernels.backends import Cpu
 from mtmd.kernels.parallel import distributed
@@ -94,20 +94,20 @@ def eight_at_random(shared: Model, demo: Model) -> None:
     def prompt(number: int, count: int, owner: str = "a") -> Prompt:
         return Prompt(spans[number], Sampler(Sampling()), max_tokens=count, owner=owner)
 
-    asked = []
+    requested = []
     for at in range(8):  # the sixth is another client's, for whom one of four makes way
         number, count = at % 2, 40 if at < 5 else rng.choice((5, 20))
         sequence = subject.submit(prompt(number, count, "b" if at == 5 else "a"))
-        asked.append((number, count, sequence))
+        requested.append((number, count, sequence))
         for _ in range(rng.choice((0, 1, 4))):
             subject.step()
         if at in (3, 6):
-            subject.cancel(asked[at - 1][2])
+            subject.cancel(requested[at - 1][2])
     while subject.busy:
         subject.step()
-    assert sum(s.preemptions for *_, s in asked) > 0
+    assert sum(s.preemptions for *_, s in requested) > 0
     alone = Engine(demo.runner)
-    for number, count, sequence in asked:
+    for number, count, sequence in requested:
         expected = alone.submit(prompt(number, count))
         while alone.busy:
             alone.step()
@@ -131,12 +131,12 @@ def test_a_rank_that_is_killed_ends_what_waits(shared: Model) -> None:
 
 def test_a_rank_that_is_killed_between_requests_is_a_fault(shared: Model) -> None:
     shared.describe(SHAPES)
-    told: SimpleQueue[DeviceError] = SimpleQueue()
-    shared.service.on_fault(told.put)
+    reported: SimpleQueue[DeviceError] = SimpleQueue()
+    shared.service.on_fault(reported.put)
     os.kill(processes(shared)[0], signal.SIGKILL)
     with pytest.raises(DeviceError, match="signal 9"):
         shared.describe(SHAPES)
-    assert "rank 1 of 2" in str(told.get(timeout=60))  # after those who wait
+    assert "rank 1 of 2" in str(reported.get(timeout=60))  # after those who wait
 
 
 def test_a_rank_outlives_what_a_terminal_and_systemd_send_to_all(shared: Model) -> None:
@@ -147,16 +147,16 @@ def test_a_rank_outlives_what_a_terminal_and_systemd_send_to_all(shared: Model) 
     assert shared.describe(SHAPES) == answer and not gone([pid])
 
 
-def begun(place: bytes) -> subprocess.Popen[bytes]:
+def begun(location: bytes) -> subprocess.Popen[bytes]:
     """A rank as the first one starts it, told to end while it begins."""
-    with held_back():
+    with blocked_signals():
         process = subprocess.Popen(
             [sys.executable, "-m", "mtmd.follower"], stdin=subprocess.PIPE, stderr=subprocess.PIPE
         )
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         process.send_signal(number)
     assert process.stdin
-    process.stdin.write(place)
+    process.stdin.write(location)
     process.stdin.close()
     return process
 
@@ -164,8 +164,8 @@ def begun(place: bytes) -> subprocess.Popen[bytes]:
 def test_a_rank_whose_first_is_gone_before_they_meet_ends_without_a_word() -> None:
     with socket.socket() as taken:  # bound and not listening: who connects is refused
         taken.bind(("127.0.0.1", 0))
-        place = {"address": list(taken.getsockname()), "key": "00" * 32, "rank": 1, "size": 2}
-        for line in (json.dumps(place).encode() + b"\n", b""):
+        location = {"address": list(taken.getsockname()), "key": "00" * 32, "rank": 1, "size": 2}
+        for line in (json.dumps(location).encode() + b"\n", b""):
             with begun(line) as process:
                 assert process.wait(120) == 0
                 assert process.stderr and process.stderr.read() == b""
@@ -201,13 +201,13 @@ def test_a_rank_that_is_stopped_before_it_is_ready(
 ) -> None:
     """In the first run of a plan, in which ranks read weights and compile."""
     monkeypatch.setattr(signs, "SILENT_S", 2.0)
-    told: SimpleQueue[DeviceError] = SimpleQueue()
-    shared.service.on_fault(told.put)
+    reported: SimpleQueue[DeviceError] = SimpleQueue()
+    shared.service.on_fault(reported.put)
     (pid,) = pids = processes(shared)
     os.kill(pid, signal.SIGSTOP)
     with pytest.raises(DeviceError, match="rank 1 of 2 has not been heard of for 2 s"):
         shared.describe(SHAPES)
-    assert "rank 1 of 2" in str(told.get(timeout=60))  # after those who wait
+    assert "rank 1 of 2" in str(reported.get(timeout=60))  # after those who wait
     until_gone(pid)
     assert shared.loaded.ranks
     shared.close()
@@ -243,14 +243,14 @@ def test_a_rank_that_is_stopped_before_it_has_met_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(signs, "SILENT_S", 2.0)
-    tell, started = leader.Ranks._tell, list[int]()
+    report, started = leader.Ranks._report, list[int]()
 
     def stopped(self: leader.Ranks, kind: str, *args: Any, **head: Any) -> None:
         started.extend(process.pid for process in self._processes.values())
         os.kill(started[0], signal.SIGSTOP)
-        tell(self, kind, *args, **head)
+        report(self, kind, *args, **head)
 
-    monkeypatch.setattr(leader.Ranks, "_tell", stopped)
+    monkeypatch.setattr(leader.Ranks, "_report", stopped)
     try:
         with pytest.raises(DeviceError, match="rank 1 of 2 has not been heard of for 2 s"):
             load(tp=2, speculate="off")
@@ -374,8 +374,8 @@ def test_keys_and_values_in_the_hosts_memory(demo: Model) -> None:
     model = Model(demo.checkpoint, chosen, [device("card"), Cpu(native=False)])
     assert model.describe(SHAPES) == demo.describe(SHAPES)
     plan = model.runner.plan(model.runner.sizes()["decode"])
-    kept = [s for s in plan.steps if s.node.op in ("kv_store", "attention", "gather_pages")]
-    assert kept and {s.backend.space for s in kept} == {"cpu"}
+    saved = [s for s in plan.steps if s.node.op in ("kv_store", "attention", "gather_pages")]
+    assert saved and {s.backend.space for s in saved} == {"cpu"}
     assert set(model.runner.cache_bytes()) == {"cpu"}
     others = {s.backend.space for s in plan.steps if s.node.op == "matmul"}
     assert others == {"card"}
@@ -385,8 +385,8 @@ def test_a_stranger_keeps_no_rank_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Others on this machine connect first: one goes away, one does not know the key."""
     start = leader.Ranks._start
 
-    def with_strangers(self: leader.Ranks, place: dict[str, Any]) -> Any:
-        host, port = place["address"]
+    def with_strangers(self: leader.Ranks, location: dict[str, Any]) -> Any:
+        host, port = location["address"]
         socket.create_connection((host, port)).close()
 
         def guess() -> None:
@@ -394,7 +394,7 @@ def test_a_stranger_keeps_no_rank_out(monkeypatch: pytest.MonkeyPatch) -> None:
                 Client((host, port), authkey=b"a guess")
 
         threading.Thread(target=guess).start()
-        return start(self, place)
+        return start(self, location)
 
     monkeypatch.setattr(leader.Ranks, "_start", with_strangers)
     model = load(tp=2, speculate="off")

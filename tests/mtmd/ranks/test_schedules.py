@@ -23,28 +23,28 @@ def preempted(name: str, size: int, seed: int) -> int:
     runner.lead = leader.RunnerLead(ranks)
     subject = Engine(runner)
     subject.scheduler.tokens = rng.choice((20, 64))
-    asked = []
+    requested = []
     for _ in range(8):
         number = rng.randint(0, 11)
-        asked.append((number, subject.submit(request(name, number))))
+        requested.append((number, subject.submit(request(name, number))))
         for _ in range(rng.choice((0, 1, 4))):
             subject.step()
         if rng.random() < 0.2:
-            subject.cancel(rng.choice(asked)[1])
+            subject.cancel(rng.choice(requested)[1])
     for _ in range(3000):
         if subject.busy:
             subject.step()
-    for number, sequence in asked:
+    for number, sequence in requested:
         assert sequence.finish in ("length", "cancelled")
         whole = alone(name, number)
         expected = whole if sequence.finish == "length" else whole[: len(sequence.tokens)]
         assert sequence.tokens == expected
-    assert subject.scheduler.pages.held == 0
-    kept = {number for led in ranks.led for number in led.caches}
+    assert subject.scheduler.pages.stored == 0
+    saved = {number for led in ranks.led for number in led.caches}
     ranks.end()
-    assert kept == {1}
-    assert [g for g in asked if g[1].finish == "cancelled"] or seed != 0
-    return sum(sequence.preemptions for _, sequence in asked)
+    assert saved == {1}
+    assert [g for g in requested if g[1].finish == "cancelled"] or seed != 0
+    return sum(sequence.preemptions for _, sequence in requested)
 
 
 @pytest.mark.parametrize(("name", "size"), [*zip(FAMILIES, (3, 2, 2), strict=True)])

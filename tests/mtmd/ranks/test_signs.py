@@ -54,8 +54,11 @@ def test_a_rank_that_gives_no_sign_is_lost_and_named() -> None:
         for _ in range(int(SILENT_S / SIGN_S) - 1):
             looks.look()
         assert not looks.lost
-        assert "rank 1: preparing a batch of 7 tokens, at blk.3.ffn_up.weight" in looks.watch.told()
-        assert f"heard of {SILENT_S - SIGN_S:.0f} s ago" in looks.watch.told()
+        assert (
+            "rank 1: preparing a batch of 7 tokens, at blk.3.ffn_up.weight"
+            in looks.watch.reported()
+        )
+        assert f"heard of {SILENT_S - SIGN_S:.0f} s ago" in looks.watch.reported()
         looks.look()
         looks.look()
     assert [*looks.lost] == [1]
@@ -193,14 +196,14 @@ def test_a_first_run_that_takes_long_is_waited_for(monkeypatch: pytest.MonkeyPat
     """
     monkeypatch.setattr(signs, "SIGN_S", 0.01)
     monkeypatch.setattr(signs, "SILENT_S", 600.0)
-    found, long_enough = 0, threading.Event()
+    result, long_enough = 0, threading.Event()
     own = Watch.look
 
     def look(self: Watch, passed_s: float) -> None:
-        nonlocal found
-        found += all(o.came and o.head["doing"] for o in self._others.values())
+        nonlocal result
+        result += all(o.came and o.head["doing"] for o in self._others.values())
         own(self, passed_s)
-        if found > 3 * SILENT_S / SIGN_S:
+        if result > 3 * SILENT_S / SIGN_S:
             long_enough.set()
 
     monkeypatch.setattr(Watch, "look", look)
@@ -227,10 +230,10 @@ def test_a_first_run_that_takes_long_is_waited_for(monkeypatch: pytest.MonkeyPat
 
 def test_a_forked_child_does_not_end_the_ranks_of_its_parent() -> None:
     """At its end it lets go of the model that it had from it."""
-    told: list[str] = []
+    reported: list[str] = []
     ranks: Any = leader.Ranks.__new__(leader.Ranks)
     ranks._process, ranks._lock = os.getppid(), threading.RLock()
     ranks.fault, ranks._closing = None, False
-    ranks.followers = [SimpleNamespace(wire=SimpleNamespace(send=told.append))]
+    ranks.followers = [SimpleNamespace(wire=SimpleNamespace(send=reported.append))]
     ranks.close()
-    assert not told and not ranks._closing
+    assert not reported and not ranks._closing

@@ -8,8 +8,8 @@ from typing import NoReturn
 
 import pytest
 
+from mtmd.base.cancellation import check_cancelled, wait
 from mtmd.base.errors import LeftError
-from mtmd.base.wanted import check_wanted, wait
 from mtmd.service.asynchronous import AsyncTickets
 
 
@@ -35,4 +35,4 @@ def test_preparing_ends_when_who_awaits_is_cancelled() -> None:
 
     asyncio.run(cancelled())
     tickets.close()
-    check_wanted()
+    check_cancelled()

@@ -66,8 +66,8 @@ def outcome(work: Callable[[], Any]) -> list[BaseException]:
 def test_a_device_that_hangs(
     model: Model, device: FailingDevice, caplog: pytest.LogCaptureFixture
 ) -> None:
-    service, told = Service(model, hang_s=SOON), []
-    service.on_fault(told.append)
+    service, reported = Service(model, hang_s=SOON), []
+    service.on_fault(reported.append)
     list(service.submit(TEXT, max_tokens=1))
     device.hang()
     tickets = [service.submit(TEXT, max_tokens=2) for _ in range(2)]
@@ -78,7 +78,7 @@ def test_a_device_that_hangs(
         with pytest.raises(DeviceError, match="the device hangs: it has done nothing for"):
             list(ticket)
     until(lambda: waiting and isinstance(waiting[0], DeviceError))
-    assert service.fault is told[0] and len(told) == 1
+    assert service.fault is reported[0] and len(reported) == 1
     for late in (
         lambda: service.submit(TEXT),
         lambda: service.exclusively(lambda: None),
@@ -98,7 +98,7 @@ def test_a_device_that_hangs(
     assert thread
     device.gate.set()  # after all; nobody waits any more, and the thread ends
     thread.join(20)
-    assert not thread.is_alive() and service.fault is told[0]
+    assert not thread.is_alive() and service.fault is reported[0]
 
 
 def test_numbers_are_told_while_the_device_is_busy_for_long(
@@ -130,13 +130,13 @@ def test_a_service_is_closed_over_a_device_that_hangs(model: Model, device: Fail
 def test_a_broken_device(
     model: Model, device: FailingDevice, caplog: pytest.LogCaptureFixture
 ) -> None:
-    service, told = Service(model), []
-    service.on_fault(told.append)
+    service, reported = Service(model), []
+    service.on_fault(reported.append)
     device.error, device.broken = RuntimeError("CUDA error: device-side assert triggered"), True
     with pytest.raises(DeviceError, match=r"the device cpu has failed \(RuntimeError\)") as caught:
         list(service.submit(TEXT))
     assert caught.value.__cause__ is device.error
-    until(lambda: told)
+    until(lambda: reported)
     with pytest.raises(DeviceError):
         service.submit(TEXT)
     (record,) = caplog.records
@@ -188,9 +188,9 @@ def test_an_error_of_a_sound_device_is_logged_with_its_cause_and_the_service_goe
         list(service.submit(TEXT))
     assert not isinstance(caught.value, DeviceError)
     (record,) = caplog.records
-    told = record.getMessage()
-    assert told.startswith("1 requests end by an internal error\nTraceback")
-    assert "in _fail" in told and "a shape that nobody thought of" in told
+    reported = record.getMessage()
+    assert reported.startswith("1 requests end by an internal error\nTraceback")
+    assert "in _fail" in reported and "a shape that nobody thought of" in reported
     device.error = None
     list(service.submit(TEXT, max_tokens=1))
     assert service.fault is None and service.stats().finished == 1

@@ -20,15 +20,15 @@ def test_each_answer_is_counted_once_and_each_token_after_its_first(demo):
             ticket = service.submit([{"role": "user", "content": prompt}], max_tokens=12)
             *_, end = ticket
             numbers.append(len(end.answer.output_token_ids))
-        found = service.latencies
-        assert found.first_token.counts[-1] == found.queue.counts[-1] == 2
-        assert found.between_tokens.counts[-1] == sum(numbers) - 2 > 0
-        assert found.whole.total_s > found.first_token.total_s
-        assert found.first_token.total_s > found.queue.total_s >= 0
+        result = service.latencies
+        assert result.first_token.counts[-1] == result.queue.counts[-1] == 2
+        assert result.between_tokens.counts[-1] == sum(numbers) - 2 > 0
+        assert result.whole.total_s > result.first_token.total_s
+        assert result.first_token.total_s > result.queue.total_s >= 0
         more = {"ignore_eos": True, "max_tokens": 1500}
         given_up = service.submit([{"role": "user", "content": "How many?"}], **more)
         given_up.cancel()
         assert [*given_up][-1].answer.receipt.finish == "cancelled"
-        assert found.whole.counts[-1] == 2
+        assert result.whole.counts[-1] == 2
     finally:
         service.close()

@@ -16,7 +16,7 @@ from mtmd.base.fair_queue import FairSlots
 from mtmd.model import Model
 from mtmd.prompt.load_image import decoded_bytes
 from mtmd.service.many import WAITING, Many
-from mtmd.service.prepare_ahead import MOST_BYTES, PrepareAhead
+from mtmd.service.prepare_ahead import MAX_BYTES, PrepareAhead
 from mtmd.service.ticket import Ticket
 
 WAIT_S = 30.0
@@ -60,13 +60,13 @@ def begun_by(many: Many, work: Any, inputs: Any) -> threading.Thread:
 @pytest.mark.parametrize("capacity", [None, 5])
 def test_so_many_are_under_way(capacity: int | None) -> None:
     gate, taken = Gate(), list[int]()
-    many = Many(2, PrepareAhead(2, asked=6), capacity and FairSlots(capacity))
-    wanted = 8 if capacity is None else capacity
-    assert many.workers == wanted
+    many = Many(2, PrepareAhead(2, requested=6), capacity and FairSlots(capacity))
+    requested = 8 if capacity is None else capacity
+    assert many.workers == requested
     inputs = (taken.append(n) or n for n in range(500))  # type: ignore[func-returns-value]
     thread = begun(many, gate, inputs)
-    assert gate.reached(wanted)
-    assert gate.at_work == wanted and len(taken) <= WAITING * wanted
+    assert gate.reached(requested)
+    assert gate.at_work == requested and len(taken) <= WAITING * requested
     gate.let_go()
     thread.join(WAIT_S)
     assert len(taken) == 500
@@ -74,7 +74,7 @@ def test_so_many_are_under_way(capacity: int | None) -> None:
 
 def test_more_begin_when_more_are_needed_and_fewer_when_not() -> None:
     gate = Gate()
-    ahead = PrepareAhead(1, most_cores=8)
+    ahead = PrepareAhead(1, max_cores=8)
     many = Many(1, ahead)
     thread = begun(many, gate, iter(range(50)))
     assert gate.reached(3) and gate.at_work == 3
@@ -89,7 +89,7 @@ def test_more_begin_when_more_are_needed_and_fewer_when_not() -> None:
 
 def test_what_waits_for_a_place_ends_with_the_loop() -> None:
     gate = Gate()
-    results = Many(1, PrepareAhead(1, asked=1)).results(range(40), gate.work, ordered=False)
+    results = Many(1, PrepareAhead(1, requested=1)).results(range(40), gate.work, ordered=False)
     threading.Timer(0.05, gate.let_go).start()
     assert next(results) in range(40)
     results.close()
@@ -104,7 +104,7 @@ def test_none_is_overtaken_by_one_begun_later() -> None:
         assert gates[number].wait(WAIT_S)
         return number
 
-    many = Many(2, PrepareAhead(2, asked=2, most_cores=64))
+    many = Many(2, PrepareAhead(2, requested=2, max_cores=64))
     results = many.results(iter(range(60)), work)
     given = threading.Thread(target=lambda: list(results), daemon=True)
     given.start()
@@ -120,8 +120,8 @@ def test_none_is_overtaken_by_one_begun_later() -> None:
 
 def test_callers_share_the_places_in_turn() -> None:
     """Each asked for more than there are, one gives its up: nobody is refused."""
-    places, gates = FairSlots(5), [Gate(), Gate()]
-    manys = [Many(2, PrepareAhead(2, asked=6), places) for _ in gates]
+    slots, gates = FairSlots(5), [Gate(), Gate()]
+    manys = [Many(2, PrepareAhead(2, requested=6), slots) for _ in gates]
     first = begun(manys[0], gates[0], iter(range(40)))
     assert gates[0].reached(5)
     results = manys[1].results(iter(range(40)), gates[1].work)
@@ -133,14 +133,14 @@ def test_callers_share_the_places_in_turn() -> None:
     gates[1].let_go()
     for thread in (first, second):
         thread.join(WAIT_S)
-    assert taken == list(range(40)) and places.in_use == 0
+    assert taken == list(range(40)) and slots.in_use == 0
 
 
 def test_who_leaves_asks_for_places_no_more() -> None:
-    places, gate = FairSlots(1), Gate()
-    first = begun(Many(1, PrepareAhead(1, asked=1), places), gate, iter(range(2)))
+    slots, gate = FairSlots(1), Gate()
+    first = begun(Many(1, PrepareAhead(1, requested=1), slots), gate, iter(range(2)))
     assert gate.reached(1)
-    leaves = Many(1, PrepareAhead(1, asked=1), places)
+    leaves = Many(1, PrepareAhead(1, requested=1), slots)
     results = leaves.results(iter(range(4)), lambda n: n)
 
     def wait() -> None:
@@ -155,12 +155,12 @@ def test_who_leaves_asks_for_places_no_more() -> None:
     waits.join(WAIT_S)
     gate.let_go()
     first.join(WAIT_S)
-    assert not waits.is_alive() and places.in_use == 0 and not places._queue
+    assert not waits.is_alive() and slots.in_use == 0 and not slots._queue
 
 
 def test_a_large_picture_waits_until_it_fits() -> None:
     """Before it is decoded; as many as are answered at once need not."""
-    many, gate = Many(2, PrepareAhead(2, most_cores=8, room=1000)), Gate()
+    many, gate = Many(2, PrepareAhead(2, max_cores=8, room=1000)), Gate()
     many.ahead.now = 6
 
     def work(number: int) -> int:
@@ -174,10 +174,10 @@ def test_a_large_picture_waits_until_it_fits() -> None:
     while len(many._waiting) < 6:
         threading.Event().wait(0.001)
     with many._changed:
-        assert sum(many._held.values()) == 800 and gate.at_work == 2
+        assert sum(many._stored.values()) == 800 and gate.at_work == 2
     gate.let_go()
     thread.join(WAIT_S)
-    assert not thread.is_alive() and not many._held
+    assert not thread.is_alive() and not many._stored
 
 
 def test_what_a_picture_will_take_is_known_before_it_is_decoded(tmp_path: Any) -> None:
@@ -193,12 +193,12 @@ def test_what_a_picture_will_take_is_known_before_it_is_decoded(tmp_path: Any) -
 def test_several_callers_leave_places_to_others(demo: Model) -> None:
     """More at once than the service lets wait, by two who ask many, and one who asks one."""
     service = demo.service
-    several = [Many(1, PrepareAhead(1, asked=64), service.bulk_slots) for _ in range(2)]
-    asked = Gate()
-    threads = [begun(many, asked, iter(range(80))) for many in several]
-    assert asked.reached(service.capacity)
+    several = [Many(1, PrepareAhead(1, requested=64), service.bulk_slots) for _ in range(2)]
+    requested = Gate()
+    threads = [begun(many, requested, iter(range(80))) for many in several]
+    assert requested.reached(service.capacity)
     assert demo.answer(None, "How many shapes are there?", max_tokens=1).text is not None
-    asked.let_go()
+    requested.let_go()
     for thread in threads:
         thread.join(WAIT_S)
     assert not any(thread.is_alive() for thread in threads)
@@ -206,15 +206,15 @@ def test_several_callers_leave_places_to_others(demo: Model) -> None:
 
 def test_what_is_measured(demo: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """From reading to the ticket, with the bytes of picture and tiles; and each answer."""
-    told: list[tuple[str, int]] = []
+    reported: list[tuple[str, int]] = []
     monkeypatch.setattr(
-        PrepareAhead, "prepared", lambda _, __, held: told.append(("prepared", held))
+        PrepareAhead, "prepared", lambda _, __, stored: reported.append(("prepared", stored))
     )
-    monkeypatch.setattr(PrepareAhead, "answered", lambda _: told.append(("answered", 0)))
+    monkeypatch.setattr(PrepareAhead, "answered", lambda _: reported.append(("answered", 0)))
     picture = Image.new("RGB", (40, 30), "red")
     list(demo.answers([picture, None], prompt_of(2), max_tokens=1, parallel=1))
-    assert sorted(what for what, _ in told) == ["answered"] * 2 + ["prepared"] * 2
-    sizes = sorted(held for what, held in told if what == "prepared")
+    assert sorted(what for what, _ in reported) == ["answered"] * 2 + ["prepared"] * 2
+    sizes = sorted(cached for what, cached in reported if what == "prepared")
     (prepared,) = demo.prompts.bridge.prepare([demo.load_picture(picture)], anew=True)
     assert sizes == [0, 40 * 30 * 3 + prepared.plan.tiles[0].nbytes]
 
@@ -224,11 +224,11 @@ def prompt_of(count: int) -> list[str]:
 
 
 def test_a_ticket_holds_nothing_unless_it_says_so() -> None:
-    assert Ticket(lambda _: None).held == 0
+    assert Ticket(lambda _: None).stored == 0
 
 
 def test_memory_that_is_not_known_is_taken_for_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    for free, room in ((None, MOST_BYTES), (8 << 30, 1 << 30), (1 << 40, MOST_BYTES)):
+    for free, room in ((None, MAX_BYTES), (8 << 30, 1 << 30), (1 << 40, MAX_BYTES)):
         monkeypatch.setattr("mtmd.service.prepare_ahead.system_bytes", lambda *_, free=free: free)
         assert PrepareAhead(1).room == room
 
@@ -249,15 +249,15 @@ def test_batch_and_each_hand_it_on(
     mtmd: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Image.new("RGB", (40, 30), "red").save(tmp_path / "a.png")
-    asked: list[Any] = []
+    requested: list[Any] = []
     make = PrepareAhead.__init__
 
     def init(self: PrepareAhead, *arguments: Any, **chosen: Any) -> None:
-        asked.append(arguments)
+        requested.append(arguments)
         make(self, *arguments, **chosen)
 
     monkeypatch.setattr(PrepareAhead, "__init__", init)
     few = ("--max-tokens", 1, "--threads", 1, "--prepare-ahead", 5)
     assert mtmd("batch", tmp_path / "a.png", "--out", tmp_path / "o.csv", *few).code == 0
     assert mtmd("describe", "--each", tmp_path / "a.png", *few).code == 0
-    assert [ahead for _, ahead in asked] == [5, 5]
+    assert [ahead for _, ahead in requested] == [5, 5]

@@ -47,8 +47,8 @@ def answer(service, messages=ASK, **chosen):
 def test_a_forced_call_has_arguments_that_fit(service, choice):
     events = list(service.submit(ASK, tools=TOOLS, tool_choice=choice, max_tokens=120))
     (call,) = events[-1].answer.tool_calls
-    found = json.loads(call.arguments)
-    assert found["colour"] in ("red", "blue") and 1 <= found["count"] <= 9 and len(found) == 2
+    result = json.loads(call.arguments)
+    assert result["colour"] in ("red", "blue") and 1 <= result["count"] <= 9 and len(result) == 2
     pieces = [e for e in events if isinstance(e, ToolCallPiece)]
     assert (pieces[0].id, pieces[0].name) == (call.id, "look")
     assert "".join(p.arguments for p in pieces) == call.arguments
@@ -145,13 +145,13 @@ def test_answers_follow_grammars(service, grammar, pattern):
 )
 def test_escapes_of_gbnf_are_code_points(service, grammar, text):
     """As llama.cpp documents them, in texts and in classes."""
-    found = answer(service, grammar=grammar, max_tokens=30).text
+    result = answer(service, grammar=grammar, max_tokens=30).text
     if text is not None:
-        assert found == text
+        assert result == text
     elif "2d" in grammar:
-        assert found in ("-[^", "][^")
+        assert result in ("-[^", "][^")
     else:
-        assert re.fullmatch("é[😀😁][èéê]a", found)
+        assert re.fullmatch("é[😀😁][èéê]a", result)
 
 
 @pytest.mark.parametrize("escape", [r"\ud83d", r"\U00110000", r"\UFFFFFFFF"])
@@ -194,9 +194,9 @@ def test_system_messages_and_pictures_find_a_place(service):
 
     red = np.full((32, 32, 3), (255, 0, 0), np.uint8)
     picture = {"role": "system", "content": [{"type": "image", "image": red}]}
-    found = answer(service, [picture, *ASK])
-    assert len(found.receipt.images) == 1
-    assert any("system message" in warning for warning in found.receipt.warnings)
+    result = answer(service, [picture, *ASK])
+    assert len(result.receipt.images) == 1
+    assert any("system message" in warning for warning in result.receipt.warnings)
     system = {"role": "system", "content": "Be short."}
     assert answer(service, [system, system, *ASK]).receipt.output_tokens
     assert answer(service, [*ASK, {"role": "assistant", "content": "two"}, system, *ASK])

@@ -56,10 +56,10 @@ SIZES = ((64, 96), (96, 96), (160, 64), (128, 160))
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    found = tmp_path_factory.mktemp("packs")
-    (found / "config.json").write_text(json.dumps(CONFIG))
-    (found / "preprocessor_config.json").write_text(json.dumps(IMAGE))
-    return found
+    result = tmp_path_factory.mktemp("packs")
+    (result / "config.json").write_text(json.dumps(CONFIG))
+    (result / "preprocessor_config.json").write_text(json.dumps(IMAGE))
+    return result
 
 
 def loaded(folder: Path, *backends: Backend, **chosen: Any) -> Model:
@@ -70,9 +70,9 @@ def loaded(folder: Path, *backends: Backend, **chosen: Any) -> Model:
 
 @pytest.fixture(scope="module")
 def model(folder: Path) -> Iterator[Model]:
-    found = loaded(folder)
-    yield found
-    found.close()
+    result = loaded(folder)
+    yield result
+    result.close()
 
 
 def noise(seed: int, size: tuple[int, int]) -> Picture:
@@ -132,7 +132,7 @@ def test_one_that_fails_fails_alone(model: Model, monkeypatch: pytest.MonkeyPatc
 def test_many_of_one_client_leave_room_for_another(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mtmd.clip.packing.MOST_ON_HOST", 4 * 30)  # 30 tokens
+    monkeypatch.setattr("mtmd.clip.packing.MAX_ON_HOST", 4 * 30)  # 30 tokens
     queue, jobs = queued(model, "a", "a", "a", "a", "b")
     assert [job.prepared.plan.tokens for job in jobs] == [6, 9, 10, 20, 6]
     runs = []
@@ -143,15 +143,15 @@ def test_many_of_one_client_leave_room_for_another(
 
 def test_as_many_as_there_is_memory_for(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     queue, jobs = queued(model, "a", "b", "c", "d")
-    asked = []
+    requested = []
 
     def may(shapes: Any, alone: bool = False) -> bool:  # noqa: ARG001
-        asked.append(len(shapes))
+        requested.append(len(shapes))
         return len(shapes) <= 2
 
     monkeypatch.setattr(queue.admission, "may_encode", may)
     assert set(queue.step(None)) == set(jobs[:2])
-    assert asked == [4, 3, 2] and queue.packed == 2
+    assert requested == [4, 3, 2] and queue.packed == 2
     queue.step(None)
     assert not queue.busy and queue.packed == 4
 
@@ -188,9 +188,9 @@ def test_a_device_that_is_launched_plans_no_new_size(folder: Path, model: Model)
 
 def test_bytes_become_numbers_on_the_device(folder: Path, model: Model) -> None:
     side = StandInStream()
-    beside = loaded(folder, StandIn(records=False, side=side), Cpu())
-    bridge = Bridge(beside.encoder, beside.checkpoint.tokenizer)
-    preprocessing = beside.encoder and beside.encoder.preprocessing
+    alongside = loaded(folder, StandIn(records=False, side=side), Cpu())
+    bridge = Bridge(alongside.encoder, alongside.checkpoint.tokenizer)
+    preprocessing = alongside.encoder and alongside.encoder.preprocessing
     assert preprocessing is not None and preprocessing.why_host is None
     queue, pictures = EncodeQueue(bridge), [noise(i, size) for i, size in enumerate(SIZES)]
     jobs = [queue.add(p) for p in bridge.prepare(pictures)]
@@ -201,7 +201,7 @@ def test_bytes_become_numbers_on_the_device(folder: Path, model: Model) -> None:
     assert queue.batches == 1 and side.events.count("uploaded") == 1
     _, expected = queued(model, *"abcd")
     same(jobs, each_alone(model, expected))
-    beside.close()
+    alongside.close()
 
 
 def test_where_there_are_none(folder: Path, demo: Model, model: Model) -> None:

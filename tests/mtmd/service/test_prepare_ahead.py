@@ -11,7 +11,7 @@ import pytest
 
 from mtmd.base.cores import Cores
 from mtmd.base.errors import OptionError
-from mtmd.service.prepare_ahead import LEAST, MOST, PrepareAhead, prepare_ahead
+from mtmd.service.prepare_ahead import MAXIMUM, MINIMUM, PrepareAhead, prepare_ahead
 
 SLOTS = 4
 
@@ -21,13 +21,13 @@ class Machine:
     `answer_s`. So many are under way as are answered at once and may be ahead.
     """
 
-    def __init__(self, prepare_s: float, answer_s: float, held: int = 1, **chosen: int | None):
-        self.now, self.prepare_s, self.answer_s, self.held = 0.0, prepare_s, answer_s, held
+    def __init__(self, prepare_s: float, answer_s: float, stored: int = 1, **chosen: int | None):
+        self.now, self.prepare_s, self.answer_s, self.stored = 0.0, prepare_s, answer_s, stored
         self.ahead = PrepareAhead(SLOTS, clock=lambda: self.now, room=1 << 30, **chosen)
         self.number = itertools.count()
         self.events: list[tuple[float, int, bool, float]] = []
         self.waiting = self.answering = self.under_way = self.answered = 0
-        self.most = 0
+        self.maximum = 0
 
     def run(self, pictures: int) -> float:
         """Answers a second of the last half."""
@@ -40,7 +40,7 @@ class Machine:
                 self.waiting -= 1
                 self.answering += 1
                 self._at(self.answer_s, True, 0.0)
-            self.most = max(self.most, self.ahead.now)
+            self.maximum = max(self.maximum, self.ahead.now)
             self.now, _, is_answer, since = heapq.heappop(self.events)
             if is_answer:
                 self.answering -= 1
@@ -51,7 +51,7 @@ class Machine:
                     half = self.now
             else:
                 self.waiting += 1
-                self.ahead.prepared(since, self.held)
+                self.ahead.prepared(since, self.stored)
         return (pictures - pictures // 2) / (self.now - half)
 
     def _at(self, after: float, is_answer: bool, since: float) -> None:
@@ -60,41 +60,41 @@ class Machine:
 
 def test_a_fast_device_does_not_wait() -> None:
     """A picture takes a core 133 ms, and the device 13 ms: eleven cores keep it busy."""
-    fixed = Machine(0.133, 4 * 0.013, asked=LEAST, most_cores=32)
-    machine = Machine(0.133, 4 * 0.013, most_cores=32)
+    fixed = Machine(0.133, 4 * 0.013, requested=MINIMUM, max_cores=32)
+    machine = Machine(0.133, 4 * 0.013, max_cores=32)
     assert fixed.run(400) < 0.65 / 0.013
     assert machine.run(400) > 0.99 / 0.013
     assert 11 <= machine.ahead.now <= 14
 
 
 def test_a_slow_device_has_no_more_than_it_needs() -> None:
-    machine = Machine(0.133, 4 * 3.0, most_cores=32)
+    machine = Machine(0.133, 4 * 3.0, max_cores=32)
     assert machine.run(100) == pytest.approx(1 / 3.0, rel=0.05)
-    assert machine.most == LEAST
+    assert machine.maximum == MINIMUM
 
 
 def test_a_device_that_slows_down_needs_fewer() -> None:
-    machine = Machine(0.133, 4 * 0.013, most_cores=32)
+    machine = Machine(0.133, 4 * 0.013, max_cores=32)
     machine.run(200)
     machine.answer_s, machine.answered = 4 * 1.0, 0
     machine.run(100)
-    assert machine.most > 10 and machine.ahead.now == LEAST
+    assert machine.maximum > 10 and machine.ahead.now == MINIMUM
 
 
 @pytest.mark.parametrize(
-    ("cores", "held", "most"),
-    [(6, 1, 6), (1, 1, LEAST), (200, 1, MOST), (32, 1 << 28, 4), (32, 1 << 31, LEAST)],
+    ("cores", "stored", "maximum"),
+    [(6, 1, 6), (1, 1, MINIMUM), (200, 1, MAXIMUM), (32, 1 << 28, 4), (32, 1 << 31, MINIMUM)],
 )
-def test_cores_and_memory_bound_it(cores: int, held: int, most: int) -> None:
-    machine = Machine(1.0, 1e-4, held, most_cores=cores)
+def test_cores_and_memory_bound_it(cores: int, stored: int, maximum: int) -> None:
+    machine = Machine(1.0, 1e-4, stored, max_cores=cores)
     machine.run(2000)
-    assert machine.most == most
-    assert machine.ahead.now == (1 if held > 1 << 30 else most)
+    assert machine.maximum == maximum
+    assert machine.ahead.now == (1 if stored > 1 << 30 else maximum)
 
 
 def test_a_pause_says_nothing() -> None:
     """With nothing under way: the number neither falls by it nor goes up and down."""
-    machine = Machine(0.133, 4 * 0.013, most_cores=32)
+    machine = Machine(0.133, 4 * 0.013, max_cores=32)
     machine.run(200)
     before = machine.ahead.now
     machine.now += 3600
@@ -111,13 +111,13 @@ def test_a_pause_says_nothing() -> None:
 
 def test_a_quota_of_the_processor_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mtmd.service.prepare_ahead.usable_cores", lambda: Cores(64, quota=3.5))
-    assert PrepareAhead(4).most == 4
+    assert PrepareAhead(4).maximum == 4
 
 
 def test_what_is_asked_for_is_kept() -> None:
-    machine = Machine(0.133, 4 * 0.013, 1 << 40, asked=7, most_cores=1)
+    machine = Machine(0.133, 4 * 0.013, 1 << 40, requested=7, max_cores=1)
     machine.run(100)
-    assert machine.ahead.now == machine.most == 7
+    assert machine.ahead.now == machine.maximum == 7
     assert [prepare_ahead(n) for n in (1, 64, "auto", None)] == [1, 64, None, None]
     for wrong in (0, 65, -1, "8", 2.5, True):
         with pytest.raises(OptionError, match=r"found .* an integer from 1 to 64, or auto"):

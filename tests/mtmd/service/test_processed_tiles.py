@@ -22,29 +22,29 @@ def picture(name: str, tiles: int = 1) -> Any:
 def test_the_latest_stay_and_one_that_is_encoded_anew_counts_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(processed_tiles, "KEPT_BYTES", 4 * EACH)
-    kept = ProcessedTiles()
-    kept.add([picture("a"), picture("b", 2), picture("a")], "me")
-    assert kept.held == 3 * EACH
-    kept.add([picture("b", 3)], "me")
-    assert kept.held == 4 * EACH and kept.get("a", "", "me") is not None
-    kept.add([picture("c", 9)], "me")
-    assert kept.held == 9 * EACH  # alone, and larger than all that may stay
-    assert kept.get("a", "", "me") is None and kept.get("b", "", "me") is None
+    monkeypatch.setattr(processed_tiles, "SAVED_BYTES", 4 * EACH)
+    saved = ProcessedTiles()
+    saved.add([picture("a"), picture("b", 2), picture("a")], "me")
+    assert saved.stored == 3 * EACH
+    saved.add([picture("b", 3)], "me")
+    assert saved.stored == 4 * EACH and saved.get("a", "", "me") is not None
+    saved.add([picture("c", 9)], "me")
+    assert saved.stored == 9 * EACH  # alone, and larger than all that may stay
+    assert saved.get("a", "", "me") is None and saved.get("b", "", "me") is None
 
 
 def test_so_many_pictures_stay_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processed_tiles, "PICTURES", 2)
-    kept = ProcessedTiles()
-    kept.add([picture("a"), picture("b"), picture("c")], "me")
-    assert [kept.get(name, "", "me") is not None for name in "abc"] == [False, True, True]
-    assert kept.held == 2 * EACH
+    saved = ProcessedTiles()
+    saved.add([picture("a"), picture("b"), picture("c")], "me")
+    assert [saved.get(name, "", "me") is not None for name in "abc"] == [False, True, True]
+    assert saved.stored == 2 * EACH
 
 
 def test_a_tenant_sees_what_it_has_asked_about() -> None:
-    kept = ProcessedTiles()
-    kept.add([picture("a")], "me")
-    assert kept.get("a", "", "you") is None
-    kept.add([picture("a", 0)], "you")  # encoded before: it comes without tiles
-    (tile,) = kept.get("a", "", "you") or ()
-    assert tile.shape == (4, 4, 3) and kept.held == EACH
+    saved = ProcessedTiles()
+    saved.add([picture("a")], "me")
+    assert saved.get("a", "", "you") is None
+    saved.add([picture("a", 0)], "you")  # encoded before: it comes without tiles
+    (tile,) = saved.get("a", "", "you") or ()
+    assert tile.shape == (4, 4, 3) and saved.stored == EACH

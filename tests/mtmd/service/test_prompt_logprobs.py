@@ -41,17 +41,17 @@ def test_they_are_transformers(both: tuple[Service, object]) -> None:
         ids = torch.tensor(answer.prompt_token_ids)
         with torch.inference_mode():
             expected = reference(ids[None]).logits[0].float().log_softmax(1)  # type: ignore[operator]
-        first, *found = answer.prompt_logprobs
+        first, *actual = answer.prompt_logprobs
         assert (first.id, first.logprob, first.top) == (int(ids[0]), None, ())
-        assert [token.id for token in found] == ids[1:].tolist()
+        assert [token.id for token in actual] == ids[1:].tolist()
         own = expected[:-1].gather(1, ids[1:, None])[:, 0].numpy()
-        np.testing.assert_allclose([token.logprob for token in found], own, atol=1e-4)
+        np.testing.assert_allclose([token.logprob for token in actual], own, atol=1e-4)
         ranks = (expected[:-1] > expected[:-1].gather(1, ids[1:, None])).sum(1) + 1
-        assert [token.rank for token in found] == ranks.tolist()
+        assert [token.rank for token in actual] == ranks.tolist()
         best = expected[:-1].topk(4).values.numpy()
-        tops = [[p for _, p in token.top] for token in found]
+        tops = [[p for _, p in token.top] for token in actual]
         np.testing.assert_allclose(np.reshape(tops, best.shape), best, atol=1e-4)
-        for token, row in zip(found, expected, strict=False):
+        for token, row in zip(actual, expected, strict=False):
             near = row[list(token.top_ids)].numpy()
             np.testing.assert_allclose([p for _, p in token.top], near, atol=1e-4)
             assert [service.spelling_of([i]) for i in token.top_ids] == [t for t, _ in token.top]
@@ -73,8 +73,8 @@ def test_pictures_have_none() -> None:
 
 def several(service: Service, number: int, **chosen: Any) -> list[Answer]:
     tickets = service.submit_several(RawPrompt(TEXT), number, **chosen)
-    found = {i: event.answer for i, event in gather(tickets) if isinstance(event, Finished)}
-    return [found[i] for i in range(number)]
+    result = {i: event.answer for i, event in gather(tickets) if isinstance(event, Finished)}
+    return [result[i] for i in range(number)]
 
 
 @pytest.mark.parametrize("max_tokens", [0, 1, 3])
@@ -119,10 +119,10 @@ def test_the_next_answer_scores_a_prompt_whose_first_is_given_up(
     for ticket in tickets[1:]:
         *_, end = ticket
         assert isinstance(end, Finished)
-        found = end.answer.prompt_logprobs
-        assert [t.id for t in found] == [t.id for t in expected]
+        actual = end.answer.prompt_logprobs
+        assert [t.id for t in actual] == [t.id for t in expected]
         np.testing.assert_allclose(
-            [t.logprob for t in found[1:]], [t.logprob for t in expected[1:]], atol=1e-4
+            [t.logprob for t in actual[1:]], [t.logprob for t in expected[1:]], atol=1e-4
         )
 
 
@@ -139,6 +139,6 @@ def test_they_go_to_another_process(both: tuple[Service, object]) -> None:
     answer = answered(both[0], TEXT, max_tokens=1, prompt_logprobs=2)
     parts: list[memoryview] = []
     written = json.loads(json.dumps(encode(answer, parts)))
-    found = decode(written, memoryview(b"".join(parts)))
-    assert found.prompt_logprobs == answer.prompt_logprobs and len(found.prompt_logprobs) > 1
+    result = decode(written, memoryview(b"".join(parts)))
+    assert result.prompt_logprobs == answer.prompt_logprobs and len(result.prompt_logprobs) > 1
     assert len(json.dumps(written)) < 40 * len(answer.prompt_token_ids) + 10_000

@@ -43,9 +43,9 @@ T = TypeVar("T")
 
 @pytest.fixture
 def service() -> Iterator[Service]:
-    found = load(device="cpu").service
-    yield found
-    found.close()
+    result = load(device="cpu").service
+    yield result
+    result.close()
 
 
 def answer(ticket: Ticket) -> Answer:
@@ -66,15 +66,15 @@ def within(seconds: float, work: Callable[[], T]) -> T:
 
     threading.Thread(target=run, daemon=True).start()
     try:
-        found, error = done.get(timeout=seconds)
+        result, error = done.get(timeout=seconds)
     except queue.Empty:
         raise AssertionError(f"nothing after {seconds} s") from None
     if error is not None:
         raise error
-    return found  # type: ignore[return-value]
+    return result  # type: ignore[return-value]
 
 
-def asked(image: Any, prompt: str = COUNT) -> list[Any]:
+def requested(image: Any, prompt: str = COUNT) -> list[Any]:
     return [user_message(image, prompt)]
 
 
@@ -91,17 +91,17 @@ def test_forty_pictures_at_once(service: Service, demo: Model, world: dict[int, 
         str(p) if isinstance(p, Path) else p.tobytes(): demo.answer(p, COUNT, max_tokens=12)
         for p in pictures
     }
-    tickets = [service.submit(asked(p), max_tokens=12) for p in pictures]
+    tickets = [service.submit(requested(p), max_tokens=12) for p in pictures]
     for picture, ticket in zip(pictures, tickets, strict=True):
-        expected, found = (
+        expected, actual = (
             alone[str(picture) if isinstance(picture, Path) else picture.tobytes()],
             answer(ticket),
         )
         assert (
-            found.output_token_ids == expected.output_token_ids
-            and found.prompt_token_ids == expected.prompt_token_ids
+            actual.output_token_ids == expected.output_token_ids
+            and actual.prompt_token_ids == expected.prompt_token_ids
         )
-        assert found.receipt.images[0].sha256 == expected.receipt.images[0].sha256
+        assert actual.receipt.images[0].sha256 == expected.receipt.images[0].sha256
     stats = service.stats()
     assert stats.finished == stats.requests == 40 and stats.images == 40
     assert stats.encode_tiles < 40 and stats.encode_batches < stats.encode_tiles, (
@@ -119,22 +119,24 @@ def test_threads_that_come_when_they_like(
 ) -> None:
     prompts = [COUNT, "Describe the image."]
     alone = {(n, p): demo.answer(world[n], p).text for n in (1, 2, 3, 4) for p in prompts}
-    found: dict[tuple[int, str, int], str] = {}
+    result: dict[tuple[int, str, int], str] = {}
 
     def work(turn: int) -> None:
         for n, p in alone:
-            found[n, p, turn] = answer(service.submit(asked(world[n], p))).text
+            result[n, p, turn] = answer(service.submit(requested(world[n], p))).text
 
     threads = [threading.Thread(target=work, args=(turn,)) for turn in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == {(n, p, turn): text for (n, p), text in alone.items() for turn in range(4)}
+    assert result == {(n, p, turn): text for (n, p), text in alone.items() for turn in range(4)}
 
 
 def test_events_come_in_order(service: Service, world: dict[int, Path]) -> None:
-    events: list[Event] = list(service.submit(asked([world[1], world[2]], "Describe the image.")))
+    events: list[Event] = list(
+        service.submit(requested([world[1], world[2]], "Describe the image."))
+    )
     encode = [e for e in events if isinstance(e, Progress) and e.stage == "encode"]
     assert (encode[0].done, encode[0].total) == (0, 2) and (encode[-1].done, encode[-1].total) == (
         2,
@@ -149,9 +151,9 @@ def test_events_come_in_order(service: Service, world: dict[int, Path]) -> None:
 def test_a_second_question_about_a_picture_reads_only_the_question(
     service: Service, world: dict[int, Path]
 ) -> None:
-    first = answer(service.submit(asked(world[3], "Describe the image.")))
+    first = answer(service.submit(requested(world[3], "Describe the image.")))
     turn = [
-        *asked(world[3], "Describe the image."),
+        *requested(world[3], "Describe the image."),
         {"role": "assistant", "content": first.text},
         {"role": "user", "content": COUNT},
     ]
@@ -165,21 +167,21 @@ def test_a_second_question_about_a_picture_reads_only_the_question(
 
 
 def test_counting_encodes_nothing(service: Service, world: dict[int, Path]) -> None:
-    count = service.count(asked([world[1], world[2]]))
+    count = service.count(requested([world[1], world[2]]))
     assert service.stats().encode_tiles == 0
-    found = answer(service.submit(asked([world[1], world[2]])))
+    result = answer(service.submit(requested([world[1], world[2]])))
     assert (
-        count.prompt_tokens == found.receipt.prompt_tokens
-        and sum(count.image_tokens) == found.receipt.image_tokens
+        count.prompt_tokens == result.receipt.prompt_tokens
+        and sum(count.image_tokens) == result.receipt.image_tokens
     )
 
 
 def test_what_the_encoder_got(service: Service, world: dict[int, Path]) -> None:
-    found = answer(service.submit(asked(world[2]))).receipt.images[0]
-    (tile,) = service.processed(found.sha256) or ()
+    result = answer(service.submit(requested(world[2]))).receipt.images[0]
+    (tile,) = service.processed(result.sha256) or ()
     assert (
         tile.dtype == np.uint8
-        and tile.shape == (*reversed(found.processed_size), 3)
+        and tile.shape == (*reversed(result.processed_size), 3)
         and tile.std() > 5
     )
     assert service.processed("0" * 64) is None
@@ -188,7 +190,7 @@ def test_what_the_encoder_got(service: Service, world: dict[int, Path]) -> None:
 @pytest.mark.parametrize("after", ["nothing", "encode", "prefill", "text"])
 def test_cancelling(after: str, service: Service, demo: Model, world: dict[int, Path]) -> None:
     ticket = service.submit(
-        asked(world[1], "Describe the image."), max_tokens=4000, ignore_eos=True
+        requested(world[1], "Describe the image."), max_tokens=4000, ignore_eos=True
     )
     events = iter(ticket)
     if after != "nothing":
@@ -200,7 +202,7 @@ def test_cancelling(after: str, service: Service, demo: Model, world: dict[int, 
     ticket.cancel()
     *_, last = events
     assert isinstance(last, Finished) and last.answer.receipt.finish == "cancelled"
-    assert answer(service.submit(asked(world[1]))).text == demo.describe(world[1], COUNT)
+    assert answer(service.submit(requested(world[1]))).text == demo.describe(world[1], COUNT)
     stats = service.stats()
     assert (stats.running, stats.waiting, stats.encoding, stats.pages_used, stats.cancelled) == (
         0,
@@ -213,7 +215,7 @@ def test_cancelling(after: str, service: Service, demo: Model, world: dict[int, 
 
 def test_leaving_the_loop_gives_the_request_up(service: Service, world: dict[int, Path]) -> None:
     for event in service.submit(
-        asked(world[1], "Describe the image."), max_tokens=4000, ignore_eos=True
+        requested(world[1], "Describe the image."), max_tokens=4000, ignore_eos=True
     ):
         if isinstance(event, TextPiece):
             break
@@ -225,10 +227,10 @@ def test_leaving_the_loop_gives_the_request_up(service: Service, world: dict[int
 
 def test_mistakes_are_told_at_once(service: Service, world: dict[int, Path]) -> None:
     for wrong, error in (
-        ({"messages": asked("no such.png")}, ImageError),
+        ({"messages": requested("no such.png")}, ImageError),
         ({"messages": []}, PromptError),
-        ({"messages": asked(world[1]), "temperature": -1}, OptionError),
-        ({"messages": asked(world[1], "word " * 9000)}, PromptError),
+        ({"messages": requested(world[1]), "temperature": -1}, OptionError),
+        ({"messages": requested(world[1], "word " * 9000)}, PromptError),
     ):
         with pytest.raises(error):
             service.submit(**wrong)  # type: ignore[arg-type]
@@ -239,14 +241,16 @@ def test_too_many(world: dict[int, Path]) -> None:
     model = load(device="cpu", parallel=1)
     with_queue = Service(model, queue=1)
     tickets = [
-        with_queue.submit(asked(world[1], "Describe the image."), max_tokens=200, ignore_eos=True)
+        with_queue.submit(
+            requested(world[1], "Describe the image."), max_tokens=200, ignore_eos=True
+        )
         for _ in range(2)
     ]
     deadline = time.monotonic() + 20
     while with_queue.stats().requests < 2 and time.monotonic() < deadline:
         time.sleep(0.01)
     with pytest.raises(BusyError, match="2 requests are being answered or wait"):
-        with_queue.submit(asked(world[1]))
+        with_queue.submit(requested(world[1]))
     assert with_queue.stats().rejected == 1 and len({answer(t).text for t in tickets}) == 1
     with_queue.close()
 
@@ -266,7 +270,7 @@ def test_an_encoder_that_fails_on_one_picture(
         return (yield from steps(tiles, observe, **ways))
 
     monkeypatch.setattr(encoder, "steps", failing)
-    tickets = [service.submit(asked(p)) for p in (world[1], noise(1), world[2], noise(1))]
+    tickets = [service.submit(requested(p)) for p in (world[1], noise(1), world[2], noise(1))]
     assert [answer(tickets[i]).text for i in (0, 2)] == [
         demo.describe(world[n], COUNT) for n in (1, 2)
     ]
@@ -282,8 +286,8 @@ def test_a_defect_ends_requests_and_not_the_service(
     with monkeypatch.context() as broken:
         broken.setattr(service._loaded.runner, "forward", lambda *_: 1 / 0)
         with pytest.raises(MtmdError, match="internal error: ZeroDivisionError"):
-            answer(service.submit(asked(world[1])))
-    assert answer(service.submit(asked(world[1]))).text == demo.describe(world[1], COUNT)
+            answer(service.submit(requested(world[1])))
+    assert answer(service.submit(requested(world[1]))).text == demo.describe(world[1], COUNT)
 
 
 @pytest.mark.parametrize("where", ["taking", "cancelling"])
@@ -309,7 +313,7 @@ def test_a_defect_between_batches_ends_requests_and_not_the_service(
             ticket.cancel()
         with pytest.raises(MtmdError, match="internal error: ZeroDivisionError"):
             within(20, lambda: answer(ticket))
-    assert within(20, lambda: answer(service.submit(asked(world[1])))).text == demo.describe(
+    assert within(20, lambda: answer(service.submit(requested(world[1])))).text == demo.describe(
         world[1], COUNT
     )
     stats = service.stats()
@@ -327,12 +331,12 @@ def test_what_is_asked_while_the_service_closes_is_answered_or_refused(
     closing = threading.Thread(target=service.close)
     busy.start()
     entered.wait(20)
-    before = service.submit(asked(world[1]))
+    before = service.submit(requested(world[1]))
     closing.start()
     while not (service._device._closed or len(service._device.thread._inbox) > 1):
         time.sleep(0.001)
     with pytest.raises(MtmdError, match="the service is closed"):
-        late = service.submit(asked(world[1]))
+        late = service.submit(requested(world[1]))
         gate.set()
         within(20, lambda: answer(late))
     gate.set()
@@ -361,36 +365,38 @@ def test_one_who_comes_just_when_the_thread_has_waited_long_enough(
 
 
 def test_numbers_of_a_closed_service(service: Service, world: dict[int, Path]) -> None:
-    answer(service.submit(asked(world[1]), max_tokens=2))
+    answer(service.submit(requested(world[1]), max_tokens=2))
     service.close()
     assert service.stats().finished == 1
 
 
 def test_leaving_a_request_of_a_closed_service(service: Service, world: dict[int, Path]) -> None:
-    events = iter(service.submit(asked(world[1]), max_tokens=4000, ignore_eos=True))
+    events = iter(service.submit(requested(world[1]), max_tokens=4000, ignore_eos=True))
     next(events)
     service.close()
     events.close()  # type: ignore[attr-defined]
 
 
 def test_events_are_told_once(service: Service, world: dict[int, Path]) -> None:
-    ticket = service.submit(asked(world[1]), max_tokens=2)
+    ticket = service.submit(requested(world[1]), max_tokens=2)
     assert isinstance(list(ticket)[-1], Finished) and within(20, lambda: list(ticket)) == []
 
 
 def test_pictures_to_look_at_take_a_bounded_memory(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tickets = [service.submit(asked(noise(0)), max_tokens=1)]
+    tickets = [service.submit(requested(noise(0)), max_tokens=1)]
     (tile,) = next(iter(service._processed._entries.values())).tiles
-    monkeypatch.setattr("mtmd.service.processed_tiles.KEPT_BYTES", 3 * tile.nbytes)
-    tickets += [service.submit(asked(noise(seed)), max_tokens=1) for seed in range(1, 6)]
+    monkeypatch.setattr("mtmd.service.processed_tiles.SAVED_BYTES", 3 * tile.nbytes)
+    tickets += [service.submit(requested(noise(seed)), max_tokens=1) for seed in range(1, 6)]
     shown = [answer(ticket).receipt.images[0].sha256 for ticket in tickets]
     assert [service.processed(sha) is not None for sha in shown] == [False] * 3 + [True] * 3
 
 
 def test_probabilities(service: Service, world: dict[int, Path]) -> None:
-    pieces = [e for e in service.submit(asked(world[1]), logprobs=2) if isinstance(e, TextPiece)]
+    pieces = [
+        e for e in service.submit(requested(world[1]), logprobs=2) if isinstance(e, TextPiece)
+    ]
     tokens = [t for p in pieces for t in p.tokens]
     assert tokens and all(
         t.logprob <= 0 and len(t.top) == 2 and t.top[0][1] >= t.top[1][1] for t in tokens
@@ -401,13 +407,13 @@ def test_probabilities(service: Service, world: dict[int, Path]) -> None:
 def test_closing(world: dict[int, Path]) -> None:
     service = load(device="cpu").service
     ticket = service.submit(
-        asked(world[1], "Describe the image."), max_tokens=4000, ignore_eos=True
+        requested(world[1], "Describe the image."), max_tokens=4000, ignore_eos=True
     )
     service.close()
     service.close()
     assert answer(ticket).receipt.finish == "cancelled"
     with pytest.raises(MtmdError, match="the service is closed"):
-        service.submit(asked(world[1]))
+        service.submit(requested(world[1]))
 
 
 def test_a_large_picture_keeps_nobody_waiting(
@@ -428,12 +434,12 @@ def test_a_large_picture_keeps_nobody_waiting(
         return (yield from steps(tiles, observe, **ways))
 
     running = service.submit(
-        asked(world[1], "Describe the image."), max_tokens=400, ignore_eos=True
+        requested(world[1], "Describe the image."), max_tokens=400, ignore_eos=True
     )
     first = iter(running)
     next(e for e in first if isinstance(e, TextPiece))
     monkeypatch.setattr(encoder, "steps", slow)
-    waiting = service.submit(asked(world[2]))
+    waiting = service.submit(requested(world[2]))
     *_, last = first
     assert isinstance(last, Finished) and len(last.answer.output_token_ids) == 400
     assert len(set(batches)) >= 30, "the decoder had its turn between the slices"
@@ -462,14 +468,14 @@ class ReadTogether(ServiceStats):
 
 def test_every_request_that_is_turned_away_is_counted(world: dict[int, Path]) -> None:
     service = Service(load(device="cpu", parallel=1), queue=0)
-    ticket = service.submit(asked(world[1]), max_tokens=4000, ignore_eos=True)
+    ticket = service.submit(requested(world[1]), max_tokens=4000, ignore_eos=True)
     events = iter(ticket)
     next(events)
     service._stats = ReadTogether(**vars(service._stats))
 
     def turned_away() -> None:
         with pytest.raises(BusyError):
-            service.submit(asked(world[1]))
+            service.submit(requested(world[1]))
 
     threads = [threading.Thread(target=turned_away) for _ in range(2)]
     for thread in threads:
@@ -494,17 +500,17 @@ def test_a_request_has_its_place_before_its_pictures_are_prepared(world: dict[in
 
     service._prompts.prepare = slow  # type: ignore[method-assign]
     first: list[Ticket] = []
-    caller = threading.Thread(target=lambda: first.append(service.submit(asked(world[1]))))
+    caller = threading.Thread(target=lambda: first.append(service.submit(requested(world[1]))))
     caller.start()
     assert entered.wait(20)
     with pytest.raises(BusyError, match="1 requests are being answered or wait"):
-        service.submit(asked(world[1]))
+        service.submit(requested(world[1]))
     gate.set()
     caller.join()
     assert answer(first[0]).receipt.finish == "stop"
     with pytest.raises(ImageError):
-        service.submit(asked("no such.png"))
-    assert answer(service.submit(asked(world[1]))).receipt.finish == "stop", "its place is free"
+        service.submit(requested("no such.png"))
+    assert answer(service.submit(requested(world[1]))).receipt.finish == "stop", "its place is free"
     service.close()
 
 
@@ -514,27 +520,27 @@ def test_proposals_change_no_event(world: dict[int, Path], stop: Any) -> None:
     beyond its end the demo model repeats itself.
     """
     chosen = {"ignore_eos": True, "max_tokens": 70, "logprobs": 1, "stop": stop}
-    found = []
+    result = []
     for speculate in ("off", 5):
         service = load(device="cpu", speculate=speculate).service
         try:
-            tickets = [service.submit(asked(world[i + 1]), **chosen) for i in range(3)]
+            tickets = [service.submit(requested(world[i + 1]), **chosen) for i in range(3)]
             events = [list(ticket) for ticket in tickets]
             stats = service.stats()
         finally:
             service.close()
         pieces = [[e for e in one if isinstance(e, TextPiece)] for one in events]
-        told = [
+        reported = [
             [(p.text, [(t.id, round(t.logprob, 3)) for t in p.tokens]) for p in one]
             for one in pieces
         ]
         answers = [one[-1].answer for one in events if isinstance(one[-1], Finished)]
-        found.append((told, [(a.text, a.output_token_ids, a.receipt.finish) for a in answers]))
+        result.append((reported, [(a.text, a.output_token_ids, a.receipt.finish) for a in answers]))
         for given in answers:
             assert len(given.output_token_ids) == given.receipt.output_tokens
         assert stats.proposed_tokens >= stats.accepted_tokens
         assert stats.proposed_tokens == sum(a.receipt.proposed_tokens for a in answers)
-    assert found[0] == found[1]
+    assert result[0] == result[1]
     assert stop == ("e a",) or stats.accepted_tokens > 0
 
 
@@ -565,17 +571,17 @@ def test_an_answer_tells_the_text_that_ended_it(service: Service) -> None:
 
 
 def test_nobody_sits_down_to_compute_in_the_midst_of_a_batch() -> None:
-    found = []
+    result = []
 
     def step() -> list[object]:
-        found.append(turns._first.nobody.is_set())
+        result.append(turns._first.nobody.is_set())
         return []
 
     engine = SimpleNamespace(busy=True, step=step)
     service = SimpleNamespace(encoding=None, engine=engine, _batch_s=0.0, _is_idle=False)
     service._plans, service._gathered = Mock(), nullcontext
     Service._turn(service)  # type: ignore[arg-type]
-    assert found == [False] and turns._first.nobody.is_set()
+    assert result == [False] and turns._first.nobody.is_set()
 
 
 def test_plans_are_made_ahead_when_nothing_else_is_to_do(
@@ -648,5 +654,5 @@ def test_an_answer_that_repeats_itself_is_noticed_and_can_be_stopped(service: Se
 
 def test_an_answer_may_go_on_to_the_end_of_the_context() -> None:
     with load(device="cpu", context=64) as model:
-        found = model.answer(prompt="Hello", max_tokens=-1, ignore_eos=True).receipt
-    assert (found.finish, found.prompt_tokens + found.output_tokens) == ("length", 64)
+        result = model.answer(prompt="Hello", max_tokens=-1, ignore_eos=True).receipt
+    assert (result.finish, result.prompt_tokens + result.output_tokens) == ("length", 64)

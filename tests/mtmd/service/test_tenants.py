@@ -13,7 +13,7 @@ from mtmd.service.service import Service, Ticket
 COUNT = "How many shapes are there?"
 
 
-def asked(image: Any, prompt: str = COUNT) -> list[Any]:
+def requested(image: Any, prompt: str = COUNT) -> list[Any]:
     return [user_message(image, prompt)]
 
 
@@ -28,7 +28,7 @@ def test_tenants_know_nothing_of_each_other(world: dict[int, Path]) -> None:
     being encoded; and what the encoder got is shown to who asked.
     """
     service = Service(load(device="cpu"))
-    question = asked(world[3], "Describe the image. " * 10)  # more than a page
+    question = requested(world[3], "Describe the image. " * 10)  # more than a page
     first = answer(service.submit(question, tenant="a")).receipt
     again = answer(service.submit(question, tenant="a")).receipt
     assert again.images[0].cached and again.reused_tokens >= 32 and again.encode_ms == 0
@@ -38,7 +38,7 @@ def test_tenants_know_nothing_of_each_other(world: dict[int, Path]) -> None:
     third = [service.processed(sha256, tenant) is not None for tenant in ("a", "b", "c", "")]
     assert third == [True, True, False, False]
     tiles = service.stats().encode_tiles
-    tickets = [service.submit(asked(world[4]), tenant=tenant) for tenant in ("a", "b", "a")]
+    tickets = [service.submit(requested(world[4]), tenant=tenant) for tenant in ("a", "b", "a")]
     assert len({answer(ticket).text for ticket in tickets}) == 1
     assert service.stats().encode_tiles == tiles + 2, "one for each who asked, and no more"
     service.close()
@@ -47,9 +47,9 @@ def test_tenants_know_nothing_of_each_other(world: dict[int, Path]) -> None:
 def test_a_prompt_that_was_written_on_is_known_to_who_wrote_it(world: dict[int, Path]) -> None:
     """What an answer added is kept under its tenant's salt too."""
     service = Service(load(device="cpu"))
-    first = answer(service.submit(asked(world[1], "Describe the image."), tenant="a"))
+    first = answer(service.submit(requested(world[1], "Describe the image."), tenant="a"))
     turn = [
-        *asked(world[1], "Describe the image."),
+        *requested(world[1], "Describe the image."),
         {"role": "assistant", "content": first.text},
         {"role": "user", "content": COUNT},
     ]
@@ -62,7 +62,7 @@ def test_a_prompt_that_was_written_on_is_known_to_who_wrote_it(world: dict[int, 
 
 def test_tenants_that_share_their_caches(world: dict[int, Path]) -> None:
     service = Service(load(device="cpu"), share_cache=True)
-    question = asked(world[3], "Describe the image. " * 10)  # more than a page
+    question = requested(world[3], "Describe the image. " * 10)  # more than a page
     answer(service.submit(question, tenant="a"))
     other = answer(service.submit(question, tenant="b")).receipt
     assert other.images[0].cached and other.reused_tokens >= 32

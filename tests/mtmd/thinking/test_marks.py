@@ -84,8 +84,8 @@ def test_a_header_that_is_cut_is_no_answer(inside):
     marks = known("channels").marks
     thought = ("" if inside else marks.opening) + "Hm."
     for cut in range(len(marks.closing.rstrip())):
-        found, answer = split(marks, inside, thought + marks.closing[:cut])
-        assert answer == "" and found.startswith("Hm."), cut
+        result, answer = split(marks, inside, thought + marks.closing[:cut])
+        assert answer == "" and result.startswith("Hm."), cut
     header = "<|channel|>final<|message|>"
     for cut in range(len("<|channel|>"), len(header)):
         assert split(marks, False, header[:cut]) == ("", "")

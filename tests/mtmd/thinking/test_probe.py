@@ -17,11 +17,11 @@ HI = [{"role": "user", "content": "hi"}]
 
 @pytest.mark.parametrize("kind", EXPECTED)
 def test_a_template_is_read_by_rendering_it(kind):
-    found = known(kind)
-    assert found.marks is not None
-    marks = found.marks.open, found.marks.close, found.marks.answer
-    switches = found.on, found.off, found.effort, " ".join(sorted(found.efforts))
-    assert (*marks, found.field, *switches) == EXPECTED[kind]
+    result = known(kind)
+    assert result.marks is not None
+    marks = result.marks.open, result.marks.close, result.marks.answer
+    switches = result.on, result.off, result.effort, " ".join(sorted(result.efforts))
+    assert (*marks, result.field, *switches) == EXPECTED[kind]
 
 
 def test_a_template_without_thoughts_has_no_marks():
@@ -42,59 +42,59 @@ def test_a_template_without_thoughts_has_no_marks():
     ],
 )
 def test_marks_of_the_vocabulary_alone_are_known_by_their_shape(words, marks):
-    found = known("silent", ("<|im_end|>", *words)).marks
-    assert found is not None and (found.open, found.close) == marks
+    result = known("silent", ("<|im_end|>", *words)).marks
+    assert result is not None and (result.open, result.close) == marks
 
 
 def test_a_template_that_takes_long_is_not_tried_for_ever(monkeypatch):
     calls, seconds = [], iter(range(10_000))
     monkeypatch.setattr("mtmd.thinking.probe.time.thread_time", lambda: next(seconds) / 10)
     names = [f"think{n}" for n in range(1000)]
-    found = read_thinking(lambda *_, **more: calls.append(more) or str(more), "", names, ())
-    assert found.marks is None and len(calls) < 60
+    result = read_thinking(lambda *_, **more: calls.append(more) or str(more), "", names, ())
+    assert result.marks is None and len(calls) < 60
     tried = {name for call in calls for name in call if name.startswith("think")}
     assert len(tried) <= 8
 
 
 @pytest.mark.parametrize("kind", EXPECTED)
 def test_a_prompt_that_ends_inside_a_thought_is_told_from_one_that_does_not(kind):
-    found, render = known(kind), template(kind).render
+    result, render = known(kind), template(kind).render
     opened = ("opened", "stripped", "start", "words", "pairs")
-    assert found.marks.ends_inside(render(HI)) == (kind in opened)
-    assert found.marks.ends_after(render(HI)) == (kind in ("asked", "channel"))
-    if found.off is not None:
-        off = render(HI, **found.off)
-        assert not found.marks.ends_inside(off)
-        assert found.marks.ends_after(off) or kind == "told"
+    assert result.marks.ends_inside(render(HI)) == (kind in opened)
+    assert result.marks.ends_after(render(HI)) == (kind in ("asked", "channel"))
+    if result.off is not None:
+        off = render(HI, **result.off)
+        assert not result.marks.ends_inside(off)
+        assert result.marks.ends_after(off) or kind == "told"
     if kind == "asked":
-        assert found.marks.ends_inside(render(HI, **found.on))
+        assert result.marks.ends_inside(render(HI, **result.on))
 
 
 @pytest.mark.parametrize("kind", [k for k in EXPECTED if k not in ("stripped", "told", "channel")])
 def test_thoughts_go_back_in_the_field_that_is_read(kind):
-    found = known(kind)
-    said = {"role": "assistant", "content": "Hello.", FIELD: f"greet {found.marks.close} back"}
-    text = template(kind).render(with_thoughts([*HI, said], found), add_generation_prompt=False)
+    result = known(kind)
+    stated = {"role": "assistant", "content": "Hello.", FIELD: f"greet {result.marks.close} back"}
+    text = template(kind).render(with_thoughts([*HI, stated], result), add_generation_prompt=False)
     before, _ = text.split("Hello.")
     assert (
-        "greet " in before and " back" in before and found.marks.open in before
+        "greet " in before and " back" in before and result.marks.open in before
     ) or kind == "words"
-    assert f"greet {found.marks.close} back" not in before, "a thought does not end itself"
-    later = [*HI, said, *HI, {"role": "assistant", "content": "So."}]
-    assert template(kind).render(with_thoughts(later, found)).count("Hello.") == 1
+    assert f"greet {result.marks.close} back" not in before, "a thought does not end itself"
+    later = [*HI, stated, *HI, {"role": "assistant", "content": "So."}]
+    assert template(kind).render(with_thoughts(later, result)).count("Hello.") == 1
 
 
 def test_thoughts_in_a_content_are_left_to_the_template():
-    found = known("stripped")
-    said = {"role": "assistant", "content": "Hello.", FIELD: "greet"}
-    made = with_thoughts([*HI, said], found)
+    result = known("stripped")
+    stated = {"role": "assistant", "content": "Hello.", FIELD: "greet"}
+    made = with_thoughts([*HI, stated], result)
     assert made[1]["content"] == "<think>\ngreet\n</think>\n\nHello."
     assert "greet" not in template("stripped").render(made)
-    assert with_thoughts([*HI, said], known("told"))[1] == {
+    assert with_thoughts([*HI, stated], known("told"))[1] == {
         "role": "assistant",
         "content": "Hello.",
     }
-    assert with_thoughts([*HI, said], known("silent"))[1]["content"] == "Hello."
+    assert with_thoughts([*HI, stated], known("silent"))[1]["content"] == "Hello."
 
 
 @pytest.mark.parametrize(

@@ -163,14 +163,16 @@ def test_speculation_and_other_answers_change_nothing(tmp_path, drawn):
     path = tmp_path / "chat.jinja"
     path.write_text(TEMPLATES["opened"])
     text = "Count: one two three, one two three, one two three, one two"
-    asked = [{"role": "user", "content": text}]
+    requested = [{"role": "user", "content": text}]
     settings = dict(max_tokens=60, think_budget=12, min_tokens=4, **drawn)
     answers = []
     for speculate in ("off", 6):
         model = load(chat_template=path, context=1024, speculate=speculate, parallel=3)
-        alone = model.answer(messages=asked, **settings)
+        alone = model.answer(messages=requested, **settings)
         with ThreadPoolExecutor(3) as pool:
-            together = list(pool.map(lambda _: model.answer(messages=asked, **settings), range(3)))  # noqa: B023
+            together = list(
+                pool.map(lambda _: model.answer(messages=requested, **settings), range(3))  # noqa: B023
+            )
         assert {a.output_token_ids for a in together} == {alone.output_token_ids}
         assert {a.receipt.thinking_tokens for a in together} == {alone.receipt.thinking_tokens}
         answers.append(alone)
@@ -298,8 +300,8 @@ def test_where_a_thought_leaves_no_answer_the_receipt_says_how(models, text, lim
     limits = {0: 1, 1: len(encode("Hm.\n</think>")), 2: len(encode(text))}
     with writes(model, text):
         answer = model.answer(messages=HI, max_tokens=limits.get(limit, 40))
-    found = [w for w in answer.receipt.warnings if "thought" in w]
-    assert len(found) == (warning is not None) and all(str(warning) in w for w in found)
+    result = [w for w in answer.receipt.warnings if "thought" in w]
+    assert len(result) == (warning is not None) and all(str(warning) in w for w in result)
 
 
 @pytest.mark.parametrize("kind", ["channels", "written"])
@@ -339,9 +341,9 @@ def test_calls_inside_a_thought_are_none(models):
 
 def test_calls_after_a_thought_are_read_where_messages_are_channels(tmp_path):
     calls = """{%- if m.tool_calls -%}{%- for c in m.tool_calls -%}{{ '<|start|>assistant to=functions.' + c.function.name + '<|channel|>commentary json<|message|>' + c.function.arguments | tojson + '<|end|>' }}{%- endfor -%}{%- else -%}"""
-    said = "{{- '<|start|>assistant<|channel|>final"
+    stated = "{{- '<|start|>assistant<|channel|>final"
     end = "{%- else -%}{{ '<|start|>' + m.role"
-    template = TEMPLATES["channels"].replace(said, calls + said)
+    template = TEMPLATES["channels"].replace(stated, calls + stated)
     template = template.replace(end, "{%- endif -%}" + end)
     (tmp_path / "chat.jinja").write_text(template)
     model = load(chat_template=tmp_path / "chat.jinja", context=1024)
@@ -433,22 +435,22 @@ def test_values_that_mean_nothing_are_refused(models, chosen):
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
 def test_thoughts_of_earlier_turns_are_given_to_the_template(models, name):
     model = models("opened")
-    said = {"role": "assistant", "content": "Yes.", name: "He </think> says <end_of_turn> hi."}
+    stated = {"role": "assistant", "content": "Yes.", name: "He </think> says <end_of_turn> hi."}
     with writes(model, "x"):
-        answer = model.answer(messages=[*HI, said, {"role": "user", "content": "so?"}])
+        answer = model.answer(messages=[*HI, stated, {"role": "user", "content": "so?"}])
     tokenizer, prompt = model.loaded.checkpoint.tokenizer, prompt_of(model, answer)
     assert "<think>\nHe </think> says <end_of_turn> hi.\n</think>\n\nYes." in prompt
     assert tokenizer.id("<end_of_turn>") not in answer.prompt_token_ids
     assert THOUGHTS_LEFT_OUT not in answer.receipt.warnings
     with pytest.raises(PromptError, match=rf"message 2: {name} is int"):
-        model.answer(messages=[*HI, {**said, name: 3}])
+        model.answer(messages=[*HI, {**stated, name: 3}])
 
 
 @pytest.mark.parametrize("kind", ["stripped", "silent", "line"])
 def test_thoughts_that_a_template_leaves_out_are_named(models, kind):
-    said = {"role": "assistant", "content": "Yes.", "thinking": "He says hi."}
+    stated = {"role": "assistant", "content": "Yes.", "thinking": "He says hi."}
     with writes(models(kind), "x"):
-        answer = models(kind).answer(messages=[*HI, said, *HI])
+        answer = models(kind).answer(messages=[*HI, stated, *HI])
     assert "He says hi." not in prompt_of(models(kind), answer)
     assert answer.receipt.warnings.count(THOUGHTS_LEFT_OUT) == 1
 

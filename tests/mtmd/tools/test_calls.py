@@ -15,7 +15,7 @@ from tool_walks import MARKS, random_tools, vocabulary, walk
 
 from mtmd.base.errors import OptionError
 from mtmd.llm.sampling.json_schema import grammar_text, left_out
-from mtmd.tools.grammar import HeldTool, answer_grammar, hold
+from mtmd.tools.grammar import ConstrainedTool, answer_grammar, hold
 from mtmd.tools.parser import CallParser, CallPiece
 from mtmd.tools.probe import read_template
 from mtmd.tools.tool import Tool, read_toolbox
@@ -34,12 +34,12 @@ def syntax_of(kind):
 
 def pieces(parser, text, rng):
     """What a parser gives for a text that comes in parts."""
-    found, at = [], 0
+    result, at = [], 0
     while at < len(text):
         length = rng.randint(1, 7)
-        found += parser.push(text[at : at + length])
+        result += parser.push(text[at : at + length])
         at += length
-    return found + parser.finish()
+    return result + parser.finish()
 
 
 @pytest.mark.parametrize("kind", TEMPLATES)
@@ -48,19 +48,19 @@ def test_arguments_follow_their_schemas(kind, words):
     for seed in range(SCHEMAS):
         rng = random.Random(f"{kind} {seed}")
         box = read_toolbox(random_tools(rng), rng.choice(["required", "auto"]))
-        held = [hold(tool, grammar_text)[0] for tool in box.callable]
-        text, ended = walk(answer_grammar(held, box, syntax, MARKS), words, rng)
+        stored = [hold(tool, grammar_text)[0] for tool in box.callable]
+        text, ended = walk(answer_grammar(stored, box, syntax, MARKS), words, rng)
         if not ended:
             continue
-        parser = CallParser(syntax, held, SPECIAL)
-        found = pieces(parser, text, rng)
-        said = "".join(piece for piece in found if isinstance(piece, str))
+        parser = CallParser(syntax, stored, SPECIAL)
+        result = pieces(parser, text, rng)
+        stated = "".join(piece for piece in result if isinstance(piece, str))
         if not parser.calls:
-            assert box.choice.mode == "auto" and said == text
+            assert box.choice.mode == "auto" and stated == text
         for index, call in enumerate(parser.calls):
             schema = next(tool.schema for tool in box.tools if tool.name == call.name)
             jsonschema.validate(json.loads(call.arguments), schema)
-            parts = [p for p in found if isinstance(p, CallPiece) and p.index == index]
+            parts = [p for p in result if isinstance(p, CallPiece) and p.index == index]
             assert (parts[0].id, parts[0].name) == (call.id, call.name)
             assert (
                 [p.id for p in parts[1:]] == [p.name for p in parts[1:]] == [None] * len(parts[1:])
@@ -91,32 +91,32 @@ def test_calls_that_a_template_writes_are_read_back(kind, size):
     values = CALL if kind != "elements" else {**CALL, "a": "several\nlines & <tags>"}
     calls = [("f", values, "callid001"), ("g", {}, "callid002")][: 2 if syntax.several else 1]
     text = syntax.write(calls)
-    tools = [HeldTool(Tool(name), SCHEMA if name == "f" else {}) for name in ("f", "g")]
+    tools = [ConstrainedTool(Tool(name), SCHEMA if name == "f" else {}) for name in ("f", "g")]
     parser = CallParser(syntax, tools, SPECIAL)
     before = "" if syntax.trigger(SPECIAL) is None else "I look.\n\n"
-    text, found = before + text, []
+    text, result = before + text, []
     for at in range(0, len(text), size):
-        found += parser.push(text[at : at + size])
-    found += parser.finish()
-    assert "".join(p for p in found if isinstance(p, str)) == before.rstrip()
+        result += parser.push(text[at : at + size])
+    result += parser.finish()
+    assert "".join(p for p in result if isinstance(p, str)) == before.rstrip()
     assert [(c.name, json.loads(c.arguments)) for c in parser.calls] == [c[:2] for c in calls]
     assert len({c.id for c in parser.calls}) == len(calls)
 
 
 @pytest.mark.parametrize("kind", TEMPLATES)
 def test_text_that_is_no_call_stays_text(kind):
-    parser = CallParser(syntax_of(kind), [HeldTool(Tool("f"), {})], SPECIAL)
+    parser = CallParser(syntax_of(kind), [ConstrainedTool(Tool("f"), {})], SPECIAL)
     text = "  <tool is [not] a <|tool, nor {a: 1} or f(x)  \n "
-    found = [piece for char in text for piece in parser.push(char)] + parser.finish()
-    assert "".join(found) == text and parser.calls == ()
+    result = [piece for char in text for piece in parser.push(char)] + parser.finish()
+    assert "".join(result) == text and parser.calls == ()
 
 
 def unmarked(text, size=1, kind="tags"):
-    parser = CallParser(syntax_of(kind), [HeldTool(Tool("f"), {})], SPECIAL, unmarked=True)
-    found = [p for at in range(0, len(text), size) for p in parser.push(text[at : at + size])]
-    found += parser.finish()
-    said = "".join(piece for piece in found if isinstance(piece, str))
-    return said, [(call.name, json.loads(call.arguments)) for call in parser.calls]
+    parser = CallParser(syntax_of(kind), [ConstrainedTool(Tool("f"), {})], SPECIAL, unmarked=True)
+    result = [p for at in range(0, len(text), size) for p in parser.push(text[at : at + size])]
+    result += parser.finish()
+    stated = "".join(piece for piece in result if isinstance(piece, str))
+    return stated, [(call.name, json.loads(call.arguments)) for call in parser.calls]
 
 
 @pytest.mark.parametrize("size", [1, 4, 10_000])
@@ -127,8 +127,8 @@ def unmarked(text, size=1, kind="tags"):
 def test_calls_without_their_mark_are_read_as_calls(form, size):
     """Qwen2.5-Coder 0.5B writes its calls so, whatever it is told of tags."""
     written = '{\n  "name": "f",\n  "arguments": {\n "a": {"b": "}```"}}\n}'
-    said, calls = unmarked(form.replace("{}", written), size)
-    assert said.strip() == ""
+    stated, calls = unmarked(form.replace("{}", written), size)
+    assert stated.strip() == ""
     assert calls == [("f", {"a": {"b": "}```"}})] * form.count("{}")
 
 
@@ -163,7 +163,7 @@ def test_a_call_with_its_mark_is_read_as_ever():
 
 
 def test_a_call_that_is_cut_keeps_what_there_is():
-    parser = CallParser(syntax_of("tags"), [HeldTool(Tool("f"), {})], SPECIAL)
+    parser = CallParser(syntax_of("tags"), [ConstrainedTool(Tool("f"), {})], SPECIAL)
     parser.push('<tool_call>\n{"name": "f", "arguments": {"a": "hal')
     (call,) = parser.calls
     assert (call.name, call.arguments) == ("f", '{"a": "hal')
@@ -176,7 +176,7 @@ def test_work_grows_with_the_length_of_a_value(kind):
 
     def seconds(length):
         syntax = syntax_of(kind)
-        parser = CallParser(syntax, [HeldTool(Tool("f"), SCHEMA)], SPECIAL)
+        parser = CallParser(syntax, [ConstrainedTool(Tool("f"), SCHEMA)], SPECIAL)
         text = syntax.write([("f", {"a": "ab, " * length}, "callid001")])
         start = time.thread_time()
         for at in range(0, len(text), 4):
@@ -190,22 +190,22 @@ def test_work_grows_with_the_length_of_a_value(kind):
 
 def test_schemas_that_no_grammar_follows():
     unique = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
-    held, warning = hold(Tool("f", parameters=json.dumps(unique)), grammar_text)
-    assert held.lenient and "tool f" in warning
+    stored, warning = hold(Tool("f", parameters=json.dumps(unique)), grammar_text)
+    assert stored.lenient and "tool f" in warning
     with pytest.raises(OptionError, match="the parameters of 'f', which is strict"):
         hold(Tool("f", parameters=json.dumps(unique), strict=True), grammar_text)
     broken = {"type": "object", "properties": {"a": {"$ref": "#/$defs/missing"}}}
-    held, warning = hold(Tool("f", parameters=json.dumps(broken)), grammar_text)
-    assert held.schema == {"type": "object"} and "any JSON object" in warning
+    stored, warning = hold(Tool("f", parameters=json.dumps(broken)), grammar_text)
+    assert stored.schema == {"type": "object"} and "any JSON object" in warning
 
 
 def test_a_format_that_no_grammar_knows_is_told_and_the_rest_held():
     path = {"type": "string", "format": "path", "maxLength": 9}
     schema = json.dumps({"type": "object", "properties": {"a": path}, "required": ["a"]})
     for strict in (False, True):
-        held, warning = hold(Tool("f", parameters=schema, strict=strict), grammar_text)
-        assert not held.lenient
-        assert held.schema["properties"] == {"a": {"type": "string", "maxLength": 9}}
+        stored, warning = hold(Tool("f", parameters=schema, strict=strict), grammar_text)
+        assert not stored.lenient
+        assert stored.schema["properties"] == {"a": {"type": "string", "maxLength": 9}}
         assert warning.startswith("tool f: its arguments follow its schema in part: ")
         assert "'path'" in warning
 
@@ -221,8 +221,8 @@ def test_a_format_that_no_grammar_knows_is_told_and_the_rest_held():
 def test_formats_of_numbers_are_no_warning(number):
     """As OpenAPI and schemars write them: such a number is held to its type as any other."""
     schema = {"type": "object", "properties": {"a": number}, "required": ["a"]}
-    held, warning = hold(Tool("f", parameters=json.dumps(schema), strict=True), grammar_text)
-    assert warning is None and not held.lenient
+    stored, warning = hold(Tool("f", parameters=json.dumps(schema), strict=True), grammar_text)
+    assert warning is None and not stored.lenient
     assert left_out(json.dumps(schema)) == ()
 
 
@@ -241,23 +241,23 @@ def test_formats_of_numbers_are_no_warning(number):
 def test_what_a_text_without_marks_is_not_held_to_is_told(part, is_freer):
     schema = {"type": "object", "properties": {"day": part}, "$defs": {"word": {"type": "string"}}}
     box = read_toolbox([{"name": "f", "parameters": schema}], "auto")
-    held, _ = hold(box.tools[0], grammar_text)
+    stored, _ = hold(box.tools[0], grammar_text)
     for kind in TEMPLATES:
-        told, syntax = [], syntax_of(kind)
-        answer_grammar([held], box, syntax, MARKS, None, told)
+        reported, syntax = [], syntax_of(kind)
+        answer_grammar([stored], box, syntax, MARKS, None, reported)
         is_raw = syntax.arguments is not None and syntax.arguments.form.is_raw
-        assert bool(told) == (is_freer and is_raw)
-        assert all("tool f: " in text and "'day'" in text for text in told)
+        assert bool(reported) == (is_freer and is_raw)
+        assert all("tool f: " in text and "'day'" in text for text in reported)
 
 
 def test_of_many_texts_the_first_are_named():
     days = {f"day_{i}": {"type": "string", "format": "date"} for i in range(50)}
     schema = {"type": "object", "properties": days}
-    box, told = read_toolbox([{"name": "f", "parameters": schema}], "auto"), []
+    box, reported = read_toolbox([{"name": "f", "parameters": schema}], "auto"), []
     answer_grammar(
-        [hold(box.tools[0], grammar_text)[0]], box, syntax_of("elements"), MARKS, None, told
+        [hold(box.tools[0], grammar_text)[0]], box, syntax_of("elements"), MARKS, None, reported
     )
-    assert len(told) == 1 and told[0].endswith("'day_0', 'day_1', 'day_2', ...")
+    assert len(reported) == 1 and reported[0].endswith("'day_0', 'day_1', 'day_2', ...")
 
 
 def test_choices():
@@ -284,7 +284,7 @@ def test_choices():
         read_toolbox([tools[0], tools[0]])
 
 
-PLACE = {
+SLOT = {
     "type": "object",
     "properties": {"n": {"enum": [1, 2]}},
     "required": ["n"],
@@ -293,15 +293,15 @@ PLACE = {
 # As zod, Pydantic and JavaScript's RegExp.source write them
 USUAL = {
     "place of another": {
-        "a": {"type": "array", "items": PLACE},
+        "a": {"type": "array", "items": SLOT},
         "b": {"$ref": "#/properties/a/items"},
     },
     "in a part as JSON": {
-        "a": PLACE,
+        "a": SLOT,
         "b": {"type": "object", "additionalProperties": {"$ref": "#/properties/a"}},
     },
     "one of several": {
-        "a": {"anyOf": [PLACE, {"type": "null"}]},
+        "a": {"anyOf": [SLOT, {"type": "null"}]},
         "b": {"$ref": "#/properties/a/anyOf/0"},
     },
     "itself": {
@@ -348,13 +348,13 @@ def test_schemas_as_clients_write_them_are_followed(case, kind, words):
         "$defs": {"Colour": COLOUR},
     }
     syntax, box = syntax_of(kind), read_toolbox([{"name": "f", "parameters": schema}], "required")
-    held, warning = hold(box.tools[0], grammar_text)
+    stored, warning = hold(box.tools[0], grammar_text)
     assert warning is None
-    source, ends = answer_grammar([held], box, syntax, MARKS), 0
+    source, ends = answer_grammar([stored], box, syntax, MARKS), 0
     for seed in range(4):
         text, ended = walk(source, words, random.Random(seed), 600)
         if ended:
-            parser = CallParser(syntax, [held], SPECIAL)
+            parser = CallParser(syntax, [stored], SPECIAL)
             parser.push(text)
             parser.finish()
             for call in parser.calls:
@@ -378,21 +378,22 @@ EMAIL = r"^(?!\.)(?!.*\.\.)[a-z.]+@[a-z]+$"
 )
 def test_what_one_argument_asks_in_vain_leaves_the_others_held(part):
     schema = {"type": "object", "properties": {"a": part, "b": {"enum": [1]}}, "required": ["b"]}
-    held, warning = hold(Tool("f", parameters=json.dumps(schema)), grammar_text)
-    assert held.lenient and "in part" in warning
+    stored, warning = hold(Tool("f", parameters=json.dumps(schema)), grammar_text)
+    assert stored.lenient and "in part" in warning
     assert (
-        held.schema["required"] == ["b"] and held.schema["properties"]["a"]["type"] == part["type"]
+        stored.schema["required"] == ["b"]
+        and stored.schema["properties"]["a"]["type"] == part["type"]
     )
 
 
 def test_names_that_stand_in_parts_of_a_schema_may_come():
     branch = {"properties": {"kind": {"const": "a"}, "x": {"const": 1}}, "required": ["kind", "x"]}
     schema = {"type": "object", "properties": {"kind": {"type": "string"}}, "oneOf": [branch]}
-    held, warning = hold(Tool("f", parameters=json.dumps(schema)), grammar_text)
-    assert warning is None and "additionalProperties" not in held.schema
+    stored, warning = hold(Tool("f", parameters=json.dumps(schema)), grammar_text)
+    assert warning is None and "additionalProperties" not in stored.schema
     schema = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a", "b"]}
-    held, warning = hold(Tool("f", parameters=json.dumps(schema)), grammar_text)
-    assert warning is None and held.schema["required"] == ["a", "b"]
+    stored, warning = hold(Tool("f", parameters=json.dumps(schema)), grammar_text)
+    assert warning is None and stored.schema["required"] == ["a", "b"]
     schema = {"type": "object", "properties": {"a": {}, "b": {}}}
     schema["anyOf"] = [{"required": ["a"]}, {"type": "object", "required": ["b"]}]
     assert (

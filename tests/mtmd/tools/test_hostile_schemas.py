@@ -19,7 +19,7 @@ from mtmd.prompt.conversation import read_conversation
 from mtmd.service import call_plan
 from mtmd.service.call_plan import CallPlan, plan_calls
 from mtmd.tools import lark
-from mtmd.tools.grammar import HeldTool, hold
+from mtmd.tools.grammar import ConstrainedTool, hold
 from mtmd.tools.history import sealed
 from mtmd.tools.lark import Lark
 from mtmd.tools.parser import CallParser
@@ -51,8 +51,8 @@ def tool(schema: Any, strict: bool = False, name: str = "f") -> Tool:
 
 def plan(*tools: Tool, kind: str = "elements", choice: str = "auto") -> CallPlan:
     settings = AnswerOptions(tools=tools, tool_choice=choice)
-    found = read_template(template(kind).render, SPECIAL, STOPS)
-    return plan_calls(settings, found, MARKS, grammar_text)
+    result = read_template(template(kind).render, SPECIAL, STOPS)
+    return plan_calls(settings, result, MARKS, grammar_text)
 
 
 def test_trials_of_one_request_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,14 +66,14 @@ def test_trials_of_one_request_end(monkeypatch: pytest.MonkeyPatch) -> None:
         return grammar_text(source)
 
     monkeypatch.setattr(call_plan, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    found = read_template(template("elements").render, SPECIAL, STOPS)
-    made = plan_calls(AnswerOptions(tools=tools), found, MARKS, slow)
+    result = read_template(template("elements").render, SPECIAL, STOPS)
+    made = plan_calls(AnswerOptions(tools=tools), result, MARKS, slow)
     assert len(tried) == call_plan.TRIALS_S
     assert made.grammar is None and "was not found out in 20 s" in made.warnings[-1]
     tried.clear()
     strict = [tool({"type": "object"}, strict=True, name=f"f{number}") for number in range(256)]
     with pytest.raises(OptionError, match="give fewer tools, or simpler schemas"):
-        plan_calls(AnswerOptions(tools=strict), found, MARKS, slow)
+        plan_calls(AnswerOptions(tools=strict), result, MARKS, slow)
     assert len(tried) == call_plan.TRIALS_S
 
 
@@ -104,7 +104,7 @@ def test_halves_of_surrogate_pairs_are_refused() -> None:
 @pytest.mark.parametrize("levels", [900, 990, 100_000])
 def test_an_argument_too_deep_to_be_read_is_a_text(levels: int) -> None:
     syntax = read_template(template("elements").render, SPECIAL, STOPS).syntax
-    parser = CallParser(syntax, [HeldTool(Tool("f"), {})], SPECIAL)
+    parser = CallParser(syntax, [ConstrainedTool(Tool("f"), {})], SPECIAL)
     written = syntax.write([("f", {"a": "VALUE"}, "callid001")])
     text = "[" * levels + "]" * levels
     parser.push(written.replace("VALUE", text))
@@ -146,9 +146,9 @@ def test_wide_choices_for_many_arguments(kind: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Lark, "look", counted)
     union = {"$defs": {"U": {"oneOf": [{"const": i} for i in range(900)]}}}
     names = {f"p{i}": {"oneOf": [{"$ref": "#/$defs/U"}, {"type": "null"}]} for i in range(400)}
-    found = plan(tool({"type": "object", "properties": names, **union}), kind=kind)
-    assert looks < 5 * lark.LOOKS_MAX and len(found.grammar or "") <= lark.RULES_MAX
-    assert any("tool f: its arguments follow its schema in part" in w for w in found.warnings)
+    result = plan(tool({"type": "object", "properties": names, **union}), kind=kind)
+    assert looks < 5 * lark.LOOKS_MAX and len(result.grammar or "") <= lark.RULES_MAX
+    assert any("tool f: its arguments follow its schema in part" in w for w in result.warnings)
 
 
 def test_rules_and_looks_have_limits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,9 +183,9 @@ def test_what_leads_to_nothing_but_itself_is_told(definitions: Any) -> None:
         schema_text(schema)
     with pytest.raises(OptionError, match=r"which is strict: found #/.defs/., which leads to"):
         hold(tool(schema, strict=True), grammar_text)
-    held, warning = hold(tool(schema), grammar_text)
+    stored, warning = hold(tool(schema), grammar_text)
     assert "leads to nothing but itself" in (warning or "")
-    assert held.schema["$defs"]["A"] == {}  # type: ignore[index]
+    assert stored.schema["$defs"]["A"] == {}  # type: ignore[index]
 
 
 def test_what_leads_to_itself_and_elsewhere_is_followed() -> None:
@@ -199,25 +199,25 @@ def test_what_leads_to_itself_and_elsewhere_is_followed() -> None:
 @pytest.mark.parametrize("kind", TEMPLATES)
 def test_a_tool_that_no_grammar_follows_is_loosened_alone(kind: str) -> None:
     other = {"type": "object", "properties": {"n": {"enum": [1]}}, "required": ["n"]}
-    found = plan(tool(TAKEN), tool(other, name="g"), kind=kind)
-    assert found.grammar is not None
-    grammar_text(found.grammar)
-    assert found.tools[1].schema["required"] == ["n"] and not found.tools[1].lenient
-    assert all("tool f: its arguments" in warning for warning in found.warnings)
+    result = plan(tool(TAKEN), tool(other, name="g"), kind=kind)
+    assert result.grammar is not None
+    grammar_text(result.grammar)
+    assert result.tools[1].schema["required"] == ["n"] and not result.tools[1].lenient
+    assert all("tool f: its arguments" in warning for warning in result.warnings)
 
 
 @pytest.mark.parametrize("kind", TEMPLATES)
 def test_counts_with_a_point_and_types_that_are_null_loosen_nothing(kind: str) -> None:
     names = {"a": {"type": "string", "minLength": 2.0}, "b": {"type": None}}
     schema = {"type": None, "properties": names, "required": ["a"]}
-    found = plan(*read_toolbox([{"name": "f", "parameters": schema}]).tools, kind=kind)
-    assert found.grammar is not None and found.warnings == ()
-    assert found.tools[0].schema["required"] == ["a"] and not found.tools[0].lenient
+    result = plan(*read_toolbox([{"name": "f", "parameters": schema}]).tools, kind=kind)
+    assert result.grammar is not None and result.warnings == ()
+    assert result.tools[0].schema["required"] == ["a"] and not result.tools[0].lenient
 
 
 def test_a_tool_that_no_grammar_follows_in_its_form_is_told() -> None:
-    found = plan(tool(TAKEN))
-    assert found.warnings and "as the model writes calls" in found.warnings[0]
+    result = plan(tool(TAKEN))
+    assert result.warnings and "as the model writes calls" in result.warnings[0]
     for tools, choice in (((tool(TAKEN, strict=True),), "auto"), ((tool(TAKEN),), "required")):
         with pytest.raises(OptionError, match="tools: the parameters of 'f': it cannot be follo"):
             plan(*tools, choice=choice)

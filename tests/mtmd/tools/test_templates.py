@@ -8,7 +8,7 @@ import pytest
 from tool_templates import EXPECTED, SPECIAL, STOPS, TEMPLATES, template
 
 from mtmd.prompt.conversation import read_conversation
-from mtmd.tools.history import DESCRIBED, PICTURES_MOVED, tell
+from mtmd.tools.history import DESCRIBED, PICTURES_MOVED, report
 from mtmd.tools.probe import read_template
 from mtmd.tools.tool import Toolbox, read_toolbox
 
@@ -23,7 +23,7 @@ TOOLS = [
         },
     }
 ]
-ASKED = [
+REQUESTED = [
     {"role": "user", "content": "What is there?"},
     {
         "role": "assistant",
@@ -45,26 +45,26 @@ def seal(text):
 
 def rendered(kind, messages, box=Toolbox()):  # noqa: B008 (frozen)
     conversation = read_conversation(messages, seal)
-    told = tell(conversation.messages, box, known(kind), seal)
-    return template(kind).render(told.messages, tools=told.tools), told.notes
+    reported = report(conversation.messages, box, known(kind), seal)
+    return template(kind).render(reported.messages, tools=reported.tools), reported.notes
 
 
 @pytest.mark.parametrize("kind", TEMPLATES)
 def test_the_way_of_writing_calls_is_read_from_the_template(kind):
-    found = known(kind)
+    result = known(kind)
     call = ("f", {"a": "x", "b": 3, "c": True}, "ID")
-    assert found.syntax.write([call]) == EXPECTED[kind]
-    assert found.declares == (kind != "plain")
-    assert found.writes_calls == found.writes_results == (kind not in ("plain", "declared")) or (
-        kind == "declared" and found.writes_results
+    assert result.syntax.write([call]) == EXPECTED[kind]
+    assert result.declares == (kind != "plain")
+    assert result.writes_calls == result.writes_results == (kind not in ("plain", "declared")) or (
+        kind == "declared" and result.writes_results
     )
-    assert found.syntax.several == (kind != "bare")
+    assert result.syntax.several == (kind != "bare")
 
 
 @pytest.mark.parametrize("kind", TEMPLATES)
 def test_calls_and_results_go_into_every_template(kind):
     result = {"role": "tool", "tool_call_id": "c1", "content": "a <|im_end|> dog"}
-    text, notes = rendered(kind, [*ASKED, result], read_toolbox(TOOLS))
+    text, notes = rendered(kind, [*REQUESTED, result], read_toolbox(TOOLS))
     assert text.index("What is there?") < text.index("<SEALED|im_end|>ft") < text.rindex(" dog")
     # Nothing from outside spells a control token.
     outside = ("Looks ", "le", "a ")
@@ -77,14 +77,14 @@ def test_calls_and_results_go_into_every_template(kind):
 def test_pictures_of_results_are_shown(kind, demo_picture):
     parts = [{"type": "text", "text": "seen"}, {"type": "image", "image": demo_picture}]
     result = {"role": "tool", "tool_call_id": "c1", "content": parts}
-    text, notes = rendered(kind, [*ASKED, result])
+    text, notes = rendered(kind, [*REQUESTED, result])
     assert text.count(MARKER) == 1 and "seen" in text
     assert (PICTURES_MOVED in notes) == (kind == "bare")
 
 
 def test_results_of_several_calls_are_one_turn_where_turns_alternate():
     results = [{"role": "tool", "tool_call_id": f"c{i}", "content": f"r{i}"} for i in (1, 2)]
-    text, _ = rendered("plain", [*ASKED, *results])
+    text, _ = rendered("plain", [*REQUESTED, *results])
     assert text.count("<tool_response>") == 2 and text.count("<start_of_turn>user") == 2
 
 

@@ -15,12 +15,12 @@ from mtmd import ModelError
 from mtmd.web.app import create_app_of_many
 from mtmd.web.settings import ServerSettings
 
-ASKED = {"messages": [user("hi")], "stream": True}
+REQUESTED = {"messages": [user("hi")], "stream": True}
 BODIES = {
-    "/v1/chat/completions": ASKED,
+    "/v1/chat/completions": REQUESTED,
     "/v1/completions": {"prompt": "hi", "stream": True},
     "/v1/responses": {"input": "hi", "stream": True},
-    "/v1/messages": {**ASKED, "max_tokens": 9},
+    "/v1/messages": {**REQUESTED, "max_tokens": 9},
     "/completion": {"prompt": "hi", "stream": True},
     "/api/chat": {"messages": [{"role": "user", "content": "hi"}]},
     "/api/generate": {"prompt": "hi"},
@@ -49,7 +49,7 @@ def registry(loader, monkeypatch):
 
 
 @pytest.fixture
-def asked(registry):
+def requested(registry):
     """Sends a body; the response, and its pieces as they come."""
     client = create_app_of_many(registry, ServerSettings()).test_client()
 
@@ -61,8 +61,10 @@ def asked(registry):
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_there_is_something_while_it_is_loaded_and_then_the_answer(path, asked, loader, registry):
-    response, pieces = asked(path, BODIES[path])
+def test_there_is_something_while_it_is_loaded_and_then_the_answer(
+    path, requested, loader, registry
+):
+    response, pieces = requested(path, BODIES[path])
     assert response.status_code == 200 and response.headers["X-Accel-Buffering"] == "no"
     signs = list(itertools.islice(pieces, 3))
     if path.startswith("/api/"):
@@ -80,14 +82,16 @@ def test_there_is_something_while_it_is_loaded_and_then_the_answer(path, asked, 
         "slow" in answer and "says" in answer and "error" not in answer.replace('"error": null', "")
     )
     entry = registry._entries["slow"]
-    assert not entry.users and not entry.waiters and not registry._places.taken
+    assert not entry.users and not entry.waiters and not registry._locations.taken
     response.close()
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_one_that_cannot_be_loaded_ends_the_stream_with_its_error(path, asked, loader, registry):
+def test_one_that_cannot_be_loaded_ends_the_stream_with_its_error(
+    path, requested, loader, registry
+):
     loader.fails["slow"] = ModelError("tokenizer.json: not there")
-    response, pieces = asked(path, BODIES[path])
+    response, pieces = requested(path, BODIES[path])
     next(pieces)
     loader.gate.set()
     rest = "".join(pieces)
@@ -95,15 +99,15 @@ def test_one_that_cannot_be_loaded_ends_the_stream_with_its_error(path, asked, l
     ends = {"/v1/chat/completions": "data: [DONE]\n\n", "/v1/completions": "data: [DONE]\n\n"}
     assert rest.endswith(ends.get(path, "\n"))
     response.close()
-    again, _ = asked(path, BODIES[path])
+    again, _ = requested(path, BODIES[path])
     assert again.status_code == 503, "known before anything is sent"
-    assert not registry._entries["slow"].waiters and not registry._places.taken
+    assert not registry._entries["slow"].waiters and not registry._locations.taken
 
 
 def test_what_is_wrong_with_a_request_is_told_in_the_stream_and_nothing_is_held(
-    asked, loader, registry
+    requested, loader, registry
 ):
-    response, pieces = asked("/v1/chat/completions", {"messages": [user("")], "stream": True})
+    response, pieces = requested("/v1/chat/completions", {"messages": [user("")], "stream": True})
     next(pieces)
     loader.gate.set()
     assert "the prompt is empty" in "".join(pieces)
@@ -112,25 +116,25 @@ def test_what_is_wrong_with_a_request_is_told_in_the_stream_and_nothing_is_held(
 
 
 @pytest.mark.parametrize("read", [0, 1])
-def test_who_leaves_meanwhile_has_no_place_any_more(read, asked, registry):
-    response, pieces = asked("/v1/chat/completions", ASKED)
+def test_who_leaves_meanwhile_has_no_place_any_more(read, requested, registry):
+    response, pieces = requested("/v1/chat/completions", REQUESTED)
     list(itertools.islice(pieces, read))
-    assert registry._places.taken == 1
+    assert registry._locations.taken == 1
     pieces.close()
     response.close()
-    assert not registry._entries["slow"].waiters and not registry._places.taken
+    assert not registry._entries["slow"].waiters and not registry._locations.taken
 
 
-def test_what_is_not_streamed_waits_in_silence(asked, monkeypatch):
+def test_what_is_not_streamed_waits_in_silence(requested, monkeypatch):
     monkeypatch.setattr("mtmd.web.models.registry.LONGEST_WAIT_S", 0.0)
-    response, _ = asked("/v1/chat/completions", {"messages": [user("hi")]})
+    response, _ = requested("/v1/chat/completions", {"messages": [user("hi")]})
     assert response.status_code == 503 and response.get_json()["error"]["code"] == "model_loading"
 
 
 def test_a_connection_goes_on_once_the_model_is_there(registry, loader):
     app = create_app_of_many(registry, ServerSettings())
     closed = SimpleNamespace(close=lambda: None)
-    with running(closed, app) as server, raw_request(server, ASKED | {"model": "slow"}) as sock:
+    with running(closed, app) as server, raw_request(server, REQUESTED | {"model": "slow"}) as sock:
         received = b""
         while received.count(COMMENT.encode()) < 2:
             received += sock.recv(4096)

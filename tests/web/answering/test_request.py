@@ -13,7 +13,7 @@ from mtmd.web.interfaces.responses_requests import ResponsesRequest
 
 CALL = ToolCall("c1", "look", '{"at":"x"}')
 FUNCTION = {"name": "look", "arguments": '{"at":"x"}'}
-SAID = [
+STATED = [
     {"role": "system", "content": "be brief"},
     {"role": "user", "content": "where?"},
     {"role": "assistant", "content": "hm", "tool_calls": [{"id": "c1", "function": FUNCTION}]},
@@ -21,7 +21,7 @@ SAID = [
 ]
 OLLAMAS = {"tool_calls": [{"id": "c1", "function": {"name": "look", "arguments": {"at": "x"}}}]}
 BODIES = {
-    "chat completions": (ChatRequest, {"messages": SAID}),
+    "chat completions": (ChatRequest, {"messages": STATED}),
     "messages": (
         MessagesRequest,
         {
@@ -42,13 +42,13 @@ BODIES = {
             ],
         },
     ),
-    "Ollama": (OllamaRequest, {"messages": [*SAID[:2], SAID[2] | OLLAMAS, SAID[3]]}),
+    "Ollama": (OllamaRequest, {"messages": [*STATED[:2], STATED[2] | OLLAMAS, STATED[3]]}),
     "responses": (
         ResponsesRequest,
         {
             "instructions": "be brief",
             "input": [
-                SAID[1],
+                STATED[1],
                 {"role": "assistant", "content": "hm"},
                 {"type": "function_call", "call_id": "c1", **FUNCTION},
                 {"type": "function_call_output", "call_id": "c1", "output": "there"},
@@ -64,17 +64,17 @@ def test_one_conversation_is_the_same_in_every_interface(interface):
     limit = {"max_tokens": 9} if kind is MessagesRequest else {}
     body = kind.model_validate({"model": "m", **fields, **limit})
     if kind is ResponsesRequest:
-        asked = body.request(body.turns())
+        requested = body.request(body.turns())
     else:
-        asked = body.request("m") if kind is OllamaRequest else body.request()
-    assert asked.model == "m"
-    assert asked.turns == (
+        requested = body.request("m") if kind is OllamaRequest else body.request()
+    assert requested.model == "m"
+    assert requested.turns == (
         Turn("system", "be brief"),
         Turn("user", "where?"),
         Turn("assistant", "hm", (CALL,)),
         Turn("tool", "there", answers="c1", name="look"),
     )
-    assert asked.turns[3].message(iter(())) == {
+    assert requested.turns[3].message(iter(())) == {
         "role": "tool",
         "content": "there",
         "tool_call_id": "c1",
@@ -88,8 +88,8 @@ def test_system_messages_at_the_beginning_are_one():
 
 
 def test_what_the_assistant_says_last_is_continued():
-    said = Turn("assistant", "so")
-    assert continues([said]) == {"continue_final_message": True}
+    stated = Turn("assistant", "so")
+    assert continues([stated]) == {"continue_final_message": True}
     assert continues([Turn("assistant", "", (CALL,))]) == continues([]) == {}
 
 

@@ -33,8 +33,8 @@ def raw_deflate(data: bytes) -> bytes:
 
 
 def zstd(data: bytes) -> bytes:
-    found: bytes = zstandard.ZstdCompressor().compress(data)
-    return found
+    result: bytes = zstandard.ZstdCompressor().compress(data)
+    return result
 
 
 WAYS: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
@@ -46,11 +46,11 @@ WAYS: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
     "zstd": ("zstd", zstd),
     "identity": ("identity", bytes),
 }
-MOST = 4 << 20
+MAXIMUM = 4 << 20
 
 
-def read(data: bytes, encoding: str, most: int = MOST) -> bytes:
-    return bytes(plain(data, encoding, most, lambda _: None))
+def read(data: bytes, encoding: str, maximum: int = MAXIMUM) -> bytes:
+    return bytes(plain(data, encoding, maximum, lambda _: None))
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -69,9 +69,9 @@ def test_a_bomb_takes_no_more_than_its_route_takes(way: str) -> None:
     bomb, taken = compress(bytes(64 << 20)), list[int]()
     assert len(bomb) < 1 << 20
     with pytest.raises(ApiError) as refusal:
-        plain(bomb, encoding, MOST, taken.append)
+        plain(bomb, encoding, MAXIMUM, taken.append)
     assert refusal.value.status == 413 and refusal.value.code == "body_too_large"
-    assert sum(taken) <= MOST and max(taken) <= 2 * PIECE
+    assert sum(taken) <= MAXIMUM and max(taken) <= 2 * PIECE
 
 
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "identity"])
@@ -128,11 +128,11 @@ def test_a_window_of_zstd_takes_no_memory_beyond_that_of_the_web() -> None:
 @pytest.mark.parametrize("checksum", [False, True])
 @pytest.mark.parametrize("sized", [False, True])
 def test_every_frame_of_zstd_ends(checksum: bool, sized: bool) -> None:
-    said = random.Random(3).randbytes(400_000) + bytes(600_000)
+    stated = random.Random(3).randbytes(400_000) + bytes(600_000)
     make = zstandard.ZstdCompressor(write_checksum=checksum, write_content_size=sized)
     skipped = b"\x57\x2a\x4d\x18\x03\0\0\0abc"
-    frame, little = make.compress(said), make.compress(b"{}")
-    becomes = {frame: said, little: b"{}", skipped: b""}
+    frame, little = make.compress(stated), make.compress(b"{}")
+    becomes = {frame: stated, little: b"{}", skipped: b""}
     for parts in ([frame], [little], [skipped, frame], [frame, skipped], [little, frame, little]):
         whole = b"".join(parts)
         assert read(whole, "zstd") == b"".join(becomes[part] for part in parts)
@@ -147,12 +147,12 @@ def test_every_frame_of_zstd_ends(checksum: bool, sized: bool) -> None:
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "identity"])
 def test_no_byte_is_in_memory_twice(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     class Measured(mmap):
-        most = 0
+        maximum = 0
 
         def __setitem__(self, at: Any, piece: Any) -> None:
             super().__setitem__(at, piece)
             live = tracemalloc.get_traced_memory()[0] - before
-            type(self).most = max(self.most, live + at.stop)
+            type(self).maximum = max(self.maximum, live + at.stop)
 
     monkeypatch.setattr(compressed, "mmap", Measured)
     encoding, compress = WAYS[way]
@@ -164,7 +164,7 @@ def test_no_byte_is_in_memory_twice(way: str, monkeypatch: pytest.MonkeyPatch) -
     finally:
         tracemalloc.stop()
     assert isinstance(made, Measured)
-    assert 12 << 20 <= made.most < (12 << 20) + 8 * PIECE
+    assert 12 << 20 <= made.maximum < (12 << 20) + 8 * PIECE
 
 
 def test_many_blocks_of_zstd_are_refused() -> None:
@@ -192,7 +192,7 @@ def body(*parts: Any, **more: Any) -> bytes:
 def test_requests_of_every_interface(way: str) -> None:
     encoding, compress = WAYS[way]
     client = client_for(FakeService())
-    for path, said in (
+    for path, stated in (
         ("/v1/chat/completions", body("hi")),
         ("/v1/messages", body("hi", max_tokens=5)),
         ("/v1/responses", b'{"input": "hi"}'),
@@ -200,8 +200,8 @@ def test_requests_of_every_interface(way: str) -> None:
         ("/tokenize", b'{"content": "a"}'),
     ):
         headers = {"Content-Encoding": encoding, "Content-Type": "application/json"}
-        found = client.post(path, data=compress(said), headers=headers)
-        assert found.status_code == 200, found.text
+        result = client.post(path, data=compress(stated), headers=headers)
+        assert result.status_code == 200, result.text
 
 
 def test_large_pictures_on_a_real_server() -> None:
@@ -210,35 +210,35 @@ def test_large_pictures_on_a_real_server() -> None:
         connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=20)
         for way in ("gzip", "zstd"):
             encoding, compress = WAYS[way]
-            said = compress(body(image_part(data_url(noise(1))), "what?"))
+            stated = compress(body(image_part(data_url(noise(1))), "what?"))
             headers = {"Content-Encoding": encoding, "Content-Type": "application/json"}
-            connection.request("POST", "/v1/chat/completions", said, headers)
-            found = connection.getresponse()
-            assert b"pictures [(200, 150)]" in found.read() and found.status == 200
+            connection.request("POST", "/v1/chat/completions", stated, headers)
+            result = connection.getresponse()
+            assert b"pictures [(200, 150)]" in result.read() and result.status == 200
         connection.close()
 
 
 @pytest.mark.parametrize("encoding", ["compress", "gzip, br", "aws-chunked", "\x00", "x" * 900])
 def test_an_encoding_that_is_not_known_is_a_415(encoding: str) -> None:
     headers = {"Content-Encoding": encoding, "Content-Type": "application/json"}
-    found = client_for(FakeService()).post("/v1/messages", data=body("hi"), headers=headers)
-    assert found.status_code == 415
-    assert found.headers["Accept-Encoding"] == "gzip, deflate, br, zstd"
-    assert "gzip, deflate, br, zstd" in found.text and len(found.text) < 400
+    result = client_for(FakeService()).post("/v1/messages", data=body("hi"), headers=headers)
+    assert result.status_code == 415
+    assert result.headers["Accept-Encoding"] == "gzip, deflate, br, zstd"
+    assert "gzip, deflate, br, zstd" in result.text and len(result.text) < 400
 
 
 def test_without_libraries_there_are_two(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compressed, "find_spec", lambda _: None)
     headers = {"Content-Encoding": "br", "Content-Type": "application/json"}
-    found = client_for(FakeService()).post("/v1/messages", data=b"x", headers=headers)
-    assert (found.status_code, found.headers["Accept-Encoding"]) == (415, "gzip, deflate")
+    result = client_for(FakeService()).post("/v1/messages", data=b"x", headers=headers)
+    assert (result.status_code, result.headers["Accept-Encoding"]) == (415, "gzip, deflate")
 
 
 def test_files_come_as_they_are() -> None:
     client = client_for(FakeService())
     headers = {"Content-Encoding": "gzip"}
-    found = client.post("/v1/files", data=gzip.compress(b"x"), headers=headers)
-    assert (found.status_code, found.headers["Accept-Encoding"]) == (415, "identity")
+    result = client.post("/v1/files", data=gzip.compress(b"x"), headers=headers)
+    assert (result.status_code, result.headers["Accept-Encoding"]) == (415, "identity")
 
 
 def test_limits_are_those_of_other_bodies() -> None:
@@ -258,15 +258,15 @@ def test_bodies_of_all_requests_share_room_until_they_are_answered() -> None:
     client = client_for(FakeService(), connections=ConnectionLimits(body_bytes=50_000))
     headers = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
     for _ in range(3):  # each gives its room back
-        found = client.post(
+        result = client.post(
             "/v1/chat/completions", data=gzip.compress(body("a" * 30_000)), headers=headers
         )
-        assert found.status_code == 200
-    found = client.post(
+        assert result.status_code == 200
+    result = client.post(
         "/v1/chat/completions", data=gzip.compress(body("a" * 60_000)), headers=headers
     )
-    assert found.status_code == 503 and found.headers["Retry-After"]
-    assert client.application.gate.plain_bodies.held == 0
+    assert result.status_code == 503 and result.headers["Retry-After"]
+    assert client.application.gate.plain_bodies.stored == 0
 
 
 @pytest.mark.parametrize("compress", [None, gzip.compress])
@@ -277,5 +277,5 @@ def test_a_mark_of_utf_8_may_stand_first(compress: Callable[[bytes], bytes] | No
         headers = {"Content-Type": "application/json"}
         if compress:
             data, headers = compress(data), headers | {"Content-Encoding": "gzip"}
-        found = client.post("/v1/chat/completions", data=data, headers=headers)
-        assert found.status_code == status, found.text
+        result = client.post("/v1/chat/completions", data=data, headers=headers)
+        assert result.status_code == status, result.text

@@ -38,8 +38,8 @@ FORMS: list[tuple[Any, dict[str, Any], list[str]]] = [
 def test_a_whole_number_may_be_written_as_a_float(
     kind: Any, body: dict[str, Any], field: str
 ) -> None:
-    found = getattr(kind.model_validate_json(_json(body, field, "6.0")), field)
-    assert found == 6 and type(found) is int
+    result = getattr(kind.model_validate_json(_json(body, field, "6.0")), field)
+    assert result == 6 and type(result) is int
     for wrong in ("6.5", "true", '"6"', "1e400"):
         with pytest.raises(ValidationError):
             kind.model_validate_json(_json(body, field, wrong))
@@ -53,8 +53,8 @@ def _json(body: dict[str, Any], field: str, text: str) -> str:
 def test_one_that_is_too_large_is_told_as_such(value: float) -> None:
     with pytest.raises(ValidationError) as error:
         ChatRequest.model_validate(CHAT | {"max_tokens": value})
-    told = "max_tokens: found 1000000000, expected at most 1048576"
-    assert invalid(error.value).message == told
+    reported = "max_tokens: found 1000000000, expected at most 1048576"
+    assert invalid(error.value).message == reported
 
 
 def test_minus_one_is_what_was_not_given() -> None:

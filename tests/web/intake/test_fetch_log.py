@@ -21,7 +21,7 @@ def inner(_, port, **__):
 
 
 @pytest.mark.parametrize(
-    ("look_up", "url", "told"),
+    ("look_up", "url", "reported"),
     [
         (
             not_found,
@@ -35,13 +35,14 @@ def inner(_, port, **__):
     ],
     ids=["no name", "not public", "a port", "no host", "control characters"],
 )
-def test_why_a_fetch_failed(look_up, url, told, monkeypatch, caplog):
+def test_why_a_fetch_failed(look_up, url, reported, monkeypatch, caplog):
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
     with caplog.at_level(logging.WARNING, "mtmd.web"), pytest.raises(ApiError) as error:
         Fetcher().fetch(url, "messages[0].content[1].image_url", 100, time.monotonic() + 5)
     (line,) = (record.getMessage() for record in caplog.records)
     assert (
-        line.startswith("messages[0].content[1].image_url was not fetched from ") and told in line
+        line.startswith("messages[0].content[1].image_url was not fetched from ")
+        and reported in line
     )
     assert "secret" not in line and "token" not in line and line.isprintable()
     assert error.value.message.startswith("messages[0].content[1].image_url: the picture could not")

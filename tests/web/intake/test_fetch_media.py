@@ -157,11 +157,11 @@ def test_no_way_to_write_an_inner_address_is_connected_to(host, monkeypatch):
     ],
 )
 def test_addresses_of_a_strange_form_are_not_asked(url, monkeypatch):
-    asked = []
-    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *_, **__: asked.append(host) or [])
+    requested = []
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *_, **__: requested.append(host) or [])
     with pytest.raises(ApiError):
         Fetcher().fetch(url, "here", 1000, time.monotonic() + 5)
-    assert asked in ([], ["a.test"]) and (not asked or "#" in url)
+    assert requested in ([], ["a.test"]) and (not requested or "#" in url)
 
 
 def test_usual_addresses_are_taken_apart():
@@ -376,14 +376,14 @@ def test_three_redirects_are_followed_and_not_a_fourth(site):
 
 
 def test_https_is_not_left_for_http(monkeypatch):
-    asked = []
+    requested = []
     monkeypatch.setattr(
         fetch,
         "_get",
-        lambda url, *_: asked.append(url) or fetch.Fetched("http://public.test/x", b""),
+        lambda url, *_: requested.append(url) or fetch.Fetched("http://public.test/x", b""),
     )
     refused("/x", scheme="https")
-    assert asked == ["https://public.test/x"]
+    assert requested == ["https://public.test/x"]
 
 
 def test_the_address_that_was_connected_to_is_checked(site, monkeypatch):
@@ -413,15 +413,15 @@ def test_a_body_over_the_budget_is_not_read_to_its_end():
 
 @pytest.mark.usefixtures("site")
 def test_a_video_is_called_one():
-    def told(path, most=1 << 20):
+    def reported(path, maximum=1 << 20):
         with pytest.raises(ApiError) as error:
             url = f"http://public.test{path}"
-            Fetcher().fetch(url, "x", most, time.monotonic() + 20, video=True)
+            Fetcher().fetch(url, "x", maximum, time.monotonic() + 20, video=True)
         return error.value.message, error.value.code
 
-    message, code = told("/page")
+    message, code = reported("/page")
     assert message.startswith("x: the video could not be fetched") and code == "video_not_fetched"
-    message, code = told("/picture", 10)
+    message, code = reported("/picture", 10)
     assert message.endswith("cut the video or encode it smaller") and code == "invalid_video"
 
 
@@ -449,10 +449,10 @@ def test_no_proxy_of_the_environment_is_used(site, monkeypatch):
 
 def test_fetching_is_off_unless_allowed(site):
     service, part = FakeService(), image_part("http://public.test/picture")
-    found = post_chat(client_for(service), "hi", part)
-    assert (found.status_code, found.get_json()["error"]["code"]) == (
+    result = post_chat(client_for(service), "hi", part)
+    assert (result.status_code, result.get_json()["error"]["code"]) == (
         400,
         "remote_media_off",
     ) and site.looked_up == []
-    found = post_chat(client_for(service, allow_remote_media=True), "hi", part, part)
-    assert "[(30, 20), (30, 20)]" in found.get_json()["choices"][0]["message"]["content"]
+    result = post_chat(client_for(service, allow_remote_media=True), "hi", part, part)
+    assert "[(30, 20), (30, 20)]" in result.get_json()["choices"][0]["message"]["content"]

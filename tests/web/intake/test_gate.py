@@ -102,12 +102,12 @@ BODIES |= {  # as clients call them whose address has no /v1
 
 def test_every_route_says_what_it_takes():
     app = create_app(FakeService(), ServerSettings())
-    found = {}
+    result = {}
     for rule in app.url_map.iter_rules():
         what = takes_of(app.view_functions[rule.endpoint])
         for method in rule.methods - {"HEAD", "OPTIONS"}:
-            found[method, rule.rule] = (what.body, what.work)
-    assert found == BODIES
+            result[method, rule.rule] = (what.body, what.work)
+    assert result == BODIES
 
 
 def test_a_route_that_does_not_say_so_cannot_be_registered():
@@ -135,8 +135,8 @@ def test_a_body_that_is_too_long_for_its_route_is_refused_before_the_route(route
     path = rule.replace("<id_>", "x").replace("<sha256>", "x").replace("<int:number>", "1")
     path = path.replace("<path:name>", "fake").replace("<path:filename>", "icon.svg")
     assert app.gate.body_limit(method, path) == limit
-    found = app.test_client().open(path, method=method, data=b" " * (limit + 1), headers=JSON)
-    assert found.status_code == 413 and f"at most {limit:,} at this address" in found.text
+    result = app.test_client().open(path, method=method, data=b" " * (limit + 1), headers=JSON)
+    assert result.status_code == 413 and f"at most {limit:,} at this address" in result.text
 
 
 def text(count):
@@ -163,16 +163,16 @@ def test_json_is_measured_before_it_is_read(what, body, status, monkeypatch):
         monkeypatch.setattr(
             "mtmd.web.interfaces.openai_requests.ChatRequest.model_validate_json", None
         )
-    found = client_for(FakeService(), json=limits).post("/v1/chat/completions", json=body)
-    assert found.status_code == status, (what, found.get_json())
+    result = client_for(FakeService(), json=limits).post("/v1/chat/completions", json=body)
+    assert result.status_code == status, (what, result.get_json())
 
 
 def test_the_page_sends_json_as_such_and_little_of_it():
     client = client_for(FakeService())
-    found = client.post("/api/conversations", data="{}", content_type="text/plain")
-    assert found.status_code == 415
-    found = client.post("/api/conversations", json={str(i): 1 for i in range(5000)})
-    assert found.status_code == 413
+    result = client.post("/api/conversations", data="{}", content_type="text/plain")
+    assert result.status_code == 415
+    result = client.post("/api/conversations", json={str(i): 1 for i in range(5000)})
+    assert result.status_code == 413
     assert client.post("/api/import", data="{}", content_type="text/plain").status_code == 415
 
 
@@ -195,10 +195,10 @@ def test_of_many_mistakes_only_the_first_is_built(wrong):
 def test_so_it_is_in_a_history():
     client = client_for(FakeService())
     file = {"format": "mtmd conversations", "version": 1, "images": {}}
-    found = client.post("/api/import", json=file | {"conversations": [1] * 9000})
-    assert found.status_code == 400 and "conversations.0" in found.get_json()["error"]["message"]
-    found = client.post("/api/import", json={str(i): 1 for i in range(50_000)})
-    assert found.status_code == 400 and len(found.data) < 1000
+    result = client.post("/api/import", json=file | {"conversations": [1] * 9000})
+    assert result.status_code == 400 and "conversations.0" in result.get_json()["error"]["message"]
+    result = client.post("/api/import", json={str(i): 1 for i in range(50_000)})
+    assert result.status_code == 400 and len(result.data) < 1000
 
 
 def test_who_shares_with_another_key_may_have_half():
@@ -214,12 +214,12 @@ def test_who_shares_with_another_key_may_have_half():
             buffered=False,
         )
 
-    held = [ask(keys[0]) for _ in range(4)]
+    stored = [ask(keys[0]) for _ in range(4)]
     other = [ask(keys[1]) for _ in range(5)]
-    assert [r.status_code for r in held + other] == [200] * 8 + [429]
+    assert [r.status_code for r in stored + other] == [200] * 8 + [429]
     refused = ask(keys[0])
     assert refused.status_code == 429 and refused.headers["Retry-After"]
-    for response in held + other:
+    for response in stored + other:
         response.close()
     service.pace_s = 0
     assert ask(keys[0]).status_code == 200
@@ -261,15 +261,15 @@ def test_what_the_page_uploads_counts_among_all_pixels(monkeypatch):
         return real(*args)
 
     monkeypatch.setattr(picture_budget, "load_isolated", slow)
-    found = []
-    thread = threading.Thread(target=lambda: found.append(page.upload(gif(100)).status_code))
+    result = []
+    thread = threading.Thread(target=lambda: result.append(page.upload(gif(100)).status_code))
     thread.start()
     assert inside.acquire(timeout=20)
     refused = page.upload(gif(90))
     assert refused.status_code == 429 and refused.headers["Retry-After"]
     go_on.set()
     thread.join()
-    assert found == [200] and page.upload(gif(90)).status_code == 200
+    assert result == [200] and page.upload(gif(90)).status_code == 200
     assert page.upload(gif(101)).status_code == 400
 
 
@@ -302,11 +302,11 @@ def test_answers_of_the_page_take_the_places_of_the_api():
 
 def test_pictures_that_no_message_shows_have_a_room():
     page = Page(upload_bytes=20_000)
-    kept = [page.upload(png(i + 1, 1)) for i in range(4)]
-    assert [k.status_code for k in kept] == [200] * 4
+    saved = [page.upload(png(i + 1, 1)) for i in range(4)]
+    assert [k.status_code for k in saved] == [200] * 4
     refused = page.upload(png(50, 50))
     assert (refused.status_code, refused.get_json()["error"]["code"]) == (413, "storage_full")
-    assert page.ask_about(kept[0].get_json()).status_code == 200
+    assert page.ask_about(saved[0].get_json()).status_code == 200
     assert page.upload(png(50, 50)).status_code == 200
 
 
@@ -317,10 +317,10 @@ def test_pictures_of_all_conversations_have_a_room():
     for i in range(4):
         out = io.BytesIO()
         noise.rotate(90 * i).save(out, "PNG")
-        found = page.upload(out.getvalue())
-        statuses.append(found.status_code)
-        if found.status_code == 200:
-            page.ask_about(found.get_json())
+        result = page.upload(out.getvalue())
+        statuses.append(result.status_code)
+        if result.status_code == 200:
+            page.ask_about(result.get_json())
     assert statuses[0] == 200 and statuses[-1] == 507
 
 
@@ -329,7 +329,7 @@ def test_a_picture_that_browsers_do_not_show_is_decoded_within_the_budget():
     out = io.BytesIO()
     Image.new("RGB", (100, 100)).save(out, "TIFF")
     stored = page.upload(out.getvalue()).get_json()
-    with page.app.gate.budget.held(10_000):
+    with page.app.gate.budget.stored(10_000):
         assert page.client.get(f"/api/images/{stored['sha256']}").status_code == 429
     assert page.client.get(f"/api/images/{stored['sha256']}").status_code == 200
 
@@ -404,6 +404,6 @@ def test_a_long_file_gives_its_place_back(monkeypatch):
     app = create_app(service, ServerSettings(port=0, downloads=1))
     with running(service, app) as server:
         for _ in range(3):
-            with urlopen(f"{server.url}/static/chat/chat.js", timeout=10) as found:
-                assert found.read().endswith(b"\n")
+            with urlopen(f"{server.url}/static/chat/chat.js", timeout=10) as result:
+                assert result.read().endswith(b"\n")
             assert until(lambda: not app.gate.taken(Work.DOWNLOAD))

@@ -80,9 +80,9 @@ def test_what_is_inside_of_texts_is_not_counted():
     for _ in range(500):
         made = value(4)
         data = json.dumps(made).encode()
-        for most in range(5):
-            fits = refused(data, JsonLimits(bytes=1 << 20, values=10_000, deep=most)) is None
-            assert fits == (deep(made) <= most), data
+        for maximum in range(5):
+            fits = refused(data, JsonLimits(bytes=1 << 20, values=10_000, deep=maximum)) is None
+            assert fits == (deep(made) <= maximum), data
 
 
 def test_where_pieces_end_changes_nothing(monkeypatch):

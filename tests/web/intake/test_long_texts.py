@@ -134,8 +134,8 @@ REQUESTS = {
 def test_every_interface_sees_the_same_picture(service, name, slashes):
     path, body = REQUESTS[name]
     data = json.dumps(body).replace("/", slashes)
-    found = client_for(service).post(path, data=data, content_type="application/json")
-    assert found.status_code == 200, found.get_json()
+    result = client_for(service).post(path, data=data, content_type="application/json")
+    assert result.status_code == 200, result.get_json()
     assert hashes(service) == [sha256(ONE)]
 
 
@@ -147,8 +147,8 @@ def test_so_do_those_that_answer_nothing(service, path, monkeypatch):
         "fake_service._pictures",
         lambda messages: seen.extend(p["image"].sha256 for p in messages[0]["content"][1:]) or [],
     )
-    found = client_for(service).post(path, json={"messages": [user("hm", image_part(URL))]})
-    assert found.status_code == 200 and seen == [sha256(ONE)]
+    result = client_for(service).post(path, json={"messages": [user("hm", image_part(URL))]})
+    assert result.status_code == 200 and seen == [sha256(ONE)]
 
 
 @pytest.mark.usefixtures("all_cut")
@@ -173,8 +173,8 @@ def test_formats_are_known_by_their_beginnings(service, kind):
 @pytest.mark.usefixtures("all_cut")
 def test_two_pictures_and_one_that_is_short(service):
     urls = [data_url(data) for data in (TWO, ONE)]
-    found = post_chat(client_for(service), "hm", *map(image_part, urls))
-    assert found.status_code == 200 and hashes(service) == [sha256(TWO), sha256(ONE)]
+    result = post_chat(client_for(service), "hm", *map(image_part, urls))
+    assert result.status_code == 200 and hashes(service) == [sha256(TWO), sha256(ONE)]
 
 
 def test_one_that_is_short_stands_beside_them(service):
@@ -195,8 +195,8 @@ def test_lines_of_base64(service):
 def test_videos(service, kind):
     clip = video(12) + b"\0\0\0\0free" + bytes(LONG)
     part = {"type": kind, kind: {"url": data_url(clip, "video/mp4")}}
-    found = post_chat(client_for(service), "hm", part)
-    assert found.status_code == 200, found.get_json()
+    result = post_chat(client_for(service), "hm", part)
+    assert result.status_code == 200, result.get_json()
     shown = [p for p in service.tickets[-1].messages[-1]["content"] if p["type"] == "video"]
     with shown[0]["video"].opened() as reader:
         assert reader.facts.frames == 12
@@ -225,17 +225,17 @@ def test_no_step_is_long(slashes):
 
 
 @pytest.mark.parametrize("text", [PLAIN, URL, "data: " + "x" * 100_000, "Qk" + "A" * 100_000])
-@pytest.mark.parametrize("beside", [(), (image_part(URL),)])
-def test_a_text_is_a_text_whatever_it_looks_like(service, text, beside):
-    found = post_chat(client_for(service), text, *beside, metadata={"url": URL}, other=[PLAIN])
-    assert found.status_code == 200, found.get_json()
+@pytest.mark.parametrize("alongside", [(), (image_part(URL),)])
+def test_a_text_is_a_text_whatever_it_looks_like(service, text, alongside):
+    result = post_chat(client_for(service), text, *alongside, metadata={"url": URL}, other=[PLAIN])
+    assert result.status_code == 200, result.get_json()
     assert service.tickets[-1].messages[0]["content"][0]["text"] == text
-    assert hashes(service) == [sha256(ONE)] * len(beside)
+    assert hashes(service) == [sha256(ONE)] * len(alongside)
 
 
 def test_a_text_that_is_too_long_is_measured_whole():
-    found = post_chat(client_for(FakeService()), PLAIN)
-    assert f"found {len(PLAIN):,} characters" in found.get_json()["error"]["message"]
+    result = post_chat(client_for(FakeService()), PLAIN)
+    assert f"found {len(PLAIN):,} characters" in result.get_json()["error"]["message"]
 
 
 def test_names_are_nobodys_to_guess(service):
@@ -246,9 +246,9 @@ def test_names_are_nobodys_to_guess(service):
     name = re.compile("[0-9a-f]{32}")
     assert all(name.search(text) for text in first)
     assert [bodies[1].take(text) for text in first] == first
-    found = post_chat(client_for(service), first[0], image_part(URL), image_part(first[0]))
-    assert found.status_code == 400
-    assert "messages[0].content[2].image_url" in found.get_json()["error"]["message"]
+    result = post_chat(client_for(service), first[0], image_part(URL), image_part(first[0]))
+    assert result.status_code == 400
+    assert "messages[0].content[2].image_url" in result.get_json()["error"]["message"]
     assert post_chat(client_for(service), first[0], image_part(URL)).status_code == 200
     assert service.tickets[-1].messages[0]["content"][0]["text"] == first[0]
 
@@ -300,17 +300,17 @@ WRONG = {
 @pytest.mark.parametrize("what", WRONG)
 @pytest.mark.parametrize("fields", ["ignore", "refuse"])
 def test_errors_are_those_of_the_whole_body(what, fields, service, monkeypatch):
-    def asked():
+    def requested():
         client = client_for(service, unknown_fields=fields)
-        found = client.post(
+        result = client.post(
             "/v1/chat/completions", data=WRONG[what], content_type="application/json"
         )
-        answer = found.get_json()
-        return found.status_code, answer.get("error") or answer["choices"]
+        answer = result.get_json()
+        return result.status_code, answer.get("error") or answer["choices"]
 
-    cut = asked()
+    cut = requested()
     monkeypatch.setattr(long_texts, "LONG", 1 << 30)
-    assert cut == asked()
+    assert cut == requested()
 
 
 def test_a_data_url_is_no_base64_alone(service, monkeypatch):
@@ -437,8 +437,8 @@ def test_what_is_taken_is_what_its_base64_says():
         value = mapped(some_values(chance), lambda text: text.replace("\n", ""))
         whole = written(chance, value).encode()
         body = CutBody(whole)
-        found = body.read(lambda data, body=body: read(data, body))
-        assert mapped(found, checked) == mapped(from_json(whole), unpadded), whole
+        result = body.read(lambda data, body=body: read(data, body))
+        assert mapped(result, checked) == mapped(from_json(whole), unpadded), whole
     assert count > 300
 
 
@@ -455,15 +455,15 @@ def test_what_is_no_json_is_refused_in_the_same_words():
         whole = bytes(data)
         expected = outcome(from_json, whole)
         body = CutBody(whole)
-        found = outcome(body.read, from_json)
-        assert json.dumps(found, default=str) == json.dumps(expected, default=str), whole
+        actual = outcome(body.read, from_json)
+        assert json.dumps(actual, default=str) == json.dumps(expected, default=str), whole
         wrong += isinstance(expected, tuple)
     assert wrong > 500
 
 
 def test_a_byte_order_mark_is_left_out_however_often_it_is_put_together() -> None:
-    for said in (b'{"a": "%b"}' % (b"QUFB" * LONG), b'{"a": 1}'):
-        body, found = CutBody(b"\xef\xbb\xbf" + said), list[bytes]()
-        body.read(found.append)
-        assert found[-1] == said and not any(b"\xef\xbb\xbf" in data for data in found)
+    for stated in (b'{"a": "%b"}' % (b"QUFB" * LONG), b'{"a": 1}'):
+        body, result = CutBody(b"\xef\xbb\xbf" + stated), list[bytes]()
+        body.read(result.append)
+        assert result[-1] == stated and not any(b"\xef\xbb\xbf" in data for data in result)
     assert CutBody(b"\xef\xbb\xbf" * 2 + b"{}").data == b"\xef\xbb\xbf{}"

@@ -45,10 +45,10 @@ class Fetcher:
     limit_s = 5.0
 
     def __init__(self, pictures=None):
-        self.pictures, self.asked = pictures or {}, []
+        self.pictures, self.requested = pictures or {}, []
 
-    def fetch(self, url, place, max_bytes, deadline, *, video=False):  # noqa: ARG002
-        self.asked.append((url, max_bytes))
+    def fetch(self, url, location, max_bytes, deadline, *, video=False):  # noqa: ARG002
+        self.requested.append((url, max_bytes))
         return self.pictures[url]
 
 
@@ -101,7 +101,7 @@ def test_too_many_are_refused_before_any_is_looked_at(decoded):
     fetcher = Fetcher()
     with pytest.raises(ApiError) as error:
         sizes(media(fetcher, images=3), *["http://a.test/"] * 3, "data:image/png;base64,!!!")
-    assert (error.value.status, error.value.code, fetcher.asked, decoded) == (
+    assert (error.value.status, error.value.code, fetcher.requested, decoded) == (
         413,
         "too_many_images",
         [],
@@ -114,7 +114,7 @@ def test_too_many_bytes_are_refused_before_anything_is_fetched_or_decoded(decode
     fetcher, big = Fetcher(), data_url(bytes(600))
     with pytest.raises(ApiError) as error:
         sizes(media(fetcher, bytes=1000), "http://a.test/", big, big)
-    assert (error.value.status, error.value.code, fetcher.asked, decoded) == (
+    assert (error.value.status, error.value.code, fetcher.requested, decoded) == (
         413,
         "images_too_large",
         [],
@@ -129,7 +129,10 @@ def test_what_is_fetched_has_what_is_left_of_the_budget(decoded):
     assert sizes(
         media(fetcher, bytes=budget + 5), "http://a.test/", "http://b.test/", data_url(here)
     ) == [(8, 8), (7, 7), (9, 9)]
-    assert [most for _, most in fetcher.asked] == [budget + 5 - len(here), len(second) + 5]
+    assert [maximum for _, maximum in fetcher.requested] == [
+        budget + 5 - len(here),
+        len(second) + 5,
+    ]
     decoded.clear()
     with pytest.raises(ApiError, match="together"):
         sizes(media(fetcher, bytes=budget - 1), "http://a.test/", "http://b.test/", data_url(here))
@@ -301,9 +304,9 @@ def test_files_are_off_unless_a_folder_is_given(folder):
 def test_a_file_that_grows_after_it_was_measured_is_not_read_whole(folder, monkeypatch):
     real, read = media_module._read_file, []
 
-    def grown(path, most, refusal):
+    def grown(path, maximum, refusal):
         path.write_bytes(path.read_bytes() + bytes(5000))
-        read.append(real(path, most, refusal))
+        read.append(real(path, maximum, refusal))
         return read[-1]
 
     monkeypatch.setattr(media_module, "_read_file", grown)
@@ -363,8 +366,8 @@ def test_only_pictures_can_be_uploaded():
         (bomb(99999, 99999), 400),
         (png() + bytes(3000), 413),
     ):
-        found = send(data)
-        assert (found.status_code, found.get_json()["error"]["param"]) == (status, "file")
+        result = send(data)
+        assert (result.status_code, result.get_json()["error"]["param"]) == (status, "file")
     assert send(png(), purpose="fine-tune").get_json()["error"]["param"] == "purpose"
     assert (
         client.post(
@@ -384,21 +387,21 @@ def test_an_upload_is_never_shown_as_a_page():
             "file": ((Path(__file__).parents[3] / "examples" / "shapes.png").open("rb"), "x.html"),
         },
     ).get_json()["id"]
-    found = client.get(f"/v1/files/{id_}/content")
+    result = client.get(f"/v1/files/{id_}/content")
     assert (
-        found.mimetype == "application/octet-stream"
-        and found.headers["Content-Disposition"] == "attachment"
+        result.mimetype == "application/octet-stream"
+        and result.headers["Content-Disposition"] == "attachment"
     )
-    assert found.headers["X-Content-Type-Options"] == "nosniff"
+    assert result.headers["X-Content-Type-Options"] == "nosniff"
 
 
 def test_requests_decode_at_the_same_time_only_so_many(monkeypatch):
-    now, most, lock, load = [0], [0], threading.Lock(), budget_module.load_isolated
+    now, maximum, lock, load = [0], [0], threading.Lock(), budget_module.load_isolated
 
     def counted(*args):
         with lock:
             now[0] += 1
-            most[0] = max(most[0], now[0])
+            maximum[0] = max(maximum[0], now[0])
         try:
             return load(*args)
         finally:
@@ -412,7 +415,7 @@ def test_requests_decode_at_the_same_time_only_so_many(monkeypatch):
         thread.start()
     for thread in threads:
         thread.join()
-    assert 1 <= most[0] <= opener._budget.decoded_at_once
+    assert 1 <= maximum[0] <= opener._budget.decoded_at_once
 
 
 def test_a_picture_in_a_request_fails_that_request_alone():

@@ -20,9 +20,9 @@ def budget():
     work_for("")
 
 
-def hold(budget, held, owner, pixels):
+def hold(budget, stored, owner, pixels):
     work_for(owner)
-    held.enter_context(budget.held(pixels))
+    stored.enter_context(budget.stored(pixels))
 
 
 def test_who_has_many_pictures_decoded_leaves_a_place_for_others(budget):
@@ -40,30 +40,30 @@ def test_who_has_many_pictures_decoded_leaves_a_place_for_others(budget):
 def test_of_one_client_as_many_are_decoded_as_cores_may_be_used_and_some(usable, monkeypatch):
     monkeypatch.setattr(module, "usable_cores", lambda: Cores(64, usable))
     budget = PictureBudget(MediaBudget())
-    assert budget.decoded_at_once == max(2, usable) + module.BESIDE_CORES
+    assert budget.decoded_at_once == max(2, usable) + module.ALONGSIDE_CORES
 
 
 def test_one_alone_may_hold_all(budget):
-    with ExitStack() as held:
+    with ExitStack() as stored:
         for _ in range(4):
-            hold(budget, held, "one", 25)
+            hold(budget, stored, "one", 25)
         with pytest.raises(BusyError, match="100 pixels wait to be seen and 100 may"):
-            hold(budget, held, "one", 1)
-    with budget.held(100):
+            hold(budget, stored, "one", 1)
+    with budget.stored(100):
         pass
 
 
 def test_while_others_ask_one_has_half_and_any_single_request_is_taken(budget):
-    with ExitStack() as held:
-        hold(budget, held, "other", 1)
-        hold(budget, held, "one", 30)
+    with ExitStack() as stored:
+        hold(budget, stored, "other", 1)
+        hold(budget, stored, "one", 30)
         with pytest.raises(BusyError, match=r"30 pixels for this client wait .* and 50 may"):
-            hold(budget, held, "one", 21)
-        hold(budget, held, "one", 20)
-        hold(budget, held, "other", 49)
-    with ExitStack() as held:
-        hold(budget, held, "one", 80)  # more than half, by itself
-        hold(budget, held, "other", 20)
+            hold(budget, stored, "one", 21)
+        hold(budget, stored, "one", 20)
+        hold(budget, stored, "other", 49)
+    with ExitStack() as stored:
+        hold(budget, stored, "one", 80)  # more than half, by itself
+        hold(budget, stored, "other", 20)
     work_for("one")
-    with budget.held(100):
+    with budget.stored(100):
         pass

@@ -49,13 +49,13 @@ def test_what_proxies_say_is_believed_of_those_that_are_named(trusted, caplog):
         "Host": "127.0.0.1:8080",
     }
     with caplog.at_level(logging.INFO, "mtmd.access"):
-        found = client.post(
+        result = client.post(
             "/v1/chat/completions",
             json=ASK,
             headers=headers,
             environ_overrides={"REMOTE_ADDR": "10.0.0.9" if trusted else "10.0.0.8"},
         )
-    assert found.status_code == (200 if trusted else 403)
+    assert result.status_code == (200 if trusted else 403)
     (record,) = caplog.records
     assert record.fields["client"] == ("203.0.113.7" if trusted else "10.0.0.8")
 
@@ -63,8 +63,8 @@ def test_what_proxies_say_is_believed_of_those_that_are_named(trusted, caplog):
 def test_a_name_that_a_proxy_passes_on_has_to_be_allowed():
     client = client_for(FakeService(), trusted_proxy=("127.0.0.1",))
     for name in ("evil.example", "evil.example, chat.example"):
-        found = client.get("/v1/models", headers={"X-Forwarded-Host": name})
-        assert found.get_json()["error"]["code"] == "unknown_host"
+        result = client.get("/v1/models", headers={"X-Forwarded-Host": name})
+        assert result.get_json()["error"]["code"] == "unknown_host"
 
 
 @pytest.mark.parametrize("prefix", ["/mtmd", ""])
@@ -78,16 +78,16 @@ def test_a_proxy_may_leave_the_path_or_take_it_off(prefix):
     assert client.get(f"{prefix}/openapi.json").get_json()["servers"] == [{"url": "./"}]
 
 
-@pytest.mark.parametrize("told", [{"X-Forwarded-Prefix": "/mtmd"}, {}])
-def test_the_path_alone_is_moved_to_where_links_are_right(told):
+@pytest.mark.parametrize("reported", [{"X-Forwarded-Prefix": "/mtmd"}, {}])
+def test_the_path_alone_is_moved_to_where_links_are_right(reported):
     client = client_for(
-        FakeService(), root_path="" if told else "/mtmd", trusted_proxy=("::/0", "0.0.0.0/0")
+        FakeService(), root_path="" if reported else "/mtmd", trusted_proxy=("::/0", "0.0.0.0/0")
     )
-    found = client.get("/mtmd?a=b", headers=told)
-    assert (found.status_code, found.headers["Location"]) == (308, "/mtmd/?a=b")
+    result = client.get("/mtmd?a=b", headers=reported)
+    assert (result.status_code, result.headers["Location"]) == (308, "/mtmd/?a=b")
     for hostile in ("//evil.example", "/\\evil", "https://evil.example", "/a\tb"):
-        found = client.get("//evil.example", headers={"X-Forwarded-Prefix": hostile})
-        assert "Location" not in found.headers or "evil" not in found.headers["Location"]
+        result = client.get("//evil.example", headers={"X-Forwarded-Prefix": hostile})
+        assert "Location" not in result.headers or "evil" not in result.headers["Location"]
 
 
 def test_a_body_is_held_to_its_routes_limit_under_a_path_too():
@@ -99,13 +99,13 @@ def test_a_body_is_held_to_its_routes_limit_under_a_path_too():
             assert sock.recv(12) == b"HTTP/1.1 413"
 
 
-@pytest.mark.parametrize(("trusted", "kept"), [(("127.0.0.1",), 3), ((), 1)])
-def test_a_trusted_proxy_has_as_many_connections_as_there_are(trusted, kept, monkeypatch):
+@pytest.mark.parametrize(("trusted", "saved"), [(("127.0.0.1",), 3), ((), 1)])
+def test_a_trusted_proxy_has_as_many_connections_as_there_are(trusted, saved, monkeypatch):
     monkeypatch.setattr("mtmd.web.server.is_here", lambda _: False)
     limits = replace(ConnectionLimits(), per_address=1)
     with running(FakeService(), trusted_proxy=trusted, connections=limits) as server:
         address = server.host, server.port
         socks = [socket.create_connection(address, timeout=10) for _ in range(3)]
-        assert until(lambda: len(server.connections) == kept)
+        assert until(lambda: len(server.connections) == saved)
         for sock in socks:
             sock.close()

@@ -20,20 +20,20 @@ from mtmd.web.intake.uploads import LIFETIME_S, RECORD_BYTES, Uploads
 
 
 def test_each_is_read_as_it_was_written_however_places_change_hands():
-    spool, chance, kept = Spool(), random.Random(1), {}
+    spool, chance, saved = Spool(), random.Random(1), {}
     for number in range(400):
-        if kept and chance.random() < 0.45:
-            piece = chance.choice(list(kept))
+        if saved and chance.random() < 0.45:
+            piece = chance.choice(list(saved))
             spool.let_go(piece)
-            del kept[piece]
+            del saved[piece]
             assert spool.read(piece) is None
         data = chance.randbytes(chance.choice((0, 1, 7, 100, 4096, 4097, 12_288)))
-        kept[spool.write(data)] = data
+        saved[spool.write(data)] = data
         if number % 20 == 0:
-            assert all(spool.read(piece) == data for piece, data in kept.items())
+            assert all(spool.read(piece) == data for piece, data in saved.items())
         starts = [start for start, _ in spool._free]
         assert starts == sorted(starts)
-    for piece in list(kept):
+    for piece in list(saved):
         spool.let_go(piece)
         spool.let_go(piece)  # once is enough
     assert (spool._free, spool._end) == ([], 0)
@@ -46,21 +46,24 @@ def test_a_place_that_is_let_go_is_used_again_also_for_something_larger():
         spool.let_go(piece)
     data = bytes(range(200)) * (3 * BLOCK // 200)
     assert spool.read(large := spool.write(data)) == data
-    assert large.places == [(BLOCK * n, BLOCK * (n + 1)) for n in (1, 3, 5)]
+    assert large.locations == [(BLOCK * n, BLOCK * (n + 1)) for n in (1, 3, 5)]
     spool.let_go(pieces[0])
-    assert [spool.write(b"x").places for _ in range(2)] == [[(0, BLOCK)], [(6 * BLOCK, 7 * BLOCK)]]
+    assert [spool.write(b"x").locations for _ in range(2)] == [
+        [(0, BLOCK)],
+        [(6 * BLOCK, 7 * BLOCK)],
+    ]
 
 
 def test_the_file_is_no_larger_than_what_was_in_it_at_one_time():
     """Though pieces grow, and those that stay lie between them."""
-    spool, most, kept = Spool(), 64 * BLOCK, []
+    spool, maximum, saved = Spool(), 64 * BLOCK, []
     for size in (1, 2, 4, 8, 16):
-        while sum(piece.size for piece in kept) + size * BLOCK <= most:
-            kept.append(spool.write(bytes(size * BLOCK)))
-        assert spool._end <= most
-        for piece in kept[::2]:
+        while sum(piece.size for piece in saved) + size * BLOCK <= maximum:
+            saved.append(spool.write(bytes(size * BLOCK)))
+        assert spool._end <= maximum
+        for piece in saved[::2]:
             spool.let_go(piece)
-        kept = kept[1::2]
+        saved = saved[1::2]
 
 
 def test_a_full_disk_is_told_and_takes_no_room(monkeypatch):
@@ -69,9 +72,9 @@ def test_a_full_disk_is_told_and_takes_no_room(monkeypatch):
 
     monkeypatch.setattr(os, "pwrite", full)
     uploads = Uploads(1 << 20)
-    with pytest.raises(ApiError, match="No space left") as told:
+    with pytest.raises(ApiError, match="No space left") as reported:
         uploads.add("anna", "a.png", "vision", b"1234")
-    assert (told.value.status, told.value.code) == (507, "storage_full")
+    assert (reported.value.status, reported.value.code) == (507, "storage_full")
     assert uploads.all_of("anna") == [] and uploads._spool._end == 0
 
 
@@ -80,9 +83,9 @@ def test_what_is_said_of_a_disk_names_no_folder(monkeypatch):
         raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/secret']")
 
     monkeypatch.setattr(module, "tempfile", SimpleNamespace(TemporaryFile=nowhere))
-    with pytest.raises(ApiError, match="No such file") as told:
+    with pytest.raises(ApiError, match="No such file") as reported:
         Uploads(1 << 20).add("anna", "a.png", "vision", b"1234")
-    assert "secret" not in told.value.message
+    assert "secret" not in reported.value.message
 
 
 def test_letting_go_beside_many_holes_takes_no_more_steps():
@@ -112,11 +115,11 @@ def test_letting_go_beside_many_holes_takes_no_more_steps():
 def test_a_file_that_is_deleted_while_somebody_reads_it_is_not_another():
     uploads = Uploads(1 << 20)
     mine = uploads.add("anna", "a.png", "vision", b"mine")
-    found = uploads.get("anna", mine.id)
+    result = uploads.get("anna", mine.id)
     uploads.delete("anna", mine.id)
     uploads.add("ben", "b.png", "vision", b"ours")
     with pytest.raises(ApiError, match="no file of this id"):
-        uploads.read(found)
+        uploads.read(result)
 
 
 @contextmanager
@@ -176,9 +179,9 @@ def test_what_is_being_written_counts_in_its_owners_room(monkeypatch):
         first = thread.submit(uploads.add, "anna", "a.png", "vision", LONG)
         assert begun.wait(20)
         end = uploads._spool._end
-        with pytest.raises(ApiError, match="are more than") as told:
+        with pytest.raises(ApiError, match="are more than") as reported:
             uploads.add("anna", "b.png", "vision", LONG)
-        assert told.value.status == 413 and uploads._spool._end == end  # the disk was not asked
+        assert reported.value.status == 413 and uploads._spool._end == end  # the disk was not asked
         assert uploads.add("ben", "b.png", "vision", SHORT).size == len(SHORT)
         let_go.set()
         upload = first.result(20)
@@ -249,4 +252,4 @@ def test_room_is_counted_through_uses_deletions_and_ends():
     with pytest.raises(ApiError, match="more than"):
         add("anna")
     now[0] += 2 * LIFETIME_S
-    assert not uploads.all_of("anna") and not uploads._held
+    assert not uploads.all_of("anna") and not uploads._stored

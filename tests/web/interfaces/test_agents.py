@@ -131,9 +131,9 @@ SAY = [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]
 
 def test_codex() -> None:
     service = FakeService()
-    found = client_for(service).post("/v1/responses", json=CODEX)
-    assert found.status_code == 200, found.text
-    assert found.headers["X-Mtmd-Ignored"] == (
+    result = client_for(service).post("/v1/responses", json=CODEX)
+    assert result.status_code == 200, result.text
+    assert result.headers["X-Mtmd-Ignored"] == (
         "tools[1] (web_search), tools[3] (local_shell), tools[4] (tool_search), "
         "tools[5] (namespace), input[2] (web_search_call), input[5] (local_shell_call)"
     )
@@ -148,9 +148,9 @@ def test_codex() -> None:
 def test_claude_code() -> None:
     service = FakeService()
     client = client_for(service)
-    found = client.post("/v1/messages?beta=true", json=CLAUDE_CODE)
-    assert found.status_code == 200, found.text
-    ignored = found.headers["X-Mtmd-Ignored"].split(", ")
+    result = client.post("/v1/messages?beta=true", json=CLAUDE_CODE)
+    assert result.status_code == 200, result.text
+    ignored = result.headers["X-Mtmd-Ignored"].split(", ")
     assert set(ignored) == {
         "context_management",
         "tools[2] (web_search_20250305)",
@@ -161,9 +161,9 @@ def test_claude_code() -> None:
     }
     ticket = service.tickets[0]
     assert [tool.name for tool in ticket.settings.toolbox.tools] == ["Bash", "ToolSearch"]
-    said = [(m["role"], m["content"]) for m in ticket.messages]
-    assert said[0] == ("system", "You are Claude Code.")
-    assert said[-2:] == [("tool", "Bash"), ("user", "a.txt\na file")]
+    stated = [(m["role"], m["content"]) for m in ticket.messages]
+    assert stated[0] == ("system", "You are Claude Code.")
+    assert stated[-2:] == [("tool", "Bash"), ("user", "a.txt\na file")]
     counted = {k: CLAUDE_CODE[k] for k in ("model", "system", "messages", "tools", "thinking")}
     assert client.post("/v1/messages/count_tokens?beta=true", json=counted).status_code == 200
     quota = {"model": "fake", "max_tokens": 1, "messages": [{"role": "user", "content": "quota"}]}
@@ -249,9 +249,9 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
 def test_other_agents(name: str) -> None:
     path, body = OTHERS[name]
     service = FakeService()
-    found = client_for(service).post(path, json=body, buffered=True)
-    assert found.status_code == 200, found.text
-    assert "error" not in found.text and len(service.ended) == 1
+    result = client_for(service).post(path, json=body, buffered=True)
+    assert result.status_code == 200, result.text
+    assert "error" not in result.text and len(service.ended) == 1
 
 
 @pytest.mark.parametrize(
@@ -308,8 +308,8 @@ def sdk(service: FakeService) -> Iterator[openai.OpenAI]:
 
 def test_custom_tools_in_responses(sdk: openai.OpenAI, service: FakeService) -> None:
     tools: Any = [SHELL, APPLY_PATCH]
-    found = sdk.responses.create(model="fake", input="hi", tools=tools)
-    function, custom = found.output
+    match = sdk.responses.create(model="fake", input="hi", tools=tools)
+    function, custom = match.output
     assert (function.type, function.arguments) == ("function_call", '{"command": "ls"}')
     assert (custom.type, custom.call_id, custom.name) == (
         "custom_tool_call",
@@ -329,7 +329,7 @@ def test_custom_tools_in_responses(sdk: openai.OpenAI, service: FakeService) -> 
     assert (events[at].delta, events[at + 1].input, events[at + 2].item.input) == (PATCH,) * 3
     assert [event.sequence_number for event in events] == list(range(len(events)))
     result: Any = {"type": "custom_tool_call_output", "call_id": "call_2", "output": "done"}
-    sdk.responses.create(model="fake", previous_response_id=found.id, input=[result], tools=tools)
+    sdk.responses.create(model="fake", previous_response_id=match.id, input=[result], tools=tools)
     calls = next(m for m in service.tickets[-1].messages if m.get("tool_calls"))["tool_calls"]
     assert json.loads(calls[1]["function"]["arguments"]) == {"input": PATCH}
     chosen: Any = {"type": "custom", "name": "apply_patch"}
@@ -338,16 +338,16 @@ def test_custom_tools_in_responses(sdk: openai.OpenAI, service: FakeService) -> 
 
 
 def test_custom_tools_in_chats(sdk: openai.OpenAI, service: FakeService) -> None:
-    told = {k: v for k, v in APPLY_PATCH.items() if k in ("name", "description")}
+    reported = {k: v for k, v in APPLY_PATCH.items() if k in ("name", "description")}
     grammar = {"syntax": "regex", "definition": "[a-z]+"}
-    custom = {**told, "format": {"type": "grammar", "grammar": grammar}}
+    custom = {**reported, "format": {"type": "grammar", "grammar": grammar}}
     tools: Any = [
         {"type": "function", "function": {"name": "shell"}},
         {"type": "custom", "custom": custom},
     ]
     say: Any = [{"role": "user", "content": "hi"}]
-    found = sdk.chat.completions.create(model="fake", messages=say, tools=tools)
-    function, call = found.choices[0].message.tool_calls
+    result = sdk.chat.completions.create(model="fake", messages=say, tools=tools)
+    function, call = result.choices[0].message.tool_calls
     assert function.type == "function" and function.function.name == "shell"
     assert (call.type, call.custom.name, call.custom.input) == ("custom", "apply_patch", PATCH)
     schema = service.tickets[0].settings.toolbox.tools[1].schema
@@ -364,7 +364,7 @@ def test_custom_tools_in_chats(sdk: openai.OpenAI, service: FakeService) -> None
     assert last["custom"] == {"name": "apply_patch", "input": PATCH}
     history: Any = [
         *say,
-        found.choices[0].message.model_dump(exclude_none=True),
+        result.choices[0].message.model_dump(exclude_none=True),
         {"role": "tool", "tool_call_id": "call_1", "content": "a"},
         {"role": "tool", "tool_call_id": "call_2", "content": "b"},
     ]
@@ -391,19 +391,19 @@ def test_a_text_that_was_cut(arguments: str, text: str) -> None:
     service = FakeService()
     service.calls, service.calls_finish = (ToolCall("call_1", "apply_patch", arguments),), "length"
     body = {"model": "fake", "input": "hi", "tools": [APPLY_PATCH]}
-    found = client_for(service).post("/v1/responses", json=body).get_json()
-    assert (found["status"], found["output"][0]["input"]) == ("incomplete", text)
+    result = client_for(service).post("/v1/responses", json=body).get_json()
+    assert (result["status"], result["output"][0]["input"]) == ("incomplete", text)
 
 
 def test_functions_as_before_there_were_tools(sdk: openai.OpenAI, service: FakeService) -> None:
     service.calls = service.calls[:1]
     say: Any = [{"role": "user", "content": "hi"}]
     functions: Any = [{"name": "shell", "parameters": {"type": "object", "properties": {}}}]
-    found = sdk.chat.completions.create(
+    result = sdk.chat.completions.create(
         model="fake", messages=say, functions=functions, function_call={"name": "shell"}
     )
-    message = found.choices[0].message
-    assert found.choices[0].finish_reason == "function_call" and message.tool_calls is None
+    message = result.choices[0].message
+    assert result.choices[0].finish_reason == "function_call" and message.tool_calls is None
     assert (message.function_call.name, message.function_call.arguments) == (
         "shell",
         '{"command": "ls"}',
@@ -451,11 +451,11 @@ def test_tools_that_are_left_out_are_no_choice(choice: Any, names: tuple[str, ..
         "tools": [{"type": "custom", "custom": {"name": "x"}}, {"type": "web_search"}],
         "tool_choice": choice,
     }
-    found = client_for(service).post("/v1/chat/completions", json=body)
-    assert found.status_code == 200, found.text
+    result = client_for(service).post("/v1/chat/completions", json=body)
+    assert result.status_code == 200, result.text
     box = service.tickets[0].settings.toolbox
     assert box.choice.names == names and (names or box.choice.mode == "none")
-    warnings = found.get_json()["usage"]["mtmd_receipt"]["warnings"]
+    warnings = result.get_json()["usage"]["mtmd_receipt"]["warnings"]
     assert any("tools[1] (web_search)" in warning for warning in warnings)
 
 
@@ -481,14 +481,14 @@ HOSTILE: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("more", HOSTILE, ids=range(len(HOSTILE)))
 def test_hostile_tools(more: dict[str, Any]) -> None:
-    for path, said in (
+    for path, stated in (
         ("/v1/chat/completions", {"messages": SAY}),
         ("/v1/responses", {"input": "a"}),
     ):
-        found = client_for(FakeService()).post(path, json=said | more)
-        assert found.status_code in (200, 400), found.text
-        assert "\n" not in found.headers.get("X-Mtmd-Ignored", "")
-        assert len(found.headers.get("X-Mtmd-Ignored", "")) < 4096
+        result = client_for(FakeService()).post(path, json=stated | more)
+        assert result.status_code in (200, 400), result.text
+        assert "\n" not in result.headers.get("X-Mtmd-Ignored", "")
+        assert len(result.headers.get("X-Mtmd-Ignored", "")) < 4096
 
 
 def test_the_model_calls_a_custom_tool() -> None:
@@ -497,17 +497,17 @@ def test_the_model_calls_a_custom_tool() -> None:
     form = {"type": "grammar", "syntax": "regex", "definition": "say (yes|no)\\."}
     tool = {"type": "custom", "name": "say", "format": form}
     body = {"input": "hi", "tools": [tool], "tool_choice": "required"}
-    found = client_for(service).post("/v1/responses", json=body).get_json()
+    result = client_for(service).post("/v1/responses", json=body).get_json()
     service.close()
-    assert found["output"][0]["type"] == "custom_tool_call"
-    assert found["output"][0]["input"] in ("say yes.", "say no.")
+    assert result["output"][0]["type"] == "custom_tool_call"
+    assert result["output"][0]["input"] in ("say yes.", "say no.")
 
 
 @pytest.mark.parametrize("definition", ["(", "a{2,1}", "(?<=a)b"])
 def test_what_is_no_regular_expression_is_refused(definition: str) -> None:
     service = Service(load(threads=1))
     form = {"type": "grammar", "syntax": "regex", "definition": definition}
-    for path, said, tool in (
+    for path, stated, tool in (
         ("/v1/responses", {"input": "hi"}, {"name": "say", "format": form}),
         (
             "/v1/chat/completions",
@@ -515,10 +515,10 @@ def test_what_is_no_regular_expression_is_refused(definition: str) -> None:
             {"custom": {"name": "say", "format": {"type": "grammar", "grammar": form}}},
         ),
     ):
-        body = said | {"tools": [{"type": "custom"} | tool]}
-        found = client_for(service).post(path, json=body)
-        message = found.get_json()["error"]["message"]
-        assert found.status_code == 400 and "'say'" in message and "regex" in message
+        body = stated | {"tools": [{"type": "custom"} | tool]}
+        result = client_for(service).post(path, json=body)
+        message = result.get_json()["error"]["message"]
+        assert result.status_code == 400 and "'say'" in message and "regex" in message
     service.close()
 
 
@@ -535,8 +535,8 @@ def test_what_is_no_regular_expression_is_refused(definition: str) -> None:
 def test_escapes_that_are_not_those_of_json(arguments: str, text: str) -> None:
     calls = CustomCalls(frozenset(("say",)))
     assert not list(calls.read(ToolCallPiece(0, "call_1", "say", arguments)))
-    found, _ = calls.read(TextPiece("x"))
-    assert isinstance(found, ToolCallPiece) and found.arguments == text
+    result, _ = calls.read(TextPiece("x"))
+    assert isinstance(result, ToolCallPiece) and result.arguments == text
 
 
 @pytest.mark.parametrize(
@@ -553,9 +553,9 @@ def test_escapes_that_are_not_those_of_json(arguments: str, text: str) -> None:
     ],
 )
 def test_old_and_new_fields_of_calls_are_not_mixed(more: dict[str, Any], param: str) -> None:
-    found = client_for(FakeService()).post("/v1/chat/completions", json={"messages": SAY} | more)
-    assert found.status_code == 400, found.text
-    assert found.get_json()["error"]["param"] == param
+    result = client_for(FakeService()).post("/v1/chat/completions", json={"messages": SAY} | more)
+    assert result.status_code == 400, result.text
+    assert result.get_json()["error"]["param"] == param
     harmless = {"messages": SAY, "functions": [], "function_call": "auto", "tools": None}
     assert client_for(FakeService()).post("/v1/chat/completions", json=harmless).status_code == 200
 
@@ -570,7 +570,7 @@ def test_raw_prompts_of_ollama() -> None:
         {"images": ["aGk="]}, {"system": "x"}, {"template": "x"}, {"context": [1]},
         {"think": True}, {"think": "low"}, {"options": {"think_budget": 5}},
     ):  # fmt: skip
-        found = client.post("/api/generate", json=body | more)
-        assert found.status_code == 400 and next(iter(more)) in found.get_json()["error"]
+        result = client.post("/api/generate", json=body | more)
+        assert result.status_code == 400 and next(iter(more)) in result.get_json()["error"]
     off = client.post("/api/generate", json=body | {"stream": False, "think": False})
     assert off.status_code == 200, "which asks for nothing"

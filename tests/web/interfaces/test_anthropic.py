@@ -58,7 +58,7 @@ def sdk(service, anthropic):
 
 
 def test_the_official_client_asks_about_pictures(sdk, service):
-    found = sdk.messages.create(
+    result = sdk.messages.create(
         model="fake",
         max_tokens=40,
         system=[{"type": "text", "text": "be brief", "cache_control": {"type": "ephemeral"}}],
@@ -70,12 +70,12 @@ def test_the_official_client_asks_about_pictures(sdk, service):
             }
         ],
     )
-    assert found.content[0].text == "2 messages, pictures [(20, 10), (64, 4)]: what?"
-    assert (found.type, found.role, found.model) == ("message", "assistant", "fake")
-    assert (found.stop_reason, found.stop_sequence) == ("end_turn", None)
-    usage = found.usage
+    assert result.content[0].text == "2 messages, pictures [(20, 10), (64, 4)]: what?"
+    assert (result.type, result.role, result.model) == ("message", "assistant", "fake")
+    assert (result.stop_reason, result.stop_sequence) == ("end_turn", None)
+    usage = result.usage
     assert (usage.input_tokens, usage.cache_read_input_tokens, usage.output_tokens) == (4, 3, 8)
-    assert found._request_id.startswith("req-")
+    assert result._request_id.startswith("req-")
     chosen = service.tickets[0].settings
     assert (chosen.temperature, chosen.max_tokens) == (0.5, 40)
 
@@ -106,8 +106,8 @@ def test_the_raw_stream_tells_the_tokens_of_the_prompt_first(sdk):
 
 def test_why_it_ended(sdk):
     def ask(**more):
-        found = sdk.messages.create(**{"model": "fake", "max_tokens": 99, "messages": hi()} | more)
-        return found.stop_reason, found.stop_sequence, found.content[0].text
+        result = sdk.messages.create(**{"model": "fake", "max_tokens": 99, "messages": hi()} | more)
+        return result.stop_reason, result.stop_sequence, result.content[0].text
 
     assert ask(max_tokens=2) == ("max_tokens", None, "1 messages,")
     stopped = ask(stop_sequences=["no", "pictures"])
@@ -141,8 +141,8 @@ def test_the_official_client_raises_its_own_errors(sdk, service, anthropic):
     assert missing.value.body["error"]["type"] == "not_found_error"
     bad = picture(4, 4)
     bad["source"]["data"] = "iVBORw0KGgo="
-    place = r"messages\[0\]\.content\[0\]\.source\.base64"
-    with pytest.raises(anthropic.BadRequestError, match=place):
+    location = r"messages\[0\]\.content\[0\]\.source\.base64"
+    with pytest.raises(anthropic.BadRequestError, match=location):
         ask(messages=[{"role": "user", "content": [bad, {"type": "text", "text": "x"}]}])
     with pytest.raises(anthropic.BadRequestError, match=r"tool_choice\.type: found 'any' without"):
         ask(tools=[{"type": "bash_20250124", "name": "bash"}], tool_choice={"type": "any"})
@@ -175,11 +175,11 @@ def test_the_official_client_raises_its_own_errors(sdk, service, anthropic):
 
 def test_a_wrong_key_is_refused_in_its_own_form(service):
     client = client_for(service, api_keys=(KEY,))
-    found = client.post("/v1/messages", json={}, headers={"X-Api-Key": "another-such-key"})
-    assert found.status_code == 401
-    assert found.get_json()["error"]["type"] == "authentication_error"
-    found = client.post("/v1/messages", json={}, headers={"X-Api-Key": KEY})
-    assert found.status_code == 400 and found.get_json()["type"] == "error"
+    result = client.post("/v1/messages", json={}, headers={"X-Api-Key": "another-such-key"})
+    assert result.status_code == 401
+    assert result.get_json()["error"]["type"] == "authentication_error"
+    result = client.post("/v1/messages", json={}, headers={"X-Api-Key": KEY})
+    assert result.status_code == 400 and result.get_json()["type"] == "error"
 
 
 def test_a_long_body_with_the_key_in_x_api_key_is_read(service, anthropic):
@@ -189,15 +189,15 @@ def test_a_long_body_with_the_key_in_x_api_key_is_read(service, anthropic):
         anthropic.Anthropic(base_url=server.url, api_key=KEY, max_retries=0) as client,
     ):
         system = [{"type": "text", "text": "", "cache_control": {"type": "e", "x": text * 5}}]
-        found = client.messages.create(model="fake", max_tokens=9, system=system, messages=hi())
-        assert found.content
+        result = client.messages.create(model="fake", max_tokens=9, system=system, messages=hi())
+        assert result.content
 
 
 def test_the_official_client_gets_calls(sdk, service):
     service.calls = CALLS
-    found = sdk.messages.create(model="fake", max_tokens=9, messages=hi(), tools=TOOLS)
-    assert found.stop_reason == "tool_use"
-    assert [block.model_dump(exclude_unset=True) for block in found.content] == USED
+    result = sdk.messages.create(model="fake", max_tokens=9, messages=hi(), tools=TOOLS)
+    assert result.stop_reason == "tool_use"
+    assert [block.model_dump(exclude_unset=True) for block in result.content] == USED
     box = service.tickets[0].settings.toolbox
     assert [(t.name, t.description, t.schema) for t in box.tools] == [
         ("look", "Looks closer", TOOLS[0]["input_schema"])
@@ -221,8 +221,8 @@ def test_streamed_calls_join_to_the_whole(sdk, service):
 
 def test_a_call_that_is_cut_is_left_out(sdk, service):
     service.calls, service.calls_finish = (CALLS[0], ToolCall("call_2", "look", '{"at"')), "length"
-    found = sdk.messages.create(model="fake", max_tokens=9, messages=hi(), tools=TOOLS)
-    assert (found.stop_reason, len(found.content)) == ("max_tokens", 1)
+    result = sdk.messages.create(model="fake", max_tokens=9, messages=hi(), tools=TOOLS)
+    assert (result.stop_reason, len(result.content)) == ("max_tokens", 1)
 
 
 @pytest.mark.parametrize(
@@ -258,8 +258,8 @@ def test_calls_and_results_in_the_history(sdk, service):
         {"role": "assistant", "content": [{"type": "text", "text": "let me see"}, *USED]},
         {"role": "user", "content": results},
     )
-    found = sdk.messages.create(model="fake", max_tokens=9, messages=history, tools=TOOLS)
-    assert found.content[0].text == "6 messages, pictures [(64, 4)]: and?"
+    result = sdk.messages.create(model="fake", max_tokens=9, messages=history, tools=TOOLS)
+    assert result.content[0].text == "6 messages, pictures [(64, 4)]: and?"
     _, called, first, second, third, last = service.tickets[0].messages
     assert called["content"] == "let me see"
     assert called["tool_calls"] == [c.asdict() | {"function": {"name": "look", "arguments": a}}
@@ -276,15 +276,15 @@ def test_the_first_block_of_claude_code_is_left_out(service):
     """It is another one with every request: the prompts' beginnings would never be the same."""
     client = client_for(service)
 
-    def asked(system):
+    def requested(system):
         body = {"model": "fake", "max_tokens": 5, "messages": hi(), "system": system}
         assert client.post("/v1/messages", json=body).status_code == 200
         return [m["content"] for m in service.tickets[-1].messages if m["role"] == "system"]
 
     billing = "x-anthropic-billing-header: cc_version=2.1; cch=fa690;"
     blocks = [{"type": "text", "text": text} for text in (billing, "be brief", "and kind")]
-    assert asked(blocks) == [blocks[1:]]  # apart: the form that a template reads joins them
-    assert asked(f"{billing}\nbe brief") == ["be brief"]
-    assert asked(blocks[:1]) == asked(billing) == []
-    kept = "say x-anthropic-billing-header: a"
-    assert asked(kept) == [kept]
+    assert requested(blocks) == [blocks[1:]]  # apart: the form that a template reads joins them
+    assert requested(f"{billing}\nbe brief") == ["be brief"]
+    assert requested(blocks[:1]) == requested(billing) == []
+    saved = "say x-anthropic-billing-header: a"
+    assert requested(saved) == [saved]

@@ -23,26 +23,28 @@ def client(service):
 
 
 def ask(client, **body):
-    found = client.post("/completion", json={"prompt": "What is", "n_predict": 6} | body)
-    assert found.status_code == 200, found.text
-    return found.get_json()
+    result = client.post("/completion", json={"prompt": "What is", "n_predict": 6} | body)
+    assert result.status_code == 200, result.text
+    return result.get_json()
 
 
 def test_a_text_is_gone_on_from(client, service):
-    found = ask(client, return_tokens=True)
-    assert service.text_of(found["tokens"]) == found["content"] and len(found["tokens"]) == 6
-    assert (found["stop"], found["stop_type"], found["truncated"]) == (True, "limit", False)
-    assert (found["tokens_predicted"], found["prompt"]) == (6, "What is")
-    assert (found["timings"]["predicted_n"], found["generation_settings"]["n_predict"]) == (6, 6)
-    assert found["timings"]["prompt_n"] + found["timings"]["cache_n"] == found["tokens_evaluated"]
+    result = ask(client, return_tokens=True)
+    assert service.text_of(result["tokens"]) == result["content"] and len(result["tokens"]) == 6
+    assert (result["stop"], result["stop_type"], result["truncated"]) == (True, "limit", False)
+    assert (result["tokens_predicted"], result["prompt"]) == (6, "What is")
+    assert (result["timings"]["predicted_n"], result["generation_settings"]["n_predict"]) == (6, 6)
+    assert (
+        result["timings"]["prompt_n"] + result["timings"]["cache_n"] == result["tokens_evaluated"]
+    )
     assert ask(client)["tokens"] == []
 
 
 def test_streamed_pieces_join_to_the_whole(client):
-    found = client.post(
+    result = client.post(
         "/completion", json={"prompt": "What is", "n_predict": 6, "stream": True}, buffered=True
     )
-    events = [json.loads(line[6:]) for line in found.text.splitlines() if line]
+    events = [json.loads(line[6:]) for line in result.text.splitlines() if line]
     whole = ask(client, return_tokens=True)
     assert "".join(e["content"] for e in events) == whole["content"]
     assert [token for e in events for token in e["tokens"]] == whole["tokens"]
@@ -61,27 +63,27 @@ def test_prompts_of_every_kind(client):
 
 
 def test_probabilities(client):
-    found = ask(client, n_probs=3)["completion_probabilities"]
-    assert len(found) == 6
-    for token in found:
+    result = ask(client, n_probs=3)["completion_probabilities"]
+    assert len(result) == 6
+    for token in result:
         assert token["logprob"] <= 0 and len(token["top_logprobs"]) == 3
         assert bytes(token["bytes"]).decode() == token["token"]
 
 
 def test_fields_that_are_asked_for(client):
-    found = ask(client, response_fields=["content", "generation_settings/n_predict", "nothing"])
-    assert set(found) == {"content", "generation_settings/n_predict"}
-    assert found["generation_settings/n_predict"] == 6
+    result = ask(client, response_fields=["content", "generation_settings/n_predict", "nothing"])
+    assert set(result) == {"content", "generation_settings/n_predict"}
+    assert result["generation_settings/n_predict"] == 6
 
 
 def test_where_it_ends(client):
     text = ask(client, n_predict=20)["content"]
     stop = text[4:7]
-    found = ask(client, n_predict=20, stop=[stop])
-    assert (found["stop_type"], found["stopping_word"]) == ("word", stop)
-    assert found["content"] == text[: text.index(stop)]
-    found = ask(client, n_predict=-1, json_schema={"const": "x"})
-    assert (found["content"], found["stop_type"]) == ('"x"', "eos")
+    result = ask(client, n_predict=20, stop=[stop])
+    assert (result["stop_type"], result["stopping_word"]) == ("word", stop)
+    assert result["content"] == text[: text.index(stop)]
+    result = ask(client, n_predict=-1, json_schema={"const": "x"})
+    assert (result["content"], result["stop_type"]) == ('"x"', "eos")
     assert ask(client, grammar='root ::= "a"{5,5}', n_predict=9)["content"] == "aaaaa"
 
 
@@ -108,11 +110,11 @@ def test_sampling(client):
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_cannot_be_done_is_refused_by_name(client, body, named):
-    found = client.post("/completion", json={"prompt": "a", "n_predict": 2} | body)
-    assert found.status_code == 400
-    assert found.get_json()["error"]["param"].startswith(named), found.text
+    result = client.post("/completion", json={"prompt": "a", "n_predict": 2} | body)
+    assert result.status_code == 400
+    assert result.get_json()["error"]["param"].startswith(named), result.text
 
 
 def test_a_prompt_that_is_too_long_is_refused(client):
-    found = client.post("/completion", json={"prompt": "What is " * 3000})
-    assert found.status_code == 400 and "context" in found.get_json()["error"]["message"]
+    result = client.post("/completion", json={"prompt": "What is " * 3000})
+    assert result.status_code == 400 and "context" in result.get_json()["error"]["message"]

@@ -34,28 +34,34 @@ def sdk(service: Service) -> Iterator[openai.OpenAI]:
 
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_a_prompt_has_log_probabilities_as_its_answer_has(sdk: openai.OpenAI, count: int) -> None:
-    asked: Any = {"model": "demo", "max_tokens": count, "temperature": 0}
-    plain = sdk.completions.create(prompt=TEXT, **asked).choices[0]
-    found = sdk.completions.create(prompt=TEXT, echo=True, logprobs=2, **asked).choices[0]
-    assert found.text == TEXT + plain.text and found.finish_reason == plain.finish_reason
-    told = found.logprobs
-    assert told is not None and told.tokens and told.token_logprobs and told.text_offset
-    assert len(told.tokens) == len(told.token_logprobs) == len(told.text_offset)
-    assert told.top_logprobs is not None and len(told.top_logprobs) == len(told.tokens)
-    assert told.token_logprobs[0] is None and told.top_logprobs[0] is None
-    assert all(logprob < 0 for logprob in told.token_logprobs[1:])
-    assert "".join(told.tokens) == found.text
+    requested: Any = {"model": "demo", "max_tokens": count, "temperature": 0}
+    plain = sdk.completions.create(prompt=TEXT, **requested).choices[0]
+    result = sdk.completions.create(prompt=TEXT, echo=True, logprobs=2, **requested).choices[0]
+    assert result.text == TEXT + plain.text and result.finish_reason == plain.finish_reason
+    reported = result.logprobs
+    assert (
+        reported is not None
+        and reported.tokens
+        and reported.token_logprobs
+        and reported.text_offset
+    )
+    assert len(reported.tokens) == len(reported.token_logprobs) == len(reported.text_offset)
+    assert reported.top_logprobs is not None and len(reported.top_logprobs) == len(reported.tokens)
+    assert reported.token_logprobs[0] is None and reported.top_logprobs[0] is None
+    assert all(logprob < 0 for logprob in reported.token_logprobs[1:])
+    assert "".join(reported.tokens) == result.text
     assert all(
-        found.text.startswith(t, o) for t, o in zip(told.tokens, told.text_offset, strict=True)
+        result.text.startswith(t, o)
+        for t, o in zip(reported.tokens, reported.text_offset, strict=True)
     )
     for token, own, top in zip(
-        told.tokens[1:], told.token_logprobs[1:], told.top_logprobs[1:], strict=True
+        reported.tokens[1:], reported.token_logprobs[1:], reported.top_logprobs[1:], strict=True
     ):
         assert top[token] == own and len(top) in (2, 3)
-    answer = sdk.completions.create(prompt=TEXT, logprobs=2, **asked).choices[0].logprobs
+    answer = sdk.completions.create(prompt=TEXT, logprobs=2, **requested).choices[0].logprobs
     if count:
-        assert answer is not None and answer.tokens == told.tokens[-count:]
-        assert answer.token_logprobs == pytest.approx(told.token_logprobs[-count:], abs=1e-4)
+        assert answer is not None and answer.tokens == reported.tokens[-count:]
+        assert answer.token_logprobs == pytest.approx(reported.token_logprobs[-count:], abs=1e-4)
         assert answer.text_offset is not None and answer.text_offset[0] == 0
 
 
@@ -66,18 +72,18 @@ def test_ids_of_tokens_are_scored_one_by_one(sdk: openai.OpenAI, service: Servic
         model="demo", prompt=[first, second], max_tokens=1, echo=True, logprobs=1, temperature=0
     )
     for choice, ids in zip(made.choices, (first, second), strict=True):
-        told = choice.logprobs
-        assert told is not None and told.token_logprobs is not None
-        assert len(told.token_logprobs) == len(ids) + 1 and told.token_logprobs[0] is None
+        reported = choice.logprobs
+        assert reported is not None and reported.token_logprobs is not None
+        assert len(reported.token_logprobs) == len(ids) + 1 and reported.token_logprobs[0] is None
     # what a continuation's probability is made of does not depend on how it is asked for
-    told = made.choices[0].logprobs
+    reported = made.choices[0].logprobs
     whole = sdk.completions.create(
         model="demo", prompt=TEXT, max_tokens=1, echo=True, logprobs=1, temperature=0
     )
     expected = whole.choices[0].logprobs
-    assert told is not None and expected is not None and told.token_logprobs is not None
+    assert reported is not None and expected is not None and reported.token_logprobs is not None
     assert expected.token_logprobs is not None
-    assert told.token_logprobs[1:] == pytest.approx(expected.token_logprobs[1:], abs=1e-4)
+    assert reported.token_logprobs[1:] == pytest.approx(expected.token_logprobs[1:], abs=1e-4)
 
 
 def test_the_token_that_ends_an_answer_is_among_those_of_it(service: Service) -> None:
@@ -89,11 +95,11 @@ def test_the_token_that_ends_an_answer_is_among_those_of_it(service: Service) ->
     plain = client.post("/v1/completions", json=ended | {"logprobs": 0}).get_json()["choices"][0]
     assert (plain["finish_reason"], plain["logprobs"]["tokens"]) == ("stop", [])
     echo = client.post("/v1/completions", json=ended | {"logprobs": 1, "echo": True}).get_json()
-    told = echo["choices"][0]["logprobs"]
+    reported = echo["choices"][0]["logprobs"]
     assert echo["choices"][0]["text"] == TEXT
-    assert told["tokens"][-1] == first["logprobs"]["tokens"][0]
-    assert told["token_logprobs"][-1] == first["logprobs"]["token_logprobs"][0]
-    assert len(told["tokens"]) == len(service.tokens_of(TEXT, around=True)) + 1
+    assert reported["tokens"][-1] == first["logprobs"]["tokens"][0]
+    assert reported["token_logprobs"][-1] == first["logprobs"]["token_logprobs"][0]
+    assert len(reported["tokens"]) == len(service.tokens_of(TEXT, around=True)) + 1
 
 
 def test_several_answers_have_those_of_the_prompt_each(sdk: openai.OpenAI) -> None:
@@ -109,20 +115,20 @@ def test_several_answers_have_those_of_the_prompt_each(sdk: openai.OpenAI) -> No
 def test_prompt_logprobs_as_vllm_gives_them(service: Service) -> None:
     client = client_for(service, any_model=True)
     body = {"prompt": TEXT, "max_tokens": 1, "prompt_logprobs": 1}
-    found = client.post("/v1/completions", json=body).get_json()["choices"][0]
-    ids, told = service.tokens_of(TEXT, around=True), found["prompt_logprobs"]
-    assert found["logprobs"] is None and told[0] is None
-    assert [next(iter(one)) for one in told[1:]] == [str(i) for i in ids[1:]]
-    assert all(one[str(i)]["logprob"] < 0 for one, i in zip(told[1:], ids[1:], strict=True))
+    result = client.post("/v1/completions", json=body).get_json()["choices"][0]
+    ids, reported = service.tokens_of(TEXT, around=True), result["prompt_logprobs"]
+    assert result["logprobs"] is None and reported[0] is None
+    assert [next(iter(one)) for one in reported[1:]] == [str(i) for i in ids[1:]]
+    assert all(one[str(i)]["logprob"] < 0 for one, i in zip(reported[1:], ids[1:], strict=True))
     chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1, "n": 2}
-    found = client.post("/v1/chat/completions", json=chat | {"prompt_logprobs": 5}).get_json()
-    assert len(found["prompt_logprobs"]) == found["usage"]["prompt_tokens"]
-    assert not any("prompt_logprobs" in choice for choice in found["choices"])
+    result = client.post("/v1/chat/completions", json=chat | {"prompt_logprobs": 5}).get_json()
+    assert len(result["prompt_logprobs"]) == result["usage"]["prompt_tokens"]
+    assert not any("prompt_logprobs" in choice for choice in result["choices"])
     everything = client.post(
         "/v1/chat/completions", json=chat | {"n": 1, "prompt_logprobs": 20}
     ).get_json()["prompt_logprobs"]
     far = 0
-    for one, more in zip(found["prompt_logprobs"][1:], everything[1:], strict=True):
+    for one, more in zip(result["prompt_logprobs"][1:], everything[1:], strict=True):
         own, *_ = one.values()
         best = sorted(one.values(), key=lambda entry: -entry["logprob"])[:5]
         assert [entry["rank"] for entry in best] == [1, 2, 3, 4, 5]
@@ -139,11 +145,11 @@ def test_each_field_has_as_many_alternatives_as_it_asks_for(service: Service) ->
     client = client_for(service, any_model=True)
     body = {"prompt": TEXT, "max_tokens": 1, "echo": True}
     for logprobs, prompt_logprobs in ((1, 4), (4, 1)):
-        asked = {"logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
-        (found,) = client.post("/v1/completions", json=body | asked).get_json()["choices"]
-        tops = found["logprobs"]["top_logprobs"][1:]
+        requested = {"logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
+        (result,) = client.post("/v1/completions", json=body | requested).get_json()["choices"]
+        tops = result["logprobs"]["top_logprobs"][1:]
         assert {len(top) for top in tops} <= {logprobs, logprobs + 1}
-        mappings = found["prompt_logprobs"][1:]
+        mappings = result["prompt_logprobs"][1:]
         assert {len(one) for one in mappings} <= {prompt_logprobs, prompt_logprobs + 1}
 
 
@@ -170,9 +176,9 @@ def test_too_many_are_refused_with_the_numbers(service: Service) -> None:
             "prompt_logprobs",
         ),
     ):
-        found = client.post(f"/v1/{path}", json=body)
-        error = found.get_json()["error"]
-        assert (found.status_code, error["param"]) == (400, param), error
+        result = client.post(f"/v1/{path}", json=body)
+        error = result.get_json()["error"]
+        assert (result.status_code, error["param"]) == (400, param), error
         assert "x 21 log probabilities" in error["message"] and "131,072" in error["message"]
         if path == "completions" and "n" in body:
             assert f"found {tokens:,} prompt tokens" in error["message"]
@@ -183,14 +189,14 @@ def test_too_many_are_refused_with_the_numbers(service: Service) -> None:
 def test_what_cannot_be_had_is_refused_by_name(service: Service) -> None:
     client = client_for(service, any_model=True)
     body = {"prompt": TEXT, "echo": True, "logprobs": 1}
-    found = client.post("/v1/completions", json=body | {"stream": True})
-    assert found.status_code == 400 and found.get_json()["error"]["param"] == "stream"
+    result = client.post("/v1/completions", json=body | {"stream": True})
+    assert result.status_code == 400 and result.get_json()["error"]["param"] == "stream"
     chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
-    for path, asked in (("completions", {"prompt": TEXT}), ("chat/completions", chat)):
-        streamed = asked | {"stream": True, "prompt_logprobs": 1}
-        found = client.post(f"/v1/{path}", json=streamed)
-        assert found.status_code == 400 and found.get_json()["error"]["param"] == "stream"
-        assert "prompt_logprobs" in found.get_json()["error"]["message"]
+    for path, requested in (("completions", {"prompt": TEXT}), ("chat/completions", chat)):
+        streamed = requested | {"stream": True, "prompt_logprobs": 1}
+        result = client.post(f"/v1/{path}", json=streamed)
+        assert result.status_code == 400 and result.get_json()["error"]["param"] == "stream"
+        assert "prompt_logprobs" in result.get_json()["error"]["message"]
     for wrong in ({"logprobs": 21}, {"prompt_logprobs": -1}, {"prompt_logprobs": 21}):
         assert client.post("/v1/completions", json=body | wrong).status_code == 400
     streamed = client.post(

@@ -54,25 +54,25 @@ def small_client(embedder, **settings):
     ).test_client()
 
 
-def vectors(found):
-    return np.array([row["embedding"] for row in found.get_json()["data"]], np.float32)
+def vectors(result):
+    return np.array([row["embedding"] for row in result.get_json()["data"]], np.float32)
 
 
 def test_the_official_client_embeds_texts(sdk, embedder):
     texts = ["a red circle", "two dogs", ""]
     expected = embedder.embed(texts=texts)
-    found = sdk.embeddings.create(model="tiny clip", input=texts)  # asks for base64 by itself
-    assert np.array_equal(np.array([row.embedding for row in found.data], np.float32), expected)
-    assert [row.index for row in found.data] == [0, 1, 2]
-    assert found.usage.prompt_tokens == found.usage.total_tokens > 3
+    actual = sdk.embeddings.create(model="tiny clip", input=texts)  # asks for base64 by itself
+    assert np.array_equal(np.array([row.embedding for row in actual.data], np.float32), expected)
+    assert [row.index for row in actual.data] == [0, 1, 2]
+    assert actual.usage.prompt_tokens == actual.usage.total_tokens > 3
     plain = sdk.embeddings.create(model="vectors", input=texts[0], encoding_format="float")
     assert plain.model == "vectors" and len(plain.data) == 1
     assert np.abs(np.float32(plain.data[0].embedding) - expected[0]).max() < 1e-6  # another batch
 
 
 def test_a_misspelt_address_is_not_sent_to_pages_that_are_not_here(client):
-    told = client.post("/v1/embedding", json={}).get_json()["error"]["message"]
-    assert told == "there is nothing at this address; did you mean /v1/embeddings?"
+    reported = client.post("/v1/embedding", json={}).get_json()["error"]["message"]
+    assert reported == "there is nothing at this address; did you mean /v1/embeddings?"
     page = client.get("/v1", headers={"Accept": "text/html"})
     assert page.status_code == 404 and "docs" not in page.text
 
@@ -85,29 +85,29 @@ def test_pictures_as_jinas_clients_send_them(client, embedder):
         "embedding_type": "float",
         "task": "retrieval.query",
     }
-    found = vectors(client.post("/v1/embeddings", json=body))
+    result = vectors(client.post("/v1/embeddings", json=body))
     pictures, texts = embedder.embed([RED, BLUE]), embedder.embed(texts=["a", "b"])
-    assert np.array_equal(found, np.stack([texts[0], pictures[0], texts[1], pictures[1]]))
+    assert np.array_equal(result, np.stack([texts[0], pictures[0], texts[1], pictures[1]]))
     raw = vectors(client.post("/v1/embeddings", json={"input": "a", "normalize": False}))
     assert np.array_equal(raw, embedder.embed(texts="a", normalize=False))
 
 
 def test_pictures_as_vllms_clients_send_them(client, embedder):
     shown = user(image_part(data_url(RED)), " ")
-    found = client.post("/v1/embeddings", json={"messages": [shown], "encoding_format": "float"})
-    assert np.array_equal(vectors(found), embedder.embed(RED))
-    found = client.post("/embeddings", json={"messages": [user("two dogs")]})
-    assert np.array_equal(vectors(found), embedder.embed(texts="two dogs"))
+    result = client.post("/v1/embeddings", json={"messages": [shown], "encoding_format": "float"})
+    assert np.array_equal(vectors(result), embedder.embed(RED))
+    result = client.post("/embeddings", json={"messages": [user("two dogs")]})
+    assert np.array_equal(vectors(result), embedder.embed(texts="two dogs"))
 
 
 def test_large_pictures(client, embedder):
     large, other = noise(1), noise(2)
     inputs = [{"image": data_url(large)}, "a", {"image": base64.b64encode(other).decode()}]
-    found = client.post("/v1/embeddings", json={"input": inputs})
-    one, _, two = vectors(found)
+    result = client.post("/v1/embeddings", json={"input": inputs})
+    one, _, two = vectors(result)
     assert np.allclose([one, two], embedder.embed([large, other]), atol=1e-5)
-    found = client.post("/v1/embeddings", json={"messages": [user(image_part(data_url(large)))]})
-    assert np.allclose(vectors(found)[0], one, atol=1e-5)
+    result = client.post("/v1/embeddings", json={"messages": [user(image_part(data_url(large)))]})
+    assert np.allclose(vectors(result)[0], one, atol=1e-5)
 
 
 def test_uploads_are_embedded(client, embedder):
@@ -115,20 +115,20 @@ def test_uploads_are_embedded(client, embedder):
         "/v1/files", data={"file": (io.BytesIO(RED), "r.png"), "purpose": "vision"}
     )
     id_ = upload.get_json()["id"]
-    found = client.post("/v1/embeddings", json={"input": {"image": id_}})
-    assert np.array_equal(vectors(found), embedder.embed(RED))
+    result = client.post("/v1/embeddings", json={"input": {"image": id_}})
+    assert np.array_equal(vectors(result), embedder.embed(RED))
     part = {"type": "file", "file": {"file_data": data_url(RED), "filename": "r.png"}}
-    found = client.post("/v1/embeddings", json={"messages": [user(part)]})
-    assert np.array_equal(vectors(found), embedder.embed(RED))
+    result = client.post("/v1/embeddings", json={"messages": [user(part)]})
+    assert np.array_equal(vectors(result), embedder.embed(RED))
 
 
 def test_a_text_that_is_cut_is_told_or_refused(client):
     long = "the quick brown fox " * 20
-    found = client.post("/v1/embeddings", json={"input": ["a", long], "colour": 1})
-    cut, unknown = found.get_json()["usage"]["mtmd_receipt"]["warnings"]
+    result = client.post("/v1/embeddings", json={"input": ["a", long], "colour": 1})
+    cut, unknown = result.get_json()["usage"]["mtmd_receipt"]["warnings"]
     assert "text 2: the end is not seen" in cut and "ignored: colour" in unknown
-    found = client.post("/v1/embeddings", json={"input": ["a", long], "truncate": False})
-    assert found.status_code == 400 and "text 2" in found.get_json()["error"]["message"]
+    result = client.post("/v1/embeddings", json={"input": ["a", long], "truncate": False})
+    assert result.status_code == 400 and "text 2" in result.get_json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -156,15 +156,15 @@ def test_a_text_that_is_cut_is_told_or_refused(client):
 )
 def test_what_cannot_be_done_is_refused_by_name(embedder, body, param):
     client = small_client(embedder, media=MediaBudget(images=2))
-    found = client.post("/v1/embeddings", json=body)
-    assert found.status_code in (400, 404, 413), found.text
-    assert found.get_json()["error"]["param"] == param and len(found.data) < 1000
+    result = client.post("/v1/embeddings", json=body)
+    assert result.status_code in (400, 404, 413), result.text
+    assert result.get_json()["error"]["param"] == param and len(result.data) < 1000
 
 
 def test_unknown_fields_may_be_refused(embedder):
     client = small_client(embedder, unknown_fields="refuse")
-    found = client.post("/v1/embeddings", json={"input": "a", "colour": 1})
-    assert found.status_code == 400 and found.get_json()["error"]["code"] == "unknown_parameter"
+    result = client.post("/v1/embeddings", json={"input": "a", "colour": 1})
+    assert result.status_code == 400 and result.get_json()["error"]["code"] == "unknown_parameter"
 
 
 @pytest.mark.parametrize(
@@ -174,34 +174,34 @@ def test_unknown_fields_may_be_refused(embedder):
 )
 def test_a_model_that_writes_says_first_that_it_gives_no_vectors(more):
     client = client_for(FakeService(), unknown_fields="refuse")
-    found = client.post("/v1/embeddings", json={"input": "a"} | more)
-    error = found.get_json()["error"]
-    assert found.status_code == 400 and error["code"] == "no_embeddings"
+    result = client.post("/v1/embeddings", json={"input": "a"} | more)
+    error = result.get_json()["error"]
+    assert result.status_code == 400 and error["code"] == "no_embeddings"
     assert "dual encoder" in error["message"]
 
 
 def test_a_model_that_is_not_here_is_told_where_no_model_gives_vectors():
     client = client_for(FakeService())
-    found = client.post("/v1/embeddings", json={"input": "a", "model": "other"})
-    assert found.status_code == 404 and found.get_json()["error"]["code"] == "model_not_found"
+    result = client.post("/v1/embeddings", json={"input": "a", "model": "other"})
+    assert result.status_code == 404 and result.get_json()["error"]["code"] == "model_not_found"
     assert client.post("/v1/embeddings", json={"model": 5}).get_json()["error"]["param"] == "model"
 
 
 def test_a_dual_encoder_says_that_it_writes_nothing(client):
     for path in WRITES:
-        found = client.post(path, json={"messages": []})
-        error = found.get_json()["error"]
+        result = client.post(path, json={"messages": []})
+        error = result.get_json()["error"]
         text = error if isinstance(error, str) else error["message"]
-        assert found.status_code == 400 and "gives vectors (POST /v1/embeddings)" in text
+        assert result.status_code == 400 and "gives vectors (POST /v1/embeddings)" in text
     assert isinstance(client.post("/api/chat", json={}).get_json()["error"], str)
     assert client.post("/v1/messages", json={}).get_json()["type"] == "error"
 
 
 def test_a_dual_encoder_tells_ollamas_clients_where_its_vectors_are(client):
     for path in OLLAMAS:
-        found = client.post(path, json={"model": "tiny clip", "input": "a"})
-        assert found.status_code == 400
-        assert "gives vectors at POST /v1/embeddings" in found.get_json()["error"]
+        result = client.post(path, json={"model": "tiny clip", "input": "a"})
+        assert result.status_code == 400
+        assert "gives vectors at POST /v1/embeddings" in result.get_json()["error"]
 
 
 def test_what_a_dual_encoder_tells_of_itself(embedder):
@@ -217,18 +217,18 @@ def test_what_a_dual_encoder_tells_of_itself(embedder):
     assert client.get("/v1/models/other", headers=key).status_code == 404
     client.post("/v1/embeddings", json={"input": ["a", {"image": data_url(RED)}]}, headers=key)
     lines = client.get("/metrics", headers=key).text.splitlines()
-    told = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
-    assert (told["mtmd_images_total"], told["mtmd_finished_total"]) == ("1.0", "1.0")
+    reported = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    assert (reported["mtmd_images_total"], reported["mtmd_finished_total"]) == ("1.0", "1.0")
     assert client.get("/warmup", headers=key).get_json()["model"] == "tiny clip"
     assert client.get("/props", headers=key).get_json()["modalities"]["vision"]
 
 
 def test_facts_of_a_dual_encoder(embedder):
-    found = EmbeddingService(embedder).checkpoint_facts
-    stored = 4 * found.parameters
-    assert stored == embedder.checkpoint.weight_bytes and found.parameters > 1000
-    assert (found.format, found.architecture, found.width) == ("safetensors", "clip", 24)
-    assert found.weight_type == "F32"
+    result = EmbeddingService(embedder).checkpoint_facts
+    stored = 4 * result.parameters
+    assert stored == embedder.checkpoint.weight_bytes and result.parameters > 1000
+    assert (result.format, result.architecture, result.width) == ("safetensors", "clip", 24)
+    assert result.weight_type == "F32"
 
 
 def test_threads_share_a_dual_encoder(embedder):
@@ -250,8 +250,8 @@ def test_threads_share_a_dual_encoder(embedder):
 
 
 def test_a_device_that_fails_is_told(embedder, monkeypatch):
-    service, told = EmbeddingService(embedder), []
-    service.on_fault(told.append)
+    service, reported = EmbeddingService(embedder), []
+    service.on_fault(reported.append)
 
     def fails(*_, **__):
         raise RuntimeError("unspecified launch failure")
@@ -265,4 +265,4 @@ def test_a_device_that_fails_is_told(embedder, monkeypatch):
     for _ in range(2):
         with pytest.raises(DeviceError, match="the device gpu has failed"):
             service.embeddings([], ["a"])
-    assert told == [service.fault] and service.stats().failed == 2
+    assert reported == [service.fault] and service.stats().failed == 2

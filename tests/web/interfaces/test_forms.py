@@ -20,7 +20,7 @@ from mtmd.web.interfaces.openai_requests import ChatRequest, CompletionRequest
 from mtmd.web.interfaces.responses import ResponseForm
 from mtmd.web.interfaces.responses_requests import ResponsesRequest
 
-SAID = "fake says hi"
+STATED = "fake says hi"
 MODEL = SimpleNamespace(name="fake", context=99, called=lambda name: name or "fake")
 CHAT = ChatRequest.model_validate({"messages": [{"role": "user", "content": "hi"}]})
 PLAIN = CompletionRequest.model_validate({"prompt": "hi"})
@@ -59,7 +59,7 @@ FORMS = {  # the form, and where the text of a whole answer and of a piece stand
 @pytest.fixture
 def events():
     service = FakeService()
-    service.answer = lambda *_: SAID
+    service.answer = lambda *_: STATED
     return list(service.submit([{"role": "user", "content": "hi"}]))
 
 
@@ -67,7 +67,7 @@ def events():
 def test_a_stream_says_what_the_whole_answer_says(interface, events):
     form, text_of, piece_of = FORMS[interface]
     answer = next(event.answer for event in events if isinstance(event, Finished))
-    assert text_of(form.whole(MODEL, [Collected(answer)])) == SAID
+    assert text_of(form.whole(MODEL, [Collected(answer)])) == STATED
     writer = form.writer(MODEL)
     sent = [
         *writer.begin(),
@@ -76,7 +76,7 @@ def test_a_stream_says_what_the_whole_answer_says(interface, events):
     ]
     lines = [line.removeprefix("data: ") for line in "".join(sent).splitlines()]
     pieces = [json.loads(line) for line in lines if line.startswith("{")]
-    assert "".join(map(piece_of, pieces)) == SAID
+    assert "".join(map(piece_of, pieces)) == STATED
 
 
 @pytest.mark.parametrize("interface", FORMS)

@@ -28,7 +28,7 @@ def service() -> Iterator[Service]:
         yield service
 
 
-def asked(service: Service, path: str, body: dict[str, Any]) -> Any:
+def requested(service: Service, path: str, body: dict[str, Any]) -> Any:
     small = {"max_output_tokens": 4} if path == RESPONSES else {"max_tokens": 4}
     if path == OLLAMA:
         small = {"options": {"num_predict": 4}, "stream": False}
@@ -68,8 +68,8 @@ def test_a_call_with_broken_arguments_is_read_again(
             ],
             "tools": [{"type": "function", **function}],
         }
-    found = asked(service, path, body)
-    assert found.status_code == 200, found.text
+    result = requested(service, path, body)
+    assert result.status_code == 200, result.text
     shown = client_for(service).post("/apply-template", json=body) if path == CHAT else None
     if shown is not None and arguments == CUT:
         assert "This is a short" in shown.get_json()["prompt"]
@@ -95,5 +95,5 @@ def test_a_call_with_broken_arguments_is_read_again(
 def test_system_messages_alone_are_answered(
     service: Service, path: str, body: dict[str, Any]
 ) -> None:
-    found = asked(service, path, body)
-    assert found.status_code == 200, found.text
+    result = requested(service, path, body)
+    assert result.status_code == 200, result.text

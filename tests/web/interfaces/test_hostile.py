@@ -154,8 +154,8 @@ ANYTHING = (
 )  # fmt: skip
 
 
-def places(value, place=()):
-    yield place
+def locations(value, location=()):
+    yield location
     items = (
         value.items()
         if isinstance(value, dict)
@@ -164,37 +164,37 @@ def places(value, place=()):
         else ()
     )
     for key, item in items:
-        yield from places(item, (*place, key))
+        yield from locations(item, (*location, key))
 
 
 def changed(body, chance):
     """`body` with anything at one or a few places, a place taken out, or one put twice."""
     body = copy.deepcopy(body)
     for _ in range(chance.choice((1, 1, 1, 2, 4))):
-        place = chance.choice(list(places(body)))
-        if not place:
+        location = chance.choice(list(locations(body)))
+        if not location:
             return copy.deepcopy(chance.choice(ANYTHING))
         inside = body
-        for key in place[:-1]:
+        for key in location[:-1]:
             inside = inside[key]
         what = chance.random()
         if what < 0.15:
-            del inside[place[-1]]
+            del inside[location[-1]]
         elif what < 0.25 and isinstance(inside, list):
-            inside += copy.deepcopy([inside[place[-1]]] * chance.choice((1, 20)))
+            inside += copy.deepcopy([inside[location[-1]]] * chance.choice((1, 20)))
         else:
-            inside[place[-1]] = copy.deepcopy(chance.choice(ANYTHING))
+            inside[location[-1]] = copy.deepcopy(chance.choice(ANYTHING))
         if not isinstance(body, dict) or not body:
             break
     return body
 
 
-def is_error(path, found):
+def is_error(path, result):
     if path.startswith("/v1/messages"):
-        return found["type"] == "error" and set(found["error"]) == {"type", "message"}
+        return result["type"] == "error" and set(result["error"]) == {"type", "message"}
     if path.startswith("/api/"):
-        return list(found) == ["error"] and isinstance(found["error"], str)
-    return set(found["error"]) == {"message", "type", "param", "code"}
+        return list(result) == ["error"] and isinstance(result["error"], str)
+    return set(result["error"]) == {"message", "type", "param", "code"}
 
 
 @pytest.mark.parametrize("path", REQUESTS)
@@ -204,14 +204,14 @@ def test_anything_anywhere_is_answered_or_refused_in_the_right_form(path):
     seen = set()
     for _ in range(EXAMPLES):
         body = changed(REQUESTS[path], chance)
-        found = client.post(
+        result = client.post(
             path, data=json.dumps(body), content_type="application/json", buffered=True
         )
-        seen.add(found.status_code)
-        assert found.status_code in (200, 400, 404, 413), (body, found.text)
-        if found.status_code >= 400:
-            assert is_error(path, found.get_json()), found.text
-            assert len(found.data) < 2000 and not INSIDE.search(found.text), found.text
+        seen.add(result.status_code)
+        assert result.status_code in (200, 400, 404, 413), (body, result.text)
+        if result.status_code >= 400:
+            assert is_error(path, result.get_json()), result.text
+            assert len(result.data) < 2000 and not INSIDE.search(result.text), result.text
     assert seen >= {200, 400}
 
 
@@ -226,5 +226,5 @@ def test_what_is_no_json_is_refused_in_the_right_form(path):
         # what `curl -d` says of JSON too, in Ollama's own examples
         (b"x=1", "application/x-www-form-urlencoded", 400 if path.startswith("/api/") else 415),
     ):
-        found = client.post(path, data=data, content_type=kind)
-        assert found.status_code == status and is_error(path, found.get_json())
+        result = client.post(path, data=data, content_type=kind)
+        assert result.status_code == status and is_error(path, result.get_json())

@@ -19,8 +19,8 @@ def test_text_and_tokens(client):
     assert tokens(content="ab") == [2, 97, 98]
     assert tokens(content="ab", add_special=True, parse_special=False) == [1, 3, 97, 98]
     assert tokens(content="b", with_pieces=True)[1] == {"id": 98, "piece": "b"}
-    found = client.post("/detokenize", json={"tokens": [97, 98]}).get_json()
-    assert found == {"content": "ab"}
+    result = client.post("/detokenize", json={"tokens": [97, 98]}).get_json()
+    assert result == {"content": "ab"}
     for path, body in (
         ("/tokenize", {"content": "x" * (CONTEXT * 64 + 1)}),
         ("/tokenize", {"content": 3}),
@@ -32,10 +32,10 @@ def test_text_and_tokens(client):
 
 def test_the_prompt_as_the_template_writes_it(client):
     messages = [{"role": "system", "content": "a"}, user("b", image_part(data_url(png())))]
-    found = client.post("/apply-template", json={"messages": messages}).get_json()
-    assert found == {"prompt": "<system>a<user>b"}
-    found = client.post("/apply-template", json={"messages": messages, "model": "other"})
-    assert found.status_code == 404
+    result = client.post("/apply-template", json={"messages": messages}).get_json()
+    assert result == {"prompt": "<system>a<user>b"}
+    result = client.post("/apply-template", json={"messages": messages, "model": "other"})
+    assert result.status_code == 404
 
 
 def test_slots_and_properties():
@@ -48,10 +48,10 @@ def test_slots_and_properties():
     service.running = 4
     assert all(slot["is_processing"] for slot in client.get("/slots").get_json())
     assert client.get("/slots?fail_on_no_slot=1").status_code == 503
-    found = client.get("/props").get_json()
-    assert found["default_generation_settings"]["n_ctx"] == CONTEXT
-    assert found["modalities"]["vision"] and found["total_slots"] == 4
-    assert found["chat_template"] == "{{ messages }}"
+    result = client.get("/props").get_json()
+    assert result["default_generation_settings"]["n_ctx"] == CONTEXT
+    assert result["modalities"]["vision"] and result["total_slots"] == 4
+    assert result["chat_template"] == "{{ messages }}"
 
 
 def test_whether_it_is_ready_is_told_without_a_key():
@@ -61,5 +61,5 @@ def test_whether_it_is_ready_is_told_without_a_key():
     assert client.get("/version").status_code == 200
     assert client.get("/slots").status_code == 401
     service.fail(DeviceError("the device hangs"))
-    found = client.get("/ready")
-    assert found.status_code == 503 and found.get_json()["reason"] == "the device hangs"
+    result = client.get("/ready")
+    assert result.status_code == 503 and result.get_json()["reason"] == "the device hangs"

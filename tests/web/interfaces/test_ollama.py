@@ -34,7 +34,7 @@ def sdk(service):
 
 
 def test_the_official_client_chats_about_pictures(sdk, service):
-    found = sdk.chat(
+    result = sdk.chat(
         "fake:latest",
         [
             {"role": "system", "content": "be brief"},
@@ -43,10 +43,10 @@ def test_the_official_client_chats_about_pictures(sdk, service):
         options={"temperature": 0.5, "num_predict": 40, "seed": 3, "stop": ["END"], "num_ctx": 99},
         keep_alive="5m",
     )
-    assert found.message.content == "2 messages, pictures [(20, 10), (64, 4)]: what?"
-    assert (found.model, found.done, found.done_reason) == ("fake:latest", True, "stop")
-    assert (found.prompt_eval_count, found.eval_count) == (7, 8)
-    assert found.total_duration > 0 and found.load_duration == 0
+    assert result.message.content == "2 messages, pictures [(20, 10), (64, 4)]: what?"
+    assert (result.model, result.done, result.done_reason) == ("fake:latest", True, "stop")
+    assert (result.prompt_eval_count, result.eval_count) == (7, 8)
+    assert result.total_duration > 0 and result.load_duration == 0
     chosen = service.tickets[0].settings
     assert (chosen.temperature, chosen.max_tokens, chosen.seed, chosen.stop) == (
         0.5,
@@ -68,8 +68,8 @@ def test_the_official_client_streams(sdk):
 
 
 def test_the_official_client_generates(sdk, service):
-    found = sdk.generate("fake", "what?", system="be brief", images=[RED], format="json")
-    assert found.response == "2 messages, pictures [(20, 10)]: what?" and found.done
+    result = sdk.generate("fake", "what?", system="be brief", images=[RED], format="json")
+    assert result.response == "2 messages, pictures [(20, 10)]: what?" and result.done
     assert service.tickets[0].chosen["json_schema"] == {"type": "object"}
     parts = list(sdk.generate("fake", "hi", stream=True, options={"num_predict": 2}))
     assert "".join(p.response for p in parts) == "1 messages,"
@@ -114,10 +114,10 @@ def test_the_official_client_lists_and_shows_the_model(service):
 
 
 def test_the_official_client_hears_that_there_are_no_vectors(sdk, client):
-    told = "'fake' writes answers and gives no vectors; serve a dual encoder"
-    with pytest.raises(ollama.ResponseError, match=told) as new:
+    reported = "'fake' writes answers and gives no vectors; serve a dual encoder"
+    with pytest.raises(ollama.ResponseError, match=reported) as new:
         sdk.embed("fake:latest", ["a", "b"], dimensions=8)
-    with pytest.raises(ollama.ResponseError, match=told) as old:
+    with pytest.raises(ollama.ResponseError, match=reported) as old:
         sdk.embeddings("fake", "a")
     assert (new.value.status_code, old.value.status_code) == (400, 400)
     with pytest.raises(ollama.ResponseError, match=r"has .fake") as missing:
@@ -164,30 +164,30 @@ MADE = [("look", {"at": "left"}), ("look", {"at": "up"})]
 
 def test_the_official_client_gets_calls(sdk, service):
     service.calls = CALLS
-    asked = [{"role": "user", "content": "hi"}]
-    found = sdk.chat("fake", asked, tools=[look])
-    assert (seen(found.message), found.done_reason) == (MADE, "stop")
-    parts = list(sdk.chat("fake", asked, tools=[look], stream=True))
+    requested = [{"role": "user", "content": "hi"}]
+    result = sdk.chat("fake", requested, tools=[look])
+    assert (seen(result.message), result.done_reason) == (MADE, "stop")
+    parts = list(sdk.chat("fake", requested, tools=[look], stream=True))
     assert [call for part in parts for call in seen(part.message)] == MADE
     assert [p.done for p in parts] == [False, False, True]
     (tool,) = service.tickets[0].settings.toolbox.tools
     assert tool.name == "look" and tool.schema["required"] == ["at"]
     service.calls, service.calls_finish = (ToolCall("call_1", "look", '{"at"'),), "length"
-    found = sdk.chat("fake", asked, tools=[look])
-    assert (seen(found.message), found.done_reason) == ([], "length")
+    result = sdk.chat("fake", requested, tools=[look])
+    assert (seen(result.message), result.done_reason) == ([], "length")
 
 
 def test_results_find_their_calls(sdk, service):
     service.calls = CALLS
-    asked = [{"role": "user", "content": "hi"}]
-    said = sdk.chat("fake", asked, tools=[look]).message
+    requested = [{"role": "user", "content": "hi"}]
+    stated = sdk.chat("fake", requested, tools=[look]).message
     other = {"role": "assistant", "tool_calls": [{"function": {"name": "see", "arguments": {}}}]}
     service.calls = ()
-    found = sdk.chat(
+    result = sdk.chat(
         "fake",
         [
-            *asked,
-            said,
+            *requested,
+            stated,
             other,
             {"role": "tool", "content": "of see", "tool_name": "see", "images": [png(64, 4)]},
             {"role": "tool", "content": "left", "tool_name": "look"},
@@ -196,7 +196,7 @@ def test_results_find_their_calls(sdk, service):
         ],
         tools=[look],
     )
-    assert found.message.content == "7 messages, pictures [(64, 4)]: of none"
+    assert result.message.content == "7 messages, pictures [(64, 4)]: of none"
     messages = service.tickets[-1].messages
     results = [(m.get("tool_call_id"), m.get("name")) for m in messages[3:]]
     ids = [call["id"] for message in messages[1:3] for call in message["tool_calls"]]
@@ -206,8 +206,8 @@ def test_results_find_their_calls(sdk, service):
 
 def test_what_says_nothing_loads_a_model_that_is_loaded(client, service):
     for path in ("/api/chat", "/api/generate"):
-        found = client.post(path, json={"model": "fake"}).get_json()
-        assert (found["done"], found["done_reason"]) == (True, "load")
+        result = client.post(path, json={"model": "fake"}).get_json()
+        assert (result["done"], result["done_reason"]) == (True, "load")
     assert service.tickets == []
 
 
@@ -226,9 +226,9 @@ def test_what_says_nothing_loads_a_model_that_is_loaded(client, service):
 )
 def test_what_cannot_be_done_is_refused_by_name(client, more, named):
     body = {"model": "fake", "messages": [{"role": "user", "content": "hi"}], "tools": None}
-    found = client.post("/api/chat", json=body | more)
-    assert found.status_code == 400 and list(found.get_json()) == ["error"]
-    assert named in found.get_json()["error"]
+    result = client.post("/api/chat", json=body | more)
+    assert result.status_code == 400 and list(result.get_json()) == ["error"]
+    assert named in result.get_json()["error"]
 
 
 def test_an_answer_goes_on_from_what_the_assistant_says_last(client, service):
@@ -245,8 +245,8 @@ def test_an_answer_goes_on_from_what_the_assistant_says_last(client, service):
 
 def test_keys_hold_for_it(service):
     client = client_for(service, api_keys=("a-long-enough-key",))
-    found = client.get("/api/tags")
-    assert found.status_code == 401 and isinstance(found.get_json()["error"], str)
+    result = client.get("/api/tags")
+    assert result.status_code == 401 and isinstance(result.get_json()["error"], str)
     key = {"Authorization": "Bearer a-long-enough-key"}
     assert client.get("/api/tags", headers=key).status_code == 200
 
@@ -297,7 +297,7 @@ def test_the_lines_of_ollamas_own_documentation(client):
 def test_null_is_as_good_as_nothing(client):
     nothing = dict.fromkeys(("system", "images", "template", "context", "suffix", "raw", "format"))
     body = {"model": "fake", "stream": False, "options": None, "keep_alive": None}
-    found = client.post("/api/generate", json=body | nothing | {"prompt": "hi"})
-    assert found.status_code == 200 and found.get_json()["response"].endswith("hi")
+    result = client.post("/api/generate", json=body | nothing | {"prompt": "hi"})
+    assert result.status_code == 200 and result.get_json()["response"].endswith("hi")
     loaded = client.post("/api/generate", json=body | nothing | {"prompt": None})
     assert (loaded.status_code, loaded.get_json()["done_reason"]) == (200, "load")

@@ -55,25 +55,25 @@ def events(response):
 
 def test_the_official_client_asks_about_pictures_and_gets_answer_and_receipt(served):
     parts = [{"type": "text", "text": "what?"}, image_part(RED), image_part(WIDE)]
-    found = served.chat.completions.create(
+    result = served.chat.completions.create(
         model="fake",
         messages=[{"role": "system", "content": "be brief"}, {"role": "user", "content": parts}],
     )
-    assert found.choices[0].message.content == "2 messages, pictures [(20, 10), (64, 4)]: what?"
-    assert (found.choices[0].finish_reason, found.model, found.object) == (
+    assert result.choices[0].message.content == "2 messages, pictures [(20, 10), (64, 4)]: what?"
+    assert (result.choices[0].finish_reason, result.model, result.object) == (
         "stop",
         "fake",
         "chat.completion",
     )
-    assert (found.usage.prompt_tokens, found.usage.completion_tokens, found.usage.total_tokens) == (
-        7,
-        8,
-        15,
-    )
-    assert found.usage.prompt_tokens_details.cached_tokens == 3
-    receipt = found.usage.model_extra["mtmd_receipt"]
+    assert (
+        result.usage.prompt_tokens,
+        result.usage.completion_tokens,
+        result.usage.total_tokens,
+    ) == (7, 8, 15)
+    assert result.usage.prompt_tokens_details.cached_tokens == 3
+    receipt = result.usage.model_extra["mtmd_receipt"]
     assert [i["original_size"] for i in receipt["images"]] == [[20, 10], [64, 4]]
-    assert found._request_id.startswith("req-")
+    assert result._request_id.startswith("req-")
 
 
 def test_the_official_client_streams(served):
@@ -93,8 +93,8 @@ def test_the_official_client_streams(served):
     assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"
     assert (chunks[-1].choices, chunks[-1].usage.completion_tokens) == ([], 7)
     assert chunks[-1].usage.model_extra["mtmd_receipt"]["finish"] == "stop"
-    told = [c.model_extra["mtmd"]["progress"] for c in chunks if "mtmd" in c.model_extra]
-    assert told == [
+    reported = [c.model_extra["mtmd"]["progress"] for c in chunks if "mtmd" in c.model_extra]
+    assert reported == [
         {"stage": "encode", "done": 1, "total": 1},
         {"stage": "prefill", "done": 0, "total": 7},
     ]
@@ -138,23 +138,23 @@ def test_the_official_client_lists_models_and_keeps_files(served):
     assert served.models.retrieve("fake").id == "fake"
     with pytest.raises(openai.NotFoundError):
         served.models.retrieve("other")
-    kept = served.files.create(file=("../../a b.png", png(8, 6)), purpose="vision")
-    assert (kept.filename, kept.bytes) == ("a b.png", len(png(8, 6)))
-    assert [f.id for f in served.files.list()] == [kept.id] == [served.files.retrieve(kept.id).id]
-    assert served.files.content(kept.id).read() == png(8, 6)
-    for part in (image_part(kept.id), {"type": "file", "file": {"file_id": kept.id}}):
+    saved = served.files.create(file=("../../a b.png", png(8, 6)), purpose="vision")
+    assert (saved.filename, saved.bytes) == ("a b.png", len(png(8, 6)))
+    assert [f.id for f in served.files.list()] == [saved.id] == [served.files.retrieve(saved.id).id]
+    assert served.files.content(saved.id).read() == png(8, 6)
+    for part in (image_part(saved.id), {"type": "file", "file": {"file_id": saved.id}}):
         answer = served.chat.completions.create(model="fake", messages=[user("size?", part)])
         assert "[(8, 6)]" in answer.choices[0].message.content
-    assert served.files.delete(kept.id).deleted
+    assert served.files.delete(saved.id).deleted
     with pytest.raises(openai.NotFoundError):
-        served.chat.completions.create(model="fake", messages=[user("size?", image_part(kept.id))])
+        served.chat.completions.create(model="fake", messages=[user("size?", image_part(saved.id))])
 
 
 @pytest.mark.parametrize("data", [png(), noise(1), png(kind="JPEG")], ids=["short", "long", "JPEG"])
 def test_base64_in_place_of_a_url_is_told(client, data):
     reply = post_chat(client, "what?", image_part(data_url(data).partition(",")[2]))
-    told = "image_url: found base64 alone, expected a data URL, as data:image/png;base64,..., "
-    assert reply.status_code == 400 and told in reply.get_json()["error"]["message"]
+    reported = "image_url: found base64 alone, expected a data URL, as data:image/png;base64,..., "
+    assert reply.status_code == 400 and reported in reply.get_json()["error"]["message"]
 
 
 def file_part(data, name="a.png"):
@@ -202,9 +202,9 @@ def test_a_file_that_shows_no_picture_is_refused(client, part, words):
 
 
 def test_the_official_client_completes_prompts(served):
-    found = served.completions.create(model="fake", prompt="say this", logprobs=1)
-    assert found.choices[0].text == "1 messages, pictures []: say this"
-    assert found.choices[0].logprobs.token_logprobs == [-0.5] * 6
+    result = served.completions.create(model="fake", prompt="say this", logprobs=1)
+    assert result.choices[0].text == "1 messages, pictures []: say this"
+    assert result.choices[0].logprobs.token_logprobs == [-0.5] * 6
     chunks = list(
         served.completions.create(
             model="fake", prompt=["say this"], stream=True, stream_options={"include_usage": True}
@@ -218,16 +218,16 @@ def test_the_official_client_completes_prompts(served):
 
 
 def test_logprobs_are_told_as_asked(client):
-    found = post_chat(client, "a b", logprobs=True, top_logprobs=2).get_json()["choices"][0][
+    result = post_chat(client, "a b", logprobs=True, top_logprobs=2).get_json()["choices"][0][
         "logprobs"
     ]["content"]
-    assert found[0]["logprob"] == -0.5 and found[0]["bytes"] == list(found[0]["token"].encode())
-    assert [t["token"] for t in found[0]["top_logprobs"]] == ["other0", "other1"]
+    assert result[0]["logprob"] == -0.5 and result[0]["bytes"] == list(result[0]["token"].encode())
+    assert [t["token"] for t in result[0]["top_logprobs"]] == ["other0", "other1"]
     assert post_chat(client, "a b").get_json()["choices"][0]["logprobs"] is None
     chunks = events(post_chat(client, "a b", logprobs=True, stream=True))
     assert sum(
         len(c["choices"][0]["logprobs"]["content"]) for c in chunks if c["choices"][0]["logprobs"]
-    ) == len(found)
+    ) == len(result)
 
 
 @pytest.mark.parametrize(
@@ -262,9 +262,9 @@ def test_logprobs_are_told_as_asked(client):
 )
 def test_fields_become_options(service, client, body, chosen):
     assert post_chat(client, "hi", **body).status_code == 200
-    found = service.tickets[-1].chosen
-    assert {k: found[k] for k in chosen} == chosen
-    assert ("json_schema" in found) == ("json_schema" in chosen)
+    result = service.tickets[-1].chosen
+    assert {k: result[k] for k in chosen} == chosen
+    assert ("json_schema" in result) == ("json_schema" in chosen)
 
 
 def test_the_closest_look_that_any_picture_asks_for_holds_for_all(service, client):
@@ -333,16 +333,16 @@ def test_the_closest_look_that_any_picture_asks_for_holds_for_all(service, clien
     ],
 )
 def test_what_cannot_be_done_is_refused_by_name(service, client, body, param):
-    found = client.post("/v1/chat/completions", json={"messages": [user("hi")]} | body)
-    assert (found.status_code, found.get_json()["error"]["param"]) == (400, param)
-    assert param in found.get_json()["error"]["message"] and not service.tickets
+    result = client.post("/v1/chat/completions", json={"messages": [user("hi")]} | body)
+    assert (result.status_code, result.get_json()["error"]["param"]) == (400, param)
+    assert param in result.get_json()["error"]["message"] and not service.tickets
 
 
 def test_tokens_are_counted_without_an_answer(service, client):
-    found = client.post(
+    result = client.post(
         "/v1/chat/completions/input_tokens", json={"messages": [user("hi", image_part(RED))]}
     ).get_json()
-    assert found == {
+    assert result == {
         "object": "response.input_tokens",
         "input_tokens": 14,
         "mtmd": {"image_tokens": [4], "video_tokens": [], "context": CONTEXT},
@@ -364,14 +364,14 @@ def test_a_schema_that_would_take_long_to_compile_is_refused(client, service):
             "type": "object",
             "properties": {f"field {i}": {"type": "string"} for i in range(count)},
         }
-        found = post_chat(
+        result = post_chat(
             client,
             "hi",
             response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
         )
-        assert found.status_code == status
+        assert result.status_code == status
     assert (
-        found.get_json()["error"]["param"] == "response_format.json_schema.schema"
+        result.get_json()["error"]["param"] == "response_format.json_schema.schema"
         and len(service.tickets) == 1
     )
 
@@ -379,7 +379,7 @@ def test_a_schema_that_would_take_long_to_compile_is_refused(client, service):
 def test_a_full_server_does_not_decode_pictures(monkeypatch):
     service = FakeService(pace_s=30)
     client = client_for(service, queue=1)
-    held = [
+    stored = [
         client.post(
             "/v1/chat/completions", json={"messages": [user("hi")], "stream": True}, buffered=False
         )
@@ -388,14 +388,14 @@ def test_a_full_server_does_not_decode_pictures(monkeypatch):
     monkeypatch.setattr("mtmd.web.intake.picture_budget.load_isolated", None)
     assert post_chat(client, "hi", image_part(RED)).status_code == 429
     assert client.post("/v1/completions", json={"prompt": "hi"}).status_code == 429
-    held.pop().close()
+    stored.pop().close()
     service.pace_s = 0
     assert post_chat(client, "hi").status_code == 200
     assert (
         post_chat(client, "hi", n=0).status_code == 400 and post_chat(client, "").status_code == 400
     )
     assert post_chat(client, "hi").status_code == 200
-    for response in held:
+    for response in stored:
         response.close()
 
 
@@ -404,10 +404,10 @@ def test_an_error_of_ours_after_the_start_of_a_stream_is_its_last_event(service,
     assert events(post_chat(client, "hi", stream=True))[-1]["error"]["message"] == "no"
     service.fails = MtmdError("/secret/path is broken")
     for stream in (True, False):
-        found = post_chat(client, "hi", stream=stream)
-        assert "secret" not in found.get_data(as_text=True) and "internal_error" in found.get_data(
+        result = post_chat(client, "hi", stream=stream)
+        assert "secret" not in result.get_data(
             as_text=True
-        )
+        ) and "internal_error" in result.get_data(as_text=True)
 
 
 def test_a_stream_that_the_server_ends_says_so(service, client):
@@ -418,8 +418,8 @@ def test_a_stream_that_the_server_ends_says_so(service, client):
     service.close()
     assert events(response)[-1]["error"]["code"] == "shutting_down"
     service.answer = lambda *_: service.close() or "never"
-    found = post_chat(client, "hi")
-    assert (found.status_code, found.get_json()["error"]["code"]) == (503, "shutting_down")
+    result = post_chat(client, "hi")
+    assert (result.status_code, result.get_json()["error"]["code"]) == (503, "shutting_down")
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -464,10 +464,14 @@ def test_requests_are_answered_at_the_same_time():
 
 def test_stop_strings_have_limits():
     client = client_for(FakeService())
-    for stop, place in (("x" * 257, "stop"), (["a", "x" * 257], "stop[1]"), (["a"] * 17, "stop")):
-        found = client.post("/v1/completions", json={"prompt": "a", "stop": stop})
-        assert found.status_code == 400
-        assert found.get_json()["error"]["param"].startswith(place)
+    for stop, location in (
+        ("x" * 257, "stop"),
+        (["a", "x" * 257], "stop[1]"),
+        (["a"] * 17, "stop"),
+    ):
+        result = client.post("/v1/completions", json={"prompt": "a", "stop": stop})
+        assert result.status_code == 400
+        assert result.get_json()["error"]["param"].startswith(location)
     assert (
         client.post("/v1/completions", json={"prompt": "a", "stop": "x" * 256}).status_code == 200
     )

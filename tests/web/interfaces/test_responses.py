@@ -23,7 +23,7 @@ CALLS = (ToolCall("call_1", "look", '{"at": "left"}'), ToolCall("call_2", "look"
 RED = {"type": "input_image", "image_url": data_url(png(20, 10)), "detail": "high"}
 
 
-def said(text, *pictures):
+def stated(text, *pictures):
     return [{"role": "user", "content": [*pictures, {"type": "input_text", "text": text}]}]
 
 
@@ -45,17 +45,17 @@ def sdk(service):
 
 
 def test_the_official_client_asks_about_pictures(sdk, service):
-    found = sdk.responses.create(
+    result = sdk.responses.create(
         model="fake",
         instructions="be brief",
-        input=said("what?", RED),
+        input=stated("what?", RED),
         temperature=0.5,
         max_output_tokens=40,
         metadata={"for": "us"},
     )
-    assert found.output_text == "2 messages, pictures [(20, 10)]: what?"
-    assert (found.status, found.model, found.metadata) == ("completed", "fake", {"for": "us"})
-    usage = found.usage
+    assert result.output_text == "2 messages, pictures [(20, 10)]: what?"
+    assert (result.status, result.model, result.metadata) == ("completed", "fake", {"for": "us"})
+    usage = result.usage
     assert (usage.input_tokens, usage.output_tokens, usage.total_tokens) == (7, 6, 13)
     assert usage.input_tokens_details.cached_tokens == 3
     chosen = service.tickets[0].settings
@@ -91,20 +91,20 @@ def test_answers_in_a_schema(sdk, service):
         n: int
 
     service.words = '{"n":3}'
-    found = sdk.responses.parse(model="fake", input="how many?", text_format=Count)
-    assert found.output_parsed == Count(n=3)
+    result = sdk.responses.parse(model="fake", input="how many?", text_format=Count)
+    assert result.output_parsed == Count(n=3)
     assert service.tickets[0].chosen["json_schema"]["strict"] is True
     properties = service.tickets[0].chosen["json_schema"]["schema"]["properties"]
     assert properties["n"]["type"] == "integer"
 
 
 def test_an_answer_that_is_cut_is_incomplete(sdk):
-    found = sdk.responses.create(model="fake", input="hi", max_output_tokens=2)
-    assert (found.status, found.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    result = sdk.responses.create(model="fake", input="hi", max_output_tokens=2)
+    assert (result.status, result.incomplete_details.reason) == ("incomplete", "max_output_tokens")
 
 
 def test_a_conversation_goes_on_by_the_id_of_a_response(sdk):
-    first = sdk.responses.create(model="fake", instructions="a", input=said("what?", RED))
+    first = sdk.responses.create(model="fake", instructions="a", input=stated("what?", RED))
     assert first.store
     second = sdk.responses.create(model="fake", input="and?", previous_response_id=first.id)
     assert second.output_text == "3 messages, pictures [(20, 10)]: and?"
@@ -135,20 +135,20 @@ def test_another_key_does_not_see_them():
 
 def test_the_oldest_make_room():
     now = [0.0]
-    kept = StoredResponses(lambda: 2, 2 * (2 * RECORD_BYTES + 1050), lambda: now[0])
+    saved = StoredResponses(lambda: 2, 2 * (2 * RECORD_BYTES + 1050), lambda: now[0])
 
     def add(id_, size, owner="anna"):
-        return kept.add(owner, (Turn("user", ("x" * size,)),), {"id": id_})
+        return saved.add(owner, (Turn("user", ("x" * size,)),), {"id": id_})
 
     def there(*ids):
-        found = []
+        result = []
         for id_ in ids:
             for owner in ("anna", "ben"):
                 try:
-                    found.append(kept.get(owner, id_).body["id"])
+                    result.append(saved.get(owner, id_).body["id"])
                 except ApiError:
                     continue
-        return found
+        return result
 
     add("a", 500)
     add("b", 400)
@@ -178,13 +178,13 @@ by_address = {"type": "input_file", "file_url": "https://example.com/a.png"}
         ({"input": [{"type": "function_call_output", "call_id": "1"}]}, "input[0].output"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
         (
-            {"input": said("x", {"type": "input_file", "file_id": "x"})},
+            {"input": stated("x", {"type": "input_file", "file_id": "x"})},
             "input[0].content[0].file_id",
         ),
-        ({"input": said("x", {"type": "input_image"})}, "input[0].content[0]"),
-        ({"input": said("x", {"type": "input_file"})}, "input[0].content[0]"),
-        ({"input": said("x", pdf)}, "input[0].content[0].file_data"),
-        ({"input": said("x", by_address)}, "input[0].content[0].file_url"),
+        ({"input": stated("x", {"type": "input_image"})}, "input[0].content[0]"),
+        ({"input": stated("x", {"type": "input_file"})}, "input[0].content[0]"),
+        ({"input": stated("x", pdf)}, "input[0].content[0].file_data"),
+        ({"input": stated("x", by_address)}, "input[0].content[0].file_url"),
         ({"background": True}, "background"),
         ({"reasoning": {"effort": "endless"}}, "reasoning.effort"),
         ({"model": "other"}, "model"),
@@ -192,9 +192,9 @@ by_address = {"type": "input_file", "file_url": "https://example.com/a.png"}
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_cannot_be_done_is_refused_by_name(more, named):
-    found = client_for(FakeService()).post("/v1/responses", json={"input": "hi"} | more)
-    assert found.status_code == (404 if named == "model" else 400)
-    assert found.get_json()["error"]["param"] == named
+    result = client_for(FakeService()).post("/v1/responses", json={"input": "hi"} | more)
+    assert result.status_code == (404 if named == "model" else 400)
+    assert result.get_json()["error"]["param"] == named
 
 
 def test_pictures_come_as_files(sdk):
@@ -203,8 +203,8 @@ def test_pictures_come_as_files(sdk):
         {"type": "input_file", "filename": "b.png", "file_data": data_url(noise(1)).split(",")[1]},
         {"type": "input_file", "file_url": data_url(png(8, 6))},
     ]
-    found = sdk.responses.create(model="fake", input=said("sizes?", *files))
-    assert "[(20, 10), (200, 150), (8, 6)]" in found.output_text
+    result = sdk.responses.create(model="fake", input=stated("sizes?", *files))
+    assert "[(20, 10), (200, 150), (8, 6)]" in result.output_text
 
 
 def test_what_fails_in_a_stream_is_its_last_event(sdk, service):
@@ -244,19 +244,22 @@ def test_the_official_client_gets_calls_and_goes_on_with_results(sdk, service):
         model="fake", input=results, previous_response_id=first.id, tools=TOOLS
     )
     assert second.output_text == "4 messages, pictures [(20, 10)]: this"
-    kept = service.tickets[-1].messages
-    assert kept[1]["tool_calls"] == [call.asdict() for call in CALLS]
-    assert kept[2] == {
+    saved = service.tickets[-1].messages
+    assert saved[1]["tool_calls"] == [call.asdict() for call in CALLS]
+    assert saved[2] == {
         "role": "tool", "content": "a tree", "tool_call_id": "call_1", "name": "look"
     }  # fmt: skip
     calls = [{"type": "function_call", "call_id": i, "name": n, "arguments": a} for i, n, a in MADE]
-    said = {"role": "assistant", "content": [{"type": "output_text", "text": "let me see"}]}
-    history = [{"role": "user", "content": "hi"}, said, calls[0], calls[1], *results]
+    stated = {"role": "assistant", "content": [{"type": "output_text", "text": "let me see"}]}
+    history = [{"role": "user", "content": "hi"}, stated, calls[0], calls[1], *results]
     sdk.responses.create(model="fake", input=history, tools=TOOLS)
-    asked = service.tickets[-1]
-    assert asked.messages[1:] == [{**kept[1], "content": "let me see"}, *asked.messages[2:]]
-    assert [m["role"] for m in asked.messages] == ["user", "assistant", "tool", "tool"]
-    assert asked.settings.detail == "high"
+    requested = service.tickets[-1]
+    assert requested.messages[1:] == [
+        {**saved[1], "content": "let me see"},
+        *requested.messages[2:],
+    ]
+    assert [m["role"] for m in requested.messages] == ["user", "assistant", "tool", "tool"]
+    assert requested.settings.detail == "high"
 
 
 def test_streamed_calls_join_to_the_whole(sdk, service):
@@ -275,6 +278,6 @@ def test_streamed_calls_join_to_the_whole(sdk, service):
 
 def test_a_call_that_is_cut_is_incomplete(sdk, service):
     service.calls, service.calls_finish = (CALLS[0], ToolCall("call_2", "look", '{"at"')), "length"
-    found = sdk.responses.create(model="fake", input="hi", tools=TOOLS)
-    assert [i.status for i in found.output] == ["completed", "incomplete"]
-    assert found.status == "incomplete"
+    result = sdk.responses.create(model="fake", input="hi", tools=TOOLS)
+    assert [i.status for i in result.output] == ["completed", "incomplete"]
+    assert result.status == "incomplete"

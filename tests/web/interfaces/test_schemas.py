@@ -26,7 +26,7 @@ def named(strict: bool | None = None, schema: Any = SCHEMA) -> dict[str, Any]:
     return {"name": "s", "schema": schema} | ({} if strict is None else {"strict": strict})
 
 
-def told(body: Any) -> tuple[str, list[str]]:
+def reported(body: Any) -> tuple[str, list[str]]:
     """The text of a chat, and warnings."""
     return body["choices"][0]["message"]["content"], body["usage"]["mtmd_receipt"]["warnings"]
 
@@ -35,28 +35,28 @@ WAYS: dict[str, tuple[str, dict[str, Any], Callable[[Any], tuple[str, list[str]]
     "chat": (
         CHAT,
         {"messages": SAY, "response_format": {"type": "json_schema", "json_schema": named()}},
-        told,
+        reported,
     ),
     "chat, not strict": (
         CHAT,
         {"messages": SAY, "response_format": {"type": "json_schema", "json_schema": named(False)}},
-        told,
+        reported,
     ),
     "chat, llama.cpp's object with a schema": (
         CHAT,
         {"messages": SAY, "response_format": {"type": "json_object", "schema": SCHEMA}},
-        told,
+        reported,
     ),
-    "chat, llama.cpp's json_schema": (CHAT, {"messages": SAY, "json_schema": SCHEMA}, told),
+    "chat, llama.cpp's json_schema": (CHAT, {"messages": SAY, "json_schema": SCHEMA}, reported),
     "chat, vLLM's guided_json as a text": (
         CHAT,
         {"messages": SAY, "guided_json": json.dumps(SCHEMA)},
-        told,
+        reported,
     ),
     "chat, vLLM's structured_outputs": (
         CHAT,
         {"messages": SAY, "structured_outputs": {"json": SCHEMA}},
-        told,
+        reported,
     ),
     "chat beside tools": (
         CHAT,
@@ -67,7 +67,7 @@ WAYS: dict[str, tuple[str, dict[str, Any], Callable[[Any], tuple[str, list[str]]
             "tool_choice": "auto",
         },
         # a call may come in place of the answer
-        lambda body: (told(body)[0] or json.dumps({"a": [7, 7]}), told(body)[1]),
+        lambda body: (reported(body)[0] or json.dumps({"a": [7, 7]}), reported(body)[1]),
     ),
     "completions": (
         PLAIN,
@@ -111,9 +111,9 @@ def service() -> Iterator[Service]:
 @pytest.mark.parametrize("way", WAYS)
 def test_what_no_grammar_can_promise_is_passed_over_and_told(service: Service, way: str) -> None:
     path, body, read = WAYS[way]
-    found = client_for(service, any_model=True).post(path, json={"model": "demo", **body})
-    assert found.status_code == 200, found.text
-    text, warnings = read(found.get_json())
+    result = client_for(service, any_model=True).post(path, json={"model": "demo", **body})
+    assert result.status_code == 200, result.text
+    text, warnings = read(result.get_json())
     assert json.loads(text) == {"a": [7, 7]}
     assert any("uniqueItems" in warning for warning in warnings)
 
@@ -142,9 +142,9 @@ def test_what_no_grammar_can_promise_is_passed_over_and_told(service: Service, w
     ],
 )
 def test_what_is_strict_is_refused(service: Service, path: str, body: dict[str, Any]) -> None:
-    found = client_for(service, any_model=True).post(path, json={"model": "demo", **body})
-    assert found.status_code == 400
-    assert found.get_json()["error"]["message"].startswith("json_schema: ")
+    result = client_for(service, any_model=True).post(path, json={"model": "demo", **body})
+    assert result.status_code == 400
+    assert result.get_json()["error"]["message"].startswith("json_schema: ")
 
 
 def test_the_official_clients_read_such_answers(service: Service) -> None:
@@ -154,12 +154,12 @@ def test_the_official_clients_read_such_answers(service: Service) -> None:
         anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as claude,
         ollama.Client(host=server.url) as llama,
     ):
-        found = chat.chat.completions.create(
+        result = chat.chat.completions.create(
             model="demo",
             messages=SAY,
             response_format={"type": "json_schema", "json_schema": named()},
         )
-        assert json.loads(found.choices[0].message.content) == {"a": [7, 7]}
+        assert json.loads(result.choices[0].message.content) == {"a": [7, 7]}
         message = claude.messages.create(
             model="demo",
             max_tokens=40,

@@ -28,26 +28,26 @@ def service():
 
 
 @pytest.fixture
-def asked(service):
+def requested(service):
     with running(service) as server:
         url = f"http://{server.host}:{server.port}/v1"
         with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
             yield client.chat.completions.create
 
 
-def test_the_official_client_gets_calls(asked):
-    choice = asked(model="fake", messages=[user("hi")], tools=TOOLS).choices[0]
+def test_the_official_client_gets_calls(requested):
+    choice = requested(model="fake", messages=[user("hi")], tools=TOOLS).choices[0]
     assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
-    found = [
+    result = [
         (c.id, c.type, c.function.name, c.function.arguments) for c in choice.message.tool_calls
     ]
-    assert found == [(c.id, "function", c.name, c.arguments) for c in CALLS]
+    assert result == [(c.id, "function", c.name, c.arguments) for c in CALLS]
 
 
-def test_streamed_calls_join_to_the_whole(asked):
+def test_streamed_calls_join_to_the_whole(requested):
     made: dict[int, dict[str, str]] = {}
     finish = None
-    for chunk in asked(model="fake", messages=[user("hi")], tools=TOOLS, stream=True):
+    for chunk in requested(model="fake", messages=[user("hi")], tools=TOOLS, stream=True):
         for choice in chunk.choices:
             finish = choice.finish_reason or finish
             for part in choice.delta.tool_calls or ():
@@ -62,15 +62,15 @@ def test_streamed_calls_join_to_the_whole(asked):
     ]
 
 
-def test_the_client_runs_tools_in_a_loop(asked, service):
+def test_the_client_runs_tools_in_a_loop(requested, service):
     """As its own documentation has it: the message goes back as it came, results after it."""
-    first = asked(model="fake", messages=[user("hi")], tools=TOOLS).choices[0].message
+    first = requested(model="fake", messages=[user("hi")], tools=TOOLS).choices[0].message
     picture = image_part(data_url(png()))
     results = [
         {"role": "tool", "tool_call_id": "call_1", "content": "a dog"},
         {"role": "tool", "tool_call_id": "call_2", "content": [picture]},
     ]
-    again = asked(
+    again = requested(
         model="fake", messages=[user("hi"), first, *results], tools=TOOLS, tool_choice="none"
     )
     assert again.choices[0].finish_reason == "stop"
@@ -86,16 +86,16 @@ def test_the_client_runs_tools_in_a_loop(asked, service):
 def test_options_of_tools_are_handed_on(service):
     client = client_for(service)
     choice = {"type": "function", "function": {"name": "look"}}
-    found = post_chat(client, "hi", tools=TOOLS, tool_choice=choice, parallel_tool_calls=False)
-    assert found.status_code == 200
+    result = post_chat(client, "hi", tools=TOOLS, tool_choice=choice, parallel_tool_calls=False)
+    assert result.status_code == 200
     box = service.tickets[-1].settings.toolbox
     assert (box.choice.mode, box.choice.names, box.several) == ("required", ("look",), False)
     assert post_chat(client, "hi", tools=[], tool_choice="auto").status_code == 200
 
 
 def test_a_field_nobody_knows_is_said_or_refused(service):
-    found = post_chat(client_for(service), "hi", colour="red", user="somebody").get_json()
-    (warning,) = found["usage"]["mtmd_receipt"]["warnings"]
+    result = post_chat(client_for(service), "hi", colour="red", user="somebody").get_json()
+    (warning,) = result["usage"]["mtmd_receipt"]["warnings"]
     assert "colour" in warning and "user" not in warning
     strict = client_for(service, unknown_fields="refuse")
     assert post_chat(strict, "hi", user="somebody").status_code == 200
@@ -136,8 +136,10 @@ def test_a_field_nobody_knows_is_said_or_refused(service):
     ids=lambda b: json.dumps(b)[:50],
 )
 def test_what_sloppy_clients_send(service, body):
-    found = client_for(service).post("/v1/chat/completions", json={"messages": [user("hi")]} | body)
-    assert found.status_code == 200, found.get_json()
+    result = client_for(service).post(
+        "/v1/chat/completions", json={"messages": [user("hi")]} | body
+    )
+    assert result.status_code == 200, result.get_json()
 
 
 @pytest.mark.parametrize(
@@ -174,22 +176,22 @@ def test_what_sloppy_clients_send(service, body):
 )
 def test_what_clients_send_becomes_options(service, body, chosen):
     client = client_for(service)
-    found = client.post("/v1/chat/completions", json={"messages": [user("hi")]} | body)
-    assert found.status_code == 200, found.get_json()
+    result = client.post("/v1/chat/completions", json={"messages": [user("hi")]} | body)
+    assert result.status_code == 200, result.get_json()
     given = service.tickets[-1].chosen
     assert {k: given[k] for k in chosen} == chosen
 
 
-def test_several_answers(asked, service):
+def test_several_answers(requested, service):
     service.calls = ()
-    found = asked(model="fake", messages=[user("hi")], n=3)
-    assert [c.index for c in found.choices] == [0, 1, 2] and found.usage.prompt_tokens == 7
-    assert found.usage.completion_tokens == 3 * service.tickets[-1].said
+    result = requested(model="fake", messages=[user("hi")], n=3)
+    assert [c.index for c in result.choices] == [0, 1, 2] and result.usage.prompt_tokens == 7
+    assert result.usage.completion_tokens == 3 * service.tickets[-1].stated
     texts = {}
-    for chunk in asked(model="fake", messages=[user("hi")], n=2, stream=True):
+    for chunk in requested(model="fake", messages=[user("hi")], n=2, stream=True):
         for choice in chunk.choices:
             texts[choice.index] = texts.get(choice.index, "") + (choice.delta.content or "")
-    assert texts == dict.fromkeys((0, 1), found.choices[0].message.content)
+    assert texts == dict.fromkeys((0, 1), result.choices[0].message.content)
 
 
 def test_plain_prompts_go_in_as_they_are(service):
@@ -198,9 +200,9 @@ def test_plain_prompts_go_in_as_they_are(service):
     def post(**body):
         return client.post("/v1/completions", json=body).get_json()
 
-    found = post(prompt=["one", "two"], n=2)
-    assert [c["index"] for c in found["choices"]] == [0, 1, 2, 3]
-    assert [c["text"].split(": ")[-1] for c in found["choices"]] == ["one", "one", "two", "two"]
+    result = post(prompt=["one", "two"], n=2)
+    assert [c["index"] for c in result["choices"]] == [0, 1, 2, 3]
+    assert [c["text"].split(": ")[-1] for c in result["choices"]] == ["one", "one", "two", "two"]
     assert post(prompt=[5, 6])["choices"][0]["text"].endswith(": 5 6")
     assert post(prompt="one", echo=True)["choices"][0]["text"].startswith("one1 messages")
     for body, param in (({"prompt": []}, "prompt"), ({"prompt": [[]]}, "prompt"), ({}, "prompt")):
@@ -209,5 +211,7 @@ def test_plain_prompts_go_in_as_they_are(service):
 
 def test_what_is_left_of_a_history_is_refused_by_its_place(service):
     broken = {"role": "assistant", "tool_calls": [{"id": "c", "function": {"arguments": "{}"}}]}
-    found = client_for(service).post("/v1/chat/completions", json={"messages": [user("a"), broken]})
-    assert found.get_json()["error"]["param"] == "messages[1].tool_calls[0].function.name"
+    result = client_for(service).post(
+        "/v1/chat/completions", json={"messages": [user("a"), broken]}
+    )
+    assert result.get_json()["error"]["param"] == "messages[1].tool_calls[0].function.name"

@@ -6,12 +6,12 @@ import pytest
 from fake_service import FakeService
 from serving import client_for
 
-SAID = [{"role": "user", "content": "hi"}]
+STATED = [{"role": "user", "content": "hi"}]
 REQUESTS = {
-    "/v1/messages": {"model": "fake", "max_tokens": 4, "messages": SAID},
-    "/v1/messages/count_tokens": {"model": "fake", "messages": SAID},
+    "/v1/messages": {"model": "fake", "max_tokens": 4, "messages": STATED},
+    "/v1/messages/count_tokens": {"model": "fake", "messages": STATED},
     "/v1/responses": {"model": "fake", "input": "hi"},
-    "/api/chat": {"model": "fake", "messages": SAID, "stream": False},
+    "/api/chat": {"model": "fake", "messages": STATED, "stream": False},
     "/api/generate": {"model": "fake", "prompt": "hi", "stream": False},
     "/completion": {"prompt": "hi", "n_predict": 4},
 }
@@ -28,9 +28,9 @@ HARMLESS = {
 @pytest.mark.parametrize("route", REQUESTS)
 def test_a_field_that_nobody_knows_is_named_or_refused(route):
     body = REQUESTS[route] | {"colour": "red", "größe\r\n": 3}
-    found = client_for(FakeService()).post(route, json=body)
-    assert found.status_code == 200, found.text
-    assert found.headers["X-Mtmd-Ignored"] == r"colour, gr\xf6\xdfe\r\n"
+    result = client_for(FakeService()).post(route, json=body)
+    assert result.status_code == 200, result.text
+    assert result.headers["X-Mtmd-Ignored"] == r"colour, gr\xf6\xdfe\r\n"
     strict = client_for(FakeService(), unknown_fields="refuse")
     refused = strict.post(route, json=body)
     assert refused.status_code == 400 and "colour: not known here" in refused.text
@@ -39,15 +39,15 @@ def test_a_field_that_nobody_knows_is_named_or_refused(route):
 @pytest.mark.parametrize("route", REQUESTS)
 def test_what_an_interface_knows_and_changes_nothing_is_taken(route):
     strict = client_for(FakeService(), unknown_fields="refuse")
-    found = strict.post(route, json=REQUESTS[route] | HARMLESS[route])
-    assert found.status_code == 200, found.text
-    assert "X-Mtmd-Ignored" not in found.headers
+    result = strict.post(route, json=REQUESTS[route] | HARMLESS[route])
+    assert result.status_code == 200, result.text
+    assert "X-Mtmd-Ignored" not in result.headers
 
 
 @pytest.mark.parametrize("route", sorted(REQUESTS.keys() - {"/v1/messages/count_tokens"}))
 def test_a_top_p_of_nothing_is_the_best_token_alone(route):
     service = FakeService()
     options = {"options": {"top_p": 0}} if route.startswith("/api/") else {"top_p": 0}
-    found = client_for(service).post(route, json=REQUESTS[route] | options)
-    assert found.status_code == 200, found.text
+    result = client_for(service).post(route, json=REQUESTS[route] | options)
+    assert result.status_code == 200, result.text
     assert service.tickets[0].settings.top_p == 0

@@ -15,8 +15,8 @@ def test_the_official_client_without_the_prefix():
         openai.OpenAI(base_url=server.url, api_key="unused", max_retries=0, timeout=20) as client,
     ):
         assert [model.id for model in client.models.list()] == ["fake"]
-        found = client.chat.completions.create(model="fake", messages=[user("hi")])
-        assert found.choices[0].message.content == "1 messages, pictures []: hi"
+        result = client.chat.completions.create(model="fake", messages=[user("hi")])
+        assert result.choices[0].message.content == "1 messages, pictures []: hi"
         with pytest.raises(openai.NotFoundError, match=r"has .fake"):
             client.models.retrieve("other")
 
@@ -31,8 +31,10 @@ def test_keys_hold_without_the_prefix():
 def test_aliases_and_any_name():
     def ask(model, **settings):
         client = client_for(FakeService(), **settings)
-        found = client.post("/v1/chat/completions", json={"model": model, "messages": [user("hi")]})
-        return found.status_code, (found.get_json() or {}).get("model")
+        result = client.post(
+            "/v1/chat/completions", json={"model": model, "messages": [user("hi")]}
+        )
+        return result.status_code, (result.get_json() or {}).get("model")
 
     assert ask("gpt-9") == (404, None)
     assert ask("gpt-9", aliases=("gpt-9",)) == (200, "gpt-9")

@@ -13,7 +13,7 @@ from fake_service import until
 from mtmd import DeviceError, MtmdError, OptionError
 from mtmd.base.errors import EngineError
 from mtmd.checkpoint.collection import Source, read_sources
-from mtmd.checkpoint.hub import Found
+from mtmd.checkpoint.hub import Result
 from mtmd.checkpoint.pull import Arriving, Pulled
 from mtmd.engine_process import client
 from mtmd.loading import DEMO_MODEL
@@ -79,10 +79,10 @@ def test_what_is_free_on_a_device_is_asked_of_a_process(loader):
     answers = [MtmdError("it fails"), {"limits": {}, "free": {"cuda": 3, "cpu": 4}}]
 
     def memory(*_):
-        found = answers.pop()
-        if isinstance(found, Exception):
-            raise found
-        return found
+        result = answers.pop()
+        if isinstance(result, Exception):
+            raise result
+        return result
 
     loader._free = {"cuda": 1, "cpu": 2}
     assert loader.free() == {"cuda": 1, "cpu": loader.free()["cpu"]}
@@ -109,28 +109,28 @@ def test_what_was_fetched_is_opened_without_asking_the_hub(tmp_path, monkeypatch
 
 def test_a_fetch_tells_how_far_it_is_and_how_large_it_was(monkeypatch):
     arriving = Arriving(Path("none"), 0, 30)
-    told = []
+    reported = []
 
-    def pull(model, *, tell):
+    def pull(model, *, report):
         assert model == "org/x:Q4_0"
-        tell(arriving)
-        return Pulled(Found(Path("none")), 2, 40, 30, ())
+        report(arriving)
+        return Pulled(Result(Path("none")), 2, 40, 30, ())
 
     monkeypatch.setattr("mtmd.checkpoint.pull.pull", pull)
     away = Source("x", "org/x:Q4_0", None, "")
-    here = ProcessLoader(OPTIONS, **SERVICE).fetch(away, told.append)
+    here = ProcessLoader(OPTIONS, **SERVICE).fetch(away, reported.append)
     assert (here.name, here.bytes, here.is_here) == ("x", 40, True)
-    assert told[0]() == (0, 30)
+    assert reported[0]() == (0, 30)
 
 
-def make(*given, first=None, most=None, unload_after_s=0.0, presets=None):
+def make(*given, first=None, maximum=None, unload_after_s=0.0, presets=None):
     return make_registry(
         given,
         first,
         ServerSettings(),
         OPTIONS,
         presets=presets,
-        most=most,
+        maximum=maximum,
         unload_after_s=unload_after_s,
         warm_up=False,
     )
@@ -187,8 +187,8 @@ def test_a_default_is_one_model_and_not_the_first_of_a_folder(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "options, told", [({"most": 0}, "models-max"), ({"unload_after_s": 0.5}, "unload-after")]
+    "options, reported", [({"maximum": 0}, "models-max"), ({"unload_after_s": 0.5}, "unload-after")]
 )
-def test_options_out_of_their_ranges(options, told):
-    with pytest.raises(OptionError, match=told):
+def test_options_out_of_their_ranges(options, reported):
+    with pytest.raises(OptionError, match=reported):
         make("demo", **options)

@@ -17,7 +17,7 @@ def read(folder, values, names=("a", "b")):
 
 
 def test_what_holds_for_all_and_what_for_one(tmp_path):
-    found = read(
+    result = read(
         tmp_path,
         {
             "*": {"temperature": 0.2, "load": {"context": 512}},
@@ -29,14 +29,14 @@ def test_what_holds_for_all_and_what_for_one(tmp_path):
             },
         },
     )
-    assert found["a"].system == "Be brief." and found["a"].answer == {"temperature": 0}
-    assert found["a"].load == {"context": 512, "mmproj": str(tmp_path / "p.gguf")}
-    assert found["a"].aliases == ("gpt-4o",)
-    assert found["b"].answer == {"temperature": 0.2} and found["b"].system == ""
+    assert result["a"].system == "Be brief." and result["a"].answer == {"temperature": 0}
+    assert result["a"].load == {"context": 512, "mmproj": str(tmp_path / "p.gguf")}
+    assert result["a"].aliases == ("gpt-4o",)
+    assert result["b"].answer == {"temperature": 0.2} and result["b"].system == ""
 
 
 @pytest.mark.parametrize(
-    "values, told",
+    "values, reported",
     [
         ("{", "found no JSON"),
         ("[]", "expected an object by model"),
@@ -51,10 +51,10 @@ def test_what_holds_for_all_and_what_for_one(tmp_path):
         ({"*": {"aliases": ["x"]}}, "belong to one model"),
     ],
 )
-def test_what_is_wrong_is_told_with_its_place(tmp_path, values, told):
+def test_what_is_wrong_is_told_with_its_place(tmp_path, values, reported):
     with pytest.raises(OptionError) as error:
         read(tmp_path, values)
-    assert told in str(error.value) and "presets.json" in str(error.value)
+    assert reported in str(error.value) and "presets.json" in str(error.value)
     assert "\n" not in str(error.value)
 
 

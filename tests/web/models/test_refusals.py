@@ -30,8 +30,8 @@ def test_clients_are_told_the_names_of_files_and_not_where_they_lie(
 ) -> None:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", "/mnt/large disk/hub")
     entry = Entry(OF_THE_HUB, Preset(load={"chat_template": "/srv/my prompts/two.jinja"}))
-    places = {"cache": "/mnt/large disk/hub", "snapshot": SNAPSHOT}
-    assert reason_for(entry, ModelError(reason.format(**places))) == REASONS[reason]
+    slots = {"cache": "/mnt/large disk/hub", "snapshot": SNAPSHOT}
+    assert reason_for(entry, ModelError(reason.format(**slots))) == REASONS[reason]
 
 
 def test_a_local_model_is_called_by_its_name_and_its_neighbours_by_theirs() -> None:

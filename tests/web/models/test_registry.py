@@ -15,7 +15,7 @@ from flask import Flask
 
 from mtmd import BusyError, DeviceError, ModelError
 from mtmd.checkpoint.hub import NotInCacheError
-from mtmd.service.turns import LeftError, in_any_case, wanted_unless, work_for
+from mtmd.service.turns import LeftError, cancel_if, in_any_case, work_for
 from mtmd.web.errors import ApiError
 from mtmd.web.models import fetching, schedule
 from mtmd.web.models import registry as module
@@ -50,42 +50,44 @@ def state_of(registry, name):
 
 def take(registry, name, **more):
     """In a thread: (the entry or the error, the thread)."""
-    found = []
+    result = []
 
     def run():
         try:
-            found.append(registry.take(name, **more))
+            result.append(registry.take(name, **more))
         except Exception as error:
-            found.append(error)
+            result.append(error)
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    return found, thread
+    return result, thread
 
 
 def test_it_is_loaded_when_it_is_asked_for_and_the_progress_is_told():
     with started({"a": 4, "b": 4}) as (registry, loader):
         loader.gate.clear()
-        found, thread = take(registry, "b")
+        result, thread = take(registry, "b")
         assert until(lambda: "load b" in loader.log)
         loader.read = (42, 100)
         assert registry.loading()["progress"] == 0.42
         listed = registry.find("b")
         assert (listed.state, listed.progress) == (LOADING, 0.42)
-        assert not found and state_of(registry, "a") == UNLOADED
+        assert not result and state_of(registry, "a") == UNLOADED
         loader.gate.set()
         thread.join(10)
-        assert found[0].served.name == "b" and registry.loading() is None
-        assert registry.take("b") is found[0], "at once, now that it is there"
+        assert result[0].served.name == "b" and registry.loading() is None
+        assert registry.take("b") is result[0], "at once, now that it is there"
         assert registry.find(None).name == "b", "for requests that name none"
 
 
 def test_what_is_not_here_is_told_with_what_is():
     with started({"tiny-a": 1, "tiny-b": 1}) as (registry, _):
-        with pytest.raises(ApiError) as told:
+        with pytest.raises(ApiError) as reported:
             registry.take("tiny-c")
-        assert told.value.status == 404 and told.value.code == "model_not_found"
-        assert "did you mean 'tiny-" in told.value.message and "'tiny-b'" in told.value.message
+        assert reported.value.status == 404 and reported.value.code == "model_not_found"
+        assert (
+            "did you mean 'tiny-" in reported.value.message and "'tiny-b'" in reported.value.message
+        )
 
 
 def test_the_demo_model_among_others_has_both_of_its_names():
@@ -122,10 +124,10 @@ def test_one_that_fails_fails_only_those_who_wait_for_it_and_is_tried_again_late
     clock = [1000.0]
     with started({"a": 4, "b": 4}, clock=lambda: clock[0]) as (registry, loader):
         loader.fails["a"] = ModelError("config.json: model_type is 'x', expected another")
-        with pytest.raises(ApiError) as told:
+        with pytest.raises(ApiError) as reported:
             registry.take("a")
-        assert told.value.status == 503 and told.value.code == "model_not_loaded"
-        assert told.value.message.endswith("config.json: model_type is 'x', expected another")
+        assert reported.value.status == 503 and reported.value.code == "model_not_loaded"
+        assert reported.value.message.endswith("config.json: model_type is 'x', expected another")
         assert registry.take("b").served.name == "b"
         assert loader.taken == {"b": 4}, "what it had taken is given back"
         with pytest.raises(ApiError):  # at once: it is not tried for every request
@@ -139,9 +141,9 @@ def test_one_that_fails_fails_only_those_who_wait_for_it_and_is_tried_again_late
 def test_a_mistake_in_loading_is_no_text_for_clients(caplog):
     with started({"a": 4}) as (registry, loader):
         loader.fails["a"] = KeyError("secret")
-        with pytest.raises(ApiError) as told:
+        with pytest.raises(ApiError) as reported:
             registry.take("a")
-        assert told.value.message.endswith("internal error: KeyError")
+        assert reported.value.message.endswith("internal error: KeyError")
     assert "secret" in caplog.text
 
 
@@ -239,20 +241,22 @@ def test_how_far_a_load_is_waits_for_nobody():
         loader.gate.clear()
         registry.load("a")
         assert until(lambda: registry.find("a").state == LOADING)
-        held = []
+        stored = []
         with registry._changed:
-            asking = threading.Thread(target=lambda: held.append(registry.loading()), daemon=True)
-            asking.start()
-            asking.join(10)
-            assert held and held[0]["status"] == "loading"
+            requesting = threading.Thread(
+                target=lambda: stored.append(registry.loading()), daemon=True
+            )
+            requesting.start()
+            requesting.join(10)
+            assert stored and stored[0]["status"] == "loading"
         loader.gate.set()
         free = loader.free
 
-        def asked():
+        def requested():
             assert not registry._changed._is_owned(), "others would wait"
             return free()
 
-        loader.free = asked
+        loader.free = requested
         registry.listed(), registry.find("a"), registry.room(), registry.take("b")
 
 
@@ -271,7 +275,7 @@ def test_one_makes_room_for_the_other_once_its_answers_are_written():
         a = registry.take("a")
         a.served.service.under_way.append("an answer")
         registry.give_back(a)
-        found, thread = take(registry, "b")
+        result, thread = take(registry, "b")
         clock[0] += 100  # its turn is over
         assert until(lambda: state_of(registry, "a") == "unloading")
         assert "unload a" not in loader.log, "an answer is under way"
@@ -280,8 +284,8 @@ def test_one_makes_room_for_the_other_once_its_answers_are_written():
         a.served.service.under_way.clear()
         clock[0] += 100
         thread.join(10)
-        assert found[0].name == "b" and loader.log[-2:] == ["unload a", "load b"]
-        registry.give_back(found[0])
+        assert result[0].name == "b" and loader.log[-2:] == ["unload a", "load b"]
+        registry.give_back(result[0])
         clock[0] += 100
         late_thread.join(10)
         assert late[0].name == "a" and loader.log[-2:] == ["unload b", "load a"]
@@ -295,12 +299,12 @@ def test_those_who_waited_are_let_in_before_it_can_go_again():
         assert until(lambda: len(registry._entries["a"].waiters) == 3)
         other, thread = take(registry, "b")
         loader.gate.set()
-        for found, each in waiting:
+        for result, each in waiting:
             each.join(10)
-            assert found[0].name == "a"
+            assert result[0].name == "a"
         assert registry._entries["a"].users == 3 and "unload a" not in loader.log
-        for found, _ in waiting:
-            registry.give_back(found[0])
+        for result, _ in waiting:
+            registry.give_back(result[0])
         clock[0] += 100
         thread.join(10)
         assert other[0].name == "b"
@@ -318,11 +322,11 @@ def test_beside_an_endless_answer_others_are_let_in_again_and_its_model_leaves_a
             assert until(lambda: registry._entries["a"].state == "unloading")
             late = [take(registry, "a", client=name) for name in ("kim", "lee")]
             assert until(lambda: len(a.waiters) == 2)
-            assert not any(found for found, _ in late)
+            assert not any(result for result, _ in late)
             clock[0] += patience_s
-            for found, late_thread in late:
+            for result, late_thread in late:
                 late_thread.join(10)
-                assert found[0] is a and not other
+                assert result[0] is a and not other
                 registry.give_back(a)
         a.served.service.under_way.clear()
         clock[0] += 200
@@ -333,9 +337,9 @@ def test_beside_an_endless_answer_others_are_let_in_again_and_its_model_leaves_a
 
 def test_what_never_fits_is_refused_with_the_numbers_and_others_go_on():
     with started({"a": 4, "b": 40}) as (registry, _):
-        with pytest.raises(ApiError) as told:
+        with pytest.raises(ApiError) as reported:
             registry.take("b")
-        assert "needs 40.0 GiB of memory (cpu)" in told.value.message
+        assert "needs 40.0 GiB of memory (cpu)" in reported.value.message
         assert registry.take("a").name == "a"
 
 
@@ -447,11 +451,11 @@ def test_one_that_somebody_wants_loaded_is_loaded_though_another_does_not():
         assert until(lambda: "load a" in loader.log)
         work_for("kim")
         registry.load("b")
-        came = registry._entries["b"].wanted_at
+        came = registry._entries["b"].requested_at
         work_for("lee")
         registry.load("b")
         registry.unload("b")
-        assert registry._entries["b"].wanted_at == came
+        assert registry._entries["b"].requested_at == came
         loader.gate.set()
         assert until(lambda: state_of(registry, "b") == LOADED)
 
@@ -461,7 +465,7 @@ def test_one_client_that_asks_for_one_model_after_another_does_not_stand_before_
     with started({"a": 8, "b": 8, "c": 8}, clock=lambda: clock[0]) as (registry, loader):
         work_for("kim")
         loader.gate.clear()
-        found, thread = take(registry, "a", client="kim")
+        result, thread = take(registry, "a", client="kim")
         assert until(lambda: "load a" in loader.log)
         waiting = [take(registry, "b", client="kim")]
         assert until(lambda: len(registry._entries["b"].waiters) == 1)
@@ -470,7 +474,7 @@ def test_one_client_that_asks_for_one_model_after_another_does_not_stand_before_
         assert until(lambda: len(registry._entries["c"].waiters) == 1)
         loader.gate.set()
         thread.join(10)
-        registry.give_back(found[0])
+        registry.give_back(result[0])
         clock[0] += 100
         assert until(lambda: waiting[1][0]) and not waiting[0][0]
         assert loader.log == ["load a", "unload a", "load c"]
@@ -484,10 +488,10 @@ def test_one_that_is_not_here_is_fetched_while_others_are_loaded_and_answer(monk
     monkeypatch.setattr(fetching, "LOOKED_S", 0.01)
     with started({"a": 4, "b": 4, "c": 1}, away=("b", "c")) as (registry, loader):
         loader.hub.clear()
-        with pytest.raises(ApiError, match=r"is being fetched .* 0% of it is here") as told:
+        with pytest.raises(ApiError, match=r"is being fetched .* 0% of it is here") as reported:
             registry.take("b")
-        assert (told.value.status, told.value.code) == (503, "model_loading")
-        assert told.value.headers["Retry-After"]
+        assert (reported.value.status, reported.value.code) == (503, "model_loading")
+        assert reported.value.headers["Retry-After"]
         assert until(lambda: "fetch b" in loader.log) and registry.fetching
         loader.read = (42, 100)
         assert until(lambda: registry.find("b").progress == 0.42)
@@ -536,17 +540,17 @@ def test_how_far_a_fetch_is_waits_for_no_disk():
     loader = FakeLoader({"a": 4})
     loader.hub.clear()
     fetch = loader.fetch
-    loader.fetch = lambda source, tell: fetch(source, lambda _: tell(read))
+    loader.fetch = lambda source, report: fetch(source, lambda _: report(read))
     with started({"a": 4}, loader=loader, away=("a",)) as (registry, _):
         registry.load("a")
         assert looking.wait(10)
-        told = []
-        asking = threading.Thread(
-            target=lambda: told.extend([registry.loading(), registry.find("a")]), daemon=True
+        reported = []
+        requesting = threading.Thread(
+            target=lambda: reported.extend([registry.loading(), registry.find("a")]), daemon=True
         )
-        asking.start()
-        asking.join(10)
-        assert [told[0]["progress"], told[1].progress] == [0.0, 0.0]
+        requesting.start()
+        requesting.join(10)
+        assert [reported[0]["progress"], reported[1].progress] == [0.0, 0.0]
         answered.set()
         assert until(lambda: registry.loading()["progress"] == 0.42)
 
@@ -588,16 +592,16 @@ def test_who_leaves_while_it_is_loaded_is_not_let_in_but_for_what_is_wanted_in_a
     monkeypatch,
 ):
     monkeypatch.setattr(module, "GONE_EVERY_S", 0.01)
-    app, found = Flask("test"), {}
+    app, result = Flask("test"), {}
     has_left = {HAS_LEFT: lambda: True}
 
     def choose(registry, name, in_any_case):
-        wanted_unless(lambda: True)
+        cancel_if(lambda: True)
         with app.test_request_context(environ_overrides=has_left), in_any_case:
             try:
-                found[name] = registry.choose("a").name
+                result[name] = registry.choose("a").name
             except Exception as error:
-                found[name] = type(error)
+                result[name] = type(error)
 
     with started({"a": 4}) as (registry, loader):
         registry.register(app)
@@ -608,30 +612,32 @@ def test_who_leaves_while_it_is_loaded_is_not_let_in_but_for_what_is_wanted_in_a
         leaves = threading.Thread(target=choose, args=(registry, "api", nullcontext()))
         leaves.start()
         leaves.join(10)
-        assert found == {"api": LeftError}, "it has looked meanwhile, too"
+        assert result == {"api": LeftError}, "it has looked meanwhile, too"
         loader.gate.set()
         answers.join(10)
-        assert found["page"] == "a" and registry._entries["a"].users == 0, "given back, and once"
+        assert result["page"] == "a" and registry._entries["a"].users == 0, "given back, and once"
 
 
 def test_no_more_wait_than_there_are_threads_for_and_no_client_has_all_places(monkeypatch):
-    monkeypatch.setattr(module, "MOST_WAITING", 2)
+    monkeypatch.setattr(module, "MAX_WAITING", 2)
     with started({"a": 4, "b": 1}) as (registry, loader):
         loader.gate.clear()
         waiting = [take(registry, "a", client="kim")]
-        assert until(lambda: registry._places.taken == 1)
+        assert until(lambda: registry._locations.taken == 1)
         waiting.append(take(registry, "a", client="lee"))
-        assert until(lambda: registry._places.taken == 2)
-        with pytest.raises(BusyError, match=r"1 requests wait until .* for this client") as told:
+        assert until(lambda: registry._locations.taken == 2)
+        with pytest.raises(
+            BusyError, match=r"1 requests wait until .* for this client"
+        ) as reported:
             registry.take("b", client="kim")
-        assert told.value.retry_after_s >= 1
+        assert reported.value.retry_after_s >= 1
         with pytest.raises(BusyError, match="2 requests wait until"):
             registry.take("b", client="ann")
         loader.gate.set()
-        for found, thread in waiting:
+        for result, thread in waiting:
             thread.join(10)
-            assert found[0].name == "a"
-        assert registry.take("b", client="ann").name == "b" and not registry._places.taken
+            assert result[0].name == "a"
+        assert registry.take("b", client="ann").name == "b" and not registry._locations.taken
 
 
 def test_answers_are_ended_at_once_where_the_server_ends_while_another_is_loaded():
@@ -717,11 +723,11 @@ def test_models_that_are_being_started_again_are_named():
 
 
 def test_a_fault_is_the_servers_where_that_was_chosen():
-    told = []
+    reported = []
     with started({"a": 4, "b": 4}, ends_on_fault=True) as (registry, _):
-        registry.on_fault(told.append)
+        registry.on_fault(reported.append)
         registry.take("a").served.service.fail(DeviceError("the device hangs"))
-        assert str(told[0]) == "the device hangs" and registry.fault is told[0]
+        assert str(reported[0]) == "the device hangs" and registry.fault is reported[0]
         with pytest.raises(DeviceError):
             registry.take("b")
 
@@ -735,8 +741,8 @@ def test_numbers_go_on_when_it_is_loaded_anew():
         registry.give_back(entry)
         registry.unload("a")
         assert until(lambda: state_of(registry, "a") == UNLOADED)
-        (kept,) = registry.measured()
-        assert kept.labels == {"model": "a"} and kept.stats.requests == 1
+        (saved,) = registry.measured()
+        assert saved.labels == {"model": "a"} and saved.stats.requests == 1
         again = registry.take("a").served.service
         again.submit([{"role": "user", "content": "hi"}])
         again.latencies.whole.add(2.0)
@@ -784,11 +790,11 @@ class Asker:
 
     def __init__(self, registry, name):
         self.gone = False
-        wanted_unless(lambda: self.gone)
+        cancel_if(lambda: self.gone)
         try:
             self.claim = registry.claim(name)
         finally:
-            wanted_unless(None)
+            cancel_if(None)
 
 
 def test_who_leaves_while_it_is_loaded_has_no_claim_though_nobody_gives_it_back():
@@ -808,7 +814,7 @@ def test_who_leaves_while_it_is_loaded_has_no_claim_though_nobody_gives_it_back(
 
 
 def test_those_who_have_left_leave_room_for_those_who_come(monkeypatch):
-    monkeypatch.setattr(module, "MOST_WAITING", 1)
+    monkeypatch.setattr(module, "MAX_WAITING", 1)
     with started({"a": 4}) as (registry, loader):
         loader.gate.clear()
         asker = Asker(registry, "a")
@@ -822,7 +828,7 @@ def test_who_leaves_once_it_is_there_does_not_keep_it_in_memory():
     with started({"a": 8, "b": 8}) as (registry, _):
         asker = Asker(registry, "a")
         assert until(lambda: state_of(registry, "a") == LOADED)
-        assert not registry._places.taken, "it waits no more"
+        assert not registry._locations.taken, "it waits no more"
         assert asker.claim.wait(0) and registry._entries["a"].in_use
         asker.gone = True
         assert not registry.busy
@@ -835,7 +841,7 @@ def test_a_load_that_fails_gives_places_back_though_nobody_asks():
         loader.fails["a"] = ModelError("it is damaged")
         asker = Asker(registry, "a")
         assert until(lambda: state_of(registry, "a") == FAILED)
-        assert not registry._places.taken
+        assert not registry._locations.taken
         with pytest.raises(ApiError, match="it is damaged"):
             asker.claim.wait()
 
@@ -847,27 +853,27 @@ def test_a_claim_that_nobody_asks_for_ends_by_itself(monkeypatch):
         assert registry.busy
         monkeypatch.setattr(module, "UNASKED_S", -1.0)
         assert not registry.busy
-        with pytest.raises(ApiError) as told:
+        with pytest.raises(ApiError) as reported:
             asker.claim.wait()
-        assert told.value.code == "model_loading" and told.value.status == 503
+        assert reported.value.code == "model_loading" and reported.value.status == 503
 
 
 def test_a_claim_given_back_from_elsewhere_ends_who_waits_for_it():
     with started({"a": 4}) as (registry, loader):
         loader.gate.clear()
-        claim, found = registry.claim("a"), []
+        claim, result = registry.claim("a"), []
 
         def run():
             try:
                 claim.wait()
             except Exception as error:
-                found.append(error)
+                result.append(error)
 
         thread = threading.Thread(target=run, daemon=True)
         thread.start()
         claim.give_back()
         thread.join(10)
-        assert [type(error) for error in found] == [LeftError] and not registry.busy
+        assert [type(error) for error in result] == [LeftError] and not registry.busy
 
 
 def test_a_claim_is_used_without_a_request_and_let_go_of():

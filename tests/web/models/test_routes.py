@@ -46,9 +46,9 @@ def client(registry):
 
 def test_the_model_that_a_request_names_answers_and_its_name_is_in_the_answer(client, loader):
     for name, own in (("left", "left"), ("right", "right"), ("gpt-4o", "right")):
-        found = post_chat(client, "hi", model=name, max_tokens=9).get_json()
-        assert found["model"] == name
-        assert found["choices"][0]["message"]["content"].startswith(f"{own} says")
+        result = post_chat(client, "hi", model=name, max_tokens=9).get_json()
+        assert result["model"] == name
+        assert result["choices"][0]["message"]["content"].startswith(f"{own} says")
     assert loader.log == ["load left", "load right"]
 
 
@@ -71,8 +71,8 @@ BODIES = {
 @pytest.mark.parametrize("path", BODIES)
 def test_every_interface_goes_through_the_same_choice(client, registry, loader, path):
     body = BODIES[path]
-    found = client.post(path, json=body | {"model": "right"})
-    assert found.status_code == 200 and loader.log == ["load right"]
+    result = client.post(path, json=body | {"model": "right"})
+    assert result.status_code == 200 and loader.log == ["load right"]
     assert all(not entry.users for entry in registry._entries.values()), "it may go again"
     unknown = client.post(path, json=body | {"model": "wrong"})
     assert unknown.status_code == 404 and "'left', 'right'" in unknown.get_data(as_text=True)
@@ -141,9 +141,9 @@ def test_loading_by_hand_and_how_far_it_is(client, registry, loader):
     assert until(lambda: "load left" in loader.log)
     loader.read = (1, 4)
     for path, status in (("/ready", "ready"), ("/health", "ok")):
-        found = client.get(path)
-        assert found.status_code == 200 and found.get_json()["status"] == status
-        assert found.get_json()["loading"]["progress"] == 0.25
+        result = client.get(path)
+        assert result.status_code == 200 and result.get_json()["status"] == status
+        assert result.get_json()["loading"]["progress"] == 0.25
     loader.gate.set()
     assert until(lambda: registry.find("left").state == "loaded")
     assert "loading" not in client.get("/ready").get_json()
@@ -186,8 +186,8 @@ def test_the_default_is_what_pages_and_programs_begin_with_whatever_was_used_las
         assert client.post("/api/count", json={"text": "hi"}).get_json() == {"in_memory": False}
         assert client.get("/api/stats").get_json()["model"] == "right"
         body = {"messages": [user("hi")]}
-        found = client.post("/v1/chat/completions", json=body).get_json()
-        assert found["model"] == "left"
+        result = client.post("/v1/chat/completions", json=body).get_json()
+        assert result["model"] == "left"
     finally:
         registry.close()
 
@@ -195,10 +195,10 @@ def test_the_default_is_what_pages_and_programs_begin_with_whatever_was_used_las
 def test_metrics_name_the_model(client, registry):
     for name in ("left", "right", "right", "broken"):
         post_chat(client, "hi", model=name)
-    found = client.get("/metrics").get_data(as_text=True)
+    result = client.get("/metrics").get_data(as_text=True)
     values = {
         (s.name, s.labels.get("model")): s.value
-        for family in text_string_to_metric_families(found)
+        for family in text_string_to_metric_families(result)
         for s in family.samples
     }
     assert values["mtmd_requests_total", "right"] == 2
@@ -215,8 +215,8 @@ def test_metrics_name_the_model(client, registry):
 def test_the_page_asks_the_model_it_has_chosen(client):
     chat = client.post("/api/conversations", json={}).get_json()["id"]
     sent = client.post(f"/api/conversations/{chat}/messages", json={"text": "hi"}).get_json()
-    asked = {"parent": sent["message"]["id"], "options": {"model": "right"}}
-    answer = client.post(f"/api/conversations/{chat}/answers", json=asked).get_json()
+    requested = {"parent": sent["message"]["id"], "options": {"model": "right"}}
+    answer = client.post(f"/api/conversations/{chat}/answers", json=requested).get_json()
     assert answer["options"]["model"] == "right"
     events = client.get(f"/api/answers/{answer['id']}/events").get_data(as_text=True)
     end = json.loads(events.strip().rpartition("data: ")[2])

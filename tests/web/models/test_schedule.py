@@ -8,8 +8,8 @@ import pytest
 
 from mtmd.web.models.schedule import (
     CLOSED_S,
-    LATER_MOST_S,
-    MOST_CLIENTS,
+    LATER_MAX_S,
+    MAX_CLIENTS,
     QUIET_LOADS,
     QUIET_S,
     REMEMBERED_S,
@@ -36,8 +36,8 @@ def loaded(name, needs=4, **state):
     return model(name, needs, **{"loaded": True, **state})
 
 
-def room(total=10, free=None, most=None, unload_after_s=None):
-    return Room(most, {"cpu": total}, {"cpu": total if free is None else free}, unload_after_s)
+def room(total=10, free=None, maximum=None, unload_after_s=None):
+    return Room(maximum, {"cpu": total}, {"cpu": total if free is None else free}, unload_after_s)
 
 
 def test_nothing_is_loaded_for_nobody():
@@ -45,7 +45,7 @@ def test_nothing_is_loaded_for_nobody():
 
 
 def test_what_fits_is_loaded_beside_the_others_and_who_came_first_is_first():
-    models = [loaded("a"), model("b", asked_at=2.0), model("c", asked_at=1.0)]
+    models = [loaded("a"), model("b", requested_at=2.0), model("c", requested_at=1.0)]
     assert next_step(models, room(free=6), 5.0) == Load("c")
 
 
@@ -54,28 +54,28 @@ def test_the_one_that_was_used_longest_ago_makes_room_and_no_more_than_needed():
     models = [
         loaded("a", 4, used_at=300.0),
         loaded("b", 4, used_at=200.0),
-        model("c", 4, asked_at=now),
+        model("c", 4, requested_at=now),
     ]
     assert next_step(models, room(), now) == Unload("b")
     small_first = [
         loaded("a", 1, used_at=100.0),
         loaded("b", 8, used_at=200.0),
-        model("c", 8, asked_at=now),
+        model("c", 8, requested_at=now),
     ]
     assert next_step(small_first, room(), now) == Unload("b"), "a is not in the way"
 
 
 def test_as_many_at_once_as_was_said():
-    models = [loaded("a", 1, used_at=0.0), model("b", 1, asked_at=0.0)]
-    assert next_step(models, room(most=1), 100.0) == Unload("a")
-    assert next_step(models, room(most=2), 100.0) == Load("b")
+    models = [loaded("a", 1, used_at=0.0), model("b", 1, requested_at=0.0)]
+    assert next_step(models, room(maximum=1), 100.0) == Unload("a")
+    assert next_step(models, room(maximum=2), 100.0) == Load("b")
 
 
 @pytest.mark.parametrize("load_s", [0.1, 30.0])
 def test_one_in_use_has_its_turn_and_then_lets_nobody_new_in(load_s):
     turn = max(TURN_S, TURN_LOADS * load_s)
     a = loaded("a", 8, in_use=True, loaded_at=100.0, used_at=100.0)
-    b = model("b", 8, asked_at=101.0, load_s=load_s)
+    b = model("b", 8, requested_at=101.0, load_s=load_s)
     assert isinstance(next_step([a, b], room(), 100.0 + turn - 0.01), Wait)
     assert next_step([a, b], room(), 100.0 + turn) == Close("a")
     closing = replace(a, closing=True, closed_at=100.0 + turn)
@@ -86,7 +86,7 @@ def test_one_in_use_has_its_turn_and_then_lets_nobody_new_in(load_s):
 
 def test_one_that_is_not_used_gives_way_after_a_moment_and_not_at_every_pause():
     a = loaded("a", 8, loaded_at=100.0, used_at=102.0)
-    b = model("b", 8, asked_at=102.1, load_s=8.0)
+    b = model("b", 8, requested_at=102.1, load_s=8.0)
     quiet = 102.0 + QUIET_S + QUIET_LOADS * 8.0
     assert isinstance(next_step([a, b], room(), quiet - 0.01), Wait)
     assert next_step([a, b], room(), quiet) == Unload("a")
@@ -103,7 +103,7 @@ def test_two_that_do_not_fit_together_share_the_time_and_most_of_it_is_answers()
                 name,
                 state[name] != "unloaded",
                 {"cpu": 8},
-                asked_at=since[name] if state[name] == "unloaded" else None,
+                requested_at=since[name] if state[name] == "unloaded" else None,
                 in_use=state[name] != "unloaded" and busy_until > now,
                 used_at=now,
                 loaded_at=since[name],
@@ -131,9 +131,9 @@ def test_two_that_do_not_fit_together_share_the_time_and_most_of_it_is_answers()
 
 
 def test_what_never_fits_is_refused_with_the_numbers():
-    models = [loaded("a", 4, used_at=0.0), model("b", 12, asked_at=0.0)]
+    models = [loaded("a", 4, used_at=0.0), model("b", 12, requested_at=0.0)]
     assert next_step(models, room(), 100.0) == Refuse("b", "cpu", 12, 10)
-    others = [model("b", 8, asked_at=0.0)]
+    others = [model("b", 8, requested_at=0.0)]
     assert next_step(others, room(free=3), 100.0) == Refuse("b", "cpu", 8, 3), "others have it"
 
 
@@ -168,7 +168,7 @@ def test_what_others_use_too_is_not_unloaded_for_one_before_a_pause_of_a_turn(lo
 def test_one_endless_answer_does_not_close_its_model_to_all_others():
     """It is not ended: for half of the time others are let in beside it."""
     a = loaded("a", 8, in_use=True, loaded_at=100.0, closing=True, closed_at=200.0, waiting=2)
-    b = model("b", 8, asked_at=101.0, clients=frozenset({"kim"}))
+    b = model("b", 8, requested_at=101.0, clients=frozenset({"kim"}))
     assert isinstance(next_step([a, b], room(), 200.0 + CLOSED_S - 0.1), Wait)
     assert next_step([a, b], room(), 200.0 + CLOSED_S) == Reopen("a", in_vain=True)
     again = replace(a, closing=False, loaded_at=230.0, rest_s=CLOSED_S, patience_s=2 * CLOSED_S)
@@ -184,15 +184,15 @@ def test_one_that_need_not_leave_any_more_is_open_though_others_wait():
     """Who waited for it has left; who waits now needs another one's room, or its turn goes on."""
     used = loaded("a", 2, in_use=True, loaded_at=0.0, used_at=100.0, closing=True, closed_at=99.0)
     idle = loaded("b", 7, used_at=0.0)
-    assert next_step([used, idle, model("c", 8, asked_at=1.0)], room(), 100.0) == Reopen("a")
+    assert next_step([used, idle, model("c", 8, requested_at=1.0)], room(), 100.0) == Reopen("a")
     alone = replace(used, clients=frozenset("xyz"), loaded_at=99.0)
-    assert next_step([alone, model("c", 9, asked_at=1.0)], room(), 100.0) == Reopen("a")
+    assert next_step([alone, model("c", 9, requested_at=1.0)], room(), 100.0) == Reopen("a")
 
 
 @pytest.mark.parametrize("in_use", [True, False])
 def test_a_turn_is_longer_for_many_clients_than_for_one_up_to_a_point(in_use):
     one = loaded("a", 8, in_use=in_use, loaded_at=100.0, used_at=100.0)
-    b = model("b", 8, asked_at=100.0)
+    b = model("b", 8, requested_at=100.0)
     short_s = TURN_S if in_use else QUIET_S + QUIET_LOADS
 
     def leaves(clients, waiting, now):
@@ -203,13 +203,13 @@ def test_a_turn_is_longer_for_many_clients_than_for_one_up_to_a_point(in_use):
 
     assert leaves(1, 1, 100.0 + short_s) and not leaves(3, 1, 100.0 + 2.99 * short_s)
     assert leaves(3, 1, 100.0 + 3 * short_s) and leaves(3, 3, 100.0 + short_s)
-    assert leaves(100, 1, 100.0 + MOST_CLIENTS * short_s), "one client is not kept waiting for ever"
+    assert leaves(100, 1, 100.0 + MAX_CLIENTS * short_s), "one client is not kept waiting for ever"
 
 
 def test_a_turn_is_longer_beside_one_client_for_whom_much_was_loaded():
     later_s = {"kim": 60.0, "lee": 10.0, "ann": 20.0}
     one = loaded("a", 8, in_use=True, loaded_at=100.0, used_at=100.0, later_s=later_s)
-    b = model("b", 8, asked_at=100.0, later_s=later_s, clients=frozenset({"kim"}))
+    b = model("b", 8, requested_at=100.0, later_s=later_s, clients=frozenset({"kim"}))
     others = replace(one, clients=frozenset({"lee", "ann"}))
     assert isinstance(next_step([others, b], room(), 100.0 + 60.0 - 15.0 - 0.1), Wait)
     assert next_step([others, b], room(), 100.0 + 60.0 - 15.0) == Close("a")
@@ -222,7 +222,7 @@ def test_a_turn_is_longer_beside_one_client_for_whom_much_was_loaded():
 def test_one_that_nobody_uses_gives_way_as_soon_to_a_client_for_whom_much_was_loaded():
     later_s = {"kim": 90.0}
     idle = loaded("a", 8, loaded_at=98.0, used_at=100.0, clients=frozenset({"lee"}))
-    b = model("b", 8, asked_at=101.0, clients=frozenset({"kim"}))
+    b = model("b", 8, requested_at=101.0, clients=frozenset({"kim"}))
     models = [replace(idle, later_s=later_s), replace(b, later_s=later_s)]
     assert next_step(models, room(), 100.0 + QUIET_S + QUIET_LOADS) == Unload("a")
 
@@ -233,5 +233,5 @@ def test_a_client_for_whom_much_was_loaded_counts_as_one_who_came_later():
     loads.add({"lee", "ann"}, 10.0, 1000.0)
     assert loads.later_s(1001.0) == {"kim": 30.0, "lee": 15.0, "ann": 15.0}
     loads.add({"kim"}, 500.0, 1001.0)
-    assert loads.later_s(1002.0)["kim"] == LATER_MOST_S, "and not for ever"
+    assert loads.later_s(1002.0)["kim"] == LATER_MAX_S, "and not for ever"
     assert loads.later_s(1002.0 + REMEMBERED_S) == {}

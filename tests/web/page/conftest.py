@@ -16,7 +16,7 @@ from mtmd.web.settings import ServerSettings
 from mtmd.web.store.store import Store
 
 _open = ExitStack()
-_found = []
+_result = []
 DRAW = """async ([text, live]) => {
     const { AnswerText } = await import("./MODULE");
     const view = new AnswerText().draw(text, live);
@@ -51,9 +51,9 @@ GROW = """async ([text, step]) => {
 @pytest.fixture(scope="module")
 def browser():
     """One for all files of this folder, while tests of no other come between."""
-    if not _found:
-        _found.append(_open.enter_context(chromium()))
-    return _found[0]
+    if not _result:
+        _result.append(_open.enter_context(chromium()))
+    return _result[0]
 
 
 @pytest.hookimpl(trylast=True)
@@ -62,7 +62,7 @@ def pytest_runtest_teardown(item, nextitem):
     is there until the browser is closed.
     """
     if nextitem is None or nextitem.path.parent != item.path.parent:
-        _found.clear()
+        _result.clear()
         _open.close()
 
 
@@ -79,14 +79,14 @@ def served_demo(model):
     next test too.
     """
 
-    class Kept:
+    class Saved:
         def __getattr__(self, name):
             return getattr(model.service, name)
 
         def close(self):
             return None
 
-    service = Kept()
+    service = Saved()
     with running(
         service,
         create_app(service, ServerSettings(port=0), Store(None), warmup=model.warmup_report),

@@ -178,11 +178,11 @@ def test_nothing_a_model_writes_can_run_or_be_fetched(drawn):
         *HOSTILE,
         *("".join(chance.choices(pieces, k=chance.randint(2, 9))) for _ in range(600)),
     ]
-    asked = []
-    drawn.page.on("request", lambda r: asked.append(r.url))
+    requested = []
+    drawn.page.on("request", lambda r: requested.append(r.url))
     module = drawn.page.locator("link[href$='markdown/view.js']").get_attribute("href")
     assert drawn.page.evaluate(FUZZ.replace("MODULE", module), texts) == []
-    assert [url for url in asked if "/static/" not in url] == []
+    assert [url for url in requested if "/static/" not in url] == []
     assert "TypeError" in drawn.page.evaluate(
         "() => { try { document.body.innerHTML = '<b>x</b>'; } catch (e) { return String(e); } }"
     )

@@ -14,10 +14,10 @@ class Ticket:
     """Of an answer without text, which notes who reads it."""
 
     def __init__(self):
-        self.found = []
+        self.result = []
 
     def __iter__(self):
-        self.found.append(priority())
+        self.result.append(priority())
         return iter(())
 
 
@@ -27,4 +27,4 @@ def test_who_asks_for_an_answer_does_not_change_the_priority_of_its_writer():
     answers, ticket = Answers(store), Ticket()
     behind(lambda: answers.start("id", "conversation", ticket, ExitStack()))
     answers.end()
-    assert ticket.found == [priority()]
+    assert ticket.result == [priority()]

@@ -23,11 +23,11 @@ def test_what_a_page_names_is_kept_for_good_and_compressed(client):
     names = re.findall(r'(?:href|src)="\./(static/[^"]+)"', html)
     assert any(name.endswith("markdown/blocks.js") for name in names)  # which chat.js imports
     for name in names:
-        found = client.get(f"/{name}", headers={"Accept-Encoding": "gzip"})
-        assert found.status_code == 200 and "immutable" in found.headers["Cache-Control"]
-        assert found.headers["Vary"] == "Accept-Encoding", name
-        packed = found.headers.get("Content-Encoding") == "gzip"
-        data = gzip.decompress(found.data) if packed else found.data
+        result = client.get(f"/{name}", headers={"Accept-Encoding": "gzip"})
+        assert result.status_code == 200 and "immutable" in result.headers["Cache-Control"]
+        assert result.headers["Vary"] == "Accept-Encoding", name
+        packed = result.headers.get("Content-Encoding") == "gzip"
+        data = gzip.decompress(result.data) if packed else result.data
         assert data == (FOLDER / name.split("/", 2)[2]).read_bytes()
         assert packed or name.endswith((".png", ".woff2"))
         assert client.get(f"/{name}").headers.get("Content-Encoding") is None
@@ -35,9 +35,9 @@ def test_what_a_page_names_is_kept_for_good_and_compressed(client):
 
 def test_other_addresses_are_asked_for_again_and_cheaply(client):
     for path in ("/static/icon.svg", "/static/0123456789ab/icon.svg"):
-        found = client.get(path)
-        assert found.headers["Cache-Control"] == "no-cache" and found.status_code == 200
-        again = client.get(path, headers={"If-None-Match": found.headers["ETag"]})
+        result = client.get(path)
+        assert result.headers["Cache-Control"] == "no-cache" and result.status_code == 200
+        again = client.get(path, headers={"If-None-Match": result.headers["ETag"]})
         assert again.status_code == 304 and not again.data
     for path in (
         "/static/none.js",

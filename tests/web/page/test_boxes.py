@@ -35,7 +35,7 @@ CASES = [
         "",
     ),
 ]
-APART = """async (text) => {
+SEPARATE = """async (text) => {
     const { withoutPlaces } = await import("./MODULE");
     const { words, notation } = withoutPlaces(text);
     return [words, notation];
@@ -43,22 +43,22 @@ APART = """async (text) => {
 
 
 @pytest.fixture
-def apart(drawn):
+def separate(drawn):
     module = drawn.page.locator("link[href$='chat/regions.js']").get_attribute("href")
-    return lambda text: drawn.page.evaluate(APART.replace("MODULE", module), text)
+    return lambda text: drawn.page.evaluate(SEPARATE.replace("MODULE", module), text)
 
 
 @pytest.mark.parametrize(("text", "words", "notation"), CASES)
-def test_places_are_told_from_words(apart, text, words, notation):
+def test_places_are_told_from_words(separate, text, words, notation):
     if text.startswith('```json\n{"bbox"'):  # a block that was cut: all of it is the place
         words, notation = "", '{"bbox": [1, 2'
-    assert apart(text) == [words, notation]
+    assert separate(text) == [words, notation]
 
 
-def test_a_long_answer_of_brackets_is_read_once(apart):
+def test_a_long_answer_of_brackets_is_read_once(separate):
     """Not a time: each of these would take minutes if it was read anew from each bracket."""
     for text in ("[{" * 200_000, "[{\n" * 100_000, "```\n" * 100_000, '{"' * 200_000):
-        assert apart(text)[1] == ""
+        assert separate(text)[1] == ""
 
 
 def test_the_picture_comes_first_and_the_notation_is_folded(person, fake):

@@ -105,7 +105,7 @@ def test_cores_are_those_that_may_be_used(monkeypatch):
 def test_the_engines_process_counts(monkeypatch):
     monkeypatch.setattr(diagnostics, "resident_bytes", lambda: 5)
     counted = ServiceStats(engine_bytes=70, engine_cpu_seconds=1e6)
-    found = diagnostics._machine(None, counted)
-    assert found["resident_bytes"] == 75 and 1e6 < found["cpu_seconds"] < 2e6
+    result = diagnostics._machine(None, counted)
+    assert result["resident_bytes"] == 75 and 1e6 < result["cpu_seconds"] < 2e6
     monkeypatch.setattr(diagnostics, "resident_bytes", lambda: None)
     assert diagnostics._machine(None, counted)["resident_bytes"] is None

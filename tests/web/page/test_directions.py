@@ -40,8 +40,8 @@ SIDES = """async ([text, selector]) => {
 @pytest.fixture
 def sides(drawn):
     def look(text, selector):
-        found = drawn.page.evaluate(SIDES.replace("MODULE", drawn.module), [text, selector])
-        return [(one["reads"], one["stands"]) for one in found]
+        result = drawn.page.evaluate(SIDES.replace("MODULE", drawn.module), [text, selector])
+        return [(one["reads"], one["stands"]) for one in result]
 
     return look
 

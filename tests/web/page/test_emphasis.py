@@ -126,6 +126,6 @@ def test_emphasis_does_not_jump_while_it_is_written(drawn, text):
     ],
 )
 def test_an_address_ends_where_chinese_or_japanese_punctuation_begins(drawn, text, address):
-    found = re.findall(r'<a href="([^"]*)"', drawn.draw(text))
-    assert found[-1] == address and len(found) == text.count("https://")
+    result = re.findall(r'<a href="([^"]*)"', drawn.draw(text))
+    assert result[-1] == address and len(result) == text.count("https://")
     assert "https://、" not in drawn.draw("https://、") or "<a" not in drawn.draw("https://、")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from answer_kills import Kill
 from answer_kills import run as kill_servers
-from browsing import DESK, PHONE, Visitor
+from browsing import PHONE, QUEUE, Visitor
 from PIL import Image
 from serving import png, running
 from wire import wire
@@ -49,17 +49,17 @@ def test_samples_are_the_examples_at_their_size():
 
 
 def test_the_demo_model_is_right_about_every_sample_as_it_is_offered(model):
-    said = {(s.file, q): model.describe(EXAMPLES / s.file, q) for s in SAMPLES for q in s.asks}
-    assert "black cross" in said["shapes.png", "Describe the image."]
-    boxed = find_regions(said["shapes.png", "Where is the cross? Give its box."])
+    stated = {(s.file, q): model.describe(EXAMPLES / s.file, q) for s in SAMPLES for q in s.asks}
+    assert "black cross" in stated["shapes.png", "Describe the image."]
+    boxed = find_regions(stated["shapes.png", "Where is the cross? Give its box."])
     assert boxed is not None and [r.label for r in boxed.regions] == ["black cross"]
-    assert said["four.png", "How many shapes are there?"] == "Four."
-    assert "red" in said["four.png", "What color is the triangle?"].lower()
-    assert "fish" in said["word.png", "What does the text say?"]
-    assert "green" in said["word.png", "What color is the text?"].lower()
+    assert stated["four.png", "How many shapes are there?"] == "Four."
+    assert "red" in stated["four.png", "What color is the triangle?"].lower()
+    assert "fish" in stated["word.png", "What does the text say?"]
+    assert "green" in stated["word.png", "What color is the text?"].lower()
     happens = "A blue circle moves to the right on a white background."
-    assert said["moves.mp4", "What happens in the video?"] == happens
-    assert said["moves.mp4", "Which way does the circle move?"] == "To the right."
+    assert stated["moves.mp4", "What happens in the video?"] == happens
+    assert stated["moves.mp4", "Which way does the circle move?"] == "To the right."
 
 
 def test_an_empty_chat_offers_pictures_to_ask_about(browser, served_demo):
@@ -116,7 +116,7 @@ SHAPES_OF_PICTURES = (
 )
 
 
-@pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])
+@pytest.mark.parametrize("size", [QUEUE, PHONE], ids=["desk", "phone"])
 def test_a_picture_of_any_shape_fills_its_frame(visit, size):
     person = visit(size=size)
     page = person.page
@@ -331,8 +331,8 @@ PACE = """async () => {
 
 def test_the_pace_of_an_answer_is_of_the_tokens_seen_since_the_first(person):
     module = person.page.locator("link[href*='chat/message.js']").get_attribute("href")
-    told = person.page.evaluate(PACE.replace("MODULE", module))
-    assert told == [None] * 6 + ["20 tokens/s"] * 5 + ["10 tokens/s", "2 tokens/s"]
+    reported = person.page.evaluate(PACE.replace("MODULE", module))
+    assert reported == [None] * 6 + ["20 tokens/s"] * 5 + ["10 tokens/s", "2 tokens/s"]
 
 
 def test_an_answer_that_was_cut_goes_on_from_its_end(person, fake):
@@ -517,8 +517,8 @@ def test_an_address_without_anything_is_a_page_for_people_and_json_for_programs(
     page.click("text=To the chat")
     page.wait_for_selector("#welcome:visible")
     for accepted in ("*/*", "application/json"):
-        told = page.request.get(f"{address}nothing", headers={"Accept": accepted})
-        assert told.status == 404 and told.json()["error"]["message"]
+        reported = page.request.get(f"{address}nothing", headers={"Accept": accepted})
+        assert reported.status == 404 and reported.json()["error"]["message"]
 
 
 def test_a_full_conversation_goes_on_in_a_new_one_with_what_was_written(person, fake):
@@ -556,9 +556,9 @@ def test_of_many_files_each_one_refused_is_told(person):
     assert person.page.locator(".toast").count() == 1
 
 
-@pytest.mark.parametrize("size", [DESK, {"width": 390, "height": 844}], ids=["desk", "phone"])
+@pytest.mark.parametrize("size", [QUEUE, {"width": 390, "height": 844}], ids=["desk", "phone"])
 def test_a_notice_covers_nothing(size, visit):
-    phone = {"is_mobile": True, "has_touch": True} if size != DESK else {}
+    phone = {"is_mobile": True, "has_touch": True} if size != QUEUE else {}
     person = visit(size=size, **phone)
     person.expects = ("400",)
     page = person.page

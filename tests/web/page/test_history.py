@@ -48,22 +48,22 @@ def chatgpt():
 
 def open_webui():
     picture = f"data:image/png;base64,{base64.b64encode(png(12, 8)).decode()}"
-    asked = {
+    requested = {
         "id": "1",
         "parentId": None,
         "role": "user",
         "content": "What colour?",
         "timestamp": 1.7e9,
     }
-    asked["files"] = [{"type": "image", "url": picture}, {"type": "file", "url": "x"}]
-    said = {
+    requested["files"] = [{"type": "image", "url": picture}, {"type": "file", "url": "x"}]
+    stated = {
         "id": "2",
         "parentId": "1",
         "role": "assistant",
         "content": "Blue it is.",
         "timestamp": 1.7e9,
     }
-    history = {"messages": {"2": said, "1": asked}, "currentId": "2"}
+    history = {"messages": {"2": stated, "1": requested}, "currentId": "2"}
     return [
         {
             "id": "x",
@@ -122,14 +122,14 @@ def test_an_exported_conversation_has_every_line_as_it_was_written(person, fake)
     fake.words = (
         "TOTAL 12.50\nCASH 20.00\n\n- **「重点」**内容\n  שלום\n\n| a | b |\n|---|---|\n| 1 | 2 |"
     )
-    asked = "one\ntwo"
-    person.say(asked)
+    requested = "one\ntwo"
+    person.say(requested)
     page = person.page
     page.click("#list .item .icon-button")
     with page.expect_download() as download:
         page.click("text=Export as Markdown")
     text = download.value.path().read_text()
-    assert text == f"# one two\n\n## You\n\n{asked}\n\n## Answer\n\n{fake.words}\n"
+    assert text == f"# one two\n\n## You\n\n{requested}\n\n## Answer\n\n{fake.words}\n"
 
 
 def test_the_oldest_turns_are_dropped_where_there_is_no_room(person, fake):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from browsing import DESK, PHONE, Visitor
+from browsing import PHONE, QUEUE, Visitor
 from fake_models import FakeLoader, registry_of
 from serving import png, running
 
@@ -96,11 +96,11 @@ def test_a_long_name_of_a_model_leaves_a_phone_its_title(browser, fake, registry
 def test_the_list_of_models_opens_below_the_name(browser, registry):
     app = create_app_of_many(registry, ServerSettings(port=0), Store(None))
     with running(registry, app) as server:
-        person = Visitor(browser, server.url, size=DESK)
+        person = Visitor(browser, server.url, size=QUEUE)
         page = person.page
         page.click("#model-open")
         page.wait_for_selector(".model-row")
         button, menu = (page.locator(s).bounding_box() for s in ("#model-open", "#models"))
         assert 0 <= menu["y"] - (button["y"] + button["height"]) < 20
-        assert menu["x"] < button["x"] < menu["x"] + menu["width"] <= DESK["width"]
+        assert menu["x"] < button["x"] < menu["x"] + menu["width"] <= QUEUE["width"]
         person.close()

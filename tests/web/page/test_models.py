@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from browsing import DESK, PHONE, Visitor
+from browsing import PHONE, QUEUE, Visitor
 from fake_models import FakeLoader, registry_of
 from serving import running
 
@@ -119,7 +119,7 @@ def test_one_message_is_answered_twice_and_one_answer_is_gone_on_with(person, fa
     assert person.axe() == []
     page.set_viewport_size(PHONE)
     assert person.overflow() == 0
-    page.set_viewport_size(DESK)
+    page.set_viewport_size(QUEUE)
     page.locator(".go-on").nth(1).click()
     page.wait_for_selector(".branches:has-text('2 / 2')")
     assert page.is_hidden("#comparing")

@@ -26,7 +26,7 @@ def loader():
 
 @pytest.fixture
 def registry(loader, monkeypatch):
-    monkeypatch.setattr("mtmd.web.page.once_loaded.TOLD_S", 0.001)
+    monkeypatch.setattr("mtmd.web.page.once_loaded.REPORTED_S", 0.001)
     made, _ = registry_of(loader.needs, loader=loader)
     made.start()
     yield made
@@ -41,20 +41,20 @@ class Page:
         self.conversation = self.post("/api/conversations", {})["id"]
 
     def post(self, path, body, status=200):
-        found = self.client.post(path, json=body)
-        assert found.status_code == status, found.get_data(as_text=True)
-        return found.get_json()
+        result = self.client.post(path, json=body)
+        assert result.status_code == status, result.get_data(as_text=True)
+        return result.get_json()
 
     def ask(self, status=200, **body):
         path = f"/api/conversations/{self.conversation}"
         parent = self.post(f"{path}/messages", {"text": "hi"})["message"]["id"]
-        asked = {"parent": parent, "options": {"model": "slow"}} | body
-        return self.post(f"{path}/answers", asked, status)
+        requested = {"parent": parent, "options": {"model": "slow"}} | body
+        return self.post(f"{path}/answers", requested, status)
 
     def events(self, answer):
         """As they come."""
-        found = self.client.get(f"/api/answers/{answer}/events", buffered=False)
-        for piece in found.iter_encoded():
+        result = self.client.get(f"/api/answers/{answer}/events", buffered=False)
+        for piece in result.iter_encoded():
             yield json.loads(piece.decode().partition("data: ")[2])
 
 
@@ -116,22 +116,22 @@ def test_what_goes_wrong_with_the_question_is_told_once_the_model_is_there(page,
 def test_one_that_has_ended_keeps_nothing_of_its_request(loader, registry):
     """It is kept for pages that come back."""
 
-    class Held:
+    class Stored:
         def __call__(self, served):
             return served.service.submit([{"role": "user", "content": "hi"}])
 
-    begin, claim = Held(), registry.claim("slow")
-    answer, held = OnceLoaded("slow", claim, begin), weakref.ref(begin)
+    begin, claim = Stored(), registry.claim("slow")
+    answer, stored = OnceLoaded("slow", claim, begin), weakref.ref(begin)
     del begin
     loader.gate.set()
     assert any(isinstance(event, Finished) for event in answer)
-    assert held() is None
-    stopped, begin = registry.claim("quick"), Held()
+    assert stored() is None
+    stopped, begin = registry.claim("quick"), Stored()
     loader.gate.clear()
-    answer, held = OnceLoaded("quick", stopped, begin), weakref.ref(begin)
+    answer, stored = OnceLoaded("quick", stopped, begin), weakref.ref(begin)
     del begin
     answer.cancel()
-    assert isinstance([*answer][-1], NotBegun) and held() is None
+    assert isinstance([*answer][-1], NotBegun) and stored() is None
 
 
 def test_a_conversation_that_is_deleted_meanwhile_waits_for_nothing(page, registry):

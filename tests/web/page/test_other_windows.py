@@ -96,8 +96,8 @@ def test_what_another_device_did_shows_when_the_window_is_looked_at(browser, fak
         assert person.page.input_value("#prompt") == "another three" and len(fake.tickets) == 3
         person.page.press("#prompt", "Enter")
         person.answered("another three")
-        asked = [m["content"] for m in fake.tickets[-1].messages if m["role"] == "user"]
-        assert asked == ["one", "two", "three", "another three"]
+        requested = [m["content"] for m in fake.tickets[-1].messages if m["role"] == "user"]
+        assert requested == ["one", "two", "three", "another three"]
         device.close()
         person.close()
 

@@ -96,7 +96,7 @@ def test_progress_is_shown_while_pictures_are_encoded(person, fake):
         ticket = inner(messages, **chosen)
         events = ticket.__iter__
 
-        class Held:
+        class Stored:
             cancel = ticket.cancel
 
             def __iter__(self):
@@ -104,7 +104,7 @@ def test_progress_is_shown_while_pictures_are_encoded(person, fake):
                 opened.wait(20)
                 yield from events()
 
-        return Held()
+        return Stored()
 
     fake.submit = submit
     person.say("look", wait=False)
@@ -252,12 +252,12 @@ def test_a_conversation_survives_export_and_import(person, tmp_path):
     person.page.click("#new-chat")
     person.say("second words")
     page = person.page
-    with page.expect_download() as found:
+    with page.expect_download() as result:
         page.click("#export-all")
     file = tmp_path / "export.json"
-    found.value.save_as(file)
+    result.value.save_as(file)
     assert (
-        found.value.suggested_filename.startswith("mtmd-conversations-")
+        result.value.suggested_filename.startswith("mtmd-conversations-")
         and len(json.loads(file.read_text())["conversations"]) == 2
     )
     page.set_input_files("#import-file", str(file))
@@ -313,13 +313,13 @@ def test_boxes_and_points_are_drawn_where_they_belong(person, fake):
     person.say("where")
     page = person.page
     page.wait_for_selector(".figure rect")
-    place = """() => {
+    location = """() => {
         const [image, box, point] = ["img", "rect", "circle"].map((s) => document.querySelector(`.figure ${s}`).getBoundingClientRect());
         const share = (x, y) => [(x - image.left) / image.width, (y - image.top) / image.height];
         const middle = share(point.left + point.width / 2, point.top + point.height / 2);
         return [...share(box.left, box.top), ...share(box.right, box.bottom), ...middle];
     }"""
-    assert page.evaluate(place) == pytest.approx([0.25, 0.5, 0.75, 1, 0.1, 0.2], abs=0.02)
+    assert page.evaluate(location) == pytest.approx([0.25, 0.5, 0.75, 1, 0.1, 0.2], abs=0.02)
     assert "cat" in page.locator(".figure svg").text_content()
     page.click(".figure")
     assert "no number is above 1000" in page.inner_text("#viewer-info")
@@ -585,9 +585,9 @@ def test_a_key_is_asked_for_once_and_kept(browser, fake):
         person.say("what")
         page.reload()
         person.until("document.querySelector('.message.user img')?.naturalWidth === 256")
-        with page.expect_download() as found:
+        with page.expect_download() as result:
             page.click("#export-all")
-        assert len(json.loads(Path(found.value.path()).read_text())["conversations"]) == 1
+        assert len(json.loads(Path(result.value.path()).read_text())["conversations"]) == 1
         person.close()
 
 

@@ -14,7 +14,7 @@ from PIL import Image
 from serving import noise, png
 
 from mtmd import BusyError, MtmdError
-from mtmd.base.wanted import check_wanted
+from mtmd.base.cancellation import check_cancelled
 from mtmd.web.app import create_app
 from mtmd.web.page.answers import Answer
 from mtmd.web.settings import HAS_LEFT, MediaBudget, ServerSettings
@@ -38,16 +38,16 @@ class Page:
         self.headers = {"Authorization": f"Bearer {key}"} if key else {}
 
     def call(self, method, path, body=None, status=200):
-        found = self.client.open(f"/api{path}", method=method, json=body, headers=self.headers)
-        assert found.status_code == status, found.get_data(as_text=True)
-        return found.get_json(silent=True)
+        result = self.client.open(f"/api{path}", method=method, json=body, headers=self.headers)
+        assert result.status_code == status, result.get_data(as_text=True)
+        return result.get_json(silent=True)
 
     def upload(self, data=None, name="a.png", status=200):
-        found = self.client.post(
+        result = self.client.post(
             f"/api/images?name={name}", data=data or png(), headers=self.headers
         )
-        assert found.status_code == status, found.get_data(as_text=True)
-        return found.get_json()
+        assert result.status_code == status, result.get_data(as_text=True)
+        return result.get_json()
 
     def new(self):
         return self.call("POST", "/conversations", {})["id"]
@@ -70,21 +70,21 @@ class Page:
 
     def events(self, answer, last=0):
         """(id, data) of each event to the end."""
-        found = self.client.get(
+        result = self.client.get(
             f"/api/answers/{answer}/events", headers=self.headers | {"Last-Event-ID": str(last)}
         )
-        assert found.status_code == 200, found.get_data(as_text=True)
+        assert result.status_code == 200, result.get_data(as_text=True)
         blocks = [
             dict(line.split(": ", 1) for line in block.split("\n"))
-            for block in found.get_data(as_text=True).split("\n\n")[:-1]
+            for block in result.get_data(as_text=True).split("\n\n")[:-1]
         ]
         return [(int(b["id"]), json.loads(b["data"])) for b in blocks if "id" in b]
 
     def talk(self, text="what?", **more):
         conversation = self.new()
-        asked = self.say(conversation, text, **more)
-        answer = self.ask(conversation, asked)["id"]
-        return conversation, asked, answer, self.events(answer)[-1][1]
+        requested = self.say(conversation, text, **more)
+        answer = self.ask(conversation, requested)["id"]
+        return conversation, requested, answer, self.events(answer)[-1][1]
 
     def messages(self, conversation):
         return self.call("GET", f"/conversations/{conversation}")["messages"]
@@ -95,21 +95,21 @@ def page():
     return Page()
 
 
-class ChecksWhetherWanted(FakeService):
+class ChecksCancellation(FakeService):
     def submit(self, messages, **options):
-        check_wanted()
+        check_cancelled()
         return super().submit(messages, **options)
 
 
 def test_an_answer_is_begun_though_who_asked_has_left_the_page():
-    page = Page(ChecksWhetherWanted())
+    page = Page(ChecksCancellation())
     conversation = page.new()
     message = page.say(conversation)
     gone = {HAS_LEFT: lambda: True}
     address = f"/api/conversations/{conversation}/answers"
     body = {"parent": message, "options": {}}
-    found = page.client.post(address, json=body, environ_overrides=gone)
-    assert found.status_code == 200 and page.events(found.get_json()["id"])
+    result = page.client.post(address, json=body, environ_overrides=gone)
+    assert result.status_code == 200 and page.events(result.get_json()["id"])
 
 
 def test_a_question_about_a_picture_is_answered_and_kept(page):
@@ -120,47 +120,47 @@ def test_a_question_about_a_picture_is_answered_and_kept(page):
         "image/png",
         "cat.png",
     )
-    conversation, asked, answer, end = page.talk("what is it?", images=[image])
+    conversation, requested, answer, end = page.talk("what is it?", images=[image])
     assert end["state"] == "complete" and end["unsaved"] is None
     assert end["message"]["text"] == "1 messages, pictures [(30, 20)]: what is it?"
     assert end["receipt"]["images"][0]["original_size"] == [30, 20]
     first, second = page.messages(conversation)
     assert (first["id"], second["id"], second["parent"]) == (
-        asked,
+        requested,
         answer,
-        asked,
+        requested,
     ) and second == end["message"]
     (listed,) = page.call("GET", "/conversations")["conversations"]
     assert (listed["title"], listed["head"], listed["running"]) == ("what is it?", answer, False)
 
 
 def test_the_model_is_given_the_branch_and_no_other(page):
-    conversation, asked, answer, _ = page.talk("one")
-    other = page.ask(conversation, asked)["id"]
+    conversation, requested, answer, _ = page.talk("one")
+    other = page.ask(conversation, requested)["id"]
     page.events(other)
     page.service.words = "fine"
     second = page.say(conversation, "two", parent=answer)
     page.events(page.ask(conversation, second)["id"])
-    said = page.service.tickets[-1].messages
-    assert [m["role"] for m in said] == ["user", "assistant", "user"] and [
-        m["content"] for m in said
+    stated = page.service.tickets[-1].messages
+    assert [m["role"] for m in stated] == ["user", "assistant", "user"] and [
+        m["content"] for m in stated
     ][::2] == ["one", "two"]
-    assert {m["parent"] for m in page.messages(conversation)} == {None, asked, answer, second}
+    assert {m["parent"] for m in page.messages(conversation)} == {None, requested, answer, second}
 
 
 def test_an_edit_is_a_branch_with_its_own_pictures(page):
     first, second = page.upload(png(3, 3)), page.upload(png(4, 4))
-    conversation, asked, _, _ = page.talk("one", images=[first])
+    conversation, requested, _, _ = page.talk("one", images=[first])
     edited = page.say(conversation, "one, otherwise", images=[second])
     page.events(page.ask(conversation, edited)["id"])
     messages = {m["id"]: m for m in page.messages(conversation)}
     assert (
-        messages[asked]["parent"] is messages[edited]["parent"] is None
-        and messages[asked]["text"] == "one"
+        messages[requested]["parent"] is messages[edited]["parent"] is None
+        and messages[requested]["text"] == "one"
     )
     assert [p.size for p in page.service.tickets[-1].pictures] == [(4, 4)]
-    page.call("PATCH", f"/conversations/{conversation}", {"head": asked})
-    assert page.call("GET", f"/conversations/{conversation}")["conversation"]["head"] == asked
+    page.call("PATCH", f"/conversations/{conversation}", {"head": requested})
+    assert page.call("GET", f"/conversations/{conversation}")["conversation"]["head"] == requested
 
 
 def test_what_was_said_twice_without_an_answer_is_one_turn(page):
@@ -305,9 +305,9 @@ def test_one_answer_at_a_time_in_a_conversation():
     page = Page(FakeService(pace_s=0.05))
     page.service.words = "word " * 100
     conversation = page.new()
-    asked = page.say(conversation)
-    answer = page.ask(conversation, asked)["id"]
-    assert "being written" in page.ask(conversation, asked, status=409)["error"]["message"]
+    requested = page.say(conversation)
+    answer = page.ask(conversation, requested)["id"]
+    assert "being written" in page.ask(conversation, requested, status=409)["error"]["message"]
     other = page.new()
     second = page.ask(other, page.say(other))["id"]
     for id_ in (answer, second):
@@ -320,12 +320,12 @@ def test_one_answer_at_a_time_in_a_conversation():
 )
 def test_a_refused_answer_leaves_the_message(page, refusal, status):
     conversation = page.new()
-    asked = page.say(conversation)
+    requested = page.say(conversation)
     page.service.refuses = refusal
-    assert "secret" not in json.dumps(page.ask(conversation, asked, status=status))
-    assert [m["id"] for m in page.messages(conversation)] == [asked]
+    assert "secret" not in json.dumps(page.ask(conversation, requested, status=status))
+    assert [m["id"] for m in page.messages(conversation)] == [requested]
     page.service.refuses = None
-    assert page.events(page.ask(conversation, asked)["id"])[-1][1]["state"] == "complete"
+    assert page.events(page.ask(conversation, requested)["id"])[-1][1]["state"] == "complete"
 
 
 def test_a_failure_in_mid_answer_is_told_and_kept(page):
@@ -368,10 +368,10 @@ def test_what_the_store_cannot_do_is_told_by_its_cause(page, monkeypatch, error,
         raise error("conversations: the cause")
 
     monkeypatch.setattr(page.store, "create", fail)
-    found = page.client.post("/api/conversations", json={})
-    assert (found.status_code, found.get_json()["error"]["code"]) == (status, code)
-    assert found.get_json()["error"]["message"] == "conversations: the cause"
-    assert found.headers.get("Retry-After") == ("1" if error is StoreBusyError else None)
+    result = page.client.post("/api/conversations", json={})
+    assert (result.status_code, result.get_json()["error"]["code"]) == (status, code)
+    assert result.get_json()["error"]["message"] == "conversations: the cause"
+    assert result.headers.get("Retry-After") == ("1" if error is StoreBusyError else None)
 
 
 @pytest.fixture
@@ -389,19 +389,19 @@ def locked(tmp_path, monkeypatch):
 
 def test_while_another_program_holds_the_database_all_but_writing_goes_on(locked):
     page, other = locked
-    conversation, asked, _, _ = page.talk("hello")
+    conversation, requested, _, _ = page.talk("hello")
     other.execute("BEGIN EXCLUSIVE")
     assert page.client.get("/health").status_code == 200
     assert page.call("GET", "/conversations")["conversations"][0]["id"] == conversation
     assert len(page.messages(conversation)) == 2 and page.call("GET", "/about")["kept"]
     page.call("GET", f"/conversations/{conversation}/export")
     for _ in range(2):  # and once more: nothing is left behind that says an answer is under way
-        page.ask(conversation, asked, status=503)
-    found = page.client.delete(f"/api/conversations/{conversation}")
-    assert found.status_code == 503 and found.headers["Retry-After"] == "1"
-    assert "another program" in found.get_json()["error"]["message"]
+        page.ask(conversation, requested, status=503)
+    result = page.client.delete(f"/api/conversations/{conversation}")
+    assert result.status_code == 503 and result.headers["Retry-After"] == "1"
+    assert "another program" in result.get_json()["error"]["message"]
     other.execute("ROLLBACK")
-    page.ask(conversation, asked)
+    page.ask(conversation, requested)
 
 
 def test_an_answer_that_ends_while_the_database_is_held_is_saved_afterwards(locked, monkeypatch):
@@ -441,12 +441,12 @@ def test_a_message_that_cannot_be_saved_is_not_acknowledged(page, monkeypatch):
         raise StoreFullError("conversations: is the disk full?")
 
     monkeypatch.setattr(page.store, "add", fail)
-    found = page.client.post(f"/api/conversations/{conversation}/messages", json={"text": "x"})
-    assert found.status_code == 507 and "disk full" in found.get_json()["error"]["message"]
+    result = page.client.post(f"/api/conversations/{conversation}/messages", json={"text": "x"})
+    assert result.status_code == 507 and "disk full" in result.get_json()["error"]["message"]
     monkeypatch.undo()
-    asked = page.say(conversation)
+    requested = page.say(conversation)
     monkeypatch.setattr(page.store, "add", fail)
-    page.ask(conversation, asked, status=507)
+    page.ask(conversation, requested, status=507)
     assert page.service.tickets[-1].cancelled.is_set(), (
         "an answer that cannot be kept is not computed"
     )
@@ -465,11 +465,11 @@ def test_a_deleted_conversation_ends_its_answer():
 def test_search_rename_and_their_limits(page):
     conversation = page.talk("where is the needle?")[0]
     page.talk("hay")
-    found = page.call("GET", "/conversations?q=needle")["conversations"]
-    assert [f["id"] for f in found] == [conversation] and found[0]["around"] == ""
+    result = page.call("GET", "/conversations?q=needle")["conversations"]
+    assert [f["id"] for f in result] == [conversation] and result[0]["around"] == ""
     page.call("PATCH", f"/conversations/{conversation}", {"title": "renamed"})
-    found = page.call("GET", "/conversations?q=needle")["conversations"]
-    assert found[0]["title"] == "renamed" and "needle" in found[0]["around"]
+    result = page.call("GET", "/conversations?q=needle")["conversations"]
+    assert result[0]["title"] == "renamed" and "needle" in result[0]["around"]
     for wrong in ({"title": ""}, {"title": "x" * 201}, {"titel": "x"}, {"head": "nothing"}):
         page.call(
             "PATCH", f"/conversations/{conversation}", wrong, status=404 if "head" in wrong else 400
@@ -498,10 +498,10 @@ def test_counting_adds_the_draft_to_its_branch(page):
 
 def test_export_and_import_make_the_same_again(page):
     conversation = page.talk("about it", images=[page.upload(png(7, 5))])[0]
-    found = page.client.get(f"/api/conversations/{conversation}/export")
-    assert "attachment" in found.headers["Content-Disposition"]
+    result = page.client.get(f"/api/conversations/{conversation}/export")
+    assert "attachment" in result.headers["Content-Disposition"]
     other = Page()
-    (made,) = other.call("POST", "/import", json.loads(found.get_data(as_text=True)))[
+    (made,) = other.call("POST", "/import", json.loads(result.get_data(as_text=True)))[
         "conversations"
     ]
     mine, theirs = (
@@ -522,9 +522,9 @@ def test_a_large_picture_and_a_text_that_looks_like_one_are_imported(page):
     file = json.loads(page.client.get(f"/api/conversations/{conversation}/export").data)
     other = Page()
     (made,) = other.call("POST", "/import", file)["conversations"]
-    said = other.messages(made["id"])[0]
-    assert said["text"] == text
-    assert other.client.get(f"/api/images/{said['images'][0]['sha256']}").data == noise(1)
+    stated = other.messages(made["id"])[0]
+    assert stated["text"] == text
+    assert other.client.get(f"/api/images/{stated['images'][0]['sha256']}").data == noise(1)
 
 
 def test_an_import_with_what_is_no_picture_is_refused_whole(page):
@@ -539,19 +539,19 @@ def test_an_import_with_what_is_no_picture_is_refused_whole(page):
 def test_pictures_are_served_as_they_came_and_those_no_browser_shows_as_png(page):
     jpeg, tiff = page.upload(png(9, 9, kind="JPEG")), page.upload(png(9, 9, kind="TIFF"))
     for image, kind in ((jpeg, "image/jpeg"), (tiff, "image/png")):
-        found = page.client.get(f"/api/images/{image['sha256']}")
-        assert found.mimetype == kind and "immutable" in found.headers["Cache-Control"]
-        assert found.headers["X-Content-Type-Options"] == "nosniff"
+        result = page.client.get(f"/api/images/{image['sha256']}")
+        assert result.mimetype == kind and "immutable" in result.headers["Cache-Control"]
+        assert result.headers["X-Content-Type-Options"] == "nosniff"
     for path in ("/images/" + "0" * 64, "/images/..%2fconversations.db", "/processed/" + "0" * 64):
         page.call("GET", path, status=404)
 
 
 @pytest.mark.parametrize("data", [b"<svg onload=alert(1)>", b"", b"GIF89a", b"%PDF-1.4"])
 def test_what_is_no_picture_is_not_kept(page, data):
-    found = page.client.post(
+    result = page.client.post(
         "/api/images?name=x.png", data=data, content_type="application/octet-stream"
     )
-    assert found.status_code == 400 and page.store.collect(unused_seconds=-1) == 0
+    assert result.status_code == 400 and page.store.collect(unused_seconds=-1) == 0
 
 
 def pdf(*sizes):
@@ -564,13 +564,13 @@ def pdf(*sizes):
 
 
 def test_the_pages_of_a_pdf_are_pictures_of_their_own(page):
-    found = page.client.post(
+    result = page.client.post(
         "/api/pages?name=two.pdf",
         data=pdf((72, 144), (144, 72)),
         content_type="application/octet-stream",
     ).get_json()
-    assert found["pages"] == 2
-    assert [(i["name"], i["kind"], i["width"]) for i in found["images"]] == [
+    assert result["pages"] == 2
+    assert [(i["name"], i["kind"], i["width"]) for i in result["images"]] == [
         ("two.pdf, page 1", "image/png", 300),
         ("two.pdf, page 2", "image/png", 600),
     ]
@@ -594,18 +594,20 @@ def test_what_the_model_saw_is_shown(page):
     import numpy as np
 
     tile = np.zeros((4, 6, 3), np.uint8)
-    page.service.processed = lambda *asked: (tile, tile) if asked == ("seen", "anybody") else None
+    page.service.processed = lambda *requested: (
+        (tile, tile) if requested == ("seen", "anybody") else None
+    )
     assert page.call("GET", "/processed/seen")["tiles"] == [{"width": 6, "height": 4}] * 2
-    found = page.client.get("/api/processed/seen/1")
-    assert found.mimetype == "image/png" and found.data.startswith(b"\x89PNG")
+    result = page.client.get("/api/processed/seen/1")
+    assert result.mimetype == "image/png" and result.data.startswith(b"\x89PNG")
     page.call("GET", "/processed/seen/2", status=404)
 
 
 def test_a_conversation_may_not_hold_more_pictures_than_one_request():
     page = Page(media=MediaBudget(images=2))
     conversation = page.new()
-    asked = page.say(conversation, images=[page.upload()] * 3)
-    message = page.ask(conversation, asked, status=400)["error"]["message"]
+    requested = page.say(conversation, images=[page.upload()] * 3)
+    message = page.ask(conversation, requested, status=400)["error"]["message"]
     assert "3 pictures" in message and "at most 2" in message
 
 
@@ -632,20 +634,24 @@ def test_a_picture_beyond_the_limit_of_bytes_or_pixels_is_refused():
 )
 def test_wrong_requests_are_told_in_one_line(page, path, body):
     conversation = page.new()
-    asked = page.say(conversation)
+    requested = page.say(conversation)
     if isinstance(body, dict) and body.get("parent"):
-        body = body | {"parent": asked}
-    found = page.call("POST", path.format(c=conversation), body, status=400)["error"]["message"]
-    assert found and "\n" not in found and [m["id"] for m in page.messages(conversation)] == [asked]
+        body = body | {"parent": requested}
+    result = page.call("POST", path.format(c=conversation), body, status=400)["error"]["message"]
+    assert (
+        result
+        and "\n" not in result
+        and [m["id"] for m in page.messages(conversation)] == [requested]
+    )
 
 
 def test_a_message_belongs_to_its_conversation(page):
-    (one, asked, answer, _), other = page.talk(), page.new()
+    (one, requested, answer, _), other = page.talk(), page.new()
     for path, body in (
-        (f"/conversations/{other}/messages", {"text": "x", "parent": asked}),
-        (f"/conversations/{other}/answers", {"parent": asked}),
+        (f"/conversations/{other}/messages", {"text": "x", "parent": requested}),
+        (f"/conversations/{other}/answers", {"parent": requested}),
         (f"/conversations/{one}/answers", {"parent": answer}),
-        ("/count", {"conversation": other, "parent": asked}),
+        ("/count", {"conversation": other, "parent": requested}),
     ):
         page.call("POST", path, body, status=404)
 
@@ -654,7 +660,7 @@ def test_with_several_keys_each_has_its_own_conversations():
     keys = ("key-of-one-person", "key-of-another-person")
     mine = Page(api_keys=keys, key=keys[0])
     picture = mine.upload()
-    conversation, asked, answer, _ = mine.talk("private", images=[picture])
+    conversation, requested, answer, _ = mine.talk("private", images=[picture])
     unsent = mine.upload(png(7, 5))
     exported = mine.client.get("/api/export", headers=mine.headers).data
     mine.headers = {"Authorization": f"Bearer {keys[1]}"}
@@ -678,11 +684,11 @@ def test_with_several_keys_each_has_its_own_conversations():
     other = mine.new()
     for image in (picture, unsent):
         shown = {"sha256": image["sha256"], "name": "x"}
-        said = {"text": "what is it?", "images": [shown]}
-        mine.call("POST", f"/conversations/{other}/messages", said, status=400)
-        mine.call("POST", "/count", said, status=400)
+        stated = {"text": "what is it?", "images": [shown]}
+        mine.call("POST", f"/conversations/{other}/messages", stated, status=400)
+        mine.call("POST", "/count", stated, status=400)
     mine.call("POST", "/count", {"text": "x", "conversation": conversation}, status=404)
-    mine.call("POST", f"/conversations/{other}/answers", {"parent": asked}, status=404)
+    mine.call("POST", f"/conversations/{other}/answers", {"parent": requested}, status=404)
     assert (
         json.loads(mine.client.get("/api/export", headers=mine.headers).data)["conversations"] == []
     )
@@ -695,8 +701,8 @@ def test_with_several_keys_each_has_its_own_conversations():
 def test_the_pages_are_open_and_their_contents_are_not():
     page = Page(api_keys=("a-key-of-this-server",))
     for path in ("/", "/c/0123abcd", "/diagnostics", "/static/chat/chat.js"):
-        with page.client.get(path) as found:
-            assert found.status_code == 200 and b"fake" not in found.data
+        with page.client.get(path) as result:
+            assert result.status_code == 200 and b"fake" not in result.data
     policy = page.client.get("/").headers["Content-Security-Policy"]
     assert "script-src 'self'" in policy and "unsafe" not in policy
     for path in (
@@ -713,19 +719,19 @@ def test_the_pages_are_open_and_their_contents_are_not():
 
 def test_many_answers_at_once_each_keep_their_own():
     page = Page(FakeService(pace_s=0.002))
-    found = {}
+    result = {}
 
     def talk(index):
         conversation = page.new()
         answer = page.ask(conversation, page.say(conversation, f"number {index}"))["id"]
-        found[index] = page.events(answer)[-1][1]["message"]["text"]
+        result[index] = page.events(answer)[-1][1]["message"]["text"]
 
     threads = [threading.Thread(target=talk, args=(i,)) for i in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == {i: f"1 messages, pictures []: number {i}" for i in range(8)}
+    assert result == {i: f"1 messages, pictures []: number {i}" for i in range(8)}
 
 
 def test_texts_that_come_together_are_joined_once():
@@ -775,9 +781,9 @@ def test_of_a_long_conversation_most_is_told_by_its_place_and_read_when_it_is_as
         made.append(store.add(long, parent, role, f"n{number}", images=pictures, options=since).id)
     other = store.add(long, made[6], "assistant", "another answer").id
     page.call("PATCH", f"/conversations/{long}", {"head": made[-1]})
-    found = page.call("GET", f"/conversations/{long}")
-    assert [m["text"] for m in found["messages"]] == [f"n{n}" for n in range(222, 302)]
-    outline = found["outline"]
+    result = page.call("GET", f"/conversations/{long}")
+    assert [m["text"] for m in result["messages"]] == [f"n{n}" for n in range(222, 302)]
+    outline = result["outline"]
     assert outline["ids"] == [*made, other] and outline["up"] == [0] + [1] * 301 + [302 - 6]
     assert outline["roles"] == "ua" * 151 + "a" and outline["since"] == {"5": made[2]}
     assert [i["sha256"] for i in outline["images"]["4"]] == [image["sha256"]]
@@ -786,19 +792,19 @@ def test_of_a_long_conversation_most_is_told_by_its_place_and_read_when_it_is_as
 
 
 def test_an_answer_that_was_cut_in_a_character_goes_on_before_it(page):
-    conversation, asked, _, _ = page.talk()
-    cut = page.store.add(conversation, asked, "assistant", "a cat 👩\u200d\ufffd\ufffd").id
+    conversation, requested, _, _ = page.talk()
+    cut = page.store.add(conversation, requested, "assistant", "a cat 👩\u200d\ufffd\ufffd").id
     address = f"/conversations/{conversation}/answers"
-    answer = page.call("POST", address, {"parent": asked, "continues": cut, "options": {}})
+    answer = page.call("POST", address, {"parent": requested, "continues": cut, "options": {}})
     page.events(answer["id"])
     assert page.service.tickets[-1].messages[-1]["content"] == "a cat 👩\u200d"
     assert page.messages(conversation)[-1]["text"].startswith("a cat 👩\u200d")
-    nothing = page.store.add(conversation, asked, "assistant", "\ufffd").id
-    page.call("POST", address, {"parent": asked, "continues": nothing, "options": {}}, 400)
+    nothing = page.store.add(conversation, requested, "assistant", "\ufffd").id
+    page.call("POST", address, {"parent": requested, "continues": nothing, "options": {}}, 400)
 
 
 def test_a_message_that_is_to_be_the_newest_is_refused_where_there_is_another(page):
-    conversation, asked, answer, _ = page.talk()
+    conversation, requested, answer, _ = page.talk()
     address = f"/conversations/{conversation}/messages"
     newest = {"text": "two", "parent": answer, "newest": True}
     page.call("POST", address, newest)
@@ -806,19 +812,19 @@ def test_a_message_that_is_to_be_the_newest_is_refused_where_there_is_another(pa
     assert refused["error"]["code"] == "newer_turn"
     assert "another window has gone on" in refused["error"]["message"]
     page.call("POST", address, newest | {"parent": None}, 409)
-    page.call("POST", address, newest | {"parent": asked}, 409)
+    page.call("POST", address, newest | {"parent": requested}, 409)
     page.call("POST", address, newest | {"newest": False})  # a branch on purpose
     assert [m["text"] for m in page.messages(conversation)][2:] == ["two", "two"]
     page.call("POST", f"/conversations/{page.new()}/messages", newest | {"parent": None})
 
 
 def test_what_was_read_of_an_answer_that_a_server_took_with_it_is_kept(page):
-    conversation, asked, whole, _ = page.talk()
-    cut = page.store.add(conversation, asked, "assistant", "w0 w1", state="running").id
+    conversation, requested, whole, _ = page.talk()
+    cut = page.store.add(conversation, requested, "assistant", "w0 w1", state="running").id
     for answer, text in ((whole, "more"), (cut, "w0 w"), (cut, "other words")):
         page.call("POST", f"/answers/{answer}/read", {"text": text}, 409)
-    kept = page.call("POST", f"/answers/{cut}/read", {"text": "w0 w1 w2"})
-    assert (kept["text"], kept["state"]) == ("w0 w1 w2", "interrupted")
+    saved = page.call("POST", f"/answers/{cut}/read", {"text": "w0 w1 w2"})
+    assert (saved["text"], saved["state"]) == ("w0 w1 w2", "interrupted")
     assert page.messages(conversation)[-1]["text"] == "w0 w1 w2"
 
 
@@ -826,19 +832,19 @@ def test_a_conversation_that_is_deleted_meanwhile_is_told_and_is_no_error_of_our
     page, monkeypatch
 ):
     """Between two looks at it, as while an answer waits for its model."""
-    conversation, asked, *_ = page.talk()
-    cut = page.store.add(conversation, asked, "assistant", "w0", state="running").id
+    conversation, requested, *_ = page.talk()
+    cut = page.store.add(conversation, requested, "assistant", "w0", state="running").id
     read = page.store.messages
     monkeypatch.setattr(page.store, "messages", lambda *_: [])
     for path, body in (
         (f"/answers/{cut}/read", {"text": "w0 w1"}),
-        (f"/conversations/{conversation}/answers", {"parent": asked}),
-        ("/count", {"conversation": conversation, "parent": asked, "text": "hi"}),
+        (f"/conversations/{conversation}/answers", {"parent": requested}),
+        ("/count", {"conversation": conversation, "parent": requested, "text": "hi"}),
     ):
         assert page.call("POST", path, body, 404)["error"]["code"] == "no_conversation"
     looks = iter([read, lambda *_: []])
     monkeypatch.setattr(page.store, "messages", lambda *given: next(looks)(*given))
-    page.call("POST", f"/conversations/{conversation}/answers", {"parent": asked}, 404)
+    page.call("POST", f"/conversations/{conversation}/answers", {"parent": requested}, 404)
 
 
 def test_what_is_pinned_stands_first_and_an_export_does_not_tell_it(page):

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 
-from browsing import held
+from browsing import stored
 
 CONVERSATION = re.compile(r"/api/conversations/[0-9a-f]+$")
 
@@ -21,9 +21,9 @@ def two_conversations(person):
 
 def test_what_is_typed_before_the_page_has_begun_stays_and_no_click_is_lost(person, fake):
     page = person.page
-    with held(page, "**/api/about") as found:
+    with stored(page, "**/api/about") as result:
         page.reload(wait_until="commit")
-        person.wait(lambda: found)
+        person.wait(lambda: result)
         page.type("#prompt", "first words")
     page.click("#open-settings")
     page.fill("[name=temperature]", "0.3")
@@ -37,9 +37,9 @@ def test_what_is_typed_before_the_page_has_begun_stays_and_no_click_is_lost(pers
 def test_of_conversations_opened_one_after_another_the_last_is_shown(person):
     two_conversations(person)
     page = person.page
-    with held(page, CONVERSATION) as found:
+    with stored(page, CONVERSATION) as result:
         page.click("#list a:has-text('about ships')")
-        person.wait(lambda: found)
+        person.wait(lambda: result)
         page.click("#list a:has-text('about elephants')")
         person.answered("about elephants")
     page.wait_for_timeout(200)  # in which the other one comes
@@ -52,9 +52,9 @@ def test_what_is_typed_while_a_conversation_comes_is_sent_there(person, fake):
     two_conversations(person)
     page = person.page
     page.fill("#prompt", "a new chat's own draft")
-    with held(page, CONVERSATION) as found:
+    with stored(page, CONVERSATION) as result:
         page.click("#list a:has-text('about ships')")
-        person.wait(lambda: found)
+        person.wait(lambda: result)
         assert page.input_value("#prompt") == ""
         page.type("#prompt", "how large")
         page.press("#prompt", "Enter")
@@ -72,9 +72,9 @@ def test_who_goes_elsewhere_while_a_message_is_sent_finds_it_answered(person, fa
     page = person.page
     page.click("#list a:has-text('about ships')")
     person.answered("about ships")
-    with held(page, "**/messages", "POST") as found:
+    with stored(page, "**/messages", "POST") as result:
         person.say("how large", wait=False)
-        person.wait(lambda: found)
+        person.wait(lambda: result)
         page.click("#list a:has-text('about elephants')")
         person.answered("about elephants")
         page.type("#prompt", "and how old")
@@ -93,9 +93,9 @@ def test_who_goes_elsewhere_while_a_message_is_sent_finds_it_answered(person, fa
 def test_a_new_chat_left_while_its_first_message_is_sent_is_answered(person, fake):
     two_conversations(person)
     page = person.page
-    with held(page, "**/api/conversations", "POST") as found:
+    with stored(page, "**/api/conversations", "POST") as result:
         person.say("about cats", wait=False)
-        person.wait(lambda: found)
+        person.wait(lambda: result)
         page.click("#list a:has-text('about ships')")
         person.answered("about ships")
     person.lists("about cats", "about elephants", "about ships")

@@ -6,11 +6,11 @@ from page_states import states
 
 
 def test_no_state_has_a_serious_finding_of_accessibility_or_is_too_wide(browser, tmp_path):
-    found, seen = [], []
+    result, seen = [], []
     for name, person in states(browser, tmp_path):
         seen.append(name)
-        found += [(name, *one) for one in person.axe()]
+        result += [(name, *one) for one in person.axe()]
         if person.overflow() > 0:
-            found.append((name, "is wider than it has room"))
-    assert not found, found
+            result.append((name, "is wider than it has room"))
+    assert not result, result
     assert len(seen) == len(set(seen)) > 40

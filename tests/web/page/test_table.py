@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 
-from browsing import PHONE, held
+from browsing import PHONE, stored
 from PIL import Image
 
 
@@ -40,11 +40,11 @@ def test_a_folder_becomes_a_table_that_goes_on_after_a_reload(visit, fake, tmp_p
     page.wait_for_selector("#table-go:visible")
     page.reload()
     page.wait_for_selector("#table-go:visible")
-    asked = len(fake.tickets)
+    requested = len(fake.tickets)
     fake.pace_s = 0.0
     page.click("#table-go")
     page.wait_for_selector("#table-state:has-text('12 of 12 pictures answered')")
-    assert len(fake.tickets) == 12 + asked and not page.is_visible("#table-go")
+    assert len(fake.tickets) == 12 + requested and not page.is_visible("#table-go")
     assert {t.pictures[0].size[0] for t in fake.tickets} == {10 * n for n in range(1, 13)}
     assert all(len(t.pictures) == 1 and len(t.messages) == 1 for t in fake.tickets)
     assert [name for name, _ in rows(page)] == [f"p{n}.png" for n in range(1, 13)]
@@ -76,11 +76,11 @@ def test_a_folder_becomes_a_table_that_goes_on_after_a_reload(visit, fake, tmp_p
 def test_rows_asked_for_when_a_table_is_stopped_are_stopped(person, fake, tmp_path):
     page = person.page
     fake.pace_s, fake.words = 60, "one two"
-    with held(page, "**/answers", "POST", most=3) as found:
+    with stored(page, "**/answers", "POST", maximum=3) as result:
         page.set_input_files("#folder", str(folder_of(tmp_path, 3)))
         page.fill("#over-question", "How wide?")
         page.click("#over button.primary")
-        person.wait(lambda: found)
+        person.wait(lambda: result)
         page.click("#table-stop")
     page.wait_for_selector("#table-go:visible")
     assert all(ticket.cancelled.is_set() for ticket in fake.tickets)

@@ -131,27 +131,27 @@ def test_a_preset_is_shown_stays_and_can_be_left_to_the_model(browser, tmp_path,
                 page.click("#settings button[value=ok]")
             stored = page.evaluate("JSON.parse(localStorage['mtmd.settings']).think ?? null")
             assert stored == chosen
-            with writes(model, "So.\n</think>\n\nYes."), requested(model.service) as found:
+            with writes(model, "So.\n</think>\n\nYes."), requested(model.service) as result:
                 ask(page, "hi")
                 answers += 1
                 person.until(f"document.querySelectorAll('.answer .receipt').length === {answers}")
-            assert found == [{None: preset, "auto": None}.get(chosen, chosen)]
+            assert result == [{None: preset, "auto": None}.get(chosen, chosen)]
         person.close()
 
 
 @contextmanager
 def requested(service):
     """What answers are to do about thinking, as AnswerOptions have it."""
-    found, submit = [], service.submit
+    result, submit = [], service.submit
 
     def noted(*given, **options):
         named = {n: v for n, v in options.items() if n in ("think", "think_budget")}
-        found.append(AnswerOptions(**named).think)
+        result.append(AnswerOptions(**named).think)
         return submit(*given, **options)
 
     service.submit = noted
     try:
-        yield found
+        yield result
     finally:
         del service.submit
 

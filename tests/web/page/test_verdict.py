@@ -46,9 +46,9 @@ ROPE = RefusedOp("encoder", "rope", "n7", 3, "cuda", "head size 72 is not known"
 
 
 def test_a_good_report_is_fast_and_says_how_fast():
-    found = verdict(GOOD, None)
-    assert (found.state, found.findings) == ("fast", ())
-    assert "one picture in 12 ms" in found.summary and "agree with the reference" in found.summary
+    result = verdict(GOOD, None)
+    assert (result.state, result.findings) == ("fast", ())
+    assert "one picture in 12 ms" in result.summary and "agree with the reference" in result.summary
 
 
 def test_how_fast_answers_are_written_is_told_where_it_is_known():
@@ -57,8 +57,10 @@ def test_how_fast_answers_are_written_is_told_where_it_is_known():
 
 
 def test_a_report_without_a_run_does_not_say_that_results_are_right():
-    found = verdict(replace(GOOD, checks=()), None)
-    assert found.state == "fast" and "not checked" in found.summary and "right" not in found.summary
+    result = verdict(replace(GOOD, checks=()), None)
+    assert (
+        result.state == "fast" and "not checked" in result.summary and "right" not in result.summary
+    )
 
 
 @pytest.mark.parametrize(
@@ -94,16 +96,16 @@ def test_a_report_without_a_run_does_not_say_that_results_are_right():
     ids=["refused", "rebuilt", "off", "elsewhere", "dequantized", "threads"],
 )
 def test_what_is_slower_is_told_with_its_reason_and_its_remedy(change, words, command):
-    found = verdict(replace(GOOD, **change), None)
-    (finding,) = found.findings
-    assert found.state == "slower" and words in finding.what and command in finding.command
+    result = verdict(replace(GOOD, **change), None)
+    (finding,) = result.findings
+    assert result.state == "slower" and words in finding.what and command in finding.command
 
 
 def test_false_results_and_a_device_that_is_gone_are_wrong_whatever_else_there_is():
     false = replace(CHECK, worst=(("matmul", "n1", 0.5),))
-    found = verdict(replace(GOOD, checks=(false,), refused=(ROPE,)), None)
-    assert found.state == "wrong" and "matmul at n1" in found.findings[0].what
-    assert "false" in found.summary and len(found.findings) == 2
+    result = verdict(replace(GOOD, checks=(false,), refused=(ROPE,)), None)
+    assert result.state == "wrong" and "matmul at n1" in result.findings[0].what
+    assert "false" in result.summary and len(result.findings) == 2
     assert verdict(GOOD, "the device hangs").state == "wrong"
 
 

@@ -14,13 +14,13 @@ from mtmd.web.replicas.replica import AT_ONCE, Replica
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n"
 
 
-def told_of(said):
+def describe(stated):
     """The parts of an answer by a server that says so much and closes, and how it ended."""
 
     async def run():
         async def answer(reader, writer):
             await reader.readuntil(b"\r\n\r\n")
-            writer.write(said)
+            writer.write(stated)
             await writer.drain()
             writer.close()
 
@@ -46,7 +46,7 @@ def told_of(said):
 
 
 @pytest.mark.parametrize(
-    "said",
+    "stated",
     [
         HEAD + b"Content-Length: 10\r\n\r\n",
         HEAD + b"Content-Length: 10\r\n\r\nhello",
@@ -55,16 +55,16 @@ def told_of(said):
     ],
     ids=["nothing", "half", "nothing of a stream", "nothing of a long one"],
 )
-def test_an_answer_that_ends_before_its_first_piece_can_be_asked_again(said):
-    (head,), ended = told_of(said)
+def test_an_answer_that_ends_before_its_first_piece_can_be_asked_again(stated):
+    (head,), ended = describe(stated)
     assert isinstance(head, Head) and isinstance(ended, Lost) and ended.replica == "a"
 
 
 def test_a_stream_of_which_something_came_cannot():
-    (_, piece), ended = told_of(HEAD + b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n")
+    (_, piece), ended = describe(HEAD + b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n")
     assert piece == b"hello" and isinstance(ended, RuntimeError)
 
 
 def test_whole_answers_come_whole():
-    assert told_of(HEAD + b"Content-Length: 5\r\n\r\nhello")[0][1:] == [b"hello"]
-    assert told_of(HEAD + b"Content-Length: 0\r\n\r\n")[0][1:] == []
+    assert describe(HEAD + b"Content-Length: 5\r\n\r\nhello")[0][1:] == [b"hello"]
+    assert describe(HEAD + b"Content-Length: 0\r\n\r\n")[0][1:] == []

@@ -37,7 +37,7 @@ WORDS = ("Zero.", "One.", "Two.", "Three.", "Four.")
 
 
 @dataclass
-class Said:
+class Statement:
     """`pieces`: bytes of the body that came; `whole`: whether its end was told."""
 
     status: int
@@ -55,13 +55,13 @@ class Said:
 
 
 class Running:
-    """The command. Its output goes to `told`; `key` is sent with every request."""
+    """The command. Its output goes to `reported`; `key` is sent with every request."""
 
     key = ""
 
     def __init__(
         self,
-        told: Path,
+        reported: Path,
         *words: str,
         ray: str = "local",
         port: int = 0,
@@ -69,28 +69,28 @@ class Running:
         program: tuple[str, ...] = ("-m", "mtmd.cli"),
     ) -> None:
         command = [sys.executable, *program, "serve", "--ray", ray, "--port", str(port)]
-        self.told = told
-        with told.open("wb") as file:
+        self.reported = reported
+        with reported.open("wb") as file:
             self.process = subprocess.Popen(
                 [*command, "--replicas", replicas, "--threads", "1", *words],
                 stdout=file,
                 stderr=file,
             )
-        found = self.wait_for(lambda: re.search(r"serving at http://127\S+?:(\d+),", self.text))
-        self.port = int(found[1])
-        least = int(replicas.partition(":")[0])
-        self.wait_for(lambda: f"{least} replica{'s' * (least > 1)} ready" in self.text)
+        result = self.wait_for(lambda: re.search(r"serving at http://127\S+?:(\d+),", self.text))
+        self.port = int(result[1])
+        minimum = int(replicas.partition(":")[0])
+        self.wait_for(lambda: f"{minimum} replica{'s' * (minimum > 1)} ready" in self.text)
 
     @classmethod
-    def there(cls, process: subprocess.Popen[bytes], told: Path, port: int) -> Running:
+    def there(cls, process: subprocess.Popen[bytes], reported: Path, port: int) -> Running:
         """What another command has started."""
         server = cls.__new__(cls)
-        server.process, server.told, server.port = process, told, port
+        server.process, server.reported, server.port = process, reported, port
         return server
 
     @property
     def text(self) -> str:
-        return self.told.read_text()
+        return self.reported.read_text()
 
     def is_ready(self) -> bool:
         try:
@@ -100,12 +100,12 @@ class Running:
 
     def wait_for(self, condition: Callable[[], Any]) -> Any:
         end = time.monotonic() + LONG_S
-        while not (found := condition()):
+        while not (result := condition()):
             assert self.process.poll() is None and time.monotonic() < end, self.text
             time.sleep(0.05)
-        return found
+        return result
 
-    def ask(self, method: str, path: str, body: Any = None, began: Any = None) -> Said:
+    def ask(self, method: str, path: str, body: Any = None, began: Any = None) -> Statement:
         """`began` is set once a part of the body has come."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=LONG_S)
         try:
@@ -123,8 +123,8 @@ class Running:
                         began.set()
             except (http.client.HTTPException, OSError):
                 whole = False
-            found = {name.lower(): value for name, value in response.getheaders()}
-            return Said(response.status, found, b"".join(pieces), whole)
+            result = {name.lower(): value for name, value in response.getheaders()}
+            return Statement(response.status, result, b"".join(pieces), whole)
         finally:
             connection.close()
 
@@ -144,8 +144,8 @@ class Running:
 
 
 @contextmanager
-def running(told: Path, *words: str, **chosen: Any) -> Iterator[Running]:
-    server = Running(told, *words, **chosen)
+def running(reported: Path, *words: str, **chosen: Any) -> Iterator[Running]:
+    server = Running(reported, *words, **chosen)
     started = descendants(server.process.pid)
     try:
         yield server
@@ -179,12 +179,12 @@ def descendants(pid: int) -> set[int]:
         except OSError:
             continue
         below.setdefault(int(tail.split()[1]), []).append(int(head.split()[0]))
-    found, waiting = set[int](), [pid]
+    result, waiting = set[int](), [pid]
     while waiting:
         children = below.get(waiting.pop(), [])
-        found.update(children)
+        result.update(children)
         waiting += children
-    return found
+    return result
 
 
 def title_of(pid: int) -> str:
@@ -201,7 +201,7 @@ def is_there(pid: int) -> bool:
         return False
 
 
-def asking(url: str, text: str = QUESTION, **more: Any) -> dict[str, Any]:
+def requesting(url: str, text: str = QUESTION, **more: Any) -> dict[str, Any]:
     content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": text}]
     return {"messages": [{"role": "user", "content": content}], **more}
 
@@ -211,14 +211,14 @@ def pictures() -> list[tuple[str, str]]:
     """Pictures as data URLs, and how many shapes are in each."""
     from world import draw
 
-    rng, found = random.Random(11), []
+    rng, result = random.Random(11), []
     for _ in range(16):
         image, facts = draw(rng)
         file = io.BytesIO()
         image.save(file, "PNG")
         url = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
-        found.append((url, WORDS[len(facts.things)]))
-    return found
+        result.append((url, WORDS[len(facts.things)]))
+    return result
 
 
 def cache_hits(server: Running, pictures: list[tuple[str, str]], times: int) -> tuple[float, int]:
@@ -229,14 +229,14 @@ def cache_hits(server: Running, pictures: list[tuple[str, str]], times: int) -> 
     random.Random(3).shuffle(order)
     seen, later, hits, replicas = set[str](), 0, 0, set[str]()
     with ThreadPoolExecutor(4) as pool:
-        asked = [(url, word, pool.submit(server.ask, "POST", "/v1/chat/completions", asking(url)))
+        requested = [(url, word, pool.submit(server.ask, "POST", "/v1/chat/completions", requesting(url)))
                  for url, word in order]  # fmt: skip
-        for url, word, future in asked:
-            said = future.result()
-            assert said.status == 200 and said.whole, said.body
-            assert said.json["choices"][0]["message"]["content"] == word
-            replicas.add(said.replica)
-            image = said.json["usage"]["mtmd_receipt"]["images"][0]
+        for url, word, future in requested:
+            stated = future.result()
+            assert stated.status == 200 and stated.whole, stated.body
+            assert stated.json["choices"][0]["message"]["content"] == word
+            replicas.add(stated.replica)
+            image = stated.json["usage"]["mtmd_receipt"]["images"][0]
             later += url in seen
             hits += bool(image["cached"]) and url in seen
             seen.add(url)
@@ -257,8 +257,8 @@ def test_a_replica_is_killed_while_64_clients_wait(
         began = [threading.Event() for _ in range(64)]
         long = {"max_tokens": 400, "ignore_eos": True, "temperature": 1.0}
 
-        def ask(number: int) -> Said:
-            body = asking(pictures[number % 16][0], f"Question {number}", **long)
+        def ask(number: int) -> Statement:
+            body = requesting(pictures[number % 16][0], f"Question {number}", **long)
             body["stream"] = number % 2 == 0
             return server.ask("POST", "/v1/chat/completions", body, began[number])
 
@@ -268,20 +268,22 @@ def test_a_replica_is_killed_while_64_clients_wait(
             assert min(server.metric("mtmd_running").values()) > 0
             begun = {number for number in range(64) if began[number].is_set()}
             os.kill(server.processes("ray::ServeReplica:mtmd:Replica")[0], signal.SIGKILL)
-            said = [future.result() for future in futures]
+            stated = [future.result() for future in futures]
 
-        broken = [number for number in range(64) if not said[number].whole]
+        broken = [number for number in range(64) if not stated[number].whole]
         print(f"{len(begun)} streams had begun, {len(broken)} broke")
-        assert {one.status for one in said} == {200}, [one.body for one in said if one.status > 200]
-        assert all(number % 2 == 0 and said[number].body for number in broken)
-        assert len({said[number].replica for number in broken}) == 1, "those of the one killed"
+        assert {one.status for one in stated} == {200}, [
+            one.body for one in stated if one.status > 200
+        ]
+        assert all(number % 2 == 0 and stated[number].body for number in broken)
+        assert len({stated[number].replica for number in broken}) == 1, "those of the one killed"
         for number in set(range(64)) - set(broken):
             if number % 2:
-                assert said[number].json["usage"]["completion_tokens"] > 1
+                assert stated[number].json["usage"]["completion_tokens"] > 1
             else:
-                assert said[number].body.endswith(b"data: [DONE]\n\n")
+                assert stated[number].body.endswith(b"data: [DONE]\n\n")
         assert broken, "streams were being read from it"
-        lost = said[broken[0]].replica
+        lost = stated[broken[0]].replica
         server.wait_for(lambda: len(set(server.metric("mtmd_replica_up")) - {lost}) == 2)
 
         state(server)
@@ -296,8 +298,8 @@ def state(server: Running) -> None:
     for number in range(4):
         server.ask("POST", "/v1/responses", {"input": f"Something else {number}", "store": False})
         further = {"input": "And a square?", "previous_response_id": first.json["id"]}
-        said = server.ask("POST", "/v1/responses", further)
-        assert said.status == 200 and said.replica == replica, said.body
+        stated = server.ask("POST", "/v1/responses", further)
+        assert stated.status == 200 and stated.replica == replica, stated.body
     got = server.ask("GET", f"/v1/responses/{first.json['id']}")
     assert got.status == 200 and got.json["id"] == first.json["id"]
     gone = re.sub("resp_req-[^-]+", "resp_req-gone", first.json["id"])
@@ -308,7 +310,7 @@ def state(server: Running) -> None:
 
 def left(server: Running, url: str) -> None:
     """A client that leaves ends its answer, on the replica too."""
-    body = json.dumps(asking(url, stream=True, max_tokens=1500, ignore_eos=True))
+    body = json.dumps(requesting(url, stream=True, max_tokens=1500, ignore_eos=True))
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=LONG_S)
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {server.key}"}
     connection.request("POST", "/v1/chat/completions", body, headers)
@@ -322,21 +324,21 @@ def left(server: Running, url: str) -> None:
 def ends_what_it_has_begun(server: Running, url: str) -> None:
     """Asked to end, it writes answers first."""
     began = threading.Event()
-    body = asking(url, stream=True, max_tokens=600, ignore_eos=True)
+    body = requesting(url, stream=True, max_tokens=600, ignore_eos=True)
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(server.ask, "POST", "/v1/chat/completions", body, began)
         assert began.wait(LONG_S)
         server.process.terminate()
-        said = future.result()
-    assert said.whole and said.body.endswith(b"data: [DONE]\n\n")
+        stated = future.result()
+    assert stated.whole and stated.body.endswith(b"data: [DONE]\n\n")
     assert server.process.wait(LONG_S) == 0
     assert server.text.endswith("stopped\n")
 
 
 QUICKER = """
 import sys
-from mtmd.web.replicas import places
-places.MORE_AFTER_S, places.FEWER_AFTER_S, places.LOOKED_BACK_S = 1.0, 4.0, 3.0
+from mtmd.web.replicas import replica_slots as locations
+locations.MORE_AFTER_S, locations.FEWER_AFTER_S, locations.LOOKED_BACK_S = 1.0, 4.0, 3.0
 from mtmd.cli import main
 sys.exit(main())
 """
@@ -348,26 +350,26 @@ def test_more_replicas_come_when_they_are_wanted_and_go_when_they_are_not(
     words = ("--parallel", "2", "--no-affinity")
     quicker = {"replicas": "1:2", "program": ("-c", QUICKER)}
     with running(tmp_path / "told", *words, **quicker) as server:
-        done, said = threading.Event(), list[Said]()
+        done, stated = threading.Event(), list[Statement]()
 
         def ask() -> None:
             while not done.is_set():
-                body = asking(pictures[0][0], max_tokens=100, ignore_eos=True)
-                said.append(server.ask("POST", "/v1/chat/completions", body))
+                body = requesting(pictures[0][0], max_tokens=100, ignore_eos=True)
+                stated.append(server.ask("POST", "/v1/chat/completions", body))
 
         with ThreadPoolExecutor(8) as pool:
             clients = [pool.submit(ask) for _ in range(8)]
             try:
                 server.wait_for(lambda: "2 replicas ready" in server.text)
-                server.wait_for(lambda: len({one.replica for one in said[-16:]}) == 2)
+                server.wait_for(lambda: len({one.replica for one in stated[-16:]}) == 2)
             finally:
                 done.set()
             for client in clients:
                 client.result()
         server.wait_for(lambda: server.text.endswith("1 replica ready\n"))
-        said.append(server.ask("POST", "/v1/chat/completions", asking(pictures[0][0])))
-        assert {one.status for one in said} == {200} and all(one.whole for one in said)
-        assert said[-1].json["choices"][0]["message"]["content"] == pictures[0][1]
+        stated.append(server.ask("POST", "/v1/chat/completions", requesting(pictures[0][0])))
+        assert {one.status for one in stated} == {200} and all(one.whole for one in stated)
+        assert stated[-1].json["choices"][0]["message"]["content"] == pictures[0][1]
 
 
 @contextmanager
@@ -413,14 +415,14 @@ def test_another_command_takes_over_and_no_answer_ends_early(
     ):
         port = free_port()
         first = Running(Path(folder) / "first", ray="auto", port=port)
-        done, said = threading.Event(), list[Said]()
+        done, stated = threading.Event(), list[Statement]()
 
         def ask() -> None:
             while not done.is_set():
-                said.append(first.ask("POST", "/v1/chat/completions", asking(url)))
+                stated.append(first.ask("POST", "/v1/chat/completions", requesting(url)))
 
         began = threading.Event()
-        body = asking(url, stream=True, max_tokens=1500, ignore_eos=True)
+        body = requesting(url, stream=True, max_tokens=1500, ignore_eos=True)
         with ThreadPoolExecutor(3) as pool:
             clients = [pool.submit(ask) for _ in range(2)]
             stream = pool.submit(first.ask, "POST", "/v1/chat/completions", body, began)
@@ -435,12 +437,12 @@ def test_another_command_takes_over_and_no_answer_ends_early(
                 client.result()
         assert first.process.returncode == 0 and "another command" in first.text
         assert stream.result().whole and stream.result().body.endswith(b"data: [DONE]\n\n")
-        assert len(said) > 10
-        for one in said:
+        assert len(stated) > 10
+        for one in stated:
             assert one.status == 200 and one.json["choices"][0]["message"]["content"] == word
-        answered = {one.replica for one in said}  # whether by both old ones, their names decide
+        answered = {one.replica for one in stated}  # whether by both old ones, their names decide
         assert answered & before and answered - before, "old and new ones"
-        named = asking(url, model="second")
+        named = requesting(url, model="second")
         assert second.ask("POST", "/v1/chat/completions", named).json["model"] == "second"
         second.process.terminate()
         assert second.process.wait(LONG_S) == 0
@@ -463,14 +465,14 @@ def test_ray_serve_deploys_it_from_a_file_of_its_own(
         http_options = {"host": "127.0.0.1", "port": port}
         config.write_text(json.dumps({"http_options": http_options, "applications": [application]}))
         serve = Path(sys.executable).with_name("serve")
-        told = Path(folder) / "serving"
-        with told.open("wb") as file:
+        reported = Path(folder) / "serving"
+        with reported.open("wb") as file:
             process = subprocess.Popen([str(serve), "run", str(config)], stdout=file, stderr=file)
         try:
-            server = Running.there(process, told, port)
+            server = Running.there(process, reported, port)
             server.wait_for(server.is_ready)
-            said = server.ask("POST", "/v1/chat/completions", asking(url, model="of-a-file"))
-            assert said.json["choices"][0]["message"]["content"] == word
+            stated = server.ask("POST", "/v1/chat/completions", requesting(url, model="of-a-file"))
+            assert stated.json["choices"][0]["message"]["content"] == word
         finally:
             end_all(process, set())
 

@@ -18,7 +18,7 @@ FILE = "file-ab12cd34-0123456789abcdef0123456789abcdef"
 RESPONSE = "resp_req-ab12cd34-0123456789abcdef01234567"
 
 
-def said(value, tenant="anna"):
+def stated(value, tenant="anna"):
     return common(json.dumps(value).encode(), tenant, JsonLimits())
 
 
@@ -76,7 +76,7 @@ ABOUT = {
 
 @pytest.mark.parametrize("name", ABOUT)
 def test_requests_about_a_picture_go_together_in_every_interface(name):
-    assert said(ABOUT[name]) == said(ABOUT["openai"]) != Common()
+    assert stated(ABOUT[name]) == stated(ABOUT["openai"]) != Common()
 
 
 @pytest.mark.parametrize("slashes", ["/", "\\/"])
@@ -91,16 +91,16 @@ def test_so_do_those_about_a_large_one(slashes):
             about(ABOUT["openai"], large)
         }
     assert about(ABOUT["openai"], larges[0]) != about(ABOUT["openai"], larges[1])
-    in_words = [said(openai(text("hm"), system=large)) for large in larges]
-    assert in_words[0] == said(openai(text("hm"), system=larges[0])) != in_words[1]
+    in_words = [stated(openai(text("hm"), system=large)) for large in larges]
+    assert in_words[0] == stated(openai(text("hm"), system=larges[0])) != in_words[1]
 
 
 def test_another_picture_and_another_client_are_something_else():
     keys = {
-        said(openai(picture(), text("How many?"))).key,
-        said(openai(picture(f"data:image/png;base64,{OTHER}"), text("How many?"))).key,
-        said(openai(picture(), text("How many?")), tenant="bert").key,
-        said(openai(text("How many?"))).key,
+        stated(openai(picture(), text("How many?"))).key,
+        stated(openai(picture(f"data:image/png;base64,{OTHER}"), text("How many?"))).key,
+        stated(openai(picture(), text("How many?")), tenant="bert").key,
+        stated(openai(text("How many?"))).key,
     }
     assert len(keys) == 4 and "" not in keys
 
@@ -114,26 +114,28 @@ def test_a_conversation_without_pictures_goes_by_how_it_begins():
             {"role": "user", "content": "And squares?"},
         ]
     }
-    assert said(first) == said(later)
-    assert said(first) != said(openai(text("Tell me of squares."), system="Be short."))
-    assert said(first) != said(openai(text("Tell me of circles."), system="Be long."))
+    assert stated(first) == stated(later)
+    assert stated(first) != stated(openai(text("Tell me of squares."), system="Be short."))
+    assert stated(first) != stated(openai(text("Tell me of circles."), system="Be long."))
     long = "a" * BEGINNING
-    assert said({"prompt": long + "b"}) == said({"prompt": long + "c"}) != said({"prompt": "a"})
     assert (
-        said({"instructions": "Be short.", "input": "Circles"}).key
-        == said({"input": "Circles", "instructions": "Be short."}).key
+        stated({"prompt": long + "b"}) == stated({"prompt": long + "c"}) != stated({"prompt": "a"})
+    )
+    assert (
+        stated({"instructions": "Be short.", "input": "Circles"}).key
+        == stated({"input": "Circles", "instructions": "Be short."}).key
     )
 
 
 def test_what_is_kept_is_asked_for_where_it_is():
-    assert said({"input": "And now?", "previous_response_id": RESPONSE}).named == "ab12cd34"
-    assert said(openai(picture(FILE))).named == "ab12cd34"
-    assert said({"messages": [{"role": "user", "content": "?", "images": [FILE]}]}).named == (
+    assert stated({"input": "And now?", "previous_response_id": RESPONSE}).named == "ab12cd34"
+    assert stated(openai(picture(FILE))).named == "ab12cd34"
+    assert stated({"messages": [{"role": "user", "content": "?", "images": [FILE]}]}).named == (
         "ab12cd34"
     )
     by_id = {"type": "input_image", "file_id": FILE}
-    assert said({"input": [{"role": "user", "content": [by_id]}]}).named == "ab12cd34"
-    assert said(openai(text(f"What is {FILE}?"))).named == "", "spoken of, and not asked for"
+    assert stated({"input": [{"role": "user", "content": [by_id]}]}).named == "ab12cd34"
+    assert stated(openai(text(f"What is {FILE}?"))).named == "", "spoken of, and not asked for"
     assert named_in("file-0123456789abcdef0123456789abcdef") == "", "of a server that is alone"
     assert named_in(f"/files/{FILE}/content") == "ab12cd34"
 

@@ -16,9 +16,9 @@ from mtmd.web.settings import ConnectionLimits
 class Client:
     """Sends what it is told to, and nothing else."""
 
-    def __init__(self, bodies, most=10_000):
+    def __init__(self, bodies, maximum=10_000):
         self._coming = asyncio.Queue()
-        self.task = asyncio.ensure_future(bodies.read(self._coming.get, most))
+        self.task = asyncio.ensure_future(bodies.read(self._coming.get, maximum))
 
     async def send(self, count, more=True):
         self._coming.put_nowait({"type": "http.request", "body": b"x" * count, "more_body": more})
@@ -31,8 +31,8 @@ class Client:
         return self.task.exception().code if self.task.done() else None
 
 
-def of(most):
-    return Bodies(ConnectionLimits(body_bytes=most))
+def of(maximum):
+    return Bodies(ConnectionLimits(body_bytes=maximum))
 
 
 def test_the_slowest_make_room_for_one_that_comes_faster():
@@ -42,12 +42,12 @@ def test_the_slowest_make_room_for_one_that_comes_faster():
         await slow.send(300)
         await slower.send(100)
         await late.send(500)
-        assert bodies.budget.held == 900
+        assert bodies.budget.stored == 900
         fast = Client(bodies)
         await fast.send(700, more=False)
         assert fast.task.done() and len(fast.task.result()) == 700
         assert slower.code == slow.code == late.code == "server_busy"
-        assert bodies.budget.held == 700
+        assert bodies.budget.stored == 700
         bodies.budget.give_back(700)
 
     asyncio.run(run())
@@ -62,7 +62,7 @@ def test_no_more_of_them_than_are_needed_and_nobody_in_vain():
         other = Client(bodies)
         await other.send(350)
         assert slow.code == "server_busy" and fast.code is None and other.code is None
-        assert bodies.budget.held == 950
+        assert bodies.budget.stored == 950
         whole = Client(bodies)
         await whole.send(1100)
         assert whole.code == "server_busy" and fast.code is other.code is None
@@ -70,7 +70,7 @@ def test_no_more_of_them_than_are_needed_and_nobody_in_vain():
         await other.send(10, more=False)
         assert len(fast.task.result()) == 610 and len(other.task.result()) == 360
         bodies.budget.give_back(970)
-        assert bodies.budget.held == 0
+        assert bodies.budget.stored == 0
 
     asyncio.run(run())
 
@@ -85,10 +85,10 @@ def test_a_slow_one_has_no_room_made_for_it_and_what_has_come_stays():
         assert slow.code == "server_busy" and fast.code is None
         done = Client(bodies)
         await done.send(100, more=False)
-        assert bodies.budget.held == 1000
+        assert bodies.budget.stored == 1000
         await fast.send(10)
         assert fast.code == "server_busy", "whole bodies are not given up"
-        assert bodies.budget.held == 100
+        assert bodies.budget.stored == 100
 
     asyncio.run(run())
 
@@ -105,7 +105,7 @@ def test_a_client_that_goes_gives_its_room_back(how):
             client.task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await client.task
-        assert bodies.budget.held == 0 and not bodies._coming
+        assert bodies.budget.stored == 0 and not bodies._coming
 
     asyncio.run(run())
 
@@ -116,7 +116,7 @@ def test_a_body_that_does_not_come_is_too_slow():
         client = Client(bodies)
         with pytest.raises(ApiError) as refused:
             await client.task
-        assert refused.value.code == "too_slow" and bodies.budget.held == 0
+        assert refused.value.code == "too_slow" and bodies.budget.stored == 0
 
     asyncio.run(run())
 
@@ -126,13 +126,13 @@ def test_others_go_on_while_a_long_one_is_put_together(leaves, monkeypatch):
     """And it counts, and is not given up for others, until it is there or its client has left."""
     joining, let_go, join = threading.Event(), threading.Event(), module._joined
 
-    def held_up(pieces):
+    def stored_up(pieces):
         if len(pieces) > 1:
             joining.set()
             assert let_go.wait(20)
         return join(pieces)
 
-    monkeypatch.setattr(module, "_joined", held_up)
+    monkeypatch.setattr(module, "_joined", stored_up)
 
     async def run():
         bodies = of(5 << 20)
@@ -151,8 +151,8 @@ def test_others_go_on_while_a_long_one_is_put_together(leaves, monkeypatch):
         let_go.set()
         (body,) = await asyncio.gather(long.task, return_exceptions=True)
         if leaves:
-            assert isinstance(body, asyncio.CancelledError) and bodies.budget.held == 10
+            assert isinstance(body, asyncio.CancelledError) and bodies.budget.stored == 10
         else:
-            assert len(body) == 2 << 20 and bodies.budget.held == 10 + len(body)
+            assert len(body) == 2 << 20 and bodies.budget.stored == 10 + len(body)
 
     asyncio.run(run())

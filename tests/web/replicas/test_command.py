@@ -48,9 +48,9 @@ def from_a_file(monkeypatch):
         monkeypatch.setattr(command, "nodes", lambda _: [])
         monkeypatch.setattr(command, "_http_options", lambda: there)
         monkeypatch.setattr(command, "_application", deployed)
-        with pytest.raises(Deployed) as found:
+        with pytest.raises(Deployed) as result:
             ray_application(options)
-        return found.value.args
+        return result.value.args
 
     monkeypatch.delenv("MTMD_API_KEYS", raising=False)
     return build
@@ -92,7 +92,7 @@ def test_what_is_wrong_in_a_file_is_told_and_ends_no_process(from_a_file, option
         from_a_file(options)
 
 
-NOT_ASKED = SimpleNamespace(serving=False, drain=False)
+NOT_REQUESTED = SimpleNamespace(serving=False, drain=False)
 
 
 class RayError(Exception):
@@ -149,8 +149,8 @@ def test_what_is_under_way_is_waited_for_as_long_as_it_may_take(monkeypatch):
     serve = Serve(lasts=4)
     assert command._take_away(serve, "me", False, drain_s=300.0) == "stopped"
     assert serve.deleted == [(command.APP, False)] and serve.lasts < 0
-    told = command._take_away(Serve(lasts=100), "me", False, drain_s=300.0)
-    assert told == "stopped; Ray Serve is still ending replicas"
+    reported = command._take_away(Serve(lasts=100), "me", False, drain_s=300.0)
+    assert reported == "stopped; Ray Serve is still ending replicas"
 
 
 @pytest.mark.usefixtures("ray_errors")
@@ -160,9 +160,9 @@ def test_what_is_under_way_is_waited_for_as_long_as_it_may_take(monkeypatch):
 )
 def test_only_ones_own_application_is_taken_away(whose, was_there, deleted):
     serve = Serve(whose)
-    told = command._take_away(serve, "me", was_there, 1.0)
+    reported = command._take_away(serve, "me", was_there, 1.0)
     assert len(serve.deleted) == deleted
-    assert (told == "stopped") is bool(deleted) and ("goes on" in told) is not deleted
+    assert (reported == "stopped") is bool(deleted) and ("goes on" in reported) is not deleted
 
 
 @pytest.mark.usefixtures("ray_errors")
@@ -188,7 +188,7 @@ def run_until(monkeypatch, deploying, was_there=True):
     monkeypatch.setattr(command, "nodes", lambda _: [])
     monkeypatch.setattr(command, "_application", lambda *_: None)
     monkeypatch.setattr(command, "_deploy", deploy)
-    monkeypatch.setattr(command, "_Stopping", lambda: nullcontext(NOT_ASKED))
+    monkeypatch.setattr(command, "_Stopping", lambda: nullcontext(NOT_REQUESTED))
     args = parser().parse_args(["serve", "--ray", "auto"])
     return command.run(args, _settings, None), serve
 
@@ -205,7 +205,7 @@ def test_an_interrupted_takeover_says_that_it_goes_on(monkeypatch, capsys):
 
 @pytest.mark.usefixtures("ray_errors")
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "reported"),
     [
         (
             RayServeException("Prefix / is being used by\napplication x"),
@@ -215,8 +215,8 @@ def test_an_interrupted_takeover_says_that_it_goes_on(monkeypatch, capsys):
         (TimeoutError(), "no answer in time"),
     ],
 )
-def test_errors_of_ray_are_told_without_a_traceback(monkeypatch, error, told):
-    with pytest.raises(DeviceError, match=f"^ray: {told}"):
+def test_errors_of_ray_are_told_without_a_traceback(monkeypatch, error, reported):
+    with pytest.raises(DeviceError, match=f"^ray: {reported}"):
         run_until(monkeypatch, error)
 
 
@@ -229,12 +229,12 @@ def test_of_an_error_in_another_process_its_cause_is_told(monkeypatch):
 
 
 def test_systemd_is_told_when_it_answers_and_when_it_ends(monkeypatch, capsys):
-    told = []
-    monkeypatch.setattr(command, "notify_systemd", lambda *lines: told.extend(lines))
+    reported = []
+    monkeypatch.setattr(command, "notify_systemd", lambda *lines: reported.extend(lines))
     monkeypatch.setattr(command, "_ready", lambda _: 2)
     monkeypatch.setattr(command, "_take_away", lambda *_: "stopped")
     stopping = SimpleNamespace(drain=True, serving=False)
     assert command._watch(None, ServerSettings(), "mine", False, True, stopping) == 0
     status = "STATUS=serving at http://127.0.0.1:8080, 2 replicas ready"
-    assert told == ["READY=1", status, "STOPPING=1"]
+    assert reported == ["READY=1", status, "STOPPING=1"]
     assert "2 replicas ready" in capsys.readouterr().out

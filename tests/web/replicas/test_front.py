@@ -45,7 +45,7 @@ class Replicas:
             self.closed += 1
 
 
-class Told:
+class Report:
     def __init__(self, sent):
         start, *bodies = sent
         self.status = start["status"]
@@ -90,7 +90,7 @@ def ask(
             broke = error
 
     asyncio.run(run())
-    return (Told(sent) if sent else None), broke
+    return (Report(sent) if sent else None), broke
 
 
 def with_key(key=KEY):
@@ -100,9 +100,9 @@ def with_key(key=KEY):
 def test_a_request_goes_to_a_replica_and_its_answer_comes_back():
     replicas = Replicas(WHOLE)
     headers = [("X-Request-Id", "mine"), ("X-Forwarded-For", "1.2.3.4"), ("Expect", "100-continue")]
-    told, _ = ask(replicas, body=b'{"prompt": "x"}', headers=headers)
-    assert (told.status, told.body, told.ended) == (200, b"one two", True)
-    assert told.headers == {"content-type": "text/plain", "x-mtmd-replica": "a"}
+    reported, _ = ask(replicas, body=b'{"prompt": "x"}', headers=headers)
+    assert (reported.status, reported.body, reported.ended) == (200, b"one two", True)
+    assert reported.headers == {"content-type": "text/plain", "x-mtmd-replica": "a"}
     [(request, route)] = replicas.calls
     assert (request.method, request.target) == ("POST", f"{CHAT}?x=1")
     assert request.body == b'{"prompt": "x"}'
@@ -115,17 +115,17 @@ def test_a_request_goes_to_a_replica_and_its_answer_comes_back():
 def test_a_compressed_body_goes_on_as_it_is():
     """The replica reads it, within its limits."""
     replicas, body = Replicas(WHOLE), gzip.compress(b'{"prompt": "x"}')
-    told, _ = ask(replicas, body=body, headers=[("Content-Encoding", "gzip")])
+    reported, _ = ask(replicas, body=body, headers=[("Content-Encoding", "gzip")])
     request, route = replicas.calls[0]
-    assert told.status == 200 and request.body == body
+    assert reported.status == 200 and request.body == body
     assert dict(request.headers)["content-encoding"] == "gzip" and not route.firmly
     assert route.key == route_of({"prompt": "x"}).key != ""
 
 
 def route_of(request, encoded=bytes, headers=()):
     replicas = Replicas(WHOLE)
-    told, _ = ask(replicas, body=encoded(json.dumps(request).encode()), headers=headers)
-    assert told.status == 200
+    reported, _ = ask(replicas, body=encoded(json.dumps(request).encode()), headers=headers)
+    assert reported.status == 200
     return replicas.calls[0][1]
 
 
@@ -142,9 +142,9 @@ def route_of(request, encoded=bytes, headers=()):
     ],
 )
 def test_a_compressed_body_goes_where_the_plain_one_goes(encoding, encode, request_, named):
-    found = route_of(request_, encode, [("Content-Encoding", encoding)])
-    assert found == route_of(request_)
-    assert found.only == named and (found.key or named)
+    result = route_of(request_, encode, [("Content-Encoding", encoding)])
+    assert result == route_of(request_)
+    assert result.only == named and (result.key or named)
 
 
 @pytest.mark.parametrize(
@@ -157,23 +157,23 @@ def test_a_compressed_body_goes_where_the_plain_one_goes(encoding, encode, reque
 )
 def test_a_compressed_body_that_cannot_be_read_goes_to_nobody(body, encoding, status):
     replicas, settings = Replicas(), ServerSettings(media=MediaBudget(bytes=1 << 20))
-    told, _ = ask(replicas, settings, body=body, headers=[("Content-Encoding", encoding)])
-    assert told.status == status and not replicas.calls
+    reported, _ = ask(replicas, settings, body=body, headers=[("Content-Encoding", encoding)])
+    assert reported.status == status and not replicas.calls
 
 
 def test_what_a_compressed_body_becomes_counts_among_the_bodies():
     replicas, settings = Replicas(), ServerSettings(connections=ConnectionLimits(body_bytes=50_000))
     body, headers = gzip.compress(bytes(200_000)), [("Content-Encoding", "gzip")]
-    told, _ = ask(replicas, settings, body=body, headers=headers)
-    assert (told.status, told.code) == (503, "server_busy") and not replicas.calls
+    reported, _ = ask(replicas, settings, body=body, headers=headers)
+    assert (reported.status, reported.code) == (503, "server_busy") and not replicas.calls
 
 
 def test_what_a_trusted_proxy_says_goes_on():
     replicas = Replicas(WHOLE)
     headers = [("X-Forwarded-For", "1.2.3.4"), ("X-Forwarded-Proto", "https")]
     ask(replicas, ServerSettings(trusted_proxy=("10.0.0.0/8",)), headers=headers)
-    said = dict(replicas.calls[0][0].headers)
-    assert said == {"x-forwarded-proto": "https", "X-Forwarded-For": "1.2.3.4, 10.1.2.3"}
+    stated = dict(replicas.calls[0][0].headers)
+    assert stated == {"x-forwarded-proto": "https", "X-Forwarded-For": "1.2.3.4, 10.1.2.3"}
 
 
 def test_what_is_for_the_connection_alone_goes_no_further():
@@ -181,10 +181,10 @@ def test_what_is_for_the_connection_alone_goes_no_further():
         [Head(200, [("Connection", "close, X-Hop"), ("x-hop", "1"), ("X-Kept", "2")], "a")]
     )
     headers = [("Connection", "keep-alive, X-Hop"), ("X-Hop", "1"), ("X-Kept", "2")]
-    told, _ = ask(replicas, headers=headers)
+    reported, _ = ask(replicas, headers=headers)
     names = {name for name, _ in replicas.calls[0][0].headers}
     assert "x-kept" in names and names.isdisjoint({"x-hop", "connection"})
-    assert told.headers == {"x-kept": "2", "x-mtmd-replica": "a"}
+    assert reported.headers == {"x-kept": "2", "x-mtmd-replica": "a"}
 
 
 def test_other_characters_than_ascii_are_not_changed_on_the_way():
@@ -203,30 +203,30 @@ def test_other_characters_than_ascii_are_not_changed_on_the_way():
         sent.append(message)
 
     asyncio.run(Front(replicas, PLAIN)(scope, None, send))
-    assert Told(sent).status == 400
+    assert Report(sent).status == 400
 
 
 @pytest.mark.parametrize("lost", [[Lost("a")], [WHOLE[0], Lost("a")]], ids=["at once", "after the head"])  # fmt: skip
 def test_another_replica_answers_where_one_was_lost_and_nothing_was_sent(lost):
     replicas = Replicas(lost, WHOLE)
-    told, broke = ask(replicas)
-    assert (told.status, told.body, told.ended, broke) == (200, b"one two", True, None)
+    reported, broke = ask(replicas)
+    assert (reported.status, reported.body, reported.ended, broke) == (200, b"one two", True, None)
     assert replicas.calls[1][1].avoid == ("a",) and replicas.calls[0][0] == replicas.calls[1][0]
     assert replicas.closed == 2
 
 
 def test_an_answer_of_which_something_was_sent_is_not_begun_again():
     replicas = Replicas([*WHOLE, Lost("a")], WHOLE)
-    told, broke = ask(replicas)
-    assert told.body == b"one two" and not told.ended
+    reported, broke = ask(replicas)
+    assert reported.body == b"one two" and not reported.ended
     assert isinstance(broke, Lost) and len(replicas.calls) == 1
 
 
 def test_a_request_that_two_replicas_were_lost_with_is_given_up():
     replicas = Replicas([Lost("a")], [Lost("b")], WHOLE)
-    told, _ = ask(replicas, path="/v1/messages")
-    assert told.status == 503 and told.headers["retry-after"] == "1"
-    assert json.loads(told.body)["error"]["type"] == "overloaded_error", (
+    reported, _ = ask(replicas, path="/v1/messages")
+    assert reported.status == 503 and reported.headers["retry-after"] == "1"
+    assert json.loads(reported.body)["error"]["type"] == "overloaded_error", (
         "as Anthropic's clients read"
     )
     assert len(replicas.calls) == 2
@@ -237,7 +237,7 @@ class Busy(Replicas):
 
     def __init__(self):
         super().__init__()
-        self.go, self.killed, self.now, self.most = asyncio.Event(), asyncio.Event(), 0, 0
+        self.go, self.killed, self.now, self.maximum = asyncio.Event(), asyncio.Event(), 0, 0
 
     async def answer(self, request, route):
         self.calls.append((request, route))
@@ -245,7 +245,7 @@ class Busy(Replicas):
         yield Taken(name)
         if name == "b":
             self.now += 1
-            self.most = max(self.most, self.now)
+            self.maximum = max(self.maximum, self.now)
             await self.go.wait()
             self.now -= 1
             yield Head(200, [], "b")
@@ -283,33 +283,39 @@ def test_what_a_lost_replica_had_waits_for_places_of_the_others_and_goes_first()
         while len(replicas.calls) < 8:
             await asyncio.sleep(0)
         replicas.killed.set()
-        while len(front._places._answers._line) < 8:  # those that were lost, and who waited
+        while len(front._locations._answers._line) < 8:  # those that were lost, and who waited
             await asyncio.sleep(0)
-        assert len(replicas.calls) == 8 and replicas.most == 4
+        assert len(replicas.calls) == 8 and replicas.maximum == 4
         replicas.go.set()
         await asyncio.gather(*tasks)
-        return [number for number, _ in done], {status for _, status in done}, replicas.most
+        return [number for number, _ in done], {status for _, status in done}, replicas.maximum
 
-    order, statuses, most = asyncio.run(run())
-    assert statuses == {200} and most == 4
+    order, statuses, maximum = asyncio.run(run())
+    assert statuses == {200} and maximum == 4
     assert set(order[:8]) == set(range(8)) and set(order[8:]) == set(range(8, 12))
 
 
-@pytest.mark.parametrize("placed", [True, False])
-def test_what_rays_router_cannot_place_is_taken_back_and_tried_again(placed, monkeypatch):
+@pytest.mark.parametrize("located", [True, False])
+def test_what_rays_router_cannot_place_is_taken_back_and_tried_again(located, monkeypatch):
     monkeypatch.setattr("mtmd.web.replicas.front.TAKEN_S", 0.01)
-    replicas = Replicas([None], [None], [Taken("a"), *WHOLE] if placed else [None])
-    told, _ = ask(replicas, path="/v1/models", method="GET", body=b"")
-    assert told.status == (200 if placed else 503) and len(replicas.calls) == replicas.closed == 3
-    assert placed or told.code == "replica_late"
+    replicas = Replicas([None], [None], [Taken("a"), *WHOLE] if located else [None])
+    reported, _ = ask(replicas, path="/v1/models", method="GET", body=b"")
+    assert (
+        reported.status == (200 if located else 503) and len(replicas.calls) == replicas.closed == 3
+    )
+    assert located or reported.code == "replica_late"
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/responses", "/v1/files", "/v1/embeddings"])
 def test_what_may_have_begun_is_not_sent_again(path, monkeypatch):
     monkeypatch.setattr("mtmd.web.replicas.front.TAKEN_S", 0.01)
     replicas = Replicas([None], WHOLE)
-    told, _ = ask(replicas, path=path)
-    assert (told.status, told.code, told.headers["retry-after"]) == (503, "replica_late", "1")
+    reported, _ = ask(replicas, path=path)
+    assert (reported.status, reported.code, reported.headers["retry-after"]) == (
+        503,
+        "replica_late",
+        "1",
+    )
     assert len(replicas.calls) == replicas.closed == 1, (
         "and who may have it is told that nobody waits"
     )
@@ -329,13 +335,17 @@ def test_a_long_body_has_longer_to_come(monkeypatch):
 
 
 def test_where_too_many_wait_it_is_said():
-    told, _ = ask(Replicas([Full()]))
-    assert (told.status, told.code, told.headers["retry-after"]) == (429, "server_busy", "1")
+    reported, _ = ask(Replicas([Full()]))
+    assert (reported.status, reported.code, reported.headers["retry-after"]) == (
+        429,
+        "server_busy",
+        "1",
+    )
 
 
 def test_answers_that_fill_all_replicas_hold_up_no_list():
     replicas = Replicas(*[[*WHOLE, None]] * 2, WHOLE)
-    front, told = Front(replicas, replace(PLAIN, queue=1), each=1), []
+    front, reported = Front(replicas, replace(PLAIN, queue=1), each=1), []
 
     async def ask_for(method, path):
         async def receive():
@@ -345,7 +355,7 @@ def test_answers_that_fill_all_replicas_hold_up_no_list():
             return {"type": "http.request", "body": b"{}"}
 
         async def send(message):
-            told.append((path, message.get("status")))
+            reported.append((path, message.get("status")))
 
         came = set()
         scope = {
@@ -356,7 +366,7 @@ def test_answers_that_fill_all_replicas_hold_up_no_list():
 
     async def run():
         tasks = [asyncio.ensure_future(ask_for("POST", CHAT)) for _ in range(4)]
-        while len([1 for _, status in told if status]) < 3:
+        while len([1 for _, status in reported if status]) < 3:
             await asyncio.sleep(0)
         await ask_for("GET", "/v1/models")
         for task in tasks:
@@ -364,33 +374,37 @@ def test_answers_that_fill_all_replicas_hold_up_no_list():
         await asyncio.gather(*tasks, return_exceptions=True)
 
     asyncio.run(asyncio.wait_for(run(), 10))
-    statuses = [status for path, status in told if path == CHAT and status]
+    statuses = [status for path, status in reported if path == CHAT and status]
     assert sorted(statuses) == [200, 200, 429], "one waits, and one is too many"
-    assert ("/v1/models", 200) in told and len(replicas.calls) == 3
+    assert ("/v1/models", 200) in reported and len(replicas.calls) == 3
 
 
 def test_a_client_that_leaves_ends_its_answer():
     replicas = Replicas([*WHOLE, None])
-    told, broke = ask(replicas, leaves=True)
-    assert not told.ended and broke is None and replicas.closed == 1
+    reported, broke = ask(replicas, leaves=True)
+    assert not reported.ended and broke is None and replicas.closed == 1
 
 
 @pytest.mark.parametrize("headers", [(), with_key("wrong" * 5)], ids=["none", "wrong"])
 @pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/metrics", "/v1/files"])
 def test_without_a_key_no_body_is_read_and_no_replica_asked(path, headers):
     replicas = Replicas(WHOLE)
-    told, _ = ask(replicas, KEYED, path, body=b"x" * 100, headers=headers)
-    assert (told.status, told.headers["www-authenticate"], replicas.calls) == (401, "Bearer", [])
-    error = json.loads(told.body)["error"]
+    reported, _ = ask(replicas, KEYED, path, body=b"x" * 100, headers=headers)
+    assert (reported.status, reported.headers["www-authenticate"], replicas.calls) == (
+        401,
+        "Bearer",
+        [],
+    )
+    error = json.loads(reported.body)["error"]
     assert error["type"] == "authentication_error"
     assert path == "/v1/messages" or error["code"] == "invalid_api_key"
-    told, _ = ask(Replicas(WHOLE), KEYED, CHAT, body=b"x" * 100, headers=with_key())
-    assert told.status == 200
+    reported, _ = ask(Replicas(WHOLE), KEYED, CHAT, body=b"x" * 100, headers=with_key())
+    assert reported.status == 200
 
 
 def test_who_has_no_key_reads_what_is_open_but_takes_few_places():
     replicas = Replicas(*[[*WHOLE, None]] * 2 * STRANGERS)
-    front, told = Front(replicas, KEYED), []
+    front, reported = Front(replicas, KEYED), []
 
     def scope(path):
         return {
@@ -399,19 +413,19 @@ def test_who_has_no_key_reads_what_is_open_but_takes_few_places():
         }  # fmt: skip
 
     async def send(message):
-        told.append(message.get("status"))
+        reported.append(message.get("status"))
 
     async def run():
         waits = [front(scope("/docs"), asyncio.Event().wait, send) for _ in range(STRANGERS + 3)]
         tasks = [asyncio.ensure_future(wait) for wait in waits]
-        while sum(status is not None for status in told) < len(tasks):
+        while sum(status is not None for status in reported) < len(tasks):
             await asyncio.sleep(0)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     asyncio.run(run())
-    assert told.count(429) == 3 and told.count(200) == len(replicas.calls) == STRANGERS
+    assert reported.count(429) == 3 and reported.count(200) == len(replicas.calls) == STRANGERS
     assert front._strangers == 0
 
 
@@ -423,11 +437,11 @@ def test_browsers_are_told_beforehand_without_a_replica():
         ("Access-Control-Request-Private-Network", "true"),
     ]
     replicas = Replicas(WHOLE)
-    told, _ = ask(replicas, settings, method="OPTIONS", headers=headers)
-    assert (told.status, told.body, replicas.calls) == (204, b"", [])
-    assert told.headers["access-control-allow-origin"] == "https://one.example"
-    assert told.headers["access-control-allow-headers"] == "Authorization, *"
-    assert told.headers["access-control-allow-private-network"] == "true"
+    reported, _ = ask(replicas, settings, method="OPTIONS", headers=headers)
+    assert (reported.status, reported.body, replicas.calls) == (204, b"", [])
+    assert reported.headers["access-control-allow-origin"] == "https://one.example"
+    assert reported.headers["access-control-allow-headers"] == "Authorization, *"
+    assert reported.headers["access-control-allow-private-network"] == "true"
     headers[0] = ("Origin", "https://other.example")
     assert ask(replicas, settings, method="OPTIONS", headers=headers)[0].status == 401
 
@@ -485,14 +499,14 @@ def pieces(*bodies):
 def test_limits_hold_for_bodies(body, headers, status, code):
     replicas = Replicas(WHOLE)
     settings = SMALL if status == 408 else replace(SMALL, connections=ConnectionLimits())
-    told, _ = ask(replicas, settings, headers=headers, messages=body)
-    assert (told.status, told.code, replicas.calls) == (status, code, [])
+    reported, _ = ask(replicas, settings, headers=headers, messages=body)
+    assert (reported.status, reported.code, replicas.calls) == (status, code, [])
 
 
 def test_bodies_of_all_clients_have_a_limit_together():
     settings = replace(SMALL, connections=ConnectionLimits(body_bytes=1000))
-    told, _ = ask(Replicas(WHOLE), settings, body=b"x" * 2500)
-    assert (told.status, told.code) == (503, "server_busy")
+    reported, _ = ask(Replicas(WHOLE), settings, body=b"x" * 2500)
+    assert (reported.status, reported.code) == (503, "server_busy")
 
 
 def test_a_body_counts_until_something_of_its_answer_is_there():
@@ -508,7 +522,7 @@ def test_a_body_counts_until_something_of_its_answer_is_there():
             return coming.pop() if coming else await asyncio.Event().wait()
 
         async def send(message):
-            seen.append(front._bodies.budget.held)
+            seen.append(front._bodies.budget.stored)
             if message["type"] == "http.response.body":
                 began.set()
 
@@ -522,22 +536,22 @@ def test_a_body_counts_until_something_of_its_answer_is_there():
         await asyncio.gather(task, return_exceptions=True)
         return seen
 
-    assert set(asyncio.run(run())) == {0} and front._bodies.budget.held == 0
+    assert set(asyncio.run(run())) == {0} and front._bodies.budget.stored == 0
     assert len(replicas.calls[0][0].body) == 2000
 
 
 def test_bodies_have_more_room_where_more_replicas_answer():
     settings = replace(SMALL, connections=ConnectionLimits(body_bytes=1000))
-    told, _ = ask(Replicas(WHOLE), settings, body=b"x" * 1500)
-    assert told.status == 200
-    told, _ = ask(Replicas(WHOLE, names=("a",)), settings, body=b"x" * 1500)
-    assert told.status == 503
+    reported, _ = ask(Replicas(WHOLE), settings, body=b"x" * 1500)
+    assert reported.status == 200
+    reported, _ = ask(Replicas(WHOLE, names=("a",)), settings, body=b"x" * 1500)
+    assert reported.status == 503
 
 
 def test_probes_say_whether_any_replica_is_ready():
     assert ask(Replicas(), KEYED, "/health", "GET")[0].status == 200
-    told, _ = ask(Replicas(names=()), KEYED, "/ready", "GET")
-    assert told.status == 503 and json.loads(told.body) == {"status": "loading"}
+    reported, _ = ask(Replicas(names=()), KEYED, "/ready", "GET")
+    assert reported.status == 503 and json.loads(reported.body) == {"status": "loading"}
 
 
 @pytest.mark.parametrize(
@@ -545,8 +559,8 @@ def test_probes_say_whether_any_replica_is_ready():
 )
 def test_what_one_server_keeps_for_its_page_is_refused_by_name(path):
     replicas = Replicas()
-    told, _ = ask(replicas, path=path, method="GET")
-    assert told.status == 404 and b"without --ray" in told.body and replicas.calls == []
+    reported, _ = ask(replicas, path=path, method="GET")
+    assert reported.status == 404 and b"without --ray" in reported.body and replicas.calls == []
 
 
 def test_an_id_says_which_replica_is_asked():
@@ -588,13 +602,13 @@ def test_the_metrics_of_all_replicas_are_one_text():
         [Lost("c")],
         names=("a", "b", "c"),
     )
-    told, _ = ask(replicas, path="/metrics", method="GET", body=b"")
-    found = {
+    reported, _ = ask(replicas, path="/metrics", method="GET", body=b"")
+    result = {
         (sample.name, sample.labels["replica"]): sample.value
-        for family in text_string_to_metric_families(told.body.decode())
+        for family in text_string_to_metric_families(reported.body.decode())
         for sample in family.samples
     }
-    assert found == {
+    assert result == {
         ("n_total", "a"): 3, ("n_total", "b"): 4,
         ("mtmd_replica_up", "a"): 1, ("mtmd_replica_up", "b"): 1, ("mtmd_replica_up", "c"): 0,
     }  # fmt: skip
@@ -604,16 +618,16 @@ def test_the_metrics_of_all_replicas_are_one_text():
 def test_what_another_replica_says_is_not_told_as_of_one_that_has_gone():
     """Where the name is not there any more, Ray's router asks any other."""
     text = b"# HELP n_total Things.\n# TYPE n_total counter\nn_total 3.0\n"
-    said = [Head(200, [("Content-Type", "text/plain")], "b"), text]
-    told, _ = ask(
-        Replicas(said, said, names=("gone", "b")), path="/metrics", method="GET", body=b""
+    stated = [Head(200, [("Content-Type", "text/plain")], "b"), text]
+    reported, _ = ask(
+        Replicas(stated, stated, names=("gone", "b")), path="/metrics", method="GET", body=b""
     )
-    found = {
+    result = {
         (sample.name, sample.labels["replica"]): sample.value
-        for family in text_string_to_metric_families(told.body.decode())
+        for family in text_string_to_metric_families(reported.body.decode())
         for sample in family.samples
     }
-    assert found == {
+    assert result == {
         ("n_total", "b"): 3, ("mtmd_replica_up", "b"): 1, ("mtmd_replica_up", "gone"): 0,
     }  # fmt: skip
 
@@ -622,10 +636,10 @@ def test_uploads_are_listed_from_everywhere_or_not_at_all():
     def listed(name):
         return [Head(200, [], name), json.dumps({"object": "list", "data": [name]}).encode()]
 
-    told, _ = ask(Replicas(listed("a"), listed("b")), path="/v1/files", method="GET", body=b"")
-    assert json.loads(told.body) == {"object": "list", "data": ["a", "b"]}
-    told, _ = ask(Replicas(listed("a"), [Lost("b")]), path="/v1/files", method="GET", body=b"")
-    assert told.status == 503
+    reported, _ = ask(Replicas(listed("a"), listed("b")), path="/v1/files", method="GET", body=b"")
+    assert json.loads(reported.body) == {"object": "list", "data": ["a", "b"]}
+    reported, _ = ask(Replicas(listed("a"), [Lost("b")]), path="/v1/files", method="GET", body=b"")
+    assert reported.status == 503
     refused = [Head(403, [], "b"), b"no"]
-    told, _ = ask(Replicas(listed("a"), refused), path="/v1/files", method="GET", body=b"")
-    assert (told.status, told.body) == (403, b"no")
+    reported, _ = ask(Replicas(listed("a"), refused), path="/v1/files", method="GET", body=b"")
+    assert (reported.status, reported.body) == (403, b"no")

@@ -36,15 +36,15 @@ def client(loading):
 
 def test_how_far_it_is(client, loading, clock):
     for path in ("/ready", "/health"):
-        found = client.get(path)
-        assert (found.status_code, found.headers["Retry-After"]) == (503, "2")
-        assert found.get_json() == {"status": "loading", "stage": OPENING, "progress": 0.0}
+        result = client.get(path)
+        assert (result.status_code, result.headers["Retry-After"]) == (503, "2")
+        assert result.get_json() == {"status": "loading", "stage": OPENING, "progress": 0.0}
     read = [300]
     loading.warming(lambda: (read[0], 1000))
     clock[0] += 6
-    found = client.get("/ready")
-    assert found.get_json() == {"status": "loading", "stage": WARMING, "progress": 0.3}
-    assert found.headers["Retry-After"] == "14"
+    result = client.get("/ready")
+    assert result.get_json() == {"status": "loading", "stage": WARMING, "progress": 0.3}
+    assert result.headers["Retry-After"] == "14"
     read[0] = 1  # it would take long; clients ask again before
     assert client.get("/ready").headers["Retry-After"] == "30"
     read[0] = 2000
@@ -57,9 +57,9 @@ def test_how_far_it_is(client, loading, clock):
 )
 def test_what_needs_the_model_is_told_to_try_again(client, path):
     for ask in (client.get, client.post, client.delete):
-        found = ask(path, json={}) if ask is client.post else ask(path)
-        assert found.status_code == 503 and found.headers["Retry-After"] == "2"
-        body = found.get_json()
+        result = ask(path, json={}) if ask is client.post else ask(path)
+        assert result.status_code == 503 and result.headers["Retry-After"] == "2"
+        body = result.get_json()
         if path.startswith("/api"):
             message = body["error"]
         else:
@@ -70,9 +70,9 @@ def test_what_needs_the_model_is_told_to_try_again(client, path):
 
 
 def test_a_browser_sees_it_and_asks_again(client):
-    found = client.get("/c/1", headers={"Accept": "text/html"})
-    assert found.status_code == 503 and "The model is being loaded" in found.text
-    assert '<meta http-equiv="refresh" content="2">' in found.text
+    result = client.get("/c/1", headers={"Accept": "text/html"})
+    assert result.status_code == 503 and "The model is being loaded" in result.text
+    assert '<meta http-equiv="refresh" content="2">' in result.text
 
 
 def test_other_hosts_and_pages_are_refused_as_ever(client):
@@ -100,12 +100,12 @@ def test_the_server_changes_from_one_to_the_other(loading):
         with early.value as refused:
             assert refused.code == 503
         server.use(create_app(service, settings))
-        with urlopen(ask) as found:
-            assert json.load(found)["object"] == "chat.completion"
+        with urlopen(ask) as result:
+            assert json.load(result)["object"] == "chat.completion"
     thread = threading.Thread(target=server.serve, args=(service.close,), daemon=True)
     thread.start()
-    with urlopen(ask) as found, urlopen(f"{server.url}/ready") as ready:
-        assert found.status == ready.status == 200
+    with urlopen(ask) as result, urlopen(f"{server.url}/ready") as ready:
+        assert result.status == ready.status == 200
     server.stop()
     thread.join(10)
     assert not thread.is_alive()

@@ -29,8 +29,8 @@ def picture(number: int) -> bytes:
 def talk(store: Store, number: int) -> str:
     conversation = store.create(ME, f"title {number}")
     image = store.put_image(picture(number), 8, 6, "a.png")
-    asked = store.add(conversation.id, None, "user", f"question {number}", images=[image])
-    store.add(conversation.id, asked.id, "assistant", f"answer {number}")
+    requested = store.add(conversation.id, None, "user", f"question {number}", images=[image])
+    store.add(conversation.id, requested.id, "assistant", f"answer {number}")
     return conversation.id
 
 
@@ -44,21 +44,21 @@ def data(tmp_path):
     return folder
 
 
-def told(store: Store) -> dict[str, list[str]]:
-    found = {}
+def reported(store: Store) -> dict[str, list[str]]:
+    result = {}
     for conversation in store.conversations(ME):
         messages = store.messages(conversation.id)
         for image in messages[0].images:
             assert store.image_bytes(image.sha256)
-        found[conversation.title] = [m.text for m in messages]
-    return found
+        result[conversation.title] = [m.text for m in messages]
+    return result
 
 
 def reopened(folder: Path) -> dict[str, list[str]]:
     store = Store(folder)
-    found = told(store)
+    result = reported(store)
     store.close()
-    return found
+    return result
 
 
 def problems(folder: Path) -> str:
@@ -177,10 +177,10 @@ def test_a_backup_is_restored(data, tmp_path, there):
     copied = restore(tmp_path / "backup", target)
     assert (copied.conversations, copied.pictures, copied.missing) == (3, 3, 0)
     assert reopened(target) == before and check(target).problems == ()
-    aside = [p for p in target.iterdir() if p.name.startswith("replaced-")]
-    assert [p.name for p in aside] == ([copied.set_aside] if there in ("other", "damaged") else [])
+    moved = [p for p in target.iterdir() if p.name.startswith("replaced-")]
+    assert [p.name for p in moved] == ([copied.set_aside] if there in ("other", "damaged") else [])
     if there == "other":  # and back again: its picture is still there
-        restore(aside[0], data)
+        restore(moved[0], data)
         assert reopened(data) == {"title 7": ["question 7", "answer 7"]}
 
 
@@ -237,10 +237,10 @@ def test_a_restore_that_is_cut_off_leaves_one_of_both(data, tmp_path, monkeypatc
 
 
 def test_a_sound_folder_has_no_problems(data):
-    found = check(data)
-    assert (found.conversations, found.messages, found.pictures) == (3, 6, 3)
-    assert found.problems == () and found.notes == () and found.unknown == 0
-    assert found.picture_bytes == 3 * len(picture(0))
+    result = check(data)
+    assert (result.conversations, result.messages, result.pictures) == (3, 6, 3)
+    assert result.problems == () and result.notes == () and result.unknown == 0
+    assert result.picture_bytes == 3 * len(picture(0))
 
 
 def test_each_kind_of_damage_is_told(data):
@@ -290,9 +290,9 @@ def test_unknown_pictures_are_told_and_removed_on_request_alone(data):
         path.write_bytes(b"12345")
         path.chmod(0o600)
     os.utime(old, (time.time() - 7200, time.time() - 7200))
-    found = check(data)
-    assert (found.unknown, found.unknown_bytes, found.problems) == (1, 5, ())
-    assert "--remove-unknown" in found.notes[0] and old.exists()
+    result = check(data)
+    assert (result.unknown, result.unknown_bytes, result.problems) == (1, 5, ())
+    assert "--remove-unknown" in result.notes[0] and old.exists()
     assert remove_unknown(data) == 1
     assert {p.name for p in (data / "images").iterdir()} == known | {new.name}
 

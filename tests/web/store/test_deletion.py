@@ -24,12 +24,12 @@ def picture(number: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + random.Random(number).randbytes(3000)
 
 
-def holding(folder: Path, *wanted: bytes) -> list[str]:
+def holding(folder: Path, *requested: bytes) -> list[str]:
     """Files that have one of these bytes in them."""
     return sorted(
         p.name
         for p in folder.rglob("*")
-        if p.is_file() and any(w in p.read_bytes() for w in wanted)
+        if p.is_file() and any(w in p.read_bytes() for w in requested)
     )
 
 
@@ -48,14 +48,14 @@ def talk(store: Store, words: str, image: bytes | None = None) -> str:
 
 def test_what_is_deleted_is_in_no_file(tmp_path):
     store = Store(tmp_path)
-    kept = talk(store, "others", picture(1))
+    saved = talk(store, "others", picture(1))
     id_ = talk(store, SIGN, picture(2))
     talk(store, "more", picture(3))
     assert len(holding(tmp_path, *PARTS)) >= 1 and len(holding(tmp_path, picture(2))) == 1
     store.delete(id_)
     assert holding(tmp_path, *PARTS, picture(2)[100:140]) == []
     assert len(list((tmp_path / "images").iterdir())) == 2
-    assert store.search(ME, "others to")[0].conversation.id == kept
+    assert store.search(ME, "others to")[0].conversation.id == saved
     store.close()
     assert holding(tmp_path, *PARTS, picture(2)[100:140]) == []
     assert len(holding(tmp_path, picture(1), picture(3))) == 2

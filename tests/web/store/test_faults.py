@@ -15,7 +15,7 @@ import time
 
 import pytest
 
-from mtmd.commands.serve import _told_of
+from mtmd.commands.serve import _describe
 from mtmd.web.store import database, folder
 from mtmd.web.store import store as store_module
 from mtmd.web.store.errors import StoreBusyError, StoreError
@@ -34,7 +34,7 @@ def store(tmp_path):
 
 
 @pytest.fixture
-def held(store, tmp_path, monkeypatch):
+def stored(store, tmp_path, monkeypatch):
     """Another program is in the middle of a change of the store's database."""
     conversation = store.create(ME, "a title")
     store.add(conversation.id, None, "user", "some words")
@@ -50,37 +50,37 @@ def held(store, tmp_path, monkeypatch):
 # held by another
 
 
-def test_who_reads_does_not_wait_for_who_writes(store, held):
+def test_who_reads_does_not_wait_for_who_writes(store, stored):
     for _ in range(20):
-        assert [c.id for c in store.conversations(ME)] == [held.id]
-        assert store.messages(held.id)[0].text == "some words"
-        assert store.search(ME, "words") and store.conversation(ME, held.id) and not store.notice
+        assert [c.id for c in store.conversations(ME)] == [stored.id]
+        assert store.messages(stored.id)[0].text == "some words"
+        assert store.search(ME, "words") and store.conversation(ME, stored.id) and not store.notice
 
 
-def test_who_writes_is_told_that_it_is_busy(store, held):
+def test_who_writes_is_told_that_it_is_busy(store, stored):
     with pytest.raises(StoreBusyError, match="another program holds it"):
-        store.rename(held.id, "another")
-    assert store.conversation(ME, held.id).title == "a title"
+        store.rename(stored.id, "another")
+    assert store.conversation(ME, stored.id).title == "a title"
 
 
 def test_who_waits_for_this_process_is_told_after_the_same_time(store):
     """Not one after another, each with a wait of its own."""
     with store.change():
-        told = []
+        reported = []
 
         def write():
             try:
                 with store.database.change(wait_s=0.01):
-                    told.append(None)
+                    reported.append(None)
             except StoreBusyError as error:
-                told.append(str(error))
+                reported.append(str(error))
 
         threads = [threading.Thread(target=write) for _ in range(12)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()  # while the change goes on
-    assert len(told) == 12 and all(t and "others have been writing" in t for t in told)
+    assert len(reported) == 12 and all(t and "others have been writing" in t for t in reported)
 
 
 def test_reads_go_on_while_this_process_writes(store):
@@ -88,18 +88,18 @@ def test_reads_go_on_while_this_process_writes(store):
     store.add(conversation.id, None, "user", "before")
     with store.change() as db:
         db.execute("UPDATE messages SET text = 'after'")
-        found = []
-        reader = threading.Thread(target=lambda: found.extend(store.messages(conversation.id)))
+        result = []
+        reader = threading.Thread(target=lambda: result.extend(store.messages(conversation.id)))
         reader.start()
         reader.join(timeout=10)
-        assert [m.text for m in found] == ["before"]
+        assert [m.text for m in result] == ["before"]
     assert store.messages(conversation.id)[0].text == "after"
 
 
 def test_a_second_server_on_a_folder_is_told(store, tmp_path):
-    assert not store.shared and not _told_of(store)
+    assert not store.shared and not _describe(store)
     second = Store(tmp_path / "data")
-    assert second.shared and "another server" in _told_of(second)[0]
+    assert second.shared and "another server" in _describe(second)[0]
     second.close()
 
 
@@ -127,9 +127,9 @@ def test_nothing_in_the_folder_is_open_to_others(tmp_path):
     try:
         store = Store(data)
         store.add(store.create(ME).id, None, "user", "x", images=[store.put_image(PICTURE, 1, 1)])
-        found = {p.name: stat.S_IMODE(p.stat().st_mode) for p in data.rglob("*")}
-        assert found.pop("images") == 0o700
-        assert len(found) == 5 and set(found.values()) == {0o600}, found
+        result = {p.name: stat.S_IMODE(p.stat().st_mode) for p in data.rglob("*")}
+        assert result.pop("images") == 0o700
+        assert len(result) == 5 and set(result.values()) == {0o600}, result
         assert stat.S_IMODE(data.stat().st_mode) == 0o755, "the folder is its owner's affair"
         store.close()
     finally:

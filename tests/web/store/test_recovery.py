@@ -174,9 +174,9 @@ def test_an_empty_database_beside_its_log_is_set_aside_with_it(tmp_path):
     (tmp_path / "conversations.db-wal").write_bytes(path.read_bytes())
     path.write_bytes(b"")
     store = Store(tmp_path)
-    (aside,) = tmp_path.glob("damaged-*")
-    assert (aside / "conversations.db-wal").stat().st_size > PAGE
-    assert store.notice and aside.name in store.notice.text and len(pictures(tmp_path)) == TREES
+    (moved,) = tmp_path.glob("damaged-*")
+    assert (moved / "conversations.db-wal").stat().st_size > PAGE
+    assert store.notice and moved.name in store.notice.text and len(pictures(tmp_path)) == TREES
     store.close()
 
 
@@ -196,8 +196,8 @@ def test_without_its_first_page_all_of_a_database_is_read(made, tmp_path, size, 
     path.write_bytes(b"\0" * size + data[size:])
     store = Store(tmp_path)
     assert_sound(store)
-    found = {c: [m.id for m in store.messages(c)] for c in made}
-    assert found == {
+    result = {c: [m.id for m in store.messages(c)] for c in made}
+    assert result == {
         c: [*ids, newest] if log and c == next(iter(made)) else ids for c, ids in made.items()
     }
     assert store.notice and "could not" not in store.notice.text
@@ -245,10 +245,10 @@ def test_of_what_cannot_be_read_at_all_everything_is_kept(tmp_path):
     path.write_bytes(b"this is no database" * 1000)
     damaged = path.read_bytes()
     store = Store(tmp_path)
-    (aside,) = tmp_path.glob("damaged-*")
-    assert (aside / "conversations.db").read_bytes() == damaged
+    (moved,) = tmp_path.glob("damaged-*")
+    assert (moved / "conversations.db").read_bytes() == damaged
     assert store.conversations(ME) == [] and pictures(tmp_path) == before
-    assert store.notice and "damaged" in store.notice.text and aside.name in store.notice.text
+    assert store.notice and "damaged" in store.notice.text and moved.name in store.notice.text
     assert str(tmp_path) not in store.notice.text
     store.add(store.create(ME).id, None, "user", "it goes on")
     assert_sound(store)
@@ -273,15 +273,15 @@ def test_a_damaged_page_of_messages_costs_those_messages_alone(made, tmp_path):
         messages = store.messages(conversation)
         assert [m.id for m in messages] == ids
         assert [m.parent for m in messages] == [None, *ids[:-1]]
-        kept = [m for m in messages if m.id not in lost]
-        assert all(m.text.startswith("tree") for m in kept)
+        saved = [m for m in messages if m.id not in lost]
+        assert all(m.text.startswith("tree") for m in saved)
         assert len(messages[0].images) == 1 and store.image_bytes(messages[0].images[0].sha256)
     assert len(pictures(tmp_path)) == TREES
-    kept_turns = {text.split()[0] for i, text in texts.items() if i not in lost}
+    saved_turns = {text.split()[0] for i, text in texts.items() if i not in lost}
     for tree in range(TREES):
         for turn in range(6):
-            found = store.search(ME, f"tree{tree}turn{turn} ")
-            assert bool(found) == (f"tree{tree}turn{turn}" in kept_turns)
+            result = store.search(ME, f"tree{tree}turn{turn} ")
+            assert bool(result) == (f"tree{tree}turn{turn}" in saved_turns)
     store.close()
 
 

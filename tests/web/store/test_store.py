@@ -67,16 +67,16 @@ def texts(store, conversation):
 def test_what_was_said_is_read_back(store):
     conversation = store.create(ME, "a title")
     image = store.put_image(PICTURE, 30, 20, "a.png")
-    asked = store.add(conversation.id, None, "user", "what is it?", images=[image])
+    requested = store.add(conversation.id, None, "user", "what is it?", images=[image])
     answer = store.add(
-        conversation.id, asked.id, "assistant", "", state=RUNNING, options={"temperature": 0.5}
+        conversation.id, requested.id, "assistant", "", state=RUNNING, options={"temperature": 0.5}
     )
     store.save_text(answer.id, "a c")
     assert texts(store, conversation.id) == ["what is it?", "a c"]
     store.finish(answer.id, "a cat", "complete", {"tokens": 2})
     first, second = store.messages(conversation.id)
     assert (
-        first == asked
+        first == requested
         and first.images == (image,)
         and image.kind == "image/png"
         and store.image_bytes(image.sha256) == PICTURE
@@ -87,11 +87,11 @@ def test_what_was_said_is_read_back(store):
         {"tokens": 2},
         {"temperature": 0.5},
     )
-    found = store.conversation(ME, conversation.id)
-    assert (found.title, found.head) == (
+    result = store.conversation(ME, conversation.id)
+    assert (result.title, result.head) == (
         "a title",
         answer.id,
-    ) and found.changed > conversation.changed
+    ) and result.changed > conversation.changed
     assert (
         store.conversation_of(answer.id) == conversation.id
         and store.conversation_of("nothing") is None
@@ -145,7 +145,7 @@ def test_the_list_has_the_latest_first_and_nothing_that_is_empty(store):
 
 
 @pytest.mark.parametrize(
-    "query, found",
+    "query, result",
     [
         ("elephant", True),
         ("ELEPH", True),
@@ -170,11 +170,11 @@ def test_the_list_has_the_latest_first_and_nothing_that_is_empty(store):
     ],
 )
 def test_search_finds_parts_of_words_in_any_language_and_takes_operators_literally(
-    store, query, found
+    store, query, result
 ):
     conversation = store.create(ME, "Holiday pictures")
     store.add(conversation.id, None, "user", "The elephant is grey, 100% sure, 我喜欢猫")
-    assert bool(store.search(ME, query)) is found
+    assert bool(store.search(ME, query)) is result
 
 
 def test_search_shows_the_words_around(store):
@@ -501,9 +501,9 @@ def test_an_export_is_read_back_with_its_tree_and_pictures(store, tmp_path):
         (m.role, m.text, m.state, m.options, json.dumps(m.receipt), m.created, m.images)
         for m in new
     ] == plain
-    place = {m.id: i for i, m in enumerate(old)} | {m.id: i for i, m in enumerate(new)}
-    assert [place.get(m.parent) for m in new] == [place.get(m.parent) for m in old]
-    assert place[after.head] == place[before.head] == 1
+    location = {m.id: i for i, m in enumerate(old)} | {m.id: i for i, m in enumerate(new)}
+    assert [location.get(m.parent) for m in new] == [location.get(m.parent) for m in old]
+    assert location[after.head] == location[before.head] == 1
     assert other.image_bytes(new[0].images[1].sha256) == PICTURE and other.search(ME, "left")
     again = "".join(import_export.export_file(other, [after]))
     assert json.loads(again)["images"] == json.loads(file)["images"]
@@ -527,18 +527,18 @@ def test_a_receipt_that_the_page_could_not_show_is_left_out(store, wrong):
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
 @pytest.mark.parametrize(
-    "place", ['"created": 1.5', '"seed": 1', '"queued_ms": 0.0', '"temperature": 0.5']
+    "location", ['"created": 1.5', '"seed": 1', '"queued_ms": 0.0', '"temperature": 0.5']
 )
-def test_numbers_that_browsers_do_not_read_do_not_come_in(store, number, place):
+def test_numbers_that_browsers_do_not_read_do_not_come_in(store, number, location):
     file = changed(
         lambda f: (
             f["conversations"][0]["messages"][1].update(options={"seed": 1, "temperature": 0.5}),
             f["conversations"][0]["messages"][0].update(created=1.5),
         )
     )
-    assert place in file
-    wrong = file.replace(place, f"{place.split(': ')[0]}: {number}")
-    if number == "1e999" and "queued" in place:  # of a receipt, which is left out
+    assert location in file
+    wrong = file.replace(location, f"{location.split(': ')[0]}: {number}")
+    if number == "1e999" and "queued" in location:  # of a receipt, which is left out
         (made,) = import_export.import_file(
             store, ME, import_export.read_file(wrong), keep_in(store)
         )
@@ -622,12 +622,12 @@ def test_a_receipt_that_is_too_large_is_left_out(store):
 def test_an_imported_conversation_stands_where_its_time_puts_it_at_the_latest_now(store):
     mine = store.create(ME)
     store.add(mine.id, None, "user", "mine")
-    for changed_at, place in ((1.0, 1), (1e11, 0)):
+    for changed_at, location in ((1.0, 1), (1e11, 0)):
         file = changed(lambda f, at=changed_at: f["conversations"][0].update(changed=at))
         (made,) = import_export.import_file(
             store, ME, import_export.read_file(file), keep_in(store)
         )
-        assert [c.id for c in store.conversations(ME)].index(made.id) == place
+        assert [c.id for c in store.conversations(ME)].index(made.id) == location
         store.delete(made.id)
     store.add(mine.id, None, "user", "more")
     assert store.conversations(ME)[0].id == mine.id

@@ -32,8 +32,8 @@ def lines(caplog):
 @pytest.mark.parametrize("stream", [True, False])
 def test_an_answer_is_noted_at_its_end(lines, caplog, stream):
     client = client_for(FakeService())
-    with post_chat(client, SECRET, stream=stream) as found:
-        assert found.get_data()
+    with post_chat(client, SECRET, stream=stream) as result:
+        assert result.get_data()
     (line,) = lines()
     assert (line["status"], line["route"]) == (200, "/v1/chat/completions")
     assert (line["prompt_tokens"], line["output_tokens"], line["finish"]) == (7, 5, "stop")
@@ -45,8 +45,8 @@ def test_an_error_within_a_stream_is_noted_as_what_it_is(lines):
     service = FakeService()
     service.fails = MtmdError("a defect")
     client = client_for(service)
-    with post_chat(client, "hi", stream=True) as found:
-        assert found.status_code == 200 and b"internal_error" in found.get_data()
+    with post_chat(client, "hi", stream=True) as result:
+        assert result.status_code == 200 and b"internal_error" in result.get_data()
     (line,) = lines()
     assert line["status"] == 500 and "finish" not in line
     assert b'mtmd_http_responses_total{status="500"} 1.0' in client.get("/metrics").data
@@ -61,12 +61,12 @@ def test_who_leaves_before_the_answer_is_499(lines, stream):
         sock.close()
         assert until(lines)
         assert lines()[0]["status"] == 499 and service.tickets[0].cancelled.wait(10)
-        with urlopen(f"{server.url}/metrics", timeout=10) as told:
-            assert b'mtmd_http_responses_total{status="499"} 1.0' in told.read()
+        with urlopen(f"{server.url}/metrics", timeout=10) as reported:
+            assert b'mtmd_http_responses_total{status="499"} 1.0' in reported.read()
 
 
 @pytest.mark.parametrize(
-    "given, kept",
+    "given, saved",
     [
         ("trace-01/abc:7", True),
         ("x" * 128, True),
@@ -77,11 +77,11 @@ def test_who_leaves_before_the_answer_is_499(lines, stream):
         ("", False),
     ],
 )
-def test_the_id_that_a_client_gives_is_kept_where_it_is_one(given, kept, lines):
-    found = client_for(FakeService()).get("/v1/models", headers={"X-Request-Id": given})
-    id_ = found.headers["X-Request-Id"]
+def test_the_id_that_a_client_gives_is_kept_where_it_is_one(given, saved, lines):
+    result = client_for(FakeService()).get("/v1/models", headers={"X-Request-Id": given})
+    id_ = result.headers["X-Request-Id"]
     assert id_ == lines()[0]["request_id"]
-    assert id_ == given if kept else re.fullmatch(r"req-[0-9a-f]{24}", id_)
+    assert id_ == given if saved else re.fullmatch(r"req-[0-9a-f]{24}", id_)
 
 
 def test_responses_are_kept_under_ids_of_their_own():
@@ -103,6 +103,6 @@ def test_a_line_of_json_has_its_fields():
         {"name": "mtmd.access", "levelname": "INFO", "msg": "a\nb", "fields": {"status": 200}}
     )
     line = JsonLines().format(record)
-    told = json.loads(line)
-    assert "\n" not in line and told.pop("time").endswith("Z")
-    assert told == {"level": "info", "logger": "mtmd.access", "message": "a\nb", "status": 200}
+    reported = json.loads(line)
+    assert "\n" not in line and reported.pop("time").endswith("Z")
+    assert reported == {"level": "info", "logger": "mtmd.access", "message": "a\nb", "status": 200}

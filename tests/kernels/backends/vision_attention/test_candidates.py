@@ -81,10 +81,10 @@ def test_heads_are_put_first_and_back():
 
     q, k, v = torch.randn(3, 2, 9, 4, 16).unbind(0)
     for causal in (False, True):
-        found = _heads_first(on_cpu)(q, k, v, scale=0.3, causal=causal)
+        actual = _heads_first(on_cpu)(q, k, v, scale=0.3, causal=causal)
         expected = attention.reference(q, k, v, scale=0.3, causal=causal)
-        torch.testing.assert_close(found, expected)
-        assert found.is_contiguous()
+        torch.testing.assert_close(actual, expected)
+        assert actual.is_contiguous()
 
 
 @pytest.mark.usefixtures("exact_bf16")
@@ -100,8 +100,8 @@ def test_our_kernel_with_other_tiles(name):
         inputs = case.inputs()[:3]
         types = [Type.of(x) for x in inputs]
         assert kernel.rejects(*types, **case.options) is None
-        found = kernel.run(*inputs, **case.options)
-        assert largest_error("attention", found, inputs, case.options) <= TOLERANCE[BF16]
+        result = kernel.run(*inputs, **case.options)
+        assert largest_error("attention", result, inputs, case.options) <= TOLERANCE[BF16]
 
 
 def test_what_other_tiles_are_not_for():
@@ -129,8 +129,8 @@ def test_scores_that_are_computed_a_block_ahead(name):
         inputs = case.inputs()[:3]
         types = [Type.of(x) for x in inputs]
         assert kernel.rejects(*types, **case.options) is None
-        found = kernel.run(*inputs, **case.options)
-        assert largest_error("attention", found, inputs, case.options) <= TOLERANCE[BF16]
+        result = kernel.run(*inputs, **case.options)
+        assert largest_error("attention", result, inputs, case.options) <= TOLERANCE[BF16]
 
 
 def test_what_scores_ahead_are_not_for(monkeypatch):
@@ -140,6 +140,6 @@ def test_what_scores_ahead_are_not_for(monkeypatch):
     assert "causal" in str(kernel.rejects(*taken, scale=1.0, causal=True))
     assert "9 rows; it takes 128" in str(kernel.rejects(*kinds(keys=64), scale=1.0))
     assert kernel.rejects(*taken, scale=1.0) is None
-    for found, reason in ((8, "compute capability 9.0 alone"), (9, "None")):
-        monkeypatch.setattr(candidates, "_capability", lambda found=found: found)
+    for result, reason in ((8, "compute capability 9.0 alone"), (9, "None")):
+        monkeypatch.setattr(candidates, "_capability", lambda match=result: match)
         assert reason in str(kernel.rejects(*taken, scale=1.0))

@@ -12,10 +12,10 @@ import torch
 
 from mtmd.base.errors import DeviceError
 from mtmd.kernels.backends.vision_attention import choice as module
-from mtmd.kernels.backends.vision_attention import kept as kept_module
+from mtmd.kernels.backends.vision_attention import saved_measurements as saved_module
 from mtmd.kernels.backends.vision_attention.choice import OURS, AttentionChoice, class_of
-from mtmd.kernels.backends.vision_attention.kept import BYTES_MAX, Kept
 from mtmd.kernels.backends.vision_attention.measure import measure
+from mtmd.kernels.backends.vision_attention.saved_measurements import BYTES_MAX, Saved
 from mtmd.kernels.gpu.flash_attention.cases import TOLERANCE, largest_error
 from mtmd.kernels.graph import graph_input
 from mtmd.kernels.kernel import Kernel
@@ -46,7 +46,7 @@ class Clock:
     device = torch.device("cpu")
 
     def __init__(self, **ms):
-        self.ms, self.asked = {k.replace("_", " "): v for k, v in ms.items()}, []
+        self.ms, self.requested = {k.replace("_", " "): v for k, v in ms.items()}, []
         self.bytes, self.first_bytes = 0, None
 
     def kernels(self, **runs):
@@ -65,13 +65,13 @@ class Clock:
 
     def seconds(self, run):
         run()
-        self.asked.append(self.last)
+        self.requested.append(self.last)
         return self.ms[self.last] / 1e3
 
     def extra_bytes(self, run):
         run()
-        found, self.first_bytes = self.first_bytes or self.bytes, None
-        return found
+        result, self.first_bytes = self.first_bytes or self.bytes, None
+        return result
 
 
 def error(result, inputs, options):
@@ -85,7 +85,7 @@ def learn(choice, clock, nodes, ours=None):
 
 @pytest.fixture
 def every_size(monkeypatch):
-    monkeypatch.setattr(module, "LEAST_FLOPS", 0)
+    monkeypatch.setattr(module, "MIN_FLOPS", 0)
 
 
 @pytest.mark.usefixtures("every_size")
@@ -102,10 +102,10 @@ def test_the_fastest_runs(ms, chosen):
     clock = Clock(**ms)
     choice = AttentionChoice(candidates=clock.kernels(a=right, b=right))
     assert choice.way(node())[::2] == (OURS, "not measured")
-    found = learn(choice, clock, [node()])
-    assert choice.way(node()).name == found.classes[0].chosen == chosen
-    assert [t.ms for t in found.classes[0].measured.trials] == [ms["triton"], ms["a"], ms["b"]]
-    assert choice.learned is found and not found.unasked
+    result = learn(choice, clock, [node()])
+    assert choice.way(node()).name == result.classes[0].chosen == chosen
+    assert [t.ms for t in result.classes[0].measured.trials] == [ms["triton"], ms["a"], ms["b"]]
+    assert choice.learned is result and not result.unasked
     ran = choice.lower(node(), ours)(*torch.randn(3, 1, 300, 2, 16).unbind(0))
     assert ran.shape == (1, 300, 2, 16) and choice.used == {class_of(node()): chosen}
 
@@ -117,16 +117,20 @@ def test_forced():
     choice = AttentionChoice(candidates=candidates, setting="torch")
     assert choice.way(node())[::2] == ("torch a", "asked for, not measured")
     learn(choice, clock, [node()])
-    assert choice.way(node()).name == "torch b" and clock.asked == ["triton", "torch a", "torch b"]
+    assert choice.way(node()).name == "torch b" and clock.requested == [
+        "triton",
+        "torch a",
+        "torch b",
+    ]
     assert choice.way(node(bounds=True)).name == "torch b"  # these kernels refuse nothing
     choice.setting = "triton"
     assert choice.way(node())[::2] == (OURS, "not measured")
-    clock.asked.clear()
+    clock.requested.clear()
     learn(choice, clock, [node()])
-    assert choice.way(node()).name == "triton c" and clock.asked == ["triton", "triton c"]
+    assert choice.way(node()).name == "triton c" and clock.requested == ["triton", "triton c"]
     choice.setting = "auto"  # all that was tried is known together
     assert choice.way(node()).name == "triton c"
-    assert learn(choice, clock, [node()]).classes[0].kept and len(clock.asked) == 2
+    assert learn(choice, clock, [node()]).classes[0].kept and len(clock.requested) == 2
 
 
 def fails(*inputs, **options):  # noqa: ARG001
@@ -167,7 +171,7 @@ def test_who_is_refused_never_wins_and_says_why(run, words):
     choice = AttentionChoice(candidates=clock.kernels(a=run, b=right))
     trials = learn(choice, clock, [node()]).classes[0].measured.trials
     assert trials[1].ms is None and words in str(trials[1].refused)
-    assert choice.way(node()).name == "b" and "a" not in clock.asked
+    assert choice.way(node()).name == "b" and "a" not in clock.requested
 
 
 @pytest.mark.usefixtures("every_size")
@@ -209,20 +213,20 @@ def test_a_fault_of_the_device_ends_it():
 def test_rows_that_are_compared_stand_for_all(causal):
     """Of 300 rows every second is: of causal ones with the keys that it saw."""
     clock = Clock(triton=1.0)
-    found = measure(node(causal=causal), clock.kernels(triton=right), clock, error, 1e-5)
-    assert found.trials[0].ms == 1.0
+    result = measure(node(causal=causal), clock.kernels(triton=right), clock, error, 1e-5)
+    assert result.trials[0].ms == 1.0
 
 
 @pytest.mark.usefixtures("every_size")
 def test_a_class_is_measured_once_by_its_largest():
     clock = Clock(triton=2.0, a=1.0)
     choice = AttentionChoice(candidates=clock.kernels(a=right))
-    found = learn(choice, clock, [node(rows=n) for n in (257, 300, 290, 20)])
-    assert [c.measured.node for c in found.classes] == [
+    result = learn(choice, clock, [node(rows=n) for n in (257, 300, 290, 20)])
+    assert [c.measured.node for c in result.classes] == [
         "q fp32 [1, 300, 2, 16], k fp32 [1, 300, 2, 16]",
         "q fp32 [1, 20, 2, 16], k fp32 [1, 20, 2, 16]",
     ]
-    assert found.classes[0].shape == "fp32, 2 heads of 16, up to 1 x 512 rows over 512 keys"
+    assert result.classes[0].shape == "fp32, 2 heads of 16, up to 1 x 512 rows over 512 keys"
 
 
 def test_small_nodes_and_those_nobody_else_takes_are_ours():
@@ -232,8 +236,8 @@ def test_small_nodes_and_those_nobody_else_takes_are_ours():
     large = node(rows=4000, bounds=True)
     assert "bounds of its own" in choice.way(large).why and choice.workspace(large, 7) == 7
     assert choice.workspace(node(rows=4000), 7) > 4 * 2 * 4000
-    found = learn(choice, Clock(), [node(), node(), large])
-    assert not found.classes and [count for _, count in found.unasked] == [2, 1]
+    result = learn(choice, Clock(), [node(), node(), large])
+    assert not result.classes and [count for _, count in result.unasked] == [2, 1]
     choice.lower(large, ours)
     assert choice.used == {}
 
@@ -260,18 +264,18 @@ def test_one_that_fails_when_it_is_launched_is_not_asked_again(caplog):
 @pytest.mark.usefixtures("every_size")
 def test_what_was_measured_is_kept_for_the_same_card_and_versions(tmp_path):
     clock = Clock(triton=2.0, a=1.0)
-    first = AttentionChoice(Kept(lambda: CARD, tmp_path), clock.kernels(a=right, b=wrong))
+    first = AttentionChoice(Saved(lambda: CARD, tmp_path), clock.kernels(a=right, b=wrong))
     learn(first, clock, [node()])
-    again = AttentionChoice(Kept(lambda: CARD, tmp_path), clock.kernels(a=right, b=wrong))
+    again = AttentionChoice(Saved(lambda: CARD, tmp_path), clock.kernels(a=right, b=wrong))
     assert again.way(node()).name == "a"  # before any warm-up
-    clock.asked.clear()
-    found = learn(again, clock, [node(), node(rows=20)])
-    assert [c.kept for c in found.classes] == [True, False] and len(clock.asked) == 2
-    assert found.classes[0].measured == first.learned.classes[0].measured
-    other = AttentionChoice(Kept(lambda: {**CARD, "torch": "3"}, tmp_path), again.candidates)
+    clock.requested.clear()
+    result = learn(again, clock, [node(), node(rows=20)])
+    assert [c.kept for c in result.classes] == [True, False] and len(clock.requested) == 2
+    assert result.classes[0].measured == first.learned.classes[0].measured
+    other = AttentionChoice(Saved(lambda: {**CARD, "torch": "3"}, tmp_path), again.candidates)
     assert other.way(node()).name == OURS
     assert len(list(tmp_path.iterdir())) == 1
-    third = Kept(lambda: CARD, tmp_path)
+    third = Saved(lambda: CARD, tmp_path)
     assert third.get(str(class_of(node()))) and third.get(str(class_of(node(rows=20))))
 
 
@@ -282,23 +286,23 @@ def test_what_was_measured_is_kept_for_the_same_card_and_versions(tmp_path):
 def test_only_what_lasts_is_kept_for_good(run, is_lasting, tmp_path):
     """The next warm-up tries again what was refused for a shortage, or by a library's words."""
     clock = Clock(triton=2.0, a=1.0)
-    first = AttentionChoice(Kept(lambda: CARD, tmp_path), clock.kernels(a=run))
+    first = AttentionChoice(Saved(lambda: CARD, tmp_path), clock.kernels(a=run))
     learn(first, clock, [node()])
-    again = AttentionChoice(Kept(lambda: CARD, tmp_path), clock.kernels(a=right))
+    again = AttentionChoice(Saved(lambda: CARD, tmp_path), clock.kernels(a=right))
     assert again.way(node())[::2] == (OURS, "the others were refused when they were measured")
-    (found,) = learn(again, clock, [node()]).classes
-    assert (found.kept, found.chosen) == ((True, OURS) if is_lasting else (False, "a"))
-    third = AttentionChoice(Kept(lambda: CARD, tmp_path), clock.kernels(a=right))
-    assert third.way(node()).name == found.chosen
+    (result,) = learn(again, clock, [node()]).classes
+    assert (result.kept, result.chosen) == ((True, OURS) if is_lasting else (False, "a"))
+    third = AttentionChoice(Saved(lambda: CARD, tmp_path), clock.kernels(a=right))
+    assert third.way(node()).name == result.chosen
 
 
 @pytest.mark.usefixtures("every_size")
 def test_too_much_memory_is_tried_again(tmp_path):
     clock = Clock(triton=2.0, a=1.0)
     clock.bytes = 1 << 30
-    learn(AttentionChoice(Kept(lambda: CARD, tmp_path), clock.kernels(a=right)), clock, [node()])
+    learn(AttentionChoice(Saved(lambda: CARD, tmp_path), clock.kernels(a=right)), clock, [node()])
     clock.bytes = 0
-    again = AttentionChoice(Kept(lambda: CARD, tmp_path), clock.kernels(a=right))
+    again = AttentionChoice(Saved(lambda: CARD, tmp_path), clock.kernels(a=right))
     assert learn(again, clock, [node()]).classes[0].chosen == "a"
 
 
@@ -308,7 +312,7 @@ def test_what_plans_each_shape_is_asked_only_where_there_is_one_or_it_was_asked_
     candidates = clock.kernels(torch_cuDNN=right, torch_flash=right)
     choice = AttentionChoice(candidates=candidates)
     learn(choice, clock, [node()])
-    assert choice.way(node()).name == "torch flash" and "torch cuDNN" not in clock.asked
+    assert choice.way(node()).name == "torch flash" and "torch cuDNN" not in clock.requested
     assert "plans each shape anew" in choice.left_out()["torch cuDNN"]
     choice.one_shape = True
     assert learn(choice, clock, [node()]).classes[0].chosen == "torch cuDNN"
@@ -323,22 +327,24 @@ def test_what_plans_each_shape_is_asked_only_where_there_is_one_or_it_was_asked_
 def test_what_decides_how_kernels_are_called_and_measured_is_part_of_what_it_holds_for(
     file, monkeypatch
 ):
-    before, read = kept_module._source(), Path.read_bytes
+    before, read = saved_module._source(), Path.read_bytes
     monkeypatch.setattr(
         Path, "read_bytes", lambda self: read(self) + b"# changed" * (self.name == file)
     )
-    assert kept_module._source() != before
+    assert saved_module._source() != before
 
 
 def test_without_a_card_or_a_folder_nothing_is_kept(monkeypatch):
     def no_card():
         raise RuntimeError("no driver")
 
-    assert Kept(no_card).file is None and Kept(no_card).get("x") is None
-    monkeypatch.setattr("mtmd.kernels.backends.vision_attention.kept.cache_folder", lambda _: None)
-    kept = Kept(lambda: CARD)
-    kept.add("x", measure(node(), {}, Clock(), error, 1.0))
-    assert kept.file is None
+    assert Saved(no_card).file is None and Saved(no_card).get("x") is None
+    monkeypatch.setattr(
+        "mtmd.kernels.backends.vision_attention.saved_measurements.cache_folder", lambda _: None
+    )
+    saved = Saved(lambda: CARD)
+    saved.add("x", measure(node(), {}, Clock(), error, 1.0))
+    assert saved.file is None
 
 
 DAMAGED = {
@@ -360,12 +366,12 @@ DAMAGED = {
 @pytest.mark.parametrize("how", DAMAGED)
 def test_a_damaged_file_is_told_and_measured_anew(how, tmp_path, caplog):
     clock = Clock(triton=2.0, a=1.0)
-    learn(AttentionChoice(Kept(lambda: CARD, tmp_path), clock.kernels(a=right)), clock, [node()])
+    learn(AttentionChoice(Saved(lambda: CARD, tmp_path), clock.kernels(a=right)), clock, [node()])
     (file,) = tmp_path.iterdir()
     file.write_text(DAMAGED[how](file.read_text()), errors="surrogateescape")
-    clock.asked.clear()
-    choice = AttentionChoice(Kept(lambda: CARD, tmp_path), clock.kernels(a=right))
+    clock.requested.clear()
+    choice = AttentionChoice(Saved(lambda: CARD, tmp_path), clock.kernels(a=right))
     assert choice.way(node()).name == OURS and "measured anew" in caplog.text
     learn(choice, clock, [node()])
-    assert len(clock.asked) == 2
-    assert AttentionChoice(Kept(lambda: CARD, tmp_path), choice.candidates).way(node()).name == "a"
+    assert len(clock.requested) == 2
+    assert AttentionChoice(Saved(lambda: CARD, tmp_path), choice.candidates).way(node()).name == "a"

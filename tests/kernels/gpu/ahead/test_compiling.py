@@ -31,7 +31,7 @@ from mtmd.kernels.gpu.ahead.compilations import compilations
 from mtmd.kernels.gpu.ahead.compiling import compile_all
 from mtmd.kernels.gpu.compile import cache_key, disk_key, parse_target
 from mtmd.kernels.gpu.table import KERNELS
-from mtmd.kernels.gpu.triton_kernel import Placed
+from mtmd.kernels.gpu.triton_kernel import Located
 from mtmd.kernels.graph import Type
 
 HERE = SimpleNamespace(target="cuda:90", launchers=0)
@@ -46,11 +46,11 @@ class Driver:
     def launcher_cls(self, source, metadata):
         HERE.launchers += 1
 
-def placed(tensor):
+def located(tensor):
     if tensor is None:
         return None
     kind, size = Type.of(tensor), tensor.untyped_storage().nbytes()
-    return Placed(kind.shape, kind.dtype, kind.strides, tensor.data_ptr() % 16 == 0, size)
+    return Located(kind.shape, kind.dtype, kind.strides, tensor.data_ptr() % 16 == 0, size)
 
 def forget():
     # what was launched before
@@ -63,10 +63,10 @@ driver.set_active(Driver())
 launching.threads_of_a_warp = lambda device: parse_target(HERE.target).warp_size
 launching.is_nvidia = lambda device: HERE.target.startswith("cuda")
 compile_for_launch = JITFunction._do_compile
-asked, out = [], {"differ": [], "launches": {}, "limited": 0, "tiled": []}
+requested, out = [], {"differ": [], "launches": {}, "limited": 0, "tiled": []}
 
 def note(self, key, signature, device, constants, options, attributes, warmup):
-    asked.append((self.ASTSource(self, signature, constants, attributes).hash(), options.hash()))
+    requested.append((self.ASTSource(self, signature, constants, attributes).hash(), options.hash()))
 
 JITFunction._do_compile = note
 for HERE.target in ("cuda:90", "hip:gfx942"):
@@ -74,23 +74,23 @@ for HERE.target in ("cuda:90", "hip:gfx942"):
         for kernel in (entry.load() for entry in entries):
             for case in kernel.cases:
                 inputs = case.inputs()
-                asked.clear()
+                requested.clear()
                 forget()
                 kernel.run(*inputs, **case.options)
-                programs = kernel.launched(*map(placed, inputs), **case.options)
-                if asked != [cache_key(HERE.target, program) for program in programs]:
+                programs = kernel.launched(*map(located, inputs), **case.options)
+                if requested != [cache_key(HERE.target, program) for program in programs]:
                     out["differ"].append(f"{HERE.target} {op} {case}")
-                out["launches"][op] = out["launches"].get(op, 0) + len(asked)
+                out["launches"][op] = out["launches"].get(op, 0) + len(requested)
                 out["limited"] += sum(p.call.registers is not None for p in programs)
     for name, kernel in tiled(HERE.target).items():
         whole = torch.zeros(1, 200, 3 * 2 * 72, dtype=torch.bfloat16)
         parts = [part.unflatten(2, (2, 72)) for part in whole.chunk(3, 2)]
         for inputs in (parts, [part.contiguous() for part in parts]):
-            asked.clear()
+            requested.clear()
             forget()
             kernel.run(*inputs, None, None, scale=0.1)
-            programs = kernel.programs(*map(placed, inputs), None, None, scale=0.1)
-            if not asked or asked != [cache_key(HERE.target, program) for program in programs]:
+            programs = kernel.programs(*map(located, inputs), None, None, scale=0.1)
+            if not requested or requested != [cache_key(HERE.target, program) for program in programs]:
                 out["differ"].append(f"{HERE.target} {name}")
             out["tiled"].append(name)
 
@@ -122,9 +122,9 @@ JITFunction._do_compile = then_stop
 triton.knobs.cache.dir = str(other)
 out["installed"] = [saved.install(saved.read_saved(kept, "cuda:90")) for _ in "12"]
 before = compilations().from_cache
-found = launch()
+result = launch()
 out["keys"] = [disk_key("cuda:90", program)] == list(saved.read_saved(kept, "cuda:90").programs)
-out["launched"] = [found[0], found[1], found[2] - before]
+out["launched"] = [result[0], result[1], result[2] - before]
 next(other.glob("*/*.cubin")).write_bytes(b"torn")
 out["mended"] = saved.install(saved.read_saved(kept, "cuda:90"))
 triton.knobs.cache.dir = str(Path(sys.argv[1]) / "empty")
@@ -145,7 +145,7 @@ print(json.dumps(out))
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict:
+def reported(tmp_path_factory: pytest.TempPathFactory) -> dict:
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     folder = tmp_path_factory.mktemp("ahead")
     done = subprocess.run(
@@ -160,36 +160,38 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict:
     return {**json.loads(done.stdout), "log": done.stderr}
 
 
-def test_what_is_compiled_ahead_is_what_every_launch_of_a_run_asks_for(told: dict) -> None:
+def test_what_is_compiled_ahead_is_what_every_launch_of_a_run_asks_for(reported: dict) -> None:
     """By Triton's keys of source and options, in order, for each kernel's cases."""
-    assert told["differ"] == []
-    assert set(told["launches"]) == set(KERNELS) and all(told["launches"].values())
+    assert reported["differ"] == []
+    assert set(reported["launches"]) == set(KERNELS) and all(reported["launches"].values())
     names = {*TILES, *CARRIED}
-    assert len(told["tiled"]) == 2 * (len(names) + len(TILES)) and set(told["tiled"]) == names
-    assert told["limited"], "in registers of a thread: an option that NVIDIA alone has"
+    assert (
+        len(reported["tiled"]) == 2 * (len(names) + len(TILES)) and set(reported["tiled"]) == names
+    )
+    assert reported["limited"], "in registers of a thread: an option that NVIDIA alone has"
 
 
-def test_programs_are_compiled_once_with_their_launchers_and_saved(told: dict) -> None:
-    programs, steps, text, launchers = told["saved"]
+def test_programs_are_compiled_once_with_their_launchers_and_saved(reported: dict) -> None:
+    programs, steps, text, launchers = reported["saved"]
     assert programs == 1 and steps == [[1, 1]], "it was named twice"
     assert "1 programs of demo model for cuda:90" in text and "not run" in text
     assert launchers == 1, "on the device that is here a first launch has nothing left to make"
-    assert told["again"] == [1, 1, 0]
+    assert reported["again"] == [1, 1, 0]
 
 
-def test_a_launch_finds_what_was_saved_elsewhere(told: dict) -> None:
-    assert told["installed"] == [1, 0], "the second time it is there"
-    assert told["launched"] == [told["again"][1], 0, 1], "nothing compiled, one read"
-    assert told["mended"] == 1 and told["keys"], "the name on disk is foreseen, too"
+def test_a_launch_finds_what_was_saved_elsewhere(reported: dict) -> None:
+    assert reported["installed"] == [1, 0], "the second time it is there"
+    assert reported["launched"] == [reported["again"][1], 0, 1], "nothing compiled, one read"
+    assert reported["mended"] == 1 and reported["keys"], "the name on disk is foreseen, too"
 
 
-def test_other_tools_and_variables_are_refused(told: dict) -> None:
+def test_other_tools_and_variables_are_refused(reported: dict) -> None:
     """With them no launch would look where the programs lie."""
-    variables, tools = told["refused"]
+    variables, tools = reported["refused"]
     assert "DISABLE_LLVM_OPT" in variables and "set the same" in variables
     assert "another version of the tools" in tools
 
 
-def test_what_is_compiled_as_it_is_launched_is_counted_and_told(told: dict) -> None:
-    assert told["late"] == [told["again"][1] + 1, 1]
-    assert "compiled the GPU program gated_kernel in" in told["log"]
+def test_what_is_compiled_as_it_is_launched_is_counted_and_told(reported: dict) -> None:
+    assert reported["late"] == [reported["again"][1] + 1, 1]
+    assert "compiled the GPU program gated_kernel in" in reported["log"]

@@ -57,9 +57,9 @@ def program(folder: Path, key: str = KEY, **files: Any) -> None:
 
 
 def test_what_was_saved_is_read(folder: Path) -> None:
-    found = saved.read_saved(folder, "cuda:90")
-    assert found.model == "a model"
-    assert found.programs == {KEY: {"k.cubin": b"code", "k.json": noted(KEY)}}
+    result = saved.read_saved(folder, "cuda:90")
+    assert result.model == "a model"
+    assert result.programs == {KEY: {"k.cubin": b"code", "k.json": noted(KEY)}}
 
 
 WRONG = {
@@ -97,9 +97,9 @@ WRONG = {
 def test_what_is_wrong_is_told_in_a_line(folder: Path, name: str) -> None:
     spoil, words = WRONG[name]
     spoil(folder)
-    with pytest.raises(OptionError) as told:
+    with pytest.raises(OptionError) as reported:
         saved.read_saved(folder, "cuda:90")
-    assert words in str(told.value) and "\n" not in str(told.value)
+    assert words in str(reported.value) and "\n" not in str(reported.value)
 
 
 def test_a_program_under_the_name_of_another_is_refused(folder: Path) -> None:
@@ -166,7 +166,7 @@ def test_programs_that_changed_are_exchanged(folder: Path, tmp_path: Path) -> No
 
 def test_what_a_killed_save_left_is_no_hindrance(folder: Path, tmp_path: Path) -> None:
     (folder / saved.MANIFEST).unlink()
-    (folder / saved.ASIDE / "ef").mkdir(parents=True)
+    (folder / saved.TEMPORARY / "ef").mkdir(parents=True)
     saved.save(folder, "cuda:90", "a model", "0", [compiled(tmp_path)])
     assert sorted(path.name for path in folder.iterdir()) == [KEY, saved.MANIFEST]
 

@@ -50,8 +50,8 @@ def parameter(name: str, *shape: int) -> Node:
 
 def value(name: str, *shape: int, dtype: torch.dtype = torch.float32, **facts: Any) -> Node:
     rng = torch.Generator().manual_seed(len(name) + sum(shape))
-    held = torch.randn(shape, generator=rng).to(dtype)
-    return graph_input(name, shape, dtype, lambda _: held, **facts)
+    stored = torch.randn(shape, generator=rng).to(dtype)
+    return graph_input(name, shape, dtype, lambda _: stored, **facts)
 
 
 def given(name: str, tensor: torch.Tensor, **facts: Any) -> Node:
@@ -66,8 +66,8 @@ def ops_of(plan: Plan) -> Counter[str]:
 def compared(*outputs: Node) -> Plan:
     """The plan with rewriting, once it has been seen to compute what the one without does."""
     plans = [make_plan(outputs, [b, Reference()]) for b in (StandIn(), Reference())]
-    found, expected = (Executor(plan, Residency()).run(None) for plan in plans)
-    for a, b in zip(found, expected, strict=True):
+    actual, expected = (Executor(plan, Residency()).run(None) for plan in plans)
+    for a, b in zip(actual, expected, strict=True):
         assert Type.of(a).shape == b.shape and torch.allclose(a, b, atol=1e-5)
     graph = rewritten(outputs, RULES, StandIn(), ())
     assert list(graph.nodes) == toposort(*graph.outputs)
@@ -123,17 +123,17 @@ def test_attention_reads_pages_and_turns_what_it_reads():
 @pytest.mark.parametrize("norms", [False, True])
 def test_keys_that_do_not_turn_are_stored_as_they_are(norms: bool):
     _, attention = cached(turned=False, norms=norms)
-    found = ops_of(compared(attention))
-    assert found.pop("rms_norm", 0) == 2 * norms
-    assert found == {"paged_attention": 1, "kv_store": 1}
+    result = ops_of(compared(attention))
+    assert result.pop("rms_norm", 0) == 2 * norms
+    assert result == {"paged_attention": 1, "kv_store": 1}
 
 
 def test_keys_that_are_read_elsewhere_are_gathered():
     _, attention = cached()
     keys = attention.inputs[1]
     assert keys is not None
-    found = ops_of(compared(attention, keys))
-    assert found["gather_pages"] == 1 and found["paged_attention"] == 1
+    result = ops_of(compared(attention, keys))
+    assert result["gather_pages"] == 1 and result["paged_attention"] == 1
 
 
 def test_nothing_is_known_of_a_table_without_starts():
@@ -201,17 +201,17 @@ def test_heads_next_to_each_other_are_turned_in_their_product(shape: tuple[int, 
     assert next(s for s in plan.steps if s.node.op == "rope_columns").in_place
     turned = made[0].inputs[0]
     assert turned is not None
-    for kept in (product, turned):
-        found = ops_of(compared(*made, kept))
-        assert found == {"matmul": 1, "rope": 2, "scale": 3}
+    for saved in (product, turned):
+        result = ops_of(compared(*made, saved))
+        assert result == {"matmul": 1, "rope": 2, "scale": 3}
     read = ops.scale(product, factor=3.0, name="all of it")
     assert ops_of(compared(*made, read)) == {"matmul": 1, "rope": 2, "scale": 4}
-    table, places = angles(), {"q": 0, "w": H + G}  # with a gap between them
-    apart = [
+    table, locations = angles(), {"q": 0, "w": H + G}  # with a gap between them
+    separate = [
         ops.scale(ops.rope(heads_of(product, at, G, n), table, name=n), factor=2.0, name=f"{n}.3")
-        for n, at in places.items()
+        for n, at in locations.items()
     ]
-    assert ops_of(compared(*apart)) == {"matmul": 1, "rope": 2, "scale": 2}
+    assert ops_of(compared(*separate)) == {"matmul": 1, "rope": 2, "scale": 2}
 
 
 def test_heads_next_to_each_other_are_brought_to_length_one_together():
@@ -260,8 +260,8 @@ def gated_heads(dtype: torch.dtype) -> tuple[Node, Node]:
 def test_the_norm_of_heads_and_their_gate(dtype: torch.dtype):
     norm, made = gated_heads(dtype)
     assert ops_of(compared(made)) == {"gated_norm": 1}
-    kept = {"rms_norm": 1, "silu_mul": 1} | ({"cast": 1} if dtype != torch.float32 else {})
-    assert ops_of(compared(made, norm)) == kept
+    saved = {"rms_norm": 1, "silu_mul": 1} | ({"cast": 1} if dtype != torch.float32 else {})
+    assert ops_of(compared(made, norm)) == saved
 
 
 @pytest.mark.parametrize("wide", [False, True], ids=["a row", "each value"])
@@ -304,8 +304,8 @@ def delta_layer(cast: bool) -> tuple[Node, Node]:
 def test_the_gates_of_the_delta_rule(cast: bool):
     decay, made = delta_layer(cast)
     assert ops_of(compared(made)) == {"delta_gates": 1, "gated_delta": 1}
-    found = ops_of(compared(made, decay))
-    assert found["softplus"] == 1 and "delta_gates" not in found
+    result = ops_of(compared(made, decay))
+    assert result["softplus"] == 1 and "delta_gates" not in result
 
 
 def test_a_norm_that_is_read_twice_stays():
@@ -346,13 +346,13 @@ def test_a_weight_of_two_products_stays():
 def test_a_joint_weight_is_held_once():
     """Also where a plan that does not join read its parts before, or comes later."""
     nodes, device = products(True, (16, 8)), StandIn()
-    joint, apart = (make_plan(nodes, [device], (), overwrite) for overwrite in (True, False))
-    assert ops_of(joint) == {"matmul": 1} and ops_of(apart) == {"matmul": 2}
-    for order in ((joint, apart), (apart, joint)):
+    joint, separate = (make_plan(nodes, [device], (), overwrite) for overwrite in (True, False))
+    assert ops_of(joint) == {"matmul": 1} and ops_of(separate) == {"matmul": 2}
+    for order in ((joint, separate), (separate, joint)):
         residency = Residency()
         executors = [Executor(plan, residency) for plan in order]
-        found = [e.run(None) for e in executors]
-        assert all(torch.allclose(a, b) for a, b in zip(*found, strict=True))
+        result = [e.run(None) for e in executors]
+        assert all(torch.allclose(a, b) for a, b in zip(*result, strict=True))
         storages = {
             t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
             for e in executors
@@ -451,9 +451,9 @@ def test_what_a_device_refuses_is_not_put_into_something_else(rule: str):
     _, attention = cached()
     backend = Limited(StandIn(), [rule])
     plan = make_plan([attention], [backend, StandIn(), Reference()])
-    (found,) = Executor(plan, Residency()).run(None)
+    (actual,) = Executor(plan, Residency()).run(None)
     (expected,) = Executor(make_plan([attention], [Reference()]), Residency()).run(None)
-    assert torch.allclose(found, expected, atol=1e-5)
+    assert torch.allclose(actual, expected, atol=1e-5)
     assert ("paged_attention" in ops_of(plan)) == (rule == "rope")
     if rule == "rope":
         assert ops_of(plan)["rope"] == 2
@@ -472,5 +472,5 @@ def test_what_an_override_names_stays(pattern: str):
 
 def test_a_plan_for_looking_on_is_not_rewritten():
     _, attention = cached()
-    found = make_plan([attention], [StandIn()], overwrite=False)
-    assert {n.op for n in (s.node for s in found.steps)} >= {"attention", "gather_pages", "rope"}
+    result = make_plan([attention], [StandIn()], overwrite=False)
+    assert {n.op for n in (s.node for s in result.steps)} >= {"attention", "gather_pages", "rope"}

@@ -17,12 +17,12 @@ from forking import forked
 from priorities import behind, priority
 from processes import children
 
+from mtmd.base.cancellation import cancel_if
 from mtmd.base.errors import LeftError, MtmdError
 from mtmd.base.isolation import fork_server as module
 from mtmd.base.isolation.fork_server import ForkServer, Reason, Worker, WorkerFailed
 from mtmd.base.isolation.limits import NICE, NICEST, Limits
 from mtmd.base.turns import work_for
-from mtmd.base.wanted import wanted_unless
 
 LIMITS = Limits(1, 64 << 20)
 SUPPORT = Path(__file__).parents[3] / "support"
@@ -115,13 +115,13 @@ def test_the_limits_are_those_of_the_job(server: ForkServer) -> None:
 def test_a_worker_ends_when_who_asked_has_left(server: ForkServer) -> None:
     number = pid(server)
     looks = iter([False, False, True])
-    wanted_unless(lambda: next(looks))
+    cancel_if(lambda: next(looks))
     try:
         with pytest.raises(LeftError), server.job(Limits(60, 64 << 20)) as worker:
             worker.send(b"burn")
             worker.receive()
     finally:
-        wanted_unless(None)
+        cancel_if(None)
     until(lambda: ended(number))
     assert next(looks, None) is None
     assert ask(server, b"still here") == b"still here"
@@ -135,13 +135,13 @@ def test_what_a_worker_says_has_a_limit(server: ForkServer) -> None:
 
 def test_who_takes_long_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PATIENCE_S", 0.05)
-    server, found = ForkServer("isolated_work", at_once=1), list[Reason]()
+    server, result = ForkServer("isolated_work", at_once=1), list[Reason]()
 
     def burn() -> None:
         try:
             ask(server, b"burn", Limits(3, 64 << 20))
         except WorkerFailed as error:
-            found.append(error.reason)
+            result.append(error.reason)
 
     assert ask(server, b"warm") == b"warm"
     burners = [threading.Thread(target=burn) for _ in range(2)]
@@ -149,12 +149,12 @@ def test_who_takes_long_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) ->
         thread.start()
     for n in range(20):
         assert ask(server, b"%d" % n) == b"%d" % n
-    assert found == []  # they burn yet
+    assert result == []  # they burn yet
     for worker in children(server.pid or 0):
         os.kill(worker, signal.SIGKILL)
     for thread in burners:
         thread.join()
-    assert found == [Reason.MEMORY] * 2  # as if the system had ended them
+    assert result == [Reason.MEMORY] * 2  # as if the system had ended them
     server.close()
 
 
@@ -221,13 +221,13 @@ def test_an_idle_worker_that_was_ended_is_replaced(server: ForkServer) -> None:
 
 def test_nothing_is_left_behind(server: ForkServer) -> None:
     ask(server, b"warm")
-    before, found = files(), 0
+    before, result = files(), 0
     for n in range(40):
         try:
             ask(server, (b"fine", b"fault", b"panic", b"abort")[n % 4])
         except WorkerFailed:
-            found += 1
-    assert found == 30
+            result += 1
+    assert result == 30
     assert files() <= before + 1
     until(lambda: len(children(server.pid or 0)) <= 1)  # the one that waits for work
 
@@ -295,6 +295,6 @@ def test_one_that_cannot_prepare_itself_is_an_error_that_passes() -> None:
 def test_a_forked_child_has_workers_of_its_own(server: ForkServer) -> None:
     worker = pid(server)  # and it waits for the next job
     assert server._idle
-    told = forked(lambda: (pid(server), server.close())[0])
-    assert int(told) != worker
+    reported = forked(lambda: (pid(server), server.close())[0])
+    assert int(reported) != worker
     assert pid(server) == worker, "the parent's goes on"

@@ -24,7 +24,7 @@ LONG_S = 120.0
 class Job:
     slot: worker_slots.Job
     left_s: float
-    asked_s: float
+    requested_s: float
     had_s: float = 0.0
 
 
@@ -84,10 +84,10 @@ class Machine:
         """That a visitor waits for a job of `work_s`."""
         job = self.ask("visitor", work_s)
         while job not in self.ended:
-            assert job not in self.given_up and self.now - job.asked_s < 1000
+            assert job not in self.given_up and self.now - job.requested_s < 1000
             self.keep_busy(owners, each)
             self.step()
-        return self.now - job.asked_s
+        return self.now - job.requested_s
 
 
 @pytest.mark.parametrize("owners", [1, 2, 3, 8, 20])
@@ -107,8 +107,8 @@ def test_who_asks_for_more_has_his_part_from_the_beginning(owners: int) -> None:
     machine.run(owners, 60)
     share = min(1.0, LONG_JOBS / (owners + 1))
     for _ in range(3):
-        most = 10 / share + 2 * SLICE_S + PATIENCE_S * owners
-        assert machine.seconds_of(10, owners) <= most
+        maximum = 10 / share + 2 * SLICE_S + PATIENCE_S * owners
+        assert machine.seconds_of(10, owners) <= maximum
         machine.run(owners, 10)
     assert all(job.slot.owner != "visitor" for job in machine.given_up)
 

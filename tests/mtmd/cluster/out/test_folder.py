@@ -21,12 +21,12 @@ def memory() -> Iterator[Any]:
     fs.rm("/bucket", recursive=True)
 
 
-@pytest.mark.parametrize("place", ("memory://bucket/out.jsonl", "tmp"))
+@pytest.mark.parametrize("location", ("memory://bucket/out.jsonl", "tmp"))
 def test_a_file_is_there_whole_and_stays_as_it_was_first(
-    place: str, memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    location: str, memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory.pipe_file("/bucket/x", b"")
-    folder = Folder(place if "://" in place else str(tmp_path / "out.jsonl"))
+    folder = Folder(location if "://" in location else str(tmp_path / "out.jsonl"))
     assert folder.names() == set()
     folder.make()
     assert folder.write("part-000000.jsonl", b"one")
@@ -50,17 +50,17 @@ class Store:
 
     def __init__(self, words: Exception | None):
         self.objects: dict[str, bytes] = {}
-        self.words, self.asked = words, list[str]()
+        self.words, self.requested = words, list[str]()
 
     def exists(self, path: str) -> bool:
         """Not what was written after somebody began to write."""
-        return path in self.objects and len(self.asked) > 1
+        return path in self.objects and len(self.requested) > 1
 
     def invalidate_cache(self) -> None:
         pass
 
     def pipe_file(self, path: str, data: bytes, mode: str = "overwrite") -> None:
-        self.asked.append(mode)
+        self.requested.append(mode)
         if mode == "create" and path in self.objects and self.words is not None:
             raise self.words
         self.objects[path] = data
@@ -82,7 +82,7 @@ def test_an_object_is_written_once_whoever_else_writes(
     monkeypatch.setattr(folders, "file_system", lambda _: (store, "bucket/out"))
     one, two = Folder("s3://bucket/out"), Folder("s3://bucket/out")
     assert one.write("_plan", b"one") and not two.write("_plan", b"two")
-    assert two.read("_plan") == b"one" and store.asked == ["create", "create"]
+    assert two.read("_plan") == b"one" and store.requested == ["create", "create"]
 
 
 def test_what_file_systems_raise_is_an_os_error(monkeypatch: pytest.MonkeyPatch) -> None:

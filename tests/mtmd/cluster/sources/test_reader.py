@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from mtmd.base.errors import ImageError
-from mtmd.cluster import places
+from mtmd.cluster import locations as locations
+from mtmd.cluster.locations import identity, named_by, reason_text, without_secrets
 from mtmd.cluster.manifest import Item
-from mtmd.cluster.places import identity, named_by, told_reason, without_secrets
 from mtmd.cluster.sources import reader as readers
 from mtmd.cluster.sources.find import Columns, find
 from mtmd.cluster.sources.listing import list_shard
@@ -33,9 +33,9 @@ def memory() -> Iterator[Any]:
     fs.rm("/bucket", recursive=True)
 
 
-def table_of(place: Path, **columns: list[Any]) -> list[Item]:
-    pq.write_table(pa.table(columns), place)
-    return [*list_shard((str(place), ""), Columns())]
+def table_of(location: Path, **columns: list[Any]) -> list[Item]:
+    pq.write_table(pa.table(columns), location)
+    return [*list_shard((str(location), ""), Columns())]
 
 
 @pytest.mark.parametrize("value", ("../secret.png", "{}/secret.png", "file://{}/secret.png"))
@@ -56,7 +56,7 @@ S3, WEB, HERE = (
 
 
 @pytest.mark.parametrize(
-    ("table", "value", "found"),
+    ("table", "value", "result"),
     (
         (HERE, "deep/../a.png", "/sets/deep/../a.png"),
         (HERE, "/sets/a.png", "/sets/a.png"),
@@ -83,12 +83,12 @@ S3, WEB, HERE = (
         ("sftp://me@host/t.parquet", "sftp://me@other/a.png", None),
     ),
 )
-def test_what_a_table_may_name(table: str, value: str, found: str | None) -> None:
-    if found is None:
+def test_what_a_table_may_name(table: str, value: str, result: str | None) -> None:
+    if result is None:
         with pytest.raises(ImageError, match="outside of its folder"):
             named_by(table, value, False)
     else:
-        assert named_by(table, value, False) == found
+        assert named_by(table, value, False) == result
     assert named_by(table, value, True)
 
 
@@ -105,8 +105,8 @@ def test_nobody_waits_for_a_pipe(tmp_path: Path) -> None:
 def test_what_is_a_video_its_first_bytes_say(
     memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(readers, "PICTURE_MOST", 100)
-    monkeypatch.setattr(readers, "VIDEO_MOST", 1000)
+    monkeypatch.setattr(readers, "PICTURE_MAX", 100)
+    monkeypatch.setattr(readers, "VIDEO_MAX", 1000)
     film, picture = MP4 + bytes(500), b"\x89PNG\r\n\x1a\n" + bytes(500)
     (tmp_path / "film").write_bytes(film)
     (tmp_path / "picture.mp4").write_bytes(picture)
@@ -134,19 +134,19 @@ def test_nobody_reads_a_row_while_a_large_one_waits_for_room(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else each thread would have one in memory."""
-    monkeypatch.setattr(readers, "PICTURE_MOST", 100)
-    monkeypatch.setattr(readers, "VIDEO_MOST", 1000)
-    films, place = [MP4 + bytes([n]) * 900 for n in range(3)], tmp_path / "t.parquet"
+    monkeypatch.setattr(readers, "PICTURE_MAX", 100)
+    monkeypatch.setattr(readers, "VIDEO_MAX", 1000)
+    films, location = [MP4 + bytes([n]) * 900 for n in range(3)], tmp_path / "t.parquet"
     cells = pa.array([{"bytes": f, "path": None} for f in films] if kind == "struct" else films)
     cells = cells.dictionary_encode() if kind == "dictionary" else cells
-    pq.write_table(pa.table({"key": ["a", "b", "c"], "image": cells}), place)
+    pq.write_table(pa.table({"key": ["a", "b", "c"], "image": cells}), location)
     columns = Columns("image", "key")
-    items, reader = [*list_shard((str(place), ""), columns)], Reader(columns)
-    found = dict[int, bytes]()
+    items, reader = [*list_shard((str(location), ""), columns)], Reader(columns)
+    result = dict[int, bytes]()
     with reader.holding() as read:
         assert read(items[0])[1] == films[0]
         threads = [
-            threading.Thread(target=lambda n=n: found.update({n: reader.read(items[n])[1]}))
+            threading.Thread(target=lambda n=n: result.update({n: reader.read(items[n])[1]}))
             for n in (1, 2)
         ]
         for thread in threads:
@@ -156,17 +156,17 @@ def test_nobody_reads_a_row_while_a_large_one_waits_for_room(
             time.sleep(0.001)
         if is_free := reader._lock.acquire(timeout=0.2):
             reader._lock.release()
-        assert not is_free and not found
+        assert not is_free and not result
     for thread in threads:
         thread.join(60)
-    assert found == {1: films[1], 2: films[2]}
+    assert result == {1: films[1], 2: films[2]}
 
 
 def test_large_videos_are_held_one_after_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(readers, "PICTURE_MOST", 100)
-    monkeypatch.setattr(readers, "VIDEO_MOST", 1000)
+    monkeypatch.setattr(readers, "PICTURE_MAX", 100)
+    monkeypatch.setattr(readers, "VIDEO_MAX", 1000)
     (tmp_path / "film").write_bytes(MP4 + bytes(900))
     (tmp_path / "small").write_bytes(bytes(50))
     film, small = (Item(n, n, "file", f"file://{tmp_path}/{n}") for n in ("film", "small"))
@@ -191,8 +191,8 @@ def test_secrets_of_addresses_stand_in_no_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = SIGNED.replace("p.png", "s.tar")
-    (item,) = (found := find([SIGNED, other], (), "/out")).files
-    assert item.source == SIGNED and found.shards == (other,)
+    (item,) = (result := find([SIGNED, other], (), "/out")).files
+    assert item.source == SIGNED and result.shards == (other,)
     assert item.name == "https://host/a/p.png" and item.id == identity(SIGNED)
     assert item.id.startswith("https://host/a/p.png?") and len(item.id) == len(item.name) + 17
     assert identity(SIGNED) != identity(SIGNED + "0")
@@ -204,14 +204,14 @@ def test_secrets_of_addresses_stand_in_no_row(
 
             return refused
 
-    monkeypatch.setattr(places, "file_system", lambda _: (Far(), SIGNED))
+    monkeypatch.setattr(locations, "file_system", lambda _: (Far(), SIGNED))
     (shard,) = list_shard((other, ""), Columns())
     (cell,) = table_of(tmp_path / "t.parquet", image=[SIGNED])
     for one in (item, shard, cell):
-        with pytest.raises(ImageError) as told:
+        with pytest.raises(ImageError) as reported:
             Reader(Columns(anywhere=True)).read(one)
-        words = f"{one.id} {one.name} {told.value}"
-        assert "host/a" in str(told.value) and "5ec2e7" not in words and "pass" not in words
+        words = f"{one.id} {one.name} {reported.value}"
+        assert "host/a" in str(reported.value) and "5ec2e7" not in words and "pass" not in words
 
 
 @pytest.mark.parametrize(
@@ -231,16 +231,16 @@ def test_what_is_shown_of_an_address(address: str, shown: str) -> None:
     assert identity(address).startswith(shown) and (identity(address) == shown) == (
         address == shown
     )
-    assert told_reason(ValueError(f"no {address}"), address) == f"no {shown}"
+    assert reason_text(ValueError(f"no {address}"), address) == f"no {shown}"
 
 
 def test_files_of_which_nothing_is_known_are_listed_again(
     memory: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory.pipe_file("/bucket/t.parquet", b"x")
-    before = places.stamp_of("memory://bucket/t.parquet")
-    assert before and before == places.stamp_of("memory://bucket/t.parquet")
+    before = locations.stamp_of("memory://bucket/t.parquet")
+    assert before and before == locations.stamp_of("memory://bucket/t.parquet")
     memory.pipe_file("/bucket/t.parquet", b"xy")
-    assert before != places.stamp_of("memory://bucket/t.parquet")
+    assert before != locations.stamp_of("memory://bucket/t.parquet")
     monkeypatch.setattr(type(memory), "info", lambda *_, **__: {"size": None, "type": "file"})
-    assert places.stamp_of("memory://bucket/t.parquet") == ""
+    assert locations.stamp_of("memory://bucket/t.parquet") == ""

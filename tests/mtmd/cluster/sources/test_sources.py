@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from mtmd.base.errors import ImageError, OptionError
-from mtmd.cluster import places
+from mtmd.cluster import locations as locations
+from mtmd.cluster.locations import as_text, full_name, identity, is_address
 from mtmd.cluster.manifest import Item
-from mtmd.cluster.places import as_text, full_name, identity, is_address
 from mtmd.cluster.sources import reader as readers
 from mtmd.cluster.sources.find import Columns, find
 from mtmd.cluster.sources.listing import list_shard
@@ -63,35 +63,35 @@ def test_folders_patterns_lists_and_addresses(memory: Any, tmp_path: Path) -> No
     listed = tmp_path / "list"
     listed.write_text(f"{tmp_path}/a.png\nmemory://bucket/x/9.png\n")
 
-    def found(*words: object) -> tuple[list[str], list[str]]:
+    def match(*words: object) -> tuple[list[str], list[str]]:
         result = find([str(word) for word in words], (), full_name(str(out)))
         return [item.id for item in result.files], list(result.shards)
 
     t = str(tmp_path)
-    assert found(t) == ([f"{t}/a.png", f"{t}/deep/b.JPG"], [f"{t}/deep/c.tar", f"{t}/t.parquet"])
-    assert found(f"file://{t}/a.png", tmp_path / "a.png") == ([f"{t}/a.png"], [])
-    assert found("memory://bucket/x") == (
+    assert match(t) == ([f"{t}/a.png", f"{t}/deep/b.JPG"], [f"{t}/deep/c.tar", f"{t}/t.parquet"])
+    assert match(f"file://{t}/a.png", tmp_path / "a.png") == ([f"{t}/a.png"], [])
+    assert match("memory://bucket/x") == (
         ["memory://bucket/x/1.png", "memory://bucket/x/y/2.jpg"],
         ["memory://bucket/x/5.tar"],
     )
-    assert found("memory://bucket/x/*.png")[0] == ["memory://bucket/x/1.png"]
-    assert found("https://host/p.png?size=1") == ([identity("https://host/p.png?size=1")], [])
-    assert found("https://host/s.tar?size=1") == ([], ["https://host/s.tar?size=1"])
+    assert match("memory://bucket/x/*.png")[0] == ["memory://bucket/x/1.png"]
+    assert match("https://host/p.png?size=1") == ([identity("https://host/p.png?size=1")], [])
+    assert match("https://host/s.tar?size=1") == ([], ["https://host/s.tar?size=1"])
     result = find([], [str(listed)], "/out")
     assert [item.id for item in result.files] == [f"{t}/a.png", "memory://bucket/x/9.png"]
     assert find([t], (), "/out").skipped == {".txt": 1, "": 1}
-    for word, told in (
+    for word, reported in (
         ("memory://bucket/none/*.png", "found no file there"),
         (tmp_path / "none" / "*.png", "no file that fits"),
         ("other://bucket/x", "an address that fsspec does not know"),
     ):
-        with pytest.raises(OptionError, match=told):
-            found(word)
+        with pytest.raises(OptionError, match=reported):
+            match(word)
     with pytest.raises(OptionError, match="no picture was named"):
-        found()
+        match()
     (tmp_path / "shard.tar.gz").write_bytes(b"x")
     with pytest.raises(OptionError, match=r"a compressed tar file, expected \.tar"):
-        found(tmp_path / "shard.tar.gz")
+        match(tmp_path / "shard.tar.gz")
 
 
 def test_data_urls_are_pictures_too(tmp_path: Path) -> None:
@@ -129,8 +129,8 @@ def test_a_host_stays_in_the_addresses_of_a_folder(monkeypatch: pytest.MonkeyPat
         ("s3://bucket/photos", "bucket/photos", "s3://bucket/photos/a.png"),
         ("s3://bucket", "bucket", "s3://bucket/a.png"),
     ):
-        monkeypatch.setattr(places, "file_system", lambda _, path=path: (Far(), path))
-        assert [*places.expand(word, (".png",))] == [expected]
+        monkeypatch.setattr(locations, "file_system", lambda _, path=path: (Far(), path))
+        assert [*locations.expand(word, (".png",))] == [expected]
 
 
 def test_names_that_are_no_text(tmp_path: Path) -> None:
@@ -142,12 +142,12 @@ def test_names_that_are_no_text(tmp_path: Path) -> None:
     assert not is_address(item.id) and Reader(Columns()).read(item)[1] == b"picture"
 
 
-@pytest.mark.parametrize("place", ("memory://bucket", "tmp"))
-def test_pictures_of_a_tar_file(place: str, memory: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("location", ("memory://bucket", "tmp"))
+def test_pictures_of_a_tar_file(location: str, memory: Any, tmp_path: Path) -> None:
     data = tar_bytes({"1.jpg": b"one", "1.json": b"{}", "d/2.PNG": b"two" * 999, "1.jpg ": b""})
     memory.pipe_file("/bucket/s.tar", data)
     (tmp_path / "s.tar").write_bytes(data)
-    source = f"{place}/s.tar" if "://" in place else f"{tmp_path}/s.tar"
+    source = f"{location}/s.tar" if "://" in location else f"{tmp_path}/s.tar"
     items = [*list_shard((source, ""), Columns())]
     assert [(item.id, item.name, item.size) for item in items] == [
         (f"{source}#0", "folder.png", 0),
@@ -173,9 +173,9 @@ def test_a_tar_file_that_is_none_is_a_row(tmp_path: Path) -> None:
         Reader(Columns()).read(Item("s", "s", "shard", f"{tmp_path}/s.tar"))
 
 
-def write_table(place: Path, **columns: Any) -> str:
-    pq.write_table(pa.table(columns), place, row_group_size=3)
-    return str(place)
+def write_table(location: Path, **columns: Any) -> str:
+    pq.write_table(pa.table(columns), location, row_group_size=3)
+    return str(location)
 
 
 def test_rows_of_a_parquet_file(memory: Any, tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_rows_of_a_parquet_file(memory: Any, tmp_path: Path) -> None:
 def test_what_is_too_large_is_not_read(
     memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(readers, "PICTURE_MOST", 10)
+    monkeypatch.setattr(readers, "PICTURE_MAX", 10)
     (tmp_path / "a.png").write_bytes(b"x" * 11)
     (tmp_path / "long.png").write_bytes(b"x" * 64)
     memory.pipe_file("/bucket/a.png", b"x" * 11)

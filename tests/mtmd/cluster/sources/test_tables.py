@@ -23,19 +23,19 @@ from mtmd.cluster.sources.tables import Rows
 COLUMNS = Columns()
 
 
-def table_of(place: Path, images: Any, rows: int = 1000, **options: Any) -> str:
-    pq.write_table(pa.table({"image": images}), place, row_group_size=rows, **options)
-    return str(place)
+def table_of(location: Path, images: Any, rows: int = 1000, **options: Any) -> str:
+    pq.write_table(pa.table({"image": images}), location, row_group_size=rows, **options)
+    return str(location)
 
 
 def test_rows_in_any_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As two units ask for them, mixed; also where next to nothing is kept."""
     pictures = [bytes([n]) * 50 for n in range(60)]
     source = table_of(tmp_path / "t.parquet", pictures, 25)
-    for kept in (tables.KEPT_MOST, 100):
-        monkeypatch.setattr(tables, "KEPT_MOST", kept)
+    for saved in (tables.SAVED_MAX, 100):
+        monkeypatch.setattr(tables, "SAVED_MAX", saved)
         rows, order = Rows(COLUMNS), [*range(60)] * 2
-        random.Random(kept).shuffle(order)
+        random.Random(saved).shuffle(order)
         assert [rows.read(source, n)["image"] for n in order] == [pictures[n] for n in order]
 
 
@@ -67,7 +67,7 @@ def test_a_table_is_decoded_no_further_than_its_rows_may_take(
     )
     source = table_of(tmp_path / "t.parquet", values, dictionary_pagesize_limit=1 << 30)
     assert (tmp_path / "t.parquet").stat().st_size < 120_000
-    monkeypatch.setattr(tables, "GROUP_MOST", 1_000_000)
+    monkeypatch.setattr(tables, "GROUP_MAX", 1_000_000)
     before, rows = pa.total_allocated_bytes(), Rows(COLUMNS)
     assert len(rows.read(source, 3)["image"]) == 100_000
     assert pa.total_allocated_bytes() - before < 2_000_000

@@ -94,16 +94,16 @@ def test_sizes_below_nothing_are_refused(size: bytes, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", (tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE))
 def test_a_name_of_megabytes_is_not_read(kind: bytes, tmp_path: Path) -> None:
     long = header(b"%011o\0" % (600 << 20), kind=kind)
-    place = tmp_path / "s.tar"
+    location = tmp_path / "s.tar"
     for first, kinds in ((b"", ["shard"]), (bytes(tar_of()[:RECORD]), ["member", "rest"])):
-        with place.open("wb") as file:
+        with location.open("wb") as file:
             file.write(first + long)
             file.truncate(700 << 20)
-        assert [item.kind for item in list_shard((str(place), ""), Columns())] == kinds
+        assert [item.kind for item in list_shard((str(location), ""), Columns())] == kinds
 
 
 def test_headers_without_end_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tars, "HEADERS_MOST", 8192)
+    monkeypatch.setattr(tars, "HEADERS_MAX", 8192)
     one = header(b"%011o\0" % 10, kind=tarfile.XHDTYPE) + b"10 path=a\n".ljust(512, b"\0")
     assert [item.kind for item in listed(tmp_path, one * 100 + bytes(tar_of()))] == ["shard"]
     assert len(listed(tmp_path, bytes(tar_of(40)))) == 40  # each member has as much

@@ -58,14 +58,14 @@ def test_what_does_not_is_laid_over_devices_and_answers_the_same(
         assert model.loaded.fit.chosen == "layers over a, b" and model.options.split == "layer"
         limits = model.loaded.admission.limits
         assert limits["a"] == limits["b"] == int(needs["all"] * 0.8)
-        held, cache = model.runner.residency.bytes, model.runner.cache_bytes()
+        stored, cache = model.runner.residency.bytes, model.runner.cache_bytes()
     for memory in model.loaded.fit.layouts[-1].memories:
-        assert memory.weights + memory.encoder == held[memory.space]
+        assert memory.weights + memory.encoder == stored[memory.space]
         assert memory.cache == cache[memory.space] and memory.fits
     assert report.fully_accelerated and not any(check.failed for check in report.checks)
-    told = answer.receipt.layout
-    assert told.startswith("fit: layers over a, b; a: layers 0 to 1") and "encoder" in told
-    assert "refused: on a alone, a needs " in told and told in str(answer.receipt)
+    reported = answer.receipt.layout
+    assert reported.startswith("fit: layers over a, b; a: layers 0 to 1") and "encoder" in reported
+    assert "refused: on a alone, a needs " in reported and reported in str(answer.receipt)
     text = str(report)
     assert "refused: on a alone" in text and "chosen: layers over a, b" in text
     assert (
@@ -99,9 +99,9 @@ def test_nothing_fits_and_the_numbers_say_what_would(
 ) -> None:
     limit = needs["all"] - needs["cache"] * 2 // 5
     line = mtmd("describe", one, "--fit", "--memory-limit", str(limit), "--dtype", "fp32")
-    told = line.refused()
-    assert "fit nowhere; what would: a context of 1024, or 2 at once (--parallel)" in told
-    assert "Refused: on cpu alone needs " in told
+    reported = line.refused()
+    assert "fit nowhere; what would: a context of 1024, or 2 at once (--parallel)" in reported
+    assert "Refused: on cpu alone needs " in reported
     with pytest.raises(DeviceMemoryError, match="alone would not fit either"):
         demo_on(fit=True, memory_limit="1MiB")
 
@@ -112,7 +112,7 @@ def test_processes_share_what_layers_do_not_fit_into() -> None:
     chosen, room = LoadOptions(fit=True), {"gpu0": 29 * MIB, "gpu1": 29 * MIB}
     checkpoint = open_checkpoint(DEMO_MODEL)
     way, facts = choose(Ways(checkpoint, chosen, 2048, torch.bfloat16, backends, room))
-    assert facts.chosen == way.name == "tensor parallelism of 2 ranks" and len(way.seats) == 2
+    assert facts.chosen == way.name == "tensor parallelism of 2 ranks" and len(way.members) == 2
     assert [layout.fits for layout in facts.layouts] == [False, False, True]
     options = chosen_by(way, chosen)
     assert (options.fit, options.split, options.tp) == (False, "none", 2)
@@ -150,7 +150,7 @@ def test_a_split_fills_the_device_before_the_host(needs: dict[str, int]) -> None
 
 
 @pytest.mark.parametrize(
-    ("names", "chosen", "told"),
+    ("names", "chosen", "reported"),
     [
         ((), {"split": "layer"}, "the CPU alone, expected several devices"),
         (("a", "b"), {"split": "layer", "tensor_split": "1,1,1"}, "found 3 shares, expected 2"),
@@ -161,8 +161,8 @@ def test_a_split_fills_the_device_before_the_host(needs: dict[str, int]) -> None
         (("a", "b"), {"split": "layer", "tensor_split": "1,-1"}, "positive numbers"),
     ],
 )
-def test_refusals(names: Any, chosen: dict[str, Any], told: str) -> None:
-    with pytest.raises(OptionError, match=told):
+def test_refusals(names: Any, chosen: dict[str, Any], reported: str) -> None:
+    with pytest.raises(OptionError, match=reported):
         demo_on(*names, **chosen)
 
 

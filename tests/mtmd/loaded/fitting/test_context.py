@@ -10,7 +10,7 @@ import pytest
 
 from mtmd import loading
 from mtmd.base.errors import ModelError, OptionError
-from mtmd.checkpoint.hub import Found, NotInCacheError
+from mtmd.checkpoint.hub import NotInCacheError, Result
 from mtmd.kernels.plan import free_memory
 from mtmd.loaded.loaded_model import LoadedModel
 from mtmd.loading import DEMO_MODEL, find_checkpoint
@@ -27,9 +27,9 @@ def load(**chosen: Any) -> LoadedModel:
 
 
 def refused(**chosen: Any) -> str:
-    with pytest.raises(OptionError) as told:
+    with pytest.raises(OptionError) as reported:
         load(**chosen)
-    return str(told.value)
+    return str(reported.value)
 
 
 @pytest.fixture
@@ -49,10 +49,10 @@ FITS = r"a context of (\d+) \((\d+) beside a picture\)"
 
 def test_a_limit_in_which_it_has_no_room_is_refused_with_what_would_have() -> None:
     limit = "50MiB"
-    told = refused(context=2048, memory_limit=limit)
-    assert told.startswith("memory_limit: found 50.00 MiB, expected at least ")
-    match = re.search(rf"lower context or parallel: {FITS} or parallel (\d+) fits$", told)
-    assert match, told
+    reported = refused(context=2048, memory_limit=limit)
+    assert reported.startswith("memory_limit: found 50.00 MiB, expected at least ")
+    match = re.search(rf"lower context or parallel: {FITS} or parallel (\d+) fits$", reported)
+    assert match, reported
     text, picture, parallel = map(int, match.groups())
     assert text >= picture > 0
     assert load(context=text, memory_limit=limit).admission.room["cpu"] >= 0
@@ -60,22 +60,22 @@ def test_a_limit_in_which_it_has_no_room_is_refused_with_what_would_have() -> No
 
 
 def test_where_fewer_at_once_would_not_help_that_is_not_said() -> None:
-    told = refused(context=2048, memory_limit="25MiB", parallel=1)
-    assert re.search(rf"parallel: {FITS} fits$", told), told
+    reported = refused(context=2048, memory_limit="25MiB", parallel=1)
+    assert re.search(rf"parallel: {FITS} fits$", reported), reported
 
 
 def test_it_is_held_to_what_is_free_where_it_was_asked_for(free: Any) -> None:
     free(22)
-    told = refused(context=2048)
+    reported = refused(context=2048)
     assert re.fullmatch(
         r"context: found 2048, for which the model needs 33\.\d+ MiB of cpu, 8\.\d+ MiB of them for "
         rf"keys and values, and 20\.62 MiB can be had; expected one that fits, such as {FITS}",
-        told,
-    ), told
+        reported,
+    ), reported
     assert load().admission.room["cpu"] < 0, "nobody asked for one"
-    beside = loading.load_beside(dtype="fp32", context=2048)
-    assert beside.loaded.admission.room["cpu"] < 0, "others may leave before it is read"
-    beside.close()
+    alongside = loading.load_alongside(dtype="fp32", context=2048)
+    assert alongside.loaded.admission.room["cpu"] < 0, "others may leave before it is read"
+    alongside.close()
     free(30)  # what is left to others, and larger steps than the least, are not held to
     assert load(context=2048).admission.limits["cpu"] < 34 * MIB
 
@@ -83,8 +83,10 @@ def test_it_is_held_to_what_is_free_where_it_was_asked_for(free: Any) -> None:
 def test_weights_that_are_too_large_are_no_reason_to_refuse_a_context(free: Any) -> None:
     free(12)
     load(context=2048)
-    told = refused(context=2048, memory_limit="10MiB")
-    assert told.startswith("memory_limit: found 10.00 MiB") and told.endswith("context or parallel")
+    reported = refused(context=2048, memory_limit="10MiB")
+    assert reported.startswith("memory_limit: found 10.00 MiB") and reported.endswith(
+        "context or parallel"
+    )
 
 
 def test_from_the_command_line_it_is_one_line(mtmd: Any, one: Path) -> None:
@@ -98,34 +100,34 @@ def test_from_the_command_line_it_is_one_line(mtmd: Any, one: Path) -> None:
 
 
 def test_of_a_model_that_is_not_here_the_headers_tell(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+    requested = []
 
-    def resolve(model: str, *_: Any, fetch: bool = True) -> Found:
+    def resolve(model: str, *_: Any, fetch: bool = True) -> Result:
         if not fetch:
             raise NotInCacheError("not here")
-        asked.append(model)
-        return Found(DEMO_MODEL)
+        requested.append(model)
+        return Result(DEMO_MODEL)
 
     monkeypatch.setattr(loading, "resolve_model", resolve)
-    monkeypatch.setattr(loading, "fetch_headers", lambda *_: Found(DEMO_MODEL))
+    monkeypatch.setattr(loading, "fetch_headers", lambda *_: Result(DEMO_MODEL))
     with pytest.raises(OptionError, match="expected at most 2048, which org/far was made for"):
         find_checkpoint("org/far", LoadOptions(context=4096))
-    assert not asked, "nothing was fetched"
+    assert not requested, "nothing was fetched"
     find_checkpoint("org/far", LoadOptions(context=1024))
     find_checkpoint("org/far", LoadOptions())
-    assert asked == ["org/far"] * 2
+    assert requested == ["org/far"] * 2
 
 
 def test_headers_that_cannot_be_had_are_left_to_who_fetches(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def fails(*_: Any) -> Found:
+    def fails(*_: Any) -> Result:
         raise ModelError("no network")
 
-    def resolve(*_: Any, fetch: bool = True) -> Found:
+    def resolve(*_: Any, fetch: bool = True) -> Result:
         if not fetch:
             raise NotInCacheError("not here")
-        return Found(DEMO_MODEL)
+        return Result(DEMO_MODEL)
 
     monkeypatch.setattr(loading, "resolve_model", resolve)
     monkeypatch.setattr(loading, "fetch_headers", fails)

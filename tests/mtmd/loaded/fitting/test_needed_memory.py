@@ -14,7 +14,7 @@ from mtmd.kernels.backends.target import Target
 from mtmd.loaded.fitting.needed_memory import (
     largest_picture,
     longest_that_fits,
-    most_that_fit,
+    max_that_fit,
     smaller_picture,
 )
 from mtmd.loaded.fitting.pictures import Pictures
@@ -35,17 +35,17 @@ def encoder() -> Encoder:
 
 def test_the_largest_picture_is_as_asked_and_as_the_context_lets_it_be(encoder: Encoder) -> None:
     whole = largest_picture(encoder, Budget(), 1 << 20)
-    assert whole.tokens == encoder.family.resolution.most_tokens() == 16384
-    asked = largest_picture(encoder, Budget(), 8192, (640, 480))
+    assert whole.tokens == encoder.family.resolution.max_tokens() == 16384
+    requested = largest_picture(encoder, Budget(), 8192, (640, 480))
     wide = largest_picture(encoder, Budget(), 8192, (1920, 1080))
-    assert (asked.tokens, wide.tokens) == (300, 2040)
+    assert (requested.tokens, wide.tokens) == (300, 2040)
     assert largest_picture(encoder, Budget(None, 256), 8192).tokens <= 256
     assert 512 < largest_picture(encoder, Budget(), 1024).tokens < 1024
     smaller = smaller_picture(encoder, Budget(), 128)
     assert smaller is not None and 64 < smaller.tokens <= 128
     peaks = [
         max(encoder.plan(1, shape).compute_bytes["cuda:80"] for shape in picture.tiles)
-        for picture in (smaller, asked, wide)
+        for picture in (smaller, requested, wide)
     ]
     assert peaks == sorted(peaks) and peaks[0] < peaks[-1]
 
@@ -57,18 +57,18 @@ def test_a_picture_that_the_context_cannot_hold(encoder: Encoder) -> None:
 
 def test_the_most_that_fits_is_found_in_few_steps() -> None:
     for limit in (0, 1, 7, 99, 500, 1000):
-        asked: list[int] = []
+        requested: list[int] = []
 
-        def slack(n: int, limit: int = limit, asked: list[int] = asked) -> int:
-            asked.append(n)
+        def slack(n: int, limit: int = limit, queried: list[int] = requested) -> int:
+            queried.append(n)
             return (limit - n) * 1000 + (n % 3)
 
-        assert most_that_fit(slack, 1000, 8) == limit
-        assert len(asked) <= 12, asked
+        assert max_that_fit(slack, 1000, 8) == limit
+        assert len(requested) <= 12, requested
 
 
 @pytest.mark.parametrize(
-    ("limit", "most", "least", "expected"),
+    ("limit", "maximum", "minimum", "expected"),
     [
         (5000, 8192, 1, 4096),
         (9000, 8000, 1, 8000),  # the model's own, no multiple of a step
@@ -84,25 +84,25 @@ def test_the_most_that_fits_is_found_in_few_steps() -> None:
     ],
 )
 def test_the_longest_context_is_looked_for_more_closely_where_little_fits(
-    limit: int, most: int, least: int, expected: int
+    limit: int, maximum: int, minimum: int, expected: int
 ) -> None:
     for own in (16, 1024, 2048, 1 << 20):
-        asked: list[int] = []
+        requested: list[int] = []
 
-        def slack(context: int, asked: list[int] = asked) -> int:
-            asked.append(context)
+        def slack(context: int, queried: list[int] = requested) -> int:
+            queried.append(context)
             return (limit - context) * 1000
 
-        assert longest_that_fits(slack, most, own, least) == expected
-        assert all(least <= context <= most for context in asked)
+        assert longest_that_fits(slack, maximum, own, minimum) == expected
+        assert all(minimum <= context <= maximum for context in requested)
 
 
 def test_a_shorter_context_holds_smaller_pictures(encoder: Encoder) -> None:
     pictures = Pictures(encoder, Budget(), 8192, None)
-    assert pictures.own is not None and pictures.least_context == 64
-    tokens = [found.tokens for n in (64, 1024, 8192, 20000, 30000) if (found := pictures.at(n))]
+    assert pictures.own is not None and pictures.min_context == 64
+    tokens = [result.tokens for n in (64, 1024, 8192, 20000, 30000) if (result := pictures.at(n))]
     assert tokens == sorted(tokens) and tokens[1] < 1024 < tokens[2] == pictures.own.tokens
     assert tokens[-2:] == [16384, 16384]
-    asked = Pictures(encoder, Budget(), 8192, (640, 480))
-    assert asked.own == asked.at(400) and asked.least_context == 301
-    assert Pictures(None, Budget(), 8192, None).least_context == 1
+    requested = Pictures(encoder, Budget(), 8192, (640, 480))
+    assert requested.own == requested.at(400) and requested.min_context == 301
+    assert Pictures(None, Budget(), 8192, None).min_context == 1

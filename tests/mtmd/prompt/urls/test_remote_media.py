@@ -23,16 +23,16 @@ COUNT = "How many shapes are there?"
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch, one: Path) -> list[str]:
+def requested(monkeypatch: pytest.MonkeyPatch, one: Path) -> list[str]:
     """The addresses asked, at each of which the picture lies."""
-    asked: list[str] = []
+    requested: list[str] = []
 
     def get(url: str, *_: Any) -> Fetched:
-        asked.append(url)
+        requested.append(url)
         return Fetched(None, one.read_bytes())
 
     monkeypatch.setattr(fetch, "_get", get)
-    return asked
+    return requested
 
 
 @pytest.fixture
@@ -44,22 +44,22 @@ def fetching(demo: Model, monkeypatch: pytest.MonkeyPatch) -> Model:
     return demo
 
 
-def test_a_picture_is_fetched_once_and_shown(asked: list[str], fetching: Model) -> None:
+def test_a_picture_is_fetched_once_and_shown(requested: list[str], fetching: Model) -> None:
     answer = fetching.answer(ADDRESS, COUNT)
-    assert answer.text == "One." and asked == [ADDRESS] and "<img" in answer._repr_html_()
+    assert answer.text == "One." and requested == [ADDRESS] and "<img" in answer._repr_html_()
     parts = [{"type": "image_url", "image_url": {"url": ADDRESS}}, {"type": "text", "text": COUNT}]
     *_, last = fetching.stream([{"role": "user", "content": parts}])
-    assert isinstance(last, Finished) and last.answer.text == "One." and len(asked) == 2
+    assert isinstance(last, Finished) and last.answer.text == "One." and len(requested) == 2
 
 
-def test_nothing_is_fetched_unless_it_is_allowed(asked: list[str], demo: Model) -> None:
+def test_nothing_is_fetched_unless_it_is_allowed(requested: list[str], demo: Model) -> None:
     with pytest.raises(ImageError, match="a web address, expected a file; have addresses fetched"):
         demo.answer(ADDRESS, COUNT)
-    assert asked == []
+    assert requested == []
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "reported"),
     [
         (Denied("an address that is not public"), "an address that is not public"),
         (socket.gaierror(-2, "Name or service not known"), "Name or service not known"),
@@ -69,7 +69,7 @@ def test_nothing_is_fetched_unless_it_is_allowed(asked: list[str], demo: Model) 
     ids=["denied", "no name", "slow", "strange"],
 )
 def test_who_asked_is_told_why(
-    monkeypatch: pytest.MonkeyPatch, error: BaseException, told: str
+    monkeypatch: pytest.MonkeyPatch, error: BaseException, reported: str
 ) -> None:
     def get(*_: Any) -> Fetched:
         raise error
@@ -78,7 +78,7 @@ def test_who_asked_is_told_why(
     with pytest.raises(ImageError) as caught:
         load_image(ADDRESS, remote=RemoteMedia())
     assert str(caught.value).startswith(
-        f"https://pictures.test/a.png: the picture could not be fetched ({told}); only public"
+        f"https://pictures.test/a.png: the picture could not be fetched ({reported}); only public"
     )
 
 
@@ -101,8 +101,8 @@ def test_an_address_is_a_video_by_its_name() -> None:
     assert is_video("https://a.test/clip.MP4?x=1.png") and not is_video("https://a.test/a.png")
 
 
-def test_the_command_takes_addresses_where_it_is_told_to(mtmd: Any, asked: list[str]) -> None:
+def test_the_command_takes_addresses_where_it_is_told_to(mtmd: Any, requested: list[str]) -> None:
     refused = mtmd("describe", ADDRESS)
-    assert refused.code == 2 and "--allow-remote-media" in refused.err and asked == []
+    assert refused.code == 2 and "--allow-remote-media" in refused.err and requested == []
     done = mtmd("describe", "--allow-remote-media", ADDRESS, "-p", COUNT)
-    assert done.out == "One.\n" and asked == [ADDRESS]
+    assert done.out == "One.\n" and requested == [ADDRESS]

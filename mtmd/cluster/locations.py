@@ -86,7 +86,7 @@ def _without_secrets(address: str) -> str:
     return f"{kind}{mark}{host}{slash}{path}"
 
 
-def told_reason(error: BaseException, source: str = "") -> str:
+def reason_text(error: BaseException, source: str = "") -> str:
     """Return what a library says of a failure, with addresses in it without secrets."""
     text = one_line(error)
     if source:
@@ -165,9 +165,9 @@ def stamp_of(source: str) -> str:
     fs, path = file_system(source)
     with suppress(Exception):  # some keep no lists
         fs.invalidate_cache(path)
-    found = fs.info(path)
+    result = fs.info(path)
     names = ("size", *DIGESTS, *TIMES)
-    known = {name: str(found[name]) for name in names if found.get(name) is not None}
+    known = {name: str(result[name]) for name in names if result.get(name) is not None}
     return json.dumps(known) if known else ""
 
 
@@ -195,23 +195,23 @@ def file_system(address: str) -> tuple[Any, str]:
             f"{without_secrets(address):.100}: addresses need fsspec; run `pip install 'mtmd[ray]'`"
         ) from error
     try:
-        found = fsspec.core.url_to_fs(address)
+        result = fsspec.core.url_to_fs(address)
     except ImportError as error:
         kind = address.partition("://")[0]
         raise OptionError(
             f"{without_secrets(address):.100}: {kind}:// needs another library "
-            f"({told_reason(error, address)})"
+            f"({reason_text(error, address)})"
         ) from error
     except ValueError as error:
         raise OptionError(
             f"{without_secrets(address):.100}: found an address that fsspec does not know "
-            f"({told_reason(error, address)}), expected one such as s3://bucket/folder"
+            f"({reason_text(error, address)}), expected one such as s3://bucket/folder"
         ) from error
-    return cast("tuple[Any, str]", found)
+    return cast("tuple[Any, str]", result)
 
 
-def expand(word: str, wanted: tuple[str, ...]) -> Iterator[str]:
-    """The files that an address names, with `wanted` endings where it is a folder. Raises
+def expand(word: str, requested: tuple[str, ...]) -> Iterator[str]:
+    """The files that an address names, with `requested` endings where it is a folder. Raises
     OptionError where there are none, or where they cannot be listed.
     """
     kind = word.partition("://")[0]
@@ -221,33 +221,33 @@ def expand(word: str, wanted: tuple[str, ...]) -> Iterator[str]:
     fs, path = file_system(word)
     try:
         if glob.has_magic(path) and not fs.exists(path):
-            found = sorted(p for p, facts in fs.glob(path, detail=True).items() if _is_file(facts))
+            result = sorted(p for p, facts in fs.glob(path, detail=True).items() if _is_file(facts))
         elif fs.isdir(path):
-            found = sorted(p for p in fs.find(path) if _is_shown(p, path, wanted))
+            result = sorted(p for p in fs.find(path) if _is_shown(p, path, requested))
         else:
-            found = [path]
+            result = [path]
     except Exception as error:  # each file system has its own
         raise OptionError(
-            f"{without_secrets(word):.200}: cannot be listed ({told_reason(error, word)}), "
+            f"{without_secrets(word):.200}: cannot be listed ({reason_text(error, word)}), "
             "expected a file, a folder or a pattern; check the address and who may read it"
         ) from error
-    if not found:
+    if not result:
         raise OptionError(
             f"{without_secrets(word):.200}: found no file there, expected some ending in "
-            f"{', '.join(wanted)}"
+            f"{', '.join(requested)}"
         )
     named = word.rstrip("/")
     before = named.removesuffix(path) if named.endswith(path) else f"{kind}://"  # with a host
-    yield from (f"{before}{p}" for p in found)
+    yield from (f"{before}{p}" for p in result)
 
 
 def _is_file(facts: dict[str, Any]) -> bool:
     return facts.get("type") == "file"
 
 
-def _is_shown(path: str, folder: str, wanted: tuple[str, ...]) -> bool:
+def _is_shown(path: str, folder: str, requested: tuple[str, ...]) -> bool:
     inside = path[len(folder) :].strip("/").split("/")
-    return path.lower().endswith(wanted) and not any(part.startswith(".") for part in inside)
+    return path.lower().endswith(requested) and not any(part.startswith(".") for part in inside)
 
 
 def open_seekable(source: str) -> BinaryIO:
@@ -260,13 +260,13 @@ def open_seekable(source: str) -> BinaryIO:
     return cast(BinaryIO, fs.open(path, "rb", block_size=LOOKED_AT))
 
 
-def read_most(source: str, most: int) -> bytes:
-    """A file, of which one byte more than `most` at most is read, or what a data URL holds. Raises
-    ImageError.
+def read_limited(source: str, maximum: int) -> bytes:
+    """A file, of which one byte more than `maximum` at most is read, or what a data URL holds.
+    Raises ImageError.
     """
     if is_data_url(source):
-        return read_data_url(source, most, url_identity(source))
-    return _read(source, lambda fs, path: _whole(fs, path, source, most))
+        return read_data_url(source, maximum, url_identity(source))
+    return _read(source, lambda fs, path: _whole(fs, path, source, maximum))
 
 
 def read_range(source: str, start: int, count: int) -> bytes:
@@ -280,15 +280,15 @@ def read_range(source: str, start: int, count: int) -> bytes:
     return data
 
 
-def _whole(fs: Any, path: str, source: str, most: int) -> bytes:
+def _whole(fs: Any, path: str, source: str, maximum: int) -> bytes:
     if source.partition("://")[0] in STREAMED:
         with fs.open(path, "rb", block_size=0) as file:
-            chunks, left = [], most + 1
+            chunks, left = [], maximum + 1
             while left > 0 and (chunk := file.read(min(left, 1 << 20))):
                 chunks.append(chunk)
                 left -= len(chunk)
             return b"".join(chunks)
-    return bytes(fs.cat_file(path, 0, most + 1))
+    return bytes(fs.cat_file(path, 0, maximum + 1))
 
 
 class _Here:
@@ -318,6 +318,6 @@ def _read(source: str, work: Callable[[Any, str], bytes]) -> bytes:
         ) from None
     except Exception as error:  # each file system has its own
         raise ImageError(
-            f"{without_secrets(source)}: cannot be read ({told_reason(error, source)}), expected a "
+            f"{without_secrets(source)}: cannot be read ({reason_text(error, source)}), expected a "
             "picture"
         ) from error

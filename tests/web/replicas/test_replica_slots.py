@@ -7,9 +7,9 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from mtmd.web.replicas import places
+from mtmd.web.replicas import replica_slots as locations
 from mtmd.web.replicas.forwarded import Full
-from mtmd.web.replicas.places import LOST_S, SPARE, Places, scaling
+from mtmd.web.replicas.replica_slots import LOST_S, SPARE, Locations, scaling
 
 
 async def settle():
@@ -17,9 +17,9 @@ async def settle():
         await asyncio.sleep(0)
 
 
-async def held(place):
+async def stored(location):
     """As long as the task lives."""
-    async with place:
+    async with location:
         await asyncio.Event().wait()
 
 
@@ -31,8 +31,8 @@ async def end(*tasks):
 
 def test_answers_wait_in_their_order_and_beyond_the_queue_it_is_full():
     async def run():
-        here = Places(lambda: ["a", "b"], each=2, fronts=1, queue=2)
-        first = [asyncio.ensure_future(held(here.of_an_answer(""))) for _ in range(4)]
+        here = Locations(lambda: ["a", "b"], each=2, fronts=1, queue=2)
+        first = [asyncio.ensure_future(stored(here.of_an_answer(""))) for _ in range(4)]
         await settle()
         came = []
 
@@ -61,8 +61,8 @@ def test_answers_wait_in_their_order_and_beyond_the_queue_it_is_full():
 
 def test_metrics_and_lists_need_not_wait_for_answers():
     async def run():
-        here = Places(lambda: ["a"], each=1, fronts=1, queue=100)
-        answers = [asyncio.ensure_future(held(here.of_an_answer(""))) for _ in range(50)]
+        here = Locations(lambda: ["a"], each=1, fronts=1, queue=100)
+        answers = [asyncio.ensure_future(stored(here.of_an_answer(""))) for _ in range(50)]
         await settle()
         async with AsyncExitStack() as stack:
             for _ in range(SPARE):
@@ -75,11 +75,11 @@ def test_metrics_and_lists_need_not_wait_for_answers():
 
 
 def test_a_replica_that_alone_can_answer_and_is_busy_holds_up_nothing_else(monkeypatch):
-    monkeypatch.setattr(places, "PINNED_S", 0.01)
+    monkeypatch.setattr(locations, "PINNED_S", 0.01)
 
     async def run():
-        here = Places(lambda: ["a", "b"], each=2, fronts=1, queue=100)
-        pinned = [asyncio.ensure_future(held(here.of_an_answer("a"))) for _ in range(10)]
+        here = Locations(lambda: ["a", "b"], each=2, fronts=1, queue=100)
+        pinned = [asyncio.ensure_future(stored(here.of_an_answer("a"))) for _ in range(10)]
         await settle()
         async with here.of_an_answer("b"), here.of_an_answer(""):
             pass
@@ -95,11 +95,11 @@ def test_a_replica_that_alone_can_answer_and_is_busy_holds_up_nothing_else(monke
 
 
 def test_where_a_replica_comes_what_waits_is_let_on(monkeypatch):
-    monkeypatch.setattr(places, "LOOK_S", 0.01)
+    monkeypatch.setattr(locations, "LOOK_S", 0.01)
 
     async def run():
         names = []
-        here = Places(lambda: names, each=1, fronts=1, queue=1)
+        here = Locations(lambda: names, each=1, fronts=1, queue=1)
         task = asyncio.ensure_future(here.of_an_answer("").__aenter__())
         await settle()
         assert not task.done()
@@ -112,28 +112,28 @@ def test_where_a_replica_comes_what_waits_is_let_on(monkeypatch):
 def test_a_replica_that_was_lost_has_no_places_though_it_is_still_named():
     async def run():
         names, now = ["a", "b"], 0.0
-        here = Places(lambda: names, each=2, fronts=1, queue=1, clock=lambda: now)
+        here = Locations(lambda: names, each=2, fronts=1, queue=1, clock=lambda: now)
         here.lost("a")
-        tasks = [asyncio.ensure_future(held(here.of_an_answer(""))) for _ in range(3)]
+        tasks = [asyncio.ensure_future(stored(here.of_an_answer(""))) for _ in range(3)]
         await settle()
-        assert here._answers._held == 2
-        again = asyncio.ensure_future(held(here.of_an_answer("", again=True)))
+        assert here._answers._stored == 2
+        again = asyncio.ensure_future(stored(here.of_an_answer("", again=True)))
         await settle()
         assert len(here._answers._line) == 2, "beyond the queue: it had a place before"
         await end(tasks[0])
         await settle()
-        assert len(here._answers._line) == 1 and here._answers._held == 2
+        assert len(here._answers._line) == 1 and here._answers._stored == 2
         await end(again)
         await settle()
         assert not here._answers._line, "it went first, and now the other one"
         now = LOST_S
-        assert here._answers._most() == 4, "it was a mistake"
+        assert here._answers._maximum() == 4, "it was a mistake"
         here.lost("a")
         here.lost("b")
-        assert here._answers._most() == 4, "of all, that is not known"
+        assert here._answers._maximum() == 4, "of all, that is not known"
         here.lost("")
         names.remove("a")
-        assert here._answers._most() == 2
+        assert here._answers._maximum() == 2
         await end(*tasks)
 
     asyncio.run(run())
@@ -141,17 +141,17 @@ def test_a_replica_that_was_lost_has_no_places_though_it_is_still_named():
 
 def test_nothing_goes_to_rays_router_while_there_is_no_replica(monkeypatch):
     """It would wait there, for as long as a model loads, before all that comes later."""
-    monkeypatch.setattr(places, "LOOK_S", 0.001)
+    monkeypatch.setattr(locations, "LOOK_S", 0.001)
 
     async def run():
         names = []
-        here = Places(lambda: names, each=2, fronts=1, queue=8)
+        here = Locations(lambda: names, each=2, fronts=1, queue=8)
         kinds = (here.of_an_answer(""), here.of_what_computes_nothing())
-        tasks = [asyncio.ensure_future(held(place)) for place in kinds]
+        tasks = [asyncio.ensure_future(stored(slot)) for slot in kinds]
         await settle()
-        assert not here._answers._held and not here._light._held
+        assert not here._answers._stored and not here._light._stored
         names.append("a")
-        while not (here._answers._held and here._light._held):
+        while not (here._answers._stored and here._light._stored):
             await asyncio.sleep(0.001)
         await end(*tasks)
 
@@ -160,10 +160,12 @@ def test_nothing_goes_to_rays_router_while_there_is_no_replica(monkeypatch):
 
 def test_so_many_replicas_as_are_wanted_between_two_numbers():
     assert scaling(3, 3, 16) == {"num_replicas": 3}
-    found = scaling(2, 8, 16)["autoscaling_config"]
-    assert (found["min_replicas"], found["max_replicas"]) == (2, 8)
-    assert found["target_ongoing_requests"] == 16, "as docs/replicas.md says of --parallel"
-    assert (found["upscale_delay_s"], found["downscale_delay_s"]) == (30, 600), "half a minute, ten"
+    result = scaling(2, 8, 16)["autoscaling_config"]
+    assert (result["min_replicas"], result["max_replicas"]) == (2, 8)
+    assert result["target_ongoing_requests"] == 16, "as docs/replicas.md says of --parallel"
+    assert (result["upscale_delay_s"], result["downscale_delay_s"]) == (30, 600), (
+        "half a minute, ten"
+    )
 
 
 def test_where_all_are_busy_more_replicas_are_wanted():
@@ -172,14 +174,14 @@ def test_where_all_are_busy_more_replicas_are_wanted():
 
     async def run():
         names = ["a"]
-        here = Places(lambda: names, each, fronts=1, queue=1000)
-        tasks = [asyncio.ensure_future(held(here.of_an_answer(""))) for _ in range(100)]
+        here = Locations(lambda: names, each, fronts=1, queue=1000)
+        tasks = [asyncio.ensure_future(stored(here.of_an_answer(""))) for _ in range(100)]
         await settle()
         target = scaling(1, 8, parallel)["autoscaling_config"]["target_ongoing_requests"]
         seen = []
         for _ in range(3):
             here._answers._let_in()
-            seen.append(here._answers._held)
+            seen.append(here._answers._stored)
             names[:] = [f"{n}" for n in range(seen[-1] // target)]
         await end(*tasks)
         return seen, len(names)

@@ -1,4 +1,4 @@
-"""How many may do something at once."""
+"""Describes how many may do something at once."""
 
 from __future__ import annotations
 
@@ -14,40 +14,42 @@ SHARED_S = 60.0  # an owner who has asked within so long counts as one who share
 
 
 class Askers:
-    """Who has asked lately. Not thread-safe."""
+    """Clients that have sent requests lately. Not thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._asked: dict[str, float] = {}
+        self._requested: dict[str, float] = {}
 
     def others_than(self, owner: str) -> bool:
-        """Whether others than this one, who asks now, share with him."""
+        """Return whether others than this one, who asks now, share with him."""
         now = self._clock()
-        self._asked = {name: at for name, at in self._asked.items() if now - at < SHARED_S}
-        self._asked[owner] = now
-        return len(self._asked) > 1
+        self._requested = {name: at for name, at in self._requested.items() if now - at < SHARED_S}
+        self._requested[owner] = now
+        return len(self._requested) > 1
 
 
-class Places:
-    """`most` in all. One owner may have `each`; None for all, or half of them while others ask too.
-    Thread-safe.
+class Locations:
+    """`maximum` in all. One owner may have `each`; None for all, or half of them while others ask
+    too. Thread-safe.
     """
 
     def __init__(
         self,
         what: str,
-        most: int,
+        maximum: int,
         each: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`what`: for messages, in the plural."""
-        self.most = most
+        self.maximum = maximum
         self._what, self._each, self._askers = what, each, Askers(clock)
         self._lock, self._taken = threading.Lock(), Counter[str]()
         self._turnover = Turnover(clock)
 
     def take(self, owner: str) -> Callable[[], None]:
-        """What is returned gives the place back; a second call does nothing. Raises BusyError."""
+        """Return what is returned gives the place back; a second call does nothing. Raises
+        BusyError.
+        """
         with self._lock:
             each, taken = self._share(owner), self._taken.total()
             if self._taken[owner] >= each:
@@ -55,21 +57,21 @@ class Places:
                     f"{each} {self._what} for this client, the most that may; try again later",
                     self._turnover.wait_s(),
                 )
-            if taken >= self.most:
+            if taken >= self.maximum:
                 raise BusyError(
-                    f"{self.most} {self._what}, the most that may; try again later",
+                    f"{self.maximum} {self._what}, the most that may; try again later",
                     self._turnover.wait_s(),
                 )
             if not taken:
                 self._turnover.begin()
             self._taken[owner] += 1
-        held = [owner]
+        stored = [owner]
 
         def give_back() -> None:
             with self._lock:
-                if held:
+                if stored:
                     self._turnover.freed()
-                    self._taken[held.pop()] -= 1
+                    self._taken[stored.pop()] -= 1
                     self._taken += Counter()  # without those that have none
 
         return give_back
@@ -82,4 +84,4 @@ class Places:
     def _share(self, owner: str) -> int:
         if self._each is not None:
             return self._each
-        return max(1, self.most // 2) if self._askers.others_than(owner) else self.most
+        return max(1, self.maximum // 2) if self._askers.others_than(owner) else self.maximum

@@ -1,4 +1,6 @@
-"""Where a node's operands lie in memory, as far as kernels are compiled for it. No Triton."""
+"""Describes where a node's operands lie in memory, as far as kernels are compiled for it. No
+Triton.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +10,21 @@ from typing import Any
 
 import torch
 
-from mtmd.kernels.gpu.triton_kernel import Placed, fresh
+from mtmd.kernels.gpu.triton_kernel import Located, fresh
 from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.ops import OPS
 
 ALIGNED = 16  # bytes: what memory of a tensor's own begins at, and what loads are made wide by
 
 
-def placed_types(operands: Sequence[Node | None]) -> tuple[Type | None, ...]:
+def located_types(operands: Sequence[Node | None]) -> tuple[Type | None, ...]:
     """The types of a node's inputs, and what parts of others are parts of: a launch has its
     program compiled for addresses that are no multiples of 16, and tensors of many bytes.
     """
-    return tuple(None if node is None else _placed(node) for node in operands)
+    return tuple(None if node is None else _located(node) for node in operands)
 
 
-def _placed(node: Node) -> Type:
+def _located(node: Node) -> Type:
     offset, root = 0, node
     while root.alias and root.inputs[0] is not None:
         (first, *_), attrs = root.inputs, tuple(root.attrs.items())
@@ -33,7 +35,7 @@ def _placed(node: Node) -> Type:
     if root is node:
         return fresh(node.type)
     kind = node.type
-    return Placed(
+    return Located(
         kind.shape, kind.dtype, kind.strides, offset % ALIGNED == 0, max(root.type.bytes, 1)
     )
 

@@ -1,5 +1,5 @@
-"""What the rows of a batch answer, kept beside them: a later run goes on with the same question, or
-not at all.
+"""Describes what the rows of a batch answer, kept beside them: a later run goes on with the same
+question, or not at all.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def chosen(options: Any) -> dict[str, Any]:
     return {f.name: given[f.name] for f in fields if given[f.name] != f.default}
 
 
-def asked(
+def requested(
     model: str | None,
     prompt: str,
     system: str,
@@ -39,7 +39,7 @@ def asked(
     answering: Mapping[str, Any],
     frames: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """What makes rows what they are. `loading`, `answering`, `frames`: what was chosen of
+    """Return what makes rows what they are. `loading`, `answering`, `frames`: what was chosen of
     `LoadOptions`, `AnswerOptions` and `FrameRequest`.
     """
     return {
@@ -72,9 +72,9 @@ def check_same(out: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> N
             )
 
 
-class AskedBefore:
-    """Of the rows in `out`: OUT.run.json. `has_rows`: else what is there is not theirs. Raises
-    OptionError where they answer something else.
+class EarlierRun:
+    """Question that the rows in `out` answer: OUT.run.json. `has_rows`: else what is there is not
+    theirs. Raises OptionError where they answer something else.
     """
 
     def __init__(self, out: Path, now: Mapping[str, Any], has_rows: bool):
@@ -114,10 +114,10 @@ class AskedBefore:
         if self._is_there:
             return
         began = 0.0 if self.note else time.time()
-        kept = {"version": VERSION, "began": began, "folder": self.folder, **self._now}
+        saved = {"version": VERSION, "began": began, "folder": self.folder, **self._now}
         made = self.path.with_name(self.path.name + ".new")
         try:
-            made.write_text(json.dumps(kept, ensure_ascii=False, indent=1) + "\n", "utf-8")
+            made.write_text(json.dumps(saved, ensure_ascii=False, indent=1) + "\n", "utf-8")
         except OSError as error:
             error.filename = error.filename or str(made)
             raise
@@ -146,9 +146,9 @@ def name_of_model(model: str | None) -> str:
     return str(path.resolve()) if path.exists() else model
 
 
-def place_of(name: str, folder: str) -> str:
-    """Where a picture lies that `folder`, a whole path, names so, however that is written. A link
-    to a picture is one of its own. The name of a URL is its own place.
+def location_of(name: str, folder: str) -> str:
+    """Return where a picture lies that `folder`, a whole path, names so, however that is written. A
+    link to a picture is one of its own. The name of a URL is its own place.
     """
     if is_url(name):
         return name
@@ -158,5 +158,5 @@ def place_of(name: str, folder: str) -> str:
 
 @cache
 def real_folder(path: str) -> str:
-    """Of a whole path, with no links in it."""
+    """Return the real folder of a whole path, with no links in it."""
     return os.path.realpath(path)

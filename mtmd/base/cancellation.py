@@ -1,7 +1,7 @@
-"""Whether what a thread does is still wanted: who asked for it may have left meanwhile.
+"""Describes whether what a thread does is still wanted: who asked for it may have left meanwhile.
 
-Said once, where a request comes in, by `wanted_unless`; looked at where work takes long, or waits
-(`check_wanted`, `wait`), which ends it with a LeftError.
+Said once, where a request comes in, by `cancel_if`; looked at where work takes long, or waits
+(`check_cancelled`, `wait`), which ends it with a LeftError.
 """
 
 from __future__ import annotations
@@ -17,16 +17,14 @@ LOOKED_S = 0.25  # between two looks while waiting
 _is_gone: ContextVar[Callable[[], bool] | None] = ContextVar("who asked has left", default=None)
 
 
-def wanted_unless(is_gone: Callable[[], bool] | None) -> None:
-    """What this thread does from now on is for somebody who has left once `is_gone` is true; None:
-    it is wanted in any case.
-    """
+def cancel_if(is_gone: Callable[[], bool] | None) -> None:
+    """Cancel what this thread does from now on once `is_gone` is true; None: never."""
     _is_gone.set(is_gone)
 
 
 @contextmanager
 def in_any_case() -> Iterator[None]:
-    """What is done here is wanted also when who asked for it has left."""
+    """Complete what is done here even if its client has left."""
     before = _is_gone.get()
     _is_gone.set(None)
     try:
@@ -36,12 +34,12 @@ def in_any_case() -> Iterator[None]:
 
 
 def may_be_left() -> bool:
-    """Whether who asked can leave at all."""
+    """Return whether who asked can leave at all."""
     return _is_gone.get() is not None
 
 
 def is_gone() -> Callable[[], bool]:
-    """As `wanted_unless` has said, for other threads to ask."""
+    """Return the function of the cancellation, for other threads to call."""
     return _is_gone.get() or _never
 
 
@@ -49,7 +47,7 @@ def _never() -> bool:
     return False
 
 
-def check_wanted() -> None:
+def check_cancelled() -> None:
     """Raises LeftError where nobody wants what this thread does any more."""
     if is_gone()():
         raise left()
@@ -62,4 +60,4 @@ def left() -> LeftError:
 def wait(event: threading.Event) -> None:
     """Until it is set. Raises LeftError."""
     while not event.wait(LOOKED_S if may_be_left() else None):
-        check_wanted()
+        check_cancelled()

@@ -23,17 +23,17 @@ LOST_S = 30.0  # as long as Ray waits for one that does not answer
 PINNED_S = 10.0  # for an answer that one replica alone can give, before that one is said to be busy
 
 
-def scaling(least: int, most: int, parallel: int) -> dict[str, Any]:
+def scaling(minimum: int, maximum: int, parallel: int) -> dict[str, Any]:
     """Return options of Ray Serve for the number of replicas, of which each computes `parallel`
     answers at once. What waits in fronts Ray does not see; they give each replica more
     than it computes, though, so that more are wanted where all are busy.
     """
-    if least == most:
-        return {"num_replicas": least}
+    if minimum == maximum:
+        return {"num_replicas": minimum}
     return {
         "autoscaling_config": {
-            "min_replicas": least,
-            "max_replicas": most,
+            "min_replicas": minimum,
+            "max_replicas": maximum,
             "target_ongoing_requests": parallel,
             "upscale_delay_s": MORE_AFTER_S,
             "downscale_delay_s": FEWER_AFTER_S,
@@ -44,22 +44,24 @@ def scaling(least: int, most: int, parallel: int) -> dict[str, Any]:
 
 
 class Room:
-    """Places, given in the order in which they are asked for. `most`: how many, asked each time;
+    """Places, given in the order in which they are asked for. `maximum`: how many, asked each time;
     `queue`: how many may wait.
     """
 
-    def __init__(self, most: Callable[[], int], queue: int) -> None:
-        self._most, self._queue, self._held = most, queue, 0
+    def __init__(self, maximum: Callable[[], int], queue: int) -> None:
+        self._maximum, self._queue, self._stored = maximum, queue, 0
         self._line = deque[asyncio.Future[None]]()
 
     @asynccontextmanager
-    async def place(self, within_s: float = math.inf, again: bool = False) -> AsyncIterator[None]:
+    async def location(
+        self, within_s: float = math.inf, again: bool = False
+    ) -> AsyncIterator[None]:
         """`again`: for one who had a place before, and goes before those who wait. Raises Full
         where too many wait, or where it takes longer.
         """
         self._let_in()
-        if self._held < self._most():
-            self._held += 1
+        if self._stored < self._maximum():
+            self._stored += 1
         else:
             await self._wait(within_s, again)
         try:
@@ -69,7 +71,7 @@ class Room:
 
     @property
     def is_empty(self) -> bool:
-        return not (self._held or self._line)
+        return not (self._stored or self._line)
 
     async def _wait(self, within_s: float, again: bool) -> None:
         if len(self._line) >= self._queue and not again:
@@ -91,16 +93,16 @@ class Room:
             raise
 
     def _leave(self) -> None:
-        self._held -= 1
+        self._stored -= 1
         self._let_in()
 
     def _let_in(self) -> None:
-        while self._line and self._held < self._most():
-            self._held += 1
+        while self._line and self._stored < self._maximum():
+            self._stored += 1
             self._line.popleft().set_result(None)
 
 
-class Places:
+class Locations:
     """Places of one of `fronts`. `names`: the replicas that are ready, of which each has `each`
     answers at once, and as many more that only it can give.
     """
@@ -127,14 +129,14 @@ class Places:
         """
         async with AsyncExitStack() as stack:
             if only in self._names():
-                await stack.enter_async_context(self._room_of(only).place(PINNED_S, again))
-            await stack.enter_async_context(self._answers.place(again=again))
+                await stack.enter_async_context(self._room_of(only).location(PINNED_S, again))
+            await stack.enter_async_context(self._answers.location(again=again))
             yield
 
     @asynccontextmanager
     async def of_what_computes_nothing(self, again: bool = False) -> AsyncIterator[None]:
         """Raises Full."""
-        async with self._light.place(again=again):
+        async with self._light.location(again=again):
             yield
 
     def lost(self, name: str) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from mtmd.base.files import cache_folder, open_regular, write_aside
+from mtmd.base.files import cache_folder, open_regular, write_atomically
 from mtmd.kernels.trials import Measured, Trial
 
 FORMAT = 2
@@ -59,7 +59,7 @@ def _source() -> str:
     return digest.hexdigest()[:16]
 
 
-class Kept:
+class Saved:
     """`machine` says for what, asked when it is needed first; `folder` where, None for the user's
     cache.
     """
@@ -104,7 +104,7 @@ class Kept:
             for name, m in shapes.items()
         }
         text = json.dumps({"format": FORMAT, "machine": self.machine, "shapes": entries}, indent=1)
-        write_aside(self.file, text.encode())
+        write_atomically(self.file, text.encode())
 
     def _read(self) -> dict[str, Measured]:
         if self.file is None:
@@ -117,10 +117,10 @@ class Kept:
         try:
             if len(content) > BYTES_MAX:
                 raise ValueError(f"more than {BYTES_MAX} bytes")
-            found = json.loads(content)
-            if found["format"] != FORMAT or found["machine"] != self.machine:
+            result = json.loads(content)
+            if result["format"] != FORMAT or result["machine"] != self.machine:
                 raise ValueError("of another card or other versions")
-            entries = list(found["shapes"].items())[:SHAPES_MAX]
+            entries = list(result["shapes"].items())[:SHAPES_MAX]
             return {_text(name): _measured(entry) for name, entry in entries}
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             log.warning("what was measured of attention is measured anew: %s: %s", self.file, error)
