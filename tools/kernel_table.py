@@ -35,7 +35,7 @@ Written by `python tools/kernel_table.py > docs/kernels.md` with triton {triton}
 registers spill; they say nothing about speed. `python benchmarks/gpu.py` checks and measures the kernels where there is a GPU. Their
 results are checked on the CPU in Triton's interpreter (`tests/kernels`).
 
-What attention takes: head sizes 16 to {most} (keys and values may differ), bf16, fp16 and fp32 with fp32 sums, grouped heads, causal,
+What attention takes: head sizes 16 to {maximum} (keys and values may differ), bf16, fp16 and fp32 with fp32 sums, grouped heads, causal,
 window, bounds, soft cap, an additive mask of any floating-point type that broadcasts, any strides but in the last dimension. Anything
 else is refused with a reason (`rejects` in `kernels/gpu/flash_attention/kernel.py`).
 
@@ -62,7 +62,7 @@ is tokens of a chunk x columns of a state, and warps. The short convolution (`ke
 is rows x channels, and warps. The RMS norm and the L2 norm (`kernels/gpu/norms/rms_norm.py`) take rows of any width under any strides; `tile` is rows x
 values of a row at a time, and warps.
 
-Attention to a cache (`kernels/gpu/paged_attention/`) reads the table of pages, for head sizes 16 to {most}; `tile` is rows x keys, and warps.
+Attention to a cache (`kernels/gpu/paged_attention/`) reads the table of pages, for head sizes 16 to {maximum}; `tile` is rows x keys, and warps.
 Experts (`kernels/gpu/moe/`) are plain or quantized; `tile` is choices x values x groups of 32, of the products with gate and up; of quantized tables and
 at most 32 rows an expert x units, whose operands are made of packed codes (`kernels/gpu/moe/few_rows.py`). A residual and
 its norm (`kernels/gpu/norms/add_norm.py`, `kernels/gpu/norms/add_layer_norm.py`) take rows of up to 16,384 values, rotary turning and cache writes

@@ -37,7 +37,7 @@ with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
             sys.exit(main(call))
         except SystemExit as left:
             assert left.code == {code}, (call, left.code)
-assert out.getvalue().count({told!r}) == len({calls}), out.getvalue()
+assert out.getvalue().count({reported!r}) == len({calls}), out.getvalue()
 """
 CASES = {
     "import": "import mtmd; assert mtmd.__version__",
