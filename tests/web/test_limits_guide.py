@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mtmd.base.errors import OptionError
-from mtmd.base.isolation import worker_slots as locations
+from mtmd.base.isolation import worker_slots
 from mtmd.batch.inputs import PARTS_MAX
 from mtmd.clip.image.decode import DEFAULT_LIMITS
 from mtmd.clip.video.limits import DEFAULT_LIMITS as VIDEO_LIMITS
@@ -84,7 +84,7 @@ def maximum_of(option):
         ("requests a minute", [S.rate_limit or "any number"]),
         ("pixels of all", [f"{M.server_pixels // 10**6} million"]),
         ("pictures being", [f"{M.decoding_pixels // 10**6} million"]),
-        ("pictures, videos and", [f"{locations.LONG_JOBS} and {locations.STOPPED_JOBS}"]),
+        ("pictures, videos and", [f"{worker_slots.LONG_JOBS} and {worker_slots.STOPPED_JOBS}"]),
         ("log probabilities of prompts", [f"{PROMPT_LOGPROBS_MAX:,}"]),
         ("readers of", [S.followers, chat.READERS_EACH]),
         ("downloads", [S.downloads]),

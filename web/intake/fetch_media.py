@@ -19,7 +19,7 @@ class Fetcher:
     """`limit_s`: wall time for all pictures and videos of one request together."""
 
     def __init__(self, limit_s: float = LIMIT_S, at_once: int = 16) -> None:
-        self.limit_s, self._locations = limit_s, threading.BoundedSemaphore(at_once)
+        self.limit_s, self._slots = limit_s, threading.BoundedSemaphore(at_once)
 
     def fetch(
         self, url: str, location: str, max_bytes: int, deadline: float, *, video: bool = False
@@ -49,9 +49,9 @@ class Fetcher:
 
     @contextmanager
     def _location(self, deadline: float) -> Iterator[None]:
-        if not self._locations.acquire(timeout=max(0.0, deadline - time.monotonic())):
+        if not self._slots.acquire(timeout=max(0.0, deadline - time.monotonic())):
             raise Denied("too many at once")
         try:
             yield
         finally:
-            self._locations.release()
+            self._slots.release()

@@ -26,7 +26,7 @@ from mtmd.web.errors import response as as_response
 from mtmd.web.intake.json_limits import check_json
 from mtmd.web.intake.long_texts import LONG, CutBody, Memory
 from mtmd.web.intake.picture_budget import PictureBudget
-from mtmd.web.intake.slots import Locations
+from mtmd.web.intake.slots import Slots
 from mtmd.web.native_threads import in_thread
 from mtmd.web.settings import HAS_LEFT, JsonLimits, ServerSettings
 
@@ -113,8 +113,8 @@ class Gate:
         self, app: GatedFlask, settings: ServerSettings, slots: int, client: Callable[[], str]
     ) -> None:
         self._settings, self._client = settings, client
-        self._locations = {
-            work: Locations(what, maximum)
+        self._slots = {
+            work: Slots(what, maximum)
             for work, what, maximum in (
                 (Work.ANSWER, "requests are being answered or wait", slots + settings.queue),
                 (Work.FOLLOW, "readers follow answers", settings.followers),
@@ -132,7 +132,7 @@ class Gate:
 
     def taken(self, work: Work) -> int:
         """Places of this kind that are not free."""
-        return self._locations[work].taken
+        return self._slots[work].taken
 
     def body_limit(self, method: str, path: str) -> int:
         """Return how many bytes may come with such a request. `path` as WSGI has it, in Latin-1."""
@@ -178,11 +178,11 @@ class Gate:
         if what is not None and what.body in _FILES and _encoding() not in ("", "identity"):
             raise refused(_encoding(), [])
         client = self._client()
-        if what is not None and what.work in self._locations and request.method != "OPTIONS":
-            g.give_back = self._locations[what.work].take(client)
+        if what is not None and what.work in self._slots and request.method != "OPTIONS":
+            g.give_back = self._slots[what.work].take(client)
         cancel_if(request.environ.get(HAS_LEFT))
         work_for(client)
-        if what is not None and what.work in self._locations:
+        if what is not None and what.work in self._slots:
             with self._entrance.one():  # among the clients in turn
                 time.sleep(0)  # others are answered between two that begin
 
@@ -195,7 +195,7 @@ class Gate:
         long = _is_long(response)
         if give_back is None and long:
             try:
-                give_back = self._locations[Work.DOWNLOAD].take(self._client())
+                give_back = self._slots[Work.DOWNLOAD].take(self._client())
             except BusyError as busy:
                 response.close()
                 return as_response(as_api_error(busy, g.get("request_id", "req")))

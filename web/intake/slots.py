@@ -28,7 +28,7 @@ class Askers:
         return len(self._requested) > 1
 
 
-class Locations:
+class Slots:
     """`maximum` in all. One owner may have `each`; None for all, or half of them while others ask
     too. Thread-safe.
     """

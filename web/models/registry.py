@@ -23,7 +23,7 @@ from mtmd.base.tracebacks import traceback_text
 from mtmd.checkpoint.collection import Source
 from mtmd.checkpoint.hub import DEMO, DEMO_NAME, NotInCacheError
 from mtmd.service.turns import for_whom, is_gone, left, moved
-from mtmd.web.intake.slots import Locations
+from mtmd.web.intake.slots import Slots
 from mtmd.web.models.choice import (
     FAILED,
     FETCHING,
@@ -176,7 +176,7 @@ class Registry:
         self._chosen = default is not None
         self._default = entries[0] if default is None else self._by_name[default]
         self._changed, self._closing = threading.Condition(), threading.Lock()
-        self._locations = Locations("requests wait until their model is in memory", MAX_WAITING)
+        self._slots = Slots("requests wait until their model is in memory", MAX_WAITING)
         self._loads, self._fetches = Loads(), Fetches(loader, self._fetched)
         self._to_survey = [entry for entry in entries if entry.source.is_here]
         self._ending, self._ends_on_fault = False, ends_on_fault
@@ -242,7 +242,7 @@ class Registry:
                 self._fetch(entry, client)
                 self._check_failed(entry, now)
                 raise fetching(entry)
-            waiter.leave = self._locations.take(client)
+            waiter.leave = self._slots.take(client)
             entry.waiters.append(waiter)
             self._changed.notify_all()
         return _Claim(self, entry, waiter)
@@ -443,7 +443,7 @@ class Registry:
         """Return whether anything is being answered, or waits for a model."""
         with self._changed:
             self._without_gone()
-            return bool(self._locations.taken) or any(e.in_use for e in self._entries.values())
+            return bool(self._slots.taken) or any(e.in_use for e in self._entries.values())
 
     def on_fault(self, report: Callable[[DeviceError], None]) -> None:
         """`report` is called, on any thread, once there is one; at once where there is."""

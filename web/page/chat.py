@@ -19,7 +19,7 @@ from mtmd.thinking.written import assistant_message, parts
 from mtmd.web.auth import owner
 from mtmd.web.errors import ApiError
 from mtmd.web.intake.picture_budget import PictureBudget
-from mtmd.web.intake.slots import Locations
+from mtmd.web.intake.slots import Slots
 from mtmd.web.models.choice import Models
 from mtmd.web.page.answers import Answer, Answers
 from mtmd.web.page.model_messages import checked_pixels, model_messages
@@ -44,7 +44,7 @@ class Chat:
     ) -> None:
         self.models, self.store, self.budget = models, store, budget
         self.answers, self.pictures = Answers(store), PictureCache(store, budget, settings)
-        self.readers = Locations("readers follow answers", settings.followers, READERS_EACH)
+        self.readers = Slots("readers follow answers", settings.followers, READERS_EACH)
         self._lock, self._starting = threading.Lock(), set[str]()  # conversations
 
     def add_picture(self, data: bytes, name: str) -> StoredImage:

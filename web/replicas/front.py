@@ -36,7 +36,7 @@ from mtmd.web.replicas.forwarded import (
     backward,
     onward,
 )
-from mtmd.web.replicas.replica_slots import Locations
+from mtmd.web.replicas.replica_slots import Slots
 from mtmd.web.replicas.together import files_of, metrics_of
 from mtmd.web.settings import ServerSettings
 
@@ -97,7 +97,7 @@ class Front:
         self._access = Access(settings)
         self._bodies = Bodies(settings.connections)
         self._fronts, self._strangers = fronts, 0
-        self._locations = Locations(lambda: replicas.names, each, fronts, settings.queue)
+        self._slots = Slots(lambda: replicas.names, each, fronts, settings.queue)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -256,7 +256,7 @@ class Front:
         """Among what this front has with replicas. `again`: it had one before, and goes first.
         Raises ApiError.
         """
-        slots = self._locations
+        slots = self._slots
         slot = (
             slots.of_what_computes_nothing(again)
             if requested.is_light
@@ -283,7 +283,7 @@ class Front:
                     lost += 1
                     if lost == TRIED_ON:
                         raise _lost() from None
-                    self._locations.lost(error.replica)
+                    self._slots.lost(error.replica)
                     route = replace(route, avoid=(*route.avoid, error.replica))
                 except Late:
                     late += 1

@@ -102,7 +102,7 @@ class Room:
             self._line.popleft().set_result(None)
 
 
-class Locations:
+class Slots:
     """Places of one of `fronts`. `names`: the replicas that are ready, of which each has `each`
     answers at once, and as many more that only it can give.
     """

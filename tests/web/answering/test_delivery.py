@@ -82,7 +82,7 @@ def test_there_is_something_while_it_is_loaded_and_then_the_answer(
         "slow" in answer and "says" in answer and "error" not in answer.replace('"error": null', "")
     )
     entry = registry._entries["slow"]
-    assert not entry.users and not entry.waiters and not registry._locations.taken
+    assert not entry.users and not entry.waiters and not registry._slots.taken
     response.close()
 
 
@@ -101,7 +101,7 @@ def test_one_that_cannot_be_loaded_ends_the_stream_with_its_error(
     response.close()
     again, _ = requested(path, BODIES[path])
     assert again.status_code == 503, "known before anything is sent"
-    assert not registry._entries["slow"].waiters and not registry._locations.taken
+    assert not registry._entries["slow"].waiters and not registry._slots.taken
 
 
 def test_what_is_wrong_with_a_request_is_told_in_the_stream_and_nothing_is_held(
@@ -119,10 +119,10 @@ def test_what_is_wrong_with_a_request_is_told_in_the_stream_and_nothing_is_held(
 def test_who_leaves_meanwhile_has_no_place_any_more(read, requested, registry):
     response, pieces = requested("/v1/chat/completions", REQUESTED)
     list(itertools.islice(pieces, read))
-    assert registry._locations.taken == 1
+    assert registry._slots.taken == 1
     pieces.close()
     response.close()
-    assert not registry._entries["slow"].waiters and not registry._locations.taken
+    assert not registry._entries["slow"].waiters and not registry._slots.taken
 
 
 def test_what_is_not_streamed_waits_in_silence(requested, monkeypatch):

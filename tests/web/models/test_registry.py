@@ -623,9 +623,9 @@ def test_no_more_wait_than_there_are_threads_for_and_no_client_has_all_places(mo
     with started({"a": 4, "b": 1}) as (registry, loader):
         loader.gate.clear()
         waiting = [take(registry, "a", client="kim")]
-        assert until(lambda: registry._locations.taken == 1)
+        assert until(lambda: registry._slots.taken == 1)
         waiting.append(take(registry, "a", client="lee"))
-        assert until(lambda: registry._locations.taken == 2)
+        assert until(lambda: registry._slots.taken == 2)
         with pytest.raises(
             BusyError, match=r"1 requests wait until .* for this client"
         ) as reported:
@@ -637,7 +637,7 @@ def test_no_more_wait_than_there_are_threads_for_and_no_client_has_all_places(mo
         for result, thread in waiting:
             thread.join(10)
             assert result[0].name == "a"
-        assert registry.take("b", client="ann").name == "b" and not registry._locations.taken
+        assert registry.take("b", client="ann").name == "b" and not registry._slots.taken
 
 
 def test_answers_are_ended_at_once_where_the_server_ends_while_another_is_loaded():
@@ -828,7 +828,7 @@ def test_who_leaves_once_it_is_there_does_not_keep_it_in_memory():
     with started({"a": 8, "b": 8}) as (registry, _):
         asker = Asker(registry, "a")
         assert until(lambda: state_of(registry, "a") == LOADED)
-        assert not registry._locations.taken, "it waits no more"
+        assert not registry._slots.taken, "it waits no more"
         assert asker.claim.wait(0) and registry._entries["a"].in_use
         asker.gone = True
         assert not registry.busy
@@ -841,7 +841,7 @@ def test_a_load_that_fails_gives_places_back_though_nobody_asks():
         loader.fails["a"] = ModelError("it is damaged")
         asker = Asker(registry, "a")
         assert until(lambda: state_of(registry, "a") == FAILED)
-        assert not registry._locations.taken
+        assert not registry._slots.taken
         with pytest.raises(ApiError, match="it is damaged"):
             asker.claim.wait()
 

@@ -337,8 +337,8 @@ def ends_what_it_has_begun(server: Running, url: str) -> None:
 
 QUICKER = """
 import sys
-from mtmd.web.replicas import replica_slots as locations
-locations.MORE_AFTER_S, locations.FEWER_AFTER_S, locations.LOOKED_BACK_S = 1.0, 4.0, 3.0
+from mtmd.web.replicas import replica_slots
+replica_slots.MORE_AFTER_S, replica_slots.FEWER_AFTER_S, replica_slots.LOOKED_BACK_S = 1.0, 4.0, 3.0
 from mtmd.cli import main
 sys.exit(main())
 """

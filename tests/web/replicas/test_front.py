@@ -283,7 +283,7 @@ def test_what_a_lost_replica_had_waits_for_places_of_the_others_and_goes_first()
         while len(replicas.calls) < 8:
             await asyncio.sleep(0)
         replicas.killed.set()
-        while len(front._locations._answers._line) < 8:  # those that were lost, and who waited
+        while len(front._slots._answers._line) < 8:  # those that were lost, and who waited
             await asyncio.sleep(0)
         assert len(replicas.calls) == 8 and replicas.maximum == 4
         replicas.go.set()

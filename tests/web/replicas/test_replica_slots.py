@@ -7,9 +7,9 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from mtmd.web.replicas import replica_slots as locations
+from mtmd.web.replicas import replica_slots
 from mtmd.web.replicas.forwarded import Full
-from mtmd.web.replicas.replica_slots import LOST_S, SPARE, Locations, scaling
+from mtmd.web.replicas.replica_slots import LOST_S, SPARE, Slots, scaling
 
 
 async def settle():
@@ -31,7 +31,7 @@ async def end(*tasks):
 
 def test_answers_wait_in_their_order_and_beyond_the_queue_it_is_full():
     async def run():
-        here = Locations(lambda: ["a", "b"], each=2, fronts=1, queue=2)
+        here = Slots(lambda: ["a", "b"], each=2, fronts=1, queue=2)
         first = [asyncio.ensure_future(stored(here.of_an_answer(""))) for _ in range(4)]
         await settle()
         came = []
@@ -61,7 +61,7 @@ def test_answers_wait_in_their_order_and_beyond_the_queue_it_is_full():
 
 def test_metrics_and_lists_need_not_wait_for_answers():
     async def run():
-        here = Locations(lambda: ["a"], each=1, fronts=1, queue=100)
+        here = Slots(lambda: ["a"], each=1, fronts=1, queue=100)
         answers = [asyncio.ensure_future(stored(here.of_an_answer(""))) for _ in range(50)]
         await settle()
         async with AsyncExitStack() as stack:
@@ -75,10 +75,10 @@ def test_metrics_and_lists_need_not_wait_for_answers():
 
 
 def test_a_replica_that_alone_can_answer_and_is_busy_holds_up_nothing_else(monkeypatch):
-    monkeypatch.setattr(locations, "PINNED_S", 0.01)
+    monkeypatch.setattr(replica_slots, "PINNED_S", 0.01)
 
     async def run():
-        here = Locations(lambda: ["a", "b"], each=2, fronts=1, queue=100)
+        here = Slots(lambda: ["a", "b"], each=2, fronts=1, queue=100)
         pinned = [asyncio.ensure_future(stored(here.of_an_answer("a"))) for _ in range(10)]
         await settle()
         async with here.of_an_answer("b"), here.of_an_answer(""):
@@ -95,11 +95,11 @@ def test_a_replica_that_alone_can_answer_and_is_busy_holds_up_nothing_else(monke
 
 
 def test_where_a_replica_comes_what_waits_is_let_on(monkeypatch):
-    monkeypatch.setattr(locations, "LOOK_S", 0.01)
+    monkeypatch.setattr(replica_slots, "LOOK_S", 0.01)
 
     async def run():
         names = []
-        here = Locations(lambda: names, each=1, fronts=1, queue=1)
+        here = Slots(lambda: names, each=1, fronts=1, queue=1)
         task = asyncio.ensure_future(here.of_an_answer("").__aenter__())
         await settle()
         assert not task.done()
@@ -112,7 +112,7 @@ def test_where_a_replica_comes_what_waits_is_let_on(monkeypatch):
 def test_a_replica_that_was_lost_has_no_places_though_it_is_still_named():
     async def run():
         names, now = ["a", "b"], 0.0
-        here = Locations(lambda: names, each=2, fronts=1, queue=1, clock=lambda: now)
+        here = Slots(lambda: names, each=2, fronts=1, queue=1, clock=lambda: now)
         here.lost("a")
         tasks = [asyncio.ensure_future(stored(here.of_an_answer(""))) for _ in range(3)]
         await settle()
@@ -141,11 +141,11 @@ def test_a_replica_that_was_lost_has_no_places_though_it_is_still_named():
 
 def test_nothing_goes_to_rays_router_while_there_is_no_replica(monkeypatch):
     """It would wait there, for as long as a model loads, before all that comes later."""
-    monkeypatch.setattr(locations, "LOOK_S", 0.001)
+    monkeypatch.setattr(replica_slots, "LOOK_S", 0.001)
 
     async def run():
         names = []
-        here = Locations(lambda: names, each=2, fronts=1, queue=8)
+        here = Slots(lambda: names, each=2, fronts=1, queue=8)
         kinds = (here.of_an_answer(""), here.of_what_computes_nothing())
         tasks = [asyncio.ensure_future(stored(slot)) for slot in kinds]
         await settle()
@@ -174,7 +174,7 @@ def test_where_all_are_busy_more_replicas_are_wanted():
 
     async def run():
         names = ["a"]
-        here = Locations(lambda: names, each, fronts=1, queue=1000)
+        here = Slots(lambda: names, each, fronts=1, queue=1000)
         tasks = [asyncio.ensure_future(stored(here.of_an_answer(""))) for _ in range(100)]
         await settle()
         target = scaling(1, 8, parallel)["autoscaling_config"]["target_ongoing_requests"]
