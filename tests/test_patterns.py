@@ -49,6 +49,7 @@ MADE = {
         r"(?<![A-Za-z0-9])aaaaaaaa(?![A-Za-z0-9_])",
     ],
     ("kernels/gpu/compile.py", "f'\\\\.{name}:\\\\s*(\\\\d+)'"): [r"\.vgpr_count:\s*(\d+)"],
+    ("mtmd/cluster/out/parts.py", "f'part-(\\\\d{{6,}}){re.escape(ending)}'"): [r"part-(\d{6,})\.jsonl"],
     ("kernels/checkpoint/canonical.py", "p"): "families, whose patterns are below",
     ("mtmd/inspect/dump.py", "text or ''"): "whoever runs `mtmd dump --match`",
     ("kernels/plan/scheduler.py", "expression"): "whoever runs --override-tensor",

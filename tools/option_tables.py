@@ -46,8 +46,8 @@ else:  # torch is not loaded for types
 Detail: TypeAlias = Literal["auto", "low", "high"]
 '''
 KEYWORDS = {
-    "LoadKeywords": (LoadOptions, "How a model is loaded."),
-    "AnswerKeywords": (AnswerOptions, "How an answer is generated."),
+    "LoadKeywords": (LoadOptions, "Describes how a model is loaded."),
+    "AnswerKeywords": (AnswerOptions, "Describes how an answer is generated."),
 }
 KEYWORDS_TAIL = '''
 

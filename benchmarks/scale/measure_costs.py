@@ -83,6 +83,7 @@ class Clocks:
         from mtmd.cluster import worker
         from mtmd.llm.engine.engine import Engine
         from mtmd.service.encode_queue import EncodeQueue
+        from mtmd.service.request_maker import RequestMaker
         from mtmd.service.service import Service
 
         encode, run, step = EncodeQueue.step, Engine._run, Engine.step
@@ -113,7 +114,7 @@ class Clocks:
         changed = (
             (answering, "read_picture", self.around("fetch", answering.read_picture)),
             (Service, "load_image", property(lambda s: self.around("decode", load_image.fget(s)))),
-            (Service, "_prepare", self.around("preprocess", Service._prepare)),
+            (RequestMaker, "prepare", self.around("preprocess", RequestMaker.prepare)),
             (Service, "_turn", self.around("turn", Service._turn)),
             (EncodeQueue, "step", encoded),
             (Engine, "_run", counted),

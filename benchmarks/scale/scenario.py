@@ -84,7 +84,7 @@ class Costs:
         _check(self, "picture_bytes background_cores", minimum=0)
         _check(self, "locked", minimum=0, maximum=1)
         _check(self, "engine_cores", minimum=0.01, maximum=1000)
-        _check(self, "tiles_at_once step_tokens beside_tokens", minimum=1)
+        _check(self, "tiles_at_once step_tokens concurrent_tokens", minimum=1)
         _check(self, "tiles prompt_tokens", minimum=0, maximum=1e6)
         _check(self, "output_tokens", minimum=1, maximum=1e6)
 

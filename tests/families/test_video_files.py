@@ -48,7 +48,7 @@ def test_a_file_is_read_as_its_frames_would_be(model: Model, clip: Path) -> None
     token = model.checkpoint.tokenizer.id(model.prompts.bridge.video.token)
     assert tokens.count(token) == seen.tokens == known.shape.all_tokens
     assert seen.how == "as the model's own processor takes videos" and answer.receipt.images == ()
-    assert [f.location for f in seen.frames] == [n % 2 for n in range(len(seen.frames))]
+    assert [f.place for f in seen.frames] == [n % 2 for n in range(len(seen.frames))]
 
 
 def test_a_second_question_encodes_nothing_and_a_longer_part_what_is_new(

@@ -149,7 +149,7 @@ def test_load_refuses_answer_options_and_answers_refuse_load_options(
 ) -> None:
     with pytest.raises(
         OptionError,
-        match=r"option 'max_tokens' is not known here; expected one of device.*an answer",
+        match=r"option 'max_tokens' is not known here; expected one of mmproj.*an answer",
     ):
         load(max_tokens=3)
     for call in (demo.describe, demo.answer):

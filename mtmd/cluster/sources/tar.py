@@ -22,7 +22,9 @@ class _Headers:
 
     def __init__(self, file: Any):
         self._file, self._left = file, HEADERS_MAX
-        self.seek, self.report = file.seek, file.report
+
+    def __getattr__(self, name: str) -> Any:  # `seek` and `tell`
+        return getattr(self._file, name)
 
     def begin(self) -> None:
         """A member."""

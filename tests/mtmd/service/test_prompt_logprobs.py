@@ -139,6 +139,6 @@ def test_they_go_to_another_process(both: tuple[Service, object]) -> None:
     answer = answered(both[0], TEXT, max_tokens=1, prompt_logprobs=2)
     parts: list[memoryview] = []
     written = json.loads(json.dumps(encode(answer, parts)))
-    result = decode(written, memoryview(b"".join(parts)))
+    result = decode(written, [bytearray(part) for part in parts])
     assert result.prompt_logprobs == answer.prompt_logprobs and len(result.prompt_logprobs) > 1
     assert len(json.dumps(written)) < 40 * len(answer.prompt_token_ids) + 10_000

@@ -13,7 +13,7 @@ from mtmd.tools.schemas import TYPES, definitions, texts_of, types_of, with_defi
 from mtmd.tools.value_grammar import ValueGrammar
 from mtmd.tools.values import ValueForm
 
-ROOT = {"$defs": {"Location": {"type": "object", "properties": {"of": {"type": "integer"}}}}}
+ROOT = {"$defs": {"Place": {"type": "object", "properties": {"of": {"type": "integer"}}}}}
 
 
 @pytest.mark.parametrize(
