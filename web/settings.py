@@ -337,7 +337,7 @@ class ServerSettings:
     trusted_proxy: tuple[str, ...] = option(
         (),
         several("ADDRESS"),
-        "believe X-Forwarded-For, -Host, -Proto and -Prefix of this address or network; unix: of "
+        "believe X-Forwarded-For, -Host, -Proto and -Prefix of this address or network; unix for "
         "who comes through --host unix:PATH; may be repeated",
         default="nobody's",
         group="access",
