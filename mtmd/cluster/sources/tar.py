@@ -45,8 +45,9 @@ def members(source: str, file: Any) -> Iterator[Item]:
     """
     headers, name = _Headers(file), identity(source)
     number, at = 0, 0
+    opened: Any = tarfile.open  # typeshed does not have `members`
     try:
-        with tarfile.open(fileobj=headers, mode="r:") as tar:  # type: ignore[call-overload]
+        with opened(fileobj=headers, mode="r:") as tar:
             while (member := tar.next()) is not None:
                 if member.size < 0 or tar.offset <= at or number >= MAX_ITEMS:
                     raise tarfile.ReadError(f"member {number:,} of {member.size:,} bytes")
