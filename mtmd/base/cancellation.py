@@ -23,7 +23,7 @@ def cancel_if(is_gone: Callable[[], bool] | None) -> None:
 
 
 @contextmanager
-def in_any_case() -> Iterator[None]:
+def shielded() -> Iterator[None]:
     """Complete what is done here even if its client has left."""
     before = _is_gone.get()
     _is_gone.set(None)

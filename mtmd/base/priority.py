@@ -23,7 +23,7 @@ _starters: dict[int, ThreadPoolExecutor] = {}
 """By process, as a child has none of its parent's threads: one thread that never steps back."""
 
 
-def step_back(steps: int = BEHIND) -> None:
+def lower_thread_priority(steps: int = BEHIND) -> None:
     """This thread lets those go first that have the priority of the process, from now on, and so do
     threads and processes that it starts, but for `ahead`: only a privileged process could take it
     back. Linux knows priorities of threads; elsewhere nothing changes.

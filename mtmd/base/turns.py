@@ -1,13 +1,13 @@
 """Turns of several threads at the same resource.
 
-`Turns` follow the rule of `fair_queue`. For whom a thread works is said once, by `work_for`, where
-a request comes in.
+`Turns` follow the rule of `fair_queue`. The owner that a thread works for is set once, by
+`set_owner`, where a request comes in.
 
-Threads that compute in Python share one interpreter, and with every one more of them each waits
-longer for it, the device's thread too. So those that answer requests `sit_down` at a desk with few
-seats, one after another by owner, and get up while they wait for something else (`moved`). Those
-who have to ask for the interpreter at every small step of their work, the device's thread and the
-server's loop among them, `goes_first`.
+Threads that compute in Python share one interpreter, and every one more makes each wait longer for
+it, the device's thread too. So a thread that answers a call takes one of few turns
+(`acquire_turn`), in line with those of other owners, and releases it while it waits for something
+else (`turn_released`). The device's thread, which needs the interpreter at every small step, is
+`prioritized`.
 """
 
 from __future__ import annotations
@@ -21,26 +21,24 @@ from functools import partial
 from mtmd.base.cancellation import wait
 from mtmd.base.fair_queue import FairSlots
 
-_for: ContextVar[str] = ContextVar("for whom", default="")
+_for: ContextVar[str] = ContextVar("owner", default="")
 _mine = threading.local()
-STANDS_S = 1.0  # for a seat
-STANDS_BACK_S = (
-    0.03  # at most, for one who goes first: work that takes longer is not hurt by others
-)
+ACQUIRE_S = 1.0  # waited for a turn; then the thread computes without one
+PRIORITIZED_S = 0.03  # waited at most for prioritized threads: longer work is not hurt by others
 
 
-def work_for(owner: str) -> None:
+def set_owner(owner: str) -> None:
     """Attribute what this thread does from now on to `owner`, "" for nobody."""
     _for.set(owner)
 
 
-def for_whom() -> str:
-    """Return the owner that `work_for` has set."""
+def current_owner() -> str:
+    """Return the owner that `set_owner` has set."""
     return _for.get()
 
 
 class _First:
-    """Set of those who go first: any number of threads, until each has ended."""
+    """Counts the prioritized threads; `nobody` is set while there are none."""
 
     def __init__(self) -> None:
         self._lock, self._count, self.nobody = threading.Lock(), 0, threading.Event()
@@ -82,16 +80,16 @@ class Turns:
             give_back()
 
     def take(self, weight: int = 1, within_s: float | None = None) -> Callable[[], None] | None:
-        """Waits for a turn; what is returned ends it, once. None where it has not come in time.
+        """Wait for a turn; what is returned ends it, once. None where it has not come in time.
         Raises LeftError where that is any time.
         """
         may = threading.Event()
-        claim = self._slots.request(lambda _: may.set(), for_whom(), weight)
+        claim = self._slots.request(lambda _: may.set(), current_owner(), weight)
         give_back = partial(self._slots.release, claim)
         if may.is_set():
             return give_back
         try:
-            with moved():
+            with turn_released():
                 if within_s is None:
                     wait(may)
                     return give_back
@@ -112,41 +110,45 @@ class Turns:
         return self._slots.in_use
 
 
-def sit_down(queue: Turns) -> None:
-    """This thread computes at `queue` until it gets up, once it is its turn there and nobody goes
-    first; after a while without: whoever sits there for long keeps nobody from anything.
+def acquire_turn(queue: Turns) -> None:
+    """Wait for a turn of `queue`, which this thread has until it is released, and for prioritized
+    threads. After a while go on without: a turn that takes long stops nobody.
     """
-    get_up()
-    give_back = queue.take(within_s=STANDS_S)
+    release_turn()
+    give_back = queue.take(within_s=ACQUIRE_S)
     if give_back is not None:
-        _mine.member = queue, give_back
-        _first.nobody.wait(STANDS_BACK_S)
+        _mine.turn = queue, give_back
+        _first.nobody.wait(PRIORITIZED_S)
 
 
-def get_up() -> None:
-    """Release the seat: from here on it computes little, or waits. Any number of times."""
-    member: tuple[Turns, Callable[[], None]] | None = getattr(_mine, "member", None)
-    _mine.member = None
-    if member is not None:
-        member[1]()
+def release_turn() -> None:
+    """Release the turn of this thread, which computes little from here on, or waits. A second call
+    does nothing.
+    """
+    turn: tuple[Turns, Callable[[], None]] | None = getattr(_mine, "turn", None)
+    _mine.turn = None
+    if turn is not None:
+        turn[1]()
 
 
 @contextmanager
-def moved() -> Iterator[None]:
-    """While this thread waits, or does what others need not wait for, its seat is another's."""
-    member: tuple[Turns, Callable[[], None]] | None = getattr(_mine, "member", None)
-    get_up()
+def turn_released() -> Iterator[None]:
+    """Release the turn of this thread in the context, where it waits or computes outside of the
+    interpreter, and take another after it.
+    """
+    turn: tuple[Turns, Callable[[], None]] | None = getattr(_mine, "turn", None)
+    release_turn()
     try:
         yield
     finally:
-        if member is not None:
-            sit_down(member[0])
+        if turn is not None:
+            acquire_turn(turn[0])
 
 
 @contextmanager
-def goes_first() -> Iterator[None]:
-    """Nobody else sits down to compute meanwhile, for a moment at most. For the thread of a device,
-    and those that hand on what others wait for: they do not wait for each other.
+def prioritized() -> Iterator[None]:
+    """Let no thread acquire a turn in the context, for PRIORITIZED_S at most. For the thread of a
+    device; prioritized threads do not wait for each other.
     """
     _first.begin()
     try:

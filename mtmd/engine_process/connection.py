@@ -34,7 +34,7 @@ from mtmd.engine_process.process import Process
 from mtmd.events import Finished
 from mtmd.loaded.device_thread import AGAIN, CLOSED
 from mtmd.service.ticket import Ticket
-from mtmd.service.turns import for_whom, moved
+from mtmd.service.turns import current_owner
 
 log = logging.getLogger("mtmd.engine")
 
@@ -80,14 +80,13 @@ class Connection:
             number = next(self._ids)
             self._replies[number] = queue
         try:
-            with moved():
-                call = Call(number, name, for_whom(), arguments, tuple(tickets))
-                if limit_s is not None:  # a process that reads nothing would hold this up
-                    self._outbox.put(call)
-                else:
-                    with suppress(LinkClosedError):  # the reader notices it, too
-                        self.process.link.send([call])
-                reply = _waited(queue, limit_s)
+            call = Call(number, name, current_owner(), arguments, tuple(tickets))
+            if limit_s is not None:  # a process that reads nothing would hold this up
+                self._outbox.put(call)
+            else:
+                with suppress(LinkClosedError):  # the reader notices it, too
+                    self.process.link.send([call])
+            reply = _waited(queue, limit_s)
         except LeftError:
             self._outbox.put(Abandon(number, tuple(tickets)))
             raise

@@ -50,10 +50,17 @@ from mtmd.options.by_name import options
 from mtmd.options.load import LoadOptions
 from mtmd.service.service import Service
 from mtmd.service.ticket import Ticket
-from mtmd.service.turns import Turns, cancel_if, get_up, sit_down, step_back, work_for
+from mtmd.service.turns import (
+    Turns,
+    acquire_turn,
+    cancel_if,
+    lower_thread_priority,
+    release_turn,
+    set_owner,
+)
 
 BEAT_S = 0.25  # between two signs of life
-MEMBERS = 2  # for threads that compute: as in the server, there is one interpreter
+COMPUTING = 2  # for threads that compute: as in the server, there is one interpreter
 CALLS_AT_ONCE = 128  # the server has fewer threads that ask
 ENDING_S = 5.0
 FAILED = 1  # the exit code of an engine that can neither read nor write any more
@@ -94,7 +101,7 @@ class EngineProcess:
         self._tickets: dict[int, Ticket] = {}
         self._pending: dict[int, _Pending] = {}
         self._backends: list[Backend] = []
-        self._queue = Turns(MEMBERS, each=1)
+        self._queue = Turns(COMPUTING, each=1)
         self._ending = ExitStack()
         self._over = threading.Event()
         self._first: dict[str, Callable[..., Any]] = {
@@ -109,7 +116,7 @@ class EngineProcess:
             "read_rate": lambda device: self.service.read_rate(device),
             "close": self._close,
         }
-        """Those that take no seat: the server does without while it waits for them."""
+        """Calls that take no turn: the server does without while it waits for them."""
         self._calls: dict[str, Callable[..., Any]] = {
             "count": self._count,
             "text_of": lambda *args: self.service.text_of(*args),
@@ -180,7 +187,7 @@ class EngineProcess:
             if call.name in self._first:
                 result = self._first[call.name](*call.arguments)
             else:
-                result = self._seated(pending)
+                result = self._in_turn(pending)
             self._outbox.put(Reply(call.number, result))
         except BaseException as error:
             self._outbox.put(Reply(call.number, error=_public(error)))
@@ -190,20 +197,20 @@ class EngineProcess:
                 for ticket in call.tickets:
                     self._cancel(ticket)
 
-    def _seated(self, pending: _Pending) -> Any:
+    def _in_turn(self, pending: _Pending) -> Any:
         call = pending.call
-        step_back()
-        work_for(call.owner)
+        lower_thread_priority()
+        set_owner(call.owner)
         cancel_if(pending.gone.is_set)
-        sit_down(self._queue)
+        acquire_turn(self._queue)
         try:
             if call.name == "submit":
                 return self._submit(call.tickets, *call.arguments)
             return self._calls[call.name](*call.arguments)
         finally:
-            get_up()
+            release_turn()
             cancel_if(None)
-            work_for("")
+            set_owner("")
 
     def _abandon(self, record: Abandon) -> None:
         """The call may be done: then its tickets exist."""

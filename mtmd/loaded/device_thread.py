@@ -25,7 +25,7 @@ from mtmd.base.errors import DeviceError, MtmdError
 from mtmd.base.heartbeat import Heartbeat
 from mtmd.base.priority import ahead
 from mtmd.base.tracebacks import stack_text, traceback_text
-from mtmd.base.turns import moved
+from mtmd.base.turns import turn_released
 
 HANG_S = 300.0  # a node takes seconds; the first run of one may compile it
 TICK_S = 1.0  # between two looks at the thread, at most
@@ -150,7 +150,7 @@ class DeviceThread:
         with self._wake:
             self.post(run)
             self._requested.add(done)
-        with moved():
+        with turn_released():
             value, error = done.get()
         self._requested.discard(done)
         if error is not None:

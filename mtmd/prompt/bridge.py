@@ -18,7 +18,7 @@ import numpy as np
 from torch import Tensor
 
 from mtmd.base.errors import PromptError
-from mtmd.base.turns import moved
+from mtmd.base.turns import turn_released
 from mtmd.clip.encoder import Encoder
 from mtmd.clip.image.decode import Picture
 from mtmd.clip.image.pixels import Pixels
@@ -135,7 +135,7 @@ class Bridge:
         scaled: list[Pixels] = []
         left = len(video.indices)
         for frame in video.frames:
-            with moved():
+            with turn_released():
                 scaled.append(family.scale(frame, shape))
             left -= 1
             if len(scaled) == shape.frames or not left:
@@ -174,7 +174,7 @@ class Bridge:
         key = seen.hexdigest(), budget, salt
         entry = None if anew else self.cache.get(key)
         if entry is None:
-            with moved():
+            with turn_released():
                 plan, embeddings = closed(family.group(frames, shape), closing), None
             if self.admission:
                 self.admission.check_frames(plan)
@@ -216,7 +216,7 @@ class Bridge:
                 if entry is not None:
                     made[key] = entry
                 else:
-                    with moved():  # mostly in numpy, beside the interpreter
+                    with turn_released():  # mostly in numpy, beside the interpreter
                         plan = preprocessing.prepare(partial(prepare, picture.pixels, budget))
                         made[key] = plan, None
             plan, embeddings = made[key]

@@ -23,7 +23,7 @@ from torch import Tensor
 from mtmd.base.errors import BusyError, DeviceError, DeviceMemoryError, MtmdError, PromptError
 from mtmd.base.fair_queue import FairSlots
 from mtmd.base.tracebacks import traceback_text
-from mtmd.base.turns import for_whom, goes_first
+from mtmd.base.turns import current_owner, prioritized
 from mtmd.checkpoint.facts import CheckpointFacts, facts_of
 from mtmd.clip.image.decode import Picture
 from mtmd.events import Answer, Finished, Progress
@@ -211,7 +211,7 @@ class Service:
         """Take a conversation to be answered; `chosen` are the fields of `AnswerOptions`. Pictures
         are loaded and prepared here. `tenant`: for whom; what is kept of it, to be known when it
         comes again, is for them alone. The device is shared out evenly among
-        tenants, or among those that `mtmd.service.turns.work_for` has named.
+        tenants, or among those that `mtmd.service.turns.set_owner` has named.
 
         Raises MtmdError at once for what is wrong with it: PromptError, ImageError, OptionError;
         BusyError where too many wait; DeviceMemoryError for a picture that takes more memory than
@@ -304,7 +304,7 @@ class Service:
         except DeviceMemoryError:
             self._count("images_refused")
             raise
-        request.owner, request.is_bulk = for_whom() or tenant, is_bulk
+        request.owner, request.is_bulk = current_owner() or tenant, is_bulk
         self._post(request, after)
         self._processed.add(request.prompt.pictures, tenant)
         return request.ticket
@@ -548,14 +548,14 @@ class Service:
         """
         self._plans.set_idle(self._is_idle)
         if self.encoding and self.encoding.busy:
-            with goes_first():
+            with prioritized():
                 encoded = self.encoding.step(max(SLICE_S, self._batch_s), not self.engine.busy)
             with self._gathered():
                 for job in encoded:
                     self._encoded(job)
         start, self._batch_s = time.perf_counter(), 0.0
         if self.engine.busy:
-            with goes_first(), self._gathered():
+            with prioritized(), self._gathered():
                 for sequence in self.engine.step():
                     self._hand_out(self._by_sequence[sequence])
             self._batch_s = time.perf_counter() - start

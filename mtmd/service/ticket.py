@@ -11,7 +11,7 @@ from threading import Lock
 
 from mtmd.base.errors import MtmdError
 from mtmd.base.tracebacks import traceback_text
-from mtmd.base.turns import get_up
+from mtmd.base.turns import release_turn
 from mtmd.events import Event, Finished
 
 log = logging.getLogger("mtmd.service")
@@ -36,7 +36,7 @@ class Ticket:
         """Events as they come, `Finished` the last, each once. Raises the MtmdError by which the
         request failed.
         """
-        get_up()
+        release_turn()
         try:
             while not self._over:
                 event = self._events.get()
@@ -100,7 +100,7 @@ def gather(tickets: Sequence[Ticket]) -> Iterator[tuple[int, Event]]:
     for index, ticket in enumerate(tickets):
         ticket.redirect(sink(index))
     left = len(tickets)
-    get_up()
+    release_turn()
     try:
         while left:
             index, event = events.get()

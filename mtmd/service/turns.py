@@ -4,27 +4,35 @@ itself.
 
 from __future__ import annotations
 
-from mtmd.base.cancellation import cancel_if, check_cancelled, in_any_case, is_gone, left
+from mtmd.base.cancellation import cancel_if, check_cancelled, is_gone, left, shielded
 from mtmd.base.cores import usable_cores
 from mtmd.base.errors import LeftError
-from mtmd.base.priority import ahead, step_back
-from mtmd.base.turns import Turns, for_whom, get_up, goes_first, moved, sit_down, work_for
+from mtmd.base.priority import ahead, lower_thread_priority
+from mtmd.base.turns import (
+    Turns,
+    acquire_turn,
+    current_owner,
+    prioritized,
+    release_turn,
+    set_owner,
+    turn_released,
+)
 
 __all__ = [
     "LeftError",
     "Turns",
+    "acquire_turn",
     "ahead",
     "cancel_if",
     "check_cancelled",
-    "for_whom",
-    "get_up",
-    "goes_first",
-    "in_any_case",
+    "current_owner",
     "is_gone",
     "left",
-    "moved",
-    "sit_down",
-    "step_back",
+    "lower_thread_priority",
+    "prioritized",
+    "release_turn",
+    "set_owner",
+    "shielded",
+    "turn_released",
     "usable_cores",
-    "work_for",
 ]

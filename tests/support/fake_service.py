@@ -19,7 +19,7 @@ from mtmd.prompt.conversation import RawPrompt
 from mtmd.prompt.load_image import Picture
 from mtmd.receipt import ImageReceipt
 from mtmd.service.latencies import Latencies
-from mtmd.service.turns import get_up
+from mtmd.service.turns import release_turn
 
 CONTEXT = 512
 GRAPH = GraphFacts(
@@ -56,7 +56,7 @@ class FakeTicket:
         threading.Thread(target=run, daemon=True).start()
 
     def __iter__(self):
-        get_up()
+        release_turn()
         self.read.add(self)
         try:
             yield from self._events()

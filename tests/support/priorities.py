@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import pytest
 
-from mtmd.base.priority import step_back
+from mtmd.base.priority import lower_thread_priority
 
 T = TypeVar("T")
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="threads have no priorities here")
@@ -25,5 +25,5 @@ def priority() -> int:
 
 def behind(work: Callable[[], T]) -> T:
     """What it gives on a thread that has stepped back."""
-    with ThreadPoolExecutor(1, initializer=step_back) as pool:
+    with ThreadPoolExecutor(1, initializer=lower_thread_priority) as pool:
         return pool.submit(work).result()

@@ -88,9 +88,9 @@ class Answering:
         def begin(model: ServedModel) -> Response:
             form.check(model)
             writer = form.writer(model) if request.stream else None
-            with ExitStack() as stored:
-                tickets = self._submit(model, request, stored)
-                delivery = Delivery(tickets, stored.pop_all(), request.custom_tools)
+            with ExitStack() as resources:
+                tickets = self._submit(model, request, resources)
+                delivery = Delivery(tickets, resources.pop_all(), request.custom_tools)
             if writer is not None:
                 return delivery.streamed(writer, form.failure, form.mimetype, form.beat)
             return delivery.whole(lambda answers: form.whole(model, answers), form.error)
@@ -121,14 +121,14 @@ class Answering:
             return model.service.rendered(messages, **request.prompt_options)
 
     def _submit(
-        self, model: ServedModel, request: AnswerRequest, stored: ExitStack
+        self, model: ServedModel, request: AnswerRequest, resources: ExitStack
     ) -> list[Ticket]:
-        """`stored` closes what has to live as long as the answers."""
+        """`resources` closes what has to live as long as the answers."""
         number, tenant = request.number, owner()
         options = model.options({**request.prompt_options, **request.options}, request.detail)
         prompts: list[Any] = [raw_prompt(model, prompt) for prompt in request.prompts]
         if not prompts:
-            prompts.append(stored.enter_context(self._messages(model, request)))
+            prompts.append(resources.enter_context(self._messages(model, request)))
         tickets: list[Ticket] = []
         with ExitStack() as begun:
             for prompt in prompts:

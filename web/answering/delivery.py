@@ -57,16 +57,16 @@ class Cancellable(Protocol):
 
 class Delivery:
     """The answers of `tickets`, sent `whole` or `streamed`. However that ends, and even if it never
-    begins, the tickets are cancelled and `stored` is closed.
+    begins, the tickets are cancelled and `resources` is closed.
 
     `custom`: names of tools that take a text in place of arguments. Made where a request is
     answered.
     """
 
     def __init__(
-        self, tickets: Sequence[Ticket], stored: ExitStack, custom: frozenset[str] = frozenset()
+        self, tickets: Sequence[Ticket], resources: ExitStack, custom: frozenset[str] = frozenset()
     ) -> None:
-        self._tickets, self._stored, self._running = tickets, stored, len(tickets)
+        self._tickets, self._resources, self._running = tickets, resources, len(tickets)
         self._readers = [CustomCalls(custom) for _ in tickets]
         self._events: queue.SimpleQueue[tuple[int, Event | BaseException]] = queue.SimpleQueue()
         self._record: Record | None = g.get("record")
@@ -177,7 +177,7 @@ class Delivery:
 
     def _close(self) -> None:
         self._cancel()
-        self._stored.close()
+        self._resources.close()
 
     def _cancel(self) -> None:
         if self._running:

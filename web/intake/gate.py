@@ -18,7 +18,7 @@ from flask import Flask, Response, current_app, g, request
 from werkzeug.exceptions import HTTPException
 
 from mtmd import BusyError
-from mtmd.service.turns import Turns, cancel_if, work_for
+from mtmd.service.turns import Turns, cancel_if, set_owner
 from mtmd.web.bodies.body_budget import BodyBudget
 from mtmd.web.bodies.compressed import plain, refused
 from mtmd.web.errors import ApiError, as_api_error
@@ -181,7 +181,7 @@ class Gate:
         if what is not None and what.work in self._slots and request.method != "OPTIONS":
             g.give_back = self._slots[what.work].take(client)
         cancel_if(request.environ.get(HAS_LEFT))
-        work_for(client)
+        set_owner(client)
         if what is not None and what.work in self._slots:
             with self._entrance.one():  # among the clients in turn
                 time.sleep(0)  # others are answered between two that begin
@@ -289,7 +289,7 @@ def _is_long(response: Response) -> bool:
 
 
 def _leave(_: BaseException | None) -> None:
-    work_for("")
+    set_owner("")
     cancel_if(None)
     if (give_back := g.pop("give_back", None)) is not None:
         give_back()

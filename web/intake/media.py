@@ -21,7 +21,6 @@ from urllib.parse import unquote, urlsplit
 from mtmd import ImageError, Picture, VideoError
 from mtmd.prompt.data_url import base64_of, byte_count, decoded
 from mtmd.prompt.video_input import Footage, is_video_data, sent_video
-from mtmd.service.turns import moved
 from mtmd.web.errors import ApiError
 from mtmd.web.intake.fetch_media import Fetcher
 from mtmd.web.intake.json_limits import BASE64
@@ -232,8 +231,7 @@ class Media:
             )
 
         def fetched(left: int, deadline: float) -> bytes:
-            with moved():
-                return fetcher.fetch(url, location, left, deadline, video=reference.video is True)
+            return fetcher.fetch(url, location, left, deadline, video=reference.video is True)
 
         return _Source(reference, None, fetched)
 

@@ -17,7 +17,7 @@ from mtmd import BusyError, Picture
 from mtmd.prompt.load_image import load_isolated, picture_size
 from mtmd.prompt.video_input import VideoFacts, check_video
 from mtmd.service.turnover import Turnover
-from mtmd.service.turns import Turns, for_whom, moved, usable_cores
+from mtmd.service.turns import Turns, current_owner, usable_cores
 from mtmd.web.intake.slots import Askers
 from mtmd.web.settings import MediaBudget
 
@@ -78,7 +78,7 @@ class PictureBudget:
         """Return what a video says of itself; its first frame is decoded. Raises VideoError,
         BusyError.
         """
-        with moved(), self.stored(self.limits.video_pixels):
+        with self.stored(self.limits.video_pixels):
             return check_video(data, self.limits.video, name)
 
     def decode(self, data: bytes, page: int = 0) -> Picture:
@@ -86,7 +86,7 @@ class PictureBudget:
         other clients. `page` of a PDF, from 0 on. Raises ImageError.
         """
         width, height = self.size(data)
-        with moved(), self._decoding.one(width * height):
+        with self._decoding.one(width * height):
             return load_isolated(data, self.limits.each, "picture", page)
 
     @property
@@ -109,7 +109,7 @@ class PictureBudget:
         be too many, or more than half of what may be for a client who has others under way while
         other clients ask, too.
         """
-        owner = for_whom()
+        owner = current_owner()
         with self._lock:
             own, maximum = self._pixels_stored[owner], self.limits.server_pixels
             rooms = [("", self._pixels_stored.total(), maximum)]

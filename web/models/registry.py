@@ -22,7 +22,7 @@ from mtmd import DeviceError, MtmdError
 from mtmd.base.tracebacks import traceback_text
 from mtmd.checkpoint.collection import Source
 from mtmd.checkpoint.hub import DEMO, DEMO_NAME, NotInCacheError
-from mtmd.service.turns import for_whom, is_gone, left, moved
+from mtmd.service.turns import current_owner, is_gone, left
 from mtmd.web.intake.slots import Slots
 from mtmd.web.models.choice import (
     FAILED,
@@ -104,9 +104,8 @@ class _Claim:
         waiter = self._waiter
         if not waiter.is_over:
             until = time.monotonic() + seconds
-            with moved():
-                if not self._registry.wait(self.entry, waiter, until, self._last):
-                    return False
+            if not self._registry.wait(self.entry, waiter, until, self._last):
+                return False
         if waiter.error is not None:
             raise waiter.error
         return True
@@ -202,7 +201,7 @@ class Registry:
         """Choose the model for the request that is being answered: it stays in memory until that is
         done. Raises ApiError, BusyError, DeviceError, LeftError.
         """
-        return self._waited_for(name, for_whom()).chosen()
+        return self._waited_for(name, current_owner()).chosen()
 
     def take(self, name: str | None, client: str = "") -> Entry:
         """A model that is in memory, and stays there until `give_back`. `client`: for whom; places
@@ -222,7 +221,7 @@ class Registry:
         return claim
 
     def claim(self, name: str | None) -> Claim:
-        return self._claim(name, for_whom())
+        return self._claim(name, current_owner())
 
     def _claim(self, name: str | None, client: str) -> _Claim:
         with self._changed:
@@ -354,9 +353,9 @@ class Registry:
             if entry.state == FAILED:
                 entry.state = UNLOADED
             if not entry.source.is_here:
-                self._fetch(entry, for_whom())
+                self._fetch(entry, current_owner())
             elif entry.state not in (LOADED, LOADING):
-                self._request(entry, for_whom())
+                self._request(entry, current_owner())
             entry.to_unload = False
             self._changed.notify_all()
 
@@ -393,7 +392,7 @@ class Registry:
         again, that is a pause of a turn. Raises ApiError.
         """
         with self._changed:
-            entry, client = self._find(name), for_whom()
+            entry, client = self._find(name), current_owner()
             if entry.requested_by == client:
                 entry.requested_at = None
             entry.to_unload = entry.is_loaded or entry.state == LOADING

@@ -14,7 +14,7 @@ from typing import Any
 from mtmd import ImageError, Ticket, TokenCount
 from mtmd.display.grounding import find_regions
 from mtmd.prompt.conversation import DEFAULT_PROMPT
-from mtmd.service.turns import in_any_case
+from mtmd.service.turns import shielded
 from mtmd.thinking.written import assistant_message, parts
 from mtmd.web.auth import owner
 from mtmd.web.errors import ApiError
@@ -130,10 +130,10 @@ class Chat:
         if side is not None:
             row = f"{parent} {side}"
         # Who leaves the page finds the answer when they come back.
-        with in_any_case(), self._alone(conversation, row, side is not None), ExitStack() as stored:
+        with shielded(), self._alone(conversation, row, side is not None), ExitStack() as resources:
             claim = self.models.claim(model)
-            stored.callback(claim.give_back)
-            pixels = stored.enter_context(ExitStack())
+            resources.callback(claim.give_back)
+            pixels = resources.enter_context(ExitStack())
             begun, tenant = _text_to_continue(known, parent, continues), owner()
 
             def begin(served: ServedModel) -> Ticket:
@@ -166,8 +166,10 @@ class Chat:
             except BaseException:
                 ticket.cancel()
                 raise
-            stored.callback(keep_slot())
-            self.answers.start(message.id, conversation, ticket, stored.pop_all(), begun, row=row)
+            resources.callback(keep_slot())
+            self.answers.start(
+                message.id, conversation, ticket, resources.pop_all(), begun, row=row
+            )
         return message
 
     @contextmanager

@@ -13,7 +13,6 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from mtmd.service.turns import moved
 from mtmd.web.native_threads import waiting
 from mtmd.web.store.errors import StoreBusyError, StoreDamagedError, StoreError, store_errors
 from mtmd.web.store.folder import private_file, sync_folder
@@ -118,10 +117,6 @@ class Database:
         """All or nothing, and on the disk at the end. Raises StoreBusyError where others write for
         so long: all that wait for them are told after the same time, not one after another.
         """
-        with moved():  # the disk, and others who write, are waited for here
-            yield from self._change(wait_s)
-
-    def _change(self, wait_s: float) -> Iterator[sqlite3.Connection]:
         end = time.monotonic() + wait_s
         if not self._writing.acquire(timeout=wait_s):
             raise StoreBusyError(

@@ -37,7 +37,7 @@ from mtmd.base.isolation.channel import LONGEST, Channel, ChannelClosed, Channel
 from mtmd.base.isolation.limits import Limits
 from mtmd.base.isolation.worker_slots import LONG_JOBS, PATIENCE_S, STOPPED_JOBS, Job, WorkerSlots
 from mtmd.base.priority import ahead
-from mtmd.base.turns import for_whom, moved
+from mtmd.base.turns import current_owner, turn_released
 
 T = TypeVar("T")
 _servers: weakref.WeakSet[ForkServer] = weakref.WeakSet()
@@ -99,7 +99,7 @@ class Worker:
         """
         check_cancelled()
         try:
-            with moved():
+            with turn_released():
                 self._channel.send(*parts, fds=fds, limit_s=self.limits.wall_s)
         except ChannelTimeout:
             raise self._failed(Reason.TIME) from None
@@ -117,7 +117,7 @@ class Worker:
     def _received(self, receive: Callable[[], T]) -> T:
         check_cancelled()
         try:
-            with moved():
+            with turn_released():
                 self._wait()
                 return receive()
         except ChannelTimeout:
@@ -224,9 +224,9 @@ class ForkServer:
         one that raises is ended. Raises BusyError where no process can be started, or too many
         that take long are at work; LeftError.
         """
-        job = self._slots.request(for_whom())
+        job = self._slots.request(current_owner())
         try:
-            with moved():
+            with turn_released():
                 wait(job.goes_on)
                 worker = self._worker(limits)
             self._slots.begin(job)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mtmd.base.cancellation import cancel_if, check_cancelled, in_any_case, may_be_left
+from mtmd.base.cancellation import cancel_if, check_cancelled, may_be_left, shielded
 from mtmd.base.errors import LeftError
 from mtmd.base.turns import Turns
 
@@ -26,7 +26,7 @@ def test_work_goes_on_until_who_asked_has_left() -> None:
     left.append(1)
     with pytest.raises(LeftError):
         check_cancelled()
-    with in_any_case():
+    with shielded():
         assert not may_be_left()
         check_cancelled()
     with pytest.raises(LeftError):

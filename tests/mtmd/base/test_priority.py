@@ -10,7 +10,7 @@ import threading
 import pytest
 from priorities import behind, on_linux, priority
 
-from mtmd.base.priority import BEHIND, NICEST, ahead, step_back
+from mtmd.base.priority import BEHIND, NICEST, ahead, lower_thread_priority
 
 
 def in_a_thread(result: list[int]) -> threading.Thread:
@@ -23,7 +23,7 @@ def test_a_thread_that_steps_back_is_behind_with_all_that_it_starts() -> None:
 
     def work() -> None:
         result.append(priority())
-        step_back()  # of one who is there already
+        lower_thread_priority()  # of one who is there already
         result.append(priority())
         thread = in_a_thread(result)
         thread.start()

@@ -10,7 +10,15 @@ from contextlib import ExitStack
 import pytest
 
 from mtmd.base import turns as turns_module
-from mtmd.base.turns import Turns, for_whom, get_up, goes_first, moved, sit_down, work_for
+from mtmd.base.turns import (
+    Turns,
+    acquire_turn,
+    current_owner,
+    prioritized,
+    release_turn,
+    set_owner,
+    turn_released,
+)
 
 
 def play(turns: Turns, requested: list[tuple[str, int]], at_once: int) -> list[str]:
@@ -19,19 +27,19 @@ def play(turns: Turns, requested: list[tuple[str, int]], at_once: int) -> list[s
     ready = threading.Event()
 
     def hold() -> None:
-        with ExitStack() as stored:
+        with ExitStack() as resources:
             for _ in range(1 if turns._slots.total_weight else turns._slots.count):
-                stored.enter_context(turns.one(turns._slots.total_weight or 1))
+                resources.enter_context(turns.one(turns._slots.total_weight or 1))
             ready.set()
             go.wait()
 
     def work(owner: str, weight: int) -> None:
-        work_for(owner)
+        set_owner(owner)
         with turns.one(weight):
             with lock:
                 order.append(owner)
                 now["here"] += 1
-                assert now["here"] <= at_once and for_whom() == owner
+                assert now["here"] <= at_once and current_owner() == owner
             with lock:
                 now["here"] -= 1
 
@@ -65,19 +73,19 @@ def test_what_weighs_more_than_all_may_goes_alone() -> None:
 
 def test_of_one_owner_there_are_so_many_at_a_time() -> None:
     turns = Turns(3, each=1)
-    work_for("a")
+    set_owner("a")
     first = turns.take()
     assert first and turns.take(within_s=0.0) is None and turns.waiting == 0
-    work_for("b")
+    set_owner("b")
     second = turns.take(within_s=0.0)
     assert second and turns.at_work == 2
     first()
-    work_for("a")
+    set_owner("a")
     again = turns.take(within_s=0.0)
     assert again
     again()
     second()
-    work_for("")
+    set_owner("")
     assert turns.at_work == 0
 
 
@@ -104,16 +112,16 @@ def test_who_stops_waiting_leaves_the_line(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_who_waits_gets_up_and_comes_back_in_turn() -> None:
     queue, other = Turns(1), Turns(1)
-    sit_down(queue)
+    acquire_turn(queue)
     first, done = other.take(), threading.Event()
     assert first
 
     def work() -> None:
-        sit_down(queue)
+        acquire_turn(queue)
         first()  # which the other thread waits for, and so has got up
         done.set()
-        get_up()
-        get_up()
+        release_turn()
+        release_turn()
 
     thread = threading.Thread(target=work)
     thread.start()
@@ -121,42 +129,42 @@ def test_who_waits_gets_up_and_comes_back_in_turn() -> None:
         assert done.is_set()
     thread.join(20)
     assert not queue.waiting and queue.at_work == 1, "and sits again"
-    with moved():
+    with turn_released():
         assert queue.at_work == 0
-        get_up()
+        release_turn()
     assert queue.at_work == 1
-    sit_down(queue)  # a request that was never ended
+    acquire_turn(queue)  # a request that was never ended
     assert queue.at_work == 1
-    get_up()
-    with moved():
+    release_turn()
+    with turn_released():
         pass
     assert queue.at_work == 0
 
 
 def test_nobody_is_kept_by_who_sits_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns_module, "STANDS_S", 0.0)
-    monkeypatch.setattr(turns_module, "STANDS_BACK_S", 0.0)
+    monkeypatch.setattr(turns_module, "ACQUIRE_S", 0.0)
+    monkeypatch.setattr(turns_module, "PRIORITIZED_S", 0.0)
     queue = Turns(1)
-    with queue.one(), goes_first():
-        sit_down(queue)
+    with queue.one(), prioritized():
+        acquire_turn(queue)
         assert queue.at_work == 1 and queue.waiting == 0
-        get_up()
+        release_turn()
     assert queue.at_work == 0
 
 
 def test_who_sits_down_waits_until_nobody_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two go first, of whom one ends earlier."""
-    monkeypatch.setattr(turns_module, "STANDS_BACK_S", 60.0)
+    monkeypatch.setattr(turns_module, "PRIORITIZED_S", 60.0)
     queue, sits = Turns(1), threading.Event()
 
     def work() -> None:
-        sit_down(queue)
+        acquire_turn(queue)
         sits.set()
-        get_up()
+        release_turn()
 
     thread = threading.Thread(target=work)
-    with goes_first():
-        with goes_first():
+    with prioritized():
+        with prioritized():
             thread.start()
             while not queue.at_work:
                 time.sleep(0.001)

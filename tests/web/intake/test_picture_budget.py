@@ -8,7 +8,7 @@ import pytest
 
 from mtmd import BusyError
 from mtmd.base.cores import Cores
-from mtmd.service.turns import work_for
+from mtmd.service.turns import set_owner
 from mtmd.web.intake import picture_budget as module
 from mtmd.web.intake.picture_budget import PictureBudget
 from mtmd.web.settings import MediaBudget
@@ -17,21 +17,21 @@ from mtmd.web.settings import MediaBudget
 @pytest.fixture
 def budget():
     yield PictureBudget(MediaBudget(server_pixels=100))
-    work_for("")
+    set_owner("")
 
 
-def hold(budget, stored, owner, pixels):
-    work_for(owner)
-    stored.enter_context(budget.stored(pixels))
+def hold(budget, resources, owner, pixels):
+    set_owner(owner)
+    resources.enter_context(budget.stored(pixels))
 
 
 def test_who_has_many_pictures_decoded_leaves_a_place_for_others(budget):
-    work_for("one")
+    set_owner("one")
     for _ in range(budget.decoded_at_once):
         assert budget._decoding.take(within_s=0) is not None
     assert budget._decoding.take(within_s=0) is None
     for other in ("second", "third", "fourth"):  # how many run, the workers' own rule says
-        work_for(other)
+        set_owner(other)
         for _ in range(budget.decoded_at_once):
             assert budget._decoding.take(within_s=0) is not None
 
@@ -44,26 +44,26 @@ def test_of_one_client_as_many_are_decoded_as_cores_may_be_used_and_some(usable,
 
 
 def test_one_alone_may_hold_all(budget):
-    with ExitStack() as stored:
+    with ExitStack() as resources:
         for _ in range(4):
-            hold(budget, stored, "one", 25)
+            hold(budget, resources, "one", 25)
         with pytest.raises(BusyError, match="100 pixels wait to be seen and 100 may"):
-            hold(budget, stored, "one", 1)
+            hold(budget, resources, "one", 1)
     with budget.stored(100):
         pass
 
 
 def test_while_others_ask_one_has_half_and_any_single_request_is_taken(budget):
-    with ExitStack() as stored:
-        hold(budget, stored, "other", 1)
-        hold(budget, stored, "one", 30)
+    with ExitStack() as resources:
+        hold(budget, resources, "other", 1)
+        hold(budget, resources, "one", 30)
         with pytest.raises(BusyError, match=r"30 pixels for this client wait .* and 50 may"):
-            hold(budget, stored, "one", 21)
-        hold(budget, stored, "one", 20)
-        hold(budget, stored, "other", 49)
-    with ExitStack() as stored:
-        hold(budget, stored, "one", 80)  # more than half, by itself
-        hold(budget, stored, "other", 20)
-    work_for("one")
+            hold(budget, resources, "one", 21)
+        hold(budget, resources, "one", 20)
+        hold(budget, resources, "other", 49)
+    with ExitStack() as resources:
+        hold(budget, resources, "one", 80)  # more than half, by itself
+        hold(budget, resources, "other", 20)
+    set_owner("one")
     with budget.stored(100):
         pass

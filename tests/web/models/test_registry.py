@@ -15,7 +15,7 @@ from flask import Flask
 
 from mtmd import BusyError, DeviceError, ModelError
 from mtmd.checkpoint.hub import NotInCacheError
-from mtmd.service.turns import LeftError, cancel_if, in_any_case, work_for
+from mtmd.service.turns import LeftError, cancel_if, set_owner, shielded
 from mtmd.web.errors import ApiError
 from mtmd.web.models import fetching, schedule
 from mtmd.web.models import registry as module
@@ -29,7 +29,7 @@ from mtmd.web.settings import HAS_LEFT
 def nobody():
     """What a test does for somebody ends with it."""
     yield
-    work_for("")
+    set_owner("")
 
 
 @contextmanager
@@ -426,7 +426,7 @@ def test_unloading_by_hand_takes_no_model_from_others():
     clock = [1000.0]
     with started({"a": 4}, clock=lambda: clock[0]) as (registry, loader):
         entry = registry.take("a", client="lee")
-        work_for("kim")
+        set_owner("kim")
         registry.unload("a")
         assert state_of(registry, "a") == "unloading", "as lists show it"
         again = registry.take("a", client="lee")
@@ -438,7 +438,7 @@ def test_unloading_by_hand_takes_no_model_from_others():
             assert registry._next_step(module.Room(None, {}, {})) == schedule.Wait(schedule.LOOK_S)
         clock[0] += 100
         assert until(lambda: state_of(registry, "a") == UNLOADED)
-        work_for("lee")
+        set_owner("lee")
         registry.give_back(registry.take("a", client="lee"))
         registry.unload("a")
         assert until(lambda: loader.log.count("unload a") == 2), "their own, at once"
@@ -449,10 +449,10 @@ def test_one_that_somebody_wants_loaded_is_loaded_though_another_does_not():
         loader.gate.clear()
         registry.load("a")
         assert until(lambda: "load a" in loader.log)
-        work_for("kim")
+        set_owner("kim")
         registry.load("b")
         came = registry._entries["b"].requested_at
-        work_for("lee")
+        set_owner("lee")
         registry.load("b")
         registry.unload("b")
         assert registry._entries["b"].requested_at == came
@@ -463,7 +463,7 @@ def test_one_that_somebody_wants_loaded_is_loaded_though_another_does_not():
 def test_one_client_that_asks_for_one_model_after_another_does_not_stand_before_others():
     clock = [1000.0]
     with started({"a": 8, "b": 8, "c": 8}, clock=lambda: clock[0]) as (registry, loader):
-        work_for("kim")
+        set_owner("kim")
         loader.gate.clear()
         result, thread = take(registry, "a", client="kim")
         assert until(lambda: "load a" in loader.log)
@@ -595,9 +595,9 @@ def test_who_leaves_while_it_is_loaded_is_not_let_in_but_for_what_is_wanted_in_a
     app, result = Flask("test"), {}
     has_left = {HAS_LEFT: lambda: True}
 
-    def choose(registry, name, in_any_case):
+    def choose(registry, name, shielded):
         cancel_if(lambda: True)
-        with app.test_request_context(environ_overrides=has_left), in_any_case:
+        with app.test_request_context(environ_overrides=has_left), shielded:
             try:
                 result[name] = registry.choose("a").name
             except Exception as error:
@@ -606,7 +606,7 @@ def test_who_leaves_while_it_is_loaded_is_not_let_in_but_for_what_is_wanted_in_a
     with started({"a": 4}) as (registry, loader):
         registry.register(app)
         loader.gate.clear()
-        answers = threading.Thread(target=choose, args=(registry, "page", in_any_case()))
+        answers = threading.Thread(target=choose, args=(registry, "page", shielded()))
         answers.start()
         assert until(lambda: registry._entries["a"].waiters)
         leaves = threading.Thread(target=choose, args=(registry, "api", nullcontext()))

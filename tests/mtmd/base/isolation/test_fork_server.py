@@ -22,7 +22,7 @@ from mtmd.base.errors import LeftError, MtmdError
 from mtmd.base.isolation import fork_server as module
 from mtmd.base.isolation.fork_server import ForkServer, Reason, Worker, WorkerFailed
 from mtmd.base.isolation.limits import NICE, NICEST, Limits
-from mtmd.base.turns import work_for
+from mtmd.base.turns import set_owner
 
 LIMITS = Limits(1, 64 << 20)
 SUPPORT = Path(__file__).parents[3] / "support"
@@ -165,7 +165,7 @@ def test_two_who_have_only_long_jobs_keep_no_other_waiting(monkeypatch: pytest.M
     server = ForkServer("isolated_work", at_once=1)
 
     def sleep(owner: str) -> None:
-        work_for(owner)
+        set_owner(owner)
         with suppress(WorkerFailed, MtmdError):
             ask(server, b"sleep", Limits(30, 64 << 20))
 
