@@ -62,6 +62,8 @@ def test_ray_that_is_not_installed(
 def test_a_second_command_is_refused_before_ray_starts(
     one: Path, mtmd: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    ray = SimpleNamespace(__version__="2", exceptions=SimpleNamespace(RayError=RuntimeError))
+    monkeypatch.setitem(sys.modules, "ray", ray)  # which need not be installed
     monkeypatch.setattr("mtmd.cluster.connect.connected", lambda _: pytest.fail("Ray starts"))
     out = tmp_path / "new" / "a.jsonl"
     out.parent.mkdir()
