@@ -20,7 +20,7 @@ import numpy as np
 
 from mtmd.base.errors import ModelError
 from mtmd.kernels.checkpoint.magic import HEAD_BYTES, stand_in
-from mtmd.kernels.quantization.blocks import BLOCKS
+from mtmd.kernels.quantization.blocks import BLOCKS, OWN_IDS
 
 # Real headers have some MB, most of it the vocabulary; the limits keep a hostile one from taking
 # long.
@@ -44,7 +44,7 @@ PLAIN = {
 }
 _KINDS: dict[int, tuple[str, int, int]] = {
     **{id: (name, 1, size) for name, (id, size) in PLAIN.items()},
-    **{block.id: (block.name, block.values, block.bytes) for block in BLOCKS.values()},
+    **{b.id: (b.name, b.values, b.bytes) for b in BLOCKS.values() if b.id < OWN_IDS},
 }
 
 _STRING, _ARRAY = 8, 9

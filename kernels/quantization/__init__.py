@@ -1,1 +1,1 @@
-"""GGUF's block types, decoded."""
+"""Block types, GGUF's and our own, decoded."""

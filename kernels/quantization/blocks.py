@@ -2,7 +2,7 @@
 
 A row of values is stored as blocks, each a few small integers with the scales they share. The
 layouts are ggml's (ggml-common.h); the values are, bit for bit, those of `dequantize` in the gguf
-Python package.
+Python package. Types of our own, for other formats, have layouts in that manner (own_blocks.py).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mtmd.base.errors import ModelError
-from mtmd.kernels.quantization import blocks_of_32, iq_quants, k_quants, ternary
+from mtmd.kernels.quantization import blocks_of_32, few_bits, iq_quants, k_quants, own_blocks
 
 Decode = Callable[[Tensor], Tensor]
 
@@ -23,11 +23,13 @@ Decode = Callable[[Tensor], Tensor]
 # times the result.
 CPU_CHUNK_VALUES = 1 << 20
 
+OWN_IDS = 1000  # ids of our own types begin here; no GGUF file has them
+
 
 @dataclass(frozen=True)
 class Block:
-    """A block type. `id` is its number in GGUF; `decode` takes blocks, uint8 [n, bytes], to fp32
-    [n, values].
+    """A block type. `id` is its number in GGUF, those of our own begin at OWN_IDS; `decode` takes
+    blocks, uint8 [n, bytes], to fp32 [n, values].
     """
 
     name: str
@@ -57,10 +59,20 @@ _ALL = (
     Block("IQ2_S", 22, 256, 82, iq_quants.iq2_s),
     Block("IQ4_XS", 23, 256, 136, k_quants.iq4_xs),
     Block("IQ1_M", 29, 256, 56, iq_quants.iq1_m),
-    Block("TQ1_0", 34, 256, 54, ternary.tq1_0),
-    Block("TQ2_0", 35, 256, 66, ternary.tq2_0),
+    Block("TQ1_0", 34, 256, 54, few_bits.tq1_0),
+    Block("TQ2_0", 35, 256, 66, few_bits.tq2_0),
     Block("MXFP4", 39, 32, 17, blocks_of_32.mxfp4),
     Block("NVFP4", 40, 64, 36, blocks_of_32.nvfp4),
+    Block("Q1_0", 41, 128, 18, few_bits.q1_0),
+    Block("U4_32", 1000, 32, 20, own_blocks.u4),
+    Block("U4_64", 1001, 64, 36, own_blocks.u4),
+    Block("U8_64", 1002, 64, 68, own_blocks.u8_64),
+    Block("F8_64", 1003, 64, 68, own_blocks.f8_64),
+    Block("NF4_64", 1004, 64, 36, own_blocks.nf4_64),
+    Block("FP4_64", 1005, 64, 36, own_blocks.fp4_64),
+    Block("NV4_128", 1006, 128, 76, own_blocks.nv4_128),
+    Block("A4_64", 1007, 64, 36, own_blocks.a4_64),
+    Block("A8_32", 1008, 32, 36, own_blocks.a8_32),
 )
 BLOCKS: Mapping[str, Block] = MappingProxyType({block.name: block for block in _ALL})
 

@@ -1,5 +1,5 @@
-"""Dequantization of the types whose values are -1, 0 and 1 times a scale: uint8 [n, bytes] -> fp32
-[n, 256].
+"""Dequantization of the types whose values are -1, 0 and 1 times a scale, or -1 and 1: uint8 [n,
+bytes] -> fp32 [n, values].
 """
 
 from __future__ import annotations
@@ -29,3 +29,8 @@ def tq1_0(blocks: Tensor) -> Tensor:
 def tq2_0(blocks: Tensor) -> Tensor:
     """Ternary digits of 2 bits: d (digit - 1)."""
     return fields(blocks[:, :64], 2, 32).sub_(1).view(torch.int8).float().mul_(half(blocks, 64))
+
+
+def q1_0(blocks: Tensor) -> Tensor:
+    """Scale d; 128 bits: d where it is set, else -d."""
+    return fields(blocks[:, 2:], 1, 1).float().mul_(2).sub_(1).mul_(half(blocks, 0))
