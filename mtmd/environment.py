@@ -33,6 +33,12 @@ def _data_folder() -> Path:
     return (Path(base) if base.startswith("/") else Path.home() / ".local" / "share") / "mtmd"
 
 
+def ollama_folder() -> Path | None:
+    """Return where OLLAMA_MODELS says that Ollama keeps models."""
+    given = os.environ.get("OLLAMA_MODELS")
+    return Path(given).expanduser() if given else None
+
+
 def api_keys_from_environment() -> list[str]:
     """Entries of MTMD_API_KEYS, which stand apart by commas or white space: each KEY or
     NAME:KEY.

@@ -55,13 +55,19 @@ def end_of_turn(file: Path) -> str | None:
     return built_in.end if built_in else None
 
 
+def fitting(knows: Callable[[str], bool]) -> str | None:
+    """Return the built-in template that a vocabulary was made for; `knows` says whether it has a
+    special token.
+    """
+    named = (name for name, one in BUILT_IN.items() if one.marks and all(map(knows, one.marks)))
+    return next(named, None)
+
+
 def how_to_give_one(knows: Callable[[str], bool]) -> str:
     """Return what to do about a checkpoint without a chat template; `knows` says whether its
     vocabulary has a special token, by which a built-in template is suggested.
     """
-    fits = next(
-        (name for name, one in BUILT_IN.items() if one.marks and all(map(knows, one.marks))), None
-    )
+    fits = fitting(knows)
     advice = (
         f"its vocabulary was made for {fits!r}: --chat-template {fits} (chat_template={fits!r})"
         if fits

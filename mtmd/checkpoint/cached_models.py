@@ -5,7 +5,6 @@ torch.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,13 +12,11 @@ from typing import Any
 
 from mtmd.base.errors import ModelError
 from mtmd.base.spelling import did_you_mean
-from mtmd.checkpoint.hub import PART, WEIGHTS, is_projector, parse_name
+from mtmd.checkpoint.file_names import PART, WEIGHTS, is_projector, type_of
+from mtmd.checkpoint.hub import parse_name
+from mtmd.checkpoint.stores import StoredModel, is_store_name, stored_models
 
 CONFIG_BYTES_MAX = 16 << 20
-# The word of a GGUF's name, or of its folder's, that tells its type.
-_TYPE = re.compile(
-    r"(?<![A-Za-z0-9])((?:UD-)?I?Q\d\w*|TQ\d_\d|BF16|F16|F32|MXFP4)(?![A-Za-z0-9_])", re.I
-)
 
 
 @dataclass(frozen=True)
@@ -55,9 +52,21 @@ def read_cache(cache_dir: Path | None = None) -> Cache:
     return Cache(tuple(sorted(models, key=lambda m: m.name.lower())), tuple(sorted(others)))
 
 
-def names_in_cache(cache_dir: Path | None = None) -> list[str]:
+def in_other_stores() -> tuple[CachedModel, ...]:
+    """Return what other programs keep on this machine, by name."""
+    return tuple(map(of_store, stored_models()))
+
+
+def of_store(model: StoredModel) -> CachedModel:
+    kind = "GGUF"
+    if model.path.is_dir():
+        kind = str(_read(model.path / "config.json").get("model_type", ""))
+    return CachedModel(model.name, kind, model.bytes, model.last_used, model.whole)
+
+
+def names_here(cache_dir: Path | None = None) -> list[str]:
     """Return what `-m` could be."""
-    return [model.name for model in read_cache(cache_dir).models]
+    return [model.name for model in (*read_cache(cache_dir).models, *in_other_stores())]
 
 
 @dataclass(frozen=True)
@@ -82,6 +91,11 @@ def plan_removal(name: str, cache_dir: Path | None = None) -> Removal:
     one GGUF of several, `org/name:TYPE`. Nothing is deleted yet. Raises ModelError for what is not
     in the cache.
     """
+    if is_store_name(name):
+        raise ModelError(
+            f"model {name!r} belongs to another program, and stays; remove it there "
+            "(`ollama rm`, or in LM Studio)"
+        )
     repos = {repo.repo_id: repo for repo in _repos(cache_dir)}
     if "/" not in name:  # a word of it, or of another program
         raise _missing(name, repos)
@@ -112,12 +126,6 @@ def plan_removal(name: str, cache_dir: Path | None = None) -> Removal:
     saved = {f.blob_path for r in repo.revisions for f in r.files if f.file_path not in chosen}
     freed = sum({files[p].blob_path: files[p].size_on_disk for p in chosen}.values())
     return Removal(name, freed, None, (*chosen, *(blobs - saved)))
-
-
-def type_of(file: str) -> str:
-    """The type that a GGUF's path names, "" where it names none."""
-    result = _TYPE.findall(PART.sub(".gguf", file))
-    return result[-1].upper() if result else ""
 
 
 def _repos(cache_dir: Path | None) -> list[Any]:

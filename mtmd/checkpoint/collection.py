@@ -15,17 +15,11 @@ from typing import Any
 
 from mtmd.base.errors import ModelError, OptionError
 from mtmd.base.spelling import did_you_mean
-from mtmd.checkpoint.cached_models import CONFIG_BYTES_MAX, read_cache
-from mtmd.checkpoint.hub import (
-    DEMO,
-    PART,
-    WEIGHTS,
-    check_name,
-    is_demo,
-    is_projector,
-    parse_name,
-    resolve_model,
-)
+from mtmd.checkpoint.cached_models import CONFIG_BYTES_MAX, of_store, read_cache
+from mtmd.checkpoint.file_names import PART, WEIGHTS, is_projector
+from mtmd.checkpoint.hub import DEMO, check_name, is_demo, parse_name, resolve_model
+from mtmd.checkpoint.stores import NAMES as STORES
+from mtmd.checkpoint.stores import StoredModel, find, is_store_name, models_of
 from mtmd.kernels.checkpoint.magic import is_gguf
 
 CACHE = "cache"  # stands for all models in the hub's cache, where no file is called so
@@ -62,9 +56,9 @@ def read_sources(
     given: Sequence[str], report: Callable[[str], None] = lambda _: None
 ) -> list[Source]:
     """Each of `given` is a folder of models, a checkpoint folder, a GGUF, `org/name[:TYPE]`,
-    "demo", "cache", or several of these with commas between them. `report` gets a line for what was
-    left out of a folder, and why, and for one of several that holds no model. Raises ModelError,
-    OptionError.
+    "demo", "cache", "ollama", "lmstudio", a name in one of the last two, or several of these with
+    commas between them. `report` gets a line for what was left out of a folder, and why, and for
+    one of several that holds no model. Raises ModelError, OptionError.
     """
     words = [text for item in given for text in _items(item)]
     sources, empty = list[Source](), list[_EmptyError]()
@@ -133,6 +127,13 @@ def _read(text: str, report: Callable[[str], None]) -> list[Source]:
         if not result:
             raise _EmptyError("models: the cache is empty; `mtmd pull org/name` fetches one")
         return [Source(m.name, m.name, m.bytes, m.kind) for m in result]
+    if text in STORES and not path.exists():
+        stored = models_of(text)
+        if not stored:
+            raise _EmptyError(f"models: found none of {text} on this machine; name another source")
+        return [_of_store(one) for one in stored]
+    if is_store_name(text):
+        return [_of_store(find(text))]
     if not check_name(text):
         return [Source(text, text, _cached_bytes(text), "")]
     if path.is_file():
@@ -152,6 +153,11 @@ def _read(text: str, report: Callable[[str], None]) -> list[Source]:
     for line in left_out:
         report(f"models: {text}: {line}")
     return result_here
+
+
+def _of_store(stored: StoredModel) -> Source:
+    model = of_store(stored)
+    return Source(model.name, model.name, model.bytes, model.kind)
 
 
 def _cached_bytes(text: str) -> int | None:

@@ -5,9 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 from mtmd.base.errors import ModelError
-from mtmd.chat_template.built_in_templates import how_to_give_one
+from mtmd.chat_template.built_in_templates import built_in_file, fitting, how_to_give_one
 from mtmd.chat_template.template import ChatTemplate
 from mtmd.checkpoint.checkpoint import Checkpoint, check_vocabulary, end_of_turn, placeholders
+from mtmd.checkpoint.ollama_layout import (
+    NOTE,
+    WITHOUT_TEMPLATE,
+    View,
+    decoder_of,
+    is_one_file,
+    tower_of,
+)
 from mtmd.checkpoint.sampling import of_gguf
 from mtmd.clip.family import gguf_vision_family
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights, check_no_extra
@@ -30,29 +38,40 @@ def open_gguf(
 
     Raises ModelError saying which file is wrong and how.
     """
-    file, where = GgufFile(path), path.name
-    architecture = _architecture(file, where)
+    whole, where = GgufFile(path), path.name
+    architecture = _architecture(whole, where)
+    file: GgufFile | View = whole
+    own: GgufFile | View | None = None
+    notes: tuple[str, ...] = ()
+    if is_one_file(whole, architecture):
+        own, notes = tower_of(whole, architecture), (NOTE,)
+        architecture, file = decoder_of(whole, architecture)
+    elif any(name.startswith(PICTURES) for name in whole.names()):
+        own = whole
     if architecture == PROJECTOR:
         raise ModelError(
             f"{where} is a projector, which sees and does not write; give the decoder's GGUF as "
             "the model and this file as mmproj= (--mmproj)"
         )
-    has_tower = any(name.startswith(PICTURES) for name in file.names())
-    towers = frozenset(n for n in file.names() if has_tower and n.startswith(TOWER))
+    towers = frozenset(n for n in file.names() if own and n.startswith(TOWER))
     text = gguf_text_family(architecture, file.metadata, frozenset(file.names()) - towers, where)
     text_weights = CanonicalWeights(file, text.parameters(), where)
     check_no_extra(file, {*text_weights.sources, *towers}, text.unused, where)
     missing = ""
-    if projector is None and not has_tower:
+    if projector is None and own is None:
         projector, missing = _alongside(path, architecture)
     tower = None
     if projector:  # one that is given is used in place of the file's own
         tower = _open_projector(projector)
-    elif has_tower:
-        tower = _Tower(file, where)
+    elif own is not None:
+        tower = _Tower(own, where)
     vision, vision_weights = (tower.vision, tower.weights) if tower else (None, None)
     tokenizer = Tokenizer.from_gguf(file.metadata, where, reserved=placeholders(vision))
     check_vocabulary(tokenizer, text, where)
+    if template is None and notes and TEMPLATE not in file.metadata:
+        named = fitting(tokenizer.knows)
+        template = built_in_file(named) if named else None
+        notes = (*notes, *([WITHOUT_TEMPLATE.format(named)] if named else []))
     chat = (
         ChatTemplate.from_file(template, tokenizer.special_text)
         if template
@@ -64,7 +83,7 @@ def open_gguf(
         text,
         vision_weights,
         text_weights,
-        file.bytes + (tower.file.bytes if tower and tower.file is not file else 0),
+        whole.bytes + (tower.file.bytes if tower and tower.file is not own else 0),
         tokenizer,
         chat,
         tokenizer.ends | end_of_turn(template, tokenizer),
@@ -72,11 +91,11 @@ def open_gguf(
         architecture=architecture,
         file_type=_file_type(file),
         sampling=of_gguf(file.metadata, where),
-        notes=tokenizer.notes,
+        notes=(*notes, *tokenizer.notes),
     )
 
 
-def _file_type(file: GgufFile) -> int:
+def _file_type(file: GgufFile | View) -> int:
     result = file.metadata.get("general.file_type")
     return result if isinstance(result, int) else -1
 
@@ -115,16 +134,20 @@ def _alongside(path: Path, architecture: str) -> tuple[Path | None, str]:
 class _Tower:
     """The encoder and projector in a file, which may be the decoder's as well."""
 
-    def __init__(self, file: GgufFile, where: str) -> None:
+    def __init__(self, file: GgufFile | View, where: str) -> None:
         """Raises ModelError for one that is not read."""
         kind = file.metadata.get(
             "clip.projector_type", file.metadata.get("clip.vision.projector_type")
         )
+        names = set(file.names())
+        if kind is None and file.metadata.get("general.architecture") == PROJECTOR:
+            # LLaVA's first files, which Ollama's library still has, do not say it
+            kind = "mlp" if names.issuperset(("mm.0.weight", "mm.2.weight")) else None
         if not isinstance(kind, str):
             if file.metadata.get("general.architecture") != PROJECTOR:
                 raise ModelError(
                     f"{where} holds an image encoder as well, without the keys that describe it "
-                    "(clip.*), as Ollama's own converter lays files out, which is not read; fetch "
+                    "(clip.*), in a layout of Ollama's own converter that is not read; fetch "
                     "a GGUF of the model and its mmproj file from the Hugging Face hub "
                     "(`mtmd pull org/name:TYPE`), or give an mmproj file of the same model with "
                     "mmproj= (--mmproj)"
@@ -133,10 +156,10 @@ class _Tower:
                 f"{where}: clip.projector_type is {kind!r:.60}, expected the name of one; convert "
                 "the file again"
             )
-        shapes = {n: file.meta(n)[0] for n in file.names() if n.startswith(TOWER)}
+        shapes = {n: file.meta(n)[0] for n in names if n.startswith(TOWER)}
         self.file, self.vision = file, gguf_vision_family(kind, file.metadata, shapes, where)
         self.weights = CanonicalWeights(file, self.vision.parameters(), where)
-        used = {*self.weights.sources, *(n for n in file.names() if n not in shapes)}
+        used = {*self.weights.sources, *(n for n in names if n not in shapes)}
         check_no_extra(file, used, (*self.vision.unused, *SOUND), where)
 
 
@@ -152,7 +175,7 @@ def _open_projector(path: Path) -> _Tower:
     return _Tower(file, where)
 
 
-def _template(file: GgufFile, tokenizer: Tokenizer, where: str) -> ChatTemplate:
+def _template(file: GgufFile | View, tokenizer: Tokenizer, where: str) -> ChatTemplate:
     source = file.metadata.get(TEMPLATE)
     if not isinstance(source, str):
         how = how_to_give_one(tokenizer.knows)

@@ -13,15 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from mtmd.base.errors import ModelError
-from mtmd.checkpoint.hub import (
-    TIMEOUT_S,
-    Result,
-    ask_hub,
-    check_files,
-    is_projector,
-    parse_name,
-    progress_bars,
-)
+from mtmd.checkpoint.file_names import is_projector
+from mtmd.checkpoint.hub import TIMEOUT_S, Result, ask_hub, check_files, parse_name, progress_bars
 
 FIRST_BYTES = 4 << 20  # of a GGUF, whose header's length is not told; most have more
 MAX_BYTES = 128 << 20  # of one header

@@ -1,5 +1,5 @@
-"""Describes where a model is: a local folder or GGUF file, or a repository on the Hugging Face hub
-that is fetched into its usual cache.
+"""Describes where a model is: a local folder or GGUF file, the store of another program, or a
+repository on the Hugging Face hub that is fetched into its usual cache.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import Any, NoReturn
 
 from mtmd.base.errors import ModelError
 from mtmd.base.spelling import nearest_path
+from mtmd.checkpoint.file_names import PART, WEIGHTS, is_projector
+from mtmd.checkpoint.stores import find, is_store_name
 from mtmd.kernels.checkpoint.magic import ADAPTER, CONVERT, MERGE, first_bytes, is_gguf, stand_in
 
 TIMEOUT_S = 10.0
@@ -21,7 +23,6 @@ TIMEOUT_S = 10.0
 # the weights in Mistral's naming.
 ALLOWED = ["*.safetensors", "*.json", "*.jinja", "spiece.model"]
 IGNORED = ["*/*", "consolidated*.safetensors"]
-WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
 DEMO = "demo"  # names the model that comes with the package, where no file is called so
 DEMO_NAME = "demo model"
@@ -29,7 +30,6 @@ DEMO_NAMES = frozenset((DEMO, DEMO_NAME))
 DEFAULT_REVISION = "main"  # as huggingface_hub has it
 NOTHING = ["-"]  # names no file: the folder alone is asked for
 PROJECTOR_TYPES = ("BF16", "F16", "F32", "Q8_0")  # of several projectors, the first there is
-PART = re.compile(r"-(?P<part>\d{5})-of-\d{5}\.gguf", re.I)
 
 WEIGHT_FILES = (".gguf", ".safetensors")
 _REPO = re.compile(
@@ -56,7 +56,8 @@ def resolve_model(
     fetch: bool = True,
 ) -> Result:
     """A model given as a local folder or GGUF file, or as `org/name[:TYPE][@revision]` on the hub,
-    where TYPE chooses a GGUF ("Q4_K_M"). What exists here wins.
+    where TYPE chooses a GGUF ("Q4_K_M"), or by its name in another program's store
+    (`ollama:gemma3:4b`). What exists here wins.
 
     `progress`: show download bars on stderr. `endpoint`, `cache_dir`: another hub, another cache
     than huggingface_hub's own. Without `fetch` the hub is not asked: what is in the cache is taken.
@@ -64,6 +65,9 @@ def resolve_model(
     fetched; NotInCacheError where the hub could not be, or was not to be asked for what is missing.
     """
     text = os.fspath(model)
+    if is_store_name(text):
+        stored = find(text)
+        return Result(stored.path, stored.projector)
     if check_name(text):
         return Result(Path(text).expanduser())
     result = parse_name(text)
@@ -80,10 +84,13 @@ def is_demo(model: str | os.PathLike[str] | None) -> bool:
 
 
 def check_name(model: str | os.PathLike[str]) -> bool:
-    """Return whether a model is here, as a folder or a GGUF file; False for a name on the hub,
-    which is not asked. Raises ModelError for what can be neither.
+    """Return whether a model is here, as a folder, a GGUF file or in another program's store; False
+    for a name on the hub, which is not asked. Raises ModelError for what can be none of them.
     """
     text = os.fspath(model)
+    if is_store_name(text):
+        find(text)
+        return True
     if not text:  # Path("") would be the current folder
         _refuse_name(text)
     try:
@@ -303,10 +310,6 @@ def _decoders(files: list[str]) -> list[str]:
     return [f for f in sorted(files) if f.lower().endswith(".gguf") and not is_projector(f)]
 
 
-def is_projector(file: str) -> bool:
-    return "mmproj" in file.rpartition("/")[2].lower()
-
-
 def _has_type(file: str, kind: str) -> bool:
     """Return whether a file's name, or its folder's, has the type as a word of its own."""
     return re.search(rf"(?<![A-Za-z0-9]){re.escape(kind)}(?![A-Za-z0-9_])", file, re.I) is not None
@@ -375,7 +378,8 @@ def _cause(error: Exception) -> str:
 
 def _refuse_name(model: str) -> NoReturn:
     expected = (
-        f"expected a checkpoint folder, a GGUF file, org/name[:TYPE], or {DEMO}{_near(model)}"
+        "expected a checkpoint folder, a GGUF file, org/name[:TYPE], ollama:NAME, or "
+        f"{DEMO}{_near(model)}"
     )
     if _is_path(model):
         raise ModelError(f"model {model!r:.200}: found no such file or folder, {expected}")

@@ -59,9 +59,9 @@ def offers_models(action: argparse.Action) -> None:
     def completer(prefix: str, **_: Any) -> list[str]:
         from argcomplete.completers import FilesCompleter
 
-        from mtmd.checkpoint.cached_models import names_in_cache
+        from mtmd.checkpoint.cached_models import names_here
 
-        names = [name for name in names_in_cache() if name.startswith(prefix)]
+        names = [name for name in names_here() if name.startswith(prefix)]
         return [*names, *FilesCompleter()(prefix)]
 
     setattr(action, "completer", completer)  # noqa: B010  # argcomplete reads it there

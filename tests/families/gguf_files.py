@@ -163,7 +163,7 @@ def vocabulary(folder: Path, rows: int) -> dict[str, Any]:
         "merges": [" ".join(pair) for pair in settings["model"]["merges"]],
         "bos_token_id": ids.get(config.get("bos_token")),
         "eos_token_id": ids[config["eos_token"]],
-        "add_bos_token": False,
+        "add_bos_token": str(config.get("bos_token")) in str(settings.get("post_processor")),
     }
     return {
         **{f"tokenizer.ggml.{key}": value for key, value in keys.items()},
@@ -286,3 +286,34 @@ def glm4v_projector(folder: Path, path: Path) -> None:
         metadata,
         named(tensors, gguf.MODEL_ARCH.MMPROJ, config["vision_config"]["depth"]) | frames,
     )
+
+
+def llava_projector(folder: Path, path: Path, *, typed: bool = True) -> None:
+    """tools/mtmd/legacy-models/convert_image_encoder_to_gguf.py: the last layer, which is not read,
+    dropped; its first versions did not say the type.
+    """
+    config, tensors = read_json(folder, "config.json"), {}
+    layers = config["vision_config"]["num_hidden_layers"] + config["vision_feature_layer"] + 1
+    ends = {"linear_1": "mm.0", "linear_2": "mm.2"}
+    moved = {}
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        if "multi_modal_projector." in name:
+            _, part, kind = name.rsplit(".", 2)
+            moved[f"{ends[part]}.{kind}"] = tensor
+        elif "vision_tower." in name and ".post_layernorm." not in name:
+            bare = name.rpartition("vision_tower.")[2].removeprefix("vision_model.")
+            bare = f"vision_tower.vision_model.{bare}"
+            if f".layers.{layers}." not in bare:
+                tensors[bare] = tensor
+    metadata = vision_keys(folder, "mlp") | {
+        "clip.vision.block_count": layers,
+        "clip.vision.attention.layer_norm_epsilon": 1e-5,
+        "clip.vision.projection_dim": config["vision_config"]["projection_dim"],
+    }
+    if not typed:
+        del metadata["clip.projector_type"]
+    result = named(tensors, gguf.MODEL_ARCH.MMPROJ, layers)
+    suffix = ".weight"
+    if f"v.class_embd{suffix}" in result:
+        result["v.class_embd"] = result.pop(f"v.class_embd{suffix}")
+    write_gguf(path, "clip", metadata, result | moved)

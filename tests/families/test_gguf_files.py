@@ -5,13 +5,22 @@ made here, as it makes them.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from common import Oracle, picture
-from gguf_files import decoder, glm4v_projector, internvl_projector, pixtral_projector, read_json
+from gguf_files import (
+    decoder,
+    glm4v_projector,
+    internvl_projector,
+    llava_projector,
+    pixtral_projector,
+    read_json,
+)
+from ollama_files import one_file
 from table import ROWS
 
 from mtmd.checkpoint.open import open_checkpoint
@@ -35,16 +44,19 @@ PROJECTORS = {
     "pixtral": [pixtral_projector],
     "internvl": [internvl_projector, partial(internvl_projector, squeezed=True)],
     "glm4v": [glm4v_projector],
+    "llava": [llava_projector, partial(llava_projector, typed=False)],
 }
 ARCHITECTURES = {
     "mistral": "llama",
     "mistral3": "mistral3",
     "glm4v": "glm4",
+    "llava": "llama",
 }  # by the text's or the whole's model_type
 CASES = [
     (row, variant, i)
     for row, kinds in PROJECTORS.items()
     for variant in ROWS[row].variants
+    if row != "llava" or variant == "llava 1.5, llama"
     for i in range(len(kinds))
 ]
 
@@ -81,3 +93,22 @@ def test_the_same_answer_out_of_gguf(
     assert (
         nmse(model.runner.prefill(spans, model.runner.new_cache()), oracle.logits(inputs)) <= 1e-9
     )
+
+
+def test_one_file_of_ollama_is_the_model_that_two_are(build: Build, tmp_path: Path) -> None:
+    """Its tower's queries and keys lie as transformers has them; it does not say its activation,
+    which is that of the published ones.
+    """
+    oracle = build("pixtral", "mistral3")
+    text, tower = tmp_path / "text.gguf", tmp_path / "mmproj.gguf"
+    decoder(oracle.folder, text, "mistral3")
+    pixtral_projector(oracle.folder, tower)
+    theirs = open_checkpoint(text)
+    ours = open_checkpoint(one_file("mistral3", text, tower, tmp_path / "sha256-0123"))
+    assert ours.text == theirs.text and theirs.vision is not None
+    assert ours.vision == replace(theirs.vision, act="silu")
+    weights, expected = ours.vision_weights, theirs.vision_weights
+    assert weights is not None and expected is not None
+    for name in theirs.vision.parameters():
+        value = weights.read(name, torch.float32)
+        assert torch.equal(value, expected.read(name, torch.float32)), name

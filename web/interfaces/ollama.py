@@ -14,7 +14,7 @@ from typing import Any
 from flask import Blueprint, Response, jsonify
 
 from mtmd import Answer, Event, Finished, TextPiece, ThinkingPiece, ToolCall, __version__
-from mtmd.checkpoint.cached_models import type_of
+from mtmd.checkpoint.file_names import type_of
 from mtmd.web.answering.answer import Answering, Form, error_response
 from mtmd.web.answering.delivery import Collected, Writer
 from mtmd.web.answering.tools import CallReader, arguments_of

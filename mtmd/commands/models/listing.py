@@ -9,7 +9,7 @@ from dataclasses import asdict
 
 from mtmd.base.text import for_terminal
 
-HELP = "List the models that were fetched, with their sizes."
+HELP = "List the models on this machine, those of Ollama and LM Studio too, with their sizes."
 EXAMPLES = """\
 mtmd list
 mtmd list --json"""
@@ -24,18 +24,19 @@ def run(args: argparse.Namespace) -> int:
     from pathlib import Path
 
     import mtmd.demo_model
-    from mtmd.checkpoint.cached_models import CachedModel, read_cache
+    from mtmd.checkpoint.cached_models import CachedModel, in_other_stores, read_cache
     from mtmd.checkpoint.hub import DEMO
     from mtmd.checkpoint.pull import size_text
 
     cache = read_cache()
+    result = (*cache.models, *in_other_stores())
     if args.json:
-        print(json.dumps([asdict(model) for model in cache.models]))
+        print(json.dumps([asdict(model) for model in result]))
         return 0
     folder = Path(mtmd.demo_model.__path__[0])
     size = sum(f.stat().st_size for f in folder.iterdir() if f.is_file())
     demo = CachedModel(DEMO, "comes with the package", size, 0.0, True)
-    models = (demo, *cache.models)
+    models = (demo, *result)
     longest = max(len(model.name) for model in models)
     print(f"{'model':<{longest}}  {'size':>7}  {'last used':>10}  kind")
     for model in models:

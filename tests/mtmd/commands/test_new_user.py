@@ -289,7 +289,7 @@ def test_a_shell_is_told_how_a_line_goes_on(
     line: str, expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "mtmd.checkpoint.cached_models.names_in_cache", lambda: ["org/name:Q4_K_M", "x/y"]
+        "mtmd.checkpoint.cached_models.names_here", lambda: ["org/name:Q4_K_M", "x/y"]
     )
     assert requested(line, monkeypatch) == expected
 
