@@ -163,7 +163,7 @@ def vocabulary(folder: Path, rows: int) -> dict[str, Any]:
         "merges": [" ".join(pair) for pair in settings["model"]["merges"]],
         "bos_token_id": ids.get(config.get("bos_token")),
         "eos_token_id": ids[config["eos_token"]],
-        "add_bos_token": str(config.get("bos_token")) in str(settings.get("post_processor")),
+        "add_bos_token": (config.get("bos_token") or "\0") in str(settings["post_processor"]),
     }
     return {
         **{f"tokenizer.ggml.{key}": value for key, value in keys.items()},
