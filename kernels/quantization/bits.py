@@ -93,3 +93,17 @@ def _spread(bits: int, device: torch.device) -> Tensor:
 def _copy(blocks: Tensor, at: int, size: int) -> Tensor:
     """Bytes of every block as fresh memory, so that they are aligned for wider types."""
     return blocks[:, at : at + size].clone(memory_format=torch.contiguous_format)
+
+
+def pack(codes: Tensor, bits: int, group: int) -> Tensor:
+    """The inverse of `fields`: uint8 [n, count], each below 2^bits -> [n, count * bits // 8]."""
+    parts = codes.view(len(codes), -1, 8 // bits, group)
+    packed = parts[:, :, 0].clone()
+    for index in range(1, 8 // bits):
+        packed |= parts[:, :, index] << (bits * index)
+    return packed.view(len(codes), -1)
+
+
+def half_bytes(numbers: Tensor) -> Tensor:
+    """Numbers [n] as the two bytes of each in fp16: uint8 [n, 2]."""
+    return numbers.to(torch.float16).view(torch.uint8).view(-1, 2)
