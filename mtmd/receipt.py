@@ -103,7 +103,8 @@ class Receipt:
     `sampling` has the settings by which tokens were chosen, by the names of the options;
     `sampling_unused` names settings of the model's files that were not applied, each with the
     reason. `repeated_tokens` at the end of the answer say the same again and again, 0 where none
-    do. `model_notes` say where the model's files contradict themselves, and how they are read."""
+    do. `model_notes` say where the model's files contradict themselves, how they are read, and what
+    its weights were quantized to."""
 
     model: str
     images: tuple[ImageReceipt, ...]

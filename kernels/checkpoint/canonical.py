@@ -159,6 +159,16 @@ class CanonicalWeights:
         return self._stored
 
     @property
+    def shapes(self) -> Mapping[str, Shape]:
+        """Return the shape of each parameter, by its canonical name."""
+        return {name: parameter.shape for name, parameter in self._parameters.items()}
+
+    @property
+    def bytes(self) -> int:
+        """Size of all parameters together, as they are stored."""
+        return sum(_stored_bytes(self._file, source) for source in self.sources)
+
+    @property
     def sources(self) -> set[str]:
         """The names in the file that are used."""
         return {source for stored in self._stored.values() for source in stored.names}
@@ -214,6 +224,13 @@ class CanonicalWeights:
     def _values(self, source: str) -> torch.Tensor:
         tensor, kind = self._file.read(source), self._file.kind(source)
         return dequantize(tensor, kind) if kind in BLOCKS else tensor
+
+
+def _stored_bytes(file: WeightFile, name: str) -> int:
+    (shape, dtype), kind = file.meta(name), file.kind(name)
+    if kind in BLOCKS:
+        return prod(shape[:-1]) * row_bytes(kind, shape[-1])
+    return prod(shape) * dtype.itemsize
 
 
 def check_no_extra(

@@ -1,4 +1,6 @@
-"""Quantization to the types with blocks of 32 values: fp32 [n, 32] -> uint8 [n, bytes]."""
+"""Quantization to the types with blocks of 32 or 64 values: fp32 [n, values] -> uint8 [n,
+bytes].
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ from torch import Tensor
 
 from mtmd.kernels.quantization.bits import half_bytes, pack
 from mtmd.kernels.quantization.blocks_of_32 import FP4_VALUES, IQ4_VALUES
+from mtmd.kernels.quantization.own_blocks import header
 from mtmd.kernels.quantization.scale_search import (
     Entries,
     Whole,
@@ -17,13 +20,17 @@ from mtmd.kernels.quantization.scale_search import (
 )
 
 HALF_MAX = 65504.0
-# Ranges suggested for lines, as shares of the numbers' own: the fewer codes, the more is cut off.
-_CUTS = {3: (0, 0.08, 0.16, 0.24), 15: (0, 0.04, 0.08), 31: (0, 0.03, 0.06)}
-SHARES = {
-    highest: tuple((low, 1 - high) for low in cuts for high in cuts)
-    for highest, cuts in _CUTS.items()
-}
+# Shares of a line's range that are cut off at its ends, by the highest code; chosen by the errors
+# of normal values. Numbers at the ends may count little where weights differ: so the last share.
+_CUTS = {3: (0, 0.12, 0.24, 0.32), 15: (0, 0.04, 0.08, 0.14), 31: (-0.02, 0.005, 0.03, 0.07)}
+E4M3_MAX = 448.0
 MXFP4_BIAS = 128  # of the exponent, for tables of doubled values
+
+
+def shares(highest: int, w: Tensor | None) -> list[tuple[float, float]]:
+    """Ranges to try, as `best_line` takes them, for codes up to `highest`."""
+    cuts = _CUTS[highest][: None if w is not None else -1]
+    return [(low, 1 - high) for low in cuts for high in cuts]
 
 
 def as_half(x: Tensor) -> Tensor:
@@ -81,6 +88,14 @@ def mxfp4(x: Tensor, w: Tensor | None) -> Tensor:
     return torch.cat(((best + MXFP4_BIAS).to(torch.uint8)[:, None], pack(codes, 4, 16)), 1)
 
 
+def f8_64(x: Tensor, w: Tensor | None) -> Tensor:  # noqa: ARG001
+    """The largest number becomes the largest there is; floats gain nothing by a search."""
+    head = header(x.abs().amax(1) / E4M3_MAX)
+    scale = (head.view(torch.int32) & ~255).view(torch.float32)
+    codes = (x * inverse(scale)).clamp_(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn)
+    return torch.cat((head, codes.view(torch.uint8)), 1)
+
+
 def table_divisors() -> list[float]:
     """Where the largest number may lie on IQ4's table, which reaches from -127 to 113."""
     return [-127.0 + 4 * step for step in range(-3, 9)] + [
@@ -101,7 +116,7 @@ def _around_zero(x: Tensor, w: Tensor | None, low: int) -> tuple[Tensor, Tensor]
 
 
 def _line(x: Tensor, w: Tensor | None, highest: int) -> tuple[Tensor, Tensor, Tensor]:
-    scale, offset = map(as_half, best_line(*_turned(x, w), highest, SHARES[highest], refined=3))
+    scale, offset = map(as_half, best_line(*_turned(x, w), highest, shares(highest, w), refined=3))
     codes = Whole(0, highest)((x - offset[:, None]) * inverse(scale)[:, None])
     return scale, offset, codes.to(torch.uint8)
 

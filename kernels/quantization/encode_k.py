@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mtmd.kernels.quantization.bits import half_bytes, pack
 from mtmd.kernels.quantization.blocks_of_32 import IQ4_VALUES
-from mtmd.kernels.quantization.encode_32 import SHARES, as_half, table_divisors, whole_divisors
+from mtmd.kernels.quantization.encode_32 import as_half, shares, table_divisors, whole_divisors
 from mtmd.kernels.quantization.scale_search import (
     Entries,
     Grid,
@@ -141,7 +141,7 @@ def _lines(
     x, w = _grouped(values, groups), _grouped(weights, groups)
     assert x is not None
     grid = Whole(0, highest)
-    scale, offset = best_line(x, w, highest, SHARES[highest], refined=2, below_zero=True)
+    scale, offset = best_line(x, w, highest, shares(highest, weights), refined=2, below_zero=True)
     d, dmin = as_half(scale.amax(0) / limit), as_half(offset.amin(0) / -limit)
     scales = (scale * inverse(d)).round_().clamp_(0, limit)
     minima = (offset * -inverse(dmin)).round_().clamp_(0, limit)

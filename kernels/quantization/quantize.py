@@ -28,6 +28,7 @@ ENCODERS: Mapping[str, Encode] = MappingProxyType(
         "Q5_1": encode_32.q5_1,
         "IQ4_NL": encode_32.iq4_nl,
         "MXFP4": encode_32.mxfp4,
+        "F8_64": encode_32.f8_64,
         "Q2_K": encode_k.q2_k,
         "Q3_K": encode_k.q3_k,
         "Q4_K": encode_k.q4_k,

@@ -393,7 +393,8 @@ class PreprocessingFacts:
 class WarmupFacts:
     """All that `mtmd warmup` reports. `checks` is empty where nothing was run. `untried` are ops
     that a device of which only torch knows what it can do takes without having been tried, with
-    the bytes of their largest operands. `lacks`: what kernels for the device would need, and is not
+    the bytes of their largest operands. `weights`: what they were quantized to, "" where they are
+    as stored. `lacks`: what kernels for the device would need, and is not
     installed, and how to have it.
     """
 
@@ -414,6 +415,7 @@ class WarmupFacts:
     vision_attention: VisionAttentionFacts | None = None
     preprocessing: PreprocessingFacts | None = None
     untried: tuple[tuple[str, int], ...] = ()
+    weights: str = ""
     lacks: str | None = None
     machine: MachineFacts | None = None
 

@@ -57,6 +57,8 @@ def _fitted(lines: list[str], columns: int) -> Iterator[str]:
 
 def _head(report: WarmupFacts) -> Iterator[str]:
     yield f"mtmd warm-up: {report.model} on {report.device} ({report.device_name}), {report.dtype}"
+    if report.weights:
+        yield report.weights
     yield ""
 
 

@@ -7,7 +7,6 @@ model of eight billion parameters is there in seconds.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from math import prod
@@ -19,40 +18,14 @@ from torch import Tensor
 
 from mtmd.base.errors import OptionError
 from mtmd.kernels.checkpoint.canonical import Parameter
+from mtmd.kernels.checkpoint.mixtures import MIXTURES, tensor_types
 from mtmd.kernels.graph import Shape
-from mtmd.kernels.quantization.blocks import BLOCKS, NATIVE, row_bytes
+from mtmd.kernels.quantization.blocks import BLOCKS, row_bytes
+from mtmd.kernels.quantization.quantize import quantize
 
-PLAIN = {"BF16": torch.bfloat16, "F32": torch.float32}
-# Where a block type keeps its scale, and what is added to or taken from its values, both fp16:
-# byte offsets in a block (ggml-common.h).
-SCALES: dict[str, tuple[int, int | None]] = {
-    "Q4_0": (0, None),
-    "Q4_1": (0, 2),
-    "Q5_0": (0, None),
-    "Q5_1": (0, 2),
-    "Q8_0": (0, None),
-    "Q2_K": (80, 82),
-    "Q3_K": (108, None),
-    "Q4_K": (0, 2),
-    "Q5_K": (0, 2),
-    "Q6_K": (208, None),
-    "IQ4_NL": (0, None),
-    "IQ4_XS": (0, None),
-}
-# What llama-quantize takes where a row is no whole number of super-blocks (llama-quant.cpp).
-NARROW = {
-    "Q2_K": "IQ4_NL",
-    "Q3_K": "IQ4_NL",
-    "IQ4_XS": "IQ4_NL",
-    "Q4_K": "Q5_0",
-    "Q5_K": "Q5_1",
-    "Q6_K": "Q8_0",
-}
-MIXTURES = {"Q4_K_M": "Q4_K", "Q5_K_M": "Q5_K"}
-KINDS = (*PLAIN, *sorted(NATIVE), *MIXTURES)
-UNQUANTIZED = re.compile(r"ffn_gate_inp|conv|norm")  # as in llama-quantize
+PLAIN = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 NOISE = (1 << 20) + 7  # values drawn; a row's length does not divide it, so that rows differ
-BANK = (1 << 13) + 1  # blocks drawn
+BANK = (1 << 12) - 1  # blocks drawn
 BIAS = 0.02
 
 
@@ -104,47 +77,21 @@ class RandomFile:
 
 
 def text_kinds(weights: str, parameters: Mapping[str, Parameter]) -> Callable[[str, Shape], str]:
-    """Return which type each tensor of a decoder has, as llama-quantize chooses. Raises OptionError
-    for a type that is not known.
+    """Return which type each tensor of a decoder has in this mixture. Raises OptionError for one
+    that is not known.
     """
-    if weights not in KINDS:
-        raise OptionError(f"weights {weights!r:.40}: expected one of {', '.join(KINDS)}")
-    if weights in PLAIN:
-        return plain_kinds(weights)
-    layers = 1 + max((int(n.split(".")[1]) for n in parameters if n.startswith("blk.")), default=0)
-    table = "output.weight" if "output.weight" in parameters else "token_embd.weight"
-
-    def kind_of(name: str, shape: Shape) -> str:
-        if len(shape) < 2:
-            return "F32"
-        if UNQUANTIZED.search(name) or not name.endswith(".weight"):
-            return "BF16"
-        kind = MIXTURES.get(weights, weights)
-        better = weights in MIXTURES and _needs_more_bits(name, layers)
-        if better or (name == table and kind != "Q8_0"):
-            kind = "Q6_K"
-        if shape[-1] % BLOCKS[kind].values:
-            kind = NARROW.get(kind, kind)
-        return "BF16" if shape[-1] % BLOCKS[kind].values else kind
-
-    return kind_of
+    if weights not in MIXTURES:
+        raise OptionError(f"weights {weights!r:.40}: expected one of {', '.join(MIXTURES)}")
+    plain = plain_kinds(weights)
+    shapes = {name: parameter.shape for name, parameter in parameters.items()}
+    kinds = tensor_types(weights, shapes)
+    return lambda name, shape: kinds.get(name) or plain(name, shape)
 
 
 def plain_kinds(weights: str) -> Callable[[str, Shape], str]:
     """Return the kinds for an encoder, which is not quantized."""
     wide = "F32" if weights == "F32" else "BF16"
     return lambda name, shape: wide if len(shape) > 1 else "F32"  # noqa: ARG005
-
-
-def _needs_more_bits(name: str, layers: int) -> bool:
-    """Return whether it is one of the tensors that suffer most: those of the first and last eighth
-    of the layers and of every third between.
-    """
-    result = re.fullmatch(r"blk\.(\d+)\.(attn_v|ffn_down(_exps)?)\.weight", name)
-    if result is None:
-        return False
-    layer = int(result[1])
-    return layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2
 
 
 def _bytes(shape: Shape, kind: str) -> int:
@@ -189,22 +136,5 @@ def _noise() -> Tensor:
 @lru_cache(maxsize=32)
 def _blocks(kind: str, spread: float) -> Tensor:
     """Random blocks [n, bytes] whose values have a mean of about 0 and the deviation `spread`."""
-    block, (scale_at, min_at) = BLOCKS[kind], SCALES[kind]
-    random = torch.Generator().manual_seed(block.id)
-    blocks = torch.randint(0, 256, (BANK, block.bytes), dtype=torch.uint8, generator=random)
-
-    def decoded(scale: float, minimum: float) -> Tensor:
-        for at, value in ((scale_at, scale), (min_at, minimum)):
-            if at is not None:
-                blocks[:, at : at + 2] = torch.tensor([value], dtype=torch.float16).view(
-                    torch.uint8
-                )
-        return block.decode(blocks)
-
-    # Values are linear in both numbers: decode with each alone, then choose them.
-    lowest = 0.0
-    if min_at is not None:
-        lowest = -float(decoded(1, 0).mean()) / float(decoded(0, 1).mean())
-    scale = spread / float(decoded(1, lowest).std())
-    decoded(scale, lowest * scale)
-    return blocks
+    values = BLOCKS[kind].values
+    return quantize(_noise()[: BANK * values].view(BANK, values) * spread, kind)

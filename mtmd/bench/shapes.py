@@ -26,6 +26,7 @@ from mtmd.kernels.checkpoint.canonical import CanonicalWeights
 from mtmd.kernels.checkpoint.settings import Settings, read_json
 from mtmd.llm.family import text_family
 from mtmd.llm.tokenizer.tokenizer import Tokenizer
+from mtmd.options.load import LoadOptions
 
 TABLE = Path(__file__).parent / "shapes.json"
 END = "<|end|>"
@@ -77,6 +78,11 @@ def random_checkpoint(shape: str, weights: str) -> Checkpoint:
         opened_from=(RANDOM, shape, weights),
         architecture=kind,
     )
+
+
+def type_of_random_weights(settings: LoadOptions) -> str:
+    """Return the type that is asked for, or what would be stored for the type computed in."""
+    return settings.weights or ("F32" if settings.dtype == "fp32" else "BF16")
 
 
 def shape_names() -> list[str]:

@@ -50,7 +50,6 @@ class Plan:
 
     model: str | None
     random_weights: str | None
-    weights: str
     resolution: tuple[int, ...]
     images: tuple[int, ...]
     context: tuple[int, ...]
@@ -122,7 +121,6 @@ def run(
     subject = Subject(
         plan.model,
         plan.random_weights,
-        plan.weights,
         replace(options, parallel=max(plan.batch), threads=plan.base().threads),
         prompt=max(plan.context),
         resolution=max(plan.resolution),

@@ -21,7 +21,7 @@ from mtmd.base.errors import OptionError
 from mtmd.base.process_memory import resident_bytes
 from mtmd.bench.forced import Forced
 from mtmd.bench.measure import HostPeak
-from mtmd.bench.shapes import random_checkpoint
+from mtmd.bench.shapes import random_checkpoint, type_of_random_weights
 from mtmd.chat_template.built_in_templates import built_in_file
 from mtmd.chat_template.template import ChatTemplate
 from mtmd.clip.encoder import BATCH, Encoder
@@ -86,7 +86,6 @@ class Subject:
         self,
         model: str | None,
         random_weights: str | None,
-        weights: str,
         options: LoadOptions,
         *,
         prompt: int,
@@ -101,6 +100,7 @@ class Subject:
         """
         start = time.perf_counter()
         if random_weights is not None:
+            weights = type_of_random_weights(options)
             checkpoint = random_checkpoint(random_weights, weights)
             name: str | None = f"{checkpoint.folder.name}, random {weights}"
         else:

@@ -26,7 +26,8 @@ class Checkpoint:
     and its template, None where not given; or RANDOM, a shape and a type of weights.
     `architecture`: model_type of config.json, or a GGUF's general.architecture; `file_type`: its
     general.file_type, -1 where there is none. `sampling`: how its files recommend to choose tokens.
-    `notes` say where the files contradict themselves, and how they are read.
+    `notes` say where the files contradict themselves, and how they are read. `weights`: the mixture
+    that the decoder is quantized to when it is read, "" where it is as stored.
     """
 
     folder: Path
@@ -44,6 +45,7 @@ class Checkpoint:
     file_type: int = -1
     sampling: ModelSampling = NOTHING_RECOMMENDED
     notes: tuple[str, ...] = ()
+    weights: str = ""
 
     def without_blocks(self) -> Checkpoint:
         """The same for a device that multiplies no block-quantized weights."""

@@ -195,12 +195,6 @@ def add_random_weights(parser: argparse._ActionsContainer) -> None:
         help="a model's shape in place of a model: a config.json, or a published model's name; "
         "list shows all names",
     )
-    parser.add_argument(
-        "--weights",
-        metavar="TYPE",
-        help="the type of random weights: BF16, F32, or, for the decoder, a GGUF type such as Q4_0 "
-        "or Q4_K_M (default: BF16)",
-    )
 
 
 def add_list_argument(sub: argparse.ArgumentParser) -> None:

@@ -131,7 +131,6 @@ def _predict(args: argparse.Namespace) -> int:
             args.model,
             memory=args.memory,
             random_weights=args.random_weights,
-            weights=args.weights,
             # A table of several cards has no place for registers.
             compile=not args.no_compile and (len(names) == 1 or args.json),
             **chosen,
@@ -161,7 +160,6 @@ def _save(args: argparse.Namespace, target: str, chosen: dict[str, Any]) -> int:
             args.save,
             args.model,
             random_weights=args.random_weights,
-            weights=args.weights,
             progress=progress,
             **chosen,
         )
@@ -189,10 +187,6 @@ def _list_cards() -> int:
 def _random(args: argparse.Namespace) -> Any:
     """The model of random weights that was asked for, if one was."""
     if args.random_weights is None:
-        if args.weights is not None:
-            raise OptionError(
-                "--weights is the type of random weights; give it with --random-weights"
-            )
         return None
     if args.model is not None:
         raise OptionError(
@@ -202,10 +196,10 @@ def _random(args: argparse.Namespace) -> Any:
 
     chosen = options(LoadOptions, options_in(args, LoadOptions))
     with loading(args.random_weights):
-        from mtmd.bench.shapes import random_checkpoint
+        from mtmd.bench.shapes import random_checkpoint, type_of_random_weights
         from mtmd.model import Model
 
-        weights = args.weights or "BF16"
+        weights = type_of_random_weights(chosen)
         checkpoint = random_checkpoint(args.random_weights, weights)
         model = Model(checkpoint, chosen, name=f"{checkpoint.folder.name}, random {weights}")
     settle_threads(args.threads, [model])

@@ -13,12 +13,13 @@ from typing import Any
 
 from mtmd.base.errors import OptionError
 from mtmd.base.options import refuse, size_or_none
-from mtmd.bench.shapes import random_checkpoint
+from mtmd.bench.shapes import random_checkpoint, type_of_random_weights
 from mtmd.checkpoint.cached_models import read_cache
 from mtmd.checkpoint.checkpoint import Checkpoint
 from mtmd.checkpoint.headers import fetch_headers
 from mtmd.checkpoint.hub import HubUnreachable, check_name, is_demo
 from mtmd.checkpoint.open import open_checkpoint
+from mtmd.checkpoint.requantize import with_weights
 from mtmd.inspect.fit_facts import FitDevice, FitFacts
 from mtmd.inspect.fit_text import render_fit
 from mtmd.inspect.prediction import usable_bytes
@@ -69,7 +70,6 @@ def fit(
     host_memory: int | str | None = None,
     image: tuple[int, int] | None = None,
     random_weights: str | None = None,
-    weights: str | None = None,
     **chosen: Any,
 ) -> FitReport:
     """Return how `model` would lie in these memories, of GPUs that need not be here: each of
@@ -80,8 +80,9 @@ def fit(
 
     `image` is the size (width, height) of the pictures, None for the largest that is taken. With
     `random_weights`, a config.json or a name such as gemma-3-4b, no files are needed, and `weights`
-    is their type. `chosen` are the fields of `LoadOptions` less those that say where a model lies.
-    Of a name on the hub that is not in the cache, headers alone are fetched. Raises MtmdError.
+    of the options is their type. `chosen` are the fields of `LoadOptions` less those that say where
+    a model lies. Of a name on the hub that is not in the cache, headers alone are fetched. Raises
+    MtmdError.
     """
     for name in NO_USE:
         if name in given(chosen):
@@ -96,7 +97,7 @@ def fit(
         size_or_none("host_memory", host_memory),
         settings.parallel,
     )
-    checkpoint, name = _checkpoint(model, random_weights, weights, settings)
+    checkpoint, name = _checkpoint(model, random_weights, settings)
     context = settings.context or default_context(checkpoint.text)
     check_length(context, checkpoint, name)
     dtype = choose_dtype(_dtype(settings, backends), backends[0], checkpoint.weight_bytes)
@@ -193,21 +194,21 @@ def _here(answers: int) -> tuple[list[FitDevice], list[Backend], tuple[str, ...]
 
 
 def _checkpoint(
-    model: str | PathLike[str] | None, shape: str | None, weights: str | None, settings: LoadOptions
+    model: str | PathLike[str] | None, shape: str | None, settings: LoadOptions
 ) -> tuple[Checkpoint, str]:
     if shape is not None and model is not None:
         raise OptionError(
             f"found both the model {str(model)!r:.60} and random_weights; expected one of them"
         )
-    if weights is not None and shape is None:
-        raise OptionError("weights is the type of random weights; give it with random_weights")
     if shape is None:
         given = isinstance(model, (str, PathLike)) and not is_demo(model)
         if given and not check_name(str(model)):
-            return _from_hub(str(model), settings), str(model)
+            checkpoint = _from_hub(str(model), settings)
+            return with_weights(checkpoint, settings.weights), str(model)
         checkpoint, name = find_checkpoint(model, settings)
+        checkpoint = with_weights(checkpoint, settings.weights)
         return checkpoint, name or checkpoint.folder.resolve().name
-    kind = weights or ("F32" if settings.dtype == "fp32" else "BF16")
+    kind = type_of_random_weights(settings)
     checkpoint = random_checkpoint(shape, kind)
     return checkpoint, f"{checkpoint.folder}, random weights ({kind})"
 

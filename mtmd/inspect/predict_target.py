@@ -9,7 +9,7 @@ import torch
 
 from mtmd.base.errors import OptionError
 from mtmd.base.options import size_or_none
-from mtmd.bench.shapes import random_checkpoint
+from mtmd.bench.shapes import random_checkpoint, type_of_random_weights
 from mtmd.checkpoint.checkpoint import Checkpoint
 from mtmd.inspect.predict_ranks import shared_out
 from mtmd.inspect.prediction import GraphOps, Needs, Prediction, card_facts, facts_of, usable_bytes
@@ -46,7 +46,6 @@ def predict(
     *,
     memory: int | str | None = None,
     random_weights: str | None = None,
-    weights: str | None = None,
     compile: bool = True,
     **chosen: Any,
 ) -> PredictionReport:
@@ -55,14 +54,14 @@ def predict(
     `memory` says it, in bytes or as "24GiB".
 
     Nothing is run and no weight is read; with `random_weights`, a config.json or a name such as
-    gemma-3-4b, there need be none, and `weights` is their type (BF16, Q4_K_M). `compile=False`
-    leaves out what takes seconds, compiling the kernels ahead of time. `chosen` are the fields of
-    `LoadOptions` less those of a device that is here; with `tp` of them, as many such cards share
-    the model beside. Raises MtmdError.
+    gemma-3-4b, there need be none, and `weights` of the options is their type (BF16, Q4_K_M).
+    `compile=False` leaves out what takes seconds, compiling the kernels ahead of time. `chosen`
+    are the fields of `LoadOptions` less those of a device that is here; with `tp` of them, as many
+    such cards share the model beside. Raises MtmdError.
     """
     card = find_card(target, size_or_none("memory", memory))
     shares = _shares(chosen)
-    subject = subject_of(target, model, random_weights, weights, **chosen)
+    subject = subject_of(target, model, random_weights, **chosen)
     device = subject.backends[0]
     assert isinstance(device, Target)
     report, needs = subject.warmup_report, Needs(subject, device, card)
@@ -105,11 +104,7 @@ def _shares(chosen: dict[str, Any]) -> tuple[float, ...]:
 
 
 def subject_of(
-    target: str,
-    model: str | PathLike[str] | None,
-    random_weights: str | None,
-    weights: str | None,
-    **chosen: Any,
+    target: str, model: str | PathLike[str] | None, random_weights: str | None, **chosen: Any
 ) -> Model:
     """The model as it would be placed on the target, whose weights are not read. Raises MtmdError,
     OptionError for options of a device that is here.
@@ -126,21 +121,19 @@ def subject_of(
         raise OptionError(
             f"found both the model {str(model)!r:.60} and random_weights; expected one of them"
         )
-    if weights is not None and random_weights is None:
-        raise OptionError("weights is the type of random weights; give it with random_weights")
     if _is_old(card.target) and chosen.get("dtype", "auto") == "auto":
         chosen = {**chosen, "dtype": "fp32"}
     settings = options(LoadOptions, chosen)
-    checkpoint, name = _checkpoint(model, random_weights, weights, settings)
+    checkpoint, name = _checkpoint(model, random_weights, settings)
     return Model(checkpoint, settings, [Target(card.target), Cpu(), Reference()], name=name)
 
 
 def _checkpoint(
-    model: str | PathLike[str] | None, shape: str | None, weights: str | None, settings: LoadOptions
+    model: str | PathLike[str] | None, shape: str | None, settings: LoadOptions
 ) -> tuple[Checkpoint, str | None]:
     if shape is None:
         return find_checkpoint(model, settings)
-    kind = weights or ("F32" if settings.dtype == "fp32" else "BF16")
+    kind = type_of_random_weights(settings)
     checkpoint = random_checkpoint(shape, kind)
     return checkpoint, f"{checkpoint.folder}, random weights ({kind})"
 

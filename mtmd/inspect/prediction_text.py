@@ -60,10 +60,7 @@ def _ways_out(report: Prediction) -> Iterator[str]:
     if report.most_answers:
         yield f"--parallel {report.most_answers}: so many answers at once fit"
     if not report.longest_context and not report.most_answers:
-        yield (
-            "a file of fewer bits a weight, Q4_K_M (with --random-weights: --weights Q4_K_M), if "
-            "it is none yet"
-        )
+        yield "--weights Q4_K_M: fewer bits a weight, if they are not so few yet"
     yield "`mtmd fit` says in which other ways it would: several cards, the CPU's memory beside"
 
 

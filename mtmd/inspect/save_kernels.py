@@ -42,7 +42,6 @@ def save_kernels(
     model: str | PathLike[str] | None = None,
     *,
     random_weights: str | None = None,
-    weights: str | None = None,
     progress: Callable[[int, int], None] | None = None,
     **chosen: Any,
 ) -> SavedKernels:
@@ -63,7 +62,7 @@ def save_kernels(
         raise OptionError("save: found '', expected a folder")
     where = Path(folder).expanduser()
     check_folder(where)
-    subject = subject_of(target, model, random_weights, weights, **chosen)
+    subject = subject_of(target, model, random_weights, **chosen)
     device = device_of(subject.backends[0])
     assert device is not None
     programs = foreseen_programs(subject.encoder, subject.runner, subject.loaded.limits)

@@ -16,6 +16,7 @@ import torch
 from mtmd.base.errors import ModelError, OptionError
 from mtmd.base.isolation.limits import available as can_isolate
 from mtmd.checkpoint.checkpoint import Checkpoint
+from mtmd.checkpoint.requantize import weights_note, with_weights
 from mtmd.clip.encoder import Encoder
 from mtmd.clip.image.isolated import start as start_picture_workers
 from mtmd.clip.token_budget import Budget
@@ -72,7 +73,8 @@ class LoadedModel:
         group: DistributedGroup | None = None,
     ):
         """`group`: this is one of the other ranks of a model that several processes share."""
-        self.checkpoint, self.options = checkpoint, chosen
+        self.checkpoint = checkpoint = with_weights(checkpoint, chosen.weights)
+        self.options = chosen
         self.name = name or checkpoint.folder.resolve().name
         if chosen.isolate and not can_isolate():
             raise OptionError(
@@ -254,6 +256,14 @@ class LoadedModel:
             return values | {"sampling": way}  # which is refused by name
         own = {n: v for n, v in settings.defaults(way).items() if n not in values}
         return own | values | {"sampling": AppliedSampling(way, settings, tuple(own), preset)}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Return what there is to say of the model's files, and of weights that are quantized when
+        they are read.
+        """
+        note = weights_note(self.checkpoint)
+        return (*self.checkpoint.notes, note) if note else self.checkpoint.notes
 
     def weights_read(self) -> tuple[int, int]:
         """Bytes of weights that are where they are needed, and of all of them."""

@@ -10,6 +10,7 @@ from dataclasses import replace
 from mtmd.base.cores import OthersWatch
 from mtmd.base.text import mib
 from mtmd.base.throttling import ThrottleWatch
+from mtmd.checkpoint.requantize import weights_note
 from mtmd.clip.encoder import TowerEncoder
 from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.clip.warmup import check_encoder, encoder_graphs, preprocessing_facts
@@ -78,6 +79,7 @@ def warmup_report(
         vision_attention=attention,
         preprocessing=preprocessing,
         untried=tuple(by_torch.untried.items()) if by_torch else (),
+        weights=weights_note(loaded.checkpoint),
         lacks=by_torch.lacks if by_torch else None,
     )
     if report.ranks is not None:

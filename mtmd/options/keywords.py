@@ -43,6 +43,13 @@ class LoadKeywords(TypedDict, total=False):
     where the device multiplies it, fp32 elsewhere and for models below 16 MiB.
     """
 
+    weights: str | None
+    """quantize the decoder's weights when they are loaded: Q8_0, Q4_K_M, FP8 or another of F32,
+    F16, BF16, Q8_0, Q6_K, Q5_K_M, Q5_K_S, Q5_1, Q5_0, Q4_K_M, Q4_K_S, IQ4_NL, IQ4_XS,
+    MXFP4_MOE, Q4_1, Q4_0, Q3_K_L, Q3_K_M, Q3_K_S, Q2_K, Q2_K_S, FP8; with --random-weights,
+    the type that they are made in.
+    """
+
     flash_attn: Literal["auto", "on", "off"] | None
     """attention that stores no matrix of scores: auto, on or off."""
 

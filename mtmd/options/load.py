@@ -18,6 +18,7 @@ from mtmd.base.options import (
     texts,
     whole,
 )
+from mtmd.kernels.checkpoint.mixtures import ALIASES, MIXTURES
 
 DTYPES = ("auto", "bf16", "fp32")
 DTYPES_ELSEWHERE = {  # as torch, transformers and vLLM write them
@@ -52,6 +53,11 @@ def _dtype(name: str, value: object) -> str:
             "large activations of these models overflow in it, and bf16 takes the same memory"
         )
     return str(one_of(*DTYPES).check(name, text))
+
+
+def _weights(name: str, value: object) -> str:
+    text = str(value).upper()
+    return str(one_of(*MIXTURES).check(name, ALIASES.get(text, text)))
 
 
 def _speculate(name: str, value: object) -> int | str:
@@ -93,6 +99,14 @@ class LoadOptions:
         "the type that is computed in: fp32 (the tokens of transformers in fp32), bf16 (half the "
         "memory, prompts read two to three times faster, rounded to three digits) or auto: bf16 "
         "where the device multiplies it, fp32 elsewhere and for models below 16 MiB",
+        preset=True,
+    )
+    weights: str | None = option(
+        None,
+        Kind(_weights, "str", values=tuple(MIXTURES), metavar="TYPE"),
+        "quantize the decoder's weights when they are loaded: Q8_0, Q4_K_M, FP8 or another of "
+        f"{', '.join(MIXTURES)}; with --random-weights, the type that they are made in",
+        default="as stored",
         preset=True,
     )
     flash_attn: str = option(

@@ -66,7 +66,7 @@ def make_receipt(loaded: LoadedModel, request: Request, finish: str, speculation
         compile_ms=compiled.ms - before.ms,
         sampling=_sampling(request.settings),
         sampling_unused=_sampling_unused(request.settings),
-        model_notes=loaded.checkpoint.notes,
+        model_notes=loaded.notes,
         repeated_tokens=request.repetition.repeated,
         thinking_tokens=request.thought.tokens if request.thought else 0,
     )

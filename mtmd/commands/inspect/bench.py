@@ -27,7 +27,7 @@ DESCRIPTION = (
 )
 MAXIMUM = 1 << 20
 LOADING = (
-    *("mmproj", "chat_template", "device", "dtype", "flash_attn", "tensor_split"),
+    *("mmproj", "chat_template", "device", "dtype", "weights", "flash_attn", "tensor_split"),
     *("memory_limit", "tp", "no_kv_offload", "image_min_tokens", "image_max_tokens"),
 )
 LISTS = ("context", "threads")  # options of loading that are axes here
@@ -96,8 +96,6 @@ def run(args: argparse.Namespace) -> int:
         raise OptionError(
             f"found both the model {args.model!r:.60} and --random-weights; expected one of them"
         )
-    if args.weights and not args.random_weights:
-        raise OptionError("--weights is the type of random weights; give it with --random-weights")
     page = _writable(args.html) if args.html else None
     from mtmd.bench.stages import Plan
     from mtmd.bench.stages import run as measure
@@ -109,7 +107,6 @@ def run(args: argparse.Namespace) -> int:
     plan = Plan(
         args.model,
         args.random_weights,
-        args.weights or "BF16",
         _numbers("resolution", args.resolution, 28, 8192),
         _numbers("images", args.images, 0, 64),
         _numbers("context", args.context, 1, MAXIMUM),

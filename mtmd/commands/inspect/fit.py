@@ -24,6 +24,7 @@ NAMES = (
     "context",
     "parallel",
     "dtype",
+    "weights",
     "mmproj",
     "preprocess",
     "image_min_tokens",
@@ -80,7 +81,6 @@ def run(args: argparse.Namespace) -> int:
         host_memory=args.host_memory,
         image=image,
         random_weights=args.random_weights,
-        weights=args.weights,
         **options_in(args, LoadOptions),
     )
     print(json.dumps(report.asdict()) if args.json else for_terminal(str(report)))

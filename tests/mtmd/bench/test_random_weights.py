@@ -12,15 +12,16 @@ import pytest
 import torch
 
 from mtmd.base.errors import ModelError, OptionError
-from mtmd.bench.random_weights import BANK, KINDS, RandomFile, _blocks, plain_kinds, text_kinds
+from mtmd.bench.random_weights import BANK, RandomFile, _blocks, plain_kinds, text_kinds
 from mtmd.bench.shapes import random_checkpoint, read_shape, shape_names
-from mtmd.kernels.quantization.blocks import BLOCKS, NATIVE
+from mtmd.kernels.quantization.blocks import BLOCKS
+from mtmd.kernels.quantization.quantize import ENCODERS
 from mtmd.llm.engine.spans import Span
 from mtmd.model import Model
 from mtmd.options.load import LoadOptions
 
 
-@pytest.mark.parametrize("kind", sorted(NATIVE))
+@pytest.mark.parametrize("kind", sorted(ENCODERS))
 @pytest.mark.parametrize("spread", [0.01, 0.125])
 def test_blocks_are_numbers_of_the_size_asked_for(kind, spread):
     values = BLOCKS[kind].decode(_blocks(kind, spread))
@@ -111,7 +112,7 @@ def test_what_is_not_known_is_refused_with_the_choices(shape):
         read_shape("Qwen/Qwen3-VL-9B-Instruct")
     with pytest.raises(OptionError, match="expected a config"):
         read_shape("Qwen/Qwen2-7B-Instruct")
-    with pytest.raises(OptionError, match=r"expected one of BF16, F32, .*Q4_K_M"):
+    with pytest.raises(OptionError, match=r"expected one of F32, F16, BF16, .*Q4_K_M"):
         text_kinds("Q9", {})
     with pytest.raises(OptionError, match=r"expected a config\.json, .* or one of .*smolvlm-256m"):
         random_checkpoint("no-such-model", "BF16")
@@ -120,7 +121,6 @@ def test_what_is_not_known_is_refused_with_the_choices(shape):
     shape.write_text(json.dumps(config))
     with pytest.raises(ModelError, match="vocab_size is 100, expected at least 512"):
         random_checkpoint(str(shape), "BF16")
-    assert {"BF16", "Q4_0", "Q4_K_M"} < set(KINDS)
     assert RandomFile({}, plain_kinds("BF16")).bytes == 0
 
 

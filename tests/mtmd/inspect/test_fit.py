@@ -278,7 +278,7 @@ def test_this_machine_and_one_without_a_gpu(mtmd: Any) -> None:
         (("--image", "large"), "such as 1920x1080"),
         (("--image", "99999x1"), "up to 16384"),
         (("--context", "999999"), "context: found 999999"),
-        (("--weights", "Q4_K_M"), "weights is the type of random weights"),
+        (("--weights", "Q9"), "weights: found 'Q9'"),
         (("demo", "--random-weights", "gemma-3-4b"), "expected one of them"),
         (("no/where/at/all",), "no/where/at/all"),
     ],

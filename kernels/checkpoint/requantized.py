@@ -1,0 +1,99 @@
+"""Weights that are quantized when they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from mtmd.kernels.checkpoint.canonical import CanonicalWeights
+from mtmd.kernels.checkpoint.gguf_file import DTYPES
+from mtmd.kernels.graph import Shape
+from mtmd.kernels.quantization.blocks import BLOCKS, dequantize
+from mtmd.kernels.quantization.quantize import quantize
+
+
+class Requantized:
+    """A `WeightFile` of the parameters of another, under their canonical names and shapes, some of
+    them in other types. One tensor at a time is in memory.
+
+    What the source has in blocks of the requested type already is passed on as it is.
+    """
+
+    canonical = True
+
+    def __init__(
+        self,
+        source: CanonicalWeights,
+        types: Mapping[str, str],
+        importance: Mapping[str, torch.Tensor] | None = None,
+    ) -> None:
+        """`types`: those of the tensors that change, by canonical name. `importance`: how much the
+        errors of each column count.
+        """
+        self._source, self._plain = source, source.without_blocks()
+        self._types, self._importance = types, importance or {}
+        self._errors: dict[str, tuple[float, float]] = {}
+
+    @property
+    def files(self) -> Sequence[Path]:
+        return self._source.file.files
+
+    @property
+    def source(self) -> CanonicalWeights:
+        return self._source
+
+    @property
+    def nmse(self) -> float | None:
+        """The mean square of what was lost of weights that were quantized before, against that of
+        the weights, over those that have been read; None where there were none.
+        """
+        if not self._errors:
+            return None
+        errors, squares = (sum(column) for column in zip(*self._errors.values(), strict=True))
+        return errors / squares if squares else 0.0
+
+    @property
+    def requantized(self) -> bool:
+        """Whether some of the weights were quantized in another way before."""
+        return any(
+            self._was_quantized(name) and self._source.quant(name) != kind
+            for name, kind in self._types.items()
+            if kind in BLOCKS
+        )
+
+    def names(self) -> Iterable[str]:
+        return self._source.shapes
+
+    def meta(self, name: str) -> tuple[Shape, torch.dtype]:
+        return self._source.shapes[name], DTYPES.get(self.kind(name), torch.uint8)
+
+    def kind(self, name: str) -> str:
+        if name in self._types:
+            return self._types[name]
+        if len(self._source.shapes[name]) < 2:
+            return "F32"  # norms may be computed from what is stored
+        file, stored = self._source.file, self._source.stored[name]
+        kind = self._source.quant(name) or file.kind(stored.names[0])
+        return kind if kind in DTYPES or self._source.quant(name) else "F32"
+
+    def read(self, name: str) -> torch.Tensor:
+        kind = self.kind(name)
+        if self._source.quant(name) == kind:
+            return self._source.read(name, torch.uint8)
+        if kind not in BLOCKS:
+            return self._plain.read(name, DTYPES[kind])
+        values = self._plain.read(name, torch.float32)
+        rows = quantize(values, kind, self._importance.get(name))
+        if self._was_quantized(name):
+            lost = dequantize(rows, kind).sub_(values)
+            self._errors[name] = _square(lost), _square(values)
+        return rows
+
+    def _was_quantized(self, name: str) -> bool:
+        return any(self._source.file.kind(s) in BLOCKS for s in self._source.stored[name].names)
+
+
+def _square(x: torch.Tensor) -> float:
+    return float(torch.linalg.vector_norm(x, dtype=torch.float64).square())
