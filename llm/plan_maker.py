@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from mtmd.base.heartbeat import Heartbeat, beat
-from mtmd.base.priority import lower_thread_priority
 from mtmd.llm.batch import BatchShape
 
 IDLE_S = 2.0  # after which the thread ends
@@ -108,7 +107,6 @@ class PlanMaker:
 
     def _work(self) -> None:
         try:
-            lower_thread_priority()
             self._heart.count_this_thread()
             self._begin()
             while (shape := self._next()) is not None:

@@ -120,6 +120,6 @@ def guard_own_ray() -> None:
 
 def tokenize_in_own_thread() -> None:
     """Tokenize in the caller's thread, for a server: one text at a time gains nothing by the
-    threads that the tokenizers library would start, which know nothing of priorities.
+    threads that the tokenizers library would start.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -26,9 +26,8 @@ from mtmd import (
     PromptError,
     VideoError,
 )
-from mtmd.base.errors import EngineError
+from mtmd.base.errors import EngineError, LeftError
 from mtmd.base.tracebacks import traceback_text
-from mtmd.service.turns import LeftError
 from mtmd.web.mistakes import words
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from typing import Any
 from unittest.mock import patch
 
 from mtmd import Service, load
-from mtmd.loaded.interpreter import shared_out_promptly
+from mtmd.loaded.interpreter import shared_promptly
 
 ANSWERS, TOKENS = 8, 200
 JSON = json.dumps([{"a": [i, {"b": "x" * 20}]} for i in range(30)])
@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--rounds", type=int, default=2)
     options = parser.parse_args()
-    with shared_out_promptly(), closing(Service(load(threads=1))) as service:
+    with shared_promptly(), closing(Service(load(threads=1))) as service:
         steps_alongside(service, options.temperature, None)
         for _ in range(options.rounds):
             for name, work in WORK.items():

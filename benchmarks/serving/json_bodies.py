@@ -27,7 +27,7 @@ from unittest.mock import patch
 
 from flask import request
 
-from mtmd.loaded.interpreter import shared_out_promptly
+from mtmd.loaded.interpreter import shared_promptly
 from mtmd.web.intake import gate, long_texts
 from mtmd.web.intake.body import json_body
 from mtmd.web.intake.gate import Body, Gate, GatedFlask, takes
@@ -61,7 +61,7 @@ def main() -> None:
         print("body, MiB | way | longest others wait, ms | processor, ms | peak memory, bodies")
         for mib in options.mib:
             measured = {way: list[tuple[float, float]]() for way in WAYS}
-            with shared_out_promptly():
+            with shared_promptly():
                 for _, way in product(range(options.rounds), WAYS):
                     with in_the(way):
                         measured[way].append((gap_s(read, bodies[mib]), cpu_s(read, bodies[mib])))

@@ -116,7 +116,7 @@ def _serve(
     """
     from mtmd.base.isolation.limits import available as can_isolate
     from mtmd.loaded.allocator import return_freed_memory
-    from mtmd.loaded.interpreter import shared_out_promptly
+    from mtmd.loaded.interpreter import shared_promptly
     from mtmd.web.models.progress import Loading
     from mtmd.web.server import Server
     from mtmd.web.small_apps.loading_app import create_loading_app
@@ -148,7 +148,7 @@ def _serve(
             _stop_on_signals(server, settings.drain_s)
         else:
             begin(server, engine)
-        stack.enter_context(shared_out_promptly())
+        stack.enter_context(shared_promptly())
         warn = _warn if args.log_format == "text" else log.warning
         _say(server.url, engine.name, report, settings, folder, notices, warn)
         log.info("serving at %s", server.url)
@@ -231,7 +231,7 @@ def _serve_many(
     from mtmd.base.isolation.limits import available as can_isolate
     from mtmd.clip.image.isolated import start as start_picture_workers
     from mtmd.loaded.allocator import return_freed_memory
-    from mtmd.loaded.interpreter import shared_out_promptly
+    from mtmd.loaded.interpreter import shared_promptly
     from mtmd.web.app import create_app_of_many
     from mtmd.web.models.start import make_registry
     from mtmd.web.server import Server
@@ -262,7 +262,7 @@ def _serve_many(
         server = Server(create_app_of_many(registry, settings, store), settings, sock)
         _stop_on_signals(server, settings.drain_s)
         registry.on_fault(lambda _: server.stop())
-        stack.enter_context(shared_out_promptly())
+        stack.enter_context(shared_promptly())
         if args.isolate:
             start_picture_workers()
         leave_half()  # of the cores, which is the models'

@@ -17,6 +17,7 @@ from typing import Any
 from mtmd.base.cancellation import LOOKED_S, is_gone, left, may_be_left
 from mtmd.base.errors import DeviceError, LeftError, MtmdError
 from mtmd.base.tracebacks import traceback_text
+from mtmd.base.turns import current_owner
 from mtmd.engine_process.link import LinkClosedError
 from mtmd.engine_process.messages import (
     Abandon,
@@ -34,7 +35,6 @@ from mtmd.engine_process.process import Process
 from mtmd.events import Finished
 from mtmd.loaded.device_thread import AGAIN, CLOSED
 from mtmd.service.ticket import Ticket
-from mtmd.service.turns import current_owner
 
 log = logging.getLogger("mtmd.engine")
 

@@ -6,6 +6,7 @@ numbered tickets. The process ends when the server does, or closes the link.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import sys
@@ -17,9 +18,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+from mtmd.base.cancellation import cancel_if
 from mtmd.base.errors import DualEncoderError, MtmdError
 from mtmd.base.process_memory import resident_bytes
 from mtmd.base.tracebacks import traceback_text
+from mtmd.base.turns import Turns, acquire_turn, release_turn, set_owner
 from mtmd.checkpoint.facts import facts_of
 from mtmd.checkpoint.hub import is_demo, resolve_model
 from mtmd.embedding.embedder import Embedder, load_embedder_of
@@ -41,7 +44,7 @@ from mtmd.events import Event, Finished
 from mtmd.kernels.backends import Backend, backends_for
 from mtmd.kernels.plan.free_memory import free_bytes, look_again
 from mtmd.kernels.resources.threads import ask_threads
-from mtmd.loaded.interpreter import collect_all, shared_out_promptly
+from mtmd.loaded.interpreter import shared_promptly
 from mtmd.loaded.predicted_memory import predicted_bytes
 from mtmd.loading import load, load_alongside
 from mtmd.model import Model
@@ -50,14 +53,6 @@ from mtmd.options.by_name import options
 from mtmd.options.load import LoadOptions
 from mtmd.service.service import Service
 from mtmd.service.ticket import Ticket
-from mtmd.service.turns import (
-    Turns,
-    acquire_turn,
-    cancel_if,
-    lower_thread_priority,
-    release_turn,
-    set_owner,
-)
 
 BEAT_S = 0.25  # between two signs of life
 COMPUTING = 2  # for threads that compute: as in the server, there is one interpreter
@@ -199,7 +194,6 @@ class EngineProcess:
 
     def _in_turn(self, pending: _Pending) -> Any:
         call = pending.call
-        lower_thread_priority()
         set_owner(call.owner)
         cancel_if(pending.gone.is_set)
         acquire_turn(self._queue)
@@ -275,7 +269,7 @@ class EngineProcess:
         if isinstance(model, Model):
             model.loaded.close()
         del model
-        collect_all()  # models and their caches refer to each other in circles
+        gc.collect()  # models and their caches refer to each other in circles
 
     def _memory(self, chosen: dict[str, Any]) -> dict[str, dict[str, int]]:
         """Bytes by memory space, as far as they are known."""
@@ -308,7 +302,7 @@ class EngineProcess:
             )
             service.plan_ahead()
         self.service.on_fault(lambda fault: self._outbox.put(Failed(_public(fault))))
-        self._ending.enter_context(shared_out_promptly())
+        self._ending.enter_context(shared_promptly())
         names = ["capacity", "thinks"] if writes else ["width"]
         names += ["name", "context", "sees", "chat_template"]
         return {name: getattr(self.service, name) for name in names} | {

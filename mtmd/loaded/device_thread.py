@@ -23,7 +23,6 @@ from typing import Any, TypeVar
 
 from mtmd.base.errors import DeviceError, MtmdError
 from mtmd.base.heartbeat import Heartbeat
-from mtmd.base.priority import ahead
 from mtmd.base.tracebacks import stack_text, traceback_text
 from mtmd.base.turns import turn_released
 
@@ -127,7 +126,7 @@ class DeviceThread:
             target=self._watch, args=(self._thread, ended), name="mtmd device watch", daemon=True
         )
         for thread in (self._thread, watch):
-            ahead(thread.start)  # whoever asks for work may have stepped back; it does not
+            thread.start()
 
     def exclusively(self, work: Callable[[], T]) -> T:
         """Do something with the device while nobody else does, and wait for it, however long it

@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 
 from mtmd.base.heartbeat import Heartbeat, heart_here
-from mtmd.base.priority import ahead
 from mtmd.ranks.wire import Head, Wire
 
 SIGN_S = 1.0  # between two signs, and between two looks
@@ -138,7 +137,7 @@ class Watch:
 
     def start(self) -> None:
         thread = threading.Thread(target=self._watch, name="mtmd ranks' signs", daemon=True)
-        ahead(thread.start)  # whoever loads a model may have stepped back
+        thread.start()
 
     @contextmanager
     def work(self) -> Iterator[None]:

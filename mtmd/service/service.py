@@ -211,7 +211,7 @@ class Service:
         """Take a conversation to be answered; `chosen` are the fields of `AnswerOptions`. Pictures
         are loaded and prepared here. `tenant`: for whom; what is kept of it, to be known when it
         comes again, is for them alone. The device is shared out evenly among
-        tenants, or among those that `mtmd.service.turns.set_owner` has named.
+        tenants, or among those that `mtmd.base.turns.set_owner` has named.
 
         Raises MtmdError at once for what is wrong with it: PromptError, ImageError, OptionError;
         BusyError where too many wait; DeviceMemoryError for a picture that takes more memory than

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import ClassVar
 
 from mtmd import BusyError, PromptError, Receipt
+from mtmd.base.turns import release_turn
 from mtmd.checkpoint.facts import CheckpointFacts
 from mtmd.events import Answer, Finished, Progress, TextPiece, TokenInfo, ToolCallPiece
 from mtmd.kernels.report.facts import GraphFacts
@@ -19,7 +20,6 @@ from mtmd.prompt.conversation import RawPrompt
 from mtmd.prompt.load_image import Picture
 from mtmd.receipt import ImageReceipt
 from mtmd.service.latencies import Latencies
-from mtmd.service.turns import release_turn
 
 CONTEXT = 512
 GRAPH = GraphFacts(

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from flask import Response, g, json, request, stream_with_context
 
 from mtmd import Answer, Event, Finished, MtmdError, Progress, TextPiece, Ticket, TokenInfo
-from mtmd.service.turns import left
+from mtmd.base.cancellation import left
 from mtmd.web import sse
 from mtmd.web.answering.tools import CustomCalls
 from mtmd.web.errors import ApiError, as_api_error

@@ -18,7 +18,8 @@ from flask import Flask, Response, current_app, g, request
 from werkzeug.exceptions import HTTPException
 
 from mtmd import BusyError
-from mtmd.service.turns import Turns, cancel_if, set_owner
+from mtmd.base.cancellation import cancel_if
+from mtmd.base.turns import Turns, set_owner
 from mtmd.web.bodies.body_budget import BodyBudget
 from mtmd.web.bodies.compressed import plain, refused
 from mtmd.web.errors import ApiError, as_api_error

@@ -14,10 +14,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from mtmd import BusyError, Picture
+from mtmd.base.cores import usable_cores
+from mtmd.base.turns import Turns, current_owner
 from mtmd.prompt.load_image import load_isolated, picture_size
 from mtmd.prompt.video_input import VideoFacts, check_video
 from mtmd.service.turnover import Turnover
-from mtmd.service.turns import Turns, current_owner, usable_cores
 from mtmd.web.intake.slots import Askers
 from mtmd.web.settings import MediaBudget
 

@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any
 from flask import Flask, g
 
 from mtmd import DeviceError, MtmdError
+from mtmd.base.cancellation import is_gone, left
 from mtmd.base.tracebacks import traceback_text
+from mtmd.base.turns import current_owner
 from mtmd.checkpoint.collection import Source
 from mtmd.checkpoint.hub import DEMO, DEMO_NAME, NotInCacheError
-from mtmd.service.turns import current_owner, is_gone, left
 from mtmd.web.intake.slots import Slots
 from mtmd.web.models.choice import (
     FAILED,

@@ -19,7 +19,6 @@ from operator import itemgetter
 from typing import Any
 
 from mtmd import Finished, Progress, TextPiece, ThinkingPiece, Ticket
-from mtmd.service.turns import ahead
 from mtmd.thinking.written import Writing, parts
 from mtmd.web.answering.delivery import cancel
 from mtmd.web.errors import as_api_error
@@ -120,11 +119,11 @@ class Answers:
                 del self._answers[old]
             if self._saver is None:
                 self._saver = threading.Thread(target=self._save_all, name="answers", daemon=True)
-                ahead(self._saver.start)
+                self._saver.start()
         writer = threading.Thread(
             target=self._write, args=(answer,), name=f"answer {id_[:8]}", daemon=True
         )
-        ahead(writer.start)  # who asks for an answer may have stepped back; it does not
+        writer.start()
         return answer
 
     def get(self, id_: str) -> Answer | None:

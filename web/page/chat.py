@@ -12,9 +12,9 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from mtmd import ImageError, Ticket, TokenCount
+from mtmd.base.cancellation import shielded
 from mtmd.display.grounding import find_regions
 from mtmd.prompt.conversation import DEFAULT_PROMPT
-from mtmd.service.turns import shielded
 from mtmd.thinking.written import assistant_message, parts
 from mtmd.web.auth import owner
 from mtmd.web.errors import ApiError

@@ -11,9 +11,9 @@ from typing import Any
 from flask import Blueprint, Response, jsonify, render_template, request
 
 from mtmd import DeviceError, MtmdError, ServiceStats, WarmupReport
+from mtmd.base.cores import usable_cores
 from mtmd.base.process_memory import resident_bytes
 from mtmd.service.decode_speed import decode_speed, step_bytes
-from mtmd.service.turns import usable_cores
 from mtmd.web.auth import without_key
 from mtmd.web.intake.gate import Body, takes
 from mtmd.web.models.choice import Models, in_memory

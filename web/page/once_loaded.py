@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from mtmd import Event, Ticket
-from mtmd.service.turns import LeftError
+from mtmd.base.errors import LeftError
 from mtmd.web.models.choice import Claim
 from mtmd.web.served_model import ServedModel
 

@@ -36,7 +36,6 @@ from mtmd.base.isolation import host
 from mtmd.base.isolation.channel import LONGEST, Channel, ChannelClosed, ChannelTimeout
 from mtmd.base.isolation.limits import Limits
 from mtmd.base.isolation.worker_slots import LONG_JOBS, PATIENCE_S, STOPPED_JOBS, Job, WorkerSlots
-from mtmd.base.priority import ahead
 from mtmd.base.turns import current_owner, turn_released
 
 T = TypeVar("T")
@@ -385,9 +384,8 @@ class _Running:
         with its:
             self.control = Channel(ours)
             try:
-                # The next one asks for a worker on another thread, and may not have stepped back.
-                self.process = ahead(
-                    lambda: on_all_cores(lambda: _started(json.dumps(path), its.fileno(), module))
+                self.process = on_all_cores(
+                    lambda: _started(json.dumps(path), its.fileno(), module)
                 )
             except OSError as error:
                 raise _no_process(type(error).__name__) from error

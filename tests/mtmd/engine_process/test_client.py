@@ -21,6 +21,7 @@ from dual_encoders import clip
 from PIL import Image
 from processes import descendants
 
+from mtmd.base.cancellation import cancel_if
 from mtmd.base.errors import (
     BusyError,
     ContextError,
@@ -45,7 +46,6 @@ from mtmd.prompt.conversation import RawPrompt
 from mtmd.prompt.load_image import Picture, load_isolated
 from mtmd.prompt.video_input import sent_video
 from mtmd.service.service import Service
-from mtmd.service.turns import cancel_if
 
 TEXT = [{"role": "user", "content": "How many shapes are there?"}]
 TEXT_PART = [{"type": "text", "text": "What is shown?"}]

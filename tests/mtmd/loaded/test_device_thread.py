@@ -1,6 +1,4 @@
-"""The device thread has the priority of the process, whoever asks it for something, and a child
-that is forked has one of its own.
-"""
+"""A child that is forked has a device thread of its own."""
 
 from __future__ import annotations
 
@@ -9,27 +7,8 @@ import threading
 
 import pytest
 from forking import forked
-from priorities import behind, on_linux, priority
 
-from mtmd.loaded import device_thread
 from mtmd.loaded.device_thread import BUSY_AT_FORK, NOT_FORKED, DeviceThread, DeviceUser
-
-
-@on_linux
-@pytest.mark.parametrize("used_before", [True, False])
-def test_who_asks_does_not_change_its_priority(
-    used_before: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(device_thread, "IDLE_S", 0.0)
-    subject = DeviceThread()
-    if used_before:
-        assert subject.exclusively(priority) == priority()
-        thread = subject._thread
-        if thread is not None:
-            thread.join()  # for want of work
-    assert behind(lambda: subject.exclusively(priority)) == priority()
-    subject.close()
-    assert priority() == os.getpriority(os.PRIO_PROCESS, os.getpid())
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")

@@ -8,7 +8,7 @@ import pytest
 
 from mtmd import BusyError
 from mtmd.base.cores import Cores
-from mtmd.service.turns import set_owner
+from mtmd.base.turns import set_owner
 from mtmd.web.intake import picture_budget as module
 from mtmd.web.intake.picture_budget import PictureBudget
 from mtmd.web.settings import MediaBudget

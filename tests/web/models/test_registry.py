@@ -14,8 +14,10 @@ from fake_service import until
 from flask import Flask
 
 from mtmd import BusyError, DeviceError, ModelError
+from mtmd.base.cancellation import cancel_if, shielded
+from mtmd.base.errors import LeftError
+from mtmd.base.turns import set_owner
 from mtmd.checkpoint.hub import NotInCacheError
-from mtmd.service.turns import LeftError, cancel_if, set_owner, shielded
 from mtmd.web.errors import ApiError
 from mtmd.web.models import fetching, schedule
 from mtmd.web.models import registry as module
