@@ -25,7 +25,7 @@ def render_table(report: Report) -> str:
         f"base: {base.images} x {base.resolution} px{_seen(report)}, {base.context} tokens of "
         f"text, batch {base.batch}{alongside}",
         "",
-        *_columns(
+        *columns(
             ["stage", "median", "best", "worst", "tokens/s", "of roofline", "peak memory"],
             [_stage_row(s) for s in report.at_base()],
         ),
@@ -41,7 +41,7 @@ def render_table(report: Report) -> str:
         parts += [
             "",
             f"{stage} against {axis} ({AXIS_MEANING[axis]}){''.join(reported)}",
-            *_columns(head, cells),
+            *columns(head, cells),
         ]
     for graph in dict.fromkeys(row.graph for row in report.ops):
         costs = [row for row in report.ops if row.graph == graph]
@@ -49,7 +49,7 @@ def render_table(report: Report) -> str:
         parts += [
             "",
             f"{graph}, every op by itself: {total:.2f} ms in {sum(r.count for r in costs)} calls",
-            *_columns(
+            *columns(
                 ["op", "size", "calls", "ms", "GFLOP/s", "GB/s", "of roofline"],
                 [
                     [
@@ -71,7 +71,7 @@ def render_table(report: Report) -> str:
         parts += [
             "",
             "memory of an encode beyond weights, predicted",
-            *_columns(
+            *columns(
                 ["picture", "tiles", "patches", "flash attention", "explicit"],
                 [
                     [
@@ -122,7 +122,7 @@ def _stage_row(stage: Stage) -> list[str]:
     ]
 
 
-def _columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+def columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """The first column to the left, numbers to the right."""
     widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
     return [

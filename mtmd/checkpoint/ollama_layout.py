@@ -113,7 +113,7 @@ class View:
 
 @dataclass(frozen=True)
 class _Layout:
-    """How an architecture is laid out.
+    """Describes how an architecture is laid out.
 
     `decoder`: its name in llama.cpp, where that is another. `tokenizer`: a key below
     `tokenizer.ggml.`, values of it that are wrong, and the right one. `text`: keys of the decoder,
@@ -230,7 +230,7 @@ def tower_of(file: GgufFile, architecture: str) -> View | None:
 
 
 def _as_stored(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """With numbers rounded to fp32, as a file has them."""
+    """Return keys with numbers rounded to fp32, as a file has them."""
     wide = {key: np.asarray(value) for key, value in keys.items()}
     return {
         key: value.astype(np.float32).tolist() if value.dtype == np.float64 else keys[key]

@@ -87,7 +87,9 @@ def stored_models() -> list[StoredModel]:
 
 
 def ollama_folders() -> list[Path]:
-    """Where Ollama keeps models: what OLLAMA_MODELS names, or a user's and the service's folder."""
+    """Return the folders of Ollama's models: what OLLAMA_MODELS names, or a user's and the
+    service's.
+    """
     given = ollama_folder()
     folders = (
         [given]
@@ -125,7 +127,7 @@ def _find_ollama(model: str, name: str) -> StoredModel:
 
 
 def _known(model: str, there: list[StoredModel]) -> str:
-    """What may have been meant, or what there is."""
+    """Return what may have been meant, or what there is."""
     names = [stored.name for stored in there]
     if near := did_you_mean(model, names):
         return near
@@ -226,11 +228,11 @@ def _blob(folder: Path, digest: str) -> Path:
 
 
 def lm_studio_folders() -> list[Path]:
-    """Where LM Studio keeps models: what its settings say, or its usual folders."""
+    """Return the folders of LM Studio's models: what its settings say, or its usual ones."""
     home = Path("~/.lmstudio").expanduser()
     pointer = Path("~/.lmstudio-home-pointer").expanduser()
-    said = _text(pointer).strip() if pointer.is_file() else ""
-    home = Path(said) if said and Path(said).is_dir() else home
+    moved = _text(pointer).strip() if pointer.is_file() else ""
+    home = Path(moved) if moved and Path(moved).is_dir() else home
     settings = _json(home / "settings.json").get("downloadsFolder")
     folders = [
         *([Path(settings)] if isinstance(settings, str) and settings else []),

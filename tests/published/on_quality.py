@@ -6,32 +6,15 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 
 import torch
 from published_models import MODELS
 from published_subject import Subject, of
 from torch import Tensor
 
-from mtmd.llm.engine.make_batch import make_batch
-from mtmd.llm.engine.runner import Runner
-from mtmd.llm.engine.spans import Span
+from mtmd.bench.quality import STRETCH, TEXT, log_probabilities
 
-TEXT = (Path(__file__).parent / "text.txt").read_text()
 POSITIONS_MIN = 495
-STRETCH = 256  # tokens of a prompt that are read at once
-
-
-def log_probabilities(runner: Runner, ids: list[int], stretch: int) -> Tensor:
-    """[T, V], of the token after each of `ids`, which are read so many at once."""
-    cache = runner.new_cache()
-    sequence, rows = runner.begin(cache, 0), []
-    for first in range(0, len(ids), stretch):
-        read = ids[first : first + stretch]
-        batch = make_batch([(sequence, [Span(tuple(read))])], cache, rows=[len(read)])
-        rows.append(runner.forward(batch)[: len(read)].float().log_softmax(-1))
-        sequence.done = sequence.total = sequence.position = first + len(read)
-    return torch.cat(rows)
 
 
 def divergence(expected: Tensor, result: Tensor) -> float:
@@ -50,7 +33,7 @@ def perplexity(result: Tensor, ids: list[int]) -> float:
 
 @of(*MODELS)
 def test_the_default_precision_over_real_text(subject: Subject) -> None:
-    ids = subject.oracle.prompt_ids(TEXT)
+    ids = subject.oracle.prompt_ids(TEXT.read_text())
     assert len(ids) >= POSITIONS_MIN
     expected = subject.oracle.log_probabilities(ids)
     in_bf16 = subject.oracle.log_probabilities(ids, torch.bfloat16)
@@ -62,12 +45,14 @@ def test_the_default_precision_over_real_text(subject: Subject) -> None:
         "perplexity_transformers_bf16": perplexity(in_bf16, ids),
     }
     del in_bf16
-    read = subject.fp32.exclusively(lambda: log_probabilities(subject.fp32.runner, ids, STRETCH))
+    read = subject.fp32.exclusively(
+        lambda: log_probabilities(subject.fp32.runner, tuple(ids), STRETCH)
+    )
     assert divergence(expected, read) <= 1e-6
     with subject.load() as model:
-        read = model.exclusively(lambda: log_probabilities(model.runner, ids, STRETCH))
+        read = model.exclusively(lambda: log_probabilities(model.runner, tuple(ids), STRETCH))
         results |= {"read": divergence(expected, read), "perplexity_read": perplexity(read, ids)}
-        written = model.exclusively(lambda: log_probabilities(model.runner, ids, 1))
+        written = model.exclusively(lambda: log_probabilities(model.runner, tuple(ids), 1))
         results |= {"written": divergence(expected, written), "dtype": str(model.dtype)}
         results["perplexity_written"] = perplexity(written, ids)
     subject.results["quality"] = results

@@ -7,8 +7,11 @@ import json
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 from mtmd.base.errors import OptionError
+from mtmd.base.options import options_of
+from mtmd.base.spelling import did_you_mean
 from mtmd.base.text import for_terminal
 from mtmd.commands.arguments import add_options, options_in
 from mtmd.commands.shared import add_model_named, add_random_weights, settle_threads
@@ -20,7 +23,8 @@ EXAMPLES = """\
 mtmd bench                                  # the demo model
 mtmd bench --random-weights list            # shapes of models that need not be fetched
 mtmd bench --random-weights path/to/config.json --weights Q4_0
-mtmd bench org/name --threads 1,2,4 --html bench.html"""
+mtmd bench org/name --threads 1,2,4 --html bench.html
+mtmd bench org/name --quality --variant dtype=bf16 --variant dtype=fp32"""
 DESCRIPTION = (
     f"{HELP} Options that take a LIST, like 1,4,16, vary one thing at a time: the first value of "
     "each is the base from which the others are varied."
@@ -74,6 +78,32 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         help="also time an answer that copies its prompt, with speculative decoding and without",
     )
     what.add_argument("--no-ops", action="store_true", help="leave out the times of single ops")
+    quality = sub.add_argument_group("what is lost")
+    quality.add_argument(
+        "--quality",
+        nargs="?",
+        const="",
+        metavar="TEXT",
+        help="in place of times: how far the next token's probabilities are from those of fp32, "
+        "over a text file (default: one that comes with the package)",
+    )
+    quality.add_argument(
+        "--variant",
+        action="append",
+        default=[],
+        metavar="OPTIONS",
+        help="a row of the table: options of loading between commas, like dtype=bf16; may be "
+        "repeated (default: as the model is loaded)",
+    )
+    quality.add_argument(
+        "--reference",
+        metavar="MODEL",
+        help="compare with this model's fp32, as with that which a GGUF was made of (default: the "
+        "model itself)",
+    )
+    quality.add_argument(
+        "--positions", type=int, metavar="N", help="tokens of the text (default: 512)"
+    )
     device = sub.add_argument_group("model and device")
     add_options(device, LoadOptions, LOADING, absent=True)
     out = sub.add_argument_group("output")
@@ -96,6 +126,11 @@ def run(args: argparse.Namespace) -> int:
         raise OptionError(
             f"found both the model {args.model!r:.60} and --random-weights; expected one of them"
         )
+    if args.quality is not None:
+        return _quality(args)
+    for name in ("variant", "reference", "positions"):
+        if getattr(args, name):
+            raise OptionError(f"--{name} says what --quality compares; give it with --quality")
     page = _writable(args.html) if args.html else None
     from mtmd.bench.stages import Plan
     from mtmd.bench.stages import run as measure
@@ -139,6 +174,82 @@ def run(args: argparse.Namespace) -> int:
 
         print(for_terminal(render_table(report)))
     return 0
+
+
+def _quality(args: argparse.Namespace) -> int:
+    from mtmd.bench.quality import POSITIONS, POSITIONS_MAX, measure_quality, render_quality
+
+    for name in ("random_weights", "html", "stages"):
+        if getattr(args, name):
+            flag = name.replace("_", "-")
+            raise OptionError(f"found --quality and --{flag}; expected one of them")
+    positions = POSITIONS if args.positions is None else args.positions
+    _number("positions", positions, 2, POSITIONS_MAX)
+    base = {n: v for n, v in options_in(args, LoadOptions).items() if n not in LISTS}
+    if args.threads is not None:
+        (base["threads"],) = _numbers("threads", args.threads, 1, 1024)[:1]
+    variants = {text: _variant(text) for text in args.variant} or {"as loaded": {}}
+    status = _Status()
+    try:
+        report = measure_quality(
+            args.model,
+            variants,
+            base,
+            reference=args.reference,
+            text=_text(args.quality) if args.quality else None,
+            positions=positions,
+            report=status.show,
+        )
+    finally:
+        status.clear()
+    print(json.dumps(report.asdict()) if args.json else for_terminal(render_quality(report)))
+    return 0
+
+
+def _text(name: str) -> str:
+    """Raises OptionError for what is no text file."""
+    from mtmd.base.files import open_regular
+    from mtmd.bench.quality import TEXT_BYTES_MAX
+
+    try:
+        with open_regular(Path(name).expanduser()) as file:
+            data = file.read(TEXT_BYTES_MAX + 1)
+        if len(data) > TEXT_BYTES_MAX:
+            raise OptionError(
+                f"quality: {name!r:.200} has more than {TEXT_BYTES_MAX >> 20} MiB, expected less"
+            )
+        return data.decode("utf-8")
+    except OSError as error:
+        raise OptionError(
+            f"quality: {name!r:.200} cannot be read ({error.strerror}), expected a text file"
+        ) from None
+    except UnicodeDecodeError:
+        raise OptionError(f"quality: {name!r:.200} is no UTF-8, expected a text file") from None
+
+
+def _variant(text: str) -> dict[str, Any]:
+    """Options of loading, `name=value` between commas, as a command would read them. Raises
+    OptionError.
+    """
+    declared, result = options_of(LoadOptions), dict[str, Any]()
+    for part in text.split(","):
+        name, equals, value = (word.strip() for word in part.partition("="))
+        field = name.replace("-", "_")
+        if not equals or field not in declared or field == "context":
+            near = did_you_mean(field, declared) if equals else "; expected NAME=VALUE"
+            raise OptionError(
+                f"variant: {part!r:.60} is no option of loading{near}; like dtype=bf16 or "
+                "flash_attn=off"
+            )
+        kind = declared[field].kind
+        try:
+            read: Any = kind.parse(value) if kind.parse else value
+        except ValueError:
+            raise OptionError(
+                f"variant: {part!r:.60}, expected {kind or 'another value'}"
+            ) from None
+        result[field] = value not in ("", "false", "off", "0") if kind.switch else read
+    return result
 
 
 def _stages(text: str | None) -> tuple[str, ...]:
