@@ -12,13 +12,14 @@ A kernel's units are the rows of the result. args:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 
 from llvmlite import ir
 
 from mtmd.kernels.cpu.native.compile import compile_kernel
 from mtmd.kernels.cpu.native.emit import F32, I8, I16, I32, I64, Emitter, Value
-from mtmd.kernels.cpu.native.layouts import RUN, SUMS
+from mtmd.kernels.cpu.native.layouts import LANES, RUN, Layout
 from mtmd.kernels.cpu.native.unpack import UNPACK, Unpack
 from mtmd.kernels.quantization.blocks import BLOCKS
 
@@ -90,34 +91,46 @@ def _runs(e: Emitter, unpack: Unpack, chunk: Value) -> Iterator[tuple[int, Value
     """The index of each run of 16 values of a chunk, and the run as fp32."""
     layout, terms = unpack.layout, unpack.terms(e, chunk)
     vectors = list(terms.vectors)
-    minimum = terms.scale * float(layout.zero) if layout.zero else terms.minimum
-    for pair in range(0, len(vectors), 2):
-        for numbers, run in _ordered(vectors, unpack, pair):
-            lane = _lane(unpack, run)
-            scale = terms.scale.shuffle([lane] * RUN)
-            value = numbers.sext(I32).sitofp()
-            if minimum is None:
-                yield run, value * scale
-            else:
-                at = run * RUN // layout.run if layout.run else lane
-                yield run, e.fma(value, scale, minimum.shuffle([at] * RUN))
+    for run in range(layout.values // RUN):
+        if layout.real:
+            yield run, vectors[run] * terms.scales[0]
+            continue
+        places = _places(layout, run)
+        lanes = [(vector // layout.each, lane // 2) for vector, lane in places]
+        scale = _taken(terms.scales, lanes)
+        value = _taken(vectors, places).sext(I32).sitofp()
+        if layout.zero:
+            yield run, e.fma(value, scale, scale * float(layout.zero))
+        elif terms.minima:
+            at = [(0, run * RUN // layout.run)] * RUN if layout.run else lanes
+            yield run, e.fma(value, scale, _taken(terms.minima, at))
+        else:
+            yield run, value * scale
 
 
-def _ordered(vectors: list[Value], unpack: Unpack, pair: int) -> Iterator[tuple[Value, int]]:
-    """The runs of two vectors, each a run's even and odd values or each a run's two halves."""
-    first, second = unpack.layout.vectors[pair : pair + 2]
-    if first[0][2] == 1:
-        for vector, pieces in zip(vectors[pair : pair + 2], (first, second), strict=True):
-            for half in range(2):
-                yield vector.shuffle(range(RUN * half, RUN * half + RUN)), pieces[2 * half][0]
-        return
-    for piece in range(4):
-        lanes = [8 * piece + i // 2 + 32 * (i % 2) for i in range(RUN)]
-        yield vectors[pair].shuffle(lanes, vectors[pair + 1]), first[piece][0]
+def _places(layout: Layout, run: int) -> list[tuple[int, int]]:
+    """The vector and the lane of each value of a run."""
+    result = {}
+    for index, pieces in enumerate(layout.vectors):
+        count = LANES // len(pieces)
+        for piece, (here, start, step) in enumerate(pieces):
+            if here == run:
+                for i in range(count):
+                    result[start + i * step] = (index, piece * count + i)
+    return [result[value] for value in range(RUN)]
 
 
-def _lane(unpack: Unpack, run: int) -> int:
-    """A lane of the sums to which the values of a run belong."""
-    pieces = unpack.layout.vectors[run % 2 if unpack.layout.vectors[0][0][2] == 1 else 0]
-    group = unpack.layout.group // RUN
-    return next((lane for lane in range(SUMS) if pieces[lane // 4][0] // group == run // group), 0)
+def _taken(vectors: Sequence[Value], places: list[tuple[int, int]]) -> Value:
+    """Lanes of some vectors, as one vector."""
+    used, size = list(dict.fromkeys(index for index, _ in places)), vectors[0].lanes
+    result = None
+    for first, second in zip_longest(used[::2], used[1::2]):
+        starts = {first: 0, second: size}
+        lanes = [starts[index] + lane if index in starts else 0 for index, lane in places]
+        taken = vectors[first].shuffle(lanes, None if second is None else vectors[second])
+        if result is not None:
+            here = [i + RUN * (index in starts) for i, (index, _) in enumerate(places)]
+            taken = result.shuffle(here, taken)
+        result = taken
+    assert result is not None
+    return result

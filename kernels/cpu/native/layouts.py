@@ -8,14 +8,18 @@ where one value of 256 is not zero next to others, 1e-8 to 1e-7), far below what
 A prepared row is a series of chunks, each what a kernel multiplies in one turn:
 
     values  int16 [vectors, 32]   in the order in which the kernel unpacks the weights
-    scales  fp32 [16]             s of the group that a lane of the sums belongs to
-    extra   [16]                  depending on the type, one of
+    scales  fp32 [parts, 16]      s of the group that a lane of the sums belongs to
+    extra   [parts, 16]           depending on the type, one of
         start  int32   what the sums begin with: the weights' zero point times the lane's sum of q
         lane   fp32    s times the lane's sum of q, for weights with a minimum for each block
         run    fp32    s times the sum of q of each run of values with a minimum of its own
 
-Lane i of a sum is that of positions 2i and 2i + 1 of all the chunk's vectors, as `madd` has it.
-Rows are filled up with zeros to whole chunks.
+Lane i of a sum is that of positions 2i and 2i + 1 of all of a part's vectors, as `madd` has it. A
+chunk has several parts where a weight's scales are more than the lanes of one sum. Rows are filled
+up with zeros to whole chunks.
+
+Weights that are floating-point numbers (`real`) are multiplied with x in fp32 [vectors, 16], which
+has no scales.
 """
 
 from __future__ import annotations
@@ -28,12 +32,14 @@ LANES = 32  # 16-bit integers of a vector
 SUMS = 16  # 32-bit sums of a vector
 RUN = 16  # consecutive values that pieces are taken from
 
-Piece = tuple[int, int, int]  # the run of 16 values, the first of 8 to take, the step between them
+Piece = tuple[int, int, int]  # the run of 16 values, the first to take of it, the step between them
 
 
 @dataclass(frozen=True)
 class Layout:
-    """`vectors` says for each vector of a chunk which four pieces it is made of."""
+    """`vectors` says for each vector of a chunk which pieces it is made of: four of 8 values, or
+    eight of 4.
+    """
 
     name: str
     vectors: tuple[tuple[Piece, ...], ...]
@@ -42,11 +48,18 @@ class Layout:
     zero: int = 0  # `start` is made with this zero point
     lane: bool = False
     run: int = 0  # values of a run for `run`
+    parts: int = 1
+    real: bool = False
 
     @property
     def values(self) -> int:
         """Return the values of a chunk."""
-        return LANES * len(self.vectors)
+        return (SUMS if self.real else LANES) * len(self.vectors)
+
+    @property
+    def each(self) -> int:
+        """Return the vectors of a part."""
+        return len(self.vectors) // self.parts
 
     @property
     def has_extra(self) -> bool:
@@ -55,10 +68,24 @@ class Layout:
     @property
     def bytes(self) -> int:
         """Return the bytes of a chunk."""
-        return 2 * self.values + 64 * (1 + self.has_extra)
+        if self.real:
+            return 4 * self.values
+        return 2 * self.values + 64 * self.parts * (1 + self.has_extra)
+
+    def scale_at(self, part: int) -> int:
+        """Return where the scales of a part are in a chunk, in bytes."""
+        return 2 * self.values + 64 * part
+
+    def extra_at(self, part: int) -> int:
+        return 2 * self.values + 64 * (self.parts + part)
 
     def row_bytes(self, width: int) -> int:
         return -(-width // self.values) * self.bytes
+
+    def run_of(self, part: int, lane: int) -> int:
+        """Return a run of 16 values that a lane of a part's sums belongs to."""
+        pieces = self.vectors[part * self.each]
+        return pieces[lane * len(pieces) // SUMS][0]
 
 
 def madd(e: Emitter, a: Value, b: Value) -> Value:
@@ -126,31 +153,36 @@ def _chunk(
         at = chunk * layout.values + run * RUN
         mask = None if width is None else e.mask(width - at, RUN)
         runs.append(e.read(values, x, at, RUN, mask))
+    if layout.real:
+        for index, run in enumerate(runs):
+            e.store(to, run, index * RUN, align=64)
+        return
     scales, whole = [], []
     each = layout.group // RUN
     for first in range(0, len(runs), each):
         s, numbers = _quantized(e, runs[first : first + each], layout.limit)
         scales.append(s)
         whole += numbers
-    lanes = [layout.vectors[0][lane // 4][0] // each for lane in range(SUMS)]
-    scale = scales[0].splat(SUMS)
-    for index, s in enumerate(scales[1:], 1):
-        here = e.const(vec(I32, SUMS), [int(lane == index) for lane in lanes]).eq(1)
-        scale = e.select(here, s.splat(SUMS), scale)
     vectors = [_gathered(whole, pieces) for pieces in layout.vectors]
     for index, vector in enumerate(vectors):
         e.store(to, vector, index * LANES, align=64)
-    after = to.at(2 * layout.values)
-    e.store(after, scale, align=64)
-    after = after.at(64)
-    if layout.zero or layout.lane:
-        factor = e.const(vec(I16, LANES), layout.zero or 1)
-        total = madd(e, vectors[0], factor)
-        for vector in vectors[1:]:
-            total = total + madd(e, vector, factor)
-        e.store(after, total.sitofp() * scale if layout.lane else total, align=64)
-    if layout.run:
-        e.store(after, _run_sums(e, layout, whole).sitofp() * scale, align=64)
+    for part in range(layout.parts):
+        scale = scales[0].splat(SUMS)
+        lanes = [layout.run_of(part, lane) // each for lane in range(SUMS)]
+        for index, s in enumerate(scales[1:], 1):
+            here = e.const(vec(I32, SUMS), [int(lane == index) for lane in lanes]).eq(1)
+            scale = e.select(here, s.splat(SUMS), scale)
+        e.store(to.at(layout.scale_at(part)), scale, align=64)
+        extra = to.at(layout.extra_at(part))
+        if layout.zero or layout.lane:
+            factor = e.const(vec(I16, LANES), layout.zero or 1)
+            own = vectors[part * layout.each : (part + 1) * layout.each]
+            total = madd(e, own[0], factor)
+            for vector in own[1:]:
+                total = total + madd(e, vector, factor)
+            e.store(extra, total.sitofp() * scale if layout.lane else total, align=64)
+        if layout.run:
+            e.store(extra, _run_sums(e, layout, whole).sitofp() * scale, align=64)
 
 
 def _quantized(e: Emitter, runs: list[Value], limit: int) -> tuple[Value, list[Value]]:
@@ -173,12 +205,15 @@ def _quantized(e: Emitter, runs: list[Value], limit: int) -> tuple[Value, list[V
 
 
 def _gathered(whole: list[Value], pieces: tuple[Piece, ...]) -> Value:
-    """A vector of 16-bit integers from four pieces."""
+    """A vector of 16-bit integers from its pieces."""
+    count = LANES // len(pieces)
     parts = [
-        whole[run].shuffle(range(start, start + 8 * step, step)).trunc(I16)
+        whole[run].shuffle(range(start, start + count * step, step)).trunc(I16)
         for run, start, step in pieces
     ]
-    return parts[0].concat(parts[1]).concat(parts[2].concat(parts[3]))
+    while len(parts) > 1:
+        parts = [a.concat(b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
+    return parts[0]
 
 
 def _run_sums(e: Emitter, layout: Layout, whole: list[Value]) -> Value:

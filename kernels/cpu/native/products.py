@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from mtmd.kernels.cpu.native.compile import compile_kernel
 from mtmd.kernels.cpu.native.emit import F32, I8, I16, I32, SIZES, Emitter, Value, vec
 from mtmd.kernels.cpu.native.layouts import LANES, SUMS, Layout, madd, prepare, sums_of
-from mtmd.kernels.cpu.native.unpack import UNPACK, Unpack
+from mtmd.kernels.cpu.native.unpack import UNPACK, Terms, Unpack
 from mtmd.kernels.quantization.blocks import BLOCKS
 
 # Of x that kernels are made for. Others take the next larger; more than 8 rows are multiplied 8 at
@@ -252,53 +252,65 @@ def _together(unpack: Unpack, rows: int, wide: bool) -> int:
 
 def _chunk(e: Emitter, unpack: Unpack, weights: list[Value], xs: list[Value], sums: _Sums) -> None:
     """One chunk of some rows of the weight times that of all rows of x."""
-    layout = unpack.layout
     terms = [unpack.terms(e, weight) for weight in weights]
-    count = len(layout.vectors)
+    for part in range(unpack.layout.parts):
+        _part(e, unpack.layout, part, terms, xs, sums)
+
+
+def _part(
+    e: Emitter, layout: Layout, part: int, terms: list[Terms], xs: list[Value], sums: _Sums
+) -> None:
+    """One part of a chunk."""
+    places = range(part * layout.each, (part + 1) * layout.each)
 
     def start(x: Value) -> Value | None:
         if not layout.zero:
             return None
-        return e.load(x.at(2 * layout.values + 64), vec(I32, SUMS), align=64)
+        return e.load(x.at(layout.extra_at(part)), vec(I32, SUMS), align=64)
 
-    def add(total: Value | None, product: Value) -> Value:
+    def add(total: Value | None, numbers: Value, x: Value) -> Value:
+        if layout.real:
+            return numbers * x if total is None else e.fma(numbers, x, total)
+        product = madd(e, numbers, x)
         return product if total is None else total + product
 
     def value(x: Value, index: int) -> Value:
-        return e.load(x, vec(I16, LANES), index * LANES, align=64)
+        kind = vec(F32, SUMS) if layout.real else vec(I16, LANES)
+        return e.load(x, kind, index * kind.count, align=64)
 
     if len(xs) <= 2:  # integers of all rows vector by vector, each used at once
-        totals = [[start(x) for _ in weights] for x in xs]
-        for index in range(count):
+        totals = [[start(x) for _ in terms] for x in xs]
+        for index in places:
             integers = [next(term.vectors) for term in terms]
             for m, x in enumerate(xs):
                 here = value(x, index)
                 for r, numbers in enumerate(integers):
-                    totals[m][r] = add(totals[m][r], madd(e, numbers, here))
+                    totals[m][r] = add(totals[m][r], numbers, here)
     else:  # all integers of a few rows first, then one row of x after the other
-        unpacked = [list(term.vectors) for term in terms]
+        unpacked = [[next(term.vectors) for _ in places] for term in terms]
         totals = []
     for m, x in enumerate(xs):
         if len(xs) <= 2:
             row = totals[m]
         else:
-            row = [start(x) for _ in weights]
-            for index in range(count):
+            row = [start(x) for _ in terms]
+            for index in places:
                 here = value(x, index)
                 for r, vectors in enumerate(unpacked):
-                    row[r] = add(row[r], madd(e, vectors[index], here))
-        scale = e.load(x.at(2 * layout.values), vec(F32, SUMS), align=64)
-        extra = (
-            e.load(x.at(2 * layout.values + 64), vec(F32, SUMS), align=64)
-            if layout.lane or layout.run
-            else None
-        )
+                    row[r] = add(row[r], vectors[index - places.start], here)
+        scale = extra = None
+        if not layout.real:
+            scale = e.load(x.at(layout.scale_at(part)), vec(F32, SUMS), align=64)
+        if layout.lane or layout.run:
+            extra = e.load(x.at(layout.extra_at(part)), vec(F32, SUMS), align=64)
         for r, term in enumerate(terms):
-            total = row[r]
+            total, factor = row[r], term.scales[part]
             assert total is not None
-            result = e.fma(total.sitofp(), term.scale * scale, sums.at[m][r].get())
-            if extra is not None and term.minimum is not None:
-                result = e.fma(term.minimum, extra, result)
+            if scale is not None:
+                total, factor = total.sitofp(), factor * scale
+            result = e.fma(total, factor, sums.at[m][r].get())
+            if extra is not None and term.minima:
+                result = e.fma(term.minima[part], extra, result)
             sums.at[m][r].set(result)
 
 

@@ -22,11 +22,13 @@ from mtmd.kernels.quantization.blocks_of_32 import IQ4_VALUES
 
 @dataclass(frozen=True)
 class Terms:
-    """`vectors` writes the code of each as it is asked for. `scale` and `minimum` are fp32 [16]."""
+    """`vectors` writes the code of each as it is asked for. `scales` and `minima` are fp32 [16],
+    one for each part of a chunk.
+    """
 
     vectors: Iterator[Value]
-    scale: Value
-    minimum: Value | None = None
+    scales: Sequence[Value]
+    minima: Sequence[Value] = ()
 
 
 @dataclass(frozen=True)
@@ -93,12 +95,12 @@ def _with_fifth(codes: Value, low: Value, high: Value) -> Iterator[Value]:
 def _q8_0(e: Emitter, chunk: Value) -> Terms:
     codes = [_side_by_side(e, chunk, 34, 2 + 16 * half, 2) for half in range(2)]
     vectors = (half.bits(vec(I8, LANES)).sext(I16) for half in codes)
-    return Terms(vectors, _words(e, chunk).shuffle(_each((0, 17))).half_to_f32())
+    return Terms(vectors, [_words(e, chunk).shuffle(_each((0, 17))).half_to_f32()])
 
 
 def _q4_0(e: Emitter, chunk: Value) -> Terms:
     codes = _side_by_side(e, chunk, 18, 2)
-    return Terms(_nibbles(codes), _words(e, chunk).shuffle(_each((0, 9, 18, 27))).half_to_f32())
+    return Terms(_nibbles(codes), [_words(e, chunk).shuffle(_each((0, 9, 18, 27))).half_to_f32()])
 
 
 def _q4_1(e: Emitter, chunk: Value) -> Terms:
@@ -107,7 +109,7 @@ def _q4_1(e: Emitter, chunk: Value) -> Terms:
         words.shuffle(_each([10 * block + word for block in range(4)])).half_to_f32()
         for word in range(2)
     )
-    return Terms(_nibbles(codes), scale, minimum)
+    return Terms(_nibbles(codes), [scale], [minimum])
 
 
 def _heads(words: Value, word: int) -> Value:
@@ -125,13 +127,13 @@ def _spread(words: Value, word: int) -> Value:
 
 def _q5_0(e: Emitter, chunk: Value) -> Terms:
     head, codes = _side_by_side(e, chunk, 22, 0), _side_by_side(e, chunk, 22, 6)
-    return Terms(_with_fifth(codes, _spread(head, 1), _spread(head, 2)), _heads(head, 0))
+    return Terms(_with_fifth(codes, _spread(head, 1), _spread(head, 2)), [_heads(head, 0)])
 
 
 def _q5_1(e: Emitter, chunk: Value) -> Terms:
     head, codes = _side_by_side(e, chunk, 24, 0), _side_by_side(e, chunk, 24, 8)
     vectors = _with_fifth(codes, _spread(head, 2), _spread(head, 3))
-    return Terms(vectors, _heads(head, 0), _heads(head, 1))
+    return Terms(vectors, [_heads(head, 0)], [_heads(head, 1)])
 
 
 def _iq4(e: Emitter, codes: Value) -> Iterator[Value]:
@@ -146,7 +148,7 @@ def _iq4(e: Emitter, codes: Value) -> Iterator[Value]:
 def _iq4_nl(e: Emitter, chunk: Value) -> Terms:
     codes = _side_by_side(e, chunk, 18, 2)
     scale = _words(e, chunk).shuffle(_each((0, 9, 18, 27))).half_to_f32()
-    return Terms(_iq4(e, codes), scale)
+    return Terms(_iq4(e, codes), [scale])
 
 
 # Blocks of 256 values with a small integer for each group, which is multiplied in -----------------
@@ -269,7 +271,7 @@ def _q4_k(e: Emitter, chunk: Value) -> Terms:
     scales, minima = factors4(e, chunk)
     vectors = _times(_codes4(e, chunk, 16), scales, _K4, 32)
     minimum = _filled(minima.zext(I32)) * -_half(e, chunk, 2)
-    return Terms(vectors, _half(e, chunk, 0), minimum)
+    return Terms(vectors, [_half(e, chunk, 0)], [minimum])
 
 
 def _q5_k(e: Emitter, chunk: Value) -> Terms:
@@ -283,7 +285,7 @@ def _q5_k(e: Emitter, chunk: Value) -> Terms:
             yield codes | _moved(fifth, 4, 1, (group, group + 2))
 
     minimum = _filled(minima.zext(I32)) * -_half(e, chunk, 2)
-    return Terms(_times(vectors(), scales, _K4, 32), _half(e, chunk, 0), minimum)
+    return Terms(_times(vectors(), scales, _K4, 32), [_half(e, chunk, 0)], [minimum])
 
 
 def _q6_k(e: Emitter, chunk: Value) -> Terms:
@@ -297,7 +299,7 @@ def _q6_k(e: Emitter, chunk: Value) -> Terms:
 
     scales, d = e.load(chunk.at(192), vec(I8, 16), align=1), _half(e, chunk, 208)
     minimum = scales.sext(I32).sitofp() * (d * -32.0)
-    return Terms(_times(vectors(), scales.sext(I16), _K6, 16), d, minimum)
+    return Terms(_times(vectors(), scales.sext(I16), _K6, 16), [d], [minimum])
 
 
 def _codes2(e: Emitter, chunk: Value, at: int) -> Iterator[Value]:
@@ -311,7 +313,7 @@ def _q2_k(e: Emitter, chunk: Value) -> Terms:
     factors = e.load(chunk, vec(I8, 16), align=1)
     minimum = (factors >> 4).zext(I32).sitofp() * -_half(e, chunk, 82)
     vectors = _times(_codes2(e, chunk, 16), factors & 15, _K2, 16)
-    return Terms(vectors, _half(e, chunk, 80), minimum)
+    return Terms(vectors, [_half(e, chunk, 80)], [minimum])
 
 
 def _q3_k(e: Emitter, chunk: Value) -> Terms:
@@ -329,7 +331,7 @@ def _q3_k(e: Emitter, chunk: Value) -> Terms:
     factors = _bytes(e, (low & four) | (pairs[0] << 4), ((low >> 4) & four) | (pairs[1] << 4)) - 32
     d = _half(e, chunk, 108)
     minimum = factors.sext(I32).sitofp() * (d * -4.0)
-    return Terms(_times(vectors(), factors.sext(I16), _K2, 16), d, minimum)
+    return Terms(_times(vectors(), factors.sext(I16), _K2, 16), [d], [minimum])
 
 
 def _iq4_xs(e: Emitter, chunk: Value) -> Terms:
@@ -341,7 +343,7 @@ def _iq4_xs(e: Emitter, chunk: Value) -> Terms:
     low = e.load(chunk.at(4), I32, align=1).splat(8) >> e.const(eight, range(0, 32, 4))
     high = e.load(chunk.at(2), I16, align=1).zext(I32).splat(8) >> e.const(eight, range(0, 16, 2))
     factors = ((low & 15) | ((high & 3) << 4)) - 32
-    return Terms(_times(vectors(), factors.trunc(I16), _X4, 32), _half(e, chunk, 0))
+    return Terms(_times(vectors(), factors.trunc(I16), _X4, 32), [_half(e, chunk, 0)])
 
 
 _ALL = (
