@@ -12,8 +12,8 @@ from torch import Tensor
 from mtmd.kernels.quantization import iq_grids
 from mtmd.kernels.quantization.bits import fields, grid, half, int32s, lookup, table, uint16s
 
-_IQ2, _IQ1 = (8, 25, 43), (-1, 0, 1)
-_IQ3_XXS, _IQ3_S = (4, 12, 20, 28, 36, 44, 52, 62), (1, 3, 5, 7, 9, 11, 13, 15)
+IQ2_VALUES, IQ1_VALUES = (8, 25, 43), (-1, 0, 1)
+IQ3_XXS_VALUES, IQ3_S_VALUES = (4, 12, 20, 28, 36, 44, 52, 62), (1, 3, 5, 7, 9, 11, 13, 15)
 _IQ1_SHIFT = 0.125
 
 # The signs that 7 bits stand for, 8 for each of 128 codes: the eighth makes the number of negative
@@ -33,7 +33,9 @@ def iq2_xxs(blocks: Tensor) -> Tensor:
     codes, word = words[:, :, 0].contiguous().view(torch.uint8), words[:, :, 1]
     scale = _times(half(blocks, 0), word >> 28 & 15, 0.25)
     return _signed(
-        lookup(grid(iq_grids.IQ2_XXS, _IQ2, 8, blocks.device), codes), _packed_signs(word), scale
+        lookup(grid(iq_grids.IQ2_XXS, IQ2_VALUES, 8, blocks.device), codes),
+        _packed_signs(word),
+        scale,
     )
 
 
@@ -42,7 +44,9 @@ def iq2_xs(blocks: Tensor) -> Tensor:
     words = uint16s(blocks, 2, 32)
     scale = _times(half(blocks, 0), fields(blocks[:, 66:], 4, 1), 0.25)
     signs = lookup(table(_SEVEN_BIT_SIGNS, (-1, 8), blocks.device), words >> 9)
-    return _signed(lookup(grid(iq_grids.IQ2_XS, _IQ2, 8, blocks.device), words & 511), signs, scale)
+    return _signed(
+        lookup(grid(iq_grids.IQ2_XS, IQ2_VALUES, 8, blocks.device), words & 511), signs, scale
+    )
 
 
 def iq2_s(blocks: Tensor) -> Tensor:
@@ -50,7 +54,7 @@ def iq2_s(blocks: Tensor) -> Tensor:
     codes = blocks[:, 2:34].to(torch.int32) | fields(blocks[:, 66:74], 2, 1).to(torch.int32) << 8
     scale = _times(half(blocks, 0), fields(blocks[:, 74:], 4, 1), 0.25)
     return _signed(
-        lookup(grid(iq_grids.IQ2_S, _IQ2, 8, blocks.device), codes),
+        lookup(grid(iq_grids.IQ2_S, IQ2_VALUES, 8, blocks.device), codes),
         _sign_bits(blocks[:, 34:66]),
         scale,
     )
@@ -63,7 +67,7 @@ def iq3_xxs(blocks: Tensor) -> Tensor:
     word = int32s(blocks, 66, 8)
     scale = _times(half(blocks, 0), word >> 28 & 15, 0.5)
     return _signed(
-        lookup(grid(iq_grids.IQ3_XXS, _IQ3_XXS, 4, blocks.device), blocks[:, 2:66]),
+        lookup(grid(iq_grids.IQ3_XXS, IQ3_XXS_VALUES, 4, blocks.device), blocks[:, 2:66]),
         _packed_signs(word),
         scale,
     )
@@ -76,7 +80,7 @@ def iq3_s(blocks: Tensor) -> Tensor:
     codes = blocks[:, 2:66].to(torch.int32) | fields(blocks[:, 66:74], 1, 1).to(torch.int32) << 8
     scale = half(blocks, 0) * (fields(blocks[:, 106:], 4, 1) * 2 + 1)
     return _signed(
-        lookup(grid(iq_grids.IQ3_S, _IQ3_S, 4, blocks.device), codes),
+        lookup(grid(iq_grids.IQ3_S, IQ3_S_VALUES, 4, blocks.device), codes),
         _sign_bits(blocks[:, 74:106]),
         scale,
     )
@@ -89,7 +93,7 @@ def iq1_s(blocks: Tensor) -> Tensor:
     word = uint16s(blocks, 34, 8)
     high = word.unsqueeze(2) >> torch.arange(0, 12, 3, dtype=torch.int32, device=blocks.device) & 7
     rows = lookup(
-        grid(iq_grids.IQ1, _IQ1, 8, blocks.device),
+        grid(iq_grids.IQ1, IQ1_VALUES, 8, blocks.device),
         blocks[:, 2:34].to(torch.int32) | high.view(-1, 32) << 8,
     )
     scale = half(blocks, 0) * ((word >> 12 & 7) * 2 + 1)
@@ -116,7 +120,8 @@ def iq1_m(blocks: Tensor) -> Tensor:
     scale = d.to(torch.int16).view(torch.float16).float() * (scale.view(-1, 16) * 2 + 1)
     high = fields(blocks[:, 32:48], 4, 1).to(torch.int32)
     rows = lookup(
-        grid(iq_grids.IQ1, _IQ1, 8, blocks.device), blocks[:, :32].to(torch.int32) | (high & 7) << 8
+        grid(iq_grids.IQ1, IQ1_VALUES, 8, blocks.device),
+        blocks[:, :32].to(torch.int32) | (high & 7) << 8,
     )
     rows.add_(_shift(high & 8).unsqueeze(2))
     rows.view(-1, 16, 16).mul_(scale.unsqueeze(2))

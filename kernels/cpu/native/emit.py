@@ -847,6 +847,37 @@ class Emitter:
             result = self.select(index.eq(at), self.const(index.type, number), result)
         return result
 
+    def gather(self, table: Value, index: Value) -> Value:
+        """Numbers of a table of int32 or int64, those that the index names: each of its lanes is
+        as wide as a number, and none is negative.
+        """
+        if index.lanes == 1:
+            return self.load(table, index.type, index.zext(I64) if index.type == I32 else index)
+        for scalar, lanes, name in ((I64, 8, "qpq"), (I32, 16, "dpi")):
+            if index.type == vec(scalar, lanes) and self.has("avx512f"):
+                all_lanes = self.const(vec(I1, lanes), 1)
+                size = self.const(I32, size_of(scalar))
+                name = f"llvm.x86.avx512.mask.gather.{name}.512"
+                nothing = self.const(index.type, 0)
+                return self.call(name, index.type, nothing, table, index, all_lanes, size)
+        result = self.const(index.type, 0)
+        for lane in range(index.lanes):
+            at = index[lane]
+            number = self.load(table, at.type, at if at.type == I64 else at.zext(I64))
+            result = result.insert(lane, number)
+        return result
+
+    def lookup16_f32(self, numbers: Sequence[float], index: Value) -> Value:
+        """Look up in a table of 16 float32 the one that the lower 4 bits of each int32 name."""
+        if index.lanes == 16 and self.has("avx512f"):
+            table = self.const(vec(F32, 16), list(numbers))
+            return self.call("llvm.x86.avx512.permvar.sf.512", table.type, table, index)
+        table, result = self.table(F32, numbers), self.const(vec(F32, index.lanes), 0)
+        for lane in range(index.lanes):
+            number = self.load(table, F32, (index[lane] & 15).zext(I64))
+            result = result.insert(lane, number)
+        return result
+
     # Threads ---------------------------------------------------------------------------------
 
     def atomic_add(self, ptr: Value, value: Operand, ordering: str = "acq_rel") -> Value:

@@ -5,7 +5,8 @@ one chunk: the integers q, vector by vector, a scale and perhaps a minimum, so t
 
     w . x = sum over lanes of  scale s (start + sum of q n)  +  minimum extra
 
-The layouts of the blocks are ggml's (ggml-common.h); kernels/quantization/ is the reference.
+The layouts of the blocks are ggml's (ggml-common.h) or our own; kernels/quantization/ is the
+reference. Types whose codes choose rows of a grid are in grids.py.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from mtmd.kernels.cpu.native.emit import I8, I16, I32, I64, Emitter, Value, scalar_of, vec
+from mtmd.kernels.cpu.native.emit import F32, I1, I8, I16, I32, I64, Emitter, Value, scalar_of, vec
+from mtmd.kernels.cpu.native.grids import GRIDS, GROUPS, MORE
 from mtmd.kernels.cpu.native.layouts import LANES, SUMS, Layout, Piece
 from mtmd.kernels.quantization.blocks import BLOCKS
-from mtmd.kernels.quantization.blocks_of_32 import IQ4_VALUES
+from mtmd.kernels.quantization.blocks_of_32 import FP4_VALUES, IQ4_VALUES
+from mtmd.kernels.quantization.own_blocks import BNB_FP4_VALUES, NF4_VALUES
 
 
 @dataclass(frozen=True)
@@ -59,10 +62,15 @@ _BYTES = tuple(
 
 def _side_by_side(e: Emitter, chunk: Value, stride: int, at: int, count: int = 4) -> Value:
     """16 bytes of every block as int16."""
-    parts = [e.load(chunk.at(block * stride + at), vec(I64, 2), align=1) for block in range(count)]
+    return _joined(e, chunk, [block * stride + at for block in range(count)])
+
+
+def _joined(e: Emitter, chunk: Value, places: Sequence[int]) -> Value:
+    """16 bytes at each place as int16."""
+    parts = [e.load(chunk.at(at), vec(I64, 2), align=1) for at in places]
     while len(parts) > 1:
         parts = [a.concat(b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
-    return parts[0].bits(vec(I16, 8 * count))
+    return parts[0].bits(vec(I16, 8 * len(places)))
 
 
 def _words(e: Emitter, chunk: Value) -> Value:
@@ -136,11 +144,11 @@ def _q5_1(e: Emitter, chunk: Value) -> Terms:
     return Terms(vectors, [_heads(head, 0)], [_heads(head, 1)])
 
 
-def _iq4(e: Emitter, codes: Value) -> Iterator[Value]:
+def _looked_up(e: Emitter, values: Sequence[int], codes: Value) -> Iterator[Value]:
     """The numbers that nibbles stand for."""
     whole = codes.bits(vec(I8, 2 * codes.lanes))
     for nibbles in (whole & 15, whole >> 4):
-        numbers = e.lookup16(IQ4_VALUES, nibbles).bits(codes.type)
+        numbers = e.lookup16(values, nibbles).bits(codes.type)
         yield (numbers << 8).ashr(8)
         yield numbers.ashr(8)
 
@@ -148,7 +156,130 @@ def _iq4(e: Emitter, codes: Value) -> Iterator[Value]:
 def _iq4_nl(e: Emitter, chunk: Value) -> Terms:
     codes = _side_by_side(e, chunk, 18, 2)
     scale = _words(e, chunk).shuffle(_each((0, 9, 18, 27))).half_to_f32()
-    return Terms(_iq4(e, codes), [scale])
+    return Terms(_looked_up(e, IQ4_VALUES, codes), [scale])
+
+
+def _mxfp4(e: Emitter, chunk: Value) -> Terms:
+    codes = _joined(e, chunk, [17 * block + 1 for block in range(4)])
+    exponents = e.load(chunk, vec(I8, 64), align=1).shuffle(_each((0, 17, 34, 51))).zext(I32)
+    # The bits of half of 2^(exponent - 127), as the numbers are doubled; the two least have no
+    # exponent of their own
+    bits = e.select(exponents < 2, (exponents + 1) << 21, (exponents - 1) << 23)
+    return Terms(_looked_up(e, FP4_VALUES, codes), [bits.bits(vec(F32, SUMS))])
+
+
+def e4m3_halves(codes: Value) -> Value:
+    """8-bit floats as the bits of halves, which stand for 2^-8 of them: int16, of their lower 7
+    bits.
+    """
+    return (codes & 0x7F) << 7
+
+
+def _fp4_scales(codes: Value) -> Value:
+    """Scales of 8 groups, 8-bit floats without sign, for numbers that are doubled: fp32 [16]."""
+    numbers = codes.zext(I16)
+    bits = e4m3_halves(numbers)
+    bits = codes.e.select((numbers & 0xFF).eq(0x7F), codes.e.const(bits.type, 0), bits)
+    return (bits.half_to_f32() * 2.0**7).shuffle([lane // 2 for lane in range(SUMS)])
+
+
+def _nvfp4(e: Emitter, chunk: Value) -> Terms:
+    codes = _joined(e, chunk, (4, 20, 40, 56))
+    words = e.load(chunk, vec(I32, 10), align=1).shuffle((0, 9)).bits(vec(I8, 8))
+    return Terms(_looked_up(e, FP4_VALUES, codes), [_fp4_scales(words)])
+
+
+def _nv4_128(e: Emitter, chunk: Value) -> Terms:
+    codes = e.load(chunk.at(12), vec(I16, LANES), align=1)
+    scales = _fp4_scales(e.load(chunk.at(4), vec(I8, 8), align=1))
+    return Terms(_looked_up(e, FP4_VALUES, codes), [scales * e.load(chunk, F32, align=1)])
+
+
+def _q1_0(e: Emitter, chunk: Value) -> Terms:
+    def vectors() -> Iterator[Value]:
+        for at in range(2, 18, 4):
+            bits = e.load(chunk.at(at), I32, align=1).bits(vec(I1, LANES))
+            yield e.select(bits, e.const(vec(I16, LANES), 2), e.const(vec(I16, LANES), 0))
+
+    return Terms(vectors(), [_half(e, chunk, 0)])
+
+
+def header(word: Value) -> tuple[Value, Value]:
+    """The scale and what a zero point adds, of header words of our own types."""
+    scale = (word & -256).bits(vec(F32, word.lanes))
+    return scale, (word & 255).sitofp() * -scale
+
+
+def _u4_32(e: Emitter, chunk: Value) -> Terms:
+    codes = _side_by_side(e, chunk, 20, 4)
+    scale, minimum = header(_words(e, chunk).bits(vec(I32, 16)).shuffle(_each((0, 5, 10, 15))))
+    return Terms(_nibbles(codes), [scale], [minimum])
+
+
+def _two_heads(e: Emitter, chunk: Value) -> Value:
+    """The first words of two blocks of 36 bytes, for the sum's lanes."""
+    return e.load(chunk, vec(I32, 10), align=1).shuffle(_each((0, 9)))
+
+
+def _two_halves(words: Value) -> tuple[Value, Value]:
+    """The fp16 numbers that are the halves of words."""
+    return words.trunc(I16).half_to_f32(), (words >> 16).trunc(I16).half_to_f32()
+
+
+def _u4_64(e: Emitter, chunk: Value) -> Terms:
+    codes = _joined(e, chunk, (4, 20, 40, 56))
+    scale, minimum = header(_two_heads(e, chunk))
+    return Terms(_nibbles(codes), [scale], [minimum])
+
+
+def _a4_64(e: Emitter, chunk: Value) -> Terms:
+    codes = _joined(e, chunk, (4, 20, 40, 56))
+    scale, minimum = _two_halves(_two_heads(e, chunk))
+    return Terms(_nibbles(codes), [scale], [minimum])
+
+
+def _a8_32(e: Emitter, chunk: Value) -> Terms:
+    codes = [_joined(e, chunk, (4 + 16 * half, 40 + 16 * half)) for half in range(2)]
+    scale, minimum = _two_halves(_two_heads(e, chunk))
+    vectors = (half.bits(vec(I8, LANES)).zext(I16) for half in codes)
+    return Terms(vectors, [scale], [minimum])
+
+
+def _u8_64(e: Emitter, chunk: Value) -> Terms:
+    codes = (e.load(chunk.at(at), vec(I8, LANES), align=1).zext(I16) for at in (4, 36))
+    scale, minimum = header(e.load(chunk, I32, align=1))
+    return Terms(codes, [scale.splat(SUMS)], [minimum.splat(SUMS)])
+
+
+# Blocks of floating-point numbers -----------------------------------------------------------------
+
+
+def _f8_64(e: Emitter, chunk: Value) -> Terms:
+    def vectors() -> Iterator[Value]:
+        for at in range(4, 68, SUMS):
+            codes = e.load(chunk.at(at), vec(I8, SUMS), align=1).sext(I16)
+            halves = e4m3_halves(codes) | (codes & -0x8000)
+            nan = halves & 0x7FFF
+            yield e.select(nan.eq(0x7F << 7), halves | 0x7FFF, halves).half_to_f32()
+
+    scale = header(e.load(chunk, I32, align=1))[0] * 2.0**8
+    return Terms(vectors(), [scale.splat(SUMS)])
+
+
+def _table4(values: Sequence[float]) -> Callable[[Emitter, Value], Terms]:
+    """Codes of 4 bits for numbers of a table."""
+
+    def terms(e: Emitter, chunk: Value) -> Terms:
+        def vectors() -> Iterator[Value]:
+            for at in (4, 20):
+                codes = e.load(chunk.at(at), vec(I8, SUMS), align=1).zext(I32)
+                for shift in (0, 4):
+                    yield e.lookup16_f32(values, codes >> shift)
+
+        scale, _ = header(e.load(chunk, I32, align=1))
+        return Terms(vectors(), [scale.splat(SUMS)])
+
+    return terms
 
 
 # Blocks of 256 values with a small integer for each group, which is multiplied in -----------------
@@ -337,13 +468,89 @@ def _q3_k(e: Emitter, chunk: Value) -> Terms:
 def _iq4_xs(e: Emitter, chunk: Value) -> Terms:
     def vectors() -> Iterator[Value]:
         for side in range(2):
-            yield from _iq4(e, e.load(chunk.at(8 + 64 * side), vec(I16, LANES), align=1))
+            codes = e.load(chunk.at(8 + 64 * side), vec(I16, LANES), align=1)
+            yield from _looked_up(e, IQ4_VALUES, codes)
 
     eight = vec(I32, 8)
     low = e.load(chunk.at(4), I32, align=1).splat(8) >> e.const(eight, range(0, 32, 4))
     high = e.load(chunk.at(2), I16, align=1).zext(I32).splat(8) >> e.const(eight, range(0, 16, 2))
     factors = ((low & 15) | ((high & 3) << 4)) - 32
     return Terms(_times(vectors(), factors.trunc(I16), _X4, 32), [_half(e, chunk, 0)])
+
+
+# Ternary digits, and rows of grids: no integers to multiply in -----------------------------------
+
+
+def _natural(vectors: int) -> tuple[tuple[Piece, ...], ...]:
+    """All values in their order."""
+    return tuple(
+        tuple((2 * v + half, start, 1) for half in range(2) for start in (0, 8))
+        for v in range(vectors)
+    )
+
+
+# 64 bytes of rows are one of each of 8 groups of 32 values; even bytes come before odd ones.
+_ROWS = tuple(
+    tuple((2 * group + j // 2, 8 * (j % 2) + odd, 2) for group in range(GROUPS))
+    for j in range(4)
+    for odd in range(2)
+)
+# 8 bytes hold 8 values in lower nibbles and 8 in upper ones.
+_EIGHTS = tuple(
+    tuple((group, 8 * high + odd, 2) for group in range(8)) for high in range(2) for odd in range(2)
+)
+
+
+def _tq2_0(e: Emitter, chunk: Value) -> Terms:
+    return Terms(_codes2(e, chunk, 0), [_half(e, chunk, 64)])
+
+
+def _tq1_0(e: Emitter, chunk: Value) -> Terms:
+    """A byte is a fraction of 256 in base 3: what multiplying by 3 carries is its next digit."""
+
+    def vectors() -> Iterator[Value]:
+        first = e.load(chunk, vec(I8, LANES), align=1).zext(I16)
+        second = e.load(chunk.at(32), vec(I8, 16), align=1)
+        second = second.concat(second).zext(I16)
+        last = e.load(chunk.at(48), vec(I8, 4), align=1).shuffle([i % 4 for i in range(16)])
+        third = second.bits(second.type).shuffle(range(16)).concat(last.zext(I16))
+        for codes, powers in (
+            *((first, [power] * LANES) for power in range(5)),
+            *((second, [power] * 16 + [power + 1] * 16) for power in (0, 2)),
+            (third, [4] * 16 + [i // 4 for i in range(16)]),
+        ):
+            # The fraction's bits in the upper byte, those before them cut off
+            shifted = codes * e.const(codes.type, [_signed16(256 * 3**power) for power in powers])
+            yield ((shifted.zext(I32) * 3) >> 16).trunc(I16)
+
+    return Terms(vectors(), [_half(e, chunk, 52)])
+
+
+def _signed16(number: int) -> int:
+    """A number's lower 16 bits, with a sign."""
+    return (number + 0x8000) % 0x10000 - 0x8000
+
+
+def _grid(kind: str) -> Callable[[Emitter, Value], Terms]:
+    own = GRIDS[kind]
+
+    def terms(e: Emitter, chunk: Value) -> Terms:
+        def vectors() -> Iterator[Value]:
+            for row in own.rows(e, chunk, e.i64(0), GROUPS):
+                words = row.bits(vec(I16, LANES))
+                yield words & 255
+                yield words >> 8
+
+        scales = own.scales(e, chunk)
+        return Terms(
+            vectors(),
+            [
+                scales.shuffle([lane // 2 * own.halves + half for lane in range(SUMS)])
+                for half in range(own.halves)
+            ],
+        )
+
+    return terms
 
 
 _ALL = (
@@ -361,5 +568,25 @@ _ALL = (
     Unpack("Q5_K", Layout("k4", _K4, 256, run=32), _q5_k),
     Unpack("Q6_K", Layout("k6", _K6, 256, limit=16383, run=16), _q6_k),
     Unpack("IQ4_XS", Layout("x4", _X4, 256), _iq4_xs),
+    Unpack("TQ1_0", Layout("natural-1", _natural(8), 256, zero=-1), _tq1_0),
+    Unpack("TQ2_0", Layout("k2-1", _K2, 256, zero=-1), _tq2_0),
+    Unpack("Q1_0", Layout("bits-1", _natural(4), 128, zero=-1), _q1_0),
+    Unpack("MXFP4", Layout("nibbles", _NIBBLES, 32), _mxfp4),
+    Unpack("NVFP4", Layout("eights", _EIGHTS, 16), _nvfp4),
+    Unpack("NV4_128", Layout("eights", _EIGHTS, 16), _nv4_128),
+    Unpack("U4_32", Layout("nibbles+m", _NIBBLES, 32, lane=True), _u4_32),
+    Unpack("U4_64", Layout("nibbles+m", _NIBBLES, 32, lane=True), _u4_64),
+    Unpack("A4_64", Layout("nibbles+m", _NIBBLES, 32, lane=True), _a4_64),
+    Unpack("A8_32", Layout("bytes+m", _BYTES, 32, lane=True), _a8_32),
+    Unpack("U8_64", Layout("bytes of 64+m", _natural(2), 64, lane=True), _u8_64),
+    Unpack("F8_64", Layout("real", _natural(4), 64, real=True), _f8_64),
+    Unpack("NF4_64", Layout("real", _natural(4), 64, real=True), _table4(NF4_VALUES)),
+    Unpack("FP4_64", Layout("real", _natural(4), 64, real=True), _table4(BNB_FP4_VALUES)),
+    *(
+        Unpack(
+            kind, Layout(f"rows {own.halves}", _ROWS, 32, zero=-MORE, parts=own.halves), _grid(kind)
+        )
+        for kind, own in GRIDS.items()
+    ),
 )
 UNPACK = MappingProxyType({unpack.kind: unpack for unpack in _ALL})

@@ -4,7 +4,7 @@ GGUF blocks. No Triton.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mtmd.kernels.gpu.triton_kernel import Case, Problem, case, given
 from mtmd.kernels.quantization.blocks import BLOCKS, NATIVE, dequantize
+from mtmd.kernels.quantization.own_blocks import header
 
 KINDS = tuple(sorted(NATIVE))
 
@@ -30,7 +31,20 @@ HALVES = {
     "Q6_K": (208,),
     "IQ4_NL": (0,),
     "IQ4_XS": (0,),
+    "IQ1_S": (0,),
+    "IQ2_XXS": (0,),
+    "IQ2_XS": (0,),
+    "IQ2_S": (0,),
+    "IQ3_XXS": (0,),
+    "IQ3_S": (0,),
+    "TQ1_0": (52,),
+    "TQ2_0": (64,),
+    "Q1_0": (0,),
+    "A4_64": (0, 2),
+    "A8_32": (0, 2),
 }
+# Types whose blocks begin with a header word, and the largest zero point there
+ZEROS = {"U4_32": 15, "U4_64": 15, "U8_64": 255, "F8_64": 0, "NF4_64": 0, "FP4_64": 0}
 
 # Largest mean square error, relative to that of the result: fp32 sums in another order; in 16 bits
 # the result is rounded, and in tiles the weights are, each by half a unit in the last place at
@@ -69,10 +83,34 @@ def random_blocks(kind: str, rows: int, width: int, seed: int = 0) -> Tensor:
     data = torch.randint(
         0, 256, (rows, width // block.values, block.bytes), generator=rng, dtype=torch.uint8
     )
-    for at in HALVES[kind]:
-        scales = torch.randn(*data.shape[:2], 1, generator=rng) * 0.01
-        data[..., at : at + 2] = scales.half().view(torch.uint8)
+    if kind == "F8_64":  # no NaN
+        data[data & 0x7F == 0x7F] = 0
+    set_scales(kind, data, lambda: torch.randn(*data.shape[:2], 1, generator=rng) * 0.01)
     return data.view(rows, -1)
+
+
+def set_scales(kind: str, data: Tensor, scales: Callable[[], Tensor]) -> None:
+    """Write the scales of blocks, u8 [rows, blocks, bytes]: fp32 [rows, blocks, 1], the absolute
+    value's power of two where a type has no other.
+    """
+    for at in HALVES.get(kind, ()):
+        data[..., at : at + 2] = scales().half().view(torch.uint8)
+    if kind in ZEROS:
+        zeros = data[..., :1].to(torch.int32) % (ZEROS[kind] + 1)
+        data[..., :4] = header(scales()[..., 0], zeros[..., 0])
+    elif kind == "NV4_128":
+        data[..., :4] = scales().view(torch.uint8)
+        data[..., 4:12] &= 0x3F
+    elif kind == "NVFP4":
+        data[..., :4] &= 0x3F
+    elif kind == "MXFP4":
+        data[..., :1] = torch.frexp(scales()).exponent + 127
+    elif kind == "IQ1_M":  # four words, whose upper four bits are each a quarter of an fp16 number
+        bits = scales().half().view(torch.int16).to(torch.int32)
+        for word in range(4):
+            at = 49 + 2 * word
+            upper = (bits >> 4 * word & 15) << 4
+            data[..., at : at + 1] = (data[..., at : at + 1] & 15) | upper.to(torch.uint8)
 
 
 @case
