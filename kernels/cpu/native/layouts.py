@@ -154,15 +154,15 @@ def _chunk(
         mask = None if width is None else e.mask(width - at, RUN)
         runs.append(e.read(values, x, at, RUN, mask))
     if layout.real:
-        for index, run in enumerate(runs):
-            e.store(to, run, index * RUN, align=64)
+        for index, numbers in enumerate(runs):
+            e.store(to, numbers, index * RUN, align=64)
         return
     scales, whole = [], []
     each = layout.group // RUN
     for first in range(0, len(runs), each):
-        s, numbers = _quantized(e, runs[first : first + each], layout.limit)
+        s, integers = _quantized(e, runs[first : first + each], layout.limit)
         scales.append(s)
-        whole += numbers
+        whole += integers
     vectors = [_gathered(whole, pieces) for pieces in layout.vectors]
     for index, vector in enumerate(vectors):
         e.store(to, vector, index * LANES, align=64)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import platform
+
 import pytest
 import torch
 import torch.nn.functional as F
 from calling import call
 from torch import Tensor
 
-from mtmd.kernels.cpu.native import products
+from mtmd.kernels.cpu.native import compile, products
+from mtmd.kernels.cpu.native.compile import Compiler, Cpu
 from mtmd.kernels.cpu.native.products import KINDS, PLAIN, ROWS, product, row_bytes
 from mtmd.kernels.cpu.native.unpack import UNPACK
 from mtmd.kernels.gpu.quant_matmul.cases import random_blocks, set_scales
 from mtmd.kernels.quantization.blocks import BLOCKS, NATIVE, dequantize
 
+V3 = "x86-64-v3"
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -175,3 +179,16 @@ def test_sums_do_not_overflow_where_all_is_as_large_as_can_be(kind):
         for x in (torch.ones(1, width), -torch.ones(1, width)):
             result = run(kind, x, w, torch.full((1, 3), torch.nan))
             assert nmse(result, x, wide(kind, w)) <= 1e-8
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the code is for another CPU")
+@pytest.mark.parametrize("features", ["", "+avx2,+fma,+f16c,+ssse3"], ids=["any CPU", "AVX2"])
+@pytest.mark.parametrize(
+    "kind", ("Q4_K", "TQ1_0", "Q1_0", "MXFP4", "IQ2_XS", "IQ3_S", "F8_64", "NF4_64")
+)
+def test_code_for_other_cpus(kind, features, monkeypatch, tmp_path):
+    monkeypatch.setattr(compile._shared, "compiler", Compiler(Cpu(V3, features), tmp_path))
+    width = width_of(kind, 5)
+    x, w = values(2, width), weight(kind, 3, width)
+    result = run(kind, x, w, torch.full((2, 3), torch.nan))
+    assert nmse(result, x, wide(kind, w)) <= 1e-8
