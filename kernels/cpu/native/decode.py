@@ -95,10 +95,10 @@ def _runs(e: Emitter, unpack: Unpack, chunk: Value) -> Iterator[tuple[int, Value
         if layout.real:
             yield run, vectors[run] * terms.scales[0]
             continue
-        places = _places(layout, run)
-        lanes = [(vector // layout.each, lane // 2) for vector, lane in places]
+        locations = _locations_of(layout, run)
+        lanes = [(vector // layout.each, lane // 2) for vector, lane in locations]
         scale = _taken(terms.scales, lanes)
-        value = _taken(vectors, places).sext(I32).sitofp()
+        value = _taken(vectors, locations).sext(I32).sitofp()
         if layout.zero:
             yield run, e.fma(value, scale, scale * float(layout.zero))
         elif terms.minima:
@@ -108,7 +108,7 @@ def _runs(e: Emitter, unpack: Unpack, chunk: Value) -> Iterator[tuple[int, Value
             yield run, value * scale
 
 
-def _places(layout: Layout, run: int) -> list[tuple[int, int]]:
+def _locations_of(layout: Layout, run: int) -> list[tuple[int, int]]:
     """The vector and the lane of each value of a run."""
     result = {}
     for index, pieces in enumerate(layout.vectors):
@@ -120,16 +120,16 @@ def _places(layout: Layout, run: int) -> list[tuple[int, int]]:
     return [result[value] for value in range(RUN)]
 
 
-def _taken(vectors: Sequence[Value], places: list[tuple[int, int]]) -> Value:
+def _taken(vectors: Sequence[Value], locations: list[tuple[int, int]]) -> Value:
     """Lanes of some vectors, as one vector."""
-    used, size = list(dict.fromkeys(index for index, _ in places)), vectors[0].lanes
+    used, size = list(dict.fromkeys(index for index, _ in locations)), vectors[0].lanes
     result = None
     for first, second in zip_longest(used[::2], used[1::2]):
         starts = {first: 0, second: size}
-        lanes = [starts[index] + lane if index in starts else 0 for index, lane in places]
+        lanes = [starts[index] + lane if index in starts else 0 for index, lane in locations]
         taken = vectors[first].shuffle(lanes, None if second is None else vectors[second])
         if result is not None:
-            here = [i + RUN * (index in starts) for i, (index, _) in enumerate(places)]
+            here = [i + RUN * (index in starts) for i, (index, _) in enumerate(locations)]
             taken = result.shuffle(here, taken)
         result = taken
     assert result is not None

@@ -261,7 +261,7 @@ def _part(
     e: Emitter, layout: Layout, part: int, terms: list[Terms], xs: list[Value], sums: _Sums
 ) -> None:
     """One part of a chunk."""
-    places = range(part * layout.each, (part + 1) * layout.each)
+    indices = range(part * layout.each, (part + 1) * layout.each)
 
     def start(x: Value) -> Value | None:
         if not layout.zero:
@@ -280,24 +280,24 @@ def _part(
 
     if len(xs) <= 2:  # integers of all rows vector by vector, each used at once
         totals = [[start(x) for _ in terms] for x in xs]
-        for index in places:
+        for index in indices:
             integers = [next(term.vectors) for term in terms]
             for m, x in enumerate(xs):
                 here = value(x, index)
                 for r, numbers in enumerate(integers):
                     totals[m][r] = add(totals[m][r], numbers, here)
     else:  # all integers of a few rows first, then one row of x after the other
-        unpacked = [[next(term.vectors) for _ in places] for term in terms]
+        unpacked = [[next(term.vectors) for _ in indices] for term in terms]
         totals = []
     for m, x in enumerate(xs):
         if len(xs) <= 2:
             row = totals[m]
         else:
             row = [start(x) for _ in terms]
-            for index in places:
+            for index in indices:
                 here = value(x, index)
                 for r, vectors in enumerate(unpacked):
-                    row[r] = add(row[r], vectors[index - places.start], here)
+                    row[r] = add(row[r], vectors[index - indices.start], here)
         scale = extra = None
         if not layout.real:
             scale = e.load(x.at(layout.scale_at(part)), vec(F32, SUMS), align=64)

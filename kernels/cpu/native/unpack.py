@@ -65,12 +65,12 @@ def _side_by_side(e: Emitter, chunk: Value, stride: int, at: int, count: int = 4
     return _joined(e, chunk, [block * stride + at for block in range(count)])
 
 
-def _joined(e: Emitter, chunk: Value, places: Sequence[int]) -> Value:
+def _joined(e: Emitter, chunk: Value, locations: Sequence[int]) -> Value:
     """16 bytes at each place as int16."""
-    parts = [e.load(chunk.at(at), vec(I64, 2), align=1) for at in places]
+    parts = [e.load(chunk.at(at), vec(I64, 2), align=1) for at in locations]
     while len(parts) > 1:
         parts = [a.concat(b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
-    return parts[0].bits(vec(I16, 8 * len(places)))
+    return parts[0].bits(vec(I16, 8 * len(locations)))
 
 
 def _words(e: Emitter, chunk: Value) -> Value:
@@ -356,8 +356,8 @@ def _times(
 
 
 def _moved(bits: Value, to: int, mask: int, at: Sequence[int]) -> Value:
-    """Fields of some bits, in the first and second half of the lanes `at` those places, to a place
-    of all.
+    """Fields of some bits, in the first and second half of the lanes `at` those locations, to a
+    location of all.
     """
     e = bits.e
     right = [location - to for location in at for _ in range(LANES // 2)]
