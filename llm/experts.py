@@ -83,9 +83,10 @@ def expert_parameters(
                     tuple(f"{source}experts.{i}.{part}_proj.weight" for i in range(e)),
                     shape,
                     _stack,
+                    picks_rows=True,
                 )
             )
-            ways.append(Stored(one, whole, partial(_part, which, parts)))
+            ways.append(Stored(one, whole, partial(_part, which, parts), picks_rows=True))
             if turned:
                 ways.append(Stored(one, (e, shape[1], whole[1]), partial(_turned, which, parts)))
         name, both = f"{at}.ffn_{part}_exps.weight", f"{at}.ffn_{fused}_exps.weight"

@@ -60,7 +60,8 @@ def decoder_parameters(
     """The token table, the last norm, the table of outputs where it is not `tied`, and each layer's
     `.weight`s, with `.bias`es of the parts `biased`. A tied table may be stored as either.
 
-    `converts` turn a part's weight and bias into our layout, `norms` every norm's weight.
+    `converts` order the rows of a part's weight and bias as ours, `norms` convert every norm's
+    weight.
     """
     parameters = {
         "token_embd.weight": Parameter(
@@ -74,7 +75,9 @@ def decoder_parameters(
         for part, (theirs, shape) in tensors.items():
             at, name = f"blk.{layer}.{part}", f"layers.{layer}.{theirs}"
             convert = (converts or {}).get(part, norms if len(shape) == 1 else None)
-            parameters[f"{at}.weight"] = Parameter(shape, source(f"{name}.weight"), convert=convert)
+            parameters[f"{at}.weight"] = Parameter(
+                shape, source(f"{name}.weight"), convert=convert, picks_rows=len(shape) > 1
+            )
             if part in biased:
                 parameters[f"{at}.bias"] = Parameter(
                     shape[:1], source(f"{name}.bias"), convert=convert

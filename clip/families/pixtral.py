@@ -81,7 +81,10 @@ class PixtralVision:
             for part, name in LAYER.items():
                 sources = checkpoint_names(f"vision_tower.transformer.layers.{layer}.{name}.weight")
                 parameters[f"v.blk.{layer}.{part}.weight"] = Parameter(
-                    shapes.get(part, (width, width)), sources, convert=turned.get(part)
+                    shapes.get(part, (width, width)),
+                    sources,
+                    convert=turned.get(part),
+                    picks_rows=part in turned,
                 )
         ends: dict[str, tuple[str, tuple[int, ...]]] = {
             "mm.1": ("linear_1", (text, width)),

@@ -19,14 +19,16 @@ from mtmd.kernels.dtype import name_of
 from mtmd.kernels.graph import Shape, Type
 from mtmd.kernels.quantization.blocks import BLOCKS, NATIVE, dequantize, row_bytes
 
-# Types whose values mean what they say, as those of block types do not.
+# Types whose values mean what they say, as those of block types do not; and what files call them.
 PLAIN = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+PLAIN_KINDS = ("F32", "BF16", "F16", "F64")
 
 
 class WeightFile(Protocol):
     """A file of named tensors whose shapes can be read without their values. A tensor of a block
     type has its logical shape and torch.uint8 as `meta`, the type's name as `kind`, and rows of
-    bytes as values; the `kind` of others is no block type's name.
+    bytes as values; the `kind` of others is no block type's name. One that is stored in another
+    quantized form is read as values, with the form's name as `kind`.
     """
 
     canonical: bool
@@ -37,6 +39,7 @@ class WeightFile(Protocol):
     def names(self) -> Iterable[str]: ...
     def meta(self, name: str) -> tuple[Shape, torch.dtype]: ...
     def kind(self, name: str) -> str: ...
+    def stored_bytes(self, name: str) -> int: ...
     def read(self, name: str) -> torch.Tensor: ...
 
 
@@ -45,20 +48,21 @@ class Stored:
     """One way in which a file may hold a parameter: tensors that belong together, each of `shape`,
     and what makes the parameter of them.
 
-    `picks_rows`: `convert` takes whole rows of one tensor as they are, which it can do where they
-    are rows of blocks, too.
+    `picks_rows`: `convert` takes whole rows of its tensors as they are, which it can do where they
+    are rows of blocks, too; and, if `runs` is not 0, moves runs of so many values within rows.
     """
 
     names: tuple[str, ...]
     shape: Shape
     convert: Callable[..., torch.Tensor] | None = None
     picks_rows: bool = False
+    runs: int = 0
 
 
 @dataclass(frozen=True)
 class Parameter:
     """A canonical tensor: its shape, the names it may have in a checkpoint, and how it is stored
-    there if not as it is.
+    there if not as it is (`convert`, `picks_rows` and `runs` as those of `Stored`).
 
     `others` are further ways a checkpoint may hold it, tried when no name in `sources` is there;
     `gguf` those of GGUF files, where they do not simply have it under its canonical name, as it is.
@@ -70,23 +74,24 @@ class Parameter:
     convert: Callable[[torch.Tensor], torch.Tensor] | None = None
     others: tuple[Stored, ...] = ()
     gguf: tuple[Stored, ...] = ()
+    picks_rows: bool = False
+    runs: int = 0
 
     def ways(self, name: str, canonical: bool) -> Iterator[Stored]:
         """Yield how a file may hold it under `name` (GGUF), or under any of its sources."""
         if canonical:
             yield from self.gguf or (Stored((name,), self.shape),)
             return
+        shape = self.shape if self.stored is None else self.stored
         for source in self.sources:
-            yield Stored(
-                (source,), self.shape if self.stored is None else self.stored, self.convert
-            )
+            yield Stored((source,), shape, self.convert, self.picks_rows, self.runs)
         yield from self.others
 
 
 @dataclass(frozen=True)
 class Dequantized:
-    """A tensor of a block type that no kernel takes as it is: its values are kept instead, and take
-    more memory.
+    """A quantized tensor that no kernel takes as it is: its values are kept instead, and take more
+    memory.
     """
 
     name: str
@@ -134,6 +139,7 @@ class CanonicalWeights:
             self._stored[name] = (fitting or present_ways)[0]
             for source in self._stored[name].names:
                 self._check(source, self._stored[name].shape)
+        self._kinds = {name: self._kept(stored) for name, stored in self._stored.items()}
 
     def _check(self, source: str, expected: Shape) -> None:
         shape, dtype = self._file.meta(source)
@@ -175,30 +181,29 @@ class CanonicalWeights:
 
     @property
     def dequantized(self) -> list[Dequantized]:
-        """Tensors of block types that are not used as they are, each once, whatever the number of
+        """Quantized tensors that are not used as they are, each once, whatever the number of
         parameters it holds.
         """
         tensors = {
-            source: Dequantized(
-                source, kind, prod(shape[:-1]) * row_bytes(kind, shape[-1]), prod(shape)
-            )
+            source: Dequantized(source, kind, self._file.stored_bytes(source), prod(stored.shape))
             for name, stored in self._stored.items()
             if self.quant(name) is None
             for source in stored.names
-            if (kind := self._file.kind(source)) in BLOCKS
-            for shape in (stored.shape,)
+            if (kind := self._file.kind(source)) not in PLAIN_KINDS
         }
         return list(tensors.values())
 
     def quant(self, name: str) -> str | None:
-        stored = self._stored[name]
-        kind = self._file.kind(stored.names[0])
-        as_it_is = (
-            len(stored.names) == 1
-            and (stored.convert is None or stored.picks_rows)
-            and len(stored.shape) >= 2
-        )
-        return kind if kind in NATIVE and as_it_is and self._keeps_blocks else None
+        return self._kinds[name] if self._keeps_blocks else None
+
+    def _kept(self, stored: Stored) -> str | None:
+        """The block type in which the kernels take a parameter as it is stored."""
+        kind, *others = {self._file.kind(source) for source in stored.names}
+        if others or kind not in NATIVE or len(stored.shape) < 2:
+            return None
+        if stored.convert and not stored.picks_rows:
+            return None
+        return None if stored.runs % BLOCKS[kind].values else kind
 
     def without_blocks(self) -> CanonicalWeights:
         """The same, all of it dequantized when it is read."""
@@ -215,8 +220,8 @@ class CanonicalWeights:
     def read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
         stored = self._stored[name]
         if self.quant(name):
-            rows = self._file.read(stored.names[0])
-            return (stored.convert(rows) if stored.convert else rows).contiguous()
+            rows = [self._file.read(source) for source in stored.names]
+            return (stored.convert(*rows) if stored.convert else rows[0]).contiguous()
         tensors = [self._values(source) for source in stored.names]
         tensor = stored.convert(*tensors) if stored.convert else tensors[0]
         return tensor.to(dtype).contiguous()

@@ -112,6 +112,10 @@ class GgufFile:
         entry = self._find(name)[1]
         return entry.shape, DTYPES.get(entry.kind, torch.uint8)
 
+    def stored_bytes(self, name: str) -> int:
+        """Size of one tensor."""
+        return self._find(name)[1].bytes
+
     def read(self, name: str) -> torch.Tensor:
         """The tensor on the CPU, a view of the mapped file where its alignment allows it: blocks as
         uint8 [*shape[:-1], row_bytes].

@@ -7,19 +7,22 @@ from pathlib import Path
 from mtmd.base.errors import ModelError
 from mtmd.kernels.checkpoint.gguf_file import GgufFile
 from mtmd.kernels.checkpoint.magic import GGUF, first_bytes
+from mtmd.kernels.checkpoint.quantized.scheme import read_scheme
+from mtmd.kernels.checkpoint.quantized.weights import QuantizedWeights
 from mtmd.kernels.checkpoint.safetensors_file import SafetensorsWeights
 
-__all__ = ["GgufFile", "SafetensorsWeights", "open_weights"]
+__all__ = ["GgufFile", "QuantizedWeights", "SafetensorsWeights", "open_weights"]
 
 _ZIP = b"PK\x03\x04"
 
 
-def open_weights(path: Path) -> SafetensorsWeights | GgufFile:
-    """Open a checkpoint folder or one weight file. Raises ModelError, also for formats that are not
-    loaded.
+def open_weights(path: Path) -> QuantizedWeights | SafetensorsWeights | GgufFile:
+    """Open a checkpoint folder, quantized or not, or one weight file. Raises ModelError, also for
+    formats that are not loaded.
     """
     if path.is_dir():
-        return SafetensorsWeights(path)
+        file, scheme = SafetensorsWeights(path), read_scheme(path)
+        return QuantizedWeights(file, scheme) if scheme.is_read else file
     magic = first_bytes(path)
     if magic.startswith(GGUF):
         return GgufFile(path)

@@ -34,11 +34,14 @@ DTYPES = {
     "BF16": torch.bfloat16,
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
     "I64": torch.int64,
     "I32": torch.int32,
     "I16": torch.int16,
     "I8": torch.int8,
     "U8": torch.uint8,
+    "U32": torch.uint32,
+    "U16": torch.uint16,
     "BOOL": torch.bool,
 }
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -109,6 +112,11 @@ class SafetensorsWeights:
     def bytes(self) -> int:
         """Size of all tensors together."""
         return sum(entry.end - entry.start for _, entry in self._where.values())
+
+    def stored_bytes(self, name: str) -> int:
+        """Size of one tensor."""
+        entry = self._find(name)[1]
+        return entry.end - entry.start
 
     def read(self, name: str) -> torch.Tensor:
         """The tensor on the CPU, a view of the mapped file where its alignment allows it. Raises

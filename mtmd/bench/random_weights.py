@@ -64,6 +64,9 @@ class RandomFile:
     def kind(self, name: str) -> str:
         return self._tensors[name][1]
 
+    def stored_bytes(self, name: str) -> int:
+        return _bytes(*self._tensors[name])
+
     def read(self, name: str) -> Tensor:
         shape, kind = self._tensors[name]
         start = crc32(name.encode())

@@ -30,7 +30,7 @@ def open_folder(folder: Path, template: Path | None = None) -> Checkpoint:
     outputs are compared where there are both. Raises ModelError saying which file is wrong and how.
     """
     settings = Settings(read_json(folder / "config.json", required=False), "config.json")
-    with refused_by_name(settings, folder):
+    with refused_by_name(folder):
         try:
             file = open_weights(folder)
         except ModelError:
@@ -44,7 +44,7 @@ def open_folder(folder: Path, template: Path | None = None) -> Checkpoint:
         )
     where = str(folder)
     vision, (kind, config) = _families(folder, settings)
-    with refused_by_name(settings, folder):
+    with refused_by_name(folder):
         parts = (settings, settings.part("text_config"))
         stated = any(part.get("tie_word_embeddings", False) is True for part in parts)
         text, notes = text_as_stored(kind, config, file, stated)

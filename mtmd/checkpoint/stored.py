@@ -1,5 +1,6 @@
 """Describes what a config.json says of its weights, against the tensors that are there: whether a
-decoder's table of outputs is its token table, and how other programs quantized them.
+decoder's table of outputs is its token table, and whether they are quantized in a way that is not
+read.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 from mtmd.base.errors import ModelError
 from mtmd.clip.family import ties_tables
 from mtmd.kernels.checkpoint.canonical import WeightFile
+from mtmd.kernels.checkpoint.quantized.scheme import READ, read_scheme
 from mtmd.kernels.checkpoint.settings import Settings
 from mtmd.llm.family import TextFamily, text_family
 from mtmd.llm.parameters import LM_HEAD
@@ -73,40 +75,19 @@ def _parts(rows: int, width: int) -> Iterator[torch.Tensor | slice]:
         yield slice(start, start + step)
 
 
-def quantization(settings: Settings) -> str:
-    """Return how the weights of a config.json are quantized, such as "awq, 4 bits", in its own
-    words; "" where it says nothing.
-    """
-    text = settings.values.get("text_config")
-    for location in (settings.values, text if isinstance(text, dict) else {}):
-        for key in ("quantization_config", "compression_config", "quantization"):
-            result = location.get(key)
-            if isinstance(result, dict) and result:
-                return _words(result, key)
-    return ""
-
-
 @contextmanager
-def refused_by_name(settings: Settings, folder: Path) -> Iterator[None]:
+def refused_by_name(folder: Path) -> Iterator[None]:
     """Weights that do not fit their configuration because they are quantized in a way that is not
     read: raises ModelError naming it in place of the tensor.
     """
     try:
         yield
     except ModelError as error:
-        if words := quantization(settings):
+        scheme = read_scheme(folder)
+        if scheme.words and not scheme.is_read:
             raise ModelError(
-                f"{folder}: its weights are quantized ({words}, says config.json) in a way that "
-                "is not read; use the original checkpoint, or a GGUF of it"
+                f"{folder}: its weights are quantized ({scheme.words}, says config.json) in a way "
+                f"that is not read; this version reads {READ}; use such a checkpoint, the "
+                "original one, or a GGUF of it"
             ) from error
         raise
-
-
-def _words(result: dict[str, object], key: str) -> str:
-    method = result.get("quant_method", result.get("method", result.get("quant_algo")))
-    # MLX names no method, but the size of its groups
-    name = method if isinstance(method, str) else "MLX" if "group_size" in result else key
-    bits = result.get("bits", result.get("w_bit"))
-    if bits is None:
-        bits = next((n for n in (4, 8) if result.get(f"load_in_{n}bit") is True), None)
-    return f"{name!s:.40}{f', {bits} bits' if type(bits) is int else ''}"

@@ -21,7 +21,7 @@ from mtmd.clip.token_budget import Budget
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights
 from mtmd.kernels.checkpoint.magic import is_gguf
 from mtmd.kernels.dtype import name_of
-from mtmd.kernels.quantization.blocks import BLOCKS, row_bytes
+from mtmd.kernels.quantization.blocks import BLOCKS
 from mtmd.kernels.report.facts import DequantizedTensor, GraphFacts
 from mtmd.llm.batch import BatchShape
 from mtmd.llm.sampling.options import ModelSampling
@@ -180,12 +180,7 @@ def model_info(model: Model) -> ModelInfo:
 
 def stored_bytes(weights: CanonicalWeights, source: str) -> int:
     """Bytes of one tensor of the file."""
-    (shape, dtype), kind = weights.file.meta(source), weights.file.kind(source)
-    return (
-        prod(shape[:-1]) * row_bytes(kind, shape[-1])
-        if kind in BLOCKS
-        else prod(shape) * dtype.itemsize
-    )
+    return weights.file.stored_bytes(source)
 
 
 def weights_of(model: Model) -> Iterator[tuple[str, CanonicalWeights]]:

@@ -22,5 +22,8 @@ class TensorFile:
     def kind(self, name: str) -> str:  # noqa: ARG002
         return "F32"
 
+    def stored_bytes(self, name: str) -> int:
+        return self.tensors[name].nbytes
+
     def read(self, name: str) -> torch.Tensor:
         return self.tensors[name]

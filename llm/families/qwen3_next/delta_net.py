@@ -72,8 +72,11 @@ class DeltaNet:
             shape: Shape,
             convert: Callable[[Tensor], Tensor] | None,
             stored: Shape | None = None,
+            runs: int = 0,
         ) -> Parameter:
-            return Parameter(shape, tuple(source + name for source in sources), stored, convert)
+            names = tuple(source + name for source in sources)
+            rows = stored is None and len(shape) > 1
+            return Parameter(shape, names, stored, convert, picks_rows=rows, runs=runs)
 
         parameters = {
             f"{at}.ssm_conv1d.weight": named(
@@ -83,7 +86,10 @@ class DeltaNet:
             f"{at}.ssm_dt.bias": named("dt_bias", (self.heads,), self._layout),
             f"{at}.ssm_norm.weight": named("norm.weight", (self.value,), None),
             f"{at}.ssm_out.weight": named(
-                "out_proj.weight", (width, self._values), partial(self._layout, axis=1)
+                "out_proj.weight",
+                (width, self._values),
+                partial(self._layout, axis=1),
+                runs=self.value,
             ),
         }
         if not self.tiled:
@@ -123,7 +129,8 @@ class DeltaNet:
                 shape,
                 (),
                 others=tuple(
-                    Stored((f"{source}{name}.weight",), whole, pick) for source in sources
+                    Stored((f"{source}{name}.weight",), whole, pick, picks_rows=True)
+                    for source in sources
                 ),
                 gguf=(
                     Stored((f"{at}.{part}.weight",), shape),

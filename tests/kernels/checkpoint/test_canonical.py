@@ -48,6 +48,9 @@ class File:
     def kind(self, name: str) -> str:
         return self.kinds.get(name, "F32")
 
+    def stored_bytes(self, name: str) -> int:
+        return self.tensors[name].nbytes
+
     def read(self, name: str) -> Tensor:
         self.reads.append(name)
         return self.tensors[name]

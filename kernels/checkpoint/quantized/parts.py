@@ -1,0 +1,160 @@
+"""Tensors that a file holds in several, as codes, scales and more: what they are, and how rows of
+blocks are made of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from mtmd.base.errors import ModelError
+from mtmd.kernels.checkpoint.safetensors_file import SafetensorsWeights
+from mtmd.kernels.dtype import name_of
+from mtmd.kernels.graph import Shape
+from mtmd.kernels.quantization.blocks import BLOCKS, dequantize
+from mtmd.kernels.quantization.own_blocks import nibbles, rows
+
+# Values packed at a time, so that what lies between takes a few times as many bytes.
+CHUNK_VALUES = 1 << 22
+SCALES = (torch.float32, torch.bfloat16, torch.float16)
+
+Part = Callable[[int, int], tuple[Tensor, Tensor]]
+"""Codes, uint8 [n, K], and heads, uint8 [n, groups, bytes], of the rows from one to another."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Rows of `width` values as blocks of a type; `group` values next to each other have the same
+    head.
+    """
+
+    kind: str
+    width: int
+    group: int
+
+    @property
+    def groups(self) -> int:
+        """Groups in a row; the last may be shorter than the others."""
+        return -(-self.width // self.group)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether a row is whole blocks, each within one group."""
+        values = BLOCKS[self.kind].values
+        one = self.group % values == 0 or self.groups == 1
+        return self.width % values == 0 and one
+
+    def pack(self, codes: Tensor, heads: Tensor) -> Tensor:
+        """Rows of blocks, uint8 [n, row_bytes]; where they are no whole ones the values, fp32 [n,
+        K].
+        """
+        values = BLOCKS[self.kind].values
+        if self.is_whole:
+            at = torch.arange(0, self.width, values).div_(self.group, rounding_mode="floor")
+            return rows(heads if self.group == values else heads[:, at], self._codes(codes))
+        # Each group is filled up to whole blocks, and what was added cut off again.
+        groups, full = self.groups, -(-self.group // values) * values
+        codes = pad(codes, (0, groups * self.group - self.width)).unflatten(1, (groups, -1))
+        codes = pad(codes, (0, full - self.group)).flatten(1)
+        blocks = rows(heads.repeat_interleave(full // values, 1), self._codes(codes))
+        result = dequantize(blocks, self.kind).unflatten(1, (groups, full))
+        return result[..., : self.group].flatten(1)[:, : self.width]
+
+    def _codes(self, codes: Tensor) -> Tensor:
+        block = BLOCKS[self.kind]
+        if block.bytes >= block.values:
+            return codes
+        return nibbles(codes, 8 if self.kind == "NV4_128" else 16)
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A tensor of logical `shape` that the file holds as its `parts`. `form` names how, in a word;
+    `label` in a few. `open` reads the parts; rows are then packed in multiples of `step`.
+    """
+
+    name: str
+    shape: Shape
+    layout: Layout
+    form: str
+    label: str
+    parts: tuple[str, ...]
+    open: Callable[[], Part]
+    step: int = 1
+
+    def read(self) -> Tensor:
+        """Rows of blocks, uint8 [*shape[:-1], row_bytes], or values, fp32 of `shape`."""
+        part, count = self.open(), prod(self.shape[:-1])
+        step = max(CHUNK_VALUES // self.layout.width // self.step, 1) * self.step
+        out: Tensor | None = None
+        for start in range(0, count, step):
+            stop = min(start + step, count)
+            packed = self.layout.pack(*part(start, stop))
+            if out is None:
+                out = packed if stop == count else packed.new_empty((count, packed.shape[1]))
+            if out is not packed:
+                out[start:stop] = packed
+        assert out is not None
+        return out.unflatten(0, self.shape[:-1])
+
+
+def is_matrix(shape: Shape) -> bool:
+    """Whether a tensor of that shape is a matrix, or several, with at least one number."""
+    return len(shape) >= 2 and 0 not in shape
+
+
+class Parts:
+    """The tensors of a file by name, with errors that say what is wrong with them."""
+
+    def __init__(self, file: SafetensorsWeights) -> None:
+        self._file = file
+        self.names = frozenset(file.names())
+        self.where = str(file.files[0].parent) if file.files else "the checkpoint"
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.names
+
+    def meta(self, name: str) -> tuple[Shape, torch.dtype]:
+        return self._file.meta(name)
+
+    def read(self, name: str) -> Tensor:
+        return self._file.read(name)
+
+    def finite(self, name: str) -> Tensor:
+        """A tensor of scales as fp32. Raises ModelError where one is infinite or no number."""
+        scales = self.read(name).float()
+        if not scales.isfinite().all():
+            raise ModelError(
+                f"{self.where}: tensor {name} has scales that are no finite numbers; fetch the "
+                "checkpoint again"
+            )
+        return scales
+
+    def expect(
+        self, name: str, of: str, dtypes: Sequence[torch.dtype], *shapes: Shape
+    ) -> tuple[Shape, torch.dtype]:
+        """Shape and dtype of a part of the quantized tensor `of`. Raises ModelError where it is
+        missing, of another type or, if `shapes` are given, of none of them.
+        """
+        if name not in self.names:
+            raise ModelError(
+                f"{self.where}: tensor {of} is quantized, and {name} is missing beside it; the "
+                "checkpoint is incomplete, fetch it again"
+            )
+        shape, dtype = self.meta(name)
+        if dtype not in dtypes:
+            raise ModelError(
+                f"{self.where}: tensor {name} is {name_of(dtype)}, expected "
+                f"{' or '.join(map(name_of, dtypes))}"
+            )
+        if shapes and shape not in shapes:
+            raise ModelError(
+                f"{self.where}: tensor {name} has shape {list(shape)}, expected "
+                f"{' or '.join(str(list(s)) for s in dict.fromkeys(shapes))}, to fit {of}"
+            )
+        return shape, dtype

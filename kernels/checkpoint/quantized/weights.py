@@ -1,0 +1,91 @@
+"""A quantized checkpoint as a `WeightFile`: its weights are rows of blocks, made of what is stored
+when they are read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from math import prod
+from pathlib import Path
+
+import torch
+
+from mtmd.kernels.checkpoint.quantized import float8
+from mtmd.kernels.checkpoint.quantized.parts import Packed, Parts
+from mtmd.kernels.checkpoint.quantized.scheme import Scheme
+from mtmd.kernels.checkpoint.safetensors_file import SafetensorsWeights
+from mtmd.kernels.graph import Shape
+
+_FORMATS = (float8,)
+# Scales of activations and of keys and values, which are not quantized here.
+_UNUSED = re.compile(
+    r".+\.(activation_scale|(input|output)_(scale|zero_point|global_scale)|[qkv]_(scale|zero_point))"
+)
+
+
+class QuantizedWeights:
+    """The tensors of `file`, with those that it holds as codes and scales under one name each."""
+
+    canonical = False
+
+    def __init__(self, file: SafetensorsWeights, scheme: Scheme) -> None:
+        """Raises ModelError naming the first tensor that does not fit those beside it. No weight is
+        read.
+        """
+        self._file, parts = file, Parts(file)
+        self._packed: dict[str, Packed] = {}
+        for format in _FORMATS:
+            self._packed |= {packed.name: packed for packed in format.find(parts, scheme)}
+        hidden = {part for packed in self._packed.values() for part in packed.parts}
+        hidden |= {name for name in parts.names if _UNUSED.fullmatch(name)}
+        self._names = sorted((parts.names - hidden) | self._packed.keys())
+
+    @property
+    def files(self) -> Sequence[Path]:
+        return self._file.files
+
+    @property
+    def bytes(self) -> int:
+        """Size of all tensors together, as they are stored."""
+        return self._file.bytes
+
+    @property
+    def quantized(self) -> str:
+        """How they are quantized, the most frequent first, such as "FP8, blocks of 128 x 128"; ""
+        where none is.
+        """
+        labels: Counter[str] = Counter()
+        for packed in self._packed.values():
+            labels[packed.label] += prod(packed.shape)
+        return " and ".join(label for label, _ in labels.most_common())
+
+    def names(self) -> list[str]:
+        """All names, sorted: parts of a tensor are not among them."""
+        return self._names
+
+    def meta(self, name: str) -> tuple[Shape, torch.dtype]:
+        """The logical shape, and the dtype that `read` gives: uint8 for rows of blocks."""
+        if name in self._packed:
+            packed = self._packed[name]
+            return packed.shape, torch.uint8 if packed.layout.is_whole else torch.float32
+        return self._file.meta(name)
+
+    def kind(self, name: str) -> str:
+        """The block type; where rows are no whole blocks the form in which they are stored."""
+        if name in self._packed:
+            packed = self._packed[name]
+            return packed.layout.kind if packed.layout.is_whole else packed.form
+        return self._file.kind(name)
+
+    def stored_bytes(self, name: str) -> int:
+        """Size of a tensor with all its parts."""
+        parts = self._packed[name].parts if name in self._packed else (name,)
+        return sum(self._file.stored_bytes(part) for part in parts)
+
+    def read(self, name: str) -> torch.Tensor:
+        """Rows of blocks, uint8 [*shape[:-1], row_bytes], or values. Raises ModelError for scales
+        that are no numbers.
+        """
+        return self._packed[name].read() if name in self._packed else self._file.read(name)
