@@ -139,7 +139,7 @@ class CanonicalWeights:
             self._stored[name] = (fitting or present_ways)[0]
             for source in self._stored[name].names:
                 self._check(source, self._stored[name].shape)
-        self._kinds = {name: self._kept(stored) for name, stored in self._stored.items()}
+        self._kinds = {name: self._block_type(stored) for name, stored in self._stored.items()}
 
     def _check(self, source: str, expected: Shape) -> None:
         shape, dtype = self._file.meta(source)
@@ -196,7 +196,7 @@ class CanonicalWeights:
     def quant(self, name: str) -> str | None:
         return self._kinds[name] if self._keeps_blocks else None
 
-    def _kept(self, stored: Stored) -> str | None:
+    def _block_type(self, stored: Stored) -> str | None:
         """The block type in which the kernels take a parameter as it is stored."""
         kind, *others = {self._file.kind(source) for source in stored.names}
         if others or kind not in NATIVE or len(stored.shape) < 2:

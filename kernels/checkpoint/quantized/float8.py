@@ -13,45 +13,60 @@ from math import prod
 import torch
 from torch import Tensor
 
+from mtmd.kernels.checkpoint.quantized.integers import group_size
 from mtmd.kernels.checkpoint.quantized.parts import SCALES, Layout, Packed, Part, Parts, is_matrix
 from mtmd.kernels.checkpoint.quantized.scheme import Scheme, sizes
+from mtmd.kernels.checkpoint.settings import Settings
 from mtmd.kernels.graph import Shape
 from mtmd.kernels.quantization.own_blocks import header
 
 BLOCK = (128, 128)  # where the settings do not say
 SUFFIXES = ("_scale_inv", "_scale")
+DTYPES = (*SCALES, torch.float8_e8m0fnu, torch.uint8)
 
 
 def find(parts: Parts, scheme: Scheme) -> Iterator[Packed]:
     """Yield the tensors of FP8. Raises ModelError for one whose scales are missing or misshapen."""
-    block = sizes(scheme.settings, "weight_block_size", 2) or BLOCK
+    blocks = _blocks(scheme.settings)
     for name in sorted(parts.names):
         shape, dtype = parts.meta(name)
         if dtype != torch.float8_e4m3fn or not is_matrix(shape) or name.endswith(SUFFIXES):
             continue
         scale = next((name + s for s in SUFFIXES if name + s in parts), f"{name}_scale")
-        outer, (n, k) = shape[:-2], shape[-2:]
-        blocks = (*outer, -(-n // block[0]), -(-k // block[1]))
-        whole = (*outer, 1, 1) if outer else (1,)
-        rows, flat = (*outer, n, 1), (*outer, n)
-        dtypes = (*SCALES, torch.float8_e8m0fnu)
-        found, _ = parts.expect(scale, name, dtypes, blocks, rows, flat, whole, outer)
-        if found in (rows, flat) and found != blocks:
-            per, group, label = 1, k, "a scale for each row"
-        elif found in (whole, outer) and found != blocks:
-            per, group, label = n, k, "one scale"
-        else:
-            per, group, label = block[0], min(block[1], k), f"blocks of {block[0]} x {block[1]}"
-        layout = Layout("F8_64", k, group)
-        yield Packed(
-            name,
-            shape,
-            layout,
-            "FP8",
-            f"FP8, {label}",
-            (name, scale),
-            _opener(parts, name, scale, shape, per, layout.groups),
-        )
+        forms = _forms(shape, blocks)
+        form, _ = parts.expect(scale, name, DTYPES)
+        if form not in forms and len(form) == len(shape) and form[:-1] == shape[:-1]:
+            group = group_size(parts, scale, shape[-1], form[-1], None)
+            forms[form] = 1, group, f"groups of {group}"
+        parts.expect(scale, name, DTYPES, *forms)
+        per, group, label = forms[form]
+        layout = Layout("F8_64", shape[-1], group)
+        open = _opener(parts, name, scale, shape, per, layout.groups)
+        yield Packed(name, shape, layout, "FP8", f"FP8, {label}", (name, scale), open)
+
+
+def _forms(shape: Shape, blocks: list[tuple[int, ...]]) -> dict[Shape, tuple[int, int, str]]:
+    """Shapes that scales may have: how many rows and columns share one, and what that is called."""
+    *outer, n, k = shape
+    forms: dict[Shape, tuple[int, int, str]] = {}
+    for rows, columns in blocks:
+        form = (*outer, -(-n // rows), -(-k // columns))
+        forms[form] = rows, min(columns, k), f"blocks of {rows} x {columns}"
+    for form in ((*outer, n, 1), (*outer, n)):
+        forms.setdefault(form, (1, k, "a scale for each row"))
+    for form in ((*outer, 1, 1), tuple(outer) or (1,), tuple(outer)):
+        forms.setdefault(form, (n, k, "a scale for each matrix"))
+    return forms
+
+
+def _blocks(settings: Settings) -> list[tuple[int, ...]]:
+    """Sizes of blocks, [rows, columns], that the settings name. Raises ModelError."""
+    groups = settings.part("config_groups")
+    stated = [sizes(settings, "weight_block_size", 2)]
+    stated += [
+        sizes(groups.part(key).part("weights"), "block_structure", 2) for key in groups.values
+    ]
+    return [block for block in stated if block] or [BLOCK]
 
 
 def _opener(

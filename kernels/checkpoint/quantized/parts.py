@@ -30,12 +30,13 @@ Part = Callable[[int, int], tuple[Tensor, Tensor]]
 @dataclass(frozen=True)
 class Layout:
     """Rows of `width` values as blocks of a type; `group` values next to each other have the same
-    head.
+    head, in the order of columns `order` if that is not theirs.
     """
 
     kind: str
     width: int
     group: int
+    order: Tensor | None = None
 
     @property
     def groups(self) -> int:
@@ -44,10 +45,10 @@ class Layout:
 
     @property
     def is_whole(self) -> bool:
-        """Whether a row is whole blocks, each within one group."""
+        """True where a row is whole blocks, each within one group."""
         values = BLOCKS[self.kind].values
         one = self.group % values == 0 or self.groups == 1
-        return self.width % values == 0 and one
+        return self.width % values == 0 and one and self.order is None
 
     def pack(self, codes: Tensor, heads: Tensor) -> Tensor:
         """Rows of blocks, uint8 [n, row_bytes]; where they are no whole ones the values, fp32 [n,
@@ -59,11 +60,13 @@ class Layout:
             return rows(heads if self.group == values else heads[:, at], self._codes(codes))
         # Each group is filled up to whole blocks, and what was added cut off again.
         groups, full = self.groups, -(-self.group // values) * values
+        codes = codes if self.order is None else codes[:, self.order]
         codes = pad(codes, (0, groups * self.group - self.width)).unflatten(1, (groups, -1))
         codes = pad(codes, (0, full - self.group)).flatten(1)
         blocks = rows(heads.repeat_interleave(full // values, 1), self._codes(codes))
-        result = dequantize(blocks, self.kind).unflatten(1, (groups, full))
-        return result[..., : self.group].flatten(1)[:, : self.width]
+        padded = dequantize(blocks, self.kind).unflatten(1, (groups, full))
+        result: Tensor = padded[..., : self.group].flatten(1)[:, : self.width]
+        return result if self.order is None else result[:, self.order.argsort()]
 
     def _codes(self, codes: Tensor) -> Tensor:
         block = BLOCKS[self.kind]
@@ -74,8 +77,9 @@ class Layout:
 
 @dataclass(frozen=True)
 class Packed:
-    """A tensor of logical `shape` that the file holds as its `parts`. `form` names how, in a word;
-    `label` in a few. `open` reads the parts; rows are then packed in multiples of `step`.
+    """A tensor of logical `shape` that the file holds as its `parts`. `form` names how, in a word
+    that is no block type's; `label` in a few. `open` reads the parts; rows are then packed in
+    multiples of `step`.
     """
 
     name: str
@@ -100,11 +104,12 @@ class Packed:
             if out is not packed:
                 out[start:stop] = packed
         assert out is not None
-        return out.unflatten(0, self.shape[:-1])
+        whole: Tensor = out.unflatten(0, self.shape[:-1])
+        return whole
 
 
 def is_matrix(shape: Shape) -> bool:
-    """Whether a tensor of that shape is a matrix, or several, with at least one number."""
+    """Return whether a tensor of that shape is a matrix, or several, with at least one number."""
     return len(shape) >= 2 and 0 not in shape
 
 
@@ -126,8 +131,13 @@ class Parts:
         return self._file.read(name)
 
     def finite(self, name: str) -> Tensor:
-        """A tensor of scales as fp32. Raises ModelError where one is infinite or no number."""
-        scales = self.read(name).float()
+        """A tensor of scales, of bytes powers of two, as fp32. Raises ModelError where one is
+        infinite or no number.
+        """
+        scales = self.read(name)
+        if scales.dtype == torch.uint8:
+            scales = scales.view(torch.float8_e8m0fnu)
+        scales = scales.float()
         if not scales.isfinite().all():
             raise ModelError(
                 f"{self.where}: tensor {name} has scales that are no finite numbers; fetch the "

@@ -1,4 +1,4 @@
-"""What a checkpoint folder says of how its weights are quantized."""
+"""Settings of quantized weights, in the files of a checkpoint folder."""
 
 from __future__ import annotations
 
@@ -22,13 +22,18 @@ METHODS = {
     "compressed-tensors": "compressed-tensors",
     "modelopt": "ModelOpt",
     "modelopt_fp4": "ModelOpt",
+    "awq": "AWQ",
+    "gptq": "GPTQ",
+    "auto-round": "AutoRound",
+    "bitsandbytes": "bitsandbytes",
+    "mlx": "MLX",
 }
-READ = "FP8, compressed-tensors and ModelOpt"
+READ = "FP8, AWQ, GPTQ, AutoRound, compressed-tensors, ModelOpt, bitsandbytes and MLX"
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """How the weights of a folder are quantized, in its own words. `method` is "" where it says
+    """The way in which weights are quantized, in the words of their folder. `method` is "" where it says
     nothing, and one of METHODS or another that is not read; `settings` are those of the method.
     """
 

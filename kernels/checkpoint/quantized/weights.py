@@ -12,13 +12,15 @@ from pathlib import Path
 
 import torch
 
-from mtmd.kernels.checkpoint.quantized import float8
+from mtmd.base.errors import ModelError
+from mtmd.kernels.checkpoint.quantized import bitsandbytes, compressed, float4, float8, gptq, mlx
 from mtmd.kernels.checkpoint.quantized.parts import Packed, Parts
 from mtmd.kernels.checkpoint.quantized.scheme import Scheme
 from mtmd.kernels.checkpoint.safetensors_file import SafetensorsWeights
 from mtmd.kernels.graph import Shape
 
-_FORMATS = (float8,)
+_FORMATS = (gptq, compressed, float4, float8, bitsandbytes, mlx)
+_SMOOTHED = (".pre_quant_scale", ".smooth_scale")
 # Scales of activations and of keys and values, which are not quantized here.
 _UNUSED = re.compile(
     r".+\.(activation_scale|(input|output)_(scale|zero_point|global_scale)|[qkv]_(scale|zero_point))"
@@ -35,6 +37,11 @@ class QuantizedWeights:
         read.
         """
         self._file, parts = file, Parts(file)
+        if smoothed := next((n for n in sorted(parts.names) if n.endswith(_SMOOTHED)), None):
+            raise ModelError(
+                f"{parts.where}: tensor {smoothed} scales activations before their product, which "
+                "is not read; use a checkpoint without it, the original one, or a GGUF"
+            )
         self._packed: dict[str, Packed] = {}
         for format in _FORMATS:
             self._packed |= {packed.name: packed for packed in format.find(parts, scheme)}
@@ -53,7 +60,7 @@ class QuantizedWeights:
 
     @property
     def quantized(self) -> str:
-        """How they are quantized, the most frequent first, such as "FP8, blocks of 128 x 128"; ""
+        """The forms in which they are quantized, the most frequent first, such as "FP8, blocks of 128 x 128"; ""
         where none is.
         """
         labels: Counter[str] = Counter()

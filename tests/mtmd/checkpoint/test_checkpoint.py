@@ -441,42 +441,49 @@ def test_a_text_part_knows_the_model_it_is_part_of(
 
 
 SCALES = "model.language_model.layers.0.mlp.up_proj.scales"
-QUANTIZED: dict[str, tuple[dict[str, Any], Callable[[dict[str, torch.Tensor]], Any], str]] = {
-    "awq": (
-        {"quantization_config": {"quant_method": "awq", "bits": 4}},
-        lambda t: t.update(
-            {
-                first(t, "up_proj").replace("weight", "qweight"): torch.zeros(8, 2).int(),
-                SCALES: t.pop(first(t, "up_proj"))[:1].half(),
-            }
-        ),
-        "awq, 4 bits",
-    ),
-    "bitsandbytes": (
-        {"text_config": {"quantization_config": {"quant_method": "bnb", "load_in_4bit": True}}},
-        lambda t: t.update({first(t, "up_proj"): torch.zeros(64, 1, dtype=torch.uint8)}),
-        "bnb, 4 bits",
-    ),
-    "mlx": (
-        {"quantization": {"group_size": 64, "bits": 4}},
-        lambda t: t.update({first(t, "up_proj"): torch.zeros(8, 2).to(torch.uint32)}),
-        "MLX, 4 bits",
-    ),
-    "fp8": (
-        {"quantization_config": {"quant_method": "fp8"}},
-        lambda t: t.update({first(t, "up_proj"): t[first(t, "up_proj")].to(torch.float8_e4m3fn)}),
-        "fp8",
+Change = Callable[[dict[str, torch.Tensor]], Any]
+QUANTIZED: dict[str, tuple[dict[str, Any], Change, str]] = {
+    "a method that is not read": (
+        {"quantization_config": {"quant_method": "hqq", "bits": 4}},
+        lambda t: t.pop(first(t, "up_proj")),
+        r"its weights are quantized \(hqq, 4 bits, says config.json\) in a way that is not read; "
+        "this version reads FP8, AWQ, GPTQ, .*; use such a checkpoint, the original one, or a GGUF",
     ),
     "no method": (
         {"compression_config": {"format": "packed"}},
         lambda t: t.pop(first(t, "up_proj")),
-        "compression_config",
+        r"quantized \(compression_config, says config.json\) in a way that is not read",
+    ),
+    "awq": (
+        {"quantization_config": {"quant_method": "awq", "bits": 4}},
+        lambda t: t.update(
+            {
+                first(t, "up_proj").replace("weight", "qweight"): torch.zeros(64, 12).int(),
+                SCALES: t.pop(first(t, "up_proj"))[:1, :1].half().expand(1, 96).contiguous(),
+            }
+        ),
+        "up_proj.weight is quantized, and .*up_proj.(qzeros|scales) is missing beside it",
+    ),
+    "bitsandbytes": (
+        {"text_config": {"quantization_config": {"quant_method": "bitsandbytes"}}},
+        lambda t: t.update({first(t, "up_proj"): torch.zeros(64, 1, dtype=torch.uint8)}),
+        "up_proj.weight is quantized, and .*up_proj.weight.quant_state.bitsandbytes__nf4 is missing",
+    ),
+    "mlx": (
+        {"quantization": {"group_size": 64, "bits": 4}},
+        lambda t: t.update({first(t, "up_proj"): torch.zeros(8, 2).to(torch.uint32)}),
+        "up_proj.weight is quantized, and .*up_proj.scales is missing beside it",
+    ),
+    "fp8": (
+        {"quantization_config": {"quant_method": "fp8"}},
+        lambda t: t.update({first(t, "up_proj"): t[first(t, "up_proj")].to(torch.float8_e4m3fn)}),
+        "up_proj.weight is quantized, and .*up_proj.weight_scale is missing beside it",
     ),
 }
 
 
 @pytest.mark.parametrize("case", QUANTIZED)
-def test_weights_that_others_quantized_are_refused_by_their_name(folder: Path, case: str) -> None:
+def test_quantized_weights_that_are_not_read_are_named(folder: Path, case: str) -> None:
     config, change, words = QUANTIZED[case]
     for key, value in config.items():
         if key == "text_config":
@@ -485,11 +492,7 @@ def test_weights_that_others_quantized_are_refused_by_their_name(folder: Path, c
             edit("config.json", **{key: value})(folder)
     open_checkpoint(folder)  # the tensors are whole: what it was made from does not matter
     tensors(change)(folder)
-    with pytest.raises(
-        ModelError,
-        match=rf"its weights are quantized \({words}, says config.json\) in a way that is not read; "
-        "use the original checkpoint, or a GGUF",
-    ):
+    with pytest.raises(ModelError, match=words):
         open_checkpoint(folder)
 
 

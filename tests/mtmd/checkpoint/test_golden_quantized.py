@@ -23,6 +23,11 @@ pytestmark = pytest.mark.skipif(
 FOLDERS = {
     "qwen3_vl_fp8": "FP8, blocks of 128 x 128",
     "qwen3_vl_fp8_ct": "FP8, a scale for each row",
+    "qwen3_vl_awq": "AWQ int4, groups of 128",
+    "qwen3_vl_gptq": "GPTQ int4, groups of 128",
+    "qwen3_vl_int4_ct": "compressed-tensors int4, groups of 128",
+    "qwen3_vl_nvfp4_ct": "NVFP4",
+    "qwen3_vl_nvfp4_modelopt": "NVFP4",
 }
 
 

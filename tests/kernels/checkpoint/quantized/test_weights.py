@@ -1,0 +1,71 @@
+"""Weights that the formats' own packages have quantized become rows of blocks with the values that
+these packages make of them.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from quantized_files import FORMATS
+from safetensors.torch import save_file
+from torch import Tensor
+
+from mtmd.kernels.checkpoint.open_weights import QuantizedWeights, open_weights
+from mtmd.kernels.quantization.blocks import BLOCKS, dequantize, row_bytes
+
+NAME = "model.layers.0.mlp.up_proj"
+
+
+def folder(path: Path, settings: dict[str, Any], held: dict[str, Tensor]) -> Path:
+    (path / "config.json").write_text(json.dumps({"quantization_config": settings}))
+    tensors = {f"{NAME}.{part}": tensor.contiguous() for part, tensor in held.items()}
+    save_file({**tensors, "norm.weight": torch.ones(4)}, path / "model.safetensors")
+    return path
+
+
+def opened(path: Path) -> QuantizedWeights:
+    file = open_weights(path)
+    assert isinstance(file, QuantizedWeights)
+    return file
+
+
+def values(file: QuantizedWeights, name: str = f"{NAME}.weight") -> Tensor:
+    rows, kind = file.read(name), file.kind(name)
+    return dequantize(rows, kind) if kind in BLOCKS else rows
+
+
+def error(actual: Tensor, expected: Tensor) -> float:
+    return float((actual - expected).square().mean() / expected.square().mean())
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_values(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mtmd.kernels.checkpoint.quantized.parts.CHUNK_VALUES", 40 * 256)
+    form, weight = FORMATS[name], torch.randn(160, 256, generator=torch.Generator().manual_seed(1))
+    held, expected = form.quantize(weight.clone())
+    file = opened(folder(tmp_path, form.settings, held))
+    assert file.names() == [f"{NAME}.weight", "norm.weight"] and file.quantized == form.label
+    assert file.kind(f"{NAME}.weight") == form.kind
+    shape, dtype = file.meta(f"{NAME}.weight")
+    rows = file.read(f"{NAME}.weight")
+    assert (shape, rows.dtype) == ((160, 256), dtype)
+    width = row_bytes(form.kind, 256) if form.kind in BLOCKS else 256
+    assert rows.shape == (160, width)
+    assert file.stored_bytes(f"{NAME}.weight") <= sum(t.nbytes for t in held.values())
+    assert 0 < error(expected, weight) < 0.3
+    x = torch.randn(3, 256, generator=torch.Generator().manual_seed(2))
+    assert error(x @ values(file).t(), x @ expected.t()) < 1e-9
+
+
+@pytest.mark.parametrize("name", ["fp8", "fp8-row", "nvfp4", "nf4", "bnb-int8", "int8"])
+def test_rows_of_no_whole_blocks(name: str, tmp_path: Path) -> None:
+    form, weight = FORMATS[name], torch.randn(40, 144, generator=torch.Generator().manual_seed(1))
+    held, expected = form.quantize(weight)
+    file = opened(folder(tmp_path, form.settings, held))
+    assert file.kind(f"{NAME}.weight") not in BLOCKS
+    assert file.meta(f"{NAME}.weight") == ((40, 144), torch.float32)
+    assert error(values(file), expected) < 1e-9
