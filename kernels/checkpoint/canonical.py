@@ -172,7 +172,7 @@ class CanonicalWeights:
     @property
     def bytes(self) -> int:
         """Size of all parameters together, as they are stored."""
-        return sum(_stored_bytes(self._file, source) for source in self.sources)
+        return sum(self._file.stored_bytes(source) for source in self.sources)
 
     @property
     def sources(self) -> set[str]:
@@ -229,13 +229,6 @@ class CanonicalWeights:
     def _values(self, source: str) -> torch.Tensor:
         tensor, kind = self._file.read(source), self._file.kind(source)
         return dequantize(tensor, kind) if kind in BLOCKS else tensor
-
-
-def _stored_bytes(file: WeightFile, name: str) -> int:
-    (shape, dtype), kind = file.meta(name), file.kind(name)
-    if kind in BLOCKS:
-        return prod(shape[:-1]) * row_bytes(kind, shape[-1])
-    return prod(shape) * dtype.itemsize
 
 
 def check_no_extra(

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import prod
 from pathlib import Path
 
 import torch
 
-from mtmd.kernels.checkpoint.canonical import CanonicalWeights
+from mtmd.kernels.checkpoint.canonical import PLAIN_KINDS, CanonicalWeights
 from mtmd.kernels.checkpoint.gguf_file import DTYPES
 from mtmd.kernels.graph import Shape
-from mtmd.kernels.quantization.blocks import BLOCKS, dequantize
+from mtmd.kernels.quantization.blocks import BLOCKS, dequantize, row_bytes
 from mtmd.kernels.quantization.quantize import quantize
 
 
@@ -78,6 +79,13 @@ class Requantized:
         kind = self._source.quant(name) or file.kind(stored.names[0])
         return kind if kind in DTYPES or self._source.quant(name) else "F32"
 
+    def stored_bytes(self, name: str) -> int:
+        """Size of one tensor in the type in which it is read."""
+        (shape, dtype), kind = self.meta(name), self.kind(name)
+        if kind in BLOCKS:
+            return prod(shape[:-1]) * row_bytes(kind, shape[-1])
+        return prod(shape) * dtype.itemsize
+
     def read(self, name: str) -> torch.Tensor:
         kind = self.kind(name)
         if self._source.quant(name) == kind:
@@ -92,7 +100,9 @@ class Requantized:
         return rows
 
     def _was_quantized(self, name: str) -> bool:
-        return any(self._source.file.kind(s) in BLOCKS for s in self._source.stored[name].names)
+        return any(
+            self._source.file.kind(s) not in PLAIN_KINDS for s in self._source.stored[name].names
+        )
 
 
 def _square(x: torch.Tensor) -> float:

@@ -92,6 +92,12 @@ class View:
     def meta(self, name: str) -> tuple[Shape, torch.dtype]:
         return self.shape(name), DTYPES.get(self.kind(name), torch.uint8)
 
+    def stored_bytes(self, name: str) -> int:
+        """Size of one tensor, or of those that it is a piece of or made of."""
+        piece = self._piece(name)
+        sources = (piece,) if isinstance(piece, str) else piece.sources
+        return sum(self._file.stored_bytes(source) for source in sources)
+
     def read(self, name: str) -> Tensor:
         piece = self._piece(name)
         if isinstance(piece, str):

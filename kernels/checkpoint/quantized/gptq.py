@@ -125,7 +125,7 @@ def _group(scheme: Scheme) -> int | None:
 
 
 def _is_awq(scheme: Scheme) -> bool:
-    """Whether codes are packed as AWQ does. Raises ModelError for packings that are not read."""
+    """Return whether codes lie as AWQ packs them. Raises ModelError for other packings."""
     settings = scheme.settings
     if scheme.method in ("auto-round", "auto_round"):
         return "awq" in str(settings.get("packing_format", ""))

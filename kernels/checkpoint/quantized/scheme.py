@@ -33,8 +33,9 @@ READ = "FP8, AWQ, GPTQ, AutoRound, compressed-tensors, ModelOpt, bitsandbytes an
 
 @dataclass(frozen=True)
 class Scheme:
-    """The way in which weights are quantized, in the words of their folder. `method` is "" where it says
-    nothing, and one of METHODS or another that is not read; `settings` are those of the method.
+    """The way in which weights are quantized, in the words of their folder. `method` is "" where it
+    says nothing, and one of METHODS or another that is not read; `settings` are those of the
+    method.
     """
 
     method: str

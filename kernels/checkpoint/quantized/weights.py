@@ -60,8 +60,8 @@ class QuantizedWeights:
 
     @property
     def quantized(self) -> str:
-        """The forms in which they are quantized, the most frequent first, such as "FP8, blocks of 128 x 128"; ""
-        where none is.
+        """The forms in which they are quantized, the most frequent first, such as "FP8, blocks of
+        128 x 128"; "" where none is.
         """
         labels: Counter[str] = Counter()
         for packed in self._packed.values():
