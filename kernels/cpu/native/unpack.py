@@ -162,25 +162,26 @@ def _iq4_nl(e: Emitter, chunk: Value) -> Terms:
 def _mxfp4(e: Emitter, chunk: Value) -> Terms:
     codes = _joined(e, chunk, [17 * block + 1 for block in range(4)])
     exponents = e.load(chunk, vec(I8, 64), align=1).shuffle(_each((0, 17, 34, 51))).zext(I32)
-    # The bits of half of 2^(exponent - 127), as the numbers are doubled; the two least have no
-    # exponent of their own
-    bits = e.select(exponents < 2, (exponents + 1) << 21, (exponents - 1) << 23)
-    return Terms(_looked_up(e, FP4_VALUES, codes), [bits.bits(vec(F32, SUMS))])
+    return Terms(_looked_up(e, FP4_VALUES, codes), [half_of_power(exponents)])
 
 
-def e4m3_halves(codes: Value) -> Value:
-    """8-bit floats as the bits of halves, which stand for 2^-8 of them: int16, of their lower 7
-    bits.
-    """
-    return (codes & 0x7F) << 7
+def half_of_power(exponents: Value) -> Value:
+    """Half of 2^(exponent - 127), for numbers that are doubled: int32 -> fp32."""
+    # The two least have no exponent of their own
+    bits = exponents.e.select(exponents < 2, (exponents + 1) << 21, (exponents - 1) << 23)
+    return bits.bits(vec(F32, bits.lanes))
+
+
+def fp4_scale(codes: Value) -> Value:
+    """Half of 8-bit floats without sign, for numbers that are doubled: int8 -> fp32. 0x7F is 0."""
+    e, numbers = codes.e, codes.zext(I16)
+    bits = e.select(numbers.eq(0x7F), e.const(numbers.type, 0), (numbers & 0x7F) << 7)
+    return bits.half_to_f32() * (HALVES_LESS / 2)
 
 
 def _fp4_scales(codes: Value) -> Value:
-    """Scales of 8 groups, 8-bit floats without sign, for numbers that are doubled: fp32 [16]."""
-    numbers = codes.zext(I16)
-    bits = e4m3_halves(numbers)
-    bits = codes.e.select((numbers & 0xFF).eq(0x7F), codes.e.const(bits.type, 0), bits)
-    return (bits.half_to_f32() * 2.0**7).shuffle([lane // 2 for lane in range(SUMS)])
+    """Scales of 8 groups, for the sum's lanes."""
+    return fp4_scale(codes).shuffle([lane // 2 for lane in range(SUMS)])
 
 
 def _nvfp4(e: Emitter, chunk: Value) -> Terms:
@@ -221,7 +222,7 @@ def _two_heads(e: Emitter, chunk: Value) -> Value:
     return e.load(chunk, vec(I32, 10), align=1).shuffle(_each((0, 9)))
 
 
-def _two_halves(words: Value) -> tuple[Value, Value]:
+def two_halves(words: Value) -> tuple[Value, Value]:
     """The fp16 numbers that are the halves of words."""
     return words.trunc(I16).half_to_f32(), (words >> 16).trunc(I16).half_to_f32()
 
@@ -234,13 +235,13 @@ def _u4_64(e: Emitter, chunk: Value) -> Terms:
 
 def _a4_64(e: Emitter, chunk: Value) -> Terms:
     codes = _joined(e, chunk, (4, 20, 40, 56))
-    scale, minimum = _two_halves(_two_heads(e, chunk))
+    scale, minimum = two_halves(_two_heads(e, chunk))
     return Terms(_nibbles(codes), [scale], [minimum])
 
 
 def _a8_32(e: Emitter, chunk: Value) -> Terms:
     codes = [_joined(e, chunk, (4 + 16 * half, 40 + 16 * half)) for half in range(2)]
-    scale, minimum = _two_halves(_two_heads(e, chunk))
+    scale, minimum = two_halves(_two_heads(e, chunk))
     vectors = (half.bits(vec(I8, LANES)).zext(I16) for half in codes)
     return Terms(vectors, [scale], [minimum])
 
@@ -254,15 +255,21 @@ def _u8_64(e: Emitter, chunk: Value) -> Terms:
 # Blocks of floating-point numbers -----------------------------------------------------------------
 
 
+HALVES_LESS = 2.0**8  # what 8-bit floats are more than the halves that they are widened to
+
+
+def e4m3(codes: Value) -> Value:
+    """8-bit floats, whose bits are int16 with the sign, as the bits of halves."""
+    halves = ((codes & 0x7F) << 7) | (codes & -0x8000)
+    return codes.e.select((codes & 0x7F).eq(0x7F), halves | 0x7FFF, halves)
+
+
 def _f8_64(e: Emitter, chunk: Value) -> Terms:
     def vectors() -> Iterator[Value]:
         for at in range(4, 68, SUMS):
-            codes = e.load(chunk.at(at), vec(I8, SUMS), align=1).sext(I16)
-            halves = e4m3_halves(codes) | (codes & -0x8000)
-            nan = halves & 0x7FFF
-            yield e.select(nan.eq(0x7F << 7), halves | 0x7FFF, halves).half_to_f32()
+            yield e4m3(e.load(chunk.at(at), vec(I8, SUMS), align=1).sext(I16)).half_to_f32()
 
-    scale = header(e.load(chunk, I32, align=1))[0] * 2.0**8
+    scale = header(e.load(chunk, I32, align=1))[0] * HALVES_LESS
     return Terms(vectors(), [scale.splat(SUMS)])
 
 
@@ -447,6 +454,15 @@ def _q2_k(e: Emitter, chunk: Value) -> Terms:
     return Terms(vectors, [_half(e, chunk, 80)], [minimum])
 
 
+def factors3(e: Emitter, chunk: Value) -> Value:
+    """6-bit factors less 32: int8 [16]. Their lower 4 bits are in 8 bytes, the upper 2 in 4."""
+    low = e.load(chunk.at(96), I64, align=1)
+    two = e.load(chunk.at(104), I32, align=1).zext(I64)
+    four, upper = 0x0F0F0F0F0F0F0F0F, 0x03030303
+    pairs = [((two >> 4 * i) & upper) | (((two >> 4 * i + 2) & upper) << 32) for i in range(2)]
+    return _bytes(e, (low & four) | (pairs[0] << 4), ((low >> 4) & four) | (pairs[1] << 4)) - 32
+
+
 def _q3_k(e: Emitter, chunk: Value) -> Terms:
     def vectors() -> Iterator[Value]:
         third = _twice(e, chunk)
@@ -455,14 +471,18 @@ def _q3_k(e: Emitter, chunk: Value) -> Terms:
             picked = e.const(vec(I16, LANES), [1 << at] * 16 + [1 << at + 4] * 16)
             yield e.select((third & picked).ne(0), codes | 4, codes)
 
-    low = e.load(chunk.at(96), I64, align=1)
-    two = e.load(chunk.at(104), I32, align=1).zext(I64)
-    four, upper = 0x0F0F0F0F0F0F0F0F, 0x03030303
-    pairs = [((two >> 4 * i) & upper) | (((two >> 4 * i + 2) & upper) << 32) for i in range(2)]
-    factors = _bytes(e, (low & four) | (pairs[0] << 4), ((low >> 4) & four) | (pairs[1] << 4)) - 32
+    factors = factors3(e, chunk)
     d = _half(e, chunk, 108)
     minimum = factors.sext(I32).sitofp() * (d * -4.0)
     return Terms(_times(vectors(), factors.sext(I16), _K2, 16), [d], [minimum])
+
+
+def factors_x4(e: Emitter, chunk: Value) -> Value:
+    """6-bit factors less 32: int32 [8]."""
+    eight = vec(I32, 8)
+    low = e.load(chunk.at(4), I32, align=1).splat(8) >> e.const(eight, range(0, 32, 4))
+    high = e.load(chunk.at(2), I16, align=1).zext(I32).splat(8) >> e.const(eight, range(0, 16, 2))
+    return ((low & 15) | ((high & 3) << 4)) - 32
 
 
 def _iq4_xs(e: Emitter, chunk: Value) -> Terms:
@@ -471,10 +491,7 @@ def _iq4_xs(e: Emitter, chunk: Value) -> Terms:
             codes = e.load(chunk.at(8 + 64 * side), vec(I16, LANES), align=1)
             yield from _looked_up(e, IQ4_VALUES, codes)
 
-    eight = vec(I32, 8)
-    low = e.load(chunk.at(4), I32, align=1).splat(8) >> e.const(eight, range(0, 32, 4))
-    high = e.load(chunk.at(2), I16, align=1).zext(I32).splat(8) >> e.const(eight, range(0, 16, 2))
-    factors = ((low & 15) | ((high & 3) << 4)) - 32
+    factors = factors_x4(e, chunk)
     return Terms(_times(vectors(), factors.trunc(I16), _X4, 32), [_half(e, chunk, 0)])
 
 
@@ -520,13 +537,18 @@ def _tq1_0(e: Emitter, chunk: Value) -> Terms:
             (third, [4] * 16 + [i // 4 for i in range(16)]),
         ):
             # The fraction's bits in the upper byte, those before them cut off
-            shifted = codes * e.const(codes.type, [_signed16(256 * 3**power) for power in powers])
-            yield ((shifted.zext(I32) * 3) >> 16).trunc(I16)
+            factors = [signed16(256 * 3**power) for power in powers]
+            yield carried(codes * e.const(codes.type, factors))
 
     return Terms(vectors(), [_half(e, chunk, 52)])
 
 
-def _signed16(number: int) -> int:
+def carried(fractions: Value) -> Value:
+    """What multiplying fractions of 2^16 by 3 carries."""
+    return ((fractions.zext(I32) * 3) >> 16).trunc(I16)
+
+
+def signed16(number: int) -> int:
     """A number's lower 16 bits, with a sign."""
     return (number + 0x8000) % 0x10000 - 0x8000
 
