@@ -14,6 +14,7 @@ from mtmd.llm.sampling.options import NOTHING_RECOMMENDED, ModelSampling
 if TYPE_CHECKING:
     from mtmd.checkpoint.checkpoint import Checkpoint
     from mtmd.kernels.checkpoint.canonical import CanonicalWeights
+from mtmd.kernels.checkpoint.quantized.weights import QuantizedWeights
 
 # general.file_type of a GGUF: llama.cpp, include/llama.h, llama_ftype
 _FILE_TYPES = {
@@ -71,7 +72,9 @@ def facts_of_weights(
     kinds: Counter[str] = Counter()
     for weights in parts:
         for source in weights.sources:
-            kinds[weights.file.kind(source)] += prod(weights.file.meta(source)[0])
+            file = weights.file
+            kind = file.form(source) if isinstance(file, QuantizedWeights) else file.kind(source)
+            kinds[kind] += prod(file.meta(source)[0])
     return CheckpointFacts(
         "gguf" if parts[0].file.canonical else "safetensors",
         architecture,

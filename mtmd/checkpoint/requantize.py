@@ -6,8 +6,9 @@ from collections import Counter
 from dataclasses import replace
 
 from mtmd.checkpoint.checkpoint import RANDOM, Checkpoint
-from mtmd.kernels.checkpoint.canonical import CanonicalWeights, Parameter
+from mtmd.kernels.checkpoint.canonical import PLAIN_KINDS, CanonicalWeights, Parameter
 from mtmd.kernels.checkpoint.mixtures import MIXTURES, PLAIN, tensor_types
+from mtmd.kernels.checkpoint.quantized.weights import QuantizedWeights
 from mtmd.kernels.checkpoint.requantized import Requantized
 
 
@@ -35,17 +36,35 @@ def with_weights(checkpoint: Checkpoint, weights: str | None) -> Checkpoint:
 
 
 def weights_note(checkpoint: Checkpoint) -> str:
-    """Return what was done to the decoder's weights, and, once they have been read, what it cost
-    those that were quantized before; "" where they are as stored.
+    """Return how the weights of quantized safetensors are stored, or what was done to the decoder's
+    weights, and, once they have been read, what it cost those that were quantized before; "" where
+    there is nothing to say.
     """
     file = checkpoint.text_weights.file
+    if isinstance(file, QuantizedWeights):
+        return _stored_note(file.quantized, checkpoint)
     if not isinstance(file, Requantized):
         return ""
-    kinds = Counter(file.source.file.kind(name) for name in file.source.sources)
-    stored = kinds.most_common(1)[0][0]
+    source = file.source.file
+    kinds = Counter(source.kind(name) for name in file.source.sources)
+    stored = source.quantized if isinstance(source, QuantizedWeights) else ""
+    stored = stored or kinds.most_common(1)[0][0]
     how = "converted" if checkpoint.weights in PLAIN else "quantized"
     note = f"the decoder's weights, stored as {stored}, are {how} to {checkpoint.weights}"
     if not file.requantized:
         return note
     cost = "" if file.nmse is None else f", which lost an NMSE of {file.nmse:.2g} more"
     return f"{note}, for the second time{cost}"
+
+
+def _stored_note(quantized: str, checkpoint: Checkpoint) -> str:
+    if not quantized:
+        return ""
+    parts = [p for p in (checkpoint.text_weights, checkpoint.vision_weights) if p is not None]
+    kinds = [part.file.kind(name) for part in parts for name in part.sources]
+    tensors = sum(kind not in PLAIN_KINDS for kind in kinds)
+    dequantized = sum(len(part.dequantized) for part in parts)
+    if not dequantized:
+        return f"weights: {quantized}, kept as stored"
+    how = "" if dequantized == tensors else f"{dequantized} of {tensors} tensors "
+    return f"weights: {quantized}, {how}dequantized when they are read"

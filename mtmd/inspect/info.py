@@ -15,13 +15,13 @@ from typing import Any
 import torch
 
 from mtmd.base.errors import ImageError, OptionError
+from mtmd.checkpoint.requantize import weights_note
 from mtmd.clip.family import VisionFamily
 from mtmd.clip.resolution.resolution import prepare_blank
 from mtmd.clip.token_budget import Budget
-from mtmd.kernels.checkpoint.canonical import CanonicalWeights
+from mtmd.kernels.checkpoint.canonical import PLAIN_KINDS, CanonicalWeights
 from mtmd.kernels.checkpoint.magic import is_gguf
 from mtmd.kernels.dtype import name_of
-from mtmd.kernels.quantization.blocks import BLOCKS
 from mtmd.kernels.report.facts import DequantizedTensor, GraphFacts
 from mtmd.llm.batch import BatchShape
 from mtmd.llm.sampling.options import ModelSampling
@@ -95,7 +95,8 @@ class ModelInfo:
     """Describes what `mtmd info` tells. The cache holds `sequences` of `context` tokens each. Bytes
     are per memory space where they are dictionaries; `peak_bytes` is all weights, a full cache and
     the larger of what the largest image and the largest prefill take to compute. `max_tokens` is 0
-    without an encoder. `notes` say where the files contradict themselves, and how they are read.
+    without an encoder. `notes` say where the files contradict themselves, how they are
+    read, and how weights are quantized.
     """
 
     model: str
@@ -137,6 +138,7 @@ def model_info(model: Model) -> ModelInfo:
     tokenizer, vision = checkpoint.tokenizer, checkpoint.vision
     types = tuple(t for part, weights in weights_of(model) for t in _types(part, weights, model))
     budget = Budget(model.options.image_min_tokens, model.options.image_max_tokens)
+    note = weights_note(checkpoint)
     named = tuple(
         TokenFact(name, text, tokenizer.special[name])
         for name, text in tokenizer.special_text.items()
@@ -174,7 +176,7 @@ def model_info(model: Model) -> ModelInfo:
         or ("none; " if checkpoint.template.missing else "the model's own")
         + checkpoint.template.missing.partition(": ")[2],
         sampling=checkpoint.sampling,
-        notes=checkpoint.notes,
+        notes=checkpoint.notes if note == "" else (*checkpoint.notes, note),
     )
 
 
@@ -197,7 +199,7 @@ def _types(part: str, weights: CanonicalWeights, model: Model) -> list[StoredTyp
     counted: set[str] = set()
     for name, stored in weights.stored.items():
         kind, dtype = weights.file.kind(stored.names[0]), requested.get(name, model.dtype)
-        is_block, as_it_is = kind in BLOCKS, weights.quant(name) is not None
+        is_block, as_it_is = kind not in PLAIN_KINDS, weights.quant(name) is not None
         used = (
             "as stored"
             if as_it_is or (not is_block and dtype == weights.file.meta(stored.names[0])[1])

@@ -86,6 +86,10 @@ class QuantizedWeights:
             return packed.layout.kind if packed.layout.is_whole else packed.form
         return self._file.kind(name)
 
+    def form(self, name: str) -> str:
+        """The format in a word, such as "AWQ"; for plain numbers the type."""
+        return self._packed[name].form.upper() if name in self._packed else self._file.kind(name)
+
     def stored_bytes(self, name: str) -> int:
         """Size of a tensor with all its parts."""
         parts = self._packed[name].parts if name in self._packed else (name,)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from mtmd import Finished, load
+from mtmd.inspect.info import model_info
 from mtmd.kernels.checkpoint.open_weights import QuantizedWeights
 from mtmd.prompt.conversation import user_message
 
@@ -44,5 +45,8 @@ def test_tokens_from_quantized_safetensors(name: str) -> None:
         ignore_eos=True,
     )
     assert isinstance(last, Finished)
+    (note,) = last.answer.receipt.model_notes
+    assert note.startswith(f"weights: {FOLDERS[name]}, ")
+    assert model.warmup_report.weights == note and note in model_info(model).notes
     assert list(last.answer.prompt_token_ids) == expected["prompt_token_ids"]
     assert list(last.answer.output_token_ids) == expected["greedy_token_ids"]
