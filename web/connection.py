@@ -88,6 +88,7 @@ class Connection(WSGIHandler):  # type: ignore[misc]  # gevent has no types
         self.began, self.known = time.monotonic(), False
         self.body_bytes = 0
         self._deadline: gevent.Timeout | None = None
+        self._head: bytearray | None = None
         self._refusal: Refusal | None = None
         self._raw = sock._sock
         self._blocked_s, self._blocked_bytes = 0.0, 0
@@ -217,7 +218,20 @@ class Connection(WSGIHandler):  # type: ignore[misc]  # gevent has no types
         if not issubclass(kind, gevent.GreenletExit):
             log.error("a connection failed", exc_info=(kind, error, traceback))
 
+    def _write_with_headers(self, data: bytes) -> None:
+        """Send the head together with the first piece."""
+        self._head = head = bytearray()
+        try:
+            super()._write_with_headers(data[:PIECE])
+        finally:
+            self._head = None
+        self._sendall(head)
+        self._write(data[PIECE:])
+
     def _sendall(self, data: Any) -> None:
+        if self._head is not None:
+            self._head += data
+            return
         left = memoryview(data)
         self.response_length += len(left)
         while left:
@@ -268,7 +282,8 @@ class Connection(WSGIHandler):  # type: ignore[misc]  # gevent has no types
                 for piece in self._pieces(chunked, length):
                     self._take(len(piece), limit)
                     body.write(piece)
-                    gevent.sleep(0)
+                    if self.body_bytes != length:
+                        gevent.sleep(0)
                 environ["CONTENT_LENGTH"] = str(self.body_bytes)
             body.seek(0)
         except BaseException:

@@ -27,7 +27,7 @@ from mtmd.checkpoint.facts import facts_of
 from mtmd.checkpoint.hub import is_demo, resolve_model
 from mtmd.embedding.embedder import Embedder, load_embedder_of
 from mtmd.embedding.service import EmbeddingService
-from mtmd.engine_process.link import Link, LinkClosedError
+from mtmd.engine_process.link import CAN_SEND_NOW, Link, LinkClosedError
 from mtmd.engine_process.messages import (
     Abandon,
     Beat,
@@ -58,6 +58,7 @@ BEAT_S = 0.25  # between two signs of life
 COMPUTING = 2  # for threads that compute: as in the server, there is one interpreter
 CALLS_AT_ONCE = 128  # the server has fewer threads that ask
 ENDING_S = 5.0
+SHORT = 1000  # tokens of prompt and answer, which are written in a tenth of a millisecond
 FAILED = 1  # the exit code of an engine that can neither read nor write any more
 log = logging.getLogger("mtmd.engine")
 
@@ -90,7 +91,7 @@ class _ToServer(logging.Handler):
 class EngineProcess:
     def __init__(self, link: Link) -> None:
         self._link = link
-        self._outbox = Outbox(link, end_by)
+        self._outbox = Outbox(link, end_by, sends_now=CAN_SEND_NOW)
         self._model: Model | Embedder | None = None
         self._service: Service | EmbeddingService | None = None
         self._tickets: dict[int, Ticket] = {}
@@ -341,12 +342,21 @@ class EngineProcess:
             if is_last:
                 tickets.pop(number, None)
                 event = _public(event) if isinstance(event, BaseException) else event
-            put(TicketEvent(number, event), is_long=is_last)
+            put(TicketEvent(number, event), is_long=is_last and _is_long(event))
 
         return sink
 
     def _count(self, messages: Any, detail: str, tenant: str, chosen: dict[str, Any]) -> Any:
         return self.service.count(messages, detail, tenant=tenant, **chosen)
+
+
+def _is_long(event: Event | BaseException) -> bool:
+    """Return whether the end of an answer takes long to write."""
+    if not isinstance(event, Finished):
+        return False
+    answer = event.answer
+    count = len(answer.prompt_token_ids) + len(answer.output_token_ids)
+    return count > SHORT or bool(answer.logprobs or answer.prompt_logprobs)
 
 
 def end_by(error: BaseException) -> NoReturn:

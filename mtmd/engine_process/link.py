@@ -15,6 +15,8 @@ from typing import Any
 from mtmd.engine_process.codec import CodecError, Parts, decode, encode
 
 _COUNT, _SIZE = struct.Struct("<I"), struct.Struct("<Q")
+_NOW: int | None = getattr(socket, "MSG_DONTWAIT", None)
+CAN_SEND_NOW = _NOW is not None  # else, as on Windows, only a thread that may wait sends
 BUFFER_BYTES = 1 << 20  # of the socket: tokens of many steps, for a reader that is late
 
 
@@ -32,24 +34,37 @@ class Link:
                 sock.setsockopt(socket.SOL_SOCKET, size, BUFFER_BYTES)
         self._socket, self._sending = sock, Lock()
         self._file = sock.makefile("rb")
+        self._rest = memoryview(b"")
+        """Of a message that `send_now` has begun."""
 
     def send(self, records: Sequence[Any]) -> None:
         """Send one message, none for no records. Raises CodecError for a value of a class that is
         not registered, and LinkClosedError.
         """
-        if not records:
-            return
-        parts: Parts = []
-        text = json.dumps(encode(list(records), parts), separators=(",", ":")).encode()
-        sizes = (len(text), *(part.nbytes for part in parts))
-        head = _COUNT.pack(len(sizes)) + b"".join(map(_SIZE.pack, sizes))
+        pieces = _pieces(records)
         try:
             with self._sending:
-                self._socket.sendall(head + text)
-                for part in parts:
-                    self._socket.sendall(part)
+                rest, self._rest = self._rest, memoryview(b"")
+                for piece in (rest, *pieces):
+                    self._socket.sendall(piece)
         except (OSError, ValueError) as error:
             raise LinkClosedError from error
+
+    def send_now(self, records: Sequence[Any]) -> bool:
+        """Send a message without waiting. Return whether it is sent whole; the rest goes with the
+        next `send`, before which there may be no other `send_now`. Raises as `send`.
+        """
+        assert _NOW is not None
+        data = memoryview(b"".join(_pieces(records)))
+        try:
+            with self._sending:
+                sent = self._socket.send(data, _NOW)
+        except BlockingIOError:
+            sent = 0
+        except (OSError, ValueError) as error:
+            raise LinkClosedError from error
+        self._rest = data[sent:]
+        return sent == len(data)
 
     def receive(self) -> list[Any]:
         """Return the records of the next message. Raises LinkClosedError."""
@@ -80,3 +95,14 @@ class Link:
     def close(self) -> None:
         self._file.close()
         self._socket.close()
+
+
+def _pieces(records: Sequence[Any]) -> list[bytes | memoryview]:
+    """Return the bytes of a message, none for no records."""
+    if not records:
+        return []
+    parts: Parts = []
+    text = json.dumps(encode(list(records), parts), separators=(",", ":")).encode()
+    sizes = (len(text), *(part.nbytes for part in parts))
+    head = _COUNT.pack(len(sizes)) + b"".join(map(_SIZE.pack, sizes))
+    return [head + text, *parts]

@@ -13,14 +13,17 @@ from mtmd.engine_process.link import Link, LinkClosedError
 
 
 class Outbox:
-    """Sends records from a thread of its own, so that `put` never waits. `failed`: called with an
-    error other than a closed link, after which nothing is sent.
+    """Sends records, and never lets who puts one wait: a thread of its own sends them, or, with
+    `sends_now`, what the socket does not take at once. `failed`: called with an error other than a
+    closed link, after which nothing is sent.
     """
 
-    def __init__(self, link: Link, failed: Callable[[BaseException], None]) -> None:
-        self._link, self._failed = link, failed
+    def __init__(
+        self, link: Link, failed: Callable[[BaseException], None], *, sends_now: bool = False
+    ) -> None:
+        self._link, self._failed, self._sends_now = link, failed, sends_now
         self._records: deque[Any] = deque()
-        self._sending = Lock()
+        self._sending, self._is_begun = Lock(), False
         self._wake: SimpleQueue[bool] = SimpleQueue()
         self._gatherer: int | None = None
         self._gathered: tuple[list[Any], list[Any]] = [], []
@@ -33,15 +36,13 @@ class Outbox:
         """
         if get_ident() == self._gatherer:
             self._gathered[is_long].append(record)
-        else:
+        elif is_long or not self._sent([record]):
             self._records.append(record)
             self._wake.put(True)
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
-        """Send what this thread puts within as one message, by this thread itself where nothing
-        else waits: no other thread has to wake first. For one thread.
-        """
+        """Send what this thread puts within as one message. For one thread."""
         self._gatherer = get_ident()
         try:
             yield
@@ -60,12 +61,15 @@ class Outbox:
         self._thread.join()
 
     def _sent(self, records: list[Any]) -> bool:
-        if not self._sending.acquire(blocking=False):
+        """Send them by this thread, unless others come first: no other has to wake for it."""
+        if not self._sends_now or not self._sending.acquire(blocking=False):
             return False
         try:
-            if self._records:  # they come first
+            if self._records or self._is_begun:
                 return False
-            self._link.send(records)
+            self._is_begun = not self._link.send_now(records)
+            if self._is_begun:
+                self._wake.put(True)
         except LinkClosedError:
             pass  # nobody reads any more
         except BaseException as error:
@@ -82,6 +86,7 @@ class Outbox:
                 with self._sending:
                     records = [self._records.popleft() for _ in range(len(self._records))]
                     self._link.send(records)
+                    self._is_begun = False
         except LinkClosedError:
             return  # the thread that receives notices it, too
         except BaseException as error:

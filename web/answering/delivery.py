@@ -24,6 +24,7 @@ from mtmd.web.settings import HAS_LEFT
 from mtmd.web.telemetry.record import Record
 
 BEAT_S = 10.0  # of silence in a stream
+MANY = 64  # pieces that are sent together
 LOOK_S = 1.0  # between two looks whether the client is still there
 SHUTTING_DOWN = ApiError(503, "the server is shutting down", code="shutting_down")
 
@@ -121,19 +122,24 @@ class Delivery:
     def _pieces(
         self, writer: Writer, failure: Callable[[ApiError], str], beat: Callable[[], str]
     ) -> Iterator[str]:
-        sent = time.monotonic()
+        """Pieces that are there at the same time are one, and those of the end: each that is sent
+        wakes the client.
+        """
+        sent, pieces = time.monotonic(), list[str]()
         try:
-            yield from writer.begin()
+            yield "".join(writer.begin())
             for come in self._incoming():
-                pieces = [] if come is None else [*writer.write(*come)]
+                pieces += () if come is None else writer.write(*come)
                 if not pieces and time.monotonic() - sent >= BEAT_S:
                     pieces = [beat()]
-                if pieces:
-                    sent = time.monotonic()
-                yield from pieces
-            yield from writer.end()
+                if pieces and self._running and (self._events.empty() or len(pieces) >= MANY):
+                    sent, piece = time.monotonic(), "".join(pieces)
+                    pieces.clear()
+                    yield piece
+            pieces += writer.end()
         except Exception as error:
-            yield failure(self._as_error(error))
+            pieces.append(failure(self._as_error(error)))
+        yield "".join(pieces)
 
     def _incoming(self) -> Iterator[tuple[int, Event] | None]:
         """Yield the events of all answers, each with the index of its answer; None after LOOK_S

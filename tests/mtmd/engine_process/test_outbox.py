@@ -14,7 +14,7 @@ from typing import Any, ClassVar, cast
 import pytest
 
 from mtmd.engine_process.engine import FAILED
-from mtmd.engine_process.link import Link
+from mtmd.engine_process.link import CAN_SEND_NOW, Link
 from mtmd.engine_process.outbox import Outbox
 
 MUTE = """
@@ -60,12 +60,12 @@ def test_it_ends_whether_its_stderr_is_read_or_not(program: str, is_read: bool) 
             process.kill()
 
 
-@pytest.fixture
-def ends() -> Iterator[tuple[Outbox, Link]]:
+@pytest.fixture(params=[False, CAN_SEND_NOW], ids=["by its thread", "by who puts it"])
+def ends(request: pytest.FixtureRequest) -> Iterator[tuple[Outbox, Link]]:
     """An outbox, and who reads what it sends."""
     ours, its = (Link(one) for one in socket.socketpair())
     failures: list[BaseException] = []
-    outbox = Outbox(ours, failures.append)
+    outbox = Outbox(ours, failures.append, sends_now=request.param)
     yield outbox, its
     its.end()
     outbox.close()
@@ -89,11 +89,12 @@ def test_what_is_gathered_is_sent_without_the_thread() -> None:
 
         heard: ClassVar[list[object]] = []
 
-        def send(self, items: list[Any]) -> None:
+        def send_now(self, items: list[Any]) -> bool:
             self.heard += [threading.get_ident(), items]
+            return True
 
     failures: list[BaseException] = []
-    outbox = Outbox(cast(Link, Ear()), failures.append)
+    outbox = Outbox(cast(Link, Ear()), failures.append, sends_now=True)
     items: list[Any] = [("event", number, "text") for number in range(3)]
     with outbox.gathered():
         for item in items:
@@ -108,6 +109,15 @@ def test_what_is_long_comes_after_what_was_said_before_it(ends: tuple[Outbox, Li
         outbox.put(("event", 1, "end"), is_long=True)
         outbox.put(("event", 2, "text"))
     assert stated(link, 3) == [("event", 1, "text"), ("event", 2, "text"), ("event", 1, "end")]
+
+
+def test_nobody_who_puts_waits_for_a_reader(ends: tuple[Outbox, Link]) -> None:
+    outbox, link = ends
+    items = [("event", number, "a" * 10_000) for number in range(500)]
+    for item in items:
+        with outbox.gathered():
+            outbox.put(item)
+    assert stated(link, len(items)) == items
 
 
 @pytest.mark.parametrize("text", ["a", "a" * 5_000, "a" * 300_000], ids=len)
@@ -155,12 +165,12 @@ def test_a_value_that_nobody_knows_is_told_of_either_way() -> None:
         failures.append(error)
         reported.set()
 
-    outbox = Outbox(ours, failed)
+    outbox = Outbox(ours, failed, sends_now=True)
     with outbox.gathered():
         outbox.put(("event", 1, object()))
     assert len(failures) == 1
     reported.clear()
-    outbox.put(("event", 1, object()))
+    outbox.put(("event", 1, object()), is_long=True)
     assert reported.wait(10) and all("object" in str(error) for error in failures)
     outbox.close()
     ours.close()
