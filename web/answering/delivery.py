@@ -24,7 +24,7 @@ from mtmd.web.settings import HAS_LEFT
 from mtmd.web.telemetry.record import Record
 
 BEAT_S = 10.0  # of silence in a stream
-MANY = 64  # pieces that are sent together
+MANY = 16 << 10  # characters, beyond which nothing more is added to a piece
 LOOK_S = 1.0  # between two looks whether the client is still there
 SHUTTING_DOWN = ApiError(503, "the server is shutting down", code="shutting_down")
 
@@ -132,7 +132,9 @@ class Delivery:
                 pieces += () if come is None else writer.write(*come)
                 if not pieces and time.monotonic() - sent >= BEAT_S:
                     pieces = [beat()]
-                if pieces and self._running and (self._events.empty() or len(pieces) >= MANY):
+                is_short = sum(map(len, pieces)) < MANY
+                more_is_here = not self._running or (is_short and not self._events.empty())
+                if pieces and not more_is_here:
                     sent, piece = time.monotonic(), "".join(pieces)
                     pieces.clear()
                     yield piece
