@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property, lru_cache
@@ -19,13 +20,16 @@ from mtmd.clip.preprocessing import Preprocessing
 from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.kernels.backends.backend import Backend
 from mtmd.kernels.backends.side_stream import Mark, SideStream
+from mtmd.kernels.checkpoint.adapter import Adapter
 from mtmd.kernels.graph import Node, Shape, Type, WeightSource, graph_input, weight
+from mtmd.kernels.layers import AdaptedWeights, AppliedAdapter
 from mtmd.kernels.parallel.shard import Sharding
 from mtmd.kernels.plan.executor import Executor, Observer, Residency, finish
 from mtmd.kernels.plan.flash_choice import AttentionForm, FlashChoice, choose
 from mtmd.kernels.plan.scheduler import Override, Plan, make_plan
 
 BATCH = 4  # tiles encoded at once
+ADAPTED = 8  # choices of adapters whose plans are kept
 TABLES = 16  # ways of normalising that are kept; a model has two
 
 
@@ -46,10 +50,15 @@ class TowerEncoder:
         residency: Residency | None = None,
         sharding: Sharding | None = None,
         preprocess: str = "auto",
+        adapters: Sequence[Adapter] = (),
+        always: Sequence[tuple[Adapter, float]] = (),
     ):
         """`sharding`: this is one rank of several, which has a part of the tower. `preprocess`:
-        "host" has pictures resized and normalised there, whatever the device can do.
+        "host" has pictures resized and normalised there, whatever the device can do. `adapters`
+        that `adapted` applies; those of `always` change products in every run, each as much as its
+        scale says.
         """
+        self.adapters, self._applied = tuple(adapters), tuple(always)
         self.sharding = sharding
         self.lead: Callable[[Tensor], AbstractContextManager[None]] | None = None
         """Has the other ranks encode the same pixels."""
@@ -70,10 +79,40 @@ class TowerEncoder:
         few = backends[0].space != "cpu"
         self.strip = Strip(family.cells, few) if isinstance(family, Packs) else None
         """How packs of this family lie; None where it has none. Of use unless `why_no_packs`."""
+        self._adapted = lru_cache(maxsize=ADAPTED)(self._make_adapted)
+        self._forget_plans()
+
+    def _forget_plans(self) -> None:
         self._pack_plan = lru_cache(maxsize=len(SIZES))(self._make_pack_plan)
         self._pack_executor = lru_cache(maxsize=len(SIZES))(self._make_pack_executor)
         self._plan = lru_cache(maxsize=16)(self._make_plan)
         self._executor = lru_cache(maxsize=16)(self._make_executor)
+
+    def adapted(self, scales: tuple[float, ...]) -> TowerEncoder:
+        """The same with each of its adapters as much as its scale says; with none of them where
+        there are no scales. Weights and measurements are shared, plans are its own.
+        """
+        return self._adapted(scales) if any(scales) else self
+
+    def _make_adapted(self, scales: tuple[float, ...]) -> TowerEncoder:
+        result = copy.copy(self)
+        chosen = zip(self.adapters, scales, strict=True)
+        result._applied = (*self._applied, *((a, scale) for a, scale in chosen if scale))
+        result._forget_plans()
+        return result
+
+    @property
+    def _adapted_weights(self) -> AdaptedWeights:
+        """Weights of a graph: its runs have all pictures in common that are in them."""
+
+        def scale_of(adapter: Adapter, scale: float) -> Node:
+            value = torch.full((1, 1), scale)
+            return graph_input(
+                f"inp.adapter.{adapter.name}", (1, 1), torch.float32, lambda _: value
+            )
+
+        applied = [AppliedAdapter(one, scale_of(one, scale)) for one, scale in self._applied]
+        return AdaptedWeights(self.weights, applied)
 
     def sizes(self) -> dict[str, tuple[int, Type]]:
         """(batch, tile) by label: what the warm-up asks about, and the most that can come."""
@@ -90,7 +129,7 @@ class TowerEncoder:
     def whole_graph(self, batch: int, tile: Shape, form: AttentionForm | None = None) -> Node:
         """The graph as if there were one rank."""
         tiles = graph_input("inp.pixels", (batch, *tile), self.dtype, lambda tiles: tiles)
-        return self.family.graph(tiles, self.weights, form or self.flash.form)
+        return self.family.graph(tiles, self._adapted_weights, form or self.flash.form)
 
     def plan(self, batch: int, tile: Shape, overwrite: bool = True) -> Plan:
         """The plan of one shape of batch. `overwrite=False` keeps every value intact, for looking
@@ -119,7 +158,7 @@ class TowerEncoder:
         shape = 1, *strip.tile(tokens)
         tiles = graph_input("inp.pixels", shape, self.dtype, lambda pack: pack.pixels)
         grids = PackedGrids(tokens, strip.cells, self._evaluated)
-        return family.graph_on(grids, tiles, self.weights, self.flash.form)
+        return family.graph_on(grids, tiles, self._adapted_weights, self.flash.form)
 
     def _evaluated(self, node: Node) -> Tensor:
         """A value that is made of weights alone."""

@@ -4,18 +4,50 @@ them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
 
 from mtmd.kernels import ops
+from mtmd.kernels.checkpoint.adapter import A, Adapter, B
 from mtmd.kernels.dtype import name_of
-from mtmd.kernels.graph import Node, WeightSource, weight
+from mtmd.kernels.graph import Node, Type, WeightSource, weight
+
+
+@dataclass(frozen=True)
+class AppliedAdapter:
+    """An adapter that changes products of a graph, `scale` times: fp32, of each row, [..., 1]."""
+
+    adapter: Adapter
+    scale: Node
+
+
+@dataclass(frozen=True)
+class AdaptedWeights:
+    """Weights of a graph whose products are changed by adapters."""
+
+    base: WeightSource
+    applied: Sequence[AppliedAdapter]
+
+    def type_of(self, name: str, dtype: torch.dtype) -> Type:
+        return self.base.type_of(name, dtype)
+
+    def read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
+        return self.base.read(name, dtype)
+
+    def quant(self, name: str) -> str | None:
+        return self.base.quant(name)
 
 
 class Weights:
     """Parameters as nodes, in the types their ops want. `dtype` is the compute type."""
 
     def __init__(self, source: WeightSource, dtype: torch.dtype):
-        self.source, self.dtype = source, dtype
+        self.dtype, self.source = dtype, source
+        self.applied: Sequence[AppliedAdapter] = ()
+        if isinstance(source, AdaptedWeights):  # nodes of all graphs are of one source
+            self.source, self.applied = source.base, source.applied
 
     def tensor(self, name: str, dtype: torch.dtype | None = None) -> Node:
         """A parameter by its full name, in the compute type unless `dtype` says otherwise."""
@@ -26,13 +58,18 @@ class Weights:
 
         x [..., K], at.weight [N, K], quantized or not, at.bias [N] -> [..., N]
         """
-        return ops.matmul(
+        y = ops.matmul(
             x,
             self.tensor(f"{at}.weight"),
             self.tensor(f"{at}.bias") if bias else None,
             **self._quant(f"{at}.weight"),
             name=name or at,
         )
+        for one in self.applied:
+            if one.adapter.changes_product(f"{at}.weight"):
+                a, b = self._low_rank(one.adapter, f"{at}.weight")
+                y = ops.lora(y, x, a, b, one.scale, name=f"{name or at}.lora.{one.adapter.name}")
+        return y
 
     def embed(self, tokens: Node, at: str, scale: float = 1.0) -> Node:
         """Rows of a table times `scale`
@@ -41,7 +78,16 @@ class Weights:
         """
         quant = self._quant(f"{at}.weight")
         attrs = {**quant, "dtype": name_of(self.dtype)} if quant else {}
-        return ops.embed(tokens, self.tensor(f"{at}.weight"), scale=scale, **attrs, name=at)
+        y = ops.embed(tokens, self.tensor(f"{at}.weight"), scale=scale, **attrs, name=at)
+        for one in self.applied:
+            if one.adapter.changes_table(f"{at}.weight"):
+                name = f"{at}.lora.{one.adapter.name}"
+                a, b = self._low_rank(one.adapter, f"{at}.weight")
+                rows = ops.embed(tokens, a, scale=scale, name=f"{name}.rows")
+                share = ops.cast(one.scale, dtype=self.dtype, name=f"{name}.scale")
+                rows = ops.matmul(ops.mul(rows, share, name=f"{name}.scaled"), b, name=f"{name}.b")
+                y = ops.add(y, rows, name=name)
+        return y
 
     def rms_norm(self, x: Node, at: str, eps: float) -> Node:
         return ops.rms_norm(x, self.tensor(f"{at}.weight", torch.float32), eps=eps, name=at)
@@ -54,6 +100,9 @@ class Weights:
             eps=eps,
             name=at,
         )
+
+    def _low_rank(self, adapter: Adapter, name: str) -> tuple[Node, Node]:
+        return weight(name + A, adapter, self.dtype), weight(name + B, adapter, self.dtype)
 
     def quant(self, name: str) -> str | None:
         """The block type in which a parameter is kept, None for plain numbers."""

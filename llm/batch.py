@@ -21,7 +21,7 @@ MIN_GATHERED = 8  # pages of a larger batch: to gather so many takes next to not
 @dataclass(frozen=True)
 class BatchShape:
     """Describes what a plan is made for: T tokens of S sequences, M of them given as embeddings, R
-    rows of logits, P pages of the past.
+    rows of logits, P pages of the past; `adapters` that some of the sequences have, by number.
     """
 
     tokens: int
@@ -29,6 +29,7 @@ class BatchShape:
     requested: int = 1
     sequences: int = 1
     pages: int = 1
+    adapters: tuple[int, ...] = ()
 
     def rounded(self, in_place: bool = False, table: int | None = None) -> BatchShape:
         """A shape that holds this one. There are few such shapes, so that few plans are made: rows
@@ -53,9 +54,8 @@ class BatchShape:
         if self.requested > sequences:  # of several rows each
             maximum = _power_of_two(self.requested) if in_place else _rounded(self.requested)
             requested = tokens if tokens <= FEW else min(maximum, tokens)
-        return BatchShape(
-            tokens, images, requested, sequences, self._table(in_place, table, tokens)
-        )
+        pages = self._table(in_place, table, tokens)
+        return BatchShape(tokens, images, requested, sequences, pages, self.adapters)
 
     def _table(self, in_place: bool, table: int | None, tokens: int) -> int:
         """Pages of the rounded shape."""
@@ -95,7 +95,8 @@ class Batch:
     to ends (a block of its own for a causal one). positions int64 [3, T]; starts int64 [S + 1],
     where each sequence begins among the tokens; sequence_slots int64 [S]; pages int64 [P], those of
     all sequences' pasts. images [M, D] are put at rows image_at; logits are computed for
-    `requested`, and `answers` of them mean something.
+    `requested`, and `answers` of them mean something. fp32 [T, N]: `scales` of N adapters, of which
+    `adapters` are applied to any of the tokens.
     """
 
     tokens: np.ndarray
@@ -112,6 +113,8 @@ class Batch:
     requested: np.ndarray
     answers: int
     cache: Cache
+    scales: np.ndarray
+    adapters: tuple[int, ...] = ()
 
     @property
     def shape(self) -> BatchShape:
@@ -121,7 +124,12 @@ class Batch:
             len(self.requested),
             len(self.sequence_slots),
             len(self.pages),
+            self.adapters,
         )
+
+    def scales_of(self, adapter: int) -> np.ndarray:
+        """fp32 [T, 1]"""
+        return np.ascontiguousarray(self.scales[:, adapter : adapter + 1])
 
     def image_rows(self) -> Tensor:
         assert self.images is not None

@@ -137,6 +137,20 @@ class TextInputs:
             "inp.sequence_slots", (self.batch.sequences,), torch.int64, lambda b: b.sequence_slots
         )
 
+    def adapter_scale(self, adapter: int) -> Node:
+        """fp32 [T, 1], by what an adapter's change of each token is multiplied."""
+        return self._input(
+            f"inp.adapter.{adapter}",
+            (self.tokens, 1),
+            torch.float32,
+            lambda b: b.scales_of(adapter),
+        )
+
+    def always(self, name: str, scale: float) -> Node:
+        """The same of an adapter that is part of the model."""
+        ones = torch.full((self.tokens, 1), scale)
+        return self._input(f"inp.adapter.{name}", (self.tokens, 1), torch.float32, lambda _: ones)
+
     def state(self, layer: int, state: State) -> Node:
         """A layer's part of the cache, written in place."""
         name, shape = f"{state.name}.{layer}", state.shape(self.sequences + 1, self.pages)

@@ -22,6 +22,7 @@ from mtmd.base.errors import MtmdError
 from mtmd.base.group_signals import outlive
 from mtmd.base.heartbeat import Heartbeat, beat, waiting
 from mtmd.bench.shapes import random_checkpoint
+from mtmd.checkpoint.adapters import with_adapters
 from mtmd.checkpoint.checkpoint import RANDOM, Checkpoint
 from mtmd.checkpoint.open import open_checkpoint
 from mtmd.environment import Launched
@@ -108,9 +109,10 @@ def _open_again(how: str, *what: str | None) -> Checkpoint:
     if how == RANDOM:
         shape, weights = what
         return random_checkpoint(str(shape), str(weights))
-    model, *others = (None if f is None else Path(f) for f in what)
+    model, projector, template = (None if f is None else Path(f) for f in what[:3])
     assert model is not None
-    return open_checkpoint(model, *others)
+    checkpoint = open_checkpoint(model, projector, template)
+    return with_adapters(checkpoint, [text for text in what[3:] if text is not None])
 
 
 def follow(location: dict[str, Any], rank: int, store: Any = None) -> int:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from mtmd.base.errors import ModelError, OptionError
 from mtmd.chat_template.built_in_templates import template_file
+from mtmd.checkpoint.adapters import with_adapters
 from mtmd.checkpoint.checkpoint import Checkpoint
 from mtmd.checkpoint.headers import fetch_headers
 from mtmd.checkpoint.hub import DEMO_NAME, check_name, is_demo, resolve_model
@@ -73,9 +74,16 @@ def load_alongside(
 def find_checkpoint(
     model: str | PathLike[str] | None, settings: LoadOptions, progress: bool = False
 ) -> tuple[Checkpoint, str | None]:
-    """Return what `load` takes as `model`, opened, and the name to show where it is not the
-    folder's or file's.
+    """Return what `load` takes as `model`, opened, with its adapters, and the name to show where it
+    is not the folder's or file's.
     """
+    checkpoint, name = _opened(model, settings, progress)
+    return with_adapters(checkpoint, settings.lora, progress), name
+
+
+def _opened(
+    model: str | PathLike[str] | None, settings: LoadOptions, progress: bool
+) -> tuple[Checkpoint, str | None]:
     projector = Path(settings.mmproj).expanduser() if settings.mmproj else None
     template = template_file(settings.chat_template) if settings.chat_template else None
     if is_demo(model):

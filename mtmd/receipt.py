@@ -104,7 +104,8 @@ class Receipt:
     `sampling_unused` names settings of the model's files that were not applied, each with the
     reason. `repeated_tokens` at the end of the answer say the same again and again, 0 where none
     do. `model_notes` say where the model's files contradict themselves, how they are read, and what
-    its weights were quantized to."""
+    its weights were quantized to. `adapters`: LoRA adapters that the answer was computed with, each
+    with its scale."""
 
     model: str
     images: tuple[ImageReceipt, ...]
@@ -138,6 +139,7 @@ class Receipt:
     repeated_tokens: int = 0
     thinking_tokens: int = 0
     model_notes: tuple[str, ...] = ()
+    adapters: dict[str, float] = field(default_factory=dict)
 
     def asdict(self) -> dict[str, Any]:
         return asdict(self)
@@ -208,6 +210,9 @@ class Receipt:
         lines.append(f"{self.model} on {self.device}{threads}{ranks}, {self.dtype}; {where}{seed}")
         if self.layout:
             lines.append(self.layout)
+        if self.adapters:
+            each = (f"{name} (scale {scale:g})" for name, scale in self.adapters.items())
+            lines.append(f"adapters: {', '.join(each)}")
         if sampling := self.sampling_text:
             lines.append(f"sampling: {sampling}")
         return "\n".join([*lines, *(f"warning: {w}" for w in self.warnings)])

@@ -44,6 +44,7 @@ else:  # torch is not loaded for types
     Device, Dtype = str, str
 
 Detail: TypeAlias = Literal["auto", "low", "high"]
+Path: TypeAlias = str | PathLike[str]
 '''
 KEYWORDS = {
     "LoadKeywords": (LoadOptions, "Describes how a model is loaded."),

@@ -114,6 +114,7 @@ class CanonicalWeights:
         self._file, self._parameters, self._where = file, dict(parameters), where
         self._stored: dict[str, Stored] = {}
         self._keeps_blocks = True
+        self._changes: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], ...]] = {}
         present = set(file.names())
         for name, parameter in parameters.items():
             ways = list(parameter.ways(name, file.canonical))
@@ -211,6 +212,18 @@ class CanonicalWeights:
         other._keeps_blocks = False
         return other
 
+    def changed(
+        self, changes: Mapping[str, Callable[[torch.Tensor], torch.Tensor]]
+    ) -> CanonicalWeights:
+        """The same with parameters that are changed when they are read: `changes` are called with
+        their values in fp32, and may be of those alone that are not used as blocks.
+        """
+        other = copy(self)
+        other._changes = dict(self._changes)
+        for name, change in changes.items():
+            other._changes[name] = (*other._changes.get(name, ()), change)
+        return other
+
     def type_of(self, name: str, dtype: torch.dtype) -> Type:
         shape, kind = self._parameters[name].shape, self.quant(name)
         if kind:
@@ -224,6 +237,8 @@ class CanonicalWeights:
             return (stored.convert(*rows) if stored.convert else rows[0]).contiguous()
         tensors = [self._values(source) for source in stored.names]
         tensor = stored.convert(*tensors) if stored.convert else tensors[0]
+        for change in self._changes.get(name, ()):
+            tensor = change(tensor.float())
         return tensor.to(dtype).contiguous()
 
     def _values(self, source: str) -> torch.Tensor:

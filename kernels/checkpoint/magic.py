@@ -9,11 +9,9 @@ from mtmd.base.files import open_regular
 
 GGUF = b"GGUF"
 HEAD_BYTES = 64  # enough to tell the format
-ADAPTER = frozenset(("adapter_config.json", "adapter_model.safetensors"))  # files of peft
-MERGE = (
-    "merge it into its base model with peft's merge_and_unload(), save that with "
-    "save_pretrained(), and load what was saved"
-)
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # of PEFT
+ADAPTER = frozenset((ADAPTER_CONFIG, ADAPTER_WEIGHTS))
+ADD_ADAPTER = "give its base model as the model, and this as lora= (--lora)"
 CONVERT = (
     "load it with transformers, and save it with save_pretrained(folder, safe_serialization=True)"
 )

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 
 from mtmd.base.errors import ModelError
 from mtmd.base.files import open_regular
-from mtmd.kernels.checkpoint.magic import ADAPTER, CONVERT, HEAD_BYTES, MERGE, stand_in
+from mtmd.kernels.checkpoint.magic import ADAPTER, ADD_ADAPTER, CONVERT, HEAD_BYTES, stand_in
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -161,7 +161,7 @@ def _read_index(folder: Path) -> dict[str, str]:
     path = folder / INDEX
     if not path.exists():
         if any((folder / name).exists() for name in ADAPTER):
-            raise ModelError(f"{folder} is a LoRA adapter and no model; {MERGE}")
+            raise ModelError(f"{folder} is a LoRA adapter and no model; {ADD_ADAPTER}")
         others = sorted(
             file.name
             for pattern in ("*.bin", "*.pt", "*.pth", "*.gguf")

@@ -35,7 +35,7 @@ from mtmd.kernels.ops.gather import (
     take_rows,
 )
 from mtmd.kernels.ops.image import patch_embed, pool2d, resize2d, unshuffle
-from mtmd.kernels.ops.matmul import matmul, matmul_gated, matmul_gelu
+from mtmd.kernels.ops.matmul import lora, matmul, matmul_gated, matmul_gelu
 from mtmd.kernels.ops.moe import moe
 from mtmd.kernels.ops.norm import (
     add_layer_norm,
@@ -80,6 +80,7 @@ __all__ = [
     "kv_store",
     "l2_norm",
     "layer_norm",
+    "lora",
     "matmul",
     "matmul_gated",
     "matmul_gelu",

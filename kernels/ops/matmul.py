@@ -100,3 +100,40 @@ def matmul_gated(
     if act == "silu":
         return silu_mul.reference(gate, up)
     return gelu_mul.reference(gate, up, approximate=act)
+
+
+def _lora_shape(y: Type, x: Type, a: Type, b: Type, scale: Type) -> Type | None:
+    need_floats(y, x, a, b, scale)
+    need(len(a.shape) == len(b.shape) == 2, f"a {a} and b {b}: expected two matrices")
+    need(y.dtype == x.dtype == a.dtype == b.dtype, f"{y}, {x}, {a} and {b}: of several types")
+    sizes = (x.shape[-1], a.shape[0], y.shape[-1]) == (a.shape[1], b.shape[1], b.shape[0])
+    need(sizes and y.shape[:-1] == x.shape[:-1], f"x {x}, a {a} and b {b} do not give y {y}")
+    rows = zip(scale.shape[-2::-1], x.shape[-2::-1], strict=False)
+    alike = all(size in (1, count) for size, count in rows) and len(scale.shape) <= len(x.shape)
+    need(scale.shape[-1:] == (1,) and alike, f"scale {scale}: expected one number for rows of {x}")
+    return y if y.is_contiguous else None
+
+
+def _lora_flops(node: Node) -> int:
+    y, _, a = node.inputs[:3]
+    assert y is not None and a is not None
+    rank, width = a.shape
+    return 2 * (y.type.count // y.shape[-1]) * rank * (width + y.shape[-1]) + 2 * y.type.count
+
+
+def _low_rank(x: Tensor, a: Tensor, b: Tensor, scale: Tensor) -> Tensor:
+    return F.linear((F.linear(x, a) * scale).to(x.dtype), b)
+
+
+def _lora_in_place(y: Tensor, x: Tensor, a: Tensor, b: Tensor, scale: Tensor) -> Tensor:
+    return y.add_(_low_rank(x, a, b, scale))
+
+
+@op(shape=_lora_shape, flops=_lora_flops, in_place=_lora_in_place)
+def lora(y: Tensor, x: Tensor, a: Tensor, b: Tensor, scale: Tensor) -> Tensor:
+    """y + scale * (x @ a.T) @ b.T, an adapter of low rank on the product y of x;
+    arXiv:2106.09685          y [..., N], x [..., K], a [R, K], b [N, R], scale [..., 1] -> [..., N]
+
+    `scale` has a number for each row of x, or, along dimensions of size 1, for several.
+    """
+    return y + _low_rank(x, a, b, scale)

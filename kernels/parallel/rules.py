@@ -126,6 +126,20 @@ def _matmul(dims: Dims, node: Node, states: list[State]) -> Located:
     return Located((WHOLE, rows, *((rows,) if bias else more)), out)
 
 
+@rule("lora")
+def _lora(dims: Dims, node: Node, states: list[State]) -> Located:  # noqa: ARG001
+    """Split as the product that it is added to. Its sum is partial, too, where x is split by
+    columns: then it takes the rank's columns of a, and all of b.
+    """
+    y, x = states[:2]
+    last = _rank(node) - 1
+    if isinstance(x, Split) and x.axis == last:
+        return Located((PARTIAL, x, Split(1, x.segments), WHOLE, WHOLE), PARTIAL)
+    if isinstance(y, Split) and y.axis == last:
+        return Located((y, WHOLE, WHOLE, Split(0, y.segments), WHOLE), y)
+    return all_whole(node)
+
+
 def _in_blocks(dims: Dims, segments: Segments, quant: str | None, what: str) -> Segments:
     """Boundaries fall on blocks of quantized rows."""
     flat = dims.flat(segments)

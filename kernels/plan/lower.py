@@ -811,6 +811,43 @@ def _emit_matmul(low: Lowering, node: Node, inputs: Operands) -> None:
     low.add(address, args, n, grain, node.name)
 
 
+def _rejects_lora(low: Lowering, node: Node, inputs: Operands) -> str | None:  # noqa: ARG001
+    y, x, a, b, scale = inputs
+    assert y is not None and x is not None and a is not None and b is not None
+    m = x.type.count // x.shape[-1]
+    if m > MAX_ROWS:
+        return f"{m} rows, more than {MAX_ROWS}"
+    if a.op != "weight" or b.op != "weight":
+        return "its weights are computed"
+    if scale is None or scale.type.count != m:
+        return "one scale for several rows"
+    whole = all(i.type.is_contiguous for i in (y, x, scale))
+    return None if whole else "rows with gaps"
+
+
+def _emit_lora(low: Lowering, node: Node, inputs: Operands) -> None:
+    """Two products, the sums of the first scaled row by row between them, in fp32."""
+    y, x, a, b, scale = inputs
+    assert y is not None and x is not None and a is not None and b is not None
+    assert scale is not None
+    m, (rank, width), kind = x.type.count // x.shape[-1], a.shape, _kind(node, a)
+    narrow, scaled = low.room(4 * m * rank), low.room(m * rank * x.dtype.itemsize)
+    rows_ = products.rows_for(m)
+    kernel = products.product(kind, rows_, name_of(x), "f32")
+    args: list[Location] = [low.location(x), width, low.location(a)]
+    args += [products.row_bytes(kind, width), narrow, rank, width, m, 0, 0, 0, rank]
+    low.add(kernel.address, args, rank, products.grain(kind, width), f"{node.name} a")
+    address = compile_kernel(rows.emit_each, "mul", "f32", name_of(scale), name_of(x), 0, "")
+    args = [narrow, 0, rank, low.location(scale), 0, 1, scaled, 0, rank, m, rank, 0, 0]
+    units = m * -(-rank // rows.BLOCK)
+    low.add(address, args, units, max(WORTH // min(rank, rows.BLOCK), 1), f"{node.name} scale")
+    kernel = products.product(kind, rows_, name_of(x), name_of(node), None, True)
+    args = [scaled, rank, low.location(b), products.row_bytes(kind, rank), low.make(node)]
+    n = b.shape[0]
+    args += [n, rank, m, 0, low.location(y), n, n]
+    low.add(kernel.address, args, n, products.grain(kind, rank), node.name)
+
+
 def _rejects_conv(low: Lowering, node: Node, inputs: Operands) -> str | None:  # noqa: ARG001
     x, w, state = inputs[:3]
     assert x is not None and w is not None and state is not None
@@ -994,6 +1031,7 @@ RULES: Mapping[str, Rule] = {
     "columns": _VIEW,
     "kv_half": _VIEW,
     "matmul": Rule(_rejects_matmul, _emit_matmul),
+    "lora": Rule(_rejects_lora, _emit_lora),
     "short_conv": Rule(_rejects_conv, _emit_conv),
     "gated_delta": Rule(_rejects_delta, _emit_delta),
     "state_store": Rule(_rejects_state, _emit_state),

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from mtmd.base.text import mib
 from mtmd.kernels.plan.steps import NativeFacts
 from mtmd.kernels.report.machine import MachineFacts
 from mtmd.kernels.trials import Learned
@@ -321,6 +322,30 @@ class DequantizedTensor:
 
 
 @dataclass(frozen=True)
+class AdapterFacts:
+    """A LoRA adapter: applied to answers that choose it (`is_chosen`), or to all. `merged` weights
+    have its changes in them; the products of `weights` are changed as they are computed, at ranks
+    up to `rank`, by matrices that take `memory_bytes`.
+    """
+
+    name: str
+    scale: float
+    is_chosen: bool
+    merged: int
+    weights: int
+    rank: int
+    memory_bytes: int
+
+    def __str__(self) -> str:
+        parts = [f"merged into {self.merged} weights"] * bool(self.merged)
+        if self.weights:
+            size = mib(self.memory_bytes)
+            parts.append(f"rank {self.rank} on {self.weights} weights, {size}")
+        whose = "answers that choose it" if self.is_chosen else "all answers"
+        return f"adapter {self.name}: {whose}, scale {self.scale:g}; {', '.join(parts)}"
+
+
+@dataclass(frozen=True)
 class SpeculationFacts:
     """Number of tokens that are proposed at once, as requested; why none are, if so; and what
     batches of several rows cost, as (rows, times that of one row), empty where nothing was run.
@@ -418,6 +443,7 @@ class WarmupFacts:
     weights: str = ""
     lacks: str | None = None
     machine: MachineFacts | None = None
+    adapters: tuple[AdapterFacts, ...] = ()
 
     @property
     def devices(self) -> tuple[str, ...]:

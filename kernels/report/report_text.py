@@ -30,7 +30,7 @@ def render(report: WarmupFacts, columns: int | None = None) -> str:
     wide = columns is None or columns >= NARROW
     parts = (
         *(_head, _result, _fit, _layers, _flash, _vision_attention, _preprocessing),
-        *(_speculation, _warnings, _untried, _ranks, _programs, _dequantized, _graphs),
+        *(_speculation, _adapters, _warnings, _untried, _ranks, _programs, _dequantized, _graphs),
     )
     lines = [line.rstrip() for part in parts for line in part(report)]
     lines += [line.rstrip() for line in _checks(report, wide)]
@@ -132,6 +132,12 @@ def _speculation(report: WarmupFacts) -> Iterator[str]:
     else:
         yield f"speculative decoding: {facts.setting}"
     yield ""
+
+
+def _adapters(report: WarmupFacts) -> Iterator[str]:
+    if report.adapters:
+        yield from map(str, report.adapters)
+        yield ""
 
 
 def _flash_reason(flash: FlashFacts) -> str:

@@ -126,6 +126,7 @@ class Engine:
             keys,
             position=position,
             owner=prompt.owner,
+            adapters=prompt.adapters,
             prompt_tokens=total,
             scores=None if prompt.prompt_alternatives is None else [],
         )

@@ -57,9 +57,12 @@ class _Making:
     pages: list[int] = field(default_factory=list)
     images: list[Tensor] = field(default_factory=list)
     image_at: list[int] = field(default_factory=list)
+    adapters: list[tuple[int, tuple[float, ...]]] = field(default_factory=list)
+    """Tokens of a sequence, and the scales of its adapters."""
 
     def add(self, sequence: Sequence, spans: abc.Sequence[Span]) -> None:
         assert sequence.slot is not None
+        self.adapters.append((sum(map(len, spans)), sequence.adapters))
         base = len(self.pages) * PAGE  # its first row among the gathered pages of all
         length, pages = sequence.done, sequence.pages
         # Of an answer all tokens but the last have been read when the next is computed.
@@ -95,9 +98,9 @@ class _Making:
             i for n, stop in zip(counts, stops, strict=True) for i in range(stop - n, stop)
         ]
         answers = len(requested)
-        shape = BatchShape(len(self.tokens), images, answers, sequences, len(self.pages)).rounded(
-            self.cache.in_place, self.cache.pages if self.cache.paged else None
-        )
+        shape = BatchShape(
+            len(self.tokens), images, answers, sequences, len(self.pages), self._applied()
+        ).rounded(self.cache.in_place, self.cache.pages if self.cache.paged else None)
         spare = shape.tokens - len(self.tokens)
         requested += [0] * (shape.requested - answers)
         rows = torch.cat(self.images) if self.images else None
@@ -132,7 +135,26 @@ class _Making:
             _numbers(requested),
             answers,
             self.cache,
+            self._scales(shape.tokens),
+            shape.adapters,
         )
+
+    def _applied(self) -> tuple[int, ...]:
+        """The adapter that some of the sequences have; all there are where these have several, as
+        each choice of them is a plan of its own.
+        """
+        every = {number for _, scales in self.adapters for number in range(len(scales))}
+        used = {n for _, scales in self.adapters for n, scale in enumerate(scales) if scale}
+        return tuple(sorted(every if len(used) > 1 else used))
+
+    def _scales(self, tokens: int) -> np.ndarray:
+        """fp32 [T, N]; 0 of tokens that fill the batch up."""
+        count = max((len(scales) for _, scales in self.adapters), default=0)
+        result, first = np.zeros((tokens, count), np.float32), 0
+        for rows, scales in self.adapters:
+            result[first : first + rows, : len(scales)] = scales
+            first += rows
+        return result
 
     def _all_positions(self) -> np.ndarray:
         """[3, T]; of text alone it is made at once, as in most steps of decoding."""

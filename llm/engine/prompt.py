@@ -76,7 +76,8 @@ class Prompt:
     this answer only. What was read for a prompt of another `salt` is not used for this one. Before
     `min_tokens` no token of `stop` comes, where another may; those of a `thought` do not count.
     Slots and batches are shared out by `owner`. `prompt_alternatives`: as `alternatives`, of the
-    prompt's own tokens, which are text.
+    prompt's own tokens, which are text. `adapters`: scales, as `Sequence` has them; what was read
+    with other ones is another `salt`'s.
     """
 
     spans: abc.Sequence[Span]
@@ -90,6 +91,7 @@ class Prompt:
     owner: str = ""
     thought: Thought | None = None
     prompt_alternatives: int | None = None
+    adapters: tuple[float, ...] = ()
 
     @property
     def thinks(self) -> bool:

@@ -15,7 +15,9 @@ from torch import Tensor
 from mtmd.base.errors import ContextError, ModelError
 from mtmd.base.made_once import MadeOnce
 from mtmd.kernels.backends.backend import Backend
+from mtmd.kernels.checkpoint.adapter import Adapter
 from mtmd.kernels.graph import Node, WeightSource
+from mtmd.kernels.layers import AdaptedWeights, AppliedAdapter
 from mtmd.kernels.parallel.shard import Sharding
 from mtmd.kernels.plan.executor import Executor, Observer, Residency, memory_for
 from mtmd.kernels.plan.flash_choice import AttentionForm, FlashChoice, choose
@@ -83,10 +85,14 @@ class Runner:
         residency: Residency | None = None,
         sharding: Sharding | None = None,
         split: LayerSplit | None = None,
+        adapters: abc.Sequence[Adapter] = (),
+        always: abc.Sequence[tuple[Adapter, float]] = (),
     ):
         """`sharding`: this is one rank of several, which has a part of the model. `split`: which of
-        the first of the backends each layer prefers.
+        the first of the backends each layer prefers. `adapters` that sequences may choose; those of
+        `always` change products in every batch, each as much as its scale says.
         """
+        self.adapters, self.always = tuple(adapters), tuple(always)
         self.sharding, self.split = sharding, split
         self.devices: tuple[Backend, ...] = split.devices if split else (backends[0],)
         """That nodes are meant for; what runs elsewhere was refused, or placed there by name."""
@@ -123,8 +129,23 @@ class Runner:
     def whole_graph(self, batch: BatchShape, form: AttentionForm | None = None) -> list[Node]:
         """The graph as if there were one rank."""
         inputs = TextInputs(batch, self.family.image_width, self.sequences, self.pages, self.dtype)
-        logits = self.family.graph(inputs, self.weights, form or self.flash.form)
+        weights = AdaptedWeights(
+            self.weights,
+            [
+                *(AppliedAdapter(a, inputs.always(a.name, scale)) for a, scale in self.always),
+                *(
+                    AppliedAdapter(self.adapters[i], inputs.adapter_scale(i))
+                    for i in batch.adapters
+                ),
+            ],
+        )
+        logits = self.family.graph(inputs, weights, form or self.flash.form)
         return [*inputs.saved, logits]
+
+    @property
+    def all_adapters(self) -> tuple[int, ...]:
+        """Return all of them, as `BatchShape.adapters` has them."""
+        return tuple(range(len(self.adapters)))
 
     @property
     def prefill_tokens(self) -> int:
@@ -165,8 +186,10 @@ class Runner:
         images, pages = self._image_tokens_of(prefill), self.pages_for(self.context)
         maximum = min(max(prefill, images), self.context)
         return {
-            "decode": BatchShape(1, pages=pages),
-            "prefill": BatchShape(maximum, min(images, maximum), pages=pages),
+            "decode": BatchShape(1, pages=pages, adapters=self.all_adapters),
+            "prefill": BatchShape(
+                maximum, min(images, maximum), pages=pages, adapters=self.all_adapters
+            ),
         }
 
     @staticmethod

@@ -56,6 +56,8 @@ class Sequence:
     `position`: that of the first token that has not been laid out, in the engine the first of the
     answer. Slots and batches are shared out among owners.
 
+    `adapters`: the scale of each of the model's adapters, none of any where it is empty.
+
     `proposal` are tokens that may come next, to be verified in the next batch. `behind`: tokens
     of its answer, besides the last, that have to be read once more, because its recurrent states
     were set back to before them.
@@ -74,6 +76,7 @@ class Sequence:
     snapshot_at: int | None = None
     position: int = 0
     owner: str = ""
+    adapters: tuple[float, ...] = ()
     proposal: tuple[int, ...] = ()
     behind: int = 0
     state: State = State.WAITING

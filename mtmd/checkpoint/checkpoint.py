@@ -11,6 +11,7 @@ from mtmd.base.errors import ModelError
 from mtmd.chat_template.built_in_templates import end_of_turn as end_of_built_in
 from mtmd.chat_template.template import ChatTemplate
 from mtmd.clip.family import VisionFamily
+from mtmd.kernels.checkpoint.adapter import Adapter
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights
 from mtmd.llm.family import TextFamily
 from mtmd.llm.sampling.options import NOTHING_RECOMMENDED, ModelSampling
@@ -20,14 +21,42 @@ FILES, RANDOM = "files", "random weights"
 
 
 @dataclass(frozen=True)
+class ModelAdapter:
+    """A LoRA adapter of a model. One with a name (`is_chosen`) is applied to answers that choose
+    it, as much as they or else `scale` say; another to all: its changes are in the weights where
+    these are plain numbers, and `text` and `vision` are what is left.
+    """
+
+    name: str
+    path: Path
+    scale: float
+    is_chosen: bool
+    text: Adapter
+    vision: Adapter | None
+    base: str
+    merged: int = 0
+    """Weights that have its changes in them."""
+
+    @property
+    def parts(self) -> tuple[Adapter, ...]:
+        return (self.text, self.vision) if self.vision else (self.text,)
+
+    @property
+    def changes_pictures(self) -> bool:
+        """Return whether it changes the encoder as it computes."""
+        return self.vision is not None and bool(self.vision.targets)
+
+
+@dataclass(frozen=True)
 class Checkpoint:
     """`without_vision` says why there is no vision family, where pictures are refused.
     `opened_from` is what another process opens the same with: FILES, the model, its projector
     and its template, None where not given; or RANDOM, a shape and a type of weights.
     `architecture`: model_type of config.json, or a GGUF's general.architecture; `file_type`: its
-    general.file_type, -1 where there is none. `sampling`: how its files recommend to choose tokens.
-    `notes` say where the files contradict themselves, and how they are read. `weights`: the mixture
-    that the decoder is quantized to when it is read, "" where it is as stored.
+    general.file_type, -1 where there is none. `adapters` in the order in which they were given.
+    `sampling`: how its files recommend to choose tokens. `notes` say where the files contradict
+    themselves, and how they are read. `weights`: the mixture that the decoder is quantized to when
+    it is read, "" where it is as stored.
     """
 
     folder: Path
@@ -46,6 +75,17 @@ class Checkpoint:
     sampling: ModelSampling = NOTHING_RECOMMENDED
     notes: tuple[str, ...] = ()
     weights: str = ""
+    adapters: tuple[ModelAdapter, ...] = ()
+
+    @property
+    def chosen_adapters(self) -> tuple[ModelAdapter, ...]:
+        """Return those that an answer may choose."""
+        return tuple(one for one in self.adapters if one.is_chosen)
+
+    @property
+    def applied_adapters(self) -> tuple[ModelAdapter, ...]:
+        """Return those that are part of the model."""
+        return tuple(one for one in self.adapters if not one.is_chosen)
 
     def without_blocks(self) -> Checkpoint:
         """The same for a device that multiplies no block-quantized weights."""

@@ -16,7 +16,14 @@ from mtmd.base.errors import ModelError
 from mtmd.base.spelling import nearest_path
 from mtmd.checkpoint.file_names import PART, WEIGHTS, is_projector
 from mtmd.checkpoint.stores import find, is_store_name
-from mtmd.kernels.checkpoint.magic import ADAPTER, CONVERT, MERGE, first_bytes, is_gguf, stand_in
+from mtmd.kernels.checkpoint.magic import (
+    ADAPTER,
+    ADD_ADAPTER,
+    CONVERT,
+    first_bytes,
+    is_gguf,
+    stand_in,
+)
 
 TIMEOUT_S = 10.0
 # What is read, and nothing else: no pickles, no copies in other formats. `consolidated*` repeats
@@ -75,6 +82,28 @@ def resolve_model(
         return _in_cache(text, result, cache_dir, f"; `mtmd pull {text}` fetches it")
     with progress_bars(progress):
         return _fetch(text, result, endpoint, cache_dir)
+
+
+def resolve_adapter(adapter: str, progress: bool = False) -> Path:
+    """A LoRA adapter given as a folder or file here, or as `org/name[@revision]` on the hub, from
+    which its settings and weights are fetched. Raises ModelError.
+    """
+    path = Path(adapter).expanduser()
+    if path.exists() or _is_path(adapter) or not _REPO.fullmatch(adapter):
+        return path
+    name = parse_name(adapter)
+    from huggingface_hub import snapshot_download
+
+    try:
+        with progress_bars(progress):
+            return Path(
+                snapshot_download(name.repo, revision=name.revision, allow_patterns=sorted(ADAPTER))
+            )
+    except Exception as error:
+        raise ModelError(
+            f"adapter {adapter!r} is neither here nor could it be fetched from the Hugging Face "
+            f"hub ({_cause(error)}); check the spelling and the network"
+        ) from error
 
 
 def is_demo(model: str | os.PathLike[str] | None) -> bool:
@@ -325,7 +354,7 @@ def _check_weights(model: str, files: list[str]) -> None:
             f"of {', '.join(decoders[:12])}"
         )
     if ADAPTER.intersection(files):
-        raise ModelError(f"model {model!r} is a LoRA adapter and no model; {MERGE}")
+        raise ModelError(f"model {model!r} is a LoRA adapter and no model; {ADD_ADAPTER}")
     others = sorted({Path(name).suffix for name in files} & {".bin", ".pt", ".pth", ".safetensors"})
     note = f"; it has {', '.join(others)} files, which this version does not read" if others else ""
     raise ModelError(

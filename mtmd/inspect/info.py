@@ -22,7 +22,7 @@ from mtmd.clip.token_budget import Budget
 from mtmd.kernels.checkpoint.canonical import PLAIN_KINDS, CanonicalWeights
 from mtmd.kernels.checkpoint.magic import is_gguf
 from mtmd.kernels.dtype import name_of
-from mtmd.kernels.report.facts import DequantizedTensor, GraphFacts
+from mtmd.kernels.report.facts import AdapterFacts, DequantizedTensor, GraphFacts
 from mtmd.llm.batch import BatchShape
 from mtmd.llm.sampling.options import ModelSampling
 from mtmd.loaded.device_and_dtype import device_name
@@ -125,6 +125,7 @@ class ModelInfo:
     chat_template: str
     sampling: ModelSampling
     notes: tuple[str, ...] = ()
+    adapters: tuple[AdapterFacts, ...] = ()
 
     def asdict(self) -> dict[str, Any]:
         return asdict(self)
@@ -159,6 +160,7 @@ def model_info(model: Model) -> ModelInfo:
         parts=tuple(_parts(model)),
         types=types,
         dequantized=report.dequantized,
+        adapters=report.adapters,
         pictures=_pictures(vision, budget) if vision else (),
         most_tokens=vision.resolution.max_tokens(budget) if vision else 0,
         graphs=report.graphs,

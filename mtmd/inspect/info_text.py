@@ -16,7 +16,10 @@ SHOWN = 4  # files and special tokens that are named
 
 
 def render(info: ModelInfo) -> str:
-    parts = _head(info), _types(info), _pictures(info), _memory(info), _tokens(info)
+    parts = (
+        *(_head(info), _types(info), _adapters(info), _pictures(info)),
+        *(_memory(info), _tokens(info)),
+    )
     return "\n\n".join(
         "\n".join(line.rstrip() for line in part) for part in map(list, parts) if part
     )
@@ -113,6 +116,11 @@ def _types(info: ModelInfo) -> Iterator[str]:
             f"{names}",
             2,
         )
+
+
+def _adapters(info: ModelInfo) -> Iterator[str]:
+    for adapter in info.adapters:
+        yield from _wrapped("", str(adapter), 2)
 
 
 def _pictures(info: ModelInfo) -> Iterator[str]:

@@ -48,6 +48,7 @@ from mtmd.loaded.fitting.pictures import Pictures
 from mtmd.loaded.memory_admission import Admission
 from mtmd.loaded.programs import saved_programs
 from mtmd.loaded.vision_attention import ask_for, know_shapes
+from mtmd.options.adapters import AdapterChoice
 from mtmd.options.answer import AnswerOptions, PresetSampling
 from mtmd.options.by_name import given, options
 from mtmd.options.load import LoadOptions
@@ -100,6 +101,7 @@ class LoadedModel:
         self.limits = Budget(chosen.image_min_tokens, chosen.image_max_tokens)
         self.fit: FitFacts | None = None
         """What was looked at before the layout was chosen; None where it was asked for."""
+        _check_ranks(checkpoint, chosen)
         _import_native(self.backends)
         self.layout, made = self._lay_out(context)
         chosen, self.backends = self.options, list(self.layout.backends)
@@ -265,6 +267,32 @@ class LoadedModel:
         note = weights_note(self.checkpoint)
         return (*self.checkpoint.notes, note) if note else self.checkpoint.notes
 
+    def adapter_scales(self, chosen: AdapterChoice) -> tuple[float, ...]:
+        """The scale of each adapter that answers may choose, by `AnswerOptions.adapter`; empty
+        where none is chosen. Raises OptionError for one that was not loaded by this name.
+        """
+        adapters = self.checkpoint.chosen_adapters
+        scales = dict(chosen)
+        if unknown := [name for name in scales if name not in {one.name for one in adapters}]:
+            there = ", ".join(one.name for one in adapters) or "none: load some with lora= (--lora)"
+            raise OptionError(f"adapter: found {unknown[0]!r:.80}, expected one of {there}")
+        default = {one.name: one.scale for one in adapters}
+        each = [scales.get(one.name, 0.0) for one in adapters]
+        result = tuple(
+            default[one.name] if scale is None else float(scale)
+            for one, scale in zip(adapters, each, strict=True)
+        )
+        return result if any(result) else ()
+
+    def adapters_of_pictures(self, scales: tuple[float, ...]) -> tuple[float, ...]:
+        """The same for the encoder: the scales of those that change it, empty where none does."""
+        adapters = self.checkpoint.chosen_adapters
+        result = tuple(
+            scale if one.changes_pictures else 0.0
+            for one, scale in zip(adapters, scales or (0.0,) * len(adapters), strict=True)
+        )
+        return result if any(result) else ()
+
     def weights_read(self) -> tuple[int, int]:
         """Bytes of weights that are where they are needed, and of all of them."""
         return sum(dict(self.runner.residency.bytes).values()), self.admission.weight_bytes
@@ -317,6 +345,16 @@ class LoadedModel:
                     f"override {override.pattern.pattern!r} matches no node or weight; `mtmd dump` "
                     "lists the names"
                 )
+
+
+def _check_ranks(checkpoint: Checkpoint, chosen: LoadOptions) -> None:
+    """Raises OptionError for adapters that ranks do not choose together."""
+    on_pictures = [one.name for one in checkpoint.chosen_adapters if one.changes_pictures]
+    if chosen.tp > 1 and on_pictures:
+        raise OptionError(
+            f"lora: {on_pictures[0]} changes the image encoder, which tp's ranks run for all "
+            "answers alike; leave its name out, and it is applied to all"
+        )
 
 
 def _import_native(backends: Sequence[Backend]) -> None:

@@ -19,6 +19,7 @@ from mtmd.kernels.backends.torch_device import TorchDevice
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.gpu.ahead.compilations import ahead
 from mtmd.kernels.report.facts import (
+    AdapterFacts,
     Check,
     DequantizedTensor,
     FlashFacts,
@@ -81,6 +82,7 @@ def warmup_report(
         untried=tuple(by_torch.untried.items()) if by_torch else (),
         weights=weights_note(loaded.checkpoint),
         lacks=by_torch.lacks if by_torch else None,
+        adapters=_adapters(loaded),
     )
     if report.ranks is not None:
         watch = None  # the other ranks, which are processes, would be taken for others
@@ -186,6 +188,21 @@ def preprocessed_where(encoder: TowerEncoder | None, plans: Sequence[ImagePlan])
     reported = f"{resized} of {every} resized, " if resized else ""
     reported += "normalised" if normalised == every else f"{normalised} of {every} normalised"
     return f"{reported} on {name}"
+
+
+def _adapters(loaded: LoadedModel) -> tuple[AdapterFacts, ...]:
+    return tuple(
+        AdapterFacts(
+            one.name,
+            one.scale,
+            one.is_chosen,
+            one.merged,
+            sum(len(part.targets) for part in one.parts),
+            max((t.rank for part in one.parts for t in part.targets.values()), default=0),
+            sum(part.bytes(loaded.dtype) for part in one.parts),
+        )
+        for one in loaded.checkpoint.adapters
+    )
 
 
 def _dequantized(loaded: LoadedModel) -> tuple[DequantizedTensor, ...]:

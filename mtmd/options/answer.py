@@ -21,6 +21,7 @@ from mtmd.base.options import (
 )
 from mtmd.clip.token_budget import DETAILS
 from mtmd.llm.sampling.options import WAYS, AppliedSampling, Sampling
+from mtmd.options.adapters import CHOSEN, AdapterChoice
 from mtmd.thinking.request import EFFORTS, ThinkingRequest, checked_variables
 
 if TYPE_CHECKING:  # read when a request has some, as help has no use for them
@@ -118,6 +119,13 @@ class AnswerOptions(Sampling):
         256,
         Kind(_max_tokens, parse=int, metavar="N", low=0, high=TOKENS_MAX),
         "longest answer, -1 for the end of the context",
+        preset=True,
+    )
+    adapter: AdapterChoice = option(
+        (),
+        CHOSEN,
+        "answer with the LoRA adapter that was loaded by this name (--lora NAME=PATH); may be "
+        "repeated",
         preset=True,
     )
     detail: str = option(

@@ -19,6 +19,7 @@ else:  # torch is not loaded for types
     Device, Dtype = str, str
 
 Detail: TypeAlias = Literal["auto", "low", "high"]
+Path: TypeAlias = str | PathLike[str]
 
 
 class LoadKeywords(TypedDict, total=False):
@@ -30,6 +31,12 @@ class LoadKeywords(TypedDict, total=False):
     chat_template: str | PathLike[str] | None
     """a Jinja chat template to use in place of the model's own, or the name of a built-in one
     (`chatml`, ...; docs/templates.md).
+    """
+
+    lora: Path | Sequence[Path] | Mapping[str, Path] | None
+    """a LoRA adapter: a folder of PEFT, a GGUF, or org/name. One with a NAME is applied to
+    answers that choose it (--adapter), another to all: it is merged into weights that are
+    plain numbers. SCALE multiplies what it adds; may be repeated.
     """
 
     device: Device | None
@@ -161,6 +168,11 @@ class AnswerKeywords(TypedDict, total=False):
 
     max_tokens: int | None
     """longest answer, -1 for the end of the context."""
+
+    adapter: str | Sequence[str] | Mapping[str, float] | None
+    """answer with the LoRA adapter that was loaded by this name (--lora NAME=PATH); may be
+    repeated.
+    """
 
     detail: Detail | None
     """auto, low (few tokens, no tiles) or high."""

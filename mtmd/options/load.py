@@ -19,6 +19,7 @@ from mtmd.base.options import (
     whole,
 )
 from mtmd.kernels.checkpoint.mixtures import ALIASES, MIXTURES
+from mtmd.options.adapters import LOADED
 
 DTYPES = ("auto", "bf16", "fp32")
 DTYPES_ELSEWHERE = {  # as torch, transformers and vLLM write them
@@ -84,6 +85,14 @@ class LoadOptions:
         path("FILE|NAME"),
         "a Jinja chat template to use in place of the model's own, or the name of a built-in one "
         "(`chatml`, ...; docs/templates.md)",
+        preset=True,
+    )
+    lora: tuple[str, ...] = option(
+        (),
+        LOADED,
+        "a LoRA adapter: a folder of PEFT, a GGUF, or org/name. One with a NAME is applied to "
+        "answers that choose it (--adapter), another to all: it is merged into weights that are "
+        "plain numbers. SCALE multiplies what it adds; may be repeated",
         preset=True,
     )
     device: str = option(

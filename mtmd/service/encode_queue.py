@@ -34,11 +34,12 @@ WAIT_S = 20.0  # for memory that others hold; then a picture is given up
 @dataclass(eq=False)
 class Job:
     """A picture being encoded for `users` requests, of `owners`. `embeddings` [T, D] are
-    there at the end, or an `error`.
+    there at the end, or an `error`. `adapters`: scales of those that change the encoder.
     """
 
     prepared: Prepared
     owners: set[str]
+    adapters: tuple[float, ...] = ()
     users: int = 1
     tiles: dict[int, Tensor] = field(default_factory=dict)
     encode_ms: float = 0.0
@@ -75,7 +76,7 @@ class EncodeQueue:
         self._spent = self._began = 0.0
         self._shares = FairShares()  # in tiles
 
-    def add(self, prepared: Prepared, owner: str = "") -> Job:
+    def add(self, prepared: Prepared, owner: str = "", adapters: tuple[float, ...] = ()) -> Job:
         """Encode a picture for somebody, or join those who wait for the same. It may have been
         encoded since it was prepared.
         """
@@ -85,7 +86,7 @@ class EncodeQueue:
             job.owners.add(owner)
             return job
         entry = self.bridge.cache.get(prepared.key)
-        job = Job(prepared, {owner}, embeddings=None if entry is None else entry[1])
+        job = Job(prepared, {owner}, adapters, embeddings=None if entry is None else entry[1])
         if not job.is_over:
             self.jobs[prepared.key] = job
         return job
@@ -145,11 +146,12 @@ class EncodeQueue:
         return []
 
     def _start(self) -> Generator[Mark | None, None, list[Tensor]]:
-        alone = self._parts[0][0].alone
+        job = self._parts[0][0]
+        alone, encoder = job.alone, self.encoder.adapted(job.adapters)
         if self.admission:
-            self.admission.encoding = self.encoder.plan_of(_shapes(self._parts), alone)
+            self.admission.encoding = encoder.plan_of(_shapes(self._parts), alone)
         return (
-            yield from self.encoder.steps(
+            yield from encoder.steps(
                 [job.prepared.plan.tiles[index] for job, index in self._parts],
                 ways=[job.prepared.plan.normalize for job, _ in self._parts],
                 alone=alone,
@@ -176,7 +178,8 @@ class EncodeQueue:
         """A tile and others, in turn: those with which it makes a pack, or its equals."""
         if first[0].alone:
             return [first]
-        others = [first, *(p for p in waiting if p is not first and not p[0].alone)]
+        alike = (p for p in waiting if p[0].adapters == first[0].adapters)
+        others = [first, *(p for p in alike if p is not first and not p[0].alone)]
         pack = [others[i] for i in self.encoder.pack_of(_shapes(others))]
         return pack or [p for p in others if _tile(p).shape == _tile(first).shape][:BATCH]
 

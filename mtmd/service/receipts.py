@@ -68,8 +68,16 @@ def make_receipt(loaded: LoadedModel, request: Request, finish: str, speculation
         sampling_unused=_sampling_unused(request.settings),
         model_notes=loaded.notes,
         repeated_tokens=request.repetition.repeated,
+        adapters=_adapters(loaded, request),
         thinking_tokens=request.thought.tokens if request.thought else 0,
     )
+
+
+def _adapters(loaded: LoadedModel, request: Request) -> dict[str, float]:
+    chosen = loaded.checkpoint.chosen_adapters
+    scales = zip(chosen, request.adapters or (0.0,) * len(chosen), strict=True)
+    always = {one.name: one.scale for one in loaded.checkpoint.applied_adapters}
+    return always | {one.name: scale for one, scale in scales if scale}
 
 
 def model_warnings(loaded: LoadedModel) -> tuple[str, ...]:

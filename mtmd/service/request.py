@@ -38,13 +38,19 @@ class Request:
     stop: frozenset[int]
     constraint: Constraint | None
     salt: str = ""
-    """Of the caches: what is kept of it is known only to requests of the same."""
+    """Of the caches: what is kept of it is known only to requests of the same, and of the same
+    adapters.
+    """
     parser: CallParser | None = None
     warnings: tuple[str, ...] = ()
     thought: Thought | None = None
     """Where the answer may begin with one."""
     scores: PromptScores = field(default_factory=PromptScores)
     """The log probabilities of its prompt, where they were requested."""
+    adapters: tuple[float, ...] = ()
+    """The scale of each adapter that answers may choose, none of any where it is empty."""
+    picture_adapters: tuple[float, ...] = ()
+    """The same of those that change the encoder."""
     owner: str = ""
     """Among whom the device is shared out."""
 

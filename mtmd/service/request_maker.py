@@ -26,6 +26,11 @@ from mtmd.thinking.marks import Marks
 from mtmd.thinking.thought import AfterThought, MarkTokens, Thought
 
 
+def salted(salt: str, adapters: tuple[float, ...]) -> str:
+    """The salt of what is kept of answers with these adapters."""
+    return f"{salt}\0{adapters}" if adapters else salt
+
+
 class RequestMaker:
     """Request maker of one service."""
 
@@ -46,6 +51,8 @@ class RequestMaker:
         PromptError, ImageError, OptionError or DeviceMemoryError.
         """
         clock, loaded = time.perf_counter(), self._loaded
+        adapters = loaded.adapter_scales(settings.adapter)
+        on_pictures = loaded.adapters_of_pictures(adapters)
         box = settings.toolbox
         prompt = (
             self._prompts.prepare_raw(messages)
@@ -53,7 +60,7 @@ class RequestMaker:
             else self._prompts.prepare(
                 messages,
                 settings.detail,
-                salt=salt,
+                salt=salted(salt, on_pictures),
                 box=box,
                 open_end=settings.continue_final_message,
                 thinking=settings.thinking,
@@ -89,11 +96,13 @@ class RequestMaker:
             StopChecker(settings.stop),
             stop | frozenset(settings.stop_token_ids),
             constraint,
-            salt,
+            salted(salt, adapters),
             plan.parser() if plan else None,
             warnings,
             thought,
             scores,
+            adapters,
+            on_pictures,
         )
 
     def plan(self, settings: AnswerOptions) -> CallPlan | None:

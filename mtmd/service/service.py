@@ -591,7 +591,9 @@ class Service:
         assert self.encoding or not request.prompt.pictures
         for index, prepared in enumerate(request.prompt.pictures):
             if prepared.embeddings is None and self.encoding:
-                request.jobs[index] = self.encoding.add(prepared, request.owner)
+                request.jobs[index] = self.encoding.add(
+                    prepared, request.owner, request.picture_adapters
+                )
         leader = None if after is None else self._requests.get(after)
         if leader is not None and not leader.tokens:
             request.waits = True
@@ -660,6 +662,7 @@ class Service:
                 request.owner,
                 request.thought,
                 settings.prompt_logprobs if request.scores.tokens is None else None,
+                request.adapters,
             )
             request.sequence = self.engine.submit(prompt)
         except MtmdError as error:

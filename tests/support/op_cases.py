@@ -144,6 +144,15 @@ def _matmul(d: Draw) -> Case:
     ], {}
 
 
+def _lora(d: Draw) -> Case:
+    inner, outer, rank = d.size(), d.size(), d.size()
+    lead = [d.batch(), d.size()][d.rng.randint(0, 1) :]
+    rows = [size if d.maybe() else 1 for size in lead]
+    scale = d.values(*rows, 1, dtype=torch.float32)
+    x, a, b = d.values(*lead, inner), d.values(rank, inner), d.values(outer, rank)
+    return [d.values(*lead, outer), x, a, b, scale], {}
+
+
 def _rms_norm(d: Draw) -> Case:
     width = d.size()
     return [
@@ -703,6 +712,7 @@ MAKERS: dict[str, Callable[[Draw], Case]] = {
     "kv_store": _kv_store,
     "l2_norm": _l2_norm,
     "layer_norm": _layer_norm,
+    "lora": _lora,
     "matmul": _matmul,
     "matmul_gated": _matmul_gated,
     "matmul_gelu": _matmul_gelu,

@@ -86,7 +86,12 @@ class Maker:
             w = self.tensor(f"{name}.weight", size, inner)
         biased = self.rng.random() < 0.3 if bias is None else bias
         b = self.tensor(f"{name}.bias", size) if biased else None
-        return ops.matmul(x, w, b, **attrs, name=name)
+        y = ops.matmul(x, w, b, **attrs, name=name)
+        if self.rng.random() < 0.3:  # with an adapter
+            a, b = self.tensor(f"{name}.lora_a", 3, inner), self.tensor(f"{name}.lora_b", size, 3)
+            scale = self.given(f"{name}.scale", *x.shape[:-1], 1)
+            y = ops.lora(y, x, a, b, scale, name=f"{name}.lora")
+        return y
 
     def norm(self, x: Node, name: str) -> Node:
         w = self.tensor(f"{name}.weight", x.shape[-1])

@@ -80,6 +80,8 @@ def make_graphs(
         residency=residency,
         sharding=Sharding(group, shares) if group else None,
         split=layout.split,
+        adapters=[one.text for one in checkpoint.chosen_adapters],
+        always=[(one.text, one.scale) for one in checkpoint.applied_adapters],
     )
     if checkpoint.vision is None or checkpoint.vision_weights is None:
         return None, runner
@@ -93,6 +95,8 @@ def make_graphs(
         residency=residency,
         sharding=Sharding(group, shares) if group else None,
         preprocess=chosen.preprocess,
+        adapters=[one.vision for one in checkpoint.chosen_adapters if one.vision],
+        always=[(one.vision, one.scale) for one in checkpoint.applied_adapters if one.vision],
     )
     return encoder, runner
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from mtmd.base.errors import ImageError, OptionError
@@ -82,7 +82,9 @@ class NeededMemory:
     @cached_property
     def weights(self) -> Bytes:
         images = 1 if self.encoder else 0
-        return self.runner.plan(BatchShape(1, images=images)).weight_bytes
+        return self.runner.plan(
+            BatchShape(1, images=images, adapters=self.runner.all_adapters)
+        ).weight_bytes
 
     @cached_property
     def tower(self) -> Bytes:
@@ -128,8 +130,10 @@ class NeededMemory:
         largest = self.runner.sizes()["prefill"]
         tokens = min(largest.tokens, context)
         return (
-            self.runner.plan(BatchShape(1, pages=pages)),
-            self.runner.plan(BatchShape(tokens, min(largest.images, tokens), pages=pages)),
+            self.runner.plan(replace(largest, tokens=1, images=0, pages=pages)),
+            self.runner.plan(
+                replace(largest, tokens=tokens, images=min(largest.images, tokens), pages=pages)
+            ),
         )
 
     def encode(self, tiles: Iterable[Shape], batch: int = 1) -> Bytes:

@@ -288,3 +288,12 @@ def test_every_rule_is_tested_here_or_in_programs() -> None:
     elsewhere = {"attention", "gather_pages", "reshape", "rows", "columns", "kv_half"}
     text = __import__("pathlib").Path(__file__).read_text()
     assert [op for op in RULES if op not in elsewhere and f'"{op}"' not in text] == []
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("dtype", [F, B])
+@pytest.mark.parametrize(("rows", "rank", "width"), [(1, 1, 5), (3, 16, 64), (13, 17, 40)])
+def test_lora(rows: int, rank: int, width: int, dtype: torch.dtype) -> None:
+    y, x = rand(rows, 33, dtype=dtype), rand(rows, width, dtype=dtype)
+    a, b = rand(rank, width, dtype=dtype), rand(33, rank, dtype=dtype)
+    check("lora", [y, x, a, b, rand(rows, 1)], [2, 3])

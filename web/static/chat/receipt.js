@@ -46,6 +46,7 @@ function body(receipt, options, pictures) {
     ["Speculation", receipt.proposed_tokens ? `${plural(receipt.proposed_tokens, "token")} proposed, ${receipt.accepted_tokens.toLocaleString("en")} accepted` : null],
     ["Model", receipt.model],
     ["Device", `${receipt.device}${receipt.threads ? `, ${plural(receipt.threads, "thread")}` : ""}, ${receipt.dtype}`],
+    ["Adapters", Object.entries(receipt.adapters ?? {}).map(([name, scale]) => `${name}, scale ${scale}`).join("; ")],
     ["Layout", receipt.layout || null],
     ["Pictures", receipt.preprocessed ? `prepared ${receipt.preprocessed}` : null],
     ["Attention", Object.entries(receipt.attention).map(([part, kernel]) => `${part}: ${kernel}`).join("; ")],

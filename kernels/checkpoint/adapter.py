@@ -1,0 +1,204 @@
+"""A LoRA adapter for one model: what it changes, under canonical names, as matrices to multiply
+with and as weights with the change in them.
+
+What a checkpoint has turned, fused or split is the same for an adapter's matrices: each parameter's
+own `convert` is applied to them. Where that moves rows, the second matrix's rows move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from mtmd.base.errors import ModelError
+from mtmd.kernels.checkpoint.adapter_file import AdapterFile, Change
+from mtmd.kernels.checkpoint.canonical import CanonicalWeights, Parameter, Stored
+from mtmd.kernels.graph import Type
+
+A, B = ".lora_a", ".lora_b"  # behind the name of the weight that is changed
+
+
+@dataclass(frozen=True)
+class Target:
+    """A parameter that an adapter changes: `way` is one in which a file may hold it, and `changes`
+    those of its tensors, None for one that is as it was.
+    """
+
+    parameter: Parameter
+    way: Stored
+    changes: tuple[Change | None, ...]
+
+    @property
+    def rank(self) -> int:
+        """Return the rank of its tensors side by side."""
+        return sum(c.rank for c in self.changes if c is not None)
+
+    @property
+    def embedding(self) -> bool:
+        return any(c is not None and c.embedding for c in self.changes)
+
+    @property
+    def magnitude(self) -> bool:
+        return any(c is not None and c.magnitude is not None for c in self.changes)
+
+    def why_not_live(self) -> str | None:
+        """Return why products cannot be changed by it as they are computed; None if they can."""
+        if self.magnitude:
+            return "it has magnitudes (DoRA)"
+        shape = self.parameter.shape
+        if len(shape) != 2 or self.way.shape[1:] != shape[1:]:
+            return "it is no product of rows with one matrix"
+        if self.way.convert is None or self.embedding:
+            return None
+        with suppress(RuntimeError, ValueError, IndexError):
+            rows = torch.empty(self.way.shape[0], self.rank)
+            if tuple(self.way.convert(*[rows] * len(self.changes)).shape) == (shape[0], self.rank):
+                return None
+        return "its layout is not that of rows"
+
+
+class Adapter:
+    """The changes of an adapter in a part of a model: a `WeightSource` of its matrices, by the name
+    of the weight and `A` or `B` behind it. `targets` by the name of the weight.
+    """
+
+    def __init__(self, name: str, file: AdapterFile, targets: Mapping[str, Target]):
+        self.name, self.targets, self._file = name, targets, file
+
+    @property
+    def where(self) -> str:
+        return self._file.where
+
+    def changes_product(self, weight: str) -> bool:
+        return weight in self.targets and not self.targets[weight].embedding
+
+    def changes_table(self, weight: str) -> bool:
+        return weight in self.targets and self.targets[weight].embedding
+
+    def bytes(self, dtype: torch.dtype) -> int:
+        """Bytes of all its matrices in memory."""
+        names = (weight + part for weight in self.targets for part in (A, B))
+        return sum(self.type_of(name, dtype).bytes for name in names)
+
+    def only(self, weights: Sequence[str]) -> Adapter:
+        """The same for some of the weights."""
+        return Adapter(self.name, self._file, {w: self.targets[w] for w in weights})
+
+    def type_of(self, name: str, dtype: torch.dtype) -> Type:
+        target = self.targets[name.removesuffix(A).removesuffix(B)]
+        rows, columns = target.parameter.shape
+        if name.endswith(B):
+            return Type.contiguous((columns if target.embedding else rows, target.rank), dtype)
+        shape = (rows, target.rank) if target.embedding else (target.rank, columns)
+        return Type.contiguous(shape, dtype)
+
+    def read(self, name: str, dtype: torch.dtype) -> Tensor:
+        """a [R, K], or of a table [V, R]; b [N, R], in which the adapter's scale is."""
+        target = self.targets[name.removesuffix(A).removesuffix(B)]
+        if name.endswith(A):
+            parts = [self._value(c.a) for c in target.changes if c is not None]
+            a = torch.cat(parts)
+            is_turned = target.embedding and not self._file.file.canonical
+            return (a.t() if is_turned else a).to(dtype).contiguous()
+        # Each tensor's rows in columns of their own, as their a's lie one below the other
+        columns, at = list[Tensor](), 0
+        for change in target.changes:
+            rows = target.parameter.shape[1] if target.embedding else target.way.shape[0]
+            b = torch.zeros(rows, target.rank)
+            if change is not None:
+                b[:, at : at + change.rank] = self._value(change.b) * change.scale
+                at += change.rank
+            columns.append(b)
+        convert = None if target.embedding else target.way.convert
+        return (convert(*columns) if convert else columns[0]).to(dtype).contiguous()
+
+    def quant(self, name: str) -> str | None:  # noqa: ARG002
+        return None
+
+    def merged(self, weight: str, scale: float, value: Tensor) -> Tensor:
+        """A parameter's fp32 value with the change in it, `scale` times."""
+        target = self.targets[weight]
+        deltas = [
+            torch.zeros(target.way.shape)
+            if change is None
+            else self._value(change.b) @ self._value(change.a) * (change.scale * scale)
+            for change in target.changes
+        ]
+        delta = target.way.convert(*deltas) if target.way.convert else deltas[0]
+        result = value + delta.reshape(value.shape)
+        if not target.magnitude:
+            return result
+        (change,) = target.changes
+        assert change is not None and change.magnitude is not None
+        lengths = self._value(change.magnitude).reshape(-1, 1)
+        lengths = target.way.convert(lengths) if target.way.convert else lengths
+        scaled: Tensor = result * (lengths / torch.linalg.norm(result, dim=1, keepdim=True))
+        return scaled
+
+    def _value(self, name: str) -> Tensor:
+        return self._file.file.read(name).float()
+
+
+def adapters_of(
+    name: str, file: AdapterFile, parts: Sequence[Mapping[str, Parameter]]
+) -> list[Adapter]:
+    """Return what a file changes of each of a model's `parts` (its parameters). Raises ModelError
+    naming a weight that the model does not have, or has in another shape.
+    """
+    canonical = file.file.canonical
+    targets: list[dict[str, Target]] = [{} for _ in parts]
+    used = set[str]()
+    for part, parameters in zip(targets, parts, strict=True):
+        for weight, parameter in parameters.items():
+            target = _target(file, parameter, list(parameter.ways(weight, canonical)), used)
+            if target is not None:
+                part[weight] = target
+    if unknown := sorted(file.changes.keys() - used):
+        wrong, more = unknown[0], f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
+        made_for = f" (it says it was made for {file.base:.80})" if file.base else ""
+        raise ModelError(
+            f"{file.where}: {wrong.removesuffix('.weight'):.120}{more} of shape "
+            f"{list(file.changes[wrong].shape)} is no weight of this model{made_for}; expected an "
+            "adapter that was trained for it"
+        )
+    return [Adapter(name, file, part) for part in targets]
+
+
+def _target(
+    file: AdapterFile, parameter: Parameter, ways: Sequence[Stored], used: set[str]
+) -> Target | None:
+    for way in ways:
+        changes = tuple(file.changes.get(name) for name in way.names)
+        given = [c for c in changes if c is not None]
+        if not given:
+            continue
+        if any(c.shape != tuple(way.shape) for c in given):
+            continue
+        if any(c.magnitude is not None for c in given) and len(way.names) > 1:
+            raise ModelError(
+                f"{file.where}: {way.names[0]:.120} has magnitudes (DoRA) and is one of several "
+                "tensors that are used as one; merge it with PEFT's merge_and_unload()"
+            )
+        used.update(name for name in way.names if name in file.changes)
+        return Target(parameter, way, changes)
+    return None
+
+
+def merged(
+    weights: CanonicalWeights, adapter: Adapter, scale: float
+) -> tuple[CanonicalWeights, Adapter]:
+    """The weights with an adapter's changes in those that are plain numbers, and what is left of
+    the adapter: the products of the others have to be changed.
+    """
+    plain = [
+        weight
+        for weight, target in adapter.targets.items()
+        if not target.embedding and weights.quant(weight) is None
+    ]
+    changes = {weight: partial(adapter.merged, weight, scale) for weight in plain}
+    return weights.changed(changes), adapter.only([w for w in adapter.targets if w not in plain])

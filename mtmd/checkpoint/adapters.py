@@ -1,0 +1,91 @@
+"""LoRA adapters that a model is loaded with: found, opened, checked against its weights, merged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from mtmd.base.errors import ModelError, OptionError
+from mtmd.checkpoint.checkpoint import Checkpoint, ModelAdapter
+from mtmd.checkpoint.hub import resolve_adapter
+from mtmd.kernels.checkpoint.adapter import Adapter, adapters_of, merged
+from mtmd.kernels.checkpoint.adapter_file import AdapterFile, open_adapter
+from mtmd.options.adapters import AdapterOption
+
+
+def with_adapters(
+    checkpoint: Checkpoint, requested: Sequence[str], progress: bool = False
+) -> Checkpoint:
+    """The checkpoint with adapters as `LoadOptions.lora` names them. No values are read. Raises
+    ModelError for what is none of this model, OptionError for two of one name.
+    """
+    options = [AdapterOption.parse(text) for text in requested]
+    files = [open_adapter(resolve_adapter(one.path, progress)) for one in options]
+    for one, file in zip(options, files, strict=True):
+        checkpoint = _with(checkpoint, one, file)
+    names = [one.name for one in checkpoint.adapters]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise OptionError(f"lora: found two adapters named {twice[0]}, expected a name for each")
+    again = tuple(
+        str(replace(one, path=str(file.path.absolute())))
+        for one, file in zip(options, files, strict=True)
+    )
+    return replace(checkpoint, opened_from=(*checkpoint.opened_from, *again))
+
+
+def _with(checkpoint: Checkpoint, one: AdapterOption, file: AdapterFile) -> Checkpoint:
+    kind = checkpoint.architecture
+    canonical = checkpoint.text_weights.file.canonical
+    if file.architecture and canonical and file.architecture != kind:
+        raise ModelError(
+            f"{file.where} is for the architecture {file.architecture!r:.40}, and the model is of "
+            f"{kind!r:.40}; expected an adapter that was trained for it"
+        )
+    name = one.name or _name_of(file.path, [each.name for each in checkpoint.adapters])
+    parameters = [checkpoint.text.parameters()]
+    parameters += [checkpoint.vision.parameters()] if checkpoint.vision else []
+    text, *towers = adapters_of(name, file, parameters)
+    count = sum(len(part.targets) for part in (text, *towers))
+    text_weights, vision_weights = checkpoint.text_weights, checkpoint.vision_weights
+    vision = towers[0] if towers else None
+    if one.name is None:
+        text_weights, text = merged(text_weights, text, one.scale)
+        if vision is not None and vision_weights is not None:
+            vision_weights, vision = merged(vision_weights, vision, one.scale)
+    left = [part for part in (text, vision) if part is not None]
+    for part in left:
+        _check_live(part, one)
+    count -= sum(len(part.targets) for part in left)
+    adapter = ModelAdapter(
+        name, file.path, one.scale, one.name is not None, text, vision, file.base, count
+    )
+    return replace(
+        checkpoint,
+        text_weights=text_weights,
+        vision_weights=vision_weights,
+        adapters=(*checkpoint.adapters, adapter),
+    )
+
+
+def _check_live(adapter: Adapter, one: AdapterOption) -> None:
+    """Raises ModelError for changes that can be made to weights alone."""
+    for weight, target in adapter.targets.items():
+        if (reason := target.why_not_live()) is None:
+            continue
+        advice = (
+            "leave its name out, and it becomes part of the weights"
+            if one.name is not None
+            else "which the model has quantized; load one in BF16 or F16"
+        )
+        raise ModelError(
+            f"{adapter.where} changes {weight}, and {reason}: that can be done to weights alone; "
+            f"{advice}"
+        )
+
+
+def _name_of(path: Path, taken: Sequence[str]) -> str:
+    """A name for one that was given none."""
+    stem = path.resolve().stem[:48] or "adapter"
+    others = (stem, *(f"{stem}-{number}" for number in range(2, len(taken) + 3)))
+    return next(name for name in others if name not in taken)
