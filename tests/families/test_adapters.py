@@ -131,7 +131,10 @@ def test_as_peft(build: Build, tmp_path: Path, case: tuple[str, str]) -> None:
 
 def test_gguf(build: Build, tmp_path: Path) -> None:
     """An adapter as llama.cpp's converter writes it is the one of PEFT."""
-    case = "llava", "llava 1.5, llama with 6 heads on 2 and llama3 rope, last layer with its class token, as published"
+    case = (
+        "llava",
+        "llava 1.5, llama with 6 heads on 2 and llama3 rope, last layer with its class token, as published",
+    )
     oracle = build(*case)
     expected = theirs(adapter(oracle, tmp_path / "peft", target_modules=TEXT), "llava")
     text = oracle.model.config.text_config
@@ -147,5 +150,5 @@ def test_dora(build: Build, tmp_path: Path) -> None:
     expected = theirs(adapter(oracle, tmp_path / "a", use_dora=True, **CASES[QWEN]), QWEN[0])
     with load(oracle.folder, device="cpu", dtype="fp32", lora=tmp_path / "a") as model:
         assert ours(model, QWEN[0], None) == [expected]
-    with pytest.raises(ModelError, match="it has magnitudes .* leave its name out"):
+    with pytest.raises(ModelError, match=r"it has magnitudes .* leave its name out"):
         load(oracle.folder, device="cpu", lora={"a": tmp_path / "a"})
