@@ -37,12 +37,21 @@ _FILE_TYPES = {
 
 
 @dataclass(frozen=True)
+class ServedAdapter:
+    """A LoRA adapter that answers may choose by name. `file`: the name of its file or folder."""
+
+    name: str
+    file: str
+    scale: float
+
+
+@dataclass(frozen=True)
 class CheckpointFacts:
     """`format`: of its files, "gguf" or "safetensors". `architecture`: model_type of a config.json,
     general.architecture of a GGUF. `parameters`: numbers that are stored, of encoder and decoder.
     `width`: of the decoder, of vectors where there is none. `weight_type`: BF16, Q4_K_M; of several
     types the one that holds most of the parameters, where the file has no name for the mixture.
-    `sampling`: how the files recommend to choose tokens.
+    `sampling`: how the files recommend to choose tokens. `adapters` that answers may choose.
     """
 
     format: str
@@ -51,6 +60,7 @@ class CheckpointFacts:
     width: int
     weight_type: str
     sampling: ModelSampling = NOTHING_RECOMMENDED
+    adapters: tuple[ServedAdapter, ...] = ()
 
 
 def facts_of(checkpoint: Checkpoint) -> CheckpointFacts:
@@ -62,7 +72,10 @@ def facts_of(checkpoint: Checkpoint) -> CheckpointFacts:
         checkpoint.text.width,
         checkpoint.file_type,
     )
-    return replace(facts, sampling=checkpoint.sampling)
+    adapters = tuple(
+        ServedAdapter(one.name, one.path.name, one.scale) for one in checkpoint.chosen_adapters
+    )
+    return replace(facts, sampling=checkpoint.sampling, adapters=adapters)
 
 
 def facts_of_weights(

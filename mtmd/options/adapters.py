@@ -8,7 +8,8 @@ import math
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from mtmd.base.errors import OptionError
 from mtmd.base.options import Kind, refuse
@@ -57,6 +58,18 @@ def _loaded(name: str, value: object) -> tuple[str, ...]:
             refuse(name, item, "[NAME=]PATH[:SCALE], a list of such, or {name: path}")
         _check_scale(name, match["scale"])
         result.append(text)
+    return tuple(result)
+
+
+def beside(value: object, folder: Path) -> tuple[str, ...]:
+    """Return `LoadOptions.lora` as a file in `folder` has it: paths of what is there are from it
+    on. Raises OptionError.
+    """
+    result = []
+    for text in _loaded("lora", value):
+        one = AdapterOption.parse(text)
+        path = folder / Path(one.path).expanduser()
+        result.append(str(replace(one, path=str(path))) if path.exists() else text)
     return tuple(result)
 
 

@@ -125,7 +125,8 @@ class Answering:
     ) -> list[Ticket]:
         """`resources` closes what has to live as long as the answers."""
         number, tenant = request.number, owner()
-        options = model.options({**request.prompt_options, **request.options}, request.detail)
+        given = {**request.prompt_options, **request.options}
+        options = model.options(given, request.detail, request.model)
         prompts: list[Any] = [raw_prompt(model, prompt) for prompt in request.prompts]
         if not prompts:
             prompts.append(resources.enter_context(self._messages(model, request)))

@@ -13,11 +13,12 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError, to_json
 
 from mtmd.base.options import options_of
+from mtmd.options.adapters import MAX_ADAPTERS, MAX_SCALE
 from mtmd.options.answer import STOP_CHARS_MAX, STOPS_MAX, AnswerOptions
 from mtmd.tools.tool import TOOLS_MAX
 from mtmd.web.answering.request import Piece
 from mtmd.web.errors import TAG
-from mtmd.web.intake.body import WHOLE
+from mtmd.web.intake.body import WHOLE, Loose
 from mtmd.web.intake.long_texts import CutText, as_data_url, beginning
 
 MAX_MESSAGES = 4096
@@ -46,6 +47,13 @@ def _schema(value: dict[str, Any]) -> dict[str, Any]:
 
 
 ModelName = Annotated[str, Field(max_length=512)]
+AdapterName = Annotated[str, Field(min_length=1, max_length=80)]
+AdapterScale = Annotated[float, Field(ge=-MAX_SCALE, le=MAX_SCALE)]
+Adapters = (
+    AdapterName
+    | Annotated[list[AdapterName], Field(max_length=MAX_ADAPTERS)]
+    | Annotated[dict[AdapterName, AdapterScale], Field(max_length=MAX_ADAPTERS)]
+)
 Schema = Annotated[dict[str, Any], AfterValidator(_schema)]
 Temperature = Annotated[float, within("temperature")]
 Fraction = Annotated[float, within("top_p")]  # min_p, too
@@ -65,6 +73,21 @@ Tools = Annotated[list[dict[str, Any]], Field(max_length=TOOLS_MAX)]
 FramesPerSecond = Annotated[float, Field(gt=0, le=240)]
 FrameCount = Annotated[int, Field(ge=1, le=1 << 20), WHOLE]
 Seconds = Annotated[float, Field(ge=0, lt=1e9)]
+
+
+class LoraScale(Loose):
+    """llama.cpp's choice of an adapter, by its place among those that were loaded."""
+
+    id: Annotated[int, Field(ge=0, lt=MAX_ADAPTERS), WHOLE]
+    scale: AdapterScale = 1.0
+
+
+LoraScales = Annotated[list[LoraScale], Field(max_length=MAX_ADAPTERS)]
+
+
+def scales(lora: list[LoraScale] | None) -> list[tuple[int, float]] | None:
+    """Return what `ServedModel.options` takes."""
+    return None if lora is None else [(one.id, one.scale) for one in lora]
 
 
 def by_type(error: str, message: str) -> Discriminator:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
 from flask import Blueprint, Response, jsonify, request
-from pydantic import Field
+from pydantic import Field, RootModel
 
 from mtmd import Answer, Event, Finished, Receipt, TextPiece, TokenInfo, __version__
 from mtmd.web import sse
@@ -28,6 +28,7 @@ from mtmd.web.interfaces.fields import (
     Additive,
     Fraction,
     Logprobs,
+    LoraScales,
     ModelName,
     Penalty,
     Schema,
@@ -36,6 +37,7 @@ from mtmd.web.interfaces.fields import (
     TokenId,
     given,
     promised,
+    scales,
     within,
 )
 from mtmd.web.interfaces.openai_requests import Bias, ChatRequest
@@ -60,6 +62,10 @@ class Detokenize(Loose):
     model: ModelName | None = None
 
 
+class Scales(RootModel[LoraScales]):
+    """Scales of adapters, for requests that choose none."""
+
+
 Ids = list[TokenId]
 Mixed = list[str | TokenId]
 
@@ -80,7 +86,6 @@ class Completion(Request):
         "dynatemp_range": (0,),
         "n_indent": (0,),
         "samplers": ([],),
-        "lora": ([],),
         "image_data": ([],),
         "post_sampling_probs": (False,),
         "t_max_predict_ms": (0, -1),
@@ -101,6 +106,7 @@ class Completion(Request):
     seed: Annotated[int, within("seed", -1), WHOLE] | None = None
     stop: Stops | None = None
     ignore_eos: bool | None = None
+    lora: LoraScales | None = None
     logit_bias: Bias | None = None
     grammar: str | None = Field(default=None, max_length=LONGEST_GRAMMAR)
     json_schema: Schema | None = None
@@ -144,6 +150,7 @@ class Completion(Request):
             seed=None if self.seed == -1 else self.seed,
             stop=tuple(self.stop) if self.stop else None,
             ignore_eos=self.ignore_eos,
+            lora=scales(self.lora),
             logit_bias=self.logit_bias or None,
             grammar=self.grammar or None,
             json_schema=promised(self.json_schema),
@@ -194,6 +201,31 @@ def blueprint(answering: Answering) -> Blueprint:
         included; pictures stand in it as the template writes them.
         """
         return {"prompt": answering.rendered(json_body(ChatRequest).request())}
+
+    @routes.get("/lora-adapters")
+    @takes(Body.NOTHING)
+    def adapters() -> Response:
+        """Adapters by number, each with its scale for requests that choose none."""
+        model = answering.models.choose(request.args.get("model"))
+        return jsonify(
+            [
+                {
+                    "id": number,
+                    "name": one.name,
+                    "path": one.file,
+                    "scale": model.applied.get(one.name, 0.0),
+                }
+                for number, one in enumerate(model.adapters)
+            ]
+        )
+
+    @routes.post("/lora-adapters")
+    @takes(Body.JSON)
+    def apply_adapters() -> dict[str, bool]:
+        """Set these scales, for requests that choose no adapter; 0 for the others."""
+        model = answering.models.choose(request.args.get("model"))
+        model.applied = model.scales_of(scales(json_body(Scales).root) or [])
+        return {"success": True}
 
     @routes.get("/slots")
     @takes(Body.NOTHING)

@@ -74,7 +74,7 @@ def blueprint(answering: Answering) -> Blueprint:
     @routes.get("/v1/models")
     @takes(Body.NOTHING)
     def models() -> dict[str, Any]:
-        called = [(name, model) for model in answering.models.listed() for name in model.names]
+        called = [(name, model) for model in answering.models.listed() for name in _names(model)]
         return {
             "object": "list",
             "data": [_model(name, model, answering.models.many) for name, model in called],
@@ -92,7 +92,7 @@ def blueprint(answering: Answering) -> Blueprint:
     @takes(Body.NOTHING)
     def model(name: str) -> dict[str, Any]:
         result = answering.models.find(name)
-        is_known = name in result.names or {name, result.name} <= DEMO_NAMES
+        is_known = name in _names(result) or {name, result.name} <= DEMO_NAMES
         return _model(name if is_known else result.name, result, answering.models.many)
 
     @routes.get("/docs")
@@ -111,6 +111,11 @@ def blueprint(answering: Answering) -> Blueprint:
     return routes
 
 
+def _names(model: Listed) -> list[str]:
+    """Return its names, and those of its adapters, each of which is a model to a client."""
+    return list(dict.fromkeys((*model.names, *(one.name for one in model.adapters))))
+
+
 def _can(model: Listed) -> list[str]:
     return ["completion", *(["multimodal"] if model.sees else [])]
 
@@ -127,6 +132,8 @@ def _model(name: str, model: Listed, many: bool) -> dict[str, Any]:
         "created_at": datetime.fromtimestamp(int(model.since), timezone.utc).isoformat(),
         "mtmd": {"context": model.context, "vision": model.sees, "video": model.sees},
     }
+    if name not in model.names and any(one.name == name for one in model.adapters):
+        known["parent"] = model.name
     if many:
         failed = {"failed": True, "reason": model.reason} if model.reason else {}
         loading = {"progress": model.progress} if model.state == LOADING else {}

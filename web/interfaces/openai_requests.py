@@ -33,11 +33,13 @@ from mtmd.web.interfaces.fields import (
     MAX_CALLS,
     MAX_MESSAGES,
     MAX_PROMPTS,
+    Adapters,
     Additive,
     Fraction,
     FrameCount,
     FramesPerSecond,
     Logprobs,
+    LoraScales,
     ModelName,
     Penalty,
     Schema,
@@ -54,6 +56,7 @@ from mtmd.web.interfaces.fields import (
     of_file_data,
     pieces,
     promised,
+    scales,
     text_or,
     within,
 )
@@ -427,8 +430,8 @@ class Structured(Loose):
 
 class Generation(Request):
     """Describes what chat and plain completions have in common. `top_k`, `min_p`,
-    `repetition_penalty`, `min_tokens`, `stop_token_ids`, `ignore_eos` and grammars are not
-    OpenAI's.
+    `repetition_penalty`, `min_tokens`, `stop_token_ids`, `ignore_eos`, adapters and grammars are
+    not OpenAI's.
     """
 
     unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {
@@ -444,7 +447,6 @@ class Generation(Request):
         "bad_words": ([],),
         "allowed_token_ids": ([],),
         "logits_processors": ([],),
-        "lora": ([],),
     }
     # fields of OpenAI's that say who asks and how the answer is kept, and nothing of the answer
     harmless: ClassVar[frozenset[str]] = frozenset(
@@ -481,6 +483,8 @@ class Generation(Request):
     ignore_eos: bool | None = None
     sampling: Literal["model", "greedy", "off"] | None = None
     stop_repeating: bool | None = None
+    adapter: Adapters | None = None
+    lora: LoraScales | None = None  # llama.cpp's
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_progress: bool | None = None  # llama.cpp's: chunks that say how far the prompt is
@@ -564,8 +568,9 @@ class Generation(Request):
             "ignore_eos",
             "sampling",
             "stop_repeating",
+            "adapter",
         )
-        options = given(**{name: getattr(self, name) for name in names})
+        options = given(**{name: getattr(self, name) for name in names}, lora=scales(self.lora))
         if self.repetition_penalty is None and self.repeat_penalty is not None:
             options["repetition_penalty"] = self.repeat_penalty
         if self.logit_bias:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from flask import request
 
 from mtmd.checkpoint.collection import near
-from mtmd.checkpoint.facts import CheckpointFacts
+from mtmd.checkpoint.facts import CheckpointFacts, ServedAdapter
 from mtmd.web.errors import ApiError
 from mtmd.web.served_model import SAMPLING, ServedModel
 from mtmd.web.telemetry.metrics import Life, Measured
@@ -52,6 +52,11 @@ class Listed:
     default: bool = True
     preset: Mapping[str, Any] = field(default_factory=dict)
     checkpoint: CheckpointFacts | None = None
+
+    @property
+    def adapters(self) -> tuple[ServedAdapter, ...]:
+        """Return the adapters that requests may choose, as far as they are known."""
+        return () if self.checkpoint is None else self.checkpoint.adapters
 
     @property
     def usual_sampling(self) -> dict[str, float]:

@@ -17,6 +17,7 @@ from typing import Any
 from mtmd import OptionError
 from mtmd.base.options import options_of
 from mtmd.checkpoint.collection import near
+from mtmd.options.adapters import beside
 from mtmd.options.answer import AnswerOptions
 from mtmd.options.by_name import options
 from mtmd.options.load import LoadOptions
@@ -108,6 +109,11 @@ def _preset(values: Any, where: str, folder: Path) -> Preset:
         raise OptionError(f"{where}: aliases: expected a list of names")
     _check_names(rest, (*ANSWER, "system", "load", "aliases"), where)
     _check_names(load, LOAD, f"{where}, load")
+    if "lora" in load:
+        try:
+            load["lora"] = beside(load["lora"], folder)
+        except OptionError as error:
+            raise OptionError(f"{where}, load: {error}") from error
     load = {
         key: str(folder / Path(value).expanduser())
         if key in _PATHS and isinstance(value, str) and value

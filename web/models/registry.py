@@ -733,12 +733,20 @@ class Registry:
         """Raises ApiError."""
         if name is None:
             return self._default if self._chosen else self._used_last() or self._usual()
-        result = self._by_name.get(name)
+        result = self._by_name.get(name) or self._with_adapter(name)
         if result is None and self._any_name:
             return self._usual()
         if result is None:
             raise not_here(name, self._by_name, list(self._entries))
         return result
+
+    def _with_adapter(self, name: str) -> Entry | None:
+        """Return the model of an adapter; those of models that were never opened are not known."""
+        opened = ((e, e.facts.checkpoint) for e in self._entries.values() if e.facts is not None)
+        return next(
+            (e for e, facts in opened if facts and name in {one.name for one in facts.adapters}),
+            None,
+        )
 
     def _used_last(self) -> Entry | None:
         loaded = [e for e in self._entries.values() if e.served is not None]

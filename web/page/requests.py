@@ -35,14 +35,14 @@ class Options(_Strict):
     detail: Literal["auto", "low", "high"] | None = None
     think: Literal["auto", "on", "off"] | Effort | None = None
     think_budget: int | None = None
+    adapter: Annotated[str, Field(max_length=80)] | None = None
     since: Id | None = None
 
     def chosen(self) -> dict[str, Any]:
-        return {
-            name: value
-            for name, value in self.model_dump(exclude={"model", "system", "since"}).items()
-            if value is not None
-        }
+        values = self.model_dump(exclude={"model", "system", "since"})
+        if self.adapter == "":  # none, also where a preset says otherwise
+            values["adapter"] = ()
+        return {name: value for name, value in values.items() if value is not None}
 
 
 class Attached(_Strict):

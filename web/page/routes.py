@@ -112,6 +112,7 @@ def _page_routes(routes: Blueprint, chat: Chat) -> None:
             "context": model.context,
             "vision": sees,
             "thinks": there.service.thinks if there else None,
+            "adapters": [one.name for one in model.adapters],
             "kept": chat.store.keeps,
             "shared": chat.store.shared,
             "notice": notice.asdict() if notice else None,

@@ -1,18 +1,19 @@
 // How answers are to be made, kept in this browser.
 
-import { $ } from "../shared/dom.js";
+import { $, el } from "../shared/dom.js";
 import { forgetKey } from "../shared/server.js";
 
 const KEY = "mtmd.settings";
-const PLAIN = { system: "", detail: "auto", max_tokens: null, temperature: 0, top_p: 1, top_k: 0, min_p: 0, repetition_penalty: 1, seed: null, think: "auto", think_budget: null };
+const PLAIN = { system: "", detail: "auto", max_tokens: null, temperature: 0, top_p: 1, top_k: 0, min_p: 0, repetition_penalty: 1, seed: null, think: "auto", think_budget: null, adapter: "" };
 const SAMPLING = ["temperature", "top_p", "top_k", "min_p", "repetition_penalty"];
-const TEXTS = ["system", "detail", "think"];
+const TEXTS = ["system", "detail", "think", "adapter"];
 const AGAIN_TEMPERATURE = 0.7;
 let defaults = PLAIN;
 let chosen = {};
 let key = KEY;
 let model = null; // of several, which have their own settings
 let changed = () => {};
+let adapters = []; // of this model
 
 /** All settings as they are in force; null where the model decides, which was not opened yet. */
 export const read = () => ({ ...defaults, ...chosen });
@@ -36,6 +37,8 @@ export function settingsFor(about) {
   const preset = Object.fromEntries(Object.entries(about.preset).filter(([name]) => name in PLAIN));
   defaults = { ...PLAIN, ...own(about), ...preset };
   defaults.think = { true: "on", false: "off", none: "off" }[defaults.think] ?? defaults.think ?? "auto";
+  adapters = about.adapters;
+  if (!adapters.includes(defaults.adapter)) defaults.adapter = "";
   $("settings-source").textContent = source(about, preset);
   $("thinking-settings").hidden = about.thinks === false;
   model = about.many ? about.model : null;
@@ -47,6 +50,16 @@ export function settingsFor(about) {
     chosen = {};
   }
   if (!chosen.think) delete chosen.think;
+  showAdapter();
+}
+
+/** The menu of adapters, where there are any, which stands beside the model's name. */
+function showAdapter() {
+  if (chosen.adapter && !adapters.includes(chosen.adapter)) delete chosen.adapter; // one of before
+  const menu = $("adapter");
+  menu.hidden = !adapters.length;
+  menu.replaceChildren(...["", ...adapters].map((name) => el("option", { value: name }, name || "no adapter")));
+  menu.value = read().adapter;
 }
 
 /** By the model's own files, as far as the preset lets them. */
@@ -68,11 +81,12 @@ function source(about, preset) {
 
 /** What an answer was made with is how the next ones are. */
 export function adopt(given) {
-  for (const name of ["system", "detail", "temperature", "seed", "top_p", "top_k", "min_p", "repetition_penalty", "think", "think_budget"]) {
+  for (const name of ["system", "detail", "temperature", "seed", "top_p", "top_k", "min_p", "repetition_penalty", "think", "think_budget", "adapter"]) {
     const value = given[name] ?? (name === "system" ? "" : defaults[name]);
     if (value === defaults[name]) delete chosen[name];
     else chosen[name] = value;
   }
+  showAdapter();
   localStorage.setItem(key, JSON.stringify(chosen));
   changed();
 }
@@ -89,6 +103,10 @@ export function startSettings(about, onChange) {
     $("settings").showModal();
   });
   form.addEventListener("change", () => { if (form.checkValidity()) keep(form); });
+  $("adapter").addEventListener("change", () => {
+    fill(form, $("adapter").value);
+    keep(form);
+  });
   form.addEventListener("input", (event) => { if (event.target.name === "system") keep(form); });
   $("settings-reset").addEventListener("click", () => {
     chosen = {};
@@ -99,8 +117,8 @@ export function startSettings(about, onChange) {
   $("settings").addEventListener("click", (event) => { if (event.target === $("settings")) $("settings").close(); });
 }
 
-function fill(form) {
-  for (const [name, value] of Object.entries(read())) form.elements[name].value = value ?? "";
+function fill(form, adapter = read().adapter) {
+  for (const [name, value] of Object.entries({ ...read(), adapter })) form.elements[name].value = value ?? "";
 }
 
 function keep(form) {
