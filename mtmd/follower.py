@@ -74,7 +74,8 @@ class Follower:
         values: dict[str, Any] = {"images": None, "image_at": None}
         for name, tensor in zip(head["names"], tensors, strict=True):
             values[name] = tensor if name == "images" else tensor.numpy()
-        batch = Batch(**values, answers=head["answers"], cache=self.caches[head["cache"]])
+        values |= {"answers": head["answers"], "adapters": tuple(head["adapters"])}
+        batch = Batch(**values, cache=self.caches[head["cache"]])
         runner = self.loaded.runner
         if not head["first"]:
             runner.forward(batch)

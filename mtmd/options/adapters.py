@@ -61,7 +61,7 @@ def _loaded(name: str, value: object) -> tuple[str, ...]:
     return tuple(result)
 
 
-def beside(value: object, folder: Path) -> tuple[str, ...]:
+def from_folder(value: object, folder: Path) -> tuple[str, ...]:
     """Return `LoadOptions.lora` as a file in `folder` has it: paths of what is there are from it
     on. Raises OptionError.
     """

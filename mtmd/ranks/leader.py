@@ -47,7 +47,7 @@ log = logging.getLogger("mtmd.ranks")
 BATCH = tuple(
     f.name
     for f in dataclasses.fields(Batch)
-    if f.name not in ("answers", "cache", "images", "image_at")
+    if f.name not in ("answers", "cache", "images", "image_at", "adapters")
 )
 
 
@@ -326,6 +326,7 @@ class Ranks:
             tensors,
             names=names,
             answers=batch.answers,
+            adapters=batch.adapters,
             cache=cache,
         )
 

@@ -17,7 +17,7 @@ from typing import Any
 from mtmd import OptionError
 from mtmd.base.options import options_of
 from mtmd.checkpoint.collection import near
-from mtmd.options.adapters import beside
+from mtmd.options.adapters import from_folder
 from mtmd.options.answer import AnswerOptions
 from mtmd.options.by_name import options
 from mtmd.options.load import LoadOptions
@@ -111,7 +111,7 @@ def _preset(values: Any, where: str, folder: Path) -> Preset:
     _check_names(load, LOAD, f"{where}, load")
     if "lora" in load:
         try:
-            load["lora"] = beside(load["lora"], folder)
+            load["lora"] = from_folder(load["lora"], folder)
         except OptionError as error:
             raise OptionError(f"{where}, load: {error}") from error
     load = {

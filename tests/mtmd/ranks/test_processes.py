@@ -22,6 +22,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from adapters import write_adapter
 from processes import children
 from random_graphs import device
 
@@ -44,8 +45,8 @@ SHAPES = EXAMPLES / "shapes.png"
 
 
 @pytest.fixture
-def shared() -> Iterator[Model]:
-    model = load(tp=2, speculate="off")
+def shared(tmp_path: Path) -> Iterator[Model]:
+    model = load(tp=2, speculate="off", lora={"a": write_adapter(tmp_path / "a")})
     yield model
     assert model.loaded.ranks
     model.close()
@@ -68,6 +69,11 @@ def test_answers_are_those_of_one_process(shared: Model, demo: Model) -> None:
         ours, one = (m.answer(SHAPES, question) for m in (shared, demo))
         assert ours.output_token_ids == one.output_token_ids
         assert "on each of 2 ranks" in str(ours.receipt) and ours.receipt.ranks == 2
+    adapter = shared.checkpoint.adapters[0].path
+    with load(lora=adapter) as merged:
+        expected = merged.answer(SHAPES, questions[0], max_tokens=12)
+    ours = shared.answer(SHAPES, questions[0], max_tokens=12, adapter="a")
+    assert ours.output_token_ids == expected.output_token_ids != one.output_token_ids
     eight_at_random(shared, demo)
     with pytest.raises(DeviceError, match="one of several ranks already"):
         load(tp=2)
