@@ -60,7 +60,7 @@ def _awq(parts: Parts, base: str, stated: int | None) -> Packed:
         return part
 
     names = tuple(f"{base}.{part}" for part in ("qweight", "qzeros", "scales"))
-    label = integers.label("AWQ", 4, layout)
+    label = integers.label("AWQ", 4, layout, stated)
     return Packed(name, (n, k), layout, "AWQ", label, names, open, step=8)
 
 
@@ -101,7 +101,7 @@ def _gptq(parts: Parts, base: str, stated: int | None, scheme: Scheme) -> Packed
 
         return part
 
-    label = integers.label("GPTQ", bits, layout)
+    label = integers.label("GPTQ", bits, layout, stated)
     parts_there = tuple(part for part in names if part in parts)
     return Packed(name, (n, k), layout, "GPTQ", label, parts_there, open)
 

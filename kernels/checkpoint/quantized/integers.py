@@ -87,9 +87,12 @@ def heads(scales: Tensor, zeros: Tensor | int) -> Tensor:
     return header(scales, zeros if isinstance(zeros, int) else zeros.to(torch.int32) & 255)
 
 
-def label(name: str, bits: int, layout: Layout) -> str:
-    """A name of how a tensor is quantized, such as "AWQ int4, groups of 128"."""
-    per = "a scale for each row" if layout.groups == 1 else f"groups of {layout.group}"
+def label(name: str, bits: int, layout: Layout, stated: int | None = None) -> str:
+    """A name of how a tensor is quantized, such as "AWQ int4, groups of 128"; `stated`: the size of
+    groups by the settings.
+    """
+    whole = layout.groups == 1 and stated is None
+    per = "a scale for each row" if whole else f"groups of {layout.group}"
     order = ", columns in an order of their own" if layout.order is not None else ""
     return f"{name} int{bits}, {per}{order}"
 

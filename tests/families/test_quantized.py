@@ -1,0 +1,139 @@
+"""Quantized checkpoints of four families: the greedy tokens of transformers, in fp32 on the
+dequantized weights, have to come out of the files that hold codes and scales.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from common import Oracle, literal, picture
+from gemma3 import gemma3
+from llava import llava
+from quantized_files import FORMATS
+from qwen2_vl import qwen2_5_vl
+from qwen3_5 import TEXT as QWEN3_5
+from qwen3_5 import qwen3_5
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from mtmd import Finished, load
+from mtmd.kernels.checkpoint.open_weights import QuantizedWeights
+
+# Widths of whole blocks, so that weights can be kept as they are stored.
+WIDE = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+}
+WINDOWS = {"layer_types": ["sliding_attention", "full_attention"]}
+ROTARY = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [4, 6, 6]}
+FAMILIES: dict[str, Callable[[Path], Oracle]] = {
+    "gemma3": lambda f: gemma3(f, text=WIDE | WINDOWS),
+    "llava": lambda f: llava(f, text=WIDE),
+    "qwen2_5_vl": lambda f: qwen2_5_vl(f, text=WIDE | {"rope_parameters": ROTARY}),
+    "qwen3_5_moe": lambda f: qwen3_5(
+        f,
+        experts=True,
+        text=WIDE
+        | {
+            "layer_types": ["linear_attention", "full_attention"],
+            "rope_parameters": QWEN3_5["rope_parameters"] | {"mrope_section": [2, 1, 1]},
+            "linear_key_head_dim": 32,
+            "linear_value_head_dim": 64,
+            "linear_num_key_heads": 1,
+            "linear_num_value_heads": 2,
+            "moe_intermediate_size": 128,
+            "shared_expert_intermediate_size": 128,
+        },
+    ),
+}
+LEFT = ("embed_tokens", "lm_head", "norm", "conv1d", "gate.weight", "in_proj_a", "in_proj_b")
+# What the tower of one format is quantized in, too: rows there are no whole blocks.
+TOWER = "fp8-row"
+
+
+@pytest.fixture(scope="module")
+def oracle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Oracle:
+    return FAMILIES[request.param](tmp_path_factory.mktemp(request.param) / "model")
+
+
+def quantized(folder: Path, name: str) -> tuple[Path, Path]:
+    """The checkpoint with its decoder's weights in a format, and with the values of these."""
+    format = FORMATS[name]
+    stored: dict[str, Tensor] = {}
+    plain = load_file(folder / "model.safetensors")
+    for key, weight in plain.items():
+        tower = "vis" in key
+        text = "layers." in key and not tower and not any(left in key for left in LEFT)
+        if weight.dim() == 3 and text and "experts" in key:
+            plain[key] = torch.stack(experts(stored, key, weight, name))
+        elif weight.dim() == 2 and (text or (tower and name == TOWER and "proj." in key)):
+            held, plain[key] = format.quantize(weight)
+            base = key.removesuffix("weight")
+            stored |= {f"{base}{part}": tensor.contiguous() for part, tensor in held.items()}
+        else:
+            stored[key] = weight
+    return write(folder, f"{name}-stored", stored, format.settings), write(
+        folder, f"{name}-values", {key: value.contiguous() for key, value in plain.items()}
+    )
+
+
+def experts(stored: dict[str, Tensor], key: str, weight: Tensor, name: str) -> list[Tensor]:
+    """Each expert by itself, as quantizers write them; the values of all."""
+    base = key.rpartition(".")[0]
+    parts = {"gate_proj": 0, "up_proj": 1} if "gate_up" in key else {"down_proj": 0}
+    result = []
+    for number, expert in enumerate(weight):
+        values = []
+        for part, rows in zip(parts, expert.chunk(len(parts)), strict=True):
+            held, value = FORMATS[name].quantize(rows.contiguous())
+            values.append(value)
+            stored |= {f"{base}.{number}.{part}.{n}": t.contiguous() for n, t in held.items()}
+        result.append(torch.cat(values))
+    return result
+
+
+def write(
+    folder: Path, name: str, tensors: dict[str, Tensor], settings: dict[str, Any] | None = None
+) -> Path:
+    copy = folder.with_name(name)
+    shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("*.safetensors"))
+    save_file(tensors, copy / "model.safetensors", {"format": "pt"})
+    if settings is not None:
+        config = json.loads((copy / "config.json").read_text())
+        (copy / "config.json").write_text(json.dumps(config | {"quantization_config": settings}))
+    return copy
+
+
+NAMES = ("fp8", "fp8-row", "awq", "gptq", "int4", "int8-bytes", "nvfp4", "mxfp4")
+MORE = ("nf4-nested", "bnb-int8", "mlx", "mlx-8")
+
+
+@pytest.mark.parametrize("name", [*NAMES, *MORE])
+@pytest.mark.parametrize("oracle", FAMILIES, indirect=True)
+def test_greedy_tokens(oracle: Oracle, name: str) -> None:
+    stored, values = quantized(oracle.folder, name)
+    model = load(stored, device="cpu", dtype="fp32")
+    file = model.checkpoint.text_weights.file
+    assert isinstance(file, QuantizedWeights) and file.quantized == FORMATS[name].label
+    pixels = picture(3, 60, 44)
+    text = {"type": "text", "text": "Describe the image."}
+    asked = [{"role": "user", "content": [{"type": "image", "image": pixels}, text]}]
+    *_, last = model.stream(asked, max_tokens=32, ignore_eos=True)
+    assert isinstance(last, Finished)
+    witness = type(oracle.model).from_pretrained(values, dtype=torch.float32)
+    witness.generation_config.eos_token_id = None
+    expected = replace(oracle, model=literal(witness))
+    inputs = expected.inputs([{"role": "user", "content": [{"type": "image"}, text]}], [pixels])
+    assert list(last.answer.prompt_token_ids) == expected.prompt_ids(inputs)
+    assert list(last.answer.output_token_ids) == expected.greedy(inputs, 32)
