@@ -92,7 +92,7 @@ def header(scales: Tensor, zeros: Tensor | int = 0) -> Tensor:
     bits = scales.float().view(torch.int32)
     # Rounded half up; the largest numbers would round to infinity, so they are cut.
     rounded = torch.where(bits & 0x7FFFFFFF < 0x7F7FFF80, bits + 128, bits) & ~255
-    return _as_bytes(rounded | zeros)
+    return _as_bytes((rounded | zeros).to(torch.int32))
 
 
 def floats(*numbers: Tensor) -> Tensor:

@@ -126,7 +126,7 @@ def test_greedy_tokens(oracle: Oracle, name: str) -> None:
     model = load(stored, device="cpu", dtype="fp32")
     file = model.checkpoint.text_weights.file
     assert isinstance(file, QuantizedWeights) and file.quantized == FORMATS[name].label
-    pixels = picture(3, 60, 44)
+    pixels = picture(5, 60, 44)
     text = {"type": "text", "text": "Describe the image."}
     asked = [{"role": "user", "content": [{"type": "image", "image": pixels}, text]}]
     *_, last = model.stream(asked, max_tokens=32, ignore_eos=True)
