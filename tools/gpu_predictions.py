@@ -112,7 +112,8 @@ written where they lie.
     clock  = 128 threads' cycles x multiprocessors x clock rate x min(1, programs / multiprocessors)
 
 A kernel unpacks each weight once for every block of its rows of x; of experts the blocks count that an even router would fill. 128 threads' cycles of a multiprocessor are
-half the card's published fp32 FLOPs (all of them for `cuda:80`). Of a weight, counted for `cuda:90` with Triton 3.9, x in 16 bits, by `python benchmarks/gpu_kernels/instructions.py --all`:
+half the card's published fp32 FLOPs (all of them for `cuda:80`). Of a weight, counted for `cuda:90` with Triton 3.9, x in 16 bits, by `python benchmarks/gpu_kernels/instructions.py --all`,
+by kernel and rows of x of a block (of types that are tried in few shapes experts were not counted, and are taken to need what products do):
 
 {cycles}
 
@@ -200,10 +201,15 @@ def factor_rows() -> Iterator[str]:
 
 
 def cycle_rows() -> Iterator[str]:
-    yield f"| kernel, rows of x of a block | {' | '.join(KINDS)} |"
-    yield "|---|" + "---|" * len(KINDS)
-    for (name, rows), counted in CYCLES.items():
-        yield f"| `{name}`, {rows} | " + " | ".join(f"{counted[k]:.1f}" for k in KINDS) + " |"
+    forms = [f"{name.removesuffix('_kernel')} {rows}" for name, rows in CYCLES]
+    yield f"| type | {' | '.join(forms)} |"
+    yield "|---|" + "---|" * len(forms)
+    for kind in KINDS:
+        yield (
+            f"| {kind} | "
+            + " | ".join(f"{counted[kind]:.1f}" for counted in CYCLES.values())
+            + " |"
+        )
 
 
 def card_rows() -> Iterator[str]:

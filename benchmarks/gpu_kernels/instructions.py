@@ -11,7 +11,8 @@ token chooses 8 (Qwen3-30B-A3B), of `gate` and `up` or of `down`, by an expert's
 average. And cycles
 that a part of a multiprocessor needs for a warp's at least, where some kinds take more than one;
 and what that allows of memory traffic at most, if no other bound is lower. --all prints the cycles
-of every kernel, by its rows of x in a block, as the estimate has them. Reads machine code with
+of every kernel, by its rows of x in a block, as the estimate has them, of some types of products
+alone. Reads machine code with
 nvdisasm, which Triton brings.
 """
 
@@ -87,15 +88,18 @@ def main(arguments: list[str] | None = None) -> int:
 
 def print_all(target: str) -> None:
     from mtmd.kernels.estimate.unpacking import form_of
-    from mtmd.kernels.gpu.quant_matmul.cases import KINDS
+    from mtmd.kernels.gpu.quant_matmul.cases import IN_DETAIL, OTHERS
 
-    for experts, all_rows in ROWS.items():
-        for rows in all_rows:
-            made = of_experts(KINDS[0], rows, experts) if experts else of_rows(KINDS[0], rows)
-            result = [next(counted(kind, [rows], target, experts)) for kind in KINDS]
-            values = (f"{f['cycles'] / f['weights']:.1f}" for f in result)
-            name, block = form_of(made)
-            print(f'    ("{name}", {block}): ({", ".join(values)}),', flush=True)
+    for kinds in (IN_DETAIL, OTHERS):
+        for experts, all_rows in ROWS.items():
+            if experts and kinds == OTHERS:
+                break
+            for rows in all_rows:
+                made = of_experts(kinds[0], rows, experts) if experts else of_rows(kinds[0], rows)
+                result = [next(counted(kind, [rows], target, experts)) for kind in kinds]
+                values = (f"{f['cycles'] / f['weights']:.1f}" for f in result)
+                name, block = form_of(made)
+                print(f'    ("{name}", {block}): ({", ".join(values)}),', flush=True)
 
 
 def counted(

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from mtmd.kernels.gpu.launch import Call
 from mtmd.kernels.gpu.moe.cases import PLAIN
-from mtmd.kernels.gpu.quant_matmul.cases import KINDS
+from mtmd.kernels.gpu.quant_matmul.cases import IN_DETAIL, OTHERS
 from mtmd.kernels.gpu.triton_kernel import Program, TritonKernel
 from mtmd.kernels.graph import Node
 from mtmd.kernels.kernel import types_of
@@ -36,9 +36,140 @@ _COUNTED = {
     ("few_down_kernel", 32): (7.3, 7.9, 6.8, 9.1, 6.0, 7.1, 8.0, 7.6, 8.4, 9.7, 8.4, 8.3),
     ("down_kernel", 64): (7.0, 7.5, 6.9, 8.2, 5.5, 5.3, 7.0, 7.0, 7.3, 8.4, 7.8, 6.4),
 }
-CYCLES: dict[tuple[str, int], dict[str, float]] = {
-    form: dict(zip(KINDS, counted, strict=True)) for form, counted in _COUNTED.items()
+# The same of the other types, of products alone.
+_OTHERS_COUNTED = {
+    ("operand_kernel", 8): (
+        5.0,
+        6.1,
+        6.3,
+        7.4,
+        13.6,
+        11.1,
+        13.3,
+        13.5,
+        13.1,
+        11.9,
+        11.7,
+        8.4,
+        7.4,
+        9.1,
+        7.8,
+        7.2,
+        9.1,
+        2.9,
+        4.4,
+        5.3,
+        7.4,
+    ),
+    ("operand_kernel", 16): (
+        5.2,
+        7.0,
+        6.2,
+        7.2,
+        13.2,
+        11.0,
+        13.3,
+        12.0,
+        13.2,
+        13.1,
+        12.7,
+        9.1,
+        7.2,
+        9.8,
+        8.6,
+        7.2,
+        8.6,
+        3.1,
+        5.1,
+        5.5,
+        7.6,
+    ),
+    ("operand_kernel", 32): (
+        7.2,
+        9.5,
+        7.5,
+        7.7,
+        16.3,
+        13.9,
+        16.0,
+        13.7,
+        15.2,
+        16.5,
+        16.7,
+        10.8,
+        7.7,
+        11.5,
+        10.3,
+        10.3,
+        10.7,
+        4.3,
+        7.3,
+        7.6,
+        9.8,
+    ),
+    ("tile_kernel", 64): (
+        4.8,
+        5.1,
+        6.4,
+        6.4,
+        17.5,
+        15.7,
+        17.8,
+        16.2,
+        17.2,
+        15.5,
+        14.1,
+        11.0,
+        6.4,
+        11.5,
+        11.6,
+        10.8,
+        14.7,
+        5.0,
+        4.8,
+        4.8,
+        5.3,
+    ),
+    ("tile_kernel", 128): (
+        6.4,
+        6.6,
+        7.9,
+        8.1,
+        18.8,
+        17.0,
+        19.1,
+        18.4,
+        18.7,
+        16.9,
+        15.8,
+        11.8,
+        8.1,
+        13.5,
+        12.7,
+        12.6,
+        16.3,
+        6.6,
+        6.3,
+        6.5,
+        6.9,
+    ),
 }
+# By which product experts of those take as long: of the types above they differ by some percent.
+_AS_PRODUCTS = {
+    "few_gated_kernel": "operand_kernel",
+    "gated_kernel": "tile_kernel",
+    "few_down_kernel": "operand_kernel",
+    "down_kernel": "tile_kernel",
+}
+
+
+def _cycles(name: str, rows: int) -> dict[str, float]:
+    counted = dict(zip(IN_DETAIL, _COUNTED[name, rows], strict=True))
+    others = _OTHERS_COUNTED[_AS_PRODUCTS.get(name, name), rows]
+    return counted | dict(zip(OTHERS, others, strict=True))
+
+
+CYCLES = {form: _cycles(*form) for form in _COUNTED}
 
 
 class Unpacking(NamedTuple):

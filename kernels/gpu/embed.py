@@ -21,10 +21,11 @@ from mtmd.kernels.gpu.jit import tl, triton
 from mtmd.kernels.gpu.launch import Call
 from mtmd.kernels.gpu.quant_matmul.blocks import decode
 from mtmd.kernels.gpu.quant_matmul.cases import KINDS, random_blocks
-from mtmd.kernels.gpu.triton_kernel import Launch, Plan, Problem, case, declared, given
+from mtmd.kernels.gpu.quant_matmul.grids import grids_of
+from mtmd.kernels.gpu.triton_kernel import Launch, Plan, Problem, case, declared, given, same
 from mtmd.kernels.graph import Type
 from mtmd.kernels.ops.gather import rounded_to
-from mtmd.kernels.quantization.blocks import BLOCKS, NATIVE
+from mtmd.kernels.quantization.blocks import BLOCKS
 
 # Largest mean square error against the reference, relative to the result's: there is none, but what
 # AMD's and NVIDIA's compilers may make of a product and a sum.
@@ -46,32 +47,24 @@ class Operands:
 
 @triton.jit
 def embed_kernel(
-    tokens,
-    table,
-    out,
-    D,
-    row_bytes,
-    scale,
-    QUANT: tl.constexpr,
-    WHOLE: tl.constexpr,
-    VALUES: tl.constexpr,
+    p, D, row_bytes, scale, QUANT: tl.constexpr, WHOLE: tl.constexpr, VALUES: tl.constexpr
 ):
     """VALUES of the D values of one row. WHOLE: D is a multiple of VALUES."""
     blocks = tl.cdiv(D, VALUES)
     t = (tl.program_id(0) // blocks).to(tl.int64) + tl.arange(0, 1)
     start = tl.program_id(0) % blocks * VALUES
-    row = tl.load(tokens + t) * row_bytes
-    value = decode(table, row, start, D, QUANT, WHOLE, VALUES, tl.float32)
-    value = value.to(out.dtype.element_ty).to(tl.float32) * scale
+    row = tl.load(p.tokens + t) * row_bytes
+    value = decode(p.table, row, start, D, QUANT, WHOLE, VALUES, tl.float32, p)
+    value = value.to(p.out.dtype.element_ty).to(tl.float32) * scale
     c = start + tl.arange(0, VALUES)
     at = t[:, None] * D + c[None, :]
-    tl.store(out + at, value.to(out.dtype.element_ty), mask=(c < D)[None, :])
+    tl.store(p.out + at, value.to(p.out.dtype.element_ty), mask=(c < D)[None, :])
 
 
 def rejects(o: Operands) -> str | None:
     """None if the kernel takes rows of such a table, else why not."""
-    if o.quant not in NATIVE:
-        return f"the table is {o.quant}; the kernel takes {', '.join(sorted(NATIVE))}"
+    if o.quant not in KINDS:
+        return f"the table is {o.quant}; the kernel takes {', '.join(KINDS)}"
     for name, type_ in (("tokens", o.tokens), ("the table", o.table)):
         if not type_.is_contiguous:
             return f"{name} has strides {list(type_.strides)}; the kernel needs it contiguous"
@@ -95,7 +88,9 @@ def plan(o: Operands) -> Plan:
         1,
     )
     out = Type.contiguous((o.tokens.count, width), dtype)
-    return Plan(out, [Launch(embed_kernel, call, tile=("VALUES",))])
+    grids = grids_of(o.quant)
+    pointers = same("tokens table out") | same(" ".join(grids))
+    return Plan(out, [Launch(embed_kernel, call, pointers, ("VALUES",))], constants=grids)
 
 
 @case

@@ -79,8 +79,8 @@ class Launch:
     """One launch of a run: a `@triton.jit` function and how it is called.
 
     pointers: for each argument that is a pointer, the name of what it points at: an operand, "out"
-        or a buffer of the `Plan`; by default, what the argument is called. In place of an operand
-        that is absent the first one is passed, which is not read.
+        or a buffer or a constant of the `Plan`; by default, what the argument is called. In place
+        of an operand that is absent the first one is passed, which is not read.
     tile, title, head: as a `Program` has them.
     """
 
@@ -104,16 +104,26 @@ def same(names: str) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
+class Constant:
+    """A tensor that is the same in every run: its type, and what makes it on a device, once."""
+
+    type: Type
+    on: Callable[[torch.device], Tensor]
+
+
+@dataclass(frozen=True)
 class Plan:
     """Describes what a run on operands of given types makes and launches.
 
     out: the result's type; None where the result is the first operand, overwritten.
-    buffers: memory beyond operands and result, by name.
+    buffers: memory beyond operands and result, by name; constants: what lies on the device for all
+        runs.
     """
 
     out: Type | None
     launches: Sequence[Launch]
     buffers: Mapping[str, Type] = field(default_factory=dict)
+    constants: Mapping[str, Constant] = field(default_factory=dict)
 
     def started(self) -> list[Launch]:
         return [launch for launch in self.launches if launch.call.programs]
@@ -256,7 +266,8 @@ class TritonKernel(Kernel):
         plan = self.plan(record)
         named = _named(record)
         first = next(iter(named.values()))
-        kinds = {**plan.buffers, **named, "out": plan.out or first}
+        constants = {name: constant.type for name, constant in plan.constants.items()}
+        kinds = {**constants, **plan.buffers, **named, "out": plan.out or first}
         return [
             Program(
                 launch.function,
@@ -347,6 +358,7 @@ def declared(
             out = first.clone() if copies else _empty(made.out, first.device)
         started = made.started()
         if started:
+            locations |= {name: c.on(first.device) for name, c in made.constants.items()}
             locations |= {name: _empty(kind, first.device) for name, kind in made.buffers.items()}
             locations["out"] = out
         for launch in started:

@@ -76,23 +76,8 @@ _ALL = (
 )
 BLOCKS: Mapping[str, Block] = MappingProxyType({block.name: block for block in _ALL})
 
-# Kept quantized in memory and multiplied as they are; the others are dequantized at load.
-NATIVE = frozenset(
-    {
-        "Q8_0",
-        "Q4_0",
-        "Q4_1",
-        "Q5_0",
-        "Q5_1",
-        "Q4_K",
-        "Q5_K",
-        "Q6_K",
-        "Q3_K",
-        "Q2_K",
-        "IQ4_NL",
-        "IQ4_XS",
-    }
-)
+# Kept quantized in memory and multiplied as they are: those that the kernels of CPU and GPU take.
+NATIVE = frozenset(BLOCKS)
 
 
 def row_bytes(kind: str, values: int) -> int:

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from mtmd.kernels.gpu.quant_matmul.cases import random_blocks
-from mtmd.kernels.gpu.triton_kernel import Problem, case, given
+from mtmd.kernels.gpu.quant_matmul.cases import OTHERS, random_blocks
+from mtmd.kernels.gpu.triton_kernel import Case, Problem, case, given
 
 PLAIN = "plain"  # the kernels' constant for a table that is not quantized
 
@@ -61,6 +61,16 @@ def problem(
 
 _B, _H = torch.bfloat16, torch.float16
 
+
+def _of_other_types() -> list[Case]:
+    """Few rows an expert, three types at a time; and more, of a type that has a table."""
+    cases = []
+    for at in range(0, len(OTHERS), 3):
+        kinds = OTHERS[at], OTHERS[at + 1], OTHERS[at + 2]
+        cases.append(problem(1, 2, 1, 256, 256, _B, kinds))
+    return [*cases, problem(34, 1, 1, 256, 256, _H, ("IQ2_XS", "NV4_128", "IQ1_M"))]
+
+
 CASES = (
     problem(3, 4, 2, 40, 24),
     problem(1, 1, 1, 16, 16, normalize=False),
@@ -87,6 +97,7 @@ CASES = (
     problem(67, 2, 1, 32, 64, _B, ("Q4_0", "Q4_0", "Q8_0")),
     problem(67, 2, 1, 256, 32, _B, ("Q5_K", "Q4_K", "Q8_0")),
     problem(3, 4, 2, 64, 32, _B, ("", "Q4_0", "Q8_0")),
+    *_of_other_types(),
 )
 USES = {
     "experts, decoding, 8 of 8, 2048 x 768": problem(1, 8, 8, 2048, 768, _B),

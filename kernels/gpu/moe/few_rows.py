@@ -63,12 +63,12 @@ def few_gated_kernel(p, s, blocks, blocks_again, E, K, F, C: tl.constexpr):
                 real = start + tl.arange(0, C.COUNT)[None, :, None, None] < s.units
                 gates, ups = read(gate_row, unit, C.GATE), read(up_row, unit, C.UP)
                 tl.debug_barrier()  # as `product` has it
-                g = add_product(g, x_row, gates, unit, real, R, C.GATE, C.WHOLE)
-                u = add_product(u, x_row, ups, unit, real, R, C.UP, C.WHOLE)
+                g = add_product(g, x_row, gates, unit, real, R, C.GATE, C.WHOLE, p)
+                u = add_product(u, x_row, ups, unit, real, R, C.UP, C.WHOLE, p)
             g, u = tl.sum(g, 1), tl.sum(u, 1)
         else:
-            g = product(x_row, gate_row, s.units, C.GATE, C.WHOLE, C.COUNT)
-            u = product(x_row, up_row, s.up_units, C.UP, C.UP_WHOLE, C.UP_COUNT)
+            g = product(x_row, gate_row, s.units, C.GATE, C.WHOLE, C.COUNT, p)
+            u = product(x_row, up_row, s.up_units, C.UP, C.UP_WHOLE, C.UP_COUNT, p)
         if C.SINGLE:  # found anew: else they are kept from before the loop, some of them in memory
             first = tl.program_id(0) % blocks_again
             end = first + 1
@@ -88,7 +88,8 @@ def few_down_kernel(p, blocks, E, K, D, down_step, units, C: tl.constexpr):
         row = expert * D + tl.minimum(n, D - 1)
         m = tl.minimum(eights_of(first, C.ROWS, True), end - 1)
         x_row = p.gated + m.to(tl.int64) * K
-        total = product(x_row, p.down + row * down_step, units, C.DOWN, C.WHOLE, C.COUNT)
+        w = p.down + row * down_step
+        total = product(x_row, w, units, C.DOWN, C.WHOLE, C.COUNT, p)
         rows, there, n, inside = _result(first, end, n, D, m.shape[0])
         choice = choice_of(p.order, rows, there, C.SINGLE)
         total *= tl.load(p.weights + choice, mask=there, other=0)

@@ -33,9 +33,11 @@ from mtmd.kernels.gpu.moe import few_rows
 from mtmd.kernels.gpu.moe.cases import CASES, NMSE, PLAIN, USES
 from mtmd.kernels.gpu.moe.choices import activated, block_of, choice_of
 from mtmd.kernels.gpu.quant_matmul.blocks import add_product, decode
+from mtmd.kernels.gpu.quant_matmul.cases import KINDS
+from mtmd.kernels.gpu.quant_matmul.grids import grids_of
 from mtmd.kernels.gpu.triton_kernel import Launch, Plan, declared, same
 from mtmd.kernels.graph import Type
-from mtmd.kernels.quantization.blocks import BLOCKS, NATIVE
+from mtmd.kernels.quantization.blocks import BLOCKS
 
 MAX_EXPERTS, MAX_CHOSEN = 1024, 64
 
@@ -127,7 +129,7 @@ def _choices(p, block, E, C: tl.constexpr):
 
 
 @triton.jit
-def _values(w, row, start, K, TYPE: tl.constexpr, QUANT: tl.constexpr, C: tl.constexpr):
+def _values(p, w, row, start, K, TYPE: tl.constexpr, QUANT: tl.constexpr, C: tl.constexpr):
     """32 COUNT values, from `start`, of each row of a table, as TYPE. `row`: where they begin, in
     values or in bytes of blocks.
     """
@@ -138,15 +140,15 @@ def _values(w, row, start, K, TYPE: tl.constexpr, QUANT: tl.constexpr, C: tl.con
         else:
             value = tl.load(w + row[:, None] + k[None, :], mask=(k < K)[None, :], other=0)
     else:
-        value = decode(w, row, start, K, QUANT, C.WHOLE, 32 * C.COUNT, TYPE)
+        value = decode(w, row, start, K, QUANT, C.WHOLE, 32 * C.COUNT, TYPE, p)
     return value.to(TYPE)
 
 
 @triton.jit
-def _product(total, x_row, there, w, row, K, QUANT: tl.constexpr, C: tl.constexpr):
+def _product(p, total, x_row, there, w, row, K, QUANT: tl.constexpr, C: tl.constexpr):
     """The product of rows of x that are there with rows of a table is added."""
     for start in range(0, K, 32 * C.COUNT):
-        value = _values(w, row, start, K, x_row.dtype.element_ty, QUANT, C)
+        value = _values(p, w, row, start, K, x_row.dtype.element_ty, QUANT, C)
         total = add_product(total, x_row, there[:, None], start, K, value, C.WHOLE)
     return total
 
@@ -166,13 +168,13 @@ def gated_kernel(p, s, blocks, E, K, F, C: tl.constexpr):
             TYPE: tl.constexpr = p.x.dtype.element_ty
             g, u = total, total
             for start in range(0, K, 32 * C.COUNT):
-                value = _values(p.gate, row * s.gate_step, start, K, TYPE, C.GATE, C)
+                value = _values(p, p.gate, row * s.gate_step, start, K, TYPE, C.GATE, C)
                 g = add_product(g, x_row, there[:, None], start, K, value, C.WHOLE)
-                value = _values(p.up, row * s.up_step, start, K, TYPE, C.UP, C)
+                value = _values(p, p.up, row * s.up_step, start, K, TYPE, C.UP, C)
                 u = add_product(u, x_row, there[:, None], start, K, value, C.WHOLE)
         else:
-            g = _product(total, x_row, there, p.gate, row * s.gate_step, K, C.GATE, C)
-            u = _product(total, x_row, there, p.up, row * s.up_step, K, C.UP, C)
+            g = _product(p, total, x_row, there, p.gate, row * s.gate_step, K, C.GATE, C)
+            u = _product(p, total, x_row, there, p.up, row * s.up_step, K, C.UP, C)
         tl.store(
             p.out + rows[:, None] * F + n[None, :],
             activated(g, u, C.ACT).to(p.out.dtype.element_ty),
@@ -190,7 +192,7 @@ def down_kernel(p, blocks, E, K, D, down_step, C: tl.constexpr):
         row = expert * D + tl.minimum(n, D - 1)
         x_row = p.gated + rows[:, None] * K
         total = tl.zeros([C.ROWS, C.COLUMNS], tl.float32)
-        total = _product(total, x_row, there, p.down, row * down_step, K, C.DOWN, C)
+        total = _product(p, total, x_row, there, p.down, row * down_step, K, C.DOWN, C)
         total *= tl.load(p.weights + choice, mask=there, other=0)[:, None]
         tl.store(
             p.out + choice[:, None] * D + n[None, :], total, mask=there[:, None] & (n < D)[None, :]
@@ -216,8 +218,8 @@ def rejects(o: Operands) -> str | None:
         if type_.dtype not in (torch.bfloat16, torch.float16, torch.float32):
             return f"{name} is {name_of(type_.dtype)}; the kernel takes bf16, fp16 or fp32"
     for name, type_, quant in o.tables:
-        if quant is not None and quant not in NATIVE:
-            return f"{name} is {quant}; the kernel takes {', '.join(sorted(NATIVE))}"
+        if quant is not None and quant not in KINDS:
+            return f"{name} is {quant}; the kernel takes {', '.join(KINDS)}"
         if type_.count >= 2**40:
             return f"{name} is {type_}; the kernel takes below 2^40 values"
     dense = ("x", x), ("gate", o.gate), ("up", o.up), ("down", o.down), ("shares", o.shares)
@@ -327,18 +329,21 @@ def plan(o: Operands) -> Plan:
     block = min(512, power_of_two(max(width, 1)))  # of 1,024 eight choices would spill on cuda:80
     sizes: dict[str, int | bool | str] = {"TOP": o.top_k, "COLUMNS": block}
     tile = "ROWS", "COLUMNS", "COUNT"
+    grids = grids_of(o.gate_quant, o.up_quant, o.down_quant)
+    of_gated = same(" ".join(grids_of(o.gate_quant, o.up_quant)))
+    of_down = same(" ".join(grids_of(o.down_quant)))
     launches += [
         Launch(
             few_rows.few_gated_kernel if few[0] else gated_kernel,
             gated,
-            same("x gate up") | ordered | {"out": "gated"},
+            same("x gate up") | ordered | {"out": "gated"} | of_gated,
             tile,
             "experts, gate and up",
         ),
         Launch(
             few_rows.few_down_kernel if few[1] else down_kernel,
             down,
-            same("gated down weights") | ordered | {"out": "parts"},
+            same("gated down weights") | ordered | {"out": "parts"} | of_down,
             tile,
             "experts, down",
         ),
@@ -348,7 +353,7 @@ def plan(o: Operands) -> Plan:
             title="experts, sum",
         ),
     ]
-    return Plan(out, launches, buffers)
+    return Plan(out, launches, buffers, grids)
 
 
 def alignments(o: Operands) -> dict[str, int]:

@@ -23,9 +23,7 @@ than 11 bits: for numbers that are rounded to bf16.
 from __future__ import annotations
 
 from mtmd.kernels.gpu.jit import on_rdna, tl, triton
-from mtmd.kernels.quantization.blocks_of_32 import IQ4_VALUES
-
-TABLE = tl.constexpr(tuple(float(value) for value in IQ4_VALUES))
+from mtmd.kernels.gpu.quant_matmul import codes
 
 
 @triton.jit
@@ -38,12 +36,14 @@ def decode(
     WHOLE: tl.constexpr,
     VALUES: tl.constexpr,
     TYPE: tl.constexpr,
+    p,
 ):
     """VALUES values, from `start` on, of K in a row, as TYPE: [R, VALUES]. `row` are the first
-    bytes of the rows, [R]. Past K, where none is but if WHOLE is false, they are zeros.
+    bytes of the rows, [R]. Past K, where none is but if WHOLE is false, they are zeros. `p` has the
+    table of grids, for types that have one.
     """
     words = read(w, row, units_from(start, K, QUANT, WHOLE, VALUES), QUANT)
-    return decoded(words, row, start, K, QUANT, WHOLE, VALUES, TYPE)
+    return decoded(words, row, start, K, QUANT, WHOLE, VALUES, TYPE, p)
 
 
 @triton.jit
@@ -56,13 +56,14 @@ def decoded(
     WHOLE: tl.constexpr,
     VALUES: tl.constexpr,
     TYPE: tl.constexpr,
+    p,
 ):
     """Do what `decode` does, for what was `read`."""
     # Always so. Triton looks through a branch no further: by what it sees there it would choose
     # operands of mma.sync of which each is put together from several loads.
     if start < K:
         unit = units_from(start, K, QUANT, WHOLE, VALUES)
-        value = values(words, row, unit, QUANT, not TYPE.is_bf16())
+        value = values(words, row, unit, QUANT, not TYPE.is_bf16(), p)
         if not WHOLE:
             value = tl.where((start + tl.arange(0, VALUES) < K)[None, :], value, 0.0)
         value = value.to(TYPE)
@@ -117,7 +118,7 @@ def units_from(start, K, QUANT: tl.constexpr, WHOLE: tl.constexpr, VALUES: tl.co
     """The numbers of the units of VALUES values, from `start` on, of K in a row: [U]. Past the
     last, behind which lies another row, or memory that is not ours, the first one.
     """
-    HALVES: tl.constexpr = QUANT == "Q2_K" or QUANT == "Q3_K" or QUANT == "Q6_K"
+    HALVES: tl.constexpr = QUANT == "Q2_K" or QUANT == "Q3_K" or QUANT == "Q6_K" or QUANT == "TQ2_0"
     QUARTERS: tl.constexpr = QUANT == "Q4_K" or QUANT == "Q5_K" or QUANT == "IQ4_XS"
     UNIT: tl.constexpr = 128 if HALVES else 64 if QUARTERS else 32
     unit = start // UNIT + tl.arange(0, VALUES // UNIT)
@@ -149,14 +150,48 @@ def read(w, row, unit, QUANT: tl.constexpr):
         words = _read_q6_k(_at(w, row, unit // 2, 210, 4), _each(unit % 2))
     elif QUANT == "Q3_K":
         words = _read_q3_k(_at(w, row, unit // 2, 110, 4), _each(unit % 2))
-    else:
-        tl.static_assert(QUANT == "Q2_K")
+    elif QUANT == "Q2_K":
         words = _read_q2_k(_at(w, row, unit // 2, 84, 4), _each(unit % 2))
+    elif QUANT == "MXFP4":
+        words = _read_mxfp4(_at(w, row, unit, 17, 1))
+    elif QUANT == "U4_32":
+        words = _read_own_nibbles(_at(w, row, unit, 20, 1), 0)
+    elif QUANT == "U4_64" or QUANT == "A4_64" or QUANT == "NF4_64" or QUANT == "FP4_64":
+        words = _read_own_nibbles(_at(w, row, unit >> 1, 36, 1), _each(unit & 1))
+    elif QUANT == "U8_64" or QUANT == "F8_64":
+        words = _read_own_bytes(_at(w, row, unit >> 1, 68, 1), _each(unit & 1))
+    elif QUANT == "A8_32":
+        words = _read_own_bytes(_at(w, row, unit, 36, 1), 0)
+    elif QUANT == "TQ2_0":
+        words = _read_tq2_0(_at(w, row, unit >> 1, 66, 4), _each(unit & 1))
+    elif QUANT == "NVFP4":
+        words = _read_fours(_at(w, row, unit >> 1, 36, 4), unit, 1, QUANT)
+    elif QUANT == "NV4_128":
+        words = _read_fours(_at(w, row, unit >> 2, 76, 4), unit, 2, QUANT)
+    elif QUANT == "TQ1_0":
+        words = _read_fours(_at(w, row, unit >> 3, 54, 4), unit, 3, QUANT)
+    elif QUANT == "Q1_0":
+        words = _read_fours(_at(w, row, unit >> 2, 18, 4), unit, 2, QUANT)
+    elif QUANT == "IQ1_S":
+        words = _read_fours(_at(w, row, unit >> 3, 50, 4), unit, 3, QUANT)
+    elif QUANT == "IQ1_M":
+        words = _read_fours(_at(w, row, unit >> 3, 56, 4), unit, 3, QUANT)
+    elif QUANT == "IQ2_XXS":
+        words = _read_fours(_at(w, row, unit >> 3, 66, 4), unit, 3, QUANT)
+    elif QUANT == "IQ2_XS":
+        words = _read_fours(_at(w, row, unit >> 3, 74, 4), unit, 3, QUANT)
+    elif QUANT == "IQ2_S":
+        words = _read_fours(_at(w, row, unit >> 3, 82, 4), unit, 3, QUANT)
+    elif QUANT == "IQ3_XXS":
+        words = _read_fours(_at(w, row, unit >> 3, 98, 4), unit, 3, QUANT)
+    else:
+        tl.static_assert(QUANT == "IQ3_S")
+        words = _read_fours(_at(w, row, unit >> 3, 110, 4), unit, 3, QUANT)
     return words
 
 
 @triton.jit
-def values(words, row, unit, QUANT: tl.constexpr, EXACT: tl.constexpr):
+def values(words, row, unit, QUANT: tl.constexpr, EXACT: tl.constexpr, p):
     """The values of units of these numbers, [U], as they were `read`: fp32 [R, U * UNIT]."""
     # No row begins beyond 2^62 bytes, which the compiler does not know: it would set a constant
     # anew wherever it is used.
@@ -172,7 +207,7 @@ def values(words, row, unit, QUANT: tl.constexpr, EXACT: tl.constexpr):
     elif QUANT == "Q8_0":
         value = _q8_0(words, zero, EXACT)
     elif QUANT == "IQ4_NL":
-        value = _looked_up(_four(words[0]), words[2].to(tl.float32))
+        value = _looked_up(_four(words[0]), words[2].to(tl.float32), QUANT)
     elif QUANT == "IQ4_XS":
         value = _iq4_xs(words, _each(unit % 4))
     elif QUANT == "Q4_K":
@@ -183,9 +218,35 @@ def values(words, row, unit, QUANT: tl.constexpr, EXACT: tl.constexpr):
         value = _q6_k(words, zero, EXACT)
     elif QUANT == "Q3_K":
         value = _q3_k(words, zero, _each(unit % 2), EXACT)
-    else:
-        tl.static_assert(QUANT == "Q2_K")
+    elif QUANT == "Q2_K":
         value = _q2_k(words, zero, EXACT)
+    elif QUANT == "MXFP4":
+        value = _mxfp4(words)
+    elif QUANT == "U4_32" or QUANT == "U4_64" or QUANT == "A4_64":
+        scale, plus = codes.affine(_whole(words[1]), QUANT == "A4_64")
+        words = words[0], words[1], scale, plus
+        value = _nibbles(words, zero, 0, False, True, EXACT)
+    elif QUANT == "NF4_64" or QUANT == "FP4_64":
+        scale, _ = codes.header(_whole(words[1]))
+        value = _looked_up(_four(words[0]), scale, QUANT)
+    elif QUANT == "U8_64" or QUANT == "A8_32":
+        value = _own_bytes(words, zero, QUANT == "A8_32", EXACT)
+    elif QUANT == "F8_64":
+        value = _f8_64(words)
+    elif QUANT == "TQ2_0":
+        value = _tq2_0(words, zero, EXACT)
+    elif QUANT == "NVFP4":
+        value = _fours(words, unit, zero, 1, 4, 0, EXACT, QUANT, p)
+    elif QUANT == "NV4_128":
+        value = _fours(words, unit, zero, 2, 4, 0, EXACT, QUANT, p)
+    elif QUANT == "Q1_0":
+        value = _fours(words, unit, zero, 2, 2, 1, EXACT, QUANT, p)
+    elif QUANT == "TQ1_0":
+        value = _fours(words, unit, zero, 3, 2, 1, EXACT, QUANT, p)
+    elif QUANT == "IQ1_S" or QUANT == "IQ1_M":
+        value = _fours(words, unit, zero, 3, 5, 9, EXACT, QUANT, p)
+    else:
+        value = _fours(words, unit, zero, 3, 7, 64, EXACT, QUANT, p)
     return value
 
 
@@ -542,24 +603,14 @@ def _q2_k_part(read, zero, J: tl.constexpr, EXACT: tl.constexpr):
 
 
 @triton.jit
-def _iq4_table():
-    """The 16 values of IQ4 codes."""
-    code = tl.arange(0, 16)
-    value = tl.zeros([16], tl.float32)
-    for i in tl.static_range(16):
-        value = tl.where(code == i, TABLE[i], value)
-    return value
-
-
-@triton.jit
-def _looked_up(words, scale):
+def _looked_up(words, scale, QUANT: tl.constexpr):
     """The values of the codes of `_words`, of the lower and of the upper four bits of bytes, times
     a scale: a row of each.
     """
     code = tl.join(words, words >> 16)
     code = tl.join(code, code >> 8)
     code = tl.join(code, code >> 4) & 15
-    value = tl.reshape(tl.gather(_iq4_table(), tl.ravel(code).to(tl.int32), 0), code.shape)
+    value = tl.reshape(tl.gather(codes.table(QUANT), tl.ravel(code).to(tl.int32), 0), code.shape)
     return _in_a_row(value * scale[:, :, :, None, None, None, None])
 
 
@@ -583,4 +634,127 @@ def _iq4_xs(read, quarter):
     R: tl.constexpr = scale.shape[0]
     groups: tl.constexpr = scale.shape[1] * 2
     words = tl.reshape(_four(read[0]), [R, groups, 1, 4])
-    return _looked_up(words, tl.reshape(scale, [R, groups, 1]))
+    return _looked_up(words, tl.reshape(scale, [R, groups, 1]), "IQ4_XS")
+
+
+@triton.jit
+def _read_mxfp4(at):
+    """Blocks of 32: an exponent, 16 bytes with two 4-bit floats each; of odd size."""
+    byte = (at + 1)[:, :, :, None] + tl.arange(0, 4) * 4
+    parts = tl.load(byte), tl.load(byte + 1), tl.load(byte + 2), tl.load(byte + 3)
+    return parts, tl.load(at)
+
+
+@triton.jit
+def _mxfp4(read):
+    """Decode what `_read_mxfp4` reads."""
+    first, second = read[0][0].to(tl.uint32), read[0][1].to(tl.uint32)
+    third, fourth = read[0][2].to(tl.uint32), read[0][3].to(tl.uint32)
+    words = (first | second << 8) | (third << 16 | fourth << 24)
+    scale = codes.mx_half(read[1].to(tl.uint32)) * 32768
+    return _in_a_row(tl.join(_floats(words, scale, 4), _floats(words >> 4, scale, 4)))
+
+
+@triton.jit
+def _read_own_nibbles(at, half):
+    """Blocks of a header word and 16 bytes with two codes each, of which some have two halves."""
+    return _words(at + 4 + half * 16, 4, 4), _one_word(at, 4)
+
+
+@triton.jit
+def _read_own_bytes(at, half):
+    """Blocks of a header word and 32 bytes with a code each, of which some have two halves."""
+    start = at + 4 + half * 32
+    return _words(start, 4, 4), _words(start + 16, 4, 4), _one_word(at, 4)
+
+
+@triton.jit
+def _own_bytes(read, zero, HALVES: tl.constexpr, EXACT: tl.constexpr):
+    """Decode what `_read_own_bytes` reads."""
+    scale, plus = codes.affine(_whole(read[2]), HALVES)
+    first = _codes(_four(read[0]), scale, zero, 0, 8, 0, EXACT, plus)
+    second = _codes(_four(read[1]), scale, zero, 0, 8, 0, EXACT, plus)
+    return _in_a_row(tl.join(first, second))
+
+
+@triton.jit
+def _f8_64(read):
+    """Decode what `_read_own_bytes` reads: 8-bit floats."""
+    scale, _ = codes.header(_whole(read[2]))
+    scale *= 256
+    return _in_a_row(tl.join(_floats(_four(read[0]), scale, 8), _floats(_four(read[1]), scale, 8)))
+
+
+@triton.jit
+def _floats(words, scale, BITS: tl.constexpr):
+    """The floats of so many bits of each byte of `_words`, as small as `codes` has them, times a
+    scale: [R, U, COUNT, 2, 2, 2].
+    """
+    both = tl.join(codes.floats(words, BITS), codes.floats(words >> 8, BITS))
+    first = both.to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
+    second = (both >> 16).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
+    value = tl.permute(tl.join(first, second), (0, 1, 2, 3, 5, 4))
+    return value * scale[:, :, :, None, None, None]
+
+
+@triton.jit
+def _read_tq2_0(at, half):
+    """Blocks of 256 in two halves: 32 bytes with four digits of 2 bits each; a scale."""
+    return _words(at + half * 32, 2, 2), _half(at + 64)
+
+
+@triton.jit
+def _tq2_0(read, zero, EXACT: tl.constexpr):
+    """Decode what `_read_tq2_0` reads."""
+    words, scale = _two(read[0]), read[1].to(tl.float32)
+    return _four_parts(
+        _codes(words, scale, zero, 0, 2, 1, EXACT),
+        _codes(words, scale, zero, 2, 2, 1, EXACT),
+        _codes(words, scale, zero, 4, 2, 1, EXACT),
+        _codes(words, scale, zero, 6, 2, 1, EXACT),
+    )
+
+
+@triton.jit
+def _eights(unit, SHIFT: tl.constexpr):
+    """The number of the first four of each eight values of a unit in a block of 2^SHIFT units of
+    32: [1, U, 4, 1].
+    """
+    first = (unit & ((1 << SHIFT) - 1)) * 8
+    return first[None, :, None, None] + (tl.arange(0, 4) * 2)[:, None]
+
+
+@triton.jit
+def _read_fours(at, unit, SHIFT: tl.constexpr, QUANT: tl.constexpr):
+    """Blocks of 2^SHIFT units of 32, four times 8 values."""
+    at, first = at[:, :, :, None], _eights(unit, SHIFT)
+    words = codes.read_four(at, first + tl.arange(0, 2), QUANT, False)
+    return words, codes.read_scale(at, first, QUANT, False)
+
+
+@triton.jit
+def _fours(
+    read,
+    unit,
+    zero,
+    SHIFT: tl.constexpr,
+    BITS: tl.constexpr,
+    OFFSET: tl.constexpr,
+    EXACT: tl.constexpr,
+    QUANT: tl.constexpr,
+    p,
+):
+    """Decode what `_read_fours` reads: codes of so many bits, OFFSET more each; of four bits, they
+    are floats.
+    """
+    first = _eights(unit, SHIFT)
+    scale = codes.scale(read[1], first, QUANT)
+    scale = tl.reshape(scale, [scale.shape[0], scale.shape[1], 4])
+    code = codes.four(read[0], first + tl.arange(0, 2), QUANT, p)
+    if BITS == 4:
+        value = _floats(code, scale * 32768, 4)
+    else:
+        # Few bits go to the upper end of their byte: the less is subtracted, the less is lost.
+        FROM: tl.constexpr = 8 - BITS if BITS < 7 else 0
+        value = _codes(code << FROM, scale, zero, FROM, BITS, OFFSET, EXACT)
+    return _in_a_row(value)

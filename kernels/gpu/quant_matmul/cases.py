@@ -1,5 +1,5 @@
-"""Describes what the quantized products are tested, measured and listed with, and random weights of
-GGUF blocks. No Triton.
+"""Describes what the quantized products are tested, measured and listed with, and random blocks of
+weights. No Triton.
 """
 
 from __future__ import annotations
@@ -12,10 +12,27 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mtmd.kernels.gpu.triton_kernel import Case, Problem, case, given
-from mtmd.kernels.quantization.blocks import BLOCKS, NATIVE, dequantize
+from mtmd.kernels.quantization.blocks import BLOCKS, dequantize
 from mtmd.kernels.quantization.own_blocks import header
 
-KINDS = tuple(sorted(NATIVE))
+KINDS = tuple(sorted(BLOCKS))
+# Types that are tried with many shapes, and compiled for the tables; the others share the kernels
+# around their decoding with these, and have a case for each way to them.
+IN_DETAIL = (
+    "IQ4_NL",
+    "IQ4_XS",
+    "Q2_K",
+    "Q3_K",
+    "Q4_0",
+    "Q4_1",
+    "Q4_K",
+    "Q5_0",
+    "Q5_1",
+    "Q5_K",
+    "Q6_K",
+    "Q8_0",
+)
+OTHERS = tuple(kind for kind in KINDS if kind not in IN_DETAIL)
 
 # Where a block has its fp16 numbers (ggml-common.h): random bytes there could be infinite or NaN.
 HALVES = {
@@ -142,7 +159,7 @@ def problem(
 
 def _cases() -> list[Case]:
     cases = []
-    for kind in KINDS:
+    for kind in IN_DETAIL:
         small = BLOCKS[kind].values == 32
         cases += [
             problem(kind, 1, 7),
@@ -154,8 +171,14 @@ def _cases() -> list[Case]:
             problem(kind, 9, 17, 5 if small else 1, torch.bfloat16),
             problem(kind, 17, 65, 3 if small else 1, torch.float16),
         ]
+    for kind in OTHERS:
+        cases += [
+            problem(kind, 2, 9, 1, torch.bfloat16),
+            problem(kind, 33, 5, 1, torch.float16, bias=True),
+        ]
     return [
         *cases,
+        problem("IQ2_XXS", 1, 3, 1, bias=True),
         problem("Q8_0", 1, 1),
         problem("Q4_K", 1, 5, 2, torch.bfloat16, True),
         problem("Q8_0", 130, 70, 5, torch.bfloat16, True),
@@ -175,7 +198,7 @@ USES = {
         kind, rows, 4096, 4096 // BLOCKS[kind].values, torch.bfloat16
     )
     for kind in KINDS
-    for rows in (1, 16, 32, 512)
+    for rows in ((1, 16, 32, 512) if kind in IN_DETAIL else (1, 512))
 }
 
 
@@ -198,7 +221,7 @@ def _activated(kind: str, at: int) -> list[Case]:
 
 
 FORMS = ("silu", "tanh", "none", "quick")
-ACTIVATED = [one for at, kind in enumerate(KINDS) for one in _activated(kind, at)] + [
+ACTIVATED = [one for at, kind in enumerate(IN_DETAIL) for one in _activated(kind, at)] + [
     problem("Q4_0", 17, 70, 2, torch.bfloat16, True, gate="silu"),
     problem("Q4_K", 1, 8202, 1, torch.bfloat16, gate="tanh"),
     problem("Q8_0", 3, 40, 3, torch.bfloat16, True, gelu="quick"),

@@ -42,10 +42,12 @@ from mtmd.kernels.gpu.quant_matmul.cases import (
     GATED_USES,
     GELU_CASES,
     GELU_USES,
+    KINDS,
     NMSE,
     USES,
     product_error,
 )
+from mtmd.kernels.gpu.quant_matmul.grids import grids_of
 from mtmd.kernels.gpu.quant_matmul.operands import (
     columns_of,
     eights_of,
@@ -57,7 +59,7 @@ from mtmd.kernels.gpu.quant_matmul.operands import (
 from mtmd.kernels.gpu.quant_matmul.words import MAX_ROWS, UNIT_VALUES, UNROLLED, dot
 from mtmd.kernels.gpu.triton_kernel import Launch, Plan, declared, relative_error, same
 from mtmd.kernels.graph import Type
-from mtmd.kernels.quantization.blocks import BLOCKS, NATIVE
+from mtmd.kernels.quantization.blocks import BLOCKS
 
 MAX_EIGHTS = 4  # of rows of x by operands of packed codes
 GROUP = 32  # values that are decoded together: no block is smaller
@@ -105,7 +107,7 @@ def tile_kernel(p, M, N, K, row_bytes, C: tl.constexpr):
     total = tl.zeros([C.ROWS, C.COLUMNS], tl.float32)
     words = read(p.w, row, units_from(0, K, QUANT, C.WHOLE, VALUES), QUANT)
     for start in range(0, K, VALUES):
-        value = decoded(words, row, start, K, QUANT, C.WHOLE, VALUES, p.x.dtype.element_ty)
+        value = decoded(words, row, start, K, QUANT, C.WHOLE, VALUES, p.x.dtype.element_ty, p)
         # What the next step takes is under way while this one is multiplied.
         words = read(p.w, row, units_from(start + VALUES, K, QUANT, False, VALUES), QUANT)
         total = add_product(total, x_row, None, start, K, value, C.WHOLE)
@@ -136,7 +138,7 @@ def row_kernel(p, N, K, row_bytes, C: tl.constexpr):
     for start in range(0, K, VALUES):
         k = start + tl.arange(0, VALUES)
         part = tl.load(p.x + k) if C.WHOLE else tl.load(p.x + k, mask=k < K, other=0)
-        value = decode(p.w, row, start, K, C.QUANT, C.WHOLE, VALUES, tl.float32)
+        value = decode(p.w, row, start, K, C.QUANT, C.WHOLE, VALUES, tl.float32, p)
         total += value * part.to(tl.float32)[None, :]
     result = tl.sum(total, 1)
     if C.BIAS:
@@ -184,7 +186,8 @@ def operand_kernel(p, M, N, K, row_bytes, units, C: tl.constexpr):
         row = tl.minimum(n, N - 1)  # surplus rows repeat the last one
     m = eights_of(0, 8 * C.EIGHTS, True)
     x_row = p.x + tl.minimum(m, M - 1).to(tl.int64) * K
-    result = product(x_row, p.w + row.to(tl.int64) * row_bytes, units, C.QUANT, C.WHOLE, C.COUNT)
+    w = p.w + row.to(tl.int64) * row_bytes
+    result = product(x_row, w, units, C.QUANT, C.WHOLE, C.COUNT, p)
     m = result_rows(0, m.shape[0])
     if C.BIAS:
         result += tl.load(p.bias + tl.reshape(row, [R, 8, 1, 1, 1])).to(tl.float32)
@@ -206,8 +209,8 @@ def rejects(o: Operands) -> str | None:
     matter short of the limits of a grid and of 32-bit numbers, which are named.
     """
     x, w = o.x, o.w
-    if o.quant not in NATIVE:
-        return f"weights are {o.quant}; the kernel takes {', '.join(sorted(NATIVE))}"
+    if o.quant not in KINDS:
+        return f"weights are {o.quant}; the kernel takes {', '.join(KINDS)}"
     if x.dtype not in (torch.bfloat16, torch.float16, torch.float32):
         return f"x is {name_of(x.dtype)}; the kernel takes bf16, fp16 or fp32"
     if o.act and x.dtype == torch.float32:
@@ -239,8 +242,9 @@ def plan_call(o: Operands) -> Call:
         constants |= {"ACT": o.act, "GATED": o.gated, "WHOLE": units % count == 0}
         constants |= {"EIGHTS": eights, "COLUMNS": columns, "COUNT": count}
         scalars |= {"M": rows, "units": units}
-        # Left to itself the compiler of Triton 3.6 spills here, for a program more on cuda:90.
-        registers = MAX_REGISTERS if quant == "Q6_K" and eights == 2 else None
+        # Left to itself the compiler spills here, Q6_K with Triton 3.6, for a program more.
+        spills = eights == 2 and quant in ("Q6_K", "IQ3_XXS")
+        registers = MAX_REGISTERS if spills else None
         programs = -(-outer // columns)
         return Call(scalars, constants, programs, warps, 1, registers=registers)
     if rows <= MAX_ROWS.get(quant, 0):
@@ -274,7 +278,9 @@ def plan(o: Operands) -> Plan:
     call = plan_call(o)
     tile = [name for name in ("ROWS", "FEW", "COLUMNS", "COUNT") if name in call.constants]
     title = f"{o.quant} matmul{f' and {o.act}' * bool(o.act)}{' gate' * o.gated}"
-    return Plan(out, [Launch(kernel_of(call), call, same("x w bias out"), tile, title)])
+    grids = grids_of(o.quant)
+    pointers = same("x w bias out") | same(" ".join(grids))
+    return Plan(out, [Launch(kernel_of(call), call, pointers, tile, title)], constants=grids)
 
 
 def _word_tile(width: int, quant: str) -> tuple[int, tuple[int, int, int, int]]:

@@ -10,8 +10,9 @@ constant; scales and minimums apply to fp32 sums of products. Nothing is rounded
 have at most as many bits as bf16's mantissa, and those of eight (`Q8_0`) go in two parts.
 
 An infinity in x, or a value of bf16 near its largest, of which 2^BITS times as much is none, makes
-its row of the product NaN where the sum of x is subtracted, in all types but IQ4_*. The kernels for
-more rows, and the reference, give infinities.
+its row of the product NaN where the sum of x is subtracted: in all types but those whose codes are
+looked up among 16 numbers, or are floats. The kernels for more rows, and the reference, give
+infinities.
 
 `add_product` adds to fp32 [R, G, 8, 4, MT, 2]: parts of the products of 8 R rows of w with 8 MT
 rows of x over G *units* of UNIT_VALUES, which share bytes. Tensors are laid out as the operands of
@@ -26,7 +27,7 @@ other GPUs the compiler moves it.
 from __future__ import annotations
 
 from mtmd.kernels.gpu.jit import joins_wide, last_first, on_amd, tl, triton
-from mtmd.kernels.quantization.blocks_of_32 import IQ4_VALUES
+from mtmd.kernels.gpu.quant_matmul import codes
 
 UNIT_VALUES = {
     "Q4_0": 32,
@@ -41,13 +42,32 @@ UNIT_VALUES = {
     "Q2_K": 128,
     "Q3_K": 128,
     "Q6_K": 128,
+    "MXFP4": 32,
+    "NVFP4": 64,
+    "Q1_0": 64,
+    "TQ1_0": 64,
+    "TQ2_0": 128,
+    "IQ1_M": 64,
+    "IQ1_S": 64,
+    "IQ2_S": 64,
+    "IQ2_XS": 64,
+    "IQ2_XXS": 64,
+    "IQ3_S": 64,
+    "IQ3_XXS": 64,
+    "U4_32": 32,
+    "U4_64": 32,
+    "U8_64": 32,
+    "F8_64": 32,
+    "NF4_64": 32,
+    "FP4_64": 32,
+    "NV4_128": 64,
+    "A4_64": 32,
+    "A8_32": 32,
 }
 
 
 MANY_COLUMNS = 8192  # rows of w from which twice as many go to a program
 FEW_PROGRAMS = 128  # of which a multiprocessor of an H200 has one or none
-
-VALUES = tl.constexpr(tuple(float(value) for value in IQ4_VALUES))
 
 
 @triton.jit
@@ -78,18 +98,53 @@ def read(w, unit, QUANT: tl.constexpr):
         words = _read_q6_k(w, unit)
     elif QUANT == "Q3_K":
         words = _read_q3_k(w, unit)
-    else:
-        tl.static_assert(QUANT == "Q2_K")
+    elif QUANT == "Q2_K":
         words = _read_q2_k(w, unit)
+    elif QUANT == "MXFP4":
+        words = _read_mxfp4(w, unit)
+    elif QUANT == "U4_32":
+        words = _read_own_nibbles(w, unit, 20, 0)
+    elif QUANT == "U4_64" or QUANT == "A4_64" or QUANT == "NF4_64" or QUANT == "FP4_64":
+        words = _read_own_nibbles(w, unit, 36, 1)
+    elif QUANT == "U8_64" or QUANT == "F8_64":
+        words = _read_own_bytes(w, unit, 68, 1)
+    elif QUANT == "A8_32":
+        words = _read_own_bytes(w, unit, 36, 0)
+    elif QUANT == "TQ2_0":
+        words = _read_tq2_0(w, unit)
+    elif QUANT == "NVFP4":
+        words = _read_fours(w, unit, 36, 0, QUANT)
+    elif QUANT == "NV4_128":
+        words = _read_fours(w, unit, 76, 1, QUANT)
+    elif QUANT == "Q1_0":
+        words = _read_fours(w, unit, 18, 1, QUANT)
+    elif QUANT == "TQ1_0":
+        words = _read_fours(w, unit, 54, 2, QUANT)
+    elif QUANT == "IQ1_S":
+        words = _read_fours(w, unit, 50, 2, QUANT)
+    elif QUANT == "IQ1_M":
+        words = _read_fours(w, unit, 56, 2, QUANT)
+    elif QUANT == "IQ2_XXS":
+        words = _read_fours(w, unit, 66, 2, QUANT)
+    elif QUANT == "IQ2_XS":
+        words = _read_fours(w, unit, 74, 2, QUANT)
+    elif QUANT == "IQ2_S":
+        words = _read_fours(w, unit, 82, 2, QUANT)
+    elif QUANT == "IQ3_XXS":
+        words = _read_fours(w, unit, 98, 2, QUANT)
+    else:
+        tl.static_assert(QUANT == "IQ3_S")
+        words = _read_fours(w, unit, 110, 2, QUANT)
     return words
 
 
 @triton.jit
 def add_product(
-    total, x, words, unit, real, R: tl.constexpr, QUANT: tl.constexpr, WHOLE: tl.constexpr
+    total, x, words, unit, real, R: tl.constexpr, QUANT: tl.constexpr, WHOLE: tl.constexpr, p
 ):
     """`x` are pointers to the first values of rows of x, [MT, 1, 8, 1], `words` what was `read` of
     rows of w for units of these numbers. Where one is not `real`, x counts as zero; WHOLE: all are.
+    `p` has the table of grids, for types that have one.
     """
     if QUANT == "Q4_0":
         total = _nibbles(total, x, words, unit, real, R, 8, False, False, WHOLE)
@@ -102,7 +157,7 @@ def add_product(
     elif QUANT == "Q8_0":
         total = _q8_0(total, x, words, unit, real, R, WHOLE)
     elif QUANT == "IQ4_NL":
-        total = _iq4_nl(total, x, words, unit, real, WHOLE)
+        total = _by_table(total, x, _word(words[0]), words[2], unit, real, QUANT, WHOLE)
     elif QUANT == "IQ4_XS":
         total = _iq4_xs(total, x, words, unit, real, WHOLE)
     elif QUANT == "Q4_K":
@@ -113,9 +168,35 @@ def add_product(
         total = _q6_k(total, x, words, unit, real, R, WHOLE)
     elif QUANT == "Q3_K":
         total = _q3_k(total, x, words, unit, real, R, WHOLE)
-    else:
-        tl.static_assert(QUANT == "Q2_K")
+    elif QUANT == "Q2_K":
         total = _q2_k(total, x, words, unit, real, R, WHOLE)
+    elif QUANT == "MXFP4":
+        total = _mxfp4(total, x, words, unit, real, WHOLE)
+    elif QUANT == "U4_32" or QUANT == "U4_64" or QUANT == "A4_64":
+        scale, minimum = codes.affine(words[1], QUANT == "A4_64")
+        words = words[0], words[0], scale, minimum
+        total = _nibbles(total, x, words, unit, real, R, 0, False, True, WHOLE)
+    elif QUANT == "NF4_64" or QUANT == "FP4_64":
+        scale, _ = codes.header(words[1])
+        total = _by_table(total, x, words[0], scale, unit, real, QUANT, WHOLE)
+    elif QUANT == "U8_64" or QUANT == "A8_32":
+        total = _own_bytes(total, x, words, unit, real, R, QUANT == "A8_32", WHOLE)
+    elif QUANT == "F8_64":
+        total = _f8_64(total, x, words, unit, real, WHOLE)
+    elif QUANT == "TQ1_0":
+        total = _fours(total, x, words, unit, real, R, 2, 2, 1, WHOLE, QUANT, p)
+    elif QUANT == "TQ2_0":
+        total = _tq2_0(total, x, words, unit, real, R, WHOLE)
+    elif QUANT == "NVFP4":
+        total = _fours(total, x, words, unit, real, R, 0, 4, 0, WHOLE, QUANT, p)
+    elif QUANT == "NV4_128":
+        total = _fours(total, x, words, unit, real, R, 1, 4, 0, WHOLE, QUANT, p)
+    elif QUANT == "Q1_0":
+        total = _fours(total, x, words, unit, real, R, 1, 2, 1, WHOLE, QUANT, p)
+    elif QUANT == "IQ1_S" or QUANT == "IQ1_M":
+        total = _fours(total, x, words, unit, real, R, 2, 5, 9, WHOLE, QUANT, p)
+    else:
+        total = _fours(total, x, words, unit, real, R, 2, 7, 64, WHOLE, QUANT, p)
     return total
 
 
@@ -129,8 +210,8 @@ def eights_of(first, ROWS: tl.constexpr, OF_X: tl.constexpr = False):
 
 
 @triton.jit
-def product(x, w, units, QUANT: tl.constexpr, WHOLE: tl.constexpr, COUNT: tl.constexpr):
-    """The products of rows of x and w of so many units, COUNT of them at once, `x` and `w` as
+def product(x, w, units, QUANT: tl.constexpr, WHOLE: tl.constexpr, COUNT: tl.constexpr, p):
+    """The products of rows of x and w of so many units, COUNT of them at once, `x`, `w` and `p` as
     `add_product` takes them, WHOLE if COUNT divides the units: [R, 8, 4, MT, 2].
     """
     R: tl.constexpr = w.shape[0]
@@ -140,7 +221,7 @@ def product(x, w, units, QUANT: tl.constexpr, WHOLE: tl.constexpr, COUNT: tl.con
         real = start + tl.arange(0, COUNT)[None, :, None, None] < units
         words = read(w, unit, QUANT)
         tl.debug_barrier()  # else the compiler puts off what it reads, and waits several times
-        total = add_product(total, x, words, unit, real, R, QUANT, WHOLE)
+        total = add_product(total, x, words, unit, real, R, QUANT, WHOLE, p)
     return tl.sum(total, 1)
 
 
@@ -646,24 +727,15 @@ def _q2_k(total, x, words, unit, real, R: tl.constexpr, WHOLE: tl.constexpr):
 
 
 @triton.jit
-def _iq4_table(TYPE: tl.constexpr):
-    """The 16 values of IQ4 codes."""
-    code = tl.arange(0, 16)
-    value = tl.zeros([16], tl.float32)
-    for i in tl.static_range(16):
-        value = tl.where(code == i, VALUES[i], value)
-    return value.to(TYPE)
-
-
-@triton.jit
-def _looked_up(word, TYPE: tl.constexpr):
+def _looked_up(word, QUANT: tl.constexpr, TYPE: tl.constexpr):
     """The values of the codes of words [R, G, 8, 4, WORDS], as words of pairs of numbers of TYPE
-    are: of the lower four bits of bytes and of the upper, [R, G, 8, 4, WORDS, 2, 2] each.
+    are: of the lower four bits of bytes and of the upper, [R, G, 8, 4, WORDS, 2, 2] each. Rounded
+    to TYPE; IQ4's are whole.
     """
     code = tl.join(word, word >> 8)
     code = tl.join(code, code >> 16)
     code = tl.join(code, code >> 4) & 15
-    value = tl.gather(_iq4_table(TYPE), tl.ravel(code).to(tl.int32), 0)
+    value = tl.gather(codes.table(QUANT).to(TYPE), tl.ravel(code).to(tl.int32), 0)
     return tl.split(tl.reshape(value, code.shape))
 
 
@@ -682,12 +754,12 @@ def _operand_of_values(value, JOINED: tl.constexpr):
 
 
 @triton.jit
-def _iq4_nl(total, x, words, unit, real, WHOLE: tl.constexpr):
-    """Decode what `_read_nibbles` reads."""
-    low, high = _looked_up(_word(words[0]), x.dtype.element_ty)
+def _by_table(total, x, word, scale, unit, real, QUANT: tl.constexpr, WHOLE: tl.constexpr):
+    """32 codes of four bits that stand for numbers of a table, times a scale of any type."""
+    low, high = _looked_up(word, QUANT, x.dtype.element_ty)
     sums = tl.dot(_operand_of_values(low, False), _x(x, unit * 32, real, WHOLE, False))
     sums = tl.dot(_operand_of_values(high, False), _x(x, unit * 32 + 16, real, WHOLE, False), sums)
-    return total + _parts(sums) * _for_x(words[2].to(tl.float32))
+    return total + _parts(sums) * _for_x(scale.to(tl.float32))
 
 
 @triton.jit
@@ -710,7 +782,7 @@ def _iq4_xs(total, x, words, unit, real, WHOLE: tl.constexpr):
     upper = halves >> (quarter * 4 + 16).to(tl.uint32)
     scale = _float(halves)
     word = tl.join(words[0], words[1])
-    low, high = _looked_up(word, x.dtype.element_ty)
+    low, high = _looked_up(word, "IQ4_XS", x.dtype.element_ty)
     low, other_low = tl.split(tl.permute(low, (0, 1, 2, 3, 5, 6, 4)))
     high, other_high = tl.split(tl.permute(high, (0, 1, 2, 3, 5, 6, 4)))
     one = tl.dot(_operand_of_values(low, False), _x(x, unit * 64, real, WHOLE, False))
@@ -721,6 +793,170 @@ def _iq4_xs(total, x, words, unit, real, WHOLE: tl.constexpr):
     )
     total += _parts(one) * _for_x(scale * _number(lower & 15 | (upper & 3) << 4, 32))
     return total + _parts(two) * _for_x(scale * _number(lower >> 4 & 15 | (upper & 12) << 2, 32))
+
+
+@triton.jit
+def _lane_bytes(at):
+    """A word for each lane, of blocks of odd size, whose bytes `_of_bytes` puts together."""
+    at = at + _lane() * 4
+    first, second = tl.load(last_first(at)), tl.load(last_first(at + 1))
+    third, fourth = tl.load(last_first(at + 2)), tl.load(last_first(at + 3))
+    return first.to(tl.uint32), second.to(tl.uint32), third.to(tl.uint32), fourth.to(tl.uint32)
+
+
+@triton.jit
+def _of_bytes(parts):
+    return (parts[0] | parts[1] << 8) | (parts[2] << 16 | parts[3] << 24)
+
+
+@triton.jit
+def _read_mxfp4(w, unit):
+    """Blocks of 32: an exponent, 16 bytes with two 4-bit floats each."""
+    at = w + unit * 17
+    return _lane_bytes(at + 1), tl.load(last_first(_lanes_of(at))).to(tl.uint32)
+
+
+@triton.jit
+def _mxfp4(total, x, words, unit, real, WHOLE: tl.constexpr):
+    """Decode what `_read_mxfp4` reads."""
+    TYPE: tl.constexpr = x.dtype.element_ty
+    word = _of_bytes(words[0])
+    sums = tl.dot(_floats(word, 4, TYPE), _x(x, unit * 32, real, WHOLE))
+    sums = tl.dot(_floats(word >> 4, 4, TYPE), _x(x, unit * 32 + 16, real, WHOLE), sums)
+    return total + _parts(sums) * _for_x(codes.mx_half(words[1]) * 32768)
+
+
+@triton.jit
+def _read_own_nibbles(w, unit, SIZE: tl.constexpr, SHIFT: tl.constexpr):
+    """Blocks of 2^SHIFT units of 32: a header word, 16 bytes with two codes each of each unit."""
+    at = w + (unit >> SHIFT) * SIZE
+    return _lane_word(at + 4 + (unit & ((1 << SHIFT) - 1)) * 16), _one_word(_lanes_of(at))
+
+
+@triton.jit
+def _read_own_bytes(w, unit, SIZE: tl.constexpr, SHIFT: tl.constexpr):
+    """Blocks of 2^SHIFT units of 32: a header word, 32 bytes with a code each of each unit."""
+    at = w + (unit >> SHIFT) * SIZE
+    start = at + 4 + (unit & ((1 << SHIFT) - 1)) * 32
+    return _lane_word(start), _lane_word(start + 16), _one_word(_lanes_of(at))
+
+
+@triton.jit
+def _own_bytes(
+    total, x, words, unit, real, R: tl.constexpr, HALVES: tl.constexpr, WHOLE: tl.constexpr
+):
+    """Decode what `_read_own_bytes` reads: codes without sign, as codes less 128."""
+    less: tl.constexpr = -384 if x.dtype.element_ty.is_fp16() else -400
+    first = _x(x, unit * 32, real, WHOLE)
+    second = _x(x, unit * 32 + 16, real, WHOLE)
+    below = _for_rows(_sums_of_x(second, less, _sums_of_x(first, less)), R)
+    sums = _bytes_dot(words[0] ^ 0x80808080, first, below)
+    sums = _bytes_dot(words[1] ^ 0x80808080, second, sums)
+    scale, minimum = codes.affine(words[2], HALVES)
+    total += _parts(sums) * _for_x(scale)
+    return total + _parts(below) * _for_x((minimum + scale * 128) * (1.0 / less))
+
+
+@triton.jit
+def _f8_64(total, x, words, unit, real, WHOLE: tl.constexpr):
+    """Decode what `_read_own_bytes` reads: 8-bit floats, 2^-8 of which both types of x have."""
+    scale, _ = codes.header(words[2])
+    sums = tl.dot(_floats(words[0], 8, x.dtype.element_ty), _x(x, unit * 32, real, WHOLE))
+    second = _x(x, unit * 32 + 16, real, WHOLE)
+    sums = tl.dot(_floats(words[1], 8, x.dtype.element_ty), second, sums)
+    return total + _parts(sums) * _for_x(scale * 256)
+
+
+@triton.jit
+def _floats(word, BITS: tl.constexpr, TYPE: tl.constexpr):
+    """The floats of so many bits of each byte of words as an operand, as small as `codes` has them,
+    which both types of x hold.
+    """
+    both = tl.join(codes.floats(word, BITS), codes.floats(word >> 8, BITS))
+    value = tl.join(both.to(tl.uint16), (both >> 16).to(tl.uint16)).to(tl.float16, bitcast=True)
+    return _operand_of_values(value if TYPE.is_fp16() else value.to(tl.float32).to(TYPE), True)
+
+
+@triton.jit
+def _read_tq2_0(w, unit):
+    """Blocks of 256 in two halves: 32 bytes with four digits of 2 bits each; a scale."""
+    at = w + (unit >> 1) * 66
+    lower = at + (unit & 1) * 32
+    return (_lane_halves(lower), _lane_halves(lower + 16)), _half(_lanes_of(at) + 64)
+
+
+@triton.jit
+def _tq2_0(total, x, words, unit, real, R: tl.constexpr, WHOLE: tl.constexpr):
+    """Decode what `_read_tq2_0` reads."""
+    TYPE: tl.constexpr = x.dtype.element_ty
+    sums, x_sums = None, None
+    for i in tl.static_range(2):
+        word = _word(words[0][i])
+        for j in tl.static_range(4):
+            part = _x(x, unit * 128 + (32 * j + 16 * i), real, WHOLE)
+            x_sums = _sums_of_x(part, -5, x_sums)
+            sums = tl.dot(_codes_of(word, 2 * j, 2, TYPE), part, sums)
+    sums = _parts(sums) + _parts(_for_rows(x_sums, R))
+    return total + sums * _for_x(words[1].to(tl.float32))
+
+
+@triton.jit
+def _read_fours(w, unit, SIZE: tl.constexpr, SHIFT: tl.constexpr, QUANT: tl.constexpr):
+    """Blocks of 2^SHIFT units of 64, four times 16 values."""
+    at, first = _lanes_of(w + (unit >> SHIFT) * SIZE), _first_four(unit, SHIFT)
+    return (
+        _read_sixteen(at, first, QUANT),
+        _read_sixteen(at, first + 4, QUANT),
+        _read_sixteen(at, first + 8, QUANT),
+        _read_sixteen(at, first + 12, QUANT),
+    )
+
+
+@triton.jit
+def _first_four(unit, SHIFT: tl.constexpr):
+    """The number of a lane's first four values in a block: [1, G, 1, 4]."""
+    return (unit & ((1 << SHIFT) - 1)).to(tl.int32) * 16 + _lane()
+
+
+@triton.jit
+def _read_sixteen(at, number, QUANT: tl.constexpr):
+    words = codes.read_four(at, number, QUANT, True)
+    return words, codes.read_scale(at, number, QUANT, True)
+
+
+@triton.jit
+def _fours(
+    total,
+    x,
+    words,
+    unit,
+    real,
+    R: tl.constexpr,
+    SHIFT: tl.constexpr,
+    BITS: tl.constexpr,
+    OFFSET: tl.constexpr,
+    WHOLE: tl.constexpr,
+    QUANT: tl.constexpr,
+    p,
+):
+    """Decode what `_read_fours` reads: codes of so many bits, OFFSET more each; of four bits, they
+    are floats.
+    """
+    TYPE: tl.constexpr = x.dtype.element_ty
+    less: tl.constexpr = -(1 << BITS) - OFFSET
+    for i in tl.static_range(4):
+        number = _first_four(unit, SHIFT) + 4 * i
+        part = _x(x, unit * 64 + 16 * i, real, WHOLE)
+        code = codes.four(words[i][0], number, QUANT, p)
+        scale = codes.scale(words[i][1], number, QUANT)
+        if BITS == 4:
+            sums = tl.dot(_floats(code, 4, TYPE), part)
+            scale *= 32768
+        else:
+            sums = _for_rows(_sums_of_x(part, less), R)
+            sums = tl.dot(_codes_of(code, 0, BITS, TYPE), part, sums)
+        total += _parts(sums) * _for_x(scale)
+    return total
 
 
 def columns_of(outer: int, eights: int) -> int:
@@ -735,7 +971,8 @@ def max_warps(programs: int, eights: int, quant: str) -> int:
     out its rows; not where eight have as much under way, or some of their registers would lie in
     memory.
     """
-    shared = 1 if UNIT_VALUES[quant] == 128 else 2
+    wide = UNIT_VALUES[quant] == 128 or quant in ("IQ3_S", "IQ3_XXS", "U8_64", "A8_32")
+    shared = 1 if wide else 2
     return 16 if programs <= FEW_PROGRAMS and eights <= shared else 8
 
 
