@@ -177,6 +177,7 @@ class Connection(WSGIHandler):  # type: ignore[misc]  # gevent has no types
         if len(hosts) > 1 or (not hosts and self.request_version == "HTTP/1.1"):
             raise Refusal(400, "the request cannot be read: expected one header Host")
         with_authority = _ABSOLUTE.fullmatch(self.path)
+        del headers["upgrade"]  # to another protocol: a server may ignore it (RFC 9110, 7.8)
         if with_authority is not None:  # it holds in place of the header
             del headers["host"]
             headers["host"] = with_authority[1]

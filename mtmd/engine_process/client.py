@@ -65,7 +65,7 @@ class EngineClient:
         self._changed = threading.Event()
         """The process has failed, or is to end."""
         self._ending = self._closing = self._closed = False
-        self._ready_at, self._start_s = 0.0, 1.0
+        self._ready_at, self._start_s, self._opened_as = 0.0, 0.0, ""
         self._failed_starts = 0
         self.fault: DeviceError | None = None
         """Why nothing can be answered any more."""
@@ -100,12 +100,14 @@ class EngineClient:
         """Open one of several models, without reading its weights. Returns the fields of
         `web.models.entry.Facts`. Raises MtmdError.
         """
+        self._opened_as = name
         facts: dict[str, Any] = self._step("open", model, dict(options), name, _log_level())
         return facts
 
     def drop(self) -> None:
         """Forget the model that was opened."""
         self._steps.clear()
+        self._start_s, self._opened_as = 0.0, ""
         self._call("drop")
 
     def memory(self, options: Mapping[str, Any], limit_s: float | None = None) -> dict[str, Any]:
@@ -299,8 +301,10 @@ class EngineClient:
         return self._connection
 
     def _step(self, name: str, *arguments: Any) -> Any:
+        began = time.monotonic()
         value = self._call(name, *arguments)
         self._steps.append((name, arguments))
+        self._start_s += time.monotonic() - began
         return value
 
     def _measure(self) -> None:
@@ -319,6 +323,11 @@ class EngineClient:
         wait_s = math.ceil(self._delay_s() + self._start_s)
         return EngineError(f"{reason}; it is being started again, try again in {wait_s} s", wait_s)
 
+    def _named(self, text: str) -> str:
+        """Return a line of the log, which says of which model it is."""
+        name = self._facts.get("name", self._opened_as)
+        return f"{name}: {text}" if name else text
+
     def _may_restart(self) -> bool:
         is_due = self._restarts and bool(self._facts) and not (self._closing or self._ending)
         return is_due and self._failed_starts < STARTS_MAX
@@ -328,6 +337,7 @@ class EngineClient:
 
     def _failed(self, reason: str) -> None:
         """Note a failure, on any thread."""
+        log.error("%s", self._named(reason))
         fault = None
         with self._lock:
             if self._ending or self._may_restart():
@@ -405,7 +415,9 @@ class EngineClient:
             self._facts, self._ready_at = value, time.monotonic()
             self._start_s = self._ready_at - begun
             self.failure = None
-        log.warning("the model's process was started again in %.1f s", self._start_s)
+        log.warning(
+            "%s", self._named(f"the model's process was started again in {self._start_s:.1f} s")
+        )
 
 
 def _log_level() -> int:

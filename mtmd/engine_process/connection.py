@@ -119,7 +119,6 @@ class Connection:
             if self.failure is not None:
                 return
             self.failure = reason
-        log.error("%s", reason)
         self.process.link.end()
         self._on_failure(reason)
         self._report_all(lambda: self._error_of(reason))

@@ -78,11 +78,6 @@ class CallParser:
             for (id_, name), parts in zip(self._made, self._arguments, strict=True)
         )
 
-    @property
-    def may_be_a_call(self) -> bool:
-        """Return whether text is held back, or a call has begun."""
-        return bool(self._text or self._made)
-
     def push(self, text: str) -> list[Piece]:
         """Return what is certain after more of the answer."""
         self._text += text

@@ -45,6 +45,10 @@ HEADS = {
     ),
     "a header without a name": (GET + b": 3\r\n\r\n", 400),
     "a version that is no number": (b"GET /version HTTP/1.x\r\n\r\n", 400),
+    "another protocol": (
+        b"GET /version HTTP/1.0\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
+        200,
+    ),
     "no host": (b"GET /version HTTP/1.1\r\n\r\n", 400),
     "two hosts": (GET + b"Host: localhost\r\n\r\n", 400),
     "no host, of old": (b"GET /version HTTP/1.0\r\n\r\n", 200),

@@ -26,7 +26,7 @@ from mtmd.web.intake.body import Loose, Request
 from mtmd.web.intake.long_texts import CutText, PictureText, as_data_url, beginning
 from mtmd.web.intake.media import Reference
 from mtmd.web.interfaces.fields import MAX_PARTS, ModelName, pieces
-from mtmd.web.interfaces.openai_requests import Message
+from mtmd.web.interfaces.openai_messages import Message
 
 MAX_INPUTS = 2048
 LONGEST_TEXT = 1 << 16

@@ -153,3 +153,8 @@ def promised(schema: Any, strict: bool | None = None) -> Any:
         with suppress(ValueError, RecursionError):
             schema = json.loads(schema)
     return {"schema": schema, "strict": strict is True} if isinstance(schema, dict) else schema
+
+
+def none_for_minus_one(value: Any) -> Any:
+    """-1 is how some clients leave an option out."""
+    return None if type(value) in (int, float) and value == -1 else value

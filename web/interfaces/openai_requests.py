@@ -9,207 +9,50 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    Tag,
-    ValidationInfo,
-    WithJsonSchema,
-    field_validator,
-    model_validator,
-)
-from pydantic_core import PydanticCustomError, to_json
+from pydantic import BeforeValidator, Field, Tag, WithJsonSchema, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
-from mtmd import ToolCall
 from mtmd.options.answer import STOP_CHARS_MAX, STOP_IDS_MAX, STOPS_MAX
 from mtmd.web.answering.request import AnswerRequest, Piece, RawText, Turn, closest
-from mtmd.web.answering.tools import GivenTools, called_function, chosen_tool, given_tools
+from mtmd.web.answering.tools import GivenTools, chosen_tool, given_tools
 from mtmd.web.errors import TAG
 from mtmd.web.intake.body import WHOLE, Loose, Request
-from mtmd.web.intake.long_texts import CutText, PictureText, as_data_url, beginning
 from mtmd.web.intake.media import Reference
 from mtmd.web.interfaces.fields import (
     LONGEST_GRAMMAR,
-    MAX_CALLS,
     MAX_MESSAGES,
     MAX_PROMPTS,
     Adapters,
     Additive,
     Fraction,
-    FrameCount,
-    FramesPerSecond,
     Logprobs,
     LoraScales,
     ModelName,
     Penalty,
     Schema,
-    Seconds,
     Seed,
-    Several,
     Temperature,
-    Text,
     TokenId,
     Tools,
     TopK,
     by_type,
     given,
-    of_file_data,
+    none_for_minus_one,
     pieces,
     promised,
     scales,
-    text_or,
     within,
+)
+from mtmd.web.interfaces.openai_messages import (
+    CalledFunction,
+    FrameChoice,
+    ImagePart,
+    MediaOptions,
+    Message,
 )
 from mtmd.web.interfaces.thinking import ThinkingFields
 
 MAX_CHOICES = 128
-
-
-def _minus_one(value: Any) -> Any:
-    """-1 is how some clients leave an option out."""
-    return None if type(value) in (int, float) and value == -1 else value
-
-
-def _as_url(value: Any) -> Any:
-    return {"url": value} if isinstance(value, str) else value
-
-
-def _as_data(value: Any) -> Any:
-    return {"data": value} if isinstance(value, str) else value
-
-
-Frames: TypeAlias = Annotated[
-    FrameCount | None,
-    BeforeValidator(_minus_one),
-    WithJsonSchema({"type": "integer", "minimum": -1, "maximum": 1 << 20}),
-]
-
-
-def _detail(value: Any) -> Any:
-    if value is None or value == "":
-        return "auto"
-    return "high" if value == "original" else value
-
-
-Detail: TypeAlias = Annotated[
-    Literal["auto", "low", "high"],
-    # as clients write that they ask for nothing, or for the picture as it is
-    BeforeValidator(_detail),
-    WithJsonSchema({"enum": ["auto", "low", "high", "original", "", None]}),
-]
-
-
-class ImageURL(Loose):
-    url: PictureText
-    detail: Detail = "auto"
-
-
-class FrameChoice(Loose):
-    """Describes which frames of a video are seen; `num_frames` is vLLM's word for `max_frames`."""
-
-    fps: Annotated[FramesPerSecond | None, BeforeValidator(_minus_one)] = None
-    max_frames: Frames = None
-    num_frames: Frames = None
-    start: Seconds | None = None
-    end: Seconds | None = None
-
-    def chosen(self) -> dict[str, Any]:
-        frames = self.max_frames or self.num_frames
-        return given(fps=self.fps, start=self.start, end=self.end, max_frames=frames)
-
-
-class VideoURL(FrameChoice):
-    url: PictureText
-
-
-class InputVideo(FrameChoice):
-    """llama.cpp's: `data` in base64, or a URL."""
-
-    data: PictureText | None = None
-    url: PictureText | None = None
-    format: str | None = Field(default=None, max_length=32)
-
-    @model_validator(mode="after")
-    def _one(self) -> InputVideo:
-        if (self.data is None) == (self.url is None):
-            raise PydanticCustomError("video", "expected one of data and url")
-        return self
-
-    @property
-    def reference(self) -> str | CutText:
-        if self.data is None:
-            return self.url or ""
-        is_url = beginning(self.data).startswith("data:")
-        return self.data if is_url else as_data_url(self.data, "video/mp4")
-
-
-class FileReference(FrameChoice):
-    """A picture or video, uploaded before or in `file_data`: a data URL, or base64 alone. The
-    choice of frames is for a video.
-    """
-
-    file_id: str | None = None
-    file_data: PictureText | None = None
-
-    @model_validator(mode="after")
-    def _one(self) -> FileReference:
-        if (self.file_id is None) == (self.file_data is None):
-            value = "neither file_data nor" if self.file_id is None else "both file_data and"
-            raise PydanticCustomError(
-                "file",
-                "found {found} file_id, expected one of them; file_data is the file, as "
-                "data:image/png;base64,..., file_id what /v1/files has given it",
-                {"found": value},
-            )
-        return self
-
-    @property
-    def reference(self) -> str | CutText:
-        return self.file_id or "" if self.file_data is None else of_file_data(self.file_data)
-
-
-class TextPart(Loose):
-    type: Literal["text"]
-    text: str
-
-    def piece(self, _: str) -> Piece:
-        return self.text
-
-
-class ImagePart(Loose):
-    type: Literal["image_url"]
-    image_url: ImageURL
-
-    def piece(self, location: str) -> Piece:
-        return Reference(f"{location}.image_url", self.image_url.url)
-
-
-class VideoPart(Loose):
-    type: Literal["video_url"]
-    video_url: Annotated[VideoURL, BeforeValidator(_as_url)]
-
-    def piece(self, location: str) -> Piece:
-        video = self.video_url
-        return Reference(f"{location}.video_url", video.url, True, video.chosen())
-
-
-class InputVideoPart(Loose):
-    type: Literal["input_video"]
-    input_video: Annotated[InputVideo, BeforeValidator(_as_data)]
-
-    def piece(self, location: str) -> Piece:
-        video = self.input_video
-        return Reference(f"{location}.input_video", video.reference, True, video.chosen())
-
-
-class FilePart(Loose):
-    """A picture or video as a file."""
-
-    type: Literal["file"]
-    file: FileReference
-
-    def piece(self, location: str) -> Piece:
-        return Reference(f"{location}.file", self.file.reference, None, self.file.chosen())
 
 
 def _prompts(value: Any) -> Any:
@@ -223,11 +66,17 @@ def _prompts(value: Any) -> Any:
 
 Count: TypeAlias = Annotated[
     Annotated[int, within("max_tokens"), WHOLE] | None,
-    BeforeValidator(_minus_one),
+    BeforeValidator(none_for_minus_one),
     WithJsonSchema({"type": "integer", "minimum": -1, "maximum": 1 << 20}),
 ]
+
+
 Prompt: TypeAlias = str | Annotated[list[TokenId], Field(min_length=1)]
+
+
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+
+
 _PROMPT_SCHEMA = {
     "anyOf": [
         {"type": "string"},
@@ -243,6 +92,25 @@ def _several(value: Any) -> Any:
     return [v for v in values if v != ""] if isinstance(values, list) else values
 
 
+Texts: TypeAlias = Annotated[
+    list[Annotated[str, Field(min_length=1, max_length=STOP_CHARS_MAX)]],
+    Field(max_length=STOPS_MAX, fail_fast=True),
+    BeforeValidator(_several),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "minLength": 1, "maxLength": STOP_CHARS_MAX},
+                {
+                    "type": "array",
+                    "items": {"type": "string", "minLength": 1, "maxLength": STOP_CHARS_MAX},
+                    "maxItems": STOPS_MAX,
+                },
+            ]
+        }
+    ),
+]
+
+
 def _bias(value: Any) -> Any:
     """llama.cpp's lists of pairs, in which false stands for never."""
     if not isinstance(value, list) or not all(
@@ -253,6 +121,8 @@ def _bias(value: Any) -> Any:
 
 
 _BIAS = {"type": "number", "minimum": -100, "maximum": 100}
+
+
 Bias: TypeAlias = Annotated[
     dict[str, Annotated[float, Field(ge=-100, le=100)]],
     Field(max_length=1024),
@@ -278,102 +148,6 @@ Bias: TypeAlias = Annotated[
         }
     ),
 ]
-Part: TypeAlias = Annotated[
-    Annotated[TextPart, Tag(f"{TAG}text")]
-    | Annotated[ImagePart, Tag(f"{TAG}image_url")]
-    | Annotated[VideoPart, Tag(f"{TAG}video_url")]
-    | Annotated[InputVideoPart, Tag(f"{TAG}input_video")]
-    | Annotated[FilePart, Tag(f"{TAG}file")],
-    by_type("part", "the type of a part has to be text, image_url, video_url, input_video or file"),
-]
-Content: TypeAlias = Annotated[
-    Text | Annotated[Several[Part], Field(min_length=1)], text_or("parts")
-]
-Texts: TypeAlias = Annotated[
-    list[Annotated[str, Field(min_length=1, max_length=STOP_CHARS_MAX)]],
-    Field(max_length=STOPS_MAX, fail_fast=True),
-    BeforeValidator(_several),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "string", "minLength": 1, "maxLength": STOP_CHARS_MAX},
-                {
-                    "type": "array",
-                    "items": {"type": "string", "minLength": 1, "maxLength": STOP_CHARS_MAX},
-                    "maxItems": STOPS_MAX,
-                },
-            ]
-        }
-    ),
-]
-
-
-class CalledFunction(Loose):
-    name: str = Field(max_length=128)
-    arguments: str | dict[str, Any] | None = None
-
-    @property
-    def text(self) -> str:
-        """The arguments as JSON text."""
-        arguments = self.arguments
-        return to_json(arguments).decode() if isinstance(arguments, dict) else arguments or ""
-
-
-class MessageCall(Loose):
-    """A call that the assistant made."""
-
-    id: str | None = Field(default=None, max_length=256)
-    function: CalledFunction
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_a_text(cls, value: Any) -> Any:
-        return called_function(value)
-
-
-class Message(Loose):
-    """`reasoning_content`: what the assistant thought before, also as `reasoning` or `thinking`."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: Content | None = Field(default=None, validate_default=True)
-    name: str | None = Field(default=None, max_length=256)
-    tool_calls: list[MessageCall] | None = Field(default=None, max_length=MAX_CALLS)
-    function_call: CalledFunction | None = None
-    tool_call_id: str | None = Field(default=None, max_length=256)
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    thinking: str | None = None
-    images: list[Any] | None = None  # where Ollama's messages have them: never left aside
-
-    @property
-    def thought(self) -> str | None:
-        return self.reasoning_content or self.reasoning or self.thinking
-
-    @property
-    def calls(self) -> tuple[ToolCall, ...]:
-        calls = self.tool_calls or []
-        if self.function_call is not None and not calls:
-            calls = [MessageCall(function=self.function_call)]
-        return tuple(ToolCall(c.id or "", c.function.name, c.function.text) for c in calls)
-
-    @field_validator("images")
-    @classmethod
-    def _has_no_images(cls, value: list[Any] | None) -> list[Any] | None:
-        if value:
-            raise PydanticCustomError(
-                "images",
-                "images stand in the content here, as parts such as "
-                '{"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}',
-            )
-        return value
-
-    @field_validator("content")
-    @classmethod
-    def _has_content(cls, value: Any, info: ValidationInfo) -> Any:
-        """Only an assistant may say nothing, and a tool."""
-        if value is None and info.data.get("role") in ("system", "developer", "user"):
-            raise PydanticCustomError("content", "expected a text or a list of parts")
-        return value
 
 
 class StreamOptions(Loose):
@@ -467,14 +241,14 @@ class Generation(Request):
     max_tokens: Count | None = None
     temperature: Temperature | None = None
     top_p: Fraction | None = None
-    top_k: Annotated[TopK | None, BeforeValidator(_minus_one)] = None
+    top_k: Annotated[TopK | None, BeforeValidator(none_for_minus_one)] = None
     min_p: Fraction | None = None
     repetition_penalty: Penalty | None = None
     repeat_penalty: Penalty | None = None
     frequency_penalty: Additive | None = None
     presence_penalty: Additive | None = None
     logit_bias: Bias | None = None
-    seed: Annotated[Seed | None, BeforeValidator(_minus_one)] = None
+    seed: Annotated[Seed | None, BeforeValidator(none_for_minus_one)] = None
     stop: Texts | None = None
     min_tokens: Annotated[int, within("min_tokens"), WHOLE] | None = None
     stop_token_ids: list[Annotated[int, Field(ge=0, lt=1 << 31), WHOLE]] | None = Field(
@@ -585,12 +359,6 @@ def ignored(unknown: list[str]) -> tuple[str, ...]:
     """Return the warning of fields that nobody knows."""
     names = ["".join(c for c in name[:60] if c.isprintable()) for name in unknown[:20]]
     return (f"not known here, and ignored: {', '.join(names)}",) if names else ()
-
-
-class MediaOptions(Loose):
-    """vLLM's, for all videos of a request."""
-
-    video: FrameChoice | None = None
 
 
 class ChatRequest(ThinkingFields, Generation):

@@ -387,10 +387,10 @@ class Registry:
             self._changed.notify_all()
         log.info("%s fetched, %d bytes", entry.name, result.bytes)
 
-    def unload(self, name: str) -> bool:
-        """Have it unloaded once nobody uses it, without waiting for that; who asks for it after
-        this keeps it. Of one that other clients have used too, and would have to be loaded for
-        again, that is a pause of a turn. Raises ApiError.
+    def unload(self, name: str, within_s: float = 0.0) -> bool:
+        """Have it unloaded once nobody uses it; who asks for it after this keeps it. Of one that
+        other clients have used too, and would have to be loaded for again, that is a pause of a
+        turn. Wait `within_s` for its process to end, unless somebody uses it. Raises ApiError.
         """
         with self._changed:
             entry, client = self._find(name), current_owner()
@@ -399,6 +399,7 @@ class Registry:
             entry.to_unload = entry.is_loaded or entry.state == LOADING
             entry.to_unload_by = client
             self._changed.notify_all()
+            self._changed.wait_for(lambda: entry.in_use or not entry.to_unload, within_s)
         return True
 
     def loading(self) -> dict[str, Any] | None:

@@ -12,6 +12,8 @@ from mtmd.web.intake.gate import Body, takes
 from mtmd.web.models.choice import Listed
 from mtmd.web.models.registry import Registry
 
+UNLOADED_S = 10.0  # waited for the end of a model's process
+
 
 class Named(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True)
@@ -38,8 +40,8 @@ def blueprint(registry: Registry) -> Blueprint:
     @routes.post("/models/unload")
     @takes(Body.SMALL_JSON)
     def unload() -> dict[str, bool]:
-        """Answered at once; it goes once nobody uses it."""
-        return {"success": registry.unload(json_body(Named).model)}
+        """Answered once its process has ended, or at once: then it goes once nobody uses it."""
+        return {"success": registry.unload(json_body(Named).model, UNLOADED_S)}
 
     return routes
 

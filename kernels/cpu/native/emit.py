@@ -891,9 +891,6 @@ class Emitter:
     def atomic_load(self, ptr: Value, ordering: str = "acquire") -> Value:
         return Value(self, self.b.load_atomic(ptr.ir, ordering, 8, typ=I64))
 
-    def atomic_store(self, ptr: Value, value: Operand, ordering: str = "release") -> None:
-        self.b.store_atomic(self.i64(value).ir, ptr.ir, ordering, 8)
-
 
 def _fit(scalar: ir.Type, value: Number) -> Number:
     """A constant as the type has it: float32 is written as a double that it can hold."""
