@@ -14,7 +14,6 @@ from mtmd.llm.sampling.options import NOTHING_RECOMMENDED, ModelSampling
 if TYPE_CHECKING:
     from mtmd.checkpoint.checkpoint import Checkpoint
     from mtmd.kernels.checkpoint.canonical import CanonicalWeights
-from mtmd.kernels.checkpoint.quantized.weights import QuantizedWeights
 
 # general.file_type of a GGUF: llama.cpp, include/llama.h, llama_ftype
 _FILE_TYPES = {
@@ -82,6 +81,8 @@ def facts_of_weights(
     parts: Sequence[CanonicalWeights], architecture: str, width: int, file_type: int = -1
 ) -> CheckpointFacts:
     """The same of its parts; `file_type` as a GGUF has it, -1 for none."""
+    from mtmd.kernels.checkpoint.quantized.weights import QuantizedWeights
+
     kinds: Counter[str] = Counter()
     for weights in parts:
         for source in weights.sources:
