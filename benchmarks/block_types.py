@@ -50,7 +50,7 @@ class Ours:
         self.frame = self._program(width) if rows == 1 else None
 
     def _program(self, width: int) -> Any:
-        kernel = products.product(self.kind, 1, "bf16", "bf16", wide=width >= products.WIDE)
+        kernel = products.product(self.kind, 1, "bf16", "bf16")
         self.out = torch.empty(1, self.outer, dtype=torch.bfloat16)
         stride = kernel.prepare.bytes(width) if kernel.prepare else width
         self.memory = torch.empty(stride + 64, dtype=torch.uint8)

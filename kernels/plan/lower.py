@@ -993,7 +993,7 @@ def _chosen(
 ) -> None:
     """One of the three products: `count` rows of x, each for `each` experts."""
     kind, n = node.attrs.get(f"{part}_quant") or _kind(node, table), table.shape[1]
-    kernel = products.product(kind, 1, name_of(x), name_of(x), wide=width >= products.WIDE)
+    kernel = products.product(kind, 1, name_of(x), name_of(x))
     low.scratch = max(low.scratch, kernel.scratch(width))
     step, stride = width * x.dtype.itemsize, width
     if kernel.prepare is not None:

@@ -1,8 +1,9 @@
 """Products of a few rows of x with a weight: out[m, n] = sum over k of x[m, k] w[n, k].
 
-The weight is read once, at the speed of memory if all goes well, so that what counts is the number
-of instructions a byte: several rows of the weight are multiplied at once, to share what is loaded
-of x and to have independent sums, and every row of the weight is unpacked once for all rows of x.
+The weight is read once, at the speed of memory if all goes well. A core reads faster from several
+places than from one, and faster still where lines are asked for ahead: the rows of a call are cut
+into runs, which are read side by side, one row of each at a time. Every row of the weight is
+unpacked once for all rows of x.
 
 Floating-point weights are multiplied in fp32 with x as it is stored. Blocks of small integers are
 multiplied as integers with x as `layouts.prepare` lays it out.
@@ -25,7 +26,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from mtmd.kernels.cpu.native.compile import compile_kernel
-from mtmd.kernels.cpu.native.emit import F32, I8, I16, I32, SIZES, Emitter, Value, vec
+from mtmd.kernels.cpu.native.emit import F32, I8, I16, I32, SIZES, Emitter, Value, Var, vec
 from mtmd.kernels.cpu.native.layouts import LANES, SUMS, Layout, madd, prepare, sums_of
 from mtmd.kernels.cpu.native.unpack import UNPACK, Terms, Unpack
 from mtmd.kernels.quantization.blocks import BLOCKS
@@ -36,11 +37,8 @@ ROWS = (1, 2, 4, 8)
 PLAIN = {"F32": "f32", "BF16": "bf16"}
 KINDS = (*PLAIN, *UNPACK)
 CHUNK_BYTES = 32 << 10  # of weight that a thread takes at a time: a few microseconds
-# Bytes that a weight is asked for before it is read. What is unpacked by many instructions a byte
-# comes into the first cache in time; of the others, which read faster, more has to be on its way.
-AHEAD = 8 << 10
-AHEAD_UNPACKED = 4 << 10
-WIDE = 1536  # values of a weight's row that is worth working on alone
+AHEAD = 8 << 10  # bytes that are asked for before they are read, of all runs
+RUNS = 4  # read side by side by one row of x
 STEP = 16  # values of a floating-point weight at a time
 FINISHED = 4  # rows of the weight whose sums are added up at once
 
@@ -117,23 +115,15 @@ def grain(kind: str, width: int) -> int:
 
 
 def product(
-    kind: str,
-    rows: int,
-    x: str,
-    out: str,
-    bias: str | None = None,
-    add: bool = False,
-    wide: bool = False,
+    kind: str, rows: int, x: str, out: str, bias: str | None = None, add: bool = False
 ) -> Kernel:
-    """The kernel for a type of weight, so many rows of x (one of ROWS) and types of storage. `wide`
-    where a row of the weight is so long that adding up its sums costs little.
-    """
+    """The kernel for a type of weight, so many rows of x (one of ROWS) and types of storage."""
     if kind in PLAIN:
         address = compile_kernel(multiply_plain, PLAIN[kind], rows, x, out, bias, add)
         return Kernel(kind, address, None)
     layout = UNPACK[kind].layout
     preparation = Preparation(layout, f"{layout.name} {x}", compile_kernel(prepare_rows, kind, x))
-    address = compile_kernel(multiply_blocks, kind, rows, out, bias, add, wide and rows == 1)
+    address = compile_kernel(multiply_blocks, kind, rows, out, bias, add)
     return Kernel(kind, address, preparation)
 
 
@@ -147,110 +137,67 @@ def multiply_plain(
     """Weights in floating point."""
     args = Args(e)
     element = F32 if x == "f32" else I16
-    together = max(1, min(4, 16 // rows))
-    with args.passes(rows) as begin, _groups(args, together) as (first, weights):
+    count = max(1, min(RUNS, 16 // rows))
+    with args.passes(rows) as begin, _runs(args, begin, rows, count, out, bias, add) as run:
         xs = [args.x.at(at * args.x_stride, element) for at in args.x_rows(begin, rows)]
-        sums = _Sums(e, rows, together)
-        begun = _pairs(e, args, xs, weights, sums) if x == w == "bf16" else 0
+        begun = _pairs(e, args, xs, run) if x == w == "bf16" else 0
         for k, mask in e.spans(begun, args.width, STEP):
-            ws = [e.read(weight, w, k, STEP, mask) for weight in weights]
+            ws = [e.read(weight, w, k, STEP, mask) for weight in run.weights]
+            if mask is None:
+                run.ask(k * SIZES[w], STEP * SIZES[w])
             for m in range(rows):
                 values = e.read(xs[m], x, k, STEP, mask)
-                for r in range(together):
-                    sums.at[m][r].set(e.fma(values, ws[r], sums.at[m][r].get()))
-        _finish(args, sums, begin, first, out, bias, add)
+                for total, numbers in zip(run.sums[m], ws, strict=True):
+                    total.set(e.fma(values, numbers, total.get()))
 
 
-def _pairs(e: Emitter, args: Args, xs: list[Value], weights: list[Value], sums: _Sums) -> Value:
+def _pairs(e: Emitter, args: Args, xs: list[Value], run: _Rows) -> Value:
     """bf16 times bf16, 32 values at a time, without widening them; where that ends."""
     end = args.width // LANES * LANES
     kind = vec(I16, LANES)
     with e.loop(0, end, LANES) as k:
-        ws = [e.load(weight, kind, k) for weight in weights]
-        for weight in weights:
-            e.prefetch(weight.at(k + AHEAD // 2, I16))
+        ws = [e.load(weight, kind, k) for weight in run.weights]
+        run.ask(k * 2, LANES * 2)
         for m, x in enumerate(xs):
             values = e.load(x, kind, k)
-            for r, numbers in enumerate(ws):
-                sums.at[m][r].set(e.dot_bf16(values, numbers, sums.at[m][r].get()))
+            for total, numbers in zip(run.sums[m], ws, strict=True):
+                total.set(e.dot_bf16(values, numbers, total.get()))
     return end
 
 
 def multiply_blocks(
-    e: Emitter, kind: str, rows: int, out: str, bias: str | None, add: bool, wide: bool
+    e: Emitter, kind: str, rows: int, out: str, bias: str | None, add: bool
 ) -> None:
-    """Weights in blocks of integers, x prepared."""
+    """Weights in blocks, x prepared."""
     args, unpack = Args(e), UNPACK[kind]
     layout = unpack.layout
     chunks = (args.width + (layout.values - 1)) // layout.values
-    together = _together(unpack, rows, wide)
-    padded = _padded_row(args, unpack)
-    if rows == together == 1:
-        _one_by_one(args, unpack, chunks, padded, out, bias, add)
-        return
-    with args.passes(rows) as begin, _groups(args, together, padded) as (first, weights):
+    count, padded = _count(unpack, rows), _padded_row(args, unpack)
+    with args.passes(rows) as begin, _runs(args, begin, rows, count, out, bias, add, padded) as run:
         xs = [args.x.at(at * args.x_stride) for at in args.x_rows(begin, rows)]
-        sums = _Sums(e, rows, together)
         with e.loop(0, chunks) as chunk:
             at, x_at = chunk * unpack.chunk_bytes, chunk * layout.bytes
-            # The group's rows lie one after the other: every line of as much as this turn reads
-            read = together * unpack.chunk_bytes
-            _ask(e, unpack, weights[0].at(chunk * read), read)
-            _chunk(e, unpack, [w.at(at) for w in weights], [x.at(x_at) for x in xs], sums)
-        _finish(args, sums, begin, first, out, bias, add)
+            run.ask(at, unpack.chunk_bytes)
+            weights, here = [w.at(at) for w in run.weights], [x.at(x_at) for x in xs]
+            if rows > 1:
+                _chunk(e, unpack, weights, here, run.sums)
+            else:  # one after the other, as registers are few
+                for weight, total in zip(weights, run.sums[0], strict=True):
+                    _chunk(e, unpack, [weight], here, [[total]])
 
 
-def _one_by_one(
-    args: Args,
-    unpack: Unpack,
-    chunks: Value,
-    padded: Value | None,
-    out: str,
-    bias: str | None,
-    add: bool,
-) -> None:
-    """One row of x times the weight's rows one after the other, as they lie in memory; what is left
-    to do with the sums of a few of them is done at once.
+def _count(unpack: Unpack, rows: int) -> int:
+    """Rows of the weight to multiply at once. With several rows of x their integers and all sums
+    should fit in the 32 registers there are at best.
     """
-    e, layout = args.e, unpack.layout
-    kind, result = vec(F32, SUMS), e.local(F32, FINISHED * SUMS)
-    with e.loop(e.first, e.last, FINISHED) as first:
-        with e.loop(first, e.minimum(first + FINISHED, e.last)) as row:
-            weight = args.w.at(row * args.w_bytes)
-            if padded is not None:
-                weight = e.select(row.eq(args.w_rows - 1), padded, weight)
-            sums = _Sums(e, 1, 1)
-            with e.loop(0, chunks) as chunk:
-                at = chunk * unpack.chunk_bytes
-                _ask(e, unpack, weight.at(at), unpack.chunk_bytes)
-                _chunk(e, unpack, [weight.at(at)], [args.x.at(chunk * layout.bytes)], sums)
-            e.store(result, sums.at[0][0].get(), (row - first) * SUMS)
-        sums = _Sums(e, 1, FINISHED)
-        for r, total in enumerate(sums.at[0]):
-            total.set(e.load(result, kind, r * SUMS))
-        _finish(args, sums, e.i64(0), first, out, bias, add)
-
-
-def _ask(e: Emitter, unpack: Unpack, ptr: Value, count: int) -> None:
-    """Prefetch the lines of so many bytes that lie some way behind a place in the weight."""
-    ahead, near = (AHEAD, 2) if unpack.kind == "Q8_0" else (AHEAD_UNPACKED, 3)
-    for line in range(-(-count // 64)):
-        e.prefetch(ptr.at(ahead + 64 * line), near)
-
-
-def _together(unpack: Unpack, rows: int, wide: bool) -> int:
-    """Rows of the weight to multiply at once: their integers and all sums should fit in the 32
-    registers there are at best. One row after the other is read from memory at its speed; several
-    at once only where a type has hardly anything to unpack.
-    """
-    if rows == 1 and wide and unpack.kind != "Q8_0":
-        return 1
     if rows <= 2:
-        return 4 // rows
+        return RUNS // rows
     return 2 if len(unpack.layout.vectors) <= 4 else 1
 
 
-def _chunk(e: Emitter, unpack: Unpack, weights: list[Value], xs: list[Value], sums: _Sums) -> None:
+def _chunk(
+    e: Emitter, unpack: Unpack, weights: list[Value], xs: list[Value], sums: list[list[Var]]
+) -> None:
     """One chunk of some rows of the weight times that of all rows of x."""
     terms = [unpack.terms(e, weight) for weight in weights]
     for part in range(unpack.layout.parts):
@@ -258,7 +205,12 @@ def _chunk(e: Emitter, unpack: Unpack, weights: list[Value], xs: list[Value], su
 
 
 def _part(
-    e: Emitter, layout: Layout, part: int, terms: list[Terms], xs: list[Value], sums: _Sums
+    e: Emitter,
+    layout: Layout,
+    part: int,
+    terms: list[Terms],
+    xs: list[Value],
+    sums: list[list[Var]],
 ) -> None:
     """One part of a chunk."""
     indices = range(part * layout.each, (part + 1) * layout.each)
@@ -308,10 +260,10 @@ def _part(
             assert total is not None
             if scale is not None:
                 total, factor = total.sitofp(), factor * scale
-            result = e.fma(total, factor, sums.at[m][r].get())
+            result = e.fma(total, factor, sums[m][r].get())
             if extra is not None and term.minima:
                 result = e.fma(term.minima[part], extra, result)
-            sums.at[m][r].set(result)
+            sums[m][r].set(result)
 
 
 class Args:
@@ -342,35 +294,77 @@ class Args:
         return [self.e.minimum(begin + m, last) for m in range(rows)]
 
 
-class _Sums:
-    """fp32 sums of every row of x with every row of the weight that is at work."""
+@dataclass(frozen=True)
+class _Rows:
+    """One row of each run of the weight: where they begin, fp32 sums of every row of x with each,
+    and how many bytes of a run lie before them.
+    """
 
-    def __init__(self, e: Emitter, rows: int, together: int):
-        zero = e.f32(0.0, SUMS)
-        self.at = [[e.var(vec(F32, SUMS), zero) for _ in range(together)] for _ in range(rows)]
+    weights: list[Value]
+    sums: list[list[Var]]
+    before: Value
+    run_bytes: Value
 
-    def of(self, m: int) -> Value:
-        """fp32 [together], a scalar for one."""
-        return sums_of([var.get() for var in self.at[m]])
+    def ask(self, at: Value, count: int) -> None:
+        """Prefetch the lines of so many bytes, some way behind a byte of each row. What would be
+        behind a run is the beginning of that of the next call.
+        """
+        e, runs = at.e, len(self.weights)
+        ahead = at + AHEAD // runs
+        beyond = self.before + ahead >= self.run_bytes
+        ahead = e.select(beyond, ahead + self.run_bytes * (runs - 1), ahead)
+        for weight in self.weights:
+            for line in range(-(-count // 64)):
+                e.prefetch(weight.at(ahead + 64 * line))
 
 
 @contextmanager
-def _groups(
-    args: Args, together: int, padded: Value | None = None
-) -> Iterator[tuple[Value, list[Value]]]:
-    """A loop over the units, so many at a time: the first one, and where each one's row begins.
-    Beyond the last unit that one comes again. `padded` stands for the weight's last row.
+def _runs(
+    args: Args,
+    begin: Value,
+    rows: int,
+    count: int,
+    out: str,
+    bias: str | None,
+    add: bool,
+    padded: Value | None = None,
+) -> Iterator[_Rows]:
+    """A loop over the units in so many runs, one row of each at a time. What is left to do with the
+    sums of a few rows is done at once. Beyond the last unit that one comes again. `padded` stands
+    for the weight's last row.
     """
-    e = args.e
-    with e.loop(e.first, e.last, together) as first:
-        weights = []
-        for r in range(together):
-            row = e.minimum(first + r, e.last - 1)
-            weight = args.w.at(row * args.w_bytes)
-            if padded is not None:
-                weight = e.select(row.eq(args.w_rows - 1), padded, weight)
-            weights.append(weight)
-        yield first, weights
+    e, kind = args.e, vec(F32, SUMS)
+    each = (e.last - e.first + (count - 1)) // count
+    results = e.local(F32, rows * count * FINISHED * SUMS)
+    with e.loop(0, each, FINISHED) as start:
+        with e.loop(start, e.minimum(start + FINISHED, each)) as at:
+            weights = []
+            for r in range(count):
+                row = e.minimum(e.first + each * r + at, e.last - 1)
+                weight = args.w.at(row * args.w_bytes)
+                if padded is not None:
+                    weight = e.select(row.eq(args.w_rows - 1), padded, weight)
+                weights.append(weight)
+            zero = e.f32(0.0, SUMS)
+            sums = [[e.var(kind, zero) for _ in range(count)] for _ in range(rows)]
+            yield _Rows(weights, sums, at * args.w_bytes, each * args.w_bytes)
+            for m in range(rows):
+                for r in range(count):
+                    location = (at - start + (m * count + r) * FINISHED) * SUMS
+                    e.store(results, sums[m][r].get(), location, align=64)
+        for r in range(count):
+            totals = [
+                sums_of(
+                    [
+                        e.load(results, kind, ((m * count + r) * FINISHED + i) * SUMS, align=64)
+                        for i in range(FINISHED)
+                    ]
+                )
+                for m in range(rows)
+            ]
+            first = e.first + each * r + start
+            last = e.minimum(e.first + each * (r + 1), e.last)
+            _finish(args, totals, begin, first, last, out, bias, add)
 
 
 def _padded_row(args: Args, unpack: Unpack) -> Value | None:
@@ -394,19 +388,25 @@ def _padded_row(args: Args, unpack: Unpack) -> Value | None:
 
 
 def _finish(
-    args: Args, sums: _Sums, begin: Value, first: Value, out: str, bias: str | None, add: bool
+    args: Args,
+    totals: list[Value],
+    begin: Value,
+    first: Value,
+    last: Value,
+    out: str,
+    bias: str | None,
+    add: bool,
 ) -> None:
-    """Sums to results."""
-    e, together = args.e, len(sums.at[0])
-    mask = e.mask(e.last - first, together) if together > 1 else None
-    bias_value = None if bias is None else e.read(args.bias, bias, first, together, mask)
-    for m in range(len(sums.at)):
+    """Totals of a few rows of the weight to results, from `first` on up to `last`."""
+    e, count = args.e, totals[0].lanes
+    mask = e.mask(last - first, count)
+    bias_value = None if bias is None else e.read(args.bias, bias, first, count, mask)
+    for m, result in enumerate(totals):
         row = begin + m
         with e.when(row < args.rows):
-            result = sums.of(m)
             if bias_value is not None:
                 result = result + bias_value
             if add:
                 at = args.addend_stride * row + first
-                result = e.rounded(result, out) + e.read(args.addend, out, at, together, mask)
+                result = e.rounded(result, out) + e.read(args.addend, out, at, count, mask)
             e.write(args.out, out, args.out_stride * row + first, result, mask)
