@@ -793,13 +793,7 @@ def _emit_matmul(low: Lowering, node: Node, inputs: Operands) -> None:
         low.scratch = max(low.scratch, few_rows.scratch_bytes(m))
     else:
         kernel = products.product(
-            kind,
-            products.rows_for(m),
-            name_of(x),
-            name_of(node),
-            biased,
-            addend is not None,
-            width >= products.WIDE,
+            kind, products.rows_for(m), name_of(x), name_of(node), biased, addend is not None
         )
         address = kernel.address
         low.scratch = max(low.scratch, kernel.scratch(width))
