@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any, Protocol
 
+from torch import Tensor
+
 from mtmd.base.errors import ModelError
 from mtmd.kernels.checkpoint.canonical import Parameter
-from mtmd.kernels.checkpoint.rotary import Rotary, gguf_scaling
+from mtmd.kernels.checkpoint.rotary import Rotary, gguf_rope, gguf_scaling
 from mtmd.kernels.checkpoint.settings import Settings
 from mtmd.kernels.graph import Node, WeightSource
 from mtmd.kernels.plan.flash_choice import AttentionForm
+from mtmd.llm.gguf_keys import GgufText
 from mtmd.llm.inputs import TextInputs
 from mtmd.llm.state import State
 
 DEFAULT_CONTEXT = 8192
+# Fields of families that say how a checkpoint's tensors are laid out, or what follows from them.
+NOT_IN_GGUF = ("turned", "ahead", "delta")
 
 
 @dataclass(frozen=True)
@@ -147,6 +153,45 @@ def gguf_text_family(
     config = {**common_keys(keys, metadata, names), **module.from_gguf(keys, names)}
     family: TextFamily = module.read(Settings(config, keys.where))
     return family
+
+
+def gguf_of(text: TextFamily, where: str) -> tuple[str, dict[str, Any], dict[str, Tensor]]:
+    """Return how a GGUF describes a decoder: general.architecture, its keys, and tensors beside its
+    parameters. Raises ModelError for what it cannot say, and for
+    what it would say otherwise: `where` names the checkpoint.
+    """
+    module = import_module(type(text).__module__)
+    described: GgufText = module.to_gguf(text)
+    keys, divisors = gguf_rope(described.rotary, text.context, where)
+    added = {} if divisors is None else {"rope_freqs.weight": divisors}
+    architecture = described.architecture
+    written = {f"{architecture}.{k}": v for k, v in (described.keys | keys).items()}
+    if described.pad is not None:
+        written["tokenizer.ggml.padding_token_id"] = described.pad
+    names = frozenset(text.parameters()) | added.keys()
+    metadata = {**written, f"{architecture}.vocab_size": text.vocabulary}
+    read = gguf_text_family(architecture, metadata, names, where)
+    if differing := _differing(text, read, divided=divisors is not None):
+        raise ModelError(
+            f"{where}: a GGUF of architecture {architecture} does not say {differing}; expected "
+            "the value that llama.cpp takes; use the model in safetensors"
+        )
+    return architecture, written, added
+
+
+def _differing(ours: TextFamily, theirs: TextFamily, divided: bool) -> str:
+    """Return the first field in which two families differ, with both values; numbers are written
+    in four bytes. With divisors in a tensor frequencies are other ones.
+    """
+    for name in getattr(ours, "__dataclass_fields__", ()):
+        a, b = getattr(ours, name), getattr(theirs, name)
+        if divided and name in ("rotary", "ropes", "stack", "divided"):
+            continue
+        if isinstance(a, float) and isinstance(b, float) and math.isclose(a, b, rel_tol=1e-6):
+            continue
+        if name not in NOT_IN_GGUF and a != b:
+            return f"{name} {a!r:.60} (it would be {b!r:.60})"
+    return ""
 
 
 def common_keys(

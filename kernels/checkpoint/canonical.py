@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Protocol
@@ -50,6 +51,7 @@ class Stored:
 
     `picks_rows`: `convert` takes whole rows of its tensors as they are, which it can do where they
     are rows of blocks, too; and, if `runs` is not 0, moves runs of so many values within rows.
+    `invert` makes the tensors out of the parameter, for files that are written so.
     """
 
     names: tuple[str, ...]
@@ -57,6 +59,7 @@ class Stored:
     convert: Callable[..., torch.Tensor] | None = None
     picks_rows: bool = False
     runs: int = 0
+    invert: Callable[[torch.Tensor], Sequence[torch.Tensor]] | None = None
 
 
 @dataclass(frozen=True)
@@ -206,6 +209,27 @@ class CanonicalWeights:
             return None
         return None if stored.runs % BLOCKS[kind].values else kind
 
+    def as_gguf(self) -> CanonicalWeights:
+        """The same in the names and layouts in which a GGUF is written: the first of each
+        parameter's ways.
+        """
+        parameters: dict[str, Parameter] = {}
+        for name, parameter in self._parameters.items():
+            way, stored = next(parameter.ways(name, canonical=True)), self._stored[name]
+            if way.convert is None:
+                (theirs,) = way.names
+                parameters[theirs] = Parameter(way.shape, (), others=(stored,))
+            elif way.convert == stored.convert:  # files of either format hold the same tensor
+                (theirs,) = way.names
+                parameters[theirs] = Parameter(way.shape, stored.names)
+            else:
+                assert way.invert is not None, name
+                for index, theirs in enumerate(way.names):
+                    convert = partial(_inverted, stored.convert, way.invert, index)
+                    other = Stored(stored.names, stored.shape, convert)
+                    parameters.setdefault(theirs, Parameter(way.shape, (), others=(other,)))
+        return CanonicalWeights(self._file, parameters, self._where)
+
     def without_blocks(self) -> CanonicalWeights:
         """The same, all of it dequantized when it is read."""
         other = copy(self)
@@ -244,6 +268,22 @@ class CanonicalWeights:
     def _values(self, source: str) -> torch.Tensor:
         tensor, kind = self._file.read(source), self._file.kind(source)
         return dequantize(tensor, kind) if kind in BLOCKS else tensor
+
+
+def _inverted(
+    convert: Callable[..., torch.Tensor] | None,
+    invert: Callable[[torch.Tensor], Sequence[torch.Tensor]],
+    index: int,
+    *stored: torch.Tensor,
+) -> torch.Tensor:
+    return invert(convert(*stored) if convert else stored[0])[index]
+
+
+def _stored_bytes(file: WeightFile, name: str) -> int:
+    (shape, dtype), kind = file.meta(name), file.kind(name)
+    if kind in BLOCKS:
+        return prod(shape[:-1]) * row_bytes(kind, shape[-1])
+    return prod(shape) * dtype.itemsize
 
 
 def check_no_extra(

@@ -7,8 +7,8 @@ theirs to the last bit.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,6 +20,11 @@ from mtmd.kernels.checkpoint.settings import Settings
 # transformers' ROPE_INIT_FUNCTIONS, and older names: "mrope" says nothing of scaling, "su" was
 # Phi-3's for longrope
 TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
+YARN_KEYS = {  # of rope_parameters, and GGUF's below rope.scaling.
+    "beta_fast": "yarn_beta_fast",
+    "beta_slow": "yarn_beta_slow",
+    "mscale_all_dim": "yarn_log_multiplier",
+}
 OLD_TYPES = {"mrope": "default", "su": "longrope"}
 
 
@@ -30,7 +35,8 @@ class Rotary:
 
     `axes` () means that every pair goes by the first position. A head has at least twice as many
     dimensions as there are frequencies; those beyond are left as they are. LongRoPE has other
-    frequencies, `long`, for contexts of more than `short_context` tokens.
+    frequencies, `long`, for contexts of more than `short_context` tokens. `settings`: the
+    `rope_parameters` that it was read from, complete with type and base.
     """
 
     frequencies: tuple[float, ...]
@@ -38,6 +44,7 @@ class Rotary:
     scale: float = 1.0
     long: tuple[float, ...] = ()
     short_context: int = 0
+    settings: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def for_context(self, context: int) -> Rotary:
         """Return the embedding of a cache that holds up to `context` tokens."""
@@ -104,14 +111,43 @@ def gguf_scaling(keys: Settings) -> dict[str, Any] | None:
             "original_max_position_embeddings": keys.get(
                 "rope.scaling.original_context_length", None
             ),
-            "beta_fast": keys.get("rope.scaling.yarn_beta_fast", None),
-            "beta_slow": keys.get("rope.scaling.yarn_beta_slow", None),
             "mscale": keys.get("rope.scaling.yarn_log_multiplier", None) and 1.0,
-            "mscale_all_dim": keys.get("rope.scaling.yarn_log_multiplier", None),
+            **{name: keys.get(f"rope.scaling.{key}", None) for name, key in YARN_KEYS.items()},
         }
     if keys.get("rope.scaling.attn_factor", None) is not None:
         scaling["multiplier"] = keys.number("rope.scaling.attn_factor")
     return None if scaling == {"rope_type": "default"} else scaling
+
+
+def gguf_rope(made: Rotary, context: int, where: str) -> tuple[dict[str, Any], Tensor | None]:
+    """Return the keys with which a GGUF says the same, and the numbers by which its tensor
+    rope_freqs.weight divides the frequencies, fp32, None for none. Raises ModelError for what it
+    cannot say.
+    """
+    p, axes = Settings(made.settings, where), made.axes
+    kind, base = p.values["rope_type"], p.number("rope_theta")
+    keys: dict[str, Any] = {"rope.freq_base": base}
+    if axes:
+        keys["rope.dimension_sections"] = [*(axes.count(axis) for axis in range(3)), 0]
+    if kind in ("llama3", "proportional"):
+        plain = _inverse(base, 2 * len(made.frequencies))
+        turned = torch.tensor(made.frequencies)
+        return keys, torch.where(turned == 0, 1e30, plain / turned)
+    if kind in ("linear", "yarn"):
+        old = p.number("original_max_position_embeddings", context)
+        keys["rope.scaling.type"] = kind
+        keys["rope.scaling.factor"] = p.number("factor", context / old)
+    if kind == "yarn":
+        keys["rope.scaling.original_context_length"] = int(old)
+        for ours, theirs in YARN_KEYS.items():
+            if p.get(ours, None):
+                keys[f"rope.scaling.{theirs}"] = p.number(ours)
+    if kind == "longrope":
+        raise ModelError(
+            f"{where}: rope_type is longrope, which is not written to GGUF; expected another; "
+            "convert the model with llama.cpp"
+        )
+    return keys, None
 
 
 def read_rotary(parameters: Settings, dims: int, base: float, context: int) -> Rotary:
@@ -129,7 +165,8 @@ def read_rotary(parameters: Settings, dims: int, base: float, context: int) -> R
         made = _read(kind, parameters, base, dims, context)
     except (ArithmeticError, ValueError) as error:
         raise ModelError(_no_number(parameters.where, named)) from error
-    made = replace(made, scale=made.scale * multiplier)
+    said = {**parameters.values, "rope_type": kind, "rope_theta": base}
+    made = replace(made, scale=made.scale * multiplier, settings=said)
     if not all(map(math.isfinite, (*made.frequencies, *made.long, made.scale))):
         raise ModelError(_no_number(parameters.where, named))
     return made

@@ -25,6 +25,7 @@ from mtmd.llm.blocks import (
     swiglu,
     token_embeddings,
 )
+from mtmd.llm.gguf_keys import GgufText, decoder_keys
 from mtmd.llm.inputs import TextInputs
 from mtmd.llm.parameters import (
     ATTENTION,
@@ -113,6 +114,17 @@ class Cohere2Text:
         if self.logit_scale == 1:
             return x
         return ops.scale(x, factor=self.logit_scale, name="logits.scaled")
+
+
+def to_gguf(text: Cohere2Text) -> GgufText:
+    """Return the architecture and keys of a GGUF that says the same."""
+    keys = decoder_keys(text) | {
+        "attention.layer_norm_epsilon": text.eps,
+        "attention.sliding_window": max(filter(None, text.windows), default=text.context),
+        "logit_scale": text.logit_scale,
+        "rope.dimension_count": text.head,
+    }
+    return GgufText("cohere2", keys, text.rotary)
 
 
 def from_gguf(keys: Settings, names: Collection[str]) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from mtmd.llm.blocks import (
     read_layer_types,
     token_embeddings,
 )
+from mtmd.llm.gguf_keys import GgufText, decoder_keys
 from mtmd.llm.inputs import TextInputs
 from mtmd.llm.parameters import (
     COPIED_HEAD,
@@ -114,6 +115,17 @@ class Gemma3Text:
         y = logits(x, inputs, w, eps=self.eps, tied=self.tied)
         cap = self.final_softcap
         return ops.softcap(y, cap=cap, name="logits.capped") if cap else y
+
+
+def to_gguf(text: Gemma3Text) -> GgufText:
+    """Return the architecture and keys of a GGUF that says the same."""
+    keys = decoder_keys(text) | {
+        "rope.freq_base_swa": text.ropes[SLIDING].settings["rope_theta"],
+        "attention.sliding_window": text.window,
+    }
+    if text.final_softcap is not None:
+        keys["final_logit_softcapping"] = text.final_softcap
+    return GgufText("gemma3", keys, text.ropes[FULL])
 
 
 def from_gguf(keys: Settings, names: Collection[str]) -> dict[str, Any]:  # noqa: ARG001

@@ -27,6 +27,7 @@ from mtmd.llm.blocks import (
     read_heads,
     token_embeddings,
 )
+from mtmd.llm.gguf_keys import GgufText, decoder_keys
 from mtmd.llm.inputs import TextInputs
 from mtmd.llm.parameters import COPIED_HEAD, QKV, attention_tensors, decoder_parameters, prefixed
 from mtmd.llm.state import KV
@@ -122,6 +123,13 @@ def _halves(heads: int, dims: int) -> Callable[[torch.Tensor], torch.Tensor]:
         )
 
     return convert
+
+
+def to_gguf(text: Glm4Text) -> GgufText:
+    """Return the architecture and keys of a GGUF that says the same."""
+    keys = decoder_keys(text)
+    keys["rope.dimension_count"] = 2 * len(text.rotary.frequencies)
+    return GgufText("glm4", keys, text.rotary)
 
 
 def from_gguf(keys: Settings, names: Collection[str]) -> dict[str, Any]:  # noqa: ARG001

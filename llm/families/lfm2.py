@@ -27,6 +27,7 @@ from mtmd.llm.blocks import (
     swiglu,
     token_embeddings,
 )
+from mtmd.llm.gguf_keys import GgufText, decoder_keys
 from mtmd.llm.inputs import TextInputs
 from mtmd.llm.parameters import (
     COPIED_HEAD,
@@ -175,6 +176,15 @@ class Lfm2Text:
         keys_values = cache_keys_values(k, v, layer, inputs)
         y = attend(q, keys_values, at, attention, bounds=inputs.bounds())
         return w.linear(y, f"{at}.attn_output")
+
+
+def to_gguf(text: Lfm2Text) -> GgufText:
+    """Return the architecture and keys of a GGUF that says the same."""
+    keys = decoder_keys(text) | {
+        "attention.head_count_kv": [0 if kind == CONV else text.groups for kind in text.kinds],
+        "shortconv.l_cache": text.taps,
+    }
+    return GgufText("lfm2", keys, text.rotary)
 
 
 def from_gguf(keys: Settings, names: Collection[str]) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from mtmd.llm.blocks import (
     swiglu,
     token_embeddings,
 )
+from mtmd.llm.gguf_keys import GgufText, decoder_keys
 from mtmd.llm.inputs import TextInputs
 from mtmd.llm.parameters import (
     ATTENTION,
@@ -159,6 +160,16 @@ def _growth(positions: np.ndarray, beta: float, period: float) -> torch.Tensor:
     """fp32 [T, 1, 1]"""
     periods = (torch.from_numpy(positions) / period).floor()
     return (1 + beta * (1 + periods).log()).view(-1, 1, 1)
+
+
+def to_gguf(text: LlamaText) -> GgufText:
+    """Return the architecture, keys and tensors of a GGUF that says the same."""
+    keys = decoder_keys(text) | {"rope.dimension_count": text.head}
+    if text.window is not None:
+        keys["attention.sliding_window"] = text.window
+    if text.temper is not None:
+        keys["attention.temperature_scale"] = text.temper[0]
+    return GgufText("llama" if text.temper is None else "mistral3", keys, text.rotary)
 
 
 def from_gguf(keys: Settings, names: Collection[str]) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from mtmd.llm.blocks import (
     swiglu,
     token_embeddings,
 )
+from mtmd.llm.gguf_keys import GgufText, decoder_keys
 from mtmd.llm.inputs import TextInputs
 from mtmd.llm.parameters import (
     COPIED_HEAD,
@@ -125,6 +126,12 @@ class Qwen2Text:
             y = swiglu(w.rms_norm(x, f"{at}.ffn_norm", self.eps), at, w)
             x = ops.add(y, x, name=f"{at}.ffn_residual")
         return logits(x, inputs, w, eps=self.eps, tied=self.tied)
+
+
+def to_gguf(text: Qwen2Text) -> GgufText:
+    """Return the architecture and keys of a GGUF that says the same."""
+    keys = decoder_keys(text)
+    return GgufText("qwen2vl" if text.rotary.axes else "qwen2", keys, text.rotary)
 
 
 def from_gguf(keys: Settings, names: Collection[str]) -> dict[str, Any]:  # noqa: ARG001

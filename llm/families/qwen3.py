@@ -30,6 +30,7 @@ from mtmd.llm.blocks import (
     token_embeddings,
 )
 from mtmd.llm.experts import Experts, expert_parameters, read_experts
+from mtmd.llm.gguf_keys import GgufText, decoder_keys, expert_keys
 from mtmd.llm.inputs import TextInputs
 from mtmd.llm.parameters import (
     ATTENTION,
@@ -190,6 +191,16 @@ def deepstack(x: Node, layer: int, inputs: TextInputs) -> Node:
         name=f"blk.{layer}.deepstack.sum",
     )
     return ops.place_rows(x, rows, at, name=f"blk.{layer}.deepstack")
+
+
+def to_gguf(text: Qwen3Text) -> GgufText:
+    """Return the architecture and keys of a GGUF that says the same."""
+    keys, pictured = decoder_keys(text), bool(text.rotary.axes)
+    keys |= expert_keys(text.experts)
+    if pictured:
+        keys["n_deepstack_layers"] = text.stacked
+    architecture = f"qwen3{'vl' * pictured}{'moe' * (text.experts is not None)}"
+    return GgufText(architecture, keys, text.rotary)
 
 
 def from_gguf(keys: Settings, names: Collection[str]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from mtmd.base.text import json_object, one_line
 from mtmd.llm.tokenizer import gguf_tokenizer, sentencepiece_file
 from mtmd.llm.tokenizer.control_tokens import SEAL, ControlTokens, encode_piece
 from mtmd.llm.tokenizer.file_limits import check_added, check_file
+from mtmd.llm.tokenizer.gguf_keys import tokenizer_keys
 from mtmd.llm.tokenizer.text_stream import TextStream, token_bytes
 
 TOKENIZER_BYTES_MAX = 256 << 20  # Gemma 3's file, among the largest, has 33 MB
@@ -84,6 +85,14 @@ class Tokenizer:
         # user text.
         ids = {self.id(text) for text in self.special_strings} - {self.special.get("unk_token")}
         self._control_tokens = ControlTokens(inner, self.special_strings | reserved, ids)
+
+    def gguf_keys(
+        self, ends: frozenset[int], rows: int, architecture: str, where: str
+    ) -> dict[str, Any]:
+        """Return the metadata of a GGUF from which the same tokenizer is read, for a decoder with
+        so many `rows` of tokens, whose answers end with `ends`. Raises ModelError.
+        """
+        return tokenizer_keys(self._inner, self.special, ends, rows, architecture, where)
 
     @classmethod
     def from_folder(

@@ -116,6 +116,15 @@ def of_gguf(metadata: Mapping[str, Any], where: str) -> ModelSampling:
     return _made(f"{GGUF_KEYS}* of {where}", keys, _GGUF_NAMES, None, [], set())
 
 
+def gguf_sampling(sampling: ModelSampling) -> dict[str, Any]:
+    """Return the keys general.sampling.* that recommend the same."""
+    return {
+        GGUF_KEYS + key: sampling.values[name]
+        for key, name in _GGUF_NAMES.items()
+        if name in sampling.values
+    }
+
+
 def _made(
     source: str,
     values: Mapping[str, Any],

@@ -151,6 +151,27 @@ def _sizes(c: Settings, kinds: Collection[str], same: bool) -> dict[str, KV]:
     return sizes
 
 
+def layer_kind_keys(stack: LayerKinds) -> dict[str, Any]:
+    """Return the keys of a GGUF that say the same."""
+    full, sliding = stack.sizes[FULL], stack.sizes.get(SLIDING, stack.sizes[FULL])
+    theta = {kind: made.settings["rope_theta"] for kind, made in stack.ropes.items()}
+    return {
+        "block_count": len(stack.kinds),
+        "attention.head_count": stack.heads,
+        "attention.head_count_kv": [stack.sizes[kind].groups for kind in stack.kinds],
+        "attention.key_length": full.head,
+        "attention.value_length": full.head,
+        "attention.key_length_swa": sliding.head,
+        "attention.value_length_swa": sliding.head,
+        "attention.sliding_window": stack.window,
+        "attention.sliding_window_pattern": [kind == SLIDING for kind in stack.kinds],
+        "attention.shared_kv_layers": stack.shared,
+        "rope.freq_base_swa": theta.get(SLIDING, 1e4),
+        "rope.dimension_count": full.head,
+        "rope.dimension_count_swa": sliding.head,
+    }
+
+
 def gguf_layer_kinds(keys: Settings, names: Collection[str]) -> dict[str, Any]:
     """Return what a text_config would say of them, from the keys of a GGUF; lists have a number for
     each layer.

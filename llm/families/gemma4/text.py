@@ -29,8 +29,15 @@ from mtmd.llm.blocks import (
     token_embeddings,
 )
 from mtmd.llm.families.gemma4.experts import ExpertBranch, read_expert_branch
-from mtmd.llm.families.gemma4.layers import FULL, LayerKinds, gguf_layer_kinds, read_layer_kinds
+from mtmd.llm.families.gemma4.layers import (
+    FULL,
+    LayerKinds,
+    gguf_layer_kinds,
+    layer_kind_keys,
+    read_layer_kinds,
+)
 from mtmd.llm.families.gemma4.per_layer import PerLayer, read_per_layer
+from mtmd.llm.gguf_keys import GgufText, expert_keys
 from mtmd.llm.inputs import TextInputs
 from mtmd.llm.parameters import (
     COPIED_HEAD,
@@ -168,6 +175,27 @@ class Gemma4Text:
         if kind == FULL:
             return inputs.bounds(blocks=False)
         return inputs.bounds(self.stack.window, blocks=self.blocks)
+
+
+def to_gguf(text: Gemma4Text) -> GgufText:
+    """Return the architecture and keys of a GGUF that says the same."""
+    stack = text.stack
+    keys = layer_kind_keys(stack) | {
+        "context_length": text.context,
+        "embedding_length": text.width,
+        "attention.layer_norm_rms_epsilon": text.eps,
+        "embedding_length_per_layer_input": text.per_layer.size if text.per_layer else 0,
+        "feed_forward_length": [
+            text.ffn * (1 + (text.double_wide and not stack.has_keys(layer)))
+            for layer in range(len(stack.kinds))
+        ],
+    }
+    if text.softcap is not None:
+        keys["final_logit_softcapping"] = text.softcap
+    if text.experts is not None:
+        keys |= expert_keys(text.experts.experts)
+    pad = text.per_layer.pad if text.per_layer else None
+    return GgufText("gemma4", keys, stack.ropes[FULL], pad)
 
 
 def from_gguf(keys: Settings, names: Collection[str]) -> dict[str, Any]:

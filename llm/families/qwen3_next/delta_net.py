@@ -125,6 +125,10 @@ class DeltaNet:
                 partial(_pick, self.groups, sizes, which),
             )
             shape = self.groups * sum(sizes[i] for i in which), width
+            fused = (
+                Stored((f"{at}.{part}.weight",), shape),
+                Stored((f"{at}.{old}.weight",), whole, pick, picks_rows=True),
+            )
             parameters[f"{at}.{part}.weight"] = Parameter(
                 shape,
                 (),
@@ -132,10 +136,7 @@ class DeltaNet:
                     Stored((f"{source}{name}.weight",), whole, pick, picks_rows=True)
                     for source in sources
                 ),
-                gguf=(
-                    Stored((f"{at}.{part}.weight",), shape),
-                    Stored((f"{at}.{old}.weight",), whole, pick, picks_rows=True),
-                ),
+                gguf=fused[::-1] if sizes == narrow else fused,  # as llama.cpp reads them
             )
         return parameters
 

@@ -39,6 +39,7 @@ from mtmd.llm.families.qwen3_next.delta_net import (
     read_delta_net,
     read_kinds,
 )
+from mtmd.llm.gguf_keys import GgufText, decoder_keys, expert_keys
 from mtmd.llm.inputs import TextInputs
 from mtmd.llm.parameters import (
     COPIED_HEAD,
@@ -196,6 +197,28 @@ class Qwen3NextText:
             name=f"{at}.gates.sigmoid",
         )
         return w.linear(ops.mul(mixed, gate, name=f"{at}.attn.gated"), f"{at}.attn_output")
+
+
+def to_gguf(text: Qwen3NextText) -> GgufText:
+    """Return the architecture and keys of a GGUF that says the same."""
+    delta = text.delta
+    keys = (
+        decoder_keys(text)
+        | expert_keys(text.experts)
+        | {
+            "ssm.conv_kernel": delta.taps,
+            "ssm.state_size": delta.key,
+            "ssm.group_count": delta.groups,
+            "ssm.time_step_rank": delta.heads,
+            "ssm.inner_size": delta.heads * delta.value,
+            "attention.recurrent_layers": [kind == LINEAR for kind in text.kinds],
+            "rope.dimension_count": 2 * len(text.rotary.frequencies),
+        }
+    )
+    if LINEAR in text.kinds and (FULL in text.kinds):
+        keys["full_attention_interval"] = text.kinds.index(FULL) + 1
+    moe = "moe" if text.experts else ""
+    return GgufText(f"qwen35{moe}" if text.rotary.axes else "qwen3next", keys, text.rotary)
 
 
 def from_gguf(keys: Settings, names: Collection[str]) -> dict[str, Any]:

@@ -1,0 +1,76 @@
+"""Keys of a GGUF's metadata that decoders of most architectures have: the inverse of
+`common_keys` in `family.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from mtmd.kernels.checkpoint.rotary import Rotary
+from mtmd.llm.experts import Experts
+
+
+@dataclass(frozen=True)
+class GgufText:
+    """A decoder as GGUF describes it: general.architecture, the keys below its name, and the
+    rotary embedding whose keys and divisors come on top; the token that pads, where it matters.
+    """
+
+    architecture: str
+    keys: dict[str, Any]
+    rotary: Rotary
+    pad: int | None = None
+
+
+class Decoder(Protocol):
+    """What those families say of themselves."""
+
+    @property
+    def width(self) -> int: ...
+    @property
+    def ffn(self) -> int: ...
+    @property
+    def heads(self) -> int: ...
+    @property
+    def groups(self) -> int: ...
+    @property
+    def head(self) -> int: ...
+    @property
+    def vocabulary(self) -> int: ...
+    @property
+    def context(self) -> int: ...
+    @property
+    def eps(self) -> float: ...
+    @property
+    def layers(self) -> Sequence[Any]: ...
+
+
+def decoder_keys(text: Decoder) -> dict[str, Any]:
+    """Return the keys of grouped attention and a gated feed-forward layer."""
+    return {
+        "block_count": len(text.layers),
+        "context_length": text.context,
+        "embedding_length": text.width,
+        "feed_forward_length": text.ffn,
+        "attention.head_count": text.heads,
+        "attention.head_count_kv": text.groups,
+        "attention.key_length": text.head,
+        "attention.value_length": text.head,
+        "attention.layer_norm_rms_epsilon": text.eps,
+        "vocab_size": text.vocabulary,
+    }
+
+
+def expert_keys(experts: Experts | None) -> dict[str, Any]:
+    """Return the keys of a mixture of experts."""
+    if experts is None:
+        return {}
+    shared = {"expert_shared_feed_forward_length": experts.shared} if experts.shared else {}
+    return {
+        "expert_count": experts.count,
+        "expert_used_count": experts.top_k,
+        "expert_feed_forward_length": experts.ffn,
+        **shared,
+    }
