@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ ACTIVATIONS = {
     "gelu": "none",
     "quick_gelu": "quick",
 }
+GGUF_IMAGE_SIZE = 560  # for towers of any size, where the number says nothing
 FRAMES_WEIGHT = "v.patch_embd.frames.weight"
 
 
@@ -87,6 +88,33 @@ def gguf_vit(keys: Settings) -> dict[str, object]:
     return {
         "hidden_act": act,
         **{ours: keys.get(f"vision.{theirs}", None) for ours, theirs in same.items()},
+    }
+
+
+@dataclass(frozen=True)
+class GgufTower:
+    """An encoder as GGUF describes it: clip.projector_type and the keys below clip; tensors that
+    are rows of the decoder's table, by the token.
+    """
+
+    projector: str
+    keys: Mapping[str, Any]
+    rows: Mapping[str, str] = field(default_factory=dict)
+
+
+def tower_keys(tower: Any, *, image_size: int, patch: int, text_width: int) -> dict[str, Any]:
+    """Return the keys with which a GGUF says the sizes of a vision transformer, `VitParams` or
+    what has the same fields.
+    """
+    return {
+        "vision.block_count": tower.layers,
+        "vision.embedding_length": tower.width,
+        "vision.feed_forward_length": tower.ffn,
+        "vision.attention.head_count": tower.heads,
+        "vision.attention.layer_norm_epsilon": getattr(tower, "eps", 1e-6),
+        "vision.image_size": image_size,
+        "vision.patch_size": patch,
+        "vision.projection_dim": text_width,
     }
 
 
@@ -305,7 +333,9 @@ def two_frames(width: int, patch: int, sources: tuple[str, ...]) -> dict[str, Pa
     one, both = (width, 3, patch, patch), (width, 6, patch, patch)
     names = ("v.patch_embd.weight", "v.patch_embd.weight.1")
     summed = Stored(names, one, lambda a, b: a.float() + b.float())
-    alongside = Stored(names, one, lambda a, b: torch.cat((a, b), 1))
+    alongside = Stored(
+        names, one, lambda a, b: torch.cat((a, b), 1), invert=lambda kernels: kernels.chunk(2, 1)
+    )
     stored = (width, 3, 2, patch, patch)
     return {
         "v.patch_embd.weight": Parameter(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from importlib import import_module
 from typing import Any, Protocol
 
 from mtmd.base.errors import ModelError
+from mtmd.clip.blocks import GgufTower
 from mtmd.clip.resolution.resolution import ImagePlan, Resolution
 from mtmd.clip.video.family import VideoFamily
 from mtmd.kernels.checkpoint.canonical import Parameter
@@ -116,6 +118,56 @@ def vision_family(model_type: str, config: Settings, image: Settings) -> VisionF
 def ties_tables(model_type: str | None) -> bool:
     """Return whether the tables of such a model are one where its config.json does not say."""
     return any(model_type in entry.ties for entry in FAMILIES)
+
+
+def gguf_of(family: VisionFamily, where: str) -> tuple[dict[str, Any], Mapping[str, str]]:
+    """Return the keys with which a GGUF describes an encoder, and tensors beside its parameters
+    that are rows of the decoder's table, by the token. Raises ModelError for one that
+    llama.cpp has no projector for, and for what it would read otherwise: `where` names the
+    checkpoint.
+    """
+    module = import_module(type(family).__module__)
+    if not hasattr(module, "to_gguf"):
+        raise ModelError(
+            f"{where}: llama.cpp has no projector for its image encoder; convert the decoder alone "
+            "with --text-only"
+        )
+    made: GgufTower = module.to_gguf(family)
+    normalize = family.resolution.normalize
+    per_byte = 255.0 if normalize.scale == 1 else 1.0  # of means and deviations of bytes
+    keys = {
+        "has_vision_encoder": True,
+        "projector_type": made.projector,
+        "vision.image_mean": [mean / per_byte for mean in normalize.mean],
+        "vision.image_std": [std / per_byte for std in normalize.std],
+        **made.keys,
+    }
+    metadata = {f"clip.{key}": value for key, value in keys.items()}
+    shapes = {
+        name: way.shape
+        for canonical, parameter in family.parameters().items()
+        for way in (next(parameter.ways(canonical, canonical=True)),)
+        for name in way.names
+    }
+    read = gguf_vision_family(made.projector, metadata, shapes, where)
+    for name in getattr(family, "__dataclass_fields__", ()):
+        a, b = getattr(family, name), getattr(read, name)
+        # How pictures and videos are cut is for the program that reads the file.
+        if name not in ("resolution", "video", "bidirectional") and not _alike(a, b):
+            raise ModelError(
+                f"{where}: a GGUF with projector {made.projector} does not say {name} {a!r:.60} "
+                f"(it would be {b!r:.60}); use the model in safetensors"
+            )
+    return metadata, made.rows
+
+
+def _alike(a: Any, b: Any) -> bool:
+    """Return whether two values are the same but for rounding to four bytes."""
+    if isinstance(a, float) and isinstance(b, float):
+        return math.isclose(a, b, rel_tol=1e-6)
+    if is_dataclass(a) and type(a) is type(b):
+        return all(_alike(getattr(a, f.name), getattr(b, f.name)) for f in fields(a))
+    return bool(a == b)
 
 
 def gguf_vision_family(

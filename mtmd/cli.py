@@ -24,14 +24,14 @@ from mtmd.base.spelling import did_you_mean
 from mtmd.commands import ask, batch, chat, completion, describe, embed, history, serve, warmup
 from mtmd.commands.argument_parser import Parser, by_option, terminal_line
 from mtmd.commands.inspect import bench, compare, dump, fit, info
-from mtmd.commands.models import listing, pull, remove
+from mtmd.commands.models import convert, listing, pull, remove
 from mtmd.commands.shared import read_texts, settle_model
 from mtmd.terminal.wrap import wrapped
 
 GROUPS: dict[str, dict[str, ModuleType]] = {
     "ask": {"ask": ask, "describe": describe, "batch": batch, "chat": chat, "embed": embed},
     "serve": {"serve": serve, "history": history},
-    "models": {"pull": pull, "list": listing, "rm": remove, "info": info},
+    "models": {"pull": pull, "list": listing, "rm": remove, "info": info, "convert": convert},
     "examine": {"warmup": warmup, "fit": fit, "bench": bench, "compare": compare, "dump": dump},
     "shell": {"completion": completion},
 }

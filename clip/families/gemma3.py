@@ -13,10 +13,12 @@ import torch
 
 from mtmd.base.errors import ModelError
 from mtmd.clip.blocks import (
+    GgufTower,
     VitParams,
     checkpoint_names,
     gguf_vit,
     read_vit,
+    tower_keys,
     tower_names,
     vit_block,
     vit_parameters,
@@ -103,6 +105,15 @@ class Gemma3Vision:
         x = w.layer_norm(x, "v.post_ln", self.vit.eps)
         x = ops.pool2d(x, grid=(self.grid, self.grid), kernel=self.pool, name="mm.pool")
         return w.linear(w.rms_norm(x, "mm.soft_emb_norm", self.vit.eps), "mm.input_projection")
+
+
+def to_gguf(family: Gemma3Vision) -> GgufTower:
+    """Return the keys of a GGUF that say the same."""
+    side, patch = family.resolution.side, family.patch
+    keys = tower_keys(family.vit, image_size=side, patch=patch, text_width=family.text_width)
+    return GgufTower(
+        "gemma3", keys | {"use_gelu": True, "vision.projector.scale_factor": family.pool}
+    )
 
 
 def from_gguf(keys: Settings, names: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:  # noqa: ARG001

@@ -11,7 +11,15 @@ from typing import Any
 
 import torch
 
-from mtmd.clip.blocks import frames_kernel, gguf_vit, read_grid_rotary, rotary_attention, two_frames
+from mtmd.clip.blocks import (
+    GgufTower,
+    frames_kernel,
+    gguf_vit,
+    read_grid_rotary,
+    rotary_attention,
+    tower_keys,
+    two_frames,
+)
 from mtmd.clip.grids import Cells, Grids, OneGrid
 from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.clip.resolution.smart_resize import DynamicResolution, gguf_dynamic, read_dynamic
@@ -172,6 +180,15 @@ def _gated(x: Node, at: str, w: Weights) -> Node:
 def _flat(convolution: torch.Tensor) -> torch.Tensor:
     """The kernels of a convolution whose windows do not overlap, as the rows of a matrix."""
     return convolution.flatten(1)
+
+
+def to_gguf(family: Glm4Vision) -> GgufTower:
+    """Return the keys of a GGUF that say the same."""
+    patch, merge = family.resolution.patch, family.resolution.merge
+    keys = tower_keys(
+        family, image_size=family.side * patch, patch=patch, text_width=family.text_width
+    )
+    return GgufTower("glm4v", keys | {"use_silu": True, "vision.spatial_merge_size": merge})
 
 
 def from_gguf(keys: Settings, names: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:

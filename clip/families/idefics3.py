@@ -13,7 +13,7 @@ import torch
 
 from mtmd.base.errors import ModelError
 from mtmd.clip import blocks
-from mtmd.clip.blocks import VitParams, gguf_vit, read_vit
+from mtmd.clip.blocks import GgufTower, VitParams, gguf_vit, read_vit, tower_keys
 from mtmd.clip.image.pixels import fused, gguf_image, read_normalize
 from mtmd.clip.image.resize import read_resample
 from mtmd.clip.image.tensor_resize import MODES
@@ -131,6 +131,21 @@ def _position_rows(grid: int, positions: int) -> torch.Tensor:
     fractions = (torch.arange(grid, dtype=torch.float32) * step).clamp(max=1.0 - 1e-6)
     side = torch.bucketize(fractions, bounds, right=True)
     return (side[:, None] * positions + side).flatten()
+
+
+def to_gguf(family: Idefics3Vision) -> GgufTower:
+    """Return the keys of a GGUF that say the same."""
+    tile = family.resolution.tile
+    keys = tower_keys(family.vit, image_size=tile, patch=family.patch, text_width=family.text_width)
+    return GgufTower(
+        "idefics3",
+        keys
+        | {
+            "use_gelu": True,
+            "vision.projector.scale_factor": family.factor,
+            "vision.preproc_image_size": family.resolution.longest,
+        },
+    )
 
 
 def from_gguf(keys: Settings, names: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:  # noqa: ARG001

@@ -13,7 +13,7 @@ import torch
 
 from mtmd.base.errors import ModelError
 from mtmd.clip import blocks
-from mtmd.clip.blocks import ACTIVATIONS, VitParams, checkpoint_names
+from mtmd.clip.blocks import ACTIVATIONS, GgufTower, VitParams, checkpoint_names
 from mtmd.clip.image.pixels import CLIP_MEAN, CLIP_STD, fused, gguf_image, read_normalize
 from mtmd.clip.image.resize import read_resample
 from mtmd.clip.image.tensor_resize import MODES
@@ -171,6 +171,24 @@ class InternVision:
         return ops.add(
             ops.mul(y, w.tensor(f"{at}.ls2.weight"), name=f"{at}.ls2"), x, name=f"{at}.ffn_residual"
         )
+
+
+def to_gguf(family: InternVision) -> GgufTower:
+    """Return the keys of a GGUF that say the same."""
+    resolution = family.resolution
+    keys = blocks.tower_keys(
+        family.vit, image_size=resolution.tile, patch=family.patch, text_width=family.text_width
+    )
+    return GgufTower(
+        "internvl",
+        keys
+        | {
+            "use_gelu": True,
+            "vision.projector.scale_factor": family.factor,
+            "vision.preproc_min_tiles": resolution.fewest,
+            "vision.preproc_max_tiles": resolution.maximum,
+        },
+    )
 
 
 def from_gguf(keys: Settings, shapes: Mapping[str, Shape]) -> tuple[dict[str, Any], dict[str, Any]]:

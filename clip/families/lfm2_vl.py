@@ -12,11 +12,13 @@ from typing import Any
 from mtmd.base.errors import ModelError
 from mtmd.clip.blocks import (
     ACTIVATIONS,
+    GgufTower,
     VitParams,
     biased_parameters,
     checkpoint_names,
     gguf_vit,
     read_vit,
+    tower_keys,
     tower_names,
     vit_block,
     vit_parameters,
@@ -134,6 +136,18 @@ class Lfm2Vision:
             x = w.layer_norm(x, "mm.input_norm", 1e-5)  # torch's default
         x = ops.gelu(w.linear(x, "mm.1", bias=self.bias), approximate=self.gelu, name="mm.gelu")
         return w.linear(x, "mm.2", bias=self.bias)
+
+
+def to_gguf(family: Lfm2Vision) -> GgufTower:
+    """Return the keys of a GGUF that say the same."""
+    patch = family.resolution.patch
+    keys = tower_keys(
+        family.vit, image_size=family.positions * patch, patch=patch, text_width=family.text_width
+    )
+    return GgufTower(
+        "lfm2",
+        keys | {"use_gelu": True, "vision.projector.scale_factor": family.resolution.shuffle},
+    )
 
 
 def from_gguf(keys: Settings, shapes: Mapping[str, Shape]) -> tuple[dict[str, Any], dict[str, Any]]:

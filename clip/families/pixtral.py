@@ -10,7 +10,7 @@ from typing import Any
 
 from mtmd.base.errors import ModelError
 from mtmd.clip import blocks
-from mtmd.clip.blocks import ACTIVATIONS, checkpoint_names
+from mtmd.clip.blocks import ACTIVATIONS, GgufTower, checkpoint_names
 from mtmd.clip.grids import Cells, Grids, OneGrid
 from mtmd.clip.image.pixels import gguf_image
 from mtmd.clip.resolution.resolution import ImagePlan
@@ -175,6 +175,21 @@ class PixtralVision:
             else ops.gelu_mul(gate, up, approximate=self.act, name=name)
         )
         return ops.add(w.linear(y, f"{at}.ffn_down"), x, name=f"{at}.ffn_residual")
+
+
+def to_gguf(family: PixtralVision) -> GgufTower:
+    """Return the keys of a GGUF that say the same."""
+    keys = blocks.tower_keys(
+        family,
+        image_size=family.resolution.longest,
+        patch=family.patch,
+        text_width=family.text_width,
+    )
+    keys |= {"vision.attention.layer_norm_epsilon": family.merge_eps}
+    keys["use_silu" if family.act == "silu" else "use_gelu"] = True
+    if family.merge is not None:
+        keys["vision.spatial_merge_size"] = family.merge
+    return GgufTower("pixtral", keys, {"v.token_embd.img_break": "[IMG_BREAK]"})
 
 
 def from_gguf(keys: Settings, shapes: Mapping[str, Shape]) -> tuple[dict[str, Any], dict[str, Any]]:

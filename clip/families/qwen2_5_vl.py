@@ -14,12 +14,15 @@ import torch
 
 from mtmd.base.errors import ModelError
 from mtmd.clip.blocks import (
+    GGUF_IMAGE_SIZE,
+    GgufTower,
     biased_parameters,
     frames_kernel,
     gguf_vit,
     qkv_parameters,
     read_grid_rotary,
     rotary_attention,
+    tower_keys,
     two_frames,
 )
 from mtmd.clip.grids import Cells, Grids, OneGrid, Part, nothing_seen
@@ -230,6 +233,25 @@ def layout(rows: int, columns: int, merge: int, window: int) -> Layout:
         np.argsort(token[order][:: merge**2]),
     )
     return Layout(*map(torch.from_numpy, arrays))
+
+
+def to_gguf(family: Qwen25Vision) -> GgufTower:
+    """Return the keys of a GGUF that say the same."""
+    keys = tower_keys(
+        family,
+        image_size=GGUF_IMAGE_SIZE,
+        patch=family.resolution.patch,
+        text_width=family.text_width,
+    )
+    return GgufTower(
+        "qwen2.5vl_merger",
+        keys
+        | {
+            "use_silu": True,
+            "vision.n_wa_pattern": min(family.full, default=family.layers) + 1,
+            "vision.window_size": family.window * family.resolution.factor,
+        },
+    )
 
 
 def from_gguf(keys: Settings, names: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:  # noqa: ARG001

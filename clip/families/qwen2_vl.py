@@ -10,6 +10,8 @@ from typing import Any
 
 from mtmd.clip.blocks import (
     ACTIVATIONS,
+    GGUF_IMAGE_SIZE,
+    GgufTower,
     biased_parameters,
     frames_kernel,
     gguf_vit,
@@ -17,6 +19,7 @@ from mtmd.clip.blocks import (
     qkv_parameters,
     read_grid_rotary,
     rotary_attention,
+    tower_keys,
     two_frames,
 )
 from mtmd.clip.grids import Cells, Grids, OneGrid
@@ -113,6 +116,17 @@ class Qwen2Vision:
             "mm.2",
             bias=True,
         )
+
+
+def to_gguf(family: Qwen2Vision) -> GgufTower:
+    """Return the keys of a GGUF that say the same."""
+    keys = tower_keys(
+        family,
+        image_size=GGUF_IMAGE_SIZE,
+        patch=family.resolution.patch,
+        text_width=family.text_width,
+    )
+    return GgufTower("qwen2vl_merger", keys)
 
 
 def from_gguf(keys: Settings, names: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:  # noqa: ARG001

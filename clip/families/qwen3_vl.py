@@ -13,12 +13,14 @@ from typing import Any
 from mtmd.base.errors import ModelError
 from mtmd.clip.blocks import (
     ACTIVATIONS,
+    GgufTower,
     biased_parameters,
     frames_kernel,
     gguf_vit,
     mlp,
     read_grid_rotary,
     rotary_attention,
+    tower_keys,
     two_frames,
 )
 from mtmd.clip.grids import Cells, Grids, OneGrid
@@ -190,6 +192,23 @@ def _merger(x: Node, first: str, second: str, w: Weights) -> Node:
         ops.gelu(w.linear(x, first, bias=True), approximate="none", name=f"{first}.gelu"),
         second,
         bias=True,
+    )
+
+
+def to_gguf(family: Qwen3Vision) -> GgufTower:
+    """Return the keys of a GGUF that say the same."""
+    patch, merge = family.resolution.patch, family.resolution.merge
+    keys = tower_keys(
+        family, image_size=family.side * patch, patch=patch, text_width=family.text_width
+    )
+    return GgufTower(
+        "qwen3vl_merger",
+        keys
+        | {
+            "use_gelu": True,
+            "vision.spatial_merge_size": merge,
+            "vision.is_deepstack_layers": [i in family.stacked for i in range(family.layers)],
+        },
     )
 
 

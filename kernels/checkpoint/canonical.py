@@ -222,13 +222,18 @@ class CanonicalWeights:
             elif way.convert == stored.convert:  # files of either format hold the same tensor
                 (theirs,) = way.names
                 parameters[theirs] = Parameter(way.shape, stored.names)
-            else:
-                assert way.invert is not None, name
+            elif way.invert is not None:  # else another parameter gives these tensors
                 for index, theirs in enumerate(way.names):
                     convert = partial(_inverted, stored.convert, way.invert, index)
                     other = Stored(stored.names, stored.shape, convert)
                     parameters.setdefault(theirs, Parameter(way.shape, (), others=(other,)))
         return CanonicalWeights(self._file, parameters, self._where)
+
+    @property
+    def turned_in_gguf(self) -> list[str]:
+        """Names in a GGUF of tensors that lie otherwise there than here."""
+        ways = (next(p.ways(n, canonical=True)) for n, p in self._parameters.items())
+        return [name for way in ways if way.convert for name in way.names]
 
     def without_blocks(self) -> CanonicalWeights:
         """The same, all of it dequantized when it is read."""

@@ -23,7 +23,7 @@ from mtmd.llm.tokenizer.gguf_vocabulary import (
 
 # Texts that tokenizers cut in different ways: scripts, numbers, marks, blanks, contractions.
 PROBES = (
-    "Hello, world! It's 12345 o'clock, we'LL see; don't (really) say I'm late.\n\n\n  \t x = y2k;\n",
+    "Hello, world! It's 12345 o'clock, we'LL see; don't (really) say I'm late.\n\n\n \t x = y2k;\n",
     "Straße ÉCOLE naïve e\u0301te\u0301 HTTPServer camelCaseWords XMLHttpRequest's 3.14159 1,000",
     "你好，世界！日本語のテキスト 한국어 텍스트 ไทย हिन्दी עברית العربية ١٢٣ ½ ² 🦙🙂🚀",
     "    def f(a, b):\r\n        return a**b  # ...!!!???\r\n\r\n   trailing   ",

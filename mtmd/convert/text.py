@@ -14,9 +14,9 @@ from mtmd.checkpoint.gguf import TOWER
 from mtmd.checkpoint.sampling import gguf_sampling
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights, Parameter
 from mtmd.kernels.checkpoint.gguf_file import GgufFile
-from mtmd.kernels.checkpoint.gguf_writer import Planned
 from mtmd.kernels.checkpoint.mixtures import MIXTURES, tensor_types
 from mtmd.kernels.checkpoint.requantized import Requantized
+from mtmd.kernels.checkpoint.tensor_writer import Planned
 from mtmd.llm.family import gguf_of
 from mtmd.llm.tokenizer.gguf_tokenizer import TEMPLATE
 
@@ -43,7 +43,7 @@ def converted_text(
             for key in file.metadata
             if not key.startswith(("split.", "clip."))
         }
-        source, added = _as_stored(file, names, str(checkpoint.folder)), {}
+        source, added = as_stored(file, names, str(checkpoint.folder)), {}
     else:
         metadata, added = _described(checkpoint)
         source = checkpoint.text_weights.as_gguf()
@@ -76,7 +76,8 @@ def _described(checkpoint: Checkpoint) -> tuple[dict[str, Any], dict[str, torch.
     return metadata, added
 
 
-def _as_stored(file: GgufFile, names: list[str], where: str) -> CanonicalWeights:
+def as_stored(file: GgufFile, names: list[str], where: str) -> CanonicalWeights:
+    """Return tensors of a GGUF under the names and in the shapes that it has."""
     return CanonicalWeights(file, {n: Parameter(file.shape(n), (n,)) for n in names}, where)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from mtmd.clip.blocks import checkpoint_names, gguf_vit
+from mtmd.clip.blocks import GgufTower, checkpoint_names, gguf_vit, tower_keys
 from mtmd.clip.families.gemma4.tower import GatedTower, read_gated_tower
 from mtmd.clip.grids import Cells, Grids, OneGrid, grid_positions
 from mtmd.clip.image.pixels import fused, gguf_image
@@ -159,6 +159,14 @@ class Gemma4Vision:
             if x.dtype == torch.float32
             else ops.cast(wide, dtype=x.dtype, name="v.pool.rounded")
         )
+
+
+def to_gguf(family: Gemma4Vision) -> GgufTower:
+    """Return the keys of a GGUF that say the same; a picture's size is the reader's choice."""
+    keys = tower_keys(
+        family.tower, image_size=224, patch=family.patch, text_width=family.text_width
+    )
+    return GgufTower("gemma4v", keys | {"vision.projector.scale_factor": family.pool})
 
 
 def from_gguf(keys: Settings, shapes: Mapping[str, Shape]) -> tuple[dict[str, Any], dict[str, Any]]:

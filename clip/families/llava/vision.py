@@ -9,7 +9,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mtmd.base.errors import ModelError
-from mtmd.clip.blocks import ACTIVATIONS, checkpoint_names, gguf_vit, read_vit
+from mtmd.clip.blocks import (
+    ACTIVATIONS,
+    GgufTower,
+    checkpoint_names,
+    gguf_vit,
+    read_vit,
+    tower_keys,
+)
 from mtmd.clip.families.llava.tower import FeatureTower, read_features
 from mtmd.clip.image.pixels import CLIP_MEAN, CLIP_STD, gguf_image, read_normalize
 from mtmd.clip.resolution.anyres import AnyResolution, read_canvases
@@ -60,6 +67,19 @@ class LlavaVision:
 
     def graph(self, tiles: Node, weights: WeightSource, attention: AttentionForm) -> Node:
         return self.tower.graph(tiles, weights, attention)
+
+
+def to_gguf(family: LlavaVision) -> GgufTower:
+    """Return the keys of a GGUF that say the same."""
+    tower = family.tower
+    keys = tower_keys(
+        tower.vit, image_size=tower.image_size, patch=tower.patch, text_width=tower.text_width
+    )
+    keys |= {"use_gelu": tower.vit.gelu == "none", "vision.feature_layer": list(tower.features)}
+    if isinstance(family.resolution, AnyResolution):
+        sizes = family.resolution.canvases
+        keys["vision.image_grid_pinpoints"] = [edge for size in sizes for edge in size[::-1]]
+    return GgufTower("mlp", keys)
 
 
 def from_gguf(keys: Settings, shapes: Mapping[str, Shape]) -> tuple[dict[str, Any], dict[str, Any]]:

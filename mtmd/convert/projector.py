@@ -1,0 +1,71 @@
+"""The encoder of a checkpoint as the metadata and tensors of a GGUF projector."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from mtmd.base.errors import ModelError
+from mtmd.checkpoint.checkpoint import Checkpoint
+from mtmd.checkpoint.gguf import PROJECTOR, TOWER
+from mtmd.clip.family import gguf_of
+from mtmd.convert.text import QUANTIZATION_VERSION, as_stored, planned
+from mtmd.kernels.checkpoint.gguf_file import GgufFile
+from mtmd.kernels.checkpoint.mixtures import MIXTURES, PLAIN, tensor_types
+from mtmd.kernels.checkpoint.requantized import Requantized
+from mtmd.kernels.checkpoint.tensor_writer import Planned
+
+
+def converted_projector(
+    checkpoint: Checkpoint, mixture: str | None
+) -> tuple[str, dict[str, Any], list[Planned], Requantized] | None:
+    """Return the mixture, metadata, tensors, and the file that they are read from; None for a model
+    that does not see. Without a mixture the numbers stay of the type that they are stored in.
+    Raises ModelError for an encoder that no GGUF describes.
+    """
+    vision, weights = checkpoint.vision, checkpoint.vision_weights
+    if vision is None or weights is None:
+        return None
+    file, where = weights.file, str(checkpoint.folder)
+    added: dict[str, torch.Tensor] = {}
+    if file.canonical and not isinstance(file, GgufFile):
+        raise ModelError(
+            f"{where} is laid out as no converter of llama.cpp does it, which is not converted; "
+            "use the model in safetensors"
+        )
+    if isinstance(file, GgufFile):
+        names = [name for name in file.names() if name.startswith(TOWER)]
+        kept = ("clip.", "general.")
+        metadata: dict[str, Any] = {
+            key: file.metadata.raw(key) for key in file.metadata if key.startswith(kept)
+        } | {"general.architecture": PROJECTOR}
+        source, types = as_stored(file, names, where), {}
+        if mixture is not None:
+            types = tensor_types(mixture, source.shapes)
+    else:
+        described, rows = gguf_of(vision, where)
+        added = {name: _row(checkpoint, token) for name, token in rows.items()}
+        metadata = {
+            "general.architecture": PROJECTOR,
+            "general.type": PROJECTOR,
+            "general.name": checkpoint.folder.resolve().name,
+            **described,
+        }
+        source = weights.as_gguf()
+        stored = file.kind(next(iter(weights.stored["v.patch_embd.weight"].names)))
+        mixture = mixture or (stored if stored in PLAIN else "F16")
+        types = dict.fromkeys(source.shapes, "F32") | tensor_types(mixture, source.shapes)
+        # Some programs turn round what lies otherwise than they multiply it, in plain numbers only.
+        types |= dict.fromkeys(weights.turned_in_gguf, "F32")
+    kind = mixture or "as stored"
+    if mixture is not None:
+        metadata["general.file_type"] = MIXTURES[mixture].file_type
+        metadata["general.quantization_version"] = QUANTIZATION_VERSION
+    made = Requantized(source, types)
+    return kind, metadata, list(planned(made, added)), made
+
+
+def _row(checkpoint: Checkpoint, token: str) -> torch.Tensor:
+    table = checkpoint.text_weights.without_blocks().read("token_embd.weight", torch.float32)
+    return table[checkpoint.tokenizer.id(token)].clone()
